@@ -1,0 +1,267 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package images knows what a checkpoint is once it has left the processes:
+// files on a disk.
+//
+// A checkpoint begins as a directory that CRIU fills with its images. It
+// becomes a GPU checkpoint at the moment a file named gpuckpt.json appears in
+// it: that file is written last and by rename, so a directory that has one is
+// complete, and a directory that has none is either a checkpoint without GPU
+// state or one that was cut short. Nothing changes the files after that.
+//
+// All files lie flat in one directory, without sub-directories and links,
+// because the kubelet's path copies them by base name.
+package images
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+)
+
+// MetadataName is the name of the metadata file inside a checkpoint directory.
+const MetadataName = "gpuckpt.json"
+
+// SchemaVersion is the version of the metadata that this package writes. It
+// grows when a reader of the old version would misunderstand the new one.
+const SchemaVersion = 1
+
+// maxMetadata bounds what is read of a metadata file, in bytes. A process
+// takes about 200 bytes, a phase about 100; a mebibyte is room for thousands.
+const maxMetadata = 1 << 20
+
+var (
+	// ErrNoMetadata says that a directory holds no gpuckpt.json: it is a
+	// checkpoint without GPU state, or none at all.
+	ErrNoMetadata = errors.New("no " + MetadataName)
+	// ErrSchema says that a gpuckpt.json was written by another version of
+	// this project.
+	ErrSchema = errors.New("unknown schema version")
+	// ErrMalformed says that a gpuckpt.json is damaged or was not written by
+	// this project.
+	ErrMalformed = errors.New("malformed " + MetadataName)
+)
+
+// Metadata is the content of gpuckpt.json. docs/format.md describes it for
+// readers in other languages.
+type Metadata struct {
+	// SchemaVersion is SchemaVersion at the time of writing.
+	SchemaVersion int `json:"schemaVersion"`
+	// Created is when the checkpoint began.
+	Created time.Time `json:"created"`
+	// DriverVersion is the NVIDIA driver's, such as "580.159.04". A driver
+	// of another version cannot restore the checkpoint.
+	DriverVersion string `json:"driverVersion"`
+	// CUDAVersion is the newest CUDA version the driver supports, "13.0".
+	CUDAVersion string `json:"cudaVersion"`
+	// GPUs are those that any of the processes used, by index.
+	GPUs []GPU `json:"gpus"`
+	// Processes are the CUDA processes of the container, in the container's
+	// pid order.
+	Processes []Process `json:"processes"`
+	// Phases are the steps of the checkpoint in the order they began.
+	Phases []Phase `json:"phases"`
+}
+
+// GPU is one GPU as the node of the checkpoint saw it.
+type GPU struct {
+	// UUID as the driver prints it, "GPU-" and 36 characters.
+	UUID string `json:"uuid"`
+	// Name is the product's name, "NVIDIA H200".
+	Name string `json:"name"`
+	// Memory is the GPU's whole memory in bytes.
+	Memory uint64 `json:"memoryBytes"`
+	// Index is the driver's number of the GPU on that node.
+	Index int `json:"index"`
+}
+
+// Process is one CUDA process.
+type Process struct {
+	// PID is the process's id inside the container's pid namespace.
+	PID int `json:"pid"`
+	// State is the CUDA state before the checkpoint, to which a restore
+	// returns: "running", or "locked" or "checkpointed" when somebody had
+	// taken the process there by hand.
+	State string `json:"state"`
+	// GPUs are the UUIDs of the GPUs the process had open.
+	GPUs []string `json:"gpus"`
+	// Bytes is the size of the GPU state that the driver moved into the
+	// process's memory.
+	Bytes uint64 `json:"bytes"`
+}
+
+// Phase is one step of a checkpoint or a restore.
+type Phase struct {
+	// Name of the step, in the words of docs/checkpoint.md.
+	Name string `json:"name"`
+	// Start is the time from the operation's begin, Took the step's own, both
+	// in nanoseconds.
+	Start time.Duration `json:"startNs"`
+	Took  time.Duration `json:"tookNs"`
+	// Bytes moved by the step, 0 where that means nothing.
+	Bytes uint64 `json:"bytes,omitempty"`
+}
+
+// ReadMetadata reads and checks the gpuckpt.json in dir. The errors are
+// ErrNoMetadata, ErrSchema and ErrMalformed, or those of reading a file.
+func ReadMetadata(dir string) (*Metadata, error) {
+	path := filepath.Join(dir, MetadataName)
+	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%w in %s", ErrNoMetadata, dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil {
+		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
+	} else if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: %s is not a regular file", ErrMalformed, path)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxMetadata+1))
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
+	}
+	m, err := ParseMetadata(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return m, nil
+}
+
+// ParseMetadata decodes and checks the bytes of a gpuckpt.json. It is strict:
+// unknown fields, text behind the object, impossible values and duplicates
+// are ErrMalformed; another schema version is ErrSchema.
+func ParseMetadata(data []byte) (*Metadata, error) {
+	if len(data) > maxMetadata {
+		return nil, fmt.Errorf("%w: larger than %d bytes", ErrMalformed, maxMetadata)
+	}
+	// The version is looked at first and alone, so that a newer file is called
+	// newer and not malformed.
+	var version struct {
+		SchemaVersion *int `json:"schemaVersion"`
+	}
+	if err := json.Unmarshal(data, &version); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	if version.SchemaVersion == nil {
+		return nil, fmt.Errorf("%w: schemaVersion is missing", ErrMalformed)
+	}
+	if v := *version.SchemaVersion; v != SchemaVersion {
+		return nil, fmt.Errorf("%w %d: this gpuckpt reads version %d; restore with the gpuckpt that wrote the checkpoint", ErrSchema, v, SchemaVersion)
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	m := new(Metadata)
+	if err := dec.Decode(m); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return nil, fmt.Errorf("%w: text behind the object", ErrMalformed)
+	}
+	if err := m.validate(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	return m, nil
+}
+
+// WriteMetadata checks m and writes it into dir as gpuckpt.json, by rename
+// and with the data on the disk before the name is. On an error no
+// gpuckpt.json has appeared, and one that was there is as it was.
+func WriteMetadata(dir string, m *Metadata) error {
+	if err := m.validate(); err != nil {
+		return fmt.Errorf("write checkpoint metadata: %w", err)
+	}
+	data, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write checkpoint metadata: %w", err)
+	}
+	if err := writeFile(dir, MetadataName, append(data, '\n')); err != nil {
+		return fmt.Errorf("write checkpoint metadata: %w", err)
+	}
+	return nil
+}
+
+// writeFile makes dir/name hold data, by way of a temporary file that is
+// flushed before it takes the name.
+func writeFile(dir, name string, data []byte) (err error) {
+	f, err := os.CreateTemp(dir, "."+name+".")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), filepath.Join(dir, name))
+}
+
+// uuidForm is how the driver prints a GPU's UUID.
+var uuidForm = regexp.MustCompile(`^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+func (m *Metadata) validate() error {
+	if m.SchemaVersion != SchemaVersion {
+		return fmt.Errorf("schemaVersion is %d, not %d", m.SchemaVersion, SchemaVersion)
+	}
+	if m.Created.IsZero() {
+		return errors.New("created is missing")
+	}
+	if m.DriverVersion == "" {
+		return errors.New("driverVersion is missing")
+	}
+	if len(m.Processes) == 0 {
+		return errors.New("no processes")
+	}
+	gpus := make(map[string]bool, len(m.GPUs))
+	for _, g := range m.GPUs {
+		switch {
+		case !uuidForm.MatchString(g.UUID):
+			return fmt.Errorf("GPU UUID %q is not of the form GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", g.UUID)
+		case gpus[g.UUID]:
+			return fmt.Errorf("GPU %s is named twice", g.UUID)
+		case g.Index < 0:
+			return fmt.Errorf("GPU %s has the index %d", g.UUID, g.Index)
+		}
+		gpus[g.UUID] = true
+	}
+	pids := make(map[int]bool, len(m.Processes))
+	for _, p := range m.Processes {
+		if p.PID <= 0 || pids[p.PID] {
+			return fmt.Errorf("process id %d is impossible or named twice", p.PID)
+		}
+		pids[p.PID] = true
+		if p.State != "running" && p.State != "locked" && p.State != "checkpointed" {
+			return fmt.Errorf("process %d has the state %q", p.PID, p.State)
+		}
+		for _, u := range p.GPUs {
+			if !gpus[u] {
+				return fmt.Errorf("process %d uses GPU %q, which is not among the gpus", p.PID, u)
+			}
+		}
+	}
+	for _, ph := range m.Phases {
+		if ph.Name == "" || ph.Start < 0 || ph.Took < 0 {
+			return fmt.Errorf("phase %q has an impossible time", ph.Name)
+		}
+	}
+	return nil
+}

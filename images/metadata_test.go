@@ -1,0 +1,157 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package images
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+const uuid0 = "GPU-00000000-0000-4000-8000-000000000000"
+
+func sample() *Metadata {
+	return &Metadata{
+		SchemaVersion: SchemaVersion,
+		Created:       time.Date(2026, 11, 21, 1, 2, 3, 0, time.UTC),
+		DriverVersion: "580.159.04",
+		CUDAVersion:   "13.0",
+		GPUs:          []GPU{{UUID: uuid0, Name: "NVIDIA H200", Memory: 150_000_000_000}},
+		Processes:     []Process{{PID: 1, State: "running", GPUs: []string{uuid0}, Bytes: 1 << 34}},
+		Phases:        []Phase{{Name: "lock", Took: 15 * time.Millisecond}, {Name: "dump", Start: time.Second, Took: time.Second, Bytes: 4096}},
+	}
+}
+
+func TestMetadataRoundTrip(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := ReadMetadata(dir); !errors.Is(err, ErrNoMetadata) {
+		t.Fatalf("empty directory: got %v, want ErrNoMetadata", err)
+	}
+	want := sample()
+	if err := WriteMetadata(dir, want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := ReadMetadata(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	names, _ := filepath.Glob(filepath.Join(dir, "*"))
+	hidden, _ := filepath.Glob(filepath.Join(dir, ".*"))
+	if len(names)+len(hidden) != 1 {
+		t.Errorf("files left beside %s: %v %v", MetadataName, names, hidden)
+	}
+}
+
+func TestWriteMetadataLeavesNothingOnError(t *testing.T) {
+	dir := t.TempDir()
+	bad := sample()
+	bad.Processes[0].PID = 0
+	if err := WriteMetadata(dir, bad); err == nil {
+		t.Fatal("an impossible pid was written")
+	}
+	// A directory of the file's own name makes the last step, the rename, fail.
+	if err := os.MkdirAll(filepath.Join(dir, MetadataName, "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteMetadata(dir, sample()); err == nil {
+		t.Fatal("the rename over a directory succeeded")
+	}
+	if hidden, _ := filepath.Glob(filepath.Join(dir, ".*")); len(hidden) != 0 {
+		t.Errorf("temporary files left: %v", hidden)
+	}
+}
+
+func TestParseMetadataRefuses(t *testing.T) {
+	valid, err := json.Marshal(sample())
+	if err != nil {
+		t.Fatal(err)
+	}
+	edit := func(from, to string) string {
+		s := strings.Replace(string(valid), from, to, 1)
+		if s == string(valid) {
+			t.Fatalf("the sample has no %q", from)
+		}
+		return s
+	}
+	for name, c := range map[string]struct {
+		data string
+		want error
+	}{
+		"empty":             {"", ErrMalformed},
+		"truncated":         {string(valid[:len(valid)/2]), ErrMalformed},
+		"no version":        {"{}", ErrMalformed},
+		"newer version":     {edit(`"schemaVersion":1`, `"schemaVersion":2,"new":true`), ErrSchema},
+		"unknown field":     {edit(`"driverVersion"`, `"extra":1,"driverVersion"`), ErrMalformed},
+		"trailing text":     {string(valid) + "{}", ErrMalformed},
+		"negative bytes":    {edit(`"bytes":17179869184`, `"bytes":-1`), ErrMalformed},
+		"pid 0":             {edit(`"pid":1`, `"pid":0`), ErrMalformed},
+		"unknown state":     {edit(`"state":"running"`, `"state":"failed"`), ErrMalformed},
+		"unknown GPU":       {edit(`"gpus":["GPU-0`, `"gpus":["GPU-1`), ErrMalformed},
+		"UUID with newline": {edit(`"uuid":"GPU-`, `"uuid":"GPU-\n`), ErrMalformed},
+		"negative phase":    {edit(`"startNs":0`, `"startNs":-5`), ErrMalformed},
+		"no driver":         {edit("580.159.04", ""), ErrMalformed},
+		"huge":              {fmt.Sprintf(`{"schemaVersion":1,"cudaVersion":"%s"}`, strings.Repeat("a", maxMetadata)), ErrMalformed},
+	} {
+		if _, err := ParseMetadata([]byte(c.data)); !errors.Is(err, c.want) {
+			t.Errorf("%s: got %v, want %v", name, err, c.want)
+		}
+	}
+}
+
+func FuzzParseMetadata(f *testing.F) {
+	valid, err := json.Marshal(sample())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(valid)
+	f.Add([]byte(`{"schemaVersion":1}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m, err := ParseMetadata(data)
+		if err != nil {
+			return
+		}
+		// What is accepted can be written and read again.
+		dir := t.TempDir()
+		if err := WriteMetadata(dir, m); err != nil {
+			t.Fatalf("accepted, then not writable: %v", err)
+		}
+		if _, err := ReadMetadata(dir); err != nil {
+			t.Fatalf("accepted, then not readable: %v", err)
+		}
+	})
+}
+
+func ExampleWriteMetadata() {
+	dir, err := os.MkdirTemp("", "checkpoint")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	err = WriteMetadata(dir, &Metadata{
+		SchemaVersion: SchemaVersion,
+		Created:       time.Now(),
+		DriverVersion: "580.159.04",
+		CUDAVersion:   "13.0",
+		GPUs:          []GPU{{UUID: uuid0, Name: "NVIDIA H200", Memory: 150 << 30}},
+		Processes:     []Process{{PID: 1, State: "running", GPUs: []string{uuid0}, Bytes: 16 << 30}},
+	})
+	if err != nil {
+		panic(err)
+	}
+	m, err := ReadMetadata(dir)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(m.DriverVersion, len(m.Processes))
+	// Output: 580.159.04 1
+}

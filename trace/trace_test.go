@@ -1,0 +1,261 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// spinEnv names the file a test process counts in: see spin.
+const spinEnv = "GPUCKPT_TEST_SPIN"
+
+func TestMain(m *testing.M) {
+	if IsTracer() {
+		Main()
+	}
+	if path := os.Getenv(spinEnv); path != "" {
+		spin(path)
+	}
+	os.Exit(m.Run())
+}
+
+// spin counts in shared memory, one counter for each of three threads, for
+// ever. The third thread's id is written beside its counter.
+func spin(path string) {
+	runtime.GOMAXPROCS(4)
+	mem := shared(path)
+	for i := range 3 {
+		go func() {
+			runtime.LockOSThread()
+			atomic.StoreUint64(&mem[8+i], uint64(unix.Gettid()))
+			for {
+				atomic.AddUint64(&mem[i], 1)
+			}
+		}()
+	}
+	select {}
+}
+
+// shared maps 16 numbers of a file.
+func shared(path string) *[16]uint64 {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		panic(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(int64(binary.Size([16]uint64{}))); err != nil {
+		panic(err)
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, 128, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		panic(err)
+	}
+	return (*[16]uint64)(unsafe.Pointer(&mem[0]))
+}
+
+// plain is the Run of a program that has no reaper.
+func plain(cmd *exec.Cmd) (func() (int, error), error) {
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return func() (int, error) {
+		err := cmd.Wait()
+		return cmd.ProcessState.ExitCode(), err
+	}, nil
+}
+
+// spinner starts the counting process and waits until all its threads count.
+func spinner(t *testing.T) (*exec.Cmd, *[16]uint64) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "counters")
+	mem := shared(path)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), spinEnv+"="+path)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	eventually(t, "all threads count", func() bool {
+		return atomic.LoadUint64(&mem[0]) > 0 && atomic.LoadUint64(&mem[1]) > 0 && atomic.LoadUint64(&mem[2]) > 0
+	})
+	return cmd, mem
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatalf("never: %s", what)
+}
+
+// freezer is a cgroup made for one test, of version 1 or 2.
+type freezer struct{ file, on, off, procs string }
+
+func newFreezer(t *testing.T) freezer {
+	t.Helper()
+	var f freezer
+	var dir string
+	if _, err := os.Stat("/sys/fs/cgroup/freezer"); err == nil {
+		dir = fmt.Sprintf("/sys/fs/cgroup/freezer/gpuckpt-trace-test-%d", os.Getpid())
+		f = freezer{file: dir + "/freezer.state", on: "FROZEN", off: "THAWED"}
+	} else {
+		dir = fmt.Sprintf("/sys/fs/cgroup/gpuckpt-trace-test-%d", os.Getpid())
+		f = freezer{file: dir + "/cgroup.freeze", on: "1", off: "0"}
+	}
+	f.procs = dir + "/cgroup.procs"
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatalf("make a cgroup (the tests need root): %v", err)
+	}
+	t.Cleanup(func() {
+		for range 1000 { // its processes end in their own time
+			if err := os.Remove(dir); err == nil || errors.Is(err, os.ErrNotExist) {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Errorf("cgroup %s stays", dir)
+	})
+	return f
+}
+
+func (f freezer) set(t *testing.T, value string) {
+	t.Helper()
+	if err := os.WriteFile(f.file, []byte(value), 0); err != nil {
+		t.Fatal(err)
+	}
+	if value != f.on {
+		return
+	}
+	eventually(t, "frozen", func() bool {
+		if strings.HasSuffix(f.file, ".freeze") {
+			b, err := os.ReadFile(filepath.Join(filepath.Dir(f.file), "cgroup.events"))
+			return err == nil && strings.Contains(string(b), "frozen 1")
+		}
+		b, err := os.ReadFile(f.file)
+		return err == nil && strings.TrimSpace(string(b)) == f.on
+	})
+}
+
+// A held thread executes nothing between freeze and freeze, while the one left
+// out runs, and all run on afterwards.
+func TestHeldThreadsExecuteNothing(t *testing.T) {
+	f := newFreezer(t) // first, so that it is removed last
+	cmd, mem := spinner(t)
+	if err := os.WriteFile(f.procs, fmt.Append(nil, cmd.Process.Pid), 0); err != nil {
+		t.Fatal(err)
+	}
+	free := int(atomic.LoadUint64(&mem[8+2]))
+
+	f.set(t, f.on)
+	frozen := [2]uint64{atomic.LoadUint64(&mem[0]), atomic.LoadUint64(&mem[1])}
+	h, err := Threads(context.Background(), plain, []int{cmd.Process.Pid}, []int{free})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := atomic.LoadUint64(&mem[2])
+	f.set(t, f.off)
+	eventually(t, "the thread left out runs", func() bool { return atomic.LoadUint64(&mem[2]) > before+1000 })
+	if err := h.Err(); err != nil {
+		t.Fatal(err)
+	}
+	f.set(t, f.on)
+	if err := h.Release(); err != nil {
+		t.Fatal(err)
+	}
+	for i, was := range frozen {
+		if now := atomic.LoadUint64(&mem[i]); now != was {
+			t.Errorf("held thread %d counted from %d to %d", i, was, now)
+		}
+	}
+	f.set(t, f.off)
+	for i, was := range frozen {
+		eventually(t, "a released thread runs on", func() bool { return atomic.LoadUint64(&mem[i]) > was })
+	}
+}
+
+// A tracer that is killed lets go of everything, and the holder is told.
+func TestKilledTracerLetsGo(t *testing.T) {
+	cmd, mem := spinner(t)
+	h, err := Threads(context.Background(), plain, []int{cmd.Process.Pid}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.cmd.Process.Signal(syscall.SIGKILL)
+	eventually(t, "the holder is told", func() bool { return errors.Is(h.Err(), ErrTracerGone) })
+	for i := range 3 {
+		was := atomic.LoadUint64(&mem[i])
+		eventually(t, "a thread runs on", func() bool { return atomic.LoadUint64(&mem[i]) > was })
+	}
+	if err := h.Release(); !errors.Is(err, ErrTracerGone) {
+		t.Errorf("release after the tracer's end: got %v, want ErrTracerGone", err)
+	}
+}
+
+func TestThreadOfAnotherTracerIsNamed(t *testing.T) {
+	cmd, mem := spinner(t)
+	first, err := Threads(context.Background(), plain, []int{cmd.Process.Pid}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Release()
+	_, err = Threads(context.Background(), plain, []int{cmd.Process.Pid}, nil)
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("traced by process %d", first.cmd.Process.Pid)) {
+		t.Fatalf("second tracer: got %v, want an error that names the first", err)
+	}
+	if err := first.Release(); err != nil {
+		t.Fatal(err)
+	}
+	was := atomic.LoadUint64(&mem[0])
+	eventually(t, "the threads run on", func() bool { return atomic.LoadUint64(&mem[0]) > was })
+}
+
+func TestEndedProcessHoldsNothing(t *testing.T) {
+	cmd := exec.Command("/bin/true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	h, err := Threads(context.Background(), plain, []int{cmd.Process.Pid}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Release(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func FuzzParseOrder(f *testing.F) {
+	f.Add([]byte(`{"processes":[1,2],"except":[3]}`))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		o, err := parseOrder(line)
+		if err != nil {
+			return
+		}
+		for _, id := range append(o.Processes, o.Except...) {
+			if id <= 0 {
+				t.Fatalf("accepted %d", id)
+			}
+		}
+	})
+}
