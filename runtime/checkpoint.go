@@ -1,0 +1,267 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/runc/options"
+	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/log"
+	"github.com/containerd/typeurl/v2"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// killTimeout bounds the wait for a container that was killed after its
+// checkpoint: SIGKILL needs no more than the kernel's time.
+const killTimeout = 30 * time.Second
+
+// Checkpoint dumps the container into r.Path. A container without CUDA goes
+// straight to runc. After an error, and after a checkpoint that leaves the
+// container running, it is as it was before: running, or paused if the client
+// had paused it.
+func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskRequest) (*ptypes.Empty, error) {
+	c := s.container(r.ID)
+	if c == nil {
+		return s.TTRPCTaskService.Checkpoint(ctx, r)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.checkpoint(ctx, c, r); err != nil {
+		return nil, toGRPC(err)
+	}
+	return &ptypes.Empty{}, nil
+}
+
+func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) error {
+	opts, err := checkpointOptions(r.Options, c.annotations)
+	if err != nil {
+		return err
+	}
+	if opts != nil {
+		if r.Options, err = typeurl.MarshalAnyToProto(opts); err != nil {
+			return fmt.Errorf("encode checkpoint options: %w", err)
+		}
+	}
+	gpu, err := c.hasGPU()
+	if err != nil {
+		return err
+	}
+	if !gpu {
+		return s.dump(ctx, c, r)
+	}
+	if opts == nil {
+		opts = &options.CheckpointOptions{}
+	}
+	return s.checkpointGPU(ctx, c, r, opts)
+}
+
+// hasGPU says whether the container's checkpoint needs the CUDA steps.
+func (c *container) hasGPU() (bool, error) {
+	if c.gpu != nil || c.lockErr != nil {
+		return true, nil
+	}
+	if c.pid == 0 {
+		return false, nil
+	}
+	cg, err := cgroupOf(c.pid)
+	if err != nil {
+		return false, err
+	}
+	pids, err := cg.pids()
+	if err != nil {
+		return false, err
+	}
+	may, err := mayUseCUDA(pids)
+	return len(may) > 0, err
+}
+
+// checkpointGPU is the checkpoint of a GPU container, step by step.
+func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, opts *options.CheckpointOptions) error {
+	q := newSequence("checkpoint", c.id)
+	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
+	// CRIU must not end the container: that is done below, once the checkpoint
+	// is complete on disk. Until then there is a way back.
+	stay := proto.Clone(opts).(*options.CheckpointOptions)
+	stay.Exit = false
+	dump, err := typeurl.MarshalAnyToProto(stay)
+	if err != nil {
+		return fmt.Errorf("encode checkpoint options: %w", err)
+	}
+	var m *images.Metadata
+	clientPaused := c.paused
+
+	steps := []step{}
+	if !clientPaused {
+		steps = append(steps, step{
+			name: "pause", do: func(ctx context.Context) (uint64, error) { return 0, s.pauseHere(ctx, c) },
+			back: "resume", undo: func(ctx context.Context) error { _, err := s.resume(ctx, c); return err },
+		})
+	}
+	steps = append(steps,
+		step{name: "preflight", do: func(ctx context.Context) (uint64, error) { return 0, c.preflight(ctx, q) }},
+		step{
+			name: "save GPU state", do: func(ctx context.Context) (uint64, error) {
+				sizes, err := c.gpu.save(ctx, c)
+				if err != nil {
+					return 0, err
+				}
+				if m, err = c.gpu.metadata(q.began, sizes); err != nil {
+					return 0, joinBack(err, c.gpu.giveBack(context.WithoutCancel(ctx), c))
+				}
+				return sum(sizes), nil
+			},
+			back: "give GPU state back", undo: func(ctx context.Context) error { return c.gpu.giveBack(ctx, c) },
+		},
+		step{name: "dump", do: func(ctx context.Context) (uint64, error) {
+			if err := s.dump(ctx, c, &taskAPI.CheckpointTaskRequest{ID: r.ID, Path: r.Path, Options: dump}); err != nil {
+				return 0, err
+			}
+			return sizeOf(r.Path)
+		}},
+		step{name: "write metadata", do: func(context.Context) (uint64, error) {
+			m.Phases = q.phases
+			return 0, images.WriteMetadata(r.Path, m)
+		}},
+	)
+	if err := q.run(ctx, steps...); err != nil {
+		return err
+	}
+	if opts.Exit {
+		err := q.time(context.WithoutCancel(ctx), "stop", func(ctx context.Context) (uint64, error) { return 0, s.stop(ctx, c) })
+		if err != nil {
+			return joinBack(err, q.goBack(ctx))
+		}
+		return nil
+	}
+	// Leave running: the way back from here is the same as from a failure.
+	if err := q.goBack(ctx); err != nil {
+		return fmt.Errorf("the checkpoint in %s is complete, but the container did not go on: %w", r.Path, err)
+	}
+	return nil
+}
+
+// pauseHere pauses for a client that did not.
+func (s *Service) pauseHere(ctx context.Context, c *container) error {
+	if _, err := s.pause(ctx, c); err != nil {
+		return err
+	}
+	c.paused = true
+	return nil
+}
+
+// preflight refuses what cannot work before anything is touched.
+func (c *container) preflight(ctx context.Context, q *sequence) error {
+	if c.lockErr != nil {
+		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
+	}
+	if c.gpu == nil {
+		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
+	}
+	q.phases = append(q.phases, images.Phase{Name: "lock", Took: c.gpu.lockTook})
+	cg, err := cgroupOf(c.pid)
+	if err != nil {
+		return err
+	}
+	pids, err := cg.pids()
+	if err != nil {
+		return err
+	}
+	if err := c.gpu.refuseUnlocked(pids); err != nil {
+		return err
+	}
+	extra, err := outsiders(c.pid, pids)
+	if err != nil {
+		return err
+	}
+	if len(extra) > 0 {
+		var names []string
+		for _, pid := range extra {
+			names = append(names, commandOf(pid))
+		}
+		return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
+			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
+	}
+	return checkCRIU(ctx, c.gpu.config)
+}
+
+// refuseUnlocked finds CUDA processes that are not among the locked ones: a
+// program that called cuInit between the lock and the freeze.
+func (g *gpuState) refuseUnlocked(pids []int) error {
+	may, err := mayUseCUDA(pids)
+	if err != nil {
+		return err
+	}
+	known := make(map[int]bool)
+	for _, p := range g.procs {
+		known[p.PID] = true
+	}
+	for _, pid := range may {
+		if known[pid] {
+			continue
+		}
+		devices, err := cuda.HoldsDevice(pid)
+		if err != nil {
+			return err
+		}
+		if devices {
+			return fmt.Errorf("process %s began to use CUDA while the container was being paused; resume it and try again: %w",
+				commandOf(pid), errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
+
+// dump runs runc's checkpoint with this shim's CRIU settings, and says what
+// CRIU had to say when it fails.
+func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) error {
+	config, err := LoadConfig()
+	if err != nil {
+		return err
+	}
+	if err := c.writeCRIUSettings(ctx, config); err != nil {
+		return err
+	}
+	if _, err := s.TTRPCTaskService.Checkpoint(ctx, r); err != nil {
+		return withCRIULog(err, config, c, dumpLog)
+	}
+	return nil
+}
+
+// stop kills a container whose checkpoint is complete and waits for its end.
+// It is frozen until then, so nothing runs in between.
+func (s *Service) stop(ctx context.Context, c *container) error {
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
+	defer cancel()
+	if _, err := s.TTRPCTaskService.Kill(ctx, &taskAPI.KillRequest{ID: c.id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
+		if err := errgrpc.ToNative(err); !errdefs.IsNotFound(err) {
+			return fmt.Errorf("kill the container after its checkpoint: %w", err)
+		}
+	}
+	if _, err := s.TTRPCTaskService.Wait(ctx, &taskAPI.WaitRequest{ID: c.id}); err != nil {
+		return fmt.Errorf("wait for the container's end after its checkpoint: %w", err)
+	}
+	c.paused = false
+	c.gpu.close()
+	c.gpu = nil
+	log.G(ctx).WithField("id", c.id).Info("stopped after its checkpoint")
+	return nil
+}
+
+func sum(sizes []uint64) (bytes uint64) {
+	for _, n := range sizes {
+		bytes += n
+	}
+	return bytes
+}

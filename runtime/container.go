@@ -1,0 +1,176 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/containerd/cgroups/v3"
+	"github.com/containerd/cgroups/v3/cgroup1"
+	"github.com/containerd/cgroups/v3/cgroup2"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// container is what this service remembers of a container beyond what runc's
+// service does.
+type container struct {
+	id, namespace, bundle string
+	annotations           map[string]string
+	// criuBase is the CRIU settings file that the container would have without
+	// this shim; "" for none.
+	criuBase string
+	// workDir is where runc lets CRIU log during a restore.
+	workDir string
+
+	mu  sync.Mutex // one change at a time: Start, Pause, Resume, Checkpoint, Delete
+	pid int        // the init process, 0 before Start
+	// paused is set between a client's Pause and its Resume.
+	paused bool
+	// gpu is the locked CUDA state, nil when there is none to unlock.
+	gpu *gpuState
+	// lockErr is why Pause froze a CUDA container without its lock.
+	lockErr error
+	// restore is set when the container was created from a checkpoint.
+	restore *restoreState
+	// cgroup of a restored container, which runc's service does not know.
+	cgroup *cgroup
+}
+
+// restoreState is what a container created from a checkpoint is made of.
+type restoreState struct {
+	dir string
+	// unpacked says that containerd made dir for this restore alone.
+	unpacked bool
+	// metadata is nil for a checkpoint without GPU state.
+	metadata *images.Metadata
+}
+
+// cgroup is a container's, of either version.
+type cgroup struct {
+	v1 cgroup1.Cgroup   // nil on a host with unified cgroups
+	v2 *cgroup2.Manager // nil on others
+}
+
+// cgroupOf gives the cgroup of a process, as runc's service finds it.
+func cgroupOf(pid int) (*cgroup, error) {
+	if cgroups.Mode() == cgroups.Unified {
+		path, err := cgroup2.PidGroupPath(pid)
+		if err != nil {
+			return nil, fmt.Errorf("find the cgroup of process %d: %w", pid, err)
+		}
+		cg, err := cgroup2.Load(path)
+		if err != nil {
+			return nil, fmt.Errorf("load cgroup %s: %w", path, err)
+		}
+		return &cgroup{v2: cg}, nil
+	}
+	cg, err := cgroup1.Load(cgroup1.PidPath(pid))
+	if err != nil {
+		return nil, fmt.Errorf("load the cgroup of process %d: %w", pid, err)
+	}
+	return &cgroup{v1: cg}, nil
+}
+
+// freeze stops every process in the cgroup and returns once they have stopped.
+func (c *cgroup) freeze() error {
+	var err error
+	if c.v2 != nil {
+		err = c.v2.Freeze()
+	} else {
+		err = c.v1.Freeze()
+	}
+	if err != nil {
+		return fmt.Errorf("freeze cgroup: %w", err)
+	}
+	return nil
+}
+
+// thaw lets them run on.
+func (c *cgroup) thaw() error {
+	var err error
+	if c.v2 != nil {
+		err = c.v2.Thaw()
+	} else {
+		err = c.v1.Thaw()
+	}
+	if err != nil {
+		return fmt.Errorf("thaw cgroup: %w", err)
+	}
+	return nil
+}
+
+// pids lists the cgroup's processes, those of its children as well, ascending.
+func (c *cgroup) pids() ([]int, error) {
+	var pids []int
+	if c.v2 != nil {
+		procs, err := c.v2.Procs(true)
+		if err != nil {
+			return nil, fmt.Errorf("list the cgroup's processes: %w", err)
+		}
+		for _, p := range procs {
+			pids = append(pids, int(p))
+		}
+	} else {
+		procs, err := c.v1.Processes(cgroup1.Freezer, true)
+		if err != nil {
+			return nil, fmt.Errorf("list the cgroup's processes: %w", err)
+		}
+		for _, p := range procs {
+			pids = append(pids, p.Pid)
+		}
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids), nil
+}
+
+// outsiders gives those of the processes that are no descendants of init: what
+// was exec'd into the container, and its children. CRIU dumps a tree from its
+// root and would leave them out.
+func outsiders(init int, pids []int) ([]int, error) {
+	parent := make(map[int]int)
+	for _, pid := range pids {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if os.IsNotExist(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(status)) {
+			if v, ok := strings.CutPrefix(line, "PPid:"); ok {
+				ppid, err := strconv.Atoi(strings.TrimSpace(v))
+				if err != nil {
+					return nil, fmt.Errorf("parent of process %d: %w", pid, err)
+				}
+				parent[pid] = ppid
+			}
+		}
+	}
+	var out []int
+	for _, pid := range pids {
+		p, known := pid, true
+		for p != init && known {
+			p, known = parent[p]
+		}
+		if _, lives := parent[pid]; lives && p != init {
+			out = append(out, pid)
+		}
+	}
+	return out, nil
+}
+
+// commandOf names a process for a person.
+func commandOf(pid int) string {
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return strconv.Itoa(pid)
+	}
+	return fmt.Sprintf("%d (%s)", pid, strings.TrimSpace(string(comm)))
+}

@@ -1,0 +1,179 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/containerd/typeurl/v2"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// unpackedPrefix begins the name of the directory into which containerd
+// unpacks a checkpoint image for one restore (plugins/services/tasks). It
+// never removes it.
+const unpackedPrefix = "ctrd-checkpoint"
+
+// restoreDirName is the file in the bundle that names such a directory, for
+// the case that the shim dies before it removes it.
+const restoreDirName = "gpuckpt-restore-dir"
+
+// Create creates a container. A restore is checked here, before anything of it
+// exists: the metadata, the driver and the GPUs. It then happens in Start.
+func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*taskAPI.CreateTaskResponse, error) {
+	resp, err := s.create(ctx, r)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return resp, nil
+}
+
+func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *taskAPI.CreateTaskResponse, err error) {
+	if r.Options, err = runcOptions(r.Options); err != nil {
+		return nil, err
+	}
+	opts := new(options.Options)
+	if r.Options.GetValue() != nil {
+		if err := typeurl.UnmarshalTo(r.Options, opts); err != nil {
+			return nil, fmt.Errorf("decode runtime options: %w: %w", err, errdefs.ErrInvalidArgument)
+		}
+	}
+	c := &container{id: r.ID, bundle: r.Bundle, workDir: opts.CriuWorkPath}
+	if c.workDir == "" {
+		c.workDir = filepath.Join(r.Bundle, "work")
+	}
+	if c.namespace, err = namespaces.NamespaceRequired(ctx); err != nil {
+		return nil, err
+	}
+	if r.Checkpoint != "" {
+		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isUnpacked(r.Checkpoint)}
+		defer func() {
+			if err != nil {
+				c.removeRestoreDir(ctx)
+			}
+		}()
+		if c.restore.unpacked {
+			if err := os.WriteFile(filepath.Join(r.Bundle, restoreDirName), []byte(r.Checkpoint), 0o600); err != nil {
+				return nil, fmt.Errorf("remember the restore directory: %w", err)
+			}
+		}
+	}
+	if c.annotations, c.criuBase, err = pointAtSettings(r.Bundle, filepath.Join(r.Bundle, criuSettingsName)); err != nil {
+		return nil, err
+	}
+	if c.restore != nil {
+		if err := c.checkRestore(ctx); err != nil {
+			return nil, err
+		}
+	}
+	resp, err := s.TTRPCTaskService.Create(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	c.pid = int(resp.Pid)
+	s.mu.Lock()
+	s.containers[r.ID] = c
+	s.mu.Unlock()
+	return resp, nil
+}
+
+// isUnpacked says whether a directory is one that containerd made for a single
+// restore, by its name: containerd makes it with MkdirTemp.
+func isUnpacked(dir string) bool {
+	return strings.HasPrefix(filepath.Base(filepath.Clean(dir)), unpackedPrefix)
+}
+
+// checkRestore refuses a GPU checkpoint that cannot work here.
+func (c *container) checkRestore(ctx context.Context) error {
+	m, err := images.ReadMetadata(c.restore.dir)
+	if errors.Is(err, images.ErrNoMetadata) {
+		return nil // a checkpoint without GPU state, runc's alone
+	}
+	if err != nil {
+		return err
+	}
+	config, err := LoadConfig()
+	if err != nil {
+		return err
+	}
+	if err := checkCRIU(ctx, config); err != nil {
+		return err
+	}
+	helper, err := startHelper(ctx, config, 0)
+	if err != nil {
+		return err
+	}
+	defer helper.Close()
+	info, err := helper.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if info.DriverVersion != m.DriverVersion {
+		return fmt.Errorf("the checkpoint was made with NVIDIA driver %s and this node has %s: restore it where the driver is the same: %w",
+			m.DriverVersion, info.DriverVersion, errdefs.ErrFailedPrecondition)
+	}
+	if len(info.GPUs) < len(m.GPUs) {
+		return fmt.Errorf("the checkpoint needs %d GPUs and this node has %d: %w", len(m.GPUs), len(info.GPUs), errdefs.ErrFailedPrecondition)
+	}
+	c.restore.metadata = m
+	return nil
+}
+
+// removeRestoreDir removes what containerd unpacked for this restore.
+func (c *container) removeRestoreDir(ctx context.Context) {
+	if c.restore == nil || !c.restore.unpacked {
+		return
+	}
+	if err := os.RemoveAll(c.restore.dir); err != nil {
+		log.G(ctx).WithError(err).WithField("id", c.id).Warn("remove the unpacked checkpoint")
+		return
+	}
+	c.restore.unpacked = false
+	os.Remove(filepath.Join(c.bundle, restoreDirName))
+}
+
+// Delete removes a container or an exec'd process, and with a container all
+// that this service keeps of it.
+func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAPI.DeleteResponse, error) {
+	resp, err := s.TTRPCTaskService.Delete(ctx, r)
+	if err != nil || r.ExecID != "" {
+		return resp, err
+	}
+	c := s.container(r.ID)
+	if c == nil {
+		return resp, nil
+	}
+	s.mu.Lock()
+	delete(s.containers, r.ID)
+	s.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gpu != nil {
+		c.gpu.close()
+	}
+	c.removeRestoreDir(ctx)
+	return resp, nil
+}
+
+// Update is runc's; it is here so that a change of limits takes its turn after
+// a checkpoint rather than in the middle of one.
+func (s *Service) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*ptypes.Empty, error) {
+	if c := s.container(r.ID); c != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+	}
+	return s.TTRPCTaskService.Update(ctx, r)
+}

@@ -1,0 +1,319 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/go-runc"
+)
+
+// criuAnnotation begins the annotations that set a CRIU option for one
+// container: dev.gpuckpt.criu.tcp-established = "true".
+const criuAnnotation = "dev.gpuckpt.criu."
+
+// criuAnnotations are the options that a container may set for itself. Others
+// (action-script, libdir, external) reach beyond the container, so only the
+// node's configuration may.
+var criuAnnotations = []string{
+	"tcp-established", "tcp-close", "skip-in-flight", "file-locks", "link-remap",
+	"ghost-limit", "timeout", "manage-cgroups", "network-lock",
+}
+
+// criuMinimum is the oldest CRIU that dumps what a CUDA process has open.
+const criuMinimum = "4.2"
+
+// criuSettingsName is the file in the bundle that runc hands to CRIU.
+const criuSettingsName = "gpuckpt-criu.conf"
+
+// criuRuncConf is the file that runc hands to CRIU when nobody says otherwise.
+const criuRuncConf = "/etc/criu/runc.conf"
+
+// criuPluginDirs are where distributions and CRIU's own build put plugins.
+var criuPluginDirs = []string{"/usr/lib/criu", "/usr/local/lib/criu", "/usr/lib64/criu", "/usr/libexec/criu", "/usr/lib/x86_64-linux-gnu/criu"}
+
+// writeCRIUSettings writes the file that the container's org.criu.config
+// names: what the container would have had without this shim, then the node's
+// options, then the container's annotations. CRIU lets later lines win, and
+// all of them win over what runc asks for.
+func (c *container) writeCRIUSettings(ctx context.Context, config Config) error {
+	useCRIU(config)
+	options := maps.Clone(config.CRIU.Options)
+	if options == nil {
+		options = make(map[string]any)
+	}
+	for key, value := range c.annotations {
+		name, ours := strings.CutPrefix(key, criuAnnotation)
+		if !ours {
+			continue
+		}
+		if !slices.Contains(criuAnnotations, name) {
+			return fmt.Errorf("annotation %s: a container may set only %s%s: %w", key, criuAnnotation, strings.Join(criuAnnotations, ", "), errdefs.ErrInvalidArgument)
+		}
+		options[name] = annotationValue(value)
+	}
+	var b bytes.Buffer
+	if c.criuBase != "" {
+		base, err := os.ReadFile(c.criuBase)
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // runc ignores a missing file as well
+			return fmt.Errorf("read CRIU settings: %w", err)
+		}
+		b.Write(base)
+		if len(base) > 0 && base[len(base)-1] != '\n' {
+			b.WriteByte('\n')
+		}
+	}
+	base := b.String()
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		lines, err := criuLines(name, options[name])
+		if err != nil {
+			return fmt.Errorf("CRIU option: %w: %w", err, errdefs.ErrInvalidArgument)
+		}
+		b.WriteString(lines)
+	}
+	if _, set := options["network-lock"]; !set && !hasOption(base, "network-lock") {
+		if lock := networkLock(ctx); lock != "" {
+			b.WriteString("network-lock " + lock + "\n")
+		}
+	}
+	if _, set := options["libdir"]; !set && !hasOption(base, "libdir") {
+		dir, err := pluginsWithoutCUDA(config.CRIU.PluginDir, filepath.Join(c.bundle, "criu-plugins"))
+		if err != nil {
+			return err
+		}
+		if dir != "" {
+			b.WriteString("libdir " + dir + "\n")
+		}
+	}
+	if err := os.WriteFile(filepath.Join(c.bundle, criuSettingsName), b.Bytes(), 0o600); err != nil {
+		return fmt.Errorf("write CRIU settings: %w", err)
+	}
+	return nil
+}
+
+// annotationValue reads "true" and "false" as such and leaves all else a string.
+func annotationValue(s string) any {
+	switch s {
+	case "true", "":
+		return true
+	case "false":
+		return false
+	}
+	return s
+}
+
+// criuLines gives an option as lines of CRIU's configuration file, see
+// criu(8), "CONFIGURATION FILES". An option that is false has none.
+func criuLines(name string, value any) (string, error) {
+	for _, r := range name {
+		if r != '-' && (r < 'a' || r > 'z') && (r < '0' || r > '9') {
+			return "", fmt.Errorf("%q is not a name of an option of CRIU", name)
+		}
+	}
+	switch v := value.(type) {
+	case bool:
+		if v {
+			return name + "\n", nil
+		}
+		return "", nil
+	case int64:
+		return name + " " + strconv.FormatInt(v, 10) + "\n", nil
+	case string:
+		if v == "" || strings.ContainsAny(v, "\"'#\\") || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			return "", fmt.Errorf("%s: value %q is empty or has quotes, '#', a backslash or control characters", name, v)
+		}
+		if strings.Contains(v, " ") {
+			v = `"` + v + `"`
+		}
+		return name + " " + v + "\n", nil
+	case []any:
+		var b strings.Builder
+		for _, each := range v {
+			s, ok := each.(string)
+			if !ok {
+				return "", fmt.Errorf("%s: a list may hold strings only, not %v", name, each)
+			}
+			lines, err := criuLines(name, s)
+			if err != nil {
+				return "", err
+			}
+			b.WriteString(lines)
+		}
+		return b.String(), nil
+	}
+	return "", fmt.Errorf("%s: value %v is neither true, false, a string, a whole number nor a list of strings", name, value)
+}
+
+// hasOption says whether a CRIU configuration text sets an option.
+func hasOption(text, name string) bool {
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) > 0 && fields[0] == name {
+			return true
+		}
+	}
+	return false
+}
+
+// networkLock picks how CRIU keeps packets away while sockets are dumped:
+// "" is CRIU's default, iptables, where the host has it; else nftables where
+// CRIU and the kernel can; else none at all, with which a dump of established
+// TCP connections may lose packets, but works.
+var networkLock = func() func(ctx context.Context) string {
+	var mu sync.Mutex
+	var known bool
+	var method string
+	return func(ctx context.Context) string {
+		mu.Lock()
+		defer mu.Unlock()
+		if known {
+			return method
+		}
+		known = true
+		if _, err := exec.LookPath("iptables-restore"); err == nil {
+			return method
+		}
+		method = "skip"
+		if _, err := criuOutput(ctx, "check", "--feature", "network_lock_nftables"); err == nil {
+			method = "nftables"
+		}
+		return method
+	}
+}()
+
+// pluginsWithoutCUDA makes dir hold every CRIU plugin of the host but the CUDA
+// plugin, which would run the CUDA steps a second time, and gives dir; "" when
+// the host has no CUDA plugin and CRIU can use its own directory.
+func pluginsWithoutCUDA(configured, dir string) (string, error) {
+	from := configured
+	if from == "" {
+		from = os.Getenv("CRIU_LIBS_DIR")
+	}
+	if from == "" {
+		for _, d := range criuPluginDirs {
+			if _, err := os.Stat(filepath.Join(d, "cuda_plugin.so")); err == nil {
+				from = d
+				break
+			}
+		}
+	}
+	if from == "" {
+		return "", nil
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return "", fmt.Errorf("set CRIU's CUDA plugin aside: %w", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", fmt.Errorf("set CRIU's CUDA plugin aside: %w", err)
+	}
+	plugins, err := filepath.Glob(filepath.Join(from, "*.so"))
+	if err != nil {
+		return "", fmt.Errorf("set CRIU's CUDA plugin aside: %w", err)
+	}
+	for _, p := range plugins {
+		if filepath.Base(p) == "cuda_plugin.so" {
+			continue
+		}
+		if err := os.Symlink(p, filepath.Join(dir, filepath.Base(p))); err != nil {
+			return "", fmt.Errorf("set CRIU's CUDA plugin aside: %w", err)
+		}
+	}
+	return dir, nil
+}
+
+// useCRIU puts the configured criu where runc looks for it.
+func useCRIU(config Config) {
+	if config.CRIU.Path == "" {
+		return
+	}
+	dir := filepath.Dir(config.CRIU.Path)
+	if path := os.Getenv("PATH"); !strings.HasPrefix(path, dir+":") {
+		os.Setenv("PATH", dir+":"+path)
+	}
+}
+
+// checkCRIU refuses a host without CRIU, or with one that is too old.
+func checkCRIU(ctx context.Context, config Config) error {
+	useCRIU(config)
+	path, err := exec.LookPath("criu")
+	if err != nil {
+		return fmt.Errorf("no criu in $PATH: install CRIU %s or newer, or name it in [criu] path of %s: %w", criuMinimum, ConfigPath, errdefs.ErrFailedPrecondition)
+	}
+	out, err := criuOutput(ctx, "--version")
+	if err != nil {
+		return fmt.Errorf("ask %s for its version: %w", path, err)
+	}
+	version, err := parseCRIUVersion(out)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if older(version, criuMinimum) {
+		return fmt.Errorf("%s is version %s, too old for GPU containers: install CRIU %s or newer, or name it in [criu] path of %s: %w",
+			path, version, criuMinimum, ConfigPath, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// parseCRIUVersion reads "Version: 4.2.1" of `criu --version`.
+func parseCRIUVersion(out string) (string, error) {
+	for line := range strings.Lines(out) {
+		if v, ok := strings.CutPrefix(line, "Version:"); ok {
+			return strings.TrimSpace(v), nil
+		}
+	}
+	return "", fmt.Errorf("no version in %q", out)
+}
+
+// older compares dotted versions by their numbers; what is not a number ends
+// the comparison.
+func older(version, than string) bool {
+	a, b := strings.Split(version, "."), strings.Split(than, ".")
+	for i := range b {
+		want, err := strconv.Atoi(b[i])
+		if err != nil {
+			return false
+		}
+		if i >= len(a) {
+			return want > 0
+		}
+		have, err := strconv.Atoi(a[i])
+		if err != nil {
+			return false
+		}
+		if have != want {
+			return have < want
+		}
+	}
+	return false
+}
+
+// criuOutput runs criu under the shim's reaper and gives its standard output.
+func criuOutput(ctx context.Context, args ...string) (string, error) {
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, "criu", args...)
+	cmd.Stdout = &out
+	exits, err := runc.Monitor.Start(cmd)
+	if err != nil {
+		return "", err
+	}
+	status, err := runc.Monitor.Wait(cmd, exits)
+	if err != nil {
+		return "", err
+	}
+	if status != 0 {
+		return "", fmt.Errorf("criu %s: exit status %d", strings.Join(args, " "), status)
+	}
+	return out.String(), nil
+}

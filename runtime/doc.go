@@ -1,0 +1,28 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package runtime is the task service of containerd-shim-gpuckpt-v2: runc's own,
+// with the CUDA steps slotted in.
+//
+// What happens to a GPU container, and which call does it:
+//
+//	            Pause                      Checkpoint
+//	running ------------> locked, frozen ------------> … GPU state saved,
+//	        <------------                <------------   CRIU dump, metadata
+//	            Resume                      the way back
+//
+// Pause locks the container's CUDA processes and then freezes its cgroup;
+// Resume thaws and unlocks. Checkpoint needs a container in that state, and
+// pauses it when the client has not. The lock is taken in Pause because the
+// driver cannot take it later: a thread that is stopped in the middle of a CUDA
+// call holds what the lock waits for (docs/results, "lock probe": 0 of 24).
+//
+// Checkpoint lets only the driver's own threads run, has the driver move the
+// GPU state into the processes' memory, freezes again, and runs runc and CRIU.
+// Then the way back is gone: GPU state to the GPU, and, when the pause was the
+// checkpoint's own, thaw and unlock. A failure at any step goes the same way
+// back. So after Checkpoint, whatever it answers, the container is as it was
+// before; see checkpoint.go for the steps and restore.go for a restore's.
+//
+// A container without CUDA processes takes none of these steps.
+package runtime

@@ -1,0 +1,46 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"errors"
+
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/trace"
+)
+
+// toGRPC gives an error the code that clients act upon: FailedPrecondition for
+// what the user must change, DeadlineExceeded for a lock that timed out,
+// Unavailable for a helper that died. An error that has a code keeps it.
+func toGRPC(err error) error {
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	var refused *cuda.Error
+	code := codes.Unknown
+	switch {
+	case errors.Is(err, context.Canceled):
+		code = codes.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		code = codes.DeadlineExceeded
+	case errors.As(err, &refused) && refused.Op == "lock" && refused.Result == cuda.NotReady:
+		code = codes.DeadlineExceeded
+	case refused != nil,
+		errors.Is(err, cuda.ErrNoDriver), errors.Is(err, cuda.ErrDriverTooOld),
+		errors.Is(err, images.ErrSchema), errors.Is(err, images.ErrMalformed), errors.Is(err, ErrConfig):
+		code = codes.FailedPrecondition
+	case errors.Is(err, cuda.ErrHelperGone), errors.Is(err, cuda.ErrHelperHung), errors.Is(err, cuda.ErrHelperGarbled),
+		errors.Is(err, trace.ErrTracerGone):
+		code = codes.Unavailable
+	default:
+		return errgrpc.ToGRPC(err)
+	}
+	return status.Error(code, err.Error())
+}

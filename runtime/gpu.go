@@ -1,0 +1,297 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/trace"
+)
+
+// helperIdle is how long a paused container keeps its CUDA helper for a
+// checkpoint that may follow. The helper has the driver loaded (0.3 s to do
+// again, some 100 MB of memory meanwhile).
+const helperIdle = 30 * time.Second
+
+// gpuState is the CUDA state of a container between its lock and its unlock.
+// container.mu guards it.
+type gpuState struct {
+	config Config
+	info   cuda.Info
+	procs  []cuda.Process // by pid; State is what each was found in
+	// saved says that the processes are checkpointed, not just locked.
+	saved bool
+	// lock is the phase of locking, which a later checkpoint's timeline shows.
+	lockBegan time.Time
+	lockTook  time.Duration
+
+	helper *cuda.Helper // nil once idle
+	idle   *time.Timer
+}
+
+// startHelper starts a helper as the config says. join as in cuda.Options.
+func startHelper(ctx context.Context, config Config, join int) (*cuda.Helper, error) {
+	return cuda.Start(ctx, cuda.Options{Path: config.Helper, Join: join, Run: reap})
+}
+
+// mayUseCUDA picks the processes that could be CUDA processes, by a look at
+// /proc that costs a container without CUDA next to nothing.
+func mayUseCUDA(pids []int) ([]int, error) {
+	var may []int
+	for _, pid := range pids {
+		ok, err := cuda.MayUse(pid)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			may = append(may, pid)
+		}
+	}
+	return may, nil
+}
+
+// lockGPU finds the container's CUDA processes and locks them all. It gives
+// nil when there are none. The container must be running. On an error they are
+// as they were.
+func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
+	cg, err := cgroupOf(c.pid)
+	if err != nil {
+		return nil, err
+	}
+	pids, err := cg.pids()
+	if err != nil {
+		return nil, err
+	}
+	may, err := mayUseCUDA(pids)
+	if err != nil || len(may) == 0 {
+		return nil, err
+	}
+	began := time.Now()
+	config, err := LoadConfig()
+	if err != nil {
+		return nil, err
+	}
+	helper, err := startHelper(ctx, config, 0)
+	if err != nil {
+		return nil, err
+	}
+	g := &gpuState{config: config, helper: helper, lockBegan: began}
+	if err := g.lock(ctx, may); err != nil || len(g.procs) == 0 {
+		helper.Close()
+		return nil, err
+	}
+	g.lockTook = time.Since(began)
+	g.rest(c)
+	log.G(ctx).WithFields(log.Fields{"id": c.id, "phase": "lock", "took": g.lockTook, "processes": len(g.procs)}).Info("phase")
+	return g, nil
+}
+
+func (g *gpuState) lock(ctx context.Context, pids []int) error {
+	var err error
+	if g.info, err = g.helper.Info(ctx); err != nil {
+		return err
+	}
+	if g.procs, err = cuda.Find(ctx, g.helper, pids); err != nil {
+		return err
+	}
+	// The container's order: its own pids, not the host's.
+	slices.SortFunc(g.procs, func(a, b cuda.Process) int { return cmp.Compare(a.NSPID, b.NSPID) })
+	return cuda.LockAll(ctx, g.helper, g.procs, time.Duration(g.config.LockTimeout))
+}
+
+// rest gives the helper up when nobody needs it for a while.
+func (g *gpuState) rest(c *container) {
+	g.idle = time.AfterFunc(helperIdle, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if g.idle != nil { // else someone woke it meanwhile
+			g.close()
+		}
+	})
+}
+
+// wake gives a helper that stays until rest or close.
+func (g *gpuState) wake(ctx context.Context) (*cuda.Helper, error) {
+	if g.idle != nil {
+		g.idle.Stop()
+		g.idle = nil
+	}
+	if g.helper != nil {
+		if _, err := g.helper.Info(ctx); err == nil {
+			return g.helper, nil
+		}
+		g.close() // it died; a fresh one goes on
+	}
+	var err error
+	g.helper, err = startHelper(ctx, g.config, 0)
+	return g.helper, err
+}
+
+// close ends the helper. The state stays, and a later wake starts another.
+func (g *gpuState) close() {
+	if g.idle != nil {
+		g.idle.Stop()
+		g.idle = nil
+	}
+	if g.helper != nil {
+		g.helper.Close()
+		g.helper = nil
+	}
+}
+
+// unlock ends the lock; the container must not be frozen. Processes that have
+// ended are no error.
+func (g *gpuState) unlock(ctx context.Context) error {
+	helper, err := g.wake(ctx)
+	if err != nil {
+		return err
+	}
+	defer g.close()
+	return cuda.UnlockAll(ctx, helper, g.living())
+}
+
+// living leaves out the processes that have ended since they were found.
+func (g *gpuState) living() []cuda.Process {
+	return slices.DeleteFunc(slices.Clone(g.procs), func(p cuda.Process) bool {
+		may, err := cuda.MayUse(p.PID)
+		return err == nil && !may
+	})
+}
+
+// save has the driver move the GPU state of all processes into their own
+// memory, one area each, and gives the bytes of each process, by its place in
+// procs. The container is frozen before and after; while it is thawed every
+// thread but the driver's is held. On an error the state is where it was.
+func (g *gpuState) save(ctx context.Context, c *container) ([]uint64, error) {
+	helper, err := g.wake(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var sizes []uint64
+	err = g.thawed(ctx, c, func() error {
+		before, err := g.areas()
+		if err != nil {
+			return err
+		}
+		if err := cuda.CheckpointAll(ctx, helper, g.procs); err != nil {
+			return err
+		}
+		g.saved = true
+		after, err := g.areas()
+		if err != nil {
+			return err
+		}
+		for i := range g.procs {
+			sizes = append(sizes, total(cuda.NewAreas(before[i], after[i])))
+		}
+		return nil
+	})
+	if err != nil && g.saved {
+		err = joinBack(err, g.giveBack(context.WithoutCancel(ctx), c))
+	}
+	return sizes, err
+}
+
+// giveBack has the driver move the GPU state back. The container is frozen
+// before and after, as in save. It does nothing when nothing is saved.
+func (g *gpuState) giveBack(ctx context.Context, c *container) error {
+	if !g.saved {
+		return nil
+	}
+	helper, err := g.wake(ctx)
+	if err != nil {
+		return err
+	}
+	return g.thawed(ctx, c, func() error {
+		if err := cuda.RestoreAll(ctx, helper, g.living(), nil); err != nil {
+			return err
+		}
+		g.saved = false
+		return nil
+	})
+}
+
+// thawed runs do while the container is thawed but every thread in it, except
+// the driver's own, is held by ptrace: frozen, held, thawed, do, frozen, let
+// go. No other instruction in user space runs between the two freezes.
+func (g *gpuState) thawed(ctx context.Context, c *container, do func() error) (err error) {
+	cg, err := cgroupOf(c.pid)
+	if err != nil {
+		return err
+	}
+	pids, err := cg.pids()
+	if err != nil {
+		return err
+	}
+	var drivers []int
+	for _, p := range g.procs {
+		drivers = append(drivers, p.RestoreThread)
+	}
+	hold, err := trace.Threads(ctx, reap, pids, drivers)
+	if err != nil {
+		return err
+	}
+	if err := cg.thaw(); err != nil {
+		return joinBack(err, cg.freeze(), hold.Release())
+	}
+	err = do()
+	return joinBack(err, cg.freeze(), hold.Release())
+}
+
+// areas gives the anonymous areas of each process.
+func (g *gpuState) areas() ([][]cuda.Area, error) {
+	all := make([][]cuda.Area, len(g.procs))
+	for i, p := range g.procs {
+		var err error
+		if all[i], err = cuda.AnonymousAreas(p.PID); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func total(areas []cuda.Area) (bytes uint64) {
+	for _, a := range areas {
+		bytes += a.Bytes()
+	}
+	return bytes
+}
+
+// metadata describes the saved state, all but the phases.
+func (g *gpuState) metadata(began time.Time, sizes []uint64) (*images.Metadata, error) {
+	m := &images.Metadata{
+		SchemaVersion: images.SchemaVersion,
+		Created:       began.UTC(),
+		DriverVersion: g.info.DriverVersion,
+		CUDAVersion:   g.info.CUDAVersion,
+	}
+	used := make(map[string]bool)
+	for i, p := range g.procs {
+		q := images.Process{PID: p.NSPID, State: p.State.String(), Bytes: sizes[i]}
+		for _, minor := range p.GPUs {
+			at := slices.IndexFunc(g.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor })
+			if at < 0 {
+				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID, minor, errdefs.ErrFailedPrecondition)
+			}
+			q.GPUs = append(q.GPUs, g.info.GPUs[at].UUID)
+			used[g.info.GPUs[at].UUID] = true
+		}
+		m.Processes = append(m.Processes, q)
+	}
+	for _, d := range g.info.GPUs {
+		if used[d.UUID] {
+			m.GPUs = append(m.GPUs, images.GPU{UUID: d.UUID, Name: d.Name, Memory: d.Memory, Index: d.Index})
+		}
+	}
+	return m, nil
+}

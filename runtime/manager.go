@@ -1,0 +1,39 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/manager"
+	"github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/log"
+)
+
+// Name is the name of the runtime in containerd.
+const Name = "io.containerd.gpuckpt.v2"
+
+// NewManager gives what starts and cleans up after this shim: runc's manager,
+// which also removes what a shim that died left of a restore.
+func NewManager() shim.Shim {
+	return shimManager{manager.NewShimManager(Name)}
+}
+
+type shimManager struct{ shim.Shim }
+
+// Stop cleans up after the shim of a container whose bundle is a neighbour of
+// the working directory, as containerd calls it.
+func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
+	if cwd, err := os.Getwd(); err == nil {
+		name := filepath.Join(filepath.Dir(cwd), id, restoreDirName)
+		if dir, err := os.ReadFile(name); err == nil && isUnpacked(string(dir)) {
+			if err := os.RemoveAll(string(dir)); err != nil {
+				log.G(ctx).WithError(err).Warn("remove the unpacked checkpoint")
+			}
+		}
+	}
+	return m.Shim.Stop(ctx, id)
+}

@@ -1,0 +1,93 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+
+	"github.com/containerd/containerd/api/types/runc/options"
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+	"github.com/pelletier/go-toml/v2"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// onCheckpoint is the annotation that decides whether a container goes on
+// after a checkpoint whose request has no options: the kubelet's and nerdctl's.
+const onCheckpoint = "dev.gpuckpt.on-checkpoint"
+
+const (
+	onCheckpointKeep = "keep" // goes on
+	onCheckpointStop = "stop" // ends
+)
+
+// runcOptions gives the options of a Create request as runc's shim wants them.
+//
+// A client that does not know this runtime's name sends runtimeoptions.v1
+// with a TOML file or text in place of runc's options (containerd's CRI and
+// `ctr run --runtime-config-path`); runc's shim would panic on it. The TOML's
+// keys are those of containerd's configuration, "SystemdCgroup".
+func runcOptions(any *anypb.Any) (*anypb.Any, error) {
+	if any.GetValue() == nil || !typeurl.Is(any, (*runtimeoptions.Options)(nil)) {
+		return any, nil
+	}
+	var given runtimeoptions.Options
+	if err := typeurl.UnmarshalTo(any, &given); err != nil {
+		return nil, fmt.Errorf("decode runtime options: %w", err)
+	}
+	text := given.ConfigBody
+	if len(text) == 0 && given.ConfigPath != "" {
+		var err error
+		if text, err = os.ReadFile(given.ConfigPath); err != nil {
+			return nil, fmt.Errorf("read runtime options: %w", err)
+		}
+	}
+	opts, err := parseRuncOptions(text)
+	if err != nil {
+		return nil, fmt.Errorf("runtime options: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return typeurl.MarshalAnyToProto(opts)
+}
+
+// parseRuncOptions is strict: a key that runc's options do not have is refused.
+func parseRuncOptions(text []byte) (*options.Options, error) {
+	opts := new(options.Options)
+	dec := toml.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(opts); err != nil {
+		return nil, err
+	}
+	return opts, nil
+}
+
+// checkpointOptions decodes the options of a Checkpoint request. A request
+// without any gets nil, unless the container's annotation or the node's
+// configuration asks that it ends.
+func checkpointOptions(any *anypb.Any, annotations map[string]string) (*options.CheckpointOptions, error) {
+	if any != nil {
+		opts := new(options.CheckpointOptions)
+		if err := typeurl.UnmarshalTo(any, opts); err != nil {
+			return nil, fmt.Errorf("decode checkpoint options: %w: %w", err, errdefs.ErrInvalidArgument)
+		}
+		return opts, nil
+	}
+	want, annotated := annotations[onCheckpoint]
+	if !annotated {
+		config, err := LoadConfig()
+		if err != nil {
+			return nil, err
+		}
+		want = config.OnCheckpoint
+	}
+	switch want {
+	case onCheckpointStop:
+		return &options.CheckpointOptions{Exit: true}, nil
+	case onCheckpointKeep:
+		return nil, nil
+	}
+	return nil, fmt.Errorf("annotation %s is %q; it must be %q or %q: %w", onCheckpoint, want, onCheckpointKeep, onCheckpointStop, errdefs.ErrInvalidArgument)
+}

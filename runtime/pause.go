@@ -1,0 +1,99 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"fmt"
+
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
+	"github.com/containerd/log"
+)
+
+// Pause locks the container's CUDA processes, if it has any, and freezes it.
+// It freezes a container that cannot be locked as well, since a pause is all
+// that was asked for: a Checkpoint that follows says why there was no lock.
+func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.Empty, error) {
+	c := s.container(r.ID)
+	if c == nil {
+		return s.TTRPCTaskService.Pause(ctx, r)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	resp, err := s.pause(ctx, c)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	c.paused = true
+	return resp, nil
+}
+
+// Resume thaws the container and unlocks its CUDA processes. What is left of a
+// checkpoint whose way back failed is tried again first. On an error before
+// the thaw the container stays paused; on one after it, it runs with its CUDA
+// calls blocked, and Resume may be called again.
+func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes.Empty, error) {
+	c := s.container(r.ID)
+	if c == nil {
+		return s.TTRPCTaskService.Resume(ctx, r)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	resp, err := s.resume(ctx, c)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return resp, nil
+}
+
+func (s *Service) pause(ctx context.Context, c *container) (*ptypes.Empty, error) {
+	if c.gpu == nil && !c.paused && c.pid != 0 {
+		c.gpu, c.lockErr = lockGPU(ctx, c)
+		if c.lockErr != nil {
+			log.G(ctx).WithError(c.lockErr).WithField("id", c.id).Warn("pausing without the CUDA lock: the container cannot be checkpointed until it is resumed and paused again")
+		}
+	}
+	resp, err := s.TTRPCTaskService.Pause(ctx, &taskAPI.PauseRequest{ID: c.id})
+	if err != nil && !c.paused {
+		if uerr := c.unlock(context.WithoutCancel(ctx)); uerr != nil {
+			log.G(ctx).WithError(uerr).WithField("id", c.id).Error("unlock after a failed pause")
+		}
+	}
+	return resp, err
+}
+
+func (s *Service) resume(ctx context.Context, c *container) (*ptypes.Empty, error) {
+	if c.gpu != nil {
+		if err := c.gpu.giveBack(ctx, c); err != nil {
+			return nil, fmt.Errorf("give the GPU state back (the container stays paused; resume it again to retry): %w", err)
+		}
+	}
+	resp := &ptypes.Empty{}
+	// After an unlock that failed the container is thawed already.
+	if c.paused || c.gpu == nil {
+		var err error
+		if resp, err = s.TTRPCTaskService.Resume(ctx, &taskAPI.ResumeRequest{ID: c.id}); err != nil {
+			return nil, err
+		}
+		c.paused = false
+	}
+	if err := c.unlock(ctx); err != nil {
+		return nil, fmt.Errorf("the container runs, but its CUDA calls are still blocked (resume it again to retry): %w", err)
+	}
+	return resp, nil
+}
+
+// unlock ends the container's CUDA lock, if it has one.
+func (c *container) unlock(ctx context.Context) error {
+	c.lockErr = nil
+	if c.gpu == nil {
+		return nil
+	}
+	if err := c.gpu.unlock(ctx); err != nil {
+		return err
+	}
+	c.gpu = nil
+	return nil
+}

@@ -1,0 +1,128 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"fmt"
+
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+)
+
+// Start starts a container or an exec'd process, or restores a container that
+// was created from a checkpoint. After a restore that failed no process of the
+// container is left.
+func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
+	c := s.container(r.ID)
+	if c == nil || r.ExecID != "" {
+		return s.TTRPCTaskService.Start(ctx, r)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.restore == nil {
+		resp, err := s.TTRPCTaskService.Start(ctx, r)
+		if err == nil {
+			c.pid = int(resp.Pid)
+		}
+		return resp, err
+	}
+	resp, err := s.restore(ctx, c, r)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return resp, nil
+}
+
+// restore is the restore of a container, step by step.
+func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartRequest) (resp *taskAPI.StartResponse, err error) {
+	config, err := LoadConfig()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.writeCRIUSettings(ctx, config); err != nil {
+		return nil, err
+	}
+	q := newSequence("restore", c.id)
+	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
+	// CRIU has read everything it needs when it returns, and there is no
+	// second try with this container.
+	defer c.removeRestoreDir(context.WithoutCancel(ctx))
+
+	steps := []step{
+		{
+			name: "restore processes", do: func(ctx context.Context) (uint64, error) {
+				if resp, err = s.TTRPCTaskService.Start(ctx, r); err != nil {
+					return 0, withCRIULog(err, config, c, restoreLog)
+				}
+				c.pid = int(resp.Pid)
+				return sizeOf(c.restore.dir)
+			},
+			back: "kill", undo: func(ctx context.Context) error { return s.kill(ctx, c) },
+		},
+		{name: "watch cgroup", do: func(ctx context.Context) (uint64, error) {
+			c.cgroup, err = cgroupOf(c.pid)
+			if err != nil {
+				return 0, err
+			}
+			return 0, s.oom.add(c.id, c.cgroup)
+		}},
+	}
+	if c.restore.metadata != nil {
+		steps = append(steps, step{name: "restore GPU state", do: func(ctx context.Context) (uint64, error) {
+			return c.restoreGPU(ctx, config)
+		}})
+	}
+	if err := q.run(ctx, steps...); err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// restoreGPU has the driver move the GPU state of the restored processes back,
+// from inside the container's namespaces, and unlocks them. Until then every
+// CUDA call of theirs blocks, as it did at the checkpoint.
+func (c *container) restoreGPU(ctx context.Context, config Config) (bytes uint64, err error) {
+	helper, err := startHelper(ctx, config, c.pid)
+	if err != nil {
+		return 0, err
+	}
+	defer helper.Close()
+	var procs []cuda.Process
+	for _, p := range c.restore.metadata.Processes {
+		state, err := cuda.ParseState(p.State)
+		if err != nil {
+			return 0, err
+		}
+		// The helper counts pids as the container does.
+		procs = append(procs, cuda.Process{PID: p.PID, NSPID: p.PID, State: state})
+		bytes += p.Bytes
+	}
+	if err := cuda.RestoreAll(ctx, helper, procs, nil); err != nil {
+		return 0, err
+	}
+	if err := cuda.UnlockAll(ctx, helper, procs); err != nil {
+		return 0, err
+	}
+	return bytes, nil
+}
+
+// kill ends a container whose restore failed and waits for its end.
+func (s *Service) kill(ctx context.Context, c *container) error {
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
+	defer cancel()
+	if _, err := s.TTRPCTaskService.Kill(ctx, &taskAPI.KillRequest{ID: c.id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
+		if err := errgrpc.ToNative(err); !errdefs.IsNotFound(err) {
+			return fmt.Errorf("kill the container: %w", err)
+		}
+	}
+	if _, err := s.TTRPCTaskService.Wait(ctx, &taskAPI.WaitRequest{ID: c.id}); err != nil {
+		return fmt.Errorf("wait for the container's end: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,88 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"os/exec"
+	"sync"
+
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/task"
+	"github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/go-runc"
+	"github.com/containerd/plugin"
+	"github.com/containerd/plugin/registry"
+	"github.com/containerd/ttrpc"
+)
+
+// Service is the task service: runc's, embedded, with some calls overridden.
+// Its calls may come concurrently, for one container or for several; those that
+// change a container's CUDA state or freezer take turns (container.mu).
+type Service struct {
+	taskAPI.TTRPCTaskService // runc's
+
+	oom *oomWatch
+
+	mu         sync.Mutex
+	containers map[string]*container
+}
+
+// Register makes the service the shim's task plugin.
+func Register() {
+	registry.Register(&plugin.Registration{
+		Type:     plugins.TTRPCPlugin,
+		ID:       "task",
+		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
+		InitFn: func(ic *plugin.InitContext) (any, error) {
+			publisher, err := ic.GetByID(plugins.EventPlugin, "publisher")
+			if err != nil {
+				return nil, err
+			}
+			down, err := ic.GetByID(plugins.InternalPlugin, "shutdown")
+			if err != nil {
+				return nil, err
+			}
+			return newService(ic.Context, publisher.(shim.Publisher), down.(shutdown.Service))
+		},
+	})
+}
+
+func newService(ctx context.Context, publisher shim.Publisher, down shutdown.Service) (*Service, error) {
+	inner, err := task.NewTaskService(ctx, publisher, down)
+	if err != nil {
+		return nil, err
+	}
+	return &Service{
+		TTRPCTaskService: inner,
+		oom:              &oomWatch{ctx: ctx, publisher: publisher},
+		containers:       make(map[string]*container),
+	}, nil
+}
+
+// RegisterTTRPC serves this service rather than the embedded one.
+func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
+	taskAPI.RegisterTTRPCTaskService(server, s)
+	return nil
+}
+
+// container gives what is known of a container; nil for one that was never
+// created here, about which runc's service has the right error.
+func (s *Service) container(id string) *container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.containers[id]
+}
+
+// reap starts a command under the shim's reaper, which takes the exit status
+// of every child of the shim: exec.Cmd's own Wait would find none.
+func reap(cmd *exec.Cmd) (func() (int, error), error) {
+	exits, err := runc.Monitor.Start(cmd)
+	if err != nil {
+		return nil, err
+	}
+	return func() (int, error) { return runc.Monitor.Wait(cmd, exits) }, nil
+}

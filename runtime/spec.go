@@ -1,0 +1,59 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// criuConfigAnnotation tells runc which configuration file CRIU gets, at dump
+// and at restore (runc, libcontainer/criu_linux.go).
+const criuConfigAnnotation = "org.criu.config"
+
+// pointAtSettings makes the bundle's config.json name settings as CRIU's
+// configuration file, and gives the container's own annotations and the file
+// that CRIU would have read without that, "" for none. Everything else in
+// config.json stays byte for byte. On an error it is as it was.
+func pointAtSettings(bundle, settings string) (annotations map[string]string, base string, err error) {
+	path := filepath.Join(bundle, "config.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, "", fmt.Errorf("read the container's spec: %w", err)
+	}
+	var spec map[string]json.RawMessage
+	if err := json.Unmarshal(data, &spec); err != nil {
+		return nil, "", fmt.Errorf("read the container's spec %s: %w", path, err)
+	}
+	if raw, ok := spec["annotations"]; ok {
+		if err := json.Unmarshal(raw, &annotations); err != nil {
+			return nil, "", fmt.Errorf("read the annotations in %s: %w", path, err)
+		}
+	}
+	base, own := annotations[criuConfigAnnotation]
+	if !own {
+		base = criuRuncConf
+	}
+	edited := make(map[string]string, len(annotations)+1)
+	for k, v := range annotations {
+		edited[k] = v
+	}
+	edited[criuConfigAnnotation] = settings
+	if spec["annotations"], err = json.Marshal(edited); err != nil {
+		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
+	}
+	if data, err = json.Marshal(spec); err != nil {
+		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
+	}
+	next := path + ".gpuckpt"
+	if err := os.WriteFile(next, data, 0o600); err != nil {
+		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
+	}
+	if err := os.Rename(next, path); err != nil {
+		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
+	}
+	return annotations, base, nil
+}

@@ -1,0 +1,130 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// step is one step of a checkpoint or restore. Its undo, nil where there is
+// nothing to undo, is called only after do has succeeded; a do that fails
+// leaves things as they were before it.
+type step struct {
+	name string
+	do   func(ctx context.Context) (bytes uint64, err error)
+	// back names the undo in the timeline.
+	back string
+	undo func(ctx context.Context) error
+}
+
+// sequence runs steps, remembers the way back, and keeps the times.
+type sequence struct {
+	operation string // "checkpoint" or "restore"
+	id        string
+	began     time.Time
+	phases    []images.Phase
+	back      []step // those done that have an undo
+}
+
+func newSequence(operation, id string) *sequence {
+	return &sequence{operation: operation, id: id, began: time.Now()}
+}
+
+// run takes the steps in order. When one fails it goes back all the way and
+// returns that step's error, joined by what went wrong on the way back.
+func (q *sequence) run(ctx context.Context, steps ...step) error {
+	for _, st := range steps {
+		err := q.time(ctx, st.name, st.do)
+		if err != nil {
+			return joinBack(err, q.goBack(ctx))
+		}
+		if st.undo != nil {
+			q.back = append(q.back, st)
+		}
+	}
+	return nil
+}
+
+// goBack undoes the steps done, the last first, on a context that does not end
+// with the client's. It undoes as many as it can.
+func (q *sequence) goBack(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
+	var errs []error
+	for len(q.back) > 0 {
+		st := q.back[len(q.back)-1]
+		q.back = q.back[:len(q.back)-1]
+		errs = append(errs, q.time(ctx, st.back, func(ctx context.Context) (uint64, error) { return 0, st.undo(ctx) }))
+	}
+	return joinBack(nil, errs...)
+}
+
+// joinBack joins an error with those of the way back, in one line.
+func joinBack(err error, back ...error) error {
+	for _, b := range back {
+		switch {
+		case b == nil:
+		case err == nil:
+			err = b
+		default:
+			err = fmt.Errorf("%w; on the way back: %w", err, b)
+		}
+	}
+	return err
+}
+
+// time runs one phase and logs it.
+func (q *sequence) time(ctx context.Context, name string, do func(context.Context) (uint64, error)) error {
+	start := time.Now()
+	bytes, err := do(ctx)
+	q.add(ctx, name, start, bytes, err)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+func (q *sequence) add(ctx context.Context, name string, start time.Time, bytes uint64, err error) {
+	p := images.Phase{Name: name, Start: max(0, start.Sub(q.began)), Took: time.Since(start), Bytes: bytes}
+	q.phases = append(q.phases, p)
+	entry := log.G(ctx).WithFields(log.Fields{
+		"id": q.id, "operation": q.operation, "phase": name, "took": p.Took, "bytes": bytes,
+	})
+	if err != nil {
+		entry.WithError(err).Error("phase failed")
+		return
+	}
+	entry.Info("phase")
+}
+
+// TimelineName is the file in a container's bundle that holds the phases of
+// its last checkpoint or restore, for people and benchmarks.
+const TimelineName = "gpuckpt-timeline.json"
+
+// Timeline is the content of TimelineName.
+type Timeline struct {
+	Operation string         `json:"operation"` // "checkpoint" or "restore"
+	Phases    []images.Phase `json:"phases"`
+	Took      time.Duration  `json:"tookNs"` // the whole, nanoseconds
+}
+
+// save writes the timeline into the bundle. It is a courtesy: that it cannot
+// be written is logged and no more.
+func (q *sequence) save(ctx context.Context, bundle string) {
+	data, err := json.MarshalIndent(Timeline{Operation: q.operation, Phases: q.phases, Took: time.Since(q.began)}, "", "  ")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(bundle, TimelineName), data, 0o600)
+	}
+	if err != nil {
+		log.G(ctx).WithError(err).Warn("write the timeline")
+	}
+}
