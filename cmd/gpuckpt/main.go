@@ -1,0 +1,50 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command gpuckpt is the operator's command line. Each sub-command is a file.
+// Under the name cuda-checkpoint it is a stand-in for NVIDIA's utility of that
+// name, see cudacheckpoint.go.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	os.Exit(run(ctx, os.Args))
+}
+
+// run gives the exit status.
+func run(ctx context.Context, args []string) int {
+	if len(args) > 0 && filepath.Base(args[0]) == "cuda-checkpoint" {
+		return cudaCheckpoint(ctx, args[1:], os.Stdout, os.Stderr)
+	}
+	root := rootCommand()
+	root.SetArgs(args[1:])
+	if err := root.ExecuteContext(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "gpuckpt: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+// rootCommand puts the sub-commands together.
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "gpuckpt",
+		Short:         "Checkpoint and restore GPU containers",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(cudaCommand(), versionCommand())
+	return root
+}

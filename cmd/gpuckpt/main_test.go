@@ -1,0 +1,187 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+)
+
+// These tests run the built program against processes on the software GPU. They
+// need a C compiler and root, and fail without.
+
+// bin is where the programs are built; TestMain makes and removes it.
+var bin string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "gpuckpt-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	bin = dir
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+var build = sync.OnceValue(func() error {
+	for _, args := range [][]string{
+		{"make", "-s", "-C", "../../integration/softcuda", "OUT=" + bin, "all"},
+		{"make", "-s", "-C", "../../integration/workload", "OUT=" + bin, "all"},
+		{"go", "build", "-o", filepath.Join(bin, "gpuckpt"), "."},
+		{"go", "build", "-o", filepath.Join(bin, cuda.HelperName), "../" + cuda.HelperName},
+		{"ln", "-s", "gpuckpt", filepath.Join(bin, "cuda-checkpoint")},
+	} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s (a C compiler, make and Go are needed): %w\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	return nil
+})
+
+// machine is a machine with software GPUs.
+type machine struct {
+	t   *testing.T
+	env []string
+}
+
+func newMachine(t *testing.T, gpus int) *machine {
+	t.Helper()
+	if err := build(); err != nil {
+		t.Fatal(err)
+	}
+	dev := t.TempDir()
+	names := []string{"nvidiactl"}
+	for i := range gpus {
+		names = append(names, "nvidia"+strconv.Itoa(i))
+	}
+	for _, name := range names {
+		if err := os.WriteFile(filepath.Join(dev, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &machine{t, append(os.Environ(), "LD_LIBRARY_PATH="+bin, "SOFTCUDA_DEV="+dev)}
+}
+
+// run runs a built program and gives its outputs and exit status.
+func (m *machine) run(args ...string) (stdout, stderr string, exit int) {
+	m.t.Helper()
+	var out, errs bytes.Buffer
+	cmd := exec.Command(filepath.Join(bin, args[0]), args[1:]...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = m.env, &out, &errs
+	err := cmd.Run()
+	var failed *exec.ExitError
+	if err != nil && !errors.As(err, &failed) {
+		m.t.Fatal(err)
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// prints fails the test unless a program succeeds with just this output.
+func (m *machine) prints(want string, args ...string) {
+	m.t.Helper()
+	if out, errs, exit := m.run(args...); exit != 0 || out != want || errs != "" {
+		m.t.Fatalf("%q: exit status %d, printed %q and %q, want %q", args, exit, out, errs, want)
+	}
+}
+
+// start runs gpuwork and gives its pid and what asks it for its next count.
+func (m *machine) start(args ...string) (pid string, next func() string) {
+	m.t.Helper()
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	address := c.LocalAddr().String()
+	c.Close()
+	_, port, _ := strings.Cut(address, ":")
+	cmd := exec.Command(filepath.Join(bin, "gpuwork"), append(args, "--port", port)...)
+	cmd.Env, cmd.Stderr = m.env, os.Stderr
+	if err := cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	next = func() string {
+		m.t.Helper()
+		for range 600 {
+			if out, _, exit := m.run("gpuwork", "send", address, "next"); exit == 0 {
+				return strings.TrimSpace(out)
+			}
+			time.Sleep(100 * time.Millisecond) // it does not listen yet
+		}
+		m.t.Fatal("the workload does not answer")
+		return ""
+	}
+	if got := next(); got != "101" {
+		m.t.Fatalf("the workload counts %s", got)
+	}
+	return strconv.Itoa(cmd.Process.Pid), next
+}
+
+func TestCUDACommandsTakeAProcessThereAndBack(t *testing.T) {
+	m := newMachine(t, 1)
+	pid, next := m.start("counter")
+	m.prints("running\n", "gpuckpt", "cuda", "state", pid)
+	m.prints(`{"pid":`+pid+`,"state":"running"}`+"\n", "gpuckpt", "cuda", "state", pid, "--json")
+	m.prints("", "gpuckpt", "cuda", "lock", pid, "--timeout", "5000")
+	m.prints("", "gpuckpt", "cuda", "checkpoint", pid)
+	m.prints("checkpointed\n", "gpuckpt", "cuda", "state", pid)
+	m.prints(`{"pid":`+pid+`,"state":"locked"}`+"\n", "gpuckpt", "cuda", "restore", pid, "--json")
+	m.prints("", "gpuckpt", "cuda", "unlock", pid)
+	m.prints(`{"pid":`+pid+`,"state":"checkpointed"}`+"\n", "gpuckpt", "cuda", "toggle", pid, "--json")
+	m.prints("", "gpuckpt", "cuda", "toggle", pid)
+	if got := next(); got != "102" {
+		t.Errorf("the workload counts %s, want 102", got)
+	}
+	out, _, exit := m.run("gpuckpt", "cuda", "restore-tid", pid)
+	if _, err := os.Stat("/proc/" + pid + "/task/" + strings.TrimSpace(out)); exit != 0 || err != nil {
+		t.Errorf("restore-tid printed %q, exit status %d: %v", out, exit, err)
+	}
+}
+
+func TestCUDACommandsFailClearly(t *testing.T) {
+	m := newMachine(t, 1)
+	pid, _ := m.start("counter")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"cuda", "unlock", pid}, "CUDA_ERROR_ILLEGAL_STATE (401)"},
+		{[]string{"cuda", "state", "1"}, "not a CUDA process"},
+		{[]string{"cuda", "state", "me"}, `"me" is not a pid`},
+		{[]string{"cuda", "state"}, "accepts 1 arg"},
+		{[]string{"cuda", "restore", pid, "--device-map", "0=1"}, "not a GPU's UUID"},
+		{[]string{"cuda", "state", pid, "--helper", "/nonexistent"}, "no such file"},
+		{[]string{"cuda", "sleep", pid}, "unknown"},
+		{[]string{"sleep"}, "unknown command"},
+	} {
+		out, errs, exit := m.run(append([]string{"gpuckpt"}, c.args...)...)
+		if exit != 1 || out != "" || !strings.Contains(errs, c.want) || !strings.HasPrefix(errs, "gpuckpt: ") {
+			t.Errorf("%q: exit status %d, printed %q and %q", c.args, exit, out, errs)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	m := newMachine(t, 1)
+	if out, errs, exit := m.run("gpuckpt", "version"); exit != 0 || errs != "" || !strings.HasPrefix(out, "gpuckpt ") {
+		t.Errorf("exit status %d, printed %q and %q", exit, out, errs)
+	}
+}

@@ -1,0 +1,209 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+)
+
+// GPU is one device that a helper sees.
+type GPU struct {
+	UUID     string `json:"uuid"`       // "GPU-…", as nvidia-smi -L prints it
+	Name     string `json:"name"`       // "NVIDIA H200"
+	Memory   uint64 `json:"memory"`     // bytes
+	Index    int    `json:"index"`      // the CUDA driver's ordinal
+	Minor    int    `json:"minor"`      // N of /dev/nvidiaN; -1 if unknown
+	PCIBusID string `json:"pci_bus_id"` // "0000:41:00.0"
+}
+
+// Info describes the driver and the GPUs that a helper sees.
+type Info struct {
+	DriverVersion string `json:"driver_version"` // "580.159.03"; empty if unknown
+	CUDAVersion   string `json:"cuda_version"`   // "13.0": the newest that the driver serves
+	GPUs          []GPU  `json:"gpus"`
+}
+
+// Info asks which driver and GPUs there are. Errors are ErrNoDriver,
+// ErrDriverTooOld (below 570), an *Error, or the helper's end.
+func (h *Helper) Info(ctx context.Context) (Info, error) {
+	r, err := h.do(ctx, wire.Request{Op: wire.OpInfo}, h.opts.CallTimeout)
+	if err != nil {
+		return Info{}, err
+	}
+	if r.Info == nil {
+		return Info{}, fmt.Errorf("get CUDA devices: %w: reply without devices", ErrHelperGarbled)
+	}
+	info := Info{DriverVersion: r.Info.DriverVersion, CUDAVersion: r.Info.CUDAVersion}
+	for _, g := range r.Info.GPUs {
+		info.GPUs = append(info.GPUs, GPU(g))
+	}
+	return info, nil
+}
+
+// State asks for a process's state. The error Is ErrNotCUDA when the driver
+// knows no CUDA state of it.
+func (h *Helper) State(ctx context.Context, pid int) (State, error) {
+	r, err := h.do(ctx, wire.Request{Op: wire.OpState, PID: pid}, h.opts.CallTimeout)
+	return State(r.Value), err
+}
+
+// RestoreThread asks for the thread of a process that serves the driver's
+// checkpoint calls, which must be able to run. The error Is ErrNotCUDA when the
+// driver knows no CUDA state of the process.
+func (h *Helper) RestoreThread(ctx context.Context, pid int) (int, error) {
+	r, err := h.do(ctx, wire.Request{Op: wire.OpRestoreThread, PID: pid}, h.opts.CallTimeout)
+	return r.Value, err
+}
+
+// Lock takes a process from running to locked: it waits until the work that
+// the process submitted to its GPUs is done and blocks its further CUDA calls.
+// If that is not so within timeout (rounded up to milliseconds) it answers
+// NotReady and the process runs on. 0 waits without end, bounded by
+// Options.CopyTimeout.
+func (h *Helper) Lock(ctx context.Context, pid int, timeout time.Duration) error {
+	q := wire.Request{Op: wire.OpLock, PID: pid}
+	limit := h.opts.CopyTimeout
+	if timeout > 0 {
+		ms := (timeout + time.Millisecond - 1) / time.Millisecond
+		if ms > math.MaxUint32 {
+			return fmt.Errorf("lock CUDA process %d: timeout %v is too long", pid, timeout)
+		}
+		q.TimeoutMS = uint32(ms)
+		limit = timeout + h.opts.CallTimeout
+	}
+	_, err := h.do(ctx, q, limit)
+	return err
+}
+
+// Checkpoint takes a process from locked to checkpointed: it copies all GPU
+// memory of the process into new memory of the process and lets go of the GPUs.
+// When the driver refuses (NotSupported: managed memory), the process stays
+// locked and runs on after Unlock.
+func (h *Helper) Checkpoint(ctx context.Context, pid int) error {
+	_, err := h.do(ctx, wire.Request{Op: wire.OpCheckpoint, PID: pid}, h.opts.CopyTimeout)
+	return err
+}
+
+// Restore takes a process from checkpointed to locked. Without pairs it returns
+// to the GPUs it had. With pairs each GPU it had becomes another: they must
+// name every GPU of the checkpoint and lead to as many different GPUs. When the
+// driver refuses, the process stays checkpointed.
+func (h *Helper) Restore(ctx context.Context, pid int, pairs []Pair) error {
+	q := wire.Request{Op: wire.OpRestore, PID: pid}
+	for _, p := range pairs {
+		q.Pairs = append(q.Pairs, wire.Pair(p))
+	}
+	_, err := h.do(ctx, q, h.opts.CopyTimeout)
+	return err
+}
+
+// Unlock takes a process from locked to running.
+func (h *Helper) Unlock(ctx context.Context, pid int) error {
+	_, err := h.do(ctx, wire.Request{Op: wire.OpUnlock, PID: pid}, h.opts.CallTimeout)
+	return err
+}
+
+// do sends a request, waits for its reply and turns a refusal into an error.
+// limit is how long the helper may take before it is killed.
+func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (wire.Reply, error) {
+	doing := "get CUDA devices"
+	if q.Op != wire.OpInfo {
+		doing = fmt.Sprintf("%s CUDA process %d", q.Op, q.PID)
+	}
+	if err := ctx.Err(); err != nil {
+		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)
+	}
+	c, err := h.send(&q, doing, limit)
+	if err != nil {
+		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)
+	}
+	select {
+	case r := <-c.reply:
+		return r, refusal(q, r)
+	case <-ctx.Done():
+		return wire.Reply{}, fmt.Errorf("%s: %w", doing, ctx.Err())
+	case <-h.down:
+	}
+	select {
+	case r := <-c.reply: // it came just before the helper went
+		return r, refusal(q, r)
+	default:
+		return wire.Reply{}, fmt.Errorf("%s: %w", doing, h.err)
+	}
+}
+
+// send registers a call and writes its request.
+func (h *Helper) send(q *wire.Request, doing string, limit time.Duration) (*call, error) {
+	c := &call{reply: make(chan wire.Reply, 1)}
+	b, err := h.register(c, q, doing, limit)
+	if err != nil {
+		return nil, err
+	}
+	// The socket takes hundreds of requests; a helper that lets them pile up hangs.
+	if err = h.sock.SetWriteDeadline(time.Now().Add(5 * time.Second)); err == nil {
+		_, err = h.sock.Write(b)
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		h.fail(fmt.Errorf("%w: it takes no requests", ErrHelperHung))
+	default:
+		// The helper is gone, or Close was quicker. Whoever noticed says why:
+		// read at the end of the socket.
+	}
+	return c, nil
+}
+
+// register makes a call known to read and starts its limit.
+func (h *Helper) register(c *call, q *wire.Request, doing string, limit time.Duration) ([]byte, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, fmt.Errorf("CUDA helper: %w", os.ErrClosed)
+	}
+	if h.err != nil {
+		return nil, h.err
+	}
+	q.ID = h.lastID + 1
+	b, err := wire.Encode(q)
+	if err != nil {
+		return nil, err
+	}
+	// Refuse here what the helper would take as a reason to end.
+	if _, err := wire.DecodeRequest(b); err != nil {
+		return nil, err
+	}
+	h.lastID = q.ID
+	c.limit = time.AfterFunc(limit, func() {
+		h.fail(fmt.Errorf("%w: %s took longer than %v", ErrHelperHung, doing, limit))
+	})
+	h.calls[q.ID] = c
+	return b, nil
+}
+
+// refusal is the error in a reply, nil if the driver did as asked.
+func refusal(q wire.Request, r wire.Reply) error {
+	op := q.Op
+	switch r.Fault {
+	case wire.FaultNoDriver:
+		return fmt.Errorf("%w: %s", ErrNoDriver, r.Text)
+	case wire.FaultTooOld:
+		return fmt.Errorf("%w: found version %s, need 570 or newer", ErrDriverTooOld, r.Text)
+	case wire.FaultInit:
+		op = opInit
+	default:
+		if r.Code == int(Success) {
+			return nil
+		}
+	}
+	result := Result(r.Code)
+	return &Error{Op: op, PID: q.PID, Result: result, Text: r.Text, Hint: hint(op, result)}
+}

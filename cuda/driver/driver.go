@@ -1,0 +1,131 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+// #cgo CFLAGS: -std=gnu11 -O2 -Wall -Wextra -Werror
+// #cgo LDFLAGS: -ldl
+// #include "libcuda.h"
+import "C"
+
+import (
+	"fmt"
+
+	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+)
+
+// open loads and initialises the driver. It returns nil, or the fault to
+// answer all requests with.
+func open() *wire.Reply {
+	var why [512]C.char
+	if C.gk_load(&why[0], C.size_t(len(why))) != 0 {
+		return &wire.Reply{Fault: wire.FaultNoDriver, Text: C.GoString(&why[0])}
+	}
+	if C.gk_can_checkpoint() == 0 {
+		version := driverVersion()
+		if version == "" {
+			version = "unknown"
+		}
+		return &wire.Reply{Fault: wire.FaultTooOld, Text: version}
+	}
+	if r := C.gk_init(); r != 0 {
+		return &wire.Reply{Fault: wire.FaultInit, Code: int(r), Text: text(r)}
+	}
+	return nil
+}
+
+// serve carries out one request. It blocks as long as the driver does.
+func serve(q wire.Request) wire.Reply {
+	var r, value C.int
+	switch q.Op {
+	case wire.OpInfo:
+		return info()
+	case wire.OpState:
+		r = C.gk_state(C.int(q.PID), &value)
+	case wire.OpRestoreThread:
+		r = C.gk_restore_thread(C.int(q.PID), &value)
+	case wire.OpLock:
+		r = C.gk_lock(C.int(q.PID), C.uint(q.TimeoutMS))
+	case wire.OpCheckpoint:
+		r = C.gk_checkpoint(C.int(q.PID))
+	case wire.OpRestore:
+		r = restore(q)
+	case wire.OpUnlock:
+		r = C.gk_unlock(C.int(q.PID))
+	}
+	if r != 0 {
+		return wire.Reply{Code: int(r), Text: text(r)} // the driver leaves value undefined
+	}
+	return wire.Reply{Value: int(value)}
+}
+
+func restore(q wire.Request) C.int {
+	if len(q.Pairs) == 0 {
+		return C.gk_restore(C.int(q.PID), nil, 0)
+	}
+	pairs := make([]C.gk_pair, len(q.Pairs))
+	for i, p := range q.Pairs {
+		pairs[i] = C.gk_pair{old_uuid: uuid(p.Old), new_uuid: uuid(p.New)}
+	}
+	return C.gk_restore(C.int(q.PID), &pairs[0], C.uint(len(pairs)))
+}
+
+// uuid converts a UUID that wire.DecodeRequest has checked.
+func uuid(s string) C.gk_uuid {
+	var c C.gk_uuid
+	id, _ := wire.ParseUUID(s)
+	for i, b := range id {
+		c.bytes[i] = C.uchar(b)
+	}
+	return c
+}
+
+// info lists the GPUs that this process sees.
+func info() wire.Reply {
+	var version, count C.int
+	if r := C.gk_driver_version(&version); r != 0 {
+		return wire.Reply{Code: int(r), Text: text(r)}
+	}
+	if r := C.gk_device_count(&count); r != 0 {
+		return wire.Reply{Code: int(r), Text: text(r)}
+	}
+	found := wire.Info{
+		DriverVersion: driverVersion(),
+		CUDAVersion:   fmt.Sprintf("%d.%d", version/1000, version%1000/10),
+	}
+	if tooOld(found.DriverVersion) {
+		return wire.Reply{Fault: wire.FaultTooOld, Text: found.DriverVersion}
+	}
+	minors := minorNumbers()
+	for i := range int(count) {
+		var (
+			id     C.gk_uuid
+			name   [256]C.char
+			bus    [32]C.char
+			memory C.uint64_t
+		)
+		if r := C.gk_device(C.int(i), &id, &name[0], C.int(len(name)), &memory, &bus[0], C.int(len(bus))); r != 0 {
+			return wire.Reply{Code: int(r), Text: text(r)}
+		}
+		var raw [16]byte
+		for j := range raw {
+			raw[j] = byte(id.bytes[j])
+		}
+		gpu := wire.GPU{
+			UUID: wire.FormatUUID(raw), Name: C.GoString(&name[0]), Memory: uint64(memory),
+			Index: i, Minor: -1, PCIBusID: C.GoString(&bus[0]),
+		}
+		if minor, ok := minors[gpu.UUID]; ok {
+			gpu.Minor = minor
+		}
+		found.GPUs = append(found.GPUs, gpu)
+	}
+	return wire.Reply{Info: &found}
+}
+
+func text(r C.int) string {
+	if s := C.gk_text(r); s != nil {
+		return C.GoString(s)
+	}
+	return ""
+}

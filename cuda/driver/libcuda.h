@@ -1,0 +1,37 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The part of the CUDA driver API that the helper calls, bound with dlopen.
+// Types and layouts are those of cuda.h (CUDA 12.8 and newer).
+
+#ifndef GPUCKPT_LIBCUDA_H
+#define GPUCKPT_LIBCUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct { unsigned char bytes[16]; } gk_uuid;               // CUuuid
+typedef struct { gk_uuid old_uuid, new_uuid; } gk_pair;            // CUcheckpointGpuPair
+
+// gk_load loads libcuda.so.1. 0: done. -1: it does not load; why says why.
+int gk_load(char *why, size_t size);
+// gk_can_checkpoint is 0 for a driver without the checkpoint functions.
+int gk_can_checkpoint(void);
+
+// The functions below return a CUresult. gk_load comes first.
+int gk_init(void);
+int gk_driver_version(int *version); // 1000 * major + 10 * minor of CUDA
+int gk_device_count(int *count);
+int gk_device(int index, gk_uuid *uuid, char *name, int name_size,
+	      uint64_t *memory, char *bus_id, int bus_id_size);
+int gk_state(int pid, int *state);
+int gk_restore_thread(int pid, int *tid);
+int gk_lock(int pid, unsigned timeout_ms);
+int gk_checkpoint(int pid);
+int gk_restore(int pid, gk_pair *pairs, unsigned count);
+int gk_unlock(int pid);
+
+// gk_text gives the driver's words for a CUresult, or NULL.
+const char *gk_text(int result);
+
+#endif

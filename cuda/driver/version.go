@@ -1,0 +1,96 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// minimum is the first driver branch with the checkpoint functions.
+const minimum = 570
+
+// driverVersion gives the kernel driver's version, "580.159.03", or "".
+func driverVersion() string {
+	if done := useNVML("nvmlSystemGetDriverVersion"); done != nil {
+		defer done()
+		if v, r := nvml.SystemGetDriverVersion(); r == nvml.SUCCESS {
+			return v
+		}
+	}
+	b, err := os.ReadFile("/proc/driver/nvidia/version")
+	if err != nil {
+		return ""
+	}
+	return parseVersion(string(b))
+}
+
+// parseVersion finds the version in /proc/driver/nvidia/version, whose line
+// reads "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03
+// Release Build …".
+func parseVersion(s string) string {
+	for line := range strings.Lines(s) {
+		if strings.HasPrefix(line, "NVRM version:") {
+			return regexp.MustCompile(`\b[0-9]{3,}\.[0-9]+(\.[0-9]+)?\b`).FindString(line)
+		}
+	}
+	return ""
+}
+
+// tooOld is false for a version that is unknown: the functions are there.
+func tooOld(version string) bool {
+	branch, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(branch)
+	return err == nil && n < minimum
+}
+
+// minorNumbers gives N of /dev/nvidiaN for each GPU's UUID, as far as NVML
+// knows: CUDA's ordinals are ordered by speed, the files by bus.
+func minorNumbers() map[string]int {
+	minors := map[string]int{}
+	done := useNVML("nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber")
+	if done == nil {
+		return minors
+	}
+	defer done()
+	count, r := nvml.DeviceGetCount()
+	if r != nvml.SUCCESS {
+		return minors
+	}
+	for i := range count {
+		device, r := nvml.DeviceGetHandleByIndex(i)
+		if r != nvml.SUCCESS {
+			continue
+		}
+		id, r := device.GetUUID()
+		if r != nvml.SUCCESS {
+			continue
+		}
+		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
+			minors[id] = minor
+		}
+	}
+	return minors
+}
+
+// useNVML initialises NVML and gives what ends its use, or nil if it is not
+// there or lacks one of the functions: go-nvml aborts the program when it calls
+// a function that is missing.
+func useNVML(functions ...string) (done func()) {
+	if nvml.Init() != nvml.SUCCESS {
+		return nil
+	}
+	done = func() { _ = nvml.Shutdown() }
+	for _, f := range functions {
+		if nvml.Extensions().LookupSymbol(f) != nil {
+			done()
+			return nil
+		}
+	}
+	return done
+}

@@ -1,0 +1,127 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+)
+
+var (
+	// ErrNotCUDA says that a process has no CUDA state, or is no more.
+	ErrNotCUDA = errors.New("not a CUDA process")
+	// ErrNoDriver says that libcuda.so.1 could not be loaded.
+	ErrNoDriver = errors.New("no NVIDIA driver")
+	// ErrDriverTooOld says that the driver has no checkpoint functions.
+	ErrDriverTooOld = errors.New("NVIDIA driver too old")
+	// ErrHelperGone says that the helper ended before it answered.
+	ErrHelperGone = errors.New("CUDA helper is gone")
+	// ErrHelperHung says that the helper did not answer in time and was killed.
+	ErrHelperHung = errors.New("CUDA helper did not answer and was killed")
+	// ErrHelperGarbled says that the helper's answer made no sense; it was killed.
+	ErrHelperGarbled = errors.New("CUDA helper answered garbage and was killed")
+)
+
+// Error is a call that the driver refused. The process is left in the state it
+// had before the call, except as the driver documents; ask Helper.State.
+type Error struct {
+	Op     string // "lock", "checkpoint", "restore", "unlock", "state", "restore-tid", "info" or "init"
+	PID    int    // as the helper's namespace counts; 0 for "info" and "init"
+	Result Result
+	Text   string // the driver's words; empty: Result's
+	Hint   string // what it means here and what to do; may be empty
+}
+
+// Error reads "lock CUDA process 123: CUDA_ERROR_NOT_READY (600): device not
+// ready: hint".
+func (e *Error) Error() string {
+	var b strings.Builder
+	switch e.Op {
+	case wire.OpState, wire.OpRestoreThread:
+		fmt.Fprintf(&b, "get %s of CUDA process %d", e.Op, e.PID)
+	case wire.OpInfo:
+		b.WriteString("get CUDA devices")
+	case opInit:
+		b.WriteString("initialise CUDA")
+	default:
+		fmt.Fprintf(&b, "%s CUDA process %d", e.Op, e.PID)
+	}
+	text := e.Text
+	if text == "" {
+		text = e.Result.Text()
+	}
+	fmt.Fprintf(&b, ": %s (%d): %s", e.Result, int(e.Result), text)
+	if e.Hint != "" {
+		b.WriteString(": " + e.Hint)
+	}
+	return b.String()
+}
+
+// Is makes errors.Is(err, ErrNotCUDA) true for the two answers with which the
+// driver says that a process has no CUDA state.
+//
+// NVIDIA documents neither. NOT_INITIALIZED ("initialization error") is what
+// cuda-checkpoint prints for the non-CUDA processes of a vLLM tree, and NVIDIA
+// Dynamo's snapshot helper takes both it and INVALID_VALUE for "no CUDA state"
+// (ai-dynamo/snapshot, agent/cmd/cuda-checkpoint-helper). NOT_INITIALIZED cannot
+// mean "cuInit was not called" here: the helper reports that as Op "init".
+// Other operations answer the same codes for other reasons: only the two
+// queries count.
+func (e *Error) Is(target error) bool {
+	return target == ErrNotCUDA && (e.Op == wire.OpState || e.Op == wire.OpRestoreThread) &&
+		(e.Result == NotInitialized || e.Result == InvalidValue)
+}
+
+// opInit is the Op of an Error when cuInit failed, which no request asks for.
+const opInit = "init"
+
+// hint says what an answer means for the step that got it. Sources: the CUDA
+// driver API reference, the issues of NVIDIA/cuda-checkpoint, and this
+// project's own measurements.
+func hint(op string, r Result) string {
+	switch {
+	case op == opInit && r == NoDevice:
+		return "no GPU is visible: are the device files /dev/nvidia* there and allowed?"
+	case op == opInit && r == OperatingSystem:
+		return "the device files /dev/nvidia* are missing or not allowed here"
+	case op == opInit && r == 803:
+		return "libcuda and the kernel module are of different versions: was the driver updated without a reboot?"
+	case (op == wire.OpState || op == wire.OpRestoreThread) && (r == NotInitialized || r == InvalidValue):
+		return "not a CUDA process, or it ended"
+	case op == wire.OpLock && r == NotReady:
+		return "work was still running on the GPU when the timeout ended; the process runs on: retry with a longer timeout"
+	case op == wire.OpCheckpoint && r == NotSupported:
+		return "it uses managed memory (cudaMallocManaged, UVM) or another feature that this driver cannot checkpoint; it stays locked and runs on once unlocked"
+	case op == wire.OpRestore && r == InvalidValue:
+		return "GPU pairs must name every checkpointed GPU once and lead to different GPUs that are visible here"
+	case op == wire.OpRestore && r == NotSupported:
+		return "the GPUs visible here do not match those of the checkpoint (model, count, or seen from the wrong namespace)"
+	case op == wire.OpRestore && r == OutOfMemory:
+		// NVIDIA/cuda-checkpoint#44: later restores of the process answer 304.
+		return "the GPU has too little free memory; the driver may refuse later restores of this process too"
+	case r == IllegalState:
+		return "the process is not in the state this step starts from"
+	case r == OperatingSystem:
+		return "the driver could not reach the process or a device: root is needed, in the process's namespaces or above"
+	}
+	return ""
+}
+
+// sum makes one error in one line of those that are not nil.
+func sum(errs []error) error {
+	var all error
+	for _, err := range errs {
+		switch {
+		case err == nil:
+		case all == nil:
+			all = err
+		default:
+			all = fmt.Errorf("%w; %w", all, err)
+		}
+	}
+	return all
+}

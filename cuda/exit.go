@@ -1,0 +1,70 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// signalOf gives the signal that ended a process.
+func signalOf(state *os.ProcessState) (int, bool) {
+	ws, ok := state.Sys().(syscall.WaitStatus)
+	if !ok || !ws.Signaled() {
+		return 0, false
+	}
+	return int(ws.Signal()), true
+}
+
+// describe words what Options.Run's wait returned.
+func describe(code int, err error) string {
+	switch {
+	case errors.Is(err, syscall.ECHILD):
+		return "exit status unknown: another part of this program reaped it"
+	case err != nil:
+		return err.Error()
+	case code > 128:
+		return "signal: " + syscall.Signal(code-128).String()
+	}
+	return fmt.Sprintf("exit status %d", code)
+}
+
+// tail keeps the last bytes written to it, and passes all on to also.
+type tail struct {
+	also io.Writer // may be nil
+
+	mu  sync.Mutex
+	end []byte
+}
+
+const tailBytes = 2 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.end = append(t.end, p...)
+	if extra := len(t.end) - tailBytes; extra > 0 {
+		t.end = append(t.end[:0], t.end[extra:]...)
+	}
+	if t.also != nil {
+		_, _ = t.also.Write(p) // what the caller does with it must not stop the helper
+	}
+	return len(p), nil
+}
+
+// String gives the last four lines, joined by " | ".
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	lines := strings.Split(strings.TrimSpace(string(t.end)), "\n")
+	if len(lines) > 4 {
+		lines = lines[len(lines)-4:]
+	}
+	return strings.Join(lines, " | ")
+}

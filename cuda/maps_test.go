@@ -1,0 +1,125 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const someMaps = `55e4d1a00000-55e4d1a01000 r--p 00000000 fe:01 1234                       /bin/x
+55e4d2a00000-55e4d2a21000 rw-p 00000000 00:00 0                          [heap]
+7f0000000000-7f0400000000 rw-p 00000000 00:00 0 
+7f0400000000-7f0400001000 ---p 00000000 00:00 0 
+7f0500000000-7f0500200000 rw-s 00000000 00:01 77                         /memfd:gpuckpt (deleted)
+7f0600000000-7f0600200000 rw-p 00000000 00:05 78                         /dev/zero
+7f0700000000-7f0700001000 rw-p 00000000 00:00 0                          [anon: pool]
+7f0800000000-7f0800001000 rw-p 00000000 00:00 0
+7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
+`
+
+func TestOnlyUnnamedPrivateAnonymousAreasCount(t *testing.T) {
+	got, err := parseMaps(strings.NewReader(someMaps))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Area{{0x7f0000000000, 0x7f0400000000}, {0x7f0800000000, 0x7f0800001000}}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %x, want %x", got, want)
+	}
+	if got[0].Bytes() != 16<<30 {
+		t.Errorf("first area has %d bytes", got[0].Bytes())
+	}
+}
+
+func TestMapsThatTheKernelNeverWrites(t *testing.T) {
+	for name, s := range map[string]string{
+		"words":          "no maps here\n",
+		"no range":       "7f0000000000 rw-p 00000000 00:00 0 \n",
+		"empty range":    "7f0000000000-7f0000000000 rw-p 00000000 00:00 0 \n",
+		"backwards":      "7f0000001000-7f0000000000 rw-p 00000000 00:00 0 \n",
+		"not hex":        "7g0000001000-7h0000000000 rw-p 00000000 00:00 0 \n",
+		"bad inode":      "7f0000000000-7f0000001000 rw-p 00000000 00:00 x \n",
+		"bad permission": "7f0000000000-7f0000001000 rw 00000000 00:00 0 \n",
+		"cut off":        "7f0000000000-7f0000001000 rw-p\n",
+		"not ascending": "7f0000002000-7f0000003000 rw-p 00000000 00:00 0 \n" +
+			"7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \n",
+	} {
+		if areas, err := parseMaps(strings.NewReader(s)); err == nil {
+			t.Errorf("%s: accepted as %x", name, areas)
+		}
+	}
+}
+
+func TestNewAreas(t *testing.T) {
+	for _, c := range []struct {
+		name                string
+		before, after, want []Area
+	}{
+		{"nothing new", []Area{{1, 5}}, []Area{{1, 5}}, nil},
+		{"all new", nil, []Area{{1, 5}, {7, 9}}, []Area{{1, 5}, {7, 9}}},
+		{"one beside", []Area{{1, 5}}, []Area{{1, 5}, {7, 9}}, []Area{{7, 9}}},
+		{"joined with the area above", []Area{{5, 9}}, []Area{{1, 9}}, []Area{{1, 5}}},
+		{"joined with the area below", []Area{{1, 5}}, []Area{{1, 9}}, []Area{{5, 9}}},
+		{"joins two", []Area{{1, 3}, {6, 9}}, []Area{{1, 9}}, []Area{{3, 6}}},
+		{"around one", []Area{{3, 6}}, []Area{{1, 9}}, []Area{{1, 3}, {6, 9}}},
+		{"one is gone", []Area{{1, 3}, {6, 9}}, []Area{{6, 9}}, nil},
+		{"one has shrunk", []Area{{1, 9}}, []Area{{2, 4}, {6, 8}}, nil},
+	} {
+		if got := NewAreas(c.before, c.after); !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestAnonymousAreasSeeANewMapping(t *testing.T) {
+	before, err := AnonymousAreas(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 64 << 20
+	m, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(m)
+	after, err := AnonymousAreas(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bytes uint64
+	for _, a := range NewAreas(before, after) {
+		bytes += a.Bytes()
+	}
+	// The Go runtime may map some memory of its own in between.
+	if bytes < size || bytes > size+32<<20 {
+		t.Errorf("%d bytes are new, mapped %d", bytes, size)
+	}
+}
+
+func FuzzParseMaps(f *testing.F) {
+	f.Add(someMaps)
+	f.Add("0-1 rw-p 0 0 0\n1-2 rw-p 0 0 0")
+	f.Fuzz(func(t *testing.T, s string) {
+		areas, err := parseMaps(strings.NewReader(s))
+		if err != nil {
+			return
+		}
+		var last uint64
+		for _, a := range areas {
+			if a.Start >= a.End || a.Start < last {
+				t.Fatalf("areas out of order: %x", areas)
+			}
+			last = a.End
+		}
+		if fresh := NewAreas(areas, areas); len(fresh) != 0 {
+			t.Fatalf("%x are new against themselves: %x", areas, fresh)
+		}
+	})
+}

@@ -1,0 +1,117 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+)
+
+// HelperName is the file name of the helper program.
+const HelperName = "gpuckpt-cuda-helper"
+
+// Options say how to start a helper. The zero value works.
+type Options struct {
+	// Path of the helper. Empty: beside the running executable, then in $PATH.
+	Path string
+	// Join is a pid whose mount and pid namespaces the helper enters after it
+	// has loaded this namespace's driver library and before it initialises it:
+	// it then sees the GPUs as that process does, and counts pids as it does.
+	// 0 stays outside. Needed to restore onto GPUs other than the checkpoint's.
+	Join int
+	// Env is added to this program's environment, "KEY=value" each.
+	Env []string
+	// Stderr gets what the helper prints beside what errors quote. May be nil.
+	Stderr io.Writer
+	// CallTimeout bounds Info, State, RestoreThread and Unlock, and is the
+	// grace that Lock gets beyond its own timeout. 0: 30 s.
+	CallTimeout time.Duration
+	// CopyTimeout bounds Checkpoint and Restore, which copy all GPU memory in
+	// use (2 to 6 GB/s), a Lock without timeout, and the undoing of a group's
+	// step. 0: 30 min.
+	CopyTimeout time.Duration
+	// Run starts the helper and returns what waits for it and gives its exit
+	// status (128 + N for signal N). A program that reaps all its children, as
+	// containerd's shims do, passes its reaper here; otherwise the exit status
+	// is lost to the reaper. nil: exec.Cmd's Start and Wait.
+	Run func(*exec.Cmd) (wait func() (int, error), err error)
+}
+
+func (o Options) withDefaults() Options {
+	if o.CallTimeout <= 0 {
+		o.CallTimeout = 30 * time.Second
+	}
+	if o.CopyTimeout <= 0 {
+		o.CopyTimeout = 30 * time.Minute
+	}
+	if o.Run == nil {
+		o.Run = run
+	}
+	return o
+}
+
+// command makes the helper's command, all but its standard error and socket.
+func (o Options) command() (*exec.Cmd, error) {
+	path, err := o.path()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(path)
+	for _, kv := range os.Environ() {
+		// These would hide or reorder GPUs, and the driver wants every GPU of
+		// a checkpoint named and visible at restore.
+		if strings.HasPrefix(kv, "CUDA_VISIBLE_DEVICES=") || strings.HasPrefix(kv, "CUDA_DEVICE_ORDER=") ||
+			strings.HasPrefix(kv, wire.JoinEnv+"=") {
+			continue
+		}
+		cmd.Env = append(cmd.Env, kv)
+	}
+	cmd.Env = append(cmd.Env, o.Env...)
+	if o.Join != 0 {
+		cmd.Env = append(cmd.Env, wire.JoinEnv+"="+strconv.Itoa(o.Join))
+	}
+	return cmd, nil
+}
+
+func (o Options) path() (string, error) {
+	if o.Path != "" {
+		return o.Path, nil
+	}
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), HelperName)
+		if _, err := os.Stat(beside); err == nil {
+			return beside, nil
+		}
+	}
+	path, err := exec.LookPath(HelperName)
+	if err != nil {
+		return "", fmt.Errorf("find CUDA helper beside this program or in $PATH: %w", err)
+	}
+	return path, nil
+}
+
+// run is the Run of Options that have none.
+func run(cmd *exec.Cmd) (func() (int, error), error) {
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return func() (int, error) {
+		err := cmd.Wait()
+		if cmd.ProcessState == nil {
+			return 0, err
+		}
+		if sig, ok := signalOf(cmd.ProcessState); ok {
+			return 128 + sig, nil
+		}
+		return cmd.ProcessState.ExitCode(), nil
+	}, nil
+}

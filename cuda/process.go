@@ -1,0 +1,209 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// Process is a CUDA process as Find saw it.
+type Process struct {
+	PID           int   `json:"pid"`            // as this program counts
+	NSPID         int   `json:"ns_pid"`         // in the process's innermost pid namespace
+	State         State `json:"state"`          // when it was found: the state a group ends in
+	RestoreThread int   `json:"restore_thread"` // serves the driver's calls; as PID counts
+	GPUs          []int `json:"gpus"`           // minors of the /dev/nvidiaN it has open, ascending
+}
+
+// MayUse says cheaply, from /proc alone, whether a process may be a CUDA
+// process: it has libcuda.so mapped or a file /dev/nvidia* open. Only the
+// driver knows, but where this says false it need not be asked, nor loaded. A
+// process that has ended is none. pid counts as /proc counts.
+func MayUse(pid int) (bool, error) {
+	devices, err := deviceFiles(pid)
+	if err == nil && len(devices) > 0 {
+		return true, nil
+	}
+	var mapped bool
+	if err == nil {
+		mapped, err = mapsLibrary(pid)
+	}
+	if gone(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for CUDA in process %d: %w", pid, err)
+	}
+	return mapped, nil
+}
+
+// HoldsDevice says whether a process has a file /dev/nvidia* open: it has a
+// CUDA context, or is making one. A process that has ended has none.
+func HoldsDevice(pid int) (bool, error) {
+	devices, err := deviceFiles(pid)
+	if err != nil && !gone(err) {
+		return false, fmt.Errorf("look for GPUs in process %d: %w", pid, err)
+	}
+	return len(devices) > 0, nil
+}
+
+// Find gives those of the processes for which the driver answers, in the order
+// given. Processes without a trace of CUDA are not asked about, and those that
+// end meanwhile are left out. The helper must be one that counts pids as this
+// program does (no Options.Join).
+func Find(ctx context.Context, h *Helper, pids []int) ([]Process, error) {
+	found := make([]*Process, len(pids))
+	errs := make([]error, len(pids))
+	var wg sync.WaitGroup
+	for i, pid := range pids {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			found[i], errs[i] = inspect(ctx, h, pid)
+		}()
+	}
+	wg.Wait()
+	if err := sum(errs); err != nil {
+		return nil, fmt.Errorf("find CUDA processes: %w", err)
+	}
+	var processes []Process
+	for _, p := range found {
+		if p != nil {
+			processes = append(processes, *p)
+		}
+	}
+	return processes, nil
+}
+
+// inspect gives nil for what is no CUDA process, or no more.
+func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
+	if may, err := MayUse(pid); err != nil || !may {
+		return nil, err
+	}
+	p := &Process{PID: pid}
+	var err error
+	if p.State, err = h.State(ctx, pid); err == nil {
+		p.RestoreThread, err = h.RestoreThread(ctx, pid)
+	}
+	if errors.Is(err, ErrNotCUDA) {
+		return nil, nil
+	}
+	if err != nil {
+		// A process that is ending makes the driver answer all sorts of things.
+		if _, gerr := nsPID(pid); gone(gerr) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	if p.NSPID, err = nsPID(pid); err == nil {
+		p.GPUs, err = deviceFiles(pid)
+	}
+	if gone(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("inspect process %d: %w", pid, err)
+	}
+	p.GPUs = slices.DeleteFunc(p.GPUs, func(minor int) bool { return minor < 0 })
+	return p, nil
+}
+
+// deviceFiles gives the minors of the /dev/nvidiaN that a process has open,
+// ascending, each once, and -1 for any other /dev/nvidia*.
+func deviceFiles(pid int) ([]int, error) {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	var minors []int
+	for _, name := range names {
+		target, err := os.Readlink(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) { // closed meanwhile, or the process ended
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		rest, ok := strings.CutPrefix(target, "/dev/nvidia")
+		if !ok {
+			continue
+		}
+		minor, err := strconv.Atoi(rest)
+		if err != nil {
+			minor = -1 // nvidiactl, nvidia-uvm, nvidia-caps/…
+		}
+		minors = append(minors, minor)
+	}
+	slices.Sort(minors)
+	return slices.Compact(minors), nil
+}
+
+// mapsLibrary says whether a process has a libcuda.so* mapped.
+func mapsLibrary(pid int) (bool, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		if bytes.Contains(lines.Bytes(), []byte("/libcuda.so")) {
+			return true, nil
+		}
+	}
+	return false, lines.Err()
+}
+
+// nsPID gives a process's pid in its innermost pid namespace.
+func nsPID(pid int) (int, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	return parseNSPID(status)
+}
+
+// parseNSPID reads the line "NSpid:\t4711\t1" of /proc/PID/status: the pid in
+// each nested pid namespace, the innermost last.
+func parseNSPID(status []byte) (int, error) {
+	for line := range strings.Lines(string(status)) {
+		rest, ok := strings.CutPrefix(line, "NSpid:")
+		if !ok {
+			continue
+		}
+		fields := strings.Fields(rest)
+		if len(fields) == 0 {
+			break
+		}
+		pid, err := strconv.Atoi(fields[len(fields)-1])
+		if err != nil || pid <= 0 {
+			return 0, fmt.Errorf("no pid in %q", strings.TrimSpace(line))
+		}
+		return pid, nil
+	}
+	return 0, errors.New("no line NSpid in the process's status")
+}
+
+// gone says whether an error means that a process has ended.
+func gone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
+}

@@ -1,0 +1,454 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// refused fails the test unless the driver answered this code.
+func refused(t *testing.T, err error, want Result) {
+	t.Helper()
+	var e *Error
+	if !errors.As(err, &e) || e.Result != want {
+		t.Fatalf("got error %v, want %v", err, want)
+	}
+}
+
+func do(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSoftProcessGoesThereAndBack(t *testing.T) {
+	dev := devices(t, 2)
+	h, w, ctx := softHelper(t, dev, nil), start(t, dev, nil, "counter"), t.Context()
+	w.counts(101)
+	w.is(h, Running)
+	tid, err := h.RestoreThread(ctx, w.pid)
+	do(t, err)
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", w.pid, tid)); err != nil {
+		t.Errorf("restore thread %d: %v", tid, err)
+	}
+
+	do(t, h.Lock(ctx, w.pid, 10*time.Second))
+	w.is(h, Locked)
+	before, err := AnonymousAreas(w.pid)
+	do(t, err)
+	do(t, h.Checkpoint(ctx, w.pid))
+	w.is(h, Checkpointed)
+	after, err := AnonymousAreas(w.pid)
+	do(t, err)
+	if fresh := NewAreas(before, after); len(fresh) == 0 {
+		t.Error("the checkpoint made no new area")
+	}
+	if open, err := deviceFiles(w.pid); err != nil || len(open) != 0 {
+		t.Errorf("checkpointed, it has device files open: %v, %v", open, err)
+	}
+	if may, err := MayUse(w.pid); err != nil || !may {
+		t.Errorf("checkpointed, it may not use CUDA: %v, %v", may, err)
+	}
+
+	do(t, h.Restore(ctx, w.pid, nil))
+	w.is(h, Locked)
+	do(t, h.Unlock(ctx, w.pid))
+	w.is(h, Running)
+	w.counts(102)
+}
+
+func TestSoftStepsInTheWrongState(t *testing.T) {
+	dev := devices(t, 1)
+	h, w, ctx := softHelper(t, dev, nil), start(t, dev, nil, "counter"), t.Context()
+	w.counts(101)
+	refused(t, h.Checkpoint(ctx, w.pid), IllegalState)
+	refused(t, h.Restore(ctx, w.pid, nil), IllegalState)
+	refused(t, h.Unlock(ctx, w.pid), IllegalState)
+	do(t, h.Lock(ctx, w.pid, time.Second))
+	refused(t, h.Lock(ctx, w.pid, time.Second), IllegalState)
+	do(t, h.Checkpoint(ctx, w.pid))
+	refused(t, h.Unlock(ctx, w.pid), IllegalState)
+	refused(t, h.Checkpoint(ctx, w.pid), IllegalState)
+}
+
+func TestSoftInfo(t *testing.T) {
+	info, err := softHelper(t, devices(t, 2), nil).Info(t.Context())
+	do(t, err)
+	if !strings.HasPrefix(info.DriverVersion, "580.") || info.CUDAVersion != "13.0" {
+		t.Errorf("driver %q, CUDA %q", info.DriverVersion, info.CUDAVersion)
+	}
+	if len(info.GPUs) != 2 {
+		t.Fatalf("GPUs: %+v", info.GPUs)
+	}
+	for i, g := range info.GPUs {
+		want := GPU{UUID: fmt.Sprintf("GPU-5af7c0da-0000-4000-8000-%012x", i), Name: "Software GPU",
+			Memory: 2 << 30, Index: i, Minor: i, PCIBusID: g.PCIBusID}
+		if g != want || g.PCIBusID == "" {
+			t.Errorf("GPU %d: %+v, want %+v", i, g, want)
+		}
+	}
+}
+
+func TestSoftProcessesWithoutCUDA(t *testing.T) {
+	dev := devices(t, 1)
+	h := softHelper(t, dev, nil)
+	for _, pid := range []int{os.Getpid(), 4194304} { // the latter is above the kernel's pid_max
+		_, err := h.State(t.Context(), pid)
+		wants(t, err, ErrNotCUDA)
+		_, err = h.RestoreThread(t.Context(), pid)
+		wants(t, err, ErrNotCUDA)
+		if may, err := MayUse(pid); err != nil || may {
+			t.Errorf("process %d may use CUDA: %v, %v", pid, may, err)
+		}
+	}
+}
+
+func TestSoftFind(t *testing.T) {
+	dev := devices(t, 2)
+	h := softHelper(t, dev, nil)
+	a, b := start(t, dev, nil, "counter"), start(t, dev, nil, "counter")
+	plain := start(t, dev, nil, "plain")
+	multi := start(t, dev, nil, "multi", "--procs", "2", "--bytes", "1M") // its parent knows no CUDA
+	a.counts(101)
+	b.counts(101)
+	plain.counts(101)
+	multi.ask("verify")
+	do(t, h.Lock(t.Context(), b.pid, time.Second))
+	dead := exec.Command("true")
+	do(t, dead.Run())
+
+	got, err := Find(t.Context(), h, []int{plain.pid, b.pid, os.Getpid(), dead.Process.Pid, multi.pid, a.pid})
+	do(t, err)
+	if len(got) != 2 || got[0].PID != b.pid || got[0].State != Locked || got[1].PID != a.pid || got[1].State != Running {
+		t.Fatalf("found %+v", got)
+	}
+	for _, p := range got {
+		if p.NSPID != p.PID || p.RestoreThread == 0 || p.RestoreThread == p.PID {
+			t.Errorf("found %+v", p)
+		}
+	}
+	do(t, h.Unlock(t.Context(), b.pid))
+}
+
+func TestSoftManagedMemoryIsRefusedAndTheProcessGoesOn(t *testing.T) {
+	dev := devices(t, 1)
+	h, w, ctx := softHelper(t, dev, nil), start(t, dev, nil, "managed"), t.Context()
+	w.counts(101)
+	procs, err := Find(ctx, h, []int{w.pid})
+	do(t, err)
+	do(t, LockAll(ctx, h, procs, time.Second))
+	err = CheckpointAll(ctx, h, procs)
+	refused(t, err, NotSupported)
+	if !strings.Contains(err.Error(), "cudaMallocManaged") {
+		t.Errorf("%v does not name the cause", err)
+	}
+	w.is(h, Locked)
+	do(t, UnlockAll(ctx, h, procs))
+	w.counts(102)
+}
+
+func TestSoftLockTimesOutBehindARunningKernel(t *testing.T) {
+	dev := devices(t, 1)
+	h, w := softHelper(t, dev, nil), start(t, dev, nil, "spin")
+	for range 600 { // "spinning" is said a little before the kernel runs
+		if err := h.Lock(t.Context(), w.pid, 50*time.Millisecond); err == nil {
+			do(t, h.Unlock(t.Context(), w.pid))
+		} else if e := new(Error); errors.As(err, &e) && e.Result == NotReady {
+			w.is(h, Running)
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Error("a process with a kernel in flight was locked each time")
+}
+
+func TestSoftOneFailsTheOthersAreUndone(t *testing.T) {
+	dev := devices(t, 2)
+	h, ctx := softHelper(t, dev, nil), t.Context()
+	good := start(t, dev, nil, "counter")
+	bad := start(t, dev, []string{"SOFTCUDA_FAIL=checkpoint:304"}, "counter", "--gpu", "1")
+	good.counts(101)
+	bad.counts(101)
+	procs, err := Find(ctx, h, []int{good.pid, bad.pid})
+	do(t, err)
+	do(t, LockAll(ctx, h, procs, time.Second))
+	refused(t, CheckpointAll(ctx, h, procs), OperatingSystem)
+	good.is(h, Locked)
+	bad.is(h, Locked)
+	do(t, UnlockAll(ctx, h, procs))
+	good.counts(102)
+	bad.counts(102)
+}
+
+// Whatever ends a checkpoint midway, the group is locked again afterwards,
+// although the driver's thread in the process goes on with it for a while.
+func TestSoftCheckpointLostMidway(t *testing.T) {
+	for name, end := range map[string]struct {
+		by   func(h *Helper, cancel func())
+		want error
+	}{
+		"helper killed":    {func(h *Helper, _ func()) { h.cmd.Process.Kill() }, ErrHelperGone},
+		"call cancelled":   {func(_ *Helper, cancel func()) { cancel() }, context.Canceled},
+		"socket is closed": {func(h *Helper, _ func()) { h.sock.Close() }, ErrHelperGone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dev := devices(t, 2)
+			h := softHelper(t, dev, nil)
+			slow := start(t, dev, []string{"SOFTCUDA_CHECKPOINT_DELAY_MS=1500"}, "counter")
+			quick := start(t, dev, nil, "counter", "--gpu", "1")
+			slow.counts(101)
+			quick.counts(101)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			procs, err := Find(ctx, h, []int{slow.pid, quick.pid})
+			do(t, err)
+			do(t, LockAll(ctx, h, procs, time.Second))
+			ended := make(chan error)
+			go func() { ended <- CheckpointAll(ctx, h, procs) }()
+			waitForCalls(t, h, 1) // the quick one is done
+			other := softHelper(t, dev, nil)
+			for s := Locked; s != Checkpointed; {
+				s, err = other.State(t.Context(), quick.pid)
+				do(t, err)
+			}
+			end.by(h, cancel)
+			within(t, func() {
+				err := <-ended
+				wants(t, err, end.want)
+				if strings.Contains(err.Error(), "undo") {
+					t.Errorf("undo failed: %v", err)
+				}
+			})
+			slow.is(other, Locked)
+			quick.is(other, Locked)
+			do(t, UnlockAll(t.Context(), other, procs))
+			slow.counts(102)
+			quick.counts(102)
+		})
+	}
+}
+
+func TestSoftLockOfAStoppedProcessEndsAtItsLimit(t *testing.T) {
+	dev := devices(t, 1)
+	h := softHelper(t, dev, func(o *Options) { o.CallTimeout = 500 * time.Millisecond })
+	w := start(t, dev, nil, "counter")
+	w.counts(101)
+	do(t, syscall.Kill(w.pid, syscall.SIGSTOP))
+	within(t, func() {
+		err := LockAll(t.Context(), h, []Process{{PID: w.pid, State: Running}}, 100*time.Millisecond)
+		wants(t, err, ErrHelperHung, "lock CUDA process", "undo") // which cannot work either
+	})
+	do(t, syscall.Kill(w.pid, syscall.SIGCONT))
+	// It now carries out what it was asked; then it can be brought back.
+	h = softHelper(t, dev, nil)
+	do(t, settle(t.Context(), h, w.pid, time.Minute))
+	do(t, bring(t.Context(), h, w.pid, Running))
+	w.counts(102)
+}
+
+func TestSoftOtherProcessesAreServedMeanwhile(t *testing.T) {
+	dev := devices(t, 2)
+	h, ctx := softHelper(t, dev, nil), t.Context()
+	a := start(t, dev, nil, "counter")
+	b := start(t, dev, nil, "counter", "--gpu", "1")
+	a.counts(101)
+	b.counts(101)
+	do(t, syscall.Kill(a.pid, syscall.SIGSTOP))
+	locked := make(chan error)
+	go func() { locked <- h.Lock(ctx, a.pid, 0) }()
+	waitForCalls(t, h, 1)
+	do(t, h.Lock(ctx, b.pid, time.Second))
+	do(t, h.Checkpoint(ctx, b.pid))
+	do(t, h.Restore(ctx, b.pid, nil))
+	do(t, h.Unlock(ctx, b.pid))
+	b.counts(102)
+	do(t, syscall.Kill(a.pid, syscall.SIGCONT))
+	within(t, func() { do(t, <-locked) })
+	do(t, h.Unlock(ctx, a.pid))
+	a.counts(102)
+}
+
+func TestSoftHelperFinishesWhatItBeganWhenItsClientDies(t *testing.T) {
+	dev := devices(t, 1)
+	w := start(t, dev, []string{"SOFTCUDA_CHECKPOINT_DELAY_MS=1000"}, "counter")
+	w.counts(101)
+	h := softHelper(t, dev, nil)
+	do(t, h.Lock(t.Context(), w.pid, time.Second))
+	before, err := AnonymousAreas(w.pid)
+	do(t, err)
+
+	client := exec.Command(os.Args[0])
+	client.Env = append(os.Environ(), h.cmd.Env...)
+	client.Env = append(client.Env, fmt.Sprintf("%s=client:%s:%d", fakeEnv, h.cmd.Path, w.pid))
+	do(t, client.Start())
+	defer client.Wait()
+	var helper []int
+	within(t, func() {
+		for midway := false; !midway; time.Sleep(10 * time.Millisecond) {
+			now, err := AnonymousAreas(w.pid)
+			do(t, err)
+			midway = len(NewAreas(before, now)) > 0
+		}
+		helper = childrenOf(t, client.Process.Pid)
+	})
+	do(t, client.Process.Kill())
+	if len(helper) != 1 {
+		t.Fatalf("the client has children %v", helper)
+	}
+	w.is(h, Locked) // still at it
+	within(t, func() {
+		for {
+			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", helper[0]))
+			if err != nil || strings.Contains(string(status), "State:\tZ") {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	w.is(h, Checkpointed)
+}
+
+func TestSoftNoDriver(t *testing.T) {
+	dir := t.TempDir() // whose libcuda is none, in case this machine has one
+	do(t, os.WriteFile(filepath.Join(dir, "libcuda.so.1"), []byte("no library"), 0o600))
+	h := softHelper(t, devices(t, 1), func(o *Options) { o.Env = append(o.Env, "LD_LIBRARY_PATH="+dir) })
+	_, err := h.State(t.Context(), os.Getpid())
+	wants(t, err, ErrNoDriver, "libcuda.so.1")
+	_, err = h.Info(t.Context())
+	wants(t, err, ErrNoDriver)
+}
+
+func TestSoftDriverTooOld(t *testing.T) {
+	t.Run("by its version", func(t *testing.T) {
+		h := softHelper(t, devices(t, 1), func(o *Options) { o.Env = append(o.Env, "SOFTCUDA_DRIVER=535.104.05") })
+		_, err := h.Info(t.Context())
+		wants(t, err, ErrDriverTooOld, "535.104.05", "570")
+	})
+	t.Run("by its functions", func(t *testing.T) {
+		dir := t.TempDir()
+		src := filepath.Join(dir, "old.c")
+		var c strings.Builder
+		for _, f := range []string{"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid_v2",
+			"cuDeviceGetName", "cuDeviceTotalMem_v2", "cuDeviceGetPCIBusId", "cuGetErrorString"} {
+			fmt.Fprintf(&c, "int %s(void) { return 0; }\n", f)
+		}
+		do(t, os.WriteFile(src, []byte(c.String()), 0o600))
+		if out, err := exec.Command("gcc", "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"), src).CombinedOutput(); err != nil {
+			t.Fatalf("gcc: %v\n%s", err, out)
+		}
+		h := softHelper(t, devices(t, 1), func(o *Options) {
+			o.Env = append(o.Env, "LD_LIBRARY_PATH="+dir+":"+soft(t), "SOFTCUDA_DRIVER=550.54.14")
+		})
+		_, err := h.State(t.Context(), os.Getpid())
+		wants(t, err, ErrDriverTooOld, "550.54.14")
+	})
+}
+
+func TestSoftHelperByHand(t *testing.T) {
+	out, err := exec.Command(filepath.Join(soft(t), HelperName)).CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "not by hand") {
+		t.Errorf("got %v: %s", err, out)
+	}
+}
+
+func TestSoftRestoreOntoAnotherGPUFromInside(t *testing.T) {
+	ctx := t.Context()
+	outside := softHelper(t, devices(t, 2), nil)
+	w := contained(t, "nvidiactl nvidia0", "counter")
+	w.counts(102) // the first was its sign of life
+	procs, err := Find(ctx, outside, []int{w.pid})
+	do(t, err)
+	if len(procs) != 1 || procs[0].NSPID != 1 || !slices.Equal(procs[0].GPUs, []int{0}) {
+		t.Fatalf("found %+v", procs)
+	}
+	do(t, LockAll(ctx, outside, procs, time.Second))
+	do(t, CheckpointAll(ctx, outside, procs))
+
+	// The container comes back with another GPU.
+	dev := fmt.Sprintf("/proc/%d/root/dev/", w.pid)
+	do(t, os.Rename(dev+"nvidia0", dev+"nvidia1"))
+	pairs, err := ParsePairs("GPU-5af7c0da-0000-4000-8000-000000000000=GPU-5af7c0da-0000-4000-8000-000000000001")
+	do(t, err)
+	refused(t, outside.Restore(ctx, w.pid, pairs), NotSupported)
+
+	inside := softHelper(t, "/nonexistent", func(o *Options) { o.Join = w.pid })
+	info, err := inside.Info(ctx)
+	do(t, err)
+	if len(info.GPUs) != 1 || info.GPUs[0].Minor != 1 || info.GPUs[0].UUID != pairs[0].New {
+		t.Fatalf("inside there are %+v", info.GPUs)
+	}
+	refused(t, inside.Restore(ctx, 1, nil), NotSupported)
+	refused(t, inside.Restore(ctx, 1, []Pair{{pairs[0].New, pairs[0].Old}}), InvalidValue)
+	there := []Process{{PID: procs[0].NSPID, State: procs[0].State}}
+	do(t, RestoreAll(ctx, inside, there, pairs))
+	do(t, UnlockAll(ctx, inside, there))
+	w.counts(103)
+	if open, err := deviceFiles(w.pid); err != nil || !slices.Contains(open, 1) || slices.Contains(open, 0) {
+		t.Errorf("it has device files %v open, %v", open, err)
+	}
+	do(t, inside.Close())
+}
+
+func TestSoftJoinedHelperSeesNoGPU(t *testing.T) {
+	w := contained(t, "null", "plain")
+	_, err := softHelper(t, "/nonexistent", func(o *Options) { o.Join = w.pid }).Info(t.Context())
+	var e *Error
+	if !errors.As(err, &e) || e.Op != "init" || e.Result != NoDevice || !strings.Contains(err.Error(), "/dev/nvidia") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestSoftJoiningNobodyIsAnError(t *testing.T) {
+	h := softHelper(t, devices(t, 1), func(o *Options) { o.Join = 4194304 })
+	_, err := h.Info(t.Context())
+	wants(t, err, ErrHelperGone, "exit status 1", "/proc/4194304/ns/mnt")
+}
+
+// The joined helper is a child of the process that Start started.
+func TestSoftJoinedHelperDiesAsOne(t *testing.T) {
+	for name, killChild := range map[string]bool{"parent killed": false, "child killed": true} {
+		t.Run(name, func(t *testing.T) {
+			w := contained(t, "nvidiactl nvidia0", "counter")
+			h := softHelper(t, "/nonexistent", func(o *Options) { o.Join = w.pid })
+			if _, err := h.State(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			children := childrenOf(t, h.cmd.Process.Pid)
+			if len(children) != 1 {
+				t.Fatalf("children: %v", children)
+			}
+			victim := h.cmd.Process.Pid
+			if killChild {
+				victim = children[0]
+			}
+			do(t, syscall.Kill(victim, syscall.SIGKILL))
+			within(t, func() {
+				var err error
+				for err == nil { // the child may live on for a moment
+					_, err = h.State(t.Context(), 1)
+				}
+				wants(t, err, ErrHelperGone, "signal: killed")
+				for {
+					status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", children[0]))
+					if err != nil || strings.Contains(string(status), "State:\tZ") {
+						return
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			})
+		})
+	}
+}

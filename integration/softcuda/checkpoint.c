@@ -1,0 +1,252 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The state machine, on the control thread alone:
+//
+//	RUNNING --lock--> LOCKED --checkpoint--> CHECKPOINTED --restore--> LOCKED --unlock--> RUNNING
+//
+// A step in any other state is CUDA_ERROR_ILLEGAL_STATE. A step that fails leaves the state as it
+// was, except a restore whose data came back changed: that process is FAILED for good.
+
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "softcuda.h"
+
+// While CHECKPOINTED: the device memory of all GPUs, allocation after allocation.
+static char *staging;
+static size_t staged;
+
+static void pause_ms(unsigned ms)
+{
+	struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+	nanosleep(&t, NULL);
+}
+
+// injected is the fault that the configuration asks of this step, after its delay.
+static CUresult injected(const struct config *config, enum step step)
+{
+	static unsigned done[STEPS];
+
+	pause_ms(config->delay_ms[step]);
+	if (!config->fail[step].code)
+		return CUDA_SUCCESS;
+	if (config->fail[step].times && done[step] >= config->fail[step].times)
+		return CUDA_SUCCESS;
+	done[step]++;
+	return config->fail[step].code;
+}
+
+static CUresult lock(const struct config *config, unsigned timeout_ms)
+{
+	CUresult r = injected(config, STEP_LOCK);
+	if (r)
+		return r;
+	return gate_close(timeout_ms) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+static CUresult unlock(const struct config *config)
+{
+	CUresult r = injected(config, STEP_UNLOCK);
+	if (!r)
+		gate_open();
+	return r;
+}
+
+static CUresult checkpoint(const struct config *config)
+{
+	size_t bytes = 0;
+	char *to = NULL;
+
+	if (memory_has_managed()) // unified memory
+		return CUDA_ERROR_NOT_SUPPORTED;
+	for (struct allocation *a = memory_first(); a; a = a->next)
+		bytes += a->bytes;
+	if (bytes) {
+		// One call, in exactly this form, as the real driver makes it: a tracer of this
+		// thread looks for it.
+		to = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+		          MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+		if (to == MAP_FAILED)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	CUresult r = injected(config, STEP_CHECKPOINT);
+	if (r) {
+		if (bytes)
+			munmap(to, bytes);
+		return r;
+	}
+	staging = to;
+	staged = bytes;
+	for (struct allocation *a = memory_first(); a; a = a->next) {
+		memcpy(to, (void *)a->address, a->bytes);
+		memory_unmap(a);
+		to += a->bytes;
+	}
+	process_close();
+	return CUDA_SUCCESS;
+}
+
+static bool same(const CUuuid *a, const CUuuid *b)
+{
+	return !memcmp(a, b, sizeof *a);
+}
+
+// same_view tells whether caller and target see the same GPUs, in the same order.
+static bool same_view(const struct request *request, const struct gpu *gpus, int n)
+{
+	if ((int)request->visible != n)
+		return false;
+	for (int i = 0; i < n; i++)
+		if (!same(&request->seen[i], &gpus[i].uuid))
+			return false;
+	return true;
+}
+
+// is_bijection tells whether the pairs name every GPU that the process had exactly once, and no new
+// GPU twice.
+static bool is_bijection(const struct request *request)
+{
+	if ((int)request->pairs != process.gpus)
+		return false;
+	for (int i = 0; i < process.gpus; i++) {
+		int named = 0;
+		for (int j = 0; j < process.gpus; j++) {
+			named += same(&request->pair[j].oldUuid, &process.gpu[i].uuid);
+			if (j != i && same(&request->pair[i].newUuid, &request->pair[j].newUuid))
+				return false;
+		}
+		if (named != 1)
+			return false;
+	}
+	return true;
+}
+
+// choose_gpus puts into chosen, by CUDA ordinal, the GPUs to go on with.
+static CUresult choose_gpus(const struct config *config, const struct request *request,
+                            struct gpu *chosen)
+{
+	struct gpu visible[MAX_GPUS];
+	int n = gpus_visible(config, visible);
+
+	if (request->pairs) {
+		if (!is_bijection(request))
+			return CUDA_ERROR_INVALID_VALUE;
+		// The real driver refuses a remap asked for from outside the process's
+		// namespaces, where GPUs have other numbers or are more.
+		if (!same_view(request, visible, n))
+			return CUDA_ERROR_NOT_SUPPORTED;
+	}
+	for (int i = 0; i < process.gpus; i++) {
+		const CUuuid *want = &process.gpu[i].uuid;
+		const struct gpu *found = NULL;
+		for (unsigned j = 0; j < request->pairs; j++) {
+			if (same(&request->pair[j].oldUuid, &process.gpu[i].uuid))
+				want = &request->pair[j].newUuid;
+		}
+		for (int j = 0; j < n; j++)
+			if (same(&visible[j].uuid, want))
+				found = &visible[j];
+		if (!found || strcmp(found->name, process.gpu[i].name)) // another model
+			return CUDA_ERROR_NOT_SUPPORTED;
+		if (memory_in_use(i) > found->total)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		chosen[i] = *found;
+	}
+	return CUDA_SUCCESS;
+}
+
+static CUresult map_all(void)
+{
+	for (struct allocation *a = memory_first(); a; a = a->next) {
+		CUresult r = memory_map(a);
+		if (r) {
+			for (struct allocation *b = memory_first(); b != a; b = b->next)
+				memory_unmap(b);
+			return r;
+		}
+	}
+	return CUDA_SUCCESS;
+}
+
+// intact tells whether a context's image is what the context wrote there.
+static bool intact(const struct allocation *a)
+{
+	const uint64_t *word = (const uint64_t *)a->address;
+	for (size_t i = 0; i < a->bytes / sizeof *word; i++)
+		if (word[i] != mix(a->address + i))
+			return false;
+	return true;
+}
+
+static CUresult restore(const struct config *config, const struct request *request, int *state)
+{
+	struct gpu chosen[MAX_GPUS], before[MAX_GPUS];
+	bool whole = true;
+
+	CUresult r = choose_gpus(config, request, chosen);
+	if (r)
+		return r;
+	memcpy(before, process.gpu, sizeof before);
+	if ((r = process_open(chosen, process.gpus)))
+		return r;
+	if (!(r = injected(config, STEP_RESTORE)))
+		r = map_all();
+	if (r) {
+		process_close();
+		memcpy(process.gpu, before, sizeof before);
+		return r;
+	}
+	char *from = staging;
+	for (struct allocation *a = memory_first(); a; a = a->next) {
+		memcpy((void *)a->address, from, a->bytes);
+		whole &= a->kind != KIND_CONTEXT || intact(a);
+		from += a->bytes;
+	}
+	if (staged)
+		munmap(staging, staged);
+	staging = NULL;
+	staged = 0;
+	*state = whole ? CU_PROCESS_STATE_LOCKED : CU_PROCESS_STATE_FAILED;
+	return whole ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
+
+CUresult checkpoint_step(const struct request *request)
+{
+	static const struct {
+		int from, to;
+	} steps[STEPS] = {
+		[STEP_LOCK] = {CU_PROCESS_STATE_RUNNING, CU_PROCESS_STATE_LOCKED},
+		[STEP_CHECKPOINT] = {CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_CHECKPOINTED},
+		[STEP_RESTORE] = {CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_LOCKED},
+		[STEP_UNLOCK] = {CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_RUNNING},
+	};
+	struct config config;
+	CUresult r;
+
+	if (request->step < 0 || request->step >= STEPS || request->pairs > MAX_GPUS ||
+	    request->visible > MAX_GPUS)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (endpoint.state != steps[request->step].from)
+		return CUDA_ERROR_ILLEGAL_STATE;
+	config_load(&config);
+	int state = endpoint.state;
+	switch (request->step) {
+	case STEP_LOCK:
+		r = lock(&config, request->timeout_ms);
+		break;
+	case STEP_CHECKPOINT:
+		r = checkpoint(&config);
+		break;
+	case STEP_RESTORE:
+		r = restore(&config, request, &state);
+		break;
+	default:
+		r = unlock(&config);
+	}
+	if (!r)
+		state = steps[request->step].to;
+	__atomic_store_n(&endpoint.state, state, __ATOMIC_RELEASE);
+	return r;
+}

@@ -1,0 +1,157 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The part of the CUDA driver's binary interface that the software GPU exports and the workloads
+// call: names, numbers and layouts as in the CUDA driver API manual of release 13.0 (groups
+// CUDA_TYPES and CUDA_CHECKPOINT). Declared here because machines without a GPU have no cuda.h.
+
+#ifndef GPUCKPT_CUDA_ABI_H
+#define GPUCKPT_CUDA_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int CUresult;
+enum {
+	CUDA_SUCCESS = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_NOT_INITIALIZED = 3,
+	CUDA_ERROR_DEINITIALIZED = 4,
+	CUDA_ERROR_NO_DEVICE = 100,
+	CUDA_ERROR_INVALID_DEVICE = 101,
+	CUDA_ERROR_INVALID_IMAGE = 200,
+	CUDA_ERROR_INVALID_CONTEXT = 201,
+	CUDA_ERROR_OPERATING_SYSTEM = 304,
+	CUDA_ERROR_INVALID_HANDLE = 400,
+	CUDA_ERROR_ILLEGAL_STATE = 401,
+	CUDA_ERROR_NOT_FOUND = 500,
+	CUDA_ERROR_NOT_READY = 600,
+	CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+	CUDA_ERROR_LAUNCH_FAILED = 719,
+	CUDA_ERROR_NOT_PERMITTED = 800,
+	CUDA_ERROR_NOT_SUPPORTED = 801,
+	CUDA_ERROR_UNKNOWN = 999,
+};
+
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUstream_st *CUstream;
+typedef struct {
+	unsigned char bytes[16];
+} CUuuid;
+
+enum {
+	CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+	CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
+	CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID = 34,
+	CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
+	CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID = 50,
+	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
+	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+	CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY = 83,
+};
+
+enum { CU_MEM_ATTACH_GLOBAL = 1 };
+enum { CU_MEMHOSTALLOC_DEVICEMAP = 2 };
+
+typedef int CUprocessState;
+enum {
+	CU_PROCESS_STATE_RUNNING = 0,
+	CU_PROCESS_STATE_LOCKED = 1,
+	CU_PROCESS_STATE_CHECKPOINTED = 2,
+	CU_PROCESS_STATE_FAILED = 3,
+};
+
+// Every argument block is 64 bytes and its reserved bytes must be zero.
+typedef struct {
+	unsigned int timeoutMs; // 0: wait for ever
+	unsigned int reserved0;
+	uint64_t reserved1[7];
+} CUcheckpointLockArgs;
+
+typedef struct {
+	uint64_t reserved[8];
+} CUcheckpointCheckpointArgs;
+
+typedef struct {
+	CUuuid oldUuid; // the GPU that was checkpointed
+	CUuuid newUuid; // the GPU to restore onto
+} CUcheckpointGpuPair;
+
+typedef struct {
+	CUcheckpointGpuPair *gpuPairs;
+	unsigned int gpuPairsCount;
+	char reserved[64 - sizeof(CUcheckpointGpuPair *) - sizeof(unsigned int)];
+} CUcheckpointRestoreArgs;
+
+typedef struct {
+	uint64_t reserved[8];
+} CUcheckpointUnlockArgs;
+
+#define CUDA_API __attribute__((visibility("default")))
+
+CUDA_API CUresult cuInit(unsigned int flags);
+CUDA_API CUresult cuDriverGetVersion(int *version);
+CUDA_API CUresult cuGetErrorName(CUresult error, const char **name);
+CUDA_API CUresult cuGetErrorString(CUresult error, const char **text);
+CUDA_API CUresult cuGetProcAddress_v2(const char *symbol, void **address, int cudaVersion,
+                                      uint64_t flags, int *status);
+
+CUDA_API CUresult cuDeviceGetCount(int *count);
+CUDA_API CUresult cuDeviceGet(CUdevice *device, int ordinal);
+CUDA_API CUresult cuDeviceGetName(char *name, int len, CUdevice device);
+CUDA_API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
+CUDA_API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
+CUDA_API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device);
+CUDA_API CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice device);
+CUDA_API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
+
+CUDA_API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUDA_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUDA_API CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
+CUDA_API CUresult cuCtxCreate_v4(CUcontext *context, void *params, unsigned int flags,
+                                 CUdevice device);
+CUDA_API CUresult cuCtxDestroy_v2(CUcontext context);
+CUDA_API CUresult cuCtxSetCurrent(CUcontext context);
+CUDA_API CUresult cuCtxGetCurrent(CUcontext *context);
+CUDA_API CUresult cuCtxGetDevice(CUdevice *device);
+CUDA_API CUresult cuCtxSynchronize(void);
+
+CUDA_API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
+CUDA_API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
+CUDA_API CUresult cuMemFree_v2(CUdeviceptr address);
+CUDA_API CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags);
+CUDA_API CUresult cuMemAllocHost_v2(void **address, size_t bytes);
+CUDA_API CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flags);
+CUDA_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host,
+                                               unsigned int flags);
+CUDA_API CUresult cuMemFreeHost(void *address);
+CUDA_API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
+CUDA_API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
+CUDA_API CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes);
+
+CUDA_API CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUDA_API CUresult cuModuleUnload(CUmodule module);
+CUDA_API CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUDA_API CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module,
+                                       const char *name);
+CUDA_API CUresult cuLaunchKernel(CUfunction function, unsigned int gridX, unsigned int gridY,
+                                 unsigned int gridZ, unsigned int blockX, unsigned int blockY,
+                                 unsigned int blockZ, unsigned int sharedBytes, CUstream stream,
+                                 void **params, void **extra);
+CUDA_API CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
+CUDA_API CUresult cuStreamSynchronize(CUstream stream);
+CUDA_API CUresult cuStreamDestroy_v2(CUstream stream);
+
+CUDA_API CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state);
+CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid);
+CUDA_API CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args);
+CUDA_API CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args);
+CUDA_API CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
+CUDA_API CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args);
+
+#endif

@@ -1,0 +1,98 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The GPUs as nodes under /dev, and how much of their memory is held.
+
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "softcuda.h"
+
+// device_folder is $SOFTCUDA_DEV where that has a driver in it, else /dev: a helper that joins a
+// container's mount namespace keeps its environment but not its files.
+static const char *device_folder(void)
+{
+	const char *named = getenv("SOFTCUDA_DEV");
+	char path[512];
+
+	if (!named)
+		return "/dev";
+	snprintf(path, sizeof path, "%s/nvidiactl", named);
+	return access(path, F_OK) ? "/dev" : named;
+}
+
+int gpu_open(int minor)
+{
+	char path[512];
+
+	if (minor < 0)
+		snprintf(path, sizeof path, "%s/nvidiactl", device_folder());
+	else
+		snprintf(path, sizeof path, "%s/nvidia%d", device_folder(), minor);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	// Some of the devices that stand in for a GPU can only be read.
+	return fd < 0 ? open(path, O_RDONLY | O_CLOEXEC) : fd;
+}
+
+int gpus_visible(const struct config *config, struct gpu *gpus)
+{
+	int n = 0, fd = gpu_open(-1);
+
+	if (fd < 0)
+		return -1;
+	close(fd);
+	for (int i = 0; i < MAX_GPUS; i++) {
+		fd = gpu_open(i);
+		if (fd < 0)
+			continue;
+		close(fd);
+		gpus[n++] = config->gpu[i];
+	}
+	return n;
+}
+
+// held_by adds up the mappings of a GPU's memory in one process; memory.c names them.
+static size_t held_by(const char *pid, const char *name)
+{
+	char path[300], line[512];
+	size_t bytes = 0, len = strlen(name);
+	unsigned long from, to;
+
+	snprintf(path, sizeof path, "/proc/%s/maps", pid);
+	FILE *maps = fopen(path, "re");
+	if (!maps)
+		return 0;
+	while (fgets(line, sizeof line, maps)) {
+		char *at = strstr(line, name);
+		if (at && !isdigit((unsigned char)at[len]) && sscanf(line, "%lx-%lx", &from, &to) == 2)
+			bytes += to - from;
+	}
+	fclose(maps);
+	return bytes;
+}
+
+size_t gpu_memory_used(int minor, void (*each)(void *arg, int pid, size_t bytes), void *arg)
+{
+	char name[40];
+	size_t sum = 0;
+	DIR *proc = opendir("/proc");
+
+	if (!proc)
+		return 0;
+	snprintf(name, sizeof name, "/memfd:softcuda-%d", minor);
+	for (struct dirent *e; (e = readdir(proc));) {
+		if (!isdigit((unsigned char)e->d_name[0]))
+			continue;
+		size_t bytes = held_by(e->d_name, name);
+		if (bytes && each)
+			each(arg, atoi(e->d_name), bytes);
+		sum += bytes;
+	}
+	closedir(proc);
+	return sum;
+}

@@ -1,0 +1,335 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Device memory. Each allocation is a shared mapping of a memory file named after its GPU
+// ("softcuda-N"), at an address that is never used for anything else, so that a restore can put it
+// back where the program's pointers point. Pinned host memory is ordinary memory of the process.
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "softcuda.h"
+
+#define PAGE ((size_t)4096)
+
+// Device addresses: 1 TiB for each ordinal from 16 TiB up, far below where Linux on x86-64 and
+// arm64 places libraries, stacks and position-independent programs.
+#define BASE ((CUdeviceptr)0x100000000000)
+#define SPAN ((CUdeviceptr)1 << 40)
+
+struct pinned {
+	struct pinned *next;
+	char *address;
+	size_t bytes;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct allocation *allocations;
+static struct pinned *pinned;
+static CUdeviceptr next_address[MAX_GPUS];
+
+struct allocation *memory_first(void)
+{
+	return allocations;
+}
+
+static size_t in_use(int ordinal)
+{
+	size_t sum = 0;
+	for (struct allocation *a = allocations; a; a = a->next)
+		if (a->context->ordinal == ordinal)
+			sum += a->bytes;
+	return sum;
+}
+
+size_t memory_in_use(int ordinal)
+{
+	pthread_mutex_lock(&mutex);
+	size_t sum = in_use(ordinal);
+	pthread_mutex_unlock(&mutex);
+	return sum;
+}
+
+bool memory_has_managed(void)
+{
+	bool found = false;
+	pthread_mutex_lock(&mutex);
+	for (struct allocation *a = allocations; a; a = a->next)
+		found |= a->kind == KIND_MANAGED;
+	pthread_mutex_unlock(&mutex);
+	return found;
+}
+
+CUresult memory_map(struct allocation *a)
+{
+	char name[32];
+
+	snprintf(name, sizeof name, "softcuda-%d", process.gpu[a->context->ordinal].minor);
+	int fd = memfd_create(name, MFD_CLOEXEC);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	void *at = MAP_FAILED;
+	if (!ftruncate(fd, (off_t)a->bytes))
+		at = mmap((void *)a->address, a->bytes, PROT_READ | PROT_WRITE,
+		          MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+	close(fd);
+	if (at == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	madvise(at, a->bytes, MADV_DONTFORK); // a forked child has no GPU
+	return CUDA_SUCCESS;
+}
+
+void memory_unmap(struct allocation *a)
+{
+	munmap((void *)a->address, a->bytes);
+}
+
+static CUresult allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address)
+{
+	int ordinal = context->ordinal;
+	size_t total = process.gpu[ordinal].total, used = in_use(ordinal);
+
+	if (bytes > total || used + (bytes = (bytes + PAGE - 1) & ~(PAGE - 1)) > total)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (next_address[ordinal] + bytes + PAGE > SPAN)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	struct allocation *a = calloc(1, sizeof *a);
+	if (!a)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	a->address = BASE + (CUdeviceptr)ordinal * SPAN + next_address[ordinal];
+	a->bytes = bytes;
+	a->kind = kind;
+	a->context = context;
+	CUresult r = memory_map(a);
+	if (r) {
+		free(a);
+		return r;
+	}
+	next_address[ordinal] += bytes + PAGE; // an unmapped page catches what overruns
+	a->next = allocations;
+	allocations = a;
+	*address = a->address;
+	return CUDA_SUCCESS;
+}
+
+CUresult memory_allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address)
+{
+	if (!bytes || !address)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&mutex);
+	CUresult r = allocate(context, kind, bytes, address);
+	pthread_mutex_unlock(&mutex);
+	return r;
+}
+
+static void drop(struct allocation **link)
+{
+	struct allocation *a = *link;
+	memory_unmap(a);
+	*link = a->next;
+	free(a);
+}
+
+static CUresult release(CUdeviceptr address)
+{
+	CUresult r = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&mutex);
+	for (struct allocation **l = &allocations; *l; l = &(*l)->next) {
+		if ((*l)->address == address && (*l)->kind != KIND_CONTEXT) {
+			drop(l);
+			r = CUDA_SUCCESS;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&mutex);
+	return r;
+}
+
+void memory_release_context(CUcontext context)
+{
+	pthread_mutex_lock(&mutex);
+	for (struct allocation **l = &allocations; *l;) {
+		if ((*l)->context == context)
+			drop(l);
+		else
+			l = &(*l)->next;
+	}
+	pthread_mutex_unlock(&mutex);
+}
+
+void *memory_at(CUdeviceptr address, size_t bytes)
+{
+	void *found = NULL;
+
+	pthread_mutex_lock(&mutex);
+	for (struct allocation *a = allocations; a; a = a->next)
+		if (address >= a->address && address - a->address <= a->bytes &&
+		    bytes <= a->bytes - (address - a->address))
+			found = (void *)address;
+	for (struct pinned *p = pinned; p; p = p->next)
+		if (address >= (CUdeviceptr)p->address && address - (CUdeviceptr)p->address <= p->bytes &&
+		    bytes <= p->bytes - (address - (CUdeviceptr)p->address))
+			found = (void *)address;
+	pthread_mutex_unlock(&mutex);
+	return found;
+}
+
+// enter_context enters the gate and asks for a current context; on an error the gate has been left.
+static CUresult enter_context(CUcontext *context)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	*context = context_current();
+	return *context ? CUDA_SUCCESS : gate_leave(CUDA_ERROR_INVALID_CONTEXT);
+}
+
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	if (!free_bytes || !total)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	*total = process.gpu[c->ordinal].total;
+	*free_bytes = *total - memory_in_use(c->ordinal);
+	return gate_leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	return gate_leave(memory_allocate(c, KIND_DEVICE, bytes, address));
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	if (!flags)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	return gate_leave(memory_allocate(c, KIND_MANAGED, bytes, address));
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	return gate_leave(release(address));
+}
+
+CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flags)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	(void)flags; // portable, mapped and write-combined are all the same here
+	if (!address || !bytes)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	struct pinned *p = calloc(1, sizeof *p);
+	void *at = p ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+	             : MAP_FAILED;
+	if (at == MAP_FAILED) {
+		free(p);
+		return gate_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	}
+	p->address = *address = at;
+	p->bytes = bytes;
+	pthread_mutex_lock(&mutex);
+	p->next = pinned;
+	pinned = p;
+	pthread_mutex_unlock(&mutex);
+	return gate_leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemAllocHost_v2(void **address, size_t bytes)
+{
+	return cuMemHostAlloc(address, bytes, 0);
+}
+
+CUresult cuMemFreeHost(void *address)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	r = CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&mutex);
+	for (struct pinned **l = &pinned; *l; l = &(*l)->next) {
+		struct pinned *p = *l;
+		if (p->address != address)
+			continue;
+		*l = p->next;
+		munmap(p->address, p->bytes);
+		free(p);
+		r = CUDA_SUCCESS;
+		break;
+	}
+	pthread_mutex_unlock(&mutex);
+	return gate_leave(r);
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned int flags)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	if (!device || flags || !memory_at((CUdeviceptr)host, 1))
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	*device = (CUdeviceptr)host; // one address space, as with unified addressing
+	return gate_leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	void *at = memory_at(to, bytes);
+	if (!at || !from)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	memcpy(at, from, bytes);
+	return gate_leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	void *at = memory_at(from, bytes);
+	if (!at || !to)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	memcpy(to, at, bytes);
+	return gate_leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	void *at = memory_at(to, bytes);
+	if (!at)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	memset(at, value, bytes);
+	return gate_leave(CUDA_SUCCESS);
+}

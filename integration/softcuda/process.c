@@ -1,0 +1,108 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// cuInit and the driver's per-process state.
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "softcuda.h"
+
+struct process process = {.control_fd = -1};
+
+static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+
+void process_close(void)
+{
+	for (int i = 0; i < process.gpus; i++) {
+		if (process.fd[i] >= 0)
+			close(process.fd[i]);
+		process.fd[i] = -1;
+	}
+	if (process.control_fd >= 0)
+		close(process.control_fd);
+	process.control_fd = -1;
+}
+
+CUresult process_open(const struct gpu *gpus, int n)
+{
+	process.gpus = n;
+	for (int i = 0; i < n; i++)
+		process.fd[i] = -1;
+	process.control_fd = gpu_open(-1);
+	if (process.control_fd < 0)
+		return CUDA_ERROR_NO_DEVICE;
+	for (int i = 0; i < n; i++) {
+		process.fd[i] = gpu_open(gpus[i].minor);
+		if (process.fd[i] < 0) {
+			process_close();
+			return CUDA_ERROR_NO_DEVICE;
+		}
+	}
+	memmove(process.gpu, gpus, (size_t)n * sizeof *gpus);
+	return CUDA_SUCCESS;
+}
+
+// A forked child has inherited open nodes and pipes that are its parent's to use.
+static void in_child(void)
+{
+	if (!process.initialised)
+		return;
+	process_close();
+	control_forget_after_fork();
+	process.initialised = false;
+	process.forked = true;
+}
+
+static CUresult initialise(void)
+{
+	struct config config;
+	struct gpu gpus[MAX_GPUS];
+	CUresult r;
+
+	if (process.forked)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (process.initialised)
+		return CUDA_SUCCESS;
+	// With another pid namespace's /proc mounted there is no /proc/self; the real driver then
+	// fails like this too.
+	if (access("/proc/self/maps", R_OK))
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	config_load(&config);
+	int n = gpus_visible(&config, gpus);
+	if (n < 1)
+		return CUDA_ERROR_NO_DEVICE;
+	if ((r = process_open(gpus, n)))
+		return r;
+	if (pthread_atfork(NULL, NULL, in_child)) {
+		process_close();
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	__atomic_store_n(&process.initialised, true, __ATOMIC_RELEASE);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuInit(unsigned int flags)
+{
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (process.forked) // the lock may have been held by another thread at the fork
+		return CUDA_ERROR_NOT_INITIALIZED;
+	pthread_mutex_lock(&once);
+	CUresult r = initialise();
+	pthread_mutex_unlock(&once);
+	return r;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+	struct config config;
+
+	if (!version)
+		return CUDA_ERROR_INVALID_VALUE;
+	config_load(&config);
+	*version = config.cuda_version;
+	return CUDA_SUCCESS;
+}

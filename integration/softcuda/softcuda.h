@@ -1,0 +1,150 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The rooms of the software GPU and what each offers the others. A process's CUDA life:
+// cuInit finds the GPUs (process.c), a first context starts the control thread (control.c), the
+// API calls run through the gate (gate.c), and another process, through remote.c, has the control
+// thread walk the state machine RUNNING, LOCKED, CHECKPOINTED (checkpoint.c).
+
+#ifndef GPUCKPT_SOFTCUDA_H
+#define GPUCKPT_SOFTCUDA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+
+#define MAX_GPUS 16
+
+// gpu.c, config.c: what the machine has. A GPU is its node's number, as with the real driver.
+struct gpu {
+	int minor;    // N of /dev/nvidiaN
+	CUuuid uuid;
+	char name[96];
+	size_t total; // bytes of memory
+};
+
+enum step { STEP_LOCK, STEP_CHECKPOINT, STEP_RESTORE, STEP_UNLOCK, STEPS };
+
+struct config {
+	char driver[80];
+	int cuda_version; // 13000 is 13.0
+	struct gpu gpu[MAX_GPUS];
+	unsigned delay_ms[STEPS];
+	struct {
+		CUresult code; // CUDA_SUCCESS: no fault is injected
+		unsigned times; // only the first so many calls; 0: all
+	} fail[STEPS];
+};
+
+// config_load reads the configuration file and the environment, which wins; never fails: what is
+// missing or malformed keeps its default.
+void config_load(struct config *config);
+
+// config_has_checkpoint tells whether the configured driver is 570 or newer.
+bool config_has_checkpoint(const struct config *config);
+
+// gpus_visible lists the GPUs whose nodes this process can open, by number. -1: no driver, that is
+// no nvidiactl.
+int gpus_visible(const struct config *config, struct gpu *gpus);
+
+// gpu_open opens a GPU's node, or nvidiactl for minor -1. -1 on error.
+int gpu_open(int minor);
+
+// gpu_memory_used adds up, over all processes that /proc shows, what they hold of a GPU's memory.
+// each, if not NULL, is told every process that holds some.
+size_t gpu_memory_used(int minor, void (*each)(void *arg, int pid, size_t bytes), void *arg);
+
+// process.c: this process's driver state. After a fork the child has none, as on the real driver.
+struct process {
+	bool initialised;
+	bool forked;
+	int gpus;
+	struct gpu gpu[MAX_GPUS]; // by CUDA ordinal; replaced by a restore onto others
+	int fd[MAX_GPUS];         // open nodes; -1 while checkpointed
+	int control_fd;           // nvidiactl; likewise
+};
+extern struct process process;
+
+// process_open opens the nodes of gpus[0..n) and nvidiactl into the process. On error nothing is
+// open.
+CUresult process_open(const struct gpu *gpus, int n);
+void process_close(void);
+
+// gate.c: every API call is inside the gate while it runs; a lock closes it.
+CUresult gate_enter(void);
+CUresult gate_leave(CUresult result); // returns its argument
+bool gate_close(unsigned timeout_ms); // false: timed out and open again; 0 waits for ever
+void gate_open(void);
+
+// context.c
+struct CUctx_st {
+	int ordinal;
+	int retained; // primary contexts only
+	bool alive;
+	CUdeviceptr image;
+};
+CUcontext context_current(void);
+
+// memory.c: device memory, one mapping per allocation, at addresses of its own
+enum kind { KIND_DEVICE, KIND_MANAGED, KIND_CONTEXT };
+struct allocation {
+	struct allocation *next;
+	CUdeviceptr address;
+	size_t bytes; // whole pages
+	enum kind kind;
+	CUcontext context;
+};
+CUresult memory_allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address);
+void memory_release_context(CUcontext context);
+// memory_at is the host's view of device or pinned memory, NULL unless all of it is allocated.
+void *memory_at(CUdeviceptr address, size_t bytes);
+size_t memory_in_use(int ordinal);
+bool memory_has_managed(void);
+struct allocation *memory_first(void);
+CUresult memory_map(struct allocation *a);
+void memory_unmap(struct allocation *a);
+
+// kernels.c: what the software GPU can run, by the name of the PTX entry
+struct kernel {
+	const char *name;
+	CUresult (*run)(void **params);
+};
+const struct kernel *kernel_named(const char *name, size_t len);
+
+// pattern of context images and of the fill kernel (splitmix64)
+uint64_t mix(uint64_t x);
+
+// control.c, remote.c: the channel between a CUDA process and whoever checkpoints it
+#define ENDPOINT_MAGIC "gpuckpt softcuda"
+struct endpoint {
+	char magic[16];
+	int32_t ready;
+	int32_t pid, tid; // as in the process's own pid namespace
+	int32_t state;
+	int32_t request[2], reply[2]; // pipes, both ends of each open in the process
+};
+extern struct endpoint endpoint;
+
+struct request {
+	uint64_t sequence;
+	int32_t step;
+	uint32_t timeout_ms;
+	uint32_t pairs, visible; // counts
+	CUcheckpointGpuPair pair[MAX_GPUS];
+	CUuuid seen[MAX_GPUS]; // the GPUs in the caller's view
+};
+struct reply {
+	uint64_t sequence;
+	int32_t result;
+};
+
+// control_start makes the channel and its thread; done once, later calls do nothing.
+CUresult control_start(void);
+void control_forget_after_fork(void);
+
+// checkpoint.c: runs on the control thread only
+CUresult checkpoint_step(const struct request *request);
+
+#endif

@@ -1,0 +1,59 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Counters: each packet adds one and is answered with the new value. In a variable in device
+// memory, as in the demonstration of cuda-checkpoint on NVIDIA's blog; in managed memory; and in
+// host memory, for a container without CUDA.
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "gpu.h"
+#include "udp.h"
+#include "workloads.h"
+
+static void say(uint64_t value, char *reply)
+{
+	snprintf(reply, UDP_TEXT, "%" PRIu64, value);
+	puts(reply);
+}
+
+static void count_on_gpu(void *arg, const char *request, char *reply)
+{
+	const struct gpu *g = arg;
+	(void)request;
+	say(gpu_increment(g, g->counter), reply);
+}
+
+static void count_on_host(void *arg, const char *request, char *reply)
+{
+	(void)request;
+	say(++*(uint64_t *)arg, reply);
+}
+
+void run_counter(const struct options *o)
+{
+	int s = udp_listen(o->port);
+	struct gpu g = gpu_open(o->gpu);
+
+	gpu_write(g.counter, o->start);
+	udp_serve(s, count_on_gpu, &g);
+}
+
+void run_managed(const struct options *o)
+{
+	int s = udp_listen(o->port);
+	struct gpu g = gpu_open(o->gpu);
+
+	g.counter = gpu_alloc_managed(sizeof(uint64_t));
+	gpu_write(g.counter, o->start);
+	udp_serve(s, count_on_gpu, &g);
+}
+
+void run_plain(const struct options *o)
+{
+	static uint64_t counter;
+
+	counter = o->start;
+	udp_serve(udp_listen(o->port), count_on_host, &counter);
+}

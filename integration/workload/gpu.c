@@ -1,0 +1,172 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The CUDA calls that the workloads make.
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "gpu.h"
+#include "kernels.h"
+
+// CALLS lists every function taken from libcuda, as member name and symbol.
+#define CALLS(X)                                            \
+	X(Init, cuInit)                                             \
+	X(GetErrorName, cuGetErrorName)                             \
+	X(DeviceGetCount, cuDeviceGetCount)                         \
+	X(DeviceGet, cuDeviceGet)                                   \
+	X(DeviceGetUuid, cuDeviceGetUuid_v2)                        \
+	X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)         \
+	X(CtxSetCurrent, cuCtxSetCurrent)                           \
+	X(CtxSynchronize, cuCtxSynchronize)                         \
+	X(MemAlloc, cuMemAlloc_v2)                                  \
+	X(MemAllocManaged, cuMemAllocManaged)                       \
+	X(MemHostAlloc, cuMemHostAlloc)                             \
+	X(MemHostGetDevicePointer, cuMemHostGetDevicePointer_v2)    \
+	X(MemcpyHtoD, cuMemcpyHtoD_v2)                              \
+	X(MemcpyDtoH, cuMemcpyDtoH_v2)                              \
+	X(ModuleLoadData, cuModuleLoadData)                         \
+	X(ModuleGetFunction, cuModuleGetFunction)                   \
+	X(ModuleGetGlobal, cuModuleGetGlobal_v2)                    \
+	X(LaunchKernel, cuLaunchKernel)
+
+static struct {
+#define MEMBER(name, symbol) __typeof__(&symbol) name;
+	CALLS(MEMBER)
+} cu;
+
+#define CHECK(call) check(cu.call, #call)
+
+static void check(CUresult result, const char *call)
+{
+	const char *name = NULL;
+
+	if (!result)
+		return;
+	if (cu.GetErrorName(result, &name) || !name)
+		name = "an error without a name";
+	fprintf(stderr, "gpuwork: cu%s: %s (%d)\n", call, name, result);
+	exit(1);
+}
+
+static void *symbol(void *library, const char *name)
+{
+	void *address = dlsym(library, name);
+	if (!address) {
+		fprintf(stderr, "gpuwork: %s\n", dlerror());
+		exit(1);
+	}
+	return address;
+}
+
+static void load(void)
+{
+	if (cu.Init)
+		return;
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	if (!library) {
+		fprintf(stderr, "gpuwork: %s\n", dlerror());
+		exit(1);
+	}
+#define BIND(name, entry) cu.name = (__typeof__(cu.name))symbol(library, #entry);
+	CALLS(BIND)
+	CHECK(Init(0));
+}
+
+int gpu_count(void)
+{
+	int n;
+
+	load();
+	CHECK(DeviceGetCount(&n));
+	return n;
+}
+
+struct gpu gpu_open(int ordinal)
+{
+	struct gpu g;
+	CUdevice device;
+	CUmodule module;
+
+	load();
+	CHECK(DeviceGet(&device, ordinal));
+	CHECK(DevicePrimaryCtxRetain(&g.context, device));
+	gpu_use(&g);
+	CHECK(ModuleLoadData(&module, kernels_ptx));
+	CHECK(ModuleGetFunction(&g.increment, module, "increment"));
+	CHECK(ModuleGetFunction(&g.fill, module, "fill"));
+	CHECK(ModuleGetFunction(&g.check, module, "check"));
+	CHECK(ModuleGetFunction(&g.spin, module, "spin"));
+	CHECK(ModuleGetGlobal(&g.counter, NULL, module, "counter"));
+	return g;
+}
+
+void gpu_use(const struct gpu *gpu)
+{
+	CHECK(CtxSetCurrent(gpu->context));
+}
+
+void gpu_uuid(int ordinal, char text[41])
+{
+	CUuuid uuid;
+	int at = sprintf(text, "GPU-");
+
+	load();
+	CHECK(DeviceGetUuid(&uuid, ordinal));
+	for (int i = 0; i < 16; i++)
+		at += sprintf(text + at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
+		              uuid.bytes[i]);
+}
+
+CUdeviceptr gpu_alloc(size_t bytes)
+{
+	CUdeviceptr p;
+	CHECK(MemAlloc(&p, bytes));
+	return p;
+}
+
+CUdeviceptr gpu_alloc_managed(size_t bytes)
+{
+	CUdeviceptr p;
+	CHECK(MemAllocManaged(&p, bytes, CU_MEM_ATTACH_GLOBAL));
+	return p;
+}
+
+void *gpu_alloc_pinned(size_t bytes, CUdeviceptr *device)
+{
+	void *p;
+	CHECK(MemHostAlloc(&p, bytes, CU_MEMHOSTALLOC_DEVICEMAP));
+	CHECK(MemHostGetDevicePointer(device, p, 0));
+	return p;
+}
+
+void gpu_write(CUdeviceptr to, uint64_t value)
+{
+	CHECK(MemcpyHtoD(to, &value, sizeof value));
+}
+
+uint64_t gpu_read(CUdeviceptr from)
+{
+	uint64_t value;
+	CHECK(MemcpyDtoH(&value, from, sizeof value));
+	return value;
+}
+
+void gpu_launch(CUfunction kernel, unsigned blocks, unsigned threads, void **params)
+{
+	CHECK(LaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, NULL, params, NULL));
+}
+
+void gpu_wait(void)
+{
+	CHECK(CtxSynchronize());
+}
+
+uint64_t gpu_increment(const struct gpu *gpu, CUdeviceptr counter)
+{
+	void *params[] = {&counter};
+	gpu_launch(gpu->increment, 1, 1, params);
+	gpu_wait();
+	return gpu_read(counter);
+}

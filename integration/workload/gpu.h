@@ -1,0 +1,45 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The CUDA driver API, bound to libcuda.so.1 at run time, so that one binary runs on the real
+// driver and on the software GPU. Any failure prints the call and CUDA's name for the error and
+// ends the program with status 1.
+
+#ifndef GPUCKPT_GPU_H
+#define GPUCKPT_GPU_H
+
+#include "../softcuda/cuda_abi.h"
+
+struct gpu {
+	CUcontext context;
+	CUfunction increment, fill, check, spin;
+	CUdeviceptr counter; // u64, 100 at first
+};
+
+// gpu_count loads the driver and counts the GPUs.
+int gpu_count(void);
+
+// gpu_open makes GPU ordinal current for this thread and loads the kernels.
+struct gpu gpu_open(int ordinal);
+
+// gpu_use makes an opened GPU current for this thread.
+void gpu_use(const struct gpu *gpu);
+
+// gpu_uuid writes "GPU-" and the UUID as NVIDIA prints it, 40 characters and a 0.
+void gpu_uuid(int ordinal, char text[41]);
+
+CUdeviceptr gpu_alloc(size_t bytes);
+CUdeviceptr gpu_alloc_managed(size_t bytes);
+// gpu_alloc_pinned returns host memory; *device is where the GPU sees it.
+void *gpu_alloc_pinned(size_t bytes, CUdeviceptr *device);
+void gpu_write(CUdeviceptr to, uint64_t value);
+uint64_t gpu_read(CUdeviceptr from);
+
+// gpu_launch starts a kernel of the given grid; gpu_wait waits for all that was started.
+void gpu_launch(CUfunction kernel, unsigned blocks, unsigned threads, void **params);
+void gpu_wait(void);
+
+// gpu_increment adds one to a counter in device memory and returns the new value.
+uint64_t gpu_increment(const struct gpu *gpu, CUdeviceptr counter);
+
+#endif

@@ -1,0 +1,109 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// gpuwork: programs to checkpoint, and small ones to look in on them with.
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "udp.h"
+#include "workloads.h"
+
+static const char usage[] =
+	"usage: gpuwork WORKLOAD [--port P] [OPTIONS]\n"
+	"  counter [--start N] [--gpu I]     counts packets in device memory\n"
+	"  managed [--start N] [--gpu I]     the same in managed memory\n"
+	"  plain   [--start N]               the same in host memory, without CUDA\n"
+	"  pattern [--bytes N] [--chunks K] [--gpus G] [--gpu I] [--seed S]\n"
+	"                                    N bytes of pattern on each of G GPUs\n"
+	"  multi   --procs P [as pattern]    P of those, on ports P, P+1, ...\n"
+	"  writer  --file PATH [--start N]   counter, and a thread that appends to PATH\n"
+	"  spin    [--seconds N]             a kernel that does not end by itself\n"
+	"any of these with --open PATH keeps that file open\n"
+	"gpuwork sleep | exit CODE | echo TEXT... | cat | eat MIB | send HOST:PORT TEXT\n";
+
+static int echo(char **words)
+{
+	for (; *words; words++)
+		printf("%s%s", *words, words[1] ? " " : "");
+	putchar('\n');
+	return 0;
+}
+
+// cat passes on what it gets as soon as it comes.
+static int cat(void)
+{
+	char part[65536];
+	ssize_t n;
+
+	while ((n = read(STDIN_FILENO, part, sizeof part)) != 0) {
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return 1;
+		for (ssize_t done = 0, w; done < n; done += w)
+			if ((w = write(STDOUT_FILENO, part + done, (size_t)(n - done))) < 0)
+				return 1;
+	}
+	return 0;
+}
+
+// eat takes that much memory, piece by piece, then waits.
+static int eat(int mib)
+{
+	for (int i = 0; i < mib; i++) {
+		char *piece = malloc(1 << 20);
+		if (!piece)
+			return 1;
+		memset(piece, i + 1, 1 << 20);
+	}
+	puts("ate");
+	for (;;)
+		pause();
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "";
+	char **rest = argc > 1 ? argv + 2 : argv + 1;
+	int n = argc > 1 ? argc - 2 : 0;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (!strcmp(what, "sleep")) {
+		for (;;)
+			pause();
+	}
+	if (!strcmp(what, "exit") && n == 1)
+		return atoi(rest[0]);
+	if (!strcmp(what, "echo"))
+		return echo(rest);
+	if (!strcmp(what, "cat") && n == 0)
+		return cat();
+	if (!strcmp(what, "eat") && n == 1)
+		return eat(atoi(rest[0]));
+	if (!strcmp(what, "send") && n == 2)
+		return udp_ask(rest[0], rest[1]);
+
+	static const struct {
+		const char *name;
+		void (*run)(const struct options *);
+	} workloads[] = {
+		{"counter", run_counter}, {"managed", run_managed}, {"plain", run_plain},
+		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
+	};
+	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
+		if (strcmp(what, workloads[i].name))
+			continue;
+		struct options o = options_parse(rest);
+		workloads[i].run(&o);
+	}
+	if (!strcmp(what, "multi")) {
+		struct options o = options_parse(rest);
+		return run_multi(&o);
+	}
+	fputs(usage, stderr);
+	return 2;
+}

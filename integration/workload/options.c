@@ -1,0 +1,86 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command line options.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "options.h"
+
+// number reads a decimal number with an optional K, M or G (powers of 1024).
+static unsigned long long number(const char *name, const char *text)
+{
+	static const char units[] = "KMG";
+	char *end;
+
+	errno = 0;
+	unsigned long long n = strtoull(text, &end, 0);
+	const char *unit = *end ? strchr(units, *end) : NULL;
+	if (unit) {
+		n <<= 10 * (unit - units + 1);
+		end++;
+	}
+	if (end == text || *end || errno) {
+		fprintf(stderr, "gpuwork: %s: %s is not a number\n", name, text);
+		exit(2);
+	}
+	return n;
+}
+
+// keep_open opens a file for the rest of the process's life: something that CRIU may not be able to
+// dump.
+static void keep_open(const char *path)
+{
+	if (open(path, O_RDONLY | O_CLOEXEC) < 0) {
+		fprintf(stderr, "gpuwork: --open %s: %s\n", path, strerror(errno));
+		exit(2);
+	}
+}
+
+struct options options_parse(char **args)
+{
+	struct options o = {.port = 10000, .chunks = 1, .gpus = 1, .procs = 2, .bytes = 64 << 20, .start = 100};
+
+	for (; *args; args += 2) {
+		const char *name = args[0], *value = args[1];
+		if (!value) {
+			fprintf(stderr, "gpuwork: %s has no value\n", name);
+			exit(2);
+		}
+		if (!strcmp(name, "--port"))
+			o.port = (int)number(name, value);
+		else if (!strcmp(name, "--chunks"))
+			o.chunks = (int)number(name, value);
+		else if (!strcmp(name, "--gpus"))
+			o.gpus = (int)number(name, value);
+		else if (!strcmp(name, "--gpu"))
+			o.gpu = (int)number(name, value);
+		else if (!strcmp(name, "--procs"))
+			o.procs = (int)number(name, value);
+		else if (!strcmp(name, "--seconds"))
+			o.seconds = (int)number(name, value);
+		else if (!strcmp(name, "--bytes"))
+			o.bytes = number(name, value);
+		else if (!strcmp(name, "--seed"))
+			o.seed = number(name, value);
+		else if (!strcmp(name, "--start"))
+			o.start = number(name, value);
+		else if (!strcmp(name, "--file"))
+			o.file = value;
+		else if (!strcmp(name, "--open"))
+			keep_open(value);
+		else {
+			fprintf(stderr, "gpuwork: unknown option %s\n", name);
+			exit(2);
+		}
+	}
+	if (o.chunks < 1 || o.gpus < 1 || o.procs < 1) {
+		fprintf(stderr, "gpuwork: --chunks, --gpus and --procs are at least 1\n");
+		exit(2);
+	}
+	return o;
+}

@@ -1,0 +1,18 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command line options of the form --name VALUE.
+
+#ifndef GPUCKPT_OPTIONS_H
+#define GPUCKPT_OPTIONS_H
+
+struct options {
+	int port, chunks, gpus, gpu, procs, seconds;
+	unsigned long long bytes, seed, start;
+	const char *file;
+};
+
+// options_parse ends the program with status 2 on an unknown or malformed option.
+struct options options_parse(char **args);
+
+#endif

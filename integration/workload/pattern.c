@@ -1,0 +1,168 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Device memory full of a known pattern: word i of a piece is mix(i + seed). Pieces start with one
+// seed each and can be rewritten in part with another; which seed is where is remembered in host
+// memory, so that every bit can be checked.
+//
+// Requests: "verify" answers bad=N, "count" the next value of a counter in device memory, "write
+// PERMILLE" rewrites that share of each chunk, "info" answers bytes, GPUs and addresses.
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu.h"
+#include "udp.h"
+#include "workloads.h"
+
+enum { MAX_PATTERN_GPUS = 16, SLICES = 1000 };
+
+struct chunk {
+	int gpu; // index into pattern.gpu
+	CUdeviceptr address;
+	uint64_t words;
+	uint64_t seed[SLICES]; // of words [words*i/SLICES, words*(i+1)/SLICES)
+};
+
+struct pattern {
+	struct gpu gpu[MAX_PATTERN_GPUS];
+	CUdeviceptr bad[MAX_PATTERN_GPUS];
+	int ordinal[MAX_PATTERN_GPUS];
+	int gpus, chunks;
+	struct chunk *chunk;
+	uint64_t seed, writes;
+};
+
+static uint64_t slice_start(const struct chunk *c, int slice)
+{
+	return c->words * (uint64_t)slice / SLICES;
+}
+
+// run_slices runs a kernel over the slices [from, to), which share a seed.
+static void run_slices(struct pattern *p, struct chunk *c, int from, int to, CUfunction kernel)
+{
+	uint64_t first = slice_start(c, from), count = slice_start(c, to) - first;
+	uint64_t seed = c->seed[from] + first;
+	CUdeviceptr address = c->address + first * sizeof(uint64_t);
+	void *params[] = {&address, &count, &seed, &p->bad[c->gpu]};
+
+	if (count)
+		gpu_launch(kernel, 1024, 256, params);
+}
+
+static void fill(struct pattern *p, struct chunk *c, int slices, uint64_t seed)
+{
+	for (int i = 0; i < slices; i++)
+		c->seed[i] = seed;
+	gpu_use(&p->gpu[c->gpu]);
+	run_slices(p, c, 0, slices, p->gpu[c->gpu].fill);
+	gpu_wait();
+}
+
+static uint64_t verify(struct pattern *p)
+{
+	uint64_t bad = 0;
+
+	for (int g = 0; g < p->gpus; g++) {
+		gpu_use(&p->gpu[g]);
+		gpu_write(p->bad[g], 0);
+		for (struct chunk *c = p->chunk; c < p->chunk + p->chunks; c++) {
+			if (c->gpu != g)
+				continue;
+			for (int from = 0, to; from < SLICES; from = to) {
+				for (to = from + 1; to < SLICES && c->seed[to] == c->seed[from];)
+					to++;
+				run_slices(p, c, from, to, p->gpu[g].check);
+			}
+		}
+		gpu_wait();
+		bad += gpu_read(p->bad[g]);
+	}
+	return bad;
+}
+
+// seed_of tells chunks and writes apart, so that data that comes back in the wrong place is found.
+static uint64_t seed_of(const struct pattern *p, int chunk)
+{
+	return p->seed ^ (uint64_t)chunk << 48 ^ p->writes << 40;
+}
+
+static void rewrite(struct pattern *p, int permille)
+{
+	p->writes++;
+	for (int i = 0; i < p->chunks; i++)
+		fill(p, &p->chunk[i], permille * SLICES / 1000, seed_of(p, i));
+}
+
+static void info(const struct pattern *p, char *reply)
+{
+	uint64_t bytes = 0;
+	char uuid[41];
+
+	for (int i = 0; i < p->chunks; i++)
+		bytes += p->chunk[i].words * sizeof(uint64_t);
+	int at = snprintf(reply, UDP_TEXT, "pid=%d bytes=%" PRIu64 " gpus=%d", getpid(), bytes, p->gpus);
+	for (int g = 0; g < p->gpus; g++) {
+		gpu_uuid(p->ordinal[g], uuid);
+		at += snprintf(reply + at, (size_t)(UDP_TEXT - at), " %s", uuid);
+	}
+	for (int i = 0; i < p->chunks && at < UDP_TEXT - 32; i++)
+		at += snprintf(reply + at, (size_t)(UDP_TEXT - at), " 0x%llx", p->chunk[i].address);
+}
+
+static void answer(void *arg, const char *request, char *reply)
+{
+	struct pattern *p = arg;
+	int permille;
+
+	if (!strcmp(request, "verify")) {
+		snprintf(reply, UDP_TEXT, "bad=%" PRIu64, verify(p));
+	} else if (!strcmp(request, "count")) {
+		gpu_use(&p->gpu[0]);
+		snprintf(reply, UDP_TEXT, "%" PRIu64, gpu_increment(&p->gpu[0], p->gpu[0].counter));
+	} else if (sscanf(request, "write %d", &permille) == 1 && permille >= 0 && permille <= 1000) {
+		rewrite(p, permille);
+		snprintf(reply, UDP_TEXT, "wrote %d", permille);
+	} else if (!strcmp(request, "info")) {
+		info(p, reply);
+	} else {
+		snprintf(reply, UDP_TEXT, "verify, count, write PERMILLE or info");
+	}
+}
+
+// run_pattern fills o->bytes on each of o->gpus GPUs, the first of them o->gpu.
+void run_pattern(const struct options *o)
+{
+	static struct pattern p;
+	int s = udp_listen(o->port), have = gpu_count();
+
+	if (o->gpus > have || o->gpus > MAX_PATTERN_GPUS) {
+		fprintf(stderr, "gpuwork: %d GPUs asked for, %d here\n", o->gpus, have);
+		exit(1);
+	}
+	p.gpus = o->gpus;
+	p.seed = o->seed;
+	p.chunks = o->gpus * o->chunks;
+	p.chunk = calloc((size_t)p.chunks, sizeof *p.chunk);
+	if (!p.chunk) {
+		perror("gpuwork: chunks");
+		exit(1);
+	}
+	for (int g = 0; g < p.gpus; g++) {
+		p.ordinal[g] = (o->gpu + g) % have;
+		p.gpu[g] = gpu_open(p.ordinal[g]);
+		p.bad[g] = gpu_alloc(sizeof(uint64_t));
+		for (int i = g * o->chunks; i < (g + 1) * o->chunks; i++) {
+			struct chunk *c = &p.chunk[i];
+			c->gpu = g;
+			c->words = o->bytes / (unsigned)o->chunks / sizeof(uint64_t);
+			c->address = gpu_alloc(c->words * sizeof(uint64_t));
+			fill(&p, c, SLICES, seed_of(&p, i));
+		}
+	}
+	puts("ready");
+	udp_serve(s, answer, &p);
+}

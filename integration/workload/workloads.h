@@ -1,0 +1,21 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The workloads; each runs until it is killed unless it says otherwise.
+
+#ifndef GPUCKPT_WORKLOADS_H
+#define GPUCKPT_WORKLOADS_H
+
+#include "options.h"
+
+__attribute__((noreturn)) void run_counter(const struct options *o);
+__attribute__((noreturn)) void run_managed(const struct options *o);
+__attribute__((noreturn)) void run_plain(const struct options *o);
+__attribute__((noreturn)) void run_pattern(const struct options *o);
+__attribute__((noreturn)) void run_writer(const struct options *o);
+__attribute__((noreturn)) void run_spin(const struct options *o);
+
+// run_multi returns the exit status of the first child that ended; the others are killed.
+int run_multi(const struct options *o);
+
+#endif
