@@ -4,7 +4,6 @@
 package trace
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -27,7 +26,11 @@ const spinEnv = "GPUCKPT_TEST_SPIN"
 
 func TestMain(m *testing.M) {
 	if IsTracer() {
+		dieAtStep()
 		Main()
+	}
+	if os.Getenv(targetEnv) != "" {
+		beTarget()
 	}
 	if path := os.Getenv(spinEnv); path != "" {
 		spin(path)
@@ -170,18 +173,15 @@ func TestHeldThreadsExecuteNothing(t *testing.T) {
 
 	f.set(t, f.on)
 	frozen := [2]uint64{atomic.LoadUint64(&mem[0]), atomic.LoadUint64(&mem[1])}
-	h, err := Threads(context.Background(), plain, []int{cmd.Process.Pid}, []int{free})
-	if err != nil {
+	s := session(t)
+	if err := s.Hold([]int{cmd.Process.Pid}, []int{free}); err != nil {
 		t.Fatal(err)
 	}
 	before := atomic.LoadUint64(&mem[2])
 	f.set(t, f.off)
 	eventually(t, "the thread left out runs", func() bool { return atomic.LoadUint64(&mem[2]) > before+1000 })
-	if err := h.Err(); err != nil {
-		t.Fatal(err)
-	}
 	f.set(t, f.on)
-	if err := h.Release(); err != nil {
+	if err := s.Release(); err != nil {
 		t.Fatal(err)
 	}
 	for i, was := range frozen {
@@ -198,33 +198,38 @@ func TestHeldThreadsExecuteNothing(t *testing.T) {
 // A tracer that is killed lets go of everything, and the holder is told.
 func TestKilledTracerLetsGo(t *testing.T) {
 	cmd, mem := spinner(t)
-	h, err := Threads(context.Background(), plain, []int{cmd.Process.Pid}, nil)
-	if err != nil {
+	s := session(t)
+	if err := s.Hold([]int{cmd.Process.Pid}, nil); err != nil {
 		t.Fatal(err)
 	}
-	h.cmd.Process.Signal(syscall.SIGKILL)
-	eventually(t, "the holder is told", func() bool { return errors.Is(h.Err(), ErrTracerGone) })
+	s.cmd.Process.Signal(syscall.SIGKILL)
 	for i := range 3 {
 		was := atomic.LoadUint64(&mem[i])
 		eventually(t, "a thread runs on", func() bool { return atomic.LoadUint64(&mem[i]) > was })
 	}
-	if err := h.Release(); !errors.Is(err, ErrTracerGone) {
+	if err := s.Release(); !errors.Is(err, ErrTracerGone) {
 		t.Errorf("release after the tracer's end: got %v, want ErrTracerGone", err)
 	}
 }
 
 func TestThreadOfAnotherTracerIsNamed(t *testing.T) {
 	cmd, mem := spinner(t)
-	first, err := Threads(context.Background(), plain, []int{cmd.Process.Pid}, nil)
-	if err != nil {
+	first, second := session(t), session(t)
+	if err := first.Hold([]int{cmd.Process.Pid}, nil); err != nil {
 		t.Fatal(err)
 	}
-	defer first.Release()
-	_, err = Threads(context.Background(), plain, []int{cmd.Process.Pid}, nil)
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("traced by process %d", first.cmd.Process.Pid)) {
+	err := second.Hold([]int{cmd.Process.Pid}, nil)
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("traced by process %d", first.Pid())) {
 		t.Fatalf("second tracer: got %v, want an error that names the first", err)
 	}
 	if err := first.Release(); err != nil {
+		t.Fatal(err)
+	}
+	// Released means detached: the second can have them at once.
+	if err := second.Hold([]int{cmd.Process.Pid}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Release(); err != nil {
 		t.Fatal(err)
 	}
 	was := atomic.LoadUint64(&mem[0])
@@ -236,17 +241,42 @@ func TestEndedProcessHoldsNothing(t *testing.T) {
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
 	}
-	h, err := Threads(context.Background(), plain, []int{cmd.Process.Pid}, nil)
-	if err != nil {
+	s := session(t)
+	if err := s.Hold([]int{cmd.Process.Pid}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Release(); err != nil {
+	if err := s.Release(); err != nil {
 		t.Fatal(err)
 	}
 }
 
+func TestUnknownOrderIsRefused(t *testing.T) {
+	s := session(t)
+	if _, err := s.call("test", order{Op: "dance"}); err == nil {
+		t.Error("a tracer danced")
+	}
+	if err := s.Release(); err == nil {
+		t.Error("a release without a hold went well")
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// session starts a tracer that ends with the test.
+func session(t *testing.T) *Session {
+	t.Helper()
+	s, err := Start(plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
 func FuzzParseOrder(f *testing.F) {
-	f.Add([]byte(`{"processes":[1,2],"except":[3]}`))
+	f.Add([]byte(`{"op":"hold","processes":[1,2],"except":[3]}`))
+	f.Add([]byte(`{"op":"map","mappings":[{"pid":1,"tid":1,"start":4096,"bytes":4096,"path":"/x","offset":0}]}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		o, err := parseOrder(line)
 		if err != nil {
@@ -255,6 +285,11 @@ func FuzzParseOrder(f *testing.F) {
 		for _, id := range append(o.Processes, o.Except...) {
 			if id <= 0 {
 				t.Fatalf("accepted %d", id)
+			}
+		}
+		for _, m := range o.Mappings {
+			if m.PID <= 0 || m.TID <= 0 || m.Bytes == 0 || (m.Start|m.Bytes|m.Offset)%pageSize != 0 {
+				t.Fatalf("accepted %+v", m)
 			}
 		}
 	})

@@ -5,144 +5,90 @@ package trace
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"runtime"
-	"strconv"
-
-	"golang.org/x/sys/unix"
 )
 
-// held is the tracer's answer once every thread is seized.
-const held = "held"
+// tracer is the state of a tracer process.
+type tracer struct {
+	hold  *hold
+	steer []*steering
+	// kept are the files of collected areas, open for those who know them by
+	// this process's descriptors.
+	kept []*os.File
+}
 
-// Main is a tracer's whole life: it reads its order, seizes the threads,
-// answers "held" or what went wrong, and ends when its standard input does.
+// step is called after everything a tracer does to a thread. A test replaces it
+// to end the tracer there.
+var step = func(string) {}
+
+// Main is a tracer's whole life: it carries out orders one after the other
+// until its standard input ends.
 func Main() {
-	// ptrace belongs to the thread that seized; it must be one and live on.
+	// ptrace belongs to a thread: each hold and each steering has one of its
+	// own, whose end lets go of what it traced. The first thread is kept out of
+	// that, because it does not end before the process.
 	runtime.LockOSThread()
+	var t tracer
 	in := bufio.NewReader(os.Stdin)
-	if err := serve(in); err != nil {
-		fmt.Println(err)
-		os.Exit(1)
-	}
-	fmt.Println(held)
-	io.Copy(io.Discard, in)
-	// The kernel detaches every thread as this process ends, those that have
-	// not stopped yet as well, which PTRACE_DETACH would refuse.
-	os.Exit(0)
-}
-
-func serve(in *bufio.Reader) error {
-	line, err := in.ReadBytes('\n')
-	if err != nil {
-		return fmt.Errorf("read the order: %w", err)
-	}
-	o, err := parseOrder(line)
-	if err != nil {
-		return err
-	}
-	return seizeAll(o)
-}
-
-func parseOrder(line []byte) (order, error) {
-	var o order
-	dec := json.NewDecoder(bytes.NewReader(line))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&o); err != nil {
-		return order{}, fmt.Errorf("order: %w", err)
-	}
-	for _, id := range append(o.Processes, o.Except...) {
-		if id <= 0 {
-			return order{}, fmt.Errorf("order: %d is no process or thread", id)
-		}
-	}
-	return o, nil
-}
-
-// seizeAll seizes until a pass over all the processes finds no thread that is
-// new: frozen processes make none, so the second pass is the last.
-func seizeAll(o order) error {
-	done := make(map[int]bool)
-	for _, tid := range o.Except {
-		done[tid] = true
-	}
+	out := json.NewEncoder(os.Stdout)
 	for {
-		fresh := false
-		for _, pid := range o.Processes {
-			tids, err := threads(pid)
-			if err != nil {
-				return err
-			}
-			for _, tid := range tids {
-				if done[tid] {
-					continue
-				}
-				if err := seize(pid, tid); err != nil {
-					return err
-				}
-				done[tid], fresh = true, true
-			}
+		line, err := in.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			os.Exit(0)
 		}
-		if !fresh {
-			return nil
-		}
-	}
-}
-
-// threads lists a process's threads; one that has ended has none.
-func threads(pid int) ([]int, error) {
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
-	}
-	var tids []int
-	for _, e := range entries {
-		tid, err := strconv.Atoi(e.Name())
 		if err != nil {
-			return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
 		}
-		tids = append(tids, tid)
-	}
-	return tids, nil
-}
-
-// seize attaches to one thread and asks it to stop. A thread that has ended,
-// or is a zombie, executes nothing and is passed over.
-func seize(pid, tid int) error {
-	err := unix.PtraceSeize(tid)
-	if err == nil {
-		err = unix.PtraceInterrupt(tid)
-	}
-	if err == nil || errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	status, rerr := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", pid, tid))
-	if errors.Is(rerr, os.ErrNotExist) || errors.Is(rerr, unix.ESRCH) {
-		return nil
-	}
-	if state := field(status, "State:"); len(state) > 0 && (state[0] == 'Z' || state[0] == 'X') {
-		return nil
-	}
-	if tracer := field(status, "TracerPid:"); tracer != "" && tracer != "0" {
-		return fmt.Errorf("thread %d of process %d is traced by process %s (a debugger?): end it and try again", tid, pid, tracer)
-	}
-	return fmt.Errorf("seize thread %d of process %d: %w", tid, pid, err)
-}
-
-// field gives the value of a line "NAME:\tvalue" of /proc/PID/status.
-func field(status []byte, name string) string {
-	for line := range bytes.Lines(status) {
-		if rest, ok := bytes.CutPrefix(line, []byte(name)); ok {
-			return string(bytes.TrimSpace(rest))
+		var r reply
+		o, err := parseOrder(line)
+		if err == nil {
+			r, err = t.do(o)
+		}
+		if err != nil {
+			r.Error = err.Error()
+		}
+		if err := out.Encode(r); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
 		}
 	}
-	return ""
+}
+
+func (t *tracer) do(o order) (r reply, err error) {
+	switch o.Op {
+	case opHold:
+		if t.hold != nil {
+			return r, errors.New("threads are held already")
+		}
+		t.hold, err = holdThreads(o.Processes, o.Except)
+	case opRelease:
+		if t.hold == nil {
+			return r, errors.New("no threads are held")
+		}
+		t.hold.release()
+		t.hold = nil
+	case opSteer:
+		var s *steering
+		if s, err = steer(o.Target); err == nil {
+			t.steer = append(t.steer, s)
+		}
+	case opCollect:
+		r, t.kept, err = collect(t.steer, t.kept)
+		t.steer = nil
+	case opMap:
+		err = mapAll(o.Mappings)
+	case opDigest:
+		r.Digests, err = digestAll(o.Files)
+	case opCopy:
+		r.Digests, err = copyAll(o.Files)
+	default:
+		err = fmt.Errorf("unknown order %q", o.Op)
+	}
+	return r, err
 }

@@ -1,0 +1,126 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// give gives the process a descriptor of a file that this process has open,
+// by a socket made for it in the process: the file needs no name that the
+// process could see. The descriptor is close-on-exec; the process must close
+// it. A tracer that dies on the way leaves at most three descriptors open in
+// the process, all close-on-exec.
+func (t *thread) give(f *os.File) (fd uint64, err error) {
+	ours, theirs, err := t.socketpair()
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		for _, n := range []uint64{ours, theirs} {
+			if _, cerr := t.plain(unix.SYS_CLOSE, n); err == nil && cerr != nil {
+				err = fmt.Errorf("close a socket: %w", cerr)
+			}
+		}
+	}()
+	pidfd, err := unix.PidfdOpen(t.pid, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open process %d: %w", t.pid, err)
+	}
+	defer unix.Close(pidfd)
+	sock, err := unix.PidfdGetfd(pidfd, int(ours), 0)
+	if err != nil {
+		return 0, fmt.Errorf("take its socket: %w", err)
+	}
+	defer unix.Close(sock)
+	if err := unix.Sendmsg(sock, []byte{0}, unix.UnixRights(int(f.Fd())), nil, unix.MSG_DONTWAIT); err != nil {
+		return 0, fmt.Errorf("send the file: %w", err)
+	}
+	return t.receive(theirs)
+}
+
+func (t *thread) socketpair() (a, b uint64, err error) {
+	_, err = t.syscall(unix.SYS_SOCKETPAIR, func(scratch uint64) ([]byte, [6]uint64) {
+		return make([]byte, 8), [6]uint64{unix.AF_UNIX, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC, 0, scratch}
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("make a socket in it: %w", err)
+	}
+	var fds [8]byte
+	if _, err := t.mem.ReadAt(fds[:], int64(t.scratch)); err != nil {
+		return 0, 0, fmt.Errorf("read what it answered: %w", err)
+	}
+	return uint64(binary.LittleEndian.Uint32(fds[:])), uint64(binary.LittleEndian.Uint32(fds[4:])), nil
+}
+
+// receive has the thread receive one descriptor. struct msghdr is 56 bytes, an
+// iovec 16, the one byte of data 8 for alignment, the control message 24.
+func (t *thread) receive(sock uint64) (uint64, error) {
+	const iovAt, dataAt, controlAt, controlLen = 56, 72, 80, 24
+	_, err := t.syscall(unix.SYS_RECVMSG, func(scratch uint64) ([]byte, [6]uint64) {
+		b := make([]byte, controlAt+controlLen)
+		le := binary.LittleEndian
+		le.PutUint64(b[16:], scratch+iovAt)
+		le.PutUint64(b[24:], 1)
+		le.PutUint64(b[32:], scratch+controlAt)
+		le.PutUint64(b[40:], controlLen)
+		le.PutUint64(b[iovAt:], scratch+dataAt)
+		le.PutUint64(b[iovAt+8:], 1)
+		return b, [6]uint64{sock, scratch, unix.MSG_CMSG_CLOEXEC | unix.MSG_DONTWAIT}
+	})
+	if err != nil {
+		return 0, fmt.Errorf("receive the file in it: %w", err)
+	}
+	var control [controlLen]byte
+	if _, err := t.mem.ReadAt(control[:], int64(t.scratch)+controlAt); err != nil {
+		return 0, fmt.Errorf("read what it received: %w", err)
+	}
+	le := binary.LittleEndian
+	// struct cmsghdr: length, level, type, then the descriptor.
+	if le.Uint64(control[:]) != 20 || le.Uint32(control[8:]) != unix.SOL_SOCKET || le.Uint32(control[12:]) != unix.SCM_RIGHTS {
+		return 0, errors.New("it received no file (does it have too many open?)")
+	}
+	return uint64(le.Uint32(control[16:])), nil
+}
+
+// mapFile maps a file over an area of the process, at the address given.
+func (t *thread) mapFile(f *os.File, start, length, offset uint64, flags uint64) error {
+	fd, err := t.give(f)
+	if err != nil {
+		return err
+	}
+	at, err := t.plain(unix.SYS_MMAP, start, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_FIXED|flags, fd, offset)
+	if err == nil && at != start {
+		err = fmt.Errorf("mapped at %#x, not %#x", at, start)
+	}
+	if err == nil {
+		// Where the file has no huge pages this changes nothing.
+		_, _ = t.plain(unix.SYS_MADVISE, start, length, unix.MADV_HUGEPAGE)
+	}
+	if _, cerr := t.plain(unix.SYS_CLOSE, fd); err == nil && cerr != nil {
+		err = fmt.Errorf("close the file: %w", cerr)
+	}
+	if err != nil {
+		return fmt.Errorf("map the file over the area: %w", err)
+	}
+	return nil
+}
+
+// mapEmpty puts an empty area in the place of one.
+func (t *thread) mapEmpty(start, length uint64) error {
+	at, err := t.plain(unix.SYS_MMAP, start, length, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_FIXED|unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE, ^uint64(0), 0)
+	if err == nil && at != start {
+		err = fmt.Errorf("mapped at %#x, not %#x", at, start)
+	}
+	if err != nil {
+		return fmt.Errorf("map an empty area: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,320 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// CanSteer says whether this build can steer: it knows the machine's registers.
+const CanSteer = true
+
+// minArea is the smallest mmap that is taken for a staging area, in bytes. A
+// bare CUDA context alone has hundreds of megabytes on real hardware; the
+// driver's other populated mappings are pages.
+const minArea = 1 << 20
+
+// pollEvery is how often a steering looks for a stop. The driver's thread makes
+// some 85 system calls in a checkpoint.
+const pollEvery = 50 * time.Microsecond
+
+// steering is the tracing of one driver's thread, by a thread of its own.
+type steering struct {
+	target Target
+	stop   chan struct{} // closed to end it
+	done   chan struct{} // closed at its end; what follows is then set
+	areas  []*backing
+	notes  []string
+	err    error
+
+	leaving bool // the thread was interrupted for the end
+}
+
+// steer seizes the target's thread and returns; the tracing goes on.
+func steer(target Target) (*steering, error) {
+	s := &steering{target: target, stop: make(chan struct{}), done: make(chan struct{})}
+	seized := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: its end detaches
+		defer close(s.done)
+		err := seize(target.PID, target.TID, unix.PTRACE_O_TRACESYSGOOD)
+		seized <- err
+		if err == nil {
+			s.err = s.follow()
+		}
+	}()
+	if err := <-seized; err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// follow watches the thread's system calls until the steering is ended.
+func (s *steering) follow() error {
+	t, err := openThread(s.target.PID, s.target.TID)
+	if err != nil {
+		// The driver does without; CRIU dumps the area as ever.
+		s.note("not steered: %v", err)
+	} else {
+		defer t.close()
+	}
+	var pending *unix.PtraceRegs // the mmap that the thread is in, at its begin
+	inside := false
+	for {
+		status, err := s.next()
+		if errors.Is(err, errEnded) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		deliver := 0
+		switch sig := status.StopSignal(); {
+		case sig == syscallStop && !inside:
+			inside = true
+			if t != nil {
+				pending, err = s.begin(t)
+			}
+		case sig == syscallStop:
+			inside = false
+			if pending != nil {
+				err = s.finish(t, pending)
+			}
+			pending = nil
+			if s.leaving && err == nil {
+				return s.leave(t)
+			}
+		case status>>16 == unix.PTRACE_EVENT_STOP:
+			if s.leaving {
+				return s.leave(t)
+			}
+		default:
+			deliver = int(sig)
+		}
+		if err != nil {
+			s.note("left alone: %v", err)
+			pending = nil
+		}
+		if err := unix.PtraceSyscall(s.target.TID, deliver); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("let thread %d go on: %w", s.target.TID, err)
+		}
+		if s.leaving {
+			// Any stop uses up the interrupt that came before it.
+			if err := s.interrupt(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (s *steering) interrupt() error {
+	if err := unix.PtraceInterrupt(s.target.TID); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("interrupt thread %d: %w", s.target.TID, err)
+	}
+	return nil
+}
+
+// next waits for the thread's next stop, or asks for one when it is time to end.
+func (s *steering) next() (unix.WaitStatus, error) {
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(s.target.TID, &status, unix.WALL|unix.WNOHANG, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return 0, fmt.Errorf("wait for thread %d: %w", s.target.TID, err)
+		case pid != 0 && !status.Stopped():
+			return 0, errEnded
+		case pid != 0:
+			return status, nil
+		}
+		if s.leaving {
+			time.Sleep(pollEvery)
+			continue
+		}
+		select {
+		case <-s.stop:
+			s.leaving = true
+			if err := s.interrupt(); err != nil {
+				return 0, err
+			}
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+func (s *steering) note(format string, args ...any) {
+	s.notes = append(s.notes, fmt.Sprintf("process %d: ", s.target.PID)+fmt.Sprintf(format, args...))
+}
+
+// staging says whether a system call that is about to be made maps a staging
+// area, as drivers 580 do it: new, private, anonymous, readable and writable,
+// populated. What other drivers may do is left alone.
+func staging(r *unix.PtraceRegs) bool {
+	const prot = unix.PROT_READ | unix.PROT_WRITE
+	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
+	return r.Orig_rax == unix.SYS_MMAP && r.Rsi >= minArea && r.Rsi%pageSize == 0 && r.Rdx == prot && r.R10&^unix.MAP_NORESERVE == flags
+}
+
+// begin is the begin of a system call: a staging area is mapped without being
+// filled. That alone changes nothing for the driver but the time it takes.
+func (s *steering) begin(t *thread) (*unix.PtraceRegs, error) {
+	var r unix.PtraceRegs
+	if err := unix.PtraceGetRegs(t.tid, &r); err != nil {
+		return nil, fmt.Errorf("read registers: %w", err)
+	}
+	if !staging(&r) {
+		return nil, nil
+	}
+	step("area found")
+	r.R10 &^= unix.MAP_POPULATE
+	if err := unix.PtraceSetRegs(t.tid, &r); err != nil {
+		return nil, fmt.Errorf("set registers: %w", err)
+	}
+	step("populate dropped")
+	return &r, nil
+}
+
+// finish is the end of that call: the area gets its file, filled before the
+// driver touches it.
+func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
+	var r unix.PtraceRegs
+	if err := unix.PtraceGetRegs(t.tid, &r); err != nil {
+		return fmt.Errorf("read registers: %w", err)
+	}
+	start, length := r.Rax, asked.Rsi
+	if int64(r.Rax) < 0 && int64(r.Rax) > -4096 {
+		return nil // the driver's own business
+	}
+	path := ""
+	if s.target.Dir != "" {
+		path = filepath.Join(s.target.Dir, fmt.Sprintf("%s%d", s.target.Name, len(s.areas)))
+	}
+	b, err := newBacking(path, start, length)
+	if err != nil {
+		return err
+	}
+	step("file made")
+	if err := t.mapFile(b.file, start, length, b.offset, unix.MAP_SHARED); err != nil {
+		b.remove()
+		return err
+	}
+	step("file mapped")
+	s.areas = append(s.areas, b)
+	return nil
+}
+
+// leave puts an empty area in the place of each steered one and lets the thread
+// go. It does so only where the process has all of the area mapped to our file.
+func (s *steering) leave(t *thread) error {
+	for _, b := range s.areas {
+		if err := b.mappedBy(s.target.PID); err != nil {
+			return err
+		}
+	}
+	for _, b := range s.areas {
+		if err := t.mapEmpty(b.start, b.length); err != nil {
+			return err
+		}
+		b.taken = true
+		step("area emptied")
+	}
+	if err := unix.PtraceDetach(s.target.TID); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("detach from thread %d: %w", s.target.TID, err)
+	}
+	return nil
+}
+
+// collect ends all steering, at once, and adds the areas' files to kept.
+func collect(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error) {
+	for _, s := range all {
+		close(s.stop)
+	}
+	for _, s := range all {
+		<-s.done
+		err = errors.Join(err, s.err)
+		r.Notes = append(r.Notes, s.notes...)
+		for _, b := range s.areas {
+			if !b.taken {
+				b.remove()
+				continue
+			}
+			kept = append(kept, b.file)
+			r.Areas = append(r.Areas, Area{PID: s.target.PID, Start: b.start, Bytes: b.length, Path: b.path(), Offset: b.offset})
+		}
+	}
+	return r, kept, err
+}
+
+// mapAll maps files over areas; each process's in turn, the processes at once.
+func mapAll(mappings []Mapping) error {
+	byProcess := make(map[int][]Mapping)
+	for _, m := range mappings {
+		byProcess[m.PID] = append(byProcess[m.PID], m)
+	}
+	errs := make(chan error)
+	for _, ms := range byProcess {
+		go func() {
+			runtime.LockOSThread() // never unlocked: its end detaches
+			errs <- mapInto(ms)
+		}()
+	}
+	var err error
+	for range byProcess {
+		err = errors.Join(err, <-errs)
+	}
+	return err
+}
+
+// mapInto maps files over areas of one process.
+func mapInto(mappings []Mapping) error {
+	pid, tid := mappings[0].PID, mappings[0].TID
+	if err := seize(pid, tid, unix.PTRACE_O_TRACESYSGOOD); err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	for {
+		status, err := waitStop(tid)
+		if err != nil {
+			return fmt.Errorf("process %d: %w", pid, err)
+		}
+		if status>>16 == unix.PTRACE_EVENT_STOP {
+			break
+		}
+		// A signal came first, and used up the interrupt.
+		if err := unix.PtraceCont(tid, int(status.StopSignal())); err != nil {
+			return fmt.Errorf("let thread %d go on: %w", tid, err)
+		}
+		if err := unix.PtraceInterrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("interrupt thread %d: %w", tid, err)
+		}
+	}
+	t, err := openThread(pid, tid)
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	defer t.close()
+	for _, m := range mappings {
+		f, err := os.OpenFile(m.Path, os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		err = t.mapFile(f, m.Start, m.Bytes, m.Offset, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("process %d: %w", pid, err)
+		}
+	}
+	if err := unix.PtraceDetach(tid); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("detach from thread %d: %w", tid, err)
+	}
+	return nil
+}

@@ -1,0 +1,297 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// target is a running target.
+type target struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func newTarget(t *testing.T) *target {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), targetEnv+"=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	g := &target{t: t, cmd: cmd, in: in, out: bufio.NewReader(out)}
+	g.ask("sum")
+	return g
+}
+
+// ask sends an order and gives the answer.
+func (g *target) ask(order string) string {
+	g.t.Helper()
+	if _, err := fmt.Fprintln(g.in, order); err != nil {
+		g.t.Fatalf("%s: %v", order, err)
+	}
+	line := make(chan string, 1)
+	go func() {
+		s, err := g.out.ReadString('\n')
+		if err != nil {
+			s = err.Error()
+		}
+		line <- strings.TrimSpace(s)
+	}()
+	select {
+	case s := <-line:
+		return s
+	case <-time.After(30 * time.Second):
+		g.t.Fatalf("%s: no answer", order)
+		return ""
+	}
+}
+
+func (g *target) pid() int { return g.cmd.Process.Pid }
+
+const (
+	areaBytes    = 5<<20 + 3*4096
+	stagingFlags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
+)
+
+func mapOrder(flags int) string { return fmt.Sprintf("map %d %d", areaBytes, flags) }
+
+// The whole life of a staging area, in a file and in memory.
+func TestSteeredArea(t *testing.T) {
+	for name, dir := range map[string]string{"file": "/dev/shm", "memory": ""} {
+		t.Run(name, func(t *testing.T) {
+			if dir != "" {
+				var err error
+				if dir, err = os.MkdirTemp(dir, "gpuckpt-trace-"); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { os.RemoveAll(dir) })
+			}
+			g, s := newTarget(t), session(t)
+			fds := g.ask("fds")
+			if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Dir: dir, Name: "gpu-"}); err != nil {
+				t.Fatal(err)
+			}
+			var starts []uint64
+			for range 2 { // a driver may map in several calls
+				start, err := strconv.ParseUint(g.ask(mapOrder(stagingFlags)), 16, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				starts = append(starts, start)
+			}
+			sum := g.ask("sum")
+			areas, notes, err := s.Collect()
+			if err != nil || len(notes) > 0 {
+				t.Fatal(err, notes)
+			}
+			if len(areas) != 2 {
+				t.Fatalf("got %d areas, want 2: %+v", len(areas), areas)
+			}
+			want := make([]byte, areaBytes)
+			if got, zero := g.ask("sum"), strconv.FormatUint(sumOf(want), 10); got != zero {
+				t.Errorf("the area is not empty after it was collected: sum %s", got)
+			}
+			fill(want)
+			if sum != strconv.FormatUint(sumOf(want), 10) {
+				t.Fatal("the test's own sum is wrong")
+			}
+			var mappings []Mapping
+			var ranges []FileRange
+			for i, a := range areas {
+				if a.PID != g.pid() || a.Start != starts[i] || a.Bytes != areaBytes || a.Offset != a.Start%hugePage {
+					t.Errorf("area %d: got %+v, want %d bytes at %#x", i, a, areaBytes, starts[i])
+				}
+				content := make([]byte, areaBytes)
+				f, err := os.Open(a.Path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := f.ReadAt(content, int64(a.Offset)); err != nil {
+					t.Fatal(err)
+				}
+				f.Close()
+				if !bytes.Equal(content, want) {
+					t.Errorf("area %d: the file does not hold what the target wrote", i)
+				}
+				mappings = append(mappings, Mapping{PID: a.PID, TID: a.PID, Start: a.Start, Bytes: a.Bytes, Path: a.Path, Offset: a.Offset})
+				ranges = append(ranges, FileRange{Path: a.Path, Offset: a.Offset, Bytes: a.Bytes})
+			}
+			if err := s.Map(mappings); err != nil {
+				t.Fatal(err)
+			}
+			if got := g.ask("sum"); got != sum {
+				t.Errorf("mapped again: sum %s, want %s", got, sum)
+			}
+			if got := g.ask("fds"); got != fds {
+				t.Errorf("the target has %s files open, had %s", got, fds)
+			}
+			checkDigests(t, s, ranges, want)
+		})
+	}
+}
+
+// checkDigests compares the tracer's digests, and its copies, with the content.
+func checkDigests(t *testing.T, s *Session, ranges []FileRange, want []byte) {
+	t.Helper()
+	digests, err := s.Digest(ranges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for i := range ranges {
+		ranges[i].To = filepath.Join(dir, strconv.Itoa(i))
+	}
+	copied, err := s.Copy(ranges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(digests) != len(ranges) || fmt.Sprint(digests) != fmt.Sprint(copied) || len(digests[0]) != 1 || digests[0][0] != digests[1][0] {
+		t.Errorf("digests %v, of the copies %v", digests, copied)
+	}
+	for _, r := range ranges {
+		b, err := os.ReadFile(r.To)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(b[r.Offset:], want) {
+			t.Errorf("the copy %s differs", r.To)
+		}
+	}
+	if _, err := s.Copy(ranges); err == nil {
+		t.Error("a copy overwrote a file")
+	}
+}
+
+// What is not a staging area stays the target's own.
+func TestOtherMappingsAreLeftAlone(t *testing.T) {
+	g, s := newTarget(t), session(t)
+	if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, flags := range []int{unix.MAP_PRIVATE | unix.MAP_ANONYMOUS, unix.MAP_SHARED | unix.MAP_ANONYMOUS | unix.MAP_POPULATE} {
+		g.ask(mapOrder(flags))
+		sum := g.ask("sum")
+		areas, _, err := s.Collect()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(areas) != 0 {
+			t.Errorf("flags %#x: got areas %+v", flags, areas)
+		}
+		if got := g.ask("sum"); got != sum {
+			t.Errorf("flags %#x: sum %s, want %s", flags, got, sum)
+		}
+		if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A file system without room leaves the area with the driver.
+func TestNoRoomForTheFile(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatalf("mount a small tmpfs (the tests need root): %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	g, s := newTarget(t), session(t)
+	if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Dir: dir, Name: "gpu-"}); err != nil {
+		t.Fatal(err)
+	}
+	g.ask(mapOrder(stagingFlags))
+	sum := g.ask("sum")
+	areas, notes, err := s.Collect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(areas) != 0 || len(notes) != 1 || !strings.Contains(notes[0], "no space") {
+		t.Errorf("got areas %v, notes %v", areas, notes)
+	}
+	if got := g.ask("sum"); got != sum {
+		t.Errorf("sum %s, want %s", got, sum)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("files left: %v", left)
+	}
+}
+
+// A tracer may die after any of its steps: the target goes on as if it had
+// never been there.
+func TestTracerDiesAtEachStep(t *testing.T) {
+	defer os.Remove(killFile(os.Getpid()))
+	died := 0
+	for n := 0; ; n++ {
+		if err := os.WriteFile(killFile(os.Getpid()), []byte(strconv.Itoa(n)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		g, s := newTarget(t), session(t)
+		if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-"}); err != nil {
+			t.Fatal(err)
+		}
+		g.ask(mapOrder(stagingFlags))
+		want := g.ask("sum")
+		areas, _, err := s.Collect()
+		if err == nil {
+			a := areas[0]
+			err = s.Map([]Mapping{{PID: g.pid(), TID: g.pid(), Start: a.Start, Bytes: a.Bytes, Path: a.Path, Offset: a.Offset}})
+		}
+		if err == nil {
+			s.Close()
+			break // it got to the end
+		}
+		if !errors.Is(err, ErrTracerGone) {
+			t.Fatalf("step %d: %v", n, err)
+		}
+		died++
+		// Whatever was in place stays: the content, or, once it was collected,
+		// an empty area or the file again.
+		empty := strconv.FormatUint(sumOf(make([]byte, areaBytes)), 10)
+		if got := g.ask("sum"); got != want && got != empty {
+			t.Fatalf("step %d: sum %s, want %s", n, got, want)
+		}
+		again := g.ask(mapOrder(stagingFlags)) // it still can
+		if _, err := strconv.ParseUint(again, 16, 64); err != nil {
+			t.Fatalf("step %d: the target answers %q", n, again)
+		}
+		if got := g.ask("sum"); got != want {
+			t.Fatalf("step %d: sum of a new area %s, want %s", n, got, want)
+		}
+		s.Close()
+		g.cmd.Process.Kill()
+		g.cmd.Wait()
+	}
+	if died < 50 {
+		t.Errorf("the tracer died at %d steps only", died)
+	}
+	t.Logf("%d steps", died)
+}

@@ -1,0 +1,110 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// targetEnv makes the test's executable a target: a process whose first
+// thread maps areas as the driver's thread does.
+const targetEnv = "GPUCKPT_TEST_TARGET"
+
+func init() { runtime.LockOSThread() } // the first thread serves the target's orders
+
+// killFile names the step at which a tracer of this test's process dies.
+func killFile(parent int) string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("gpuckpt-trace-kill-%d", parent))
+}
+
+// dieAtStep makes this tracer kill itself after as many steps as the test says.
+func dieAtStep() {
+	b, err := os.ReadFile(killFile(os.Getppid()))
+	if err != nil {
+		return
+	}
+	left, err := strconv.Atoi(string(b))
+	if err != nil {
+		panic(err)
+	}
+	step = func(string) {
+		if left--; left < 0 {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	}
+}
+
+// beTarget answers orders on standard input, one a line, all in the first
+// thread: "map BYTES FLAGS" maps and fills an area, "sum" adds it up, and "fill"
+// fills it again. Another thread computes with vector registers all the while.
+func beTarget() {
+	go func() {
+		for x := 1.0; ; {
+			for i := 1; i <= 1000; i++ {
+				x = x*1.0000001 + float64(i)
+			}
+			if x != x || x < 1 {
+				fmt.Println("arithmetic broke")
+				os.Exit(3)
+			}
+			x = 1
+		}
+	}()
+	var area []byte
+	buf := make([]byte, 256)
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_READ, 0, uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
+		if errno != 0 || n == 0 {
+			if errno == unix.EINTR {
+				fmt.Println("EINTR")
+				os.Exit(4)
+			}
+			os.Exit(0)
+		}
+		f := strings.Fields(string(buf[:n]))
+		switch f[0] {
+		case "map":
+			size, _ := strconv.Atoi(f[1])
+			flags, _ := strconv.Atoi(f[2])
+			at, _, errno := unix.RawSyscall6(unix.SYS_MMAP, 0, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, uintptr(flags), ^uintptr(0), 0)
+			if errno != 0 {
+				fmt.Println("mmap", errno)
+				continue
+			}
+			area = unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), at)), size)
+			fill(area)
+			fmt.Printf("%x\n", at)
+		case "sum":
+			fmt.Println(sumOf(area))
+		case "fds":
+			names, _ := os.ReadDir("/proc/self/fd")
+			fmt.Println(len(names))
+		}
+	}
+}
+
+//go:norace // it would take most of the test's time
+func fill(b []byte) {
+	for i := range b {
+		b[i] = byte(i*7 + i>>12)
+	}
+}
+
+//go:norace
+func sumOf(b []byte) (sum uint64) {
+	for i, c := range b {
+		sum = sum*31 + uint64(c) ^ uint64(i)
+	}
+	return sum
+}

@@ -1,0 +1,125 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+)
+
+// The operations of a tracer.
+const (
+	opHold    = "hold"
+	opRelease = "release"
+	opSteer   = "steer"
+	opCollect = "collect"
+	opMap     = "map"
+	opDigest  = "digest"
+	opCopy    = "copy"
+)
+
+// order is a request to a tracer: a line of JSON on its standard input, which
+// the tracer answers with one line on its standard output.
+type order struct {
+	Op string `json:"op"`
+	// Processes whose threads are held, but for those in Except.
+	Processes []int `json:"processes,omitempty"`
+	Except    []int `json:"except,omitempty"`
+	// Target of a steer.
+	Target Target `json:"target,omitzero"`
+	// Mappings of a map.
+	Mappings []Mapping `json:"mappings,omitempty"`
+	// Files of a digest or a copy.
+	Files []FileRange `json:"files,omitempty"`
+}
+
+// reply is a tracer's answer.
+type reply struct {
+	// Error is what went wrong; the other fields are then empty.
+	Error string `json:"error,omitempty"`
+	// Collected areas.
+	Areas []Area `json:"areas,omitempty"`
+	// Digests of each file, by block.
+	Digests [][]string `json:"digests,omitempty"`
+	// Notes are for the log: what was not recognised and left alone.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// Target is a thread of the driver's that will map a staging area.
+type Target struct {
+	// PID and TID, as the tracer counts.
+	PID int `json:"pid"`
+	TID int `json:"tid"`
+	// Dir is where the backing files are made; they are called Name and a
+	// number. Empty: memory without a name (memfd).
+	Dir  string `json:"dir"`
+	Name string `json:"name"`
+}
+
+// Area is a staging area and the file that backs it.
+type Area struct {
+	PID int `json:"pid"`
+	// Start and Bytes are the area's place in the process.
+	Start uint64 `json:"start"`
+	Bytes uint64 `json:"bytes"`
+	// Path names the file; for a memfd it is one of the tracer's own
+	// descriptors, /proc/PID/fd/N, and good while the tracer lives.
+	Path string `json:"path"`
+	// Offset is where in the file the area begins, below 2 MiB: it gives the
+	// area's addresses and the file's huge pages the same alignment.
+	Offset uint64 `json:"offset"`
+}
+
+// Mapping maps a file over an area of a process.
+type Mapping struct {
+	// PID and TID: the process and the thread of it that is to make the call.
+	PID int `json:"pid"`
+	TID int `json:"tid"`
+	// The area and the file, as in Area. The mapping is private: whatever the
+	// process does to it, the file stays as it is.
+	Start  uint64 `json:"start"`
+	Bytes  uint64 `json:"bytes"`
+	Path   string `json:"path"`
+	Offset uint64 `json:"offset"`
+}
+
+// FileRange is a part of a file that is digested or copied.
+type FileRange struct {
+	Path   string `json:"path"`
+	Offset uint64 `json:"offset"`
+	Bytes  uint64 `json:"bytes"`
+	// To is the file that a copy makes, with the same offsets.
+	To string `json:"to,omitempty"`
+}
+
+// parseOrder is strict about what could hurt a process that is no target.
+func parseOrder(line []byte) (order, error) {
+	var o order
+	dec := json.NewDecoder(bytes.NewReader(line))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&o); err != nil {
+		return order{}, fmt.Errorf("order: %w", err)
+	}
+	ids := append([]int{}, o.Processes...)
+	ids = append(ids, o.Except...)
+	if o.Op == opSteer {
+		ids = append(ids, o.Target.PID, o.Target.TID)
+	}
+	for _, m := range o.Mappings {
+		ids = append(ids, m.PID, m.TID)
+		if m.Start%pageSize != 0 || m.Bytes == 0 || m.Bytes%pageSize != 0 || m.Offset%pageSize != 0 || m.Start+m.Bytes < m.Start {
+			return order{}, fmt.Errorf("order: mapping of %d bytes at %#x from offset %d is not in pages", m.Bytes, m.Start, m.Offset)
+		}
+	}
+	for _, id := range ids {
+		if id <= 0 {
+			return order{}, fmt.Errorf("order: %d is no process or thread", id)
+		}
+	}
+	return o, nil
+}
+
+// pageSize is the smallest page of the targets.
+const pageSize = 4096
