@@ -103,12 +103,12 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 	}
 	if err != nil {
 		// A process that is ending makes the driver answer all sorts of things.
-		if _, gerr := nsPID(pid); gone(gerr) {
+		if _, gerr := NSPID(pid); gone(gerr) {
 			return nil, nil
 		}
 		return nil, err
 	}
-	if p.NSPID, err = nsPID(pid); err == nil {
+	if p.NSPID, err = NSPID(pid); err == nil {
 		p.GPUs, err = deviceFiles(pid)
 	}
 	if gone(err) {
@@ -173,8 +173,8 @@ func mapsLibrary(pid int) (bool, error) {
 	return false, lines.Err()
 }
 
-// nsPID gives a process's pid in its innermost pid namespace.
-func nsPID(pid int) (int, error) {
+// NSPID gives a process's pid in its innermost pid namespace.
+func NSPID(pid int) (int, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err

@@ -95,7 +95,35 @@ type Process struct {
 	// Bytes is the size of the GPU state that the driver moved into the
 	// process's memory.
 	Bytes uint64 `json:"bytes"`
+	// Areas hold the GPU state in files of their own. Without any it is in
+	// CRIU's images, as memory of the process.
+	Areas []Area `json:"areas,omitempty"`
 }
+
+// Area is a range of a process's memory whose content is a file beside CRIU's.
+// CRIU's images know the range as empty; a restore maps the file over it.
+type Area struct {
+	// File is a name in the same directory, see AreaFile.
+	File string `json:"file"`
+	// Start is the range's address; Bytes its length; Offset where it begins
+	// in the file. All three are whole pages of 4 KiB.
+	Start  uint64 `json:"start"`
+	Bytes  uint64 `json:"bytes"`
+	Offset uint64 `json:"offset"`
+	// Digests are those of the range's blocks of BlockBytes, "sha256:…".
+	Digests []string `json:"digests"`
+}
+
+// BlockBytes is the size of the blocks that are digested, counted from the
+// begin of the range; the last may be shorter.
+const BlockBytes = 64 << 20
+
+// AreaFile names the file of a process's area, by the process's pid inside the
+// container and the area's number.
+func AreaFile(pid, number int) string { return fmt.Sprintf("%s%d", AreaPrefix(pid), number) }
+
+// AreaPrefix begins the names of a process's area files.
+func AreaPrefix(pid int) string { return fmt.Sprintf("gpu-%d-", pid) }
 
 // Phase is one step of a checkpoint or a restore.
 type Phase struct {
@@ -244,6 +272,7 @@ func (m *Metadata) validate() error {
 		gpus[g.UUID] = true
 	}
 	pids := make(map[int]bool, len(m.Processes))
+	files := make(map[string]bool)
 	for _, p := range m.Processes {
 		if p.PID <= 0 || pids[p.PID] {
 			return fmt.Errorf("process id %d is impossible or named twice", p.PID)
@@ -251,6 +280,9 @@ func (m *Metadata) validate() error {
 		pids[p.PID] = true
 		if p.State != "running" && p.State != "locked" && p.State != "checkpointed" {
 			return fmt.Errorf("process %d has the state %q", p.PID, p.State)
+		}
+		if err := p.validateAreas(files); err != nil {
+			return err
 		}
 		for _, u := range p.GPUs {
 			if !gpus[u] {
@@ -261,6 +293,41 @@ func (m *Metadata) validate() error {
 	for _, ph := range m.Phases {
 		if ph.Name == "" || ph.Start < 0 || ph.Took < 0 {
 			return fmt.Errorf("phase %q has an impossible time", ph.Name)
+		}
+	}
+	return nil
+}
+
+var (
+	areaFileForm = regexp.MustCompile(`^gpu-[1-9][0-9]*-[0-9]+$`)
+	digestForm   = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+)
+
+// pageBytes is the smallest page of the processors that CUDA runs on.
+const pageBytes = 4096
+
+// validateAreas checks one process's areas; files are the names taken so far.
+func (p *Process) validateAreas(files map[string]bool) error {
+	for i, a := range p.Areas {
+		end := a.Start + a.Bytes
+		switch {
+		case !areaFileForm.MatchString(a.File) || files[a.File]:
+			return fmt.Errorf("area file %q is no name of one, or named twice", a.File)
+		case a.Bytes == 0 || (a.Start|a.Bytes|a.Offset)%pageBytes != 0 || end < a.Start || a.Offset+a.Bytes < a.Offset || a.Offset >= 2<<20:
+			return fmt.Errorf("area %s: %d bytes at %#x from offset %d are impossible", a.File, a.Bytes, a.Start, a.Offset)
+		case uint64(len(a.Digests)) != (a.Bytes+BlockBytes-1)/BlockBytes:
+			return fmt.Errorf("area %s: %d digests for %d bytes", a.File, len(a.Digests), a.Bytes)
+		}
+		files[a.File] = true
+		for _, b := range p.Areas[:i] {
+			if a.Start < b.Start+b.Bytes && b.Start < end {
+				return fmt.Errorf("areas %s and %s overlap", b.File, a.File)
+			}
+		}
+		for _, d := range a.Digests {
+			if !digestForm.MatchString(d) {
+				return fmt.Errorf("area %s: digest %q is not of the form sha256:…", a.File, d)
+			}
 		}
 	}
 	return nil

@@ -17,6 +17,8 @@ import (
 
 const uuid0 = "GPU-00000000-0000-4000-8000-000000000000"
 
+var digest = "sha256:" + strings.Repeat("0a", 32)
+
 func sample() *Metadata {
 	return &Metadata{
 		SchemaVersion: SchemaVersion,
@@ -24,8 +26,10 @@ func sample() *Metadata {
 		DriverVersion: "580.159.04",
 		CUDAVersion:   "13.0",
 		GPUs:          []GPU{{UUID: uuid0, Name: "NVIDIA H200", Memory: 150_000_000_000}},
-		Processes:     []Process{{PID: 1, State: "running", GPUs: []string{uuid0}, Bytes: 1 << 34}},
-		Phases:        []Phase{{Name: "lock", Took: 15 * time.Millisecond}, {Name: "dump", Start: time.Second, Took: time.Second, Bytes: 4096}},
+		Processes: []Process{{PID: 1, State: "running", GPUs: []string{uuid0}, Bytes: 1 << 27, Areas: []Area{
+			{File: "gpu-1-0", Start: 0x7f0000001000, Bytes: 1<<27 - 4096, Offset: 4096, Digests: []string{digest, digest}},
+		}}},
+		Phases: []Phase{{Name: "lock", Took: 15 * time.Millisecond}, {Name: "dump", Start: time.Second, Took: time.Second, Bytes: 4096}},
 	}
 }
 
@@ -93,9 +97,16 @@ func TestParseMetadataRefuses(t *testing.T) {
 		"newer version":     {edit(`"schemaVersion":1`, `"schemaVersion":2,"new":true`), ErrSchema},
 		"unknown field":     {edit(`"driverVersion"`, `"extra":1,"driverVersion"`), ErrMalformed},
 		"trailing text":     {string(valid) + "{}", ErrMalformed},
-		"negative bytes":    {edit(`"bytes":17179869184`, `"bytes":-1`), ErrMalformed},
+		"negative bytes":    {edit(`"bytes":134217728`, `"bytes":-1`), ErrMalformed},
 		"pid 0":             {edit(`"pid":1`, `"pid":0`), ErrMalformed},
 		"unknown state":     {edit(`"state":"running"`, `"state":"failed"`), ErrMalformed},
+		"file outside":      {edit(`"file":"gpu-1-0"`, `"file":"../gpu-1-0"`), ErrMalformed},
+		"other file":        {edit(`"file":"gpu-1-0"`, `"file":"pages-1.img"`), ErrMalformed},
+		"half a page":       {edit(`"offset":4096`, `"offset":2048`), ErrMalformed},
+		"far offset":        {edit(`"offset":4096`, `"offset":4194304`), ErrMalformed},
+		"a digest short":    {edit(`"`+digest+`",`, ``), ErrMalformed},
+		"no digest":         {edit(digest, "sha256:0"), ErrMalformed},
+		"past the end":      {edit(fmt.Sprint(0x7f0000001000), "18446744073709547520"), ErrMalformed},
 		"unknown GPU":       {edit(`"gpus":["GPU-0`, `"gpus":["GPU-1`), ErrMalformed},
 		"UUID with newline": {edit(`"uuid":"GPU-`, `"uuid":"GPU-\n`), ErrMalformed},
 		"negative phase":    {edit(`"startNs":0`, `"startNs":-5`), ErrMalformed},

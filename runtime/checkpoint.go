@@ -5,7 +5,9 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -100,6 +102,12 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 		return fmt.Errorf("encode checkpoint options: %w", err)
 	}
 	var m *images.Metadata
+	var procs []cuda.Process
+	type storeResult struct {
+		digests [][]string
+		err     error
+	}
+	stored := make(chan storeResult, 1)
 	clientPaused := c.paused
 
 	steps := []step{}
@@ -113,7 +121,8 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 		step{name: "preflight", do: func(ctx context.Context) (uint64, error) { return 0, c.preflight(ctx, q) }},
 		step{
 			name: "save GPU state", do: func(ctx context.Context) (uint64, error) {
-				sizes, err := c.gpu.save(ctx, c)
+				procs = c.gpu.procs
+				sizes, err := c.gpu.save(ctx, c, r.Path)
 				if err != nil {
 					return 0, err
 				}
@@ -125,10 +134,27 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 			back: "give GPU state back", undo: func(ctx context.Context) error { return c.gpu.giveBack(ctx, c) },
 		},
 		step{name: "dump", do: func(ctx context.Context) (uint64, error) {
+			if err := awaited(r.Path); err != nil {
+				return 0, err
+			}
+			// CRIU dumps what is left in the processes while the GPU state
+			// that was taken out of them is digested, or written to the disk.
+			go func() {
+				digests, err := c.gpu.store(ctx, r.Path)
+				stored <- storeResult{digests, err}
+			}()
 			if err := s.dump(ctx, c, &taskAPI.CheckpointTaskRequest{ID: r.ID, Path: r.Path, Options: dump}); err != nil {
+				<-stored
 				return 0, err
 			}
 			return sizeOf(r.Path)
+		}},
+		step{name: "store GPU state", do: func(context.Context) (uint64, error) {
+			result := <-stored
+			if result.err == nil {
+				c.gpu.describeAreas(m, result.digests)
+			}
+			return c.gpu.areaBytes(), result.err
 		}},
 		step{name: "write metadata", do: func(context.Context) (uint64, error) {
 			m.Phases = q.phases
@@ -136,6 +162,7 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 		}},
 	)
 	if err := q.run(ctx, steps...); err != nil {
+		removeAreaFiles(ctx, r.Path, procs)
 		return err
 	}
 	if opts.Exit {
@@ -196,6 +223,16 @@ func (c *container) preflight(ctx context.Context, q *sequence) error {
 	return checkCRIU(ctx, c.gpu.config)
 }
 
+// awaited says whether anybody waits for a checkpoint still. ttrpc does not tell
+// of a client that has given up, but containerd then removes the directory that
+// it made for the images, and runc would make it again for nobody.
+func awaited(path string) error {
+	if _, err := os.Stat(path); isTemporary(path) && errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("the client has given up, %s is gone: %w", path, context.Canceled)
+	}
+	return nil
+}
+
 // refuseUnlocked finds CUDA processes that are not among the locked ones: a
 // program that called cuInit between the lock and the freeze.
 func (g *gpuState) refuseUnlocked(pids []int) error {
@@ -224,7 +261,8 @@ func (g *gpuState) refuseUnlocked(pids []int) error {
 }
 
 // dump runs runc's checkpoint with this shim's CRIU settings, and says what
-// CRIU had to say when it fails.
+// CRIU had to say when it fails. A dump that has begun is not given up: CRIU has
+// code of its own in the processes then, and would go on without runc.
 func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) error {
 	config, err := LoadConfig()
 	if err != nil {
@@ -233,8 +271,12 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err := c.writeCRIUSettings(ctx, config); err != nil {
 		return err
 	}
-	if _, err := s.TTRPCTaskService.Checkpoint(ctx, r); err != nil {
-		return withCRIULog(err, config, c, dumpLog)
+	// That of an earlier failure is not to be quoted for this one.
+	if err := os.Remove(c.criuLog(dumpLog)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove CRIU's old log: %w", err)
+	}
+	if _, err := s.TTRPCTaskService.Checkpoint(context.WithoutCancel(ctx), r); err != nil {
+		return withCRIULog(errgrpc.ToNative(err), config, c, dumpLog)
 	}
 	return nil
 }

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
@@ -38,14 +40,29 @@ type Config struct {
 	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a
 	// container.
 	LogDir string `toml:"log_dir"`
+	// Staging holds where GPU state goes on its way.
+	Staging StagingConfig `toml:"staging"`
 	// CRIU holds what CRIU is to do.
 	CRIU CRIUConfig `toml:"criu"`
 }
 
+// StagingConfig is the section [staging].
+type StagingConfig struct {
+	// Steer says whether GPU state is taken past CRIU, in files of its own.
+	// Without, the driver fills memory of the container and CRIU dumps it.
+	Steer bool `toml:"steer"`
+	// Cgroup is what the memory for GPU state is charged to, a path from the
+	// root of the memory hierarchy. Empty: the cgroup of containerd's shims.
+	Cgroup string `toml:"cgroup"`
+	// MemoryLimit bounds that cgroup, in bytes; 0 leaves it as it is. GPU
+	// state that does not fit is left to the driver and CRIU.
+	MemoryLimit int64 `toml:"memory_limit"`
+}
+
 // CRIUConfig is the section [criu].
 type CRIUConfig struct {
-	// Path of the criu to use; its directory goes in front of $PATH, where
-	// runc looks. Empty: whatever $PATH has.
+	// Path of the criu to use, absolute and named so; its directory goes in
+	// front of $PATH, where runc looks. Empty: whatever $PATH has.
 	Path string `toml:"path"`
 	// PluginDir is where criu looks for its plugins. A cuda_plugin.so there
 	// is kept from acting a second time.
@@ -74,6 +91,7 @@ func defaultConfig() Config {
 		LockTimeout:  Duration(10 * time.Second),
 		OnCheckpoint: onCheckpointKeep,
 		LogDir:       "/var/log/gpuckpt",
+		Staging:      StagingConfig{Steer: true, Cgroup: "gpuckpt"},
 	}
 }
 
@@ -104,17 +122,22 @@ func parseConfig(data []byte) (Config, error) {
 	dec := toml.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&config); err != nil {
-		var strict *toml.StrictMissingError
-		if errors.As(err, &strict) {
-			return Config{}, fmt.Errorf("unknown setting: %s", strict.String())
-		}
-		return Config{}, err
+		return Config{}, unknownSettings(err)
 	}
-	if config.LockTimeout <= 0 {
-		return Config{}, fmt.Errorf("lock_timeout is %v; it must be above zero", time.Duration(config.LockTimeout))
+	if time.Duration(config.LockTimeout) < time.Millisecond { // the driver counts in these; "10" alone is 10 ns
+		return Config{}, fmt.Errorf("lock_timeout is %v; it must be 1ms or more, and a text with its unit, such as \"10s\"", time.Duration(config.LockTimeout))
 	}
 	if config.OnCheckpoint != onCheckpointKeep && config.OnCheckpoint != onCheckpointStop {
 		return Config{}, fmt.Errorf("on_checkpoint is %q; it must be %q or %q", config.OnCheckpoint, onCheckpointKeep, onCheckpointStop)
+	}
+	if g := config.Staging.Cgroup; g != "" && !filepath.IsLocal(g) {
+		return Config{}, fmt.Errorf("[staging] cgroup is %q; it must be a path from the root of the hierarchy, without a leading slash", g)
+	}
+	if config.Staging.MemoryLimit < 0 || config.Staging.MemoryLimit > 0 && config.Staging.Cgroup == "" {
+		return Config{}, fmt.Errorf("[staging] memory_limit is %d; it must not be negative, and needs a cgroup", config.Staging.MemoryLimit)
+	}
+	if path := config.CRIU.Path; path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "criu") {
+		return Config{}, fmt.Errorf("[criu] path is %q; it must be an absolute path that ends in /criu, the name that runc looks for", path)
 	}
 	for name, value := range config.CRIU.Options {
 		if _, err := criuLines(name, value); err != nil {
@@ -122,4 +145,19 @@ func parseConfig(data []byte) (Config, error) {
 		}
 	}
 	return config, nil
+}
+
+// unknownSettings makes the error of a strict TOML decoder name the settings
+// that are not known, in one line.
+func unknownSettings(err error) error {
+	var strict *toml.StrictMissingError
+	if !errors.As(err, &strict) {
+		return err
+	}
+	var names []string
+	for _, each := range strict.Errors {
+		row, _ := each.Position()
+		names = append(names, fmt.Sprintf("%s (line %d)", strings.Join(each.Key(), "."), row))
+	}
+	return fmt.Errorf("unknown setting %s", strings.Join(names, ", "))
 }

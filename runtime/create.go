@@ -22,10 +22,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// unpackedPrefix begins the name of the directory into which containerd
-// unpacks a checkpoint image for one restore (plugins/services/tasks). It
-// never removes it.
-const unpackedPrefix = "ctrd-checkpoint"
+// temporaryPrefix begins the names of the directories that containerd makes for
+// the images of one checkpoint, and for unpacking a checkpoint image for one
+// restore (plugins/services/tasks). The latter it never removes.
+const temporaryPrefix = "ctrd-checkpoint"
 
 // restoreDirName is the file in the bundle that names such a directory, for
 // the case that the shim dies before it removes it.
@@ -59,7 +59,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		return nil, err
 	}
 	if r.Checkpoint != "" {
-		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isUnpacked(r.Checkpoint)}
+		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isTemporary(r.Checkpoint)}
 		defer func() {
 			if err != nil {
 				c.removeRestoreDir(ctx)
@@ -90,10 +90,10 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	return resp, nil
 }
 
-// isUnpacked says whether a directory is one that containerd made for a single
-// restore, by its name: containerd makes it with MkdirTemp.
-func isUnpacked(dir string) bool {
-	return strings.HasPrefix(filepath.Base(filepath.Clean(dir)), unpackedPrefix)
+// isTemporary says whether a directory is one that containerd made for a single
+// checkpoint or restore, by its name: containerd makes it with MkdirTemp.
+func isTemporary(dir string) bool {
+	return strings.HasPrefix(filepath.Base(filepath.Clean(dir)), temporaryPrefix)
 }
 
 // checkRestore refuses a GPU checkpoint that cannot work here.

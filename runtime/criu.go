@@ -118,6 +118,9 @@ func annotationValue(s string) any {
 // criuLines gives an option as lines of CRIU's configuration file, see
 // criu(8), "CONFIGURATION FILES". An option that is false has none.
 func criuLines(name string, value any) (string, error) {
+	if name == "" {
+		return "", errors.New("an option of CRIU has no name")
+	}
 	for _, r := range name {
 		if r != '-' && (r < 'a' || r > 'z') && (r < '0' || r > '9') {
 			return "", fmt.Errorf("%q is not a name of an option of CRIU", name)
@@ -167,10 +170,7 @@ func hasOption(text, name string) bool {
 	return false
 }
 
-// networkLock picks how CRIU keeps packets away while sockets are dumped:
-// "" is CRIU's default, iptables, where the host has it; else nftables where
-// CRIU and the kernel can; else none at all, with which a dump of established
-// TCP connections may lose packets, but works.
+// networkLock is chooseNetworkLock, asked once.
 var networkLock = func() func(ctx context.Context) string {
 	var mu sync.Mutex
 	var known bool
@@ -178,20 +178,26 @@ var networkLock = func() func(ctx context.Context) string {
 	return func(ctx context.Context) string {
 		mu.Lock()
 		defer mu.Unlock()
-		if known {
-			return method
-		}
-		known = true
-		if _, err := exec.LookPath("iptables-restore"); err == nil {
-			return method
-		}
-		method = "skip"
-		if _, err := criuOutput(ctx, "check", "--feature", "network_lock_nftables"); err == nil {
-			method = "nftables"
+		if !known {
+			method, known = chooseNetworkLock(ctx), true
 		}
 		return method
 	}
 }()
+
+// chooseNetworkLock picks how CRIU keeps packets away while sockets are dumped:
+// "" is CRIU's default, iptables, where the host has it; else nftables where
+// CRIU and the kernel can; else none at all, with which a dump of established
+// TCP connections may lose packets, but works.
+func chooseNetworkLock(ctx context.Context) string {
+	if _, err := exec.LookPath("iptables-restore"); err == nil {
+		return ""
+	}
+	if _, err := criuOutput(ctx, "check", "--feature", "network_lock_nftables"); err == nil {
+		return "nftables"
+	}
+	return "skip"
+}
 
 // pluginsWithoutCUDA makes dir hold every CRIU plugin of the host but the CUDA
 // plugin, which would run the CUDA steps a second time, and gives dir; "" when
@@ -233,16 +239,20 @@ func pluginsWithoutCUDA(configured, dir string) (string, error) {
 	return dir, nil
 }
 
-// useCRIU puts the configured criu where runc looks for it.
-func useCRIU(config Config) {
-	if config.CRIU.Path == "" {
-		return
+// useCRIU puts the configured criu where runc looks for it, or leaves that to
+// the $PATH that the shim was started with.
+var useCRIU = func() func(config Config) {
+	started := os.Getenv("PATH")
+	return func(config Config) {
+		path := started
+		if config.CRIU.Path != "" {
+			path = filepath.Dir(config.CRIU.Path) + string(os.PathListSeparator) + started
+		}
+		if path != os.Getenv("PATH") {
+			os.Setenv("PATH", path)
+		}
 	}
-	dir := filepath.Dir(config.CRIU.Path)
-	if path := os.Getenv("PATH"); !strings.HasPrefix(path, dir+":") {
-		os.Setenv("PATH", dir+":"+path)
-	}
-}
+}()
 
 // checkCRIU refuses a host without CRIU, or with one that is too old.
 func checkCRIU(ctx context.Context, config Config) error {

@@ -28,16 +28,29 @@ const (
 	quotedBytes  = 300
 )
 
+// criuLog is where runc and its shim leave a log that CRIU wrote.
+func (c *container) criuLog(kind criuLog) string {
+	if kind == restoreLog {
+		return filepath.Join(c.workDir, "restore.log")
+	}
+	return filepath.Join(c.bundle, "criu-dump.log") // copied there after a failure
+}
+
+// harmlessError is one that CRIU writes in every run where CAP_SYS_RESOURCE is
+// missing, also when all goes well.
+const harmlessError = "rlimit: Can't setup RLIMIT_NOFILE"
+
 // withCRIULog adds to an error what CRIU's log says, and keeps the log: runc's
 // shim leaves it in the bundle or removes it, and the bundle goes with the
 // task. One log of each kind is kept for a container.
 func withCRIULog(err error, config Config, c *container, kind criuLog) error {
-	from := filepath.Join(c.bundle, "criu-dump.log") // where runc's shim copies it
-	if kind == restoreLog {
-		from = filepath.Join(c.workDir, "restore.log")
-	}
+	from := c.criuLog(kind)
 	log, rerr := os.Open(from)
 	if rerr != nil {
+		if strings.Contains(err.Error(), "criu failed") {
+			return fmt.Errorf("%w; CRIU left no log, as it does when an option in its configuration is unknown to it: %s",
+				err, filepath.Join(c.bundle, criuSettingsName))
+		}
 		return err // CRIU never ran; the error says why
 	}
 	defer log.Close()
@@ -75,7 +88,7 @@ func lastErrors(log io.Reader) []string {
 	lines := bufio.NewReaderSize(log, 64<<10)
 	for {
 		line, err := lines.ReadString('\n')
-		if at := strings.Index(line, "Error ("); at >= 0 {
+		if at := strings.Index(line, "Error ("); at >= 0 && !strings.Contains(line, harmlessError) {
 			said := strings.TrimSpace(line[at:])
 			last = append(last, said[:min(len(said), quotedBytes)])
 			if len(last) > quotedErrors {

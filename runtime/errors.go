@@ -6,6 +6,8 @@ package runtime
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"os/exec"
 
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"google.golang.org/grpc/codes"
@@ -17,13 +19,14 @@ import (
 )
 
 // toGRPC gives an error the code that clients act upon: FailedPrecondition for
-// what the user must change, DeadlineExceeded for a lock that timed out,
+// what the user must change (a program that is missing, too), DeadlineExceeded for a lock that timed out,
 // Unavailable for a helper that died. An error that has a code keeps it.
 func toGRPC(err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
 	var refused *cuda.Error
+	var program *fs.PathError
 	code := codes.Unknown
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -34,7 +37,8 @@ func toGRPC(err error) error {
 		code = codes.DeadlineExceeded
 	case refused != nil,
 		errors.Is(err, cuda.ErrNoDriver), errors.Is(err, cuda.ErrDriverTooOld),
-		errors.Is(err, images.ErrSchema), errors.Is(err, images.ErrMalformed), errors.Is(err, ErrConfig):
+		errors.Is(err, images.ErrSchema), errors.Is(err, images.ErrMalformed), errors.Is(err, ErrConfig),
+		errors.Is(err, exec.ErrNotFound), errors.As(err, &program) && program.Op == "fork/exec":
 		code = codes.FailedPrecondition
 	case errors.Is(err, cuda.ErrHelperGone), errors.Is(err, cuda.ErrHelperHung), errors.Is(err, cuda.ErrHelperGarbled),
 		errors.Is(err, trace.ErrTracerGone):

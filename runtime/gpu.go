@@ -35,6 +35,11 @@ type gpuState struct {
 	lockBegan time.Time
 	lockTook  time.Duration
 
+	tracer *trace.Session // nil while nothing is traced or saved
+	areas  []savedArea    // state that is in files, not in the processes
+	// inImages says that those files are the image's own.
+	inImages bool
+
 	helper *cuda.Helper // nil once idle
 	idle   *time.Timer
 }
@@ -137,8 +142,10 @@ func (g *gpuState) wake(ctx context.Context) (*cuda.Helper, error) {
 	return g.helper, err
 }
 
-// close ends the helper. The state stays, and a later wake starts another.
+// close ends the helper and the tracer. The state stays, and a later wake
+// starts another.
 func (g *gpuState) close() {
+	g.closeTracer()
 	if g.idle != nil {
 		g.idle.Stop()
 		g.idle = nil
@@ -168,26 +175,31 @@ func (g *gpuState) living() []cuda.Process {
 	})
 }
 
-// save has the driver move the GPU state of all processes into their own
-// memory, one area each, and gives the bytes of each process, by its place in
-// procs. The container is frozen before and after; while it is thawed every
-// thread but the driver's is held. On an error the state is where it was.
-func (g *gpuState) save(ctx context.Context, c *container) ([]uint64, error) {
+// save has the driver move the GPU state of all processes into memory of
+// theirs, one area each, and takes the areas it could steer out into files: in
+// dir, if that is on a tmpfs, else into memory. It gives the bytes of each
+// process, by its place in procs. The container is frozen before and after;
+// while it is thawed every thread but the driver's is held. On an error the
+// state is where it was.
+func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64, error) {
 	helper, err := g.wake(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var sizes []uint64
-	err = g.thawed(ctx, c, func() error {
-		before, err := g.areas()
+	err = g.thawed(ctx, c, func() { g.steerAll(ctx, dir) }, func() error {
+		before, err := g.memory()
 		if err != nil {
-			return err
+			return joinBack(err, g.tracer.Abandon())
 		}
 		if err := cuda.CheckpointAll(ctx, helper, g.procs); err != nil {
-			return err
+			return joinBack(err, g.tracer.Abandon())
 		}
 		g.saved = true
-		after, err := g.areas()
+		if err := g.collect(ctx); err != nil {
+			return err
+		}
+		after, err := g.memory()
 		if err != nil {
 			return err
 		}
@@ -212,19 +224,26 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 	if err != nil {
 		return err
 	}
-	return g.thawed(ctx, c, func() error {
+	err = g.thawed(ctx, c, func() {}, func() error {
+		if err := g.mapBack(); err != nil {
+			return err
+		}
 		if err := cuda.RestoreAll(ctx, helper, g.living(), nil); err != nil {
 			return err
 		}
 		g.saved = false
 		return nil
 	})
+	if !g.saved {
+		g.dropAreas()
+	}
+	return err
 }
 
 // thawed runs do while the container is thawed but every thread in it, except
-// the driver's own, is held by ptrace: frozen, held, thawed, do, frozen, let
-// go. No other instruction in user space runs between the two freezes.
-func (g *gpuState) thawed(ctx context.Context, c *container, do func() error) (err error) {
+// the driver's own, is held by ptrace: frozen, held, before, thawed, do, frozen,
+// let go. No other instruction in user space runs between the two freezes.
+func (g *gpuState) thawed(ctx context.Context, c *container, before func(), do func() error) error {
 	cg, err := cgroupOf(c.pid)
 	if err != nil {
 		return err
@@ -237,19 +256,23 @@ func (g *gpuState) thawed(ctx context.Context, c *container, do func() error) (e
 	for _, p := range g.procs {
 		drivers = append(drivers, p.RestoreThread)
 	}
-	hold, err := trace.Threads(ctx, reap, pids, drivers)
+	tracer, err := g.startedTracer(ctx)
 	if err != nil {
 		return err
 	}
+	if err := tracer.Hold(pids, drivers); err != nil {
+		return err
+	}
+	before()
 	if err := cg.thaw(); err != nil {
-		return joinBack(err, cg.freeze(), hold.Release())
+		return joinBack(err, cg.freeze(), tracer.Abandon(), tracer.Release())
 	}
 	err = do()
-	return joinBack(err, cg.freeze(), hold.Release())
+	return joinBack(err, cg.freeze(), tracer.Release())
 }
 
-// areas gives the anonymous areas of each process.
-func (g *gpuState) areas() ([][]cuda.Area, error) {
+// memory gives the anonymous areas of each process.
+func (g *gpuState) memory() ([][]cuda.Area, error) {
 	all := make([][]cuda.Area, len(g.procs))
 	for i, p := range g.procs {
 		var err error

@@ -29,7 +29,7 @@ type shimManager struct{ shim.Shim }
 func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
 	if cwd, err := os.Getwd(); err == nil {
 		name := filepath.Join(filepath.Dir(cwd), id, restoreDirName)
-		if dir, err := os.ReadFile(name); err == nil && isUnpacked(string(dir)) {
+		if dir, err := os.ReadFile(name); err == nil && isTemporary(string(dir)) {
 			if err := os.RemoveAll(string(dir)); err != nil {
 				log.G(ctx).WithError(err).Warn("remove the unpacked checkpoint")
 			}

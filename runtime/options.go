@@ -59,7 +59,7 @@ func parseRuncOptions(text []byte) (*options.Options, error) {
 	dec := toml.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(opts); err != nil {
-		return nil, err
+		return nil, unknownSettings(err)
 	}
 	return opts, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 )
 
@@ -33,7 +34,8 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 // Resume thaws the container and unlocks its CUDA processes. What is left of a
 // checkpoint whose way back failed is tried again first. On an error before
 // the thaw the container stays paused; on one after it, it runs with its CUDA
-// calls blocked, and Resume may be called again.
+// calls blocked, and Resume may be called again. It goes on when the client does
+// not wait for it.
 func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes.Empty, error) {
 	c := s.container(r.ID)
 	if c == nil {
@@ -41,7 +43,7 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	resp, err := s.resume(ctx, c)
+	resp, err := s.resume(context.WithoutCancel(ctx), c)
 	if err != nil {
 		return nil, toGRPC(err)
 	}
@@ -55,13 +57,14 @@ func (s *Service) pause(ctx context.Context, c *container) (*ptypes.Empty, error
 			log.G(ctx).WithError(c.lockErr).WithField("id", c.id).Warn("pausing without the CUDA lock: the container cannot be checkpointed until it is resumed and paused again")
 		}
 	}
-	resp, err := s.TTRPCTaskService.Pause(ctx, &taskAPI.PauseRequest{ID: c.id})
+	// Not given up once begun: whether the container is frozen must be known.
+	resp, err := s.TTRPCTaskService.Pause(context.WithoutCancel(ctx), &taskAPI.PauseRequest{ID: c.id})
 	if err != nil && !c.paused {
 		if uerr := c.unlock(context.WithoutCancel(ctx)); uerr != nil {
 			log.G(ctx).WithError(uerr).WithField("id", c.id).Error("unlock after a failed pause")
 		}
 	}
-	return resp, err
+	return resp, errgrpc.ToNative(err)
 }
 
 func (s *Service) resume(ctx context.Context, c *container) (*ptypes.Empty, error) {
@@ -75,7 +78,7 @@ func (s *Service) resume(ctx context.Context, c *container) (*ptypes.Empty, erro
 	if c.paused || c.gpu == nil {
 		var err error
 		if resp, err = s.TTRPCTaskService.Resume(ctx, &taskAPI.ResumeRequest{ID: c.id}); err != nil {
-			return nil, err
+			return nil, errgrpc.ToNative(err)
 		}
 		c.paused = false
 	}

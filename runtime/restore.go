@@ -57,8 +57,9 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 	steps := []step{
 		{
 			name: "restore processes", do: func(ctx context.Context) (uint64, error) {
-				if resp, err = s.TTRPCTaskService.Start(ctx, r); err != nil {
-					return 0, withCRIULog(err, config, c, restoreLog)
+				// Not given up once begun: CRIU would go on without runc.
+				if resp, err = s.TTRPCTaskService.Start(context.WithoutCancel(ctx), r); err != nil {
+					return 0, withCRIULog(errgrpc.ToNative(err), config, c, restoreLog)
 				}
 				c.pid = int(resp.Pid)
 				return sizeOf(c.restore.dir)
@@ -74,9 +75,17 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 		}},
 	}
 	if c.restore.metadata != nil {
-		steps = append(steps, step{name: "restore GPU state", do: func(ctx context.Context) (uint64, error) {
-			return c.restoreGPU(ctx, config)
-		}})
+		var areas *restoredAreas
+		defer func() { areas.close() }()
+		steps = append(steps,
+			step{name: "map GPU state", do: func(ctx context.Context) (uint64, error) {
+				areas, err = c.mapRestored(ctx, config)
+				return areas.bytes(), err
+			}},
+			step{name: "restore GPU state", do: func(ctx context.Context) (uint64, error) {
+				return c.restoreGPU(ctx, config, areas)
+			}},
+		)
 	}
 	if err := q.run(ctx, steps...); err != nil {
 		return nil, err
@@ -86,8 +95,9 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 
 // restoreGPU has the driver move the GPU state of the restored processes back,
 // from inside the container's namespaces, and unlocks them. Until then every
-// CUDA call of theirs blocks, as it did at the checkpoint.
-func (c *container) restoreGPU(ctx context.Context, config Config) (bytes uint64, err error) {
+// CUDA call of theirs blocks, as it did at the checkpoint. The digests of the
+// state are checked while the driver works, and before the unlock.
+func (c *container) restoreGPU(ctx context.Context, config Config, areas *restoredAreas) (bytes uint64, err error) {
 	helper, err := startHelper(ctx, config, c.pid)
 	if err != nil {
 		return 0, err
@@ -103,7 +113,13 @@ func (c *container) restoreGPU(ctx context.Context, config Config) (bytes uint64
 		procs = append(procs, cuda.Process{PID: p.PID, NSPID: p.PID, State: state})
 		bytes += p.Bytes
 	}
-	if err := cuda.RestoreAll(ctx, helper, procs, nil); err != nil {
+	checked := make(chan error, 1)
+	go func() { checked <- areas.check() }()
+	err = cuda.RestoreAll(ctx, helper, procs, nil)
+	if cerr := <-checked; cerr != nil {
+		return 0, cerr // it explains whatever the driver may have to say
+	}
+	if err != nil {
 		return 0, err
 	}
 	if err := cuda.UnlockAll(ctx, helper, procs); err != nil {

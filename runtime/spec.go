@@ -4,6 +4,7 @@
 package runtime
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -17,7 +18,8 @@ const criuConfigAnnotation = "org.criu.config"
 // pointAtSettings makes the bundle's config.json name settings as CRIU's
 // configuration file, and gives the container's own annotations and the file
 // that CRIU would have read without that, "" for none. Everything else in
-// config.json stays byte for byte. On an error it is as it was.
+// config.json keeps its text, known to this version or not, white space between
+// the values aside. On an error it is as it was.
 func pointAtSettings(bundle, settings string) (annotations map[string]string, base string, err error) {
 	path := filepath.Join(bundle, "config.json")
 	data, err := os.ReadFile(path)
@@ -27,6 +29,9 @@ func pointAtSettings(bundle, settings string) (annotations map[string]string, ba
 	var spec map[string]json.RawMessage
 	if err := json.Unmarshal(data, &spec); err != nil {
 		return nil, "", fmt.Errorf("read the container's spec %s: %w", path, err)
+	}
+	if spec == nil { // "null"
+		return nil, "", fmt.Errorf("read the container's spec %s: it is empty", path)
 	}
 	if raw, ok := spec["annotations"]; ok {
 		if err := json.Unmarshal(raw, &annotations); err != nil {
@@ -45,11 +50,14 @@ func pointAtSettings(bundle, settings string) (annotations map[string]string, ba
 	if spec["annotations"], err = json.Marshal(edited); err != nil {
 		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
 	}
-	if data, err = json.Marshal(spec); err != nil {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // "<" stays "<"
+	if err := enc.Encode(spec); err != nil {
 		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
 	}
 	next := path + ".gpuckpt"
-	if err := os.WriteFile(next, data, 0o600); err != nil {
+	if err := os.WriteFile(next, b.Bytes(), 0o600); err != nil {
 		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
 	}
 	if err := os.Rename(next, path); err != nil {

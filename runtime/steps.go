@@ -40,11 +40,17 @@ func newSequence(operation, id string) *sequence {
 	return &sequence{operation: operation, id: id, began: time.Now()}
 }
 
-// run takes the steps in order. When one fails it goes back all the way and
-// returns that step's error, joined by what went wrong on the way back.
+// run takes the steps in order. When one fails, or the context has ended before
+// it, run goes back all the way and returns that error, joined by what went
+// wrong on the way back.
 func (q *sequence) run(ctx context.Context, steps ...step) error {
 	for _, st := range steps {
-		err := q.time(ctx, st.name, st.do)
+		err := ctx.Err()
+		if err != nil {
+			err = fmt.Errorf("given up before %s: %w", st.name, err)
+		} else {
+			err = q.time(ctx, st.name, st.do)
+		}
 		if err != nil {
 			return joinBack(err, q.goBack(ctx))
 		}

@@ -127,11 +127,8 @@ func inParallel(size, chunk uint64, do func(from, to uint64) error) error {
 	}
 }
 
-// path names the file for others.
+// path names the file for others while this process has it open.
 func (b *backing) path() string {
-	if b.name != "" {
-		return b.name
-	}
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b.file.Fd())
 }
 

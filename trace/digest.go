@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"runtime"
@@ -83,6 +84,51 @@ func copyAll(files []FileRange) (digests [][]string, err error) {
 	return digests, nil
 }
 
+// loadAll reads ranges into memory, past the page cache where the file system
+// can, and adds that memory to kept.
+func loadAll(files []FileRange, kept []*os.File) (paths []string, digests [][]string, _ []*os.File, err error) {
+	from, to := make([]*os.File, len(files)), make([][]byte, len(files))
+	for i, r := range files {
+		from[i], err = os.OpenFile(r.Path, os.O_RDONLY|unix.O_DIRECT, 0)
+		if errors.Is(err, unix.EINVAL) {
+			from[i], err = os.Open(r.Path)
+		}
+		if err != nil {
+			return nil, nil, kept, err
+		}
+		defer from[i].Close()
+		b, err := newBacking("", r.Offset, r.Bytes)
+		if err != nil {
+			return nil, nil, kept, err
+		}
+		kept = append(kept, b.file)
+		mem, unmap, err := mapAligned(b.file, r.Offset+r.Bytes, unix.PROT_READ|unix.PROT_WRITE)
+		if err != nil {
+			return nil, nil, kept, fmt.Errorf("map memory: %w", err)
+		}
+		defer unmap()
+		to[i] = mem
+		paths = append(paths, b.path())
+	}
+	digests, err = eachBlock(files, func(j blockJob, _ []byte) (string, error) {
+		sum := sha256.New()
+		for done := uint64(0); done < j.bytes; {
+			at := j.from + done
+			part := to[j.file][at:min(at+ioBytes, j.from+j.bytes)]
+			if _, err := io.ReadFull(io.NewSectionReader(from[j.file], int64(at), int64(len(part))), part); err != nil {
+				return "", fmt.Errorf("read %s at %d: %w", from[j.file].Name(), at, err)
+			}
+			sum.Write(part)
+			done += uint64(len(part))
+		}
+		return digestName(sum), nil
+	})
+	return paths, digests, kept, err
+}
+
+// digestName words a digest as OCI does.
+func digestName(sum hash.Hash) string { return "sha256:" + hex.EncodeToString(sum.Sum(nil)) }
+
 // digestBlock reads a block, writes it to a file if there is one, and gives its
 // digest. A unit of zeros is not written: it stays a hole.
 func digestBlock(from, to *os.File, j blockJob, buf []byte) (string, error) {
@@ -101,7 +147,7 @@ func digestBlock(from, to *os.File, j blockJob, buf []byte) (string, error) {
 		}
 		done += uint64(len(part))
 	}
-	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), nil
+	return digestName(sum), nil
 }
 
 // zero says whether a buffer holds nothing else.

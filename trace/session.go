@@ -124,6 +124,14 @@ func (s *Session) Collect() (areas []Area, notes []string, err error) {
 	return r.Areas, r.Notes, err
 }
 
+// Abandon ends all steering and leaves the steered areas as they are, with
+// their files: the files' names are gone, their content stays with the
+// processes.
+func (s *Session) Abandon() error {
+	_, err := s.call("abandon staging areas", order{Op: opAbandon})
+	return err
+}
+
 // Map maps files over areas, each by a call in the thread named, which must
 // not be frozen nor held. Mappings of different processes happen at once. On an
 // error any of them may be done; doing them again does no harm.
@@ -144,6 +152,23 @@ func (s *Session) Digest(files []FileRange) ([][]string, error) {
 func (s *Session) Copy(files []FileRange) ([][]string, error) {
 	r, err := s.call("copy GPU state", order{Op: opCopy, Files: files})
 	return r.Digests, err
+}
+
+// Load reads ranges into memory in parallel, at the same offsets, and gives
+// names for that memory, good while the tracer lives, and the digests.
+func (s *Session) Load(files []FileRange) (paths []string, digests [][]string, err error) {
+	r, err := s.call("load GPU state", order{Op: opLoad, Files: files})
+	return r.Loaded, r.Digests, err
+}
+
+// Alive says whether the tracer is still there.
+func (s *Session) Alive() bool {
+	select {
+	case <-s.exited:
+		return false
+	default:
+		return true
+	}
 }
 
 // Close ends the tracer, which lets go of everything. Its error is

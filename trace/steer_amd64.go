@@ -35,6 +35,7 @@ type steering struct {
 	notes  []string
 	err    error
 
+	abandon bool // set before stop is closed: areas stay as they are
 	leaving bool // the thread was interrupted for the end
 }
 
@@ -216,12 +217,16 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 // leave puts an empty area in the place of each steered one and lets the thread
 // go. It does so only where the process has all of the area mapped to our file.
 func (s *steering) leave(t *thread) error {
-	for _, b := range s.areas {
+	areas := s.areas
+	if s.abandon {
+		areas = nil
+	}
+	for _, b := range areas {
 		if err := b.mappedBy(s.target.PID); err != nil {
 			return err
 		}
 	}
-	for _, b := range s.areas {
+	for _, b := range areas {
 		if err := t.mapEmpty(b.start, b.length); err != nil {
 			return err
 		}
@@ -253,6 +258,22 @@ func collect(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error
 		}
 	}
 	return r, kept, err
+}
+
+// abandon ends all steering and gives up the files' names.
+func abandon(all []*steering) (err error) {
+	for _, s := range all {
+		s.abandon = true
+		close(s.stop)
+	}
+	for _, s := range all {
+		<-s.done
+		err = errors.Join(err, s.err)
+		for _, b := range s.areas {
+			b.remove()
+		}
+	}
+	return err
 }
 
 // mapAll maps files over areas; each process's in turn, the processes at once.

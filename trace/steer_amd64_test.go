@@ -187,8 +187,55 @@ func checkDigests(t *testing.T, s *Session, ranges []FileRange, want []byte) {
 			t.Errorf("the copy %s differs", r.To)
 		}
 	}
+	for i := range ranges {
+		ranges[i].Path = ranges[i].To
+	}
+	paths, loaded, err := s.Load(ranges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(loaded) != fmt.Sprint(digests) {
+		t.Errorf("digests of what was loaded: %v, want %v", loaded, digests)
+	}
+	for i, r := range ranges {
+		b := make([]byte, r.Bytes)
+		f, err := os.Open(paths[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.ReadAt(b, int64(r.Offset)); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		if !bytes.Equal(b, want) {
+			t.Errorf("what was loaded from %s differs", r.Path)
+		}
+	}
 	if _, err := s.Copy(ranges); err == nil {
 		t.Error("a copy overwrote a file")
+	}
+}
+
+// Abandoned, the area stays as the target filled it, and the file's name goes.
+func TestAbandonedArea(t *testing.T) {
+	dir := t.TempDir()
+	g, s := newTarget(t), session(t)
+	if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Dir: dir, Name: "gpu-"}); err != nil {
+		t.Fatal(err)
+	}
+	g.ask(mapOrder(stagingFlags))
+	sum := g.ask("sum")
+	if files, _ := os.ReadDir(dir); len(files) != 1 {
+		t.Fatalf("got files %v, want one", files)
+	}
+	if err := s.Abandon(); err != nil {
+		t.Fatal(err)
+	}
+	if got := g.ask("sum"); got != sum {
+		t.Errorf("sum %s, want %s", got, sum)
+	}
+	if files, _ := os.ReadDir(dir); len(files) != 0 {
+		t.Errorf("files left: %v", files)
 	}
 }
 

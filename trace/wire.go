@@ -15,6 +15,8 @@ const (
 	opRelease = "release"
 	opSteer   = "steer"
 	opCollect = "collect"
+	opAbandon = "abandon"
+	opLoad    = "load"
 	opMap     = "map"
 	opDigest  = "digest"
 	opCopy    = "copy"
@@ -31,7 +33,7 @@ type order struct {
 	Target Target `json:"target,omitzero"`
 	// Mappings of a map.
 	Mappings []Mapping `json:"mappings,omitempty"`
-	// Files of a digest or a copy.
+	// Files of a digest, a copy or a load.
 	Files []FileRange `json:"files,omitempty"`
 }
 
@@ -41,6 +43,8 @@ type reply struct {
 	Error string `json:"error,omitempty"`
 	// Collected areas.
 	Areas []Area `json:"areas,omitempty"`
+	// Loaded names the memory that each file was loaded into.
+	Loaded []string `json:"loaded,omitempty"`
 	// Digests of each file, by block.
 	Digests [][]string `json:"digests,omitempty"`
 	// Notes are for the log: what was not recognised and left alone.
@@ -64,8 +68,9 @@ type Area struct {
 	// Start and Bytes are the area's place in the process.
 	Start uint64 `json:"start"`
 	Bytes uint64 `json:"bytes"`
-	// Path names the file; for a memfd it is one of the tracer's own
-	// descriptors, /proc/PID/fd/N, and good while the tracer lives.
+	// Path names the file by one of the tracer's own descriptors,
+	// /proc/PID/fd/N: it is good while the tracer lives, whatever happens to
+	// the directory.
 	Path string `json:"path"`
 	// Offset is where in the file the area begins, below 2 MiB: it gives the
 	// area's addresses and the file's huge pages the same alignment.
@@ -111,6 +116,11 @@ func parseOrder(line []byte) (order, error) {
 		ids = append(ids, m.PID, m.TID)
 		if m.Start%pageSize != 0 || m.Bytes == 0 || m.Bytes%pageSize != 0 || m.Offset%pageSize != 0 || m.Start+m.Bytes < m.Start {
 			return order{}, fmt.Errorf("order: mapping of %d bytes at %#x from offset %d is not in pages", m.Bytes, m.Start, m.Offset)
+		}
+	}
+	for _, f := range o.Files {
+		if f.Bytes == 0 || f.Bytes%pageSize != 0 || f.Offset%pageSize != 0 || f.Offset >= hugePage || f.Offset+f.Bytes < f.Offset {
+			return order{}, fmt.Errorf("order: %d bytes at %d of %s are not in pages", f.Bytes, f.Offset, f.Path)
 		}
 	}
 	for _, id := range ids {

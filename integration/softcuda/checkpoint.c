@@ -14,6 +14,8 @@
 
 #include "softcuda.h"
 
+static CUprocessState state = CU_PROCESS_STATE_RUNNING;
+
 // While CHECKPOINTED: the device memory of all GPUs, allocation after allocation.
 static char *staging;
 static size_t staged;
@@ -43,6 +45,7 @@ static CUresult lock(const struct config *config, unsigned timeout_ms)
 	CUresult r = injected(config, STEP_LOCK);
 	if (r)
 		return r;
+	events_settle();
 	return gate_close(timeout_ms) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -180,7 +183,7 @@ static bool intact(const struct allocation *a)
 	return true;
 }
 
-static CUresult restore(const struct config *config, const struct request *request, int *state)
+static CUresult restore(const struct config *config, const struct request *request)
 {
 	struct gpu chosen[MAX_GPUS], before[MAX_GPUS];
 	bool whole = true;
@@ -208,14 +211,21 @@ static CUresult restore(const struct config *config, const struct request *reque
 		munmap(staging, staged);
 	staging = NULL;
 	staged = 0;
-	*state = whole ? CU_PROCESS_STATE_LOCKED : CU_PROCESS_STATE_FAILED;
-	return whole ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+	if (whole)
+		return CUDA_SUCCESS;
+	state = CU_PROCESS_STATE_FAILED;
+	return CUDA_ERROR_UNKNOWN;
+}
+
+CUprocessState checkpoint_state(void)
+{
+	return state;
 }
 
 CUresult checkpoint_step(const struct request *request)
 {
 	static const struct {
-		int from, to;
+		CUprocessState from, to;
 	} steps[STEPS] = {
 		[STEP_LOCK] = {CU_PROCESS_STATE_RUNNING, CU_PROCESS_STATE_LOCKED},
 		[STEP_CHECKPOINT] = {CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_CHECKPOINTED},
@@ -228,10 +238,9 @@ CUresult checkpoint_step(const struct request *request)
 	if (request->step < 0 || request->step >= STEPS || request->pairs > MAX_GPUS ||
 	    request->visible > MAX_GPUS)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (endpoint.state != steps[request->step].from)
+	if (state != steps[request->step].from)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	config_load(&config);
-	int state = endpoint.state;
 	switch (request->step) {
 	case STEP_LOCK:
 		r = lock(&config, request->timeout_ms);
@@ -240,13 +249,12 @@ CUresult checkpoint_step(const struct request *request)
 		r = checkpoint(&config);
 		break;
 	case STEP_RESTORE:
-		r = restore(&config, request, &state);
+		r = restore(&config, request);
 		break;
 	default:
 		r = unlock(&config);
 	}
 	if (!r)
 		state = steps[request->step].to;
-	__atomic_store_n(&endpoint.state, state, __ATOMIC_RELEASE);
 	return r;
 }

@@ -26,7 +26,7 @@ static CUresult open_context(CUcontext c, int ordinal)
 
 	if (ordinal < 0 || ordinal >= process.gpus)
 		return CUDA_ERROR_INVALID_DEVICE;
-	if ((r = control_start()))
+	if ((r = events_start()))
 		return r;
 	c->ordinal = ordinal;
 	if ((r = memory_allocate(c, KIND_CONTEXT, IMAGE_BYTES, &c->image)))

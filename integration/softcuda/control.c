@@ -17,8 +17,6 @@
 // Initialised, so that it is in the library's own data mapping and not in anonymous memory after it.
 struct endpoint endpoint = {.magic = ENDPOINT_MAGIC, .ready = 0};
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-
 // Requests and replies are shorter than PIPE_BUF, so each is written and read whole.
 static void *serve(void *unused)
 {
@@ -34,53 +32,55 @@ static void *serve(void *unused)
 			continue;
 		if (n != sizeof request)
 			return NULL;
-		reply.sequence = request.sequence;
-		reply.result = checkpoint_step(&request);
+		reply = (struct reply){.sequence = request.sequence};
+		if (request.step != ASK_STATE)
+			reply.result = checkpoint_step(&request);
+		reply.state = checkpoint_state();
 		while (write(endpoint.reply[1], &reply, sizeof reply) < 0 && errno == EINTR)
 			;
 	}
 }
 
-static CUresult start(void)
+CUresult thread_start(const char *name, void *(*run)(void *))
 {
 	sigset_t all, before;
 	pthread_t thread;
 
-	if (endpoint.ready)
-		return CUDA_SUCCESS;
-	if (pipe2(endpoint.request, O_CLOEXEC))
-		return CUDA_ERROR_OPERATING_SYSTEM;
-	if (pipe2(endpoint.reply, O_CLOEXEC)) {
-		close(endpoint.request[0]);
-		close(endpoint.request[1]);
-		return CUDA_ERROR_OPERATING_SYSTEM;
-	}
-	endpoint.pid = getpid();
-	endpoint.state = CU_PROCESS_STATE_RUNNING;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before); // the thread inherits the mask
-	int failed = pthread_create(&thread, NULL, serve, NULL);
+	int failed = pthread_create(&thread, NULL, run, NULL);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (failed) {
-		for (int i = 0; i < 2; i++) {
-			close(endpoint.request[i]);
-			close(endpoint.reply[i]);
-		}
+	if (failed)
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	}
-	pthread_setname_np(thread, "softcuda");
+	pthread_setname_np(thread, name);
 	pthread_detach(thread);
-	while (!__atomic_load_n(&endpoint.ready, __ATOMIC_ACQUIRE))
-		usleep(100);
 	return CUDA_SUCCESS;
+}
+
+static void close_pipe(int32_t ends[2])
+{
+	close(ends[0]);
+	close(ends[1]);
 }
 
 CUresult control_start(void)
 {
-	pthread_mutex_lock(&mutex);
-	CUresult r = start();
-	pthread_mutex_unlock(&mutex);
-	return r;
+	if (pipe2(endpoint.request, O_CLOEXEC))
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	if (pipe2(endpoint.reply, O_CLOEXEC)) {
+		close_pipe(endpoint.request);
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	endpoint.pid = getpid();
+	CUresult r = thread_start("cuda00000000001", serve); // the real one's is such a number, too
+	if (r) {
+		close_pipe(endpoint.request);
+		close_pipe(endpoint.reply);
+		return r;
+	}
+	while (!__atomic_load_n(&endpoint.ready, __ATOMIC_ACQUIRE))
+		usleep(100);
+	return CUDA_SUCCESS;
 }
 
 void control_forget_after_fork(void)
@@ -88,8 +88,6 @@ void control_forget_after_fork(void)
 	if (!endpoint.ready)
 		return;
 	endpoint.ready = 0;
-	for (int i = 0; i < 2; i++) {
-		close(endpoint.request[i]);
-		close(endpoint.reply[i]);
-	}
+	close_pipe(endpoint.request);
+	close_pipe(endpoint.reply);
 }

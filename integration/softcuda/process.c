@@ -80,6 +80,10 @@ static CUresult initialise(void)
 		process_close();
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	if ((r = control_start())) {
+		process_close();
+		return r;
+	}
 	__atomic_store_n(&process.initialised, true, __ATOMIC_RELEASE);
 	return CUDA_SUCCESS;
 }

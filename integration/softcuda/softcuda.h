@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The rooms of the software GPU and what each offers the others. A process's CUDA life:
-// cuInit finds the GPUs (process.c), a first context starts the control thread (control.c), the
-// API calls run through the gate (gate.c), and another process, through remote.c, has the control
-// thread walk the state machine RUNNING, LOCKED, CHECKPOINTED (checkpoint.c).
+// cuInit finds the GPUs and starts the control thread (process.c, control.c), the API calls run
+// through the gate (gate.c), and another process, through remote.c, has the control thread walk the
+// state machine RUNNING, LOCKED, CHECKPOINTED (checkpoint.c).
 
 #ifndef GPUCKPT_SOFTCUDA_H
 #define GPUCKPT_SOFTCUDA_H
@@ -25,7 +25,7 @@ struct gpu {
 	size_t total; // bytes of memory
 };
 
-enum step { STEP_LOCK, STEP_CHECKPOINT, STEP_RESTORE, STEP_UNLOCK, STEPS };
+enum step { STEP_LOCK, STEP_CHECKPOINT, STEP_RESTORE, STEP_UNLOCK, STEPS, ASK_STATE = STEPS };
 
 struct config {
 	char driver[80];
@@ -122,14 +122,13 @@ struct endpoint {
 	char magic[16];
 	int32_t ready;
 	int32_t pid, tid; // as in the process's own pid namespace
-	int32_t state;
 	int32_t request[2], reply[2]; // pipes, both ends of each open in the process
 };
 extern struct endpoint endpoint;
 
 struct request {
 	uint64_t sequence;
-	int32_t step;
+	int32_t step; // enum step
 	uint32_t timeout_ms;
 	uint32_t pairs, visible; // counts
 	CUcheckpointGpuPair pair[MAX_GPUS];
@@ -138,13 +137,21 @@ struct request {
 struct reply {
 	uint64_t sequence;
 	int32_t result;
+	int32_t state; // after the step
 };
 
-// control_start makes the channel and its thread; done once, later calls do nothing.
+// control_start makes the channel and its thread, once, for cuInit.
 CUresult control_start(void);
+// thread_start starts a detached thread of the driver's own, with a name and all signals blocked.
+CUresult thread_start(const char *name, void *(*run)(void *));
 void control_forget_after_fork(void);
 
 // checkpoint.c: runs on the control thread only
 CUresult checkpoint_step(const struct request *request);
+CUprocessState checkpoint_state(void);
+
+// events.c: a thread that every lock needs, from the first context on
+CUresult events_start(void);
+void events_settle(void); // returns once the thread has run
 
 #endif

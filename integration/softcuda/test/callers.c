@@ -34,8 +34,8 @@ static void killed_caller(void)
 	usleep(200000);
 	kill(caller, SIGKILL);
 	WANT(finish(caller), -SIGKILL);
-	WANT(state_of(t.pid), CU_PROCESS_STATE_LOCKED);
-	// Sent while the checkpoint runs, done after it.
+	// Asked while the checkpoint runs, answered after it.
+	WANT(state_of(t.pid), CU_PROCESS_STATE_CHECKPOINTED);
 	WANT(restore(t.pid, 0, NULL), CUDA_SUCCESS);
 	WANT(state_of(t.pid), CU_PROCESS_STATE_LOCKED);
 	WANT(cu.unlock(t.pid, NULL), CUDA_SUCCESS);

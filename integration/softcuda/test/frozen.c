@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A frozen container: what only reads answers, what needs the control thread waits for the thaw.
+// A frozen container: the restore thread is told, all else waits for the thaw.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -65,24 +65,33 @@ static void remove_group(const struct group *g)
 
 struct call {
 	pid_t pid;
+	bool ask_state; // else lock
 	CUresult result;
 	atomic_bool done;
 };
 
-static void *lock_it(void *arg)
+static void *make_call(void *arg)
 {
 	struct call *c = arg;
-	c->result = lock(c->pid, 0);
+	c->result = c->ask_state ? state_of(c->pid) : (int)lock(c->pid, 1000);
 	atomic_store(&c->done, true);
 	return NULL;
+}
+
+static pthread_t begin(struct call *c)
+{
+	pthread_t caller;
+	if (pthread_create(&caller, NULL, make_call, c))
+		die("cannot start a thread");
+	return caller;
 }
 
 static void waits_for_thaw(void)
 {
 	struct target t = start("counter", "");
 	struct group g;
-	struct call c = {.pid = t.pid};
-	pthread_t caller;
+	struct call asking = {.pid = t.pid, .ask_state = true}, locking = {.pid = t.pid};
+	pthread_t asker, locker;
 	int tid = 0;
 
 	if (!make_group(&g, t.pid)) {
@@ -91,16 +100,19 @@ static void waits_for_thaw(void)
 		return;
 	}
 	WANT(put(&g, g.file, g.freeze), true);
-	WANT(state_of(t.pid), CU_PROCESS_STATE_RUNNING);
 	WANT(cu.tid(t.pid, &tid), CUDA_SUCCESS);
 	WANT(is_thread_of(t.pid, tid), true);
-	if (pthread_create(&caller, NULL, lock_it, &c))
-		die("cannot start a thread");
-	usleep(500000);
-	WANT(atomic_load(&c.done), false);
+	asker = begin(&asking);
+	usleep(300000);
+	WANT(atomic_load(&asking.done), false);
+	locker = begin(&locking);
+	usleep(1500000); // longer than the lock's own timeout of 1 s
+	WANT(atomic_load(&locking.done), false);
 	WANT(put(&g, g.file, g.thaw), true);
-	pthread_join(caller, NULL);
-	WANT(c.result, CUDA_SUCCESS);
+	pthread_join(asker, NULL);
+	pthread_join(locker, NULL);
+	WANT(asking.result, CU_PROCESS_STATE_RUNNING);
+	WANT(locking.result, CUDA_SUCCESS);
 	WANT(cu.unlock(t.pid, NULL), CUDA_SUCCESS);
 	want_reply(t, "", "101");
 	stop(t);
@@ -112,11 +124,9 @@ static void killed_while_stopped(void)
 {
 	struct target t = start("counter", "");
 	struct call c = {.pid = t.pid};
-	pthread_t caller;
 
 	kill(t.pid, SIGSTOP);
-	if (pthread_create(&caller, NULL, lock_it, &c))
-		die("cannot start a thread");
+	pthread_t caller = begin(&c);
 	usleep(300000);
 	WANT(atomic_load(&c.done), false);
 	stop(t);

@@ -1,0 +1,77 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// askLimit bounds one question where the context does not.
+const askLimit = 30 * time.Second
+
+// FreePort returns a UDP port of this machine that nothing listens on now.
+func FreePort() (int, error) {
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return 0, fmt.Errorf("find a free UDP port: %w", err)
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).Port, nil
+}
+
+// Ask sends one packet with the question to the container's port and returns the
+// answer without white space around it. While nothing listens, because the
+// program is still starting, it tries again; a packet that was delivered is
+// never sent twice, since it may count. The container must share the host's
+// network.
+//
+// The error is the context's when the program does not answer in its time, 30
+// seconds at most.
+func (k *Container) Ask(ctx context.Context, question string) (string, error) {
+	if k.Port == 0 {
+		return "", fmt.Errorf("ask %s %q: it has no port", k.ID, question)
+	}
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	for {
+		answer, err := ask(ctx, k.Port, question)
+		if err == nil {
+			return strings.TrimSpace(answer), nil
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return "", fmt.Errorf("ask %s %q: %w", k.ID, question, err)
+		}
+		select {
+		case <-ctx.Done():
+			return "", fmt.Errorf("ask %s %q: nothing listens on port %d: %w", k.ID, question, k.Port, context.Cause(ctx))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// ask sends one packet and waits for one.
+func ask(ctx context.Context, port int, question string) (string, error) {
+	conn, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := conn.Write([]byte(question)); err != nil {
+		return "", err
+	}
+	answer := make([]byte, 64<<10)
+	n, err := conn.Read(answer)
+	if err != nil && ctx.Err() != nil {
+		return "", context.Cause(ctx)
+	}
+	return string(answer[:n]), err
+}

@@ -1,0 +1,85 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// EnvBin names the directories of the programs under test, a path list as PATH
+// is one.
+const EnvBin = "GPUCKPT_BIN"
+
+// ErrNoBins says that GPUCKPT_BIN is not set.
+var ErrNoBins = errors.New(EnvBin + " is not set: it lists the directories of containerd, ctr, runc, criu, the shims and the workloads")
+
+// Bins are the directories in which the programs under test lie: containerd,
+// ctr, runc, criu, the shims, gpuckpt-cuda-helper, gpuckpt, gpuwork,
+// softcuda/libcuda.so.1. The system's own directories are not searched for
+// them, so that a test never runs a program of another version by accident.
+type Bins struct {
+	dirs []string
+}
+
+// FindBins reads GPUCKPT_BIN. A directory "criu" inside one of those listed is
+// searched too: a bundle keeps CRIU there, beside its libraries.
+//
+// The error is ErrNoBins when the variable is not set.
+func FindBins() (Bins, error) {
+	list := os.Getenv(EnvBin)
+	if list == "" {
+		return Bins{}, ErrNoBins
+	}
+	return NewBins(filepath.SplitList(list)...)
+}
+
+// NewBins is FindBins with the directories given. Each must exist.
+func NewBins(dirs ...string) (Bins, error) {
+	var b Bins
+	for _, dir := range dirs {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return Bins{}, fmt.Errorf("find the directory of programs %q: %w", dir, err)
+		}
+		info, err := os.Stat(abs)
+		if err != nil {
+			return Bins{}, fmt.Errorf("find the directory of programs: %w", err)
+		}
+		if !info.IsDir() {
+			return Bins{}, fmt.Errorf("find the directory of programs: %s is no directory", abs)
+		}
+		b.dirs = append(b.dirs, abs)
+		if info, err := os.Stat(filepath.Join(abs, "criu")); err == nil && info.IsDir() {
+			b.dirs = append(b.dirs, filepath.Join(abs, "criu"))
+		}
+	}
+	return b, nil
+}
+
+// Path returns the absolute path of a program or file, which may name a
+// directory ("softcuda/libcuda.so.1"). The error is fs.ErrNotExist, and says
+// where was searched.
+func (b Bins) Path(name string) (string, error) {
+	for _, dir := range b.dirs {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err == nil && !info.IsDir() {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("find %s in %s: %w", name, strings.Join(b.dirs, ", "), os.ErrNotExist)
+}
+
+// SearchPath is a value for PATH: the directories, then the system's, where
+// mount and the like are found.
+func (b Bins) SearchPath() string {
+	system := os.Getenv("PATH")
+	if system == "" {
+		system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	}
+	return strings.Join(append(append([]string{}, b.dirs...), system), string(os.PathListSeparator))
+}

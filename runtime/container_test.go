@@ -1,0 +1,133 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// family starts a shell that starts a child of its own, and gives the pids of
+// both.
+func family(t *testing.T) (parent, child int) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", "sleep 1000 & echo $!; wait")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line := make([]byte, 32)
+	n, err := out.Read(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if child, err = strconv.Atoi(strings.TrimSpace(string(line[:n]))); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, pid := range []int{child, cmd.Process.Pid} {
+			if p, err := os.FindProcess(pid); err == nil {
+				_ = p.Kill()
+			}
+		}
+		cmd.Wait()
+	})
+	return cmd.Process.Pid, child
+}
+
+func TestOutsiders(t *testing.T) {
+	init, child := family(t)
+	other, grandchild := family(t)
+	const nobody = 1 << 30 // above every pid
+	for _, test := range []struct {
+		name string
+		pids []int
+		want []int
+	}{
+		{"none", nil, nil},
+		{"alone", []int{init}, nil},
+		{"with a child", []int{init, child}, nil},
+		{"with a guest", []int{init, child, other}, []int{other}},
+		{"with a guest and its child", []int{grandchild, init, other}, []int{grandchild, other}},
+		{"with one that has ended", []int{init, nobody}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := outsiders(init, test.pids)
+			if err != nil || !slices.Equal(got, test.want) {
+				t.Errorf("got %v, error %v; want %v", got, err, test.want)
+			}
+		})
+	}
+}
+
+func TestCommandOf(t *testing.T) {
+	_, child := family(t)
+	want := strconv.Itoa(child) + " (sleep)"
+	// Between fork and exec it is still a shell.
+	for deadline := time.Now().Add(30 * time.Second); commandOf(child) != want && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	if got := commandOf(child); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := commandOf(1 << 30); got != strconv.Itoa(1<<30) {
+		t.Errorf("got %q for a process that is not there", got)
+	}
+}
+
+func TestIsTemporary(t *testing.T) {
+	for dir, want := range map[string]bool{
+		"/run/user/0/ctrd-checkpoint123": true,
+		"/tmp/ctrd-checkpoint4/":         true,
+		"/tmp/ctrd-checkpoint":           true,
+		"/tmp/ctrd-checkpoint1/sub":      false,
+		"/data/my-checkpoint":            false,
+		"/data/ctrd-check":               false,
+		"/":                              false,
+		"":                               false,
+	} {
+		if got := isTemporary(dir); got != want {
+			t.Errorf("isTemporary(%q) is %v", dir, got)
+		}
+	}
+}
+
+// A directory of containerd's own that is gone means that nobody waits; one of
+// the user's need not be there yet.
+func TestAwaited(t *testing.T) {
+	dir := t.TempDir()
+	for path, gone := range map[string]bool{
+		dir:                                      false,
+		filepath.Join(dir, "not-made-yet"):       false,
+		filepath.Join(dir, "ctrd-checkpoint123"): true,
+	} {
+		if err := awaited(path); (err != nil) != gone {
+			t.Errorf("%s: error %v", path, err)
+		}
+	}
+}
+
+func TestSizeOf(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "a"), "12345")
+	writeFile(t, filepath.Join(dir, "b"), "678")
+	if err := os.Symlink("a", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := sizeOf(dir); err != nil || got != 8 {
+		t.Errorf("got %d, error %v; want 8", got, err)
+	}
+	if _, err := sizeOf(filepath.Join(dir, "none")); err == nil {
+		t.Error("no error for a directory that is not there")
+	}
+}

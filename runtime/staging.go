@@ -1,0 +1,354 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containerd/cgroups/v3"
+	"github.com/containerd/cgroups/v3/cgroup1"
+	"github.com/containerd/cgroups/v3/cgroup2"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/trace"
+)
+
+// The life of a saved area: trace.Session backs the driver's staging area by a
+// file, which on a tmpfs is the image's file itself and else memory; once the
+// driver is done the process has an empty area and the file is all there is
+// (savedArea). store digests the file, or copies it from memory to the images'
+// directory. giveBack maps it over the area again.
+
+// savedArea is the GPU state of one area, taken out of its process.
+type savedArea struct {
+	trace.Area
+	proc int // place in gpuState.procs
+	// file keeps the state alive if the tracer dies, or if the directory goes
+	// because the client does.
+	file *os.File
+	name string // of the file among the images
+}
+
+// path names the area's file, whether or not the tracer that made it lives.
+func (a *savedArea) path() string {
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), a.file.Fd())
+}
+
+// startTracer starts a tracer in the cgroup that staging memory is charged to.
+func startTracer(ctx context.Context, config Config) (*trace.Session, error) {
+	s, err := trace.Start(reap)
+	if err != nil {
+		return nil, err
+	}
+	if config.Staging.Cgroup == "" {
+		return s, nil
+	}
+	if err := joinCgroup(config.Staging, s.Pid()); err != nil {
+		if config.Staging.MemoryLimit > 0 { // asked for a bound: none is no answer
+			s.Close()
+			return nil, fmt.Errorf("limit staging memory: %w", err)
+		}
+		log.G(ctx).WithError(err).Warn("staging memory is charged to containerd's cgroup")
+	}
+	return s, nil
+}
+
+// joinCgroup puts a process into the configured cgroup, made if need be.
+func joinCgroup(config StagingConfig, pid int) error {
+	name := "/" + config.Cgroup
+	if cgroups.Mode() == cgroups.Unified {
+		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
+		if config.MemoryLimit > 0 {
+			resources.Memory.Max = &config.MemoryLimit
+		}
+		cg, err := cgroup2.NewManager("/sys/fs/cgroup", name, resources)
+		if err != nil {
+			return fmt.Errorf("make cgroup %s: %w", name, err)
+		}
+		return cg.AddProc(uint64(pid))
+	}
+	resources := &specs.LinuxResources{Memory: &specs.LinuxMemory{}}
+	if config.MemoryLimit > 0 {
+		resources.Memory.Limit = &config.MemoryLimit
+	}
+	memory := func() ([]cgroup1.Subsystem, error) {
+		all, err := cgroup1.Default()
+		return slices.DeleteFunc(all, func(s cgroup1.Subsystem) bool { return s.Name() != cgroup1.Memory }), err
+	}
+	cg, err := cgroup1.New(cgroup1.StaticPath(name), resources, cgroup1.WithHierarchy(memory))
+	if err != nil {
+		return fmt.Errorf("make cgroup %s: %w", name, err)
+	}
+	return cg.AddProc(uint64(pid))
+}
+
+// startedTracer gives a tracer that lives.
+func (g *gpuState) startedTracer(ctx context.Context) (*trace.Session, error) {
+	if g.tracer != nil && g.tracer.Alive() {
+		return g.tracer, nil
+	}
+	g.closeTracer()
+	var err error
+	g.tracer, err = startTracer(ctx, g.config)
+	return g.tracer, err
+}
+
+func (g *gpuState) closeTracer() {
+	if g.tracer != nil {
+		g.tracer.Close()
+		g.tracer = nil
+	}
+}
+
+// steerAll begins to steer every process that is going to be checkpointed.
+// Where that cannot be done the driver does as it always does.
+func (g *gpuState) steerAll(ctx context.Context, dir string) {
+	if !g.config.Staging.Steer || !trace.CanSteer {
+		return
+	}
+	if g.inImages = onMemory(dir); !g.inImages {
+		dir = ""
+	}
+	for _, p := range g.procs {
+		if p.State == cuda.Checkpointed {
+			continue
+		}
+		err := g.tracer.Steer(trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID)})
+		if err != nil {
+			log.G(ctx).WithError(err).Warn("the staging area is left to the driver")
+		}
+	}
+}
+
+// collect takes the steered areas out of their processes. On an error those
+// that were taken are in areas, and giveBack puts them back.
+func (g *gpuState) collect(ctx context.Context) error {
+	areas, notes, err := g.tracer.Collect()
+	for _, n := range notes {
+		log.G(ctx).Infof("staging area: %s", n)
+	}
+	count := make(map[int]int)
+	for _, a := range areas {
+		s := savedArea{Area: a}
+		s.proc = slices.IndexFunc(g.procs, func(p cuda.Process) bool { return p.PID == a.PID })
+		pid := g.procs[s.proc].NSPID
+		s.name = images.AreaFile(pid, count[pid])
+		count[pid]++
+		f, oerr := os.OpenFile(a.Path, os.O_RDWR, 0)
+		if oerr != nil {
+			return joinBack(fmt.Errorf("keep the staging area's file: %w", oerr), err)
+		}
+		s.file = f
+		g.areas = append(g.areas, s)
+	}
+	return err
+}
+
+// mapBack maps the saved areas' files over their areas again. The processes
+// must not be frozen.
+func (g *gpuState) mapBack() error {
+	var mappings []trace.Mapping
+	for i := range g.areas {
+		a := &g.areas[i]
+		mappings = append(mappings, trace.Mapping{
+			PID: a.PID, TID: g.procs[a.proc].RestoreThread,
+			Start: a.Start, Bytes: a.Bytes, Path: a.path(), Offset: a.Offset,
+		})
+	}
+	if len(mappings) == 0 {
+		return nil
+	}
+	return g.tracer.Map(mappings)
+}
+
+// dropAreas forgets the saved areas, whose content is with the processes or,
+// complete, in the image. Memory is freed.
+func (g *gpuState) dropAreas() {
+	for _, a := range g.areas {
+		a.file.Close()
+	}
+	g.areas = nil
+}
+
+// areaBytes is the size of the state that is in files.
+func (g *gpuState) areaBytes() (bytes uint64) {
+	for _, a := range g.areas {
+		bytes += a.Bytes
+	}
+	return bytes
+}
+
+// store makes the saved areas files among the images in dir and digests them.
+// On an error some of the files may be there in part.
+func (g *gpuState) store(ctx context.Context, dir string) ([][]string, error) {
+	if len(g.areas) == 0 {
+		return nil, nil
+	}
+	tracer, err := g.startedTracer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var files []trace.FileRange
+	for i := range g.areas {
+		a := &g.areas[i]
+		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes})
+		if !g.inImages {
+			files[i].To = filepath.Join(dir, a.name)
+		}
+	}
+	if g.inImages {
+		return tracer.Digest(files)
+	}
+	return tracer.Copy(files)
+}
+
+// removeAreaFiles removes the area files of a checkpoint that has failed.
+func removeAreaFiles(ctx context.Context, dir string, procs []cuda.Process) {
+	for _, p := range procs {
+		files, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(p.NSPID)+"*"))
+		for _, f := range files {
+			err = joinBack(err, os.Remove(f))
+		}
+		if err != nil {
+			log.G(ctx).WithError(err).Warn("remove the files of a failed checkpoint")
+		}
+	}
+}
+
+// describeAreas adds the saved areas to the metadata.
+func (g *gpuState) describeAreas(m *images.Metadata, digests [][]string) {
+	for i, a := range g.areas {
+		p := &m.Processes[a.proc]
+		p.Areas = append(p.Areas, images.Area{File: a.name, Start: a.Start, Bytes: a.Bytes, Offset: a.Offset, Digests: digests[i]})
+	}
+}
+
+// onMemory says whether a directory is on a file system whose files are memory:
+// then a staging area can be backed by the image's own file.
+func onMemory(dir string) bool {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return false
+	}
+	return st.Type == unix.TMPFS_MAGIC || st.Type == unix.HUGETLBFS_MAGIC
+}
+
+// restoredAreas are the GPU state files of a restore, on their way back.
+type restoredAreas struct {
+	tracer  *trace.Session
+	ranges  []trace.FileRange
+	want    [][]string
+	checked bool // the digests were compared while the files were loaded
+}
+
+// mapRestored maps the checkpoint's files over the restored processes' areas.
+// Files on a tmpfs are mapped as they are; others are read into memory first,
+// in parallel, and checked on the way. nil when the checkpoint has no files.
+func (c *container) mapRestored(ctx context.Context, config Config) (_ *restoredAreas, err error) {
+	var mappings []trace.Mapping
+	r := &restoredAreas{}
+	for _, p := range c.restore.metadata.Processes {
+		if len(p.Areas) == 0 {
+			continue
+		}
+		pid, err := c.hostPID(p.PID)
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range p.Areas {
+			path := filepath.Join(c.restore.dir, a.File)
+			mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start, Bytes: a.Bytes, Path: path, Offset: a.Offset})
+			r.ranges = append(r.ranges, trace.FileRange{Path: path, Offset: a.Offset, Bytes: a.Bytes})
+			r.want = append(r.want, a.Digests)
+		}
+	}
+	if len(mappings) == 0 {
+		return nil, nil
+	}
+	if r.tracer, err = startTracer(ctx, config); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			r.tracer.Close()
+		}
+	}()
+	if !onMemory(c.restore.dir) {
+		paths, digests, err := r.tracer.Load(r.ranges)
+		if err != nil {
+			return nil, err
+		}
+		if err := r.compare(digests); err != nil {
+			return nil, err
+		}
+		r.checked = true
+		for i := range mappings {
+			mappings[i].Path = paths[i]
+		}
+	}
+	return r, r.tracer.Map(mappings)
+}
+
+// check digests the files, unless that was done.
+func (r *restoredAreas) check() error {
+	if r == nil || r.checked {
+		return nil
+	}
+	digests, err := r.tracer.Digest(r.ranges)
+	if err != nil {
+		return err
+	}
+	return r.compare(digests)
+}
+
+func (r *restoredAreas) compare(digests [][]string) error {
+	for i, blocks := range r.want {
+		for j, want := range blocks {
+			if digests[i][j] != want {
+				return fmt.Errorf("%s is damaged: block %d of %d bytes has the digest %s, not %s: %w",
+					r.ranges[i].Path, j, images.BlockBytes, digests[i][j], want, errdefs.ErrDataLoss)
+			}
+		}
+	}
+	return nil
+}
+
+// bytes is the size of the files.
+func (r *restoredAreas) bytes() (bytes uint64) {
+	if r != nil {
+		for _, f := range r.ranges {
+			bytes += f.Bytes
+		}
+	}
+	return bytes
+}
+
+func (r *restoredAreas) close() {
+	if r != nil {
+		r.tracer.Close()
+	}
+}
+
+// hostPID finds a process of the container by its pid inside.
+func (c *container) hostPID(inside int) (int, error) {
+	pids, err := c.cgroup.pids()
+	if err != nil {
+		return 0, err
+	}
+	for _, pid := range pids {
+		if n, err := cuda.NSPID(pid); err == nil && n == inside {
+			return pid, nil
+		}
+	}
+	return 0, fmt.Errorf("the restored container has no process %d: %w", inside, errdefs.ErrNotFound)
+}

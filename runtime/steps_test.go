@@ -1,0 +1,158 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// diary notes what a sequence does.
+type diary []string
+
+// step makes a step that writes into the diary and fails as told.
+func (d *diary) step(name string, fail, failBack error) step {
+	return step{
+		name: name, do: func(context.Context) (uint64, error) { *d = append(*d, name); return 7, fail },
+		back: "un" + name, undo: func(ctx context.Context) error {
+			if ctx.Err() != nil {
+				*d = append(*d, "cancelled")
+			}
+			*d = append(*d, "un"+name)
+			return failBack
+		},
+	}
+}
+
+func TestSequence(t *testing.T) {
+	broken, stuck, jammed := errors.New("broken"), errors.New("stuck"), errors.New("jammed")
+	for _, test := range []struct {
+		name  string
+		steps func(d *diary) []step
+		want  []string
+		err   string
+		is    []error
+	}{
+		{
+			name: "all goes well", want: []string{"a", "b"},
+			steps: func(d *diary) []step { return []step{d.step("a", nil, nil), d.step("b", nil, nil)} },
+		},
+		{
+			name: "the first fails", want: []string{"a"}, err: "a: broken", is: []error{broken},
+			steps: func(d *diary) []step { return []step{d.step("a", broken, nil), d.step("b", nil, nil)} },
+		},
+		{
+			name: "the last fails", want: []string{"a", "b", "c", "unb", "una"}, err: "c: broken", is: []error{broken},
+			steps: func(d *diary) []step {
+				return []step{d.step("a", nil, nil), d.step("b", nil, nil), d.step("c", broken, nil)}
+			},
+		},
+		{
+			name: "nothing to undo in between", want: []string{"a", "b", "c", "una"}, err: "c: broken",
+			steps: func(d *diary) []step {
+				b := d.step("b", nil, nil)
+				b.undo = nil
+				return []step{d.step("a", nil, nil), b, d.step("c", broken, nil)}
+			},
+		},
+		{
+			name: "the way back fails too", want: []string{"a", "b", "c", "unb", "una"},
+			err: "c: broken; on the way back: unb: stuck; on the way back: una: jammed", is: []error{broken, stuck, jammed},
+			steps: func(d *diary) []step {
+				return []step{d.step("a", nil, jammed), d.step("b", nil, stuck), d.step("c", broken, nil)}
+			},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var d diary
+			err := newSequence("checkpoint", "id").run(t.Context(), test.steps(&d)...)
+			if !slices.Equal(d, test.want) {
+				t.Errorf("done: %q, want %q", []string(d), test.want)
+			}
+			if got := ""; err != nil {
+				if got = err.Error(); got != test.err {
+					t.Errorf("error %q, want %q", got, test.err)
+				}
+			} else if test.err != "" {
+				t.Errorf("no error, want %q", test.err)
+			}
+			for _, each := range test.is {
+				if !errors.Is(err, each) {
+					t.Errorf("%v is lost in %v", each, err)
+				}
+			}
+		})
+	}
+}
+
+// A client that gives up stops the sequence at the next step; the way back is
+// not cut short by it.
+func TestSequenceGivenUp(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var d diary
+	a, b := d.step("a", nil, nil), d.step("b", nil, nil)
+	b.do = func(context.Context) (uint64, error) { d = append(d, "b"); cancel(); return 0, nil }
+	err := newSequence("checkpoint", "id").run(ctx, a, b, d.step("c", nil, nil))
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want cancelled", err)
+	}
+	wantError(t, err, "given up before c")
+	if want := []string{"a", "b", "unb", "una"}; !slices.Equal(d, want) {
+		t.Errorf("done: %q, want %q", []string(d), want)
+	}
+}
+
+// The way back can be taken after success too, once.
+func TestSequenceGoBack(t *testing.T) {
+	var d diary
+	q := newSequence("checkpoint", "id")
+	if err := q.run(t.Context(), d.step("a", nil, nil), d.step("b", nil, nil)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := q.goBack(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"a", "b", "unb", "una"}; !slices.Equal(d, want) {
+		t.Errorf("done: %q, want %q", []string(d), want)
+	}
+}
+
+func TestTimeline(t *testing.T) {
+	bundle := t.TempDir()
+	var d diary
+	q := newSequence("restore", "id")
+	if err := q.run(t.Context(), d.step("a", nil, nil), d.step("b", errors.New("broken"), nil)); err == nil {
+		t.Fatal("no error")
+	}
+	q.save(t.Context(), bundle)
+	data, err := os.ReadFile(filepath.Join(bundle, TimelineName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var line Timeline
+	if err := json.Unmarshal(data, &line); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for i, p := range line.Phases {
+		names = append(names, p.Name)
+		if p.Start < 0 || p.Took < 0 || i > 0 && p.Start < line.Phases[i-1].Start || p.Start+p.Took > line.Took {
+			t.Errorf("phase %+v in %+v", p, line)
+		}
+	}
+	if want := []string{"a", "b", "una"}; line.Operation != "restore" || !slices.Equal(names, want) {
+		t.Errorf("%s with %q, want restore with %q", line.Operation, names, want)
+	}
+	if line.Phases[0].Bytes != 7 {
+		t.Errorf("%d bytes, want 7", line.Phases[0].Bytes)
+	}
+	q.save(t.Context(), filepath.Join(bundle, "missing")) // logged, and no more
+}
