@@ -56,6 +56,9 @@ func newBacking(path string, start, length uint64) (_ *backing, err error) {
 // process's to account for and there before the driver writes to them.
 func (b *backing) fill() error {
 	size := (b.offset + b.length + hugePage - 1) &^ (hugePage - 1)
+	if room := headroom(); size > room {
+		return fmt.Errorf("fill %d bytes for the area: the memory limit of this cgroup leaves %d: %w", size, room, unix.ENOMEM)
+	}
 	if err := b.file.Truncate(int64(size)); err != nil {
 		return fmt.Errorf("size the area's file: %w", err)
 	}

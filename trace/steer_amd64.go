@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -22,9 +23,14 @@ const CanSteer = true
 // driver's other populated mappings are pages.
 const minArea = 1 << 20
 
-// pollEvery is how often a steering looks for a stop. The driver's thread makes
-// some 85 system calls in a checkpoint.
-const pollEvery = 50 * time.Microsecond
+// spinFor is how long a steering looks for the next stop without sleeping. A
+// PyTorch process's driver makes thousands of system calls in a checkpoint, most
+// of them microseconds apart, and each stops twice.
+const spinFor = 100 * time.Microsecond
+
+// lookEvery bounds the time that a stop can go unseen, should its SIGCHLD have
+// been merged with another's.
+const lookEvery = 5 * time.Millisecond
 
 // steering is the tracing of one driver's thread, by a thread of its own.
 type steering struct {
@@ -35,17 +41,21 @@ type steering struct {
 	notes  []string
 	err    error
 
+	child chan os.Signal // SIGCHLD, which announces a stop
+
 	abandon bool // set before stop is closed: areas stay as they are
 	leaving bool // the thread was interrupted for the end
 }
 
 // steer seizes the target's thread and returns; the tracing goes on.
 func steer(target Target) (*steering, error) {
-	s := &steering{target: target, stop: make(chan struct{}), done: make(chan struct{})}
+	s := &steering{target: target, stop: make(chan struct{}), done: make(chan struct{}), child: make(chan os.Signal, 1)}
+	signal.Notify(s.child, unix.SIGCHLD)
 	seized := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: its end detaches
 		defer close(s.done)
+		defer signal.Stop(s.child)
 		err := seize(target.PID, target.TID, unix.PTRACE_O_TRACESYSGOOD)
 		seized <- err
 		if err == nil {
@@ -125,7 +135,7 @@ func (s *steering) interrupt() error {
 
 // next waits for the thread's next stop, or asks for one when it is time to end.
 func (s *steering) next() (unix.WaitStatus, error) {
-	for {
+	for began := time.Now(); ; {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(s.target.TID, &status, unix.WALL|unix.WNOHANG, nil)
 		switch {
@@ -138,17 +148,20 @@ func (s *steering) next() (unix.WaitStatus, error) {
 		case pid != 0:
 			return status, nil
 		}
+		stop := s.stop
 		if s.leaving {
-			time.Sleep(pollEvery)
+			stop = nil // it has been seen
+		} else if time.Since(began) < spinFor {
 			continue
 		}
 		select {
-		case <-s.stop:
+		case <-stop:
 			s.leaving = true
 			if err := s.interrupt(); err != nil {
 				return 0, err
 			}
-		case <-time.After(pollEvery):
+		case <-s.child:
+		case <-time.After(lookEvery):
 		}
 	}
 }
@@ -157,13 +170,20 @@ func (s *steering) note(format string, args ...any) {
 	s.notes = append(s.notes, fmt.Sprintf("process %d: ", s.target.PID)+fmt.Sprintf(format, args...))
 }
 
+// noteArea is the size, in bytes, from which a writable mapping that is no
+// staging area is worth a note, and maxNotes bounds those of one process.
+const (
+	noteArea = 256 << 20
+	maxNotes = 8
+)
+
 // staging says whether a system call that is about to be made maps a staging
 // area, as drivers 580 do it: new, private, anonymous, readable and writable,
 // populated. What other drivers may do is left alone.
 func staging(r *unix.PtraceRegs) bool {
 	const prot = unix.PROT_READ | unix.PROT_WRITE
 	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
-	return r.Orig_rax == unix.SYS_MMAP && r.Rsi >= minArea && r.Rsi%pageSize == 0 && r.Rdx == prot && r.R10&^unix.MAP_NORESERVE == flags
+	return r.Orig_rax == unix.SYS_MMAP && r.Rsi >= minArea && r.Rdx == prot && r.R10&^unix.MAP_NORESERVE == flags
 }
 
 // begin is the begin of a system call: a staging area is mapped without being
@@ -174,6 +194,9 @@ func (s *steering) begin(t *thread) (*unix.PtraceRegs, error) {
 		return nil, fmt.Errorf("read registers: %w", err)
 	}
 	if !staging(&r) {
+		if r.Orig_rax == unix.SYS_MMAP && r.Rsi >= noteArea && r.Rdx&unix.PROT_WRITE != 0 && len(s.notes) < maxNotes {
+			s.note("left alone: mmap of %d bytes, protection %#x, flags %#x", r.Rsi, r.Rdx, r.R10)
+		}
 		return nil, nil
 	}
 	step("area found")
@@ -192,7 +215,8 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 	if err := unix.PtraceGetRegs(t.tid, &r); err != nil {
 		return fmt.Errorf("read registers: %w", err)
 	}
-	start, length := r.Rax, asked.Rsi
+	// The driver asks for bytes; the kernel maps pages.
+	start, length := r.Rax, (asked.Rsi+pageSize-1)&^(pageSize-1)
 	if int64(r.Rax) < 0 && int64(r.Rax) > -4096 {
 		return nil // the driver's own business
 	}

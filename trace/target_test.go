@@ -82,6 +82,7 @@ func beTarget() {
 				fmt.Println("mmap", errno)
 				continue
 			}
+			size = (size + pageSize - 1) &^ (pageSize - 1)
 			area = unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), at)), size)
 			fill(area)
 			fmt.Printf("%x\n", at)
