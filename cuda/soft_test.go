@@ -104,11 +104,16 @@ func TestSoftInfo(t *testing.T) {
 func TestSoftProcessesWithoutCUDA(t *testing.T) {
 	dev := devices(t, 1)
 	h := softHelper(t, dev, nil)
-	for _, pid := range []int{os.Getpid(), 4194304} { // the latter is above the kernel's pid_max
-		_, err := h.State(t.Context(), pid)
-		wants(t, err, ErrNotCUDA)
-		_, err = h.RestoreThread(t.Context(), pid)
-		wants(t, err, ErrNotCUDA)
+	const nobody = 4194304 // above the kernel's pid_max
+	_, err := h.State(t.Context(), os.Getpid())
+	wants(t, err, ErrNotCUDA)
+	_, err = h.RestoreThread(t.Context(), os.Getpid())
+	wants(t, err, ErrNotCUDA)
+	var refused *Error
+	if _, err = h.State(t.Context(), nobody); !errors.As(err, &refused) || refused.Result != OperatingSystem {
+		t.Errorf("process %d: got error %v, want CUDA_ERROR_OPERATING_SYSTEM", nobody, err)
+	}
+	for _, pid := range []int{os.Getpid(), nobody} {
 		if may, err := MayUse(pid); err != nil || may {
 			t.Errorf("process %d may use CUDA: %v, %v", pid, may, err)
 		}
@@ -307,7 +312,6 @@ func TestSoftHelperFinishesWhatItBeganWhenItsClientDies(t *testing.T) {
 	if len(helper) != 1 {
 		t.Fatalf("the client has children %v", helper)
 	}
-	w.is(h, Locked) // still at it
 	within(t, func() {
 		for {
 			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", helper[0]))

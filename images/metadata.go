@@ -110,7 +110,7 @@ type Area struct {
 	Start  uint64 `json:"start"`
 	Bytes  uint64 `json:"bytes"`
 	Offset uint64 `json:"offset"`
-	// Digests are those of the range's blocks of BlockBytes, "sha256:…".
+	// Digests are those of the range's blocks of BlockBytes, "blake3:…".
 	Digests []string `json:"digests"`
 }
 
@@ -300,7 +300,7 @@ func (m *Metadata) validate() error {
 
 var (
 	areaFileForm = regexp.MustCompile(`^gpu-[1-9][0-9]*-[0-9]+$`)
-	digestForm   = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	digestForm   = regexp.MustCompile(`^blake3:[0-9a-f]{64}$`)
 )
 
 // pageBytes is the smallest page of the processors that CUDA runs on.
@@ -326,7 +326,7 @@ func (p *Process) validateAreas(files map[string]bool) error {
 		}
 		for _, d := range a.Digests {
 			if !digestForm.MatchString(d) {
-				return fmt.Errorf("area %s: digest %q is not of the form sha256:…", a.File, d)
+				return fmt.Errorf("area %s: digest %q is not of the form blake3:…", a.File, d)
 			}
 		}
 	}

@@ -62,6 +62,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isTemporary(r.Checkpoint)}
 		defer func() {
 			if err != nil {
+				c.restore.closeHelper()
 				c.removeRestoreDir(ctx)
 			}
 		}()
@@ -112,12 +113,10 @@ func (c *container) checkRestore(ctx context.Context) error {
 	if err := checkCRIU(ctx, config); err != nil {
 		return err
 	}
-	helper, err := startHelper(ctx, config, 0)
-	if err != nil {
+	if c.restore.helper, err = startHelper(ctx, config, 0); err != nil {
 		return err
 	}
-	defer helper.Close()
-	info, err := helper.Info(ctx)
+	info, err := c.restore.helper.Info(ctx)
 	if err != nil {
 		return err
 	}
@@ -164,6 +163,7 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	if c.gpu != nil {
 		c.gpu.close()
 	}
+	c.restore.closeHelper()
 	c.removeRestoreDir(ctx)
 	return resp, nil
 }

@@ -27,7 +27,7 @@ func toGRPC(err error) error {
 	}
 	var refused *cuda.Error
 	var program *fs.PathError
-	code := codes.Unknown
+	var code codes.Code
 	switch {
 	case errors.Is(err, context.Canceled):
 		code = codes.Canceled

@@ -53,6 +53,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 	// CRIU has read everything it needs when it returns, and there is no
 	// second try with this container.
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
+	defer c.restore.closeHelper()
 
 	steps := []step{
 		{

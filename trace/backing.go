@@ -154,14 +154,18 @@ func (b *backing) mappedBy(pid int) error {
 	if err != nil {
 		return fmt.Errorf("read the memory map of process %d: %w", pid, err)
 	}
+	prefix := fmt.Sprintf("%x-%x ", b.start, b.start+b.length)
 	for line := range strings.Lines(string(maps)) {
+		if !strings.HasPrefix(line, prefix) {
+			continue
+		}
 		var start, end, offset, inode uint64
 		var major, minor uint32
 		var perms string
 		if n, _ := fmt.Sscanf(line, "%x-%x %s %x %x:%x %d", &start, &end, &perms, &offset, &major, &minor, &inode); n != 7 {
 			continue
 		}
-		if start == b.start && end == b.start+b.length && offset == b.offset && inode == st.Ino && unix.Mkdev(major, minor) == st.Dev {
+		if offset == b.offset && inode == st.Ino && unix.Mkdev(major, minor) == st.Dev {
 			return nil
 		}
 	}

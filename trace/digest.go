@@ -4,17 +4,16 @@
 package trace
 
 import (
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
 
+	"github.com/zeebo/blake3"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,42 +25,83 @@ const BlockBytes = 64 << 20
 // wants on any disk.
 const ioBytes = 4 << 20
 
-// blockJob is one block of one of several files.
-type blockJob struct {
-	file, block int
-	from, bytes uint64 // in the file
+// block is one block of one of several files.
+type block struct {
+	file, number int
+	from, to     uint64 // in the file
 }
 
 // digestAll digests the files' blocks on all cores.
 func digestAll(files []FileRange) ([][]string, error) {
-	open := make([]*os.File, len(files))
-	for i, r := range files {
-		f, err := os.Open(r.Path)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		open[i] = f
+	sources, done, err := openSources(files)
+	defer done()
+	if err != nil {
+		return nil, err
 	}
-	return eachBlock(files, func(j blockJob, buf []byte) (string, error) {
-		return digestBlock(open[j.file], nil, j, buf)
+	return eachBlock(files, func(b block) (string, error) {
+		return digest(sources[b.file][b.from:b.to]), nil
 	})
 }
 
-// copyAll copies the files' ranges and digests them in the same pass.
-func copyAll(files []FileRange) (digests [][]string, err error) {
-	from, to := make([]*os.File, len(files)), make([]*os.File, len(files))
-	for i, r := range files {
-		if from[i], err = os.Open(r.Path); err != nil {
-			return nil, err
+// digest gives a block's digest as OCI words it. BLAKE3 rather than SHA-256
+// because it is two to three times as fast and nothing may wait for it.
+func digest(b []byte) string {
+	sum := blake3.Sum256(b)
+	return "blake3:" + hex.EncodeToString(sum[:])
+}
+
+// openSources maps the files that are read. done is to be called in any case.
+func openSources(files []FileRange) (sources [][]byte, done func(), err error) {
+	var undo []func()
+	done = func() {
+		for _, f := range undo {
+			f()
 		}
-		defer from[i].Close()
+	}
+	for _, r := range files {
+		f, err := os.Open(r.Path)
+		if err != nil {
+			return nil, done, err
+		}
+		defer f.Close()
+		// Reading a mapping beyond its file's end is a fatal signal.
+		if err := longEnough(f, r.Offset+r.Bytes); err != nil {
+			return nil, done, err
+		}
+		mem, unmap, err := mapAligned(f, r.Offset+r.Bytes, unix.PROT_READ)
+		if err != nil {
+			return nil, done, fmt.Errorf("map %s: %w", r.Path, err)
+		}
+		undo = append(undo, unmap)
+		sources = append(sources, mem)
+	}
+	return sources, done, nil
+}
+
+// longEnough refuses a file that ends too early.
+func longEnough(f *os.File, size uint64) error {
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !st.Mode().IsRegular() || uint64(st.Size()) < size {
+		return fmt.Errorf("%s is truncated: it has %d bytes of %d", f.Name(), st.Size(), size)
+	}
+	return nil
+}
+
+// copyAll copies the files' ranges and digests them in the same pass.
+func copyAll(files []FileRange) ([][]string, error) {
+	sources, done, err := openSources(files)
+	defer done()
+	if err != nil {
+		return nil, err
+	}
+	to := make([]*os.File, len(files))
+	for i, r := range files {
 		// Past the page cache where the file system can: GPU state is larger
 		// than what the cache is good for.
-		to[i], err = os.OpenFile(r.To, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_DIRECT, 0o600)
-		if errors.Is(err, unix.EINVAL) {
-			to[i], err = os.OpenFile(r.To, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		}
+		to[i], err = openDirect(r.To, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
 		if err != nil {
 			return nil, err
 		}
@@ -70,8 +110,18 @@ func copyAll(files []FileRange) (digests [][]string, err error) {
 			return nil, fmt.Errorf("size %s: %w", r.To, err)
 		}
 	}
-	digests, err = eachBlock(files, func(j blockJob, buf []byte) (string, error) {
-		return digestBlock(from[j.file], to[j.file], j, buf)
+	digests, err := eachBlock(files, func(b block) (string, error) {
+		source := sources[b.file]
+		for at := b.from; at < b.to; at += ioBytes {
+			part := source[at:min(at+ioBytes, b.to)]
+			if zero(part) {
+				continue // it stays a hole
+			}
+			if _, err := to[b.file].WriteAt(part, int64(at)); err != nil {
+				return "", fmt.Errorf("write %s at %d: %w", files[b.file].To, at, err)
+			}
+		}
+		return digest(source[b.from:b.to]), nil
 	})
 	if err != nil {
 		return nil, err
@@ -89,14 +139,13 @@ func copyAll(files []FileRange) (digests [][]string, err error) {
 func loadAll(files []FileRange, kept []*os.File) (paths []string, digests [][]string, _ []*os.File, err error) {
 	from, to := make([]*os.File, len(files)), make([][]byte, len(files))
 	for i, r := range files {
-		from[i], err = os.OpenFile(r.Path, os.O_RDONLY|unix.O_DIRECT, 0)
-		if errors.Is(err, unix.EINVAL) {
-			from[i], err = os.Open(r.Path)
-		}
-		if err != nil {
+		if from[i], err = openDirect(r.Path, os.O_RDONLY); err != nil {
 			return nil, nil, kept, err
 		}
 		defer from[i].Close()
+		if err := longEnough(from[i], r.Offset+r.Bytes); err != nil {
+			return nil, nil, kept, err
+		}
 		b, err := newBacking("", r.Offset, r.Bytes)
 		if err != nil {
 			return nil, nil, kept, err
@@ -110,44 +159,27 @@ func loadAll(files []FileRange, kept []*os.File) (paths []string, digests [][]st
 		to[i] = mem
 		paths = append(paths, b.path())
 	}
-	digests, err = eachBlock(files, func(j blockJob, _ []byte) (string, error) {
-		sum := sha256.New()
-		for done := uint64(0); done < j.bytes; {
-			at := j.from + done
-			part := to[j.file][at:min(at+ioBytes, j.from+j.bytes)]
-			if _, err := io.ReadFull(io.NewSectionReader(from[j.file], int64(at), int64(len(part))), part); err != nil {
-				return "", fmt.Errorf("read %s at %d: %w", from[j.file].Name(), at, err)
+	digests, err = eachBlock(files, func(b block) (string, error) {
+		mem := to[b.file]
+		for at := b.from; at < b.to; at += ioBytes {
+			part := mem[at:min(at+ioBytes, b.to)]
+			if _, err := io.ReadFull(io.NewSectionReader(from[b.file], int64(at), int64(len(part))), part); err != nil {
+				return "", fmt.Errorf("read %s at %d: %w", files[b.file].Path, at, err)
 			}
-			sum.Write(part)
-			done += uint64(len(part))
 		}
-		return digestName(sum), nil
+		return digest(mem[b.from:b.to]), nil
 	})
 	return paths, digests, kept, err
 }
 
-// digestName words a digest as OCI does.
-func digestName(sum hash.Hash) string { return "sha256:" + hex.EncodeToString(sum.Sum(nil)) }
-
-// digestBlock reads a block, writes it to a file if there is one, and gives its
-// digest. A unit of zeros is not written: it stays a hole.
-func digestBlock(from, to *os.File, j blockJob, buf []byte) (string, error) {
-	sum := sha256.New()
-	for done := uint64(0); done < j.bytes; {
-		part := buf[:min(uint64(len(buf)), j.bytes-done)]
-		at := int64(j.from + done)
-		if _, err := io.ReadFull(io.NewSectionReader(from, at, int64(len(part))), part); err != nil {
-			return "", fmt.Errorf("read %s at %d: %w", from.Name(), at, err)
-		}
-		sum.Write(part)
-		if to != nil && !zero(part) {
-			if _, err := to.WriteAt(part, at); err != nil {
-				return "", fmt.Errorf("write %s at %d: %w", to.Name(), at, err)
-			}
-		}
-		done += uint64(len(part))
+// openDirect opens a file for O_DIRECT, or without where that is not to be had.
+func openDirect(path string, flags int) (*os.File, error) {
+	f, err := os.OpenFile(path, flags|unix.O_DIRECT, 0o600)
+	if errors.Is(err, unix.EINVAL) {
+		// The refusal comes after the file was made.
+		f, err = os.OpenFile(path, flags&^os.O_EXCL, 0o600)
 	}
-	return digestName(sum), nil
+	return f, err
 }
 
 // zero says whether a buffer holds nothing else.
@@ -166,14 +198,14 @@ func zero(b []byte) bool {
 	return true
 }
 
-// eachBlock calls do for every block of every file on all cores, with a
-// page-aligned buffer, and gives what it returned, by file and block.
-func eachBlock(files []FileRange, do func(blockJob, []byte) (string, error)) ([][]string, error) {
-	var jobs []blockJob
+// eachBlock calls do for every block of every file on all cores and gives what
+// it returned, by file and block.
+func eachBlock(files []FileRange, do func(block) (string, error)) ([][]string, error) {
+	var blocks []block
 	out := make([][]string, len(files))
 	for i, r := range files {
-		for b := uint64(0); b < r.Bytes; b += BlockBytes {
-			jobs = append(jobs, blockJob{file: i, block: len(out[i]), from: r.Offset + b, bytes: min(BlockBytes, r.Bytes-b)})
+		for at := r.Offset; at < r.Offset+r.Bytes; at += BlockBytes {
+			blocks = append(blocks, block{file: i, number: len(out[i]), from: at, to: min(at+BlockBytes, r.Offset+r.Bytes)})
 			out[i] = append(out[i], "")
 		}
 	}
@@ -184,25 +216,18 @@ func eachBlock(files []FileRange, do func(blockJob, []byte) (string, error)) ([]
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			buf, err := unix.Mmap(-1, 0, ioBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-			if err != nil {
-				errs <- err
-				return
-			}
-			defer func() { _ = unix.Munmap(buf) }()
 			for {
 				at := int(next.Add(1)) - 1
-				if at >= len(jobs) {
+				if at >= len(blocks) {
 					return
 				}
-				j := jobs[at]
-				s, err := do(j, buf)
+				s, err := do(blocks[at])
 				if err != nil {
-					next.Store(int64(len(jobs)))
+					next.Store(int64(len(blocks)))
 					errs <- err
 					return
 				}
-				out[j.file][j.block] = s
+				out[blocks[at].file][blocks[at].number] = s
 			}
 		}()
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -129,12 +130,13 @@ func (t *thread) findGadgets() error {
 		return err
 	}
 	// The C library has both; the vdso and the program itself are next best.
-	for _, wanted := range []string{"libc", ""} {
+	for _, wanted := range []string{"/libc.so", "/libc-", "/ld-musl", ""} {
 		for line := range strings.Lines(string(maps)) {
-			var start, end uint64
-			var perms string
-			if n, _ := fmt.Sscanf(line, "%x-%x %s", &start, &end, &perms); n != 3 ||
-				!strings.HasPrefix(perms, "r-x") || !strings.Contains(line, wanted) || strings.Contains(line, "[vsyscall]") {
+			if !strings.Contains(line, " r-xp ") || !strings.Contains(line, wanted) || strings.Contains(line, "[vsyscall]") {
+				continue
+			}
+			start, end, ok := addresses(line)
+			if !ok {
 				continue
 			}
 			code := make([]byte, min(end-start, 64<<20))
@@ -155,6 +157,18 @@ func (t *thread) findGadgets() error {
 		}
 	}
 	return errNoGadget
+}
+
+// addresses reads the range that begins a line of /proc/PID/maps.
+func addresses(line string) (start, end uint64, ok bool) {
+	span, _, _ := strings.Cut(line, " ")
+	from, to, _ := strings.Cut(span, "-")
+	start, err := strconv.ParseUint(from, 16, 64)
+	if err != nil {
+		return 0, 0, false
+	}
+	end, err = strconv.ParseUint(to, 16, 64)
+	return start, end, err == nil
 }
 
 // syscall runs one system call in the thread and gives its result. The thread

@@ -352,6 +352,10 @@ func mapInto(mappings []Mapping) error {
 		if err != nil {
 			return err
 		}
+		if err := longEnough(f, m.Offset+m.Bytes); err != nil {
+			f.Close()
+			return err
+		}
 		err = t.mapFile(f, m.Start, m.Bytes, m.Offset, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
 		f.Close()
 		if err != nil {

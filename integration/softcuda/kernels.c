@@ -32,28 +32,30 @@ static CUresult increment(void **params)
 	return CUDA_SUCCESS;
 }
 
-// fill(u64 *words, u64 count, u64 seed)
+// fill(u64 *words, u64 count, u64 seed, u64 keep, u64 set): word i is mix(i + seed) & keep | set
 static CUresult fill(void **params)
 {
 	uint64_t count = word_param(params, 1), seed = word_param(params, 2);
+	uint64_t keep = word_param(params, 3), set = word_param(params, 4);
 	uint64_t *words = memory_at(word_param(params, 0), count * sizeof *words);
 	if (!words)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	for (uint64_t i = 0; i < count; i++)
-		words[i] = mix(i + seed);
+		words[i] = (mix(i + seed) & keep) | set;
 	return CUDA_SUCCESS;
 }
 
-// check(u64 *words, u64 count, u64 seed, u64 *bad): adds the number of words that differ
+// check(u64 *words, u64 count, u64 seed, u64 keep, u64 set, u64 *bad): adds the number of words that differ
 static CUresult check(void **params)
 {
 	uint64_t count = word_param(params, 1), seed = word_param(params, 2);
+	uint64_t keep = word_param(params, 3), set = word_param(params, 4);
 	uint64_t *words = memory_at(word_param(params, 0), count * sizeof *words);
-	uint64_t *bad = memory_at(word_param(params, 3), sizeof *bad);
+	uint64_t *bad = memory_at(word_param(params, 5), sizeof *bad);
 	if (!words || !bad)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	for (uint64_t i = 0; i < count; i++)
-		*bad += words[i] != mix(i + seed);
+		*bad += words[i] != ((mix(i + seed) & keep) | set);
 	return CUDA_SUCCESS;
 }
 

@@ -20,14 +20,23 @@
 	"shr.u64 " t ", " x ", 31;\n"                    \
 	"xor.b64 " x ", " x ", " t ";\n"
 
-// %words, %count, %seed from the parameters; %i = this thread's index, %step = number of threads
+// x = (mix(x) & keep) | set: the words that memory is filled with
+#define PTX_WORD(x, t)                           \
+	PTX_MIX(x, t)                                    \
+	"and.b64 " x ", " x ", %keep;\n"                 \
+	"or.b64 " x ", " x ", %set;\n"
+
+// %words, %count, %seed, %keep, %set from the parameters; %i = this thread's index, %step = number of threads
 #define PTX_GRID_STRIDE                         \
 	".reg .pred %done;\n"                           \
 	".reg .u32 %block, %width, %lane, %blocks;\n"   \
 	".reg .u64 %words, %count, %seed, %i, %step;\n" \
+	".reg .u64 %keep, %set;\n"                      \
 	"ld.param.u64 %words, [words];\n"               \
 	"ld.param.u64 %count, [count];\n"               \
 	"ld.param.u64 %seed, [seed];\n"                 \
+	"ld.param.u64 %keep, [keep];\n"                 \
+	"ld.param.u64 %set, [set];\n"                   \
 	"cvta.to.global.u64 %words, %words;\n"          \
 	"mov.u32 %block, %ctaid.x;\n"                   \
 	"mov.u32 %width, %ntid.x;\n"                    \
@@ -55,14 +64,15 @@ static const char kernels_ptx[] =
 	"ret;\n"
 	"}\n"
 
-	".visible .entry fill(.param .u64 words, .param .u64 count, .param .u64 seed) {\n"
+	".visible .entry fill(.param .u64 words, .param .u64 count, .param .u64 seed,\n"
+	"                     .param .u64 keep, .param .u64 set) {\n"
 	".reg .u64 %x, %t, %at;\n"
 	PTX_GRID_STRIDE
 	"fill_next:\n"
 	"setp.ge.u64 %done, %i, %count;\n"
 	"@%done bra fill_end;\n"
 	"add.u64 %x, %i, %seed;\n"
-	PTX_MIX("%x", "%t")
+	PTX_WORD("%x", "%t")
 	"shl.b64 %at, %i, 3;\n"
 	"add.u64 %at, %words, %at;\n"
 	"st.global.u64 [%at], %x;\n"
@@ -73,7 +83,7 @@ static const char kernels_ptx[] =
 	"}\n"
 
 	".visible .entry check(.param .u64 words, .param .u64 count, .param .u64 seed,\n"
-	"                      .param .u64 bad_address) {\n"
+	"                      .param .u64 keep, .param .u64 set, .param .u64 bad_address) {\n"
 	".reg .pred %equal;\n"
 	".reg .u64 %x, %t, %at, %found, %bad;\n"
 	PTX_GRID_STRIDE
@@ -83,7 +93,7 @@ static const char kernels_ptx[] =
 	"setp.ge.u64 %done, %i, %count;\n"
 	"@%done bra check_end;\n"
 	"add.u64 %x, %i, %seed;\n"
-	PTX_MIX("%x", "%t")
+	PTX_WORD("%x", "%t")
 	"shl.b64 %at, %i, 3;\n"
 	"add.u64 %at, %words, %at;\n"
 	"ld.global.u64 %found, [%at];\n"

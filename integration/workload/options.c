@@ -43,7 +43,7 @@ static void keep_open(const char *path)
 
 struct options options_parse(char **args)
 {
-	struct options o = {.port = 10000, .chunks = 1, .gpus = 1, .procs = 2, .bytes = 64 << 20, .start = 100};
+	struct options o = {.port = 10000, .chunks = 1, .gpus = 1, .procs = 2, .bytes = 64 << 20, .start = 100, .content = "pattern"};
 
 	for (; *args; args += 2) {
 		const char *name = args[0], *value = args[1];
@@ -71,6 +71,8 @@ struct options options_parse(char **args)
 			o.start = number(name, value);
 		else if (!strcmp(name, "--file"))
 			o.file = value;
+		else if (!strcmp(name, "--content"))
+			o.content = value;
 		else if (!strcmp(name, "--open"))
 			keep_open(value);
 		else {

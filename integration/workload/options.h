@@ -10,6 +10,7 @@ struct options {
 	int port, chunks, gpus, gpu, procs, seconds;
 	unsigned long long bytes, seed, start;
 	const char *file;
+	const char *content; // of pattern: "pattern", "zero" or "weights"
 };
 
 // options_parse ends the program with status 2 on an unknown or malformed option.

@@ -1,9 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Device memory full of a known pattern: word i of a piece is mix(i + seed). Pieces start with one
-// seed each and can be rewritten in part with another; which seed is where is remembered in host
-// memory, so that every bit can be checked.
+// Device memory full of a known pattern: word i of a piece is mix(i + seed), or that made to look
+// like something else by masks. Pieces start with one seed each and can be rewritten in part with
+// another; which seed is where is remembered in host memory, so that every bit can be checked.
 //
 // Requests: "verify" answers bad=N, "count" the next value of a counter in device memory, "write
 // PERMILLE" rewrites that share of each chunk, "info" answers bytes, GPUs and addresses.
@@ -34,7 +34,32 @@ struct pattern {
 	int gpus, chunks;
 	struct chunk *chunk;
 	uint64_t seed, writes;
+	uint64_t keep, set; // a word is (mix & keep) | set
 };
+
+// choose sets the masks for a kind of content.
+static void choose(struct pattern *p, const char *content)
+{
+	static const struct {
+		const char *name;
+		uint64_t keep, set;
+	} contents[] = {
+		{"pattern", ~0ULL, 0},
+		{"zero", 0, 0},
+		// bf16: sign and mantissa at random, exponents 112 to 119, that is 2^-15 to 2^-7
+		{"weights", 0x83ff83ff83ff83ff, 0x3800380038003800},
+	};
+
+	for (size_t i = 0; i < sizeof contents / sizeof *contents; i++) {
+		if (strcmp(contents[i].name, content))
+			continue;
+		p->keep = contents[i].keep;
+		p->set = contents[i].set;
+		return;
+	}
+	fprintf(stderr, "gpuwork: --content %s is not known\n", content);
+	exit(2);
+}
 
 static uint64_t slice_start(const struct chunk *c, int slice)
 {
@@ -47,7 +72,7 @@ static void run_slices(struct pattern *p, struct chunk *c, int from, int to, CUf
 	uint64_t first = slice_start(c, from), count = slice_start(c, to) - first;
 	uint64_t seed = c->seed[from] + first;
 	CUdeviceptr address = c->address + first * sizeof(uint64_t);
-	void *params[] = {&address, &count, &seed, &p->bad[c->gpu]};
+	void *params[] = {&address, &count, &seed, &p->keep, &p->set, &p->bad[c->gpu]};
 
 	if (count)
 		gpu_launch(kernel, 1024, 256, params);
@@ -143,6 +168,7 @@ void run_pattern(const struct options *o)
 		fprintf(stderr, "gpuwork: %d GPUs asked for, %d here\n", o->gpus, have);
 		exit(1);
 	}
+	choose(&p, o->content);
 	p.gpus = o->gpus;
 	p.seed = o->seed;
 	p.chunks = o->gpus * o->chunks;

@@ -1,0 +1,72 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// execDetached starts a process in the container, whose output nobody reads.
+func execDetached(t *testing.T, c *harness.Containerd, k *harness.Container, execID string, args ...string) {
+	t.Helper()
+	// ctr does not remove the FIFOs of a process that it does not wait for;
+	// there they go with the containerd.
+	fifos := filepath.Join(c.Dir(), "fifo")
+	ctr(t, c, append([]string{"tasks", "exec", "--detach", "--fifo-dir", fifos, "--exec-id", execID, k.ID}, args...)...)
+}
+
+// endExec ends it.
+func endExec(t *testing.T, c *harness.Containerd, k *harness.Container) {
+	t.Helper()
+	ctr(t, c, "tasks", "kill", "--signal", "SIGKILL", "--exec-id", "guest", k.ID)
+	shim := shimOf(t, k)
+	within(t, "the exec'd process ends", func() bool { return childOf(shim, "gpuwork sleep") == 0 })
+}
+
+// A process that was exec'd into the container is no child of its first one:
+// CRIU would leave it out. The checkpoint of a GPU container is refused, by its
+// name, and works once it has ended.
+func TestExecedProcess(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+	expect(t, k, "count", "101")
+	execDetached(t, shared, k, "guest", "gpuwork", "sleep")
+	guest := childOf(shimOf(t, k), "gpuwork sleep")
+	if guest == 0 {
+		t.Fatal("the exec'd process is no child of the shim")
+	}
+	says(t, k.Checkpoint(t.Context(), "refused:1"), "exec'd", fmt.Sprintf("%d (gpuwork)", guest))
+	says(t, plainCheckpoint(t, shared, k), "FailedPrecondition", "exec'd", fmt.Sprint(guest))
+	isPaused(t, k, false)
+	expect(t, k, "count", "102")
+
+	endExec(t, shared, k)
+	ref := takeCheckpoint(t, shared, k, "1")
+	kill(t, k)
+	r := restore(t, shared, k.ID, ref, k.Port)
+	expect(t, r, "count", "103")
+}
+
+// A container without CUDA is treated as runc's shim would.
+func TestExecedProcessNoCUDA(t *testing.T) {
+	results.Add(t)
+	outcome := map[string]bool{}
+	eachRuntime(t, func(t *testing.T, spec harness.RunSpec) {
+		k := start(t, shared, spec, "plain")
+		expect(t, k, "count", "101")
+		execDetached(t, shared, k, "guest", "gpuwork", "sleep")
+		err := k.Checkpoint(t.Context(), "checkpoint.test/"+id(t)+":1")
+		t.Logf("with an exec'd process: %v", err)
+		outcome[spec.Runtime] = err == nil
+		isPaused(t, k, false)
+		expect(t, k, "count", "102")
+	})
+	if outcome[harness.Runtime] != outcome[harness.RuncRuntime] {
+		t.Errorf("checkpoints succeed: %v; want the same with both", outcome)
+	}
+}

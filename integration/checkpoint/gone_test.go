@@ -1,0 +1,251 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// slow starts a container of which checkpoints and restores take a while until
+// hurry is called, if it can be: the software GPU is told to take its time, a
+// real one has much to copy.
+func slow(t *testing.T) (k *harness.Container, hurry func()) {
+	t.Helper()
+	bytes := uint64(8 << 20)
+	hurry = func() {}
+	if gpu.Kind == harness.SoftwareGPU {
+		hurry = softwareGPU(t, "checkpoint_delay_ms=500\nrestore_delay_ms=500\n")
+	} else {
+		bytes = 16 << 30
+	}
+	k = start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.FormatUint(bytes, 10))
+	expect(t, k, "verify", "bad=0")
+	return k, hurry
+}
+
+// inCheckpoint waits until the driver is at work on a container's checkpoint:
+// only then are its threads held by a tracer.
+func inCheckpoint(t *testing.T, k *harness.Container) {
+	t.Helper()
+	pid := pidOf(t, k)
+	within(t, "the driver's checkpoint", func() bool {
+		state, err := harness.ProcessState(pid)
+		return err == nil && state == "t"
+	})
+}
+
+// goesOn checks that a container is as it was.
+func goesOn(t *testing.T, k *harness.Container) {
+	t.Helper()
+	isPaused(t, k, false)
+	expect(t, k, "verify", "bad=0")
+	expect(t, k, "write 500", "wrote 500")
+	expect(t, k, "verify", "bad=0")
+}
+
+// The helper is killed while the driver copies: a clear error, and the
+// container goes on.
+func TestHelperKilled(t *testing.T) {
+	results.Add(t)
+	k, hurry := slow(t)
+	shim := shimOf(t, k)
+	done := make(chan error, 1)
+	go func() { done <- k.Checkpoint(t.Context(), "refused:1") }()
+	inCheckpoint(t, k)
+	killHelper(t, shim)
+	hurry()
+	says(t, <-done, "save GPU state", "CUDA helper is gone", "killed")
+	goesOn(t, k)
+	takeCheckpoint(t, shared, k, "1")
+	goesOn(t, k)
+}
+
+// killHelper kills the CUDA helper of a shim.
+func killHelper(t *testing.T, shim int) {
+	t.Helper()
+	helpers := childrenOf(shim, "gpuckpt-cuda-helper")
+	if len(helpers) != 1 {
+		t.Fatalf("the shim has the helpers %v, want one", helpers)
+	}
+	if err := unix.Kill(helpers[0], unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A client gives up in the middle of a checkpoint. The shim is not told of it;
+// the container goes on afterwards without anybody's help.
+func TestClientGivesUp(t *testing.T) {
+	results.Add(t)
+	k, hurry := slow(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	options := imagePath(t, t.TempDir())
+	done := make(chan error, 1)
+	go func() {
+		_, err := shared.Client().TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: options})
+		done <- err
+	}()
+	inCheckpoint(t, k)
+	cancel()
+	hurry()
+	says(t, <-done, "Canceled")
+	within(t, "the container goes on", func() bool {
+		status, err := k.Status(t.Context())
+		return err == nil && status == containerd.Running
+	})
+	goesOn(t, k)
+	checkpointInto(t, shared, k, t.TempDir())
+	goesOn(t, k)
+}
+
+// containerd itself is killed in the middle of a checkpoint: the shim, whose
+// request is cancelled by that, takes the container back to where it was.
+func TestContainerdKilled(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		moment func(t *testing.T, k *harness.Container, dir string)
+	}{
+		{"driver", func(t *testing.T, k *harness.Container, _ string) { inCheckpoint(t, k) }},
+		{"dump", func(t *testing.T, _ *harness.Container, dir string) {
+			within(t, "CRIU's dump", func() bool {
+				pages, err := os.Stat(filepath.Join(dir, "pages-1.img"))
+				return err == nil && pages.Size() > 0
+			})
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			results.Add(t)
+			c := own(t, harness.Options{})
+			// CRIU is to have something to do.
+			if err := configure(c, staging(c, "staging", "steer = false")); err != nil {
+				t.Fatal(err)
+			}
+			// Nobody could remove it by ctr in the end; Stop does it by force.
+			k := startForGood(t, c, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "256M")
+			expect(t, k, "verify", "bad=0")
+			dir := t.TempDir()
+			done := make(chan error, 1)
+			go func() { done <- checkpointTask(t, c, k, dir) }()
+			test.moment(t, k, dir)
+			if err := unix.Kill(c.Pid(), unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			says(t, <-done, "Unavailable")
+			expect(t, k, "verify", "bad=0")
+			expect(t, k, "write 500", "wrote 500")
+			expect(t, k, "verify", "bad=0")
+			if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); err == nil {
+				t.Error("the checkpoint was completed, it had not been interrupted")
+			}
+		})
+	}
+}
+
+// ctr is killed in the middle of its checkpoint. It had paused the container
+// itself, so that is how it stays until its user resumes it.
+func TestClientKilled(t *testing.T) {
+	results.Add(t)
+	k, hurry := slow(t)
+	program, err := bins.Path("ctr")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := exec.Command(program, "--address", shared.Address(), "--namespace", shared.Namespace(),
+		"containers", "checkpoint", "--rw", "--image", "--task", k.ID, "killed:1")
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	inCheckpoint(t, k)
+	if err := client.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = client.Wait()
+	hurry()
+
+	// Resume waits for its turn, after the way back.
+	ctr(t, shared, "tasks", "resume", k.ID)
+	goesOn(t, k)
+	takeCheckpoint(t, shared, k, "1")
+	goesOn(t, k)
+}
+
+// The helper is killed while the driver restores: a clear error, and nothing of
+// the container runs on with half its state.
+func TestHelperKilledInRestore(t *testing.T) {
+	results.Add(t)
+	k, hurry := slow(t)
+	ref := takeCheckpoint(t, shared, k, "1")
+	kill(t, k)
+
+	done := make(chan error, 1)
+	go func() {
+		_, err := shared.Restore(t.Context(), k.ID, ref, k.Port)
+		done <- err
+	}()
+	// runc has written the restored process's pid, and its parent, the shim,
+	// has started a helper for it.
+	var helper int
+	within(t, "the driver's restore", func() bool {
+		text, err := os.ReadFile(filepath.Join(bundleOf(shared, k.ID), "init.pid"))
+		if err != nil {
+			return false
+		}
+		pid, err := strconv.Atoi(string(text))
+		if err != nil {
+			return false
+		}
+		shim, err := parentOf(pid)
+		if err != nil {
+			return false
+		}
+		// The first keeps the driver initialised; the second, in the
+		// container's namespaces, has it restore.
+		helpers := childrenOf(shim, "gpuckpt-cuda-helper")
+		if len(helpers) < 2 {
+			return false
+		}
+		helper = helpers[1]
+		return true
+	})
+	if err := unix.Kill(helper, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	says(t, <-done, "restore GPU state", "CUDA helper is gone")
+	nothingRuns(t, shared, k)
+	kill(t, k)
+	hurry()
+	r := restore(t, shared, k.ID, ref, k.Port)
+	goesOn(t, r)
+}
+
+// nothingRuns checks that no process of a container is left. The task is:
+// ctr does not delete one that did not start.
+func nothingRuns(t *testing.T, c *harness.Containerd, k *harness.Container) {
+	t.Helper()
+	dirs, err := harness.CgroupsOf(filepath.Join(c.Namespace(), k.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		if pids, err := os.ReadFile(filepath.Join(dir, "cgroup.procs")); err == nil && len(pids) > 0 {
+			t.Errorf("processes are left in %s: %s", dir, pids)
+		}
+	}
+	if status, err := k.Status(t.Context()); err == nil && status != "stopped" && status != "created" || err != nil && !errdefs.IsNotFound(err) {
+		t.Errorf("the task is %q, error %v", status, err)
+	}
+}

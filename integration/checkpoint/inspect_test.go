@@ -1,0 +1,353 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/runtime"
+)
+
+// patience bounds the wait for something that takes milliseconds as a rule.
+const patience = 30 * time.Second
+
+// within waits until something is so.
+func within(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !so(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v", what, patience)
+		}
+	}
+}
+
+// bundleOf is the directory of a container's shim.
+func bundleOf(c *harness.Containerd, id string) string {
+	return filepath.Join(c.Dir(), "state", "io.containerd.runtime.v2.task", c.Namespace(), id)
+}
+
+// timelineOf reads the phases of a container's last checkpoint or restore.
+func timelineOf(t *testing.T, c *harness.Containerd, id string) runtime.Timeline {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(bundleOf(c, id), runtime.TimelineName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var line runtime.Timeline
+	if err := json.Unmarshal(data, &line); err != nil {
+		t.Fatal(err)
+	}
+	return line
+}
+
+// notePhases puts the phases of a container's last operation into the results,
+// as "checkpoint/dump" in seconds and "checkpoint/dump_bytes".
+func notePhases(t *testing.T, result *harness.TestResult, c *harness.Containerd, id string) {
+	t.Helper()
+	line := timelineOf(t, c, id)
+	for _, p := range line.Phases {
+		name := line.Operation + "/" + p.Name
+		result.Times[name] = p.Took.Seconds()
+		if p.Bytes > 0 {
+			result.Number(strings.ReplaceAll(name, " ", "_")+"_bytes", float64(p.Bytes))
+		}
+	}
+	result.Times[line.Operation+"/whole"] = line.Took.Seconds()
+}
+
+// manifest finds the part of a checkpoint image with a media type.
+func manifest(t *testing.T, c *harness.Containerd, ref, mediaType string) ocispec.Descriptor {
+	t.Helper()
+	image, err := c.Client().GetImage(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := content.ReadBlob(t.Context(), c.Client().ContentStore(), image.Target())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var index ocispec.Index
+	if err := json.Unmarshal(data, &index); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range index.Manifests {
+		if m.MediaType == mediaType {
+			return m
+		}
+	}
+	t.Fatalf("the checkpoint image %s has no %s: %s", ref, mediaType, data)
+	return ocispec.Descriptor{}
+}
+
+// blobFile reads one file out of a tar archive in the content store; nil when
+// it is not in there.
+func blobFile(t *testing.T, c *harness.Containerd, d ocispec.Descriptor, name string) []byte {
+	t.Helper()
+	ra, err := c.Client().ContentStore().ReaderAt(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ra.Close()
+	r := content.NewReader(ra)
+	if strings.HasSuffix(d.MediaType, "gzip") {
+		if r, err = gzip.NewReader(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	archive := tar.NewReader(r)
+	for {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if filepath.Clean("/"+header.Name) != filepath.Clean("/"+name) {
+			continue
+		}
+		data, err := io.ReadAll(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+}
+
+// metadataOf reads gpuckpt.json out of a checkpoint image; nil when the
+// checkpoint has no GPU state.
+func metadataOf(t *testing.T, c *harness.Containerd, ref string) *images.Metadata {
+	t.Helper()
+	data := blobFile(t, c, manifest(t, c, ref, ctdimages.MediaTypeContainerd1Checkpoint), images.MetadataName)
+	if data == nil {
+		return nil
+	}
+	m, err := images.ParseMetadata(data)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, data)
+	}
+	return m
+}
+
+// pidOf is the container's first process.
+func pidOf(t *testing.T, k *harness.Container) int {
+	t.Helper()
+	pid, err := k.Pid(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// shimOfID is the shim of a container that was not started by start.
+func shimOfID(t *testing.T, c *harness.Containerd, id string) int {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(bundleOf(c, id), "init.pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shim, err := parentOf(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return shim
+}
+
+// shimOf is the container's shim: what its first process is a child of.
+func shimOf(t *testing.T, k *harness.Container) int {
+	t.Helper()
+	parent, err := parentOf(pidOf(t, k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parent
+}
+
+// parentOf is a process's parent.
+func parentOf(pid int) (int, error) {
+	text, err := statusField(pid, "PPid")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(text)
+}
+
+// statusField is a line of /proc/PID/status.
+func statusField(pid int, name string) (string, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.TrimSpace(value), nil
+		}
+	}
+	return "", fmt.Errorf("/proc/%d/status has no %s", pid, name)
+}
+
+// commandLine is a process's, its words joined by spaces; empty when it is gone.
+func commandLine(pid int) string {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(strings.ReplaceAll(string(data), "\x00", " "))
+}
+
+// childrenOf are the children of a process with a part of their command line, in
+// the order in which they were started.
+func childrenOf(pid int, name string) []int {
+	children, err := harness.Children(pid)
+	if err != nil {
+		return nil
+	}
+	slices.Sort(children)
+	return slices.DeleteFunc(children, func(child int) bool { return !strings.Contains(commandLine(child), name) })
+}
+
+// childOf is the first of them; 0 for none.
+func childOf(pid int, name string) int {
+	if children := childrenOf(pid, name); len(children) > 0 {
+		return children[0]
+	}
+	return 0
+}
+
+// isPaused checks the container's state in containerd's eyes and in the
+// kernel's.
+func isPaused(t *testing.T, k *harness.Container, want bool) {
+	t.Helper()
+	status, err := k.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	frozen, err := harness.Frozen(pidOf(t, k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := map[bool]string{true: "paused", false: "running"}
+	if string(status) != words[want] || frozen != want {
+		t.Fatalf("%s is %s, frozen: %v; want it %s", k.ID, status, frozen, words[want])
+	}
+}
+
+// ctr runs ctr and wants it to succeed.
+func ctr(t *testing.T, c *harness.Containerd, args ...string) string {
+	t.Helper()
+	out, err := c.Ctr(t.Context(), args...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, c.LogTail(3000))
+	}
+	return out
+}
+
+// takeCheckpoint makes a checkpoint image of the test's own name.
+func takeCheckpoint(t *testing.T, c *harness.Containerd, k *harness.Container, ref string) string {
+	t.Helper()
+	ref = "checkpoint.test/" + id(t) + ":" + ref
+	if err := k.Checkpoint(t.Context(), ref); err != nil {
+		t.Fatalf("%v\n%s", err, c.LogTail(4000))
+	}
+	return ref
+}
+
+// says checks that an error is there and has all the words.
+func says(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want one that says %q", words)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Fatalf("the error does not say %q:\n%v", word, err)
+		}
+	}
+	t.Logf("refused, as it should be: %v", err)
+}
+
+// taskOf loads a container's task with the Go client, for what ctr cannot ask.
+func taskOf(t *testing.T, c *harness.Containerd, k *harness.Container) client.Task {
+	t.Helper()
+	container, err := c.Client().LoadContainer(t.Context(), k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, err := container.Task(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return task
+}
+
+// endTask ends a container's task; the container and its files stay.
+func endTask(t *testing.T, c *harness.Containerd, k *harness.Container) {
+	t.Helper()
+	if err := k.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctr(t, c, "tasks", "delete", k.ID)
+}
+
+// restoreTask makes a task of a container go on from CRIU's files in a
+// directory, which ctr has no flag for.
+func restoreTask(t *testing.T, c *harness.Containerd, k *harness.Container, dir string) error {
+	t.Helper()
+	container, err := c.Client().LoadContainer(t.Context(), k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	output := cio.LogFile(filepath.Join(c.Dir(), "logs", k.ID+".log"))
+	task, err := container.NewTask(t.Context(), output, client.WithRestoreImagePath(dir))
+	if err != nil {
+		return err
+	}
+	return task.Start(t.Context())
+}
+
+// checkpointTask takes a checkpoint of a container's task into a directory. It
+// asks containerd itself: of "ctr tasks checkpoint --image-path" a useless
+// image is left, named by the second.
+func checkpointTask(t *testing.T, c *harness.Containerd, k *harness.Container, dir string) error {
+	_, err := c.Client().TaskService().Checkpoint(t.Context(), &tasks.CheckpointTaskRequest{
+		ContainerID: k.ID, Options: imagePath(t, dir),
+	})
+	return err
+}
+
+// checkpointInto is checkpointTask where it must succeed.
+func checkpointInto(t *testing.T, c *harness.Containerd, k *harness.Container, dir string) {
+	t.Helper()
+	if err := checkpointTask(t, c, k, dir); err != nil {
+		t.Fatalf("%v\n%s", err, c.LogTail(3000))
+	}
+	if _, err := images.ReadMetadata(dir); err != nil {
+		t.Fatal(err)
+	}
+}

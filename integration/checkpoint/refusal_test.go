@@ -1,0 +1,214 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// oldCRIU is a program that says it is a CRIU of some years ago.
+func oldCRIU(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "criu")
+	write(t, path, "#!/bin/sh\n[ \"$1\" = --version ] && echo Version: 3.17.1\n", 0o755)
+	return path
+}
+
+// A checkpoint that cannot work is refused with what is wrong and what to do,
+// by ctr and by the API, where the error has a code to act upon. The container
+// counts on, and once the cause is gone it can be checkpointed.
+func TestRefusals(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		workload []string
+		// prepare makes the checkpoint impossible and repair undoes that; nil
+		// where the workload is what cannot be checkpointed.
+		prepare func(t *testing.T, k *harness.Container) (repair func())
+		code    string
+		words   []string
+		// again is what a real driver says the second time, where that differs.
+		again []string
+	}{
+		{
+			name: "CRIU too old", workload: []string{"counter"},
+			prepare: func(t *testing.T, _ *harness.Container) func() {
+				return configured(t, "[criu]\npath = \""+oldCRIU(t)+"\"\n")
+			},
+			code: "FailedPrecondition", words: []string{"version 3.17.1", "too old", "install CRIU 4.2 or newer"},
+		},
+		{
+			name: "driver too old", workload: []string{"counter"},
+			prepare: func(t *testing.T, _ *harness.Container) func() {
+				return softwareGPU(t, "driver=550.54\n")
+			},
+			code: "FailedPrecondition", words: []string{"NVIDIA driver too old", "550.54", "570"},
+		},
+		{
+			name: "managed memory", workload: []string{"managed"},
+			code: "FailedPrecondition", words: []string{"CUDA_ERROR_NOT_SUPPORTED", "managed memory"},
+			// Driver 580 gives its reason once only.
+			again: []string{"CUDA_ERROR_UNKNOWN", "has refused this process before"},
+		},
+		{
+			name: "kernel that does not end", workload: []string{"spin"},
+			prepare: func(t *testing.T, k *harness.Container) func() {
+				configured(t, "lock_timeout = \"500ms\"\n")
+				expect(t, k, "state", "spinning")
+				return func() {
+					expect(t, k, "stop", "stopping")
+					within(t, "the kernel ends", func() bool { return ask(t, k, "state") == "idle" })
+				}
+			},
+			code: "DeadlineExceeded", words: []string{"lock CUDA process", "still running on the GPU"},
+		},
+		{
+			name: "no helper", workload: []string{"counter"},
+			prepare: func(t *testing.T, _ *harness.Container) func() {
+				return configured(t, "helper = \"/no/such/helper\"\n")
+			},
+			code: "FailedPrecondition", words: []string{"start CUDA helper /no/such/helper", "no such file"},
+		},
+		{
+			name: "broken configuration", workload: []string{"counter"},
+			prepare: func(t *testing.T, _ *harness.Container) func() {
+				return configured(t, "lock_timeoot = \"10s\"\n")
+			},
+			code: "FailedPrecondition", words: []string{"gpuckpt configuration", shared.ShimConfigPath(), "lock_timeoot"},
+		},
+		{
+			name: "option that CRIU does not have", workload: []string{"counter"},
+			prepare: func(t *testing.T, _ *harness.Container) func() {
+				return configured(t, "[criu.options]\nno-such-option = true\n")
+			},
+			code: "Unknown", words: []string{"dump", "criu failed", "option", "unknown", "gpuckpt-criu.conf"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			results.Add(t)
+			k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, test.workload...)
+			first := number(t, ask(t, k, "count"))
+			var repair func()
+			if test.prepare != nil {
+				repair = test.prepare(t, k)
+			}
+			says(t, k.Checkpoint(t.Context(), "refused:1"), test.words...)
+			isPaused(t, k, false)
+			again := test.words
+			if test.again != nil && gpu.Kind == harness.RealGPU {
+				again = test.again
+			}
+			says(t, plainCheckpoint(t, shared, k), append(again, "code = "+test.code)...)
+			isPaused(t, k, false)
+			if next := number(t, ask(t, k, "count")); next != first+1 {
+				t.Fatalf("afterwards it counts %d, want %d", next, first+1)
+			}
+			if repair == nil {
+				return
+			}
+			repair()
+			takeCheckpoint(t, shared, k, "1")
+			if next := number(t, ask(t, k, "count")); next != first+2 {
+				t.Fatalf("after a good checkpoint it counts %d, want %d", next, first+2)
+			}
+		})
+	}
+}
+
+// On a node without CRIU containers run, and a checkpoint is refused at once.
+func TestNoCRIU(t *testing.T) {
+	results.Add(t)
+	// A directory with everything but CRIU; what lies beside a program is
+	// found through the link.
+	path := t.TempDir()
+	for _, name := range []string{"containerd-shim-gpuckpt-v2", "runc"} {
+		program, err := bins.Path(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(program, filepath.Join(path, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What the daemon itself needs.
+	for _, name := range []string{"mount", "umount", "modprobe"} {
+		if program, err := exec.LookPath(name); err == nil {
+			if err := os.Symlink(program, filepath.Join(path, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	c := own(t, harness.Options{Env: []string{"PATH=" + path}})
+	k := start(t, c, harness.RunSpec{GPUs: []int{0}}, "counter")
+	expect(t, k, "count", "101")
+	says(t, k.Checkpoint(t.Context(), "refused:1"), "no criu in $PATH", "install CRIU 4.2 or newer")
+	says(t, plainCheckpoint(t, c, k), "code = FailedPrecondition")
+	isPaused(t, k, false)
+	expect(t, k, "count", "102")
+}
+
+// When CRIU fails, the error quotes it and names its log, which is kept.
+func TestCRIUFails(t *testing.T) {
+	results.Add(t)
+	// A device file that the program itself has opened, so that the driver
+	// does not close it.
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter", "--open", "/dev/nvidiactl")
+	expect(t, k, "count", "101")
+	kept := filepath.Join(logDir(shared), shared.Namespace()+"-"+k.ID+"-dump.log")
+	says(t, k.Checkpoint(t.Context(), "refused:1"), "CRIU said: ", "Can't dump file", kept)
+	log, err := os.ReadFile(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(log), "Dumping FAILED") {
+		t.Errorf("the kept log is not that of the failed dump:\n%s", log)
+	}
+	isPaused(t, k, false)
+	expect(t, k, "count", "102")
+
+	// An error of a time at which CRIU was not even started does not quote
+	// the log of another.
+	err = checkpointTask(t, shared, k, "/proc/no-place")
+	says(t, err, "/proc/no-place")
+	if strings.Contains(err.Error(), "CRIU said") {
+		t.Errorf("it quotes an older log: %v", err)
+	}
+	expect(t, k, "count", "103")
+}
+
+// A disk that fills up in the middle of a dump costs the checkpoint, not the
+// container.
+func TestDiskFull(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "16M")
+	expect(t, k, "verify", "bad=0")
+	dir := filepath.Join(t.TempDir(), "small")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	says(t, checkpointTask(t, shared, k, dir), "No space left on device")
+	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); err == nil {
+		t.Error("the incomplete checkpoint has metadata, as if it were complete")
+	}
+	isPaused(t, k, false)
+	expect(t, k, "verify", "bad=0")
+	checkpointInto(t, shared, k, t.TempDir())
+	expect(t, k, "verify", "bad=0")
+}

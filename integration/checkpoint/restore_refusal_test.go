@@ -1,0 +1,113 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// nothingLeft checks that a restore that was refused has left no task, no
+// bundle and no mount.
+func nothingLeft(t *testing.T, c *harness.Containerd, k *harness.Container) {
+	t.Helper()
+	if status, err := k.Status(t.Context()); !errdefs.IsNotFound(err) {
+		t.Errorf("a task is left: %q, error %v", status, err)
+	}
+	bundle := bundleOf(c, k.ID)
+	if mounts, err := harness.MountsUnder(bundle); err != nil || len(mounts) > 0 {
+		t.Errorf("mounts are left: %v, error %v", mounts, err)
+	}
+	if _, err := os.Stat(bundle); !os.IsNotExist(err) {
+		t.Errorf("the bundle is left: %v", err)
+	}
+	noneUnpacked(t, c)
+}
+
+// noneUnpacked checks that no unpacked checkpoint is left.
+func noneUnpacked(t *testing.T, c *harness.Containerd) {
+	t.Helper()
+	if left := unpacked(c); len(left) > 0 {
+		t.Errorf("unpacked checkpoints are left: %v", left)
+	}
+}
+
+// A checkpoint whose metadata is not what this project writes is refused before
+// anything of the container exists.
+func TestDamagedMetadata(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+	expect(t, k, "count", "101")
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	endTask(t, shared, k)
+	path := filepath.Join(dir, images.MetadataName)
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ name, text, word string }{
+		{"cut short", string(good[:len(good)/2]), "malformed gpuckpt.json"},
+		{"a field too many", strings.Replace(string(good), "{", `{"extra": 1,`, 1), "malformed gpuckpt.json"},
+		{"of the future", strings.Replace(string(good), `"schemaVersion": 1`, `"schemaVersion": 9`, 1), "unknown schema version 9"},
+	} {
+		write(t, path, test.text, 0o600)
+		err := restoreTask(t, shared, k, dir)
+		says(t, err, test.word)
+		if !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s: the error is no failed precondition: %v", test.name, err)
+		}
+		nothingLeft(t, shared, k)
+	}
+	write(t, path, string(good), 0o600)
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	expect(t, k, "count", "102")
+}
+
+// A node with another driver refuses, since the driver's own data lies in the
+// checkpoint, and names both versions.
+func TestOtherDriver(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+	expect(t, k, "count", "101")
+	ref := takeCheckpoint(t, shared, k, "1")
+	kill(t, k)
+	undo := softwareGPU(t, "driver=590.10.01\n")
+	_, err := shared.Restore(t.Context(), k.ID, ref, k.Port)
+	says(t, err, "driver "+gpu.Driver, "590.10.01")
+	nothingLeft(t, shared, k)
+	kill(t, k) // the container that ctr made for the restore
+	undo()
+	r := restore(t, shared, k.ID, ref, k.Port)
+	expect(t, r, "count", "102")
+}
+
+// When CRIU cannot restore, the error quotes it and names its log, which is
+// kept though the container goes; nothing runs.
+func TestCRIUFailsToRestore(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+	expect(t, k, "count", "101")
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	endTask(t, shared, k)
+	if err := os.Remove(filepath.Join(dir, "mm-1.img")); err != nil {
+		t.Fatal(err)
+	}
+	kept := filepath.Join(logDir(shared), shared.Namespace()+"-"+k.ID+"-restore.log")
+	says(t, restoreTask(t, shared, k, dir), "restore processes", "CRIU said: ", "Restoring FAILED", kept)
+	if _, err := os.Stat(kept); err != nil {
+		t.Error(err)
+	}
+	nothingRuns(t, shared, k)
+}

@@ -1,0 +1,123 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	eventstypes "github.com/containerd/containerd/api/events"
+	"github.com/containerd/typeurl/v2"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// A restored container is checkpointed like any other, and so is the one
+// restored from that.
+func TestThreeInARow(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+	count := 101
+	expect(t, k, "count", "101")
+	for round := range 3 {
+		ref := takeCheckpoint(t, shared, k, fmt.Sprint(round))
+		kill(t, k)
+		k = restore(t, shared, k.ID, ref, k.Port)
+		count++
+		expect(t, k, "count", strconv.Itoa(count))
+	}
+	noneUnpacked(t, shared)
+}
+
+// To its user a restored container is a container: it has a pid, statistics
+// and a name in the list.
+func TestRestoredContainer(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
+	ref := takeCheckpoint(t, shared, k, "1")
+	kill(t, k)
+	r := restore(t, shared, k.ID, ref, k.Port)
+	expect(t, r, "verify", "bad=0")
+
+	pid := pidOf(t, r)
+	if name, err := statusField(pid, "Name"); err != nil || name != "gpuwork" {
+		t.Errorf("process %d is %q, error %v; want gpuwork", pid, name, err)
+	}
+	listed := ""
+	for line := range strings.Lines(ctr(t, shared, "tasks", "list")) {
+		if fields := strings.Fields(line); fields[0] == r.ID {
+			listed = strings.Join(fields[1:], " ")
+		}
+	}
+	if want := fmt.Sprintf("%d RUNNING", pid); listed != want {
+		t.Errorf("ctr tasks list has %q, want %q", listed, want)
+	}
+	if ps := ctr(t, shared, "tasks", "ps", r.ID); !strings.Contains(ps, strconv.Itoa(pid)) {
+		t.Errorf("ctr tasks ps has no process %d:\n%s", pid, ps)
+	}
+	if bytes := memoryUsage(t, ctr(t, shared, "tasks", "metrics", r.ID)); bytes == 0 {
+		t.Error("ctr tasks metrics tells of no memory")
+	}
+	if shim := commandLine(shimOf(t, r)); !strings.Contains(shim, "containerd-shim-gpuckpt-v2") {
+		t.Errorf("the process is a child of %q, want it to be the shim's", shim)
+	}
+	if out := ctr(t, shared, "tasks", "exec", "--exec-id", "hello", r.ID, "gpuwork", "echo", "hello"); out != "hello\n" {
+		t.Errorf("exec wrote %q, want hello", out)
+	}
+}
+
+// memoryUsage reads the memory in use, in bytes, out of ctr's table of metrics.
+func memoryUsage(t *testing.T, metrics string) uint64 {
+	t.Helper()
+	for line := range strings.Lines(metrics) {
+		fields := strings.Fields(line)
+		// memory.usage_in_bytes with cgroup v1, memory.usage with v2
+		if len(fields) == 2 && strings.HasPrefix(fields[0], "memory.usage") && !strings.HasPrefix(fields[0], "memory.usage_limit") {
+			n, err := strconv.ParseUint(fields[1], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("no memory usage in ctr's metrics:\n%s", metrics)
+	return 0
+}
+
+// A restored container keeps its memory limit, and whoever listens hears of a
+// process killed for it.
+func TestRestoredOOM(t *testing.T) {
+	results.Add(t)
+	limit := uint64(256 << 20)
+	if gpu.Kind == harness.RealGPU {
+		limit = 3 << 30 // its context alone takes half a gigabyte
+	}
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}, MemoryLimit: limit}, "counter")
+	expect(t, k, "count", "101")
+	ref := takeCheckpoint(t, shared, k, "1")
+	kill(t, k)
+	r := restore(t, shared, k.ID, ref, k.Port)
+	expect(t, r, "count", "102")
+
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	events, errs := shared.Client().Subscribe(ctx, `topic=="/tasks/oom"`)
+	execDetached(t, shared, r, "eater", "gpuwork", "eat", fmt.Sprint(limit>>20+64))
+	select {
+	case e := <-events:
+		event, err := typeurl.UnmarshalAny(e.Event)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if oom, ok := event.(*eventstypes.TaskOOM); !ok || oom.ContainerID != r.ID {
+			t.Errorf("event %#v, want an OOM of %s", event, r.ID)
+		}
+	case err := <-errs:
+		t.Fatalf("no OOM event: %v\n%s", err, shared.LogTail(3000))
+	}
+	expect(t, r, "count", "103")
+}

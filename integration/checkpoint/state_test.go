@@ -1,0 +1,168 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// memoryDir is a directory whose files are memory.
+func memoryDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// areaFiles are the files of GPU state in a checkpoint's directory.
+func areaFiles(t *testing.T, dir string) []string {
+	t.Helper()
+	m, err := images.ReadMetadata(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	for _, p := range m.Processes {
+		for _, a := range p.Areas {
+			files = append(files, filepath.Join(dir, a.File))
+		}
+	}
+	return files
+}
+
+// places are where images lie: GPU state goes there by different ways.
+func places(t *testing.T, test func(t *testing.T, dir string)) {
+	t.Run("disk", func(t *testing.T) { results.Add(t); test(t, t.TempDir()) })
+	t.Run("memory", func(t *testing.T) { results.Add(t); test(t, memoryDir(t)) })
+}
+
+// GPU state lies in files beside CRIU's. A restored program that changes its
+// memory does not change them: the same checkpoint is restored again.
+func TestRestoredTwice(t *testing.T) {
+	places(t, func(t *testing.T, dir string) {
+		k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+		expect(t, k, "verify", "bad=0")
+		checkpointInto(t, shared, k, dir)
+		if len(areaFiles(t, dir)) == 0 {
+			t.Error("the GPU state is in no file of its own")
+		}
+		expect(t, k, "write 1000", "wrote 1000") // neither does the one that was left running
+		for range 2 {
+			endTask(t, shared, k)
+			if err := restoreTask(t, shared, k, dir); err != nil {
+				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+			}
+			expect(t, k, "verify", "bad=0")
+			expect(t, k, "count", "101")
+			expect(t, k, "write 1000", "wrote 1000")
+			expect(t, k, "verify", "bad=0")
+		}
+	})
+}
+
+// A bit of GPU state that has flipped since is found out.
+func TestDamagedState(t *testing.T) {
+	places(t, func(t *testing.T, dir string) {
+		k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+		expect(t, k, "verify", "bad=0")
+		checkpointInto(t, shared, k, dir)
+		endTask(t, shared, k)
+		file := areaFiles(t, dir)[0]
+		flip(t, file)
+		says(t, restoreTask(t, shared, k, dir), file, "is damaged")
+		nothingRuns(t, shared, k)
+		endTask(t, shared, k)
+		flip(t, file)
+		if err := restoreTask(t, shared, k, dir); err != nil {
+			t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+		}
+		expect(t, k, "verify", "bad=0")
+	})
+}
+
+// flip turns one bit in the middle of a file.
+func flip(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bit := make([]byte, 1)
+	if _, err := f.ReadAt(bit, info.Size()/2); err != nil {
+		t.Fatal(err)
+	}
+	bit[0] ^= 0x10
+	if _, err := f.WriteAt(bit, info.Size()/2); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Where the staging area is not steered, by the node's wish or because its
+// memory is limited, the driver fills the process's memory and CRIU dumps it.
+func TestLeftToCRIU(t *testing.T) {
+	for _, test := range []struct{ name, settings string }{
+		{"unsteered", "steer = false"},
+		{"limited", "memory_limit = 20_000_000"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			results.Add(t)
+			configured(t, staging(shared, test.name, test.settings))
+			k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+			expect(t, k, "verify", "bad=0")
+			dir := t.TempDir()
+			checkpointInto(t, shared, k, dir)
+			expect(t, k, "verify", "bad=0")
+			if files := areaFiles(t, dir); len(files) > 0 {
+				t.Errorf("there are files of GPU state: %v", files)
+			}
+			endTask(t, shared, k)
+			if err := restoreTask(t, shared, k, dir); err != nil {
+				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+			}
+			expect(t, k, "verify", "bad=0")
+		})
+	}
+}
+
+// The tracer is killed while the driver copies: a clear error, and the container
+// goes on.
+func TestTracerKilled(t *testing.T) {
+	results.Add(t)
+	k, hurry := slow(t)
+	shim := shimOf(t, k)
+	dir := t.TempDir()
+	done := make(chan error, 1)
+	go func() { done <- checkpointTask(t, shared, k, dir) }()
+	inCheckpoint(t, k)
+	if err := unix.Kill(childOf(shim, "gpuckpt-tracer"), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	hurry()
+	says(t, <-done, "tracer", "code = Unavailable")
+	goesOn(t, k)
+	if left, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(1)+"*")); err != nil || len(left) > 0 {
+		t.Errorf("files of the failed checkpoint are left: %v, error %v", left, err)
+	}
+	checkpointInto(t, shared, k, t.TempDir())
+	goesOn(t, k)
+}
