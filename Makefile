@@ -7,9 +7,8 @@ SHELL := /bin/bash
 OUT    := .build
 BIN    := $(OUT)/bin
 PREFIX ?= /usr/local
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
-GOFLAGS_SMALL := -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
+GOFLAGS_SMALL := -trimpath -ldflags "-s -w"
 # The system's directories and the tools that hack/setup built: what the tests run.
 TEST_ENV = GPUCKPT_BIN="$(abspath $(BIN)):$$(hack/setup --print-path)"
 
@@ -19,8 +18,13 @@ TEST_ENV = GPUCKPT_BIN="$(abspath $(BIN)):$$(hack/setup --print-path)"
 help: ## Show what there is to make.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
+# Installs gcc where there is no C compiler.
+.PHONY: compiler
+compiler:
+	@hack/compiler
+
 .PHONY: build
-build: ## Build the shim, the CUDA helper and the command line into .build/bin.
+build: compiler ## Build the shim, the CUDA helper and the command line into .build/bin.
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/containerd-shim-gpuckpt-v2 ./cmd/gpuckpt
 	CGO_ENABLED=1 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/gpuckpt-cuda-helper
@@ -32,23 +36,45 @@ install: build ## Install them into PREFIX/bin (default /usr/local).
 	install -m 755 $(addprefix $(BIN)/,containerd-shim-gpuckpt-v2 gpuckpt gpuckpt-cuda-helper) $(DESTDIR)$(PREFIX)/bin/
 
 .PHONY: setup
-setup: ## Get containerd, runc and CRIU in the pinned versions (cached, not installed).
+setup: compiler ## Get containerd, runc and CRIU in the pinned versions (cached, not installed).
 	@hack/setup
 
 # What only tests use: the software GPU and the programs that run on it.
 .PHONY: testbeds
-testbeds:
+testbeds: compiler
 	@mkdir -p $(BIN)/softcuda
 	@$(MAKE) -s -C integration/softcuda OUT=$(abspath $(BIN))/softcuda
 	@$(MAKE) -s -C integration/workload OUT=$(abspath $(BIN))
 
 .PHONY: demo
 demo: setup build testbeds ## Checkpoint and restore a GPU container with an unmodified ctr.
-	@$(TEST_ENV) go run ./integration/demo
+	go build -o $(BIN)/demo ./integration/demo
+	@$(TEST_ENV) exec $(BIN)/demo
 
 .PHONY: test
 test: setup build testbeds ## Run all tests (needs root).
 	$(TEST_ENV) hack/test
+
+.PHONY: gpu-bundle
+gpu-bundle: setup build ## Pack the tests into one archive for a machine with a GPU.
+	hack/bundle
+
+.PHONY: bench-build
+bench-build: setup build testbeds
+	go build $(GOFLAGS_SMALL) -o $(BIN)/bench ./bench
+
+.PHONY: bench
+bench: bench-build ## Measure the overhead with the software GPU, beside the peers.
+	@$(TEST_ENV) GPUCKPT_GPU=software exec $(BIN)/bench --out $(OUT)/bench --budget 110 --runs 3 \
+		--sizes 16MiB,64MiB,256MiB --procs 1,2,4 --procs-sizes 16MiB --plain $(BENCHFLAGS)
+
+# Hours; BENCHFLAGS chooses less ("--methods ours,criugpu --sizes 16GiB"), and
+# what does not fit the machine is left out.
+.PHONY: bench-gpu
+bench-gpu: bench-build ## Measure real sizes on this machine's GPUs, beside the peers.
+	@$(TEST_ENV) GPUCKPT_GPU=real exec $(BIN)/bench --out $(OUT)/bench-gpu --budget 36000 \
+		--sizes 1GiB,8GiB,16GiB,32GiB,64GiB --procs 1,2,4 --procs-sizes 16GiB --content pattern,zero,weights \
+		--media tmpfs,disk --disk-dir $(abspath $(OUT)) --modes exit,leave --plain --limit-case $(BENCHFLAGS)
 
 .PHONY: lint
 lint: ## Run gofmt, go vet and golangci-lint.

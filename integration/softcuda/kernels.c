@@ -32,30 +32,31 @@ static CUresult increment(void **params)
 	return CUDA_SUCCESS;
 }
 
-// fill(u64 *words, u64 count, u64 seed, u64 keep, u64 set): word i is mix(i + seed) & keep | set
+// fill(u64 *words, u64 count, u64 seed, u64 keep, u64 fixed): word i is mix(i + seed) & keep | fixed
 static CUresult fill(void **params)
 {
 	uint64_t count = word_param(params, 1), seed = word_param(params, 2);
-	uint64_t keep = word_param(params, 3), set = word_param(params, 4);
+	uint64_t keep = word_param(params, 3), fixed = word_param(params, 4);
 	uint64_t *words = memory_at(word_param(params, 0), count * sizeof *words);
 	if (!words)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	for (uint64_t i = 0; i < count; i++)
-		words[i] = (mix(i + seed) & keep) | set;
+		words[i] = (mix(i + seed) & keep) | fixed;
 	return CUDA_SUCCESS;
 }
 
-// check(u64 *words, u64 count, u64 seed, u64 keep, u64 set, u64 *bad): adds the number of words that differ
+// check(u64 *words, u64 count, u64 seed, u64 keep, u64 fixed, u64 *bad): adds the number of words
+// that differ
 static CUresult check(void **params)
 {
 	uint64_t count = word_param(params, 1), seed = word_param(params, 2);
-	uint64_t keep = word_param(params, 3), set = word_param(params, 4);
+	uint64_t keep = word_param(params, 3), fixed = word_param(params, 4);
 	uint64_t *words = memory_at(word_param(params, 0), count * sizeof *words);
 	uint64_t *bad = memory_at(word_param(params, 5), sizeof *bad);
 	if (!words || !bad)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	for (uint64_t i = 0; i < count; i++)
-		*bad += words[i] != ((mix(i + seed) & keep) | set);
+		*bad += words[i] != ((mix(i + seed) & keep) | fixed);
 	return CUDA_SUCCESS;
 }
 

@@ -20,23 +20,24 @@
 	"shr.u64 " t ", " x ", 31;\n"                    \
 	"xor.b64 " x ", " x ", " t ";\n"
 
-// x = (mix(x) & keep) | set: the words that memory is filled with
+// x = (mix(x) & keep) | fixed: the words that memory is filled with
 #define PTX_WORD(x, t)                           \
 	PTX_MIX(x, t)                                    \
-	"and.b64 " x ", " x ", %keep;\n"                 \
-	"or.b64 " x ", " x ", %set;\n"
+	"and.b64 " x ", " x ", %keep;\n"                \
+	"or.b64 " x ", " x ", %fixed;\n"
 
-// %words, %count, %seed, %keep, %set from the parameters; %i = this thread's index, %step = number of threads
+// %words, %count, %seed, %keep, %fixed from the parameters; %i = this thread's index, %step = number
+// of threads
 #define PTX_GRID_STRIDE                         \
 	".reg .pred %done;\n"                           \
 	".reg .u32 %block, %width, %lane, %blocks;\n"   \
 	".reg .u64 %words, %count, %seed, %i, %step;\n" \
-	".reg .u64 %keep, %set;\n"                      \
+	".reg .u64 %keep, %fixed;\n"                    \
 	"ld.param.u64 %words, [words];\n"               \
 	"ld.param.u64 %count, [count];\n"               \
 	"ld.param.u64 %seed, [seed];\n"                 \
 	"ld.param.u64 %keep, [keep];\n"                 \
-	"ld.param.u64 %set, [set];\n"                   \
+	"ld.param.u64 %fixed, [fixed];\n"               \
 	"cvta.to.global.u64 %words, %words;\n"          \
 	"mov.u32 %block, %ctaid.x;\n"                   \
 	"mov.u32 %width, %ntid.x;\n"                    \
@@ -65,7 +66,7 @@ static const char kernels_ptx[] =
 	"}\n"
 
 	".visible .entry fill(.param .u64 words, .param .u64 count, .param .u64 seed,\n"
-	"                     .param .u64 keep, .param .u64 set) {\n"
+	"                     .param .u64 keep, .param .u64 fixed) {\n"
 	".reg .u64 %x, %t, %at;\n"
 	PTX_GRID_STRIDE
 	"fill_next:\n"
@@ -83,7 +84,7 @@ static const char kernels_ptx[] =
 	"}\n"
 
 	".visible .entry check(.param .u64 words, .param .u64 count, .param .u64 seed,\n"
-	"                      .param .u64 keep, .param .u64 set, .param .u64 bad_address) {\n"
+	"                      .param .u64 keep, .param .u64 fixed, .param .u64 bad_address) {\n"
 	".reg .pred %equal;\n"
 	".reg .u64 %x, %t, %at, %found, %bad;\n"
 	PTX_GRID_STRIDE

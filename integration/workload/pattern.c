@@ -34,7 +34,7 @@ struct pattern {
 	int gpus, chunks;
 	struct chunk *chunk;
 	uint64_t seed, writes;
-	uint64_t keep, set; // a word is (mix & keep) | set
+	uint64_t keep, fixed; // a word is (mix & keep) | fixed
 };
 
 // choose sets the masks for a kind of content.
@@ -42,7 +42,7 @@ static void choose(struct pattern *p, const char *content)
 {
 	static const struct {
 		const char *name;
-		uint64_t keep, set;
+		uint64_t keep, fixed;
 	} contents[] = {
 		{"pattern", ~0ULL, 0},
 		{"zero", 0, 0},
@@ -54,7 +54,7 @@ static void choose(struct pattern *p, const char *content)
 		if (strcmp(contents[i].name, content))
 			continue;
 		p->keep = contents[i].keep;
-		p->set = contents[i].set;
+		p->fixed = contents[i].fixed;
 		return;
 	}
 	fprintf(stderr, "gpuwork: --content %s is not known\n", content);
@@ -72,7 +72,7 @@ static void run_slices(struct pattern *p, struct chunk *c, int from, int to, CUf
 	uint64_t first = slice_start(c, from), count = slice_start(c, to) - first;
 	uint64_t seed = c->seed[from] + first;
 	CUdeviceptr address = c->address + first * sizeof(uint64_t);
-	void *params[] = {&address, &count, &seed, &p->keep, &p->set, &p->bad[c->gpu]};
+	void *params[] = {&address, &count, &seed, &p->keep, &p->fixed, &p->bad[c->gpu]};
 
 	if (count)
 		gpu_launch(kernel, 1024, 256, params);

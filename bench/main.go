@@ -1,0 +1,295 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command bench measures checkpoints and restores: this project's shim beside
+// its peers, in turns, in one call.
+//
+// A run's life: a workload is started and fills its GPU memory; it is
+// checkpointed into a directory, and ended; it is restored from there and
+// verified, bit by bit; it is removed. Both operations are timed on the
+// client's clock. A run that is not verified counts for nothing. The runs of a
+// case take turns between the methods, so that what else the machine does hits
+// all of them.
+//
+// It writes results.json (every run), results.md (tables), chart.svg (time
+// against size) and timeline.svg (the phases of a median run) into --out. The
+// programs under test come from GPUCKPT_BIN; nothing else of this repository is
+// needed. With file arguments it measures nothing, and draws those results
+// files merged.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// errRuns says that runs of ours failed.
+var errRuns = errors.New("runs failed")
+
+// command is the command line.
+type command struct {
+	selection
+	out, dir, diskDir      string
+	rounds, peerRounds     int
+	budget                 int // seconds
+	warmMemory             uint64
+	diskProbe              uint64
+	limitSize, limitMemory uint64
+	limitCase, warmUp      bool
+	pcie                   float64
+	pcieSource             string
+	args, files            []string
+}
+
+func main() {
+	cmd, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		os.Exit(0)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(2)
+	}
+	os.Exit(harness.Interruptible(func(ctx context.Context) int {
+		run := cmd.run
+		if len(cmd.files) > 0 {
+			run = cmd.draw
+		}
+		if err := run(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			return 1
+		}
+		return 0
+	}))
+}
+
+// parse reads the command line.
+func parse(args []string) (*command, error) {
+	cmd := &command{args: args}
+	set := flag.NewFlagSet("bench", flag.ContinueOnError)
+	set.Usage = func() {
+		fmt.Fprintf(set.Output(), "usage: bench [OPTIONS]           measure\n       bench --out DIR FILE...  draw results files, merged\n\n")
+		set.PrintDefaults()
+	}
+	methods := set.String("methods", "ours,criugpu,stock", "what to compare; criugpu is CRIU with its own plugin, stock runc's shim with CUDA steps by hand")
+	sizes := set.String("sizes", "16MiB,64MiB,256MiB", "GPU memory of each process; a list")
+	procs := set.String("procs", "1", "CUDA processes; a list")
+	procsSizes := set.String("procs-sizes", "", "sizes for cases of more than one process; default --sizes")
+	contents := set.String("content", contentPattern, "what the memory holds: pattern (random), zero, weights (bf16); a list")
+	media := set.String("media", onTmpfs, "where images lie: tmpfs, disk; a list")
+	modes := set.String("modes", modeExit, "after the checkpoint: exit, leave (running); a list")
+	warm := set.String("warm-memory", "0", "host memory to touch once before anything is timed")
+	probe := set.String("disk-probe", "4GiB", "bytes to write to measure the disk's rate, with --media disk")
+	limitSize := set.String("limit-size", "16GiB", "GPU memory of --limit-case")
+	limitMemory := set.String("limit-memory", "2GiB", "memory limit of --limit-case; the software GPU gets its GPU memory on top")
+	set.IntVar(&cmd.gpus, "gpus", 0, "GPUs to deal processes out to, at most; 0 for all")
+	set.BoolVar(&cmd.plain, "plain", false, "measure a container without CUDA too")
+	set.BoolVar(&cmd.limitCase, "limit-case", false, "checkpoint a container whose memory limit is below its GPU memory")
+	set.BoolVar(&cmd.warmUp, "warm-up", true, "one small run of each method first, which does not count")
+	set.IntVar(&cmd.rounds, "runs", 5, "runs of each method in each case")
+	set.IntVar(&cmd.peerRounds, "peer-runs", 0, "runs of the methods other than ours; 0 for as many")
+	set.IntVar(&cmd.budget, "budget", 3600, "seconds; no run is started that would end later")
+	set.Float64Var(&cmd.pcie, "pcie-gbps", 55.4, "the chart's limit in GB/s, with a real GPU; 0 for none")
+	set.StringVar(&cmd.pcieSource, "pcie-source", "55.4 GB/s pinned copy, measured 2026-11 on H200", "the limit's legend")
+	set.StringVar(&cmd.out, "out", defaultOut(), "directory for the results")
+	set.StringVar(&cmd.dir, "dir", os.Getenv("GPUCKPT_TEST_DIR"), "directory for containerd; default that of temporary files")
+	set.StringVar(&cmd.diskDir, "disk-dir", os.TempDir(), "directory on the disk that --media disk is about")
+	if err := set.Parse(args); err != nil {
+		return nil, err
+	}
+	cmd.files = set.Args()
+	var errs []error
+	words := func(to *[]string, name, list string, known ...string) {
+		var err error
+		*to, err = oneOf(name, list, known...)
+		errs = append(errs, err)
+	}
+	words(&cmd.methods, "methods", *methods, ours, criugpu, stock)
+	words(&cmd.contents, "content", *contents, contentPattern, contentZero, contentWeights)
+	words(&cmd.media, "media", *media, onTmpfs, onDisk)
+	words(&cmd.modes, "modes", *modes, modeExit, modeLeave)
+	size := func(to *uint64, name, text string) {
+		var err error
+		if *to, err = parseSize(text); err != nil {
+			errs = append(errs, fmt.Errorf("--%s: %w", name, err))
+		}
+	}
+	size(&cmd.warmMemory, "warm-memory", *warm)
+	size(&cmd.diskProbe, "disk-probe", *probe)
+	size(&cmd.limitSize, "limit-size", *limitSize)
+	size(&cmd.limitMemory, "limit-memory", *limitMemory)
+	var err error
+	cmd.sizes, err = parseSizes("sizes", *sizes)
+	errs = append(errs, err)
+	if cmd.procsSizes = cmd.sizes; *procsSizes != "" {
+		cmd.procsSizes, err = parseSizes("procs-sizes", *procsSizes)
+		errs = append(errs, err)
+	}
+	cmd.selection.procs, err = parseCounts("procs", *procs)
+	errs = append(errs, err)
+	if cmd.rounds < 1 || cmd.peerRounds < 0 {
+		errs = append(errs, errors.New("--runs is at least 1"))
+	}
+	if cmd.peerRounds == 0 {
+		cmd.peerRounds = cmd.rounds
+	}
+	return cmd, errors.Join(errs...)
+}
+
+// defaultOut is the directory that OUT names, else one of this program's.
+func defaultOut() string {
+	if dir := os.Getenv("OUT"); dir != "" {
+		return dir
+	}
+	return "bench-results"
+}
+
+// draw merges results files and writes their tables and pictures.
+func (cmd *command) draw(context.Context) error {
+	r, err := readResults(cmd.files)
+	if err != nil {
+		return err
+	}
+	return cmd.finish(r)
+}
+
+// finish writes the results and prints the tables.
+func (cmd *command) finish(r *results) error {
+	if err := os.MkdirAll(cmd.out, 0o755); err != nil {
+		return fmt.Errorf("write the results: %w", err)
+	}
+	err := r.write(cmd.out)
+	fmt.Printf("\n%s\nresults: %s\n", r.markdown(), cmd.out)
+	return err
+}
+
+// run measures.
+func (cmd *command) run(ctx context.Context) (err error) {
+	began := time.Now()
+	logf := func(format string, args ...any) {
+		fmt.Printf("%7.1f  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
+	}
+	bins, err := harness.FindBins()
+	if err != nil {
+		return err
+	}
+	gpu, err := harness.DetectGPU(bins)
+	if err != nil {
+		return err
+	}
+	memory, err := readMemory()
+	if err != nil {
+		return err
+	}
+	r := newResults(harness.NewResults(ctx, bins, gpu), cmd.args, runtime.NumCPU(), memory.total)
+	if gpu.Kind == harness.RealGPU && cmd.pcie > 0 {
+		r.PCIe, r.PCIeSource = cmd.pcie*1e9, cmd.pcieSource
+	}
+	logf("%d × %s, driver %s, %d CPUs, %s of memory", len(gpu.Devices), r.model(), gpu.Driver, r.CPUs, formatSize(memory.total))
+	if cmd.gpus == 0 || cmd.gpus > len(gpu.Devices) {
+		cmd.gpus = len(gpu.Devices)
+	}
+	if cmd.warmMemory > 0 {
+		logf("touching %s of memory", formatSize(cmd.warmMemory))
+		if err := warmMemory(cmd.warmMemory); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(cmd.methods, criugpu) {
+		if err := adoptOrphans(); err != nil {
+			return err
+		}
+	}
+	b := &bench{rounds: cmd.rounds, peerRounds: cmd.peerRounds, end: began.Add(time.Duration(cmd.budget) * time.Second), logf: logf, dirs: map[string]string{}}
+	tmpfs, unmount, err := mountTmpfs(os.TempDir())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unmount()) }()
+	b.dirs[onTmpfs] = tmpfs
+	if b.dirs[onDisk], err = os.MkdirTemp(cmd.diskDir, "gpuckpt-bench-disk"); err != nil {
+		return fmt.Errorf("make a directory for images: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(b.dirs[onDisk])) }()
+	if slices.Contains(cmd.media, onDisk) && inMemory(b.dirs[onDisk]) {
+		return fmt.Errorf("--disk-dir %s is in memory", cmd.diskDir)
+	}
+	if b.c, err = cmd.start(ctx, bins, gpu); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.c.Stop()) }()
+
+	failed := cmd.measure(ctx, b, r)
+	r.Runs = b.runs
+	r.Calls[0].NotRun = b.notRun
+	err = errors.Join(failed, cmd.finish(r))
+	for _, m := range r.Runs {
+		if m.Method == ours && !m.Verified {
+			err = errors.Join(err, fmt.Errorf("%w: %s", errRuns, m.shape))
+			break
+		}
+	}
+	return err
+}
+
+// start starts the containerd that everything runs in.
+func (cmd *command) start(ctx context.Context, bins harness.Bins, gpu harness.GPU) (*harness.Containerd, error) {
+	c, err := harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: cmd.dir})
+	if err != nil {
+		return nil, err
+	}
+	// What a shim leaves on a machine by default goes with the instance. CRIU
+	// locks no network for any of the methods.
+	config := fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n[criu.options]\nnetwork-lock = \"skip\"\n",
+		filepath.Join(c.Dir(), "criu"), c.Namespace()+"/staging")
+	if err := errors.Join(c.SetShimConfig(config), c.ImportWorkload(ctx)); err != nil {
+		return nil, errors.Join(err, c.Stop())
+	}
+	return c, nil
+}
+
+// measure makes all the measurements; the runs are in b.
+func (cmd *command) measure(ctx context.Context, b *bench, r *results) error {
+	plan := cmd.plan()
+	for _, p := range plan {
+		if p.Media == onDisk {
+			rate, err := diskRate(b.dirs[onDisk], cmd.diskProbe)
+			if err != nil {
+				return err
+			}
+			b.logf("the disk takes %.2f GB/s", rate/1e9)
+			r.Calls[0].DiskRate = rate
+			break
+		}
+	}
+	if cmd.warmUp {
+		for _, method := range cmd.methods {
+			s := shape{Content: contentPattern, Size: 16 << 20, Procs: 1, GPUs: 1, Media: onTmpfs, Mode: modeExit}
+			if m := b.once(ctx, s, method, 0, 0); m.Error != "" {
+				b.logf("the warm-up of %s FAILED: %s", method, m.Error)
+			} else {
+				b.logf("warmed up %s: %.1f s", method, m.Whole)
+			}
+		}
+	}
+	b.measure(ctx, plan)
+	if !cmd.limitCase {
+		return nil
+	}
+	if ctx.Err() != nil || time.Now().After(b.end) {
+		b.notRun = append(b.notRun, "the memory limit: the time is over")
+		return nil
+	}
+	var err error
+	r.Limit, err = b.limitCase(ctx, cmd.limitSize, cmd.limitMemory)
+	return err
+}

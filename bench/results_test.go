@@ -1,0 +1,259 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// made are results as a call would make them: ours four times as fast.
+func made() *results {
+	r := &results{
+		Commit: "0123abc", GPUKind: harness.RealGPU, Driver: "580.0", GPUs: []harness.ResultGPU{{Name: "One"}},
+		MemoryBytes: 128 << 30, PCIe: 50e9, PCIeSource: "50 GB/s", Versions: map[string]string{"criu": "Version: 4.2.1"},
+		Calls: []call{{Date: "2026-11-21", Args: []string{"--runs", "3"}, DiskRate: 2e9, NotRun: []string{"64 GiB: too large"}}},
+	}
+	add := func(s shape, method string, check, restore float64) {
+		phases := []images.Phase{{Name: "save GPU state", Took: time.Duration(check * 0.9 * 1e9), Bytes: s.bytes()}, {Name: "a < b", Start: time.Duration(check * 0.9 * 1e9), Took: time.Duration(check * 0.1 * 1e9)}}
+		r.Runs = append(r.Runs, run{
+			shape: s, Method: method, Verified: true, ImageBytes: s.bytes(),
+			Checkpoint: operation{Seconds: check, Driver: check * 0.9, Covered: 1, Phases: phases, Down: check * 1.5, Gap: check * 1.4},
+			Restore:    operation{Seconds: restore, Driver: restore * 0.9, Covered: 1, Phases: phases},
+		})
+	}
+	one := shape{Content: contentPattern, Size: 16 << 30, Procs: 1, GPUs: 1, Media: onTmpfs, Mode: modeExit}
+	small, two, disk, plain, leave := one, one, one, one, one
+	small.Size = 8 << 30
+	two.Procs, two.GPUs = 2, 2
+	disk.Media = onDisk
+	plain.Content, plain.Size, plain.GPUs = contentNone, 0, 0
+	leave.Mode = modeLeave
+	for i := range 3 {
+		d := float64(i) / 10
+		add(small, ours, 2+d, 1.5+d)
+		add(one, ours, 4+d, 3+d)
+		add(one, criugpu, 4*(4+d), 4*(3+d))
+		add(two, ours, 1.1*(4+d), 1.2*(3+d))
+		add(disk, ours, 2*(4+d), 1.5*(3+d))
+		add(plain, ours, 0.1, 0.1)
+		add(plain, stock, 0.1, 0.2)
+		add(leave, ours, 4+d, 3+d)
+	}
+	bad := r.Runs[0]
+	bad.Verified, bad.Error, bad.Checkpoint.Seconds = false, "bits differ\nmore", 0.001
+	r.Runs = append(r.Runs, bad)
+	return r
+}
+
+func TestMarkdown(t *testing.T) {
+	r := made()
+	r.Limit = &limitResult{Size: 16 << 30, Limit: 2 << 30, Ours: r.Runs[0], Stock: limitStock{OOM: true, ExitCode: 137, Error: "gone"}}
+	text := r.markdown()
+	// Spaces only align.
+	squeezed := strings.Join(strings.Fields(text), " ")
+	for _, want := range []string{
+		"criu 4.2.1",
+		"| 16 GiB, pattern, tmpfs, exit | ours | 3 | 4.10 (4.00–4.20) | 1.00× | 3.10 (3.00–3.20) | 1.00× | 16.00 GiB |",
+		"| | criugpu | 3 | 16.40 (16.00–16.80) | 4.00× | 12.40 (12.00–12.80) | 4.00× |",
+		"| 8 GiB, pattern, tmpfs, exit | ours | 3 |", // the run that failed does not count
+		"| 2 × 16 GiB on 2 GPUs, pattern, tmpfs, exit | ours | 4.51 (4.40–4.62) | 1.10× | 3.72 (3.60–3.84) | 1.20× |",
+		// 16 GiB at 2 GB/s take 8.59 s, more than the 4.10 s in memory
+		"| 16 GiB, pattern, disk, exit | ours | checkpoint | 8.20 (8.00–8.40) | 8.59 s | 0.95× |",
+		"| no CUDA, tmpfs, exit | restore | 0.100 (0.100–0.100) | 0.200 (0.200–0.200) | 0.50× |",
+		"| 16 GiB, pattern, tmpfs, leave | ours | 6.15 (6.00–6.30) | 3.69 (3.60–3.78) | 5.74 (5.60–5.88) |",
+		"| 16 GiB, pattern, tmpfs, exit | checkpoint | 4.10 (4.00–4.20) | 3.69 (3.60–3.78) | 0.410 (0.400–0.420) | 100.0 % |",
+		"was killed for its memory (OOM event, exit code 137); the step answered: gone",
+		"- failed: 8 GiB, pattern, tmpfs, exit, ours, round 0: bits differ",
+		"- not run: 64 GiB: too large",
+	} {
+		if !strings.Contains(squeezed, want) {
+			t.Errorf("the tables lack %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+}
+
+// Tables of nothing leave no headings behind.
+func TestMarkdownEmpty(t *testing.T) {
+	if text := (&results{GPUKind: harness.RealGPU}).markdown(); strings.Contains(text, "##") {
+		t.Errorf("headings without tables:\n%s", text)
+	}
+}
+
+func TestWrite(t *testing.T) {
+	dir := t.TempDir()
+	if err := made().write(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"chart.svg", "timeline.svg"} {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for d := xml.NewDecoder(bytes.NewReader(data)); ; {
+			if _, err := d.Token(); err == io.EOF {
+				break
+			} else if err != nil {
+				t.Errorf("%s: %v", name, err)
+				break
+			}
+		}
+		for _, want := range map[string][]string{
+			"chart.svg":    {"gpuckpt", "CRIU with its CUDA plugin", "50 GB/s"},
+			"timeline.svg": {"checkpoint of 16 GiB", "restore of 16 GiB", "save GPU state", "a &lt; b", "16.00 GiB"},
+		}[name] {
+			if !bytes.Contains(data, []byte(want)) {
+				t.Errorf("%s lacks %q", name, want)
+			}
+		}
+	}
+	// What was written can be read and merged with itself: twice the runs.
+	path := filepath.Join(dir, "results.json")
+	r, err := readResults([]string{path, path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 2 * len(made().Runs); len(r.Runs) != want || len(r.Calls) != 2 {
+		t.Errorf("%d runs of %d calls, want %d of 2", len(r.Runs), len(r.Calls), want)
+	}
+}
+
+// Nothing measured is nothing drawn, and no error.
+func TestWriteEmpty(t *testing.T) {
+	dir := t.TempDir()
+	if err := (&results{}).write(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"chart.svg", "timeline.svg"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestMergeRefused(t *testing.T) {
+	for name, change := range map[string]func(*results){
+		"commit": func(r *results) { r.Commit = "other" },
+		"driver": func(r *results) { r.Driver = "590.0" },
+		"model":  func(r *results) { r.GPUs = []harness.ResultGPU{{Name: "Two"}} },
+	} {
+		dir := t.TempDir()
+		var paths []string
+		for i, r := range []*results{made(), made()} {
+			if i == 1 {
+				change(r)
+			}
+			data, err := json.Marshal(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			paths = append(paths, filepath.Join(dir, name+string(rune('a'+i))))
+			if err := os.WriteFile(paths[i], data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := readResults(paths); err == nil {
+			t.Errorf("results of another %s were merged", name)
+		}
+	}
+}
+
+func TestExpected(t *testing.T) {
+	b := &bench{runs: []run{
+		{shape: shape{Size: 8, Procs: 1}, Method: criugpu, Whole: 10},
+		{shape: shape{Size: 64, Procs: 1}, Method: criugpu, Whole: 90},
+		{shape: shape{Size: 8, Procs: 1}, Method: ours, Whole: 3, Error: "no"},
+	}}
+	for _, test := range []struct {
+		method string
+		size   uint64
+		want   time.Duration
+	}{{criugpu, 16, 20 * time.Second}, {criugpu, 64, 90 * time.Second}, {criugpu, 4, 2 * time.Second}, {ours, 16, 2 * time.Second}, {ours, 16 << 30, 14 * time.Second}, {stock, 16 << 30, 34 * time.Second}} {
+		if got := b.expected(shape{Size: test.size, Procs: 1}, test.method).Round(time.Millisecond); got != test.want {
+			t.Errorf("%s of %d is expected to take %v, want %v", test.method, test.size, got, test.want)
+		}
+	}
+}
+
+func TestParseMemory(t *testing.T) {
+	m, err := parseMemory("MemTotal:       24684256 kB\nMemFree:  1 kB\nMemAvailable:   20 kB\nShmem:    3 kB\nHugePages_Total:       0\n")
+	if want := (hostMemory{total: 24684256 << 10, available: 20 << 10, shmem: 3 << 10}); m != want || err != nil {
+		t.Errorf("%+v, error %v, want %+v", m, err, want)
+	}
+	if _, err := parseMemory("MemTotal: 1 kB\n"); err == nil {
+		t.Error("a text without the lines was accepted")
+	}
+}
+
+func TestCgroupPath(t *testing.T) {
+	const v1 = "7:memory:/a/b\n5:cpu,cpuacct:/c\n0::/\n"
+	for _, test := range []struct {
+		text, controller, want string
+		ok                     bool
+	}{{v1, "memory", "/a/b", true}, {v1, "cpuacct", "/c", true}, {v1, "pids", "", false}, {"0::/x\n", "", "/x", true}} {
+		if got, ok := cgroupPath(test.text, test.controller); got != test.want || ok != test.ok {
+			t.Errorf("the cgroup of %q in %q is %q, %t, want %q", test.controller, test.text, got, ok, test.want)
+		}
+	}
+}
+
+func TestImageBytes(t *testing.T) {
+	dir := t.TempDir()
+	f, err := os.Create(filepath.Join(dir, "image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Truncate(1<<30), f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := imageBytes(dir); got < 1<<20 || got > 2<<20 || err != nil {
+		t.Errorf("%d bytes, error %v, want one MiB: the hole takes no space", got, err)
+	}
+}
+
+// The sampler sees memory that is taken and given back in between.
+func TestSampler(t *testing.T) {
+	const bytes = 64 << 20
+	s, err := startSampler()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, remove, err := mountTmpfs(t.TempDir())
+	if err != nil {
+		t.Skip("a mount needs root: ", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, bytes), 0o600); err != nil {
+		t.Error(err)
+	}
+	time.Sleep(3 * sampleEvery)
+	if err := remove(); err != nil {
+		t.Error(err)
+	}
+	if peak, err := s.stop(); peak.Shmem < bytes/2 || err != nil {
+		t.Errorf("peak %+v, error %v, want some %d bytes of shared memory", peak, err, bytes)
+	}
+}
+
+func TestWarmMemory(t *testing.T) {
+	if err := warmMemory(3*warmPiece/2 + 4096); err != nil {
+		t.Error(err)
+	}
+}

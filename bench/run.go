@@ -1,0 +1,306 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+const (
+	// runLimit bounds one run beyond its share of data, which goes at slowRate
+	// or faster.
+	runLimit = 2 * time.Minute
+	slowRate = 200 << 20 // bytes a second
+	// giveUpAfter is how often a method may fail in a case.
+	giveUpAfter = 2
+)
+
+// run is one measurement of a method: a checkpoint and a restore from it.
+type run struct {
+	shape
+	Method string `json:"method"`
+	Round  int    `json:"round"`
+	// Verified says that every bit was right after the restore, and after a
+	// checkpoint that left the program running. A run that is not counts for
+	// nothing.
+	Verified bool   `json:"verified"`
+	Error    string `json:"error,omitempty"`
+	// ImageBytes is the space that the images take.
+	ImageBytes uint64    `json:"imageBytes"`
+	Checkpoint operation `json:"checkpoint"`
+	Restore    operation `json:"restore"`
+	// Flush is how long the images then took to be on the disk for good, in
+	// seconds; with images on a disk only.
+	Flush float64 `json:"flushSeconds,omitempty"`
+	// Whole is what the run cost of the budget, in seconds.
+	Whole float64 `json:"wholeSeconds"`
+}
+
+// bench runs the measurements.
+type bench struct {
+	c *harness.Containerd
+	// dirs are where images lie, by media.
+	dirs map[string]string
+	// rounds are how often each method is run in a case, peerRounds the peers.
+	rounds, peerRounds int
+	// end is when no new run is to be under way.
+	end  time.Time
+	logf func(format string, args ...any)
+
+	runs   []run
+	notRun []string
+	serial int
+}
+
+// measure takes the cases one after the other, and in each the methods in
+// turns. It ends early when the time is over or ctx is; the runs made are in
+// b.runs, and b.notRun says what is missing.
+func (b *bench) measure(ctx context.Context, plan []planned) {
+	for _, p := range plan {
+		failed, left := map[string]int{}, map[string]string{}
+		for round := range max(b.rounds, b.peerRounds) {
+			for _, method := range p.methods {
+				rounds := b.rounds
+				if method != ours {
+					rounds = b.peerRounds
+				}
+				if round >= rounds || failed[method] >= giveUpAfter || left[method] != "" {
+					continue
+				}
+				label := fmt.Sprintf("%s, %s, round %d", p.shape, method, round+1)
+				why := b.refusal(ctx, p.shape, method)
+				var r run
+				if why == "" {
+					r = b.once(ctx, p.shape, method, round, 0)
+					if r.Error != "" && ctx.Err() != nil {
+						why = interrupted
+					}
+				}
+				if why != "" {
+					// No later round will do better.
+					left[method] = fmt.Sprintf("%s, %s, from round %d of %d on: %s", p.shape, method, round+1, rounds, why)
+					b.notRun = append(b.notRun, left[method])
+					continue
+				}
+				if r.Error != "" {
+					failed[method]++
+					b.logf("%s: FAILED: %s", label, r.Error)
+				} else {
+					b.logf("%s: checkpoint %s, restore %s, verified (%.1f s in all)", label, seconds(r.Checkpoint.Seconds), seconds(r.Restore.Seconds), r.Whole)
+				}
+				b.runs = append(b.runs, r)
+			}
+		}
+	}
+}
+
+// interrupted is why nothing was run after a Ctrl-C.
+const interrupted = "interrupted"
+
+// refusal says why a run is not to be made; empty when it is.
+func (b *bench) refusal(ctx context.Context, s shape, method string) string {
+	if ctx.Err() != nil {
+		return interrupted
+	}
+	if why := b.unfit(s, method); why != "" {
+		return why
+	}
+	if need := b.expected(s, method); time.Until(b.end) < need {
+		return fmt.Sprintf("the time is over (one takes some %.0f s)", need.Seconds())
+	}
+	return ""
+}
+
+// spare is host memory that is left to everything else, in bytes: the driver
+// alone takes some 550 MB for a bare context.
+const spare = 2 << 30
+
+// unfit says why the machine is too small for a case; empty when it is not.
+func (b *bench) unfit(s shape, method string) string {
+	gpus := b.c.GPU().Devices
+	onOne := s.Size * uint64((s.Procs+max(1, s.GPUs)-1)/max(1, s.GPUs))
+	if s.Content != contentNone && onOne > gpus[0].Memory-gpus[0].Memory/32 {
+		return fmt.Sprintf("it needs %s on a GPU of %s", formatSize(onOne), formatSize(gpus[0].Memory))
+	}
+	// The state is in host memory once. The peers have it there as the
+	// processes' memory; what they write to a tmpfs comes on top.
+	need := s.bytes()
+	if method != ours && s.Media == onTmpfs {
+		need *= 2
+	}
+	memory, err := readMemory()
+	if err != nil {
+		return err.Error()
+	}
+	if s.bytes() > spare/4 && need+spare > memory.available {
+		return fmt.Sprintf("it needs %s of memory, %s are available", formatSize(need+spare), formatSize(memory.available))
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(b.dirs[s.Media], &st); err != nil {
+		return fmt.Sprintf("look at the space for images: %v", err)
+	}
+	if room := st.Bavail * uint64(st.Bsize); s.bytes()+s.bytes()/16 > room {
+		return fmt.Sprintf("its images need %s on the %s, which has %s", formatSize(s.bytes()), s.Media, formatSize(room))
+	}
+	return ""
+}
+
+// expected is how long a run will take, judged by the method's slowest so far
+// at this size or a smaller one; where there was none, by what an H200 did.
+func (b *bench) expected(s shape, method string) time.Duration {
+	const base, oursPerGiB, peerPerGiB = 2, 0.75, 2 // seconds
+	guess := oursPerGiB
+	if method != ours {
+		guess = peerPerGiB
+	}
+	worst, known := base+guess*float64(s.bytes())/(1<<30), false
+	for _, r := range b.runs {
+		if r.Method != method || r.Error != "" || r.Content == contentNone {
+			continue
+		}
+		scale := max(1, float64(s.bytes())/float64(r.bytes()))
+		if r.bytes() > s.bytes() {
+			continue
+		}
+		if !known {
+			worst, known = base, true
+		}
+		worst = max(worst, r.Whole*scale)
+	}
+	return time.Duration(worst * float64(time.Second))
+}
+
+// once makes one run; memoryLimit is that of its container, in bytes, 0 for
+// none. Nothing of it stays but what it answers.
+func (b *bench) once(ctx context.Context, s shape, method string, round int, memoryLimit uint64) (r run) {
+	began := time.Now()
+	r = run{shape: s, Method: method, Round: round + 1}
+	ctx, cancel := context.WithTimeout(ctx, runLimit+time.Duration(s.bytes()/slowRate)*time.Second)
+	defer cancel()
+	if err := b.fill(ctx, &r, memoryLimit); err != nil {
+		r.Error = err.Error()
+	}
+	r.Whole = time.Since(began).Seconds()
+	return r
+}
+
+// start runs a workload under a method.
+func (b *bench) start(ctx context.Context, method, images string, w workload, memoryLimit uint64) (subject, error) {
+	b.serial++
+	if method == criugpu {
+		return startHost(ctx, b.c, images, w)
+	}
+	return startContainer(ctx, b.c, method, fmt.Sprintf("%s-%d", method, b.serial), images, w, memoryLimit)
+}
+
+// fill measures a run.
+func (b *bench) fill(ctx context.Context, r *run, memoryLimit uint64) (err error) {
+	w, err := newWorkload(r.shape)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(b.dirs[r.Media], "images")
+	if err != nil {
+		return fmt.Errorf("make a directory for the images: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	s, err := b.start(ctx, r.Method, dir, w, memoryLimit)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%w\n%s", err, s.logs())
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), runLimit)
+		defer cancel()
+		err = errors.Join(err, s.remove(ctx))
+	}()
+
+	leave := r.Mode == modeLeave
+	if err := w.verify(ctx, 101); err != nil { // which also waits until it is ready
+		return fmt.Errorf("before the checkpoint: %w", err)
+	}
+	var ping *pinger
+	if leave && w.Content != contentNone {
+		ping = startPinger(ctx, w.port)
+	}
+	r.Checkpoint, err = measured(func() (operation, error) { return s.checkpoint(ctx, leave) })
+	if ping != nil {
+		gap, perr := ping.stop()
+		r.Checkpoint.Gap = gap.Seconds()
+		err = errors.Join(err, perr)
+	}
+	if err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	if leave {
+		if err := w.verify(ctx, 102); err != nil {
+			return fmt.Errorf("after the checkpoint: %w", err)
+		}
+	}
+	if err := s.end(ctx); err != nil {
+		return fmt.Errorf("end after the checkpoint: %w", err)
+	}
+	if r.ImageBytes, err = imageBytes(dir); err != nil {
+		return fmt.Errorf("measure the images: %w", err)
+	}
+	if r.Media == onDisk {
+		flush, err := syncDir(dir)
+		if err != nil {
+			return err
+		}
+		r.Flush = flush.Seconds()
+	}
+	if r.Restore, err = measured(func() (operation, error) { return s.restore(ctx) }); err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	if err := w.verify(ctx, 102); err != nil {
+		return fmt.Errorf("after the restore: %w", err)
+	}
+	r.Verified = true
+	return nil
+}
+
+// measured watches the machine's memory during an operation.
+func measured(do func() (operation, error)) (operation, error) {
+	runtime.GC() // this program's own is not to be measured
+	sampler, err := startSampler()
+	if err != nil {
+		return operation{}, err
+	}
+	op, err := do()
+	peak, serr := sampler.stop()
+	op.Memory = peak
+	return op, errors.Join(err, serr)
+}
+
+// mountTmpfs mounts a tmpfs with huge pages on a new directory in parent; the
+// function that it gives takes it away.
+func mountTmpfs(parent string) (dir string, remove func() error, err error) {
+	dir, err = os.MkdirTemp(parent, "gpuckpt-bench-tmpfs")
+	if err != nil {
+		return "", nil, fmt.Errorf("make a directory for the tmpfs: %w", err)
+	}
+	// Without a size it holds no more than half of the memory. The option huge
+	// is refused by kernels built without it.
+	for _, data := range []string{"huge=advise,size=95%", "size=95%"} {
+		if err = unix.Mount("gpuckpt-bench", dir, "tmpfs", 0, data); err == nil {
+			return dir, func() error {
+				return errors.Join(unix.Unmount(dir, unix.MNT_DETACH), os.Remove(dir))
+			}, nil
+		}
+	}
+	return "", nil, errors.Join(fmt.Errorf("mount a tmpfs on %s: %w", filepath.Clean(dir), err), os.Remove(dir))
+}

@@ -1,0 +1,313 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// table is a Markdown table in the making.
+type table struct {
+	columns []string
+	rows    [][]string
+}
+
+func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+
+// String aligns the columns; an empty table is nothing.
+func (t *table) String() string {
+	if len(t.rows) == 0 {
+		return ""
+	}
+	widths := make([]int, len(t.columns))
+	for _, row := range append([][]string{t.columns}, t.rows...) {
+		for i, cell := range row {
+			widths[i] = max(widths[i], len([]rune(cell)))
+		}
+	}
+	var b strings.Builder
+	line := func(row []string) {
+		for i, cell := range row {
+			fmt.Fprintf(&b, "| %s%s ", cell, strings.Repeat(" ", widths[i]-len([]rune(cell))))
+		}
+		b.WriteString("|\n")
+	}
+	line(t.columns)
+	for _, w := range widths {
+		b.WriteString("|" + strings.Repeat("-", w+2))
+	}
+	b.WriteString("|\n")
+	for _, row := range t.rows {
+		line(row)
+	}
+	return b.String()
+}
+
+// text is a median and its bounds, in seconds.
+func (s spread) text() string {
+	if s.Max == 0 {
+		return "–"
+	}
+	if s.N == 1 {
+		return strings.TrimSuffix(seconds(s.Median), " s")
+	}
+	return fmt.Sprintf("%s (%s–%s)", strings.TrimSuffix(seconds(s.Median), " s"), strings.TrimSuffix(seconds(s.Min), " s"), strings.TrimSuffix(seconds(s.Max), " s"))
+}
+
+// times is a ratio of medians, "4.58×".
+func times(a, b spread) string {
+	if a.N == 0 || b.N == 0 || b.Median == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f×", a.Median/b.Median)
+}
+
+// markdown is results.md.
+func (r *results) markdown() string {
+	var b strings.Builder
+	section := func(title, about string, t table) {
+		if text := t.String(); text != "" {
+			fmt.Fprintf(&b, "\n## %s\n\n%s\n\n%s", title, about, text)
+		}
+	}
+	b.WriteString("# Benchmark\n\n" + r.header())
+	groups := r.groups()
+	section("Checkpoint and restore",
+		"Medians (least–most) of verified runs, in seconds; the factor is the method's median over ours. "+
+			"Memory is the most that the machine's available memory fell by, images on a tmpfs included.", mainTable(groups))
+	section("What ours is made of",
+		"The driver's share of each operation, the rest, and the share of the time that the shim's phases explain; medians.", shareTable(groups))
+	section("Left running",
+		"From the client's first request until the one that lets the program go on was answered; the driver's two calls in it; "+
+			"and the longest time for which a client that asks each millisecond had no answer.", downTable(groups))
+	section("Several processes", "The time over that of one process with as much memory.", procsTable(groups))
+	section("Images on a disk", fmt.Sprintf("The disk takes %.2f GB/s (parallel O_DIRECT writes, measured in the same call). "+
+		"The bound is the larger of the same on a tmpfs and the images' bytes over that rate; flush is what the images then took to be on the disk for good.", r.diskRate()/1e9),
+		diskTable(groups, r.diskRate()))
+	section("A container without CUDA", "Beside runc's own shim.", plainTable(groups))
+	if r.GPUKind != "real" {
+		section("What it costs", "Least squares over all runs without a disk: seconds = container + MiB · per MiB + (processes − 1) · per process. "+
+			"The software GPU's copies say nothing about a real one's.", costTable(r.Runs))
+	}
+	b.WriteString(r.limitText())
+	b.WriteString(r.troubleText())
+	return b.String()
+}
+
+// header says what was measured on, and when.
+func (r *results) header() string {
+	var b strings.Builder
+	var versions []string
+	for _, name := range []string{"criu", "containerd", "runc"} {
+		if v := r.Versions[name]; v != "" {
+			if number, ok := strings.CutPrefix(v, "Version: "); ok { // as criu says it
+				v = name + " " + number
+			}
+			versions = append(versions, v)
+		}
+	}
+	fmt.Fprintf(&b, "%d × %s (%s GPU), driver %s; %d CPUs, %s of memory; kernel %s, cgroup v%d. %s. Commit %s.\n",
+		len(r.GPUs), r.model(), r.GPUKind, r.Driver, r.CPUs, formatSize(r.MemoryBytes), r.Kernel, r.CgroupVersion, strings.Join(versions, "; "), r.Commit)
+	for _, c := range r.Calls {
+		fmt.Fprintf(&b, "\n    %s  bench %s\n", c.Date, strings.Join(c.Args, " "))
+	}
+	return b.String()
+}
+
+func mainTable(groups []group) table {
+	t := table{columns: []string{"case", "method", "runs", "checkpoint", "", "restore", "", "images", "memory, checkpoint", "memory, restore"}}
+	for _, g := range groups {
+		name := g.shape.String()
+		for _, m := range g.methods() {
+			check, rest := g.of(m, checkpointSeconds), g.of(m, restoreSeconds)
+			bytes := g.of(m, func(r run) float64 { return float64(r.ImageBytes) })
+			memory := func(i int) string {
+				return roundSize(g.of(m, func(r run) float64 { return float64(operations[i].of(r).Memory.Used) }).Median)
+			}
+			t.add(name, m, fmt.Sprint(check.N), check.text(), times(check, g.of(ours, checkpointSeconds)),
+				rest.text(), times(rest, g.of(ours, restoreSeconds)), roundSize(bytes.Median), memory(0), memory(1))
+			name = ""
+		}
+	}
+	return t
+}
+
+func roundSize(bytes float64) string {
+	if bytes >= 1<<30 {
+		return fmt.Sprintf("%.2f GiB", bytes/(1<<30))
+	}
+	return fmt.Sprintf("%.1f MiB", bytes/(1<<20))
+}
+
+func shareTable(groups []group) table {
+	t := table{columns: []string{"case", "operation", "whole", "driver", "all else", "explained"}}
+	for _, g := range groups {
+		if g.Content == contentNone || len(g.runs[ours]) == 0 {
+			continue
+		}
+		for _, o := range operations {
+			driver := g.of(ours, func(r run) float64 { return o.of(r).Driver })
+			rest := g.of(ours, func(r run) float64 { return o.of(r).Seconds - o.of(r).Driver })
+			t.add(g.shape.String(), o.name, g.of(ours, o.seconds).text(), driver.text(), rest.text(),
+				fmt.Sprintf("%.1f %%", 100*g.of(ours, func(r run) float64 { return o.of(r).Covered }).Median))
+		}
+	}
+	return t
+}
+
+// driverDown is the driver's share of the time for which a program that was
+// left running stood still, in seconds: its checkpoint and its restore.
+func driverDown(r run) (s float64) {
+	for _, p := range r.Checkpoint.Phases {
+		if p.Name == "give GPU state back" {
+			s += p.Took.Seconds()
+		}
+	}
+	return s + r.Checkpoint.Driver
+}
+
+func downTable(groups []group) table {
+	t := table{columns: []string{"case", "method", "down", "driver", "no answer for"}}
+	for _, g := range groups {
+		if g.Mode != modeLeave {
+			continue
+		}
+		for _, m := range g.methods() {
+			driver := "–"
+			if m == ours && g.Content != contentNone {
+				driver = g.of(m, driverDown).text()
+			}
+			t.add(g.shape.String(), m, g.of(m, func(r run) float64 { return r.Checkpoint.Down }).text(), driver,
+				g.of(m, func(r run) float64 { return r.Checkpoint.Gap }).text())
+		}
+	}
+	return t
+}
+
+func procsTable(groups []group) table {
+	t := table{columns: []string{"case", "method", "checkpoint", "", "restore", ""}}
+	for _, g := range groups {
+		one := g.shape
+		one.Procs, one.GPUs = 1, 1
+		single := find(groups, one)
+		for _, m := range g.methods() {
+			if g.Procs == 1 || len(single.runs[m]) == 0 {
+				continue
+			}
+			check, rest := g.of(m, checkpointSeconds), g.of(m, restoreSeconds)
+			t.add(g.shape.String(), m, check.text(), times(check, single.of(m, checkpointSeconds)), rest.text(), times(rest, single.of(m, restoreSeconds)))
+		}
+	}
+	return t
+}
+
+func diskTable(groups []group, rate float64) table {
+	t := table{columns: []string{"case", "method", "operation", "time", "bound", "factor", "flush"}}
+	for _, g := range groups {
+		if g.Media != onDisk || g.Content == contentNone || rate == 0 {
+			continue
+		}
+		memory := g.shape
+		memory.Media = onTmpfs
+		for _, m := range g.methods() {
+			for _, o := range operations {
+				bound := g.of(m, func(r run) float64 { return float64(r.ImageBytes) / rate })
+				if quick := find(groups, memory).of(m, o.seconds); quick.Median > bound.Median {
+					bound = quick
+				}
+				flush := "–"
+				if o.name == "checkpoint" {
+					flush = g.of(m, func(r run) float64 { return r.Flush }).text()
+				}
+				took := g.of(m, o.seconds)
+				t.add(g.shape.String(), m, o.name, took.text(), seconds(bound.Median), times(took, bound), flush)
+			}
+		}
+	}
+	return t
+}
+
+func plainTable(groups []group) table {
+	t := table{columns: []string{"case", "operation", "ours", "stock", "ours over stock"}}
+	for _, g := range groups {
+		if g.Content != contentNone {
+			continue
+		}
+		for _, o := range operations {
+			a, b := g.of(ours, o.seconds), g.of(stock, o.seconds)
+			t.add(g.shape.String(), o.name, a.text(), b.text(), times(a, b))
+		}
+	}
+	return t
+}
+
+// costTable fits what a checkpoint and a restore are made of.
+func costTable(runs []run) table {
+	t := table{columns: []string{"method", "operation", "container", "per GiB", "per further process"}}
+	for _, m := range []string{ours, criugpu, stock} {
+		for _, o := range operations {
+			var points []point
+			for _, r := range runs {
+				if r.Verified && r.Method == m && r.Media == onTmpfs && r.Content != contentNone {
+					points = append(points, point{mib: float64(r.bytes()) / (1 << 20), procs: r.Procs, seconds: o.seconds(r)})
+				}
+			}
+			if c, err := fitCost(points); err == nil {
+				t.add(m, o.name, fmt.Sprintf("%.0f ms", 1e3*c.Container), fmt.Sprintf("%.0f ms", 1e3*c.PerMiB*1024), fmt.Sprintf("%.0f ms", 1e3*c.PerProcess))
+			}
+		}
+	}
+	return t
+}
+
+// limitText tells of the container with a memory limit.
+func (r *results) limitText() string {
+	l := r.Limit
+	if l == nil {
+		return ""
+	}
+	our := "failed: " + firstLine(l.Ours.Error)
+	if l.Ours.Verified {
+		our = fmt.Sprintf("checkpoint %s, restore %s, verified; its cgroup was charged with %s at most",
+			seconds(l.Ours.Checkpoint.Seconds), seconds(l.Ours.Restore.Seconds), roundSize(float64(l.Ours.Checkpoint.CgroupPeak)))
+	}
+	fate := "lived"
+	if l.Stock.killed() {
+		fate = "was killed for its memory (OOM event, exit code 137)"
+	} else if l.Stock.ExitCode >= 0 {
+		fate = fmt.Sprintf("ended with %d", l.Stock.ExitCode)
+	}
+	said := ""
+	if l.Stock.Error != "" {
+		said = "; the step answered: " + firstLine(l.Stock.Error)
+	}
+	return fmt.Sprintf("\n## A memory limit below the GPU memory\n\n%s of GPU memory in a container limited to %s.\n\n- ours: %s\n- stock: the container %s%s\n",
+		formatSize(l.Size), formatSize(l.Limit), our, fate, said)
+}
+
+// troubleText lists the runs that failed and those that were not made.
+func (r *results) troubleText() string {
+	var lines []string
+	for _, m := range r.Runs {
+		if !m.Verified {
+			lines = append(lines, fmt.Sprintf("- failed: %s, %s, round %d: %s", m.shape, m.Method, m.Round, firstLine(m.Error)))
+		}
+	}
+	for _, c := range r.Calls {
+		for _, n := range c.NotRun {
+			lines = append(lines, "- not run: "+n)
+		}
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	return "\n## Failed or not run\n\n" + strings.Join(slices.Compact(lines), "\n") + "\n"
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line
+}

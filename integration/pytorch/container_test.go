@@ -1,0 +1,155 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pytorch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// nodes are the device nodes that PyTorch may open.
+var nodes = []string{
+	"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
+	"/dev/nvidia[0-9]*", "/dev/nvidia-caps/*",
+}
+
+// importImage makes the image and puts it into the shared containerd, once, and
+// gives what is to be mounted into containers made of it.
+var importImage = sync.OnceValues(func() ([]specs.Mount, error) {
+	dirs := slices.Clone(host.Directories)
+	if gpu.Kind == harness.RealGPU {
+		dirs = append(dirs, driverDir())
+	}
+	root, err := newHostRoot(dirs)
+	if err != nil {
+		return nil, err
+	}
+	img, err := root.buildImage(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	return root.mounts, shared.Import(context.Background(), image, img)
+})
+
+// driverDir is the directory of libcuda.so.1 and the libraries that belong to it.
+func driverDir() string {
+	files := gpu.LibraryFiles()
+	at := slices.IndexFunc(files, func(file string) bool { return strings.HasPrefix(filepath.Base(file), "libcuda.so.") })
+	return filepath.Dir(files[at]) // no real GPU is found without it
+}
+
+// start runs one of the programs in a container of the host's Python, with the
+// first GPU if cuda is set. It is removed when the test ends.
+//
+// The harness would give the container the driver's libraries file by file; here
+// they come with the host's directories, where they may be behind links, and a
+// mount onto a link is not where the spec says.
+func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args ...string) *harness.Container {
+	t.Helper()
+	var err error
+	if spec.Mounts, err = importImage(); err != nil {
+		t.Fatal(err)
+	}
+	spec.Image = image
+	spec.Args = append([]string{host.Executable, programs + "/" + program}, args...)
+	spec.Env = []string{"HOME=/tmp", "PYTHONDONTWRITEBYTECODE=1"}
+	if path := os.Getenv("PYTHONPATH"); path != "" {
+		spec.Env = append(spec.Env, "PYTHONPATH="+path)
+	}
+	if cuda {
+		spec.Env = append(spec.Env, "LD_LIBRARY_PATH="+driverDir(), "CUDA_VISIBLE_DEVICES="+gpu.Devices[0].UUID)
+		for _, pattern := range nodes {
+			paths, err := filepath.Glob(pattern)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range paths {
+				spec.CtrFlags = append(spec.CtrFlags, "--device", path)
+			}
+		}
+	}
+	k, err := shared.Run(t.Context(), spec)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, tail(shared.Log()))
+	}
+	removeAtEnd(t, k)
+	return k
+}
+
+func removeAtEnd(t *testing.T, k *harness.Container) {
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := k.Remove(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// checkpoint takes a checkpoint with ctr, notes its times and sizes, and gives
+// the image's name. The image goes when the test ends: it has gigabytes.
+func checkpoint(t *testing.T, result *harness.TestResult, k *harness.Container) (ref string) {
+	t.Helper()
+	ref = "checkpoint.test/" + id(t) + ":1"
+	if err := result.Time("checkpoint", func() error { return k.Checkpoint(t.Context(), ref) }); err != nil {
+		t.Fatalf("%v\n%s", err, tail(shared.Log()))
+	}
+	t.Cleanup(func() {
+		if err := shared.Client().ImageService().Delete(context.Background(), ref, ctdimages.SynchronousDelete()); err != nil {
+			t.Error(err)
+		}
+	})
+	notePhases(t, result, k.ID)
+	noteSizes(t, result, ref)
+	return ref
+}
+
+// kill ends a container and removes it; its log stays.
+func kill(t *testing.T, k *harness.Container) {
+	t.Helper()
+	if err := k.Remove(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// restore restores a container of which nothing is left but its checkpoint.
+func restore(t *testing.T, result *harness.TestResult, k *harness.Container, ref string) *harness.Container {
+	t.Helper()
+	var r *harness.Container
+	if err := result.Time("restore", func() (err error) {
+		r, err = shared.Restore(t.Context(), k.ID, ref, k.Port)
+		return err
+	}); err != nil {
+		t.Fatalf("%v\n%s", err, tail(shared.Log()))
+	}
+	removeAtEnd(t, r)
+	notePhases(t, result, r.ID)
+	return r
+}
+
+// readFile reads a file of a running container, through its process.
+func readFile(t *testing.T, k *harness.Container, path string) string {
+	t.Helper()
+	pid, err := k.Pid(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", pid, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

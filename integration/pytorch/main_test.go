@@ -1,0 +1,128 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pytorch tests the main job on the programs that people run: PyTorch,
+// in containers that an unmodified ctr checkpoints, and restores after their end.
+//
+// The containers are made of the host's Python and PyTorch: an image of a few
+// small files, with the host's directories mounted into it. PyTorch needs a real
+// GPU; on the software GPU only Python itself is tested, and the tests of PyTorch
+// are skipped. GPUCKPT_PYTHON names the Python to use.
+package pytorch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+var (
+	shared  *harness.Containerd
+	gpu     harness.GPU
+	results *harness.Results
+	// host is the host's Python, nil when there is none that will do; why says
+	// what it lacks.
+	host *python
+	why  error
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(harness.Interruptible(func(ctx context.Context) int { return run(ctx, m) }))
+}
+
+func run(ctx context.Context, m *testing.M) (code int) {
+	bins, err := harness.FindBins()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%v; run `make test`\n", err)
+		return 1
+	}
+	if gpu, err = harness.DetectGPU(bins); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Printf("GPU: %s, driver %s, %d device(s)\n", gpu.Kind, gpu.Driver, len(gpu.Devices))
+	if gpu.Kind != harness.RealGPU {
+		fmt.Println("NOT TESTED HERE: PyTorch. It needs a real GPU; its tests are skipped.")
+	}
+	if host, why = findPython(ctx, gpu.Kind == harness.RealGPU); why != nil {
+		fmt.Printf("NOT TESTED HERE: %v\n", why)
+		if os.Getenv(envPython) != "" {
+			return 1
+		}
+	} else {
+		fmt.Printf("Python: %s, %v\n", host.Executable, host.Versions)
+	}
+	results = harness.NewResults(ctx, bins, gpu)
+	if host != nil {
+		for name, version := range host.Versions {
+			results.Versions[name] = version
+		}
+	}
+	if shared, err = harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if err := shared.SetShimConfig(fmt.Sprintf("log_dir = %q\n", filepath.Join(shared.Dir(), "criu-logs"))); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	} else {
+		code = m.Run()
+	}
+	if err := shared.Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	if _, err := results.Write(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	return code
+}
+
+// needsPython skips a test where there is no Python.
+func needsPython(t *testing.T) {
+	t.Helper()
+	if host == nil {
+		t.Skip(why)
+	}
+}
+
+// needsPyTorch skips a test where there is no PyTorch or no GPU for it.
+func needsPyTorch(t *testing.T) {
+	t.Helper()
+	needsPython(t)
+	if gpu.Kind != harness.RealGPU {
+		t.Skip("PyTorch needs a real GPU")
+	}
+}
+
+// patience bounds each wait. To load PyTorch from a cold disk takes a minute.
+const patience = 5 * time.Minute
+
+// within waits until something is so. The container's output goes with the error.
+func within(t *testing.T, k *harness.Container, what string, so func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !so(); time.Sleep(20 * time.Millisecond) {
+		status, err := k.Status(t.Context())
+		if err != nil || status != "running" {
+			t.Fatalf("%s: the container is %q, error %v; it wrote:\n%s", what, status, err, tail(k.Logs()))
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v; it wrote:\n%s", what, patience, tail(k.Logs()))
+		}
+	}
+}
+
+// tail is the end of a text, some 4 KiB.
+func tail(text string) string { return text[max(0, len(text)-4096):] }
+
+// id makes a container's name of the test's.
+func id(t *testing.T) string {
+	return strings.NewReplacer("/", "-", "_", "-", " ", "-").Replace(strings.ToLower(t.Name()))
+}

@@ -1,0 +1,136 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pytorch
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/content"
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/runtime"
+)
+
+// notePhases puts the phases of a GPU container's last checkpoint or restore into
+// the results, as "checkpoint/dump" in seconds and "checkpoint/dump_bytes". A
+// container without a GPU has none.
+func notePhases(t *testing.T, result *harness.TestResult, id string) {
+	t.Helper()
+	bundle := filepath.Join(shared.Dir(), "state", "io.containerd.runtime.v2.task", shared.Namespace(), id)
+	data, err := os.ReadFile(filepath.Join(bundle, runtime.TimelineName))
+	if errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var line runtime.Timeline
+	if err := json.Unmarshal(data, &line); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range line.Phases {
+		name := line.Operation + "/" + p.Name
+		result.Times[name] = p.Took.Seconds()
+		if p.Bytes > 0 {
+			result.Number(strings.ReplaceAll(name, " ", "_")+"_bytes", float64(p.Bytes))
+		}
+	}
+	result.Times[line.Operation+"/whole"] = line.Took.Seconds()
+}
+
+// noteSizes puts the size of a checkpoint image, of its parts, and of the GPU
+// state of each process into the results.
+func noteSizes(t *testing.T, result *harness.TestResult, ref string) {
+	t.Helper()
+	ctx, store := t.Context(), shared.Client().ContentStore()
+	img, err := shared.Client().GetImage(ctx, ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := content.ReadBlob(ctx, store, img.Target())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var index ocispec.Index
+	if err := json.Unmarshal(data, &index); err != nil {
+		t.Fatal(err)
+	}
+	whole := img.Target().Size
+	for _, part := range index.Manifests {
+		whole += part.Size
+		switch part.MediaType {
+		case ocispec.MediaTypeImageLayerGzip:
+			result.Number("files_bytes", float64(part.Size))
+		case ctdimages.MediaTypeContainerd1Checkpoint:
+			result.Number("criu_bytes", float64(part.Size))
+			ra, err := store.ReaderAt(ctx, part)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ra.Close()
+			noteMetadata(t, result, io.NewSectionReader(ra, 0, ra.Size()))
+		}
+	}
+	result.Number("image_bytes", float64(whole))
+}
+
+// noteMetadata finds gpuckpt.json in the archive of CRIU's files. A checkpoint
+// without GPU state has none.
+func noteMetadata(t *testing.T, result *harness.TestResult, archive io.ReadSeeker) {
+	t.Helper()
+	for r := tar.NewReader(archive); ; { // it seeks from header to header
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if filepath.Base(header.Name) != images.MetadataName {
+			continue
+		}
+		data, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := images.ParseMetadata(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range m.Processes {
+			result.Number(fmt.Sprintf("process%d_gpu_state_bytes", i), float64(p.Bytes))
+		}
+		return
+	}
+}
+
+// leastGPUState is less than any PyTorch process has, in bytes: the driver's
+// context alone takes some 500 MB.
+const leastGPUState = 100 << 20
+
+// wantGPUState checks that the checkpoint and the restore were those of a
+// process with GPU state: what a test says of PyTorch would mean little if it had
+// computed on the CPU.
+func wantGPUState(t *testing.T, result *harness.TestResult) {
+	t.Helper()
+	if bytes := result.Numbers["process0_gpu_state_bytes"]; bytes < leastGPUState {
+		t.Errorf("%.0f bytes of GPU state in the checkpoint, want %d at least", bytes, leastGPUState)
+	}
+	for _, name := range []string{"checkpoint/whole", "restore/whole"} {
+		if result.Times[name] == 0 {
+			t.Errorf("no phase times of the shim's: %s", name)
+		}
+	}
+}

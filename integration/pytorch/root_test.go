@@ -1,0 +1,162 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pytorch
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// image is the name of the image that the containers are made of, and programs
+// is where it holds the programs.
+const (
+	image    = "gpuckpt.test/python:latest"
+	programs = "/srv/gpuckpt"
+)
+
+//go:embed counter.py train.py
+var sources embed.FS
+
+// systemDirs are those at the root that are links into /usr on most systems, and
+// directories of their own on some.
+var systemDirs = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"}
+
+// hostRoot is a container's root of the host's directories: what of them is
+// mounted, and what the image reproduces.
+type hostRoot struct {
+	// links are those at the root, such as lib → usr/lib.
+	links map[string]string
+	// mounts are the host's directories at their own paths, read-only. The
+	// host's mounts below them are mounts of their own: CRIU is told of those
+	// in the spec and of no others, so none may come along unnamed.
+	mounts []specs.Mount
+}
+
+// newHostRoot makes one of the system's directories and these.
+func newHostRoot(dirs []string) (hostRoot, error) {
+	root := hostRoot{links: map[string]string{}}
+	wanted := []string{"/usr"}
+	for _, name := range systemDirs {
+		info, err := os.Lstat("/" + name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return hostRoot{}, fmt.Errorf("make the container's root: %w", err)
+		case info.Mode()&fs.ModeSymlink == 0:
+			wanted = append(wanted, "/"+name)
+		default:
+			if root.links[name], err = os.Readlink("/" + name); err != nil {
+				return hostRoot{}, fmt.Errorf("make the container's root: %w", err)
+			}
+		}
+	}
+	for _, dir := range dirs {
+		real, err := filepath.EvalSymlinks(dir)
+		if err != nil {
+			return hostRoot{}, fmt.Errorf("make the container's root: %w", err)
+		}
+		wanted = append(wanted, real)
+		// A path through a link of the image's is there already.
+		if first, _, _ := strings.Cut(dir[1:], "/"); root.links[first] == "" {
+			wanted = append(wanted, dir)
+		}
+	}
+	slices.Sort(wanted)
+	var points []string
+	for _, dir := range wanted {
+		if !slices.ContainsFunc(points, func(point string) bool { return beneath(dir, point) }) {
+			points = append(points, dir)
+		}
+	}
+	infos, err := mountinfo.GetMounts(func(info *mountinfo.Info) (skip, stop bool) {
+		return !slices.ContainsFunc(points, func(point string) bool {
+			return info.Mountpoint != point && beneath(info.Mountpoint, point)
+		}), false
+	})
+	if err != nil {
+		return hostRoot{}, fmt.Errorf("make the container's root: list the host's mounts: %w", err)
+	}
+	for _, info := range infos { // the outer come before the inner
+		points = append(points, info.Mountpoint)
+	}
+	for i, point := range points {
+		if !slices.Contains(points[:i], point) {
+			root.mounts = append(root.mounts, specs.Mount{
+				Type: "bind", Source: point, Destination: point, Options: []string{"bind", "ro", "rprivate"},
+			})
+		}
+	}
+	return root, nil
+}
+
+// beneath says whether a path is at or below a directory.
+func beneath(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
+
+// buildImage makes the image: the harness's skeleton, the root's links, the
+// loader's cache, and the programs. Mount points are made by runc.
+func (r hostRoot) buildImage(ctx context.Context) (v1.Image, error) {
+	base, err := harness.BuildImage(ctx, harness.ImageSpec{})
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{}
+	cache, err := os.ReadFile("/etc/ld.so.cache")
+	if err == nil {
+		files["etc/ld.so.cache"] = cache
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("make the image: %w", err)
+	}
+	for _, name := range []string{"counter.py", "train.py"} {
+		if files[programs[1:]+"/"+name], err = sources.ReadFile(name); err != nil {
+			return nil, fmt.Errorf("make the image: %w", err)
+		}
+	}
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	for _, name := range slices.Sorted(maps.Keys(r.links)) {
+		header := &tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: r.links[name], Mode: 0o777}
+		if err := w.WriteHeader(header); err != nil {
+			return nil, fmt.Errorf("make the image: %w", err)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(files[name]))}
+		if err := w.WriteHeader(header); err != nil {
+			return nil, fmt.Errorf("make the image: %w", err)
+		}
+		if _, err := w.Write(files[name]); err != nil {
+			return nil, fmt.Errorf("make the image: %w", err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, fmt.Errorf("make the image: %w", err)
+	}
+	top, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(layer.Bytes())), nil
+	}, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		return nil, fmt.Errorf("make the image: %w", err)
+	}
+	return mutate.AppendLayers(base, top)
+}
