@@ -50,18 +50,43 @@ func CheckpointAll(ctx context.Context, h *Helper, procs []Process) error {
 // RestoreAll takes back to locked the processes of a group that CheckpointAll
 // took to checkpointed. pairs as in Helper.Restore, the same for each process;
 // nil returns each to the GPUs it had.
+//
+// A process that is not checkpointed any more, because somebody has restored it
+// by hand, is done: the driver says so at once.
 func RestoreAll(ctx context.Context, h *Helper, procs []Process, pairs []Pair) error {
 	return all(ctx, h, only(procs, Running, Locked), Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
-		return h.Restore(ctx, pid, pairs)
+		err := h.Restore(ctx, pid, pairs)
+		if isIllegalState(err) {
+			if s, serr := h.State(ctx, pid); serr == nil && (s == Locked || s == Running) {
+				return nil
+			}
+		}
+		return err
 	})
 }
 
 // UnlockAll takes back to running the processes of a group that LockAll took to
 // locked. It is never undone, since an unlocked process has gone on: it unlocks
-// as many as it can and then says which it could not. It goes on when ctx ends.
+// as many as it can and then says which it could not. A process that somebody
+// has unlocked by hand, or that has ended, is done. It goes on when ctx ends.
 func UnlockAll(ctx context.Context, h *Helper, procs []Process) error {
 	ctx = context.WithoutCancel(ctx)
-	return sum(each(only(procs, Running), func(p Process) error { return h.Unlock(ctx, p.PID) }))
+	return sum(each(only(procs, Running), func(p Process) error {
+		err := h.Unlock(ctx, p.PID)
+		if isIllegalState(err) {
+			if s, serr := h.State(ctx, p.PID); serr == nil && s == Running {
+				return nil
+			}
+		}
+		return ended(p.PID, err)
+	}))
+}
+
+// isIllegalState says whether the driver refused a step because of the state
+// that the process is in.
+func isIllegalState(err error) bool {
+	var refused *Error
+	return errors.As(err, &refused) && refused.Result == IllegalState
 }
 
 // only picks the processes that were found in one of the states.
@@ -131,10 +156,10 @@ func undo(ctx context.Context, h *Helper, procs []Process, errs []error, before 
 	return sum(each(procs, func(p Process) error {
 		if lost[p.PID] {
 			if err := settle(ctx, h, p.PID, limit); err != nil {
-				return ended(err)
+				return ended(p.PID, err)
 			}
 		}
-		return ended(bring(ctx, h, p.PID, before))
+		return ended(p.PID, bring(ctx, h, p.PID, before))
 	}))
 }
 
@@ -194,8 +219,13 @@ func bring(ctx context.Context, h *Helper, pid int, want State) error {
 }
 
 // ended makes the end of a process no error: there is nothing left to undo.
-func ended(err error) error {
-	if errors.Is(err, ErrNotCUDA) {
+func ended(pid int, err error) error {
+	if err == nil || errors.Is(err, ErrNotCUDA) {
+		return nil
+	}
+	// The driver answers OPERATING_SYSTEM, among others, about a pid that is no
+	// more; /proc knows.
+	if _, perr := NSPID(pid); gone(perr) {
 		return nil
 	}
 	return err

@@ -6,10 +6,12 @@ package runtime
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
@@ -69,6 +71,8 @@ func (r *restoreState) closeHelper() {
 type cgroup struct {
 	v1 cgroup1.Cgroup   // nil on a host with unified cgroups
 	v2 *cgroup2.Manager // nil on others
+	// path is that of v2, from the hierarchy's root.
+	path string
 }
 
 // cgroupOf gives the cgroup of a process, as runc's service finds it.
@@ -82,7 +86,7 @@ func cgroupOf(pid int) (*cgroup, error) {
 		if err != nil {
 			return nil, fmt.Errorf("load cgroup %s: %w", path, err)
 		}
-		return &cgroup{v2: cg}, nil
+		return &cgroup{v2: cg, path: path}, nil
 	}
 	cg, err := cgroup1.Load(cgroup1.PidPath(pid))
 	if err != nil {
@@ -93,17 +97,34 @@ func cgroupOf(pid int) (*cgroup, error) {
 
 // freeze stops every process in the cgroup and returns once they have stopped.
 func (c *cgroup) freeze() error {
-	var err error
-	if c.v2 != nil {
-		err = c.v2.Freeze()
-	} else {
-		err = c.v1.Freeze()
+	if c.v2 == nil {
+		if err := c.v1.Freeze(); err != nil { // waits for FROZEN
+			return fmt.Errorf("freeze cgroup: %w", err)
+		}
+		return nil
 	}
-	if err != nil {
+	if err := c.v2.Freeze(); err != nil {
 		return fmt.Errorf("freeze cgroup: %w", err)
 	}
-	return nil
+	// cgroup.freeze says what was asked for, cgroup.events what is so.
+	events := filepath.Join("/sys/fs/cgroup", c.path, "cgroup.events")
+	for end := time.Now().Add(freezeTimeout); ; time.Sleep(time.Millisecond) {
+		text, err := os.ReadFile(events)
+		if err != nil {
+			return fmt.Errorf("freeze cgroup: %w", err)
+		}
+		if strings.Contains(string(text), "frozen 1") {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("freeze cgroup: a process in %s does not freeze within %v", c.path, freezeTimeout)
+		}
+	}
 }
+
+// freezeTimeout bounds the wait for processes to freeze, each of which must
+// leave the kernel first. runc waits as long (libcontainer/cgroups/fs2).
+const freezeTimeout = 10 * time.Second
 
 // thaw lets them run on.
 func (c *cgroup) thaw() error {

@@ -15,10 +15,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
+	"github.com/containerd/log"
 )
 
 // criuAnnotation begins the annotations that set a CRIU option for one
@@ -85,7 +85,7 @@ func (c *container) writeCRIUSettings(ctx context.Context, config Config) error 
 		b.WriteString(lines)
 	}
 	if _, set := options["network-lock"]; !set && !hasOption(base, "network-lock") {
-		if lock := networkLock(ctx); lock != "" {
+		if lock := networkLock(ctx); lock != lockIptables {
 			b.WriteString("network-lock " + lock + "\n")
 		}
 	}
@@ -170,33 +170,72 @@ func hasOption(text, name string) bool {
 	return false
 }
 
-// networkLock is chooseNetworkLock, asked once.
-var networkLock = func() func(ctx context.Context) string {
-	var mu sync.Mutex
-	var known bool
-	var method string
-	return func(ctx context.Context) string {
-		mu.Lock()
-		defer mu.Unlock()
-		if !known {
-			method, known = chooseNetworkLock(ctx), true
+// networkLockCache keeps the answer for other shims: asking CRIU takes a tenth
+// of a second, as long as a small dump.
+const networkLockCache = "/run/gpuckpt/network-lock"
+
+// networkLock is chooseNetworkLock, asked once for each CRIU and boot.
+func networkLock(ctx context.Context) string {
+	key := networkLockKey()
+	if cached, err := os.ReadFile(networkLockCache); err == nil && key != "" {
+		if method, ok := strings.CutPrefix(string(cached), key+" "); ok && (method == lockIptables || method == lockNftables || method == lockSkip) {
+			return method
 		}
+	}
+	method := chooseNetworkLock(ctx)
+	if key == "" {
 		return method
 	}
-}()
+	// A cache that cannot be written is one that is not there.
+	err := os.MkdirAll(filepath.Dir(networkLockCache), 0o700)
+	if err == nil {
+		next := fmt.Sprintf("%s.%d", networkLockCache, os.Getpid())
+		if err = os.WriteFile(next, []byte(key+" "+method), 0o600); err == nil {
+			err = os.Rename(next, networkLockCache)
+		}
+	}
+	if err != nil {
+		log.G(ctx).WithError(err).Debug("keep what CRIU can do")
+	}
+	return method
+}
 
-// chooseNetworkLock picks how CRIU keeps packets away while sockets are dumped:
-// "" is CRIU's default, iptables, where the host has it; else nftables where
-// CRIU and the kernel can; else none at all, with which a dump of established
-// TCP connections may lose packets, but works.
-func chooseNetworkLock(ctx context.Context) string {
-	if _, err := exec.LookPath("iptables-restore"); err == nil {
+// networkLockKey names what an answer depends on: CRIU, the boot, and iptables.
+func networkLockKey() string {
+	path, err := exec.LookPath("criu")
+	if err != nil {
 		return ""
 	}
-	if _, err := criuOutput(ctx, "check", "--feature", "network_lock_nftables"); err == nil {
-		return "nftables"
+	st, err := os.Stat(path)
+	if err != nil {
+		return ""
 	}
-	return "skip"
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	iptables, _ := exec.LookPath("iptables-restore")
+	return fmt.Sprintf("%s %d %s %q", path, st.ModTime().UnixNano(), strings.TrimSpace(string(boot)), iptables)
+}
+
+const (
+	lockIptables = "iptables"
+	lockNftables = "nftables"
+	lockSkip     = "skip"
+)
+
+// chooseNetworkLock picks how CRIU keeps packets away while sockets are dumped:
+// by iptables, its default, where the host has it; else by nftables where CRIU
+// and the kernel can; else not at all, with which a dump of established TCP
+// connections may lose packets, but works.
+func chooseNetworkLock(ctx context.Context) string {
+	if _, err := exec.LookPath("iptables-restore"); err == nil {
+		return lockIptables
+	}
+	if _, err := criuOutput(ctx, "check", "--feature", "network_lock_nftables"); err == nil {
+		return lockNftables
+	}
+	return lockSkip
 }
 
 // pluginsWithoutCUDA makes dir hold every CRIU plugin of the host but the CUDA
@@ -257,6 +296,11 @@ var useCRIU = func() func(config Config) {
 // checkCRIU refuses a host without CRIU, or with one that is too old.
 func checkCRIU(ctx context.Context, config Config) error {
 	useCRIU(config)
+	if config.CRIU.Path != "" { // else the next one in $PATH would be taken
+		if _, err := os.Stat(config.CRIU.Path); err != nil {
+			return fmt.Errorf("[criu] path: %w: %w", err, errdefs.ErrFailedPrecondition)
+		}
+	}
 	path, err := exec.LookPath("criu")
 	if err != nil {
 		return fmt.Errorf("no criu in $PATH: install CRIU %s or newer, or name it in [criu] path of %s: %w", criuMinimum, ConfigPath, errdefs.ErrFailedPrecondition)

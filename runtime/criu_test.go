@@ -121,7 +121,7 @@ func TestWriteCRIUSettings(t *testing.T) {
 			}
 			got = strings.TrimSuffix(got, libdir)
 			lock := "network-lock " + networkLock(t.Context()) + "\n"
-			if lock != "network-lock \n" && !hasOption(test.want, "network-lock") {
+			if lock != "network-lock iptables\n" && !hasOption(test.want, "network-lock") {
 				test.want += lock
 			}
 			if got != test.want {
@@ -171,7 +171,7 @@ func TestChooseNetworkLock(t *testing.T) {
 		want     string
 	}{
 		{"neither", nil, "skip"},
-		{"iptables", map[string]string{"iptables-restore": "exit 0", "criu": "exit 0"}, ""},
+		{"iptables", map[string]string{"iptables-restore": "exit 0", "criu": "exit 0"}, "iptables"},
 		{"nftables", map[string]string{"criu": `[ "$*" = "check --feature network_lock_nftables" ]`}, "nftables"},
 		{"a CRIU or kernel without", map[string]string{"criu": "exit 1"}, "skip"},
 	} {

@@ -225,7 +225,7 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 		return err
 	}
 	err = g.thawed(ctx, c, func() {}, func() error {
-		if err := g.mapBack(); err != nil {
+		if err := g.mapBack(ctx, helper); err != nil {
 			return err
 		}
 		if err := cuda.RestoreAll(ctx, helper, g.living(), nil); err != nil {

@@ -41,6 +41,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 
 // restore is the restore of a container, step by step.
 func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartRequest) (resp *taskAPI.StartResponse, err error) {
+	q := newSequence("restore", c.id)
 	config, err := LoadConfig()
 	if err != nil {
 		return nil, err
@@ -48,7 +49,6 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 	if err := c.writeCRIUSettings(ctx, config); err != nil {
 		return nil, err
 	}
-	q := newSequence("restore", c.id)
 	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
 	// CRIU has read everything it needs when it returns, and there is no
 	// second try with this container.

@@ -5,6 +5,7 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -154,12 +155,23 @@ func (g *gpuState) collect(ctx context.Context) error {
 	return err
 }
 
-// mapBack maps the saved areas' files over their areas again. The processes
-// must not be frozen.
-func (g *gpuState) mapBack() error {
+// mapBack maps the saved areas' files over their areas again, in those processes
+// that are checkpointed still: one that somebody has restored by hand may have
+// put something else there. The processes must not be frozen.
+func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 	var mappings []trace.Mapping
 	for i := range g.areas {
 		a := &g.areas[i]
+		state, err := helper.State(ctx, a.PID)
+		if errors.Is(err, cuda.ErrNotCUDA) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if state != cuda.Checkpointed {
+			continue
+		}
 		mappings = append(mappings, trace.Mapping{
 			PID: a.PID, TID: g.procs[a.proc].RestoreThread,
 			Start: a.Start, Bytes: a.Bytes, Path: a.path(), Offset: a.Offset,
