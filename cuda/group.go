@@ -78,7 +78,7 @@ func UnlockAll(ctx context.Context, h *Helper, procs []Process) error {
 				return nil
 			}
 		}
-		return ended(p.PID, err)
+		return ended(h, p.PID, err)
 	}))
 }
 
@@ -156,10 +156,10 @@ func undo(ctx context.Context, h *Helper, procs []Process, errs []error, before 
 	return sum(each(procs, func(p Process) error {
 		if lost[p.PID] {
 			if err := settle(ctx, h, p.PID, limit); err != nil {
-				return ended(p.PID, err)
+				return ended(h, p.PID, err)
 			}
 		}
-		return ended(p.PID, bring(ctx, h, p.PID, before))
+		return ended(h, p.PID, bring(ctx, h, p.PID, before))
 	}))
 }
 
@@ -219,13 +219,16 @@ func bring(ctx context.Context, h *Helper, pid int, want State) error {
 }
 
 // ended makes the end of a process no error: there is nothing left to undo.
-func ended(pid int, err error) error {
+func ended(h *Helper, pid int, err error) error {
 	if err == nil || errors.Is(err, ErrNotCUDA) {
 		return nil
 	}
-	// The driver answers OPERATING_SYSTEM, among others, about a pid that is no
-	// more; /proc knows.
-	if _, perr := NSPID(pid); gone(perr) {
+	if h.opts.Join != 0 {
+		return err // its pids are not this program's
+	}
+	// The driver answers OPERATING_SYSTEM, among others, about a process that has
+	// ended; /proc knows, also of a zombie.
+	if may, perr := MayUse(pid); perr == nil && !may {
 		return nil
 	}
 	return err

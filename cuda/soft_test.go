@@ -197,6 +197,30 @@ func TestSoftOneFailsTheOthersAreUndone(t *testing.T) {
 	bad.counts(102)
 }
 
+// What somebody has undone by hand, or has ended, is no error on the way back.
+func TestSoftGroupUndoneByHand(t *testing.T) {
+	dev := devices(t, 1)
+	h, ctx := softHelper(t, dev, nil), t.Context()
+	w, dies := start(t, dev, nil, "counter"), start(t, dev, nil, "counter")
+	w.counts(101)
+	dies.counts(101)
+	procs, err := Find(ctx, h, []int{w.pid, dies.pid})
+	do(t, err)
+	do(t, LockAll(ctx, h, procs, time.Second))
+	do(t, CheckpointAll(ctx, h, procs[:1]))
+	do(t, h.Restore(ctx, w.pid, nil))
+	do(t, RestoreAll(ctx, h, procs[:1], nil))
+	w.is(h, Locked)
+	do(t, h.Unlock(ctx, w.pid))
+	do(t, syscall.Kill(dies.pid, syscall.SIGKILL))
+	for may := true; may; time.Sleep(time.Millisecond) {
+		may, err = MayUse(dies.pid)
+		do(t, err)
+	}
+	do(t, UnlockAll(ctx, h, procs))
+	w.counts(102)
+}
+
 // Whatever ends a checkpoint midway, the group is locked again afterwards,
 // although the driver's thread in the process goes on with it for a while.
 func TestSoftCheckpointLostMidway(t *testing.T) {
