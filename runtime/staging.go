@@ -155,9 +155,9 @@ func (g *gpuState) collect(ctx context.Context) error {
 	return err
 }
 
-// mapBack maps the saved areas' files over their areas again, in those processes
-// that are checkpointed still: one that somebody has restored by hand may have
-// put something else there. The processes must not be frozen.
+// mapBack maps the saved areas' files over their areas again. The processes must
+// not be frozen. One that is not checkpointed any more is an error: somebody has
+// had the driver restore it by hand, from an area that was empty.
 func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 	var mappings []trace.Mapping
 	for i := range g.areas {
@@ -170,7 +170,8 @@ func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 			return err
 		}
 		if state != cuda.Checkpointed {
-			continue
+			return fmt.Errorf("process %d is %v, though its GPU state is in a file: it was restored by hand from an empty area, and its GPU memory is lost; kill it: %w",
+				a.PID, state, errdefs.ErrDataLoss)
 		}
 		mappings = append(mappings, trace.Mapping{
 			PID: a.PID, TID: g.procs[a.proc].RestoreThread,

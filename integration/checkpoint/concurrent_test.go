@@ -43,6 +43,7 @@ func TestTwoContainersAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatalf("container %d: %v\n%s", i, err, shared.LogTail(4000))
 		}
+		removeImageAtEnd(t, shared, ref(i))
 	}
 	for i, k := range ks {
 		expect(t, k, "count", "102")
@@ -84,11 +85,11 @@ func TestTwoClientsAtOnce(t *testing.T) {
 	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
 	expect(t, k, "count", "101")
 	done := 0
-	for _, err := range atOnce(2, func(i int) error {
-		return k.Checkpoint(t.Context(), fmt.Sprintf("checkpoint.test/%s:%d", id(t), i))
-	}) {
+	ref := func(i int) string { return fmt.Sprintf("checkpoint.test/%s:%d", id(t), i) }
+	for i, err := range atOnce(2, func(i int) error { return k.Checkpoint(t.Context(), ref(i)) }) {
 		switch {
 		case err == nil:
+			removeImageAtEnd(t, shared, ref(i))
 			done++
 		case !strings.Contains(err.Error(), "cannot pause a paused"):
 			t.Errorf("%v\n%s", err, shared.LogTail(4000))

@@ -18,6 +18,7 @@ func TestCounter(t *testing.T) {
 	if err := result.Time("checkpoint", func() error { return k.Checkpoint(t.Context(), "counter:1") }); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
 	}
+	removeImageAtEnd(t, shared, "counter:1")
 	notePhases(t, result, shared, k.ID)
 	expect(t, k, "count", "102") // it was left running
 	kill(t, k)

@@ -36,10 +36,12 @@ func TestExecedProcess(t *testing.T) {
 	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
 	expect(t, k, "count", "101")
 	execDetached(t, shared, k, "guest", "gpuwork", "sleep")
-	guest := childOf(shimOf(t, k), "gpuwork sleep")
-	if guest == 0 {
-		t.Fatal("the exec'd process is no child of the shim")
-	}
+	// Before it is gpuwork it is runc, which ctr does not wait for.
+	shim, guest := shimOf(t, k), 0
+	within(t, "the exec'd process is a child of the shim", func() bool {
+		guest = childOf(shim, "gpuwork sleep")
+		return guest != 0
+	})
 	says(t, k.Checkpoint(t.Context(), "refused:1"), "exec'd", fmt.Sprintf("%d (gpuwork)", guest))
 	says(t, plainCheckpoint(t, shared, k), "FailedPrecondition", "exec'd", fmt.Sprint(guest))
 	isPaused(t, k, false)

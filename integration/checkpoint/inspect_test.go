@@ -6,6 +6,7 @@ package checkpoint
 import (
 	"archive/tar"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -268,14 +269,28 @@ func ctr(t *testing.T, c *harness.Containerd, args ...string) string {
 	return out
 }
 
-// takeCheckpoint makes a checkpoint image of the test's own name.
+// takeCheckpoint makes a checkpoint image of the test's own name, removed when
+// the test ends.
 func takeCheckpoint(t *testing.T, c *harness.Containerd, k *harness.Container, ref string) string {
 	t.Helper()
 	ref = "checkpoint.test/" + id(t) + ":" + ref
 	if err := k.Checkpoint(t.Context(), ref); err != nil {
 		t.Fatalf("%v\n%s", err, c.LogTail(4000))
 	}
+	removeImageAtEnd(t, c, ref)
 	return ref
+}
+
+// removeImageAtEnd removes an image and what only it needs, which on a real GPU
+// is the better part of a GiB at least.
+func removeImageAtEnd(t *testing.T, c *harness.Containerd, ref string) {
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if _, err := c.Ctr(ctx, "images", "rm", "--sync", ref); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // says checks that an error is there and has all the words.
