@@ -17,7 +17,7 @@ import (
 const (
 	timelineWidth = 900
 	labelWidth    = 210
-	valueWidth    = 110
+	valueWidth    = 190
 	rowHeight     = 20
 	titleHeight   = 34
 	axisHeight    = 40

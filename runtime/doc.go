@@ -15,7 +15,7 @@
 // Resume thaws and unlocks. Checkpoint needs a container in that state, and
 // pauses it when the client has not. The lock is taken in Pause because the
 // driver cannot take it later: a thread that is stopped in the middle of a CUDA
-// call holds what the lock waits for (docs/results, "lock probe": 0 of 24).
+// call holds what the lock waits for (docs/results, lock-probe.txt).
 //
 // Checkpoint lets only the driver's own threads run, has the driver move the
 // GPU state into the processes' memory, freezes again, and runs runc and CRIU.
