@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -118,7 +119,7 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 		})
 	}
 	steps = append(steps,
-		step{name: "preflight", do: func(ctx context.Context) (uint64, error) { return 0, c.preflight(ctx, q) }},
+		step{name: "preflight", do: func(ctx context.Context) (uint64, error) { return 0, c.preflight(ctx, q, r.Path) }},
 		step{
 			name: "save GPU state", do: func(ctx context.Context) (uint64, error) {
 				procs = c.gpu.procs
@@ -189,7 +190,10 @@ func (s *Service) pauseHere(ctx context.Context, c *container) error {
 }
 
 // preflight refuses what cannot work before anything is touched.
-func (c *container) preflight(ctx context.Context, q *sequence) error {
+func (c *container) preflight(ctx context.Context, q *sequence, dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
+	}
 	if c.lockErr != nil {
 		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
 	}
@@ -296,6 +300,7 @@ func (s *Service) stop(ctx context.Context, c *container) error {
 	}
 	c.paused = false
 	c.gpu.close()
+	c.gpu.dropAreas()
 	c.gpu = nil
 	log.G(ctx).WithField("id", c.id).Info("stopped after its checkpoint")
 	return nil

@@ -162,6 +162,7 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	defer c.mu.Unlock()
 	if c.gpu != nil {
 		c.gpu.close()
+		c.gpu.dropAreas()
 	}
 	c.restore.closeHelper()
 	c.removeRestoreDir(ctx)

@@ -38,6 +38,7 @@ func TestThreeInARow(t *testing.T) {
 func TestRestoredContainer(t *testing.T) {
 	results.Add(t)
 	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
+	expect(t, k, "verify", "bad=0")
 	ref := takeCheckpoint(t, shared, k, "1")
 	kill(t, k)
 	r := restore(t, shared, k.ID, ref, k.Port)

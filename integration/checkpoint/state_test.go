@@ -75,6 +75,23 @@ func TestRestoredTwice(t *testing.T) {
 	})
 }
 
+// A directory that holds a checkpoint keeps it.
+func TestDirectoryIsTaken(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+	dir := t.TempDir()
+	expect(t, k, "count", "101")
+	checkpointInto(t, shared, k, dir)
+	expect(t, k, "count", "102")
+	says(t, checkpointTask(t, shared, k, dir), "preflight", "holds a GPU checkpoint already")
+	expect(t, k, "count", "103")
+	endTask(t, shared, k)
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, k, "count", "102") // as at the first
+}
+
 // A bit of GPU state that has flipped since is found out.
 func TestDamagedState(t *testing.T) {
 	places(t, func(t *testing.T, dir string) {
