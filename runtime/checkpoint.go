@@ -119,7 +119,13 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 		})
 	}
 	steps = append(steps,
-		step{name: "preflight", do: func(ctx context.Context) (uint64, error) { return 0, c.preflight(ctx, q, r.Path) }},
+		step{name: "preflight", do: func(ctx context.Context) (_ uint64, err error) {
+			if err := c.preflight(ctx, q, r.Path); err != nil {
+				return 0, err
+			}
+			m, err = c.gpu.metadata(q.began)
+			return 0, err
+		}},
 		step{
 			name: "save GPU state", do: func(ctx context.Context) (uint64, error) {
 				procs = c.gpu.procs
@@ -127,8 +133,8 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 				if err != nil {
 					return 0, err
 				}
-				if m, err = c.gpu.metadata(q.began, sizes); err != nil {
-					return 0, joinBack(err, c.gpu.giveBack(context.WithoutCancel(ctx), c))
+				for i, n := range sizes {
+					m.Processes[i].Bytes = n
 				}
 				return sum(sizes), nil
 			},

@@ -290,8 +290,9 @@ func total(areas []cuda.Area) (bytes uint64) {
 	return bytes
 }
 
-// metadata describes the saved state, all but the phases.
-func (g *gpuState) metadata(began time.Time, sizes []uint64) (*images.Metadata, error) {
+// metadata describes the locked processes and their GPUs; sizes, areas and
+// phases are not known yet.
+func (g *gpuState) metadata(began time.Time) (*images.Metadata, error) {
 	m := &images.Metadata{
 		SchemaVersion: images.SchemaVersion,
 		Created:       began.UTC(),
@@ -299,8 +300,8 @@ func (g *gpuState) metadata(began time.Time, sizes []uint64) (*images.Metadata, 
 		CUDAVersion:   g.info.CUDAVersion,
 	}
 	used := make(map[string]bool)
-	for i, p := range g.procs {
-		q := images.Process{PID: p.NSPID, State: p.State.String(), Bytes: sizes[i]}
+	for _, p := range g.procs {
+		q := images.Process{PID: p.NSPID, State: p.State.String()}
 		for _, minor := range p.GPUs {
 			at := slices.IndexFunc(g.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor })
 			if at < 0 {

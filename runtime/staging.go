@@ -35,13 +35,17 @@ type savedArea struct {
 	trace.Area
 	proc int // place in gpuState.procs
 	// file keeps the state alive if the tracer dies, or if the directory goes
-	// because the client does.
+	// because the client does. nil if it could not be opened: then the tracer
+	// alone has it.
 	file *os.File
 	name string // of the file among the images
 }
 
 // path names the area's file, whether or not the tracer that made it lives.
 func (a *savedArea) path() string {
+	if a.file == nil {
+		return a.Path
+	}
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), a.file.Fd())
 }
 
@@ -147,10 +151,11 @@ func (g *gpuState) collect(ctx context.Context) error {
 		count[pid]++
 		f, oerr := os.OpenFile(a.Path, os.O_RDWR, 0)
 		if oerr != nil {
-			return joinBack(fmt.Errorf("keep the staging area's file: %w", oerr), err)
+			err = errors.Join(err, fmt.Errorf("keep the staging area's file: %w", oerr))
+		} else {
+			s.file = f
 		}
-		s.file = f
-		g.areas = append(g.areas, s)
+		g.areas = append(g.areas, s) // in any case: the process has it no more
 	}
 	return err
 }
@@ -160,12 +165,13 @@ func (g *gpuState) collect(ctx context.Context) error {
 // had the driver restore it by hand, from an area that was empty.
 func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 	var mappings []trace.Mapping
+	living := g.living()
 	for i := range g.areas {
 		a := &g.areas[i]
-		state, err := helper.State(ctx, a.PID)
-		if errors.Is(err, cuda.ErrNotCUDA) {
+		if !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID == a.PID }) {
 			continue
 		}
+		state, err := helper.State(ctx, a.PID)
 		if err != nil {
 			return err
 		}
@@ -188,7 +194,9 @@ func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 // complete, in the image. Memory is freed.
 func (g *gpuState) dropAreas() {
 	for _, a := range g.areas {
-		a.file.Close()
+		if a.file != nil {
+			a.file.Close()
+		}
 	}
 	g.areas = nil
 }

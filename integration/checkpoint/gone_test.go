@@ -74,6 +74,42 @@ func TestHelperKilled(t *testing.T) {
 	goesOn(t, k)
 }
 
+// One of two CUDA processes is killed while the driver copies: the checkpoint
+// fails and the program goes on, which here means that it ends, as it always does
+// without one of its processes. Nothing stays frozen or held.
+func TestProcessKilled(t *testing.T) {
+	if gpu.Kind == harness.SoftwareGPU {
+		softwareGPU(t, "checkpoint_delay_ms=500\n")
+	}
+	bytes := "8M"
+	if gpu.Kind == harness.RealGPU {
+		bytes = "8G"
+	}
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}, Port: freePorts(t, 2)}, "multi", "--procs", "2", "--bytes", bytes)
+	expect(t, process(k, 0), "verify", "bad=0")
+	expect(t, process(k, 1), "verify", "bad=0")
+	pids := childrenOf(pidOf(t, k), "gpuwork")
+	if len(pids) != 2 {
+		t.Fatalf("the container has the processes %v, want two", pids)
+	}
+	done := make(chan error, 1)
+	go func() { done <- checkpointTask(t, shared, k, t.TempDir()) }()
+	within(t, "the driver's checkpoint", func() bool {
+		state, err := harness.ProcessState(pids[0])
+		return err == nil && state == "t"
+	})
+	if err := unix.Kill(pids[1], unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	says(t, <-done, "save GPU state")
+	within(t, "the program ends", func() bool {
+		status, err := k.Status(t.Context())
+		return err == nil && status == containerd.Stopped
+	})
+	nothingRuns(t, shared, k)
+}
+
 // killHelper kills the CUDA helper of a shim.
 func killHelper(t *testing.T, shim int) {
 	t.Helper()
