@@ -93,6 +93,8 @@ type Rebound struct {
 //     among files, which are this node's (Registry.Files).
 //   - A device node that the dump has mounted singly, and the spec has not, is
 //     given /dev/null, and its path is among stray: it must go after the restore.
+//     If the spec has a device there, that goes from the spec, since runc would
+//     have CRIU mount this machine's node of that path, whatever its numbers.
 //
 // mapped are files that the dump's processes have open or mapped. One whose
 // counterpart is of another version is refused, since a process cannot go on
@@ -116,13 +118,16 @@ func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (rebound [
 	}
 	for _, at := range mounted {
 		at = path.Clean(at)
-		if slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == at }) || hasDevice(spec, at) {
+		if slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == at }) {
 			continue
 		}
 		switch f, ok := counterpart(at, files); {
 		case IsNode(at):
 			spec.Mounts = append(spec.Mounts, bind("/dev/null", at))
 			stray = append(stray, at)
+			if spec.Linux != nil {
+				spec.Linux.Devices = slices.DeleteFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at })
+			}
 		case !IsDriverFile(at): // the user's; runc and CRIU say what is wrong
 		case !ok:
 			lost = append(lost, at)
@@ -163,10 +168,6 @@ func specFiles(spec *specs.Spec) []File {
 		}
 	}
 	return files
-}
-
-func hasDevice(spec *specs.Spec, at string) bool {
-	return spec.Linux != nil && slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at })
 }
 
 // bind is a mount of a driver's file, with the options that NVIDIA's CDI

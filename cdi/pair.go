@@ -82,7 +82,7 @@ func Pairs(demand Demand, granted []GPU, annotation string) ([]Pair, error) {
 		return nil, err
 	}
 	if len(news) < len(olds) {
-		return nil, fmt.Errorf("%w: it was made on %s; the container is granted %s here", ErrPairs, list(olds), list(news))
+		return nil, fmt.Errorf("%w: it was made on %s; here the container is granted %s", ErrPairs, list(olds), list(news))
 	}
 	reserved := map[int]bool{} // what the annotation gives away
 	for _, n := range given {
@@ -235,7 +235,7 @@ func (m *matching) why(o int) error {
 	}
 	if busy || len(reasons) == 0 {
 		kind = ErrPairs
-		reasons = append(reasons, fmt.Sprintf("it was made on %s; the container is granted %s here", list(m.olds), list(m.news)))
+		reasons = append(reasons, fmt.Sprintf("it was made on %s; here the container is granted %s", list(m.olds), list(m.news)))
 	}
 	return fmt.Errorf("%w: nothing can take the place of %v: %s", kind, m.olds[o], strings.Join(reasons, "; "))
 }

@@ -82,6 +82,9 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		if err := c.checkRestore(ctx); err != nil {
 			return nil, err
 		}
+		if err := c.fitFiles(ctx); err != nil {
+			return nil, err
+		}
 	}
 	resp, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {

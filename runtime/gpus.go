@@ -29,6 +29,8 @@ const memoryPatience = 3 * time.Second
 type gpuPlan struct {
 	// spec is the container's, made to fit.
 	spec *specs.Spec
+	// devices are those that the container gets; its spec may lack some (cdi.Rebind).
+	devices []specs.LinuxDevice
 	// stray are paths in the container at which CRIU mounts a node that the
 	// spec does not grant, and that must go.
 	stray []string
@@ -40,8 +42,8 @@ type gpuPlan struct {
 
 // fitSpec edits the bundle's config.json before anything is created of it: GPUs
 // that hooks would give are put into the spec, where CRIU and this shim see
-// them, and the spec of a restore is made to fit this node and the dump. Most
-// containers are left as they are.
+// them, and in the spec of a restore the numbers of nodes become this node's.
+// Most containers are left as they are.
 func (c *container) fitSpec(ctx context.Context) error {
 	config, err := LoadConfig()
 	if err != nil {
@@ -57,14 +59,27 @@ func (c *container) fitSpec(ctx context.Context) error {
 		if c.restore == nil {
 			return nil
 		}
-		if err := refreshNodes(spec); err != nil {
+		c.restore.gpus.spec = spec
+		if err := refreshNodes(spec, deviceNumbers); err != nil {
 			return refused(err)
 		}
-		if err := c.rebindFiles(ctx, config, spec); err != nil {
-			return err
-		}
-		c.restore.gpus.spec = spec
 		return nil
+	})
+}
+
+// fitFiles edits the bundle's config.json of a restore whose GPUs have been
+// found to fit: the driver's files come to where the dump has them.
+func (c *container) fitFiles(ctx context.Context) error {
+	config, err := LoadConfig()
+	if err != nil {
+		return err
+	}
+	return editSpec(c.bundle, func(spec *specs.Spec) error {
+		c.restore.gpus.spec = spec
+		if spec.Linux != nil {
+			c.restore.gpus.devices = slices.Clone(spec.Linux.Devices)
+		}
+		return c.rebindFiles(ctx, config, spec)
 	})
 }
 
@@ -239,7 +254,10 @@ func (r *restoreState) gpuTries() map[int][][]cuda.Pair {
 // refreshNodes gives the nodes in a spec whose major number is each kernel's
 // own choice (nvidia-uvm) the numbers that they have here, in the cgroup's rules
 // as well: a spec out of a checkpoint image is another node's.
-func refreshNodes(spec *specs.Spec) error {
+//
+// numbers gives those of a node here, by its path; os.ErrNotExist if there is
+// none, which is refused.
+func refreshNodes(spec *specs.Spec, numbers func(path string) (deviceNode, error)) error {
 	if spec.Linux == nil {
 		return nil
 	}
@@ -247,7 +265,7 @@ func refreshNodes(spec *specs.Spec) error {
 		if !cdi.HasDynamicMajor(d.Path) {
 			continue
 		}
-		here, err := deviceNumbers(d.Path)
+		here, err := numbers(d.Path)
 		if errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("the container's spec has %s and this node has none: load the driver's module (nvidia-modprobe -u -c 0)", d.Path)
 		}

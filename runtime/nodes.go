@@ -78,14 +78,12 @@ func (p *gpuPlan) fixNodes(pid int) error {
 	if p.inUserNamespace() {
 		return p.mountMissing(pid) // which may not make nodes; runc mounts them
 	}
-	if p.spec.Linux != nil {
-		for _, d := range p.spec.Linux.Devices {
-			if !isGPUNode(d.Path) {
-				continue
-			}
-			if err := makeNode(dev, d); err != nil {
-				return fmt.Errorf("make %s in the container: %w", d.Path, err)
-			}
+	for _, d := range p.devices {
+		if !isGPUNode(d.Path) {
+			continue
+		}
+		if err := makeNode(dev, d); err != nil {
+			return fmt.Errorf("make %s in the container: %w", d.Path, err)
 		}
 	}
 	return p.mountMissing(pid)
@@ -95,11 +93,11 @@ func (p *gpuPlan) inUserNamespace() bool {
 	return p.spec.Linux != nil && slices.ContainsFunc(p.spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.UserNamespace })
 }
 
-// granted says whether the spec has something at a path.
+// has says whether the container is to keep what CRIU has put at a path.
 func (p *gpuPlan) has(at string) bool {
 	return !slices.Contains(p.stray, at) &&
 		(slices.ContainsFunc(p.spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == at }) ||
-			p.spec.Linux != nil && slices.ContainsFunc(p.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at }))
+			slices.ContainsFunc(p.devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at }))
 }
 
 // isHostDev says whether a directory is this machine's own /dev.
@@ -302,7 +300,7 @@ func (p *gpuPlan) mountMissing(pid int) error {
 		trees = append(trees, t)
 	}
 	if p.inUserNamespace() {
-		for _, d := range p.spec.Linux.Devices {
+		for _, d := range p.devices {
 			if !isGPUNode(d.Path) {
 				continue
 			}
