@@ -4,6 +4,7 @@
 package cdi
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,7 +31,9 @@ var (
 	// of its firmware: libcuda.so.580.159.04, nvidia/580.159.04/gsp_ga10x.bin.
 	versionForm = regexp.MustCompile(`(\.so\.|/nvidia/)([0-9]{3,}\.[0-9]+(?:\.[0-9]+)?)(/|$)`)
 	// driverForm are the names of the driver's files and tools.
-	driverForm = regexp.MustCompile(`^(lib(cuda|nvidia|nvcuvid|nvoptix|nvidia-|cudadebugger|.*_nvidia).*\.so(\..*)?|.*nvidia.*|gsp_.*\.bin)$`)
+	driverForm = regexp.MustCompile(`^(lib(cuda|cudadebugger|nvcuvid|nvoptix)\.so(\..*)?|.*nvidia.*|gsp_.*\.bin)$`)
+	// socketForm are the sockets of the driver's daemons.
+	socketForm = regexp.MustCompile(`/nvidia-[a-z]+/socket$`)
 )
 
 // DriverVersion is the driver's version in a file's name; empty if it has none.
@@ -43,7 +46,7 @@ func DriverVersion(file string) string {
 
 // IsDriverFile says by its name whether a file is one of NVIDIA's driver.
 func IsDriverFile(file string) bool {
-	return DriverVersion(file) != "" || driverForm.MatchString(path.Base(file))
+	return DriverVersion(file) != "" || driverForm.MatchString(path.Base(file)) || socketForm.MatchString(path.Clean(file))
 }
 
 // likeness is what a file and its counterpart of another version, or in another
@@ -56,7 +59,7 @@ func likeness(file string) string {
 			return path.Join(path.Base(path.Dir(file)), path.Base(file))
 		}
 	}
-	return path.Base(file)
+	return strings.TrimPrefix(cmp.Or(socketForm.FindString(file), path.Base(file)), "/")
 }
 
 // counterpart finds among files the one that takes the place of another: at the
@@ -105,7 +108,7 @@ func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (rebound [
 	files = slices.Concat(specFiles(spec), files)
 	var lost []string
 	for i, m := range spec.Mounts {
-		if !isBind(m) || !IsDriverFile(m.Destination) || exists(m.Source) {
+		if !isBind(m) || IsNode(m.Destination) || !IsDriverFile(m.Destination) || exists(m.Source) {
 			continue
 		}
 		f, ok := counterpart(path.Clean(m.Destination), files)
@@ -118,6 +121,9 @@ func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (rebound [
 	}
 	for _, at := range mounted {
 		at = path.Clean(at)
+		if !path.IsAbs(at) { // not as runc writes it
+			continue
+		}
 		if slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == at }) {
 			continue
 		}
