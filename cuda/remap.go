@@ -14,7 +14,9 @@ import (
 // which these are: a set that is not right is refused and changes nothing. A
 // process without an entry returns to the GPUs that it had.
 //
-// The error is that of the last try.
+// The error is that of the last try. The group is then checkpointed as before
+// (see LockAll), but a process that had come through has as its own the GPUs
+// that it had come to.
 func RestoreAllOnto(ctx context.Context, h *Helper, procs []Process, tries map[int][][]Pair) error {
 	return all(ctx, h, only(procs, Running, Locked), Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
 		sets := tries[pid]
