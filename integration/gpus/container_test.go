@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -61,9 +62,12 @@ func nodesByMount(t *testing.T) []oci.SpecOpts {
 			if _, ok := cdi.MinorOf(d.Path); !ok {
 				return false
 			}
-			source := filepath.Join(dir, filepath.Base(d.Path))
-			if err := makeNode(source, d); err != nil {
-				t.Error(err)
+			source := d.Path
+			if gpu.Kind == harness.SoftwareGPU { // which has no node on the host
+				source = filepath.Join(dir, filepath.Base(d.Path))
+				if err := makeNode(source, d); err != nil {
+					t.Error(err)
+				}
 			}
 			s.Mounts = append(s.Mounts, specs.Mount{Type: "bind", Source: source, Destination: d.Path, Options: []string{"bind", "nosuid"}})
 			return true
@@ -95,6 +99,9 @@ func TestMountedNode(t *testing.T) {
 // that the spec does not have any more go.
 func TestSharedNodes(t *testing.T) {
 	result := two(t)
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("a real GPU's containers have such nodes as it is")
+	}
 	with := func(paths ...string) []oci.SpecOpts {
 		return amended(func(s *specs.Spec) {
 			for _, path := range paths {
@@ -116,7 +123,7 @@ func TestSharedNodes(t *testing.T) {
 		t.Errorf("the node's mode is %v, want %v", st.Mode(), want)
 	}
 	for _, path := range []string{"/dev/nvidia-nvswitch7", "/dev/nvidia-caps/nvidia-cap2"} {
-		if _, err := os.Lstat(inside(t, r, path)); gpu.Kind == harness.SoftwareGPU && !os.IsNotExist(err) {
+		if _, err := os.Lstat(inside(t, r, path)); !os.IsNotExist(err) {
 			t.Errorf("%s, a node that is not granted any more: %v", path, err)
 		}
 	}
@@ -183,19 +190,24 @@ func writeSpec(t *testing.T, text string) {
 // be checkpointed, and restored with a hook that asks for the other.
 func TestHook(t *testing.T) {
 	result := two(t)
-	if gpu.Kind != harness.SoftwareGPU {
-		t.Skip("the CDI specification of the test is the software GPU's")
-	}
-	// Without a specification the hook stays, and runs: this one fails.
-	asks := func(gpu string) harness.RunSpec {
-		return harness.RunSpec{GPUs: []int{0}, Amend: amended(func(s *specs.Spec) {
-			s.Linux.Devices, s.Linux.Resources.Devices = nil, slices.DeleteFunc(s.Linux.Resources.Devices, func(d specs.LinuxDeviceCgroup) bool {
+	asks := func(name string) harness.RunSpec {
+		spec := harness.RunSpec{}
+		if gpu.Kind == harness.SoftwareGPU {
+			spec.GPUs = []int{0} // for its libraries; the nodes go again
+		} else {
+			spec.Env = []string{"LD_LIBRARY_PATH=" + strings.Join(libraryDirs(), ":")}
+		}
+		spec.Amend = amended(func(s *specs.Spec) {
+			s.Linux.Devices = nil
+			s.Linux.Resources.Devices = slices.DeleteFunc(s.Linux.Resources.Devices, func(d specs.LinuxDeviceCgroup) bool {
 				return d.Allow && d.Access == "rwm" && d.Major != nil && *d.Major == nodeMajor(t)
 			})
-			s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{
-				Path: "/bin/false", Args: []string{"containerd", "oci-hook", "--", "/usr/bin/nvidia-container-cli", "--load-kmods", "configure", "--device=" + gpu, "--pid={{pid}}", "{{rootfs}}"},
-			}}}
-		})}
+			// Without a specification the hook stays, and runs: this one fails.
+			s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/false", Args: []string{
+				"containerd", "oci-hook", "--", "/usr/bin/nvidia-container-cli", "--load-kmods", "configure", "--device=" + name, "--pid={{pid}}", "{{rootfs}}",
+			}}}}
+		})
+		return spec
 	}
 	spec := asks("0")
 	spec.ID, spec.Image, spec.Args = id(t), image, []string{"gpuwork", "sleep"}
@@ -203,7 +215,11 @@ func TestHook(t *testing.T) {
 		t.Fatal("a container whose hook fails was started")
 	}
 
-	writeSpec(t, softwareSpec(t))
+	if gpu.Kind == harness.SoftwareGPU {
+		writeSpec(t, softwareSpec(t))
+	} else {
+		generateSpec(t)
+	}
 	k := start(t, asks("0"), pattern(1)...)
 	expect(t, k, 0, "verify", "bad=0")
 	isOn(t, k, 0, uuid(0))
@@ -213,6 +229,38 @@ func TestHook(t *testing.T) {
 	expect(t, r, 0, "verify", "bad=0")
 	isOn(t, r, 0, uuid(1))
 	visible(t, r, 1)
+}
+
+// generateSpec has gpuckpt write this node's CDI specification, until the test
+// ends.
+func generateSpec(t *testing.T) {
+	t.Helper()
+	program, err := bins.Path("gpuckpt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(cdiDir(), "generated.json")
+	cmd := exec.CommandContext(t.Context(), program, "cdi", "generate", "--output", path)
+	cmd.Env = append(os.Environ(), shared.HostEnv()...)
+	t.Cleanup(func() { os.Remove(path) })
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("gpuckpt cdi generate: %v: %s", err, out)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("gpuckpt cdi generate wrote\n%s", data)
+}
+
+// libraryDirs are where a real driver's libraries are on this machine.
+func libraryDirs() []string {
+	var dirs []string
+	for _, file := range gpu.LibraryFiles() {
+		dirs = append(dirs, filepath.Dir(file))
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
 }
 
 // softwareSpec is a CDI specification of the software GPU.
