@@ -29,6 +29,8 @@ type container struct {
 	// criuBase is the CRIU settings file that the container would have without
 	// this shim; "" for none.
 	criuBase string
+	// toolkit says that the OCI runtime is NVIDIA's container toolkit's.
+	toolkit bool
 	// workDir is where runc lets CRIU log during a restore.
 	workDir string
 

@@ -52,6 +52,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		}
 	}
 	c := &container{id: r.ID, bundle: r.Bundle, workDir: opts.CriuWorkPath}
+	c.toolkit = strings.HasPrefix(filepath.Base(opts.BinaryName), "nvidia-container-runtime")
 	if c.workDir == "" {
 		c.workDir = filepath.Join(r.Bundle, "work")
 	}

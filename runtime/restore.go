@@ -117,7 +117,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 	}
 	checked := make(chan error, 1)
 	go func() { checked <- areas.check() }()
-	err = cuda.RestoreAllOnto(ctx, helper, procs, c.restore.gpuTries())
+	err = c.restoreOnto(ctx, helper, procs)
 	if cerr := <-checked; cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}
