@@ -111,7 +111,7 @@ func (r *Registry) Inject(spec *specs.Spec, toolkit Toolkit) (bool, error) {
 		if slices.ContainsFunc(spec.Mounts, func(old specs.Mount) bool { return old.Destination == m.Destination }) {
 			continue
 		}
-		if _, err := os.Stat(m.Source); isBind(m) && err != nil {
+		if _, err := os.Stat(m.Source); IsBind(m) && err != nil {
 			return false, fmt.Errorf("%w: the specification in %s is of another driver or machine: %w; write it anew", ErrNoDevice, strings.Join(r.dirs, ", "), err)
 		}
 	}

@@ -123,10 +123,10 @@ func (r *Request) readMounts(spec *specs.Spec) {
 		switch rest, plugin := strings.CutPrefix(dest, deviceMounts+"/"); {
 		case plugin:
 			r.mounted = append(r.mounted, cdiPath(rest))
-		case node && isBind(m):
+		case node && IsBind(m):
 			nodes = append(nodes, dest)
 			r.Minors = append(r.Minors, minor)
-		case dest == "/dev" && isBind(m):
+		case dest == "/dev" && IsBind(m):
 			nodes = append(nodes, dest)
 			r.AllNodes = true
 		}
@@ -143,7 +143,9 @@ func cdiPath(p string) string {
 	return p
 }
 
-func isBind(m specs.Mount) bool {
+// IsBind says whether a mount is a bind mount, as runc takes it: by its type or
+// its options.
+func IsBind(m specs.Mount) bool {
 	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 }
 

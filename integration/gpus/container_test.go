@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -127,6 +128,58 @@ func TestSharedNodes(t *testing.T) {
 			t.Errorf("%s, a node that is not granted any more: %v", path, err)
 		}
 	}
+}
+
+// The cgroup's device rules after a restore are those of the new spec: a device
+// that the checkpointed container could open, and this one may not, stays shut.
+func TestRules(t *testing.T) {
+	result := two(t)
+	device, ok := spare(t)
+	if !ok {
+		t.Skip("this machine has no harmless device to try it with")
+	}
+	k := start(t, harness.RunSpec{GPUs: []int{0}, Amend: withDevice(device, true)}, append(pattern(1), "--open", device.Path)...)
+	expect(t, k, 0, "verify", "bad=0") // and so it has opened it
+	if err := k.Remove(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k = start(t, harness.RunSpec{GPUs: []int{0}, Amend: withDevice(device, true)}, pattern(1)...)
+	expect(t, k, 0, "verify", "bad=0")
+	dir := checkpointed(t, result, k)
+	r := restored(t, result, harness.RunSpec{GPUs: []int{1}, Amend: withDevice(device, false)}, dir, k.Port)
+	expect(t, r, 0, "verify", "bad=0")
+	visible(t, r, 1)
+	_, err := shared.Ctr(t.Context(), "tasks", "exec", "--fifo-dir", filepath.Join(shared.Dir(), "fifo"), "--exec-id", "open", r.ID, "gpuwork", "plain", "--open", device.Path)
+	if err == nil || !strings.Contains(err.Error(), "Operation not permitted") {
+		t.Errorf("a device that is not granted was opened: %v", err)
+	}
+}
+
+// spare is a node with the numbers of some device that any program may open and
+// close, under a name of NVIDIA's.
+func spare(t *testing.T) (specs.LinuxDevice, bool) {
+	t.Helper()
+	for _, path := range []string{"/dev/fuse", "/dev/cpu_dma_latency", "/dev/vsock", "/dev/loop-control", "/dev/hpet"} {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			continue
+		}
+		d := specs.LinuxDevice{Path: "/dev/nvidia-modeset", Type: "c", Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev))}
+		if d.Major != nodeMajor(t) || d.Minor != nodeMinor(t) {
+			return d, true
+		}
+	}
+	return specs.LinuxDevice{}, false
+}
+
+// withDevice adds a node to a spec, and leave to use it if allowed.
+func withDevice(d specs.LinuxDevice, allowed bool) []oci.SpecOpts {
+	return amended(func(s *specs.Spec) {
+		s.Linux.Devices = append(s.Linux.Devices, d)
+		if allowed {
+			s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &d.Major, Minor: &d.Minor, Access: "rwm"})
+		}
+	})
 }
 
 // A driver's file that this node has under another version is mounted where the
