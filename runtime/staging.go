@@ -222,7 +222,7 @@ func (g *gpuState) store(ctx context.Context, dir string) ([][]string, error) {
 	var files []trace.FileRange
 	for i := range g.areas {
 		a := &g.areas[i]
-		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes})
+		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, Punch: g.inImages})
 		if !g.inImages {
 			files[i].To = filepath.Join(dir, a.name)
 		}

@@ -4,7 +4,7 @@
 package trace
 
 import (
-	"encoding/hex"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -13,13 +13,10 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/zeebo/blake3"
 	"golang.org/x/sys/unix"
-)
 
-// BlockBytes is the size of the blocks that are digested, counted from the
-// begin of an area; the last may be shorter.
-const BlockBytes = 64 << 20
+	"github.com/gpuckpt/gpuckpt/images"
+)
 
 // ioBytes is the unit of reading and writing, a multiple of what O_DIRECT
 // wants on any disk.
@@ -39,15 +36,36 @@ func digestAll(files []FileRange) ([][]string, error) {
 		return nil, err
 	}
 	return eachBlock(files, func(b block) (string, error) {
-		return digest(sources[b.file][b.from:b.to]), nil
+		source := sources[b.file]
+		if files[b.file].Punch {
+			if err := punch(files[b.file].Path, source, b.from, b.to); err != nil {
+				return "", err
+			}
+		}
+		return images.DigestBlock(source[b.from:b.to]), nil
 	})
 }
 
-// digest gives a block's digest as OCI words it. BLAKE3 rather than SHA-256
-// because it is two to three times as fast and nothing may wait for it.
-func digest(b []byte) string {
-	sum := blake3.Sum256(b)
-	return "blake3:" + hex.EncodeToString(sum[:])
+// punch makes holes where a part of a file of memory is zero, huge page by huge
+// page: what lies there takes no memory then.
+func punch(path string, source []byte, from, to uint64) error {
+	var f *os.File
+	for at := (from + hugePage - 1) &^ (hugePage - 1); at+hugePage <= to; at += hugePage {
+		if !zero(source[at : at+hugePage]) {
+			continue
+		}
+		if f == nil {
+			var err error
+			if f, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
+				return err
+			}
+			defer f.Close()
+		}
+		if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(at), hugePage); err != nil {
+			return fmt.Errorf("make a hole in %s: %w", path, err)
+		}
+	}
+	return nil
 }
 
 // openSources maps the files that are read. done is to be called in any case.
@@ -121,7 +139,7 @@ func copyAll(files []FileRange) ([][]string, error) {
 				return "", fmt.Errorf("write %s at %d: %w", files[b.file].To, at, err)
 			}
 		}
-		return digest(source[b.from:b.to]), nil
+		return images.DigestBlock(source[b.from:b.to]), nil
 	})
 	if err != nil {
 		return nil, err
@@ -151,6 +169,9 @@ func loadAll(files []FileRange, kept []*os.File) (paths []string, digests [][]st
 			return nil, nil, kept, err
 		}
 		kept = append(kept, b.file)
+		if err := b.wait(); err != nil {
+			return nil, nil, kept, err
+		}
 		mem, unmap, err := mapAligned(b.file, r.Offset+r.Bytes, unix.PROT_READ|unix.PROT_WRITE)
 		if err != nil {
 			return nil, nil, kept, fmt.Errorf("map memory: %w", err)
@@ -167,7 +188,7 @@ func loadAll(files []FileRange, kept []*os.File) (paths []string, digests [][]st
 				return "", fmt.Errorf("read %s at %d: %w", files[b.file].Path, at, err)
 			}
 		}
-		return digest(mem[b.from:b.to]), nil
+		return images.DigestBlock(mem[b.from:b.to]), nil
 	})
 	return paths, digests, kept, err
 }
@@ -182,20 +203,10 @@ func openDirect(path string, flags int) (*os.File, error) {
 	return f, err
 }
 
-// zero says whether a buffer holds nothing else.
+// zero says whether a buffer, of one byte or more, holds nothing else: then it
+// equals itself one byte on.
 func zero(b []byte) bool {
-	for len(b) >= 8 {
-		if b[0]|b[1]|b[2]|b[3]|b[4]|b[5]|b[6]|b[7] != 0 {
-			return false
-		}
-		b = b[8:]
-	}
-	for _, c := range b {
-		if c != 0 {
-			return false
-		}
-	}
-	return true
+	return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }
 
 // eachBlock calls do for every block of every file on all cores and gives what
@@ -204,8 +215,8 @@ func eachBlock(files []FileRange, do func(block) (string, error)) ([][]string, e
 	var blocks []block
 	out := make([][]string, len(files))
 	for i, r := range files {
-		for at := r.Offset; at < r.Offset+r.Bytes; at += BlockBytes {
-			blocks = append(blocks, block{file: i, number: len(out[i]), from: at, to: min(at+BlockBytes, r.Offset+r.Bytes)})
+		for at := r.Offset; at < r.Offset+r.Bytes; at += images.BlockBytes {
+			blocks = append(blocks, block{file: i, number: len(out[i]), from: at, to: min(at+images.BlockBytes, r.Offset+r.Bytes)})
 			out[i] = append(out[i], "")
 		}
 	}

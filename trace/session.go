@@ -140,7 +140,7 @@ func (s *Session) Map(mappings []Mapping) error {
 	return err
 }
 
-// Digest gives the digest, BLAKE3, of each block of BlockBytes of each range, in
+// Digest gives the digest of each block of each range (images.DigestBlock), in
 // parallel over all of them.
 func (s *Session) Digest(files []FileRange) ([][]string, error) {
 	r, err := s.call("digest GPU state", order{Op: opDigest, Files: files})

@@ -294,6 +294,87 @@ func TestNoRoomForTheFile(t *testing.T) {
 	}
 }
 
+// largeBytes is an area that is filled while the target writes to it.
+const largeBytes = 256 << 20
+
+// The target is stopped before it gets to what is not filled.
+func TestTargetStaysBehindFilling(t *testing.T) {
+	const hold = largeBytes * 3 / 4
+	if err := os.WriteFile(fillFile(os.Getpid()), fmt.Appendf(nil, "hold %d", hold), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(fillFile(os.Getpid()))
+	g, s := newTarget(t), session(t)
+	if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-"}); err != nil {
+		t.Fatal(err)
+	}
+	before, err := sharedMemory(g.pid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	grown := func() uint64 {
+		now, err := sharedMemory(g.pid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return now - min(now, before)
+	}
+	mapped := make(chan string)
+	go func() { mapped <- g.ask(fmt.Sprintf("map %d %d", largeBytes, stagingFlags)) }()
+	eventually(t, "the target has written to half of the area", func() bool { return grown() >= largeBytes/2 })
+	time.Sleep(200 * time.Millisecond) // a target that is not stopped is done long before
+	if n := grown(); n > hold {
+		t.Errorf("the target has %d bytes of the area, of which %d are filled", n, hold)
+	}
+	select {
+	case <-mapped:
+		t.Error("the target was not stopped")
+	default:
+	}
+	os.Remove(fillFile(os.Getpid()))
+	<-mapped
+	sum := g.ask("sum")
+	areas, notes, err := s.Collect()
+	if err != nil || len(notes) > 0 || len(areas) != 1 {
+		t.Fatal(err, notes, areas)
+	}
+	a := areas[0]
+	if err := s.Map([]Mapping{{PID: g.pid(), TID: g.pid(), Start: a.Start, Bytes: a.Bytes, Path: a.Path, Offset: a.Offset}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := g.ask("sum"); got != sum {
+		t.Errorf("mapped again: sum %s, want %s", got, sum)
+	}
+}
+
+// When the room ends while the area is filled the target goes on, with the
+// whole area, and the collection says why there is none.
+func TestFillingFails(t *testing.T) {
+	if err := os.WriteFile(fillFile(os.Getpid()), fmt.Appendf(nil, "fail %d", largeBytes*3/4), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(fillFile(os.Getpid()))
+	dir := t.TempDir()
+	g, s := newTarget(t), session(t)
+	if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Dir: dir, Name: "gpu-"}); err != nil {
+		t.Fatal(err)
+	}
+	g.ask(fmt.Sprintf("map %d %d", largeBytes, stagingFlags))
+	sum := g.ask("sum")
+	areas, _, err := s.Collect()
+	if err == nil || !strings.Contains(err.Error(), "no space") || len(areas) != 0 {
+		t.Errorf("got areas %v, %v", areas, err)
+	}
+	want := make([]byte, largeBytes)
+	fill(want)
+	if sum != strconv.FormatUint(sumOf(want), 10) || g.ask("sum") != sum {
+		t.Error("the area does not hold what the target wrote")
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("files left: %v", left)
+	}
+}
+
 // A tracer may die after any of its steps: the target goes on as if it had
 // never been there.
 func TestTracerDiesAtEachStep(t *testing.T) {

@@ -97,6 +97,8 @@ type FileRange struct {
 	Bytes  uint64 `json:"bytes"`
 	// To is the file that a copy makes, with the same offsets.
 	To string `json:"to,omitempty"`
+	// Punch has a digest make holes of the file's zero huge pages.
+	Punch bool `json:"punch,omitempty"`
 }
 
 // parseOrder is strict about what could hurt a process that is no target.
