@@ -27,8 +27,8 @@ import (
 // The life of a saved area: trace.Session backs the driver's staging area by a
 // file, which on a tmpfs is the image's file itself and else memory; once the
 // driver is done the process has an empty area and the file is all there is
-// (savedArea). store digests the file, or copies it from memory to the images'
-// directory. giveBack maps it over the area again.
+// (savedArea). A storing digests the file, or copies it from memory to the
+// images' directory (store.go). giveBack maps it over the area again.
 
 // savedArea is the GPU state of one area, taken out of its process.
 type savedArea struct {
@@ -199,59 +199,6 @@ func (g *gpuState) dropAreas() {
 		}
 	}
 	g.areas = nil
-}
-
-// areaBytes is the size of the state that is in files.
-func (g *gpuState) areaBytes() (bytes uint64) {
-	for _, a := range g.areas {
-		bytes += a.Bytes
-	}
-	return bytes
-}
-
-// store makes the saved areas files among the images in dir and digests them.
-// On an error some of the files may be there in part.
-func (g *gpuState) store(ctx context.Context, dir string) ([][]string, error) {
-	if len(g.areas) == 0 {
-		return nil, nil
-	}
-	tracer, err := g.startedTracer(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var files []trace.FileRange
-	for i := range g.areas {
-		a := &g.areas[i]
-		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, Punch: g.inImages})
-		if !g.inImages {
-			files[i].To = filepath.Join(dir, a.name)
-		}
-	}
-	if g.inImages {
-		return tracer.Digest(files)
-	}
-	return tracer.Copy(files)
-}
-
-// removeAreaFiles removes the area files of a checkpoint that has failed.
-func removeAreaFiles(ctx context.Context, dir string, procs []cuda.Process) {
-	for _, p := range procs {
-		files, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(p.NSPID)+"*"))
-		for _, f := range files {
-			err = joinBack(err, os.Remove(f))
-		}
-		if err != nil {
-			log.G(ctx).WithError(err).Warn("remove the files of a failed checkpoint")
-		}
-	}
-}
-
-// describeAreas adds the saved areas to the metadata.
-func (g *gpuState) describeAreas(m *images.Metadata, digests [][]string) {
-	for i, a := range g.areas {
-		p := &m.Processes[a.proc]
-		p.Areas = append(p.Areas, images.Area{File: a.name, Start: a.Start, Bytes: a.Bytes, Offset: a.Offset, Digests: digests[i]})
-	}
 }
 
 // onMemory says whether a directory is on a file system whose files are memory:

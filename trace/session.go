@@ -171,6 +171,14 @@ func (s *Session) Alive() bool {
 	}
 }
 
+// Kill ends the tracer at once, whatever it does: a call under way fails with
+// ErrTracerGone. Close is then still to be called.
+func (s *Session) Kill() {
+	if s.Alive() {
+		s.cmd.Process.Kill()
+	}
+}
+
 // Close ends the tracer, which lets go of everything. Its error is
 // ErrTracerGone when the tracer had ended before.
 func (s *Session) Close() error {
