@@ -121,14 +121,15 @@ func (g *gpuState) steerAll(ctx context.Context, dir string) {
 	if !g.config.Staging.Steer || !trace.CanSteer {
 		return
 	}
+	copyTo := ""
 	if g.inImages = onMemory(dir); !g.inImages {
-		dir = ""
+		dir, copyTo = "", dir
 	}
 	for _, p := range g.procs {
 		if p.State == cuda.Checkpointed {
 			continue
 		}
-		err := g.tracer.Steer(trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID)})
+		err := g.tracer.Steer(trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID), CopyTo: copyTo})
 		if err != nil {
 			log.G(ctx).WithError(err).Warn("the staging area is left to the driver")
 		}
@@ -213,15 +214,14 @@ func onMemory(dir string) bool {
 
 // restoredAreas are the GPU state files of a restore, on their way back.
 type restoredAreas struct {
-	tracer  *trace.Session
-	ranges  []trace.FileRange
-	want    [][]string
-	checked bool // the digests were compared while the files were loaded
+	tracer *trace.Session
+	ranges []trace.FileRange
+	want   [][]string
 }
 
-// mapRestored maps the checkpoint's files over the restored processes' areas.
-// Files on a tmpfs are mapped as they are; others are read into memory first,
-// in parallel, and checked on the way. nil when the checkpoint has no files.
+// mapRestored maps the checkpoint's files over the restored processes' areas,
+// those on a disk as well: check reads them on all cores, and what it has read
+// the driver finds in the page cache. nil when the checkpoint has no files.
 func (c *container) mapRestored(ctx context.Context, config Config) (_ *restoredAreas, err error) {
 	var mappings []trace.Mapping
 	r := &restoredAreas{}
@@ -251,25 +251,12 @@ func (c *container) mapRestored(ctx context.Context, config Config) (_ *restored
 			r.tracer.Close()
 		}
 	}()
-	if !onMemory(c.restore.dir) {
-		paths, digests, err := r.tracer.Load(r.ranges)
-		if err != nil {
-			return nil, err
-		}
-		if err := r.compare(digests); err != nil {
-			return nil, err
-		}
-		r.checked = true
-		for i := range mappings {
-			mappings[i].Path = paths[i]
-		}
-	}
 	return r, r.tracer.Map(mappings)
 }
 
-// check digests the files, unless that was done.
+// check digests the files.
 func (r *restoredAreas) check() error {
-	if r == nil || r.checked {
+	if r == nil {
 		return nil
 	}
 	digests, err := r.tracer.Digest(r.ranges)

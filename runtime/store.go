@@ -54,7 +54,7 @@ func (g *gpuState) startStoring(ctx context.Context, dir string) (_ *storing, er
 		s.areas = append(s.areas, a)
 		r := trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, Punch: g.inImages}
 		if !g.inImages {
-			r.To = filepath.Join(dir, a.name)
+			r.To, r.Written = filepath.Join(dir, a.name), a.Written
 		}
 		files = append(files, r)
 	}

@@ -30,10 +30,11 @@ const (
 // backing is the file behind a staging area.
 type backing struct {
 	file          *os.File
-	name          string // its path; "" for a memfd
+	name          string // its path; "" for memory without a name
 	start, length uint64 // the area
 	offset        uint64 // of the area in the file
 	taken         bool   // an empty area is in its place in the process
+	early         *earlyCopy
 
 	// Filling goes on while the driver copies into what is filled already.
 	size, chunk uint64
@@ -62,11 +63,9 @@ func newBacking(path string, start, length uint64) (_ *backing, err error) {
 	b.size = (b.offset + length + hugePage - 1) &^ (hugePage - 1)
 	b.chunk = min(max(hugePage, b.size/fillChunks&^(hugePage-1)), maxFillChunk)
 	if path == "" {
-		fd, err := unix.MemfdCreate("gpuckpt-staging", unix.MFD_CLOEXEC)
-		if err != nil {
-			return nil, fmt.Errorf("make memory for the area: %w", err)
+		if b.file, err = memoryFile(); err != nil {
+			return nil, err
 		}
-		b.file = os.NewFile(uintptr(fd), "gpuckpt-staging")
 	} else if b.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 		return nil, fmt.Errorf("make a file for the area: %w", err)
 	}
@@ -102,8 +101,7 @@ func (b *backing) room() error {
 	if err := unix.Fstatfs(int(b.file.Fd()), &st); err != nil {
 		return err
 	}
-	// A file system of no size, such as the kernel's own for memfds, has all
-	// the memory.
+	// A file system of no size, such as that of memoryFile, has all the memory.
 	if st.Blocks > 0 && st.Bavail*uint64(st.Bsize) < b.size {
 		return fmt.Errorf("%d bytes, and the file system has %d: %w", b.size, st.Bavail*uint64(st.Bsize), unix.ENOSPC)
 	}
@@ -242,6 +240,7 @@ func (b *backing) path() string {
 func (b *backing) remove() {
 	b.cancel.Store(true)
 	<-b.filled
+	b.early.remove()
 	if b.name != "" {
 		_ = os.Remove(b.name)
 	}

@@ -28,7 +28,8 @@ type block struct {
 	from, to     uint64 // in the file
 }
 
-// digestAll digests the files' blocks on all cores.
+// digestAll digests the files' blocks on all cores. Files on a disk are read on
+// the way, which leaves them in the page cache for whoever has them mapped.
 func digestAll(files []FileRange) ([][]string, error) {
 	sources, done, err := openSources(files)
 	defer done()
@@ -36,13 +37,20 @@ func digestAll(files []FileRange) ([][]string, error) {
 		return nil, err
 	}
 	return eachBlock(files, func(b block) (string, error) {
-		source := sources[b.file]
+		s := sources[b.file]
+		if s.mem == nil {
+			digest, err := images.DigestBlockFrom(io.NewSectionReader(s.file, int64(b.from), int64(b.to-b.from)))
+			if err != nil {
+				return "", fmt.Errorf("read %s at %d: %w", files[b.file].Path, b.from, err)
+			}
+			return digest, nil
+		}
 		if files[b.file].Punch {
-			if err := punch(files[b.file].Path, source, b.from, b.to); err != nil {
+			if err := punch(files[b.file].Path, s.mem, b.from, b.to); err != nil {
 				return "", err
 			}
 		}
-		return images.DigestBlock(source[b.from:b.to]), nil
+		return images.DigestBlock(s.mem[b.from:b.to]), nil
 	})
 }
 
@@ -68,8 +76,14 @@ func punch(path string, source []byte, from, to uint64) error {
 	return nil
 }
 
-// openSources maps the files that are read. done is to be called in any case.
-func openSources(files []FileRange) (sources [][]byte, done func(), err error) {
+// source is a file that is read: mapped, if it is memory.
+type source struct {
+	file *os.File
+	mem  []byte // from the file's begin; nil if it is on a disk
+}
+
+// openSources opens the files that are read. done is to be called in any case.
+func openSources(files []FileRange) (sources []source, done func(), err error) {
 	var undo []func()
 	done = func() {
 		for _, f := range undo {
@@ -81,19 +95,29 @@ func openSources(files []FileRange) (sources [][]byte, done func(), err error) {
 		if err != nil {
 			return nil, done, err
 		}
-		defer f.Close()
+		undo = append(undo, func() { f.Close() })
 		// Reading a mapping beyond its file's end is a fatal signal.
 		if err := longEnough(f, r.Offset+r.Bytes); err != nil {
 			return nil, done, err
 		}
-		mem, unmap, err := mapAligned(f, r.Offset+r.Bytes, unix.PROT_READ)
-		if err != nil {
-			return nil, done, fmt.Errorf("map %s: %w", r.Path, err)
+		s := source{file: f}
+		if inMemory(f) {
+			mem, unmap, err := mapAligned(f, r.Offset+r.Bytes, unix.PROT_READ)
+			if err != nil {
+				return nil, done, fmt.Errorf("map %s: %w", r.Path, err)
+			}
+			undo = append(undo, unmap)
+			s.mem = mem
 		}
-		undo = append(undo, unmap)
-		sources = append(sources, mem)
+		sources = append(sources, s)
 	}
 	return sources, done, nil
+}
+
+// inMemory says whether a file is memory already.
+func inMemory(f *os.File) bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(int(f.Fd()), &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.HUGETLBFS_MAGIC)
 }
 
 // longEnough refuses a file that ends too early.
@@ -108,7 +132,8 @@ func longEnough(f *os.File, size uint64) error {
 	return nil
 }
 
-// copyAll copies the files' ranges and digests them in the same pass.
+// copyAll copies the files' ranges, which are memory, and digests them in the
+// same pass. Blocks that are written already, as they are, are not written again.
 func copyAll(files []FileRange) ([][]string, error) {
 	sources, done, err := openSources(files)
 	defer done()
@@ -117,10 +142,16 @@ func copyAll(files []FileRange) ([][]string, error) {
 	}
 	to := make([]*os.File, len(files))
 	for i, r := range files {
+		if sources[i].mem == nil {
+			return nil, fmt.Errorf("%s is not memory", r.Path)
+		}
+		flags := os.O_WRONLY | os.O_CREATE | os.O_EXCL
+		if r.Written != nil {
+			flags = os.O_WRONLY
+		}
 		// Past the page cache where the file system can: GPU state is larger
 		// than what the cache is good for.
-		to[i], err = openDirect(r.To, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
-		if err != nil {
+		if to[i], err = openDirect(r.To, flags); err != nil {
 			return nil, err
 		}
 		defer to[i].Close()
@@ -129,17 +160,21 @@ func copyAll(files []FileRange) ([][]string, error) {
 		}
 	}
 	digests, err := eachBlock(files, func(b block) (string, error) {
-		source := sources[b.file]
-		for at := b.from; at < b.to; at += ioBytes {
-			part := source[at:min(at+ioBytes, b.to)]
-			if zero(part) {
-				continue // it stays a hole
+		content := sources[b.file].mem[b.from:b.to]
+		digest := images.DigestBlock(content)
+		if w := files[b.file].Written; b.number < len(w) && w[b.number] != "" {
+			if w[b.number] == digest {
+				return digest, nil
 			}
-			if _, err := to[b.file].WriteAt(part, int64(at)); err != nil {
-				return "", fmt.Errorf("write %s at %d: %w", files[b.file].To, at, err)
+			// What is zero now may not have been.
+			if err := unix.Fallocate(int(to[b.file].Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(b.from), int64(b.to-b.from)); err != nil {
+				return "", fmt.Errorf("make a hole in %s: %w", files[b.file].To, err)
 			}
 		}
-		return images.DigestBlock(source[b.from:b.to]), nil
+		if _, err := writeBlock(to[b.file], content, b.from, nil); err != nil {
+			return "", fmt.Errorf("write %s at %d: %w", files[b.file].To, b.from, err)
+		}
+		return digest, nil
 	})
 	if err != nil {
 		return nil, err
@@ -150,47 +185,6 @@ func copyAll(files []FileRange) ([][]string, error) {
 		}
 	}
 	return digests, nil
-}
-
-// loadAll reads ranges into memory, past the page cache where the file system
-// can, and adds that memory to kept.
-func loadAll(files []FileRange, kept []*os.File) (paths []string, digests [][]string, _ []*os.File, err error) {
-	from, to := make([]*os.File, len(files)), make([][]byte, len(files))
-	for i, r := range files {
-		if from[i], err = openDirect(r.Path, os.O_RDONLY); err != nil {
-			return nil, nil, kept, err
-		}
-		defer from[i].Close()
-		if err := longEnough(from[i], r.Offset+r.Bytes); err != nil {
-			return nil, nil, kept, err
-		}
-		b, err := newBacking("", r.Offset, r.Bytes)
-		if err != nil {
-			return nil, nil, kept, err
-		}
-		kept = append(kept, b.file)
-		if err := b.wait(); err != nil {
-			return nil, nil, kept, err
-		}
-		mem, unmap, err := mapAligned(b.file, r.Offset+r.Bytes, unix.PROT_READ|unix.PROT_WRITE)
-		if err != nil {
-			return nil, nil, kept, fmt.Errorf("map memory: %w", err)
-		}
-		defer unmap()
-		to[i] = mem
-		paths = append(paths, b.path())
-	}
-	digests, err = eachBlock(files, func(b block) (string, error) {
-		mem := to[b.file]
-		for at := b.from; at < b.to; at += ioBytes {
-			part := mem[at:min(at+ioBytes, b.to)]
-			if _, err := io.ReadFull(io.NewSectionReader(from[b.file], int64(at), int64(len(part))), part); err != nil {
-				return "", fmt.Errorf("read %s at %d: %w", files[b.file].Path, at, err)
-			}
-		}
-		return images.DigestBlock(mem[b.from:b.to]), nil
-	})
-	return paths, digests, kept, err
 }
 
 // openDirect opens a file for O_DIRECT, or without where that is not to be had.

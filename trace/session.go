@@ -148,17 +148,11 @@ func (s *Session) Digest(files []FileRange) ([][]string, error) {
 }
 
 // Copy copies ranges to the files To in parallel and flushes them, and gives
-// their digests as Digest does. On an error a To may be there in part.
+// their digests as Digest does. The ranges are memory. On an error a To may be
+// there in part.
 func (s *Session) Copy(files []FileRange) ([][]string, error) {
 	r, err := s.call("copy GPU state", order{Op: opCopy, Files: files})
 	return r.Digests, err
-}
-
-// Load reads ranges into memory in parallel, at the same offsets, and gives
-// names for that memory, good while the tracer lives, and the digests.
-func (s *Session) Load(files []FileRange) (paths []string, digests [][]string, err error) {
-	r, err := s.call("load GPU state", order{Op: opLoad, Files: files})
-	return r.Loaded, r.Digests, err
 }
 
 // Alive says whether the tracer is still there.

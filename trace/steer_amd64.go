@@ -344,7 +344,7 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 	}
 	path := ""
 	if s.target.Dir != "" {
-		path = filepath.Join(s.target.Dir, fmt.Sprintf("%s%d", s.target.Name, len(s.areas)))
+		path = filepath.Join(s.target.Dir, s.name())
 	}
 	b, err := newBacking(path, start, length)
 	if err != nil {
@@ -360,10 +360,20 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 		return err
 	}
 	step("file mapped")
+	if s.target.CopyTo != "" {
+		before, pid := s.before, s.target.PID
+		b.early = copyEarly(b, filepath.Join(s.target.CopyTo, s.name()), func() (uint64, error) {
+			shared, err := sharedMemory(pid)
+			return min(shared-min(shared, before), length), err
+		})
+	}
 	s.areas = append(s.areas, b)
 	s.filling = b
 	return nil
 }
+
+// name is that of the next area's file.
+func (s *steering) name() string { return fmt.Sprintf("%s%d", s.target.Name, len(s.areas)) }
 
 // leave puts an empty area in the place of each steered one and lets the thread
 // go. It does so only where the process has all of the area mapped to our file.
@@ -408,7 +418,7 @@ func collect(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error
 				continue
 			}
 			kept = append(kept, b.file)
-			r.Areas = append(r.Areas, Area{PID: s.target.PID, Start: b.start, Bytes: b.length, Path: b.path(), Offset: b.offset})
+			r.Areas = append(r.Areas, Area{PID: s.target.PID, Start: b.start, Bytes: b.length, Path: b.path(), Offset: b.offset, Written: b.early.end()})
 		}
 	}
 	return r, kept, err
@@ -478,7 +488,7 @@ func mapInto(mappings []Mapping) error {
 	}
 	defer t.close()
 	for _, m := range mappings {
-		f, err := os.OpenFile(m.Path, os.O_RDWR, 0)
+		f, err := os.Open(m.Path) // enough for a private mapping
 		if err != nil {
 			return err
 		}
