@@ -81,7 +81,7 @@ func (r *results) markdown() string {
 	section("What ours is made of",
 		"The driver's share of each operation, the rest, and the share of the time that the shim's phases explain; medians.", shareTable(groups))
 	section("Left running",
-		"From the client's first request until the one that lets the program go on was answered; the driver's two calls in it; "+
+		"From the first request until the program may go on, by the shim's timeline, or by the answer to the request that lets it; the driver's two calls in it; "+
 			"and the longest time for which a client that asks each millisecond had no answer.", downTable(groups))
 	section("Several processes", "The time over that of one process with as much memory.", procsTable(groups))
 	write, read := r.diskRates()
