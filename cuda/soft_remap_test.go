@@ -68,6 +68,18 @@ func TestSoftInfoFromNVML(t *testing.T) {
 	}
 	info, err := h.Info(t.Context())
 	do(t, err)
+	if p, err := os.FindProcess(w.pid); err != nil || p.Kill() != nil {
+		t.Fatal(err)
+	}
+	for range 100 { // until it has ended
+		if may, err := MayUse(w.pid); err == nil && !may {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if now, err := h.InfoNow(t.Context()); err != nil || now.GPUs[1].Free != 64<<20 {
+		t.Errorf("once the process has ended: %+v, error %v", now.GPUs, err)
+	}
 	if len(info.GPUs) != 2 || info.GPUs[0].UUID != softUUID(1) || !info.GPUs[0].VGPU || info.GPUs[1].VGPU {
 		t.Fatalf("GPUs %+v", info.GPUs)
 	}

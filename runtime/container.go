@@ -66,7 +66,7 @@ type restoreState struct {
 // closeHelper ends the helper that Create left for the restore.
 func (r *restoreState) closeHelper() {
 	if r != nil && r.helper != nil {
-		r.helper.Close()
+		dismiss(r.helper)
 		r.helper = nil
 	}
 }

@@ -131,7 +131,7 @@ func (c *container) checkRestore(ctx context.Context) error {
 		return fmt.Errorf("the checkpoint was made with NVIDIA driver %s and this node has %s: restore it where the driver is the same: %w",
 			m.DriverVersion, info.DriverVersion, errdefs.ErrFailedPrecondition)
 	}
-	if err := c.pairGPUs(ctx, c.restore.helper, m); err != nil {
+	if err := c.pairGPUs(ctx, c.restore.helper, info, m); err != nil {
 		return err
 	}
 	c.restore.metadata = m

@@ -169,8 +169,8 @@ func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.
 }
 
 // pairGPUs decides where the checkpoint's GPUs go, or refuses. helper is one
-// that sees this node's GPUs.
-func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, m *images.Metadata) error {
+// that sees this node's GPUs, and info what it has just said of them.
+func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda.Info, m *images.Metadata) error {
 	plan := &c.restore.gpus
 	request := cdi.Read(plan.spec)
 	switch {
@@ -180,25 +180,24 @@ func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, m *images
 		return refused(fmt.Errorf("%w: the container is to get an instance of a partitioned GPU (MIG; %s), and NVIDIA's driver restores to whole GPUs only", cdi.ErrPairs, request.MIG))
 	}
 	for patience := time.Now().Add(memoryPatience); ; {
-		info, err := helper.Info(ctx)
-		if err != nil {
-			return err
-		}
 		granted := grantedGPUs(request, info)
 		plan.granted = len(granted)
+		var err error
 		plan.pairs, err = cdi.Pairs(demandOf(m), granted, c.annotations[cdi.PairsAnnotation])
-		if errors.Is(err, cdi.ErrMemory) && time.Now().Before(patience) {
-			select {
-			case <-time.After(100 * time.Millisecond):
-				continue
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		if err == nil {
+			break
 		}
-		if err != nil {
+		if !errors.Is(err, cdi.ErrMemory) || time.Now().After(patience) {
 			return refused(fmt.Errorf("%w (it asks for %v)", err, request))
 		}
-		break
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if info, err = helper.InfoNow(ctx); err != nil {
+			return err
+		}
 	}
 	for _, p := range plan.pairs {
 		log.G(ctx).WithFields(log.Fields{"id": c.id, "from": p.Old.UUID, "to": p.New.UUID}).Info("GPU of the checkpoint")

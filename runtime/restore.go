@@ -104,7 +104,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 	if err != nil {
 		return 0, err
 	}
-	defer helper.Close()
+	defer dismiss(helper)
 	var procs []cuda.Process
 	for _, p := range c.restore.metadata.Processes {
 		state, err := cuda.ParseState(p.State)
