@@ -348,6 +348,12 @@ func mapInto(mappings []Mapping) error {
 	}
 	defer t.close()
 	for _, m := range mappings {
+		if m.Path == "" {
+			if err := t.mapEmpty(m.Start, m.Bytes); err != nil {
+				return fmt.Errorf("process %d: %w", pid, err)
+			}
+			continue
+		}
 		f, err := os.OpenFile(m.Path, os.O_RDWR, 0)
 		if err != nil {
 			return err

@@ -83,7 +83,8 @@ type Mapping struct {
 	PID int `json:"pid"`
 	TID int `json:"tid"`
 	// The area and the file, as in Area. The mapping is private: whatever the
-	// process does to it, the file stays as it is.
+	// process does to it, the file stays as it is. Without a path the area
+	// becomes an empty one.
 	Start  uint64 `json:"start"`
 	Bytes  uint64 `json:"bytes"`
 	Path   string `json:"path"`

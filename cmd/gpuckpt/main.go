@@ -45,6 +45,6 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(cudaCommand(), versionCommand())
+	root.AddCommand(cudaCommand(), suspendCommand(), resumeCommand(), versionCommand())
 	return root
 }
