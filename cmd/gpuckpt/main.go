@@ -45,6 +45,6 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(cudaCommand(), suspendCommand(), resumeCommand(), versionCommand())
+	root.AddCommand(cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), versionCommand())
 	return root
 }
