@@ -136,7 +136,7 @@ func TestKillSuspended(t *testing.T) {
 			if err := k.Remove(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			within(t, "the host's memory is free", func() bool { return stagingMemory(t) < 8<<20 })
+			within(t, "the host's memory is free", func() bool { return stagingMemory(t) < 16<<20 })
 		})
 	}
 }
