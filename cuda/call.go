@@ -16,12 +16,14 @@ import (
 
 // GPU is one device that a helper sees.
 type GPU struct {
-	UUID     string `json:"uuid"`       // "GPU-…", as nvidia-smi -L prints it
-	Name     string `json:"name"`       // "NVIDIA H200"
-	Memory   uint64 `json:"memory"`     // bytes
-	Index    int    `json:"index"`      // the CUDA driver's ordinal
-	Minor    int    `json:"minor"`      // N of /dev/nvidiaN; -1 if unknown
-	PCIBusID string `json:"pci_bus_id"` // "0000:41:00.0"
+	UUID     string `json:"uuid"`           // "GPU-…", as nvidia-smi -L prints it
+	Name     string `json:"name"`           // "NVIDIA H200"
+	Memory   uint64 `json:"memory"`         // bytes
+	Index    int    `json:"index"`          // the CUDA driver's ordinal
+	Minor    int    `json:"minor"`          // N of /dev/nvidiaN; -1 if unknown
+	PCIBusID string `json:"pci_bus_id"`     // "0000:41:00.0"
+	Free     uint64 `json:"free,omitempty"` // bytes of Memory that nobody uses; 0 if unknown
+	VGPU     bool   `json:"vgpu,omitempty"` // a virtual GPU (vGPU), which the driver cannot restore to
 }
 
 // Info describes the driver and the GPUs that a helper sees.
@@ -29,6 +31,9 @@ type Info struct {
 	DriverVersion string `json:"driver_version"` // "580.159.03"; empty if unknown
 	CUDAVersion   string `json:"cuda_version"`   // "13.0": the newest that the driver serves
 	GPUs          []GPU  `json:"gpus"`
+	// Partitioned are the GPUs in MIG mode, by bus. CUDA shows instances of
+	// them at most, and the driver cannot restore to those. Index is NVML's.
+	Partitioned []GPU `json:"partitioned,omitempty"`
 }
 
 // Info asks which driver and GPUs there are. Errors are ErrNoDriver,
@@ -44,6 +49,9 @@ func (h *Helper) Info(ctx context.Context) (Info, error) {
 	info := Info{DriverVersion: r.Info.DriverVersion, CUDAVersion: r.Info.CUDAVersion}
 	for _, g := range r.Info.GPUs {
 		info.GPUs = append(info.GPUs, GPU(g))
+	}
+	for _, g := range r.Info.Partitioned {
+		info.Partitioned = append(info.Partitioned, GPU(g))
 	}
 	return info, nil
 }

@@ -53,6 +53,8 @@ type restoreState struct {
 	unpacked bool
 	// metadata is nil for a checkpoint without GPU state.
 	metadata *images.Metadata
+	// gpus is where its GPUs go.
+	gpus gpuPlan
 	// helper keeps the driver initialised from Create until the GPU state is
 	// back: without anybody on a GPU the driver takes 0.25 to 0.5 s longer to
 	// begin. nil before and after.

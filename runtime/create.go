@@ -75,8 +75,14 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if c.annotations, c.criuBase, err = pointAtSettings(r.Bundle, filepath.Join(r.Bundle, criuSettingsName)); err != nil {
 		return nil, err
 	}
+	if err := c.fitSpec(ctx); err != nil {
+		return nil, err
+	}
 	if c.restore != nil {
 		if err := c.checkRestore(ctx); err != nil {
+			return nil, err
+		}
+		if err := c.fitFiles(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -124,8 +130,8 @@ func (c *container) checkRestore(ctx context.Context) error {
 		return fmt.Errorf("the checkpoint was made with NVIDIA driver %s and this node has %s: restore it where the driver is the same: %w",
 			m.DriverVersion, info.DriverVersion, errdefs.ErrFailedPrecondition)
 	}
-	if len(info.GPUs) < len(m.GPUs) {
-		return fmt.Errorf("the checkpoint needs %d GPUs and this node has %d: %w", len(m.GPUs), len(info.GPUs), errdefs.ErrFailedPrecondition)
+	if err := c.pairGPUs(ctx, c.restore.helper, m); err != nil {
+		return err
 	}
 	c.restore.metadata = m
 	return nil

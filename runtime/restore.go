@@ -75,6 +75,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			return 0, s.oom.add(c.id, c.cgroup)
 		}},
 	}
+	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.fixNodes(c.pid) }})
 	if c.restore.metadata != nil {
 		var areas *restoredAreas
 		defer func() { areas.close() }()
@@ -116,7 +117,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 	}
 	checked := make(chan error, 1)
 	go func() { checked <- areas.check() }()
-	err = cuda.RestoreAll(ctx, helper, procs, nil)
+	err = cuda.RestoreAllOnto(ctx, helper, procs, c.restore.gpuTries())
 	if cerr := <-checked; cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}

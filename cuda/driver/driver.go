@@ -96,7 +96,7 @@ func info() wire.Reply {
 	if tooOld(found.DriverVersion) {
 		return wire.Reply{Fault: wire.FaultTooOld, Text: found.DriverVersion}
 	}
-	minors := minorNumbers()
+	known := askNVML()
 	for i := range int(count) {
 		var (
 			id     C.gk_uuid
@@ -115,11 +115,12 @@ func info() wire.Reply {
 			UUID: wire.FormatUUID(raw), Name: C.GoString(&name[0]), Memory: uint64(memory),
 			Index: i, Minor: -1, PCIBusID: C.GoString(&bus[0]),
 		}
-		if minor, ok := minors[gpu.UUID]; ok {
-			gpu.Minor = minor
+		if g, ok := known[gpu.UUID]; ok {
+			gpu.Minor, gpu.Free, gpu.VGPU = g.minor, g.free, g.vgpu
 		}
 		found.GPUs = append(found.GPUs, gpu)
 	}
+	found.Partitioned = partitioned(known)
 	return wire.Reply{Info: &found}
 }
 

@@ -49,35 +49,6 @@ func tooOld(version string) bool {
 	return err == nil && n < minimum
 }
 
-// minorNumbers gives N of /dev/nvidiaN for each GPU's UUID, as far as NVML
-// knows: CUDA's ordinals are ordered by speed, the files by bus.
-func minorNumbers() map[string]int {
-	minors := map[string]int{}
-	done := useNVML("nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber")
-	if done == nil {
-		return minors
-	}
-	defer done()
-	count, r := nvml.DeviceGetCount()
-	if r != nvml.SUCCESS {
-		return minors
-	}
-	for i := range count {
-		device, r := nvml.DeviceGetHandleByIndex(i)
-		if r != nvml.SUCCESS {
-			continue
-		}
-		id, r := device.GetUUID()
-		if r != nvml.SUCCESS {
-			continue
-		}
-		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
-			minors[id] = minor
-		}
-	}
-	return minors
-}
-
 // useNVML initialises NVML and gives what ends its use, or nil if it is not
 // there or lacks one of the functions: go-nvml aborts the program when it calls
 // a function that is missing.
@@ -87,10 +58,13 @@ func useNVML(functions ...string) (done func()) {
 	}
 	done = func() { _ = nvml.Shutdown() }
 	for _, f := range functions {
-		if nvml.Extensions().LookupSymbol(f) != nil {
+		if !has(f) {
 			done()
 			return nil
 		}
 	}
 	return done
 }
+
+// has says whether NVML, in use, has a function.
+func has(function string) bool { return nvml.Extensions().LookupSymbol(function) == nil }

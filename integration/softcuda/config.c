@@ -24,8 +24,7 @@ static int step_named(const char *name, size_t len)
 	return -1;
 }
 
-// parse_uuid reads 32 hex digits with any dashes, after an optional "GPU-".
-static void parse_uuid(const char *text, CUuuid *uuid)
+void parse_uuid(const char *text, CUuuid *uuid)
 {
 	CUuuid u;
 	int digits = 0;
@@ -81,6 +80,10 @@ static void set(struct config *c, const char *key, const char *value)
 			snprintf(c->gpu[index].name, sizeof c->gpu[index].name, "%s", value);
 		else if (!strcmp(key + used, "memory_mib"))
 			c->gpu[index].total = strtoull(value, NULL, 10) << 20;
+		else if (!strcmp(key + used, "mig"))
+			c->gpu[index].mig = atoi(value) != 0;
+		else if (!strcmp(key + used, "vgpu"))
+			c->gpu[index].vgpu = atoi(value) != 0;
 	}
 }
 

@@ -263,7 +263,19 @@ CUDA_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *cu
                                            unsigned int *pending)
 {
 	nvmlReturn_t r = check(device, current && pending ? current : NULL);
-	return r ? r : NVML_ERROR_NOT_SUPPORTED;
+	if (r)
+		return r;
+	*current = *pending = device->mig;
+	return NVML_SUCCESS;
+}
+
+// 0 none, 1 passed through to a virtual machine, 2 virtual
+CUDA_API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode)
+{
+	nvmlReturn_t r = check(device, mode);
+	if (!r)
+		*mode = device->vgpu ? 2 : 0;
+	return r;
 }
 
 struct list {

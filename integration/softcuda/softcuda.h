@@ -23,6 +23,8 @@ struct gpu {
 	CUuuid uuid;
 	char name[96];
 	size_t total; // bytes of memory
+	bool mig;     // partitioned: NVML lists it, CUDA does not
+	bool vgpu;    // NVML calls it a virtual one
 };
 
 enum step { STEP_LOCK, STEP_CHECKPOINT, STEP_RESTORE, STEP_UNLOCK, STEPS, ASK_STATE = STEPS };
@@ -42,12 +44,22 @@ struct config {
 // missing or malformed keeps its default.
 void config_load(struct config *config);
 
+// parse_uuid reads 32 hex digits with any dashes, after an optional "GPU-"; what is none is ignored.
+void parse_uuid(const char *text, CUuuid *uuid);
+
 // config_has_checkpoint tells whether the configured driver is 570 or newer.
 bool config_has_checkpoint(const struct config *config);
 
 // gpus_visible lists the GPUs whose nodes this process can open, by number. -1: no driver, that is
 // no nvidiactl.
 int gpus_visible(const struct config *config, struct gpu *gpus);
+
+// gpus_usable are those of them that CUDA can use.
+int gpus_usable(const struct config *config, struct gpu *gpus);
+
+// gpus_chosen keeps of n GPUs those that CUDA_VISIBLE_DEVICES names, in its order, up to the first
+// name that is none; all if it is not set.
+int gpus_chosen(struct gpu *gpus, int n);
 
 // gpu_open opens a GPU's node, or nvidiactl for minor -1. -1 on error.
 int gpu_open(int minor);

@@ -83,6 +83,7 @@ type Info struct {
 	DriverVersion string `json:"driver_version"` // "580.159.03"; empty if unknown
 	CUDAVersion   string `json:"cuda_version"`   // "13.0"
 	GPUs          []GPU  `json:"gpus"`
+	Partitioned   []GPU  `json:"partitioned,omitempty"` // in MIG mode, whether or not CUDA lists them; by bus
 }
 
 // GPU is one device that the helper sees.
@@ -93,6 +94,8 @@ type GPU struct {
 	Index    int    `json:"index"`  // the driver's ordinal
 	Minor    int    `json:"minor"`  // of /dev/nvidiaN; -1 if unknown
 	PCIBusID string `json:"pci_bus_id"`
+	Free     uint64 `json:"free,omitempty"` // bytes; 0 if unknown
+	VGPU     bool   `json:"vgpu,omitempty"` // a virtual GPU, as its hypervisor made it
 }
 
 // DecodeRequest reads one request and refuses whatever the helper could not

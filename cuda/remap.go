@@ -1,0 +1,54 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"context"
+	"errors"
+)
+
+// RestoreAllOnto is RestoreAll with GPU pairs of each process's own: tries has,
+// by pid, the sets of pairs to try in turn. The driver wants exactly the GPUs
+// that it counts as the process's (see Helper.Restore), and cannot be asked
+// which these are: a set that is not right is refused and changes nothing. A
+// process without an entry returns to the GPUs that it had.
+//
+// The error is that of the last try. The group is then checkpointed as before
+// (see LockAll), but a process that had come through has as its own the GPUs
+// that it had come to.
+func RestoreAllOnto(ctx context.Context, h *Helper, procs []Process, tries map[int][][]Pair) error {
+	return all(ctx, h, only(procs, Running, Locked), Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
+		sets := tries[pid]
+		if len(sets) == 0 {
+			sets = [][]Pair{nil}
+		}
+		var err error
+		for _, pairs := range sets {
+			if err = restored(ctx, h, pid, pairs); err == nil || !isWrongSet(err) {
+				break
+			}
+		}
+		return err
+	})
+}
+
+// restored restores one process; one that is not checkpointed any more, because
+// somebody has restored it by hand, is done.
+func restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
+	err := h.Restore(ctx, pid, pairs)
+	if isIllegalState(err) {
+		if s, serr := h.State(ctx, pid); serr == nil && (s == Locked || s == Running) {
+			return nil
+		}
+	}
+	return err
+}
+
+// isWrongSet says whether the driver refused a restore because of the pairs:
+// InvalidValue if they are not exactly the process's GPUs, NotSupported if they
+// lead elsewhere than it can go.
+func isWrongSet(err error) bool {
+	var refused *Error
+	return errors.As(err, &refused) && (refused.Result == InvalidValue || refused.Result == NotSupported)
+}
