@@ -16,7 +16,7 @@ import (
 const cdiKind = "nvidia.com/gpu"
 
 // cdiFix makes a specification.
-const cdiFix = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+const cdiFix = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml  # or, without NVIDIA's container toolkit, gpuckpt cdi generate --output=/etc/cdi/nvidia.json"
 
 // CheckCDI looks at the node's CDI specifications, in containerd's directories
 // for them.

@@ -51,7 +51,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 			return nil, fmt.Errorf("decode runtime options: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 	}
-	c := &container{id: r.ID, bundle: r.Bundle, workDir: opts.CriuWorkPath}
+	c := &container{id: r.ID, bundle: r.Bundle, workDir: opts.CriuWorkPath, runcRoot: opts.Root}
 	if c.workDir == "" {
 		c.workDir = filepath.Join(r.Bundle, "work")
 	}

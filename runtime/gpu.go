@@ -44,6 +44,8 @@ type gpuState struct {
 	spilled   *spilled          // where the areas are on a disk; nil when they are not
 	use       map[string]uint64 // bytes of GPU memory by UUID, before the suspension
 	pairs     []cuda.Pair       // GPUs to resume on; nil for those it had
+	lend      []cuda.GPU        // of them, those that the container has no access to
+	take      []cuda.GPU        // that it is to have no access to in their place
 
 	helper *cuda.Helper // nil once idle
 	idle   *time.Timer

@@ -188,6 +188,10 @@ func (s *Service) resumeSuspended(ctx context.Context, c *container, gpus []stri
 			name: "load GPU state", do: func(ctx context.Context) (uint64, error) { return g.loadSpill(ctx) },
 			back: "free memory", undo: func(ctx context.Context) error { return g.unloadSpill(ctx, c) },
 		},
+		step{
+			name: "give access", do: func(context.Context) (uint64, error) { return 0, c.lendGPUs(g.lend) },
+			back: "take access away", undo: func(context.Context) error { return c.takeGPUs(g.lend, g.hadGPUs()) },
+		},
 		step{name: "give GPU state back", do: func(ctx context.Context) (uint64, error) {
 			bytes := g.areaBytes()
 			if err := g.giveBack(ctx, c); err != nil {
@@ -201,6 +205,9 @@ func (s *Service) resumeSuspended(ctx context.Context, c *container, gpus []stri
 		return err
 	}
 	c.removeSpill(ctx)
+	if err := c.takeGPUs(g.take, g.lend); err != nil {
+		log.G(ctx).WithError(err).WithField("id", c.id).Warn("the container still has access to GPUs that it left")
+	}
 	return q.time(ctx, "thaw and unlock", func(ctx context.Context) (uint64, error) {
 		_, err := s.resume(ctx, c)
 		return 0, err
@@ -223,5 +230,5 @@ func (g *gpuState) restoreAll(ctx context.Context, c *container, helper *cuda.He
 	for i := range procs {
 		procs[i].PID = procs[i].NSPID // as that helper counts
 	}
-	return cuda.RestoreAll(ctx, inside, procs, g.pairs)
+	return cuda.RestoreAllOnto(ctx, inside, procs, g.gpuTries())
 }

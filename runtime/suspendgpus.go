@@ -5,13 +5,18 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
@@ -59,7 +64,7 @@ func (g *gpuState) hadGPUs() (had []cuda.GPU) {
 // indices, it sets the pairs.
 func (c *container) chooseGPUs(ctx context.Context, gpus []string) error {
 	g := c.gpu
-	g.pairs = nil
+	g.pairs, g.lend, g.take = nil, nil, nil
 	had := g.hadGPUs()
 	onto := had
 	if gpus != nil {
@@ -70,13 +75,11 @@ func (c *container) chooseGPUs(ctx context.Context, gpus []string) error {
 		if err := c.checkOnto(ctx, had, onto); err != nil {
 			return err
 		}
-		same := true
-		for i := range had {
-			g.pairs = append(g.pairs, cuda.Pair{Old: had[i].UUID, New: onto[i].UUID})
-			same = same && had[i].UUID == onto[i].UUID
-		}
-		if same {
-			g.pairs = nil
+		same := func(a, b cuda.GPU) bool { return a.UUID == b.UUID }
+		if !slices.EqualFunc(had, onto, same) {
+			for i := range had {
+				g.pairs = append(g.pairs, cuda.Pair{Old: had[i].UUID, New: onto[i].UUID})
+			}
 		}
 	}
 	return g.checkFree(ctx, had, onto)
@@ -127,11 +130,115 @@ func (c *container) checkOnto(ctx context.Context, had, onto []cuda.GPU) error {
 		if d.Name != had[i].Name {
 			return fmt.Errorf("GPU %s is a %s, and the container had a %s: %w", d.UUID, d.Name, had[i].Name, errdefs.ErrFailedPrecondition)
 		}
+		if d.VGPU {
+			return fmt.Errorf("GPU %s is a vGPU, which NVIDIA's driver cannot restore to: %w", d.UUID, errdefs.ErrFailedPrecondition)
+		}
 		if !slices.ContainsFunc(info.GPUs, func(in cuda.GPU) bool { return in.UUID == d.UUID }) {
-			return fmt.Errorf("the container has no access to GPU %s; it has access to %s: %w", d.UUID, listGPUs(info.GPUs), errdefs.ErrFailedPrecondition)
+			c.gpu.lend = append(c.gpu.lend, d)
+		}
+	}
+	if len(c.gpu.lend) == 0 {
+		return nil // it keeps what it has access to
+	}
+	for _, d := range had {
+		if !slices.ContainsFunc(onto, func(o cuda.GPU) bool { return o.UUID == d.UUID }) {
+			c.gpu.take = append(c.gpu.take, d)
 		}
 	}
 	return nil
+}
+
+// lendGPUs gives the running container access to GPUs: the device nodes in its
+// /dev, and the rules of its cgroup. On an error it has none of them.
+func (c *container) lendGPUs(gpus []cuda.GPU) error {
+	for i, d := range gpus {
+		node, err := deviceNumbers(gpuNode(d))
+		if err == nil {
+			err = c.lendGPU(d, node)
+		}
+		if err != nil {
+			return joinBack(fmt.Errorf("give the container GPU %s: %w", d.UUID, err), c.takeGPUs(gpus[:i+1], nil))
+		}
+	}
+	return nil
+}
+
+func (c *container) lendGPU(d cuda.GPU, node deviceNode) error {
+	if err := c.setDevice(node, true); err != nil {
+		return err
+	}
+	return c.inDev(func(dev int) error {
+		return makeNode(dev, specs.LinuxDevice{Path: gpuNode(d), Type: "c", Major: node.major, Minor: node.minor})
+	})
+}
+
+// takeGPUs takes away what lendGPUs gives; a device that one of keep has too
+// stays allowed.
+func (c *container) takeGPUs(gpus, keep []cuda.GPU) error {
+	var errs []error
+	for _, d := range gpus {
+		errs = append(errs, c.inDev(func(dev int) error { return removeBeneath(dev, path.Base(gpuNode(d))) }))
+		node, err := deviceNumbers(gpuNode(d))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // and nobody can use it
+		}
+		if err == nil && !slices.ContainsFunc(keep, func(k cuda.GPU) bool {
+			other, err := deviceNumbers(gpuNode(k))
+			return err == nil && other == node
+		}) {
+			err = c.setDevice(node, false)
+		}
+		errs = append(errs, err)
+	}
+	return joinBack(nil, errs...)
+}
+
+func gpuNode(d cuda.GPU) string { return fmt.Sprintf("/dev/nvidia%d", d.Minor) }
+
+// inDev calls do with the container's /dev, unless that is the host's own, in
+// which every node is there.
+func (c *container) inDev(do func(dev int) error) error {
+	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", c.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the container's root: %w", err)
+	}
+	defer unix.Close(root)
+	dev, err := openBeneath(root, "dev", unix.O_DIRECTORY)
+	if err != nil {
+		return fmt.Errorf("open the container's /dev: %w", err)
+	}
+	defer unix.Close(dev)
+	if shared, err := isHostDev(dev); err != nil || shared {
+		return err
+	}
+	return do(dev)
+}
+
+// gpuTries are the sets of pairs to restore each living process with, by its
+// pid in the container: those of the GPUs that it had open, which the driver
+// should count as its own, those whose memory it had, and all.
+func (g *gpuState) gpuTries() map[int][][]cuda.Pair {
+	tries := make(map[int][][]cuda.Pair)
+	for _, p := range g.procs {
+		var open, used []cuda.Pair
+		for _, pair := range g.pairs {
+			at := slices.IndexFunc(g.info.GPUs, func(d cuda.GPU) bool { return d.UUID == pair.Old })
+			if at >= 0 && slices.Contains(p.GPUs, g.info.GPUs[at].Minor) {
+				open = append(open, pair)
+				if g.use[pair.Old] > 0 {
+					used = append(used, pair)
+				}
+			}
+		}
+		var sets [][]cuda.Pair
+		for _, set := range [][]cuda.Pair{open, used, g.pairs} {
+			if len(set) > 0 && !slices.ContainsFunc(sets, func(have []cuda.Pair) bool { return slices.Equal(have, set) }) {
+				sets = append(sets, set)
+			}
+		}
+		tries[p.NSPID] = sets
+	}
+	return tries
 }
 
 // checkFree refuses GPUs without room for what the container had on theirs.

@@ -23,7 +23,7 @@ func survey() wire.Reply {
 	}
 	defer func() { _ = nvml.Shutdown() }()
 	found := wire.Survey{DriverVersion: driverVersion(), Devices: []wire.Device{}}
-	if !have("nvmlDeviceGetCount_v2") || !have("nvmlDeviceGetHandleByIndex_v2") {
+	if !has("nvmlDeviceGetCount_v2") || !has("nvmlDeviceGetHandleByIndex_v2") {
 		return wire.Reply{Survey: &found}
 	}
 	count, r := nvml.DeviceGetCount()
@@ -38,52 +38,46 @@ func survey() wire.Reply {
 	return wire.Reply{Survey: &found}
 }
 
-// have says whether this NVML has a function: go-nvml aborts the program when
-// it calls one that is missing.
-func have(function string) bool {
-	return nvml.Extensions().LookupSymbol(function) == nil
-}
-
 // surveyDevice asks for all that one GPU tells.
 func surveyDevice(index int, device nvml.Device) wire.Device {
 	d := wire.Device{Index: index, Minor: -1}
-	if have("nvmlDeviceGetUUID") {
+	if has("nvmlDeviceGetUUID") {
 		d.UUID, _ = device.GetUUID() // empty where it is refused, as the others
 	}
-	if have("nvmlDeviceGetName") {
+	if has("nvmlDeviceGetName") {
 		d.Name, _ = device.GetName()
 	}
-	if have("nvmlDeviceGetMinorNumber") {
+	if has("nvmlDeviceGetMinorNumber") {
 		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
 			d.Minor = minor
 		}
 	}
-	if have("nvmlDeviceGetMemoryInfo") {
+	if has("nvmlDeviceGetMemoryInfo") {
 		if m, r := device.GetMemoryInfo(); r == nvml.SUCCESS {
 			d.Memory, d.Free = m.Total, m.Free
 		}
 	}
-	if have("nvmlDeviceGetPersistenceMode") {
+	if has("nvmlDeviceGetPersistenceMode") {
 		if mode, r := device.GetPersistenceMode(); r == nvml.SUCCESS {
 			d.Persistence = is(mode == nvml.FEATURE_ENABLED)
 		}
 	}
-	if have("nvmlDeviceGetMigMode") {
+	if has("nvmlDeviceGetMigMode") {
 		if mode, _, r := device.GetMigMode(); r == nvml.SUCCESS {
 			d.MIG = is(mode == nvml.DEVICE_MIG_ENABLE)
 		}
 	}
-	if have("nvmlDeviceGetVirtualizationMode") {
+	if has("nvmlDeviceGetVirtualizationMode") {
 		if mode, r := device.GetVirtualizationMode(); r == nvml.SUCCESS {
 			d.Virtualization = virtualization[mode]
 		}
 	}
-	if have("nvmlDeviceGetComputeMode") {
+	if has("nvmlDeviceGetComputeMode") {
 		if mode, r := device.GetComputeMode(); r == nvml.SUCCESS {
 			d.ComputeMode = computeModes[mode]
 		}
 	}
-	if have("nvmlDeviceGetComputeRunningProcesses_v3") {
+	if has("nvmlDeviceGetComputeRunningProcesses_v3") {
 		if users, r := device.GetComputeRunningProcesses(); r == nvml.SUCCESS {
 			for _, u := range users {
 				use := wire.DeviceUse{PID: int(u.Pid)}

@@ -7,9 +7,15 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -231,5 +237,120 @@ func TestAnotherGPU(t *testing.T) {
 	expect(t, k, "verify", "bad=0")
 	if _, has := memory(t, 0, k); has == 0 {
 		t.Error("NVML counts nothing for the container on GPU 0")
+	}
+}
+
+// A container that has one GPU goes on on another that it has never seen, and
+// that one alone: what it had is taken from it.
+func TestUnseenGPU(t *testing.T) {
+	result := results.Add(t)
+	if len(gpu.Devices) < 2 {
+		t.Skip("needs two GPUs")
+	}
+	if gpu.Kind == harness.SoftwareGPU {
+		hostNodes(t)
+	}
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "32M", "--seed", "5")
+	expect(t, k, "verify", "bad=0")
+	free, _ := memory(t, 0, k)
+	suspend(t, shared, k)
+	hasNone(t, 0, k, free)
+	if gpu.Kind == harness.SoftwareGPU {
+		// What was given is taken back when the driver fails.
+		t.Run("driver fails", func(t *testing.T) {
+			softwareGPU(t, "fail=restore:2\n")
+			says(t, gpuckpt(t, shared, "resume", "--gpus", "1", k.ID), "CUDA_ERROR_OUT_OF_MEMORY", "stays suspended")
+			isPaused(t, shared, k, true)
+			nodes(t, k, "/dev/nvidia0")
+		})
+	}
+	if err := result.Time("resume", func() error { resume(t, shared, k, "--gpus", gpu.Devices[1].UUID); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	notePhases(t, result, shared, k.ID)
+	expect(t, k, "verify", "bad=0")
+	expect(t, k, "write 900", "wrote 900")
+	expect(t, k, "verify", "bad=0")
+	if _, has := memory(t, 1, k); has == 0 {
+		t.Error("NVML counts nothing for the container on GPU 1")
+	}
+	if _, has := memory(t, 0, k); has != 0 {
+		t.Errorf("NVML counts %d bytes for the container on GPU 0", has)
+	}
+	nodes(t, k, "/dev/nvidia1")
+
+	// A new CUDA program in the container sees and uses the new GPU alone, also
+	// after a change of limits.
+	sees(t, k, gpu.Devices[1].UUID, gpu.Devices[0].UUID)
+	container, err := shared.Client().LoadContainer(t.Context(), k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, err := container.Task(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shares := uint64(512)
+	if err := task.Update(t.Context(), client.WithResources(&specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}})); err != nil {
+		t.Fatal(err)
+	}
+	sees(t, k, gpu.Devices[1].UUID, gpu.Devices[0].UUID)
+	suspend(t, shared, k)
+	resume(t, shared, k) // where it was last
+	expect(t, k, "verify", "bad=0")
+	suspend(t, shared, k)
+	resume(t, shared, k, "--gpus", "0")
+	expect(t, k, "verify", "bad=0")
+	nodes(t, k, "/dev/nvidia0")
+}
+
+// sees has a new program in the container list GPUs by NVML and use each by
+// CUDA: there must be the one, and not the other.
+func sees(t *testing.T, k *harness.Container, one, other string) {
+	t.Helper()
+	out, err := shared.Ctr(t.Context(), "tasks", "exec", "--exec-id", "list", k.ID, "gpuwork", "list")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out, one) || strings.Contains(out, other) {
+		t.Errorf("a new program sees %q; want %s and not %s", out, one, other)
+	}
+}
+
+// nodes checks which GPUs' nodes a container's /dev has.
+func nodes(t *testing.T, k *harness.Container, want ...string) {
+	t.Helper()
+	root := "/proc/" + strconv.Itoa(pidOf(t, k)) + "/root"
+	found, err := filepath.Glob(root + "/dev/nvidia[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range found {
+		found[i] = strings.TrimPrefix(found[i], root)
+	}
+	if !slices.Equal(found, want) {
+		t.Errorf("the container has %q, want %q", found, want)
+	}
+}
+
+// hostNodes makes the software GPUs' nodes in the machine's /dev, where a real
+// GPU's are.
+func hostNodes(t *testing.T) {
+	t.Helper()
+	dev := filepath.Join(shared.Dir(), "softgpu", "dev")
+	for _, name := range []string{"nvidia0", "nvidia1"} {
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(dev, name), &st); err != nil {
+			t.Fatal(err)
+		}
+		node := filepath.Join("/dev", name)
+		if err := unix.Mknod(node, st.Mode, int(st.Rdev)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.Remove(node); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
