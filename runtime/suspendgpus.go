@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -241,17 +242,27 @@ func (g *gpuState) gpuTries() map[int][][]cuda.Pair {
 	return tries
 }
 
-// checkFree refuses GPUs without room for what the container had on theirs.
+// checkFree refuses GPUs without room for what the container had on theirs. It
+// waits a little for memory of a process that has just ended.
 func (g *gpuState) checkFree(ctx context.Context, had, onto []cuda.GPU) error {
 	helper, err := g.wake(ctx)
 	if err != nil {
 		return err
 	}
-	survey, err := helper.Survey(ctx)
-	if err != nil {
-		log.G(ctx).WithError(err).Warn("whether the GPUs have room is not known")
-		return nil
+	for patience := time.Now().Add(memoryPatience); ; time.Sleep(100 * time.Millisecond) {
+		survey, err := helper.Survey(ctx)
+		if err != nil {
+			log.G(ctx).WithError(err).Warn("whether the GPUs have room is not known")
+			return nil
+		}
+		if err := g.fits(survey, had, onto); err == nil || time.Now().After(patience) {
+			return err
+		}
 	}
+}
+
+// fits compares what is free with what is needed.
+func (g *gpuState) fits(survey cuda.Survey, had, onto []cuda.GPU) error {
 	for i, d := range onto {
 		at := slices.IndexFunc(survey.Devices, func(s cuda.Device) bool { return s.UUID == d.UUID })
 		if at < 0 || survey.Devices[at].Memory == 0 { // not told

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -153,6 +154,22 @@ func TestSteeredArea(t *testing.T) {
 			}
 			if got := g.ask("sum"); got != sum {
 				t.Errorf("mapped again: sum %s, want %s", got, sum)
+			}
+			empty := slices.Clone(mappings)
+			for i := range empty {
+				empty[i].Path = ""
+			}
+			if err := s.Map(empty); err != nil {
+				t.Fatal(err)
+			}
+			if got, zero := g.ask("sum"), strconv.FormatUint(sumOf(make([]byte, areaBytes)), 10); got != zero {
+				t.Errorf("emptied: sum %s, want %s", got, zero)
+			}
+			if err := s.Map(mappings); err != nil {
+				t.Fatal(err)
+			}
+			if got := g.ask("sum"); got != sum {
+				t.Errorf("mapped once more: sum %s, want %s", got, sum)
 			}
 			if got := g.ask("fds"); got != fds {
 				t.Errorf("the target has %s files open, had %s", got, fds)
