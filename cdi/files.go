@@ -108,7 +108,7 @@ func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (rebound [
 	files = slices.Concat(specFiles(spec), files)
 	var lost []string
 	for i, m := range spec.Mounts {
-		if !isBind(m) || IsNode(m.Destination) || !IsDriverFile(m.Destination) || exists(m.Source) {
+		if !IsBind(m) || IsNode(m.Destination) || !IsDriverFile(m.Destination) || exists(m.Source) {
 			continue
 		}
 		f, ok := counterpart(path.Clean(m.Destination), files)
@@ -169,7 +169,7 @@ func sameVersion(rebound []Rebound, mapped []string) error {
 func specFiles(spec *specs.Spec) []File {
 	var files []File
 	for _, m := range spec.Mounts {
-		if isBind(m) && IsDriverFile(m.Destination) && !IsNode(m.Destination) && exists(m.Source) {
+		if IsBind(m) && IsDriverFile(m.Destination) && !IsNode(m.Destination) && exists(m.Source) {
 			files = append(files, File{Host: m.Source, Container: path.Clean(m.Destination)})
 		}
 	}

@@ -186,11 +186,11 @@ func TestInject(t *testing.T) {
 			"poststop": [{"path": "/usr/bin/last"}]}}`
 	}
 	spec := specOf(t, hook("1"))
-	if done, err := registry.Inject(spec); err != nil || !done {
+	if done, err := registry.Inject(spec, Toolkit{Variable: true}); err != nil || !done {
 		t.Fatalf("injected: %v, error %v", done, err)
 	}
-	if r := Read(spec); !slices.Equal(r.Minors, []int{1}) || r.hook != "" {
-		t.Errorf("it grants %v, hook %q", r.Minors, r.hook)
+	if r := Read(spec); !slices.Equal(r.Minors, []int{1}) || r.hook {
+		t.Errorf("it grants %v, hook: %v", r.Minors, r.hook)
 	}
 	//nolint:staticcheck // that is where the toolkit's hook is
 	if left := spec.Hooks.Prestart; len(left) != 1 || left[0].Path != "/usr/bin/another" || len(spec.Hooks.Poststop) != 1 {
@@ -206,23 +206,27 @@ func TestInject(t *testing.T) {
 	for name, text := range map[string]string{"no hook": `{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}}`, "a hook for nothing": hook("none")} {
 		spec := specOf(t, text)
 		before := fmt.Sprintf("%+v", *spec)
-		if done, err := registry.Inject(spec); err != nil || done || fmt.Sprintf("%+v", *spec) != before {
+		if done, err := registry.Inject(spec, Toolkit{Variable: true}); err != nil || done || fmt.Sprintf("%+v", *spec) != before {
 			t.Errorf("%s: injected: %v, error %v", name, done, err)
 		}
 	}
 
+	spec = specOf(t, hook("0"))
+	if done, err := registry.Inject(spec, Toolkit{}); err != nil || done {
+		t.Errorf("whom the toolkit does not believe: injected: %v, error %v", done, err)
+	}
 	spec = specOf(t, hook("7"))
-	if _, err := registry.Inject(spec); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), "nvidia.com/gpu=7") || !strings.Contains(err.Error(), "nvidia.com/gpu=1") {
+	if _, err := registry.Inject(spec, Toolkit{Variable: true}); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), "nvidia.com/gpu=7") || !strings.Contains(err.Error(), "nvidia.com/gpu=1") {
 		t.Errorf("a GPU that is not there: %v", err)
 	}
-	if r := Read(spec); r.hook == "" || len(r.Minors) > 0 {
+	if r := Read(spec); !r.hook || len(r.Minors) > 0 {
 		t.Errorf("the refused spec was changed: %+v", spec)
 	}
 	if err := os.Remove(library); err != nil {
 		t.Fatal(err)
 	}
 	spec = specOf(t, hook("0"))
-	if _, err := registry.Inject(spec); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), library) || len(spec.Mounts) > 0 {
+	if _, err := registry.Inject(spec, Toolkit{Variable: true}); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), library) || len(spec.Mounts) > 0 {
 		t.Errorf("a specification of another driver: %v, mounts %v", err, spec.Mounts)
 	}
 }

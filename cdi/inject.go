@@ -74,22 +74,23 @@ func (r *Registry) Files() []File {
 	return files
 }
 
-// Inject does inside a spec what hooks of NVIDIA's container toolkit would do
-// outside it: it adds the nodes, cgroup rules and mounts of the GPUs that they
-// would give, by the CDI specifications, and takes the hooks away. It answers
-// false, and changes nothing, for a spec without such hooks or with hooks that
-// give nothing.
+// Inject does inside a spec what NVIDIA's container toolkit would do outside it,
+// by hooks: it adds the nodes, cgroup rules and mounts of the GPUs that it would
+// give, by the CDI specifications, and takes the hooks away. It answers false, and
+// changes nothing, for a spec to which the toolkit would give nothing, or which
+// has GPUs already.
 //
 // The error is ErrNoDevice when the specifications lack a GPU that was asked
 // for, or name files and nodes that this machine does not have; the spec is
 // then as it was.
-func (r *Registry) Inject(spec *specs.Spec) (bool, error) {
+func (r *Registry) Inject(spec *specs.Spec, toolkit Toolkit) (bool, error) {
 	request := Read(spec)
-	if len(request.hooks) == 0 {
+	given := toolkit.gives(request)
+	if len(given) == 0 || len(request.Minors) > 0 {
 		return false, nil
 	}
 	var names []string
-	for _, name := range request.hooks {
+	for _, name := range given {
 		if !strings.Contains(name, "=") {
 			name = Kind + "=" + name
 		}
@@ -110,7 +111,7 @@ func (r *Registry) Inject(spec *specs.Spec) (bool, error) {
 		if slices.ContainsFunc(spec.Mounts, func(old specs.Mount) bool { return old.Destination == m.Destination }) {
 			continue
 		}
-		if _, err := os.Stat(m.Source); isBind(m) && err != nil {
+		if _, err := os.Stat(m.Source); IsBind(m) && err != nil {
 			return false, fmt.Errorf("%w: the specification in %s is of another driver or machine: %w; write it anew", ErrNoDevice, strings.Join(r.dirs, ", "), err)
 		}
 	}
@@ -121,9 +122,12 @@ func (r *Registry) Inject(spec *specs.Spec) (bool, error) {
 
 // removeHooks takes the toolkit's hooks out of a spec.
 func removeHooks(spec *specs.Spec) {
+	if spec.Hooks == nil {
+		return
+	}
 	ours := func(h specs.Hook) bool {
-		_, ours := hookNames(h, nil, nil)
-		return ours
+		_, cli := cliHook(h)
+		return cli || isToolkitHook(h)
 	}
 	//nolint:staticcheck // the toolkit's hook is one of the deprecated kind
 	spec.Hooks.Prestart = slices.DeleteFunc(spec.Hooks.Prestart, ours)

@@ -36,8 +36,10 @@ type Request struct {
 	// where it does not.
 	MIG, MPS string
 
-	hooks []string // names for CDI that the toolkit's hooks would inject
-	hook  string   // the program of such a hook; empty for none
+	variable, mounted []string // what the toolkit goes by
+	hook              bool     // the toolkit's own hook is there
+	arguments         []string // the GPUs that other hooks are told to give
+	privileged        bool
 }
 
 // Grants says whether a GPU of this node is among those that the spec grants.
@@ -70,10 +72,10 @@ const (
 func Read(spec *specs.Spec) Request {
 	var r Request
 	r.readNodes(spec)
-	mounted := r.readMounts(spec)
+	r.readMounts(spec)
 	r.readAnnotations(spec)
-	variable := r.readEnv(spec)
-	r.readHooks(spec, variable, mounted)
+	r.readProcess(spec)
+	r.readHooks(spec)
 	slices.Sort(r.Minors)
 	r.Minors = slices.Compact(r.Minors)
 	for _, a := range r.Asks {
@@ -111,27 +113,26 @@ func (r *Request) readNodes(spec *specs.Spec) {
 	r.ask("linux.devices", gpus...)
 }
 
-// readMounts takes nodes that are mounted, singly or with all of /dev, and
-// gives the names that a device plugin left.
-func (r *Request) readMounts(spec *specs.Spec) (named []string) {
+// readMounts takes nodes that are mounted, singly or with all of /dev, and the
+// names that a device plugin left.
+func (r *Request) readMounts(spec *specs.Spec) {
 	var nodes []string
 	for _, m := range spec.Mounts {
 		dest := path.Clean(m.Destination)
 		minor, node := MinorOf(dest)
 		switch rest, plugin := strings.CutPrefix(dest, deviceMounts+"/"); {
 		case plugin:
-			named = append(named, strings.TrimPrefix(cdiPath(rest), "cdi/"))
-		case node && isBind(m):
+			r.mounted = append(r.mounted, cdiPath(rest))
+		case node && IsBind(m):
 			nodes = append(nodes, dest)
 			r.Minors = append(r.Minors, minor)
-		case dest == "/dev" && isBind(m):
+		case dest == "/dev" && IsBind(m):
 			nodes = append(nodes, dest)
 			r.AllNodes = true
 		}
 	}
 	r.ask("mounts", nodes...)
-	r.ask("mounts in "+deviceMounts, named...)
-	return named
+	r.ask("mounts in "+deviceMounts, r.mounted...)
 }
 
 // cdiPath makes "cdi/nvidia.com/gpu/0" of a device plugin "nvidia.com/gpu=0".
@@ -142,7 +143,9 @@ func cdiPath(p string) string {
 	return p
 }
 
-func isBind(m specs.Mount) bool {
+// IsBind says whether a mount is a bind mount, as runc takes it: by its type or
+// its options.
+func IsBind(m specs.Mount) bool {
 	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 }
 
@@ -156,67 +159,44 @@ func (r *Request) readAnnotations(spec *specs.Spec) {
 	}
 }
 
-// readEnv gives the names in NVIDIA_VISIBLE_DEVICES. Many images set it to
+// readProcess takes the names in NVIDIA_VISIBLE_DEVICES. Many images set it to
 // "all": by itself it grants nothing.
-func (r *Request) readEnv(spec *specs.Spec) []string {
+func (r *Request) readProcess(spec *specs.Spec) {
 	if spec.Process == nil {
-		return nil
+		return
 	}
-	var names []string
+	c := spec.Process.Capabilities
+	r.privileged = c != nil && slices.Contains(c.Bounding, "CAP_SYS_ADMIN")
 	for _, kv := range spec.Process.Env { // the last one counts
 		name, value, _ := strings.Cut(kv, "=")
 		switch {
 		case name == visibleDevices:
-			names = split(value)
-			if len(names) == 1 && (names[0] == "none" || names[0] == "void") {
-				names = nil
+			r.variable = split(value)
+			if len(r.variable) == 1 && (r.variable[0] == "none" || r.variable[0] == "void") {
+				r.variable = nil
 			}
 		case name == mpsPipe && value != "":
 			r.MPS = kv
 		}
 	}
-	r.ask(visibleDevices, names...)
-	return names
+	r.ask(visibleDevices, r.variable...)
 }
 
 // readHooks finds the hooks of NVIDIA's container toolkit, which give GPUs to
 // the container outside the spec.
-func (r *Request) readHooks(spec *specs.Spec, variable, mounted []string) {
+func (r *Request) readHooks(spec *specs.Spec) {
 	if spec.Hooks == nil {
 		return
 	}
 	//nolint:staticcheck // the toolkit's hook is one of the deprecated kind
 	for _, h := range slices.Concat(spec.Hooks.Prestart, spec.Hooks.CreateRuntime) {
-		names, ours := hookNames(h, variable, mounted)
-		if !ours {
-			continue
+		if isToolkitHook(h) {
+			r.hook = true
 		}
-		r.hook = h.Path
-		r.hooks = append(r.hooks, names...)
+		names, _ := cliHook(h)
+		r.arguments = append(r.arguments, names...)
 		r.ask("hook "+h.Path, names...)
 	}
-}
-
-// hookNames says whether a hook is one of the toolkit's, and which GPUs it
-// would give: its own hook goes by what a device plugin mounted, else by the
-// variable; nerdctl's, which calls libnvidia-container, by its arguments.
-func hookNames(h specs.Hook, variable, mounted []string) (names []string, ours bool) {
-	switch path.Base(h.Path) {
-	case "nvidia-container-runtime-hook", "nvidia-container-toolkit":
-		if len(mounted) > 0 {
-			return mounted, true
-		}
-		return variable, true
-	}
-	for _, arg := range h.Args {
-		if path.Base(arg) == "nvidia-container-cli" {
-			ours = true
-		}
-		if list, ok := strings.CutPrefix(arg, "--device="); ok && ours {
-			names = append(names, split(list)...)
-		}
-	}
-	return names, ours
 }
 
 // namesInstance says whether a name is that of a MIG instance: "MIG-…", or

@@ -36,19 +36,18 @@ func TestRead(t *testing.T) {
 		{name: "void", spec: `{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"]}}`, says: "no GPU"},
 		{name: "none", spec: `{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=none"]}}`, says: "no GPU"},
 		{name: "the toolkit's hook, all", spec: `{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "hooks": {` + runtime + `}}`, hooks: []string{"all"},
-			says: "NVIDIA_VISIBLE_DEVICES: all; hook /usr/bin/nvidia-container-runtime-hook: all"},
+			says: "NVIDIA_VISIBLE_DEVICES: all"},
 		{name: "the toolkit's hook, indices and UUID", spec: `{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0, GPU-5af7c0da-0000-4000-8000-000000000001"]}, "hooks": {` + runtime + `}}`,
 			hooks: []string{"0", "GPU-5af7c0da-0000-4000-8000-000000000001"},
-			says:  "NVIDIA_VISIBLE_DEVICES: 0, GPU-5af7c0da-0000-4000-8000-000000000001; hook /usr/bin/nvidia-container-runtime-hook: 0, GPU-5af7c0da-0000-4000-8000-000000000001"},
+			says:  "NVIDIA_VISIBLE_DEVICES: 0, GPU-5af7c0da-0000-4000-8000-000000000001"},
 		{name: "the toolkit's hook for nothing", spec: `{"hooks": {` + runtime + `}}`, says: "no GPU"},
 		{name: "a device plugin's mounts", spec: `{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices"]}, "hooks": {` + runtime + `},
 			"mounts": [{"destination": "/var/run/nvidia-container-devices/GPU-5af7c0da-0000-4000-8000-000000000001", ` + null + `}]}`,
 			hooks: []string{"GPU-5af7c0da-0000-4000-8000-000000000001"},
-			says: "mounts in /var/run/nvidia-container-devices: GPU-5af7c0da-0000-4000-8000-000000000001; NVIDIA_VISIBLE_DEVICES: /var/run/nvidia-container-devices; " +
-				"hook /usr/bin/nvidia-container-runtime-hook: GPU-5af7c0da-0000-4000-8000-000000000001"},
+			says:  "mounts in /var/run/nvidia-container-devices: GPU-5af7c0da-0000-4000-8000-000000000001; NVIDIA_VISIBLE_DEVICES: /var/run/nvidia-container-devices"},
 		{name: "a device plugin's CDI mounts", spec: `{"hooks": {` + runtime + `},
 			"mounts": [{"destination": "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0", ` + null + `}]}`,
-			hooks: []string{"nvidia.com/gpu=0"}, says: "mounts in /var/run/nvidia-container-devices: nvidia.com/gpu=0; hook /usr/bin/nvidia-container-runtime-hook: nvidia.com/gpu=0"},
+			hooks: []string{"nvidia.com/gpu=0"}, says: "mounts in /var/run/nvidia-container-devices: nvidia.com/gpu=0"},
 		{name: "nerdctl --gpus", spec: `{"hooks": {"createRuntime": [{"path": "/usr/bin/containerd",
 			"args": ["containerd", "oci-hook", "--", "/usr/bin/nvidia-container-cli", "--load-kmods", "configure", "--device=1,0", "--utility", "--pid={{pid}}", "{{rootfs}}"]}]}}`,
 			hooks: []string{"1", "0"}, says: "hook /usr/bin/containerd: 1, 0"},
@@ -73,8 +72,8 @@ func TestRead(t *testing.T) {
 			if got := r.String(); got != test.says {
 				t.Errorf("says %q, want %q", got, test.says)
 			}
-			if !slices.Equal(r.hooks, test.hooks) {
-				t.Errorf("hooks would give %q, want %q", r.hooks, test.hooks)
+			if got := (Toolkit{Variable: true, Mounts: true}).gives(r); !slices.Equal(got, test.hooks) {
+				t.Errorf("the toolkit would give %q, want %q", got, test.hooks)
 			}
 			if r.MIG != test.mig || r.MPS != test.mps {
 				t.Errorf("MIG %q, MPS %q; want %q, %q", r.MIG, r.MPS, test.mig, test.mps)
@@ -99,6 +98,37 @@ func FuzzRead(f *testing.F) {
 			t.Errorf("granted: %+v", r)
 		}
 	})
+}
+
+// Whom the toolkit believes, it alone decides.
+func TestToolkit(t *testing.T) {
+	variable := Request{variable: []string{"all"}}
+	hook := Request{variable: []string{"all"}, hook: true}
+	privileged := Request{variable: []string{"all"}, hook: true, privileged: true}
+	mounted := Request{variable: []string{deviceMounts}, mounted: []string{"1"}, hook: true}
+	arguments := Request{variable: []string{"all"}, arguments: []string{"1"}}
+	for _, test := range []struct {
+		toolkit Toolkit
+		request Request
+		want    []string
+	}{
+		{Toolkit{}, variable, nil},
+		{Toolkit{Variable: true}, variable, nil},
+		{Toolkit{Variable: true, Runtime: true}, variable, []string{"all"}},
+		{Toolkit{Runtime: true}, variable, nil},
+		{Toolkit{Variable: true}, hook, []string{"all"}},
+		{Toolkit{}, hook, nil},
+		{Toolkit{}, privileged, []string{"all"}},
+		{Toolkit{Variable: true}, mounted, nil},
+		{Toolkit{Mounts: true}, mounted, []string{"1"}},
+		{Toolkit{Mounts: true, Variable: true}, hook, []string{"all"}},
+		{Toolkit{}, arguments, []string{"1"}},
+		{Toolkit{Variable: true}, arguments, []string{"1"}},
+	} {
+		if got := test.toolkit.gives(test.request); !slices.Equal(got, test.want) {
+			t.Errorf("%+v gives %q to %+v, want %q", test.toolkit, got, test.request, test.want)
+		}
+	}
 }
 
 func TestGrants(t *testing.T) {

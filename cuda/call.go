@@ -38,8 +38,20 @@ type Info struct {
 
 // Info asks which driver and GPUs there are. Errors are ErrNoDriver,
 // ErrDriverTooOld (below 570), an *Error, or the helper's end.
+//
+// What changes, GPU.Free alone, is as it was when the helper was first asked;
+// see InfoNow.
 func (h *Helper) Info(ctx context.Context) (Info, error) {
-	r, err := h.do(ctx, wire.Request{Op: wire.OpInfo}, h.opts.CallTimeout)
+	return h.info(ctx, wire.Request{Op: wire.OpInfo})
+}
+
+// InfoNow is Info with everything read anew, which takes some 10 ms.
+func (h *Helper) InfoNow(ctx context.Context) (Info, error) {
+	return h.info(ctx, wire.Request{Op: wire.OpInfo, Fresh: true})
+}
+
+func (h *Helper) info(ctx context.Context, q wire.Request) (Info, error) {
+	r, err := h.do(ctx, q, h.opts.CallTimeout)
 	if err != nil {
 		return Info{}, err
 	}

@@ -6,6 +6,7 @@ package cuda
 import (
 	"context"
 	"errors"
+	"sync"
 )
 
 // RestoreAllOnto is RestoreAll with GPU pairs of each process's own: tries has,
@@ -14,23 +15,34 @@ import (
 // which these are: a set that is not right is refused and changes nothing. A
 // process without an entry returns to the GPUs that it had.
 //
+// taken says, by pid, which of its sets each process took, counted from 0.
+//
 // The error is that of the last try. The group is then checkpointed as before
 // (see LockAll), but a process that had come through has as its own the GPUs
 // that it had come to.
-func RestoreAllOnto(ctx context.Context, h *Helper, procs []Process, tries map[int][][]Pair) error {
-	return all(ctx, h, only(procs, Running, Locked), Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
+func RestoreAllOnto(ctx context.Context, h *Helper, procs []Process, tries map[int][][]Pair) (taken map[int]int, err error) {
+	taken = map[int]int{}
+	var mu sync.Mutex
+	err = all(ctx, h, only(procs, Running, Locked), Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
 		sets := tries[pid]
 		if len(sets) == 0 {
 			sets = [][]Pair{nil}
 		}
 		var err error
-		for _, pairs := range sets {
-			if err = restored(ctx, h, pid, pairs); err == nil || !isWrongSet(err) {
+		for i, pairs := range sets {
+			err = restored(ctx, h, pid, pairs)
+			if err == nil {
+				mu.Lock()
+				taken[pid] = i
+				mu.Unlock()
+			}
+			if err == nil || !isWrongSet(err) {
 				break
 			}
 		}
 		return err
 	})
+	return taken, err
 }
 
 // restored restores one process; one that is not checkpointed any more, because

@@ -35,11 +35,16 @@ func TestSoftRestoreAllOnto(t *testing.T) {
 
 	a, b := Pair{softUUID(0), softUUID(1)}, Pair{softUUID(1), softUUID(0)}
 	wrong := map[int][][]Pair{both.pid: {{a}, {b}}, one.pid: {{a, b}, {b}}}
-	refused(t, RestoreAllOnto(ctx, h, procs, wrong), InvalidValue)
+	_, err = RestoreAllOnto(ctx, h, procs, wrong)
+	refused(t, err, InvalidValue)
 	both.is(h, Checkpointed)
 	one.is(h, Checkpointed) // it came through, onto the first GPU, and was taken back
 
-	do(t, RestoreAllOnto(ctx, h, procs, map[int][][]Pair{both.pid: {{a}, {a, b}}, one.pid: {nil}}))
+	taken, err := RestoreAllOnto(ctx, h, procs, map[int][][]Pair{both.pid: {{a}, {a, b}}, one.pid: {nil}})
+	do(t, err)
+	if taken[both.pid] != 1 || taken[one.pid] != 0 || len(taken) != 2 {
+		t.Errorf("the sets taken are %v", taken)
+	}
 	do(t, UnlockAll(ctx, h, procs))
 	for w, want := range map[*work]string{both: "gpus=2 " + softUUID(1) + " " + softUUID(0), one: "gpus=1 " + softUUID(0)} {
 		if got := w.ask("verify"); got != "bad=0" {
@@ -63,6 +68,18 @@ func TestSoftInfoFromNVML(t *testing.T) {
 	}
 	info, err := h.Info(t.Context())
 	do(t, err)
+	if p, err := os.FindProcess(w.pid); err != nil || p.Kill() != nil {
+		t.Fatal(err)
+	}
+	for range 100 { // until it has ended
+		if may, err := MayUse(w.pid); err == nil && !may {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if now, err := h.InfoNow(t.Context()); err != nil || now.GPUs[1].Free != 64<<20 {
+		t.Errorf("once the process has ended: %+v, error %v", now.GPUs, err)
+	}
 	if len(info.GPUs) != 2 || info.GPUs[0].UUID != softUUID(1) || !info.GPUs[0].VGPU || info.GPUs[1].VGPU {
 		t.Fatalf("GPUs %+v", info.GPUs)
 	}

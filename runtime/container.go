@@ -34,6 +34,8 @@ type container struct {
 	runcRoot string
 	// deviceRules were set since the container was created, see setDevice.
 	deviceRules []specs.LinuxDeviceCgroup
+	// toolkit says that the OCI runtime is NVIDIA's container toolkit's.
+	toolkit bool
 	// workDir is where runc lets CRIU log during a restore.
 	workDir string
 
@@ -69,7 +71,7 @@ type restoreState struct {
 // closeHelper ends the helper that Create left for the restore.
 func (r *restoreState) closeHelper() {
 	if r != nil && r.helper != nil {
-		r.helper.Close()
+		dismiss(r.helper)
 		r.helper = nil
 	}
 }

@@ -52,6 +52,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		}
 	}
 	c := &container{id: r.ID, bundle: r.Bundle, workDir: opts.CriuWorkPath, runcRoot: opts.Root}
+	c.toolkit = strings.HasPrefix(filepath.Base(opts.BinaryName), "nvidia-container-runtime")
 	if c.workDir == "" {
 		c.workDir = filepath.Join(r.Bundle, "work")
 	}
@@ -130,7 +131,7 @@ func (c *container) checkRestore(ctx context.Context) error {
 		return fmt.Errorf("the checkpoint was made with NVIDIA driver %s and this node has %s: restore it where the driver is the same: %w",
 			m.DriverVersion, info.DriverVersion, errdefs.ErrFailedPrecondition)
 	}
-	if err := c.pairGPUs(ctx, c.restore.helper, m); err != nil {
+	if err := c.pairGPUs(ctx, c.restore.helper, info, m); err != nil {
 		return err
 	}
 	c.restore.metadata = m

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/pelletier/go-toml/v2"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
@@ -83,19 +84,15 @@ func (c *container) fitFiles(ctx context.Context) error {
 	})
 }
 
-// injectGPUs replaces the hooks of NVIDIA's container toolkit. Where that
+// injectGPUs does what NVIDIA's container toolkit would do by hooks. Where that
 // cannot be done a container starts with them, but none is restored: CRIU
 // knows nothing of what they mount.
 func (c *container) injectGPUs(ctx context.Context, config Config, spec *specs.Spec) error {
-	if spec.Hooks == nil {
+	if spec.Hooks == nil && !c.toolkit {
 		return nil
 	}
-	registry, err := cdi.Open(config.CDISpecDirs...)
-	if err != nil {
-		return err
-	}
+	injected, err := c.inject(config, spec)
 	entry := log.G(ctx).WithField("id", c.id)
-	injected, err := registry.Inject(spec)
 	switch {
 	case err != nil && c.restore != nil:
 		return refused(err)
@@ -105,6 +102,40 @@ func (c *container) injectGPUs(ctx context.Context, config Config, spec *specs.S
 		entry.WithField("gpus", cdi.Read(spec).String()).Info("GPUs put into the spec in place of a hook")
 	}
 	return nil
+}
+
+// inject is injectGPUs without its judgement of errors.
+func (c *container) inject(config Config, spec *specs.Spec) (bool, error) {
+	registry, err := cdi.Open(config.CDISpecDirs...)
+	if err != nil {
+		return false, err
+	}
+	toolkit, err := readToolkit(toolkitConfig)
+	if err != nil {
+		return false, err
+	}
+	toolkit.Runtime = c.toolkit
+	return registry.Inject(spec, toolkit)
+}
+
+// toolkitConfig is the configuration of NVIDIA's container toolkit.
+const toolkitConfig = "/etc/nvidia-container-runtime/config.toml"
+
+// readToolkit reads what that says about whom to believe. The defaults are the
+// toolkit's own. Of a file that cannot be understood nothing is believed.
+func readToolkit(path string) (cdi.Toolkit, error) {
+	file := struct {
+		Variable bool `toml:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
+		Mounts   bool `toml:"accept-nvidia-visible-devices-as-volume-mounts"`
+	}{Variable: true}
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return cdi.Toolkit{}, fmt.Errorf("read the NVIDIA container toolkit's configuration: %w", err)
+	}
+	if err := toml.Unmarshal(data, &file); err != nil {
+		return cdi.Toolkit{}, fmt.Errorf("read the NVIDIA container toolkit's configuration %s: %w", path, err)
+	}
+	return cdi.Toolkit{Variable: file.Variable, Mounts: file.Mounts}, nil
 }
 
 // rebindFiles sees to it that there is a mount for each that the dump has.
@@ -138,8 +169,8 @@ func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.
 }
 
 // pairGPUs decides where the checkpoint's GPUs go, or refuses. helper is one
-// that sees this node's GPUs.
-func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, m *images.Metadata) error {
+// that sees this node's GPUs, and info what it has just said of them.
+func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda.Info, m *images.Metadata) error {
 	plan := &c.restore.gpus
 	request := cdi.Read(plan.spec)
 	switch {
@@ -149,25 +180,24 @@ func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, m *images
 		return refused(fmt.Errorf("%w: the container is to get an instance of a partitioned GPU (MIG; %s), and NVIDIA's driver restores to whole GPUs only", cdi.ErrPairs, request.MIG))
 	}
 	for patience := time.Now().Add(memoryPatience); ; {
-		info, err := helper.Info(ctx)
-		if err != nil {
-			return err
-		}
 		granted := grantedGPUs(request, info)
 		plan.granted = len(granted)
+		var err error
 		plan.pairs, err = cdi.Pairs(demandOf(m), granted, c.annotations[cdi.PairsAnnotation])
-		if errors.Is(err, cdi.ErrMemory) && time.Now().Before(patience) {
-			select {
-			case <-time.After(100 * time.Millisecond):
-				continue
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		if err == nil {
+			break
 		}
-		if err != nil {
+		if !errors.Is(err, cdi.ErrMemory) || time.Now().After(patience) {
 			return refused(fmt.Errorf("%w (it asks for %v)", err, request))
 		}
-		break
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if info, err = helper.InfoNow(ctx); err != nil {
+			return err
+		}
 	}
 	for _, p := range plan.pairs {
 		log.G(ctx).WithFields(log.Fields{"id": c.id, "from": p.Old.UUID, "to": p.New.UUID}).Info("GPU of the checkpoint")
@@ -213,6 +243,18 @@ func demandOf(m *images.Metadata) cdi.Demand {
 		demand.Processes = append(demand.Processes, use)
 	}
 	return demand
+}
+
+// restoreOnto has the driver restore the processes onto the GPUs of the plan.
+func (c *container) restoreOnto(ctx context.Context, helper *cuda.Helper, procs []cuda.Process) error {
+	tries := c.restore.gpuTries()
+	taken, err := cuda.RestoreAllOnto(ctx, helper, procs, tries)
+	for pid, set := range taken {
+		if pairs := tries[pid]; set < len(pairs) && pairs[set] != nil {
+			log.G(ctx).WithFields(log.Fields{"id": c.id, "pid": pid, "pairs": pairs[set], "refused": set}).Info("GPU pairs taken by the driver")
+		}
+	}
+	return err
 }
 
 // gpuTries are the sets of GPU pairs to restore each process with, by its pid

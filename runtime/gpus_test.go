@@ -158,3 +158,26 @@ func TestEditSpec(t *testing.T) {
 		t.Errorf("a part that is taken away: error %v, %s", err, read())
 	}
 }
+
+func TestReadToolkit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.toml")
+	for _, test := range []struct {
+		text string
+		want cdi.Toolkit
+		bad  bool
+	}{
+		{"", cdi.Toolkit{Variable: true}, false},
+		{"disable-require = false\n[nvidia-container-cli]\nroot = \"/\"\n", cdi.Toolkit{Variable: true}, false},
+		{"accept-nvidia-visible-devices-envvar-when-unprivileged = false\naccept-nvidia-visible-devices-as-volume-mounts = true\n", cdi.Toolkit{Mounts: true}, false},
+		{"accept", cdi.Toolkit{}, true},
+	} {
+		if test.text != "" {
+			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := readToolkit(path); got != test.want || (err != nil) != test.bad {
+			t.Errorf("%q: %+v, error %v; want %+v", test.text, got, err, test.want)
+		}
+	}
+}

@@ -290,7 +290,7 @@ func (p *gpuPlan) mountMissing(pid int) error {
 	}()
 	for _, m := range p.spec.Mounts {
 		at := path.Clean(m.Destination)
-		if m.Type != "bind" || !cdi.IsNode(at) && !cdi.IsDriverFile(at) || slices.Contains(p.stray, at) {
+		if !cdi.IsBind(m) || !cdi.IsNode(at) && !cdi.IsDriverFile(at) || slices.Contains(p.stray, at) {
 			continue
 		}
 		t, err := openTree(m)

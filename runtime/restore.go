@@ -104,7 +104,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 	if err != nil {
 		return 0, err
 	}
-	defer helper.Close()
+	defer dismiss(helper)
 	var procs []cuda.Process
 	for _, p := range c.restore.metadata.Processes {
 		state, err := cuda.ParseState(p.State)
@@ -117,7 +117,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 	}
 	checked := make(chan error, 1)
 	go func() { checked <- areas.check() }()
-	err = cuda.RestoreAllOnto(ctx, helper, procs, c.restore.gpuTries())
+	err = c.restoreOnto(ctx, helper, procs)
 	if cerr := <-checked; cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}

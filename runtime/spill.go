@@ -47,46 +47,70 @@ func checkSpillDir(dir string) error {
 	return nil
 }
 
-// spill writes the saved GPU state to a directory of its own in dir and frees
-// the memory. On an error the state is in memory still, and nothing in dir.
-func (c *container) spill(ctx context.Context, dir string, sizes []uint64) (err error) {
-	g := c.gpu
-	if err := g.checkInFiles(sizes); err != nil {
-		return err
+// makeSpill makes a directory of the container's own in dir, into which save
+// and spill write. It does nothing without dir.
+func (c *container) makeSpill(dir string) (err error) {
+	if dir == "" {
+		return nil
 	}
 	to := filepath.Join(dir, spillPrefix+c.namespace+"-"+c.id)
 	if err := os.Mkdir(to, 0o700); err != nil {
 		return fmt.Errorf("make a directory for the GPU state: %w", err)
 	}
-	s := &spilled{dir: to}
-	defer func() {
-		if err != nil {
-			g.spilled = s
-			c.removeSpill(ctx)
-		}
-	}()
 	if err := os.WriteFile(filepath.Join(c.bundle, spillDirName), []byte(to), 0o600); err != nil {
-		return fmt.Errorf("remember the spill directory: %w", err)
+		return joinBack(fmt.Errorf("remember the spill directory: %w", err), os.Remove(to))
+	}
+	c.gpu.spilled = &spilled{dir: to}
+	return nil
+}
+
+// spillDir is where a spill is to go; "" for none.
+func (g *gpuState) spillDir() string {
+	if g.spilled == nil {
+		return ""
+	}
+	return g.spilled.dir
+}
+
+// spill writes to the disk what the tracer has not written of the saved GPU
+// state while the driver was at work, and frees the memory. It gives the bytes,
+// and does nothing without a spill directory. On an error the state is in
+// memory still.
+func (g *gpuState) spill(ctx context.Context, sizes []uint64) (bytes uint64, err error) {
+	if g.spilled == nil {
+		return 0, nil
+	}
+	if err := g.checkInFiles(sizes); err != nil {
+		return 0, err
 	}
 	tracer, err := g.startedTracer(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var files []trace.FileRange
 	for i := range g.areas {
 		a := &g.areas[i]
-		path := filepath.Join(to, a.name)
-		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, To: path})
-		s.ranges = append(s.ranges, trace.FileRange{Path: path, Offset: a.Offset, Bytes: a.Bytes})
+		path := filepath.Join(g.spilled.dir, a.name)
+		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, To: path, Written: a.Written})
+		g.spilled.ranges = append(g.spilled.ranges, trace.FileRange{Path: path, Offset: a.Offset, Bytes: a.Bytes})
+		bytes += a.Bytes
 	}
-	if len(files) > 0 {
-		if s.digests, err = tracer.Copy(files); err != nil {
-			return err
+	if len(files) == 0 {
+		return 0, nil
+	}
+	if g.spilled.digests, err = tracer.Copy(files); err != nil {
+		return 0, err
+	}
+	for i := range g.areas {
+		a := &g.areas[i]
+		if a.file != nil {
+			a.file.Close()
+			a.file = nil
 		}
+		a.Path = g.spilled.ranges[i].Path // what mapBack maps
 	}
-	g.spilled = s
-	g.freeAreas()
-	return nil
+	g.closeTracer() // it has the memory open as well
+	return bytes, nil
 }
 
 // checkInFiles refuses a spill when some state was left to the driver, in
@@ -108,81 +132,31 @@ func (g *gpuState) checkInFiles(sizes []uint64) error {
 	return nil
 }
 
-// freeAreas gives up the memory that holds the areas, which a spill has too.
-// The tracer has it open as well.
-func (g *gpuState) freeAreas() {
-	for i := range g.areas {
-		if g.areas[i].file != nil {
-			g.areas[i].file.Close()
-			g.areas[i].file = nil
-		}
-		g.areas[i].Path = ""
-	}
-	g.closeTracer()
-}
-
-// loadSpill reads spilled state into memory and checks it, and gives its bytes.
-// It does nothing when nothing is spilled. On an error no memory is taken.
-func (g *gpuState) loadSpill(ctx context.Context) (_ uint64, err error) {
-	if g.spilled == nil || len(g.areas) == 0 {
+// checkSpill reads what was spilled and compares its digests, before any of it
+// is given back; the driver then finds it in the page cache. It gives the bytes,
+// and does nothing when nothing is spilled.
+func (g *gpuState) checkSpill(ctx context.Context) (uint64, error) {
+	if g.spilled == nil || len(g.spilled.ranges) == 0 {
 		return 0, nil
 	}
-	defer func() {
-		if err != nil {
-			g.freeAreas()
-		}
-	}()
 	tracer, err := g.startedTracer(ctx)
 	if err != nil {
 		return 0, err
 	}
-	paths, digests, err := tracer.Load(g.spilled.ranges)
+	digests, err := tracer.Digest(g.spilled.ranges)
 	if err != nil {
 		return 0, err
 	}
 	r := restoredAreas{ranges: g.spilled.ranges, want: g.spilled.digests}
-	if err := r.compare(digests); err != nil {
-		return 0, err
-	}
-	for i := range g.areas {
-		a := &g.areas[i]
-		if a.file, err = os.OpenFile(paths[i], os.O_RDWR, 0); err != nil {
-			return 0, fmt.Errorf("keep the GPU state that was read: %w", err)
-		}
-	}
-	return r.bytes(), nil
+	return r.bytes(), r.compare(digests)
 }
 
-// unloadSpill frees the memory that loadSpill filled, also where it is mapped
-// already. The container is frozen before and after.
-func (g *gpuState) unloadSpill(ctx context.Context, c *container) error {
-	if g.spilled == nil || len(g.areas) == 0 {
-		return nil
+// areaBytes is the size of the state that is in files.
+func (g *gpuState) areaBytes() (bytes uint64) {
+	for _, a := range g.areas {
+		bytes += a.Bytes
 	}
-	err := g.thawed(ctx, c, func() {}, func() error {
-		helper, err := g.wake(ctx)
-		if err != nil {
-			return err
-		}
-		var empty []trace.Mapping
-		for _, p := range g.living() {
-			// One that was restored by hand may have put the area to other use.
-			if state, err := helper.State(ctx, p.PID); err != nil || state != cuda.Checkpointed {
-				continue
-			}
-			for _, a := range g.areas {
-				if a.PID == p.PID {
-					empty = append(empty, trace.Mapping{PID: p.PID, TID: p.RestoreThread, Start: a.Start, Bytes: a.Bytes, Offset: a.Offset})
-				}
-			}
-		}
-		if len(empty) == 0 {
-			return nil
-		}
-		return g.tracer.Map(empty)
-	})
-	g.freeAreas()
-	return err
+	return bytes
 }
 
 // removeSpill removes what a spill has left on the disk.

@@ -35,8 +35,7 @@ const (
 // The life of a suspension: a container that is locked and frozen has its GPU
 // state saved as for a checkpoint (staging.go), into memory of the shim, and
 // stays so. With a spill the memory is then written to a disk and freed. Resume
-// is the way back that a checkpoint takes, with the spill read into memory
-// first. The processes stay frozen meanwhile: nothing of them may run while
+// is the way back that a checkpoint takes; a spill is mapped from the disk. The processes stay frozen meanwhile: nothing of them may run while
 // their GPUs are away.
 //
 // gpuState.suspended is set in between. A shim that dies takes the memory with
@@ -133,30 +132,32 @@ func (s *Service) suspend(ctx context.Context, c *container, spill string) error
 			back: "resume", undo: func(ctx context.Context) error { _, err := s.resume(ctx, c); return err },
 		})
 	}
-	steps = append(steps,
-		step{name: "preflight", do: func(ctx context.Context) (uint64, error) {
-			if err := c.checkLocked(q); err != nil {
-				return 0, err
-			}
-			// What each GPU must have free before the driver is asked to
-			// give the state back. Without, the driver's word must do.
-			if err := c.gpu.noteUse(ctx); err != nil {
-				log.G(ctx).WithError(err).WithField("id", c.id).Warn("how much GPU memory the container has is not known")
-			}
-			return 0, nil
-		}},
-		step{
-			name: "save GPU state", do: func(ctx context.Context) (bytes uint64, err error) {
-				sizes, err = c.gpu.save(ctx, c, "")
-				return sum(sizes), err
-			},
-			back: "give GPU state back", undo: func(ctx context.Context) error { return c.gpu.giveBack(ctx, c) },
-		},
-	)
+	steps = append(steps, step{name: "preflight", do: func(ctx context.Context) (uint64, error) {
+		if err := c.checkLocked(q); err != nil {
+			return 0, err
+		}
+		// What each GPU must have free before the driver is asked to give the
+		// state back. Without, the driver's word must do.
+		if err := c.gpu.noteUse(ctx); err != nil {
+			log.G(ctx).WithError(err).WithField("id", c.id).Warn("how much GPU memory the container has is not known")
+		}
+		return 0, nil
+	}})
 	if spill != "" {
-		steps = append(steps, step{name: "spill", do: func(ctx context.Context) (uint64, error) {
-			return c.gpu.areaBytes(), c.spill(ctx, spill, sizes)
-		}})
+		steps = append(steps, step{
+			name: "make spill directory", do: func(context.Context) (uint64, error) { return 0, c.makeSpill(spill) },
+			back: "remove spill directory", undo: func(ctx context.Context) error { c.removeSpill(ctx); return nil },
+		})
+	}
+	steps = append(steps, step{
+		name: "save GPU state", do: func(ctx context.Context) (bytes uint64, err error) {
+			sizes, err = c.gpu.save(ctx, c, c.gpu.spillDir())
+			return sum(sizes), err
+		},
+		back: "give GPU state back", undo: func(ctx context.Context) error { return c.gpu.giveBack(ctx, c) },
+	})
+	if spill != "" {
+		steps = append(steps, step{name: "spill", do: func(ctx context.Context) (uint64, error) { return c.gpu.spill(ctx, sizes) }})
 	}
 	if err := q.run(ctx, steps...); err != nil {
 		return err
@@ -184,10 +185,7 @@ func (s *Service) resumeSuspended(ctx context.Context, c *container, gpus []stri
 		step{name: "choose GPUs", do: func(ctx context.Context) (uint64, error) {
 			return 0, c.chooseGPUs(ctx, gpus)
 		}},
-		step{
-			name: "load GPU state", do: func(ctx context.Context) (uint64, error) { return g.loadSpill(ctx) },
-			back: "free memory", undo: func(ctx context.Context) error { return g.unloadSpill(ctx, c) },
-		},
+		step{name: "check spill", do: func(ctx context.Context) (uint64, error) { return g.checkSpill(ctx) }},
 		step{
 			name: "give access", do: func(context.Context) (uint64, error) { return 0, c.lendGPUs(g.lend) },
 			back: "take access away", undo: func(context.Context) error { return c.takeGPUs(g.lend, g.hadGPUs()) },
@@ -230,5 +228,9 @@ func (g *gpuState) restoreAll(ctx context.Context, c *container, helper *cuda.He
 	for i := range procs {
 		procs[i].PID = procs[i].NSPID // as that helper counts
 	}
-	return cuda.RestoreAllOnto(ctx, inside, procs, g.gpuTries())
+	moved, err := cuda.RestoreAllOnto(ctx, inside, procs, g.gpuTries())
+	if err != nil && len(moved) > 0 {
+		return fmt.Errorf("%d of %d processes belong to the new GPUs now, so resume the container on these again: %w", len(moved), len(procs), err)
+	}
+	return err
 }

@@ -215,9 +215,10 @@ func (c *container) inDev(do func(dev int) error) error {
 	return do(dev)
 }
 
-// gpuTries are the sets of pairs to restore each living process with, by its
-// pid in the container: those of the GPUs that it had open, which the driver
-// should count as its own, those whose memory it had, and all.
+// gpuTries are the sets of pairs to restore each process with, by its pid in
+// the container: those of the GPUs that it had open, which the driver should
+// count as its own, those whose memory it had, and all; then the same for a
+// process that an earlier try has moved already.
 func (g *gpuState) gpuTries() map[int][][]cuda.Pair {
 	tries := make(map[int][][]cuda.Pair)
 	for _, p := range g.procs {
@@ -236,6 +237,13 @@ func (g *gpuState) gpuTries() map[int][][]cuda.Pair {
 			if len(set) > 0 && !slices.ContainsFunc(sets, func(have []cuda.Pair) bool { return slices.Equal(have, set) }) {
 				sets = append(sets, set)
 			}
+		}
+		for _, set := range sets {
+			stay := slices.Clone(set)
+			for i := range stay {
+				stay[i].Old = stay[i].New
+			}
+			sets = append(sets, stay)
 		}
 		tries[p.NSPID] = sets
 	}

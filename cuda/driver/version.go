@@ -15,6 +15,20 @@ import (
 // minimum is the first driver branch with the checkpoint functions.
 const minimum = 570
 
+// facts are what CUDA does not tell of the driver, or only a newer one.
+type facts struct {
+	version string           // of the kernel driver, "580.159.03", or ""
+	gpus    map[string]known // by UUID, as far as they are known
+}
+
+// readFacts asks NVML, which takes some 10 ms to begin with.
+func readFacts() facts {
+	if nvml.Init() == nvml.SUCCESS { // counted: those within cost nothing
+		defer func() { _ = nvml.Shutdown() }()
+	}
+	return facts{version: driverVersion(), gpus: askNVML()}
+}
+
 // driverVersion gives the kernel driver's version, "580.159.03", or "".
 func driverVersion() string {
 	if done := useNVML("nvmlSystemGetDriverVersion"); done != nil {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -61,9 +63,12 @@ func nodesByMount(t *testing.T) []oci.SpecOpts {
 			if _, ok := cdi.MinorOf(d.Path); !ok {
 				return false
 			}
-			source := filepath.Join(dir, filepath.Base(d.Path))
-			if err := makeNode(source, d); err != nil {
-				t.Error(err)
+			source := d.Path
+			if gpu.Kind == harness.SoftwareGPU { // which has no node on the host
+				source = filepath.Join(dir, filepath.Base(d.Path))
+				if err := makeNode(source, d); err != nil {
+					t.Error(err)
+				}
 			}
 			s.Mounts = append(s.Mounts, specs.Mount{Type: "bind", Source: source, Destination: d.Path, Options: []string{"bind", "nosuid"}})
 			return true
@@ -95,6 +100,9 @@ func TestMountedNode(t *testing.T) {
 // that the spec does not have any more go.
 func TestSharedNodes(t *testing.T) {
 	result := two(t)
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("a real GPU's containers have such nodes as it is")
+	}
 	with := func(paths ...string) []oci.SpecOpts {
 		return amended(func(s *specs.Spec) {
 			for _, path := range paths {
@@ -116,10 +124,62 @@ func TestSharedNodes(t *testing.T) {
 		t.Errorf("the node's mode is %v, want %v", st.Mode(), want)
 	}
 	for _, path := range []string{"/dev/nvidia-nvswitch7", "/dev/nvidia-caps/nvidia-cap2"} {
-		if _, err := os.Lstat(inside(t, r, path)); gpu.Kind == harness.SoftwareGPU && !os.IsNotExist(err) {
+		if _, err := os.Lstat(inside(t, r, path)); !os.IsNotExist(err) {
 			t.Errorf("%s, a node that is not granted any more: %v", path, err)
 		}
 	}
+}
+
+// The cgroup's device rules after a restore are those of the new spec: a device
+// that the checkpointed container could open, and this one may not, stays shut.
+func TestRules(t *testing.T) {
+	result := two(t)
+	device, ok := spare(t)
+	if !ok {
+		t.Skip("this machine has no harmless device to try it with")
+	}
+	k := start(t, harness.RunSpec{GPUs: []int{0}, Amend: withDevice(device, true)}, append(pattern(1), "--open", device.Path)...)
+	expect(t, k, 0, "verify", "bad=0") // and so it has opened it
+	if err := k.Remove(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k = start(t, harness.RunSpec{GPUs: []int{0}, Amend: withDevice(device, true)}, pattern(1)...)
+	expect(t, k, 0, "verify", "bad=0")
+	dir := checkpointed(t, result, k)
+	r := restored(t, result, harness.RunSpec{GPUs: []int{1}, Amend: withDevice(device, false)}, dir, k.Port)
+	expect(t, r, 0, "verify", "bad=0")
+	visible(t, r, 1)
+	_, err := shared.Ctr(t.Context(), "tasks", "exec", "--fifo-dir", filepath.Join(shared.Dir(), "fifo"), "--exec-id", "open", r.ID, "gpuwork", "plain", "--open", device.Path)
+	if err == nil || !strings.Contains(err.Error(), "Operation not permitted") {
+		t.Errorf("a device that is not granted was opened: %v", err)
+	}
+}
+
+// spare is a node with the numbers of some device that any program may open and
+// close, under a name of NVIDIA's.
+func spare(t *testing.T) (specs.LinuxDevice, bool) {
+	t.Helper()
+	for _, path := range []string{"/dev/fuse", "/dev/cpu_dma_latency", "/dev/vsock", "/dev/loop-control", "/dev/hpet"} {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			continue
+		}
+		d := specs.LinuxDevice{Path: "/dev/nvidia-modeset", Type: "c", Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev))}
+		if d.Major != nodeMajor(t) || d.Minor != nodeMinor(t) {
+			return d, true
+		}
+	}
+	return specs.LinuxDevice{}, false
+}
+
+// withDevice adds a node to a spec, and leave to use it if allowed.
+func withDevice(d specs.LinuxDevice, allowed bool) []oci.SpecOpts {
+	return amended(func(s *specs.Spec) {
+		s.Linux.Devices = append(s.Linux.Devices, d)
+		if allowed {
+			s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &d.Major, Minor: &d.Minor, Access: "rwm"})
+		}
+	})
 }
 
 // A driver's file that this node has under another version is mounted where the
@@ -183,19 +243,24 @@ func writeSpec(t *testing.T, text string) {
 // be checkpointed, and restored with a hook that asks for the other.
 func TestHook(t *testing.T) {
 	result := two(t)
-	if gpu.Kind != harness.SoftwareGPU {
-		t.Skip("the CDI specification of the test is the software GPU's")
-	}
-	// Without a specification the hook stays, and runs: this one fails.
-	asks := func(gpu string) harness.RunSpec {
-		return harness.RunSpec{GPUs: []int{0}, Amend: amended(func(s *specs.Spec) {
-			s.Linux.Devices, s.Linux.Resources.Devices = nil, slices.DeleteFunc(s.Linux.Resources.Devices, func(d specs.LinuxDeviceCgroup) bool {
+	asks := func(name string) harness.RunSpec {
+		spec := harness.RunSpec{}
+		if gpu.Kind == harness.SoftwareGPU {
+			spec.GPUs = []int{0} // for its libraries; the nodes go again
+		} else {
+			spec.Env = []string{"LD_LIBRARY_PATH=" + strings.Join(libraryDirs(), ":")}
+		}
+		spec.Amend = amended(func(s *specs.Spec) {
+			s.Linux.Devices = nil
+			s.Linux.Resources.Devices = slices.DeleteFunc(s.Linux.Resources.Devices, func(d specs.LinuxDeviceCgroup) bool {
 				return d.Allow && d.Access == "rwm" && d.Major != nil && *d.Major == nodeMajor(t)
 			})
-			s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{
-				Path: "/bin/false", Args: []string{"containerd", "oci-hook", "--", "/usr/bin/nvidia-container-cli", "--load-kmods", "configure", "--device=" + gpu, "--pid={{pid}}", "{{rootfs}}"},
-			}}}
-		})}
+			// Without a specification the hook stays, and runs: this one fails.
+			s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/false", Args: []string{
+				"containerd", "oci-hook", "--", "/usr/bin/nvidia-container-cli", "--load-kmods", "configure", "--device=" + name, "--pid={{pid}}", "{{rootfs}}",
+			}}}}
+		})
+		return spec
 	}
 	spec := asks("0")
 	spec.ID, spec.Image, spec.Args = id(t), image, []string{"gpuwork", "sleep"}
@@ -203,7 +268,11 @@ func TestHook(t *testing.T) {
 		t.Fatal("a container whose hook fails was started")
 	}
 
-	writeSpec(t, softwareSpec(t))
+	if gpu.Kind == harness.SoftwareGPU {
+		writeSpec(t, softwareSpec(t))
+	} else {
+		generateSpec(t)
+	}
 	k := start(t, asks("0"), pattern(1)...)
 	expect(t, k, 0, "verify", "bad=0")
 	isOn(t, k, 0, uuid(0))
@@ -213,6 +282,38 @@ func TestHook(t *testing.T) {
 	expect(t, r, 0, "verify", "bad=0")
 	isOn(t, r, 0, uuid(1))
 	visible(t, r, 1)
+}
+
+// generateSpec has gpuckpt write this node's CDI specification, until the test
+// ends.
+func generateSpec(t *testing.T) {
+	t.Helper()
+	program, err := bins.Path("gpuckpt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(cdiDir(), "generated.json")
+	cmd := exec.CommandContext(t.Context(), program, "cdi", "generate", "--output", path)
+	cmd.Env = append(os.Environ(), shared.HostEnv()...)
+	t.Cleanup(func() { os.Remove(path) })
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("gpuckpt cdi generate: %v: %s", err, out)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("gpuckpt cdi generate wrote\n%s", data)
+}
+
+// libraryDirs are where a real driver's libraries are on this machine.
+func libraryDirs() []string {
+	var dirs []string
+	for _, file := range gpu.LibraryFiles() {
+		dirs = append(dirs, filepath.Dir(file))
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
 }
 
 // softwareSpec is a CDI specification of the software GPU.

@@ -41,7 +41,7 @@ func TestAnotherGPU(t *testing.T) {
 		expect(t, k, 0, "verify", "bad=0")
 		isOn(t, k, 0, uuid(at))
 		visible(t, k, at)
-		if got, want := devicesIn(t, k), []string{fmt.Sprintf("nvidia%d", at)}; gpu.Kind == harness.SoftwareGPU && !slices.Equal(got, want) {
+		if got, want := devicesIn(t, k), []string{fmt.Sprintf("nvidia%d", at)}; !slices.Equal(got, want) {
 			t.Errorf("the container's /dev has %v, want %v", got, want)
 		}
 		dir = checkpointed(t, result, k)

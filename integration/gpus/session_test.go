@@ -143,6 +143,11 @@ func restored(t *testing.T, result *harness.TestResult, spec harness.RunSpec, di
 		t.Fatalf("%v\n%s", err, shared.LogTail(6000))
 	}
 	note(t, result, k)
+	for line := range strings.Lines(shared.LogTail(6000)) {
+		if strings.Contains(line, "id="+k.ID+" ") && strings.Contains(line, "GPU pairs taken") {
+			t.Log(strings.TrimSpace(line)) // which pairs a real driver takes is not documented
+		}
+	}
 	return k
 }
 

@@ -231,22 +231,29 @@ func openFiles(t *testing.T, pid int) map[string]string {
 	return files
 }
 
-// stagingMemory is the memory that GPU state takes on the host, in bytes.
+// stagingMemory is the memory that GPU state takes on the host, in bytes; what
+// the page cache has of files on disks is not counted.
 func stagingMemory(t *testing.T) uint64 {
 	t.Helper()
-	file := filepath.Join("/sys/fs/cgroup/memory", stagingCgroup(shared), "memory.usage_in_bytes")
+	root := "/sys/fs/cgroup/memory"
 	if harness.CgroupVersion() == 2 {
-		file = filepath.Join("/sys/fs/cgroup", stagingCgroup(shared), "memory.current")
+		root = "/sys/fs/cgroup"
 	}
-	data, err := os.ReadFile(file)
+	data, err := os.ReadFile(filepath.Join(root, stagingCgroup(shared), "memory.stat"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
-	if err != nil {
-		t.Fatal(err)
+	for line := range strings.Lines(string(data)) {
+		if text, ok := strings.CutPrefix(line, "shmem "); ok {
+			n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
 	}
-	return n
+	t.Fatalf("no shmem in %q", data)
+	return 0
 }
 
 // bundleOf is the directory of a container's shim.

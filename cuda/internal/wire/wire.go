@@ -51,6 +51,7 @@ type Request struct {
 	PID       int    `json:"pid,omitempty"`        // in the helper's pid namespace; 0 for OpInfo
 	TimeoutMS uint32 `json:"timeout_ms,omitempty"` // OpLock: milliseconds, 0 waits for ever
 	Pairs     []Pair `json:"pairs,omitempty"`      // OpRestore
+	Fresh     bool   `json:"fresh,omitempty"`      // OpInfo: do not answer from memory
 }
 
 // Pair moves what was on GPU Old to GPU New, both "GPU-" UUIDs.
@@ -129,6 +130,9 @@ func (q Request) check() error {
 	}
 	if q.TimeoutMS != 0 && q.Op != OpLock {
 		return fmt.Errorf("%s takes no timeout", q.Op)
+	}
+	if q.Fresh && q.Op != OpInfo {
+		return fmt.Errorf("%s takes no freshness", q.Op)
 	}
 	if len(q.Pairs) != 0 && q.Op != OpRestore {
 		return fmt.Errorf("%s takes no GPU pairs", q.Op)
