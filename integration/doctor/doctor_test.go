@@ -4,12 +4,21 @@
 package doctor
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/containerd/containerd/v2/core/content"
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/preflight"
 )
@@ -171,6 +180,16 @@ func TestDoctorImage(t *testing.T) {
 	is(t, find(t, r, "checkpoint", "driver"), preflight.OK, gpu.Driver)
 	is(t, find(t, r, "checkpoint", "GPUs"), preflight.OK, "needs 1 of")
 
+	// An image that says the same of itself by annotations.
+	m, err := images.ReadMetadata(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	annotate(t, c, "checkpoint.test/job:1", preflight.OfCheckpoint(m).Annotations())
+	if r, code := report(t, c, "--image", "checkpoint.test/job:1"); code != 0 || r.Failures != 0 || find(t, r, "checkpoint", "driver").Found != gpu.Driver {
+		t.Errorf("exit code %d: %+v", code, r.Checks)
+	}
+
 	if out, code := doctor(t, c, "--image", harness.WorkloadImage); code != 1 || !strings.Contains(out, "no dev.gpuckpt.* annotations") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
@@ -198,5 +217,35 @@ func run(t *testing.T, program string, args ...string) {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s %s: %v: %s", program, strings.Join(args, " "), err, out)
+	}
+}
+
+// annotate makes an image of the workload's, with annotations on its manifest.
+func annotate(t *testing.T, c *harness.Containerd, name string, annotations map[string]string) {
+	t.Helper()
+	ctx := namespaces.WithNamespace(t.Context(), c.Namespace())
+	image, err := c.Client().GetImage(ctx, harness.WorkloadImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := ctdimages.Manifest(ctx, image.ContentStore(), image.Target(), image.Platform())
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest.Annotations = annotations
+	data, err := json.Marshal(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	labels := map[string]string{"containerd.io/gc.ref.content.config": manifest.Config.Digest.String()}
+	for i, l := range manifest.Layers {
+		labels[fmt.Sprintf("containerd.io/gc.ref.content.l.%d", i)] = l.Digest.String()
+	}
+	if err := content.WriteBlob(ctx, image.ContentStore(), name, bytes.NewReader(data), target, content.WithLabels(labels)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Client().ImageService().Create(ctx, ctdimages.Image{Name: name, Target: target}); err != nil {
+		t.Fatal(err)
 	}
 }
