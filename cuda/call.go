@@ -135,7 +135,11 @@ func (h *Helper) Unlock(ctx context.Context, pid int) error {
 // limit is how long the helper may take before it is killed.
 func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (wire.Reply, error) {
 	doing := "get CUDA devices"
-	if q.Op != wire.OpInfo {
+	switch q.Op {
+	case wire.OpInfo:
+	case wire.OpSurvey:
+		doing = "survey GPUs"
+	default:
 		doing = fmt.Sprintf("%s CUDA process %d", q.Op, q.PID)
 	}
 	if err := ctx.Err(); err != nil {

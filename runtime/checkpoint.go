@@ -64,6 +64,9 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if !gpu {
 		return s.dump(ctx, c, r)
 	}
+	if c.isSuspended() {
+		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
+	}
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
@@ -203,22 +206,15 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
 	}
-	if c.lockErr != nil {
-		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
+	if err := c.checkLocked(q); err != nil {
+		return err
 	}
-	if c.gpu == nil {
-		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
-	}
-	q.phases = append(q.phases, images.Phase{Name: "lock", Took: c.gpu.lockTook})
 	cg, err := cgroupOf(c.pid)
 	if err != nil {
 		return err
 	}
 	pids, err := cg.pids()
 	if err != nil {
-		return err
-	}
-	if err := c.gpu.refuseUnlocked(pids); err != nil {
 		return err
 	}
 	extra, err := outsiders(c.pid, pids)
@@ -234,6 +230,26 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
 	}
 	return checkCRIU(ctx, c.gpu.config)
+}
+
+// checkLocked refuses a container whose CUDA processes are not all locked.
+func (c *container) checkLocked(q *sequence) error {
+	if c.lockErr != nil {
+		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
+	}
+	if c.gpu == nil {
+		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
+	}
+	q.phases = append(q.phases, images.Phase{Name: "lock", Took: c.gpu.lockTook})
+	cg, err := cgroupOf(c.pid)
+	if err != nil {
+		return err
+	}
+	pids, err := cg.pids()
+	if err != nil {
+		return err
+	}
+	return c.gpu.refuseUnlocked(pids)
 }
 
 // awaited says whether anybody waits for a checkpoint still. ttrpc does not tell

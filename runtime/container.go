@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
 	"github.com/containerd/cgroups/v3/cgroup2"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
@@ -29,6 +30,10 @@ type container struct {
 	// criuBase is the CRIU settings file that the container would have without
 	// this shim; "" for none.
 	criuBase string
+	// runcRoot is where runc keeps its state; "" for the usual place.
+	runcRoot string
+	// deviceRules were set since the container was created, see setDevice.
+	deviceRules []specs.LinuxDeviceCgroup
 	// toolkit says that the OCI runtime is NVIDIA's container toolkit's.
 	toolkit bool
 	// workDir is where runc lets CRIU log during a restore.

@@ -51,7 +51,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 			return nil, fmt.Errorf("decode runtime options: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 	}
-	c := &container{id: r.ID, bundle: r.Bundle, workDir: opts.CriuWorkPath}
+	c := &container{id: r.ID, bundle: r.Bundle, workDir: opts.CriuWorkPath, runcRoot: opts.Root}
 	c.toolkit = strings.HasPrefix(filepath.Base(opts.BinaryName), "nvidia-container-runtime")
 	if c.workDir == "" {
 		c.workDir = filepath.Join(r.Bundle, "work")
@@ -170,18 +170,30 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	if c.gpu != nil {
 		c.gpu.close()
 		c.gpu.dropAreas()
+		c.removeSpill(ctx)
 	}
 	c.restore.closeHelper()
 	c.removeRestoreDir(ctx)
 	return resp, nil
 }
 
-// Update is runc's; it is here so that a change of limits takes its turn after
-// a checkpoint rather than in the middle of one.
+// Update is runc's, and suspends and resumes a container whose annotations say
+// so (suspend.go). A change of limits takes its turn after a checkpoint rather
+// than in the middle of one.
 func (s *Service) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*ptypes.Empty, error) {
 	if c := s.container(r.ID); c != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		want, err := suspensionOf(r)
+		if err == nil && want != nil {
+			err = s.changeSuspension(ctx, c, want)
+		}
+		if err != nil {
+			return nil, toGRPC(err)
+		}
+		if want != nil {
+			return &ptypes.Empty{}, nil
+		}
 	}
 	return s.TTRPCTaskService.Update(ctx, r)
 }

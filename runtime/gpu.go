@@ -40,6 +40,13 @@ type gpuState struct {
 	// inImages says that those files are the image's own.
 	inImages bool
 
+	suspended bool              // a suspension has it, see suspend.go
+	spilled   *spilled          // where the areas are on a disk; nil when they are not
+	use       map[string]uint64 // bytes of GPU memory by UUID, before the suspension
+	pairs     []cuda.Pair       // GPUs to resume on; nil for those it had
+	lend      []cuda.GPU        // of them, those that the container has no access to
+	take      []cuda.GPU        // that it is to have no access to in their place
+
 	helper *cuda.Helper // nil once idle
 	idle   *time.Timer
 }
@@ -233,7 +240,7 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 		if err := g.mapBack(ctx, helper); err != nil {
 			return err
 		}
-		if err := cuda.RestoreAll(ctx, helper, g.living(), nil); err != nil {
+		if err := g.restoreAll(ctx, c, helper); err != nil {
 			return err
 		}
 		g.saved = false

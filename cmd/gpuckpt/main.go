@@ -45,6 +45,6 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(cdiCommand(), cudaCommand(), versionCommand())
+	root.AddCommand(cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), versionCommand())
 	return root
 }

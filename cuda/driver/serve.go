@@ -93,7 +93,9 @@ func (s *server) answer(q wire.Request) {
 	}
 	<-s.opened
 	var r wire.Reply
-	if s.fault != nil {
+	if q.Op == wire.OpSurvey {
+		r = survey() // NVML's, not CUDA's: it tells of drivers that CUDA refuses
+	} else if s.fault != nil {
 		r = *s.fault
 	} else {
 		r = serve(q, s.facts)

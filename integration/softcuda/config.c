@@ -65,6 +65,9 @@ static void set(struct config *c, const char *key, const char *value)
 
 	if (!strcmp(key, "driver")) {
 		snprintf(c->driver, sizeof c->driver, "%s", value);
+	} else if (!strcmp(key, "machine")) {
+		for (int i = 0; i < MAX_GPUS; i++)
+			snprintf(c->gpu[i].machine, sizeof c->gpu[i].machine, "%s", value);
 	} else if (!strcmp(key, "cuda")) {
 		c->cuda_version = atoi(value);
 	} else if (!strcmp(key, "fail")) {

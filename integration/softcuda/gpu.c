@@ -117,22 +117,27 @@ static size_t held_by(const char *pid, const char *name)
 		return 0;
 	while (fgets(line, sizeof line, maps)) {
 		char *at = strstr(line, name);
-		if (at && !isdigit((unsigned char)at[len]) && sscanf(line, "%lx-%lx", &from, &to) == 2)
+		if (at && !isalnum((unsigned char)at[len]) && at[len] != '@' && sscanf(line, "%lx-%lx", &from, &to) == 2)
 			bytes += to - from;
 	}
 	fclose(maps);
 	return bytes;
 }
 
-size_t gpu_memory_used(int minor, void (*each)(void *arg, int pid, size_t bytes), void *arg)
+void gpu_memory_name(const struct gpu *gpu, char *name, size_t len)
 {
-	char name[40];
+	snprintf(name, len, "softcuda-%d%s%s", gpu->minor, gpu->machine[0] ? "@" : "", gpu->machine);
+}
+
+size_t gpu_memory_used(const struct gpu *gpu, void (*each)(void *arg, int pid, size_t bytes), void *arg)
+{
+	char name[120] = "/memfd:";
 	size_t sum = 0;
 	DIR *proc = opendir("/proc");
 
 	if (!proc)
 		return 0;
-	snprintf(name, sizeof name, "/memfd:softcuda-%d", minor);
+	gpu_memory_name(gpu, name + strlen(name), sizeof name - strlen(name));
 	for (struct dirent *e; (e = readdir(proc));) {
 		if (!isdigit((unsigned char)e->d_name[0]))
 			continue;

@@ -41,6 +41,7 @@ const (
 	OpCheckpoint    = "checkpoint"
 	OpRestore       = "restore"
 	OpUnlock        = "unlock"
+	OpSurvey        = "survey"
 )
 
 // Request asks for one call of the driver.
@@ -74,6 +75,8 @@ type Reply struct {
 	Text  string `json:"text,omitempty"`  // the driver's words for Code, or the fault's
 	Value int    `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id
 	Info  *Info  `json:"info,omitempty"`  // OpInfo
+
+	Survey *Survey `json:"survey,omitempty"` // OpSurvey
 }
 
 // Info is the reply to OpInfo.
@@ -114,7 +117,7 @@ func (q Request) check() error {
 		return errors.New("no id")
 	}
 	switch q.Op {
-	case OpInfo:
+	case OpInfo, OpSurvey:
 		if q.PID != 0 {
 			return fmt.Errorf("%s takes no pid", q.Op)
 		}
