@@ -209,6 +209,9 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 	if err := c.checkLocked(q); err != nil {
 		return err
 	}
+	if err := c.gpu.checkRoom(dir); err != nil {
+		return err
+	}
 	cg, err := cgroupOf(c.pid)
 	if err != nil {
 		return err

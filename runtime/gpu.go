@@ -42,7 +42,7 @@ type gpuState struct {
 
 	suspended bool              // a suspension has it, see suspend.go
 	spilled   *spilled          // where the areas are on a disk; nil when they are not
-	use       map[string]uint64 // bytes of GPU memory by UUID, before the suspension
+	use       map[string]uint64 // bytes of GPU memory by UUID at the lock; nil if not known
 	pairs     []cuda.Pair       // GPUs to resume on; nil for those it had
 	lend      []cuda.GPU        // of them, those that the container has no access to
 	take      []cuda.GPU        // that it is to have no access to in their place
@@ -123,7 +123,17 @@ func (g *gpuState) lock(ctx context.Context, pids []int) error {
 	}
 	// The container's order: its own pids, not the host's.
 	slices.SortFunc(g.procs, func(a, b cuda.Process) int { return cmp.Compare(a.NSPID, b.NSPID) })
-	return cuda.LockAll(ctx, g.helper, g.procs, time.Duration(g.config.LockTimeout))
+	surveyed := make(chan error, 1)
+	go func() { // which takes as long as the lock
+		var err error
+		g.use, err = useOf(ctx, g.helper, g.procs)
+		surveyed <- err
+	}()
+	err = cuda.LockAll(ctx, g.helper, g.procs, time.Duration(g.config.LockTimeout))
+	if serr := <-surveyed; serr != nil {
+		log.G(ctx).WithError(serr).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
+	}
+	return err
 }
 
 // rest gives the helper up when nobody needs it for a while.

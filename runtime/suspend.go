@@ -136,12 +136,7 @@ func (s *Service) suspend(ctx context.Context, c *container, spill string) error
 		if err := c.checkLocked(q); err != nil {
 			return 0, err
 		}
-		// What each GPU must have free before the driver is asked to give the
-		// state back. Without, the driver's word must do.
-		if err := c.gpu.noteUse(ctx); err != nil {
-			log.G(ctx).WithError(err).WithField("id", c.id).Warn("how much GPU memory the container has is not known")
-		}
-		return 0, nil
+		return 0, c.gpu.checkRoom(spill)
 	}})
 	if spill != "" {
 		steps = append(steps, step{

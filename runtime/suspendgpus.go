@@ -22,32 +22,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
-// noteUse notes how much of each GPU's memory the locked processes have, as
-// NVML counts it. The helper must count pids as the machine does.
-func (g *gpuState) noteUse(ctx context.Context) error {
-	helper, err := g.wake(ctx)
-	if err != nil {
-		return err
-	}
-	survey, err := helper.Survey(ctx)
-	if err != nil {
-		return err
-	}
-	ours := make(map[int]bool)
-	for _, p := range g.procs {
-		ours[p.PID] = p.State != cuda.Checkpointed
-	}
-	g.use = make(map[string]uint64)
-	for _, d := range survey.Devices {
-		for _, u := range d.Users {
-			if ours[u.PID] {
-				g.use[d.UUID] += u.Bytes
-			}
-		}
-	}
-	return nil
-}
-
 // hadGPUs are the GPUs that the processes had open when they were locked, in
 // CUDA's order.
 func (g *gpuState) hadGPUs() (had []cuda.GPU) {

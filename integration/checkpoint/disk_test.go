@@ -4,6 +4,8 @@
 package checkpoint
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +17,6 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -38,12 +39,12 @@ func TestGoesOnBeforeTheDisk(t *testing.T) {
 	expect(t, k, "verify", "bad=0")
 }
 
-// fullDir is a directory of 16 MiB: a file system on a disk, or a tmpfs.
-func fullDir(t *testing.T, kind string) string {
+// smallDir is a directory of that many MiB: a file system on a disk, or a tmpfs.
+func smallDir(t *testing.T, kind string, mib int64) string {
 	t.Helper()
 	dir := t.TempDir()
 	if kind == "memory" {
-		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16m"); err != nil {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", mib)); err != nil {
 			t.Fatal(err)
 		}
 	} else {
@@ -51,7 +52,7 @@ func fullDir(t *testing.T, kind string) string {
 		if err := os.WriteFile(image, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Truncate(image, 16<<20); err != nil {
+		if err := os.Truncate(image, mib<<20); err != nil {
 			t.Fatal(err)
 		}
 		for _, c := range [][]string{{"mkfs.ext4", "-q", image}, {"mount", "-o", "loop", image, dir}} {
@@ -68,38 +69,77 @@ func fullDir(t *testing.T, kind string) string {
 	return dir
 }
 
-// A file system without room for the checkpoint: a clear error, the container
-// goes on, whether it was to end or not, and what there was of GPU state goes.
+// failsForRoom makes a checkpoint that must fail because the directory is full,
+// and checks that nothing is lost by it. meanwhile runs beside it.
+func failsForRoom(t *testing.T, k *harness.Container, dir string, exit bool, meanwhile func(), words ...string) {
+	t.Helper()
+	options, err := typeurl.MarshalAnyToProto(&runcoptions.CheckpointOptions{ImagePath: dir, Exit: exit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := shared.Client().TaskService().Checkpoint(t.Context(), &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: options})
+		done <- err
+	}()
+	meanwhile()
+	says(t, <-done, append(words, "o space left on device")...) // CRIU's words or Go's
+	goesOn(t, k)
+	if left, err := filepath.Glob(filepath.Join(dir, "gpu*")); err != nil || len(left) > 0 {
+		t.Errorf("%q of the failed checkpoint are left, %v", left, err)
+	}
+	checkpointInto(t, shared, k, t.TempDir())
+	goesOn(t, k)
+}
+
+// A file system without room for the GPU state is refused before anything is
+// touched.
 func TestNoRoom(t *testing.T) {
 	for _, kind := range []string{"disk", "memory"} {
-		for _, exit := range []bool{false, true} {
-			name := kind + " leave"
-			if exit {
-				name = kind + " exit"
-			}
-			t.Run(name, func(t *testing.T) {
+		t.Run(kind, func(t *testing.T) {
+			results.Add(t)
+			k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+			expect(t, k, "verify", "bad=0")
+			failsForRoom(t, k, smallDir(t, kind, 16), true, func() {}, "preflight", "free some, or choose another directory")
+		})
+	}
+}
+
+// A file system that fills up during the checkpoint: a clear error, the container
+// goes on, whether it was to end or not, and what there was of GPU state goes.
+func TestFillsUp(t *testing.T) {
+	for _, kind := range []string{"disk", "memory"} {
+		for mode, exit := range map[string]bool{"leave": false, "exit": true} {
+			t.Run(kind+" "+mode, func(t *testing.T) {
+				if gpu.Kind != harness.SoftwareGPU {
+					t.Skip("a real driver is too fast, or its state too large, for a small file system")
+				}
 				results.Add(t)
-				k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-				expect(t, k, "verify", "bad=0")
-				dir := fullDir(t, kind)
-				options, err := typeurl.MarshalAnyToProto(&runcoptions.CheckpointOptions{ImagePath: dir, Exit: exit})
-				if err != nil {
-					t.Fatal(err)
-				}
-				_, err = shared.Client().TaskService().Checkpoint(t.Context(), &tasks.CheckpointTaskRequest{
-					ContainerID: k.ID, Options: options,
+				k, hurry := slow(t)
+				dir := smallDir(t, kind, 64)
+				failsForRoom(t, k, dir, exit, func() {
+					inCheckpoint(t, k)
+					fillUp(t, dir)
+					hurry()
 				})
-				says(t, err, "o space left on device") // CRIU's words or Go's
-				goesOn(t, k)
-				if left, err := filepath.Glob(filepath.Join(dir, "gpu*")); err != nil || len(left) > 0 {
-					t.Errorf("%q of the failed checkpoint are left, %v", left, err)
-				}
-				if _, err := images.ReadMetadata(dir); err == nil {
-					t.Error("the failed checkpoint has metadata")
-				}
-				checkpointInto(t, shared, k, t.TempDir())
-				goesOn(t, k)
 			})
+		}
+	}
+}
+
+// fillUp takes all the room in a directory.
+func fillUp(t *testing.T, dir string) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(dir, "filler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for block := make([]byte, 1<<20); ; {
+		if _, err := f.Write(block); errors.Is(err, unix.ENOSPC) {
+			return
+		} else if err != nil {
+			t.Fatal(err)
 		}
 	}
 }
