@@ -73,6 +73,12 @@ func (g *grants) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
 			return nil, err
 		}
 	}
+	if console := slices.Contains(paths, consolePath); g.specMount(consolePath) == nil && console != g.spec.Process.Terminal {
+		if console {
+			return nil, fmt.Errorf("the container was dumped with a terminal, and the spec has none: run it with one (--tty)")
+		}
+		return nil, fmt.Errorf("the container was dumped without a terminal, and the spec has one: run it without (no --tty)")
+	}
 	if !g.has(unix.CAP_SYS_ADMIN) {
 		if err := layered(dumped); err != nil {
 			return nil, err
@@ -204,10 +210,13 @@ func (g *grants) specMount(at string) *specs.Mount {
 	return nil
 }
 
+// consolePath is where runc mounts the terminal of a container that has one.
+const consolePath = "/dev/console"
+
 // device says whether a path is that of a device that runc binds, or of the
 // console.
 func (g *grants) device(at string) bool {
-	if at == "/dev/console" || at == "/dev/null" {
+	if at == consolePath || at == "/dev/null" {
 		return true
 	}
 	return slices.ContainsFunc(g.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at })
