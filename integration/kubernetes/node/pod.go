@@ -1,0 +1,227 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// PodNamespace is the Kubernetes namespace of static pods.
+const PodNamespace = "default"
+
+// podLimit bounds the wait for a pod that the context does not bound.
+const podLimit = 2 * time.Minute
+
+// Pod is a pod as the kubelet has it.
+type Pod struct {
+	Metadata struct {
+		Name              string
+		UID               string
+		DeletionTimestamp string
+	}
+	Status struct {
+		Phase             string
+		Reason, Message   string
+		PodIP             string
+		ContainerStatuses []ContainerStatus
+	}
+}
+
+// ContainerStatus is a container's part in a pod.
+type ContainerStatus struct {
+	Name         string
+	ContainerID  string // "containerd://ID"
+	Image        string
+	Ready        bool
+	RestartCount int
+	State        struct {
+		Waiting *struct{ Reason, Message string }
+		Running *struct{ StartedAt string }
+	}
+}
+
+// Run gives the kubelet a static pod, in YAML or JSON, and waits until its
+// containers are ready. The kubelet puts the node's name behind the pod's.
+func (n *Node) Run(ctx context.Context, name, manifest string) (Pod, error) {
+	next := filepath.Join(n.Dir(), "next-pod")
+	err := os.WriteFile(next, []byte(manifest), 0o600)
+	if err == nil {
+		err = os.Rename(next, n.manifest(name)) // the kubelet reads no half of it
+	}
+	if err != nil {
+		return Pod{}, fmt.Errorf("run the pod %s: %w", name, err)
+	}
+	return n.WaitReady(ctx, StaticName(name))
+}
+
+// StaticName is the name of a static pod of a manifest with that name.
+func StaticName(name string) string { return name + "-" + nodeName }
+
+func (n *Node) manifest(name string) string { return filepath.Join(n.podDir(), name+".yaml") }
+
+// Delete takes a static pod away and waits until the kubelet has no trace of it.
+func (n *Node) Delete(ctx context.Context, name string) error {
+	if err := n.BeginDelete(name); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, podLimit)
+	defer cancel()
+	for {
+		_, err := n.Pod(ctx, StaticName(name))
+		if errors.Is(err, fs.ErrNotExist) {
+			return n.waitForNoSandbox(ctx, StaticName(name))
+		}
+		if err != nil && ctx.Err() == nil {
+			return fmt.Errorf("delete the pod %s: %w", name, err)
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return fmt.Errorf("delete the pod %s: %w", name, err)
+		}
+	}
+}
+
+// waitForNoSandbox waits until no sandbox of a pod runs.
+func (n *Node) waitForNoSandbox(ctx context.Context, name string) error {
+	for {
+		out, err := n.Crictl(ctx, "pods", "--quiet", "--state", "ready", "--name", name)
+		if err == nil && strings.TrimSpace(out) == "" {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("wait for the end of the pod %s: %w", name, errors.Join(err, context.Cause(ctx)))
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return fmt.Errorf("wait for the end of the pod %s: %w", name, err)
+		}
+	}
+}
+
+// BeginDelete takes a static pod's manifest away, and does not wait.
+func (n *Node) BeginDelete(name string) error {
+	if err := os.Remove(n.manifest(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("delete the pod %s: %w", name, err)
+	}
+	return nil
+}
+
+// Pod is what the kubelet says of a pod. The error is fs.ErrNotExist when it knows
+// none of that name.
+func (n *Node) Pod(ctx context.Context, name string) (Pod, error) {
+	body, err := n.kubelet.call(ctx, http.MethodGet, "/pods")
+	if err != nil {
+		return Pod{}, fmt.Errorf("list the pods: %w", err)
+	}
+	var list struct{ Items []Pod }
+	if err := json.Unmarshal(body, &list); err != nil {
+		return Pod{}, fmt.Errorf("list the pods: %w", err)
+	}
+	for _, pod := range list.Items {
+		if pod.Metadata.Name == name {
+			return pod, nil
+		}
+	}
+	return Pod{}, fmt.Errorf("find the pod %s: %w", name, fs.ErrNotExist)
+}
+
+// WaitReady waits until all of a pod's containers are ready, for two minutes at
+// most. The error says what state it is in.
+func (n *Node) WaitReady(ctx context.Context, name string) (Pod, error) {
+	return n.WaitFor(ctx, name, func(pod Pod) bool { return pod.Ready() })
+}
+
+// WaitFor waits until a pod is as wanted, for two minutes at most.
+func (n *Node) WaitFor(ctx context.Context, name string, wanted func(Pod) bool) (Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, podLimit)
+	defer cancel()
+	for {
+		pod, err := n.Pod(ctx, name)
+		if err == nil && wanted(pod) {
+			return pod, nil
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			state, _ := json.Marshal(pod.Status)
+			return pod, fmt.Errorf("wait for the pod %s: %w: its state is %s", name, err, state)
+		}
+	}
+}
+
+// Ready says whether all of the pod's containers are.
+func (p Pod) Ready() bool {
+	for _, status := range p.Status.ContainerStatuses {
+		if !status.Ready {
+			return false
+		}
+	}
+	return len(p.Status.ContainerStatuses) > 0
+}
+
+// Container is the id of the pod's container of that name, as containerd has it.
+func (p Pod) Container(name string) string {
+	for _, status := range p.Status.ContainerStatuses {
+		if status.Name == name {
+			return strings.TrimPrefix(status.ContainerID, "containerd://")
+		}
+	}
+	return ""
+}
+
+// Checkpoint checkpoints a pod's container by the kubelet's API and gives the path
+// of the archive. timeout is in seconds; 0 is the kubelet's own. An answer of the
+// kubelet's that is no success is a *StatusError.
+func (n *Node) Checkpoint(ctx context.Context, pod, container string, timeout int) (string, error) {
+	path := "/checkpoint/" + url.PathEscape(PodNamespace) + "/" + url.PathEscape(pod) + "/" + url.PathEscape(container)
+	if timeout > 0 {
+		path += fmt.Sprintf("?timeout=%d", timeout)
+	}
+	body, err := n.kubelet.call(ctx, http.MethodPost, path)
+	if err != nil {
+		return "", fmt.Errorf("checkpoint the container %s of the pod %s: %w", container, pod, err)
+	}
+	var answer struct{ Items []string }
+	if err := json.Unmarshal(body, &answer); err != nil || len(answer.Items) != 1 {
+		return "", fmt.Errorf("checkpoint the container %s of the pod %s: the kubelet answered %q", container, pod, body)
+	}
+	return answer.Items[0], nil
+}
+
+// Crictl runs crictl on the node's containerd and gives its standard output.
+func (n *Node) Crictl(ctx context.Context, args ...string) (string, error) {
+	return n.Output(ctx, "crictl", append([]string{"--config", "/dev/null", "--runtime-endpoint", "unix://" + n.Address(), "--timeout", "60s"}, args...)...)
+}
+
+// removePods removes every pod, past the kubelet.
+func (n *Node) removePods(ctx context.Context) error {
+	out, err := n.Crictl(ctx, "pods", "--quiet")
+	if err != nil {
+		return fmt.Errorf("list the pods: %w", err)
+	}
+	ids := strings.Fields(out)
+	if len(ids) == 0 {
+		return nil
+	}
+	if _, err := n.Crictl(ctx, append([]string{"rmp", "--force"}, ids...)...); err != nil {
+		return fmt.Errorf("remove the pods: %w", err)
+	}
+	return nil
+}
+
+// pause waits, or fails with the context's cause.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
