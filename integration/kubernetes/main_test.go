@@ -7,14 +7,11 @@ package kubernetes
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
@@ -47,7 +44,7 @@ func run(ctx context.Context, m *testing.M) (code int) {
 	}
 	fmt.Printf("GPU: %s, driver %s, %d device(s)\n", gpu.Kind, gpu.Driver, len(gpu.Devices))
 	results = harness.NewResults(ctx, bins, gpu)
-	if shared, err = newNode(ctx, node.Options{}); err != nil {
+	if shared, err = newNode(ctx, node.Options{APIServer: true}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -75,51 +72,27 @@ func newNode(ctx context.Context, opts node.Options) (*node.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return n, configure(n, opts.ShimConfig)
+	if err := configure(n, opts.ShimConfig); err != nil {
+		return nil, errors.Join(err, n.Stop())
+	}
+	if !opts.APIServer {
+		return n, nil
+	}
+	if err := n.Apply(ctx, runtimeClasses); err != nil {
+		return nil, errors.Join(err, n.Stop())
+	}
+	return n, nil
 }
+
+// runtimeClasses are the ways to ask for the runtime.
+const runtimeClasses = `
+{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: gpuckpt}, handler: gpuckpt}
+---
+{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: gpuckpt-by-name}, handler: gpuckpt-by-name}
+`
 
 // configure sets the shim's configuration.
 func configure(n *node.Node, toml string) error {
 	return n.SetShimConfig(fmt.Sprintf("log_dir = %q\n%s\n[staging]\ncgroup = %q\n",
 		filepath.Join(n.Dir(), "criu-logs"), toml, filepath.Join(n.Cgroup(), "staging")))
-}
-
-// podName makes a pod's name of the test's.
-func podName(t *testing.T) string {
-	name := strings.NewReplacer("/", "-", "_", "-", " ", "-").Replace(strings.ToLower(t.Name()))
-	return strings.TrimPrefix(name, "test")
-}
-
-// run runs a static pod, deleted when the test ends.
-func runPod(t *testing.T, n *node.Node, name, manifest string) node.Pod {
-	t.Helper()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-		defer cancel()
-		if err := n.Delete(ctx, name); err != nil {
-			t.Error(err)
-		}
-	})
-	pod, err := n.Run(t.Context(), name, manifest)
-	if err != nil {
-		t.Fatalf("%v\n%s\n%s", err, n.KubeletLog(6000), n.LogTail(3000))
-	}
-	return pod
-}
-
-// ask asks the program of a pod and gives the answer, or fails the test.
-func ask(t *testing.T, pod node.Pod, port int, question string) string {
-	t.Helper()
-	answer, err := harness.Ask(t.Context(), net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)), question)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return answer
-}
-
-func expect(t *testing.T, pod node.Pod, port int, want string) {
-	t.Helper()
-	if got := ask(t, pod, port, "count"); got != want {
-		t.Fatalf("the counter is %q, want %q", got, want)
-	}
 }

@@ -6,7 +6,6 @@ package node
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -41,6 +40,8 @@ type devicePlugin struct {
 // startDevicePlugin registers the plugin and returns when the kubelet offers what
 // it has.
 func (n *Node) startDevicePlugin(ctx context.Context) (*devicePlugin, error) {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
 	p := &devicePlugin{server: grpc.NewServer()}
 	for _, gpu := range n.opts.GPU.Devices {
 		for share := range shares {
@@ -49,6 +50,15 @@ func (n *Node) startDevicePlugin(ctx context.Context) (*devicePlugin, error) {
 	}
 	// The kubelet's /var/lib is this directory.
 	dir := filepath.Join(n.varLib(), strings.TrimPrefix(api.DevicePluginPath, "/var/lib/"))
+	// A kubelet that is healthy may not listen yet, and empties the directory first.
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "kubelet.sock")); err == nil {
+			break
+		}
+		if err := n.kubelet.pause(ctx, 20*time.Millisecond); err != nil {
+			return nil, fmt.Errorf("wait for the kubelet's socket for device plugins: %w", err)
+		}
+	}
 	listener, err := net.Listen("unix", filepath.Join(dir, "gpu.sock"))
 	if err != nil {
 		return nil, fmt.Errorf("start the device plugin: %w", err)
@@ -57,22 +67,24 @@ func (n *Node) startDevicePlugin(ctx context.Context) (*devicePlugin, error) {
 	go func() { _ = p.server.Serve(listener) }() // ends with Stop
 	conn, err := grpc.NewClient("unix://"+filepath.Join(dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start the device plugin: %w", err), p.stop())
+		p.stop()
+		return nil, fmt.Errorf("start the device plugin: %w", err)
 	}
 	defer conn.Close()
-	if _, err := api.NewRegistrationClient(conn).Register(ctx, &api.RegisterRequest{Version: api.Version, Endpoint: "gpu.sock", ResourceName: Resource}); err != nil {
-		return nil, errors.Join(fmt.Errorf("register the device plugin: %w", err), p.stop())
+	request := &api.RegisterRequest{Version: api.Version, Endpoint: "gpu.sock", ResourceName: Resource}
+	if _, err := api.NewRegistrationClient(conn).Register(ctx, request, grpc.WaitForReady(true)); err != nil {
+		p.stop()
+		return nil, fmt.Errorf("register the device plugin: %w", err)
 	}
 	if err := n.waitForDevices(ctx, len(p.devices)); err != nil {
-		return nil, errors.Join(err, p.stop())
+		p.stop()
+		return nil, err
 	}
 	return p, nil
 }
 
 // waitForDevices waits until the kubelet has taken the plugin's devices down.
 func (n *Node) waitForDevices(ctx context.Context, count int) error {
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
-	defer cancel()
 	file := filepath.Join(n.varLib(), "kubelet", "device-plugins", "kubelet_internal_checkpoint")
 	for {
 		var state struct {
@@ -89,11 +101,10 @@ func (n *Node) waitForDevices(ctx context.Context, count int) error {
 	}
 }
 
-func (p *devicePlugin) stop() error {
+func (p *devicePlugin) stop() {
 	if p != nil {
 		p.server.Stop()
 	}
-	return nil
 }
 
 // GetDevicePluginOptions says that there are preferences.

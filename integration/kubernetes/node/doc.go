@@ -9,8 +9,9 @@
 //
 //  1. [Start] starts a containerd (package harness), the kubelet and the device
 //     plugin, and returns when the kubelet is healthy and offers the GPUs.
-//  2. Tests run pods ([Node.Run], static ones: there is no API server) and
-//     checkpoint them by the kubelet's API ([Node.Checkpoint]).
+//  2. Tests run pods, static ones ([Node.RunStatic]) or, on a node with an API
+//     server, by kubectl ([Node.Apply]), and checkpoint them by the kubelet's API
+//     ([Node.Checkpoint]).
 //  3. [Node.Stop] ends the kubelet, then the pods, then containerd, and puts back
 //     what the kubelet has changed: settings of the kernel, and a bridge.
 //

@@ -5,9 +5,6 @@ package node
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,8 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // startLimit bounds the start of the kubelet, endLimit each step of its end.
@@ -25,16 +23,14 @@ const (
 	endLimit   = time.Minute
 )
 
-// nodeName is the node's name, also in the kubelet's certificate.
-const nodeName = "gpuckpt-node"
+// Name is the node's name, which pods must give: there is no scheduler.
+const Name = "gpuckpt-node"
 
 // kubelet is one running kubelet.
 type kubelet struct {
+	*process
 	address string
 	client  *http.Client
-	cmd     *exec.Cmd
-	exited  chan struct{} // closed when it was waited for
-	root    string        // a mount of its own
 }
 
 // The directories of the kubelet: its root, and what it sees below /var/lib and
@@ -57,10 +53,8 @@ exec "$@"`
 // kubeletConfig is the kubelet's configuration, less what follows it.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
-address: 127.0.0.1
 readOnlyPort: 0
 healthzPort: 0
-authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
 cgroupDriver: cgroupfs
 failCgroupV1: false
@@ -77,120 +71,93 @@ syncFrequency: 2s
 `
 
 // startKubelet starts the kubelet and returns when it says that it is healthy.
-func (n *Node) startKubelet(ctx context.Context) (_ *kubelet, err error) {
-	k := &kubelet{exited: make(chan struct{}), root: n.kubeletRoot()}
-	for _, dir := range []string{k.root, n.podDir(), n.varLib(), n.varLog()} {
+func (n *Node) startKubelet(ctx context.Context) (*kubelet, error) {
+	root := n.kubeletRoot()
+	for _, dir := range []string{root, n.podDir(), n.varLib(), n.varLog()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("start the kubelet: %w", err)
 		}
 	}
-	port, err := freePort()
+	ports, err := freePorts(1)
 	if err != nil {
 		return nil, fmt.Errorf("start the kubelet: %w", err)
 	}
-	k.address = net.JoinHostPort("127.0.0.1", fmt.Sprint(port))
-	if err := n.writeKubeletConfig(port); err != nil {
-		return nil, fmt.Errorf("start the kubelet: %w", err)
-	}
-	// What the kubelet mounts into pods must be seen by containerd.
-	if err := syscall.Mount(k.root, k.root, "", syscall.MS_BIND, ""); err != nil {
-		return nil, fmt.Errorf("start the kubelet: mount %s: %w", k.root, err)
-	}
-	if err := syscall.Mount("", k.root, "", syscall.MS_SHARED, ""); err != nil {
-		return nil, fmt.Errorf("start the kubelet: share %s: %w", k.root, err)
-	}
-	if err := n.runKubelet(k); err != nil {
+	k := &kubelet{address: net.JoinHostPort(n.network.gateway, ports[0])}
+	if k.client, err = n.authority.client(adminUser); err != nil {
 		return nil, err
 	}
-	if err := k.wait(ctx, n); err != nil {
-		return nil, errors.Join(err, k.stop())
+	if err := n.authority.issue(kubeletUser, "system:node:"+Name, []string{"system:nodes"}, n.network.gateway); err != nil {
+		return nil, err
 	}
-	return k, nil
+	// What the kubelet mounts into pods must be seen by containerd.
+	if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
+		return nil, fmt.Errorf("start the kubelet: mount %s: %w", root, err)
+	}
+	if err := unix.Mount("", root, "", unix.MS_SHARED, ""); err != nil {
+		return nil, fmt.Errorf("start the kubelet: share %s: %w", root, err)
+	}
+	cmd, err := n.kubeletCommand(ports[0])
+	if err != nil {
+		return nil, fmt.Errorf("start the kubelet: %w", err)
+	}
+	if k.process, err = n.startCommand("kubelet", cmd); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	for {
+		if _, err := k.call(ctx, http.MethodGet, "/healthz"); err == nil {
+			return k, nil
+		}
+		if err := k.pause(ctx, 50*time.Millisecond); err != nil {
+			k.stop()
+			return nil, fmt.Errorf("wait for the kubelet: %w", err)
+		}
+	}
 }
 
-func (n *Node) writeKubeletConfig(port int) error {
+// kubeletCommand writes the kubelet's configuration and gives its command.
+func (n *Node) kubeletCommand(port string) (*exec.Cmd, error) {
 	if err := os.WriteFile(filepath.Join(n.Dir(), "resolv.conf"), []byte("nameserver 127.0.0.1\n"), 0o644); err != nil {
-		return err
+		return nil, err
 	}
-	config := kubeletConfig + fmt.Sprintf(`port: %d
+	config := kubeletConfig + fmt.Sprintf(`address: %s
+port: %s
+authentication: {anonymous: {enabled: false}, webhook: {enabled: false}, x509: {clientCAFile: %s}}
+tlsCertFile: %s
+tlsPrivateKeyFile: %s
 cgroupRoot: /%s
 containerRuntimeEndpoint: unix://%s
 podLogsDir: %s
 resolvConf: %s
 staticPodPath: %s
 volumePluginDir: %s
-`, port, n.Cgroup(), n.Address(), filepath.Join(n.Dir(), "logs"), filepath.Join(n.Dir(), "resolv.conf"), n.podDir(), filepath.Join(n.Dir(), "plugins"))
-	return os.WriteFile(filepath.Join(n.Dir(), "kubelet.yaml"), []byte(config), 0o600)
-}
-
-// runKubelet starts the process.
-func (n *Node) runKubelet(k *kubelet) error {
-	program, err := n.opts.Bins.Path("kubelet")
-	if err != nil {
-		return err
+%s`, n.network.gateway, port, n.authority.path("ca"), n.authority.path(kubeletUser), n.authority.keyPath(kubeletUser),
+		n.Cgroup(), n.Address(), filepath.Join(n.Dir(), "logs"), filepath.Join(n.Dir(), "resolv.conf"), n.podDir(),
+		filepath.Join(n.Dir(), "plugins"), n.opts.KubeletConfig)
+	file := filepath.Join(n.Dir(), "kubelet.yaml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		return nil, err
 	}
-	log, err := os.Create(filepath.Join(n.Dir(), "kubelet.log"))
-	if err != nil {
-		return fmt.Errorf("start the kubelet: %w", err)
-	}
-	defer log.Close()
 	args := []string{
-		program, "--config", filepath.Join(n.Dir(), "kubelet.yaml"), "--root-dir", k.root,
-		"--cert-dir", filepath.Join(n.Dir(), "pki"), "--hostname-override", nodeName, "--v=2",
+		"--config", file, "--root-dir", n.kubeletRoot(), "--cert-dir", filepath.Join(n.Dir(), "pki"),
+		"--hostname-override", Name, "--node-ip", n.network.gateway, "--v=2",
+		"--containerd", n.Address(), // else cAdvisor asks the machine's
 	}
-	// Not with a context: it must outlive the removal of pods, which Stop does.
-	k.cmd = exec.Command("unshare", append([]string{"--mount", "--propagation", "unchanged", "sh", "-ec", ownPaths, "sh", n.varLib(), n.varLog()}, args...)...)
-	own, err := n.Command(context.Background(), "kubelet")
+	if n.api != nil {
+		kubeconfig, err := n.writeKubeconfig(kubeletUser)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--kubeconfig", kubeconfig)
+	}
+	own, err := n.Command(context.Background(), "kubelet", args...)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	k.cmd.Dir, k.cmd.Env, k.cmd.SysProcAttr = own.Dir, own.Env, own.SysProcAttr
-	k.cmd.Stdout, k.cmd.Stderr = log, log
-	if err := k.cmd.Start(); err != nil {
-		return fmt.Errorf("start the kubelet: %w", err)
-	}
-	go func() {
-		_ = k.cmd.Wait() // how it ended is in the log
-		close(k.exited)
-	}()
-	return nil
-}
-
-// wait waits until the kubelet is healthy.
-func (k *kubelet) wait(ctx context.Context, n *Node) error {
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
-	defer cancel()
-	for {
-		if k.client == nil {
-			k.client = trusting(filepath.Join(n.Dir(), "pki", "kubelet.crt"))
-		}
-		if k.client != nil {
-			if _, err := k.call(ctx, http.MethodGet, "/healthz"); err == nil {
-				return nil
-			}
-		}
-		select {
-		case <-k.exited:
-			return fmt.Errorf("start the kubelet: it ended: %s", k.cmd.ProcessState)
-		case <-ctx.Done():
-			return fmt.Errorf("wait for the kubelet: %w", context.Cause(ctx))
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
-}
-
-// trusting is a client that trusts the kubelet's certificate, nil while there is
-// none.
-func trusting(certificate string) *http.Client {
-	pem, err := os.ReadFile(certificate)
-	if err != nil {
-		return nil
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(pem) {
-		return nil
-	}
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: nodeName}}}
+	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "unchanged", "sh", "-ec", ownPaths, "sh", n.varLib(), n.varLog()}, own.Args...)...)
+	cmd.Dir, cmd.Env, cmd.SysProcAttr = own.Dir, own.Env, own.SysProcAttr
+	return cmd, nil
 }
 
 // StatusError is an answer of the kubelet's that is no success.
@@ -222,29 +189,4 @@ func (k *kubelet) call(ctx context.Context, method, path string) ([]byte, error)
 		return nil, fmt.Errorf("%s %s: %w", method, path, &StatusError{response.StatusCode, string(body)})
 	}
 	return body, nil
-}
-
-// stop ends the kubelet. Its pods stay.
-func (k *kubelet) stop() error {
-	if k == nil || k.cmd == nil || k.cmd.Process == nil {
-		return nil
-	}
-	_ = k.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-k.exited:
-	case <-time.After(endLimit):
-		_ = k.cmd.Process.Kill()
-		<-k.exited
-	}
-	return nil
-}
-
-// freePort is a TCP port of this machine that nothing listens on now.
-func freePort() (int, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port, nil
 }

@@ -6,7 +6,6 @@ package node
 import (
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,32 +13,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// network is the pods' own: a bridge and a range of addresses. It needs no packet
-// filter, so pods reach the node and each other, and nothing else.
+// network is the pods' own: a bridge, a range of addresses, and the node's own
+// address among them. It needs no packet filter, so pods reach the node and each
+// other, and nothing else.
 type network struct {
-	bridge string
-	subnet string
+	bridge  string
+	gateway string // the node's address
+	subnet  string
 }
 
-// newNetwork chooses a range that the machine does not use.
-func newNetwork() (network, error) {
-	used, err := net.InterfaceAddrs()
-	if err != nil {
-		return network{}, fmt.Errorf("choose addresses for pods: %w", err)
-	}
-	seed := fnv.New32a()
-	fmt.Fprint(seed, os.Getpid())
-	for try := range uint32(4096) {
-		k := (seed.Sum32() + try) % 4096
-		_, subnet, err := net.ParseCIDR(fmt.Sprintf("10.%d.%d.0/24", 200+k/256, k%256))
+// makeNetwork makes a bridge with a range of addresses that the machine does not use.
+func makeNetwork() (*network, error) {
+	for try := range 4096 {
+		k := (os.Getpid() + try) % 4096
+		used, err := net.InterfaceAddrs()
 		if err != nil {
-			return network{}, fmt.Errorf("choose addresses for pods: %w", err)
+			return nil, fmt.Errorf("choose addresses for pods: %w", err)
 		}
-		if free(subnet, used) {
-			return network{bridge: fmt.Sprintf("gpuckpt%d", k), subnet: subnet.String()}, nil
+		address, subnet, err := net.ParseCIDR(fmt.Sprintf("10.%d.%d.1/24", 200+k/256, k%256))
+		if err != nil {
+			return nil, fmt.Errorf("choose addresses for pods: %w", err)
 		}
+		if !free(subnet, used) {
+			continue
+		}
+		n := &network{bridge: fmt.Sprintf("gpuckpt%d", k), gateway: address.String(), subnet: subnet.String()}
+		err = n.makeBridge(address, subnet.Mask)
+		if errors.Is(err, unix.EEXIST) {
+			continue // another program has just made it
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("make the bridge %s: %w", n.bridge, err), n.remove())
+		}
+		return n, nil
 	}
-	return network{}, errors.New("choose addresses for pods: all are in use")
+	return nil, errors.New("choose addresses for pods: all are in use")
 }
 
 func free(subnet *net.IPNet, used []net.Addr) bool {
@@ -51,51 +59,89 @@ func free(subnet *net.IPNet, used []net.Addr) bool {
 	return true
 }
 
+// makeBridge makes the bridge and gives it the node's address.
+func (n *network) makeBridge(address net.IP, mask net.IPMask) error {
+	return withSocket(func(fd int) error {
+		if err := bridgeIoctl(fd, unix.SIOCBRADDBR, n.bridge); err != nil {
+			return err
+		}
+		for _, set := range []struct {
+			request uint
+			value   []byte
+		}{{unix.SIOCSIFADDR, address.To4()}, {unix.SIOCSIFNETMASK, mask}} {
+			ifr, err := unix.NewIfreq(n.bridge)
+			if err != nil {
+				return err
+			}
+			if err := ifr.SetInet4Addr(set.value); err != nil {
+				return err
+			}
+			if err := unix.IoctlIfreq(fd, set.request, ifr); err != nil {
+				return err
+			}
+		}
+		return setFlags(fd, n.bridge, unix.IFF_UP)
+	})
+}
+
+// remove removes the bridge.
+func (n *network) remove() error {
+	if n == nil {
+		return nil
+	}
+	if _, err := net.InterfaceByName(n.bridge); err != nil {
+		return nil
+	}
+	err := withSocket(func(fd int) error {
+		if err := setFlags(fd, n.bridge, 0); err != nil { // it must be down
+			return err
+		}
+		return bridgeIoctl(fd, unix.SIOCBRDELBR, n.bridge)
+	})
+	if err != nil {
+		return fmt.Errorf("remove the bridge %s: %w", n.bridge, err)
+	}
+	return nil
+}
+
+// withSocket calls do with a socket, which requests about interfaces go through.
+func withSocket(do func(fd int) error) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return do(fd)
+}
+
+func setFlags(fd int, name string, flags uint16) error {
+	ifr, err := unix.NewIfreq(name)
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(flags)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
+}
+
 // write writes the configuration of the network's plugins.
-func (n network) write(dir string) error {
+func (n *network) write(dir string) error {
 	config := fmt.Sprintf(`{
   "cniVersion": "1.0.0",
   "name": "pods",
   "plugins": [
     {
       "type": "bridge", "bridge": %q, "isGateway": true, "ipMasq": false,
-      "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q}]]}
+      "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q, "gateway": %q}]]}
     }
   ]
 }
-`, n.bridge, filepath.Join(cniDir(dir), "addresses"), n.subnet)
+`, n.bridge, filepath.Join(cniDir(dir), "addresses"), n.subnet, n.gateway)
 	err := os.MkdirAll(cniDir(dir), 0o755)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(cniDir(dir), "10-pods.conflist"), []byte(config), 0o644)
 	}
 	if err != nil {
 		return fmt.Errorf("configure the pods' network: %w", err)
-	}
-	return nil
-}
-
-// remove removes the bridge, which the plugin made with the first pod.
-func (n network) remove() error {
-	if _, err := net.InterfaceByName(n.bridge); err != nil {
-		return nil
-	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("remove the bridge %s: %w", n.bridge, err)
-	}
-	defer unix.Close(fd)
-	down, err := unix.NewIfreq(n.bridge)
-	if err == nil {
-		err = unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, down) // no flag: not up
-	}
-	if err == nil {
-		var name *byte
-		if name, err = unix.BytePtrFromString(n.bridge); err == nil {
-			err = ioctlPointer(fd, unix.SIOCBRDELBR, name)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("remove the bridge %s: %w", n.bridge, err)
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 
@@ -29,6 +28,12 @@ type Options struct {
 	// Runtime is the handler that pods run with when they name none; empty for
 	// ByPath.
 	Runtime string
+	// KubeletConfig is further YAML for the kubelet's configuration, and
+	// ContainerdConfig further TOML for containerd's.
+	KubeletConfig, ContainerdConfig string
+	// APIServer starts an API server as well, so that pods can be run by kubectl
+	// and have secrets, accounts and runtime classes.
+	APIServer bool
 	// Logf gets a line about each notable thing; nil drops them.
 	Logf func(format string, args ...any)
 }
@@ -37,12 +42,14 @@ type Options struct {
 type Node struct {
 	*harness.Containerd
 
-	opts     Options
-	network  network
-	kubelet  *kubelet
-	plugin   *devicePlugin
-	registry *Registry
-	kernel   kernelSettings
+	opts      Options
+	authority *authority
+	network   *network
+	api       *apiServer // nil for a node without
+	kubelet   *kubelet
+	plugin    *devicePlugin
+	registry  *Registry
+	kernel    kernelSettings
 
 	stopOnce sync.Once
 	stopErr  error
@@ -57,33 +64,43 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 	if opts.Runtime == "" {
 		opts.Runtime = ByPath
 	}
-	n := &Node{opts: opts}
-	if n.network, err = newNetwork(); err != nil {
-		return nil, err
-	}
-	if n.registry, err = newRegistry(); err != nil {
-		return nil, err
-	}
+	n := &Node{opts: opts, kernel: readKernelSettings()}
 	config, err := n.criConfig()
 	if err != nil {
-		return nil, errors.Join(err, n.registry.close())
+		return nil, err
 	}
-	n.Containerd, err = harness.Start(ctx, harness.Options{
-		Bins: opts.Bins, GPU: opts.GPU, Dir: opts.Dir, ShimConfig: opts.ShimConfig, Logf: opts.Logf,
-		CRI: true, Namespace: Namespace, ConfigIn: config,
-	})
-	if err != nil {
-		return nil, errors.Join(err, n.registry.close())
+	if n.network, err = makeNetwork(); err != nil {
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("%w\nthe kubelet's log:\n%s\ncontainerd's log:\n%s", err, n.KubeletLog(2000), n.LogTail(2000)), n.Stop())
+			err = errors.Join(fmt.Errorf("%w\nthe kubelet's log:\n%s", err, n.KubeletLog(2000)), n.Stop())
 		}
 	}()
+	if n.registry, err = newRegistry(n.network.gateway); err != nil {
+		return nil, err
+	}
+	n.Containerd, err = harness.Start(ctx, harness.Options{
+		Bins: opts.Bins, GPU: opts.GPU, Dir: opts.Dir, ShimConfig: opts.ShimConfig, Logf: opts.Logf,
+		CRI: true, Namespace: Namespace, ConfigIn: config, Config: opts.ContainerdConfig,
+	})
+	if err != nil {
+		return nil, err
+	}
 	if err := n.prepare(ctx); err != nil {
 		return nil, err
 	}
-	n.kernel = readKernelSettings()
+	if opts.APIServer {
+		if n.api, err = n.startAPIServer(ctx); err != nil {
+			return nil, err
+		}
+		if _, err := n.writeKubeconfig(adminUser); err != nil {
+			return nil, err
+		}
+		if err := n.establish(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if n.kubelet, err = n.startKubelet(ctx); err != nil {
 		return nil, err
 	}
@@ -98,6 +115,13 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 // prepare makes what containerd needs to run pods: images, networks, devices, and
 // the cgroup that they will be in.
 func (n *Node) prepare(ctx context.Context) error {
+	var err error
+	if n.authority, err = newAuthority(filepath.Join(n.Dir(), "certificates")); err != nil {
+		return err
+	}
+	if err := n.authority.issue(adminUser, "admin", []string{"system:masters"}); err != nil {
+		return err
+	}
 	if err := n.network.write(n.Dir()); err != nil {
 		return err
 	}
@@ -137,11 +161,10 @@ func (n *Node) Registry() *Registry { return n.registry }
 
 // KubeletLog returns the last bytes of the kubelet's log, size at most.
 func (n *Node) KubeletLog(size int) string {
-	data, err := os.ReadFile(filepath.Join(n.Dir(), "kubelet.log"))
-	if err != nil {
+	if n.kubelet == nil {
 		return ""
 	}
-	return string(data[max(0, len(data)-size):])
+	return n.kubelet.tail(size)
 }
 
 // Stop ends the node and removes what there is of it. It can be called more than
@@ -149,10 +172,17 @@ func (n *Node) KubeletLog(size int) string {
 func (n *Node) Stop() error {
 	n.stopOnce.Do(func() {
 		var errs []error
-		errs = append(errs, n.plugin.stop(), n.kubelet.stop())
-		ctx, cancel := context.WithTimeout(context.Background(), endLimit)
-		defer cancel()
-		errs = append(errs, n.removePods(ctx), n.Containerd.Stop(), n.network.remove(), n.registry.close(), n.kernel.restore())
+		n.plugin.stop()
+		if n.kubelet != nil {
+			n.kubelet.stop()
+		}
+		n.api.stop()
+		if n.Containerd != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), endLimit)
+			defer cancel()
+			errs = append(errs, n.removePods(ctx), n.Containerd.Stop())
+		}
+		errs = append(errs, n.registry.close(), n.network.remove(), n.kernel.restore())
 		n.stopErr = errors.Join(errs...)
 	})
 	return n.stopErr

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// PodNamespace is the Kubernetes namespace of static pods.
+// PodNamespace is the Kubernetes namespace of the pods.
 const PodNamespace = "default"
 
 // podLimit bounds the wait for a pod that the context does not bound.
@@ -51,9 +51,9 @@ type ContainerStatus struct {
 	}
 }
 
-// Run gives the kubelet a static pod, in YAML or JSON, and waits until its
+// RunStatic gives the kubelet a static pod, in YAML or JSON, and waits until its
 // containers are ready. The kubelet puts the node's name behind the pod's.
-func (n *Node) Run(ctx context.Context, name, manifest string) (Pod, error) {
+func (n *Node) RunStatic(ctx context.Context, name, manifest string) (Pod, error) {
 	next := filepath.Join(n.Dir(), "next-pod")
 	err := os.WriteFile(next, []byte(manifest), 0o600)
 	if err == nil {
@@ -62,30 +62,30 @@ func (n *Node) Run(ctx context.Context, name, manifest string) (Pod, error) {
 	if err != nil {
 		return Pod{}, fmt.Errorf("run the pod %s: %w", name, err)
 	}
-	return n.WaitReady(ctx, StaticName(name))
+	return n.WaitReady(ctx, staticName(name))
 }
 
-// StaticName is the name of a static pod of a manifest with that name.
-func StaticName(name string) string { return name + "-" + nodeName }
+// staticName is the name of a static pod of a manifest with that name.
+func staticName(name string) string { return name + "-" + Name }
 
 func (n *Node) manifest(name string) string { return filepath.Join(n.podDir(), name+".yaml") }
 
-// Delete takes a static pod away and waits until the kubelet has no trace of it.
-func (n *Node) Delete(ctx context.Context, name string) error {
-	if err := n.BeginDelete(name); err != nil {
-		return err
+// DeleteStatic takes a static pod away and waits until the kubelet has no trace of it.
+func (n *Node) DeleteStatic(ctx context.Context, name string) error {
+	if err := os.Remove(n.manifest(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("delete the pod %s: %w", name, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, podLimit)
 	defer cancel()
 	for {
-		_, err := n.Pod(ctx, StaticName(name))
+		_, err := n.Pod(ctx, staticName(name))
 		if errors.Is(err, fs.ErrNotExist) {
-			return n.waitForNoSandbox(ctx, StaticName(name))
+			return n.waitForNoSandbox(ctx, staticName(name))
 		}
 		if err != nil && ctx.Err() == nil {
 			return fmt.Errorf("delete the pod %s: %w", name, err)
 		}
-		if err := pause(ctx, 50*time.Millisecond); err != nil {
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
 			return fmt.Errorf("delete the pod %s: %w", name, err)
 		}
 	}
@@ -101,18 +101,10 @@ func (n *Node) waitForNoSandbox(ctx context.Context, name string) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("wait for the end of the pod %s: %w", name, errors.Join(err, context.Cause(ctx)))
 		}
-		if err := pause(ctx, 50*time.Millisecond); err != nil {
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
 			return fmt.Errorf("wait for the end of the pod %s: %w", name, err)
 		}
 	}
-}
-
-// BeginDelete takes a static pod's manifest away, and does not wait.
-func (n *Node) BeginDelete(name string) error {
-	if err := os.Remove(n.manifest(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("delete the pod %s: %w", name, err)
-	}
-	return nil
 }
 
 // Pod is what the kubelet says of a pod. The error is fs.ErrNotExist when it knows
@@ -149,7 +141,7 @@ func (n *Node) WaitFor(ctx context.Context, name string, wanted func(Pod) bool) 
 		if err == nil && wanted(pod) {
 			return pod, nil
 		}
-		if err := pause(ctx, 50*time.Millisecond); err != nil {
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
 			state, _ := json.Marshal(pod.Status)
 			return pod, fmt.Errorf("wait for the pod %s: %w: its state is %s", name, err, state)
 		}
@@ -214,14 +206,4 @@ func (n *Node) removePods(ctx context.Context) error {
 		return fmt.Errorf("remove the pods: %w", err)
 	}
 	return nil
-}
-
-// pause waits, or fails with the context's cause.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
 }

@@ -27,13 +27,14 @@ const (
 // Registry is a registry of images on a port of this machine, in memory. It asks
 // for a name and a password, for pulls as for pushes.
 type Registry struct {
-	// Host is "127.0.0.1:port", how images' names begin.
+	// Host is "address:port", how images' names begin.
 	Host   string
 	server *http.Server
 }
 
-func newRegistry() (*Registry, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+// newRegistry starts one at an address of this machine.
+func newRegistry(address string) (*Registry, error) {
+	listener, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
 	if err != nil {
 		return nil, fmt.Errorf("start the registry: %w", err)
 	}
@@ -72,4 +73,9 @@ func (r *Registry) Credentials() ([]byte, error) {
 	return json.Marshal(map[string]any{"auths": map[string]any{r.Host: map[string]string{"auth": auth}}})
 }
 
-func (r *Registry) close() error { return r.server.Close() }
+func (r *Registry) close() error {
+	if r == nil {
+		return nil
+	}
+	return r.server.Close()
+}
