@@ -81,6 +81,14 @@ func Open(dir string) (*Checkpoint, error) { return open([]string{dir}, true) }
 // OpenFiles opens a flat checkpoint of which the files are known already, parts
 // of an archive say. Dir of what it gives is empty. Errors as those of Open.
 func OpenFiles(files []File) (*Checkpoint, error) {
+	c, err := takeAll(files)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.complete(true)
+}
+
+func takeAll(files []File) (*Checkpoint, error) {
 	c := &Checkpoint{pieces: make(map[string][]Piece)}
 	for _, f := range files {
 		if err := c.take(f); err != nil {
@@ -88,31 +96,47 @@ func OpenFiles(files []File) (*Checkpoint, error) {
 		}
 	}
 	c.sort()
-	return c, c.complete(true)
+	return c, nil
 }
 
 // OpenWithoutGPU opens the flat checkpoint of a container that used no GPU: it
-// has no gpuckpt.json. Whoever calls it knows that the dump was complete. A
-// directory with GPU state, or without CRIU's inventory.img, is ErrDamaged.
+// has no gpuckpt.json, and what it gives no Metadata. Whoever calls it knows
+// that the dump was complete. A directory with GPU state, or without CRIU's
+// inventory.img, is ErrDamaged.
 func OpenWithoutGPU(dir string) (*Checkpoint, error) {
-	c, err := Open(dir)
-	if err == nil {
-		return nil, fmt.Errorf("%w: %s has GPU state", ErrDamaged, dir)
-	}
-	if !errors.Is(err, ErrNoMetadata) {
-		return nil, err
-	}
-	c, err = list([]string{dir})
+	c, err := list([]string{dir})
 	if err != nil {
 		return nil, err
 	}
-	if len(c.pieces) > 0 {
-		return nil, fmt.Errorf("%w: %s has GPU state but no %s", ErrDamaged, dir, MetadataName)
+	return c, c.withoutGPU()
+}
+
+// OpenFilesWithoutGPU is OpenWithoutGPU for files as OpenFiles takes them.
+func OpenFilesWithoutGPU(files []File) (*Checkpoint, error) {
+	c, err := takeAll(files)
+	if err != nil {
+		return nil, err
 	}
-	if !slices.ContainsFunc(c.Files, func(f File) bool { return f.Name == "inventory.img" }) {
-		return nil, fmt.Errorf("%w: %s has no inventory.img", ErrDamaged, dir)
+	return c, c.withoutGPU()
+}
+
+func (c *Checkpoint) withoutGPU() error {
+	if len(c.pieces) > 0 || c.file(MetadataName) != nil {
+		return fmt.Errorf("%w: it is said to have no GPU state and has files of it", ErrDamaged)
 	}
-	return c, nil
+	if c.file("inventory.img") == nil {
+		return fmt.Errorf("%w: it has no inventory.img", ErrDamaged)
+	}
+	return nil
+}
+
+// file finds a file that is no area's.
+func (c *Checkpoint) file(name string) *File {
+	at, ok := slices.BinarySearchFunc(c.Files, name, func(f File, name string) int { return cmp.Compare(f.Name, name) })
+	if !ok {
+		return nil
+	}
+	return &c.Files[at]
 }
 
 // OpenImage opens the checkpoint of an unpacked checkpoint image: its root
@@ -244,15 +268,14 @@ func (c *Checkpoint) take(f File) error {
 
 // complete reads the metadata and checks the files against it.
 func (c *Checkpoint) complete(flat bool) error {
-	at, ok := slices.BinarySearchFunc(c.Files, MetadataName, func(f File, name string) int { return cmp.Compare(f.Name, name) })
-	if !ok {
+	f := c.file(MetadataName)
+	if f == nil {
 		where := ""
 		if c.Dir != "" {
 			where = " in " + c.Dir
 		}
 		return fmt.Errorf("%w%s", ErrNoMetadata, where)
 	}
-	f := c.Files[at]
 	r, err := f.Open()
 	if err != nil {
 		return fmt.Errorf("read checkpoint metadata: %w", err)
@@ -332,6 +355,9 @@ func (c *Checkpoint) Pieces(areaFile string) []Piece { return slices.Clone(c.pie
 
 // Areas gives all areas of all processes, in order.
 func (c *Checkpoint) Areas() []Area {
+	if c.Metadata == nil {
+		return nil
+	}
 	var all []Area
 	for _, p := range c.Metadata.Processes {
 		all = append(all, p.Areas...)
@@ -345,4 +371,18 @@ func (c *Checkpoint) AreaBytes() (bytes uint64) {
 		bytes += a.Bytes
 	}
 	return bytes
+}
+
+// IsAreaFile says whether a name is that of a file with GPU state, whole or a
+// piece.
+func IsAreaFile(name string) bool { return pieceForm.MatchString(name) }
+
+// ParsePieceFile takes a name that PieceFile made apart.
+func ParsePieceFile(name string) (areaFile string, offset uint64, ok bool) {
+	parts := pieceForm.FindStringSubmatch(name)
+	if parts == nil || parts[2] == "" {
+		return "", 0, false
+	}
+	offset, err := strconv.ParseUint(parts[2], 16, 64)
+	return parts[1], offset, err == nil
 }

@@ -4,12 +4,22 @@
 package oci
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
+	"math/bits"
+	"runtime"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -106,5 +116,172 @@ var ErrNotCheckpoint = errors.New("no checkpoint image")
 // On an error there is no manifest and no unfinished ingest; layers that were
 // complete are left to the store's garbage collector, or removed from a Layout.
 func Build(ctx context.Context, store content.Store, o Options) (*Result, error) {
-	return nil, errors.ErrUnsupported
+	b, err := newBuilder(store, o)
+	if err != nil {
+		return nil, err
+	}
+	result, err := b.build(ctx)
+	if err != nil {
+		b.discard(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("build checkpoint image: %w", err)
+	}
+	return result, nil
+}
+
+// builder is one build.
+type builder struct {
+	Options
+	store content.Store
+	id    string // begins the names of this build's ingests
+
+	mu     sync.Mutex
+	result Result
+	done   uint64
+	total  uint64
+	wrote  []digest.Digest // blobs that the store did not have
+}
+
+func newBuilder(store content.Store, o Options) (*builder, error) {
+	if err := o.Compression.check(o.Level); err != nil {
+		return nil, err
+	}
+	if o.Compression == "" {
+		o.Compression = Zstd
+	}
+	if o.LayerBytes != 0 && (o.LayerBytes < minLayerBytes || bits.OnesCount64(o.LayerBytes) != 1) {
+		return nil, fmt.Errorf("layers of %d bytes: it must be a power of two, and %d or more", o.LayerBytes, minLayerBytes)
+	}
+	if o.RW != nil && o.RWTar != nil {
+		return nil, errors.New("two layers with the container's writable files")
+	}
+	if o.Provider == nil {
+		o.Provider = store
+	}
+	if o.Threads <= 0 {
+		o.Threads = runtime.NumCPU()
+	}
+	id := make([]byte, 8)
+	if _, err := rand.Read(id); err != nil {
+		return nil, err
+	}
+	return &builder{Options: o, store: store, id: "gpuckpt-" + hex.EncodeToString(id)}, nil
+}
+
+// build is the build, step by step.
+func (b *builder) build(ctx context.Context) (*Result, error) {
+	meta, err := b.metadata()
+	if err != nil {
+		return nil, err
+	}
+	base, err := b.readBase(ctx)
+	if err != nil {
+		return nil, err
+	}
+	previous, err := b.readPrevious(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if b.LayerBytes == 0 {
+		b.LayerBytes = chooseLayerBytes(b.Checkpoint.AreaBytes())
+	}
+	for _, l := range base.layers {
+		if err := copyBlob(ctx, b.Provider, b.store, l.desc, b.id); err != nil {
+			return nil, fmt.Errorf("layer %s of the base image: %w", l.desc.Digest, err)
+		}
+		b.result.Base += uint64(l.desc.Size)
+	}
+	var added []layer
+	rw, err := b.writable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if rw != nil {
+		added = append(added, *rw)
+	}
+	made, err := b.checkpointLayers(ctx, meta, previous)
+	if err != nil {
+		return nil, err
+	}
+	added = append(added, made...)
+	for _, l := range added {
+		b.count(l)
+	}
+	b.result.GPUBytes = b.Checkpoint.AreaBytes()
+	b.result.Manifest, err = b.writeManifest(ctx, meta.Metadata, base, added)
+	return &b.result, err
+}
+
+// metadata gives the gpuckpt.json of the image: the checkpoint's, or, without
+// GPU state, one that says so.
+func (b *builder) metadata() (*images.Checkpoint, error) {
+	if b.Checkpoint.Metadata != nil {
+		return b.Checkpoint, nil
+	}
+	created := b.Created
+	if created.IsZero() {
+		created = time.Now()
+	}
+	c := *b.Checkpoint
+	c.Metadata = &images.Metadata{SchemaVersion: images.SchemaVersion, Created: created.UTC()}
+	data, err := images.EncodeMetadata(c.Metadata)
+	if err != nil {
+		return nil, err
+	}
+	c.Files = append([]images.File{{
+		Name: images.MetadataName, Path: images.MetadataName, Bytes: uint64(len(data)), Data: bytes.NewReader(data),
+	}}, c.Files...)
+	return &c, nil
+}
+
+// layer is a layer in the store.
+type layer struct {
+	desc   ocispec.Descriptor
+	diffID digest.Digest
+	reused bool
+	kind   string
+}
+
+// count adds a layer to the figures.
+func (b *builder) count(l layer) {
+	r, size := &b.result, uint64(l.desc.Size)
+	r.Bytes += size
+	if l.reused {
+		r.Reused += size
+	} else {
+		r.Written += size
+	}
+	if l.kind != LayerGPU {
+		return
+	}
+	r.GPULayers++
+	if l.reused {
+		r.GPULayersReused++
+		r.GPUReused += size
+	} else {
+		r.GPUWritten += size
+	}
+}
+
+// progress adds to what is done.
+func (b *builder) progress(bytes uint64) {
+	if b.Progress == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.done += bytes
+	b.Progress(b.done, b.total)
+}
+
+// discard removes what a failed build has written from a Layout, which has no
+// garbage collector.
+func (b *builder) discard(ctx context.Context) {
+	if _, ok := b.store.(*Layout); !ok {
+		return
+	}
+	for _, d := range b.wrote {
+		if err := b.store.Delete(ctx, d); err != nil && !errdefs.IsNotFound(err) {
+			log.G(ctx).WithError(err).Warn("remove a layer of an image that was not completed")
+		}
+	}
 }
