@@ -66,13 +66,16 @@ func run(ctx context.Context, m *testing.M) (code int) {
 
 // newNode starts one. What the shims leave on a machine goes with it.
 func newNode(ctx context.Context, opts node.Options) (*node.Node, error) {
-	opts.Bins, opts.GPU = bins, gpu
+	opts.GPU = gpu
+	if _, err := opts.Bins.Path("containerd"); err != nil {
+		opts.Bins = bins
+	}
 	opts.Dir = os.Getenv("GPUCKPT_TEST_DIR")
 	n, err := node.Start(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
-	if err := configure(n, opts.ShimConfig); err != nil {
+	if err := configureShim(n.Containerd, opts.ShimConfig); err != nil {
 		return nil, errors.Join(err, n.Stop())
 	}
 	if !opts.APIServer {
@@ -91,8 +94,8 @@ const runtimeClasses = `
 {apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: gpuckpt-by-name}, handler: gpuckpt-by-name}
 `
 
-// configure sets the shim's configuration.
-func configure(n *node.Node, toml string) error {
-	return n.SetShimConfig(fmt.Sprintf("log_dir = %q\n%s\n[staging]\ncgroup = %q\n",
-		filepath.Join(n.Dir(), "criu-logs"), toml, filepath.Join(n.Cgroup(), "staging")))
+// configureShim sets the shim's configuration.
+func configureShim(c *harness.Containerd, toml string) error {
+	return c.SetShimConfig(fmt.Sprintf("log_dir = %q\n%s\n[staging]\ncgroup = %q\n",
+		filepath.Join(c.Dir(), "criu-logs"), toml, filepath.Join(c.Cgroup(), "staging")))
 }
