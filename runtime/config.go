@@ -42,6 +42,8 @@ type Config struct {
 	LogDir string `toml:"log_dir"`
 	// Staging holds where GPU state goes on its way.
 	Staging StagingConfig `toml:"staging"`
+	// Restore says which containers of checkpoint images are resumed.
+	Restore RestoreConfig `toml:"restore"`
 	// CRIU holds what CRIU is to do.
 	CRIU CRIUConfig `toml:"criu"`
 }
@@ -92,6 +94,7 @@ func defaultConfig() Config {
 		OnCheckpoint: onCheckpointKeep,
 		LogDir:       "/var/log/gpuckpt",
 		Staging:      StagingConfig{Steer: true, Cgroup: "gpuckpt"},
+		Restore:      RestoreConfig{Policy: policyAnnotated},
 	}
 }
 
@@ -135,6 +138,9 @@ func parseConfig(data []byte) (Config, error) {
 	}
 	if config.Staging.MemoryLimit < 0 || config.Staging.MemoryLimit > 0 && config.Staging.Cgroup == "" {
 		return Config{}, fmt.Errorf("[staging] memory_limit is %d; it must not be negative, and needs a cgroup", config.Staging.MemoryLimit)
+	}
+	if err := config.Restore.check(); err != nil {
+		return Config{}, err
 	}
 	if path := config.CRIU.Path; path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "criu") {
 		return Config{}, fmt.Errorf("[criu] path is %q; it must be an absolute path that ends in /criu, the name that runc looks for", path)

@@ -5,7 +5,6 @@ package runtime
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,8 +17,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
-
-	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // temporaryPrefix begins the names of the directories that containerd makes for
@@ -76,9 +73,17 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		return nil, err
 	}
 	if c.restore != nil {
-		if err := c.checkRestore(ctx); err != nil {
-			return nil, err
-		}
+		err = c.checkRestore(ctx)
+	} else {
+		err = c.resume(ctx, r)
+		defer func() {
+			if err != nil {
+				c.restore.closeHelper()
+			}
+		}()
+	}
+	if err != nil {
+		return nil, err
 	}
 	resp, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
@@ -99,13 +104,17 @@ func isTemporary(dir string) bool {
 
 // checkRestore refuses a GPU checkpoint that cannot work here.
 func (c *container) checkRestore(ctx context.Context) error {
-	m, err := images.ReadMetadata(c.restore.dir)
-	if errors.Is(err, images.ErrNoMetadata) {
-		return nil // a checkpoint without GPU state, runc's alone
-	}
+	found, err := c.restore.open()
 	if err != nil {
 		return err
 	}
+	if err := c.checkGrants(ctx); err != nil {
+		return err
+	}
+	if found == nil {
+		return nil // a checkpoint without GPU state, runc's alone
+	}
+	m := found.Metadata
 	config, err := LoadConfig()
 	if err != nil {
 		return err

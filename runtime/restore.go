@@ -54,6 +54,9 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 	// second try with this container.
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
 	defer c.restore.closeHelper()
+	if err := c.restore.settle(); err != nil {
+		return nil, err
+	}
 
 	steps := []step{
 		{
@@ -115,7 +118,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 		bytes += p.Bytes
 	}
 	checked := make(chan error, 1)
-	go func() { checked <- areas.check() }()
+	go func() { checked <- areas.check(ctx) }()
 	err = cuda.RestoreAll(ctx, helper, procs, nil)
 	if cerr := <-checked; cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say

@@ -266,18 +266,27 @@ func onMemory(dir string) bool {
 
 // restoredAreas are the GPU state files of a restore, on their way back.
 type restoredAreas struct {
-	tracer  *trace.Session
-	ranges  []trace.FileRange
-	want    [][]string
+	tracer *trace.Session
+	// ranges are the files that are mapped, and want the digests of those that
+	// are an area's one file.
+	ranges []trace.FileRange
+	want   [][]string
+	// pieces are the areas of a checkpoint image, whose blocks are spread over
+	// several files.
+	pieces  []images.Assembly
 	checked bool // the digests were compared while the files were loaded
 }
 
-// mapRestored maps the checkpoint's files over the restored processes' areas.
-// Files on a tmpfs are mapped as they are; others are read into memory first,
-// in parallel, and checked on the way. nil when the checkpoint has no files.
+// mapRestored maps the checkpoint's files over the restored processes' areas:
+// one file for each area, or, from a checkpoint image, its pieces side by side,
+// with the empty area left where there are none. Files on a tmpfs are mapped as
+// they are; others are read into memory first, in parallel. nil when the
+// checkpoint has no areas.
 func (c *container) mapRestored(ctx context.Context, config Config) (_ *restoredAreas, err error) {
 	var mappings []trace.Mapping
 	r := &restoredAreas{}
+	memory := true // all the files are
+	spread := false
 	for _, p := range c.restore.metadata.Processes {
 		if len(p.Areas) == 0 {
 			continue
@@ -287,14 +296,29 @@ func (c *container) mapRestored(ctx context.Context, config Config) (_ *restored
 			return nil, err
 		}
 		for _, a := range p.Areas {
-			path := filepath.Join(c.restore.dir, a.File)
-			mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start, Bytes: a.Bytes, Path: path, Offset: a.Offset})
-			r.ranges = append(r.ranges, trace.FileRange{Path: path, Offset: a.Offset, Bytes: a.Bytes})
+			pieces := c.restore.checkpoint.Pieces(a.File)
+			for _, q := range pieces {
+				from := max(q.Offset, a.Offset)
+				to := q.Offset + q.Bytes
+				if from >= to {
+					continue // all of it is before the range
+				}
+				mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + from - a.Offset, Bytes: to - from, Path: q.Path, Offset: from - q.Offset})
+				r.ranges = append(r.ranges, trace.FileRange{Path: q.Path, Offset: from - q.Offset, Bytes: to - from})
+				memory = memory && onMemory(filepath.Dir(q.Path))
+			}
+			spread = spread || len(pieces) != 1 || pieces[0].Offset != 0 || pieces[0].Bytes != a.Offset+a.Bytes
 			r.want = append(r.want, a.Digests)
+			r.pieces = append(r.pieces, images.Assembly{Area: a, Pieces: pieces})
 		}
 	}
-	if len(mappings) == 0 {
+	if len(r.pieces) == 0 {
 		return nil, nil
+	}
+	if spread {
+		r.want = nil
+	} else {
+		r.pieces = nil
 	}
 	if r.tracer, err = startTracer(ctx, config); err != nil {
 		return nil, err
@@ -304,25 +328,54 @@ func (c *container) mapRestored(ctx context.Context, config Config) (_ *restored
 			r.tracer.Close()
 		}
 	}()
-	if !onMemory(c.restore.dir) {
+	if !memory {
 		paths, digests, err := r.tracer.Load(r.ranges)
 		if err != nil {
 			return nil, err
 		}
-		if err := r.compare(digests); err != nil {
-			return nil, err
+		if !spread {
+			if err := r.compare(digests); err != nil {
+				return nil, err
+			}
+			r.checked = true
 		}
-		r.checked = true
 		for i := range mappings {
 			mappings[i].Path = paths[i]
 		}
+		r.loaded(paths)
+	}
+	if len(mappings) == 0 { // all of the state is zero
+		return r, nil
 	}
 	return r, r.tracer.Map(mappings)
 }
 
+// loaded has the pieces read from the memory that they were loaded into, in the
+// order of the ranges: what is checked is what the driver gets.
+func (r *restoredAreas) loaded(paths []string) {
+	next := 0
+	for i := range r.pieces {
+		a := &r.pieces[i]
+		for j := range a.Pieces {
+			q := &a.Pieces[j]
+			if q.Offset+q.Bytes <= a.Area.Offset {
+				continue
+			}
+			q.Path = paths[next]
+			next++
+		}
+	}
+}
+
 // check digests the files, unless that was done.
-func (r *restoredAreas) check() error {
+func (r *restoredAreas) check(ctx context.Context) error {
 	if r == nil || r.checked {
+		return nil
+	}
+	if r.pieces != nil {
+		if err := images.Check(ctx, r.pieces, nil); err != nil {
+			return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+		}
 		return nil
 	}
 	digests, err := r.tracer.Digest(r.ranges)

@@ -45,6 +45,6 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(cudaCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), cudaCommand(), versionCommand())
 	return root
 }

@@ -38,10 +38,15 @@ var (
 	ErrUnsupported = errors.New("unsupported checkpoint archive")
 )
 
-// The names in an archive.
+// ConfigName and SpecName are the files that tell of the container. A dump may
+// have them beside CRIU's images.
 const (
-	configName   = "config.dump"
-	specName     = "spec.dump"
+	ConfigName = "config.dump"
+	SpecName   = "spec.dump"
+)
+
+// The other names in an archive.
+const (
 	statusName   = "status.dump"
 	networkName  = "network.status"
 	rootfsName   = "rootfs-diff.tar"
@@ -78,11 +83,12 @@ type Contents struct {
 	Layers []Layer
 }
 
-// rootFiles are the files at an archive's root that are kept with a checkpoint
-// when it becomes an image, so that an archive made of the image has them again.
+// rootFile says whether a name is one of the files at an archive's root that are kept with
+// a checkpoint when it becomes an image, so that an archive made of the image has
+// them again.
 func rootFile(name string) bool {
 	switch name {
-	case configName, specName, statusName, networkName, "dump.log", "stats-dump", "status", "container.log", "io.kubernetes.cri-o.LogPath":
+	case ConfigName, SpecName, statusName, networkName, "dump.log", "stats-dump", "status", "container.log", "io.kubernetes.cri-o.LogPath":
 		return true
 	}
 	return false

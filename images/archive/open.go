@@ -86,7 +86,7 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 				return nil, err
 			}
 		case dir == "":
-			if e.name == configName {
+			if e.name == ConfigName {
 				config = true
 				if err := decode(e, &a.Config); err != nil {
 					return nil, err
@@ -98,7 +98,7 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 		}
 	}
 	if !config {
-		return nil, fmt.Errorf("%w: it has no %s", ErrMalformed, configName)
+		return nil, fmt.Errorf("%w: it has no %s", ErrMalformed, ConfigName)
 	}
 	for _, name := range a.deleted {
 		if _, err := cleanDeleted(name); err != nil {
@@ -118,7 +118,7 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 	}
 	a.Checkpoint, err = images.OpenFiles(files)
 	if errors.Is(err, images.ErrNoMetadata) {
-		a.Checkpoint, err = withoutGPU(files)
+		a.Checkpoint, err = images.OpenFilesWithoutGPU(files)
 	}
 	if err != nil {
 		return nil, err
@@ -129,16 +129,6 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 // file is an entry as a file of a checkpoint.
 func file(name string, e entry) images.File {
 	return images.File{Name: name, Path: e.name + " in the archive", Bytes: uint64(e.data.Size()), Data: e.data}
-}
-
-// withoutGPU is the checkpoint of a container that used no GPU.
-func withoutGPU(files []images.File) (*images.Checkpoint, error) {
-	for _, f := range files {
-		if strings.HasPrefix(f.Name, "gpu-") {
-			return nil, fmt.Errorf("%w: it has GPU state but no %s", ErrMalformed, images.MetadataName)
-		}
-	}
-	return &images.Checkpoint{Files: files}, nil
 }
 
 // decode reads a file of JSON. Fields it does not know are left out: Podman and

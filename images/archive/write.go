@@ -114,7 +114,7 @@ func (w *writer) dumps(c Contents) error {
 	for _, f := range []struct {
 		name string
 		data []byte
-	}{{configName, config}, {specName, c.Spec}, {statusName, c.Status}, {networkName, network}} {
+	}{{ConfigName, config}, {SpecName, c.Spec}, {statusName, c.Status}, {networkName, network}} {
 		if there[f.name] || len(f.data) == 0 {
 			continue
 		}
