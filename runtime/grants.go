@@ -120,12 +120,28 @@ func namespaceIDs(ids *criucore.TaskKobjIdsEntry) map[specs.LinuxNamespaceType]u
 	}
 }
 
+// isHosts says whether a spec's namespace is the host's own, by its path: CRI writes
+// that of a pod with the host's network into its containers' specs.
+func isHosts(ns specs.LinuxNamespace) bool {
+	files := map[specs.LinuxNamespaceType]string{specs.NetworkNamespace: "net", specs.MountNamespace: "mnt"}
+	file, ok := files[ns.Type]
+	if !ok {
+		file = string(ns.Type)
+	}
+	given, err := os.Stat(ns.Path)
+	if ns.Path == "" || err != nil {
+		return false
+	}
+	own, err := os.Stat("/proc/self/ns/" + file)
+	return err == nil && os.SameFile(given, own)
+}
+
 // task compares one process.
 func (g *grants) task(d *dumped, t dumpedTask) error {
 	// A process whose namespace is CRIU's own is restored into the host's.
 	host, own := namespaceIDs(d.inventory.GetRootIds()), namespaceIDs(t.ids)
 	for _, ns := range g.spec.Linux.Namespaces {
-		if own[ns.Type] == 0 || own[ns.Type] == host[ns.Type] {
+		if (own[ns.Type] == 0 || own[ns.Type] == host[ns.Type]) && !isHosts(ns) {
 			return fmt.Errorf("it would be in the host's %s namespace, and the spec has one for the container", ns.Type)
 		}
 	}

@@ -32,10 +32,16 @@ func (c *Containerd) Command(ctx context.Context, program string, args ...string
 // Output runs a client to its end and returns what it wrote to standard output.
 // What it wrote to standard error is in the error when it fails.
 func (c *Containerd) Output(ctx context.Context, program string, args ...string) (string, error) {
+	return c.OutputEnv(ctx, nil, program, args...)
+}
+
+// OutputEnv is Output with further variables, KEY=value each.
+func (c *Containerd) OutputEnv(ctx context.Context, env []string, program string, args ...string) (string, error) {
 	cmd, err := c.Command(ctx, program, args...)
 	if err != nil {
 		return "", err
 	}
+	cmd.Env = append(cmd.Env, env...)
 	c.opts.Logf("%s %s", program, strings.Join(args, " "))
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -156,6 +156,9 @@ func (n *Node) importPause(ctx context.Context) error {
 	return n.Import(ctx, pauseImage, img)
 }
 
+// IP is the node's own address, which pods with the host's network have too.
+func (n *Node) IP() string { return n.network.gateway }
+
 // Registry is the node's registry.
 func (n *Node) Registry() *Registry { return n.registry }
 

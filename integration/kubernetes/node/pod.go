@@ -21,7 +21,7 @@ import (
 const PodNamespace = "default"
 
 // podLimit bounds the wait for a pod that the context does not bound.
-const podLimit = 2 * time.Minute
+const podLimit = time.Minute
 
 // Pod is a pod as the kubelet has it.
 type Pod struct {
