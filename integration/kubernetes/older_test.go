@@ -86,7 +86,8 @@ func TestOlderCtr(t *testing.T) {
 	says("102")
 }
 
-// The kubelet on containerd 2.2, with the runtime by its path and by its name.
+// The kubelet on containerd 2.2, with the runtime by its path and by its name:
+// checkpoint, and a pod of the image that is made of it.
 func TestOlderKubelet(t *testing.T) {
 	for _, runtime := range []string{node.ByPath, node.ByName} {
 		t.Run(runtime, func(t *testing.T) {
@@ -104,6 +105,16 @@ func TestOlderKubelet(t *testing.T) {
 			}
 			holdsGPUState(t, archive)
 			expect(t, pod, counterPort, "102")
+
+			ref := "gpuckpt.test/" + name + ":1"
+			if _, err := n.Output(t.Context(), "gpuckpt", "image", "build", "kubernetes-archive:"+archive, ref, "--address", n.Address(), "--namespace", node.Namespace, "--quiet"); err != nil {
+				t.Fatal(err)
+			}
+			restored, err := n.RunStatic(t.Context(), name+"-restored", counter{image: ref, annotations: restoring}.manifest(name+"-restored"))
+			if err != nil {
+				t.Fatalf("%v\n%s", err, n.LogTail(4000))
+			}
+			expect(t, restored, counterPort, "102")
 		})
 	}
 }

@@ -4,6 +4,8 @@
 package nerdctl
 
 import (
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -71,4 +73,27 @@ func TestLogs(t *testing.T) {
 	if out := must(t, "exec", k.name, "/usr/bin/gpuwork", "echo", "inside"); out != "inside" {
 		t.Errorf("exec printed %q", out)
 	}
+}
+
+// A checkpoint image is run like any other, and goes on.
+func TestRunImage(t *testing.T) {
+	result := results.Add(t)
+	k := runCounter(t, "--annotation", "dev.gpuckpt.on-checkpoint=stop")
+	k.expect(t, "101")
+	const ref = "gpuckpt.test/nerdctl:1"
+	if _, err := shared.Output(t.Context(), "gpuckpt", "checkpoint", must(t, "inspect", "--format", "{{.ID}}", k.name), "--image", ref, "--image-path", filepath.Join(shared.Dir(), "dumps"),
+		"--address", shared.Address(), "--namespace", shared.Namespace(), "--quiet"); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+	}
+	must(t, "rm", "--force", k.name)
+	name := k.name + "-restored"
+	removeAtEnd(t, name)
+	if err := result.Time("run", func() error {
+		_, err := nerdctl(t.Context(), "run", "--detach", "--name", name, "--runtime", harness.Runtime, "--net", "host",
+			"--device", harness.CDIKind+"=0", "--annotation", "dev.gpuckpt.restore=true", ref)
+		return err
+	}); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+	}
+	k.expect(t, "102")
 }
