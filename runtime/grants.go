@@ -149,7 +149,7 @@ func (g *grants) task(d *dumped, t dumpedTask) error {
 		if err := g.credentials(thread.GetCreds()); err != nil {
 			return err
 		}
-		if err := g.confinement(t.core, thread); err != nil {
+		if err := g.confinement(d.seccompMode(t, thread), thread); err != nil {
 			return err
 		}
 	}
@@ -200,16 +200,12 @@ func (g *grants) credentials(c *creds.CredsEntry) error {
 }
 
 // confinement compares the LSM profile, seccomp and scheduling of a thread.
-func (g *grants) confinement(core *criucore.CoreEntry, thread *criucore.ThreadCoreEntry) error {
+func (g *grants) confinement(mode criucore.SeccompMode, thread *criucore.ThreadCoreEntry) error {
 	p := g.spec.Process
 	if profile := thread.GetCreds().GetLsmProfile(); p.ApparmorProfile != "" && profile != p.ApparmorProfile {
 		return fmt.Errorf("it has the AppArmor profile %q, and the spec %q", profile, p.ApparmorProfile)
 	} else if p.SelinuxLabel != "" && profile != p.SelinuxLabel {
 		return fmt.Errorf("it has the SELinux label %q, and the spec %q", profile, p.SelinuxLabel)
-	}
-	mode := thread.GetSeccompMode()
-	if thread.SeccompMode == nil {
-		mode = core.GetTc().GetOldSeccompMode()
 	}
 	if g.spec.Linux.Seccomp != nil && mode != seccompFilter && mode != seccompStrict {
 		return fmt.Errorf("it has no seccomp filter, and the spec has one")
