@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -19,7 +20,7 @@ func runSpec(id string) harness.RunSpec { return harness.RunSpec{ID: id} }
 
 // cdiSpec writes a CDI specification of the test's GPU 0, made of what the
 // harness gives to containers, and gives its directory.
-func cdiSpec(t *testing.T) string {
+func cdiSpec(t *testing.T, c *harness.Containerd) string {
 	t.Helper()
 	spec := &specs.Spec{Linux: &specs.Linux{}, Process: &specs.Process{}}
 	for _, opt := range gpu.SpecOpts(0) {
@@ -34,6 +35,11 @@ func cdiSpec(t *testing.T) string {
 	}
 	for _, m := range spec.Mounts {
 		mounts = append(mounts, object{"hostPath": m.Source, "containerPath": m.Destination, "type": m.Type, "options": m.Options})
+	}
+	for _, variable := range c.HostEnv() {
+		if conf, ok := strings.CutPrefix(variable, "SOFTCUDA_CONF="); ok { // as the harness mounts it
+			mounts = append(mounts, object{"hostPath": conf, "containerPath": "/etc/softcuda.conf", "type": "bind", "options": []string{"rbind", "ro", "rprivate"}})
+		}
 	}
 	edits := object{"deviceNodes": nodes, "env": spec.Process.Env}
 	if len(mounts) > 0 {

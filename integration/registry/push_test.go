@@ -50,7 +50,7 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 	remove(t, r)
 
 	// ... once more, with gpuckpt in place of ctr.
-	spec := cdiSpec(t)
+	spec := cdiSpec(t, c)
 	args := []string{"restore", ref, "--name", "again", "--net-host", "--gpus", "0", "--cdi-spec-dirs", spec, "--snapshotter", c.Snapshotter()}
 	if out := gpuckpt(t, c, args...); out != "again\n" {
 		t.Errorf("gpuckpt restore printed %q", out)
