@@ -185,7 +185,7 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 		b.LayerBytes = chooseLayerBytes(b.Checkpoint.AreaBytes())
 	}
 	for _, l := range base.layers {
-		if err := copyBlob(ctx, b.Provider, b.store, l.desc, b.id); err != nil {
+		if err := b.copyBlob(ctx, l.desc); err != nil {
 			return nil, fmt.Errorf("layer %s of the base image: %w", l.desc.Digest, err)
 		}
 		b.result.Base += uint64(l.desc.Size)

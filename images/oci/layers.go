@@ -271,7 +271,7 @@ func (b *builder) writable(ctx context.Context) (*layer, error) {
 		if err != nil {
 			return nil, fmt.Errorf("writable files: %w", err)
 		}
-		if err := copyBlob(ctx, b.Provider, b.store, *b.RW, b.id); err != nil {
+		if err := b.copyBlob(ctx, *b.RW); err != nil {
 			return nil, fmt.Errorf("writable files: %w", err)
 		}
 		l = &layer{desc: ocispec.Descriptor{MediaType: ociType(b.RW.MediaType), Digest: b.RW.Digest, Size: b.RW.Size}, diffID: id, reused: had}
@@ -317,11 +317,11 @@ func exists(ctx context.Context, store content.InfoProvider, d digest.Digest) (b
 }
 
 // copyBlob makes the store have a blob.
-func copyBlob(ctx context.Context, from content.Provider, to content.Store, desc ocispec.Descriptor, id string) (err error) {
-	if ok, err := exists(ctx, to, desc.Digest); ok || err != nil {
+func (b *builder) copyBlob(ctx context.Context, desc ocispec.Descriptor) (err error) {
+	if ok, err := exists(ctx, b.store, desc.Digest); ok || err != nil {
 		return err
 	}
-	ra, err := from.ReaderAt(ctx, desc)
+	ra, err := b.Provider.ReaderAt(ctx, desc)
 	if errdefs.IsNotFound(err) {
 		return fmt.Errorf("it is not in the content store; fetch the whole image first (ctr images pull, or content fetch): %w", err)
 	}
@@ -329,11 +329,11 @@ func copyBlob(ctx context.Context, from content.Provider, to content.Store, desc
 		return err
 	}
 	defer ra.Close()
-	ref := id + " copy " + desc.Digest.String()
-	defer func() {
-		if err != nil {
-			abort(ctx, to, ref)
-		}
-	}()
-	return content.WriteBlob(ctx, to, ref, io.NewSectionReader(ra, 0, ra.Size()), ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size})
+	ref := b.id + " copy " + desc.Digest.String()
+	if err := content.WriteBlob(ctx, b.store, ref, io.NewSectionReader(ra, 0, ra.Size()), ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size}); err != nil {
+		abort(ctx, b.store, ref)
+		return err
+	}
+	b.wrote = append(b.wrote, desc.Digest)
+	return nil
 }
