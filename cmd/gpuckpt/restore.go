@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -191,14 +192,13 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 			err = errors.Join(err, container.Delete(back, client.WithSnapshotCleanup))
 		}
 	}()
-	output := cio.NullIO
-	if o.log != "" {
-		file, err := filepath.Abs(o.log)
-		if err != nil {
-			return nil, err
-		}
-		output = cio.LogURI(&url.URL{Scheme: "file", Path: file})
+	// By way of the shim's pipes even to nowhere: CRIU could not dump a process
+	// that has a file of the host open.
+	file, err := filepath.Abs(cmp.Or(o.log, os.DevNull))
+	if err != nil {
+		return nil, err
 	}
+	output := cio.LogURI(&url.URL{Scheme: "file", Path: file})
 	task, err := container.NewTask(ctx, output, func(_ context.Context, _ *client.Client, info *client.TaskInfo) error {
 		if dir != "" {
 			info.Options = &options.Options{CriuImagePath: dir}
