@@ -9,6 +9,8 @@ import (
 	"io"
 	"sort"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Assembly is the content of one area: its pieces, and zeros between them.
@@ -112,4 +114,35 @@ func (r *AreaReader) Close() error {
 	}
 	clear(r.open)
 	return errors.Join(errs...)
+}
+
+// NextData gives the offset of the next byte at or behind an offset that may be
+// other than zero, by what the file systems say of holes; the area's end if
+// there is none. It is free to be wrong about zeros, and about nothing else.
+func (r *AreaReader) NextData(offset uint64) uint64 {
+	for i := r.area.pieceAt(offset); i < len(r.area.Pieces); i++ {
+		q := &r.area.Pieces[i]
+		offset = max(offset, q.Offset)
+		open, err := r.file(i)
+		f, seeks := open.(io.Seeker)
+		if err != nil || !seeks {
+			return offset
+		}
+		at, err := f.Seek(int64(offset-q.Offset), unix.SEEK_DATA) // reads are by offset
+		switch {
+		case errors.Is(err, unix.ENXIO): // nothing but a hole to the file's end, wherever that is
+			if size, err := f.Seek(0, io.SeekEnd); err != nil || uint64(size) < q.Bytes {
+				return offset
+			}
+			offset = q.Offset + q.Bytes
+			continue
+		case err != nil:
+			return offset
+		}
+		if at := q.Offset + uint64(at); at < q.Offset+q.Bytes {
+			return at
+		}
+		offset = q.Offset + q.Bytes
+	}
+	return r.area.Area.Offset + r.area.Area.Bytes
 }

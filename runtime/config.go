@@ -94,7 +94,7 @@ func defaultConfig() Config {
 		OnCheckpoint: onCheckpointKeep,
 		LogDir:       "/var/log/gpuckpt",
 		Staging:      StagingConfig{Steer: true, Cgroup: "gpuckpt"},
-		Restore:      RestoreConfig{Policy: policyAnnotated},
+		Restore:      RestoreConfig{Policy: policyAnnotated, Images: []string{}},
 	}
 }
 

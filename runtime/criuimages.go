@@ -105,6 +105,9 @@ func readDumped(dir string) (*dumped, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("%w: CRIU's mountpoints image is missing in %s", images.ErrDamaged, dir)
+	}
 	for _, name := range names {
 		m, err := all[mnt.MntEntry](dir, filepath.Base(name), magicMounts)
 		if err != nil {

@@ -4,6 +4,7 @@
 package oci
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 
@@ -41,12 +42,19 @@ type span struct{ from, to uint64 }
 
 // runs finds what of a range has to be stored. from is a multiple of
 // blockBytes. Of a block that is not zero it reads little, of one that is, all.
-func runs(r io.ReaderAt, from, to uint64) ([]span, error) {
+func runs(r *images.AreaReader, from, to uint64) ([]span, error) {
 	var found []span
-	buf := make([]byte, 256<<10)
+	data := r.NextData(from) // before it there are holes only
+	buf, zeros := make([]byte, 256<<10), make([]byte, 256<<10)
 	for at := from; at < to; at += blockBytes {
 		end := min(at+blockBytes, to)
-		empty, err := allZero(r, at, end, buf)
+		if data < at {
+			data = r.NextData(at)
+		}
+		if data >= end {
+			continue
+		}
+		empty, err := allZero(r, at, end, buf, zeros)
 		if err != nil {
 			return nil, err
 		}
@@ -61,16 +69,14 @@ func runs(r io.ReaderAt, from, to uint64) ([]span, error) {
 	return found, nil
 }
 
-func allZero(r io.ReaderAt, from, to uint64, buf []byte) (bool, error) {
+func allZero(r io.ReaderAt, from, to uint64, buf, zeros []byte) (bool, error) {
 	for part := uint64(4 << 10); from < to; part = uint64(len(buf)) {
 		b := buf[:min(part, to-from)]
 		if _, err := r.ReadAt(b, int64(from)); err != nil {
 			return false, fmt.Errorf("look for zeros: %w", err)
 		}
-		for _, c := range b {
-			if c != 0 {
-				return false, nil
-			}
+		if !bytes.Equal(b, zeros[:len(b)]) {
+			return false, nil
 		}
 		from += uint64(len(b))
 	}
