@@ -54,15 +54,23 @@ func TestDocumentedCommands(t *testing.T) {
 	work := t.TempDir()
 	uuid := regexp.MustCompile(`GPU-[0-9a-f]{8}-[0-9a-f-]{27}`)
 	cdi := cdiSpec(t, c)
+	bare := process(t, c)
+	var pairs []string // a process outside containers has all of them
+	for _, d := range gpu.Devices {
+		pairs = append(pairs, d.UUID+"="+d.UUID)
+	}
 
-	run := func(line string) {
+	run := func(section, line string) {
 		pid, err := k.Pid(t.Context())
+		if section == "As cuda-checkpoint" {
+			pid, err = bare.Pid, nil // it has no --join, which a device map for a container needs
+		}
 		if err != nil && !strings.HasPrefix(line, "ctr ") && !strings.HasPrefix(line, "gpuckpt restore") {
 			t.Fatal(err)
 		}
-		line = strings.NewReplacer("example.com/base:1", harness.WorkloadImage, "example.com", s.host, "4711", strconv.Itoa(pid),
-			"OLD=NEW", gpu.Devices[0].UUID+"="+gpu.Devices[0].UUID).Replace(line)
 		line = uuid.ReplaceAllString(line, gpu.Devices[0].UUID)
+		line = strings.NewReplacer("example.com/base:1", harness.WorkloadImage, "example.com", s.host, "4711", strconv.Itoa(pid),
+			"OLD=NEW", strings.Join(pairs, ",")).Replace(line)
 		// What this machine has of its own: the network, the GPU, the snapshotter.
 		if strings.HasPrefix(line, "gpuckpt restore") {
 			line += fmt.Sprintf(" --net-host --cdi-spec-dirs %s --snapshotter %s", cdi, c.Snapshotter())
@@ -89,7 +97,7 @@ func TestDocumentedCommands(t *testing.T) {
 			if strings.HasPrefix(line, "ln -s ") {
 				continue // into the system; make has made such a link in .build/bin
 			}
-			run(line)
+			run(section, line)
 			if strings.HasPrefix(line, "gpuckpt restore") {
 				k = adopt(t, c, "job", port)
 				expect(t, k, "next", "102")
@@ -100,4 +108,28 @@ func TestDocumentedCommands(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(work, "checkpoint.tar")); err != nil {
 		t.Error(err)
 	}
+}
+
+// process is a counter outside containers that has a GPU open.
+func process(t *testing.T, c *harness.Containerd) *os.Process {
+	t.Helper()
+	program, err := bins.Path("gpuwork")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := harness.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "counter", "--port", strconv.Itoa(port))
+	cmd.Env = append(os.Environ(), c.HostEnv()...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	expect(t, c.Adopt("bare", port), "next", "101")
+	return cmd.Process
 }

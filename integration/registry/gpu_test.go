@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -80,4 +81,31 @@ func dockerConfig(t *testing.T, host, user, password string) []string {
 		t.Fatal(err)
 	}
 	return []string{"DOCKER_CONFIG=" + dir}
+}
+
+// sizes are the amounts of GPU memory that speed is measured for:
+// GPUCKPT_TEST_SIZES ("1GiB,8GiB"), or one that suits the kind of GPU.
+func sizes(t *testing.T) (all []uint64) {
+	t.Helper()
+	list := os.Getenv("GPUCKPT_TEST_SIZES")
+	if list == "" {
+		if gpu.Kind == harness.RealGPU {
+			return []uint64{1 << 30}
+		}
+		return []uint64{48 << 20}
+	}
+	for size := range strings.SplitSeq(list, ",") {
+		shift := 20
+		digits, ok := strings.CutSuffix(size, "MiB")
+		if !ok {
+			digits, ok = strings.CutSuffix(size, "GiB")
+			shift = 30
+		}
+		n, err := strconv.ParseUint(digits, 10, 32)
+		if !ok || err != nil {
+			t.Fatalf("GPUCKPT_TEST_SIZES: %q is no size such as 1GiB or 48MiB", size)
+		}
+		all = append(all, n<<shift)
+	}
+	return all
 }
