@@ -10,7 +10,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -62,9 +64,21 @@ func (d *daemon) print(w io.Writer, v any, words func(io.Writer) error) error {
 
 // connect reaches containerd; the context it gives carries the namespace.
 func (d *daemon) connect(ctx context.Context) (context.Context, *client.Client, error) {
+	unreachable := func(err error) error {
+		return fmt.Errorf("reach containerd at %s (--address, or $CONTAINERD_ADDRESS, names another): %w", d.address, err)
+	}
+	// The client dials when it is first used, and waits for a socket that is not
+	// there.
+	probe, err := net.DialTimeout("unix", strings.TrimPrefix(d.address, "unix://"), dialLimit)
+	if err != nil {
+		return nil, nil, unreachable(err)
+	}
+	if err := probe.Close(); err != nil {
+		return nil, nil, unreachable(err)
+	}
 	c, err := client.New(d.address, client.WithDefaultNamespace(d.namespace), client.WithTimeout(dialLimit))
 	if err != nil {
-		return nil, nil, fmt.Errorf("reach containerd at %s (--address, or CONTAINERD_ADDRESS, names another): %w", d.address, err)
+		return nil, nil, unreachable(err)
 	}
 	return namespaces.WithNamespace(ctx, d.namespace), c, nil
 }

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -25,6 +26,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/spf13/cobra"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	ckpt "github.com/gpuckpt/gpuckpt/images/oci"
@@ -45,6 +47,7 @@ type restoreOptions struct {
 	daemon
 	name, base, runtime, snapshotter, log string
 	gpus                                  []int
+	cdiDirs                               []string
 	devices, mounts, annotations          []string
 	netHost                               bool
 }
@@ -87,6 +90,7 @@ network.`,
 	f.StringVar(&o.name, "name", "", "of the container (default: made of the image's name)")
 	f.IntSliceVar(&o.gpus, "gpus", nil, "indices of the GPUs it gets, by way of CDI")
 	f.StringSliceVar(&o.devices, "device", nil, "CDI devices it gets, "+gpuKind+"=0")
+	f.StringSliceVar(&o.cdiDirs, "cdi-spec-dirs", cdi.DefaultSpecDirs, "directories of CDI specifications")
 	f.StringArrayVar(&o.mounts, "mount", nil, "type=bind,src=PATH,dst=PATH,options=rbind:ro; once for each")
 	f.StringSliceVar(&o.annotations, "annotation", nil, "further annotations, NAME=VALUE")
 	f.BoolVar(&o.netHost, "net-host", false, "the host's network, for a container that had it")
@@ -188,14 +192,13 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 			err = errors.Join(err, container.Delete(back, client.WithSnapshotCleanup))
 		}
 	}()
-	output := cio.NullIO
-	if o.log != "" {
-		file, err := filepath.Abs(o.log)
-		if err != nil {
-			return nil, err
-		}
-		output = cio.LogURI(&url.URL{Scheme: "file", Path: file})
+	// By way of the shim's pipes even to nowhere: CRIU could not dump a process
+	// that has a file of the host open.
+	file, err := filepath.Abs(cmp.Or(o.log, os.DevNull))
+	if err != nil {
+		return nil, err
 	}
+	output := cio.LogURI(&url.URL{Scheme: "file", Path: file})
 	task, err := container.NewTask(ctx, output, func(_ context.Context, _ *client.Client, info *client.TaskInfo) error {
 		if dir != "" {
 			info.Options = &options.Options{CriuImagePath: dir}
@@ -263,6 +266,9 @@ func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) 
 	}
 	for _, index := range o.gpus {
 		devices = append(devices, fmt.Sprintf("%s=%d", gpuKind, index))
+	}
+	if err := cdi.Configure(cdi.WithSpecDirs(o.cdiDirs...), cdi.WithAutoRefresh(false)); err != nil {
+		return nil, fmt.Errorf("read the CDI specifications in %s: %w", strings.Join(o.cdiDirs, ", "), err)
 	}
 	return append(opts, cdispec.WithCDIDevices(devices...)), nil
 }
