@@ -474,14 +474,14 @@ func specJSON(info containers.Container) ([]byte, error) {
 func criuAnnotations(info containers.Container) map[string]string {
 	a := map[string]string{
 		"org.criu.checkpoint.engine.name":              "containerd",
-		"org.criu.checkpoint.container.name":           info.ID,
+		containerNameAnnotation:                        info.ID,
 		"org.criu.checkpoint.runtime.name":             info.Runtime.Name,
 		"org.criu.checkpoint.rootfsImageName":          info.Image,
 		"org.criu.checkpoint.rootfsImageUserRequested": info.Image,
 		"org.criu.checkpoint.host.arch":                runtime.GOARCH,
 	}
 	for label, key := range map[string]string{
-		"io.kubernetes.container.name": "org.criu.checkpoint.container.name",
+		"io.kubernetes.container.name": containerNameAnnotation,
 		"io.kubernetes.pod.name":       "org.criu.checkpoint.pod.name",
 		"io.kubernetes.pod.namespace":  "org.criu.checkpoint.pod.namespace",
 		"io.kubernetes.pod.uid":        "org.criu.checkpoint.pod.uid",

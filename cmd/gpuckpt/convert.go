@@ -335,7 +335,7 @@ func (v *conversion) describe(src *source, o *oci.Options) error {
 	case src.archive != nil:
 		o.BaseName = cmp.Or(src.archive.Config.RootfsImageName, src.archive.Config.RootfsImage)
 		o.Annotations = map[string]string{
-			"org.criu.checkpoint.container.name":  src.archive.Config.Name,
+			containerNameAnnotation:               src.archive.Config.Name,
 			"org.criu.checkpoint.rootfsImageName": o.BaseName,
 			"org.criu.checkpoint.runtime.name":    src.archive.Config.Runtime,
 		}
@@ -440,7 +440,7 @@ func (v *conversion) intoKubernetes(src *source, file string) (err error) {
 		}
 		step.end("unpacked")
 		contents.Config = archive.Config{
-			Name: image.Annotations["org.criu.checkpoint.container.name"], RootfsImageName: image.BaseName, RootfsImage: image.BaseName,
+			Name: image.Annotations[containerNameAnnotation], RootfsImageName: image.BaseName, RootfsImage: image.BaseName,
 			Runtime: image.Annotations["org.criu.checkpoint.runtime.name"], CheckpointedAt: image.Metadata.Created,
 		}
 		contents.Spec = []byte("{}")

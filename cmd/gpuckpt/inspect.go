@@ -148,7 +148,7 @@ func (a *inspectAnswer) words(out io.Writer) error {
 		if a.Image.BaseName != "" {
 			row("Base image", "%s", a.Image.BaseName)
 		}
-		if name := a.Image.Annotations["org.criu.checkpoint.container.name"]; name != "" {
+		if name := a.Image.Annotations[containerNameAnnotation]; name != "" {
 			row("Container", "%s", name)
 		}
 	}
