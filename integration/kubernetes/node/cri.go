@@ -26,6 +26,19 @@ func cdiDir(dir string) string { return filepath.Join(dir, "cdi") }
 func cniDir(dir string) string { return filepath.Join(dir, "cni") }
 func tlsDir(dir string) string { return filepath.Join(dir, "registries") }
 
+// runtimes are those of a node.
+const runtimes = `
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]
+runtime_type = "io.containerd.runc.v2"
+runtime_path = %q
+pod_annotations = ["dev.gpuckpt.*"]
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]
+runtime_type = "io.containerd.gpuckpt.v2"
+pod_annotations = ["dev.gpuckpt.*"]
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s.options]
+SystemdCgroup = false
+`
+
 // criConfig gives the part of containerd's configuration that is CRI's, for an
 // instance in a directory. The error names a program that is missing.
 func (n *Node) criConfig() (func(dir string) string, error) {
@@ -53,16 +66,12 @@ bin_dirs = [%q]
 conf_dir = %q
 [plugins.'io.containerd.cri.v1.runtime'.containerd]
 default_runtime_name = %q
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]
-runtime_type = "io.containerd.runc.v2"
-runtime_path = %q
-pod_annotations = ["dev.gpuckpt.*"]
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]
-runtime_type = "io.containerd.gpuckpt.v2"
-pod_annotations = ["dev.gpuckpt.*"]
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s.options]
-SystemdCgroup = false
-`, pauseImage, tlsDir(dir), cdiDir(dir), filepath.Dir(plugin), cniDir(dir), n.opts.Runtime, ByPath, shim, ByName, ByName)
+`, pauseImage, tlsDir(dir), cdiDir(dir), filepath.Dir(plugin), cniDir(dir), n.opts.Runtime)
+		if n.opts.Runtimes != "" {
+			b.WriteString(n.opts.Runtimes)
+		} else {
+			fmt.Fprintf(&b, runtimes, ByPath, shim, ByName, ByName)
+		}
 		return b.String()
 	}, nil
 }

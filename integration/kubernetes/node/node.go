@@ -31,6 +31,8 @@ type Options struct {
 	// KubeletConfig is further YAML for the kubelet's configuration, and
 	// ContainerdConfig further TOML for containerd's.
 	KubeletConfig, ContainerdConfig string
+	// Runtimes is TOML in place of the two runtimes that a node has else.
+	Runtimes string
 	// APIServer starts an API server as well, so that pods can be run by kubectl
 	// and have secrets, accounts and runtime classes.
 	APIServer bool

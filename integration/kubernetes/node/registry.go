@@ -79,3 +79,6 @@ func (r *Registry) close() error {
 	}
 	return r.server.Close()
 }
+
+// Login is the name and the password that the registry asks for.
+func (r *Registry) Login() (user, password string) { return registryUser, registryPassword }
