@@ -117,6 +117,7 @@ func TestTwoAtOnce(t *testing.T) {
 // of them may fail. The pod goes on, and what the kubelet calls done is whole.
 func TestTwiceAtOnce(t *testing.T) {
 	results.Add(t)
+	needs(t, "crictl")
 	pod := apply(t, shared, podName(t), counter{})
 	expect(t, pod, counterPort, "101")
 	var archives [2]string
@@ -148,6 +149,7 @@ func TestTwiceAtOnce(t *testing.T) {
 // crictl checkpoints as the kubelet does.
 func TestCrictl(t *testing.T) {
 	results.Add(t)
+	needs(t, "crictl")
 	pod := apply(t, shared, podName(t), counter{})
 	expect(t, pod, counterPort, "101")
 	archive := filepath.Join(shared.Dir(), "crictl.tar")

@@ -39,6 +39,7 @@ func older(t *testing.T) harness.Bins {
 // ctr: checkpoint, kill, restore.
 func TestOlderCtr(t *testing.T) {
 	results.Add(t)
+	needs(t, "containerd-2.2")
 	c, err := harness.Start(session, harness.Options{Bins: older(t), GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")})
 	if err != nil {
 		t.Fatal(err)
@@ -89,6 +90,7 @@ func TestOlderCtr(t *testing.T) {
 // The kubelet on containerd 2.2, with the runtime by its path and by its name:
 // checkpoint, and a pod of the image that is made of it.
 func TestOlderKubelet(t *testing.T) {
+	needs(t, "containerd-2.2")
 	for _, runtime := range []string{node.ByPath, node.ByName} {
 		t.Run(runtime, func(t *testing.T) {
 			results.Add(t)

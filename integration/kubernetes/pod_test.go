@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -107,6 +108,26 @@ func apply(t *testing.T, n *node.Node, name string, c counter) node.Pod {
 		t.Fatalf("%v\n%s\n%s", err, n.KubeletLog(4000), n.LogTail(4000))
 	}
 	return pod
+}
+
+// has says whether a program is there. All are, but in a bundle, which has to be
+// small.
+func has(program string) bool {
+	_, err := bins.Path(program)
+	return err == nil
+}
+
+// needs skips a test in a bundle that has not the program; in the tree the test
+// fails without it.
+func needs(t *testing.T, program string) {
+	t.Helper()
+	if has(program) {
+		return
+	}
+	if os.Getenv("GPUCKPT_SOURCE") == "" {
+		t.Fatalf("%s is not there; run `make setup-kubernetes`", program)
+	}
+	t.Skip(program + " is not in the bundle")
 }
 
 // own starts a node for one test.

@@ -183,9 +183,7 @@ func (n *Node) Stop() error {
 		}
 		n.api.stop()
 		if n.Containerd != nil {
-			ctx, cancel := context.WithTimeout(context.Background(), endLimit)
-			defer cancel()
-			errs = append(errs, n.removePods(ctx), n.Containerd.Stop())
+			errs = append(errs, n.Containerd.Stop())
 		}
 		errs = append(errs, n.registry.close(), n.network.remove(), n.kernel.restore())
 		n.stopErr = errors.Join(errs...)

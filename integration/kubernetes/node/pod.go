@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
 )
 
 // PodNamespace is the Kubernetes namespace of the pods.
@@ -91,11 +93,11 @@ func (n *Node) DeleteStatic(ctx context.Context, name string) error {
 	}
 }
 
-// waitForNoSandbox waits until no sandbox of a pod runs.
+// waitForNoSandbox waits until nothing of a pod runs.
 func (n *Node) waitForNoSandbox(ctx context.Context, name string) error {
 	for {
-		out, err := n.Crictl(ctx, "pods", "--quiet", "--state", "ready", "--name", name)
-		if err == nil && strings.TrimSpace(out) == "" {
+		left, err := n.running(ctx, name)
+		if err == nil && left == 0 {
 			return nil
 		}
 		if ctx.Err() != nil {
@@ -105,6 +107,41 @@ func (n *Node) waitForNoSandbox(ctx context.Context, name string) error {
 			return fmt.Errorf("wait for the end of the pod %s: %w", name, err)
 		}
 	}
+}
+
+// running counts a pod's containers that have a process, its sandbox among them.
+func (n *Node) running(ctx context.Context, pod string) (count int, err error) {
+	list, err := n.Client().Containers(ctx, fmt.Sprintf("labels.%q==%s", "io.kubernetes.pod.name", pod))
+	if err != nil {
+		return 0, fmt.Errorf("list the containers of the pod %s: %w", pod, err)
+	}
+	for _, container := range list {
+		if _, err := container.Task(ctx, nil); err == nil {
+			count++
+		}
+	}
+	return count, nil
+}
+
+// Pid is the first process of a container, as the host counts.
+func (n *Node) Pid(ctx context.Context, container string) (int, error) {
+	c, err := n.Client().LoadContainer(ctx, container)
+	if err != nil {
+		return 0, fmt.Errorf("find the container %s: %w", container, err)
+	}
+	task, err := c.Task(ctx, nil)
+	if err != nil {
+		return 0, fmt.Errorf("find the process of the container %s: %w", container, err)
+	}
+	return int(task.Pid()), nil
+}
+
+// RemoveImage removes an image, and what of it no other image has.
+func (n *Node) RemoveImage(ctx context.Context, ref string) error {
+	if err := n.Client().ImageService().Delete(ctx, ref, images.SynchronousDelete()); err != nil {
+		return fmt.Errorf("remove the image %s: %w", ref, err)
+	}
+	return nil
 }
 
 // Pod is what the kubelet says of a pod. The error is fs.ErrNotExist when it knows
@@ -190,20 +227,4 @@ func (n *Node) Checkpoint(ctx context.Context, pod, container string, timeout in
 // Crictl runs crictl on the node's containerd and gives its standard output.
 func (n *Node) Crictl(ctx context.Context, args ...string) (string, error) {
 	return n.Output(ctx, "crictl", append([]string{"--config", "/dev/null", "--runtime-endpoint", "unix://" + n.Address(), "--timeout", "60s"}, args...)...)
-}
-
-// removePods removes every pod, past the kubelet.
-func (n *Node) removePods(ctx context.Context) error {
-	out, err := n.Crictl(ctx, "pods", "--quiet")
-	if err != nil {
-		return fmt.Errorf("list the pods: %w", err)
-	}
-	ids := strings.Fields(out)
-	if len(ids) == 0 {
-		return nil
-	}
-	if _, err := n.Crictl(ctx, append([]string{"rmp", "--force"}, ids...)...); err != nil {
-		return fmt.Errorf("remove the pods: %w", err)
-	}
-	return nil
 }
