@@ -15,6 +15,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -30,6 +31,7 @@ const (
 	magicIDs       = 0x54432030
 	magicMounts    = 0x55563928
 	magicCgroup    = 0x59383330
+	magicSeccomp   = 0x64413049
 )
 
 // maxImage bounds the images that are read here, in bytes: a process takes
@@ -43,6 +45,7 @@ type dumped struct {
 	tasks     []dumpedTask
 	mounts    []*mnt.MntEntry
 	cgroups   *criucgroup.CgroupEntry
+	seccomp   *seccomp.SeccompEntry // nil without filters
 }
 
 // dumpedTask is one process.
@@ -63,6 +66,9 @@ func readDumped(dir string) (*dumped, error) {
 		return nil, err
 	}
 	if d.cgroups, err = one[criucgroup.CgroupEntry](dir, "cgroup.img", magicCgroup); err != nil {
+		return nil, err
+	}
+	if d.seccomp, err = one[seccomp.SeccompEntry](dir, "seccomp.img", magicSeccomp); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	tree, err := all[pstree.PstreeEntry](dir, "pstree.img", magicPstree)
@@ -144,7 +150,7 @@ func all[T any, M message[T]](dir, name string, magic uint32) ([]M, error) {
 	path := filepath.Join(dir, name)
 	st, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%w: CRIU's %s is missing in %s", images.ErrDamaged, name, dir)
+		return nil, fmt.Errorf("%w: CRIU's %s is missing in %s: %w", images.ErrDamaged, name, dir, os.ErrNotExist)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read CRIU's images: %w", err)

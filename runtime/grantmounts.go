@@ -181,10 +181,8 @@ func (g *grants) mount(m *mnt.MntEntry, at string) error {
 		name string
 		flag uint32
 	}{{"ro", unix.MS_RDONLY}, {"nosuid", unix.MS_NOSUID}, {"nodev", unix.MS_NODEV}, {"noexec", unix.MS_NOEXEC}} {
-		// Runc mounts the controllers' directories of cgroup v1 so, and not the
-		// tmpfs that they are in.
-		if o.name == "ro" && spec.Type == "cgroup" && kind == mnt.Fstype_TMPFS {
-			continue
+		if o.flag == unix.MS_RDONLY && kind == mnt.Fstype_TMPFS && strings.HasPrefix(spec.Type, "cgroup") {
+			continue // what runc mounts the hierarchies of version 1 in is never read-only
 		}
 		if slices.Contains(spec.Options, o.name) && (m.GetFlags()|m.GetSbFlags())&o.flag == 0 {
 			return fmt.Errorf("mount %s is not %s, as the spec has it", at, o.name)

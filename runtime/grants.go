@@ -120,12 +120,28 @@ func namespaceIDs(ids *criucore.TaskKobjIdsEntry) map[specs.LinuxNamespaceType]u
 	}
 }
 
+// isHosts says whether a spec's namespace is the host's own, by its path: CRI writes
+// that of a pod with the host's network into its containers' specs.
+func isHosts(ns specs.LinuxNamespace) bool {
+	files := map[specs.LinuxNamespaceType]string{specs.NetworkNamespace: "net", specs.MountNamespace: "mnt"}
+	file, ok := files[ns.Type]
+	if !ok {
+		file = string(ns.Type)
+	}
+	given, err := os.Stat(ns.Path)
+	if ns.Path == "" || err != nil {
+		return false
+	}
+	own, err := os.Stat("/proc/self/ns/" + file)
+	return err == nil && os.SameFile(given, own)
+}
+
 // task compares one process.
 func (g *grants) task(d *dumped, t dumpedTask) error {
 	// A process whose namespace is CRIU's own is restored into the host's.
 	host, own := namespaceIDs(d.inventory.GetRootIds()), namespaceIDs(t.ids)
 	for _, ns := range g.spec.Linux.Namespaces {
-		if own[ns.Type] == 0 || own[ns.Type] == host[ns.Type] {
+		if (own[ns.Type] == 0 || own[ns.Type] == host[ns.Type]) && !isHosts(ns) {
 			return fmt.Errorf("it would be in the host's %s namespace, and the spec has one for the container", ns.Type)
 		}
 	}
@@ -133,36 +149,11 @@ func (g *grants) task(d *dumped, t dumpedTask) error {
 		if err := g.credentials(thread.GetCreds()); err != nil {
 			return err
 		}
-		if err := g.confinement(thread); err != nil {
+		if err := g.confinement(d.seccompMode(t, thread), thread); err != nil {
 			return err
 		}
 	}
-	if g.spec.Linux.Seccomp != nil && !filtered(t) {
-		return fmt.Errorf("it has no seccomp filter, and the spec has one")
-	}
 	return g.limits(t.core)
-}
-
-// filtered says whether every thread has a seccomp filter. Where all have the
-// same CRIU notes it with the first alone, and sets it for all.
-func filtered(t dumpedTask) bool {
-	has := func(mode criucore.SeccompMode) bool {
-		return mode == criucore.SeccompMode_filter || mode == criucore.SeccompMode_strict
-	}
-	first := t.threads[0].GetSeccompMode()
-	if t.threads[0].SeccompMode == nil {
-		first = t.core.GetTc().GetOldSeccompMode() // written by CRIU before 3.8
-	}
-	own := 0
-	for _, thread := range t.threads[1:] {
-		if thread.SeccompMode == nil {
-			continue
-		}
-		if own++; !has(thread.GetSeccompMode()) {
-			return false
-		}
-	}
-	return has(first) && (own == 0 || own == len(t.threads)-1)
 }
 
 // credentials compares users, groups and capabilities.
@@ -208,13 +199,16 @@ func (g *grants) credentials(c *creds.CredsEntry) error {
 	return nil
 }
 
-// confinement compares the LSM profile and scheduling of a thread.
-func (g *grants) confinement(thread *criucore.ThreadCoreEntry) error {
+// confinement compares the LSM profile, seccomp and scheduling of a thread.
+func (g *grants) confinement(mode criucore.SeccompMode, thread *criucore.ThreadCoreEntry) error {
 	p := g.spec.Process
 	if profile := thread.GetCreds().GetLsmProfile(); p.ApparmorProfile != "" && profile != p.ApparmorProfile {
 		return fmt.Errorf("it has the AppArmor profile %q, and the spec %q", profile, p.ApparmorProfile)
 	} else if p.SelinuxLabel != "" && profile != p.SelinuxLabel {
 		return fmt.Errorf("it has the SELinux label %q, and the spec %q", profile, p.SelinuxLabel)
+	}
+	if g.spec.Linux.Seccomp != nil && mode != seccompFilter && mode != seccompStrict {
+		return fmt.Errorf("it has no seccomp filter, and the spec has one")
 	}
 	if g.has(unix.CAP_SYS_NICE) {
 		return nil
@@ -227,6 +221,11 @@ func (g *grants) confinement(thread *criucore.ThreadCoreEntry) error {
 	}
 	return nil
 }
+
+const (
+	seccompStrict = criucore.SeccompMode_strict
+	seccompFilter = criucore.SeccompMode_filter
+)
 
 // limits compares the limits that the spec sets.
 func (g *grants) limits(core *criucore.CoreEntry) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 
@@ -158,6 +159,10 @@ func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
 			d.tasks[0].threads[0].SeccompMode = criucore.SeccompMode_filter.Enum()
 			second := d.tasks[0].threads[1]
 			second.SeccompMode = criucore.SeccompMode_disabled.Enum()
+		}, says: "no seccomp filter"},
+		"a thread without the first's": {spec: func(s *specs.Spec) { s.Linux.Seccomp = &specs.LinuxSeccomp{} }, dump: func(d *dumped) {
+			d.tasks[0].threads[0].SeccompMode, d.tasks[0].threads[0].SeccompFilter = criucore.SeccompMode_filter.Enum(), new(uint32)
+			d.seccomp = &seccomp.SeccompEntry{SeccompFilters: []*seccomp.SeccompFilter{{Flags: new(uint32)}}} // not for all threads
 		}, says: "no seccomp filter"},
 		"real time":          {dump: func(d *dumped) { d.tasks[0].threads[1].SchedPolicy = proto.Uint32(1) }, says: "real-time"},
 		"nice":               {dump: func(d *dumped) { d.tasks[0].threads[1].SchedNice = proto.Int32(-5) }, says: "nice"},
