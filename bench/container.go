@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -27,7 +28,8 @@ import (
 
 // containerSubject is a container, checkpointed through containerd's task API
 // into a directory: what ctr and the kubelet do, without their archives. The
-// client pauses first, as they do.
+// client pauses first, as they do, but for a container that our shim is to leave
+// running.
 type containerSubject struct {
 	c      *harness.Containerd
 	k      *harness.Container
@@ -89,11 +91,16 @@ func (s *containerSubject) checkpoint(ctx context.Context, leave bool) (op opera
 			return op, err
 		}
 	}
-	pausing := time.Now()
-	if err := watch.time("pause", func() error { return task.Pause(ctx) }); err != nil {
-		return op, err
+	// A shim of ours that is asked for a checkpoint pauses by itself, and lets the
+	// program go on when that may be.
+	alone := leave && s.timeline
+	if !alone {
+		pausing := time.Now()
+		if err := watch.time("pause", func() error { return task.Pause(ctx) }); err != nil {
+			return op, err
+		}
+		op.Pause = time.Since(pausing).Seconds()
 	}
-	op.Pause = time.Since(pausing).Seconds()
 	err = watch.time("dump", func() error {
 		_, err := s.c.Client().TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: s.k.ID, Options: opts})
 		return err
@@ -116,6 +123,17 @@ func (s *containerSubject) checkpoint(ctx context.Context, leave bool) (op opera
 		op.Driver = driverSeconds(op.Phases)
 	}
 	if !leave {
+		return op, nil
+	}
+	if alone {
+		for _, p := range op.Phases {
+			if p.Name == "resume" {
+				op.Down = (p.Start + p.Took).Seconds()
+			}
+		}
+		if op.Down == 0 {
+			return op, errors.New("the timeline does not say when the program went on")
+		}
 		return op, nil
 	}
 	if err := watch.time("resume", func() error { return task.Resume(ctx) }); err != nil {

@@ -28,35 +28,51 @@ func inMemory(dir string) bool {
 	return unix.Statfs(dir, &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
 }
 
-// diskRate writes that many bytes into a file in dir, past the page cache and
-// in parallel, and gives the rate in bytes a second, the flush at the end
-// included. The file is removed.
-func diskRate(dir string, bytes uint64) (rate float64, err error) {
+// diskRates writes that many bytes into a file in dir, past the page cache and
+// in parallel, reads them again, and gives both rates in bytes a second; the
+// flush at the end of writing is included. The file is removed.
+func diskRates(dir string, bytes uint64) (write, read float64, err error) {
 	path := filepath.Join(dir, "probe")
-	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_DIRECT|unix.O_CLOEXEC, 0o600)
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_DIRECT|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return 0, fmt.Errorf("measure the disk: open %s past the page cache: %w", path, err)
+		return 0, 0, fmt.Errorf("measure the disk: open %s past the page cache: %w", path, err)
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd), os.Remove(path)) }()
-	// Memory from mmap is aligned as O_DIRECT wants it.
-	data, err := unix.Mmap(-1, 0, probePiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return 0, fmt.Errorf("measure the disk: %w", err)
-	}
-	defer func() { err = errors.Join(err, unix.Munmap(data)) }()
-	for i := range data {
-		data[i] = byte(i * 2654435761 >> 16) // not zeros, which a disk may leave out
-	}
 	pieces := max(1, int64(bytes/probePiece))
-	began := time.Now()
+	rate := func(io func(fd int, data []byte, at int64) (int, error)) (float64, error) {
+		began := time.Now()
+		if err := inPieces(fd, pieces, io); err != nil {
+			return 0, fmt.Errorf("measure the disk: %w", err)
+		}
+		return float64(pieces*probePiece) / time.Since(began).Seconds(), nil
+	}
+	if write, err = rate(unix.Pwrite); err != nil {
+		return 0, 0, err
+	}
+	read, err = rate(unix.Pread)
+	return write, read, err
+}
+
+// inPieces reads or writes a file's pieces, several at once, and flushes it.
+func inPieces(fd int, pieces int64, io func(fd int, data []byte, at int64) (int, error)) error {
 	var next atomic.Int64
 	var workers sync.WaitGroup
 	failed := make(chan error, probeThreads)
 	for range probeThreads {
 		workers.Go(func() {
+			// Memory from mmap is aligned as O_DIRECT wants it.
+			data, err := unix.Mmap(-1, 0, probePiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+			if err != nil {
+				failed <- err
+				return
+			}
+			defer func() { _ = unix.Munmap(data) }()
+			for i := range data {
+				data[i] = byte(i * 2654435761 >> 16) // not zeros, which a disk may leave out
+			}
 			for i := next.Add(1) - 1; i < pieces; i = next.Add(1) - 1 {
-				if n, err := unix.Pwrite(fd, data, i*probePiece); err != nil || n != probePiece {
-					failed <- fmt.Errorf("measure the disk: %d of %d bytes written: %w", n, probePiece, err)
+				if n, err := io(fd, data, i*probePiece); err != nil || n != probePiece {
+					failed <- fmt.Errorf("%d of %d bytes moved: %w", n, probePiece, err)
 					return
 				}
 			}
@@ -65,13 +81,10 @@ func diskRate(dir string, bytes uint64) (rate float64, err error) {
 	workers.Wait()
 	select {
 	case err := <-failed:
-		return 0, err
+		return err
 	default:
+		return unix.Fsync(fd)
 	}
-	if err := unix.Fsync(fd); err != nil {
-		return 0, fmt.Errorf("measure the disk: %w", err)
-	}
-	return float64(pieces*probePiece) / time.Since(began).Seconds(), nil
 }
 
 // syncDir waits until all of dir's file system is on the disk, then drops the

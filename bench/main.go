@@ -262,12 +262,12 @@ func (cmd *command) measure(ctx context.Context, b *bench, r *results) error {
 	plan := cmd.plan()
 	for _, p := range plan {
 		if p.Media == onDisk {
-			rate, err := diskRate(b.dirs[onDisk], cmd.diskProbe)
+			write, read, err := diskRates(b.dirs[onDisk], cmd.diskProbe)
 			if err != nil {
 				return err
 			}
-			b.logf("the disk takes %.2f GB/s", rate/1e9)
-			r.Calls[0].DiskRate = rate
+			b.logf("the disk takes %.2f GB/s and gives %.2f GB/s", write/1e9, read/1e9)
+			r.Calls[0].DiskRate, r.Calls[0].DiskReadRate = write, read
 			break
 		}
 	}

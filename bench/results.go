@@ -21,10 +21,11 @@ import (
 type call struct {
 	Date string   `json:"date"`
 	Args []string `json:"args"`
-	// DiskRate is that of parallel O_DIRECT writes, bytes a second; 0 when it
-	// was not measured.
-	DiskRate float64  `json:"diskBytesPerSecond,omitempty"`
-	NotRun   []string `json:"notRun,omitempty"`
+	// DiskRate is that of parallel O_DIRECT writes, DiskReadRate that of reads,
+	// bytes a second; 0 when it was not measured.
+	DiskRate     float64  `json:"diskBytesPerSecond,omitempty"`
+	DiskReadRate float64  `json:"diskReadBytesPerSecond,omitempty"`
+	NotRun       []string `json:"notRun,omitempty"`
 }
 
 // results are the runs of one or more calls on machines of one kind. Their JSON
@@ -109,12 +110,12 @@ func (r *results) model() string {
 	return r.GPUs[0].Name
 }
 
-// diskRate is the fastest that was measured of the disk, in bytes a second.
-func (r *results) diskRate() (rate float64) {
+// diskRates are the fastest that were measured of the disk, in bytes a second.
+func (r *results) diskRates() (write, read float64) {
 	for _, c := range r.Calls {
-		rate = max(rate, c.DiskRate)
+		write, read = max(write, c.DiskRate), max(read, c.DiskReadRate)
 	}
-	return rate
+	return write, read
 }
 
 // write writes everything into dir: results.json, results.md and the pictures

@@ -24,7 +24,7 @@ func made() *results {
 	r := &results{
 		Commit: "0123abc", GPUKind: harness.RealGPU, Driver: "580.0", GPUs: []harness.ResultGPU{{Name: "One"}},
 		MemoryBytes: 128 << 30, PCIe: 50e9, PCIeSource: "50 GB/s", Versions: map[string]string{"criu": "Version: 4.2.1"},
-		Calls: []call{{Date: "2026-11-21", Args: []string{"--runs", "3"}, DiskRate: 2e9, NotRun: []string{"64 GiB: too large"}}},
+		Calls: []call{{Date: "2026-11-21", Args: []string{"--runs", "3"}, DiskRate: 2e9, DiskReadRate: 2e9, NotRun: []string{"64 GiB: too large"}}},
 	}
 	add := func(s shape, method string, check, restore float64) {
 		phases := []images.Phase{{Name: "save GPU state", Took: time.Duration(check * 0.9 * 1e9), Bytes: s.bytes()}, {Name: "a < b", Start: time.Duration(check * 0.9 * 1e9), Took: time.Duration(check * 0.1 * 1e9)}}

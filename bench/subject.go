@@ -24,7 +24,7 @@ type operation struct {
 	// Pause is the client's pause before the checkpoint.
 	Pause float64 `json:"pauseSeconds,omitempty"`
 	// Down is, of a checkpoint that leaves the program running, the time from
-	// the first request to the answer of the one that lets it run.
+	// the first request until it may run again.
 	Down float64 `json:"downSeconds,omitempty"`
 	// Gap is the longest time for which the program did not answer a client.
 	Gap float64 `json:"gapSeconds,omitempty"`

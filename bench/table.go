@@ -81,12 +81,13 @@ func (r *results) markdown() string {
 	section("What ours is made of",
 		"The driver's share of each operation, the rest, and the share of the time that the shim's phases explain; medians.", shareTable(groups))
 	section("Left running",
-		"From the client's first request until the one that lets the program go on was answered; the driver's two calls in it; "+
+		"From the first request until the program may go on, by the shim's timeline, or by the answer to the request that lets it; the driver's two calls in it; "+
 			"and the longest time for which a client that asks each millisecond had no answer.", downTable(groups))
 	section("Several processes", "The time over that of one process with as much memory.", procsTable(groups))
-	section("Images on a disk", fmt.Sprintf("The disk takes %.2f GB/s (parallel O_DIRECT writes, measured in the same call). "+
-		"The bound is the larger of the same on a tmpfs and the images' bytes over that rate; flush is what the images then took to be on the disk for good.", r.diskRate()/1e9),
-		diskTable(groups, r.diskRate()))
+	write, read := r.diskRates()
+	section("Images on a disk", fmt.Sprintf("The disk takes %.2f GB/s and gives %.2f GB/s (parallel O_DIRECT, measured in the same call). "+
+		"The bound is the larger of the same on a tmpfs and the images' bytes over the rate; flush is what the images then took to be on the disk for good.", write/1e9, read/1e9),
+		diskTable(groups, write, read))
 	section("A container without CUDA", "Beside runc's own shim.", plainTable(groups))
 	if r.GPUKind != "real" {
 		section("What it costs", "Least squares over all runs without a disk: seconds = container + MiB · per MiB + (processes − 1) · per process. "+
@@ -204,16 +205,20 @@ func procsTable(groups []group) table {
 	return t
 }
 
-func diskTable(groups []group, rate float64) table {
+func diskTable(groups []group, write, read float64) table {
 	t := table{columns: []string{"case", "method", "operation", "time", "bound", "factor", "flush"}}
 	for _, g := range groups {
-		if g.Media != onDisk || g.Content == contentNone || rate == 0 {
+		if g.Media != onDisk || g.Content == contentNone || write == 0 || read == 0 {
 			continue
 		}
 		memory := g.shape
 		memory.Media = onTmpfs
 		for _, m := range g.methods() {
 			for _, o := range operations {
+				rate := write
+				if o.name == "restore" {
+					rate = read
+				}
 				bound := g.of(m, func(r run) float64 { return float64(r.ImageBytes) / rate })
 				if quick := find(groups, memory).of(m, o.seconds); quick.Median > bound.Median {
 					bound = quick

@@ -16,12 +16,14 @@ import (
 
 // GPU is one device that a helper sees.
 type GPU struct {
-	UUID     string `json:"uuid"`       // "GPU-…", as nvidia-smi -L prints it
-	Name     string `json:"name"`       // "NVIDIA H200"
-	Memory   uint64 `json:"memory"`     // bytes
-	Index    int    `json:"index"`      // the CUDA driver's ordinal
-	Minor    int    `json:"minor"`      // N of /dev/nvidiaN; -1 if unknown
-	PCIBusID string `json:"pci_bus_id"` // "0000:41:00.0"
+	UUID     string `json:"uuid"`           // "GPU-…", as nvidia-smi -L prints it
+	Name     string `json:"name"`           // "NVIDIA H200"
+	Memory   uint64 `json:"memory"`         // bytes
+	Index    int    `json:"index"`          // the CUDA driver's ordinal
+	Minor    int    `json:"minor"`          // N of /dev/nvidiaN; -1 if unknown
+	PCIBusID string `json:"pci_bus_id"`     // "0000:41:00.0"
+	Free     uint64 `json:"free,omitempty"` // bytes of Memory that nobody uses; 0 if unknown
+	VGPU     bool   `json:"vgpu,omitempty"` // a virtual GPU (vGPU), which the driver cannot restore to
 }
 
 // Info describes the driver and the GPUs that a helper sees.
@@ -29,12 +31,27 @@ type Info struct {
 	DriverVersion string `json:"driver_version"` // "580.159.03"; empty if unknown
 	CUDAVersion   string `json:"cuda_version"`   // "13.0": the newest that the driver serves
 	GPUs          []GPU  `json:"gpus"`
+	// Partitioned are the GPUs in MIG mode, by bus. CUDA shows instances of
+	// them at most, and the driver cannot restore to those. Index is NVML's.
+	Partitioned []GPU `json:"partitioned,omitempty"`
 }
 
 // Info asks which driver and GPUs there are. Errors are ErrNoDriver,
 // ErrDriverTooOld (below 570), an *Error, or the helper's end.
+//
+// What changes, GPU.Free alone, is as it was when the helper was first asked;
+// see InfoNow.
 func (h *Helper) Info(ctx context.Context) (Info, error) {
-	r, err := h.do(ctx, wire.Request{Op: wire.OpInfo}, h.opts.CallTimeout)
+	return h.info(ctx, wire.Request{Op: wire.OpInfo})
+}
+
+// InfoNow is Info with everything read anew, which takes some 10 ms.
+func (h *Helper) InfoNow(ctx context.Context) (Info, error) {
+	return h.info(ctx, wire.Request{Op: wire.OpInfo, Fresh: true})
+}
+
+func (h *Helper) info(ctx context.Context, q wire.Request) (Info, error) {
+	r, err := h.do(ctx, q, h.opts.CallTimeout)
 	if err != nil {
 		return Info{}, err
 	}
@@ -44,6 +61,9 @@ func (h *Helper) Info(ctx context.Context) (Info, error) {
 	info := Info{DriverVersion: r.Info.DriverVersion, CUDAVersion: r.Info.CUDAVersion}
 	for _, g := range r.Info.GPUs {
 		info.GPUs = append(info.GPUs, GPU(g))
+	}
+	for _, g := range r.Info.Partitioned {
+		info.Partitioned = append(info.Partitioned, GPU(g))
 	}
 	return info, nil
 }
@@ -115,7 +135,11 @@ func (h *Helper) Unlock(ctx context.Context, pid int) error {
 // limit is how long the helper may take before it is killed.
 func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (wire.Reply, error) {
 	doing := "get CUDA devices"
-	if q.Op != wire.OpInfo {
+	switch q.Op {
+	case wire.OpInfo:
+	case wire.OpSurvey:
+		doing = "survey GPUs"
+	default:
 		doing = fmt.Sprintf("%s CUDA process %d", q.Op, q.PID)
 	}
 	if err := ctx.Err(); err != nil {

@@ -55,13 +55,7 @@ func CheckpointAll(ctx context.Context, h *Helper, procs []Process) error {
 // by hand, is done: the driver says so at once.
 func RestoreAll(ctx context.Context, h *Helper, procs []Process, pairs []Pair) error {
 	return all(ctx, h, only(procs, Running, Locked), Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
-		err := h.Restore(ctx, pid, pairs)
-		if isIllegalState(err) {
-			if s, serr := h.State(ctx, pid); serr == nil && (s == Locked || s == Running) {
-				return nil
-			}
-		}
-		return err
+		return restored(ctx, h, pid, pairs)
 	})
 }
 

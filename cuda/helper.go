@@ -118,6 +118,19 @@ func Start(ctx context.Context, opts Options) (*Helper, error) {
 	return h, nil
 }
 
+// Alive says whether the helper still answers, as far as is known without asking
+// it.
+func (h *Helper) Alive() bool {
+	select {
+	case <-h.exited:
+		return false
+	case <-h.down:
+		return false
+	default:
+		return true
+	}
+}
+
 // Close ends the helper and reaps it. It waits 10 s for that, or 2 min while a
 // call is under way whose context has ended, and then kills it. It may be called
 // twice, also at once. Its error says that the helper had to be killed or could

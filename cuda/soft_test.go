@@ -94,8 +94,8 @@ func TestSoftInfo(t *testing.T) {
 	}
 	for i, g := range info.GPUs {
 		want := GPU{UUID: fmt.Sprintf("GPU-5af7c0da-0000-4000-8000-%012x", i), Name: "Software GPU",
-			Memory: 2 << 30, Index: i, Minor: i, PCIBusID: g.PCIBusID}
-		if g != want || g.PCIBusID == "" {
+			Memory: 2 << 30, Index: i, Minor: i, PCIBusID: g.PCIBusID, Free: g.Free}
+		if g != want || g.PCIBusID == "" || g.Free == 0 || g.Free > g.Memory {
 			t.Errorf("GPU %d: %+v, want %+v", i, g, want)
 		}
 	}

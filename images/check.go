@@ -5,13 +5,10 @@ package images
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"runtime"
 	"sync"
-
-	"github.com/zeebo/blake3"
 )
 
 // BlockError says which block of which area has another content than the one
@@ -24,7 +21,7 @@ type BlockError struct {
 	// Path is the file that holds the block's begin, or the first part of it
 	// that any file holds; empty where it is zero all over.
 	Path string
-	// Got and Want are digests, "blake3:…".
+	// Got and Want are digests, see DigestBlock.
 	Got, Want string
 }
 
@@ -69,7 +66,7 @@ func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) e
 		next int
 		wg   sync.WaitGroup
 	)
-	zero := sync.OnceValue(zeroDigest)
+	zero := sync.OnceValue(ZeroBlockDigest)
 	for range min(runtime.NumCPU(), len(jobs)) {
 		wg.Go(func() {
 			buf := make([]byte, 1<<20)
@@ -104,17 +101,6 @@ func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) e
 	return context.Cause(ctx)
 }
 
-// zeroDigest is that of a whole block of zeros.
-func zeroDigest() string {
-	h, zeros := blake3.New(), make([]byte, 1<<20)
-	for range BlockBytes / len(zeros) {
-		_, _ = h.Write(zeros) // never fails
-	}
-	return digestOf(h)
-}
-
-func digestOf(h *blake3.Hasher) string { return "blake3:" + hex.EncodeToString(h.Sum(nil)) }
-
 // checkBlock reads one block by way of buf, and gives its size. zero gives the
 // digest of one that no piece is in.
 func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte, zero func() string) (uint64, error) {
@@ -124,7 +110,7 @@ func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, bu
 	if i := a.pieceAt(from); to-from == BlockBytes && (i == len(a.Pieces) || a.Pieces[i].Offset >= to) {
 		got = zero()
 	} else {
-		h := blake3.New()
+		h := NewBlockHash()
 		for at := from; at < to; {
 			if err := ctx.Err(); err != nil {
 				return 0, err
@@ -133,10 +119,10 @@ func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, bu
 			if _, err := r.ReadAt(part, int64(at)); err != nil {
 				return 0, err
 			}
-			_, _ = h.Write(part) // never fails
+			h.Write(part)
 			at += uint64(len(part))
 		}
-		got = digestOf(h)
+		got = h.Digest()
 	}
 	if want := a.Area.Digests[number]; got != want {
 		e := &BlockError{Area: a.Area.File, Block: number, Got: got, Want: want}

@@ -5,7 +5,6 @@ package images
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/zeebo/blake3"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,8 +22,7 @@ func layers(t *testing.T) (roots []string, content []byte) {
 	content = bytes.Repeat([]byte("GPU memory of 16"), 6<<20/16)
 	copy(content[2<<20:], make([]byte, 2<<20))
 	m := sample()
-	sum := blake3.Sum256(content)
-	m.Processes[0].Areas[0] = Area{File: "gpu-1-0", Start: 0x7f0000000000, Bytes: uint64(len(content)), Digests: []string{"blake3:" + hex.EncodeToString(sum[:])}}
+	m.Processes[0].Areas[0] = Area{File: "gpu-1-0", Start: 0x7f0000000000, Bytes: uint64(len(content)), Digests: []string{DigestBlock(content)}}
 	for range 4 {
 		roots = append(roots, t.TempDir())
 	}
@@ -177,8 +174,7 @@ func TestOpenFlat(t *testing.T) {
 	_, content := layers(t)
 	dir := t.TempDir()
 	m := sample()
-	sum := blake3.Sum256(content)
-	m.Processes[0].Areas[0] = Area{File: "gpu-1-0", Start: 0x7f0000001000, Bytes: uint64(len(content)), Offset: 4096, Digests: []string{"blake3:" + hex.EncodeToString(sum[:])}}
+	m.Processes[0].Areas[0] = Area{File: "gpu-1-0", Start: 0x7f0000001000, Bytes: uint64(len(content)), Offset: 4096, Digests: []string{DigestBlock(content)}}
 	if err := WriteMetadata(dir, m); err != nil {
 		t.Fatal(err)
 	}

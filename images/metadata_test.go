@@ -20,7 +20,7 @@ import (
 
 const uuid0 = "GPU-00000000-0000-4000-8000-000000000000"
 
-var digest = "blake3:" + strings.Repeat("0a", 32)
+var digest = "xxh3-128:" + strings.Repeat("0a", 16)
 
 func sample() *Metadata {
 	return &Metadata{
@@ -109,7 +109,7 @@ func TestParseMetadataRefuses(t *testing.T) {
 		"half a page":       {edit(`"offset": 4096`, `"offset": 2048`), ErrMalformed},
 		"far offset":        {edit(`"offset": 4096`, `"offset": 4194304`), ErrMalformed},
 		"a digest short":    {edit(`"`+digest+`",`, ``), ErrMalformed},
-		"no digest":         {edit(digest, "blake3:0"), ErrMalformed},
+		"no digest":         {edit(digest, "xxh3-128:0"), ErrMalformed},
 		"past the end":      {edit(fmt.Sprint(0x7f0000001000), "18446744073709547520"), ErrMalformed},
 		"unknown GPU":       {edit("        \"GPU-0", "        \"GPU-1"), ErrMalformed},
 		"UUID with newline": {edit(`"uuid": "GPU-`, `"uuid": "GPU-\n`), ErrMalformed},

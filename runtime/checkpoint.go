@@ -64,6 +64,9 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if !gpu {
 		return s.dump(ctx, c, r)
 	}
+	if c.isSuspended() {
+		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
+	}
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
@@ -104,11 +107,8 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 	}
 	var m *images.Metadata
 	var procs []cuda.Process
-	type storeResult struct {
-		digests [][]string
-		err     error
-	}
-	stored := make(chan storeResult, 1)
+	var store *storing
+	defer func() { store.end() }()
 	clientPaused := c.paused
 
 	steps := []step{}
@@ -146,31 +146,38 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 			}
 			// CRIU dumps what is left in the processes while the GPU state
 			// that was taken out of them is digested, or written to the disk.
-			go func() {
-				digests, err := c.gpu.store(ctx, r.Path)
-				stored <- storeResult{digests, err}
-			}()
+			var err error
+			if store, err = c.gpu.startStoring(ctx, r.Path); err != nil {
+				return 0, err
+			}
 			if err := s.dump(ctx, c, &taskAPI.CheckpointTaskRequest{ID: r.ID, Path: r.Path, Options: dump}); err != nil {
-				<-stored
 				return 0, err
 			}
 			return sizeOf(r.Path)
 		}},
-		step{name: "store GPU state", do: func(context.Context) (uint64, error) {
-			result := <-stored
-			if result.err == nil {
-				c.gpu.describeAreas(m, result.digests)
-			}
-			return c.gpu.areaBytes(), result.err
-		}},
-		step{name: "write metadata", do: func(context.Context) (uint64, error) {
+	)
+	last := []step{
+		{name: "store GPU state", do: func(ctx context.Context) (uint64, error) { return store.bytes(), store.wait() }},
+		{name: "write metadata", do: func(context.Context) (uint64, error) {
+			store.describe(m)
 			m.Phases = q.phases
 			return 0, images.WriteMetadata(r.Path, m)
 		}},
-	)
-	if err := q.run(ctx, steps...); err != nil {
+	}
+	err = q.run(ctx, steps...)
+	var stuck error
+	if err == nil && !opts.Exit {
+		// Leave running: the way back is the same as from a failure. What the
+		// container waits for is CRIU, not the disk.
+		stuck = q.goBack(ctx)
+	}
+	if err == nil {
+		err = q.run(ctx, last...)
+	}
+	if err != nil {
+		store.end()
 		removeAreaFiles(ctx, r.Path, procs)
-		return err
+		return joinBack(err, stuck)
 	}
 	if opts.Exit {
 		err := q.time(context.WithoutCancel(ctx), "stop", func(ctx context.Context) (uint64, error) { return 0, s.stop(ctx, c) })
@@ -179,9 +186,8 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 		}
 		return nil
 	}
-	// Leave running: the way back from here is the same as from a failure.
-	if err := q.goBack(ctx); err != nil {
-		return fmt.Errorf("the checkpoint in %s is complete, but the container did not go on: %w", r.Path, err)
+	if stuck != nil {
+		return fmt.Errorf("the checkpoint in %s is complete, but the container did not go on: %w", r.Path, stuck)
 	}
 	return nil
 }
@@ -200,22 +206,15 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
 	}
-	if c.lockErr != nil {
-		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
+	if err := c.checkLocked(q); err != nil {
+		return err
 	}
-	if c.gpu == nil {
-		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
-	}
-	q.phases = append(q.phases, images.Phase{Name: "lock", Took: c.gpu.lockTook})
 	cg, err := cgroupOf(c.pid)
 	if err != nil {
 		return err
 	}
 	pids, err := cg.pids()
 	if err != nil {
-		return err
-	}
-	if err := c.gpu.refuseUnlocked(pids); err != nil {
 		return err
 	}
 	extra, err := outsiders(c.pid, pids)
@@ -231,6 +230,26 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
 	}
 	return checkCRIU(ctx, c.gpu.config)
+}
+
+// checkLocked refuses a container whose CUDA processes are not all locked.
+func (c *container) checkLocked(q *sequence) error {
+	if c.lockErr != nil {
+		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
+	}
+	if c.gpu == nil {
+		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
+	}
+	q.phases = append(q.phases, images.Phase{Name: "lock", Took: c.gpu.lockTook})
+	cg, err := cgroupOf(c.pid)
+	if err != nil {
+		return err
+	}
+	pids, err := cg.pids()
+	if err != nil {
+		return err
+	}
+	return c.gpu.refuseUnlocked(pids)
 }
 
 // awaited says whether anybody waits for a checkpoint still. ttrpc does not tell

@@ -40,6 +40,9 @@ type Config struct {
 	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a
 	// container.
 	LogDir string `toml:"log_dir"`
+	// CDISpecDirs are the directories of the node's CDI specifications, the
+	// last ones winning, as in containerd's configuration.
+	CDISpecDirs []string `toml:"cdi_spec_dirs"`
 	// Staging holds where GPU state goes on its way.
 	Staging StagingConfig `toml:"staging"`
 	// Restore says which containers of checkpoint images are resumed.
@@ -93,6 +96,7 @@ func defaultConfig() Config {
 		LockTimeout:  Duration(10 * time.Second),
 		OnCheckpoint: onCheckpointKeep,
 		LogDir:       "/var/log/gpuckpt",
+		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
 		Staging:      StagingConfig{Steer: true, Cgroup: "gpuckpt"},
 		Restore:      RestoreConfig{Policy: policyAnnotated, Images: []string{}},
 	}

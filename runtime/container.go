@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
 	"github.com/containerd/cgroups/v3/cgroup2"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
@@ -29,6 +30,12 @@ type container struct {
 	// criuBase is the CRIU settings file that the container would have without
 	// this shim; "" for none.
 	criuBase string
+	// runcRoot is where runc keeps its state; "" for the usual place.
+	runcRoot string
+	// deviceRules were set since the container was created, see setDevice.
+	deviceRules []specs.LinuxDeviceCgroup
+	// toolkit says that the OCI runtime is NVIDIA's container toolkit's.
+	toolkit bool
 	// workDir is where runc lets CRIU log during a restore.
 	workDir string
 
@@ -58,6 +65,8 @@ type restoreState struct {
 	mounted string
 	// metadata is nil for a checkpoint without GPU state.
 	metadata *images.Metadata
+	// gpus is where its GPUs go.
+	gpus gpuPlan
 	// helper keeps the driver initialised from Create until the GPU state is
 	// back: without anybody on a GPU the driver takes 0.25 to 0.5 s longer to
 	// begin. nil before and after.
@@ -67,7 +76,7 @@ type restoreState struct {
 // closeHelper ends the helper that Create left for the restore.
 func (r *restoreState) closeHelper() {
 	if r != nil && r.helper != nil {
-		r.helper.Close()
+		dismiss(r.helper)
 		r.helper = nil
 	}
 }

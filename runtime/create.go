@@ -48,7 +48,8 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 			return nil, fmt.Errorf("decode runtime options: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 	}
-	c := &container{id: r.ID, bundle: r.Bundle, workDir: opts.CriuWorkPath}
+	c := &container{id: r.ID, bundle: r.Bundle, workDir: opts.CriuWorkPath, runcRoot: opts.Root}
+	c.toolkit = strings.HasPrefix(filepath.Base(opts.BinaryName), "nvidia-container-runtime")
 	if c.workDir == "" {
 		c.workDir = filepath.Join(r.Bundle, "work")
 	}
@@ -72,18 +73,21 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if c.annotations, c.criuBase, err = pointAtSettings(r.Bundle, filepath.Join(r.Bundle, criuSettingsName)); err != nil {
 		return nil, err
 	}
-	if c.restore != nil {
-		err = c.checkRestore(ctx)
-	} else {
-		err = c.resume(ctx, r)
+	given := c.restore
+	if given == nil {
 		defer func() {
 			if err != nil {
 				c.restore.closeHelper()
 			}
 		}()
+		if err := c.resume(ctx, r); err != nil {
+			return nil, err
+		}
 	}
-	if err != nil {
-		return nil, err
+	if c.restore == given { // else resume did it
+		if err := c.fit(ctx); err != nil {
+			return nil, err
+		}
 	}
 	resp, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
@@ -96,6 +100,21 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	return resp, nil
 }
 
+// fit makes the container's spec fit this node, and a restore fit the spec, or
+// refuses it. What is granted is compared last, with the spec as it will be.
+func (c *container) fit(ctx context.Context) error {
+	if err := c.fitSpec(ctx); err != nil || c.restore == nil {
+		return err
+	}
+	if err := c.checkRestore(ctx); err != nil {
+		return err
+	}
+	if err := c.fitFiles(ctx); err != nil {
+		return err
+	}
+	return c.checkGrants(ctx)
+}
+
 // isTemporary says whether a directory is one that containerd made for a single
 // checkpoint or restore, by its name: containerd makes it with MkdirTemp.
 func isTemporary(dir string) bool {
@@ -106,9 +125,6 @@ func isTemporary(dir string) bool {
 func (c *container) checkRestore(ctx context.Context) error {
 	found, err := c.restore.open()
 	if err != nil {
-		return err
-	}
-	if err := c.checkGrants(ctx); err != nil {
 		return err
 	}
 	if found == nil {
@@ -133,8 +149,8 @@ func (c *container) checkRestore(ctx context.Context) error {
 		return fmt.Errorf("the checkpoint was made with NVIDIA driver %s and this node has %s: restore it where the driver is the same: %w",
 			m.DriverVersion, info.DriverVersion, errdefs.ErrFailedPrecondition)
 	}
-	if len(info.GPUs) < len(m.GPUs) {
-		return fmt.Errorf("the checkpoint needs %d GPUs and this node has %d: %w", len(m.GPUs), len(info.GPUs), errdefs.ErrFailedPrecondition)
+	if err := c.pairGPUs(ctx, c.restore.helper, info, m); err != nil {
+		return err
 	}
 	c.restore.metadata = m
 	return nil
@@ -172,18 +188,30 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	if c.gpu != nil {
 		c.gpu.close()
 		c.gpu.dropAreas()
+		c.removeSpill(ctx)
 	}
 	c.restore.closeHelper()
 	c.removeRestoreDir(ctx)
 	return resp, nil
 }
 
-// Update is runc's; it is here so that a change of limits takes its turn after
-// a checkpoint rather than in the middle of one.
+// Update is runc's, and suspends and resumes a container whose annotations say
+// so (suspend.go). A change of limits takes its turn after a checkpoint rather
+// than in the middle of one.
 func (s *Service) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*ptypes.Empty, error) {
 	if c := s.container(r.ID); c != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		want, err := suspensionOf(r)
+		if err == nil && want != nil {
+			err = s.changeSuspension(ctx, c, want)
+		}
+		if err != nil {
+			return nil, toGRPC(err)
+		}
+		if want != nil {
+			return &ptypes.Empty{}, nil
+		}
 	}
 	return s.TTRPCTaskService.Update(ctx, r)
 }

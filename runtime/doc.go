@@ -24,5 +24,8 @@
 // back. So after Checkpoint, whatever it answers, the container is as it was
 // before; see checkpoint.go for the steps and restore.go for a restore's.
 //
+// A suspension takes the first half of that and stays there, without CRIU: the
+// GPUs are free for others until a Resume; see suspend.go.
+//
 // A container without CUDA processes takes none of these steps.
 package runtime

@@ -14,6 +14,8 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
 )
 
 // checkCgroups refuses what would lead out of the container's cgroup: CRIU puts
@@ -176,6 +178,9 @@ func (g *grants) mount(m *mnt.MntEntry, at string) error {
 	}
 	if !external && !slices.Contains(typesFor(spec), kind) {
 		return fmt.Errorf("mount %s is of the type %s, and in the spec %s", at, kind, spec.Type)
+	}
+	if cdi.IsNode(at) {
+		return nil // a device's mount says nothing of who may use it: the cgroup's rules do
 	}
 	for _, o := range []struct {
 		name string

@@ -29,11 +29,7 @@ import (
 // checkGrants refuses a restore that asks for more than the spec of the
 // container, or that CRIU could not do because a mount is missing.
 func (c *container) checkGrants(ctx context.Context) error {
-	dir := c.restore.dir
-	if c.restore.checkpoint != nil {
-		dir = c.restore.checkpoint.Dir
-	}
-	d, err := readDumped(dir)
+	d, err := readDumped(c.restore.images())
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,11 @@ type shimManager struct{ shim.Shim }
 // the working directory, as containerd calls it.
 func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
 	if cwd, err := os.Getwd(); err == nil {
-		name := filepath.Join(filepath.Dir(cwd), id, restoreDirName)
+		bundle := filepath.Join(filepath.Dir(cwd), id)
+		if err := removeDeadSpill(bundle); err != nil {
+			log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
+		}
+		name := filepath.Join(bundle, restoreDirName)
 		if dir, err := os.ReadFile(name); err == nil && isTemporary(string(dir)) {
 			if err := os.RemoveAll(string(dir)); err != nil {
 				log.G(ctx).WithError(err).Warn("remove the unpacked checkpoint")

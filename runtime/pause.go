@@ -9,6 +9,7 @@ import (
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 )
@@ -23,6 +24,9 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.isSuspended() {
+		return nil, toGRPC(fmt.Errorf("cannot pause a suspended container: resume it first: %w", errdefs.ErrFailedPrecondition))
+	}
 	resp, err := s.pause(ctx, c)
 	if err != nil {
 		return nil, toGRPC(err)
@@ -43,6 +47,12 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.isSuspended() {
+		if err := s.resumeSuspended(context.WithoutCancel(ctx), c, nil); err != nil {
+			return nil, toGRPC(err)
+		}
+		return &ptypes.Empty{}, nil
+	}
 	resp, err := s.resume(context.WithoutCancel(ctx), c)
 	if err != nil {
 		return nil, toGRPC(err)

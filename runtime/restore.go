@@ -81,6 +81,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			return 0, s.oom.add(c.id, c.cgroup)
 		}},
 	}
+	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.fixNodes(c.pid) }})
 	if c.restore.metadata != nil {
 		var areas *restoredAreas
 		defer func() { areas.close() }()
@@ -109,7 +110,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 	if err != nil {
 		return 0, err
 	}
-	defer helper.Close()
+	defer dismiss(helper)
 	var procs []cuda.Process
 	for _, p := range c.restore.metadata.Processes {
 		state, err := cuda.ParseState(p.State)
@@ -122,7 +123,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 	}
 	checked := make(chan error, 1)
 	go func() { checked <- areas.check(ctx) }()
-	err = cuda.RestoreAll(ctx, helper, procs, nil)
+	err = c.restoreOnto(ctx, helper, procs)
 	if cerr := <-checked; cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}

@@ -25,7 +25,8 @@ import (
 // container that ended resumes from the image when it is started again.
 
 // resume makes the container one that is restored, and r a request for it, if
-// its image is a checkpoint and the policy allows it. Else it does nothing. A
+// its image is a checkpoint and the policy allows it, and fits it. Else it does
+// nothing, and restore stays nil. A
 // container of another image costs an lstat for each layer.
 func (c *container) resume(ctx context.Context, r *taskAPI.CreateTaskRequest) error {
 	root := ""
@@ -41,7 +42,7 @@ func (c *container) resume(ctx context.Context, r *taskAPI.CreateTaskRequest) er
 		// To look costs a mount, which is not for every container's start.
 		config, err := LoadConfig()
 		if err != nil || config.Restore.Policy != policyAlways {
-			return err
+			return nil // a container that is none of ours starts whatever the configuration says
 		}
 	}
 	return look.visit(ctx, func(roots []string) error {
@@ -78,8 +79,7 @@ func (c *container) resume(ctx context.Context, r *taskAPI.CreateTaskRequest) er
 		}
 		r.Checkpoint = c.restore.dir
 		entry.Info("the image is a checkpoint and is resumed")
-		// What it asks for is compared while it can be read.
-		return c.checkRestore(ctx)
+		return c.fit(ctx) // while it can be read
 	})
 }
 
@@ -181,6 +181,14 @@ func (r *restoreState) open() (*images.Checkpoint, error) {
 		return nil, nil // an image of a container without GPU state
 	}
 	return r.checkpoint, nil
+}
+
+// images is the directory in which CRIU's images can be read now.
+func (r *restoreState) images() string {
+	if r.checkpoint != nil && r.checkpoint.Dir != "" {
+		return r.checkpoint.Dir
+	}
+	return r.dir
 }
 
 // settle opens the checkpoint again where it lies now, if it was looked at by

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/containerd/cgroups/v3"
@@ -27,8 +26,8 @@ import (
 // The life of a saved area: trace.Session backs the driver's staging area by a
 // file, which on a tmpfs is the image's file itself and else memory; once the
 // driver is done the process has an empty area and the file is all there is
-// (savedArea). store digests the file, or copies it from memory to the images'
-// directory. giveBack maps it over the area again.
+// (savedArea). A storing digests the file, or copies it from memory to the
+// images' directory (store.go). giveBack maps it over the area again.
 
 // savedArea is the GPU state of one area, taken out of its process.
 type savedArea struct {
@@ -121,14 +120,15 @@ func (g *gpuState) steerAll(ctx context.Context, dir string) {
 	if !g.config.Staging.Steer || !trace.CanSteer {
 		return
 	}
+	copyTo := ""
 	if g.inImages = onMemory(dir); !g.inImages {
-		dir = ""
+		dir, copyTo = "", dir
 	}
 	for _, p := range g.procs {
 		if p.State == cuda.Checkpointed {
 			continue
 		}
-		err := g.tracer.Steer(trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID)})
+		err := g.tracer.Steer(trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID), CopyTo: copyTo})
 		if err != nil {
 			log.G(ctx).WithError(err).Warn("the staging area is left to the driver")
 		}
@@ -201,59 +201,6 @@ func (g *gpuState) dropAreas() {
 	g.areas = nil
 }
 
-// areaBytes is the size of the state that is in files.
-func (g *gpuState) areaBytes() (bytes uint64) {
-	for _, a := range g.areas {
-		bytes += a.Bytes
-	}
-	return bytes
-}
-
-// store makes the saved areas files among the images in dir and digests them.
-// On an error some of the files may be there in part.
-func (g *gpuState) store(ctx context.Context, dir string) ([][]string, error) {
-	if len(g.areas) == 0 {
-		return nil, nil
-	}
-	tracer, err := g.startedTracer(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var files []trace.FileRange
-	for i := range g.areas {
-		a := &g.areas[i]
-		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes})
-		if !g.inImages {
-			files[i].To = filepath.Join(dir, a.name)
-		}
-	}
-	if g.inImages {
-		return tracer.Digest(files)
-	}
-	return tracer.Copy(files)
-}
-
-// removeAreaFiles removes the area files of a checkpoint that has failed.
-func removeAreaFiles(ctx context.Context, dir string, procs []cuda.Process) {
-	for _, p := range procs {
-		files, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(p.NSPID)+"*"))
-		for _, f := range files {
-			err = joinBack(err, os.Remove(f))
-		}
-		if err != nil {
-			log.G(ctx).WithError(err).Warn("remove the files of a failed checkpoint")
-		}
-	}
-}
-
-// describeAreas adds the saved areas to the metadata.
-func (g *gpuState) describeAreas(m *images.Metadata, digests [][]string) {
-	for i, a := range g.areas {
-		p := &m.Processes[a.proc]
-		p.Areas = append(p.Areas, images.Area{File: a.name, Start: a.Start, Bytes: a.Bytes, Offset: a.Offset, Digests: digests[i]})
-	}
-}
-
 // onMemory says whether a directory is on a file system whose files are memory:
 // then a staging area can be backed by the image's own file.
 func onMemory(dir string) bool {
@@ -272,20 +219,18 @@ type restoredAreas struct {
 	ranges []trace.FileRange
 	want   [][]string
 	// pieces are the areas of a checkpoint image, whose blocks are spread over
-	// several files.
-	pieces  []images.Assembly
-	checked bool // the digests were compared while the files were loaded
+	// several files; then want is empty.
+	pieces []images.Assembly
 }
 
 // mapRestored maps the checkpoint's files over the restored processes' areas:
 // one file for each area, or, from a checkpoint image, its pieces side by side,
-// with the empty area left where there are none. Files on a tmpfs are mapped as
-// they are; others are read into memory first, in parallel. nil when the
-// checkpoint has no areas.
+// with the empty area left where there are none. Those on a disk are mapped as
+// well: check reads them on all cores, and what it has read the driver finds in
+// the page cache. nil when the checkpoint has no areas.
 func (c *container) mapRestored(ctx context.Context, config Config) (_ *restoredAreas, err error) {
 	var mappings []trace.Mapping
 	r := &restoredAreas{}
-	memory := true // all the files are
 	spread := false
 	for _, p := range c.restore.metadata.Processes {
 		if len(p.Areas) == 0 {
@@ -298,14 +243,12 @@ func (c *container) mapRestored(ctx context.Context, config Config) (_ *restored
 		for _, a := range p.Areas {
 			pieces := c.restore.checkpoint.Pieces(a.File)
 			for _, q := range pieces {
-				from := max(q.Offset, a.Offset)
-				to := q.Offset + q.Bytes
+				from, to := max(q.Offset, a.Offset), q.Offset+q.Bytes
 				if from >= to {
 					continue // all of it is before the range
 				}
 				mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + from - a.Offset, Bytes: to - from, Path: q.Path, Offset: from - q.Offset})
 				r.ranges = append(r.ranges, trace.FileRange{Path: q.Path, Offset: from - q.Offset, Bytes: to - from})
-				memory = memory && onMemory(filepath.Dir(q.Path))
 			}
 			spread = spread || len(pieces) != 1 || pieces[0].Offset != 0 || pieces[0].Bytes != a.Offset+a.Bytes
 			r.want = append(r.want, a.Digests)
@@ -328,48 +271,15 @@ func (c *container) mapRestored(ctx context.Context, config Config) (_ *restored
 			r.tracer.Close()
 		}
 	}()
-	if !memory {
-		paths, digests, err := r.tracer.Load(r.ranges)
-		if err != nil {
-			return nil, err
-		}
-		if !spread {
-			if err := r.compare(digests); err != nil {
-				return nil, err
-			}
-			r.checked = true
-		}
-		for i := range mappings {
-			mappings[i].Path = paths[i]
-		}
-		r.loaded(paths)
-	}
 	if len(mappings) == 0 { // all of the state is zero
 		return r, nil
 	}
 	return r, r.tracer.Map(mappings)
 }
 
-// loaded has the pieces read from the memory that they were loaded into, in the
-// order of the ranges: what is checked is what the driver gets.
-func (r *restoredAreas) loaded(paths []string) {
-	next := 0
-	for i := range r.pieces {
-		a := &r.pieces[i]
-		for j := range a.Pieces {
-			q := &a.Pieces[j]
-			if q.Offset+q.Bytes <= a.Area.Offset {
-				continue
-			}
-			q.Path = paths[next]
-			next++
-		}
-	}
-}
-
-// check digests the files, unless that was done.
+// check digests the files.
 func (r *restoredAreas) check(ctx context.Context) error {
-	if r == nil || r.checked {
+	if r == nil {
 		return nil
 	}
 	if r.pieces != nil {

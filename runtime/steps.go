@@ -29,7 +29,7 @@ type step struct {
 
 // sequence runs steps, remembers the way back, and keeps the times.
 type sequence struct {
-	operation string // "checkpoint" or "restore"
+	operation string // "checkpoint", "restore", "suspend" or "resume"
 	id        string
 	began     time.Time
 	phases    []images.Phase
@@ -118,7 +118,7 @@ const TimelineName = "gpuckpt-timeline.json"
 
 // Timeline is the content of TimelineName.
 type Timeline struct {
-	Operation string         `json:"operation"` // "checkpoint" or "restore"
+	Operation string         `json:"operation"` // "checkpoint", "restore", "suspend" or "resume"
 	Phases    []images.Phase `json:"phases"`
 	Took      time.Duration  `json:"tookNs"` // the whole, nanoseconds
 }

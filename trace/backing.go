@@ -19,67 +19,168 @@ import (
 // hugePage is the size of the huge pages of x86-64 and arm64 (4 KiB granule).
 const hugePage = 2 << 20
 
-// fillChunk is how much of a file one thread fills at a time.
-const fillChunk = 64 << 20
+// A file is filled in chunks, one thread a chunk, in the order of the file. What
+// the driver may be close behind is lead: some chunks more than there are cores.
+const (
+	maxFillChunk = 64 << 20
+	fillChunks   = 32 // of a file that is smaller than this many of the largest
+	leadChunks   = 16
+)
 
 // backing is the file behind a staging area.
 type backing struct {
 	file          *os.File
-	name          string // its path; "" for a memfd
+	name          string // its path; "" for memory without a name
 	start, length uint64 // the area
 	offset        uint64 // of the area in the file
 	taken         bool   // an empty area is in its place in the process
+	early         *earlyCopy
+
+	// Filling goes on while the driver copies into what is filled already.
+	size, chunk uint64
+	cancel      atomic.Bool
+	filled      chan struct{} // closed at its end; err is then set
+	err         error
+	mu          sync.Mutex
+	advanced    chan struct{}   // closed, and replaced, when frontier grows
+	frontier    uint64          // all before it is filled
+	beyond      map[uint64]bool // begins of filled chunks that are not yet before it
 }
 
-// newBacking makes a file for an area and fills it with pages, huge where the
-// file system has them, on all cores. On an error, a full file system or
-// memory limit among them, the file is gone.
+// fillStep is called before a chunk is filled. A test replaces it, to be slow or
+// to fail.
+var fillStep = func(from uint64) error { return nil }
+
+// newBacking makes a file for an area and begins to fill it with pages, huge
+// where the file system has them, on all cores. It returns when the first part
+// is filled; wait gives the end. On an error, a full file system or memory limit
+// among them, the file is gone.
 func newBacking(path string, start, length uint64) (_ *backing, err error) {
-	b := &backing{name: path, start: start, length: length, offset: start % hugePage}
+	b := &backing{
+		name: path, start: start, length: length, offset: start % hugePage,
+		filled: make(chan struct{}), advanced: make(chan struct{}), beyond: make(map[uint64]bool),
+	}
+	b.size = (b.offset + length + hugePage - 1) &^ (hugePage - 1)
+	b.chunk = min(max(hugePage, b.size/fillChunks&^(hugePage-1)), maxFillChunk)
 	if path == "" {
-		fd, err := unix.MemfdCreate("gpuckpt-staging", unix.MFD_CLOEXEC)
-		if err != nil {
-			return nil, fmt.Errorf("make memory for the area: %w", err)
+		if b.file, err = memoryFile(); err != nil {
+			return nil, err
 		}
-		b.file = os.NewFile(uintptr(fd), "gpuckpt-staging")
 	} else if b.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 		return nil, fmt.Errorf("make a file for the area: %w", err)
 	}
-	if err := b.fill(); err != nil {
+	err = b.room()
+	if err == nil {
+		err = b.file.Truncate(int64(b.size))
+	}
+	if err != nil {
+		close(b.filled)
+		b.remove()
+		return nil, fmt.Errorf("size the area's file: %w", err)
+	}
+	go func() {
+		defer close(b.filled)
+		if b.err = b.fill(); b.err != nil {
+			b.err = fmt.Errorf("fill %d bytes for the area: %w", b.size, b.err)
+		}
+	}()
+	if err := b.awaitFilled(b.lead()); err != nil {
 		b.remove()
 		return nil, err
 	}
 	return b, nil
 }
 
+// lead is how many bytes filling has to be ahead of the driver.
+func (b *backing) lead() uint64 { return leadChunks * b.chunk }
+
+// room refuses what would not fit, before anything is filled: a fill that
+// fails half-way costs the whole checkpoint.
+func (b *backing) room() error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(b.file.Fd()), &st); err != nil {
+		return err
+	}
+	// A file system of no size, such as that of memoryFile, has all the memory.
+	if st.Blocks > 0 && st.Bavail*uint64(st.Bsize) < b.size {
+		return fmt.Errorf("%d bytes, and the file system has %d: %w", b.size, st.Bavail*uint64(st.Bsize), unix.ENOSPC)
+	}
+	if room := headroom(); b.size > room {
+		return fmt.Errorf("%d bytes, and the memory limit of this cgroup leaves %d: %w", b.size, room, unix.ENOMEM)
+	}
+	return nil
+}
+
 // fill populates the file's pages from the outside, so that they are this
 // process's to account for and there before the driver writes to them.
 func (b *backing) fill() error {
-	size := (b.offset + b.length + hugePage - 1) &^ (hugePage - 1)
-	if room := headroom(); size > room {
-		return fmt.Errorf("fill %d bytes for the area: the memory limit of this cgroup leaves %d: %w", size, room, unix.ENOMEM)
-	}
-	if err := b.file.Truncate(int64(size)); err != nil {
-		return fmt.Errorf("size the area's file: %w", err)
-	}
 	// Unlike a write, touching a page that the file system has no room for is
 	// SIGBUS; MADV_POPULATE_WRITE answers EFAULT or ENOMEM in its place.
-	mem, unmap, err := mapAligned(b.file, size, unix.PROT_READ|unix.PROT_WRITE)
+	mem, unmap, err := mapAligned(b.file, b.size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
-		return fmt.Errorf("map the area's file: %w", err)
+		return fmt.Errorf("map the file: %w", err)
 	}
 	defer unmap()
 	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // without huge pages, small ones
-	err = inParallel(size, fillChunk, func(from, to uint64) error {
-		return unix.Madvise(mem[from:to], unix.MADV_POPULATE_WRITE)
-	})
-	if err != nil {
-		if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EHWPOISON) {
-			err = unix.ENOSPC // what tmpfs means by a fault
+	return inParallel(b.size, b.chunk, func(from, to uint64) error {
+		if b.cancel.Load() {
+			return os.ErrClosed
 		}
-		return fmt.Errorf("fill %d bytes for the area: %w", size, err)
+		if err := fillStep(from); err != nil {
+			return err
+		}
+		err := unix.Madvise(mem[from:to], unix.MADV_POPULATE_WRITE)
+		if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EHWPOISON) {
+			return unix.ENOSPC // what tmpfs means by a fault
+		}
+		if err == nil {
+			b.advance(from)
+		}
+		return err
+	})
+}
+
+// advance notes that a chunk is filled.
+func (b *backing) advance(from uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.beyond[from] = true
+	for b.beyond[b.frontier] {
+		delete(b.beyond, b.frontier)
+		b.frontier += b.chunk
 	}
-	return nil
+	close(b.advanced)
+	b.advanced = make(chan struct{})
+}
+
+// filledTo gives the frontier, and what tells that it has grown.
+func (b *backing) filledTo() (uint64, <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.frontier, b.advanced
+}
+
+// awaitFilled waits until the file is filled up to a point, or its end.
+func (b *backing) awaitFilled(to uint64) error {
+	for {
+		at, more := b.filledTo()
+		if at >= min(to, b.size) {
+			return nil
+		}
+		select {
+		case <-more:
+		case <-b.filled:
+			if b.err != nil {
+				return b.err
+			}
+		}
+	}
+}
+
+// wait waits for the end of filling.
+func (b *backing) wait() error {
+	<-b.filled
+	return b.err
 }
 
 // mapAligned maps a whole file at an address that huge pages can be used at.
@@ -137,6 +238,9 @@ func (b *backing) path() string {
 
 // remove gives up the file, its name and its memory.
 func (b *backing) remove() {
+	b.cancel.Store(true)
+	<-b.filled
+	b.early.remove()
 	if b.name != "" {
 		_ = os.Remove(b.name)
 	}

@@ -4,7 +4,7 @@
 package trace
 
 import (
-	"encoding/hex"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -13,13 +13,10 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/zeebo/blake3"
 	"golang.org/x/sys/unix"
-)
 
-// BlockBytes is the size of the blocks that are digested, counted from the
-// begin of an area; the last may be shorter.
-const BlockBytes = 64 << 20
+	"github.com/gpuckpt/gpuckpt/images"
+)
 
 // ioBytes is the unit of reading and writing, a multiple of what O_DIRECT
 // wants on any disk.
@@ -31,7 +28,8 @@ type block struct {
 	from, to     uint64 // in the file
 }
 
-// digestAll digests the files' blocks on all cores.
+// digestAll digests the files' blocks on all cores. Files on a disk are read on
+// the way, which leaves them in the page cache for whoever has them mapped.
 func digestAll(files []FileRange) ([][]string, error) {
 	sources, done, err := openSources(files)
 	defer done()
@@ -39,19 +37,53 @@ func digestAll(files []FileRange) ([][]string, error) {
 		return nil, err
 	}
 	return eachBlock(files, func(b block) (string, error) {
-		return digest(sources[b.file][b.from:b.to]), nil
+		s := sources[b.file]
+		if s.mem == nil {
+			digest, err := images.DigestBlockFrom(io.NewSectionReader(s.file, int64(b.from), int64(b.to-b.from)))
+			if err != nil {
+				return "", fmt.Errorf("read %s at %d: %w", files[b.file].Path, b.from, err)
+			}
+			return digest, nil
+		}
+		if files[b.file].Punch {
+			if err := punch(files[b.file].Path, s.mem, b.from, b.to); err != nil {
+				return "", err
+			}
+		}
+		return images.DigestBlock(s.mem[b.from:b.to]), nil
 	})
 }
 
-// digest gives a block's digest as OCI words it. BLAKE3 rather than SHA-256
-// because it is two to three times as fast and nothing may wait for it.
-func digest(b []byte) string {
-	sum := blake3.Sum256(b)
-	return "blake3:" + hex.EncodeToString(sum[:])
+// punch makes holes where a part of a file of memory is zero, huge page by huge
+// page: what lies there takes no memory then.
+func punch(path string, source []byte, from, to uint64) error {
+	var f *os.File
+	for at := (from + hugePage - 1) &^ (hugePage - 1); at+hugePage <= to; at += hugePage {
+		if !zero(source[at : at+hugePage]) {
+			continue
+		}
+		if f == nil {
+			var err error
+			if f, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
+				return err
+			}
+			defer f.Close()
+		}
+		if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(at), hugePage); err != nil {
+			return fmt.Errorf("make a hole in %s: %w", path, err)
+		}
+	}
+	return nil
 }
 
-// openSources maps the files that are read. done is to be called in any case.
-func openSources(files []FileRange) (sources [][]byte, done func(), err error) {
+// source is a file that is read: mapped, if it is memory.
+type source struct {
+	file *os.File
+	mem  []byte // from the file's begin; nil if it is on a disk
+}
+
+// openSources opens the files that are read. done is to be called in any case.
+func openSources(files []FileRange) (sources []source, done func(), err error) {
 	var undo []func()
 	done = func() {
 		for _, f := range undo {
@@ -63,19 +95,29 @@ func openSources(files []FileRange) (sources [][]byte, done func(), err error) {
 		if err != nil {
 			return nil, done, err
 		}
-		defer f.Close()
+		undo = append(undo, func() { f.Close() })
 		// Reading a mapping beyond its file's end is a fatal signal.
 		if err := longEnough(f, r.Offset+r.Bytes); err != nil {
 			return nil, done, err
 		}
-		mem, unmap, err := mapAligned(f, r.Offset+r.Bytes, unix.PROT_READ)
-		if err != nil {
-			return nil, done, fmt.Errorf("map %s: %w", r.Path, err)
+		s := source{file: f}
+		if inMemory(f) {
+			mem, unmap, err := mapAligned(f, r.Offset+r.Bytes, unix.PROT_READ)
+			if err != nil {
+				return nil, done, fmt.Errorf("map %s: %w", r.Path, err)
+			}
+			undo = append(undo, unmap)
+			s.mem = mem
 		}
-		undo = append(undo, unmap)
-		sources = append(sources, mem)
+		sources = append(sources, s)
 	}
 	return sources, done, nil
+}
+
+// inMemory says whether a file is memory already.
+func inMemory(f *os.File) bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(int(f.Fd()), &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.HUGETLBFS_MAGIC)
 }
 
 // longEnough refuses a file that ends too early.
@@ -90,7 +132,8 @@ func longEnough(f *os.File, size uint64) error {
 	return nil
 }
 
-// copyAll copies the files' ranges and digests them in the same pass.
+// copyAll copies the files' ranges, which are memory, and digests them in the
+// same pass. Blocks that are written already, as they are, are not written again.
 func copyAll(files []FileRange) ([][]string, error) {
 	sources, done, err := openSources(files)
 	defer done()
@@ -99,10 +142,16 @@ func copyAll(files []FileRange) ([][]string, error) {
 	}
 	to := make([]*os.File, len(files))
 	for i, r := range files {
+		if sources[i].mem == nil {
+			return nil, fmt.Errorf("%s is not memory", r.Path)
+		}
+		flags := os.O_WRONLY | os.O_CREATE | os.O_EXCL
+		if r.Written != nil {
+			flags = os.O_WRONLY
+		}
 		// Past the page cache where the file system can: GPU state is larger
 		// than what the cache is good for.
-		to[i], err = openDirect(r.To, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
-		if err != nil {
+		if to[i], err = openDirect(r.To, flags); err != nil {
 			return nil, err
 		}
 		defer to[i].Close()
@@ -111,17 +160,21 @@ func copyAll(files []FileRange) ([][]string, error) {
 		}
 	}
 	digests, err := eachBlock(files, func(b block) (string, error) {
-		source := sources[b.file]
-		for at := b.from; at < b.to; at += ioBytes {
-			part := source[at:min(at+ioBytes, b.to)]
-			if zero(part) {
-				continue // it stays a hole
+		content := sources[b.file].mem[b.from:b.to]
+		digest := images.DigestBlock(content)
+		if w := files[b.file].Written; b.number < len(w) && w[b.number] != "" {
+			if w[b.number] == digest {
+				return digest, nil
 			}
-			if _, err := to[b.file].WriteAt(part, int64(at)); err != nil {
-				return "", fmt.Errorf("write %s at %d: %w", files[b.file].To, at, err)
+			// What is zero now may not have been.
+			if err := unix.Fallocate(int(to[b.file].Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(b.from), int64(b.to-b.from)); err != nil {
+				return "", fmt.Errorf("make a hole in %s: %w", files[b.file].To, err)
 			}
 		}
-		return digest(source[b.from:b.to]), nil
+		if _, err := writeBlock(to[b.file], content, b.from, nil); err != nil {
+			return "", fmt.Errorf("write %s at %d: %w", files[b.file].To, b.from, err)
+		}
+		return digest, nil
 	})
 	if err != nil {
 		return nil, err
@@ -134,44 +187,6 @@ func copyAll(files []FileRange) ([][]string, error) {
 	return digests, nil
 }
 
-// loadAll reads ranges into memory, past the page cache where the file system
-// can, and adds that memory to kept.
-func loadAll(files []FileRange, kept []*os.File) (paths []string, digests [][]string, _ []*os.File, err error) {
-	from, to := make([]*os.File, len(files)), make([][]byte, len(files))
-	for i, r := range files {
-		if from[i], err = openDirect(r.Path, os.O_RDONLY); err != nil {
-			return nil, nil, kept, err
-		}
-		defer from[i].Close()
-		if err := longEnough(from[i], r.Offset+r.Bytes); err != nil {
-			return nil, nil, kept, err
-		}
-		b, err := newBacking("", r.Offset, r.Bytes)
-		if err != nil {
-			return nil, nil, kept, err
-		}
-		kept = append(kept, b.file)
-		mem, unmap, err := mapAligned(b.file, r.Offset+r.Bytes, unix.PROT_READ|unix.PROT_WRITE)
-		if err != nil {
-			return nil, nil, kept, fmt.Errorf("map memory: %w", err)
-		}
-		defer unmap()
-		to[i] = mem
-		paths = append(paths, b.path())
-	}
-	digests, err = eachBlock(files, func(b block) (string, error) {
-		mem := to[b.file]
-		for at := b.from; at < b.to; at += ioBytes {
-			part := mem[at:min(at+ioBytes, b.to)]
-			if _, err := io.ReadFull(io.NewSectionReader(from[b.file], int64(at), int64(len(part))), part); err != nil {
-				return "", fmt.Errorf("read %s at %d: %w", files[b.file].Path, at, err)
-			}
-		}
-		return digest(mem[b.from:b.to]), nil
-	})
-	return paths, digests, kept, err
-}
-
 // openDirect opens a file for O_DIRECT, or without where that is not to be had.
 func openDirect(path string, flags int) (*os.File, error) {
 	f, err := os.OpenFile(path, flags|unix.O_DIRECT, 0o600)
@@ -182,20 +197,10 @@ func openDirect(path string, flags int) (*os.File, error) {
 	return f, err
 }
 
-// zero says whether a buffer holds nothing else.
+// zero says whether a buffer, of one byte or more, holds nothing else: then it
+// equals itself one byte on.
 func zero(b []byte) bool {
-	for len(b) >= 8 {
-		if b[0]|b[1]|b[2]|b[3]|b[4]|b[5]|b[6]|b[7] != 0 {
-			return false
-		}
-		b = b[8:]
-	}
-	for _, c := range b {
-		if c != 0 {
-			return false
-		}
-	}
-	return true
+	return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }
 
 // eachBlock calls do for every block of every file on all cores and gives what
@@ -204,8 +209,8 @@ func eachBlock(files []FileRange, do func(block) (string, error)) ([][]string, e
 	var blocks []block
 	out := make([][]string, len(files))
 	for i, r := range files {
-		for at := r.Offset; at < r.Offset+r.Bytes; at += BlockBytes {
-			blocks = append(blocks, block{file: i, number: len(out[i]), from: at, to: min(at+BlockBytes, r.Offset+r.Bytes)})
+		for at := r.Offset; at < r.Offset+r.Bytes; at += images.BlockBytes {
+			blocks = append(blocks, block{file: i, number: len(out[i]), from: at, to: min(at+images.BlockBytes, r.Offset+r.Bytes)})
 			out[i] = append(out[i], "")
 		}
 	}

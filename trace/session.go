@@ -140,7 +140,7 @@ func (s *Session) Map(mappings []Mapping) error {
 	return err
 }
 
-// Digest gives the digest, BLAKE3, of each block of BlockBytes of each range, in
+// Digest gives the digest of each block of each range (images.DigestBlock), in
 // parallel over all of them.
 func (s *Session) Digest(files []FileRange) ([][]string, error) {
 	r, err := s.call("digest GPU state", order{Op: opDigest, Files: files})
@@ -148,17 +148,11 @@ func (s *Session) Digest(files []FileRange) ([][]string, error) {
 }
 
 // Copy copies ranges to the files To in parallel and flushes them, and gives
-// their digests as Digest does. On an error a To may be there in part.
+// their digests as Digest does. The ranges are memory. On an error a To may be
+// there in part.
 func (s *Session) Copy(files []FileRange) ([][]string, error) {
 	r, err := s.call("copy GPU state", order{Op: opCopy, Files: files})
 	return r.Digests, err
-}
-
-// Load reads ranges into memory in parallel, at the same offsets, and gives
-// names for that memory, good while the tracer lives, and the digests.
-func (s *Session) Load(files []FileRange) (paths []string, digests [][]string, err error) {
-	r, err := s.call("load GPU state", order{Op: opLoad, Files: files})
-	return r.Loaded, r.Digests, err
 }
 
 // Alive says whether the tracer is still there.
@@ -168,6 +162,14 @@ func (s *Session) Alive() bool {
 		return false
 	default:
 		return true
+	}
+}
+
+// Kill ends the tracer at once, whatever it does: a call under way fails with
+// ErrTracerGone. Close is then still to be called.
+func (s *Session) Kill() {
+	if s.Alive() {
+		s.cmd.Process.Kill()
 	}
 }
 

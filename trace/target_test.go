@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -42,6 +43,38 @@ func dieAtStep() {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
+	}
+}
+
+// fillFile tells a tracer of this test's process how filling goes: "hold BYTES"
+// to wait there while the file exists, "fail BYTES" to fail there.
+func fillFile(parent int) string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("gpuckpt-trace-fill-%d", parent))
+}
+
+// fillAsTold makes this tracer fill as the test says.
+func fillAsTold() {
+	path := fillFile(os.Getppid())
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return
+	}
+	var what string
+	var at uint64
+	if _, err := fmt.Sscan(string(b), &what, &at); err != nil {
+		panic(err)
+	}
+	fillStep = func(from uint64) error {
+		if from < at {
+			return nil
+		}
+		if what == "fail" {
+			return syscall.ENOSPC
+		}
+		for _, err := os.Stat(path); err == nil; _, err = os.Stat(path) {
+			time.Sleep(time.Millisecond)
+		}
+		return nil
 	}
 }
 

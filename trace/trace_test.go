@@ -27,6 +27,7 @@ const spinEnv = "GPUCKPT_TEST_SPIN"
 func TestMain(m *testing.M) {
 	if IsTracer() {
 		dieAtStep()
+		fillAsTold()
 		Main()
 	}
 	if os.Getenv(targetEnv) != "" {

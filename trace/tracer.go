@@ -84,8 +84,6 @@ func (t *tracer) do(o order) (r reply, err error) {
 	case opAbandon:
 		err = abandon(t.steer)
 		t.steer = nil
-	case opLoad:
-		r.Loaded, r.Digests, t.kept, err = loadAll(o.Files, t.kept)
 	case opMap:
 		err = mapAll(o.Mappings)
 	case opDigest:

@@ -16,7 +16,6 @@ const (
 	opSteer   = "steer"
 	opCollect = "collect"
 	opAbandon = "abandon"
-	opLoad    = "load"
 	opMap     = "map"
 	opDigest  = "digest"
 	opCopy    = "copy"
@@ -33,7 +32,7 @@ type order struct {
 	Target Target `json:"target,omitzero"`
 	// Mappings of a map.
 	Mappings []Mapping `json:"mappings,omitempty"`
-	// Files of a digest, a copy or a load.
+	// Files of a digest or a copy.
 	Files []FileRange `json:"files,omitempty"`
 }
 
@@ -43,8 +42,6 @@ type reply struct {
 	Error string `json:"error,omitempty"`
 	// Collected areas.
 	Areas []Area `json:"areas,omitempty"`
-	// Loaded names the memory that each file was loaded into.
-	Loaded []string `json:"loaded,omitempty"`
 	// Digests of each file, by block.
 	Digests [][]string `json:"digests,omitempty"`
 	// Notes are for the log: what was not recognised and left alone.
@@ -60,6 +57,9 @@ type Target struct {
 	// number. Empty: memory without a name (memfd).
 	Dir  string `json:"dir"`
 	Name string `json:"name"`
+	// CopyTo is a directory on a disk, for memory without a name: files of these
+	// names are begun there while the driver is at work. Empty: none are.
+	CopyTo string `json:"copyTo,omitempty"`
 }
 
 // Area is a staging area and the file that backs it.
@@ -75,6 +75,9 @@ type Area struct {
 	// Offset is where in the file the area begins, below 2 MiB: it gives the
 	// area's addresses and the file's huge pages the same alignment.
 	Offset uint64 `json:"offset"`
+	// Written tells the blocks that are in CopyTo's file already, by the digests
+	// of what was written; "" for those that are not. nil when there is no file.
+	Written []string `json:"written,omitempty"`
 }
 
 // Mapping maps a file over an area of a process.
@@ -97,6 +100,10 @@ type FileRange struct {
 	Bytes  uint64 `json:"bytes"`
 	// To is the file that a copy makes, with the same offsets.
 	To string `json:"to,omitempty"`
+	// Written are an Area's: To is there already, with these blocks in it.
+	Written []string `json:"written,omitempty"`
+	// Punch has a digest make holes of the file's zero huge pages.
+	Punch bool `json:"punch,omitempty"`
 }
 
 // parseOrder is strict about what could hurt a process that is no target.

@@ -35,11 +35,14 @@ func open() *wire.Reply {
 }
 
 // serve carries out one request. It blocks as long as the driver does.
-func serve(q wire.Request) wire.Reply {
+func serve(q wire.Request, facts func() facts) wire.Reply {
 	var r, value C.int
 	switch q.Op {
 	case wire.OpInfo:
-		return info()
+		if q.Fresh {
+			return info(readFacts())
+		}
+		return info(facts())
 	case wire.OpState:
 		r = C.gk_state(C.int(q.PID), &value)
 	case wire.OpRestoreThread:
@@ -81,7 +84,7 @@ func uuid(s string) C.gk_uuid {
 }
 
 // info lists the GPUs that this process sees.
-func info() wire.Reply {
+func info(known facts) wire.Reply {
 	var version, count C.int
 	if r := C.gk_driver_version(&version); r != 0 {
 		return wire.Reply{Code: int(r), Text: text(r)}
@@ -90,13 +93,12 @@ func info() wire.Reply {
 		return wire.Reply{Code: int(r), Text: text(r)}
 	}
 	found := wire.Info{
-		DriverVersion: driverVersion(),
+		DriverVersion: known.version,
 		CUDAVersion:   fmt.Sprintf("%d.%d", version/1000, version%1000/10),
 	}
 	if tooOld(found.DriverVersion) {
 		return wire.Reply{Fault: wire.FaultTooOld, Text: found.DriverVersion}
 	}
-	minors := minorNumbers()
 	for i := range int(count) {
 		var (
 			id     C.gk_uuid
@@ -115,11 +117,12 @@ func info() wire.Reply {
 			UUID: wire.FormatUUID(raw), Name: C.GoString(&name[0]), Memory: uint64(memory),
 			Index: i, Minor: -1, PCIBusID: C.GoString(&bus[0]),
 		}
-		if minor, ok := minors[gpu.UUID]; ok {
-			gpu.Minor = minor
+		if g, ok := known.gpus[gpu.UUID]; ok {
+			gpu.Minor, gpu.Free, gpu.VGPU = g.minor, g.free, g.vgpu
 		}
 		found.GPUs = append(found.GPUs, gpu)
 	}
+	found.Partitioned = partitioned(known.gpus)
 	return wire.Reply{Info: &found}
 }
 

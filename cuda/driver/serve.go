@@ -26,7 +26,7 @@ func Serve() error {
 		return errors.New("file descriptor 3 is not gpuckpt's socket: this program is started by gpuckpt, not by hand")
 	}
 	unix.CloseOnExec(wire.FD)
-	s := &server{opened: make(chan struct{}), last: map[int]chan struct{}{}}
+	s := &server{opened: make(chan struct{}), facts: sync.OnceValue(readFacts), last: map[int]chan struct{}{}}
 	go func() {
 		s.fault = open()
 		close(s.opened)
@@ -48,6 +48,7 @@ func Serve() error {
 type server struct {
 	opened chan struct{} // closed once the driver is loaded; fault is then set
 	fault  *wire.Reply   // nil, or the answer to everything
+	facts  func() facts  // read once, when first asked for
 
 	calls sync.WaitGroup
 	last  map[int]chan struct{} // by pid: closed when its newest call has ended
@@ -87,12 +88,17 @@ func (s *server) receive() error {
 }
 
 func (s *server) answer(q wire.Request) {
+	if q.Op == wire.OpInfo && !q.Fresh {
+		go s.facts() // while the driver is being loaded
+	}
 	<-s.opened
 	var r wire.Reply
-	if s.fault != nil {
+	if q.Op == wire.OpSurvey {
+		r = survey() // NVML's, not CUDA's: it tells of drivers that CUDA refuses
+	} else if s.fault != nil {
 		r = *s.fault
 	} else {
-		r = serve(q)
+		r = serve(q, s.facts)
 	}
 	r.ID = q.ID
 	b, err := wire.Encode(r)

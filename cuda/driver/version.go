@@ -15,6 +15,20 @@ import (
 // minimum is the first driver branch with the checkpoint functions.
 const minimum = 570
 
+// facts are what CUDA does not tell of the driver, or only a newer one.
+type facts struct {
+	version string           // of the kernel driver, "580.159.03", or ""
+	gpus    map[string]known // by UUID, as far as they are known
+}
+
+// readFacts asks NVML, which takes some 10 ms to begin with.
+func readFacts() facts {
+	if nvml.Init() == nvml.SUCCESS { // counted: those within cost nothing
+		defer func() { _ = nvml.Shutdown() }()
+	}
+	return facts{version: driverVersion(), gpus: askNVML()}
+}
+
 // driverVersion gives the kernel driver's version, "580.159.03", or "".
 func driverVersion() string {
 	if done := useNVML("nvmlSystemGetDriverVersion"); done != nil {
@@ -49,35 +63,6 @@ func tooOld(version string) bool {
 	return err == nil && n < minimum
 }
 
-// minorNumbers gives N of /dev/nvidiaN for each GPU's UUID, as far as NVML
-// knows: CUDA's ordinals are ordered by speed, the files by bus.
-func minorNumbers() map[string]int {
-	minors := map[string]int{}
-	done := useNVML("nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber")
-	if done == nil {
-		return minors
-	}
-	defer done()
-	count, r := nvml.DeviceGetCount()
-	if r != nvml.SUCCESS {
-		return minors
-	}
-	for i := range count {
-		device, r := nvml.DeviceGetHandleByIndex(i)
-		if r != nvml.SUCCESS {
-			continue
-		}
-		id, r := device.GetUUID()
-		if r != nvml.SUCCESS {
-			continue
-		}
-		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
-			minors[id] = minor
-		}
-	}
-	return minors
-}
-
 // useNVML initialises NVML and gives what ends its use, or nil if it is not
 // there or lacks one of the functions: go-nvml aborts the program when it calls
 // a function that is missing.
@@ -87,10 +72,13 @@ func useNVML(functions ...string) (done func()) {
 	}
 	done = func() { _ = nvml.Shutdown() }
 	for _, f := range functions {
-		if nvml.Extensions().LookupSymbol(f) != nil {
+		if !has(f) {
 			done()
 			return nil
 		}
 	}
 	return done
 }
+
+// has says whether NVML, in use, has a function.
+func has(function string) bool { return nvml.Extensions().LookupSymbol(function) == nil }

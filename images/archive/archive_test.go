@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -18,8 +17,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/zeebo/blake3"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -181,7 +178,6 @@ func flat(t *testing.T) *images.Checkpoint {
 	t.Helper()
 	dir := t.TempDir()
 	state := bytes.Repeat([]byte("gpu state "), 3<<20/10+1)[:3<<20]
-	sum := blake3.Sum256(state)
 	for name, data := range map[string][]byte{
 		"inventory.img": []byte("x"), "gpu-1-0": append(make([]byte, 4096), state...), SpecName: []byte(`{"hostname":"there"}`),
 	} {
@@ -194,7 +190,7 @@ func flat(t *testing.T) *images.Checkpoint {
 		SchemaVersion: images.SchemaVersion, Created: time.Unix(1, 0).UTC(), DriverVersion: "580.1", CUDAVersion: "13.0",
 		GPUs: []images.GPU{{UUID: uuid, Name: "GPU", Memory: 1 << 30}},
 		Processes: []images.Process{{PID: 1, State: "running", GPUs: []string{uuid}, Bytes: 3 << 20, Areas: []images.Area{
-			{File: "gpu-1-0", Start: 1 << 30, Bytes: 3 << 20, Offset: 4096, Digests: []string{"blake3:" + hex.EncodeToString(sum[:])}},
+			{File: "gpu-1-0", Start: 1 << 30, Bytes: 3 << 20, Offset: 4096, Digests: []string{images.DigestBlock(state)}},
 		}}},
 	})
 	if err != nil {

@@ -4,13 +4,10 @@
 package oci
 
 import (
-	"encoding/hex"
 	"fmt"
 	"io"
 	"strconv"
 	"sync"
-
-	"github.com/zeebo/blake3"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -27,15 +24,15 @@ type areaCheck struct {
 	taken map[uint64]bool
 
 	mu     sync.Mutex
-	heads  map[uint64][]byte         // by the layer's offset
-	tails  map[uint64]*blake3.Hasher // by the offset where they break off
-	failed map[uint64]bool           // layers that could not be read
+	heads  map[uint64][]byte            // by the layer's offset
+	tails  map[uint64]*images.BlockHash // by the offset where they break off
+	failed map[uint64]bool              // layers that could not be read
 }
 
 func newAreaCheck(v *verifier, a images.Area, size uint64) *areaCheck {
 	return &areaCheck{
 		v: v, area: a, size: size, taken: make(map[uint64]bool),
-		heads: make(map[uint64][]byte), tails: make(map[uint64]*blake3.Hasher), failed: make(map[uint64]bool),
+		heads: make(map[uint64][]byte), tails: make(map[uint64]*images.BlockHash), failed: make(map[uint64]bool),
 	}
 }
 
@@ -107,12 +104,10 @@ func (a *areaCheck) finish() {
 		if a.failed[at] || a.failed[at-a.size] {
 			continue // that one is told already
 		}
-		_, _ = h.Write(a.heads[at]) // never fails
-		a.compare((at-1-a.area.Offset)/images.BlockBytes, sum(h))
+		h.Write(a.heads[at])
+		a.compare((at-1-a.area.Offset)/images.BlockBytes, h.Digest())
 	}
 }
-
-func sum(h *blake3.Hasher) string { return "blake3:" + hex.EncodeToString(h.Sum(nil)) }
 
 // compare notes a block that has another digest.
 func (a *areaCheck) compare(block uint64, got string) {
@@ -125,20 +120,12 @@ func (a *areaCheck) compare(block uint64, got string) {
 	}
 }
 
-func zeroBlockDigest() string {
-	h, zeros := blake3.New(), make([]byte, 1<<20)
-	for range images.BlockBytes / len(zeros) {
-		_, _ = h.Write(zeros)
-	}
-	return sum(h)
-}
-
 // rangeWriter takes the bytes of one layer's range in order.
 type rangeWriter struct {
 	a              *areaCheck
 	begin, at, end uint64
-	head           []byte         // of the block that began before the range
-	block          *blake3.Hasher // the one at hand; nil before and between
+	head           []byte            // of the block that began before the range
+	block          *images.BlockHash // the one at hand; nil before and between
 }
 
 func (a *areaCheck) writer(begin uint64) *rangeWriter {
@@ -163,11 +150,11 @@ func (w *rangeWriter) Write(p []byte) (int, error) {
 			w.head = append(w.head, part...)
 		} else {
 			if w.block == nil {
-				w.block = blake3.New()
+				w.block = images.NewBlockHash()
 			}
-			_, _ = w.block.Write(part)
+			w.block.Write(part)
 			if w.at+uint64(len(part)) == to {
-				w.a.compare(number, sum(w.block))
+				w.a.compare(number, w.block.Digest())
 				w.block = nil
 			}
 		}

@@ -7,7 +7,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,7 +24,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"github.com/zeebo/blake3"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -43,8 +41,7 @@ func newCheckpoint(t *testing.T, offset uint64, areas ...[]byte) string {
 		a := images.Area{File: images.AreaFile(1, i), Start: start + offset, Bytes: uint64(len(content)), Offset: offset}
 		start += 1 << 32
 		for at := 0; at < len(content); at += images.BlockBytes {
-			sum := blake3.Sum256(content[at:min(at+images.BlockBytes, len(content))])
-			a.Digests = append(a.Digests, "blake3:"+hex.EncodeToString(sum[:]))
+			a.Digests = append(a.Digests, images.DigestBlock(content[at:min(at+images.BlockBytes, len(content))]))
 		}
 		p.Areas = append(p.Areas, a)
 		p.Bytes += a.Bytes

@@ -60,6 +60,8 @@ type RunSpec struct {
 	MemoryLimit uint64
 	// CtrFlags are further flags of "ctr containers create".
 	CtrFlags []string
+	// Amend are further changes of the spec, made last.
+	Amend []oci.SpecOpts
 }
 
 // Container is one container of an instance. After its end, or a restore under
@@ -89,7 +91,7 @@ func (c *Containerd) Create(ctx context.Context, spec RunSpec) (*Container, erro
 			Type: "bind", Options: []string{"rbind", "ro", "rprivate"},
 		}}))
 	}
-	if err := c.amendSpec(ctx, spec.ID, opts); err != nil {
+	if err := c.amendSpec(ctx, spec.ID, append(opts, spec.Amend...)); err != nil {
 		return nil, errors.Join(fmt.Errorf("create the container %s: %w", spec.ID, err), k.Remove(context.WithoutCancel(ctx)))
 	}
 	return k, nil

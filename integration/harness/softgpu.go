@@ -115,7 +115,8 @@ func (c *Containerd) SetSoftwareGPU(lines string) error {
 		return errors.New("configure the software GPU: it is not in use")
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "driver=%s\n", c.opts.GPU.Driver)
+	// Several instances, of other programs too, are as many machines.
+	fmt.Fprintf(&b, "machine=%s\ndriver=%s\n", c.home.name(), c.opts.GPU.Driver)
 	for _, device := range c.opts.GPU.Devices {
 		fmt.Fprintf(&b, "gpu%d.uuid=%s\ngpu%d.name=%s\ngpu%d.memory_mib=%d\n",
 			device.Index, device.UUID, device.Index, device.Name, device.Index, device.Memory>>20)

@@ -131,7 +131,7 @@ static CUresult choose_gpus(const struct config *config, const struct request *r
                             struct gpu *chosen)
 {
 	struct gpu visible[MAX_GPUS];
-	int n = gpus_visible(config, visible);
+	int n = gpus_usable(config, visible);
 
 	if (request->pairs) {
 		if (!is_bijection(request))

@@ -24,8 +24,7 @@ static int step_named(const char *name, size_t len)
 	return -1;
 }
 
-// parse_uuid reads 32 hex digits with any dashes, after an optional "GPU-".
-static void parse_uuid(const char *text, CUuuid *uuid)
+void parse_uuid(const char *text, CUuuid *uuid)
 {
 	CUuuid u;
 	int digits = 0;
@@ -66,6 +65,9 @@ static void set(struct config *c, const char *key, const char *value)
 
 	if (!strcmp(key, "driver")) {
 		snprintf(c->driver, sizeof c->driver, "%s", value);
+	} else if (!strcmp(key, "machine")) {
+		for (int i = 0; i < MAX_GPUS; i++)
+			snprintf(c->gpu[i].machine, sizeof c->gpu[i].machine, "%s", value);
 	} else if (!strcmp(key, "cuda")) {
 		c->cuda_version = atoi(value);
 	} else if (!strcmp(key, "fail")) {
@@ -81,6 +83,10 @@ static void set(struct config *c, const char *key, const char *value)
 			snprintf(c->gpu[index].name, sizeof c->gpu[index].name, "%s", value);
 		else if (!strcmp(key + used, "memory_mib"))
 			c->gpu[index].total = strtoull(value, NULL, 10) << 20;
+		else if (!strcmp(key + used, "mig"))
+			c->gpu[index].mig = atoi(value) != 0;
+		else if (!strcmp(key + used, "vgpu"))
+			c->gpu[index].vgpu = atoi(value) != 0;
 	}
 }
 

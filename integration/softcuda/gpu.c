@@ -56,6 +56,54 @@ int gpus_visible(const struct config *config, struct gpu *gpus)
 	return n;
 }
 
+int gpus_usable(const struct config *config, struct gpu *gpus)
+{
+	int n = gpus_visible(config, gpus), usable = 0;
+
+	if (n < 0)
+		return n;
+	for (int i = 0; i < n; i++)
+		if (!gpus[i].mig)
+			gpus[usable++] = gpus[i];
+	return usable;
+}
+
+// named finds the GPU that one word of CUDA_VISIBLE_DEVICES names, by its place or UUID; -1 for none.
+static int named(const char *word, const struct gpu *gpus, int n)
+{
+	char *end;
+	long place = strtol(word, &end, 10);
+	CUuuid uuid = {{0}};
+
+	if (*word && !*end)
+		return place >= 0 && place < n ? (int)place : -1;
+	parse_uuid(word, &uuid);
+	for (int i = 0; i < n; i++)
+		if (!memcmp(&uuid, &gpus[i].uuid, sizeof uuid))
+			return i;
+	return -1;
+}
+
+int gpus_chosen(struct gpu *gpus, int n)
+{
+	const char *list = getenv("CUDA_VISIBLE_DEVICES");
+	struct gpu chosen[MAX_GPUS];
+	char words[1024];
+	int kept = 0;
+
+	if (!list)
+		return n;
+	snprintf(words, sizeof words, "%s", list);
+	for (char *rest = words, *word; kept < n && (word = strsep(&rest, ","));) {
+		int i = named(word, gpus, n);
+		if (i < 0)
+			break;
+		chosen[kept++] = gpus[i];
+	}
+	memcpy(gpus, chosen, (size_t)kept * sizeof *gpus);
+	return kept;
+}
+
 // held_by adds up the mappings of a GPU's memory in one process; memory.c names them.
 static size_t held_by(const char *pid, const char *name)
 {
@@ -69,22 +117,27 @@ static size_t held_by(const char *pid, const char *name)
 		return 0;
 	while (fgets(line, sizeof line, maps)) {
 		char *at = strstr(line, name);
-		if (at && !isdigit((unsigned char)at[len]) && sscanf(line, "%lx-%lx", &from, &to) == 2)
+		if (at && !isalnum((unsigned char)at[len]) && at[len] != '@' && sscanf(line, "%lx-%lx", &from, &to) == 2)
 			bytes += to - from;
 	}
 	fclose(maps);
 	return bytes;
 }
 
-size_t gpu_memory_used(int minor, void (*each)(void *arg, int pid, size_t bytes), void *arg)
+void gpu_memory_name(const struct gpu *gpu, char *name, size_t len)
 {
-	char name[40];
+	snprintf(name, len, "softcuda-%d%s%s", gpu->minor, gpu->machine[0] ? "@" : "", gpu->machine);
+}
+
+size_t gpu_memory_used(const struct gpu *gpu, void (*each)(void *arg, int pid, size_t bytes), void *arg)
+{
+	char name[120] = "/memfd:";
 	size_t sum = 0;
 	DIR *proc = opendir("/proc");
 
 	if (!proc)
 		return 0;
-	snprintf(name, sizeof name, "/memfd:softcuda-%d", minor);
+	gpu_memory_name(gpu, name + strlen(name), sizeof name - strlen(name));
 	for (struct dirent *e; (e = readdir(proc));) {
 		if (!isdigit((unsigned char)e->d_name[0]))
 			continue;

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Device memory. Each allocation is a shared mapping of a memory file named after its GPU
-// ("softcuda-N"), at an address that is never used for anything else, so that a restore can put it
+// ("softcuda-N", gpu.c), at an address that is never used for anything else, so that a restore can put it
 // back where the program's pointers point. Pinned host memory is ordinary memory of the process.
 
 #include <pthread.h>
@@ -66,9 +66,9 @@ bool memory_has_managed(void)
 
 CUresult memory_map(struct allocation *a)
 {
-	char name[32];
+	char name[100];
 
-	snprintf(name, sizeof name, "softcuda-%d", process.gpu[a->context->ordinal].minor);
+	gpu_memory_name(&process.gpu[a->context->ordinal], name, sizeof name);
 	int fd = memfd_create(name, MFD_CLOEXEC);
 	if (fd < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;

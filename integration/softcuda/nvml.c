@@ -241,7 +241,7 @@ CUDA_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t 
 	if (r)
 		return r;
 	memory->total = device->total;
-	memory->used = gpu_memory_used(device->minor, NULL, NULL);
+	memory->used = gpu_memory_used(device, NULL, NULL);
 	memory->free = memory->used < memory->total ? memory->total - memory->used : 0;
 	return NVML_SUCCESS;
 }
@@ -263,7 +263,19 @@ CUDA_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *cu
                                            unsigned int *pending)
 {
 	nvmlReturn_t r = check(device, current && pending ? current : NULL);
-	return r ? r : NVML_ERROR_NOT_SUPPORTED;
+	if (r)
+		return r;
+	*current = *pending = device->mig;
+	return NVML_SUCCESS;
+}
+
+// 0 none, 1 passed through to a virtual machine, 2 virtual
+CUDA_API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode)
+{
+	nvmlReturn_t r = check(device, mode);
+	if (!r)
+		*mode = device->vgpu ? 2 : 0;
+	return r;
 }
 
 struct list {
@@ -293,7 +305,7 @@ CUDA_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t devic
 	if (r)
 		return r;
 	struct list l = {.info = info, .room = info ? *count : 0};
-	gpu_memory_used(device->minor, add_process, &l);
+	gpu_memory_used(device, add_process, &l);
 	*count = l.found;
 	return l.found > l.room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }

@@ -71,7 +71,9 @@ static CUresult initialise(void)
 	if (access("/proc/self/maps", R_OK))
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	config_load(&config);
-	int n = gpus_visible(&config, gpus);
+	int n = gpus_usable(&config, gpus);
+	if (n > 0)
+		n = gpus_chosen(gpus, n);
 	if (n < 1)
 		return CUDA_ERROR_NO_DEVICE;
 	if ((r = process_open(gpus, n)))

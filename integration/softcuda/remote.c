@@ -273,7 +273,7 @@ static void caller_view(struct request *request)
 		memcpy(gpus, process.gpu, sizeof gpus);
 	} else {
 		config_load(&config);
-		n = gpus_visible(&config, gpus);
+		n = gpus_usable(&config, gpus);
 	}
 	for (int i = 0; i < n; i++)
 		request->seen[request->visible++] = gpus[i].uuid;

@@ -23,6 +23,9 @@ struct gpu {
 	CUuuid uuid;
 	char name[96];
 	size_t total; // bytes of memory
+	bool mig;     // partitioned: NVML lists it, CUDA does not
+	bool vgpu;    // NVML calls it a virtual one
+	char machine[64]; // whose GPU it is, where several stand in for one machine; may be empty
 };
 
 enum step { STEP_LOCK, STEP_CHECKPOINT, STEP_RESTORE, STEP_UNLOCK, STEPS, ASK_STATE = STEPS };
@@ -42,6 +45,9 @@ struct config {
 // missing or malformed keeps its default.
 void config_load(struct config *config);
 
+// parse_uuid reads 32 hex digits with any dashes, after an optional "GPU-"; what is none is ignored.
+void parse_uuid(const char *text, CUuuid *uuid);
+
 // config_has_checkpoint tells whether the configured driver is 570 or newer.
 bool config_has_checkpoint(const struct config *config);
 
@@ -49,12 +55,22 @@ bool config_has_checkpoint(const struct config *config);
 // no nvidiactl.
 int gpus_visible(const struct config *config, struct gpu *gpus);
 
+// gpus_usable are those of them that CUDA can use.
+int gpus_usable(const struct config *config, struct gpu *gpus);
+
+// gpus_chosen keeps of n GPUs those that CUDA_VISIBLE_DEVICES names, in its order, up to the first
+// name that is none; all if it is not set.
+int gpus_chosen(struct gpu *gpus, int n);
+
 // gpu_open opens a GPU's node, or nvidiactl for minor -1. -1 on error.
 int gpu_open(int minor);
 
+// gpu_memory_name is the name of the memory files of a GPU.
+void gpu_memory_name(const struct gpu *gpu, char *name, size_t len);
+
 // gpu_memory_used adds up, over all processes that /proc shows, what they hold of a GPU's memory.
 // each, if not NULL, is told every process that holds some.
-size_t gpu_memory_used(int minor, void (*each)(void *arg, int pid, size_t bytes), void *arg);
+size_t gpu_memory_used(const struct gpu *gpu, void (*each)(void *arg, int pid, size_t bytes), void *arg);
 
 // process.c: this process's driver state. After a fork the child has none, as on the real driver.
 struct process {

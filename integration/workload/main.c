@@ -24,6 +24,7 @@ static const char usage[] =
 	"  writer  --file PATH [--start N]   counter, and a thread that appends to PATH\n"
 	"  spin    [--seconds N]             a kernel that does not end by itself\n"
 	"any of these with --open PATH keeps that file open\n"
+	"gpuwork list: the GPUs that NVML shows, as nvidia-smi -L; try: uses each that CUDA shows, once\n"
 	"gpuwork sleep | exit CODE | echo TEXT... | cat | eat MIB | send HOST:PORT TEXT\n";
 
 static int echo(char **words)
@@ -87,6 +88,10 @@ int main(int argc, char **argv)
 		return eat(atoi(rest[0]));
 	if (!strcmp(what, "send") && n == 2)
 		return udp_ask(rest[0], rest[1]);
+	if (!strcmp(what, "list") && n == 0)
+		return list_gpus();
+	if (!strcmp(what, "try") && n == 0)
+		return try_gpus();
 
 	static const struct {
 		const char *name;

@@ -18,4 +18,8 @@ __attribute__((noreturn)) void run_spin(const struct options *o);
 // run_multi returns the exit status of the first child that ended; the others are killed.
 int run_multi(const struct options *o);
 
+// list_gpus prints what NVML shows; try_gpus uses each GPU that CUDA shows. Both return an exit status.
+int list_gpus(void);
+int try_gpus(void);
+
 #endif

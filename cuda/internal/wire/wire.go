@@ -41,6 +41,7 @@ const (
 	OpCheckpoint    = "checkpoint"
 	OpRestore       = "restore"
 	OpUnlock        = "unlock"
+	OpSurvey        = "survey"
 )
 
 // Request asks for one call of the driver.
@@ -50,6 +51,7 @@ type Request struct {
 	PID       int    `json:"pid,omitempty"`        // in the helper's pid namespace; 0 for OpInfo
 	TimeoutMS uint32 `json:"timeout_ms,omitempty"` // OpLock: milliseconds, 0 waits for ever
 	Pairs     []Pair `json:"pairs,omitempty"`      // OpRestore
+	Fresh     bool   `json:"fresh,omitempty"`      // OpInfo: do not answer from memory
 }
 
 // Pair moves what was on GPU Old to GPU New, both "GPU-" UUIDs.
@@ -73,6 +75,8 @@ type Reply struct {
 	Text  string `json:"text,omitempty"`  // the driver's words for Code, or the fault's
 	Value int    `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id
 	Info  *Info  `json:"info,omitempty"`  // OpInfo
+
+	Survey *Survey `json:"survey,omitempty"` // OpSurvey
 }
 
 // Info is the reply to OpInfo.
@@ -80,6 +84,7 @@ type Info struct {
 	DriverVersion string `json:"driver_version"` // "580.159.03"; empty if unknown
 	CUDAVersion   string `json:"cuda_version"`   // "13.0"
 	GPUs          []GPU  `json:"gpus"`
+	Partitioned   []GPU  `json:"partitioned,omitempty"` // in MIG mode, whether or not CUDA lists them; by bus
 }
 
 // GPU is one device that the helper sees.
@@ -90,6 +95,8 @@ type GPU struct {
 	Index    int    `json:"index"`  // the driver's ordinal
 	Minor    int    `json:"minor"`  // of /dev/nvidiaN; -1 if unknown
 	PCIBusID string `json:"pci_bus_id"`
+	Free     uint64 `json:"free,omitempty"` // bytes; 0 if unknown
+	VGPU     bool   `json:"vgpu,omitempty"` // a virtual GPU, as its hypervisor made it
 }
 
 // DecodeRequest reads one request and refuses whatever the helper could not
@@ -110,7 +117,7 @@ func (q Request) check() error {
 		return errors.New("no id")
 	}
 	switch q.Op {
-	case OpInfo:
+	case OpInfo, OpSurvey:
 		if q.PID != 0 {
 			return fmt.Errorf("%s takes no pid", q.Op)
 		}
@@ -123,6 +130,9 @@ func (q Request) check() error {
 	}
 	if q.TimeoutMS != 0 && q.Op != OpLock {
 		return fmt.Errorf("%s takes no timeout", q.Op)
+	}
+	if q.Fresh && q.Op != OpInfo {
+		return fmt.Errorf("%s takes no freshness", q.Op)
 	}
 	if len(q.Pairs) != 0 && q.Op != OpRestore {
 		return fmt.Errorf("%s takes no GPU pairs", q.Op)

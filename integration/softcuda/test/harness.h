@@ -85,5 +85,6 @@ void test_callers(void);
 void test_namespaces(void);
 void test_faults(void);
 void test_nvml(void);
+void test_remap(void);
 
 #endif

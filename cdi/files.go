@@ -1,0 +1,201 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// ErrFiles says that files of the driver which a checkpoint has mounted have
+// nothing on this node that could take their place.
+var ErrFiles = errors.New("the driver's files do not fit the checkpoint")
+
+// File is a file of the driver, or of its tools, by its path on this node and
+// in containers.
+type File struct{ Host, Container string }
+
+var (
+	// versionForm is a driver's version in the name of a library or in the path
+	// of its firmware: libcuda.so.580.159.04, nvidia/580.159.04/gsp_ga10x.bin.
+	versionForm = regexp.MustCompile(`(\.so\.|/nvidia/)([0-9]{3,}\.[0-9]+(?:\.[0-9]+)?)(/|$)`)
+	// driverForm are the names of the driver's files and tools.
+	driverForm = regexp.MustCompile(`^(lib(cuda|cudadebugger|nvcuvid|nvoptix)\.so(\..*)?|.*nvidia.*|gsp_.*\.bin)$`)
+	// socketForm are the sockets of the driver's daemons.
+	socketForm = regexp.MustCompile(`/nvidia-[a-z]+/socket$`)
+)
+
+// DriverVersion is the driver's version in a file's name; empty if it has none.
+func DriverVersion(file string) string {
+	if m := versionForm.FindStringSubmatch(path.Clean(file)); m != nil {
+		return m[2]
+	}
+	return ""
+}
+
+// IsDriverFile says by its name whether a file is one of NVIDIA's driver.
+func IsDriverFile(file string) bool {
+	return DriverVersion(file) != "" || driverForm.MatchString(path.Base(file)) || socketForm.MatchString(path.Clean(file))
+}
+
+// likeness is what a file and its counterpart of another version, or in another
+// distribution's directory, have in common.
+func likeness(file string) string {
+	file = path.Clean(file)
+	if m := versionForm.FindStringSubmatchIndex(file); m != nil {
+		file = file[:m[4]] + "*" + file[m[5]:]
+		if file[m[2]:m[3]] == "/nvidia/" {
+			return path.Join(path.Base(path.Dir(file)), path.Base(file))
+		}
+	}
+	return strings.TrimPrefix(cmp.Or(socketForm.FindString(file), path.Base(file)), "/")
+}
+
+// counterpart finds among files the one that takes the place of another: at the
+// same path, of the same name, or of the same name but for the version.
+func counterpart(file string, files []File) (File, bool) {
+	for _, same := range []func(File) bool{
+		func(f File) bool { return f.Container == file },
+		func(f File) bool {
+			return path.Base(f.Container) == path.Base(file) && likeness(f.Container) == likeness(file)
+		},
+		func(f File) bool { return likeness(f.Container) == likeness(file) },
+	} {
+		if i := slices.IndexFunc(files, same); i >= 0 {
+			return files[i], true
+		}
+	}
+	return File{}, false
+}
+
+// Rebound is a file of the driver at a path that the spec does not have, or had
+// from elsewhere.
+type Rebound struct {
+	Path string // in the container
+	Host string // what is mounted there now
+}
+
+// Rebind makes a spec fit what a dump has mounted: runc and CRIU want a mount
+// for each path that the container had one at, and know nothing of versions.
+//
+//   - A mount of a driver's file whose source this node does not have gets its
+//     counterpart here.
+//   - A driver's file that the dump has mounted at a path at which the spec has
+//     nothing is mounted there: the counterpart among the spec's own mounts, or
+//     among files, which are this node's (Registry.Files).
+//   - A device node that the dump has mounted singly, and the spec has not, is
+//     given /dev/null, and its path is among stray: it must go after the restore.
+//     If the spec has a device there, that goes from the spec, since runc would
+//     have CRIU mount this machine's node of that path, whatever its numbers.
+//
+// mapped are files that the dump's processes have open or mapped. One whose
+// counterpart is of another version is refused, since a process cannot go on
+// with another library than it has loaded.
+//
+// The error is ErrFiles, and the spec is then of no more use.
+func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (rebound []Rebound, stray []string, err error) {
+	files = slices.Concat(specFiles(spec), files)
+	var lost []string
+	for i, m := range spec.Mounts {
+		if !IsBind(m) || IsNode(m.Destination) || !IsDriverFile(m.Destination) || exists(m.Source) {
+			continue
+		}
+		f, ok := counterpart(path.Clean(m.Destination), files)
+		if !ok {
+			lost = append(lost, m.Source)
+			continue
+		}
+		spec.Mounts[i].Source = f.Host
+		rebound = append(rebound, Rebound{path.Clean(m.Destination), f.Host})
+	}
+	for _, at := range mounted {
+		at = path.Clean(at)
+		if !path.IsAbs(at) { // not as runc writes it
+			continue
+		}
+		if slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == at }) {
+			continue
+		}
+		switch f, ok := counterpart(at, files); {
+		case IsNode(at):
+			spec.Mounts = append(spec.Mounts, bind("/dev/null", at))
+			stray = append(stray, at)
+			if spec.Linux != nil {
+				spec.Linux.Devices = slices.DeleteFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at })
+			}
+		case !IsDriverFile(at): // the user's; runc and CRIU say what is wrong
+		case !ok:
+			lost = append(lost, at)
+		default:
+			spec.Mounts = append(spec.Mounts, bind(f.Host, at))
+			rebound = append(rebound, Rebound{at, f.Host})
+		}
+	}
+	if len(lost) > 0 {
+		slices.Sort(lost)
+		return nil, nil, fmt.Errorf("%w: it had %s mounted, and neither the container's spec nor a CDI specification of this node has their like; `gpuckpt cdi generate`, or nvidia-ctk, writes one",
+			ErrFiles, strings.Join(slices.Compact(lost), ", "))
+	}
+	return rebound, stray, sameVersion(rebound, mapped)
+}
+
+// sameVersion refuses a library that a process has loaded and that is of
+// another version here.
+func sameVersion(rebound []Rebound, mapped []string) error {
+	for _, r := range rebound {
+		was, is := DriverVersion(r.Path), DriverVersion(r.Host)
+		if real, err := filepath.EvalSymlinks(r.Host); err == nil && is == "" {
+			is = DriverVersion(real)
+		}
+		if was != "" && is != "" && was != is && slices.Contains(mapped, r.Path) {
+			return fmt.Errorf("%w: a process has loaded %s of NVIDIA driver %s, and this node has %s: restore it where the driver is the same", ErrFiles, r.Path, was, is)
+		}
+	}
+	return nil
+}
+
+// specFiles are the driver's files that a spec mounts and that are there.
+func specFiles(spec *specs.Spec) []File {
+	var files []File
+	for _, m := range spec.Mounts {
+		if IsBind(m) && IsDriverFile(m.Destination) && !IsNode(m.Destination) && exists(m.Source) {
+			files = append(files, File{Host: m.Source, Container: path.Clean(m.Destination)})
+		}
+	}
+	return files
+}
+
+// bind is a mount of a driver's file, with the options that NVIDIA's CDI
+// specifications give theirs.
+func bind(host, at string) specs.Mount {
+	return specs.Mount{Destination: at, Source: host, Type: "bind", Options: []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}}
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}
+
+// clone copies a spec.
+func clone(spec *specs.Spec) (*specs.Spec, error) {
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return nil, fmt.Errorf("copy the spec: %w", err)
+	}
+	c := new(specs.Spec)
+	if err := json.Unmarshal(data, c); err != nil {
+		return nil, fmt.Errorf("copy the spec: %w", err)
+	}
+	return c, nil
+}

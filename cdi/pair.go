@@ -1,0 +1,304 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// PairsAnnotation is the annotation of a container that says which GPU takes
+// the place of which of the checkpoint: "OLD=NEW,OLD=NEW…". Each side is a
+// UUID or an index: OLD's that of gpuckpt.json, NEW's the driver's on this node.
+const PairsAnnotation = "dev.gpuckpt.gpus"
+
+var (
+	// ErrPairs says that the GPUs granted to a container cannot take the place
+	// of those of its checkpoint.
+	ErrPairs = errors.New("the GPUs do not fit the checkpoint")
+	// ErrMemory says the same, for the reason that other programs use too much
+	// of the GPUs' memory; it may be otherwise in a moment. It is an ErrPairs.
+	ErrMemory = fmt.Errorf("%w: too little free memory", ErrPairs)
+)
+
+// GPU is a GPU of a checkpoint, or one of this node.
+type GPU struct {
+	UUID   string // "GPU-…", as nvidia-smi -L prints it
+	Name   string // "NVIDIA H200"
+	Memory uint64 // whole, in bytes
+	Index  int    // the driver's ordinal
+	Minor  int    // N of /dev/nvidiaN; of this node's GPUs only
+	// PCIBusID orders this node's GPUs, "0000:41:00.0".
+	PCIBusID string
+	// Free is how much of the memory nobody uses; 0 is unknown.
+	Free uint64
+	// MIG says that the GPU is partitioned, VGPU that it is a virtual one.
+	MIG, VGPU bool
+}
+
+// String names the GPU in an error.
+func (g GPU) String() string { return fmt.Sprintf("%s (%s)", g.UUID, g.Name) }
+
+// Demand is what a checkpoint needs.
+type Demand struct {
+	// GPUs are those of the checkpoint.
+	GPUs []GPU
+	// Processes are its CUDA processes.
+	Processes []Use
+}
+
+// Use is what one process has on GPUs.
+type Use struct {
+	GPUs  []string // UUIDs, among Demand.GPUs
+	Bytes uint64   // of all its GPUs together, as far as it is known
+}
+
+// Pair is one GPU of a checkpoint and the one that takes its place.
+type Pair struct {
+	Old, New GPU
+}
+
+// Pairs finds a GPU among granted for each GPU of a checkpoint: of the same
+// model, whole, with enough free memory, and each for one only. The annotation
+// (PairsAnnotation; empty for none) decides first. Then a GPU that is still
+// there keeps its place. The others are taken in order: the checkpoint's by
+// index, this node's by bus id. The same arguments give the same pairs, in the
+// order of the checkpoint's GPUs.
+//
+// The error is ErrPairs, and says what was asked and what is there.
+func Pairs(demand Demand, granted []GPU, annotation string) ([]Pair, error) {
+	olds := slices.SortedStableFunc(slices.Values(demand.GPUs), func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
+	news := slices.SortedStableFunc(slices.Values(granted), func(a, b GPU) int {
+		return cmp.Or(cmp.Compare(a.PCIBusID, b.PCIBusID), cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+	})
+	need := perGPU(demand)
+	given, err := parsePairs(annotation, olds, news)
+	if err != nil {
+		return nil, err
+	}
+	if len(news) < len(olds) {
+		return nil, fmt.Errorf("%w: it was made on %s; here the container is granted %s", ErrPairs, list(olds), list(news))
+	}
+	reserved := map[int]bool{} // what the annotation gives away
+	for _, n := range given {
+		reserved[n] = true
+	}
+	m := matching{
+		olds: olds, news: news, taken: map[int]int{},
+		fits: func(o, n int) error {
+			to, decided := given[o]
+			switch {
+			case decided && to != n:
+				return errors.New("the annotation says otherwise")
+			case !decided && reserved[n]:
+				return errors.New("the annotation gives it to another")
+			}
+			return fits(olds[o], news[n], need[olds[o].UUID])
+		},
+	}
+	if err := m.run(); err != nil {
+		return nil, err
+	}
+	pairs := make([]Pair, len(olds))
+	for n, o := range m.taken {
+		pairs[o] = Pair{Old: olds[o], New: news[n]}
+	}
+	return pairs, together(demand, pairs)
+}
+
+// IsIdentity says whether every GPU keeps its place.
+func IsIdentity(pairs []Pair) bool {
+	return !slices.ContainsFunc(pairs, func(p Pair) bool { return p.Old.UUID != p.New.UUID })
+}
+
+// perGPU adds up the state of the processes that use a single GPU, by its UUID:
+// at least so much goes there.
+func perGPU(demand Demand) map[string]uint64 {
+	need := map[string]uint64{}
+	for _, p := range demand.Processes {
+		if len(p.GPUs) == 1 {
+			need[p.GPUs[0]] += p.Bytes
+		}
+	}
+	return need
+}
+
+// fits says why a GPU cannot take the place of another whose state is so many
+// bytes; nil when it can.
+func fits(old, now GPU, need uint64) error {
+	switch {
+	case now.MIG:
+		return fmt.Errorf("%w: %v is partitioned (MIG), and NVIDIA's driver restores to whole GPUs only: nvidia-smi -i %d -mig 0", ErrPairs, now, now.Index)
+	case now.VGPU:
+		return fmt.Errorf("%w: %v is a virtual GPU (vGPU), and NVIDIA's driver restores to physical ones only", ErrPairs, now)
+	case now.Name != old.Name:
+		return fmt.Errorf("%w: %v of the checkpoint and %v here are of different models", ErrPairs, old, now)
+	case now.Memory < need:
+		return fmt.Errorf("%w: %v has %s of memory, the state of %s is %s", ErrPairs, now, size(now.Memory), old.UUID, size(need))
+	case now.Free > 0 && now.Free < need:
+		return fmt.Errorf("%w: %v has %s free, the state of %s is %s; end what uses it (nvidia-smi shows it), or grant another GPU",
+			ErrMemory, now, size(now.Free), old.UUID, size(need))
+	}
+	return nil
+}
+
+// together checks the processes that use several GPUs, whose parts are not
+// known.
+func together(demand Demand, pairs []Pair) error {
+	for _, p := range demand.Processes {
+		if len(p.GPUs) < 2 {
+			continue
+		}
+		var free uint64
+		known := true
+		for _, pair := range pairs {
+			if slices.Contains(p.GPUs, pair.Old.UUID) {
+				free += pair.New.Free
+				known = known && pair.New.Free > 0
+			}
+		}
+		if known && free < p.Bytes {
+			return fmt.Errorf("%w: a process has %s on %d GPUs, and those it is to go to have %s free; end what uses them (nvidia-smi shows it), or grant others",
+				ErrMemory, size(p.Bytes), len(p.GPUs), size(free))
+		}
+	}
+	return nil
+}
+
+// matching assigns to each of olds one of news that fits.
+type matching struct {
+	olds, news []GPU
+	taken      map[int]int // which of olds has that of news
+	fits       func(o, n int) error
+}
+
+// run places first the GPUs that are still there, then the others, each with
+// the first that is free, and moves one away only where there is no other way
+// (augmenting paths).
+func (m *matching) run() error {
+	var rest []int
+	for o, old := range m.olds {
+		n := slices.IndexFunc(m.news, func(g GPU) bool { return g.UUID == old.UUID })
+		if n < 0 || m.fits(o, n) != nil {
+			rest = append(rest, o)
+			continue
+		}
+		m.taken[n] = o
+	}
+	for _, o := range rest {
+		if !m.place(o, map[int]bool{}) {
+			return m.why(o)
+		}
+	}
+	return nil
+}
+
+func (m *matching) place(o int, seen map[int]bool) bool {
+	for _, mayMove := range []bool{false, true} {
+		for n := range m.news {
+			owner, taken := m.taken[n]
+			if seen[n] || taken != mayMove || m.fits(o, n) != nil {
+				continue
+			}
+			seen[n] = true
+			if !taken || m.place(owner, seen) {
+				m.taken[n] = o
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// why explains that one of olds has no place: by the single obstacle where all
+// of news have the same, else by all of them.
+func (m *matching) why(o int) error {
+	var reasons []string
+	kind, busy := ErrMemory, false
+	for n := range m.news {
+		err := m.fits(o, n)
+		if err == nil {
+			busy = true
+			continue
+		}
+		if !errors.Is(err, ErrMemory) {
+			kind = ErrPairs
+		}
+		if errors.Is(err, ErrPairs) { // not the annotation's own
+			reasons = append(reasons, strings.TrimPrefix(strings.TrimPrefix(err.Error(), ErrMemory.Error()+": "), ErrPairs.Error()+": "))
+		}
+	}
+	if busy || len(reasons) == 0 {
+		kind = ErrPairs
+		reasons = append(reasons, fmt.Sprintf("it was made on %s; here the container is granted %s", list(m.olds), list(m.news)))
+	}
+	return fmt.Errorf("%w: nothing can take the place of %v: %s", kind, m.olds[o], strings.Join(reasons, "; "))
+}
+
+// parsePairs reads the annotation: which of news each of olds is given, by
+// their places in these lists.
+func parsePairs(annotation string, olds, news []GPU) (map[int]int, error) {
+	given := map[int]int{}
+	if strings.TrimSpace(annotation) == "" {
+		return given, nil
+	}
+	refuse := func(form string, args ...any) error {
+		return fmt.Errorf("%w: annotation %s: %s", ErrPairs, PairsAnnotation, fmt.Sprintf(form, args...))
+	}
+	used := map[int]bool{}
+	for _, field := range strings.Split(annotation, ",") {
+		from, to, ok := strings.Cut(strings.TrimSpace(field), "=")
+		if !ok {
+			return nil, refuse("%q is not OLD=NEW", field)
+		}
+		o, n := find(olds, from), find(news, to)
+		switch _, again := given[o]; {
+		case o < 0:
+			return nil, refuse("%q is no GPU of the checkpoint; it was made on %s", from, list(olds))
+		case n < 0:
+			return nil, refuse("%q is no GPU that the container is granted here: %s", to, list(news))
+		case again || used[n]:
+			return nil, refuse("%q names a GPU a second time", field)
+		}
+		given[o], used[n] = n, true
+	}
+	return given, nil
+}
+
+// find looks for a GPU by UUID or index; -1 for none.
+func find(gpus []GPU, name string) int {
+	name = strings.TrimSpace(name)
+	index, err := strconv.Atoi(name)
+	return slices.IndexFunc(gpus, func(g GPU) bool {
+		return strings.EqualFold(g.UUID, name) || err == nil && g.Index == index
+	})
+}
+
+// list is "2 GPUs: GPU-… (NVIDIA H200), GPU-… (NVIDIA H200)".
+func list(gpus []GPU) string {
+	if len(gpus) == 0 {
+		return "none"
+	}
+	names := make([]string, len(gpus))
+	for i, g := range gpus {
+		names[i] = g.String()
+	}
+	word := "GPU"
+	if len(gpus) > 1 {
+		word += "s"
+	}
+	return fmt.Sprintf("%d %s: %s", len(gpus), word, strings.Join(names, ", "))
+}
+
+// size is a number of bytes for a person.
+func size(bytes uint64) string {
+	if bytes < 1<<30 {
+		return fmt.Sprintf("%.0f MiB", float64(bytes)/(1<<20))
+	}
+	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+}

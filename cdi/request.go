@@ -1,0 +1,232 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+)
+
+// Ask is one way in which a spec asks for GPUs.
+type Ask struct {
+	// How names the place in the spec: "linux.devices", "mounts",
+	// "annotation cdi.k8s.io/…", "NVIDIA_VISIBLE_DEVICES", a hook's program.
+	How string
+	// Names are what stands there: nodes, indices, UUIDs, CDI names, "all".
+	Names []string
+}
+
+// Request is what a spec asks for, and what it grants.
+type Request struct {
+	// Asks are all the ways in which it asks, also those that grant nothing by
+	// themselves.
+	Asks []Ask
+	// Minors are N of the /dev/nvidiaN that the container gets, ascending.
+	Minors []int
+	// AllNodes says that it has the host's /dev, and so every GPU.
+	AllNodes bool
+	// MIG and MPS say by what the spec asks for an instance of a partitioned
+	// GPU, and for a share in one by NVIDIA's multi-process service; empty
+	// where it does not.
+	MIG, MPS string
+
+	variable, mounted []string // what the toolkit goes by
+	hook              bool     // the toolkit's own hook is there
+	arguments         []string // the GPUs that other hooks are told to give
+	privileged        bool
+}
+
+// Grants says whether a GPU of this node is among those that the spec grants.
+func (r Request) Grants(g GPU) bool { return r.AllNodes || slices.Contains(r.Minors, g.Minor) }
+
+// String tells what was asked, "linux.devices: /dev/nvidia0".
+func (r Request) String() string {
+	var asks []string
+	for _, a := range r.Asks {
+		asks = append(asks, a.How+": "+strings.Join(a.Names, ", "))
+	}
+	if len(asks) == 0 {
+		return "no GPU"
+	}
+	return strings.Join(asks, "; ")
+}
+
+const (
+	// visibleDevices is the variable that NVIDIA's container toolkit goes by.
+	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+	// mpsPipe is the variable by which CUDA programs find MPS.
+	mpsPipe = "CUDA_MPS_PIPE_DIRECTORY"
+	// deviceMounts is where a device plugin mounts /dev/null, once for each
+	// GPU, under its name: the toolkit's way around variables that an image
+	// sets (accept-nvidia-visible-devices-as-volume-mounts).
+	deviceMounts = "/var/run/nvidia-container-devices"
+)
+
+// Read finds out which GPUs a spec asks for and grants.
+func Read(spec *specs.Spec) Request {
+	var r Request
+	r.readNodes(spec)
+	r.readMounts(spec)
+	r.readAnnotations(spec)
+	r.readProcess(spec)
+	r.readHooks(spec)
+	slices.Sort(r.Minors)
+	r.Minors = slices.Compact(r.Minors)
+	for _, a := range r.Asks {
+		for _, name := range a.Names {
+			if r.MIG == "" && namesInstance(name) {
+				r.MIG = a.How + " " + name
+			}
+		}
+	}
+	return r
+}
+
+// ask notes what stands in one place, if anything.
+func (r *Request) ask(how string, names ...string) {
+	if len(names) > 0 {
+		r.Asks = append(r.Asks, Ask{How: how, Names: names})
+	}
+}
+
+// readNodes takes the nodes that runc makes.
+func (r *Request) readNodes(spec *specs.Spec) {
+	if spec.Linux == nil {
+		return
+	}
+	var gpus []string
+	for _, d := range spec.Linux.Devices {
+		if minor, ok := MinorOf(d.Path); ok {
+			gpus = append(gpus, d.Path)
+			r.Minors = append(r.Minors, minor)
+		}
+		if r.MIG == "" && isInstance(d.Path) {
+			r.MIG = "linux.devices " + d.Path
+		}
+	}
+	r.ask("linux.devices", gpus...)
+}
+
+// readMounts takes nodes that are mounted, singly or with all of /dev, and the
+// names that a device plugin left.
+func (r *Request) readMounts(spec *specs.Spec) {
+	var nodes []string
+	for _, m := range spec.Mounts {
+		dest := path.Clean(m.Destination)
+		minor, node := MinorOf(dest)
+		switch rest, plugin := strings.CutPrefix(dest, deviceMounts+"/"); {
+		case plugin:
+			r.mounted = append(r.mounted, cdiPath(rest))
+		case node && IsBind(m):
+			nodes = append(nodes, dest)
+			r.Minors = append(r.Minors, minor)
+		case dest == "/dev" && IsBind(m):
+			nodes = append(nodes, dest)
+			r.AllNodes = true
+		}
+	}
+	r.ask("mounts", nodes...)
+	r.ask("mounts in "+deviceMounts, r.mounted...)
+}
+
+// cdiPath makes "cdi/nvidia.com/gpu/0" of a device plugin "nvidia.com/gpu=0".
+func cdiPath(p string) string {
+	if parts := strings.SplitN(p, "/", 4); len(parts) == 4 && parts[0] == "cdi" {
+		return parts[1] + "/" + parts[2] + "=" + parts[3]
+	}
+	return p
+}
+
+// IsBind says whether a mount is a bind mount, as runc takes it: by its type or
+// its options.
+func IsBind(m specs.Mount) bool {
+	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+}
+
+// readAnnotations takes the CDI names that clients leave beside what they have
+// injected.
+func (r *Request) readAnnotations(spec *specs.Spec) {
+	for _, key := range sortedKeys(spec.Annotations) {
+		if strings.HasPrefix(key, cdilib.AnnotationPrefix) {
+			r.ask("annotation "+key, split(spec.Annotations[key])...)
+		}
+	}
+}
+
+// readProcess takes the names in NVIDIA_VISIBLE_DEVICES. Many images set it to
+// "all": by itself it grants nothing.
+func (r *Request) readProcess(spec *specs.Spec) {
+	if spec.Process == nil {
+		return
+	}
+	c := spec.Process.Capabilities
+	r.privileged = c != nil && slices.Contains(c.Bounding, "CAP_SYS_ADMIN")
+	for _, kv := range spec.Process.Env { // the last one counts
+		name, value, _ := strings.Cut(kv, "=")
+		switch {
+		case name == visibleDevices:
+			r.variable = split(value)
+			if len(r.variable) == 1 && (r.variable[0] == "none" || r.variable[0] == "void") {
+				r.variable = nil
+			}
+		case name == mpsPipe && value != "":
+			r.MPS = kv
+		}
+	}
+	r.ask(visibleDevices, r.variable...)
+}
+
+// readHooks finds the hooks of NVIDIA's container toolkit, which give GPUs to
+// the container outside the spec.
+func (r *Request) readHooks(spec *specs.Spec) {
+	if spec.Hooks == nil {
+		return
+	}
+	//nolint:staticcheck // the toolkit's hook is one of the deprecated kind
+	for _, h := range slices.Concat(spec.Hooks.Prestart, spec.Hooks.CreateRuntime) {
+		if isToolkitHook(h) {
+			r.hook = true
+		}
+		names, _ := cliHook(h)
+		r.arguments = append(r.arguments, names...)
+		r.ask("hook "+h.Path, names...)
+	}
+}
+
+// namesInstance says whether a name is that of a MIG instance: "MIG-…", or
+// "0:1", the instance by its GPU's index.
+func namesInstance(name string) bool {
+	_, device, ok := strings.Cut(name, "=")
+	if !ok {
+		device = name
+	}
+	var gpu, instance int
+	n, _ := fmt.Sscanf(device, "%d:%d", &gpu, &instance)
+	return strings.HasPrefix(device, "MIG-") || n == 2
+}
+
+// split takes a list apart at its commas and leaves out what is empty.
+func split(list string) []string {
+	var names []string
+	for _, name := range strings.Split(list, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,87 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
+)
+
+func cdiCommand() *cobra.Command {
+	group := &cobra.Command{
+		Use:   "cdi",
+		Short: "Write the node's CDI specification, by which GPUs get into containers",
+		Args:  cobra.NoArgs, // so that an unknown sub-command is an error
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	var output, root, helper string
+	generate := &cobra.Command{
+		Use:   "generate",
+		Short: "Write a CDI specification of this node's GPUs",
+		Long: `Write a CDI specification of this node's GPUs: nvidia.com/gpu=0, nvidia.com/gpu=GPU-…,
+nvidia.com/gpu=all, with the driver's libraries and tools for computing.
+
+It is for nodes without NVIDIA's container toolkit; where that is, prefer nvidia-ctk cdi generate,
+which knows graphics and partitioned GPUs (MIG) too. Write it anew after a driver's update.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			node, err := describeNode(cmd.Context(), helper)
+			if err != nil {
+				return err
+			}
+			if node.Root, err = filepath.Abs(root); err != nil {
+				return err
+			}
+			spec, err := node.Generate()
+			if err != nil {
+				return err
+			}
+			if output != "" {
+				return cdi.WriteFile(output, spec)
+			}
+			data, err := cdi.Encode(spec)
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(data)
+			return err
+		},
+	}
+	generate.Flags().StringVar(&output, "output", "", "file to write, such as /etc/cdi/nvidia.json (default: standard output)")
+	generate.Flags().StringVar(&root, "driver-root", "/", "where the driver's files are, such as /run/nvidia/driver")
+	generate.Flags().StringVar(&helper, "helper", "", "path of "+cuda.HelperName+" (default: beside this program, then in $PATH)")
+	group.AddCommand(generate)
+	return group
+}
+
+// describeNode asks the driver for this node's GPUs.
+func describeNode(ctx context.Context, helper string) (node cdi.Node, err error) {
+	h, err := cuda.Start(ctx, cuda.Options{Path: helper})
+	if err != nil {
+		return cdi.Node{}, err
+	}
+	defer func() { err = errors.Join(err, h.Close()) }()
+	info, err := h.Info(ctx)
+	if err != nil {
+		return cdi.Node{}, err
+	}
+	node.Driver = info.DriverVersion
+	for _, g := range info.Partitioned {
+		node.Partitioned = append(node.Partitioned, cdi.GPU{UUID: g.UUID, Index: g.Index, Minor: g.Minor})
+	}
+	for _, g := range info.GPUs {
+		// CUDA lists an instance of a partitioned GPU by a UUID that NVML's
+		// list of nodes does not have.
+		if g.Minor >= 0 || len(info.Partitioned) == 0 {
+			node.GPUs = append(node.GPUs, cdi.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index, Minor: g.Minor, PCIBusID: g.PCIBusID})
+		}
+	}
+	return node, nil
+}

@@ -1,0 +1,210 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/client"
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/preflight"
+	"github.com/gpuckpt/gpuckpt/runtime"
+)
+
+// doctorOptions are the flags of doctor.
+type doctorOptions struct {
+	taskOptions
+	json, annotations bool
+	image             string
+}
+
+func doctorCommand() *cobra.Command {
+	var o doctorOptions
+	c := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what of this node works for GPU checkpoints, and how to mend the rest",
+		Long: `Say what of this node works for GPU checkpoints, and how to mend the rest.
+
+It looks at what the shims of the running containerd would use, and changes
+nothing. With --image it answers one question: can that checkpoint be restored
+here?
+
+The exit status is 1 if there is a failure. A warning is something that makes
+checkpoints slower, or keeps some containers from them.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), cmd.OutOrStdout()) },
+	}
+	o.register(c)
+	c.Flags().BoolVar(&o.json, "json", false, "print JSON")
+	c.Flags().BoolVar(&o.annotations, "annotations", false, "print this node's facts as annotations, KEY=VALUE each")
+	c.Flags().StringVar(&o.image, "image", "", "check only whether this checkpoint, an image in containerd or a directory, can be restored here")
+	c.MarkFlagsMutuallyExclusive("annotations", "image")
+	return c
+}
+
+func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
+	var r preflight.Report
+	var n preflight.Node
+	daemon, found := preflight.Find(o.address)
+	if found == nil {
+		n.Containerd, n.Env = daemon, daemon.Env
+	}
+	path, configured := configure(&n)
+	gpus := preflight.AskDriver(ctx, &n)
+	switch {
+	case o.image != "":
+		need, err := o.needs(ctx)
+		if err != nil {
+			return err
+		}
+		_, room := preflight.CheckMemory(&n, "")
+		r.Add(preflight.Match(need, preflight.OfNode(gpus, room))...)
+	case o.annotations:
+		return printAnnotations(w, preflight.OfNode(gpus, preflight.Room{}), o.json)
+	default:
+		r.Add(preflight.CheckPrograms(&n, path, configured)...)
+		daemonChecks, cdiDirs, root := preflight.CheckContainerd(ctx, &n, o.address, found)
+		r.Add(daemonChecks...)
+		r.Add(preflight.CheckRunc(ctx, &n)...)
+		r.Add(preflight.CheckCRIU(ctx, &n)...)
+		r.Add(preflight.CheckKernel(&n)...)
+		r.Add(preflight.CheckCgroup(&n)...)
+		r.Add(preflight.CheckDriver(&n, gpus)...)
+		r.Add(preflight.CheckCDI(&n, cdiDirs)...)
+		memory, room := preflight.CheckMemory(&n, root)
+		r.Add(memory...)
+		r.Add(preflight.CheckContainers(ctx, &n, gpus, room)...)
+		r.Annotations = preflight.OfNode(gpus, room).Annotations()
+	}
+	if err := printReport(w, &r, o.json); err != nil {
+		return err
+	}
+	if r.Failures > 0 {
+		return errors.New(count(r.Failures, "failure"))
+	}
+	return nil
+}
+
+// configure reads the configuration that the shims read, and says where it lies
+// and what is wrong with it.
+func configure(n *preflight.Node) (path string, err error) {
+	path = runtime.ConfigPath
+	for _, kv := range n.Env {
+		if v, ok := strings.CutPrefix(kv, runtime.ConfigEnv+"="); ok {
+			if err := os.Setenv(runtime.ConfigEnv, v); err != nil {
+				return v, err
+			}
+		}
+	}
+	if named := os.Getenv(runtime.ConfigEnv); named != "" {
+		path = named
+	}
+	config, err := runtime.LoadConfig()
+	if err != nil {
+		return path, err
+	}
+	n.CRIU, n.Helper, n.StagingLimit = config.CRIU.Path, config.Helper, uint64(config.Staging.MemoryLimit)
+	return path, nil
+}
+
+// needs is what a checkpoint needs: of gpuckpt.json in a directory, or of the
+// annotations of an image.
+func (o *doctorOptions) needs(ctx context.Context) (_ preflight.Facts, err error) {
+	if st, serr := os.Stat(o.image); serr == nil && st.IsDir() {
+		m, err := images.ReadMetadata(o.image)
+		if err != nil {
+			return preflight.Facts{}, fmt.Errorf("read the checkpoint %s: %w", filepath.Clean(o.image), err)
+		}
+		return preflight.OfCheckpoint(m), nil
+	}
+	c, err := client.New(o.address, client.WithDefaultNamespace(o.namespace))
+	if err != nil {
+		return preflight.Facts{}, fmt.Errorf("connect to containerd: %w", err)
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	image, err := c.GetImage(ctx, o.image)
+	if err != nil {
+		return preflight.Facts{}, fmt.Errorf("find the image %s in namespace %s: %w", o.image, o.namespace, err)
+	}
+	manifest, err := ctdimages.Manifest(ctx, image.ContentStore(), image.Target(), image.Platform())
+	if err != nil {
+		return preflight.Facts{}, fmt.Errorf("read the manifest of %s: %w", o.image, err)
+	}
+	facts, err := preflight.FromAnnotations(manifest.Annotations)
+	if err != nil {
+		return preflight.Facts{}, fmt.Errorf("the image %s: %w", o.image, err)
+	}
+	return facts, nil
+}
+
+// printAnnotations prints a node's facts, for `kubectl annotate node`.
+func printAnnotations(w io.Writer, f preflight.Facts, asJSON bool) error {
+	a := f.Annotations()
+	if asJSON {
+		return json.NewEncoder(w).Encode(a)
+	}
+	for _, key := range slices.Sorted(maps.Keys(a)) {
+		if _, err := fmt.Fprintf(w, "%s=%s\n", key, a[key]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printReport prints a report: as JSON, or a line for each check, and below it
+// what does not work and how to mend it.
+func printReport(w io.Writer, r *preflight.Report, asJSON bool) error {
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		return enc.Encode(r)
+	}
+	var b strings.Builder
+	width, last := 0, ""
+	for _, c := range r.Checks {
+		width = max(width, min(len(c.Name), 24))
+	}
+	for _, c := range r.Checks {
+		area := c.Area
+		if area == last {
+			area = ""
+		}
+		last = c.Area
+		fmt.Fprintf(&b, "%-10s  %-7s  %-*s  %s\n", area, c.Status, width, c.Name, c.Found)
+		if c.Problem != "" {
+			fmt.Fprintf(&b, "%21s%s\n", "", c.Problem)
+		}
+		if c.Fix != "" {
+			mark := "$ "
+			if strings.HasPrefix(c.Fix, "# ") {
+				mark = "" // advice
+			}
+			fmt.Fprintf(&b, "%21s%s%s\n", "", mark, strings.ReplaceAll(c.Fix, "\n", "\n"+strings.Repeat(" ", 21+len(mark))))
+		}
+	}
+	fmt.Fprintf(&b, "%s, %s\n", count(r.Failures, "failure"), count(r.Warnings, "warning"))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// count words a number of things.
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}

@@ -1,0 +1,40 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/runtime"
+)
+
+func resumeCommand() *cobra.Command {
+	var o taskOptions
+	var gpus []string
+	c := &cobra.Command{
+		Use:   "resume CONTAINER",
+		Short: "Give a suspended container its GPUs back, or others",
+		Long: `Give a suspended container its GPUs back, or others.
+
+If they have too little memory free, the container stays suspended.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			annotations := map[string]string{runtime.SuspendAnnotation: "false"}
+			if len(gpus) > 0 {
+				annotations[runtime.ResumeGPUsAnnotation] = strings.Join(gpus, ",")
+			}
+			if err := o.annotate(cmd.Context(), args[0], annotations, client.Running); err != nil {
+				return fmt.Errorf("resume %s: %w", args[0], err)
+			}
+			return nil
+		},
+	}
+	o.register(c)
+	c.Flags().StringSliceVar(&gpus, "gpus", nil, "UUIDs or CUDA's indices of GPUs, one for each that the container had, in their order (default: the same GPUs)")
+	return c
+}

@@ -1,0 +1,46 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/runtime"
+)
+
+func suspendCommand() *cobra.Command {
+	var o taskOptions
+	var spill string
+	c := &cobra.Command{
+		Use:   "suspend CONTAINER",
+		Short: "Take a container off its GPUs, in place",
+		Long: `Take a container off its GPUs, in place.
+
+Its GPU memory goes to host memory, or with --spill to a disk, and its processes
+stay, frozen, until "gpuckpt resume" or "ctr tasks resume". Others can use the
+GPUs meanwhile.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			annotations := map[string]string{runtime.SuspendAnnotation: "true"}
+			if spill != "" {
+				dir, err := filepath.Abs(spill) // the shim has another working directory
+				if err != nil {
+					return fmt.Errorf("--spill: %w", err)
+				}
+				annotations[runtime.SpillAnnotation] = dir
+			}
+			if err := o.annotate(cmd.Context(), args[0], annotations, client.Paused); err != nil {
+				return fmt.Errorf("suspend %s: %w", args[0], err)
+			}
+			return nil
+		},
+	}
+	o.register(c)
+	c.Flags().StringVar(&spill, "spill", "", "write the GPU state to this directory on a disk, so that it takes no memory")
+	return c
+}

@@ -1,0 +1,111 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"math"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+)
+
+// survey asks NVML about the GPUs. The fault is no-driver where there is no
+// NVML, which comes with the driver.
+func survey() wire.Reply {
+	if r := nvml.Init(); r != nvml.SUCCESS {
+		why := "libnvidia-ml.so.1 is not installed"
+		if r != nvml.ERROR_LIBRARY_NOT_FOUND {
+			why = "NVML: " + nvml.ErrorString(r)
+		}
+		return wire.Reply{Fault: wire.FaultNoDriver, Text: why}
+	}
+	defer func() { _ = nvml.Shutdown() }()
+	found := wire.Survey{DriverVersion: driverVersion(), Devices: []wire.Device{}}
+	if !has("nvmlDeviceGetCount_v2") || !has("nvmlDeviceGetHandleByIndex_v2") {
+		return wire.Reply{Survey: &found}
+	}
+	count, r := nvml.DeviceGetCount()
+	if r != nvml.SUCCESS {
+		return wire.Reply{Fault: wire.FaultNoDriver, Text: "NVML: " + nvml.ErrorString(r)}
+	}
+	for i := range count {
+		if device, r := nvml.DeviceGetHandleByIndex(i); r == nvml.SUCCESS {
+			found.Devices = append(found.Devices, surveyDevice(i, device))
+		}
+	}
+	return wire.Reply{Survey: &found}
+}
+
+// surveyDevice asks for all that one GPU tells.
+func surveyDevice(index int, device nvml.Device) wire.Device {
+	d := wire.Device{Index: index, Minor: -1}
+	if has("nvmlDeviceGetUUID") {
+		d.UUID, _ = device.GetUUID() // empty where it is refused, as the others
+	}
+	if has("nvmlDeviceGetName") {
+		d.Name, _ = device.GetName()
+	}
+	if has("nvmlDeviceGetMinorNumber") {
+		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
+			d.Minor = minor
+		}
+	}
+	if has("nvmlDeviceGetMemoryInfo") {
+		if m, r := device.GetMemoryInfo(); r == nvml.SUCCESS {
+			d.Memory, d.Free = m.Total, m.Free
+		}
+	}
+	if has("nvmlDeviceGetPersistenceMode") {
+		if mode, r := device.GetPersistenceMode(); r == nvml.SUCCESS {
+			d.Persistence = is(mode == nvml.FEATURE_ENABLED)
+		}
+	}
+	if has("nvmlDeviceGetMigMode") {
+		if mode, _, r := device.GetMigMode(); r == nvml.SUCCESS {
+			d.MIG = is(mode == nvml.DEVICE_MIG_ENABLE)
+		}
+	}
+	if has("nvmlDeviceGetVirtualizationMode") {
+		if mode, r := device.GetVirtualizationMode(); r == nvml.SUCCESS {
+			d.Virtualization = virtualization[mode]
+		}
+	}
+	if has("nvmlDeviceGetComputeMode") {
+		if mode, r := device.GetComputeMode(); r == nvml.SUCCESS {
+			d.ComputeMode = computeModes[mode]
+		}
+	}
+	if has("nvmlDeviceGetComputeRunningProcesses_v3") {
+		if users, r := device.GetComputeRunningProcesses(); r == nvml.SUCCESS {
+			for _, u := range users {
+				use := wire.DeviceUse{PID: int(u.Pid)}
+				if u.UsedGpuMemory != math.MaxUint64 { // NVML_VALUE_NOT_AVAILABLE
+					use.Bytes = u.UsedGpuMemory
+				}
+				d.Users = append(d.Users, use)
+			}
+		}
+	}
+	return d
+}
+
+func is(b bool) *bool { return &b }
+
+// virtualization and computeModes word NVML's enumerations.
+var (
+	virtualization = map[nvml.GpuVirtualizationMode]string{
+		nvml.GPU_VIRTUALIZATION_MODE_NONE:        "none",
+		nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH: "passthrough",
+		nvml.GPU_VIRTUALIZATION_MODE_VGPU:        "vgpu",
+		nvml.GPU_VIRTUALIZATION_MODE_HOST_VGPU:   "host-vgpu",
+		nvml.GPU_VIRTUALIZATION_MODE_HOST_VSGA:   "host-vsga",
+	}
+	computeModes = map[nvml.ComputeMode]string{
+		nvml.COMPUTEMODE_DEFAULT:           "default",
+		nvml.COMPUTEMODE_EXCLUSIVE_THREAD:  "exclusive-thread",
+		nvml.COMPUTEMODE_PROHIBITED:        "prohibited",
+		nvml.COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive-process",
+	}
+)

@@ -1,0 +1,66 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+)
+
+// Survey is what NVML tells of the driver and its GPUs, also of a driver that
+// is too old for checkpoints or that CUDA cannot use.
+type Survey struct {
+	DriverVersion string   `json:"driver_version"` // empty if unknown
+	Devices       []Device `json:"devices"`
+}
+
+// Device is one GPU of a survey. A nil pointer or an empty text is what this
+// NVML, or this GPU, does not tell.
+type Device struct {
+	UUID           string      `json:"uuid"`
+	Name           string      `json:"name"`
+	Index          int         `json:"index"`  // nvidia-smi's, not CUDA's
+	Minor          int         `json:"minor"`  // N of /dev/nvidiaN; -1 if unknown
+	Memory         uint64      `json:"memory"` // bytes
+	Free           uint64      `json:"free"`   // bytes
+	Persistence    *bool       `json:"persistence,omitempty"`
+	MIG            *bool       `json:"mig,omitempty"`
+	Virtualization string      `json:"virtualization,omitempty"` // "none", "passthrough", "vgpu", "host-vgpu", "host-vsga"
+	ComputeMode    string      `json:"compute_mode,omitempty"`   // "default", "exclusive-thread", "prohibited", "exclusive-process"
+	Users          []DeviceUse `json:"users,omitempty"`
+}
+
+// DeviceUse is the GPU memory of one process on one GPU, in bytes, contexts
+// included; 0 where the driver does not tell.
+type DeviceUse struct {
+	PID   int    `json:"pid"` // as the machine counts
+	Bytes uint64 `json:"bytes"`
+}
+
+// Survey asks NVML, not CUDA. The error is ErrNoDriver where there is no NVML
+// or it has no driver to talk to, else the helper's end.
+func (h *Helper) Survey(ctx context.Context) (Survey, error) {
+	r, err := h.do(ctx, wire.Request{Op: wire.OpSurvey}, h.opts.CallTimeout)
+	if err != nil {
+		return Survey{}, err
+	}
+	if r.Survey == nil {
+		return Survey{}, fmt.Errorf("survey GPUs: %w: reply without a survey", ErrHelperGarbled)
+	}
+	s := Survey{DriverVersion: r.Survey.DriverVersion, Devices: []Device{}}
+	for _, d := range r.Survey.Devices {
+		users := make([]DeviceUse, len(d.Users))
+		for i, u := range d.Users {
+			users[i] = DeviceUse(u)
+		}
+		s.Devices = append(s.Devices, Device{
+			UUID: d.UUID, Name: d.Name, Index: d.Index, Minor: d.Minor, Memory: d.Memory, Free: d.Free,
+			Persistence: d.Persistence, MIG: d.MIG, Virtualization: d.Virtualization, ComputeMode: d.ComputeMode,
+			Users: users,
+		})
+	}
+	return s, nil
+}

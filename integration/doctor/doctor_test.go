@@ -1,0 +1,252 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/content"
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/preflight"
+)
+
+// On a node where checkpoints work there is no failure, and a line for each
+// container that uses a GPU.
+func TestDoctor(t *testing.T) {
+	c := containerd(t, harness.Options{}, "")
+	ours := start(t, c, harness.RunSpec{ID: "ours"}, "pattern", "--bytes", "24M")
+	start(t, c, harness.RunSpec{ID: "runcs", Runtime: harness.RuncRuntime}, "counter")
+
+	r, code := report(t, c)
+	if r.Failures != 0 || code != 0 {
+		t.Errorf("%d failures, exit code %d, on a node where checkpoints work: %+v", r.Failures, code, r.Checks)
+	}
+	shim, err := bins.Path(preflight.ShimName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	is(t, find(t, r, "gpuckpt", "shim"), preflight.OK, shim)
+	is(t, find(t, r, "gpuckpt", "configuration"), preflight.OK, c.ShimConfigPath())
+	is(t, find(t, r, "containerd", "daemon"), preflight.OK, "2.4", c.Address(), fmt.Sprint(c.Pid()))
+	is(t, find(t, r, "containerd", "CRI"), preflight.OK, "off")
+	is(t, find(t, r, "runc", "program"), preflight.OK, "1.")
+	is(t, find(t, r, "criu", "program"), preflight.OK, "4.2")
+	is(t, find(t, r, "criu", "check"), preflight.OK)
+	is(t, find(t, r, "cgroup", "version"), preflight.OK, fmt.Sprint(harness.CgroupVersion()))
+	is(t, find(t, r, "driver", "version"), preflight.OK, gpu.Driver, "CUDA 1")
+	for _, d := range gpu.Devices {
+		is(t, find(t, r, "gpu", fmt.Sprint(d.Index)), preflight.OK, d.UUID, d.Name)
+	}
+	is(t, find(t, r, "memory", "images meanwhile"), find(t, r, "memory", "images meanwhile").Status, filepath.Join(c.Dir(), "tmp"))
+	is(t, find(t, r, "container", c.Namespace()+"/ours"), preflight.OK, "on GPU 0", "fits")
+	is(t, find(t, r, "container", c.Namespace()+"/runcs"), preflight.Warning, "containerd-shim-runc-v2", "cannot be checkpointed", "io.containerd.gpuckpt.v2")
+	if got := r.Annotations["dev.gpuckpt.driver"]; got != gpu.Driver {
+		t.Errorf("the driver's annotation is %q", got)
+	}
+
+	// A suspended container uses no GPU.
+	program, err := bins.Path("gpuckpt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, program, "suspend", "--address", c.Address(), "--namespace", c.Namespace(), ours.ID)
+	after, _ := report(t, c)
+	for _, k := range after.Checks {
+		if k.Name == c.Namespace()+"/ours" {
+			t.Errorf("a suspended container is listed: %+v", k)
+		}
+	}
+	run(t, program, "resume", "--address", c.Address(), "--namespace", c.Namespace(), ours.ID)
+
+	text, code := doctor(t, c)
+	if code != 0 || !strings.Contains(text, "0 failures") {
+		t.Errorf("exit code %d: %s", code, text)
+	}
+	for _, check := range r.Checks {
+		if !strings.Contains(text, check.Name) {
+			t.Errorf("the text does not have the check %s %s:\n%s", check.Area, check.Name, text)
+		}
+	}
+	keep(t, "doctor.txt", text)
+
+	lines, code := doctor(t, c, "--annotations")
+	if code != 0 || !strings.Contains(lines, "\ndev.gpuckpt.driver="+gpu.Driver+"\n") {
+		t.Errorf("exit code %d: %s", code, lines)
+	}
+	keep(t, "doctor-annotations.txt", lines)
+}
+
+// Each program or setting that is missing is a failure of its own, with what
+// does not work without it and how to mend it.
+func TestDoctorFailures(t *testing.T) {
+	for _, test := range []struct {
+		name       string
+		without    string // a program
+		settings   string
+		area, what string
+		words      []string
+	}{
+		{name: "no CRIU", without: "criu", area: "criu", what: "program", words: []string{"none in containerd's $PATH", "can be suspended", "apt-get install"}},
+		{name: "CRIU elsewhere", settings: "[criu]\npath = \"/no/such/criu\"\n", area: "criu", what: "program", words: []string{"/no/such/criu"}},
+		{name: "no helper", without: "gpuckpt-cuda-helper", area: "gpuckpt", what: "helper", words: []string{"gpuckpt-cuda-helper", "make install"}},
+		{name: "no shim", without: "containerd-shim-gpuckpt-v2", area: "gpuckpt", what: "shim", words: []string{"containerd-shim-gpuckpt-v2", "make install"}},
+		{name: "bad setting", settings: "lock_timeoot = \"1s\"\n", area: "gpuckpt", what: "configuration", words: []string{"lock_timeoot", "edit "}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			opts := harness.Options{}
+			if test.without != "" {
+				opts.Env = []string{"PATH=" + without(t, test.without)}
+			}
+			c := containerd(t, opts, test.settings)
+			r, code := report(t, c)
+			if code != 1 || r.Status != preflight.Failure {
+				t.Errorf("exit code %d, status %s", code, r.Status)
+			}
+			is(t, find(t, r, test.area, test.what), preflight.Failure, test.words...)
+			if test.without == "criu" {
+				text, code := doctor(t, c)
+				if code != 1 || r.Failures != 1 {
+					t.Errorf("exit code %d, %d failures; want 1 and 1: %s", code, r.Failures, text)
+				}
+				keep(t, "doctor-no-criu.txt", text)
+			}
+		})
+	}
+}
+
+// Without a containerd it says what it can of the rest.
+func TestDoctorNoContainerd(t *testing.T) {
+	c := containerd(t, harness.Options{}, "")
+	r, code := report(t, c, "--address", filepath.Join(t.TempDir(), "none.sock"))
+	if code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	is(t, find(t, r, "containerd", "daemon"), preflight.Failure, "none.sock")
+	is(t, find(t, r, "cgroup", "version"), preflight.OK)
+}
+
+// The CRI plugin's runtimes are looked at where it is on.
+func TestDoctorCRI(t *testing.T) {
+	const table = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.gpu]\nruntime_type = 'io.containerd.runc.v2'\n"
+	shim, err := bins.Path(preflight.ShimName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := fmt.Sprintf("runtime_path = %q\n", shim)
+	for _, test := range []struct {
+		name, config string
+		check        string
+		status       preflight.Status
+		words        []string
+	}{
+		{name: "none", check: "CRI", status: preflight.Warning, words: []string{"no runtime", "runtime_path = '/usr/local/bin/containerd-shim-gpuckpt-v2'"}},
+		{name: "annotations", config: table + path, check: "CRI runtime gpu", status: preflight.Warning, words: []string{"not passed on", "pod_annotations = ['dev.gpuckpt.*']"}},
+		{name: "good", config: table + path + "pod_annotations = ['dev.gpuckpt.*']\ncontainer_annotations = ['dev.gpuckpt.*']\n", check: "CRI runtime gpu", status: preflight.OK, words: []string{shim}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := containerd(t, harness.Options{CRI: true, Config: test.config}, "")
+			r, _ := report(t, c)
+			is(t, find(t, r, "containerd", test.check), test.status, test.words...)
+		})
+	}
+}
+
+// Whether a checkpoint can be restored here is told of a directory, by its
+// gpuckpt.json, and of an image, by its annotations.
+func TestDoctorImage(t *testing.T) {
+	c := containerd(t, harness.Options{}, "")
+	k := start(t, c, harness.RunSpec{ID: "job"}, "pattern", "--bytes", "24M")
+	dir := t.TempDir()
+	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir}); err != nil {
+		t.Fatal(err)
+	}
+	r, code := report(t, c, "--image", dir)
+	if code != 0 || r.Failures != 0 {
+		t.Errorf("exit code %d: %+v", code, r.Checks)
+	}
+	is(t, find(t, r, "checkpoint", "driver"), preflight.OK, gpu.Driver)
+	is(t, find(t, r, "checkpoint", "GPUs"), preflight.OK, "needs 1 of")
+
+	// An image that says the same of itself by annotations.
+	m, err := images.ReadMetadata(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	annotate(t, c, "checkpoint.test/job:1", preflight.OfCheckpoint(m).Annotations())
+	if r, code := report(t, c, "--image", "checkpoint.test/job:1"); code != 0 || r.Failures != 0 || find(t, r, "checkpoint", "driver").Found != gpu.Driver {
+		t.Errorf("exit code %d: %+v", code, r.Checks)
+	}
+
+	if out, code := doctor(t, c, "--image", harness.WorkloadImage); code != 1 || !strings.Contains(out, "no dev.gpuckpt.* annotations") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	if out, code := doctor(t, c, "--image", "no.such/image:1"); code != 1 || !strings.Contains(out, "not found") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+
+	t.Run("made elsewhere", func(t *testing.T) {
+		if gpu.Kind != harness.SoftwareGPU {
+			t.Skip("only the software GPU can be another one")
+		}
+		if err := c.SetSoftwareGPU("driver=590.1\ngpu0.name=Another GPU\ngpu1.name=Another GPU\n"); err != nil {
+			t.Fatal(err)
+		}
+		r, code := report(t, c, "--image", dir)
+		if code != 1 || r.Failures != 2 {
+			t.Errorf("exit code %d: %+v", code, r.Checks)
+		}
+		is(t, find(t, r, "checkpoint", "driver"), preflight.Failure, gpu.Driver, "590.1")
+		is(t, find(t, r, "checkpoint", "model"), preflight.Failure, "Software GPU", "Another GPU")
+	})
+}
+
+// run runs a program and wants it to succeed.
+func run(t *testing.T, program string, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v: %s", program, strings.Join(args, " "), err, out)
+	}
+}
+
+// annotate makes an image of the workload's, with annotations on its manifest.
+func annotate(t *testing.T, c *harness.Containerd, name string, annotations map[string]string) {
+	t.Helper()
+	ctx := namespaces.WithNamespace(t.Context(), c.Namespace())
+	image, err := c.Client().GetImage(ctx, harness.WorkloadImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := ctdimages.Manifest(ctx, image.ContentStore(), image.Target(), image.Platform())
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest.Annotations = annotations
+	data, err := json.Marshal(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	labels := map[string]string{"containerd.io/gc.ref.content.config": manifest.Config.Digest.String()}
+	for i, l := range manifest.Layers {
+		labels[fmt.Sprintf("containerd.io/gc.ref.content.l.%d", i)] = l.Digest.String()
+	}
+	if err := content.WriteBlob(ctx, image.ContentStore(), name, bytes.NewReader(data), target, content.WithLabels(labels)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Client().ImageService().Create(ctx, ctdimages.Image{Name: name, Target: target}); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,137 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpus
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+func pattern(gpus int) []string {
+	return []string{"pattern", "--bytes", fmt.Sprint(bytes), "--chunks", "3", "--seed", "7", "--gpus", fmt.Sprint(gpus)}
+}
+
+// given is the annotation that says where GPUs go.
+func given(pairs ...string) map[string]string {
+	return map[string]string{cdi.PairsAnnotation: strings.Join(pairs, ",")}
+}
+
+// A container that had only GPU 0 goes on with only GPU 1, and back: the
+// program, NVML and new programs are on the one that it is granted.
+func TestAnotherGPU(t *testing.T) {
+	result := two(t)
+	k := start(t, harness.RunSpec{GPUs: []int{0}}, pattern(1)...)
+	expect(t, k, 0, "verify", "bad=0")
+	expect(t, k, 0, "count", "101")
+	isOn(t, k, 0, uuid(0))
+	visible(t, k, 0)
+	dir := checkpointed(t, result, k)
+
+	for i, at := range []int{1, 0} {
+		k = restored(t, result, harness.RunSpec{GPUs: []int{at}}, dir, k.Port)
+		expect(t, k, 0, "verify", "bad=0")
+		expect(t, k, 0, "count", fmt.Sprint(102+i))
+		expect(t, k, 0, "write 300", "wrote 300")
+		expect(t, k, 0, "verify", "bad=0")
+		isOn(t, k, 0, uuid(at))
+		visible(t, k, at)
+		if got, want := devicesIn(t, k), []string{fmt.Sprintf("nvidia%d", at)}; !slices.Equal(got, want) {
+			t.Errorf("the container's /dev has %v, want %v", got, want)
+		}
+		dir = checkpointed(t, result, k)
+		if m := metadata(t, dir); len(m.GPUs) != 1 || m.GPUs[0].UUID != uuid(at) {
+			t.Errorf("the next checkpoint names %+v, want %s", m.GPUs, uuid(at))
+		}
+	}
+}
+
+// One process on two GPUs goes on with the two swapped.
+func TestSwapOneProcess(t *testing.T) {
+	result := two(t)
+	k := start(t, harness.RunSpec{GPUs: []int{0, 1}}, pattern(2)...)
+	expect(t, k, 0, "verify", "bad=0")
+	isOn(t, k, 0, uuid(0), uuid(1))
+	dir := checkpointed(t, result, k)
+	r := restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: given(uuid(0)+"="+uuid(1), uuid(1)+"="+uuid(0))}, dir, k.Port)
+	expect(t, r, 0, "verify", "bad=0")
+	isOn(t, r, 0, uuid(1), uuid(0))
+	visible(t, r, 0, 1)
+}
+
+// Two processes, each with its state on a GPU of its own, change places.
+func TestSwapTwoProcesses(t *testing.T) {
+	result := two(t)
+	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Port: ports(t, 2)}, "multi", "--procs", "2", "--gpus", "2", "--bytes", fmt.Sprint(bytes))
+	for n := range 2 {
+		expect(t, k, n, "verify", "bad=0")
+		isOn(t, k, n, uuid(n))
+	}
+	dir := checkpointed(t, result, k)
+	for _, p := range metadata(t, dir).Processes {
+		result.Number(fmt.Sprintf("process_%d_open_gpus", p.PID), float64(len(p.GPUs)))
+	}
+	// By the indices: gpuckpt.json's, and the driver's here.
+	r := restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: given("0=1", "1=0")}, dir, k.Port)
+	for n := range 2 {
+		expect(t, r, n, "verify", "bad=0")
+		expect(t, r, n, "count", "101")
+		isOn(t, r, n, uuid(1-n))
+	}
+	visible(t, r, 0, 1)
+}
+
+// A container that had one GPU is granted two: its GPU keeps its place unless
+// the annotation says otherwise, and newcomers see both.
+func TestMoreGranted(t *testing.T) {
+	result := two(t)
+	for at := range 2 {
+		for _, to := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%d to %d of 0 and 1", at, to), func(t *testing.T) {
+				k := start(t, harness.RunSpec{GPUs: []int{at}}, pattern(1)...)
+				expect(t, k, 0, "verify", "bad=0")
+				dir := checkpointed(t, result, k)
+				spec := harness.RunSpec{GPUs: []int{0, 1}}
+				if to != at {
+					spec.Annotations = given(uuid(at) + "=" + uuid(to))
+				}
+				r := restored(t, result, spec, dir, k.Port)
+				expect(t, r, 0, "verify", "bad=0")
+				isOn(t, r, 0, uuid(to))
+				visible(t, r, 0, 1)
+			})
+		}
+	}
+}
+
+// A process that CUDA_VISIBLE_DEVICES lets see the second of two GPUs. How many
+// it has open is the driver's own; the checkpoint names those, and wants as
+// many.
+func TestVisibleDevices(t *testing.T) {
+	result := two(t)
+	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Env: []string{"CUDA_VISIBLE_DEVICES=" + uuid(1)}}, pattern(1)...)
+	expect(t, k, 0, "verify", "bad=0")
+	isOn(t, k, 0, uuid(1))
+	dir := checkpointed(t, result, k)
+	open := len(metadata(t, dir).Processes[0].GPUs)
+	result.Number("open_gpus", float64(open))
+	t.Logf("the process has %d GPU(s) open", open)
+
+	r := restored(t, result, harness.RunSpec{GPUs: []int{0, 1}}, dir, k.Port)
+	expect(t, r, 0, "verify", "bad=0")
+	isOn(t, r, 0, uuid(1))
+	dir = checkpointed(t, result, r)
+	if open == 2 {
+		refused(t, harness.RunSpec{GPUs: []int{0}}, dir, "2 GPUs", "granted 1 GPU")
+		r = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: given("0=1", "1=0")}, dir, k.Port)
+	} else {
+		r = restored(t, result, harness.RunSpec{GPUs: []int{0}}, dir, k.Port)
+	}
+	expect(t, r, 0, "verify", "bad=0")
+	isOn(t, r, 0, uuid(0))
+}

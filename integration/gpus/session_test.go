@@ -1,0 +1,282 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpus
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/runtime"
+)
+
+// bytes is the GPU memory of each pattern, on each of its GPUs.
+const bytes = 24 << 20
+
+// id makes a container's name of the test's.
+func id(t *testing.T) string {
+	return strings.NewReplacer("/", "-", "_", "-", " ", "-", ",", "-", ":", "").Replace(strings.ToLower(t.Name()))
+}
+
+// ports finds that many free UDP ports in a row.
+func ports(t *testing.T, n int) int {
+	t.Helper()
+	for range 100 {
+		first, err := harness.FreePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		free := true
+		for port := first + 1; port < first+n && free; port++ {
+			conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+			if free = err == nil; free {
+				conn.Close()
+			}
+		}
+		if free {
+			return first
+		}
+	}
+	t.Fatalf("no %d free UDP ports in a row", n)
+	return 0
+}
+
+// start runs a workload of gpuwork. It is removed when the test ends.
+func start(t *testing.T, spec harness.RunSpec, args ...string) *harness.Container {
+	t.Helper()
+	if spec.Port == 0 {
+		spec.Port = ports(t, 1)
+	}
+	spec.ID, spec.Image = id(t), image
+	spec.Args = append(append([]string{"gpuwork"}, args...), "--port", strconv.Itoa(spec.Port))
+	k, err := shared.Run(t.Context(), spec)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	removeAtEnd(t, k)
+	return k
+}
+
+func removeAtEnd(t *testing.T, k *harness.Container) {
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := k.Remove(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// checkpointed takes a checkpoint of a container into a directory and removes
+// the container.
+func checkpointed(t *testing.T, result *harness.TestResult, k *harness.Container) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := shared.Client().TaskService().Checkpoint(t.Context(), &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: opts}); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+	}
+	note(t, result, k)
+	if err := k.Remove(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// metadata reads the gpuckpt.json of a checkpoint.
+func metadata(t *testing.T, dir string) *images.Metadata {
+	t.Helper()
+	m, err := images.ReadMetadata(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// tryRestore makes a new container with a spec of its own, whose processes go
+// on from a checkpoint, as a client does that knows what the container is to
+// get now. It is removed when the test ends.
+func tryRestore(t *testing.T, spec harness.RunSpec, dir string, port int) (*harness.Container, error) {
+	t.Helper()
+	spec.ID, spec.Image, spec.Port, spec.Args = id(t), image, port, []string{"gpuwork", "sleep"}
+	k, err := shared.Create(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	removeAtEnd(t, k)
+	container, err := shared.Client().LoadContainer(t.Context(), k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, err := container.NewTask(t.Context(), cio.LogFile(filepath.Join(shared.Dir(), "logs", k.ID+".log")), client.WithRestoreImagePath(dir))
+	if err != nil {
+		return k, err
+	}
+	return k, task.Start(t.Context())
+}
+
+func restored(t *testing.T, result *harness.TestResult, spec harness.RunSpec, dir string, port int) *harness.Container {
+	t.Helper()
+	k, err := tryRestore(t, spec, dir, port)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(6000))
+	}
+	note(t, result, k)
+	for line := range strings.Lines(shared.LogTail(6000)) {
+		if strings.Contains(line, "id="+k.ID+" ") && strings.Contains(line, "GPU pairs taken") {
+			t.Log(strings.TrimSpace(line)) // which pairs a real driver takes is not documented
+		}
+	}
+	return k
+}
+
+// refused restores with a spec that will not do, and checks that the error has
+// the words, is a failed precondition, and that nothing was made.
+func refused(t *testing.T, spec harness.RunSpec, dir string, words ...string) {
+	t.Helper()
+	k, err := tryRestore(t, spec, dir, 0)
+	if err == nil {
+		t.Fatalf("no error, want one that says %q", words)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("the error does not say %q:\n%v", word, err)
+		}
+	}
+	if !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("the error is no failed precondition: %v", err)
+	}
+	t.Logf("refused, as it should be: %v", err)
+	if status, err := k.Status(t.Context()); !errdefs.IsNotFound(err) {
+		t.Errorf("a task is left: %q, error %v", status, err)
+	}
+	if _, err := os.Stat(bundle(k)); !os.IsNotExist(err) {
+		t.Errorf("the bundle is left: %v", err)
+	}
+	if err := k.Remove(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// bundle is the directory of a container's shim.
+func bundle(k *harness.Container) string {
+	return filepath.Join(shared.Dir(), "state", "io.containerd.runtime.v2.task", shared.Namespace(), k.ID)
+}
+
+// note puts the phases of a container's last operation into the results.
+func note(t *testing.T, result *harness.TestResult, k *harness.Container) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(bundle(k), runtime.TimelineName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var line runtime.Timeline
+	if err := json.Unmarshal(data, &line); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range line.Phases {
+		result.Times[line.Operation+"/"+p.Name] = p.Took.Seconds()
+	}
+	result.Times[line.Operation+"/whole"] = line.Took.Seconds()
+}
+
+// expect asks a program, the nth of the container.
+func expect(t *testing.T, k *harness.Container, n int, question, want string) {
+	t.Helper()
+	if got := ask(t, k, n, question); got != want {
+		t.Errorf("process %d, %q: got %q, want %q", n, question, got, want)
+	}
+}
+
+func ask(t *testing.T, k *harness.Container, n int, question string) string {
+	t.Helper()
+	answer, err := (&harness.Container{ID: k.ID, Port: k.Port + n}).Ask(t.Context(), question)
+	if err != nil {
+		t.Fatalf("%v\nits output: %s", err, k.Logs())
+	}
+	return answer
+}
+
+// isOn checks on which GPUs the nth program is, by its own word.
+func isOn(t *testing.T, k *harness.Container, n int, uuids ...string) {
+	t.Helper()
+	info := strings.Fields(ask(t, k, n, "info")) // pid=1 bytes=… gpus=1 GPU-… 0x…
+	if got := info[3 : 3+len(uuids)]; info[2] != fmt.Sprintf("gpus=%d", len(uuids)) || !slices.Equal(got, uuids) {
+		t.Errorf("process %d is on %v, want %v", n, info[2:], uuids)
+	}
+}
+
+// execIn runs a program in a container to its end and gives what it printed.
+func execIn(t *testing.T, k *harness.Container, name string, args ...string) string {
+	t.Helper()
+	words := append([]string{"tasks", "exec", "--fifo-dir", filepath.Join(shared.Dir(), "fifo"), "--exec-id", name, k.ID}, args...)
+	out, err := shared.Ctr(t.Context(), words...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// visible checks what a newcomer finds in a container: NVML shows the GPUs of
+// these indices and no others, and CUDA works on each.
+func visible(t *testing.T, k *harness.Container, indices ...int) {
+	t.Helper()
+	lists := map[string]string{"gpuwork list": execIn(t, k, "list", "gpuwork", "list")}
+	if hasSMI {
+		lists["nvidia-smi -L"] = execIn(t, k, "smi", "nvidia-smi", "-L")
+	}
+	tried := execIn(t, k, "try", "gpuwork", "try")
+	for name, text := range lists {
+		t.Logf("%s in the container:\n%s", name, strings.TrimSpace(text))
+	}
+	for i := range gpu.Devices {
+		want := slices.Contains(indices, i)
+		for name, text := range lists {
+			if strings.Contains(text, uuid(i)) != want {
+				t.Errorf("%s shows %s: %v, want %v", name, uuid(i), !want, want)
+			}
+		}
+		if strings.Contains(tried, "ok "+uuid(i)) != want {
+			t.Errorf("a new CUDA process works on %s: %v, want %v: %s", uuid(i), !want, want, tried)
+		}
+	}
+}
+
+// devicesIn are the GPUs' nodes in a container, by name, in order.
+func devicesIn(t *testing.T, k *harness.Container) []string {
+	t.Helper()
+	pid, err := k.Pid(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/root/dev/nvidia[0-9]*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, path := range paths {
+		names = append(names, filepath.Base(path))
+	}
+	return names
+}

@@ -1,0 +1,92 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Which GPUs the pairs of a restore must name. That it is every GPU of the checkpoint is documented;
+// which ones those are, of a process that sees two and uses one, is not: the test prints what the
+// driver takes, and holds the software GPU to its own choice. Needs two GPUs, no more.
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+// read_uuid reads "GPU-" and a UUID.
+static CUuuid read_uuid(const char *text)
+{
+	CUuuid u = {{0}};
+	const char *at = text + 4;
+
+	for (int i = 0; i < 16; i++, at += 2) {
+		unsigned byte = 0;
+		at += *at == '-';
+		if (sscanf(at, "%2x", &byte) != 1)
+			die("no UUID: %s", text);
+		u.bytes[i] = (unsigned char)byte;
+	}
+	return u;
+}
+
+static void checkpoint(struct target t)
+{
+	WANT(lock(t.pid, 10000), CUDA_SUCCESS);
+	WANT(cu.checkpoint(t.pid, NULL), CUDA_SUCCESS);
+}
+
+static void go_on(struct target t)
+{
+	WANT(cu.unlock(t.pid, NULL), CUDA_SUCCESS);
+	want_reply(t, "verify", "bad=0");
+	stop(t);
+}
+
+// lone moves a process that uses one of two GPUs: pairs[0] is that one's, pairs[1] the
+// other's. alone: what the software GPU says to the first by itself.
+static void lone(const char *name, const char *arguments, const char *environment,
+                 CUcheckpointGpuPair pairs[2], CUresult alone)
+{
+	struct target t = start(arguments, environment);
+
+	want_reply(t, "verify", "bad=0");
+	checkpoint(t);
+	CUresult r = restore(t.pid, 1, pairs);
+	printf("%s: the pair of the GPU in use is answered with %d\n", name, r);
+	if (!real_driver)
+		WANT(r, alone);
+	if (r) {
+		WANT(state_of(t.pid), CU_PROCESS_STATE_CHECKPOINTED);
+		r = restore(t.pid, 2, pairs);
+		printf("%s: the pairs of both GPUs are answered with %d\n", name, r);
+	}
+	if (WANT(r, CUDA_SUCCESS))
+		go_on(t);
+	else
+		stop(t);
+}
+
+void test_remap(void)
+{
+	if (real_driver && (access("/dev/nvidia1", F_OK) || !access("/dev/nvidia2", F_OK))) {
+		puts("remap needs a machine with two GPUs: skipped");
+		return;
+	}
+	struct target t = start("pattern --bytes 4M --gpus 2", "");
+	const char *info = ask(t, "info", 60000), *first = info ? strstr(info, "GPU-") : NULL;
+	if (!first || strlen(first) < 81)
+		die("no UUIDs: %s", info ? info : "no reply");
+	char second[41], environment[80];
+	snprintf(second, sizeof second, "%s", first + 41);
+	CUuuid a = read_uuid(first), b = read_uuid(second);
+	CUcheckpointGpuPair from_a[] = {{a, b}, {b, a}}, from_b[] = {{b, a}, {a, b}};
+
+	checkpoint(t);
+	WANT(restore(t.pid, 1, from_a), CUDA_ERROR_INVALID_VALUE);
+	WANT(restore(t.pid, 1, from_b), CUDA_ERROR_INVALID_VALUE);
+	WANT(state_of(t.pid), CU_PROCESS_STATE_CHECKPOINTED);
+	WANT(restore(t.pid, 2, from_a), CUDA_SUCCESS);
+	go_on(t);
+
+	lone("sees two, uses one", "pattern --bytes 4M", "", from_a, CUDA_ERROR_INVALID_VALUE);
+	snprintf(environment, sizeof environment, "CUDA_VISIBLE_DEVICES=%s", second);
+	lone("has one hidden by CUDA_VISIBLE_DEVICES", "pattern --bytes 4M", environment, from_b, CUDA_SUCCESS);
+}

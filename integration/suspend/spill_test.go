@@ -1,0 +1,192 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package suspend
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// spillBytes is how much GPU memory is spilled to a disk: as in TestShareGPU,
+// 8 GiB at most.
+func spillBytes(t *testing.T) uint64 {
+	t.Helper()
+	return min(bytesOf(t, sizes(t)[0]), 8<<30)
+}
+
+// spilledFiles are the files of GPU state in a directory.
+func spilledFiles(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "gpuckpt-spill-*", "gpu-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// Spilled, a suspended container takes neither GPU memory nor host memory for it.
+func TestSpill(t *testing.T) {
+	result := results.Add(t)
+	bytes := spillBytes(t)
+	result.Number("gpu_memory_bytes", float64(bytes))
+	dir := diskDir(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", bytesText(bytes), "--seed", "9")
+	expect(t, k, "verify", "bad=0")
+	free, _ := memory(t, 0, k)
+
+	if err := result.Time("suspend", func() error { suspend(t, shared, k, "--spill", dir); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	notePhases(t, result, shared, k.ID)
+	hasNone(t, 0, k, free)
+	if taken := stagingMemory(t); taken > bytes/4 {
+		t.Errorf("%d bytes of host memory are taken, though the state is on a disk", taken)
+	}
+	files := spilledFiles(t, dir)
+	if len(files) == 0 {
+		t.Fatal("no GPU state on the disk")
+	}
+	for _, file := range files {
+		if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 || uint64(info.Size()) < bytes {
+			t.Errorf("%s: %v, error %v; want %d bytes that only root reads", file, info, err, bytes)
+		}
+	}
+
+	if err := result.Time("resume", func() error { resume(t, shared, k); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	notePhases(t, result, shared, k.ID)
+	expect(t, k, "verify", "bad=0")
+	if taken := stagingMemory(t); taken > bytes/4 {
+		t.Errorf("%d bytes of host memory are taken after the resume", taken)
+	}
+}
+
+// A disk without room makes the suspension fail, and the container runs on.
+func TestSpillDiskFull(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "32M")
+	expect(t, k, "verify", "bad=0")
+	full := smallDisk(t)
+	says(t, gpuckpt(t, shared, "suspend", "--spill", full, k.ID), "spill", "no space left on device", full)
+	isPaused(t, shared, k, false)
+	expect(t, k, "verify", "bad=0")
+	expect(t, k, "count", "101")
+	if left, err := os.ReadDir(full); err != nil || len(left) > 0 {
+		t.Errorf("left on the full disk: %v, error %v", left, err)
+	}
+	// On another it works.
+	suspend(t, shared, k, "--spill", diskDir(t))
+	resume(t, shared, k)
+	expect(t, k, "verify", "bad=0")
+}
+
+// smallDisk is a directory on a file system that is no tmpfs to those who ask,
+// with room for 8 MiB.
+func smallDisk(t *testing.T) string {
+	t.Helper()
+	base := t.TempDir()
+	mount := func(source, target, kind, data string) {
+		if err := unix.Mount(source, target, kind, 0, data); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	mount("tmpfs", base, "tmpfs", "size=8m")
+	var dirs []string
+	for _, name := range []string{"lower", "upper", "work", "disk"} {
+		dir := filepath.Join(base, name)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, dir)
+	}
+	mount("overlay", dirs[3], "overlay", "lowerdir="+dirs[0]+",upperdir="+dirs[1]+",workdir="+dirs[2])
+	return dirs[3]
+}
+
+// What a spill cannot work with is refused, and the container runs on.
+func TestSpillRefused(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+	expect(t, k, "count", "101")
+
+	tmpfs := t.TempDir()
+	if err := unix.Mount("tmpfs", tmpfs, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(tmpfs, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	says(t, gpuckpt(t, shared, "suspend", "--spill", tmpfs, k.ID), tmpfs, "tmpfs", "choose a directory on a disk")
+	says(t, gpuckpt(t, shared, "suspend", "--spill", file, k.ID), file, "no directory")
+	says(t, gpuckpt(t, shared, "suspend", "--spill", file+"-none", k.ID), file+"-none", "no such file")
+	isPaused(t, shared, k, false)
+	expect(t, k, "count", "102")
+
+	// Left to the driver, the state stays in the process.
+	staging(t, "steer = false")
+	says(t, gpuckpt(t, shared, "suspend", "--spill", diskDir(t), k.ID), "spill", "(gpuwork)", "without a spill")
+	isPaused(t, shared, k, false)
+	expect(t, k, "count", "103")
+	free, _ := memory(t, 0, k)
+	suspend(t, shared, k)
+	hasNone(t, 0, k, free)
+	resume(t, shared, k)
+	expect(t, k, "count", "104")
+}
+
+// State that was damaged on the disk is never given back: the container stays
+// suspended.
+func TestSpillDamaged(t *testing.T) {
+	results.Add(t)
+	dir := diskDir(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "16M")
+	expect(t, k, "verify", "bad=0")
+	suspend(t, shared, k, "--spill", dir)
+	file := spilledFiles(t, dir)[0]
+	flip(t, file)
+	says(t, gpuckpt(t, shared, "resume", k.ID), file, "is damaged")
+	isPaused(t, shared, k, true)
+	flip(t, file)
+	resume(t, shared, k)
+	expect(t, k, "verify", "bad=0")
+}
+
+// flip turns one bit in the middle of a file.
+func flip(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 1)
+	if _, err := f.ReadAt(b, info.Size()/2); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 1
+	if _, err := f.WriteAt(b, info.Size()/2); err != nil {
+		t.Fatal(err)
+	}
+}

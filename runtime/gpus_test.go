@@ -1,0 +1,183 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+func TestGrantedGPUs(t *testing.T) {
+	info := cuda.Info{
+		GPUs: []cuda.GPU{
+			{UUID: "GPU-b", Minor: 1, Free: 7, VGPU: true}, {UUID: "GPU-a", Minor: 0}, {UUID: "GPU-instance", Minor: -1},
+		},
+		Partitioned: []cuda.GPU{{UUID: "GPU-m", Minor: 2}},
+	}
+	for _, test := range []struct {
+		request cdi.Request
+		want    string
+	}{
+		{cdi.Request{}, ""},
+		{cdi.Request{Minors: []int{0}}, "GPU-a"},
+		{cdi.Request{Minors: []int{1, 2, 5}}, "GPU-m(MIG) GPU-b(vGPU)"},
+		{cdi.Request{AllNodes: true}, "GPU-m(MIG) GPU-b(vGPU) GPU-a GPU-instance"},
+	} {
+		var got []string
+		for _, g := range grantedGPUs(test.request, info) {
+			word := g.UUID
+			if g.MIG {
+				word += "(MIG)"
+			}
+			if g.VGPU {
+				word += "(vGPU)"
+			}
+			got = append(got, word)
+		}
+		if text := strings.Join(got, " "); text != test.want {
+			t.Errorf("%+v grants %q, want %q", test.request, text, test.want)
+		}
+	}
+}
+
+func TestGPUTries(t *testing.T) {
+	pair := func(from, to string) cdi.Pair { return cdi.Pair{Old: cdi.GPU{UUID: from}, New: cdi.GPU{UUID: to}} }
+	for _, test := range []struct {
+		name    string
+		pairs   []cdi.Pair
+		granted int
+		uses    []string
+		want    string
+	}{
+		{"nothing changed", []cdi.Pair{pair("a", "a")}, 1, []string{"a"}, "none; a=a"},
+		{"moved", []cdi.Pair{pair("a", "b")}, 1, []string{"a"}, "a=b"},
+		{"moved where more are granted", []cdi.Pair{pair("a", "b")}, 2, []string{"a"}, "a=b"},
+		{"the same where more are granted", []cdi.Pair{pair("a", "a")}, 2, []string{"a"}, "a=a; none"},
+		{"one of the container's two", []cdi.Pair{pair("a", "b"), pair("b", "a")}, 2, []string{"b"}, "b=a; a=b,b=a"},
+		{"both", []cdi.Pair{pair("a", "b"), pair("b", "a")}, 2, []string{"a", "b"}, "a=b,b=a"},
+		{"not known", []cdi.Pair{pair("a", "b")}, 1, nil, "a=b"},
+		{"none", nil, 0, nil, "none"},
+	} {
+		r := &restoreState{metadata: &images.Metadata{Processes: []images.Process{{PID: 7, GPUs: test.uses}}}, gpus: gpuPlan{pairs: test.pairs, granted: test.granted}}
+		var sets []string
+		for _, set := range r.gpuTries()[7] {
+			var words []string
+			for _, p := range set {
+				words = append(words, p.Old+"="+p.New)
+			}
+			if set == nil {
+				words = []string{"none"}
+			}
+			sets = append(sets, strings.Join(words, ","))
+		}
+		if got := strings.Join(sets, "; "); got != test.want {
+			t.Errorf("%s: tries %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+func TestRefreshNodes(t *testing.T) {
+	spec := new(specs.Spec)
+	const text = `{"linux": {
+		"devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195}, {"path": "/dev/nvidia-uvm", "type": "c", "major": 511, "minor": 0}, {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}],
+		"resources": {"devices": [{"allow": false, "access": "rwm"}, {"allow": true, "type": "c", "major": 195, "minor": 0}, {"allow": true, "type": "c", "major": 511, "minor": 0}, {"allow": true, "type": "c", "major": 511, "minor": 1}]}}}`
+	if err := json.Unmarshal([]byte(text), spec); err != nil {
+		t.Fatal(err)
+	}
+	if err := refreshNodes(spec, func(path string) (deviceNode, error) {
+		if path != "/dev/nvidia-uvm" {
+			t.Errorf("asked for %s, whose numbers are the same everywhere", path)
+		}
+		return deviceNode{major: 235, minor: 0}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	got := ""
+	for _, d := range spec.Linux.Devices {
+		got += fmt.Sprintf("%s %d:%d ", d.Path, d.Major, d.Minor)
+	}
+	for _, rule := range spec.Linux.Resources.Devices[1:] {
+		got += fmt.Sprintf("allow %d:%d ", *rule.Major, *rule.Minor)
+	}
+	if want := "/dev/nvidia0 195:0 /dev/nvidia-uvm 235:0 /dev/fuse 10:229 allow 195:0 allow 235:0 allow 511:1 "; got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+	err := refreshNodes(spec, func(path string) (deviceNode, error) { return deviceNode{}, fmt.Errorf("%s: %w", path, os.ErrNotExist) })
+	if err == nil || !strings.Contains(err.Error(), "/dev/nvidia-uvm") || !strings.Contains(err.Error(), "nvidia-modprobe") {
+		t.Errorf("a node that this machine has not: %v", err)
+	}
+}
+
+func TestEditSpec(t *testing.T) {
+	bundle := t.TempDir()
+	path := filepath.Join(bundle, "config.json")
+	const text = `{"ociVersion": "1.0.2", "future": {"kept": [1, 2.50]}, "process": {"args": ["<a>"], "alsoFuture": true}, "mounts": [{"destination": "/a"}]}`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read := func() string {
+		t.Helper()
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	if err := editSpec(bundle, func(*specs.Spec) error { return nil }); err != nil || read() != text {
+		t.Errorf("no edit: error %v, %s", err, read())
+	}
+	stop := errors.New("stop")
+	if err := editSpec(bundle, func(s *specs.Spec) error { s.Hostname = "x"; return stop }); !errors.Is(err, stop) || read() != text {
+		t.Errorf("an edit that failed: error %v, %s", err, read())
+	}
+	if err := editSpec(bundle, func(s *specs.Spec) error {
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/b"})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	got := read()
+	for _, want := range []string{`"future":{"kept":[1,2.50]}`, `"alsoFuture":true`, `<a>`, `{"destination":"/a"}`, `{"destination":"/b"}`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%s is not in %s", want, got)
+		}
+	}
+	if err := editSpec(bundle, func(s *specs.Spec) error { s.Mounts = nil; return nil }); err != nil || strings.Contains(read(), "mounts") {
+		t.Errorf("a part that is taken away: error %v, %s", err, read())
+	}
+}
+
+func TestReadToolkit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.toml")
+	for _, test := range []struct {
+		text string
+		want cdi.Toolkit
+		bad  bool
+	}{
+		{"", cdi.Toolkit{Variable: true}, false},
+		{"disable-require = false\n[nvidia-container-cli]\nroot = \"/\"\n", cdi.Toolkit{Variable: true}, false},
+		{"accept-nvidia-visible-devices-envvar-when-unprivileged = false\naccept-nvidia-visible-devices-as-volume-mounts = true\n", cdi.Toolkit{Mounts: true}, false},
+		{"accept", cdi.Toolkit{}, true},
+	} {
+		if test.text != "" {
+			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := readToolkit(path); got != test.want || (err != nil) != test.bad {
+			t.Errorf("%q: %+v, error %v; want %+v", test.text, got, err, test.want)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/log"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/trace"
+)
+
+// storing makes the saved areas files among the images, and digests them, while
+// CRIU dumps the rest and while the state goes back to the GPU: it has a tracer
+// and descriptors of its own, so it outlives the areas.
+type storing struct {
+	areas  []savedArea // copies, whose file is a duplicate
+	tracer *trace.Session
+	done   chan struct{} // closed at the end; what follows is then set
+
+	digests [][]string
+	err     error
+}
+
+// startStoring begins to store the areas in dir. end must be called; until then
+// the directory's area files may be incomplete.
+func (g *gpuState) startStoring(ctx context.Context, dir string) (_ *storing, err error) {
+	s := &storing{done: make(chan struct{})}
+	if len(g.areas) == 0 {
+		close(s.done)
+		return s, nil
+	}
+	defer func() {
+		if err != nil {
+			s.drop()
+		}
+	}()
+	var files []trace.FileRange
+	for _, a := range g.areas {
+		if a.file != nil {
+			fd, err := unix.FcntlInt(a.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return nil, fmt.Errorf("keep the GPU state's file: %w", err)
+			}
+			a.file = os.NewFile(uintptr(fd), a.name)
+		}
+		s.areas = append(s.areas, a)
+		r := trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, Punch: g.inImages}
+		if !g.inImages {
+			r.To, r.Written = filepath.Join(dir, a.name), a.Written
+		}
+		files = append(files, r)
+	}
+	if s.tracer, err = startTracer(ctx, g.config); err != nil {
+		return nil, err
+	}
+	store := s.tracer.Copy
+	if g.inImages {
+		store = s.tracer.Digest
+	}
+	go func() {
+		s.digests, s.err = store(files)
+		close(s.done)
+	}()
+	return s, nil
+}
+
+// wait waits for the end of the storing. On an error some of the files may be
+// there in part.
+func (s *storing) wait() error {
+	<-s.done
+	return s.err
+}
+
+// end gives the storing up, if it is not over, and all that it has open.
+func (s *storing) end() {
+	if s == nil {
+		return
+	}
+	if s.tracer != nil {
+		s.tracer.Kill()
+	}
+	<-s.done
+	s.drop()
+}
+
+func (s *storing) drop() {
+	if s.tracer != nil {
+		s.tracer.Close()
+	}
+	for _, a := range s.areas {
+		if a.file != nil {
+			a.file.Close()
+		}
+	}
+}
+
+// bytes is the size of the areas.
+func (s *storing) bytes() (bytes uint64) {
+	for _, a := range s.areas {
+		bytes += a.Bytes
+	}
+	return bytes
+}
+
+// describe adds the areas to the metadata, once the storing is over.
+func (s *storing) describe(m *images.Metadata) {
+	for i, a := range s.areas {
+		p := &m.Processes[a.proc]
+		p.Areas = append(p.Areas, images.Area{File: a.name, Start: a.Start, Bytes: a.Bytes, Offset: a.Offset, Digests: s.digests[i]})
+	}
+}
+
+// removeAreaFiles removes the area files of a checkpoint that has failed.
+func removeAreaFiles(ctx context.Context, dir string, procs []cuda.Process) {
+	for _, p := range procs {
+		files, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(p.NSPID)+"*"))
+		for _, f := range files {
+			err = joinBack(err, os.Remove(f))
+		}
+		if err != nil {
+			log.G(ctx).WithError(err).Warn("remove the files of a failed checkpoint")
+		}
+	}
+}

@@ -1,0 +1,306 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+)
+
+// noteUse notes how much of each GPU's memory the locked processes have, as
+// NVML counts it. The helper must count pids as the machine does.
+func (g *gpuState) noteUse(ctx context.Context) error {
+	helper, err := g.wake(ctx)
+	if err != nil {
+		return err
+	}
+	survey, err := helper.Survey(ctx)
+	if err != nil {
+		return err
+	}
+	ours := make(map[int]bool)
+	for _, p := range g.procs {
+		ours[p.PID] = p.State != cuda.Checkpointed
+	}
+	g.use = make(map[string]uint64)
+	for _, d := range survey.Devices {
+		for _, u := range d.Users {
+			if ours[u.PID] {
+				g.use[d.UUID] += u.Bytes
+			}
+		}
+	}
+	return nil
+}
+
+// hadGPUs are the GPUs that the processes had open when they were locked, in
+// CUDA's order.
+func (g *gpuState) hadGPUs() (had []cuda.GPU) {
+	for _, d := range g.info.GPUs {
+		if slices.ContainsFunc(g.procs, func(p cuda.Process) bool { return slices.Contains(p.GPUs, d.Minor) }) {
+			had = append(had, d)
+		}
+	}
+	return had
+}
+
+// chooseGPUs checks that the GPUs a container is to be resumed on can take it,
+// before the driver is asked: a restore that fails for want of memory can spoil
+// the process for later ones (NVIDIA/cuda-checkpoint#44). With gpus, UUIDs or
+// indices, it sets the pairs.
+func (c *container) chooseGPUs(ctx context.Context, gpus []string) error {
+	g := c.gpu
+	g.pairs, g.lend, g.take = nil, nil, nil
+	had := g.hadGPUs()
+	onto := had
+	if gpus != nil {
+		var err error
+		if onto, err = namedGPUs(g.info.GPUs, gpus); err != nil {
+			return err
+		}
+		if err := c.checkOnto(ctx, had, onto); err != nil {
+			return err
+		}
+		same := func(a, b cuda.GPU) bool { return a.UUID == b.UUID }
+		if !slices.EqualFunc(had, onto, same) {
+			for i := range had {
+				g.pairs = append(g.pairs, cuda.Pair{Old: had[i].UUID, New: onto[i].UUID})
+			}
+		}
+	}
+	return g.checkFree(ctx, had, onto)
+}
+
+// namedGPUs finds GPUs by UUID or by CUDA's index, each once.
+func namedGPUs(all []cuda.GPU, names []string) (found []cuda.GPU, err error) {
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(d cuda.GPU) bool { return d.UUID == name || strconv.Itoa(d.Index) == name })
+		if i < 0 {
+			return nil, fmt.Errorf("this node has no GPU %s; it has %s: %w", name, listGPUs(all), errdefs.ErrNotFound)
+		}
+		if slices.ContainsFunc(found, func(d cuda.GPU) bool { return d.UUID == all[i].UUID }) {
+			return nil, fmt.Errorf("GPU %s is named twice: %w", name, errdefs.ErrInvalidArgument)
+		}
+		found = append(found, all[i])
+	}
+	return found, nil
+}
+
+// listGPUs names GPUs for a person: "0 (GPU-…), 1 (GPU-…)".
+func listGPUs(gpus []cuda.GPU) string {
+	var names []string
+	for _, d := range gpus {
+		names = append(names, fmt.Sprintf("%d (%s)", d.Index, d.UUID))
+	}
+	if names == nil {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+// checkOnto refuses GPUs that cannot take the place of those the container had.
+func (c *container) checkOnto(ctx context.Context, had, onto []cuda.GPU) error {
+	if len(onto) != len(had) {
+		return fmt.Errorf("the container had %d GPUs, %s: name as many, not %d: %w", len(had), listGPUs(had), len(onto), errdefs.ErrInvalidArgument)
+	}
+	inside, err := startHelper(ctx, c.gpu.config, c.pid)
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	info, err := inside.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("look for GPUs in the container: %w", err)
+	}
+	for i, d := range onto {
+		if d.Name != had[i].Name {
+			return fmt.Errorf("GPU %s is a %s, and the container had a %s: %w", d.UUID, d.Name, had[i].Name, errdefs.ErrFailedPrecondition)
+		}
+		if d.VGPU {
+			return fmt.Errorf("GPU %s is a vGPU, which NVIDIA's driver cannot restore to: %w", d.UUID, errdefs.ErrFailedPrecondition)
+		}
+		if !slices.ContainsFunc(info.GPUs, func(in cuda.GPU) bool { return in.UUID == d.UUID }) {
+			c.gpu.lend = append(c.gpu.lend, d)
+		}
+	}
+	if len(c.gpu.lend) == 0 {
+		return nil // it keeps what it has access to
+	}
+	for _, d := range had {
+		if !slices.ContainsFunc(onto, func(o cuda.GPU) bool { return o.UUID == d.UUID }) {
+			c.gpu.take = append(c.gpu.take, d)
+		}
+	}
+	return nil
+}
+
+// lendGPUs gives the running container access to GPUs: the device nodes in its
+// /dev, and the rules of its cgroup. On an error it has none of them.
+func (c *container) lendGPUs(gpus []cuda.GPU) error {
+	for i, d := range gpus {
+		node, err := deviceNumbers(gpuNode(d))
+		if err == nil {
+			err = c.lendGPU(d, node)
+		}
+		if err != nil {
+			return joinBack(fmt.Errorf("give the container GPU %s: %w", d.UUID, err), c.takeGPUs(gpus[:i+1], nil))
+		}
+	}
+	return nil
+}
+
+func (c *container) lendGPU(d cuda.GPU, node deviceNode) error {
+	if err := c.setDevice(node, true); err != nil {
+		return err
+	}
+	return c.inDev(func(dev int) error {
+		return makeNode(dev, specs.LinuxDevice{Path: gpuNode(d), Type: "c", Major: node.major, Minor: node.minor})
+	})
+}
+
+// takeGPUs takes away what lendGPUs gives; a device that one of keep has too
+// stays allowed.
+func (c *container) takeGPUs(gpus, keep []cuda.GPU) error {
+	var errs []error
+	for _, d := range gpus {
+		errs = append(errs, c.inDev(func(dev int) error { return removeBeneath(dev, path.Base(gpuNode(d))) }))
+		node, err := deviceNumbers(gpuNode(d))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // and nobody can use it
+		}
+		if err == nil && !slices.ContainsFunc(keep, func(k cuda.GPU) bool {
+			other, err := deviceNumbers(gpuNode(k))
+			return err == nil && other == node
+		}) {
+			err = c.setDevice(node, false)
+		}
+		errs = append(errs, err)
+	}
+	return joinBack(nil, errs...)
+}
+
+func gpuNode(d cuda.GPU) string { return fmt.Sprintf("/dev/nvidia%d", d.Minor) }
+
+// inDev calls do with the container's /dev, unless that is the host's own, in
+// which every node is there.
+func (c *container) inDev(do func(dev int) error) error {
+	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", c.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the container's root: %w", err)
+	}
+	defer unix.Close(root)
+	dev, err := openBeneath(root, "dev", unix.O_DIRECTORY)
+	if err != nil {
+		return fmt.Errorf("open the container's /dev: %w", err)
+	}
+	defer unix.Close(dev)
+	if shared, err := isHostDev(dev); err != nil || shared {
+		return err
+	}
+	return do(dev)
+}
+
+// gpuTries are the sets of pairs to restore each process with, by its pid in
+// the container: those of the GPUs that it had open, which the driver should
+// count as its own, those whose memory it had, and all; then the same for a
+// process that an earlier try has moved already.
+func (g *gpuState) gpuTries() map[int][][]cuda.Pair {
+	tries := make(map[int][][]cuda.Pair)
+	for _, p := range g.procs {
+		var open, used []cuda.Pair
+		for _, pair := range g.pairs {
+			at := slices.IndexFunc(g.info.GPUs, func(d cuda.GPU) bool { return d.UUID == pair.Old })
+			if at >= 0 && slices.Contains(p.GPUs, g.info.GPUs[at].Minor) {
+				open = append(open, pair)
+				if g.use[pair.Old] > 0 {
+					used = append(used, pair)
+				}
+			}
+		}
+		var sets [][]cuda.Pair
+		for _, set := range [][]cuda.Pair{open, used, g.pairs} {
+			if len(set) > 0 && !slices.ContainsFunc(sets, func(have []cuda.Pair) bool { return slices.Equal(have, set) }) {
+				sets = append(sets, set)
+			}
+		}
+		for _, set := range sets {
+			stay := slices.Clone(set)
+			for i := range stay {
+				stay[i].Old = stay[i].New
+			}
+			sets = append(sets, stay)
+		}
+		tries[p.NSPID] = sets
+	}
+	return tries
+}
+
+// checkFree refuses GPUs without room for what the container had on theirs. It
+// waits a little for memory of a process that has just ended.
+func (g *gpuState) checkFree(ctx context.Context, had, onto []cuda.GPU) error {
+	helper, err := g.wake(ctx)
+	if err != nil {
+		return err
+	}
+	for patience := time.Now().Add(memoryPatience); ; time.Sleep(100 * time.Millisecond) {
+		survey, err := helper.Survey(ctx)
+		if err != nil {
+			log.G(ctx).WithError(err).Warn("whether the GPUs have room is not known")
+			return nil
+		}
+		if err := g.fits(survey, had, onto); err == nil || time.Now().After(patience) {
+			return err
+		}
+	}
+}
+
+// fits compares what is free with what is needed.
+func (g *gpuState) fits(survey cuda.Survey, had, onto []cuda.GPU) error {
+	for i, d := range onto {
+		at := slices.IndexFunc(survey.Devices, func(s cuda.Device) bool { return s.UUID == d.UUID })
+		if at < 0 || survey.Devices[at].Memory == 0 { // not told
+			continue
+		}
+		s := survey.Devices[at]
+		need := g.use[had[i].UUID]
+		if need == 0 && len(had) == 1 {
+			need = g.areaBytes() // NVML does not tell everywhere
+		}
+		if need > s.Free {
+			return fmt.Errorf("GPU %d (%s) has %s of memory free and the container needs %s%s: the container stays suspended; free the memory, or choose another GPU, and resume it again: %w",
+				d.Index, d.UUID, mib(s.Free), mib(need), others(s.Users), errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
+
+// others names the processes that have a GPU's memory, ", which process 12
+// (python) has" and so on.
+func others(users []cuda.DeviceUse) string {
+	var names []string
+	for _, u := range users {
+		names = append(names, fmt.Sprintf("process %s has %s", commandOf(u.PID), mib(u.Bytes)))
+	}
+	if names == nil {
+		return ""
+	}
+	return " (" + strings.Join(names, ", ") + ")"
+}
+
+// mib words a size as nvidia-smi does.
+func mib(bytes uint64) string { return fmt.Sprintf("%d MiB", bytes>>20) }
