@@ -16,7 +16,7 @@ TEST_ENV = GPUCKPT_BIN="$(abspath $(BIN)):$$(hack/setup --print-path)"
 
 .PHONY: help
 help: ## Show what there is to make.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 # Installs gcc where there is no C compiler.
 .PHONY: compiler
@@ -52,12 +52,34 @@ demo: setup build testbeds ## Checkpoint and restore a GPU container with an unm
 	@$(TEST_ENV) exec $(BIN)/demo
 
 .PHONY: test
-test: setup build testbeds ## Run all tests (needs root).
+test: setup setup-kubernetes build testbeds ## Run all tests (needs root).
 	$(TEST_ENV) hack/test
+
+# What the tests of pods and of nerdctl need: a cluster's programs, an older containerd.
+.PHONY: setup-kubernetes
+setup-kubernetes: compiler
+	@hack/setup kubernetes crictl cni nerdctl imagetools containerd-2.2
+
+# Part of `make test`.
+.PHONY: test-kubernetes
+test-kubernetes: setup setup-kubernetes build testbeds ## Run the tests with a kubelet, crictl and nerdctl.
+	$(TEST_ENV) go test -p 1 -count=1 -timeout 30m ./integration/kubernetes ./integration/nerdctl
 
 .PHONY: gpu-bundle
 gpu-bundle: setup build ## Pack the tests into one archive for a machine with a GPU.
 	hack/bundle
+
+.PHONY: gpu-bundle-kubernetes
+gpu-bundle-kubernetes: setup setup-kubernetes build ## The same for the tests with a kubelet and nerdctl.
+	hack/bundle kubernetes
+
+# What a node gets: unpacked at its root, it restarts nothing.
+.PHONY: package
+package: build ## Pack what a node needs into .build/gpuckpt.tar.gz.
+	rm -rf $(OUT)/package
+	$(MAKE) -s install DESTDIR=$(abspath $(OUT))/package
+	install -D -m 644 deploy/containerd.toml $(OUT)/package/etc/containerd/conf.d/gpuckpt.toml
+	tar -C $(OUT)/package --sort=name --owner=0 --group=0 --numeric-owner -czf $(OUT)/gpuckpt.tar.gz .
 
 .PHONY: bench-build
 bench-build: setup build testbeds

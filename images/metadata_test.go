@@ -4,15 +4,18 @@
 package images
 
 import (
-	"encoding/json"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/zeebo/blake3"
 )
 
 const uuid0 = "GPU-00000000-0000-4000-8000-000000000000"
@@ -76,16 +79,17 @@ func TestWriteMetadataLeavesNothingOnError(t *testing.T) {
 }
 
 func TestParseMetadataRefuses(t *testing.T) {
-	valid, err := json.Marshal(sample())
+	valid, err := EncodeMetadata(sample())
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The digest is made right again: the rules are to be seen at work.
 	edit := func(from, to string) string {
 		s := strings.Replace(string(valid), from, to, 1)
 		if s == string(valid) {
 			t.Fatalf("the sample has no %q", from)
 		}
-		return s
+		return string(reseal([]byte(s)))
 	}
 	for name, c := range map[string]struct {
 		data string
@@ -94,22 +98,22 @@ func TestParseMetadataRefuses(t *testing.T) {
 		"empty":             {"", ErrMalformed},
 		"truncated":         {string(valid[:len(valid)/2]), ErrMalformed},
 		"no version":        {"{}", ErrMalformed},
-		"newer version":     {edit(`"schemaVersion":1`, `"schemaVersion":2,"new":true`), ErrSchema},
-		"unknown field":     {edit(`"driverVersion"`, `"extra":1,"driverVersion"`), ErrMalformed},
+		"newer version":     {edit(`"schemaVersion": 1`, `"schemaVersion": 2, "new": true`), ErrSchema},
+		"unknown field":     {edit(`"driverVersion"`, `"extra": 1, "driverVersion"`), ErrMalformed},
 		"trailing text":     {string(valid) + "{}", ErrMalformed},
-		"negative bytes":    {edit(`"bytes":134217728`, `"bytes":-1`), ErrMalformed},
-		"pid 0":             {edit(`"pid":1`, `"pid":0`), ErrMalformed},
-		"unknown state":     {edit(`"state":"running"`, `"state":"failed"`), ErrMalformed},
-		"file outside":      {edit(`"file":"gpu-1-0"`, `"file":"../gpu-1-0"`), ErrMalformed},
-		"other file":        {edit(`"file":"gpu-1-0"`, `"file":"pages-1.img"`), ErrMalformed},
-		"half a page":       {edit(`"offset":4096`, `"offset":2048`), ErrMalformed},
-		"far offset":        {edit(`"offset":4096`, `"offset":4194304`), ErrMalformed},
+		"negative bytes":    {edit(`"bytes": 134217728`, `"bytes": -1`), ErrMalformed},
+		"pid 0":             {edit(`"pid": 1`, `"pid": 0`), ErrMalformed},
+		"unknown state":     {edit(`"state": "running"`, `"state": "failed"`), ErrMalformed},
+		"file outside":      {edit(`"file": "gpu-1-0"`, `"file": "../gpu-1-0"`), ErrMalformed},
+		"other file":        {edit(`"file": "gpu-1-0"`, `"file": "pages-1.img"`), ErrMalformed},
+		"half a page":       {edit(`"offset": 4096`, `"offset": 2048`), ErrMalformed},
+		"far offset":        {edit(`"offset": 4096`, `"offset": 4194304`), ErrMalformed},
 		"a digest short":    {edit(`"`+digest+`",`, ``), ErrMalformed},
 		"no digest":         {edit(digest, "xxh3-128:0"), ErrMalformed},
 		"past the end":      {edit(fmt.Sprint(0x7f0000001000), "18446744073709547520"), ErrMalformed},
-		"unknown GPU":       {edit(`"gpus":["GPU-0`, `"gpus":["GPU-1`), ErrMalformed},
-		"UUID with newline": {edit(`"uuid":"GPU-`, `"uuid":"GPU-\n`), ErrMalformed},
-		"negative phase":    {edit(`"startNs":0`, `"startNs":-5`), ErrMalformed},
+		"unknown GPU":       {edit("        \"GPU-0", "        \"GPU-1"), ErrMalformed},
+		"UUID with newline": {edit(`"uuid": "GPU-`, `"uuid": "GPU-\n`), ErrMalformed},
+		"negative phase":    {edit(`"startNs": 0`, `"startNs": -5`), ErrMalformed},
 		"no driver":         {edit("580.159.04", ""), ErrMalformed},
 		"huge":              {fmt.Sprintf(`{"schemaVersion":1,"cudaVersion":"%s"}`, strings.Repeat("a", maxMetadata)), ErrMalformed},
 	} {
@@ -119,15 +123,44 @@ func TestParseMetadataRefuses(t *testing.T) {
 	}
 }
 
+// reseal makes the digest right, if there is one.
+func reseal(data []byte) []byte {
+	end := len(data) - len(sealEnd) - 1
+	if end < sealDigits || checkSeal(data) == nil {
+		return data
+	}
+	sum := blake3.Sum256(data[:end-sealDigits])
+	return slices.Concat(data[:end-sealDigits], []byte(hex.EncodeToString(sum[:])), data[end:])
+}
+
+func TestEveryChangedByteIsNoticed(t *testing.T) {
+	valid, err := EncodeMetadata(sample())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range valid {
+		for _, bit := range []byte{1, 0x20, 0x80} {
+			changed := slices.Clone(valid)
+			changed[i] ^= bit
+			if _, err := ParseMetadata(changed); !errors.Is(err, ErrMalformed) && !errors.Is(err, ErrSchema) {
+				t.Fatalf("byte %d, %q for %q: got %v", i, changed[i], valid[i], err)
+			}
+		}
+		if _, err := ParseMetadata(valid[:i]); !errors.Is(err, ErrMalformed) {
+			t.Fatalf("cut to %d bytes: got %v", i, err)
+		}
+	}
+}
+
 func FuzzParseMetadata(f *testing.F) {
-	valid, err := json.Marshal(sample())
+	valid, err := EncodeMetadata(sample())
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(valid)
 	f.Add([]byte(`{"schemaVersion":1}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := ParseMetadata(data)
+		m, err := ParseMetadata(reseal(data))
 		if err != nil {
 			return
 		}

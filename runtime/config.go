@@ -45,6 +45,8 @@ type Config struct {
 	CDISpecDirs []string `toml:"cdi_spec_dirs"`
 	// Staging holds where GPU state goes on its way.
 	Staging StagingConfig `toml:"staging"`
+	// Restore says which containers of checkpoint images are resumed.
+	Restore RestoreConfig `toml:"restore"`
 	// CRIU holds what CRIU is to do.
 	CRIU CRIUConfig `toml:"criu"`
 }
@@ -96,6 +98,7 @@ func defaultConfig() Config {
 		LogDir:       "/var/log/gpuckpt",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
 		Staging:      StagingConfig{Steer: true, Cgroup: "gpuckpt"},
+		Restore:      RestoreConfig{Policy: policyAnnotated, Images: []string{}},
 	}
 }
 
@@ -139,6 +142,9 @@ func parseConfig(data []byte) (Config, error) {
 	}
 	if config.Staging.MemoryLimit < 0 || config.Staging.MemoryLimit > 0 && config.Staging.Cgroup == "" {
 		return Config{}, fmt.Errorf("[staging] memory_limit is %d; it must not be negative, and needs a cgroup", config.Staging.MemoryLimit)
+	}
+	if err := config.Restore.check(); err != nil {
+		return Config{}, err
 	}
 	if path := config.CRIU.Path; path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "criu") {
 		return Config{}, fmt.Errorf("[criu] path is %q; it must be an absolute path that ends in /criu, the name that runc looks for", path)

@@ -56,7 +56,7 @@ func TestAnnotationsExplained(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range append([]string{onCheckpoint}, criuAnnotations...) {
+	for _, name := range append([]string{onCheckpoint, restoreAnnotation}, criuAnnotations...) {
 		if !strings.Contains(string(guide), "`"+name+"`") {
 			t.Errorf("configuration.md does not explain the annotation %s", name)
 		}

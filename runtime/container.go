@@ -58,6 +58,11 @@ type restoreState struct {
 	dir string
 	// unpacked says that containerd made dir for this restore alone.
 	unpacked bool
+	// checkpoint is what open gives, nil before it was called.
+	checkpoint *images.Checkpoint
+	// mounted is the root file system in which the checkpoint of an image can
+	// be read once it is mounted; "" where it can be read before.
+	mounted string
 	// metadata is nil for a checkpoint without GPU state.
 	metadata *images.Metadata
 	// gpus is where its GPUs go.

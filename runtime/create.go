@@ -5,7 +5,6 @@ package runtime
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,8 +17,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
-
-	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // temporaryPrefix begins the names of the directories that containerd makes for
@@ -76,14 +73,19 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if c.annotations, c.criuBase, err = pointAtSettings(r.Bundle, filepath.Join(r.Bundle, criuSettingsName)); err != nil {
 		return nil, err
 	}
-	if err := c.fitSpec(ctx); err != nil {
-		return nil, err
-	}
-	if c.restore != nil {
-		if err := c.checkRestore(ctx); err != nil {
+	given := c.restore
+	if given == nil {
+		defer func() {
+			if err != nil {
+				c.restore.closeHelper()
+			}
+		}()
+		if err := c.resume(ctx, r); err != nil {
 			return nil, err
 		}
-		if err := c.fitFiles(ctx); err != nil {
+	}
+	if c.restore == given { // else resume did it
+		if err := c.fit(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -98,6 +100,21 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	return resp, nil
 }
 
+// fit makes the container's spec fit this node, and a restore fit the spec, or
+// refuses it. What is granted is compared last, with the spec as it will be.
+func (c *container) fit(ctx context.Context) error {
+	if err := c.fitSpec(ctx); err != nil || c.restore == nil {
+		return err
+	}
+	if err := c.checkRestore(ctx); err != nil {
+		return err
+	}
+	if err := c.fitFiles(ctx); err != nil {
+		return err
+	}
+	return c.checkGrants(ctx)
+}
+
 // isTemporary says whether a directory is one that containerd made for a single
 // checkpoint or restore, by its name: containerd makes it with MkdirTemp.
 func isTemporary(dir string) bool {
@@ -106,13 +123,14 @@ func isTemporary(dir string) bool {
 
 // checkRestore refuses a GPU checkpoint that cannot work here.
 func (c *container) checkRestore(ctx context.Context) error {
-	m, err := images.ReadMetadata(c.restore.dir)
-	if errors.Is(err, images.ErrNoMetadata) {
-		return nil // a checkpoint without GPU state, runc's alone
-	}
+	found, err := c.restore.open()
 	if err != nil {
 		return err
 	}
+	if found == nil {
+		return nil // a checkpoint without GPU state, runc's alone
+	}
+	m := found.Metadata
 	config, err := LoadConfig()
 	if err != nil {
 		return err

@@ -140,7 +140,7 @@ func readToolkit(path string) (cdi.Toolkit, error) {
 
 // rebindFiles sees to it that there is a mount for each that the dump has.
 func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.Spec) error {
-	mounted, err := images.Mounts(c.restore.dir)
+	mounted, err := images.Mounts(c.restore.images())
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.
 		!slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return concerns(m.Destination) }) {
 		return nil
 	}
-	used, err := images.Files(c.restore.dir)
+	used, err := images.Files(c.restore.images())
 	if err != nil {
 		return err
 	}

@@ -54,6 +54,9 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 	// second try with this container.
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
 	defer c.restore.closeHelper()
+	if err := c.restore.settle(); err != nil {
+		return nil, err
+	}
 
 	steps := []step{
 		{
@@ -70,6 +73,9 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 		{name: "watch cgroup", do: func(ctx context.Context) (uint64, error) {
 			c.cgroup, err = cgroupOf(c.pid)
 			if err != nil {
+				return 0, err
+			}
+			if err := c.raiseOOMScores(); err != nil {
 				return 0, err
 			}
 			return 0, s.oom.add(c.id, c.cgroup)
@@ -116,7 +122,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 		bytes += p.Bytes
 	}
 	checked := make(chan error, 1)
-	go func() { checked <- areas.check() }()
+	go func() { checked <- areas.check(ctx) }()
 	err = c.restoreOnto(ctx, helper, procs)
 	if cerr := <-checked; cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/containerd/cgroups/v3"
@@ -215,16 +214,24 @@ func onMemory(dir string) bool {
 // restoredAreas are the GPU state files of a restore, on their way back.
 type restoredAreas struct {
 	tracer *trace.Session
+	// ranges are the files that are mapped, and want the digests of those that
+	// are an area's one file.
 	ranges []trace.FileRange
 	want   [][]string
+	// pieces are the areas of a checkpoint image, whose blocks are spread over
+	// several files; then want is empty.
+	pieces []images.Assembly
 }
 
-// mapRestored maps the checkpoint's files over the restored processes' areas,
-// those on a disk as well: check reads them on all cores, and what it has read
-// the driver finds in the page cache. nil when the checkpoint has no files.
+// mapRestored maps the checkpoint's files over the restored processes' areas:
+// one file for each area, or, from a checkpoint image, its pieces side by side,
+// with the empty area left where there are none. Those on a disk are mapped as
+// well: check reads them on all cores, and what it has read the driver finds in
+// the page cache. nil when the checkpoint has no areas.
 func (c *container) mapRestored(ctx context.Context, config Config) (_ *restoredAreas, err error) {
 	var mappings []trace.Mapping
 	r := &restoredAreas{}
+	spread := false
 	for _, p := range c.restore.metadata.Processes {
 		if len(p.Areas) == 0 {
 			continue
@@ -234,14 +241,27 @@ func (c *container) mapRestored(ctx context.Context, config Config) (_ *restored
 			return nil, err
 		}
 		for _, a := range p.Areas {
-			path := filepath.Join(c.restore.dir, a.File)
-			mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start, Bytes: a.Bytes, Path: path, Offset: a.Offset})
-			r.ranges = append(r.ranges, trace.FileRange{Path: path, Offset: a.Offset, Bytes: a.Bytes})
+			pieces := c.restore.checkpoint.Pieces(a.File)
+			for _, q := range pieces {
+				from, to := max(q.Offset, a.Offset), q.Offset+q.Bytes
+				if from >= to {
+					continue // all of it is before the range
+				}
+				mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + from - a.Offset, Bytes: to - from, Path: q.Path, Offset: from - q.Offset})
+				r.ranges = append(r.ranges, trace.FileRange{Path: q.Path, Offset: from - q.Offset, Bytes: to - from})
+			}
+			spread = spread || len(pieces) != 1 || pieces[0].Offset != 0 || pieces[0].Bytes != a.Offset+a.Bytes
 			r.want = append(r.want, a.Digests)
+			r.pieces = append(r.pieces, images.Assembly{Area: a, Pieces: pieces})
 		}
 	}
-	if len(mappings) == 0 {
+	if len(r.pieces) == 0 {
 		return nil, nil
+	}
+	if spread {
+		r.want = nil
+	} else {
+		r.pieces = nil
 	}
 	if r.tracer, err = startTracer(ctx, config); err != nil {
 		return nil, err
@@ -251,12 +271,21 @@ func (c *container) mapRestored(ctx context.Context, config Config) (_ *restored
 			r.tracer.Close()
 		}
 	}()
+	if len(mappings) == 0 { // all of the state is zero
+		return r, nil
+	}
 	return r, r.tracer.Map(mappings)
 }
 
 // check digests the files.
-func (r *restoredAreas) check() error {
+func (r *restoredAreas) check(ctx context.Context) error {
 	if r == nil {
+		return nil
+	}
+	if r.pieces != nil {
+		if err := images.Check(ctx, r.pieces, nil); err != nil {
+			return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+		}
 		return nil
 	}
 	digests, err := r.tracer.Digest(r.ranges)

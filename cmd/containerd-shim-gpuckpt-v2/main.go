@@ -8,8 +8,6 @@ package main
 import (
 	"context"
 
-	"github.com/containerd/containerd/v2/pkg/shim"
-
 	"github.com/gpuckpt/gpuckpt/runtime"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
@@ -19,5 +17,5 @@ func main() {
 		trace.Main()
 	}
 	runtime.Register()
-	shim.RunShim(context.Background(), runtime.NewManager())
+	runtime.Run(context.Background(), runtime.NewManager())
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -31,10 +32,23 @@ func run(ctx context.Context, args []string) int {
 	root := rootCommand()
 	root.SetArgs(args[1:])
 	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintf(os.Stderr, "gpuckpt: %v\n", err)
+		fmt.Fprintf(os.Stderr, "gpuckpt: %s\n", once(err.Error()))
 		return 1
 	}
 	return 0
+}
+
+// once leaves out lines that an earlier part of the text has said: an error that
+// comes from containerd names its kind once in its words and again for each hand
+// it went through.
+func once(text string) string {
+	var lines []string
+	for line := range strings.SplitSeq(text, "\n") {
+		if !strings.Contains(strings.Join(lines, "\n"), line) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // rootCommand puts the sub-commands together.
@@ -45,6 +59,6 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), versionCommand())
 	return root
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -38,27 +39,37 @@ func (k *Container) Ask(ctx context.Context, question string) (string, error) {
 	if k.Port == 0 {
 		return "", fmt.Errorf("ask %s %q: it has no port", k.ID, question)
 	}
+	answer, err := Ask(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(k.Port)), question)
+	if err != nil {
+		return "", fmt.Errorf("ask %s: %w", k.ID, err)
+	}
+	return answer, nil
+}
+
+// Ask is Container.Ask for a program that listens at that address, "host:port",
+// whatever started it.
+func Ask(ctx context.Context, address, question string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	for {
-		answer, err := ask(ctx, k.Port, question)
+		answer, err := ask(ctx, address, question)
 		if err == nil {
 			return strings.TrimSpace(answer), nil
 		}
 		if !errors.Is(err, syscall.ECONNREFUSED) {
-			return "", fmt.Errorf("ask %s %q: %w", k.ID, question, err)
+			return "", fmt.Errorf("ask %s %q: %w", address, question, err)
 		}
 		select {
 		case <-ctx.Done():
-			return "", fmt.Errorf("ask %s %q: nothing listens on port %d: %w", k.ID, question, k.Port, context.Cause(ctx))
+			return "", fmt.Errorf("ask %s %q: nothing listens there: %w", address, question, context.Cause(ctx))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
 // ask sends one packet and waits for one.
-func ask(ctx context.Context, port int, question string) (string, error) {
-	conn, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+func ask(ctx context.Context, address, question string) (string, error) {
+	conn, err := net.Dial("udp4", address)
 	if err != nil {
 		return "", err
 	}

@@ -57,6 +57,9 @@ func (c *Containerd) writeConfig() error {
 	}
 	fmt.Fprintf(&b, "]\n[grpc]\naddress = %q\n[debug]\nlevel = %q\n", c.home.socket(), level)
 	b.WriteString(c.opts.Config)
+	if c.opts.ConfigIn != nil {
+		b.WriteString(c.opts.ConfigIn(c.home.dir))
+	}
 
 	for path, text := range map[string]string{
 		c.home.config():     b.String(),

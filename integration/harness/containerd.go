@@ -48,6 +48,12 @@ type Options struct {
 	// Config is further TOML for the daemon's configuration (version 3),
 	// appended as it is.
 	Config string
+	// ConfigIn gives more of the same, for an instance in that directory; nil
+	// gives none.
+	ConfigIn func(dir string) string
+	// Namespace is the containerd namespace; empty for one that no other
+	// instance has. CRI's containers are in "k8s.io".
+	Namespace string
 	// Snapshotter is "overlayfs" or "native"; empty takes overlayfs where the
 	// file system of Dir allows it, else native.
 	Snapshotter string
@@ -143,8 +149,18 @@ func (c *Containerd) Client() *client.Client { return c.client }
 func (c *Containerd) Address() string { return c.home.socket() }
 
 // Namespace is the containerd namespace that the instance's containers are in,
-// and the name of their parent cgroup. No other instance has the same.
-func (c *Containerd) Namespace() string { return c.home.name() }
+// and, unless Options named one, the name of their parent cgroup. Then no other
+// instance has the same.
+func (c *Containerd) Namespace() string {
+	if c.opts.Namespace != "" {
+		return c.opts.Namespace
+	}
+	return c.home.name()
+}
+
+// Cgroup is the name of the cgroup that is removed with the instance, and all
+// below it.
+func (c *Containerd) Cgroup() string { return c.home.name() }
 
 // Dir is the instance's directory. Tests may put files of theirs into it; it is
 // removed by Stop.

@@ -103,7 +103,7 @@ func sweep(parent string, logf func(string, ...any)) {
 // process or a mount of the instance does.
 func (h home) clean() error {
 	var errs []error
-	rest := append(h.shimSockets(), openFIFOs(h.processes())...)
+	rest := slices.Concat(h.shimSockets(), h.runcStates(), openFIFOs(h.processes()))
 	if err := h.kill(); err != nil {
 		errs = append(errs, err)
 	}
@@ -129,7 +129,7 @@ func (h home) clean() error {
 // shimSockets are the sockets of the shims that have not ended in order. A shim
 // writes its address into its bundle (containerd/v2/core/runtime/v2, "bootstrap.json").
 func (h home) shimSockets() []string {
-	files, err := filepath.Glob(filepath.Join(h.state(), "io.containerd.runtime.v2.task", h.name(), "*", "bootstrap.json"))
+	files, err := filepath.Glob(filepath.Join(h.state(), "io.containerd.runtime.v2.task", "*", "*", "bootstrap.json"))
 	if err != nil {
 		return nil
 	}
@@ -148,6 +148,21 @@ func (h home) shimSockets() []string {
 		}
 	}
 	return sockets
+}
+
+// runcStates are the directories of runc's state of the containers that were not
+// ended in order. Those in a namespace that others use as well are named one by one.
+func (h home) runcStates() []string {
+	bundles, err := filepath.Glob(filepath.Join(h.state(), "io.containerd.runtime.v2.task", "*", "*"))
+	if err != nil {
+		return nil
+	}
+	var states []string
+	for _, bundle := range bundles {
+		namespace, id := filepath.Base(filepath.Dir(bundle)), filepath.Base(bundle)
+		states = append(states, filepath.Join(containerdRun, "runc", namespace, id))
+	}
+	return states
 }
 
 // kill ends every process of the instance, and waits until they are gone.

@@ -1,0 +1,67 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/images/oci"
+)
+
+// buildFlags are the flags of commands that make a checkpoint image.
+type buildFlags struct {
+	compression string
+	level       int
+	threads     int
+	layer       string
+	previous    string
+}
+
+func (b *buildFlags) flags(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&b.compression, "compression", string(oci.Zstd), "of the layers: zstd, gzip or none")
+	f.IntVar(&b.level, "level", 0, "compression level as the zstd or gzip program counts (0: the fastest)")
+	f.IntVar(&b.threads, "threads", 0, "layers made at once (0: one for each processor)")
+	f.StringVar(&b.layer, "layer-size", "", "what GPU state is cut into, a power of two from 64MiB (default: as --previous was cut, else by the state's size)")
+	f.StringVar(&b.previous, "previous", "", "an earlier checkpoint image of the container: what has not changed is not stored again")
+}
+
+// options are the flags as the package wants them, Previous left out.
+func (b *buildFlags) options() (o oci.Options, err error) {
+	switch c := oci.Compression(b.compression); c {
+	case oci.Zstd, oci.Gzip, oci.None:
+		o.Compression = c
+	default:
+		return o, fmt.Errorf("--compression %s: it must be zstd, gzip or none", b.compression)
+	}
+	o.Level, o.Threads = b.level, b.threads
+	if b.layer != "" {
+		if o.LayerBytes, err = parseSize(b.layer); err != nil {
+			return o, fmt.Errorf("--layer-size: %w", err)
+		}
+		if o.LayerBytes < 64<<20 || o.LayerBytes&(o.LayerBytes-1) != 0 {
+			return o, fmt.Errorf("--layer-size %s: it must be a power of two, 64MiB or more", b.layer)
+		}
+	}
+	return o, nil
+}
+
+// parseSize reads "512MiB", "1GiB" or a number of bytes.
+func parseSize(s string) (uint64, error) {
+	digits, shift := s, 0
+	for unit, by := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
+		if d, ok := strings.CutSuffix(s, unit); ok {
+			digits, shift = d, by
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil || n<<shift>>shift != n {
+		return 0, fmt.Errorf("%q is no size such as 512MiB", s)
+	}
+	return n << shift, nil
+}

@@ -1,0 +1,494 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/diff"
+	cimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/pkg/rootfs"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/archive"
+	"github.com/gpuckpt/gpuckpt/images/oci"
+)
+
+const (
+	// dumpDirEnv names the directory for dumps in place of dumpDir.
+	dumpDirEnv = "GPUCKPT_IMAGE_PATH"
+	dumpDir    = "/var/lib/gpuckpt/checkpoints"
+	// dumpPrefix begins the names of the dumps' own directories. containerd's
+	// begin so, and by it the shim knows a directory that is gone when the client
+	// has given up.
+	dumpPrefix = "ctrd-checkpoint-gpuckpt-"
+	// backLimit bounds each step of the way back, and the end of a container:
+	// a resume waits until the shim has undone a dump and filled the GPUs.
+	backLimit = 30 * time.Minute
+	// leaseLimit is when containerd collects what was left by a command that was
+	// killed.
+	leaseLimit = 24 * time.Hour
+)
+
+// checkpointOptions are the flags of "gpuckpt checkpoint".
+type checkpointOptions struct {
+	daemon
+	buildFlags
+	ref          string
+	dir          string
+	leaveRunning bool
+}
+
+// checkpointAnswer is what it prints.
+type checkpointAnswer struct {
+	Container string `json:"container"`
+	Image     string `json:"image"`
+	Digest    string `json:"digest"`
+	// Running says whether the container runs on.
+	Running bool `json:"running"`
+	// GPUBytes is the GPU state; Bytes, WrittenBytes and ReusedBytes what the
+	// layers of the checkpoint have as they are stored, and how much of it was new.
+	GPUBytes       uint64  `json:"gpuBytes"`
+	Bytes          uint64  `json:"bytes"`
+	WrittenBytes   uint64  `json:"writtenBytes"`
+	ReusedBytes    uint64  `json:"reusedBytes"`
+	GPUWritten     uint64  `json:"gpuWrittenBytes"`
+	GPUReused      uint64  `json:"gpuReusedBytes"`
+	PausedSeconds  float64 `json:"pausedSeconds"` // until it ran on, or had ended
+	DumpSeconds    float64 `json:"dumpSeconds"`
+	BuildSeconds   float64 `json:"buildSeconds"`
+	SecondsOverall float64 `json:"seconds"`
+}
+
+func checkpointCommand() *cobra.Command {
+	var o checkpointOptions
+	c := &cobra.Command{
+		Use:   "checkpoint CONTAINER --image REF",
+		Short: "Make a checkpoint image of a running container",
+		Long: `Make a checkpoint image of a running container.
+
+The container is paused, dumped into a directory, and the image is made of that in
+containerd. With --leave-running it runs on as soon as the dump is complete;
+otherwise it is ended, once the image is. If anything fails the container is as it
+was before, and there is no image.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			answer, err := o.run(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return o.print(cmd.OutOrStdout(), answer, answer.words)
+		},
+	}
+	c.ValidArgsFunction = first(o.containers)
+	o.daemon.flags(c)
+	o.buildFlags.flags(c)
+	f := c.Flags()
+	f.StringVarP(&o.ref, "image", "i", "", "name of the image, example.com/job:1 (needed)")
+	f.BoolVar(&o.leaveRunning, "leave-running", false, "let the container run on")
+	f.StringVar(&o.dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), dumpDir),
+		"directory on this node in which the dump is made, in one of its own; a tmpfs with huge=advise is fastest; from $"+dumpDirEnv)
+	_ = c.MarkFlagRequired("image")
+	_ = c.RegisterFlagCompletionFunc("image", o.images)
+	_ = c.RegisterFlagCompletionFunc("previous", o.images)
+	_ = c.MarkFlagDirname("image-path")
+	return c
+}
+
+func (a *checkpointAnswer) words(w io.Writer) error {
+	state := "the container has ended"
+	if a.Running {
+		state = fmt.Sprintf("the container runs on, it was paused for %.2f s", a.PausedSeconds)
+	}
+	_, err := fmt.Fprintf(w, "%s@%s\n%s of GPU state; %s stored, of which %s were there already; %.2f s; %s\n",
+		a.Image, a.Digest, size(a.GPUBytes), size(a.Bytes), size(a.ReusedBytes), a.SecondsOverall, state)
+	return err
+}
+
+// checkpointRun is one checkpoint on its way.
+type checkpointRun struct {
+	*checkpointOptions
+	client   *client.Client
+	info     containers.Container
+	task     client.Task
+	progress *progress
+	build    oci.Options
+	dumpDir  string
+	pausedAt time.Time // zero while the container is as we found it
+	resumed  time.Duration
+}
+
+func (o *checkpointOptions) run(ctx context.Context, id string) (_ *checkpointAnswer, err error) {
+	began := time.Now()
+	if err := fullName(o.ref); err != nil {
+		return nil, err
+	}
+	r := &checkpointRun{checkpointOptions: o}
+	if r.build, err = o.options(); err != nil {
+		return nil, err
+	}
+	ctx, r.client, err = o.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer joinClose(&err, r.client)
+	if err := r.prepare(ctx, id); err != nil {
+		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
+	}
+	// What is written belongs to nobody else until the image has its name.
+	ctx, release, err := r.client.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(leaseLimit))
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint %s: keep containerd from collecting the image: %w", id, err)
+	}
+	defer func() { err = errors.Join(err, release(context.WithoutCancel(ctx))) }()
+	r.progress = o.progress()
+	defer r.progress.wait()
+
+	answer := &checkpointAnswer{Container: id, Image: o.ref, Running: o.leaveRunning}
+	if err := r.take(ctx, answer); err != nil {
+		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
+	}
+	answer.SecondsOverall = time.Since(began).Seconds()
+	return answer, nil
+}
+
+// prepare looks at all that can be wrong before the container is touched.
+func (r *checkpointRun) prepare(ctx context.Context, id string) error {
+	container, err := r.client.LoadContainer(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return fmt.Errorf("there is no such container in containerd's namespace %s: %w", r.namespace, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return err
+	}
+	if r.info, err = container.Info(ctx, client.WithoutRefreshedMetadata); err != nil {
+		return err
+	}
+	if r.task, err = container.Task(ctx, nil); err != nil {
+		if errdefs.IsNotFound(err) {
+			return fmt.Errorf("it has no task, so nothing runs in it: %w", errdefs.ErrFailedPrecondition)
+		}
+		return err
+	}
+	status, err := r.task.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if status.Status != client.Running && status.Status != client.Paused {
+		return fmt.Errorf("it is %s: %w", status.Status, errdefs.ErrFailedPrecondition)
+	}
+	if r.build.Base, err = r.base(ctx); err != nil {
+		return err
+	}
+	r.build.BaseName = r.info.Image
+	if r.previous != "" {
+		previous, err := r.image(ctx, r.client, r.previous)
+		if err != nil {
+			return fmt.Errorf("--previous: %w", err)
+		}
+		if _, err := oci.Inspect(ctx, r.client.ContentStore(), previous.Target); err != nil {
+			return fmt.Errorf("--previous %s: %w", r.previous, err)
+		}
+		r.build.Previous = &previous.Target
+	}
+	if r.dir, err = filepath.Abs(r.dir); err != nil { // containerd has another working directory
+		return err
+	}
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return fmt.Errorf("make the directory for the dump: %w", err)
+	}
+	return nil
+}
+
+// base finds the container's image, and makes sure that its name still means
+// what the container's files lie on.
+func (r *checkpointRun) base(ctx context.Context) (none ocispec.Descriptor, _ error) {
+	if r.info.Image == "" {
+		return none, fmt.Errorf("it was not made from an image, so its checkpoint cannot be one: use `ctr tasks checkpoint --image-path DIR`: %w", errdefs.ErrFailedPrecondition)
+	}
+	found, err := r.image(ctx, r.client, r.info.Image)
+	if err != nil {
+		return none, fmt.Errorf("the image it was made from is needed: %w", err)
+	}
+	if r.info.SnapshotKey == "" {
+		return found.Target, nil
+	}
+	diffIDs, err := client.NewImage(r.client, found).RootFS(ctx)
+	if err != nil {
+		return none, fmt.Errorf("read the image %s: %w", found.Name, err)
+	}
+	snapshot, err := r.client.SnapshotService(r.info.Snapshotter).Stat(ctx, r.info.SnapshotKey)
+	if err != nil {
+		return none, fmt.Errorf("look at its files: %w", err)
+	}
+	// A snapshot for a user namespace has a suffix.
+	if chain := identity.ChainID(diffIDs).String(); snapshot.Parent != chain && !strings.HasPrefix(snapshot.Parent, chain+"-") {
+		return none, fmt.Errorf("the image %s is another one by now than that it was made from; give that one its name back: %w", found.Name, errdefs.ErrFailedPrecondition)
+	}
+	return found.Target, nil
+}
+
+// take is the checkpoint, in order, with the way back of each step.
+func (r *checkpointRun) take(ctx context.Context, answer *checkpointAnswer) (err error) {
+	if r.dumpDir, err = os.MkdirTemp(r.dir, dumpPrefix); err != nil {
+		return fmt.Errorf("make the directory for the dump: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(r.dumpDir)) }()
+
+	if err := r.pause(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.resume(context.WithoutCancel(ctx)))
+		}
+	}()
+	step := r.progress.step("dump")
+	began := time.Now()
+	if err := r.dump(ctx); err != nil {
+		step.end("")
+		if ctx.Err() != nil {
+			// The shim gives a dump up whose directory is gone.
+			err = errors.Join(err, os.RemoveAll(r.dumpDir))
+		}
+		return err
+	}
+	answer.DumpSeconds = time.Since(began).Seconds()
+	step.end("dumped")
+	if r.leaveRunning {
+		if err := r.resume(ctx); err != nil {
+			return err
+		}
+	}
+	began = time.Now()
+	manifest, err := r.makeImage(ctx, answer)
+	if err != nil {
+		return err
+	}
+	answer.BuildSeconds = time.Since(began).Seconds()
+	answer.Digest = manifest.Digest.String()
+	if err := tag(ctx, r.client, cimages.Image{Name: r.ref, Target: manifest}); err != nil {
+		return err
+	}
+	if !r.leaveRunning {
+		if kerr := r.kill(ctx); kerr != nil {
+			return fmt.Errorf("the image %s is complete, but the container did not end: %w", r.ref, kerr)
+		}
+	}
+	answer.PausedSeconds = r.resumed.Seconds()
+	return nil
+}
+
+// pause freezes the container unless somebody has done that before.
+func (r *checkpointRun) pause(ctx context.Context) error {
+	status, err := r.task.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if status.Status == client.Paused {
+		return nil
+	}
+	r.pausedAt = time.Now()
+	if err := r.task.Pause(ctx); err != nil {
+		// It may have been paused all the same, when it is the client that gave up.
+		if ctx.Err() == nil {
+			r.pausedAt = time.Time{}
+		}
+		return errors.Join(fmt.Errorf("pause it: %w", err), r.resume(context.WithoutCancel(ctx)))
+	}
+	return nil
+}
+
+// resume undoes pause, once.
+func (r *checkpointRun) resume(ctx context.Context) error {
+	if r.pausedAt.IsZero() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, backLimit)
+	defer cancel()
+	if err := r.task.Resume(ctx); err != nil {
+		return fmt.Errorf("let it run on (try `ctr tasks resume %s`): %w", r.task.ID(), err)
+	}
+	r.resumed = time.Since(r.pausedAt)
+	r.pausedAt = time.Time{}
+	return nil
+}
+
+// dump has the shim dump the processes while containerd takes the container's
+// writable files: nothing runs, so both are of one moment.
+func (r *checkpointRun) dump(ctx context.Context) error {
+	if err := r.describe(); err != nil {
+		return err
+	}
+	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: r.dumpDir})
+	if err != nil {
+		return fmt.Errorf("encode the request: %w", err)
+	}
+	// One that fails does not end the other: its way back would begin in the
+	// middle of it.
+	var group errgroup.Group
+	group.Go(func() error {
+		_, err := r.client.TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: r.task.ID(), Options: opts})
+		return errgrpc.ToNative(err)
+	})
+	group.Go(func() error {
+		if r.info.SnapshotKey == "" {
+			return nil
+		}
+		rw, err := rootfs.CreateDiff(ctx, r.info.SnapshotKey, r.client.SnapshotService(r.info.Snapshotter), r.client.DiffService(),
+			diff.WithReference("gpuckpt-rw-"+filepath.Base(r.dumpDir)), diff.WithMediaType(r.layerType()))
+		if err != nil {
+			return fmt.Errorf("take its writable files: %w", err)
+		}
+		r.build.RW = &rw
+		return nil
+	})
+	return group.Wait()
+}
+
+// layerType is the media type of the layer with the writable files.
+func (r *checkpointRun) layerType() string {
+	switch r.build.Compression {
+	case oci.None:
+		return ocispec.MediaTypeImageLayer
+	case oci.Gzip:
+		return ocispec.MediaTypeImageLayerGzip
+	}
+	return ocispec.MediaTypeImageLayerZstd
+}
+
+// describe writes what the container is beside the dump, so that a reader of the
+// image can tell, and a Kubernetes archive can be made of it.
+func (r *checkpointRun) describe() error {
+	spec, err := specJSON(r.info)
+	if err != nil {
+		return err
+	}
+	config, err := json.Marshal(archive.Config{
+		ID: r.info.ID, Name: r.info.ID, RootfsImage: r.info.Image, RootfsImageName: r.info.Image,
+		RootfsImageRef: r.build.Base.Digest.String(), Runtime: r.info.Runtime.Name,
+		CreatedTime: r.info.CreatedAt, CheckpointedAt: time.Now(),
+	})
+	if err != nil {
+		return err
+	}
+	for name, data := range map[string][]byte{archive.SpecName: spec, archive.ConfigName: config} {
+		if err := os.WriteFile(filepath.Join(r.dumpDir, name), data, 0o600); err != nil {
+			return fmt.Errorf("write down what it is: %w", err)
+		}
+	}
+	return nil
+}
+
+// makeImage makes the image of the dump; it has no name yet.
+func (r *checkpointRun) makeImage(ctx context.Context, answer *checkpointAnswer) (none ocispec.Descriptor, _ error) {
+	var err error
+	if r.build.Checkpoint, err = openDir(r.dumpDir); err != nil {
+		return none, err
+	}
+	r.build.Annotations = criuAnnotations(r.info)
+	step := r.progress.step("image")
+	r.build.Progress = step.set
+	result, err := oci.Build(ctx, r.client.ContentStore(), r.build)
+	if err != nil {
+		step.end("")
+		return none, err
+	}
+	step.end(fmt.Sprintf("%s stored, %s were there already", size(result.Bytes), size(result.Reused)))
+	answer.GPUBytes, answer.Bytes = result.GPUBytes, result.Bytes
+	answer.WrittenBytes, answer.ReusedBytes = result.Written, result.Reused
+	answer.GPUWritten, answer.GPUReused = result.GPUWritten, result.GPUReused
+	return result.Manifest, nil
+}
+
+// openDir opens a dump, with or without GPU state.
+func openDir(dir string) (*images.Checkpoint, error) {
+	c, err := images.Open(dir)
+	if errors.Is(err, images.ErrNoMetadata) {
+		return images.OpenWithoutGPU(dir)
+	}
+	return c, err
+}
+
+// kill ends the container. It is frozen until then.
+func (r *checkpointRun) kill(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), backLimit)
+	defer cancel()
+	exit, err := r.task.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.task.Kill(ctx, syscall.SIGKILL, client.WithKillAll); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	select {
+	case <-exit:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if !r.pausedAt.IsZero() {
+		r.resumed = time.Since(r.pausedAt)
+		r.pausedAt = time.Time{}
+	}
+	return nil
+}
+
+// specJSON is a container's OCI spec.
+func specJSON(info containers.Container) ([]byte, error) {
+	if info.Spec == nil {
+		return []byte("{}"), nil
+	}
+	spec := info.Spec.GetValue()
+	if !json.Valid(spec) {
+		return nil, fmt.Errorf("the spec of %s is no JSON", info.ID)
+	}
+	return spec, nil
+}
+
+// criuAnnotations are the keys that other tools know checkpoint images by; see
+// checkpointctl and CRI-O.
+func criuAnnotations(info containers.Container) map[string]string {
+	a := map[string]string{
+		"org.criu.checkpoint.engine.name":              "containerd",
+		containerNameAnnotation:                        info.ID,
+		"org.criu.checkpoint.runtime.name":             info.Runtime.Name,
+		"org.criu.checkpoint.rootfsImageName":          info.Image,
+		"org.criu.checkpoint.rootfsImageUserRequested": info.Image,
+		"org.criu.checkpoint.host.arch":                runtime.GOARCH,
+	}
+	for label, key := range map[string]string{
+		"io.kubernetes.container.name": containerNameAnnotation,
+		"io.kubernetes.pod.name":       "org.criu.checkpoint.pod.name",
+		"io.kubernetes.pod.namespace":  "org.criu.checkpoint.pod.namespace",
+		"io.kubernetes.pod.uid":        "org.criu.checkpoint.pod.uid",
+	} {
+		if v := info.Labels[label]; v != "" {
+			a[key] = v
+		}
+	}
+	return a
+}

@@ -1,0 +1,181 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/reference"
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+)
+
+// dialLimit bounds the wait for containerd's socket, completeLimit what a shell
+// waits for a completion.
+const (
+	dialLimit     = 10 * time.Second
+	completeLimit = time.Second
+)
+
+// daemon says which containerd a command talks to, in ctr's words, and how it
+// answers.
+type daemon struct {
+	address, namespace string
+	json, quiet        bool
+}
+
+// flags adds the flags of all commands that talk to containerd.
+func (d *daemon) flags(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVarP(&d.address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock"), "containerd's socket, from $CONTAINERD_ADDRESS")
+	f.StringVarP(&d.namespace, "namespace", "n", cmp.Or(os.Getenv("CONTAINERD_NAMESPACE"), namespaces.Default), "containerd's namespace, from $CONTAINERD_NAMESPACE")
+	d.answerFlags(c)
+}
+
+func (d *daemon) answerFlags(c *cobra.Command) {
+	c.Flags().BoolVar(&d.json, "json", false, "print JSON, and no progress")
+	c.Flags().BoolVarP(&d.quiet, "quiet", "q", false, "no progress")
+}
+
+func (d *daemon) progress() *progress { return newProgress(d.json || d.quiet) }
+
+// print answers with v in JSON, or else what words writes.
+func (d *daemon) print(w io.Writer, v any, words func(io.Writer) error) error {
+	if !d.json {
+		return words(w)
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// connect reaches containerd; the context it gives carries the namespace.
+func (d *daemon) connect(ctx context.Context) (context.Context, *client.Client, error) {
+	unreachable := func(err error) error {
+		return fmt.Errorf("reach containerd at %s (--address, or $CONTAINERD_ADDRESS, names another): %w", d.address, err)
+	}
+	// The client dials when it is first used, and waits for a socket that is not
+	// there.
+	probe, err := net.DialTimeout("unix", strings.TrimPrefix(d.address, "unix://"), dialLimit)
+	if err != nil {
+		return nil, nil, unreachable(err)
+	}
+	if err := probe.Close(); err != nil {
+		return nil, nil, unreachable(err)
+	}
+	c, err := client.New(d.address, client.WithDefaultNamespace(d.namespace), client.WithTimeout(dialLimit))
+	if err != nil {
+		return nil, nil, unreachable(err)
+	}
+	return namespaces.WithNamespace(ctx, d.namespace), c, nil
+}
+
+// image finds an image by its name.
+func (d *daemon) image(ctx context.Context, c *client.Client, name string) (images.Image, error) {
+	found, err := c.ImageService().Get(ctx, name)
+	if errdefs.IsNotFound(err) {
+		return found, fmt.Errorf("there is no image %s in containerd's namespace %s: %w", name, d.namespace, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return found, fmt.Errorf("look up the image %s: %w", name, err)
+	}
+	return found, nil
+}
+
+// fullName refuses what is no full name of an image: registries and containerd
+// would find nothing under it.
+func fullName(ref string) error {
+	spec, err := reference.Parse(ref)
+	if err != nil || spec.Object == "" {
+		return fmt.Errorf("%q is no full name of an image, such as example.com/job:1", ref)
+	}
+	return nil
+}
+
+// tag gives an image its name, in one step; another that had the name loses it.
+func tag(ctx context.Context, c *client.Client, image images.Image) error {
+	for {
+		_, err := c.ImageService().Create(ctx, image)
+		if !errdefs.IsAlreadyExists(err) {
+			return wrapTag(image.Name, err)
+		}
+		_, err = c.ImageService().Update(ctx, image, "target", "labels")
+		if !errdefs.IsNotFound(err) { // removed in between
+			return wrapTag(image.Name, err)
+		}
+	}
+}
+
+func wrapTag(name string, err error) error {
+	if err != nil {
+		return fmt.Errorf("name the image %s: %w", name, err)
+	}
+	return nil
+}
+
+// Completions for a shell: containers, or images.
+
+type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
+
+// first completes the first argument alone.
+func first(f completion) completion {
+	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return f(cmd, args, typed)
+	}
+}
+
+func (d *daemon) containers(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return d.list(cmd, func(ctx context.Context, c *client.Client) (names []string, _ error) {
+		list, err := c.ContainerService().List(ctx)
+		for _, k := range list {
+			names = append(names, k.ID)
+		}
+		return names, err
+	}), cobra.ShellCompDirectiveNoFileComp
+}
+
+// images completes with files as well: most commands take either.
+func (d *daemon) images(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return d.list(cmd, func(ctx context.Context, c *client.Client) (names []string, _ error) {
+		list, err := c.ImageService().List(ctx)
+		for _, i := range list {
+			names = append(names, i.Name)
+		}
+		return names, err
+	}), cobra.ShellCompDirectiveDefault
+}
+
+// list gives nothing where containerd does not answer at once.
+func (d *daemon) list(cmd *cobra.Command, ask func(context.Context, *client.Client) ([]string, error)) []string {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completeLimit)
+	defer cancel()
+	c, err := client.New(d.address, client.WithDefaultNamespace(d.namespace), client.WithTimeout(completeLimit))
+	if err != nil {
+		return nil
+	}
+	defer c.Close()
+	names, err := ask(namespaces.WithNamespace(ctx, d.namespace), c)
+	if err != nil {
+		return nil
+	}
+	return names
+}
+
+// joinClose adds the error of closing something to that of a command.
+func joinClose(err *error, c io.Closer) { *err = errors.Join(*err, c.Close()) }

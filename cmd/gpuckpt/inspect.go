@@ -1,0 +1,220 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/oci"
+)
+
+// openSource is a source with the context in which it is read.
+type openSource struct {
+	*source
+	ctx  context.Context
+	conn io.Closer
+}
+
+func (s *openSource) Close() error {
+	err := s.source.Close()
+	if s.conn != nil {
+		err = errors.Join(err, s.conn.Close())
+	}
+	return err
+}
+
+// openPlace opens what a command is to read.
+func (d *daemon) openPlace(cmd *cobra.Command, name string) (*openSource, error) {
+	p, err := parsePlace(name)
+	if err != nil {
+		return nil, err
+	}
+	s := &openSource{ctx: cmd.Context()}
+	var c *client.Client
+	if p.kind == inContainerd {
+		if s.ctx, c, err = d.connect(cmd.Context()); err != nil {
+			return nil, err
+		}
+		s.conn = c
+	}
+	if s.source, err = p.open(s.ctx, func() (*client.Client, error) { return c, nil }, d); err != nil {
+		if s.conn != nil {
+			err = errors.Join(err, s.conn.Close())
+		}
+		return nil, err
+	}
+	return s, nil
+}
+
+// inspectAnswer is what "image inspect" prints.
+type inspectAnswer struct {
+	Source string `json:"source"`
+	// Image is what a checkpoint image says of itself; Metadata is gpuckpt.json
+	// of another source. One is there.
+	Image    *oci.Image       `json:"image,omitempty"`
+	Metadata *images.Metadata `json:"metadata,omitempty"`
+	// Files are those of a source that is no image, the areas left out.
+	Files []inspectFile `json:"files,omitempty"`
+	// Previous is set by --previous.
+	Previous *inspectPrevious `json:"previous,omitempty"`
+}
+
+type inspectFile struct {
+	Name  string `json:"name"`
+	Bytes uint64 `json:"bytes"`
+}
+
+type inspectPrevious struct {
+	Source string `json:"source"`
+	oci.Comparison
+}
+
+func inspectCommand() *cobra.Command {
+	var d daemon
+	var previous string
+	c := &cobra.Command{
+		Use:   "inspect PLACE",
+		Short: "Say what a checkpoint holds: GPUs, processes, sizes, times",
+		Long: `Say what a checkpoint holds: GPUs, processes, sizes, times, and what has changed
+since another one. Nothing is verified.
+
+` + places,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			answer, err := d.inspect(cmd, args[0])
+			if err != nil {
+				return err
+			}
+			if previous != "" {
+				before, err := d.inspect(cmd, previous)
+				if err != nil {
+					return err
+				}
+				if answer.Image == nil || before.Image == nil {
+					return fmt.Errorf("--previous: only checkpoint images can be compared: %w", oci.ErrNotCheckpoint)
+				}
+				answer.Previous = &inspectPrevious{Source: before.Source, Comparison: answer.Image.Compare(before.Image)}
+			}
+			return d.print(cmd.OutOrStdout(), answer, answer.words)
+		},
+	}
+	c.ValidArgsFunction = first(d.images)
+	d.flags(c)
+	c.Flags().StringVar(&previous, "previous", "", "an earlier checkpoint image, to compare with")
+	_ = c.RegisterFlagCompletionFunc("previous", d.images)
+	return c
+}
+
+func (d *daemon) inspect(cmd *cobra.Command, name string) (_ *inspectAnswer, err error) {
+	s, err := d.openPlace(cmd, name)
+	if err != nil {
+		return nil, err
+	}
+	defer joinClose(&err, s)
+	answer := &inspectAnswer{Source: s.place.String()}
+	if s.image != nil {
+		if answer.Image, err = oci.Inspect(s.ctx, s.provider, *s.image); err != nil {
+			return nil, fmt.Errorf("inspect %s: %w", name, err)
+		}
+		return answer, nil
+	}
+	c := s.flat()
+	answer.Metadata = c.Metadata
+	for _, f := range c.Files {
+		answer.Files = append(answer.Files, inspectFile{f.Name, f.Bytes})
+	}
+	return answer, nil
+}
+
+func (a *inspectAnswer) words(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
+	row("Checkpoint", "%s", a.Source)
+	m := a.Metadata
+	if a.Image != nil {
+		m = a.Image.Metadata
+		row("Digest", "%s", a.Image.Digest)
+		if a.Image.BaseName != "" {
+			row("Base image", "%s", a.Image.BaseName)
+		}
+		if name := a.Image.Annotations[containerNameAnnotation]; name != "" {
+			row("Container", "%s", name)
+		}
+	}
+	if m == nil || len(m.Processes) == 0 {
+		row("GPU state", "none")
+	}
+	if m != nil && !m.Created.IsZero() {
+		row("Created", "%s", m.Created.Format(time.RFC3339))
+	}
+	if m != nil && len(m.Processes) > 0 {
+		row("Driver", "%s, CUDA %s", m.DriverVersion, m.CUDAVersion)
+		for _, g := range m.GPUs {
+			row(fmt.Sprintf("GPU %d", g.Index), "%s, %s, %s", g.Name, size(g.Memory), g.UUID)
+		}
+		for _, p := range m.Processes {
+			where := "in CRIU's images"
+			if len(p.Areas) > 0 {
+				where = "in files of its own"
+			}
+			row(fmt.Sprintf("Process %d", p.PID), "%s, %s of GPU state %s, on %s", p.State, size(p.Bytes), where, strings.Join(p.GPUs, " "))
+		}
+	}
+	a.sizes(row)
+	if m != nil {
+		for _, ph := range m.Phases {
+			moved := ""
+			if ph.Bytes > 0 {
+				moved = ", " + size(ph.Bytes)
+			}
+			row("Step "+ph.Name, "%s%s", ph.Took.Round(time.Millisecond/10), moved)
+		}
+	}
+	if p := a.Previous; p != nil {
+		row("Since", "%s", p.Source)
+		row("  unchanged", "%d of %d layers of the checkpoint, %s of %s", p.SharedLayers, p.Layers, size(p.SharedBytes), size(p.Bytes))
+		row("  GPU state unchanged", "%d of %d layers, %s of %s", p.SharedGPULayers, p.GPULayers, size(p.SharedGPUBytes), size(p.GPUBytes))
+	}
+	return w.Flush()
+}
+
+// sizes tells how large the parts are.
+func (a *inspectAnswer) sizes(row func(string, string, ...any)) {
+	if a.Image == nil {
+		var bytes uint64
+		for _, f := range a.Files {
+			bytes += f.Bytes
+		}
+		row("CRIU's images", "%s in %d files", size(bytes), len(a.Files))
+		return
+	}
+	count := make(map[string]int)
+	for _, l := range a.Image.Layers {
+		count[l.Kind]++
+	}
+	for _, kind := range []struct{ key, name string }{
+		{oci.LayerBase, "Base layers"}, {oci.LayerRW, "Writable files"}, {oci.LayerGPU, "GPU state stored"}, {oci.LayerCRIU, "CRIU's images"},
+	} {
+		if n := count[kind.key]; n > 0 {
+			layers := fmt.Sprintf("%d layers", n)
+			if n == 1 {
+				layers = "1 layer"
+			}
+			if kind.key == oci.LayerGPU && a.Image.LayerBytes > 0 {
+				layers += " of up to " + size(a.Image.LayerBytes)
+			}
+			row(kind.name, "%s in %s", size(a.Image.Bytes(kind.key)), layers)
+		}
+	}
+}

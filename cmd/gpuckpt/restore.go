@@ -1,0 +1,297 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/client"
+	cdispec "github.com/containerd/containerd/v2/pkg/cdi"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/spf13/cobra"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	ckpt "github.com/gpuckpt/gpuckpt/images/oci"
+)
+
+const (
+	// runtimeName is this project's runtime, as clients call it.
+	runtimeName = "io.containerd.gpuckpt.v2"
+	// restoreAnnotation has the runtime resume a checkpoint image rather than
+	// start it afresh.
+	restoreAnnotation = "dev.gpuckpt.restore"
+	// gpuKind is the CDI kind of NVIDIA's GPUs, for --gpus.
+	gpuKind = "nvidia.com/gpu"
+)
+
+// restoreOptions are the flags of "gpuckpt restore".
+type restoreOptions struct {
+	daemon
+	name, base, runtime, snapshotter, log string
+	gpus                                  []int
+	cdiDirs                               []string
+	devices, mounts, annotations          []string
+	netHost                               bool
+}
+
+type restoreAnswer struct {
+	Container string  `json:"container"`
+	PID       uint32  `json:"pid"`
+	Seconds   float64 `json:"seconds"`
+}
+
+func restoreCommand() *cobra.Command {
+	var o restoreOptions
+	c := &cobra.Command{
+		Use:   "restore REF|DIR [flags] [-- ARG...]",
+		Short: "Resume a checkpoint in a new container",
+		Long: `Resume a checkpoint in a new container.
+
+REF is a checkpoint image in containerd. The container is made as "ctr run" makes it,
+with this project's runtime and the annotation ` + restoreAnnotation + `=true, and its
+processes go on where they were. DIR is a dump ("ctr tasks checkpoint --image-path
+DIR"), which has no files of the container: they come from the image --base.
+
+What the container had from outside, it must be given again: GPUs, mounts, the host's
+network.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			answer, err := o.run(cmd.Context(), args[0], args[1:])
+			if err != nil {
+				return err
+			}
+			return o.print(cmd.OutOrStdout(), answer, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "%s\n", answer.Container)
+				return err
+			})
+		},
+	}
+	c.ValidArgsFunction = first(o.images)
+	o.flags(c)
+	f := c.Flags()
+	f.StringVar(&o.name, "name", "", "of the container (default: made of the image's name)")
+	f.IntSliceVar(&o.gpus, "gpus", nil, "indices of the GPUs it gets, by way of CDI")
+	f.StringSliceVar(&o.devices, "device", nil, "CDI devices it gets, "+gpuKind+"=0")
+	f.StringSliceVar(&o.cdiDirs, "cdi-spec-dirs", cdi.DefaultSpecDirs, "directories of CDI specifications")
+	f.StringArrayVar(&o.mounts, "mount", nil, "type=bind,src=PATH,dst=PATH,options=rbind:ro; once for each")
+	f.StringSliceVar(&o.annotations, "annotation", nil, "further annotations, NAME=VALUE")
+	f.BoolVar(&o.netHost, "net-host", false, "the host's network, for a container that had it")
+	f.StringVar(&o.base, "base", "", "for a DIR: the image that the container was made from")
+	f.StringVar(&o.runtime, "runtime", runtimeName, "containerd runtime")
+	f.StringVar(&o.snapshotter, "snapshotter", "", "containerd snapshotter (default: containerd's)")
+	f.StringVar(&o.log, "log-file", "", "file for the container's output (default: none)")
+	_ = c.RegisterFlagCompletionFunc("base", o.images)
+	_ = c.MarkFlagFilename("log-file")
+	return c
+}
+
+// isPath says whether an argument names a file rather than an image: no full
+// name of an image begins so.
+func isPath(arg string) bool { return strings.HasPrefix(arg, "/") || strings.HasPrefix(arg, ".") }
+
+func (o *restoreOptions) run(ctx context.Context, from string, args []string) (_ *restoreAnswer, err error) {
+	began := time.Now()
+	ctx, c, err := o.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer joinClose(&err, c)
+	ref, dir := from, ""
+	if isPath(from) {
+		if ref = o.base; ref == "" {
+			return nil, fmt.Errorf("restore %s: a dump has no files of the container: name the image it was made from with --base", from)
+		}
+		if dir, err = filepath.Abs(from); err != nil {
+			return nil, err
+		}
+		if _, err := openDir(dir); err != nil {
+			return nil, fmt.Errorf("restore %s: %w", from, err)
+		}
+	} else if o.base != "" {
+		return nil, errors.New("--base is for restoring from a directory; a checkpoint image has its own")
+	}
+	found, err := o.image(ctx, c, ref)
+	if err != nil {
+		return nil, fmt.Errorf("restore %s (`gpuckpt image pull` fetches an image): %w", from, err)
+	}
+	if dir == "" {
+		if _, err := ckpt.Inspect(ctx, c.ContentStore(), found.Target); err != nil {
+			return nil, fmt.Errorf("restore %s: %w", from, err)
+		}
+	}
+	if o.name == "" {
+		o.name = newName(ref)
+	}
+	task, err := o.start(ctx, c, client.NewImage(c, found), dir, args)
+	if err != nil {
+		return nil, fmt.Errorf("restore %s: %w", from, err)
+	}
+	return &restoreAnswer{Container: o.name, PID: task.Pid(), Seconds: time.Since(began).Seconds()}, nil
+}
+
+// newName makes a container's name of an image's.
+func newName(ref string) string {
+	name, _, _ := strings.Cut(path.Base(ref), "@")
+	name, _, _ = strings.Cut(name, ":")
+	random := make([]byte, 4)
+	_, _ = rand.Read(random) // never fails
+	return name + "-" + hex.EncodeToString(random)
+}
+
+// start makes the container and starts it. On an error there is none.
+func (o *restoreOptions) start(ctx context.Context, c *client.Client, image client.Image, dir string, args []string) (_ client.Task, err error) {
+	unpacked, err := image.IsUnpacked(ctx, o.snapshotter)
+	if err != nil {
+		return nil, fmt.Errorf("look for the unpacked image: %w", err)
+	}
+	if !unpacked {
+		if err := image.Unpack(ctx, o.snapshotter); err != nil {
+			return nil, fmt.Errorf("unpack the image: %w", err)
+		}
+	}
+	spec, err := o.spec(image, args, dir == "")
+	if err != nil {
+		return nil, err
+	}
+	// The way back goes on when the command was interrupted.
+	back := context.WithoutCancel(ctx)
+	container, err := c.NewContainer(ctx, o.name,
+		client.WithImage(image),
+		client.WithImageConfigLabels(image),
+		client.WithSnapshotter(o.snapshotter),
+		client.WithNewSnapshot(o.name, image),
+		client.WithImageStopSignal(image, "SIGTERM"),
+		client.WithRuntime(o.runtime, nil),
+		client.WithNewSpec(spec...))
+	if err != nil {
+		if !errdefs.IsAlreadyExists(err) {
+			o.dropSnapshot(back, c)
+		}
+		return nil, fmt.Errorf("make the container %s: %w", o.name, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, container.Delete(back, client.WithSnapshotCleanup))
+		}
+	}()
+	// By way of the shim's pipes even to nowhere: CRIU could not dump a process
+	// that has a file of the host open.
+	file, err := filepath.Abs(cmp.Or(o.log, os.DevNull))
+	if err != nil {
+		return nil, err
+	}
+	output := cio.LogURI(&url.URL{Scheme: "file", Path: file})
+	task, err := container.NewTask(ctx, output, func(_ context.Context, _ *client.Client, info *client.TaskInfo) error {
+		if dir != "" {
+			info.Options = &options.Options{CriuImagePath: dir}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := task.Start(ctx); err != nil {
+		_, derr := task.Delete(back, client.WithProcessKill)
+		if errdefs.IsNotFound(derr) {
+			derr = nil
+		}
+		return nil, errors.Join(err, derr)
+	}
+	return task, nil
+}
+
+// dropSnapshot removes the files that were made for a container that was not.
+func (o *restoreOptions) dropSnapshot(ctx context.Context, c *client.Client) {
+	_ = c.SnapshotService(o.snapshotter).Remove(ctx, o.name) // there may be none
+}
+
+// spec is the container's, made as "ctr run" makes it.
+func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) ([]oci.SpecOpts, error) {
+	opts := []oci.SpecOpts{oci.WithDefaultUnixDevices, oci.WithImageConfigArgs(image, args)}
+	if len(args) > 0 {
+		opts = append(opts, oci.WithProcessArgs(args...))
+	}
+	var mounts []specs.Mount
+	for _, m := range o.mounts {
+		mount, err := parseMount(m)
+		if err != nil {
+			return nil, err
+		}
+		mounts = append(mounts, mount)
+	}
+	opts = append(opts, oci.WithMounts(mounts))
+	if o.netHost {
+		name, err := os.Hostname()
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, oci.WithHostNamespace(specs.NetworkNamespace), oci.WithHostHostsFile, oci.WithHostResolvconf, oci.WithEnv([]string{"HOSTNAME=" + name}))
+	}
+	annotations := make(map[string]string)
+	if annotate {
+		annotations[restoreAnnotation] = "true"
+	}
+	for _, a := range o.annotations {
+		name, value, ok := strings.Cut(a, "=")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("--annotation %q is not NAME=VALUE", a)
+		}
+		annotations[name] = value
+	}
+	opts = append(opts, oci.WithAnnotations(annotations))
+	var devices []string
+	for _, d := range o.devices {
+		if !parser.IsQualifiedName(d) {
+			return nil, fmt.Errorf("--device %q is no CDI device such as %s=0", d, gpuKind)
+		}
+		devices = append(devices, d)
+	}
+	for _, index := range o.gpus {
+		devices = append(devices, fmt.Sprintf("%s=%d", gpuKind, index))
+	}
+	if err := cdi.Configure(cdi.WithSpecDirs(o.cdiDirs...), cdi.WithAutoRefresh(false)); err != nil {
+		return nil, fmt.Errorf("read the CDI specifications in %s: %w", strings.Join(o.cdiDirs, ", "), err)
+	}
+	return append(opts, cdispec.WithCDIDevices(devices...)), nil
+}
+
+// parseMount reads a mount as ctr does.
+func parseMount(s string) (m specs.Mount, _ error) {
+	for part := range strings.SplitSeq(s, ",") {
+		key, value, _ := strings.Cut(part, "=")
+		switch key {
+		case "type":
+			m.Type = value
+		case "source", "src":
+			m.Source = value
+		case "destination", "dst":
+			m.Destination = value
+		case "options":
+			m.Options = strings.Split(value, ":")
+		default:
+			return m, fmt.Errorf("--mount %q: unknown part %q", s, key)
+		}
+	}
+	if m.Destination == "" {
+		return m, fmt.Errorf("--mount %q has no dst=", s)
+	}
+	return m, nil
+}

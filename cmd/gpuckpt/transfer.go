@@ -1,0 +1,171 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/images/registry"
+)
+
+// transferFlags are those of push and pull.
+type transferFlags struct {
+	daemon
+	registry.Options
+}
+
+func (t *transferFlags) flags(c *cobra.Command) {
+	t.daemon.flags(c)
+	f := c.Flags()
+	f.StringVar(&t.HostsDir, "hosts-dir", registry.DefaultHostsDir, "containerd's directory of registries (hosts.toml)")
+	f.BoolVar(&t.PlainHTTP, "plain-http", false, "talk HTTP; a registry on a loopback address may do so without")
+	f.IntVar(&t.Parallel, "parallel", registry.DefaultParallel, "blobs that move at once")
+	f.IntVar(&t.Attempts, "attempts", registry.DefaultAttempts, "how often a blob is tried")
+	_ = c.MarkFlagDirname("hosts-dir")
+}
+
+// transferAnswer is what push and pull print.
+type transferAnswer struct {
+	Image  string `json:"image"`
+	Digest string `json:"digest"`
+	*registry.Result
+	Seconds float64 `json:"seconds"`
+}
+
+func (a *transferAnswer) words(verb string) func(io.Writer) error {
+	return func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, "%s@%s\n%s %s of %s, %s were there already; %.2f s\n",
+			a.Image, a.Digest, size(uint64(a.Moved)), verb, size(uint64(a.Bytes)), size(uint64(a.Reused)), a.Seconds)
+		return err
+	}
+}
+
+// observe shows a transfer as a step.
+func (t *transferFlags) observe(p *progress, name string) (end func(string)) {
+	s := p.step(name)
+	t.Progress = func(e registry.Event) {
+		if e.Retry != nil {
+			p.line("%s: trying again: %v", name, e.Retry)
+		}
+		s.add(e.Bytes, e.Total)
+	}
+	return s.end
+}
+
+func pushCommand() *cobra.Command {
+	var t transferFlags
+	c := &cobra.Command{
+		Use:   "push REF [TARGET]",
+		Short: "Send an image to a registry",
+		Long: `Send an image to the registry that its name, or TARGET, names. Blobs that are there
+are not sent: those of the last checkpoint, and those that an interrupted push got
+across. The credentials are those of "docker login".`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			answer, err := t.push(cmd.Context(), args[0], args[len(args)-1])
+			if err != nil {
+				return err
+			}
+			return t.print(cmd.OutOrStdout(), answer, answer.words("sent"))
+		},
+	}
+	c.ValidArgsFunction = t.images
+	t.flags(c)
+	return c
+}
+
+func (t *transferFlags) push(ctx context.Context, ref, target string) (_ *transferAnswer, err error) {
+	began := time.Now()
+	target = strings.TrimPrefix(target, inContainerd+":")
+	if err := fullName(target); err != nil {
+		return nil, err
+	}
+	p, err := parsePlace(ref)
+	if err != nil {
+		return nil, err
+	}
+	var c *client.Client
+	if p.kind == inContainerd {
+		if ctx, c, err = t.connect(ctx); err != nil {
+			return nil, err
+		}
+		defer joinClose(&err, c)
+	}
+	src, err := p.open(ctx, func() (*client.Client, error) { return c, nil }, &t.daemon)
+	if err != nil {
+		return nil, err
+	}
+	defer joinClose(&err, src)
+	if src.image == nil {
+		return nil, fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", ref, registry.ErrNotPushable)
+	}
+	shown := t.progress()
+	defer shown.wait()
+	end := t.observe(shown, "push")
+	result, err := registry.Push(ctx, src.provider, target, *src.image, t.Options)
+	if err != nil {
+		end("")
+		return nil, err
+	}
+	end("pushed")
+	return &transferAnswer{Image: target, Digest: src.image.Digest.String(), Result: result, Seconds: time.Since(began).Seconds()}, nil
+}
+
+func pullCommand() *cobra.Command {
+	var t transferFlags
+	var snapshotter string
+	var noUnpack bool
+	c := &cobra.Command{
+		Use:   "pull REF",
+		Short: "Fetch an image from a registry into containerd and unpack it",
+		Long: `Fetch an image from a registry into containerd and unpack it. A pull that was
+interrupted is taken up where it was, for a day. The credentials are those of
+"docker login".`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if noUnpack {
+				snapshotter = ""
+			}
+			answer, err := t.pull(cmd.Context(), args[0], snapshotter)
+			if err != nil {
+				return err
+			}
+			return t.print(cmd.OutOrStdout(), answer, answer.words("fetched"))
+		},
+	}
+	c.ValidArgsFunction = first(t.images)
+	t.flags(c)
+	c.Flags().StringVar(&snapshotter, "snapshotter", "overlayfs", "containerd snapshotter to unpack with")
+	c.Flags().BoolVar(&noUnpack, "no-unpack", false, "leave unpacking to who runs the image")
+	return c
+}
+
+func (t *transferFlags) pull(ctx context.Context, ref, snapshotter string) (_ *transferAnswer, err error) {
+	began := time.Now()
+	if err := fullName(ref); err != nil {
+		return nil, err
+	}
+	ctx, c, err := t.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer joinClose(&err, c)
+	shown := t.progress()
+	defer shown.wait()
+	end := t.observe(shown, "pull")
+	image, result, err := registry.Pull(ctx, c, ref, snapshotter, t.Options)
+	if err != nil {
+		end("")
+		return nil, err
+	}
+	end("pulled")
+	return &transferAnswer{Image: ref, Digest: image.Target().Digest.String(), Result: result, Seconds: time.Since(began).Seconds()}, nil
+}

@@ -1,0 +1,211 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package archive
+
+import (
+	"archive/tar"
+	"bufio"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// whiteout begins the names of a layer's entries that remove a file from the
+// layers below; whiteoutOpaque empties its directory. OCI image specification,
+// "Whiteouts".
+const (
+	whiteout       = ".wh."
+	whiteoutOpaque = ".wh..wh..opq"
+)
+
+// Layer opens a layer of writable files: a plain tar archive.
+type Layer func(context.Context) (io.ReadCloser, error)
+
+// cleanDeleted gives the name of a deleted file relative to the root.
+func cleanDeleted(name string) (string, error) {
+	name, err := cleanName(strings.TrimPrefix(name, "/"))
+	if err == nil && name == "." {
+		err = fmt.Errorf("%w: %s deletes the root", ErrMalformed, deletedName)
+	}
+	return name, err
+}
+
+// RootFS gives the container's writable files as a layer: a plain tar archive,
+// in which the deleted files are whiteouts. Nil when there are none. Reading it
+// is ErrMalformed where the archive's own is no tar archive.
+func (a *Archive) RootFS(ctx context.Context) (io.ReadCloser, error) {
+	if a.rootfs == nil && len(a.deleted) == 0 {
+		return nil, nil
+	}
+	var plain io.Reader
+	if a.rootfs != nil {
+		var err error
+		if plain, err = decompress(io.NewSectionReader(a.rootfs, 0, a.rootfs.Size())); err != nil {
+			return nil, err
+		}
+	}
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(a.writeRootFS(ctx, w, plain)) }()
+	return r, nil
+}
+
+func (a *Archive) writeRootFS(ctx context.Context, w io.Writer, plain io.Reader) error {
+	out := tar.NewWriter(w)
+	there := make(map[string]bool)
+	if plain != nil {
+		in := tar.NewReader(plain)
+		for {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			h, err := in.Next()
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				return fmt.Errorf("%w: %s: %w", ErrMalformed, rootfsName, err)
+			}
+			name, err := cleanName(h.Name)
+			if err != nil {
+				return fmt.Errorf("%s: %w", rootfsName, err)
+			}
+			there[name] = true
+			if err := copyEntry(out, h, in); err != nil {
+				return fmt.Errorf("%s: %w", rootfsName, err)
+			}
+		}
+	}
+	for _, name := range a.deleted {
+		name, err := cleanDeleted(name)
+		if err != nil {
+			return err
+		}
+		mark := path.Join(path.Dir(name), whiteout+path.Base(name))
+		if there[mark] {
+			continue
+		}
+		there[mark] = true
+		if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: mark, Mode: 0o600}); err != nil {
+			return err
+		}
+	}
+	return out.Close()
+}
+
+// copyEntry writes an entry with what it holds.
+func copyEntry(out *tar.Writer, h *tar.Header, in io.Reader) error {
+	// What a reader made of a sparse file is written whole, in whatever form
+	// holds its name and times.
+	h.Format = tar.FormatUnknown
+	if h.Typeflag == tar.TypeGNUSparse {
+		h.Typeflag = tar.TypeReg
+	}
+	for key := range h.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			delete(h.PAXRecords, key)
+		}
+	}
+	if err := out.WriteHeader(h); err != nil {
+		return fmt.Errorf("%w: %q: %w", ErrMalformed, h.Name, err)
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		return fmt.Errorf("%q: %w", h.Name, err)
+	}
+	return nil
+}
+
+// decompress looks at how a layer begins: containerd's CRI calls a compressed
+// one rootfs-diff.tar as well.
+func decompress(r io.Reader) (io.Reader, error) {
+	buffered := bufio.NewReader(r)
+	magic, err := buffered.Peek(4)
+	if err != nil && err != io.EOF {
+		return nil, fmt.Errorf("read %s: %w", rootfsName, err)
+	}
+	switch {
+	case strings.HasPrefix(string(magic), "\x1f\x8b"):
+		z, err := gzip.NewReader(buffered)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrMalformed, rootfsName, err)
+		}
+		return z, nil
+	case string(magic) == "\x28\xb5\x2f\xfd":
+		z, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<28))
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrMalformed, rootfsName, err)
+		}
+		return z.IOReadCloser(), nil
+	}
+	return buffered, nil
+}
+
+// merge writes layers, bottom up, as one rootfs-diff.tar, and gives the list of
+// deleted.files: those removed, and not put back by a layer above. An opaque
+// directory has no form there; its whiteout stays in the tar, where readers
+// that know layers understand it.
+func merge(ctx context.Context, w io.Writer, layers []Layer) (deleted []string, err error) {
+	out := tar.NewWriter(w)
+	gone := make(map[string]bool)
+	for _, layer := range layers {
+		if err := mergeLayer(ctx, out, layer, gone); err != nil {
+			return nil, err
+		}
+	}
+	for name := range gone {
+		deleted = append(deleted, name)
+	}
+	slices.Sort(deleted)
+	return deleted, out.Close()
+}
+
+func mergeLayer(ctx context.Context, out *tar.Writer, layer Layer, gone map[string]bool) (err error) {
+	data, err := layer(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, data.Close()) }()
+	// The whiteouts of a layer are about those below it, wherever they stand.
+	var removed []string
+	for in := tar.NewReader(data); ; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		h, err := in.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("read a layer: %w", err)
+		}
+		name, err := cleanName(h.Name)
+		if err != nil {
+			return err
+		}
+		if hidden, ok := strings.CutPrefix(path.Base(name), whiteout); ok && path.Base(name) != whiteoutOpaque {
+			removed = append(removed, path.Join(path.Dir(name), hidden))
+			continue
+		}
+		for at := name; at != "."; at = path.Dir(at) {
+			delete(gone, at)
+		}
+		if err := copyEntry(out, h, in); err != nil {
+			return err
+		}
+	}
+	for _, name := range removed {
+		gone[name] = true
+	}
+	return nil
+}
+
+// encode is how an archive's files of JSON are written.
+func encode(v any) ([]byte, error) { return json.MarshalIndent(v, "", "  ") }

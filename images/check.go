@@ -1,0 +1,145 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+)
+
+// BlockError says which block of which area has another content than the one
+// that was dumped. It is an ErrDamaged.
+type BlockError struct {
+	// Area is the name of the area's file, as in Area.File; Block the number
+	// of the block in Area.Digests.
+	Area  string
+	Block int
+	// Path is the file that holds the block's begin, or the first part of it
+	// that any file holds; empty where it is zero all over.
+	Path string
+	// Got and Want are digests, see DigestBlock.
+	Got, Want string
+}
+
+func (e *BlockError) Error() string {
+	in := e.Path
+	if in == "" {
+		in = "which no file holds"
+	} else {
+		in = "in " + in
+	}
+	return fmt.Sprintf("%s is damaged: block %d of %d bytes, %s, has the digest %s, not %s", e.Area, e.Block, BlockBytes, in, e.Got, e.Want)
+}
+
+// Is makes a BlockError an ErrDamaged.
+func (e *BlockError) Is(target error) bool { return target == ErrDamaged }
+
+// maxBlockErrors bounds how many wrong blocks a check names.
+const maxBlockErrors = 32
+
+// Check reads every byte of the areas and compares the digests of all blocks,
+// on all cores. progress, which may be nil, is called with the bytes of each
+// block that was read, from several goroutines at once. The error joins a
+// BlockError for each wrong block, up to 32.
+func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) error {
+	type job struct{ area, block int }
+	var jobs []job
+	for i, a := range areas {
+		for j := range a.Area.Digests {
+			jobs = append(jobs, job{i, j})
+		}
+	}
+	readers := make([]*AreaReader, len(areas))
+	for i := range areas {
+		readers[i] = areas[i].Open()
+		defer readers[i].Close()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var (
+		mu   sync.Mutex
+		errs []error
+		next int
+		wg   sync.WaitGroup
+	)
+	zero := sync.OnceValue(ZeroBlockDigest)
+	for range min(runtime.NumCPU(), len(jobs)) {
+		wg.Go(func() {
+			buf := make([]byte, 1<<20)
+			for {
+				mu.Lock()
+				at := next
+				next++
+				mu.Unlock()
+				if at >= len(jobs) || ctx.Err() != nil {
+					return
+				}
+				j := jobs[at]
+				n, err := areas[j.area].checkBlock(ctx, readers[j.area], j.block, buf, zero)
+				if err != nil {
+					mu.Lock()
+					errs = append(errs, err)
+					if len(errs) == maxBlockErrors || !errors.As(err, new(*BlockError)) {
+						cancel()
+					}
+					mu.Unlock()
+				}
+				if progress != nil {
+					progress(n)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	return context.Cause(ctx)
+}
+
+// checkBlock reads one block by way of buf, and gives its size. zero gives the
+// digest of one that no piece is in.
+func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte, zero func() string) (uint64, error) {
+	from := a.Area.Offset + uint64(number)*BlockBytes
+	to := min(from+BlockBytes, a.Area.Offset+a.Area.Bytes)
+	var got string
+	if i := a.pieceAt(from); to-from == BlockBytes && (i == len(a.Pieces) || a.Pieces[i].Offset >= to) {
+		got = zero()
+	} else {
+		h := NewBlockHash()
+		for at := from; at < to; {
+			if err := ctx.Err(); err != nil {
+				return 0, err
+			}
+			part := buf[:min(uint64(len(buf)), to-at)]
+			if _, err := r.ReadAt(part, int64(at)); err != nil {
+				return 0, err
+			}
+			h.Write(part)
+			at += uint64(len(part))
+		}
+		got = h.Digest()
+	}
+	if want := a.Area.Digests[number]; got != want {
+		e := &BlockError{Area: a.Area.File, Block: number, Got: got, Want: want}
+		if i := a.pieceAt(from); i < len(a.Pieces) && a.Pieces[i].Offset < to {
+			e.Path = a.Pieces[i].Path
+		}
+		return to - from, e
+	}
+	return to - from, nil
+}
+
+// VerifyDir opens the checkpoint in a flat directory and reads every byte of
+// its GPU state. Errors as those of Open and Check.
+func VerifyDir(ctx context.Context, dir string, progress func(bytes uint64)) (*Checkpoint, error) {
+	c, err := Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	return c, Check(ctx, c.Assemblies(), progress)
+}

@@ -1,0 +1,254 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package images
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// layers are an unpacked image's: pages-1.img and gpuckpt.json on top, the
+// area's two pieces each in one below, with a gap between them.
+func layers(t *testing.T) (roots []string, content []byte) {
+	t.Helper()
+	content = bytes.Repeat([]byte("GPU memory of 16"), 6<<20/16)
+	copy(content[2<<20:], make([]byte, 2<<20))
+	m := sample()
+	m.Processes[0].Areas[0] = Area{File: "gpu-1-0", Start: 0x7f0000000000, Bytes: uint64(len(content)), Digests: []string{DigestBlock(content)}}
+	for range 4 {
+		roots = append(roots, t.TempDir())
+	}
+	for i := range 3 {
+		if err := os.Mkdir(filepath.Join(roots[i], ImageDir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, filepath.Join(roots[0], ImageDir, "pages-1.img"), []byte("pages"))
+	put(t, filepath.Join(roots[1], ImageDir, PieceFile("gpu-1-0", 0)), content[:2<<20])
+	put(t, filepath.Join(roots[2], ImageDir, PieceFile("gpu-1-0", 4<<20)), content[4<<20:])
+	if err := WriteMetadata(filepath.Join(roots[0], ImageDir), m); err != nil {
+		t.Fatal(err)
+	}
+	return roots, content
+}
+
+func put(t *testing.T, path string, data []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOpenImage(t *testing.T) {
+	roots, content := layers(t)
+	c, err := OpenImage(roots...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Dir != filepath.Join(roots[0], ImageDir) || len(c.Files) != 2 || len(c.Pieces("gpu-1-0")) != 2 {
+		t.Errorf("got %+v", c)
+	}
+	if err := Check(t.Context(), c.Assemblies(), nil); err != nil {
+		t.Error(err)
+	}
+	got := make([]byte, len(content))
+	r := c.Assemblies()[0].Open()
+	defer r.Close()
+	if _, err := r.ReadAt(got, 0); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("read %v", err)
+	}
+	if at := r.NextData(3 << 20); at != 4<<20 {
+		t.Errorf("the next data behind 3 MiB is at %d", at)
+	}
+	// All in one directory, as a merged root file system shows it.
+	for i := 1; i < 3; i++ {
+		dir := filepath.Join(roots[i], ImageDir)
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if err := os.Rename(filepath.Join(dir, e.Name()), filepath.Join(c.Dir, e.Name())); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if c, err = OpenImage(roots[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(t.Context(), c.Assemblies(), nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOtherImagesAreNone(t *testing.T) {
+	if dirs, err := ImageDirs(t.TempDir(), t.TempDir()); err != nil || dirs != nil {
+		t.Errorf("got %v, %v", dirs, err)
+	}
+	if _, err := OpenImage(t.TempDir()); !errors.Is(err, ErrNoMetadata) {
+		t.Errorf("got %v", err)
+	}
+	// A layer above has removed the checkpoint.
+	roots, _ := layers(t)
+	above := t.TempDir()
+	if err := unix.Mknod(filepath.Join(above, ImageDir), unix.S_IFCHR, 0); err != nil {
+		t.Skip("a whiteout cannot be made here: ", err)
+	}
+	if dirs, err := ImageDirs(append([]string{above}, roots...)...); err != nil || dirs != nil {
+		t.Errorf("got %v, %v", dirs, err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		damage func(t *testing.T, roots []string)
+		says   string
+	}{
+		"metadata gone":  {func(t *testing.T, r []string) { drop(t, r[0], MetadataName) }, "has no " + MetadataName},
+		"top layer gone": {func(t *testing.T, r []string) { os.RemoveAll(filepath.Join(r[0], ImageDir)) }, "has no " + MetadataName},
+		"a link": {func(t *testing.T, r []string) {
+			drop(t, r[0], "pages-1.img")
+			os.Symlink("/etc/passwd", filepath.Join(r[0], ImageDir, "pages-1.img"))
+		}, "pages-1.img is no regular file"},
+		"a directory": {func(t *testing.T, r []string) { os.Mkdir(filepath.Join(r[0], ImageDir, "sub"), 0o700) }, "sub is no regular file"},
+		"a FIFO":      {func(t *testing.T, r []string) { unix.Mkfifo(filepath.Join(r[0], ImageDir, "x.img"), 0o600) }, "x.img is no regular file"},
+		"a piece cut": {func(t *testing.T, r []string) {
+			os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 100)
+		}, "is truncated"},
+		"a piece empty": {func(t *testing.T, r []string) { os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 0) }, "is no piece"},
+		"a piece too long": {func(t *testing.T, r []string) {
+			os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 5<<20)
+		}, "is no piece"},
+		"a piece askew": {func(t *testing.T, r []string) {
+			put(t, filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 4096)), make([]byte, 4096))
+		}, "is no piece"},
+		"a piece behind": {func(t *testing.T, r []string) {
+			put(t, filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 64<<20)), make([]byte, 4096))
+		}, "is no piece"},
+		"another area": {func(t *testing.T, r []string) {
+			put(t, filepath.Join(r[1], ImageDir, PieceFile("gpu-1-1", 0)), make([]byte, 4096))
+		}, "belongs to no area"},
+		"a whole file beside": {func(t *testing.T, r []string) { put(t, filepath.Join(r[1], ImageDir, "gpu-1-0"), make([]byte, 4096)) }, "is no piece"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			roots, _ := layers(t)
+			c.damage(t, roots)
+			if _, err := OpenImage(roots...); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+	// What opening does not see, checking does.
+	for i := 1; i < 3; i++ {
+		roots, _ := layers(t)
+		if err := os.RemoveAll(filepath.Join(roots[i], ImageDir)); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenImage(roots...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wrong *BlockError
+		if err := Check(t.Context(), c.Assemblies(), nil); !errors.As(err, &wrong) || wrong.Area != "gpu-1-0" {
+			t.Errorf("a piece missing: %v", err)
+		}
+	}
+}
+
+func drop(t *testing.T, root, name string) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(root, ImageDir, name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOpenFlat(t *testing.T) {
+	_, content := layers(t)
+	dir := t.TempDir()
+	m := sample()
+	m.Processes[0].Areas[0] = Area{File: "gpu-1-0", Start: 0x7f0000001000, Bytes: uint64(len(content)), Offset: 4096, Digests: []string{DigestBlock(content)}}
+	if err := WriteMetadata(dir, m); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "gpu-1-0 is missing") {
+		t.Errorf("without its area: %v", err)
+	}
+	path := filepath.Join(dir, "gpu-1-0")
+	put(t, path, append(append(make([]byte, 4096), content...), "behind"...))
+	var read uint64
+	if _, err := VerifyDir(t.Context(), dir, func(n uint64) { read += n }); err != nil || read != uint64(len(content)) {
+		t.Errorf("%d bytes, %v", read, err)
+	}
+	content[len(content)-1]++
+	put(t, path, append(make([]byte, 4096), content...))
+	if _, err := VerifyDir(t.Context(), dir, nil); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "block 0") {
+		t.Errorf("damaged: %v", err)
+	}
+	if err := os.Truncate(path, int64(len(content))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "truncated") {
+		t.Errorf("truncated: %v", err)
+	}
+	if _, err := OpenWithoutGPU(dir); !errors.Is(err, ErrDamaged) {
+		t.Errorf("called one without GPU state: %v", err)
+	}
+}
+
+// Whatever the metadata and the files' names say, what is opened is in order.
+func FuzzOpenFiles(f *testing.F) {
+	m := sample()
+	m.Processes[0].Areas[0].Bytes, m.Processes[0].Areas[0].Digests = 4096, []string{digest}
+	valid, err := EncodeMetadata(m)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(valid, "gpu-1-0", uint32(8192), "pages-1.img", uint32(5))
+	f.Add(valid, PieceFile("gpu-1-0", 0), uint32(4096), PieceFile("gpu-1-0", 2<<20), uint32(4096))
+	f.Fuzz(func(t *testing.T, data []byte, one string, oneBytes uint32, two string, twoBytes uint32) {
+		data = reseal(data)
+		zeros := bytes.NewReader(make([]byte, 1<<16))
+		c, err := OpenFiles([]File{
+			{Name: MetadataName, Path: MetadataName, Bytes: uint64(len(data)), Data: bytes.NewReader(data)},
+			{Name: one, Path: one, Bytes: uint64(oneBytes), Data: zeros}, {Name: two, Path: two, Bytes: uint64(twoBytes), Data: zeros},
+		})
+		if err != nil {
+			return
+		}
+		for _, a := range c.Assemblies() {
+			var at uint64
+			for _, p := range a.Pieces {
+				if p.Offset < at || p.Bytes == 0 || p.Offset+p.Bytes > a.Area.Offset+a.Area.Bytes {
+					t.Fatalf("pieces %+v of %+v", a.Pieces, a.Area)
+				}
+				at = p.Offset + p.Bytes
+			}
+		}
+		if c.AreaBytes() < 1<<20 {
+			_ = Check(t.Context(), c.Assemblies(), nil)
+		}
+	})
+}
+
+func ExampleOpenImage() {
+	// An unpacked image's layers, the topmost first, as in an overlay's
+	// lowerdir.
+	checkpoint, err := OpenImage("/layers/2/fs", "/layers/1/fs")
+	if errors.Is(err, ErrNoMetadata) {
+		fmt.Println("no checkpoint")
+		return
+	}
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("CRIU's images are in", checkpoint.Dir)
+	// Output: no checkpoint
+}

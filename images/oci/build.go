@@ -1,0 +1,287 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// Compression of the layers that a checkpoint adds.
+type Compression string
+
+// What a layer can be compressed with. The zero value is Zstd.
+const (
+	Zstd Compression = "zstd"
+	Gzip Compression = "gzip"
+	None Compression = "none"
+)
+
+// Options say what an image is built from.
+type Options struct {
+	// Checkpoint is what goes into the image. Its Metadata may be nil, see
+	// images.OpenWithoutGPU.
+	Checkpoint *images.Checkpoint
+
+	// Base is the manifest of the container's image, or an index, from which
+	// the manifest for Platform is taken. A base that is a checkpoint image
+	// counts without its GPU and CRIU layers. A zero Base builds an image of
+	// the checkpoint alone, which can be verified and moved but not run.
+	Base ocispec.Descriptor
+	// Provider reads Base, RW and Previous; nil: the store that is written to.
+	Provider content.Provider
+	// BaseName goes into the annotations; it may be empty.
+	BaseName string
+	// Platform as in "linux/amd64"; empty: this machine's.
+	Platform string
+
+	// RW is a layer with the container's writable files, of any media type of a
+	// layer; or RWTar reads such a layer as a plain tar archive. At most one.
+	RW    *ocispec.Descriptor
+	RWTar io.Reader
+
+	// Previous is the manifest of a checkpoint image of the same container: a
+	// layer that is the same as one of its is not written, and the GPU state is
+	// cut where it was cut then. Layers of it that are not in the store are
+	// written again.
+	Previous *ocispec.Descriptor
+
+	// Compression, and its Level as the zstd or gzip program counts; 0 is the
+	// fastest. The same level gives the same digests with the same version of
+	// this package.
+	Compression Compression
+	Level       int
+	// Threads is how many layers are made at once, each on a processor of its
+	// own; 0: one for each processor. Each takes about 10 MiB of memory.
+	Threads int
+	// LayerBytes is what GPU state is cut into: a power of two, 64 MiB or more.
+	// 0: Previous's, else by the size of the state, see docs/images.md.
+	LayerBytes uint64
+
+	// Annotations go onto the manifest beside this package's own.
+	Annotations map[string]string
+	// Created is the image's time; zero: that of the checkpoint.
+	Created time.Time
+
+	// Progress, if not nil, is told of the bytes of checkpoint files that went
+	// into layers, of all there are. The calls do not overlap.
+	Progress func(done, total uint64)
+}
+
+// Result is what a build made.
+type Result struct {
+	// Manifest is the image. It has no name yet.
+	Manifest ocispec.Descriptor
+	// GPUBytes is the size of the GPU state; GPULayers how many layers hold
+	// it. What is zero needs none.
+	GPUBytes  uint64
+	GPULayers int
+	// Bytes are the sizes of the layers the checkpoint added, as stored.
+	// Reused and Written say how much of it was there and how much is new,
+	// among all and among the GPU layers. A layer that the store had under its
+	// digest counts as reused, whoever brought it.
+	Bytes, Reused, Written uint64
+	GPUReused, GPUWritten  uint64
+	GPULayersReused        int
+	// Base is the size of the base image's layers.
+	Base uint64
+}
+
+// ErrNotCheckpoint says that an image is no checkpoint image.
+var ErrNotCheckpoint = errors.New("no checkpoint image")
+
+// Build writes a checkpoint image into a content store: the layers, those of
+// the base image if the store does not have them, the config and the manifest.
+// With containerd's store, ctx should carry a lease until the image has a
+// name, else the garbage collector may take what is written.
+//
+// On an error there is no manifest and no unfinished ingest; layers that were
+// complete are left to the store's garbage collector, or removed from a Layout.
+func Build(ctx context.Context, store content.Store, o Options) (*Result, error) {
+	b, err := newBuilder(store, o)
+	if err != nil {
+		return nil, err
+	}
+	result, err := b.build(ctx)
+	if err != nil {
+		b.discard(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("build checkpoint image: %w", err)
+	}
+	return result, nil
+}
+
+// builder is one build.
+type builder struct {
+	Options
+	store content.Store
+	id    string // begins the names of this build's ingests
+
+	mu     sync.Mutex
+	result Result
+	done   uint64
+	total  uint64
+	wrote  []digest.Digest // blobs that the store did not have
+}
+
+func newBuilder(store content.Store, o Options) (*builder, error) {
+	if err := o.Compression.check(o.Level); err != nil {
+		return nil, err
+	}
+	if o.Compression == "" {
+		o.Compression = Zstd
+	}
+	if o.LayerBytes != 0 && (o.LayerBytes < minLayerBytes || bits.OnesCount64(o.LayerBytes) != 1) {
+		return nil, fmt.Errorf("layers of %d bytes: it must be a power of two, and %d or more", o.LayerBytes, minLayerBytes)
+	}
+	if o.RW != nil && o.RWTar != nil {
+		return nil, errors.New("two layers with the container's writable files")
+	}
+	if o.Provider == nil {
+		o.Provider = store
+	}
+	if o.Threads <= 0 {
+		o.Threads = runtime.NumCPU()
+	}
+	id := make([]byte, 8)
+	if _, err := rand.Read(id); err != nil {
+		return nil, err
+	}
+	return &builder{Options: o, store: store, id: "gpuckpt-" + hex.EncodeToString(id)}, nil
+}
+
+// build is the build, step by step.
+func (b *builder) build(ctx context.Context) (*Result, error) {
+	meta, err := b.metadata()
+	if err != nil {
+		return nil, err
+	}
+	base, err := b.readBase(ctx)
+	if err != nil {
+		return nil, err
+	}
+	previous, err := b.readPrevious(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if b.LayerBytes == 0 {
+		b.LayerBytes = chooseLayerBytes(b.Checkpoint.AreaBytes())
+	}
+	for _, l := range base.layers {
+		if err := b.copyBlob(ctx, l.desc); err != nil {
+			return nil, fmt.Errorf("layer %s of the base image: %w", l.desc.Digest, err)
+		}
+		b.result.Base += uint64(l.desc.Size)
+	}
+	var added []layer
+	rw, err := b.writable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if rw != nil {
+		added = append(added, *rw)
+	}
+	made, err := b.checkpointLayers(ctx, meta, previous)
+	if err != nil {
+		return nil, err
+	}
+	added = append(added, made...)
+	for _, l := range added {
+		b.count(l)
+	}
+	b.result.GPUBytes = b.Checkpoint.AreaBytes()
+	b.result.Manifest, err = b.writeManifest(ctx, meta.Metadata, base, added)
+	return &b.result, err
+}
+
+// metadata gives the gpuckpt.json of the image: the checkpoint's, or, without
+// GPU state, one that says so.
+func (b *builder) metadata() (*images.Checkpoint, error) {
+	if b.Checkpoint.Metadata != nil {
+		return b.Checkpoint, nil
+	}
+	created := b.Created
+	if created.IsZero() {
+		created = time.Now()
+	}
+	c := *b.Checkpoint
+	c.Metadata = &images.Metadata{SchemaVersion: images.SchemaVersion, Created: created.UTC()}
+	data, err := images.EncodeMetadata(c.Metadata)
+	if err != nil {
+		return nil, err
+	}
+	c.Files = append([]images.File{{
+		Name: images.MetadataName, Path: images.MetadataName, Bytes: uint64(len(data)), Data: bytes.NewReader(data),
+	}}, c.Files...)
+	return &c, nil
+}
+
+// layer is a layer in the store.
+type layer struct {
+	desc   ocispec.Descriptor
+	diffID digest.Digest
+	reused bool
+	kind   string
+}
+
+// count adds a layer to the figures.
+func (b *builder) count(l layer) {
+	r, size := &b.result, uint64(l.desc.Size)
+	r.Bytes += size
+	if l.reused {
+		r.Reused += size
+	} else {
+		r.Written += size
+	}
+	if l.kind != LayerGPU {
+		return
+	}
+	r.GPULayers++
+	if l.reused {
+		r.GPULayersReused++
+		r.GPUReused += size
+	} else {
+		r.GPUWritten += size
+	}
+}
+
+// progress adds to what is done.
+func (b *builder) progress(bytes uint64) {
+	if b.Progress == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.done += bytes
+	b.Progress(b.done, b.total)
+}
+
+// discard removes what a failed build has written from a Layout, which has no
+// garbage collector.
+func (b *builder) discard(ctx context.Context) {
+	if _, ok := b.store.(*Layout); !ok {
+		return
+	}
+	for _, d := range b.wrote {
+		if err := b.store.Delete(ctx, d); err != nil && !errdefs.IsNotFound(err) {
+			log.G(ctx).WithError(err).Warn("remove a layer of an image that was not completed")
+		}
+	}
+}

@@ -1,0 +1,529 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+const uuid = "GPU-00000000-0000-4000-8000-000000000000"
+
+// newCheckpoint writes a flat checkpoint of one process whose areas have the
+// content given, which begins at an offset of each area's file.
+func newCheckpoint(t *testing.T, offset uint64, areas ...[]byte) string {
+	t.Helper()
+	dir := t.TempDir()
+	p := images.Process{PID: 1, State: "running", GPUs: []string{uuid}}
+	start := uint64(0x7f0000000000)
+	for i, content := range areas {
+		a := images.Area{File: images.AreaFile(1, i), Start: start + offset, Bytes: uint64(len(content)), Offset: offset}
+		start += 1 << 32
+		for at := 0; at < len(content); at += images.BlockBytes {
+			a.Digests = append(a.Digests, images.DigestBlock(content[at:min(at+images.BlockBytes, len(content))]))
+		}
+		p.Areas = append(p.Areas, a)
+		p.Bytes += a.Bytes
+		writeSparse(t, filepath.Join(dir, a.File), offset, content)
+	}
+	for name, text := range map[string]string{"inventory.img": "inventory", "pages-1.img": strings.Repeat("page", 5000), "descriptors.json": "[]"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := images.WriteMetadata(dir, &images.Metadata{
+		SchemaVersion: images.SchemaVersion, Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		DriverVersion: "580.159.04", CUDAVersion: "13.0",
+		GPUs:      []images.GPU{{UUID: uuid, Name: "NVIDIA H200", Memory: 150 << 30}},
+		Processes: []images.Process{p},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// writeSparse writes what is not zero, and something that means nothing before
+// the content and behind it.
+func writeSparse(t *testing.T, path string, offset uint64, content []byte) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(bytes.Repeat([]byte{0xaa}, int(offset)), 0); err != nil {
+		t.Fatal(err)
+	}
+	zeros := make([]byte, 1<<20)
+	for at := 0; at < len(content); at += len(zeros) {
+		part := content[at:min(at+len(zeros), len(content))]
+		if bytes.Equal(part, zeros[:len(part)]) {
+			continue
+		}
+		if _, err := f.WriteAt(part, int64(offset)+int64(at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := f.WriteAt([]byte("behind"), int64(offset)+int64(len(content))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// random gives bytes that do not compress.
+func random(size int) []byte {
+	b := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(b)
+	return b
+}
+
+func newLayout(t *testing.T) *Layout {
+	t.Helper()
+	l, err := OpenLayout(filepath.Join(t.TempDir(), "layout"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func put(t *testing.T, store content.Store, mediaType string, data []byte) ocispec.Descriptor {
+	t.Helper()
+	d := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	if err := content.WriteBlob(t.Context(), store, d.Digest.String(), bytes.NewReader(data), d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// plainTar packs files into a layer.
+func plainTar(t *testing.T, files map[string]string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	names := make([]string, 0, len(files))
+	for name := range files {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if err := w.WriteHeader(&tar.Header{Name: name, Size: int64(len(files[name])), Mode: 0o644, Typeflag: tar.TypeReg}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(files[name])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// newBase puts an image of one layer into a store.
+func newBase(t *testing.T, store content.Store) ocispec.Descriptor {
+	t.Helper()
+	layer := put(t, store, ocispec.MediaTypeImageLayer, plainTar(t, map[string]string{"bin/job": "program"}))
+	config, err := json.Marshal(map[string]any{
+		"architecture": "amd64", "os": "linux",
+		"config":  map[string]any{"Cmd": []string{"/bin/job"}, "Healthcheck": map[string]any{"Test": []string{"NONE"}}},
+		"rootfs":  ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{layer.Digest}},
+		"history": []ocispec.History{{CreatedBy: "ADD job"}, {CreatedBy: "CMD", EmptyLayer: true}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := json.Marshal(ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: put(t, store, ocispec.MediaTypeImageConfig, config), Layers: []ocispec.Descriptor{layer},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return put(t, store, ocispec.MediaTypeImageManifest, manifest)
+}
+
+func build(t *testing.T, store content.Store, dir string, o Options) *Result {
+	t.Helper()
+	var err error
+	if o.Checkpoint, err = images.Open(dir); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Build(t.Context(), store, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// unpack gives the layers' directories, the topmost first.
+func unpack(t *testing.T, store content.Store, manifest ocispec.Descriptor) []string {
+	t.Helper()
+	m, _, err := manifestOf(t.Context(), store, manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var roots []string
+	for _, l := range m.Layers {
+		root := t.TempDir()
+		roots = append([]string{root}, roots...)
+		ra, err := store.ReaderAt(t.Context(), l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := decompress(content.NewReader(ra), l.MediaType)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for tr := tar.NewReader(r); ; {
+			h, err := tr.Next()
+			if err != nil {
+				break
+			}
+			if h.Typeflag == tar.TypeDir {
+				continue
+			}
+			if err := os.MkdirAll(filepath.Join(root, filepath.Dir(h.Name)), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			f, err := os.Create(filepath.Join(root, h.Name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.ReadFrom(tr); err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
+		}
+		r.Close()
+		ra.Close()
+	}
+	return roots
+}
+
+// The areas of the round trip: full of noise, with gaps of all kinds, all zero,
+// and a little behind a layer's end.
+func testAreas() [][]byte {
+	full := random(3 << 20)
+	gaps := make([]byte, 200<<20)
+	copy(gaps, random(5000))
+	copy(gaps[10<<20:], random(5000))         // a gap that is kept
+	copy(gaps[60<<20:], random(9<<20))        // across a layer's and a block's end
+	copy(gaps[192<<20-4096:], random(2*4096)) // around another
+	copy(gaps[len(gaps)-4096:], random(4096)) // the last page
+	return [][]byte{full, gaps, make([]byte, 70<<20)}
+}
+
+func TestAnImageHoldsItsCheckpoint(t *testing.T) {
+	for _, offset := range []uint64{0, 0x5000, 2<<20 - 4096} {
+		for _, c := range []Compression{Zstd, Gzip, None} {
+			if c != Zstd && offset != 0x5000 {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s,%#x", c, offset), func(t *testing.T) {
+				areas := testAreas()
+				dir := newCheckpoint(t, offset, areas...)
+				store := newLayout(t)
+				var done, total uint64
+				r := build(t, store, dir, Options{
+					Base: newBase(t, store), BaseName: "example.com/job:1", Compression: c, Threads: 2,
+					RWTar:       bytes.NewReader(plainTar(t, map[string]string{"tmp/file": "written"})),
+					Annotations: map[string]string{"org.criu.checkpoint.engine.name": "gpuckpt"},
+					Progress:    func(d, n uint64) { done, total = d, n },
+				})
+				if done != total || total == 0 {
+					t.Errorf("progress ended at %d of %d", done, total)
+				}
+				if r.Written != r.Bytes || r.Reused != 0 || r.GPULayers == 0 {
+					t.Errorf("figures of a first build: %+v", r)
+				}
+				report, err := Verify(t.Context(), store, r.Manifest, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if report.GPUBytes != uint64(len(areas[0])+len(areas[1])+len(areas[2])) {
+					t.Errorf("verified %d bytes", report.GPUBytes)
+				}
+				roots := unpack(t, store, r.Manifest)
+				got, err := images.OpenImage(roots...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := images.Check(t.Context(), got.Assemblies(), nil); err != nil {
+					t.Error(err)
+				}
+				for i, a := range got.Assemblies() {
+					content := make([]byte, len(areas[i]))
+					if _, err := a.Open().ReadAt(content, int64(offset)); err != nil {
+						t.Fatal(err)
+					}
+					if !bytes.Equal(content, areas[i]) {
+						t.Errorf("%s has another content", a.Area.File)
+					}
+				}
+				for _, name := range []string{images.MetadataName, "pages-1.img", "inventory.img"} {
+					want, _ := os.ReadFile(filepath.Join(dir, name))
+					have, err := os.ReadFile(filepath.Join(got.Dir, name))
+					if err != nil || !bytes.Equal(have, want) {
+						t.Errorf("%s differs (%v)", name, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestWhatIsZeroTakesNoRoom(t *testing.T) {
+	store := newLayout(t)
+	r := build(t, store, newCheckpoint(t, 4096, make([]byte, 300<<20)), Options{Compression: None})
+	if r.GPULayers != 0 || r.Bytes > 100<<10 {
+		t.Errorf("zeros took %d layers, all %d bytes", r.GPULayers, r.Bytes)
+	}
+	if _, err := Verify(t.Context(), store, r.Manifest, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// state writes 4 GiB of GPU state of which a 32nd is not zero, spread evenly, so
+// that it is cut as real state of that size is.
+func spreadState(t *testing.T, fill func(at int64) []byte) string {
+	t.Helper()
+	const size, stride = 4 << 30, 64 << 20
+	dir := newCheckpoint(t, 0, random(4096))
+	f, err := os.Create(filepath.Join(dir, "gpu-1-0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	for at := int64(0); at < size; at += stride {
+		if _, err := f.WriteAt(fill(at), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := images.ReadMetadata(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &m.Processes[0].Areas[0]
+	a.Bytes, a.Digests = size, slices.Repeat(a.Digests, size/images.BlockBytes) // nobody looks at them here
+	if err := images.WriteMetadata(dir, m); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// One percent of the state changed, in one place: at least 95 % is reused.
+func TestAnUnchangedPartIsReused(t *testing.T) {
+	store := newLayout(t)
+	base := newBase(t, store)
+	noise := random(2 << 20)
+	same := func(int64) []byte { return noise }
+	for _, c := range []Compression{Zstd, None} {
+		first := build(t, store, spreadState(t, same), Options{Base: base, Compression: c})
+		if first.GPULayers != 64 {
+			t.Fatalf("cut into %d layers", first.GPULayers)
+		}
+		second := build(t, store, spreadState(t, func(at int64) []byte {
+			if at != 2<<30 {
+				return noise
+			}
+			changed := bytes.Clone(noise)
+			for i := range changed[:len(changed)/2] {
+				changed[i]++
+			}
+			return changed
+		}), Options{Base: base, Compression: c, Previous: &first.Manifest})
+		all := second.GPUReused + second.GPUWritten
+		if second.GPUReused*100 < all*95 || second.GPULayersReused != 63 {
+			t.Errorf("%s: %d of %d bytes were reused, %d layers", c, second.GPUReused, all, second.GPULayersReused)
+		}
+		was, err := Inspect(t.Context(), store, first.Manifest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now, err := Inspect(t.Context(), store, second.Manifest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := now.Compare(was); c.SharedGPUBytes != second.GPUReused || c.GPUBytes != all || c.SharedGPULayers != second.GPULayersReused {
+			t.Errorf("the comparison says %+v, the build %+v", c, second)
+		}
+	}
+}
+
+func TestTheSameCheckpointGivesTheSameLayers(t *testing.T) {
+	dir := newCheckpoint(t, 0x1000, testAreas()...)
+	a := build(t, newLayout(t), dir, Options{Threads: 1})
+	b := build(t, newLayout(t), dir, Options{Threads: 4})
+	if a.Manifest.Digest != b.Manifest.Digest {
+		t.Error("two builds of a checkpoint differ")
+	}
+}
+
+func TestABaseThatIsACheckpointCountsWithoutIts(t *testing.T) {
+	store := newLayout(t)
+	base := newBase(t, store)
+	rw := plainTar(t, map[string]string{"tmp/file": "1"})
+	first := build(t, store, newCheckpoint(t, 0, random(3<<20)), Options{Base: base, RWTar: bytes.NewReader(rw)})
+	rw2 := put(t, store, ocispec.MediaTypeImageLayer, plainTar(t, map[string]string{"tmp/file": "2"}))
+	second := build(t, store, newCheckpoint(t, 0, random(5<<20)), Options{Base: first.Manifest, RW: &rw2})
+	image, err := Inspect(t.Context(), store, second.Manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kinds []string
+	for _, l := range image.Layers {
+		kinds = append(kinds, l.Kind)
+	}
+	if got := strings.Join(kinds, " "); got != "base rw rw gpu criu" {
+		t.Errorf("the layers are %s", got)
+	}
+	m, _, err := manifestOf(t.Context(), store, second.Manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, _, err := readConfig(t.Context(), store, &m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var history []ocispec.History
+	if err := json.Unmarshal(config["history"], &history); err != nil {
+		t.Fatal(err)
+	}
+	if len(history) != 6 { // of the base two, one of them empty, and one for each layer
+		t.Errorf("history %v", history)
+	}
+	if !strings.Contains(string(config["config"]), "Healthcheck") {
+		t.Errorf("the base's config lost a field: %s", config["config"])
+	}
+	if _, err := Verify(t.Context(), store, second.Manifest, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// Registries and other tools accept the image.
+func TestValidate(t *testing.T) {
+	store := newLayout(t)
+	dir := newCheckpoint(t, 0x1000, testAreas()...)
+	// validate reads layers with gzip only; of others it takes the digests.
+	if err := store.Tag(t.Context(), "example.com/job:zstd", build(t, store, dir, Options{Base: newBase(t, store)}).Manifest); err != nil {
+		t.Fatal(err)
+	}
+	index, err := layout.ImageIndexFromPath(store.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(index, validate.Fast); err != nil {
+		t.Error(err)
+	}
+	store = newLayout(t)
+	r := build(t, store, dir, Options{Compression: Gzip})
+	if err := store.Tag(t.Context(), "example.com/job:1", r.Manifest); err != nil {
+		t.Fatal(err)
+	}
+	if index, err = layout.ImageIndexFromPath(store.dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(index); err != nil {
+		t.Error(err)
+	}
+	found, err := store.Get(t.Context(), "example.com/job:1")
+	if err != nil || found.Digest != r.Manifest.Digest {
+		t.Errorf("got %v, %v", found, err)
+	}
+}
+
+func TestWithoutGPU(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "inventory.img"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := images.OpenWithoutGPU(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := newLayout(t)
+	r, err := Build(t.Context(), store, Options{Checkpoint: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Verify(t.Context(), store, r.Manifest, nil); err != nil {
+		t.Error(err)
+	}
+	got, err := images.OpenImage(unpack(t, store, r.Manifest)...)
+	if err != nil || len(got.Metadata.Processes) != 0 {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+func TestABuildThatFailsLeavesNothing(t *testing.T) {
+	dir := newCheckpoint(t, 0, random(130<<20))
+	store := newLayout(t)
+	base := newBase(t, store)
+	before := blobs(t, store)
+	c, err := images.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err = Build(ctx, store, Options{Checkpoint: c, Base: base, Threads: 1, Progress: func(done, total uint64) {
+		if done > 100<<20 { // the first layer is complete
+			cancel()
+		}
+	}})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	// A file that is shorter than it was when it was opened.
+	c, err = images.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(dir, "gpu-1-0"), 100<<20); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = Build(t.Context(), store, Options{Checkpoint: c, Base: base}); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "gpu-1-0") {
+		t.Fatalf("got %v", err)
+	}
+	if after := blobs(t, store); !slices.Equal(before, after) {
+		t.Errorf("before %v, after %v", before, after)
+	}
+}
+
+// blobs lists all of a layout's files but its index.
+func blobs(t *testing.T, l *Layout) (names []string) {
+	t.Helper()
+	err := filepath.WalkDir(l.dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			names = append(names, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}

@@ -1,0 +1,102 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+
+	cimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// mediaType of a layer.
+func (c Compression) mediaType() string {
+	switch c {
+	case Gzip:
+		return ocispec.MediaTypeImageLayerGzip
+	case None:
+		return ocispec.MediaTypeImageLayer
+	}
+	return ocispec.MediaTypeImageLayerZstd
+}
+
+func (c Compression) check(level int) error {
+	switch c {
+	case "", Zstd, None:
+		if level < 0 || level > 22 {
+			return fmt.Errorf("compression level %d: it must be 1 to 22, or 0 for the fastest", level)
+		}
+	case Gzip:
+		if level < 0 || level > 9 {
+			return fmt.Errorf("compression level %d: it must be 1 to 9, or 0 for the fastest", level)
+		}
+	default:
+		return fmt.Errorf("compression %q: it must be %s, %s or %s", c, Zstd, Gzip, None)
+	}
+	return nil
+}
+
+// writer compresses on the calling goroutine: what it writes then depends on
+// nothing but what it is given.
+func (c Compression) writer(w io.Writer, level int) (io.WriteCloser, error) {
+	switch c {
+	case None:
+		return unclosed{w}, nil
+	case Gzip:
+		return gzip.NewWriterLevel(w, max(1, level))
+	}
+	return zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.EncoderLevelFromZstd(max(1, level))),
+		zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true))
+}
+
+type unclosed struct{ io.Writer }
+
+func (unclosed) Close() error { return nil }
+
+// maxWindow bounds the memory that a zstd stream may ask for, in bytes: what
+// zstd's level 22 uses at most without --ultra --long.
+const maxWindow = 128 << 20
+
+// decompress reads a layer of any media type.
+func decompress(r io.Reader, mediaType string) (io.ReadCloser, error) {
+	kind, err := cimages.DiffCompression(context.Background(), mediaType)
+	if err != nil {
+		return nil, err
+	}
+	if kind == "unknown" { // Docker's type for plain archives is also used for others
+		b := bufio.NewReader(r)
+		kind, r = sniff(b), b
+	}
+	switch kind {
+	case "":
+		return io.NopCloser(r), nil
+	case "gzip":
+		return gzip.NewReader(r)
+	case "zstd":
+		d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+		if err != nil {
+			return nil, err
+		}
+		return d.IOReadCloser(), nil
+	}
+	return nil, fmt.Errorf("layers of the media type %s are not supported", mediaType)
+}
+
+// sniff tells a compression by its first bytes.
+func sniff(b *bufio.Reader) string {
+	begin, _ := b.Peek(4) // shorter: it is none
+	switch {
+	case bytes.HasPrefix(begin, []byte{0x1f, 0x8b}):
+		return "gzip"
+	case bytes.HasPrefix(begin, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		return "zstd"
+	}
+	return ""
+}

@@ -1,0 +1,84 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+const (
+	// blockBytes is the unit in which zeros are found: the offset of every
+	// piece is a multiple of it.
+	blockBytes = images.PieceAlign
+	// gapBytes is how long a run of zeros must be to end a piece. Shorter ones
+	// are kept: they compress to nothing, and each piece is a file to open and
+	// a mapping of the restored process.
+	gapBytes = 16 << 20
+	// minLayerBytes is the smallest cut; a multiple of images.BlockBytes.
+	minLayerBytes = 64 << 20
+)
+
+// chooseLayerBytes gives what GPU state is cut into: small enough that little
+// is sent again because of one changed byte and that some layers move at once,
+// large enough that an overlay can stack them. There are at most 64 layers for
+// up to 16 GiB and 128 for more; overlayfs stacks up to 500.
+func chooseLayerBytes(state uint64) uint64 {
+	size, most := uint64(minLayerBytes), uint64(64)
+	for state > size*most {
+		if size *= 2; size == 512<<20 {
+			most = 128
+		}
+	}
+	return size
+}
+
+// span is a range of an area's file.
+type span struct{ from, to uint64 }
+
+// runs finds what of a range has to be stored. from is a multiple of
+// blockBytes. Of a block that is not zero it reads little, of one that is, all.
+func runs(r *images.AreaReader, from, to uint64) ([]span, error) {
+	var found []span
+	data := r.NextData(from) // before it there are holes only
+	buf, zeros := make([]byte, 256<<10), make([]byte, 256<<10)
+	for at := from; at < to; at += blockBytes {
+		end := min(at+blockBytes, to)
+		if data < at {
+			data = r.NextData(at)
+		}
+		if data >= end {
+			continue
+		}
+		empty, err := allZero(r, at, end, buf, zeros)
+		if err != nil {
+			return nil, err
+		}
+		switch last := len(found) - 1; {
+		case empty:
+		case last >= 0 && at-found[last].to < gapBytes:
+			found[last].to = end
+		default:
+			found = append(found, span{at, end})
+		}
+	}
+	return found, nil
+}
+
+func allZero(r io.ReaderAt, from, to uint64, buf, zeros []byte) (bool, error) {
+	for part := uint64(4 << 10); from < to; part = uint64(len(buf)) {
+		b := buf[:min(part, to-from)]
+		if _, err := r.ReadAt(b, int64(from)); err != nil {
+			return false, fmt.Errorf("look for zeros: %w", err)
+		}
+		if !bytes.Equal(b, zeros[:len(b)]) {
+			return false, nil
+		}
+		from += uint64(len(b))
+	}
+	return true, nil
+}

@@ -1,0 +1,173 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// Image is what a checkpoint image says of itself; nothing of it was verified.
+type Image struct {
+	// Digest of the manifest, and its annotations.
+	Digest      digest.Digest     `json:"digest"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	// Metadata is gpuckpt.json; it has no processes in an image without GPU
+	// state.
+	Metadata *images.Metadata `json:"metadata"`
+	// BaseName may be empty.
+	BaseName string `json:"baseName,omitempty"`
+	// LayerBytes is what the GPU state was cut into.
+	LayerBytes uint64 `json:"layerBytes,omitempty"`
+	// Layers, bottom up.
+	Layers []Layer `json:"layers"`
+}
+
+// Layer is one layer of a checkpoint image.
+type Layer struct {
+	Digest    digest.Digest `json:"digest"`
+	DiffID    digest.Digest `json:"diffID"`
+	MediaType string        `json:"mediaType"`
+	// Bytes as stored.
+	Bytes uint64 `json:"bytes"`
+	// Kind is LayerRW, LayerGPU, LayerCRIU, or "base".
+	Kind string `json:"kind"`
+	// Area and Offset of a GPU layer.
+	Area   string `json:"area,omitempty"`
+	Offset uint64 `json:"offset,omitempty"`
+}
+
+// LayerBase is the Kind of the base image's layers.
+const LayerBase = "base"
+
+// Bytes gives the size of the layers of a kind, as stored.
+func (i *Image) Bytes(kind string) (bytes uint64) {
+	for _, l := range i.Layers {
+		if l.Kind == kind {
+			bytes += l.Bytes
+		}
+	}
+	return bytes
+}
+
+// Inspect reads the manifest, the config and gpuckpt.json of a checkpoint image,
+// or of the one for this platform in an index. It is ErrNotCheckpoint if the
+// image is none.
+func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (*Image, error) {
+	m, desc, err := manifestOf(ctx, provider, manifest)
+	if err != nil {
+		return nil, fmt.Errorf("inspect: %w", err)
+	}
+	top, err := criuLayer(&m)
+	if err != nil {
+		return nil, fmt.Errorf("inspect %s: %w", desc.Digest, err)
+	}
+	_, ids, err := readConfig(ctx, provider, &m)
+	if err != nil {
+		return nil, fmt.Errorf("inspect %s: %w", desc.Digest, err)
+	}
+	i := &Image{Digest: desc.Digest, Annotations: m.Annotations, BaseName: m.Annotations[AnnotationBase]}
+	if i.LayerBytes, err = layerBytes(m.Annotations); err != nil {
+		return nil, fmt.Errorf("inspect %s: %w", desc.Digest, err)
+	}
+	for n, d := range m.Layers {
+		l := Layer{Digest: d.Digest, DiffID: ids[n], MediaType: d.MediaType, Bytes: uint64(d.Size), Kind: d.Annotations[AnnotationLayer]}
+		switch l.Kind {
+		case "":
+			l.Kind = LayerBase
+		case LayerGPU:
+			l.Area = d.Annotations[AnnotationArea]
+			if l.Offset, err = strconv.ParseUint(d.Annotations[AnnotationOffset], 10, 64); err != nil {
+				return nil, fmt.Errorf("inspect %s: %w: layer %d: %w", desc.Digest, images.ErrDamaged, n, err)
+			}
+		}
+		i.Layers = append(i.Layers, l)
+	}
+	if i.Metadata, err = inspectMetadata(ctx, provider, m.Layers[top]); err != nil {
+		return nil, fmt.Errorf("inspect %s: %w", desc.Digest, err)
+	}
+	return i, nil
+}
+
+// inspectMetadata reads gpuckpt.json out of its layer, of which it is the first
+// file.
+func inspectMetadata(ctx context.Context, provider content.Provider, layer ocispec.Descriptor) (*images.Metadata, error) {
+	ra, err := provider.ReaderAt(ctx, layer)
+	if err != nil {
+		return nil, missing("layer "+layer.Digest.String(), err)
+	}
+	defer ra.Close()
+	r, err := decompress(&contextReader{ctx, io.NewSectionReader(ra, 0, ra.Size()), func(uint64) {}}, layer.MediaType)
+	if err != nil {
+		return nil, fmt.Errorf("%w: layer %s: %w", images.ErrDamaged, layer.Digest, err)
+	}
+	defer r.Close()
+	var m *images.Metadata
+	found := errors.New("found")
+	err = readLayer(r, func(name string, _ int64, r io.Reader) (err error) {
+		if name != images.MetadataName {
+			return nil
+		}
+		if m, err = readMetadata(r); err != nil {
+			return err
+		}
+		return found
+	})
+	switch {
+	case errors.Is(err, found):
+		return m, nil
+	case err != nil:
+		return nil, fmt.Errorf("layer %s: %w", layer.Digest, err)
+	}
+	return nil, fmt.Errorf("%w: layer %s has no %s", images.ErrDamaged, layer.Digest, images.MetadataName)
+}
+
+// Comparison is what a checkpoint image shares with a previous one.
+type Comparison struct {
+	// Layers are all of the checkpoint's own layers, Bytes their sizes as
+	// stored; Shared are those of them that the previous image has too.
+	Layers, SharedLayers       int
+	Bytes, SharedBytes         uint64
+	GPULayers, SharedGPULayers int
+	GPUBytes, SharedGPUBytes   uint64
+}
+
+// Compare says what a push of i need not send where previous is.
+func (i *Image) Compare(previous *Image) Comparison {
+	had := make(map[digest.Digest]bool)
+	for _, l := range previous.Layers {
+		had[l.Digest] = true
+	}
+	var c Comparison
+	for _, l := range i.Layers {
+		if l.Kind == LayerBase {
+			continue
+		}
+		c.Layers++
+		c.Bytes += l.Bytes
+		if had[l.Digest] {
+			c.SharedLayers++
+			c.SharedBytes += l.Bytes
+		}
+		if l.Kind != LayerGPU {
+			continue
+		}
+		c.GPULayers++
+		c.GPUBytes += l.Bytes
+		if had[l.Digest] {
+			c.SharedGPULayers++
+			c.SharedGPUBytes += l.Bytes
+		}
+	}
+	return c
+}

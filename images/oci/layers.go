@@ -1,0 +1,339 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/pkg/labels"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// plan is a layer to be made.
+type plan struct {
+	kind string
+	// A GPU layer's area and range of the area's file.
+	area *images.AreaReader
+	name string
+	span
+	// entries of a layer of another kind.
+	entries []entry
+}
+
+// key finds the layer in a previous image.
+func (p *plan) key() string { return layerKey(p.kind, p.name, strconv.FormatUint(p.from, 10)) }
+
+func layerKey(kind, area, offset string) string {
+	if kind != LayerGPU {
+		return kind
+	}
+	return kind + " " + area + " " + offset
+}
+
+func (p *plan) annotations() map[string]string {
+	a := map[string]string{AnnotationLayer: p.kind}
+	if p.kind == LayerGPU {
+		a[AnnotationArea], a[AnnotationOffset] = p.name, strconv.FormatUint(p.from, 10)
+	}
+	return a
+}
+
+// checkpointLayers makes the layers of GPU state and the one of CRIU's images,
+// several at once. What of the GPU state is zero makes none.
+func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
+	var plans []plan
+	assemblies := c.Assemblies()
+	for i := range assemblies {
+		a := &assemblies[i]
+		r := a.Open()
+		defer r.Close()
+		end := a.Area.Offset + a.Area.Bytes
+		for at := uint64(0); at < end; at += b.LayerBytes {
+			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.Area.File, span: span{at, min(at+b.LayerBytes, end)}})
+		}
+		b.total += end
+	}
+	last, done, err := criuPlan(c)
+	defer done()
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range last.entries {
+		b.total += e.len
+	}
+	plans = append(plans, last)
+
+	made := make([]*layer, len(plans))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(b.Threads)
+	for i := range plans {
+		g.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			var err error
+			made[i], err = b.makeLayer(ctx, &plans[i], previous)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	var layers []layer
+	for _, l := range made {
+		if l != nil {
+			layers = append(layers, *l)
+		}
+	}
+	return layers, nil
+}
+
+// criuPlan is the layer with CRIU's images. gpuckpt.json is its first file, so
+// that it is found without reading the rest. done closes the files.
+func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
+	var open []io.Closer
+	done = func() {
+		for _, f := range open {
+			f.Close()
+		}
+	}
+	files := slices.Clone(c.Files)
+	slices.SortStableFunc(files, func(x, y images.File) int {
+		return boolRank(x.Name == images.MetadataName) - boolRank(y.Name == images.MetadataName)
+	})
+	p.kind = LayerCRIU
+	for _, f := range files {
+		r, err := f.Open()
+		if err != nil {
+			return p, done, fmt.Errorf("read the checkpoint: %w", err)
+		}
+		open = append(open, r)
+		p.entries = append(p.entries, entry{name: f.Name, from: r, len: f.Bytes})
+	}
+	return p, done, nil
+}
+
+// boolRank orders what is true before what is not.
+func boolRank(first bool) int {
+	if first {
+		return 0
+	}
+	return 1
+}
+
+// makeLayer gives a layer of the store, nil when it would be empty.
+func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]layer) (*layer, error) {
+	content := uint64(0)
+	if p.kind == LayerGPU {
+		parts, err := runs(p.area, p.from, p.to)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range parts {
+			p.entries = append(p.entries, entry{name: images.PieceFile(p.name, r.from), from: p.area, offset: r.from, len: r.to - r.from})
+			content += r.to - r.from
+		}
+		b.progress(p.to - p.from - content) // zeros are done
+		if len(parts) == 0 {
+			return nil, nil
+		}
+	} else {
+		for _, e := range p.entries {
+			content += e.len
+		}
+	}
+	if old, ok := previous[p.key()]; ok {
+		// Reading it twice if it has changed is cheaper than compressing it
+		// for nothing if it has not.
+		h := digest.Canonical.Digester()
+		if err := writeTar(ctx, h.Hash(), p.entries, func(uint64) {}); err != nil {
+			return nil, err
+		}
+		if h.Digest() == old.diffID {
+			b.progress(content)
+			old.desc.Annotations = p.annotations()
+			old.kind, old.reused = p.kind, true
+			return &old, nil
+		}
+	}
+	l, err := b.writeLayer(ctx, p.kind+" "+p.name+" "+strconv.FormatUint(p.from, 10), func(w io.Writer) error {
+		return writeTar(ctx, w, p.entries, b.progress)
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.kind, l.desc.Annotations = p.kind, p.annotations()
+	return l, nil
+}
+
+// writeLayer compresses what fill writes into a layer of the store. On an error
+// nothing of it is left there.
+func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writer) error) (_ *layer, err error) {
+	ref := b.id + " " + name
+	w, err := content.OpenWriter(ctx, b.store, content.WithRef(ref))
+	if err != nil {
+		return nil, fmt.Errorf("write layer: %w", err)
+	}
+	defer func() {
+		w.Close()
+		if err != nil {
+			abort(ctx, b.store, ref)
+		}
+	}()
+	stored := digest.Canonical.Digester()
+	counted := &counter{w: io.MultiWriter(w, stored.Hash())}
+	buffered := bufio.NewWriterSize(counted, 1<<20)
+	packed, err := b.Compression.writer(buffered, b.Level)
+	if err != nil {
+		return nil, err
+	}
+	plain := digest.Canonical.Digester()
+	if err := fill(io.MultiWriter(packed, plain.Hash())); err != nil {
+		packed.Close() // it has goroutines
+		return nil, fmt.Errorf("write layer: %w", err)
+	}
+	if err := packed.Close(); err != nil {
+		return nil, fmt.Errorf("write layer: %w", err)
+	}
+	if err := buffered.Flush(); err != nil {
+		return nil, fmt.Errorf("write layer: %w", err)
+	}
+	l := &layer{
+		desc:   ocispec.Descriptor{MediaType: b.Compression.mediaType(), Digest: stored.Digest(), Size: counted.bytes},
+		diffID: plain.Digest(),
+	}
+	err = w.Commit(ctx, counted.bytes, l.desc.Digest, content.WithLabels(map[string]string{labels.LabelUncompressed: l.diffID.String()}))
+	switch {
+	case errdefs.IsAlreadyExists(err):
+		l.reused = true
+	case err != nil:
+		return nil, fmt.Errorf("write layer: %w", err)
+	default:
+		b.mu.Lock()
+		b.wrote = append(b.wrote, l.desc.Digest)
+		b.mu.Unlock()
+	}
+	return l, nil
+}
+
+// abort removes an ingest.
+func abort(ctx context.Context, store content.IngestManager, ref string) {
+	ctx = context.WithoutCancel(ctx)
+	if err := store.Abort(ctx, ref); err != nil && !errdefs.IsNotFound(err) {
+		log.G(ctx).WithError(err).WithField("ref", ref).Warn("remove an unfinished layer")
+	}
+}
+
+// counter counts what is written.
+type counter struct {
+	w     io.Writer
+	bytes int64
+}
+
+func (c *counter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.bytes += int64(n)
+	return n, err
+}
+
+// writable gives the layer of the container's writable files, nil without one.
+func (b *builder) writable(ctx context.Context) (*layer, error) {
+	var l *layer
+	switch {
+	case b.RWTar != nil:
+		var err error
+		l, err = b.writeLayer(ctx, LayerRW, func(w io.Writer) error {
+			_, err := io.Copy(w, b.RWTar)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("writable files: %w", err)
+		}
+	case b.RW != nil:
+		id, err := diffID(ctx, b.Provider, *b.RW)
+		if err != nil {
+			return nil, fmt.Errorf("writable files: %w", err)
+		}
+		had, err := exists(ctx, b.store, b.RW.Digest)
+		if err != nil {
+			return nil, fmt.Errorf("writable files: %w", err)
+		}
+		if err := b.copyBlob(ctx, *b.RW); err != nil {
+			return nil, fmt.Errorf("writable files: %w", err)
+		}
+		l = &layer{desc: ocispec.Descriptor{MediaType: ociType(b.RW.MediaType), Digest: b.RW.Digest, Size: b.RW.Size}, diffID: id, reused: had}
+	default:
+		return nil, nil
+	}
+	l.kind, l.desc.Annotations = LayerRW, map[string]string{AnnotationLayer: LayerRW}
+	return l, nil
+}
+
+// diffID gives the digest of what a layer unpacks to: what the store knows, or
+// by unpacking it.
+func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) (digest.Digest, error) {
+	if store, ok := provider.(content.InfoProvider); ok {
+		info, err := store.Info(ctx, desc.Digest)
+		if err != nil {
+			return "", err
+		}
+		if id, ok := info.Labels[labels.LabelUncompressed]; ok {
+			return digest.Parse(id)
+		}
+	}
+	ra, err := provider.ReaderAt(ctx, desc)
+	if err != nil {
+		return "", err
+	}
+	defer ra.Close()
+	r, err := decompress(io.NewSectionReader(ra, 0, ra.Size()), desc.MediaType)
+	if err != nil {
+		return "", err
+	}
+	defer r.Close()
+	return digest.Canonical.FromReader(r)
+}
+
+// exists says whether the store has a blob.
+func exists(ctx context.Context, store content.InfoProvider, d digest.Digest) (bool, error) {
+	_, err := store.Info(ctx, d)
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// copyBlob makes the store have a blob.
+func (b *builder) copyBlob(ctx context.Context, desc ocispec.Descriptor) (err error) {
+	if ok, err := exists(ctx, b.store, desc.Digest); ok || err != nil {
+		return err
+	}
+	ra, err := b.Provider.ReaderAt(ctx, desc)
+	if errdefs.IsNotFound(err) {
+		return fmt.Errorf("it is not in the content store; fetch the whole image first (ctr images pull, or content fetch): %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	defer ra.Close()
+	ref := b.id + " copy " + desc.Digest.String()
+	if err := content.WriteBlob(ctx, b.store, ref, io.NewSectionReader(ra, 0, ra.Size()), ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size}); err != nil {
+		abort(ctx, b.store, ref)
+		return err
+	}
+	b.wrote = append(b.wrote, desc.Digest)
+	return nil
+}

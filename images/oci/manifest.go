@@ -1,0 +1,319 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	cimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// base is the image that a checkpoint is put on.
+type base struct {
+	layers []layer
+	// config is the base image's, field by field as it was written.
+	config  map[string]json.RawMessage
+	history []json.RawMessage
+}
+
+// readManifest gives the manifest of an image, for the platform if it has
+// several.
+func readManifest(ctx context.Context, provider content.Provider, image ocispec.Descriptor, platform string) (*ocispec.Manifest, error) {
+	match := platforms.Default()
+	if platform != "" {
+		p, err := platforms.Parse(platform)
+		if err != nil {
+			return nil, err
+		}
+		match = platforms.Only(p)
+	}
+	m, err := cimages.Manifest(ctx, provider, image, match)
+	if err != nil {
+		return nil, err
+	}
+	return &m, nil
+}
+
+// readConfig gives the config of an image, field by field, and its diff_ids.
+func readConfig(ctx context.Context, provider content.Provider, m *ocispec.Manifest) (map[string]json.RawMessage, []digest.Digest, error) {
+	data, err := content.ReadBlob(ctx, provider, m.Config)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read config %s: %w", m.Config.Digest, err)
+	}
+	var config map[string]json.RawMessage
+	if err := json.Unmarshal(data, &config); err != nil {
+		return nil, nil, fmt.Errorf("%w: config %s: %w", images.ErrDamaged, m.Config.Digest, err)
+	}
+	var rootfs ocispec.RootFS
+	if err := json.Unmarshal(config["rootfs"], &rootfs); err != nil {
+		return nil, nil, fmt.Errorf("%w: rootfs of config %s: %w", images.ErrDamaged, m.Config.Digest, err)
+	}
+	if len(rootfs.DiffIDs) != len(m.Layers) {
+		return nil, nil, fmt.Errorf("%w: config %s has %d diff_ids for %d layers", images.ErrDamaged, m.Config.Digest, len(rootfs.DiffIDs), len(m.Layers))
+	}
+	return config, rootfs.DiffIDs, nil
+}
+
+// readBase reads the base image, less the layers of a checkpoint that it was
+// resumed from. Those with writable files stay: they are part of what the
+// container's own writable files are the difference to.
+func (b *builder) readBase(ctx context.Context) (*base, error) {
+	if b.Base.Digest == "" {
+		p := platforms.DefaultSpec()
+		if b.Platform != "" {
+			var err error
+			if p, err = platforms.Parse(b.Platform); err != nil {
+				return nil, err
+			}
+		}
+		raw := func(s string) json.RawMessage { return json.RawMessage(strconv.Quote(s)) }
+		return &base{config: map[string]json.RawMessage{
+			"architecture": raw(p.Architecture), "os": raw(p.OS), "config": json.RawMessage("{}"),
+		}}, nil
+	}
+	m, err := readManifest(ctx, b.Provider, b.Base, b.Platform)
+	if err != nil {
+		return nil, fmt.Errorf("read the base image: %w", err)
+	}
+	config, ids, err := readConfig(ctx, b.Provider, m)
+	if err != nil {
+		return nil, fmt.Errorf("read the base image: %w", err)
+	}
+	out := &base{config: config}
+	var history []json.RawMessage
+	if raw, ok := config["history"]; ok {
+		if err := json.Unmarshal(raw, &history); err != nil {
+			return nil, fmt.Errorf("read the base image: history: %w", err)
+		}
+	}
+	drop := make([]bool, len(m.Layers))
+	for i, d := range m.Layers {
+		kind := d.Annotations[AnnotationLayer]
+		if drop[i] = kind == LayerGPU || kind == LayerCRIU; drop[i] {
+			continue
+		}
+		d.MediaType = ociType(d.MediaType)
+		out.layers = append(out.layers, layer{desc: d, diffID: ids[i], kind: kind})
+	}
+	out.history, err = historyOf(history, drop)
+	if err != nil {
+		return nil, fmt.Errorf("read the base image: %w", err)
+	}
+	return out, nil
+}
+
+// historyOf leaves the entries of dropped layers out. It gives none if there
+// were none, or if they do not fit the layers.
+func historyOf(history []json.RawMessage, drop []bool) ([]json.RawMessage, error) {
+	var kept []json.RawMessage
+	at := 0
+	for _, raw := range history {
+		var h ocispec.History
+		if err := json.Unmarshal(raw, &h); err != nil {
+			return nil, fmt.Errorf("history: %w", err)
+		}
+		if !h.EmptyLayer {
+			if at == len(drop) {
+				return nil, nil
+			}
+			at++
+			if drop[at-1] {
+				continue
+			}
+		}
+		kept = append(kept, raw)
+	}
+	if at != len(drop) {
+		return nil, nil
+	}
+	return kept, nil
+}
+
+// readPrevious gives the checkpoint layers of the previous image that the store
+// has, by key, and takes the size of its layers over.
+func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
+	if b.Previous == nil {
+		return nil, nil
+	}
+	m, err := readManifest(ctx, b.Provider, *b.Previous, b.Platform)
+	if err != nil {
+		return nil, fmt.Errorf("read the previous image: %w", err)
+	}
+	_, ids, err := readConfig(ctx, b.Provider, m)
+	if err != nil {
+		return nil, fmt.Errorf("read the previous image: %w", err)
+	}
+	if b.LayerBytes == 0 {
+		if n, err := layerBytes(m.Annotations); err == nil {
+			b.LayerBytes = n
+		}
+	}
+	previous := make(map[string]layer)
+	for i, d := range m.Layers {
+		kind := d.Annotations[AnnotationLayer]
+		if kind != LayerGPU && kind != LayerCRIU {
+			continue
+		}
+		ok, err := exists(ctx, b.store, d.Digest)
+		if err != nil {
+			return nil, fmt.Errorf("read the previous image: %w", err)
+		}
+		if ok {
+			previous[layerKey(kind, d.Annotations[AnnotationArea], d.Annotations[AnnotationOffset])] = layer{desc: d, diffID: ids[i]}
+		}
+	}
+	return previous, nil
+}
+
+// layerBytes reads AnnotationLayerBytes.
+func layerBytes(annotations map[string]string) (uint64, error) {
+	n, err := strconv.ParseUint(annotations[AnnotationLayerBytes], 10, 64)
+	if err != nil || n < minLayerBytes || n&(n-1) != 0 {
+		return 0, fmt.Errorf("%w: annotation %s is %q", images.ErrDamaged, AnnotationLayerBytes, annotations[AnnotationLayerBytes])
+	}
+	return n, nil
+}
+
+// writeManifest writes the config and then the manifest, from which on the
+// image is there.
+func (b *builder) writeManifest(ctx context.Context, meta *images.Metadata, on *base, added []layer) (ocispec.Descriptor, error) {
+	created := b.Created
+	if created.IsZero() {
+		created = meta.Created
+	}
+	created = created.UTC()
+	layers := append(slices.Clone(on.layers), added...)
+	m := ocispec.Manifest{
+		Versioned:   specs.Versioned{SchemaVersion: 2},
+		MediaType:   ocispec.MediaTypeImageManifest,
+		Annotations: b.annotations(meta),
+	}
+	rootfs := ocispec.RootFS{Type: "layers"}
+	for _, l := range layers {
+		m.Layers = append(m.Layers, l.desc)
+		rootfs.DiffIDs = append(rootfs.DiffIDs, l.diffID)
+	}
+	config := maps.Clone(on.config)
+	set := func(key string, value any) (err error) {
+		config[key], err = json.Marshal(value)
+		return err
+	}
+	err := errors.Join(set("created", created), set("rootfs", rootfs))
+	delete(config, "history")
+	if on.history != nil || len(on.layers) == 0 {
+		history := slices.Clone(on.history)
+		for _, l := range added {
+			raw, herr := json.Marshal(ocispec.History{Created: &created, CreatedBy: "gpuckpt", Comment: "checkpoint: " + l.kind})
+			err = errors.Join(err, herr)
+			history = append(history, raw)
+		}
+		err = errors.Join(err, set("history", history))
+	}
+	if err != nil {
+		return ocispec.Descriptor{}, fmt.Errorf("make the config: %w", err)
+	}
+	m.Config, err = b.writeJSON(ctx, ocispec.MediaTypeImageConfig, config, nil)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	// What containerd's garbage collector goes by.
+	refs := map[string]string{"containerd.io/gc.ref.content.config": m.Config.Digest.String()}
+	for i, l := range m.Layers {
+		refs[fmt.Sprintf("containerd.io/gc.ref.content.l.%d", i)] = l.Digest.String()
+	}
+	return b.writeJSON(ctx, ocispec.MediaTypeImageManifest, m, refs)
+}
+
+// writeJSON writes a small blob.
+func (b *builder) writeJSON(ctx context.Context, mediaType string, value any, labels map[string]string) (ocispec.Descriptor, error) {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	desc := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	had, err := exists(ctx, b.store, desc.Digest)
+	if err != nil {
+		return desc, err
+	}
+	ref := b.id + " " + mediaType
+	if err := content.WriteBlob(ctx, b.store, ref, bytes.NewReader(data), desc, content.WithLabels(labels)); err != nil {
+		abort(ctx, b.store, ref)
+		return desc, fmt.Errorf("write %s: %w", mediaType, err)
+	}
+	if !had {
+		b.wrote = append(b.wrote, desc.Digest)
+	}
+	return desc, nil
+}
+
+// annotations of the manifest.
+func (b *builder) annotations(m *images.Metadata) map[string]string {
+	var memory, state uint64
+	var models []string
+	for _, g := range m.GPUs {
+		memory += g.Memory
+		models = append(models, g.Name)
+	}
+	for _, p := range m.Processes {
+		state += p.Bytes
+	}
+	slices.Sort(models)
+	a := maps.Clone(b.Annotations)
+	if a == nil {
+		a = make(map[string]string)
+	}
+	maps.Copy(a, map[string]string{
+		ocispec.AnnotationCreated: m.Created.UTC().Format(time.RFC3339),
+		AnnotationSchema:          strconv.Itoa(m.SchemaVersion),
+		AnnotationCreated:         m.Created.UTC().Format(time.RFC3339),
+		AnnotationGPUCount:        strconv.Itoa(len(m.GPUs)),
+		AnnotationProcesses:       strconv.Itoa(len(m.Processes)),
+		AnnotationLayerBytes:      strconv.FormatUint(b.LayerBytes, 10),
+	})
+	if len(m.Processes) > 0 {
+		maps.Copy(a, map[string]string{
+			AnnotationDriver:    m.DriverVersion,
+			AnnotationCUDA:      m.CUDAVersion,
+			AnnotationGPUModels: strings.Join(slices.Compact(models), ", "),
+			AnnotationGPUMemory: strconv.FormatUint(memory, 10),
+			AnnotationGPUState:  strconv.FormatUint(state, 10),
+		})
+	}
+	if b.BaseName != "" {
+		a[AnnotationBase] = b.BaseName
+	}
+	if b.Base.Digest != "" {
+		a[AnnotationBaseDigest] = b.Base.Digest.String()
+	}
+	return a
+}
+
+// ociType gives the OCI media type for one of Docker's.
+func ociType(mediaType string) string {
+	switch mediaType {
+	case cimages.MediaTypeDockerSchema2Layer:
+		return ocispec.MediaTypeImageLayer
+	case cimages.MediaTypeDockerSchema2LayerGzip:
+		return ocispec.MediaTypeImageLayerGzip
+	case cimages.MediaTypeDockerSchema2LayerZstd:
+		return ocispec.MediaTypeImageLayerZstd
+	}
+	return mediaType
+}

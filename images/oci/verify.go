@@ -1,0 +1,411 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/content"
+	cimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// Report is what Verify has read.
+type Report struct {
+	// Layers and their Bytes, as stored; GPU state in Blocks of GPUBytes.
+	Layers   int
+	Bytes    uint64
+	Blocks   int
+	GPUBytes uint64
+}
+
+// maxDocument bounds manifests and configs, in bytes. Registries take 4 MiB.
+const maxDocument = 8 << 20
+
+// maxFaults bounds how many faults are named.
+const maxFaults = 32
+
+// Verify reads every byte of a checkpoint image: that each blob has its digest
+// and each layer its diff_id, that the checkpoint's layers hold plain files
+// where they belong and nothing else, that gpuckpt.json is whole and of a known
+// schema, and that each block of GPU state has its digest. It writes nothing and
+// holds no layer in memory. progress, if not nil, is told of the bytes of blobs
+// that were read, of all there are; its calls do not overlap.
+//
+// The error joins all that is wrong, up to 32; each names the blob or file, and
+// for GPU state the area and block. They are images.ErrDamaged,
+// images.ErrSchema, images.ErrMalformed, ErrNotCheckpoint, or those of reading.
+func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor, progress func(done, total uint64)) (*Report, error) {
+	v := &verifier{provider: provider, told: progress}
+	if err := v.open(ctx, manifest); err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	v.verify(ctx)
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	if err := errors.Join(v.faults...); err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	return &v.report, nil
+}
+
+// verifier is one verification.
+type verifier struct {
+	provider content.Provider
+	manifest ocispec.Manifest
+	diffIDs  []digest.Digest
+	meta     *images.Metadata
+	zeros    string // digest of a block of zeros
+
+	mu     sync.Mutex
+	told   func(done, total uint64)
+	done   uint64
+	total  uint64
+	report Report
+	faults []error
+}
+
+// fault notes what is wrong.
+func (v *verifier) fault(err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.faults) < maxFaults {
+		v.faults = append(v.faults, err)
+	}
+}
+
+func (v *verifier) progress(bytes uint64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.done += bytes
+	if v.told != nil {
+		v.told(v.done, v.total)
+	}
+}
+
+// document reads a small blob and checks its digest.
+func document(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) ([]byte, error) {
+	if desc.Size > maxDocument {
+		return nil, fmt.Errorf("%w: %s has %d bytes, more than %d", images.ErrDamaged, desc.Digest, desc.Size, maxDocument)
+	}
+	ra, err := provider.ReaderAt(ctx, desc)
+	if err != nil {
+		return nil, missing(desc.Digest.String(), err)
+	}
+	defer ra.Close()
+	data, err := io.ReadAll(io.NewSectionReader(ra, 0, min(ra.Size(), maxDocument)))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", desc.Digest, err)
+	}
+	if err := desc.Digest.Validate(); err != nil {
+		return nil, fmt.Errorf("%w: digest %q: %w", images.ErrDamaged, desc.Digest, err)
+	}
+	if got := desc.Digest.Algorithm().FromBytes(data); got != desc.Digest {
+		return nil, fmt.Errorf("%w: blob %s has the digest %s", images.ErrDamaged, desc.Digest, got)
+	}
+	return data, nil
+}
+
+// missing says that a blob is not there.
+func missing(what string, err error) error {
+	if errdefs.IsNotFound(err) {
+		return fmt.Errorf("%w: %s is missing: %w", images.ErrDamaged, what, err)
+	}
+	return fmt.Errorf("read %s: %w", what, err)
+}
+
+// manifestOf reads a manifest, in an index that for this platform.
+func manifestOf(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) (m ocispec.Manifest, _ ocispec.Descriptor, err error) {
+	if cimages.IsIndexType(desc.MediaType) {
+		data, err := document(ctx, provider, desc)
+		if err != nil {
+			return m, desc, err
+		}
+		var index ocispec.Index
+		if err := json.Unmarshal(data, &index); err != nil {
+			return m, desc, fmt.Errorf("%w: index %s: %w", images.ErrDamaged, desc.Digest, err)
+		}
+		found := false
+		for _, d := range index.Manifests {
+			if cimages.IsManifestType(d.MediaType) && (d.Platform == nil || platforms.Default().Match(*d.Platform)) {
+				desc, found = d, true
+				break
+			}
+		}
+		if !found {
+			return m, desc, fmt.Errorf("%w: %s is an index without an image for this platform", ErrNotCheckpoint, desc.Digest)
+		}
+	}
+	if !cimages.IsManifestType(desc.MediaType) {
+		return m, desc, fmt.Errorf("%w: %s is of the type %s", ErrNotCheckpoint, desc.Digest, desc.MediaType)
+	}
+	data, err := document(ctx, provider, desc)
+	if err != nil {
+		return m, desc, err
+	}
+	if err := json.Unmarshal(data, &m); err != nil {
+		return m, desc, fmt.Errorf("%w: manifest %s: %w", images.ErrDamaged, desc.Digest, err)
+	}
+	return m, desc, nil
+}
+
+// open reads the manifest and the config.
+func (v *verifier) open(ctx context.Context, desc ocispec.Descriptor) (err error) {
+	if v.manifest, _, err = manifestOf(ctx, v.provider, desc); err != nil {
+		return err
+	}
+	data, err := document(ctx, v.provider, v.manifest.Config)
+	if err != nil {
+		return err
+	}
+	var config ocispec.Image
+	if err := json.Unmarshal(data, &config); err != nil {
+		return fmt.Errorf("%w: config %s: %w", images.ErrDamaged, v.manifest.Config.Digest, err)
+	}
+	v.diffIDs = config.RootFS.DiffIDs
+	if len(v.diffIDs) != len(v.manifest.Layers) {
+		return fmt.Errorf("%w: config %s has %d diff_ids for %d layers", images.ErrDamaged, v.manifest.Config.Digest, len(v.diffIDs), len(v.manifest.Layers))
+	}
+	for _, l := range v.manifest.Layers {
+		v.total += uint64(max(0, l.Size))
+	}
+	return nil
+}
+
+// verify reads the layer with gpuckpt.json, then all others at once.
+func (v *verifier) verify(ctx context.Context) {
+	top, err := criuLayer(&v.manifest)
+	if err != nil {
+		v.fault(err)
+		return
+	}
+	v.layer(ctx, top, v.readCRIU)
+	if v.meta == nil {
+		return // there is nothing that the GPU state could be compared with
+	}
+	v.compareAnnotations()
+	v.zeros = images.ZeroBlockDigest()
+	areas, jobs := v.sort(top)
+	g := new(errgroup.Group)
+	g.SetLimit(runtime.NumCPU())
+	for _, job := range jobs {
+		g.Go(func() error {
+			if ctx.Err() == nil {
+				job(ctx)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // faults are noted
+	for _, a := range areas {
+		a.finish()
+		v.report.Blocks += len(a.area.Digests)
+		v.report.GPUBytes += a.area.Bytes
+	}
+	v.report.Layers, v.report.Bytes = len(v.manifest.Layers), v.total
+}
+
+// criuLayer finds the layer with gpuckpt.json.
+func criuLayer(m *ocispec.Manifest) (int, error) {
+	top := -1
+	for i, l := range m.Layers {
+		if l.Annotations[AnnotationLayer] != LayerCRIU {
+			continue
+		}
+		if top >= 0 {
+			return 0, fmt.Errorf("%w: two layers have the annotation %s=%s", images.ErrDamaged, AnnotationLayer, LayerCRIU)
+		}
+		top = i
+	}
+	if top < 0 {
+		return 0, fmt.Errorf("%w: no layer has the annotation %s=%s", ErrNotCheckpoint, AnnotationLayer, LayerCRIU)
+	}
+	return top, nil
+}
+
+// sort gives what is to be done for each other layer, and for each range of an
+// area that has none because it is zero.
+func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(context.Context)) {
+	areas = make(map[string]*areaCheck)
+	size, err := layerBytes(v.manifest.Annotations)
+	for _, p := range v.meta.Processes {
+		for _, a := range p.Areas {
+			if err != nil {
+				v.fault(err)
+				return nil, nil
+			}
+			areas[a.File] = newAreaCheck(v, a, size)
+		}
+	}
+	for i, l := range v.manifest.Layers {
+		if i == top {
+			continue
+		}
+		if l.Annotations[AnnotationLayer] != LayerGPU {
+			jobs = append(jobs, func(ctx context.Context) { v.layer(ctx, i, nil) })
+			continue
+		}
+		a := areas[l.Annotations[AnnotationArea]]
+		if a == nil {
+			v.fault(fmt.Errorf("%w: %s is of the area %q, which %s does not have", images.ErrDamaged, v.nameOf(i), l.Annotations[AnnotationArea], images.MetadataName))
+			continue
+		}
+		at, err := a.take(l.Annotations[AnnotationOffset])
+		if err != nil {
+			v.fault(fmt.Errorf("%w: %s: %w", images.ErrDamaged, v.nameOf(i), err))
+			continue
+		}
+		jobs = append(jobs, func(ctx context.Context) {
+			if !v.layer(ctx, i, func(r io.Reader) error { return a.readLayer(at, r) }) {
+				a.fail(at)
+			}
+		})
+	}
+	for _, a := range areas {
+		for _, at := range a.untaken() {
+			jobs = append(jobs, func(context.Context) { a.zero(at) })
+		}
+	}
+	return areas, jobs
+}
+
+// nameOf names a layer for a person.
+func (v *verifier) nameOf(i int) string {
+	l := v.manifest.Layers[i]
+	switch kind := l.Annotations[AnnotationLayer]; kind {
+	case "":
+		return fmt.Sprintf("layer %d (base, %s)", i, l.Digest)
+	case LayerGPU:
+		return fmt.Sprintf("layer %d (%s from %s, %s)", i, l.Annotations[AnnotationArea], l.Annotations[AnnotationOffset], l.Digest)
+	default:
+		return fmt.Sprintf("layer %d (%s, %s)", i, kind, l.Digest)
+	}
+}
+
+// layer reads a layer to its end and compares its digests. read, if not nil,
+// reads the archive. It says whether the archive was read without an error.
+func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error) bool {
+	desc := v.manifest.Layers[i]
+	if err := desc.Digest.Validate(); err != nil {
+		v.fault(fmt.Errorf("%w: %s: %w", images.ErrDamaged, v.nameOf(i), err))
+		return false
+	}
+	ra, err := v.provider.ReaderAt(ctx, desc)
+	if err != nil {
+		v.fault(missing(v.nameOf(i), err))
+		return false
+	}
+	defer ra.Close()
+	if ra.Size() != desc.Size {
+		v.fault(fmt.Errorf("%w: %s is truncated or too long: it has %d bytes, not %d", images.ErrDamaged, v.nameOf(i), ra.Size(), desc.Size))
+		return false
+	}
+	blob := desc.Digest.Algorithm().Digester()
+	raw := io.TeeReader(&contextReader{ctx, io.NewSectionReader(ra, 0, ra.Size()), v.progress}, blob.Hash())
+	plain := digest.Canonical.Digester()
+	archiveErr := v.archive(raw, desc.MediaType, plain, read)
+	if _, err := io.Copy(io.Discard, raw); err != nil {
+		v.fault(fmt.Errorf("read %s: %w", v.nameOf(i), err))
+		return false
+	}
+	if got := blob.Digest(); got != desc.Digest {
+		v.fault(fmt.Errorf("%w: %s has the digest %s", images.ErrDamaged, v.nameOf(i), got))
+	} else if got := plain.Digest(); archiveErr == nil && got != v.diffIDs[i] {
+		v.fault(fmt.Errorf("%w: %s unpacks to %s, and the config says %s", images.ErrDamaged, v.nameOf(i), got, v.diffIDs[i]))
+	}
+	if archiveErr != nil {
+		v.fault(fmt.Errorf("%s: %w", v.nameOf(i), archiveErr))
+	}
+	return archiveErr == nil
+}
+
+// archive unpacks a layer and has it read.
+func (v *verifier) archive(raw io.Reader, mediaType string, plain digest.Digester, read func(io.Reader) error) error {
+	unpacked, err := decompress(raw, mediaType)
+	if err != nil {
+		return fmt.Errorf("%w: %w", images.ErrDamaged, err)
+	}
+	defer unpacked.Close()
+	tee := io.TeeReader(unpacked, plain.Hash())
+	if read != nil {
+		if err := read(tee); err != nil {
+			return err
+		}
+	}
+	if _, err := io.Copy(io.Discard, tee); err != nil {
+		return fmt.Errorf("%w: %w", images.ErrDamaged, err)
+	}
+	return nil
+}
+
+// readCRIU reads the layer with CRIU's images and gpuckpt.json.
+func (v *verifier) readCRIU(r io.Reader) error {
+	err := readLayer(r, func(name string, size int64, r io.Reader) error {
+		if images.IsAreaFile(name) {
+			return fmt.Errorf("%w: %s is not in a layer of its own", images.ErrDamaged, name)
+		}
+		if name != images.MetadataName {
+			return nil
+		}
+		var err error
+		v.meta, err = readMetadata(r)
+		return err
+	})
+	if err == nil && v.meta == nil {
+		err = fmt.Errorf("%w: it has no %s", images.ErrDamaged, images.MetadataName)
+	}
+	return err
+}
+
+// readMetadata reads gpuckpt.json from an archive.
+func readMetadata(r io.Reader) (*images.Metadata, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxDocument))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", images.MetadataName, err)
+	}
+	m, err := images.ParseMetadata(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", images.MetadataName, err)
+	}
+	return m, nil
+}
+
+// compareAnnotations refuses a manifest that promises something else.
+func (v *verifier) compareAnnotations() {
+	want := (&builder{Options: Options{LayerBytes: minLayerBytes}}).annotations(v.meta)
+	for _, key := range []string{AnnotationSchema, AnnotationCreated, AnnotationDriver, AnnotationCUDA, AnnotationGPUCount, AnnotationGPUModels, AnnotationGPUMemory, AnnotationGPUState, AnnotationProcesses} {
+		if got := v.manifest.Annotations[key]; got != want[key] {
+			v.fault(fmt.Errorf("%w: annotation %s of the manifest is %q, and %s says %q", images.ErrDamaged, key, got, images.MetadataName, want[key]))
+		}
+	}
+}
+
+// contextReader ends with its context, and tells what it reads.
+type contextReader struct {
+	ctx  context.Context
+	r    io.Reader
+	told func(uint64)
+}
+
+func (c *contextReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := c.r.Read(p)
+	c.told(uint64(n))
+	return n, err
+}

@@ -1,0 +1,108 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package registry moves images between a registry and a content store, by way
+// of containerd's resolver: its hosts directory (hosts.toml), mirrors, tokens
+// and certificates work as in containerd, and the credentials are those of the
+// user's Docker configuration.
+//
+// A blob is sent, or fetched, as a whole or not at all; what is on the other side
+// already is left out. A transfer that ends early is taken up by the next one:
+// a push asks for each blob before it sends it, a pull goes on in the middle of a
+// blob where the store has the begin of it. The image appears under its name last,
+// so nobody meets half an image. Blobs move several at a time, each is tried
+// again when the network or the registry fails it, and the first failure that
+// trying again cannot mend ends the transfer.
+package registry
+
+import (
+	"errors"
+	"time"
+)
+
+// ErrNotAuthorized says that a registry refused the credentials, or wants some.
+var ErrNotAuthorized = errors.New("the registry refused access")
+
+// Options say how an image is moved. The zero value works.
+type Options struct {
+	// HostsDir is a directory of registries' configuration, as containerd's
+	// config_path; empty is DefaultHostsDir. It need not be there.
+	HostsDir string
+	// PlainHTTP talks HTTP to every registry. Without it, only one on a
+	// loopback address may answer in HTTP.
+	PlainHTTP bool
+	// Credentials give the user's name and secret for a registry's host. An
+	// empty name with a secret is an identity token; both empty is nobody.
+	// Nil: DockerCredentials.
+	Credentials func(host string) (user, secret string, err error)
+	// Parallel is how many blobs move at once; 0 is DefaultParallel.
+	Parallel int
+	// Attempts is how often a blob is tried; 0 is DefaultAttempts. Pause is the
+	// wait before the second, doubled for each further one; 0 is a second.
+	Attempts int
+	Pause    time.Duration
+	// Progress, if not nil, is told what happens to each blob. The calls come
+	// from several goroutines.
+	Progress func(Event)
+}
+
+// The defaults of Options.
+const (
+	DefaultHostsDir = "/etc/containerd/certs.d"
+	DefaultParallel = 4
+	DefaultAttempts = 5
+)
+
+// Event is one step of a transfer. The sum of the Bytes of all events of an
+// image is the size of the image, less what a retry takes back.
+type Event struct {
+	// Total is what the image's blobs have together; 0 while it is not known.
+	Total int64
+	// Bytes moved, or found to be there already (Reused). Negative when what was
+	// sent of a blob counts for nothing, because it is tried again.
+	Bytes  int64
+	Reused bool
+	// Retry is why a blob is tried again, else nil.
+	Retry error
+}
+
+// Result is what a transfer did.
+type Result struct {
+	// Blobs and Bytes that the image has, manifests and config among them.
+	Blobs int   `json:"blobs"`
+	Bytes int64 `json:"bytes"`
+	// Moved are the bytes that went over the wire, Reused those that were on
+	// the other side already.
+	Moved  int64 `json:"movedBytes"`
+	Reused int64 `json:"reusedBytes"`
+	// GPUBytes and GPUReused are the same for layers of GPU state; a pull does
+	// not tell them apart and leaves both 0.
+	GPUBytes  int64 `json:"gpuBytes,omitempty"`
+	GPUReused int64 `json:"gpuReusedBytes,omitempty"`
+}
+
+func (o *Options) report(e Event) {
+	if o.Progress != nil {
+		o.Progress(e)
+	}
+}
+
+// defaults fills in what is zero.
+func (o Options) defaults() Options {
+	if o.HostsDir == "" {
+		o.HostsDir = DefaultHostsDir
+	}
+	if o.Credentials == nil {
+		o.Credentials = DockerCredentials
+	}
+	if o.Parallel <= 0 {
+		o.Parallel = DefaultParallel
+	}
+	if o.Attempts <= 0 {
+		o.Attempts = DefaultAttempts
+	}
+	if o.Pause <= 0 {
+		o.Pause = time.Second
+	}
+	return o
+}

@@ -1,0 +1,202 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/pkg/reference"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// keepFor is how long containerd keeps what a pull that failed has fetched.
+const keepFor = 24 * time.Hour
+
+// Pull fetches an image into containerd and, with a snapshotter's name, unpacks
+// it there while it comes in. The image gets its name when it is complete. What a
+// pull that fails has fetched stays with containerd for a day, for the next
+// pull of the same name to go on with.
+func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, options Options) (client.Image, *Result, error) {
+	o := options.defaults()
+	spec, err := reference.Parse(ref)
+	if err != nil {
+		return nil, nil, fmt.Errorf("pull: %q is no image reference such as example.com/job:1: %w", ref, err)
+	}
+	ctx, done, err := lease(ctx, c, ref)
+	if err != nil {
+		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	p := &pull{
+		Options: o, Resolver: newResolver(ctx, o),
+		slots: make(chan struct{}, o.Parallel), blobs: make(map[digest.Digest]*pulled),
+	}
+	opts := []client.RemoteOpt{client.WithResolver(p), client.WithImageHandlerWrapper(p.observe)}
+	if snapshotter != "" {
+		opts = append(opts, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter))
+	}
+	var image client.Image
+	err = o.attempts(ctx, func() (err error) {
+		image, err = c.Pull(ctx, ref, opts...)
+		return err
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("pull %s: %w", ref, explain(err, spec.Hostname()))
+	}
+	if err := done(context.WithoutCancel(ctx)); err != nil {
+		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	return image, p.sum(), nil
+}
+
+// lease keeps containerd from collecting what a pull brings in. It has a name
+// of its own for each image, and outlives a pull that failed.
+func lease(ctx context.Context, c *client.Client, ref string) (context.Context, func(context.Context) error, error) {
+	manager := c.LeasesService()
+	l := leases.Lease{ID: "gpuckpt-pull-" + digest.FromString(ref).Encoded()}
+	if _, err := manager.Create(ctx, leases.WithID(l.ID), leases.WithExpiration(keepFor)); err != nil && !errdefs.IsAlreadyExists(err) {
+		return nil, nil, fmt.Errorf("keep containerd from collecting what is fetched: %w", err)
+	}
+	return leases.WithLease(ctx, l.ID), func(ctx context.Context) error {
+		if err := manager.Delete(ctx, l); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("let go of what was fetched: %w", err)
+		}
+		return nil
+	}, nil
+}
+
+// pull is one pull. It is a resolver whose fetchers count, and let only so many
+// blobs move at once.
+type pull struct {
+	Options
+	remotes.Resolver
+	slots chan struct{}
+
+	mu    sync.Mutex
+	total int64
+	blobs map[digest.Digest]*pulled
+}
+
+// pulled is one blob of the image.
+type pulled struct {
+	size    int64
+	moved   int64 // bytes that came over the wire
+	reached int64 // how far the progress has been told
+}
+
+// observe sees each descriptor of the image, once its parent was read.
+func (p *pull) observe(next images.Handler) images.Handler {
+	return images.HandlerFunc(func(ctx context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		p.know(d)
+		children, err := next.Handle(ctx, d)
+		if err == nil && images.IsManifestType(d.MediaType) {
+			for _, child := range children {
+				p.know(child)
+			}
+		}
+		return children, err
+	})
+}
+
+// know counts a blob in.
+func (p *pull) know(d ocispec.Descriptor) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.blobs[d.Digest] == nil {
+		p.blobs[d.Digest] = &pulled{size: d.Size}
+		p.total += d.Size
+	}
+}
+
+func (p *pull) sum() *Result {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := &Result{Blobs: len(p.blobs), Bytes: p.total}
+	for _, b := range p.blobs {
+		moved := min(b.moved, b.size)
+		r.Moved += moved
+		r.Reused += b.size - moved
+	}
+	return r
+}
+
+// Fetcher is the resolver's, wrapped.
+func (p *pull) Fetcher(ctx context.Context, ref string) (remotes.Fetcher, error) {
+	f, err := p.Resolver.Fetcher(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return remotes.FetcherFunc(func(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
+		select {
+		case p.slots <- struct{}{}:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		data, err := f.Fetch(ctx, d)
+		if err != nil {
+			<-p.slots
+			return nil, err
+		}
+		p.know(d)
+		return &fetched{ReadCloser: data, pull: p, digest: d.Digest, release: sync.OnceFunc(func() { <-p.slots })}, nil
+	}), nil
+}
+
+// fetched is a blob on its way in.
+type fetched struct {
+	io.ReadCloser
+	pull    *pull
+	digest  digest.Digest
+	release func()
+	at      int64
+}
+
+func (f *fetched) Read(b []byte) (int, error) {
+	n, err := f.ReadCloser.Read(b)
+	f.reach(f.at+int64(n), int64(n))
+	return n, err
+}
+
+// Seek goes on where the store has got to.
+func (f *fetched) Seek(offset int64, whence int) (int64, error) {
+	s, ok := f.ReadCloser.(io.Seeker)
+	if !ok {
+		return 0, errors.New("the registry cannot go on in the middle of a blob")
+	}
+	at, err := s.Seek(offset, whence)
+	if err == nil {
+		f.reach(at, 0)
+	}
+	return at, err
+}
+
+// reach tells of progress as far as nobody has yet: a retry begins before that.
+func (f *fetched) reach(at, moved int64) {
+	f.at = at
+	f.pull.mu.Lock()
+	blob := f.pull.blobs[f.digest]
+	blob.moved += moved
+	news := at - blob.reached
+	blob.reached = max(blob.reached, at)
+	total := f.pull.total
+	f.pull.mu.Unlock()
+	if news > 0 {
+		f.pull.report(Event{Total: total, Bytes: news, Reused: moved == 0})
+	}
+}
+
+func (f *fetched) Close() error {
+	defer f.release()
+	return f.ReadCloser.Close()
+}

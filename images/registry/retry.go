@@ -1,0 +1,87 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/errdefs"
+)
+
+// attempts calls do until it succeeds, its error is one that trying again cannot
+// mend, or it was tried often enough.
+func (o *Options) attempts(ctx context.Context, do func() error) error {
+	pause := o.Pause
+	for try := 1; ; try++ {
+		err := do()
+		if err == nil || ctx.Err() != nil || !transient(err) {
+			return err
+		}
+		if try == o.Attempts {
+			return fmt.Errorf("given up after %d attempts: %w", try, err)
+		}
+		o.report(Event{Retry: err})
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+		pause *= 2
+	}
+}
+
+// localError is one of this side: the store has no room, or not the blob.
+type localError struct{ error }
+
+func (e localError) Unwrap() error { return e.error }
+
+// transient says whether the same request may succeed later. Whatever is not
+// known to be final counts as a fault of the network.
+func transient(err error) bool {
+	if errors.As(err, new(localError)) || errors.Is(err, docker.ErrInvalidAuthorization) || notAuthorized(err) {
+		return false
+	}
+	var status remoteerrors.ErrUnexpectedStatus
+	if errors.As(err, &status) {
+		return status.StatusCode >= 500 || status.StatusCode == http.StatusTooManyRequests || status.StatusCode == http.StatusRequestTimeout
+	}
+	var dns *net.DNSError
+	if errors.As(err, &dns) && dns.IsNotFound {
+		return false
+	}
+	switch {
+	case errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err), errdefs.IsFailedPrecondition(err),
+		errdefs.IsPermissionDenied(err), errdefs.IsUnauthorized(err), errdefs.IsAlreadyExists(err), errdefs.IsResourceExhausted(err):
+		return false
+	}
+	// containerd's daemon hands on the operating system's words alone.
+	return !strings.Contains(err.Error(), "no space left on device")
+}
+
+func notAuthorized(err error) bool {
+	var status remoteerrors.ErrUnexpectedStatus
+	if errors.As(err, &status) {
+		return status.StatusCode == http.StatusUnauthorized || status.StatusCode == http.StatusForbidden
+	}
+	return errors.Is(err, docker.ErrInvalidAuthorization)
+}
+
+// explain says what a user can do about an error.
+func explain(err error, host string) error {
+	if err == nil {
+		return nil
+	}
+	if notAuthorized(err) {
+		return fmt.Errorf("%w: log in with `docker login %s`, or any tool that writes the credentials to $DOCKER_CONFIG/config.json: %w", ErrNotAuthorized, host, err)
+	}
+	return err
+}

@@ -1,0 +1,192 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// startLimit bounds the start of the kubelet, endLimit each step of its end.
+const (
+	startLimit = 2 * time.Minute
+	endLimit   = time.Minute
+)
+
+// Name is the node's name, which pods must give: there is no scheduler.
+const Name = "gpuckpt-node"
+
+// kubelet is one running kubelet.
+type kubelet struct {
+	*process
+	address string
+	client  *http.Client
+}
+
+// The directories of the kubelet: its root, and what it sees below /var/lib and
+// /var/log.
+func (n *Node) kubeletRoot() string { return filepath.Join(n.Dir(), "kubelet") }
+func (n *Node) podDir() string      { return filepath.Join(n.Dir(), "pods") }
+func (n *Node) varLib() string      { return filepath.Join(n.Dir(), "l") } // short: it has sockets
+func (n *Node) varLog() string      { return filepath.Join(n.Dir(), "kubelet-logs") }
+
+// ownPaths gives the program that follows directories of its own at /var/lib and
+// /var/log. What it mounts elsewhere it mounts for all. The mounts that hold the
+// two are made private first, so that the machine's stay as they are.
+const ownPaths = `
+for dir in / /var /var/lib /var/log; do mount --make-private "$dir" 2>/dev/null || :; done
+mount --bind "$1" /var/lib
+mount --bind "$2" /var/log
+shift 2
+exec "$@"`
+
+// kubeletConfig is the kubelet's configuration, less what follows it.
+const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+readOnlyPort: 0
+healthzPort: 0
+authorization: {mode: AlwaysAllow}
+cgroupDriver: cgroupfs
+failCgroupV1: false
+failSwapOn: false
+enforceNodeAllocatable: []
+evictionHard: {memory.available: 1Mi, nodefs.available: 1Mi, imagefs.available: 1Mi}
+imageGCHighThresholdPercent: 100
+localStorageCapacityIsolation: false
+makeIPTablesUtilChains: false
+containerLogMaxSize: 10Mi
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
+fileCheckFrequency: 1s
+syncFrequency: 2s
+`
+
+// startKubelet starts the kubelet and returns when it says that it is healthy.
+func (n *Node) startKubelet(ctx context.Context) (*kubelet, error) {
+	root := n.kubeletRoot()
+	for _, dir := range []string{root, n.podDir(), n.varLib(), n.varLog()} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("start the kubelet: %w", err)
+		}
+	}
+	ports, err := freePorts(1)
+	if err != nil {
+		return nil, fmt.Errorf("start the kubelet: %w", err)
+	}
+	k := &kubelet{address: net.JoinHostPort(n.network.gateway, ports[0])}
+	if k.client, err = n.authority.client(adminUser); err != nil {
+		return nil, err
+	}
+	if err := n.authority.issue(kubeletUser, "system:node:"+Name, []string{"system:nodes"}, n.network.gateway); err != nil {
+		return nil, err
+	}
+	// What the kubelet mounts into pods must be seen by containerd.
+	if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
+		return nil, fmt.Errorf("start the kubelet: mount %s: %w", root, err)
+	}
+	if err := unix.Mount("", root, "", unix.MS_SHARED, ""); err != nil {
+		return nil, fmt.Errorf("start the kubelet: share %s: %w", root, err)
+	}
+	cmd, err := n.kubeletCommand(ports[0])
+	if err != nil {
+		return nil, fmt.Errorf("start the kubelet: %w", err)
+	}
+	if k.process, err = n.startCommand("kubelet", cmd); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	for {
+		if _, err := k.call(ctx, http.MethodGet, "/healthz"); err == nil {
+			return k, nil
+		}
+		if err := k.pause(ctx, 50*time.Millisecond); err != nil {
+			k.stop()
+			return nil, fmt.Errorf("wait for the kubelet: %w", err)
+		}
+	}
+}
+
+// kubeletCommand writes the kubelet's configuration and gives its command.
+func (n *Node) kubeletCommand(port string) (*exec.Cmd, error) {
+	if err := os.WriteFile(filepath.Join(n.Dir(), "resolv.conf"), []byte("nameserver 127.0.0.1\n"), 0o644); err != nil {
+		return nil, err
+	}
+	config := kubeletConfig + fmt.Sprintf(`address: %s
+port: %s
+authentication: {anonymous: {enabled: false}, webhook: {enabled: false}, x509: {clientCAFile: %s}}
+tlsCertFile: %s
+tlsPrivateKeyFile: %s
+cgroupRoot: /%s
+containerRuntimeEndpoint: unix://%s
+podLogsDir: %s
+resolvConf: %s
+staticPodPath: %s
+volumePluginDir: %s
+%s`, n.network.gateway, port, n.authority.path("ca"), n.authority.path(kubeletUser), n.authority.keyPath(kubeletUser),
+		n.Cgroup(), n.Address(), filepath.Join(n.Dir(), "logs"), filepath.Join(n.Dir(), "resolv.conf"), n.podDir(),
+		filepath.Join(n.Dir(), "plugins"), n.opts.KubeletConfig)
+	file := filepath.Join(n.Dir(), "kubelet.yaml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		return nil, err
+	}
+	args := []string{
+		"--config", file, "--root-dir", n.kubeletRoot(), "--cert-dir", filepath.Join(n.Dir(), "pki"),
+		"--hostname-override", Name, "--node-ip", n.network.gateway, "--v=2",
+		"--containerd", n.Address(), // else cAdvisor asks the machine's
+	}
+	if n.api != nil {
+		kubeconfig, err := n.writeKubeconfig(kubeletUser)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--kubeconfig", kubeconfig)
+	}
+	own, err := n.Command(context.Background(), "kubelet", args...)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "unchanged", "sh", "-ec", ownPaths, "sh", n.varLib(), n.varLog()}, own.Args...)...)
+	cmd.Dir, cmd.Env, cmd.SysProcAttr = own.Dir, own.Env, own.SysProcAttr
+	return cmd, nil
+}
+
+// StatusError is an answer of the kubelet's that is no success.
+type StatusError struct {
+	Code int
+	Body string
+}
+
+// Error gives the code and the kubelet's words.
+func (e *StatusError) Error() string { return fmt.Sprintf("status %d: %s", e.Code, e.Body) }
+
+// call makes a request of the kubelet's API and gives the answer's body. An answer
+// other than 200 is a *StatusError.
+func (k *kubelet) call(ctx context.Context, method, path string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "https://"+k.address+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := k.client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s %s: %w", method, path, &StatusError{response.StatusCode, string(body)})
+	}
+	return body, nil
+}

@@ -1,0 +1,214 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// smallTmpfs mounts one of that size, until the test ends.
+func smallTmpfs(t *testing.T, size string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// unharmed is a container after a checkpoint that failed: it runs on as before,
+// and nothing of the checkpoint is left.
+func unharmed(t *testing.T, c *harness.Containerd, k *harness.Container, ref, dumps string) {
+	t.Helper()
+	if status, err := k.Status(t.Context()); err != nil || status != client.Running {
+		t.Fatalf("the container is %q, %v", status, err)
+	}
+	expect(t, k, "verify", "bad=0")
+	if _, err := c.Client().ImageService().Get(t.Context(), ref); err == nil {
+		t.Errorf("there is an image %s", ref)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dumps, "*")); len(left) > 0 { // the pattern is sound
+		t.Errorf("left behind: %q", left)
+	}
+	leases, err := c.Client().LeasesService().List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range leases {
+		t.Errorf("a lease is left: %s %v", l.ID, l.Labels)
+	}
+}
+
+// No room for the dump: the container runs on.
+func TestNoRoomForTheDump(t *testing.T) {
+	dir := smallTmpfs(t, "16m")
+	c := own(t)
+	k := start(t, c, runSpec(""), "pattern", "--bytes", "50331648", "--seed", "7")
+	const ref = "gpuckpt.test/job:1"
+	fails(t, c, nil, []string{"no space left on device"}, "checkpoint", k.ID, "--image", ref, "--image-path", dir)
+	unharmed(t, c, k, ref, dir)
+	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
+}
+
+// No room for the image in containerd's store: the container runs on, and there
+// is no image, with both kinds of checkpoint.
+func TestNoRoomForTheImage(t *testing.T) {
+	dumps := t.TempDir()
+	t.Setenv("GPUCKPT_TEST_DIR", smallTmpfs(t, "150m"))
+	c := own(t)
+	k := start(t, c, runSpec(""), "pattern", "--bytes", "201326592", "--seed", "7")
+	const ref = "gpuckpt.test/job:1"
+	args := []string{"checkpoint", k.ID, "--image", ref, "--image-path", dumps}
+	fails(t, c, nil, []string{"no space left on device"}, args...)
+	unharmed(t, c, k, ref, dumps)
+	fails(t, c, nil, []string{"no space left on device"}, append(args, "--leave-running")...)
+	unharmed(t, c, k, ref, dumps)
+}
+
+// Whoever presses Ctrl-C has the container as it was.
+func TestInterruptedCheckpoint(t *testing.T) {
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("only the software GPU can be slow on demand")
+	}
+	c := own(t)
+	k := start(t, c, runSpec(""), "pattern", "--bytes", "50331648", "--seed", "7")
+	if err := c.SetSoftwareGPU("checkpoint_delay_ms=3000"); err != nil {
+		t.Fatal(err)
+	}
+	const ref = "gpuckpt.test/job:1"
+	var errs bytes.Buffer
+	cmd := command(t.Context(), t, c, nil, "checkpoint", k.ID, "--image", ref)
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if status, err := k.Status(t.Context()); err == nil && status == client.Paused {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the container was never paused")
+		}
+	}
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil || !strings.Contains(errs.String(), "context canceled") {
+		t.Errorf("gpuckpt ended with %v and %s", err, errs.String())
+	}
+	if err := c.SetSoftwareGPU(""); err != nil {
+		t.Fatal(err)
+	}
+	unharmed(t, c, k, ref, dumps(c))
+	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
+}
+
+// A container that was paused stays so, and an image of the name is replaced
+// only by a complete one.
+func TestPausedContainerStaysPaused(t *testing.T) {
+	k := start(t, shared, runSpec(""), "counter")
+	expect(t, k, "next", "101")
+	const ref = "gpuckpt.test/paused:1"
+	if _, err := shared.Ctr(t.Context(), "tasks", "pause", k.ID); err != nil {
+		t.Fatal(err)
+	}
+	gpuckpt(t, shared, "checkpoint", k.ID, "--image", ref, "--leave-running")
+	if status, err := k.Status(t.Context()); err != nil || status != client.Paused {
+		t.Fatalf("the container is %q, %v", status, err)
+	}
+	if _, err := shared.Ctr(t.Context(), "tasks", "resume", k.ID); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, k, "next", "102")
+	first := asJSON[struct{ Image struct{ Digest string } }](t, shared, "image", "inspect", ref).Image.Digest
+	fails(t, shared, nil, []string{"no image gpuckpt.test/nothing:1"}, "checkpoint", k.ID, "--image", ref, "--previous", "gpuckpt.test/nothing:1")
+	made := asJSON[checkpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--previous", ref)
+	second := asJSON[struct{ Image struct{ Digest string } }](t, shared, "image", "inspect", ref).Image.Digest
+	if first == second || second != made.Digest {
+		t.Errorf("the image was %s, is %s, and the checkpoint %s", first, second, made.Digest)
+	}
+	remove(t, k)
+	r := resume(t, shared, ref, k.Port)
+	expect(t, r, "next", "103")
+	// The checkpoint of what came from a checkpoint image is one again.
+	const later = "gpuckpt.test/paused:2"
+	gpuckpt(t, shared, "checkpoint", r.ID, "--image", later, "--previous", ref)
+	remove(t, r)
+	r = resume(t, shared, later, k.Port)
+	expect(t, r, "next", "104")
+}
+
+func TestCheckpointRefuses(t *testing.T) {
+	k := start(t, shared, runSpec(""), "counter")
+	const ref = "gpuckpt.test/refused:1"
+	fails(t, shared, nil, []string{"no such container"}, "checkpoint", "nobody", "--image", ref)
+	fails(t, shared, nil, []string{"no full name"}, "checkpoint", k.ID, "--image", "job")
+	fails(t, shared, nil, []string{`"image" not set`}, "checkpoint", k.ID)
+	fails(t, shared, nil, []string{"zstd, gzip or none"}, "checkpoint", k.ID, "--image", ref, "--compression", "zip")
+	fails(t, shared, nil, []string{"power of two"}, "checkpoint", k.ID, "--image", ref, "--layer-size", "100MiB")
+	fails(t, shared, nil, []string{"make the directory"}, "checkpoint", k.ID, "--image", ref, "--image-path", "/proc/none")
+	fails(t, shared, []string{"CONTAINERD_ADDRESS=/nonexistent.sock"}, []string{"/nonexistent.sock", "--address"}, "image", "inspect", ref)
+	expect(t, k, "next", "101")
+	// The image that the container was made from has another meaning by now.
+	if err := shared.Client().ImageService().Delete(t.Context(), harness.WorkloadImage); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := shared.ImportWorkload(session); err != nil {
+			t.Error(err)
+		}
+	})
+	fails(t, shared, nil, []string{harness.WorkloadImage, "is needed"}, "checkpoint", k.ID, "--image", ref)
+	expect(t, k, "next", "102")
+}
+
+// A dump in a directory is restored with its base image, and becomes an image.
+func TestDumpInADirectory(t *testing.T) {
+	k := start(t, shared, runSpec(""), "counter")
+	expect(t, k, "next", "101")
+	dir := t.TempDir()
+	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
+		t.Fatal(err)
+	}
+	remove(t, k)
+	gpuckpt(t, shared, "image", "verify", dir)
+	args := []string{"restore", dir, "--name", "dumped", "--net-host", "--gpus", "0", "--cdi-spec-dirs", cdiSpec(t, shared), "--snapshotter", shared.Snapshotter()}
+	fails(t, shared, nil, []string{"--base"}, args...)
+	gpuckpt(t, shared, append(args, "--base", harness.WorkloadImage)...)
+	r := adopt(t, shared, "dumped", k.Port)
+	expect(t, r, "next", "102")
+	remove(t, r)
+
+	const ref = "gpuckpt.test/dumped:1"
+	fails(t, shared, nil, []string{"--base"}, "image", "build", dir, ref)
+	gpuckpt(t, shared, "image", "build", dir, ref, "--base", harness.WorkloadImage)
+	again := resume(t, shared, ref, k.Port)
+	expect(t, again, "next", "102")
+	remove(t, again)
+
+	// A restore that fails leaves no container.
+	if err := os.Truncate(filepath.Join(dir, "inventory.img"), 0); err != nil {
+		t.Fatal(err)
+	}
+	fails(t, shared, nil, []string{"restore " + dir}, append(args, "--base", harness.WorkloadImage)...)
+	if list, err := shared.Client().Containers(t.Context()); err != nil || len(list) > 0 {
+		t.Errorf("containers left: %v, %v", list, err)
+	}
+}

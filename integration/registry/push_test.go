@@ -1,0 +1,235 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+)
+
+// The whole way: a container's checkpoint goes to a registry, everything of it
+// is removed here, and what comes back resumes.
+func TestCheckpointThroughARegistry(t *testing.T) {
+	s := serve(t, false)
+	c := own(t)
+	k := start(t, c, runSpec(""), "pattern", "--bytes", "50331648", "--chunks", "3", "--seed", "7")
+	expect(t, k, "verify", "bad=0")
+	expect(t, k, "count", "101")
+	ref := s.ref("job:1")
+
+	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", ref)
+	if made.Running || made.GPUBytes < 50331648 {
+		t.Errorf("gpuckpt checkpoint answers %+v", made)
+	}
+	if status, err := k.Status(t.Context()); err != nil || status != client.Stopped {
+		t.Fatalf("after its checkpoint the container is %q, %v", status, err)
+	}
+	remove(t, k)
+	gpuckpt(t, c, "image", "verify", ref)
+	pushed := asJSON[transferAnswer](t, c, "image", "push", ref)
+	if pushed.Digest != made.Digest || pushed.MovedBytes != pushed.Bytes || s.sent.Load() < int64(pushed.Bytes) {
+		t.Errorf("gpuckpt image push answers %+v after the registry got %d bytes", pushed, s.sent.Load())
+	}
+
+	forget(t, c)
+	if has(t, c, made.Digest) {
+		t.Fatal("the image is still here")
+	}
+	fails(t, c, nil, []string{"there is no image", "gpuckpt image pull"}, "restore", ref)
+	gpuckpt(t, c, "image", "pull", ref, "--snapshotter", c.Snapshotter())
+	r := resume(t, c, ref, k.Port)
+	expect(t, r, "verify", "bad=0")
+	expect(t, r, "count", "102")
+	remove(t, r)
+
+	// ... once more, with gpuckpt in place of ctr.
+	spec := cdiSpec(t, c)
+	args := []string{"restore", ref, "--name", "again", "--net-host", "--gpus", "0", "--cdi-spec-dirs", spec, "--snapshotter", c.Snapshotter()}
+	if out := gpuckpt(t, c, args...); out != "again\n" {
+		t.Errorf("gpuckpt restore printed %q", out)
+	}
+	again := adopt(t, c, "again", k.Port)
+	expect(t, again, "verify", "bad=0")
+	expect(t, again, "count", "102")
+	remove(t, again)
+}
+
+// A container that is left running goes on before the image is made, and can be
+// checkpointed again; of the second image only what has changed is stored and
+// sent.
+func TestUnchangedGPUStateIsNotSentAgain(t *testing.T) {
+	const bytes = 1536 << 20 // 24 layers of 64 MiB: one is less than 5 %
+	s := serve(t, false)
+	c := own(t)
+	result := results.Add(t)
+	k := start(t, c, runSpec(""), "pattern", "--bytes", strconv.Itoa(bytes), "--chunks", "1", "--seed", "7")
+	first, second := s.ref("job:1"), s.ref("job:2")
+	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", first, "--leave-running")
+	if !made.Running {
+		t.Errorf("gpuckpt checkpoint answers %+v", made)
+	}
+	gpuckpt(t, c, "image", "push", first)
+	expect(t, k, "write 10", "wrote 10")
+	again := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", second, "--leave-running", "--previous", first)
+	expect(t, k, "verify", "bad=0")
+
+	before := s.sent.Load()
+	pushed := asJSON[transferAnswer](t, c, "image", "push", second)
+	sent := s.sent.Load() - before
+	share := float64(pushed.GPUReusedBytes) / float64(pushed.GPUBytes)
+	result.Number("gpu_reused_share", share)
+	result.Number("sent_bytes", float64(sent))
+	result.Number("image_bytes", float64(pushed.Bytes))
+	if share < 0.95 || float64(sent) > 0.06*float64(pushed.Bytes) {
+		t.Errorf("%.1f %% of the GPU state's bytes were in the registry, and %d bytes of %d were sent; want 95 %% and more", 100*share, sent, pushed.Bytes)
+	}
+	if again.GPUReusedBytes < again.GPUWrittenBytes*15 {
+		t.Errorf("the second image's GPU layers: %d bytes written, %d were there", again.GPUWrittenBytes, again.GPUReusedBytes)
+	}
+	out := gpuckpt(t, c, "image", "inspect", second, "--previous", first)
+	if !strings.Contains(out, "GPU state unchanged") {
+		t.Errorf("gpuckpt image inspect --previous printed %s", out)
+	}
+}
+
+// What an interrupted push got across is not sent again, what an interrupted
+// pull fetched is not fetched again.
+func TestInterruptedTransfersGoOn(t *testing.T) {
+	const bytes = 512 << 20
+	s := serve(t, false)
+	c := own(t)
+	k := start(t, c, runSpec(""), "pattern", "--bytes", strconv.Itoa(bytes), "--chunks", "1", "--seed", "7")
+	ref := s.ref("job:1")
+	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", ref)
+	remove(t, k)
+	whole := int64(made.Bytes)
+
+	// The connection breaks for good.
+	s.breakAfter.Store(whole / 2)
+	fails(t, c, nil, []string{"push " + ref}, "image", "push", ref, "--attempts", "1", "--parallel", "1")
+	broken := s.sent.Load()
+	s.breakAfter.Store(-1)
+	second := asJSON[transferAnswer](t, c, "image", "push", ref)
+	if int64(second.ReusedBytes) < whole/4 || s.sent.Load()-broken > whole*3/4 {
+		t.Errorf("the first push sent %d bytes of %d, the second %d, %d were there", broken, whole, s.sent.Load()-broken, second.ReusedBytes)
+	}
+
+	// It breaks in the middle, and the command goes on by itself.
+	forget(t, c)
+	if has(t, c, made.Digest) {
+		t.Fatal("the image is still here")
+	}
+	// ... a pull is broken off for good,
+	s.breakAfter.Store(whole / 2)
+	pull := []string{"image", "pull", ref, "--snapshotter", c.Snapshotter()}
+	fails(t, c, nil, []string{"pull " + ref}, append(pull, "--attempts", "1", "--parallel", "1")...)
+	if fetched := s.fetched.Load(); fetched < whole/3 {
+		t.Fatalf("the pull was broken off after %d bytes of %d", fetched, whole)
+	}
+	s.breakAfter.Store(-1)
+	before := s.fetched.Load()
+	again := asJSON[transferAnswer](t, c, pull...)
+	if got := s.fetched.Load() - before; got > whole*3/4 || int64(again.ReusedBytes) < whole/4 {
+		t.Errorf("the second pull fetched %d bytes of %d, and says %d were there", got, whole, again.ReusedBytes)
+	}
+	gpuckpt(t, c, "image", "verify", ref)
+
+	// A process that is killed leaves as much.
+	forget(t, c)
+	s.fetched.Store(0)
+	cmd := command(t.Context(), t, c, nil, append(pull, "--parallel", "1")...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for s.fetched.Load() < whole/3 {
+		time.Sleep(time.Millisecond)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait() // it was killed
+	if has(t, c, made.Digest) && s.fetched.Load() >= whole {
+		t.Log("the pull was faster than the kill")
+	}
+	before = s.fetched.Load()
+	gpuckpt(t, c, pull...)
+	if got := s.fetched.Load() - before; got > whole*9/10 {
+		t.Errorf("after a pull that was killed, %d bytes of %d were fetched", got, whole)
+	}
+	gpuckpt(t, c, "image", "verify", ref)
+}
+
+// A connection that breaks once is mended by the command itself.
+func TestABrokenConnectionIsTriedAgain(t *testing.T) {
+	s := serve(t, false)
+	k := start(t, shared, runSpec(""), "pattern", "--bytes", "50331648", "--seed", "3")
+	ref := s.ref("job:1")
+	made := asJSON[checkpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref)
+	s.breakAfter.Store(int64(made.Bytes) / 2)
+	mended := make(chan struct{})
+	go func() {
+		defer close(mended)
+		for s.breakAfter.Load() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		s.breakAfter.Store(-1)
+	}()
+	_, errs, err := try(t, shared, nil, "image", "push", ref)
+	<-mended
+	if err != nil || !strings.Contains(errs, "trying again") {
+		t.Errorf("the push: %v\n%s", err, errs)
+	}
+}
+
+// A registry that wants a password: without one, with a wrong one, with the
+// right one out of Docker's configuration.
+func TestCredentials(t *testing.T) {
+	s := serve(t, true)
+	k := start(t, shared, runSpec(""), "counter")
+	ref := s.ref("job:1")
+	gpuckpt(t, shared, "checkpoint", k.ID, "--image", ref, "--leave-running")
+
+	clear := []string{"refused access", "docker login " + s.host}
+	fails(t, shared, nil, clear, "image", "push", ref)
+	fails(t, shared, dockerConfig(t, s.host, "test", "wrong"), clear, "image", "push", ref)
+	env := dockerConfig(t, s.host, "test", testPassword)
+	if _, errs, err := try(t, shared, env, "image", "push", ref); err != nil {
+		t.Fatalf("%v\n%s", err, errs)
+	}
+	fails(t, shared, nil, clear, "image", "pull", ref)
+	if _, errs, err := try(t, shared, env, "image", "pull", ref, "--snapshotter", shared.Snapshotter()); err != nil {
+		t.Fatalf("%v\n%s", err, errs)
+	}
+	// A credential helper serves as well.
+	dir := t.TempDir()
+	helper := "#!/bin/sh\ncat >/dev/null\necho '{\"Username\":\"test\",\"Secret\":\"" + testPassword + "\"}'\n"
+	if err := os.WriteFile(filepath.Join(dir, "docker-credential-fake"), []byte(helper), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"credHelpers":{"`+s.host+`":"fake"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, errs, err := try(t, shared, []string{"DOCKER_CONFIG=" + dir, "PATH=" + dir + ":" + bins.SearchPath()}, "image", "push", ref); err != nil {
+		t.Fatalf("%v\n%s", err, errs)
+	}
+}
+
+// What ctr makes of a checkpoint is refused with a way out, and so is a name
+// that is none.
+func TestPushRefuses(t *testing.T) {
+	s := serve(t, false)
+	k := start(t, shared, runSpec(""), "counter")
+	stock := s.ref("stock:1")
+	if err := k.Checkpoint(t.Context(), stock); err != nil {
+		t.Fatal(err)
+	}
+	fails(t, shared, nil, []string{"gpuckpt image convert"}, "image", "push", stock)
+	fails(t, shared, nil, []string{"no full name"}, "image", "push", "job")
+	fails(t, shared, nil, []string{"there is no image"}, "image", "push", s.ref("nothing:1"))
+	fails(t, shared, nil, []string{"not found"}, "image", "pull", s.ref("nothing:1"))
+}

@@ -1,0 +1,69 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types"
+	"github.com/containerd/errdefs"
+)
+
+func TestRootfsOf(t *testing.T) {
+	overlay := func(options ...string) *types.Mount { return &types.Mount{Type: "overlay", Options: options} }
+	for name, c := range map[string]struct {
+		mounts []*types.Mount
+		want   []string
+	}{
+		"overlay":         {[]*types.Mount{overlay("index=off", "workdir=/s/3/work", "upperdir=/s/3/fs", "lowerdir=/s/2/fs:/s/1/fs")}, []string{"/s/2/fs", "/s/1/fs"}},
+		"bind":            {[]*types.Mount{{Type: "bind", Source: "/s/1", Options: []string{"rbind"}}}, []string{"/s/1"}},
+		"none":            {nil, []string{"/bundle/rootfs"}},
+		"a block device":  {[]*types.Mount{{Type: "ext4", Source: "/dev/mapper/x"}}, nil},
+		"two mounts":      {[]*types.Mount{{Type: "erofs"}, overlay("lowerdir=/a")}, nil},
+		"escaped":         {[]*types.Mount{overlay(`lowerdir=/a\:b`)}, nil},
+		"data only":       {[]*types.Mount{overlay("lowerdir=/a::/b")}, nil},
+		"one by one":      {[]*types.Mount{overlay("lowerdir+=/a", "lowerdir+=/b")}, nil},
+		"relative":        {[]*types.Mount{overlay("lowerdir=a:b")}, nil},
+		"no lower":        {[]*types.Mount{overlay("upperdir=/a")}, nil},
+		"several options": {[]*types.Mount{overlay("lowerdir=/a", "lowerdir=/b")}, []string{"/a", "/b"}},
+	} {
+		got := rootfsOf(&taskAPI.CreateTaskRequest{Bundle: "/bundle", Rootfs: c.mounts}, "rootfs")
+		if !reflect.DeepEqual(got.roots, c.want) || len(c.mounts) > 0 && c.want == nil && len(got.mounts) != len(c.mounts) {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+}
+
+func TestDecide(t *testing.T) {
+	name := func(n string) map[string]string {
+		return map[string]string{restoreAnnotation: "true", imageNameAnnotation: n}
+	}
+	for what, c := range map[string]struct {
+		config      RestoreConfig
+		annotations map[string]string
+		afresh      string
+		refused     error
+	}{
+		"asked":             {RestoreConfig{Policy: policyAnnotated}, name("x"), "", nil},
+		"not asked":         {RestoreConfig{Policy: policyAnnotated}, nil, "no annotation", nil},
+		"always":            {RestoreConfig{Policy: policyAlways}, nil, "", nil},
+		"asked not to":      {RestoreConfig{Policy: policyAlways}, map[string]string{restoreAnnotation: "false"}, "is \"false\"", nil},
+		"never":             {RestoreConfig{Policy: policyNever}, nil, "never", nil},
+		"never and asked":   {RestoreConfig{Policy: policyNever}, name("x"), "", errdefs.ErrFailedPrecondition},
+		"misspelt":          {RestoreConfig{Policy: policyAlways}, map[string]string{restoreAnnotation: "1"}, "", errdefs.ErrInvalidArgument},
+		"listed":            {RestoreConfig{Policy: policyAnnotated, Images: []string{"a/*", "b.com/c:*"}}, name("b.com/c:1"), "", nil},
+		"listed, not asked": {RestoreConfig{Policy: policyAnnotated, Images: []string{"a/*"}}, map[string]string{imageNameAnnotation: "b"}, "no annotation", nil},
+		"not listed":        {RestoreConfig{Policy: policyAlways, Images: []string{"a/*"}}, name("a/b/c"), "", errdefs.ErrFailedPrecondition},
+		"no name":           {RestoreConfig{Policy: policyAlways, Images: []string{"a/*"}}, nil, "", errdefs.ErrFailedPrecondition},
+	} {
+		afresh, err := c.config.decide(c.annotations)
+		if !errors.Is(err, c.refused) || (afresh == "") != (c.afresh == "") || !strings.Contains(afresh, c.afresh) {
+			t.Errorf("%s: got %q, %v", what, afresh, err)
+		}
+	}
+}
