@@ -73,6 +73,12 @@ func (g *grants) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
 			return nil, err
 		}
 	}
+	if console := slices.Contains(paths, consolePath); g.specMount(consolePath) == nil && console != g.spec.Process.Terminal {
+		if console {
+			return nil, fmt.Errorf("the container was dumped with a terminal, and the spec has none: run it with one (--tty)")
+		}
+		return nil, fmt.Errorf("the container was dumped without a terminal, and the spec has one: run it without (no --tty)")
+	}
 	if !g.has(unix.CAP_SYS_ADMIN) {
 		if err := layered(dumped); err != nil {
 			return nil, err
@@ -175,6 +181,11 @@ func (g *grants) mount(m *mnt.MntEntry, at string) error {
 		name string
 		flag uint32
 	}{{"ro", unix.MS_RDONLY}, {"nosuid", unix.MS_NOSUID}, {"nodev", unix.MS_NODEV}, {"noexec", unix.MS_NOEXEC}} {
+		// Runc mounts the controllers' directories of cgroup v1 so, and not the
+		// tmpfs that they are in.
+		if o.name == "ro" && spec.Type == "cgroup" && kind == mnt.Fstype_TMPFS {
+			continue
+		}
 		if slices.Contains(spec.Options, o.name) && (m.GetFlags()|m.GetSbFlags())&o.flag == 0 {
 			return fmt.Errorf("mount %s is not %s, as the spec has it", at, o.name)
 		}
@@ -199,10 +210,13 @@ func (g *grants) specMount(at string) *specs.Mount {
 	return nil
 }
 
+// consolePath is where runc mounts the terminal of a container that has one.
+const consolePath = "/dev/console"
+
 // device says whether a path is that of a device that runc binds, or of the
 // console.
 func (g *grants) device(at string) bool {
-	if at == "/dev/console" || at == "/dev/null" {
+	if at == consolePath || at == "/dev/null" {
 		return true
 	}
 	return slices.ContainsFunc(g.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at })

@@ -133,11 +133,36 @@ func (g *grants) task(d *dumped, t dumpedTask) error {
 		if err := g.credentials(thread.GetCreds()); err != nil {
 			return err
 		}
-		if err := g.confinement(t.core, thread); err != nil {
+		if err := g.confinement(thread); err != nil {
 			return err
 		}
 	}
+	if g.spec.Linux.Seccomp != nil && !filtered(t) {
+		return fmt.Errorf("it has no seccomp filter, and the spec has one")
+	}
 	return g.limits(t.core)
+}
+
+// filtered says whether every thread has a seccomp filter. Where all have the
+// same CRIU notes it with the first alone, and sets it for all.
+func filtered(t dumpedTask) bool {
+	has := func(mode criucore.SeccompMode) bool {
+		return mode == criucore.SeccompMode_filter || mode == criucore.SeccompMode_strict
+	}
+	first := t.threads[0].GetSeccompMode()
+	if t.threads[0].SeccompMode == nil {
+		first = t.core.GetTc().GetOldSeccompMode() // written by CRIU before 3.8
+	}
+	own := 0
+	for _, thread := range t.threads[1:] {
+		if thread.SeccompMode == nil {
+			continue
+		}
+		if own++; !has(thread.GetSeccompMode()) {
+			return false
+		}
+	}
+	return has(first) && (own == 0 || own == len(t.threads)-1)
 }
 
 // credentials compares users, groups and capabilities.
@@ -183,20 +208,13 @@ func (g *grants) credentials(c *creds.CredsEntry) error {
 	return nil
 }
 
-// confinement compares the LSM profile, seccomp and scheduling of a thread.
-func (g *grants) confinement(core *criucore.CoreEntry, thread *criucore.ThreadCoreEntry) error {
+// confinement compares the LSM profile and scheduling of a thread.
+func (g *grants) confinement(thread *criucore.ThreadCoreEntry) error {
 	p := g.spec.Process
 	if profile := thread.GetCreds().GetLsmProfile(); p.ApparmorProfile != "" && profile != p.ApparmorProfile {
 		return fmt.Errorf("it has the AppArmor profile %q, and the spec %q", profile, p.ApparmorProfile)
 	} else if p.SelinuxLabel != "" && profile != p.SelinuxLabel {
 		return fmt.Errorf("it has the SELinux label %q, and the spec %q", profile, p.SelinuxLabel)
-	}
-	mode := thread.GetSeccompMode()
-	if thread.SeccompMode == nil {
-		mode = core.GetTc().GetOldSeccompMode()
-	}
-	if g.spec.Linux.Seccomp != nil && mode != seccompFilter && mode != seccompStrict {
-		return fmt.Errorf("it has no seccomp filter, and the spec has one")
 	}
 	if g.has(unix.CAP_SYS_NICE) {
 		return nil
@@ -209,11 +227,6 @@ func (g *grants) confinement(core *criucore.CoreEntry, thread *criucore.ThreadCo
 	}
 	return nil
 }
-
-const (
-	seccompStrict = criucore.SeccompMode_strict
-	seccompFilter = criucore.SeccompMode_filter
-)
 
 // limits compares the limits that the spec sets.
 func (g *grants) limits(core *criucore.CoreEntry) error {

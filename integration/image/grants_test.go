@@ -1,0 +1,114 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// The container that resumes may not be what the one that was dumped was. What
+// its spec does not grant is refused with a reason; what differs otherwise is
+// taken from the spec or from the dump.
+func TestAnotherSpec(t *testing.T) {
+	name := "example.com/grants:1"
+	data, other := t.TempDir(), t.TempDir()
+	mounts := []specs.Mount{{Type: "bind", Source: data, Destination: "/data", Options: []string{"rbind", "ro"}}}
+	port := built(t, shared, name, harness.RunSpec{Mounts: mounts, CtrFlags: []string{"--hostname", "old"}}, "counter")
+	for _, c := range []struct {
+		name   string
+		mounts []specs.Mount
+		flags  []string
+		own    bool
+		says   string // empty: it is resumed
+	}{
+		{name: "the same", mounts: mounts},
+		{name: "another source and hostname", mounts: []specs.Mount{{Type: "bind", Source: other, Destination: "/data", Options: []string{"rbind", "ro"}}}, flags: []string{"--hostname", "new", "--env", "A=B"}},
+		{name: "a mount more", mounts: append(mounts, specs.Mount{Type: "bind", Source: other, Destination: "/other", Options: []string{"rbind", "ro"}})},
+		{name: "more capabilities", mounts: mounts, flags: []string{"--cap-add", "CAP_SYS_ADMIN"}},
+		{name: "a mount less", says: "mount /data of the dump is missing in the spec"},
+		{name: "a capability less", mounts: mounts, flags: []string{"--cap-drop", "CAP_NET_RAW"}, says: "CAP_NET_RAW"},
+		{name: "seccomp", mounts: mounts, flags: []string{"--seccomp"}, says: "no seccomp filter"},
+		{name: "own network", mounts: mounts, own: true, says: "host's network namespace"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k, err := tryStart(t, shared, harness.RunSpec{Image: name, Port: port, Annotations: asked, Mounts: c.mounts, CtrFlags: c.flags, OwnNetwork: c.own}, "counter")
+			if c.says != "" {
+				says(t, err, c.says)
+				return
+			}
+			if err != nil {
+				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+			}
+			expect(t, k, "count", "102")
+		})
+	}
+}
+
+// Containers with seccomp, cgroups to read and a network of their own resume in
+// the same.
+func TestTheSameSpec(t *testing.T) {
+	for i, c := range []struct {
+		name string
+		spec harness.RunSpec
+	}{
+		{"seccomp", harness.RunSpec{CtrFlags: []string{"--seccomp"}}},
+		{"cgroups", harness.RunSpec{Mounts: []specs.Mount{{Type: "cgroup", Source: "cgroup", Destination: "/sys/fs/cgroup", Options: []string{"ro", "nosuid", "noexec", "nodev"}}}}},
+		{"privileged", harness.RunSpec{CtrFlags: []string{"--privileged"}}},
+		{"memory limit", harness.RunSpec{MemoryLimit: 64 << 20}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			name := fmt.Sprintf("example.com/same-%d:1", i)
+			spec := c.spec
+			spec.Port = built(t, shared, name, c.spec, "counter")
+			spec.Image, spec.Annotations = name, asked
+			k := start(t, shared, spec, "counter")
+			expect(t, k, "count", "102")
+		})
+	}
+}
+
+// An image whose CRIU images were made to let its process out: nothing of it is
+// started.
+func TestHostileImage(t *testing.T) {
+	name := "example.com/hostile:1"
+	port := built(t, shared, name, harness.RunSpec{}, "counter")
+	var dir string
+	for _, d := range checkpointDirs(t, shared) {
+		if _, err := os.Stat(filepath.Join(d, "ids-1.img")); err == nil {
+			dir = d
+		}
+	}
+	path := filepath.Join(dir, "ids-1.img")
+	good := read(t, path)
+	ids := new(criucore.TaskKobjIdsEntry)
+	const head = 12 // two words that say what it is, and a length
+	if err := proto.Unmarshal(good[head:], ids); err != nil {
+		t.Fatal(err)
+	}
+	was, err := proto.Marshal(ids)
+	if err != nil || !bytes.Equal(was, good[head:]) {
+		t.Fatalf("the image is not of the form expected (%v)", err)
+	}
+	*ids.PidNsId, *ids.MntNsId = 1, 6 // CRIU's own: the host's
+	data, err := proto.Marshal(ids)
+	if err != nil || len(data) != len(was) {
+		t.Fatalf("%d bytes for %d (%v)", len(data), len(was), err)
+	}
+	write(t, path, append(bytes.Clone(good[:head]), data...))
+	_, err = tryStart(t, shared, harness.RunSpec{Image: name, Port: port, Annotations: asked}, "counter")
+	says(t, err, "host's", "namespace", "process 1")
+	write(t, path, good)
+	k := start(t, shared, harness.RunSpec{Image: name, Port: port, Annotations: asked}, "counter")
+	expect(t, k, "count", "102")
+}

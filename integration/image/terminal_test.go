@@ -1,0 +1,69 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/cio"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// startTTY starts a counter with a terminal, which ctr cannot without one.
+func startTTY(t *testing.T, spec harness.RunSpec) (*harness.Container, error) {
+	t.Helper()
+	spec.CtrFlags = []string{"--tty"}
+	spec.GPUs = []int{0}
+	spec.Args = []string{"gpuwork", "counter", "--port", strconv.Itoa(spec.Port)}
+	k, err := shared.Create(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { remove(t, k) })
+	c, err := shared.Client().LoadContainer(t.Context(), k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	task, err := c.NewTask(ctx, cio.NewCreator(cio.WithStreams(new(bytes.Buffer), io.Discard, nil), cio.WithTerminal))
+	if err != nil {
+		return k, err
+	}
+	return k, task.Start(ctx)
+}
+
+// A program that was dumped with a terminal gets another, and one without none.
+func TestTerminal(t *testing.T) {
+	port, err := harness.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	with, without := "example.com/terminal:with", "example.com/terminal:without"
+	k, err := startTTY(t, harness.RunSpec{ID: id(t), Port: port})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, k, "count", "101")
+	dir, rw := dump(t, shared, k)
+	remove(t, k)
+	layout, _ := layoutOf(t, shared, dir, rw, harness.WorkloadImage, with)
+	importLayout(t, shared, layout, with)
+	_, err = tryStart(t, shared, harness.RunSpec{ID: "none", Annotations: asked, Image: with, Port: port}, "counter")
+	says(t, err, "dumped with a terminal")
+	if k, err = startTTY(t, harness.RunSpec{ID: "again", Annotations: asked, Image: with, Port: port}); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, k, "count", "102")
+
+	port = built(t, shared, without, harness.RunSpec{ID: "plain"}, "counter")
+	_, err = startTTY(t, harness.RunSpec{ID: "tty", Annotations: asked, Image: without, Port: port})
+	says(t, err, "dumped without a terminal")
+}
