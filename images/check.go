@@ -69,6 +69,7 @@ func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) e
 		next int
 		wg   sync.WaitGroup
 	)
+	zero := sync.OnceValue(zeroDigest)
 	for range min(runtime.NumCPU(), len(jobs)) {
 		wg.Go(func() {
 			buf := make([]byte, 1<<20)
@@ -81,7 +82,7 @@ func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) e
 					return
 				}
 				j := jobs[at]
-				n, err := areas[j.area].checkBlock(ctx, readers[j.area], j.block, buf)
+				n, err := areas[j.area].checkBlock(ctx, readers[j.area], j.block, buf, zero)
 				if err != nil {
 					mu.Lock()
 					errs = append(errs, err)
@@ -103,23 +104,40 @@ func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) e
 	return context.Cause(ctx)
 }
 
-// checkBlock reads one block by way of buf, and gives its size.
-func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte) (uint64, error) {
+// zeroDigest is that of a whole block of zeros.
+func zeroDigest() string {
+	h, zeros := blake3.New(), make([]byte, 1<<20)
+	for range BlockBytes / len(zeros) {
+		_, _ = h.Write(zeros) // never fails
+	}
+	return digestOf(h)
+}
+
+func digestOf(h *blake3.Hasher) string { return "blake3:" + hex.EncodeToString(h.Sum(nil)) }
+
+// checkBlock reads one block by way of buf, and gives its size. zero gives the
+// digest of one that no piece is in.
+func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte, zero func() string) (uint64, error) {
 	from := a.Area.Offset + uint64(number)*BlockBytes
 	to := min(from+BlockBytes, a.Area.Offset+a.Area.Bytes)
-	h := blake3.New()
-	for at := from; at < to; {
-		if err := ctx.Err(); err != nil {
-			return 0, err
+	var got string
+	if i := a.pieceAt(from); to-from == BlockBytes && (i == len(a.Pieces) || a.Pieces[i].Offset >= to) {
+		got = zero()
+	} else {
+		h := blake3.New()
+		for at := from; at < to; {
+			if err := ctx.Err(); err != nil {
+				return 0, err
+			}
+			part := buf[:min(uint64(len(buf)), to-at)]
+			if _, err := r.ReadAt(part, int64(at)); err != nil {
+				return 0, err
+			}
+			_, _ = h.Write(part) // never fails
+			at += uint64(len(part))
 		}
-		part := buf[:min(uint64(len(buf)), to-at)]
-		if _, err := r.ReadAt(part, int64(at)); err != nil {
-			return 0, err
-		}
-		_, _ = h.Write(part) // never fails
-		at += uint64(len(part))
+		got = digestOf(h)
 	}
-	got := "blake3:" + hex.EncodeToString(h.Sum(nil))
 	if want := a.Area.Digests[number]; got != want {
 		e := &BlockError{Area: a.Area.File, Block: number, Got: got, Want: want}
 		if i := a.pieceAt(from); i < len(a.Pieces) && a.Pieces[i].Offset < to {

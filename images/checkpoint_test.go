@@ -207,6 +207,41 @@ func TestOpenFlat(t *testing.T) {
 	}
 }
 
+// Whatever the metadata and the files' names say, what is opened is in order.
+func FuzzOpenFiles(f *testing.F) {
+	m := sample()
+	m.Processes[0].Areas[0].Bytes, m.Processes[0].Areas[0].Digests = 4096, []string{digest}
+	valid, err := EncodeMetadata(m)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(valid, "gpu-1-0", uint32(8192), "pages-1.img", uint32(5))
+	f.Add(valid, PieceFile("gpu-1-0", 0), uint32(4096), PieceFile("gpu-1-0", 2<<20), uint32(4096))
+	f.Fuzz(func(t *testing.T, data []byte, one string, oneBytes uint32, two string, twoBytes uint32) {
+		data = reseal(data)
+		zeros := bytes.NewReader(make([]byte, 1<<16))
+		c, err := OpenFiles([]File{
+			{Name: MetadataName, Path: MetadataName, Bytes: uint64(len(data)), Data: bytes.NewReader(data)},
+			{Name: one, Path: one, Bytes: uint64(oneBytes), Data: zeros}, {Name: two, Path: two, Bytes: uint64(twoBytes), Data: zeros},
+		})
+		if err != nil {
+			return
+		}
+		for _, a := range c.Assemblies() {
+			var at uint64
+			for _, p := range a.Pieces {
+				if p.Offset < at || p.Bytes == 0 || p.Offset+p.Bytes > a.Area.Offset+a.Area.Bytes {
+					t.Fatalf("pieces %+v of %+v", a.Pieces, a.Area)
+				}
+				at = p.Offset + p.Bytes
+			}
+		}
+		if c.AreaBytes() < 1<<20 {
+			_ = Check(t.Context(), c.Assemblies(), nil)
+		}
+	})
+}
+
 func ExampleOpenImage() {
 	// An unpacked image's layers, the topmost first, as in an overlay's
 	// lowerdir.

@@ -37,9 +37,10 @@ const MetadataName = "gpuckpt.json"
 // grows when a reader of the old version would misunderstand the new one.
 const SchemaVersion = 1
 
-// maxMetadata bounds what is read of a metadata file, in bytes. A process
-// takes about 200 bytes, a phase about 100; a mebibyte is room for thousands.
-const maxMetadata = 1 << 20
+// maxMetadata bounds what is read of a metadata file, in bytes. A block of 64
+// MiB takes about 90 bytes, so that this is room for the state of eight GPUs of
+// 1.4 TiB each.
+const maxMetadata = 16 << 20
 
 var (
 	// ErrNoMetadata says that a directory holds no gpuckpt.json: it is a

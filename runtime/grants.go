@@ -243,8 +243,5 @@ func (g *grants) limits(core *criucore.CoreEntry) error {
 			return fmt.Errorf("its %s is %d, and the spec's %d without CAP_SYS_RESOURCE", want.Type, have[n].GetMax(), want.Hard)
 		}
 	}
-	if adj := g.spec.Process.OOMScoreAdj; adj != nil && int(core.GetTc().GetOomScoreAdj()) < *adj && core.GetTc().OomScoreAdj != nil {
-		return fmt.Errorf("its oom_score_adj is %d, and the spec's %d without CAP_SYS_RESOURCE", core.GetTc().GetOomScoreAdj(), *adj)
-	}
 	return nil
 }

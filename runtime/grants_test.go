@@ -162,7 +162,6 @@ func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
 		"real time":          {dump: func(d *dumped) { d.tasks[0].threads[1].SchedPolicy = proto.Uint32(1) }, says: "real-time"},
 		"nice":               {dump: func(d *dumped) { d.tasks[0].threads[1].SchedNice = proto.Int32(-5) }, says: "nice"},
 		"open files":         {dump: func(d *dumped) { *d.tasks[0].core.Tc.Rlimits.Rlimits[7].Max = 4096 }, says: "RLIMIT_NOFILE is 4096"},
-		"OOM":                {spec: func(s *specs.Spec) { adj := 500; s.Process.OOMScoreAdj = &adj }, says: "oom_score_adj"},
 		"a cgroup elsewhere": {dump: func(d *dumped) { *d.cgroups.Sets[0].Ctls[0].Path = "/other" }, says: "not the container's"},
 		"a cgroup above":     {dump: func(d *dumped) { *d.cgroups.Sets[0].Ctls[0].Path = "/ns/job/../.." }, says: "not the container's"},
 		"a cgroup's name":    {dump: func(d *dumped) { *d.cgroups.Controllers[0].Dirs[0].DirName = "ns/../job" }, says: "leads elsewhere"},

@@ -75,6 +75,9 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			if err != nil {
 				return 0, err
 			}
+			if err := c.raiseOOMScores(); err != nil {
+				return 0, err
+			}
 			return 0, s.oom.add(c.id, c.cgroup)
 		}},
 	}

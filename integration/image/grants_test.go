@@ -5,12 +5,16 @@ package image
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/typeurl/v2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 
@@ -111,4 +115,45 @@ func TestHostileImage(t *testing.T) {
 	write(t, path, good)
 	k := start(t, shared, harness.RunSpec{Image: name, Port: port, Annotations: asked}, "counter")
 	expect(t, k, "count", "102")
+}
+
+// How likely a process is to be killed for want of memory is the new spec's.
+func TestOOMScore(t *testing.T) {
+	name := "example.com/oom:1"
+	port := built(t, shared, name, harness.RunSpec{}, "counter")
+	k, err := shared.Create(t.Context(), harness.RunSpec{
+		ID: id(t), Image: name, Port: port, Annotations: asked, GPUs: []int{0}, Args: []string{"gpuwork", "counter"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { remove(t, k) })
+	c, err := shared.Client().LoadContainer(t.Context(), k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := c.Spec(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	score := 321
+	spec.Process.OOMScoreAdj = &score
+	err = c.Update(t.Context(), func(_ context.Context, _ *client.Client, k *containers.Container) (err error) {
+		k.Spec, err = typeurl.MarshalAnyToProto(spec)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Start(t.Context()); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	expect(t, k, "count", "102")
+	pid, err := k.Pid(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(read(t, fmt.Sprintf("/proc/%d/oom_score_adj", pid))); got != "321\n" {
+		t.Errorf("oom_score_adj is %q", got)
+	}
 }

@@ -220,18 +220,24 @@ func target(t *testing.T, c *harness.Containerd, name string) ocispec.Descriptor
 // layoutOf builds the image of a checkpoint in an OCI layout, on the image named.
 func layoutOf(t *testing.T, c *harness.Containerd, dir string, rw ocispec.Descriptor, base, name string) (string, *oci.Result) {
 	t.Helper()
+	checkpoint, err := images.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return layoutWith(t, name, oci.Options{
+		Checkpoint: checkpoint, Base: target(t, c, base), BaseName: base, Provider: c.Client().ContentStore(), RW: &rw,
+	})
+}
+
+// layoutWith builds an image in an OCI layout and verifies it.
+func layoutWith(t *testing.T, name string, o oci.Options) (string, *oci.Result) {
+	t.Helper()
 	to := filepath.Join(t.TempDir(), "layout")
 	l, err := oci.OpenLayout(to)
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkpoint, err := images.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := oci.Build(t.Context(), l, oci.Options{
-		Checkpoint: checkpoint, Base: target(t, c, base), BaseName: base, Provider: c.Client().ContentStore(), RW: &rw,
-	})
+	r, err := oci.Build(t.Context(), l, o)
 	if err != nil {
 		t.Fatal(err)
 	}
