@@ -53,6 +53,7 @@ demo: setup build testbeds ## Checkpoint and restore a GPU container with an unm
 
 .PHONY: test
 test: setup build testbeds ## Run all tests (needs root).
+	@hack/setup imagetools skopeo
 	$(TEST_ENV) hack/test
 
 .PHONY: gpu-bundle
