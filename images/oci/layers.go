@@ -200,8 +200,13 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 	if err != nil {
 		return nil, err
 	}
-	plain := digest.Canonical.Digester()
-	if err := fill(io.MultiWriter(packed, plain.Hash())); err != nil {
+	// What is not compressed is stored as it is, and hashed once.
+	plain, into := stored, io.Writer(packed)
+	if b.Compression != None {
+		plain = digest.Canonical.Digester()
+		into = io.MultiWriter(packed, plain.Hash())
+	}
+	if err := fill(into); err != nil {
 		packed.Close() // it has goroutines
 		return nil, fmt.Errorf("write layer: %w", err)
 	}

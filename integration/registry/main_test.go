@@ -204,6 +204,11 @@ func start(t *testing.T, c *harness.Containerd, spec harness.RunSpec, args ...st
 		t.Fatalf("%v\n%s", err, c.LogTail(3000))
 	}
 	removeAtEnd(t, k)
+	if len(args) > 0 && args[0] == "pattern" { // it is ready when it answers
+		if _, err := k.Ask(t.Context(), "info"); err != nil {
+			t.Fatalf("%v\nits output: %s", err, k.Logs())
+		}
+	}
 	return k
 }
 

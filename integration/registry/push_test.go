@@ -191,6 +191,7 @@ func TestABrokenConnectionIsTriedAgain(t *testing.T) {
 func TestCredentials(t *testing.T) {
 	s := serve(t, true)
 	k := start(t, shared, runSpec(""), "counter")
+	expect(t, k, "next", "101")
 	ref := s.ref("job:1")
 	gpuckpt(t, shared, "checkpoint", k.ID, "--image", ref, "--leave-running")
 
@@ -224,6 +225,7 @@ func TestCredentials(t *testing.T) {
 func TestPushRefuses(t *testing.T) {
 	s := serve(t, false)
 	k := start(t, shared, runSpec(""), "counter")
+	expect(t, k, "next", "101")
 	stock := s.ref("stock:1")
 	if err := k.Checkpoint(t.Context(), stock); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,101 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/errdefs"
+)
+
+func status(code int) error {
+	return fmt.Errorf("push: %w", remoteerrors.ErrUnexpectedStatus{StatusCode: code})
+}
+
+func TestWhatIsTriedAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"cut off":        {io.ErrUnexpectedEOF, true},
+		"reset":          {&net.OpError{Op: "read", Err: errors.New("connection reset by peer")}, true},
+		"server error":   {status(503), true},
+		"too many":       {status(429), true},
+		"forbidden":      {status(403), false},
+		"bad request":    {status(400), false},
+		"no credentials": {fmt.Errorf("x: %w", docker.ErrInvalidAuthorization), false},
+		"no such host":   {&net.DNSError{IsNotFound: true}, false},
+		"no such image":  {fmt.Errorf("x: %w", errdefs.ErrNotFound), false},
+		"full disk":      {errors.New("write: no space left on device"), false},
+		"local":          {localError{io.ErrUnexpectedEOF}, false},
+	} {
+		if got := transient(c.err); got != c.want {
+			t.Errorf("%s: tried again %t, want %t", name, got, c.want)
+		}
+	}
+}
+
+func TestAttempts(t *testing.T) {
+	var told []error
+	o := Options{Attempts: 3, Pause: time.Nanosecond, Progress: func(e Event) { told = append(told, e.Retry) }}.defaults()
+	tries := 0
+	err := o.attempts(t.Context(), func() error { tries++; return io.ErrUnexpectedEOF })
+	if tries != 3 || len(told) != 2 || !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "3 attempts") {
+		t.Errorf("%d tries, told of %v, %v", tries, told, err)
+	}
+	tries = 0
+	if err := o.attempts(t.Context(), func() error { tries++; return status(400) }); err == nil || tries != 1 {
+		t.Errorf("%d tries of what cannot be mended: %v", tries, err)
+	}
+	tries = 0
+	if err := o.attempts(t.Context(), func() error {
+		if tries++; tries < 2 {
+			return io.ErrUnexpectedEOF
+		}
+		return nil
+	}); err != nil || tries != 2 {
+		t.Errorf("%d tries, %v", tries, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	o.Pause = time.Hour
+	go cancel()
+	if err := o.attempts(ctx, func() error { return io.ErrUnexpectedEOF }); err == nil {
+		t.Error("no error after the end of the context")
+	}
+}
+
+func TestExplain(t *testing.T) {
+	err := explain(status(401), "example.com")
+	if !errors.Is(err, ErrNotAuthorized) || !strings.Contains(err.Error(), "docker login example.com") {
+		t.Errorf("got %v", err)
+	}
+	if err := explain(status(500), "example.com"); errors.Is(err, ErrNotAuthorized) || err == nil {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What has been told is what has been read, also when it is read again.
+func TestCounter(t *testing.T) {
+	var told int64
+	c := &counter{ReadSeeker: bytes.NewReader(make([]byte, 100)), ctx: t.Context(), report: func(n int64) { told += n }}
+	if _, err := io.CopyN(io.Discard, c, 60); err != nil || told != 60 {
+		t.Fatalf("told of %d bytes, %v", told, err)
+	}
+	if _, err := c.Seek(0, io.SeekStart); err != nil || told != 0 {
+		t.Fatalf("told of %d bytes, %v", told, err)
+	}
+	if _, err := io.Copy(io.Discard, c); err != nil || told != 100 {
+		t.Fatalf("told of %d bytes, %v", told, err)
+	}
+}
