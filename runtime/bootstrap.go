@@ -125,7 +125,11 @@ func (m legacyManager) Start(ctx context.Context, params *bootapi.BootstrapParam
 	if err != nil {
 		return nil, err
 	}
-	answer, err := json.Marshal(shim.BootstrapParams{Version: int(result.Version), Address: result.Address, Protocol: result.Protocol})
+	answer, err := json.Marshal(struct {
+		Version  int32  `json:"version"`
+		Address  string `json:"address"`
+		Protocol string `json:"protocol"`
+	}{result.Version, result.Address, result.Protocol})
 	if err != nil {
 		return nil, err
 	}

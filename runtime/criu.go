@@ -77,6 +77,9 @@ func (c *container) writeCRIUSettings(ctx context.Context, config Config) error 
 		}
 	}
 	base := b.String()
+	if name := c.tcpDefault(options, base); name != "" {
+		options[name] = true
+	}
 	for _, name := range slices.Sorted(maps.Keys(options)) {
 		lines, err := criuLines(name, options[name])
 		if err != nil {

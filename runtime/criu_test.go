@@ -68,13 +68,13 @@ func TestWriteCRIUSettings(t *testing.T) {
 		want        string // all lines but an automatic network-lock
 		err         string
 	}{
-		{name: "nothing"},
-		{name: "no file", noBase: true},
+		{name: "nothing", want: "tcp-established\n"},
+		{name: "no file", noBase: true, want: "tcp-established\n"},
 		{name: "only the base", base: "tcp-established\nghost-limit 5", want: "tcp-established\nghost-limit 5\n"},
 		{
 			name: "later lines win", base: "ghost-limit 5\n",
 			options: map[string]any{"ghost-limit": int64(6), "file-locks": true}, annotations: map[string]string{"dev.gpuckpt.criu.ghost-limit": "7"},
-			want: "ghost-limit 5\nfile-locks\nghost-limit 7\n",
+			want: "ghost-limit 5\nfile-locks\nghost-limit 7\ntcp-established\n",
 		},
 		{
 			name: "annotations", annotations: map[string]string{
@@ -87,8 +87,8 @@ func TestWriteCRIUSettings(t *testing.T) {
 			name: "off for one container", options: map[string]any{"tcp-established": true},
 			annotations: map[string]string{"dev.gpuckpt.criu.tcp-established": "false"}, want: "",
 		},
-		{name: "network-lock of the base", base: "network-lock  skip\n", want: "network-lock  skip\n"},
-		{name: "network-lock of the node", options: map[string]any{"network-lock": "skip"}, want: "network-lock skip\n"},
+		{name: "network-lock of the base", base: "network-lock  skip\n", want: "network-lock  skip\ntcp-established\n"},
+		{name: "network-lock of the node", options: map[string]any{"network-lock": "skip"}, want: "network-lock skip\ntcp-established\n"},
 		{name: "scripts are the node's", annotations: map[string]string{"dev.gpuckpt.criu.action-script": "/evil"}, err: "may set only"},
 		{name: "libdir is the node's", annotations: map[string]string{"dev.gpuckpt.criu.libdir": "/evil"}, err: "may set only"},
 		{name: "no such annotation", annotations: map[string]string{"dev.gpuckpt.criu.": "x"}, err: "may set only"},

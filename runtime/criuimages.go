@@ -68,8 +68,10 @@ func readDumped(dir string) (*dumped, error) {
 	if d.cgroups, err = one[criucgroup.CgroupEntry](dir, "cgroup.img", magicCgroup); err != nil {
 		return nil, err
 	}
-	if d.seccomp, err = one[seccomp.SeccompEntry](dir, "seccomp.img", magicSeccomp); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+	if _, err := os.Lstat(filepath.Join(dir, "seccomp.img")); !errors.Is(err, os.ErrNotExist) {
+		if d.seccomp, err = one[seccomp.SeccompEntry](dir, "seccomp.img", magicSeccomp); err != nil {
+			return nil, err
+		}
 	}
 	tree, err := all[pstree.PstreeEntry](dir, "pstree.img", magicPstree)
 	if err != nil {

@@ -21,7 +21,7 @@ build() {
 	chmod -R u+w "$source"
 	rm "$source"/cmd/nerdctl/helpers/testing*.go
 	(
-		cd "$source"
+		cd "$source" || exit
 		export GOWORK=off CGO_ENABLED=0
 		go mod edit -droprequire "$tigron" -dropreplace "$tigron@v0.0.0"
 		mkdir -p "$1/bin"

@@ -114,7 +114,7 @@ func TestTwoAtOnce(t *testing.T) {
 }
 
 // Two checkpoints of one container at once: CRI keeps both in one directory, so one
-// of them may fail. The pod goes on, and what the kubelet calls done is whole.
+// or both may fail. The pod goes on, and what the kubelet calls done is whole.
 func TestTwiceAtOnce(t *testing.T) {
 	results.Add(t)
 	needs(t, "crictl")

@@ -16,6 +16,7 @@ static const char usage[] =
 	"usage: gpuwork WORKLOAD [--port P] [OPTIONS]\n"
 	"  counter [--start N] [--gpu I]     counts packets in device memory\n"
 	"  managed [--start N] [--gpu I]     the same in managed memory\n"
+	"  loop    [--start N] [--gpu I]     counter, and a TCP connection to itself\n"
 	"  plain   [--start N]               the same in host memory, without CUDA\n"
 	"  pattern [--bytes N] [--chunks K] [--gpus G] [--gpu I] [--seed S] [--content C]\n"
 	"                                    N bytes of pattern on each of G GPUs; C is\n"
@@ -97,7 +98,7 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(const struct options *);
 	} workloads[] = {
-		{"counter", run_counter}, {"managed", run_managed}, {"plain", run_plain},
+		{"counter", run_counter}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {

@@ -9,6 +9,7 @@
 #include "options.h"
 
 __attribute__((noreturn)) void run_counter(const struct options *o);
+__attribute__((noreturn)) void run_loop(const struct options *o);
 __attribute__((noreturn)) void run_managed(const struct options *o);
 __attribute__((noreturn)) void run_plain(const struct options *o);
 __attribute__((noreturn)) void run_pattern(const struct options *o);

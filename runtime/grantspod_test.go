@@ -1,0 +1,69 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"strings"
+	"testing"
+
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+)
+
+// What is a pod's, and more than it seems.
+func TestGrantsOfPods(t *testing.T) {
+	filtered := func(flags uint32) func(*dumped) {
+		return func(d *dumped) {
+			d.seccomp = &seccomp.SeccompEntry{SeccompFilters: []*seccomp.SeccompFilter{{Filter: []byte{0}, Flags: &flags}}}
+			first := d.tasks[0].threads[0]
+			first.SeccompMode, first.SeccompFilter = criucore.SeccompMode_filter.Enum(), proto.Uint32(0)
+		}
+	}
+	hostUTS := func(path string) func(*specs.Spec) {
+		return func(s *specs.Spec) {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UTSNamespace, Path: path})
+		}
+	}
+	inHostUTS := func(d *dumped) { d.inventory.RootIds.UtsNsId = d.tasks[0].ids.UtsNsId }
+	cgroups := func(options ...string) func(*specs.Spec) {
+		return func(s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Options: options})
+		}
+	}
+	cgroupMount := func(flags uint32) func(*dumped) {
+		return func(d *dumped) {
+			d.mounts = append(d.mounts, &mnt.MntEntry{
+				Fstype: proto.Uint32(uint32(mnt.Fstype_TMPFS)), MntId: proto.Uint32(7), RootDev: new(uint32), ParentMntId: proto.Uint32(1),
+				Flags: &flags, Root: proto.String("/"), Mountpoint: proto.String("/sys/fs/cgroup"), Source: proto.String(""), Options: proto.String(""),
+			})
+		}
+	}
+	seccompWanted := func(s *specs.Spec) { s.Linux.Seccomp = &specs.LinuxSeccomp{} }
+	for name, c := range map[string]struct {
+		spec func(*specs.Spec)
+		dump func(*dumped)
+		says string // "" when it is granted
+	}{
+		"filters for all threads":           {seccompWanted, filtered(1), ""},
+		"filters for the first alone":       {seccompWanted, filtered(0), "no seccomp filter"},
+		"the host's own namespace, by path": {hostUTS("/proc/self/ns/uts"), inHostUTS, ""},
+		"the host's, and not by path":       {hostUTS(""), inHostUTS, "host's uts namespace"},
+		"the host's for another":            {hostUTS("/proc/self/ns/mnt"), inHostUTS, "host's uts namespace"},
+		"hierarchies in a writable tmpfs":   {cgroups("ro", "nosuid"), cgroupMount(2), ""},
+		"with set-user-id":                  {cgroups("ro", "nosuid"), cgroupMount(0), "not nosuid"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec, d := specOfTest(), dumpOfTest()
+			c.spec(spec)
+			c.dump(d)
+			_, err := compareGrants(spec, d)
+			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+}
