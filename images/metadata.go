@@ -140,17 +140,6 @@ func DigestBlock(b []byte) string {
 	return digestPrefix + hex.EncodeToString(sum[:])
 }
 
-// DigestBlockFrom is DigestBlock for a block that is read, to its end. The error
-// is the reader's.
-func DigestBlockFrom(r io.Reader) (string, error) {
-	h := xxh3.New()
-	if _, err := io.CopyBuffer(struct{ io.Writer }{h}, struct{ io.Reader }{r}, make([]byte, 1<<20)); err != nil {
-		return "", err
-	}
-	sum := h.Sum128().Bytes()
-	return digestPrefix + hex.EncodeToString(sum[:]), nil
-}
-
 const digestPrefix = "xxh3-128:"
 
 // AreaFile names the file of a process's area, by the process's pid inside the

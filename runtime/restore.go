@@ -122,7 +122,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 		bytes += p.Bytes
 	}
 	checked := make(chan error, 1)
-	go func() { checked <- areas.check(ctx) }()
+	go func() { checked <- areas.check() }()
 	err = c.restoreOnto(ctx, helper, procs)
 	if cerr := <-checked; cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say

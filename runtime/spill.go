@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -29,9 +30,8 @@ const (
 // spilled is GPU state on a disk: for each of gpuState.areas one file, whose
 // digests are checked when it is read.
 type spilled struct {
-	dir     string // this container's own
-	ranges  []trace.FileRange
-	digests [][]string
+	dir   string // this container's own
+	areas []images.Assembly
 }
 
 // checkSpillDir refuses a directory that frees no memory.
@@ -92,13 +92,13 @@ func (g *gpuState) spill(ctx context.Context, sizes []uint64) (bytes uint64, err
 		a := &g.areas[i]
 		path := filepath.Join(g.spilled.dir, a.name)
 		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, To: path, Written: a.Written})
-		g.spilled.ranges = append(g.spilled.ranges, trace.FileRange{Path: path, Offset: a.Offset, Bytes: a.Bytes})
 		bytes += a.Bytes
 	}
 	if len(files) == 0 {
 		return 0, nil
 	}
-	if g.spilled.digests, err = tracer.Copy(files); err != nil {
+	digests, err := tracer.Copy(files)
+	if err != nil {
 		return 0, err
 	}
 	for i := range g.areas {
@@ -107,7 +107,11 @@ func (g *gpuState) spill(ctx context.Context, sizes []uint64) (bytes uint64, err
 			a.file.Close()
 			a.file = nil
 		}
-		a.Path = g.spilled.ranges[i].Path // what mapBack maps
+		a.Path = files[i].To // what mapBack maps
+		g.spilled.areas = append(g.spilled.areas, images.Assembly{
+			Area:   images.Area{File: a.name, Start: a.Start, Bytes: a.Bytes, Offset: a.Offset, Digests: digests[i]},
+			Pieces: []images.Piece{{File: images.File{Path: a.Path, Bytes: a.Offset + a.Bytes}}},
+		})
 	}
 	g.closeTracer() // it has the memory open as well
 	return bytes, nil
@@ -136,19 +140,15 @@ func (g *gpuState) checkInFiles(sizes []uint64) error {
 // is given back; the driver then finds it in the page cache. It gives the bytes,
 // and does nothing when nothing is spilled.
 func (g *gpuState) checkSpill(ctx context.Context) (uint64, error) {
-	if g.spilled == nil || len(g.spilled.ranges) == 0 {
+	if g.spilled == nil || len(g.spilled.areas) == 0 {
 		return 0, nil
 	}
 	tracer, err := g.startedTracer(ctx)
 	if err != nil {
 		return 0, err
 	}
-	digests, err := tracer.Digest(g.spilled.ranges)
-	if err != nil {
-		return 0, err
-	}
-	r := restoredAreas{ranges: g.spilled.ranges, want: g.spilled.digests}
-	return r.bytes(), r.compare(digests)
+	r := restoredAreas{tracer: tracer, areas: g.spilled.areas}
+	return r.bytes(), r.check()
 }
 
 // areaBytes is the size of the state that is in files.

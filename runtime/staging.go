@@ -214,13 +214,7 @@ func onMemory(dir string) bool {
 // restoredAreas are the GPU state files of a restore, on their way back.
 type restoredAreas struct {
 	tracer *trace.Session
-	// ranges are the files that are mapped, and want the digests of those that
-	// are an area's one file.
-	ranges []trace.FileRange
-	want   [][]string
-	// pieces are the areas of a checkpoint image, whose blocks are spread over
-	// several files; then want is empty.
-	pieces []images.Assembly
+	areas  []images.Assembly
 }
 
 // mapRestored maps the checkpoint's files over the restored processes' areas:
@@ -228,10 +222,9 @@ type restoredAreas struct {
 // with the empty area left where there are none. Those on a disk are mapped as
 // well: check reads them on all cores, and what it has read the driver finds in
 // the page cache. nil when the checkpoint has no areas.
-func (c *container) mapRestored(ctx context.Context, config Config) (_ *restoredAreas, err error) {
+func (c *container) mapRestored(ctx context.Context, config Config) (*restoredAreas, error) {
 	var mappings []trace.Mapping
 	r := &restoredAreas{}
-	spread := false
 	for _, p := range c.restore.metadata.Processes {
 		if len(p.Areas) == 0 {
 			continue
@@ -243,75 +236,48 @@ func (c *container) mapRestored(ctx context.Context, config Config) (_ *restored
 		for _, a := range p.Areas {
 			pieces := c.restore.checkpoint.Pieces(a.File)
 			for _, q := range pieces {
-				from, to := max(q.Offset, a.Offset), q.Offset+q.Bytes
+				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.Offset+a.Bytes)
 				if from >= to {
-					continue // all of it is before the range
+					continue // none of it is of the range
 				}
 				mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + from - a.Offset, Bytes: to - from, Path: q.Path, Offset: from - q.Offset})
-				r.ranges = append(r.ranges, trace.FileRange{Path: q.Path, Offset: from - q.Offset, Bytes: to - from})
 			}
-			spread = spread || len(pieces) != 1 || pieces[0].Offset != 0 || pieces[0].Bytes != a.Offset+a.Bytes
-			r.want = append(r.want, a.Digests)
-			r.pieces = append(r.pieces, images.Assembly{Area: a, Pieces: pieces})
+			r.areas = append(r.areas, images.Assembly{Area: a, Pieces: pieces})
 		}
 	}
-	if len(r.pieces) == 0 {
+	if len(r.areas) == 0 {
 		return nil, nil
 	}
-	if spread {
-		r.want = nil
-	} else {
-		r.pieces = nil
-	}
+	var err error
 	if r.tracer, err = startTracer(ctx, config); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			r.tracer.Close()
-		}
-	}()
 	if len(mappings) == 0 { // all of the state is zero
 		return r, nil
 	}
-	return r, r.tracer.Map(mappings)
+	if err := r.tracer.Map(mappings); err != nil {
+		r.tracer.Close()
+		return nil, err
+	}
+	return r, nil
 }
 
-// check digests the files.
-func (r *restoredAreas) check(ctx context.Context) error {
+// check compares the digests of all blocks.
+func (r *restoredAreas) check() error {
 	if r == nil {
 		return nil
 	}
-	if r.pieces != nil {
-		if err := images.Check(ctx, r.pieces, nil); err != nil {
-			return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
-		}
-		return nil
-	}
-	digests, err := r.tracer.Digest(r.ranges)
-	if err != nil {
-		return err
-	}
-	return r.compare(digests)
-}
-
-func (r *restoredAreas) compare(digests [][]string) error {
-	for i, blocks := range r.want {
-		for j, want := range blocks {
-			if digests[i][j] != want {
-				return fmt.Errorf("%s is damaged: block %d of %d bytes has the digest %s, not %s: %w",
-					r.ranges[i].Path, j, images.BlockBytes, digests[i][j], want, errdefs.ErrDataLoss)
-			}
-		}
+	if err := r.tracer.Check(r.areas); err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
 	return nil
 }
 
-// bytes is the size of the files.
+// bytes is the size of the areas.
 func (r *restoredAreas) bytes() (bytes uint64) {
 	if r != nil {
-		for _, f := range r.ranges {
-			bytes += f.Bytes
+		for _, a := range r.areas {
+			bytes += a.Area.Bytes
 		}
 	}
 	return bytes

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"sync"
@@ -28,8 +27,7 @@ type block struct {
 	from, to     uint64 // in the file
 }
 
-// digestAll digests the files' blocks on all cores. Files on a disk are read on
-// the way, which leaves them in the page cache for whoever has them mapped.
+// digestAll digests the files' blocks on all cores. The files are memory.
 func digestAll(files []FileRange) ([][]string, error) {
 	sources, done, err := openSources(files)
 	defer done()
@@ -37,20 +35,13 @@ func digestAll(files []FileRange) ([][]string, error) {
 		return nil, err
 	}
 	return eachBlock(files, func(b block) (string, error) {
-		s := sources[b.file]
-		if s.mem == nil {
-			digest, err := images.DigestBlockFrom(io.NewSectionReader(s.file, int64(b.from), int64(b.to-b.from)))
-			if err != nil {
-				return "", fmt.Errorf("read %s at %d: %w", files[b.file].Path, b.from, err)
-			}
-			return digest, nil
-		}
+		source := sources[b.file]
 		if files[b.file].Punch {
-			if err := punch(files[b.file].Path, s.mem, b.from, b.to); err != nil {
+			if err := punch(files[b.file].Path, source, b.from, b.to); err != nil {
 				return "", err
 			}
 		}
-		return images.DigestBlock(s.mem[b.from:b.to]), nil
+		return images.DigestBlock(source[b.from:b.to]), nil
 	})
 }
 
@@ -76,14 +67,9 @@ func punch(path string, source []byte, from, to uint64) error {
 	return nil
 }
 
-// source is a file that is read: mapped, if it is memory.
-type source struct {
-	file *os.File
-	mem  []byte // from the file's begin; nil if it is on a disk
-}
-
-// openSources opens the files that are read. done is to be called in any case.
-func openSources(files []FileRange) (sources []source, done func(), err error) {
+// openSources maps the files that are read; on a disk that would be slow. done
+// is to be called in any case.
+func openSources(files []FileRange) (sources [][]byte, done func(), err error) {
 	var undo []func()
 	done = func() {
 		for _, f := range undo {
@@ -95,29 +81,19 @@ func openSources(files []FileRange) (sources []source, done func(), err error) {
 		if err != nil {
 			return nil, done, err
 		}
-		undo = append(undo, func() { f.Close() })
+		defer f.Close()
 		// Reading a mapping beyond its file's end is a fatal signal.
 		if err := longEnough(f, r.Offset+r.Bytes); err != nil {
 			return nil, done, err
 		}
-		s := source{file: f}
-		if inMemory(f) {
-			mem, unmap, err := mapAligned(f, r.Offset+r.Bytes, unix.PROT_READ)
-			if err != nil {
-				return nil, done, fmt.Errorf("map %s: %w", r.Path, err)
-			}
-			undo = append(undo, unmap)
-			s.mem = mem
+		mem, unmap, err := mapAligned(f, r.Offset+r.Bytes, unix.PROT_READ)
+		if err != nil {
+			return nil, done, fmt.Errorf("map %s: %w", r.Path, err)
 		}
-		sources = append(sources, s)
+		undo = append(undo, unmap)
+		sources = append(sources, mem)
 	}
 	return sources, done, nil
-}
-
-// inMemory says whether a file is memory already.
-func inMemory(f *os.File) bool {
-	var st unix.Statfs_t
-	return unix.Fstatfs(int(f.Fd()), &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.HUGETLBFS_MAGIC)
 }
 
 // longEnough refuses a file that ends too early.
@@ -142,9 +118,6 @@ func copyAll(files []FileRange) ([][]string, error) {
 	}
 	to := make([]*os.File, len(files))
 	for i, r := range files {
-		if sources[i].mem == nil {
-			return nil, fmt.Errorf("%s is not memory", r.Path)
-		}
 		flags := os.O_WRONLY | os.O_CREATE | os.O_EXCL
 		if r.Written != nil {
 			flags = os.O_WRONLY
@@ -160,7 +133,7 @@ func copyAll(files []FileRange) ([][]string, error) {
 		}
 	}
 	digests, err := eachBlock(files, func(b block) (string, error) {
-		content := sources[b.file].mem[b.from:b.to]
+		content := sources[b.file][b.from:b.to]
 		digest := images.DigestBlock(content)
 		if w := files[b.file].Written; b.number < len(w) && w[b.number] != "" {
 			if w[b.number] == digest {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // TracerName is the name (argv[0]) under which an executable is a tracer.
@@ -153,6 +155,13 @@ func (s *Session) Digest(files []FileRange) ([][]string, error) {
 func (s *Session) Copy(files []FileRange) ([][]string, error) {
 	r, err := s.call("copy GPU state", order{Op: opCopy, Files: files})
 	return r.Digests, err
+}
+
+// Check reads the areas from their files and compares each block's digest. The
+// error names the first blocks that are wrong, and their files.
+func (s *Session) Check(areas []images.Assembly) error {
+	_, err := s.call("check GPU state", order{Op: opCheck, Areas: areas})
+	return err
 }
 
 // Alive says whether the tracer is still there.

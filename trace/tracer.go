@@ -5,12 +5,15 @@ package trace
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"runtime"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // tracer is the state of a tracer process.
@@ -90,6 +93,8 @@ func (t *tracer) do(o order) (r reply, err error) {
 		r.Digests, err = digestAll(o.Files)
 	case opCopy:
 		r.Digests, err = copyAll(o.Files)
+	case opCheck:
+		err = images.Check(context.Background(), o.Areas, nil)
 	default:
 		err = fmt.Errorf("unknown order %q", o.Op)
 	}

@@ -7,6 +7,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // The operations of a tracer.
@@ -19,6 +21,7 @@ const (
 	opMap     = "map"
 	opDigest  = "digest"
 	opCopy    = "copy"
+	opCheck   = "check"
 )
 
 // order is a request to a tracer: a line of JSON on its standard input, which
@@ -34,6 +37,8 @@ type order struct {
 	Mappings []Mapping `json:"mappings,omitempty"`
 	// Files of a digest or a copy.
 	Files []FileRange `json:"files,omitempty"`
+	// Areas of a check.
+	Areas []images.Assembly `json:"areas,omitempty"`
 }
 
 // reply is a tracer's answer.

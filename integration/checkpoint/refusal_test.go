@@ -10,9 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -183,32 +180,4 @@ func TestCRIUFails(t *testing.T) {
 		t.Errorf("it quotes an older log: %v", err)
 	}
 	expect(t, k, "count", "103")
-}
-
-// A disk that fills up in the middle of a dump costs the checkpoint, not the
-// container.
-func TestDiskFull(t *testing.T) {
-	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "16M")
-	expect(t, k, "verify", "bad=0")
-	dir := filepath.Join(t.TempDir(), "small")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
-	says(t, checkpointTask(t, shared, k, dir), "No space left on device")
-	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); err == nil {
-		t.Error("the incomplete checkpoint has metadata, as if it were complete")
-	}
-	isPaused(t, k, false)
-	expect(t, k, "verify", "bad=0")
-	checkpointInto(t, shared, k, t.TempDir())
-	expect(t, k, "verify", "bad=0")
 }
