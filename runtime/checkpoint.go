@@ -120,6 +120,9 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 	}
 	steps = append(steps,
 		step{name: "preflight", do: func(ctx context.Context) (_ uint64, err error) {
+			if err := makeImageDir(r.Path); err != nil {
+				return 0, err
+			}
 			if err := c.preflight(ctx, q, r.Path); err != nil {
 				return 0, err
 			}
@@ -253,6 +256,19 @@ func (c *container) checkLocked(q *sequence) error {
 		return err
 	}
 	return c.gpu.refuseUnlocked(pids)
+}
+
+// makeImageDir makes the directory for the images if there is none, as runc does
+// when it gets to it, unless its maker has taken it away (awaited). It stays
+// after an error.
+func makeImageDir(path string) error {
+	if isTemporary(path) {
+		return nil
+	}
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return fmt.Errorf("make the directory for the images: %w", err)
+	}
+	return nil
 }
 
 // awaited says whether anybody waits for a checkpoint still. ttrpc does not tell

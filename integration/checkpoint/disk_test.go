@@ -39,6 +39,19 @@ func TestGoesOnBeforeTheDisk(t *testing.T) {
 	expect(t, k, "verify", "bad=0")
 }
 
+// The directory for the images is made if need be, as runc makes it.
+func TestDirectoryIsMade(t *testing.T) {
+	results.Add(t)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
+	expect(t, k, "verify", "bad=0")
+	dir := filepath.Join(t.TempDir(), "not", "there")
+	checkpointInto(t, shared, k, dir)
+	if len(areaFiles(t, dir)) == 0 {
+		t.Error("the GPU state is in no file of its own")
+	}
+	goesOn(t, k)
+}
+
 // smallDir is a directory of that many MiB: a file system on a disk, or a tmpfs.
 func smallDir(t *testing.T, kind string, mib int64) string {
 	t.Helper()
