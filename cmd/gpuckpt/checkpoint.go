@@ -413,7 +413,14 @@ func (r *checkpointRun) makeImage(ctx context.Context, answer *checkpointAnswer)
 	r.build.Annotations = criuAnnotations(r.info)
 	step := r.progress.step("image")
 	r.build.Progress = step.set
-	result, err := oci.Build(ctx, r.client.ContentStore(), r.build)
+	store, err := r.widen(r.client)
+	if err != nil {
+		return none, err
+	}
+	result, err := oci.Build(ctx, store, r.build)
+	if cerr := store.close(); err == nil && cerr != nil {
+		err = cerr
+	}
 	if err != nil {
 		step.end("")
 		return none, err

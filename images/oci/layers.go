@@ -193,17 +193,16 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 			abort(ctx, b.store, ref)
 		}
 	}()
-	stored := digest.Canonical.Digester()
-	counted := &counter{w: io.MultiWriter(w, stored.Hash())}
+	counted := &counter{w: w}
 	buffered := bufio.NewWriterSize(counted, 1<<20)
 	packed, err := b.Compression.writer(buffered, b.Level)
 	if err != nil {
 		return nil, err
 	}
-	// What is not compressed is stored as it is, and hashed once.
-	plain, into := stored, io.Writer(packed)
+	// The store hashes what it gets; what is not compressed need not be hashed
+	// a second time.
+	plain, into := digest.Canonical.Digester(), io.Writer(packed)
 	if b.Compression != None {
-		plain = digest.Canonical.Digester()
 		into = io.MultiWriter(packed, plain.Hash())
 	}
 	if err := fill(into); err != nil {
@@ -216,9 +215,17 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 	if err := buffered.Flush(); err != nil {
 		return nil, fmt.Errorf("write layer: %w", err)
 	}
-	l := &layer{
-		desc:   ocispec.Descriptor{MediaType: b.Compression.mediaType(), Digest: stored.Digest(), Size: counted.bytes},
-		diffID: plain.Digest(),
+	// A remote writer knows its digest once it has asked.
+	status, err := w.Status()
+	if err != nil {
+		return nil, fmt.Errorf("write layer: %w", err)
+	}
+	if status.Offset != counted.bytes {
+		return nil, fmt.Errorf("write layer: the store has %d of %d bytes", status.Offset, counted.bytes)
+	}
+	l := &layer{desc: ocispec.Descriptor{MediaType: b.Compression.mediaType(), Digest: w.Digest(), Size: counted.bytes}}
+	if l.diffID = l.desc.Digest; b.Compression != None {
+		l.diffID = plain.Digest()
 	}
 	err = w.Commit(ctx, counted.bytes, l.desc.Digest, content.WithLabels(map[string]string{labels.LabelUncompressed: l.diffID.String()}))
 	switch {
