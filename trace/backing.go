@@ -129,15 +129,34 @@ func (b *backing) fill() error {
 		if err := fillStep(from); err != nil {
 			return err
 		}
-		err := unix.Madvise(mem[from:to], unix.MADV_POPULATE_WRITE)
-		if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EHWPOISON) {
-			return unix.ENOSPC // what tmpfs means by a fault
-		}
+		err := populate(mem, from, to)
 		if err == nil {
 			b.advance(from)
 		}
 		return err
 	})
+}
+
+// populate gives a part of a mapping its pages. Those of a tmpfs that is mounted
+// without huge pages, as /dev/shm mostly is, are made huge all the same by
+// MADV_COLLAPSE (Linux 6.1), which wants one page in each to begin with. What it
+// will not make huge stays small.
+func populate(mem []byte, from, to uint64) error {
+	for at := from; at < to; at += hugePage {
+		if err := populatePages(mem[at : at+pageSize]); err != nil {
+			return err
+		}
+	}
+	_ = unix.Madvise(mem[from:to], unix.MADV_COLLAPSE)
+	return populatePages(mem[from:to])
+}
+
+func populatePages(mem []byte) error {
+	err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
+	if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EHWPOISON) {
+		return unix.ENOSPC // what tmpfs means by a fault
+	}
+	return err
 }
 
 // advance notes that a chunk is filled.
