@@ -19,6 +19,8 @@ import (
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
 
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
@@ -120,13 +122,15 @@ func (c *container) checkRestore(ctx context.Context) error {
 	if err := checkCRIU(ctx, config); err != nil {
 		return err
 	}
-	if c.restore.helper, err = startHelper(ctx, config, 0); err != nil {
-		return err
+	var visible []string
+	if !c.toolkit {
+		visible = visibleGPUs(cuda.ProcGPUs, cdi.Read(c.restore.gpus.spec))
 	}
-	info, err := c.restore.helper.Info(ctx)
+	helper, info, err := startHost(ctx, config, visible)
 	if err != nil {
 		return err
 	}
+	c.restore.helper = helper
 	if info.DriverVersion != m.DriverVersion {
 		return fmt.Errorf("the checkpoint was made with NVIDIA driver %s and this node has %s: restore it where the driver is the same: %w",
 			m.DriverVersion, info.DriverVersion, errdefs.ErrFailedPrecondition)

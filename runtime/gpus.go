@@ -258,10 +258,10 @@ func (c *container) restoreOnto(ctx context.Context, helper *cuda.Helper, procs 
 }
 
 // gpuTries are the sets of GPU pairs to restore each process with, by its pid
-// in the container. The driver takes a process's own GPUs, and those are the
-// ones it had open; but which the driver itself counts is not documented, so
-// the checkpoint's GPUs all together are tried as well. No pairs at all, which
-// leaves every GPU its place, come first where nothing has changed.
+// in the container: pairs of the GPUs that it could see at the checkpoint. Where
+// the spec did not tell those, the metadata names the ones it had open, and the
+// checkpoint's GPUs all together come nearer, so they are tried next. No pairs
+// at all, which leaves every GPU its place, come first where nothing has changed.
 func (r *restoreState) gpuTries() map[int][][]cuda.Pair {
 	tries := map[int][][]cuda.Pair{}
 	pairsOf := func(uuids []string) []cuda.Pair {

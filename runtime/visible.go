@@ -1,0 +1,64 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
+)
+
+// readRequest reads what the spec in a bundle grants.
+func readRequest(bundle string) (cdi.Request, error) {
+	path := filepath.Join(bundle, "config.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return cdi.Request{}, fmt.Errorf("read the container's spec: %w", err)
+	}
+	spec := new(specs.Spec)
+	if err := json.Unmarshal(data, spec); err != nil {
+		return cdi.Request{}, fmt.Errorf("read the container's spec %s: %w", path, err)
+	}
+	return cdi.Read(spec), nil
+}
+
+// visibleGPUs are the UUIDs of the GPUs that a spec grants, by a directory like
+// cuda.ProcGPUs. nil, which is all of the node's, where that is not certain.
+func visibleGPUs(proc string, request cdi.Request) []string {
+	if !request.Exact() {
+		return nil
+	}
+	uuids, err := cuda.UUIDs(proc, request.Minors)
+	if err != nil {
+		return nil // it only takes longer
+	}
+	return uuids
+}
+
+// startHost starts a helper outside the container that brings up the GPUs of
+// these UUIDs only, and asks it for them. Where the driver cannot do with them,
+// as with a partitioned one, it brings up all (nil).
+func startHost(ctx context.Context, config Config, visible []string) (*cuda.Helper, cuda.Info, error) {
+	helper, err := startHelper(ctx, config, cuda.Options{Visible: visible})
+	if err != nil {
+		return nil, cuda.Info{}, err
+	}
+	info, err := helper.Info(ctx)
+	if visible != nil && ctx.Err() == nil && (err != nil || len(info.GPUs) < len(visible)) {
+		dismiss(helper)
+		return startHost(ctx, config, nil)
+	}
+	if err != nil {
+		dismiss(helper)
+		return nil, cuda.Info{}, err
+	}
+	return helper, info, nil
+}
