@@ -114,7 +114,8 @@ func (h *Helper) Checkpoint(ctx context.Context, pid int) error {
 
 // Restore takes a process from checkpointed to locked. Without pairs it returns
 // to the GPUs it had. With pairs each GPU it had becomes another: they must
-// name every GPU of the checkpoint and lead to as many different GPUs. When the
+// name every GPU that it could open at the checkpoint, used or not, and lead to
+// as many different GPUs. When the
 // driver refuses, the process stays checkpointed.
 func (h *Helper) Restore(ctx context.Context, pid int, pairs []Pair) error {
 	q := wire.Request{Op: wire.OpRestore, PID: pid}

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/cgroups/v3/cgroup1"
 	"github.com/containerd/cgroups/v3/cgroup2"
 
+	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -29,6 +30,9 @@ type container struct {
 	// criuBase is the CRIU settings file that the container would have without
 	// this shim; "" for none.
 	criuBase string
+	// request is what the container's spec grants: the client's, before mounts
+	// are added to it for CRIU's sake. Empty where Create could not tell.
+	request cdi.Request
 	// toolkit says that the OCI runtime is NVIDIA's container toolkit's.
 	toolkit bool
 	// workDir is where runc lets CRIU log during a restore.

@@ -19,8 +19,6 @@ import (
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
 
-	"github.com/gpuckpt/gpuckpt/cdi"
-	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
@@ -122,11 +120,7 @@ func (c *container) checkRestore(ctx context.Context) error {
 	if err := checkCRIU(ctx, config); err != nil {
 		return err
 	}
-	var visible []string
-	if !c.toolkit {
-		visible = visibleGPUs(cuda.ProcGPUs, cdi.Read(c.restore.gpus.spec))
-	}
-	helper, info, err := startHost(ctx, config, visible)
+	helper, info, err := startHost(ctx, config, c.visibleGPUs())
 	if err != nil {
 		return err
 	}

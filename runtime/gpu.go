@@ -97,13 +97,7 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &gpuState{config: config, lockBegan: began}
-	if g.request, err = readRequest(c.bundle); err != nil {
-		return nil, err
-	}
-	if !c.toolkit { // which would give more than the spec says
-		g.visible = visibleGPUs(cuda.ProcGPUs, g.request)
-	}
+	g := &gpuState{config: config, lockBegan: began, request: c.request, visible: c.visibleGPUs()}
 	if err := g.lock(ctx, may); err != nil || len(g.procs) == 0 {
 		g.close()
 		return nil, err

@@ -57,6 +57,7 @@ func (c *container) fitSpec(ctx context.Context) error {
 		if err := c.injectGPUs(ctx, config, spec); err != nil {
 			return err
 		}
+		c.request = cdi.Read(spec)
 		if c.restore == nil {
 			return nil
 		}
@@ -172,7 +173,7 @@ func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.
 // that sees this node's GPUs, and info what it has just said of them.
 func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda.Info, m *images.Metadata) error {
 	plan := &c.restore.gpus
-	request := cdi.Read(plan.spec)
+	request := c.request
 	switch {
 	case request.MPS != "":
 		return refused(fmt.Errorf("%w: the container is to share a GPU by MPS (%s), which NVIDIA's driver cannot restore to", cdi.ErrPairs, request.MPS))

@@ -5,29 +5,18 @@ package runtime
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"os"
-	"path/filepath"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
-// readRequest reads what the spec in a bundle grants.
-func readRequest(bundle string) (cdi.Request, error) {
-	path := filepath.Join(bundle, "config.json")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return cdi.Request{}, fmt.Errorf("read the container's spec: %w", err)
+// visibleGPUs are the UUIDs of the GPUs that the container is granted; nil as
+// below.
+func (c *container) visibleGPUs() []string {
+	if c.toolkit { // it may give more than the spec says
+		return nil
 	}
-	spec := new(specs.Spec)
-	if err := json.Unmarshal(data, spec); err != nil {
-		return cdi.Request{}, fmt.Errorf("read the container's spec %s: %w", path, err)
-	}
-	return cdi.Read(spec), nil
+	return visibleGPUs(cuda.ProcGPUs, c.request)
 }
 
 // visibleGPUs are the UUIDs of the GPUs that a spec grants, by a directory like
