@@ -14,7 +14,7 @@ import (
 
 // PairsAnnotation is the annotation of a container that says which GPU takes
 // the place of which of the checkpoint: "OLD=NEW,OLD=NEW…". Each side is a
-// UUID or an index: OLD's that of gpuckpt.json, NEW's the driver's on this node.
+// UUID or an index: OLD's that of gpuckpt.json, NEW's nvidia-smi's on this node.
 const PairsAnnotation = "dev.gpuckpt.gpus"
 
 var (
@@ -31,7 +31,7 @@ type GPU struct {
 	UUID   string // "GPU-…", as nvidia-smi -L prints it
 	Name   string // "NVIDIA H200"
 	Memory uint64 // whole, in bytes
-	Index  int    // the driver's ordinal
+	Index  int    // as nvidia-smi counts
 	Minor  int    // N of /dev/nvidiaN; of this node's GPUs only
 	// PCIBusID orders this node's GPUs, "0000:41:00.0".
 	PCIBusID string

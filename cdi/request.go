@@ -45,6 +45,12 @@ type Request struct {
 // Grants says whether a GPU of this node is among those that the spec grants.
 func (r Request) Grants(g GPU) bool { return r.AllNodes || slices.Contains(r.Minors, g.Minor) }
 
+// Exact says that Minors are all the GPUs that the container gets: nothing else
+// in the spec gives any, nor is one of them shared or partitioned.
+func (r Request) Exact() bool {
+	return len(r.Minors) > 0 && !r.AllNodes && !r.hook && len(r.arguments) == 0 && r.MIG == "" && r.MPS == ""
+}
+
 // String tells what was asked, "linux.devices: /dev/nvidia0".
 func (r Request) String() string {
 	var asks []string

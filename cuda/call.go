@@ -19,7 +19,7 @@ type GPU struct {
 	UUID     string `json:"uuid"`           // "GPU-…", as nvidia-smi -L prints it
 	Name     string `json:"name"`           // "NVIDIA H200"
 	Memory   uint64 `json:"memory"`         // bytes
-	Index    int    `json:"index"`          // the CUDA driver's ordinal
+	Index    int    `json:"index"`          // as nvidia-smi counts; CUDA's ordinal in the helper without NVML
 	Minor    int    `json:"minor"`          // N of /dev/nvidiaN; -1 if unknown
 	PCIBusID string `json:"pci_bus_id"`     // "0000:41:00.0"
 	Free     uint64 `json:"free,omitempty"` // bytes of Memory that nobody uses; 0 if unknown
@@ -114,7 +114,8 @@ func (h *Helper) Checkpoint(ctx context.Context, pid int) error {
 
 // Restore takes a process from checkpointed to locked. Without pairs it returns
 // to the GPUs it had. With pairs each GPU it had becomes another: they must
-// name every GPU of the checkpoint and lead to as many different GPUs. When the
+// name every GPU that it could open at the checkpoint, used or not, and lead to
+// as many different GPUs. When the
 // driver refuses, the process stays checkpointed.
 func (h *Helper) Restore(ctx context.Context, pid int, pairs []Pair) error {
 	q := wire.Request{Op: wire.OpRestore, PID: pid}

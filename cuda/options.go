@@ -19,6 +19,9 @@ import (
 // HelperName is the file name of the helper program.
 const HelperName = "gpuckpt-cuda-helper"
 
+// visibleDevices is the variable by which CUDA is told which GPUs to see.
+const visibleDevices = "CUDA_VISIBLE_DEVICES"
+
 // Options say how to start a helper. The zero value works.
 type Options struct {
 	// Path of the helper. Empty: beside the running executable, then in $PATH.
@@ -28,6 +31,11 @@ type Options struct {
 	// it then sees the GPUs as that process does, and counts pids as it does.
 	// 0 stays outside. Needed to restore onto GPUs other than the checkpoint's.
 	Join int
+	// Visible are the UUIDs of the GPUs that the driver is to bring up in the
+	// helper, which takes 0.2 s for each that nobody else has open; Info lists
+	// no others. Empty: all. UUIDs finds them. Other than by pairs, which want
+	// all, it serves processes that use the others as well.
+	Visible []string
 	// Env is added to this program's environment, "KEY=value" each.
 	Env []string
 	// Stderr gets what the helper prints beside what errors quote. May be nil.
@@ -69,13 +77,16 @@ func (o Options) command() (*exec.Cmd, error) {
 	for _, kv := range os.Environ() {
 		// These would hide or reorder GPUs, and the driver wants every GPU of
 		// a checkpoint named and visible at restore.
-		if strings.HasPrefix(kv, "CUDA_VISIBLE_DEVICES=") || strings.HasPrefix(kv, "CUDA_DEVICE_ORDER=") ||
+		if strings.HasPrefix(kv, visibleDevices+"=") || strings.HasPrefix(kv, "CUDA_DEVICE_ORDER=") ||
 			strings.HasPrefix(kv, wire.JoinEnv+"=") {
 			continue
 		}
 		cmd.Env = append(cmd.Env, kv)
 	}
 	cmd.Env = append(cmd.Env, o.Env...)
+	if len(o.Visible) > 0 {
+		cmd.Env = append(cmd.Env, visibleDevices+"="+strings.Join(o.Visible, ","))
+	}
 	if o.Join != 0 {
 		cmd.Env = append(cmd.Env, wire.JoinEnv+"="+strconv.Itoa(o.Join))
 	}

@@ -14,7 +14,8 @@ import (
 func softUUID(n int) string { return "GPU-5af7c0da-0000-4000-8000-00000000000" + string(rune('0'+n)) }
 
 // Sets of pairs are tried until one is the process's own: of two processes one
-// sees both GPUs and one, by CUDA_VISIBLE_DEVICES, the second.
+// uses both GPUs and one, by CUDA_VISIBLE_DEVICES, the second. Both want pairs
+// of both.
 func TestSoftRestoreAllOnto(t *testing.T) {
 	dev, ctx := devices(t, 2), t.Context()
 	h := softHelper(t, dev, nil)
@@ -34,7 +35,7 @@ func TestSoftRestoreAllOnto(t *testing.T) {
 	do(t, CheckpointAll(ctx, h, procs))
 
 	a, b := Pair{softUUID(0), softUUID(1)}, Pair{softUUID(1), softUUID(0)}
-	wrong := map[int][][]Pair{both.pid: {{a}, {b}}, one.pid: {{a, b}, {b}}}
+	wrong := map[int][][]Pair{both.pid: {{a}, {b}}, one.pid: {{b}, {a, b}}}
 	_, err = RestoreAllOnto(ctx, h, procs, wrong)
 	refused(t, err, InvalidValue)
 	both.is(h, Checkpointed)

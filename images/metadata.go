@@ -67,7 +67,7 @@ type Metadata struct {
 	DriverVersion string `json:"driverVersion"`
 	// CUDAVersion is the newest CUDA version the driver supports, "13.0".
 	CUDAVersion string `json:"cudaVersion"`
-	// GPUs are those that any of the processes used, by index.
+	// GPUs are those of all the processes, by index.
 	GPUs []GPU `json:"gpus"`
 	// Processes are the CUDA processes of the container, in the container's
 	// pid order. There is none, nor a driver, in the image of a container that
@@ -101,7 +101,7 @@ type Process struct {
 	// returns: "running", or "locked" or "checkpointed" when somebody had
 	// taken the process there by hand.
 	State string `json:"state"`
-	// GPUs are the UUIDs of the GPUs the process had open.
+	// GPUs are the UUIDs of the GPUs the process could open, used or not.
 	GPUs []string `json:"gpus"`
 	// Bytes is the size of the GPU state that the driver moved into the
 	// process's memory.

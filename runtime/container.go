@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -34,6 +35,9 @@ type container struct {
 	runcRoot string
 	// deviceRules were set since the container was created, see setDevice.
 	deviceRules []specs.LinuxDeviceCgroup
+	// request is what the container's spec grants: the client's, before mounts
+	// are added to it for CRIU's sake. Empty where Create could not tell.
+	request cdi.Request
 	// toolkit says that the OCI runtime is NVIDIA's container toolkit's.
 	toolkit bool
 	// workDir is where runc lets CRIU log during a restore.

@@ -138,13 +138,11 @@ func (c *container) checkRestore(ctx context.Context) error {
 	if err := checkCRIU(ctx, config); err != nil {
 		return err
 	}
-	if c.restore.helper, err = startHelper(ctx, config, 0); err != nil {
-		return err
-	}
-	info, err := c.restore.helper.Info(ctx)
+	helper, info, err := startHost(ctx, config, c.visibleGPUs())
 	if err != nil {
 		return err
 	}
+	c.restore.helper = helper
 	if info.DriverVersion != m.DriverVersion {
 		return fmt.Errorf("the checkpoint was made with NVIDIA driver %s and this node has %s: restore it where the driver is the same: %w",
 			m.DriverVersion, info.DriverVersion, errdefs.ErrFailedPrecondition)

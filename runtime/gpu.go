@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/trace"
@@ -28,7 +29,11 @@ const helperIdle = 30 * time.Second
 type gpuState struct {
 	config Config
 	info   cuda.Info
-	procs  []cuda.Process // by pid; State is what each was found in
+	// request is what the container's spec grants, visible the UUIDs of those
+	// GPUs, for helpers; nil for all.
+	request cdi.Request
+	visible []string
+	procs   []cuda.Process // by pid; State is what each was found in
 	// saved says that the processes are checkpointed, not just locked.
 	saved bool
 	// lock is the phase of locking, which a later checkpoint's timeline shows.
@@ -51,9 +56,10 @@ type gpuState struct {
 	idle   *time.Timer
 }
 
-// startHelper starts a helper as the config says. join as in cuda.Options.
-func startHelper(ctx context.Context, config Config, join int) (*cuda.Helper, error) {
-	return cuda.Start(ctx, cuda.Options{Path: config.Helper, Join: join, Run: reap})
+// startHelper starts a helper as the config says.
+func startHelper(ctx context.Context, config Config, opts cuda.Options) (*cuda.Helper, error) {
+	opts.Path, opts.Run = config.Helper, reap
+	return cuda.Start(ctx, opts)
 }
 
 // dismiss ends a helper and does not wait for it: the driver takes 0.1 to 0.2 s
@@ -98,13 +104,9 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 	if err != nil {
 		return nil, err
 	}
-	helper, err := startHelper(ctx, config, 0)
-	if err != nil {
-		return nil, err
-	}
-	g := &gpuState{config: config, helper: helper, lockBegan: began}
+	g := &gpuState{config: config, lockBegan: began, request: c.request, visible: c.visibleGPUs()}
 	if err := g.lock(ctx, may); err != nil || len(g.procs) == 0 {
-		dismiss(helper)
+		g.close()
 		return nil, err
 	}
 	g.lockTook = time.Since(began)
@@ -114,12 +116,15 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 }
 
 func (g *gpuState) lock(ctx context.Context, pids []int) error {
-	var err error
-	if g.info, err = g.helper.Info(ctx); err != nil {
+	if err := g.find(ctx, pids); err != nil {
 		return err
 	}
-	if g.procs, err = cuda.Find(ctx, g.helper, pids); err != nil {
-		return err
+	if g.visible != nil && !g.listsAll() { // someone got a GPU past the spec
+		g.close()
+		g.visible = nil
+		if err := g.find(ctx, pids); err != nil {
+			return err
+		}
 	}
 	// The container's order: its own pids, not the host's.
 	slices.SortFunc(g.procs, func(a, b cuda.Process) int { return cmp.Compare(a.NSPID, b.NSPID) })
@@ -129,11 +134,33 @@ func (g *gpuState) lock(ctx context.Context, pids []int) error {
 		g.use, err = useOf(ctx, g.helper, g.procs)
 		surveyed <- err
 	}()
-	err = cuda.LockAll(ctx, g.helper, g.procs, time.Duration(g.config.LockTimeout))
+	err := cuda.LockAll(ctx, g.helper, g.procs, time.Duration(g.config.LockTimeout))
 	if serr := <-surveyed; serr != nil {
 		log.G(ctx).WithError(serr).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
 	}
 	return err
+}
+
+// find starts the helper and asks it for the GPUs and the processes.
+func (g *gpuState) find(ctx context.Context, pids []int) error {
+	var err error
+	if g.helper, g.info, err = startHost(ctx, g.config, g.visible); err != nil {
+		return err
+	}
+	g.procs, err = cuda.Find(ctx, g.helper, pids)
+	return err
+}
+
+// listsAll says whether the helper listed every GPU that the processes have open.
+func (g *gpuState) listsAll() bool {
+	for _, p := range g.procs {
+		for _, minor := range p.GPUs {
+			if !slices.ContainsFunc(g.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // rest gives the helper up when nobody needs it for a while.
@@ -160,7 +187,7 @@ func (g *gpuState) wake(ctx context.Context) (*cuda.Helper, error) {
 		g.close() // it died; a fresh one goes on
 	}
 	var err error
-	g.helper, err = startHelper(ctx, g.config, 0)
+	g.helper, _, err = startHost(ctx, g.config, g.visible)
 	return g.helper, err
 }
 
@@ -314,6 +341,10 @@ func total(areas []cuda.Area) (bytes uint64) {
 
 // metadata describes the locked processes and their GPUs; sizes, areas and
 // phases are not known yet.
+//
+// A process's GPUs are all that it could open, used or not, and also those that
+// CUDA_VISIBLE_DEVICES hid from it: the driver wants a place for each (measured,
+// driver 580). One that somebody has checkpointed by hand is left to them.
 func (g *gpuState) metadata(began time.Time) (*images.Metadata, error) {
 	m := &images.Metadata{
 		SchemaVersion: images.SchemaVersion,
@@ -325,12 +356,16 @@ func (g *gpuState) metadata(began time.Time) (*images.Metadata, error) {
 	for _, p := range g.procs {
 		q := images.Process{PID: p.NSPID, State: p.State.String()}
 		for _, minor := range p.GPUs {
-			at := slices.IndexFunc(g.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor })
-			if at < 0 {
+			if !slices.ContainsFunc(g.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
 				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID, minor, errdefs.ErrFailedPrecondition)
 			}
-			q.GPUs = append(q.GPUs, g.info.GPUs[at].UUID)
-			used[g.info.GPUs[at].UUID] = true
+		}
+		for _, d := range g.info.GPUs {
+			granted := p.State != cuda.Checkpointed && d.Minor >= 0 && g.request.Grants(cdi.GPU{Minor: d.Minor})
+			if granted || slices.Contains(p.GPUs, d.Minor) {
+				q.GPUs = append(q.GPUs, d.UUID)
+				used[d.UUID] = true
+			}
 		}
 		m.Processes = append(m.Processes, q)
 	}

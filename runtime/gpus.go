@@ -57,6 +57,7 @@ func (c *container) fitSpec(ctx context.Context) error {
 		if err := c.injectGPUs(ctx, config, spec); err != nil {
 			return err
 		}
+		c.request = cdi.Read(spec)
 		if c.restore == nil {
 			return nil
 		}
@@ -172,7 +173,7 @@ func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.
 // that sees this node's GPUs, and info what it has just said of them.
 func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda.Info, m *images.Metadata) error {
 	plan := &c.restore.gpus
-	request := cdi.Read(plan.spec)
+	request := c.request
 	switch {
 	case request.MPS != "":
 		return refused(fmt.Errorf("%w: the container is to share a GPU by MPS (%s), which NVIDIA's driver cannot restore to", cdi.ErrPairs, request.MPS))
@@ -258,10 +259,10 @@ func (c *container) restoreOnto(ctx context.Context, helper *cuda.Helper, procs 
 }
 
 // gpuTries are the sets of GPU pairs to restore each process with, by its pid
-// in the container. The driver takes a process's own GPUs, and those are the
-// ones it had open; but which the driver itself counts is not documented, so
-// the checkpoint's GPUs all together are tried as well. No pairs at all, which
-// leaves every GPU its place, come first where nothing has changed.
+// in the container: pairs of the GPUs that it could see at the checkpoint. Where
+// the spec did not tell those, the metadata names the ones it had open, and the
+// checkpoint's GPUs all together come nearer, so they are tried next. No pairs
+// at all, which leaves every GPU its place, come first where nothing has changed.
 func (r *restoreState) gpuTries() map[int][][]cuda.Pair {
 	tries := map[int][][]cuda.Pair{}
 	pairsOf := func(uuids []string) []cuda.Pair {

@@ -106,7 +106,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 // CUDA call of theirs blocks, as it did at the checkpoint. The digests of the
 // state are checked while the driver works, and before the unlock.
 func (c *container) restoreGPU(ctx context.Context, config Config, areas *restoredAreas) (bytes uint64, err error) {
-	helper, err := startHelper(ctx, config, c.pid)
+	helper, err := startHelper(ctx, config, cuda.Options{Join: c.pid})
 	if err != nil {
 		return 0, err
 	}

@@ -201,6 +201,7 @@ func (s *Service) resumeSuspended(ctx context.Context, c *container, gpus []stri
 	if err := c.takeGPUs(g.take, g.lend); err != nil {
 		log.G(ctx).WithError(err).WithField("id", c.id).Warn("the container still has access to GPUs that it left")
 	}
+	c.regrant(g.lend, g.take)
 	return q.time(ctx, "thaw and unlock", func(ctx context.Context) (uint64, error) {
 		_, err := s.resume(ctx, c)
 		return 0, err
@@ -214,7 +215,7 @@ func (g *gpuState) restoreAll(ctx context.Context, c *container, helper *cuda.He
 	if g.pairs == nil {
 		return cuda.RestoreAll(ctx, helper, g.living(), nil)
 	}
-	inside, err := startHelper(ctx, g.config, c.pid)
+	inside, err := startHelper(ctx, g.config, cuda.Options{Join: c.pid})
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@
 package runtime
 
 import (
+	"fmt"
 	"reflect"
 	"strconv"
 	"strings"
@@ -118,10 +119,28 @@ func TestSuspendedTries(t *testing.T) {
 		pairs: []cuda.Pair{pair("a", "b"), pair("b", "a")},
 	}
 	want := map[int][][]cuda.Pair{
-		1: {{pair("a", "b")}, {pair("a", "b"), pair("b", "a")}, {pair("b", "b")}, {pair("b", "b"), pair("a", "a")}},
+		1: {{pair("a", "b"), pair("b", "a")}, {pair("a", "b")}, {pair("b", "b"), pair("a", "a")}, {pair("b", "b")}},
 		7: {{pair("a", "b"), pair("b", "a")}, {pair("b", "a")}, {pair("b", "b"), pair("a", "a")}, {pair("a", "a")}},
 	}
 	if got := g.gpuTries(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// What a container only saw gets a place as well.
+func TestPairAll(t *testing.T) {
+	a, b, c := cuda.GPU{UUID: "a"}, cuda.GPU{UUID: "b"}, cuda.GPU{UUID: "c"}
+	for _, test := range []struct {
+		had, onto, seen []cuda.GPU
+		want            string
+	}{
+		{[]cuda.GPU{a}, []cuda.GPU{b}, []cuda.GPU{a}, "[{a b}]"},
+		{[]cuda.GPU{a}, []cuda.GPU{b}, []cuda.GPU{a, b}, "[{a b} {b a}]"},
+		{[]cuda.GPU{a}, []cuda.GPU{c}, []cuda.GPU{a, b}, "[{a c} {b a}]"},
+		{[]cuda.GPU{a, b}, []cuda.GPU{b, a}, []cuda.GPU{a, b}, "[{a b} {b a}]"},
+	} {
+		if got := fmt.Sprint(pairAll(test.had, test.onto, test.seen)); got != test.want {
+			t.Errorf("%v to %v: got %s, want %s", test.had, test.onto, got, test.want)
+		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
@@ -43,8 +44,11 @@ func (c *container) chooseGPUs(ctx context.Context, gpus []string) error {
 	had := g.hadGPUs()
 	onto := had
 	if gpus != nil {
-		var err error
-		if onto, err = namedGPUs(g.info.GPUs, gpus); err != nil {
+		all, err := g.allGPUs(ctx)
+		if err != nil {
+			return err
+		}
+		if onto, err = namedGPUs(all, gpus); err != nil {
 			return err
 		}
 		if err := c.checkOnto(ctx, had, onto); err != nil {
@@ -52,12 +56,69 @@ func (c *container) chooseGPUs(ctx context.Context, gpus []string) error {
 		}
 		same := func(a, b cuda.GPU) bool { return a.UUID == b.UUID }
 		if !slices.EqualFunc(had, onto, same) {
-			for i := range had {
-				g.pairs = append(g.pairs, cuda.Pair{Old: had[i].UUID, New: onto[i].UUID})
-			}
+			g.pairs = pairAll(had, onto, g.seenGPUs())
 		}
 	}
 	return g.checkFree(ctx, had, onto)
+}
+
+// allGPUs lists the GPUs of the node, also those that the helper so far was not
+// to bring up.
+func (g *gpuState) allGPUs(ctx context.Context) ([]cuda.GPU, error) {
+	if g.visible != nil {
+		g.close()
+		g.visible = nil
+	}
+	helper, err := g.wake(ctx)
+	if err != nil {
+		return nil, err
+	}
+	info, err := helper.Info(ctx)
+	return info.GPUs, err
+}
+
+// seenGPUs are the GPUs that the processes could open, used or not.
+func (g *gpuState) seenGPUs() (seen []cuda.GPU) {
+	had := g.hadGPUs()
+	for _, d := range g.info.GPUs {
+		if g.request.Grants(cdi.GPU{Minor: d.Minor}) || slices.ContainsFunc(had, func(h cuda.GPU) bool { return h.UUID == d.UUID }) {
+			seen = append(seen, d)
+		}
+	}
+	return seen
+}
+
+// pairAll leads from the GPUs that a container had open to others, and from
+// those that it only saw to what is left of these: the driver wants a pair for
+// each that was seen (docs/gpus.md).
+func pairAll(had, onto, seen []cuda.GPU) (pairs []cuda.Pair) {
+	without := func(gpus, those []cuda.GPU) []cuda.GPU {
+		return slices.DeleteFunc(slices.Clone(gpus), func(d cuda.GPU) bool {
+			return slices.ContainsFunc(those, func(t cuda.GPU) bool { return t.UUID == d.UUID })
+		})
+	}
+	for i := range had {
+		pairs = append(pairs, cuda.Pair{Old: had[i].UUID, New: onto[i].UUID})
+	}
+	left := without(seen, onto) // at least as many as are unused
+	for i, d := range without(seen, had) {
+		pairs = append(pairs, cuda.Pair{Old: d.UUID, New: left[i].UUID})
+	}
+	return pairs
+}
+
+// regrant notes what the container has access to after a resumption elsewhere.
+func (c *container) regrant(lent, taken []cuda.GPU) {
+	minors := slices.DeleteFunc(slices.Clone(c.request.Minors), func(n int) bool {
+		return slices.ContainsFunc(taken, func(d cuda.GPU) bool { return d.Minor == n })
+	})
+	for _, d := range lent {
+		if !slices.Contains(minors, d.Minor) {
+			minors = append(minors, d.Minor)
+		}
+	}
+	slices.Sort(minors)
+	c.request.Minors = minors
 }
 
 // namedGPUs finds GPUs by UUID or by CUDA's index, each once.
@@ -92,7 +153,7 @@ func (c *container) checkOnto(ctx context.Context, had, onto []cuda.GPU) error {
 	if len(onto) != len(had) {
 		return fmt.Errorf("the container had %d GPUs, %s: name as many, not %d: %w", len(had), listGPUs(had), len(onto), errdefs.ErrInvalidArgument)
 	}
-	inside, err := startHelper(ctx, c.gpu.config, c.pid)
+	inside, err := startHelper(ctx, c.gpu.config, cuda.Options{Join: c.pid})
 	if err != nil {
 		return err
 	}
@@ -190,9 +251,9 @@ func (c *container) inDev(do func(dev int) error) error {
 }
 
 // gpuTries are the sets of pairs to restore each process with, by its pid in
-// the container: those of the GPUs that it had open, which the driver should
-// count as its own, those whose memory it had, and all; then the same for a
-// process that an earlier try has moved already.
+// the container: all, as the driver was measured to want them; those of the
+// GPUs that it had open; those whose memory it had; then the same for a process
+// that an earlier try has moved already.
 func (g *gpuState) gpuTries() map[int][][]cuda.Pair {
 	tries := make(map[int][][]cuda.Pair)
 	for _, p := range g.procs {
@@ -207,7 +268,7 @@ func (g *gpuState) gpuTries() map[int][][]cuda.Pair {
 			}
 		}
 		var sets [][]cuda.Pair
-		for _, set := range [][]cuda.Pair{open, used, g.pairs} {
+		for _, set := range [][]cuda.Pair{g.pairs, open, used} {
 			if len(set) > 0 && !slices.ContainsFunc(sets, func(have []cuda.Pair) bool { return slices.Equal(have, set) }) {
 				sets = append(sets, set)
 			}

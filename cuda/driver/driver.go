@@ -118,7 +118,8 @@ func info(known facts) wire.Reply {
 			Index: i, Minor: -1, PCIBusID: C.GoString(&bus[0]),
 		}
 		if g, ok := known.gpus[gpu.UUID]; ok {
-			gpu.Minor, gpu.Free, gpu.VGPU = g.minor, g.free, g.vgpu
+			// CUDA's ordinals are by speed, and of the visible ones only.
+			gpu.Index, gpu.Minor, gpu.Free, gpu.VGPU = g.index, g.minor, g.free, g.vgpu
 		}
 		found.GPUs = append(found.GPUs, gpu)
 	}

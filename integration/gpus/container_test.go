@@ -149,7 +149,7 @@ func TestRules(t *testing.T) {
 	r := restored(t, result, harness.RunSpec{GPUs: []int{1}, Amend: withDevice(device, false)}, dir, k.Port)
 	expect(t, r, 0, "verify", "bad=0")
 	visible(t, r, 1)
-	_, err := shared.Ctr(t.Context(), "tasks", "exec", "--fifo-dir", filepath.Join(shared.Dir(), "fifo"), "--exec-id", "open", r.ID, "gpuwork", "plain", "--open", device.Path)
+	err := tryIn(t, r, "open", "gpuwork", "plain", "--open", device.Path)
 	if err == nil || !strings.Contains(err.Error(), "Operation not permitted") {
 		t.Errorf("a device that is not granted was opened: %v", err)
 	}

@@ -24,12 +24,14 @@ var (
 	bins    harness.Bins
 	gpu     harness.GPU
 	results *harness.Results
-	// hasSMI says that the image has nvidia-smi, which only a real GPU has.
-	hasSMI bool
 )
 
 // image has the workloads, and the host's nvidia-smi with a real GPU.
 const image = "gpuckpt.test/gpus:latest"
+
+// imageSMI is where: a CDI specification mounts the host's own over
+// /usr/bin/nvidia-smi, and the image need not have the loader that it wants.
+const imageSMI = "/usr/bin/image-nvidia-smi"
 
 func TestMain(m *testing.M) {
 	os.Exit(harness.Interruptible(func(ctx context.Context) int { return run(ctx, m) }))
@@ -80,10 +82,9 @@ func prepare(ctx context.Context) error {
 	}
 	files := map[string]string{"/usr/bin/gpuwork": program}
 	if smi, err := exec.LookPath("nvidia-smi"); err == nil && gpu.Kind == harness.RealGPU {
-		if files["/usr/bin/nvidia-smi"], err = filepath.EvalSymlinks(smi); err != nil {
+		if files[imageSMI], err = filepath.EvalSymlinks(smi); err != nil {
 			return fmt.Errorf("find nvidia-smi: %w", err)
 		}
-		hasSMI = true
 	}
 	img, err := harness.BuildImage(ctx, harness.ImageSpec{
 		Files: files, Guests: gpu.LibraryFiles(), Entrypoint: []string{"/usr/bin/gpuwork"},

@@ -5,7 +5,6 @@ package gpus
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -41,9 +40,7 @@ func TestAnotherGPU(t *testing.T) {
 		expect(t, k, 0, "verify", "bad=0")
 		isOn(t, k, 0, uuid(at))
 		visible(t, k, at)
-		if got, want := devicesIn(t, k), []string{fmt.Sprintf("nvidia%d", at)}; !slices.Equal(got, want) {
-			t.Errorf("the container's /dev has %v, want %v", got, want)
-		}
+		hasNodes(t, k, at)
 		dir = checkpointed(t, result, k)
 		if m := metadata(t, dir); len(m.GPUs) != 1 || m.GPUs[0].UUID != uuid(at) {
 			t.Errorf("the next checkpoint names %+v, want %s", m.GPUs, uuid(at))
@@ -74,7 +71,9 @@ func TestSwapTwoProcesses(t *testing.T) {
 	}
 	dir := checkpointed(t, result, k)
 	for _, p := range metadata(t, dir).Processes {
-		result.Number(fmt.Sprintf("process_%d_open_gpus", p.PID), float64(len(p.GPUs)))
+		if len(p.GPUs) != 2 {
+			t.Errorf("the checkpoint names %v for process %d, want both GPUs", p.GPUs, p.PID)
+		}
 	}
 	// By the indices: gpuckpt.json's, and the driver's here.
 	r := restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: given("0=1", "1=0")}, dir, k.Port)
@@ -109,29 +108,51 @@ func TestMoreGranted(t *testing.T) {
 	}
 }
 
-// A process that CUDA_VISIBLE_DEVICES lets see the second of two GPUs. How many
-// it has open is the driver's own; the checkpoint names those, and wants as
-// many.
+// A container that had one GPU was granted two, and is checkpointed again: both
+// are its own now.
+func TestMoreGrantedAgain(t *testing.T) {
+	result := two(t)
+	k := start(t, harness.RunSpec{GPUs: []int{0}}, pattern(1)...)
+	expect(t, k, 0, "verify", "bad=0")
+	both := harness.RunSpec{GPUs: []int{0, 1}}
+	r := restored(t, result, both, checkpointed(t, result, k), k.Port)
+	expect(t, r, 0, "verify", "bad=0")
+	dir := checkpointed(t, result, r)
+	if got := metadata(t, dir).Processes[0].GPUs; len(got) != 2 {
+		t.Errorf("the checkpoint names %v for the process, want both GPUs", got)
+	}
+	r = restored(t, result, both, dir, k.Port)
+	expect(t, r, 0, "verify", "bad=0")
+	isOn(t, r, 0, uuid(0))
+	both.Annotations = given("0=1", "1=0")
+	r = restored(t, result, both, checkpointed(t, result, r), k.Port)
+	expect(t, r, 0, "verify", "bad=0")
+	isOn(t, r, 0, uuid(1))
+}
+
+// A process that CUDA_VISIBLE_DEVICES lets see the second of two GPUs: the
+// checkpoint names both that its container has, and wants as many.
 func TestVisibleDevices(t *testing.T) {
 	result := two(t)
 	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Env: []string{"CUDA_VISIBLE_DEVICES=" + uuid(1)}}, pattern(1)...)
 	expect(t, k, 0, "verify", "bad=0")
 	isOn(t, k, 0, uuid(1))
 	dir := checkpointed(t, result, k)
-	open := len(metadata(t, dir).Processes[0].GPUs)
-	result.Number("open_gpus", float64(open))
-	t.Logf("the process has %d GPU(s) open", open)
-
+	names := func(dir string) {
+		t.Helper()
+		m := metadata(t, dir)
+		if got := m.Processes[0].GPUs; len(got) != 2 || len(m.GPUs) != 2 {
+			t.Errorf("the checkpoint names %v for the process and %v, want both GPUs", got, m.GPUs)
+		}
+	}
+	names(dir)
 	r := restored(t, result, harness.RunSpec{GPUs: []int{0, 1}}, dir, k.Port)
 	expect(t, r, 0, "verify", "bad=0")
 	isOn(t, r, 0, uuid(1))
 	dir = checkpointed(t, result, r)
-	if open == 2 {
-		refused(t, harness.RunSpec{GPUs: []int{0}}, dir, "2 GPUs", "granted 1 GPU")
-		r = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: given("0=1", "1=0")}, dir, k.Port)
-	} else {
-		r = restored(t, result, harness.RunSpec{GPUs: []int{0}}, dir, k.Port)
-	}
+	names(dir)
+	refused(t, harness.RunSpec{GPUs: []int{0}}, dir, "made on 2 GPUs", uuid(0), uuid(1), "granted 1 GPU: "+uuid(0))
+	r = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: given("0=1", "1=0")}, dir, k.Port)
 	expect(t, r, 0, "verify", "bad=0")
 	isOn(t, r, 0, uuid(0))
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -230,12 +231,22 @@ func isOn(t *testing.T, k *harness.Container, n int, uuids ...string) {
 // execIn runs a program in a container to its end and gives what it printed.
 func execIn(t *testing.T, k *harness.Container, name string, args ...string) string {
 	t.Helper()
-	words := append([]string{"tasks", "exec", "--fifo-dir", filepath.Join(shared.Dir(), "fifo"), "--exec-id", name, k.ID}, args...)
-	out, err := shared.Ctr(t.Context(), words...)
+	out, err := shared.Ctr(t.Context(), execWords(k, name, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// tryIn runs a program in a container that may fail.
+func tryIn(t *testing.T, k *harness.Container, name string, args ...string) error {
+	t.Helper()
+	_, err := shared.Ctr(t.Context(), execWords(k, name, args...)...)
+	return err
+}
+
+func execWords(k *harness.Container, name string, args ...string) []string {
+	return append([]string{"tasks", "exec", "--fifo-dir", filepath.Join(shared.Dir(), "fifo"), "--exec-id", name, k.ID}, args...)
 }
 
 // visible checks what a newcomer finds in a container: NVML shows the GPUs of
@@ -243,8 +254,8 @@ func execIn(t *testing.T, k *harness.Container, name string, args ...string) str
 func visible(t *testing.T, k *harness.Container, indices ...int) {
 	t.Helper()
 	lists := map[string]string{"gpuwork list": execIn(t, k, "list", "gpuwork", "list")}
-	if hasSMI {
-		lists["nvidia-smi -L"] = execIn(t, k, "smi", "nvidia-smi", "-L")
+	if _, err := os.Stat(inside(t, k, imageSMI)); err == nil {
+		lists["nvidia-smi -L"] = execIn(t, k, "smi", imageSMI, "-L")
 	}
 	tried := execIn(t, k, "try", "gpuwork", "try")
 	for name, text := range lists {
@@ -263,20 +274,41 @@ func visible(t *testing.T, k *harness.Container, indices ...int) {
 	}
 }
 
-// devicesIn are the GPUs' nodes in a container, by name, in order.
-func devicesIn(t *testing.T, k *harness.Container) []string {
+// hasNodes checks which GPUs' nodes a container has. With a real GPU there may
+// be nodes of others: NVIDIA's libraries make one of every GPU where they may
+// (CAP_MKNOD). Those cannot be opened.
+func hasNodes(t *testing.T, k *harness.Container, indices ...int) {
 	t.Helper()
-	pid, err := k.Pid(t.Context())
+	paths, err := filepath.Glob(inside(t, k, "/dev/nvidia[0-9]*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/root/dev/nvidia[0-9]*", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
+	there := map[string]bool{}
 	for _, path := range paths {
-		names = append(names, filepath.Base(path))
+		there["/dev/"+filepath.Base(path)] = true
 	}
-	return names
+	for i := range gpu.Devices {
+		node := gpuNode(t, i)
+		granted := slices.Contains(indices, i)
+		if granted != there[node.Path] && (granted || gpu.Kind == harness.SoftwareGPU) {
+			t.Errorf("%s is in the container: %v, want %v", node.Path, !granted, granted)
+		}
+		if !there[node.Path] {
+			continue
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(inside(t, k, node.Path), &st); err != nil {
+			t.Fatal(err)
+		}
+		if major, minor := int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev)); major != node.Major || minor != node.Minor {
+			t.Errorf("%s is device %d:%d, want %d:%d", node.Path, major, minor, node.Major, node.Minor)
+		}
+		if granted {
+			continue
+		}
+		err := tryIn(t, k, fmt.Sprintf("open-%d", i), "gpuwork", "plain", "--open", node.Path)
+		if err == nil || !strings.Contains(err.Error(), "Operation not permitted") {
+			t.Errorf("%s, which is not granted, was opened: %v", node.Path, err)
+		}
+	}
 }

@@ -57,6 +57,30 @@ static CUresult unlock(const struct config *config)
 	return r;
 }
 
+static bool same(const CUuuid *a, const CUuuid *b)
+{
+	return !memcmp(a, b, sizeof *a);
+}
+
+// remember_seen notes the GPUs that a restore will want a place for: those that can be opened here,
+// whatever CUDA_VISIBLE_DEVICES says, and those in use.
+static void remember_seen(const struct config *config)
+{
+	struct gpu gpus[MAX_GPUS];
+	int n = gpus_usable(config, gpus);
+
+	process.seen = 0;
+	for (int i = 0; i < n; i++)
+		process.seen_uuid[process.seen++] = gpus[i].uuid;
+	for (int i = 0; i < process.gpus; i++) {
+		bool there = false;
+		for (int j = 0; j < process.seen; j++)
+			there |= same(&process.seen_uuid[j], &process.gpu[i].uuid);
+		if (!there && process.seen < MAX_GPUS)
+			process.seen_uuid[process.seen++] = process.gpu[i].uuid;
+	}
+}
+
 static CUresult checkpoint(const struct config *config)
 {
 	size_t bytes = 0;
@@ -87,13 +111,9 @@ static CUresult checkpoint(const struct config *config)
 		memory_unmap(a);
 		to += a->bytes;
 	}
+	remember_seen(config);
 	process_close();
 	return CUDA_SUCCESS;
-}
-
-static bool same(const CUuuid *a, const CUuuid *b)
-{
-	return !memcmp(a, b, sizeof *a);
 }
 
 // same_view tells whether caller and target see the same GPUs, in the same order.
@@ -107,16 +127,16 @@ static bool same_view(const struct request *request, const struct gpu *gpus, int
 	return true;
 }
 
-// is_bijection tells whether the pairs name every GPU that the process had exactly once, and no new
+// is_bijection tells whether the pairs name every GPU that the process saw exactly once, and no new
 // GPU twice.
 static bool is_bijection(const struct request *request)
 {
-	if ((int)request->pairs != process.gpus)
+	if ((int)request->pairs != process.seen)
 		return false;
-	for (int i = 0; i < process.gpus; i++) {
+	for (int i = 0; i < process.seen; i++) {
 		int named = 0;
-		for (int j = 0; j < process.gpus; j++) {
-			named += same(&request->pair[j].oldUuid, &process.gpu[i].uuid);
+		for (int j = 0; j < process.seen; j++) {
+			named += same(&request->pair[j].oldUuid, &process.seen_uuid[i]);
 			if (j != i && same(&request->pair[i].newUuid, &request->pair[j].newUuid))
 				return false;
 		}
@@ -141,6 +161,8 @@ static CUresult choose_gpus(const struct config *config, const struct request *r
 		if (!same_view(request, visible, n))
 			return CUDA_ERROR_NOT_SUPPORTED;
 	}
+	if (n < process.seen)
+		return CUDA_ERROR_NOT_SUPPORTED;
 	for (int i = 0; i < process.gpus; i++) {
 		const CUuuid *want = &process.gpu[i].uuid;
 		const struct gpu *found = NULL;

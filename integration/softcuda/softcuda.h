@@ -79,6 +79,8 @@ struct process {
 	int gpus;
 	struct gpu gpu[MAX_GPUS]; // by CUDA ordinal; replaced by a restore onto others
 	int fd[MAX_GPUS];         // open nodes; -1 while checkpointed
+	int seen;                 // while checkpointed: the GPUs it could open then, used or not
+	CUuuid seen_uuid[MAX_GPUS];
 	int control_fd;           // nvidiactl; likewise
 };
 extern struct process process;

@@ -92,7 +92,7 @@ type GPU struct {
 	UUID     string `json:"uuid"`
 	Name     string `json:"name"`
 	Memory   uint64 `json:"memory"` // bytes
-	Index    int    `json:"index"`  // the driver's ordinal
+	Index    int    `json:"index"`  // NVML's; the driver's ordinal without NVML
 	Minor    int    `json:"minor"`  // of /dev/nvidiaN; -1 if unknown
 	PCIBusID string `json:"pci_bus_id"`
 	Free     uint64 `json:"free,omitempty"` // bytes; 0 if unknown

@@ -1,0 +1,82 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+)
+
+// ProcGPUs is where NVIDIA's kernel module tells of the GPUs, a directory for
+// each, without any of them being woken.
+const ProcGPUs = "/proc/driver/nvidia/gpus"
+
+// UUIDs gives the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), in
+// that order, out of a directory like ProcGPUs: what Options.Visible wants. It
+// is an error if one is not there, or has no UUID yet: the module knows it only
+// once a GPU has been in use.
+func UUIDs(dir string, minors []int) ([]string, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*", "information"))
+	if err != nil {
+		return nil, err
+	}
+	known := map[int]string{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		minor, uuid, err := parseInformation(string(text))
+		if err != nil {
+			continue // one that nobody asks for, or it is missed below
+		}
+		if _, twice := known[minor]; twice {
+			return nil, fmt.Errorf("%s: two GPUs have the minor %d", dir, minor)
+		}
+		known[minor] = uuid
+	}
+	var uuids []string
+	for _, minor := range minors {
+		uuid, ok := known[minor]
+		if !ok {
+			return nil, fmt.Errorf("%s: no UUID of /dev/nvidia%d", dir, minor)
+		}
+		uuids = append(uuids, uuid)
+	}
+	return uuids, nil
+}
+
+// parseInformation reads the lines "GPU UUID:" and "Device Minor:" of a GPU's
+// file "information". A UUID that is not known yet has "?" for its digits.
+func parseInformation(text string) (minor int, uuid string, err error) {
+	minor = -1
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		switch strings.TrimSpace(name) {
+		case "GPU UUID":
+			id, err := wire.ParseUUID(value)
+			if err != nil {
+				return 0, "", err
+			}
+			uuid = wire.FormatUUID(id)
+		case "Device Minor":
+			n, err := strconv.ParseUint(value, 10, 16)
+			if err != nil {
+				return 0, "", fmt.Errorf("device minor %q: %w", value, err)
+			}
+			minor = int(n)
+		}
+	}
+	if minor < 0 || uuid == "" {
+		return 0, "", errors.New("no UUID or no device minor")
+	}
+	return minor, uuid, nil
+}

@@ -1,0 +1,110 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	uuidA = "GPU-ac739775-045d-4094-5e9b-4ca9cf57ebec"
+	uuidB = "GPU-50bfc93b-52b4-cb57-7e91-b4095c5b2f72"
+)
+
+func information(uuid, minor string) string {
+	return "Model: \t\t NVIDIA H200\nIRQ:   \t\t 66\nGPU UUID: \t " + uuid + "\nVideo BIOS: \t 96.00.bc.00.01\nBus Type: \t PCIe\n" +
+		"Bus Location: \t 0000:01:00.0\nDevice Minor: \t " + minor + "\nGPU Excluded:\t No\n"
+}
+
+// The lines of a file are as driver 580 writes them.
+func TestUUIDs(t *testing.T) {
+	const unknown = "GPU-????????-????-????-????-????????????"
+	for _, test := range []struct {
+		name   string
+		files  []string
+		minors []int
+		want   []string
+		err    string
+	}{
+		{"both", []string{information(uuidA, "0"), information(uuidB, "1")}, []int{1, 0}, []string{uuidB, uuidA}, ""},
+		{"one", []string{information(uuidA, "0"), information(uuidB, "1")}, []int{1}, []string{uuidB}, ""},
+		{"upper case", []string{information("GPU-"+strings.ToUpper(uuidA[4:]), "0")}, []int{0}, []string{uuidA}, ""},
+		{"the other not used yet", []string{information(unknown, "0"), information(uuidB, "1")}, []int{1}, []string{uuidB}, ""},
+		{"not used yet", []string{information(unknown, "0"), information(uuidB, "1")}, []int{0}, nil, "/dev/nvidia0"},
+		{"not there", []string{information(uuidA, "0")}, []int{0, 3}, nil, "/dev/nvidia3"},
+		{"no such directory", nil, []int{0}, nil, "/dev/nvidia0"},
+		{"without a minor", []string{"GPU UUID: " + uuidA + "\n"}, []int{0}, nil, "/dev/nvidia0"},
+		{"a minor that is none", []string{information(uuidA, "-1")}, []int{-1}, nil, "/dev/nvidia-1"},
+		{"the same twice", []string{information(uuidA, "0"), information(uuidB, "0")}, []int{0}, nil, "two GPUs"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "gpus")
+			for i, text := range test.files {
+				gpu := filepath.Join(dir, "0000:0"+string(rune('1'+i))+":00.0")
+				do(t, os.MkdirAll(gpu, 0o755))
+				do(t, os.WriteFile(filepath.Join(gpu, "information"), []byte(text), 0o600))
+			}
+			got, err := UUIDs(dir, test.minors)
+			if !slices.Equal(got, test.want) || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+				t.Errorf("got %v, error %v; want %v, error %q", got, err, test.want, test.err)
+			}
+		})
+	}
+}
+
+func FuzzInformation(f *testing.F) {
+	f.Add(information(uuidA, "0"))
+	f.Add("GPU UUID:\nDevice Minor: 99999999999\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		minor, uuid, err := parseInformation(text)
+		if err != nil {
+			return
+		}
+		if again, same, err := parseInformation(information(uuid, "7")); err != nil || again != 7 || same != uuid || minor < 0 {
+			t.Errorf("%q gives minor %d and UUID %q, which is read as %q, error %v", text, minor, uuid, same, err)
+		}
+	})
+}
+
+// A helper that is to see some GPUs lists those only, by the indices that they
+// have on the machine.
+func TestSoftVisible(t *testing.T) {
+	h := softHelper(t, devices(t, 3), func(o *Options) { o.Visible = []string{softUUID(2), softUUID(1)} })
+	info, err := h.Info(t.Context())
+	do(t, err)
+	if len(info.GPUs) != 2 {
+		t.Fatalf("GPUs %+v", info.GPUs)
+	}
+	for i, want := range []int{2, 1} {
+		if g := info.GPUs[i]; g.UUID != softUUID(want) || g.Index != want || g.Minor != want {
+			t.Errorf("GPU %d is %+v, want the machine's GPU %d", i, g, want)
+		}
+	}
+}
+
+// A process that saw two GPUs and used one does not come back where one is left.
+func TestSoftRestoreWithFewer(t *testing.T) {
+	dev, ctx := devices(t, 2), t.Context()
+	h := softHelper(t, dev, nil)
+	w := start(t, dev, []string{"CUDA_VISIBLE_DEVICES=0"}, "pattern", "--bytes", "4M")
+	if got := w.ask("verify"); got != "bad=0" {
+		t.Fatal(got)
+	}
+	do(t, h.Lock(ctx, w.pid, 0))
+	do(t, h.Checkpoint(ctx, w.pid))
+	away, back := filepath.Join(dev, "nvidia1"), filepath.Join(dev, "away")
+	do(t, os.Rename(away, back))
+	refused(t, h.Restore(ctx, w.pid, nil), NotSupported)
+	w.is(h, Checkpointed)
+	do(t, os.Rename(back, away))
+	do(t, h.Restore(ctx, w.pid, nil))
+	do(t, h.Unlock(ctx, w.pid))
+	if got := w.ask("verify"); got != "bad=0" {
+		t.Error(got)
+	}
+}
