@@ -51,7 +51,7 @@ func (c *container) chooseGPUs(ctx context.Context, gpus []string) error {
 		if onto, err = namedGPUs(all, gpus); err != nil {
 			return err
 		}
-		if err := c.checkOnto(ctx, had, onto); err != nil {
+		if err := c.checkOnto(had, onto); err != nil {
 			return err
 		}
 		same := func(a, b cuda.GPU) bool { return a.UUID == b.UUID }
@@ -149,19 +149,13 @@ func listGPUs(gpus []cuda.GPU) string {
 }
 
 // checkOnto refuses GPUs that cannot take the place of those the container had.
-func (c *container) checkOnto(ctx context.Context, had, onto []cuda.GPU) error {
+func (c *container) checkOnto(had, onto []cuda.GPU) error {
 	if len(onto) != len(had) {
 		return fmt.Errorf("the container had %d GPUs, %s: name as many, not %d: %w", len(had), listGPUs(had), len(onto), errdefs.ErrInvalidArgument)
 	}
-	inside, err := startHelper(ctx, c.gpu.config, cuda.Options{Join: c.pid})
-	if err != nil {
-		return err
-	}
-	defer inside.Close()
-	info, err := inside.Info(ctx)
-	if err != nil {
-		return fmt.Errorf("look for GPUs in the container: %w", err)
-	}
+	// A helper in the container's namespaces is not asked: its cgroup keeps it
+	// from no GPU, and NVIDIA's library makes the nodes that it misses.
+	seen := c.gpu.seenGPUs()
 	for i, d := range onto {
 		if d.Name != had[i].Name {
 			return fmt.Errorf("GPU %s is a %s, and the container had a %s: %w", d.UUID, d.Name, had[i].Name, errdefs.ErrFailedPrecondition)
@@ -169,7 +163,7 @@ func (c *container) checkOnto(ctx context.Context, had, onto []cuda.GPU) error {
 		if d.VGPU {
 			return fmt.Errorf("GPU %s is a vGPU, which NVIDIA's driver cannot restore to: %w", d.UUID, errdefs.ErrFailedPrecondition)
 		}
-		if !slices.ContainsFunc(info.GPUs, func(in cuda.GPU) bool { return in.UUID == d.UUID }) {
+		if !slices.ContainsFunc(seen, func(s cuda.GPU) bool { return s.UUID == d.UUID }) {
 			c.gpu.lend = append(c.gpu.lend, d)
 		}
 	}
