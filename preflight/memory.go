@@ -41,14 +41,15 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 		}
 		a.ok("free", "%s", found)
 	}
+	// The shim makes its pages huge itself, where that is not forbidden.
 	switch mode := chosen(n.read(shmemHuge)); mode {
-	case "always", "within_size", "advise", "force":
-		a.ok("huge pages", "%s in %s", mode, shmemHuge)
-	default:
+	case "", "deny":
 		if mode == "" {
 			mode = "not there"
 		}
-		a.add(Warning, "huge pages", mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints to a disk, and suspensions, take longer", "echo advise >"+shmemHuge)
+		a.add(Warning, "huge pages", mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints take up to twice as long", "echo never >"+shmemHuge)
+	default:
+		a.ok("huge pages", "%s in %s, which the shim's own do not need", mode, shmemHuge)
 	}
 	// As Go's os.MkdirTemp and containerd (plugins/services/tasks) choose it.
 	for _, dir := range []string{n.env("XDG_RUNTIME_DIR"), n.env("TMPDIR"), "/tmp"} {
@@ -58,18 +59,16 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 		}
 	}
 	r.TempFree = n.free(r.Temp)
-	kind, options := "a disk", ""
+	kind := "a disk"
 	if mounts, err := n.mounts(); err == nil {
 		if m := mountOf(mounts, r.Temp); m != nil && m.FSType == "tmpfs" {
-			r.InMemory, kind, options = true, "tmpfs", m.VFSOptions
+			r.InMemory, kind = true, "tmpfs"
 		}
 	}
 	found := fmt.Sprintf("%s, on %s, %s free", r.Temp, kind, size(r.TempFree))
 	switch {
 	case r.TempFree == 0:
 		a.add(Failure, "images meanwhile", found, "containerd cannot put the images of a checkpoint there", "# set TMPDIR in containerd's environment to a directory with room")
-	case r.InMemory && !strings.Contains(options, "huge=advise") && !strings.Contains(options, "huge=always") && !strings.Contains(options, "huge=within_size"):
-		a.add(Warning, "images meanwhile", found+", without huge pages", "checkpoints there take longer", "mount -o remount,huge=advise "+mountPoint(n, r.Temp))
 	default:
 		a.ok("images meanwhile", "%s", found)
 	}
@@ -102,18 +101,6 @@ func (n *Node) free(dir string) uint64 {
 		return 0
 	}
 	return st.Bavail * uint64(st.Bsize)
-}
-
-// mountPoint is where a path's file system is mounted.
-func mountPoint(n *Node, p string) string {
-	mounts, err := n.mounts()
-	if err != nil {
-		return p
-	}
-	if m := mountOf(mounts, p); m != nil {
-		return m.Mountpoint
-	}
-	return p
 }
 
 // chosen is the word in brackets of "always [advise] never".

@@ -111,7 +111,7 @@ was before, and there is no image.`,
 	f.StringVarP(&o.ref, "image", "i", "", "name of the image, example.com/job:1 (needed)")
 	f.BoolVar(&o.leaveRunning, "leave-running", false, "let the container run on")
 	f.StringVar(&o.dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), dumpDir),
-		"directory on this node in which the dump is made, in one of its own; a tmpfs with huge=advise is fastest; from $"+dumpDirEnv)
+		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest; from $"+dumpDirEnv)
 	_ = c.MarkFlagRequired("image")
 	_ = c.RegisterFlagCompletionFunc("image", o.images)
 	_ = c.RegisterFlagCompletionFunc("previous", o.images)
