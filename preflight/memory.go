@@ -66,10 +66,9 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 		}
 	}
 	found := fmt.Sprintf("%s, on %s, %s free", r.Temp, kind, size(r.TempFree))
-	switch {
-	case r.TempFree == 0:
+	if r.TempFree == 0 {
 		a.add(Failure, "images meanwhile", found, "containerd cannot put the images of a checkpoint there", "# set TMPDIR in containerd's environment to a directory with room")
-	default:
+	} else {
 		a.ok("images meanwhile", "%s", found)
 	}
 	if root != "" {
