@@ -1,0 +1,81 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapAll maps files over areas; each process's in turn, the processes at once.
+func mapAll(mappings []Mapping) error {
+	byProcess := make(map[int][]Mapping)
+	for _, m := range mappings {
+		byProcess[m.PID] = append(byProcess[m.PID], m)
+	}
+	errs := make(chan error)
+	for _, ms := range byProcess {
+		go func() {
+			runtime.LockOSThread() // never unlocked: its end detaches
+			errs <- mapInto(ms)
+		}()
+	}
+	var err error
+	for range byProcess {
+		err = errors.Join(err, <-errs)
+	}
+	return err
+}
+
+// mapInto maps files over areas of one process.
+func mapInto(mappings []Mapping) error {
+	pid, tid := mappings[0].PID, mappings[0].TID
+	if err := seize(pid, tid, unix.PTRACE_O_TRACESYSGOOD); err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	for {
+		status, err := waitStop(tid)
+		if err != nil {
+			return fmt.Errorf("process %d: %w", pid, err)
+		}
+		if status>>16 == unix.PTRACE_EVENT_STOP {
+			break
+		}
+		// A signal came first, and used up the interrupt.
+		if err := unix.PtraceCont(tid, int(status.StopSignal())); err != nil {
+			return fmt.Errorf("let thread %d go on: %w", tid, err)
+		}
+		if err := unix.PtraceInterrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("interrupt thread %d: %w", tid, err)
+		}
+	}
+	t, err := openThread(pid, tid)
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	defer t.close()
+	for _, m := range mappings {
+		f, err := os.Open(m.Path) // enough for a private mapping
+		if err != nil {
+			return err
+		}
+		if err := longEnough(f, m.Offset+m.Bytes); err != nil {
+			f.Close()
+			return err
+		}
+		err = t.mapFile(f, m.Start, m.Bytes, m.Offset, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("process %d: %w", pid, err)
+		}
+	}
+	if err := unix.PtraceDetach(tid); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("detach from thread %d: %w", tid, err)
+	}
+	return nil
+}
