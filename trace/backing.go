@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -39,8 +40,9 @@ type backing struct {
 	crew        *crew
 	size, chunk uint64
 	cancel      atomic.Bool
-	filled      chan struct{} // closed at its end; err is then set
+	filled      chan struct{} // closed at its end; what follows is then set
 	err         error
+	took        time.Duration
 	mu          sync.Mutex
 	advanced    chan struct{}   // closed, and replaced, when frontier grows
 	frontier    uint64          // all before it is filled
@@ -78,8 +80,10 @@ func newBacking(path string, start, length uint64, crew *crew) (_ *backing, err 
 		b.remove()
 		return nil, fmt.Errorf("size the area's file: %w", err)
 	}
+	began := time.Now()
 	go func() {
 		defer close(b.filled)
+		defer func() { b.took = time.Since(began) }()
 		if b.err = b.fill(); b.err != nil {
 			b.err = fmt.Errorf("fill %d bytes for the area: %w", b.size, b.err)
 		}

@@ -47,7 +47,8 @@ type steering struct {
 	abandon bool // set before stop is closed: areas stay as they are
 	leaving bool // the thread was interrupted for the end
 
-	filling *backing // the area that is being filled still; nil when none is
+	filling *backing      // the area that is being filled still; nil when none is
+	held    time.Duration // the thread waited so long for filling
 	before  uint64   // the target's shared memory when the area was mapped
 }
 
@@ -326,7 +327,8 @@ func collect(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error
 				continue
 			}
 			kept = append(kept, b.file)
-			r.Areas = append(r.Areas, Area{PID: s.target.PID, Start: b.start, Bytes: b.length, Path: b.path(), Offset: b.offset, Written: b.early.end()})
+			r.Areas = append(r.Areas, Area{PID: s.target.PID, Start: b.start, Bytes: b.length, Path: b.path(), Offset: b.offset, Written: b.early.end(),
+				Filling: b.took, Held: s.held})
 		}
 	}
 	return r, kept, err
