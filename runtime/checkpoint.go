@@ -209,6 +209,9 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
 	}
+	if err := refuseLeftovers(dir); err != nil {
+		return err
+	}
 	if err := c.checkLocked(q); err != nil {
 		return err
 	}
@@ -236,6 +239,26 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
 	}
 	return checkCRIU(ctx, c.gpu.config)
+}
+
+// refuseLeftovers refuses a directory with GPU state of a checkpoint that was cut
+// short, by a shim that was killed, say. Beside it the new one would be complete
+// and yet not be restored: its gpuckpt.json knows nothing of those files.
+func refuseLeftovers(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look into the directory for the images: %w", err)
+	}
+	for _, e := range entries {
+		if images.IsAreaFile(e.Name()) {
+			return fmt.Errorf("%s is GPU state of a checkpoint that was cut short: choose an empty directory, or remove what is in %s: %w",
+				filepath.Join(dir, e.Name()), dir, errdefs.ErrAlreadyExists)
+		}
+	}
+	return nil
 }
 
 // checkLocked refuses a container whose CUDA processes are not all locked.
