@@ -147,6 +147,10 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 			if err := awaited(r.Path); err != nil {
 				return 0, err
 			}
+			// Somebody may have come in past runc while it was thawed.
+			if err := c.refuseOutsiders(); err != nil {
+				return 0, err
+			}
 			// CRIU dumps what is left in the processes while the GPU state
 			// that was taken out of them is digested, or written to the disk.
 			var err error
@@ -218,6 +222,14 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 	if err := c.gpu.checkRoom(dir); err != nil {
 		return err
 	}
+	if err := c.refuseOutsiders(); err != nil {
+		return err
+	}
+	return checkCRIU(ctx, c.gpu.config)
+}
+
+// refuseOutsiders refuses a container with processes that a dump would lack.
+func (c *container) refuseOutsiders() error {
 	cg, err := cgroupOf(c.pid)
 	if err != nil {
 		return err
@@ -238,7 +250,7 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 		return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
 			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
 	}
-	return checkCRIU(ctx, c.gpu.config)
+	return nil
 }
 
 // refuseLeftovers refuses a directory with GPU state of a checkpoint that was cut

@@ -235,6 +235,10 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 	if err != nil {
 		return nil, err
 	}
+	defer c.execs.close()()
+	if err := c.execs.refuseStarting(); err != nil {
+		return nil, err
+	}
 	var sizes []uint64
 	err = g.thawed(ctx, c, func() { g.steerAll(ctx, dir) }, func() error {
 		before, err := g.memory()
@@ -273,6 +277,7 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 	if err != nil {
 		return err
 	}
+	defer c.execs.close()()
 	err = g.thawed(ctx, c, func() {}, func() error {
 		if err := g.mapBack(ctx, helper); err != nil {
 			return err

@@ -20,8 +20,11 @@ import (
 // container is left.
 func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
 	c := s.container(r.ID)
-	if c == nil || r.ExecID != "" {
+	if c == nil {
 		return s.TTRPCTaskService.Start(ctx, r)
+	}
+	if r.ExecID != "" {
+		return s.startExec(ctx, c, r)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,14 +74,15 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			back: "kill", undo: func(ctx context.Context) error { return s.kill(ctx, c) },
 		},
 		{name: "watch cgroup", do: func(ctx context.Context) (uint64, error) {
-			c.cgroup, err = cgroupOf(c.pid)
+			cg, err := cgroupOf(c.pid)
 			if err != nil {
 				return 0, err
 			}
+			c.cgroup.Store(cg)
 			if err := c.raiseOOMScores(); err != nil {
 				return 0, err
 			}
-			return 0, s.oom.add(c.id, c.cgroup)
+			return 0, s.oom.add(c.id, cg)
 		}},
 	}
 	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.fixNodes(c.pid) }})

@@ -291,7 +291,7 @@ func (r *restoredAreas) close() {
 
 // hostPID finds a process of the container by its pid inside.
 func (c *container) hostPID(inside int) (int, error) {
-	pids, err := c.cgroup.pids()
+	pids, err := c.cgroup.Load().pids()
 	if err != nil {
 		return 0, err
 	}
