@@ -5,7 +5,6 @@ package runtime
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -34,8 +33,7 @@ type savedArea struct {
 	trace.Area
 	proc int // place in gpuState.procs
 	// file keeps the state alive if the tracer dies, or if the directory goes
-	// because the client does. nil if it could not be opened: then the tracer
-	// alone has it.
+	// because the client does. nil once it is spilled.
 	file *os.File
 	name string // of the file among the images
 }
@@ -135,27 +133,41 @@ func (g *gpuState) steerAll(ctx context.Context, dir string) {
 	}
 }
 
-// collect takes the steered areas out of their processes. On an error those
-// that were taken are in areas, and giveBack puts them back.
-func (g *gpuState) collect(ctx context.Context) error {
-	areas, notes, err := g.tracer.Collect()
-	for _, n := range notes {
-		log.G(ctx).Infof("staging area: %s", n)
+// collect takes the steered areas out of their processes. Their files are opened
+// here first: a tracer that ends on the way, killed for its memory, say, takes
+// nothing with it. On an error those that may have been taken are in areas, and
+// giveBack puts them back.
+func (g *gpuState) collect(ctx context.Context) (err error) {
+	settled, err := g.tracer.Settle()
+	if err != nil {
+		return joinBack(err, g.tracer.Abandon())
 	}
+	var areas []savedArea
 	count := make(map[int]int)
-	for _, a := range areas {
+	for _, a := range settled {
 		s := savedArea{Area: a}
+		if s.file, err = os.OpenFile(a.Path, os.O_RDWR, 0); err != nil {
+			for _, s := range areas {
+				s.file.Close()
+			}
+			return joinBack(fmt.Errorf("keep the staging area's file: %w", err), g.tracer.Abandon())
+		}
 		s.proc = slices.IndexFunc(g.procs, func(p cuda.Process) bool { return p.PID == a.PID })
 		pid := g.procs[s.proc].NSPID
 		s.name = images.AreaFile(pid, count[pid])
 		count[pid]++
-		f, oerr := os.OpenFile(a.Path, os.O_RDWR, 0)
-		if oerr != nil {
-			err = errors.Join(err, fmt.Errorf("keep the staging area's file: %w", oerr))
-		} else {
-			s.file = f
-		}
-		g.areas = append(g.areas, s) // in any case: the process has it no more
+		areas = append(areas, s)
+	}
+	// Which of them the processes still have is not known after an error: those
+	// are mapped over by what they are.
+	g.areas = areas
+	taken, notes, err := g.tracer.Collect()
+	for _, n := range notes {
+		log.G(ctx).Infof("staging area: %s", n)
+	}
+	for _, a := range taken {
+		i := slices.IndexFunc(g.areas, func(s savedArea) bool { return s.PID == a.PID && s.Start == a.Start })
+		g.areas[i].Written = a.Written
 	}
 	return err
 }

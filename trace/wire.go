@@ -16,6 +16,7 @@ const (
 	opHold    = "hold"
 	opRelease = "release"
 	opSteer   = "steer"
+	opSettle  = "settle"
 	opCollect = "collect"
 	opAbandon = "abandon"
 	opMap     = "map"
@@ -45,7 +46,7 @@ type order struct {
 type reply struct {
 	// Error is what went wrong; the other fields are then empty.
 	Error string `json:"error,omitempty"`
-	// Collected areas.
+	// Settled or collected areas.
 	Areas []Area `json:"areas,omitempty"`
 	// Digests of each file, by block.
 	Digests [][]string `json:"digests,omitempty"`
