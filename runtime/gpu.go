@@ -6,6 +6,7 @@ package runtime
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -246,7 +247,9 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 			return joinBack(err, g.tracer.Abandon())
 		}
 		if err := cuda.CheckpointAll(ctx, helper, g.procs); err != nil {
-			return joinBack(err, g.tracer.Abandon())
+			err = joinBack(err, g.tracer.Abandon())
+			g.saved = g.anySaved(context.WithoutCancel(ctx))
+			return err
 		}
 		g.saved = true
 		if err := g.collect(ctx); err != nil {
@@ -265,6 +268,26 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 		err = joinBack(err, g.giveBack(context.WithoutCancel(ctx), c))
 	}
 	return sizes, err
+}
+
+// anySaved says whether the driver still has one of the processes checkpointed
+// after a step that was undone: undoing may have failed. What cannot be found
+// out counts as that: giving back is tried, and tells. The container is thawed.
+func (g *gpuState) anySaved(ctx context.Context) bool {
+	helper, err := g.wake(ctx)
+	if err != nil {
+		return true
+	}
+	for _, p := range g.living() {
+		if p.State == cuda.Checkpointed {
+			continue // by hand, before
+		}
+		state, err := helper.State(ctx, p.PID)
+		if (err != nil || state == cuda.Checkpointed) && !errors.Is(err, cuda.ErrNotCUDA) {
+			return true
+		}
+	}
+	return false
 }
 
 // giveBack has the driver move the GPU state back. The container is frozen

@@ -103,10 +103,7 @@ func (g *gpuState) spill(ctx context.Context, sizes []uint64) (bytes uint64, err
 	}
 	for i := range g.areas {
 		a := &g.areas[i]
-		if a.file != nil {
-			a.file.Close()
-			a.file = nil
-		}
+		a.drop()
 		a.Path = files[i].To // what mapBack maps
 		g.spilled.areas = append(g.spilled.areas, images.Assembly{
 			Area:   images.Area{File: a.name, Start: a.Start, Bytes: a.Bytes, Offset: a.Offset, Digests: digests[i]},

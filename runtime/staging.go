@@ -36,6 +36,8 @@ type savedArea struct {
 	// because the client does. nil once it is spilled.
 	file *os.File
 	name string // of the file among the images
+	// mapped says that the process has it again, see mapBack.
+	mapped bool
 }
 
 // path names the area's file, whether or not the tracer that made it lives.
@@ -147,8 +149,8 @@ func (g *gpuState) collect(ctx context.Context) (err error) {
 	for _, a := range settled {
 		s := savedArea{Area: a}
 		if s.file, err = os.OpenFile(a.Path, os.O_RDWR, 0); err != nil {
-			for _, s := range areas {
-				s.file.Close()
+			for i := range areas {
+				areas[i].drop()
 			}
 			return joinBack(fmt.Errorf("keep the staging area's file: %w", err), g.tracer.Abandon())
 		}
@@ -172,15 +174,17 @@ func (g *gpuState) collect(ctx context.Context) (err error) {
 	return err
 }
 
-// mapBack maps the saved areas' files over their areas again. The processes must
-// not be frozen. One that is not checkpointed any more is an error: somebody has
+// mapBack maps the saved areas' files over their areas again, once: what is there
+// afterwards is the driver's, also if it fails for another of the processes. That
+// one is then checkpointed again, to wherever the driver likes, and something else
+// may lie where its area was. The processes must not be frozen. One that is not checkpointed any more is an error: somebody has
 // had the driver restore it by hand, from an area that was empty.
 func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 	var mappings []trace.Mapping
 	living := g.living()
 	for i := range g.areas {
 		a := &g.areas[i]
-		if !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID == a.PID }) {
+		if a.mapped || !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID == a.PID }) {
 			continue
 		}
 		state, err := helper.State(ctx, a.PID)
@@ -196,19 +200,32 @@ func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 			Start: a.Start, Bytes: a.Bytes, Path: a.path(), Offset: a.Offset,
 		})
 	}
-	if len(mappings) == 0 {
-		return nil
+	if len(mappings) > 0 {
+		if err := g.tracer.Map(mappings); err != nil {
+			return err
+		}
 	}
-	return g.tracer.Map(mappings)
+	for i := range g.areas {
+		a := &g.areas[i]
+		a.mapped = true // the mapping keeps the file
+		a.drop()
+	}
+	return nil
+}
+
+// drop gives the shim's own hold of the file up.
+func (a *savedArea) drop() {
+	if a.file != nil {
+		a.file.Close()
+		a.file = nil
+	}
 }
 
 // dropAreas forgets the saved areas, whose content is with the processes or,
 // complete, in the image. Memory is freed.
 func (g *gpuState) dropAreas() {
-	for _, a := range g.areas {
-		if a.file != nil {
-			a.file.Close()
-		}
+	for i := range g.areas {
+		g.areas[i].drop()
 	}
 	g.areas = nil
 }
