@@ -87,11 +87,17 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 	}
 	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.fixNodes(c.pid) }})
 	if c.restore.metadata != nil {
+		// Before there is a process that could change anything.
+		pinned, err := pin(c.restore.checkpoint)
+		if err != nil {
+			return nil, err
+		}
+		defer pinned.close()
 		var areas *restoredAreas
 		defer func() { areas.close() }()
 		steps = append(steps,
 			step{name: "map GPU state", do: func(ctx context.Context) (uint64, error) {
-				areas, err = c.mapRestored(ctx, config)
+				areas, err = c.mapRestored(ctx, config, pinned)
 				return areas.bytes(), err
 			}},
 			step{name: "restore GPU state", do: func(ctx context.Context) (uint64, error) {

@@ -251,7 +251,7 @@ type restoredAreas struct {
 // with the empty area left where there are none. Those on a disk are mapped as
 // well: check reads them on all cores, and what it has read the driver finds in
 // the page cache. nil when the checkpoint has no areas.
-func (c *container) mapRestored(ctx context.Context, config Config) (*restoredAreas, error) {
+func (c *container) mapRestored(ctx context.Context, config Config, pinned *pins) (*restoredAreas, error) {
 	var mappings []trace.Mapping
 	r := &restoredAreas{}
 	for _, p := range c.restore.metadata.Processes {
@@ -264,12 +264,14 @@ func (c *container) mapRestored(ctx context.Context, config Config) (*restoredAr
 		}
 		for _, a := range p.Areas {
 			pieces := c.restore.checkpoint.Pieces(a.File)
-			for _, q := range pieces {
+			for i := range pieces {
+				pieces[i] = pinned.at(pieces[i])
+				q := pieces[i]
 				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.Offset+a.Bytes)
 				if from >= to {
 					continue // none of it is of the range
 				}
-				mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + from - a.Offset, Bytes: to - from, Path: q.Path, Offset: from - q.Offset})
+				mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + from - a.Offset, Bytes: to - from, Path: q.OpenAs, Offset: from - q.Offset})
 			}
 			r.areas = append(r.areas, images.Assembly{Area: a, Pieces: pieces})
 		}

@@ -430,6 +430,32 @@ func TestFillingFails(t *testing.T) {
 	}
 }
 
+// What is mapped over an area is a plain file, and no link to one.
+func TestOnlyPlainFilesAreMapped(t *testing.T) {
+	g, s := newTarget(t), session(t)
+	start, err := strconv.ParseUint(g.ask(mapOrder(stagingFlags)), 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file, link, fifo := filepath.Join(dir, "file"), filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
+	if err := errors.Join(os.WriteFile(file, make([]byte, pageSize), 0o600), os.Symlink(file, link), unix.Mkfifo(fifo, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	want := g.ask("sum")
+	for _, path := range []string{link, fifo, dir, "/dev/zero"} {
+		if err := s.Map([]Mapping{{PID: g.pid(), TID: g.pid(), Start: start, Bytes: pageSize, Path: path}}); err == nil {
+			t.Errorf("%s was mapped", path)
+		}
+		if got := g.ask("sum"); got != want {
+			t.Errorf("%s: the area has changed", path)
+		}
+	}
+	if err := s.Map([]Mapping{{PID: g.pid(), TID: g.pid(), Start: start, Bytes: pageSize, Path: file}}); err != nil {
+		t.Error(err)
+	}
+}
+
 // A tracer may die after any of its steps: the target goes on as if it had
 // never been there. Once its areas are settled, who has opened their files has
 // what was in them, and can give it back.
