@@ -127,6 +127,11 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 		if err != nil {
 			return 0, err
 		}
+		// The container may share its pids with others, whose processes the
+		// driver would take as well.
+		if _, err := c.hostPID(p.PID); err != nil {
+			return 0, err
+		}
 		// The helper counts pids as the container does.
 		procs = append(procs, cuda.Process{PID: p.PID, NSPID: p.PID, State: state})
 		bytes += p.Bytes
