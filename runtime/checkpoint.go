@@ -182,6 +182,9 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 		err = q.run(ctx, last...)
 	}
 	if err != nil {
+		if clientPaused && errors.Is(err, context.Canceled) {
+			log.G(ctx).WithField("id", c.id).Warnf("the client has given up its checkpoint: the container stays paused, as it was before, until somebody resumes it (ctr tasks resume %s)", c.id)
+		}
 		store.end()
 		removeAreaFiles(ctx, r.Path, procs)
 		return joinBack(err, stuck)
