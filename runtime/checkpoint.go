@@ -339,7 +339,7 @@ func (g *gpuState) refuseUnlocked(pids []int) error {
 			return err
 		}
 		if devices {
-			return fmt.Errorf("process %s began to use CUDA while the container was being paused; resume it and try again: %w",
+			return fmt.Errorf("process %s has files of a GPU open and was not locked: it began to use CUDA while the container was being paused (resume it and try again), or it was forked by a process that uses CUDA and can do nothing with these files but keep CRIU from dumping it (end it, or start such processes before CUDA is used): %w",
 				commandOf(pid), errdefs.ErrFailedPrecondition)
 		}
 	}

@@ -54,7 +54,9 @@ func (c *container) makeSpill(dir string) (err error) {
 		return nil
 	}
 	to := filepath.Join(dir, spillPrefix+c.namespace+"-"+c.id)
-	if err := os.Mkdir(to, 0o700); err != nil {
+	if err := os.Mkdir(to, 0o700); errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("%s is there already, from a container of this name whose node or shim has died: remove it: %w", to, errdefs.ErrAlreadyExists)
+	} else if err != nil {
 		return fmt.Errorf("make a directory for the GPU state: %w", err)
 	}
 	if err := os.WriteFile(filepath.Join(c.bundle, spillDirName), []byte(to), 0o600); err != nil {
