@@ -312,7 +312,10 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 		return nil
 	})
 	if !g.saved {
+		// The tracer has their memory too. A client may leave the container paused
+		// for as long as it packs the images.
 		g.dropAreas()
+		g.closeTracer()
 	}
 	return err
 }
