@@ -62,6 +62,9 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		return err
 	}
 	if !gpu {
+		if err := refuseTaken(r.Path); err != nil {
+			return err
+		}
 		return s.dump(ctx, c, r)
 	}
 	if c.isSuspended() {
@@ -213,10 +216,7 @@ func (s *Service) pauseHere(ctx context.Context, c *container) error {
 
 // preflight refuses what cannot work before anything is touched.
 func (c *container) preflight(ctx context.Context, q *sequence, dir string) error {
-	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
-	}
-	if err := refuseLeftovers(dir); err != nil {
+	if err := refuseTaken(dir); err != nil {
 		return err
 	}
 	if err := c.checkLocked(q); err != nil {
@@ -256,10 +256,14 @@ func (c *container) refuseOutsiders() error {
 	return nil
 }
 
-// refuseLeftovers refuses a directory with GPU state of a checkpoint that was cut
-// short, by a shim that was killed, say. Beside it the new one would be complete
-// and yet not be restored: its gpuckpt.json knows nothing of those files.
-func refuseLeftovers(dir string) error {
+// refuseTaken refuses a directory that holds a GPU checkpoint, which another dump
+// would spoil, or GPU state of one that was cut short, by a shim that was killed,
+// say. Beside that the new one would be complete and yet not be restored: its
+// gpuckpt.json knows nothing of those files.
+func refuseTaken(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
+	}
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

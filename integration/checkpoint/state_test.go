@@ -85,6 +85,11 @@ func TestDirectoryIsTaken(t *testing.T) {
 	expect(t, k, "count", "102")
 	says(t, checkpointTask(t, shared, k, dir), "preflight", "holds a GPU checkpoint already")
 	expect(t, k, "count", "103")
+	// Nor does one without a GPU take it.
+	p := start(t, shared, harness.RunSpec{ID: id(t) + "-plain"}, "plain")
+	expect(t, p, "count", "101")
+	says(t, checkpointTask(t, shared, p, dir), "holds a GPU checkpoint already")
+	expect(t, p, "count", "102")
 	endTask(t, shared, k)
 	if err := restoreTask(t, shared, k, dir); err != nil {
 		t.Fatal(err)
