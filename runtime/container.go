@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/cgroups/v3"
@@ -53,8 +54,11 @@ type container struct {
 	lockErr error
 	// restore is set when the container was created from a checkpoint.
 	restore *restoreState
-	// cgroup of a restored container, which runc's service does not know.
-	cgroup *cgroup
+	// cgroup of a restored container, which runc's service does not know. It is
+	// asked for statistics in the middle of anything.
+	cgroup atomic.Pointer[cgroup]
+	// execs are those of Start.
+	execs execs
 }
 
 // restoreState is what a container created from a checkpoint is made of.

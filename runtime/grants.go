@@ -141,6 +141,9 @@ func (g *grants) task(d *dumped, t dumpedTask) error {
 			return fmt.Errorf("it would be in the host's %s namespace, and the spec has one for the container", ns.Type)
 		}
 	}
+	if err := g.userNamespace(d, t); err != nil {
+		return err
+	}
 	for _, thread := range t.threads {
 		if err := g.credentials(thread.GetCreds()); err != nil {
 			return err

@@ -249,10 +249,11 @@ func (r *checkpointRun) base(ctx context.Context) (none ocispec.Descriptor, _ er
 
 // take is the checkpoint, in order, with the way back of each step.
 func (r *checkpointRun) take(ctx context.Context, answer *checkpointAnswer) (err error) {
-	if r.dumpDir, err = os.MkdirTemp(r.dir, dumpPrefix); err != nil {
+	var release func() error
+	if r.dumpDir, release, err = makeDumpDir(r.dir); err != nil {
 		return fmt.Errorf("make the directory for the dump: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(r.dumpDir)) }()
+	defer func() { err = errors.Join(err, release()) }()
 
 	if err := r.pause(ctx); err != nil {
 		return err

@@ -85,11 +85,33 @@ func TestDirectoryIsTaken(t *testing.T) {
 	expect(t, k, "count", "102")
 	says(t, checkpointTask(t, shared, k, dir), "preflight", "holds a GPU checkpoint already")
 	expect(t, k, "count", "103")
+	// Nor does one without a GPU take it.
+	p := start(t, shared, harness.RunSpec{ID: id(t) + "-plain"}, "plain")
+	expect(t, p, "count", "101")
+	says(t, checkpointTask(t, shared, p, dir), "holds a GPU checkpoint already")
+	expect(t, p, "count", "102")
 	endTask(t, shared, k)
 	if err := restoreTask(t, shared, k, dir); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, k, "count", "102") // as at the first
+}
+
+// A directory in which a checkpoint was cut short, by the end of its shim, say, has
+// GPU state that belongs to nothing. A checkpoint beside it could not be restored.
+func TestDirectoryHasLeftovers(t *testing.T) {
+	places(t, func(t *testing.T, dir string) {
+		k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+		expect(t, k, "count", "101")
+		left := filepath.Join(dir, images.AreaFile(1, 0))
+		write(t, left, "half of it", 0o600)
+		says(t, checkpointTask(t, shared, k, dir), "preflight", left, "choose an empty directory")
+		isPaused(t, k, false)
+		expect(t, k, "count", "102")
+		if data, err := os.ReadFile(left); err != nil || string(data) != "half of it" {
+			t.Errorf("what was there is %q, %v", data, err)
+		}
+	})
 }
 
 // A bit of GPU state that has flipped since is found out.

@@ -137,6 +137,15 @@ func TestSpillRefused(t *testing.T) {
 	says(t, gpuckpt(t, shared, "suspend", "--spill", tmpfs, k.ID), tmpfs, "tmpfs", "choose a directory on a disk")
 	says(t, gpuckpt(t, shared, "suspend", "--spill", file, k.ID), file, "no directory")
 	says(t, gpuckpt(t, shared, "suspend", "--spill", file+"-none", k.ID), file+"-none", "no such file")
+	disk := diskDir(t)
+	left := filepath.Join(disk, "gpuckpt-spill-"+shared.Namespace()+"-"+k.ID)
+	if err := os.Mkdir(left, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	says(t, gpuckpt(t, shared, "suspend", "--spill", disk, k.ID), left, "has died: remove it")
+	if err := os.Remove(left); err != nil {
+		t.Errorf("what was there: %v", err)
+	}
 	isPaused(t, shared, k, false)
 	expect(t, k, "count", "102")
 
