@@ -32,6 +32,7 @@ const (
 	magicMounts    = 0x55563928
 	magicCgroup    = 0x59383330
 	magicSeccomp   = 0x64413049
+	magicNetwork   = 0x55933752
 )
 
 // maxImage bounds the images that are read here, in bytes: a process takes
@@ -46,6 +47,8 @@ type dumped struct {
 	mounts    []*mnt.MntEntry
 	cgroups   *criucgroup.CgroupEntry
 	seccomp   *seccomp.SeccompEntry // nil without filters
+	// networkGiven says that CRIU wants to be given the first process's network.
+	networkGiven bool
 }
 
 // dumpedTask is one process.
@@ -108,6 +111,9 @@ func readDumped(dir string) (*dumped, error) {
 	}
 	if len(d.tasks) == 0 {
 		return nil, fmt.Errorf("%w: pstree.img has no process", images.ErrDamaged)
+	}
+	if d.networkGiven, err = readNetwork(dir, d.tasks[0].ids.GetNetNsId()); err != nil {
+		return nil, err
 	}
 	names, err := filepath.Glob(filepath.Join(dir, "mountpoints-*.img"))
 	if err != nil {

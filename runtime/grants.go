@@ -74,6 +74,9 @@ func compareGrants(spec *specs.Spec, d *dumped) (notes []string, err error) {
 			return nil, fmt.Errorf("process %d: %w", t.pid, err)
 		}
 	}
+	if err := g.network(d); err != nil {
+		return nil, err
+	}
 	if err := checkCgroups(d.cgroups); err != nil {
 		return nil, err
 	}
