@@ -22,13 +22,20 @@ import (
 var (
 	shared  *harness.Containerd
 	results *harness.Results
+	// cniPlugins is the directory of the programs that make networks.
+	cniPlugins string
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Interruptible(func(ctx context.Context) int { return run(ctx, m) }))
+	// nerdctl's networks are in the first, what its hooks remember is in the second.
+	if err := harness.InOwnNetwork("/var/lib/cni", "/run/nerdctl"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(harness.Interruptible(func(ctx context.Context) int { return runTests(ctx, m) }))
 }
 
-func run(ctx context.Context, m *testing.M) (code int) {
+func runTests(ctx context.Context, m *testing.M) (code int) {
 	if err := start(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -55,6 +62,11 @@ func start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w; run `make test-kubernetes`", err)
 	}
+	bridge, err := bins.Path("bridge")
+	if err != nil {
+		return fmt.Errorf("%w; run `make test-kubernetes`", err)
+	}
+	cniPlugins = filepath.Dir(bridge)
 	gpu, err := harness.DetectGPU(bins)
 	if err != nil {
 		return err
@@ -81,7 +93,7 @@ func nerdctl(ctx context.Context, args ...string) (string, error) {
 	dir := shared.Dir()
 	return shared.Output(ctx, "nerdctl", append([]string{
 		"--address", shared.Address(), "--namespace", shared.Namespace(), "--snapshotter", shared.Snapshotter(),
-		"--data-root", filepath.Join(dir, "nerdctl"), "--cni-netconfpath", filepath.Join(dir, "cni"),
+		"--data-root", filepath.Join(dir, "nerdctl"), "--cni-netconfpath", filepath.Join(dir, "cni"), "--cni-path", cniPlugins,
 		"--cgroup-manager", "cgroupfs", "--cdi-spec-dirs", filepath.Join(dir, "cdi"),
 	}, args...)...)
 }
@@ -96,23 +108,29 @@ func must(t *testing.T, args ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// container is one that nerdctl runs, with a counter that listens on a port.
+// container is one that nerdctl runs, with a counter that a port of the host leads to.
 type container struct {
 	name string
 	port int
 }
 
-// runCounter runs a counter in GPU memory, removed when the test ends.
+// runCounter runs a counter in GPU memory in the host's network, removed when the
+// test ends.
 func runCounter(t *testing.T, flags ...string) container {
 	t.Helper()
 	port, err := harness.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := container{strings.ToLower(t.Name()), port}
+	return run(t, container{strings.ToLower(t.Name()), port}, "counter", port, append(flags, "--net", "host")...)
+}
+
+// run runs a workload that listens on a port in its network.
+func run(t *testing.T, k container, workload string, port int, flags ...string) container {
+	t.Helper()
 	removeAtEnd(t, k.name)
-	args := []string{"run", "--detach", "--name", k.name, "--runtime", harness.Runtime, "--net", "host", "--device", harness.CDIKind + "=0"}
-	must(t, append(append(args, flags...), harness.WorkloadImage, "counter", "--port", strconv.Itoa(port))...)
+	args := []string{"run", "--detach", "--name", k.name, "--runtime", harness.Runtime, "--device", harness.CDIKind + "=0"}
+	must(t, append(append(args, flags...), harness.WorkloadImage, workload, "--port", strconv.Itoa(port))...)
 	return k
 }
 
@@ -141,4 +159,14 @@ func (k container) expect(t *testing.T, want string) {
 func (k container) status(t *testing.T) string {
 	t.Helper()
 	return must(t, "inspect", "--format", "{{.State.Status}}", k.name)
+}
+
+// image checkpoints the container, which ends with it, into an image.
+func (k container) image(t *testing.T, ref string) {
+	t.Helper()
+	id := must(t, "inspect", "--format", "{{.ID}}", k.name)
+	if _, err := shared.Output(t.Context(), "gpuckpt", "checkpoint", id, "--image", ref, "--image-path", filepath.Join(shared.Dir(), "dumps"),
+		"--address", shared.Address(), "--namespace", shared.Namespace(), "--quiet"); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+	}
 }
