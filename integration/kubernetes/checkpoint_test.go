@@ -66,6 +66,7 @@ func TestStandaloneByName(t *testing.T) {
 	if _, err := n.Output(t.Context(), "checkpointctl", "show", archive); err != nil {
 		t.Error(err)
 	}
+	expect(t, runImage(t, n, archive, name+"-restored"), counterPort, "102")
 	if err := n.DeleteStatic(t.Context(), name); err != nil {
 		t.Error(err)
 	}

@@ -20,15 +20,23 @@ import (
 )
 
 var (
-	shared  *harness.Containerd
+	shared *harness.Containerd
+	// session ends when the tests are interrupted.
+	session context.Context
+	bins    harness.Bins
+	gpu     harness.GPU
 	results *harness.Results
-	// cniPlugins is the directory of the programs that make networks.
-	cniPlugins string
+	// cniPlugins is the directory of the programs that make networks, cniConfig that
+	// of the networks: one for all containerds, as a machine has one bridge.
+	cniPlugins, cniConfig string
 )
 
+// cniState is where CNI keeps what it has done, in these tests a directory of their own.
+const cniState = "/var/lib/cni"
+
 func TestMain(m *testing.M) {
-	// nerdctl's networks are in the first, what its hooks remember is in the second.
-	if err := harness.InOwnNetwork("/var/lib/cni", "/run/nerdctl"); err != nil {
+	// What nerdctl's hooks remember is in the second.
+	if err := harness.InOwnNetwork(cniState, "/run/nerdctl"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -58,42 +66,54 @@ func runTests(ctx context.Context, m *testing.M) (code int) {
 
 // start starts containerd with the workload's image and a CDI specification.
 func start(ctx context.Context) error {
-	bins, err := harness.FindBins()
-	if err != nil {
+	session = ctx
+	var err error
+	if bins, err = harness.FindBins(); err != nil {
 		return fmt.Errorf("%w; run `make test-kubernetes`", err)
 	}
 	bridge, err := bins.Path("bridge")
 	if err != nil {
 		return fmt.Errorf("%w; run `make test-kubernetes`", err)
 	}
-	cniPlugins = filepath.Dir(bridge)
-	gpu, err := harness.DetectGPU(bins)
-	if err != nil {
+	cniPlugins, cniConfig = filepath.Dir(bridge), cniState+"/net.d"
+	if gpu, err = harness.DetectGPU(bins); err != nil {
 		return err
 	}
 	fmt.Printf("GPU: %s, driver %s, %d device(s)\n", gpu.Kind, gpu.Driver, len(gpu.Devices))
 	results = harness.NewResults(ctx, bins, gpu)
-	if shared, err = harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")}); err != nil {
-		return err
-	}
-	err = errors.Join(
-		shared.ImportWorkload(ctx),
-		shared.WriteCDISpec(filepath.Join(shared.Dir(), "cdi")),
-		shared.SetShimConfig(fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n",
-			filepath.Join(shared.Dir(), "criu-logs"), filepath.Join(shared.Cgroup(), "staging"))),
-	)
-	if err != nil {
-		return errors.Join(err, shared.Stop())
-	}
-	return nil
+	shared, err = startContainerd(ctx, bins)
+	return err
 }
 
-// nerdctl runs nerdctl on the private containerd and gives its standard output.
+// startContainerd starts a containerd of those programs.
+func startContainerd(ctx context.Context, bins harness.Bins) (*harness.Containerd, error) {
+	c, err := harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")})
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(
+		c.ImportWorkload(ctx),
+		c.WriteCDISpec(filepath.Join(c.Dir(), "cdi")),
+		c.SetShimConfig(fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n",
+			filepath.Join(c.Dir(), "criu-logs"), filepath.Join(c.Cgroup(), "staging"))),
+	)
+	if err != nil {
+		return nil, errors.Join(err, c.Stop())
+	}
+	return c, nil
+}
+
+// nerdctl runs nerdctl on the shared containerd and gives its standard output.
 func nerdctl(ctx context.Context, args ...string) (string, error) {
-	dir := shared.Dir()
-	return shared.Output(ctx, "nerdctl", append([]string{
-		"--address", shared.Address(), "--namespace", shared.Namespace(), "--snapshotter", shared.Snapshotter(),
-		"--data-root", filepath.Join(dir, "nerdctl"), "--cni-netconfpath", filepath.Join(dir, "cni"), "--cni-path", cniPlugins,
+	return nerdctlOn(ctx, shared, args...)
+}
+
+// nerdctlOn is nerdctl on a containerd.
+func nerdctlOn(ctx context.Context, c *harness.Containerd, args ...string) (string, error) {
+	dir := c.Dir()
+	return c.Output(ctx, "nerdctl", append([]string{
+		"--address", c.Address(), "--namespace", c.Namespace(), "--snapshotter", c.Snapshotter(),
+		"--data-root", filepath.Join(dir, "nerdctl"), "--cni-netconfpath", cniConfig, "--cni-path", cniPlugins,
 		"--cgroup-manager", "cgroupfs", "--cdi-spec-dirs", filepath.Join(dir, "cdi"),
 	}, args...)...)
 }
