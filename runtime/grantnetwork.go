@@ -42,10 +42,11 @@ func readNetwork(dir string, id uint32) (given bool, err error) {
 	return entry.GetExtKey() != "", nil
 }
 
-// network compares where a dump's network comes from with where the spec's does.
+// network compares where a dump's network comes from with where the spec's does. Who
+// would be in the host's is for task to find, process by process.
 func (g *grants) network(d *dumped) error {
 	was, is := d.network(), networkOf(g.spec)
-	if was == is {
+	if was == is || was == hostNetwork {
 		return nil
 	}
 	return fmt.Errorf("it was made with %s, and the container has %s", was, is)
