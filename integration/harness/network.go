@@ -64,7 +64,11 @@ func restartApart(directories []string) error {
 	if err := os.Setenv(envNetwork, here); err != nil {
 		return err
 	}
-	return syscall.Exec("/proc/self/exe", os.Args, os.Environ())
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return syscall.Exec(program, os.Args, os.Environ())
 }
 
 // loopbackUp brings the loopback interface up, as it is on any machine.
