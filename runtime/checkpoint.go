@@ -39,15 +39,20 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	if c == nil {
 		return s.TTRPCTaskService.Checkpoint(ctx, r)
 	}
+	if err := c.refuseSecond(); err != nil {
+		return nil, toGRPC(err)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.checkpointing.Store(c.paused)
+	defer c.checkpointing.Store(false)
 	if err := s.checkpoint(ctx, c, r); err != nil {
 		return nil, toGRPC(err)
 	}
 	return &ptypes.Empty{}, nil
 }
 
-func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) error {
+func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) (err error) {
 	opts, err := checkpointOptions(r.Options, c.annotations)
 	if err != nil {
 		return err
@@ -56,6 +61,14 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		if r.Options, err = typeurl.MarshalAnyToProto(opts); err != nil {
 			return fmt.Errorf("encode checkpoint options: %w", err)
 		}
+		if err := c.claimWorkDir(opts.WorkPath); err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil {
+				c.workPath = "" // for another try, by whoever makes it
+			}
+		}()
 	}
 	gpu, err := c.hasGPU()
 	if err != nil {

@@ -35,6 +35,7 @@ const (
 	magicCgroup    = 0x59383330
 	magicSeccomp   = 0x64413049
 	magicUserns    = 0x55474906
+	magicNetwork   = 0x55933752
 )
 
 // maxImage bounds each image that is read here, in bytes: a process takes some
@@ -54,6 +55,8 @@ type dumped struct {
 	cgroups   *criucgroup.CgroupEntry
 	seccomp   *seccomp.SeccompEntry // nil without filters
 	userns    map[uint32]*userns.UsernsEntry
+	// networkGiven says that CRIU wants to be given the first process's network.
+	networkGiven bool
 }
 
 // dumpedTask is one process.
@@ -129,6 +132,9 @@ func readDumped(path string) (*dumped, error) {
 	}
 	if len(d.tasks) == 0 {
 		return nil, fmt.Errorf("%w: pstree.img has no process", images.ErrDamaged)
+	}
+	if d.networkGiven, err = readNetwork(dir, d.tasks[0].ids.GetNetNsId()); err != nil {
+		return nil, err
 	}
 	names, err := filepath.Glob(filepath.Join(path, "mountpoints-*.img"))
 	if err != nil {

@@ -66,6 +66,9 @@ func loadSpec(bundle string) (*specs.Spec, error) {
 // compareGrants is checkGrants on what was read. notes are for the log.
 func compareGrants(spec *specs.Spec, d *dumped) (notes []string, err error) {
 	g := grantsOf(spec)
+	if err := g.network(d); err != nil {
+		return nil, err
+	}
 	for _, t := range d.tasks {
 		if t.core.GetTc().GetTaskState() == taskDead {
 			continue // it only waits to be asked for its status

@@ -28,6 +28,11 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	// CNI keeps what it has done in that directory, wherever a network's own is.
+	if err := harness.InOwnNetwork("/var/lib/cni"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	os.Exit(harness.Interruptible(func(ctx context.Context) int { return run(ctx, m) }))
 }
 

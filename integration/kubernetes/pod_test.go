@@ -85,7 +85,7 @@ func (c counter) manifest(name string) string {
 
 // podName makes a pod's name of the test's.
 func podName(t *testing.T) string {
-	name := strings.NewReplacer("/", "-", "_", "-", " ", "-").Replace(strings.ToLower(t.Name()))
+	name := strings.NewReplacer("/", "-", "_", "-", " ", "-", ".", "-").Replace(strings.ToLower(t.Name()))
 	return strings.TrimPrefix(name, "test")
 }
 
