@@ -320,7 +320,8 @@ func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() e
 		return err
 	}
 	if err := before(); err != nil {
-		return joinBack(err, tracer.Abandon(), tracer.Release())
+		g.closeTracer() // what is frozen lets go of no other
+		return err
 	}
 	if err := cg.thaw(); err != nil {
 		return joinBack(err, cg.freeze(), tracer.Abandon(), tracer.Release())

@@ -32,7 +32,7 @@ func onDisk(t *testing.T) string {
 	return dir
 }
 
-// through is a target whose areas are written through to a directory.
+// throughTo is a target whose areas are written through to a directory.
 func throughTo(g *target, dir string) Target {
 	return Target{PID: g.pid(), TID: g.pid(), Dir: dir, Name: "gpu-", Window: MinWindow, Reserve: 1 << 20}
 }
@@ -252,8 +252,20 @@ func TestNoRoomToWriteThrough(t *testing.T) {
 	}
 
 	// A file system that cannot reserve.
-	if err := s.Steer(throughTo(g, "/proc")); err == nil {
-		t.Error("an area was reserved in /proc")
+	ramfs := t.TempDir()
+	if err := unix.Mount("ramfs", ramfs, "ramfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(ramfs, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.Steer(throughTo(g, ramfs)); err == nil || !strings.Contains(err.Error(), "cannot reserve room") {
+		t.Errorf("got %v, want that it cannot reserve room", err)
+	}
+	if left, _ := os.ReadDir(ramfs); len(left) != 0 {
+		t.Errorf("files left: %v", left)
 	}
 }
 

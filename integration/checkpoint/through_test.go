@@ -17,6 +17,8 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -125,6 +127,45 @@ func TestWrittenThrough(t *testing.T) {
 			goesOn(t, k)
 		})
 	}
+}
+
+// Several processes share the buffer. One for which there can be no file makes
+// the checkpoint fail before the driver is asked for anything.
+func TestProcessesWrittenThrough(t *testing.T) {
+	results.Add(t)
+	short(t, "processes", `when_short = "write-through"`)
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}, Port: freePorts(t, 2)}, "multi", "--procs", "2", "--bytes", strconv.Itoa(shortBytes/2))
+	verify := func() {
+		t.Helper()
+		for i := range 2 {
+			expect(t, process(k, i), "verify", "bad=0")
+		}
+	}
+	verify()
+	taken := t.TempDir()
+	inside, err := cuda.NSPID(childrenOf(pidOf(t, k), "gpuwork")[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(taken, images.AreaFile(inside, 0)), "", 0o600)
+	says(t, checkpointTask(t, shared, k, taken), "save GPU state", "write GPU state through to "+taken, "file exists")
+	isPaused(t, k, false)
+	verify()
+	if left, err := filepath.Glob(filepath.Join(taken, "gpu*")); err != nil || len(left) > 0 {
+		t.Errorf("files of the failed checkpoint are left: %v, error %v", left, err)
+	}
+
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	if n := peak(t, "processes"); n > shortPeak {
+		t.Errorf("it took %d bytes of memory, of a buffer of %d", n, shortBuffer)
+	}
+	verify()
+	endTask(t, shared, k)
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	verify()
 }
 
 // By default what memory is too short for is refused, with the setting that
