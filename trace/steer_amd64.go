@@ -69,6 +69,9 @@ func steer(target Target) (*steering, error) {
 	seized := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: its end detaches
+		if target.Window > 0 {
+			hurry()
+		}
 		defer close(s.done)
 		defer signal.Stop(s.child)
 		err := seize(target.PID, target.TID, unix.PTRACE_O_TRACESYSGOOD)

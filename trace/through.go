@@ -163,6 +163,7 @@ func (t *through) fail(err error) {
 // bytes there, of which the highest bit is "present". A driver that leaves
 // something out is found by looks elsewhere.
 func (t *through) look(pages *os.File) error {
+	hurry()
 	b := t.b
 	buf := make([]byte, 8*pagemapPages)
 	end := b.offset + b.length
@@ -190,6 +191,13 @@ func (t *through) look(pages *os.File) error {
 		time.Sleep(throughLook)
 	}
 	return nil
+}
+
+// hurry has the caller's own thread scheduled before others: what bounds memory is
+// to be quicker than what fills it. The thread ends with the caller.
+func hurry() {
+	runtime.LockOSThread()
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20)
 }
 
 // lastPresent gives the end of the last page that the process has in its memory,
