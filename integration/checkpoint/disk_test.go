@@ -24,11 +24,15 @@ import (
 // is.
 func TestGoesOnBeforeTheDisk(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-	expect(t, k, "verify", "bad=0")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+	k.Expect(t, "verify", "bad=0")
 	checkpointInto(t, shared, k, t.TempDir())
 	var names []string
-	for _, p := range timelineOf(t, shared, k.ID).Phases {
+	line, err := shared.Timeline(k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range line.Phases {
 		names = append(names, p.Name)
 	}
 	dump, back, resume, store := slices.Index(names, "dump"), slices.Index(names, "give GPU state back"),
@@ -36,14 +40,14 @@ func TestGoesOnBeforeTheDisk(t *testing.T) {
 	if dump < 0 || back < dump || resume < back || store < resume {
 		t.Errorf("the steps were %q", names)
 	}
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 }
 
 // The directory for the images is made if need be, as runc makes it.
 func TestDirectoryIsMade(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
-	expect(t, k, "verify", "bad=0")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
+	k.Expect(t, "verify", "bad=0")
 	dir := filepath.Join(t.TempDir(), "not", "there")
 	checkpointInto(t, shared, k, dir)
 	if len(areaFiles(t, dir)) == 0 {
@@ -96,7 +100,7 @@ func failsForRoom(t *testing.T, k *harness.Container, dir string, exit bool, mea
 		done <- err
 	}()
 	meanwhile()
-	says(t, <-done, append(words, "o space left on device")...) // CRIU's words or Go's
+	harness.Says(t, <-done, append(words, "o space left on device")...) // CRIU's words or Go's
 	goesOn(t, k)
 	if left, err := filepath.Glob(filepath.Join(dir, "gpu*")); err != nil || len(left) > 0 {
 		t.Errorf("%q of the failed checkpoint are left, %v", left, err)
@@ -111,8 +115,8 @@ func TestNoRoom(t *testing.T) {
 	for _, kind := range []string{"disk", "memory"} {
 		t.Run(kind, func(t *testing.T) {
 			results.Add(t)
-			k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-			expect(t, k, "verify", "bad=0")
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+			k.Expect(t, "verify", "bad=0")
 			failsForRoom(t, k, smallDir(t, kind, 16), true, func() {}, "preflight", "free some, or choose another directory")
 		})
 	}

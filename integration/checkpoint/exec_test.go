@@ -25,7 +25,7 @@ func endExec(t *testing.T, c *harness.Containerd, k *harness.Container) {
 	t.Helper()
 	ctr(t, c, "tasks", "kill", "--signal", "SIGKILL", "--exec-id", "guest", k.ID)
 	shim := shimOf(t, k)
-	within(t, "the exec'd process ends", func() bool { return childOf(shim, "gpuwork sleep") == 0 })
+	harness.Within(t, "the exec'd process ends", func() bool { return childOf(shim, "gpuwork sleep") == 0 })
 }
 
 // A process that was exec'd into the container is no child of its first one:
@@ -33,25 +33,25 @@ func endExec(t *testing.T, c *harness.Containerd, k *harness.Container) {
 // name, and works once it has ended.
 func TestExecedProcess(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	execDetached(t, shared, k, "guest", "gpuwork", "sleep")
 	// Before it is gpuwork it is runc, which ctr does not wait for.
 	shim, guest := shimOf(t, k), 0
-	within(t, "the exec'd process is a child of the shim", func() bool {
+	harness.Within(t, "the exec'd process is a child of the shim", func() bool {
 		guest = childOf(shim, "gpuwork sleep")
 		return guest != 0
 	})
-	says(t, k.Checkpoint(t.Context(), "refused:1"), "exec'd", fmt.Sprintf("%d (gpuwork)", guest))
-	says(t, plainCheckpoint(t, shared, k), "FailedPrecondition", "exec'd", fmt.Sprint(guest))
+	harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), "exec'd", fmt.Sprintf("%d (gpuwork)", guest))
+	harness.Says(t, plainCheckpoint(t, shared, k), "FailedPrecondition", "exec'd", fmt.Sprint(guest))
 	isPaused(t, k, false)
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 
 	endExec(t, shared, k)
 	ref := takeCheckpoint(t, shared, k, "1")
-	kill(t, k)
+	k.MustRemove(t)
 	r := restore(t, shared, k.ID, ref, k.Port)
-	expect(t, r, "count", "103")
+	r.Expect(t, "count", "103")
 }
 
 // A container without CUDA is treated as runc's shim would.
@@ -59,14 +59,14 @@ func TestExecedProcessNoCUDA(t *testing.T) {
 	results.Add(t)
 	outcome := map[string]bool{}
 	eachRuntime(t, func(t *testing.T, spec harness.RunSpec) {
-		k := start(t, shared, spec, "plain")
-		expect(t, k, "count", "101")
+		k := shared.Work(t, spec, "plain")
+		k.Expect(t, "count", "101")
 		execDetached(t, shared, k, "guest", "gpuwork", "sleep")
-		err := k.Checkpoint(t.Context(), "checkpoint.test/"+id(t)+":1")
+		err := k.Checkpoint(t.Context(), "checkpoint.test/"+harness.Name(t)+":1")
 		t.Logf("with an exec'd process: %v", err)
 		outcome[spec.Runtime] = err == nil
 		isPaused(t, k, false)
-		expect(t, k, "count", "102")
+		k.Expect(t, "count", "102")
 	})
 	if outcome[harness.Runtime] != outcome[harness.RuncRuntime] {
 		t.Errorf("checkpoints succeed: %v; want the same with both", outcome)

@@ -4,7 +4,6 @@
 package checkpoint
 
 import (
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -55,22 +54,22 @@ func places(t *testing.T, test func(t *testing.T, dir string)) {
 // memory does not change them: the same checkpoint is restored again.
 func TestRestoredTwice(t *testing.T) {
 	places(t, func(t *testing.T, dir string) {
-		k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-		expect(t, k, "verify", "bad=0")
+		k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+		k.Expect(t, "verify", "bad=0")
 		checkpointInto(t, shared, k, dir)
 		if len(areaFiles(t, dir)) == 0 {
 			t.Error("the GPU state is in no file of its own")
 		}
-		expect(t, k, "write 1000", "wrote 1000") // neither does the one that was left running
+		k.Expect(t, "write 1000", "wrote 1000") // neither does the one that was left running
 		for range 2 {
 			endTask(t, shared, k)
 			if err := restoreTask(t, shared, k, dir); err != nil {
 				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 			}
-			expect(t, k, "verify", "bad=0")
-			expect(t, k, "count", "101")
-			expect(t, k, "write 1000", "wrote 1000")
-			expect(t, k, "verify", "bad=0")
+			k.Expect(t, "verify", "bad=0")
+			k.Expect(t, "count", "101")
+			k.Expect(t, "write 1000", "wrote 1000")
+			k.Expect(t, "verify", "bad=0")
 		}
 	})
 }
@@ -78,60 +77,38 @@ func TestRestoredTwice(t *testing.T) {
 // A directory that holds a checkpoint keeps it.
 func TestDirectoryIsTaken(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
 	dir := t.TempDir()
-	expect(t, k, "count", "101")
+	k.Expect(t, "count", "101")
 	checkpointInto(t, shared, k, dir)
-	expect(t, k, "count", "102")
-	says(t, checkpointTask(t, shared, k, dir), "preflight", "holds a GPU checkpoint already")
-	expect(t, k, "count", "103")
+	k.Expect(t, "count", "102")
+	harness.Says(t, checkpointTask(t, shared, k, dir), "preflight", "holds a GPU checkpoint already")
+	k.Expect(t, "count", "103")
 	endTask(t, shared, k)
 	if err := restoreTask(t, shared, k, dir); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, k, "count", "102") // as at the first
+	k.Expect(t, "count", "102") // as at the first
 }
 
 // A bit of GPU state that has flipped since is found out.
 func TestDamagedState(t *testing.T) {
 	places(t, func(t *testing.T, dir string) {
-		k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-		expect(t, k, "verify", "bad=0")
+		k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+		k.Expect(t, "verify", "bad=0")
 		checkpointInto(t, shared, k, dir)
 		endTask(t, shared, k)
 		file := areaFiles(t, dir)[0]
-		flip(t, file)
-		says(t, restoreTask(t, shared, k, dir), file, "is damaged")
+		harness.FlipBit(t, file)
+		harness.Says(t, restoreTask(t, shared, k, dir), file, "is damaged")
 		nothingRuns(t, shared, k)
 		endTask(t, shared, k)
-		flip(t, file)
+		harness.FlipBit(t, file)
 		if err := restoreTask(t, shared, k, dir); err != nil {
 			t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 		}
-		expect(t, k, "verify", "bad=0")
+		k.Expect(t, "verify", "bad=0")
 	})
-}
-
-// flip turns one bit in the middle of a file.
-func flip(t *testing.T, path string) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	bit := make([]byte, 1)
-	if _, err := f.ReadAt(bit, info.Size()/2); err != nil {
-		t.Fatal(err)
-	}
-	bit[0] ^= 0x10
-	if _, err := f.WriteAt(bit, info.Size()/2); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // Where the staging area is not steered, by the node's wish or because its
@@ -143,12 +120,12 @@ func TestLeftToCRIU(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
-			configured(t, staging(shared, test.name, test.settings))
-			k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-			expect(t, k, "verify", "bad=0")
+			shared.Configured(t, shared.Staging(test.name, test.settings))
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+			k.Expect(t, "verify", "bad=0")
 			dir := t.TempDir()
 			checkpointInto(t, shared, k, dir)
-			expect(t, k, "verify", "bad=0")
+			k.Expect(t, "verify", "bad=0")
 			if files := areaFiles(t, dir); len(files) > 0 {
 				t.Errorf("there are files of GPU state: %v", files)
 			}
@@ -156,7 +133,7 @@ func TestLeftToCRIU(t *testing.T) {
 			if err := restoreTask(t, shared, k, dir); err != nil {
 				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 			}
-			expect(t, k, "verify", "bad=0")
+			k.Expect(t, "verify", "bad=0")
 		})
 	}
 }
@@ -175,7 +152,7 @@ func TestTracerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	hurry()
-	says(t, <-done, "tracer", "code = Unavailable")
+	harness.Says(t, <-done, "tracer", "code = Unavailable")
 	goesOn(t, k)
 	if left, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(1)+"*")); err != nil || len(left) > 0 {
 		t.Errorf("files of the failed checkpoint are left: %v, error %v", left, err)

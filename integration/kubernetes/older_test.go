@@ -40,7 +40,7 @@ func older(t *testing.T) harness.Bins {
 func TestOlderCtr(t *testing.T) {
 	results.Add(t)
 	needs(t, "containerd-2.2")
-	c, err := harness.Start(session, harness.Options{Bins: older(t), GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")})
+	c, err := harness.Start(session, harness.Options{Bins: older(t), GPU: gpu, Dir: os.Getenv(harness.EnvDir)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestOlderCtr(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(c.ImportWorkload(t.Context()), configureShim(c, "")); err != nil {
+	if err := errors.Join(c.ImportWorkload(t.Context()), c.ConfigureShim("")); err != nil {
 		t.Fatal(err)
 	}
 	k, err := c.Run(t.Context(), harness.RunSpec{ID: "older", Port: port, GPUs: []int{0}, Args: []string{"gpuwork", "counter", "--port", strconv.Itoa(port)}})

@@ -7,9 +7,6 @@ package nerdctl
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -25,55 +22,13 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Interruptible(func(ctx context.Context) int { return run(ctx, m) }))
-}
-
-func run(ctx context.Context, m *testing.M) (code int) {
-	if err := start(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code = m.Run()
-	if err := shared.Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	path, err := results.Write()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	if path != "" {
-		fmt.Println("results:", path)
-	}
-	return code
-}
-
-// start starts containerd with the workload's image and a CDI specification.
-func start(ctx context.Context) error {
-	bins, err := harness.FindBins()
-	if err != nil {
-		return fmt.Errorf("%w; run `make test-kubernetes`", err)
-	}
-	gpu, err := harness.DetectGPU(bins)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("GPU: %s, driver %s, %d device(s)\n", gpu.Kind, gpu.Driver, len(gpu.Devices))
-	results = harness.NewResults(ctx, bins, gpu)
-	if shared, err = harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")}); err != nil {
-		return err
-	}
-	err = errors.Join(
-		shared.ImportWorkload(ctx),
-		shared.WriteCDISpec(filepath.Join(shared.Dir(), "cdi")),
-		shared.SetShimConfig(fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n",
-			filepath.Join(shared.Dir(), "criu-logs"), filepath.Join(shared.Cgroup(), "staging"))),
-	)
-	if err != nil {
-		return errors.Join(err, shared.Stop())
-	}
-	return nil
+	harness.Main(m.Run, func(s *harness.Session) (err error) {
+		results = s.Results
+		if shared, err = s.StartWithWorkload(harness.Options{}); err != nil {
+			return err
+		}
+		return shared.WriteCDISpec(filepath.Join(shared.Dir(), "cdi"))
+	})
 }
 
 // nerdctl runs nerdctl on the private containerd and gives its standard output.

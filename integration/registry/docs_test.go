@@ -47,9 +47,9 @@ func commandsOf(t *testing.T, path string) map[string][]string {
 func TestDocumentedCommands(t *testing.T) {
 	sections := commandsOf(t, "../../docs/cli.md")
 	s := serve(t, false)
-	c := own(t)
+	c := session.Own(t, harness.Options{})
 	k := start(t, c, harness.RunSpec{ID: "job"}, "counter")
-	expect(t, k, "next", "101")
+	k.Expect(t, "next", "101")
 	port := k.Port
 	work := t.TempDir()
 	uuid := regexp.MustCompile(`GPU-[0-9a-f]{8}-[0-9a-f-]{27}`)
@@ -100,11 +100,11 @@ func TestDocumentedCommands(t *testing.T) {
 			run(section, line)
 			if strings.HasPrefix(line, "gpuckpt restore") {
 				k = adopt(t, c, "job", port)
-				expect(t, k, "next", "102")
+				k.Expect(t, "next", "102")
 			}
 		}
 	}
-	expect(t, k, "next", "103")
+	k.Expect(t, "next", "103")
 	if _, err := os.Stat(filepath.Join(work, "checkpoint.tar")); err != nil {
 		t.Error(err)
 	}
@@ -130,6 +130,6 @@ func process(t *testing.T, c *harness.Containerd) *os.Process {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed
 	})
-	expect(t, c.Adopt("bare", port), "next", "101")
+	c.Adopt("bare", port).Expect(t, "next", "101")
 	return cmd.Process
 }

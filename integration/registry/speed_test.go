@@ -16,7 +16,8 @@ import (
 // results (GPUCKPT_RESULTS). GPUCKPT_TEST_SIZES says how much GPU memory;
 // GPUCKPT_TEST_DIR is where containerd and the dumps are, a tmpfs say.
 func TestSpeedAgainstStock(t *testing.T) {
-	for _, bytes := range sizes(t) {
+	for _, size := range session.Sizes(t) {
+		bytes := size.Bytes
 		t.Run(strconv.FormatUint(bytes>>20, 10)+"MiB", func(t *testing.T) {
 			result := results.Add(t)
 			result.Number("gpu_memory_bytes", float64(bytes))
@@ -38,12 +39,12 @@ func timed(t *testing.T, result *harness.TestResult, step string, do func() erro
 func pattern(t *testing.T, spec harness.RunSpec, bytes uint64) *harness.Container {
 	t.Helper()
 	k := start(t, shared, spec, "pattern", "--bytes", strconv.FormatUint(bytes, 10), "--seed", "7")
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	return k
 }
 
 func speedOfImage(t *testing.T, result *harness.TestResult, bytes uint64, compression string) {
-	k := pattern(t, harness.RunSpec{ID: id(t) + "-" + compression}, bytes)
+	k := pattern(t, harness.RunSpec{ID: harness.Name(t) + "-" + compression}, bytes)
 	ref := "gpuckpt.test/speed:" + compression
 	var made checkpointAnswer
 	timed(t, result, "gpuckpt checkpoint --image, "+compression, func() error {
@@ -51,7 +52,7 @@ func speedOfImage(t *testing.T, result *harness.TestResult, bytes uint64, compre
 		return nil
 	})
 	result.Number("image bytes, "+compression, float64(made.Bytes))
-	remove(t, k)
+	k.MustRemove(t)
 	var r *harness.Container
 	// Unpacked as a node does that has pulled it; then by ctr.
 	timed(t, result, "unpack, "+compression, func() error {
@@ -62,14 +63,14 @@ func speedOfImage(t *testing.T, result *harness.TestResult, bytes uint64, compre
 		return image.Unpack(t.Context(), shared.Snapshotter())
 	})
 	timed(t, result, "resume with ctr, "+compression, func() error { r = resume(t, shared, ref, k.Port); return nil })
-	expect(t, r, "verify", "bad=0")
-	remove(t, r)
+	r.Expect(t, "verify", "bad=0")
+	r.MustRemove(t)
 	forget(t, shared)
 }
 
 func speedOfStock(t *testing.T, result *harness.TestResult, bytes uint64) {
 	k := pattern(t, harness.RunSpec{
-		ID: id(t) + "-stock", Runtime: harness.RuncRuntime,
+		ID: harness.Name(t) + "-stock", Runtime: harness.RuncRuntime,
 		Annotations: map[string]string{"org.criu.config": shared.CRIUConfigPath()},
 	}, bytes)
 	const ref = "gpuckpt.test/speed:stock"
@@ -81,13 +82,13 @@ func speedOfStock(t *testing.T, result *harness.TestResult, bytes uint64) {
 		}
 		return k.Checkpoint(t.Context(), ref)
 	})
-	remove(t, k)
+	k.MustRemove(t)
 	var r *harness.Container
 	timed(t, result, "ctr containers restore and CUDA by hand", func() (err error) {
 		if r, err = shared.Restore(t.Context(), k.ID, ref, k.Port); err != nil {
 			return err
 		}
-		removeAtEnd(t, r)
+		r.RemoveAtEnd(t)
 		for _, step := range []string{"restore", "unlock"} {
 			if err := cudaStep(t, r, step); err != nil {
 				return err
@@ -95,8 +96,8 @@ func speedOfStock(t *testing.T, result *harness.TestResult, bytes uint64) {
 		}
 		return nil
 	})
-	expect(t, r, "verify", "bad=0")
-	remove(t, r)
+	r.Expect(t, "verify", "bad=0")
+	r.MustRemove(t)
 	forget(t, shared)
 }
 
