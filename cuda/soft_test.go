@@ -412,11 +412,17 @@ func TestSoftRestoreOntoAnotherGPUFromInside(t *testing.T) {
 	do(t, err)
 	refused(t, outside.Restore(ctx, w.pid, pairs), NotSupported)
 
-	inside := softHelper(t, "/nonexistent", func(o *Options) { o.Join = w.pid })
+	inside := softHelper(t, "/nonexistent", func(o *Options) {
+		o.Join = w.pid
+		o.Env = append(o.Env, "SOFTCUDA_MAKE_NODE=nvidia-made")
+	})
 	info, err := inside.Info(ctx)
 	do(t, err)
 	if len(info.GPUs) != 1 || info.GPUs[0].Minor != 1 || info.GPUs[0].UUID != pairs[0].New {
 		t.Fatalf("inside there are %+v", info.GPUs)
+	}
+	if _, err := os.Stat(dev + "nvidia-made"); err != nil {
+		t.Error("the software driver made no node:", err)
 	}
 	refused(t, inside.Restore(ctx, 1, nil), NotSupported)
 	refused(t, inside.Restore(ctx, 1, []Pair{{pairs[0].New, pairs[0].Old}}), InvalidValue)
@@ -428,6 +434,12 @@ func TestSoftRestoreOntoAnotherGPUFromInside(t *testing.T) {
 		t.Errorf("it has device files %v open, %v", open, err)
 	}
 	do(t, inside.Close())
+	// What the driver made in the container goes, what was there stays.
+	left, err := filepath.Glob(dev + "nvidia*")
+	do(t, err)
+	if want := []string{dev + "nvidia1", dev + "nvidiactl"}; !slices.Equal(left, want) {
+		t.Errorf("the container has %v, want %v", left, want)
+	}
 }
 
 func TestSoftJoinedHelperSeesNoGPU(t *testing.T) {

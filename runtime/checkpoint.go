@@ -163,19 +163,20 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 		{name: "store GPU state", do: func(ctx context.Context) (uint64, error) { return store.bytes(), store.wait() }},
 		{name: "write metadata", do: func(context.Context) (uint64, error) {
 			store.describe(m)
-			m.Phases = q.phases
+			m.Phases = q.known()
 			return 0, images.WriteMetadata(r.Path, m)
 		}},
 	}
 	err = q.run(ctx, steps...)
 	var stuck error
-	if err == nil && !opts.Exit {
-		// Leave running: the way back is the same as from a failure. What the
-		// container waits for is CRIU, not the disk.
-		stuck = q.goBack(ctx)
-	}
-	if err == nil {
+	switch {
+	case err == nil && opts.Exit:
 		err = q.run(ctx, last...)
+	case err == nil:
+		// Leave running: the way back is the same as from a failure. The
+		// container waits for CRIU, not for the disk; and who waits for the
+		// files, whose metadata comes last, does not wait for the driver.
+		stuck, err = q.runBeside(ctx, last...)
 	}
 	if err != nil {
 		store.end()

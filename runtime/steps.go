@@ -4,11 +4,14 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/containerd/log"
@@ -32,8 +35,10 @@ type sequence struct {
 	operation string // "checkpoint", "restore", "suspend" or "resume"
 	id        string
 	began     time.Time
-	phases    []images.Phase
 	back      []step // those done that have an undo
+
+	mu     sync.Mutex // steps may run beside the way back
+	phases []images.Phase
 }
 
 func newSequence(operation, id string) *sequence {
@@ -45,13 +50,7 @@ func newSequence(operation, id string) *sequence {
 // wrong on the way back.
 func (q *sequence) run(ctx context.Context, steps ...step) error {
 	for _, st := range steps {
-		err := ctx.Err()
-		if err != nil {
-			err = fmt.Errorf("given up before %s: %w", st.name, err)
-		} else {
-			err = q.time(ctx, st.name, st.do)
-		}
-		if err != nil {
+		if err := q.take(ctx, st); err != nil {
 			return joinBack(err, q.goBack(ctx))
 		}
 		if st.undo != nil {
@@ -59,6 +58,32 @@ func (q *sequence) run(ctx context.Context, steps ...step) error {
 		}
 	}
 	return nil
+}
+
+// runBeside goes back all the way, and meanwhile takes steps that need no undo.
+// When one of these fails, or the context has ended before it, err is that
+// error; the way back is not touched by it.
+func (q *sequence) runBeside(ctx context.Context, steps ...step) (back, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, st := range steps {
+			if err = q.take(ctx, st); err != nil {
+				return
+			}
+		}
+	}()
+	back = q.goBack(ctx)
+	<-done
+	return back, err
+}
+
+// take takes a step, unless the context has ended.
+func (q *sequence) take(ctx context.Context, st step) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("given up before %s: %w", st.name, err)
+	}
+	return q.time(ctx, st.name, st.do)
 }
 
 // goBack undoes the steps done, the last first, on a context that does not end
@@ -101,7 +126,9 @@ func (q *sequence) time(ctx context.Context, name string, do func(context.Contex
 
 func (q *sequence) add(ctx context.Context, name string, start time.Time, bytes uint64, err error) {
 	p := images.Phase{Name: name, Start: max(0, start.Sub(q.began)), Took: time.Since(start), Bytes: bytes}
+	q.mu.Lock()
 	q.phases = append(q.phases, p)
+	q.mu.Unlock()
 	entry := log.G(ctx).WithFields(log.Fields{
 		"id": q.id, "operation": q.operation, "phase": name, "took": p.Took, "bytes": bytes,
 	})
@@ -110,6 +137,15 @@ func (q *sequence) add(ctx context.Context, name string, start time.Time, bytes 
 		return
 	}
 	entry.Info("phase")
+}
+
+// known gives the phases that are over, in the order they began.
+func (q *sequence) known() []images.Phase {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	phases := slices.Clone(q.phases)
+	slices.SortStableFunc(phases, func(x, y images.Phase) int { return cmp.Compare(x.Start, y.Start) })
+	return phases
 }
 
 // TimelineName is the file in a container's bundle that holds the phases of
@@ -126,7 +162,7 @@ type Timeline struct {
 // save writes the timeline into the bundle. It is a courtesy: that it cannot
 // be written is logged and no more.
 func (q *sequence) save(ctx context.Context, bundle string) {
-	data, err := json.MarshalIndent(Timeline{Operation: q.operation, Phases: q.phases, Took: time.Since(q.began)}, "", "  ")
+	data, err := json.MarshalIndent(Timeline{Operation: q.operation, Phases: q.known(), Took: time.Since(q.began)}, "", "  ")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(bundle, TimelineName), data, 0o600)
 	}

@@ -35,6 +35,7 @@ const lookEvery = 5 * time.Millisecond
 // steering is the tracing of one driver's thread, by a thread of its own.
 type steering struct {
 	target Target
+	crew   *crew
 	stop   chan struct{} // closed to end it
 	done   chan struct{} // closed at its end; what follows is then set
 	areas  []*backing
@@ -50,9 +51,10 @@ type steering struct {
 	before  uint64   // the target's shared memory when the area was mapped
 }
 
-// steer seizes the target's thread and returns; the tracing goes on.
-func steer(target Target) (*steering, error) {
-	s := &steering{target: target, stop: make(chan struct{}), done: make(chan struct{}), child: make(chan os.Signal, 1)}
+// steer seizes the target's thread and returns; the tracing goes on. The crew
+// fills what the thread maps.
+func steer(target Target, crew *crew) (*steering, error) {
+	s := &steering{target: target, crew: crew, stop: make(chan struct{}), done: make(chan struct{}), child: make(chan os.Signal, 1)}
 	signal.Notify(s.child, unix.SIGCHLD)
 	seized := make(chan error)
 	go func() {
@@ -252,7 +254,7 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 	if s.target.Dir != "" {
 		path = filepath.Join(s.target.Dir, s.name())
 	}
-	b, err := newBacking(path, start, length)
+	b, err := newBacking(path, start, length, s.crew)
 	if err != nil {
 		return err
 	}

@@ -17,24 +17,16 @@ import (
 	"syscall"
 	"time"
 
-	tasks "github.com/containerd/containerd/api/services/tasks/v1"
-	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
-	"github.com/containerd/containerd/v2/core/diff"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/pkg/rootfs"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
-	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/archive"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
@@ -61,6 +53,7 @@ type checkpointOptions struct {
 	ref          string
 	dir          string
 	leaveRunning bool
+	unpack       bool
 }
 
 // checkpointAnswer is what it prints.
@@ -81,6 +74,7 @@ type checkpointAnswer struct {
 	PausedSeconds  float64 `json:"pausedSeconds"` // until it ran on, or had ended
 	DumpSeconds    float64 `json:"dumpSeconds"`
 	BuildSeconds   float64 `json:"buildSeconds"`
+	UnpackSeconds  float64 `json:"unpackSeconds,omitempty"`
 	SecondsOverall float64 `json:"seconds"`
 }
 
@@ -110,6 +104,7 @@ was before, and there is no image.`,
 	f := c.Flags()
 	f.StringVarP(&o.ref, "image", "i", "", "name of the image, example.com/job:1 (needed)")
 	f.BoolVar(&o.leaveRunning, "leave-running", false, "let the container run on")
+	f.BoolVar(&o.unpack, "unpack", false, "unpack the image as well, so that whoever runs it on this node need not")
 	f.StringVar(&o.dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), dumpDir),
 		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest; from $"+dumpDirEnv)
 	_ = c.MarkFlagRequired("image")
@@ -267,40 +262,58 @@ func (r *checkpointRun) take(ctx context.Context, answer *checkpointAnswer) (err
 			err = errors.Join(err, r.resume(context.WithoutCancel(ctx)))
 		}
 	}()
-	step := r.progress.step("dump")
-	began := time.Now()
-	if err := r.dump(ctx); err != nil {
-		step.end("")
-		if ctx.Err() != nil {
-			// The shim gives a dump up whose directory is gone.
-			err = errors.Join(err, os.RemoveAll(r.dumpDir))
-		}
-		return err
-	}
-	answer.DumpSeconds = time.Since(began).Seconds()
-	step.end("dumped")
-	if r.leaveRunning {
-		if err := r.resume(ctx); err != nil {
-			return err
-		}
-	}
-	began = time.Now()
-	manifest, err := r.makeImage(ctx, answer)
+	dump, err := r.dump(ctx)
 	if err != nil {
 		return err
 	}
+	// The image is made of the files while the shim gives the GPU back.
+	var manifest ocispec.Descriptor
+	var group errgroup.Group
+	group.Go(func() error {
+		err := dump.wait()
+		answer.DumpSeconds = time.Since(dump.began).Seconds()
+		if err == nil && r.leaveRunning {
+			err = r.resume(ctx)
+		}
+		return err
+	})
+	began := time.Now()
+	manifest, err = r.makeImage(ctx, answer)
 	answer.BuildSeconds = time.Since(began).Seconds()
+	stuck := group.Wait()
+	if err != nil {
+		return errors.Join(err, stuck)
+	}
 	answer.Digest = manifest.Digest.String()
 	if err := tag(ctx, r.client, cimages.Image{Name: r.ref, Target: manifest}); err != nil {
-		return err
+		return errors.Join(err, stuck)
+	}
+	if stuck != nil {
+		return fmt.Errorf("the image %s is complete, but the container did not go on: %w", r.ref, stuck)
 	}
 	if !r.leaveRunning {
-		if kerr := r.kill(ctx); kerr != nil {
-			return fmt.Errorf("the image %s is complete, but the container did not end: %w", r.ref, kerr)
+		if err := r.kill(ctx); err != nil {
+			return fmt.Errorf("the image %s is complete, but the container did not end: %w", r.ref, err)
 		}
 	}
 	answer.PausedSeconds = r.resumed.Seconds()
+	if r.unpack {
+		began := time.Now()
+		if err := r.unpackHere(ctx); err != nil {
+			return fmt.Errorf("the image %s is complete, but: %w", r.ref, err)
+		}
+		answer.UnpackSeconds = time.Since(began).Seconds()
+	}
 	return nil
+}
+
+// unpackHere unpacks the image for the snapshotter of the container.
+func (r *checkpointRun) unpackHere(ctx context.Context) error {
+	found, err := r.image(ctx, r.client, r.ref)
+	if err != nil {
+		return err
+	}
+	return unpackImage(ctx, r.client, client.NewImage(r.client, found), cmp.Or(r.info.Snapshotter, "overlayfs"))
 }
 
 // pause freezes the container unless somebody has done that before.
@@ -338,72 +351,6 @@ func (r *checkpointRun) resume(ctx context.Context) error {
 	return nil
 }
 
-// dump has the shim dump the processes while containerd takes the container's
-// writable files: nothing runs, so both are of one moment.
-func (r *checkpointRun) dump(ctx context.Context) error {
-	if err := r.describe(); err != nil {
-		return err
-	}
-	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: r.dumpDir})
-	if err != nil {
-		return fmt.Errorf("encode the request: %w", err)
-	}
-	// One that fails does not end the other: its way back would begin in the
-	// middle of it.
-	var group errgroup.Group
-	group.Go(func() error {
-		_, err := r.client.TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: r.task.ID(), Options: opts})
-		return errgrpc.ToNative(err)
-	})
-	group.Go(func() error {
-		if r.info.SnapshotKey == "" {
-			return nil
-		}
-		rw, err := rootfs.CreateDiff(ctx, r.info.SnapshotKey, r.client.SnapshotService(r.info.Snapshotter), r.client.DiffService(),
-			diff.WithReference("gpuckpt-rw-"+filepath.Base(r.dumpDir)), diff.WithMediaType(r.layerType()))
-		if err != nil {
-			return fmt.Errorf("take its writable files: %w", err)
-		}
-		r.build.RW = &rw
-		return nil
-	})
-	return group.Wait()
-}
-
-// layerType is the media type of the layer with the writable files.
-func (r *checkpointRun) layerType() string {
-	switch r.build.Compression {
-	case oci.None:
-		return ocispec.MediaTypeImageLayer
-	case oci.Gzip:
-		return ocispec.MediaTypeImageLayerGzip
-	}
-	return ocispec.MediaTypeImageLayerZstd
-}
-
-// describe writes what the container is beside the dump, so that a reader of the
-// image can tell, and a Kubernetes archive can be made of it.
-func (r *checkpointRun) describe() error {
-	spec, err := specJSON(r.info)
-	if err != nil {
-		return err
-	}
-	config, err := json.Marshal(archive.Config{
-		ID: r.info.ID, Name: r.info.ID, RootfsImage: r.info.Image, RootfsImageName: r.info.Image,
-		RootfsImageRef: r.build.Base.Digest.String(), Runtime: r.info.Runtime.Name,
-		CreatedTime: r.info.CreatedAt, CheckpointedAt: time.Now(),
-	})
-	if err != nil {
-		return err
-	}
-	for name, data := range map[string][]byte{archive.SpecName: spec, archive.ConfigName: config} {
-		if err := os.WriteFile(filepath.Join(r.dumpDir, name), data, 0o600); err != nil {
-			return fmt.Errorf("write down what it is: %w", err)
-		}
-	}
-	return nil
-}
-
 // makeImage makes the image of the dump; it has no name yet.
 func (r *checkpointRun) makeImage(ctx context.Context, answer *checkpointAnswer) (none ocispec.Descriptor, _ error) {
 	var err error
@@ -413,14 +360,12 @@ func (r *checkpointRun) makeImage(ctx context.Context, answer *checkpointAnswer)
 	r.build.Annotations = criuAnnotations(r.info)
 	step := r.progress.step("image")
 	r.build.Progress = step.set
-	store, err := r.widen(r.client)
+	store, done, err := r.blobStore(ctx, r.client, r.build.Base, r.progress)
 	if err != nil {
 		return none, err
 	}
 	result, err := oci.Build(ctx, store, r.build)
-	if cerr := store.close(); err == nil && cerr != nil {
-		err = cerr
-	}
+	err = errors.Join(err, done())
 	if err != nil {
 		step.end("")
 		return none, err
@@ -430,15 +375,6 @@ func (r *checkpointRun) makeImage(ctx context.Context, answer *checkpointAnswer)
 	answer.WrittenBytes, answer.ReusedBytes = result.Written, result.Reused
 	answer.GPUWritten, answer.GPUReused = result.GPUWritten, result.GPUReused
 	return result.Manifest, nil
-}
-
-// openDir opens a dump, with or without GPU state.
-func openDir(dir string) (*images.Checkpoint, error) {
-	c, err := images.Open(dir)
-	if errors.Is(err, images.ErrNoMetadata) {
-		return images.OpenWithoutGPU(dir)
-	}
-	return c, err
 }
 
 // kill ends the container. It is frozen until then.

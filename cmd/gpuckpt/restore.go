@@ -158,14 +158,8 @@ func newName(ref string) string {
 
 // start makes the container and starts it. On an error there is none.
 func (o *restoreOptions) start(ctx context.Context, c *client.Client, image client.Image, dir string, args []string) (_ client.Task, err error) {
-	unpacked, err := image.IsUnpacked(ctx, o.snapshotter)
-	if err != nil {
-		return nil, fmt.Errorf("look for the unpacked image: %w", err)
-	}
-	if !unpacked {
-		if err := image.Unpack(ctx, o.snapshotter); err != nil {
-			return nil, fmt.Errorf("unpack the image: %w", err)
-		}
+	if err := unpackImage(ctx, c, image, o.snapshotter); err != nil {
+		return nil, err
 	}
 	spec, err := o.spec(image, args, dir == "")
 	if err != nil {

@@ -10,8 +10,13 @@
 // libraries, join both namespaces, fork, and let the child call cuInit. The
 // container's own driver files need not match, or be there at all. (Joining the
 // mount namespace alone makes cuInit answer 304.)
+//
+// NVIDIA's libraries make the nodes of all GPUs in /dev if they may. The
+// container is not to keep those that it did not have: the parent, which is in
+// its mount namespace as well, removes them at the child's end.
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -22,6 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,6 +50,48 @@ static int open_ns(long pid, const char *kind)
 	return fd;
 }
 
+// The names of NVIDIA's device nodes directly in /dev. There are fewer than 64
+// on any machine with up to 16 GPUs; of more, the rest is left alone.
+#define MAX_NODES 64
+static char had[MAX_NODES][32];
+static int had_count;
+
+static int is_node(int dev, const char *name)
+{
+	struct stat st;
+	return !strncmp(name, "nvidia", 6) && strlen(name) < sizeof had[0] &&
+		!fstatat(dev, name, &st, AT_SYMLINK_NOFOLLOW) && S_ISCHR(st.st_mode);
+}
+
+static void each_node(void (*what)(int dev, const char *name))
+{
+	DIR *dir = opendir("/dev");
+	if (dir == NULL)
+		return;
+	for (struct dirent *e; (e = readdir(dir)) != NULL;)
+		if (is_node(dirfd(dir), e->d_name))
+			what(dirfd(dir), e->d_name);
+	closedir(dir);
+}
+
+static void note_node(int dev, const char *name)
+{
+	(void)dev;
+	if (had_count < MAX_NODES)
+		strcpy(had[had_count++], name);
+}
+
+static void drop_node(int dev, const char *name)
+{
+	if (had_count == MAX_NODES)
+		return;
+	for (int i = 0; i < had_count; i++)
+		if (!strcmp(had[i], name))
+			return;
+	if (unlinkat(dev, name, 0) < 0)
+		fprintf(stderr, "gpuckpt-cuda-helper: remove /dev/%s, which the driver made in the container: %s\n", name, strerror(errno));
+}
+
 // The parent's rest of life: wait for the child and end as it ended. When the
 // parent is killed instead, the child's PDEATHSIG kills the child.
 static void wait_for(pid_t child)
@@ -54,6 +102,7 @@ static void wait_for(pid_t child)
 	while (waitpid(child, &status, 0) < 0)
 		if (errno != EINTR)
 			die("wait for joined helper", strerror(errno));
+	each_node(drop_node);
 	if (WIFSIGNALED(status)) {
 		prctl(PR_SET_DUMPABLE, 0); // the child has dumped its core, if any
 		signal(WTERMSIG(status), SIG_DFL);
@@ -90,6 +139,7 @@ __attribute__((constructor)) static void gpuckpt_join(void)
 		die("join pid namespace", strerror(errno));
 	close(mnt);
 	close(pidns);
+	each_node(note_node);
 
 	pid_t child = fork();
 	if (child < 0)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/semaphore"
 )
 
 // keepFor is how long containerd keeps what a pull that failed has fetched.
@@ -44,7 +46,8 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 	}
 	opts := []client.RemoteOpt{client.WithResolver(p), client.WithImageHandlerWrapper(p.observe)}
 	if snapshotter != "" {
-		opts = append(opts, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter))
+		opts = append(opts, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
+			client.WithUnpackOpts([]client.UnpackOpt{client.WithUnpackLimiter(semaphore.NewWeighted(int64(runtime.NumCPU())))}))
 	}
 	var image client.Image
 	err = o.attempts(ctx, func() (err error) {

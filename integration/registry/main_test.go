@@ -121,6 +121,7 @@ type checkpointAnswer struct {
 	GPUBytes, Bytes, WrittenBytes, ReusedBytes uint64
 	GPUWrittenBytes, GPUReusedBytes            uint64
 	PausedSeconds, Seconds                     float64
+	DumpSeconds, BuildSeconds, UnpackSeconds   float64
 }
 
 type transferAnswer struct {

@@ -26,7 +26,7 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 	k.Expect(t, "count", "101")
 	ref := s.ref("job:1")
 
-	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", ref)
+	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", ref, "--unpack")
 	if made.Running || made.GPUBytes < 50331648 {
 		t.Errorf("gpuckpt checkpoint answers %+v", made)
 	}
@@ -35,6 +35,11 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 	}
 	k.MustRemove(t)
 	gpuckpt(t, c, "image", "verify", ref)
+	if image, err := c.Client().GetImage(t.Context(), ref); err != nil {
+		t.Error(err)
+	} else if unpacked, err := image.IsUnpacked(t.Context(), c.Snapshotter()); err != nil || !unpacked {
+		t.Error("the image is not unpacked:", err)
+	}
 	pushed := asJSON[transferAnswer](t, c, "image", "push", ref)
 	if pushed.Digest != made.Digest || pushed.MovedBytes != pushed.Bytes || s.sent.Load() < int64(pushed.Bytes) {
 		t.Errorf("gpuckpt image push answers %+v after the registry got %d bytes", pushed, s.sent.Load())

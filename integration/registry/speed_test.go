@@ -52,17 +52,20 @@ func speedOfImage(t *testing.T, result *harness.TestResult, bytes uint64, compre
 		return nil
 	})
 	result.Number("image bytes, "+compression, float64(made.Bytes))
+	result.Number("its seconds until the shim had answered, "+compression, made.DumpSeconds)
+	result.Number("its seconds making the image, "+compression, made.BuildSeconds)
 	k.MustRemove(t)
 	var r *harness.Container
-	// Unpacked as a node does that has pulled it; then by ctr.
-	timed(t, result, "unpack, "+compression, func() error {
-		image, err := shared.Client().GetImage(t.Context(), ref)
-		if err != nil {
-			return err
-		}
-		return image.Unpack(t.Context(), shared.Snapshotter())
+	name, spec := harness.Name(t)+"-restored", cdiSpec(t, shared)
+	timed(t, result, "gpuckpt restore, with unpacking, "+compression, func() error {
+		gpuckpt(t, shared, "restore", ref, "--name", name, "--net-host", "--gpus", "0", "--cdi-spec-dirs", spec, "--snapshotter", shared.Snapshotter())
+		r = adopt(t, shared, name, k.Port)
+		return nil
 	})
-	timed(t, result, "resume with ctr, "+compression, func() error { r = resume(t, shared, ref, k.Port); return nil })
+	r.Expect(t, "verify", "bad=0")
+	r.MustRemove(t)
+	// As on a node that has unpacked the image when it pulled it.
+	timed(t, result, "resume with ctr, unpacked before, "+compression, func() error { r = resume(t, shared, ref, k.Port); return nil })
 	r.Expect(t, "verify", "bad=0")
 	r.MustRemove(t)
 	forget(t, shared)

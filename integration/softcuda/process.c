@@ -5,7 +5,11 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "softcuda.h"
@@ -13,6 +17,18 @@
 struct process process = {.control_fd = -1};
 
 static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+
+// make_node does as NVIDIA's libraries, which make the nodes of all GPUs where they may.
+static void make_node(void)
+{
+	const char *name = getenv("SOFTCUDA_MAKE_NODE");
+	char path[512];
+
+	if (!name)
+		return;
+	snprintf(path, sizeof path, "/dev/%s", name);
+	mknod(path, S_IFCHR | 0666, makedev(1, 3)); // there already, or not allowed
+}
 
 void process_close(void)
 {
@@ -71,6 +87,7 @@ static CUresult initialise(void)
 	if (access("/proc/self/maps", R_OK))
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	config_load(&config);
+	make_node();
 	int n = gpus_usable(&config, gpus);
 	if (n > 0)
 		n = gpus_chosen(gpus, n);

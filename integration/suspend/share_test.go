@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -187,7 +188,11 @@ func TestUnseenGPU(t *testing.T) {
 	if gpu.Kind == harness.SoftwareGPU {
 		hostNodes(t)
 	}
-	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "32M", "--seed", "5")
+	// With the capability, NVIDIA's library in the program itself would make the
+	// nodes of all GPUs in the container.
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Amend: []oci.SpecOpts{oci.WithDroppedCapabilities([]string{"CAP_MKNOD"})}},
+		"pattern", "--bytes", "32M", "--seed", "5")
+	nodes(t, k, "/dev/nvidia0")
 	k.Expect(t, "verify", "bad=0")
 	free, _ := memory(t, 0, k)
 	suspend(t, shared, k)

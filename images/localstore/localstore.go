@@ -1,0 +1,218 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package localstore writes large blobs into the content store of a containerd
+// on this machine without sending them through its socket.
+//
+// containerd's API carries a blob in messages that are encoded, framed, copied
+// and answered one by one: little more than 1 GB/s per connection. A checkpoint
+// has many gigabytes. So a blob is written to a file without a name on the
+// store's own file system, hashed on the way, and linked to the place that its
+// digest gives it, as the store's own writers do. containerd is then asked to
+// write a blob of that digest: with the sharing policy "shared" it finds that
+// the bytes are there, and enters them for the namespace, with the lease of the
+// request. That is the way in which one namespace gets what another has pulled.
+//
+// The life of a blob: Writer, Write, Commit. Before the link there is nothing
+// that a killed process could leave behind. After it the blob is complete; one
+// that containerd was never asked for is removed by its garbage collector, and
+// if the collector was faster than the question, the bytes go through the socket.
+package localstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+// Store is containerd's content store. Blobs whose digest is not known
+// beforehand are written to its directory; all else is containerd's answer.
+type Store struct {
+	content.Store
+	blobs string // the directory of the blobs with digests of digest.Canonical
+}
+
+// Open gives the store whose directory is root, the export "root" of
+// containerd's content plugin. known is a blob that containerd has: a directory
+// without it is not that of this containerd, which may run elsewhere or see
+// other mounts. The error then, and where files without a name cannot be made,
+// says why; the store itself does as well, slower.
+//
+// The store's sharing policy has to be "shared", see its metadata plugin.
+func Open(store content.Store, root string, known ocispec.Descriptor) (*Store, error) {
+	if known.Digest.Algorithm() != digest.Canonical {
+		return nil, fmt.Errorf("%s is no %s digest", known.Digest, digest.Canonical)
+	}
+	s := &Store{Store: store, blobs: filepath.Join(root, "blobs", digest.Canonical.String())}
+	info, err := os.Lstat(filepath.Join(s.blobs, known.Digest.Encoded()))
+	if err != nil {
+		return nil, fmt.Errorf("look into containerd's content store: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() != known.Size {
+		return nil, fmt.Errorf("%s in %s is not what containerd has", known.Digest, s.blobs)
+	}
+	f, err := s.temporary()
+	if err != nil {
+		return nil, err
+	}
+	return s, f.Close()
+}
+
+// temporary makes a file that has no name yet.
+func (s *Store) temporary() (*os.File, error) {
+	fd, err := unix.Open(s.blobs, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o444)
+	if err != nil {
+		return nil, fmt.Errorf("make a file in containerd's content store: %w", &os.PathError{Op: "open", Path: s.blobs, Err: err})
+	}
+	return os.NewFile(uintptr(fd), s.blobs), nil
+}
+
+// Writer begins a blob.
+func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
+	var o content.WriterOpts
+	for _, opt := range opts {
+		if err := opt(&o); err != nil {
+			return nil, err
+		}
+	}
+	if o.Desc.Digest != "" {
+		return s.Store.Writer(ctx, opts...)
+	}
+	f, err := s.temporary()
+	if err != nil {
+		return nil, err
+	}
+	return &writer{ctx: ctx, store: s, ref: o.Ref, total: o.Desc.Size, file: f, digester: digest.Canonical.Digester(), began: time.Now()}, nil
+}
+
+// writer is a blob that has no name yet.
+type writer struct {
+	ctx      context.Context // of the Writer call, with its namespace and lease
+	store    *Store
+	ref      string
+	total    int64
+	file     *os.File // nil once closed
+	digester digest.Digester
+	size     int64
+	began    time.Time
+	written  time.Time
+}
+
+// Write appends to the blob.
+func (w *writer) Write(p []byte) (int, error) {
+	if w.file == nil {
+		return 0, errClosed()
+	}
+	n, err := w.file.Write(p)
+	w.digester.Hash().Write(p[:n])
+	w.size += int64(n)
+	w.written = time.Now()
+	return n, err
+}
+
+// Digest is that of what was written so far.
+func (w *writer) Digest() digest.Digest { return w.digester.Digest() }
+
+// Status says how far the blob is.
+func (w *writer) Status() (content.Status, error) {
+	return content.Status{Ref: w.ref, Offset: w.size, Total: w.total, StartedAt: w.began, UpdatedAt: w.written}, nil
+}
+
+// Truncate begins anew. Other sizes than 0 are refused, as by containerd's own
+// writers.
+func (w *writer) Truncate(size int64) error {
+	if w.file == nil {
+		return errClosed()
+	}
+	if size != 0 {
+		return fmt.Errorf("truncate a blob to %d bytes: only 0 is possible: %w", size, errdefs.ErrInvalidArgument)
+	}
+	if err := w.file.Truncate(0); err != nil {
+		return err
+	}
+	w.digester.Hash().Reset()
+	w.size = 0
+	_, err := w.file.Seek(0, io.SeekStart)
+	return err
+}
+
+// Close gives up what was not committed.
+func (w *writer) Close() error {
+	if w.file == nil {
+		return nil
+	}
+	err := w.file.Close()
+	w.file = nil
+	return err
+}
+
+// Commit makes the blob one of containerd's. The writer is closed after it; on
+// an error, containerd's garbage collector removes what may be there.
+// ErrAlreadyExists says that the namespace has the blob.
+func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest, opts ...content.Opt) error {
+	if w.file == nil {
+		return errClosed()
+	}
+	defer w.Close()
+	d := w.Digest()
+	if size > 0 && size != w.size {
+		return fmt.Errorf("unexpected commit size %d, expected %d: %w", w.size, size, errdefs.ErrFailedPrecondition)
+	}
+	if expected != "" && expected != d {
+		return fmt.Errorf("unexpected commit digest %s, expected %s: %w", d, expected, errdefs.ErrFailedPrecondition)
+	}
+	if err := w.place(d); err != nil {
+		return fmt.Errorf("put %s into containerd's content store: %w", d, err)
+	}
+	remote, err := w.store.Store.Writer(w.ctx, content.WithRef(w.ref), content.WithDescriptor(ocispec.Descriptor{Digest: d, Size: w.size}))
+	if err != nil {
+		return err // ErrAlreadyExists among them
+	}
+	defer remote.Close()
+	status, err := remote.Status()
+	if err != nil {
+		return err
+	}
+	if status.Offset == w.size {
+		return remote.Commit(ctx, w.size, d, opts...)
+	}
+	// containerd does not see the blob: the collector was here in between.
+	return content.Copy(ctx, remote, io.NewSectionReader(w.file, 0, w.size), w.size, d, opts...)
+}
+
+// place gives the file the name of its digest, safe from a crash of the machine
+// as far as containerd makes its own so. It does nothing where there is one.
+func (w *writer) place(d digest.Digest) error {
+	if err := w.file.Sync(); err != nil {
+		return err
+	}
+	dir, err := os.Open(w.store.blobs)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	self := "/proc/self/fd/" + strconv.Itoa(int(w.file.Fd())) // see open(2), O_TMPFILE
+	err = unix.Linkat(unix.AT_FDCWD, self, int(dir.Fd()), d.Encoded(), unix.AT_SYMLINK_FOLLOW)
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	if err != nil {
+		return &os.LinkError{Op: "link", Old: self, New: filepath.Join(w.store.blobs, d.Encoded()), Err: err}
+	}
+	return dir.Sync()
+}
+
+func errClosed() error {
+	return fmt.Errorf("the writer of a blob is closed: %w", errdefs.ErrFailedPrecondition)
+}
