@@ -17,6 +17,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/errdefs"
@@ -37,12 +38,18 @@ type daemon struct {
 	json, quiet        bool
 }
 
-// flags adds the flags of all commands that talk to containerd.
+// flags adds the flags of commands that talk to containerd and tell how far they
+// are.
 func (d *daemon) flags(c *cobra.Command) {
-	f := c.Flags()
-	f.StringVarP(&d.address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock"), "containerd's socket, from $CONTAINERD_ADDRESS")
-	f.StringVarP(&d.namespace, "namespace", "n", cmp.Or(os.Getenv("CONTAINERD_NAMESPACE"), namespaces.Default), "containerd's namespace, from $CONTAINERD_NAMESPACE")
+	d.addressFlags(c)
 	d.answerFlags(c)
+}
+
+func (d *daemon) addressFlags(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVarP(&d.address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), defaults.DefaultAddress), "containerd's socket ($CONTAINERD_ADDRESS)")
+	f.StringVarP(&d.namespace, "namespace", "n", cmp.Or(os.Getenv(namespaces.NamespaceEnvVar), namespaces.Default),
+		"containerd's namespace ($CONTAINERD_NAMESPACE); Kubernetes uses k8s.io")
 }
 
 func (d *daemon) answerFlags(c *cobra.Command) {
