@@ -98,10 +98,10 @@ was before, and there is no image.`,
 	o.buildFlags.flags(c, o.images)
 	f := c.Flags()
 	f.StringVarP(&o.ref, "image", "i", "", "name of the image, example.com/job:1 (needed)")
-	f.BoolVar(&o.leaveRunning, "leave-running", false, "let the container run on")
+	f.BoolVar(&o.leaveRunning, "leave-running", false, "let the container run on as soon as the dump is complete")
 	f.BoolVar(&o.unpack, "unpack", false, "unpack the image as well, so that whoever runs it on this node need not")
 	f.StringVar(&o.dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), dumpDir),
-		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest; from $"+dumpDirEnv)
+		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest ($"+dumpDirEnv+")")
 	_ = c.MarkFlagRequired("image")
 	_ = c.RegisterFlagCompletionFunc("image", o.images)
 	_ = c.MarkFlagDirname("image-path")

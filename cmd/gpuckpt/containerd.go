@@ -90,6 +90,19 @@ func (d *daemon) connect(ctx context.Context) (context.Context, *client.Client, 
 	return namespaces.WithNamespace(ctx, d.namespace), c, nil
 }
 
+// snapshotter gives the one named, or else the one that containerd's namespace has
+// for a default.
+func (d *daemon) snapshotter(ctx context.Context, c *client.Client, named string) (string, error) {
+	if named != "" {
+		return named, nil
+	}
+	label, err := c.GetLabel(ctx, defaults.DefaultSnapshotterNSLabel)
+	if err != nil {
+		return "", fmt.Errorf("find the snapshotter of containerd's namespace %s: %w", d.namespace, err)
+	}
+	return cmp.Or(label, defaults.DefaultSnapshotter), nil
+}
+
 // image finds an image by its name.
 func (d *daemon) image(ctx context.Context, c *client.Client, name string) (images.Image, error) {
 	found, err := c.ImageService().Get(ctx, name)

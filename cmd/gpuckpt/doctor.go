@@ -34,8 +34,8 @@ func doctorCommand() *cobra.Command {
 	var o doctorOptions
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what of this node works for GPU checkpoints, and how to mend the rest",
-		Long: `Say what of this node works for GPU checkpoints, and how to mend the rest.
+		Short: "Say what works on this node, and how to mend what does not",
+		Long: `Say what works on this node for GPU checkpoints, and how to mend what does not.
 
 It looks at what the shims of the running containerd would use, and changes
 nothing. With --image it answers one question: can that checkpoint be restored
@@ -51,6 +51,7 @@ checkpoints slower, or keeps some containers from them.`,
 	c.Flags().BoolVar(&o.annotations, "annotations", false, "print this node's facts as annotations, KEY=VALUE each")
 	c.Flags().StringVar(&o.image, "image", "", "check only whether this checkpoint, an image in containerd or a directory, can be restored here")
 	c.MarkFlagsMutuallyExclusive("annotations", "image")
+	_ = c.RegisterFlagCompletionFunc("image", o.images)
 	return c
 }
 

@@ -103,7 +103,7 @@ which block of GPU state.
 ` + places,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			s, err := d.openPlace(cmd, args[0])
+			s, err := d.openPlace(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}

@@ -43,5 +43,6 @@ GPUs meanwhile.`,
 	c.ValidArgsFunction = first(d.containers)
 	d.addressFlags(c)
 	c.Flags().StringVar(&spill, "spill", "", "write the GPU state to this directory on a disk, so that it takes no memory")
+	_ = c.MarkFlagDirname("spill")
 	return c
 }

@@ -4,7 +4,6 @@
 package registry
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,6 +51,10 @@ func TestDocumentedCommands(t *testing.T) {
 	k.Expect(t, "next", "101")
 	port := k.Port
 	work := t.TempDir()
+	// The snapshotter is by default the namespace's.
+	if _, err := c.Ctr(t.Context(), "namespaces", "label", c.Namespace(), "containerd.io/defaults/snapshotter="+c.Snapshotter()); err != nil {
+		t.Fatal(err)
+	}
 	uuid := regexp.MustCompile(`GPU-[0-9a-f]{8}-[0-9a-f-]{27}`)
 	cdi := cdiSpec(t, c)
 	bare := process(t, c)
@@ -71,12 +74,9 @@ func TestDocumentedCommands(t *testing.T) {
 		line = uuid.ReplaceAllString(line, gpu.Devices[0].UUID)
 		line = strings.NewReplacer("example.com/base:1", harness.WorkloadImage, "example.com", s.host, "4711", strconv.Itoa(pid),
 			"OLD=NEW", strings.Join(pairs, ",")).Replace(line)
-		// What this machine has of its own: the network, the GPU, the snapshotter.
+		// What this machine has of its own: the network, the GPU.
 		if strings.HasPrefix(line, "gpuckpt restore") {
-			line += fmt.Sprintf(" --net-host --cdi-spec-dirs %s --snapshotter %s", cdi, c.Snapshotter())
-		}
-		if strings.HasPrefix(line, "gpuckpt image pull") {
-			line += " --snapshotter " + c.Snapshotter()
+			line += " --net-host --cdi-spec-dirs " + cdi
 		}
 		t.Log(line)
 		cmd := exec.CommandContext(t.Context(), "bash", "-c", line)

@@ -84,7 +84,9 @@ func TestCompletion(t *testing.T) {
 	k := start(t, shared, harness.RunSpec{}, "counter")
 	k.Expect(t, "next", "101")
 	for _, c := range []struct{ line, want string }{
-		{"checkpoint ", k.ID}, {"checkpoint x --previous ", "gpuckpt.test/gpuwork:latest"}, {"image inspect ", "gpuckpt.test/gpuwork:latest"},
+		{"checkpoint ", k.ID}, {"suspend ", k.ID}, {"resume ", k.ID},
+		{"checkpoint x --previous ", harness.WorkloadImage}, {"image inspect ", harness.WorkloadImage}, {"image build ./dump x --base ", harness.WorkloadImage},
+		{"doctor --image ", harness.WorkloadImage}, {"checkpoint x --compression ", "zstd"},
 	} {
 		args := append([]string{"__complete"}, strings.Split(c.line, " ")...)
 		if out := strings.Fields(gpuckpt(t, shared, args...)); !slices.Contains(out, c.want) {
