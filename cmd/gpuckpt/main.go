@@ -54,8 +54,8 @@ func once(text string) string {
 // rootCommand puts the sub-commands together.
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "gpuckpt",
-		Short:         "Checkpoint and restore GPU containers",
+		Use:   "gpuckpt",
+		Short: "Checkpoint and restore GPU containers",
 		Long: `Checkpoint and restore GPU containers.
 
 A container that is to be checkpointed is run with containerd's runtime
