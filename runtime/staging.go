@@ -149,6 +149,7 @@ func (g *gpuState) collect(ctx context.Context) error {
 		pid := g.procs[s.proc].NSPID
 		s.name = images.AreaFile(pid, count[pid])
 		count[pid]++
+		log.G(ctx).WithFields(log.Fields{"pid": a.PID, "bytes": a.Bytes, "filling": a.Filling, "held": a.Held}).Debug("staging area")
 		f, oerr := os.OpenFile(a.Path, os.O_RDWR, 0)
 		if oerr != nil {
 			err = errors.Join(err, fmt.Errorf("keep the staging area's file: %w", oerr))

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -36,11 +38,11 @@ type backing struct {
 	early         *earlyCopy
 
 	// Filling goes on while the driver copies into what is filled already.
-	crew        *crew
 	size, chunk uint64
 	cancel      atomic.Bool
-	filled      chan struct{} // closed at its end; err is then set
+	filled      chan struct{} // closed at its end; what follows is then set
 	err         error
+	took        time.Duration
 	mu          sync.Mutex
 	advanced    chan struct{}   // closed, and replaced, when frontier grows
 	frontier    uint64          // all before it is filled
@@ -52,12 +54,12 @@ type backing struct {
 var fillStep = func(from uint64) error { return nil }
 
 // newBacking makes a file for an area and begins to fill it with pages, huge
-// where the file system has them, on the cores that the crew has. It returns when the first part
+// where the file system has them, on all cores. It returns when the first part
 // is filled; wait gives the end. On an error, a full file system or memory limit
 // among them, the file is gone.
-func newBacking(path string, start, length uint64, crew *crew) (_ *backing, err error) {
+func newBacking(path string, start, length uint64) (_ *backing, err error) {
 	b := &backing{
-		name: path, start: start, length: length, offset: start % hugePage, crew: crew,
+		name: path, start: start, length: length, offset: start % hugePage,
 		filled: make(chan struct{}), advanced: make(chan struct{}), beyond: make(map[uint64]bool),
 	}
 	b.size = (b.offset + length + hugePage - 1) &^ (hugePage - 1)
@@ -78,8 +80,10 @@ func newBacking(path string, start, length uint64, crew *crew) (_ *backing, err 
 		b.remove()
 		return nil, fmt.Errorf("size the area's file: %w", err)
 	}
+	began := time.Now()
 	go func() {
 		defer close(b.filled)
+		defer func() { b.took = time.Since(began) }()
 		if b.err = b.fill(); b.err != nil {
 			b.err = fmt.Errorf("fill %d bytes for the area: %w", b.size, b.err)
 		}
@@ -122,7 +126,7 @@ func (b *backing) fill() error {
 	}
 	defer unmap()
 	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // without huge pages, small ones
-	return b.crew.inParallel(b.size, b.chunk, func(from, to uint64) error {
+	return inParallel(b.size, b.chunk, func(from, to uint64) error {
 		if b.cancel.Load() {
 			return os.ErrClosed
 		}
@@ -215,6 +219,39 @@ func mapAligned(f *os.File, size uint64, prot int) (mem []byte, unmap func(), er
 		return nil, nil, err
 	}
 	return unsafe.Slice((*byte)(at), size), unmap, nil
+}
+
+// inParallel calls do for [0, size) in chunks on all cores and gives the first
+// error; chunks after it are not begun.
+func inParallel(size, chunk uint64, do func(from, to uint64) error) error {
+	var next atomic.Uint64
+	var failed atomic.Bool
+	var wg sync.WaitGroup
+	errs := make(chan error, runtime.NumCPU())
+	for range runtime.NumCPU() {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for !failed.Load() {
+				from := next.Add(chunk) - chunk
+				if from >= size {
+					return
+				}
+				if err := do(from, min(from+chunk, size)); err != nil {
+					failed.Store(true)
+					errs <- err
+					return
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	select {
+	case err := <-errs:
+		return err
+	default:
+		return nil
+	}
 }
 
 // path names the file for others while this process has it open.

@@ -25,7 +25,7 @@ func TestHugePagesWithoutTheMountOption(t *testing.T) {
 	}
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	const size = 64 << 20
-	b, err := newBacking(filepath.Join(dir, "area"), 0x200000, size, newCrew())
+	b, err := newBacking(filepath.Join(dir, "area"), 0x200000, size)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ package trace
 import (
 	"fmt"
 	"os"
+	"time"
 )
 
 // near says whether the thread is to be stopped because it may be about to
@@ -45,7 +46,10 @@ func (s *steering) keepBehind(t *thread, atCall bool) error {
 	if err != nil {
 		return err
 	}
-	if err := s.filling.awaitFilled(shared - min(shared, s.before) + s.filling.lead()); err == nil || atCall {
+	began := time.Now()
+	err = s.filling.awaitFilled(shared - min(shared, s.before) + s.filling.lead())
+	s.held += time.Since(began)
+	if err == nil || atCall {
 		return nil
 	}
 	b := s.filling

@@ -35,7 +35,6 @@ const lookEvery = 5 * time.Millisecond
 // steering is the tracing of one driver's thread, by a thread of its own.
 type steering struct {
 	target Target
-	crew   *crew
 	stop   chan struct{} // closed to end it
 	done   chan struct{} // closed at its end; what follows is then set
 	areas  []*backing
@@ -47,14 +46,14 @@ type steering struct {
 	abandon bool // set before stop is closed: areas stay as they are
 	leaving bool // the thread was interrupted for the end
 
-	filling *backing // the area that is being filled still; nil when none is
+	filling *backing      // the area that is being filled still; nil when none is
+	held    time.Duration // the thread waited so long for filling
 	before  uint64   // the target's shared memory when the area was mapped
 }
 
-// steer seizes the target's thread and returns; the tracing goes on. The crew
-// fills what the thread maps.
-func steer(target Target, crew *crew) (*steering, error) {
-	s := &steering{target: target, crew: crew, stop: make(chan struct{}), done: make(chan struct{}), child: make(chan os.Signal, 1)}
+// steer seizes the target's thread and returns; the tracing goes on.
+func steer(target Target) (*steering, error) {
+	s := &steering{target: target, stop: make(chan struct{}), done: make(chan struct{}), child: make(chan os.Signal, 1)}
 	signal.Notify(s.child, unix.SIGCHLD)
 	seized := make(chan error)
 	go func() {
@@ -254,7 +253,7 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 	if s.target.Dir != "" {
 		path = filepath.Join(s.target.Dir, s.name())
 	}
-	b, err := newBacking(path, start, length, s.crew)
+	b, err := newBacking(path, start, length)
 	if err != nil {
 		return err
 	}
@@ -326,7 +325,8 @@ func collect(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error
 				continue
 			}
 			kept = append(kept, b.file)
-			r.Areas = append(r.Areas, Area{PID: s.target.PID, Start: b.start, Bytes: b.length, Path: b.path(), Offset: b.offset, Written: b.early.end()})
+			r.Areas = append(r.Areas, Area{PID: s.target.PID, Start: b.start, Bytes: b.length, Path: b.path(), Offset: b.offset, Written: b.early.end(),
+				Filling: b.took, Held: s.held})
 		}
 	}
 	return r, kept, err

@@ -17,9 +17,9 @@ var errCannotSteer = errors.New("steering is not implemented for this processor"
 
 type steering struct{}
 
-func steer(Target, *crew) (*steering, error) { return nil, errCannotSteer }
-func mapAll([]Mapping) error                 { return errCannotSteer }
-func abandon([]*steering) error              { return nil }
+func steer(Target) (*steering, error) { return nil, errCannotSteer }
+func mapAll([]Mapping) error          { return errCannotSteer }
+func abandon([]*steering) error       { return nil }
 
 func collect(_ []*steering, kept []*os.File) (reply, []*os.File, error) {
 	return reply{}, kept, nil

@@ -20,7 +20,6 @@ import (
 type tracer struct {
 	hold  *hold
 	steer []*steering
-	crew  *crew // of all that are steered; nil while none is
 	// kept are the files of collected areas, open for those who know them by
 	// this process's descriptors.
 	kept []*os.File
@@ -78,20 +77,16 @@ func (t *tracer) do(o order) (r reply, err error) {
 		t.hold.release()
 		t.hold = nil
 	case opSteer:
-		if t.crew == nil {
-			t.crew = newCrew()
-		}
 		var s *steering
-		if s, err = steer(o.Target, t.crew); err == nil {
-			t.crew.spare()
+		if s, err = steer(o.Target); err == nil {
 			t.steer = append(t.steer, s)
 		}
 	case opCollect:
 		r, t.kept, err = collect(t.steer, t.kept)
-		t.steer, t.crew = nil, nil
+		t.steer = nil
 	case opAbandon:
 		err = abandon(t.steer)
-		t.steer, t.crew = nil, nil
+		t.steer = nil
 	case opMap:
 		err = mapAll(o.Mappings)
 	case opDigest:

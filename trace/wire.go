@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -83,6 +84,10 @@ type Area struct {
 	// Written tells the blocks that are in CopyTo's file already, by the digests
 	// of what was written; "" for those that are not. nil when there is no file.
 	Written []string `json:"written,omitempty"`
+	// Filling is how long it took to give the file its pages; Held for how long
+	// the driver's thread waited for that, in all areas of its process so far.
+	Filling time.Duration `json:"filling,omitempty"`
+	Held    time.Duration `json:"held,omitempty"`
 }
 
 // Mapping maps a file over an area of a process.
