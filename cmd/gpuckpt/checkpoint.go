@@ -81,8 +81,8 @@ func checkpointCommand() *cobra.Command {
 		Long: `Make a checkpoint image of a running container.
 
 The container is paused, dumped into a directory, and the image is made of that in
-containerd. With --leave-running it runs on as soon as the dump is complete;
-otherwise it is ended, once the image is. If anything fails the container is as it
+containerd. With --leave-running it runs on as soon as the dump is complete and its
+GPU filled again; otherwise it is ended, once the image is complete. If anything fails the container is as it
 was before, and there is no image.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -98,7 +98,7 @@ was before, and there is no image.`,
 	o.buildFlags.flags(c, o.images)
 	f := c.Flags()
 	f.StringVarP(&o.ref, "image", "i", "", "name of the image, example.com/job:1 (needed)")
-	f.BoolVar(&o.leaveRunning, "leave-running", false, "let the container run on as soon as the dump is complete")
+	f.BoolVar(&o.leaveRunning, "leave-running", false, "let the container run on, as soon as the dump is complete and its GPU filled again")
 	f.BoolVar(&o.unpack, "unpack", false, "unpack the image as well, so that whoever runs it on this node need not")
 	f.StringVar(&o.dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), dumpDir),
 		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest ($"+dumpDirEnv+")")
