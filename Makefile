@@ -56,10 +56,10 @@ test: setup setup-kubernetes build testbeds ## Run all tests (needs root).
 	@hack/setup imagetools skopeo
 	$(TEST_ENV) hack/test
 
-# What the tests of pods and of nerdctl need: a cluster's programs, an older containerd.
+# What the tests of pods and of nerdctl need: a cluster's programs, older containerds.
 .PHONY: setup-kubernetes
 setup-kubernetes: compiler
-	@hack/setup kubernetes crictl cni nerdctl imagetools containerd-2.2
+	@hack/setup kubernetes crictl cni iptables nerdctl imagetools containerd-2.2 containerd-2.3
 
 # Part of `make test`.
 .PHONY: test-kubernetes

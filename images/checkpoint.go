@@ -52,7 +52,9 @@ type File struct {
 	// Path of the file; for what is part of an archive, words that name it.
 	Path  string
 	Bytes uint64
-	// Data reads it where it is no file of its own; nil: Path is opened.
+	// OpenAs is another path of the same file, to open it by; empty: Path is.
+	OpenAs string `json:",omitempty"`
+	// Data reads it where it is no file of its own; nil: it is opened.
 	Data io.ReaderAt
 }
 
@@ -297,12 +299,13 @@ type ReaderAtCloser interface {
 	io.Closer
 }
 
-// Open opens the file for reading.
+// Open opens the file for reading. One that has become a link since it was found
+// is refused, and one that nothing comes out of is not waited for.
 func (f File) Open() (ReaderAtCloser, error) {
 	if f.Data != nil {
 		return unclosed{f.Data}, nil
 	}
-	return os.Open(f.Path)
+	return os.OpenFile(cmp.Or(f.OpenAs, f.Path), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 }
 
 // unclosed is a reader that somebody else closes.

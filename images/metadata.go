@@ -228,12 +228,16 @@ func ParseMetadata(data []byte) (*Metadata, error) {
 	return m, nil
 }
 
-// WriteMetadata checks m and writes it into dir as gpuckpt.json, by rename
-// and with the data on the disk before the name is. On an error no
-// gpuckpt.json has appeared, and one that was there is as it was.
+// WriteMetadata checks m and writes it into dir as gpuckpt.json, by rename and
+// once all files of the directory are on the disk: a power failure leaves either
+// a complete checkpoint or one without gpuckpt.json. On an error no gpuckpt.json
+// has appeared, and one that was there is as it was.
 func WriteMetadata(dir string, m *Metadata) error {
 	data, err := EncodeMetadata(m)
 	if err != nil {
+		return fmt.Errorf("write checkpoint metadata: %w", err)
+	}
+	if err := flush(dir); err != nil {
 		return fmt.Errorf("write checkpoint metadata: %w", err)
 	}
 	if err := writeFile(dir, MetadataName, data); err != nil {
@@ -288,6 +292,32 @@ func checkSeal(data []byte) error {
 	return nil
 }
 
+// flush sees to it that the plain files of a directory, which CRIU does not
+// flush, are on the disk.
+func flush(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.Type().IsRegular() {
+			continue
+		}
+		if err := flushFile(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func flushFile(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
 // writeFile makes dir/name hold data, by way of a temporary file that is
 // flushed before it takes the name.
 func writeFile(dir, name string, data []byte) (err error) {
@@ -310,7 +340,13 @@ func writeFile(dir, name string, data []byte) (err error) {
 	if err := f.Close(); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), filepath.Join(dir, name))
+	if err := os.Rename(f.Name(), filepath.Join(dir, name)); err != nil {
+		return err
+	}
+	// The name is the directory's. That it could not be flushed is no error: the
+	// file is complete, and is either found or not.
+	_ = flushFile(dir)
+	return nil
 }
 
 // uuidForm is how the driver prints a GPU's UUID.

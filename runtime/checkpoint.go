@@ -39,15 +39,20 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	if c == nil {
 		return s.TTRPCTaskService.Checkpoint(ctx, r)
 	}
+	if err := c.refuseSecond(); err != nil {
+		return nil, toGRPC(err)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.checkpointing.Store(c.paused)
+	defer c.checkpointing.Store(false)
 	if err := s.checkpoint(ctx, c, r); err != nil {
 		return nil, toGRPC(err)
 	}
 	return &ptypes.Empty{}, nil
 }
 
-func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) error {
+func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) (err error) {
 	opts, err := checkpointOptions(r.Options, c.annotations)
 	if err != nil {
 		return err
@@ -56,12 +61,23 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		if r.Options, err = typeurl.MarshalAnyToProto(opts); err != nil {
 			return fmt.Errorf("encode checkpoint options: %w", err)
 		}
+		if err := c.claimWorkDir(opts.WorkPath); err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil {
+				c.workPath = "" // for another try, by whoever makes it
+			}
+		}()
 	}
 	gpu, err := c.hasGPU()
 	if err != nil {
 		return err
 	}
 	if !gpu {
+		if err := refuseTaken(r.Path); err != nil {
+			return err
+		}
 		return s.dump(ctx, c, r)
 	}
 	if c.isSuspended() {
@@ -147,6 +163,10 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 			if err := awaited(r.Path); err != nil {
 				return 0, err
 			}
+			// Somebody may have come in past runc while it was thawed.
+			if err := c.refuseOutsiders(); err != nil {
+				return 0, err
+			}
 			// CRIU dumps what is left in the processes while the GPU state
 			// that was taken out of them is digested, or written to the disk.
 			var err error
@@ -179,6 +199,9 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 		stuck, err = q.runBeside(ctx, last...)
 	}
 	if err != nil {
+		if clientPaused && errors.Is(err, context.Canceled) {
+			log.G(ctx).WithField("id", c.id).Warnf("the client has given up its checkpoint: the container stays paused, as it was before, until somebody resumes it (ctr tasks resume %s)", c.id)
+		}
 		store.end()
 		removeAreaFiles(ctx, r.Path, procs)
 		return joinBack(err, stuck)
@@ -207,8 +230,8 @@ func (s *Service) pauseHere(ctx context.Context, c *container) error {
 
 // preflight refuses what cannot work before anything is touched.
 func (c *container) preflight(ctx context.Context, q *sequence, dir string) error {
-	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
+	if err := refuseTaken(dir); err != nil {
+		return err
 	}
 	if err := c.checkLocked(q); err != nil {
 		return err
@@ -216,6 +239,14 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 	if err := c.gpu.checkRoom(dir); err != nil {
 		return err
 	}
+	if err := c.refuseOutsiders(); err != nil {
+		return err
+	}
+	return checkCRIU(ctx, c.gpu.config)
+}
+
+// refuseOutsiders refuses a container with processes that a dump would lack.
+func (c *container) refuseOutsiders() error {
 	cg, err := cgroupOf(c.pid)
 	if err != nil {
 		return err
@@ -236,7 +267,31 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 		return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
 			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
 	}
-	return checkCRIU(ctx, c.gpu.config)
+	return nil
+}
+
+// refuseTaken refuses a directory that holds a GPU checkpoint, which another dump
+// would spoil, or GPU state of one that was cut short, by a shim that was killed,
+// say. Beside that the new one would be complete and yet not be restored: its
+// gpuckpt.json knows nothing of those files.
+func refuseTaken(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
+	}
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look into the directory for the images: %w", err)
+	}
+	for _, e := range entries {
+		if images.IsAreaFile(e.Name()) {
+			return fmt.Errorf("%s is GPU state of a checkpoint that was cut short: choose an empty directory, or remove what is in %s: %w",
+				filepath.Join(dir, e.Name()), dir, errdefs.ErrAlreadyExists)
+		}
+	}
+	return nil
 }
 
 // checkLocked refuses a container whose CUDA processes are not all locked.
@@ -302,7 +357,7 @@ func (g *gpuState) refuseUnlocked(pids []int) error {
 			return err
 		}
 		if devices {
-			return fmt.Errorf("process %s began to use CUDA while the container was being paused; resume it and try again: %w",
+			return fmt.Errorf("process %s has files of a GPU open and was not locked: it began to use CUDA while the container was being paused (resume it and try again), or it was forked by a process that uses CUDA and can do nothing with these files but keep CRIU from dumping it (end it, or start such processes before CUDA is used): %w",
 				commandOf(pid), errdefs.ErrFailedPrecondition)
 		}
 	}

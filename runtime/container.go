@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/cgroups/v3"
@@ -43,18 +44,27 @@ type container struct {
 	// workDir is where runc lets CRIU log during a restore.
 	workDir string
 
+	// checkpointing is set while a checkpoint is made of a container that its
+	// client has paused; to be read without mu.
+	checkpointing atomic.Bool
+
 	mu  sync.Mutex // one change at a time: Start, Pause, Resume, Checkpoint, Delete
 	pid int        // the init process, 0 before Start
 	// paused is set between a client's Pause and its Resume.
 	paused bool
+	// workPath is the directory that claimWorkDir has noted.
+	workPath string
 	// gpu is the locked CUDA state, nil when there is none to unlock.
 	gpu *gpuState
 	// lockErr is why Pause froze a CUDA container without its lock.
 	lockErr error
 	// restore is set when the container was created from a checkpoint.
 	restore *restoreState
-	// cgroup of a restored container, which runc's service does not know.
-	cgroup *cgroup
+	// cgroup of a restored container, which runc's service does not know. It is
+	// asked for statistics in the middle of anything.
+	cgroup atomic.Pointer[cgroup]
+	// execs are those of Start.
+	execs execs
 }
 
 // restoreState is what a container created from a checkpoint is made of.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	criucgroup "github.com/checkpoint-restore/go-criu/v8/crit/images/cgroup"
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
@@ -16,6 +17,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/userns"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -32,11 +34,17 @@ const (
 	magicMounts    = 0x55563928
 	magicCgroup    = 0x59383330
 	magicSeccomp   = 0x64413049
+	magicUserns    = 0x55474906
+	magicNetwork   = 0x55933752
 )
 
-// maxImage bounds the images that are read here, in bytes: a process takes
-// about a kilobyte, a mount 200 bytes.
-const maxImage = 64 << 20
+// maxImage bounds each image that is read here, in bytes: a process takes some
+// kilobytes, a mount 200 bytes. In memory an image may take fifty times as much.
+// maxImages bounds all of them.
+const (
+	maxImage  = 4 << 20
+	maxImages = 256 << 20
+)
 
 // dumped is what of a dump is compared with a spec. Whoever made it may have
 // written anything into it.
@@ -46,6 +54,9 @@ type dumped struct {
 	mounts    []*mnt.MntEntry
 	cgroups   *criucgroup.CgroupEntry
 	seccomp   *seccomp.SeccompEntry // nil without filters
+	userns    map[uint32]*userns.UsernsEntry
+	// networkGiven says that CRIU wants to be given the first process's network.
+	networkGiven bool
 }
 
 // dumpedTask is one process.
@@ -59,8 +70,9 @@ type dumpedTask struct {
 
 // readDumped reads it as CRIU does: the first of what should be one is what
 // CRIU takes, so that more than one is refused.
-func readDumped(dir string) (*dumped, error) {
-	d := &dumped{}
+func readDumped(path string) (*dumped, error) {
+	d := &dumped{userns: make(map[uint32]*userns.UsernsEntry)}
+	dir := &imageDir{path: path, left: maxImages}
 	var err error
 	if d.inventory, err = one[inventory.InventoryEntry](dir, "inventory.img", magicInventory); err != nil {
 		return nil, err
@@ -68,7 +80,7 @@ func readDumped(dir string) (*dumped, error) {
 	if d.cgroups, err = one[criucgroup.CgroupEntry](dir, "cgroup.img", magicCgroup); err != nil {
 		return nil, err
 	}
-	if _, err := os.Lstat(filepath.Join(dir, "seccomp.img")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(filepath.Join(path, "seccomp.img")); !errors.Is(err, os.ErrNotExist) {
 		if d.seccomp, err = one[seccomp.SeccompEntry](dir, "seccomp.img", magicSeccomp); err != nil {
 			return nil, err
 		}
@@ -77,8 +89,15 @@ func readDumped(dir string) (*dumped, error) {
 	if err != nil {
 		return nil, err
 	}
+	known := make(map[uint32]bool) // processes and threads
 	for _, p := range tree {
 		t := dumpedTask{pid: p.GetPid()}
+		for _, id := range append([]uint32{t.pid}, slices.DeleteFunc(slices.Clone(p.GetThreads()), func(tid uint32) bool { return tid == t.pid })...) {
+			if known[id] {
+				return nil, fmt.Errorf("%w: pstree.img has %d twice", images.ErrDamaged, id)
+			}
+			known[id] = true
+		}
 		if t.core, err = one[criucore.CoreEntry](dir, fmt.Sprintf("core-%d.img", t.pid), magicCore); err != nil {
 			return nil, err
 		}
@@ -104,17 +123,25 @@ func readDumped(dir string) (*dumped, error) {
 				return nil, err
 			}
 		}
+		if id := t.ids.GetUserNsId(); id != 0 && id != d.inventory.GetRootIds().GetUserNsId() && d.userns[id] == nil {
+			if d.userns[id], err = one[userns.UsernsEntry](dir, fmt.Sprintf("userns-%d.img", id), magicUserns); err != nil {
+				return nil, err
+			}
+		}
 		d.tasks = append(d.tasks, t)
 	}
 	if len(d.tasks) == 0 {
 		return nil, fmt.Errorf("%w: pstree.img has no process", images.ErrDamaged)
 	}
-	names, err := filepath.Glob(filepath.Join(dir, "mountpoints-*.img"))
+	if d.networkGiven, err = readNetwork(dir, d.tasks[0].ids.GetNetNsId()); err != nil {
+		return nil, err
+	}
+	names, err := filepath.Glob(filepath.Join(path, "mountpoints-*.img"))
 	if err != nil {
 		return nil, err
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("%w: CRIU's mountpoints image is missing in %s", images.ErrDamaged, dir)
+		return nil, fmt.Errorf("%w: CRIU's mountpoints image is missing in %s", images.ErrDamaged, path)
 	}
 	for _, name := range names {
 		m, err := all[mnt.MntEntry](dir, filepath.Base(name), magicMounts)
@@ -136,7 +163,7 @@ type message[T any] interface {
 }
 
 // one reads an image that holds one entry.
-func one[T any, M message[T]](dir, name string, magic uint32) (M, error) {
+func one[T any, M message[T]](dir *imageDir, name string, magic uint32) (M, error) {
 	entries, err := all[T, M](dir, name, magic)
 	if err != nil {
 		return nil, err
@@ -147,18 +174,27 @@ func one[T any, M message[T]](dir, name string, magic uint32) (M, error) {
 	return entries[0], nil
 }
 
+// imageDir is a directory of images, of which so many bytes may be read yet.
+type imageDir struct {
+	path string
+	left int64
+}
+
 // all reads an image.
-func all[T any, M message[T]](dir, name string, magic uint32) ([]M, error) {
-	path := filepath.Join(dir, name)
+func all[T any, M message[T]](dir *imageDir, name string, magic uint32) ([]M, error) {
+	path := filepath.Join(dir.path, name)
 	st, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%w: CRIU's %s is missing in %s: %w", images.ErrDamaged, name, dir, os.ErrNotExist)
+		return nil, fmt.Errorf("%w: CRIU's %s is missing in %s: %w", images.ErrDamaged, name, dir.path, os.ErrNotExist)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read CRIU's images: %w", err)
 	}
 	if !st.Mode().IsRegular() || st.Size() > maxImage {
 		return nil, fmt.Errorf("%w: %s is no regular file, or larger than %d bytes", images.ErrDamaged, path, maxImage)
+	}
+	if dir.left -= st.Size(); dir.left < 0 {
+		return nil, fmt.Errorf("%w: the images in %s that tell of processes have more than %d bytes", images.ErrDamaged, dir.path, maxImages)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -6,6 +6,7 @@ package runtime
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -235,6 +236,10 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 	if err != nil {
 		return nil, err
 	}
+	defer c.execs.close()()
+	if err := c.execs.refuseStarting(); err != nil {
+		return nil, err
+	}
 	var sizes []uint64
 	err = g.thawed(ctx, c, func() { g.steerAll(ctx, dir) }, func() error {
 		before, err := g.memory()
@@ -242,7 +247,9 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 			return joinBack(err, g.tracer.Abandon())
 		}
 		if err := cuda.CheckpointAll(ctx, helper, g.procs); err != nil {
-			return joinBack(err, g.tracer.Abandon())
+			err = joinBack(err, g.tracer.Abandon())
+			g.saved = g.anySaved(context.WithoutCancel(ctx))
+			return err
 		}
 		g.saved = true
 		if err := g.collect(ctx); err != nil {
@@ -263,6 +270,26 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 	return sizes, err
 }
 
+// anySaved says whether the driver still has one of the processes checkpointed
+// after a step that was undone: undoing may have failed. What cannot be found
+// out counts as that: giving back is tried, and tells. The container is thawed.
+func (g *gpuState) anySaved(ctx context.Context) bool {
+	helper, err := g.wake(ctx)
+	if err != nil {
+		return true
+	}
+	for _, p := range g.living() {
+		if p.State == cuda.Checkpointed {
+			continue // by hand, before
+		}
+		state, err := helper.State(ctx, p.PID)
+		if (err != nil || state == cuda.Checkpointed) && !errors.Is(err, cuda.ErrNotCUDA) {
+			return true
+		}
+	}
+	return false
+}
+
 // giveBack has the driver move the GPU state back. The container is frozen
 // before and after, as in save. It does nothing when nothing is saved.
 func (g *gpuState) giveBack(ctx context.Context, c *container) error {
@@ -273,6 +300,7 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 	if err != nil {
 		return err
 	}
+	defer c.execs.close()()
 	err = g.thawed(ctx, c, func() {}, func() error {
 		if err := g.mapBack(ctx, helper); err != nil {
 			return err
@@ -284,7 +312,10 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 		return nil
 	})
 	if !g.saved {
+		// The tracer has their memory too. A client may leave the container paused
+		// for as long as it packs the images.
 		g.dropAreas()
+		g.closeTracer()
 	}
 	return err
 }

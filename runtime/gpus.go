@@ -62,6 +62,7 @@ func (c *container) fitSpec(ctx context.Context) error {
 			return nil
 		}
 		c.restore.gpus.spec = spec
+		hookLoopback(spec)
 		if err := refreshNodes(spec, deviceNumbers); err != nil {
 			return refused(err)
 		}

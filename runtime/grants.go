@@ -66,6 +66,9 @@ func loadSpec(bundle string) (*specs.Spec, error) {
 // compareGrants is checkGrants on what was read. notes are for the log.
 func compareGrants(spec *specs.Spec, d *dumped) (notes []string, err error) {
 	g := grantsOf(spec)
+	if err := g.network(d); err != nil {
+		return nil, err
+	}
 	for _, t := range d.tasks {
 		if t.core.GetTc().GetTaskState() == taskDead {
 			continue // it only waits to be asked for its status
@@ -140,6 +143,9 @@ func (g *grants) task(d *dumped, t dumpedTask) error {
 		if (own[ns.Type] == 0 || own[ns.Type] == host[ns.Type]) && !isHosts(ns) {
 			return fmt.Errorf("it would be in the host's %s namespace, and the spec has one for the container", ns.Type)
 		}
+	}
+	if err := g.userNamespace(d, t); err != nil {
+		return err
 	}
 	for _, thread := range t.threads {
 		if err := g.credentials(thread.GetCreds()); err != nil {

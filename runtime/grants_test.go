@@ -323,6 +323,28 @@ func TestReadDumped(t *testing.T) {
 	}
 }
 
+// A small tree that names one large image over and over does not fill the memory.
+func TestReadDumpedIsBounded(t *testing.T) {
+	process := func(pid uint32, threads ...uint32) proto.Message {
+		return &pstree.PstreeEntry{Pid: &pid, Ppid: new(uint32), Pgid: new(uint32), Sid: new(uint32), Threads: threads}
+	}
+	for name, tree := range map[string][]proto.Message{
+		"process": {process(1), process(1)}, "thread": {process(1, 1, 2, 2)}, "thread of another": {process(1, 1, 2), process(2)},
+	} {
+		dir := dumpDir(t, dumpOfTest())
+		if err := os.WriteFile(filepath.Join(dir, "pstree.img"), image(t, magicPstree, tree...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readDumped(dir); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "twice") {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	dir := &imageDir{path: dumpDir(t, dumpOfTest()), left: 10}
+	if _, err := all[criucore.CoreEntry](dir, "core-1.img", magicCore); !errors.Is(err, images.ErrDamaged) {
+		t.Errorf("more than may be read: got %v", err)
+	}
+}
+
 // Whatever CRIU's images say, comparing them ends with an answer.
 func FuzzCompareGrants(f *testing.F) {
 	d := dumpOfTest()

@@ -10,6 +10,7 @@ import (
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/userns"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 )
@@ -42,6 +43,21 @@ func TestGrantsOfPods(t *testing.T) {
 			})
 		}
 	}
+	userNS := func(s *specs.Spec) {
+		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+		s.Linux.GIDMappings = s.Linux.UIDMappings
+	}
+	extent := func(first, lower, count uint32) []*userns.UidGidExtent {
+		return []*userns.UidGidExtent{{First: &first, LowerFirst: &lower, Count: &count}}
+	}
+	maps := func(uids, gids []*userns.UidGidExtent) func(*dumped) {
+		return func(d *dumped) {
+			d.tasks[0].ids.UserNsId = proto.Uint32(17)
+			d.userns = map[uint32]*userns.UsernsEntry{17: {UidMap: uids, GidMap: gids}}
+		}
+	}
+	same := extent(0, 100000, 65536)
 	seccompWanted := func(s *specs.Spec) { s.Linux.Seccomp = &specs.LinuxSeccomp{} }
 	for name, c := range map[string]struct {
 		spec func(*specs.Spec)
@@ -55,6 +71,13 @@ func TestGrantsOfPods(t *testing.T) {
 		"the host's for another":            {hostUTS("/proc/self/ns/mnt"), inHostUTS, "host's uts namespace"},
 		"hierarchies in a writable tmpfs":   {cgroups("ro", "nosuid"), cgroupMount(2), ""},
 		"with set-user-id":                  {cgroups("ro", "nosuid"), cgroupMount(0), "not nosuid"},
+		"a user namespace":                  {userNS, maps(same, same), ""},
+		"with fewer ids":                    {userNS, maps(extent(1000, 101000, 10), same), ""},
+		"with the host's users":             {userNS, maps(extent(0, 0, 65536), same), "user ids from 0 are the host's from 0"},
+		"with the host's groups":            {userNS, maps(same, extent(0, 0, 1)), "group ids from 0 are the host's from 0"},
+		"with more ids":                     {userNS, maps(extent(0, 100000, 65537), same), "user ids from 0"},
+		"with ids that wrap around":         {userNS, maps(extent(0, 100000, 1<<32-1), same), "user ids from 0"},
+		"a user namespace of its own":       {func(*specs.Spec) {}, maps(same, same), "the spec has none"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec, d := specOfTest(), dumpOfTest()

@@ -409,8 +409,7 @@ func inMountNamespace(pid int, do func() error) error {
 	}
 	defer unix.Close(ns)
 	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread is of no more use
+	go onThread(func() {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			result <- fmt.Errorf("leave the shim's mount namespace: %w", err)
 			return
@@ -420,6 +419,24 @@ func inMountNamespace(pid int, do func() error) error {
 			return
 		}
 		result <- do()
-	}()
+	})
 	return <-result
+}
+
+// onThread runs do on a thread that ends with it. That is never the process's
+// first: it would not end but stay for good where do has taken it, and it is the
+// one whose mounts and cgroups /proc/self shows to all others.
+func onThread(do func()) {
+	runtime.LockOSThread() // and not unlocked: the thread is of no more use
+	if unix.Gettid() != os.Getpid() {
+		do()
+		return
+	}
+	done := make(chan struct{})
+	go func() { // on another, since this one is taken
+		defer close(done)
+		onThread(do)
+	}()
+	<-done
+	runtime.UnlockOSThread()
 }

@@ -22,6 +22,9 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	if c == nil {
 		return s.TTRPCTaskService.Pause(ctx, r)
 	}
+	if err := c.refuseSecond(); err != nil {
+		return nil, toGRPC(err)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.isSuspended() {
@@ -53,6 +56,7 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 		}
 		return &ptypes.Empty{}, nil
 	}
+	c.keepWorkDir(ctx)
 	resp, err := s.resume(context.WithoutCancel(ctx), c)
 	if err != nil {
 		return nil, toGRPC(err)

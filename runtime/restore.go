@@ -20,8 +20,11 @@ import (
 // container is left.
 func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
 	c := s.container(r.ID)
-	if c == nil || r.ExecID != "" {
+	if c == nil {
 		return s.TTRPCTaskService.Start(ctx, r)
+	}
+	if r.ExecID != "" {
+		return s.startExec(ctx, c, r)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,23 +74,30 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			back: "kill", undo: func(ctx context.Context) error { return s.kill(ctx, c) },
 		},
 		{name: "watch cgroup", do: func(ctx context.Context) (uint64, error) {
-			c.cgroup, err = cgroupOf(c.pid)
+			cg, err := cgroupOf(c.pid)
 			if err != nil {
 				return 0, err
 			}
+			c.cgroup.Store(cg)
 			if err := c.raiseOOMScores(); err != nil {
 				return 0, err
 			}
-			return 0, s.oom.add(c.id, c.cgroup)
+			return 0, s.oom.add(c.id, cg)
 		}},
 	}
 	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.fixNodes(c.pid) }})
 	if c.restore.metadata != nil {
+		// Before there is a process that could change anything.
+		pinned, err := pin(c.restore.checkpoint)
+		if err != nil {
+			return nil, err
+		}
+		defer pinned.close()
 		var areas *restoredAreas
 		defer func() { areas.close() }()
 		steps = append(steps,
 			step{name: "map GPU state", do: func(ctx context.Context) (uint64, error) {
-				areas, err = c.mapRestored(ctx, config)
+				areas, err = c.mapRestored(ctx, config, pinned)
 				return areas.bytes(), err
 			}},
 			step{name: "restore GPU state", do: func(ctx context.Context) (uint64, error) {
@@ -115,6 +125,11 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 	for _, p := range c.restore.metadata.Processes {
 		state, err := cuda.ParseState(p.State)
 		if err != nil {
+			return 0, err
+		}
+		// The container may share its pids with others, whose processes the
+		// driver would take as well.
+		if _, err := c.hostPID(p.PID); err != nil {
 			return 0, err
 		}
 		// The helper counts pids as the container does.

@@ -54,7 +54,9 @@ func (c *container) makeSpill(dir string) (err error) {
 		return nil
 	}
 	to := filepath.Join(dir, spillPrefix+c.namespace+"-"+c.id)
-	if err := os.Mkdir(to, 0o700); err != nil {
+	if err := os.Mkdir(to, 0o700); errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("%s is there already, from a container of this name whose node or shim has died: remove it: %w", to, errdefs.ErrAlreadyExists)
+	} else if err != nil {
 		return fmt.Errorf("make a directory for the GPU state: %w", err)
 	}
 	if err := os.WriteFile(filepath.Join(c.bundle, spillDirName), []byte(to), 0o600); err != nil {
@@ -103,10 +105,7 @@ func (g *gpuState) spill(ctx context.Context, sizes []uint64) (bytes uint64, err
 	}
 	for i := range g.areas {
 		a := &g.areas[i]
-		if a.file != nil {
-			a.file.Close()
-			a.file = nil
-		}
+		a.drop()
 		a.Path = files[i].To // what mapBack maps
 		g.spilled.areas = append(g.spilled.areas, images.Assembly{
 			Area:   images.Area{File: a.name, Start: a.Start, Bytes: a.Bytes, Offset: a.Offset, Digests: digests[i]},

@@ -5,7 +5,6 @@ package runtime
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -34,10 +33,11 @@ type savedArea struct {
 	trace.Area
 	proc int // place in gpuState.procs
 	// file keeps the state alive if the tracer dies, or if the directory goes
-	// because the client does. nil if it could not be opened: then the tracer
-	// alone has it.
+	// because the client does. nil once it is spilled.
 	file *os.File
 	name string // of the file among the images
+	// mapped says that the process has it again, see mapBack.
+	mapped bool
 }
 
 // path names the area's file, whether or not the tracer that made it lives.
@@ -135,41 +135,56 @@ func (g *gpuState) steerAll(ctx context.Context, dir string) {
 	}
 }
 
-// collect takes the steered areas out of their processes. On an error those
-// that were taken are in areas, and giveBack puts them back.
-func (g *gpuState) collect(ctx context.Context) error {
-	areas, notes, err := g.tracer.Collect()
-	for _, n := range notes {
-		log.G(ctx).Infof("staging area: %s", n)
+// collect takes the steered areas out of their processes. Their files are opened
+// here first: a tracer that ends on the way, killed for its memory, say, takes
+// nothing with it. On an error those that may have been taken are in areas, and
+// giveBack puts them back.
+func (g *gpuState) collect(ctx context.Context) (err error) {
+	settled, err := g.tracer.Settle()
+	if err != nil {
+		return joinBack(err, g.tracer.Abandon())
 	}
+	var areas []savedArea
 	count := make(map[int]int)
-	for _, a := range areas {
+	for _, a := range settled {
 		s := savedArea{Area: a}
+		if s.file, err = os.OpenFile(a.Path, os.O_RDWR, 0); err != nil {
+			for i := range areas {
+				areas[i].drop()
+			}
+			return joinBack(fmt.Errorf("keep the staging area's file: %w", err), g.tracer.Abandon())
+		}
 		s.proc = slices.IndexFunc(g.procs, func(p cuda.Process) bool { return p.PID == a.PID })
 		pid := g.procs[s.proc].NSPID
 		s.name = images.AreaFile(pid, count[pid])
 		count[pid]++
-		log.G(ctx).WithFields(log.Fields{"pid": a.PID, "bytes": a.Bytes, "filling": a.Filling, "held": a.Held}).Debug("staging area")
-		f, oerr := os.OpenFile(a.Path, os.O_RDWR, 0)
-		if oerr != nil {
-			err = errors.Join(err, fmt.Errorf("keep the staging area's file: %w", oerr))
-		} else {
-			s.file = f
-		}
-		g.areas = append(g.areas, s) // in any case: the process has it no more
+		areas = append(areas, s)
+	}
+	// Which of them the processes still have is not known after an error: those
+	// are mapped over by what they are.
+	g.areas = areas
+	taken, notes, err := g.tracer.Collect()
+	for _, n := range notes {
+		log.G(ctx).Infof("staging area: %s", n)
+	}
+	for _, a := range taken {
+		i := slices.IndexFunc(g.areas, func(s savedArea) bool { return s.PID == a.PID && s.Start == a.Start })
+		g.areas[i].Written = a.Written
 	}
 	return err
 }
 
-// mapBack maps the saved areas' files over their areas again. The processes must
-// not be frozen. One that is not checkpointed any more is an error: somebody has
+// mapBack maps the saved areas' files over their areas again, once: what is there
+// afterwards is the driver's, also if it fails for another of the processes. That
+// one is then checkpointed again, to wherever the driver likes, and something else
+// may lie where its area was. The processes must not be frozen. One that is not checkpointed any more is an error: somebody has
 // had the driver restore it by hand, from an area that was empty.
 func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 	var mappings []trace.Mapping
 	living := g.living()
 	for i := range g.areas {
 		a := &g.areas[i]
-		if !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID == a.PID }) {
+		if a.mapped || !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID == a.PID }) {
 			continue
 		}
 		state, err := helper.State(ctx, a.PID)
@@ -185,19 +200,32 @@ func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 			Start: a.Start, Bytes: a.Bytes, Path: a.path(), Offset: a.Offset,
 		})
 	}
-	if len(mappings) == 0 {
-		return nil
+	if len(mappings) > 0 {
+		if err := g.tracer.Map(mappings); err != nil {
+			return err
+		}
 	}
-	return g.tracer.Map(mappings)
+	for i := range g.areas {
+		a := &g.areas[i]
+		a.mapped = true // the mapping keeps the file
+		a.drop()
+	}
+	return nil
+}
+
+// drop gives the shim's own hold of the file up.
+func (a *savedArea) drop() {
+	if a.file != nil {
+		a.file.Close()
+		a.file = nil
+	}
 }
 
 // dropAreas forgets the saved areas, whose content is with the processes or,
 // complete, in the image. Memory is freed.
 func (g *gpuState) dropAreas() {
-	for _, a := range g.areas {
-		if a.file != nil {
-			a.file.Close()
-		}
+	for i := range g.areas {
+		g.areas[i].drop()
 	}
 	g.areas = nil
 }
@@ -223,7 +251,7 @@ type restoredAreas struct {
 // with the empty area left where there are none. Those on a disk are mapped as
 // well: check reads them on all cores, and what it has read the driver finds in
 // the page cache. nil when the checkpoint has no areas.
-func (c *container) mapRestored(ctx context.Context, config Config) (*restoredAreas, error) {
+func (c *container) mapRestored(ctx context.Context, config Config, pinned *pins) (*restoredAreas, error) {
 	var mappings []trace.Mapping
 	r := &restoredAreas{}
 	for _, p := range c.restore.metadata.Processes {
@@ -236,12 +264,14 @@ func (c *container) mapRestored(ctx context.Context, config Config) (*restoredAr
 		}
 		for _, a := range p.Areas {
 			pieces := c.restore.checkpoint.Pieces(a.File)
-			for _, q := range pieces {
+			for i := range pieces {
+				pieces[i] = pinned.at(pieces[i])
+				q := pieces[i]
 				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.Offset+a.Bytes)
 				if from >= to {
 					continue // none of it is of the range
 				}
-				mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + from - a.Offset, Bytes: to - from, Path: q.Path, Offset: from - q.Offset})
+				mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + from - a.Offset, Bytes: to - from, Path: q.OpenAs, Offset: from - q.Offset})
 			}
 			r.areas = append(r.areas, images.Assembly{Area: a, Pieces: pieces})
 		}
@@ -292,7 +322,7 @@ func (r *restoredAreas) close() {
 
 // hostPID finds a process of the container by its pid inside.
 func (c *container) hostPID(inside int) (int, error) {
-	pids, err := c.cgroup.pids()
+	pids, err := c.cgroup.Load().pids()
 	if err != nil {
 		return 0, err
 	}

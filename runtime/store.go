@@ -95,10 +95,8 @@ func (s *storing) drop() {
 	if s.tracer != nil {
 		s.tracer.Close()
 	}
-	for _, a := range s.areas {
-		if a.file != nil {
-			a.file.Close()
-		}
+	for i := range s.areas {
+		s.areas[i].drop()
 	}
 }
 

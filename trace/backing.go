@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -40,9 +39,8 @@ type backing struct {
 	// Filling goes on while the driver copies into what is filled already.
 	size, chunk uint64
 	cancel      atomic.Bool
-	filled      chan struct{} // closed at its end; what follows is then set
+	filled      chan struct{} // closed at its end; err is then set
 	err         error
-	took        time.Duration
 	mu          sync.Mutex
 	advanced    chan struct{}   // closed, and replaced, when frontier grows
 	frontier    uint64          // all before it is filled
@@ -80,10 +78,8 @@ func newBacking(path string, start, length uint64) (_ *backing, err error) {
 		b.remove()
 		return nil, fmt.Errorf("size the area's file: %w", err)
 	}
-	began := time.Now()
 	go func() {
 		defer close(b.filled)
-		defer func() { b.took = time.Since(began) }()
 		if b.err = b.fill(); b.err != nil {
 			b.err = fmt.Errorf("fill %d bytes for the area: %w", b.size, b.err)
 		}

@@ -17,7 +17,7 @@
 // a file that the tracer has filled with huge pages on all cores: the thread's
 // mmap loses MAP_POPULATE at its entry, and at its exit the file is mapped over
 // the area (Steer). When the driver is done, an empty area takes the file's
-// place (Collect), so that CRIU finds nothing to dump: the file is the image.
+// place (Settle, Collect), so that CRIU finds nothing to dump: the file is the image.
 // Before the driver's restore the file is mapped over the area again (Map).
 //
 // The target is consistent at every instant. A system call runs in a target's

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,17 @@ func mapAll(mappings []Mapping) error {
 		err = errors.Join(err, <-errs)
 	}
 	return err
+}
+
+// openMapped opens a file for reading, which is enough for a private mapping. A
+// link is refused, but for one of the kernel's to somebody's open file: a
+// container may have put it there.
+func openMapped(path string) (*os.File, error) {
+	flags := os.O_RDONLY | unix.O_NONBLOCK // no FIFO is waited for either
+	if descriptor, _ := filepath.Match("/proc/*/fd/*", path); !descriptor {
+		flags |= unix.O_NOFOLLOW
+	}
+	return os.OpenFile(path, flags, 0)
 }
 
 // mapInto maps files over areas of one process.
@@ -60,7 +72,7 @@ func mapInto(mappings []Mapping) error {
 	}
 	defer t.close()
 	for _, m := range mappings {
-		f, err := os.Open(m.Path) // enough for a private mapping
+		f, err := openMapped(m.Path)
 		if err != nil {
 			return err
 		}

@@ -6,7 +6,6 @@ package trace
 import (
 	"fmt"
 	"os"
-	"time"
 )
 
 // near says whether the thread is to be stopped because it may be about to
@@ -46,10 +45,7 @@ func (s *steering) keepBehind(t *thread, atCall bool) error {
 	if err != nil {
 		return err
 	}
-	began := time.Now()
-	err = s.filling.awaitFilled(shared - min(shared, s.before) + s.filling.lead())
-	s.held += time.Since(began)
-	if err == nil || atCall {
+	if err := s.filling.awaitFilled(shared - min(shared, s.before) + s.filling.lead()); err == nil || atCall {
 		return nil
 	}
 	b := s.filling

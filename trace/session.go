@@ -117,10 +117,19 @@ func (s *Session) Steer(t Target) error {
 	return err
 }
 
+// Settle stops the steered threads with their areas complete and in place, and
+// gives these. Who opens their files then has what is in them, whatever becomes
+// of the tracer. Collect or Abandon is to follow, after an error Abandon. The
+// processes must not be frozen.
+func (s *Session) Settle() ([]Area, error) {
+	r, err := s.call("settle staging areas", order{Op: opSettle})
+	return r.Areas, err
+}
+
 // Collect ends all steering. It puts empty areas in the place of the steered
 // ones and gives those, and notes for the log. The processes must not be
 // frozen. On an error some areas may be empty: their files are all there is of
-// them, and are given too.
+// them, and are given too, unless the tracer is gone: see Settle.
 func (s *Session) Collect() (areas []Area, notes []string, err error) {
 	r, err := s.call("collect staging areas", order{Op: opCollect})
 	return r.Areas, r.Notes, err

@@ -36,24 +36,31 @@ const lookEvery = 5 * time.Millisecond
 type steering struct {
 	target Target
 	stop   chan struct{} // closed to end it
-	done   chan struct{} // closed at its end; what follows is then set
-	areas  []*backing
-	notes  []string
-	err    error
+	// settled is closed when the thread stands still for the end, all its areas
+	// filled and in place. Then one of the next two decides.
+	settled   chan struct{}
+	empty     chan struct{} // closed: empty areas take their place
+	abandoned chan struct{} // closed, before stop or after: they stay as they are
+	done      chan struct{} // closed at its end; what follows is then set
+	areas     []*backing
+	notes     []string
+	err       error
 
 	child chan os.Signal // SIGCHLD, which announces a stop
 
-	abandon bool // set before stop is closed: areas stay as they are
+	ending  bool // stop is closed
 	leaving bool // the thread was interrupted for the end
 
-	filling *backing      // the area that is being filled still; nil when none is
-	held    time.Duration // the thread waited so long for filling
+	filling *backing // the area that is being filled still; nil when none is
 	before  uint64   // the target's shared memory when the area was mapped
 }
 
 // steer seizes the target's thread and returns; the tracing goes on.
 func steer(target Target) (*steering, error) {
-	s := &steering{target: target, stop: make(chan struct{}), done: make(chan struct{}), child: make(chan os.Signal, 1)}
+	s := &steering{
+		target: target, child: make(chan os.Signal, 1),
+		stop: make(chan struct{}), settled: make(chan struct{}), empty: make(chan struct{}), abandoned: make(chan struct{}), done: make(chan struct{}),
+	}
 	signal.Notify(s.child, unix.SIGCHLD)
 	seized := make(chan error)
 	go func() {
@@ -282,27 +289,23 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 // name is that of the next area's file.
 func (s *steering) name() string { return fmt.Sprintf("%s%d", s.target.Name, len(s.areas)) }
 
-// leave puts an empty area in the place of each steered one and lets the thread
-// go. It does so only where the process has all of the area mapped to our file.
+// leave puts an empty area in the place of each steered one, unless they are
+// abandoned, and lets the thread go. It does so only where the process has all of
+// the area mapped to our file.
 func (s *steering) leave(t *thread) error {
-	areas := s.areas
-	if s.abandon {
-		areas = nil
+	if err := s.settle(); err != nil {
+		return err
 	}
-	for _, b := range areas {
-		if err := b.wait(); err != nil {
-			return err
+	select {
+	case <-s.abandoned:
+	case <-s.empty:
+		for _, b := range s.areas {
+			if err := t.mapEmpty(b.start, b.length); err != nil {
+				return err
+			}
+			b.taken = true
+			step("area emptied")
 		}
-		if err := b.mappedBy(s.target.PID); err != nil {
-			return err
-		}
-	}
-	for _, b := range areas {
-		if err := t.mapEmpty(b.start, b.length); err != nil {
-			return err
-		}
-		b.taken = true
-		step("area emptied")
 	}
 	if err := unix.PtraceDetach(s.target.TID); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("detach from thread %d: %w", s.target.TID, err)
@@ -310,10 +313,63 @@ func (s *steering) leave(t *thread) error {
 	return nil
 }
 
+func (s *steering) settle() error {
+	select {
+	case <-s.abandoned:
+		return nil
+	default:
+	}
+	for _, b := range s.areas {
+		if err := b.wait(); err != nil {
+			return err
+		}
+		if err := b.mappedBy(s.target.PID); err != nil {
+			return err
+		}
+	}
+	close(s.settled)
+	step("settled")
+	return nil
+}
+
+// end begins the end of a steering, once.
+func (s *steering) end() {
+	if !s.ending {
+		s.ending = true
+		close(s.stop)
+	}
+}
+
+// area describes one for others.
+func (s *steering) area(b *backing) Area {
+	return Area{PID: s.target.PID, Start: b.start, Bytes: b.length, Path: b.path(), Offset: b.offset}
+}
+
+// settle has all steered threads stand still and gives their areas.
+func settle(all []*steering) (areas []Area, err error) {
+	for _, s := range all {
+		s.end()
+	}
+	for _, s := range all {
+		select {
+		case <-s.settled:
+			for _, b := range s.areas {
+				areas = append(areas, s.area(b))
+			}
+		case <-s.done: // it failed, or the process has ended
+			err = errors.Join(err, s.err)
+		}
+	}
+	return areas, err
+}
+
 // collect ends all steering, at once, and adds the areas' files to kept.
 func collect(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error) {
+	if _, err := settle(all); err != nil {
+		return r, kept, errors.Join(err, abandon(all))
+	}
 	for _, s := range all {
-		close(s.stop)
+		close(s.empty)
 	}
 	for _, s := range all {
 		<-s.done
@@ -325,8 +381,9 @@ func collect(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error
 				continue
 			}
 			kept = append(kept, b.file)
-			r.Areas = append(r.Areas, Area{PID: s.target.PID, Start: b.start, Bytes: b.length, Path: b.path(), Offset: b.offset, Written: b.early.end(),
-				Filling: b.took, Held: s.held})
+			a := s.area(b)
+			a.Written = b.early.end()
+			r.Areas = append(r.Areas, a)
 		}
 	}
 	return r, kept, err
@@ -335,8 +392,8 @@ func collect(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error
 // abandon ends all steering and gives up the files' names.
 func abandon(all []*steering) (err error) {
 	for _, s := range all {
-		s.abandon = true
-		close(s.stop)
+		close(s.abandoned)
+		s.end()
 	}
 	for _, s := range all {
 		<-s.done

@@ -430,11 +430,38 @@ func TestFillingFails(t *testing.T) {
 	}
 }
 
+// What is mapped over an area is a plain file, and no link to one.
+func TestOnlyPlainFilesAreMapped(t *testing.T) {
+	g, s := newTarget(t), session(t)
+	start, err := strconv.ParseUint(g.ask(mapOrder(stagingFlags)), 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file, link, fifo := filepath.Join(dir, "file"), filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
+	if err := errors.Join(os.WriteFile(file, make([]byte, pageSize), 0o600), os.Symlink(file, link), unix.Mkfifo(fifo, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	want := g.ask("sum")
+	for _, path := range []string{link, fifo, dir, "/dev/zero"} {
+		if err := s.Map([]Mapping{{PID: g.pid(), TID: g.pid(), Start: start, Bytes: pageSize, Path: path}}); err == nil {
+			t.Errorf("%s was mapped", path)
+		}
+		if got := g.ask("sum"); got != want {
+			t.Errorf("%s: the area has changed", path)
+		}
+	}
+	if err := s.Map([]Mapping{{PID: g.pid(), TID: g.pid(), Start: start, Bytes: pageSize, Path: file}}); err != nil {
+		t.Error(err)
+	}
+}
+
 // A tracer may die after any of its steps: the target goes on as if it had
-// never been there.
+// never been there. Once its areas are settled, who has opened their files has
+// what was in them, and can give it back.
 func TestTracerDiesAtEachStep(t *testing.T) {
 	defer os.Remove(killFile(os.Getpid()))
-	died := 0
+	died, emptied := 0, 0
 	for n := 0; ; n++ {
 		if err := os.WriteFile(killFile(os.Getpid()), []byte(strconv.Itoa(n)), 0o600); err != nil {
 			t.Fatal(err)
@@ -445,10 +472,27 @@ func TestTracerDiesAtEachStep(t *testing.T) {
 		}
 		g.ask(mapOrder(stagingFlags))
 		want := g.ask("sum")
-		areas, _, err := s.Collect()
+		var kept []Mapping
+		areas, err := s.Settle()
 		if err == nil {
-			a := areas[0]
-			err = s.Map([]Mapping{{PID: g.pid(), TID: g.pid(), Start: a.Start, Bytes: a.Bytes, Path: a.Path, Offset: a.Offset}})
+			for _, a := range areas {
+				f, ferr := os.Open(a.Path)
+				if ferr != nil {
+					err = errors.Join(ErrTracerGone, ferr) // it died with the answer
+					break
+				}
+				defer f.Close()
+				kept = append(kept, Mapping{
+					PID: g.pid(), TID: g.pid(), Start: a.Start, Bytes: a.Bytes, Offset: a.Offset,
+					Path: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()),
+				})
+			}
+		}
+		if err == nil {
+			_, _, err = s.Collect()
+		}
+		if err == nil {
+			err = s.Map(kept)
 		}
 		if err == nil {
 			s.Close()
@@ -458,10 +502,18 @@ func TestTracerDiesAtEachStep(t *testing.T) {
 			t.Fatalf("step %d: %v", n, err)
 		}
 		died++
-		// Whatever was in place stays: the content, or, once it was collected,
-		// an empty area or the file again.
-		empty := strconv.FormatUint(sumOf(make([]byte, areaBytes)), 10)
-		if got := g.ask("sum"); got != want && got != empty {
+		if kept != nil {
+			if g.ask("sum") != want {
+				emptied++
+			}
+			if err := os.Remove(killFile(os.Getpid())); err != nil {
+				t.Fatal(err)
+			}
+			if err := session(t).Map(kept); err != nil {
+				t.Fatalf("step %d: %v", n, err)
+			}
+		}
+		if got := g.ask("sum"); got != want {
 			t.Fatalf("step %d: sum %s, want %s", n, got, want)
 		}
 		again := g.ask(mapOrder(stagingFlags)) // it still can
@@ -474,6 +526,9 @@ func TestTracerDiesAtEachStep(t *testing.T) {
 		s.Close()
 		g.cmd.Process.Kill()
 		g.cmd.Wait()
+	}
+	if emptied == 0 {
+		t.Error("the tracer never died between the emptying of an area and its return")
 	}
 	if died < 50 {
 		t.Errorf("the tracer died at %d steps only", died)

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -17,6 +16,7 @@ const (
 	opHold    = "hold"
 	opRelease = "release"
 	opSteer   = "steer"
+	opSettle  = "settle"
 	opCollect = "collect"
 	opAbandon = "abandon"
 	opMap     = "map"
@@ -46,7 +46,7 @@ type order struct {
 type reply struct {
 	// Error is what went wrong; the other fields are then empty.
 	Error string `json:"error,omitempty"`
-	// Collected areas.
+	// Settled or collected areas.
 	Areas []Area `json:"areas,omitempty"`
 	// Digests of each file, by block.
 	Digests [][]string `json:"digests,omitempty"`
@@ -84,10 +84,6 @@ type Area struct {
 	// Written tells the blocks that are in CopyTo's file already, by the digests
 	// of what was written; "" for those that are not. nil when there is no file.
 	Written []string `json:"written,omitempty"`
-	// Filling is how long it took to give the file its pages; Held for how long
-	// the driver's thread waited for that, in all areas of its process so far.
-	Filling time.Duration `json:"filling,omitempty"`
-	Held    time.Duration `json:"held,omitempty"`
 }
 
 // Mapping maps a file over an area of a process.

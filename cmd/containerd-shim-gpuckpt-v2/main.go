@@ -16,6 +16,9 @@ func main() {
 	if trace.IsTracer() {
 		trace.Main()
 	}
+	if runtime.IsLoopbackHook() {
+		runtime.LoopbackHook()
+	}
 	runtime.Register()
 	runtime.Run(context.Background(), runtime.NewManager())
 }

@@ -167,10 +167,11 @@ func (o *checkpointOptions) run(ctx context.Context, id string) (_ *checkpointAn
 
 // take is the checkpoint, in order, with the way back of each step.
 func (r *checkpointRun) take(ctx context.Context, answer *checkpointAnswer) (err error) {
-	if r.dumpDir, err = os.MkdirTemp(r.dir, dumpPrefix); err != nil {
+	var release func() error
+	if r.dumpDir, release, err = makeDumpDir(r.dir); err != nil {
 		return fmt.Errorf("make the directory for the dump: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(r.dumpDir)) }()
+	defer func() { err = errors.Join(err, release()) }()
 
 	if err := r.pause(ctx); err != nil {
 		return err

@@ -4,7 +4,7 @@
 package driver
 
 // #cgo CFLAGS: -std=gnu11 -O2 -Wall -Wextra -Werror
-// #cgo LDFLAGS: -ldl
+// #cgo LDFLAGS: -ldl -rdynamic
 // #include "libcuda.h"
 import "C"
 

@@ -14,20 +14,32 @@
 // NVIDIA's libraries make the nodes of all GPUs in /dev if they may. The
 // container is not to keep those that it did not have: the parent, which is in
 // its mount namespace as well, removes them at the child's end.
+//
+// From then on every file name means a file of the container's, which may be
+// hostile, while this program is the host's root. So nothing of it is run here:
+// libraries that the driver asks for and that are not loaded yet are not found
+// (dlopen below), no program is executed, and no file is mapped to be executed
+// (stay_host).
 
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -112,6 +124,55 @@ static void wait_for(pid_t child)
 	_exit(WEXITSTATUS(status));
 }
 
+static int joined;
+
+// The driver's libraries call this one before the C library's.
+__attribute__((visibility("default"))) void *dlopen(const char *file, int mode)
+{
+	static void *(*next)(const char *, int);
+
+	if (next == NULL) {
+		void *found = dlsym(RTLD_NEXT, "dlopen");
+		if (found == NULL)
+			die("dlopen", "the C library has none");
+		memcpy(&next, &found, sizeof next);
+	}
+	return next(file, joined && file != NULL ? mode | RTLD_NOLOAD : mode);
+}
+
+#if defined(__x86_64__)
+#define THIS_ARCH AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define THIS_ARCH AUDIT_ARCH_AARCH64
+#endif
+
+// Refuses to execute a program, or to map a file so that it can be executed; see
+// seccomp(2). Memory without a file stays as it was: the driver may compile.
+static void stay_host(void)
+{
+	const unsigned refuse = SECCOMP_RET_ERRNO | EACCES;
+	struct sock_filter rules[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, THIS_ARCH, 0, 6), // another's calls have other numbers
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_execve, 4, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_execveat, 3, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 3),
+		// The low halves, of a little-endian machine.
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, PROT_EXEC, 2, 1),
+		BPF_STMT(BPF_RET | BPF_K, refuse),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[3])),
+		BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, MAP_ANONYMOUS, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		BPF_STMT(BPF_RET | BPF_K, refuse),
+	};
+	struct sock_fprog program = { .len = sizeof rules / sizeof *rules, .filter = rules };
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+		die("keep the container's programs out", strerror(errno));
+}
+
 __attribute__((constructor)) static void gpuckpt_join(void)
 {
 	const char *env = getenv(JOIN_ENV);
@@ -156,5 +217,6 @@ __attribute__((constructor)) static void gpuckpt_join(void)
 	struct pollfd far = { .fd = alive[0], .events = POLLIN };
 	if (poll(&far, 1, 0) != 0)
 		_exit(1);
-	close(alive[0]);
+	close(alive[0]);	joined = 1;
+	stay_host();
 }

@@ -55,7 +55,9 @@ int gk_load(char *why, size_t size)
 {
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 	if (lib == NULL) {
-		snprintf(why, size, "%s", dlerror());
+		const char *said = dlerror();
+		// Nothing is said of one that only a container has: see join.c.
+		snprintf(why, size, "%s", said ? said : "libcuda.so.1: not found on the host");
 		return -1;
 	}
 	for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {

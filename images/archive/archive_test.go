@@ -89,6 +89,46 @@ func TestOpen(t *testing.T) {
 	}
 }
 
+// podman is an archive as Podman exports it, uncompressed: with more at the root, and
+// with shared memory apart even where there is none.
+func podman(t testing.TB) []item {
+	shm := tarOf(t, item{name: "./", kind: tar.TypeDir})
+	return []item{
+		{name: "artifacts/", kind: tar.TypeDir},
+		{name: "artifacts/label", data: "x"},
+		{name: "devshm-checkpoint.tar", data: string(shm)},
+		{name: "config.dump", data: `{"spec":{"ociVersion":"1.2.0"},"id":"1","name":"job","idMappingsOptions":{},"rootfsImageID":"2","rootfsImageName":"example.com/base:1",` +
+			`"shmDir":"/var/lib/containers/shm","shmSize":65536000,"createdTime":"2026-11-21T08:00:00Z","checkpointedTime":"2026-11-21T09:00:00Z","runtime":"crun"}`},
+		{name: "spec.dump", data: `{}`},
+		{name: "network.status", data: `{"podman":{"interfaces":{}}}`},
+		{name: "stats-dump", data: "x"},
+		{name: "dump.log", data: "said"},
+		{name: "ctr.log", data: "said"},
+		{name: "checkpoint/", kind: tar.TypeDir},
+		{name: "checkpoint/inventory.img", data: "x"},
+		{name: "rootfs-diff.tar", data: string(tarOf(t, item{name: "new", data: "file"}))},
+		{name: "deleted.files", data: `["/old"]`},
+	}
+}
+
+func TestOpenPodman(t *testing.T) {
+	a, err := open(t, tarOf(t, podman(t)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Config.Name != "job" || a.Config.RootfsImageName != "example.com/base:1" {
+		t.Errorf("got %+v", a.Config)
+	}
+	r, err := a.RootFS(t.Context())
+	if err != nil || r == nil {
+		t.Fatalf("its writable files: %v, %v", r, err)
+	}
+	defer r.Close()
+	if _, err := io.ReadAll(r); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestOpenRefuses(t *testing.T) {
 	whole := tarOf(t, sound()...)
 	var squeezed bytes.Buffer
@@ -96,34 +136,41 @@ func TestOpenRefuses(t *testing.T) {
 	_, _ = z.Write(whole)
 	_ = z.Close()
 	with := func(more ...item) []byte { return tarOf(t, append(sound(), more...)...) }
+	shm := func(more ...item) item {
+		return item{name: "devshm-checkpoint.tar", data: string(tarOf(t, append([]item{{name: "./", kind: tar.TypeDir}}, more...)...))}
+	}
 	for name, c := range map[string]struct {
 		data []byte
 		want error
 	}{
-		"nothing":          {nil, ErrMalformed},
-		"no tar archive":   {bytes.Repeat([]byte("no"), 1000), ErrMalformed},
-		"cut short":        {whole[:1000], ErrMalformed},
-		"compressed":       {squeezed.Bytes(), ErrUnsupported},
-		"no config":        {tarOf(t, sound()[1:]...), ErrMalformed},
-		"no inventory":     {tarOf(t, sound()[:3]...), ErrMalformed},
-		"leads out":        {with(item{name: "checkpoint/../../x"}), ErrMalformed},
-		"absolute":         {with(item{name: "/checkpoint/x"}), ErrMalformed},
-		"twice":            {with(item{name: "./checkpoint/inventory.img"}), ErrMalformed},
-		"symbolic link":    {with(item{name: "checkpoint/x", kind: tar.TypeSymlink, link: "/etc/shadow"}), ErrMalformed},
-		"link elsewhere":   {with(item{name: "x", kind: tar.TypeSymlink, link: "y"}), ErrMalformed},
-		"hard link":        {with(item{name: "checkpoint/x", kind: tar.TypeLink, link: "config.dump"}), ErrMalformed},
-		"device":           {with(item{name: "checkpoint/x", kind: tar.TypeChar}), ErrMalformed},
-		"FIFO":             {with(item{name: "checkpoint/x", kind: tar.TypeFifo}), ErrMalformed},
-		"two of a name":    {with(item{name: "checkpoint/spec.dump"}), ErrMalformed},
-		"GPU, no metadata": {with(item{name: "checkpoint/gpu-1-0", data: "x"}), images.ErrDamaged},
-		"bad metadata":     {with(item{name: "checkpoint/gpuckpt.json", data: "{}"}), images.ErrMalformed},
-		"newer metadata":   {with(item{name: "checkpoint/gpuckpt.json", data: `{"schemaVersion":9}`}), images.ErrSchema},
-		"config no JSON":   {tarOf(t, append(sound()[1:], item{name: "config.dump", data: "{"})...), ErrMalformed},
-		"deletes the root": {with(item{name: "deleted.files", data: `["/"]`}), ErrMalformed},
-		"deletes outside":  {with(item{name: "deleted.files", data: `["/../x"]`}), ErrMalformed},
-		"a volume":         {with(item{name: "volumes/a.tar"}), ErrUnsupported},
-		"shared memory":    {with(item{name: "devshm-checkpoint.tar"}), ErrUnsupported},
-		"a pod":            {with(item{name: "pod.options", data: "{}"}), ErrUnsupported},
+		"nothing":           {nil, ErrMalformed},
+		"no tar archive":    {bytes.Repeat([]byte("no"), 1000), ErrMalformed},
+		"cut short":         {whole[:1000], ErrMalformed},
+		"compressed":        {squeezed.Bytes(), ErrUnsupported},
+		"no config":         {tarOf(t, sound()[1:]...), ErrMalformed},
+		"no inventory":      {tarOf(t, sound()[:3]...), ErrMalformed},
+		"leads out":         {with(item{name: "checkpoint/../../x"}), ErrMalformed},
+		"absolute":          {with(item{name: "/checkpoint/x"}), ErrMalformed},
+		"twice":             {with(item{name: "./checkpoint/inventory.img"}), ErrMalformed},
+		"symbolic link":     {with(item{name: "checkpoint/x", kind: tar.TypeSymlink, link: "/etc/shadow"}), ErrMalformed},
+		"link elsewhere":    {with(item{name: "x", kind: tar.TypeSymlink, link: "y"}), ErrMalformed},
+		"hard link":         {with(item{name: "checkpoint/x", kind: tar.TypeLink, link: "config.dump"}), ErrMalformed},
+		"device":            {with(item{name: "checkpoint/x", kind: tar.TypeChar}), ErrMalformed},
+		"FIFO":              {with(item{name: "checkpoint/x", kind: tar.TypeFifo}), ErrMalformed},
+		"two of a name":     {with(item{name: "checkpoint/spec.dump"}), ErrMalformed},
+		"GPU, no metadata":  {with(item{name: "checkpoint/gpu-1-0", data: "x"}), images.ErrDamaged},
+		"bad metadata":      {with(item{name: "checkpoint/gpuckpt.json", data: "{}"}), images.ErrMalformed},
+		"newer metadata":    {with(item{name: "checkpoint/gpuckpt.json", data: `{"schemaVersion":9}`}), images.ErrSchema},
+		"config no JSON":    {tarOf(t, append(sound()[1:], item{name: "config.dump", data: "{"})...), ErrMalformed},
+		"deletes the root":  {with(item{name: "deleted.files", data: `["/"]`}), ErrMalformed},
+		"deletes outside":   {with(item{name: "deleted.files", data: `["/../x"]`}), ErrMalformed},
+		"a volume":          {with(item{name: "volumes/a.tar"}), ErrUnsupported},
+		"shared memory":     {with(shm(item{name: "./sem.x", data: "1"})), ErrUnsupported},
+		"a directory in it": {with(shm(item{name: "./x/", kind: tar.TypeDir})), ErrUnsupported},
+		"a link in it":      {with(shm(item{name: "./x", kind: tar.TypeSymlink, link: "y"})), ErrUnsupported},
+		"it leads out":      {with(shm(item{name: "../x", data: "1"})), ErrMalformed},
+		"it is no archive":  {with(item{name: "devshm-checkpoint.tar", data: strings.Repeat("no", 600)}), ErrMalformed},
+		"a pod":             {with(item{name: "pod.options", data: "{}"}), ErrUnsupported},
 	} {
 		if _, err := open(t, c.data); !errors.Is(err, c.want) {
 			t.Errorf("%s: got %v, want %v", name, err, c.want)
@@ -284,6 +331,7 @@ func FuzzOpen(f *testing.F) {
 	f.Add(tarOf(f, sound()...))
 	f.Add(tarOf(f, append(sound(), item{name: "rootfs-diff.tar", data: string(tarOf(f, item{name: "x"}))}, item{name: "deleted.files", data: `["y"]`})...))
 	f.Add(tarOf(f, item{name: "../x"}))
+	f.Add(tarOf(f, podman(f)...))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, err := open(t, data)
 		if err != nil {

@@ -75,8 +75,12 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 		switch {
 		case dir == checkpointIn+"/":
 			files = append(files, file(base, e))
-		case strings.HasPrefix(e.name, "volumes/"), strings.HasSuffix(e.name, "devshm-checkpoint.tar"):
+		case strings.HasPrefix(e.name, "volumes/"):
 			return nil, fmt.Errorf("%w: %s would not be brought back", ErrUnsupported, e.name)
+		case strings.HasSuffix(e.name, "devshm-checkpoint.tar"):
+			if err := refuseContent(e); err != nil {
+				return nil, err
+			}
 		case e.name == "pod.options", e.name == "pod.dump":
 			return nil, fmt.Errorf("%w: it is one of a whole pod", ErrUnsupported)
 		case e.name == rootfsName:

@@ -8,6 +8,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -52,6 +55,39 @@ func TestExecedProcess(t *testing.T) {
 	k.MustRemove(t)
 	r := restore(t, shared, k.ID, ref, k.Port)
 	r.Expect(t, "count", "103")
+}
+
+// A process that was made before the pause is started while the driver's threads
+// run: the container is thawed then, and runc, which lets nobody into a paused one,
+// would let it in.
+func TestExecStartedInCheckpoint(t *testing.T) {
+	results.Add(t)
+	k, hurry := slow(t)
+	task := taskOf(t, shared, k)
+	guest, err := task.Exec(t.Context(), "guest", &specs.Process{Args: []string{"gpuwork", "sleep"}, Env: []string{"PATH=/usr/bin:/bin:/"}, Cwd: "/"}, cio.NullIO)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	dir := t.TempDir()
+	go func() { done <- checkpointTask(t, shared, k, dir) }()
+	inCheckpoint(t, k)
+	harness.Says(t, guest.Start(t.Context()), "failed precondition", "cannot exec", "try again")
+	hurry()
+	if pid := childOf(shimOf(t, k), "gpuwork sleep"); pid != 0 {
+		t.Errorf("process %d was exec'd into the container", pid)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	goesOn(t, k)
+	if err := guest.Start(t.Context()); err != nil {
+		t.Error(err)
+	}
+	endExec(t, shared, k)
+	if _, err := guest.Delete(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // A container without CUDA is treated as runc's shim would.

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
@@ -211,6 +212,10 @@ func TestClientKilled(t *testing.T) {
 	}
 	_ = client.Wait()
 	hurry()
+	harness.Within(t, "the shim's log says what to do", func() bool {
+		return strings.Contains(shared.LogTail(20000), "(ctr tasks resume "+k.ID+")")
+	})
+	isPaused(t, k, true)
 
 	// Resume waits for its turn, after the way back.
 	ctr(t, shared, "tasks", "resume", k.ID)

@@ -23,6 +23,10 @@ func TestPausedBefore(t *testing.T) {
 	dir := t.TempDir()
 	checkpointInto(t, shared, k, dir)
 	isPaused(t, k, true)
+	// It would hold as much of the host's memory as the GPU state takes.
+	if tracer := childOf(shimOf(t, k), "gpuckpt-tracer"); tracer != 0 {
+		t.Errorf("after the checkpoint there is a tracer, process %d", tracer)
+	}
 	// The same once more: nothing is used up by a checkpoint.
 	checkpointInto(t, shared, k, t.TempDir())
 	isPaused(t, k, true)

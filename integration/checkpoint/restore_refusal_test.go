@@ -40,6 +40,29 @@ func noneUnpacked(t *testing.T, c *harness.Containerd) {
 	}
 }
 
+// A checkpoint may name processes that are not the container's: another one's,
+// where they share their pids. The driver is asked about none of them.
+func TestProcessOfAnother(t *testing.T) {
+	results.Add(t)
+	shared.Configured(t, shared.Staging("unsteered", "steer = false"))
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	endTask(t, shared, k)
+	m, err := images.ReadMetadata(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Processes[0].PID = 2
+	if err := images.WriteMetadata(dir, m); err != nil {
+		t.Fatal(err)
+	}
+	harness.Says(t, restoreTask(t, shared, k, dir), "restore GPU state", "has no process 2")
+	nothingRuns(t, shared, k)
+	endTask(t, shared, k)
+}
+
 // A checkpoint whose metadata is not what this project writes is refused before
 // anything of the container exists.
 func TestDamagedMetadata(t *testing.T) {

@@ -71,6 +71,38 @@ func TestRestoredContainer(t *testing.T) {
 	}
 }
 
+// The statistics of a restored container are there while it is checkpointed:
+// containerd asks one container after the other, so that those of a whole node
+// would wait.
+func TestStatisticsDuringCheckpoint(t *testing.T) {
+	results.Add(t)
+	k, hurry := slow(t)
+	ref := takeCheckpoint(t, shared, k, "1")
+	k.MustRemove(t)
+	hurry()
+	r := restore(t, shared, k.ID, ref, k.Port)
+	if gpu.Kind == harness.SoftwareGPU {
+		hurry = shared.SoftwareGPU(t, "checkpoint_delay_ms=2000\n")
+	}
+	done := make(chan error, 1)
+	dir := t.TempDir()
+	go func() { done <- checkpointTask(t, shared, r, dir) }()
+	inCheckpoint(t, r)
+	if memoryUsage(t, ctr(t, shared, "tasks", "metrics", r.ID)) == 0 {
+		t.Error("it uses no memory")
+	}
+	hurry()
+	select {
+	case err := <-done:
+		t.Errorf("the statistics came after the checkpoint, which ended with %v", err)
+	default:
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	goesOn(t, r)
+}
+
 // memoryUsage reads the memory in use, in bytes, out of ctr's table of metrics.
 func memoryUsage(t *testing.T, metrics string) uint64 {
 	t.Helper()

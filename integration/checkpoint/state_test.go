@@ -4,6 +4,7 @@
 package checkpoint
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -84,11 +85,33 @@ func TestDirectoryIsTaken(t *testing.T) {
 	k.Expect(t, "count", "102")
 	harness.Says(t, checkpointTask(t, shared, k, dir), "preflight", "holds a GPU checkpoint already")
 	k.Expect(t, "count", "103")
+	// Nor does one without a GPU take it.
+	p := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-plain"}, "plain")
+	p.Expect(t, "count", "101")
+	harness.Says(t, checkpointTask(t, shared, p, dir), "holds a GPU checkpoint already")
+	p.Expect(t, "count", "102")
 	endTask(t, shared, k)
 	if err := restoreTask(t, shared, k, dir); err != nil {
 		t.Fatal(err)
 	}
 	k.Expect(t, "count", "102") // as at the first
+}
+
+// A directory in which a checkpoint was cut short, by the end of its shim, say, has
+// GPU state that belongs to nothing. A checkpoint beside it could not be restored.
+func TestDirectoryHasLeftovers(t *testing.T) {
+	places(t, func(t *testing.T, dir string) {
+		k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+		k.Expect(t, "count", "101")
+		left := filepath.Join(dir, images.AreaFile(1, 0))
+		write(t, left, "half of it", 0o600)
+		harness.Says(t, checkpointTask(t, shared, k, dir), "preflight", left, "choose an empty directory")
+		isPaused(t, k, false)
+		k.Expect(t, "count", "102")
+		if data, err := os.ReadFile(left); err != nil || string(data) != "half of it" {
+			t.Errorf("what was there is %q, %v", data, err)
+		}
+	})
 }
 
 // A bit of GPU state that has flipped since is found out.

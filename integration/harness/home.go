@@ -81,7 +81,11 @@ func (h home) abandoned() bool {
 		return false
 	}
 	now, err := processStart(pid)
-	return err != nil || now != start
+	if err != nil || now != start {
+		return true
+	}
+	state, err := ProcessState(pid) // its parent may not have asked for it yet
+	return err != nil || state == "Z"
 }
 
 // sweep cleans up the instances in a directory whose programs are gone.

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
+
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
 )
@@ -66,6 +68,7 @@ func TestStandaloneByName(t *testing.T) {
 	if _, err := n.Output(t.Context(), "checkpointctl", "show", archive); err != nil {
 		t.Error(err)
 	}
+	expect(t, runImage(t, n, archive, name+"-restored"), counterPort, "102")
 	if err := n.DeleteStatic(t.Context(), name); err != nil {
 		t.Error(err)
 	}
@@ -113,11 +116,12 @@ func TestTwoAtOnce(t *testing.T) {
 	}
 }
 
-// Two checkpoints of one container at once: CRI keeps both in one directory, so one
-// or both may fail. The pod goes on, and what the kubelet calls done is whole.
+// Of two checkpoints of one container at once one is made, and the other is refused,
+// although CRI keeps both in one directory. The pod goes on.
 func TestTwiceAtOnce(t *testing.T) {
 	results.Add(t)
 	needs(t, "crictl")
+	softwareGPU(t, shared, "checkpoint_delay_ms=1500\n") // longer than one begins after the other
 	pod := apply(t, shared, podName(t), counter{})
 	expect(t, pod, counterPort, "101")
 	var archives [2]string
@@ -130,20 +134,53 @@ func TestTwiceAtOnce(t *testing.T) {
 		})
 	}
 	both.Wait()
+	made := 0
 	for i, archive := range archives {
 		if errs[i] != nil {
 			t.Logf("one of them: %v", errs[i])
 			continue
 		}
+		made++
 		holdsGPUState(t, archive)
 	}
+	if made != 1 {
+		t.Errorf("%d of two checkpoints at once were made", made)
+	}
 	expect(t, pod, counterPort, "102")
-	archive, err := shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
-	if err != nil {
+	if _, err := shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0); err != nil {
 		t.Fatal(err)
 	}
-	holdsGPUState(t, archive)
 	expect(t, pod, counterPort, "103")
+}
+
+// A second checkpoint that begins in the middle of another is refused, says why, and
+// does not disturb it.
+func TestSecondMeanwhile(t *testing.T) {
+	results.Add(t)
+	needs(t, "crictl")
+	softwareGPU(t, shared, "checkpoint_delay_ms=1500\n")
+	pod := apply(t, shared, podName(t), counter{})
+	expect(t, pod, counterPort, "101")
+	type answer struct {
+		archive string
+		err     error
+	}
+	first := make(chan answer, 1)
+	go func() {
+		archive, err := shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
+		first <- answer{archive, err}
+	}()
+	paused(t, shared, pod)
+	_, err := shared.Crictl(t.Context(), "checkpoint", "--export", filepath.Join(shared.Dir(), "second.tar"), pod.Container("counter"))
+	if err == nil || !strings.Contains(err.Error(), "another checkpoint of the container is being made") {
+		t.Errorf("the second: %v", err)
+	}
+	got := <-first
+	if got.err != nil {
+		t.Fatalf("the first: %v\n%s", got.err, shared.LogTail(4000))
+	}
+	holdsGPUState(t, got.archive)
+	expect(t, pod, counterPort, "102")
 }
 
 // crictl checkpoints as the kubelet does.
@@ -274,6 +311,32 @@ func locked(t *testing.T, n *node.Node, pod node.Pod) {
 		}
 		if time.Now().After(deadline) {
 			t.Fatal("the checkpoint does not begin")
+		}
+	}
+}
+
+// paused waits until a pod's container is paused: from then on a second checkpoint
+// does not try to pause it.
+func paused(t *testing.T, n *node.Node, pod node.Pod) {
+	t.Helper()
+	c, err := n.Client().LoadContainer(t.Context(), pod.Container("counter"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, err := c.Task(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		status, err := task.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status.Status == client.Paused {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the container is not paused")
 		}
 	}
 }

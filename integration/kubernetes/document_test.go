@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -184,6 +185,44 @@ func writePackage(t *testing.T, file, config string) {
 	for _, c := range []interface{ Close() error }{w, z} {
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// Every supported containerd takes the configuration in deploy/ by an import, beside
+// what its own configuration says of CRI. That may be of version 2, but for
+// containerd 2.2, which then drops what it says, as docs/kubernetes.md warns.
+func TestConfigurations(t *testing.T) {
+	snippet := filepath.Join(sourceDir(t), "deploy", "containerd.toml")
+	const two = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.mine]\nruntime_type = 'io.containerd.runc.v2'\n"
+	three := strings.NewReplacer("version = 2", "version = 3", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime").Replace(two)
+	for _, program := range []string{"containerd", "containerd-2.2", "containerd-2.3"} {
+		for version, main := range map[string]string{"2": two, "3": three} {
+			t.Run(program+" version "+version, func(t *testing.T) {
+				needs(t, program)
+				config := filepath.Join(t.TempDir(), "config.toml")
+				before, after, _ := strings.Cut(main, "\n")
+				if err := os.WriteFile(config, []byte(before+"\nimports = ["+strconv.Quote(snippet)+"]\n"+after), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				path, err := bins.Path(program)
+				if err != nil {
+					t.Fatal(err)
+				}
+				out, err := exec.CommandContext(t.Context(), path, "--config", config, "config", "dump").Output()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, want := range []string{"runtimes.gpuckpt]", "runtimes.gpuckpt.options]", "runtime_path = '/usr/local/bin/containerd-shim-gpuckpt-v2'", "pod_annotations = ['dev.gpuckpt.*']", "SystemdCgroup = true"} {
+					if !strings.Contains(string(out), want) {
+						t.Errorf("it has no %s", want)
+					}
+				}
+				drops := program == "containerd-2.2" && version == "2"
+				if kept := strings.Contains(string(out), "runtimes.mine]"); kept == drops {
+					t.Errorf("what the configuration itself says is kept: %v", kept)
+				}
+			})
 		}
 	}
 }

@@ -8,6 +8,7 @@ package kubernetes
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 
@@ -26,6 +27,11 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	// CNI keeps what it has done in that directory, wherever a network's own is.
+	if err := harness.InOwnNetwork("/var/lib/cni"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	harness.Main(m.Run, func(s *harness.Session) (err error) {
 		session, bins, gpu, results = s.Context(), s.Bins, s.GPU, s.Results
 		if shared, err = newNode(session, node.Options{APIServer: true}); err == nil {

@@ -326,3 +326,29 @@ func TestAfresh(t *testing.T) {
 	})
 	expect(t, pod, counterPort, "101")
 }
+
+// A pod's image is not restored outside a pod: its network would be another's. The
+// error says so.
+func TestPodImageOutsideAPod(t *testing.T) {
+	results.Add(t)
+	needs(t, "ctr")
+	name := podName(t)
+	pod := apply(t, shared, name, counter{})
+	archive, err := shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := "gpuckpt.test/" + name + ":1"
+	if _, err := shared.Output(t.Context(), "gpuckpt", "image", "build", "kubernetes-archive:"+archive, ref, "--address", shared.Address(), "--namespace", node.Namespace, "--quiet"); err != nil {
+		t.Fatal(err)
+	}
+	for says, own := range map[string]bool{"the container has a network that the runtime makes": true, "the container has the host's network": false} {
+		_, err := shared.Run(t.Context(), harness.RunSpec{ID: name, Image: ref, GPUs: []int{0}, OwnNetwork: own, Annotations: restoring})
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("own network %v: %v", own, err)
+		}
+		if err := shared.Remove(t.Context(), name); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -4,10 +4,10 @@
 package nerdctl
 
 import (
-	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
 // A checkpoint leaves the container running, as the node's configuration says:
@@ -81,10 +81,7 @@ func TestRunImage(t *testing.T) {
 	k := runCounter(t, "--annotation", "dev.gpuckpt.on-checkpoint=stop")
 	k.expect(t, "101")
 	const ref = "gpuckpt.test/nerdctl:1"
-	if _, err := shared.Output(t.Context(), "gpuckpt", "checkpoint", must(t, "inspect", "--format", "{{.ID}}", k.name), "--image", ref, "--image-path", filepath.Join(shared.Dir(), "dumps"),
-		"--address", shared.Address(), "--namespace", shared.Namespace(), "--quiet"); err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
-	}
+	k.image(t, ref)
 	must(t, "rm", "--force", k.name)
 	name := k.name + "-restored"
 	removeAtEnd(t, name)

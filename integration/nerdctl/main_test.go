@@ -7,6 +7,8 @@ package nerdctl
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -18,25 +20,51 @@ import (
 
 var (
 	shared  *harness.Containerd
+	session *harness.Session
+	bins    harness.Bins
 	results *harness.Results
+	// cniPlugins is the directory of the programs that make networks, cniConfig that
+	// of the networks: one for all containerds, as a machine has one bridge.
+	cniPlugins, cniConfig string
 )
 
+// cniState is where CNI keeps what it has done, in these tests a directory of their own.
+const cniState = "/var/lib/cni"
+
 func TestMain(m *testing.M) {
-	harness.Main(m.Run, func(s *harness.Session) (err error) {
-		results = s.Results
+	// What nerdctl's hooks remember is in the second.
+	if err := harness.InOwnNetwork(cniState, "/run/nerdctl"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	harness.Main(m.Run, func(s *harness.Session) error {
+		session, bins, results = s, s.Bins, s.Results
+		bridge, err := bins.Path("bridge")
+		if err != nil {
+			return fmt.Errorf("%w; run `make test-kubernetes`", err)
+		}
+		cniPlugins, cniConfig = filepath.Dir(bridge), cniState+"/net.d"
 		if shared, err = s.StartWithWorkload(harness.Options{}); err != nil {
 			return err
 		}
-		return shared.WriteCDISpec(filepath.Join(shared.Dir(), "cdi"))
+		return writeCDISpec(shared)
 	})
 }
 
-// nerdctl runs nerdctl on the private containerd and gives its standard output.
+// writeCDISpec describes the GPUs where nerdctlOn has nerdctl look.
+func writeCDISpec(c *harness.Containerd) error { return c.WriteCDISpec(filepath.Join(c.Dir(), "cdi")) }
+
+// nerdctl runs nerdctl on the shared containerd and gives its standard output.
 func nerdctl(ctx context.Context, args ...string) (string, error) {
-	dir := shared.Dir()
-	return shared.Output(ctx, "nerdctl", append([]string{
-		"--address", shared.Address(), "--namespace", shared.Namespace(), "--snapshotter", shared.Snapshotter(),
-		"--data-root", filepath.Join(dir, "nerdctl"), "--cni-netconfpath", filepath.Join(dir, "cni"),
+	return nerdctlOn(ctx, shared, args...)
+}
+
+// nerdctlOn is nerdctl on a containerd.
+func nerdctlOn(ctx context.Context, c *harness.Containerd, args ...string) (string, error) {
+	dir := c.Dir()
+	return c.Output(ctx, "nerdctl", append([]string{
+		"--address", c.Address(), "--namespace", c.Namespace(), "--snapshotter", c.Snapshotter(),
+		"--data-root", filepath.Join(dir, "nerdctl"), "--cni-netconfpath", cniConfig, "--cni-path", cniPlugins,
 		"--cgroup-manager", "cgroupfs", "--cdi-spec-dirs", filepath.Join(dir, "cdi"),
 	}, args...)...)
 }
@@ -51,23 +79,29 @@ func must(t *testing.T, args ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// container is one that nerdctl runs, with a counter that listens on a port.
+// container is one that nerdctl runs, with a counter that a port of the host leads to.
 type container struct {
 	name string
 	port int
 }
 
-// runCounter runs a counter in GPU memory, removed when the test ends.
+// runCounter runs a counter in GPU memory in the host's network, removed when the
+// test ends.
 func runCounter(t *testing.T, flags ...string) container {
 	t.Helper()
 	port, err := harness.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := container{strings.ToLower(t.Name()), port}
+	return run(t, container{strings.ToLower(t.Name()), port}, "counter", port, append(flags, "--net", "host")...)
+}
+
+// run runs a workload that listens on a port in its network.
+func run(t *testing.T, k container, workload string, port int, flags ...string) container {
+	t.Helper()
 	removeAtEnd(t, k.name)
-	args := []string{"run", "--detach", "--name", k.name, "--runtime", harness.Runtime, "--net", "host", "--device", harness.CDIKind + "=0"}
-	must(t, append(append(args, flags...), harness.WorkloadImage, "counter", "--port", strconv.Itoa(port))...)
+	args := []string{"run", "--detach", "--name", k.name, "--runtime", harness.Runtime, "--device", harness.CDIKind + "=0"}
+	must(t, append(append(args, flags...), harness.WorkloadImage, workload, "--port", strconv.Itoa(port))...)
 	return k
 }
 
@@ -96,4 +130,14 @@ func (k container) expect(t *testing.T, want string) {
 func (k container) status(t *testing.T) string {
 	t.Helper()
 	return must(t, "inspect", "--format", "{{.State.Status}}", k.name)
+}
+
+// image checkpoints the container, which ends with it, into an image.
+func (k container) image(t *testing.T, ref string) {
+	t.Helper()
+	id := must(t, "inspect", "--format", "{{.ID}}", k.name)
+	if _, err := shared.Output(t.Context(), "gpuckpt", "checkpoint", id, "--image", ref, "--image-path", filepath.Join(shared.Dir(), "dumps"),
+		"--address", shared.Address(), "--namespace", shared.Namespace(), "--quiet"); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+	}
 }

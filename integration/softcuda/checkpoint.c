@@ -32,12 +32,32 @@ static CUresult injected(const struct config *config, enum step step)
 	static unsigned done[STEPS];
 
 	pause_ms(config->delay_ms[step]);
-	if (!config->fail[step].code)
+	const struct fault *fault = &config->fail[step];
+	for (int i = 0; i < process.gpus && !fault->code; i++)
+		if (memory_in_use(i))
+			fault = &config->gpu_fail[process.gpu[i].minor][step];
+	if (!fault->code)
 		return CUDA_SUCCESS;
-	if (config->fail[step].times && done[step] >= config->fail[step].times)
+	if (fault->times && done[step] >= fault->times)
 		return CUDA_SUCCESS;
 	done[step]++;
-	return config->fail[step].code;
+	return fault->code;
+}
+
+// What a driver maps later on may lie where a staging area was. So does this page, from the first
+// restore on, and nobody may write to it.
+static uint64_t *later;
+#define LATER 0x4c41544552ull
+
+static void map_later(void)
+{
+	if (later)
+		return;
+	later = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (later == MAP_FAILED)
+		later = NULL;
+	else
+		*later = LATER;
 }
 
 static CUresult lock(const struct config *config, unsigned timeout_ms)
@@ -233,6 +253,9 @@ static CUresult restore(const struct config *config, const struct request *reque
 		munmap(staging, staged);
 	staging = NULL;
 	staged = 0;
+	if (later && *later != LATER)
+		whole = false;
+	map_later();
 	if (whole)
 		return CUDA_SUCCESS;
 	state = CU_PROCESS_STATE_FAILED;

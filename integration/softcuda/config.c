@@ -46,7 +46,7 @@ void parse_uuid(const char *text, CUuuid *uuid)
 }
 
 // parse_fail reads STEP:CODE or STEP:CODE:TIMES.
-static void parse_fail(struct config *c, const char *text)
+static void parse_fail(struct fault *fail, const char *text)
 {
 	const char *colon = strchr(text, ':');
 	if (!colon)
@@ -55,8 +55,8 @@ static void parse_fail(struct config *c, const char *text)
 	if (step < 0)
 		return;
 	char *end;
-	c->fail[step].code = (CUresult)strtol(colon + 1, &end, 10);
-	c->fail[step].times = *end == ':' ? (unsigned)strtoul(end + 1, NULL, 10) : 0;
+	fail[step].code = (CUresult)strtol(colon + 1, &end, 10);
+	fail[step].times = *end == ':' ? (unsigned)strtoul(end + 1, NULL, 10) : 0;
 }
 
 static void set(struct config *c, const char *key, const char *value)
@@ -71,7 +71,7 @@ static void set(struct config *c, const char *key, const char *value)
 	} else if (!strcmp(key, "cuda")) {
 		c->cuda_version = atoi(value);
 	} else if (!strcmp(key, "fail")) {
-		parse_fail(c, value);
+		parse_fail(c->fail, value);
 	} else if (strlen(key) > 9 && !strcmp(key + strlen(key) - 9, "_delay_ms")) {
 		int step = step_named(key, strlen(key) - 9);
 		if (step >= 0)
@@ -83,6 +83,8 @@ static void set(struct config *c, const char *key, const char *value)
 			snprintf(c->gpu[index].name, sizeof c->gpu[index].name, "%s", value);
 		else if (!strcmp(key + used, "memory_mib"))
 			c->gpu[index].total = strtoull(value, NULL, 10) << 20;
+		else if (!strcmp(key + used, "fail"))
+			parse_fail(c->gpu_fail[index], value);
 		else if (!strcmp(key + used, "mig"))
 			c->gpu[index].mig = atoi(value) != 0;
 		else if (!strcmp(key + used, "vgpu"))

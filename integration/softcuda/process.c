@@ -3,6 +3,7 @@
 
 // cuInit and the driver's per-process state.
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "softcuda.h"
@@ -107,6 +109,24 @@ static CUresult initialise(void)
 	return CUDA_SUCCESS;
 }
 
+// reach_out does what the real driver may do in a program: it loads further libraries of its own,
+// and has a program of NVIDIA's make the nodes that it misses.
+static void reach_out(void)
+{
+	const char *program = getenv("SOFTCUDA_MODPROBE");
+
+	dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW); // stays
+	if (!program)
+		return;
+	pid_t child = fork();
+	if (child == 0) {
+		execl(program, program, (char *)NULL);
+		_exit(127);
+	}
+	if (child > 0)
+		waitpid(child, NULL, 0);
+}
+
 CUresult cuInit(unsigned int flags)
 {
 	if (flags)
@@ -114,6 +134,8 @@ CUresult cuInit(unsigned int flags)
 	if (process.forked) // the lock may have been held by another thread at the fork
 		return CUDA_ERROR_NOT_INITIALIZED;
 	pthread_mutex_lock(&once);
+	if (!process.initialised)
+		reach_out();
 	CUresult r = initialise();
 	pthread_mutex_unlock(&once);
 	return r;

@@ -30,15 +30,18 @@ struct gpu {
 
 enum step { STEP_LOCK, STEP_CHECKPOINT, STEP_RESTORE, STEP_UNLOCK, STEPS, ASK_STATE = STEPS };
 
+struct fault {
+	CUresult code;  // CUDA_SUCCESS: no fault is injected
+	unsigned times; // only the first so many calls; 0: all
+};
+
 struct config {
 	char driver[80];
 	int cuda_version; // 13000 is 13.0
 	struct gpu gpu[MAX_GPUS];
 	unsigned delay_ms[STEPS];
-	struct {
-		CUresult code; // CUDA_SUCCESS: no fault is injected
-		unsigned times; // only the first so many calls; 0: all
-	} fail[STEPS];
+	struct fault fail[STEPS];
+	struct fault gpu_fail[MAX_GPUS][STEPS]; // of processes with memory on it
 };
 
 // config_load reads the configuration file and the environment, which wins; never fails: what is

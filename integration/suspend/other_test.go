@@ -198,6 +198,66 @@ func TestDriverFails(t *testing.T) {
 	}
 }
 
+// pair starts a container of two CUDA processes, each with memory on a GPU of its
+// own, of which the software GPU can be told to fail one.
+func pair(t *testing.T) (k *harness.Container, verify func()) {
+	t.Helper()
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("only the software GPU can be told to fail")
+	}
+	k = shared.Work(t, harness.RunSpec{GPUs: []int{0, 1}, Ports: 2}, "multi", "--procs", "2", "--gpus", "2", "--bytes", "8M")
+	verify = func() {
+		t.Helper()
+		for n := range 2 {
+			k.Process(n).Expect(t, "verify", "bad=0")
+			k.Process(n).Expect(t, "write 500", "wrote 500")
+			k.Process(n).Expect(t, "verify", "bad=0")
+		}
+	}
+	verify()
+	return k, verify
+}
+
+// A driver that can save only one of two processes, and then not give that one
+// its GPU back, leaves the container stopped. It goes on once the driver can.
+func TestDriverFailsOnTheWayBack(t *testing.T) {
+	results.Add(t)
+	k, verify := pair(t)
+	shared.SoftwareGPU(t, "gpu1.fail=checkpoint:2\ngpu0.fail=restore:2\n")
+	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "checkpoint CUDA process", "restore CUDA process", "resume it again")
+	shared.SoftwareGPU(t, "")
+	if _, err := shared.Ctr(t.Context(), "tasks", "resume", k.ID); err != nil {
+		t.Fatal(err)
+	}
+	isPaused(t, shared, k, false)
+	verify()
+}
+
+// Of two processes one does not get its GPU back. The other, which had, is
+// saved once more, wherever the driver then puts its state, and both are given
+// back when the driver can.
+func TestDriverFailsForOne(t *testing.T) {
+	for name, spill := range map[string]bool{"memory": false, "disk": true} {
+		t.Run(name, func(t *testing.T) {
+			results.Add(t)
+			var flags []string
+			if spill {
+				flags = []string{"--spill", diskDir(t)}
+			}
+			k, verify := pair(t)
+			suspend(t, shared, k, flags...)
+			shared.SoftwareGPU(t, "gpu1.fail=restore:2\n")
+			for range 2 {
+				harness.Says(t, gpuckpt(t, shared, "resume", k.ID), "restore CUDA process", "stays suspended")
+				isPaused(t, shared, k, true)
+			}
+			shared.SoftwareGPU(t, "")
+			resume(t, shared, k)
+			verify()
+		})
+	}
+}
+
 // A suspension needs no CRIU.
 func TestNoCRIU(t *testing.T) {
 	results.Add(t)

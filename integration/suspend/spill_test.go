@@ -138,6 +138,15 @@ func TestSpillRefused(t *testing.T) {
 	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", tmpfs, k.ID), tmpfs, "tmpfs", "choose a directory on a disk")
 	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", file, k.ID), file, "no directory")
 	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", file+"-none", k.ID), file+"-none", "no such file")
+	disk := diskDir(t)
+	left := filepath.Join(disk, "gpuckpt-spill-"+shared.Namespace()+"-"+k.ID)
+	if err := os.Mkdir(left, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", disk, k.ID), left, "has died: remove it")
+	if err := os.Remove(left); err != nil {
+		t.Errorf("what was there: %v", err)
+	}
 	isPaused(t, shared, k, false)
 	k.Expect(t, "count", "102")
 

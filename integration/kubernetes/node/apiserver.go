@@ -55,7 +55,7 @@ func (n *Node) startAPIServer(ctx context.Context) (_ *apiServer, err error) {
 		"--kubelet-preferred-address-types", "InternalIP",
 		"--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction", "--anonymous-auth=false",
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key, "--service-account-signing-key-file", key,
-		"--service-cluster-ip-range", "10.96.0.0/16", "--endpoint-reconciler-type", "none", "--allow-privileged",
+		"--advertise-address", n.network.gateway, "--service-cluster-ip-range", "10.96.0.0/16", "--endpoint-reconciler-type", "none", "--allow-privileged",
 		"--cert-dir", filepath.Join(n.Dir(), "apiserver")); err != nil {
 		return nil, err
 	}

@@ -12,9 +12,12 @@
 //  2. Tests run pods, static ones ([Node.RunStatic]) or, on a node with an API
 //     server, by kubectl ([Node.Apply]), and checkpoint them by the kubelet's API
 //     ([Node.Checkpoint]).
-//  3. [Node.Stop] ends the kubelet, then the pods, then containerd, and puts back
-//     what the kubelet has changed: settings of the kernel, and a bridge.
+//  3. [Node.Stop] ends the kubelet, then the pods, then containerd, and removes the
+//     bridge.
 //
 // The kubelet has paths of its own that cannot be configured, below /var/lib and
-// /var/log. It sees directories of the instance there, in a mount namespace.
+// /var/log, and changes settings of the kernel. It sees directories and files of the
+// instance there, in a mount namespace. What a network needs, a bridge and a setting
+// for forwarding, is for a program in a network namespace of its own
+// (harness.InOwnNetwork): a node that was killed leaves nothing of it.
 package node

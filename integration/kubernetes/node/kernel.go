@@ -4,47 +4,42 @@
 package node
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 )
 
 // kubeletSettings are the kernel's settings that a kubelet changes
-// (pkg/kubelet/cm, setupKernelTunables), and those of the bridge plugin.
+// (pkg/kubelet/cm, setupKernelTunables).
 var kubeletSettings = []string{
-	"/proc/sys/vm/overcommit_memory",
-	"/proc/sys/vm/panic_on_oom",
-	"/proc/sys/kernel/panic",
-	"/proc/sys/kernel/panic_on_oops",
-	"/proc/sys/kernel/keys/root_maxkeys",
-	"/proc/sys/kernel/keys/root_maxbytes",
-	"/proc/sys/net/ipv4/ip_forward",
+	"vm.overcommit_memory",
+	"vm.panic_on_oom",
+	"kernel.panic",
+	"kernel.panic_on_oops",
+	"kernel.keys.root_maxkeys",
+	"kernel.keys.root_maxbytes",
 }
 
-// kernelSettings are the values of settings before a kubelet ran, by their files.
-type kernelSettings map[string][]byte
-
-func readKernelSettings() kernelSettings {
-	settings := kernelSettings{}
-	for _, path := range kubeletSettings {
-		if value, err := os.ReadFile(path); err == nil {
-			settings[path] = value
+// copySettings writes the settings' values into files of a directory, which the
+// kubelet then has in the settings' places: it changes those, and never the machine.
+func copySettings(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("copy the kernel's settings: %w", err)
+	}
+	for _, name := range kubeletSettings {
+		value, err := os.ReadFile(filepath.Join("/proc/sys", strings.ReplaceAll(name, ".", "/")))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a kernel without
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), value, 0o644)
+		}
+		if err != nil {
+			return fmt.Errorf("copy the kernel's settings: %w", err)
 		}
 	}
-	return settings
-}
-
-// restore sets what has changed to what it was.
-func (k kernelSettings) restore() error {
-	var errs []error
-	for path, value := range k {
-		if now, err := os.ReadFile(path); err == nil && bytes.Equal(now, value) {
-			continue
-		}
-		if err := os.WriteFile(path, value, 0); err != nil {
-			errs = append(errs, fmt.Errorf("set the kernel's settings back: %w", err))
-		}
-	}
-	return errors.Join(errs...)
+	return nil
 }

@@ -33,21 +33,24 @@ type kubelet struct {
 	client  *http.Client
 }
 
-// The directories of the kubelet: its root, and what it sees below /var/lib and
-// /var/log.
+// The directories of the kubelet: its root, what it sees below /var/lib and /var/log,
+// and the files that it takes for the kernel's settings.
 func (n *Node) kubeletRoot() string { return filepath.Join(n.Dir(), "kubelet") }
 func (n *Node) podDir() string      { return filepath.Join(n.Dir(), "pods") }
 func (n *Node) varLib() string      { return filepath.Join(n.Dir(), "l") } // short: it has sockets
 func (n *Node) varLog() string      { return filepath.Join(n.Dir(), "kubelet-logs") }
+func (n *Node) settings() string    { return filepath.Join(n.Dir(), "sysctl") }
 
 // ownPaths gives the program that follows directories of its own at /var/lib and
-// /var/log. What it mounts elsewhere it mounts for all. The mounts that hold the
-// two are made private first, so that the machine's stay as they are.
+// /var/log, and files in the place of some of the kernel's settings. What it mounts
+// elsewhere it mounts for all. The mounts that hold these are made private first, so
+// that the others' stay as they are.
 const ownPaths = `
-for dir in / /var /var/lib /var/log; do mount --make-private "$dir" 2>/dev/null || :; done
+for dir in / /var /var/lib /var/log /proc /proc/sys; do mount --make-private "$dir" 2>/dev/null || :; done
 mount --bind "$1" /var/lib
 mount --bind "$2" /var/log
-shift 2
+for file in "$3"/*; do mount --bind "$file" "/proc/sys/$(basename "$file" | tr . /)"; done
+shift 3
 exec "$@"`
 
 // kubeletConfig is the kubelet's configuration, less what follows it.
@@ -77,6 +80,9 @@ func (n *Node) startKubelet(ctx context.Context) (*kubelet, error) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("start the kubelet: %w", err)
 		}
+	}
+	if err := copySettings(n.settings()); err != nil {
+		return nil, fmt.Errorf("start the kubelet: %w", err)
 	}
 	ports, err := freePorts(1)
 	if err != nil {
@@ -155,7 +161,7 @@ volumePluginDir: %s
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "unchanged", "sh", "-ec", ownPaths, "sh", n.varLib(), n.varLog()}, own.Args...)...)
+	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "unchanged", "sh", "-ec", ownPaths, "sh", n.varLib(), n.varLog(), n.settings()}, own.Args...)...)
 	cmd.Dir, cmd.Env, cmd.SysProcAttr = own.Dir, own.Env, own.SysProcAttr
 	return cmd, nil
 }

@@ -51,7 +51,6 @@ type Node struct {
 	kubelet   *kubelet
 	plugin    *devicePlugin
 	registry  *Registry
-	kernel    kernelSettings
 
 	stopOnce sync.Once
 	stopErr  error
@@ -66,7 +65,7 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 	if opts.Runtime == "" {
 		opts.Runtime = ByPath
 	}
-	n := &Node{opts: opts, kernel: readKernelSettings()}
+	n := &Node{opts: opts}
 	config, err := n.criConfig()
 	if err != nil {
 		return nil, err
@@ -185,7 +184,7 @@ func (n *Node) Stop() error {
 		if n.Containerd != nil {
 			errs = append(errs, n.Containerd.Stop())
 		}
-		errs = append(errs, n.registry.close(), n.network.remove(), n.kernel.restore())
+		errs = append(errs, n.registry.close(), n.network.remove())
 		n.stopErr = errors.Join(errs...)
 	})
 	return n.stopErr

@@ -1,0 +1,87 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// envNetwork names the network namespace that a program is in on purpose.
+const envNetwork = "GPUCKPT_TEST_NETWORK"
+
+// InOwnNetwork starts the program over, once, in a network namespace of its own, in
+// which nothing but the loopback interface is and which all that it starts shares,
+// with an empty directory in the place of each of those given. Bridges, packet
+// filters and net.* settings that are made there are not the machine's, nor is what
+// is written into the directories, and all ends with the last process there, also
+// after a SIGKILL. To be called first in main or TestMain, as root; it returns in the
+// new namespace. After an error the program is to end.
+func InOwnNetwork(directories ...string) error {
+	here, err := os.Readlink("/proc/thread-self/ns/net")
+	if err == nil && os.Getenv(envNetwork) == here {
+		return nil
+	}
+	if err == nil {
+		err = restartApart(directories)
+	}
+	return fmt.Errorf("enter a network namespace: %w", err)
+}
+
+// restartApart executes the program again in namespaces of its own, and returns only
+// with an error.
+func restartApart(directories []string) error {
+	// A namespace is a thread's, and a program that is executed goes on in those of
+	// the thread that called for it.
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
+		return err
+	}
+	if err := loopbackUp(); err != nil {
+		return fmt.Errorf("bring the loopback interface up: %w", err)
+	}
+	// What the machine unmounts is unmounted here as well, and not the reverse.
+	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("keep mounts apart: %w", err)
+	}
+	for _, dir := range directories {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount("gpuckpt-test", dir, "tmpfs", 0, "mode=755"); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
+	}
+	here, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	if err := os.Setenv(envNetwork, here); err != nil {
+		return err
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return syscall.Exec(program, os.Args, os.Environ())
+}
+
+// loopbackUp brings the loopback interface up, as it is on any machine.
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	ifr, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
+}

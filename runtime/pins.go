@@ -1,0 +1,82 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// pins hold the directories with a checkpoint's GPU state from before a
+// container's processes run. They may have these directories in their own root
+// file system, where a hostile one would put a link to a file of the host in
+// the place of its state, and so have it mapped into itself.
+type pins struct {
+	dirs map[string]int // descriptors, by path
+}
+
+// pin opens the directories of all pieces.
+func pin(checkpoint *images.Checkpoint) (_ *pins, err error) {
+	p := &pins{dirs: make(map[string]int)}
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	for _, a := range checkpoint.Areas() {
+		for _, q := range checkpoint.Pieces(a.File) {
+			dir := filepath.Dir(q.Path)
+			if _, ok := p.dirs[dir]; ok {
+				continue
+			}
+			if p.dirs[dir], err = openReadOnly(dir); err != nil {
+				delete(p.dirs, dir)
+				return nil, fmt.Errorf("open the directory of the GPU state: %w", err)
+			}
+		}
+	}
+	return p, nil
+}
+
+// openReadOnly opens a directory by a mount of its own that nothing can be
+// written through: a process gets a descriptor of a file in it for a moment, and
+// as the host's root could open the file again by that. Where the file system
+// cannot be mounted so, it is opened as it is.
+func openReadOnly(dir string) (int, error) {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err == nil {
+		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
+		if err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err == nil {
+			return fd, nil
+		}
+		unix.Close(fd)
+	}
+	if fd, err = unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return -1, &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	return fd, nil
+}
+
+// at gives a piece by the way of its pinned directory.
+func (p *pins) at(q images.Piece) images.Piece {
+	if fd, ok := p.dirs[filepath.Dir(q.Path)]; ok {
+		q.OpenAs = fmt.Sprintf("/proc/%d/fd/%d/%s", os.Getpid(), fd, filepath.Base(q.Path))
+	}
+	return q
+}
+
+func (p *pins) close() {
+	if p == nil {
+		return
+	}
+	for _, fd := range p.dirs {
+		unix.Close(fd)
+	}
+	p.dirs = nil
+}
