@@ -45,6 +45,8 @@ type command struct {
 	diskProbe              uint64
 	limitSize, limitMemory uint64
 	limitCase, warmUp      bool
+	writeThrough           bool
+	throughSize, buffer    uint64
 	pcie                   float64
 	pcieSource             string
 	args, files            []string
@@ -90,10 +92,13 @@ func parse(args []string) (*command, error) {
 	warm := set.String("warm-memory", "0", "host memory to touch once before anything is timed")
 	probe := set.String("disk-probe", "4GiB", "bytes to write to measure the disk's rate, with --media disk")
 	limitSize := set.String("limit-size", "16GiB", "GPU memory of --limit-case")
+	throughSize := set.String("through-size", "16GiB", "GPU memory of --write-through")
+	buffer := set.String("through-buffer", "1GiB", "memory that --write-through may take for it")
 	limitMemory := set.String("limit-memory", "2GiB", "memory limit of --limit-case; the software GPU gets its GPU memory on top")
 	set.IntVar(&cmd.gpus, "gpus", 0, "GPUs to deal processes out to, at most; 0 for all")
 	set.BoolVar(&cmd.plain, "plain", false, "measure a container without CUDA too")
 	set.BoolVar(&cmd.limitCase, "limit-case", false, "checkpoint a container whose memory limit is below its GPU memory")
+	set.BoolVar(&cmd.writeThrough, "write-through", false, "checkpoint to a disk with too little memory for the GPU state, beside the usual way")
 	set.BoolVar(&cmd.warmUp, "warm-up", true, "one small run of each method first, which does not count")
 	set.IntVar(&cmd.rounds, "runs", 5, "runs of each method in each case")
 	set.IntVar(&cmd.peerRounds, "peer-runs", 0, "runs of the methods other than ours; 0 for as many")
@@ -127,6 +132,8 @@ func parse(args []string) (*command, error) {
 	size(&cmd.diskProbe, "disk-probe", *probe)
 	size(&cmd.limitSize, "limit-size", *limitSize)
 	size(&cmd.limitMemory, "limit-memory", *limitMemory)
+	size(&cmd.throughSize, "through-size", *throughSize)
+	size(&cmd.buffer, "through-buffer", *buffer)
 	var err error
 	cmd.sizes, err = parseSizes("sizes", *sizes)
 	errs = append(errs, err)
@@ -220,7 +227,7 @@ func (cmd *command) run(ctx context.Context) (err error) {
 		return fmt.Errorf("make a directory for images: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(b.dirs[onDisk])) }()
-	if slices.Contains(cmd.media, onDisk) && inMemory(b.dirs[onDisk]) {
+	if (cmd.writeThrough || slices.Contains(cmd.media, onDisk)) && inMemory(b.dirs[onDisk]) {
 		return fmt.Errorf("--disk-dir %s is in memory", cmd.diskDir)
 	}
 	if b.c, err = cmd.start(ctx, bins, gpu); err != nil {
@@ -241,6 +248,13 @@ func (cmd *command) run(ctx context.Context) (err error) {
 	return err
 }
 
+// shimConfig is the shim's configuration, with a cgroup of that name for GPU
+// state, and further settings of [staging].
+func shimConfig(c *harness.Containerd, cgroup, settings string) string {
+	return fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n%s[criu.options]\nnetwork-lock = \"skip\"\n",
+		filepath.Join(c.Dir(), "criu"), c.Namespace()+"/"+cgroup, settings)
+}
+
 // start starts the containerd that everything runs in.
 func (cmd *command) start(ctx context.Context, bins harness.Bins, gpu harness.GPU) (*harness.Containerd, error) {
 	c, err := harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: cmd.dir})
@@ -249,9 +263,7 @@ func (cmd *command) start(ctx context.Context, bins harness.Bins, gpu harness.GP
 	}
 	// What a shim leaves on a machine by default goes with the instance. CRIU
 	// locks no network for any of the methods.
-	config := fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n[criu.options]\nnetwork-lock = \"skip\"\n",
-		filepath.Join(c.Dir(), "criu"), c.Namespace()+"/staging")
-	if err := errors.Join(c.SetShimConfig(config), c.ImportWorkload(ctx)); err != nil {
+	if err := errors.Join(c.SetShimConfig(shimConfig(c, "staging", "")), c.ImportWorkload(ctx)); err != nil {
 		return nil, errors.Join(err, c.Stop())
 	}
 	return c, nil
@@ -282,6 +294,12 @@ func (cmd *command) measure(ctx context.Context, b *bench, r *results) error {
 		}
 	}
 	b.measure(ctx, plan)
+	if cmd.writeThrough {
+		var err error
+		if r.Short, err = b.shortCase(ctx, cmd.throughSize, cmd.buffer); err != nil {
+			return err
+		}
+	}
 	if !cmd.limitCase {
 		return nil
 	}

@@ -48,6 +48,7 @@ type results struct {
 	Calls      []call       `json:"calls"`
 	Runs       []run        `json:"runs"`
 	Limit      *limitResult `json:"limit,omitempty"`
+	Short      *shortResult `json:"short,omitempty"`
 }
 
 // newResults takes the machine's description from the harness.
@@ -99,6 +100,7 @@ func (r *results) merge(o *results) error {
 	r.Calls = append(r.Calls, o.Calls...)
 	r.Runs = append(r.Runs, o.Runs...)
 	r.Limit = cmp.Or(r.Limit, o.Limit)
+	r.Short = cmp.Or(r.Short, o.Short)
 	return nil
 }
 

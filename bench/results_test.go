@@ -61,6 +61,9 @@ func made() *results {
 func TestMarkdown(t *testing.T) {
 	r := made()
 	r.Limit = &limitResult{Size: 16 << 30, Limit: 2 << 30, Ours: r.Runs[0], Stock: limitStock{OOM: true, ExitCode: 137, Error: "gone"}}
+	pair := shortRun{Usual: r.Runs[0], Through: r.Runs[0]}
+	pair.Usual.Checkpoint.StagingPeak, pair.Through.Checkpoint.StagingPeak = 17<<30, 1<<30
+	r.Short = &shortResult{Size: 16 << 30, Buffer: 1 << 30, Pairs: []shortRun{pair}}
 	text := r.markdown()
 	// Spaces only align.
 	squeezed := strings.Join(strings.Fields(text), " ")
@@ -76,6 +79,8 @@ func TestMarkdown(t *testing.T) {
 		"| 16 GiB, pattern, tmpfs, leave | ours | 6.15 (6.00–6.30) | 3.69 (3.60–3.78) | 5.74 (5.60–5.88) |",
 		"| 16 GiB, pattern, tmpfs, exit | checkpoint | 4.10 (4.00–4.20) | 3.69 (3.60–3.78) | 0.410 (0.400–0.420) | 100.0 % |",
 		"was killed for its memory (OOM event, exit code 137); the step answered: gone",
+		"16 GiB of GPU memory to a disk: usually, and written through a buffer of 1 GiB.",
+		"| usual | 1 | 2.00 s | 1.50 s | 17.00 GiB | | written through | 1 | 2.00 s | 1.50 s | 1.00 GiB |",
 		"- failed: 8 GiB, pattern, tmpfs, exit, ours, round 0: bits differ",
 		"- not run: 64 GiB: too large",
 	} {

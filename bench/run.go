@@ -61,6 +61,8 @@ type bench struct {
 	runs   []run
 	notRun []string
 	serial int
+	// staging is the cgroup whose peak is measured; empty for none.
+	staging cgroupDir
 }
 
 // measure takes the cases one after the other, and in each the methods in
@@ -245,6 +247,7 @@ func (b *bench) fill(ctx context.Context, r *run, memoryLimit uint64) (err error
 	if err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
+	r.Checkpoint.StagingPeak = b.staging.peak()
 	if leave {
 		if err := w.verify(ctx, 102); err != nil {
 			return fmt.Errorf("after the checkpoint: %w", err)

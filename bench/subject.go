@@ -40,6 +40,9 @@ type operation struct {
 	// CgroupPeak is the most that the container's own cgroup was charged with
 	// since its start, in bytes.
 	CgroupPeak uint64 `json:"cgroupPeakBytes,omitempty"`
+	// StagingPeak is the same of the cgroup for GPU state, of a checkpoint where
+	// that is what is measured.
+	StagingPeak uint64 `json:"stagingPeakBytes,omitempty"`
 }
 
 // subject is a workload under one method. Its calls come in this order:

@@ -94,6 +94,7 @@ func (r *results) markdown() string {
 			"The software GPU's copies say nothing about a real one's.", costTable(r.Runs))
 	}
 	b.WriteString(r.limitText())
+	b.WriteString(r.shortText())
 	b.WriteString(r.troubleText())
 	return b.String()
 }

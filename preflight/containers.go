@@ -67,7 +67,7 @@ func (a *area) container(n *Node, c Container, r Room) {
 		fixes = append(fixes, fix)
 	}
 	if n.StagingLimit > 0 && bytes > n.StagingLimit {
-		short("memory for GPU state", n.StagingLimit, "# raise memory_limit of [staging] in /etc/gpuckpt/config.toml")
+		short("memory for GPU state", n.StagingLimit, "# raise memory_limit of [staging], or set its when_short = \"write-through\", in /etc/gpuckpt/config.toml")
 	}
 	if bytes > r.Memory {
 		short("memory", r.Memory, "# free memory, or add some")

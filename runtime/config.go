@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/gpuckpt/gpuckpt/trace"
 )
 
 // ConfigEnv names a configuration file in place of ConfigPath, in the
@@ -59,9 +61,13 @@ type StagingConfig struct {
 	// Cgroup is what the memory for GPU state is charged to, a path from the
 	// root of the memory hierarchy. Empty: the cgroup of containerd's shims.
 	Cgroup string `toml:"cgroup"`
-	// MemoryLimit bounds that cgroup, in bytes; 0 leaves it as it is. GPU
-	// state that does not fit is left to the driver and CRIU.
+	// MemoryLimit bounds that cgroup, in bytes; 0 leaves it as it is.
 	MemoryLimit int64 `toml:"memory_limit"`
+	// WhenShort says what becomes of a checkpoint whose GPU state does not fit in
+	// memory: whenShortRefuse, whenShortThrough or whenShortDriver.
+	WhenShort string `toml:"when_short"`
+	// Buffer is the memory that state takes which is written through, in bytes.
+	Buffer int64 `toml:"buffer"`
 }
 
 // CRIUConfig is the section [criu].
@@ -97,7 +103,7 @@ func defaultConfig() Config {
 		OnCheckpoint: onCheckpointKeep,
 		LogDir:       "/var/log/gpuckpt",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
-		Staging:      StagingConfig{Steer: true, Cgroup: "gpuckpt"},
+		Staging:      StagingConfig{Steer: true, Cgroup: "gpuckpt", WhenShort: whenShortRefuse, Buffer: 1 << 30},
 		Restore:      RestoreConfig{Policy: policyAnnotated, Images: []string{}},
 	}
 }
@@ -142,6 +148,12 @@ func parseConfig(data []byte) (Config, error) {
 	}
 	if config.Staging.MemoryLimit < 0 || config.Staging.MemoryLimit > 0 && config.Staging.Cgroup == "" {
 		return Config{}, fmt.Errorf("[staging] memory_limit is %d; it must not be negative, and needs a cgroup", config.Staging.MemoryLimit)
+	}
+	if err := checkWhenShort(config.Staging.WhenShort); err != nil {
+		return Config{}, fmt.Errorf("[staging] when_short %w", err)
+	}
+	if config.Staging.Buffer < trace.MinWindow {
+		return Config{}, fmt.Errorf("[staging] buffer is %d; it must be %d or more", config.Staging.Buffer, trace.MinWindow)
 	}
 	if err := config.Restore.check(); err != nil {
 		return Config{}, err

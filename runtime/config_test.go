@@ -57,6 +57,12 @@ helper = "/opt/helper"
 lock_timeout = "1m30s"
 on_checkpoint = "stop"
 log_dir = "/logs"
+[staging]
+steer = false
+cgroup = "a/b"
+memory_limit = 100
+when_short = "write-through"
+buffer = 33554432
 [criu]
 path = "/opt/criu/criu"
 plugin_dir = "/opt/criu/plugins"
@@ -67,6 +73,7 @@ network-lock = "skip"
 external = ["mnt[a]:b", "dev[c]:d"]
 `, want: with(func(c *Config) {
 			c.Helper, c.LockTimeout, c.OnCheckpoint, c.LogDir = "/opt/helper", Duration(90*time.Second), "stop", "/logs"
+			c.Staging = StagingConfig{Cgroup: "a/b", MemoryLimit: 100, WhenShort: whenShortThrough, Buffer: 32 << 20}
 			c.CRIU = CRIUConfig{Path: "/opt/criu/criu", PluginDir: "/opt/criu/plugins", Options: map[string]any{
 				"tcp-established": true, "ghost-limit": int64(1048576), "network-lock": "skip",
 				"external": []any{"mnt[a]:b", "dev[c]:d"},
@@ -84,6 +91,8 @@ external = ["mnt[a]:b", "dev[c]:d"]
 		{name: "negative", text: `lock_timeout = "-1s"`, err: "1ms or more"},
 		{name: "no such choice", text: `on_checkpoint = "pause"`, err: `on_checkpoint is "pause"`},
 		{name: "empty choice", text: `on_checkpoint = ""`, err: `on_checkpoint is ""`},
+		{name: "no such way", text: "[staging]\nwhen_short = \"spill\"", err: `when_short is "spill"; it must be "refuse", "write-through" or "driver"`},
+		{name: "too small a buffer", text: "[staging]\nbuffer = 1048576", err: "buffer is 1048576; it must be 16777216 or more"},
 		{name: "criu of another name", text: "[criu]\npath = \"/usr/sbin/criu-4.2\"", err: "ends in /criu"},
 		{name: "relative criu", text: "[criu]\npath = \"bin/criu\"", err: "absolute path"},
 		{name: "option in capitals", text: "[criu.options]\nTCP = true", err: `[criu.options]: "TCP" is not a name`},

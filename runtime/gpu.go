@@ -45,10 +45,14 @@ type gpuState struct {
 	areas  []savedArea    // state that is in files, not in the processes
 	// inImages says that those files are the image's own.
 	inImages bool
+	// window is the memory, in bytes, by which each process's state is written
+	// through to the images' directory; 0 when it goes into memory.
+	window uint64
 
 	suspended bool              // a suspension has it, see suspend.go
 	spilled   *spilled          // where the areas are on a disk; nil when they are not
 	use       map[string]uint64 // bytes of GPU memory by UUID at the lock; nil if not known
+	useEach   map[int]uint64    // the same by pid
 	pairs     []cuda.Pair       // GPUs to resume on; nil for those it had
 	lend      []cuda.GPU        // of them, those that the container has no access to
 	take      []cuda.GPU        // that it is to have no access to in their place
@@ -105,6 +109,9 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 	if err != nil {
 		return nil, err
 	}
+	if config.Staging.WhenShort, err = whenShort(c.annotations, config); err != nil {
+		return nil, err
+	}
 	g := &gpuState{config: config, lockBegan: began, request: c.request, visible: c.visibleGPUs()}
 	if err := g.lock(ctx, may); err != nil || len(g.procs) == 0 {
 		g.close()
@@ -132,7 +139,7 @@ func (g *gpuState) lock(ctx context.Context, pids []int) error {
 	surveyed := make(chan error, 1)
 	go func() { // which takes as long as the lock
 		var err error
-		g.use, err = useOf(ctx, g.helper, g.procs)
+		g.use, g.useEach, err = useOf(ctx, g.helper, g.procs)
 		surveyed <- err
 	}()
 	err := cuda.LockAll(ctx, g.helper, g.procs, time.Duration(g.config.LockTimeout))
@@ -241,7 +248,7 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 		return nil, err
 	}
 	var sizes []uint64
-	err = g.thawed(ctx, c, func() { g.steerAll(ctx, dir) }, func() error {
+	err = g.thawed(ctx, c, func() error { return g.steerAll(ctx, dir) }, func() error {
 		before, err := g.memory()
 		if err != nil {
 			return joinBack(err, g.tracer.Abandon())
@@ -301,7 +308,7 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 		return err
 	}
 	defer c.execs.close()()
-	err = g.thawed(ctx, c, func() {}, func() error {
+	err = g.thawed(ctx, c, func() error { return nil }, func() error {
 		if err := g.mapBack(ctx, helper); err != nil {
 			return err
 		}
@@ -323,7 +330,7 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 // thawed runs do while the container is thawed but every thread in it, except
 // the driver's own, is held by ptrace: frozen, held, before, thawed, do, frozen,
 // let go. No other instruction in user space runs between the two freezes.
-func (g *gpuState) thawed(ctx context.Context, c *container, before func(), do func() error) error {
+func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() error) error {
 	cg, err := cgroupOf(c.pid)
 	if err != nil {
 		return err
@@ -343,7 +350,10 @@ func (g *gpuState) thawed(ctx context.Context, c *container, before func(), do f
 	if err := tracer.Hold(pids, drivers); err != nil {
 		return err
 	}
-	before()
+	if err := before(); err != nil {
+		g.closeTracer() // what is frozen lets go of no other
+		return err
+	}
 	if err := cg.thaw(); err != nil {
 		return joinBack(err, cg.freeze(), tracer.Abandon(), tracer.Release())
 	}

@@ -15,34 +15,37 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
-// useOf asks how much of each GPU's memory the processes have, by UUID and in
-// bytes, as NVML counts it. The helper must count pids as the machine does.
-func useOf(ctx context.Context, helper *cuda.Helper, procs []cuda.Process) (map[string]uint64, error) {
+// useOf asks how much of each GPU's memory the processes have, by UUID, and how
+// much each process has, by pid, in bytes and as NVML counts it. The helper must
+// count pids as the machine does.
+func useOf(ctx context.Context, helper *cuda.Helper, procs []cuda.Process) (use map[string]uint64, each map[int]uint64, err error) {
 	survey, err := helper.Survey(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	ours := make(map[int]bool)
 	for _, p := range procs {
 		ours[p.PID] = p.State != cuda.Checkpointed
 	}
-	use := make(map[string]uint64)
+	use, each = make(map[string]uint64), make(map[int]uint64)
 	for _, d := range survey.Devices {
 		for _, u := range d.Users {
 			if ours[u.PID] {
 				use[d.UUID] += u.Bytes
+				each[u.PID] += u.Bytes
 			}
 		}
 	}
-	return use, nil
+	return use, each, nil
 }
 
-// checkRoom refuses to move GPU state to where there is no room for it: the
-// host's memory and, if dir is not empty, the file system of that directory. It
-// is an estimate: the driver leaves out what of its own it can make again, and
-// others take room meanwhile. When NVML does not tell what the processes have,
-// the end will tell.
+// checkRoom refuses to move GPU state to where there is no room for it: memory
+// and, if dir is not empty, the file system of that directory. Where memory is
+// short it may choose to write the state through to dir. It is an estimate: the
+// driver leaves out what of its own it can make again, and others take room
+// meanwhile. When NVML does not tell what the processes have, the end will tell.
 func (g *gpuState) checkRoom(dir string) error {
+	g.window = 0
 	var state uint64
 	for _, n := range g.use {
 		state += n
@@ -58,11 +61,7 @@ func (g *gpuState) checkRoom(dir string) error {
 				mib(state), dir, mib(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
 		}
 	}
-	if room, known := memoryAvailable(); known && room < state {
-		return fmt.Errorf("the GPU state goes through host memory, takes %s there, and %s are available: end or move something that has memory: %w",
-			mib(state), mib(room), errdefs.ErrResourceExhausted)
-	}
-	return nil
+	return g.checkMemory(dir, state)
 }
 
 // memoryAvailable is what the kernel could give to programs, in bytes; see

@@ -93,13 +93,17 @@ func (g *gpuState) spill(ctx context.Context, sizes []uint64) (bytes uint64, err
 	for i := range g.areas {
 		a := &g.areas[i]
 		path := filepath.Join(g.spilled.dir, a.name)
-		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, To: path, Written: a.Written})
+		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, To: path, Written: a.Written, Disk: g.window > 0, Punch: g.window > 0})
 		bytes += a.Bytes
 	}
 	if len(files) == 0 {
 		return 0, nil
 	}
-	digests, err := tracer.Copy(files)
+	store := tracer.Copy
+	if g.window > 0 { // it was written through
+		store = tracer.Digest
+	}
+	digests, err := store(files)
 	if err != nil {
 		return 0, err
 	}

@@ -23,7 +23,8 @@ import (
 )
 
 // The life of a saved area: trace.Session backs the driver's staging area by a
-// file, which on a tmpfs is the image's file itself and else memory; once the
+// file, which on a tmpfs, or where memory is short, is the image's file itself
+// and else memory; once the
 // driver is done the process has an empty area and the file is all there is
 // (savedArea). A storing digests the file, or copies it from memory to the
 // images' directory (store.go). giveBack maps it over the area again.
@@ -67,8 +68,18 @@ func startTracer(ctx context.Context, config Config) (*trace.Session, error) {
 	return s, nil
 }
 
-// joinCgroup puts a process into the configured cgroup, made if need be.
+// joinCgroup puts a process into the configured cgroup.
 func joinCgroup(config StagingConfig, pid int) error {
+	add, err := makeCgroup(config)
+	if err != nil {
+		return err
+	}
+	return add(uint64(pid))
+}
+
+// makeCgroup makes the configured cgroup, if need be, and sets its limit. It
+// gives what puts a process into it.
+func makeCgroup(config StagingConfig) (add func(pid uint64) error, err error) {
 	name := "/" + config.Cgroup
 	if cgroups.Mode() == cgroups.Unified {
 		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
@@ -77,9 +88,9 @@ func joinCgroup(config StagingConfig, pid int) error {
 		}
 		cg, err := cgroup2.NewManager("/sys/fs/cgroup", name, resources)
 		if err != nil {
-			return fmt.Errorf("make cgroup %s: %w", name, err)
+			return nil, fmt.Errorf("make cgroup %s: %w", name, err)
 		}
-		return cg.AddProc(uint64(pid))
+		return cg.AddProc, nil
 	}
 	resources := &specs.LinuxResources{Memory: &specs.LinuxMemory{}}
 	if config.MemoryLimit > 0 {
@@ -91,9 +102,9 @@ func joinCgroup(config StagingConfig, pid int) error {
 	}
 	cg, err := cgroup1.New(cgroup1.StaticPath(name), resources, cgroup1.WithHierarchy(memory))
 	if err != nil {
-		return fmt.Errorf("make cgroup %s: %w", name, err)
+		return nil, fmt.Errorf("make cgroup %s: %w", name, err)
 	}
-	return cg.AddProc(uint64(pid))
+	return func(pid uint64) error { return cg.AddProc(pid) }, nil
 }
 
 // startedTracer gives a tracer that lives.
@@ -115,24 +126,36 @@ func (g *gpuState) closeTracer() {
 }
 
 // steerAll begins to steer every process that is going to be checkpointed.
-// Where that cannot be done the driver does as it always does.
-func (g *gpuState) steerAll(ctx context.Context, dir string) {
+// Where that cannot be done the driver does as it always does, unless memory is
+// short: then that is an error.
+func (g *gpuState) steerAll(ctx context.Context, dir string) error {
 	if !g.config.Staging.Steer || !trace.CanSteer {
-		return
+		return nil
 	}
 	copyTo := ""
-	if g.inImages = onMemory(dir); !g.inImages {
+	if g.inImages = g.window > 0 || onMemory(dir); !g.inImages {
 		dir, copyTo = "", dir
+	}
+	if g.window > 0 {
+		log.G(ctx).WithField("window", g.window).Info("memory is short: GPU state is written through to the disk")
 	}
 	for _, p := range g.procs {
 		if p.State == cuda.Checkpointed {
 			continue
 		}
-		err := g.tracer.Steer(trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID), CopyTo: copyTo})
+		target := trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID), CopyTo: copyTo}
+		if g.window > 0 {
+			target.Window, target.Reserve = g.window, g.useEach[p.PID]
+		}
+		err := g.tracer.Steer(target)
+		if err != nil && g.window > 0 {
+			return fmt.Errorf("write GPU state through to %s: %w", dir, err)
+		}
 		if err != nil {
 			log.G(ctx).WithError(err).Warn("the staging area is left to the driver")
 		}
 	}
+	return nil
 }
 
 // collect takes the steered areas out of their processes. Their files are opened

@@ -52,7 +52,7 @@ func (g *gpuState) startStoring(ctx context.Context, dir string) (_ *storing, er
 			a.file = os.NewFile(uintptr(fd), a.name)
 		}
 		s.areas = append(s.areas, a)
-		r := trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, Punch: g.inImages}
+		r := trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, Punch: g.inImages, Disk: g.window > 0}
 		if !g.inImages {
 			r.To, r.Written = filepath.Join(dir, a.name), a.Written
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,7 @@ type backing struct {
 	offset        uint64 // of the area in the file
 	taken         bool   // an empty area is in its place in the process
 	early         *earlyCopy
+	through       *through // what bounds its memory, for a file on a disk; else nil
 
 	// Filling goes on while the driver copies into what is filled already.
 	size, chunk uint64
@@ -196,8 +198,12 @@ func (b *backing) awaitFilled(to uint64) error {
 	}
 }
 
-// wait waits for the end of filling.
+// wait waits for the end of filling, and brings it about where it is bound to
+// the driver's progress.
 func (b *backing) wait() error {
+	if b.through != nil {
+		b.cancel.Store(true)
+	}
 	<-b.filled
 	return b.err
 }
@@ -269,28 +275,43 @@ func (b *backing) remove() {
 // mappedBy says whether a process has the whole area mapped to the file, in one
 // piece and at the right offset.
 func (b *backing) mappedBy(pid int) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(b.file.Fd()), &st); err != nil {
-		return fmt.Errorf("stat the area's file: %w", err)
+	// What stat says of a file's device is not what maps say, on btrfs and others.
+	page, err := unix.MmapPtr(int(b.file.Fd()), 0, nil, pageSize, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map the area's file: %w", err)
 	}
+	defer func() { _ = unix.MunmapPtr(page, pageSize) }()
+	_, own, err := mappedAt(os.Getpid(), uint64(uintptr(page)), pageSize)
+	if err != nil {
+		return err
+	}
+	offset, file, err := mappedAt(pid, b.start, b.length)
+	if err != nil {
+		return err
+	}
+	if file == "" || file != own || offset != b.offset {
+		return fmt.Errorf("process %d: the driver has changed the staging area at %#x in a way that is not recognised", pid, b.start)
+	}
+	return nil
+}
+
+// mappedAt gives the file, by device and inode, and the offset in it, of a
+// process's mapping that has this place; an empty file if there is none.
+func mappedAt(pid int, at, length uint64) (offset uint64, file string, err error) {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
-		return fmt.Errorf("read the memory map of process %d: %w", pid, err)
+		return 0, "", fmt.Errorf("read the memory map of process %d: %w", pid, err)
 	}
-	prefix := fmt.Sprintf("%x-%x ", b.start, b.start+b.length)
+	prefix := fmt.Sprintf("%x-%x ", at, at+length)
 	for line := range strings.Lines(string(maps)) {
 		if !strings.HasPrefix(line, prefix) {
 			continue
 		}
-		var start, end, offset, inode uint64
-		var major, minor uint32
-		var perms string
-		if n, _ := fmt.Sscanf(line, "%x-%x %s %x %x:%x %d", &start, &end, &perms, &offset, &major, &minor, &inode); n != 7 {
-			continue
-		}
-		if offset == b.offset && inode == st.Ino && unix.Mkdev(major, minor) == st.Dev {
-			return nil
+		// addresses, permissions, offset, device, inode
+		if f := strings.Fields(line); len(f) >= 5 {
+			offset, err := strconv.ParseUint(f[2], 16, 64)
+			return offset, f[3] + " " + f[4], err
 		}
 	}
-	return fmt.Errorf("process %d: the driver has changed the staging area at %#x in a way that is not recognised", pid, b.start)
+	return 0, "", nil
 }

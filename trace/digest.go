@@ -27,14 +27,18 @@ type block struct {
 	from, to     uint64 // in the file
 }
 
-// digestAll digests the files' blocks on all cores. The files are memory.
+// digestAll digests the files' blocks on all cores. The files are memory, but for
+// those said to be on a disk, if the first is.
 func digestAll(files []FileRange) ([][]string, error) {
+	if len(files) > 0 && files[0].Disk {
+		return digestDisk(files)
+	}
 	sources, done, err := openSources(files)
 	defer done()
 	if err != nil {
 		return nil, err
 	}
-	return eachBlock(files, func(b block) (string, error) {
+	return eachBlock(files, runtime.NumCPU(), func(b block) (string, error) {
 		source := sources[b.file]
 		if files[b.file].Punch {
 			if err := punch(files[b.file].Path, source, b.from, b.to); err != nil {
@@ -132,7 +136,7 @@ func copyAll(files []FileRange) ([][]string, error) {
 			return nil, fmt.Errorf("size %s: %w", r.To, err)
 		}
 	}
-	digests, err := eachBlock(files, func(b block) (string, error) {
+	digests, err := eachBlock(files, runtime.NumCPU(), func(b block) (string, error) {
 		content := sources[b.file][b.from:b.to]
 		digest := images.DigestBlock(content)
 		if w := files[b.file].Written; b.number < len(w) && w[b.number] != "" {
@@ -176,9 +180,9 @@ func zero(b []byte) bool {
 	return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }
 
-// eachBlock calls do for every block of every file on all cores and gives what
-// it returned, by file and block.
-func eachBlock(files []FileRange, do func(block) (string, error)) ([][]string, error) {
+// eachBlock calls do for every block of every file, for so many at a time, and
+// gives what it returned, by file and block.
+func eachBlock(files []FileRange, workers int, do func(block) (string, error)) ([][]string, error) {
 	var blocks []block
 	out := make([][]string, len(files))
 	for i, r := range files {
@@ -189,8 +193,8 @@ func eachBlock(files []FileRange, do func(block) (string, error)) ([][]string, e
 	}
 	var next atomic.Int64
 	var wg sync.WaitGroup
-	errs := make(chan error, runtime.NumCPU())
-	for range runtime.NumCPU() {
+	errs := make(chan error, workers)
+	for range workers {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()

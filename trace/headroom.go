@@ -14,11 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// headroom is how much more memory the cgroups of this process let it have, in
-// bytes. It is asked before memory is filled: the kernel's answer to a cgroup
+// headroom is Headroom for this process's own cgroup.
+func headroom() uint64 { return Headroom("") }
+
+// Headroom is how much more memory a cgroup, and those above it, let the
+// processes in it have, in bytes. The cgroup is a path from the root of the
+// memory hierarchy; "" is that of this process. It is asked before memory is filled: the kernel's answer to a cgroup
 // that goes over its limit is to kill a process in it. What cannot be read is no
 // limit.
-func headroom() uint64 {
+func Headroom(cgroup string) uint64 {
 	root, controller, limit, usage := "/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
 	cache := []string{"total_inactive_file", "total_active_file"}
 	var fs unix.Statfs_t
@@ -26,9 +30,12 @@ func headroom() uint64 {
 		root, controller, limit, usage = "/sys/fs/cgroup", "", "memory.max", "memory.current"
 		cache = []string{"inactive_file", "active_file"}
 	}
+	if cgroup == "" {
+		cgroup = cgroupOf(controller)
+	}
 	room := uint64(math.MaxUint64)
 	// The limits of the cgroups above hold as well.
-	for dir := filepath.Join(root, cgroupOf(controller)); strings.HasPrefix(dir, root+"/"); dir = filepath.Dir(dir) {
+	for dir := filepath.Join(root, cgroup); strings.HasPrefix(dir, root+"/"); dir = filepath.Dir(dir) {
 		most, limited := readNumber(filepath.Join(dir, limit))
 		used, known := readNumber(filepath.Join(dir, usage))
 		if !limited || !known {

@@ -6,6 +6,7 @@ package trace
 import (
 	"fmt"
 	"os"
+	"slices"
 )
 
 // near says whether the thread is to be stopped because it may be about to
@@ -14,6 +15,14 @@ import (
 // does, it has not touched more than has become resident. At the speed of the
 // bus, 60 GB/s, it takes 17 ms for the lead that filling has of it.
 func (s *steering) near() (bool, error) {
+	for _, b := range s.through {
+		if b.through.near() {
+			return true, nil
+		}
+	}
+	if s.filling == nil {
+		return false, nil
+	}
 	select {
 	case <-s.filling.filled:
 		if s.filling.err == nil {
@@ -41,6 +50,20 @@ func (s *steering) keepBehind(t *thread, atCall bool) error {
 	if err != nil || !near {
 		return err
 	}
+	for i := 0; i < len(s.through); i++ {
+		b := s.through[i]
+		if !b.through.near() || b.through.await() == nil || atCall {
+			continue
+		}
+		s.through = slices.Delete(s.through, i, i+1)
+		i--
+		if err := s.putRestBack(t, b); err != nil {
+			return err
+		}
+	}
+	if s.filling == nil {
+		return nil
+	}
 	shared, err := sharedMemory(s.target.PID)
 	if err != nil {
 		return err
@@ -50,8 +73,17 @@ func (s *steering) keepBehind(t *thread, atCall bool) error {
 	}
 	b := s.filling
 	s.filling = nil
+	return s.putRestBack(t, b)
+}
+
+// putRestBack gives the thread what is not filled of an area as the driver had
+// asked for it.
+func (s *steering) putRestBack(t *thread, b *backing) error {
 	frontier, _ := b.filledTo()
 	from := max(b.start, b.start-b.offset+frontier)
+	if from >= b.start+b.length {
+		return nil
+	}
 	// A driver that does not go from begin to end may have been there.
 	touched, err := resident(s.target.PID, from, b.start+b.length)
 	if err != nil || touched {

@@ -53,6 +53,11 @@ type steering struct {
 
 	filling *backing // the area that is being filled still; nil when none is
 	before  uint64   // the target's shared memory when the area was mapped
+
+	// Areas whose files are on a disk.
+	through  []*backing // that are filled still
+	reserved *os.File   // for the next; nil when there is none
+	refused  error      // why the driver did not get one
 }
 
 // steer seizes the target's thread and returns; the tracing goes on.
@@ -61,33 +66,52 @@ func steer(target Target) (*steering, error) {
 		target: target, child: make(chan os.Signal, 1),
 		stop: make(chan struct{}), settled: make(chan struct{}), empty: make(chan struct{}), abandoned: make(chan struct{}), done: make(chan struct{}),
 	}
+	if target.Window > 0 {
+		var err error
+		if s.reserved, err = reserve(filepath.Join(target.Dir, s.name()), max(target.Reserve, pageSize)); err != nil {
+			return nil, err
+		}
+		step("room reserved")
+	}
 	signal.Notify(s.child, unix.SIGCHLD)
 	seized := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: its end detaches
+		if target.Window > 0 {
+			hurry()
+		}
 		defer close(s.done)
 		defer signal.Stop(s.child)
 		err := seize(target.PID, target.TID, unix.PTRACE_O_TRACESYSGOOD)
+		var t *thread
+		if err == nil {
+			t, err = openThread(target.PID, target.TID)
+			if err == nil {
+				defer t.close()
+			} else if target.Window == 0 {
+				// The driver does without; CRIU dumps the area as ever.
+				s.note("not steered: %v", err)
+				err = nil
+			}
+		}
 		seized <- err
 		if err == nil {
-			s.err = s.follow()
+			s.err = errors.Join(s.follow(t), s.refused)
 		}
 	}()
 	if err := <-seized; err != nil {
+		s.removeReserved()
 		return nil, err
 	}
 	return s, nil
 }
 
-// follow watches the thread's system calls until the steering is ended.
-func (s *steering) follow() error {
-	t, err := openThread(s.target.PID, s.target.TID)
-	if err != nil {
-		// The driver does without; CRIU dumps the area as ever.
-		s.note("not steered: %v", err)
-	} else {
-		defer t.close()
-	}
+// paced says whether the thread must be kept behind anything.
+func (s *steering) paced() bool { return s.filling != nil || len(s.through) > 0 }
+
+// follow watches the thread's system calls until the steering is ended. Without
+// t, which is the same thread, it changes nothing.
+func (s *steering) follow(t *thread) error {
 	var pending *unix.PtraceRegs // the mmap that the thread is in, at its begin
 	inside := false
 	for {
@@ -99,7 +123,7 @@ func (s *steering) follow() error {
 			return err
 		}
 		deliver := 0
-		if s.filling != nil && t != nil {
+		if s.paced() && t != nil {
 			atCall := status.StopSignal() == syscallStop && !inside
 			if err := s.keepBehind(t, atCall); err != nil {
 				return err
@@ -179,7 +203,7 @@ func (s *steering) next() (unix.WaitStatus, error) {
 			}
 		case <-s.child:
 		case <-time.After(lookEvery):
-			if s.filling == nil || s.leaving {
+			if !s.paced() || s.leaving {
 				continue
 			}
 			near, err := s.near()
@@ -259,6 +283,9 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 	path := ""
 	if s.target.Dir != "" {
 		path = filepath.Join(s.target.Dir, s.name())
+	}
+	if s.target.Window > 0 {
+		return s.finishThrough(t, path, start, length)
 	}
 	b, err := newBacking(path, start, length)
 	if err != nil {
@@ -375,10 +402,14 @@ func collect(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error
 		<-s.done
 		err = errors.Join(err, s.err)
 		r.Notes = append(r.Notes, s.notes...)
+		s.removeReserved()
 		for _, b := range s.areas {
 			if !b.taken {
 				b.remove()
 				continue
+			}
+			if b.through != nil && b.through.undropped != nil {
+				r.Notes = append(r.Notes, b.through.undropped.Error())
 			}
 			kept = append(kept, b.file)
 			a := s.area(b)
@@ -398,6 +429,7 @@ func abandon(all []*steering) (err error) {
 	for _, s := range all {
 		<-s.done
 		err = errors.Join(err, s.err)
+		s.removeReserved()
 		for _, b := range s.areas {
 			b.remove()
 		}

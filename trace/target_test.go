@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -34,12 +35,14 @@ func dieAtStep() {
 	if err != nil {
 		return
 	}
-	left, err := strconv.Atoi(string(b))
+	n, err := strconv.Atoi(string(b))
 	if err != nil {
 		panic(err)
 	}
+	var left atomic.Int64 // steps are taken by several threads
+	left.Store(int64(n))
 	step = func(string) {
-		if left--; left < 0 {
+		if left.Add(-1) < 0 {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
@@ -79,8 +82,8 @@ func fillAsTold() {
 }
 
 // beTarget answers orders on standard input, one a line, all in the first
-// thread: "map BYTES FLAGS" maps and fills an area, "sum" adds it up, and "fill"
-// fills it again. Another thread computes with vector registers all the while.
+// thread: "map BYTES FLAGS" maps and fills an area, "sum" adds it up, and "set
+// AT VALUE" and "clear AT BYTES" change it. Another thread computes with vector registers all the while.
 func beTarget() {
 	go func() {
 		for x := 1.0; ; {
@@ -121,11 +124,29 @@ func beTarget() {
 			fmt.Printf("%x\n", at)
 		case "sum":
 			fmt.Println(sumOf(area))
+		case "set":
+			at, _ := strconv.Atoi(f[1])
+			value, _ := strconv.Atoi(f[2])
+			area[at] = byte(value)
+			fmt.Println("set")
+		case "clear":
+			at, _ := strconv.Atoi(f[1])
+			n, _ := strconv.Atoi(f[2])
+			clear(area[at : at+n])
+			fmt.Println("cleared")
 		case "fds":
 			names, _ := os.ReadDir("/proc/self/fd")
 			fmt.Println(len(names))
 		}
 	}
+}
+
+// mincore says of each page of a mapping whether it is in memory (mincore(2)).
+func mincore(mem, pages []byte) error {
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mem[0])), uintptr(len(mem)), uintptr(unsafe.Pointer(&pages[0]))); errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 //go:norace // it would take most of the test's time

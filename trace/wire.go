@@ -66,6 +66,13 @@ type Target struct {
 	// CopyTo is a directory on a disk, for memory without a name: files of these
 	// names are begun there while the driver is at work. Empty: none are.
 	CopyTo string `json:"copyTo,omitempty"`
+	// Window is the memory, in bytes, that an area may take if Dir is on a disk:
+	// the driver's state is written through to it, see through. At least
+	// MinWindow; 0 for a Dir that is memory.
+	Window uint64 `json:"window,omitempty"`
+	// Reserve is the room in Dir, in bytes, that is made sure of before the driver
+	// is asked for anything. With a Window only.
+	Reserve uint64 `json:"reserve,omitempty"`
 }
 
 // Area is a staging area and the file that backs it.
@@ -108,6 +115,9 @@ type FileRange struct {
 	To string `json:"to,omitempty"`
 	// Written are an Area's: To is there already, with these blocks in it.
 	Written []string `json:"written,omitempty"`
+	// Disk says that the file is on a disk: a digest flushes it first, and reads
+	// it past the page cache.
+	Disk bool `json:"disk,omitempty"`
 	// Punch has a digest make holes of the file's zero huge pages.
 	Punch bool `json:"punch,omitempty"`
 }
@@ -124,6 +134,9 @@ func parseOrder(line []byte) (order, error) {
 	ids = append(ids, o.Except...)
 	if o.Op == opSteer {
 		ids = append(ids, o.Target.PID, o.Target.TID)
+		if w := o.Target.Window; w > 0 && (w < MinWindow || o.Target.Dir == "" || o.Target.CopyTo != "") || w == 0 && o.Target.Reserve > 0 {
+			return order{}, fmt.Errorf("order: a window of %d bytes, with %q and %q", w, o.Target.Dir, o.Target.CopyTo)
+		}
 	}
 	for _, m := range o.Mappings {
 		ids = append(ids, m.PID, m.TID)

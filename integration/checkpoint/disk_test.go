@@ -153,10 +153,20 @@ func fillUp(t *testing.T, dir string) {
 	}
 	defer f.Close()
 	for block := make([]byte, 1<<20); ; {
-		if _, err := f.Write(block); errors.Is(err, unix.ENOSPC) {
-			return
-		} else if err != nil {
+		n, err := f.Write(block)
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, unix.ENOSPC) {
 			t.Fatal(err)
 		}
+		// What a file system keeps for what is not written yet it then gives.
+		if err := f.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 && len(block) == 1 {
+			return
+		}
+		block = block[:max(1, len(block)/16)]
 	}
 }

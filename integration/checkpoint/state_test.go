@@ -139,7 +139,7 @@ func TestDamagedState(t *testing.T) {
 func TestLeftToCRIU(t *testing.T) {
 	for _, test := range []struct{ name, settings string }{
 		{"unsteered", "steer = false"},
-		{"limited", "memory_limit = 20_000_000"},
+		{"limited", "memory_limit = 20_000_000\nwhen_short = \"driver\""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)

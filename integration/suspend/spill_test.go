@@ -69,6 +69,28 @@ func TestSpill(t *testing.T) {
 	}
 }
 
+// Where memory is short a spill is written while the driver is at work, and
+// without a spill the suspension is refused.
+func TestSpillWrittenThrough(t *testing.T) {
+	results.Add(t)
+	const bytes = 256 << 20
+	staging(t, "memory_limit = 134217728\nbuffer = 33554432\nwhen_short = \"write-through\"")
+	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", bytesText(bytes), "--seed", "9")
+	expect(t, k, "verify", "bad=0")
+	free, _ := memory(t, 0, k)
+	says(t, gpuckpt(t, shared, "suspend", k.ID), "preflight", "suspend with a spill")
+	isPaused(t, shared, k, false)
+	expect(t, k, "verify", "bad=0")
+
+	suspend(t, shared, k, "--spill", diskDir(t))
+	hasNone(t, 0, k, free)
+	if taken := stagingMemory(t); taken > bytes/4 {
+		t.Errorf("%d bytes of host memory are taken, though the state is on a disk", taken)
+	}
+	resume(t, shared, k)
+	expect(t, k, "verify", "bad=0")
+}
+
 // A disk without room makes the suspension fail, and the container runs on.
 func TestSpillDiskFull(t *testing.T) {
 	results.Add(t)

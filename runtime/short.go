@@ -1,0 +1,131 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"fmt"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/trace"
+)
+
+// whenShortAnnotation decides for a container what [staging] when_short decides
+// for the node.
+const whenShortAnnotation = "dev.gpuckpt.when-short"
+
+// What becomes of a checkpoint whose GPU state does not fit in memory.
+const (
+	whenShortRefuse  = "refuse"
+	whenShortThrough = "write-through" // to the disk, as the driver fills
+	// whenShortDriver heeds the host's memory alone: what does not fit in the
+	// staging cgroup is left to the driver and CRIU.
+	whenShortDriver = "driver"
+)
+
+// tracerMemory is what two tracers, and the kernel on their behalf, take in the
+// staging cgroup beside GPU state, in bytes.
+const tracerMemory = 24 << 20
+
+func checkWhenShort(value string) error {
+	switch value {
+	case whenShortRefuse, whenShortThrough, whenShortDriver:
+		return nil
+	}
+	return fmt.Errorf("is %q; it must be %q, %q or %q", value, whenShortRefuse, whenShortThrough, whenShortDriver)
+}
+
+// whenShort is the setting for a container.
+func whenShort(annotations map[string]string, config Config) (string, error) {
+	value, annotated := annotations[whenShortAnnotation]
+	if !annotated {
+		return config.Staging.WhenShort, nil
+	}
+	if err := checkWhenShort(value); err != nil {
+		return "", fmt.Errorf("annotation %s %w: %w", whenShortAnnotation, err, errdefs.ErrInvalidArgument)
+	}
+	return value, nil
+}
+
+// checkMemory looks whether there is memory for GPU state of that size. If not it
+// is an error, or a window is chosen for writing it through to dir, as the
+// setting says. State of unknown size is written through where it can be.
+func (g *gpuState) checkMemory(dir string, state uint64) error {
+	short, room, err := g.memoryShort(state)
+	if err != nil {
+		return err
+	}
+	mode := g.config.Staging.WhenShort
+	steers := g.config.Staging.Steer && trace.CanSteer
+	possible := dir != "" && steers && !onMemory(dir)
+	known := g.use != nil
+	switch {
+	case known && short == "", mode != whenShortThrough && !known, !known && !possible:
+		return nil
+	case mode != whenShortThrough:
+		return fmt.Errorf("%s: free some, or have the state written to the disk while the driver is at work, by when_short = %q in [staging] of %s or the annotation %s: %w",
+			short, whenShortThrough, ConfigPath, whenShortAnnotation, errdefs.ErrResourceExhausted)
+	case dir == "":
+		return fmt.Errorf("%s: free some, or suspend with a spill: %w", short, errdefs.ErrResourceExhausted)
+	case !steers:
+		return fmt.Errorf("%s, and it can be written through to a disk only where it is steered ([staging] steer, x86-64): free some: %w", short, errdefs.ErrResourceExhausted)
+	case !possible:
+		return fmt.Errorf("%s, and %s is on a tmpfs, which is memory as well: free some, or choose a directory on a disk: %w", short, dir, errdefs.ErrResourceExhausted)
+	}
+	return g.chooseWindow(room)
+}
+
+// memoryShort says in words that memory is too short for state of that size, ""
+// if it is not, and how much there is.
+func (g *gpuState) memoryShort(state uint64) (short string, room uint64, err error) {
+	room, known := memoryAvailable()
+	if known && room < state {
+		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", mib(state), mib(room))
+	}
+	if !known {
+		room = 1 << 62
+	}
+	staging := g.config.Staging
+	if !staging.Steer || !trace.CanSteer || staging.WhenShort == whenShortDriver {
+		return short, room, nil
+	}
+	cgroup := ""
+	if staging.Cgroup != "" {
+		cgroup = "/" + staging.Cgroup
+		if _, err := makeCgroup(staging); err != nil && staging.MemoryLimit > 0 {
+			return "", 0, fmt.Errorf("limit staging memory: %w", err)
+		}
+	}
+	if limit := trace.Headroom(cgroup); limit < room {
+		room = limit
+		if limit < state {
+			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", mib(state), mib(limit))
+		}
+	}
+	return short, room, nil
+}
+
+// chooseWindow shares the buffer, or what of it there is room for, among the
+// processes that are going to be checkpointed.
+func (g *gpuState) chooseWindow(room uint64) error {
+	n := uint64(0)
+	for _, p := range g.procs {
+		if p.State != cuda.Checkpointed {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	// A quarter stays for what is about the pages: the kernel's own memory.
+	room -= min(room, tracerMemory)
+	window := min(uint64(g.config.Staging.Buffer), room/4*3) / n
+	if window < trace.MinWindow {
+		return fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise buffer or memory_limit in [staging] of %s: %w",
+			n, mib(trace.MinWindow), mib(window), ConfigPath, errdefs.ErrResourceExhausted)
+	}
+	g.window = window
+	return nil
+}
