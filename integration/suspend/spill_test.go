@@ -74,13 +74,13 @@ func TestSpill(t *testing.T) {
 func TestSpillWrittenThrough(t *testing.T) {
 	results.Add(t)
 	const bytes = 256 << 20
-	staging(t, "memory_limit = 134217728\nbuffer = 33554432\nwhen_short = \"write-through\"")
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", bytesText(bytes), "--seed", "9")
-	expect(t, k, "verify", "bad=0")
+	shared.Configured(t, shared.Staging("staging", "memory_limit = 134217728\nbuffer = 33554432\nwhen_short = \"write-through\""))
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.FormatUint(bytes, 10), "--seed", "9")
+	k.Expect(t, "verify", "bad=0")
 	free, _ := memory(t, 0, k)
-	says(t, gpuckpt(t, shared, "suspend", k.ID), "preflight", "suspend with a spill")
+	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "preflight", "suspend with a spill")
 	isPaused(t, shared, k, false)
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 
 	suspend(t, shared, k, "--spill", diskDir(t))
 	hasNone(t, 0, k, free)
@@ -88,7 +88,7 @@ func TestSpillWrittenThrough(t *testing.T) {
 		t.Errorf("%d bytes of host memory are taken, though the state is on a disk", taken)
 	}
 	resume(t, shared, k)
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 }
 
 // A disk without room makes the suspension fail, and the container runs on.
