@@ -4,7 +4,6 @@
 package cuda
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -179,96 +178,6 @@ func TestSoftLockTimesOutBehindARunningKernel(t *testing.T) {
 	t.Error("a process with a kernel in flight was locked each time")
 }
 
-func TestSoftOneFailsTheOthersAreUndone(t *testing.T) {
-	dev := devices(t, 2)
-	h, ctx := softHelper(t, dev, nil), t.Context()
-	good := start(t, dev, nil, "counter")
-	bad := start(t, dev, []string{"SOFTCUDA_FAIL=checkpoint:304"}, "counter", "--gpu", "1")
-	good.counts(101)
-	bad.counts(101)
-	procs, err := Find(ctx, h, []int{good.pid, bad.pid})
-	do(t, err)
-	do(t, LockAll(ctx, h, procs, time.Second))
-	refused(t, CheckpointAll(ctx, h, procs), OperatingSystem)
-	good.is(h, Locked)
-	bad.is(h, Locked)
-	do(t, UnlockAll(ctx, h, procs))
-	good.counts(102)
-	bad.counts(102)
-}
-
-// What somebody has undone by hand, or has ended, is no error on the way back.
-func TestSoftGroupUndoneByHand(t *testing.T) {
-	dev := devices(t, 1)
-	h, ctx := softHelper(t, dev, nil), t.Context()
-	w, dies := start(t, dev, nil, "counter"), start(t, dev, nil, "counter")
-	w.counts(101)
-	dies.counts(101)
-	procs, err := Find(ctx, h, []int{w.pid, dies.pid})
-	do(t, err)
-	do(t, LockAll(ctx, h, procs, time.Second))
-	do(t, CheckpointAll(ctx, h, procs[:1]))
-	do(t, h.Restore(ctx, w.pid, nil))
-	do(t, RestoreAll(ctx, h, procs[:1], nil))
-	w.is(h, Locked)
-	do(t, h.Unlock(ctx, w.pid))
-	do(t, syscall.Kill(dies.pid, syscall.SIGKILL))
-	for may := true; may; time.Sleep(time.Millisecond) {
-		may, err = MayUse(dies.pid)
-		do(t, err)
-	}
-	do(t, UnlockAll(ctx, h, procs))
-	w.counts(102)
-}
-
-// Whatever ends a checkpoint midway, the group is locked again afterwards,
-// although the driver's thread in the process goes on with it for a while.
-func TestSoftCheckpointLostMidway(t *testing.T) {
-	for name, end := range map[string]struct {
-		by   func(h *Helper, cancel func())
-		want error
-	}{
-		"helper killed":    {func(h *Helper, _ func()) { h.cmd.Process.Kill() }, ErrHelperGone},
-		"call cancelled":   {func(_ *Helper, cancel func()) { cancel() }, context.Canceled},
-		"socket is closed": {func(h *Helper, _ func()) { h.sock.Close() }, ErrHelperGone},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dev := devices(t, 2)
-			h := softHelper(t, dev, nil)
-			slow := start(t, dev, []string{"SOFTCUDA_CHECKPOINT_DELAY_MS=1500"}, "counter")
-			quick := start(t, dev, nil, "counter", "--gpu", "1")
-			slow.counts(101)
-			quick.counts(101)
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			procs, err := Find(ctx, h, []int{slow.pid, quick.pid})
-			do(t, err)
-			do(t, LockAll(ctx, h, procs, time.Second))
-			ended := make(chan error)
-			go func() { ended <- CheckpointAll(ctx, h, procs) }()
-			waitForCalls(t, h, 1) // the quick one is done
-			other := softHelper(t, dev, nil)
-			for s := Locked; s != Checkpointed; {
-				s, err = other.State(t.Context(), quick.pid)
-				do(t, err)
-			}
-			end.by(h, cancel)
-			within(t, func() {
-				err := <-ended
-				wants(t, err, end.want)
-				if strings.Contains(err.Error(), "undo") {
-					t.Errorf("undo failed: %v", err)
-				}
-			})
-			slow.is(other, Locked)
-			quick.is(other, Locked)
-			do(t, UnlockAll(t.Context(), other, procs))
-			slow.counts(102)
-			quick.counts(102)
-		})
-	}
-}
-
 func TestSoftLockOfAStoppedProcessEndsAtItsLimit(t *testing.T) {
 	dev := devices(t, 1)
 	h := softHelper(t, dev, func(o *Options) { o.CallTimeout = 500 * time.Millisecond })
@@ -307,89 +216,6 @@ func TestSoftOtherProcessesAreServedMeanwhile(t *testing.T) {
 	within(t, func() { do(t, <-locked) })
 	do(t, h.Unlock(ctx, a.pid))
 	a.counts(102)
-}
-
-func TestSoftHelperFinishesWhatItBeganWhenItsClientDies(t *testing.T) {
-	dev := devices(t, 1)
-	w := start(t, dev, []string{"SOFTCUDA_CHECKPOINT_DELAY_MS=1000"}, "counter")
-	w.counts(101)
-	h := softHelper(t, dev, nil)
-	do(t, h.Lock(t.Context(), w.pid, time.Second))
-	before, err := AnonymousAreas(w.pid)
-	do(t, err)
-
-	client := exec.Command(os.Args[0])
-	client.Env = append(os.Environ(), h.cmd.Env...)
-	client.Env = append(client.Env, fmt.Sprintf("%s=client:%s:%d", fakeEnv, h.cmd.Path, w.pid))
-	do(t, client.Start())
-	defer client.Wait()
-	var helper []int
-	within(t, func() {
-		for midway := false; !midway; time.Sleep(10 * time.Millisecond) {
-			now, err := AnonymousAreas(w.pid)
-			do(t, err)
-			midway = len(NewAreas(before, now)) > 0
-		}
-		helper = childrenOf(t, client.Process.Pid)
-	})
-	do(t, client.Process.Kill())
-	if len(helper) != 1 {
-		t.Fatalf("the client has children %v", helper)
-	}
-	within(t, func() {
-		for {
-			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", helper[0]))
-			if err != nil || strings.Contains(string(status), "State:\tZ") {
-				return
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-	})
-	w.is(h, Checkpointed)
-}
-
-func TestSoftNoDriver(t *testing.T) {
-	dir := t.TempDir() // whose libcuda is none, in case this machine has one
-	do(t, os.WriteFile(filepath.Join(dir, "libcuda.so.1"), []byte("no library"), 0o600))
-	h := softHelper(t, devices(t, 1), func(o *Options) { o.Env = append(o.Env, "LD_LIBRARY_PATH="+dir) })
-	_, err := h.State(t.Context(), os.Getpid())
-	wants(t, err, ErrNoDriver, "libcuda.so.1")
-	_, err = h.Info(t.Context())
-	wants(t, err, ErrNoDriver)
-}
-
-func TestSoftDriverTooOld(t *testing.T) {
-	t.Run("by its version", func(t *testing.T) {
-		h := softHelper(t, devices(t, 1), func(o *Options) { o.Env = append(o.Env, "SOFTCUDA_DRIVER=535.104.05") })
-		_, err := h.Info(t.Context())
-		wants(t, err, ErrDriverTooOld, "535.104.05", "570")
-	})
-	t.Run("by its functions", func(t *testing.T) {
-		dir := t.TempDir()
-		src := filepath.Join(dir, "old.c")
-		var c strings.Builder
-		for _, f := range []string{"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid_v2",
-			"cuDeviceGetName", "cuDeviceTotalMem_v2", "cuDeviceGetPCIBusId", "cuGetErrorString"} {
-			fmt.Fprintf(&c, "int %s(void) { return 0; }\n", f)
-		}
-		do(t, os.WriteFile(src, []byte(c.String()), 0o600))
-		if out, err := exec.Command("gcc", "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"), src).CombinedOutput(); err != nil {
-			t.Fatalf("gcc: %v\n%s", err, out)
-		}
-		h := softHelper(t, devices(t, 1), func(o *Options) {
-			o.Env = append(o.Env, "LD_LIBRARY_PATH="+dir+":"+soft(t), "SOFTCUDA_DRIVER=550.54.14")
-		})
-		_, err := h.State(t.Context(), os.Getpid())
-		wants(t, err, ErrDriverTooOld, "550.54.14")
-	})
-}
-
-func TestSoftHelperByHand(t *testing.T) {
-	out, err := exec.Command(filepath.Join(soft(t), HelperName)).CombinedOutput()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "not by hand") {
-		t.Errorf("got %v: %s", err, out)
-	}
 }
 
 func TestSoftRestoreOntoAnotherGPUFromInside(t *testing.T) {

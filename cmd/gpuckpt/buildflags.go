@@ -22,13 +22,16 @@ type buildFlags struct {
 	previous    string
 }
 
-func (b *buildFlags) flags(c *cobra.Command) {
+// flags adds them; images completes the names of images.
+func (b *buildFlags) flags(c *cobra.Command, images completion) {
 	f := c.Flags()
-	f.StringVar(&b.compression, "compression", string(oci.Zstd), "of the layers: zstd, gzip or none")
+	f.StringVar(&b.compression, "compression", string(oci.Zstd), "compression of the layers: zstd, gzip or none")
 	f.IntVar(&b.level, "level", 0, "compression level as the zstd or gzip program counts (0: the fastest)")
 	f.IntVar(&b.threads, "threads", 0, "layers made at once (0: one for each processor)")
-	f.StringVar(&b.layer, "layer-size", "", "what GPU state is cut into, a power of two from 64MiB (default: as --previous was cut, else by the state's size)")
+	f.StringVar(&b.layer, "layer-size", "", "size of the pieces that GPU state is cut into, a layer each: a power of two, 64MiB or more (default: as --previous was cut, else by the state's size)")
 	f.StringVar(&b.previous, "previous", "", "an earlier checkpoint image of the container: what has not changed is not stored again")
+	_ = c.RegisterFlagCompletionFunc("compression", cobra.FixedCompletions([]string{string(oci.Zstd), string(oci.Gzip), string(oci.None)}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("previous", images)
 }
 
 // options are the flags as the package wants them, Previous left out.

@@ -57,6 +57,9 @@ which knows graphics and partitioned GPUs (MIG) too. Write it anew after a drive
 	generate.Flags().StringVar(&output, "output", "", "file to write, such as /etc/cdi/nvidia.json (default: standard output)")
 	generate.Flags().StringVar(&root, "driver-root", "/", "where the driver's files are, such as /run/nvidia/driver")
 	generate.Flags().StringVar(&helper, "helper", "", "path of "+cuda.HelperName+" (default: beside this program, then in $PATH)")
+	_ = generate.MarkFlagFilename("output")
+	_ = generate.MarkFlagFilename("helper")
+	_ = generate.MarkFlagDirname("driver-root")
 	group.AddCommand(generate)
 	return group
 }

@@ -6,14 +6,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"runtime"
-	"strings"
 	"syscall"
 	"time"
 
@@ -22,7 +18,6 @@ import (
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -86,8 +81,8 @@ func checkpointCommand() *cobra.Command {
 		Long: `Make a checkpoint image of a running container.
 
 The container is paused, dumped into a directory, and the image is made of that in
-containerd. With --leave-running it runs on as soon as the dump is complete;
-otherwise it is ended, once the image is. If anything fails the container is as it
+containerd. With --leave-running it runs on as soon as the dump is complete and its
+GPU filled again; otherwise it is ended, once the image is complete. If anything fails the container is as it
 was before, and there is no image.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -100,16 +95,15 @@ was before, and there is no image.`,
 	}
 	c.ValidArgsFunction = first(o.containers)
 	o.daemon.flags(c)
-	o.buildFlags.flags(c)
+	o.buildFlags.flags(c, o.images)
 	f := c.Flags()
 	f.StringVarP(&o.ref, "image", "i", "", "name of the image, example.com/job:1 (needed)")
-	f.BoolVar(&o.leaveRunning, "leave-running", false, "let the container run on")
+	f.BoolVar(&o.leaveRunning, "leave-running", false, "let the container run on, as soon as the dump is complete and its GPU filled again")
 	f.BoolVar(&o.unpack, "unpack", false, "unpack the image as well, so that whoever runs it on this node need not")
 	f.StringVar(&o.dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), dumpDir),
-		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest; from $"+dumpDirEnv)
+		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest ($"+dumpDirEnv+")")
 	_ = c.MarkFlagRequired("image")
 	_ = c.RegisterFlagCompletionFunc("image", o.images)
-	_ = c.RegisterFlagCompletionFunc("previous", o.images)
 	_ = c.MarkFlagDirname("image-path")
 	return c
 }
@@ -169,82 +163,6 @@ func (o *checkpointOptions) run(ctx context.Context, id string) (_ *checkpointAn
 	}
 	answer.SecondsOverall = time.Since(began).Seconds()
 	return answer, nil
-}
-
-// prepare looks at all that can be wrong before the container is touched.
-func (r *checkpointRun) prepare(ctx context.Context, id string) error {
-	container, err := r.client.LoadContainer(ctx, id)
-	if errdefs.IsNotFound(err) {
-		return fmt.Errorf("there is no such container in containerd's namespace %s: %w", r.namespace, errdefs.ErrNotFound)
-	}
-	if err != nil {
-		return err
-	}
-	if r.info, err = container.Info(ctx, client.WithoutRefreshedMetadata); err != nil {
-		return err
-	}
-	if r.task, err = container.Task(ctx, nil); err != nil {
-		if errdefs.IsNotFound(err) {
-			return fmt.Errorf("it has no task, so nothing runs in it: %w", errdefs.ErrFailedPrecondition)
-		}
-		return err
-	}
-	status, err := r.task.Status(ctx)
-	if err != nil {
-		return err
-	}
-	if status.Status != client.Running && status.Status != client.Paused {
-		return fmt.Errorf("it is %s: %w", status.Status, errdefs.ErrFailedPrecondition)
-	}
-	if r.build.Base, err = r.base(ctx); err != nil {
-		return err
-	}
-	r.build.BaseName = r.info.Image
-	if r.previous != "" {
-		previous, err := r.image(ctx, r.client, r.previous)
-		if err != nil {
-			return fmt.Errorf("--previous: %w", err)
-		}
-		if _, err := oci.Inspect(ctx, r.client.ContentStore(), previous.Target); err != nil {
-			return fmt.Errorf("--previous %s: %w", r.previous, err)
-		}
-		r.build.Previous = &previous.Target
-	}
-	if r.dir, err = filepath.Abs(r.dir); err != nil { // containerd has another working directory
-		return err
-	}
-	if err := os.MkdirAll(r.dir, 0o700); err != nil {
-		return fmt.Errorf("make the directory for the dump: %w", err)
-	}
-	return nil
-}
-
-// base finds the container's image, and makes sure that its name still means
-// what the container's files lie on.
-func (r *checkpointRun) base(ctx context.Context) (none ocispec.Descriptor, _ error) {
-	if r.info.Image == "" {
-		return none, fmt.Errorf("it was not made from an image, so its checkpoint cannot be one: use `ctr tasks checkpoint --image-path DIR`: %w", errdefs.ErrFailedPrecondition)
-	}
-	found, err := r.image(ctx, r.client, r.info.Image)
-	if err != nil {
-		return none, fmt.Errorf("the image it was made from is needed: %w", err)
-	}
-	if r.info.SnapshotKey == "" {
-		return found.Target, nil
-	}
-	diffIDs, err := client.NewImage(r.client, found).RootFS(ctx)
-	if err != nil {
-		return none, fmt.Errorf("read the image %s: %w", found.Name, err)
-	}
-	snapshot, err := r.client.SnapshotService(r.info.Snapshotter).Stat(ctx, r.info.SnapshotKey)
-	if err != nil {
-		return none, fmt.Errorf("look at its files: %w", err)
-	}
-	// A snapshot for a user namespace has a suffix.
-	if chain := identity.ChainID(diffIDs).String(); snapshot.Parent != chain && !strings.HasPrefix(snapshot.Parent, chain+"-") {
-		return none, fmt.Errorf("the image %s is another one by now than that it was made from; give that one its name back: %w", found.Name, errdefs.ErrFailedPrecondition)
-	}
-	return found.Target, nil
 }
 
 // take is the checkpoint, in order, with the way back of each step.
@@ -359,19 +277,14 @@ func (r *checkpointRun) makeImage(ctx context.Context, answer *checkpointAnswer)
 		return none, err
 	}
 	r.build.Annotations = criuAnnotations(r.info)
-	step := r.progress.step("image")
-	r.build.Progress = step.set
 	store, done, err := r.blobStore(ctx, r.client, r.build.Base, r.progress)
 	if err != nil {
 		return none, err
 	}
-	result, err := oci.Build(ctx, store, r.build)
-	err = errors.Join(err, done())
-	if err != nil {
-		step.end("")
+	result, err := r.progress.build(ctx, store, r.build)
+	if err = errors.Join(err, done()); err != nil {
 		return none, err
 	}
-	step.end(fmt.Sprintf("%s stored, %s were there already", size(result.Bytes), size(result.Reused)))
 	answer.GPUBytes, answer.Bytes = result.GPUBytes, result.Bytes
 	answer.WrittenBytes, answer.ReusedBytes = result.Written, result.Reused
 	answer.GPUWritten, answer.GPUReused = result.GPUWritten, result.GPUReused
@@ -399,40 +312,4 @@ func (r *checkpointRun) kill(ctx context.Context) error {
 		r.pausedAt = time.Time{}
 	}
 	return nil
-}
-
-// specJSON is a container's OCI spec.
-func specJSON(info containers.Container) ([]byte, error) {
-	if info.Spec == nil {
-		return []byte("{}"), nil
-	}
-	spec := info.Spec.GetValue()
-	if !json.Valid(spec) {
-		return nil, fmt.Errorf("the spec of %s is no JSON", info.ID)
-	}
-	return spec, nil
-}
-
-// criuAnnotations are the keys that other tools know checkpoint images by; see
-// checkpointctl and CRI-O.
-func criuAnnotations(info containers.Container) map[string]string {
-	a := map[string]string{
-		"org.criu.checkpoint.engine.name":              "containerd",
-		containerNameAnnotation:                        info.ID,
-		"org.criu.checkpoint.runtime.name":             info.Runtime.Name,
-		"org.criu.checkpoint.rootfsImageName":          info.Image,
-		"org.criu.checkpoint.rootfsImageUserRequested": info.Image,
-		"org.criu.checkpoint.host.arch":                runtime.GOARCH,
-	}
-	for label, key := range map[string]string{
-		"io.kubernetes.container.name": containerNameAnnotation,
-		"io.kubernetes.pod.name":       "org.criu.checkpoint.pod.name",
-		"io.kubernetes.pod.namespace":  "org.criu.checkpoint.pod.namespace",
-		"io.kubernetes.pod.uid":        "org.criu.checkpoint.pod.uid",
-	} {
-		if v := info.Labels[label]; v != "" {
-			a[key] = v
-		}
-	}
-	return a
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/errdefs"
@@ -37,12 +38,18 @@ type daemon struct {
 	json, quiet        bool
 }
 
-// flags adds the flags of all commands that talk to containerd.
+// flags adds the flags of commands that talk to containerd and tell how far they
+// are.
 func (d *daemon) flags(c *cobra.Command) {
-	f := c.Flags()
-	f.StringVarP(&d.address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock"), "containerd's socket, from $CONTAINERD_ADDRESS")
-	f.StringVarP(&d.namespace, "namespace", "n", cmp.Or(os.Getenv("CONTAINERD_NAMESPACE"), namespaces.Default), "containerd's namespace, from $CONTAINERD_NAMESPACE")
+	d.addressFlags(c)
 	d.answerFlags(c)
+}
+
+func (d *daemon) addressFlags(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVarP(&d.address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), defaults.DefaultAddress), "containerd's socket ($CONTAINERD_ADDRESS)")
+	f.StringVarP(&d.namespace, "namespace", "n", cmp.Or(os.Getenv(namespaces.NamespaceEnvVar), namespaces.Default),
+		"containerd's namespace ($CONTAINERD_NAMESPACE); Kubernetes uses k8s.io")
 }
 
 func (d *daemon) answerFlags(c *cobra.Command) {
@@ -81,6 +88,19 @@ func (d *daemon) connect(ctx context.Context) (context.Context, *client.Client, 
 		return nil, nil, unreachable(err)
 	}
 	return namespaces.WithNamespace(ctx, d.namespace), c, nil
+}
+
+// snapshotter gives the one named, or else the one that containerd's namespace has
+// for a default.
+func (d *daemon) snapshotter(ctx context.Context, c *client.Client, named string) (string, error) {
+	if named != "" {
+		return named, nil
+	}
+	label, err := c.GetLabel(ctx, defaults.DefaultSnapshotterNSLabel)
+	if err != nil {
+		return "", fmt.Errorf("find the snapshotter of containerd's namespace %s: %w", d.namespace, err)
+	}
+	return cmp.Or(label, defaults.DefaultSnapshotter), nil
 }
 
 // image finds an image by its name.

@@ -49,6 +49,8 @@ A process is running, locked or checkpointed:
 	group.PersistentFlags().IntVar(&o.join, "join", 0, "act from inside the mount and pid namespaces of this pid; PID then counts there")
 	group.PersistentFlags().BoolVar(&o.json, "json", false, "print JSON")
 
+	_ = group.MarkPersistentFlagFilename("helper")
+
 	var timeout uint32
 	var deviceMap string
 	withTimeout := func(c *cobra.Command) *cobra.Command {

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containerd/containerd/v2/client"
 	ctdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/spf13/cobra"
 
@@ -26,17 +25,17 @@ import (
 
 // doctorOptions are the flags of doctor.
 type doctorOptions struct {
-	taskOptions
-	json, annotations bool
-	image             string
+	daemon
+	annotations bool
+	image       string
 }
 
 func doctorCommand() *cobra.Command {
 	var o doctorOptions
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what of this node works for GPU checkpoints, and how to mend the rest",
-		Long: `Say what of this node works for GPU checkpoints, and how to mend the rest.
+		Short: "Say what works on this node, and how to mend what does not",
+		Long: `Say what works on this node for GPU checkpoints, and how to mend what does not.
 
 It looks at what the shims of the running containerd would use, and changes
 nothing. With --image it answers one question: can that checkpoint be restored
@@ -47,20 +46,21 @@ checkpoints slower, or keeps some containers from them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), cmd.OutOrStdout()) },
 	}
-	o.register(c)
+	o.addressFlags(c)
 	c.Flags().BoolVar(&o.json, "json", false, "print JSON")
 	c.Flags().BoolVar(&o.annotations, "annotations", false, "print this node's facts as annotations, KEY=VALUE each")
 	c.Flags().StringVar(&o.image, "image", "", "check only whether this checkpoint, an image in containerd or a directory, can be restored here")
 	c.MarkFlagsMutuallyExclusive("annotations", "image")
+	_ = c.RegisterFlagCompletionFunc("image", o.images)
 	return c
 }
 
 func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
 	var r preflight.Report
 	var n preflight.Node
-	daemon, found := preflight.Find(o.address)
+	running, found := preflight.Find(o.address)
 	if found == nil {
-		n.Containerd, n.Env = daemon, daemon.Env
+		n.Containerd, n.Env = running, running.Env
 	}
 	path, configured := configure(&n)
 	gpus := preflight.AskDriver(ctx, &n)
@@ -130,11 +130,11 @@ func (o *doctorOptions) needs(ctx context.Context) (_ preflight.Facts, err error
 		}
 		return preflight.OfCheckpoint(m), nil
 	}
-	c, err := client.New(o.address, client.WithDefaultNamespace(o.namespace))
+	ctx, c, err := o.connect(ctx)
 	if err != nil {
-		return preflight.Facts{}, fmt.Errorf("connect to containerd: %w", err)
+		return preflight.Facts{}, err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+	defer joinClose(&err, c)
 	image, err := c.GetImage(ctx, o.image)
 	if err != nil {
 		return preflight.Facts{}, fmt.Errorf("find the image %s in namespace %s: %w", o.image, o.namespace, err)

@@ -14,6 +14,7 @@ import (
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/pkg/rootfs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -149,6 +150,18 @@ func (r *checkpointRun) describe() error {
 		}
 	}
 	return nil
+}
+
+// specJSON is a container's OCI spec.
+func specJSON(info containers.Container) ([]byte, error) {
+	if info.Spec == nil {
+		return []byte("{}"), nil
+	}
+	spec := info.Spec.GetValue()
+	if !json.Valid(spec) {
+		return nil, fmt.Errorf("the spec of %s is no JSON", info.ID)
+	}
+	return spec, nil
 }
 
 // openDir opens a dump, with or without GPU state.

@@ -25,29 +25,18 @@ func imageCommand() *cobra.Command {
 }
 
 func buildCommand() *cobra.Command {
-	var v conversion
-	c := &cobra.Command{
+	return conversionCommand(true, &cobra.Command{
 		Use:   "build SOURCE REF",
 		Short: "Build a checkpoint image from a dump, containerd's own checkpoint or a Kubernetes archive",
 		Long: `Build a checkpoint image from a dump, containerd's own checkpoint or a Kubernetes
 archive. REF is the image's name in containerd, or another PLACE for it.
 
 ` + places,
-		Args: cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error { return v.command(cmd, args, true) },
-	}
-	c.ValidArgsFunction = v.images
-	v.daemon.flags(c)
-	v.buildFlags.flags(c)
-	c.Flags().StringVar(&v.base, "base", "", "the image that the container was made from (default: as the source says)")
-	_ = c.RegisterFlagCompletionFunc("base", v.images)
-	_ = c.RegisterFlagCompletionFunc("previous", v.images)
-	return c
+	})
 }
 
 func convertCommand() *cobra.Command {
-	var v conversion
-	c := &cobra.Command{
+	return conversionCommand(false, &cobra.Command{
 		Use:   "convert SOURCE DESTINATION",
 		Short: "Convert a checkpoint between containerd, OCI layouts and archives, and Kubernetes archives",
 		Long: `Convert a checkpoint. SOURCE is any PLACE, DESTINATION any but a dump; a file that
@@ -55,19 +44,24 @@ is to be made needs its kind written before it. A checkpoint image is copied as 
 is, digest and all; what is none yet is built.
 
 ` + places,
-		Args: cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error { return v.command(cmd, args, false) },
-	}
+	})
+}
+
+// conversionCommand completes a command that takes a checkpoint from one place to
+// another; build refuses sources that are built already.
+func conversionCommand(build bool, c *cobra.Command) *cobra.Command {
+	var v conversion
+	c.Args = cobra.ExactArgs(2)
+	c.RunE = func(cmd *cobra.Command, args []string) error { return v.command(cmd, args, build) }
 	c.ValidArgsFunction = v.images
 	v.daemon.flags(c)
-	v.buildFlags.flags(c)
+	v.buildFlags.flags(c, v.images)
 	c.Flags().StringVar(&v.base, "base", "", "the image that the container was made from (default: as the source says)")
 	_ = c.RegisterFlagCompletionFunc("base", v.images)
-	_ = c.RegisterFlagCompletionFunc("previous", v.images)
 	return c
 }
 
-// command runs a conversion; build refuses sources that are built already.
+// command runs a conversion and prints what came of it.
 func (v *conversion) command(cmd *cobra.Command, args []string, build bool) error {
 	from, err := parsePlace(args[0])
 	if err != nil {
@@ -80,8 +74,7 @@ func (v *conversion) command(cmd *cobra.Command, args []string, build bool) erro
 	if to.kind == inDir {
 		return fmt.Errorf("%s: a checkpoint cannot be written as a dump", args[1])
 	}
-	v.mustBuild = build
-	answer, err := v.run(cmd.Context(), from, to)
+	answer, err := v.run(cmd.Context(), from, to, build)
 	if err != nil {
 		return err
 	}
@@ -110,7 +103,7 @@ which block of GPU state.
 ` + places,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			s, err := d.openPlace(cmd, args[0])
+			s, err := d.openPlace(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -134,26 +127,25 @@ which block of GPU state.
 func (d *daemon) verify(s *openSource) (*verifyAnswer, error) {
 	p := d.progress()
 	defer p.wait()
-	step := p.step("verify")
 	answer := &verifyAnswer{Source: s.place.String()}
-	if s.image != nil {
-		report, err := oci.Verify(s.ctx, s.provider, *s.image, step.set)
-		if err != nil {
-			step.end("")
-			return nil, err
+	return answer, p.do("verify", "read", func(step *step) error {
+		if s.image != nil {
+			report, err := oci.Verify(s.ctx, s.provider, *s.image, step.set)
+			if err != nil {
+				return err
+			}
+			answer.Layers, answer.Bytes = report.Layers, report.Bytes
+			answer.Blocks, answer.GPUBytes = report.Blocks, report.GPUBytes
+			return nil
 		}
-		answer.Layers, answer.Bytes = report.Layers, report.Bytes
-		answer.Blocks, answer.GPUBytes = report.Blocks, report.GPUBytes
-	} else if c := s.flat(); c.Metadata != nil {
+		c := s.flat()
+		if c.Metadata == nil {
+			return nil
+		}
 		answer.GPUBytes = c.AreaBytes()
 		for _, a := range c.Areas() {
 			answer.Blocks += len(a.Digests)
 		}
-		if err := images.Check(s.ctx, c.Assemblies(), func(n uint64) { step.add(int64(n), int64(answer.GPUBytes)) }); err != nil {
-			step.end("")
-			return nil, err
-		}
-	}
-	step.end("read")
-	return answer, nil
+		return images.Check(s.ctx, c.Assemblies(), func(n uint64) { step.add(int64(n), int64(answer.GPUBytes)) })
+	})
 }

@@ -35,15 +35,15 @@ func (s *openSource) Close() error {
 }
 
 // openPlace opens what a command is to read.
-func (d *daemon) openPlace(cmd *cobra.Command, name string) (*openSource, error) {
+func (d *daemon) openPlace(ctx context.Context, name string) (*openSource, error) {
 	p, err := parsePlace(name)
 	if err != nil {
 		return nil, err
 	}
-	s := &openSource{ctx: cmd.Context()}
+	s := &openSource{ctx: ctx}
 	var c *client.Client
 	if p.kind == inContainerd {
-		if s.ctx, c, err = d.connect(cmd.Context()); err != nil {
+		if s.ctx, c, err = d.connect(ctx); err != nil {
 			return nil, err
 		}
 		s.conn = c
@@ -92,12 +92,12 @@ since another one. Nothing is verified.
 ` + places,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			answer, err := d.inspect(cmd, args[0])
+			answer, err := d.inspect(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			if previous != "" {
-				before, err := d.inspect(cmd, previous)
+				before, err := d.inspect(cmd.Context(), previous)
 				if err != nil {
 					return err
 				}
@@ -116,8 +116,8 @@ since another one. Nothing is verified.
 	return c
 }
 
-func (d *daemon) inspect(cmd *cobra.Command, name string) (_ *inspectAnswer, err error) {
-	s, err := d.openPlace(cmd, name)
+func (d *daemon) inspect(ctx context.Context, name string) (_ *inspectAnswer, err error) {
+	s, err := d.openPlace(ctx, name)
 	if err != nil {
 		return nil, err
 	}

@@ -54,11 +54,18 @@ func once(text string) string {
 // rootCommand puts the sub-commands together.
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "gpuckpt",
-		Short:         "Checkpoint and restore GPU containers",
+		Use:   "gpuckpt",
+		Short: "Checkpoint and restore GPU containers",
+		Long: `Checkpoint and restore GPU containers.
+
+A container that is to be checkpointed is run with containerd's runtime
+` + runtimeName + `, by whatever client. "gpuckpt doctor" says whether this
+node can.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	// Files are offered where a command takes some, see the flags and arguments.
+	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), versionCommand())
 	return root
 }

@@ -84,6 +84,17 @@ func (p *progress) step(name string) *step {
 	return s
 }
 
+// do shows one step, from its beginning to its end; note is what came of it.
+func (p *progress) do(name, note string, run func(*step) error) error {
+	s := p.step(name)
+	if err := run(s); err != nil {
+		s.end("")
+		return err
+	}
+	s.end(note)
+	return nil
+}
+
 // add counts bytes; set says how many there are of how many.
 func (s *step) add(bytes, total int64) {
 	s.mu.Lock()

@@ -87,19 +87,20 @@ network.`,
 	c.ValidArgsFunction = first(o.images)
 	o.flags(c)
 	f := c.Flags()
-	f.StringVar(&o.name, "name", "", "of the container (default: made of the image's name)")
-	f.IntSliceVar(&o.gpus, "gpus", nil, "indices of the GPUs it gets, by way of CDI")
-	f.StringSliceVar(&o.devices, "device", nil, "CDI devices it gets, "+gpuKind+"=0")
+	f.StringVar(&o.name, "name", "", "name of the container (default: made of the image's name)")
+	f.IntSliceVar(&o.gpus, "gpus", nil, "indices of the GPUs that it gets, by way of CDI")
+	f.StringSliceVar(&o.devices, "device", nil, "CDI devices that it gets, "+gpuKind+"=0")
 	f.StringSliceVar(&o.cdiDirs, "cdi-spec-dirs", cdi.DefaultSpecDirs, "directories of CDI specifications")
-	f.StringArrayVar(&o.mounts, "mount", nil, "type=bind,src=PATH,dst=PATH,options=rbind:ro; once for each")
-	f.StringSliceVar(&o.annotations, "annotation", nil, "further annotations, NAME=VALUE")
+	f.StringArrayVar(&o.mounts, "mount", nil, "type=bind,src=PATH,dst=PATH,options=rbind:ro, a mount; once for each")
+	f.StringArrayVar(&o.annotations, "annotation", nil, "NAME=VALUE, a further annotation; once for each")
 	f.BoolVar(&o.netHost, "net-host", false, "the host's network, for a container that had it")
 	f.StringVar(&o.base, "base", "", "for a DIR: the image that the container was made from")
 	f.StringVar(&o.runtime, "runtime", runtimeName, "containerd runtime")
-	f.StringVar(&o.snapshotter, "snapshotter", "", "containerd snapshotter (default: containerd's)")
+	f.StringVar(&o.snapshotter, "snapshotter", "", "containerd snapshotter (default: that of containerd's namespace)")
 	f.StringVar(&o.log, "log-file", "", "file for the container's output (default: none)")
 	_ = c.RegisterFlagCompletionFunc("base", o.images)
 	_ = c.MarkFlagFilename("log-file")
+	_ = c.MarkFlagDirname("cdi-spec-dirs")
 	return c
 }
 
@@ -158,6 +159,9 @@ func newName(ref string) string {
 
 // start makes the container and starts it. On an error there is none.
 func (o *restoreOptions) start(ctx context.Context, c *client.Client, image client.Image, dir string, args []string) (_ client.Task, err error) {
+	if o.snapshotter, err = o.daemon.snapshotter(ctx, c, o.snapshotter); err != nil {
+		return nil, err
+	}
 	if err := unpackImage(ctx, c, image, o.snapshotter); err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 func resumeCommand() *cobra.Command {
-	var o taskOptions
+	var d daemon
 	var gpus []string
 	c := &cobra.Command{
 		Use:   "resume CONTAINER",
@@ -28,13 +28,14 @@ If they have too little memory free, the container stays suspended.`,
 			if len(gpus) > 0 {
 				annotations[runtime.ResumeGPUsAnnotation] = strings.Join(gpus, ",")
 			}
-			if err := o.annotate(cmd.Context(), args[0], annotations, client.Running); err != nil {
+			if err := d.annotate(cmd.Context(), args[0], annotations, client.Running); err != nil {
 				return fmt.Errorf("resume %s: %w", args[0], err)
 			}
 			return nil
 		},
 	}
-	o.register(c)
+	c.ValidArgsFunction = first(d.containers)
+	d.addressFlags(c)
 	c.Flags().StringSliceVar(&gpus, "gpus", nil, "UUIDs or CUDA's indices of GPUs, one for each that the container had, in their order (default: the same GPUs)")
 	return c
 }

@@ -14,7 +14,7 @@ import (
 )
 
 func suspendCommand() *cobra.Command {
-	var o taskOptions
+	var d daemon
 	var spill string
 	c := &cobra.Command{
 		Use:   "suspend CONTAINER",
@@ -34,13 +34,15 @@ GPUs meanwhile.`,
 				}
 				annotations[runtime.SpillAnnotation] = dir
 			}
-			if err := o.annotate(cmd.Context(), args[0], annotations, client.Paused); err != nil {
+			if err := d.annotate(cmd.Context(), args[0], annotations, client.Paused); err != nil {
 				return fmt.Errorf("suspend %s: %w", args[0], err)
 			}
 			return nil
 		},
 	}
-	o.register(c)
+	c.ValidArgsFunction = first(d.containers)
+	d.addressFlags(c)
 	c.Flags().StringVar(&spill, "spill", "", "write the GPU state to this directory on a disk, so that it takes no memory")
+	_ = c.MarkFlagDirname("spill")
 	return c
 }

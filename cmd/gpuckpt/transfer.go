@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containerd/containerd/v2/client"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/registry"
@@ -88,18 +87,7 @@ func (t *transferFlags) push(ctx context.Context, ref, target string) (_ *transf
 	if err := fullName(target); err != nil {
 		return nil, err
 	}
-	p, err := parsePlace(ref)
-	if err != nil {
-		return nil, err
-	}
-	var c *client.Client
-	if p.kind == inContainerd {
-		if ctx, c, err = t.connect(ctx); err != nil {
-			return nil, err
-		}
-		defer joinClose(&err, c)
-	}
-	src, err := p.open(ctx, func() (*client.Client, error) { return c, nil }, &t.daemon)
+	src, err := t.openPlace(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +98,7 @@ func (t *transferFlags) push(ctx context.Context, ref, target string) (_ *transf
 	shown := t.progress()
 	defer shown.wait()
 	end := t.observe(shown, "push")
-	result, err := registry.Push(ctx, src.provider, target, *src.image, t.Options)
+	result, err := registry.Push(src.ctx, src.provider, target, *src.image, t.Options)
 	if err != nil {
 		end("")
 		return nil, err
@@ -131,10 +119,7 @@ interrupted is taken up where it was, for a day. The credentials are those of
 "docker login".`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if noUnpack {
-				snapshotter = ""
-			}
-			answer, err := t.pull(cmd.Context(), args[0], snapshotter)
+			answer, err := t.pull(cmd.Context(), args[0], snapshotter, !noUnpack)
 			if err != nil {
 				return err
 			}
@@ -143,12 +128,14 @@ interrupted is taken up where it was, for a day. The credentials are those of
 	}
 	c.ValidArgsFunction = first(t.images)
 	t.flags(c)
-	c.Flags().StringVar(&snapshotter, "snapshotter", "overlayfs", "containerd snapshotter to unpack with")
-	c.Flags().BoolVar(&noUnpack, "no-unpack", false, "leave unpacking to who runs the image")
+	c.Flags().StringVar(&snapshotter, "snapshotter", "", "containerd snapshotter to unpack with (default: that of containerd's namespace)")
+	c.Flags().BoolVar(&noUnpack, "no-unpack", false, "leave unpacking to whoever runs the image")
+	c.MarkFlagsMutuallyExclusive("snapshotter", "no-unpack")
 	return c
 }
 
-func (t *transferFlags) pull(ctx context.Context, ref, snapshotter string) (_ *transferAnswer, err error) {
+// pull fetches an image, and unpacks it for a snapshotter if it is to.
+func (t *transferFlags) pull(ctx context.Context, ref, snapshotter string, unpack bool) (_ *transferAnswer, err error) {
 	began := time.Now()
 	if err := fullName(ref); err != nil {
 		return nil, err
@@ -158,6 +145,14 @@ func (t *transferFlags) pull(ctx context.Context, ref, snapshotter string) (_ *t
 		return nil, err
 	}
 	defer joinClose(&err, c)
+	if unpack {
+		snapshotter, err = t.snapshotter(ctx, c, snapshotter)
+	} else {
+		snapshotter = ""
+	}
+	if err != nil {
+		return nil, err
+	}
 	shown := t.progress()
 	defer shown.wait()
 	end := t.observe(shown, "pull")

@@ -34,11 +34,11 @@ func TestTwoContainersAtOnce(t *testing.T) {
 	gpus := allGPUs()
 	var ks []*harness.Container
 	for i := range 2 {
-		k := start(t, shared, harness.RunSpec{ID: fmt.Sprintf("%s-%d", id(t), i), GPUs: gpus[i%len(gpus) : i%len(gpus)+1]}, "counter")
-		expect(t, k, "count", "101")
+		k := shared.Work(t, harness.RunSpec{ID: fmt.Sprintf("%s-%d", harness.Name(t), i), GPUs: gpus[i%len(gpus) : i%len(gpus)+1]}, "counter")
+		k.Expect(t, "count", "101")
 		ks = append(ks, k)
 	}
-	ref := func(i int) string { return fmt.Sprintf("checkpoint.test/%s:%d", id(t), i) }
+	ref := func(i int) string { return fmt.Sprintf("checkpoint.test/%s:%d", harness.Name(t), i) }
 	for i, err := range atOnce(2, func(i int) error { return ks[i].Checkpoint(t.Context(), ref(i)) }) {
 		if err != nil {
 			t.Fatalf("container %d: %v\n%s", i, err, shared.LogTail(4000))
@@ -46,18 +46,18 @@ func TestTwoContainersAtOnce(t *testing.T) {
 		removeImageAtEnd(t, shared, ref(i))
 	}
 	for i, k := range ks {
-		expect(t, k, "count", "102")
-		kill(t, k)
+		k.Expect(t, "count", "102")
+		k.MustRemove(t)
 		r := restore(t, shared, k.ID, ref(i), k.Port)
-		expect(t, r, "count", "102")
+		r.Expect(t, "count", "102")
 	}
 }
 
 // Of two checkpoints of one container at once both succeed, one after the other.
 func TestOneContainerTwiceAtOnce(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	dirs := []string{t.TempDir(), t.TempDir()}
 	for i, err := range atOnce(2, func(i int) error { return checkpointTask(t, shared, k, dirs[i]) }) {
 		if err != nil {
@@ -65,7 +65,7 @@ func TestOneContainerTwiceAtOnce(t *testing.T) {
 		}
 	}
 	isPaused(t, k, false)
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 	for _, dir := range dirs {
 		if _, err := images.ReadMetadata(dir); err != nil {
 			t.Fatal(err)
@@ -74,7 +74,7 @@ func TestOneContainerTwiceAtOnce(t *testing.T) {
 		if err := restoreTask(t, shared, k, dir); err != nil {
 			t.Fatal(err)
 		}
-		expect(t, k, "count", "102")
+		k.Expect(t, "count", "102")
 	}
 }
 
@@ -82,10 +82,10 @@ func TestOneContainerTwiceAtOnce(t *testing.T) {
 // other's way: the later one may be told so. The container comes to no harm.
 func TestTwoClientsAtOnce(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	done := 0
-	ref := func(i int) string { return fmt.Sprintf("checkpoint.test/%s:%d", id(t), i) }
+	ref := func(i int) string { return fmt.Sprintf("checkpoint.test/%s:%d", harness.Name(t), i) }
 	for i, err := range atOnce(2, func(i int) error { return k.Checkpoint(t.Context(), ref(i)) }) {
 		switch {
 		case err == nil:
@@ -99,9 +99,9 @@ func TestTwoClientsAtOnce(t *testing.T) {
 		t.Error("neither of the two was served")
 	}
 	isPaused(t, k, false)
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 	takeCheckpoint(t, shared, k, "after")
-	expect(t, k, "count", "103")
+	k.Expect(t, "count", "103")
 }
 
 // Containers of one pod share a shim. Each is checkpointed by itself, and the
@@ -110,11 +110,11 @@ func TestOneShim(t *testing.T) {
 	results.Add(t)
 	var ks []*harness.Container
 	for i := range 2 {
-		k := start(t, shared, harness.RunSpec{
-			ID: fmt.Sprintf("%s-%d", id(t), i), GPUs: []int{0},
-			Annotations: map[string]string{"io.containerd.runc.v2.group": id(t)},
+		k := shared.Work(t, harness.RunSpec{
+			ID: fmt.Sprintf("%s-%d", harness.Name(t), i), GPUs: []int{0},
+			Annotations: map[string]string{"io.containerd.runc.v2.group": harness.Name(t)},
 		}, "counter")
-		expect(t, k, "count", "101")
+		k.Expect(t, "count", "101")
 		ks = append(ks, k)
 	}
 	if a, b := shimOf(t, ks[0]), shimOf(t, ks[1]); a != b {
@@ -127,12 +127,12 @@ func TestOneShim(t *testing.T) {
 		}
 	}
 	endTask(t, shared, ks[0])
-	expect(t, ks[1], "count", "102")
+	ks[1].Expect(t, "count", "102")
 	checkpointInto(t, shared, ks[1], t.TempDir())
-	expect(t, ks[1], "count", "103")
+	ks[1].Expect(t, "count", "103")
 	if err := restoreTask(t, shared, ks[0], dirs[0]); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
 	}
-	expect(t, ks[0], "count", "102")
-	expect(t, ks[1], "count", "104")
+	ks[0].Expect(t, "count", "102")
+	ks[1].Expect(t, "count", "104")
 }

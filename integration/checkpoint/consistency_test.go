@@ -22,7 +22,7 @@ const written = "/var/tmp/written"
 // readWritten reads it through the root file system of the container's process.
 func readWritten(t *testing.T, k *harness.Container) []byte {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", pidOf(t, k), written))
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", k.MustPid(t), written))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func newest(t *testing.T, data []byte) uint64 {
 // grows waits until the program has written more than that many numbers.
 func grows(t *testing.T, k *harness.Container, beyond uint64) {
 	t.Helper()
-	within(t, "the writer goes on", func() bool { return uint64(len(readWritten(t, k))/8) > beyond })
+	harness.Within(t, "the writer goes on", func() bool { return uint64(len(readWritten(t, k))/8) > beyond })
 }
 
 func number(t *testing.T, text string) uint64 {
@@ -65,19 +65,19 @@ func number(t *testing.T, text string) uint64 {
 // writes all the time goes on after a restore with the very next number.
 func TestFilesMatchMemory(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "writer", "--file", written)
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "writer", "--file", written)
+	k.Expect(t, "count", "101")
 	grows(t, k, 100)
 	ref := takeCheckpoint(t, shared, k, "1")
 	grows(t, k, newest(t, readWritten(t, k))) // it was left running
-	kill(t, k)
+	k.MustRemove(t)
 
 	saved := newest(t, blobFile(t, shared, manifest(t, shared, ref, ocispec.MediaTypeImageLayerGzip), written))
 	r := restore(t, shared, k.ID, ref, k.Port)
-	expect(t, r, "count", "102")
+	r.Expect(t, "count", "102")
 	grows(t, r, saved+100)
 	inFile := newest(t, readWritten(t, r))
-	if inMemory := number(t, ask(t, r, "seq")); inMemory < inFile {
+	if inMemory := number(t, r.Answer(t, "seq")); inMemory < inFile {
 		t.Errorf("the file has number %d, the memory only %d", inFile, inMemory)
 	}
 }
@@ -86,8 +86,8 @@ func TestFilesMatchMemory(t *testing.T) {
 // though the driver's thread must in the checkpoint.
 func TestStillWhilePaused(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "writer", "--file", written)
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "writer", "--file", written)
+	k.Expect(t, "count", "101")
 	grows(t, k, 100)
 	ctr(t, shared, "tasks", "pause", k.ID)
 	before := newest(t, readWritten(t, k))
@@ -100,7 +100,7 @@ func TestStillWhilePaused(t *testing.T) {
 		}
 	}
 	// Nor while a checkpoint fails and is undone.
-	says(t, checkpointTask(t, shared, k, "/proc/no-place"), "/proc/no-place")
+	harness.Says(t, checkpointTask(t, shared, k, "/proc/no-place"), "/proc/no-place")
 	if after := newest(t, readWritten(t, k)); after != before {
 		t.Fatalf("the program wrote %d numbers during the checkpoint that failed", after-before)
 	}
@@ -108,5 +108,5 @@ func TestStillWhilePaused(t *testing.T) {
 	ctr(t, shared, "tasks", "resume", k.ID)
 	grows(t, k, before)
 	newest(t, readWritten(t, k))
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 }

@@ -13,15 +13,15 @@ import (
 // packets, goes on across checkpoint, kill and restore.
 func TestCounter(t *testing.T) {
 	result := results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	if err := result.Time("checkpoint", func() error { return k.Checkpoint(t.Context(), "counter:1") }); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
 	}
 	removeImageAtEnd(t, shared, "counter:1")
-	notePhases(t, result, shared, k.ID)
-	expect(t, k, "count", "102") // it was left running
-	kill(t, k)
+	result.Phases(t, k)
+	k.Expect(t, "count", "102") // it was left running
+	k.MustRemove(t)
 	var r *harness.Container
 	if err := result.Time("restore", func() (err error) {
 		r, err = shared.Restore(t.Context(), k.ID, "counter:1", k.Port)
@@ -29,8 +29,8 @@ func TestCounter(t *testing.T) {
 	}); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
 	}
-	removeAtEnd(t, r)
-	notePhases(t, result, shared, r.ID)
-	expect(t, r, "count", "102") // as at the checkpoint
-	expect(t, r, "count", "103")
+	r.RemoveAtEnd(t)
+	result.Phases(t, r)
+	r.Expect(t, "count", "102") // as at the checkpoint
+	r.Expect(t, "count", "103")
 }

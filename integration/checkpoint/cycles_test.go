@@ -48,8 +48,8 @@ func threadsOf(t *testing.T, pid int) int {
 // nor children, nor files.
 func TestManyCheckpoints(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	shim := shimOf(t, k)
 	memory := memoryDir(t)
 	take := func(n int) {
@@ -65,13 +65,13 @@ func TestManyCheckpoints(t *testing.T) {
 	settled := func() bool { return len(childrenOf(shim, "gpuckpt-")) == 0 }
 	take(0)
 	take(1)
-	within(t, "helper and tracer end", settled)
-	files, threads, bundle := openFiles(t, shim), threadsOf(t, shim), names(t, bundleOf(shared, k.ID))
+	harness.Within(t, "helper and tracer end", settled)
+	files, threads, bundle := openFiles(t, shim), threadsOf(t, shim), names(t, shared.Bundle(k.ID))
 	for n := range cycles {
 		take(n)
 	}
-	within(t, "helper and tracer end", settled)
-	within(t, "as many files are open as before", func() bool { return len(openFiles(t, shim)) <= len(files) })
+	harness.Within(t, "helper and tracer end", settled)
+	harness.Within(t, "as many files are open as before", func() bool { return len(openFiles(t, shim)) <= len(files) })
 	if now := openFiles(t, shim); len(now) > len(files) {
 		t.Errorf("the shim has open\n%q, before it had\n%q", now, files)
 	}
@@ -80,19 +80,19 @@ func TestManyCheckpoints(t *testing.T) {
 	if now := threadsOf(t, shim); now >= threads+cycles/3 {
 		t.Errorf("the shim has %d threads, before it had %d", now, threads)
 	}
-	if now := names(t, bundleOf(shared, k.ID)); !slices.Equal(now, bundle) {
+	if now := names(t, shared.Bundle(k.ID)); !slices.Equal(now, bundle) {
 		t.Errorf("the bundle has %q, before it had %q", now, bundle)
 	}
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 }
 
 // Many restores, one from the other, leave no mounts, cgroups, directories or
 // processes on the machine.
 func TestManyRestores(t *testing.T) {
 	results.Add(t)
-	c := own(t, harness.Options{}) // nobody else's come and go in it
-	k := start(t, c, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	c := session.Own(t, harness.Options{}) // nobody else's come and go in it
+	k := c.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	dir := memoryDir(t)
 	cycle := func(n int) {
 		images := filepath.Join(dir, fmt.Sprint(n))
@@ -114,12 +114,12 @@ func TestManyRestores(t *testing.T) {
 	for n := range cycles {
 		cycle(n)
 	}
-	within(t, "the helpers end", func() bool { return len(childrenOf(shimOf(t, k), "gpuckpt-")) == 0 })
-	within(t, "the machine is as it was", func() bool { return slices.Equal(machine(t, c), before) })
+	harness.Within(t, "the helpers end", func() bool { return len(childrenOf(shimOf(t, k), "gpuckpt-")) == 0 })
+	harness.Within(t, "the machine is as it was", func() bool { return slices.Equal(machine(t, c), before) })
 	if now := machine(t, c); !slices.Equal(now, before) {
 		t.Errorf("there are\n%q, before there were\n%q", now, before)
 	}
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 }
 
 // machine lists what a containerd's containers have on the machine: mounts,
@@ -135,7 +135,7 @@ func machine(t *testing.T, c *harness.Containerd) (all []string) {
 			all = append(all, "mount "+fields[4])
 		}
 	}
-	for _, pattern := range []string{"/sys/fs/cgroup/*/" + c.Namespace() + "/*", "/sys/fs/cgroup/" + c.Namespace() + "/*/"} {
+	for _, pattern := range []string{"/sys/fs/cgroup/*/" + c.Namespace() + "/*", "/sys/fs/cgroup/" + c.Namespace() + "/*"} {
 		dirs, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -146,7 +146,7 @@ func machine(t *testing.T, c *harness.Containerd) (all []string) {
 			}
 		}
 	}
-	for _, dir := range []string{filepath.Join(c.Dir(), "tmp"), filepath.Dir(bundleOf(c, "x"))} {
+	for _, dir := range []string{filepath.Join(c.Dir(), "tmp"), filepath.Dir(c.Bundle("x"))} {
 		for _, name := range names(t, dir) {
 			all = append(all, "file "+filepath.Join(dir, name))
 		}

@@ -25,29 +25,33 @@ import (
 // is.
 func TestGoesOnBeforeTheDisk(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-	expect(t, k, "verify", "bad=0")
-	checkpointInto(t, shared, k, t.TempDir())
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+	k.Expect(t, "verify", "bad=0")
+	checkpointInto(t, shared, k, harness.DiskDir(t))
 	phases := make(map[string]images.Phase)
 	var names []string
-	for _, p := range timelineOf(t, shared, k.ID).Phases {
+	line, err := shared.Timeline(k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range line.Phases {
 		phases[p.Name] = p
 		names = append(names, p.Name)
 	}
 	back, resume, store := phases["give GPU state back"], phases["resume"], phases["store GPU state"]
 	if len(names) != len(phases) || slices.Index(names, "dump") < 0 || slices.Index(names, "dump") > slices.Index(names, "give GPU state back") ||
 		store.Name == "" || back.Start > store.Start+store.Took || resume.Start < back.Start+back.Took {
-		t.Errorf("the steps were %+v", timelineOf(t, shared, k.ID).Phases)
+		t.Errorf("the steps were %+v", line.Phases)
 	}
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 }
 
 // The directory for the images is made if need be, as runc makes it.
 func TestDirectoryIsMade(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
-	expect(t, k, "verify", "bad=0")
-	dir := filepath.Join(t.TempDir(), "not", "there")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
+	k.Expect(t, "verify", "bad=0")
+	dir := filepath.Join(harness.DiskDir(t), "not", "there")
 	checkpointInto(t, shared, k, dir)
 	if len(areaFiles(t, dir)) == 0 {
 		t.Error("the GPU state is in no file of its own")
@@ -99,12 +103,12 @@ func failsForRoom(t *testing.T, k *harness.Container, dir string, exit bool, mea
 		done <- err
 	}()
 	meanwhile()
-	says(t, <-done, append(words, "o space left on device")...) // CRIU's words or Go's
+	harness.Says(t, <-done, append(words, "o space left on device")...) // CRIU's words or Go's
 	goesOn(t, k)
 	if left, err := filepath.Glob(filepath.Join(dir, "gpu*")); err != nil || len(left) > 0 {
 		t.Errorf("%q of the failed checkpoint are left, %v", left, err)
 	}
-	checkpointInto(t, shared, k, t.TempDir())
+	checkpointInto(t, shared, k, harness.DiskDir(t))
 	goesOn(t, k)
 }
 
@@ -114,8 +118,8 @@ func TestNoRoom(t *testing.T) {
 	for _, kind := range []string{"disk", "memory"} {
 		t.Run(kind, func(t *testing.T) {
 			results.Add(t)
-			k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-			expect(t, k, "verify", "bad=0")
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+			k.Expect(t, "verify", "bad=0")
 			failsForRoom(t, k, smallDir(t, kind, 16), true, func() {}, "preflight", "free some, or choose another directory")
 		})
 	}

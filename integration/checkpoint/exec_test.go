@@ -28,7 +28,7 @@ func endExec(t *testing.T, c *harness.Containerd, k *harness.Container) {
 	t.Helper()
 	ctr(t, c, "tasks", "kill", "--signal", "SIGKILL", "--exec-id", "guest", k.ID)
 	shim := shimOf(t, k)
-	within(t, "the exec'd process ends", func() bool { return childOf(shim, "gpuwork sleep") == 0 })
+	harness.Within(t, "the exec'd process ends", func() bool { return childOf(shim, "gpuwork sleep") == 0 })
 }
 
 // A process that was exec'd into the container is no child of its first one:
@@ -36,25 +36,25 @@ func endExec(t *testing.T, c *harness.Containerd, k *harness.Container) {
 // name, and works once it has ended.
 func TestExecedProcess(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	execDetached(t, shared, k, "guest", "gpuwork", "sleep")
 	// Before it is gpuwork it is runc, which ctr does not wait for.
 	shim, guest := shimOf(t, k), 0
-	within(t, "the exec'd process is a child of the shim", func() bool {
+	harness.Within(t, "the exec'd process is a child of the shim", func() bool {
 		guest = childOf(shim, "gpuwork sleep")
 		return guest != 0
 	})
-	says(t, k.Checkpoint(t.Context(), "refused:1"), "exec'd", fmt.Sprintf("%d (gpuwork)", guest))
-	says(t, plainCheckpoint(t, shared, k), "FailedPrecondition", "exec'd", fmt.Sprint(guest))
+	harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), "exec'd", fmt.Sprintf("%d (gpuwork)", guest))
+	harness.Says(t, plainCheckpoint(t, shared, k), "FailedPrecondition", "exec'd", fmt.Sprint(guest))
 	isPaused(t, k, false)
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 
 	endExec(t, shared, k)
 	ref := takeCheckpoint(t, shared, k, "1")
-	kill(t, k)
+	k.MustRemove(t)
 	r := restore(t, shared, k.ID, ref, k.Port)
-	expect(t, r, "count", "103")
+	r.Expect(t, "count", "103")
 }
 
 // A process that was made before the pause is started while the driver's threads
@@ -72,7 +72,7 @@ func TestExecStartedInCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	go func() { done <- checkpointTask(t, shared, k, dir) }()
 	inCheckpoint(t, k)
-	says(t, guest.Start(t.Context()), "failed precondition", "cannot exec", "try again")
+	harness.Says(t, guest.Start(t.Context()), "failed precondition", "cannot exec", "try again")
 	hurry()
 	if pid := childOf(shimOf(t, k), "gpuwork sleep"); pid != 0 {
 		t.Errorf("process %d was exec'd into the container", pid)
@@ -95,14 +95,14 @@ func TestExecedProcessNoCUDA(t *testing.T) {
 	results.Add(t)
 	outcome := map[string]bool{}
 	eachRuntime(t, func(t *testing.T, spec harness.RunSpec) {
-		k := start(t, shared, spec, "plain")
-		expect(t, k, "count", "101")
+		k := shared.Work(t, spec, "plain")
+		k.Expect(t, "count", "101")
 		execDetached(t, shared, k, "guest", "gpuwork", "sleep")
-		err := k.Checkpoint(t.Context(), "checkpoint.test/"+id(t)+":1")
+		err := k.Checkpoint(t.Context(), "checkpoint.test/"+harness.Name(t)+":1")
 		t.Logf("with an exec'd process: %v", err)
 		outcome[spec.Runtime] = err == nil
 		isPaused(t, k, false)
-		expect(t, k, "count", "102")
+		k.Expect(t, "count", "102")
 	})
 	if outcome[harness.Runtime] != outcome[harness.RuncRuntime] {
 		t.Errorf("checkpoints succeed: %v; want the same with both", outcome)

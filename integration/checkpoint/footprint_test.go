@@ -64,7 +64,7 @@ func TestFootprint(t *testing.T) {
 // long "ctr run" took, in seconds.
 func idleShim(t *testing.T, runtime string) (harness.Memory, float64) {
 	t.Helper()
-	k := &harness.Container{ID: id(t)}
+	k := &harness.Container{ID: harness.Name(t)}
 	start := time.Now()
 	ctr(t, shared, "run", "--detach", "--null-io", "--net-host", "--snapshotter", shared.Snapshotter(),
 		"--runtime", runtime, harness.WorkloadImage, k.ID, "gpuwork", "sleep")

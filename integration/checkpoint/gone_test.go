@@ -29,12 +29,12 @@ func slow(t *testing.T) (k *harness.Container, hurry func()) {
 	bytes := uint64(8 << 20)
 	hurry = func() {}
 	if gpu.Kind == harness.SoftwareGPU {
-		hurry = softwareGPU(t, "checkpoint_delay_ms=500\nrestore_delay_ms=500\n")
+		hurry = shared.SoftwareGPU(t, "checkpoint_delay_ms=500\nrestore_delay_ms=500\n")
 	} else {
 		bytes = 16 << 30
 	}
-	k = start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.FormatUint(bytes, 10))
-	expect(t, k, "verify", "bad=0")
+	k = shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.FormatUint(bytes, 10))
+	k.Expect(t, "verify", "bad=0")
 	return k, hurry
 }
 
@@ -42,8 +42,8 @@ func slow(t *testing.T) (k *harness.Container, hurry func()) {
 // only then are its threads held by a tracer.
 func inCheckpoint(t *testing.T, k *harness.Container) {
 	t.Helper()
-	pid := pidOf(t, k)
-	within(t, "the driver's checkpoint", func() bool {
+	pid := k.MustPid(t)
+	harness.Within(t, "the driver's checkpoint", func() bool {
 		state, err := harness.ProcessState(pid)
 		return err == nil && state == "t"
 	})
@@ -53,9 +53,9 @@ func inCheckpoint(t *testing.T, k *harness.Container) {
 func goesOn(t *testing.T, k *harness.Container) {
 	t.Helper()
 	isPaused(t, k, false)
-	expect(t, k, "verify", "bad=0")
-	expect(t, k, "write 500", "wrote 500")
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
+	k.Expect(t, "write 500", "wrote 500")
+	k.Expect(t, "verify", "bad=0")
 }
 
 // The helper is killed while the driver copies: a clear error, and the
@@ -69,7 +69,7 @@ func TestHelperKilled(t *testing.T) {
 	inCheckpoint(t, k)
 	killHelper(t, shim)
 	hurry()
-	says(t, <-done, "save GPU state", "CUDA helper is gone", "killed")
+	harness.Says(t, <-done, "save GPU state", "CUDA helper is gone", "killed")
 	goesOn(t, k)
 	takeCheckpoint(t, shared, k, "1")
 	goesOn(t, k)
@@ -80,31 +80,31 @@ func TestHelperKilled(t *testing.T) {
 // without one of its processes. Nothing stays frozen or held.
 func TestProcessKilled(t *testing.T) {
 	if gpu.Kind == harness.SoftwareGPU {
-		softwareGPU(t, "checkpoint_delay_ms=500\n")
+		shared.SoftwareGPU(t, "checkpoint_delay_ms=500\n")
 	}
 	bytes := "8M"
 	if gpu.Kind == harness.RealGPU {
 		bytes = "8G"
 	}
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}, Port: freePorts(t, 2)}, "multi", "--procs", "2", "--bytes", bytes)
-	expect(t, process(k, 0), "verify", "bad=0")
-	expect(t, process(k, 1), "verify", "bad=0")
-	pids := childrenOf(pidOf(t, k), "gpuwork")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "multi", "--procs", "2", "--bytes", bytes)
+	k.Process(0).Expect(t, "verify", "bad=0")
+	k.Process(1).Expect(t, "verify", "bad=0")
+	pids := childrenOf(k.MustPid(t), "gpuwork")
 	if len(pids) != 2 {
 		t.Fatalf("the container has the processes %v, want two", pids)
 	}
 	done := make(chan error, 1)
 	go func() { done <- checkpointTask(t, shared, k, t.TempDir()) }()
-	within(t, "the driver's checkpoint", func() bool {
+	harness.Within(t, "the driver's checkpoint", func() bool {
 		state, err := harness.ProcessState(pids[0])
 		return err == nil && state == "t"
 	})
 	if err := unix.Kill(pids[1], unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	says(t, <-done, "save GPU state")
-	within(t, "the program ends", func() bool {
+	harness.Says(t, <-done, "save GPU state")
+	harness.Within(t, "the program ends", func() bool {
 		status, err := k.Status(t.Context())
 		return err == nil && status == containerd.Stopped
 	})
@@ -139,8 +139,8 @@ func TestClientGivesUp(t *testing.T) {
 	inCheckpoint(t, k)
 	cancel()
 	hurry()
-	says(t, <-done, "Canceled")
-	within(t, "the container goes on", func() bool {
+	harness.Says(t, <-done, "Canceled")
+	harness.Within(t, "the container goes on", func() bool {
 		status, err := k.Status(t.Context())
 		return err == nil && status == containerd.Running
 	})
@@ -158,7 +158,7 @@ func TestContainerdKilled(t *testing.T) {
 	}{
 		{"driver", func(t *testing.T, k *harness.Container, _ string) { inCheckpoint(t, k) }},
 		{"dump", func(t *testing.T, _ *harness.Container, dir string) {
-			within(t, "CRIU's dump", func() bool {
+			harness.Within(t, "CRIU's dump", func() bool {
 				pages, err := os.Stat(filepath.Join(dir, "pages-1.img"))
 				return err == nil && pages.Size() > 0
 			})
@@ -166,14 +166,14 @@ func TestContainerdKilled(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
-			c := own(t, harness.Options{})
-			// CRIU is to have something to do.
-			if err := configure(c, staging(c, "staging", "steer = false")); err != nil {
+			c := session.Own(t, harness.Options{})
+			c.Configured(t, c.Staging("staging", "steer = false")) // CRIU is to have something to do
+			// Nobody could remove it by ctr in the end; Stop does it by force.
+			k, err := c.Run(t.Context(), harness.Gpuwork(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "256M"))
+			if err != nil {
 				t.Fatal(err)
 			}
-			// Nobody could remove it by ctr in the end; Stop does it by force.
-			k := startForGood(t, c, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "256M")
-			expect(t, k, "verify", "bad=0")
+			k.Expect(t, "verify", "bad=0")
 			dir := t.TempDir()
 			done := make(chan error, 1)
 			go func() { done <- checkpointTask(t, c, k, dir) }()
@@ -181,10 +181,10 @@ func TestContainerdKilled(t *testing.T) {
 			if err := unix.Kill(c.Pid(), unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			says(t, <-done, "Unavailable")
-			expect(t, k, "verify", "bad=0")
-			expect(t, k, "write 500", "wrote 500")
-			expect(t, k, "verify", "bad=0")
+			harness.Says(t, <-done, "Unavailable")
+			k.Expect(t, "verify", "bad=0")
+			k.Expect(t, "write 500", "wrote 500")
+			k.Expect(t, "verify", "bad=0")
 			if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); err == nil {
 				t.Error("the checkpoint was completed, it had not been interrupted")
 			}
@@ -212,7 +212,7 @@ func TestClientKilled(t *testing.T) {
 	}
 	_ = client.Wait()
 	hurry()
-	within(t, "the shim's log says what to do", func() bool {
+	harness.Within(t, "the shim's log says what to do", func() bool {
 		return strings.Contains(shared.LogTail(20000), "(ctr tasks resume "+k.ID+")")
 	})
 	isPaused(t, k, true)
@@ -230,7 +230,7 @@ func TestHelperKilledInRestore(t *testing.T) {
 	results.Add(t)
 	k, hurry := slow(t)
 	ref := takeCheckpoint(t, shared, k, "1")
-	kill(t, k)
+	k.MustRemove(t)
 
 	done := make(chan error, 1)
 	go func() {
@@ -240,8 +240,8 @@ func TestHelperKilledInRestore(t *testing.T) {
 	// runc has written the restored process's pid, and its parent, the shim,
 	// has started a helper for it.
 	var helper int
-	within(t, "the driver's restore", func() bool {
-		text, err := os.ReadFile(filepath.Join(bundleOf(shared, k.ID), "init.pid"))
+	harness.Within(t, "the driver's restore", func() bool {
+		text, err := os.ReadFile(filepath.Join(shared.Bundle(k.ID), "init.pid"))
 		if err != nil {
 			return false
 		}
@@ -249,7 +249,7 @@ func TestHelperKilledInRestore(t *testing.T) {
 		if err != nil {
 			return false
 		}
-		shim, err := parentOf(pid)
+		shim, err := harness.Parent(pid)
 		if err != nil {
 			return false
 		}
@@ -265,9 +265,9 @@ func TestHelperKilledInRestore(t *testing.T) {
 	if err := unix.Kill(helper, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	says(t, <-done, "restore GPU state", "CUDA helper is gone")
+	harness.Says(t, <-done, "restore GPU state", "CUDA helper is gone")
 	nothingRuns(t, shared, k)
-	kill(t, k)
+	k.MustRemove(t)
 	hurry()
 	r := restore(t, shared, k.ID, ref, k.Port)
 	goesOn(t, r)

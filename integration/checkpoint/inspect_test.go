@@ -28,55 +28,10 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/runtime"
 )
 
 // patience bounds the wait for something that takes milliseconds as a rule.
 const patience = 30 * time.Second
-
-// within waits until something is so.
-func within(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !so(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v", what, patience)
-		}
-	}
-}
-
-// bundleOf is the directory of a container's shim.
-func bundleOf(c *harness.Containerd, id string) string {
-	return filepath.Join(c.Dir(), "state", "io.containerd.runtime.v2.task", c.Namespace(), id)
-}
-
-// timelineOf reads the phases of a container's last checkpoint or restore.
-func timelineOf(t *testing.T, c *harness.Containerd, id string) runtime.Timeline {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(bundleOf(c, id), runtime.TimelineName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var line runtime.Timeline
-	if err := json.Unmarshal(data, &line); err != nil {
-		t.Fatal(err)
-	}
-	return line
-}
-
-// notePhases puts the phases of a container's last operation into the results,
-// as "checkpoint/dump" in seconds and "checkpoint/dump_bytes".
-func notePhases(t *testing.T, result *harness.TestResult, c *harness.Containerd, id string) {
-	t.Helper()
-	line := timelineOf(t, c, id)
-	for _, p := range line.Phases {
-		name := line.Operation + "/" + p.Name
-		result.Times[name] = p.Took.Seconds()
-		if p.Bytes > 0 {
-			result.Number(strings.ReplaceAll(name, " ", "_")+"_bytes", float64(p.Bytes))
-		}
-	}
-	result.Times[line.Operation+"/whole"] = line.Took.Seconds()
-}
 
 // manifest finds the part of a checkpoint image with a media type.
 func manifest(t *testing.T, c *harness.Containerd, ref, mediaType string) ocispec.Descriptor {
@@ -152,20 +107,10 @@ func metadataOf(t *testing.T, c *harness.Containerd, ref string) *images.Metadat
 	return m
 }
 
-// pidOf is the container's first process.
-func pidOf(t *testing.T, k *harness.Container) int {
-	t.Helper()
-	pid, err := k.Pid(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pid
-}
-
 // shimOfID is the shim of a container that was not started by start.
 func shimOfID(t *testing.T, c *harness.Containerd, id string) int {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(bundleOf(c, id), "init.pid"))
+	text, err := os.ReadFile(filepath.Join(c.Bundle(id), "init.pid"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +118,7 @@ func shimOfID(t *testing.T, c *harness.Containerd, id string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shim, err := parentOf(pid)
+	shim, err := harness.Parent(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,34 +128,11 @@ func shimOfID(t *testing.T, c *harness.Containerd, id string) int {
 // shimOf is the container's shim: what its first process is a child of.
 func shimOf(t *testing.T, k *harness.Container) int {
 	t.Helper()
-	parent, err := parentOf(pidOf(t, k))
+	parent, err := harness.Parent(k.MustPid(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return parent
-}
-
-// parentOf is a process's parent.
-func parentOf(pid int) (int, error) {
-	text, err := statusField(pid, "PPid")
-	if err != nil {
-		return 0, err
-	}
-	return strconv.Atoi(text)
-}
-
-// statusField is a line of /proc/PID/status.
-func statusField(pid int, name string) (string, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(data)) {
-		if value, ok := strings.CutPrefix(line, name+":"); ok {
-			return strings.TrimSpace(value), nil
-		}
-	}
-	return "", fmt.Errorf("/proc/%d/status has no %s", pid, name)
 }
 
 // commandLine is a process's, its words joined by spaces; empty when it is gone.
@@ -249,7 +171,7 @@ func isPaused(t *testing.T, k *harness.Container, want bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	frozen, err := harness.Frozen(pidOf(t, k))
+	frozen, err := harness.Frozen(k.MustPid(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +195,7 @@ func ctr(t *testing.T, c *harness.Containerd, args ...string) string {
 // the test ends.
 func takeCheckpoint(t *testing.T, c *harness.Containerd, k *harness.Container, ref string) string {
 	t.Helper()
-	ref = "checkpoint.test/" + id(t) + ":" + ref
+	ref = "checkpoint.test/" + harness.Name(t) + ":" + ref
 	if err := k.Checkpoint(t.Context(), ref); err != nil {
 		t.Fatalf("%v\n%s", err, c.LogTail(4000))
 	}
@@ -291,20 +213,6 @@ func removeImageAtEnd(t *testing.T, c *harness.Containerd, ref string) {
 			t.Error(err)
 		}
 	})
-}
-
-// says checks that an error is there and has all the words.
-func says(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one that says %q", words)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Fatalf("the error does not say %q:\n%v", word, err)
-		}
-	}
-	t.Logf("refused, as it should be: %v", err)
 }
 
 // taskOf loads a container's task with the Go client, for what ctr cannot ask.

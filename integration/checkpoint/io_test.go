@@ -27,7 +27,7 @@ func TestIO(t *testing.T) {
 	} {
 		for _, runtime := range []string{harness.Runtime, harness.RuncRuntime} {
 			got, err := shared.RunAttached(t.Context(), harness.RunSpec{
-				ID: id(t), Runtime: runtime, GPUs: []int{0}, Args: append([]string{"gpuwork"}, test.args...),
+				ID: harness.Name(t), Runtime: runtime, GPUs: []int{0}, Args: append([]string{"gpuwork"}, test.args...),
 			}, strings.NewReader(test.stdin))
 			if err != nil {
 				t.Fatal(err)
@@ -54,14 +54,14 @@ func withoutDeprecations(text string) string {
 // What a program writes after it was restored comes out, and its exit code too.
 func TestRestoredIO(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter") // which prints each value
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter") // which prints each value
+	k.Expect(t, "count", "101")
 	ref := takeCheckpoint(t, shared, k, "1")
-	kill(t, k)
+	k.MustRemove(t)
 	r := restore(t, shared, k.ID, ref, k.Port)
-	expect(t, r, "count", "102")
-	expect(t, r, "count", "103")
-	within(t, "the output of the restored program", func() bool {
+	r.Expect(t, "count", "102")
+	r.Expect(t, "count", "103")
+	harness.Within(t, "the output of the restored program", func() bool {
 		return strings.HasSuffix(r.Logs(), "102\n103\n")
 	})
 	if err := r.Kill(t.Context()); err != nil {

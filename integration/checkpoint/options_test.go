@@ -51,11 +51,11 @@ func TestNilOptions(t *testing.T) {
 				if workload == "counter" {
 					spec.GPUs = []int{0}
 				}
-				k := start(t, shared, spec, workload)
-				expect(t, k, "count", "101")
+				k := shared.Work(t, spec, workload)
+				k.Expect(t, "count", "101")
 				err := plainCheckpoint(t, shared, k)
 				if test.refused != nil {
-					says(t, err, test.refused...)
+					harness.Says(t, err, test.refused...)
 				} else if err != nil {
 					t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 				}
@@ -63,7 +63,7 @@ func TestNilOptions(t *testing.T) {
 					t.Errorf("afterwards it is %q, error %v; want %q", status, err, test.want)
 				}
 				if test.want == client.Running {
-					expect(t, k, "count", "102")
+					k.Expect(t, "count", "102")
 				}
 			})
 		}
@@ -83,15 +83,15 @@ func TestRuntimeOptions(t *testing.T) {
 	write(t, wrapper, fmt.Sprintf("#!/bin/sh\necho called >>%s\nexec %s \"$@\"\n", calls, runc), 0o755)
 	write(t, config, fmt.Sprintf("BinaryName = %q\n", wrapper), 0o644)
 
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}, CtrFlags: []string{"--runtime-config-path", config}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, CtrFlags: []string{"--runtime-config-path", config}}, "counter")
+	k.Expect(t, "count", "101")
 	if info, err := os.Stat(calls); err != nil || info.Size() == 0 {
 		t.Errorf("BinaryName was not run: %v", err)
 	}
 	ref := takeCheckpoint(t, shared, k, "1")
-	kill(t, k)
+	k.MustRemove(t)
 	r := restore(t, shared, k.ID, ref, k.Port)
-	expect(t, r, "count", "102")
+	r.Expect(t, "count", "102")
 }
 
 func TestUnknownRuntimeOption(t *testing.T) {
@@ -99,13 +99,13 @@ func TestUnknownRuntimeOption(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "options.toml")
 	write(t, config, "BinaryNane = \"runc\"\n", 0o644)
 	k, err := shared.Create(t.Context(), harness.RunSpec{
-		ID: id(t), Args: []string{"gpuwork", "sleep"}, CtrFlags: []string{"--runtime-config-path", config},
+		ID: harness.Name(t), Args: []string{"gpuwork", "sleep"}, CtrFlags: []string{"--runtime-config-path", config},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	removeAtEnd(t, k)
-	says(t, k.Start(t.Context()), "runtime options", "BinaryNane")
+	k.RemoveAtEnd(t)
+	harness.Says(t, k.Start(t.Context()), "runtime options", "BinaryNane")
 }
 
 // write makes a file.

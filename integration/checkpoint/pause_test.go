@@ -15,8 +15,8 @@ import (
 // paused until the user resumes it.
 func TestPausedBefore(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	ctr(t, shared, "tasks", "pause", k.ID)
 	isPaused(t, k, true)
 
@@ -33,50 +33,50 @@ func TestPausedBefore(t *testing.T) {
 
 	ctr(t, shared, "tasks", "resume", k.ID)
 	isPaused(t, k, false)
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 	_, err := shared.Ctr(t.Context(), "tasks", "resume", k.ID)
-	says(t, err, "cannot resume a running")
-	expect(t, k, "count", "103")
+	harness.Says(t, err, "cannot resume a running")
+	k.Expect(t, "count", "103")
 
 	endTask(t, shared, k)
 	if err := restoreTask(t, shared, k, dir); err != nil {
 		t.Fatal(err)
 	}
 	isPaused(t, k, false)
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 }
 
 // A pause alone is a pause: the GPU is not touched, and everything goes on.
 func TestPauseAndResume(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "4M")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "4M")
 	for range 3 {
 		ctr(t, shared, "tasks", "pause", k.ID)
 		isPaused(t, k, true)
 		_, err := shared.Ctr(t.Context(), "tasks", "pause", k.ID)
-		says(t, err, "cannot pause a paused")
+		harness.Says(t, err, "cannot pause a paused")
 		isPaused(t, k, true)
 		ctr(t, shared, "tasks", "resume", k.ID)
 		isPaused(t, k, false)
-		expect(t, k, "verify", "bad=0")
+		k.Expect(t, "verify", "bad=0")
 	}
 }
 
 // A container can be killed while it is paused.
 func TestKillPaused(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	ctr(t, shared, "tasks", "pause", k.ID)
-	kill(t, k)
+	k.MustRemove(t)
 }
 
 // "ctr tasks checkpoint --exit" ends the container, and only once its
 // checkpoint is complete.
 func TestExit(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	exit, err := taskOf(t, shared, k).Wait(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -95,5 +95,5 @@ func TestExit(t *testing.T) {
 	if err := restoreTask(t, shared, k, dir); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 }

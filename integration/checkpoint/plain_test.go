@@ -32,17 +32,17 @@ func eachRuntime(t *testing.T, test func(t *testing.T, spec harness.RunSpec)) {
 func TestNoCUDA(t *testing.T) {
 	results.Add(t)
 	eachRuntime(t, func(t *testing.T, spec harness.RunSpec) {
-		k := start(t, shared, spec, "plain")
-		expect(t, k, "count", "101")
+		k := shared.Work(t, spec, "plain")
+		k.Expect(t, "count", "101")
 		from := len(shared.Log())
 		ref := takeCheckpoint(t, shared, k, "1")
 		if m := metadataOf(t, shared, ref); m != nil {
 			t.Errorf("the checkpoint has GPU metadata: %+v", m)
 		}
-		expect(t, k, "count", "102")
-		kill(t, k)
+		k.Expect(t, "count", "102")
+		k.MustRemove(t)
 		r := restore(t, shared, k.ID, ref, k.Port)
-		expect(t, r, "count", "102")
+		r.Expect(t, "count", "102")
 		if left := unpacked(shared); spec.Runtime == harness.RuncRuntime {
 			// What runc's shim does not clean up; containerd neither.
 			for _, dir := range left {
@@ -63,8 +63,8 @@ func TestNoCUDAErrors(t *testing.T) {
 	said := map[string][]string{}
 	eachRuntime(t, func(t *testing.T, spec harness.RunSpec) {
 		spec.ID = "no-cuda-errors" // the same in both, since errors name it
-		k := start(t, shared, spec, "plain")
-		expect(t, k, "count", "101")
+		k := shared.Work(t, spec, "plain")
+		k.Expect(t, "count", "101")
 		note := func(args ...string) {
 			t.Helper()
 			_, err := shared.Ctr(t.Context(), args...)

@@ -59,7 +59,7 @@ func TestCRIUPlugin(t *testing.T) {
 	counter := begin(t, env, "counter", "--port", strconv.Itoa(port))
 	pid := strconv.Itoa(counter.Process.Pid)
 	k := &harness.Container{ID: "a counter without a container", Port: port}
-	expect(t, k, "count", "101")
+	k.Expect(t, "count", "101")
 	if state, err := run("cuda-checkpoint", "--get-state", "--pid", pid); err != nil || state != "running" {
 		t.Fatalf("cuda-checkpoint says %q, error %v; want running", state, err)
 	}
@@ -82,7 +82,7 @@ func TestCRIUPlugin(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 	if state, err := run("cuda-checkpoint", "--get-state", "--pid", pid); err != nil || state != "running" {
 		t.Fatalf("after the restore cuda-checkpoint says %q, error %v; want running", state, err)
 	}

@@ -5,7 +5,6 @@ package checkpoint
 
 import (
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -13,34 +12,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
-
-// freePorts finds that many UDP ports in a row.
-func freePorts(t *testing.T, n int) int {
-	t.Helper()
-	for range 100 {
-		first, err := harness.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		free := true
-		for port := first + 1; port < first+n && free; port++ {
-			conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-			if free = err == nil; free {
-				conn.Close()
-			}
-		}
-		if free {
-			return first
-		}
-	}
-	t.Fatalf("no %d free UDP ports in a row", n)
-	return 0
-}
-
-// process is one of several in a container, which listens on a port of its own.
-func process(k *harness.Container, n int) *harness.Container {
-	return &harness.Container{ID: fmt.Sprintf("%s, process %d", k.ID, n), Port: k.Port + n}
-}
 
 // allGPUs are the indices of the machine's GPUs, two at most.
 func allGPUs() []int {
@@ -56,21 +27,21 @@ func TestTwoProcesses(t *testing.T) {
 	result := results.Add(t)
 	gpus := allGPUs()
 	const bytes = 16 << 20
-	k := start(t, shared, harness.RunSpec{GPUs: gpus, Port: freePorts(t, 2)},
+	k := shared.Work(t, harness.RunSpec{GPUs: gpus, Ports: 2},
 		"multi", "--procs", "2", "--gpus", fmt.Sprint(len(gpus)), "--bytes", fmt.Sprint(bytes))
 	for n := range 2 {
-		expect(t, process(k, n), "verify", "bad=0")
-		expect(t, process(k, n), "count", "101")
+		k.Process(n).Expect(t, "verify", "bad=0")
+		k.Process(n).Expect(t, "count", "101")
 	}
 	ref := takeCheckpoint(t, shared, k, "1")
-	notePhases(t, result, shared, k.ID)
+	result.Phases(t, k)
 	checkMetadata(t, metadataOf(t, shared, ref), k, bytes)
-	kill(t, k)
+	k.MustRemove(t)
 	r := restore(t, shared, k.ID, ref, k.Port)
-	notePhases(t, result, shared, r.ID)
+	result.Phases(t, r)
 	for n := range 2 {
-		expect(t, process(r, n), "verify", "bad=0")
-		expect(t, process(r, n), "count", "102")
+		r.Process(n).Expect(t, "verify", "bad=0")
+		r.Process(n).Expect(t, "count", "102")
 	}
 }
 
@@ -91,7 +62,7 @@ func checkMetadata(t *testing.T, m *images.Metadata, k *harness.Container, bytes
 		t.Fatalf("%d processes, want 2: %+v", len(m.Processes), m.Processes)
 	}
 	for n, p := range m.Processes {
-		info := strings.Fields(ask(t, process(k, n), "info")) // pid=2 bytes=… gpus=1 GPU-… 0x…
+		info := strings.Fields(k.Process(n).Answer(t, "info")) // pid=2 bytes=… gpus=1 GPU-… 0x…
 		if info[0] != fmt.Sprintf("pid=%d", p.PID) {
 			t.Errorf("process %d has pid %d, it says %s", n, p.PID, info[0])
 		}
@@ -129,8 +100,8 @@ func checkMetadata(t *testing.T, m *images.Metadata, k *harness.Container, bytes
 // containerd's store, and a container can be restored from there.
 func TestImagePath(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	dir := t.TempDir()
 	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir}); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
@@ -138,12 +109,12 @@ func TestImagePath(t *testing.T) {
 	if _, err := images.ReadMetadata(dir); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 	endTask(t, shared, k)
 	if err := restoreTask(t, shared, k, dir); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 	}
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 	if _, err := images.ReadMetadata(dir); err != nil {
 		t.Errorf("the user's directory after a restore from it: %v", err)
 	}

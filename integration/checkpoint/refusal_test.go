@@ -5,7 +5,6 @@ package checkpoint
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -39,14 +38,14 @@ func TestRefusals(t *testing.T) {
 		{
 			name: "CRIU too old", workload: []string{"counter"},
 			prepare: func(t *testing.T, _ *harness.Container) func() {
-				return configured(t, "[criu]\npath = \""+oldCRIU(t)+"\"\n")
+				return shared.Configured(t, "[criu]\npath = \""+oldCRIU(t)+"\"\n")
 			},
 			code: "FailedPrecondition", words: []string{"version 3.17.1", "too old", "install CRIU 4.2 or newer"},
 		},
 		{
 			name: "driver too old", workload: []string{"counter"},
 			prepare: func(t *testing.T, _ *harness.Container) func() {
-				return softwareGPU(t, "driver=550.54\n")
+				return shared.SoftwareGPU(t, "driver=550.54\n")
 			},
 			code: "FailedPrecondition", words: []string{"NVIDIA driver too old", "550.54", "570"},
 		},
@@ -59,11 +58,11 @@ func TestRefusals(t *testing.T) {
 		{
 			name: "kernel that does not end", workload: []string{"spin"},
 			prepare: func(t *testing.T, k *harness.Container) func() {
-				configured(t, "lock_timeout = \"500ms\"\n")
-				expect(t, k, "state", "spinning")
+				shared.Configured(t, "lock_timeout = \"500ms\"\n")
+				k.Expect(t, "state", "spinning")
 				return func() {
-					expect(t, k, "stop", "stopping")
-					within(t, "the kernel ends", func() bool { return ask(t, k, "state") == "idle" })
+					k.Expect(t, "stop", "stopping")
+					harness.Within(t, "the kernel ends", func() bool { return k.Answer(t, "state") == "idle" })
 				}
 			},
 			code: "DeadlineExceeded", words: []string{"lock CUDA process", "still running on the GPU"},
@@ -71,42 +70,42 @@ func TestRefusals(t *testing.T) {
 		{
 			name: "no helper", workload: []string{"counter"},
 			prepare: func(t *testing.T, _ *harness.Container) func() {
-				return configured(t, "helper = \"/no/such/helper\"\n")
+				return shared.Configured(t, "helper = \"/no/such/helper\"\n")
 			},
 			code: "FailedPrecondition", words: []string{"start CUDA helper /no/such/helper", "no such file"},
 		},
 		{
 			name: "broken configuration", workload: []string{"counter"},
 			prepare: func(t *testing.T, _ *harness.Container) func() {
-				return configured(t, "lock_timeoot = \"10s\"\n")
+				return shared.Configured(t, "lock_timeoot = \"10s\"\n")
 			},
 			code: "FailedPrecondition", words: []string{"gpuckpt configuration", shared.ShimConfigPath(), "lock_timeoot"},
 		},
 		{
 			name: "option that CRIU does not have", workload: []string{"counter"},
 			prepare: func(t *testing.T, _ *harness.Container) func() {
-				return configured(t, "[criu.options]\nno-such-option = true\n")
+				return shared.Configured(t, "[criu.options]\nno-such-option = true\n")
 			},
 			code: "Unknown", words: []string{"dump", "criu failed", "option", "unknown", "gpuckpt-criu.conf"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
-			k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, test.workload...)
-			first := number(t, ask(t, k, "count"))
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, test.workload...)
+			first := number(t, k.Answer(t, "count"))
 			var repair func()
 			if test.prepare != nil {
 				repair = test.prepare(t, k)
 			}
-			says(t, k.Checkpoint(t.Context(), "refused:1"), test.words...)
+			harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), test.words...)
 			isPaused(t, k, false)
 			again := test.words
 			if test.again != nil && gpu.Kind == harness.RealGPU {
 				again = test.again
 			}
-			says(t, plainCheckpoint(t, shared, k), append(again, "code = "+test.code)...)
+			harness.Says(t, plainCheckpoint(t, shared, k), append(again, "code = "+test.code)...)
 			isPaused(t, k, false)
-			if next := number(t, ask(t, k, "count")); next != first+1 {
+			if next := number(t, k.Answer(t, "count")); next != first+1 {
 				t.Fatalf("afterwards it counts %d, want %d", next, first+1)
 			}
 			if repair == nil {
@@ -114,7 +113,7 @@ func TestRefusals(t *testing.T) {
 			}
 			repair()
 			takeCheckpoint(t, shared, k, "1")
-			if next := number(t, ask(t, k, "count")); next != first+2 {
+			if next := number(t, k.Answer(t, "count")); next != first+2 {
 				t.Fatalf("after a good checkpoint it counts %d, want %d", next, first+2)
 			}
 		})
@@ -124,33 +123,13 @@ func TestRefusals(t *testing.T) {
 // On a node without CRIU containers run, and a checkpoint is refused at once.
 func TestNoCRIU(t *testing.T) {
 	results.Add(t)
-	// A directory with everything but CRIU; what lies beside a program is
-	// found through the link.
-	path := t.TempDir()
-	for _, name := range []string{"containerd-shim-gpuckpt-v2", "runc"} {
-		program, err := bins.Path(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(program, filepath.Join(path, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// What the daemon itself needs.
-	for _, name := range []string{"mount", "umount", "modprobe"} {
-		if program, err := exec.LookPath(name); err == nil {
-			if err := os.Symlink(program, filepath.Join(path, name)); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	c := own(t, harness.Options{Env: []string{"PATH=" + path}})
-	k := start(t, c, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
-	says(t, k.Checkpoint(t.Context(), "refused:1"), "no criu in $PATH", "install CRIU 4.2 or newer")
-	says(t, plainCheckpoint(t, c, k), "code = FailedPrecondition")
+	c := session.Own(t, harness.Options{Env: []string{"PATH=" + bins.PathWithout(t, t.TempDir(), "criu")}})
+	k := c.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), "no criu in $PATH", "install CRIU 4.2 or newer")
+	harness.Says(t, plainCheckpoint(t, c, k), "code = FailedPrecondition")
 	isPaused(t, k, false)
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 }
 
 // When CRIU fails, the error quotes it and names its log, which is kept.
@@ -158,10 +137,10 @@ func TestCRIUFails(t *testing.T) {
 	results.Add(t)
 	// A device file that the program itself has opened, so that the driver
 	// does not close it.
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter", "--open", "/dev/nvidiactl")
-	expect(t, k, "count", "101")
-	kept := filepath.Join(logDir(shared), shared.Namespace()+"-"+k.ID+"-dump.log")
-	says(t, k.Checkpoint(t.Context(), "refused:1"), "CRIU said: ", "Can't dump file", kept)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter", "--open", "/dev/nvidiactl")
+	k.Expect(t, "count", "101")
+	kept := filepath.Join(shared.CRIULogs(), shared.Namespace()+"-"+k.ID+"-dump.log")
+	harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), "CRIU said: ", "Can't dump file", kept)
 	log, err := os.ReadFile(kept)
 	if err != nil {
 		t.Fatal(err)
@@ -170,14 +149,14 @@ func TestCRIUFails(t *testing.T) {
 		t.Errorf("the kept log is not that of the failed dump:\n%s", log)
 	}
 	isPaused(t, k, false)
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 
 	// An error of a time at which CRIU was not even started does not quote
 	// the log of another.
 	err = checkpointTask(t, shared, k, "/proc/no-place")
-	says(t, err, "/proc/no-place")
+	harness.Says(t, err, "/proc/no-place")
 	if strings.Contains(err.Error(), "CRIU said") {
 		t.Errorf("it quotes an older log: %v", err)
 	}
-	expect(t, k, "count", "103")
+	k.Expect(t, "count", "103")
 }

@@ -22,7 +22,7 @@ func nothingLeft(t *testing.T, c *harness.Containerd, k *harness.Container) {
 	if status, err := k.Status(t.Context()); !errdefs.IsNotFound(err) {
 		t.Errorf("a task is left: %q, error %v", status, err)
 	}
-	bundle := bundleOf(c, k.ID)
+	bundle := c.Bundle(k.ID)
 	if mounts, err := harness.MountsUnder(bundle); err != nil || len(mounts) > 0 {
 		t.Errorf("mounts are left: %v, error %v", mounts, err)
 	}
@@ -44,9 +44,9 @@ func noneUnpacked(t *testing.T, c *harness.Containerd) {
 // where they share their pids. The driver is asked about none of them.
 func TestProcessOfAnother(t *testing.T) {
 	results.Add(t)
-	configured(t, staging(shared, "unsteered", "steer = false"))
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	shared.Configured(t, shared.Staging("unsteered", "steer = false"))
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	dir := t.TempDir()
 	checkpointInto(t, shared, k, dir)
 	endTask(t, shared, k)
@@ -58,7 +58,7 @@ func TestProcessOfAnother(t *testing.T) {
 	if err := images.WriteMetadata(dir, m); err != nil {
 		t.Fatal(err)
 	}
-	says(t, restoreTask(t, shared, k, dir), "restore GPU state", "has no process 2")
+	harness.Says(t, restoreTask(t, shared, k, dir), "restore GPU state", "has no process 2")
 	nothingRuns(t, shared, k)
 	endTask(t, shared, k)
 }
@@ -67,8 +67,8 @@ func TestProcessOfAnother(t *testing.T) {
 // anything of the container exists.
 func TestDamagedMetadata(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	dir := t.TempDir()
 	checkpointInto(t, shared, k, dir)
 	endTask(t, shared, k)
@@ -84,7 +84,7 @@ func TestDamagedMetadata(t *testing.T) {
 	} {
 		write(t, path, test.text, 0o600)
 		err := restoreTask(t, shared, k, dir)
-		says(t, err, test.word)
+		harness.Says(t, err, test.word)
 		if !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%s: the error is no failed precondition: %v", test.name, err)
 		}
@@ -94,41 +94,41 @@ func TestDamagedMetadata(t *testing.T) {
 	if err := restoreTask(t, shared, k, dir); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 	}
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 }
 
 // A node with another driver refuses, since the driver's own data lies in the
 // checkpoint, and names both versions.
 func TestOtherDriver(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	ref := takeCheckpoint(t, shared, k, "1")
-	kill(t, k)
-	undo := softwareGPU(t, "driver=590.10.01\n")
+	k.MustRemove(t)
+	undo := shared.SoftwareGPU(t, "driver=590.10.01\n")
 	_, err := shared.Restore(t.Context(), k.ID, ref, k.Port)
-	says(t, err, "driver "+gpu.Driver, "590.10.01")
+	harness.Says(t, err, "driver "+gpu.Driver, "590.10.01")
 	nothingLeft(t, shared, k)
-	kill(t, k) // the container that ctr made for the restore
+	k.MustRemove(t) // the container that ctr made for the restore
 	undo()
 	r := restore(t, shared, k.ID, ref, k.Port)
-	expect(t, r, "count", "102")
+	r.Expect(t, "count", "102")
 }
 
 // When CRIU cannot restore, the error quotes it and names its log, which is
 // kept though the container goes; nothing runs.
 func TestCRIUFailsToRestore(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	dir := t.TempDir()
 	checkpointInto(t, shared, k, dir)
 	endTask(t, shared, k)
 	if err := os.Remove(filepath.Join(dir, "mm-1.img")); err != nil {
 		t.Fatal(err)
 	}
-	kept := filepath.Join(logDir(shared), shared.Namespace()+"-"+k.ID+"-restore.log")
-	says(t, restoreTask(t, shared, k, dir), "restore processes", "CRIU said: ", "Restoring FAILED", kept)
+	kept := filepath.Join(shared.CRIULogs(), shared.Namespace()+"-"+k.ID+"-restore.log")
+	harness.Says(t, restoreTask(t, shared, k, dir), "restore processes", "CRIU said: ", "Restoring FAILED", kept)
 	if _, err := os.Stat(kept); err != nil {
 		t.Error(err)
 	}

@@ -20,15 +20,15 @@ import (
 // restored from that.
 func TestThreeInARow(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
 	count := 101
-	expect(t, k, "count", "101")
+	k.Expect(t, "count", "101")
 	for round := range 3 {
 		ref := takeCheckpoint(t, shared, k, fmt.Sprint(round))
-		kill(t, k)
+		k.MustRemove(t)
 		k = restore(t, shared, k.ID, ref, k.Port)
 		count++
-		expect(t, k, "count", strconv.Itoa(count))
+		k.Expect(t, "count", strconv.Itoa(count))
 	}
 	noneUnpacked(t, shared)
 }
@@ -37,15 +37,15 @@ func TestThreeInARow(t *testing.T) {
 // and a name in the list.
 func TestRestoredContainer(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
-	expect(t, k, "verify", "bad=0")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
+	k.Expect(t, "verify", "bad=0")
 	ref := takeCheckpoint(t, shared, k, "1")
-	kill(t, k)
+	k.MustRemove(t)
 	r := restore(t, shared, k.ID, ref, k.Port)
-	expect(t, r, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 
-	pid := pidOf(t, r)
-	if name, err := statusField(pid, "Name"); err != nil || name != "gpuwork" {
+	pid := r.MustPid(t)
+	if name, err := harness.StatusField(pid, "Name"); err != nil || name != "gpuwork" {
 		t.Errorf("process %d is %q, error %v; want gpuwork", pid, name, err)
 	}
 	listed := ""
@@ -78,11 +78,11 @@ func TestStatisticsDuringCheckpoint(t *testing.T) {
 	results.Add(t)
 	k, hurry := slow(t)
 	ref := takeCheckpoint(t, shared, k, "1")
-	kill(t, k)
+	k.MustRemove(t)
 	hurry()
 	r := restore(t, shared, k.ID, ref, k.Port)
 	if gpu.Kind == harness.SoftwareGPU {
-		hurry = softwareGPU(t, "checkpoint_delay_ms=2000\n")
+		hurry = shared.SoftwareGPU(t, "checkpoint_delay_ms=2000\n")
 	}
 	done := make(chan error, 1)
 	dir := t.TempDir()
@@ -129,12 +129,12 @@ func TestRestoredOOM(t *testing.T) {
 	if gpu.Kind == harness.RealGPU {
 		limit = 3 << 30 // its context alone takes half a gigabyte
 	}
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}, MemoryLimit: limit}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, MemoryLimit: limit}, "counter")
+	k.Expect(t, "count", "101")
 	ref := takeCheckpoint(t, shared, k, "1")
-	kill(t, k)
+	k.MustRemove(t)
 	r := restore(t, shared, k.ID, ref, k.Port)
-	expect(t, r, "count", "102")
+	r.Expect(t, "count", "102")
 
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -152,5 +152,5 @@ func TestRestoredOOM(t *testing.T) {
 	case err := <-errs:
 		t.Fatalf("no OOM event: %v\n%s", err, shared.LogTail(3000))
 	}
-	expect(t, r, "count", "103")
+	r.Expect(t, "count", "103")
 }

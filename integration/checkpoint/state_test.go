@@ -47,7 +47,7 @@ func areaFiles(t *testing.T, dir string) []string {
 
 // places are where images lie: GPU state goes there by different ways.
 func places(t *testing.T, test func(t *testing.T, dir string)) {
-	t.Run("disk", func(t *testing.T) { results.Add(t); test(t, t.TempDir()) })
+	t.Run("disk", func(t *testing.T) { results.Add(t); test(t, harness.DiskDir(t)) })
 	t.Run("memory", func(t *testing.T) { results.Add(t); test(t, memoryDir(t)) })
 }
 
@@ -55,22 +55,22 @@ func places(t *testing.T, test func(t *testing.T, dir string)) {
 // memory does not change them: the same checkpoint is restored again.
 func TestRestoredTwice(t *testing.T) {
 	places(t, func(t *testing.T, dir string) {
-		k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-		expect(t, k, "verify", "bad=0")
+		k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+		k.Expect(t, "verify", "bad=0")
 		checkpointInto(t, shared, k, dir)
 		if len(areaFiles(t, dir)) == 0 {
 			t.Error("the GPU state is in no file of its own")
 		}
-		expect(t, k, "write 1000", "wrote 1000") // neither does the one that was left running
+		k.Expect(t, "write 1000", "wrote 1000") // neither does the one that was left running
 		for range 2 {
 			endTask(t, shared, k)
 			if err := restoreTask(t, shared, k, dir); err != nil {
 				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 			}
-			expect(t, k, "verify", "bad=0")
-			expect(t, k, "count", "101")
-			expect(t, k, "write 1000", "wrote 1000")
-			expect(t, k, "verify", "bad=0")
+			k.Expect(t, "verify", "bad=0")
+			k.Expect(t, "count", "101")
+			k.Expect(t, "write 1000", "wrote 1000")
+			k.Expect(t, "verify", "bad=0")
 		}
 	})
 }
@@ -78,36 +78,36 @@ func TestRestoredTwice(t *testing.T) {
 // A directory that holds a checkpoint keeps it.
 func TestDirectoryIsTaken(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
 	dir := t.TempDir()
-	expect(t, k, "count", "101")
+	k.Expect(t, "count", "101")
 	checkpointInto(t, shared, k, dir)
-	expect(t, k, "count", "102")
-	says(t, checkpointTask(t, shared, k, dir), "preflight", "holds a GPU checkpoint already")
-	expect(t, k, "count", "103")
+	k.Expect(t, "count", "102")
+	harness.Says(t, checkpointTask(t, shared, k, dir), "preflight", "holds a GPU checkpoint already")
+	k.Expect(t, "count", "103")
 	// Nor does one without a GPU take it.
-	p := start(t, shared, harness.RunSpec{ID: id(t) + "-plain"}, "plain")
-	expect(t, p, "count", "101")
-	says(t, checkpointTask(t, shared, p, dir), "holds a GPU checkpoint already")
-	expect(t, p, "count", "102")
+	p := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-plain"}, "plain")
+	p.Expect(t, "count", "101")
+	harness.Says(t, checkpointTask(t, shared, p, dir), "holds a GPU checkpoint already")
+	p.Expect(t, "count", "102")
 	endTask(t, shared, k)
 	if err := restoreTask(t, shared, k, dir); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, k, "count", "102") // as at the first
+	k.Expect(t, "count", "102") // as at the first
 }
 
 // A directory in which a checkpoint was cut short, by the end of its shim, say, has
 // GPU state that belongs to nothing. A checkpoint beside it could not be restored.
 func TestDirectoryHasLeftovers(t *testing.T) {
 	places(t, func(t *testing.T, dir string) {
-		k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-		expect(t, k, "count", "101")
+		k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+		k.Expect(t, "count", "101")
 		left := filepath.Join(dir, images.AreaFile(1, 0))
 		write(t, left, "half of it", 0o600)
-		says(t, checkpointTask(t, shared, k, dir), "preflight", left, "choose an empty directory")
+		harness.Says(t, checkpointTask(t, shared, k, dir), "preflight", left, "choose an empty directory")
 		isPaused(t, k, false)
-		expect(t, k, "count", "102")
+		k.Expect(t, "count", "102")
 		if data, err := os.ReadFile(left); err != nil || string(data) != "half of it" {
 			t.Errorf("what was there is %q, %v", data, err)
 		}
@@ -117,43 +117,21 @@ func TestDirectoryHasLeftovers(t *testing.T) {
 // A bit of GPU state that has flipped since is found out.
 func TestDamagedState(t *testing.T) {
 	places(t, func(t *testing.T, dir string) {
-		k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-		expect(t, k, "verify", "bad=0")
+		k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+		k.Expect(t, "verify", "bad=0")
 		checkpointInto(t, shared, k, dir)
 		endTask(t, shared, k)
 		file := areaFiles(t, dir)[0]
-		flip(t, file)
-		says(t, restoreTask(t, shared, k, dir), file, "is damaged")
+		harness.FlipBit(t, file)
+		harness.Says(t, restoreTask(t, shared, k, dir), file, "is damaged")
 		nothingRuns(t, shared, k)
 		endTask(t, shared, k)
-		flip(t, file)
+		harness.FlipBit(t, file)
 		if err := restoreTask(t, shared, k, dir); err != nil {
 			t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 		}
-		expect(t, k, "verify", "bad=0")
+		k.Expect(t, "verify", "bad=0")
 	})
-}
-
-// flip turns one bit in the middle of a file.
-func flip(t *testing.T, path string) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	bit := make([]byte, 1)
-	if _, err := f.ReadAt(bit, info.Size()/2); err != nil {
-		t.Fatal(err)
-	}
-	bit[0] ^= 0x10
-	if _, err := f.WriteAt(bit, info.Size()/2); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // Where the staging area is not steered, by the node's wish or because its
@@ -165,12 +143,12 @@ func TestLeftToCRIU(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
-			configured(t, staging(shared, test.name, test.settings))
-			k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-			expect(t, k, "verify", "bad=0")
+			shared.Configured(t, shared.Staging(test.name, test.settings))
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+			k.Expect(t, "verify", "bad=0")
 			dir := t.TempDir()
 			checkpointInto(t, shared, k, dir)
-			expect(t, k, "verify", "bad=0")
+			k.Expect(t, "verify", "bad=0")
 			if files := areaFiles(t, dir); len(files) > 0 {
 				t.Errorf("there are files of GPU state: %v", files)
 			}
@@ -178,7 +156,7 @@ func TestLeftToCRIU(t *testing.T) {
 			if err := restoreTask(t, shared, k, dir); err != nil {
 				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 			}
-			expect(t, k, "verify", "bad=0")
+			k.Expect(t, "verify", "bad=0")
 		})
 	}
 }
@@ -197,7 +175,7 @@ func TestTracerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	hurry()
-	says(t, <-done, "tracer", "code = Unavailable")
+	harness.Says(t, <-done, "tracer", "code = Unavailable")
 	goesOn(t, k)
 	if left, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(1)+"*")); err != nil || len(left) > 0 {
 		t.Errorf("files of the failed checkpoint are left: %v, error %v", left, err)

@@ -18,13 +18,13 @@ import (
 func TestWithoutCUDASteps(t *testing.T) {
 	results.Add(t)
 	t.Run("off", func(t *testing.T) {
-		k := start(t, shared, harness.RunSpec{
+		k := shared.Work(t, harness.RunSpec{
 			Runtime: harness.RuncRuntime, GPUs: []int{0},
 			Annotations: map[string]string{"org.criu.config": shared.CRIUConfigPath()},
 		}, "counter")
-		expect(t, k, "count", "101")
-		says(t, k.Checkpoint(t.Context(), "refused:1"), "criu failed")
-		log, err := os.ReadFile(filepath.Join(bundleOf(shared, k.ID), "criu-dump.log"))
+		k.Expect(t, "count", "101")
+		harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), "criu failed")
+		log, err := os.ReadFile(filepath.Join(shared.Bundle(k.ID), "criu-dump.log"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,17 +35,17 @@ func TestWithoutCUDASteps(t *testing.T) {
 			t.Errorf("CRIU did not fail because of a device file: %s", why)
 		}
 		isPaused(t, k, false)
-		expect(t, k, "count", "102")
+		k.Expect(t, "count", "102")
 	})
 	t.Run("on", func(t *testing.T) {
-		k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-		expect(t, k, "count", "101")
+		k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+		k.Expect(t, "count", "101")
 		ref := takeCheckpoint(t, shared, k, "1")
 		t.Log("with the CUDA steps: a checkpoint")
-		expect(t, k, "count", "102")
-		kill(t, k)
+		k.Expect(t, "count", "102")
+		k.MustRemove(t)
 		r := restore(t, shared, k.ID, ref, k.Port)
-		expect(t, r, "count", "102")
+		r.Expect(t, "count", "102")
 	})
 }
 

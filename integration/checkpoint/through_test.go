@@ -36,7 +36,7 @@ const (
 // short configures a staging cgroup that is too small.
 func short(t *testing.T, name, settings string) {
 	t.Helper()
-	configured(t, staging(shared, name, fmt.Sprintf("memory_limit = %d\nbuffer = %d\n%s", shortLimit, shortBuffer, settings)))
+	shared.Configured(t, shared.Staging(name, fmt.Sprintf("memory_limit = %d\nbuffer = %d\n%s", shortLimit, shortBuffer, settings)))
 }
 
 // memoryFile reads a number from a file of a memory cgroup, by its name in
@@ -88,9 +88,9 @@ func TestWrittenThrough(t *testing.T) {
 			if gpu.Kind == harness.SoftwareGPU {
 				spec.MemoryLimit = shortBytes + 128<<20 // its memory counts for the container
 			}
-			k := start(t, shared, spec, "pattern", "--bytes", strconv.Itoa(shortBytes))
-			expect(t, k, "verify", "bad=0")
-			dir := t.TempDir()
+			k := shared.Work(t, spec, "pattern", "--bytes", strconv.Itoa(shortBytes))
+			k.Expect(t, "verify", "bad=0")
+			dir := harness.DiskDir(t)
 			options, err := typeurl.MarshalAnyToProto(&runcoptions.CheckpointOptions{ImagePath: dir, Exit: exit})
 			if err != nil {
 				t.Fatal(err)
@@ -134,28 +134,28 @@ func TestWrittenThrough(t *testing.T) {
 func TestProcessesWrittenThrough(t *testing.T) {
 	results.Add(t)
 	short(t, "processes", `when_short = "write-through"`)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}, Port: freePorts(t, 2)}, "multi", "--procs", "2", "--bytes", strconv.Itoa(shortBytes/2))
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "multi", "--procs", "2", "--bytes", strconv.Itoa(shortBytes/2))
 	verify := func() {
 		t.Helper()
 		for i := range 2 {
-			expect(t, process(k, i), "verify", "bad=0")
+			k.Process(i).Expect(t, "verify", "bad=0")
 		}
 	}
 	verify()
-	taken := t.TempDir()
-	inside, err := cuda.NSPID(childrenOf(pidOf(t, k), "gpuwork")[1])
+	taken := harness.DiskDir(t)
+	inside, err := cuda.NSPID(childrenOf(k.MustPid(t), "gpuwork")[1])
 	if err != nil {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(taken, images.AreaFile(inside, 0)), "", 0o600)
-	says(t, checkpointTask(t, shared, k, taken), "preflight", taken, "choose an empty directory")
+	harness.Says(t, checkpointTask(t, shared, k, taken), "preflight", taken, "choose an empty directory")
 	isPaused(t, k, false)
 	verify()
 	if left, err := filepath.Glob(filepath.Join(taken, "gpu*")); err != nil || len(left) != 1 {
 		t.Errorf("the files are %v, error %v", left, err)
 	}
 
-	dir := t.TempDir()
+	dir := harness.DiskDir(t)
 	checkpointInto(t, shared, k, dir)
 	if n := peak(t, "processes"); n > shortPeak {
 		t.Errorf("it took %d bytes of memory, of a buffer of %d", n, shortBuffer)
@@ -174,22 +174,22 @@ func TestMemoryShort(t *testing.T) {
 	results.Add(t)
 	short(t, "refuses", "")
 	words := []string{"preflight", "memory_limit", `when_short = "write-through"`, "dev.gpuckpt.when-short"}
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(shortBytes))
-	expect(t, k, "verify", "bad=0")
-	says(t, checkpointTask(t, shared, k, t.TempDir()), append(words, "code = ResourceExhausted")...)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(shortBytes))
+	k.Expect(t, "verify", "bad=0")
+	harness.Says(t, checkpointTask(t, shared, k, harness.DiskDir(t)), append(words, "code = ResourceExhausted")...)
 	goesOn(t, k)
 
 	// On a tmpfs there is nothing to write through to.
 	short(t, "refuses", `when_short = "write-through"`)
-	says(t, checkpointTask(t, shared, k, memoryDir(t)), "preflight", "is on a tmpfs", "code = ResourceExhausted")
+	harness.Says(t, checkpointTask(t, shared, k, memoryDir(t)), "preflight", "is on a tmpfs", "code = ResourceExhausted")
 	goesOn(t, k)
 
 	short(t, "refuses", `when_short = "refuse"`)
-	a := start(t, shared, harness.RunSpec{
-		ID: id(t) + "-annotated", GPUs: []int{0}, Annotations: map[string]string{"dev.gpuckpt.when-short": "write-through"},
+	a := shared.Work(t, harness.RunSpec{
+		ID: harness.Name(t) + "-annotated", GPUs: []int{0}, Annotations: map[string]string{"dev.gpuckpt.when-short": "write-through"},
 	}, "pattern", "--bytes", strconv.Itoa(shortBytes))
-	expect(t, a, "verify", "bad=0")
-	checkpointInto(t, shared, a, t.TempDir())
+	a.Expect(t, "verify", "bad=0")
+	checkpointInto(t, shared, a, harness.DiskDir(t))
 	goesOn(t, a)
 }
 
@@ -199,15 +199,15 @@ func TestMemoryShort(t *testing.T) {
 func TestWritesThroughToFullDisk(t *testing.T) {
 	results.Add(t)
 	short(t, "full", `when_short = "write-through"`)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(shortBytes))
-	expect(t, k, "verify", "bad=0")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(shortBytes))
+	k.Expect(t, "verify", "bad=0")
 	failsForRoom(t, k, smallDir(t, "disk", shortBytes>>20/2), true, func() {}, "preflight", "free some, or choose another directory")
 
-	hurry := softwareGPU(t, "checkpoint_delay_ms=1000\n")
+	hurry := shared.SoftwareGPU(t, "checkpoint_delay_ms=1000\n")
 	dir := smallDir(t, "disk", shortBytes>>20+192)
 	failsForRoom(t, k, dir, true, func() {
-		maps := fmt.Sprintf("/proc/%d/maps", pidOf(t, k))
-		within(t, "the driver's area", func() bool {
+		maps := fmt.Sprintf("/proc/%d/maps", k.MustPid(t))
+		harness.Within(t, "the driver's area", func() bool {
 			text, err := os.ReadFile(maps)
 			return err == nil && strings.Contains(string(text), filepath.Join(dir, "gpu-1-0"))
 		})
@@ -221,24 +221,24 @@ func TestWritesThroughToFullDisk(t *testing.T) {
 func TestTracerKilledInWritingThrough(t *testing.T) {
 	results.Add(t)
 	short(t, "killed", `when_short = "write-through"`)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(shortBytes))
-	expect(t, k, "verify", "bad=0")
-	dir := t.TempDir()
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(shortBytes))
+	k.Expect(t, "verify", "bad=0")
+	dir := harness.DiskDir(t)
 	for _, part := range []int64{1, 2, 3} { // quarters of the state that are on the disk
 		done := make(chan error, 1)
 		go func() { done <- checkpointTask(t, shared, k, dir) }()
 		file := filepath.Join(dir, "gpu-1-0")
-		within(t, "the driver's area", func() bool { return writtenTo(file) >= part*shortBytes/4 })
+		harness.Within(t, "the driver's area", func() bool { return writtenTo(file) >= part*shortBytes/4 })
 		if err := unix.Kill(childOf(shimOf(t, k), "gpuckpt-tracer"), unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		says(t, <-done, "tracer", "code = Unavailable")
+		harness.Says(t, <-done, "tracer", "code = Unavailable")
 		goesOn(t, k)
 		if left, err := filepath.Glob(filepath.Join(dir, "gpu*")); err != nil || len(left) > 0 {
 			t.Errorf("files of the failed checkpoint are left: %v, error %v", left, err)
 		}
 	}
-	checkpointInto(t, shared, k, t.TempDir())
+	checkpointInto(t, shared, k, harness.DiskDir(t))
 	goesOn(t, k)
 }
 

@@ -78,10 +78,7 @@ func run(ctx context.Context) (before, after string, err error) {
 			err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, left))
 		}
 	}()
-	// By default CRIU's logs and a cgroup of the shim's stay on the machine;
-	// these go with the instance.
-	config := fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n", filepath.Join(c.Dir(), "criu"), c.Namespace()+"/staging")
-	if err := c.SetShimConfig(config); err != nil {
+	if err := c.ConfigureShim(""); err != nil {
 		return "", "", err
 	}
 	if err := c.ImportWorkload(ctx); err != nil {
@@ -177,7 +174,7 @@ func timed(c *harness.Containerd, name string, do func() error) error {
 		return fmt.Errorf("%w\nthe end of containerd's log:\n%s", err, c.LogTail(3000))
 	}
 	took := time.Since(began)
-	t, err := readTimeline(c, name)
+	t, err := c.Timeline(name)
 	if err != nil {
 		return err
 	}

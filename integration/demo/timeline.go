@@ -4,31 +4,12 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/runtime"
 )
-
-// readTimeline reads the phases of a container's last checkpoint or restore,
-// which the shim leaves in the bundle and which go with it.
-func readTimeline(c *harness.Containerd, id string) (runtime.Timeline, error) {
-	var t runtime.Timeline
-	path := filepath.Join(c.Dir(), "state", "io.containerd.runtime.v2.task", c.Namespace(), id, runtime.TimelineName)
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return t, fmt.Errorf("read the timeline: %w", err)
-	}
-	if err := json.Unmarshal(data, &t); err != nil {
-		return t, fmt.Errorf("read the timeline %s: %w", path, err)
-	}
-	return t, nil
-}
 
 // bar is how many columns stand for the whole time of an operation.
 const bar = 30

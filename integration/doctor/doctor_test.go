@@ -26,7 +26,7 @@ import (
 // On a node where checkpoints work there is no failure, and a line for each
 // container that uses a GPU.
 func TestDoctor(t *testing.T) {
-	c := containerd(t, harness.Options{}, "")
+	c := session.Own(t, harness.Options{})
 	ours := start(t, c, harness.RunSpec{ID: "ours"}, "pattern", "--bytes", "24M")
 	start(t, c, harness.RunSpec{ID: "runcs", Runtime: harness.RuncRuntime}, "counter")
 
@@ -108,9 +108,14 @@ func TestDoctorFailures(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			opts := harness.Options{}
 			if test.without != "" {
-				opts.Env = []string{"PATH=" + without(t, test.without)}
+				opts.Env = []string{"PATH=" + bins.PathWithout(t, t.TempDir(), test.without)}
 			}
-			c := containerd(t, opts, test.settings)
+			c := session.Own(t, opts)
+			if test.settings != "" {
+				if err := c.SetShimConfig(test.settings); err != nil {
+					t.Fatal(err)
+				}
+			}
 			r, code := report(t, c)
 			if code != 1 || r.Status != preflight.Failure {
 				t.Errorf("exit code %d, status %s", code, r.Status)
@@ -129,7 +134,7 @@ func TestDoctorFailures(t *testing.T) {
 
 // Without a containerd it says what it can of the rest.
 func TestDoctorNoContainerd(t *testing.T) {
-	c := containerd(t, harness.Options{}, "")
+	c := session.Own(t, harness.Options{})
 	r, code := report(t, c, "--address", filepath.Join(t.TempDir(), "none.sock"))
 	if code != 1 {
 		t.Errorf("exit code %d", code)
@@ -157,7 +162,7 @@ func TestDoctorCRI(t *testing.T) {
 		{name: "good", config: table + path + "pod_annotations = ['dev.gpuckpt.*']\ncontainer_annotations = ['dev.gpuckpt.*']\n", check: "CRI runtime gpu", status: preflight.OK, words: []string{shim}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := containerd(t, harness.Options{CRI: true, Config: test.config}, "")
+			c := session.Own(t, harness.Options{CRI: true, Config: test.config})
 			r, _ := report(t, c)
 			is(t, find(t, r, "containerd", test.check), test.status, test.words...)
 		})
@@ -167,7 +172,7 @@ func TestDoctorCRI(t *testing.T) {
 // Whether a checkpoint can be restored here is told of a directory, by its
 // gpuckpt.json, and of an image, by its annotations.
 func TestDoctorImage(t *testing.T) {
-	c := containerd(t, harness.Options{}, "")
+	c := session.Own(t, harness.Options{})
 	k := start(t, c, harness.RunSpec{ID: "job"}, "pattern", "--bytes", "24M")
 	dir := t.TempDir()
 	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir}); err != nil {

@@ -7,14 +7,11 @@ package doctor
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -23,96 +20,24 @@ import (
 )
 
 var (
-	// session ends when the tests are interrupted.
-	session context.Context
+	session *harness.Session
 	bins    harness.Bins
 	gpu     harness.GPU
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Interruptible(func(ctx context.Context) int {
-		var err error
-		session = ctx
-		if bins, err = harness.FindBins(); err != nil {
-			fmt.Fprintf(os.Stderr, "%v; run `make test`\n", err)
-			return 1
-		}
-		if gpu, err = harness.DetectGPU(bins); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		fmt.Printf("GPU: %s, driver %s, %d device(s)\n", gpu.Kind, gpu.Driver, len(gpu.Devices))
-		return m.Run()
-	}))
-}
-
-// containerd starts one for the test, with the workload's image in it.
-func containerd(t *testing.T, opts harness.Options, settings string) *harness.Containerd {
-	t.Helper()
-	opts.Bins, opts.GPU, opts.Dir = bins, gpu, os.Getenv("GPUCKPT_TEST_DIR")
-	c, err := harness.Start(session, opts) // t.Context() ends before what is in it can be removed
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+	harness.Main(m.Run, func(s *harness.Session) (err error) {
+		session, bins, gpu = s, s.Bins, s.GPU
+		return nil
 	})
-	if err := c.ImportWorkload(session); err != nil {
-		t.Fatal(err)
-	}
-	if settings == "" {
-		settings = fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n", filepath.Join(c.Dir(), "criu-logs"), filepath.Join(c.Namespace(), "staging"))
-	}
-	if err := c.SetShimConfig(settings); err != nil {
-		t.Fatal(err)
-	}
-	return c
 }
 
-// without makes a $PATH that has all that a containerd needs but one program.
-func without(t *testing.T, left string) string {
-	t.Helper()
-	dir := t.TempDir()
-	for _, name := range []string{"containerd-shim-gpuckpt-v2", "gpuckpt-cuda-helper", "runc", "criu", "mount", "umount"} {
-		program, err := bins.Path(name)
-		if err != nil {
-			if program, err = exec.LookPath(name); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if name == left {
-			continue
-		}
-		// Copies: what lies beside a program is found through a link.
-		data, err := os.ReadFile(program)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
-
-// start runs a workload with GPU 0, removed when the test ends.
+// start runs a workload with GPU 0, and waits until it has its memory.
 func start(t *testing.T, c *harness.Containerd, spec harness.RunSpec, args ...string) *harness.Container {
 	t.Helper()
-	port, err := harness.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	spec.Port, spec.GPUs = port, []int{0}
-	spec.Args = append(append([]string{"gpuwork"}, args...), "--port", strconv.Itoa(port))
-	k, err := c.Run(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := k.Ask(t.Context(), "count"); err != nil { // it has its memory
-		t.Fatal(err)
-	}
+	spec.GPUs = []int{0}
+	k := c.Work(t, spec, args...)
+	k.Answer(t, "count")
 	return k
 }
 

@@ -81,7 +81,7 @@ func nodesByMount(t *testing.T) []oci.SpecOpts {
 func TestMountedNode(t *testing.T) {
 	result := two(t)
 	k := start(t, harness.RunSpec{GPUs: []int{0}, Amend: nodesByMount(t)}, pattern(1)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	dir := checkpointed(t, result, k)
 	for _, spec := range []harness.RunSpec{
 		{GPUs: []int{1}, Amend: nodesByMount(t)},
@@ -89,7 +89,7 @@ func TestMountedNode(t *testing.T) {
 		{GPUs: []int{0}, Amend: nodesByMount(t)},
 	} {
 		k = restored(t, result, spec, dir, k.Port)
-		expect(t, k, 0, "verify", "bad=0")
+		k.Expect(t, "verify", "bad=0")
 		isOn(t, k, 0, uuid(spec.GPUs[0]))
 		visible(t, k, spec.GPUs[0])
 		dir = checkpointed(t, result, k)
@@ -112,10 +112,10 @@ func TestSharedNodes(t *testing.T) {
 		})
 	}
 	k := start(t, harness.RunSpec{GPUs: []int{0}, Amend: with("/dev/nvidia-nvswitch7", "/dev/nvidia-caps/nvidia-cap2")}, pattern(1)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	dir := checkpointed(t, result, k)
 	r := restored(t, result, harness.RunSpec{GPUs: []int{1}, Amend: with("/dev/nvidia-modeset")}, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 	st, err := os.Stat(inside(t, r, "/dev/nvidia-modeset"))
 	if err != nil {
 		t.Fatal(err)
@@ -139,15 +139,15 @@ func TestRules(t *testing.T) {
 		t.Skip("this machine has no harmless device to try it with")
 	}
 	k := start(t, harness.RunSpec{GPUs: []int{0}, Amend: withDevice(device, true)}, append(pattern(1), "--open", device.Path)...)
-	expect(t, k, 0, "verify", "bad=0") // and so it has opened it
+	k.Expect(t, "verify", "bad=0") // and so it has opened it
 	if err := k.Remove(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	k = start(t, harness.RunSpec{GPUs: []int{0}, Amend: withDevice(device, true)}, pattern(1)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	dir := checkpointed(t, result, k)
 	r := restored(t, result, harness.RunSpec{GPUs: []int{1}, Amend: withDevice(device, false)}, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 	visible(t, r, 1)
 	err := tryIn(t, r, "open", "gpuwork", "plain", "--open", device.Path)
 	if err == nil || !strings.Contains(err.Error(), "Operation not permitted") {
@@ -192,7 +192,7 @@ func TestDriverFiles(t *testing.T) {
 		bindOf(file(t, "egl", "old"), at), bindOf(file(t, "tool", "old tool"), tool),
 	}}
 	k := start(t, old, pattern(1)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	dir := checkpointed(t, result, k)
 
 	egl := file(t, "libEGL_nvidia.so.580.1.2", "new")
@@ -203,7 +203,7 @@ func TestDriverFiles(t *testing.T) {
 	writeSpec(t, fmt.Sprintf(`{"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": [{"name": "9", "containerEdits": {"env": ["A=B"]}}],
 		"containerEdits": {"mounts": [{"hostPath": %q, "containerPath": "/usr/local/bin/nvidia-tool"}]}}`, file(t, "new-tool", "new tool")))
 	r := restored(t, result, spec, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 	for path, want := range map[string]string{
 		at: "new", "/usr/lib64/libEGL_nvidia.so.580.1.2": "new", tool: "new tool", added.Destination: "added",
 	} {
@@ -214,7 +214,7 @@ func TestDriverFiles(t *testing.T) {
 	// What was mounted after the restore is known to the next checkpoint.
 	dir = checkpointed(t, result, r)
 	r = restored(t, result, spec, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 }
 
 // A process cannot go on with another version of a library than it has loaded.
@@ -222,7 +222,7 @@ func TestLoadedDriverFile(t *testing.T) {
 	result := results.Add(t)
 	const at = "/usr/lib/libnvidia-loaded.so.560.35.03"
 	k := start(t, harness.RunSpec{GPUs: []int{0}, Mounts: []specs.Mount{bindOf(file(t, "loaded", "old"), at)}}, append(pattern(1), "--open", at)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	dir := checkpointed(t, result, k)
 	now := file(t, "libnvidia-loaded.so.580.1.2", "new")
 	refused(t, harness.RunSpec{GPUs: []int{0}, Mounts: []specs.Mount{bindOf(now, "/usr/lib/libnvidia-loaded.so.580.1.2")}}, dir,
@@ -263,7 +263,7 @@ func TestHook(t *testing.T) {
 		return spec
 	}
 	spec := asks("0")
-	spec.ID, spec.Image, spec.Args = id(t), image, []string{"gpuwork", "sleep"}
+	spec.ID, spec.Image, spec.Args = harness.Name(t), image, []string{"gpuwork", "sleep"}
 	if _, err := shared.Run(t.Context(), spec); err == nil {
 		t.Fatal("a container whose hook fails was started")
 	}
@@ -274,12 +274,12 @@ func TestHook(t *testing.T) {
 		generateSpec(t)
 	}
 	k := start(t, asks("0"), pattern(1)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	isOn(t, k, 0, uuid(0))
 	dir := checkpointed(t, result, k)
 	refused(t, asks("5"), dir, "nvidia.com/gpu=5", "nvidia.com/gpu=0", "nvidia.com/gpu=1")
 	r := restored(t, result, asks(uuid(1)), dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 	isOn(t, r, 0, uuid(1))
 	visible(t, r, 1)
 }

@@ -20,6 +20,7 @@ import (
 )
 
 var (
+	// shared serves every test that needs nothing special of its containerd.
 	shared  *harness.Containerd
 	bins    harness.Bins
 	gpu     harness.GPU
@@ -34,47 +35,17 @@ const image = "gpuckpt.test/gpus:latest"
 const imageSMI = "/usr/bin/image-nvidia-smi"
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Interruptible(func(ctx context.Context) int { return run(ctx, m) }))
-}
-
-func run(ctx context.Context, m *testing.M) (code int) {
-	fail := func(err error) int {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	var err error
-	if bins, err = harness.FindBins(); err != nil {
-		return fail(fmt.Errorf("%w; run `make test`", err))
-	}
-	if gpu, err = harness.DetectGPU(bins); err != nil {
-		return fail(err)
-	}
-	fmt.Printf("GPU: %s, driver %s, %d device(s)\n", gpu.Kind, gpu.Driver, len(gpu.Devices))
-	results = harness.NewResults(ctx, bins, gpu)
-	if shared, err = harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")}); err != nil {
-		return fail(err)
-	}
-	defer func() {
-		if err := shared.Stop(); err != nil {
-			code = fail(err)
+	harness.Main(m.Run, func(s *harness.Session) (err error) {
+		bins, gpu, results = s.Bins, s.GPU, s.Results
+		if shared, err = s.Start(harness.Options{}); err != nil {
+			return err
 		}
-	}()
-	if err := prepare(ctx); err != nil {
-		return fail(err)
-	}
-	code = m.Run()
-	path, err := results.Write()
-	if err != nil {
-		return fail(err)
-	}
-	if path != "" {
-		fmt.Println("results:", path)
-	}
-	return code
+		return prepare(s.Context())
+	})
 }
 
-// prepare makes the image and configures the shim: nothing that it leaves is to
-// outlive the tests, and the machine's own CDI specifications are not for them.
+// prepare makes the image and configures the shim: the machine's own CDI
+// specifications are not for the tests.
 func prepare(ctx context.Context) error {
 	program, err := bins.Path("gpuwork")
 	if err != nil {
@@ -98,8 +69,7 @@ func prepare(ctx context.Context) error {
 	if err := os.Mkdir(cdiDir(), 0o755); err != nil {
 		return err
 	}
-	return shared.SetShimConfig(fmt.Sprintf("log_dir = %q\ncdi_spec_dirs = [%q]\n[staging]\ncgroup = %q\n",
-		filepath.Join(shared.Dir(), "criu-logs"), cdiDir(), filepath.Join(shared.Namespace(), "staging")))
+	return shared.ConfigureShim(fmt.Sprintf("cdi_spec_dirs = [%q]\n", cdiDir()))
 }
 
 // cdiDir is where the shim looks for CDI specifications.
@@ -113,23 +83,6 @@ func two(t *testing.T) *harness.TestResult {
 		t.Skipf("this machine has %d GPU, the test needs two", len(gpu.Devices))
 	}
 	return result
-}
-
-// software skips a test of what a real GPU cannot be told, and tells the
-// software GPU until the test ends.
-func software(t *testing.T, lines string) {
-	t.Helper()
-	if gpu.Kind != harness.SoftwareGPU {
-		t.Skip("only the software GPU can be told to: " + lines)
-	}
-	if err := shared.SetSoftwareGPU(lines); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := shared.SetSoftwareGPU(""); err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 func uuid(index int) string { return gpu.Devices[index].UUID }

@@ -26,18 +26,18 @@ func given(pairs ...string) map[string]string {
 func TestAnotherGPU(t *testing.T) {
 	result := two(t)
 	k := start(t, harness.RunSpec{GPUs: []int{0}}, pattern(1)...)
-	expect(t, k, 0, "verify", "bad=0")
-	expect(t, k, 0, "count", "101")
+	k.Expect(t, "verify", "bad=0")
+	k.Expect(t, "count", "101")
 	isOn(t, k, 0, uuid(0))
 	visible(t, k, 0)
 	dir := checkpointed(t, result, k)
 
 	for i, at := range []int{1, 0} {
 		k = restored(t, result, harness.RunSpec{GPUs: []int{at}}, dir, k.Port)
-		expect(t, k, 0, "verify", "bad=0")
-		expect(t, k, 0, "count", fmt.Sprint(102+i))
-		expect(t, k, 0, "write 300", "wrote 300")
-		expect(t, k, 0, "verify", "bad=0")
+		k.Expect(t, "verify", "bad=0")
+		k.Expect(t, "count", fmt.Sprint(102+i))
+		k.Expect(t, "write 300", "wrote 300")
+		k.Expect(t, "verify", "bad=0")
 		isOn(t, k, 0, uuid(at))
 		visible(t, k, at)
 		hasNodes(t, k, at)
@@ -52,11 +52,11 @@ func TestAnotherGPU(t *testing.T) {
 func TestSwapOneProcess(t *testing.T) {
 	result := two(t)
 	k := start(t, harness.RunSpec{GPUs: []int{0, 1}}, pattern(2)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	isOn(t, k, 0, uuid(0), uuid(1))
 	dir := checkpointed(t, result, k)
 	r := restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: given(uuid(0)+"="+uuid(1), uuid(1)+"="+uuid(0))}, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 	isOn(t, r, 0, uuid(1), uuid(0))
 	visible(t, r, 0, 1)
 }
@@ -64,9 +64,9 @@ func TestSwapOneProcess(t *testing.T) {
 // Two processes, each with its state on a GPU of its own, change places.
 func TestSwapTwoProcesses(t *testing.T) {
 	result := two(t)
-	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Port: ports(t, 2)}, "multi", "--procs", "2", "--gpus", "2", "--bytes", fmt.Sprint(bytes))
+	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Ports: 2}, "multi", "--procs", "2", "--gpus", "2", "--bytes", fmt.Sprint(bytes))
 	for n := range 2 {
-		expect(t, k, n, "verify", "bad=0")
+		k.Process(n).Expect(t, "verify", "bad=0")
 		isOn(t, k, n, uuid(n))
 	}
 	dir := checkpointed(t, result, k)
@@ -78,8 +78,8 @@ func TestSwapTwoProcesses(t *testing.T) {
 	// By the indices: gpuckpt.json's, and the driver's here.
 	r := restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: given("0=1", "1=0")}, dir, k.Port)
 	for n := range 2 {
-		expect(t, r, n, "verify", "bad=0")
-		expect(t, r, n, "count", "101")
+		r.Process(n).Expect(t, "verify", "bad=0")
+		r.Process(n).Expect(t, "count", "101")
 		isOn(t, r, n, uuid(1-n))
 	}
 	visible(t, r, 0, 1)
@@ -93,14 +93,14 @@ func TestMoreGranted(t *testing.T) {
 		for _, to := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%d to %d of 0 and 1", at, to), func(t *testing.T) {
 				k := start(t, harness.RunSpec{GPUs: []int{at}}, pattern(1)...)
-				expect(t, k, 0, "verify", "bad=0")
+				k.Expect(t, "verify", "bad=0")
 				dir := checkpointed(t, result, k)
 				spec := harness.RunSpec{GPUs: []int{0, 1}}
 				if to != at {
 					spec.Annotations = given(uuid(at) + "=" + uuid(to))
 				}
 				r := restored(t, result, spec, dir, k.Port)
-				expect(t, r, 0, "verify", "bad=0")
+				r.Expect(t, "verify", "bad=0")
 				isOn(t, r, 0, uuid(to))
 				visible(t, r, 0, 1)
 			})
@@ -113,20 +113,20 @@ func TestMoreGranted(t *testing.T) {
 func TestMoreGrantedAgain(t *testing.T) {
 	result := two(t)
 	k := start(t, harness.RunSpec{GPUs: []int{0}}, pattern(1)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	both := harness.RunSpec{GPUs: []int{0, 1}}
 	r := restored(t, result, both, checkpointed(t, result, k), k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 	dir := checkpointed(t, result, r)
 	if got := metadata(t, dir).Processes[0].GPUs; len(got) != 2 {
 		t.Errorf("the checkpoint names %v for the process, want both GPUs", got)
 	}
 	r = restored(t, result, both, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 	isOn(t, r, 0, uuid(0))
 	both.Annotations = given("0=1", "1=0")
 	r = restored(t, result, both, checkpointed(t, result, r), k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 	isOn(t, r, 0, uuid(1))
 }
 
@@ -135,7 +135,7 @@ func TestMoreGrantedAgain(t *testing.T) {
 func TestVisibleDevices(t *testing.T) {
 	result := two(t)
 	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Env: []string{"CUDA_VISIBLE_DEVICES=" + uuid(1)}}, pattern(1)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	isOn(t, k, 0, uuid(1))
 	dir := checkpointed(t, result, k)
 	names := func(dir string) {
@@ -147,12 +147,12 @@ func TestVisibleDevices(t *testing.T) {
 	}
 	names(dir)
 	r := restored(t, result, harness.RunSpec{GPUs: []int{0, 1}}, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 	isOn(t, r, 0, uuid(1))
 	dir = checkpointed(t, result, r)
 	names(dir)
 	refused(t, harness.RunSpec{GPUs: []int{0}}, dir, "made on 2 GPUs", uuid(0), uuid(1), "granted 1 GPU: "+uuid(0))
 	r = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: given("0=1", "1=0")}, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 	isOn(t, r, 0, uuid(0))
 }

@@ -4,7 +4,6 @@
 package gpus
 
 import (
-	"strconv"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -15,7 +14,7 @@ import (
 func TestRefusedGrants(t *testing.T) {
 	result := two(t)
 	k := start(t, harness.RunSpec{GPUs: []int{0, 1}}, pattern(2)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	dir := checkpointed(t, result, k)
 	both := []int{0, 1}
 	for _, test := range []struct {
@@ -35,7 +34,7 @@ func TestRefusedGrants(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) { refused(t, test.spec, dir, test.words...) })
 	}
 	r := restored(t, result, harness.RunSpec{GPUs: both}, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 }
 
 // A GPU of this node that will not do.
@@ -45,7 +44,7 @@ func TestRefusedGPUs(t *testing.T) {
 		t.Skip("only the software GPU can be another model")
 	}
 	k := start(t, harness.RunSpec{GPUs: []int{0}}, pattern(1)...)
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	dir := checkpointed(t, result, k)
 	for _, test := range []struct {
 		name, lines string
@@ -57,12 +56,12 @@ func TestRefusedGPUs(t *testing.T) {
 		{"virtual", "gpu1.vgpu=1\n", []string{"vGPU", uuid(1)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			software(t, test.lines)
+			shared.SoftwareGPU(t, test.lines)
 			refused(t, harness.RunSpec{GPUs: []int{1}}, dir, test.words...)
 		})
 	}
 	r := restored(t, result, harness.RunSpec{GPUs: []int{1}}, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 }
 
 // Memory that another container has taken is counted; once that is gone the
@@ -73,23 +72,13 @@ func TestMemoryInUse(t *testing.T) {
 		t.Skip("on a real GPU this takes all of its memory")
 	}
 	k := start(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "40M")
-	expect(t, k, 0, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	dir := checkpointed(t, result, k)
-	software(t, "gpu1.memory_mib=100\n")
-	port := ports(t, 1)
-	guest, err := shared.Run(t.Context(), harness.RunSpec{
-		ID: id(t) + "-guest", Image: image, GPUs: []int{1}, Port: port,
-		Args: []string{"gpuwork", "pattern", "--bytes", "60M", "--port", strconv.Itoa(port)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	removeAtEnd(t, guest)
-	expect(t, guest, 0, "verify", "bad=0")
+	shared.SoftwareGPU(t, "gpu1.memory_mib=100\n")
+	guest := start(t, harness.RunSpec{ID: harness.Name(t) + "-guest", GPUs: []int{1}}, "pattern", "--bytes", "60M")
+	guest.Expect(t, "verify", "bad=0")
 	refused(t, harness.RunSpec{GPUs: []int{1}}, dir, "MiB free", "the state of "+uuid(0)+" is ")
-	if err := guest.Remove(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	guest.MustRemove(t)
 	r := restored(t, result, harness.RunSpec{GPUs: []int{1}}, dir, k.Port)
-	expect(t, r, 0, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 }

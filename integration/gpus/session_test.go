@@ -4,17 +4,12 @@
 package gpus
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/runc/options"
@@ -26,64 +21,16 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/runtime"
 )
 
 // bytes is the GPU memory of each pattern, on each of its GPUs.
 const bytes = 24 << 20
 
-// id makes a container's name of the test's.
-func id(t *testing.T) string {
-	return strings.NewReplacer("/", "-", "_", "-", " ", "-", ",", "-", ":", "").Replace(strings.ToLower(t.Name()))
-}
-
-// ports finds that many free UDP ports in a row.
-func ports(t *testing.T, n int) int {
-	t.Helper()
-	for range 100 {
-		first, err := harness.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		free := true
-		for port := first + 1; port < first+n && free; port++ {
-			conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-			if free = err == nil; free {
-				conn.Close()
-			}
-		}
-		if free {
-			return first
-		}
-	}
-	t.Fatalf("no %d free UDP ports in a row", n)
-	return 0
-}
-
-// start runs a workload of gpuwork. It is removed when the test ends.
+// start runs a workload of gpuwork with the image of these tests.
 func start(t *testing.T, spec harness.RunSpec, args ...string) *harness.Container {
 	t.Helper()
-	if spec.Port == 0 {
-		spec.Port = ports(t, 1)
-	}
-	spec.ID, spec.Image = id(t), image
-	spec.Args = append(append([]string{"gpuwork"}, args...), "--port", strconv.Itoa(spec.Port))
-	k, err := shared.Run(t.Context(), spec)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
-	}
-	removeAtEnd(t, k)
-	return k
-}
-
-func removeAtEnd(t *testing.T, k *harness.Container) {
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := k.Remove(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	spec.Image = image
+	return shared.Work(t, spec, args...)
 }
 
 // checkpointed takes a checkpoint of a container into a directory and removes
@@ -98,10 +45,8 @@ func checkpointed(t *testing.T, result *harness.TestResult, k *harness.Container
 	if _, err := shared.Client().TaskService().Checkpoint(t.Context(), &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: opts}); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
 	}
-	note(t, result, k)
-	if err := k.Remove(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	result.Phases(t, k)
+	k.MustRemove(t)
 	return dir
 }
 
@@ -120,12 +65,12 @@ func metadata(t *testing.T, dir string) *images.Metadata {
 // get now. It is removed when the test ends.
 func tryRestore(t *testing.T, spec harness.RunSpec, dir string, port int) (*harness.Container, error) {
 	t.Helper()
-	spec.ID, spec.Image, spec.Port, spec.Args = id(t), image, port, []string{"gpuwork", "sleep"}
+	spec.ID, spec.Image, spec.Port, spec.Args = harness.Name(t), image, port, []string{"gpuwork", "sleep"}
 	k, err := shared.Create(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	removeAtEnd(t, k)
+	k.RemoveAtEnd(t)
 	container, err := shared.Client().LoadContainer(t.Context(), k.ID)
 	if err != nil {
 		t.Fatal(err)
@@ -143,7 +88,7 @@ func restored(t *testing.T, result *harness.TestResult, spec harness.RunSpec, di
 	if err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(6000))
 	}
-	note(t, result, k)
+	result.Phases(t, k)
 	for line := range strings.Lines(shared.LogTail(6000)) {
 		if strings.Contains(line, "id="+k.ID+" ") && strings.Contains(line, "GPU pairs taken") {
 			t.Log(strings.TrimSpace(line)) // which pairs a real driver takes is not documented
@@ -172,7 +117,7 @@ func refused(t *testing.T, spec harness.RunSpec, dir string, words ...string) {
 	if status, err := k.Status(t.Context()); !errdefs.IsNotFound(err) {
 		t.Errorf("a task is left: %q, error %v", status, err)
 	}
-	if _, err := os.Stat(bundle(k)); !os.IsNotExist(err) {
+	if _, err := os.Stat(shared.Bundle(k.ID)); !os.IsNotExist(err) {
 		t.Errorf("the bundle is left: %v", err)
 	}
 	if err := k.Remove(t.Context()); err != nil {
@@ -180,49 +125,10 @@ func refused(t *testing.T, spec harness.RunSpec, dir string, words ...string) {
 	}
 }
 
-// bundle is the directory of a container's shim.
-func bundle(k *harness.Container) string {
-	return filepath.Join(shared.Dir(), "state", "io.containerd.runtime.v2.task", shared.Namespace(), k.ID)
-}
-
-// note puts the phases of a container's last operation into the results.
-func note(t *testing.T, result *harness.TestResult, k *harness.Container) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(bundle(k), runtime.TimelineName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var line runtime.Timeline
-	if err := json.Unmarshal(data, &line); err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range line.Phases {
-		result.Times[line.Operation+"/"+p.Name] = p.Took.Seconds()
-	}
-	result.Times[line.Operation+"/whole"] = line.Took.Seconds()
-}
-
-// expect asks a program, the nth of the container.
-func expect(t *testing.T, k *harness.Container, n int, question, want string) {
-	t.Helper()
-	if got := ask(t, k, n, question); got != want {
-		t.Errorf("process %d, %q: got %q, want %q", n, question, got, want)
-	}
-}
-
-func ask(t *testing.T, k *harness.Container, n int, question string) string {
-	t.Helper()
-	answer, err := (&harness.Container{ID: k.ID, Port: k.Port + n}).Ask(t.Context(), question)
-	if err != nil {
-		t.Fatalf("%v\nits output: %s", err, k.Logs())
-	}
-	return answer
-}
-
 // isOn checks on which GPUs the nth program is, by its own word.
 func isOn(t *testing.T, k *harness.Container, n int, uuids ...string) {
 	t.Helper()
-	info := strings.Fields(ask(t, k, n, "info")) // pid=1 bytes=… gpus=1 GPU-… 0x…
+	info := strings.Fields(k.Process(n).Answer(t, "info")) // pid=1 bytes=… gpus=1 GPU-… 0x…
 	if got := info[3 : 3+len(uuids)]; info[2] != fmt.Sprintf("gpus=%d", len(uuids)) || !slices.Equal(got, uuids) {
 		t.Errorf("process %d is on %v, want %v", n, info[2:], uuids)
 	}

@@ -27,6 +27,27 @@ func FreePort() (int, error) {
 	return conn.LocalAddr().(*net.UDPAddr).Port, nil
 }
 
+// FreePorts returns the first of n UDP ports in a row that nothing listens on now.
+func FreePorts(n int) (int, error) {
+	for range 100 {
+		first, err := FreePort()
+		if err != nil {
+			return 0, err
+		}
+		free := true
+		for port := first + 1; port < first+n && free; port++ {
+			conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+			if free = err == nil; free {
+				conn.Close()
+			}
+		}
+		if free {
+			return first, nil
+		}
+	}
+	return 0, fmt.Errorf("find %d free UDP ports in a row: there are none", n)
+}
+
 // Ask sends one packet with the question to the container's port and returns the
 // answer without white space around it. While nothing listens, because the
 // program is still starting, it tries again; a packet that was delivered is

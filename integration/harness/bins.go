@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 )
@@ -82,4 +83,34 @@ func (b Bins) SearchPath() string {
 		system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	}
 	return strings.Join(append(append([]string{}, b.dirs...), system), string(os.PathListSeparator))
+}
+
+// daemonPrograms are what a containerd's shims look for in $PATH.
+var daemonPrograms = []string{"containerd-shim-gpuckpt-v2", "gpuckpt-cuda-helper", "runc", "criu", "mount", "umount"}
+
+// PathWithout fills an empty directory with the programs that a containerd's
+// shims need, but for one: a value for PATH. They are copies, since what lies
+// beside a program is found through a link.
+func (b Bins) PathWithout(t T, dir, left string) string {
+	t.Helper()
+	for _, name := range daemonPrograms {
+		if name == left {
+			continue
+		}
+		program, err := b.Path(name)
+		if err != nil {
+			program, err = exec.LookPath(name)
+		}
+		var data []byte
+		if err == nil {
+			data, err = os.ReadFile(program)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), data, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }

@@ -48,6 +48,9 @@ type RunSpec struct {
 	// Port is the UDP port that the program will listen on, for
 	// Container.Ask; see FreePort. The program must get it in Args.
 	Port int
+	// Ports is how many programs of the container listen, on Port and those
+	// after it, where Gpuwork is to find them; 0 is one.
+	Ports int
 	// OwnNetwork gives the container a network of its own, without
 	// interfaces. Else it shares the host's.
 	OwnNetwork bool

@@ -152,3 +152,26 @@ func numericNames(dir string) ([]int, error) {
 	slices.Sort(numbers)
 	return numbers, nil
 }
+
+// StatusField is a line of /proc/PID/status: "PPid", "Name".
+func StatusField(pid int, name string) (string, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return "", fmt.Errorf("read the status of process %d: %w", pid, err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.TrimSpace(value), nil
+		}
+	}
+	return "", fmt.Errorf("read the status of process %d: it has no %s", pid, name)
+}
+
+// Parent is the process that started a process, or took it over.
+func Parent(pid int) (int, error) {
+	text, err := StatusField(pid, "PPid")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(text)
+}

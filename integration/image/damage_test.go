@@ -23,15 +23,15 @@ import (
 func TestDamageIsRefused(t *testing.T) {
 	name := "example.com/damage:1"
 	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "40M")
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	dir, rw := dump(t, shared, k)
-	remove(t, k)
+	k.MustRemove(t)
 	layout, _ := layoutOf(t, shared, dir, rw, harness.WorkloadImage, name)
 	importLayout(t, shared, layout, name)
 	run := func() error {
-		k, err := tryStart(t, shared, harness.RunSpec{Image: name, Port: k.Port, Annotations: asked}, "pattern")
+		k, err := tryStart(t, harness.RunSpec{Image: name, Port: k.Port, Annotations: asked}, "pattern")
 		if err == nil {
-			remove(t, k)
+			k.MustRemove(t)
 		}
 		return err
 	}
@@ -97,7 +97,7 @@ func TestDamageIsRefused(t *testing.T) {
 				write(t, c.path, data)
 			})
 			c.damage(t)
-			says(t, run(), c.says)
+			harness.Says(t, run(), c.says)
 		})
 	}
 	if err := run(); err != nil {
@@ -150,7 +150,7 @@ func link(t *testing.T, path string) {
 // neither an image nor a part of one.
 func TestFullDisk(t *testing.T) {
 	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "100M")
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	dir, rw := dump(t, shared, k)
 	small := t.TempDir()
 	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=70m"); err != nil {

@@ -46,15 +46,15 @@ func TestAnotherSpec(t *testing.T) {
 		{name: "own network", mounts: mounts, own: true, says: "host's network namespace"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			k, err := tryStart(t, shared, harness.RunSpec{Image: name, Port: port, Annotations: asked, Mounts: c.mounts, CtrFlags: c.flags, OwnNetwork: c.own}, "counter")
+			k, err := tryStart(t, harness.RunSpec{Image: name, Port: port, Annotations: asked, Mounts: c.mounts, CtrFlags: c.flags, OwnNetwork: c.own}, "counter")
 			if c.says != "" {
-				says(t, err, c.says)
+				harness.Says(t, err, c.says)
 				return
 			}
 			if err != nil {
 				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 			}
-			expect(t, k, "count", "102")
+			k.Expect(t, "count", "102")
 		})
 	}
 }
@@ -77,7 +77,7 @@ func TestTheSameSpec(t *testing.T) {
 			spec.Port = built(t, shared, name, c.spec, "counter")
 			spec.Image, spec.Annotations = name, asked
 			k := start(t, shared, spec, "counter")
-			expect(t, k, "count", "102")
+			k.Expect(t, "count", "102")
 		})
 	}
 }
@@ -110,11 +110,11 @@ func TestHostileImage(t *testing.T) {
 		t.Fatalf("%d bytes for %d (%v)", len(data), len(was), err)
 	}
 	write(t, path, append(bytes.Clone(good[:head]), data...))
-	_, err = tryStart(t, shared, harness.RunSpec{Image: name, Port: port, Annotations: asked}, "counter")
-	says(t, err, "host's", "namespace", "process 1")
+	_, err = tryStart(t, harness.RunSpec{Image: name, Port: port, Annotations: asked}, "counter")
+	harness.Says(t, err, "host's", "namespace", "process 1")
 	write(t, path, good)
 	k := start(t, shared, harness.RunSpec{Image: name, Port: port, Annotations: asked}, "counter")
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 }
 
 // How likely a process is to be killed for want of memory is the new spec's.
@@ -122,12 +122,12 @@ func TestOOMScore(t *testing.T) {
 	name := "example.com/oom:1"
 	port := built(t, shared, name, harness.RunSpec{}, "counter")
 	k, err := shared.Create(t.Context(), harness.RunSpec{
-		ID: id(t), Image: name, Port: port, Annotations: asked, GPUs: []int{0}, Args: []string{"gpuwork", "counter"},
+		ID: harness.Name(t), Image: name, Port: port, Annotations: asked, GPUs: []int{0}, Args: []string{"gpuwork", "counter"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { remove(t, k) })
+	k.RemoveAtEnd(t)
 	c, err := shared.Client().LoadContainer(t.Context(), k.ID)
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func TestOOMScore(t *testing.T) {
 	if err := k.Start(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 	}
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 	pid, err := k.Pid(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -9,14 +9,10 @@ package image
 import (
 	"archive/tar"
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
-	"time"
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/runc/options"
@@ -30,116 +26,31 @@ import (
 )
 
 var (
+	session *harness.Session
 	shared  *harness.Containerd
-	session context.Context // ends when the tests are interrupted
-	bins    harness.Bins
 	gpu     harness.GPU
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Interruptible(func(ctx context.Context) int { return run(ctx, m) }))
-}
-
-func run(ctx context.Context, m *testing.M) (code int) {
-	var err error
-	session = ctx
-	if bins, err = harness.FindBins(); err != nil {
-		fmt.Fprintf(os.Stderr, "%v; run `make test`\n", err)
-		return 1
-	}
-	if gpu, err = harness.DetectGPU(bins); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	if shared, err = newContainerd(harness.Options{}); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code = m.Run()
-	if err := shared.Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	return code
-}
-
-// newContainerd starts one with the workload's image in it.
-func newContainerd(opts harness.Options) (*harness.Containerd, error) {
-	opts.Bins, opts.GPU, opts.Dir = bins, gpu, os.Getenv("GPUCKPT_TEST_DIR")
-	c, err := harness.Start(session, opts)
-	if err != nil {
-		return nil, err
-	}
-	if err := c.ImportWorkload(session); err != nil {
-		return nil, err
-	}
-	return c, configure(c, "")
-}
-
-// configure sets the shim's configuration; what a shim leaves on the machine is
-// to go with the containerd.
-func configure(c *harness.Containerd, restore string) error {
-	return c.SetShimConfig(fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n[restore]\n%s\n",
-		filepath.Join(c.Dir(), "criu-logs"), filepath.Join(c.Namespace(), "staging"), restore))
-}
-
-// policy sets the section [restore] until the test ends.
-func policy(t *testing.T, restore string) {
-	t.Helper()
-	if err := configure(shared, restore); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := configure(shared, ""); err != nil {
-			t.Error(err)
-		}
+	harness.Main(m.Run, func(s *harness.Session) (err error) {
+		session, gpu = s, s.GPU
+		shared, err = s.StartWithWorkload(harness.Options{})
+		return err
 	})
 }
 
-// id makes a container's name of the test's.
-func id(t *testing.T) string {
-	return strings.NewReplacer("/", "-", "_", "-", " ", "-").Replace(strings.ToLower(t.Name()))
-}
-
-// start runs a workload, removed when the test ends.
+// start runs a workload on GPU 0, removed when the test ends.
 func start(t *testing.T, c *harness.Containerd, spec harness.RunSpec, args ...string) *harness.Container {
 	t.Helper()
-	k, err := tryStart(t, c, spec, args...)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, c.LogTail(3000))
-	}
-	return k
-}
-
-func tryStart(t *testing.T, c *harness.Containerd, spec harness.RunSpec, args ...string) (*harness.Container, error) {
-	t.Helper()
-	if spec.Port == 0 {
-		port, err := harness.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		spec.Port = port
-	}
-	if spec.ID == "" {
-		spec.ID = id(t)
-	}
 	spec.GPUs = []int{0}
-	spec.Args = append(append([]string{"gpuwork"}, args...), "--port", strconv.Itoa(spec.Port))
-	k, err := c.Run(t.Context(), spec)
-	if err != nil {
-		return nil, err
-	}
-	t.Cleanup(func() { remove(t, k) })
-	return k, nil
+	return c.Work(t, spec, args...)
 }
 
-func remove(t *testing.T, k *harness.Container) {
+// tryStart is start of what may be refused.
+func tryStart(t *testing.T, spec harness.RunSpec, args ...string) (*harness.Container, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
-	defer cancel()
-	if err := k.Remove(ctx); err != nil {
-		t.Error(err)
-	}
+	spec.GPUs = []int{0}
+	return shared.TryWork(t, spec, args...)
 }
 
 func ctr(t *testing.T, c *harness.Containerd, args ...string) string {
@@ -149,30 +60,6 @@ func ctr(t *testing.T, c *harness.Containerd, args ...string) string {
 		t.Fatal(err)
 	}
 	return out
-}
-
-func expect(t *testing.T, k *harness.Container, question, want string) {
-	t.Helper()
-	got, err := k.Ask(t.Context(), question)
-	if err != nil {
-		t.Fatalf("%v\nits output: %s", err, k.Logs())
-	}
-	if got != want {
-		t.Fatalf("%q: got %q, want %q", question, got, want)
-	}
-}
-
-// says fails the test unless an error has all of the words.
-func says(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("it succeeded; want an error that says %q", words)
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("the error does not say %q: %v", w, err)
-		}
-	}
 }
 
 // dump ends a container with a checkpoint and gives its directory and its

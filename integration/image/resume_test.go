@@ -24,10 +24,10 @@ var asked = map[string]string{"dev.gpuckpt.restore": "true"}
 func TestRunResumes(t *testing.T) {
 	name := "example.com/resumes:1"
 	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "40M")
-	expect(t, k, "verify", "bad=0")
-	expect(t, k, "write 1000", "wrote 1000")
+	k.Expect(t, "verify", "bad=0")
+	k.Expect(t, "write 1000", "wrote 1000")
 	dir, rw := dump(t, shared, k)
-	remove(t, k)
+	k.MustRemove(t)
 	layout, first := layoutOf(t, shared, dir, rw, harness.WorkloadImage, name)
 	if first.GPULayers == 0 || first.GPUBytes < 40<<20 {
 		t.Errorf("built %+v", first)
@@ -39,10 +39,10 @@ func TestRunResumes(t *testing.T) {
 	if len(before) == 0 {
 		t.Fatal("no unpacked checkpoint was found")
 	}
-	expect(t, r, "verify", "bad=0")
-	expect(t, r, "count", "101")
-	expect(t, r, "write 500", "wrote 500")
-	expect(t, r, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
+	r.Expect(t, "count", "101")
+	r.Expect(t, "write 500", "wrote 500")
+	r.Expect(t, "verify", "bad=0")
 
 	if err := r.Kill(t.Context()); err != nil {
 		t.Fatal(err)
@@ -51,15 +51,15 @@ func TestRunResumes(t *testing.T) {
 	if err := r.Start(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 	}
-	expect(t, r, "verify", "bad=0")
-	expect(t, r, "count", "101")
+	r.Expect(t, "verify", "bad=0")
+	r.Expect(t, "count", "101")
 	if after := files(t, checkpointDirs(t, shared)...); !reflect.DeepEqual(before, after) {
 		t.Error("the image's layers were changed")
 	}
 
 	// Straight into containerd's store this time.
 	dir, rw = dump(t, shared, r)
-	remove(t, r)
+	r.MustRemove(t)
 	second := "example.com/resumes:2"
 	ctx, done, err := shared.Client().WithLease(t.Context())
 	if err != nil {
@@ -103,18 +103,18 @@ func TestRunResumes(t *testing.T) {
 	if n := len(now.Layers) - len(was.Layers); n != 1 { // another layer of writable files, and nothing else
 		t.Errorf("the image of a resumed container has %d layers more", n)
 	}
-	r2 := start(t, shared, harness.RunSpec{ID: id(t) + "-2", Image: second, Port: k.Port, Annotations: asked}, "pattern")
-	expect(t, r2, "verify", "bad=0")
-	expect(t, r2, "count", "102")
+	r2 := start(t, shared, harness.RunSpec{ID: harness.Name(t) + "-2", Image: second, Port: k.Port, Annotations: asked}, "pattern")
+	r2.Expect(t, "verify", "bad=0")
+	r2.Expect(t, "count", "102")
 }
 
 // The image of TestRunResumes' kind under other circumstances.
 func built(t *testing.T, c *harness.Containerd, name string, spec harness.RunSpec, args ...string) (port int) {
 	t.Helper()
 	k := start(t, c, spec, args...)
-	expect(t, k, "count", "101")
+	k.Expect(t, "count", "101")
 	dir, rw := dump(t, c, k)
-	remove(t, k)
+	k.MustRemove(t)
 	layout, _ := layoutOf(t, c, dir, rw, harness.WorkloadImage, name)
 	importLayout(t, c, layout, name)
 	return k.Port
@@ -139,36 +139,36 @@ func TestPolicy(t *testing.T) {
 		{name: "listed", config: `images = ["example.com/*"]`, annotation: "true", refused: "does not say which image"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			policy(t, c.config)
+			shared.Configured(t, "[restore]\n"+c.config)
 			spec := harness.RunSpec{Image: name, Port: port}
 			if c.annotation != "" {
 				spec.Annotations = map[string]string{"dev.gpuckpt.restore": c.annotation}
 			}
-			k, err := tryStart(t, shared, spec, "counter")
+			k, err := tryStart(t, spec, "counter")
 			if c.refused != "" {
-				says(t, err, c.refused)
+				harness.Says(t, err, c.refused)
 				return
 			}
 			if err != nil {
 				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 			}
-			expect(t, k, "count", c.count)
+			k.Expect(t, "count", c.count)
 		})
 	}
 	t.Run("listed by name", func(t *testing.T) {
-		policy(t, `images = ["example.com/policy:*"]`)
+		shared.Configured(t, "[restore]\n"+`images = ["example.com/policy:*"]`)
 		for image, refused := range map[string]string{name: "", "example.com/other:1": "not among those"} {
 			spec := harness.RunSpec{Image: name, Port: port, Annotations: map[string]string{"dev.gpuckpt.restore": "true", "io.kubernetes.cri.image-name": image}}
-			k, err := tryStart(t, shared, spec, "counter")
+			k, err := tryStart(t, spec, "counter")
 			if refused != "" {
-				says(t, err, refused)
+				harness.Says(t, err, refused)
 				continue
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			expect(t, k, "count", "102")
-			remove(t, k)
+			k.Expect(t, "count", "102")
+			k.MustRemove(t)
 		}
 	})
 }
@@ -178,22 +178,14 @@ func TestUnderRuncItStartsAfresh(t *testing.T) {
 	name := "example.com/afresh:1"
 	port := built(t, shared, name, harness.RunSpec{}, "counter")
 	k := start(t, shared, harness.RunSpec{Image: name, Port: port, Runtime: harness.RuncRuntime, Annotations: asked}, "counter")
-	expect(t, k, "count", "101")
+	k.Expect(t, "count", "101")
 }
 
 // Without an overlay the image is looked at where it is mounted from.
 func TestNativeSnapshotter(t *testing.T) {
-	c, err := newContainerd(harness.Options{Snapshotter: "native"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	c := session.Own(t, harness.Options{Snapshotter: "native"})
 	name := "example.com/native:1"
 	port := built(t, c, name, harness.RunSpec{}, "counter")
 	k := start(t, c, harness.RunSpec{Image: name, Port: port, Annotations: asked}, "counter")
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 }

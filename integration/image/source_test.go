@@ -16,7 +16,7 @@ import (
 func TestFromContainerdsCheckpoint(t *testing.T) {
 	name, stock := "example.com/stock:image", "example.com/stock:checkpoint"
 	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "40M")
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	if err := k.Checkpoint(t.Context(), stock); err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +25,7 @@ func TestFromContainerdsCheckpoint(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	remove(t, k)
+	k.MustRemove(t)
 	store := shared.Client().ContentStore()
 	s, err := oci.OpenStock(t.Context(), store, target(t, shared, stock))
 	if err != nil {
@@ -40,17 +40,17 @@ func TestFromContainerdsCheckpoint(t *testing.T) {
 	}
 	importLayout(t, shared, layout, name)
 	r := start(t, shared, harness.RunSpec{Image: name, Port: k.Port, Annotations: asked}, "pattern")
-	expect(t, r, "verify", "bad=0")
-	expect(t, r, "count", "101")
+	r.Expect(t, "verify", "bad=0")
+	r.Expect(t, "count", "101")
 }
 
 // A container without GPU state resumes as well.
 func TestWithoutGPU(t *testing.T) {
 	name := "example.com/plain:1"
 	k := start(t, shared, harness.RunSpec{}, "plain")
-	expect(t, k, "count", "101")
+	k.Expect(t, "count", "101")
 	dir, rw := dump(t, shared, k)
-	remove(t, k)
+	k.MustRemove(t)
 	checkpoint, err := images.OpenWithoutGPU(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -58,5 +58,5 @@ func TestWithoutGPU(t *testing.T) {
 	layout, _ := layoutWith(t, name, oci.Options{Checkpoint: checkpoint, Base: target(t, shared, harness.WorkloadImage), Provider: shared.Client().ContentStore(), RW: &rw})
 	importLayout(t, shared, layout, name)
 	r := start(t, shared, harness.RunSpec{Image: name, Port: k.Port, Annotations: asked}, "plain")
-	expect(t, r, "count", "102")
+	r.Expect(t, "count", "102")
 }

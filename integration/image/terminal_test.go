@@ -26,7 +26,7 @@ func startTTY(t *testing.T, spec harness.RunSpec) (*harness.Container, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { remove(t, k) })
+	k.RemoveAtEnd(t)
 	c, err := shared.Client().LoadContainer(t.Context(), k.ID)
 	if err != nil {
 		t.Fatal(err)
@@ -47,23 +47,23 @@ func TestTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	with, without := "example.com/terminal:with", "example.com/terminal:without"
-	k, err := startTTY(t, harness.RunSpec{ID: id(t), Port: port})
+	k, err := startTTY(t, harness.RunSpec{ID: harness.Name(t), Port: port})
 	if err != nil {
 		t.Fatal(err)
 	}
-	expect(t, k, "count", "101")
+	k.Expect(t, "count", "101")
 	dir, rw := dump(t, shared, k)
-	remove(t, k)
+	k.MustRemove(t)
 	layout, _ := layoutOf(t, shared, dir, rw, harness.WorkloadImage, with)
 	importLayout(t, shared, layout, with)
-	_, err = tryStart(t, shared, harness.RunSpec{ID: "none", Annotations: asked, Image: with, Port: port}, "counter")
-	says(t, err, "dumped with a terminal")
+	_, err = tryStart(t, harness.RunSpec{ID: "none", Annotations: asked, Image: with, Port: port}, "counter")
+	harness.Says(t, err, "dumped with a terminal")
 	if k, err = startTTY(t, harness.RunSpec{ID: "again", Annotations: asked, Image: with, Port: port}); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 
 	port = built(t, shared, without, harness.RunSpec{ID: "plain"}, "counter")
 	_, err = startTTY(t, harness.RunSpec{ID: "tty", Annotations: asked, Image: without, Port: port})
-	says(t, err, "dumped without a terminal")
+	harness.Says(t, err, "dumped without a terminal")
 }

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -33,40 +32,13 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Exit(harness.Interruptible(func(ctx context.Context) int { return run(ctx, m) }))
-}
-
-func run(ctx context.Context, m *testing.M) (code int) {
-	var err error
-	session = ctx
-	if bins, err = harness.FindBins(); err != nil {
-		fmt.Fprintf(os.Stderr, "%v; run `make test-kubernetes`\n", err)
-		return 1
-	}
-	if gpu, err = harness.DetectGPU(bins); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	fmt.Printf("GPU: %s, driver %s, %d device(s)\n", gpu.Kind, gpu.Driver, len(gpu.Devices))
-	results = harness.NewResults(ctx, bins, gpu)
-	if shared, err = newNode(ctx, node.Options{APIServer: true}); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code = m.Run()
-	if err := shared.Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	path, err := results.Write()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	if path != "" {
-		fmt.Println("results:", path)
-	}
-	return code
+	harness.Main(m.Run, func(s *harness.Session) (err error) {
+		session, bins, gpu, results = s.Context(), s.Bins, s.GPU, s.Results
+		if shared, err = newNode(session, node.Options{APIServer: true}); err == nil {
+			s.AtEnd(shared.Stop)
+		}
+		return err
+	})
 }
 
 // newNode starts one. What the shims leave on a machine goes with it.
@@ -75,12 +47,12 @@ func newNode(ctx context.Context, opts node.Options) (*node.Node, error) {
 	if _, err := opts.Bins.Path("containerd"); err != nil {
 		opts.Bins = bins
 	}
-	opts.Dir = os.Getenv("GPUCKPT_TEST_DIR")
+	opts.Dir = os.Getenv(harness.EnvDir)
 	n, err := node.Start(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
-	if err := configureShim(n.Containerd, opts.ShimConfig); err != nil {
+	if err := n.ConfigureShim(opts.ShimConfig); err != nil {
 		return nil, errors.Join(err, n.Stop())
 	}
 	if !opts.APIServer {
@@ -98,9 +70,3 @@ const runtimeClasses = `
 ---
 {apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: gpuckpt-by-name}, handler: gpuckpt-by-name}
 `
-
-// configureShim sets the shim's configuration.
-func configureShim(c *harness.Containerd, toml string) error {
-	return c.SetShimConfig(fmt.Sprintf("log_dir = %q\n%s\n[staging]\ncgroup = %q\n",
-		filepath.Join(c.Dir(), "criu-logs"), toml, filepath.Join(c.Cgroup(), "staging")))
-}

@@ -35,7 +35,7 @@ func TestOlderCtr(t *testing.T) {
 
 func testOlderCtr(t *testing.T, version string) {
 	results.Add(t)
-	c, err := harness.Start(session, harness.Options{Bins: older(t, version), GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")})
+	c, err := harness.Start(session, harness.Options{Bins: older(t, version), GPU: gpu, Dir: os.Getenv(harness.EnvDir)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func testOlderCtr(t *testing.T, version string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(c.ImportWorkload(t.Context()), configureShim(c, "")); err != nil {
+	if err := errors.Join(c.ImportWorkload(t.Context()), c.ConfigureShim("")); err != nil {
 		t.Fatal(err)
 	}
 	k, err := c.Run(t.Context(), harness.RunSpec{ID: "older", Port: port, GPUs: []int{0}, Args: []string{"gpuwork", "counter", "--port", strconv.Itoa(port)}})

@@ -85,8 +85,7 @@ func (c counter) manifest(name string) string {
 
 // podName makes a pod's name of the test's.
 func podName(t *testing.T) string {
-	name := strings.NewReplacer("/", "-", "_", "-", " ", "-", ".", "-").Replace(strings.ToLower(t.Name()))
-	return strings.TrimPrefix(name, "test")
+	return strings.TrimPrefix(harness.Name(t), "test")
 }
 
 // apply has the API server run a pod, deleted when the test ends, and waits until it
@@ -149,17 +148,9 @@ func own(t *testing.T, opts node.Options) *node.Node {
 // real GPU cannot be told: there it does what it does.
 func softwareGPU(t *testing.T, n *node.Node, lines string) {
 	t.Helper()
-	if gpu.Kind != harness.SoftwareGPU {
-		return
+	if gpu.Kind == harness.SoftwareGPU {
+		n.SoftwareGPU(t, lines)
 	}
-	if err := n.SetSoftwareGPU(lines); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := n.SetSoftwareGPU(""); err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 // ask asks the program of a pod and gives the answer, or fails the test.

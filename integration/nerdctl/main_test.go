@@ -7,7 +7,6 @@ package nerdctl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,11 +19,9 @@ import (
 )
 
 var (
-	shared *harness.Containerd
-	// session ends when the tests are interrupted.
-	session context.Context
+	shared  *harness.Containerd
+	session *harness.Session
 	bins    harness.Bins
-	gpu     harness.GPU
 	results *harness.Results
 	// cniPlugins is the directory of the programs that make networks, cniConfig that
 	// of the networks: one for all containerds, as a machine has one bridge.
@@ -40,68 +37,22 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Exit(harness.Interruptible(func(ctx context.Context) int { return runTests(ctx, m) }))
+	harness.Main(m.Run, func(s *harness.Session) error {
+		session, bins, results = s, s.Bins, s.Results
+		bridge, err := bins.Path("bridge")
+		if err != nil {
+			return fmt.Errorf("%w; run `make test-kubernetes`", err)
+		}
+		cniPlugins, cniConfig = filepath.Dir(bridge), cniState+"/net.d"
+		if shared, err = s.StartWithWorkload(harness.Options{}); err != nil {
+			return err
+		}
+		return writeCDISpec(shared)
+	})
 }
 
-func runTests(ctx context.Context, m *testing.M) (code int) {
-	if err := start(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code = m.Run()
-	if err := shared.Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	path, err := results.Write()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	if path != "" {
-		fmt.Println("results:", path)
-	}
-	return code
-}
-
-// start starts containerd with the workload's image and a CDI specification.
-func start(ctx context.Context) error {
-	session = ctx
-	var err error
-	if bins, err = harness.FindBins(); err != nil {
-		return fmt.Errorf("%w; run `make test-kubernetes`", err)
-	}
-	bridge, err := bins.Path("bridge")
-	if err != nil {
-		return fmt.Errorf("%w; run `make test-kubernetes`", err)
-	}
-	cniPlugins, cniConfig = filepath.Dir(bridge), cniState+"/net.d"
-	if gpu, err = harness.DetectGPU(bins); err != nil {
-		return err
-	}
-	fmt.Printf("GPU: %s, driver %s, %d device(s)\n", gpu.Kind, gpu.Driver, len(gpu.Devices))
-	results = harness.NewResults(ctx, bins, gpu)
-	shared, err = startContainerd(ctx, bins)
-	return err
-}
-
-// startContainerd starts a containerd of those programs.
-func startContainerd(ctx context.Context, bins harness.Bins) (*harness.Containerd, error) {
-	c, err := harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")})
-	if err != nil {
-		return nil, err
-	}
-	err = errors.Join(
-		c.ImportWorkload(ctx),
-		c.WriteCDISpec(filepath.Join(c.Dir(), "cdi")),
-		c.SetShimConfig(fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n",
-			filepath.Join(c.Dir(), "criu-logs"), filepath.Join(c.Cgroup(), "staging"))),
-	)
-	if err != nil {
-		return nil, errors.Join(err, c.Stop())
-	}
-	return c, nil
-}
+// writeCDISpec describes the GPUs where nerdctlOn has nerdctl look.
+func writeCDISpec(c *harness.Containerd) error { return c.WriteCDISpec(filepath.Join(c.Dir(), "cdi")) }
 
 // nerdctl runs nerdctl on the shared containerd and gives its standard output.
 func nerdctl(ctx context.Context, args ...string) (string, error) {

@@ -26,15 +26,10 @@ func testOlder(t *testing.T, version string) {
 	if err != nil {
 		t.Fatalf("%v; run `make setup-kubernetes`", err)
 	}
-	c, err := startContainerd(session, older)
-	if err != nil {
+	c := session.Own(t, harness.Options{Bins: older})
+	if err := writeCDISpec(c); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
 	do := func(args ...string) string {
 		t.Helper()
 		out, err := nerdctlOn(t.Context(), c, args...)

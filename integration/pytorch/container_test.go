@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	ctdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -85,25 +84,15 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 	if err != nil {
 		t.Fatalf("%v\n%s", err, tail(shared.Log()))
 	}
-	removeAtEnd(t, k)
+	k.RemoveAtEnd(t)
 	return k
-}
-
-func removeAtEnd(t *testing.T, k *harness.Container) {
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := k.Remove(ctx); err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 // checkpoint takes a checkpoint with ctr, notes its times and sizes, and gives
 // the image's name. The image goes when the test ends: it has gigabytes.
 func checkpoint(t *testing.T, result *harness.TestResult, k *harness.Container) (ref string) {
 	t.Helper()
-	ref = "checkpoint.test/" + id(t) + ":1"
+	ref = "checkpoint.test/" + harness.Name(t) + ":1"
 	if err := result.Time("checkpoint", func() error { return k.Checkpoint(t.Context(), ref) }); err != nil {
 		t.Fatalf("%v\n%s", err, tail(shared.Log()))
 	}
@@ -112,17 +101,9 @@ func checkpoint(t *testing.T, result *harness.TestResult, k *harness.Container) 
 			t.Error(err)
 		}
 	})
-	notePhases(t, result, k.ID)
+	notePhases(t, result, k)
 	noteSizes(t, result, ref)
 	return ref
-}
-
-// kill ends a container and removes it; its log stays.
-func kill(t *testing.T, k *harness.Container) {
-	t.Helper()
-	if err := k.Remove(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // restore restores a container of which nothing is left but its checkpoint.
@@ -135,8 +116,8 @@ func restore(t *testing.T, result *harness.TestResult, k *harness.Container, ref
 	}); err != nil {
 		t.Fatalf("%v\n%s", err, tail(shared.Log()))
 	}
-	removeAtEnd(t, r)
-	notePhases(t, result, r.ID)
+	r.RemoveAtEnd(t)
+	notePhases(t, result, r)
 	return r
 }
 

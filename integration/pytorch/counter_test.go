@@ -19,12 +19,12 @@ func TestCounter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := start(t, true, harness.RunSpec{ID: id(t), Port: port}, "counter.py", "--port", fmt.Sprint(port))
+	k := start(t, true, harness.RunSpec{ID: harness.Name(t), Port: port}, "counter.py", "--port", fmt.Sprint(port))
 	within(t, k, "PyTorch starts", func() bool { return strings.Contains(k.Logs(), "ready") })
 	expectCount(t, k, "101")
 	ref := checkpoint(t, result, k)
 	expectCount(t, k, "102") // it was left running
-	kill(t, k)
+	k.MustRemove(t)
 	r := restore(t, result, k, ref)
 	expectCount(t, r, "102") // as at the checkpoint
 	expectCount(t, r, "103")

@@ -11,11 +11,9 @@
 package pytorch
 
 import (
-	"context"
 	"fmt"
+	"maps"
 	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -33,56 +31,23 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Interruptible(func(ctx context.Context) int { return run(ctx, m) }))
-}
-
-func run(ctx context.Context, m *testing.M) (code int) {
-	bins, err := harness.FindBins()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "%v; run `make test`\n", err)
-		return 1
-	}
-	if gpu, err = harness.DetectGPU(bins); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	fmt.Printf("GPU: %s, driver %s, %d device(s)\n", gpu.Kind, gpu.Driver, len(gpu.Devices))
-	if gpu.Kind != harness.RealGPU {
-		fmt.Println("NOT TESTED HERE: PyTorch. It needs a real GPU; its tests are skipped.")
-	}
-	if host, why = findPython(ctx, gpu.Kind == harness.RealGPU); why != nil {
-		fmt.Printf("NOT TESTED HERE: %v\n", why)
-		if os.Getenv(envPython) != "" {
-			return 1
+	harness.Main(m.Run, func(s *harness.Session) (err error) {
+		gpu, results = s.GPU, s.Results
+		if gpu.Kind != harness.RealGPU {
+			fmt.Println("NOT TESTED HERE: PyTorch. It needs a real GPU; its tests are skipped.")
 		}
-	} else {
-		fmt.Printf("Python: %s, %v\n", host.Executable, host.Versions)
-	}
-	results = harness.NewResults(ctx, bins, gpu)
-	if host != nil {
-		for name, version := range host.Versions {
-			results.Versions[name] = version
+		if host, why = findPython(s.Context(), gpu.Kind == harness.RealGPU); why != nil {
+			fmt.Printf("NOT TESTED HERE: %v\n", why)
+			if os.Getenv(envPython) != "" {
+				return fmt.Errorf("%s names a Python that will not do", envPython)
+			}
+		} else {
+			fmt.Printf("Python: %s, %v\n", host.Executable, host.Versions)
+			maps.Copy(results.Versions, host.Versions)
 		}
-	}
-	if shared, err = harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")}); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	if err := shared.SetShimConfig(fmt.Sprintf("log_dir = %q\n", filepath.Join(shared.Dir(), "criu-logs"))); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	} else {
-		code = m.Run()
-	}
-	if err := shared.Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	if _, err := results.Write(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	return code
+		shared, err = s.Start(harness.Options{})
+		return err
+	})
 }
 
 // needsPython skips a test where there is no Python.
@@ -121,8 +86,3 @@ func within(t *testing.T, k *harness.Container, what string, so func() bool) {
 
 // tail is the end of a text, some 4 KiB.
 func tail(text string) string { return text[max(0, len(text)-4096):] }
-
-// id makes a container's name of the test's.
-func id(t *testing.T) string {
-	return strings.NewReplacer("/", "-", "_", "-", " ", "-").Replace(strings.ToLower(t.Name()))
-}

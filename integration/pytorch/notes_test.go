@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -20,34 +19,15 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/runtime"
 )
 
-// notePhases puts the phases of a GPU container's last checkpoint or restore into
-// the results, as "checkpoint/dump" in seconds and "checkpoint/dump_bytes". A
-// container without a GPU has none.
-func notePhases(t *testing.T, result *harness.TestResult, id string) {
+// notePhases notes the phases of a GPU container's last operation. A container
+// without a GPU has none.
+func notePhases(t *testing.T, result *harness.TestResult, k *harness.Container) {
 	t.Helper()
-	bundle := filepath.Join(shared.Dir(), "state", "io.containerd.runtime.v2.task", shared.Namespace(), id)
-	data, err := os.ReadFile(filepath.Join(bundle, runtime.TimelineName))
-	if errors.Is(err, os.ErrNotExist) {
-		return
+	if _, err := shared.Timeline(k.ID); !errors.Is(err, os.ErrNotExist) {
+		result.Phases(t, k)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	var line runtime.Timeline
-	if err := json.Unmarshal(data, &line); err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range line.Phases {
-		name := line.Operation + "/" + p.Name
-		result.Times[name] = p.Took.Seconds()
-		if p.Bytes > 0 {
-			result.Number(strings.ReplaceAll(name, " ", "_")+"_bytes", float64(p.Bytes))
-		}
-	}
-	result.Times[line.Operation+"/whole"] = line.Took.Seconds()
 }
 
 // noteSizes puts the size of a checkpoint image, of its parts, and of the GPU

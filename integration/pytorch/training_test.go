@@ -45,13 +45,13 @@ func interrupt(t *testing.T, result *harness.TestResult, cuda bool, args ...stri
 		t.Fatal(err)
 	}
 
-	k := start(t, cuda, harness.RunSpec{ID: id(t)}, "train.py", args...)
+	k := start(t, cuda, harness.RunSpec{ID: harness.Name(t)}, "train.py", args...)
 	within(t, k, "a third of the training", func() bool { return parse(t, k.Logs()).last() >= steps/3 })
 	before := parse(t, k.Logs()).last()
 	ref := checkpoint(t, result, k)
 	after := parse(t, k.Logs()).last()
 	within(t, k, "it was left running", func() bool { return parse(t, k.Logs()).last() >= min(after+10, steps) })
-	kill(t, k)
+	k.MustRemove(t)
 	killed := k.Logs()
 
 	r := restore(t, result, k, ref)
@@ -86,13 +86,13 @@ func interrupt(t *testing.T, result *harness.TestResult, cuda bool, args ...stri
 // run from another.
 func train(t *testing.T, cuda bool, args []string) record {
 	t.Helper()
-	k := start(t, cuda, harness.RunSpec{ID: id(t) + "-whole"}, "train.py", args...)
+	k := start(t, cuda, harness.RunSpec{ID: harness.Name(t) + "-whole"}, "train.py", args...)
 	within(t, k, "the uninterrupted training ends", func() bool { return parse(t, k.Logs()).digest != "" })
 	r := parse(t, k.Logs())
 	if file := parse(t, readFile(t, k, lossFile)); !slices.Equal(file.steps, r.steps) {
 		t.Fatalf("file and output of an uninterrupted run differ: %s", difference(file.steps, r.steps))
 	}
-	kill(t, k)
+	k.MustRemove(t)
 	if len(r.steps) != steps {
 		t.Fatalf("%d steps, want %d", len(r.steps), steps)
 	}

@@ -40,7 +40,7 @@ func unharmed(t *testing.T, c *harness.Containerd, k *harness.Container, ref, du
 	if status, err := k.Status(t.Context()); err != nil || status != client.Running {
 		t.Fatalf("the container is %q, %v", status, err)
 	}
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	if _, err := c.Client().ImageService().Get(t.Context(), ref); err == nil {
 		t.Errorf("there is an image %s", ref)
 	}
@@ -59,8 +59,8 @@ func unharmed(t *testing.T, c *harness.Containerd, k *harness.Container, ref, du
 // No room for the dump: the container runs on.
 func TestNoRoomForTheDump(t *testing.T) {
 	dir := smallTmpfs(t, "16m")
-	c := own(t)
-	k := start(t, c, runSpec(""), "pattern", "--bytes", "50331648", "--seed", "7")
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "7")
 	const ref = "gpuckpt.test/job:1"
 	fails(t, c, nil, []string{"no space left on device"}, "checkpoint", k.ID, "--image", ref, "--image-path", dir)
 	unharmed(t, c, k, ref, dir)
@@ -72,8 +72,8 @@ func TestNoRoomForTheDump(t *testing.T) {
 func TestNoRoomForTheImage(t *testing.T) {
 	dumps := t.TempDir()
 	t.Setenv("GPUCKPT_TEST_DIR", smallTmpfs(t, "150m"))
-	c := own(t)
-	k := start(t, c, runSpec(""), "pattern", "--bytes", "201326592", "--seed", "7")
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "201326592", "--seed", "7")
 	const ref = "gpuckpt.test/job:1"
 	args := []string{"checkpoint", k.ID, "--image", ref, "--image-path", dumps}
 	fails(t, c, nil, []string{"no space left on device"}, args...)
@@ -87,8 +87,8 @@ func TestInterruptedCheckpoint(t *testing.T) {
 	if gpu.Kind != harness.SoftwareGPU {
 		t.Skip("only the software GPU can be slow on demand")
 	}
-	c := own(t)
-	k := start(t, c, runSpec(""), "pattern", "--bytes", "50331648", "--seed", "7")
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "7")
 	if err := c.SetSoftwareGPU("checkpoint_delay_ms=3000"); err != nil {
 		t.Fatal(err)
 	}
@@ -123,8 +123,8 @@ func TestInterruptedCheckpoint(t *testing.T) {
 // A container that was paused stays so, and an image of the name is replaced
 // only by a complete one.
 func TestPausedContainerStaysPaused(t *testing.T) {
-	k := start(t, shared, runSpec(""), "counter")
-	expect(t, k, "next", "101")
+	k := start(t, shared, harness.RunSpec{}, "counter")
+	k.Expect(t, "next", "101")
 	const ref = "gpuckpt.test/paused:1"
 	if _, err := shared.Ctr(t.Context(), "tasks", "pause", k.ID); err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestPausedContainerStaysPaused(t *testing.T) {
 	if _, err := shared.Ctr(t.Context(), "tasks", "resume", k.ID); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, k, "next", "102")
+	k.Expect(t, "next", "102")
 	first := asJSON[struct{ Image struct{ Digest string } }](t, shared, "image", "inspect", ref).Image.Digest
 	fails(t, shared, nil, []string{"no image gpuckpt.test/nothing:1"}, "checkpoint", k.ID, "--image", ref, "--previous", "gpuckpt.test/nothing:1")
 	made := asJSON[checkpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--previous", ref)
@@ -144,19 +144,19 @@ func TestPausedContainerStaysPaused(t *testing.T) {
 	if first == second || second != made.Digest {
 		t.Errorf("the image was %s, is %s, and the checkpoint %s", first, second, made.Digest)
 	}
-	remove(t, k)
+	k.MustRemove(t)
 	r := resume(t, shared, ref, k.Port)
-	expect(t, r, "next", "103")
+	r.Expect(t, "next", "103")
 	// The checkpoint of what came from a checkpoint image is one again.
 	const later = "gpuckpt.test/paused:2"
 	gpuckpt(t, shared, "checkpoint", r.ID, "--image", later, "--previous", ref)
-	remove(t, r)
+	r.MustRemove(t)
 	r = resume(t, shared, later, k.Port)
-	expect(t, r, "next", "104")
+	r.Expect(t, "next", "104")
 }
 
 func TestCheckpointRefuses(t *testing.T) {
-	k := start(t, shared, runSpec(""), "counter")
+	k := start(t, shared, harness.RunSpec{}, "counter")
 	const ref = "gpuckpt.test/refused:1"
 	fails(t, shared, nil, []string{"no such container"}, "checkpoint", "nobody", "--image", ref)
 	fails(t, shared, nil, []string{"no full name"}, "checkpoint", k.ID, "--image", "job")
@@ -165,43 +165,43 @@ func TestCheckpointRefuses(t *testing.T) {
 	fails(t, shared, nil, []string{"power of two"}, "checkpoint", k.ID, "--image", ref, "--layer-size", "100MiB")
 	fails(t, shared, nil, []string{"make the directory"}, "checkpoint", k.ID, "--image", ref, "--image-path", "/proc/none")
 	fails(t, shared, []string{"CONTAINERD_ADDRESS=/nonexistent.sock"}, []string{"/nonexistent.sock", "--address"}, "image", "inspect", ref)
-	expect(t, k, "next", "101")
+	k.Expect(t, "next", "101")
 	// The image that the container was made from has another meaning by now.
 	if err := shared.Client().ImageService().Delete(t.Context(), harness.WorkloadImage); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := shared.ImportWorkload(session); err != nil {
+		if err := shared.ImportWorkload(session.Context()); err != nil {
 			t.Error(err)
 		}
 	})
 	fails(t, shared, nil, []string{harness.WorkloadImage, "is needed"}, "checkpoint", k.ID, "--image", ref)
-	expect(t, k, "next", "102")
+	k.Expect(t, "next", "102")
 }
 
 // A dump in a directory is restored with its base image, and becomes an image.
 func TestDumpInADirectory(t *testing.T) {
-	k := start(t, shared, runSpec(""), "counter")
-	expect(t, k, "next", "101")
+	k := start(t, shared, harness.RunSpec{}, "counter")
+	k.Expect(t, "next", "101")
 	dir := t.TempDir()
 	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
 		t.Fatal(err)
 	}
-	remove(t, k)
+	k.MustRemove(t)
 	gpuckpt(t, shared, "image", "verify", dir)
 	args := []string{"restore", dir, "--name", "dumped", "--net-host", "--gpus", "0", "--cdi-spec-dirs", cdiSpec(t, shared), "--snapshotter", shared.Snapshotter()}
 	fails(t, shared, nil, []string{"--base"}, args...)
 	gpuckpt(t, shared, append(args, "--base", harness.WorkloadImage)...)
 	r := adopt(t, shared, "dumped", k.Port)
-	expect(t, r, "next", "102")
-	remove(t, r)
+	r.Expect(t, "next", "102")
+	r.MustRemove(t)
 
 	const ref = "gpuckpt.test/dumped:1"
 	fails(t, shared, nil, []string{"--base"}, "image", "build", dir, ref)
 	gpuckpt(t, shared, "image", "build", dir, ref, "--base", harness.WorkloadImage)
 	again := resume(t, shared, ref, k.Port)
-	expect(t, again, "next", "102")
-	remove(t, again)
+	again.Expect(t, "next", "102")
+	again.MustRemove(t)
 
 	// A restore that fails leaves no container.
 	if err := os.Truncate(filepath.Join(dir, "inventory.img"), 0); err != nil {

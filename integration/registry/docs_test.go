@@ -4,7 +4,6 @@
 package registry
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,11 +46,15 @@ func commandsOf(t *testing.T, path string) map[string][]string {
 func TestDocumentedCommands(t *testing.T) {
 	sections := commandsOf(t, "../../docs/cli.md")
 	s := serve(t, false)
-	c := own(t)
+	c := session.Own(t, harness.Options{})
 	k := start(t, c, harness.RunSpec{ID: "job"}, "counter")
-	expect(t, k, "next", "101")
+	k.Expect(t, "next", "101")
 	port := k.Port
 	work := t.TempDir()
+	// The snapshotter is by default the namespace's.
+	if _, err := c.Ctr(t.Context(), "namespaces", "label", c.Namespace(), "containerd.io/defaults/snapshotter="+c.Snapshotter()); err != nil {
+		t.Fatal(err)
+	}
 	uuid := regexp.MustCompile(`GPU-[0-9a-f]{8}-[0-9a-f-]{27}`)
 	cdi := cdiSpec(t, c)
 	bare := process(t, c)
@@ -71,12 +74,9 @@ func TestDocumentedCommands(t *testing.T) {
 		line = uuid.ReplaceAllString(line, gpu.Devices[0].UUID)
 		line = strings.NewReplacer("example.com/base:1", harness.WorkloadImage, "example.com", s.host, "4711", strconv.Itoa(pid),
 			"OLD=NEW", strings.Join(pairs, ",")).Replace(line)
-		// What this machine has of its own: the network, the GPU, the snapshotter.
+		// What this machine has of its own: the network, the GPU.
 		if strings.HasPrefix(line, "gpuckpt restore") {
-			line += fmt.Sprintf(" --net-host --cdi-spec-dirs %s --snapshotter %s", cdi, c.Snapshotter())
-		}
-		if strings.HasPrefix(line, "gpuckpt image pull") {
-			line += " --snapshotter " + c.Snapshotter()
+			line += " --net-host --cdi-spec-dirs " + cdi
 		}
 		t.Log(line)
 		cmd := exec.CommandContext(t.Context(), "bash", "-c", line)
@@ -100,11 +100,11 @@ func TestDocumentedCommands(t *testing.T) {
 			run(section, line)
 			if strings.HasPrefix(line, "gpuckpt restore") {
 				k = adopt(t, c, "job", port)
-				expect(t, k, "next", "102")
+				k.Expect(t, "next", "102")
 			}
 		}
 	}
-	expect(t, k, "next", "103")
+	k.Expect(t, "next", "103")
 	if _, err := os.Stat(filepath.Join(work, "checkpoint.tar")); err != nil {
 		t.Error(err)
 	}
@@ -130,6 +130,6 @@ func process(t *testing.T, c *harness.Containerd) *os.Process {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed
 	})
-	expect(t, c.Adopt("bare", port), "next", "101")
+	c.Adopt("bare", port).Expect(t, "next", "101")
 	return cmd.Process
 }

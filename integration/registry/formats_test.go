@@ -48,7 +48,7 @@ func TestOthersAcceptTheImage(t *testing.T) {
 
 func othersAccept(t *testing.T, compression string, checks ...validate.Option) {
 	s := serve(t, false)
-	k := start(t, shared, runSpec(""), "pattern", "--bytes", "100663296", "--seed", "7")
+	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "100663296", "--seed", "7")
 	ref := s.ref("job:1")
 	made := asJSON[checkpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--leave-running", "--compression", compression)
 	gpuckpt(t, shared, "image", "push", ref)
@@ -96,17 +96,17 @@ func othersAccept(t *testing.T, compression string, checks ...validate.Option) {
 	if got := asJSON[struct{ Image struct{ Digest string } }](t, shared, "image", "inspect", copied); got.Image.Digest != made.Digest {
 		t.Errorf("the image came back as %s, it was %s", got.Image.Digest, made.Digest)
 	}
-	remove(t, k)
+	k.MustRemove(t)
 	r := resume(t, shared, copied, k.Port)
-	expect(t, r, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 }
 
 // A checkpoint image goes into a layout and an archive and back as it is.
 func TestConvertKeepsTheDigest(t *testing.T) {
-	k := start(t, shared, runSpec(""), "pattern", "--bytes", "50331648", "--seed", "9")
+	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "9")
 	const ref = "gpuckpt.test/converted:1"
 	made := asJSON[checkpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--compression", "gzip")
-	remove(t, k)
+	k.MustRemove(t)
 	dir := t.TempDir()
 	oci, tarball := filepath.Join(dir, "layout"), filepath.Join(dir, "job.tar")
 	gpuckpt(t, shared, "image", "convert", ref, "oci:"+oci)
@@ -148,18 +148,18 @@ func TestConvertKeepsTheDigest(t *testing.T) {
 		t.Errorf("it came back as %s, it was %s", got.Digest, made.Digest)
 	}
 	r := resume(t, shared, back, k.Port)
-	expect(t, r, "verify", "bad=0")
+	r.Expect(t, "verify", "bad=0")
 }
 
 // What ctr makes of a checkpoint becomes an image that resumes, and an archive.
 func TestConvertContainerdsCheckpoint(t *testing.T) {
-	k := start(t, shared, runSpec(""), "counter")
-	expect(t, k, "next", "101")
+	k := start(t, shared, harness.RunSpec{}, "counter")
+	k.Expect(t, "next", "101")
 	const stock, ref = "gpuckpt.test/stock:1", "gpuckpt.test/built:1"
 	if err := k.Checkpoint(t.Context(), stock); err != nil {
 		t.Fatal(err)
 	}
-	remove(t, k)
+	k.MustRemove(t)
 	gpuckpt(t, shared, "image", "verify", stock)
 	gpuckpt(t, shared, "image", "build", stock, ref)
 	gpuckpt(t, shared, "image", "verify", ref)
@@ -169,17 +169,17 @@ func TestConvertContainerdsCheckpoint(t *testing.T) {
 		t.Errorf("checkpointctl show printed %s", out)
 	}
 	r := resume(t, shared, ref, k.Port)
-	expect(t, r, "next", "102")
+	r.Expect(t, "next", "102")
 }
 
 // A Kubernetes archive made of an image is what checkpointctl reads, and the
 // image that is made of it resumes, with the container's files as they were.
 func TestKubernetesArchive(t *testing.T) {
-	k := start(t, shared, runSpec(""), "writer", "--file", "/var/tmp/seq")
-	expect(t, k, "count", "101")
+	k := start(t, shared, harness.RunSpec{}, "writer", "--file", "/var/tmp/seq")
+	k.Expect(t, "count", "101")
 	const ref, back = "gpuckpt.test/archived:1", "gpuckpt.test/unarchived:1"
 	gpuckpt(t, shared, "checkpoint", k.ID, "--image", ref)
-	remove(t, k)
+	k.MustRemove(t)
 	archive := filepath.Join(t.TempDir(), "checkpoint.tar")
 	gpuckpt(t, shared, "image", "convert", ref, "kubernetes-archive:"+archive)
 
@@ -207,7 +207,7 @@ func TestKubernetesArchive(t *testing.T) {
 	}
 	gpuckpt(t, shared, "image", "build", archive, back)
 	r := resume(t, shared, back, k.Port)
-	expect(t, r, "count", "102")
+	r.Expect(t, "count", "102")
 }
 
 func namesIn(t *testing.T, archive string) (names []string) {

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -16,8 +15,6 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
-
-func runSpec(id string) harness.RunSpec { return harness.RunSpec{ID: id} }
 
 // cdiSpec writes a CDI specification of the test's GPU 0, made of what the
 // harness gives to containers, and gives its directory.
@@ -64,7 +61,7 @@ func cdiSpec(t *testing.T, c *harness.Containerd) string {
 func adopt(t *testing.T, c *harness.Containerd, id string, port int) *harness.Container {
 	t.Helper()
 	k := c.Adopt(id, port)
-	removeAtEnd(t, k)
+	k.RemoveAtEnd(t)
 	return k
 }
 
@@ -81,31 +78,4 @@ func dockerConfig(t *testing.T, host, user, password string) []string {
 		t.Fatal(err)
 	}
 	return []string{"DOCKER_CONFIG=" + dir}
-}
-
-// sizes are the amounts of GPU memory that speed is measured for:
-// GPUCKPT_TEST_SIZES ("1GiB,8GiB"), or one that suits the kind of GPU.
-func sizes(t *testing.T) (all []uint64) {
-	t.Helper()
-	list := os.Getenv("GPUCKPT_TEST_SIZES")
-	if list == "" {
-		if gpu.Kind == harness.RealGPU {
-			return []uint64{1 << 30}
-		}
-		return []uint64{48 << 20}
-	}
-	for size := range strings.SplitSeq(list, ",") {
-		shift := 20
-		digits, ok := strings.CutSuffix(size, "MiB")
-		if !ok {
-			digits, ok = strings.CutSuffix(size, "GiB")
-			shift = 30
-		}
-		n, err := strconv.ParseUint(digits, 10, 32)
-		if !ok || err != nil {
-			t.Fatalf("GPUCKPT_TEST_SIZES: %q is no size such as 1GiB or 48MiB", size)
-		}
-		all = append(all, n<<shift)
-	}
-	return all
 }

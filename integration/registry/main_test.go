@@ -11,12 +11,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -28,78 +25,28 @@ import (
 )
 
 var (
-	session context.Context // ends when the tests are interrupted
+	session *harness.Session
+	// shared serves every test that needs nothing special of its containerd.
+	shared  *harness.Containerd
 	bins    harness.Bins
 	gpu     harness.GPU
-	shared  *harness.Containerd
 	results *harness.Results
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Interruptible(func(ctx context.Context) int { return run(ctx, m) }))
-}
-
-func run(ctx context.Context, m *testing.M) (code int) {
-	var err error
-	session = ctx
-	if bins, err = harness.FindBins(); err != nil {
-		fmt.Fprintf(os.Stderr, "%v; run `make test`\n", err)
-		return 1
-	}
-	if gpu, err = harness.DetectGPU(bins); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	results = harness.NewResults(ctx, bins, gpu)
-	if shared, err = newContainerd(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code = m.Run()
-	if left, _ := filepath.Glob(filepath.Join(dumps(shared), "*")); len(left) > 0 {
-		fmt.Fprintln(os.Stderr, "left by a checkpoint:", left)
-		code = 1
-	}
-	if err := shared.Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	if path, err := results.Write(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	} else if path != "" {
-		fmt.Println("results:", path)
-	}
-	return code
-}
-
-// newContainerd starts one with the workload's image in it, whose shims leave
-// nothing on the machine.
-func newContainerd(ctx context.Context) (*harness.Containerd, error) {
-	c, err := harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: os.Getenv("GPUCKPT_TEST_DIR")})
-	if err != nil {
-		return nil, err
-	}
-	if err := c.ImportWorkload(ctx); err != nil {
-		return nil, errors.Join(err, c.Stop())
-	}
-	config := fmt.Sprintf("log_dir = %q\n[staging]\ncgroup = %q\n", filepath.Join(c.Dir(), "criu-logs"), filepath.Join(c.Namespace(), "staging"))
-	return c, c.SetShimConfig(config)
-}
-
-// own starts a containerd for one test.
-func own(t *testing.T) *harness.Containerd {
-	t.Helper()
-	c, err := newContainerd(session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
+	harness.Main(m.Run, func(s *harness.Session) (err error) {
+		session, bins, gpu, results = s, s.Bins, s.GPU, s.Results
+		if shared, err = s.StartWithWorkload(harness.Options{}); err != nil {
+			return err
 		}
+		s.AtEnd(func() error {
+			if left, _ := filepath.Glob(filepath.Join(dumps(shared), "*")); len(left) > 0 {
+				return fmt.Errorf("left by a checkpoint: %v", left)
+			}
+			return nil
+		})
+		return nil
 	})
-	return c
 }
 
 // dumps is where gpuckpt dumps for a containerd's containers.
@@ -183,32 +130,14 @@ type transferAnswer struct {
 	GPUBytes, GPUReusedBytes       uint64
 }
 
-// start runs a workload of gpuwork on GPU 0.
+// start runs a workload of gpuwork on GPU 0, and waits until a pattern is in its
+// memory.
 func start(t *testing.T, c *harness.Containerd, spec harness.RunSpec, args ...string) *harness.Container {
 	t.Helper()
-	if spec.Port == 0 {
-		port, err := harness.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		spec.Port = port
-	}
-	if spec.ID == "" {
-		spec.ID = id(t)
-	}
 	spec.GPUs = []int{0}
-	if spec.Args == nil {
-		spec.Args = append(append([]string{"gpuwork"}, args...), "--port", strconv.Itoa(spec.Port))
-	}
-	k, err := c.Run(t.Context(), spec)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, c.LogTail(3000))
-	}
-	removeAtEnd(t, k)
-	if len(args) > 0 && args[0] == "pattern" { // it is ready when it answers
-		if _, err := k.Ask(t.Context(), "info"); err != nil {
-			t.Fatalf("%v\nits output: %s", err, k.Logs())
-		}
+	k := c.Work(t, spec, args...)
+	if len(args) > 0 && args[0] == "pattern" {
+		k.Answer(t, "info")
 	}
 	return k
 }
@@ -217,41 +146,9 @@ func start(t *testing.T, c *harness.Containerd, spec harness.RunSpec, args ...st
 func resume(t *testing.T, c *harness.Containerd, ref string, port int) *harness.Container {
 	t.Helper()
 	return start(t, c, harness.RunSpec{
-		ID: id(t) + "-resumed", Image: ref, Port: port, Args: []string{"gpuwork"},
+		ID: harness.Name(t) + "-resumed", Image: ref, Port: port, Args: []string{"gpuwork"},
 		Annotations: map[string]string{"dev.gpuckpt.restore": "true"},
 	})
-}
-
-func id(t *testing.T) string {
-	return strings.NewReplacer("/", "-", "_", "-").Replace(strings.ToLower(t.Name()))
-}
-
-func removeAtEnd(t *testing.T, k *harness.Container) {
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := k.Remove(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-func remove(t *testing.T, k *harness.Container) {
-	t.Helper()
-	if err := k.Remove(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func expect(t *testing.T, k *harness.Container, question, want string) {
-	t.Helper()
-	got, err := k.Ask(t.Context(), question)
-	if err != nil {
-		t.Fatalf("%v\nits output: %s", err, k.Logs())
-	}
-	if got != want {
-		t.Fatalf("%q: got %q, want %q", question, got, want)
-	}
 }
 
 // forget removes all images but the workload's from a containerd, and with them

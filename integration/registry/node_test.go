@@ -44,28 +44,28 @@ func TestAnotherNode(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	there := own(t)
+	there := session.Own(t, harness.Options{})
 	const ref = "gpuckpt.test/arrived:1"
 	gpuckpt(t, there, "image", "convert", archive, ref)
 	gpuckpt(t, there, "image", "verify", ref)
 	t.Log(gpuckpt(t, there, "image", "inspect", ref)) // names the GPU it was on
 	var r *harness.Container
 	timed(t, result, "resume", func() error { r = resume(t, there, ref, port); return nil })
-	expect(t, r, "verify", "bad=0")
-	expect(t, r, "count", "103")
-	remove(t, r)
+	r.Expect(t, "verify", "bad=0")
+	r.Expect(t, "count", "103")
+	r.MustRemove(t)
 }
 
 // depart checkpoints a program and writes the image to a file.
 func depart(t *testing.T, archive, portFile string) {
 	t.Helper()
-	here := own(t)
-	k := start(t, here, runSpec(""), "pattern", "--bytes", "1M", "--seed", "7")
-	expect(t, k, "count", "101")
-	expect(t, k, "count", "102")
+	here := session.Own(t, harness.Options{})
+	k := start(t, here, harness.RunSpec{}, "pattern", "--bytes", "1M", "--seed", "7")
+	k.Expect(t, "count", "101")
+	k.Expect(t, "count", "102")
 	const ref = "gpuckpt.test/departs:1"
 	gpuckpt(t, here, "checkpoint", k.ID, "--image", ref)
-	remove(t, k)
+	k.MustRemove(t)
 	gpuckpt(t, here, "image", "convert", ref, "oci-archive:"+archive)
 	if err := os.WriteFile(portFile, []byte(strconv.Itoa(k.Port)), 0o600); err != nil {
 		t.Fatal(err)

@@ -12,16 +12,18 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
 // The whole way: a container's checkpoint goes to a registry, everything of it
 // is removed here, and what comes back resumes.
 func TestCheckpointThroughARegistry(t *testing.T) {
 	s := serve(t, false)
-	c := own(t)
-	k := start(t, c, runSpec(""), "pattern", "--bytes", "50331648", "--chunks", "3", "--seed", "7")
-	expect(t, k, "verify", "bad=0")
-	expect(t, k, "count", "101")
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--chunks", "3", "--seed", "7")
+	k.Expect(t, "verify", "bad=0")
+	k.Expect(t, "count", "101")
 	ref := s.ref("job:1")
 
 	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", ref, "--unpack")
@@ -31,7 +33,7 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 	if status, err := k.Status(t.Context()); err != nil || status != client.Stopped {
 		t.Fatalf("after its checkpoint the container is %q, %v", status, err)
 	}
-	remove(t, k)
+	k.MustRemove(t)
 	gpuckpt(t, c, "image", "verify", ref)
 	if image, err := c.Client().GetImage(t.Context(), ref); err != nil {
 		t.Error(err)
@@ -50,9 +52,9 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 	fails(t, c, nil, []string{"there is no image", "gpuckpt image pull"}, "restore", ref)
 	gpuckpt(t, c, "image", "pull", ref, "--snapshotter", c.Snapshotter())
 	r := resume(t, c, ref, k.Port)
-	expect(t, r, "verify", "bad=0")
-	expect(t, r, "count", "102")
-	remove(t, r)
+	r.Expect(t, "verify", "bad=0")
+	r.Expect(t, "count", "102")
+	r.MustRemove(t)
 
 	// ... once more, with gpuckpt in place of ctr.
 	spec := cdiSpec(t, c)
@@ -61,9 +63,9 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 		t.Errorf("gpuckpt restore printed %q", out)
 	}
 	again := adopt(t, c, "again", k.Port)
-	expect(t, again, "verify", "bad=0")
-	expect(t, again, "count", "102")
-	remove(t, again)
+	again.Expect(t, "verify", "bad=0")
+	again.Expect(t, "count", "102")
+	again.MustRemove(t)
 }
 
 // A container that is left running goes on before the image is made, and can be
@@ -72,18 +74,18 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 func TestUnchangedGPUStateIsNotSentAgain(t *testing.T) {
 	const bytes = 1536 << 20 // 24 layers of 64 MiB: one is less than 5 %
 	s := serve(t, false)
-	c := own(t)
+	c := session.Own(t, harness.Options{})
 	result := results.Add(t)
-	k := start(t, c, runSpec(""), "pattern", "--bytes", strconv.Itoa(bytes), "--chunks", "1", "--seed", "7")
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", strconv.Itoa(bytes), "--chunks", "1", "--seed", "7")
 	first, second := s.ref("job:1"), s.ref("job:2")
 	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", first, "--leave-running")
 	if !made.Running {
 		t.Errorf("gpuckpt checkpoint answers %+v", made)
 	}
 	gpuckpt(t, c, "image", "push", first)
-	expect(t, k, "write 10", "wrote 10")
+	k.Expect(t, "write 10", "wrote 10")
 	again := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", second, "--leave-running", "--previous", first)
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 
 	before := s.sent.Load()
 	pushed := asJSON[transferAnswer](t, c, "image", "push", second)
@@ -109,11 +111,11 @@ func TestUnchangedGPUStateIsNotSentAgain(t *testing.T) {
 func TestInterruptedTransfersGoOn(t *testing.T) {
 	const bytes = 512 << 20
 	s := serve(t, false)
-	c := own(t)
-	k := start(t, c, runSpec(""), "pattern", "--bytes", strconv.Itoa(bytes), "--chunks", "1", "--seed", "7")
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", strconv.Itoa(bytes), "--chunks", "1", "--seed", "7")
 	ref := s.ref("job:1")
 	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", ref)
-	remove(t, k)
+	k.MustRemove(t)
 	whole := int64(made.Bytes)
 
 	// The connection breaks for good.
@@ -172,7 +174,7 @@ func TestInterruptedTransfersGoOn(t *testing.T) {
 // A connection that breaks once is mended by the command itself.
 func TestABrokenConnectionIsTriedAgain(t *testing.T) {
 	s := serve(t, false)
-	k := start(t, shared, runSpec(""), "pattern", "--bytes", "50331648", "--seed", "3")
+	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "3")
 	ref := s.ref("job:1")
 	made := asJSON[checkpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref)
 	s.breakAfter.Store(int64(made.Bytes) / 2)
@@ -195,8 +197,8 @@ func TestABrokenConnectionIsTriedAgain(t *testing.T) {
 // right one out of Docker's configuration.
 func TestCredentials(t *testing.T) {
 	s := serve(t, true)
-	k := start(t, shared, runSpec(""), "counter")
-	expect(t, k, "next", "101")
+	k := start(t, shared, harness.RunSpec{}, "counter")
+	k.Expect(t, "next", "101")
 	ref := s.ref("job:1")
 	gpuckpt(t, shared, "checkpoint", k.ID, "--image", ref, "--leave-running")
 
@@ -229,8 +231,8 @@ func TestCredentials(t *testing.T) {
 // that is none.
 func TestPushRefuses(t *testing.T) {
 	s := serve(t, false)
-	k := start(t, shared, runSpec(""), "counter")
-	expect(t, k, "next", "101")
+	k := start(t, shared, harness.RunSpec{}, "counter")
+	k.Expect(t, "next", "101")
 	stock := s.ref("stock:1")
 	if err := k.Checkpoint(t.Context(), stock); err != nil {
 		t.Fatal(err)

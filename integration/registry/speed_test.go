@@ -16,7 +16,8 @@ import (
 // results (GPUCKPT_RESULTS). GPUCKPT_TEST_SIZES says how much GPU memory;
 // GPUCKPT_TEST_DIR is where containerd and the dumps are, a tmpfs say.
 func TestSpeedAgainstStock(t *testing.T) {
-	for _, bytes := range sizes(t) {
+	for _, size := range session.Sizes(t) {
+		bytes := size.Bytes
 		t.Run(strconv.FormatUint(bytes>>20, 10)+"MiB", func(t *testing.T) {
 			result := results.Add(t)
 			result.Number("gpu_memory_bytes", float64(bytes))
@@ -38,12 +39,12 @@ func timed(t *testing.T, result *harness.TestResult, step string, do func() erro
 func pattern(t *testing.T, spec harness.RunSpec, bytes uint64) *harness.Container {
 	t.Helper()
 	k := start(t, shared, spec, "pattern", "--bytes", strconv.FormatUint(bytes, 10), "--seed", "7")
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	return k
 }
 
 func speedOfImage(t *testing.T, result *harness.TestResult, bytes uint64, compression string) {
-	k := pattern(t, harness.RunSpec{ID: id(t) + "-" + compression}, bytes)
+	k := pattern(t, harness.RunSpec{ID: harness.Name(t) + "-" + compression}, bytes)
 	ref := "gpuckpt.test/speed:" + compression
 	var made checkpointAnswer
 	timed(t, result, "gpuckpt checkpoint --image, "+compression, func() error {
@@ -53,26 +54,26 @@ func speedOfImage(t *testing.T, result *harness.TestResult, bytes uint64, compre
 	result.Number("image bytes, "+compression, float64(made.Bytes))
 	result.Number("its seconds until the shim had answered, "+compression, made.DumpSeconds)
 	result.Number("its seconds making the image, "+compression, made.BuildSeconds)
-	remove(t, k)
+	k.MustRemove(t)
 	var r *harness.Container
-	name, spec := id(t)+"-restored", cdiSpec(t, shared)
+	name, spec := harness.Name(t)+"-restored", cdiSpec(t, shared)
 	timed(t, result, "gpuckpt restore, with unpacking, "+compression, func() error {
 		gpuckpt(t, shared, "restore", ref, "--name", name, "--net-host", "--gpus", "0", "--cdi-spec-dirs", spec, "--snapshotter", shared.Snapshotter())
 		r = adopt(t, shared, name, k.Port)
 		return nil
 	})
-	expect(t, r, "verify", "bad=0")
-	remove(t, r)
+	r.Expect(t, "verify", "bad=0")
+	r.MustRemove(t)
 	// As on a node that has unpacked the image when it pulled it.
 	timed(t, result, "resume with ctr, unpacked before, "+compression, func() error { r = resume(t, shared, ref, k.Port); return nil })
-	expect(t, r, "verify", "bad=0")
-	remove(t, r)
+	r.Expect(t, "verify", "bad=0")
+	r.MustRemove(t)
 	forget(t, shared)
 }
 
 func speedOfStock(t *testing.T, result *harness.TestResult, bytes uint64) {
 	k := pattern(t, harness.RunSpec{
-		ID: id(t) + "-stock", Runtime: harness.RuncRuntime,
+		ID: harness.Name(t) + "-stock", Runtime: harness.RuncRuntime,
 		Annotations: map[string]string{"org.criu.config": shared.CRIUConfigPath()},
 	}, bytes)
 	const ref = "gpuckpt.test/speed:stock"
@@ -84,13 +85,13 @@ func speedOfStock(t *testing.T, result *harness.TestResult, bytes uint64) {
 		}
 		return k.Checkpoint(t.Context(), ref)
 	})
-	remove(t, k)
+	k.MustRemove(t)
 	var r *harness.Container
 	timed(t, result, "ctr containers restore and CUDA by hand", func() (err error) {
 		if r, err = shared.Restore(t.Context(), k.ID, ref, k.Port); err != nil {
 			return err
 		}
-		removeAtEnd(t, r)
+		r.RemoveAtEnd(t)
 		for _, step := range []string{"restore", "unlock"} {
 			if err := cudaStep(t, r, step); err != nil {
 				return err
@@ -98,8 +99,8 @@ func speedOfStock(t *testing.T, result *harness.TestResult, bytes uint64) {
 		}
 		return nil
 	})
-	expect(t, r, "verify", "bad=0")
-	remove(t, r)
+	r.Expect(t, "verify", "bad=0")
+	r.MustRemove(t)
 	forget(t, shared)
 }
 

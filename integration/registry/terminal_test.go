@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/containerd/console"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
 // onTerminal runs gpuckpt with its standard error on a terminal, and gives what
@@ -52,7 +54,7 @@ func onTerminal(t *testing.T, args ...string) (shown string, err error) {
 // or not; elsewhere lines; with --quiet nothing.
 func TestProgress(t *testing.T) {
 	s := serve(t, false)
-	k := start(t, shared, runSpec(""), "pattern", "--bytes", "50331648", "--seed", "5")
+	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "5")
 	ref := s.ref("job:1")
 	shown, err := onTerminal(t, "checkpoint", k.ID, "--image", ref, "--leave-running")
 	if err != nil || !strings.Contains(shown, "image") || !strings.Contains(shown, "MiB") || !strings.Contains(shown, "done") {
@@ -79,10 +81,12 @@ func TestProgress(t *testing.T) {
 
 // A shell completes containers and images.
 func TestCompletion(t *testing.T) {
-	k := start(t, shared, runSpec(""), "counter")
-	expect(t, k, "next", "101")
+	k := start(t, shared, harness.RunSpec{}, "counter")
+	k.Expect(t, "next", "101")
 	for _, c := range []struct{ line, want string }{
-		{"checkpoint ", k.ID}, {"checkpoint x --previous ", "gpuckpt.test/gpuwork:latest"}, {"image inspect ", "gpuckpt.test/gpuwork:latest"},
+		{"checkpoint ", k.ID}, {"suspend ", k.ID}, {"resume ", k.ID},
+		{"checkpoint x --previous ", harness.WorkloadImage}, {"image inspect ", harness.WorkloadImage}, {"image build ./dump x --base ", harness.WorkloadImage},
+		{"doctor --image ", harness.WorkloadImage}, {"checkpoint x --compression ", "zstd"},
 	} {
 		args := append([]string{"__complete"}, strings.Split(c.line, " ")...)
 		if out := strings.Fields(gpuckpt(t, shared, args...)); !slices.Contains(out, c.want) {

@@ -4,8 +4,6 @@
 package suspend
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -14,64 +12,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/runtime"
 )
-
-// patience bounds the wait for something that takes milliseconds as a rule.
-const patience = 30 * time.Second
-
-// within waits until something is so.
-func within(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !so(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v", what, patience)
-		}
-	}
-}
-
-// start runs a workload of gpuwork with a port to ask it on. It is removed when
-// the test ends.
-func start(t *testing.T, c *harness.Containerd, spec harness.RunSpec, args ...string) *harness.Container {
-	t.Helper()
-	if spec.Port == 0 {
-		port, err := harness.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		spec.Port = port
-	}
-	if spec.ID == "" {
-		spec.ID = id(t)
-	}
-	spec.Args = append(append([]string{"gpuwork"}, args...), "--port", strconv.Itoa(spec.Port))
-	k, err := c.Run(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := k.Remove(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	return k
-}
-
-// expect asks and wants that answer.
-func expect(t *testing.T, k *harness.Container, question, want string) {
-	t.Helper()
-	if got, err := k.Ask(t.Context(), question); err != nil || got != want {
-		t.Fatalf("%q: got %q, error %v; want %q\nits output: %s", question, got, err, want, k.Logs())
-	}
-}
 
 // gpuckpt runs the command line on a containerd.
 func gpuckpt(t *testing.T, c *harness.Containerd, command string, args ...string) error {
@@ -112,20 +58,6 @@ func resume(t *testing.T, c *harness.Containerd, k *harness.Container, flags ...
 	isPaused(t, c, k, false)
 }
 
-// says checks that an error is there and has all the words.
-func says(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one that says %q", words)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Fatalf("the error does not say %q:\n%v", word, err)
-		}
-	}
-	t.Logf("refused, as it should be: %v", err)
-}
-
 // isPaused checks the container's state as "ctr tasks ls" lists it, and in the
 // kernel's eyes.
 func isPaused(t *testing.T, c *harness.Containerd, k *harness.Container, want bool) {
@@ -140,7 +72,7 @@ func isPaused(t *testing.T, c *harness.Containerd, k *harness.Container, want bo
 			status = fields[2]
 		}
 	}
-	frozen, err := harness.Frozen(pidOf(t, k))
+	frozen, err := harness.Frozen(k.MustPid(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,15 +80,6 @@ func isPaused(t *testing.T, c *harness.Containerd, k *harness.Container, want bo
 	if status != words[want] || frozen != want {
 		t.Fatalf("%s is %s, frozen: %v; want it %s", k.ID, status, frozen, words[want])
 	}
-}
-
-func pidOf(t *testing.T, k *harness.Container) int {
-	t.Helper()
-	pid, err := k.Pid(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pid
 }
 
 // survey asks NVML about the machine's GPUs, as nvidia-smi does.
@@ -181,7 +104,7 @@ func survey(t *testing.T) cuda.Survey {
 // memory is one GPU's free memory, and what a container's process has of it.
 func memory(t *testing.T, index int, k *harness.Container) (free, has uint64) {
 	t.Helper()
-	pid := pidOf(t, k)
+	pid := k.MustPid(t)
 	for _, d := range survey(t).Devices {
 		if d.UUID != gpu.Devices[index].UUID {
 			continue
@@ -208,7 +131,7 @@ func hasNone(t *testing.T, index int, k *harness.Container, before uint64) {
 	if free <= before {
 		t.Errorf("GPU %d has %d bytes free, as before the suspension (%d)", index, free, before)
 	}
-	for fd, name := range openFiles(t, pidOf(t, k)) {
+	for fd, name := range openFiles(t, k.MustPid(t)) {
 		if strings.HasPrefix(name, "/dev/nvidia") {
 			t.Errorf("the suspended process has %s open (%s)", name, fd)
 		}
@@ -233,13 +156,13 @@ func openFiles(t *testing.T, pid int) map[string]string {
 
 // stagingMemory is the memory that GPU state takes on the host, in bytes; what
 // the page cache has of files on disks is not counted.
-func stagingMemory(t *testing.T) uint64 {
+func stagingMemory(t *testing.T, cgroup string) uint64 {
 	t.Helper()
 	root := "/sys/fs/cgroup/memory"
 	if harness.CgroupVersion() == 2 {
 		root = "/sys/fs/cgroup"
 	}
-	data, err := os.ReadFile(filepath.Join(root, stagingCgroup(shared), "memory.stat"))
+	data, err := os.ReadFile(filepath.Join(root, shared.StagingCgroup(cgroup), "memory.stat"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,55 +179,14 @@ func stagingMemory(t *testing.T) uint64 {
 	return 0
 }
 
-// bundleOf is the directory of a container's shim.
-func bundleOf(c *harness.Containerd, id string) string {
-	return filepath.Join(c.Dir(), "state", "io.containerd.runtime.v2.task", c.Namespace(), id)
-}
-
-// notePhases puts the phases of a container's last operation into the results.
-func notePhases(t *testing.T, result *harness.TestResult, c *harness.Containerd, id string) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(bundleOf(c, id), runtime.TimelineName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var line runtime.Timeline
-	if err := json.Unmarshal(data, &line); err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range line.Phases {
-		name := line.Operation + "/" + p.Name
-		result.Times[name] = p.Took.Seconds()
-		if p.Bytes > 0 {
-			result.Number(strings.ReplaceAll(name, " ", "_")+"_bytes", float64(p.Bytes))
-		}
-	}
-	result.Times[line.Operation+"/whole"] = line.Took.Seconds()
-}
-
 // diskDir is a directory of the test's on a disk.
 func diskDir(t *testing.T) string {
 	t.Helper()
-	for _, parent := range []string{shared.Dir(), os.TempDir(), "/var/tmp"} {
-		var st unix.Statfs_t
-		if err := unix.Statfs(parent, &st); err != nil || st.Type == unix.TMPFS_MAGIC {
-			continue
+	dir := harness.DiskDir(t)
+	t.Cleanup(func() {
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("left in the spill directory: %v, error %v", left, err)
 		}
-		dir, err := os.MkdirTemp(parent, "spill")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			left, err := os.ReadDir(dir)
-			if err != nil || len(left) > 0 {
-				t.Errorf("left in the spill directory: %v, error %v", left, err)
-			}
-			if err := os.RemoveAll(dir); err != nil {
-				t.Error(err)
-			}
-		})
-		return dir
-	}
-	t.Fatal("this machine has no disk to spill to: set GPUCKPT_TEST_DIR")
-	return ""
+	})
+	return dir
 }

@@ -4,8 +4,6 @@
 package suspend
 
 import (
-	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,79 +19,46 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// sizes are the amounts of GPU memory that are suspended: GPUCKPT_TEST_SIZES
-// ("1GiB,100GiB"), or one size that suits the kind of GPU.
-func sizes(t *testing.T) []string {
-	t.Helper()
-	if list := os.Getenv("GPUCKPT_TEST_SIZES"); list != "" {
-		return strings.Split(list, ",")
-	}
-	if gpu.Kind == harness.RealGPU {
-		return []string{"1GiB"}
-	}
-	return []string{"48MiB"}
-}
-
-// bytesOf reads "1GiB" or "48MiB".
-func bytesOf(t *testing.T, size string) uint64 {
-	t.Helper()
-	for unit, shift := range map[string]int{"GiB": 30, "MiB": 20} {
-		if digits, ok := strings.CutSuffix(size, unit); ok {
-			n, err := strconv.ParseUint(digits, 10, 32)
-			if err != nil {
-				break
-			}
-			return n << shift
-		}
-	}
-	t.Fatalf("GPUCKPT_TEST_SIZES: %q is no size such as 1GiB or 48MiB", size)
-	return 0
-}
-
-// bytesText is a size as gpuwork takes it.
-func bytesText(bytes uint64) string { return strconv.FormatUint(bytes, 10) }
-
 // A is suspended, B runs on the same GPU and leaves no room for A, which cannot
 // be resumed until B has gone: then all bits of A are there.
 func TestShareGPU(t *testing.T) {
-	for _, size := range sizes(t) {
-		t.Run(size, func(t *testing.T) {
+	for _, size := range session.Sizes(t) {
+		t.Run(size.Name, func(t *testing.T) {
 			result := results.Add(t)
-			bytes := bytesOf(t, size)
-			result.Number("gpu_memory_bytes", float64(bytes))
+			result.Number("gpu_memory_bytes", float64(size.Bytes))
 			if gpu.Kind == harness.SoftwareGPU { // as large as is filled soon
-				softwareGPU(t, "gpu0.memory_mib="+strconv.FormatUint(bytes>>20*5/3, 10)+"\n")
+				shared.SoftwareGPU(t, "gpu0.memory_mib="+strconv.FormatUint(size.Bytes>>20*5/3, 10)+"\n")
 			}
-			a := start(t, shared, harness.RunSpec{ID: id(t) + "-a", GPUs: []int{0}}, "pattern", "--bytes", bytesText(bytes), "--chunks", "3", "--seed", "7")
-			expect(t, a, "verify", "bad=0")
-			expect(t, a, "count", "101")
+			a := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-a", GPUs: []int{0}}, "pattern", "--bytes", size.Arg(), "--chunks", "3", "--seed", "7")
+			a.Expect(t, "verify", "bad=0")
+			a.Expect(t, "count", "101")
 			free, has := memory(t, 0, a)
-			if has < bytes {
-				t.Fatalf("NVML counts %d bytes for the running container, which has %d at least", has, bytes)
+			if has < size.Bytes {
+				t.Fatalf("NVML counts %d bytes for the running container, which has %d at least", has, size.Bytes)
 			}
 
 			if err := result.Time("suspend", func() error { suspend(t, shared, a); return nil }); err != nil {
 				t.Fatal(err)
 			}
-			notePhases(t, result, shared, a.ID)
+			result.Phases(t, a)
 			hasNone(t, 0, a, free)
-			result.Number("host_memory_bytes", float64(stagingMemory(t)))
+			result.Number("host_memory_bytes", float64(stagingMemory(t, "staging")))
 
 			// B leaves half of what A needs.
 			room, _ := memory(t, 0, a)
-			fill := (room - has/2 - (has - bytes)) &^ (1<<20 - 1)
+			fill := (room - has/2 - (has - size.Bytes)) &^ (1<<20 - 1)
 			result.Number("other_gpu_memory_bytes", float64(fill))
-			b := start(t, shared, harness.RunSpec{ID: id(t) + "-b", GPUs: []int{0}}, "pattern", "--bytes", bytesText(fill), "--seed", "8")
-			expect(t, b, "verify", "bad=0")
+			b := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-b", GPUs: []int{0}}, "pattern", "--bytes", strconv.FormatUint(fill, 10), "--seed", "8")
+			b.Expect(t, "verify", "bad=0")
 
 			for range 2 { // it can be tried again
-				says(t, gpuckpt(t, shared, "resume", a.ID), "GPU 0", gpu.Devices[0].UUID, "memory free", "needs", "(gpuwork) has", "stays suspended")
+				harness.Says(t, gpuckpt(t, shared, "resume", a.ID), "GPU 0", gpu.Devices[0].UUID, "memory free", "needs", "(gpuwork) has", "stays suspended")
 				isPaused(t, shared, a, true)
 			}
 			_, err := shared.Ctr(t.Context(), "tasks", "resume", a.ID)
-			says(t, err, "GPU 0", "memory free", "stays suspended")
+			harness.Says(t, err, "GPU 0", "memory free", "stays suspended")
 			isPaused(t, shared, a, true)
-			expect(t, b, "verify", "bad=0")
+			b.Expect(t, "verify", "bad=0")
 			if err := b.Remove(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -101,20 +66,20 @@ func TestShareGPU(t *testing.T) {
 			if err := result.Time("resume", func() error { resume(t, shared, a); return nil }); err != nil {
 				t.Fatal(err)
 			}
-			notePhases(t, result, shared, a.ID)
-			expect(t, a, "verify", "bad=0")
-			expect(t, a, "count", "102")
-			expect(t, a, "write 900", "wrote 900")
-			expect(t, a, "verify", "bad=0")
-			if left := stagingMemory(t); left > bytes/4 {
+			result.Phases(t, a)
+			a.Expect(t, "verify", "bad=0")
+			a.Expect(t, "count", "102")
+			a.Expect(t, "write 900", "wrote 900")
+			a.Expect(t, "verify", "bad=0")
+			if left := stagingMemory(t, "staging"); left > size.Bytes/4 {
 				t.Errorf("%d bytes of host memory are still taken after the resume", left)
 			}
 
 			// And once more, as often as one likes.
 			suspend(t, shared, a)
 			resume(t, shared, a)
-			expect(t, a, "verify", "bad=0")
-			expect(t, a, "count", "103")
+			a.Expect(t, "verify", "bad=0")
+			a.Expect(t, "count", "103")
 		})
 	}
 }
@@ -122,14 +87,14 @@ func TestShareGPU(t *testing.T) {
 // What suspend leaves is a paused container: ctr resumes it, GPU and all.
 func TestResumeByCtr(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	suspend(t, shared, k)
 	if _, err := shared.Ctr(t.Context(), "tasks", "resume", k.ID); err != nil {
 		t.Fatal(err)
 	}
 	isPaused(t, shared, k, false)
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 }
 
 // All CUDA processes of a container go and come together, on their GPUs.
@@ -139,9 +104,9 @@ func TestProcesses(t *testing.T) {
 	if len(gpu.Devices) > 1 {
 		gpus = []int{0, 1}
 	}
-	k := start(t, shared, harness.RunSpec{GPUs: gpus, Port: freePorts(t, 3)}, "multi", "--procs", "3", "--gpus", strconv.Itoa(len(gpus)), "--bytes", "8M")
+	k := shared.Work(t, harness.RunSpec{GPUs: gpus, Ports: 3}, "multi", "--procs", "3", "--gpus", strconv.Itoa(len(gpus)), "--bytes", "8M")
 	for n := range 3 {
-		expect(t, process(k, n), "verify", "bad=0")
+		k.Process(n).Expect(t, "verify", "bad=0")
 	}
 	users := usersIn(t, k)
 	if users != 3 {
@@ -153,14 +118,14 @@ func TestProcesses(t *testing.T) {
 	}
 	resume(t, shared, k)
 	for n := range 3 {
-		expect(t, process(k, n), "verify", "bad=0")
+		k.Process(n).Expect(t, "verify", "bad=0")
 	}
 }
 
 // usersIn counts the uses of GPUs by children of a container's first process.
 func usersIn(t *testing.T, k *harness.Container) (users int) {
 	t.Helper()
-	parent := "\nPPid:\t" + strconv.Itoa(pidOf(t, k)) + "\n"
+	parent := "\nPPid:\t" + strconv.Itoa(k.MustPid(t)) + "\n"
 	for _, d := range survey(t).Devices {
 		for _, u := range d.Users {
 			status, err := os.ReadFile("/proc/" + strconv.Itoa(u.PID) + "/status")
@@ -172,34 +137,6 @@ func usersIn(t *testing.T, k *harness.Container) (users int) {
 	return users
 }
 
-// freePorts finds that many UDP ports in a row.
-func freePorts(t *testing.T, n int) int {
-	t.Helper()
-	for range 100 {
-		first, err := harness.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		free := true
-		for port := first + 1; port < first+n && free; port++ {
-			conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-			if free = err == nil; free {
-				conn.Close()
-			}
-		}
-		if free {
-			return first
-		}
-	}
-	t.Fatalf("no %d free UDP ports in a row", n)
-	return 0
-}
-
-// process is one of several in a container, which listens on a port of its own.
-func process(k *harness.Container, n int) *harness.Container {
-	return &harness.Container{ID: fmt.Sprintf("%s, process %d", k.ID, n), Port: k.Port + n}
-}
-
 // The processes may use several GPUs, and resume on them in another order.
 func TestAnotherGPU(t *testing.T) {
 	results.Add(t)
@@ -207,8 +144,8 @@ func TestAnotherGPU(t *testing.T) {
 		t.Skip("needs two GPUs")
 	}
 	first, second := gpu.Devices[0].UUID, gpu.Devices[1].UUID
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0, 1}}, "pattern", "--gpus", "1", "--bytes", "16M")
-	expect(t, k, "verify", "bad=0")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0, 1}}, "pattern", "--gpus", "1", "--bytes", "16M")
+	k.Expect(t, "verify", "bad=0")
 	free, has := memory(t, 0, k)
 	if has == 0 {
 		t.Fatal("NVML counts nothing for the container on GPU 0")
@@ -224,18 +161,18 @@ func TestAnotherGPU(t *testing.T) {
 		{"0,7", "no GPU 7"},
 		{"GPU-00000000-0000-4000-8000-000000000000,1", "no GPU GPU-00000000"},
 	} {
-		says(t, gpuckpt(t, shared, "resume", "--gpus", wrong.gpus, k.ID), wrong.says)
+		harness.Says(t, gpuckpt(t, shared, "resume", "--gpus", wrong.gpus, k.ID), wrong.says)
 		isPaused(t, shared, k, true)
 	}
 	resume(t, shared, k, "--gpus", second+","+first)
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	if _, has := memory(t, 1, k); has == 0 {
 		t.Error("NVML counts nothing for the container on GPU 1")
 	}
 	// It remembers none of it: by index, back again.
 	suspend(t, shared, k)
 	resume(t, shared, k, "--gpus", "1,0")
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	if _, has := memory(t, 0, k); has == 0 {
 		t.Error("NVML counts nothing for the container on GPU 0")
 	}
@@ -253,18 +190,18 @@ func TestUnseenGPU(t *testing.T) {
 	}
 	// With the capability, NVIDIA's library in the program itself would make the
 	// nodes of all GPUs in the container.
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}, Amend: []oci.SpecOpts{oci.WithDroppedCapabilities([]string{"CAP_MKNOD"})}},
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Amend: []oci.SpecOpts{oci.WithDroppedCapabilities([]string{"CAP_MKNOD"})}},
 		"pattern", "--bytes", "32M", "--seed", "5")
 	nodes(t, k, "/dev/nvidia0")
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	free, _ := memory(t, 0, k)
 	suspend(t, shared, k)
 	hasNone(t, 0, k, free)
 	if gpu.Kind == harness.SoftwareGPU {
 		// What was given is taken back when the driver fails.
 		t.Run("driver fails", func(t *testing.T) {
-			softwareGPU(t, "fail=restore:2\n")
-			says(t, gpuckpt(t, shared, "resume", "--gpus", "1", k.ID), "CUDA_ERROR_OUT_OF_MEMORY", "stays suspended")
+			shared.SoftwareGPU(t, "fail=restore:2\n")
+			harness.Says(t, gpuckpt(t, shared, "resume", "--gpus", "1", k.ID), "CUDA_ERROR_OUT_OF_MEMORY", "stays suspended")
 			isPaused(t, shared, k, true)
 			nodes(t, k, "/dev/nvidia0")
 		})
@@ -272,10 +209,10 @@ func TestUnseenGPU(t *testing.T) {
 	if err := result.Time("resume", func() error { resume(t, shared, k, "--gpus", gpu.Devices[1].UUID); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	notePhases(t, result, shared, k.ID)
-	expect(t, k, "verify", "bad=0")
-	expect(t, k, "write 900", "wrote 900")
-	expect(t, k, "verify", "bad=0")
+	result.Phases(t, k)
+	k.Expect(t, "verify", "bad=0")
+	k.Expect(t, "write 900", "wrote 900")
+	k.Expect(t, "verify", "bad=0")
 	if _, has := memory(t, 1, k); has == 0 {
 		t.Error("NVML counts nothing for the container on GPU 1")
 	}
@@ -302,10 +239,10 @@ func TestUnseenGPU(t *testing.T) {
 	sees(t, k, gpu.Devices[1].UUID, gpu.Devices[0].UUID)
 	suspend(t, shared, k)
 	resume(t, shared, k) // where it was last
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	suspend(t, shared, k)
 	resume(t, shared, k, "--gpus", "0")
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 	nodes(t, k, "/dev/nvidia0")
 }
 
@@ -325,7 +262,7 @@ func sees(t *testing.T, k *harness.Container, one, other string) {
 // nodes checks which GPUs' nodes a container's /dev has.
 func nodes(t *testing.T, k *harness.Container, want ...string) {
 	t.Helper()
-	root := "/proc/" + strconv.Itoa(pidOf(t, k)) + "/root"
+	root := "/proc/" + strconv.Itoa(k.MustPid(t)) + "/root"
 	found, err := filepath.Glob(root + "/dev/nvidia[0-9]*")
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ package suspend
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -17,7 +18,7 @@ import (
 // 8 GiB at most.
 func spillBytes(t *testing.T) uint64 {
 	t.Helper()
-	return min(bytesOf(t, sizes(t)[0]), 8<<30)
+	return min(session.Sizes(t)[0].Bytes, 8<<30)
 }
 
 // spilledFiles are the files of GPU state in a directory.
@@ -36,16 +37,16 @@ func TestSpill(t *testing.T) {
 	bytes := spillBytes(t)
 	result.Number("gpu_memory_bytes", float64(bytes))
 	dir := diskDir(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", bytesText(bytes), "--seed", "9")
-	expect(t, k, "verify", "bad=0")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.FormatUint(bytes, 10), "--seed", "9")
+	k.Expect(t, "verify", "bad=0")
 	free, _ := memory(t, 0, k)
 
 	if err := result.Time("suspend", func() error { suspend(t, shared, k, "--spill", dir); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	notePhases(t, result, shared, k.ID)
+	result.Phases(t, k)
 	hasNone(t, 0, k, free)
-	if taken := stagingMemory(t); taken > bytes/4 {
+	if taken := stagingMemory(t, "staging"); taken > bytes/4 {
 		t.Errorf("%d bytes of host memory are taken, though the state is on a disk", taken)
 	}
 	files := spilledFiles(t, dir)
@@ -61,9 +62,9 @@ func TestSpill(t *testing.T) {
 	if err := result.Time("resume", func() error { resume(t, shared, k); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	notePhases(t, result, shared, k.ID)
-	expect(t, k, "verify", "bad=0")
-	if taken := stagingMemory(t); taken > bytes/4 {
+	result.Phases(t, k)
+	k.Expect(t, "verify", "bad=0")
+	if taken := stagingMemory(t, "staging"); taken > bytes/4 {
 		t.Errorf("%d bytes of host memory are taken after the resume", taken)
 	}
 }
@@ -73,40 +74,40 @@ func TestSpill(t *testing.T) {
 func TestSpillWrittenThrough(t *testing.T) {
 	results.Add(t)
 	const bytes = 256 << 20
-	staging(t, "memory_limit = 134217728\nbuffer = 33554432\nwhen_short = \"write-through\"")
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", bytesText(bytes), "--seed", "9")
-	expect(t, k, "verify", "bad=0")
+	shared.Configured(t, shared.Staging("through", "memory_limit = 134217728\nbuffer = 33554432\nwhen_short = \"write-through\""))
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.FormatUint(bytes, 10), "--seed", "9")
+	k.Expect(t, "verify", "bad=0")
 	free, _ := memory(t, 0, k)
-	says(t, gpuckpt(t, shared, "suspend", k.ID), "preflight", "suspend with a spill")
+	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "preflight", "suspend with a spill")
 	isPaused(t, shared, k, false)
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 
 	suspend(t, shared, k, "--spill", diskDir(t))
 	hasNone(t, 0, k, free)
-	if taken := stagingMemory(t); taken > bytes/4 {
+	if taken := stagingMemory(t, "through"); taken > bytes/4 {
 		t.Errorf("%d bytes of host memory are taken, though the state is on a disk", taken)
 	}
 	resume(t, shared, k)
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 }
 
 // A disk without room makes the suspension fail, and the container runs on.
 func TestSpillDiskFull(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "32M")
-	expect(t, k, "verify", "bad=0")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "32M")
+	k.Expect(t, "verify", "bad=0")
 	full := smallDisk(t)
-	says(t, gpuckpt(t, shared, "suspend", "--spill", full, k.ID), "spill", "no space left on device", full)
+	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", full, k.ID), "spill", "no space left on device", full)
 	isPaused(t, shared, k, false)
-	expect(t, k, "verify", "bad=0")
-	expect(t, k, "count", "101")
+	k.Expect(t, "verify", "bad=0")
+	k.Expect(t, "count", "101")
 	if left, err := os.ReadDir(full); err != nil || len(left) > 0 {
 		t.Errorf("left on the full disk: %v, error %v", left, err)
 	}
 	// On another it works.
 	suspend(t, shared, k, "--spill", diskDir(t))
 	resume(t, shared, k)
-	expect(t, k, "verify", "bad=0")
+	k.Expect(t, "verify", "bad=0")
 }
 
 // smallDisk is a directory on a file system that is no tmpfs to those who ask,
@@ -140,8 +141,8 @@ func smallDisk(t *testing.T) string {
 // What a spill cannot work with is refused, and the container runs on.
 func TestSpillRefused(t *testing.T) {
 	results.Add(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "counter")
-	expect(t, k, "count", "101")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 
 	tmpfs := t.TempDir()
 	if err := unix.Mount("tmpfs", tmpfs, "tmpfs", 0, ""); err != nil {
@@ -156,31 +157,31 @@ func TestSpillRefused(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	says(t, gpuckpt(t, shared, "suspend", "--spill", tmpfs, k.ID), tmpfs, "tmpfs", "choose a directory on a disk")
-	says(t, gpuckpt(t, shared, "suspend", "--spill", file, k.ID), file, "no directory")
-	says(t, gpuckpt(t, shared, "suspend", "--spill", file+"-none", k.ID), file+"-none", "no such file")
+	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", tmpfs, k.ID), tmpfs, "tmpfs", "choose a directory on a disk")
+	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", file, k.ID), file, "no directory")
+	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", file+"-none", k.ID), file+"-none", "no such file")
 	disk := diskDir(t)
 	left := filepath.Join(disk, "gpuckpt-spill-"+shared.Namespace()+"-"+k.ID)
 	if err := os.Mkdir(left, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	says(t, gpuckpt(t, shared, "suspend", "--spill", disk, k.ID), left, "has died: remove it")
+	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", disk, k.ID), left, "has died: remove it")
 	if err := os.Remove(left); err != nil {
 		t.Errorf("what was there: %v", err)
 	}
 	isPaused(t, shared, k, false)
-	expect(t, k, "count", "102")
+	k.Expect(t, "count", "102")
 
 	// Left to the driver, the state stays in the process.
-	staging(t, "steer = false")
-	says(t, gpuckpt(t, shared, "suspend", "--spill", diskDir(t), k.ID), "spill", "(gpuwork)", "without a spill")
+	shared.Configured(t, shared.Staging("staging", "steer = false"))
+	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", diskDir(t), k.ID), "spill", "(gpuwork)", "without a spill")
 	isPaused(t, shared, k, false)
-	expect(t, k, "count", "103")
+	k.Expect(t, "count", "103")
 	free, _ := memory(t, 0, k)
 	suspend(t, shared, k)
 	hasNone(t, 0, k, free)
 	resume(t, shared, k)
-	expect(t, k, "count", "104")
+	k.Expect(t, "count", "104")
 }
 
 // State that was damaged on the disk is never given back: the container stays
@@ -188,36 +189,14 @@ func TestSpillRefused(t *testing.T) {
 func TestSpillDamaged(t *testing.T) {
 	results.Add(t)
 	dir := diskDir(t)
-	k := start(t, shared, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "16M")
-	expect(t, k, "verify", "bad=0")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "16M")
+	k.Expect(t, "verify", "bad=0")
 	suspend(t, shared, k, "--spill", dir)
 	file := spilledFiles(t, dir)[0]
-	flip(t, file)
-	says(t, gpuckpt(t, shared, "resume", k.ID), file, "is damaged")
+	harness.FlipBit(t, file)
+	harness.Says(t, gpuckpt(t, shared, "resume", k.ID), file, "is damaged")
 	isPaused(t, shared, k, true)
-	flip(t, file)
+	harness.FlipBit(t, file)
 	resume(t, shared, k)
-	expect(t, k, "verify", "bad=0")
-}
-
-// flip turns one bit in the middle of a file.
-func flip(t *testing.T, path string) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := make([]byte, 1)
-	if _, err := f.ReadAt(b, info.Size()/2); err != nil {
-		t.Fatal(err)
-	}
-	b[0] ^= 1
-	if _, err := f.WriteAt(b, info.Size()/2); err != nil {
-		t.Fatal(err)
-	}
+	k.Expect(t, "verify", "bad=0")
 }
