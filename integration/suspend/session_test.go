@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
