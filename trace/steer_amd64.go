@@ -253,13 +253,24 @@ func (s *steering) begin(t *thread) (*unix.PtraceRegs, error) {
 		return nil, nil
 	}
 	step("area found")
+	asked := r
 	r.R10 &^= unix.MAP_POPULATE
+	if r.Rdi == 0 {
+		at, err := alignedGap(s.target.PID, pages(r.Rsi))
+		if err != nil {
+			return nil, err
+		}
+		r.Rdi = at // a wish: the kernel may choose another place
+	}
 	if err := unix.PtraceSetRegs(t.tid, &r); err != nil {
 		return nil, fmt.Errorf("set registers: %w", err)
 	}
 	step("populate dropped")
-	return &r, nil
+	return &asked, nil
 }
+
+// pages is what the kernel maps for a length in bytes.
+func pages(length uint64) uint64 { return (length + pageSize - 1) &^ (pageSize - 1) }
 
 // finish is the end of that call: the area gets its file, the first part of it
 // filled.
@@ -268,8 +279,13 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 	if err := unix.PtraceGetRegs(t.tid, &r); err != nil {
 		return fmt.Errorf("read registers: %w", err)
 	}
-	// The driver asks for bytes; the kernel maps pages.
-	start, length := r.Rax, (asked.Rsi+pageSize-1)&^(pageSize-1)
+	// A system call leaves its arguments in their registers.
+	r.Rdi, r.R10 = asked.Rdi, asked.R10
+	if err := unix.PtraceSetRegs(t.tid, &r); err != nil {
+		return fmt.Errorf("set registers: %w", err)
+	}
+	step("arguments put back")
+	start, length := r.Rax, pages(asked.Rsi)
 	if int64(r.Rax) < 0 && int64(r.Rax) > -4096 {
 		return nil // the driver's own business
 	}

@@ -121,6 +121,11 @@ func TestSteeredArea(t *testing.T) {
 			if len(areas) != 2 {
 				t.Fatalf("got %d areas, want 2: %+v", len(areas), areas)
 			}
+			for _, a := range areas {
+				if a.Start%hugePage != 0 || a.Offset != 0 {
+					t.Errorf("the area at %#x is at %d of its file, not where a huge page begins", a.Start, a.Offset)
+				}
+			}
 			want := make([]byte, areaBytes)
 			if got, zero := g.ask("sum"), strconv.FormatUint(sumOf(want), 10); got != zero {
 				t.Errorf("the area is not empty after it was collected: sum %s", got)
