@@ -156,3 +156,33 @@ func TestTimeline(t *testing.T) {
 	}
 	q.save(t.Context(), filepath.Join(bundle, "missing")) // logged, and no more
 }
+
+// The way back and the steps beside it do not wait for each other, and each has
+// its own error.
+func TestRunBeside(t *testing.T) {
+	q := newSequence("test", "id")
+	began, undone := make(chan struct{}), make(chan struct{})
+	stuck, full := errors.New("stuck"), errors.New("full")
+	err := q.run(t.Context(), step{
+		name: "save", do: func(context.Context) (uint64, error) { return 0, nil },
+		back: "give back", undo: func(context.Context) error { <-began; close(undone); return stuck },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := q.runBeside(t.Context(), step{name: "store", do: func(context.Context) (uint64, error) {
+		close(began)
+		<-undone
+		return 0, full
+	}}, step{name: "never", do: func(context.Context) (uint64, error) { t.Error("taken after a failure"); return 0, nil }})
+	if !errors.Is(back, stuck) || errors.Is(back, full) || !errors.Is(err, full) || errors.Is(err, stuck) {
+		t.Errorf("back %v, error %v", back, err)
+	}
+	var names []string
+	for _, p := range q.known() {
+		names = append(names, p.Name)
+	}
+	if len(names) != 3 || names[0] != "save" {
+		t.Errorf("phases %q", names)
+	}
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -27,18 +28,20 @@ func TestGoesOnBeforeTheDisk(t *testing.T) {
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
 	k.Expect(t, "verify", "bad=0")
 	checkpointInto(t, shared, k, t.TempDir())
+	phases := make(map[string]images.Phase)
 	var names []string
 	line, err := shared.Timeline(k.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range line.Phases {
+		phases[p.Name] = p
 		names = append(names, p.Name)
 	}
-	dump, back, resume, store := slices.Index(names, "dump"), slices.Index(names, "give GPU state back"),
-		slices.Index(names, "resume"), slices.Index(names, "store GPU state")
-	if dump < 0 || back < dump || resume < back || store < resume {
-		t.Errorf("the steps were %q", names)
+	back, resume, store := phases["give GPU state back"], phases["resume"], phases["store GPU state"]
+	if len(names) != len(phases) || slices.Index(names, "dump") < 0 || slices.Index(names, "dump") > slices.Index(names, "give GPU state back") ||
+		store.Name == "" || back.Start > store.Start+store.Took || resume.Start < back.Start+back.Took {
+		t.Errorf("the steps were %+v", line.Phases)
 	}
 	k.Expect(t, "verify", "bad=0")
 }
