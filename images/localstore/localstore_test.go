@@ -59,7 +59,7 @@ func describe(data []byte) ocispec.Descriptor {
 	return ocispec.Descriptor{Digest: digest.FromBytes(data), Size: int64(len(data))}
 }
 
-func begin(t *testing.T, ctx context.Context, s *Store, data []byte) content.Writer {
+func begin(ctx context.Context, t *testing.T, s *Store, data []byte) content.Writer {
 	t.Helper()
 	w, err := s.Writer(ctx, content.WithRef("layer"))
 	if err != nil {
@@ -71,7 +71,7 @@ func begin(t *testing.T, ctx context.Context, s *Store, data []byte) content.Wri
 	return w
 }
 
-func read(t *testing.T, ctx context.Context, store content.Provider, data []byte) {
+func read(ctx context.Context, t *testing.T, store content.Provider, data []byte) {
 	t.Helper()
 	got, err := content.ReadBlob(ctx, store, describe(data))
 	if err != nil {
@@ -93,14 +93,14 @@ func TestCommit(t *testing.T) {
 				t.Fatal(err)
 			}
 			data := bytes.Repeat([]byte("GPU state"), 1000)
-			w := begin(t, ctx, s, data)
+			w := begin(ctx, t, s, data)
 			if w.Digest() != describe(data).Digest {
 				t.Error("the digest is", w.Digest())
 			}
 			if err := w.Commit(ctx, int64(len(data)), w.Digest(), root); err != nil {
 				t.Fatal(err)
 			}
-			read(t, ctx, d.store, data)
+			read(ctx, t, d.store, data)
 			info, err := s.Info(ctx, describe(data).Digest)
 			if err != nil {
 				t.Fatal(err)
@@ -115,13 +115,13 @@ func TestCommit(t *testing.T) {
 				t.Error("the ingest is still there:", err)
 			}
 			// A second time it is there already.
-			if err := begin(t, ctx, s, data).Commit(ctx, 0, ""); !errdefs.IsAlreadyExists(err) {
+			if err := begin(ctx, t, s, data).Commit(ctx, 0, ""); !errdefs.IsAlreadyExists(err) {
 				t.Error("committed twice:", err)
 			}
 			if _, err := d.db.GarbageCollect(ctx); err != nil {
 				t.Fatal(err)
 			}
-			read(t, ctx, d.store, data)
+			read(ctx, t, d.store, data)
 		})
 	}
 }
@@ -148,10 +148,10 @@ func TestCollectedInBetween(t *testing.T) {
 		t.Fatal(err)
 	}
 	data := bytes.Repeat([]byte("GPU state"), 1000)
-	if err := begin(t, ctx, s, data).Commit(ctx, 0, "", root); err != nil {
+	if err := begin(ctx, t, s, data).Commit(ctx, 0, "", root); err != nil {
 		t.Fatal(err)
 	}
-	read(t, ctx, d.store, data)
+	read(ctx, t, d.store, data)
 }
 
 // What is given up leaves nothing behind, nor does what is not as expected.
@@ -161,20 +161,20 @@ func TestNothingLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := begin(t, ctx, s, []byte("given up"))
+	w := begin(ctx, t, s, []byte("given up"))
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Commit(ctx, 0, ""); !errdefs.IsFailedPrecondition(err) {
 		t.Error("commit after close:", err)
 	}
-	if err := begin(t, ctx, s, []byte("short")).Commit(ctx, 6, ""); !errdefs.IsFailedPrecondition(err) {
+	if err := begin(ctx, t, s, []byte("short")).Commit(ctx, 6, ""); !errdefs.IsFailedPrecondition(err) {
 		t.Error("commit with a wrong size:", err)
 	}
-	if err := begin(t, ctx, s, []byte("other")).Commit(ctx, 0, d.known.Digest); !errdefs.IsFailedPrecondition(err) {
+	if err := begin(ctx, t, s, []byte("other")).Commit(ctx, 0, d.known.Digest); !errdefs.IsFailedPrecondition(err) {
 		t.Error("commit with a wrong digest:", err)
 	}
-	w = begin(t, ctx, s, []byte("begun anew"))
+	w = begin(ctx, t, s, []byte("begun anew"))
 	if err := errors.Join(w.Truncate(0), w.Close()); err != nil {
 		t.Error(err)
 	}

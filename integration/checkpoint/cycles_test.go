@@ -135,7 +135,7 @@ func machine(t *testing.T, c *harness.Containerd) (all []string) {
 			all = append(all, "mount "+fields[4])
 		}
 	}
-	for _, pattern := range []string{"/sys/fs/cgroup/*/" + c.Namespace() + "/*", "/sys/fs/cgroup/" + c.Namespace() + "/*/"} {
+	for _, pattern := range []string{"/sys/fs/cgroup/*/" + c.Namespace() + "/*", "/sys/fs/cgroup/" + c.Namespace() + "/*"} {
 		dirs, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

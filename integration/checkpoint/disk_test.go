@@ -27,7 +27,7 @@ func TestGoesOnBeforeTheDisk(t *testing.T) {
 	results.Add(t)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
 	k.Expect(t, "verify", "bad=0")
-	checkpointInto(t, shared, k, t.TempDir())
+	checkpointInto(t, shared, k, harness.DiskDir(t))
 	phases := make(map[string]images.Phase)
 	var names []string
 	line, err := shared.Timeline(k.ID)
@@ -51,7 +51,7 @@ func TestDirectoryIsMade(t *testing.T) {
 	results.Add(t)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
 	k.Expect(t, "verify", "bad=0")
-	dir := filepath.Join(t.TempDir(), "not", "there")
+	dir := filepath.Join(harness.DiskDir(t), "not", "there")
 	checkpointInto(t, shared, k, dir)
 	if len(areaFiles(t, dir)) == 0 {
 		t.Error("the GPU state is in no file of its own")
@@ -108,7 +108,7 @@ func failsForRoom(t *testing.T, k *harness.Container, dir string, exit bool, mea
 	if left, err := filepath.Glob(filepath.Join(dir, "gpu*")); err != nil || len(left) > 0 {
 		t.Errorf("%q of the failed checkpoint are left, %v", left, err)
 	}
-	checkpointInto(t, shared, k, t.TempDir())
+	checkpointInto(t, shared, k, harness.DiskDir(t))
 	goesOn(t, k)
 }
 

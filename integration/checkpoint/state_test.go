@@ -47,7 +47,7 @@ func areaFiles(t *testing.T, dir string) []string {
 
 // places are where images lie: GPU state goes there by different ways.
 func places(t *testing.T, test func(t *testing.T, dir string)) {
-	t.Run("disk", func(t *testing.T) { results.Add(t); test(t, t.TempDir()) })
+	t.Run("disk", func(t *testing.T) { results.Add(t); test(t, harness.DiskDir(t)) })
 	t.Run("memory", func(t *testing.T) { results.Add(t); test(t, memoryDir(t)) })
 }
 

@@ -90,7 +90,7 @@ func TestWrittenThrough(t *testing.T) {
 			}
 			k := shared.Work(t, spec, "pattern", "--bytes", strconv.Itoa(shortBytes))
 			k.Expect(t, "verify", "bad=0")
-			dir := t.TempDir()
+			dir := harness.DiskDir(t)
 			options, err := typeurl.MarshalAnyToProto(&runcoptions.CheckpointOptions{ImagePath: dir, Exit: exit})
 			if err != nil {
 				t.Fatal(err)
@@ -142,7 +142,7 @@ func TestProcessesWrittenThrough(t *testing.T) {
 		}
 	}
 	verify()
-	taken := t.TempDir()
+	taken := harness.DiskDir(t)
 	inside, err := cuda.NSPID(childrenOf(k.MustPid(t), "gpuwork")[1])
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestProcessesWrittenThrough(t *testing.T) {
 		t.Errorf("the files are %v, error %v", left, err)
 	}
 
-	dir := t.TempDir()
+	dir := harness.DiskDir(t)
 	checkpointInto(t, shared, k, dir)
 	if n := peak(t, "processes"); n > shortPeak {
 		t.Errorf("it took %d bytes of memory, of a buffer of %d", n, shortBuffer)
@@ -176,7 +176,7 @@ func TestMemoryShort(t *testing.T) {
 	words := []string{"preflight", "memory_limit", `when_short = "write-through"`, "dev.gpuckpt.when-short"}
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(shortBytes))
 	k.Expect(t, "verify", "bad=0")
-	harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), append(words, "code = ResourceExhausted")...)
+	harness.Says(t, checkpointTask(t, shared, k, harness.DiskDir(t)), append(words, "code = ResourceExhausted")...)
 	goesOn(t, k)
 
 	// On a tmpfs there is nothing to write through to.
@@ -189,7 +189,7 @@ func TestMemoryShort(t *testing.T) {
 		ID: harness.Name(t) + "-annotated", GPUs: []int{0}, Annotations: map[string]string{"dev.gpuckpt.when-short": "write-through"},
 	}, "pattern", "--bytes", strconv.Itoa(shortBytes))
 	a.Expect(t, "verify", "bad=0")
-	checkpointInto(t, shared, a, t.TempDir())
+	checkpointInto(t, shared, a, harness.DiskDir(t))
 	goesOn(t, a)
 }
 
@@ -223,7 +223,7 @@ func TestTracerKilledInWritingThrough(t *testing.T) {
 	short(t, "killed", `when_short = "write-through"`)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(shortBytes))
 	k.Expect(t, "verify", "bad=0")
-	dir := t.TempDir()
+	dir := harness.DiskDir(t)
 	for _, part := range []int64{1, 2, 3} { // quarters of the state that are on the disk
 		done := make(chan error, 1)
 		go func() { done <- checkpointTask(t, shared, k, dir) }()
@@ -238,7 +238,7 @@ func TestTracerKilledInWritingThrough(t *testing.T) {
 			t.Errorf("files of the failed checkpoint are left: %v, error %v", left, err)
 		}
 	}
-	checkpointInto(t, shared, k, t.TempDir())
+	checkpointInto(t, shared, k, harness.DiskDir(t))
 	goesOn(t, k)
 }
 

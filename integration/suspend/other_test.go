@@ -130,7 +130,7 @@ func TestKillSuspended(t *testing.T) {
 			if err := k.Remove(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			harness.Within(t, "the host's memory is free", func() bool { return stagingMemory(t) < 16<<20 })
+			harness.Within(t, "the host's memory is free", func() bool { return stagingMemory(t, "staging") < 16<<20 })
 		})
 	}
 }
@@ -182,7 +182,7 @@ func TestDriverFails(t *testing.T) {
 				})
 			}
 			suspend(t, shared, k, flags...)
-			taken := stagingMemory(t)
+			taken := stagingMemory(t, "staging")
 			t.Run("restore", func(t *testing.T) {
 				shared.SoftwareGPU(t, "fail=restore:2\n")
 				for range 2 {
@@ -191,7 +191,7 @@ func TestDriverFails(t *testing.T) {
 				}
 			})
 			// Nothing but the process's mapping of it holds memory longer.
-			harness.Within(t, "the host's memory is as before", func() bool { return stagingMemory(t) <= taken+8<<20 })
+			harness.Within(t, "the host's memory is as before", func() bool { return stagingMemory(t, "staging") <= taken+8<<20 })
 			resume(t, shared, k)
 			k.Expect(t, "verify", "bad=0")
 		})

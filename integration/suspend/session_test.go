@@ -13,8 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -156,13 +154,13 @@ func openFiles(t *testing.T, pid int) map[string]string {
 
 // stagingMemory is the memory that GPU state takes on the host, in bytes; what
 // the page cache has of files on disks is not counted.
-func stagingMemory(t *testing.T) uint64 {
+func stagingMemory(t *testing.T, cgroup string) uint64 {
 	t.Helper()
 	root := "/sys/fs/cgroup/memory"
 	if harness.CgroupVersion() == 2 {
 		root = "/sys/fs/cgroup"
 	}
-	data, err := os.ReadFile(filepath.Join(root, shared.StagingCgroup("staging"), "memory.stat"))
+	data, err := os.ReadFile(filepath.Join(root, shared.StagingCgroup(cgroup), "memory.stat"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,26 +180,11 @@ func stagingMemory(t *testing.T) uint64 {
 // diskDir is a directory of the test's on a disk.
 func diskDir(t *testing.T) string {
 	t.Helper()
-	for _, parent := range []string{shared.Dir(), os.TempDir(), "/var/tmp"} {
-		var st unix.Statfs_t
-		if err := unix.Statfs(parent, &st); err != nil || st.Type == unix.TMPFS_MAGIC {
-			continue
+	dir := harness.DiskDir(t)
+	t.Cleanup(func() {
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("left in the spill directory: %v, error %v", left, err)
 		}
-		dir, err := os.MkdirTemp(parent, "spill")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			left, err := os.ReadDir(dir)
-			if err != nil || len(left) > 0 {
-				t.Errorf("left in the spill directory: %v, error %v", left, err)
-			}
-			if err := os.RemoveAll(dir); err != nil {
-				t.Error(err)
-			}
-		})
-		return dir
-	}
-	t.Fatal("this machine has no disk to spill to: set GPUCKPT_TEST_DIR")
-	return ""
+	})
+	return dir
 }

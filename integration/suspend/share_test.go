@@ -42,7 +42,7 @@ func TestShareGPU(t *testing.T) {
 			}
 			result.Phases(t, a)
 			hasNone(t, 0, a, free)
-			result.Number("host_memory_bytes", float64(stagingMemory(t)))
+			result.Number("host_memory_bytes", float64(stagingMemory(t, "staging")))
 
 			// B leaves half of what A needs.
 			room, _ := memory(t, 0, a)
@@ -71,7 +71,7 @@ func TestShareGPU(t *testing.T) {
 			a.Expect(t, "count", "102")
 			a.Expect(t, "write 900", "wrote 900")
 			a.Expect(t, "verify", "bad=0")
-			if left := stagingMemory(t); left > size.Bytes/4 {
+			if left := stagingMemory(t, "staging"); left > size.Bytes/4 {
 				t.Errorf("%d bytes of host memory are still taken after the resume", left)
 			}
 

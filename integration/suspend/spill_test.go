@@ -46,7 +46,7 @@ func TestSpill(t *testing.T) {
 	}
 	result.Phases(t, k)
 	hasNone(t, 0, k, free)
-	if taken := stagingMemory(t); taken > bytes/4 {
+	if taken := stagingMemory(t, "staging"); taken > bytes/4 {
 		t.Errorf("%d bytes of host memory are taken, though the state is on a disk", taken)
 	}
 	files := spilledFiles(t, dir)
@@ -64,7 +64,7 @@ func TestSpill(t *testing.T) {
 	}
 	result.Phases(t, k)
 	k.Expect(t, "verify", "bad=0")
-	if taken := stagingMemory(t); taken > bytes/4 {
+	if taken := stagingMemory(t, "staging"); taken > bytes/4 {
 		t.Errorf("%d bytes of host memory are taken after the resume", taken)
 	}
 }
@@ -74,7 +74,7 @@ func TestSpill(t *testing.T) {
 func TestSpillWrittenThrough(t *testing.T) {
 	results.Add(t)
 	const bytes = 256 << 20
-	shared.Configured(t, shared.Staging("staging", "memory_limit = 134217728\nbuffer = 33554432\nwhen_short = \"write-through\""))
+	shared.Configured(t, shared.Staging("through", "memory_limit = 134217728\nbuffer = 33554432\nwhen_short = \"write-through\""))
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.FormatUint(bytes, 10), "--seed", "9")
 	k.Expect(t, "verify", "bad=0")
 	free, _ := memory(t, 0, k)
@@ -84,7 +84,7 @@ func TestSpillWrittenThrough(t *testing.T) {
 
 	suspend(t, shared, k, "--spill", diskDir(t))
 	hasNone(t, 0, k, free)
-	if taken := stagingMemory(t); taken > bytes/4 {
+	if taken := stagingMemory(t, "through"); taken > bytes/4 {
 		t.Errorf("%d bytes of host memory are taken, though the state is on a disk", taken)
 	}
 	resume(t, shared, k)
