@@ -58,6 +58,15 @@ func testOlderCtr(t *testing.T, version string) {
 		t.Fatalf("%v\n%s", err, c.LogTail(4000))
 	}
 	k.Expect(t, "count", "103")
+	// Of that ctr leaves an image too, named by the second: the name that the next
+	// would want.
+	left, err := c.Ctr(t.Context(), "images", "ls", "--quiet", "name~=^containerd.io/checkpoint/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Ctr(t.Context(), "images", "rm", "--sync", strings.TrimSpace(left)); err != nil {
+		t.Fatal(err)
+	}
 	// gpuckpt, which makes an image that is run to go on.
 	if _, err := c.Output(t.Context(), "gpuckpt", "checkpoint", "older", "--image", "gpuckpt.test/older:2", "--leave-running", "--image-path", filepath.Join(c.Dir(), "dumps"),
 		"--address", c.Address(), "--namespace", c.Namespace(), "--quiet"); err != nil {
