@@ -18,9 +18,8 @@ import (
 
 var (
 	// shared serves every test that needs nothing special of its node.
-	shared *node.Node
-	// session ends when the tests are interrupted.
-	session context.Context
+	shared  *node.Node
+	session *harness.Session
 	bins    harness.Bins
 	gpu     harness.GPU
 	results *harness.Results
@@ -33,8 +32,8 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	harness.Main(m.Run, func(s *harness.Session) (err error) {
-		session, bins, gpu, results = s.Context(), s.Bins, s.GPU, s.Results
-		if shared, err = newNode(session, node.Options{APIServer: true}); err == nil {
+		session, bins, gpu, results = s, s.Bins, s.GPU, s.Results
+		if shared, err = newNode(s.Context(), node.Options{APIServer: true}); err == nil {
 			s.AtEnd(shared.Stop)
 		}
 		return err

@@ -4,10 +4,7 @@
 package kubernetes
 
 import (
-	"errors"
-	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -35,15 +32,7 @@ func TestOlderCtr(t *testing.T) {
 
 func testOlderCtr(t *testing.T, version string) {
 	results.Add(t)
-	c, err := harness.Start(session, harness.Options{Bins: older(t, version), GPU: gpu, Dir: os.Getenv(harness.EnvDir)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	c := session.Own(t, harness.Options{Bins: older(t, version)})
 	said, err := c.Ctr(t.Context(), "version")
 	if err != nil {
 		t.Fatal(err)
@@ -51,62 +40,53 @@ func testOlderCtr(t *testing.T, version string) {
 	if strings.Count(said, "v"+version+".") != 2 {
 		t.Fatalf("not containerd %s and its ctr: %s", version, said)
 	}
-	port, err := harness.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(c.ImportWorkload(t.Context()), c.ConfigureShim("")); err != nil {
-		t.Fatal(err)
-	}
-	k, err := c.Run(t.Context(), harness.RunSpec{ID: "older", Port: port, GPUs: []int{0}, Args: []string{"gpuwork", "counter", "--port", strconv.Itoa(port)}})
-	if err != nil {
-		t.Fatalf("%v\n%s", err, c.LogTail(4000))
-	}
-	says := func(want string) {
-		t.Helper()
-		if got, err := k.Ask(t.Context(), "count"); err != nil || got != want {
-			t.Fatalf("the counter is %q, %v, want %q\n%s", got, err, want, c.LogTail(4000))
-		}
-	}
-	says("101")
+	k := c.Work(t, harness.RunSpec{ID: "older", GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
 	if err := k.Checkpoint(t.Context(), "older:1"); err != nil {
 		t.Fatalf("%v\n%s", err, c.LogTail(4000))
 	}
-	says("102")
-	if err := k.Remove(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if k, err = c.Restore(t.Context(), "older", "older:1", port); err != nil {
+	k.Expect(t, "count", "102")
+	k.MustRemove(t)
+	if k, err = c.Restore(t.Context(), "older", "older:1", k.Port); err != nil {
 		t.Fatalf("%v\n%s", err, c.LogTail(4000))
 	}
-	says("102")
+	k.RemoveAtEnd(t)
+	k.Expect(t, "count", "102")
 
 	// The task alone: the container goes on, or ends with --exit.
 	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: filepath.Join(c.Dir(), "task")}); err != nil {
 		t.Fatalf("%v\n%s", err, c.LogTail(4000))
 	}
-	says("103")
+	k.Expect(t, "count", "103")
+	// Of that ctr leaves an image too, named by the second: the name that the next
+	// would want.
+	left, err := c.Ctr(t.Context(), "images", "ls", "--quiet", "name~=^containerd.io/checkpoint/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Ctr(t.Context(), "images", "rm", "--sync", strings.TrimSpace(left)); err != nil {
+		t.Fatal(err)
+	}
 	// gpuckpt, which makes an image that is run to go on.
 	if _, err := c.Output(t.Context(), "gpuckpt", "checkpoint", "older", "--image", "gpuckpt.test/older:2", "--leave-running", "--image-path", filepath.Join(c.Dir(), "dumps"),
 		"--address", c.Address(), "--namespace", c.Namespace(), "--quiet"); err != nil {
 		t.Fatalf("%v\n%s", err, c.LogTail(4000))
 	}
-	says("104")
+	k.Expect(t, "count", "104")
 	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: filepath.Join(c.Dir(), "exit"), Exit: true}); err != nil {
 		t.Fatalf("%v\n%s", err, c.LogTail(4000))
 	}
 	if _, err := k.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.Remove(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	k.MustRemove(t)
 	if k, err = c.Run(t.Context(), harness.RunSpec{
-		ID: "resumed", Image: "gpuckpt.test/older:2", Port: port, GPUs: []int{0}, Annotations: restoring,
+		ID: "resumed", Image: "gpuckpt.test/older:2", Port: k.Port, GPUs: []int{0}, Annotations: restoring,
 	}); err != nil {
 		t.Fatalf("%v\n%s", err, c.LogTail(4000))
 	}
-	says("104")
+	k.RemoveAtEnd(t)
+	k.Expect(t, "count", "104")
 }
 
 // The kubelet on an older containerd, with the runtime by its path and by its name:

@@ -132,7 +132,7 @@ func needs(t *testing.T, program string) {
 // own starts a node for one test.
 func own(t *testing.T, opts node.Options) *node.Node {
 	t.Helper()
-	n, err := newNode(session, opts) // t.Context() ends before what is in it can be removed
+	n, err := newNode(session.Context(), opts) // t.Context() ends before what is in it can be removed
 	if err != nil {
 		t.Fatal(err)
 	}
