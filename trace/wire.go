@@ -16,6 +16,7 @@ const (
 	opHold    = "hold"
 	opRelease = "release"
 	opSteer   = "steer"
+	opAreas   = "areas"
 	opSettle  = "settle"
 	opCollect = "collect"
 	opAbandon = "abandon"
@@ -29,7 +30,8 @@ const (
 // the tracer answers with one line on its standard output.
 type order struct {
 	Op string `json:"op"`
-	// Processes whose threads are held, but for those in Except.
+	// Processes whose threads are held, but for those in Except; or the one
+	// whose areas are asked for.
 	Processes []int `json:"processes,omitempty"`
 	Except    []int `json:"except,omitempty"`
 	// Target of a steer.
@@ -46,7 +48,7 @@ type order struct {
 type reply struct {
 	// Error is what went wrong; the other fields are then empty.
 	Error string `json:"error,omitempty"`
-	// Settled or collected areas.
+	// Areas that are steered, settled or collected.
 	Areas []Area `json:"areas,omitempty"`
 	// Digests of each file, by block.
 	Digests [][]string `json:"digests,omitempty"`
