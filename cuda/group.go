@@ -44,20 +44,7 @@ func LockAll(ctx context.Context, h *Helper, procs []Process, timeout time.Durat
 
 // CheckpointAll takes the locked processes of a group to checkpointed.
 func CheckpointAll(ctx context.Context, h *Helper, procs []Process) error {
-	return CheckpointEach(ctx, h, procs, func(int) {})
-}
-
-// CheckpointEach is CheckpointAll, and calls done for each process as soon as the
-// driver is done with it, from several goroutines at once, and waits for these
-// calls too. The step may still be undone then, for the sake of another process.
-func CheckpointEach(ctx context.Context, h *Helper, procs []Process, done func(pid int)) error {
-	return all(ctx, h, only(procs, Running, Locked), Locked, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
-		if err := h.Checkpoint(ctx, pid); err != nil {
-			return err
-		}
-		done(pid)
-		return nil
-	})
+	return all(ctx, h, only(procs, Running, Locked), Locked, h.opts.CopyTimeout, h.Checkpoint)
 }
 
 // RestoreAll takes back to locked the processes of a group that CheckpointAll

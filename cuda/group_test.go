@@ -81,23 +81,6 @@ func TestLockRefusesAFailedProcessFirst(t *testing.T) {
 	states(t, h, Running, Failed)
 }
 
-func TestCheckpointTellsOfEach(t *testing.T) {
-	h := fake(t, "machine:1=locked;2=locked;3=checkpointed;4=locked;!checkpoint 2=801", nil)
-	told := make(chan int, 4)
-	if err := CheckpointEach(t.Context(), h, group(t, h, 4), func(pid int) { told <- pid }); err == nil {
-		t.Error("no error")
-	}
-	close(told)
-	var got []int
-	for pid := range told {
-		got = append(got, pid)
-	}
-	slices.Sort(got)
-	if !slices.Equal(got, []int{1, 4}) {
-		t.Errorf("told of %v, want those that the driver was done with, 1 and 4", got)
-	}
-}
-
 func TestFailedCheckpointRestoresTheOthers(t *testing.T) {
 	h := fake(t, "machine:1=running;2=running;3=checkpointed;!checkpoint 2=801", nil)
 	procs := group(t, h, 3)

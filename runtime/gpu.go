@@ -9,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -58,9 +56,6 @@ type gpuState struct {
 	pairs     []cuda.Pair       // GPUs to resume on; nil for those it had
 	lend      []cuda.GPU        // of them, those that the container has no access to
 	take      []cuda.GPU        // that it is to have no access to in their place
-
-	early   *storing       // of areas that are not collected yet
-	finding sync.WaitGroup // of these
 
 	helper *cuda.Helper // nil once idle
 	idle   *time.Timer
@@ -117,7 +112,7 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 	if config.Staging.WhenShort, err = whenShort(c.annotations, config); err != nil {
 		return nil, err
 	}
-	g := &gpuState{config: config, lockBegan: began, request: c.request, visible: c.visibleGPUs(), early: &storing{}}
+	g := &gpuState{config: config, lockBegan: began, request: c.request, visible: c.visibleGPUs()}
 	if err := g.lock(ctx, may); err != nil || len(g.procs) == 0 {
 		g.close()
 		return nil, err
@@ -258,7 +253,7 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 		if err != nil {
 			return joinBack(err, g.tracer.Abandon())
 		}
-		if err := cuda.CheckpointEach(ctx, helper, g.procs, g.doneWith(ctx)); err != nil {
+		if err := cuda.CheckpointAll(ctx, helper, g.procs); err != nil {
 			err = joinBack(err, g.tracer.Abandon())
 			g.saved = g.anySaved(context.WithoutCancel(ctx))
 			return err
@@ -276,29 +271,10 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 		}
 		return nil
 	})
-	if err != nil {
-		g.takeEarly().end()
-	}
 	if err != nil && g.saved {
 		err = joinBack(err, g.giveBack(context.WithoutCancel(ctx), c))
 	}
 	return sizes, err
-}
-
-// doneWith gives what is to happen when the driver is done with a process: it is
-// stored while the driver is busy with others. The last is stored with all, soon.
-func (g *gpuState) doneWith(ctx context.Context) func(pid int) {
-	var busy atomic.Int32
-	for _, p := range g.procs {
-		if p.State != cuda.Checkpointed {
-			busy.Add(1)
-		}
-	}
-	return func(pid int) {
-		if busy.Add(-1) > 0 && g.inImages && g.window == 0 {
-			g.storeEarly(ctx, pid)
-		}
-	}
 }
 
 // anySaved says whether the driver still has one of the processes checkpointed

@@ -247,7 +247,6 @@ func (a *savedArea) drop() {
 // dropAreas forgets the saved areas, whose content is with the processes or,
 // complete, in the image. Memory is freed.
 func (g *gpuState) dropAreas() {
-	g.takeEarly().end()
 	for i := range g.areas {
 		g.areas[i].drop()
 	}

@@ -6,24 +6,11 @@ package trace
 import (
 	"errors"
 	"os"
-	"slices"
 )
 
 // area describes one for others.
 func (s *steering) area(b *backing) Area {
 	return Area{PID: s.target.PID, Start: b.start, Bytes: b.length, Path: b.path(), Offset: b.offset}
-}
-
-// steered gives the areas so far of some of the processes.
-func steered(all []*steering, pids []int) (areas []Area) {
-	for _, s := range all {
-		if slices.Contains(pids, s.target.PID) {
-			for _, b := range s.soFar() {
-				areas = append(areas, s.area(b))
-			}
-		}
-	}
-	return areas
 }
 
 // settle has all steered threads stand still and gives their areas.

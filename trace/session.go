@@ -117,14 +117,6 @@ func (s *Session) Steer(t Target) error {
 	return err
 }
 
-// Areas gives the areas of a process that are steered so far. What is in their
-// files is complete once the driver has checkpointed the process, and stays
-// nobody's but the process's until Collect.
-func (s *Session) Areas(pid int) ([]Area, error) {
-	r, err := s.call(fmt.Sprintf("list the staging areas of process %d", pid), order{Op: opAreas, Processes: []int{pid}})
-	return r.Areas, err
-}
-
 // Settle stops the steered threads with their areas complete and in place, and
 // gives these. Who opens their files then has what is in them, whatever becomes
 // of the tracer. Collect or Abandon is to follow, after an error Abandon. The

@@ -10,8 +10,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -44,11 +42,9 @@ type steering struct {
 	empty     chan struct{} // closed: empty areas take their place
 	abandoned chan struct{} // closed, before stop or after: they stay as they are
 	done      chan struct{} // closed at its end; what follows is then set
-	areas     []*backing    // mu guards its growth
+	areas     []*backing
 	notes     []string
 	err       error
-
-	mu sync.Mutex
 
 	child chan os.Signal // SIGCHLD, which announces a stop
 
@@ -328,23 +324,9 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 			return min(shared-min(shared, before), length), err
 		})
 	}
-	s.add(b)
+	s.areas = append(s.areas, b)
 	s.filling = b
 	return nil
-}
-
-// add keeps an area that is in place.
-func (s *steering) add(b *backing) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.areas = append(s.areas, b)
-}
-
-// soFar gives the areas that are in place.
-func (s *steering) soFar() []*backing {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.areas)
 }
 
 // name is that of the next area's file.

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -115,19 +114,12 @@ func TestSteeredArea(t *testing.T) {
 				starts = append(starts, start)
 			}
 			sum := g.ask("sum")
-			soFar, err := s.Areas(g.pid())
-			if none, nerr := s.Areas(os.Getpid()); err != nil || nerr != nil || len(none) > 0 {
-				t.Error(none, err, nerr)
-			}
 			areas, notes, err := s.Collect()
 			if err != nil || len(notes) > 0 {
 				t.Fatal(err, notes)
 			}
 			if len(areas) != 2 {
 				t.Fatalf("got %d areas, want 2: %+v", len(areas), areas)
-			}
-			if !reflect.DeepEqual(soFar, areas) {
-				t.Errorf("while they are steered the areas are %+v, not %+v", soFar, areas)
 			}
 			for _, a := range areas {
 				if a.Start%hugePage != 0 || a.Offset != 0 {

@@ -22,7 +22,6 @@ func mapAll([]Mapping) error          { return errCannotSteer }
 func abandon([]*steering) error       { return nil }
 
 func settle([]*steering) ([]Area, error) { return nil, nil }
-func steered([]*steering, []int) []Area  { return nil }
 
 func collect(_ []*steering, kept []*os.File) (reply, []*os.File, error) {
 	return reply{}, kept, nil

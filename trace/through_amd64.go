@@ -18,7 +18,7 @@ import (
 func (s *steering) finishThrough(t *thread, path string, start, length uint64) error {
 	b, err := s.mapThrough(t, path, start, length)
 	if err == nil {
-		s.add(b)
+		s.areas = append(s.areas, b)
 		s.through = append(s.through, b)
 		return nil
 	}

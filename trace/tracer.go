@@ -81,8 +81,6 @@ func (t *tracer) do(o order) (r reply, err error) {
 		if s, err = steer(o.Target); err == nil {
 			t.steer = append(t.steer, s)
 		}
-	case opAreas:
-		r.Areas = steered(t.steer, o.Processes)
 	case opSettle:
 		r.Areas, err = settle(t.steer)
 	case opCollect:

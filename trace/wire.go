@@ -16,7 +16,6 @@ const (
 	opHold    = "hold"
 	opRelease = "release"
 	opSteer   = "steer"
-	opAreas   = "areas"
 	opSettle  = "settle"
 	opCollect = "collect"
 	opAbandon = "abandon"
@@ -30,8 +29,7 @@ const (
 // the tracer answers with one line on its standard output.
 type order struct {
 	Op string `json:"op"`
-	// Processes whose threads are held, but for those in Except; or the one
-	// whose areas are asked for.
+	// Processes whose threads are held, but for those in Except.
 	Processes []int `json:"processes,omitempty"`
 	Except    []int `json:"except,omitempty"`
 	// Target of a steer.
@@ -48,7 +46,7 @@ type order struct {
 type reply struct {
 	// Error is what went wrong; the other fields are then empty.
 	Error string `json:"error,omitempty"`
-	// Areas that are steered, settled or collected.
+	// Settled or collected areas.
 	Areas []Area `json:"areas,omitempty"`
 	// Digests of each file, by block.
 	Digests [][]string `json:"digests,omitempty"`

@@ -45,27 +45,6 @@ func TestTwoProcesses(t *testing.T) {
 	}
 }
 
-// Among images in memory, the state of a process that the driver is done with is
-// digested while it is busy with another: where that one's comes last, its own
-// digests are right all the same.
-func TestDigestedWhileTheDriverIsBusy(t *testing.T) {
-	results.Add(t)
-	c := session.Own(t, harness.Options{Debug: true})
-	k := c.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "multi", "--procs", "2", "--bytes", "16M")
-	dir := memoryDir(t)
-	checkpointInto(t, c, k, dir)
-	if log := c.LogTail(1 << 20); strings.Count(log, "the driver is done with a process, its GPU state is stored") != 1 {
-		t.Errorf("of two processes one has to be stored early\n%s", log)
-	}
-	endTask(t, c, k)
-	if err := restoreTask(t, c, k, dir); err != nil {
-		t.Fatalf("%v\n%s", err, c.LogTail(3000))
-	}
-	for n := range 2 {
-		k.Process(n).Expect(t, "verify", "bad=0")
-	}
-}
-
 // checkMetadata compares gpuckpt.json with what the processes say of themselves
 // and with what the machine has.
 func checkMetadata(t *testing.T, m *images.Metadata, k *harness.Container, bytes uint64) {
