@@ -66,7 +66,6 @@ func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) e
 		next int
 		wg   sync.WaitGroup
 	)
-	zero := sync.OnceValue(ZeroBlockDigest)
 	for range min(runtime.NumCPU(), len(jobs)) {
 		wg.Go(func() {
 			buf := make([]byte, 1<<20)
@@ -79,7 +78,7 @@ func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) e
 					return
 				}
 				j := jobs[at]
-				n, err := areas[j.area].checkBlock(ctx, readers[j.area], j.block, buf, zero)
+				n, err := areas[j.area].checkBlock(ctx, readers[j.area], j.block, buf)
 				if err != nil {
 					mu.Lock()
 					errs = append(errs, err)
@@ -101,14 +100,13 @@ func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) e
 	return context.Cause(ctx)
 }
 
-// checkBlock reads one block by way of buf, and gives its size. zero gives the
-// digest of one that no piece is in.
-func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte, zero func() string) (uint64, error) {
+// checkBlock reads one block by way of buf, and gives its size.
+func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte) (uint64, error) {
 	from := a.Area.Offset + uint64(number)*BlockBytes
 	to := min(from+BlockBytes, a.Area.Offset+a.Area.Bytes)
 	var got string
 	if i := a.pieceAt(from); to-from == BlockBytes && (i == len(a.Pieces) || a.Pieces[i].Offset >= to) {
-		got = zero()
+		got = ZeroBlockDigest // no piece is in it
 	} else {
 		h := NewBlockHash()
 		for at := from; at < to; {

@@ -22,6 +22,12 @@ const uuid0 = "GPU-00000000-0000-4000-8000-000000000000"
 
 var digest = "xxh3-128:" + strings.Repeat("0a", 16)
 
+func TestZeroBlockDigest(t *testing.T) {
+	if want := DigestBlock(make([]byte, BlockBytes)); ZeroBlockDigest != want {
+		t.Errorf("it is %s, want %s", ZeroBlockDigest, want)
+	}
+}
+
 func sample() *Metadata {
 	return &Metadata{
 		SchemaVersion: SchemaVersion,

@@ -170,7 +170,7 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 			// CRIU dumps what is left in the processes while the GPU state
 			// that was taken out of them is digested, or written to the disk.
 			var err error
-			if store, err = c.gpu.startStoring(ctx, r.Path); err != nil {
+			if store, err = c.gpu.startStoring(ctx, r.Path, !opts.Exit); err != nil {
 				return 0, err
 			}
 			if err := s.dump(ctx, c, &taskAPI.CheckpointTaskRequest{ID: r.ID, Path: r.Path, Options: dump}); err != nil {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/containerd/cgroups/v3"
@@ -51,46 +52,44 @@ func (a *savedArea) path() string {
 
 // startTracer starts a tracer in the cgroup that staging memory is charged to.
 func startTracer(ctx context.Context, config Config) (*trace.Session, error) {
-	s, err := trace.Start(reap)
-	if err != nil {
-		return nil, err
-	}
 	if config.Staging.Cgroup == "" {
-		return s, nil
+		return trace.Start(reap, nil)
 	}
-	if err := joinCgroup(config.Staging, s.Pid()); err != nil {
-		if config.Staging.MemoryLimit > 0 { // asked for a bound: none is no answer
-			s.Close()
-			return nil, fmt.Errorf("limit staging memory: %w", err)
+	start, err := makeCgroup(config.Staging)
+	if err == nil {
+		var s *trace.Session
+		if s, err = start(); err == nil {
+			return s, nil
 		}
-		log.G(ctx).WithError(err).Warn("staging memory is charged to containerd's cgroup")
 	}
-	return s, nil
-}
-
-// joinCgroup puts a process into the configured cgroup.
-func joinCgroup(config StagingConfig, pid int) error {
-	add, err := makeCgroup(config)
-	if err != nil {
-		return err
+	if config.Staging.MemoryLimit > 0 { // asked for a bound: none is no answer
+		return nil, fmt.Errorf("limit staging memory: %w", err)
 	}
-	return add(uint64(pid))
+	log.G(ctx).WithError(err).Warn("staging memory is charged to containerd's cgroup")
+	return trace.Start(reap, nil)
 }
 
 // makeCgroup makes the configured cgroup, if need be, and sets its limit. It
-// gives what puts a process into it.
-func makeCgroup(config StagingConfig) (add func(pid uint64) error, err error) {
+// gives what starts a tracer in it.
+func makeCgroup(config StagingConfig) (start func() (*trace.Session, error), err error) {
 	name := "/" + config.Cgroup
 	if cgroups.Mode() == cgroups.Unified {
+		const root = "/sys/fs/cgroup"
 		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
 		if config.MemoryLimit > 0 {
 			resources.Memory.Max = &config.MemoryLimit
 		}
-		cg, err := cgroup2.NewManager("/sys/fs/cgroup", name, resources)
-		if err != nil {
+		if _, err := cgroup2.NewManager(root, name, resources); err != nil {
 			return nil, fmt.Errorf("make cgroup %s: %w", name, err)
 		}
-		return cg.AddProc, nil
+		return func() (*trace.Session, error) {
+			dir, err := os.Open(filepath.Join(root, name))
+			if err != nil {
+				return nil, err
+			}
+			defer dir.Close()
+			return trace.Start(reap, dir)
+		}, nil
 	}
 	resources := &specs.LinuxResources{Memory: &specs.LinuxMemory{}}
 	if config.MemoryLimit > 0 {
@@ -104,7 +103,17 @@ func makeCgroup(config StagingConfig) (add func(pid uint64) error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("make cgroup %s: %w", name, err)
 	}
-	return func(pid uint64) error { return cg.AddProc(pid) }, nil
+	return func() (*trace.Session, error) {
+		s, err := trace.Start(reap, nil)
+		if err != nil {
+			return nil, err
+		}
+		if err := cg.AddProc(uint64(s.Pid())); err != nil {
+			s.Close()
+			return nil, err
+		}
+		return s, nil
+	}, nil
 }
 
 // startedTracer gives a tracer that lives.
@@ -294,7 +303,9 @@ func (c *container) mapRestored(ctx context.Context, config Config, pinned *pins
 				if from >= to {
 					continue // none of it is of the range
 				}
-				mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + from - a.Offset, Bytes: to - from, Path: q.OpenAs, Offset: from - q.Offset})
+				for _, part := range notZero(a, from, to) {
+					mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.OpenAs, Offset: part.from - q.Offset})
+				}
 			}
 			r.areas = append(r.areas, images.Assembly{Area: a, Pieces: pieces})
 		}
@@ -314,6 +325,28 @@ func (c *container) mapRestored(ctx context.Context, config Config, pinned *pins
 		return nil, err
 	}
 	return r, nil
+}
+
+// span is a part of a file.
+type span struct{ from, to uint64 }
+
+// notZero gives the parts of an area's range that are in blocks with anything but
+// zeros in them. The others, holes mostly, stay the empty area that CRIU has
+// restored, whose pages cost nothing to read; a file's are made for the reader.
+func notZero(a images.Area, from, to uint64) (parts []span) {
+	for i, digest := range a.Digests {
+		begin := a.Offset + uint64(i)*images.BlockBytes
+		part := span{max(begin, from), min(begin+images.BlockBytes, to)}
+		if digest == images.ZeroBlockDigest || part.from >= part.to {
+			continue
+		}
+		if n := len(parts); n > 0 && parts[n-1].to == part.from {
+			parts[n-1].to = part.to
+		} else {
+			parts = append(parts, part)
+		}
+	}
+	return parts
 }
 
 // check compares the digests of all blocks.

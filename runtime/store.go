@@ -30,8 +30,10 @@ type storing struct {
 }
 
 // startStoring begins to store the areas in dir. end must be called; until then
-// the directory's area files may be incomplete.
-func (g *gpuState) startStoring(ctx context.Context, dir string) (_ *storing, err error) {
+// the directory's area files may be incomplete. stays says that the state is to
+// go back to the GPU from the files: then those in memory get no holes, which the
+// driver, reading there, would fill at the container's expense.
+func (g *gpuState) startStoring(ctx context.Context, dir string, stays bool) (_ *storing, err error) {
 	s := &storing{done: make(chan struct{})}
 	if len(g.areas) == 0 {
 		close(s.done)
@@ -52,7 +54,7 @@ func (g *gpuState) startStoring(ctx context.Context, dir string) (_ *storing, er
 			a.file = os.NewFile(uintptr(fd), a.name)
 		}
 		s.areas = append(s.areas, a)
-		r := trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, Punch: g.inImages, Disk: g.window > 0}
+		r := trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, Punch: g.inImages && (!stays || g.window > 0), Disk: g.window > 0}
 		if !g.inImages {
 			r.To, r.Written = filepath.Join(dir, a.name), a.Written
 		}

@@ -39,34 +39,25 @@ func digestAll(files []FileRange) ([][]string, error) {
 		return nil, err
 	}
 	return eachBlock(files, runtime.NumCPU(), func(b block) (string, error) {
-		source := sources[b.file]
-		if files[b.file].Punch {
-			if err := punch(files[b.file].Path, source, b.from, b.to); err != nil {
-				return "", err
-			}
+		digest := images.DigestBlock(sources[b.file][b.from:b.to])
+		if files[b.file].Punch && digest == images.ZeroBlockDigest {
+			// It must not be touched by way of a mapping from now on: that would fill
+			// the hole again, with small pages.
+			return digest, punch(files[b.file].Path, b.from, b.to)
 		}
-		return images.DigestBlock(source[b.from:b.to]), nil
+		return digest, nil
 	})
 }
 
-// punch makes holes where a part of a file of memory is zero, huge page by huge
-// page: what lies there takes no memory then.
-func punch(path string, source []byte, from, to uint64) error {
-	var f *os.File
-	for at := (from + hugePage - 1) &^ (hugePage - 1); at+hugePage <= to; at += hugePage {
-		if !zero(source[at : at+hugePage]) {
-			continue
-		}
-		if f == nil {
-			var err error
-			if f, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
-				return err
-			}
-			defer f.Close()
-		}
-		if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(at), hugePage); err != nil {
-			return fmt.Errorf("make a hole in %s: %w", path, err)
-		}
+// punch makes a hole in a file.
+func punch(path string, from, to uint64) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from)); err != nil {
+		return fmt.Errorf("make a hole in %s: %w", path, err)
 	}
 	return nil
 }

@@ -268,7 +268,7 @@ func TestUnknownOrderIsRefused(t *testing.T) {
 // session starts a tracer that ends with the test.
 func session(t *testing.T) *Session {
 	t.Helper()
-	s, err := Start(plain)
+	s, err := Start(plain, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

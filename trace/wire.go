@@ -118,7 +118,8 @@ type FileRange struct {
 	// Disk says that the file is on a disk: a digest flushes it first, and reads
 	// it past the page cache.
 	Disk bool `json:"disk,omitempty"`
-	// Punch has a digest make holes of the file's zero huge pages.
+	// Punch has a digest make holes of what is zero: of whole blocks, and on a
+	// disk of huge pages.
 	Punch bool `json:"punch,omitempty"`
 }
 

@@ -198,7 +198,7 @@ func (v *verifier) verify(ctx context.Context) {
 		return // there is nothing that the GPU state could be compared with
 	}
 	v.compareAnnotations()
-	v.zeros = images.ZeroBlockDigest()
+	v.zeros = images.ZeroBlockDigest
 	areas, jobs := v.sort(top)
 	g := new(errgroup.Group)
 	g.SetLimit(runtime.NumCPU())

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"testing"
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
@@ -44,6 +45,43 @@ func TestGoesOnBeforeTheDisk(t *testing.T) {
 		t.Errorf("the steps were %+v", line.Phases)
 	}
 	k.Expect(t, "verify", "bad=0")
+}
+
+// Blocks of zeros are holes in files that are memory, where the state is not to
+// go back to the GPU from there, and the program has its zeros after a restore.
+func TestZerosTakeNoMemory(t *testing.T) {
+	results.Add(t)
+	const bytes = 4 * images.BlockBytes // three blocks at least are zero
+	for _, exit := range []bool{false, true} {
+		k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--content", "zero", "--bytes", strconv.Itoa(bytes))
+		k.Expect(t, "verify", "bad=0")
+		dir := memoryDir(t)
+		if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: exit}); err != nil {
+			t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+		}
+		var size, taken int64
+		for _, file := range areaFiles(t, dir) {
+			var st unix.Stat_t
+			if err := unix.Stat(file, &st); err != nil {
+				t.Fatal(err)
+			}
+			size, taken = size+st.Size, taken+st.Blocks*512
+		}
+		if exit && taken > size-3*images.BlockBytes {
+			t.Errorf("files of %d bytes take %d", size, taken)
+		}
+		if exit {
+			ctr(t, shared, "tasks", "delete", k.ID)
+		} else {
+			k.Expect(t, "verify", "bad=0")
+			endTask(t, shared, k)
+		}
+		if err := restoreTask(t, shared, k, dir); err != nil {
+			t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+		}
+		k.Expect(t, "verify", "bad=0")
+		k.MustRemove(t)
+	}
 }
 
 // The directory for the images is made if need be, as runc makes it.
