@@ -88,8 +88,8 @@ bench-build: setup build testbeds
 
 .PHONY: bench
 bench: bench-build ## Measure the overhead with the software GPU, beside the peers.
-	@$(TEST_ENV) GPUCKPT_GPU=software exec $(BIN)/bench --out $(OUT)/bench --budget 110 --runs 3 \
-		--sizes 16MiB,64MiB,256MiB --procs 1,2,4 --procs-sizes 16MiB --plain $(BENCHFLAGS)
+	@$(TEST_ENV) GPUCKPT_GPU=software exec $(BIN)/bench --out $(OUT)/bench --budget 180 --runs 3 \
+		--sizes 16MiB,64MiB,256MiB --procs 1,2,4 --procs-sizes 16MiB --plain --images $(BENCHFLAGS)
 
 # Hours; BENCHFLAGS chooses less ("--methods ours,criugpu --sizes 16GiB"), and
 # what does not fit the machine is left out.
@@ -97,7 +97,7 @@ bench: bench-build ## Measure the overhead with the software GPU, beside the pee
 bench-gpu: bench-build ## Measure real sizes on this machine's GPUs, beside the peers.
 	@$(TEST_ENV) GPUCKPT_GPU=real exec $(BIN)/bench --out $(OUT)/bench-gpu --budget 36000 \
 		--sizes 1GiB,8GiB,16GiB,32GiB,64GiB --procs 1,2,4 --procs-sizes 16GiB --content pattern,zero,weights \
-		--media tmpfs,disk --disk-dir $(abspath $(OUT)) --modes exit,leave --plain --limit-case --write-through $(BENCHFLAGS)
+		--media tmpfs,disk --disk-dir $(abspath $(OUT)) --modes exit,leave --plain --images --limit-case --write-through $(BENCHFLAGS)
 
 .PHONY: lint
 lint: ## Run gofmt, go vet and golangci-lint.

@@ -11,6 +11,10 @@
 // case take turns between the methods, so that what else the machine does hits
 // all of them.
 //
+// Switches add what is not such a run: checkpoint images, their way to a registry
+// and back (--images), a disk with too little memory before it (--write-through),
+// a container with too small a memory limit (--limit-case).
+//
 // It writes results.json (every run), results.md (tables), chart.svg (time
 // against size) and timeline.svg (the phases of a median run) into --out. The
 // programs under test come from GPUCKPT_BIN; nothing else of this repository is
@@ -47,6 +51,8 @@ type command struct {
 	limitCase, warmUp      bool
 	writeThrough           bool
 	throughSize, buffer    uint64
+	images                 bool
+	imagesSize             uint64 // 0 for one that suits the kind of GPU
 	pcie                   float64
 	pcieSource             string
 	args, files            []string
@@ -83,7 +89,7 @@ func parse(args []string) (*command, error) {
 		set.PrintDefaults()
 	}
 	methods := set.String("methods", "ours,criugpu,stock", "what to compare; criugpu is CRIU with its own plugin, stock runc's shim with CUDA steps by hand")
-	sizes := set.String("sizes", "16MiB,64MiB,256MiB", "GPU memory of each process; a list")
+	sizes := set.String("sizes", "16MiB,64MiB,256MiB", "GPU memory of each process; a list, or none for no such cases")
 	procs := set.String("procs", "1", "CUDA processes; a list")
 	procsSizes := set.String("procs-sizes", "", "sizes for cases of more than one process; default --sizes")
 	contents := set.String("content", contentPattern, "what the memory holds: pattern (random), zero, weights (bf16); a list")
@@ -95,10 +101,12 @@ func parse(args []string) (*command, error) {
 	throughSize := set.String("through-size", "16GiB", "GPU memory of --write-through")
 	buffer := set.String("through-buffer", "1GiB", "memory that --write-through may take for it")
 	limitMemory := set.String("limit-memory", "2GiB", "memory limit of --limit-case; the software GPU gets its GPU memory on top")
+	imagesSize := set.String("images-size", "", "GPU memory of --images; default 8GiB, with the software GPU 256MiB")
 	set.IntVar(&cmd.gpus, "gpus", 0, "GPUs to deal processes out to, at most; 0 for all")
 	set.BoolVar(&cmd.plain, "plain", false, "measure a container without CUDA too")
 	set.BoolVar(&cmd.limitCase, "limit-case", false, "checkpoint a container whose memory limit is below its GPU memory")
 	set.BoolVar(&cmd.writeThrough, "write-through", false, "checkpoint to a disk with too little memory for the GPU state, beside the usual way")
+	set.BoolVar(&cmd.images, "images", false, "make checkpoint images, also by ctr with the methods ours and stock, and send them to a registry and back")
 	set.BoolVar(&cmd.warmUp, "warm-up", true, "one small run of each method first, which does not count")
 	set.IntVar(&cmd.rounds, "runs", 5, "runs of each method in each case")
 	set.IntVar(&cmd.peerRounds, "peer-runs", 0, "runs of the methods other than ours; 0 for as many")
@@ -134,9 +142,16 @@ func parse(args []string) (*command, error) {
 	size(&cmd.limitMemory, "limit-memory", *limitMemory)
 	size(&cmd.throughSize, "through-size", *throughSize)
 	size(&cmd.buffer, "through-buffer", *buffer)
+	if *imagesSize != "" {
+		if size(&cmd.imagesSize, "images-size", *imagesSize); cmd.imagesSize == 0 {
+			errs = append(errs, fmt.Errorf("--images-size: %q is nothing to measure", *imagesSize))
+		}
+	}
 	var err error
-	cmd.sizes, err = parseSizes("sizes", *sizes)
-	errs = append(errs, err)
+	if *sizes != noSizes {
+		cmd.sizes, err = parseSizes("sizes", *sizes)
+		errs = append(errs, err)
+	}
 	if cmd.procsSizes = cmd.sizes; *procsSizes != "" {
 		cmd.procsSizes, err = parseSizes("procs-sizes", *procsSizes)
 		errs = append(errs, err)
@@ -230,7 +245,7 @@ func (cmd *command) run(ctx context.Context) (err error) {
 	if (cmd.writeThrough || slices.Contains(cmd.media, onDisk)) && inMemory(b.dirs[onDisk]) {
 		return fmt.Errorf("--disk-dir %s is in memory", cmd.diskDir)
 	}
-	if b.c, err = cmd.start(ctx, bins, gpu); err != nil {
+	if b.c, err = start(ctx, bins, gpu, cmd.dir); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.c.Stop()) }()
@@ -239,11 +254,8 @@ func (cmd *command) run(ctx context.Context) (err error) {
 	r.Runs = b.runs
 	r.Calls[0].NotRun = b.notRun
 	err = errors.Join(failed, cmd.finish(r))
-	for _, m := range r.Runs {
-		if m.Method == ours && !m.Verified {
-			err = errors.Join(err, fmt.Errorf("%w: %s", errRuns, m.shape))
-			break
-		}
+	if failed := r.firstFailed(); failed != "" {
+		err = errors.Join(err, fmt.Errorf("%w: %s", errRuns, failed))
 	}
 	return err
 }
@@ -255,9 +267,10 @@ func shimConfig(c *harness.Containerd, cgroup, settings string) string {
 		filepath.Join(c.Dir(), "criu"), c.Namespace()+"/"+cgroup, settings)
 }
 
-// start starts the containerd that everything runs in.
-func (cmd *command) start(ctx context.Context, bins harness.Bins, gpu harness.GPU) (*harness.Containerd, error) {
-	c, err := harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: cmd.dir})
+// start starts a containerd for containers of the workload, in a directory of its
+// own in dir.
+func start(ctx context.Context, bins harness.Bins, gpu harness.GPU, dir string) (*harness.Containerd, error) {
+	c, err := harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: dir})
 	if err != nil {
 		return nil, err
 	}
@@ -300,6 +313,11 @@ func (cmd *command) measure(ctx context.Context, b *bench, r *results) error {
 			return err
 		}
 	}
+	if cmd.images {
+		if err := cmd.measureImages(ctx, b, r); err != nil {
+			return err
+		}
+	}
 	if !cmd.limitCase {
 		return nil
 	}
@@ -310,4 +328,27 @@ func (cmd *command) measure(ctx context.Context, b *bench, r *results) error {
 	var err error
 	r.Limit, err = b.limitCase(ctx, cmd.limitSize, cmd.limitMemory)
 	return err
+}
+
+// measureImages measures checkpoint images, in a containerd that has all of its
+// directories on the tmpfs for images.
+func (cmd *command) measureImages(ctx context.Context, b *bench, r *results) (err error) {
+	size := cmd.imagesSize
+	if size == 0 {
+		if size = 256 << 20; b.c.GPU().Kind == harness.RealGPU {
+			size = 8 << 30
+		}
+	}
+	c, err := start(ctx, b.c.Bins(), b.c.GPU(), b.dirs[onTmpfs])
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Stop()) }()
+	i, err := newImageCase(b, c, size)
+	if err != nil {
+		return err
+	}
+	i.measure(ctx, cmd.methods)
+	r.ImageRuns, r.RegistryRuns = i.runs, i.transfers
+	return nil
 }

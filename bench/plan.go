@@ -161,6 +161,9 @@ func parseSize(text string) (uint64, error) {
 	return n * scale, nil
 }
 
+// noSizes is a list of sizes without any.
+const noSizes = "none"
+
 // parseSizes reads a list of sizes above zero.
 func parseSizes(flag, list string) ([]uint64, error) {
 	var sizes []uint64

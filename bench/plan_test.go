@@ -46,7 +46,10 @@ func TestParse(t *testing.T) {
 	if plain.peerRounds != plain.rounds || !slices.Equal(plain.procsSizes, plain.sizes) {
 		t.Errorf("defaults: %+v", plain)
 	}
-	for _, line := range []string{"--methods theirs", "--sizes 0", "--sizes 1G", "--procs 0", "--procs 65", "--media floppy", "--modes stay",
+	if images, err := parse(strings.Fields("--sizes none --images --images-size 48MiB")); err != nil || len(images.sizes) > 0 || len(images.plan()) > 0 || !images.images || images.imagesSize != 48<<20 {
+		t.Errorf("images alone: %+v, error %v", images, err)
+	}
+	for _, line := range []string{"--images-size 0", "--images-size large", "--methods theirs", "--sizes 0", "--sizes 1G", "--procs 0", "--procs 65", "--media floppy", "--modes stay",
 		"--content ones", "--runs 0", "--procs-sizes x", "--warm-memory much", "--budget soon"} {
 		if _, err := parse(strings.Fields(line)); err == nil {
 			t.Errorf("%s was accepted", line)

@@ -49,6 +49,9 @@ type results struct {
 	Runs       []run        `json:"runs"`
 	Limit      *limitResult `json:"limit,omitempty"`
 	Short      *shortResult `json:"short,omitempty"`
+	// ImageRuns and RegistryRuns are checkpoints as images (--images).
+	ImageRuns    []imageRun    `json:"imageRuns,omitempty"`
+	RegistryRuns []registryRun `json:"registryRuns,omitempty"`
 }
 
 // newResults takes the machine's description from the harness.
@@ -101,6 +104,8 @@ func (r *results) merge(o *results) error {
 	r.Runs = append(r.Runs, o.Runs...)
 	r.Limit = cmp.Or(r.Limit, o.Limit)
 	r.Short = cmp.Or(r.Short, o.Short)
+	r.ImageRuns = append(r.ImageRuns, o.ImageRuns...)
+	r.RegistryRuns = append(r.RegistryRuns, o.RegistryRuns...)
 	return nil
 }
 
@@ -110,6 +115,26 @@ func (r *results) model() string {
 		return ""
 	}
 	return r.GPUs[0].Name
+}
+
+// firstFailed names the first run of ours that failed; empty when none did.
+func (r *results) firstFailed() string {
+	for _, m := range r.Runs {
+		if m.Method == ours && !m.Verified {
+			return m.shape.String()
+		}
+	}
+	for _, m := range r.ImageRuns {
+		if m.Method == ours && !m.Verified {
+			return m.name()
+		}
+	}
+	for _, m := range r.RegistryRuns {
+		if !m.Verified {
+			return m.name()
+		}
+	}
+	return ""
 }
 
 // diskRates are the fastest that were measured of the disk, in bytes a second.

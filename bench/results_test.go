@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,12 +59,37 @@ func made() *results {
 	return r
 }
 
+// madeImages are checkpoint images as --images makes them: the stock way ten
+// times as slow, and of the second checkpoint two layers of 64 new.
+func madeImages() ([]imageRun, []registryRun) {
+	outcome := func(round int) imageOutcome { return imageOutcome{Size: 8 << 30, Round: round, Verified: true} }
+	var images []imageRun
+	for i := range 3 {
+		d := float64(i) / 10
+		images = append(images, imageRun{imageOutcome: outcome(i + 1), Method: ours, Compression: "none", Checkpoint: 2 + d, Restore: 3 + d, Resume: 1 + d, Stored: 8 << 30})
+	}
+	images = append(images,
+		imageRun{imageOutcome: outcome(1), Method: ours, Compression: "zstd", Checkpoint: 4.2, Restore: 3.1, Resume: 1.1, Stored: 8 << 30},
+		imageRun{imageOutcome: outcome(1), Method: stock, Checkpoint: 21, Restore: 9.3, Stored: 16 << 30},
+		imageRun{imageOutcome: imageOutcome{Size: 8 << 30, Round: 2, Error: "no\nmore"}, Method: stock, Checkpoint: 0.1})
+	return images, []registryRun{
+		{
+			imageOutcome: outcome(1), LayerBytes: 128 << 20, Pull: 7, Fetched: 8 << 30, Resume: 2,
+			First: sentImage{Checkpoint: 5, Paused: 3, GPUWritten: 8 << 30, Push: 6, Sent: 8 << 30, PushGPU: 8 << 30},
+			Second: sentImage{Checkpoint: 4, Paused: 3.5, GPUWritten: 256 << 20, GPUReused: 8<<30 - 256<<20, Push: 0.5, Sent: 257 << 20,
+				PushGPU: 8 << 30, PushGPUReused: 8<<30 - 128<<20},
+		},
+		{imageOutcome: imageOutcome{Size: 8 << 30, Round: 2, Error: "cut off"}, Pull: 0.1},
+	}
+}
+
 func TestMarkdown(t *testing.T) {
 	r := made()
 	r.Limit = &limitResult{Size: 16 << 30, Limit: 2 << 30, Ours: r.Runs[0], Stock: limitStock{OOM: true, ExitCode: 137, Error: "gone"}}
 	pair := shortRun{Usual: r.Runs[0], Through: r.Runs[0]}
 	pair.Usual.Checkpoint.StagingPeak, pair.Through.Checkpoint.StagingPeak = 17<<30, 1<<30
 	r.Short = &shortResult{Size: 16 << 30, Buffer: 1 << 30, Pairs: []shortRun{pair}}
+	r.ImageRuns, r.RegistryRuns = madeImages()
 	text := r.markdown()
 	// Spaces only align.
 	squeezed := strings.Join(strings.Fields(text), " ")
@@ -81,7 +107,17 @@ func TestMarkdown(t *testing.T) {
 		"was killed for its memory (OOM event, exit code 137); the step answered: gone",
 		"16 GiB of GPU memory to a disk: usually, and written through a buffer of 1 GiB.",
 		"| usual | 1 | 2.00 s | 1.50 s | 17.00 GiB | | written through | 1 | 2.00 s | 1.50 s | 1.00 GiB |",
+		"| 8 GiB | gpuckpt, none | 3 | 2.10 (2.00–2.20) | 1.00× | 3.10 (3.00–3.20) | 1.00× | 1.10 (1.00–1.20) | 1.00× | 8.00 GiB |",
+		"| 8 GiB | gpuckpt, zstd | 1 | 4.20 | 2.00× | 3.10 | 1.00× | 1.10 | 1.00× | 8.00 GiB |",
+		// ctr's restore is beside both of ours
+		"| 8 GiB | ctr, CUDA steps by hand | 1 | 21.00 | 10.00× | 9.30 | 3.00× | 9.30 | 8.45× | 16.00 GiB |",
+		"writes to 1 % of its GPU memory",
+		"| 8 GiB | 128 MiB | first | 1 | 5.00 | 3.00 | 8.00 GiB | 0.0 % | 6.00 | 8.00 GiB | 0.0 % |",
+		"| 8 GiB | 128 MiB | second | 1 | 4.00 | 3.50 | 256.0 MiB | 96.9 % | 0.500 | 257.0 MiB | 98.4 % |",
+		"| 8 GiB | 1 | 7.00 | 8.00 GiB | 2.00 |",
 		"- failed: 8 GiB, pattern, tmpfs, exit, ours, round 0: bits differ",
+		"- failed: checkpoint image of 8 GiB, ctr, CUDA steps by hand, round 2: no",
+		"- failed: checkpoint image of 8 GiB, a registry, round 2: cut off",
 		"- not run: 64 GiB: too large",
 	} {
 		if !strings.Contains(squeezed, want) {
@@ -102,7 +138,9 @@ func TestMarkdownEmpty(t *testing.T) {
 
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
-	if err := made().write(dir); err != nil {
+	all := made()
+	all.ImageRuns, all.RegistryRuns = madeImages()
+	if err := all.write(dir); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"chart.svg", "timeline.svg"} {
@@ -133,8 +171,26 @@ func TestWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := 2 * len(made().Runs); len(r.Runs) != want || len(r.Calls) != 2 {
+	if want := 2 * len(all.Runs); len(r.Runs) != want || len(r.Calls) != 2 {
 		t.Errorf("%d runs of %d calls, want %d of 2", len(r.Runs), len(r.Calls), want)
+	}
+	if !slices.Equal(r.ImageRuns, append(all.ImageRuns, all.ImageRuns...)) || !slices.Equal(r.RegistryRuns, append(all.RegistryRuns, all.RegistryRuns...)) {
+		t.Errorf("images read as %+v and %+v", r.ImageRuns, r.RegistryRuns)
+	}
+}
+
+// The exit status is about runs of ours, of every kind.
+func TestFirstFailed(t *testing.T) {
+	images, transfers := madeImages()
+	for want, r := range map[string]*results{
+		"":                            {ImageRuns: images, RegistryRuns: transfers[:1]}, // ctr's run failed, none of ours
+		"8 GiB, pattern, tmpfs, exit": made(),
+		"checkpoint image of 8 GiB, gpuckpt, none, round 3": {ImageRuns: []imageRun{images[0], {imageOutcome: imageOutcome{Size: 8 << 30, Round: 3}, Method: ours, Compression: "none"}}},
+		"checkpoint image of 8 GiB, a registry, round 2":    {RegistryRuns: transfers},
+	} {
+		if got := r.firstFailed(); got != want {
+			t.Errorf("the run that failed is %q, want %q", got, want)
+		}
 	}
 }
 

@@ -93,6 +93,11 @@ func (r *results) markdown() string {
 		section("What it costs", "Least squares over all runs without a disk: seconds = container + MiB · per MiB + (processes − 1) · per process. "+
 			"The software GPU's copies say nothing about a real one's.", costTable(r.Runs))
 	}
+	section("Checkpoint images", "A checkpoint becomes an image in containerd, and a container of it goes on: by gpuckpt, its layers compressed or not, and by ctr with runc's shim and the CUDA steps by hand. "+
+		"containerd is on a tmpfs. A restore unpacks the image, ctr run finds it unpacked before; of ctr's own there is one restore, in both columns. The factor is over gpuckpt without compression; stored is by how much containerd's content store grew.", imageTable(r.ImageRuns))
+	section("A second checkpoint, and a registry", fmt.Sprintf("A program is left running, and writes to %g %% of its GPU memory between two checkpoints; both are pushed to a registry of the benchmark's own, on a loopback port of the same machine. "+
+		"New and reused are bytes of GPU state as stored, when the image is made; reused on push are those that the registry had.", rewrittenPermille/10.0), sentTable(r.RegistryRuns))
+	section("And back", "All of it is removed from containerd, and the second checkpoint pulled, which unpacks it; ctr run then has the program go on, verified bit by bit.", pullTable(r.RegistryRuns))
 	b.WriteString(r.limitText())
 	b.WriteString(r.shortText())
 	b.WriteString(r.troubleText())
@@ -300,6 +305,16 @@ func (r *results) troubleText() string {
 	for _, m := range r.Runs {
 		if !m.Verified {
 			lines = append(lines, fmt.Sprintf("- failed: %s, %s, round %d: %s", m.shape, m.Method, m.Round, firstLine(m.Error)))
+		}
+	}
+	for _, m := range r.ImageRuns {
+		if !m.Verified {
+			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.name(), firstLine(m.Error)))
+		}
+	}
+	for _, m := range r.RegistryRuns {
+		if !m.Verified {
+			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.name(), firstLine(m.Error)))
 		}
 	}
 	for _, c := range r.Calls {

@@ -116,7 +116,7 @@ func TestInterruptedCheckpoint(t *testing.T) {
 	if err := c.SetSoftwareGPU(""); err != nil {
 		t.Fatal(err)
 	}
-	unharmed(t, c, k, ref, dumps(c))
+	unharmed(t, c, k, ref, c.Dumps())
 	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
 }
 
@@ -139,7 +139,7 @@ func TestPausedContainerStaysPaused(t *testing.T) {
 	k.Expect(t, "next", "102")
 	first := asJSON[struct{ Image struct{ Digest string } }](t, shared, "image", "inspect", ref).Image.Digest
 	fails(t, shared, nil, []string{"no image gpuckpt.test/nothing:1"}, "checkpoint", k.ID, "--image", ref, "--previous", "gpuckpt.test/nothing:1")
-	made := asJSON[checkpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--previous", ref)
+	made := asJSON[harness.CheckpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--previous", ref)
 	second := asJSON[struct{ Image struct{ Digest string } }](t, shared, "image", "inspect", ref).Image.Digest
 	if first == second || second != made.Digest {
 		t.Errorf("the image was %s, is %s, and the checkpoint %s", first, second, made.Digest)

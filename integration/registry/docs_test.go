@@ -82,7 +82,7 @@ func TestDocumentedCommands(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), "bash", "-c", line)
 		cmd.Dir = work
 		cmd.Env = append([]string{
-			"CONTAINERD_ADDRESS=" + c.Address(), "CONTAINERD_NAMESPACE=" + c.Namespace(), "GPUCKPT_IMAGE_PATH=" + dumps(c),
+			"CONTAINERD_ADDRESS=" + c.Address(), "CONTAINERD_NAMESPACE=" + c.Namespace(), "GPUCKPT_IMAGE_PATH=" + c.Dumps(),
 			"PATH=" + bins.SearchPath(), "HOME=" + work, "TMPDIR=" + t.TempDir(), "GPUCKPT_CONFIG=" + c.ShimConfigPath(),
 		}, c.HostEnv()...)
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -50,7 +50,7 @@ func othersAccept(t *testing.T, compression string, checks ...validate.Option) {
 	s := serve(t, false)
 	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "100663296", "--seed", "7")
 	ref := s.ref("job:1")
-	made := asJSON[checkpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--leave-running", "--compression", compression)
+	made := asJSON[harness.CheckpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--leave-running", "--compression", compression)
 	gpuckpt(t, shared, "image", "push", ref)
 
 	var inspected struct {
@@ -105,7 +105,7 @@ func othersAccept(t *testing.T, compression string, checks ...validate.Option) {
 func TestConvertKeepsTheDigest(t *testing.T) {
 	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "9")
 	const ref = "gpuckpt.test/converted:1"
-	made := asJSON[checkpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--compression", "gzip")
+	made := asJSON[harness.CheckpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--compression", "gzip")
 	k.MustRemove(t)
 	dir := t.TempDir()
 	oci, tarball := filepath.Join(dir, "layout"), filepath.Join(dir, "job.tar")

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
-	cimages "github.com/containerd/containerd/v2/core/images"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -40,7 +39,7 @@ func TestMain(m *testing.M) {
 			return err
 		}
 		s.AtEnd(func() error {
-			if left, _ := filepath.Glob(filepath.Join(dumps(shared), "*")); len(left) > 0 {
+			if left, _ := filepath.Glob(filepath.Join(shared.Dumps(), "*")); len(left) > 0 {
 				return fmt.Errorf("left by a checkpoint: %v", left)
 			}
 			return nil
@@ -48,9 +47,6 @@ func TestMain(m *testing.M) {
 		return nil
 	})
 }
-
-// dumps is where gpuckpt dumps for a containerd's containers.
-func dumps(c *harness.Containerd) string { return filepath.Join(c.Dir(), "dumps") }
 
 // command is gpuckpt for a containerd, with an environment of its own.
 func command(ctx context.Context, t *testing.T, c *harness.Containerd, env []string, args ...string) *exec.Cmd {
@@ -62,7 +58,7 @@ func command(ctx context.Context, t *testing.T, c *harness.Containerd, env []str
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append([]string{
 		"CONTAINERD_ADDRESS=" + c.Address(), "CONTAINERD_NAMESPACE=" + c.Namespace(),
-		"GPUCKPT_IMAGE_PATH=" + dumps(c), "PATH=" + bins.SearchPath(), "HOME=" + t.TempDir(), "TMPDIR=" + t.TempDir(),
+		"GPUCKPT_IMAGE_PATH=" + c.Dumps(), "PATH=" + bins.SearchPath(), "HOME=" + t.TempDir(), "TMPDIR=" + t.TempDir(),
 	}, env...)
 	cmd.WaitDelay = time.Second
 	return cmd
@@ -114,22 +110,6 @@ func fails(t *testing.T, c *harness.Containerd, env, words []string, args ...str
 	}
 }
 
-// checkpointAnswer and transferAnswer are what gpuckpt prints.
-type checkpointAnswer struct {
-	Digest                                     string
-	Running                                    bool
-	GPUBytes, Bytes, WrittenBytes, ReusedBytes uint64
-	GPUWrittenBytes, GPUReusedBytes            uint64
-	PausedSeconds, Seconds                     float64
-	DumpSeconds, BuildSeconds, UnpackSeconds   float64
-}
-
-type transferAnswer struct {
-	Digest                         string
-	Bytes, MovedBytes, ReusedBytes uint64
-	GPUBytes, GPUReusedBytes       uint64
-}
-
 // start runs a workload of gpuwork on GPU 0, and waits until a pattern is in its
 // memory.
 func start(t *testing.T, c *harness.Containerd, spec harness.RunSpec, args ...string) *harness.Container {
@@ -155,18 +135,8 @@ func resume(t *testing.T, c *harness.Containerd, ref string, port int) *harness.
 // their blobs.
 func forget(t *testing.T, c *harness.Containerd) {
 	t.Helper()
-	ctx := t.Context()
-	list, err := c.Client().ImageService().List(ctx)
-	if err != nil {
+	if err := c.ForgetImages(t.Context()); err != nil {
 		t.Fatal(err)
-	}
-	for _, image := range list {
-		if image.Name == harness.WorkloadImage {
-			continue
-		}
-		if err := c.Client().ImageService().Delete(ctx, image.Name, cimages.SynchronousDelete()); err != nil {
-			t.Fatal(err)
-		}
 	}
 }
 

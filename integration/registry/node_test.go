@@ -50,7 +50,9 @@ func TestAnotherNode(t *testing.T) {
 	gpuckpt(t, there, "image", "verify", ref)
 	t.Log(gpuckpt(t, there, "image", "inspect", ref)) // names the GPU it was on
 	var r *harness.Container
-	timed(t, result, "resume", func() error { r = resume(t, there, ref, port); return nil })
+	if err := result.Time("resume", func() error { r = resume(t, there, ref, port); return nil }); err != nil {
+		t.Fatal(err)
+	}
 	r.Expect(t, "verify", "bad=0")
 	r.Expect(t, "count", "103")
 	r.MustRemove(t)

@@ -26,7 +26,7 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 	k.Expect(t, "count", "101")
 	ref := s.ref("job:1")
 
-	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", ref, "--unpack")
+	made := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", ref, "--unpack")
 	if made.Running || made.GPUBytes < 50331648 {
 		t.Errorf("gpuckpt checkpoint answers %+v", made)
 	}
@@ -40,7 +40,7 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 	} else if unpacked, err := image.IsUnpacked(t.Context(), c.Snapshotter()); err != nil || !unpacked {
 		t.Error("the image is not unpacked:", err)
 	}
-	pushed := asJSON[transferAnswer](t, c, "image", "push", ref)
+	pushed := asJSON[harness.TransferAnswer](t, c, "image", "push", ref)
 	if pushed.Digest != made.Digest || pushed.MovedBytes != pushed.Bytes || s.sent.Load() < int64(pushed.Bytes) {
 		t.Errorf("gpuckpt image push answers %+v after the registry got %d bytes", pushed, s.sent.Load())
 	}
@@ -78,17 +78,17 @@ func TestUnchangedGPUStateIsNotSentAgain(t *testing.T) {
 	result := results.Add(t)
 	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", strconv.Itoa(bytes), "--chunks", "1", "--seed", "7")
 	first, second := s.ref("job:1"), s.ref("job:2")
-	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", first, "--leave-running")
+	made := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", first, "--leave-running")
 	if !made.Running {
 		t.Errorf("gpuckpt checkpoint answers %+v", made)
 	}
 	gpuckpt(t, c, "image", "push", first)
 	k.Expect(t, "write 10", "wrote 10")
-	again := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", second, "--leave-running", "--previous", first)
+	again := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", second, "--leave-running", "--previous", first)
 	k.Expect(t, "verify", "bad=0")
 
 	before := s.sent.Load()
-	pushed := asJSON[transferAnswer](t, c, "image", "push", second)
+	pushed := asJSON[harness.TransferAnswer](t, c, "image", "push", second)
 	sent := s.sent.Load() - before
 	share := float64(pushed.GPUReusedBytes) / float64(pushed.GPUBytes)
 	result.Number("gpu_reused_share", share)
@@ -114,7 +114,7 @@ func TestInterruptedTransfersGoOn(t *testing.T) {
 	c := session.Own(t, harness.Options{})
 	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", strconv.Itoa(bytes), "--chunks", "1", "--seed", "7")
 	ref := s.ref("job:1")
-	made := asJSON[checkpointAnswer](t, c, "checkpoint", k.ID, "--image", ref)
+	made := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", ref)
 	k.MustRemove(t)
 	whole := int64(made.Bytes)
 
@@ -123,7 +123,7 @@ func TestInterruptedTransfersGoOn(t *testing.T) {
 	fails(t, c, nil, []string{"push " + ref}, "image", "push", ref, "--attempts", "1", "--parallel", "1")
 	broken := s.sent.Load()
 	s.breakAfter.Store(-1)
-	second := asJSON[transferAnswer](t, c, "image", "push", ref)
+	second := asJSON[harness.TransferAnswer](t, c, "image", "push", ref)
 	if int64(second.ReusedBytes) < whole/4 || s.sent.Load()-broken > whole*3/4 {
 		t.Errorf("the first push sent %d bytes of %d, the second %d, %d were there", broken, whole, s.sent.Load()-broken, second.ReusedBytes)
 	}
@@ -142,7 +142,7 @@ func TestInterruptedTransfersGoOn(t *testing.T) {
 	}
 	s.breakAfter.Store(-1)
 	before := s.fetched.Load()
-	again := asJSON[transferAnswer](t, c, pull...)
+	again := asJSON[harness.TransferAnswer](t, c, pull...)
 	if got := s.fetched.Load() - before; got > whole*3/4 || int64(again.ReusedBytes) < whole/4 {
 		t.Errorf("the second pull fetched %d bytes of %d, and says %d were there", got, whole, again.ReusedBytes)
 	}
@@ -176,7 +176,7 @@ func TestABrokenConnectionIsTriedAgain(t *testing.T) {
 	s := serve(t, false)
 	k := start(t, shared, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "3")
 	ref := s.ref("job:1")
-	made := asJSON[checkpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref)
+	made := asJSON[harness.CheckpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref)
 	s.breakAfter.Store(int64(made.Bytes) / 2)
 	mended := make(chan struct{})
 	go func() {

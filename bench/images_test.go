@@ -1,0 +1,70 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// The whole of `bench --images`, small, as `make test` has it run with the
+// programs under test.
+func TestImages(t *testing.T) {
+	if os.Getenv(harness.EnvBin) == "" {
+		t.Skipf("%s is not set: `make test` sets it", harness.EnvBin)
+	}
+	out := t.TempDir()
+	const size = 48 << 20
+	cmd, err := parse([]string{"--sizes", "none", "--warm-up=false", "--methods", "ours,stock", "--runs", "1", "--images", "--images-size", "48MiB", "--out", out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r, err := readResults([]string{filepath.Join(out, "results.json")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Runs) > 0 || len(r.Calls[0].NotRun) > 0 {
+		t.Errorf("beside the images %d runs were made, not made were %q", len(r.Runs), r.Calls[0].NotRun)
+	}
+	var ways []string
+	for _, m := range r.ImageRuns {
+		ways = append(ways, imageWay(m.Method, m.Compression))
+		if !m.Verified || m.Checkpoint <= 0 || m.Restore <= 0 || (m.Resume > 0) != (m.Method == ours) || m.Stored < size || m.Stored > 3*size {
+			t.Errorf("%s: %+v", m.name(), m)
+		}
+	}
+	if want := []string{"gpuckpt, none", "gpuckpt, zstd", "ctr, CUDA steps by hand"}; !slices.Equal(ways, want) {
+		t.Errorf("images were made by %q, not by %q", ways, want)
+	}
+	if len(r.RegistryRuns) != 1 {
+		t.Fatalf("%d runs with a registry, want one", len(r.RegistryRuns))
+	}
+	// One layer of 64 MiB: all of it is new each time.
+	m := r.RegistryRuns[0]
+	for _, s := range []sentImage{m.First, m.Second} {
+		if s.Checkpoint <= 0 || s.Paused <= 0 || s.Push <= 0 || s.Sent < size || s.Sent > 2*size || s.GPUWritten < size {
+			t.Errorf("%s: sent %+v", m.name(), s)
+		}
+	}
+	if !m.Verified || m.LayerBytes != 64<<20 || m.Pull <= 0 || m.Fetched < size || m.Resume <= 0 {
+		t.Errorf("%s: %+v", m.name(), m)
+	}
+	text, err := os.ReadFile(filepath.Join(out, "results.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, title := range []string{"## Checkpoint images", "## A second checkpoint, and a registry", "## And back"} {
+		if !strings.Contains(string(text), title) {
+			t.Errorf("the tables lack %q", title)
+		}
+	}
+}
