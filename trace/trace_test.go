@@ -272,7 +272,10 @@ func session(t *testing.T) *Session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.Close() })
+	t.Cleanup(func() {
+		s.Kill() // one with a race detector takes a second to end by itself
+		s.Close()
+	})
 	return s
 }
 
