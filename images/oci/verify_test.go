@@ -44,7 +44,7 @@ func TestVerifyFindsEveryDamagedBlob(t *testing.T) {
 	for _, c := range []Compression{Zstd, Gzip, None} {
 		t.Run(string(c), func(t *testing.T) {
 			store := newLayout(t)
-			r := build(t, store, newCheckpoint(t, 0x3000, random(5<<20), random(66<<20)), Options{
+			r := build(t, store, newCheckpoint(t, 0x3000, random(5<<20), random(1<<20)), Options{
 				Base: newBase(t, store), Compression: c, RWTar: bytes.NewReader(plainTar(t, map[string]string{"tmp/file": "x"})),
 			})
 			m, _, err := manifestOf(t.Context(), store, r.Manifest)
@@ -93,11 +93,11 @@ func TestVerifyFindsEveryDamagedBlob(t *testing.T) {
 
 // Wrong GPU state in an image whose blobs are all as its manifest says.
 func TestVerifyNamesTheBlock(t *testing.T) {
-	for _, offset := range []uint64{0, 0x5000} {
-		for _, block := range []int{0, 1, 2} {
+	state := make([]byte, 150<<20)
+	copy(state, random(len(state)/2)) // the last block is zero but for what is damaged
+	for offset, blocks := range map[uint64][]int{0: {1}, 0x5000: {0, 1, 2}} {
+		for _, block := range blocks {
 			t.Run(fmt.Sprintf("%#x,%d", offset, block), func(t *testing.T) {
-				state := make([]byte, 150<<20)
-				copy(state, random(len(state)/2)) // the last block is zero but for what is damaged
 				dir := newCheckpoint(t, offset, state)
 				f, err := os.OpenFile(filepath.Join(dir, "gpu-1-0"), os.O_RDWR, 0)
 				if err != nil {
