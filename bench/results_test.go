@@ -239,6 +239,7 @@ func TestExpected(t *testing.T) {
 		{shape: shape{Size: 8, Procs: 1}, Method: criugpu, Whole: 10},
 		{shape: shape{Size: 64, Procs: 1}, Method: criugpu, Whole: 90},
 		{shape: shape{Size: 8, Procs: 1}, Method: ours, Whole: 3, Error: "no"},
+		{shape: shape{Size: 16 << 20, Procs: 1}, Method: ours, Whole: 3},
 	}}
 	for _, test := range []struct {
 		method string

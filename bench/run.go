@@ -159,7 +159,8 @@ func (b *bench) unfit(s shape, method string) string {
 }
 
 // expected is how long a run will take, judged by the method's slowest so far
-// at this size or a smaller one; where there was none, by what an H200 did.
+// at this size or a smaller one, of at least a GiB where this one has that; where
+// there was none, by what an H200 did.
 func (b *bench) expected(s shape, method string) time.Duration {
 	const base, oursPerGiB, peerPerGiB = 2, 0.75, 2 // seconds
 	guess := oursPerGiB
@@ -172,7 +173,8 @@ func (b *bench) expected(s shape, method string) time.Duration {
 			continue
 		}
 		scale := max(1, float64(s.bytes())/float64(r.bytes()))
-		if r.bytes() > s.bytes() {
+		// What a small run takes is no matter of its size.
+		if r.bytes() > s.bytes() || r.bytes() < 1<<30 && s.bytes() >= 1<<30 {
 			continue
 		}
 		if !known {
