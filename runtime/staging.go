@@ -79,7 +79,8 @@ func makeCgroup(config StagingConfig) (start func() (*trace.Session, error), err
 		if config.MemoryLimit > 0 {
 			resources.Memory.Max = &config.MemoryLimit
 		}
-		if _, err := cgroup2.NewManager(root, name, resources); err != nil {
+		cg, err := cgroup2.NewManager(root, name, resources)
+		if err != nil {
 			return nil, fmt.Errorf("make cgroup %s: %w", name, err)
 		}
 		return func() (*trace.Session, error) {
@@ -88,7 +89,11 @@ func makeCgroup(config StagingConfig) (start func() (*trace.Session, error), err
 				return nil, err
 			}
 			defer dir.Close()
-			return trace.Start(reap, dir)
+			if s, err := trace.Start(reap, dir); err == nil {
+				return s, nil
+			}
+			// A filter of system calls may know no clone3.
+			return startMoved(cg.AddProc)
 		}, nil
 	}
 	resources := &specs.LinuxResources{Memory: &specs.LinuxMemory{}}
@@ -104,16 +109,21 @@ func makeCgroup(config StagingConfig) (start func() (*trace.Session, error), err
 		return nil, fmt.Errorf("make cgroup %s: %w", name, err)
 	}
 	return func() (*trace.Session, error) {
-		s, err := trace.Start(reap, nil)
-		if err != nil {
-			return nil, err
-		}
-		if err := cg.AddProc(uint64(s.Pid())); err != nil {
-			s.Close()
-			return nil, err
-		}
-		return s, nil
+		return startMoved(func(pid uint64) error { return cg.AddProc(pid) })
 	}, nil
+}
+
+// startMoved starts a tracer that move then puts into a cgroup.
+func startMoved(move func(pid uint64) error) (*trace.Session, error) {
+	s, err := trace.Start(reap, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := move(uint64(s.Pid())); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
 }
 
 // startedTracer gives a tracer that lives.
