@@ -6,13 +6,11 @@ package runtime
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
@@ -99,7 +97,8 @@ func (r *restoreState) closeHelper() {
 type cgroup struct {
 	v1 cgroup1.Cgroup   // nil on a host with unified cgroups
 	v2 *cgroup2.Manager // nil on others
-	// path is that of v2, from the hierarchy's root.
+	// path is that of v2, from the hierarchy's root; of v1 the whole path of the
+	// freezer's directory.
 	path string
 }
 
@@ -120,52 +119,11 @@ func cgroupOf(pid int) (*cgroup, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load the cgroup of process %d: %w", pid, err)
 	}
-	return &cgroup{v1: cg}, nil
-}
-
-// freeze stops every process in the cgroup and returns once they have stopped.
-func (c *cgroup) freeze() error {
-	if c.v2 == nil {
-		if err := c.v1.Freeze(); err != nil { // waits for FROZEN
-			return fmt.Errorf("freeze cgroup: %w", err)
-		}
-		return nil
-	}
-	if err := c.v2.Freeze(); err != nil {
-		return fmt.Errorf("freeze cgroup: %w", err)
-	}
-	// cgroup.freeze says what was asked for, cgroup.events what is so.
-	events := filepath.Join("/sys/fs/cgroup", c.path, "cgroup.events")
-	for end := time.Now().Add(freezeTimeout); ; time.Sleep(time.Millisecond) {
-		text, err := os.ReadFile(events)
-		if err != nil {
-			return fmt.Errorf("freeze cgroup: %w", err)
-		}
-		if strings.Contains(string(text), "frozen 1") {
-			return nil
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("freeze cgroup: a process in %s does not freeze within %v", c.path, freezeTimeout)
-		}
-	}
-}
-
-// freezeTimeout bounds the wait for processes to freeze, each of which must
-// leave the kernel first. runc waits as long (libcontainer/cgroups/fs2).
-const freezeTimeout = 10 * time.Second
-
-// thaw lets them run on.
-func (c *cgroup) thaw() error {
-	var err error
-	if c.v2 != nil {
-		err = c.v2.Thaw()
-	} else {
-		err = c.v1.Thaw()
-	}
+	freezer, err := freezerOf(pid)
 	if err != nil {
-		return fmt.Errorf("thaw cgroup: %w", err)
+		return nil, fmt.Errorf("find the freezer of process %d: %w", pid, err)
 	}
-	return nil
+	return &cgroup{v1: cg, path: freezer}, nil
 }
 
 // pids lists the cgroup's processes, those of its children as well, ascending.

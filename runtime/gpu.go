@@ -355,7 +355,9 @@ func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() e
 		return err
 	}
 	if err := cg.thaw(); err != nil {
-		return joinBack(err, cg.freeze(), tracer.Abandon(), tracer.Release())
+		err = joinBack(err, cg.freeze())
+		g.closeTracer() // as above
+		return err
 	}
 	err = do()
 	return joinBack(err, cg.freeze(), tracer.Release())
