@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -68,7 +67,7 @@ type workload struct {
 
 // newWorkload finds ports for it.
 func newWorkload(s shape) (workload, error) {
-	port, err := freePorts(s.Procs)
+	port, err := harness.FreePorts(s.Procs)
 	return workload{shape: s, port: port}, err
 }
 
@@ -112,27 +111,6 @@ func (w workload) verify(ctx context.Context, count int) error {
 		}
 	}
 	return nil
-}
-
-// freePorts finds that many UDP ports in a row.
-func freePorts(n int) (int, error) {
-	for range 100 {
-		first, err := harness.FreePort()
-		if err != nil {
-			return 0, err
-		}
-		free := true
-		for port := first + 1; port < first+n && free; port++ {
-			conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-			if free = err == nil; free {
-				conn.Close()
-			}
-		}
-		if free {
-			return first, nil
-		}
-	}
-	return 0, fmt.Errorf("no %d free UDP ports in a row", n)
 }
 
 // stopwatch notes the phases of a method that has no timeline of its own.
