@@ -30,6 +30,12 @@ build: compiler ## Build the shim, the CUDA helper and the command line into .bu
 	CGO_ENABLED=1 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/gpuckpt-cuda-helper
 	@ln -sf gpuckpt $(BIN)/cuda-checkpoint
 
+# Code that runs in the processes of others, kept as it is embedded: a test compares.
+trace/copier/copier.bin: trace/copier/copier.S
+	gcc -c -o $(@:.bin=.o) $<
+	objcopy -O binary -j .text $(@:.bin=.o) $@
+	rm $(@:.bin=.o)
+
 .PHONY: install
 install: build ## Install them into PREFIX/bin (default /usr/local).
 	install -d $(DESTDIR)$(PREFIX)/bin

@@ -58,6 +58,10 @@ type StagingConfig struct {
 	// Steer says whether GPU state is taken past CRIU, in files of its own.
 	// Without, the driver fills memory of the container and CRIU dumps it.
 	Steer bool `toml:"steer"`
+	// CopyThreads is how many threads copy GPU state in each process, the driver's
+	// own among them; 0 leaves the copying to the driver. Fewer do where the
+	// container or the machine has fewer processors.
+	CopyThreads int `toml:"copy_threads"`
 	// Cgroup is what the memory for GPU state is charged to, a path from the
 	// root of the memory hierarchy. Empty: the cgroup of containerd's shims.
 	Cgroup string `toml:"cgroup"`
@@ -103,7 +107,7 @@ func defaultConfig() Config {
 		OnCheckpoint: onCheckpointKeep,
 		LogDir:       "/var/log/gpuckpt",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
-		Staging:      StagingConfig{Steer: true, Cgroup: "gpuckpt", WhenShort: whenShortRefuse, Buffer: 1 << 30},
+		Staging:      StagingConfig{Steer: true, CopyThreads: 4, Cgroup: "gpuckpt", WhenShort: whenShortRefuse, Buffer: 1 << 30},
 		Restore:      RestoreConfig{Policy: policyAnnotated, Images: []string{}},
 	}
 }
@@ -148,6 +152,9 @@ func parseConfig(data []byte) (Config, error) {
 	}
 	if config.Staging.MemoryLimit < 0 || config.Staging.MemoryLimit > 0 && config.Staging.Cgroup == "" {
 		return Config{}, fmt.Errorf("[staging] memory_limit is %d; it must not be negative, and needs a cgroup", config.Staging.MemoryLimit)
+	}
+	if n := config.Staging.CopyThreads; n < 0 || n > trace.MaxCopiers {
+		return Config{}, fmt.Errorf("[staging] copy_threads is %d; it must be from 0 to %d", n, trace.MaxCopiers)
 	}
 	if err := checkWhenShort(config.Staging.WhenShort); err != nil {
 		return Config{}, fmt.Errorf("[staging] when_short %w", err)

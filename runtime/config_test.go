@@ -59,6 +59,7 @@ on_checkpoint = "stop"
 log_dir = "/logs"
 [staging]
 steer = false
+copy_threads = 0
 cgroup = "a/b"
 memory_limit = 100
 when_short = "write-through"
@@ -92,6 +93,8 @@ external = ["mnt[a]:b", "dev[c]:d"]
 		{name: "no such choice", text: `on_checkpoint = "pause"`, err: `on_checkpoint is "pause"`},
 		{name: "empty choice", text: `on_checkpoint = ""`, err: `on_checkpoint is ""`},
 		{name: "no such way", text: "[staging]\nwhen_short = \"spill\"", err: `when_short is "spill"; it must be "refuse", "write-through" or "driver"`},
+		{name: "too many threads", text: "[staging]\ncopy_threads = 33", err: "copy_threads is 33; it must be from 0 to 32"},
+		{name: "fewer threads than none", text: "[staging]\ncopy_threads = -1", err: "copy_threads is -1"},
 		{name: "too small a buffer", text: "[staging]\nbuffer = 1048576", err: "buffer is 1048576; it must be 16777216 or more"},
 		{name: "criu of another name", text: "[criu]\npath = \"/usr/sbin/criu-4.2\"", err: "ends in /criu"},
 		{name: "relative criu", text: "[criu]\npath = \"bin/criu\"", err: "absolute path"},

@@ -48,6 +48,8 @@ type gpuState struct {
 	// window is the memory, in bytes, by which each process's state is written
 	// through to the images' directory; 0 when it goes into memory.
 	window uint64
+	// copiers is how many threads copy in each process, see copyThreads.
+	copiers int
 
 	suspended bool              // a suspension has it, see suspend.go
 	spilled   *spilled          // where the areas are on a disk; nil when they are not
@@ -118,6 +120,7 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 		return nil, err
 	}
 	g.lockTook = time.Since(began)
+	g.copiers = c.copyThreads(config, len(g.procs))
 	g.rest(c)
 	log.G(ctx).WithFields(log.Fields{"id": c.id, "phase": "lock", "took": g.lockTook, "processes": len(g.procs)}).Info("phase")
 	return g, nil
@@ -312,7 +315,9 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 		if err := g.mapBack(ctx, helper); err != nil {
 			return err
 		}
-		if err := g.restoreAll(ctx, c, helper); err != nil {
+		err := g.restoreAll(ctx, c, helper)
+		calm(ctx, g.tracer)
+		if err != nil {
 			return err
 		}
 		g.saved = false

@@ -145,6 +145,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 	if err != nil {
 		return 0, err
 	}
+	areas.calm(ctx)
 	if err := cuda.UnlockAll(ctx, helper, procs); err != nil {
 		return 0, err
 	}

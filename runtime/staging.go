@@ -165,6 +165,8 @@ func (g *gpuState) steerAll(ctx context.Context, dir string) error {
 		target := trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID), CopyTo: copyTo}
 		if g.window > 0 {
 			target.Window, target.Reserve = g.window, g.useEach[p.PID]
+		} else {
+			target.Copiers = g.copiers
 		}
 		err := g.tracer.Steer(target)
 		if err != nil && g.window > 0 {
@@ -244,6 +246,9 @@ func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 	}
 	if len(mappings) > 0 {
 		if err := g.tracer.Map(mappings); err != nil {
+			return err
+		}
+		if err := quicken(ctx, g.tracer, mappings, g.copiers); err != nil {
 			return err
 		}
 	}
@@ -330,11 +335,23 @@ func (c *container) mapRestored(ctx context.Context, config Config, pinned *pins
 	if len(mappings) == 0 { // all of the state is zero
 		return r, nil
 	}
-	if err := r.tracer.Map(mappings); err != nil {
+	err = r.tracer.Map(mappings)
+	if err == nil {
+		err = quicken(ctx, r.tracer, mappings, c.copyThreads(config, len(c.restore.metadata.Processes)))
+	}
+	if err != nil {
 		r.tracer.Close()
 		return nil, err
 	}
 	return r, nil
+}
+
+// calm ends what has been done to have the driver copy faster, which the driver
+// does without then.
+func (r *restoredAreas) calm(ctx context.Context) {
+	if r != nil {
+		calm(ctx, r.tracer)
+	}
 }
 
 // span is a part of a file.

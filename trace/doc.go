@@ -20,6 +20,8 @@
 // place (Settle, Collect), so that CRIU finds nothing to dump: the file is the image.
 // Before the driver's restore the file is mapped over the area again (Map).
 //
+// While the driver copies, threads of ours in its process help it: copiers_amd64.go.
+//
 // The target is consistent at every instant. A system call runs in a target's
 // thread with a signal frame below its stack, so that the thread returns to
 // what it did by itself (inject_amd64.go). A tracer that dies lets the kernel

@@ -177,6 +177,12 @@ func addresses(line string) (start, end uint64, ok bool) {
 // on. prepare fills what the call reads, given the address of the scratch room;
 // nil if it reads nothing.
 func (t *thread) syscall(nr uint64, prepare func(scratch uint64) ([]byte, [6]uint64)) (uint64, error) {
+	return t.run(t.call, nr, prepare)
+}
+
+// run is syscall for code in the thread's process that makes that one system call
+// and returns.
+func (t *thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]uint64)) (uint64, error) {
 	var was unix.PtraceRegs
 	if err := unix.PtraceGetRegs(t.tid, &was); err != nil {
 		return 0, fmt.Errorf("read registers: %w", err)
@@ -217,7 +223,7 @@ func (t *thread) syscall(nr uint64, prepare func(scratch uint64) ([]byte, [6]uin
 	step("frame written")
 
 	run := was
-	run.Rip, run.Rsp = t.call, frameAt
+	run.Rip, run.Rsp = code, frameAt
 	run.Rax, run.Orig_rax = nr, ^uint64(0) // no restart of the interrupted call
 	run.Rdi, run.Rsi, run.Rdx, run.R10, run.R8, run.R9 = args[0], args[1], args[2], args[3], args[4], args[5]
 	run.Eflags &^= 1 << 10 // the direction flag is clear at a function's call

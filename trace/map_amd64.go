@@ -47,26 +47,7 @@ func openMapped(path string) (*os.File, error) {
 // mapInto maps files over areas of one process.
 func mapInto(mappings []Mapping) error {
 	pid, tid := mappings[0].PID, mappings[0].TID
-	if err := seize(pid, tid, unix.PTRACE_O_TRACESYSGOOD); err != nil {
-		return fmt.Errorf("process %d: %w", pid, err)
-	}
-	for {
-		status, err := waitStop(tid)
-		if err != nil {
-			return fmt.Errorf("process %d: %w", pid, err)
-		}
-		if status>>16 == unix.PTRACE_EVENT_STOP {
-			break
-		}
-		// A signal came first, and used up the interrupt.
-		if err := unix.PtraceCont(tid, int(status.StopSignal())); err != nil {
-			return fmt.Errorf("let thread %d go on: %w", tid, err)
-		}
-		if err := unix.PtraceInterrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("interrupt thread %d: %w", tid, err)
-		}
-	}
-	t, err := openThread(pid, tid)
+	t, err := stopThread(pid, tid)
 	if err != nil {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
@@ -86,8 +67,43 @@ func mapInto(mappings []Mapping) error {
 			return fmt.Errorf("process %d: %w", pid, err)
 		}
 	}
-	if err := unix.PtraceDetach(tid); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("detach from thread %d: %w", tid, err)
+	return t.detach()
+}
+
+// stopThread seizes a thread and waits until it stands still for calls.
+func stopThread(pid, tid int) (*thread, error) {
+	if err := seize(pid, tid, unix.PTRACE_O_TRACESYSGOOD); err != nil {
+		return nil, err
+	}
+	if err := awaitInterrupt(tid); err != nil {
+		return nil, err
+	}
+	return openThread(pid, tid)
+}
+
+// awaitInterrupt waits until a thread that is being interrupted has stopped for
+// that. A signal that comes first is delivered, and uses up the interrupt.
+func awaitInterrupt(tid int) error {
+	for {
+		status, err := waitStop(tid)
+		if err != nil {
+			return err
+		}
+		if status>>16 == unix.PTRACE_EVENT_STOP {
+			return nil
+		}
+		if err := unix.PtraceCont(tid, int(status.StopSignal())); err != nil {
+			return fmt.Errorf("let thread %d go on: %w", tid, err)
+		}
+		if err := unix.PtraceInterrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("interrupt thread %d: %w", tid, err)
+		}
+	}
+}
+
+func (t *thread) detach() error {
+	if err := unix.PtraceDetach(t.tid); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("detach from thread %d: %w", t.tid, err)
 	}
 	return nil
 }

@@ -157,6 +157,23 @@ func (s *Session) Map(mappings []Mapping) error {
 	return err
 }
 
+// Quicken has the drivers of processes copy by so many threads each, the driver's
+// own among them, until Calm; the threads named, one of each process, make the
+// calls for that. They must not be frozen nor held. Where it cannot be done the
+// driver copies by itself, and a note says why.
+func (s *Session) Quicken(threads []Thread, copiers int) (notes []string, err error) {
+	r, err := s.call("quicken copies", order{Op: opQuicken, Threads: threads, Copiers: copiers})
+	return r.Notes, err
+}
+
+// Calm ends what Quicken began, and gives notes for the log. Other threads of the
+// processes may run. After an error a process may have its memcpy by code of ours
+// still, which does as memcpy does.
+func (s *Session) Calm() (notes []string, err error) {
+	r, err := s.call("end quickened copies", order{Op: opCalm})
+	return r.Notes, err
+}
+
 // Digest gives the digest of each block of each range (images.DigestBlock), in
 // parallel over all of them.
 func (s *Session) Digest(files []FileRange) ([][]string, error) {

@@ -30,7 +30,7 @@ const spinFor = 100 * time.Microsecond
 
 // lookEvery bounds the time that a stop can go unseen, should its SIGCHLD have
 // been merged with another's.
-const lookEvery = 5 * time.Millisecond
+const lookEvery = 2 * time.Millisecond
 
 // steering is the tracing of one driver's thread, by a thread of its own.
 type steering struct {
@@ -50,6 +50,11 @@ type steering struct {
 
 	ending  bool // stop is closed
 	leaving bool // the thread was interrupted for the end
+
+	copiers *copiers // from the first area on
+	// untraced says that the thread's system calls are let by: helped by copiers it
+	// waits for the GPU in thousands of them.
+	untraced bool
 
 	filling *backing // the area that is being filled still; nil when none is
 	before  uint64   // the target's shared memory when the area was mapped
@@ -77,7 +82,7 @@ func steer(target Target) (*steering, error) {
 	seized := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: its end detaches
-		if target.Window > 0 {
+		if target.Window > 0 || target.Copiers > 0 {
 			hurry()
 		}
 		defer close(s.done)
@@ -155,7 +160,11 @@ func (s *steering) follow(t *thread) error {
 			s.note("left alone: %v", err)
 			pending = nil
 		}
-		if err := unix.PtraceSyscall(s.target.TID, deliver); err != nil && !errors.Is(err, unix.ESRCH) {
+		goOn := unix.PtraceSyscall
+		if s.untraced {
+			goOn = unix.PtraceCont
+		}
+		if err := goOn(s.target.TID, deliver); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("let thread %d go on: %w", s.target.TID, err)
 		}
 		if s.leaving {
@@ -203,20 +212,45 @@ func (s *steering) next() (unix.WaitStatus, error) {
 			}
 		case <-s.child:
 		case <-time.After(lookEvery):
-			if !s.paced() || s.leaving {
+			if s.leaving {
 				continue
 			}
-			near, err := s.near()
+			look, err := s.nearEnd()
+			if err == nil && !look && s.paced() {
+				look, err = s.near()
+			}
+			if err == nil && look {
+				err = s.interrupt()
+			}
 			if err != nil {
 				return 0, err
 			}
-			if near {
-				if err := s.interrupt(); err != nil {
-					return 0, err
-				}
-			}
 		}
 	}
+}
+
+// untracedArea is the smallest area, in bytes, during whose copy system calls are
+// let by, and untracedLeft what is left of it when they are looked at again: the
+// driver, which may map another then, takes 5 ms for that at the speed of the bus.
+// A test has smaller ones.
+var (
+	untracedArea uint64 = 1 << 30
+	untracedLeft uint64 = 256 << 20
+)
+
+// nearEnd says that the driver is about to be done with an area, during which its
+// system calls were let by: they are traced again from here on.
+func (s *steering) nearEnd() (bool, error) {
+	if !s.untraced {
+		return false, nil
+	}
+	shared, err := sharedMemory(s.target.PID)
+	if err != nil {
+		return false, err
+	}
+	last := s.areas[len(s.areas)-1]
+	s.untraced = shared-min(shared, s.before)+untracedLeft < last.length
+	return !s.untraced, nil
 }
 
 func (s *steering) note(format string, args ...any) {
@@ -326,6 +360,12 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 	}
 	s.areas = append(s.areas, b)
 	s.filling = b
+	if s.copiers == nil && s.target.Copiers > 0 {
+		if s.copiers, err = t.quicken(s.target.Copiers); err != nil {
+			s.note("the driver copies by itself: %v", err)
+		}
+	}
+	s.untraced = s.copiers != nil && s.copiers.swapped && length >= untracedArea
 	return nil
 }
 
@@ -336,6 +376,12 @@ func (s *steering) name() string { return fmt.Sprintf("%s%d", s.target.Name, len
 // abandoned, and lets the thread go. It does so only where the process has all of
 // the area mapped to our file.
 func (s *steering) leave(t *thread) error {
+	if s.copiers != nil {
+		s.notes = append(s.notes, s.copiers.note(t))
+		if err := s.copiers.undo(t); err != nil {
+			return err
+		}
+	}
 	if err := s.settle(); err != nil {
 		return err
 	}
@@ -350,10 +396,10 @@ func (s *steering) leave(t *thread) error {
 			step("area emptied")
 		}
 	}
-	if err := unix.PtraceDetach(s.target.TID); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("detach from thread %d: %w", s.target.TID, err)
+	if t == nil {
+		t = &thread{tid: s.target.TID}
 	}
-	return nil
+	return t.detach()
 }
 
 func (s *steering) settle() error {

@@ -15,11 +15,17 @@ const CanSteer = false
 
 var errCannotSteer = errors.New("steering is not implemented for this processor")
 
-type steering struct{}
+type (
+	steering  struct{}
+	quickened struct{}
+)
 
 func steer(Target) (*steering, error) { return nil, errCannotSteer }
 func mapAll([]Mapping) error          { return errCannotSteer }
 func abandon([]*steering) error       { return nil }
+
+func quickenAll([]Thread, int) ([]quickened, []string) { return nil, nil }
+func calmAll([]quickened) ([]string, error)            { return nil, nil }
 
 func settle([]*steering) ([]Area, error) { return nil, nil }
 

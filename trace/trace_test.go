@@ -28,6 +28,7 @@ func TestMain(m *testing.M) {
 	if IsTracer() {
 		dieAtStep()
 		fillAsTold()
+		smallUntraced()
 		Main()
 	}
 	if os.Getenv(targetEnv) != "" {

@@ -20,6 +20,7 @@ import (
 type tracer struct {
 	hold  *hold
 	steer []*steering
+	quick []quickened
 	// kept are the files of collected areas, open for those who know them by
 	// this process's descriptors.
 	kept []*os.File
@@ -91,6 +92,13 @@ func (t *tracer) do(o order) (r reply, err error) {
 		t.steer = nil
 	case opMap:
 		err = mapAll(o.Mappings)
+	case opQuicken:
+		var quick []quickened
+		quick, r.Notes = quickenAll(o.Threads, o.Copiers)
+		t.quick = append(t.quick, quick...)
+	case opCalm:
+		r.Notes, err = calmAll(t.quick)
+		t.quick = nil
 	case opDigest:
 		r.Digests, err = digestAll(o.Files)
 	case opCopy:

@@ -20,6 +20,8 @@ const (
 	opCollect = "collect"
 	opAbandon = "abandon"
 	opMap     = "map"
+	opQuicken = "quicken"
+	opCalm    = "calm"
 	opDigest  = "digest"
 	opCopy    = "copy"
 	opCheck   = "check"
@@ -36,6 +38,9 @@ type order struct {
 	Target Target `json:"target,omitzero"`
 	// Mappings of a map.
 	Mappings []Mapping `json:"mappings,omitempty"`
+	// Threads of a quicken, one of each process, and the threads that copy in each.
+	Threads []Thread `json:"threads,omitempty"`
+	Copiers int      `json:"copiers,omitempty"`
 	// Files of a digest or a copy.
 	Files []FileRange `json:"files,omitempty"`
 	// Areas of a check.
@@ -73,6 +78,19 @@ type Target struct {
 	// Reserve is the room in Dir, in bytes, that is made sure of before the driver
 	// is asked for anything. With a Window only.
 	Reserve uint64 `json:"reserve,omitempty"`
+	// Copiers is the number of threads that copy, the driver's own among them, see
+	// Quicken; 0 leaves it to the driver. None with a Window: they would get too far
+	// ahead of what bounds it.
+	Copiers int `json:"copiers,omitempty"`
+}
+
+// MaxCopiers is as many as there can be.
+const MaxCopiers = 32
+
+// Thread is a thread of a process.
+type Thread struct {
+	PID int `json:"pid"`
+	TID int `json:"tid"`
 }
 
 // Area is a staging area and the file that backs it.
@@ -144,6 +162,12 @@ func parseOrder(line []byte) (order, error) {
 		if m.Start%pageSize != 0 || m.Bytes == 0 || m.Bytes%pageSize != 0 || m.Offset%pageSize != 0 || m.Start+m.Bytes < m.Start {
 			return order{}, fmt.Errorf("order: mapping of %d bytes at %#x from offset %d is not in pages", m.Bytes, m.Start, m.Offset)
 		}
+	}
+	for _, t := range o.Threads {
+		ids = append(ids, t.PID, t.TID)
+	}
+	if o.Copiers < 0 || o.Copiers > MaxCopiers || o.Target.Copiers < 0 || o.Target.Copiers > MaxCopiers || o.Target.Copiers > 0 && o.Target.Window > 0 {
+		return order{}, fmt.Errorf("order: %d and %d copiers", o.Copiers, o.Target.Copiers)
 	}
 	for _, f := range o.Files {
 		if f.Bytes == 0 || f.Bytes%pageSize != 0 || f.Offset%pageSize != 0 || f.Offset >= hugePage || f.Offset+f.Bytes < f.Offset {

@@ -16,6 +16,15 @@
 
 static CUprocessState state = CU_PROCESS_STATE_RUNNING;
 
+// The real driver moves data through a buffer of this size, a memcpy each.
+#define PIECE (2 << 20)
+
+static void copy(char *to, const char *from, size_t bytes)
+{
+	for (size_t at = 0; at < bytes; at += PIECE)
+		memcpy(to + at, from + at, bytes - at < PIECE ? bytes - at : PIECE);
+}
+
 // While CHECKPOINTED: the device memory of all GPUs, allocation after allocation.
 static char *staging;
 static size_t staged;
@@ -127,7 +136,7 @@ static CUresult checkpoint(const struct config *config)
 	staging = to;
 	staged = bytes;
 	for (struct allocation *a = memory_first(); a; a = a->next) {
-		memcpy(to, (void *)a->address, a->bytes);
+		copy(to, (char *)a->address, a->bytes);
 		memory_unmap(a);
 		to += a->bytes;
 	}
@@ -245,7 +254,7 @@ static CUresult restore(const struct config *config, const struct request *reque
 	}
 	char *from = staging;
 	for (struct allocation *a = memory_first(); a; a = a->next) {
-		memcpy((void *)a->address, from, a->bytes);
+		copy((char *)a->address, from, a->bytes);
 		whole &= a->kind != KIND_CONTEXT || intact(a);
 		from += a->bytes;
 	}

@@ -1,0 +1,63 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"testing"
+)
+
+func TestCPUQuota(t *testing.T) {
+	for name, test := range map[string]struct {
+		files map[string]string
+		want  float64
+	}{
+		"version 2":           {map[string]string{"pod/work/cpu.max": "250000 100000\n"}, 2.5},
+		"version 2, none":     {map[string]string{"pod/work/cpu.max": "max 100000\n"}, 0},
+		"version 2, above":    {map[string]string{"pod/work/cpu.max": "800000 100000\n", "pod/cpu.max": "50000 100000\n"}, 0.5},
+		"version 2, not here": {map[string]string{"pod/work/cpu.max": "max 100000\n", "pod/cpu.max": "300000 100000\n"}, 3},
+		"version 1":           {map[string]string{"pod/work/cpu.cfs_quota_us": "200000\n", "pod/work/cpu.cfs_period_us": "100000\n"}, 2},
+		"version 1, none":     {map[string]string{"pod/work/cpu.cfs_quota_us": "-1\n", "pod/work/cpu.cfs_period_us": "100000\n"}, 0},
+		"no cgroup":           {nil, 0},
+		"damaged":             {map[string]string{"pod/work/cpu.max": "100000 0\n", "pod/cpu.max": "\n"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			for path, text := range test.files {
+				if err := os.MkdirAll(filepath.Join(root, filepath.Dir(path)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(root, path), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := cpuQuota(root, "/pod/work"); got != test.want {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestCopyThreads(t *testing.T) {
+	c := &container{pid: os.Getpid()}
+	all := c.processors()
+	if all < 1 || all > goruntime.NumCPU() {
+		t.Fatalf("%d processors of %d", all, goruntime.NumCPU())
+	}
+	for _, test := range []struct{ setting, processes, want int }{
+		{0, 1, 0},
+		{1, 1, 1},
+		{32, 1, min(32, all)},
+		{32, all, 1},
+		{32, 100 * all, 1},
+	} {
+		config := defaultConfig()
+		config.Staging.CopyThreads = test.setting
+		if got := c.copyThreads(config, test.processes); got != test.want {
+			t.Errorf("copy_threads = %d, %d processes: got %d, want %d", test.setting, test.processes, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,406 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	_ "embed"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// How the driver copies faster than it can
+//
+// The driver moves GPU memory through a small buffer that the GPU reads and
+// writes, 2 MiB at a time, and has the C library's memcpy copy between that and
+// the staging area, on one thread. It asks for memcpy's oldest version
+// (GLIBC_2.2.5), which knows of no processor later than SSE2, and whose loop
+// goes backward where both addresses are pages: 6.5 GB/s on an H200's host,
+// where the bus carries 55 (measured, driver 580; docs/results).
+//
+// The buffer can be reached from the driver's process only. So its memcpy is
+// replaced there, while it works: the driver's library finds memcpy by a pointer
+// in its table of functions (the slot), and that is made to point to code of
+// ours, copier/copier.S, in a page of its own. It copies past the cache, in
+// slices that threads of ours in that process, the copiers, take as well. A copy
+// that is short, odd or overlapping goes to the memcpy that was there.
+//
+// The order keeps the process right at every instant: page, copiers, slot; then
+// slot, copiers, page. A tracer that dies in between leaves a process with
+// another memcpy; the copiers end by themselves (patience), and the callers do
+// without. The next tracer takes over what it finds.
+
+//go:embed copier/copier.bin
+var copierCode []byte
+
+// Places in the page of code and in that of data behind it: copier/copier.S.
+const (
+	copierEntry = 512
+	copierSwap  = 768
+
+	copierOriginal   = 4096
+	copierGeneration = 4164
+	copierCopied     = 4320
+	copierStop       = 4356
+	copierPatience   = 4360
+	copierWas        = 4384
+	copierStacks     = 4096 + 1024 // one word each, in lines of their own
+	copierBytes      = 2 * pageSize
+)
+
+const (
+	// idleSeconds is when a copier without work ends. The driver's longest pause
+	// between two copies is its work on the next GPU, well below a second.
+	idleSeconds = 10
+	// copiersEnd bounds the wait for copiers that were told to end, and for threads
+	// in the middle of a copy, which takes less than a millisecond.
+	copiersEnd = 5 * time.Second
+)
+
+// futexWakePrivate is FUTEX_WAKE_PRIVATE (include/uapi/linux/futex.h).
+const futexWakePrivate = 1 | 128
+
+// copierThread is how a copier is made: as the C library makes a thread, with
+// nothing of its own but a word of stack.
+const copierThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD | unix.CLONE_SYSVSEM
+
+// copiers are what helps one process's driver to copy.
+type copiers struct {
+	pid     int
+	page    uint64 // of code; 0 when there is nothing left to undo
+	slot    uint64
+	swapped bool
+	threads int // of ours
+}
+
+// quicken has the driver of the thread's process copy by as many threads, its own
+// among them. What it returns is to be undone, also after an error, if it is not
+// nil. Fewer copiers than asked for are no error.
+func (t *thread) quicken(threads int) (_ *copiers, err error) {
+	slot, was, err := memcpySlot(t.pid, t.mem)
+	if err != nil {
+		return nil, err
+	}
+	c := &copiers{pid: t.pid, slot: slot}
+	if found := t.copierPage(was); found {
+		c.page, c.swapped = was, true
+	} else if err := c.place(t, was); err != nil {
+		return c, err
+	}
+	if err := c.tell(t, copierStop, 0); err != nil {
+		return c, err
+	}
+	for i := range min(threads, MaxCopiers) - 1 {
+		stack := c.page + copierStacks + uint64(i)*64
+		// The new thread returns from its system call to what its stack says.
+		if err := t.write64(stack, c.page+copierEntry); err != nil {
+			return c, err
+		}
+		if _, err := t.plain(unix.SYS_CLONE, copierThread, stack); err != nil {
+			break // a limit, or a filter: with those there are
+		}
+		c.threads++
+		step("copier made")
+	}
+	if !c.swapped {
+		old, err := c.swap(t, c.page)
+		if err != nil {
+			return c, err
+		}
+		c.swapped = true
+		if old != was {
+			return c, fmt.Errorf("its memcpy was at %#x, then at %#x", was, old)
+		}
+	}
+	step("memcpy replaced")
+	return c, nil
+}
+
+// copierPage says whether an address is that of our code, left there by a tracer
+// that died.
+func (t *thread) copierPage(at uint64) bool {
+	code := make([]byte, len(copierCode))
+	_, err := t.mem.ReadAt(code, int64(at))
+	return err == nil && at%pageSize == 0 && string(code) == string(copierCode)
+}
+
+// place makes the pages.
+func (c *copiers) place(t *thread, original uint64) error {
+	page, err := t.plain(unix.SYS_MMAP, 0, copierBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uint64(0))
+	if err != nil {
+		return fmt.Errorf("map a page of code: %w", err)
+	}
+	c.page = page
+	step("copiers' page mapped")
+	data := make([]byte, copierBytes)
+	copy(data, copierCode)
+	binary.LittleEndian.PutUint64(data[copierOriginal:], original)
+	binary.LittleEndian.PutUint64(data[copierPatience:], idleSeconds)
+	if _, err := t.mem.WriteAt(data, int64(page)); err != nil {
+		return fmt.Errorf("write a page of code: %w", err)
+	}
+	if _, err := t.plain(unix.SYS_MPROTECT, page, pageSize, unix.PROT_READ|unix.PROT_EXEC); err != nil {
+		return fmt.Errorf("make a page executable: %w", err)
+	}
+	step("copiers' code written")
+	return nil
+}
+
+// swap exchanges the slot's value, at once for all threads, by the thread itself.
+func (c *copiers) swap(t *thread, value uint64) (old uint64, err error) {
+	_, err = t.run(c.page+copierSwap, unix.SYS_GETPID, func(uint64) ([]byte, [6]uint64) {
+		return nil, [6]uint64{c.slot, value}
+	})
+	if err != nil {
+		return 0, fmt.Errorf("replace its memcpy: %w", err)
+	}
+	return t.read64(c.page + copierWas)
+}
+
+// undo takes out what quicken has put in. The thread is one of the process's, in
+// a stop; others may run.
+func (c *copiers) undo(t *thread) error {
+	if c == nil || c.page == 0 {
+		return nil
+	}
+	if err := c.leavePage(t); err != nil {
+		return err
+	}
+	if c.swapped {
+		original, err := t.read64(c.page + copierOriginal)
+		if err != nil {
+			return err
+		}
+		old, err := c.swap(t, original)
+		if err != nil {
+			return err
+		}
+		if old != c.page { // another's now: its business
+			if _, err := c.swap(t, old); err != nil {
+				return err
+			}
+			return fmt.Errorf("process %d: its memcpy was replaced meanwhile, by %#x", c.pid, old)
+		}
+		c.swapped = false
+		step("memcpy put back")
+	}
+	if err := c.tell(t, copierStop, 1); err != nil {
+		return err
+	}
+	if _, err := t.plain(unix.SYS_FUTEX, c.page+copierGeneration, futexWakePrivate, 1<<30); err != nil {
+		return fmt.Errorf("wake copiers: %w", err)
+	}
+	for end := time.Now().Add(copiersEnd); ; time.Sleep(50 * time.Microsecond) {
+		err := c.vacant(t)
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			return err
+		}
+	}
+	step("copiers ended")
+	if _, err := t.plain(unix.SYS_MUNMAP, c.page, copierBytes); err != nil {
+		return fmt.Errorf("unmap a page of code: %w", err)
+	}
+	c.page = 0
+	step("copiers' page unmapped")
+	return nil
+}
+
+// note says for the log what it was good for.
+func (c *copiers) note(t *thread) string {
+	var copied uint64
+	if c.page != 0 {
+		copied, _ = t.read64(c.page + copierCopied)
+	}
+	return fmt.Sprintf("process %d: %d bytes were copied for the driver, by %d threads", c.pid, copied, 1+c.threads)
+}
+
+// within says whether an address is in the page of code.
+func (c *copiers) within(at uint64) bool { return at-c.page < pageSize }
+
+// leavePage lets the thread go on until it is not in our code.
+func (c *copiers) leavePage(t *thread) error {
+	for end := time.Now().Add(copiersEnd); time.Now().Before(end); {
+		var r unix.PtraceRegs
+		if err := unix.PtraceGetRegs(t.tid, &r); err != nil {
+			return fmt.Errorf("read registers: %w", err)
+		}
+		if !c.within(r.Rip) {
+			return nil
+		}
+		if err := t.goOn(); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("process %d: thread %d does not leave the copiers' code", c.pid, t.tid)
+}
+
+// goOn lets the thread, which is in a stop outside of a system call, run for an
+// instant.
+func (t *thread) goOn() error {
+	if err := unix.PtraceCont(t.tid, 0); err != nil {
+		return fmt.Errorf("go on: %w", err)
+	}
+	time.Sleep(200 * time.Microsecond)
+	if err := unix.PtraceInterrupt(t.tid); err != nil {
+		return fmt.Errorf("interrupt: %w", err)
+	}
+	return awaitInterrupt(t.tid)
+}
+
+// vacant says that none of the process's threads, other than t, is in our code.
+// Copiers are, until they have ended.
+func (c *copiers) vacant(t *thread) error {
+	tids, err := threads(c.pid)
+	if err != nil {
+		return err
+	}
+	for _, tid := range tids {
+		if tid == t.tid {
+			continue
+		}
+		at, err := whereabouts(c.pid, tid)
+		switch {
+		case errors.Is(err, errEnded):
+		case err != nil:
+			return err
+		case c.within(at):
+			return fmt.Errorf("process %d: thread %d is in the copiers' code", c.pid, tid)
+		}
+	}
+	return nil
+}
+
+// whereabouts gives the address of a thread's next instruction. See proc(5),
+// /proc/PID/syscall: it ends in that, unless the thread runs.
+func whereabouts(pid, tid int) (uint64, error) {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return 0, errEnded
+	}
+	if err != nil {
+		return 0, err
+	}
+	words := strings.Fields(string(line))
+	if len(words) > 1 {
+		at, err := strconv.ParseUint(words[len(words)-1], 0, 64)
+		if err != nil {
+			return 0, fmt.Errorf("thread %d: /proc says %q", tid, line)
+		}
+		return at, nil
+	}
+	if err := seize(pid, tid, 0); err != nil {
+		return 0, err
+	}
+	defer func() { _ = unix.PtraceDetach(tid) }() // or it ends, or this thread does
+	if err := awaitInterrupt(tid); err != nil {
+		return 0, err
+	}
+	var r unix.PtraceRegs
+	if err := unix.PtraceGetRegs(tid, &r); err != nil {
+		return 0, err
+	}
+	return r.Rip, nil
+}
+
+// quickened is a process whose driver copies faster, and its thread that makes calls.
+type quickened struct {
+	*copiers
+	tid int
+}
+
+// quickenAll quickens processes, at once. Who is not is in the notes.
+func quickenAll(threads []Thread, n int) (all []quickened, notes []string) {
+	type result struct {
+		quickened
+		err error
+	}
+	results := make(chan result)
+	for _, th := range threads {
+		go func() {
+			runtime.LockOSThread() // never unlocked: its end detaches
+			r := result{quickened: quickened{tid: th.TID}}
+			var t *thread
+			if t, r.err = stopThread(th.PID, th.TID); r.err == nil {
+				r.copiers, r.err = t.quicken(n)
+				r.err = errors.Join(r.err, t.detach())
+				t.close()
+			}
+			if r.err != nil {
+				r.err = fmt.Errorf("process %d: the driver copies by itself: %w", th.PID, r.err)
+			}
+			results <- r
+		}()
+	}
+	for range threads {
+		r := <-results
+		if r.copiers != nil {
+			all = append(all, r.quickened)
+		}
+		if r.err != nil {
+			notes = append(notes, r.err.Error())
+		}
+	}
+	return all, notes
+}
+
+// calmAll undoes that.
+func calmAll(all []quickened) (notes []string, err error) {
+	type result struct {
+		note string
+		err  error
+	}
+	results := make(chan result)
+	for _, q := range all {
+		go func() {
+			runtime.LockOSThread() // never unlocked: its end detaches
+			t, err := stopThread(q.pid, q.tid)
+			if err != nil {
+				results <- result{err: fmt.Errorf("process %d: %w", q.pid, err)}
+				return
+			}
+			defer t.close()
+			note := q.note(t)
+			err = q.undo(t)
+			results <- result{note, errors.Join(err, t.detach())}
+		}()
+	}
+	for range all {
+		r := <-results
+		err = errors.Join(err, r.err)
+		notes = append(notes, r.note)
+	}
+	return notes, err
+}
+
+func (c *copiers) tell(t *thread, what, value uint64) error {
+	if _, err := t.mem.WriteAt(binary.LittleEndian.AppendUint32(nil, uint32(value)), int64(c.page+what)); err != nil {
+		return fmt.Errorf("write to the copiers' page: %w", err)
+	}
+	return nil
+}
+
+func (t *thread) read64(at uint64) (uint64, error) {
+	b := make([]byte, 8)
+	if _, err := t.mem.ReadAt(b, int64(at)); err != nil {
+		return 0, fmt.Errorf("read %#x of process %d: %w", at, t.pid, err)
+	}
+	return binary.LittleEndian.Uint64(b), nil
+}
+
+func (t *thread) write64(at, value uint64) error {
+	if _, err := t.mem.WriteAt(binary.LittleEndian.AppendUint64(nil, value), int64(at)); err != nil {
+		return fmt.Errorf("write %#x of process %d: %w", at, t.pid, err)
+	}
+	return nil
+}

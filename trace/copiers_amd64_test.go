@@ -1,0 +1,286 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// copyTarget builds the process of testdata, once, and gives its path.
+func copyTarget(t *testing.T) string {
+	t.Helper()
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("no gcc: the process whose driver copies is in C")
+	}
+	dir := t.TempDir()
+	for _, args := range [][]string{
+		{"-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", dir + "/libcuda.so.1", "-Wl,-soname,libcuda.so.1", "testdata/libcuda.c"},
+		{"-O2", "-Wall", "-Werror", "-o", dir + "/target", "testdata/copytarget.c", dir + "/libcuda.so.1", "-Wl,-rpath," + dir, "-lpthread"},
+	} {
+		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+			t.Fatalf("gcc %v: %v\n%s", args, err, out)
+		}
+	}
+	return dir + "/target"
+}
+
+// startCopyTarget runs it until the test ends.
+func startCopyTarget(t *testing.T, path string) *target {
+	t.Helper()
+	cmd := exec.Command(path)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	g := &target{t: t, cmd: cmd, in: in, out: bufio.NewReader(out)}
+	g.ask("threads")
+	return g
+}
+
+// expect asks and compares.
+func (g *target) expect(order, want string) {
+	g.t.Helper()
+	if got := g.ask(order); got != want {
+		g.t.Fatalf("%s: got %q, want %q", order, got, want)
+	}
+}
+
+// untouched says that nothing of ours is in the process.
+func (g *target) untouched() {
+	g.t.Helper()
+	g.expect("threads", "2")
+	g.expect("executable", "0")
+}
+
+// helped is the bytes that a note says were copied, and by how many threads.
+func helped(t *testing.T, notes []string) (bytes, threads int) {
+	t.Helper()
+	for _, n := range notes {
+		var pid int
+		if _, err := fmt.Sscanf(n, "process %d: %d bytes were copied for the driver, by %d threads", &pid, &bytes, &threads); err == nil {
+			return bytes, threads
+		}
+	}
+	t.Fatalf("no note tells of copies: %q", notes)
+	return 0, 0
+}
+
+// smallUntraced has this tracer let system calls by in the areas of tests.
+func smallUntraced() { untracedArea, untracedLeft = 4<<20, 2<<20 }
+
+// areaOfCopies is AREA of testdata/copytarget.c.
+const areaOfCopies = 9 << 20
+
+// The driver's copies into a staging area, and out of it, are ours meanwhile.
+// Nothing is left behind.
+func TestCopiers(t *testing.T) {
+	g, s := startCopyTarget(t, copyTarget(t)), session(t)
+	want := g.ask("back")
+	if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-", Copiers: 4}); err != nil {
+		t.Fatal(err)
+	}
+	g.expect("map", want)
+	g.expect("threads", "5")   // three of ours
+	time.Sleep(25 * lookEvery) // the tracer lets calls by until it has seen that the area is full
+	g.expect("map", want)
+	areas, notes, err := s.Collect()
+	if err != nil || len(areas) != 2 {
+		t.Fatalf("got %+v, %v", areas, err)
+	}
+	if bytes, threads := helped(t, notes); bytes != 2*areaOfCopies || threads != 4 {
+		t.Errorf("%d bytes were copied by %d threads, want %d by 4", bytes, threads, 2*areaOfCopies)
+	}
+	g.untouched()
+	a := areas[1]
+	if err := s.Map([]Mapping{{PID: a.PID, TID: a.PID, Start: a.Start, Bytes: a.Bytes, Path: a.Path, Offset: a.Offset}}); err != nil {
+		t.Fatal(err)
+	}
+	if notes, err := s.Quicken([]Thread{{g.pid(), g.pid()}}, 3); err != nil || len(notes) > 0 {
+		t.Fatal(notes, err)
+	}
+	g.expect("back", want)
+	notes, err = s.Calm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes, threads := helped(t, notes); bytes != areaOfCopies || threads != 3 {
+		t.Errorf("%d bytes were copied back by %d threads, want %d by 3", bytes, threads, areaOfCopies)
+	}
+	g.untouched()
+	g.expect("back", want)
+}
+
+// A checkpoint that is given up leaves nothing behind either.
+func TestCopiersAbandoned(t *testing.T) {
+	g, s := startCopyTarget(t, copyTarget(t)), session(t)
+	want := g.ask("back")
+	if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-", Copiers: 2}); err != nil {
+		t.Fatal(err)
+	}
+	g.expect("map", want)
+	if err := s.Abandon(); err != nil {
+		t.Fatal(err)
+	}
+	g.untouched()
+	g.expect("back", want)
+}
+
+// Whatever is copied arrives, by one thread, two or many.
+func TestCopiersCopyAsMemcpy(t *testing.T) {
+	path := copyTarget(t)
+	for _, n := range []int{1, 2, 8} {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			g, s := startCopyTarget(t, path), session(t)
+			g.expect("odd", "ok")
+			if notes, err := s.Quicken([]Thread{{g.pid(), g.pid()}}, n); err != nil || len(notes) > 0 {
+				t.Fatal(notes, err)
+			}
+			g.expect("odd", "ok")
+			g.expect("odd", "ok")
+			notes, err := s.Calm()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bytes, _ := helped(t, notes); bytes == 0 {
+				t.Error("no copy was ours")
+			}
+			g.untouched()
+			g.expect("odd", "ok")
+		})
+	}
+}
+
+// Threads of the process may be in the middle of a copy at the begin and at the end.
+func TestCopiersComeAndGo(t *testing.T) {
+	g, s := startCopyTarget(t, copyTarget(t)), session(t)
+	g.expect("churn", "churning")
+	for range 20 {
+		if notes, err := s.Quicken([]Thread{{g.pid(), g.pid()}}, 3); err != nil || len(notes) > 0 {
+			t.Fatal(notes, err)
+		}
+		g.ask("back")
+		if _, err := s.Calm(); err != nil {
+			t.Fatal(err)
+		}
+		g.expect("executable", "0")
+		g.expect("threads", "3")
+	}
+}
+
+// A tracer may die after any of its steps: every copy arrives all the same, and
+// the next tracer takes over what it finds, and takes it out.
+func TestCopiersTracerDiesAtEachStep(t *testing.T) {
+	defer os.Remove(killFile(os.Getpid()))
+	path := copyTarget(t)
+	died, left := 0, 0
+	for n := 0; ; n++ {
+		if err := os.WriteFile(killFile(os.Getpid()), []byte(strconv.Itoa(n)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		g, s := startCopyTarget(t, path), session(t)
+		want := g.ask("back")
+		threads := []Thread{{g.pid(), g.pid()}}
+		notes, err := s.Quicken(threads, 2)
+		if err == nil && len(notes) > 0 {
+			t.Fatal(notes)
+		}
+		if err == nil {
+			g.expect("back", want)
+			_, err = s.Calm()
+		}
+		if err == nil {
+			g.untouched()
+			break // it got to the end
+		}
+		if !errors.Is(err, ErrTracerGone) {
+			t.Fatalf("step %d: %v", n, err)
+		}
+		died++
+		g.expect("back", want)
+		if err := os.Remove(killFile(os.Getpid())); err != nil {
+			t.Fatal(err)
+		}
+		before := g.ask("executable")
+		next := session(t)
+		if notes, err := next.Quicken(threads, 2); err != nil || len(notes) > 0 {
+			t.Fatalf("step %d: %v %v", n, notes, err)
+		}
+		g.expect("back", want)
+		if _, err := next.Calm(); err != nil {
+			t.Fatalf("step %d: %v", n, err)
+		}
+		g.expect("back", want)
+		// What the dead one had put in its place is taken out; a page that nothing
+		// points to stays.
+		if before != "0" && g.ask("executable") == "0" {
+			left++
+		}
+		g.cmd.Process.Kill()
+		g.cmd.Wait()
+	}
+	if left == 0 {
+		t.Error("no tracer took out what another had left")
+	}
+	if died < 30 {
+		t.Errorf("the tracer died at %d steps only", died)
+	}
+	t.Logf("%d steps, %d taken over", died, left)
+}
+
+// A process without the driver's library is left alone, with a note.
+func TestCopiersWithoutDriver(t *testing.T) {
+	g, s := newTarget(t), session(t)
+	notes, err := s.Quicken([]Thread{{g.pid(), g.pid()}}, 4)
+	if err != nil || len(notes) != 1 || !strings.Contains(notes[0], "no libcuda.so mapped") {
+		t.Fatalf("got %q, %v", notes, err)
+	}
+	if notes, err := s.Calm(); err != nil || len(notes) > 0 {
+		t.Fatalf("got %q, %v", notes, err)
+	}
+	g.ask("sum")
+}
+
+// The code is what its source says.
+func TestCopierCode(t *testing.T) {
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("no gcc to assemble copier/copier.S")
+	}
+	dir := t.TempDir()
+	for _, args := range [][]string{
+		{"gcc", "-c", "-o", dir + "/copier.o", "copier/copier.S"},
+		{"objcopy", "-O", "binary", "-j", ".text", dir + "/copier.o", dir + "/copier.bin"},
+	} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	got, err := os.ReadFile(filepath.Join(dir, "copier.bin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, copierCode) {
+		t.Error("copier/copier.bin is not made of copier/copier.S: make trace/copier/copier.bin")
+	}
+}

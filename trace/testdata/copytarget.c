@@ -1,0 +1,190 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// A process whose driver copies: it answers orders on its standard input.
+//
+//	map           map an area as the driver does, and copy into it
+//	back          copy the area back, and add up what arrives
+//	odd           copy in all kinds of ways, and compare
+//	churn         have a further thread copy without end, from now on
+//	threads       count threads
+//	executable    count executable mappings that are of no file
+//
+// Another thread makes small copies all the while, and looks at each.
+
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define AREA (9u << 20)
+#define PIECE (2u << 20)
+
+void driver_copy(void *to, const void *from, size_t bytes);
+
+static unsigned char *gpu, *returned, *area;
+
+static unsigned char *pages(size_t bytes, int flags)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+	if (p == MAP_FAILED) {
+		puts("no memory");
+		exit(2);
+	}
+	return p;
+}
+
+static void pattern(unsigned char *p, size_t bytes, uint64_t seed)
+{
+	for (size_t i = 0; i < bytes; i++) {
+		seed = seed * 6364136223846793005u + 1442695040888963407u;
+		p[i] = seed >> 56;
+	}
+}
+
+static uint64_t sum(const unsigned char *p, size_t bytes)
+{
+	uint64_t s = 14695981039346656037u;
+	for (size_t i = 0; i < bytes; i++)
+		s = (s ^ p[i]) * 1099511628211u;
+	return s;
+}
+
+static void in_pieces(unsigned char *to, const unsigned char *from)
+{
+	for (size_t at = 0; at < AREA; at += PIECE)
+		driver_copy(to + at, from + at, AREA - at < PIECE ? AREA - at : PIECE);
+}
+
+static void broken(const char *what)
+{
+	printf("%s\n", what);
+	fflush(stdout);
+	_exit(3);
+}
+
+static void *small_copies(void *unused)
+{
+	unsigned char from[300], to[300];
+	for (uint64_t n = 0;; n++) {
+		size_t bytes = n % sizeof from;
+		pattern(from, sizeof from, n);
+		memset(to, 0, sizeof to);
+		driver_copy(to, from, bytes);
+		if (memcmp(to, from, bytes))
+			broken("a small copy went wrong");
+	}
+	return unused;
+}
+
+static void *large_copies(void *unused)
+{
+	unsigned char *from = pages(PIECE, MAP_POPULATE), *to = pages(PIECE, MAP_POPULATE);
+	for (uint64_t n = 0;; n++) {
+		pattern(from, 4096, n);
+		driver_copy(to, from, PIECE);
+		if (memcmp(to, from, PIECE))
+			broken("a large copy went wrong");
+	}
+	return unused;
+}
+
+// Sizes around what is copied in slices, and addresses that are not even; from
+// either side of an overlap as well, which is right one way only with memcpy.
+static void odd(void)
+{
+	static const size_t sizes[] = {1, 63, 64, 4096, (512 << 10) - 64, 512 << 10, (512 << 10) + 64, (512 << 10) + 1, PIECE, PIECE + 192, 5 << 20, 16 << 20, (16 << 20) + 64};
+	static const size_t shifts[] = {0, 1, 8, 64, 4032};
+	const size_t most = (17 << 20) + 8192;
+	unsigned char *from = pages(most, 0), *to = pages(most, 0), *want = pages(most, 0);
+
+	pattern(from, most, 1);
+	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+		size_t room = sizes[i] + 8192;
+		for (size_t a = 0; a < sizeof shifts / sizeof *shifts; a++)
+			for (size_t b = 0; b < sizeof shifts / sizeof *shifts; b++) {
+				memset(to, 0xee, room);
+				memset(want, 0xee, room);
+				memmove(want + shifts[a], from + shifts[b], sizes[i]);
+				driver_copy(to + shifts[a], from + shifts[b], sizes[i]);
+				if (memcmp(to, want, room)) {
+					printf("%zu bytes to %zu from %zu\n", sizes[i], shifts[a], shifts[b]);
+					return;
+				}
+			}
+	}
+	munmap(from, most);
+	munmap(to, most);
+	munmap(want, most);
+	puts("ok");
+}
+
+static int threads(void)
+{
+	int n = 0;
+	DIR *d = opendir("/proc/self/task");
+	for (struct dirent *e; (e = readdir(d));)
+		n += e->d_name[0] != '.';
+	closedir(d);
+	return n;
+}
+
+static int executable(void)
+{
+	char line[512], mode[8];
+	unsigned long inode;
+	int n = 0;
+	FILE *f = fopen("/proc/self/maps", "r");
+	while (fgets(line, sizeof line, f))
+		n += sscanf(line, "%*x-%*x %7s %*x %*x:%*x %lu", mode, &inode) == 2 && mode[2] == 'x' && !inode && !strchr(line, '[');
+	fclose(f);
+	return n;
+}
+
+static void begin(void *(*what)(void *))
+{
+	pthread_t t;
+	if (pthread_create(&t, NULL, what, NULL))
+		broken("no thread");
+}
+
+int main(void)
+{
+	char order[64];
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	gpu = pages(AREA, 0);
+	returned = pages(AREA, 0);
+	pattern(gpu, AREA, 7);
+	in_pieces(returned, gpu); // memcpy has been called
+	begin(small_copies);
+	while (fgets(order, sizeof order, stdin)) {
+		order[strcspn(order, "\n")] = 0;
+		if (!strcmp(order, "map")) {
+			area = pages(AREA, MAP_POPULATE);
+			in_pieces(area, gpu);
+			printf("%llx\n", (unsigned long long)sum(area, AREA));
+		} else if (!strcmp(order, "back")) {
+			memset(returned, 0, AREA);
+			in_pieces(returned, area ? area : gpu);
+			printf("%llx\n", (unsigned long long)sum(returned, AREA));
+		} else if (!strcmp(order, "odd")) {
+			odd();
+		} else if (!strcmp(order, "churn")) {
+			begin(large_copies);
+			puts("churning");
+		} else if (!strcmp(order, "threads")) {
+			printf("%d\n", threads());
+		} else if (!strcmp(order, "executable")) {
+			printf("%d\n", executable());
+		} else {
+			puts("what?");
+		}
+	}
+	return 0;
+}
