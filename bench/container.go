@@ -58,7 +58,7 @@ func startContainer(ctx context.Context, c *harness.Containerd, method, id, imag
 	}
 	return &containerSubject{
 		c: c, k: k, images: images, workload: w,
-		byHand: method == stock && cuda, timeline: method == ours && cuda,
+		byHand: method == stock && cuda, timeline: (method == ours || method == steered) && cuda,
 	}, nil
 }
 

@@ -44,6 +44,7 @@ type command struct {
 	selection
 	out, dir, diskDir      string
 	rounds, peerRounds     int
+	copyThreads            int
 	budget                 int // seconds
 	warmMemory             uint64
 	diskProbe              uint64
@@ -88,7 +89,7 @@ func parse(args []string) (*command, error) {
 		fmt.Fprintf(set.Output(), "usage: bench [OPTIONS]           measure\n       bench --out DIR FILE...  draw results files, merged\n\n")
 		set.PrintDefaults()
 	}
-	methods := set.String("methods", "ours,criugpu,stock", "what to compare; criugpu is CRIU with its own plugin, stock runc's shim with CUDA steps by hand")
+	methods := set.String("methods", "ours,criugpu,stock", "what to compare; steered is ours without copy_threads, criugpu CRIU with its own plugin, stock runc's shim with CUDA steps by hand")
 	sizes := set.String("sizes", "16MiB,64MiB,256MiB", "GPU memory of each process; a list, or none for no such cases")
 	procs := set.String("procs", "1", "CUDA processes; a list")
 	procsSizes := set.String("procs-sizes", "", "sizes for cases of more than one process; default --sizes")
@@ -108,6 +109,7 @@ func parse(args []string) (*command, error) {
 	set.BoolVar(&cmd.writeThrough, "write-through", false, "checkpoint to a disk with too little memory for the GPU state, beside the usual way")
 	set.BoolVar(&cmd.images, "images", false, "make checkpoint images, also by ctr with the methods ours and stock, and send them to a registry and back")
 	set.BoolVar(&cmd.warmUp, "warm-up", true, "one small run of each method first, which does not count")
+	set.IntVar(&cmd.copyThreads, "copy-threads", -1, "the setting of that name for ours; below 0 for its default")
 	set.IntVar(&cmd.rounds, "runs", 5, "runs of each method in each case")
 	set.IntVar(&cmd.peerRounds, "peer-runs", 0, "runs of the methods other than ours; 0 for as many")
 	set.IntVar(&cmd.budget, "budget", 3600, "seconds; no run is started that would end later")
@@ -126,7 +128,7 @@ func parse(args []string) (*command, error) {
 		*to, err = oneOf(name, list, known...)
 		errs = append(errs, err)
 	}
-	words(&cmd.methods, "methods", *methods, ours, criugpu, stock)
+	words(&cmd.methods, "methods", *methods, ours, steered, criugpu, stock)
 	words(&cmd.contents, "content", *contents, contentPattern, contentZero, contentWeights)
 	words(&cmd.media, "media", *media, onTmpfs, onDisk)
 	words(&cmd.modes, "modes", *modes, modeExit, modeLeave)
@@ -232,6 +234,9 @@ func (cmd *command) run(ctx context.Context) (err error) {
 		}
 	}
 	b := &bench{rounds: cmd.rounds, peerRounds: cmd.peerRounds, end: began.Add(time.Duration(cmd.budget) * time.Second), logf: logf, dirs: map[string]string{}}
+	if cmd.copyThreads >= 0 {
+		b.settings = fmt.Sprintf("copy_threads = %d\n", cmd.copyThreads)
+	}
 	tmpfs, unmount, err := mountTmpfs(os.TempDir())
 	if err != nil {
 		return err
@@ -245,7 +250,7 @@ func (cmd *command) run(ctx context.Context) (err error) {
 	if (cmd.writeThrough || slices.Contains(cmd.media, onDisk)) && inMemory(b.dirs[onDisk]) {
 		return fmt.Errorf("--disk-dir %s is in memory", cmd.diskDir)
 	}
-	if b.c, err = start(ctx, bins, gpu, cmd.dir); err != nil {
+	if b.c, err = start(ctx, bins, gpu, cmd.dir, b.settings); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.c.Stop()) }()
@@ -268,15 +273,15 @@ func shimConfig(c *harness.Containerd, cgroup, settings string) string {
 }
 
 // start starts a containerd for containers of the workload, in a directory of its
-// own in dir.
-func start(ctx context.Context, bins harness.Bins, gpu harness.GPU, dir string) (*harness.Containerd, error) {
+// own in dir, with these settings of [staging] for the shim.
+func start(ctx context.Context, bins harness.Bins, gpu harness.GPU, dir, settings string) (*harness.Containerd, error) {
 	c, err := harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: dir})
 	if err != nil {
 		return nil, err
 	}
 	// What a shim leaves on a machine by default goes with the instance. CRIU
 	// locks no network for any of the methods.
-	if err := errors.Join(c.SetShimConfig(shimConfig(c, "staging", "")), c.ImportWorkload(ctx)); err != nil {
+	if err := errors.Join(c.SetShimConfig(shimConfig(c, "staging", settings)), c.ImportWorkload(ctx)); err != nil {
 		return nil, errors.Join(err, c.Stop())
 	}
 	return c, nil
@@ -339,7 +344,7 @@ func (cmd *command) measureImages(ctx context.Context, b *bench, r *results) (er
 			size = 8 << 30
 		}
 	}
-	c, err := start(ctx, b.c.Bins(), b.c.GPU(), b.dirs[onTmpfs])
+	c, err := start(ctx, b.c.Bins(), b.c.GPU(), b.dirs[onTmpfs], b.settings)
 	if err != nil {
 		return err
 	}

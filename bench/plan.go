@@ -14,6 +14,8 @@ import (
 const (
 	// ours is this project's shim, asked by the task API.
 	ours = "ours"
+	// steered is ours with [staging] copy_threads = 0: the driver copies by itself.
+	steered = "steered"
 	// criugpu is CRIU with its own CUDA plugin, without a container.
 	criugpu = "criugpu"
 	// stock is runc's shim, with the CUDA steps taken by hand before and after.

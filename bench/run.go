@@ -61,6 +61,8 @@ type bench struct {
 	runs   []run
 	notRun []string
 	serial int
+	// settings are those of [staging] for ours.
+	settings string
 	// staging is the cgroup whose peak is measured; empty for none.
 	staging cgroupDir
 }
@@ -138,7 +140,7 @@ func (b *bench) unfit(s shape, method string) string {
 	// The state is in host memory once. The peers have it there as the
 	// processes' memory; what they write to a tmpfs comes on top.
 	need := s.bytes()
-	if method != ours && s.Media == onTmpfs {
+	if method != ours && method != steered && s.Media == onTmpfs {
 		need *= 2
 	}
 	memory, err := readMemory()
@@ -192,11 +194,25 @@ func (b *bench) once(ctx context.Context, s shape, method string, round int, mem
 	r = run{shape: s, Method: method, Round: round + 1}
 	ctx, cancel := context.WithTimeout(ctx, runLimit+time.Duration(s.bytes()/slowRate)*time.Second)
 	defer cancel()
-	if err := b.fill(ctx, &r, memoryLimit); err != nil {
+	var err error
+	if method == steered {
+		err = b.configured("copy_threads = 0\n", func() error { return b.fill(ctx, &r, memoryLimit) })
+	} else {
+		err = b.fill(ctx, &r, memoryLimit)
+	}
+	if err != nil {
 		r.Error = err.Error()
 	}
 	r.Whole = time.Since(began).Seconds()
 	return r
+}
+
+// configured does something while the shim's [staging] has other settings.
+func (b *bench) configured(settings string, do func() error) error {
+	if err := b.c.SetShimConfig(shimConfig(b.c, "staging", settings)); err != nil {
+		return err
+	}
+	return errors.Join(do(), b.c.SetShimConfig(shimConfig(b.c, "staging", b.settings)))
 }
 
 // start runs a workload under a method.

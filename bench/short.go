@@ -32,7 +32,7 @@ type shortRun struct {
 func (b *bench) shortCase(ctx context.Context, size, buffer uint64) (s *shortResult, err error) {
 	s = &shortResult{Size: size, Buffer: buffer}
 	defer func() { b.staging = "" }()
-	defer func() { err = errors.Join(err, b.c.SetShimConfig(shimConfig(b.c, "staging", ""))) }()
+	defer func() { err = errors.Join(err, b.c.SetShimConfig(shimConfig(b.c, "staging", b.settings))) }()
 	for round := range b.rounds {
 		if ctx.Err() != nil {
 			return s, nil
