@@ -63,6 +63,9 @@ const (
 	// copiersEnd bounds the wait for copiers that were told to end, and for threads
 	// in the middle of a copy, which takes less than a millisecond.
 	copiersEnd = 5 * time.Second
+	// lookTwice is for how long a thread that runs is left to itself, in the hope of
+	// seeing it where it does not.
+	lookTwice = 2 * time.Millisecond
 )
 
 // futexWakePrivate is FUTEX_WAKE_PRIVATE (include/uapi/linux/futex.h).
@@ -134,7 +137,11 @@ func (t *thread) copierPage(at uint64) bool {
 
 // place makes the pages.
 func (c *copiers) place(t *thread, original uint64) error {
-	page, err := t.plain(unix.SYS_MMAP, 0, copierBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uint64(0))
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", t.pid))
+	if err != nil {
+		return err
+	}
+	page, err := t.plain(unix.SYS_MMAP, lonelyPlace(string(maps)), copierBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uint64(0))
 	if err != nil {
 		return fmt.Errorf("map a page of code: %w", err)
 	}
@@ -152,6 +159,25 @@ func (c *copiers) place(t *thread, original uint64) error {
 	}
 	step("copiers' code written")
 	return nil
+}
+
+// lonelyPlace gives an address for a mapping that is far from all others: in the
+// middle of the largest gap between two. Left alone the kernel would put it into
+// the first hole that is large enough. That may be one that the driver has made,
+// and will fill again, at that address, or unmap together with what is around it.
+func lonelyPlace(maps string) (at uint64) {
+	below, largest := uint64(0), uint64(0)
+	for line := range strings.Lines(maps) {
+		start, end, ok := addresses(line)
+		if !ok || start < below || start >= 1<<47 { // the kernel's, above
+			break
+		}
+		if gap := start - below; below > 0 && gap > largest {
+			largest, at = gap, (below+gap/2)&^(hugePage-1)
+		}
+		below = end
+	}
+	return at
 }
 
 // swap exchanges the slot's value, at once for all threads, by the thread itself.
@@ -195,15 +221,17 @@ func (c *copiers) undo(t *thread) error {
 	if err := c.tell(t, copierStop, 1); err != nil {
 		return err
 	}
-	if _, err := t.plain(unix.SYS_FUTEX, c.page+copierGeneration, futexWakePrivate, 1<<30); err != nil {
-		return fmt.Errorf("wake copiers: %w", err)
-	}
-	for end := time.Now().Add(copiersEnd); ; time.Sleep(50 * time.Microsecond) {
-		err := c.vacant(t)
+	outside := map[int]bool{t.tid: true}
+	for began := time.Now(); ; time.Sleep(50 * time.Microsecond) {
+		// Each time, for one that was about to sleep.
+		if _, err := t.plain(unix.SYS_FUTEX, c.page+copierGeneration, futexWakePrivate, 1<<30); err != nil {
+			return fmt.Errorf("wake copiers: %w", err)
+		}
+		err := c.vacant(outside, time.Since(began) > lookTwice)
 		if err == nil {
 			break
 		}
-		if time.Now().After(end) {
+		if time.Since(began) > copiersEnd {
 			return err
 		}
 	}
@@ -258,18 +286,20 @@ func (t *thread) goOn() error {
 	return awaitInterrupt(t.tid)
 }
 
-// vacant says that none of the process's threads, other than t, is in our code.
-// Copiers are, until they have ended.
-func (c *copiers) vacant(t *thread) error {
+// vacant says that none of the process's threads is in our code, into which none
+// comes any more. Copiers are, until they have ended. Those that were seen outside
+// are in outside. A thread that runs is stopped to see where it is, if insist is set;
+// else it counts as being there.
+func (c *copiers) vacant(outside map[int]bool, insist bool) error {
 	tids, err := threads(c.pid)
 	if err != nil {
 		return err
 	}
 	for _, tid := range tids {
-		if tid == t.tid {
+		if outside[tid] {
 			continue
 		}
-		at, err := whereabouts(c.pid, tid)
+		at, err := whereabouts(c.pid, tid, insist)
 		switch {
 		case errors.Is(err, errEnded):
 		case err != nil:
@@ -277,13 +307,14 @@ func (c *copiers) vacant(t *thread) error {
 		case c.within(at):
 			return fmt.Errorf("process %d: thread %d is in the copiers' code", c.pid, tid)
 		}
+		outside[tid] = true
 	}
 	return nil
 }
 
 // whereabouts gives the address of a thread's next instruction. See proc(5),
 // /proc/PID/syscall: it ends in that, unless the thread runs.
-func whereabouts(pid, tid int) (uint64, error) {
+func whereabouts(pid, tid int, insist bool) (uint64, error) {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return 0, errEnded
@@ -298,6 +329,9 @@ func whereabouts(pid, tid int) (uint64, error) {
 			return 0, fmt.Errorf("thread %d: /proc says %q", tid, line)
 		}
 		return at, nil
+	}
+	if !insist {
+		return 0, fmt.Errorf("thread %d runs", tid)
 	}
 	if err := seize(pid, tid, 0); err != nil {
 		return 0, err

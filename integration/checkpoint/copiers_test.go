@@ -41,7 +41,7 @@ func TestCopiers(t *testing.T) {
 		threads, operations int
 	}{
 		{"copy_threads = 2", min(2, runtime.NumCPU()), 3},
-		{"copy_threads = 0", 0, 0},
+		{"copy_threads = 0", 0, 0}, // the default
 	} {
 		t.Run(test.settings, func(t *testing.T) {
 			results.Add(t)

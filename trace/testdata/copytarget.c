@@ -7,6 +7,8 @@
 //	back          copy the area back, and add up what arrives
 //	odd           copy in all kinds of ways, and compare
 //	churn         have a further thread copy without end, from now on
+//	hole          map some pages and unmap them again
+//	fill          map pages there again, at that address
 //	threads       count threads
 //	executable    count executable mappings that are of no file
 //
@@ -24,10 +26,11 @@
 
 #define AREA (9u << 20)
 #define PIECE (2u << 20)
+#define HOLE 8192 // as large as what a tracer maps
 
 void driver_copy(void *to, const void *from, size_t bytes);
 
-static unsigned char *gpu, *returned, *area;
+static unsigned char *gpu, *returned, *area, *hole;
 
 static unsigned char *pages(size_t bytes, int flags)
 {
@@ -178,6 +181,13 @@ int main(void)
 		} else if (!strcmp(order, "churn")) {
 			begin(large_copies);
 			puts("churning");
+		} else if (!strcmp(order, "hole")) {
+			hole = pages(HOLE, 0);
+			munmap(hole, HOLE);
+			puts("made");
+		} else if (!strcmp(order, "fill")) {
+			void *p = mmap(hole, HOLE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+			puts(p == hole ? "filled" : "taken");
 		} else if (!strcmp(order, "threads")) {
 			printf("%d\n", threads());
 		} else if (!strcmp(order, "executable")) {
