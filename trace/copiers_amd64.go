@@ -52,7 +52,9 @@ const (
 	copierStop       = 4356
 	copierPatience   = 4360
 	copierWas        = 4384
+	copierMade       = 4392
 	copierStacks     = 4096 + 1024 // one word each, in lines of their own
+	copierStackBytes = 64
 	copierBytes      = 2 * pageSize
 )
 
@@ -67,6 +69,9 @@ const (
 	// seeing it where it does not.
 	lookTwice = 2 * time.Millisecond
 )
+
+// syscallInstruction is the instruction, in bytes.
+var syscallInstruction = []byte{0x0f, 0x05}
 
 // futexWakePrivate is FUTEX_WAKE_PRIVATE (include/uapi/linux/futex.h).
 const futexWakePrivate = 1 | 128
@@ -101,11 +106,13 @@ func (t *thread) quicken(threads int) (_ *copiers, err error) {
 	if err := c.tell(t, copierStop, 0); err != nil {
 		return c, err
 	}
-	for i := range min(threads, MaxCopiers) - 1 {
-		stack := c.page + copierStacks + uint64(i)*64
-		// The new thread returns from its system call to what its stack says.
-		if err := t.write64(stack, c.page+copierEntry); err != nil {
+	for range min(threads, MaxCopiers) - 1 {
+		stack, err := c.stack(t)
+		if err != nil {
 			return c, err
+		}
+		if stack == 0 {
+			break
 		}
 		if _, err := t.plain(unix.SYS_CLONE, copierThread, stack); err != nil {
 			break // a limit, or a filter: with those there are
@@ -125,6 +132,24 @@ func (t *thread) quicken(threads int) (_ *copiers, err error) {
 	}
 	step("memcpy replaced")
 	return c, nil
+}
+
+// stack gives one that was never given out, or 0: a copier that a dead tracer has
+// left may be at work on its own. The new thread returns from its system call to
+// what the stack says.
+func (c *copiers) stack(t *thread) (uint64, error) {
+	made, err := t.read64(c.page + copierMade)
+	if err != nil {
+		return 0, err
+	}
+	at := copierStacks + made*copierStackBytes
+	if made > copierBytes || at+copierStackBytes > copierBytes {
+		return 0, nil
+	}
+	if err := t.write64(c.page+copierMade, made+1); err != nil {
+		return 0, err
+	}
+	return c.page + at, t.write64(c.page+at, c.page+copierEntry)
 }
 
 // copierPage says whether an address is that of our code, left there by a tracer
@@ -227,7 +252,7 @@ func (c *copiers) undo(t *thread) error {
 		if _, err := t.plain(unix.SYS_FUTEX, c.page+copierGeneration, futexWakePrivate, 1<<30); err != nil {
 			return fmt.Errorf("wake copiers: %w", err)
 		}
-		err := c.vacant(outside, time.Since(began) > lookTwice)
+		err := c.vacant(t, outside, time.Since(began) > lookTwice)
 		if err == nil {
 			break
 		}
@@ -290,7 +315,7 @@ func (t *thread) goOn() error {
 // comes any more. Copiers are, until they have ended. Those that were seen outside
 // are in outside. A thread that runs is stopped to see where it is, if insist is set;
 // else it counts as being there.
-func (c *copiers) vacant(outside map[int]bool, insist bool) error {
+func (c *copiers) vacant(t *thread, outside map[int]bool, insist bool) error {
 	tids, err := threads(c.pid)
 	if err != nil {
 		return err
@@ -299,12 +324,12 @@ func (c *copiers) vacant(outside map[int]bool, insist bool) error {
 		if outside[tid] {
 			continue
 		}
-		at, err := whereabouts(c.pid, tid, insist)
+		at, fresh, err := whereabouts(c.pid, tid, insist)
 		switch {
 		case errors.Is(err, errEnded):
 		case err != nil:
 			return err
-		case c.within(at):
+		case c.within(at), fresh && at == t.call+uint64(len(syscallInstruction)): // it has not begun yet
 			return fmt.Errorf("process %d: thread %d is in the copiers' code", c.pid, tid)
 		}
 		outside[tid] = true
@@ -313,38 +338,39 @@ func (c *copiers) vacant(outside map[int]bool, insist bool) error {
 }
 
 // whereabouts gives the address of a thread's next instruction. See proc(5),
-// /proc/PID/syscall: it ends in that, unless the thread runs.
-func whereabouts(pid, tid int, insist bool) (uint64, error) {
+// /proc/PID/syscall: it ends in that, unless the thread runs. fresh says that it
+// may never have run.
+func whereabouts(pid, tid int, insist bool) (at uint64, fresh bool, err error) {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return 0, errEnded
+		return 0, false, errEnded
 	}
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	words := strings.Fields(string(line))
 	if len(words) > 1 {
 		at, err := strconv.ParseUint(words[len(words)-1], 0, 64)
 		if err != nil {
-			return 0, fmt.Errorf("thread %d: /proc says %q", tid, line)
+			return 0, false, fmt.Errorf("thread %d: /proc says %q", tid, line)
 		}
-		return at, nil
+		return at, false, nil
 	}
 	if !insist {
-		return 0, fmt.Errorf("thread %d runs", tid)
+		return 0, false, fmt.Errorf("thread %d runs", tid)
 	}
 	if err := seize(pid, tid, 0); err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	defer func() { _ = unix.PtraceDetach(tid) }() // or it ends, or this thread does
 	if err := awaitInterrupt(tid); err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	var r unix.PtraceRegs
 	if err := unix.PtraceGetRegs(tid, &r); err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	return r.Rip, nil
+	return r.Rip, r.Rax == 0, nil
 }
 
 // quickened is a process whose driver copies faster, and its thread that makes calls.

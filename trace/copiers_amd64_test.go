@@ -207,11 +207,11 @@ func TestCopiersTakeNoHole(t *testing.T) {
 // they have had nothing to do for some time.
 func TestCopiersEnd(t *testing.T) {
 	g, s := startCopyTarget(t, copyTarget(t)), session(t)
-	for i := range 600 {
+	for i := range 150 {
 		if notes, err := s.Quicken([]Thread{{g.pid(), g.pid()}}, 4); err != nil || len(notes) > 0 {
 			t.Fatal(notes, err)
 		}
-		time.Sleep(time.Duration(i) * 5 * time.Microsecond)
+		time.Sleep(time.Duration(i) * 20 * time.Microsecond)
 		if _, err := s.Calm(); err != nil {
 			t.Fatal(err)
 		}

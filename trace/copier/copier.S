@@ -22,6 +22,7 @@
 	.set	stop, 4356	// 1: copiers end
 	.set	patience, 4360	// struct timespec: they end after so long without work
 	.set	was, 4384	// what swap took out
+				// 4392: how many stacks are given out
 
 	.set	sliceShift, 17
 	.set	slice, 1 << sliceShift
