@@ -283,6 +283,9 @@ func (c *copiers) within(at uint64) bool { return at-c.page < pageSize }
 
 // leavePage lets the thread go on until it is not in our code.
 func (c *copiers) leavePage(t *thread) error {
+	if c.page == 0 {
+		return nil
+	}
 	for end := time.Now().Add(copiersEnd); time.Now().Before(end); {
 		var r unix.PtraceRegs
 		if err := unix.PtraceGetRegs(t.tid, &r); err != nil {

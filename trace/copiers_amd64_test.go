@@ -36,9 +36,9 @@ func copyTarget(t *testing.T) string {
 }
 
 // startCopyTarget runs it until the test ends.
-func startCopyTarget(t *testing.T, path string) *target {
+func startCopyTarget(t *testing.T, path string, args ...string) *target {
 	t.Helper()
-	cmd := exec.Command(path)
+	cmd := exec.Command(path, args...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -87,10 +87,11 @@ func helped(t *testing.T, notes []string) (bytes, threads int) {
 	return 0, 0
 }
 
-// smallUntraced has this tracer let system calls by in the areas of tests.
-func smallUntraced() { untracedArea, untracedLeft = 4<<20, 2<<20 }
+// smallUntraced has this tracer let system calls by in the areas of tests, and pace
+// the large ones.
+func smallUntraced() { untracedArea, untracedLeft, pacedArea = 4<<20, 2<<20, largeBytes }
 
-// areaOfCopies is AREA of testdata/copytarget.c.
+// areaOfCopies is area_bytes of testdata/copytarget.c.
 const areaOfCopies = 9 << 20
 
 // The driver's copies into a staging area, and out of it, are ours meanwhile.
@@ -145,6 +146,52 @@ func TestCopiersAbandoned(t *testing.T) {
 	}
 	g.untouched()
 	g.expect("back", want)
+}
+
+// When there is no room for all of an area in the end, the driver gets the rest of
+// it as it had asked for it. What copiers write goes nowhere else.
+func TestCopiersAndNoRoom(t *testing.T) {
+	if err := os.WriteFile(fillFile(os.Getpid()), fmt.Appendf(nil, "fail %d", largeBytes*3/4), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(fillFile(os.Getpid()))
+	path := copyTarget(t)
+	for range 2 {
+		g, s := startCopyTarget(t, path, strconv.Itoa(largeBytes)), session(t)
+		want := g.ask("back")
+		if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-", Copiers: 4}); err != nil {
+			t.Fatal(err)
+		}
+		g.expect("map", want)
+		areas, _, err := s.Collect()
+		if err == nil || !strings.Contains(err.Error(), "no space") || len(areas) != 0 {
+			t.Errorf("got areas %v, %v", areas, err)
+		}
+		g.expect("back", want)
+		g.untouched()
+		g.cmd.Process.Kill()
+		g.cmd.Wait()
+	}
+}
+
+// An area that cannot be filled, and is too small to be paced, is left alone.
+func TestCopiersAndNoRoomForSmall(t *testing.T) {
+	if err := os.WriteFile(fillFile(os.Getpid()), []byte("fail 4194304"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(fillFile(os.Getpid()))
+	g, s := startCopyTarget(t, copyTarget(t)), session(t)
+	want := g.ask("back")
+	if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-", Copiers: 4}); err != nil {
+		t.Fatal(err)
+	}
+	g.expect("map", want)
+	areas, notes, err := s.Collect()
+	if err != nil || len(areas) != 0 || len(notes) != 1 || !strings.Contains(notes[0], "no space") {
+		t.Errorf("got areas %v, notes %q, %v", areas, notes, err)
+	}
+	g.expect("back", want)
+	g.untouched()
 }
 
 // Whatever is copied arrives, by one thread, two or many.

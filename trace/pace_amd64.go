@@ -79,6 +79,12 @@ func (s *steering) keepBehind(t *thread, atCall bool) error {
 // putRestBack gives the thread what is not filled of an area as the driver had
 // asked for it.
 func (s *steering) putRestBack(t *thread, b *backing) error {
+	// Copiers may be writing there: not when the thread has returned from its copy.
+	if s.copiers != nil {
+		if err := s.copiers.leavePage(t); err != nil {
+			return err
+		}
+	}
 	frontier, _ := b.filledTo()
 	from := max(b.start, b.start-b.offset+frontier)
 	if from >= b.start+b.length {

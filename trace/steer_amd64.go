@@ -232,8 +232,10 @@ func (s *steering) next() (unix.WaitStatus, error) {
 // untracedArea is the smallest area, in bytes, during whose copy system calls are
 // let by, and untracedLeft what is left of it when they are looked at again: the
 // driver, which may map another then, takes 5 ms for that at the speed of the bus.
+// Smaller areas than pacedArea are filled before copiers get to see them.
 // A test has smaller ones.
 var (
+	pacedArea    uint64 = 1 << 30
 	untracedArea uint64 = 1 << 30
 	untracedLeft uint64 = 256 << 20
 )
@@ -340,6 +342,14 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 	b, err := newBacking(path, start, length)
 	if err != nil {
 		return err
+	}
+	if s.target.Copiers > 0 && length < pacedArea {
+		// Copiers would be at its end before the thread could be stopped. It takes
+		// 25 ms to fill the largest of these (43 GB/s, H200's host).
+		if err := b.wait(); err != nil {
+			b.remove()
+			return err
+		}
 	}
 	step("file made")
 	if s.before, err = sharedMemory(s.target.PID); err != nil {

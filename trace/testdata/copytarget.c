@@ -1,7 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A process whose driver copies: it answers orders on its standard input.
+// A process whose driver copies, areas of as many bytes as its argument says: it
+// answers orders on its standard input.
 //
 //	map           map an area as the driver does, and copy into it
 //	back          copy the area back, and add up what arrives
@@ -24,12 +25,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define AREA (9u << 20)
 #define PIECE (2u << 20)
 #define HOLE 8192 // as large as what a tracer maps
 
 void driver_copy(void *to, const void *from, size_t bytes);
 
+static size_t area_bytes = 9 << 20;
 static unsigned char *gpu, *returned, *area, *hole;
 
 static unsigned char *pages(size_t bytes, int flags)
@@ -60,8 +61,8 @@ static uint64_t sum(const unsigned char *p, size_t bytes)
 
 static void in_pieces(unsigned char *to, const unsigned char *from)
 {
-	for (size_t at = 0; at < AREA; at += PIECE)
-		driver_copy(to + at, from + at, AREA - at < PIECE ? AREA - at : PIECE);
+	for (size_t at = 0; at < area_bytes; at += PIECE)
+		driver_copy(to + at, from + at, area_bytes - at < PIECE ? area_bytes - at : PIECE);
 }
 
 static void broken(const char *what)
@@ -156,26 +157,29 @@ static void begin(void *(*what)(void *))
 		broken("no thread");
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	char order[64];
 
+	if (argc > 1)
+		area_bytes = strtoull(argv[1], NULL, 10);
+
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	gpu = pages(AREA, 0);
-	returned = pages(AREA, 0);
-	pattern(gpu, AREA, 7);
+	gpu = pages(area_bytes, 0);
+	returned = pages(area_bytes, 0);
+	pattern(gpu, area_bytes, 7);
 	in_pieces(returned, gpu); // memcpy has been called
 	begin(small_copies);
 	while (fgets(order, sizeof order, stdin)) {
 		order[strcspn(order, "\n")] = 0;
 		if (!strcmp(order, "map")) {
-			area = pages(AREA, MAP_POPULATE);
+			area = pages(area_bytes, MAP_POPULATE);
 			in_pieces(area, gpu);
-			printf("%llx\n", (unsigned long long)sum(area, AREA));
+			printf("%llx\n", (unsigned long long)sum(area, area_bytes));
 		} else if (!strcmp(order, "back")) {
-			memset(returned, 0, AREA);
+			memset(returned, 0, area_bytes);
 			in_pieces(returned, area ? area : gpu);
-			printf("%llx\n", (unsigned long long)sum(returned, AREA));
+			printf("%llx\n", (unsigned long long)sum(returned, area_bytes));
 		} else if (!strcmp(order, "odd")) {
 			odd();
 		} else if (!strcmp(order, "churn")) {
