@@ -222,9 +222,6 @@ func (c *copiers) undo(t *thread) error {
 	if c == nil || c.page == 0 {
 		return nil
 	}
-	if err := c.leavePage(t); err != nil {
-		return err
-	}
 	if c.swapped {
 		original, err := t.read64(c.page + copierOriginal)
 		if err != nil {
@@ -242,6 +239,9 @@ func (c *copiers) undo(t *thread) error {
 		}
 		c.swapped = false
 		step("memcpy put back")
+	}
+	if err := c.leavePage(t); err != nil {
+		return err
 	}
 	if err := c.tell(t, copierStop, 1); err != nil {
 		return err
@@ -281,11 +281,9 @@ func (c *copiers) note(t *thread) string {
 // within says whether an address is in the page of code.
 func (c *copiers) within(at uint64) bool { return at-c.page < pageSize }
 
-// leavePage lets the thread go on until it is not in our code.
+// leavePage lets the thread go on until it is not in our code, where it does not
+// come again.
 func (c *copiers) leavePage(t *thread) error {
-	if c.page == 0 {
-		return nil
-	}
 	for end := time.Now().Add(copiersEnd); time.Now().Before(end); {
 		var r unix.PtraceRegs
 		if err := unix.PtraceGetRegs(t.tid, &r); err != nil {

@@ -79,11 +79,13 @@ func (s *steering) keepBehind(t *thread, atCall bool) error {
 // putRestBack gives the thread what is not filled of an area as the driver had
 // asked for it.
 func (s *steering) putRestBack(t *thread, b *backing) error {
-	// Copiers may be writing there: not when the thread has returned from its copy.
+	// Copiers may be writing there.
 	if s.copiers != nil {
-		if err := s.copiers.leavePage(t); err != nil {
+		s.notes = append(s.notes, s.copiers.note(t))
+		if err := s.copiers.undo(t); err != nil {
 			return err
 		}
+		s.copiers, s.untraced = nil, false
 	}
 	frontier, _ := b.filledTo()
 	from := max(b.start, b.start-b.offset+frontier)
