@@ -84,5 +84,11 @@ func reap(cmd *exec.Cmd) (func() (int, error), error) {
 	if err != nil {
 		return nil, err
 	}
-	return func() (int, error) { return runc.Monitor.Wait(cmd, exits) }, nil
+	return func() (int, error) {
+		status, err := runc.Monitor.Wait(cmd, exits)
+		// The reaper has taken its end, of which Go does not hear: its descriptor
+		// (pidfd) would stay open until the garbage collector came by.
+		_ = cmd.Process.Release()
+		return status, err
+	}, nil
 }

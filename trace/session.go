@@ -43,6 +43,7 @@ type Run func(*exec.Cmd) (wait func() (int, error), err error)
 // every thread; Close is then all that is left to do.
 type Session struct {
 	cmd    *exec.Cmd
+	pid    int
 	stdin  io.WriteCloser
 	lines  chan []byte // the tracer's answers; closed at its end
 	exited chan struct{}
@@ -76,6 +77,7 @@ func Start(run Run, cgroup *os.File) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start the tracer: %w", err)
 	}
+	s.pid = cmd.Process.Pid
 	go func() {
 		// The answers are read to their end before wait, which closes the pipe.
 		r := bufio.NewReader(stdout)
@@ -94,7 +96,7 @@ func Start(run Run, cgroup *os.File) (*Session, error) {
 }
 
 // Pid is the tracer's process id.
-func (s *Session) Pid() int { return s.cmd.Process.Pid }
+func (s *Session) Pid() int { return s.pid }
 
 // Hold seizes every thread of the processes except those named, and returns
 // once each has been asked to stop. The processes must be frozen by their
