@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"strings"
@@ -17,35 +18,39 @@ import (
 // askLimit bounds one question where the context does not.
 const askLimit = 30 * time.Second
 
-// FreePort returns a UDP port of this machine that nothing listens on now.
-func FreePort() (int, error) {
-	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		return 0, fmt.Errorf("find a free UDP port: %w", err)
-	}
-	defer conn.Close()
-	return conn.LocalAddr().(*net.UDPAddr).Port, nil
-}
+// FreePort returns a port of this machine that nothing listens on now, by UDP or
+// TCP. The kernel gives it to no connection meanwhile: it is below the range for
+// these (ip_local_port_range begins at 32768).
+func FreePort() (int, error) { return FreePorts(1) }
 
-// FreePorts returns the first of n UDP ports in a row that nothing listens on now.
+// FreePorts returns the first of n such ports in a row.
 func FreePorts(n int) (int, error) {
+	const first, last = 10240, 32000
 	for range 100 {
-		first, err := FreePort()
-		if err != nil {
-			return 0, err
-		}
+		port := first + rand.IntN(last-first-n)
 		free := true
-		for port := first + 1; port < first+n && free; port++ {
-			conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-			if free = err == nil; free {
-				conn.Close()
-			}
+		for p := port; p < port+n && free; p++ {
+			free = isFree(p)
 		}
 		if free {
-			return first, nil
+			return port, nil
 		}
 	}
-	return 0, fmt.Errorf("find %d free UDP ports in a row: there are none", n)
+	return 0, fmt.Errorf("find %d free ports in a row: there are none", n)
+}
+
+func isFree(port int) bool {
+	udp, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	if err != nil {
+		return false
+	}
+	udp.Close()
+	tcp, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	if err != nil {
+		return false
+	}
+	tcp.Close()
+	return true
 }
 
 // Ask sends one packet with the question to the container's port and returns the
