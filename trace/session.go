@@ -44,6 +44,7 @@ type Run func(*exec.Cmd) (wait func() (int, error), err error)
 type Session struct {
 	cmd    *exec.Cmd
 	pid    int
+	quick  bool // Quicken was called, and Calm was not yet
 	stdin  io.WriteCloser
 	lines  chan []byte // the tracer's answers; closed at its end
 	exited chan struct{}
@@ -164,6 +165,7 @@ func (s *Session) Map(mappings []Mapping) error {
 // calls for that. They must not be frozen nor held. Where it cannot be done the
 // driver copies by itself, and a note says why.
 func (s *Session) Quicken(threads []Thread, copiers int) (notes []string, err error) {
+	s.quick = true
 	r, err := s.call("quicken copies", order{Op: opQuicken, Threads: threads, Copiers: copiers})
 	return r.Notes, err
 }
@@ -172,6 +174,10 @@ func (s *Session) Quicken(threads []Thread, copiers int) (notes []string, err er
 // processes may run. After an error a process may have its memcpy by code of ours
 // still, which does as memcpy does.
 func (s *Session) Calm() (notes []string, err error) {
+	if !s.quick {
+		return nil, nil
+	}
+	s.quick = false
 	r, err := s.call("end quickened copies", order{Op: opCalm})
 	return r.Notes, err
 }
