@@ -53,8 +53,10 @@ const (
 	copierWas        = 4384
 	copierMade       = 4392
 	copierStacks     = 4096 + 1024 // one word each, in lines of their own
+	copierTID        = 8           // behind that: its thread, until that has ended
 	copierStackBytes = 64
 	copierBytes      = 2 * pageSize
+	copierMost       = (copierBytes - copierStacks) / copierStackBytes
 )
 
 const (
@@ -69,15 +71,14 @@ const (
 	lookTwice = 2 * time.Millisecond
 )
 
-// syscallInstruction is the instruction, in bytes.
-var syscallInstruction = []byte{0x0f, 0x05}
-
 // futexWakePrivate is FUTEX_WAKE_PRIVATE (include/uapi/linux/futex.h).
 const futexWakePrivate = 1 | 128
 
 // copierThread is how a copier is made: as the C library makes a thread, with
-// nothing of its own but a word of stack.
-const copierThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD | unix.CLONE_SYSVSEM
+// nothing of its own but a word of stack. The kernel writes its number beside that
+// before it runs, and zero when it runs no more: clone(2), CLONE_CHILD_CLEARTID.
+const copierThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD | unix.CLONE_SYSVSEM |
+	unix.CLONE_PARENT_SETTID | unix.CLONE_CHILD_CLEARTID
 
 // copiers are what helps one process's driver to copy.
 type copiers struct {
@@ -113,7 +114,7 @@ func (t *thread) quicken(threads int) (_ *copiers, err error) {
 		if stack == 0 {
 			break
 		}
-		if _, err := t.plain(unix.SYS_CLONE, copierThread, stack); err != nil {
+		if _, err := t.plain(unix.SYS_CLONE, copierThread, stack, stack+copierTID, stack+copierTID); err != nil {
 			break // a limit, or a filter: with those there are
 		}
 		c.threads++
@@ -141,10 +142,10 @@ func (c *copiers) stack(t *thread) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	at := copierStacks + made*copierStackBytes
-	if made > copierBytes || at+copierStackBytes > copierBytes {
+	if made >= copierMost {
 		return 0, nil
 	}
+	at := copierStacks + made*copierStackBytes
 	if err := t.write64(c.page+copierMade, made+1); err != nil {
 		return 0, err
 	}
@@ -245,21 +246,20 @@ func (c *copiers) undo(t *thread) error {
 	if err := c.tell(t, copierStop, 1); err != nil {
 		return err
 	}
-	outside := map[int]bool{t.tid: true}
-	for began := time.Now(); ; time.Sleep(50 * time.Microsecond) {
+	if err := c.await(func() error {
 		// Each time, for one that was about to sleep.
 		if _, err := t.plain(unix.SYS_FUTEX, c.page+copierGeneration, futexWakePrivate, 1<<30); err != nil {
 			return fmt.Errorf("wake copiers: %w", err)
 		}
-		err := c.vacant(t, outside, time.Since(began) > lookTwice)
-		if err == nil {
-			break
-		}
-		if time.Since(began) > copiersEnd {
-			return err
-		}
+		return c.ended(t)
+	}); err != nil {
+		return err
 	}
 	step("copiers ended")
+	outside, began := map[int]bool{t.tid: true}, time.Now()
+	if err := c.await(func() error { return c.vacant(outside, time.Since(began) > lookTwice) }); err != nil {
+		return err
+	}
 	if _, err := t.plain(unix.SYS_MUNMAP, c.page, copierBytes); err != nil {
 		return fmt.Errorf("unmap a page of code: %w", err)
 	}
@@ -311,11 +311,44 @@ func (t *thread) goOn() error {
 	return awaitInterrupt(t.tid)
 }
 
+// errNotYet says that something has not come about, and what.
+var errNotYet = errors.New("not yet")
+
+// await asks until the answer is no longer that it is not so yet, for copiersEnd.
+func (c *copiers) await(ask func() error) error {
+	for began := time.Now(); ; time.Sleep(50 * time.Microsecond) {
+		err := ask()
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, errNotYet) || time.Since(began) > copiersEnd {
+			return fmt.Errorf("process %d: %w", c.pid, err)
+		}
+	}
+}
+
+// ended says that no copier runs any more, those of dead tracers neither.
+func (c *copiers) ended(t *thread) error {
+	made, err := t.read64(c.page + copierMade)
+	if err != nil {
+		return err
+	}
+	for i := range min(made, copierMost) {
+		tid, err := t.read64(c.page + copierStacks + i*copierStackBytes + copierTID)
+		if err != nil {
+			return err
+		}
+		if tid != 0 {
+			return fmt.Errorf("copier %d has %w ended", tid, errNotYet)
+		}
+	}
+	return nil
+}
+
 // vacant says that none of the process's threads is in our code, into which none
-// comes any more. Copiers are, until they have ended. Those that were seen outside
-// are in outside. A thread that runs is stopped to see where it is, if insist is set;
-// else it counts as being there.
-func (c *copiers) vacant(t *thread, outside map[int]bool, insist bool) error {
+// comes any more. Those that were seen outside are in outside. A thread that runs is
+// stopped to see where it is, if insist is set; else it counts as being there.
+func (c *copiers) vacant(outside map[int]bool, insist bool) error {
 	tids, err := threads(c.pid)
 	if err != nil {
 		return err
@@ -324,13 +357,13 @@ func (c *copiers) vacant(t *thread, outside map[int]bool, insist bool) error {
 		if outside[tid] {
 			continue
 		}
-		at, fresh, err := whereabouts(c.pid, tid, insist)
+		at, err := whereabouts(c.pid, tid, insist)
 		switch {
 		case errors.Is(err, errEnded):
 		case err != nil:
 			return err
-		case c.within(at), fresh && at == t.call+uint64(len(syscallInstruction)): // it has not begun yet
-			return fmt.Errorf("process %d: thread %d is in the copiers' code", c.pid, tid)
+		case c.within(at):
+			return fmt.Errorf("thread %d has %w left the copiers' code", tid, errNotYet)
 		}
 		outside[tid] = true
 	}
@@ -338,39 +371,38 @@ func (c *copiers) vacant(t *thread, outside map[int]bool, insist bool) error {
 }
 
 // whereabouts gives the address of a thread's next instruction. See proc(5),
-// /proc/PID/syscall: it ends in that, unless the thread runs. fresh says that it
-// may never have run.
-func whereabouts(pid, tid int, insist bool) (at uint64, fresh bool, err error) {
+// /proc/PID/syscall: it ends in that, unless the thread runs.
+func whereabouts(pid, tid int, insist bool) (uint64, error) {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return 0, false, errEnded
+		return 0, errEnded
 	}
 	if err != nil {
-		return 0, false, err
+		return 0, err
 	}
 	words := strings.Fields(string(line))
 	if len(words) > 1 {
 		at, err := strconv.ParseUint(words[len(words)-1], 0, 64)
 		if err != nil {
-			return 0, false, fmt.Errorf("thread %d: /proc says %q", tid, line)
+			return 0, fmt.Errorf("thread %d: /proc says %q", tid, line)
 		}
-		return at, false, nil
+		return at, nil
 	}
 	if !insist {
-		return 0, false, fmt.Errorf("thread %d runs", tid)
+		return 0, fmt.Errorf("thread %d has %w stopped", tid, errNotYet)
 	}
 	if err := seize(pid, tid, 0); err != nil {
-		return 0, false, err
+		return 0, err
 	}
 	defer func() { _ = unix.PtraceDetach(tid) }() // or it ends, or this thread does
 	if err := awaitInterrupt(tid); err != nil {
-		return 0, false, err
+		return 0, err
 	}
 	var r unix.PtraceRegs
 	if err := unix.PtraceGetRegs(tid, &r); err != nil {
-		return 0, false, err
+		return 0, err
 	}
-	return r.Rip, r.Rax == 0, nil
+	return r.Rip, nil
 }
 
 func (c *copiers) tell(t *thread, what, value uint64) error {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -88,10 +89,25 @@ func seizeAll(processes, except []int) error {
 	}
 }
 
-// threads lists a process's threads; one that has ended has none.
+// threads lists a process's threads; one that has ended has none. A listing that a
+// thread ends in may lack one that lives on: the kernel finds the next from the last
+// (fs/proc/base.c, next_tid), or counts anew. One that is like that before it lacks
+// none.
 func threads(pid int) ([]int, error) {
+	var before []int
+	for range 1000 {
+		tids, err := listThreads(pid)
+		if err != nil || len(tids) == 0 || slices.Equal(tids, before) {
+			return tids, err
+		}
+		before = tids
+	}
+	return nil, fmt.Errorf("the threads of process %d come and go too fast to be listed: try again", pid)
+}
+
+func listThreads(pid int) ([]int, error) {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return nil, nil
 	}
 	if err != nil {
