@@ -37,13 +37,13 @@ func copies(t *testing.T, from int) (threads []int) {
 // in a restore; not where the node says so. What is in the GPU is the same.
 func TestCopiers(t *testing.T) {
 	for _, test := range []struct {
-		settings            string
+		name, settings      string
 		threads, operations int
 	}{
-		{"copy_threads = 2", min(2, runtime.NumCPU()), 3},
-		{"copy_threads = 0", 0, 0}, // the default
+		{"default", "", min(4, runtime.NumCPU()), 3},
+		{"off", "copy_threads = 0", 0, 0},
 	} {
-		t.Run(test.settings, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
 			if test.threads == 1 {
 				t.Skip("one processor: there is nobody to help")

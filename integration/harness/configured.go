@@ -26,9 +26,6 @@ func (c *Containerd) CRIULogs() string { return filepath.Join(c.Dir(), "criu-log
 // Staging is the section [staging] of a shim's configuration, with these
 // settings and the cgroup of that name, which goes with the instance.
 func (c *Containerd) Staging(cgroup, settings string) string {
-	if !strings.Contains(settings, "copy_threads") {
-		settings += "\ncopy_threads = 4" // what there is to go wrong, the tests are to see
-	}
 	return fmt.Sprintf("[staging]\ncgroup = %q\n%s\n", c.StagingCgroup(cgroup), settings)
 }
 
