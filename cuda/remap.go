@@ -36,7 +36,7 @@ func RestoreAllOnto(ctx context.Context, h *Helper, procs []Process, tries map[i
 				taken[pid] = i
 				mu.Unlock()
 			}
-			if err == nil || !isWrongSet(err) {
+			if err == nil || !IsWrongSet(err) {
 				break
 			}
 		}
@@ -57,10 +57,10 @@ func restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
 	return err
 }
 
-// isWrongSet says whether the driver refused a restore because of the pairs:
-// InvalidValue if they are not exactly the process's GPUs, NotSupported if they
-// lead elsewhere than it can go.
-func isWrongSet(err error) bool {
+// IsWrongSet says whether the driver refused a restore because of the pairs, or
+// for want of any: InvalidValue if they are not exactly the process's GPUs,
+// NotSupported if they lead elsewhere than it can go.
+func IsWrongSet(err error) bool {
 	var refused *Error
 	return errors.As(err, &refused) && (refused.Result == InvalidValue || refused.Result == NotSupported)
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -39,7 +40,13 @@ type gpuPlan struct {
 	// which there may be more.
 	pairs   []cdi.Pair
 	granted int
+	// visible are the UUIDs of those granted, in CUDA's order: the driver compares
+	// what a helper sees with what the process does. nil as in visibleGPUs.
+	visible []string
 }
+
+// same says that the container has the checkpoint's GPUs, and no others.
+func (p *gpuPlan) same() bool { return cdi.IsIdentity(p.pairs) && p.granted == len(p.pairs) }
 
 // fitSpec edits the bundle's config.json before anything is created of it: GPUs
 // that hooks would give are put into the spec, where CRIU and this shim see
@@ -201,6 +208,14 @@ func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda
 			return err
 		}
 	}
+	if c.visibleGPUs() != nil {
+		byBus := slices.SortedFunc(slices.Values(info.GPUs), func(a, b cuda.GPU) int { return strings.Compare(a.PCIBusID, b.PCIBusID) })
+		for _, g := range byBus {
+			if request.Grants(cdi.GPU{Minor: g.Minor}) {
+				plan.visible = append(plan.visible, g.UUID)
+			}
+		}
+	}
 	for _, p := range plan.pairs {
 		log.G(ctx).WithFields(log.Fields{"id": c.id, "from": p.Old.UUID, "to": p.New.UUID}).Info("GPU of the checkpoint")
 	}
@@ -248,15 +263,36 @@ func demandOf(m *images.Metadata) cdi.Demand {
 }
 
 // restoreOnto has the driver restore the processes onto the GPUs of the plan.
-func (c *container) restoreOnto(ctx context.Context, helper *cuda.Helper, procs []cuda.Process) error {
+// Where all return to those that they had, the helper that is there can ask for it;
+// others only one inside the container's namespaces can ask for.
+func (c *container) restoreOnto(ctx context.Context, config Config, procs []cuda.Process) error {
+	if c.restore.gpus.same() {
+		if err := cuda.RestoreAll(ctx, c.restore.helper, procs, nil); !cuda.IsWrongSet(err) {
+			return err
+		}
+	}
+	inside, err := startHelper(ctx, config, cuda.Options{Join: c.pid, Visible: c.restore.gpus.visible})
+	if err != nil {
+		return err
+	}
+	defer dismiss(inside)
 	tries := c.restore.gpuTries()
-	taken, err := cuda.RestoreAllOnto(ctx, helper, procs, tries)
+	taken, err := cuda.RestoreAllOnto(ctx, inside, insidePIDs(procs), tries)
 	for pid, set := range taken {
 		if pairs := tries[pid]; set < len(pairs) && pairs[set] != nil {
 			log.G(ctx).WithFields(log.Fields{"id": c.id, "pid": pid, "pairs": pairs[set], "refused": set}).Info("GPU pairs taken by the driver")
 		}
 	}
 	return err
+}
+
+// insidePIDs are processes as a helper in their pid namespace counts them.
+func insidePIDs(procs []cuda.Process) []cuda.Process {
+	procs = slices.Clone(procs)
+	for i := range procs {
+		procs[i].PID = procs[i].NSPID
+	}
+	return procs
 }
 
 // gpuTries are the sets of GPU pairs to restore each process with, by its pid
@@ -278,7 +314,7 @@ func (r *restoreState) gpuTries() map[int][][]cuda.Pair {
 	identity := cdi.IsIdentity(r.gpus.pairs)
 	for _, p := range r.metadata.Processes {
 		var sets [][]cuda.Pair
-		if identity && r.gpus.granted == len(r.gpus.pairs) {
+		if r.gpus.same() {
 			sets = append(sets, nil)
 		}
 		if len(p.GPUs) > 0 {

@@ -112,15 +112,10 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 }
 
 // restoreGPU has the driver move the GPU state of the restored processes back,
-// from inside the container's namespaces, and unlocks them. Until then every
-// CUDA call of theirs blocks, as it did at the checkpoint. The digests of the
-// state are checked while the driver works, and before the unlock.
+// and unlocks them. Until then every CUDA call of theirs blocks, as it did at the
+// checkpoint. The digests of the state are checked while the driver works, and
+// before the unlock.
 func (c *container) restoreGPU(ctx context.Context, config Config, areas *restoredAreas) (bytes uint64, err error) {
-	helper, err := startHelper(ctx, config, cuda.Options{Join: c.pid})
-	if err != nil {
-		return 0, err
-	}
-	defer dismiss(helper)
 	var procs []cuda.Process
 	for _, p := range c.restore.metadata.Processes {
 		state, err := cuda.ParseState(p.State)
@@ -129,16 +124,16 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 		}
 		// The container may share its pids with others, whose processes the
 		// driver would take as well.
-		if _, err := c.hostPID(p.PID); err != nil {
+		pid, err := c.hostPID(p.PID)
+		if err != nil {
 			return 0, err
 		}
-		// The helper counts pids as the container does.
-		procs = append(procs, cuda.Process{PID: p.PID, NSPID: p.PID, State: state})
+		procs = append(procs, cuda.Process{PID: pid, NSPID: p.PID, State: state})
 		bytes += p.Bytes
 	}
 	checked := make(chan error, 1)
 	go func() { checked <- areas.check() }()
-	err = c.restoreOnto(ctx, helper, procs)
+	err = c.restoreOnto(ctx, config, procs)
 	if cerr := <-checked; cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}
@@ -146,7 +141,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 		return 0, err
 	}
 	areas.calm(ctx)
-	if err := cuda.UnlockAll(ctx, helper, procs); err != nil {
+	if err := cuda.UnlockAll(ctx, c.restore.helper, procs); err != nil {
 		return 0, err
 	}
 	return bytes, nil

@@ -220,10 +220,7 @@ func (g *gpuState) restoreAll(ctx context.Context, c *container, helper *cuda.He
 		return err
 	}
 	defer inside.Close()
-	procs := g.living()
-	for i := range procs {
-		procs[i].PID = procs[i].NSPID // as that helper counts
-	}
+	procs := insidePIDs(g.living())
 	moved, err := cuda.RestoreAllOnto(ctx, inside, procs, g.gpuTries())
 	if err != nil && len(moved) > 0 {
 		return fmt.Errorf("%d of %d processes belong to the new GPUs now, so resume the container on these again: %w", len(moved), len(procs), err)

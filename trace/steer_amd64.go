@@ -343,13 +343,20 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 	if err != nil {
 		return err
 	}
+	if s.copiers == nil && s.target.Copiers > 0 {
+		if s.copiers, err = t.quicken(s.target.Copiers); err != nil {
+			s.note("the driver copies by itself: %v", err)
+		}
+	}
+	lead := b.lead()
 	if s.target.Copiers > 0 && length < pacedArea {
 		// Copiers would be at its end before the thread could be stopped. It takes
 		// 25 ms to fill the largest of these (43 GB/s, H200's host).
-		if err := b.wait(); err != nil {
-			b.remove()
-			return err
-		}
+		lead = b.size
+	}
+	if err := b.awaitFilled(lead); err != nil {
+		b.remove()
+		return err
 	}
 	step("file made")
 	if s.before, err = sharedMemory(s.target.PID); err != nil {
@@ -370,11 +377,6 @@ func (s *steering) finish(t *thread, asked *unix.PtraceRegs) error {
 	}
 	s.areas = append(s.areas, b)
 	s.filling = b
-	if s.copiers == nil && s.target.Copiers > 0 {
-		if s.copiers, err = t.quicken(s.target.Copiers); err != nil {
-			s.note("the driver copies by itself: %v", err)
-		}
-	}
 	s.untraced = s.copiers != nil && s.copiers.swapped && length >= untracedArea
 	return nil
 }

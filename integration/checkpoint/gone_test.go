@@ -5,12 +5,14 @@ package checkpoint
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	containerd "github.com/containerd/containerd/v2/client"
@@ -237,8 +239,7 @@ func TestHelperKilledInRestore(t *testing.T) {
 		_, err := shared.Restore(t.Context(), k.ID, ref, k.Port)
 		done <- err
 	}()
-	// runc has written the restored process's pid, and its parent, the shim,
-	// has started a helper for it.
+	// runc has written the restored process's pid, and that maps the state's file.
 	var helper int
 	harness.Within(t, "the driver's restore", func() bool {
 		text, err := os.ReadFile(filepath.Join(shared.Bundle(k.ID), "init.pid"))
@@ -253,15 +254,15 @@ func TestHelperKilledInRestore(t *testing.T) {
 		if err != nil {
 			return false
 		}
-		// The first keeps the driver initialised; the second, in the
-		// container's namespaces, has it restore.
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 		helpers := childrenOf(shim, "gpuckpt-cuda-helper")
-		if len(helpers) < 2 {
+		if err != nil || !strings.Contains(string(maps), "/gpu-") || len(helpers) != 1 {
 			return false
 		}
-		helper = helpers[1]
+		helper = helpers[0]
 		return true
 	})
+	time.Sleep(100 * time.Millisecond) // the driver is at work
 	if err := unix.Kill(helper, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
