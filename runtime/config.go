@@ -107,7 +107,7 @@ func defaultConfig() Config {
 		OnCheckpoint: onCheckpointKeep,
 		LogDir:       "/var/log/gpuckpt",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
-		Staging:      StagingConfig{Steer: true, CopyThreads: 4, Cgroup: "gpuckpt", WhenShort: whenShortRefuse, Buffer: 1 << 30},
+		Staging:      StagingConfig{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: whenShortRefuse, Buffer: 1 << 30},
 		Restore:      RestoreConfig{Policy: policyAnnotated, Images: []string{}},
 	}
 }

@@ -40,7 +40,7 @@ func TestCopiers(t *testing.T) {
 		name, settings      string
 		threads, operations int
 	}{
-		{"default", "", min(4, runtime.NumCPU()), 3},
+		{"default", "", min(8, runtime.NumCPU()), 3},
 		{"off", "copy_threads = 0", 0, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
