@@ -31,10 +31,14 @@ const (
 	maxLead      = 1 << 30
 )
 
-// fillers bounds the threads that fill, of all areas together: the first part of
-// each should be filled soon, and half of the processors are for those that copy (a
-// third fills faster than the driver copies; measured, 16 cores).
-var fillers = make(chan struct{}, (runtime.NumCPU()+1)/2)
+// fillers bounds the threads that fill, of all areas together, and fillThreads those
+// of one: what is left of the processors is for those that copy. A third of them
+// fills one area faster than its driver copies (measured, 16 cores), but half of them
+// not four areas (64 cores).
+var (
+	fillers     = make(chan struct{}, (3*runtime.NumCPU()+3)/4)
+	fillThreads = (runtime.NumCPU() + 1) / 2
+)
 
 // backing is the file behind a staging area.
 type backing struct {
@@ -127,7 +131,7 @@ func (b *backing) fill() error {
 	}
 	defer unmap()
 	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // without huge pages, small ones
-	return inParallel(b.size, b.chunk, func(from, to uint64) error {
+	return inThreads(fillThreads, b.size, b.chunk, func(from, to uint64) error {
 		fillers <- struct{}{}
 		defer func() { <-fillers }()
 		if b.cancel.Load() {
@@ -228,14 +232,19 @@ func mapAligned(f *os.File, size uint64, prot int) (mem []byte, unmap func(), er
 	return unsafe.Slice((*byte)(at), size), unmap, nil
 }
 
-// inParallel calls do for [0, size) in chunks on all cores and gives the first
-// error; chunks after it are not begun.
+// inParallel is inThreads on all cores.
 func inParallel(size, chunk uint64, do func(from, to uint64) error) error {
+	return inThreads(runtime.NumCPU(), size, chunk, do)
+}
+
+// inThreads calls do for [0, size) in chunks, so many at once, and gives the first
+// error; chunks after it are not begun.
+func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) error {
 	var next atomic.Uint64
 	var failed atomic.Bool
 	var wg sync.WaitGroup
-	errs := make(chan error, runtime.NumCPU())
-	for range runtime.NumCPU() {
+	errs := make(chan error, threads)
+	for range threads {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
