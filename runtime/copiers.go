@@ -24,25 +24,35 @@ import (
 // fraction of the bus's speed. A trace.Session has others of the process share in
 // that, during a checkpoint (trace.Target) and before a restore (quicken, calm).
 
-// copyThreads is how many threads are to copy in each of so many processes. What
-// the container may not use of the machine's processors they would only take
-// from each other.
-func (c *container) copyThreads(config Config, processes int) int {
+// copyThreads is how many threads are to copy in each of these processes. What the
+// container, or one of them, may not use of the machine's processors they would only
+// take from each other.
+func (c *container) copyThreads(config Config, pids []int) int {
 	n := config.Staging.CopyThreads
 	if n == 0 {
 		return 0
 	}
-	return max(1, min(n, c.processors()/max(1, processes)))
+	n = min(n, c.processors()/max(1, len(pids)))
+	for _, pid := range pids {
+		n = min(n, runsOn(pid))
+	}
+	return max(1, n)
+}
+
+// runsOn is how many processors a process may run on, and so the threads that it
+// makes.
+func runsOn(pid int) int {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(pid, &set); err != nil {
+		return goruntime.NumCPU()
+	}
+	return set.Count()
 }
 
 // processors is how many the container's first process may use: those it may run
 // on, or what its cgroup's quota comes to.
 func (c *container) processors() int {
-	n := goruntime.NumCPU()
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(c.pid, &set); err == nil {
-		n = set.Count()
-	}
+	n := runsOn(c.pid)
 	root, dir := "/sys/fs/cgroup", ""
 	if cgroups.Mode() == cgroups.Unified {
 		dir, _ = cgroup2.PidGroupPath(c.pid)

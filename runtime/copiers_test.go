@@ -5,9 +5,13 @@ package runtime
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
+	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestCPUQuota(t *testing.T) {
@@ -41,23 +45,55 @@ func TestCPUQuota(t *testing.T) {
 	}
 }
 
+// pinnedProcess is one that may run on one processor.
+func pinnedProcess(t *testing.T) (pid int) {
+	t.Helper()
+	cmd := exec.Command("sleep", "100")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	var may, one unix.CPUSet
+	if err := unix.SchedGetaffinity(cmd.Process.Pid, &may); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if may.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	if err := unix.SchedSetaffinity(cmd.Process.Pid, &one); err != nil {
+		t.Fatal(err)
+	}
+	return cmd.Process.Pid
+}
+
 func TestCopyThreads(t *testing.T) {
 	c := &container{pid: os.Getpid()}
 	all := c.processors()
 	if all < 1 || all > goruntime.NumCPU() {
 		t.Fatalf("%d processors of %d", all, goruntime.NumCPU())
 	}
-	for _, test := range []struct{ setting, processes, want int }{
-		{0, 1, 0},
-		{1, 1, 1},
-		{32, 1, min(32, all)},
-		{32, all, 1},
-		{32, 100 * all, 1},
+	pinned := pinnedProcess(t)
+	for _, test := range []struct {
+		setting int
+		pids    []int
+		want    int
+	}{
+		{0, []int{c.pid}, 0},
+		{1, []int{c.pid}, 1},
+		{32, []int{c.pid}, min(32, all)},
+		{32, slices.Repeat([]int{c.pid}, all), 1},
+		{32, slices.Repeat([]int{c.pid}, 100*all), 1},
+		{32, []int{pinned}, 1},
 	} {
 		config := defaultConfig()
 		config.Staging.CopyThreads = test.setting
-		if got := c.copyThreads(config, test.processes); got != test.want {
-			t.Errorf("copy_threads = %d, %d processes: got %d, want %d", test.setting, test.processes, got, test.want)
+		if got := c.copyThreads(config, test.pids); got != test.want {
+			t.Errorf("copy_threads = %d, %d processes: got %d, want %d", test.setting, len(test.pids), got, test.want)
 		}
 	}
 }

@@ -120,7 +120,11 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 		return nil, err
 	}
 	g.lockTook = time.Since(began)
-	g.copiers = c.copyThreads(config, len(g.procs))
+	locked := make([]int, len(g.procs))
+	for i, p := range g.procs {
+		locked[i] = p.PID
+	}
+	g.copiers = c.copyThreads(config, locked)
 	g.rest(c)
 	log.G(ctx).WithFields(log.Fields{"id": c.id, "phase": "lock", "took": g.lockTook, "processes": len(g.procs)}).Info("phase")
 	return g, nil

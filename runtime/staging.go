@@ -300,6 +300,7 @@ type restoredAreas struct {
 // the page cache. nil when the checkpoint has no areas.
 func (c *container) mapRestored(ctx context.Context, config Config, pinned *pins) (*restoredAreas, error) {
 	var mappings []trace.Mapping
+	var pids []int
 	r := &restoredAreas{}
 	for _, p := range c.restore.metadata.Processes {
 		if len(p.Areas) == 0 {
@@ -309,6 +310,7 @@ func (c *container) mapRestored(ctx context.Context, config Config, pinned *pins
 		if err != nil {
 			return nil, err
 		}
+		pids = append(pids, pid)
 		for _, a := range p.Areas {
 			pieces := c.restore.checkpoint.Pieces(a.File)
 			for i := range pieces {
@@ -337,7 +339,7 @@ func (c *container) mapRestored(ctx context.Context, config Config, pinned *pins
 	}
 	err = r.tracer.Map(mappings)
 	if err == nil {
-		err = quicken(ctx, r.tracer, mappings, c.copyThreads(config, len(c.restore.metadata.Processes)))
+		err = quicken(ctx, r.tracer, mappings, c.copyThreads(config, pids))
 	}
 	if err != nil {
 		r.tracer.Close()
