@@ -209,17 +209,23 @@ func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda
 		}
 	}
 	if c.visibleGPUs() != nil {
-		byBus := slices.SortedFunc(slices.Values(info.GPUs), func(a, b cuda.GPU) int { return strings.Compare(a.PCIBusID, b.PCIBusID) })
-		for _, g := range byBus {
-			if request.Grants(cdi.GPU{Minor: g.Minor}) {
-				plan.visible = append(plan.visible, g.UUID)
-			}
-		}
+		plan.visible = inOrder(request, info.GPUs)
 	}
 	for _, p := range plan.pairs {
 		log.G(ctx).WithFields(log.Fields{"id": c.id, "from": p.Old.UUID, "to": p.New.UUID}).Info("GPU of the checkpoint")
 	}
 	return nil
+}
+
+// inOrder are the UUIDs of the GPUs that a spec grants, in CUDA's order where all are
+// of one model, as those of a restore are: by bus.
+func inOrder(request cdi.Request, gpus []cuda.GPU) (uuids []string) {
+	for _, g := range slices.SortedFunc(slices.Values(gpus), func(a, b cuda.GPU) int { return strings.Compare(a.PCIBusID, b.PCIBusID) }) {
+		if request.Grants(cdi.GPU{Minor: g.Minor}) {
+			uuids = append(uuids, g.UUID)
+		}
+	}
+	return uuids
 }
 
 // refused gives an error the code for what the user must change.

@@ -66,8 +66,9 @@ type backing struct {
 var fillStep = func(from uint64) error { return nil }
 
 // newBacking makes a file for an area and begins to fill it with pages, huge
-// where the file system has them, on half of the cores; wait gives the end of that. On an
-// error, a file system or memory limit too small among them, the file is gone.
+// where the file system has them, on half of the cores; wait gives the end of
+// that. On an error, a file system or memory limit too small among them, the file
+// is gone.
 func newBacking(path string, start, length uint64) (_ *backing, err error) {
 	b := &backing{
 		name: path, start: start, length: length, offset: start % hugePage,

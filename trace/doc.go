@@ -14,11 +14,12 @@
 // thread of its own in that process map one area as large as the GPU memory in
 // use and copy into it. Left alone the kernel fills that area page by page on
 // that one thread, the longest part of the whole. Steered, the area is backed by
-// a file that the tracer has filled with huge pages on half of the cores: the thread's
-// mmap loses MAP_POPULATE at its entry, and at its exit the file is mapped over
-// the area (Steer). When the driver is done, an empty area takes the file's
-// place (Settle, Collect), so that CRIU finds nothing to dump: the file is the image.
-// Before the driver's restore the file is mapped over the area again (Map).
+// a file that the tracer fills with huge pages, on half of the cores and ahead of
+// the driver: the thread's mmap loses MAP_POPULATE at its entry, and at its exit
+// the file is mapped over the area (Steer). When the driver is done, an empty area
+// takes the file's place (Settle, Collect), so that CRIU finds nothing to dump: the
+// file is the image. Before the driver's restore the file is mapped over the area
+// again (Map).
 //
 // While the driver copies, threads of ours in its process help it: copiers_amd64.go.
 //
