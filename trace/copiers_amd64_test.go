@@ -4,7 +4,6 @@
 package trace
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -38,25 +37,7 @@ func copyTarget(t *testing.T) string {
 // startCopyTarget runs it until the test ends.
 func startCopyTarget(t *testing.T, path string, args ...string) *target {
 	t.Helper()
-	cmd := exec.Command(path, args...)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	g := &target{t: t, cmd: cmd, in: in, out: bufio.NewReader(out)}
-	g.ask("threads")
-	return g
+	return startTarget(t, exec.Command(path, args...), "threads")
 }
 
 // expect asks and compares.

@@ -32,6 +32,13 @@ func newTarget(t *testing.T) *target {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), targetEnv+"=1")
+	return startTarget(t, cmd, "sum")
+}
+
+// startTarget runs a target until the test ends. It is there when it has answered
+// its first order.
+func startTarget(t *testing.T, cmd *exec.Cmd, order string) *target {
+	t.Helper()
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +56,7 @@ func newTarget(t *testing.T) *target {
 		cmd.Wait()
 	})
 	g := &target{t: t, cmd: cmd, in: in, out: bufio.NewReader(out)}
-	g.ask("sum")
+	g.ask(order)
 	return g
 }
 
