@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,16 +19,18 @@ import (
 // each, without any of them being woken.
 const ProcGPUs = "/proc/driver/nvidia/gpus"
 
-// UUIDs gives the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), in
-// that order, out of a directory like ProcGPUs: what Options.Visible wants. It
-// is an error if one is not there, or has no UUID yet: the module knows it only
-// once a GPU has been in use.
+// UUIDs gives the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), out of a
+// directory like ProcGPUs: what Options.Visible wants. They are in the order of the
+// bus, by which the directories are named: CUDA's, for GPUs of one model. It is an
+// error if one is not there, or has no UUID yet: the module knows it only once a
+// GPU has been in use.
 func UUIDs(dir string, minors []int) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*", "information"))
 	if err != nil {
 		return nil, err
 	}
-	known := map[int]string{}
+	known := map[int]bool{}
+	var uuids []string
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -37,18 +40,18 @@ func UUIDs(dir string, minors []int) ([]string, error) {
 		if err != nil {
 			continue // one that nobody asks for, or it is missed below
 		}
-		if _, twice := known[minor]; twice {
+		if known[minor] {
 			return nil, fmt.Errorf("%s: two GPUs have the minor %d", dir, minor)
 		}
-		known[minor] = uuid
+		known[minor] = true
+		if slices.Contains(minors, minor) {
+			uuids = append(uuids, uuid)
+		}
 	}
-	var uuids []string
 	for _, minor := range minors {
-		uuid, ok := known[minor]
-		if !ok {
+		if !known[minor] {
 			return nil, fmt.Errorf("%s: no UUID of /dev/nvidia%d", dir, minor)
 		}
-		uuids = append(uuids, uuid)
 	}
 	return uuids, nil
 }

@@ -31,7 +31,8 @@ func TestUUIDs(t *testing.T) {
 		want   []string
 		err    string
 	}{
-		{"both", []string{information(uuidA, "0"), information(uuidB, "1")}, []int{1, 0}, []string{uuidB, uuidA}, ""},
+		{"both", []string{information(uuidA, "0"), information(uuidB, "1")}, []int{1, 0}, []string{uuidA, uuidB}, ""},
+		{"by the bus", []string{information(uuidB, "1"), information(uuidA, "0")}, []int{0, 1}, []string{uuidB, uuidA}, ""},
 		{"one", []string{information(uuidA, "0"), information(uuidB, "1")}, []int{1}, []string{uuidB}, ""},
 		{"upper case", []string{information("GPU-"+strings.ToUpper(uuidA[4:]), "0")}, []int{0}, []string{uuidA}, ""},
 		{"the other not used yet", []string{information(unknown, "0"), information(uuidB, "1")}, []int{1}, []string{uuidB}, ""},

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -40,9 +39,6 @@ type gpuPlan struct {
 	// which there may be more.
 	pairs   []cdi.Pair
 	granted int
-	// visible are the UUIDs of those granted, in CUDA's order: the driver compares
-	// what a helper sees with what the process does. nil as in visibleGPUs.
-	visible []string
 }
 
 // same says that the container has the checkpoint's GPUs, and no others.
@@ -208,24 +204,10 @@ func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda
 			return err
 		}
 	}
-	if c.visibleGPUs() != nil {
-		plan.visible = inOrder(request, info.GPUs)
-	}
 	for _, p := range plan.pairs {
 		log.G(ctx).WithFields(log.Fields{"id": c.id, "from": p.Old.UUID, "to": p.New.UUID}).Info("GPU of the checkpoint")
 	}
 	return nil
-}
-
-// inOrder are the UUIDs of the GPUs that a spec grants, in CUDA's order where all are
-// of one model, as those of a restore are: by bus.
-func inOrder(request cdi.Request, gpus []cuda.GPU) (uuids []string) {
-	for _, g := range slices.SortedFunc(slices.Values(gpus), func(a, b cuda.GPU) int { return strings.Compare(a.PCIBusID, b.PCIBusID) }) {
-		if request.Grants(cdi.GPU{Minor: g.Minor}) {
-			uuids = append(uuids, g.UUID)
-		}
-	}
-	return uuids
 }
 
 // refused gives an error the code for what the user must change.
@@ -277,7 +259,7 @@ func (c *container) restoreOnto(ctx context.Context, config Config, procs []cuda
 			return err
 		}
 	}
-	inside, err := startHelper(ctx, config, cuda.Options{Join: c.pid, Visible: c.restore.gpus.visible})
+	inside, err := startHelper(ctx, config, cuda.Options{Join: c.pid, Visible: c.visibleGPUs()})
 	if err != nil {
 		return err
 	}

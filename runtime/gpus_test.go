@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -180,17 +179,5 @@ func TestReadToolkit(t *testing.T) {
 		if got, err := readToolkit(path); got != test.want || (err != nil) != test.bad {
 			t.Errorf("%q: %+v, error %v; want %+v", test.text, got, err, test.want)
 		}
-	}
-}
-
-// A helper in the container sees the granted GPUs in the order in which the process
-// does, whatever their minor numbers.
-func TestGrantedInOrder(t *testing.T) {
-	gpus := []cuda.GPU{
-		{UUID: "c", Minor: 0, PCIBusID: "0000:c1:00.0"}, {UUID: "a", Minor: 2, PCIBusID: "0000:1b:00.0"},
-		{UUID: "d", Minor: 3, PCIBusID: "0001:01:00.0"}, {UUID: "b", Minor: 1, PCIBusID: "0000:c0:00.0"},
-	}
-	if got := inOrder(cdi.Request{Minors: []int{0, 2, 3}}, gpus); !slices.Equal(got, []string{"a", "c", "d"}) {
-		t.Errorf("got %q", got)
 	}
 }

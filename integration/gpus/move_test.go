@@ -130,6 +130,26 @@ func TestMoreGrantedAgain(t *testing.T) {
 	isOn(t, r, 0, uuid(1))
 }
 
+// Where the driver does not take a process back to the GPUs that it had unless it is
+// told which, it is told, from inside the container.
+func TestSameGPUByPairs(t *testing.T) {
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("needs a driver that can be told what to refuse")
+	}
+	result := results.Add(t)
+	k := start(t, harness.RunSpec{GPUs: []int{0}}, pattern(1)...)
+	k.Expect(t, "verify", "bad=0")
+	dir := checkpointed(t, result, k)
+	shared.SoftwareGPU(t, "fail=restore:801:2\n")
+	from := len(shared.Log())
+	r := restored(t, result, harness.RunSpec{GPUs: []int{0}}, dir, k.Port)
+	r.Expect(t, "verify", "bad=0")
+	isOn(t, r, 0, uuid(0))
+	if !strings.Contains(shared.Log()[from:], "GPU pairs taken by the driver") {
+		t.Errorf("no pairs were taken\n%s", shared.LogTail(3000))
+	}
+}
+
 // A process that CUDA_VISIBLE_DEVICES lets see the second of two GPUs: the
 // checkpoint names both that its container has, and wants as many.
 func TestVisibleDevices(t *testing.T) {
