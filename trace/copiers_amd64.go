@@ -42,8 +42,8 @@ var copierCode []byte
 
 // Places in the page of code and in that of data behind it: copier/copier.S.
 const (
-	copierEntry = 512
-	copierSwap  = 768
+	copierEntry = 768
+	copierSwap  = 1024
 
 	copierOriginal   = 4096
 	copierGeneration = 4164

@@ -102,7 +102,7 @@ static void *large_copies(void *unused)
 // either side of an overlap as well, which is right one way only with memcpy.
 static void odd(void)
 {
-	static const size_t sizes[] = {1, 63, 64, 4096, (512 << 10) - 64, 512 << 10, (512 << 10) + 64, (512 << 10) + 1, PIECE, PIECE + 192, 5 << 20, 16 << 20, (16 << 20) + 64};
+	static const size_t sizes[] = {1, 63, 64, 4096, (512 << 10) - 64, 512 << 10, (512 << 10) + 64, (512 << 10) + 1, (512 << 10) + (20 << 10) + 64, PIECE, PIECE + 192, 5 << 20, 16 << 20, (16 << 20) + 64};
 	static const size_t shifts[] = {0, 1, 8, 64, 4032};
 	const size_t most = (17 << 20) + 8192;
 	unsigned char *from = pages(most, 0), *to = pages(most, 0), *want = pages(most, 0);
