@@ -116,13 +116,20 @@ func each(procs []Process, do func(Process) error) []error {
 func all(ctx context.Context, h *Helper, procs []Process, before State, limit time.Duration, step func(context.Context, int) error) error {
 	errs := each(procs, func(p Process) error { return step(ctx, p.PID) })
 	err := sum(errs)
-	if err == nil {
-		return nil
+	if err == nil || neverUp(err) {
+		return err
 	}
 	if uerr := undo(context.WithoutCancel(ctx), h, procs, errs, before, limit); uerr != nil {
 		return fmt.Errorf("%w; undo: %w", err, uerr)
 	}
 	return err
+}
+
+// neverUp says whether an error is that the driver was not initialised: no process
+// was asked for anything.
+func neverUp(err error) bool {
+	var refused *Error
+	return errors.As(err, &refused) && refused.Op == opInit
 }
 
 // undo brings processes back to a state after a step that ended with errs and

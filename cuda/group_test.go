@@ -144,6 +144,17 @@ func TestUndoThatFailsIsToldOf(t *testing.T) {
 	}
 }
 
+// A helper brings the GPUs up in the background: that it could not, a step may be
+// the first to hear.
+func TestDriverThatNeverCameUpNeedsNoUndo(t *testing.T) {
+	h := fake(t, "no device", nil)
+	err := RestoreAll(t.Context(), h, []Process{{PID: 1, State: Running}, {PID: 2, State: Running}}, nil)
+	var e *Error
+	if !errors.As(err, &e) || e.Op != "init" || e.Result != NoDevice || strings.Contains(err.Error(), "undo") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestProcessThatEndedNeedsNoUndo(t *testing.T) {
 	h := fake(t, "machine:1=running", nil)
 	procs := append(group(t, h, 1), Process{PID: 2, State: Running}) // unknown to the driver by now

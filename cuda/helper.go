@@ -25,8 +25,8 @@ const reapTimeout = 10 * time.Second
 // gone (package driver), and some time to exit.
 const drainTimeout = 2*time.Minute + reapTimeout
 
-// Helper is a running gpuckpt-cuda-helper. It loads the driver while Start
-// returns (45 to 520 ms on real hardware), answers any number of concurrent
+// Helper is a running gpuckpt-cuda-helper. It initialises the driver with its
+// first call (45 to 520 ms on real hardware), answers any number of concurrent
 // calls, and ends with Close. Keep one for a whole operation: while it runs the
 // driver stays initialised.
 //
@@ -68,8 +68,8 @@ type call struct {
 	limit *time.Timer     // kills the helper
 }
 
-// Start starts a helper. It does not wait until the driver is loaded: whether
-// there is one, the first call tells. The context only bounds Start itself.
+// Start starts a helper. Whether there is a driver, the first call tells. The
+// context only bounds Start itself.
 func Start(ctx context.Context, opts Options) (*Helper, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("start CUDA helper: %w", err)

@@ -19,9 +19,6 @@ import (
 // HelperName is the file name of the helper program.
 const HelperName = "gpuckpt-cuda-helper"
 
-// visibleDevices is the variable by which CUDA is told which GPUs to see.
-const visibleDevices = "CUDA_VISIBLE_DEVICES"
-
 // Options say how to start a helper. The zero value works.
 type Options struct {
 	// Path of the helper. Empty: beside the running executable, then in $PATH.
@@ -78,7 +75,7 @@ func (o Options) command() (*exec.Cmd, error) {
 	for _, kv := range os.Environ() {
 		// These would hide or reorder GPUs, and the driver wants every GPU of
 		// a checkpoint named and visible at restore.
-		if strings.HasPrefix(kv, visibleDevices+"=") || strings.HasPrefix(kv, "CUDA_DEVICE_ORDER=") ||
+		if strings.HasPrefix(kv, wire.VisibleEnv+"=") || strings.HasPrefix(kv, "CUDA_DEVICE_ORDER=") ||
 			strings.HasPrefix(kv, wire.JoinEnv+"=") {
 			continue
 		}
@@ -86,7 +83,7 @@ func (o Options) command() (*exec.Cmd, error) {
 	}
 	cmd.Env = append(cmd.Env, o.Env...)
 	if len(o.Visible) > 0 {
-		cmd.Env = append(cmd.Env, visibleDevices+"="+strings.Join(o.Visible, ","))
+		cmd.Env = append(cmd.Env, wire.VisibleEnv+"="+strings.Join(o.Visible, ","))
 	}
 	if o.Join != 0 {
 		cmd.Env = append(cmd.Env, wire.JoinEnv+"="+strconv.Itoa(o.Join))

@@ -4,11 +4,14 @@
 package cuda
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 const (
@@ -108,4 +111,43 @@ func TestSoftRestoreWithFewer(t *testing.T) {
 	if got := w.ask("verify"); got != "bad=0" {
 		t.Error(got)
 	}
+}
+
+// NVML tells of the GPUs while CUDA still brings them up, and tells the same.
+func TestSoftInfoEarly(t *testing.T) {
+	dir, ctx := t.TempDir(), t.Context()
+	up, begun, slow := filepath.Join(dir, "up"), filepath.Join(dir, "begun"), filepath.Join(dir, "slow")
+	script := fmt.Sprintf("#!/bin/sh\ntouch %s\nuntil [ -e %s ]; do sleep 0.01; done\n", begun, up)
+	do(t, os.WriteFile(slow, []byte(script), 0o700))
+	h := softHelper(t, devices(t, 3), func(o *Options) {
+		o.Visible = []string{softUUID(1), softUUID(2)}
+		o.Env = append(o.Env, "SOFTCUDA_MODPROBE="+slow)
+	})
+	early, err := h.InfoEarly(ctx)
+	do(t, err)
+	within(t, func() { // the GPUs come up without anybody asking for more
+		for _, err := os.Stat(begun); err != nil; _, err = os.Stat(begun) {
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	do(t, os.WriteFile(up, nil, 0o600))
+	info, err := h.Info(ctx)
+	do(t, err)
+	info.CUDAVersion = ""
+	if !reflect.DeepEqual(early, info) || len(early.GPUs) != 2 || early.GPUs[0].UUID != softUUID(1) {
+		t.Errorf("early %+v\nthen  %+v", early, info)
+	}
+}
+
+// A driver that cannot bring up its GPUs says so later.
+func TestSoftInfoEarlyWithoutCUDA(t *testing.T) {
+	dev := devices(t, 1)
+	h := softHelper(t, dev, func(o *Options) { o.Visible = []string{softUUID(7)} })
+	info, err := h.InfoEarly(t.Context())
+	do(t, err)
+	if len(info.GPUs) != 0 {
+		t.Errorf("GPUs %+v", info.GPUs)
+	}
+	_, err = h.Info(t.Context())
+	refused(t, err, NoDevice)
 }

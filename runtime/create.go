@@ -17,6 +17,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
 // temporaryPrefix begins the names of the directories that containerd makes for
@@ -138,7 +140,7 @@ func (c *container) checkRestore(ctx context.Context) error {
 	if err := checkCRIU(ctx, config); err != nil {
 		return err
 	}
-	helper, info, err := startHost(ctx, config, c.visibleGPUs())
+	helper, info, err := startHost(ctx, config, c.visibleGPUs(), (*cuda.Helper).InfoEarly)
 	if err != nil {
 		return err
 	}

@@ -159,7 +159,7 @@ func (g *gpuState) lock(ctx context.Context, pids []int) error {
 // find starts the helper and asks it for the GPUs and the processes.
 func (g *gpuState) find(ctx context.Context, pids []int) error {
 	var err error
-	if g.helper, g.info, err = startHost(ctx, g.config, g.visible); err != nil {
+	if g.helper, g.info, err = startHost(ctx, g.config, g.visible, (*cuda.Helper).Info); err != nil {
 		return err
 	}
 	g.procs, err = cuda.Find(ctx, g.helper, pids)
@@ -202,7 +202,7 @@ func (g *gpuState) wake(ctx context.Context) (*cuda.Helper, error) {
 		g.close() // it died; a fresh one goes on
 	}
 	var err error
-	g.helper, _, err = startHost(ctx, g.config, g.visible)
+	g.helper, _, err = startHost(ctx, g.config, g.visible, (*cuda.Helper).Info)
 	return g.helper, err
 }
 

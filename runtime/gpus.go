@@ -174,7 +174,8 @@ func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.
 }
 
 // pairGPUs decides where the checkpoint's GPUs go, or refuses. helper is one
-// that sees this node's GPUs, and info what it has just said of them.
+// that sees this node's GPUs, and info what it has said of them early. NVML's word
+// is enough to agree; before anything is refused CUDA is asked.
 func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda.Info, m *images.Metadata) error {
 	plan := &c.restore.gpus
 	request := c.request
@@ -184,7 +185,8 @@ func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda
 	case request.MIG != "":
 		return refused(fmt.Errorf("%w: the container is to get an instance of a partitioned GPU (MIG; %s), and NVIDIA's driver restores to whole GPUs only", cdi.ErrPairs, request.MIG))
 	}
-	for patience := time.Now().Add(memoryPatience); ; {
+	patience, early := time.Now().Add(memoryPatience), true
+	for {
 		granted := grantedGPUs(request, info)
 		plan.granted = len(granted)
 		var err error
@@ -192,16 +194,20 @@ func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, cdi.ErrMemory) || time.Now().After(patience) {
-			return refused(fmt.Errorf("%w (it asks for %v)", err, request))
+		refusal := refused(fmt.Errorf("%w (it asks for %v)", err, request))
+		if !early {
+			if !errors.Is(err, cdi.ErrMemory) || time.Now().After(patience) {
+				return refusal
+			}
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
 		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		early = false
 		if info, err = helper.InfoNow(ctx); err != nil {
-			return err
+			return fmt.Errorf("%w; %w", refusal, err)
 		}
 	}
 	for _, p := range plan.pairs {

@@ -7,8 +7,9 @@
 //
 // The helper's life: C code (join.c) enters another process's namespaces if
 // the environment says so, which a program with more than one thread may not.
-// Go then reads requests from file descriptor 3; the driver library is loaded
-// and initialised meanwhile. Each request is served in a goroutine of its own,
+// Go then reads requests from file descriptor 3. With the first the driver's
+// library is loaded and initialised, which brings the GPUs up; NVML answers
+// what is asked for earlier. Each request is served in a goroutine of its own,
 // because each blocks a thread in the driver, but those for one process one
 // after the other. When the socket ends, the calls under way are given two
 // minutes, since a call that is cut off may leave its process out of step with

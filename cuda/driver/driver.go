@@ -14,9 +14,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// open loads and initialises the driver. It returns nil, or the fault to
-// answer all requests with.
-func open() *wire.Reply {
+// load loads the driver. It returns nil, or the fault to answer all requests with.
+func load() *wire.Reply {
 	var why [512]C.char
 	if C.gk_load(&why[0], C.size_t(len(why))) != 0 {
 		return &wire.Reply{Fault: wire.FaultNoDriver, Text: C.GoString(&why[0])}
@@ -28,6 +27,11 @@ func open() *wire.Reply {
 		}
 		return &wire.Reply{Fault: wire.FaultTooOld, Text: version}
 	}
+	return nil
+}
+
+// initialise has the driver bring the GPUs up. What it returns is as load's.
+func initialise() *wire.Reply {
 	if r := C.gk_init(); r != 0 {
 		return &wire.Reply{Fault: wire.FaultInit, Code: int(r), Text: text(r)}
 	}

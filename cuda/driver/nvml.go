@@ -5,9 +5,12 @@ package driver
 
 import (
 	"cmp"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
@@ -15,23 +18,24 @@ import (
 // known is what NVML knows of a GPU and CUDA does not tell.
 type known struct {
 	index, minor int // minor: N of /dev/nvidiaN; CUDA's ordinals are by speed, the files by bus
-	name         string
+	name, bus    string
 	memory, free uint64 // bytes; free is 0 if unknown
 	mig, vgpu    bool
 }
 
-// askNVML gives what NVML knows, by UUID.
-func askNVML() map[string]known {
-	found := map[string]known{}
+// askNVML gives what NVML knows, by UUID, and whether that is all of every GPU.
+func askNVML() (found map[string]known, all bool) {
+	found = map[string]known{}
 	done := useNVML("nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber")
 	if done == nil {
-		return found
+		return found, false
 	}
 	defer done()
 	count, r := nvml.DeviceGetCount()
 	if r != nvml.SUCCESS {
-		return found
+		return found, false
 	}
+	all = true
 	for i := range count {
 		device, r := nvml.DeviceGetHandleByIndex(i)
 		if r != nvml.SUCCESS {
@@ -42,16 +46,23 @@ func askNVML() map[string]known {
 			continue
 		}
 		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
-			found[id] = more(device, known{index: i, minor: minor})
+			k := more(device, known{index: i, minor: minor})
+			all = all && k.name != "" && k.bus != "" && k.memory != 0
+			found[id] = k
 		}
 	}
-	return found
+	return found, all && len(found) == count
 }
 
 // more adds what not every driver or GPU can tell.
 func more(device nvml.Device, k known) known {
 	if has("nvmlDeviceGetName") {
 		k.name, _ = device.GetName()
+	}
+	if has("nvmlDeviceGetPciInfo_v3") {
+		if pci, r := device.GetPciInfo(); r == nvml.SUCCESS {
+			k.bus = unix.ByteSliceToString(pci.BusIdLegacy[:])
+		}
 	}
 	if has("nvmlDeviceGetMemoryInfo") {
 		if m, r := device.GetMemoryInfo(); r == nvml.SUCCESS {
@@ -69,12 +80,37 @@ func more(device nvml.Device, k known) known {
 	return k
 }
 
-// partitioned are the GPUs in MIG mode, in NVML's order.
+// infoEarly lists the GPUs that this process is to see, without CUDA. ok is false
+// where not all is known of them.
+func infoEarly(f facts) (_ wire.Reply, ok bool) {
+	if !f.all || f.version == "" {
+		return wire.Reply{}, false
+	}
+	if tooOld(f.version) {
+		return wire.Reply{Fault: wire.FaultTooOld, Text: f.version}, true
+	}
+	visible, restricted := os.LookupEnv(wire.VisibleEnv)
+	seen := strings.Split(visible, ",")
+	return wire.Reply{Info: &wire.Info{
+		DriverVersion: f.version,
+		GPUs:          list(f.gpus, func(id string, k known) bool { return !k.mig && (!restricted || slices.Contains(seen, id)) }),
+		Partitioned:   partitioned(f.gpus),
+	}}, true
+}
+
+// partitioned are the GPUs in MIG mode.
 func partitioned(all map[string]known) []wire.GPU {
+	return list(all, func(_ string, k known) bool { return k.mig })
+}
+
+// list gives some of the GPUs, in NVML's order.
+func list(all map[string]known, pick func(id string, k known) bool) []wire.GPU {
 	var gpus []wire.GPU
 	for id, k := range all {
-		if k.mig {
-			gpus = append(gpus, wire.GPU{UUID: id, Name: k.name, Memory: k.memory, Index: k.index, Minor: k.minor})
+		if pick(id, k) {
+			gpus = append(gpus, wire.GPU{
+				UUID: id, Name: k.name, Memory: k.memory, Index: k.index, Minor: k.minor, PCIBusID: k.bus, Free: k.free, VGPU: k.vgpu,
+			})
 		}
 	}
 	slices.SortFunc(gpus, func(a, b wire.GPU) int { return cmp.Compare(a.Index, b.Index) })

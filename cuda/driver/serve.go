@@ -26,11 +26,7 @@ func Serve() error {
 		return errors.New("file descriptor 3 is not gpuckpt's socket: this program is started by gpuckpt, not by hand")
 	}
 	unix.CloseOnExec(wire.FD)
-	s := &server{opened: make(chan struct{}), facts: sync.OnceValue(readFacts), last: map[int]chan struct{}{}}
-	go func() {
-		s.fault = open()
-		close(s.opened)
-	}()
+	s := &server{loaded: make(chan struct{}), opened: make(chan struct{}), facts: sync.OnceValue(readFacts), last: map[int]chan struct{}{}}
 	err = s.receive()
 	done := make(chan struct{})
 	go func() {
@@ -46,9 +42,11 @@ func Serve() error {
 }
 
 type server struct {
-	opened chan struct{} // closed once the driver is loaded; fault is then set
-	fault  *wire.Reply   // nil, or the answer to everything
-	facts  func() facts  // read once, when first asked for
+	loaded    chan struct{} // closed once the driver is loaded; loadFault is then set
+	loadFault *wire.Reply   // nil, or the answer to everything
+	opened    chan struct{} // closed once the driver is initialised; fault is then set
+	fault     *wire.Reply   // nil, or the answer to what needs that
+	facts     func() facts  // read once, when first asked for
 
 	calls sync.WaitGroup
 	last  map[int]chan struct{} // by pid: closed when its newest call has ended
@@ -57,6 +55,7 @@ type server struct {
 // receive starts a call for each request.
 func (s *server) receive() error {
 	buf := make([]byte, wire.MaxMessage+1)
+	var open sync.Once
 	for {
 		n, err := unix.Read(wire.FD, buf)
 		switch {
@@ -71,6 +70,7 @@ func (s *server) receive() error {
 		if err != nil {
 			return err
 		}
+		open.Do(func() { go s.open(q.Early) })
 		before, done := s.last[q.PID], make(chan struct{})
 		if q.PID != 0 {
 			s.last[q.PID] = done
@@ -87,19 +87,25 @@ func (s *server) receive() error {
 	}
 }
 
+// open loads and initialises the driver. The kernel's part of it serves one at a
+// time: what NVML is to tell early it is asked before the GPUs are brought up.
+func (s *server) open(early bool) {
+	s.loadFault = load()
+	if early && s.loadFault == nil {
+		s.facts()
+	}
+	close(s.loaded)
+	if s.fault = s.loadFault; s.fault == nil {
+		s.fault = initialise()
+	}
+	close(s.opened)
+}
+
 func (s *server) answer(q wire.Request) {
-	if q.Op == wire.OpInfo && !q.Fresh {
+	if q.Op == wire.OpInfo && !q.Fresh && !q.Early {
 		go s.facts() // while the driver is being loaded
 	}
-	<-s.opened
-	var r wire.Reply
-	if q.Op == wire.OpSurvey {
-		r = survey() // NVML's, not CUDA's: it tells of drivers that CUDA refuses
-	} else if s.fault != nil {
-		r = *s.fault
-	} else {
-		r = serve(q, s.facts)
-	}
+	r := s.reply(q)
 	r.ID = q.ID
 	b, err := wire.Encode(r)
 	if err != nil { // only a machine with hundreds of GPUs
@@ -108,4 +114,21 @@ func (s *server) answer(q wire.Request) {
 	// A client that is gone wants no reply.
 	for unix.Send(wire.FD, b, unix.MSG_NOSIGNAL) == unix.EINTR {
 	}
+}
+
+func (s *server) reply(q wire.Request) wire.Reply {
+	<-s.loaded
+	if q.Early && s.loadFault == nil {
+		if r, ok := infoEarly(s.facts()); ok {
+			return r
+		}
+	}
+	<-s.opened
+	switch {
+	case q.Op == wire.OpSurvey:
+		return survey() // NVML's, not CUDA's: it tells of drivers that CUDA refuses
+	case s.fault != nil:
+		return *s.fault
+	}
+	return serve(q, s.facts)
 }

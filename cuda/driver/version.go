@@ -19,6 +19,7 @@ const minimum = 570
 type facts struct {
 	version string           // of the kernel driver, "580.159.03", or ""
 	gpus    map[string]known // by UUID, as far as they are known
+	all     bool             // all of each GPU is known
 }
 
 // readFacts asks NVML, which takes some 10 ms to begin with.
@@ -26,7 +27,8 @@ func readFacts() facts {
 	if nvml.Init() == nvml.SUCCESS { // counted: those within cost nothing
 		defer func() { _ = nvml.Shutdown() }()
 	}
-	return facts{version: driverVersion(), gpus: askNVML()}
+	gpus, all := askNVML()
+	return facts{version: driverVersion(), gpus: gpus, all: all}
 }
 
 // driverVersion gives the kernel driver's version, "580.159.03", or "".

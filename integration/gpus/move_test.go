@@ -150,6 +150,20 @@ func TestSameGPUByPairs(t *testing.T) {
 	}
 }
 
+// NVML may call a GPU otherwise than CUDA does: it is the same.
+func TestNamedOtherwise(t *testing.T) {
+	result := two(t)
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("only the software GPU can be told another name")
+	}
+	k := start(t, harness.RunSpec{GPUs: []int{0}}, pattern(1)...)
+	k.Expect(t, "verify", "bad=0")
+	dir := checkpointed(t, result, k)
+	shared.SoftwareGPU(t, "gpu0.nvml_name=GPU, Software\n")
+	r := restored(t, result, harness.RunSpec{GPUs: []int{0}}, dir, k.Port)
+	r.Expect(t, "verify", "bad=0")
+}
+
 // A process that CUDA_VISIBLE_DEVICES lets see the second of two GPUs: the
 // checkpoint names both that its container has, and wants as many.
 func TestVisibleDevices(t *testing.T) {

@@ -81,6 +81,8 @@ static void set(struct config *c, const char *key, const char *value)
 			parse_uuid(value, &c->gpu[index].uuid);
 		else if (!strcmp(key + used, "name"))
 			snprintf(c->gpu[index].name, sizeof c->gpu[index].name, "%s", value);
+		else if (!strcmp(key + used, "nvml_name"))
+			snprintf(c->gpu[index].nvml_name, sizeof c->gpu[index].nvml_name, "%s", value);
 		else if (!strcmp(key + used, "memory_mib"))
 			c->gpu[index].total = strtoull(value, NULL, 10) << 20;
 		else if (!strcmp(key + used, "fail"))

@@ -193,7 +193,7 @@ CUDA_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *
 CUDA_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int len)
 {
 	nvmlReturn_t r = check(device, name);
-	return r ? r : give_text(device->name, name, len);
+	return r ? r : give_text(*device->nvml_name ? device->nvml_name : device->name, name, len);
 }
 
 CUDA_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)

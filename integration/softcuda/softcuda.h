@@ -22,6 +22,7 @@ struct gpu {
 	int minor;    // N of /dev/nvidiaN
 	CUuuid uuid;
 	char name[96];
+	char nvml_name[96]; // empty: the same
 	size_t total; // bytes of memory
 	bool mig;     // partitioned: NVML lists it, CUDA does not
 	bool vgpu;    // NVML calls it a virtual one

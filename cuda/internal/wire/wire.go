@@ -29,6 +29,10 @@ const FD = 3
 // else. Package driver's C code reads it under the same name.
 const JoinEnv = "_GPUCKPT_JOIN"
 
+// VisibleEnv names CUDA's environment variable that says which GPUs a program
+// is to see. A helper has a list of UUIDs there, or none.
+const VisibleEnv = "CUDA_VISIBLE_DEVICES"
+
 // MaxMessage bounds a message in bytes. A reply with 64 GPUs needs about 16 KiB.
 const MaxMessage = 64 << 10
 
@@ -52,6 +56,7 @@ type Request struct {
 	TimeoutMS uint32 `json:"timeout_ms,omitempty"` // OpLock: milliseconds, 0 waits for ever
 	Pairs     []Pair `json:"pairs,omitempty"`      // OpRestore
 	Fresh     bool   `json:"fresh,omitempty"`      // OpInfo: do not answer from memory
+	Early     bool   `json:"early,omitempty"`      // OpInfo: do not wait for the GPUs to come up, if NVML tells all
 }
 
 // Pair moves what was on GPU Old to GPU New, both "GPU-" UUIDs.
@@ -131,7 +136,7 @@ func (q Request) check() error {
 	if q.TimeoutMS != 0 && q.Op != OpLock {
 		return fmt.Errorf("%s takes no timeout", q.Op)
 	}
-	if q.Fresh && q.Op != OpInfo {
+	if (q.Fresh || q.Early) && q.Op != OpInfo {
 		return fmt.Errorf("%s takes no freshness", q.Op)
 	}
 	if len(q.Pairs) != 0 && q.Op != OpRestore {

@@ -18,6 +18,7 @@ func TestRequestsArriveAsSent(t *testing.T) {
 	for _, q := range []Request{
 		{ID: 1, Op: OpInfo},
 		{ID: 9, Op: OpInfo, Fresh: true},
+		{ID: 10, Op: OpInfo, Early: true},
 		{ID: 2, Op: OpState, PID: 1},
 		{ID: 3, Op: OpRestoreThread, PID: 4194304},
 		{ID: 4, Op: OpLock, PID: 7, TimeoutMS: 10000},
@@ -51,6 +52,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		"pid over 31 bits":   `{"id":1,"op":"state","pid":2147483648}`,
 		"pid for info":       `{"id":1,"op":"info","pid":1}`,
 		"fresh state":        `{"id":1,"op":"state","pid":1,"fresh":true}`,
+		"early state":        `{"id":1,"op":"state","pid":1,"early":true}`,
 		"timeout for unlock": `{"id":1,"op":"unlock","pid":1,"timeout_ms":5}`,
 		"negative timeout":   `{"id":1,"op":"lock","pid":1,"timeout_ms":-5}`,
 		"timeout over 49 d":  `{"id":1,"op":"lock","pid":1,"timeout_ms":4294967296}`,
