@@ -42,10 +42,10 @@ func (e *BlockError) Is(target error) bool { return target == ErrDamaged }
 const maxBlockErrors = 32
 
 // Check reads every byte of the areas and compares the digests of all blocks,
-// on all cores. progress, which may be nil, is called with the bytes of each
+// so many at a time as there are workers; 0 is as many as cores. progress, which may be nil, is called with the bytes of each
 // block that was read, from several goroutines at once. The error joins a
 // BlockError for each wrong block, up to 32.
-func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) error {
+func Check(ctx context.Context, areas []Assembly, workers int, progress func(bytes uint64)) error {
 	type job struct{ area, block int }
 	var jobs []job
 	for i, a := range areas {
@@ -66,7 +66,10 @@ func Check(ctx context.Context, areas []Assembly, progress func(bytes uint64)) e
 		next int
 		wg   sync.WaitGroup
 	)
-	for range min(runtime.NumCPU(), len(jobs)) {
+	if workers == 0 {
+		workers = runtime.NumCPU()
+	}
+	for range min(workers, len(jobs)) {
 		wg.Go(func() {
 			buf := make([]byte, 1<<20)
 			for {
@@ -139,5 +142,5 @@ func VerifyDir(ctx context.Context, dir string, progress func(bytes uint64)) (*C
 	if err != nil {
 		return nil, err
 	}
-	return c, Check(ctx, c.Assemblies(), progress)
+	return c, Check(ctx, c.Assemblies(), 0, progress)
 }

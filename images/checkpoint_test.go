@@ -56,7 +56,7 @@ func TestOpenImage(t *testing.T) {
 	if c.Dir != filepath.Join(roots[0], ImageDir) || len(c.Files) != 2 || len(c.Pieces("gpu-1-0")) != 2 {
 		t.Errorf("got %+v", c)
 	}
-	if err := Check(t.Context(), c.Assemblies(), nil); err != nil {
+	if err := Check(t.Context(), c.Assemblies(), 0, nil); err != nil {
 		t.Error(err)
 	}
 	got := make([]byte, len(content))
@@ -84,7 +84,7 @@ func TestOpenImage(t *testing.T) {
 	if c, err = OpenImage(roots[0]); err != nil {
 		t.Fatal(err)
 	}
-	if err := Check(t.Context(), c.Assemblies(), nil); err != nil {
+	if err := Check(t.Context(), c.Assemblies(), 0, nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -157,7 +157,7 @@ func TestOpenRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		var wrong *BlockError
-		if err := Check(t.Context(), c.Assemblies(), nil); !errors.As(err, &wrong) || wrong.Area != "gpu-1-0" {
+		if err := Check(t.Context(), c.Assemblies(), 0, nil); !errors.As(err, &wrong) || wrong.Area != "gpu-1-0" {
 			t.Errorf("a piece missing: %v", err)
 		}
 	}
@@ -233,7 +233,7 @@ func FuzzOpenFiles(f *testing.F) {
 			}
 		}
 		if c.AreaBytes() < 1<<20 {
-			_ = Check(t.Context(), c.Assemblies(), nil)
+			_ = Check(t.Context(), c.Assemblies(), 0, nil)
 		}
 	})
 }

@@ -93,12 +93,14 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			return nil, err
 		}
 		defer pinned.close()
-		var areas *restoredAreas
-		defer func() { areas.close() }()
+		areas, err := c.readRestored(ctx, config, pinned)
+		if err != nil {
+			return nil, err
+		}
+		defer areas.close()
 		steps = append(steps,
 			step{name: "map GPU state", do: func(ctx context.Context) (uint64, error) {
-				areas, err = c.mapRestored(ctx, config, pinned)
-				return areas.bytes(), err
+				return areas.bytes(), c.mapRestored(ctx, config, areas)
 			}},
 			step{name: "restore GPU state", do: func(ctx context.Context) (uint64, error) {
 				return c.restoreGPU(ctx, config, areas)
@@ -131,10 +133,8 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 		procs = append(procs, cuda.Process{PID: pid, NSPID: p.PID, State: state})
 		bytes += p.Bytes
 	}
-	checked := make(chan error, 1)
-	go func() { checked <- areas.check() }()
 	err = c.restoreOnto(ctx, config, procs)
-	if cerr := <-checked; cerr != nil {
+	if cerr := areas.check(); cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}
 	if err != nil {

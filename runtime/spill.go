@@ -150,8 +150,7 @@ func (g *gpuState) checkSpill(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	r := restoredAreas{tracer: tracer, areas: g.spilled.areas}
-	return r.bytes(), r.check()
+	return bytesOf(g.spilled.areas), checkAreas(tracer, g.spilled.areas)
 }
 
 // areaBytes is the size of the state that is in files.

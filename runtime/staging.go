@@ -287,35 +287,60 @@ func onMemory(dir string) bool {
 	return st.Type == unix.TMPFS_MAGIC || st.Type == unix.HUGETLBFS_MAGIC
 }
 
-// restoredAreas are the GPU state files of a restore, on their way back.
+// restoredAreas are the GPU state files of a restore, on their way back. nil is
+// those of a checkpoint that has none.
 type restoredAreas struct {
-	tracer *trace.Session
-	areas  []images.Assembly
+	areas   []images.Assembly
+	reader  *trace.Session // computes digests, from before there are processes
+	checked chan error     // gets its answer
+	tracer  *trace.Session // maps the files; nil before
+}
+
+// readRestored begins to compare the digests of the checkpoint's files, as the
+// reading takes memory bandwidth that the driver wants later.
+func (c *container) readRestored(ctx context.Context, config Config, pinned *pins) (*restoredAreas, error) {
+	r := &restoredAreas{checked: make(chan error, 1)}
+	for _, a := range c.restore.checkpoint.Areas() {
+		pieces := c.restore.checkpoint.Pieces(a.File)
+		for i := range pieces {
+			pieces[i] = pinned.at(pieces[i])
+		}
+		r.areas = append(r.areas, images.Assembly{Area: a, Pieces: pieces})
+	}
+	if len(r.areas) == 0 {
+		return nil, nil
+	}
+	var err error
+	if r.reader, err = startTracer(ctx, config); err != nil {
+		return nil, err
+	}
+	go func() { r.checked <- checkAreas(r.reader, r.areas) }()
+	return r, nil
 }
 
 // mapRestored maps the checkpoint's files over the restored processes' areas:
 // one file for each area, or, from a checkpoint image, its pieces side by side,
 // with the empty area left where there are none. Those on a disk are mapped as
-// well: check reads them on all cores, and what it has read the driver finds in
-// the page cache. nil when the checkpoint has no areas.
-func (c *container) mapRestored(ctx context.Context, config Config, pinned *pins) (*restoredAreas, error) {
+// well: what the digests have read the driver finds in the page cache.
+func (c *container) mapRestored(ctx context.Context, config Config, r *restoredAreas) error {
+	if r == nil {
+		return nil
+	}
 	var mappings []trace.Mapping
 	var pids []int
-	r := &restoredAreas{}
+	next := 0
 	for _, p := range c.restore.metadata.Processes {
 		if len(p.Areas) == 0 {
 			continue
 		}
 		pid, err := c.hostPID(p.PID)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		pids = append(pids, pid)
 		for _, a := range p.Areas {
-			pieces := c.restore.checkpoint.Pieces(a.File)
-			for i := range pieces {
-				pieces[i] = pinned.at(pieces[i])
-				q := pieces[i]
+			mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start, Bytes: a.Bytes})
+			for _, q := range r.areas[next].Pieces {
 				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.Offset+a.Bytes)
 				if from >= to {
 					continue // none of it is of the range
@@ -324,28 +349,17 @@ func (c *container) mapRestored(ctx context.Context, config Config, pinned *pins
 					mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.OpenAs, Offset: part.from - q.Offset})
 				}
 			}
-			r.areas = append(r.areas, images.Assembly{Area: a, Pieces: pieces})
+			next++
 		}
-	}
-	if len(r.areas) == 0 {
-		return nil, nil
 	}
 	var err error
 	if r.tracer, err = startTracer(ctx, config); err != nil {
-		return nil, err
+		return err
 	}
-	if len(mappings) == 0 { // all of the state is zero
-		return r, nil
+	if err := r.tracer.Map(mappings); err != nil {
+		return err
 	}
-	err = r.tracer.Map(mappings)
-	if err == nil {
-		err = quicken(ctx, r.tracer, mappings, c.copyThreads(config, pids))
-	}
-	if err != nil {
-		r.tracer.Close()
-		return nil, err
-	}
-	return r, nil
+	return quicken(ctx, r.tracer, mappings, c.copyThreads(config, pids))
 }
 
 // calm ends what has been done to have the driver copy faster, which the driver
@@ -361,7 +375,7 @@ type span struct{ from, to uint64 }
 
 // notZero gives the parts of an area's range that are in blocks with anything but
 // zeros in them. The others, holes mostly, stay the empty area that CRIU has
-// restored, whose pages cost nothing to read; a file's are made for the reader.
+// restored, whose pages cost little to read; a file's are made for the reader.
 func notZero(a images.Area, from, to uint64) (parts []span) {
 	for i, digest := range a.Digests {
 		begin := a.Offset + uint64(i)*images.BlockBytes
@@ -378,29 +392,45 @@ func notZero(a images.Area, from, to uint64) (parts []span) {
 	return parts
 }
 
-// check compares the digests of all blocks.
+// check waits until the digests of all blocks are compared. It can be called once.
 func (r *restoredAreas) check() error {
 	if r == nil {
 		return nil
 	}
-	if err := r.tracer.Check(r.areas); err != nil {
+	return <-r.checked
+}
+
+// bytes is the size of the areas.
+func (r *restoredAreas) bytes() uint64 {
+	if r == nil {
+		return 0
+	}
+	return bytesOf(r.areas)
+}
+
+// checkAreas has a tracer compare the digests of all blocks.
+func checkAreas(tracer *trace.Session, areas []images.Assembly) error {
+	if err := tracer.Check(areas); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
 	return nil
 }
 
-// bytes is the size of the areas.
-func (r *restoredAreas) bytes() (bytes uint64) {
-	if r != nil {
-		for _, a := range r.areas {
-			bytes += a.Area.Bytes
-		}
+func bytesOf(areas []images.Assembly) (bytes uint64) {
+	for _, a := range areas {
+		bytes += a.Area.Bytes
 	}
 	return bytes
 }
 
+// close ends what is under way.
 func (r *restoredAreas) close() {
-	if r != nil {
+	if r == nil {
+		return
+	}
+	r.reader.Kill() // it may be reading still
+	r.reader.Close()
+	if r.tracer != nil {
 		r.tracer.Close()
 	}
 }

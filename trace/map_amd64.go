@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -53,6 +54,12 @@ func mapInto(mappings []Mapping) error {
 	}
 	defer t.close()
 	for _, m := range mappings {
+		if m.Path == "" {
+			if hugeZeros() {
+				t.preferHuge(m.Start, m.Bytes)
+			}
+			continue
+		}
 		f, err := openMapped(m.Path)
 		if err != nil {
 			return err
@@ -68,6 +75,14 @@ func mapInto(mappings []Mapping) error {
 		}
 	}
 	return t.detach()
+}
+
+// hugeZeros says whether the kernel has a huge page of zeros for what was never
+// written. Without, a huge page of memory would be made for each that is read, and
+// charged to the container. See Documentation/admin-guide/mm/transhuge.rst.
+func hugeZeros() bool {
+	setting, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/use_zero_page")
+	return err == nil && strings.TrimSpace(string(setting)) == "1"
 }
 
 // stopThread seizes a thread and waits until it stands still for calls.

@@ -100,8 +100,7 @@ func (t *thread) mapFile(f *os.File, start, length, offset uint64, flags uint64)
 		err = fmt.Errorf("mapped at %#x, not %#x", at, start)
 	}
 	if err == nil {
-		// Where the file has no huge pages this changes nothing.
-		_, _ = t.plain(unix.SYS_MADVISE, start, length, unix.MADV_HUGEPAGE)
+		t.preferHuge(start, length)
 	}
 	if _, cerr := t.plain(unix.SYS_CLOSE, fd); err == nil && cerr != nil {
 		err = fmt.Errorf("close the file: %w", cerr)
@@ -110,6 +109,11 @@ func (t *thread) mapFile(f *os.File, start, length, offset uint64, flags uint64)
 		return fmt.Errorf("map the file over the area: %w", err)
 	}
 	return nil
+}
+
+// preferHuge asks for huge pages in an area. Where there are none nothing changes.
+func (t *thread) preferHuge(start, length uint64) {
+	_, _ = t.plain(unix.SYS_MADVISE, start, length, unix.MADV_HUGEPAGE)
 }
 
 // mapEmpty puts an empty area in the place of one.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -308,6 +309,37 @@ func TestOnlyPlainFilesAreMapped(t *testing.T) {
 	}
 	if err := s.Map([]Mapping{{PID: g.pid(), TID: g.pid(), Start: start, Bytes: pageSize, Path: file}}); err != nil {
 		t.Error(err)
+	}
+}
+
+// What stays empty is read by the huge page of zeros, not by small ones.
+func TestEmptyAreaOfHugePages(t *testing.T) {
+	if !hugeZeros() {
+		t.Skip("this kernel has no huge page of zeros, or is told not to use it")
+	}
+	g, s := newTarget(t), session(t)
+	start, err := strconv.ParseUint(g.ask(mapOrder(stagingFlags)), 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := g.ask("sum")
+	for _, advised := range []bool{false, true} {
+		smaps, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", g.pid()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, area, _ := strings.Cut(string(smaps), fmt.Sprintf("%x-", start))
+		_, flags, _ := strings.Cut(area, "VmFlags: ")
+		flags, _, _ = strings.Cut(flags, "\n")
+		if slices.Contains(strings.Fields(flags), "hg") != advised {
+			t.Errorf("the area's flags are %q, advised: %v", flags, advised)
+		}
+		if err := s.Map([]Mapping{{PID: g.pid(), TID: g.pid(), Start: start, Bytes: areaBytes}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := g.ask("sum"); got != want {
+		t.Error("the area has changed")
 	}
 }
 

@@ -26,6 +26,10 @@ type tracer struct {
 	kept []*os.File
 }
 
+// checkers is how many blocks are checked at a time: beside it CRIU and the driver
+// are at work.
+var checkers = (3*runtime.NumCPU() + 3) / 4
+
 // step is called after everything a tracer does to a thread. A test replaces it
 // to end the tracer there.
 var step = func(string) {}
@@ -104,7 +108,7 @@ func (t *tracer) do(o order) (r reply, err error) {
 	case opCopy:
 		r.Digests, err = copyAll(o.Files)
 	case opCheck:
-		err = images.Check(context.Background(), o.Areas, nil)
+		err = images.Check(context.Background(), o.Areas, checkers, nil)
 	default:
 		err = fmt.Errorf("unknown order %q", o.Op)
 	}

@@ -111,7 +111,9 @@ type Area struct {
 	Written []string `json:"written,omitempty"`
 }
 
-// Mapping maps a file over an area of a process.
+// Mapping maps a file over an area of a process. Without a file, an area that is
+// empty is to be read as huge pages: the kernel then has one for all that is zero,
+// where it would make an entry for each 4 KiB.
 type Mapping struct {
 	// PID and TID: the process and the thread of it that is to make the call.
 	PID int `json:"pid"`
@@ -120,7 +122,7 @@ type Mapping struct {
 	// process does to it, the file stays as it is.
 	Start  uint64 `json:"start"`
 	Bytes  uint64 `json:"bytes"`
-	Path   string `json:"path"`
+	Path   string `json:"path,omitempty"`
 	Offset uint64 `json:"offset"`
 }
 

@@ -45,7 +45,7 @@ func extract(ctx context.Context, provider content.Provider, image *oci.Image, r
 	if err != nil {
 		return nil, err
 	}
-	return c, images.Check(ctx, c.Assemblies(), nil)
+	return c, images.Check(ctx, c.Assemblies(), 0, nil)
 }
 
 func extractLayer(ctx context.Context, provider content.Provider, l oci.Layer, dir string, progress func(int64)) (err error) {

@@ -72,7 +72,7 @@ func TestAnImageHoldsItsCheckpoint(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := images.Check(t.Context(), got.Assemblies(), nil); err != nil {
+				if err := images.Check(t.Context(), got.Assemblies(), 0, nil); err != nil {
 					t.Error(err)
 				}
 				for i, a := range got.Assemblies() {
