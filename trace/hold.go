@@ -33,7 +33,7 @@ func holdThreads(processes, except []int) (*hold, error) {
 		err := seizeAll(processes, except)
 		seized <- err
 		if err == nil {
-			<-h.end
+			h.reap()
 		}
 	}()
 	if err := <-seized; err != nil {
@@ -41,6 +41,33 @@ func holdThreads(processes, except []int) (*hold, error) {
 		return nil, err
 	}
 	return h, nil
+}
+
+// reapEvery is the time between two looks for held threads that have ended.
+const reapEvery = 10 * time.Millisecond
+
+// reap takes note of held threads that end, until they are let go. A process that
+// is killed is not gone before its tracers have done so for each thread. In that of
+// a container's first process the kernel even waits for all others, in the thread
+// that ends last (kernel/pid_namespace.c, zap_pid_ns_processes): that may be the one
+// which is not held, and which a step here waits for.
+func (h *hold) reap() {
+	look := time.NewTicker(reapEvery)
+	defer look.Stop()
+	for {
+		for {
+			var status unix.WaitStatus
+			tid, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOTHREAD|unix.WNOHANG, nil)
+			if err != nil || tid == 0 { // ECHILD: all have ended
+				break
+			}
+		}
+		select {
+		case <-h.end:
+			return
+		case <-look.C:
+		}
+	}
 }
 
 // waitThread waits until a thread of this process is gone: by then the kernel

@@ -302,13 +302,15 @@ func (t *thread) nextSyscallStop() error {
 // PTRACE_O_TRACESYSGOOD.
 const syscallStop = unix.SIGTRAP | 0x80
 
-// waitStop waits for the thread's next stop.
+// waitStop waits for the thread's next stop. What else the calling thread traces
+// stands still, and has nothing to say but that it was killed. That is heard, too:
+// a process's first thread has not ended before all others are known to have.
 func waitStop(tid int) (unix.WaitStatus, error) {
 	for {
 		var status unix.WaitStatus
-		_, err := unix.Wait4(tid, &status, unix.WALL, nil)
+		who, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOTHREAD, nil)
 		switch {
-		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EINTR), err == nil && who != tid:
 			continue
 		case err != nil:
 			return 0, fmt.Errorf("wait for the thread: %w", err)

@@ -90,11 +90,18 @@ func plain(cmd *exec.Cmd) (func() (int, error), error) {
 // spinner starts the counting process and waits until all its threads count.
 func spinner(t *testing.T) (*exec.Cmd, *[16]uint64) {
 	t.Helper()
+	return spinnerAs(t, nil)
+}
+
+// spinnerAs is spinner with attributes for the process.
+func spinnerAs(t *testing.T, attributes *syscall.SysProcAttr) (*exec.Cmd, *[16]uint64) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "counters")
 	mem := shared(path)
 	cmd := exec.Command("/proc/self/exe")
 	// Preempted, a thread of Go's would wait for another one, which is held.
 	cmd.Env = append(os.Environ(), spinEnv+"="+path, "GODEBUG=asyncpreemptoff=1")
+	cmd.SysProcAttr = attributes
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -251,6 +258,32 @@ func TestKilledTracerLetsGo(t *testing.T) {
 	}
 	if err := s.Release(); !errors.Is(err, ErrTracerGone) {
 		t.Errorf("release after the tracer's end: got %v, want ErrTracerGone", err)
+	}
+}
+
+// A container's first process that is killed while its threads are held ends: the
+// one that is not held waits in its end for the others, and steps may wait for it.
+func TestHeldProcessIsKilled(t *testing.T) {
+	cmd, _ := spinnerAs(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID})
+	pid := cmd.Process.Pid
+	tids, err := threads(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := session(t)
+	if err := s.Hold([]int{pid}, tids[len(tids)-1:]); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the process has ended", func() bool {
+		var ended unix.Siginfo
+		err := unix.Waitid(unix.P_PID, pid, &ended, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		return err == nil && ended.Signo != 0
+	})
+	if err := s.Release(); err != nil {
+		t.Error(err)
 	}
 }
 
