@@ -379,8 +379,10 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err := os.Remove(c.criuLog(dumpLog)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove CRIU's old log: %w", err)
 	}
-	if _, err := s.TTRPCTaskService.Checkpoint(context.WithoutCancel(ctx), r); err != nil {
-		return withCRIULog(errgrpc.ToNative(err), config, c, dumpLog)
+	watch := watchCRIU(ctx, false)
+	_, err = s.TTRPCTaskService.Checkpoint(context.WithoutCancel(ctx), r)
+	if err = watch.end(errgrpc.ToNative(err)); err != nil {
+		return joinBack(withCRIULog(err, config, c, dumpLog), endCRIU())
 	}
 	return nil
 }

@@ -4,6 +4,7 @@
 package runtime
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,11 @@ import (
 // runcRoot is where runc keeps its containers' state when its options do not
 // say otherwise (containerd, pkg/process.RuncRoot).
 const runcRoot = "/run/containerd/runc"
+
+// runcState is where runc keeps the container's state.
+func (c *container) runcState() string {
+	return filepath.Join(cmp.Or(c.runcRoot, runcRoot), c.namespace, c.id)
+}
 
 // setDevice lets a running container use a character device, or no longer. runc
 // does not undo it with an update of resources, which leaves devices alone.
@@ -41,11 +47,7 @@ func (c *container) setDevice(device deviceNode, allow bool) error {
 		}
 		return nil
 	}
-	root := c.runcRoot
-	if root == "" {
-		root = runcRoot
-	}
-	rules, err := runcDeviceRules(filepath.Join(root, c.namespace, c.id, "state.json"))
+	rules, err := runcDeviceRules(filepath.Join(c.runcState(), "state.json"))
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}

@@ -4,6 +4,7 @@
 package runtime
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -52,6 +53,16 @@ func (c *cgroup) thaw() error {
 		return fmt.Errorf("thaw cgroup: %w", err)
 	}
 	return nil
+}
+
+// letEnd thaws the cgroup of a container that was killed, and says so: version 1
+// holds those of its threads that had not ended when it froze, and runc, to which the
+// container has ended with its first, does not thaw it any more.
+func (c *cgroup) letEnd(first int) error {
+	if dead, _ := threadState(fmt.Sprintf("/proc/%d/status", first)); !dead {
+		return nil
+	}
+	return joinBack(errors.New("the container was killed meanwhile"), c.thaw())
 }
 
 // awaitFreezer asks a freezer of version 1 for a state until it has it: a process

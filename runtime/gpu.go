@@ -369,7 +369,7 @@ func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() e
 		return err
 	}
 	err = do()
-	return joinBack(err, cg.freeze(), tracer.Release())
+	return joinBack(err, cg.freeze(), tracer.Release(), cg.letEnd(c.pid))
 }
 
 // memory gives the anonymous areas of each process.

@@ -4,11 +4,14 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
 
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/manager"
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/log"
 )
@@ -32,6 +35,9 @@ func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, erro
 		if err := removeDeadSpill(bundle); err != nil {
 			log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
 		}
+		if err := removeDeadMounts(ctx, bundle, id); err != nil {
+			log.G(ctx).WithError(err).Warn("remove what a restore has left")
+		}
 		name := filepath.Join(bundle, restoreDirName)
 		if dir, err := os.ReadFile(name); err == nil && isTemporary(string(dir)) {
 			if err := os.RemoveAll(string(dir)); err != nil {
@@ -40,4 +46,18 @@ func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, erro
 		}
 	}
 	return m.Shim.Stop(ctx, id)
+}
+
+// removeDeadMounts is removeMounts for a shim that died.
+func removeDeadMounts(ctx context.Context, bundle, id string) error {
+	namespace, err := namespaces.NamespaceRequired(ctx)
+	if err != nil {
+		return err
+	}
+	opts, err := runc.ReadOptions(bundle)
+	if err != nil {
+		return err
+	}
+	c := container{namespace: namespace, id: id, runcRoot: opts.GetRoot()}
+	return removeMounts(cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), c.runcState())
 }

@@ -92,7 +92,11 @@ func (s *Service) resume(ctx context.Context, c *container) (*ptypes.Empty, erro
 	if c.paused || c.gpu == nil {
 		var err error
 		if resp, err = s.TTRPCTaskService.Resume(ctx, &taskAPI.ResumeRequest{ID: c.id}); err != nil {
-			return nil, errgrpc.ToNative(err)
+			err = errgrpc.ToNative(err)
+			if cg, cerr := cgroupOf(c.pid); cerr == nil {
+				err = joinBack(err, cg.letEnd(c.pid))
+			}
+			return nil, err
 		}
 		c.paused = false
 	}

@@ -6,6 +6,7 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"os"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/errdefs"
@@ -65,8 +66,10 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 		{
 			name: "restore processes", do: func(ctx context.Context) (uint64, error) {
 				// Not given up once begun: CRIU would go on without runc.
-				if resp, err = s.TTRPCTaskService.Start(context.WithoutCancel(ctx), r); err != nil {
-					return 0, withCRIULog(errgrpc.ToNative(err), config, c, restoreLog)
+				before, watch := children(os.Getpid()), watchCRIU(ctx, true)
+				resp, err = s.TTRPCTaskService.Start(context.WithoutCancel(ctx), r)
+				if err = watch.end(errgrpc.ToNative(err)); err != nil {
+					return 0, joinBack(withCRIULog(err, config, c, restoreLog), c.removeHalf(before))
 				}
 				c.pid = int(resp.Pid)
 				return sizeOf(c.restore.dir)

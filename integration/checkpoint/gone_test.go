@@ -278,16 +278,27 @@ func TestHelperKilledInRestore(t *testing.T) {
 // ctr does not delete one that did not start.
 func nothingRuns(t *testing.T, c *harness.Containerd, k *harness.Container) {
 	t.Helper()
-	dirs, err := harness.CgroupsOf(filepath.Join(c.Namespace(), k.ID))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, dir := range dirs {
-		if pids, err := os.ReadFile(filepath.Join(dir, "cgroup.procs")); err == nil && len(pids) > 0 {
-			t.Errorf("processes are left in %s: %s", dir, pids)
-		}
+	for dir, pids := range processesOf(t, c, k) {
+		t.Errorf("processes are left in %s: %s", dir, pids)
 	}
 	if status, err := k.Status(t.Context()); err == nil && status != "stopped" && status != "created" || err != nil && !errdefs.IsNotFound(err) {
 		t.Errorf("the task is %q, error %v", status, err)
 	}
+}
+
+// processesOf are the processes in a container's cgroups, of which containerd need
+// not know.
+func processesOf(t *testing.T, c *harness.Containerd, k *harness.Container) map[string]string {
+	t.Helper()
+	dirs, err := harness.CgroupsOf(filepath.Join(c.Namespace(), k.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := make(map[string]string)
+	for _, dir := range dirs {
+		if pids, err := os.ReadFile(filepath.Join(dir, "cgroup.procs")); err == nil && len(pids) > 0 {
+			found[dir] = string(pids)
+		}
+	}
+	return found
 }

@@ -1,0 +1,81 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// What a killed CRIU or runc leaves mounted goes, and nothing in it.
+func TestRemoveMounts(t *testing.T) {
+	work, state, inside := t.TempDir(), filepath.Join(t.TempDir(), "id"), t.TempDir()
+	writeFile(t, filepath.Join(inside, "file"), "1\n")
+	yard := filepath.Join(work, ".criu.cgyard.abcdef")
+	mount := func(from, at, kind string, flags uintptr) {
+		t.Helper()
+		if err := os.MkdirAll(at, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount(from, at, kind, flags, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	}
+	mount("none", yard, "tmpfs", 0)
+	mount(inside, filepath.Join(yard, "memory"), "", unix.MS_BIND)
+	mount(inside, filepath.Join(state, "criu-root"), "", unix.MS_BIND)
+	for range 2 { // the second time there is nothing
+		if err := removeMounts(work, state); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := os.ReadDir(work); err != nil || len(left) > 0 {
+			t.Errorf("%v are left, %v", left, err)
+		}
+		if _, err := os.Stat(state); !os.IsNotExist(err) {
+			t.Errorf("runc's directory is left, %v", err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(inside, "file")); err != nil {
+		t.Error(err)
+	}
+
+	// What is not mounted and not empty stays.
+	for _, file := range []string{filepath.Join(yard, "file"), filepath.Join(state, "state.json")} {
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, file, "")
+		_ = removeMounts(work, state)
+		if _, err := os.Stat(file); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestIsCgroup(t *testing.T) {
+	for _, test := range []struct {
+		asked, path string
+		is          bool
+	}{
+		{"/default/id", "/sys/fs/cgroup/freezer/default/id", true},
+		{"/default/id", "/default/id-2", false},
+		{"/default/id", "/id/default", false},
+		{"kubepods-pod1.slice:cri-containerd:id", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-id.scope", true},
+		{"kubepods-pod1.slice:cri-containerd:id", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-id2.scope", false},
+		{"system.slice::id", "/system.slice/id.scope", true},
+		{"", "/id", true},
+		{"", "/", false},
+	} {
+		c := &container{id: "id", restore: &restoreState{}}
+		c.restore.gpus.spec = &specs.Spec{Linux: &specs.Linux{CgroupsPath: test.asked}}
+		if is := c.isCgroup(test.path); is != test.is {
+			t.Errorf("%q asked for, %q: %t", test.asked, test.path, is)
+		}
+	}
+}
