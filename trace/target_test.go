@@ -22,7 +22,11 @@ import (
 // thread maps areas as the driver's thread does.
 const targetEnv = "GPUCKPT_TEST_TARGET"
 
-func init() { runtime.LockOSThread() } // the first thread serves the target's orders
+func init() {
+	if os.Getenv(targetEnv) != "" {
+		runtime.LockOSThread() // the first thread serves the orders
+	}
+}
 
 // killFile names the step at which a tracer of this test's process dies.
 func killFile(parent int) string {
@@ -45,6 +49,34 @@ func dieAtStep() {
 		if left.Add(-1) < 0 {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
+		}
+	}
+}
+
+// wanderFile is there when a tracer of this test's process is to be a busy one.
+func wanderFile(parent int) string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("gpuckpt-trace-wander-%d", parent))
+}
+
+// wanderAsTold has this tracer's first goroutine make way for others until it goes on
+// on another thread than the process's first, which ends the tracer.
+func wanderAsTold() {
+	if _, err := os.Stat(wanderFile(os.Getppid())); err != nil {
+		return
+	}
+	var end atomic.Bool
+	defer end.Store(true)
+	for range 4 * runtime.GOMAXPROCS(0) {
+		go func() {
+			for !end.Load() {
+			}
+		}()
+	}
+	for range 20 {
+		runtime.Gosched()
+		if unix.Gettid() != os.Getpid() {
+			fmt.Fprintln(os.Stderr, "the first goroutine has left the first thread")
+			os.Exit(1)
 		}
 	}
 }

@@ -28,6 +28,7 @@ const spinEnv = "GPUCKPT_TEST_SPIN"
 
 func TestMain(m *testing.M) {
 	if IsTracer() {
+		wanderAsTold()
 		dieAtStep()
 		fillAsTold()
 		smallUntraced()
@@ -282,6 +283,23 @@ func TestHeldProcessIsKilled(t *testing.T) {
 		err := unix.Waitid(unix.P_PID, pid, &ended, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 		return err == nil && ended.Signo != 0
 	})
+	if err := s.Release(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A tracer's first goroutine is on its first thread, however busy it begins: a hold
+// that came to be there would never let go, since that thread ends with the process.
+func TestFirstThreadIsKeptOut(t *testing.T) {
+	if err := os.WriteFile(wanderFile(os.Getpid()), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(wanderFile(os.Getpid()))
+	cmd, _ := spinner(t)
+	s := session(t)
+	if err := s.Hold([]int{cmd.Process.Pid}, nil); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.Release(); err != nil {
 		t.Error(err)
 	}

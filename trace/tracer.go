@@ -34,13 +34,19 @@ var checkers = (3*runtime.NumCPU() + 3) / 4
 // to end the tracer there.
 var step = func(string) {}
 
+// ptrace belongs to a thread: each hold and each steering has one of its own, whose
+// end lets go of what it traced. The first thread is kept out of that, because it
+// does not end before the process. Go promises that the first goroutine is on it
+// until main begins, no longer.
+func init() {
+	if IsTracer() {
+		runtime.LockOSThread()
+	}
+}
+
 // Main is a tracer's whole life: it carries out orders one after the other
 // until its standard input ends.
 func Main() {
-	// ptrace belongs to a thread: each hold and each steering has one of its
-	// own, whose end lets go of what it traced. The first thread is kept out of
-	// that, because it does not end before the process.
-	runtime.LockOSThread()
 	var t tracer
 	in := bufio.NewReader(os.Stdin)
 	out := json.NewEncoder(os.Stdout)
