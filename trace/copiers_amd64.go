@@ -98,7 +98,7 @@ func (t *thread) quicken(threads int) (_ *copiers, err error) {
 		return nil, err
 	}
 	c := &copiers{pid: t.pid, slot: slot}
-	if found := t.copierPage(was); found {
+	if found := copierPage(t.mem, was); found {
 		c.page, c.swapped = was, true
 	} else if err := c.place(t, was); err != nil {
 		return c, err
@@ -152,11 +152,11 @@ func (c *copiers) stack(t *thread) (uint64, error) {
 	return c.page + at, t.write64(c.page+at, c.page+copierEntry)
 }
 
-// copierPage says whether an address is that of our code, left there by a tracer
-// that died.
-func (t *thread) copierPage(at uint64) bool {
+// copierPage says whether an address of a process's memory is that of our code, left
+// there by a tracer that died.
+func copierPage(mem *os.File, at uint64) bool {
 	code := make([]byte, len(copierCode))
-	_, err := t.mem.ReadAt(code, int64(at))
+	_, err := mem.ReadAt(code, int64(at))
 	return err == nil && at%pageSize == 0 && string(code) == string(copierCode)
 }
 
@@ -357,7 +357,7 @@ func (c *copiers) vacant(outside map[int]bool, insist bool) error {
 		if outside[tid] {
 			continue
 		}
-		at, err := whereabouts(c.pid, tid, insist)
+		at, _, err := whereabouts(c.pid, tid, insist)
 		switch {
 		case errors.Is(err, errEnded):
 		case err != nil:
@@ -370,39 +370,55 @@ func (c *copiers) vacant(outside map[int]bool, insist bool) error {
 	return nil
 }
 
-// whereabouts gives the address of a thread's next instruction. See proc(5),
-// /proc/PID/syscall: it ends in that, unless the thread runs.
-func whereabouts(pid, tid int, insist bool) (uint64, error) {
+// whereabouts gives the address of a thread's next instruction and its stack
+// pointer. See proc(5), /proc/PID/syscall: it ends in the two, unless the thread runs.
+func whereabouts(pid, tid int, insist bool) (at, stack uint64, err error) {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return 0, errEnded
+		return 0, 0, errEnded
 	}
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	words := strings.Fields(string(line))
-	if len(words) > 1 {
-		at, err := strconv.ParseUint(words[len(words)-1], 0, 64)
-		if err != nil {
-			return 0, fmt.Errorf("thread %d: /proc says %q", tid, line)
+	if words := strings.Fields(string(line)); len(words) > 2 {
+		at, aerr := strconv.ParseUint(words[len(words)-1], 0, 64)
+		stack, serr := strconv.ParseUint(words[len(words)-2], 0, 64)
+		if aerr != nil || serr != nil {
+			return 0, 0, fmt.Errorf("thread %d: /proc says %q", tid, line)
 		}
-		return at, nil
+		return at, stack, nil
 	}
 	if !insist {
-		return 0, fmt.Errorf("thread %d has %w stopped", tid, errNotYet)
+		return 0, 0, fmt.Errorf("thread %d has %w stopped", tid, errNotYet)
 	}
 	if err := seize(pid, tid, 0); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer func() { _ = unix.PtraceDetach(tid) }() // or it ends, or this thread does
 	if err := awaitInterrupt(tid); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	var r unix.PtraceRegs
 	if err := unix.PtraceGetRegs(tid, &r); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return r.Rip, nil
+	return r.Rip, r.Rsp, nil
+}
+
+// isCopier says whether a thread, which does not run, is a copier: it is in a page
+// of our code and its stack in the page behind, as that of no caller is.
+func isCopier(pid, tid int) bool {
+	at, stack, err := whereabouts(pid, tid, false)
+	page := at &^ (pageSize - 1)
+	if err != nil || stack-(page+copierStacks) >= copierBytes-copierStacks {
+		return false
+	}
+	mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		return false
+	}
+	defer mem.Close()
+	return copierPage(mem, page)
 }
 
 func (c *copiers) tell(t *thread, what, value uint64) error {

@@ -10,10 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // copyTarget builds the process of testdata, once, and gives its path.
@@ -305,6 +308,46 @@ func TestCopiersTracerDiesAtEachStep(t *testing.T) {
 		t.Errorf("the tracer died at %d steps only", died)
 	}
 	t.Logf("%d steps, %d taken over", died, left)
+}
+
+// The copiers of a tracer that was killed are not held by the next one, which takes
+// them out: held, they could not end.
+func TestHoldLeavesCopiers(t *testing.T) {
+	g, dead, s := startCopyTarget(t, copyTarget(t)), session(t), session(t)
+	want := g.ask("back")
+	driver := []Thread{{g.pid(), g.pid()}}
+	theirs, err := threads(g.pid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if notes, err := dead.Quicken(driver, 3); err != nil || len(notes) > 0 {
+		t.Fatal(notes, err)
+	}
+	if err := unix.Kill(dead.Pid(), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "two copiers sleep", func() bool {
+		tids, err := threads(g.pid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(slices.DeleteFunc(tids, func(tid int) bool { return !isCopier(g.pid(), tid) })) == 2
+	})
+	if err := s.Hold([]int{g.pid()}, theirs); err != nil {
+		t.Fatal(err)
+	}
+	if notes, err := s.Quicken(driver, 3); err != nil || len(notes) > 0 {
+		t.Fatal(notes, err)
+	}
+	g.expect("back", want)
+	if _, err := s.Calm(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Release(); err != nil {
+		t.Fatal(err)
+	}
+	g.untouched()
+	g.expect("back", want)
 }
 
 // A process without the driver's library is left alone, with a note.

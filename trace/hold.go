@@ -104,6 +104,10 @@ func seizeAll(processes, except []int) error {
 				if done[tid] {
 					continue
 				}
+				if isCopier(pid, tid) { // a dead tracer's, held it could not end
+					done[tid] = true
+					continue
+				}
 				if err := seize(pid, tid, 0); err != nil && !errors.Is(err, errEnded) {
 					return err
 				}

@@ -102,7 +102,8 @@ func (s *Session) Pid() int { return s.pid }
 // Hold seizes every thread of the processes except those named, and returns
 // once each has been asked to stop. The processes must be frozen by their
 // cgroup: then each thread stops before it executes another instruction in
-// user space when the cgroup is thawed.
+// user space when the cgroup is thawed. Copiers that a dead tracer has left are
+// not held: they do nothing but wait for a copy, and end.
 //
 // On an error nothing is held. A thread that another tracer (a debugger,
 // strace, CRIU) has is an error that names it.

@@ -23,6 +23,7 @@ type (
 func steer(Target) (*steering, error) { return nil, errCannotSteer }
 func mapAll([]Mapping) error          { return errCannotSteer }
 func abandon([]*steering) error       { return nil }
+func isCopier(int, int) bool          { return false }
 
 func quickenAll([]Thread, int) ([]quickened, []string) { return nil, nil }
 func calmAll([]quickened) ([]string, error)            { return nil, nil }
