@@ -12,8 +12,8 @@ import (
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/task"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/containerd/v2/pkg/sys/reaper"
 	"github.com/containerd/containerd/v2/plugins"
-	"github.com/containerd/go-runc"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
 	"github.com/containerd/ttrpc"
@@ -78,17 +78,30 @@ func (s *Service) container(id string) *container {
 }
 
 // reap starts a command under the shim's reaper, which takes the exit status
-// of every child of the shim: exec.Cmd's own Wait would find none.
-func reap(cmd *exec.Cmd) (func() (int, error), error) {
-	exits, err := runc.Monitor.Start(cmd)
+// of every child of the shim: exec.Cmd's own Wait would find none. It tells all who
+// have subscribed of each, and when one has not listened for 32 of them each
+// takes it a second (containerd, pkg/sys/reaper). A command may live for days, so
+// what is not for it is heard at once.
+func reap(cmd *exec.Cmd) (wait func() (int, error), err error) {
+	exits, err := reaper.Default.Start(cmd)
 	if err != nil {
 		return nil, err
 	}
+	pid, ended := cmd.Process.Pid, make(chan int, 1)
+	go func() {
+		defer reaper.Default.Unsubscribe(exits)
+		for e := range exits {
+			if e.Pid == pid {
+				ended <- e.Status
+				return
+			}
+		}
+	}()
 	return func() (int, error) {
-		status, err := runc.Monitor.Wait(cmd, exits)
-		// The reaper has taken its end, of which Go does not hear: its descriptor
-		// (pidfd) would stay open until the garbage collector came by.
+		status := <-ended
+		_ = cmd.Wait() // for what it printed: of its end Go does not hear
+		// Its descriptor (pidfd) would stay open until the garbage collector came by.
 		_ = cmd.Process.Release()
-		return status, err
+		return status, nil
 	}, nil
 }
