@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"runtime"
 	"strconv"
@@ -80,6 +81,10 @@ const (
 
 	ntX86XState = 0x202
 	xstateMax   = 16 << 10 // AMX makes it 11 KiB
+	// XSAVE's area begins with FXSAVE's 512 bytes and a header, of which the first
+	// word tells the features that follow.
+	xsaveInUse = 512
+	xsaveLeast = 576
 	// The software-reserved bytes of an FXSAVE area, from 464 on, say that
 	// more than FXSAVE's 512 bytes follow.
 	fxSwOffset = 464
@@ -368,8 +373,14 @@ func (t *thread) vectorState() ([]byte, error) {
 		return nil, fmt.Errorf("read vector registers: %w", errno)
 	}
 	size := int(iov.Len)
-	if size < 576 || size == xstateMax { // FXSAVE's 512 bytes and XSAVE's header
+	if size < xsaveLeast || size == xstateMax {
 		return nil, fmt.Errorf("read vector registers: %d bytes", size)
+	}
+	// They come with room for all that the processor has. The thread's own frames
+	// have none for what it has not asked for (AMX), and of one that is larger
+	// rt_sigreturn takes no more than FXSAVE's, without a word.
+	if size = xsaveEnd(binary.LittleEndian.Uint64(state[xsaveInUse:])); size > int(iov.Len) {
+		return nil, fmt.Errorf("read vector registers: %d bytes of %d", iov.Len, size)
 	}
 	state = state[:size:size]
 	// PTRACE_GETREGSET puts the features in use where the frame wants its own
@@ -383,6 +394,21 @@ func (t *thread) vectorState() ([]byte, error) {
 	binary.LittleEndian.PutUint32(sw[16:], uint32(size))
 	return binary.LittleEndian.AppendUint32(state, fpMagic2), nil
 }
+
+// xsaveEnd gives the size of what XSAVE stores of these features, bits as in its
+// header. See the Intel SDM, volume 1, 13.4 and 13.5: beyond the first two, leaf 13 of
+// CPUID tells size and offset of each.
+func xsaveEnd(features uint64) int {
+	end := xsaveLeast
+	for rest := features &^ 3; rest != 0; rest &= rest - 1 {
+		size, offset, _, _ := cpuid(13, uint32(bits.TrailingZeros64(rest)))
+		end = max(end, int(offset+size))
+	}
+	return end
+}
+
+// cpuid is the processor's instruction.
+func cpuid(leaf, sub uint32) (eax, ebx, ecx, edx uint32)
 
 func (t *thread) sigmask() (uint64, error) {
 	var mask uint64

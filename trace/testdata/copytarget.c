@@ -8,6 +8,7 @@
 //	back          copy the area back, and add up what arrives
 //	odd           copy in all kinds of ways, and compare
 //	churn         have a further thread copy without end, from now on
+//	registers     have a further thread compute, from now on, and tell its number
 //	hole          map some pages and unmap them again
 //	fill          map pages there again, at that address
 //	threads       count threads
@@ -94,6 +95,41 @@ static void *large_copies(void *unused)
 		driver_copy(to, from, PIECE);
 		if (memcmp(to, from, PIECE))
 			broken("a large copy went wrong");
+	}
+	return unused;
+}
+
+// The widest vector registers that there are. A loop leaves them alone for a while.
+#define EACH16(DO, R) DO(R, 0) DO(R, 1) DO(R, 2) DO(R, 3) DO(R, 4) DO(R, 5) DO(R, 6) DO(R, 7) \
+	DO(R, 8) DO(R, 9) DO(R, 10) DO(R, 11) DO(R, 12) DO(R, 13) DO(R, 14) DO(R, 15)
+#define EACH32(DO, R) EACH16(DO, R) DO(R, 16) DO(R, 17) DO(R, 18) DO(R, 19) DO(R, 20) DO(R, 21) DO(R, 22) DO(R, 23) \
+	DO(R, 24) DO(R, 25) DO(R, 26) DO(R, 27) DO(R, 28) DO(R, 29) DO(R, 30) DO(R, 31)
+#define GET_xmm(R, N) "movups 16*" #N "(%0), %%" #R #N "\n"
+#define PUT_xmm(R, N) "movups %%" #R #N ", 16*" #N "(%1)\n"
+#define GET_ymm(R, N) "vmovups 32*" #N "(%0), %%" #R #N "\n"
+#define PUT_ymm(R, N) "vmovups %%" #R #N ", 32*" #N "(%1)\n"
+#define GET_zmm(R, N) "vmovups 64*" #N "(%0), %%" #R #N "\n"
+#define PUT_zmm(R, N) "vmovups %%" #R #N ", 64*" #N "(%1)\n"
+#define KEEP(EACH, R) \
+	asm volatile(EACH(GET_##R, R) "mov $100000, %%ecx\n1: dec %%ecx\njnz 1b\n" EACH(PUT_##R, R) \
+	             : : "r"(from), "r"(to) : "memory", "rcx", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", \
+	               "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
+
+static void *vectors(void *unused)
+{
+	static unsigned char from[32 * 64], to[32 * 64];
+	printf("%d\n", gettid());
+	for (uint64_t n = 0;; n++) {
+		pattern(from, sizeof from, n);
+		if (__builtin_cpu_supports("avx512f"))
+			KEEP(EACH32, zmm);
+		else if (__builtin_cpu_supports("avx"))
+			KEEP(EACH16, ymm);
+		else
+			KEEP(EACH16, xmm);
+		size_t bytes = __builtin_cpu_supports("avx512f") ? 32 * 64 : __builtin_cpu_supports("avx") ? 16 * 32 : 16 * 16;
+		if (memcmp(from, to, bytes))
+			broken("a vector register has changed");
 	}
 	return unused;
 }
@@ -185,6 +221,8 @@ int main(int argc, char **argv)
 		} else if (!strcmp(order, "churn")) {
 			begin(large_copies);
 			puts("churning");
+		} else if (!strcmp(order, "registers")) {
+			begin(vectors);
 		} else if (!strcmp(order, "hole")) {
 			hole = pages(HOLE, 0);
 			munmap(hole, HOLE);
