@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -167,6 +168,39 @@ func TestKilledInRestore(t *testing.T) {
 	}
 }
 
+// The tracer that has mapped the GPU state is killed while the driver restores: all is
+// in place, and what it has left is in nobody's way.
+func TestTracerKilledInRestore(t *testing.T) {
+	results.Add(t)
+	k, hurry := slow(t)
+	before, err := harness.Threads(k.MustPid(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	endTask(t, shared, k)
+	shim := 0
+	err = killWhile(t, func() error { return restoreTask(t, shared, k, dir) }, func() int {
+		if runc := runcOf(k); runc != 0 && shim == 0 {
+			shim, _ = harness.Parent(runc)
+		}
+		pid, tracers := childOf(shim, "gpuwork"), childrenOf(shim, "gpuckpt-tracer")
+		if now, err := harness.Threads(pid); err != nil || len(now) <= len(before) || tracerOf(pid) != 0 || len(tracers) < 2 {
+			return 0
+		}
+		time.Sleep(50 * time.Millisecond) // the driver is at work, and threads that copy for it
+		return tracers[len(tracers)-1]
+	})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	goesOn(t, k)
+	hurry()
+	checkpointInto(t, shared, k, t.TempDir())
+	goesOn(t, k)
+}
+
 // The shim is killed while CRIU restores a container: containerd cleans up, nothing
 // is left, and another restore works.
 func TestShimKilledInRestore(t *testing.T) {
@@ -186,6 +220,57 @@ func TestShimKilledInRestore(t *testing.T) {
 	if err == nil {
 		t.Fatal("the restore went well without a shim")
 	}
+	cleanedUp(t, k)
+	harness.Within(t, "containerd has forgotten the task", func() bool {
+		err = restoreTask(t, shared, k, dir)
+		return !errdefs.IsAlreadyExists(err)
+	})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	goesOn(t, k)
+}
+
+// The shim is killed during a checkpoint: containerd ends the container, and nothing
+// is left. The container starts again.
+func TestShimKilledInCheckpoint(t *testing.T) {
+	for when, there := range map[string]func(pid int) bool{
+		"driver": func(pid int) bool {
+			state, err := harness.ProcessState(pid)
+			return err == nil && state == "t"
+		},
+		"dump": func(pid int) bool { return strings.HasPrefix(commandLine(tracerOf(pid)), "criu") },
+	} {
+		t.Run(when, func(t *testing.T) {
+			results.Add(t)
+			k, _ := slow(t)
+			pid, shim, dir := k.MustPid(t), shimOf(t, k), t.TempDir()
+			var workers []int
+			err := killWhile(t, func() error { return checkpointTask(t, shared, k, dir) }, func() int {
+				if !there(pid) {
+					return 0
+				}
+				workers = append(childrenOf(shim, "gpuckpt-"), tracerOf(pid))
+				return shim
+			})
+			if err == nil {
+				t.Fatal("the checkpoint went well without a shim")
+			}
+			cleanedUp(t, k)
+			harness.Within(t, "tracer, CUDA helper and CRIU end", func() bool {
+				return !slices.ContainsFunc(workers, func(pid int) bool {
+					state, err := harness.ProcessState(pid)
+					return err == nil && state != "Z"
+				})
+			})
+		})
+	}
+}
+
+// cleanedUp waits until containerd has removed the container of a shim that was
+// killed, and checks that no mount of a restore is left.
+func cleanedUp(t *testing.T, k *harness.Container) {
+	t.Helper()
 	harness.Within(t, "containerd cleans up", func() bool {
 		_, err := os.Stat(shared.Bundle(k.ID))
 		return errors.Is(err, os.ErrNotExist) && len(processesOf(t, shared, k)) == 0
@@ -199,12 +284,4 @@ func TestShimKilledInRestore(t *testing.T) {
 			t.Errorf("a mount is left: %s", line)
 		}
 	}
-	harness.Within(t, "containerd has forgotten the task", func() bool {
-		err = restoreTask(t, shared, k, dir)
-		return !errdefs.IsAlreadyExists(err)
-	})
-	if err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
-	}
-	goesOn(t, k)
 }

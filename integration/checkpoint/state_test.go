@@ -169,12 +169,12 @@ func TestTracerKilled(t *testing.T) {
 	k, hurry := slow(t)
 	shim, pid := shimOf(t, k), k.MustPid(t)
 	dir := t.TempDir()
-	threads := func() string {
-		n, err := harness.StatusField(pid, "Threads")
+	threads := func() int {
+		tids, err := harness.Threads(pid)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return n
+		return len(tids)
 	}
 	before := threads()
 	done := make(chan error, 1)
