@@ -194,6 +194,9 @@ func (t *thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	}
 	to := was
 	restart(&to)
+	if err := t.restartSequence(&to); err != nil {
+		return 0, err
+	}
 	vector, err := t.vectorState()
 	if err != nil {
 		return 0, err
@@ -349,6 +352,43 @@ func restart(r *unix.PtraceRegs) {
 		r.Rip -= 2 // the length of "syscall"
 	}
 	r.Orig_rax = ^uint64(0)
+}
+
+// restartSequence makes registers within a restartable sequence those with which the
+// thread begins it anew, as the kernel does after each interruption: but it looks when
+// the thread goes on, and finds it in the call. See include/uapi/linux/rseq.h and
+// kernel/rseq.c.
+func (t *thread) restartSequence(r *unix.PtraceRegs) error {
+	var area struct {
+		At                        uint64
+		Size, Signature, Flags, _ uint32
+	}
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GET_RSEQ_CONFIGURATION, uintptr(t.tid), unsafe.Sizeof(area), uintptr(unsafe.Pointer(&area)), 0, 0)
+	if errno == unix.EIO || errno == 0 && area.At == 0 { // a kernel without, a thread without
+		return nil
+	}
+	if errno != 0 {
+		return fmt.Errorf("read where its restartable sequences are: %w", errno)
+	}
+	at, err := t.read64(area.At + 8) // rseq_cs
+	if err != nil || at == 0 {
+		return err
+	}
+	var sequence struct {
+		Version, Flags           uint32
+		Start, PostCommit, Abort uint64
+	}
+	b := make([]byte, binary.Size(sequence))
+	if _, err := t.mem.ReadAt(b, int64(at)); err != nil {
+		return fmt.Errorf("read a restartable sequence of process %d: %w", t.pid, err)
+	}
+	if _, err := binary.Decode(b, binary.LittleEndian, &sequence); err != nil {
+		return err
+	}
+	if r.Rip-sequence.Start < sequence.PostCommit {
+		r.Rip = sequence.Abort
+	}
+	return nil
 }
 
 func newFrame(r *unix.PtraceRegs, back, fpstate, mask uint64) *sigFrame {

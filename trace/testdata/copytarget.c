@@ -9,6 +9,7 @@
 //	odd           copy in all kinds of ways, and compare
 //	churn         have a further thread copy without end, from now on
 //	registers     have a further thread compute, from now on, and tell its number
+//	sequences     have a further thread make restartable sequences, and tell its number
 //	hole          map some pages and unmap them again
 //	fill          map pages there again, at that address
 //	threads       count threads
@@ -24,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/rseq.h>
 #include <unistd.h>
 
 #define PIECE (2u << 20)
@@ -134,6 +136,39 @@ static void *vectors(void *unused)
 	return unused;
 }
 
+// A sequence ends where it began, at the first or at its restart, with what told the
+// kernel of it in place: the kernel takes that away when it finds the thread elsewhere.
+static void *sequences(void *unused)
+{
+	volatile __u64 *current = &((struct rseq *)((char *)__builtin_thread_pointer() + __rseq_offset))->rseq_cs;
+	uint64_t told;
+
+	printf("%d\n", __rseq_size ? gettid() : 0);
+	for (;;) {
+		asm volatile(".pushsection .data\n"
+		             ".balign 32\n"
+		             "1: .long 0, 0\n" // struct rseq_cs
+		             ".quad 2f, 4f - 2f, 5f\n"
+		             ".popsection\n"
+		             ".pushsection .text.unlikely\n"
+		             ".long 0x53053053\n" // RSEQ_SIG
+		             "5: mov $1, %0\n"
+		             "jmp 4f\n"
+		             ".popsection\n"
+		             "lea 1b(%%rip), %0\n"
+		             "mov %0, (%1)\n"
+		             "2: mov $100000, %%ecx\n"
+		             "3: dec %%ecx\n"
+		             "jnz 3b\n"
+		             "mov (%1), %0\n"
+		             "4:\n"
+		             : "=&r"(told) : "r"(current) : "memory", "rcx", "cc");
+		if (!told)
+			broken("a restartable sequence was not restarted");
+	}
+	return unused;
+}
+
 // Sizes around what is copied in slices, and addresses that are not even; from
 // either side of an overlap as well, which is right one way only with memcpy.
 static void odd(void)
@@ -223,6 +258,8 @@ int main(int argc, char **argv)
 			puts("churning");
 		} else if (!strcmp(order, "registers")) {
 			begin(vectors);
+		} else if (!strcmp(order, "sequences")) {
+			begin(sequences);
 		} else if (!strcmp(order, "hole")) {
 			hole = pages(HOLE, 0);
 			munmap(hole, HOLE);
