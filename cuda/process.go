@@ -21,11 +21,12 @@ import (
 
 // Process is a CUDA process as Find saw it.
 type Process struct {
-	PID           int   `json:"pid"`            // as this program counts
-	NSPID         int   `json:"ns_pid"`         // in the process's innermost pid namespace
-	State         State `json:"state"`          // when it was found: the state a group ends in
-	RestoreThread int   `json:"restore_thread"` // serves the driver's calls; as PID counts
-	GPUs          []int `json:"gpus"`           // minors of the /dev/nvidiaN it has open, ascending
+	PID             int   `json:"pid"`               // as this program counts
+	NSPID           int   `json:"ns_pid"`            // in the process's innermost pid namespace
+	State           State `json:"state"`             // when it was found: the state a group ends in
+	RestoreThread   int   `json:"restore_thread"`    // serves the driver's calls; as PID counts
+	NSRestoreThread int   `json:"ns_restore_thread"` // as NSPID counts
+	GPUs            []int `json:"gpus"`              // minors of the /dev/nvidiaN it has open, ascending
 }
 
 // MayUse says cheaply, from /proc alone, whether a process may be a CUDA
@@ -109,6 +110,9 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 		return nil, err
 	}
 	if p.NSPID, err = NSPID(pid); err == nil {
+		p.NSRestoreThread, err = NSPID(p.RestoreThread)
+	}
+	if err == nil {
 		p.GPUs, err = deviceFiles(pid)
 	}
 	if gone(err) {
@@ -173,7 +177,7 @@ func mapsLibrary(pid int) (bool, error) {
 	return false, lines.Err()
 }
 
-// NSPID gives a process's pid in its innermost pid namespace.
+// NSPID gives a process's pid, or a thread's number, in its innermost pid namespace.
 func NSPID(pid int) (int, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

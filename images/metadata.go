@@ -106,6 +106,9 @@ type Process struct {
 	// Bytes is the size of the GPU state that the driver moved into the
 	// process's memory.
 	Bytes uint64 `json:"bytes"`
+	// RestoreThread is the driver's thread of the process, counted as PID is: it
+	// waits for orders, and can be made to map the areas. 0 if that is not known.
+	RestoreThread int `json:"restoreThread,omitempty"`
 	// Areas hold the GPU state in files of their own. Without any it is in
 	// CRIU's images, as memory of the process.
 	Areas []Area `json:"areas,omitempty"`
@@ -384,6 +387,9 @@ func (m *Metadata) validate() error {
 			return fmt.Errorf("process id %d is impossible or named twice", p.PID)
 		}
 		pids[p.PID] = true
+		if p.RestoreThread < 0 {
+			return fmt.Errorf("process %d has the thread %d", p.PID, p.RestoreThread)
+		}
 		if p.State != "running" && p.State != "locked" && p.State != "checkpointed" {
 			return fmt.Errorf("process %d has the state %q", p.PID, p.State)
 		}

@@ -35,7 +35,7 @@ func sample() *Metadata {
 		DriverVersion: "580.159.04",
 		CUDAVersion:   "13.0",
 		GPUs:          []GPU{{UUID: uuid0, Name: "NVIDIA H200", Memory: 150_000_000_000}},
-		Processes: []Process{{PID: 1, State: "running", GPUs: []string{uuid0}, Bytes: 1 << 27, Areas: []Area{
+		Processes: []Process{{PID: 1, RestoreThread: 7, State: "running", GPUs: []string{uuid0}, Bytes: 1 << 27, Areas: []Area{
 			{File: "gpu-1-0", Start: 0x7f0000001000, Bytes: 1<<27 - 4096, Offset: 4096, Digests: []string{digest, digest}},
 		}}},
 		Phases: []Phase{{Name: "lock", Took: 15 * time.Millisecond}, {Name: "dump", Start: time.Second, Took: time.Second, Bytes: 4096}},
@@ -109,6 +109,7 @@ func TestParseMetadataRefuses(t *testing.T) {
 		"trailing text":     {string(valid) + "{}", ErrMalformed},
 		"negative bytes":    {edit(`"bytes": 134217728`, `"bytes": -1`), ErrMalformed},
 		"pid 0":             {edit(`"pid": 1`, `"pid": 0`), ErrMalformed},
+		"negative thread":   {edit(`"restoreThread": 7`, `"restoreThread": -7`), ErrMalformed},
 		"unknown state":     {edit(`"state": "running"`, `"state": "failed"`), ErrMalformed},
 		"file outside":      {edit(`"file": "gpu-1-0"`, `"file": "../gpu-1-0"`), ErrMalformed},
 		"other file":        {edit(`"file": "gpu-1-0"`, `"file": "pages-1.img"`), ErrMalformed},

@@ -406,7 +406,7 @@ func (g *gpuState) metadata(began time.Time) (*images.Metadata, error) {
 	}
 	used := make(map[string]bool)
 	for _, p := range g.procs {
-		q := images.Process{PID: p.NSPID, State: p.State.String()}
+		q := images.Process{PID: p.NSPID, State: p.State.String(), RestoreThread: p.NSRestoreThread}
 		for _, minor := range p.GPUs {
 			if !slices.ContainsFunc(g.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
 				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID, minor, errdefs.ErrFailedPrecondition)

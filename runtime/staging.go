@@ -4,11 +4,13 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
@@ -337,16 +339,20 @@ func (c *container) mapRestored(ctx context.Context, config Config, r *restoredA
 		if err != nil {
 			return err
 		}
+		tid, err := hostTID(pid, cmp.Or(p.RestoreThread, p.PID))
+		if err != nil {
+			return err
+		}
 		pids = append(pids, pid)
 		for _, a := range p.Areas {
-			mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start, Bytes: a.Bytes})
+			mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start, Bytes: a.Bytes})
 			for _, q := range r.areas[next].Pieces {
 				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.Offset+a.Bytes)
 				if from >= to {
 					continue // none of it is of the range
 				}
 				for _, part := range notZero(a, from, to) {
-					mappings = append(mappings, trace.Mapping{PID: pid, TID: pid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.OpenAs, Offset: part.from - q.Offset})
+					mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.OpenAs, Offset: part.from - q.Offset})
 				}
 			}
 			next++
@@ -433,6 +439,22 @@ func (r *restoredAreas) close() {
 	if r.tracer != nil {
 		r.tracer.Close()
 	}
+}
+
+// hostTID finds a thread of a process by its number inside the container.
+func hostTID(pid, inside int) (int, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range entries {
+		if tid, err := strconv.Atoi(e.Name()); err == nil {
+			if n, err := cuda.NSPID(tid); err == nil && n == inside {
+				return tid, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("process %d of the restored container has no thread %d: %w", pid, inside, errdefs.ErrNotFound)
 }
 
 // hostPID finds a process of the container by its pid inside.

@@ -63,6 +63,37 @@ func TestProcessOfAnother(t *testing.T) {
 	endTask(t, shared, k)
 }
 
+// The driver's own thread maps the GPU state's files: the first may be at anything,
+// with little room on its stack. One that is not there is refused.
+func TestRestoreThread(t *testing.T) {
+	results.Add(t)
+	k, dir := checkpointed(t)
+	m, err := images.ReadMetadata(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &m.Processes[0]
+	thread := p.RestoreThread
+	if thread <= 0 || thread == p.PID {
+		t.Errorf("the driver's thread of process %d is %d", p.PID, thread)
+	}
+	p.RestoreThread = 4000
+	if err := images.WriteMetadata(dir, m); err != nil {
+		t.Fatal(err)
+	}
+	harness.Says(t, restoreTask(t, shared, k, dir), "map GPU state", "has no thread 4000")
+	nothingRuns(t, shared, k)
+	endTask(t, shared, k)
+	p.RestoreThread = thread
+	if err := images.WriteMetadata(dir, m); err != nil {
+		t.Fatal(err)
+	}
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	goesOn(t, k)
+}
+
 // A checkpoint whose metadata is not what this project writes is refused before
 // anything of the container exists.
 func TestDamagedMetadata(t *testing.T) {
