@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "harness.h"
@@ -18,6 +19,7 @@
 struct group {
 	char path[128];
 	const char *file, *freeze, *thaw;
+	const char *shown, *frozen; // the file that tells when all are frozen, and how
 };
 
 static bool put(const struct group *g, const char *file, const char *text)
@@ -31,6 +33,28 @@ static bool put(const struct group *g, const char *file, const char *text)
 	return ok;
 }
 
+// freeze has the processes of a cgroup stand still.
+static bool freeze(const struct group *g)
+{
+	char path[200], text[256];
+
+	if (!put(g, g->file, g->freeze))
+		return false;
+	snprintf(path, sizeof path, "%s/%s", g->path, g->shown);
+	for (int i = 0; i < 1000; i++, usleep(10000)) {
+		int fd = open(path, O_RDONLY | O_CLOEXEC);
+		ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+		if (fd >= 0)
+			close(fd);
+		if (n >= 0) {
+			text[n] = 0;
+			if (strstr(text, g->frozen))
+				return true;
+		}
+	}
+	return false;
+}
+
 // make_group makes a cgroup that can be frozen, of either version, and puts the process into it.
 static bool make_group(struct group *g, pid_t pid)
 {
@@ -38,9 +62,9 @@ static bool make_group(struct group *g, pid_t pid)
 		const char *root;
 		struct group group;
 	} kinds[] = {
-		{"/sys/fs/cgroup/freezer", {.file = "freezer.state", .freeze = "FROZEN", .thaw = "THAWED"}},
-		{"/sys/fs/cgroup", {.file = "cgroup.freeze", .freeze = "1", .thaw = "0"}},
-		{"/sys/fs/cgroup/unified", {.file = "cgroup.freeze", .freeze = "1", .thaw = "0"}},
+		{"/sys/fs/cgroup/freezer", {.file = "freezer.state", .freeze = "FROZEN", .thaw = "THAWED", .shown = "freezer.state", .frozen = "FROZEN"}},
+		{"/sys/fs/cgroup", {.file = "cgroup.freeze", .freeze = "1", .thaw = "0", .shown = "cgroup.events", .frozen = "frozen 1"}},
+		{"/sys/fs/cgroup/unified", {.file = "cgroup.freeze", .freeze = "1", .thaw = "0", .shown = "cgroup.events", .frozen = "frozen 1"}},
 	};
 	char text[16];
 
@@ -99,7 +123,7 @@ static void waits_for_thaw(void)
 		stop(t);
 		return;
 	}
-	WANT(put(&g, g.file, g.freeze), true);
+	WANT(freeze(&g), true);
 	WANT(cu.tid(t.pid, &tid), CUDA_SUCCESS);
 	WANT(is_thread_of(t.pid, tid), true);
 	asker = begin(&asking);
@@ -126,6 +150,7 @@ static void killed_while_stopped(void)
 	struct call c = {.pid = t.pid};
 
 	kill(t.pid, SIGSTOP);
+	WANT(waitpid(t.pid, NULL, WUNTRACED), t.pid); // all its threads have stopped
 	pthread_t caller = begin(&c);
 	usleep(300000);
 	WANT(atomic_load(&c.done), false);
