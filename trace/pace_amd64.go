@@ -4,9 +4,14 @@
 package trace
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // near says whether the thread is to be stopped because it may be about to
@@ -92,9 +97,10 @@ func (s *steering) putRestBack(t *thread, b *backing) error {
 	if from >= b.start+b.length {
 		return nil
 	}
-	// A driver that does not go from begin to end may have been there.
-	touched, err := resident(s.target.PID, from, b.start+b.length)
-	if err != nil || touched {
+	// A driver that does not go from begin to end may have been there, or one that was
+	// not stopped in time.
+	written, err := b.written(from - b.start + b.offset)
+	if err != nil || written {
 		return err
 	}
 	if err := t.mapEmpty(from, b.start+b.length-from); err != nil {
@@ -104,27 +110,25 @@ func (s *steering) putRestBack(t *thread, b *backing) error {
 	return nil
 }
 
-// resident says whether a process has any page of a range in its memory. See
-// Documentation/admin-guide/mm/pagemap.rst: a page has 8 bytes there, whose two
-// highest bits are "swapped" and "present".
-func resident(pid int, from, to uint64) (bool, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/pagemap", pid))
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	pages := make([]byte, 1<<20)
-	for at := from / pageSize * 8; at < to/pageSize*8; {
-		n, err := f.ReadAt(pages[:min(uint64(len(pages)), to/pageSize*8-at)], int64(at))
-		for i := 7; i < n; i += 8 {
-			if pages[i]&0xc0 != 0 {
-				return true, nil
-			}
+// written says whether the area has anything but zeros from a point of its file on.
+func (b *backing) written(from uint64) (bool, error) {
+	buf, zeros := make([]byte, 1<<20), make([]byte, 1<<20)
+	for end := b.offset + b.length; from < end; {
+		at, err := b.file.Seek(int64(from), unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) || err == nil && uint64(at) >= end {
+			return false, nil
 		}
-		at += uint64(n)
 		if err != nil {
-			return false, fmt.Errorf("read the pages of process %d: %w", pid, err)
+			return false, fmt.Errorf("look at what is written of an area: %w", err)
 		}
+		n, err := b.file.ReadAt(buf[:min(uint64(len(buf)), end-uint64(at))], at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return false, fmt.Errorf("look at what is written of an area: %w", err)
+		}
+		if !bytes.Equal(buf[:n], zeros[:n]) {
+			return true, nil
+		}
+		from = uint64(at) + uint64(n)
 	}
 	return false, nil
 }
