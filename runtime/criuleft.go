@@ -29,6 +29,25 @@ func endCRIU() error {
 	return end(slices.DeleteFunc(children(os.Getpid()), func(pid int) bool { return !forRunc(pid) }))
 }
 
+// endDeadCRIU ends the CRIU of a shim that died, which has a container's first
+// process, that is to be killed: CRIU may wait for it, and it for CRIU.
+func endDeadCRIU(bundle string) error {
+	text, err := os.ReadFile(filepath.Join(bundle, "init.pid"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%s/task/*/status", text))
+	for _, thread := range threads {
+		if _, tracer := threadState(thread); tracer != 0 && forRunc(tracer) {
+			_ = unix.Kill(tracer, unix.SIGKILL) // or it has ended
+		}
+	}
+	return err
+}
+
 // end kills processes and waits until they have ended.
 func end(pids []int) error {
 	for _, pid := range pids {

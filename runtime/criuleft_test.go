@@ -4,9 +4,12 @@
 package runtime
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -54,6 +57,36 @@ func TestRemoveMounts(t *testing.T) {
 		_ = removeMounts(work, state)
 		if _, err := os.Stat(file); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// The CRIU of a dead shim is ended, which waits for the container that is killed.
+func TestEndDeadCRIU(t *testing.T) {
+	bundle := t.TempDir()
+	if err := endDeadCRIU(bundle); err != nil { // no process was made
+		t.Error(err)
+	}
+	for what, ends := range map[string]bool{"criu traces:swrk 3": true, "criu traces:by hand": false} {
+		cmd := startFake(what, 0)
+		init := children(cmd.Process.Pid)
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		if len(init) != 1 {
+			t.Fatalf("%s: it has %v", what, init)
+		}
+		writeFile(t, filepath.Join(bundle, "init.pid"), strconv.Itoa(init[0]))
+		if err := endDeadCRIU(bundle); err != nil {
+			t.Error(err)
+		}
+		ended := false
+		for began := time.Now(); !ended && (ends && time.Since(began) < 20*time.Second || time.Since(began) < 100*time.Millisecond); time.Sleep(time.Millisecond) {
+			ended, _ = threadState(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+		}
+		if ended != ends {
+			t.Errorf("%s: ended: %t", what, ended)
 		}
 	}
 }

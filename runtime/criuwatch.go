@@ -25,8 +25,10 @@ import (
 //
 //   - A process that CRIU 4.2 restores, near the end. CRIU waits for what it was to do
 //     next, or for one of its threads, which the kernel does not let go before CRIU
-//     has taken note of all others (trace/hold.go has more of it). A dump has an alarm
-//     for that, of ten seconds (criu --timeout), a restore has none.
+//     has taken note of all others (trace/hold.go has more of it). A restore has no
+//     alarm.
+//   - A process that CRIU dumps, while it has a thread make a call. Only the stopping
+//     of the threads, before, has an alarm, of ten seconds (criu --timeout).
 //   - CRIU itself, while a child of its own looks at what the kernel can do. The child
 //     stands in a stop, and keeps the socket open.
 
@@ -37,6 +39,10 @@ var criuLook = 500 * time.Millisecond
 // that CRIU is about to reap are gone by then.
 const criuLooks = 4
 
+// dumpLooks is the same for what CRIU waits for in a dump. It may have killed the
+// processes itself, as runc asked it to, when all is written.
+const dumpLooks = 20
+
 const criuKilled = "CRIU was killed"
 
 // criuWatch ends what runc would wait for in vain.
@@ -46,8 +52,6 @@ type criuWatch struct {
 }
 
 // watchCRIU watches what becomes of the shim's runc and its CRIU, until end is called.
-// For a dump the killed are left to CRIU's alarm: it may have killed them itself, as
-// runc asked it to, when all is written.
 func watchCRIU(ctx context.Context, restoring bool) *criuWatch {
 	w := &criuWatch{stop: make(chan struct{}), done: make(chan struct{})}
 	go func() {
@@ -68,7 +72,11 @@ func watchCRIU(ctx context.Context, restoring bool) *criuWatch {
 				}
 			}
 			for pid, why := range stuck {
-				if seen[pid]++; seen[pid] == criuLooks {
+				looks := criuLooks
+				if !restoring && why != criuKilled {
+					looks = dumpLooks
+				}
+				if seen[pid]++; seen[pid] == looks {
 					log.G(ctx).Warnf("CRIU's process %d is ended: %s", pid, why)
 					if !slices.Contains(w.ended, why) {
 						w.ended = append(w.ended, why)
@@ -115,10 +123,15 @@ func stuckCRIU(shim int, restoring bool) map[int]string {
 			stuck[pid] = criuKilled
 			continue
 		}
-		// If it is runc: CRIU and the container's first process are its children.
+		// If it is runc: CRIU is its child, and in a restore the container's first
+		// process, which is the shim's own in a dump.
 		siblings := children(pid)
-		if at := slices.IndexFunc(siblings, forRunc); restoring && at >= 0 {
-			switch lost := lostTo(siblings[at], siblings, true); {
+		if at := slices.IndexFunc(siblings, forRunc); at >= 0 {
+			within := siblings
+			if !restoring {
+				within = children(shim)
+			}
+			switch lost := lostTo(siblings[at], within, restoring); {
 			case lost == 0:
 			case isCRIU(lost):
 				stuck[siblings[at]] = criuKilled

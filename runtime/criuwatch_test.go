@@ -126,7 +126,8 @@ func TestWatchCRIU(t *testing.T) {
 		{"traces the dead", "runc,criu traces:swrk 3", true, "was killed while CRIU had it"},
 		{"traces a dead container", "runc,criu traces init:swrk 3", true, "was killed while CRIU had it"},
 		{"waits for a dead container", "runc,criu:swrk 3,ended", true, "was killed while CRIU had it"},
-		{"has an alarm of its own", "runc,criu traces:swrk 3", false, ""},
+		{"traces the dead in a dump", "runc,criu traces:swrk 3", false, "was killed while CRIU had it"},
+		{"waits for nobody in a dump", "runc,criu:swrk 3,ended", false, ""},
 		{"is at work", "runc,criu:swrk 3,restored", true, ""},
 		{"left by a killed one", "criu:swrk 3", false, "CRIU was killed"},
 		{"checks features", "criu:check --feature x", true, ""},
@@ -146,7 +147,7 @@ func TestWatchCRIU(t *testing.T) {
 			w := watchCRIU(t.Context(), test.restoring)
 			wait := 20 * time.Second
 			if test.ended == "" {
-				wait = 4 * criuLooks * criuLook
+				wait = 2 * dumpLooks * criuLook
 			}
 			ended := false
 			for began := time.Now(); !ended && time.Since(began) < wait; time.Sleep(time.Millisecond) {

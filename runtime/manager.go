@@ -35,6 +35,9 @@ func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, erro
 		if err := removeDeadSpill(bundle); err != nil {
 			log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
 		}
+		if err := endDeadCRIU(bundle); err != nil {
+			log.G(ctx).WithError(err).Warn("end the CRIU of a checkpoint")
+		}
 		if err := removeDeadMounts(ctx, bundle, id); err != nil {
 			log.G(ctx).WithError(err).Warn("remove what a restore has left")
 		}
