@@ -54,6 +54,9 @@ type container struct {
 	workPath string
 	// gpu is the locked CUDA state, nil when there is none to unlock.
 	gpu *gpuState
+	// tracerDied says that a tracer did while it traced the container, which may
+	// have something of it open since.
+	tracerDied bool
 	// lockErr is why Pause froze a CUDA container without its lock.
 	lockErr error
 	// restore is set when the container was created from a checkpoint.

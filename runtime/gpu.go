@@ -41,8 +41,9 @@ type gpuState struct {
 	lockBegan time.Time
 	lockTook  time.Duration
 
-	tracer *trace.Session // nil while nothing is traced or saved
-	areas  []savedArea    // state that is in files, not in the processes
+	tracer     *trace.Session // nil while nothing is traced or saved
+	tracerDied *bool          // the container's
+	areas      []savedArea    // state that is in files, not in the processes
 	// inImages says that those files are the image's own.
 	inImages bool
 	// window is the memory, in bytes, by which each process's state is written
@@ -114,7 +115,7 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 	if config.Staging.WhenShort, err = whenShort(c.annotations, config); err != nil {
 		return nil, err
 	}
-	g := &gpuState{config: config, lockBegan: began, request: c.request, visible: c.visibleGPUs()}
+	g := &gpuState{config: config, lockBegan: began, request: c.request, visible: c.visibleGPUs(), tracerDied: &c.tracerDied}
 	if err := g.lock(ctx, may); err != nil || len(g.procs) == 0 {
 		g.close()
 		return nil, err

@@ -6,6 +6,7 @@ package runtime
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -141,7 +142,9 @@ func (g *gpuState) startedTracer(ctx context.Context) (*trace.Session, error) {
 
 func (g *gpuState) closeTracer() {
 	if g.tracer != nil {
-		g.tracer.Close()
+		if err := g.tracer.Close(); errors.Is(err, trace.ErrTracerGone) {
+			*g.tracerDied = true
+		}
 		g.tracer = nil
 	}
 }
@@ -164,7 +167,7 @@ func (g *gpuState) steerAll(ctx context.Context, dir string) error {
 		if p.State == cuda.Checkpointed {
 			continue
 		}
-		target := trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID), CopyTo: copyTo}
+		target := trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID), CopyTo: copyTo, Sweep: *g.tracerDied}
 		if g.window > 0 {
 			target.Window, target.Reserve = g.window, g.useEach[p.PID]
 		} else {

@@ -8,6 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,7 +19,7 @@ import (
 // by a socket made for it in the process: the file needs no name that the
 // process could see. The descriptor is close-on-exec; the process must close
 // it. A tracer that dies on the way leaves at most three descriptors open in
-// the process, all close-on-exec.
+// the process, all close-on-exec; the next one's sweep closes them.
 func (t *thread) give(f *os.File) (fd uint64, err error) {
 	ours, theirs, err := t.socketpair()
 	if err != nil {
@@ -34,15 +37,68 @@ func (t *thread) give(f *os.File) (fd uint64, err error) {
 		return 0, fmt.Errorf("open process %d: %w", t.pid, err)
 	}
 	defer unix.Close(pidfd)
-	sock, err := unix.PidfdGetfd(pidfd, int(ours), 0)
-	if err != nil {
-		return 0, fmt.Errorf("take its socket: %w", err)
+	marked := []int{int(f.Fd())}
+	for _, n := range []uint64{ours, theirs} {
+		sock, err := unix.PidfdGetfd(pidfd, int(n), 0)
+		if err != nil {
+			return 0, fmt.Errorf("take its socket: %w", err)
+		}
+		defer unix.Close(sock)
+		marked = append(marked, sock)
 	}
-	defer unix.Close(sock)
-	if err := unix.Sendmsg(sock, []byte{0}, unix.UnixRights(int(f.Fd())), nil, unix.MSG_DONTWAIT); err != nil {
+	for _, fd := range marked {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETSIG, leftSignal); err != nil {
+			return 0, fmt.Errorf("mark what is passed: %w", err)
+		}
+	}
+	if err := unix.Sendmsg(marked[1], []byte{0}, unix.UnixRights(int(f.Fd())), nil, unix.MSG_DONTWAIT); err != nil {
 		return 0, fmt.Errorf("send the file: %w", err)
 	}
 	return t.receive(theirs)
+}
+
+// leftSignal marks files and sockets that are ours in a process, as the signal of
+// F_SETSIG, with nobody to send it to (F_SETOWN): a program has no use for that.
+const leftSignal = 61
+
+// sweep closes what give has left open in the process when its tracer died: CRIU can
+// dump no file that the process's mounts do not lead to. Sockets without a mark have
+// sent nothing yet, and stay.
+func (t *thread) sweep() error {
+	pidfd, err := unix.PidfdOpen(t.pid, 0)
+	if err != nil {
+		return fmt.Errorf("open process %d: %w", t.pid, err)
+	}
+	defer unix.Close(pidfd)
+	dir := fmt.Sprintf("/proc/%d/fd", t.pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		link, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil || strings.HasPrefix(link, "/dev/") || !strings.HasPrefix(link, "/") && !strings.HasPrefix(link, "socket:") {
+			continue
+		}
+		n, err := strconv.Atoi(e.Name())
+		if err != nil {
+			return err
+		}
+		fd, err := unix.PidfdGetfd(pidfd, n, 0)
+		if err != nil {
+			continue
+		}
+		signal, serr := unix.FcntlInt(uintptr(fd), unix.F_GETSIG, 0)
+		owner, oerr := unix.FcntlInt(uintptr(fd), unix.F_GETOWN, 0)
+		unix.Close(fd)
+		if serr != nil || oerr != nil || signal != leftSignal || owner != 0 {
+			continue
+		}
+		if _, err := t.plain(unix.SYS_CLOSE, uint64(n)); err != nil {
+			return fmt.Errorf("close what a tracer has left: %w", err)
+		}
+	}
+	return nil
 }
 
 func (t *thread) socketpair() (a, b uint64, err error) {

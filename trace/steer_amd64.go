@@ -153,6 +153,10 @@ func (s *steering) follow(t *thread) error {
 			if s.leaving {
 				return s.leave(t)
 			}
+			if s.target.Sweep && t != nil {
+				s.target.Sweep = false
+				err = t.sweep()
+			}
 		default:
 			deliver = int(sig)
 		}

@@ -343,17 +343,34 @@ func TestEmptyAreaOfHugePages(t *testing.T) {
 	}
 }
 
+// openFiles are a process's, without sockets: of these a tracer that dies before it
+// has sent anything may leave two.
+func openFiles(t *testing.T, pid int) (links []string) {
+	t.Helper()
+	names, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if link, err := os.Readlink(name); err == nil && !strings.HasPrefix(link, "socket:") {
+			links = append(links, filepath.Base(name)+" "+link)
+		}
+	}
+	return links
+}
+
 // A tracer may die after any of its steps: the target goes on as if it had
 // never been there. Once its areas are settled, who has opened their files has
 // what was in them, and can give it back.
 func TestTracerDiesAtEachStep(t *testing.T) {
 	defer os.Remove(killFile(os.Getpid()))
-	died, emptied := 0, 0
+	died, emptied, swept := 0, 0, 0
 	for n := 0; ; n++ {
 		if err := os.WriteFile(killFile(os.Getpid()), []byte(strconv.Itoa(n)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		g, s := newTarget(t), session(t)
+		files := openFiles(t, g.pid())
 		if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-"}); err != nil {
 			t.Fatal(err)
 		}
@@ -410,9 +427,32 @@ func TestTracerDiesAtEachStep(t *testing.T) {
 		if got := g.ask("sum"); got != want {
 			t.Fatalf("step %d: sum of a new area %s, want %s", n, got, want)
 		}
+		// What it has left open the next one closes.
+		if err := os.Remove(killFile(os.Getpid())); err != nil && kept == nil {
+			t.Fatal(err)
+		}
+		next := session(t)
+		if err := next.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-", Sweep: true}); err != nil {
+			t.Fatalf("step %d: %v", n, err)
+		}
+		if !slices.Equal(openFiles(t, g.pid()), files) {
+			swept++
+		}
+		g.ask("sum")
+		if err := next.Abandon(); err != nil {
+			t.Fatalf("step %d: %v", n, err)
+		}
+		if now := openFiles(t, g.pid()); !slices.Equal(now, files) {
+			t.Fatalf("step %d: %v are open, want %v", n, now, files)
+		}
+		next.Kill() // the race detector's exit takes a second
+		next.Close()
 		s.Close()
 		g.cmd.Process.Kill()
 		g.cmd.Wait()
+	}
+	if swept == 0 {
+		t.Error("no tracer left anything open")
 	}
 	if emptied == 0 {
 		t.Error("the tracer never died between the emptying of an area and its return")

@@ -82,6 +82,8 @@ type Target struct {
 	// Quicken; 0 leaves it to the driver. None with a Window: they would get too far
 	// ahead of what bounds it.
 	Copiers int `json:"copiers,omitempty"`
+	// Sweep closes first what a tracer that died has left open in the process.
+	Sweep bool `json:"sweep,omitempty"`
 }
 
 // MaxCopiers is as many as there can be.
