@@ -114,20 +114,6 @@ type Process struct {
 	Areas []Area `json:"areas,omitempty"`
 }
 
-// Area is a range of a process's memory whose content is a file beside CRIU's.
-// CRIU's images know the range as empty; a restore maps the file over it.
-type Area struct {
-	// File is a name in the same directory, see AreaFile.
-	File string `json:"file"`
-	// Start is the range's address; Bytes its length; Offset where it begins
-	// in the file. All three are whole pages of 4 KiB.
-	Start  uint64 `json:"start"`
-	Bytes  uint64 `json:"bytes"`
-	Offset uint64 `json:"offset"`
-	// Digests are those of the range's blocks of BlockBytes, by DigestBlock.
-	Digests []string `json:"digests"`
-}
-
 // BlockBytes is the size of the blocks that are digested, counted from the
 // begin of the range; the last may be shorter.
 const BlockBytes = 64 << 20
