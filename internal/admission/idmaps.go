@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package admission
 
 import (
 	"errors"
@@ -10,26 +10,28 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/userns"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
-// userNamespace compares what the ids in a process's user namespace are on the
-// host: CRIU makes that namespace with the images' maps, not with the spec's.
-func (g *grants) userNamespace(d *dumped, t dumpedTask) error {
-	own := slices.ContainsFunc(g.spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
-		return n.Type == specs.UserNamespace && !isHosts(n)
+// userNamespace compares what the ids in a process's user namespace are on the host.
+// CRIU makes that namespace with the maps of the images, not with those of the spec.
+func (a *allowance) userNamespace(d *criu.Dump, t criu.Task) error {
+	own := slices.ContainsFunc(a.spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+		return n.Type == specs.UserNamespace && !a.host.OwnsNamespace(n)
 	})
-	id := t.ids.GetUserNsId()
-	if id == 0 || id == d.inventory.GetRootIds().GetUserNsId() {
+	id := t.IDs.GetUserNsId()
+	if id == 0 || id == d.Inventory.GetRootIds().GetUserNsId() {
 		return nil // the host's: whether the spec has that is compared with the others
 	}
 	if !own {
 		return errors.New("it is in a user namespace of its own, and the spec has none")
 	}
-	maps := d.userns[id]
-	if err := idMap("user", maps.GetUidMap(), g.spec.Linux.UIDMappings); err != nil {
+	maps := d.UserNS[id]
+	if err := idMap("user", maps.GetUidMap(), a.spec.Linux.UIDMappings); err != nil {
 		return err
 	}
-	return idMap("group", maps.GetGidMap(), g.spec.Linux.GIDMappings)
+	return idMap("group", maps.GetGidMap(), a.spec.Linux.GIDMappings)
 }
 
 // idMap refuses a map that has more than the spec's.

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package admission
 
 import (
 	"strings"
@@ -13,14 +13,16 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/userns"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
 // What is a pod's, and more than it seems.
-func TestGrantsOfPods(t *testing.T) {
-	filtered := func(flags uint32) func(*dumped) {
-		return func(d *dumped) {
-			d.seccomp = &seccomp.SeccompEntry{SeccompFilters: []*seccomp.SeccompFilter{{Filter: []byte{0}, Flags: &flags}}}
-			first := d.tasks[0].threads[0]
+func TestCheckOfPods(t *testing.T) {
+	filtered := func(flags uint32) func(*criu.Dump) {
+		return func(d *criu.Dump) {
+			d.Seccomp = &seccomp.SeccompEntry{SeccompFilters: []*seccomp.SeccompFilter{{Filter: []byte{0}, Flags: &flags}}}
+			first := d.Tasks[0].Threads[0]
 			first.SeccompMode, first.SeccompFilter = criucore.SeccompMode_filter.Enum(), proto.Uint32(0)
 		}
 	}
@@ -29,15 +31,15 @@ func TestGrantsOfPods(t *testing.T) {
 			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UTSNamespace, Path: path})
 		}
 	}
-	inHostUTS := func(d *dumped) { d.inventory.RootIds.UtsNsId = d.tasks[0].ids.UtsNsId }
+	inHostUTS := func(d *criu.Dump) { d.Inventory.RootIds.UtsNsId = d.Tasks[0].IDs.UtsNsId }
 	cgroups := func(options ...string) func(*specs.Spec) {
 		return func(s *specs.Spec) {
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Options: options})
 		}
 	}
-	cgroupMount := func(flags uint32) func(*dumped) {
-		return func(d *dumped) {
-			d.mounts = append(d.mounts, &mnt.MntEntry{
+	cgroupMount := func(flags uint32) func(*criu.Dump) {
+		return func(d *criu.Dump) {
+			d.Mounts = append(d.Mounts, &mnt.MntEntry{
 				Fstype: proto.Uint32(uint32(mnt.Fstype_TMPFS)), MntId: proto.Uint32(7), RootDev: new(uint32), ParentMntId: proto.Uint32(1),
 				Flags: &flags, Root: proto.String("/"), Mountpoint: proto.String("/sys/fs/cgroup"), Source: proto.String(""), Options: proto.String(""),
 			})
@@ -51,17 +53,17 @@ func TestGrantsOfPods(t *testing.T) {
 	extent := func(first, lower, count uint32) []*userns.UidGidExtent {
 		return []*userns.UidGidExtent{{First: &first, LowerFirst: &lower, Count: &count}}
 	}
-	maps := func(uids, gids []*userns.UidGidExtent) func(*dumped) {
-		return func(d *dumped) {
-			d.tasks[0].ids.UserNsId = proto.Uint32(17)
-			d.userns = map[uint32]*userns.UsernsEntry{17: {UidMap: uids, GidMap: gids}}
+	maps := func(uids, gids []*userns.UidGidExtent) func(*criu.Dump) {
+		return func(d *criu.Dump) {
+			d.Tasks[0].IDs.UserNsId = proto.Uint32(17)
+			d.UserNS = map[uint32]*userns.UsernsEntry{17: {UidMap: uids, GidMap: gids}}
 		}
 	}
 	same := extent(0, 100000, 65536)
 	seccompWanted := func(s *specs.Spec) { s.Linux.Seccomp = &specs.LinuxSeccomp{} }
 	for name, c := range map[string]struct {
 		spec func(*specs.Spec)
-		dump func(*dumped)
+		dump func(*criu.Dump)
 		says string // "" when it is granted
 	}{
 		"filters for all threads":           {seccompWanted, filtered(1), ""},
@@ -83,7 +85,7 @@ func TestGrantsOfPods(t *testing.T) {
 			spec, d := specOfTest(), dumpOfTest()
 			c.spec(spec)
 			c.dump(d)
-			_, err := compareGrants(spec, d)
+			_, err := Check(spec, d, host)
 			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}

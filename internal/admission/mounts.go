@@ -1,11 +1,10 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package admission
 
 import (
 	"fmt"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -18,9 +17,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 )
 
-// checkCgroups refuses what would lead out of the container's cgroup: CRIU puts
-// each process into the cgroup that its images name, with the begin of the path,
-// which the images name too, replaced by the container's new cgroup.
+// checkCgroups refuses what would lead out of the container's cgroup. CRIU puts each
+// process into the cgroup that the images name, after it has replaced the first part
+// of the path, which the images name too, by the container's new cgroup.
 func checkCgroups(c *criucgroup.CgroupEntry) error {
 	begin := make(map[string]string) // by hierarchy
 	var dirs func([]*criucgroup.CgroupDirEntry) error
@@ -62,41 +61,42 @@ func checkCgroups(c *criucgroup.CgroupEntry) error {
 	return nil
 }
 
+// leadsOut reports whether a path has a part "..".
 func leadsOut(name string) bool { return slices.Contains(strings.Split(name, "/"), "..") }
 
-// mounts compares the mounts. With CAP_SYS_ADMIN a container could mount what
-// it likes, and what is compared is only what CRIU cannot do without.
-func (g *grants) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
+// mounts compares the mounts. A container with CAP_SYS_ADMIN could mount what it
+// likes, so that of its mounts only those are compared without which CRIU fails.
+func (a *allowance) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
 	var paths []string
 	for _, m := range dumped {
 		at := path.Clean("/" + m.GetMountpoint())
 		paths = append(paths, at)
-		if err := g.mount(m, at); err != nil {
+		if err := a.mount(m, at); err != nil {
 			return nil, err
 		}
 	}
-	if console := slices.Contains(paths, consolePath); g.specMount(consolePath) == nil && console != g.spec.Process.Terminal {
+	if console := slices.Contains(paths, consolePath); a.specMount(consolePath) == nil && console != a.spec.Process.Terminal {
 		if console {
 			return nil, fmt.Errorf("the container was dumped with a terminal, and the spec has none: run it with one (--tty)")
 		}
 		return nil, fmt.Errorf("the container was dumped without a terminal, and the spec has one: run it without (no --tty)")
 	}
-	if !g.has(unix.CAP_SYS_ADMIN) {
+	if !a.has(unix.CAP_SYS_ADMIN) {
 		if err := layered(dumped); err != nil {
 			return nil, err
 		}
 	}
-	for _, m := range g.spec.Mounts {
+	for _, m := range a.spec.Mounts {
 		if at := path.Clean("/" + m.Destination); !slices.Contains(paths, at) {
 			notes = append(notes, fmt.Sprintf("the spec's mount %s is not there after the restore: the dump has none", at))
 		}
 	}
-	if g.has(unix.CAP_SYS_ADMIN) {
+	if a.has(unix.CAP_SYS_ADMIN) {
 		return notes, nil
 	}
-	for _, p := range slices.Concat(g.spec.Linux.MaskedPaths, g.spec.Linux.ReadonlyPaths) {
+	for _, p := range slices.Concat(a.spec.Linux.MaskedPaths, a.spec.Linux.ReadonlyPaths) {
 		at := path.Clean("/" + p)
-		if slices.Contains(paths, at) || !kernelFile(at) {
+		if slices.Contains(paths, at) || !isKernelFile(at) || !a.host.HasFile(at) {
 			continue
 		}
 		return nil, fmt.Errorf("%s is neither masked nor read-only in the dump, as the spec has it", at)
@@ -104,8 +104,9 @@ func (g *grants) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
 	return notes, nil
 }
 
-// layered refuses mounts that hide others: two at one path, or one that is not
-// on the mount that its path leads through. What the spec masks could be bare.
+// layered refuses mounts that hide others: two at one path, or a mount that is not
+// on the mount that its path leads through. Below it, what the spec masks could be
+// readable.
 func layered(dumped []*mnt.MntEntry) error {
 	byPath, byID := make(map[string]uint32), make(map[uint32]bool)
 	for _, m := range dumped {
@@ -133,29 +134,24 @@ func layered(dumped []*mnt.MntEntry) error {
 	return nil
 }
 
-// kernelFile says whether a path is one that every container has: it is the
-// kernel's, and there on this host.
-func kernelFile(at string) bool {
-	if !strings.HasPrefix(at, "/proc/") && !strings.HasPrefix(at, "/sys/") {
-		return false
-	}
-	_, err := os.Stat(at)
-	return err == nil
+// isKernelFile reports whether the kernel makes a path in every container.
+func isKernelFile(at string) bool {
+	return strings.HasPrefix(at, "/proc/") || strings.HasPrefix(at, "/sys/")
 }
 
 // mount compares one mount of the dump.
-func (g *grants) mount(m *mnt.MntEntry, at string) error {
+func (a *allowance) mount(m *mnt.MntEntry, at string) error {
 	external := m.GetExtMount() || m.GetExtKey() != ""
 	if at == "/" {
 		return nil // CRIU mounts the new root there, whatever it was
 	}
-	spec := g.specMount(at)
-	masked, readonly := among(g.spec.Linux.MaskedPaths, at), among(g.spec.Linux.ReadonlyPaths, at)
-	device := g.device(at)
+	spec := a.specMount(at)
+	masked, readonly := among(a.spec.Linux.MaskedPaths, at), among(a.spec.Linux.ReadonlyPaths, at)
+	device := a.device(at)
 	if external && spec == nil && !masked && !readonly && !device {
 		return fmt.Errorf("mount %s of the dump is missing in the spec: add a mount there, from whatever source this container is to have", at)
 	}
-	if g.has(unix.CAP_SYS_ADMIN) {
+	if a.has(unix.CAP_SYS_ADMIN) {
 		return nil
 	}
 	// By the key CRIU finds what is mounted there.
@@ -196,15 +192,16 @@ func (g *grants) mount(m *mnt.MntEntry, at string) error {
 	return nil
 }
 
+// among reports whether one of a spec's paths is at.
 func among(paths []string, at string) bool {
 	return slices.ContainsFunc(paths, func(p string) bool { return path.Clean("/"+p) == at })
 }
 
-// specMount finds the spec's mount at a path; one of cgroups also for those that
-// runc makes below it for each controller.
-func (g *grants) specMount(at string) *specs.Mount {
-	for i := range g.spec.Mounts {
-		m := &g.spec.Mounts[i]
+// specMount returns the spec's mount at a path. A mount of cgroups is also that of
+// the mounts that runc makes below it for each controller.
+func (a *allowance) specMount(at string) *specs.Mount {
+	for i := range a.spec.Mounts {
+		m := &a.spec.Mounts[i]
 		to := path.Clean("/" + m.Destination)
 		if to == at || m.Type == "cgroup" && strings.HasPrefix(at, to+"/") {
 			return m
@@ -216,16 +213,15 @@ func (g *grants) specMount(at string) *specs.Mount {
 // consolePath is where runc mounts the terminal of a container that has one.
 const consolePath = "/dev/console"
 
-// device says whether a path is that of a device that runc binds, or of the
-// console.
-func (g *grants) device(at string) bool {
+// device reports whether a path is of a device that runc binds, or of the console.
+func (a *allowance) device(at string) bool {
 	if at == consolePath || at == "/dev/null" {
 		return true
 	}
-	return slices.ContainsFunc(g.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at })
+	return slices.ContainsFunc(a.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at })
 }
 
-// typesFor gives the types of file systems that a spec's mount can be.
+// typesFor returns the types of file systems that a spec's mount can have.
 func typesFor(m *specs.Mount) []mnt.Fstype {
 	switch m.Type {
 	case "proc":
