@@ -184,7 +184,7 @@ func hostTID(pid, inside int) (int, error) {
 
 // hostPID finds a process of the container by its pid inside.
 func (c *container) hostPID(inside int) (int, error) {
-	pids, err := c.cgroup.Load().pids()
+	pids, err := c.cgroup.Load().Pids()
 	if err != nil {
 		return 0, err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -131,7 +132,7 @@ func (g *gpuState) checkInFiles(sizes []uint64) error {
 		}
 		if !in {
 			return fmt.Errorf("the GPU state of process %s is in the process's own memory, because it could not be steered into a file (the shim's log says why): suspend the container without a spill: %w",
-				commandOf(p.PID), errdefs.ErrFailedPrecondition)
+				proc.Describe(p.PID), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil
