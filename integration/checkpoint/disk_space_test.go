@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"testing"
 
@@ -21,52 +20,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
-
-// A container that is left running goes on when CRIU is done, not when the disk
-// is: here the files' second writer, after that beside the driver, waits.
-func TestGoesOnBeforeTheDisk(t *testing.T) {
-	results.Add(t)
-	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-	k.Expect(t, "verify", "bad=0")
-	dir := harness.DiskDir(t)
-	first := 0
-	waits, let := holdOpens(t, dir, func(name string, pid int) bool {
-		if first == 0 && images.IsAreaFile(name) {
-			first = pid
-		}
-		return images.IsAreaFile(name) && pid != first
-	})
-	done := make(chan error, 1)
-	go func() { done <- checkpointTask(t, shared, k, dir) }()
-	select {
-	case <-waits:
-	case err := <-done:
-		t.Fatalf("nothing was written after the driver's end; %v\n%s", err, shared.LogTail(3000))
-	}
-	k.Expect(t, "verify", "bad=0") // the program runs
-	select {
-	case err := <-done:
-		t.Fatalf("the checkpoint was over before its files were written; %v", err)
-	default:
-	}
-	let()
-	if err := <-done; err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
-	}
-	line, err := shared.Timeline(k.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, p := range line.Phases {
-		names = append(names, p.Name)
-	}
-	dump, back := slices.Index(names, "dump"), slices.Index(names, "give GPU state back")
-	if dump < 0 || back < dump {
-		t.Errorf("the steps were %q", names)
-	}
-	k.Expect(t, "verify", "bad=0")
-}
 
 // Blocks of zeros are holes in files that are memory, where the state is not to
 // go back to the GPU from there, and the program has its zeros after a restore.

@@ -1,6 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package localstore tests images/localstore against the content and metadata stores of
+// containerd, which this package builds in its own process.
 package localstore
 
 import (
@@ -20,6 +22,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 )
 
 // daemon is what containerd's content service is made of.
@@ -59,7 +63,7 @@ func describe(data []byte) ocispec.Descriptor {
 	return ocispec.Descriptor{Digest: digest.FromBytes(data), Size: int64(len(data))}
 }
 
-func begin(ctx context.Context, t *testing.T, s *Store, data []byte) content.Writer {
+func begin(ctx context.Context, t *testing.T, s *localstore.Store, data []byte) content.Writer {
 	t.Helper()
 	w, err := s.Writer(ctx, content.WithRef("layer"))
 	if err != nil {
@@ -88,7 +92,7 @@ func TestCommit(t *testing.T) {
 	for name, opts := range map[string][]metadata.DBOpt{"shared": nil, "isolated": {metadata.WithPolicyIsolated}} {
 		t.Run(name, func(t *testing.T) {
 			ctx, d := newDaemon(t, opts...)
-			s, err := Open(d.store, d.root, d.known)
+			s, err := localstore.Open(d.store, d.root, d.known)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -143,7 +147,7 @@ func (c collecting) Writer(ctx context.Context, opts ...content.WriterOpt) (cont
 // The collector may take the blob before containerd is asked for it.
 func TestCollectedInBetween(t *testing.T) {
 	ctx, d := newDaemon(t)
-	s, err := Open(collecting{d.store, d.db}, d.root, d.known)
+	s, err := localstore.Open(collecting{d.store, d.db}, d.root, d.known)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +161,7 @@ func TestCollectedInBetween(t *testing.T) {
 // What is given up leaves nothing behind, nor does what is not as expected.
 func TestNothingLeft(t *testing.T) {
 	ctx, d := newDaemon(t)
-	s, err := Open(d.store, d.root, d.known)
+	s, err := localstore.Open(d.store, d.root, d.known)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,15 +202,15 @@ func TestForeign(t *testing.T) {
 	_, d := newDaemon(t)
 	_, other := newDaemon(t)
 	absent := describe([]byte("what only one of them has"))
-	if _, err := Open(d.store, other.root, absent); err == nil {
+	if _, err := localstore.Open(d.store, other.root, absent); err == nil {
 		t.Error("a directory without a known blob was taken")
 	}
 	longer := other.known
 	longer.Size++
-	if _, err := Open(d.store, other.root, longer); err == nil {
+	if _, err := localstore.Open(d.store, other.root, longer); err == nil {
 		t.Error("a directory with another blob under a known digest was taken")
 	}
-	if _, err := Open(d.store, filepath.Join(d.root, "none"), d.known); err == nil {
+	if _, err := localstore.Open(d.store, filepath.Join(d.root, "none"), d.known); err == nil {
 		t.Error("a directory that is not there was taken")
 	}
 }

@@ -51,7 +51,7 @@ func TestWithoutGPU(t *testing.T) {
 	k.Expect(t, "count", "101")
 	dir, rw := dump(t, shared, k)
 	k.MustRemove(t)
-	checkpoint, err := images.OpenWithoutGPU(dir)
+	checkpoint, err := images.Open(dir, images.AllowWithoutGPU)
 	if err != nil {
 		t.Fatal(err)
 	}
