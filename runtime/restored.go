@@ -20,7 +20,7 @@ import (
 // restoredAreas are the GPU state files of a restore, on their way back. nil is
 // those of a checkpoint that has none.
 type restoredAreas struct {
-	areas   []images.Assembly
+	areas   []images.Area
 	reader  *trace.Session // computes digests, from before there are processes
 	checked chan error     // gets its answer
 	tracer  *trace.Session // maps the files; nil before
@@ -31,11 +31,8 @@ type restoredAreas struct {
 func (c *container) readRestored(ctx context.Context, config Config, pinned *pins) (*restoredAreas, error) {
 	r := &restoredAreas{checked: make(chan error, 1)}
 	for _, a := range c.restore.checkpoint.Areas() {
-		pieces := c.restore.checkpoint.Pieces(a.File)
-		for i := range pieces {
-			pieces[i] = pinned.at(pieces[i])
-		}
-		r.areas = append(r.areas, images.Assembly{Area: a, Pieces: pieces})
+		a.Location = pinned.at(a.Location)
+		r.areas = append(r.areas, a)
 	}
 	if len(r.areas) == 0 {
 		return nil, nil
@@ -74,13 +71,13 @@ func (c *container) mapRestored(ctx context.Context, config Config, r *restoredA
 		pids = append(pids, pid)
 		for _, a := range p.Areas {
 			mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start, Bytes: a.Bytes})
-			for _, q := range r.areas[next].Pieces {
-				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.Offset+a.Bytes)
+			for _, q := range r.areas[next].Location {
+				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.End())
 				if from >= to {
 					continue // none of it is of the range
 				}
 				for _, part := range notZero(a, from, to) {
-					mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.OpenAs, Offset: part.from - q.Offset})
+					mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.Path, Offset: part.from - q.Offset})
 				}
 			}
 			next++
@@ -143,16 +140,16 @@ func (r *restoredAreas) bytes() uint64 {
 }
 
 // checkAreas has a tracer compare the digests of all blocks.
-func checkAreas(tracer *trace.Session, areas []images.Assembly) error {
+func checkAreas(tracer *trace.Session, areas []images.Area) error {
 	if err := tracer.Check(areas); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
 	return nil
 }
 
-func bytesOf(areas []images.Assembly) (bytes uint64) {
+func bytesOf(areas []images.Area) (bytes uint64) {
 	for _, a := range areas {
-		bytes += a.Area.Bytes
+		bytes += a.Bytes
 	}
 	return bytes
 }
@@ -187,7 +184,7 @@ func hostTID(pid, inside int) (int, error) {
 
 // hostPID finds a process of the container by its pid inside.
 func (c *container) hostPID(inside int) (int, error) {
-	pids, err := c.cgroup.Load().pids()
+	pids, err := c.cgroup.Load().Pids()
 	if err != nil {
 		return 0, err
 	}
