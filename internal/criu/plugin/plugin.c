@@ -49,7 +49,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// CRIU's plugin interface, criu/include/criu-plugin.h of CRIU 4.2, interface version 0.2.0.
+// CRIU's plugin interface, criu/include/criu-plugin.h of CRIU 4.2, interface version 0.2.0. A CRIU
+// with more hooks accepts a plugin that names fewer.
 
 enum {
 	HOOK_DUMP_EXT_FILE = 2,
@@ -57,7 +58,7 @@ enum {
 	HOOK_HANDLE_DEVICE_VMA = 7,
 	HOOK_UPDATE_VMA_MAP = 8,
 	HOOK_RESUME_DEVICES_LATE = 9,
-	HOOK_MAX = 10, // a CRIU that knows more hooks accepts fewer
+	HOOK_MAX = 10,
 };
 enum { STAGE_DUMP, STAGE_PRE_DUMP, STAGE_RESTORE };
 
@@ -177,28 +178,20 @@ static int dump_file(int fd, int id)
 }
 
 // open_device opens a device by its numbers in this container. The node in the restored /dev may
-// have the numbers of another node or boot, so a node is made, opened and removed.
+// still have the numbers of another GPU, node or boot: then a node is made, opened and removed.
 static int open_device(const struct device *d, int flags)
 {
+	struct stat st;
+	if (!stat(d->path, &st) && S_ISCHR(st.st_mode) && st.st_rdev == d->rdev)
+		return open(d->path, flags | O_CLOEXEC);
 	char name[64];
 	snprintf(name, sizeof(name), "/dev/.gpuckpt-%d", getpid());
-	if (!mknod(name, S_IFCHR | 0600, d->rdev)) {
-		int fd = open(name, flags | O_CLOEXEC);
-		int err = errno;
-		unlink(name);
-		if (fd >= 0)
-			return fd;
-		errno = err;
+	if (mknod(name, S_IFCHR | 0600, d->rdev))
 		return -1;
-	}
-	// A user namespace may not make nodes. Its nodes are bind mounts of the node's own.
-	struct stat st;
-	int fd = open(d->path, flags | O_CLOEXEC);
-	if (fd >= 0 && (fstat(fd, &st) || st.st_rdev != d->rdev)) {
-		close(fd);
-		errno = ENXIO;
-		return -1;
-	}
+	int fd = open(name, flags | O_CLOEXEC);
+	int err = errno;
+	unlink(name);
+	errno = err;
 	return fd;
 }
 
