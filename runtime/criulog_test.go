@@ -78,7 +78,7 @@ func TestWithCRIULog(t *testing.T) {
 	t.Run("CRIU did not run", func(t *testing.T) {
 		c, config := newContainer(t)
 		plain := errors.New("mkdir: no such directory")
-		if err := withCRIULog(plain, config, c, dumpLog); err != plain {
+		if err := withCRIULog(plain, config, c, dumpLog); err.Error() != plain.Error() || !errors.Is(err, plain) {
 			t.Errorf("got %v, want the error as it was", err)
 		}
 	})
