@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/typeurl/v2"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 // temporaryPrefix begins the names of the directories that containerd makes for
@@ -75,6 +76,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if c.annotations, c.criuBase, err = pointAtSettings(r.Bundle, filepath.Join(r.Bundle, criuSettingsName)); err != nil {
 		return nil, err
 	}
+	c.config = config.For(c.annotations)
 	given := c.restore
 	if given == nil {
 		defer func() {
@@ -133,14 +135,14 @@ func (c *container) checkRestore(ctx context.Context) error {
 		return nil // a checkpoint without GPU state, runc's alone
 	}
 	m := found.Metadata
-	config, err := LoadConfig()
+	view, err := c.config()
 	if err != nil {
 		return err
 	}
-	if err := checkCRIU(ctx, config); err != nil {
+	if err := checkCRIU(ctx, view.Node); err != nil {
 		return err
 	}
-	helper, info, err := startHost(ctx, config, c.visibleGPUs(), (*cuda.Helper).InfoEarly)
+	helper, info, err := startHost(ctx, view.Node, c.visibleGPUs(), (*cuda.Helper).InfoEarly)
 	if err != nil {
 		return err
 	}
