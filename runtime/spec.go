@@ -10,6 +10,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/containerd/errdefs"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
@@ -62,4 +65,20 @@ func pointAtSettings(bundle, settings string) (own map[string]string, base strin
 		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
 	}
 	return own, base, nil
+}
+
+// loadSpec reads the bundle's config.json.
+func loadSpec(bundle string) (*specs.Spec, error) {
+	data, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return nil, fmt.Errorf("read the container's spec: %w", err)
+	}
+	spec := new(specs.Spec)
+	if err := json.Unmarshal(data, spec); err != nil {
+		return nil, fmt.Errorf("read the container's spec: %w", err)
+	}
+	if spec.Process == nil || spec.Linux == nil {
+		return nil, fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
+	}
+	return spec, nil
 }
