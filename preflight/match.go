@@ -32,7 +32,7 @@ var ErrNoFacts = errors.New("no dev.gpuckpt.* annotations")
 
 // Facts are those of a node, or what a checkpoint needs.
 type Facts struct {
-	// Schema is the checkpoint's; for a node, the one that it reads.
+	// Schema is the checkpoint's; for a node, the newest that it reads.
 	Schema int
 	Driver string
 	CUDA   string
@@ -133,8 +133,8 @@ func FromAnnotations(a map[string]string) (f Facts, err error) {
 // as annotations have them; the shim pairs single GPUs at the restore.
 func Match(need, have Facts) []Check {
 	a := area{name: "checkpoint"}
-	if need.Schema != have.Schema {
-		a.add(Failure, "schema", fmt.Sprintf("version %d, and this node reads %d", need.Schema, have.Schema), "another version of gpuckpt made it", "# install the gpuckpt that made it")
+	if need.Schema < 1 || need.Schema > have.Schema {
+		a.add(Failure, "schema", fmt.Sprintf("version %d, and this node reads versions 1 to %d", need.Schema, have.Schema), "a newer gpuckpt made it", "# install the gpuckpt that made it, or a newer one")
 	} else {
 		a.ok("schema", "version %d", need.Schema)
 	}

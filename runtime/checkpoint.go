@@ -24,6 +24,8 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // killTimeout bounds the wait for a container that was killed after its
@@ -97,11 +99,11 @@ func (c *container) hasGPU() (bool, error) {
 	if c.pid == 0 {
 		return false, nil
 	}
-	cg, err := cgroupOf(c.pid)
+	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return false, err
 	}
-	pids, err := cg.pids()
+	pids, err := cg.Pids()
 	if err != nil {
 		return false, err
 	}
@@ -247,11 +249,11 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 
 // refuseOutsiders refuses a container with processes that a dump would lack.
 func (c *container) refuseOutsiders() error {
-	cg, err := cgroupOf(c.pid)
+	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return err
 	}
-	pids, err := cg.pids()
+	pids, err := cg.Pids()
 	if err != nil {
 		return err
 	}
@@ -262,7 +264,7 @@ func (c *container) refuseOutsiders() error {
 	if len(extra) > 0 {
 		var names []string
 		for _, pid := range extra {
-			names = append(names, commandOf(pid))
+			names = append(names, proc.Describe(pid))
 		}
 		return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
 			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
@@ -303,11 +305,11 @@ func (c *container) checkLocked(q *sequence) error {
 		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
 	}
 	q.phases = append(q.phases, images.Phase{Name: "lock", Took: c.gpu.lockTook})
-	cg, err := cgroupOf(c.pid)
+	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return err
 	}
-	pids, err := cg.pids()
+	pids, err := cg.Pids()
 	if err != nil {
 		return err
 	}
@@ -358,7 +360,7 @@ func (g *gpuState) refuseUnlocked(pids []int) error {
 		}
 		if devices {
 			return fmt.Errorf("process %s has files of a GPU open and was not locked: it began to use CUDA while the container was being paused (resume it and try again), or it was forked by a process that uses CUDA and can do nothing with these files but keep CRIU from dumping it (end it, or start such processes before CUDA is used): %w",
-				commandOf(pid), errdefs.ErrFailedPrecondition)
+				proc.Describe(pid), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil

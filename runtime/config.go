@@ -14,7 +14,8 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // ConfigEnv names a configuration file in place of ConfigPath, in the
@@ -153,14 +154,14 @@ func parseConfig(data []byte) (Config, error) {
 	if config.Staging.MemoryLimit < 0 || config.Staging.MemoryLimit > 0 && config.Staging.Cgroup == "" {
 		return Config{}, fmt.Errorf("[staging] memory_limit is %d; it must not be negative, and needs a cgroup", config.Staging.MemoryLimit)
 	}
-	if n := config.Staging.CopyThreads; n < 0 || n > trace.MaxCopiers {
-		return Config{}, fmt.Errorf("[staging] copy_threads is %d; it must be from 0 to %d", n, trace.MaxCopiers)
+	if n := config.Staging.CopyThreads; n < 0 || n > steer.MaxCopyThreads {
+		return Config{}, fmt.Errorf("[staging] copy_threads is %d; it must be from 0 to %d", n, steer.MaxCopyThreads)
 	}
 	if err := checkWhenShort(config.Staging.WhenShort); err != nil {
 		return Config{}, fmt.Errorf("[staging] when_short %w", err)
 	}
-	if config.Staging.Buffer < trace.MinWindow {
-		return Config{}, fmt.Errorf("[staging] buffer is %d; it must be %d or more", config.Staging.Buffer, trace.MinWindow)
+	if config.Staging.Buffer < staging.MinWindow {
+		return Config{}, fmt.Errorf("[staging] buffer is %d; it must be %d or more", config.Staging.Buffer, staging.MinWindow)
 	}
 	if err := config.Restore.check(); err != nil {
 		return Config{}, err

@@ -17,7 +17,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // helperIdle is how long a paused container keeps its CUDA helper for a
@@ -41,7 +42,7 @@ type gpuState struct {
 	lockBegan time.Time
 	lockTook  time.Duration
 
-	tracer     *trace.Session // nil while nothing is traced or saved
+	tracer     *steer.Session // nil while nothing is traced or saved
 	tracerDied *bool          // the container's
 	areas      []savedArea    // state that is in files, not in the processes
 	// inImages says that those files are the image's own.
@@ -95,11 +96,11 @@ func mayUseCUDA(pids []int) ([]int, error) {
 // nil when there are none. The container must be running. On an error they are
 // as they were.
 func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
-	cg, err := cgroupOf(c.pid)
+	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return nil, err
 	}
-	pids, err := cg.pids()
+	pids, err := cg.Pids()
 	if err != nil {
 		return nil, err
 	}
@@ -259,10 +260,10 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 	err = g.thawed(ctx, c, func() error { return g.steerAll(ctx, dir) }, func() error {
 		before, err := g.memory()
 		if err != nil {
-			return joinBack(err, g.tracer.Abandon())
+			return joinBack(err, g.tracer.Abort())
 		}
 		if err := cuda.CheckpointAll(ctx, helper, g.procs); err != nil {
-			err = joinBack(err, g.tracer.Abandon())
+			err = joinBack(err, g.tracer.Abort())
 			g.saved = g.anySaved(context.WithoutCancel(ctx))
 			return err
 		}
@@ -341,11 +342,11 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 // the driver's own, is held by ptrace: frozen, held, before, thawed, do, frozen,
 // let go. No other instruction in user space runs between the two freezes.
 func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() error) error {
-	cg, err := cgroupOf(c.pid)
+	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return err
 	}
-	pids, err := cg.pids()
+	pids, err := cg.Pids()
 	if err != nil {
 		return err
 	}
@@ -364,13 +365,13 @@ func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() e
 		g.closeTracer() // what is frozen lets go of no other
 		return err
 	}
-	if err := cg.thaw(); err != nil {
-		err = joinBack(err, cg.freeze())
+	if err := cg.Thaw(); err != nil {
+		err = joinBack(err, cg.Freeze())
 		g.closeTracer() // as above
 		return err
 	}
 	err = do()
-	return joinBack(err, cg.freeze(), tracer.Release(), cg.letEnd(c.pid))
+	return joinBack(err, cg.Freeze(), tracer.Release(), cg.ThawIfKilled(c.pid))
 }
 
 // memory gives the anonymous areas of each process.

@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 // Pause locks the container's CUDA processes, if it has any, and freezes it.
@@ -93,8 +95,8 @@ func (s *Service) resume(ctx context.Context, c *container) (*ptypes.Empty, erro
 		var err error
 		if resp, err = s.TTRPCTaskService.Resume(ctx, &taskAPI.ResumeRequest{ID: c.id}); err != nil {
 			err = errgrpc.ToNative(err)
-			if cg, cerr := cgroupOf(c.pid); cerr == nil {
-				err = joinBack(err, cg.letEnd(c.pid))
+			if cg, cerr := host.CgroupOf(c.pid); cerr == nil {
+				err = joinBack(err, cg.ThawIfKilled(c.pid))
 			}
 			return nil, err
 		}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 // Start starts a container or an exec'd process, or restores a container that
@@ -77,7 +78,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			back: "kill", undo: func(ctx context.Context) error { return s.kill(ctx, c) },
 		},
 		{name: "watch cgroup", do: func(ctx context.Context) (uint64, error) {
-			cg, err := cgroupOf(c.pid)
+			cg, err := host.CgroupOf(c.pid)
 			if err != nil {
 				return 0, err
 			}
@@ -85,7 +86,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			if err := c.raiseOOMScores(); err != nil {
 				return 0, err
 			}
-			return 0, s.oom.add(c.id, cg)
+			return 0, s.oom.Add(c.id, cg)
 		}},
 	}
 	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.fixNodes(c.pid) }})

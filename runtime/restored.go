@@ -14,16 +14,17 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // restoredAreas are the GPU state files of a restore, on their way back. nil is
 // those of a checkpoint that has none.
 type restoredAreas struct {
-	areas   []images.Assembly
-	reader  *trace.Session // computes digests, from before there are processes
-	checked chan error     // gets its answer
-	tracer  *trace.Session // maps the files; nil before
+	areas   []images.Area
+	reader  *staging.Digester // computes digests, from before there are processes
+	checked chan error        // gets its answer
+	tracer  *steer.Session    // maps the files; nil before
 }
 
 // readRestored begins to compare the digests of the checkpoint's files, as the
@@ -31,17 +32,14 @@ type restoredAreas struct {
 func (c *container) readRestored(ctx context.Context, config Config, pinned *pins) (*restoredAreas, error) {
 	r := &restoredAreas{checked: make(chan error, 1)}
 	for _, a := range c.restore.checkpoint.Areas() {
-		pieces := c.restore.checkpoint.Pieces(a.File)
-		for i := range pieces {
-			pieces[i] = pinned.at(pieces[i])
-		}
-		r.areas = append(r.areas, images.Assembly{Area: a, Pieces: pieces})
+		a.Location = pinned.at(a.Location)
+		r.areas = append(r.areas, a)
 	}
 	if len(r.areas) == 0 {
 		return nil, nil
 	}
 	var err error
-	if r.reader, err = startTracer(ctx, config); err != nil {
+	if r.reader, err = startDigester(ctx, config); err != nil {
 		return nil, err
 	}
 	go func() { r.checked <- checkAreas(r.reader, r.areas) }()
@@ -56,7 +54,7 @@ func (c *container) mapRestored(ctx context.Context, config Config, r *restoredA
 	if r == nil {
 		return nil
 	}
-	var mappings []trace.Mapping
+	var mappings []steer.Mapping
 	var pids []int
 	next := 0
 	for _, p := range c.restore.metadata.Processes {
@@ -73,14 +71,14 @@ func (c *container) mapRestored(ctx context.Context, config Config, r *restoredA
 		}
 		pids = append(pids, pid)
 		for _, a := range p.Areas {
-			mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start, Bytes: a.Bytes})
-			for _, q := range r.areas[next].Pieces {
-				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.Offset+a.Bytes)
+			mappings = append(mappings, steer.Mapping{PID: pid, TID: tid, Start: a.Start, Bytes: a.Bytes})
+			for _, q := range r.areas[next].Location {
+				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.End())
 				if from >= to {
 					continue // none of it is of the range
 				}
 				for _, part := range notZero(a, from, to) {
-					mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.OpenAs, Offset: part.from - q.Offset})
+					mappings = append(mappings, steer.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.Path, Offset: part.from - q.Offset})
 				}
 			}
 			next++
@@ -142,17 +140,17 @@ func (r *restoredAreas) bytes() uint64 {
 	return bytesOf(r.areas)
 }
 
-// checkAreas has a tracer compare the digests of all blocks.
-func checkAreas(tracer *trace.Session, areas []images.Assembly) error {
-	if err := tracer.Check(areas); err != nil {
+// checkAreas has a digester compare the digests of all blocks.
+func checkAreas(digester *staging.Digester, areas []images.Area) error {
+	if err := digester.Check(areas); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
 	return nil
 }
 
-func bytesOf(areas []images.Assembly) (bytes uint64) {
+func bytesOf(areas []images.Area) (bytes uint64) {
 	for _, a := range areas {
-		bytes += a.Area.Bytes
+		bytes += a.Bytes
 	}
 	return bytes
 }
@@ -187,7 +185,7 @@ func hostTID(pid, inside int) (int, error) {
 
 // hostPID finds a process of the container by its pid inside.
 func (c *container) hostPID(inside int) (int, error) {
-	pids, err := c.cgroup.Load().pids()
+	pids, err := c.cgroup.Load().Pids()
 	if err != nil {
 		return 0, err
 	}

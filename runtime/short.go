@@ -9,7 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // whenShortAnnotation decides for a container what [staging] when_short decides
@@ -58,7 +59,7 @@ func (g *gpuState) checkMemory(dir string, state uint64) error {
 		return err
 	}
 	mode := g.config.Staging.WhenShort
-	steers := g.config.Staging.Steer && trace.CanSteer
+	steers := g.config.Staging.Steer && steer.CanSteer
 	possible := dir != "" && steers && !onMemory(dir)
 	known := g.use != nil
 	switch {
@@ -87,18 +88,18 @@ func (g *gpuState) memoryShort(state uint64) (short string, room uint64, err err
 	if !known {
 		room = 1 << 62
 	}
-	staging := g.config.Staging
-	if !staging.Steer || !trace.CanSteer || staging.WhenShort == whenShortDriver {
+	config := g.config.Staging
+	if !config.Steer || !steer.CanSteer || config.WhenShort == whenShortDriver {
 		return short, room, nil
 	}
 	cgroup := ""
-	if staging.Cgroup != "" {
-		cgroup = "/" + staging.Cgroup
-		if _, err := makeCgroup(staging); err != nil && staging.MemoryLimit > 0 {
+	if config.Cgroup != "" {
+		cgroup = "/" + config.Cgroup
+		if _, err := makeCgroup(config); err != nil && config.MemoryLimit > 0 {
 			return "", 0, fmt.Errorf("limit staging memory: %w", err)
 		}
 	}
-	if limit := trace.Headroom(cgroup); limit < room {
+	if limit := staging.Headroom(cgroup); limit < room {
 		room = limit
 		if limit < state {
 			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", mib(state), mib(limit))
@@ -122,9 +123,9 @@ func (g *gpuState) chooseWindow(room uint64) error {
 	// A quarter stays for what is about the pages: the kernel's own memory.
 	room -= min(room, tracerMemory)
 	window := min(uint64(g.config.Staging.Buffer), room/4*3) / n
-	if window < trace.MinWindow {
+	if window < staging.MinWindow {
 		return fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise buffer or memory_limit in [staging] of %s: %w",
-			n, mib(trace.MinWindow), mib(window), ConfigPath, errdefs.ErrResourceExhausted)
+			n, mib(staging.MinWindow), mib(window), ConfigPath, errdefs.ErrResourceExhausted)
 	}
 	g.window = window
 	return nil

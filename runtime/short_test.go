@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 func TestWhenShort(t *testing.T) {
@@ -51,7 +51,7 @@ func TestCheckMemory(t *testing.T) {
 		{name: "unknown, refused", mode: whenShortRefuse, onDisk: true, unknown: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if test.window && !trace.CanSteer {
+			if test.window && !steer.CanSteer {
 				t.Skip("this processor is not steered on")
 			}
 			config := defaultConfig()

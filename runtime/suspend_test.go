@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 func TestSuspensionOf(t *testing.T) {
@@ -98,7 +98,7 @@ func TestFits(t *testing.T) {
 		{"NVML does not list it", both, 0, []cuda.GPU{a}, []cuda.GPU{{UUID: "GPU-none"}}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			g := &gpuState{use: test.use, areas: []savedArea{{Area: trace.Area{Bytes: test.area}}}}
+			g := &gpuState{use: test.use, areas: []savedArea{{Area: steer.Area{Bytes: test.area}}}}
 			err := g.fits(survey, test.had, test.onto)
 			if (err == nil) != test.fits {
 				t.Fatalf("error %v; want it to fit: %v", err, test.fits)

@@ -52,8 +52,12 @@ func (d *Digester) Copy(files []FileRange) ([][]string, error) {
 
 // Check reads the areas from their files and compares each block's digest. The
 // error names the first blocks that are wrong, and their files.
-func (d *Digester) Check(areas []images.Assembly) error {
-	_, err := d.call("check GPU state", request{Op: opCheck, Areas: areas})
+func (d *Digester) Check(areas []images.Area) error {
+	q := request{Op: opCheck, Areas: areas}
+	for _, a := range areas {
+		q.Places = append(q.Places, a.Location)
+	}
+	_, err := d.call("check GPU state", q)
 	return err
 }
 
@@ -80,8 +84,9 @@ type request struct {
 	Op string `json:"op"`
 	// Files of a digest or a copy.
 	Files []FileRange `json:"files,omitempty"`
-	// Areas of a check.
-	Areas []images.Assembly `json:"areas,omitempty"`
+	// Areas of a check, and where the bytes of each are.
+	Areas  []images.Area     `json:"areas,omitempty"`
+	Places []images.Location `json:"places,omitempty"`
 }
 
 // answer is a digester's answer.
@@ -133,6 +138,12 @@ func parseRequest(line []byte) (request, error) {
 	d.DisallowUnknownFields()
 	if err := d.Decode(&q); err != nil {
 		return request{}, fmt.Errorf("request: %w", err)
+	}
+	if len(q.Areas) != len(q.Places) {
+		return request{}, fmt.Errorf("request: %d places of %d areas", len(q.Places), len(q.Areas))
+	}
+	for i := range q.Areas {
+		q.Areas[i].Location = q.Places[i]
 	}
 	for _, f := range q.Files {
 		if f.Bytes == 0 || f.Bytes%PageSize != 0 || f.Offset%PageSize != 0 || f.Offset >= HugePage || f.Offset+f.Bytes < f.Offset {

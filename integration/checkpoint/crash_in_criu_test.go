@@ -1,0 +1,314 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// killWhile kills a process, the first that find gives another number than 0 for,
+// while something is done, and gives the error of that, which must come to an end.
+func killWhile(t *testing.T, do func() error, find func() int) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
+		select {
+		case err := <-done:
+			return err
+		default:
+		}
+		if pid := find(); pid != 0 {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+				t.Error(err)
+			}
+			break
+		}
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(30 * time.Second):
+		t.Fatalf("it did not end after a process was killed\n%s", shared.LogTail(3000))
+		return nil
+	}
+}
+
+// tries is how often something is done in which a process is to be killed: on a busy
+// machine the kill may come too late.
+const tries = 8
+
+// runcOf is the runc that restores a container; 0 for none.
+func runcOf(k *harness.Container) int {
+	names, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, name := range names {
+		if comm, err := os.ReadFile(name); err != nil || string(comm) != "runc\n" {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+		if line := commandLine(pid); err == nil && strings.Contains(line, shared.Namespace()) && strings.HasSuffix(line, " "+k.ID) {
+			return pid
+		}
+	}
+	return 0
+}
+
+// tracerOf is the process that traces another one; 0 for none.
+func tracerOf(pid int) int {
+	text, err := harness.StatusField(pid, "TracerPid")
+	if err != nil {
+		return 0
+	}
+	tracer, _ := strconv.Atoi(text)
+	return tracer
+}
+
+// checkpointed is a container that has ended after a checkpoint into a directory.
+func checkpointed(t *testing.T) (k *harness.Container, dir string) {
+	t.Helper()
+	k = shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+	k.Expect(t, "verify", "bad=0")
+	dir = t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	endTask(t, shared, k)
+	return k, dir
+}
+
+// CRIU, or runc, is killed while CRIU dumps a container: the container goes on.
+func TestKilledInDump(t *testing.T) {
+	for who, find := range map[string]func(shim, criu int) int{
+		"CRIU": func(_, criu int) int { return criu },
+		"runc": func(shim, _ int) int { return childOf(shim, "checkpoint") },
+	} {
+		t.Run(who, func(t *testing.T) {
+			results.Add(t)
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+			k.Expect(t, "verify", "bad=0")
+			pid, shim := k.MustPid(t), shimOf(t, k)
+			var err error
+			for try := 0; try < tries && err == nil; try++ {
+				dir := t.TempDir()
+				err = killWhile(t, func() error { return checkpointTask(t, shared, k, dir) }, func() int {
+					if tracer := tracerOf(pid); strings.HasPrefix(commandLine(tracer), "criu") {
+						return find(shim, tracer)
+					}
+					return 0
+				})
+			}
+			harness.Says(t, err, "dump", who+" was killed", "try again", shared.CRIULogs())
+			goesOn(t, k)
+			checkpointInto(t, shared, k, t.TempDir())
+			goesOn(t, k)
+		})
+	}
+}
+
+// CRIU, runc or the program is killed while CRIU restores it: the restore fails, nothing
+// is left of it, and another one works.
+func TestKilledInRestore(t *testing.T) {
+	for who, victim := range map[string]struct {
+		find func(runc int) int
+		says string // that one of the errors says; "" where it depends on the instant
+	}{
+		// As soon as the restored process is there, and when it is nearly done.
+		"CRIU early": {func(runc int) int {
+			if len(childrenOf(runc, "criu")) > 1 {
+				return childOf(runc, "criu")
+			}
+			return 0
+		}, "CRIU was killed"},
+		"runc": {func(runc int) int {
+			if len(childrenOf(runc, "criu")) > 1 {
+				return runc
+			}
+			return 0
+		}, "runc was killed"},
+		"CRIU late": {func(runc int) int { return tracerOf(childOf(runc, "gpuwork")) }, "restore processes"},
+		"program": {func(runc int) int {
+			if pid := childOf(runc, "gpuwork"); tracerOf(pid) != 0 {
+				return pid
+			}
+			return 0
+		}, ""},
+	} {
+		t.Run(who, func(t *testing.T) {
+			results.Add(t)
+			k, dir := checkpointed(t)
+			runc, hit := 0, false
+			for try := 0; try < tries && !hit; try++ {
+				err := killWhile(t, func() error { return restoreTask(t, shared, k, dir) }, func() int {
+					if runc == 0 || commandLine(runc) == "" {
+						runc = runcOf(k)
+					}
+					return victim.find(runc)
+				})
+				t.Log(err)
+				hit = err != nil && victim.says != "" && strings.Contains(err.Error(), victim.says)
+				if err == nil {
+					endTask(t, shared, k)
+					continue
+				}
+				nothingRuns(t, shared, k)
+				ctr(t, shared, "tasks", "delete", k.ID)
+			}
+			if !hit && victim.says != "" {
+				t.Errorf("no error says %q", victim.says)
+			}
+			if err := restoreTask(t, shared, k, dir); err != nil {
+				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+			}
+			goesOn(t, k)
+		})
+	}
+}
+
+// The tracer that has mapped the GPU state is killed while the driver restores: all is
+// in place, and what it has left is in nobody's way.
+func TestTracerKilledInRestore(t *testing.T) {
+	results.Add(t)
+	k, hurry := slow(t)
+	before, err := harness.Threads(k.MustPid(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	endTask(t, shared, k)
+	killed := 0
+	for try := 0; try < tries && killed == 0 && err == nil; try++ {
+		if try > 0 {
+			endTask(t, shared, k)
+		}
+		shim := 0
+		err = killWhile(t, func() error { return restoreTask(t, shared, k, dir) }, func() int {
+			if runc := runcOf(k); runc != 0 && shim == 0 {
+				shim, _ = harness.Parent(runc)
+			}
+			pid, tracers := childOf(shim, "gpuwork"), childrenOf(shim, "gpuckpt-tracer")
+			if now, err := harness.Threads(pid); err != nil || len(now) <= len(before) || tracerOf(pid) != 0 || len(tracers) == 0 {
+				return 0
+			}
+			time.Sleep(50 * time.Millisecond) // the driver is at work, and threads that copy for it
+			killed = tracers[len(tracers)-1]
+			return killed
+		})
+	}
+	if killed == 0 {
+		t.Error("the tracer was not killed")
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	goesOn(t, k)
+	hurry()
+	checkpointInto(t, shared, k, t.TempDir())
+	goesOn(t, k)
+}
+
+// The shim is killed while CRIU restores a container: containerd cleans up, nothing
+// is left, and another restore works.
+func TestShimKilledInRestore(t *testing.T) {
+	results.Add(t)
+	k, dir := checkpointed(t)
+	var err error
+	for try := 0; try < tries && err == nil; try++ {
+		if try > 0 {
+			endTask(t, shared, k)
+		}
+		err = killWhile(t, func() error { return restoreTask(t, shared, k, dir) }, func() int {
+			runc := runcOf(k)
+			if len(childrenOf(runc, "criu")) < 2 {
+				return 0
+			}
+			shim, err := harness.Parent(runc)
+			if err != nil {
+				return 0
+			}
+			return shim
+		})
+	}
+	if err == nil {
+		t.Fatal("the shim was not killed while CRIU restored")
+	}
+	cleanedUp(t, k)
+	harness.Within(t, "containerd has forgotten the task", func() bool {
+		err = restoreTask(t, shared, k, dir)
+		return !errdefs.IsAlreadyExists(err)
+	})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	goesOn(t, k)
+}
+
+// The shim is killed during a checkpoint: containerd ends the container, and nothing
+// is left. The container starts again.
+func TestShimKilledInCheckpoint(t *testing.T) {
+	for when, there := range map[string]func(pid int) bool{
+		"driver": func(pid int) bool {
+			state, err := harness.ProcessState(pid)
+			return err == nil && state == "t"
+		},
+		"dump": func(pid int) bool { return strings.HasPrefix(commandLine(tracerOf(pid)), "criu") },
+	} {
+		t.Run(when, func(t *testing.T) {
+			results.Add(t)
+			k, _ := slow(t)
+			pid, shim := k.MustPid(t), shimOf(t, k)
+			var workers []int
+			var err error
+			for try := 0; try < tries && err == nil && len(workers) == 0; try++ {
+				dir := t.TempDir()
+				err = killWhile(t, func() error { return checkpointTask(t, shared, k, dir) }, func() int {
+					if !there(pid) {
+						return 0
+					}
+					workers = append(childrenOf(shim, "gpuckpt-"), tracerOf(pid))
+					return shim
+				})
+			}
+			if err == nil {
+				t.Fatal("the shim was not killed during the checkpoint")
+			}
+			cleanedUp(t, k)
+			harness.Within(t, "tracer, CUDA helper and CRIU end", func() bool {
+				return !slices.ContainsFunc(workers, func(pid int) bool {
+					state, err := harness.ProcessState(pid)
+					return err == nil && state != "Z"
+				})
+			})
+		})
+	}
+}
+
+// cleanedUp waits until containerd has removed the container of a shim that was
+// killed, and checks that no mount of a restore is left.
+func cleanedUp(t *testing.T, k *harness.Container) {
+	t.Helper()
+	harness.Within(t, "containerd cleans up", func() bool {
+		_, err := os.Stat(shared.Bundle(k.ID))
+		return errors.Is(err, os.ErrNotExist) && len(processesOf(t, shared, k)) == 0
+	})
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, k.ID) && strings.Contains(line, "criu") {
+			t.Errorf("a mount is left: %s", line)
+		}
+	}
+}
