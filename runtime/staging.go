@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 	"github.com/gpuckpt/gpuckpt/internal/worker"
@@ -54,13 +55,13 @@ func (a *savedArea) path() string {
 }
 
 // startTracer starts a tracer in the cgroup that staging memory is charged to.
-func startTracer(ctx context.Context, config Config) (*steer.Session, error) {
-	return startCharged(ctx, config.Staging, steer.Start)
+func startTracer(ctx context.Context, node config.Node) (*steer.Session, error) {
+	return startCharged(ctx, node.Staging, steer.Start)
 }
 
 // startDigester starts a digester in that cgroup.
-func startDigester(ctx context.Context, config Config) (*staging.Digester, error) {
-	return startCharged(ctx, config.Staging, staging.StartDigester)
+func startDigester(ctx context.Context, node config.Node) (*staging.Digester, error) {
+	return startCharged(ctx, node.Staging, staging.StartDigester)
 }
 
 // process is a worker process that has started.
@@ -71,18 +72,18 @@ type process interface {
 
 // startCharged starts a worker process in the cgroup that staging memory is charged
 // to.
-func startCharged[P process](ctx context.Context, config StagingConfig, start func(worker.Run, *os.File) (P, error)) (P, error) {
-	if config.Cgroup == "" {
+func startCharged[P process](ctx context.Context, node config.Staging, start func(worker.Run, *os.File) (P, error)) (P, error) {
+	if node.Cgroup == "" {
 		return start(reap, nil)
 	}
-	cg, err := makeCgroup(config)
+	cg, err := makeCgroup(node)
 	if err == nil {
 		var p P
 		if p, err = startIn(cg, start); err == nil {
 			return p, nil
 		}
 	}
-	if config.MemoryLimit > 0 { // asked for a bound: none is no answer
+	if node.MemoryLimit > 0 { // asked for a bound: none is no answer
 		var none P
 		return none, fmt.Errorf("limit staging memory: %w", err)
 	}
@@ -97,13 +98,13 @@ type stagingCgroup struct {
 }
 
 // makeCgroup makes the configured cgroup, if need be, and sets its limit.
-func makeCgroup(config StagingConfig) (stagingCgroup, error) {
-	name := "/" + config.Cgroup
+func makeCgroup(node config.Staging) (stagingCgroup, error) {
+	name := "/" + node.Cgroup
 	if cgroups.Mode() == cgroups.Unified {
 		const root = "/sys/fs/cgroup"
 		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
-		if config.MemoryLimit > 0 {
-			resources.Memory.Max = &config.MemoryLimit
+		if node.MemoryLimit > 0 {
+			resources.Memory.Max = &node.MemoryLimit
 		}
 		cg, err := cgroup2.NewManager(root, name, resources)
 		if err != nil {
@@ -112,8 +113,8 @@ func makeCgroup(config StagingConfig) (stagingCgroup, error) {
 		return stagingCgroup{dir: filepath.Join(root, name), add: cg.AddProc}, nil
 	}
 	resources := &specs.LinuxResources{Memory: &specs.LinuxMemory{}}
-	if config.MemoryLimit > 0 {
-		resources.Memory.Limit = &config.MemoryLimit
+	if node.MemoryLimit > 0 {
+		resources.Memory.Limit = &node.MemoryLimit
 	}
 	memory := func() ([]cgroup1.Subsystem, error) {
 		all, err := cgroup1.Default()
