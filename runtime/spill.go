@@ -133,7 +133,7 @@ func (g *gpuState) checkInFiles(sizes []uint64) error {
 		}
 		if !in {
 			return fmt.Errorf("the GPU state of process %s is in the process's own memory, because it could not be steered into a file (the shim's log says why): suspend the container without a spill: %w",
-				proc.Describe(p.PID), errdefs.ErrFailedPrecondition)
+				proc.Describe(p.PID.Host), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil

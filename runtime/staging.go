@@ -188,9 +188,9 @@ func (g *gpuState) steerAll(ctx context.Context, dir string) error {
 		if p.State == cuda.Checkpointed {
 			continue
 		}
-		target := steer.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID), CopyTo: copyTo, Sweep: *g.tracerDied}
+		target := steer.Target{PID: p.PID.Host, TID: p.RestoreThread.Host, Dir: dir, Name: images.AreaPrefix(p.PID.NS), CopyTo: copyTo, Sweep: *g.tracerDied}
 		if g.window > 0 {
-			target.Window, target.Reserve = g.window, g.useEach[p.PID]
+			target.Window, target.Reserve = g.window, g.useEach[p.PID.Host]
 		} else {
 			target.CopyThreads = g.copiers
 		}
@@ -224,8 +224,8 @@ func (g *gpuState) collect(ctx context.Context) (err error) {
 			}
 			return joinBack(fmt.Errorf("keep the staging area's file: %w", err), g.tracer.Abort())
 		}
-		s.proc = slices.IndexFunc(g.procs, func(p cuda.Process) bool { return p.PID == a.PID })
-		pid := g.procs[s.proc].NSPID
+		s.proc = slices.IndexFunc(g.procs, func(p cuda.Process) bool { return p.PID.Host == a.PID })
+		pid := g.procs[s.proc].PID.NS
 		s.name = images.AreaFile(pid, count[pid])
 		count[pid]++
 		areas = append(areas, s)
@@ -251,10 +251,10 @@ func (g *gpuState) collect(ctx context.Context) (err error) {
 // had the driver restore it by hand, from an area that was empty.
 func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 	var mappings []steer.Mapping
-	living := g.living()
+	living := g.procs.Living()
 	for i := range g.areas {
 		a := &g.areas[i]
-		if a.mapped || !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID == a.PID }) {
+		if a.mapped || !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID.Host == a.PID }) {
 			continue
 		}
 		state, err := helper.State(ctx, a.PID)
@@ -266,7 +266,7 @@ func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 				a.PID, state, errdefs.ErrDataLoss)
 		}
 		mappings = append(mappings, steer.Mapping{
-			PID: a.PID, TID: g.procs[a.proc].RestoreThread,
+			PID: a.PID, TID: g.procs[a.proc].RestoreThread.Host,
 			Start: a.Start, Bytes: a.Bytes, Path: a.path(), Offset: a.Offset,
 		})
 	}

@@ -115,7 +115,7 @@ func TestSuspendedTries(t *testing.T) {
 	pair := func(o, n string) cuda.Pair { return cuda.Pair{Old: o, New: n} }
 	g := &gpuState{
 		info:  cuda.Info{GPUs: []cuda.GPU{{UUID: "a", Minor: 0}, {UUID: "b", Minor: 1}}},
-		procs: []cuda.Process{{NSPID: 1, GPUs: []int{0}}, {NSPID: 7, GPUs: []int{0, 1}}},
+		procs: []cuda.Process{{PID: cuda.PID{NS: 1}, GPUs: []int{0}}, {PID: cuda.PID{NS: 7}, GPUs: []int{0, 1}}},
 		use:   map[string]uint64{"b": 1},
 		pairs: []cuda.Pair{pair("a", "b"), pair("b", "a")},
 	}
