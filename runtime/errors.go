@@ -15,7 +15,9 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // toGRPC gives an error the code that clients act upon: FailedPrecondition for
@@ -37,11 +39,11 @@ func toGRPC(err error) error {
 		code = codes.DeadlineExceeded
 	case refused != nil,
 		errors.Is(err, cuda.ErrNoDriver), errors.Is(err, cuda.ErrDriverTooOld),
-		errors.Is(err, images.ErrSchema), errors.Is(err, images.ErrMalformed), errors.Is(err, images.ErrDamaged), errors.Is(err, ErrConfig),
+		errors.Is(err, images.ErrSchema), errors.Is(err, images.ErrMalformed), errors.Is(err, images.ErrDamaged), errors.Is(err, config.ErrInvalid),
 		errors.Is(err, exec.ErrNotFound), errors.As(err, &program) && program.Op == "fork/exec":
 		code = codes.FailedPrecondition
 	case errors.Is(err, cuda.ErrHelperGone), errors.Is(err, cuda.ErrHelperHung), errors.Is(err, cuda.ErrHelperGarbled),
-		errors.Is(err, trace.ErrTracerGone):
+		errors.Is(err, steer.ErrTracerGone), errors.Is(err, staging.ErrDigesterGone):
 		code = codes.Unavailable
 	default:
 		return errgrpc.ToGRPC(err)

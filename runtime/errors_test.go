@@ -18,7 +18,8 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 func TestToGRPC(t *testing.T) {
@@ -36,14 +37,14 @@ func TestToGRPC(t *testing.T) {
 		{cuda.ErrDriverTooOld, codes.FailedPrecondition},
 		{images.ErrSchema, codes.FailedPrecondition},
 		{images.ErrMalformed, codes.FailedPrecondition},
-		{ErrConfig, codes.FailedPrecondition},
+		{config.ErrInvalid, codes.FailedPrecondition},
 		{exec.ErrNotFound, codes.FailedPrecondition},
 		{exec.Command("/no/such/program").Run(), codes.FailedPrecondition},
 		{&fs.PathError{Op: "open", Path: "/x", Err: os.ErrNotExist}, codes.Unknown},
 		{cuda.ErrHelperGone, codes.Unavailable},
 		{cuda.ErrHelperHung, codes.Unavailable},
 		{cuda.ErrHelperGarbled, codes.Unavailable},
-		{trace.ErrTracerGone, codes.Unavailable},
+		{steer.ErrTracerGone, codes.Unavailable},
 		{errdefs.ErrInvalidArgument, codes.InvalidArgument},
 		{errdefs.ErrFailedPrecondition, codes.FailedPrecondition},
 		{errdefs.ErrNotFound, codes.NotFound},

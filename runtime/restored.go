@@ -14,21 +14,23 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // restoredAreas are the GPU state files of a restore, on their way back. nil is
 // those of a checkpoint that has none.
 type restoredAreas struct {
 	areas   []images.Area
-	reader  *trace.Session // computes digests, from before there are processes
-	checked chan error     // gets its answer
-	tracer  *trace.Session // maps the files; nil before
+	reader  *staging.Digester // computes digests, from before there are processes
+	checked chan error        // gets its answer
+	tracer  *steer.Session    // maps the files; nil before
 }
 
 // readRestored begins to compare the digests of the checkpoint's files, as the
 // reading takes memory bandwidth that the driver wants later.
-func (c *container) readRestored(ctx context.Context, config Config, pinned *pins) (*restoredAreas, error) {
+func (c *container) readRestored(ctx context.Context, node config.Node, pinned *pins) (*restoredAreas, error) {
 	r := &restoredAreas{checked: make(chan error, 1)}
 	for _, a := range c.restore.checkpoint.Areas() {
 		a.Location = pinned.at(a.Location)
@@ -38,7 +40,7 @@ func (c *container) readRestored(ctx context.Context, config Config, pinned *pin
 		return nil, nil
 	}
 	var err error
-	if r.reader, err = startTracer(ctx, config); err != nil {
+	if r.reader, err = startDigester(ctx, node); err != nil {
 		return nil, err
 	}
 	go func() { r.checked <- checkAreas(r.reader, r.areas) }()
@@ -49,11 +51,11 @@ func (c *container) readRestored(ctx context.Context, config Config, pinned *pin
 // one file for each area, or, from a checkpoint image, its pieces side by side,
 // with the empty area left where there are none. Those on a disk are mapped as
 // well: what the digests have read the driver finds in the page cache.
-func (c *container) mapRestored(ctx context.Context, config Config, r *restoredAreas) error {
+func (c *container) mapRestored(ctx context.Context, node config.Node, r *restoredAreas) error {
 	if r == nil {
 		return nil
 	}
-	var mappings []trace.Mapping
+	var mappings []steer.Mapping
 	var pids []int
 	next := 0
 	for _, p := range c.restore.metadata.Processes {
@@ -70,27 +72,27 @@ func (c *container) mapRestored(ctx context.Context, config Config, r *restoredA
 		}
 		pids = append(pids, pid)
 		for _, a := range p.Areas {
-			mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start, Bytes: a.Bytes})
+			mappings = append(mappings, steer.Mapping{PID: pid, TID: tid, Start: a.Start, Bytes: a.Bytes})
 			for _, q := range r.areas[next].Location {
 				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.End())
 				if from >= to {
 					continue // none of it is of the range
 				}
 				for _, part := range notZero(a, from, to) {
-					mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.Path, Offset: part.from - q.Offset})
+					mappings = append(mappings, steer.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.Path, Offset: part.from - q.Offset})
 				}
 			}
 			next++
 		}
 	}
 	var err error
-	if r.tracer, err = startTracer(ctx, config); err != nil {
+	if r.tracer, err = startTracer(ctx, node); err != nil {
 		return err
 	}
 	if err := r.tracer.Map(mappings); err != nil {
 		return err
 	}
-	return quicken(ctx, r.tracer, mappings, c.copyThreads(config, pids))
+	return quicken(ctx, r.tracer, mappings, c.copyThreads(node, pids))
 }
 
 // calm ends what has been done to have the driver copy faster, which the driver
@@ -139,9 +141,9 @@ func (r *restoredAreas) bytes() uint64 {
 	return bytesOf(r.areas)
 }
 
-// checkAreas has a tracer compare the digests of all blocks.
-func checkAreas(tracer *trace.Session, areas []images.Area) error {
-	if err := tracer.Check(areas); err != nil {
+// checkAreas has a digester compare the digests of all blocks.
+func checkAreas(digester *staging.Digester, areas []images.Area) error {
+	if err := digester.Check(areas); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
 	return nil
