@@ -133,18 +133,27 @@ static int start(int stage)
 	return read_settings();
 }
 
-static const struct device *device_by_rdev(dev_t rdev)
-{
-	for (int i = 0; i < device_count; i++)
-		if (devices[i].rdev == rdev)
-			return &devices[i];
-	return NULL;
-}
-
 static const struct device *device_by_path(const char *path)
 {
 	for (int i = 0; i < device_count; i++)
 		if (!strcmp(devices[i].path, path))
+			return &devices[i];
+	return NULL;
+}
+
+// device_of returns the device of an open file: by its numbers, and by the name that it was opened
+// by where several nodes have the same numbers.
+static const struct device *device_of(int fd, dev_t rdev)
+{
+	char link[64], name[256];
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	ssize_t n = readlink(link, name, sizeof(name) - 1);
+	name[n < 0 ? 0 : n] = 0;
+	const struct device *named = device_by_path(name);
+	if (named && named->rdev == rdev)
+		return named;
+	for (int i = 0; i < device_count; i++)
+		if (devices[i].rdev == rdev)
 			return &devices[i];
 	return NULL;
 }
@@ -155,7 +164,7 @@ static int dump_file(int fd, int id)
 	struct stat st;
 	if (fstat(fd, &st) || !S_ISCHR(st.st_mode))
 		return -ENOTSUP;
-	const struct device *d = device_by_rdev(st.st_rdev);
+	const struct device *d = device_of(fd, st.st_rdev);
 	if (!d)
 		return -ENOTSUP;
 	int flags = fcntl(fd, F_GETFL);
@@ -231,8 +240,7 @@ static int restore_file(int id, bool *retry)
 // CUDA state cannot use it, see update_map.
 static int handle_map(int fd, const struct stat *st)
 {
-	(void)fd;
-	return S_ISCHR(st->st_mode) && device_by_rdev(st->st_rdev) ? 0 : -ENOTSUP;
+	return S_ISCHR(st->st_mode) && device_of(fd, st->st_rdev) ? 0 : -ENOTSUP;
 }
 
 // update_map puts zeros where a mapping of a device was.
