@@ -12,6 +12,10 @@ GOFLAGS_SMALL := -trimpath -ldflags "-s -w"
 # The system's directories and the tools that hack/setup built: what the tests run.
 TEST_ENV = GPUCKPT_BIN="$(abspath $(BIN)):$$(hack/setup --print-path)"
 
+# go.work is for people; what is made here is made from each module's go.mod alone.
+export GOWORK := off
+MODULES := . integration bench
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -54,7 +58,7 @@ testbeds: compiler
 
 .PHONY: demo
 demo: setup build testbeds ## Checkpoint and restore a GPU container with an unmodified ctr.
-	go build -o $(BIN)/demo ./integration/demo
+	go -C integration build -o $(abspath $(BIN))/demo ./demo
 	@$(TEST_ENV) exec $(BIN)/demo
 
 .PHONY: test
@@ -70,7 +74,7 @@ setup-kubernetes: compiler
 # Part of `make test`.
 .PHONY: test-kubernetes
 test-kubernetes: setup setup-kubernetes build testbeds ## Run the tests with a kubelet, crictl and nerdctl.
-	$(TEST_ENV) go test -p 1 -count=1 -timeout 30m ./integration/kubernetes ./integration/nerdctl
+	$(TEST_ENV) go -C integration test -p 1 -count=1 -timeout 30m ./kubernetes ./nerdctl
 
 .PHONY: gpu-bundle
 gpu-bundle: setup build ## Pack the tests into one archive for a machine with a GPU.
@@ -90,7 +94,7 @@ package: build ## Pack what a node needs into .build/gpuckpt.tar.gz.
 
 .PHONY: bench-build
 bench-build: setup build testbeds
-	go build $(GOFLAGS_SMALL) -o $(BIN)/bench ./bench
+	go -C bench build $(GOFLAGS_SMALL) -o $(abspath $(BIN))/bench .
 
 .PHONY: bench
 bench: bench-build ## Measure the overhead with the software GPU, beside the peers.
@@ -105,11 +109,26 @@ bench-gpu: bench-build ## Measure real sizes on this machine's GPUs, beside the 
 		--sizes 1GiB,8GiB,16GiB,32GiB,64GiB --procs 1,2,4 --procs-sizes 16GiB --content pattern,zero,weights \
 		--media tmpfs,disk --disk-dir $(abspath $(OUT)) --modes exit,leave --plain --images --limit-case --write-through $(BENCHFLAGS)
 
+.PHONY: rooms
+rooms: ## Print the size and the imports of each package.
+	@go run ./hack/rooms -report
+
+SCRIPTS = .ci/run $(addprefix hack/,bundle bundle-criu bundle-run compiler criu-source setup test versions) \
+	$(wildcard hack/*.bash hack/recipes/*.bash)
+
 .PHONY: lint
-lint: ## Run gofmt, go vet and golangci-lint.
-	@hack/setup golangci-lint
-	go vet ./...
-	$$(hack/setup --print-path)/golangci-lint run ./...
+lint: ## Run go mod tidy, go vet and golangci-lint on each module, shellcheck on the scripts.
+	@hack/setup golangci-lint shellcheck
+	@tools=$$(hack/setup --print-path); for module in $(MODULES); do \
+		echo "lint $$module"; \
+		(cd $$module && go mod tidy -diff && go vet ./... && "$$tools"/golangci-lint run ./...); \
+	done; \
+	echo "lint scripts"; "$$tools"/shellcheck -x $(SCRIPTS)
+
+# A requirement that the product gains or loses shows in the modules that import it.
+.PHONY: tidy
+tidy: ## Bring go.mod and go.sum of each module up to date.
+	@for module in $(MODULES); do (cd $$module && go mod tidy); done
 
 .PHONY: clean
 clean: ## Remove what was built here (not the cache of tools).

@@ -17,6 +17,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -28,7 +30,7 @@ const helperIdle = 30 * time.Second
 // gpuState is the CUDA state of a container between its lock and its unlock.
 // container.mu guards it.
 type gpuState struct {
-	config Config
+	config config.Node
 	info   cuda.Info
 	// request is what the container's spec grants, visible the UUIDs of those
 	// GPUs, for helpers; nil for all.
@@ -65,8 +67,8 @@ type gpuState struct {
 }
 
 // startHelper starts a helper as the config says.
-func startHelper(ctx context.Context, config Config, opts cuda.Options) (*cuda.Helper, error) {
-	opts.Path, opts.Run = config.Helper, reap
+func startHelper(ctx context.Context, node config.Node, opts cuda.Options) (*cuda.Helper, error) {
+	opts.Path, opts.Run = node.Helper, reap
 	return cuda.Start(ctx, opts)
 }
 
@@ -94,12 +96,12 @@ func mayUseCUDA(pids []int) ([]int, error) {
 // lockGPU finds the container's CUDA processes and locks them all. It gives
 // nil when there are none. The container must be running. On an error they are
 // as they were.
-func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
-	cg, err := cgroupOf(c.pid)
+func lockGPU(ctx context.Context, c *container, read config.Source) (*gpuState, error) {
+	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return nil, err
 	}
-	pids, err := cg.pids()
+	pids, err := cg.Pids()
 	if err != nil {
 		return nil, err
 	}
@@ -108,14 +110,14 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 		return nil, err
 	}
 	began := time.Now()
-	config, err := LoadConfig()
+	view, err := read()
 	if err != nil {
 		return nil, err
 	}
-	if config.Staging.WhenShort, err = whenShort(c.annotations, config); err != nil {
+	if view.Staging.WhenShort, err = view.WhenShort(); err != nil {
 		return nil, err
 	}
-	g := &gpuState{config: config, lockBegan: began, request: c.request, visible: c.visibleGPUs(), tracerDied: &c.tracerDied}
+	g := &gpuState{config: view.Node, lockBegan: began, request: c.request, visible: c.visibleGPUs(), tracerDied: &c.tracerDied}
 	if err := g.lock(ctx, may); err != nil || len(g.procs) == 0 {
 		g.close()
 		return nil, err
@@ -125,7 +127,7 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 	for i, p := range g.procs {
 		locked[i] = p.PID
 	}
-	g.copiers = c.copyThreads(config, locked)
+	g.copiers = c.copyThreads(view.Node, locked)
 	g.rest(c)
 	log.G(ctx).WithFields(log.Fields{"id": c.id, "phase": "lock", "took": g.lockTook, "processes": len(g.procs)}).Info("phase")
 	return g, nil
@@ -341,11 +343,11 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 // the driver's own, is held by ptrace: frozen, held, before, thawed, do, frozen,
 // let go. No other instruction in user space runs between the two freezes.
 func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() error) error {
-	cg, err := cgroupOf(c.pid)
+	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return err
 	}
-	pids, err := cg.pids()
+	pids, err := cg.Pids()
 	if err != nil {
 		return err
 	}
@@ -364,13 +366,13 @@ func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() e
 		g.closeTracer() // what is frozen lets go of no other
 		return err
 	}
-	if err := cg.thaw(); err != nil {
-		err = joinBack(err, cg.freeze())
+	if err := cg.Thaw(); err != nil {
+		err = joinBack(err, cg.Freeze())
 		g.closeTracer() // as above
 		return err
 	}
 	err = do()
-	return joinBack(err, cg.freeze(), tracer.Release(), cg.letEnd(c.pid))
+	return joinBack(err, cg.Freeze(), tracer.Release(), cg.ThawIfKilled(c.pid))
 }
 
 // memory gives the anonymous areas of each process.

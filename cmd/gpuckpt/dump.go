@@ -166,9 +166,5 @@ func specJSON(info containers.Container) ([]byte, error) {
 
 // openDir opens a dump, with or without GPU state.
 func openDir(dir string) (*images.Checkpoint, error) {
-	c, err := images.Open(dir)
-	if errors.Is(err, images.ErrNoMetadata) {
-		return images.OpenWithoutGPU(dir)
-	}
-	return c, err
+	return images.Open(dir, images.AllowWithoutGPU)
 }

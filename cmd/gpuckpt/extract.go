@@ -40,12 +40,12 @@ func extract(ctx context.Context, provider content.Provider, image *oci.Image, r
 	}
 	c, err := images.OpenImage(root)
 	if errors.Is(err, images.ErrNoMetadata) {
-		return images.OpenWithoutGPU(dir)
+		return images.Open(dir, images.AllowWithoutGPU)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return c, images.Check(ctx, c.Assemblies(), 0, nil)
+	return c, images.Check(ctx, c.Areas(), 0, nil)
 }
 
 func extractLayer(ctx context.Context, provider content.Provider, l oci.Layer, dir string, progress func(int64)) (err error) {

@@ -146,6 +146,6 @@ func (d *daemon) verify(s *openSource) (*verifyAnswer, error) {
 		for _, a := range c.Areas() {
 			answer.Blocks += len(a.Digests)
 		}
-		return images.Check(s.ctx, c.Assemblies(), 0, func(n uint64) { step.add(int64(n), int64(answer.GPUBytes)) })
+		return images.Check(s.ctx, c.Areas(), 0, func(n uint64) { step.add(int64(n), int64(answer.GPUBytes)) })
 	})
 }

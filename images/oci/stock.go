@@ -81,10 +81,7 @@ func OpenStock(ctx context.Context, provider content.Provider, index ocispec.Des
 	}
 	files, err := TarFiles(ra, ra.Size(), "")
 	if err == nil {
-		s.Checkpoint, err = images.OpenFiles(files)
-		if errors.Is(err, images.ErrNoMetadata) {
-			s.Checkpoint, err = images.OpenFilesWithoutGPU(files)
-		}
+		s.Checkpoint, err = images.OpenFiles(files, images.AllowWithoutGPU)
 	}
 	if err != nil {
 		ra.Close()

@@ -109,7 +109,11 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 					t.Fatal(err)
 				}
 				f.Close()
-				if _, err := images.VerifyDir(t.Context(), dir, nil); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), fmt.Sprintf("gpu-1-0 is damaged: block %d ", block)) {
+				c, err := images.Open(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := images.Check(t.Context(), c.Areas(), 0, nil); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), fmt.Sprintf("gpu-1-0 is damaged: block %d ", block)) {
 					t.Errorf("directory: %v", err)
 				}
 				store := newLayout(t)

@@ -32,11 +32,9 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	harness.Main(m.Run, func(s *harness.Session) (err error) {
-		session, gpu = s, s.GPU
-		shared, err = s.StartWithWorkload(harness.Options{})
-		return err
-	})
+	harness.MainShared(m.Run, func(s *harness.Session, c *harness.Containerd) {
+		session, shared, gpu = s, c, s.GPU
+	}, nil)
 }
 
 // start runs a workload on GPU 0, removed when the test ends.

@@ -1,0 +1,216 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package localstore tests images/localstore against the content and metadata stores of
+// containerd, which this package builds in its own process.
+package localstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/pkg/labels"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/gpuckpt/gpuckpt/images/localstore"
+)
+
+// daemon is what containerd's content service is made of.
+type daemon struct {
+	root  string
+	db    *metadata.DB
+	store content.Store
+	known ocispec.Descriptor
+}
+
+func newDaemon(t *testing.T, opts ...metadata.DBOpt) (context.Context, *daemon) {
+	t.Helper()
+	ctx := namespaces.WithNamespace(t.Context(), "test")
+	d := &daemon{root: t.TempDir()}
+	backend, err := local.NewStore(d.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := bolt.Open(filepath.Join(t.TempDir(), "meta.db"), 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	d.db = metadata.NewDB(db, backend, nil, opts...)
+	d.store = d.db.ContentStore()
+	d.known = describe([]byte("the container's image"))
+	if err := content.WriteBlob(ctx, d.store, "known", bytes.NewReader([]byte("the container's image")), d.known, root); err != nil {
+		t.Fatal(err)
+	}
+	return ctx, d
+}
+
+// root keeps a blob from the garbage collector.
+var root = content.WithLabels(map[string]string{labels.LabelUncompressed: "x", "containerd.io/gc.root": "now"})
+
+func describe(data []byte) ocispec.Descriptor {
+	return ocispec.Descriptor{Digest: digest.FromBytes(data), Size: int64(len(data))}
+}
+
+func begin(ctx context.Context, t *testing.T, s *localstore.Store, data []byte) content.Writer {
+	t.Helper()
+	w, err := s.Writer(ctx, content.WithRef("layer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := w.Write(data); err != nil || n != len(data) {
+		t.Fatal(n, err)
+	}
+	return w
+}
+
+func read(ctx context.Context, t *testing.T, store content.Provider, data []byte) {
+	t.Helper()
+	got, err := content.ReadBlob(ctx, store, describe(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, data) {
+		t.Fatalf("the blob is %q, want %q", got, data)
+	}
+}
+
+// What is committed is containerd's, with its labels, in this namespace and in
+// no other, whatever the sharing policy.
+func TestCommit(t *testing.T) {
+	for name, opts := range map[string][]metadata.DBOpt{"shared": nil, "isolated": {metadata.WithPolicyIsolated}} {
+		t.Run(name, func(t *testing.T) {
+			ctx, d := newDaemon(t, opts...)
+			s, err := localstore.Open(d.store, d.root, d.known)
+			if err != nil {
+				t.Fatal(err)
+			}
+			data := bytes.Repeat([]byte("GPU state"), 1000)
+			w := begin(ctx, t, s, data)
+			if w.Digest() != describe(data).Digest {
+				t.Error("the digest is", w.Digest())
+			}
+			if err := w.Commit(ctx, int64(len(data)), w.Digest(), root); err != nil {
+				t.Fatal(err)
+			}
+			read(ctx, t, d.store, data)
+			info, err := s.Info(ctx, describe(data).Digest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.Size != int64(len(data)) || info.Labels[labels.LabelUncompressed] != "x" {
+				t.Errorf("%+v", info)
+			}
+			if _, err := d.store.Info(namespaces.WithNamespace(ctx, "other"), describe(data).Digest); !errdefs.IsNotFound(err) {
+				t.Error("another namespace has it as well:", err)
+			}
+			if _, err := s.Status(ctx, "layer"); !errdefs.IsNotFound(err) {
+				t.Error("the ingest is still there:", err)
+			}
+			// A second time it is there already.
+			if err := begin(ctx, t, s, data).Commit(ctx, 0, ""); !errdefs.IsAlreadyExists(err) {
+				t.Error("committed twice:", err)
+			}
+			if _, err := d.db.GarbageCollect(ctx); err != nil {
+				t.Fatal(err)
+			}
+			read(ctx, t, d.store, data)
+		})
+	}
+}
+
+// collecting is a store whose garbage is collected when a blob is asked for by
+// its digest.
+type collecting struct {
+	content.Store
+	db *metadata.DB
+}
+
+func (c collecting) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
+	if _, err := c.db.GarbageCollect(ctx); err != nil {
+		return nil, err
+	}
+	return c.Store.Writer(ctx, opts...)
+}
+
+// The collector may take the blob before containerd is asked for it.
+func TestCollectedInBetween(t *testing.T) {
+	ctx, d := newDaemon(t)
+	s, err := localstore.Open(collecting{d.store, d.db}, d.root, d.known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := bytes.Repeat([]byte("GPU state"), 1000)
+	if err := begin(ctx, t, s, data).Commit(ctx, 0, "", root); err != nil {
+		t.Fatal(err)
+	}
+	read(ctx, t, d.store, data)
+}
+
+// What is given up leaves nothing behind, nor does what is not as expected.
+func TestNothingLeft(t *testing.T) {
+	ctx, d := newDaemon(t)
+	s, err := localstore.Open(d.store, d.root, d.known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := begin(ctx, t, s, []byte("given up"))
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Commit(ctx, 0, ""); !errdefs.IsFailedPrecondition(err) {
+		t.Error("commit after close:", err)
+	}
+	if err := begin(ctx, t, s, []byte("short")).Commit(ctx, 6, ""); !errdefs.IsFailedPrecondition(err) {
+		t.Error("commit with a wrong size:", err)
+	}
+	if err := begin(ctx, t, s, []byte("other")).Commit(ctx, 0, d.known.Digest); !errdefs.IsFailedPrecondition(err) {
+		t.Error("commit with a wrong digest:", err)
+	}
+	w = begin(ctx, t, s, []byte("begun anew"))
+	if err := errors.Join(w.Truncate(0), w.Close()); err != nil {
+		t.Error(err)
+	}
+	var names []string
+	for _, dir := range []string{"blobs/sha256", "ingest"} {
+		entries, err := os.ReadDir(filepath.Join(d.root, dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+	}
+	if len(names) != 1 || names[0] != d.known.Digest.Encoded() {
+		t.Error("the store holds", names)
+	}
+}
+
+// A directory that is not this containerd's is not written to.
+func TestForeign(t *testing.T) {
+	_, d := newDaemon(t)
+	_, other := newDaemon(t)
+	absent := describe([]byte("what only one of them has"))
+	if _, err := localstore.Open(d.store, other.root, absent); err == nil {
+		t.Error("a directory without a known blob was taken")
+	}
+	longer := other.known
+	longer.Size++
+	if _, err := localstore.Open(d.store, other.root, longer); err == nil {
+		t.Error("a directory with another blob under a known digest was taken")
+	}
+	if _, err := localstore.Open(d.store, filepath.Join(d.root, "none"), d.known); err == nil {
+		t.Error("a directory that is not there was taken")
+	}
+}
