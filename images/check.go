@@ -42,13 +42,15 @@ func (e *BlockError) Is(target error) bool { return target == ErrDamaged }
 const maxBlockErrors = 32
 
 // Check reads every byte of the areas and compares the digests of all blocks,
-// so many at a time as there are workers; 0 is as many as cores. progress, which may be nil, is called with the bytes of each
-// block that was read, from several goroutines at once. The error joins a
-// BlockError for each wrong block, up to 32.
-func Check(ctx context.Context, areas []Assembly, workers int, progress func(bytes uint64)) error {
+// so many at a time as there are workers; 0 is as many as processors. progress
+// receives the step "verify". The error joins a BlockError for each wrong block, up
+// to 32.
+func Check(ctx context.Context, areas []Assembly, workers int, progress Progress) error {
 	type job struct{ area, block int }
 	var jobs []job
+	var total uint64
 	for i, a := range areas {
+		total += a.Area.Bytes
 		for j := range a.Area.Digests {
 			jobs = append(jobs, job{i, j})
 		}
@@ -58,6 +60,7 @@ func Check(ctx context.Context, areas []Assembly, workers int, progress func(byt
 		readers[i] = areas[i].Open()
 		defer readers[i].Close()
 	}
+	meter := progress.Begin("verify", total)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var (
@@ -90,9 +93,7 @@ func Check(ctx context.Context, areas []Assembly, workers int, progress func(byt
 					}
 					mu.Unlock()
 				}
-				if progress != nil {
-					progress(n)
-				}
+				meter.Add(int64(n))
 			}
 		})
 	}
@@ -100,7 +101,11 @@ func Check(ctx context.Context, areas []Assembly, workers int, progress func(byt
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	return context.Cause(ctx)
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	meter.End("read")
+	return nil
 }
 
 // checkBlock reads one block by way of buf, and gives its size.
@@ -133,14 +138,4 @@ func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, bu
 		return to - from, e
 	}
 	return to - from, nil
-}
-
-// VerifyDir opens the checkpoint in a flat directory and reads every byte of
-// its GPU state. Errors as those of Open and Check.
-func VerifyDir(ctx context.Context, dir string, progress func(bytes uint64)) (*Checkpoint, error) {
-	c, err := Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	return c, Check(ctx, c.Assemblies(), 0, progress)
 }

@@ -43,6 +43,11 @@ const (
 	// the key of the OCI image specification.
 	AnnotationBase       = "org.opencontainers.image.base.name"
 	AnnotationBaseDigest = "org.opencontainers.image.base.digest"
+
+	// AnnotationContainer is the name of the container. It is not
+	// org.criu.checkpoint.container.name: by that key CRI of containerd 2.2 and 2.3
+	// knows images in another form, which it refuses to run.
+	AnnotationContainer = "dev.gpuckpt.container.name"
 )
 
 // The values of AnnotationLayer.

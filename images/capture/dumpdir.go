@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package capture
 
 import (
 	"errors"
@@ -12,13 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeDumpDir makes a directory for one dump in another, and removes those of
-// commands that were killed before they could: a dump is as large as the GPUs'
-// memory. A command holds a lock on its own for as long as it lives. release
-// removes it.
+// dumpPrefix begins the names of the dumps' own directories. containerd's begin so, and
+// by it the shim knows that a missing directory means a client that gave up.
+const dumpPrefix = "ctrd-checkpoint-gpuckpt-"
+
+// makeDumpDir makes a directory for one dump in another, and removes the directories
+// that programs which were killed have left: a dump is as large as the GPUs' memory. A
+// program holds a lock on its directory for as long as it lives. release removes the
+// directory.
 func makeDumpDir(in string) (dir string, release func() error, err error) {
-	// In turn with others: between the making and the locking it could be taken
-	// for one that was left.
+	// One at a time: between the making and the locking, another program would take the
+	// directory for one that was left.
 	turn, err := os.Open(in)
 	if err != nil {
 		return "", nil, err
@@ -26,9 +30,9 @@ func makeDumpDir(in string) (dir string, release func() error, err error) {
 	defer turn.Close() // and with it the lock
 	if err := unix.Flock(int(turn.Fd()), unix.LOCK_EX); err == nil {
 		if err := sweepDumpDirs(in); err != nil {
-			return "", nil, fmt.Errorf("remove the dump of a command that was killed: %w", err)
+			return "", nil, fmt.Errorf("remove the dump of a program that was killed: %w", err)
 		}
-	} // else a file system without locks, where nothing can be known
+	} // else a file system without locks, where it is not known who lives
 	if dir, err = os.MkdirTemp(in, dumpPrefix); err != nil {
 		return "", nil, err
 	}

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package capture
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"time"
 
+	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/v2/core/containers"
@@ -19,15 +20,12 @@ import (
 	"github.com/containerd/containerd/v2/pkg/rootfs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/archive"
-	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// completeEvery is how often a dump is looked at: far less than the tenths of a
-// second that a GPU needs to be filled again.
+// completeEvery is how often complete looks at a dump. A GPU needs tenths of a second to
+// be filled again.
 const completeEvery = 5 * time.Millisecond
 
 // runningDump is a dump whose files are complete. The shim may not be done with
@@ -38,18 +36,18 @@ type runningDump struct {
 	err   error
 }
 
-// wait waits until the shim is done with the container, which is then as it was
-// before the dump, or says why it is not.
+// wait waits until the shim is done with the container. Without an error the container
+// is then as it was before the dump.
 func (d *runningDump) wait() error {
 	<-d.done
 	return d.err
 }
 
-// dump has the shim dump the processes while containerd takes the container's
-// writable files: nothing runs, so both are of one moment. It returns when all
-// files are complete; of GPU state that is known by its metadata, which the shim
-// writes last. After an error nothing goes on in the shim.
-func (r *checkpointRun) dump(ctx context.Context) (*runningDump, error) {
+// dump has the shim dump the processes while containerd takes the container's writable
+// files: nothing runs, so both are of one moment. It returns when all files are
+// complete. The shim writes the metadata of GPU state last. After an error nothing goes
+// on in the shim.
+func (r *run) dump(ctx context.Context) (*runningDump, error) {
 	if err := r.describe(); err != nil {
 		return nil, err
 	}
@@ -57,32 +55,30 @@ func (r *checkpointRun) dump(ctx context.Context) (*runningDump, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode the request: %w", err)
 	}
-	step := r.progress.step("dump")
+	meter := r.Progress.Begin("dump", 0)
 	d := &runningDump{began: time.Now(), done: make(chan struct{})}
 	go func() {
 		defer close(d.done)
 		_, err := r.client.TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: r.task.ID(), Options: opts})
 		d.err = errgrpc.ToNative(err)
 	}()
-	// One that fails does not end the other: its way back would begin in the
-	// middle of it.
+	// If one of the two fails, the other goes on: an undo in its middle would race it.
 	diffErr := r.takeDiff(ctx)
 	complete, metaErr := d.complete(filepath.Join(r.dumpDir, images.MetadataName))
 	if complete && diffErr == nil {
-		step.end("dumped")
+		meter.End("dumped")
 		return d, nil
 	}
-	step.end("")
 	err = errors.Join(d.wait(), diffErr, metaErr)
 	if ctx.Err() != nil {
-		// The shim gives a dump up whose directory is gone.
+		// The shim gives up a dump whose directory is gone.
 		err = errors.Join(err, os.RemoveAll(r.dumpDir))
 	}
 	return nil, err
 }
 
-// complete waits until the dump has metadata, or the shim's answer is there. It
-// says whether all files are complete.
+// complete waits until the dump has metadata, or the shim has answered. It reports
+// whether all files are complete.
 func (d *runningDump) complete(metadata string) (bool, error) {
 	tick := time.NewTicker(completeEvery)
 	defer tick.Stop()
@@ -104,47 +100,36 @@ func (d *runningDump) complete(metadata string) (bool, error) {
 	}
 }
 
-// takeDiff makes a layer of the container's writable files.
-func (r *checkpointRun) takeDiff(ctx context.Context) error {
+// takeDiff makes the layer with the container's writable files.
+func (r *run) takeDiff(ctx context.Context) error {
 	if r.info.SnapshotKey == "" {
 		return nil
 	}
 	rw, err := rootfs.CreateDiff(ctx, r.info.SnapshotKey, r.client.SnapshotService(r.info.Snapshotter), r.client.DiffService(),
-		diff.WithReference("gpuckpt-rw-"+filepath.Base(r.dumpDir)), diff.WithMediaType(r.layerType()))
+		diff.WithReference("gpuckpt-rw-"+filepath.Base(r.dumpDir)), diff.WithMediaType(r.Build.Compression.MediaType()))
 	if err != nil {
 		return fmt.Errorf("take its writable files: %w", err)
 	}
-	r.build.RW = &rw
+	r.Build.RW = &rw
 	return nil
 }
 
-// layerType is the media type of the layer with the writable files.
-func (r *checkpointRun) layerType() string {
-	switch r.build.Compression {
-	case oci.None:
-		return ocispec.MediaTypeImageLayer
-	case oci.Gzip:
-		return ocispec.MediaTypeImageLayerGzip
-	}
-	return ocispec.MediaTypeImageLayerZstd
-}
-
-// describe writes what the container is beside the dump, so that a reader of the
-// image can tell, and a Kubernetes archive can be made of it.
-func (r *checkpointRun) describe() error {
+// describe writes beside the dump what the container is, for readers of the image and
+// for a Kubernetes archive made of it.
+func (r *run) describe() error {
 	spec, err := specJSON(r.info)
 	if err != nil {
 		return err
 	}
-	config, err := json.Marshal(archive.Config{
+	config, err := json.Marshal(metadata.ContainerConfig{
 		ID: r.info.ID, Name: r.info.ID, RootfsImage: r.info.Image, RootfsImageName: r.info.Image,
-		RootfsImageRef: r.build.Base.Digest.String(), Runtime: r.info.Runtime.Name,
+		RootfsImageRef: r.Build.Base.Digest.String(), OCIRuntime: r.info.Runtime.Name,
 		CreatedTime: r.info.CreatedAt, CheckpointedAt: time.Now(),
 	})
 	if err != nil {
 		return err
 	}
-	for name, data := range map[string][]byte{archive.SpecName: spec, archive.ConfigName: config} {
+	for name, data := range map[string][]byte{metadata.SpecDumpFile: spec, metadata.ConfigDumpFile: config} {
 		if err := os.WriteFile(filepath.Join(r.dumpDir, name), data, 0o600); err != nil {
 			return fmt.Errorf("write down what it is: %w", err)
 		}
@@ -159,16 +144,7 @@ func specJSON(info containers.Container) ([]byte, error) {
 	}
 	spec := info.Spec.GetValue()
 	if !json.Valid(spec) {
-		return nil, fmt.Errorf("the spec of %s is no JSON", info.ID)
+		return nil, fmt.Errorf("the spec of %s is not JSON", info.ID)
 	}
 	return spec, nil
-}
-
-// openDir opens a dump, with or without GPU state.
-func openDir(dir string) (*images.Checkpoint, error) {
-	c, err := images.Open(dir)
-	if errors.Is(err, images.ErrNoMetadata) {
-		return images.OpenWithoutGPU(dir)
-	}
-	return c, err
 }
