@@ -4,67 +4,155 @@
 package images
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"slices"
 	"sort"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// Assembly is the content of one area: its pieces, and zeros between them.
-type Assembly struct {
-	Area Area
-	// Pieces are in order and do not overlap.
-	Pieces []Piece
+// Area is a range of a process's memory whose bytes are in files beside CRIU's
+// images. CRIU's images hold the range as empty; a restore maps the files over it.
+//
+// gpuckpt.json describes an area by everything but its Location. Open finds the
+// Location among the files of a checkpoint.
+type Area struct {
+	// File is the name of the area's file in a flat checkpoint, see AreaFile.
+	File string `json:"file"`
+	// Start is the range's address, Bytes its length, and Offset the place in
+	// the file where it begins. All three are multiples of 4 KiB.
+	Start  uint64 `json:"start"`
+	Bytes  uint64 `json:"bytes"`
+	Offset uint64 `json:"offset"`
+	// Digests are the digests of the range's blocks of BlockBytes, by DigestBlock.
+	Digests []string `json:"digests"`
+	// Location is where the bytes are.
+	Location Location `json:"-"`
 }
 
-// Assemblies gives all areas of all processes with their pieces, in order.
-func (c *Checkpoint) Assemblies() []Assembly {
-	var all []Assembly
-	for _, a := range c.Areas() {
-		all = append(all, Assembly{Area: a, Pieces: c.Pieces(a.File)})
+// End returns the offset in the area's file at which the range ends.
+func (a *Area) End() uint64 { return a.Offset + a.Bytes }
+
+// In returns the area with all of its bytes in one file, at their offsets.
+func (a Area) In(path string) Area {
+	a.Location = Location{{Path: path, Bytes: a.End()}}
+	return a
+}
+
+// Location is where the bytes of an area are: in pieces, in order and without
+// overlaps. Bytes of the area that are in no piece are zero. Another process on
+// the host can read from a Location that was sent to it as JSON, unless a piece
+// has Data.
+type Location []Piece
+
+// Piece is a part of an area's bytes.
+type Piece struct {
+	// Path opens the file that holds the piece. It may lead through a descriptor
+	// of a process, as /proc/PID/fd/N/NAME does. If Data is set, Path only names
+	// the piece in errors.
+	Path string `json:"path"`
+	// Known is the path by which errors call the file, if it is not Path.
+	Known string `json:"known,omitempty"`
+	// Data reads the piece if it is a part of an archive; it is nil for a file.
+	Data io.ReaderAt `json:"-"`
+	// Offset is where the piece begins, counted as Area.Offset is: from the begin
+	// of the area's one file in a flat checkpoint. Bytes is its length.
+	Offset uint64 `json:"offset"`
+	Bytes  uint64 `json:"bytes"`
+}
+
+// At returns the piece, opened by another path of the same file.
+func (p Piece) At(path string) Piece {
+	p.Known, p.Path = p.String(), path
+	return p
+}
+
+// String returns what errors call the piece.
+func (p Piece) String() string { return cmp.Or(p.Known, p.Path) }
+
+// Open opens the piece for reading, as File.Open does.
+func (p Piece) Open() (ReaderAtCloser, error) { return openAt(p.Path, p.Data) }
+
+// ReaderAtCloser reads a file.
+type ReaderAtCloser interface {
+	io.ReaderAt
+	io.Closer
+}
+
+// openAt opens a file. It refuses a symbolic link, and does not wait for the
+// other end of a pipe.
+func openAt(path string, data io.ReaderAt) (ReaderAtCloser, error) {
+	if data != nil {
+		return unclosed{data}, nil
 	}
-	return all
+	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 }
 
-// pieceAt gives the place of the piece that holds an offset, or of the next one.
-func (a *Assembly) pieceAt(offset uint64) int {
-	return sort.Search(len(a.Pieces), func(i int) bool { return offset < a.Pieces[i].Offset+a.Pieces[i].Bytes })
+// unclosed is a reader that somebody else closes.
+type unclosed struct{ io.ReaderAt }
+
+func (unclosed) Close() error { return nil }
+
+// at returns the index of the piece that holds an offset, or of the next piece.
+func (l Location) at(offset uint64) int {
+	return sort.Search(len(l), func(i int) bool { return offset < l[i].Offset+l[i].Bytes })
 }
 
-// AreaReader reads an area's content, by offsets in the area's file as
-// Area.Offset is one. It opens a piece when it is first read. Several
-// goroutines may read at once.
+// arrange orders the pieces of an area and checks that they do not overlap. It
+// leaves out what is behind the end of the area's range.
+func (l Location) arrange(a *Area) error {
+	slices.SortFunc(l, func(x, y Piece) int { return cmp.Compare(x.Offset, y.Offset) })
+	var at uint64
+	for i := range l {
+		p := &l[i]
+		if p.Offset%PieceAlign != 0 || p.Offset < at || p.Offset >= a.End() || p.Bytes == 0 {
+			return fmt.Errorf("%w: %s is not a piece of %s: it has %d bytes at %d, the area ends at %d", ErrDamaged, p, a.File, p.Bytes, p.Offset, a.End())
+		}
+		p.Bytes = min(p.Bytes, a.End()-p.Offset)
+		if p.Bytes%pageBytes != 0 {
+			return fmt.Errorf("%w: %s is truncated: %d bytes are not whole pages", ErrDamaged, p, p.Bytes)
+		}
+		at = p.Offset + p.Bytes
+	}
+	return nil
+}
+
+// AreaReader reads the bytes of an area. Offsets count as Area.Offset does. The
+// reader opens a piece when it first reads from it. Several goroutines may read
+// at once.
 type AreaReader struct {
-	area *Assembly
+	area *Area
 
 	mu   sync.Mutex
 	open map[int]ReaderAtCloser
 }
 
-// Open gives a reader, which is to be closed.
-func (a *Assembly) Open() *AreaReader {
+// Open returns a reader of the area's bytes. The caller must close it.
+func (a *Area) Open() *AreaReader {
 	return &AreaReader{area: a, open: make(map[int]ReaderAtCloser)}
 }
 
-// ReadAt fills p with what is at an offset. It is zero where no piece is, and
-// outside of the area's range. An error other than that of opening or reading a
-// file is ErrDamaged: the file ends too early.
+// ReadAt fills p with the bytes at an offset. Bytes outside of the area's range,
+// and those in no piece, are zero. If a file ends too early the error is
+// ErrDamaged; other errors are those of opening and reading a file.
 func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
-	at, whole := uint64(offset), len(p)
-	if begin := r.area.Area.Offset; at < begin { // what is before the range means nothing
+	at, whole, pieces := uint64(offset), len(p), r.area.Location
+	if begin := r.area.Offset; at < begin { // bytes before the range mean nothing
 		n := min(uint64(len(p)), begin-at)
 		clear(p[:n])
 		p, at = p[n:], at+n
 	}
-	for i := r.area.pieceAt(at); len(p) > 0; i++ {
-		if i == len(r.area.Pieces) {
+	for i := pieces.at(at); len(p) > 0; i++ {
+		if i == len(pieces) {
 			clear(p)
 			break
 		}
-		q := &r.area.Pieces[i]
+		q := &pieces[i]
 		if at < q.Offset {
 			n := min(uint64(len(p)), q.Offset-at)
 			clear(p[:n])
@@ -80,23 +168,23 @@ func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 		}
 		if m, err := f.ReadAt(p[:n], int64(at-q.Offset)); uint64(m) < n {
 			if errors.Is(err, io.EOF) {
-				return whole - len(p), fmt.Errorf("%w: %s is truncated", ErrDamaged, q.Path)
+				return whole - len(p), fmt.Errorf("%w: %s is truncated", ErrDamaged, q)
 			}
-			return whole - len(p), fmt.Errorf("read %s at %d: %w", q.Path, at-q.Offset, err)
+			return whole - len(p), fmt.Errorf("read %s at %d: %w", q, at-q.Offset, err)
 		}
 		p, at = p[n:], at+n
 	}
 	return whole, nil
 }
 
-// file gives an open piece.
+// file returns an open piece.
 func (r *AreaReader) file(i int) (io.ReaderAt, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if f, ok := r.open[i]; ok {
 		return f, nil
 	}
-	f, err := r.area.Pieces[i].File.Open()
+	f, err := r.area.Location[i].Open()
 	if err != nil {
 		return nil, fmt.Errorf("read GPU state: %w", err)
 	}
@@ -116,12 +204,14 @@ func (r *AreaReader) Close() error {
 	return errors.Join(errs...)
 }
 
-// NextData gives the offset of the next byte at or behind an offset that may be
-// other than zero, by what the file systems say of holes; the area's end if
-// there is none. It is free to be wrong about zeros, and about nothing else.
+// NextData returns the offset of the next byte, at an offset or behind it, that
+// may be other than zero; the end of the range if there is none. It knows the
+// holes that file systems report. It may return a byte that is zero, but never
+// skips one that is not.
 func (r *AreaReader) NextData(offset uint64) uint64 {
-	for i := r.area.pieceAt(offset); i < len(r.area.Pieces); i++ {
-		q := &r.area.Pieces[i]
+	pieces := r.area.Location
+	for i := pieces.at(offset); i < len(pieces); i++ {
+		q := &pieces[i]
 		offset = max(offset, q.Offset)
 		open, err := r.file(i)
 		f, seeks := open.(io.Seeker)
@@ -144,5 +234,5 @@ func (r *AreaReader) NextData(offset uint64) uint64 {
 		}
 		offset = q.Offset + q.Bytes
 	}
-	return r.area.Area.Offset + r.area.Area.Bytes
+	return r.area.End()
 }

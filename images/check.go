@@ -11,8 +11,8 @@ import (
 	"sync"
 )
 
-// BlockError says which block of which area has another content than the one
-// that was dumped. It is an ErrDamaged.
+// BlockError reports a block of an area whose content is not what was dumped.
+// It is an ErrDamaged.
 type BlockError struct {
 	// Area is the name of the area's file, as in Area.File; Block the number
 	// of the block in Area.Digests.
@@ -41,17 +41,17 @@ func (e *BlockError) Is(target error) bool { return target == ErrDamaged }
 // maxBlockErrors bounds how many wrong blocks a check names.
 const maxBlockErrors = 32
 
-// Check reads every byte of the areas and compares the digests of all blocks,
-// so many at a time as there are workers; 0 is as many as processors. progress
-// receives the step "verify". The error joins a BlockError for each wrong block, up
-// to 32.
-func Check(ctx context.Context, areas []Assembly, workers int, progress Progress) error {
+// Check reads every byte of the areas and compares the digests of all blocks.
+// workers is the number of blocks that it reads at a time; 0 means one for each
+// core. progress receives the step "verify". The error joins a BlockError for each
+// wrong block, up to 32.
+func Check(ctx context.Context, areas []Area, workers int, progress Progress) error {
 	type job struct{ area, block int }
 	var jobs []job
 	var total uint64
 	for i, a := range areas {
-		total += a.Area.Bytes
-		for j := range a.Area.Digests {
+		total += a.Bytes
+		for j := range a.Digests {
 			jobs = append(jobs, job{i, j})
 		}
 	}
@@ -108,13 +108,15 @@ func Check(ctx context.Context, areas []Assembly, workers int, progress Progress
 	return nil
 }
 
-// checkBlock reads one block by way of buf, and gives its size.
-func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte) (uint64, error) {
-	from := a.Area.Offset + uint64(number)*BlockBytes
-	to := min(from+BlockBytes, a.Area.Offset+a.Area.Bytes)
+// checkBlock reads one block through buf, and returns its size.
+func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte) (uint64, error) {
+	from := a.Offset + uint64(number)*BlockBytes
+	to := min(from+BlockBytes, a.End())
 	var got string
-	if i := a.pieceAt(from); to-from == BlockBytes && (i == len(a.Pieces) || a.Pieces[i].Offset >= to) {
-		got = ZeroBlockDigest // no piece is in it
+	i := a.Location.at(from)
+	stored := i < len(a.Location) && a.Location[i].Offset < to
+	if to-from == BlockBytes && !stored {
+		got = ZeroBlockDigest
 	} else {
 		h := NewBlockHash()
 		for at := from; at < to; {
@@ -130,10 +132,10 @@ func (a *Assembly) checkBlock(ctx context.Context, r *AreaReader, number int, bu
 		}
 		got = h.Digest()
 	}
-	if want := a.Area.Digests[number]; got != want {
-		e := &BlockError{Area: a.Area.File, Block: number, Got: got, Want: want}
-		if i := a.pieceAt(from); i < len(a.Pieces) && a.Pieces[i].Offset < to {
-			e.Path = a.Pieces[i].Path
+	if want := a.Digests[number]; got != want {
+		e := &BlockError{Area: a.File, Block: number, Got: got, Want: want}
+		if stored {
+			e.Path = a.Location[i].String()
 		}
 		return to - from, e
 	}

@@ -26,46 +26,40 @@ const ImageDir = ".gpuckpt"
 // size of huge pages, so that a piece is mapped with the alignment of its area.
 const PieceAlign = 2 << 20
 
-// ErrDamaged says that a checkpoint is not what was written: a file is missing,
-// is no regular file, is too short, or has another content.
+// ErrDamaged reports that a checkpoint is not what was written: a file is
+// missing, is not a regular file, is too short, or has other content.
 var ErrDamaged = errors.New("damaged checkpoint")
 
 // Checkpoint is a checkpoint on a disk, opened for a restore, for verifying or
-// for building an image. It holds no file open; nothing of it is changed.
+// for building an image. It holds no file open. Nothing changes its files.
 type Checkpoint struct {
-	// Dir holds CRIU's images and gpuckpt.json. In a checkpoint image that is
-	// the ImageDir of the topmost of its checkpoint layers.
+	// Dir holds CRIU's images and gpuckpt.json. In a checkpoint image it is the
+	// ImageDir of the topmost of the checkpoint's layers.
 	Dir string
-	// Metadata is the content of gpuckpt.json; nil in a checkpoint without GPU
-	// state, see OpenWithoutGPU.
+	// Metadata is the content of gpuckpt.json, with the Location of each area.
+	// It is nil for a checkpoint without gpuckpt.json, see AllowWithoutGPU.
 	Metadata *Metadata
-	// Files are all files but the areas', gpuckpt.json among them, by name.
+	// Files are all files by name, gpuckpt.json among them, but not those of areas.
 	Files []File
 
-	pieces map[string][]Piece
+	pieces map[string]Location // by the name of the area's file
 }
 
 // File is a file of a checkpoint: in a directory, or a part of an archive.
 type File struct {
 	// Name without a directory.
 	Name string
-	// Path of the file; for what is part of an archive, words that name it.
+	// Path of the file. If Data is set, Path only names the file in errors.
 	Path  string
 	Bytes uint64
-	// OpenAs is another path of the same file, to open it by; empty: Path is.
-	OpenAs string `json:",omitempty"`
-	// Data reads it where it is no file of its own; nil: it is opened.
+	// Data reads the file if it is a part of an archive; it is nil for a file
+	// that is opened by its Path.
 	Data io.ReaderAt
 }
 
-// Piece is a file that holds a part of an area. What no piece of an area holds
-// is zero.
-type Piece struct {
-	File
-	// Offset is where the piece begins, counted as Area.Offset is, from the
-	// begin of the area's one file in a flat checkpoint. Its length is Bytes.
-	Offset uint64
-}
+// Open opens the file for reading. It refuses a file that has become a symbolic
+// link since it was found, and does not wait for one that has become a pipe.
+func (f File) Open() (ReaderAtCloser, error) { return openAt(f.Path, f.Data) }
 
 // PieceFile names the piece of an area's file that begins at an offset.
 func PieceFile(areaFile string, offset uint64) string {
@@ -75,64 +69,39 @@ func PieceFile(areaFile string, offset uint64) string {
 // pieceForm are the names of areas' files, whole or in pieces.
 var pieceForm = regexp.MustCompile(`^(gpu-[1-9][0-9]*-[0-9]+)(?:\.([0-9a-f]{12}))?$`)
 
-// Open opens a checkpoint in a flat directory, as a dump leaves it. The errors
-// are ErrNoMetadata (a checkpoint without GPU state, or none), ErrSchema,
-// ErrMalformed and ErrDamaged, or those of reading files.
-func Open(dir string) (*Checkpoint, error) { return open([]string{dir}, true) }
+// Option changes what Open and OpenFiles accept.
+type Option int
 
-// OpenFiles opens a flat checkpoint of which the files are known already, parts
-// of an archive say. Dir of what it gives is empty. Errors as those of Open.
-func OpenFiles(files []File) (*Checkpoint, error) {
-	c, err := takeAll(files)
+// AllowWithoutGPU accepts the checkpoint of a container that used no GPU. It has
+// an inventory.img, and neither a gpuckpt.json nor files of areas. Such a
+// checkpoint looks like a dump of a GPU container that was cut short: only a
+// caller who knows that the dump was complete may allow it.
+const AllowWithoutGPU Option = 1
+
+// Open opens a checkpoint in a flat directory, as a dump leaves it. The errors
+// are ErrNoMetadata (a checkpoint without GPU state, or no checkpoint), ErrSchema,
+// ErrMalformed and ErrDamaged, or those of reading files.
+func Open(dir string, opts ...Option) (*Checkpoint, error) {
+	c, err := list([]string{dir})
 	if err != nil {
 		return nil, err
 	}
-	return c, c.complete(true)
+	return c.complete(true, opts...)
 }
 
-func takeAll(files []File) (*Checkpoint, error) {
-	c := &Checkpoint{pieces: make(map[string][]Piece)}
+// OpenFiles opens a flat checkpoint whose files are known already, such as parts
+// of an archive. The Checkpoint has no Dir. Errors are as those of Open.
+func OpenFiles(files []File, opts ...Option) (*Checkpoint, error) {
+	c := &Checkpoint{pieces: make(map[string]Location)}
 	for _, f := range files {
 		if err := c.take(f); err != nil {
 			return nil, err
 		}
 	}
-	c.sort()
-	return c, nil
+	return c.complete(true, opts...)
 }
 
-// OpenWithoutGPU opens the flat checkpoint of a container that used no GPU: it
-// has no gpuckpt.json, and what it gives no Metadata. Whoever calls it knows
-// that the dump was complete. A directory with GPU state, or without CRIU's
-// inventory.img, is ErrDamaged.
-func OpenWithoutGPU(dir string) (*Checkpoint, error) {
-	c, err := list([]string{dir})
-	if err != nil {
-		return nil, err
-	}
-	return c, c.withoutGPU()
-}
-
-// OpenFilesWithoutGPU is OpenWithoutGPU for files as OpenFiles takes them.
-func OpenFilesWithoutGPU(files []File) (*Checkpoint, error) {
-	c, err := takeAll(files)
-	if err != nil {
-		return nil, err
-	}
-	return c, c.withoutGPU()
-}
-
-func (c *Checkpoint) withoutGPU() error {
-	if len(c.pieces) > 0 || c.file(MetadataName) != nil {
-		return fmt.Errorf("%w: it is said to have no GPU state and has files of it", ErrDamaged)
-	}
-	if c.file("inventory.img") == nil {
-		return fmt.Errorf("%w: it has no inventory.img", ErrDamaged)
-	}
-	return nil
-}
-
-// file finds a file that is no area's.
+// file returns a file by its name, nil if there is none. It knows no areas' files.
 func (c *Checkpoint) file(name string) *File {
 	at, ok := slices.BinarySearchFunc(c.Files, name, func(f File, name string) int { return cmp.Compare(f.Name, name) })
 	if !ok {
@@ -141,10 +110,10 @@ func (c *Checkpoint) file(name string) *File {
 	return &c.Files[at]
 }
 
-// OpenImage opens the checkpoint of an unpacked checkpoint image: its root
-// directory, or the root directories of its layers, the topmost first, as an
-// overlay's lowerdir option lists them. Errors as those of Open; ErrNoMetadata
-// is also that of an image that is no checkpoint.
+// OpenImage opens the checkpoint of an unpacked checkpoint image. roots is its
+// root directory, or the root directories of its layers, the topmost first, as
+// an overlay's lowerdir option lists them. Errors are as those of Open;
+// ErrNoMetadata also reports an image that is not a checkpoint.
 func OpenImage(roots ...string) (*Checkpoint, error) {
 	dirs, err := ImageDirs(roots...)
 	if err != nil {
@@ -153,13 +122,17 @@ func OpenImage(roots ...string) (*Checkpoint, error) {
 	if len(dirs) == 0 {
 		return nil, fmt.Errorf("%w in any of the image's layers", ErrNoMetadata)
 	}
-	return open(dirs, false)
+	c, err := list(dirs)
+	if err != nil {
+		return nil, err
+	}
+	return c.complete(false)
 }
 
-// ImageDirs gives the ImageDir of those layers that have one, the topmost
-// first; none when the image is no checkpoint. It costs an lstat for each
-// layer of an image that is none, and opens nothing. A layer that hides what
-// is below it, or in which the name is no directory, is the last.
+// ImageDirs returns the ImageDir of those layers that have one, the topmost
+// first; none if the image is not a checkpoint. It opens nothing, and costs an
+// lstat for each layer. A layer that hides the layers below it, or in which the
+// name is not a directory, is the last.
 func ImageDirs(roots ...string) ([]string, error) {
 	var dirs []string
 	for _, root := range roots {
@@ -203,19 +176,10 @@ func opaque(dir string) bool {
 	return false
 }
 
-// open opens a checkpoint whose files are spread over directories, of which an
-// earlier one hides the same name in a later one.
-func open(dirs []string, flat bool) (*Checkpoint, error) {
-	c, err := list(dirs)
-	if err != nil {
-		return nil, err
-	}
-	return c, c.complete(flat)
-}
-
-// list sorts the files in.
+// list sorts in the files of directories. A file in an earlier directory hides a
+// file of the same name in a later one.
 func list(dirs []string) (*Checkpoint, error) {
-	c := &Checkpoint{Dir: dirs[0], pieces: make(map[string][]Piece)}
+	c := &Checkpoint{Dir: dirs[0], pieces: make(map[string]Location)}
 	seen := make(map[string]bool)
 	for i, dir := range dirs {
 		entries, err := os.ReadDir(dir)
@@ -235,19 +199,14 @@ func list(dirs []string) (*Checkpoint, error) {
 			}
 			// CRIU would follow a link out of an image that nobody trusts.
 			if !st.Mode().IsRegular() {
-				return nil, fmt.Errorf("%w: %s is no regular file", ErrDamaged, path)
+				return nil, fmt.Errorf("%w: %s is not a regular file", ErrDamaged, path)
 			}
 			if err := c.take(File{Name: e.Name(), Path: path, Bytes: uint64(st.Size())}); err != nil {
 				return nil, err
 			}
 		}
 	}
-	c.sort()
 	return c, nil
-}
-
-func (c *Checkpoint) sort() {
-	slices.SortFunc(c.Files, func(a, b File) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 // take sorts one file in.
@@ -257,7 +216,7 @@ func (c *Checkpoint) take(f File) error {
 		c.Files = append(c.Files, f)
 		return nil
 	}
-	p := Piece{File: f}
+	p := Piece{Path: f.Path, Data: f.Data, Bytes: f.Bytes}
 	if parts[2] != "" {
 		var err error
 		if p.Offset, err = strconv.ParseUint(parts[2], 16, 64); err != nil {
@@ -268,95 +227,75 @@ func (c *Checkpoint) take(f File) error {
 	return nil
 }
 
-// complete reads the metadata and checks the files against it.
-func (c *Checkpoint) complete(flat bool) error {
+// complete reads the metadata, if there is any, and checks the files against it.
+func (c *Checkpoint) complete(flat bool, opts ...Option) (*Checkpoint, error) {
+	slices.SortFunc(c.Files, func(a, b File) int { return cmp.Compare(a.Name, b.Name) })
 	f := c.file(MetadataName)
 	if f == nil {
+		if slices.Contains(opts, AllowWithoutGPU) {
+			return c, c.withoutGPU()
+		}
 		where := ""
 		if c.Dir != "" {
 			where = " in " + c.Dir
 		}
-		return fmt.Errorf("%w%s", ErrNoMetadata, where)
+		return nil, fmt.Errorf("%w%s", ErrNoMetadata, where)
 	}
 	r, err := f.Open()
 	if err != nil {
-		return fmt.Errorf("read checkpoint metadata: %w", err)
+		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
 	}
 	defer r.Close()
 	data, err := io.ReadAll(io.NewSectionReader(r, 0, int64(min(f.Bytes, maxMetadata+1))))
 	if err != nil {
-		return fmt.Errorf("read checkpoint metadata: %w", err)
+		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
 	}
 	if c.Metadata, err = ParseMetadata(data); err != nil {
-		return fmt.Errorf("%s: %w", f.Path, err)
+		return nil, fmt.Errorf("%s: %w", f.Path, err)
 	}
-	return c.arrange(flat)
+	return c, c.arrange(flat)
 }
 
-// ReaderAtCloser reads a file.
-type ReaderAtCloser interface {
-	io.ReaderAt
-	io.Closer
-}
-
-// Open opens the file for reading. One that has become a link since it was found
-// is refused, and one that nothing comes out of is not waited for.
-func (f File) Open() (ReaderAtCloser, error) {
-	if f.Data != nil {
-		return unclosed{f.Data}, nil
+// withoutGPU checks a checkpoint that has no gpuckpt.json.
+func (c *Checkpoint) withoutGPU() error {
+	for name := range c.pieces {
+		return fmt.Errorf("%w: it has %s, a file of GPU state, and no %s", ErrDamaged, name, MetadataName)
 	}
-	return os.OpenFile(cmp.Or(f.OpenAs, f.Path), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if c.file("inventory.img") == nil {
+		return fmt.Errorf("%w: it has no inventory.img", ErrDamaged)
+	}
+	return nil
 }
 
-// unclosed is a reader that somebody else closes.
-type unclosed struct{ io.ReaderAt }
-
-func (unclosed) Close() error { return nil }
-
-// arrange orders the pieces and checks that they are the areas' and do not
-// overlap; what is behind an area's end is left out.
+// arrange gives each area its Location, and checks that every piece belongs to
+// an area.
 func (c *Checkpoint) arrange(flat bool) error {
 	areas := make(map[string]bool)
 	for _, p := range c.Metadata.Processes {
-		for _, a := range p.Areas {
+		for i := range p.Areas {
+			a := &p.Areas[i]
 			areas[a.File] = true
-			pieces := c.pieces[a.File]
-			slices.SortFunc(pieces, func(x, y Piece) int { return cmp.Compare(x.Offset, y.Offset) })
-			end := a.Offset + a.Bytes
-			if flat && len(pieces) == 0 {
+			a.Location = c.pieces[a.File]
+			if flat && len(a.Location) == 0 {
 				return fmt.Errorf("%w: %s is missing in %s", ErrDamaged, a.File, c.Dir)
 			}
-			if flat && len(pieces) == 1 && pieces[0].Offset == 0 && pieces[0].Bytes < end {
-				return fmt.Errorf("%w: %s is truncated: it has %d bytes of %d", ErrDamaged, pieces[0].Path, pieces[0].Bytes, end)
+			if whole := a.Location; flat && len(whole) == 1 && whole[0].Offset == 0 && whole[0].Bytes < a.End() {
+				return fmt.Errorf("%w: %s is truncated: it has %d bytes of %d", ErrDamaged, whole[0], whole[0].Bytes, a.End())
 			}
-			var at uint64
-			for i := range pieces {
-				q := &pieces[i]
-				if q.Offset%PieceAlign != 0 || q.Offset < at || q.Offset >= end || q.Bytes == 0 {
-					return fmt.Errorf("%w: %s is no piece of %s: %d bytes at %d, of %d", ErrDamaged, q.Path, a.File, q.Bytes, q.Offset, end)
-				}
-				q.Bytes = min(q.Bytes, end-q.Offset)
-				if q.Bytes%pageBytes != 0 {
-					return fmt.Errorf("%w: %s is truncated: %d bytes are no whole pages", ErrDamaged, q.Path, q.Bytes)
-				}
-				at = q.Offset + q.Bytes
+			if err := a.Location.arrange(a); err != nil {
+				return err
 			}
-			c.pieces[a.File] = pieces
 		}
 	}
 	for name, pieces := range c.pieces {
 		if !areas[name] {
-			return fmt.Errorf("%w: %s belongs to no area of %s", ErrDamaged, pieces[0].Path, MetadataName)
+			return fmt.Errorf("%w: %s belongs to no area of %s", ErrDamaged, pieces[0], MetadataName)
 		}
 	}
 	return nil
 }
 
-// Pieces gives the files that hold an area, in order and without overlaps. What
-// lies between them, within the area's range, is zero.
-func (c *Checkpoint) Pieces(areaFile string) []Piece { return slices.Clone(c.pieces[areaFile]) }
-
-// Areas gives all areas of all processes, in order.
+// Areas returns all areas of all processes, in order.
 func (c *Checkpoint) Areas() []Area {
 	if c.Metadata == nil {
 		return nil

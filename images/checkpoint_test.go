@@ -5,6 +5,7 @@ package images
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -40,15 +41,6 @@ func layers(t *testing.T) (roots []string, content []byte) {
 	return roots, content
 }
 
-func checkDir(t *testing.T, dir string, progress Progress) error {
-	t.Helper()
-	c, err := Open(dir)
-	if err != nil {
-		return err
-	}
-	return Check(t.Context(), c.Assemblies(), 0, progress)
-}
-
 func put(t *testing.T, path string, data []byte) {
 	t.Helper()
 	if err := os.WriteFile(path, data, 0o600); err != nil {
@@ -62,14 +54,14 @@ func TestOpenImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Dir != filepath.Join(roots[0], ImageDir) || len(c.Files) != 2 || len(c.Pieces("gpu-1-0")) != 2 {
+	if c.Dir != filepath.Join(roots[0], ImageDir) || len(c.Files) != 2 || len(c.Areas()[0].Location) != 2 {
 		t.Errorf("got %+v", c)
 	}
-	if err := Check(t.Context(), c.Assemblies(), 0, nil); err != nil {
+	if err := Check(t.Context(), c.Areas(), 0, nil); err != nil {
 		t.Error(err)
 	}
 	got := make([]byte, len(content))
-	r := c.Assemblies()[0].Open()
+	r := c.Metadata.Processes[0].Areas[0].Open()
 	defer r.Close()
 	if _, err := r.ReadAt(got, 0); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("read %v", err)
@@ -93,9 +85,19 @@ func TestOpenImage(t *testing.T) {
 	if c, err = OpenImage(roots[0]); err != nil {
 		t.Fatal(err)
 	}
-	if err := Check(t.Context(), c.Assemblies(), 0, nil); err != nil {
+	if err := Check(t.Context(), c.Areas(), 0, nil); err != nil {
 		t.Error(err)
 	}
+}
+
+// verify opens a flat checkpoint and checks its GPU state.
+func verify(t *testing.T, dir string, progress Progress) error {
+	t.Helper()
+	c, err := Open(dir)
+	if err != nil {
+		return err
+	}
+	return Check(t.Context(), c.Areas(), 0, progress)
 }
 
 func TestOtherImagesAreNone(t *testing.T) {
@@ -126,26 +128,26 @@ func TestOpenRefuses(t *testing.T) {
 		"a link": {func(t *testing.T, r []string) {
 			drop(t, r[0], "pages-1.img")
 			os.Symlink("/etc/passwd", filepath.Join(r[0], ImageDir, "pages-1.img"))
-		}, "pages-1.img is no regular file"},
-		"a directory": {func(t *testing.T, r []string) { os.Mkdir(filepath.Join(r[0], ImageDir, "sub"), 0o700) }, "sub is no regular file"},
-		"a FIFO":      {func(t *testing.T, r []string) { unix.Mkfifo(filepath.Join(r[0], ImageDir, "x.img"), 0o600) }, "x.img is no regular file"},
+		}, "pages-1.img is not a regular file"},
+		"a directory": {func(t *testing.T, r []string) { os.Mkdir(filepath.Join(r[0], ImageDir, "sub"), 0o700) }, "sub is not a regular file"},
+		"a FIFO":      {func(t *testing.T, r []string) { unix.Mkfifo(filepath.Join(r[0], ImageDir, "x.img"), 0o600) }, "x.img is not a regular file"},
 		"a piece cut": {func(t *testing.T, r []string) {
 			os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 100)
 		}, "is truncated"},
-		"a piece empty": {func(t *testing.T, r []string) { os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 0) }, "is no piece"},
+		"a piece empty": {func(t *testing.T, r []string) { os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 0) }, "is not a piece"},
 		"a piece too long": {func(t *testing.T, r []string) {
 			os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 5<<20)
-		}, "is no piece"},
+		}, "is not a piece"},
 		"a piece askew": {func(t *testing.T, r []string) {
 			put(t, filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 4096)), make([]byte, 4096))
-		}, "is no piece"},
+		}, "is not a piece"},
 		"a piece behind": {func(t *testing.T, r []string) {
 			put(t, filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 64<<20)), make([]byte, 4096))
-		}, "is no piece"},
+		}, "is not a piece"},
 		"another area": {func(t *testing.T, r []string) {
 			put(t, filepath.Join(r[1], ImageDir, PieceFile("gpu-1-1", 0)), make([]byte, 4096))
 		}, "belongs to no area"},
-		"a whole file beside": {func(t *testing.T, r []string) { put(t, filepath.Join(r[1], ImageDir, "gpu-1-0"), make([]byte, 4096)) }, "is no piece"},
+		"a whole file beside": {func(t *testing.T, r []string) { put(t, filepath.Join(r[1], ImageDir, "gpu-1-0"), make([]byte, 4096)) }, "is not a piece"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			roots, _ := layers(t)
@@ -166,7 +168,7 @@ func TestOpenRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		var wrong *BlockError
-		if err := Check(t.Context(), c.Assemblies(), 0, nil); !errors.As(err, &wrong) || wrong.Area != "gpu-1-0" {
+		if err := Check(t.Context(), c.Areas(), 0, nil); !errors.As(err, &wrong) || wrong.Area != "gpu-1-0" {
 			t.Errorf("a piece missing: %v", err)
 		}
 	}
@@ -193,12 +195,12 @@ func TestOpenFlat(t *testing.T) {
 	path := filepath.Join(dir, "gpu-1-0")
 	put(t, path, append(append(make([]byte, 4096), content...), "behind"...))
 	var read uint64
-	if err := checkDir(t, dir, func(s Step) { read = s.Done }); err != nil || read != uint64(len(content)) {
+	if err := verify(t, dir, func(s Step) { read = s.Done }); err != nil || read != uint64(len(content)) {
 		t.Errorf("%d bytes, %v", read, err)
 	}
 	content[len(content)-1]++
 	put(t, path, append(make([]byte, 4096), content...))
-	if err := checkDir(t, dir, nil); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "block 0") {
+	if err := verify(t, dir, nil); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "block 0") {
 		t.Errorf("damaged: %v", err)
 	}
 	if err := os.Truncate(path, int64(len(content))); err != nil {
@@ -207,8 +209,11 @@ func TestOpenFlat(t *testing.T) {
 	if _, err := Open(dir); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "truncated") {
 		t.Errorf("truncated: %v", err)
 	}
-	if _, err := OpenWithoutGPU(dir); !errors.Is(err, ErrDamaged) {
-		t.Errorf("called one without GPU state: %v", err)
+	if err := os.Remove(filepath.Join(dir, MetadataName)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir, AllowWithoutGPU); !errors.Is(err, ErrDamaged) {
+		t.Errorf("taken for one without GPU state: %v", err)
 	}
 }
 
@@ -232,17 +237,17 @@ func FuzzOpenFiles(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, a := range c.Assemblies() {
+		for _, a := range c.Areas() {
 			var at uint64
-			for _, p := range a.Pieces {
-				if p.Offset < at || p.Bytes == 0 || p.Offset+p.Bytes > a.Area.Offset+a.Area.Bytes {
-					t.Fatalf("pieces %+v of %+v", a.Pieces, a.Area)
+			for _, p := range a.Location {
+				if p.Offset < at || p.Bytes == 0 || p.Offset+p.Bytes > a.End() {
+					t.Fatalf("pieces of %+v", a)
 				}
 				at = p.Offset + p.Bytes
 			}
 		}
 		if c.AreaBytes() < 1<<20 {
-			_ = Check(t.Context(), c.Assemblies(), 0, nil)
+			_ = Check(t.Context(), c.Areas(), 0, nil)
 		}
 	})
 }
@@ -259,5 +264,8 @@ func ExampleOpenImage() {
 		panic(err)
 	}
 	fmt.Println("CRIU's images are in", checkpoint.Dir)
+	if err := Check(context.Background(), checkpoint.Areas(), 0, nil); err != nil {
+		panic(err) // a file was damaged
+	}
 	// Output: no checkpoint
 }

@@ -4,22 +4,17 @@
 package runtime
 
 import (
-	"fmt"
-	"os"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
-	"github.com/containerd/cgroups/v3"
-	"github.com/containerd/cgroups/v3/cgroup1"
-	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // container is what this service remembers of a container beyond what runc's
@@ -27,6 +22,8 @@ import (
 type container struct {
 	id, namespace, bundle string
 	annotations           map[string]string
+	// config is of Create and Start, which are one operation.
+	config config.Source
 	// criuBase is the CRIU settings file that the container would have without
 	// this shim; "" for none.
 	criuBase string
@@ -63,7 +60,7 @@ type container struct {
 	restore *restoreState
 	// cgroup of a restored container, which runc's service does not know. It is
 	// asked for statistics in the middle of anything.
-	cgroup atomic.Pointer[cgroup]
+	cgroup atomic.Pointer[host.Cgroup]
 	// execs are those of Start.
 	execs execs
 }
@@ -96,85 +93,20 @@ func (r *restoreState) closeHelper() {
 	}
 }
 
-// cgroup is a container's, of either version.
-type cgroup struct {
-	v1 cgroup1.Cgroup   // nil on a host with unified cgroups
-	v2 *cgroup2.Manager // nil on others
-	// path is that of v2, from the hierarchy's root; of v1 the whole path of the
-	// freezer's directory.
-	path string
-}
-
-// cgroupOf gives the cgroup of a process, as runc's service finds it.
-func cgroupOf(pid int) (*cgroup, error) {
-	if cgroups.Mode() == cgroups.Unified {
-		path, err := cgroup2.PidGroupPath(pid)
-		if err != nil {
-			return nil, fmt.Errorf("find the cgroup of process %d: %w", pid, err)
-		}
-		cg, err := cgroup2.Load(path)
-		if err != nil {
-			return nil, fmt.Errorf("load cgroup %s: %w", path, err)
-		}
-		return &cgroup{v2: cg, path: path}, nil
-	}
-	cg, err := cgroup1.Load(cgroup1.PidPath(pid))
-	if err != nil {
-		return nil, fmt.Errorf("load the cgroup of process %d: %w", pid, err)
-	}
-	freezer, err := freezerOf(pid)
-	if err != nil {
-		return nil, fmt.Errorf("find the freezer of process %d: %w", pid, err)
-	}
-	return &cgroup{v1: cg, path: freezer}, nil
-}
-
-// pids lists the cgroup's processes, those of its children as well, ascending.
-func (c *cgroup) pids() ([]int, error) {
-	var pids []int
-	if c.v2 != nil {
-		procs, err := c.v2.Procs(true)
-		if err != nil {
-			return nil, fmt.Errorf("list the cgroup's processes: %w", err)
-		}
-		for _, p := range procs {
-			pids = append(pids, int(p))
-		}
-	} else {
-		procs, err := c.v1.Processes(cgroup1.Freezer, true)
-		if err != nil {
-			return nil, fmt.Errorf("list the cgroup's processes: %w", err)
-		}
-		for _, p := range procs {
-			pids = append(pids, p.Pid)
-		}
-	}
-	slices.Sort(pids)
-	return slices.Compact(pids), nil
-}
-
 // outsiders gives those of the processes that are no descendants of init: what
 // was exec'd into the container, and its children. CRIU dumps a tree from its
 // root and would leave them out.
 func outsiders(init int, pids []int) ([]int, error) {
 	parent := make(map[int]int)
 	for _, pid := range pids {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if os.IsNotExist(err) {
+		status, err := proc.StatusOf(pid)
+		if proc.Ended(err) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		for line := range strings.Lines(string(status)) {
-			if v, ok := strings.CutPrefix(line, "PPid:"); ok {
-				ppid, err := strconv.Atoi(strings.TrimSpace(v))
-				if err != nil {
-					return nil, fmt.Errorf("parent of process %d: %w", pid, err)
-				}
-				parent[pid] = ppid
-			}
-		}
+		parent[pid] = status.Parent()
 	}
 	var out []int
 	for _, pid := range pids {
@@ -187,13 +119,4 @@ func outsiders(init int, pids []int) ([]int, error) {
 		}
 	}
 	return out, nil
-}
-
-// commandOf names a process for a person.
-func commandOf(pid int) string {
-	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	if err != nil {
-		return strconv.Itoa(pid)
-	}
-	return fmt.Sprintf("%d (%s)", pid, strings.TrimSpace(string(comm)))
 }

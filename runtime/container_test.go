@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 // family starts a shell that starts a child of its own, and gives the pids of
@@ -67,21 +66,6 @@ func TestOutsiders(t *testing.T) {
 				t.Errorf("got %v, error %v; want %v", got, err, test.want)
 			}
 		})
-	}
-}
-
-func TestCommandOf(t *testing.T) {
-	_, child := family(t)
-	want := strconv.Itoa(child) + " (sleep)"
-	// Between fork and exec it is still a shell.
-	for deadline := time.Now().Add(30 * time.Second); commandOf(child) != want && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
-	if got := commandOf(child); got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if got := commandOf(1 << 30); got != strconv.Itoa(1<<30) {
-		t.Errorf("got %q for a process that is not there", got)
 	}
 }
 

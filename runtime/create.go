@@ -19,6 +19,10 @@ import (
 	"github.com/containerd/typeurl/v2"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/admission"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 // temporaryPrefix begins the names of the directories that containerd makes for
@@ -75,6 +79,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if c.annotations, c.criuBase, err = pointAtSettings(r.Bundle, filepath.Join(r.Bundle, criuSettingsName)); err != nil {
 		return nil, err
 	}
+	c.config = config.For(c.annotations)
 	given := c.restore
 	if given == nil {
 		defer func() {
@@ -111,10 +116,31 @@ func (c *container) fit(ctx context.Context) error {
 	if err := c.checkRestore(ctx); err != nil {
 		return err
 	}
-	if err := c.fitFiles(ctx); err != nil {
+	dump := criu.Open(c.restore.images())
+	if err := c.fitFiles(ctx, dump); err != nil {
 		return err
 	}
-	return c.checkGrants(ctx)
+	return c.admit(ctx, dump)
+}
+
+// admit refuses a restore that asks for more than the container's spec.
+func (c *container) admit(ctx context.Context, dump *criu.Images) error {
+	d, err := dump.Dump()
+	if err != nil {
+		return err
+	}
+	spec, err := loadSpec(c.bundle)
+	if err != nil {
+		return err
+	}
+	notes, err := admission.Check(spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
+	for _, n := range notes {
+		log.G(ctx).WithField("id", c.id).Warn(n)
+	}
+	if err != nil {
+		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
 }
 
 // isTemporary says whether a directory is one that containerd made for a single
@@ -133,14 +159,14 @@ func (c *container) checkRestore(ctx context.Context) error {
 		return nil // a checkpoint without GPU state, runc's alone
 	}
 	m := found.Metadata
-	config, err := LoadConfig()
+	view, err := c.config()
 	if err != nil {
 		return err
 	}
-	if err := checkCRIU(ctx, config); err != nil {
+	if err := checkCRIU(ctx, view.Node); err != nil {
 		return err
 	}
-	helper, info, err := startHost(ctx, config, c.visibleGPUs(), (*cuda.Helper).InfoEarly)
+	helper, info, err := startHost(ctx, view.Node, c.visibleGPUs(), (*cuda.Helper).InfoEarly)
 	if err != nil {
 		return err
 	}

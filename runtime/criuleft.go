@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 // removeHalf removes what a restore that failed may have left, if CRIU or runc was
@@ -71,11 +73,11 @@ func (c *container) endOrphans(before []int) error {
 		if slices.Contains(before, pid) {
 			continue
 		}
-		cg, err := cgroupOf(pid)
-		if err != nil || !c.isCgroup(cg.path) {
+		cg, err := host.CgroupOf(pid)
+		if err != nil || !c.isCgroup(cg.Dir()) {
 			continue // it has ended; or of another container, whose shim this is too
 		}
-		pids, err := cg.pids()
+		pids, err := cg.Pids()
 		if err != nil {
 			return fmt.Errorf("end the half-restored container: %w", err)
 		}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // How a process that is killed does not take the shim with it
@@ -136,7 +138,7 @@ func stuckCRIU(shim int, restoring bool) map[int]string {
 			case isCRIU(lost):
 				stuck[siblings[at]] = criuKilled
 			default:
-				stuck[siblings[at]] = fmt.Sprintf("process %s was killed while CRIU had it", commandOf(lost))
+				stuck[siblings[at]] = fmt.Sprintf("process %s was killed while CRIU had it", proc.Describe(lost))
 			}
 		}
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 // runcRoot is where runc keeps its containers' state when its options do not
@@ -37,11 +39,11 @@ func (c *container) runcState() string {
 func (c *container) setDevice(device deviceNode, allow bool) error {
 	rule := specs.LinuxDeviceCgroup{Allow: allow, Type: "c", Major: &device.major, Minor: &device.minor, Access: "rwm"}
 	doing := fmt.Sprintf("change access to device %d:%d", device.major, device.minor)
-	cg, err := cgroupOf(c.pid)
+	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
-	if cg.v2 == nil {
+	if !cg.Unified() {
 		if err := writeDeviceRule(c.pid, rule); err != nil {
 			return fmt.Errorf("%s: %w", doing, err)
 		}
@@ -52,7 +54,7 @@ func (c *container) setDevice(device deviceNode, allow bool) error {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	changed := append(c.deviceRules[:len(c.deviceRules):len(c.deviceRules)], rule)
-	if err := replaceDeviceProgram(filepath.Join("/sys/fs/cgroup", cg.path), append(rules, changed...)); err != nil {
+	if err := replaceDeviceProgram(cg.Dir(), append(rules, changed...)); err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	c.deviceRules = changed

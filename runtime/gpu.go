@@ -17,6 +17,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -28,13 +30,13 @@ const helperIdle = 30 * time.Second
 // gpuState is the CUDA state of a container between its lock and its unlock.
 // container.mu guards it.
 type gpuState struct {
-	config Config
+	config config.Node
 	info   cuda.Info
 	// request is what the container's spec grants, visible the UUIDs of those
 	// GPUs, for helpers; nil for all.
 	request cdi.Request
 	visible []string
-	procs   []cuda.Process // by pid; State is what each was found in
+	procs   cuda.Group // by pid; State is what each was found in
 	// saved says that the processes are checkpointed, not just locked.
 	saved bool
 	// lock is the phase of locking, which a later checkpoint's timeline shows.
@@ -65,8 +67,8 @@ type gpuState struct {
 }
 
 // startHelper starts a helper as the config says.
-func startHelper(ctx context.Context, config Config, opts cuda.Options) (*cuda.Helper, error) {
-	opts.Path, opts.Run = config.Helper, reap
+func startHelper(ctx context.Context, node config.Node, opts cuda.Options) (*cuda.Helper, error) {
+	opts.Path, opts.Run = node.Helper, reap
 	return cuda.Start(ctx, opts)
 }
 
@@ -80,7 +82,7 @@ func dismiss(h *cuda.Helper) { go h.Close() }
 func mayUseCUDA(pids []int) ([]int, error) {
 	var may []int
 	for _, pid := range pids {
-		ok, err := cuda.MayUse(pid)
+		ok, err := cuda.MayUseCUDA(pid)
 		if err != nil {
 			return nil, err
 		}
@@ -94,12 +96,12 @@ func mayUseCUDA(pids []int) ([]int, error) {
 // lockGPU finds the container's CUDA processes and locks them all. It gives
 // nil when there are none. The container must be running. On an error they are
 // as they were.
-func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
-	cg, err := cgroupOf(c.pid)
+func lockGPU(ctx context.Context, c *container, read config.Source) (*gpuState, error) {
+	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return nil, err
 	}
-	pids, err := cg.pids()
+	pids, err := cg.Pids()
 	if err != nil {
 		return nil, err
 	}
@@ -108,14 +110,14 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 		return nil, err
 	}
 	began := time.Now()
-	config, err := LoadConfig()
+	view, err := read()
 	if err != nil {
 		return nil, err
 	}
-	if config.Staging.WhenShort, err = whenShort(c.annotations, config); err != nil {
+	if view.Staging.WhenShort, err = view.WhenShort(); err != nil {
 		return nil, err
 	}
-	g := &gpuState{config: config, lockBegan: began, request: c.request, visible: c.visibleGPUs(), tracerDied: &c.tracerDied}
+	g := &gpuState{config: view.Node, lockBegan: began, request: c.request, visible: c.visibleGPUs(), tracerDied: &c.tracerDied}
 	if err := g.lock(ctx, may); err != nil || len(g.procs) == 0 {
 		g.close()
 		return nil, err
@@ -123,9 +125,9 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 	g.lockTook = time.Since(began)
 	locked := make([]int, len(g.procs))
 	for i, p := range g.procs {
-		locked[i] = p.PID
+		locked[i] = p.PID.Host
 	}
-	g.copiers = c.copyThreads(config, locked)
+	g.copiers = c.copyThreads(view.Node, locked)
 	g.rest(c)
 	log.G(ctx).WithFields(log.Fields{"id": c.id, "phase": "lock", "took": g.lockTook, "processes": len(g.procs)}).Info("phase")
 	return g, nil
@@ -143,14 +145,14 @@ func (g *gpuState) lock(ctx context.Context, pids []int) error {
 		}
 	}
 	// The container's order: its own pids, not the host's.
-	slices.SortFunc(g.procs, func(a, b cuda.Process) int { return cmp.Compare(a.NSPID, b.NSPID) })
+	slices.SortFunc(g.procs, func(a, b cuda.Process) int { return cmp.Compare(a.PID.NS, b.PID.NS) })
 	surveyed := make(chan error, 1)
 	go func() { // which takes as long as the lock
 		var err error
 		g.use, g.useEach, err = useOf(ctx, g.helper, g.procs)
 		surveyed <- err
 	}()
-	err := cuda.LockAll(ctx, g.helper, g.procs, time.Duration(g.config.LockTimeout))
+	err := g.procs.Lock(ctx, g.helper, time.Duration(g.config.LockTimeout))
 	if serr := <-surveyed; serr != nil {
 		log.G(ctx).WithError(serr).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
 	}
@@ -229,15 +231,7 @@ func (g *gpuState) unlock(ctx context.Context) error {
 		return err
 	}
 	defer g.close()
-	return cuda.UnlockAll(ctx, helper, g.living())
-}
-
-// living leaves out the processes that have ended since they were found.
-func (g *gpuState) living() []cuda.Process {
-	return slices.DeleteFunc(slices.Clone(g.procs), func(p cuda.Process) bool {
-		may, err := cuda.MayUse(p.PID)
-		return err == nil && !may
-	})
+	return g.procs.Living().Unlock(ctx, helper)
 }
 
 // save has the driver move the GPU state of all processes into memory of
@@ -261,7 +255,7 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 		if err != nil {
 			return joinBack(err, g.tracer.Abandon())
 		}
-		if err := cuda.CheckpointAll(ctx, helper, g.procs); err != nil {
+		if err := g.procs.Checkpoint(ctx, helper); err != nil {
 			err = joinBack(err, g.tracer.Abandon())
 			g.saved = g.anySaved(context.WithoutCancel(ctx))
 			return err
@@ -293,11 +287,11 @@ func (g *gpuState) anySaved(ctx context.Context) bool {
 	if err != nil {
 		return true
 	}
-	for _, p := range g.living() {
+	for _, p := range g.procs.Living() {
 		if p.State == cuda.Checkpointed {
 			continue // by hand, before
 		}
-		state, err := helper.State(ctx, p.PID)
+		state, err := helper.State(ctx, p.PID.Host)
 		if (err != nil || state == cuda.Checkpointed) && !errors.Is(err, cuda.ErrNotCUDA) {
 			return true
 		}
@@ -341,17 +335,17 @@ func (g *gpuState) giveBack(ctx context.Context, c *container) error {
 // the driver's own, is held by ptrace: frozen, held, before, thawed, do, frozen,
 // let go. No other instruction in user space runs between the two freezes.
 func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() error) error {
-	cg, err := cgroupOf(c.pid)
+	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return err
 	}
-	pids, err := cg.pids()
+	pids, err := cg.Pids()
 	if err != nil {
 		return err
 	}
 	var drivers []int
 	for _, p := range g.procs {
-		drivers = append(drivers, p.RestoreThread)
+		drivers = append(drivers, p.RestoreThread.Host)
 	}
 	tracer, err := g.startedTracer(ctx)
 	if err != nil {
@@ -364,13 +358,13 @@ func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() e
 		g.closeTracer() // what is frozen lets go of no other
 		return err
 	}
-	if err := cg.thaw(); err != nil {
-		err = joinBack(err, cg.freeze())
+	if err := cg.Thaw(); err != nil {
+		err = joinBack(err, cg.Freeze())
 		g.closeTracer() // as above
 		return err
 	}
 	err = do()
-	return joinBack(err, cg.freeze(), tracer.Release(), cg.letEnd(c.pid))
+	return joinBack(err, cg.Freeze(), tracer.Release(), cg.ThawIfKilled(c.pid))
 }
 
 // memory gives the anonymous areas of each process.
@@ -378,7 +372,7 @@ func (g *gpuState) memory() ([][]cuda.Area, error) {
 	all := make([][]cuda.Area, len(g.procs))
 	for i, p := range g.procs {
 		var err error
-		if all[i], err = cuda.AnonymousAreas(p.PID); err != nil {
+		if all[i], err = cuda.AnonymousAreas(p.PID.Host); err != nil {
 			return nil, err
 		}
 	}
@@ -407,10 +401,10 @@ func (g *gpuState) metadata(began time.Time) (*images.Metadata, error) {
 	}
 	used := make(map[string]bool)
 	for _, p := range g.procs {
-		q := images.Process{PID: p.NSPID, State: p.State.String(), RestoreThread: p.NSRestoreThread}
+		q := images.Process{PID: p.PID.NS, State: p.State.String(), RestoreThread: p.RestoreThread.NS}
 		for _, minor := range p.GPUs {
 			if !slices.ContainsFunc(g.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
-				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID, minor, errdefs.ErrFailedPrecondition)
+				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID.Host, minor, errdefs.ErrFailedPrecondition)
 			}
 		}
 		for _, d := range g.info.GPUs {

@@ -19,6 +19,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
 // memoryPatience is how long a restore waits for GPU memory that is in use: a
@@ -49,7 +51,7 @@ func (p *gpuPlan) same() bool { return cdi.IsIdentity(p.pairs) && p.granted == l
 // them, and in the spec of a restore the numbers of nodes become this node's.
 // Most containers are left as they are.
 func (c *container) fitSpec(ctx context.Context) error {
-	config, err := LoadConfig()
+	view, err := c.config()
 	if err != nil {
 		if c.restore == nil {
 			return nil // a container that may never be checkpointed starts all the same
@@ -57,7 +59,7 @@ func (c *container) fitSpec(ctx context.Context) error {
 		return err
 	}
 	return editSpec(c.bundle, func(spec *specs.Spec) error {
-		if err := c.injectGPUs(ctx, config, spec); err != nil {
+		if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
 			return err
 		}
 		c.request = cdi.Read(spec)
@@ -75,8 +77,8 @@ func (c *container) fitSpec(ctx context.Context) error {
 
 // fitFiles edits the bundle's config.json of a restore whose GPUs have been
 // found to fit: the driver's files come to where the dump has them.
-func (c *container) fitFiles(ctx context.Context) error {
-	config, err := LoadConfig()
+func (c *container) fitFiles(ctx context.Context, dump *criu.Images) error {
+	view, err := c.config()
 	if err != nil {
 		return err
 	}
@@ -85,18 +87,18 @@ func (c *container) fitFiles(ctx context.Context) error {
 		if spec.Linux != nil {
 			c.restore.gpus.devices = slices.Clone(spec.Linux.Devices)
 		}
-		return c.rebindFiles(ctx, config, spec)
+		return c.rebindFiles(ctx, view.Node, spec, dump)
 	})
 }
 
 // injectGPUs does what NVIDIA's container toolkit would do by hooks. Where that
 // cannot be done a container starts with them, but none is restored: CRIU
 // knows nothing of what they mount.
-func (c *container) injectGPUs(ctx context.Context, config Config, spec *specs.Spec) error {
+func (c *container) injectGPUs(ctx context.Context, node config.Node, spec *specs.Spec) error {
 	if spec.Hooks == nil && !c.toolkit {
 		return nil
 	}
-	injected, err := c.inject(config, spec)
+	injected, err := c.inject(node, spec)
 	entry := log.G(ctx).WithField("id", c.id)
 	switch {
 	case err != nil && c.restore != nil:
@@ -110,8 +112,8 @@ func (c *container) injectGPUs(ctx context.Context, config Config, spec *specs.S
 }
 
 // inject is injectGPUs without its judgement of errors.
-func (c *container) inject(config Config, spec *specs.Spec) (bool, error) {
-	registry, err := cdi.Open(config.CDISpecDirs...)
+func (c *container) inject(node config.Node, spec *specs.Spec) (bool, error) {
+	registry, err := cdi.Open(node.CDISpecDirs...)
 	if err != nil {
 		return false, err
 	}
@@ -144,8 +146,8 @@ func readToolkit(path string) (cdi.Toolkit, error) {
 }
 
 // rebindFiles sees to it that there is a mount for each that the dump has.
-func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.Spec) error {
-	mounted, err := images.Mounts(c.restore.images())
+func (c *container) rebindFiles(ctx context.Context, node config.Node, spec *specs.Spec, dump *criu.Images) error {
+	mounted, err := dump.Mounts()
 	if err != nil {
 		return err
 	}
@@ -154,19 +156,19 @@ func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.
 		!slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return concerns(m.Destination) }) {
 		return nil
 	}
-	used, err := images.Files(c.restore.images())
+	used, err := dump.Files()
 	if err != nil {
 		return err
 	}
-	registry, err := cdi.Open(config.CDISpecDirs...)
+	registry, err := cdi.Open(node.CDISpecDirs...)
 	if err != nil {
 		return err
 	}
-	rebound, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
+	substituted, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
 	if err != nil {
 		return refused(err)
 	}
-	for _, r := range rebound {
+	for _, r := range substituted {
 		log.G(ctx).WithFields(log.Fields{"id": c.id, "path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
 	}
 	c.restore.gpus.stray = stray
@@ -241,13 +243,13 @@ func grantedGPUs(request cdi.Request, info cuda.Info) []cdi.GPU {
 
 // demandOf is what a checkpoint needs. The state of a process is known for
 // sure only where it is in files: what else the driver maps is in Bytes too.
-func demandOf(m *images.Metadata) cdi.Demand {
-	var demand cdi.Demand
+func demandOf(m *images.Metadata) cdi.Requirement {
+	var demand cdi.Requirement
 	for _, g := range m.GPUs {
 		demand.GPUs = append(demand.GPUs, cdi.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index})
 	}
 	for _, p := range m.Processes {
-		use := cdi.Use{GPUs: p.GPUs}
+		use := cdi.ProcessUse{GPUs: p.GPUs}
 		for _, a := range p.Areas {
 			use.Bytes += a.Bytes
 		}
@@ -259,34 +261,25 @@ func demandOf(m *images.Metadata) cdi.Demand {
 // restoreOnto has the driver restore the processes onto the GPUs of the plan.
 // Where all return to those that they had, the helper that is there can ask for it;
 // others only one inside the container's namespaces can ask for.
-func (c *container) restoreOnto(ctx context.Context, config Config, procs []cuda.Process) error {
+func (c *container) restoreOnto(ctx context.Context, node config.Node, procs cuda.Group) error {
 	if c.restore.gpus.same() {
-		if err := cuda.RestoreAll(ctx, c.restore.helper, procs, nil); !cuda.IsWrongSet(err) {
+		if err := procs.Restore(ctx, c.restore.helper, nil); !cuda.IsDeviceMapRejected(err) {
 			return err
 		}
 	}
-	inside, err := startHelper(ctx, config, cuda.Options{Join: c.pid, Visible: c.visibleGPUs()})
+	inside, err := startHelper(ctx, node, cuda.Options{Join: c.pid, Visible: c.visibleGPUs()})
 	if err != nil {
 		return err
 	}
 	defer dismiss(inside)
 	tries := c.restore.gpuTries()
-	taken, err := cuda.RestoreAllOnto(ctx, inside, insidePIDs(procs), tries)
+	taken, err := procs.RestoreRemapped(ctx, inside, tries)
 	for pid, set := range taken {
 		if pairs := tries[pid]; set < len(pairs) && pairs[set] != nil {
 			log.G(ctx).WithFields(log.Fields{"id": c.id, "pid": pid, "pairs": pairs[set], "refused": set}).Info("GPU pairs taken by the driver")
 		}
 	}
 	return err
-}
-
-// insidePIDs are processes as a helper in their pid namespace counts them.
-func insidePIDs(procs []cuda.Process) []cuda.Process {
-	procs = slices.Clone(procs)
-	for i := range procs {
-		procs[i].PID = procs[i].NSPID
-	}
-	return procs
 }
 
 // gpuTries are the sets of GPU pairs to restore each process with, by its pid

@@ -24,7 +24,7 @@ func (c *container) raiseOOMScores() error {
 	if err != nil || spec.Process.OOMScoreAdj == nil {
 		return err
 	}
-	pids, err := c.cgroup.Load().pids()
+	pids, err := c.cgroup.Load().Pids()
 	if err != nil {
 		return err
 	}

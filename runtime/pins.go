@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -30,7 +31,7 @@ func pin(checkpoint *images.Checkpoint) (_ *pins, err error) {
 		}
 	}()
 	for _, a := range checkpoint.Areas() {
-		for _, q := range checkpoint.Pieces(a.File) {
+		for _, q := range a.Location {
 			dir := filepath.Dir(q.Path)
 			if _, ok := p.dirs[dir]; ok {
 				continue
@@ -63,12 +64,15 @@ func openReadOnly(dir string) (int, error) {
 	return fd, nil
 }
 
-// at gives a piece by the way of its pinned directory.
-func (p *pins) at(q images.Piece) images.Piece {
-	if fd, ok := p.dirs[filepath.Dir(q.Path)]; ok {
-		q.OpenAs = fmt.Sprintf("/proc/%d/fd/%d/%s", os.Getpid(), fd, filepath.Base(q.Path))
+// at returns a location whose files are opened through their pinned directories.
+func (p *pins) at(l images.Location) images.Location {
+	l = slices.Clone(l)
+	for i, q := range l {
+		if fd, ok := p.dirs[filepath.Dir(q.Path)]; ok {
+			l[i] = q.At(fmt.Sprintf("/proc/%d/fd/%d/%s", os.Getpid(), fd, filepath.Base(q.Path)))
+		}
 	}
-	return q
+	return l
 }
 
 func (p *pins) close() {

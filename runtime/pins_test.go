@@ -60,7 +60,7 @@ func TestPins(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.close()
-	piece := p.at(c.Pieces("gpu-1-0")[0])
+	piece := p.at(c.Areas()[0].Location)[0]
 
 	// The directory becomes a link.
 	if err := os.Rename(dir, dir+"-was"); err != nil {
@@ -78,7 +78,7 @@ func TestPins(t *testing.T) {
 		t.Errorf("read %v, %v: that of another directory", first, err)
 	}
 	f.Close()
-	if f, err := os.OpenFile(piece.OpenAs, os.O_RDWR, 0); !errors.Is(err, unix.EROFS) {
+	if f, err := os.OpenFile(piece.Path, os.O_RDWR, 0); !errors.Is(err, unix.EROFS) {
 		t.Errorf("opened for writing: %v", err)
 		f.Close()
 	}

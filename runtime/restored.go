@@ -14,13 +14,14 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
 // restoredAreas are the GPU state files of a restore, on their way back. nil is
 // those of a checkpoint that has none.
 type restoredAreas struct {
-	areas   []images.Assembly
+	areas   []images.Area
 	reader  *trace.Session // computes digests, from before there are processes
 	checked chan error     // gets its answer
 	tracer  *trace.Session // maps the files; nil before
@@ -28,20 +29,17 @@ type restoredAreas struct {
 
 // readRestored begins to compare the digests of the checkpoint's files, as the
 // reading takes memory bandwidth that the driver wants later.
-func (c *container) readRestored(ctx context.Context, config Config, pinned *pins) (*restoredAreas, error) {
+func (c *container) readRestored(ctx context.Context, node config.Node, pinned *pins) (*restoredAreas, error) {
 	r := &restoredAreas{checked: make(chan error, 1)}
 	for _, a := range c.restore.checkpoint.Areas() {
-		pieces := c.restore.checkpoint.Pieces(a.File)
-		for i := range pieces {
-			pieces[i] = pinned.at(pieces[i])
-		}
-		r.areas = append(r.areas, images.Assembly{Area: a, Pieces: pieces})
+		a.Location = pinned.at(a.Location)
+		r.areas = append(r.areas, a)
 	}
 	if len(r.areas) == 0 {
 		return nil, nil
 	}
 	var err error
-	if r.reader, err = startTracer(ctx, config); err != nil {
+	if r.reader, err = startTracer(ctx, node); err != nil {
 		return nil, err
 	}
 	go func() { r.checked <- checkAreas(r.reader, r.areas) }()
@@ -52,7 +50,7 @@ func (c *container) readRestored(ctx context.Context, config Config, pinned *pin
 // one file for each area, or, from a checkpoint image, its pieces side by side,
 // with the empty area left where there are none. Those on a disk are mapped as
 // well: what the digests have read the driver finds in the page cache.
-func (c *container) mapRestored(ctx context.Context, config Config, r *restoredAreas) error {
+func (c *container) mapRestored(ctx context.Context, node config.Node, r *restoredAreas) error {
 	if r == nil {
 		return nil
 	}
@@ -74,26 +72,26 @@ func (c *container) mapRestored(ctx context.Context, config Config, r *restoredA
 		pids = append(pids, pid)
 		for _, a := range p.Areas {
 			mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start, Bytes: a.Bytes})
-			for _, q := range r.areas[next].Pieces {
-				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.Offset+a.Bytes)
+			for _, q := range r.areas[next].Location {
+				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.End())
 				if from >= to {
 					continue // none of it is of the range
 				}
 				for _, part := range notZero(a, from, to) {
-					mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.OpenAs, Offset: part.from - q.Offset})
+					mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.Path, Offset: part.from - q.Offset})
 				}
 			}
 			next++
 		}
 	}
 	var err error
-	if r.tracer, err = startTracer(ctx, config); err != nil {
+	if r.tracer, err = startTracer(ctx, node); err != nil {
 		return err
 	}
 	if err := r.tracer.Map(mappings); err != nil {
 		return err
 	}
-	return quicken(ctx, r.tracer, mappings, c.copyThreads(config, pids))
+	return quicken(ctx, r.tracer, mappings, c.copyThreads(node, pids))
 }
 
 // calm ends what has been done to have the driver copy faster, which the driver
@@ -143,16 +141,16 @@ func (r *restoredAreas) bytes() uint64 {
 }
 
 // checkAreas has a tracer compare the digests of all blocks.
-func checkAreas(tracer *trace.Session, areas []images.Assembly) error {
+func checkAreas(tracer *trace.Session, areas []images.Area) error {
 	if err := tracer.Check(areas); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
 	return nil
 }
 
-func bytesOf(areas []images.Assembly) (bytes uint64) {
+func bytesOf(areas []images.Area) (bytes uint64) {
 	for _, a := range areas {
-		bytes += a.Area.Bytes
+		bytes += a.Bytes
 	}
 	return bytes
 }
@@ -187,7 +185,7 @@ func hostTID(pid, inside int) (int, error) {
 
 // hostPID finds a process of the container by its pid inside.
 func (c *container) hostPID(inside int) (int, error) {
-	pids, err := c.cgroup.Load().pids()
+	pids, err := c.cgroup.Load().Pids()
 	if err != nil {
 		return 0, err
 	}

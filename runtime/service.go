@@ -17,6 +17,8 @@ import (
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
 	"github.com/containerd/ttrpc"
+
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 // Service is the task service: runc's, embedded, with some calls overridden.
@@ -25,7 +27,7 @@ import (
 type Service struct {
 	taskAPI.TTRPCTaskService // runc's
 
-	oom *oomWatch
+	oom *host.OOMWatch
 
 	mu         sync.Mutex
 	containers map[string]*container
@@ -58,7 +60,7 @@ func newService(ctx context.Context, publisher shim.Publisher, down shutdown.Ser
 	}
 	return &Service{
 		TTRPCTaskService: inner,
-		oom:              &oomWatch{ctx: ctx, publisher: publisher},
+		oom:              host.NewOOMWatch(ctx, publisher),
 		containers:       make(map[string]*container),
 	}, nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -31,7 +32,7 @@ const (
 // digests are checked when it is read.
 type spilled struct {
 	dir   string // this container's own
-	areas []images.Assembly
+	areas []images.Area
 }
 
 // checkSpillDir refuses a directory that frees no memory.
@@ -111,10 +112,8 @@ func (g *gpuState) spill(ctx context.Context, sizes []uint64) (bytes uint64, err
 		a := &g.areas[i]
 		a.drop()
 		a.Path = files[i].To // what mapBack maps
-		g.spilled.areas = append(g.spilled.areas, images.Assembly{
-			Area:   images.Area{File: a.name, Start: a.Start, Bytes: a.Bytes, Offset: a.Offset, Digests: digests[i]},
-			Pieces: []images.Piece{{File: images.File{Path: a.Path, Bytes: a.Offset + a.Bytes}}},
-		})
+		saved := images.Area{File: a.name, Start: a.Start, Bytes: a.Bytes, Offset: a.Offset, Digests: digests[i]}
+		g.spilled.areas = append(g.spilled.areas, saved.In(a.Path))
 	}
 	g.closeTracer() // it has the memory open as well
 	return bytes, nil
@@ -133,7 +132,7 @@ func (g *gpuState) checkInFiles(sizes []uint64) error {
 		}
 		if !in {
 			return fmt.Errorf("the GPU state of process %s is in the process's own memory, because it could not be steered into a file (the shim's log says why): suspend the container without a spill: %w",
-				commandOf(p.PID), errdefs.ErrFailedPrecondition)
+				proc.Describe(p.PID.Host), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil

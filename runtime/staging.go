@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -52,18 +53,18 @@ func (a *savedArea) path() string {
 }
 
 // startTracer starts a tracer in the cgroup that staging memory is charged to.
-func startTracer(ctx context.Context, config Config) (*trace.Session, error) {
-	if config.Staging.Cgroup == "" {
+func startTracer(ctx context.Context, node config.Node) (*trace.Session, error) {
+	if node.Staging.Cgroup == "" {
 		return trace.Start(reap, nil)
 	}
-	start, err := makeCgroup(config.Staging)
+	start, err := makeCgroup(node.Staging)
 	if err == nil {
 		var s *trace.Session
 		if s, err = start(); err == nil {
 			return s, nil
 		}
 	}
-	if config.Staging.MemoryLimit > 0 { // asked for a bound: none is no answer
+	if node.Staging.MemoryLimit > 0 { // asked for a bound: none is no answer
 		return nil, fmt.Errorf("limit staging memory: %w", err)
 	}
 	log.G(ctx).WithError(err).Warn("staging memory is charged to containerd's cgroup")
@@ -72,13 +73,13 @@ func startTracer(ctx context.Context, config Config) (*trace.Session, error) {
 
 // makeCgroup makes the configured cgroup, if need be, and sets its limit. It
 // gives what starts a tracer in it.
-func makeCgroup(config StagingConfig) (start func() (*trace.Session, error), err error) {
-	name := "/" + config.Cgroup
+func makeCgroup(staging config.Staging) (start func() (*trace.Session, error), err error) {
+	name := "/" + staging.Cgroup
 	if cgroups.Mode() == cgroups.Unified {
 		const root = "/sys/fs/cgroup"
 		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
-		if config.MemoryLimit > 0 {
-			resources.Memory.Max = &config.MemoryLimit
+		if staging.MemoryLimit > 0 {
+			resources.Memory.Max = &staging.MemoryLimit
 		}
 		cg, err := cgroup2.NewManager(root, name, resources)
 		if err != nil {
@@ -98,8 +99,8 @@ func makeCgroup(config StagingConfig) (start func() (*trace.Session, error), err
 		}, nil
 	}
 	resources := &specs.LinuxResources{Memory: &specs.LinuxMemory{}}
-	if config.MemoryLimit > 0 {
-		resources.Memory.Limit = &config.MemoryLimit
+	if staging.MemoryLimit > 0 {
+		resources.Memory.Limit = &staging.MemoryLimit
 	}
 	memory := func() ([]cgroup1.Subsystem, error) {
 		all, err := cgroup1.Default()
@@ -165,9 +166,9 @@ func (g *gpuState) steerAll(ctx context.Context, dir string) error {
 		if p.State == cuda.Checkpointed {
 			continue
 		}
-		target := trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID), CopyTo: copyTo, Sweep: *g.tracerDied}
+		target := trace.Target{PID: p.PID.Host, TID: p.RestoreThread.Host, Dir: dir, Name: images.AreaPrefix(p.PID.NS), CopyTo: copyTo, Sweep: *g.tracerDied}
 		if g.window > 0 {
-			target.Window, target.Reserve = g.window, g.useEach[p.PID]
+			target.Window, target.Reserve = g.window, g.useEach[p.PID.Host]
 		} else {
 			target.Copiers = g.copiers
 		}
@@ -201,8 +202,8 @@ func (g *gpuState) collect(ctx context.Context) (err error) {
 			}
 			return joinBack(fmt.Errorf("keep the staging area's file: %w", err), g.tracer.Abandon())
 		}
-		s.proc = slices.IndexFunc(g.procs, func(p cuda.Process) bool { return p.PID == a.PID })
-		pid := g.procs[s.proc].NSPID
+		s.proc = slices.IndexFunc(g.procs, func(p cuda.Process) bool { return p.PID.Host == a.PID })
+		pid := g.procs[s.proc].PID.NS
 		s.name = images.AreaFile(pid, count[pid])
 		count[pid]++
 		areas = append(areas, s)
@@ -228,10 +229,10 @@ func (g *gpuState) collect(ctx context.Context) (err error) {
 // had the driver restore it by hand, from an area that was empty.
 func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 	var mappings []trace.Mapping
-	living := g.living()
+	living := g.procs.Living()
 	for i := range g.areas {
 		a := &g.areas[i]
-		if a.mapped || !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID == a.PID }) {
+		if a.mapped || !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID.Host == a.PID }) {
 			continue
 		}
 		state, err := helper.State(ctx, a.PID)
@@ -243,7 +244,7 @@ func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 				a.PID, state, errdefs.ErrDataLoss)
 		}
 		mappings = append(mappings, trace.Mapping{
-			PID: a.PID, TID: g.procs[a.proc].RestoreThread,
+			PID: a.PID, TID: g.procs[a.proc].RestoreThread.Host,
 			Start: a.Start, Bytes: a.Bytes, Path: a.path(), Offset: a.Offset,
 		})
 	}

@@ -121,7 +121,7 @@ func (s *storing) describe(m *images.Metadata) {
 // removeAreaFiles removes the area files of a checkpoint that has failed.
 func removeAreaFiles(ctx context.Context, dir string, procs []cuda.Process) {
 	for _, p := range procs {
-		files, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(p.NSPID)+"*"))
+		files, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(p.PID.NS)+"*"))
 		for _, f := range files {
 			err = joinBack(err, os.Remove(f))
 		}

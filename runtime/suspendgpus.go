@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // hadGPUs are the GPUs that the processes had open when they were locked, in
@@ -274,7 +275,7 @@ func (g *gpuState) gpuTries() map[int][][]cuda.Pair {
 			}
 			sets = append(sets, stay)
 		}
-		tries[p.NSPID] = sets
+		tries[p.PID.NS] = sets
 	}
 	return tries
 }
@@ -323,7 +324,7 @@ func (g *gpuState) fits(survey cuda.Survey, had, onto []cuda.GPU) error {
 func others(users []cuda.DeviceUse) string {
 	var names []string
 	for _, u := range users {
-		names = append(names, fmt.Sprintf("process %s has %s", commandOf(u.PID), mib(u.Bytes)))
+		names = append(names, fmt.Sprintf("process %s has %s", proc.Describe(u.PID), mib(u.Bytes)))
 	}
 	if names == nil {
 		return ""

@@ -200,8 +200,12 @@ func (s *Session) Copy(files []FileRange) ([][]string, error) {
 
 // Check reads the areas from their files and compares each block's digest. The
 // error names the first blocks that are wrong, and their files.
-func (s *Session) Check(areas []images.Assembly) error {
-	_, err := s.call("check GPU state", order{Op: opCheck, Areas: areas})
+func (s *Session) Check(areas []images.Area) error {
+	o := order{Op: opCheck, Areas: areas}
+	for _, a := range areas {
+		o.Places = append(o.Places, a.Location)
+	}
+	_, err := s.call("check GPU state", o)
 	return err
 }
 

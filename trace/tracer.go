@@ -114,6 +114,9 @@ func (t *tracer) do(o order) (r reply, err error) {
 	case opCopy:
 		r.Digests, err = copyAll(o.Files)
 	case opCheck:
+		for i := range o.Areas {
+			o.Areas[i].Location = o.Places[i]
+		}
 		err = images.Check(context.Background(), o.Areas, checkers, nil)
 	default:
 		err = fmt.Errorf("unknown order %q", o.Op)

@@ -43,8 +43,9 @@ type order struct {
 	Copiers int      `json:"copiers,omitempty"`
 	// Files of a digest or a copy.
 	Files []FileRange `json:"files,omitempty"`
-	// Areas of a check.
-	Areas []images.Assembly `json:"areas,omitempty"`
+	// Areas of a check, and where the bytes of each are.
+	Areas  []images.Area     `json:"areas,omitempty"`
+	Places []images.Location `json:"places,omitempty"`
 }
 
 // reply is a tracer's answer.
@@ -152,6 +153,9 @@ func parseOrder(line []byte) (order, error) {
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&o); err != nil {
 		return order{}, fmt.Errorf("order: %w", err)
+	}
+	if len(o.Areas) != len(o.Places) {
+		return order{}, fmt.Errorf("order: %d places of %d areas", len(o.Places), len(o.Areas))
 	}
 	ids := append([]int{}, o.Processes...)
 	ids = append(ids, o.Except...)

@@ -171,5 +171,5 @@ func (d *daemon) verify(s *openSource) (*verifyAnswer, error) {
 	for _, a := range c.Areas() {
 		answer.Blocks += len(a.Digests)
 	}
-	return answer, images.Check(s.ctx, c.Assemblies(), 0, p.show)
+	return answer, images.Check(s.ctx, c.Areas(), 0, p.show)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
@@ -133,7 +134,7 @@ func (a *inspectAnswer) words(out io.Writer) error {
 		if a.Image.BaseName != "" {
 			row("Base image", "%s", a.Image.BaseName)
 		}
-		if name := a.Image.Annotations[oci.AnnotationContainer]; name != "" {
+		if name := a.Image.Annotations[annotations.ContainerName]; name != "" {
 			row("Container", "%s", name)
 		}
 	}

@@ -276,7 +276,7 @@ func TestWriteAndOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	if err := images.Check(t.Context(), a.Checkpoint.Assemblies(), 0, nil); err != nil {
+	if err := images.Check(t.Context(), a.Checkpoint.Areas(), 0, nil); err != nil {
 		t.Error(err)
 	}
 	if a.Config.Name != "job" || told < 3<<20 {

@@ -123,10 +123,7 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 	if !seen["inventory.img"] {
 		return nil, fmt.Errorf("%w: it has no %s/inventory.img", ErrMalformed, metadata.CheckpointDirectory)
 	}
-	a.Checkpoint, err = images.OpenFiles(files)
-	if errors.Is(err, images.ErrNoMetadata) {
-		a.Checkpoint, err = images.OpenFilesWithoutGPU(files)
-	}
+	a.Checkpoint, err = images.OpenFiles(files, images.AllowWithoutGPU)
 	if err != nil {
 		return nil, err
 	}

@@ -150,7 +150,7 @@ func (w *writer) checkpoint(c *images.Checkpoint) error {
 		}
 	}
 	if c.Metadata != nil {
-		for _, a := range c.Assemblies() {
+		for _, a := range c.Areas() {
 			if err := w.area(a); err != nil {
 				return err
 			}
@@ -165,11 +165,11 @@ func (w *writer) checkpoint(c *images.Checkpoint) error {
 }
 
 // area writes an area as the one file that it is in a flat checkpoint.
-func (w *writer) area(a images.Assembly) (err error) {
+func (w *writer) area(a images.Area) (err error) {
 	r := a.Open()
 	defer func() { err = errors.Join(err, r.Close()) }()
-	size := int64(a.Area.Offset + a.Area.Bytes)
-	return w.file(metadata.CheckpointDirectory+"/"+a.Area.File, size, io.NewSectionReader(r, 0, size))
+	size := int64(a.End())
+	return w.file(metadata.CheckpointDirectory+"/"+a.File, size, io.NewSectionReader(r, 0, size))
 }
 
 func (w *writer) copy(name string, f images.File) (err error) {

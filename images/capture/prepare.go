@@ -21,6 +21,7 @@ import (
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	annotate "github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
@@ -118,14 +119,14 @@ func (r *run) base(ctx context.Context) (none ocispec.Descriptor, _ error) {
 func annotations(info containers.Container) map[string]string {
 	a := map[string]string{
 		metadata.CheckpointAnnotationEngine:                   "containerd",
-		oci.AnnotationContainer:                               info.ID,
+		annotate.ContainerName:                                info.ID,
 		metadata.CheckpointAnnotationRuntimeName:              info.Runtime.Name,
 		metadata.CheckpointAnnotationRootfsImageName:          info.Image,
 		metadata.CheckpointAnnotationRootfsImageUserRequested: info.Image,
 		metadata.CheckpointAnnotationHostArch:                 runtime.GOARCH,
 	}
 	for label, key := range map[string]string{
-		"io.kubernetes.container.name": oci.AnnotationContainer,
+		"io.kubernetes.container.name": annotate.ContainerName,
 		"io.kubernetes.pod.name":       metadata.CheckpointAnnotationPod,
 		"io.kubernetes.pod.namespace":  metadata.CheckpointAnnotationNamespace,
 		"io.kubernetes.pod.uid":        metadata.CheckpointAnnotationPodUID,

@@ -89,10 +89,7 @@ func OpenContainerd(ctx context.Context, provider content.Provider, index ocispe
 				top = append(top, f)
 			}
 		}
-		s.Checkpoint, err = images.OpenFiles(top)
-		if errors.Is(err, images.ErrNoMetadata) {
-			s.Checkpoint, err = images.OpenFilesWithoutGPU(top)
-		}
+		s.Checkpoint, err = images.OpenFiles(top, images.AllowWithoutGPU)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("checkpoint archive %s: %w", criu.Digest, err), ra.Close())

@@ -25,6 +25,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
@@ -212,7 +213,7 @@ func (v *conversion) describe(ctx context.Context, o *oci.Options) error {
 	case s.archive != nil:
 		o.BaseName = cmp.Or(s.archive.Config.RootfsImageName, s.archive.Config.RootfsImage)
 		o.Annotations = map[string]string{
-			oci.AnnotationContainer:                      s.archive.Config.Name,
+			annotations.ContainerName:                    s.archive.Config.Name,
 			metadata.CheckpointAnnotationRootfsImageName: o.BaseName,
 			metadata.CheckpointAnnotationRuntimeName:     s.archive.Config.OCIRuntime,
 		}

@@ -16,6 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/archive"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
@@ -37,7 +38,7 @@ func (v *conversion) intoKubernetes(ctx context.Context) (err error) {
 			return err
 		}
 		contents.Config = archive.Config{
-			Name: image.Annotations[oci.AnnotationContainer], RootfsImageName: image.BaseName, RootfsImage: image.BaseName,
+			Name: image.Annotations[annotations.ContainerName], RootfsImageName: image.BaseName, RootfsImage: image.BaseName,
 			OCIRuntime: image.Annotations[metadata.CheckpointAnnotationRuntimeName], CheckpointedAt: image.Metadata.Created,
 		}
 		for _, l := range image.Layers {
@@ -82,12 +83,12 @@ func extract(ctx context.Context, provider content.Provider, image *oci.Image, r
 	meter.End("unpacked")
 	c, err := images.OpenImage(root)
 	if errors.Is(err, images.ErrNoMetadata) {
-		return images.OpenWithoutGPU(dir)
+		return images.Open(dir, images.AllowWithoutGPU)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return c, images.Check(ctx, c.Assemblies(), 0, progress)
+	return c, images.Check(ctx, c.Areas(), 0, progress)
 }
 
 func extractLayer(ctx context.Context, provider content.Provider, layer ocispec.Descriptor, dir string, meter *images.Meter) (err error) {

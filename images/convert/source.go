@@ -147,12 +147,9 @@ func stripDescriptor(d ocispec.Descriptor) *ocispec.Descriptor {
 
 // OpenDump opens a dump in a directory, with or without GPU state.
 func OpenDump(dir string) (*images.Checkpoint, error) {
-	c, err := images.Open(dir)
-	if !errors.Is(err, images.ErrNoMetadata) {
-		return c, err
+	c, err := images.Open(dir, images.AllowWithoutGPU)
+	if _, serr := os.Stat(filepath.Join(dir, "inventory.img")); err != nil && errors.Is(serr, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s is not a checkpoint: it has no inventory.img: %w", dir, err)
 	}
-	if _, serr := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(serr, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s is not a checkpoint: it has neither %s nor inventory.img", dir, images.MetadataName)
-	}
-	return images.OpenWithoutGPU(dir)
+	return c, err
 }

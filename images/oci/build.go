@@ -38,7 +38,7 @@ const (
 // Options say what an image is built from.
 type Options struct {
 	// Checkpoint is what goes into the image. Its Metadata may be nil, see
-	// images.OpenWithoutGPU.
+	// images.AllowWithoutGPU.
 	Checkpoint *images.Checkpoint
 
 	// Base is the manifest of the container's image, or an index, from which

@@ -72,16 +72,16 @@ func TestAnImageHoldsItsCheckpoint(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := images.Check(t.Context(), got.Assemblies(), 0, nil); err != nil {
+				if err := images.Check(t.Context(), got.Areas(), 0, nil); err != nil {
 					t.Error(err)
 				}
-				for i, a := range got.Assemblies() {
+				for i, a := range got.Areas() {
 					content := make([]byte, len(areas[i]))
 					if _, err := a.Open().ReadAt(content, int64(offset)); err != nil {
 						t.Fatal(err)
 					}
 					if !bytes.Equal(content, areas[i]) {
-						t.Errorf("%s has another content", a.Area.File)
+						t.Errorf("%s has another content", a.File)
 					}
 				}
 				for _, name := range []string{images.MetadataName, "pages-1.img", "inventory.img"} {
@@ -264,7 +264,7 @@ func TestWithoutGPU(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "inventory.img"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c, err := images.OpenWithoutGPU(dir)
+	c, err := images.Open(dir, images.AllowWithoutGPU)
 	if err != nil {
 		t.Fatal(err)
 	}

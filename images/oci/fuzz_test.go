@@ -43,7 +43,7 @@ func FuzzVerify(f *testing.F) {
 	if err := os.WriteFile(filepath.Join(dir, "inventory.img"), []byte("x"), 0o600); err != nil {
 		f.Fatal(err)
 	}
-	c, err := images.OpenWithoutGPU(dir)
+	c, err := images.Open(dir, images.AllowWithoutGPU)
 	if err != nil {
 		f.Fatal(err)
 	}

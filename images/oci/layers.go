@@ -56,14 +56,14 @@ func (p *plan) annotations() map[string]string {
 func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
 	var plans []plan
 	var total uint64
-	assemblies := c.Assemblies()
-	for i := range assemblies {
-		a := &assemblies[i]
+	areas := c.Areas()
+	for i := range areas {
+		a := &areas[i]
 		r := a.Open()
 		defer r.Close()
-		end := a.Area.Offset + a.Area.Bytes
+		end := a.End()
 		for at := uint64(0); at < end; at += b.LayerBytes {
-			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.Area.File, span: span{at, min(at+b.LayerBytes, end)}})
+			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, end)}})
 		}
 		total += end
 	}

@@ -113,7 +113,7 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := images.Check(t.Context(), c.Assemblies(), 0, nil); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), fmt.Sprintf("gpu-1-0 is damaged: block %d ", block)) {
+				if err := images.Check(t.Context(), c.Areas(), 0, nil); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), fmt.Sprintf("gpu-1-0 is damaged: block %d ", block)) {
 					t.Errorf("directory: %v", err)
 				}
 				store := newLayout(t)

@@ -8,7 +8,6 @@
 package checkpoint
 
 import (
-	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -25,19 +24,9 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	harness.Main(m.Run, func(s *harness.Session) (err error) {
-		session, bins, gpu, results = s, s.Bins, s.GPU, s.Results
-		if shared, err = s.StartWithWorkload(harness.Options{}); err != nil {
-			return err
-		}
-		s.AtEnd(func() error {
-			if left := unpacked(shared); len(left) > 0 {
-				return fmt.Errorf("left by a checkpoint or restore: %v", left)
-			}
-			return nil
-		})
-		return nil
-	})
+	harness.MainShared(m.Run, func(s *harness.Session, c *harness.Containerd) {
+		session, shared, bins, gpu, results = s, c, s.Bins, s.GPU, s.Results
+	}, unpacked)
 }
 
 // unpacked are the directories that containerd made for the images of single

@@ -327,3 +327,9 @@ func (c *Containerd) removeContainers(ctx context.Context) error {
 	}
 	return errors.Join(errs...)
 }
+
+// Adopt is the container of that id, which another program has made in the
+// instance. port is where it listens, for Ask.
+func (c *Containerd) Adopt(id string, port int) *Container {
+	return &Container{ID: id, Port: port, c: c}
+}

@@ -40,6 +40,29 @@ func Main(run func() int, prepare func(*Session) error) {
 	}))
 }
 
+// MainShared is Main for a package whose tests share one containerd with the workload's
+// image. take receives both before the first test. After the last one left lists the
+// files that no test may leave behind; any fails the program. left may be nil.
+func MainShared(run func() int, take func(*Session, *Containerd), left func(*Containerd) []string) {
+	Main(run, func(s *Session) error {
+		shared, err := s.StartWithWorkload(Options{})
+		if err != nil {
+			return err
+		}
+		take(s, shared)
+		s.AtEnd(func() error {
+			if left == nil {
+				return nil
+			}
+			if files := left(shared); len(files) > 0 {
+				return fmt.Errorf("left by the tests: %v", files)
+			}
+			return nil
+		})
+		return nil
+	})
+}
+
 // session is Main without the end of the program.
 func session(ctx context.Context, run func() int, prepare func(*Session) error) (code int, err error) {
 	s := &Session{ctx: ctx}

@@ -21,6 +21,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/layout"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -32,11 +33,9 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	harness.Main(m.Run, func(s *harness.Session) (err error) {
-		session, gpu = s, s.GPU
-		shared, err = s.StartWithWorkload(harness.Options{})
-		return err
-	})
+	harness.MainShared(m.Run, func(s *harness.Session, c *harness.Containerd) {
+		session, shared, gpu = s, c, s.GPU
+	}, nil)
 }
 
 // start runs a workload on GPU 0, removed when the test ends.
@@ -120,7 +119,7 @@ func layoutOf(t *testing.T, c *harness.Containerd, dir string, rw ocispec.Descri
 func layoutWith(t *testing.T, name string, o oci.Options) (string, *oci.Result) {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "layout")
-	l, err := oci.OpenLayout(to)
+	l, err := layout.Open(to)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -33,19 +32,15 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	harness.Main(m.Run, func(s *harness.Session) (err error) {
-		session, bins, gpu, results = s, s.Bins, s.GPU, s.Results
-		if shared, err = s.StartWithWorkload(harness.Options{}); err != nil {
-			return err
-		}
-		s.AtEnd(func() error {
-			if left, _ := filepath.Glob(filepath.Join(shared.Dumps(), "*")); len(left) > 0 {
-				return fmt.Errorf("left by a checkpoint: %v", left)
-			}
-			return nil
-		})
-		return nil
-	})
+	harness.MainShared(m.Run, func(s *harness.Session, c *harness.Containerd) {
+		session, shared, bins, gpu, results = s, c, s.Bins, s.GPU, s.Results
+	}, dumps)
+}
+
+// dumps are the directories of checkpoints that gpuckpt should have removed.
+func dumps(c *harness.Containerd) []string {
+	left, _ := filepath.Glob(filepath.Join(c.Dumps(), "*")) // the pattern is sound
+	return left
 }
 
 // command is gpuckpt for a containerd, with an environment of its own.

@@ -22,9 +22,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	harness.Main(m.Run, func(s *harness.Session) (err error) {
-		session, bins, gpu, results = s, s.Bins, s.GPU, s.Results
-		shared, err = s.StartWithWorkload(harness.Options{})
-		return err
-	})
+	harness.MainShared(m.Run, func(s *harness.Session, c *harness.Containerd) {
+		session, shared, bins, gpu, results = s, c, s.Bins, s.GPU, s.Results
+	}, nil)
 }

@@ -1,0 +1,114 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package suspend
+
+import (
+	"testing"
+
+	"github.com/containerd/containerd/v2/client"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// What cannot be suspended or resumed is told so, and nothing happens to it.
+func TestRefusals(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	harness.Says(t, gpuckpt(t, shared, "resume", k.ID), "is not suspended")
+	suspend(t, shared, k)
+	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "is suspended already")
+	isPaused(t, shared, k, true)
+	resume(t, shared, k)
+	harness.Says(t, gpuckpt(t, shared, "resume", k.ID), "is not suspended")
+	k.Expect(t, "count", "102")
+	harness.Says(t, gpuckpt(t, shared, "suspend", "no-such-container"), "find container no-such-container", "not found")
+
+	plain := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-plain"}, "plain")
+	harness.Says(t, gpuckpt(t, shared, "suspend", plain.ID), "no process of the container uses CUDA")
+	isPaused(t, shared, plain, false)
+	plain.Expect(t, "count", "101")
+
+	managed := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-managed", GPUs: []int{0}}, "managed")
+	managed.Expect(t, "count", "101")
+	harness.Says(t, gpuckpt(t, shared, "suspend", managed.ID), "managed memory")
+	isPaused(t, shared, managed, false)
+	managed.Expect(t, "count", "102")
+
+	runc := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-runc", Runtime: harness.RuncRuntime, GPUs: []int{0}}, "counter")
+	runc.Expect(t, "count", "101")
+	harness.Says(t, gpuckpt(t, shared, "suspend", runc.ID), "its runtime, io.containerd.runc.v2, is not gpuckpt's")
+	isPaused(t, shared, runc, false)
+	runc.Expect(t, "count", "102")
+}
+
+// The annotations are read strictly.
+func TestAnnotations(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	container, err := shared.Client().LoadContainer(t.Context(), k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, err := container.Task(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, annotations := range []map[string]string{
+		{"dev.gpuckpt.suspend": "yes"},
+		{"dev.gpuckpt.suspend.spill": "/tmp"},
+		{"dev.gpuckpt.suspend": "false", "dev.gpuckpt.suspend.spill": "/tmp"},
+		{"dev.gpuckpt.suspend": "true", "dev.gpuckpt.suspend.spill": "tmp"},
+		{"dev.gpuckpt.suspend": "true", "dev.gpuckpt.resume.gpus": "0"},
+		{"dev.gpuckpt.suspend": "false", "dev.gpuckpt.resume.gpus": "0,"},
+	} {
+		harness.Says(t, task.Update(t.Context(), client.WithAnnotations(annotations)), "annotation dev.gpuckpt.")
+	}
+	isPaused(t, shared, k, false)
+	k.Expect(t, "count", "101")
+}
+
+// A container that was paused is suspended as it is. To resume it is to run.
+func TestPausedBefore(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	if _, err := shared.Ctr(t.Context(), "tasks", "pause", k.ID); err != nil {
+		t.Fatal(err)
+	}
+	free, _ := memory(t, 0, k)
+	suspend(t, shared, k)
+	hasNone(t, 0, k, free)
+	resume(t, shared, k)
+	k.Expect(t, "count", "102")
+}
+
+// Stock clients' other requests for a suspended container are refused clearly
+// and harm nothing.
+func TestStockClients(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	suspend(t, shared, k)
+	for _, refused := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"tasks", "pause", k.ID}, "cannot pause a suspended"},
+		{[]string{"tasks", "checkpoint", "--image-path", t.TempDir(), k.ID}, "is suspended"},
+		{[]string{"containers", "checkpoint", "--rw", "--image", "--task", k.ID, "suspended:1"}, "suspended container"},
+		{[]string{"tasks", "exec", "--exec-id", "hello", k.ID, "gpuwork", "echo", "hello"}, "paused"},
+	} {
+		_, err := shared.Ctr(t.Context(), refused.args...)
+		harness.Says(t, err, refused.says)
+		isPaused(t, shared, k, true)
+	}
+	resume(t, shared, k)
+	k.Expect(t, "count", "102")
+	// Afterwards it is a container like any other.
+	if err := k.Checkpoint(t.Context(), "suspended:2"); err != nil {
+		t.Fatal(err)
+	}
+	k.Expect(t, "count", "103")
+}

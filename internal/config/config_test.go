@@ -1,0 +1,176 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// useConfig makes a text the node's configuration during a test.
+func useConfig(t *testing.T, text string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(Env, path)
+}
+
+// wantError checks an error by a part of its text; "" wants none.
+func wantError(t *testing.T, err error, text string) {
+	t.Helper()
+	switch {
+	case text == "" && err != nil:
+		t.Errorf("error %v, want none", err)
+	case text != "" && (err == nil || !strings.Contains(err.Error(), text)):
+		t.Errorf("error %v, want one that says %q", err, text)
+	}
+}
+
+func TestParse(t *testing.T) {
+	with := func(change func(*Node)) Node {
+		c := Default()
+		change(&c)
+		return c
+	}
+	for _, test := range []struct {
+		name, text string
+		want       Node
+		err        string
+	}{
+		{name: "nothing", want: Default()},
+		{name: "a comment", text: "# all defaults\n", want: Default()},
+		{name: "everything", text: `
+helper = "/opt/helper"
+lock_timeout = "1m30s"
+on_checkpoint = "stop"
+log_dir = "/logs"
+[staging]
+steer = false
+copy_threads = 0
+cgroup = "a/b"
+memory_limit = 100
+when_short = "write-through"
+buffer = 33554432
+[criu]
+path = "/opt/criu/criu"
+plugin_dir = "/opt/criu/plugins"
+[criu.options]
+tcp-established = true
+ghost-limit = 1048576
+network-lock = "skip"
+external = ["mnt[a]:b", "dev[c]:d"]
+`, want: with(func(c *Node) {
+			c.Helper, c.LockTimeout, c.OnCheckpoint, c.LogDir = "/opt/helper", Duration(90*time.Second), "stop", "/logs"
+			c.Staging = Staging{Cgroup: "a/b", MemoryLimit: 100, WhenShort: WriteThrough, Buffer: 32 << 20}
+			c.CRIU = CRIU{Path: "/opt/criu/criu", PluginDir: "/opt/criu/plugins", Options: map[string]any{
+				"tcp-established": true, "ghost-limit": int64(1048576), "network-lock": "skip",
+				"external": []any{"mnt[a]:b", "dev[c]:d"},
+			}}
+		})},
+		{name: "one setting", text: `lock_timeout = "1s"`, want: with(func(c *Node) { c.LockTimeout = Duration(time.Second) })},
+		{name: "unknown setting", text: "\nlock_timout = \"1s\"", err: "unknown setting lock_timout (line 2)"},
+		{name: "unknown settings", text: "a = 1\n[criu]\nb = 2\n", err: "unknown setting a (line 1), criu.b (line 3)"},
+		{name: "unknown section", text: "[crui]\n", err: "unknown setting crui"},
+		{name: "not TOML", text: "lock_timeout: 1s", err: "toml"},
+		{name: "the same twice", text: "helper = \"a\"\nhelper = \"b\"", err: "helper"},
+		{name: "a number for a duration", text: "lock_timeout = 10", err: "lock_timeout is 10ns"},
+		{name: "no duration", text: `lock_timeout = "soon"`, err: "soon"},
+		{name: "no time at all", text: `lock_timeout = "0s"`, err: "1ms or more"},
+		{name: "negative", text: `lock_timeout = "-1s"`, err: "1ms or more"},
+		{name: "no such choice", text: `on_checkpoint = "pause"`, err: `on_checkpoint is "pause"`},
+		{name: "empty choice", text: `on_checkpoint = ""`, err: `on_checkpoint is ""`},
+		{name: "no such way", text: "[staging]\nwhen_short = \"spill\"", err: `when_short is "spill"; it must be "refuse", "write-through" or "driver"`},
+		{name: "too many threads", text: "[staging]\ncopy_threads = 33", err: "copy_threads is 33; it must be from 0 to 32"},
+		{name: "fewer threads than none", text: "[staging]\ncopy_threads = -1", err: "copy_threads is -1"},
+		{name: "too small a buffer", text: "[staging]\nbuffer = 1048576", err: "buffer is 1048576; it must be 16777216 or more"},
+		{name: "criu of another name", text: "[criu]\npath = \"/usr/sbin/criu-4.2\"", err: "ends in /criu"},
+		{name: "relative criu", text: "[criu]\npath = \"bin/criu\"", err: "absolute path"},
+		{name: "option in capitals", text: "[criu.options]\nTCP = true", err: `[criu.options]: "TCP" is not a name`},
+		{name: "option with a line feed", text: "[criu.options]\nlibdir = \"a\\nb\"", err: "[criu.options]: libdir"},
+		{name: "option of no known type", text: "[criu.options]\nlibdir = 1.5", err: "[criu.options]: libdir"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := parse([]byte(test.text))
+			wantError(t, err, test.err)
+			if err != nil && strings.Contains(err.Error(), "\n") {
+				t.Errorf("the error has several lines: %v", err)
+			}
+			if test.err == "" && !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestLoad(t *testing.T) {
+	t.Run("named and there", func(t *testing.T) {
+		useConfig(t, `helper = "/opt/helper"`)
+		config, err := Load()
+		if err != nil || config.Helper != "/opt/helper" {
+			t.Errorf("got %+v, error %v", config, err)
+		}
+	})
+	t.Run("named and missing", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "none.toml")
+		t.Setenv(Env, path)
+		_, err := Load()
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("error %v, want ErrInvalid", err)
+		}
+		wantError(t, err, path)
+	})
+	t.Run("broken", func(t *testing.T) {
+		useConfig(t, `nonsense`)
+		_, err := Load()
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("error %v, want ErrInvalid", err)
+		}
+		wantError(t, err, os.Getenv(Env))
+	})
+}
+
+// What is accepted is usable: no setting can bring a line into CRIU's
+// configuration that is not its own.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{
+		"", "lock_timeout = \"10s\"\n", "[criu]\npath = \"/x/criu\"\n", "on_checkpoint = \"stop\"",
+		"[criu.options]\na = true\nb = \"c d\"\ne = [\"f\", \"g\"]\nh = 1\n", "[criu.options]\n\"\" = \"x\"", "a = {b = 1}",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		config, err := parse(data)
+		if err != nil {
+			return
+		}
+		if config.LockTimeout <= 0 || config.OnCheckpoint != Keep && config.OnCheckpoint != Stop {
+			t.Errorf("accepted %+v", config)
+		}
+		for name, value := range config.CRIU.Options {
+			checkLines(t, name, value)
+		}
+	})
+}
+
+// checkLines checks that all lines made of an option set that option.
+func checkLines(t *testing.T, name string, value any) {
+	t.Helper()
+	lines, err := CRIULines(name, value)
+	if err != nil {
+		t.Errorf("%s = %v was accepted, and then: %v", name, value, err)
+	}
+	for line := range strings.Lines(lines) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != name || !strings.HasSuffix(line, "\n") || strings.ContainsAny(line, "#\\") {
+			t.Errorf("%s = %q makes the line %q", name, value, line)
+		}
+	}
+}

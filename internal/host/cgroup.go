@@ -1,0 +1,188 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package host is what the runtime uses of the machine that it runs on: cgroups,
+// memory, mounts, and what the kernel kills first.
+//
+// The life of a Cgroup: runc makes it, CgroupOf finds it by a process in it, and
+// runc removes it with the container. In between Freeze and Thaw may be called in
+// any order. Both versions of cgroups are served, of a machine with both version 1.
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/cgroups/v3"
+	"github.com/containerd/cgroups/v3/cgroup1"
+	"github.com/containerd/cgroups/v3/cgroup2"
+	"github.com/containerd/errdefs"
+	occgroups "github.com/opencontainers/cgroups"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// unifiedRoot is where cgroups of version 2 are mounted.
+const unifiedRoot = "/sys/fs/cgroup"
+
+// freezeTimeout bounds the wait for processes to freeze, each of which must leave
+// the kernel first. runc waits as long (opencontainers/cgroups, fs2).
+const freezeTimeout = 10 * time.Second
+
+// Cgroup is the cgroup of a container, of either version.
+type Cgroup struct {
+	v1 cgroup1.Cgroup   // nil on a host with unified cgroups
+	v2 *cgroup2.Manager // nil on others
+	// dir is the directory of the cgroup, in version 1 that of the freezer.
+	dir string
+}
+
+// CgroupOf returns the cgroup of a process, as runc's service finds it.
+func CgroupOf(pid int) (*Cgroup, error) {
+	if cgroups.Mode() == cgroups.Unified {
+		path, err := cgroup2.PidGroupPath(pid)
+		if err != nil {
+			return nil, fmt.Errorf("find the cgroup of process %d: %w", pid, err)
+		}
+		cg, err := cgroup2.Load(path)
+		if err != nil {
+			return nil, fmt.Errorf("load cgroup %s: %w", path, err)
+		}
+		return &Cgroup{v2: cg, dir: filepath.Join(unifiedRoot, path)}, nil
+	}
+	cg, err := cgroup1.Load(cgroup1.PidPath(pid))
+	if err != nil {
+		return nil, fmt.Errorf("load the cgroup of process %d: %w", pid, err)
+	}
+	freezer, err := freezerOf(pid)
+	if err != nil {
+		return nil, fmt.Errorf("find the freezer of process %d: %w", pid, err)
+	}
+	return &Cgroup{v1: cg, dir: freezer}, nil
+}
+
+// freezerOf returns the directory of a process's freezer, cgroup version 1.
+func freezerOf(pid int) (string, error) {
+	path, err := cgroup1.PidPath(pid)(cgroup1.Freezer)
+	if err != nil {
+		return "", err
+	}
+	all, err := cgroup1.Default()
+	if err != nil {
+		return "", err
+	}
+	for _, s := range all {
+		if at, ok := s.(interface{ Path(path string) string }); ok && s.Name() == cgroup1.Freezer {
+			return at.Path(path), nil
+		}
+	}
+	return "", fmt.Errorf("no hierarchy of cgroups has a freezer: %w", errdefs.ErrUnavailable)
+}
+
+// Dir returns the directory of the cgroup, in version 1 that of the freezer.
+func (c *Cgroup) Dir() string { return c.dir }
+
+// Unified reports whether the cgroup is of version 2.
+func (c *Cgroup) Unified() bool { return c.v2 != nil }
+
+// Pids returns the processes of the cgroup and of the cgroups in it, ascending.
+func (c *Cgroup) Pids() ([]int, error) {
+	pids, err := occgroups.GetAllPids(c.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the cgroup's processes: %w", err)
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids), nil
+}
+
+// Metrics returns the statistics of the cgroup in the types that containerd's
+// clients decode.
+func (c *Cgroup) Metrics() (metrics any, err error) {
+	if c.Unified() {
+		metrics, err = c.v2.Stat()
+	} else {
+		metrics, err = c.v1.Stat(cgroup1.IgnoreNotExist)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the cgroup's statistics: %w", err)
+	}
+	return metrics, nil
+}
+
+// Freeze stops every process in the cgroup and returns once all have stopped. On
+// an error some of them may be stopped.
+//
+// docs/decisions/0008-own-freezer.md says why this is not opencontainers/cgroups'.
+func (c *Cgroup) Freeze() error {
+	return c.setFreezer("FROZEN", "1", "frozen 1")
+}
+
+// Thaw lets the processes run on. In version 2 they may do so a moment later.
+func (c *Cgroup) Thaw() error {
+	return c.setFreezer("THAWED", "0", "")
+}
+
+func (c *Cgroup) setFreezer(v1, v2, event string) error {
+	var err error
+	if c.Unified() {
+		// cgroup.freeze holds what was asked for, cgroup.events what is so.
+		err = ask(filepath.Join(c.dir, "cgroup.freeze"), v2, filepath.Join(c.dir, "cgroup.events"), event, freezeTimeout)
+	} else {
+		file := filepath.Join(c.dir, "freezer.state")
+		err = ask(file, v1, file, v1, freezeTimeout)
+	}
+	if err != nil {
+		return fmt.Errorf("make cgroup %s %s: %w", c.dir, strings.ToLower(v1), err)
+	}
+	return nil
+}
+
+// ask writes a state into a freezer's file and waits until the file of answers has
+// the answer; "" is not waited for. A file that is both, in version 1, is written to
+// again each time: a process that was forked meanwhile may have missed what was
+// written before (Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst).
+func ask(file, state, answers, answer string, timeout time.Duration) error {
+	for began, asked := time.Now(), false; ; time.Sleep(time.Millisecond) {
+		if !asked || file == answers {
+			if err := os.WriteFile(file, []byte(state), 0); err != nil {
+				return err
+			}
+			asked = true
+		}
+		if answer == "" {
+			return nil
+		}
+		text, err := os.ReadFile(answers)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.TrimSpace(line) == answer {
+				return nil
+			}
+		}
+		if time.Since(began) > timeout {
+			return fmt.Errorf("it does not get there within %v: a process of the container is stuck in the kernel, or a cgroup above is frozen: %w",
+				timeout, errdefs.ErrUnavailable)
+		}
+	}
+}
+
+// ThawIfKilled thaws the cgroup of a container whose first process was killed, and
+// returns an error that says so. Version 1 holds those of its threads that had not
+// ended when it froze, and runc does not thaw a container that has ended.
+func (c *Cgroup) ThawIfKilled(first int) error {
+	if status, _ := proc.StatusOf(first); !status.Ended() {
+		return nil
+	}
+	killed := errors.New("the container was killed meanwhile")
+	if err := c.Thaw(); err != nil {
+		return fmt.Errorf("%w; %w", killed, err)
+	}
+	return killed
+}

@@ -1,0 +1,141 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// fakeEnv makes the test's executable a process that "lives", or one whose "first
+// thread ended".
+const fakeEnv = "GPUCKPT_TEST_FAKE"
+
+func init() {
+	if os.Getenv(fakeEnv) != "" {
+		runtime.LockOSThread() // TestMain is on the first thread
+	}
+}
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(fakeEnv) {
+	case "":
+		os.Exit(m.Run())
+	case "first thread ended":
+		fmt.Println("goes on without")
+		unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0) // the thread's, not the process's
+	}
+	fmt.Println("sleeps")
+	time.Sleep(time.Minute)
+	os.Exit(0)
+}
+
+func startFake(t *testing.T, what string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), fakeEnv+"="+what)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+// A process that does not freeze is reported in the end, and holds nobody up for ever.
+func TestAsk(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "freezer.state")
+	if err := ask(file, "FROZEN", file, "FROZEN", time.Minute); err != nil {
+		t.Error(err)
+	}
+	events := filepath.Join(t.TempDir(), "cgroup.events")
+	if err := os.WriteFile(events, []byte("populated 1\nfrozen 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := ask(file, "1", events, "frozen 1", time.Minute); err != nil {
+		t.Error(err)
+	}
+	if err := ask(file, "0", events, "frozen 0", 10*time.Millisecond); !errdefs.IsUnavailable(err) {
+		t.Errorf("got %v", err)
+	}
+	if err := ask(file, "0", events, "", 10*time.Millisecond); err != nil {
+		t.Error(err)
+	}
+	// It takes what is written, and has nothing to say.
+	if err := ask(os.DevNull, "FROZEN", os.DevNull, "FROZEN", 10*time.Millisecond); !errdefs.IsUnavailable(err) {
+		t.Errorf("got %v", err)
+	}
+	if err := ask(filepath.Join(file, "none"), "THAWED", file, "THAWED", time.Minute); err == nil {
+		t.Error("no error")
+	}
+}
+
+// What is left of a killed container does not stay frozen, which nobody would thaw.
+func TestThawIfKilled(t *testing.T) {
+	dir := fmt.Sprintf("/sys/fs/cgroup/freezer/gpuckpt-host-test-%d", os.Getpid())
+	if err := os.Mkdir(dir, 0o755); errors.Is(err, os.ErrNotExist) {
+		t.Skip("no cgroup v1: who is frozen by version 2 can be killed")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	cg := &Cgroup{dir: dir}
+	t.Cleanup(func() {
+		for range 1000 { // its processes end in their own time
+			if os.Remove(dir) == nil {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Errorf("%s is left", dir)
+	})
+	for what, killed := range map[string]bool{"lives": false, "first thread ended": true} {
+		cmd := startFake(t, what)
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cg.Thaw()
+			_ = cmd.Wait()
+		})
+		pid := cmd.Process.Pid
+		for began := time.Now(); killed && time.Since(began) < 20*time.Second; time.Sleep(time.Millisecond) {
+			if status, _ := proc.StatusOf(pid); status.Ended() {
+				break
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, pid), 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := cg.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		err := cg.ThawIfKilled(pid)
+		state, rerr := os.ReadFile(filepath.Join(dir, "freezer.state"))
+		if rerr != nil {
+			t.Fatal(rerr)
+		}
+		if (err != nil) != killed || (strings.TrimSpace(string(state)) == "THAWED") != killed {
+			t.Errorf("%s: %v, the cgroup is %s", what, err, state)
+		}
+		if err := cg.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,52 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/events"
+	"github.com/containerd/containerd/v2/pkg/oom"
+	oomv1 "github.com/containerd/containerd/v2/pkg/oom/v1"
+	oomv2 "github.com/containerd/containerd/v2/pkg/oom/v2"
+)
+
+// OOMWatch publishes the OOM events of cgroups as containerd's task events. It
+// costs nothing before the first Add.
+type OOMWatch struct {
+	ctx       context.Context
+	publisher events.Publisher
+
+	mu      sync.Mutex
+	watcher oom.Watcher
+}
+
+// NewOOMWatch returns a watch that ends with ctx.
+func NewOOMWatch(ctx context.Context, publisher events.Publisher) *OOMWatch {
+	return &OOMWatch{ctx: ctx, publisher: publisher}
+}
+
+// Add watches the cgroup of a container until the cgroup is removed.
+func (o *OOMWatch) Add(id string, cg *Cgroup) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	open, handle := oomv1.New, any(cg.v1)
+	if cg.Unified() {
+		open, handle = oomv2.New, cg.v2
+	}
+	if o.watcher == nil {
+		w, err := open(o.publisher)
+		if err != nil {
+			return fmt.Errorf("watch for OOM events: %w", err)
+		}
+		o.watcher = w
+		go w.Run(o.ctx)
+	}
+	if err := o.watcher.Add(id, handle); err != nil {
+		return fmt.Errorf("watch for OOM events: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,119 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package proc reads what the kernel reports of processes and memory in /proc.
+//
+// A process may end at any time, and so may every reader here fail: the error of
+// a process that has ended satisfies Ended. Nothing is cached; a value is true
+// when it is read, and remains so only while the process is frozen or held.
+//
+// docs/decisions/0009-own-proc-reader.md says why this is not prometheus/procfs.
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Ended reports whether an error of this package, or of a file in /proc, means
+// that the process or thread has ended.
+func Ended(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) }
+
+// Command returns the name of a process's program, at most 15 bytes of it, "" for
+// a process that has ended.
+func Command(pid int) string {
+	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSpace(string(name))
+}
+
+// Describe names a process for a person: "4711 (python)".
+func Describe(pid int) string {
+	if name := Command(pid); name != "" {
+		return fmt.Sprintf("%d (%s)", pid, name)
+	}
+	return strconv.Itoa(pid)
+}
+
+// Arguments returns the arguments of a process, its program's name first.
+func Arguments(pid int) ([]string, error) { return list(pid, "cmdline") }
+
+// Environment returns the environment that a process was started with.
+func Environment(pid int) ([]string, error) { return list(pid, "environ") }
+
+// list reads a file whose texts end with zero bytes.
+func list(pid int, file string) (texts []string, err error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+	if err != nil {
+		return nil, err
+	}
+	for text := range bytes.SplitSeq(bytes.TrimSuffix(data, []byte{0}), []byte{0}) {
+		texts = append(texts, string(text))
+	}
+	return texts, nil
+}
+
+// Children returns the children of all threads of a process.
+func Children(pid int) (pids []int) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // a thread that has ended has none
+		for word := range strings.FieldsSeq(string(text)) {
+			if child, err := strconv.Atoi(word); err == nil {
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids
+}
+
+// Threads returns the threads of a process, ascending. While threads come and go
+// the listing may lack one that lives on.
+func Threads(pid int) ([]int, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
+	}
+	tids := make([]int, 0, len(entries))
+	for _, e := range entries {
+		tid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
+		}
+		tids = append(tids, tid)
+	}
+	slices.Sort(tids)
+	return tids, nil
+}
+
+// CgroupPath returns the cgroup of a process in the hierarchy of a controller, from
+// the hierarchy's root; "" is the controller of version 2. See cgroups(7),
+// "/proc/[pid]/cgroup".
+func CgroupPath(pid int, controller string) (string, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		// hierarchy-ID:controller-list:cgroup-path
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) == 3 && slices.Contains(strings.Split(parts[1], ","), controller) {
+			return parts[2], nil
+		}
+	}
+	return "", fmt.Errorf("process %d has no cgroup of the controller %q", pid, controller)
+}
+
+// MemAvailable returns the memory that programs can take without swapping, in
+// bytes, out of the text of /proc/meminfo; see proc_meminfo(5).
+func MemAvailable(meminfo []byte) (bytes uint64, known bool) {
+	kib, err := strconv.ParseUint(strings.TrimSuffix(Status(meminfo).Field("MemAvailable"), " kB"), 10, 54)
+	return kib << 10, err == nil
+}

@@ -1,0 +1,103 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package proc
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+const nobody = 1 << 30 // above every pid
+
+// sleeper starts a child, and returns its pid once it is the program "sleep".
+func sleeper(t *testing.T) int {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	// Between fork and exec it is still this program.
+	for end := time.Now().Add(30 * time.Second); Command(cmd.Process.Pid) != "sleep" && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	return cmd.Process.Pid
+}
+
+func TestProcess(t *testing.T) {
+	pid := sleeper(t)
+	if got, want := Describe(pid), strconv.Itoa(pid)+" (sleep)"; got != want {
+		t.Errorf("Describe returns %q, want %q", got, want)
+	}
+	if args, err := Arguments(pid); err != nil || !slices.Equal(args, []string{"sleep", "1000"}) {
+		t.Errorf("Arguments returns %q, %v", args, err)
+	}
+	if env, err := Environment(pid); err != nil || !slices.ContainsFunc(env, func(s string) bool { return strings.HasPrefix(s, "PATH=") }) {
+		t.Errorf("Environment returns %q, %v", env, err)
+	}
+	if !slices.Contains(Children(os.Getpid()), pid) {
+		t.Errorf("%d is not among the children %v", pid, Children(os.Getpid()))
+	}
+	if tids, err := Threads(pid); err != nil || !slices.Equal(tids, []int{pid}) {
+		t.Errorf("Threads returns %v, %v", tids, err)
+	}
+	status, err := StatusOf(pid)
+	if err != nil || status.Ended() || status.Tracer() != 0 || status.Parent() != os.Getpid() || status.Process() != pid || status.Field("Nothing") != "" {
+		t.Errorf("the status is %s, %v", status, err)
+	}
+}
+
+func TestNobody(t *testing.T) {
+	if got := Describe(nobody); got != strconv.Itoa(nobody) {
+		t.Errorf("Describe returns %q", got)
+	}
+	if status, err := StatusOf(nobody); !Ended(err) || status.Ended() || status.Parent() != 0 {
+		t.Errorf("the status is %q, %v", status, err)
+	}
+	for name, read := range map[string]func(int) error{
+		"Threads":   func(pid int) error { _, err := Threads(pid); return err },
+		"Arguments": func(pid int) error { _, err := Arguments(pid); return err },
+		"Maps":      func(pid int) error { _, err := Maps(pid); return err },
+	} {
+		if err := read(nobody); !Ended(err) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+func TestMemAvailable(t *testing.T) {
+	for _, test := range []struct {
+		text  string
+		want  uint64
+		known bool
+	}{
+		{"MemTotal:       16777216 kB\nMemFree: 1 kB\nMemAvailable:   8388608 kB\n", 8 << 30, true},
+		{"MemTotal: 1 kB\n", 0, false},
+		{"MemAvailable: many kB\n", 0, false},
+		{"", 0, false},
+	} {
+		if got, known := MemAvailable([]byte(test.text)); got != test.want || known != test.known {
+			t.Errorf("%q: got %d, %v", test.text, got, known)
+		}
+	}
+}
+
+func TestCgroupPath(t *testing.T) {
+	if _, err := CgroupPath(os.Getpid(), "no-such"); err == nil {
+		t.Error("no error for a controller that is none")
+	}
+	_, v2 := CgroupPath(os.Getpid(), "")
+	_, v1 := CgroupPath(os.Getpid(), "memory")
+	if v1 != nil && v2 != nil {
+		t.Errorf("no cgroup of either version: %v, %v", v1, v2)
+	}
+}

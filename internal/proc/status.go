@@ -1,0 +1,57 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package proc
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Status is the text of a status file, lines of "Name:\tvalue", see
+// proc_pid_status(5). The empty Status is one of which nothing is known.
+type Status []byte
+
+// StatusOf reads the status of a process, or of a thread by its id.
+func StatusOf(pid int) (Status, error) {
+	return os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+}
+
+// ThreadStatus reads the status of one thread of a process.
+func ThreadStatus(pid, tid int) (Status, error) {
+	return os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", pid, tid))
+}
+
+// Field returns the value of a line, "" when there is no such line.
+func (s Status) Field(name string) string {
+	for line := range bytes.Lines(s) {
+		if value, ok := bytes.CutPrefix(line, []byte(name+":")); ok {
+			return string(bytes.TrimSpace(value))
+		}
+	}
+	return ""
+}
+
+// Number returns the value of a line that is a number, 0 when it is none.
+func (s Status) Number(name string) int {
+	n, _ := strconv.Atoi(s.Field(name))
+	return n
+}
+
+// Ended reports whether the thread has ended: it is a zombie or about to go.
+func (s Status) Ended() bool {
+	state := s.Field("State")
+	return strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
+}
+
+// Tracer returns the thread that traces the thread, 0 for none.
+func (s Status) Tracer() int { return s.Number("TracerPid") }
+
+// Process returns the process that the thread is of.
+func (s Status) Process() int { return s.Number("Tgid") }
+
+// Parent returns the parent of the process.
+func (s Status) Parent() int { return s.Number("PPid") }
