@@ -19,7 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // helperIdle is how long a paused container keeps its CUDA helper for a
@@ -43,7 +43,7 @@ type gpuState struct {
 	lockBegan time.Time
 	lockTook  time.Duration
 
-	tracer     *trace.Session // nil while nothing is traced or saved
+	tracer     *steer.Session // nil while nothing is traced or saved
 	tracerDied *bool          // the container's
 	areas      []savedArea    // state that is in files, not in the processes
 	// inImages says that those files are the image's own.
@@ -253,10 +253,10 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 	err = g.thawed(ctx, c, func() error { return g.steerAll(ctx, dir) }, func() error {
 		before, err := g.memory()
 		if err != nil {
-			return joinBack(err, g.tracer.Abandon())
+			return joinBack(err, g.tracer.Abort())
 		}
 		if err := g.procs.Checkpoint(ctx, helper); err != nil {
-			err = joinBack(err, g.tracer.Abandon())
+			err = joinBack(err, g.tracer.Abort())
 			g.saved = g.anySaved(context.WithoutCancel(ctx))
 			return err
 		}

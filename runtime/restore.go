@@ -84,8 +84,10 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 				return 0, err
 			}
 			c.cgroup.Store(cg)
-			if err := c.raiseOOMScores(); err != nil {
-				return 0, err
+			if adj := c.restore.gpus.spec.Process.OOMScoreAdj; adj != nil {
+				if err := cg.RaiseOOMScores(*adj); err != nil {
+					return 0, err
+				}
 			}
 			return 0, s.oom.Add(c.id, cg)
 		}},

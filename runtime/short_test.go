@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // What is more than the machine's memory goes where the setting says, or nowhere.
@@ -36,7 +36,7 @@ func TestCheckMemory(t *testing.T) {
 		{name: "unknown, refused", mode: config.Refuse, onDisk: true, unknown: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if test.window && !trace.CanSteer {
+			if test.window && !steer.CanSteer {
 				t.Skip("this processor is not steered on")
 			}
 			node := config.Default()

@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 func TestSuspensionOf(t *testing.T) {
@@ -99,7 +99,7 @@ func TestFits(t *testing.T) {
 		{"NVML does not list it", both, 0, []cuda.GPU{a}, []cuda.GPU{{UUID: "GPU-none"}}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			g := &gpuState{use: test.use, areas: []savedArea{{Area: trace.Area{Bytes: test.area}}}}
+			g := &gpuState{use: test.use, areas: []savedArea{{Area: steer.Area{Bytes: test.area}}}}
 			err := g.fits(survey, test.had, test.onto)
 			if (err == nil) != test.fits {
 				t.Fatalf("error %v; want it to fit: %v", err, test.fits)

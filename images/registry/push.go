@@ -226,7 +226,7 @@ func (c *counter) Read(p []byte) (int, error) {
 		c.at += int64(n)
 		c.meter.Add(int64(n))
 	}
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		c.err = err
 	}
 	return n, err
