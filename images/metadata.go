@@ -139,7 +139,7 @@ func AreaPrefix(pid int) string { return fmt.Sprintf("gpu-%d-", pid) }
 
 // Phase is one step of a checkpoint or a restore.
 type Phase struct {
-	// Name is the step's name in docs/checkpoint.md.
+	// Name is the step's name in docs/how-it-works.md.
 	Name string `json:"name"`
 	// Start is the time from the operation's begin to the step's, and Took how
 	// long the step took, both in nanoseconds.
