@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
 // specIn writes a bundle with a config.json.
@@ -38,15 +40,15 @@ func TestPointAtSettings(t *testing.T) {
 	}{
 		{
 			name: "no annotations", text: `{"ociVersion":"1.2.0"}`,
-			base: criuRuncConf, want: `{"annotations":{"org.criu.config":"/s"},"ociVersion":"1.2.0"}`,
+			base: criu.RuncSettings, want: `{"annotations":{"org.criu.config":"/s"},"ociVersion":"1.2.0"}`,
 		},
 		{
 			name: "null annotations", text: `{"annotations":null}`,
-			base: criuRuncConf, want: `{"annotations":{"org.criu.config":"/s"}}`,
+			base: criu.RuncSettings, want: `{"annotations":{"org.criu.config":"/s"}}`,
 		},
 		{
 			name: "annotations stay", text: `{"annotations":{"a":"b"}}`, annotations: map[string]string{"a": "b"},
-			base: criuRuncConf, want: `{"annotations":{"a":"b","org.criu.config":"/s"}}`,
+			base: criu.RuncSettings, want: `{"annotations":{"a":"b","org.criu.config":"/s"}}`,
 		},
 		{
 			name: "a file of the container's own", text: `{"annotations":{"org.criu.config":"/mine"}}`,
@@ -60,7 +62,7 @@ func TestPointAtSettings(t *testing.T) {
 		},
 		{
 			name: "what is not known stays", text: `{"future":{"b":[1e400,18446744073709551616,0.10],"a":"<&>\u003c\ud800"}, "z": null}`,
-			base: criuRuncConf, want: `{"annotations":{"org.criu.config":"/s"},"future":{"b":[1e400,18446744073709551616,0.10],"a":"<&>\u003c\ud800"},"z":null}`,
+			base: criu.RuncSettings, want: `{"annotations":{"org.criu.config":"/s"},"future":{"b":[1e400,18446744073709551616,0.10],"a":"<&>\u003c\ud800"},"z":null}`,
 		},
 		{name: "empty", text: ``, err: "read the container's spec"},
 		{name: "null", text: `null`, err: "it is empty"},
@@ -116,11 +118,11 @@ func FuzzSpec(f *testing.F) {
 		if err := json.Unmarshal(is["annotations"], &edited); err != nil {
 			t.Fatal(err)
 		}
-		if edited[criuConfigAnnotation] != "/s" {
+		if edited["org.criu.config"] != "/s" {
 			t.Errorf("annotations %v", edited)
 		}
-		delete(edited, criuConfigAnnotation)
-		delete(annotations, criuConfigAnnotation)
+		delete(edited, "org.criu.config")
+		delete(annotations, "org.criu.config")
 		if !maps.Equal(edited, annotations) {
 			t.Errorf("annotations %v became %v", annotations, edited)
 		}

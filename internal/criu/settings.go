@@ -11,23 +11,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
-
-// annotation begins the annotations that set an option of CRIU for one container:
-// dev.gpuckpt.criu.tcp-established = "true".
-const annotation = "dev.gpuckpt.criu."
-
-// annotations are the options that a container may set for itself. Others
-// (action-script, libdir, external) reach beyond the container, so that only the
-// node's configuration may set them.
-var annotations = []string{
-	"tcp-established", "tcp-close", "skip-in-flight", "file-locks", "link-remap",
-	"ghost-limit", "timeout", "manage-cgroups", "network-lock",
-}
 
 // SettingsName is the file in the bundle that runc hands to CRIU.
 const SettingsName = "gpuckpt-criu.conf"
@@ -43,20 +32,15 @@ type Settings struct {
 	Base string
 	// Restoring reports whether the file is for a restore.
 	Restoring bool
-	// Path, PluginDir and Options are the node's: its criu, where criu looks for
-	// plugins, and options by their names on CRIU's command line. All may be empty.
-	Path, PluginDir string
-	Options         map[string]any
-	// Annotations are the container's.
-	Annotations map[string]string
+	// View has the options of the node and of the container.
+	View config.View
 }
 
 // Write writes the container's configuration file for CRIU: what the container would
-// have had without this project, then the node's options, then the container's
-// annotations. CRIU lets later lines win, and all of them win over what runc asks
-// for.
+// have had without this project, then the node's options and the container's. CRIU
+// lets later lines win, and all of them win over what runc asks for.
 func (s Settings) Write(ctx context.Context, r Runner) error {
-	options, err := s.options()
+	options, err := s.View.CRIUOptions()
 	if err != nil {
 		return err
 	}
@@ -78,19 +62,22 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 	if !isSet("tcp-established") && !isSet("tcp-close") {
 		options[tcpDefault(s.Restoring)] = true
 	}
-	lines, err := Lines(options)
-	if err != nil {
-		return fmt.Errorf("CRIU option: %w: %w", err, errdefs.ErrInvalidArgument)
+	text := base
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		lines, err := config.CRIULines(name, options[name])
+		if err != nil {
+			return fmt.Errorf("CRIU option: %w: %w", err, errdefs.ErrInvalidArgument)
+		}
+		text += lines
 	}
-	text := base + lines
 	if !isSet("network-lock") {
-		criu, _ := Find(r, s.Path) // without one runc's own error says so
+		criu, _ := Find(r, s.View.CRIU.Path) // without one runc's own error says so
 		if lock := cachedNetworkLock(ctx, r, criu); lock != LockIptables {
 			text += "network-lock " + lock + "\n"
 		}
 	}
 	if !isSet("libdir") {
-		dir, err := pluginsWithoutCUDA(s.PluginDir, filepath.Join(s.Bundle, "criu-plugins"))
+		dir, err := pluginsWithoutCUDA(s.View.CRIU.PluginDir, filepath.Join(s.Bundle, "criu-plugins"))
 		if err != nil {
 			return err
 		}
@@ -104,25 +91,6 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 	return nil
 }
 
-// options returns the node's options and, in their place, the container's.
-func (s Settings) options() (map[string]any, error) {
-	options := maps.Clone(s.Options)
-	if options == nil {
-		options = make(map[string]any)
-	}
-	for key, value := range s.Annotations {
-		name, ours := strings.CutPrefix(key, annotation)
-		if !ours {
-			continue
-		}
-		if !slices.Contains(annotations, name) {
-			return nil, fmt.Errorf("annotation %s: a container may set only %s%s: %w", key, annotation, strings.Join(annotations, ", "), errdefs.ErrInvalidArgument)
-		}
-		options[name] = annotationValue(value)
-	}
-	return options, nil
-}
-
 // tcpDefault returns the option that decides what becomes of established TCP
 // connections where nobody has decided. A dump takes them as they are, and so does
 // not fail because of one. A restore closes them: their other ends know nothing of
@@ -133,75 +101,6 @@ func tcpDefault(restoring bool) string {
 		return "tcp-close"
 	}
 	return "tcp-established"
-}
-
-// annotationValue reads "true", "false" and "", which is true, and leaves all else a string.
-func annotationValue(s string) any {
-	switch s {
-	case "true", "":
-		return true
-	case "false":
-		return false
-	}
-	return s
-}
-
-// Lines returns options as lines of CRIU's configuration file, in the order of their
-// names; see criu(8), "CONFIGURATION FILES". An option that is false has no line.
-func Lines(options map[string]any) (string, error) {
-	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(options)) {
-		lines, err := linesOf(name, options[name])
-		if err != nil {
-			return "", err
-		}
-		b.WriteString(lines)
-	}
-	return b.String(), nil
-}
-
-// linesOf returns the lines of one option.
-func linesOf(name string, value any) (string, error) {
-	if name == "" {
-		return "", errors.New("an option of CRIU has no name")
-	}
-	for _, r := range name {
-		if r != '-' && (r < 'a' || r > 'z') && (r < '0' || r > '9') {
-			return "", fmt.Errorf("%q is not a name of an option of CRIU", name)
-		}
-	}
-	switch v := value.(type) {
-	case bool:
-		if v {
-			return name + "\n", nil
-		}
-		return "", nil
-	case int64:
-		return name + " " + strconv.FormatInt(v, 10) + "\n", nil
-	case string:
-		if v == "" || strings.ContainsAny(v, "\"'#\\") || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-			return "", fmt.Errorf("%s: value %q is empty or has quotes, '#', a backslash or control characters", name, v)
-		}
-		if strings.Contains(v, " ") {
-			v = `"` + v + `"`
-		}
-		return name + " " + v + "\n", nil
-	case []any:
-		var b strings.Builder
-		for _, each := range v {
-			s, ok := each.(string)
-			if !ok {
-				return "", fmt.Errorf("%s: a list may hold strings only, not %v", name, each)
-			}
-			lines, err := linesOf(name, s)
-			if err != nil {
-				return "", err
-			}
-			b.WriteString(lines)
-		}
-		return b.String(), nil
-	}
-	return "", fmt.Errorf("%s: value %v is neither true, false, a string, a whole number nor a list of strings", name, value)
 }
 
 // hasOption reports whether a configuration text sets an option.

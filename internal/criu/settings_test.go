@@ -10,53 +10,9 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
-)
 
-func TestLines(t *testing.T) {
-	for _, test := range []struct {
-		what  string
-		name  string
-		value any
-		want  string
-		err   string
-	}{
-		{what: "on", name: "tcp-established", value: true, want: "tcp-established\n"},
-		{what: "off", name: "tcp-established", value: false, want: ""},
-		{what: "number", name: "ghost-limit", value: int64(-1), want: "ghost-limit -1\n"},
-		{what: "text", name: "network-lock", value: "nftables", want: "network-lock nftables\n"},
-		{what: "a space", name: "libdir", value: "/a dir", want: "libdir \"/a dir\"\n"},
-		{what: "list", name: "external", value: []any{"a", "b c"}, want: "external a\nexternal \"b c\"\n"},
-		{what: "empty list", name: "external", value: []any{}, want: ""},
-		{what: "no name", value: true, err: "no name"},
-		{what: "name of two words", name: "a b", value: true, err: "not a name"},
-		{what: "name with a line feed", name: "a\nb", value: true, err: "not a name"},
-		{what: "comment as name", name: "#a", value: true, err: "not a name"},
-		{what: "capitals", name: "A", value: true, err: "not a name"},
-		{what: "empty text", name: "a", value: "", err: "is empty"},
-		{what: "second line", name: "a", value: "b\naction-script /evil", err: "control characters"},
-		{what: "carriage return", name: "a", value: "b\rc", err: "control characters"},
-		{what: "tab", name: "a", value: "b\tc", err: "control characters"},
-		{what: "zero byte", name: "a", value: "b\x00c", err: "control characters"},
-		{what: "delete", name: "a", value: "b\x7f", err: "control characters"},
-		{what: "quote", name: "a", value: `b" c`, err: "quotes"},
-		{what: "single quote", name: "a", value: "b'", err: "quotes"},
-		{what: "comment", name: "a", value: "b #c", err: "quotes"},
-		{what: "backslash", name: "a", value: `b\`, err: "backslash"},
-		{what: "fraction", name: "a", value: 1.5, err: "neither"},
-		{what: "table", name: "a", value: map[string]any{"b": true}, err: "neither"},
-		{what: "nothing", name: "a", value: nil, err: "neither"},
-		{what: "list of numbers", name: "a", value: []any{int64(1)}, err: "strings only"},
-		{what: "list with an evil one", name: "a", value: []any{"b", "c\nd"}, err: "control characters"},
-	} {
-		t.Run(test.what, func(t *testing.T) {
-			got, err := linesOf(test.name, test.value)
-			wantError(t, err, test.err)
-			if got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
-		})
-	}
-}
+	"github.com/gpuckpt/gpuckpt/internal/config"
+)
 
 func TestWriteSettings(t *testing.T) {
 	for _, test := range []struct {
@@ -98,7 +54,8 @@ func TestWriteSettings(t *testing.T) {
 			// So that no plugin of this machine is found.
 			t.Setenv("CRIU_LIBS_DIR", "")
 			bundle := t.TempDir()
-			settings := Settings{Bundle: bundle, PluginDir: t.TempDir(), Options: test.options, Annotations: test.annotations}
+			settings := Settings{Bundle: bundle, View: config.View{Annotations: test.annotations}}
+			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
 			if !test.noBase {
 				settings.Base = filepath.Join(t.TempDir(), "runc.conf")
 				writeFile(t, settings.Base, test.base)
@@ -196,7 +153,8 @@ func TestTCPDefault(t *testing.T) {
 		"as CRIU's configuration has": {false, nil, "tcp-close\n", "tcp-close\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			settings := Settings{Bundle: t.TempDir(), Base: filepath.Join(t.TempDir(), "runc.conf"), PluginDir: t.TempDir(), Options: test.options, Restoring: test.restoring}
+			settings := Settings{Bundle: t.TempDir(), Base: filepath.Join(t.TempDir(), "runc.conf"), Restoring: test.restoring}
+			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
 			writeFile(t, settings.Base, test.base+"network-lock skip\n")
 			if err := settings.Write(t.Context(), Shim{}); err != nil {
 				t.Fatal(err)
