@@ -6,6 +6,7 @@ package criu
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -57,7 +58,10 @@ func (Shim) Run(ctx context.Context, program string, args ...string) (stdout, st
 // there, or else the first in $PATH.
 func Find(r Runner, configured string) (path string, err error) {
 	if configured == "" {
-		return r.Look("criu")
+		if path, err = r.Look("criu"); err != nil {
+			return "", errors.New("no criu in $PATH")
+		}
+		return path, nil
 	}
 	if _, err := os.Stat(configured); err != nil { // runc would take the next one in $PATH
 		return "", fmt.Errorf("[criu] path: %w", err)
@@ -102,7 +106,7 @@ func TooOld(version string) bool {
 func Check(ctx context.Context, r Runner, configured string) error {
 	path, err := Find(r, configured)
 	if err != nil {
-		return fmt.Errorf("no criu: %w: %s: %w", err, remedy, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%w: %s: %w", err, remedy, errdefs.ErrFailedPrecondition)
 	}
 	version, err := Version(ctx, r, path)
 	if err != nil {
