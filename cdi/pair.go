@@ -44,17 +44,17 @@ type GPU struct {
 // String names the GPU in an error.
 func (g GPU) String() string { return fmt.Sprintf("%s (%s)", g.UUID, g.Name) }
 
-// Demand is what a checkpoint needs.
-type Demand struct {
+// Requirement is what a checkpoint needs.
+type Requirement struct {
 	// GPUs are those of the checkpoint.
 	GPUs []GPU
 	// Processes are its CUDA processes.
-	Processes []Use
+	Processes []ProcessUse
 }
 
-// Use is what one process has on GPUs.
-type Use struct {
-	GPUs  []string // UUIDs, among Demand.GPUs
+// ProcessUse is what one process has on GPUs.
+type ProcessUse struct {
+	GPUs  []string // UUIDs, among Requirement.GPUs
 	Bytes uint64   // of all its GPUs together, as far as it is known
 }
 
@@ -71,7 +71,7 @@ type Pair struct {
 // order of the checkpoint's GPUs.
 //
 // The error is ErrPairs, and says what was asked and what is there.
-func Pairs(demand Demand, granted []GPU, annotation string) ([]Pair, error) {
+func Pairs(demand Requirement, granted []GPU, annotation string) ([]Pair, error) {
 	olds := slices.SortedStableFunc(slices.Values(demand.GPUs), func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
 	news := slices.SortedStableFunc(slices.Values(granted), func(a, b GPU) int {
 		return cmp.Or(cmp.Compare(a.PCIBusID, b.PCIBusID), cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
@@ -118,7 +118,7 @@ func IsIdentity(pairs []Pair) bool {
 
 // perGPU adds up the state of the processes that use a single GPU, by its UUID:
 // at least so much goes there.
-func perGPU(demand Demand) map[string]uint64 {
+func perGPU(demand Requirement) map[string]uint64 {
 	need := map[string]uint64{}
 	for _, p := range demand.Processes {
 		if len(p.GPUs) == 1 {
@@ -149,7 +149,7 @@ func fits(old, now GPU, need uint64) error {
 
 // together checks the processes that use several GPUs, whose parts are not
 // known.
-func together(demand Demand, pairs []Pair) error {
+func together(demand Requirement, pairs []Pair) error {
 	for _, p := range demand.Processes {
 		if len(p.GPUs) < 2 {
 			continue

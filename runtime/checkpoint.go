@@ -355,7 +355,7 @@ func (g *gpuState) refuseUnlocked(pids []int) error {
 	}
 	known := make(map[int]bool)
 	for _, p := range g.procs {
-		known[p.PID] = true
+		known[p.PID.Host] = true
 	}
 	for _, pid := range may {
 		if known[pid] {

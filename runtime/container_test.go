@@ -4,6 +4,7 @@
 package runtime
 
 import (
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
 // family starts a shell that starts a child of its own, and gives the pids of
@@ -113,5 +118,25 @@ func TestSizeOf(t *testing.T) {
 	}
 	if _, err := sizeOf(filepath.Join(dir, "none")); err == nil {
 		t.Error("no error for a directory that is not there")
+	}
+}
+
+// CRIU reads this shim's settings, which begin with the file that it would have read
+// without.
+func TestPointAtSettings(t *testing.T) {
+	for _, test := range []struct {
+		given map[string]string
+		base  string
+	}{
+		{nil, criu.RuncSettings},
+		{map[string]string{"a": "b"}, criu.RuncSettings},
+		{map[string]string{"org.criu.config": "/mine"}, "/mine"},
+		{map[string]string{"org.criu.config": ""}, ""},
+	} {
+		c, spec := &container{bundle: "/b"}, &specs.Spec{Annotations: maps.Clone(test.given)}
+		c.pointAtSettings(spec)
+		if c.criuBase != test.base || !maps.Equal(c.annotations, test.given) || spec.Annotations["org.criu.config"] != "/b/"+criu.SettingsName || spec.Annotations["a"] != test.given["a"] {
+			t.Errorf("%v: base %q, the container's %v, in the spec %v", test.given, c.criuBase, c.annotations, spec.Annotations)
+		}
 	}
 }

@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // Left alone the driver copies GPU state on one thread of each process, at a
-// fraction of the bus's speed. A trace.Session has others of the process share in
-// that, during a checkpoint (trace.Target) and before a restore (quicken, calm).
+// fraction of the bus's speed. A steer.Session has others of the process share in
+// that, during a checkpoint (steer.Target) and before a restore (quicken, calm).
 
 // copyThreads is how many threads are to copy in each of these processes. What the
 // container, or one of them, may not use of the machine's processors they would only
@@ -87,17 +87,17 @@ func cpuQuota(root, dir string) (least float64) {
 
 // quicken has the driver copy faster from the areas that were mapped. Where it
 // cannot be done it copies as it does.
-func quicken(ctx context.Context, tracer *trace.Session, mappings []trace.Mapping, copiers int) error {
+func quicken(ctx context.Context, tracer *steer.Session, mappings []steer.Mapping, copiers int) error {
 	if copiers < 2 {
 		return nil // alone it reads faster than our code (measured, H200): 1.9 s for 16 GiB, not 2.4
 	}
-	var threads []trace.Thread
+	var threads []steer.Thread
 	for _, m := range mappings {
-		if t := (trace.Thread{PID: m.PID, TID: m.TID}); !slices.Contains(threads, t) {
+		if t := (steer.Thread{PID: m.PID, TID: m.TID}); !slices.Contains(threads, t) {
 			threads = append(threads, t)
 		}
 	}
-	notes, err := tracer.Quicken(threads, copiers)
+	notes, err := tracer.StartCopyThreads(threads, copiers)
 	for _, n := range notes {
 		log.G(ctx).Info(n)
 	}
@@ -106,8 +106,8 @@ func quicken(ctx context.Context, tracer *trace.Session, mappings []trace.Mappin
 
 // calm undoes quicken. An error is for the log: the processes are right as they
 // are.
-func calm(ctx context.Context, tracer *trace.Session) {
-	notes, err := tracer.Calm()
+func calm(ctx context.Context, tracer *steer.Session) {
+	notes, err := tracer.StopCopyThreads()
 	for _, n := range notes {
 		log.G(ctx).Info(n)
 	}

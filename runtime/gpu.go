@@ -19,7 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // helperIdle is how long a paused container keeps its CUDA helper for a
@@ -36,14 +36,14 @@ type gpuState struct {
 	// GPUs, for helpers; nil for all.
 	request cdi.Request
 	visible []string
-	procs   []cuda.Process // by pid; State is what each was found in
+	procs   cuda.Group // by pid; State is what each was found in
 	// saved says that the processes are checkpointed, not just locked.
 	saved bool
 	// lock is the phase of locking, which a later checkpoint's timeline shows.
 	lockBegan time.Time
 	lockTook  time.Duration
 
-	tracer     *trace.Session // nil while nothing is traced or saved
+	tracer     *steer.Session // nil while nothing is traced or saved
 	tracerDied *bool          // the container's
 	areas      []savedArea    // state that is in files, not in the processes
 	// inImages says that those files are the image's own.
@@ -82,7 +82,7 @@ func dismiss(h *cuda.Helper) { go h.Close() }
 func mayUseCUDA(pids []int) ([]int, error) {
 	var may []int
 	for _, pid := range pids {
-		ok, err := cuda.MayUse(pid)
+		ok, err := cuda.MayUseCUDA(pid)
 		if err != nil {
 			return nil, err
 		}
@@ -125,7 +125,7 @@ func lockGPU(ctx context.Context, c *container, read config.Source) (*gpuState, 
 	g.lockTook = time.Since(began)
 	locked := make([]int, len(g.procs))
 	for i, p := range g.procs {
-		locked[i] = p.PID
+		locked[i] = p.PID.Host
 	}
 	g.copiers = c.copyThreads(view.Node, locked)
 	g.rest(c)
@@ -145,14 +145,14 @@ func (g *gpuState) lock(ctx context.Context, pids []int) error {
 		}
 	}
 	// The container's order: its own pids, not the host's.
-	slices.SortFunc(g.procs, func(a, b cuda.Process) int { return cmp.Compare(a.NSPID, b.NSPID) })
+	slices.SortFunc(g.procs, func(a, b cuda.Process) int { return cmp.Compare(a.PID.NS, b.PID.NS) })
 	surveyed := make(chan error, 1)
 	go func() { // which takes as long as the lock
 		var err error
 		g.use, g.useEach, err = useOf(ctx, g.helper, g.procs)
 		surveyed <- err
 	}()
-	err := cuda.LockAll(ctx, g.helper, g.procs, time.Duration(g.config.LockTimeout))
+	err := g.procs.Lock(ctx, g.helper, time.Duration(g.config.LockTimeout))
 	if serr := <-surveyed; serr != nil {
 		log.G(ctx).WithError(serr).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
 	}
@@ -231,15 +231,7 @@ func (g *gpuState) unlock(ctx context.Context) error {
 		return err
 	}
 	defer g.close()
-	return cuda.UnlockAll(ctx, helper, g.living())
-}
-
-// living leaves out the processes that have ended since they were found.
-func (g *gpuState) living() []cuda.Process {
-	return slices.DeleteFunc(slices.Clone(g.procs), func(p cuda.Process) bool {
-		may, err := cuda.MayUse(p.PID)
-		return err == nil && !may
-	})
+	return g.procs.Living().Unlock(ctx, helper)
 }
 
 // save has the driver move the GPU state of all processes into memory of
@@ -261,10 +253,10 @@ func (g *gpuState) save(ctx context.Context, c *container, dir string) ([]uint64
 	err = g.thawed(ctx, c, func() error { return g.steerAll(ctx, dir) }, func() error {
 		before, err := g.memory()
 		if err != nil {
-			return joinBack(err, g.tracer.Abandon())
+			return joinBack(err, g.tracer.Abort())
 		}
-		if err := cuda.CheckpointAll(ctx, helper, g.procs); err != nil {
-			err = joinBack(err, g.tracer.Abandon())
+		if err := g.procs.Checkpoint(ctx, helper); err != nil {
+			err = joinBack(err, g.tracer.Abort())
 			g.saved = g.anySaved(context.WithoutCancel(ctx))
 			return err
 		}
@@ -295,11 +287,11 @@ func (g *gpuState) anySaved(ctx context.Context) bool {
 	if err != nil {
 		return true
 	}
-	for _, p := range g.living() {
+	for _, p := range g.procs.Living() {
 		if p.State == cuda.Checkpointed {
 			continue // by hand, before
 		}
-		state, err := helper.State(ctx, p.PID)
+		state, err := helper.State(ctx, p.PID.Host)
 		if (err != nil || state == cuda.Checkpointed) && !errors.Is(err, cuda.ErrNotCUDA) {
 			return true
 		}
@@ -353,7 +345,7 @@ func (g *gpuState) thawed(ctx context.Context, c *container, before, do func() e
 	}
 	var drivers []int
 	for _, p := range g.procs {
-		drivers = append(drivers, p.RestoreThread)
+		drivers = append(drivers, p.RestoreThread.Host)
 	}
 	tracer, err := g.startedTracer(ctx)
 	if err != nil {
@@ -380,7 +372,7 @@ func (g *gpuState) memory() ([][]cuda.Area, error) {
 	all := make([][]cuda.Area, len(g.procs))
 	for i, p := range g.procs {
 		var err error
-		if all[i], err = cuda.AnonymousAreas(p.PID); err != nil {
+		if all[i], err = cuda.AnonymousAreas(p.PID.Host); err != nil {
 			return nil, err
 		}
 	}
@@ -409,10 +401,10 @@ func (g *gpuState) metadata(began time.Time) (*images.Metadata, error) {
 	}
 	used := make(map[string]bool)
 	for _, p := range g.procs {
-		q := images.Process{PID: p.NSPID, State: p.State.String(), RestoreThread: p.NSRestoreThread}
+		q := images.Process{PID: p.PID.NS, State: p.State.String(), RestoreThread: p.RestoreThread.NS}
 		for _, minor := range p.GPUs {
 			if !slices.ContainsFunc(g.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
-				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID, minor, errdefs.ErrFailedPrecondition)
+				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID.Host, minor, errdefs.ErrFailedPrecondition)
 			}
 		}
 		for _, d := range g.info.GPUs {

@@ -46,11 +46,11 @@ type gpuPlan struct {
 // same says that the container has the checkpoint's GPUs, and no others.
 func (p *gpuPlan) same() bool { return cdi.IsIdentity(p.pairs) && p.granted == len(p.pairs) }
 
-// fitSpec edits the bundle's config.json before anything is created of it: GPUs
-// that hooks would give are put into the spec, where CRIU and this shim see
-// them, and in the spec of a restore the numbers of nodes become this node's.
-// Most containers are left as they are.
-func (c *container) fitSpec(ctx context.Context) error {
+// fitSpec edits the spec before anything is created of it: GPUs that hooks would give
+// are put into the spec, where CRIU and this shim see them, and in the spec of a
+// restore the numbers of nodes become this node's. Most containers are left as they
+// are.
+func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 	view, err := c.config()
 	if err != nil {
 		if c.restore == nil {
@@ -58,37 +58,32 @@ func (c *container) fitSpec(ctx context.Context) error {
 		}
 		return err
 	}
-	return editSpec(c.bundle, func(spec *specs.Spec) error {
-		if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
-			return err
-		}
-		c.request = cdi.Read(spec)
-		if c.restore == nil {
-			return nil
-		}
-		c.restore.gpus.spec = spec
-		hookLoopback(spec)
-		if err := refreshNodes(spec, deviceNumbers); err != nil {
-			return refused(err)
-		}
+	if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
+		return err
+	}
+	c.request = cdi.Read(spec)
+	if c.restore == nil {
 		return nil
-	})
+	}
+	c.restore.gpus.spec = spec
+	hookLoopback(spec)
+	if err := refreshNodes(spec, deviceNumbers); err != nil {
+		return refused(err)
+	}
+	return nil
 }
 
-// fitFiles edits the bundle's config.json of a restore whose GPUs have been
-// found to fit: the driver's files come to where the dump has them.
-func (c *container) fitFiles(ctx context.Context, dump *criu.Images) error {
+// fitFiles edits the spec of a restore whose GPUs have been found to fit: the driver's
+// files are mounted where the dump has them.
+func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
 	view, err := c.config()
 	if err != nil {
 		return err
 	}
-	return editSpec(c.bundle, func(spec *specs.Spec) error {
-		c.restore.gpus.spec = spec
-		if spec.Linux != nil {
-			c.restore.gpus.devices = slices.Clone(spec.Linux.Devices)
-		}
-		return c.rebindFiles(ctx, view.Node, spec, dump)
-	})
+	if spec.Linux != nil {
+		c.restore.gpus.devices = slices.Clone(spec.Linux.Devices)
+	}
+	return c.rebindFiles(ctx, view.Node, spec, dump)
 }
 
 // injectGPUs does what NVIDIA's container toolkit would do by hooks. Where that
@@ -164,11 +159,11 @@ func (c *container) rebindFiles(ctx context.Context, node config.Node, spec *spe
 	if err != nil {
 		return err
 	}
-	rebound, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
+	substituted, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
 	if err != nil {
 		return refused(err)
 	}
-	for _, r := range rebound {
+	for _, r := range substituted {
 		log.G(ctx).WithFields(log.Fields{"id": c.id, "path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
 	}
 	c.restore.gpus.stray = stray
@@ -243,13 +238,13 @@ func grantedGPUs(request cdi.Request, info cuda.Info) []cdi.GPU {
 
 // demandOf is what a checkpoint needs. The state of a process is known for
 // sure only where it is in files: what else the driver maps is in Bytes too.
-func demandOf(m *images.Metadata) cdi.Demand {
-	var demand cdi.Demand
+func demandOf(m *images.Metadata) cdi.Requirement {
+	var demand cdi.Requirement
 	for _, g := range m.GPUs {
 		demand.GPUs = append(demand.GPUs, cdi.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index})
 	}
 	for _, p := range m.Processes {
-		use := cdi.Use{GPUs: p.GPUs}
+		use := cdi.ProcessUse{GPUs: p.GPUs}
 		for _, a := range p.Areas {
 			use.Bytes += a.Bytes
 		}
@@ -261,9 +256,9 @@ func demandOf(m *images.Metadata) cdi.Demand {
 // restoreOnto has the driver restore the processes onto the GPUs of the plan.
 // Where all return to those that they had, the helper that is there can ask for it;
 // others only one inside the container's namespaces can ask for.
-func (c *container) restoreOnto(ctx context.Context, node config.Node, procs []cuda.Process) error {
+func (c *container) restoreOnto(ctx context.Context, node config.Node, procs cuda.Group) error {
 	if c.restore.gpus.same() {
-		if err := cuda.RestoreAll(ctx, c.restore.helper, procs, nil); !cuda.IsWrongSet(err) {
+		if err := procs.Restore(ctx, c.restore.helper, nil); !cuda.IsDeviceMapRejected(err) {
 			return err
 		}
 	}
@@ -273,22 +268,13 @@ func (c *container) restoreOnto(ctx context.Context, node config.Node, procs []c
 	}
 	defer dismiss(inside)
 	tries := c.restore.gpuTries()
-	taken, err := cuda.RestoreAllOnto(ctx, inside, insidePIDs(procs), tries)
+	taken, err := procs.RestoreRemapped(ctx, inside, tries)
 	for pid, set := range taken {
 		if pairs := tries[pid]; set < len(pairs) && pairs[set] != nil {
 			log.G(ctx).WithFields(log.Fields{"id": c.id, "pid": pid, "pairs": pairs[set], "refused": set}).Info("GPU pairs taken by the driver")
 		}
 	}
 	return err
-}
-
-// insidePIDs are processes as a helper in their pid namespace counts them.
-func insidePIDs(procs []cuda.Process) []cuda.Process {
-	procs = slices.Clone(procs)
-	for i := range procs {
-		procs[i].PID = procs[i].NSPID
-	}
-	return procs
 }
 
 // gpuTries are the sets of GPU pairs to restore each process with, by its pid

@@ -85,8 +85,10 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 				return 0, err
 			}
 			c.cgroup.Store(cg)
-			if err := c.raiseOOMScores(); err != nil {
-				return 0, err
+			if adj := c.restore.gpus.spec.Process.OOMScoreAdj; adj != nil {
+				if err := cg.RaiseOOMScores(*adj); err != nil {
+					return 0, err
+				}
 			}
 			return 0, s.oom.Add(c.id, cg)
 		}},
@@ -124,7 +126,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 // checkpoint. The digests of the state are checked while the driver works, and
 // before the unlock.
 func (c *container) restoreGPU(ctx context.Context, node config.Node, areas *restoredAreas) (bytes uint64, err error) {
-	var procs []cuda.Process
+	var procs cuda.Group
 	for _, p := range c.restore.metadata.Processes {
 		state, err := cuda.ParseState(p.State)
 		if err != nil {
@@ -136,7 +138,7 @@ func (c *container) restoreGPU(ctx context.Context, node config.Node, areas *res
 		if err != nil {
 			return 0, err
 		}
-		procs = append(procs, cuda.Process{PID: pid, NSPID: p.PID, State: state})
+		procs = append(procs, cuda.Process{PID: cuda.PID{Host: pid, NS: p.PID}, State: state})
 		bytes += p.Bytes
 	}
 	err = c.restoreOnto(ctx, node, procs)
@@ -147,7 +149,7 @@ func (c *container) restoreGPU(ctx context.Context, node config.Node, areas *res
 		return 0, err
 	}
 	areas.calm(ctx)
-	if err := cuda.UnlockAll(ctx, c.restore.helper, procs); err != nil {
+	if err := procs.Unlock(ctx, c.restore.helper); err != nil {
 		return 0, err
 	}
 	return bytes, nil

@@ -15,16 +15,17 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // restoredAreas are the GPU state files of a restore, on their way back. nil is
 // those of a checkpoint that has none.
 type restoredAreas struct {
 	areas   []images.Area
-	reader  *trace.Session // computes digests, from before there are processes
-	checked chan error     // gets its answer
-	tracer  *trace.Session // maps the files; nil before
+	reader  *staging.Digester // computes digests, from before there are processes
+	checked chan error        // gets its answer
+	tracer  *steer.Session    // maps the files; nil before
 }
 
 // readRestored begins to compare the digests of the checkpoint's files, as the
@@ -39,7 +40,7 @@ func (c *container) readRestored(ctx context.Context, node config.Node, pinned *
 		return nil, nil
 	}
 	var err error
-	if r.reader, err = startTracer(ctx, node); err != nil {
+	if r.reader, err = startDigester(ctx, node); err != nil {
 		return nil, err
 	}
 	go func() { r.checked <- checkAreas(r.reader, r.areas) }()
@@ -54,7 +55,7 @@ func (c *container) mapRestored(ctx context.Context, node config.Node, r *restor
 	if r == nil {
 		return nil
 	}
-	var mappings []trace.Mapping
+	var mappings []steer.Mapping
 	var pids []int
 	next := 0
 	for _, p := range c.restore.metadata.Processes {
@@ -71,14 +72,14 @@ func (c *container) mapRestored(ctx context.Context, node config.Node, r *restor
 		}
 		pids = append(pids, pid)
 		for _, a := range p.Areas {
-			mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start, Bytes: a.Bytes})
+			mappings = append(mappings, steer.Mapping{PID: pid, TID: tid, Start: a.Start, Bytes: a.Bytes})
 			for _, q := range r.areas[next].Location {
 				from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.End())
 				if from >= to {
 					continue // none of it is of the range
 				}
 				for _, part := range notZero(a, from, to) {
-					mappings = append(mappings, trace.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.Path, Offset: part.from - q.Offset})
+					mappings = append(mappings, steer.Mapping{PID: pid, TID: tid, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from, Path: q.Path, Offset: part.from - q.Offset})
 				}
 			}
 			next++
@@ -140,9 +141,9 @@ func (r *restoredAreas) bytes() uint64 {
 	return bytesOf(r.areas)
 }
 
-// checkAreas has a tracer compare the digests of all blocks.
-func checkAreas(tracer *trace.Session, areas []images.Area) error {
-	if err := tracer.Check(areas); err != nil {
+// checkAreas has a digester compare the digests of all blocks.
+func checkAreas(digester *staging.Digester, areas []images.Area) error {
+	if err := digester.Check(areas); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
 	return nil

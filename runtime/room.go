@@ -25,7 +25,7 @@ func useOf(ctx context.Context, helper *cuda.Helper, procs []cuda.Process) (use 
 	}
 	ours := make(map[int]bool)
 	for _, p := range procs {
-		ours[p.PID] = p.State != cuda.Checkpointed
+		ours[p.PID.Host] = p.State != cuda.Checkpointed
 	}
 	use, each = make(map[string]uint64), make(map[int]uint64)
 	for _, d := range survey.Devices {

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // tracerMemory is what two tracers, and the kernel on their behalf, take in the
@@ -27,7 +28,7 @@ func (g *gpuState) checkMemory(dir string, state uint64) error {
 		return err
 	}
 	mode := g.config.Staging.WhenShort
-	steers := g.config.Staging.Steer && trace.CanSteer
+	steers := g.config.Staging.Steer && steer.CanSteer
 	possible := dir != "" && steers && !onMemory(dir)
 	known := g.use != nil
 	switch {
@@ -56,18 +57,18 @@ func (g *gpuState) memoryShort(state uint64) (short string, room uint64, err err
 	if !known {
 		room = 1 << 62
 	}
-	staging := g.config.Staging
-	if !staging.Steer || !trace.CanSteer || staging.WhenShort == config.Driver {
+	node := g.config.Staging
+	if !node.Steer || !steer.CanSteer || node.WhenShort == config.Driver {
 		return short, room, nil
 	}
 	cgroup := ""
-	if staging.Cgroup != "" {
-		cgroup = "/" + staging.Cgroup
-		if _, err := makeCgroup(staging); err != nil && staging.MemoryLimit > 0 {
+	if node.Cgroup != "" {
+		cgroup = "/" + node.Cgroup
+		if _, err := makeCgroup(node); err != nil && node.MemoryLimit > 0 {
 			return "", 0, fmt.Errorf("limit staging memory: %w", err)
 		}
 	}
-	if limit := trace.Headroom(cgroup); limit < room {
+	if limit := staging.Headroom(cgroup); limit < room {
 		room = limit
 		if limit < state {
 			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", mib(state), mib(limit))
@@ -91,9 +92,9 @@ func (g *gpuState) chooseWindow(room uint64) error {
 	// A quarter stays for what is about the pages: the kernel's own memory.
 	room -= min(room, tracerMemory)
 	window := min(uint64(g.config.Staging.Buffer), room/4*3) / n
-	if window < trace.MinWindow {
+	if window < staging.MinWindow {
 		return fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise buffer or memory_limit in [staging] of %s: %w",
-			n, mib(trace.MinWindow), mib(window), config.Path, errdefs.ErrResourceExhausted)
+			n, mib(staging.MinWindow), mib(window), config.Path, errdefs.ErrResourceExhausted)
 	}
 	g.window = window
 	return nil

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // What is more than the machine's memory goes where the setting says, or nowhere.
@@ -36,12 +36,12 @@ func TestCheckMemory(t *testing.T) {
 		{name: "unknown, refused", mode: config.Refuse, onDisk: true, unknown: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if test.window && !trace.CanSteer {
+			if test.window && !steer.CanSteer {
 				t.Skip("this processor is not steered on")
 			}
 			node := config.Default()
 			node.Staging.Cgroup, node.Staging.WhenShort = "", test.mode
-			g := &gpuState{config: node, procs: []cuda.Process{{PID: 1}, {PID: 2}, {PID: 3, State: cuda.Checkpointed}}}
+			g := &gpuState{config: node, procs: []cuda.Process{{PID: cuda.PID{Host: 1}}, {PID: cuda.PID{Host: 2}}, {PID: cuda.PID{Host: 3}, State: cuda.Checkpointed}}}
 			if !test.unknown {
 				g.use = map[string]uint64{"GPU-a": test.state}
 			}
@@ -62,7 +62,7 @@ func TestCheckMemory(t *testing.T) {
 }
 
 func TestChooseWindow(t *testing.T) {
-	g := &gpuState{config: config.Default(), procs: []cuda.Process{{PID: 1}, {PID: 2}}}
+	g := &gpuState{config: config.Default(), procs: []cuda.Process{{PID: cuda.PID{Host: 1}}, {PID: cuda.PID{Host: 2}}}}
 	if err := g.chooseWindow(1 << 40); err != nil || g.window != 512<<20 {
 		t.Errorf("with much room: %d, %v", g.window, err)
 	}

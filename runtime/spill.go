@@ -17,7 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // spillPrefix begins the names of the directories of spilled GPU state, and
@@ -86,23 +86,24 @@ func (g *gpuState) spill(ctx context.Context, sizes []uint64) (bytes uint64, err
 	if err := g.checkInFiles(sizes); err != nil {
 		return 0, err
 	}
-	tracer, err := g.startedTracer(ctx)
-	if err != nil {
-		return 0, err
-	}
-	var files []trace.FileRange
+	var files []staging.FileRange
 	for i := range g.areas {
 		a := &g.areas[i]
 		path := filepath.Join(g.spilled.dir, a.name)
-		files = append(files, trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, To: path, Written: a.Written, Disk: g.window > 0, Punch: g.window > 0})
+		files = append(files, staging.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, To: path, Written: a.Written, Disk: g.window > 0, Punch: g.window > 0})
 		bytes += a.Bytes
 	}
 	if len(files) == 0 {
 		return 0, nil
 	}
-	store := tracer.Copy
+	digester, err := startDigester(ctx, g.config)
+	if err != nil {
+		return 0, err
+	}
+	defer digester.Close()
+	store := digester.Copy
 	if g.window > 0 { // it was written through
-		store = tracer.Digest
+		store = digester.Digest
 	}
 	digests, err := store(files)
 	if err != nil {
@@ -132,7 +133,7 @@ func (g *gpuState) checkInFiles(sizes []uint64) error {
 		}
 		if !in {
 			return fmt.Errorf("the GPU state of process %s is in the process's own memory, because it could not be steered into a file (the shim's log says why): suspend the container without a spill: %w",
-				proc.Describe(p.PID), errdefs.ErrFailedPrecondition)
+				proc.Describe(p.PID.Host), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil
@@ -145,11 +146,12 @@ func (g *gpuState) checkSpill(ctx context.Context) (uint64, error) {
 	if g.spilled == nil || len(g.spilled.areas) == 0 {
 		return 0, nil
 	}
-	tracer, err := g.startedTracer(ctx)
+	digester, err := startDigester(ctx, g.config)
 	if err != nil {
 		return 0, err
 	}
-	return bytesOf(g.spilled.areas), checkAreas(tracer, g.spilled.areas)
+	defer digester.Close()
+	return bytesOf(g.spilled.areas), checkAreas(digester, g.spilled.areas)
 }
 
 // areaBytes is the size of the state that is in files.

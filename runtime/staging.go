@@ -22,10 +22,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
-// The life of a saved area: trace.Session backs the driver's staging area by a
+// The life of a saved area: steer.Session backs the driver's staging area by a
 // file, which on a tmpfs, or where memory is short, is the image's file itself
 // and else memory; once the
 // driver is done the process has an empty area and the file is all there is
@@ -34,7 +36,7 @@ import (
 
 // savedArea is the GPU state of one area, taken out of its process.
 type savedArea struct {
-	trace.Area
+	steer.Area
 	proc int // place in gpuState.procs
 	// file keeps the state alive if the tracer dies, or if the directory goes
 	// because the client does. nil once it is spilled.
@@ -53,54 +55,66 @@ func (a *savedArea) path() string {
 }
 
 // startTracer starts a tracer in the cgroup that staging memory is charged to.
-func startTracer(ctx context.Context, node config.Node) (*trace.Session, error) {
-	if node.Staging.Cgroup == "" {
-		return trace.Start(reap, nil)
-	}
-	start, err := makeCgroup(node.Staging)
-	if err == nil {
-		var s *trace.Session
-		if s, err = start(); err == nil {
-			return s, nil
-		}
-	}
-	if node.Staging.MemoryLimit > 0 { // asked for a bound: none is no answer
-		return nil, fmt.Errorf("limit staging memory: %w", err)
-	}
-	log.G(ctx).WithError(err).Warn("staging memory is charged to containerd's cgroup")
-	return trace.Start(reap, nil)
+func startTracer(ctx context.Context, node config.Node) (*steer.Session, error) {
+	return startCharged(ctx, node.Staging, steer.Start)
 }
 
-// makeCgroup makes the configured cgroup, if need be, and sets its limit. It
-// gives what starts a tracer in it.
-func makeCgroup(staging config.Staging) (start func() (*trace.Session, error), err error) {
-	name := "/" + staging.Cgroup
+// startDigester starts a digester in that cgroup.
+func startDigester(ctx context.Context, node config.Node) (*staging.Digester, error) {
+	return startCharged(ctx, node.Staging, staging.StartDigester)
+}
+
+// process is a worker process that has started.
+type process interface {
+	Pid() int
+	Close() error
+}
+
+// startCharged starts a worker process in the cgroup that staging memory is charged
+// to.
+func startCharged[P process](ctx context.Context, node config.Staging, start func(worker.Run, *os.File) (P, error)) (P, error) {
+	if node.Cgroup == "" {
+		return start(reap, nil)
+	}
+	cg, err := makeCgroup(node)
+	if err == nil {
+		var p P
+		if p, err = startIn(cg, start); err == nil {
+			return p, nil
+		}
+	}
+	if node.MemoryLimit > 0 { // asked for a bound: none is no answer
+		var none P
+		return none, fmt.Errorf("limit staging memory: %w", err)
+	}
+	log.G(ctx).WithError(err).Warn("staging memory is charged to containerd's cgroup")
+	return start(reap, nil)
+}
+
+// stagingCgroup is the cgroup that staging memory is charged to.
+type stagingCgroup struct {
+	dir string // of version 2; "" for version 1
+	add func(pid uint64) error
+}
+
+// makeCgroup makes the configured cgroup, if need be, and sets its limit.
+func makeCgroup(node config.Staging) (stagingCgroup, error) {
+	name := "/" + node.Cgroup
 	if cgroups.Mode() == cgroups.Unified {
 		const root = "/sys/fs/cgroup"
 		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
-		if staging.MemoryLimit > 0 {
-			resources.Memory.Max = &staging.MemoryLimit
+		if node.MemoryLimit > 0 {
+			resources.Memory.Max = &node.MemoryLimit
 		}
 		cg, err := cgroup2.NewManager(root, name, resources)
 		if err != nil {
-			return nil, fmt.Errorf("make cgroup %s: %w", name, err)
+			return stagingCgroup{}, fmt.Errorf("make cgroup %s: %w", name, err)
 		}
-		return func() (*trace.Session, error) {
-			dir, err := os.Open(filepath.Join(root, name))
-			if err != nil {
-				return nil, err
-			}
-			defer dir.Close()
-			if s, err := trace.Start(reap, dir); err == nil {
-				return s, nil
-			}
-			// A filter of system calls may know no clone3.
-			return startMoved(cg.AddProc)
-		}, nil
+		return stagingCgroup{dir: filepath.Join(root, name), add: cg.AddProc}, nil
 	}
 	resources := &specs.LinuxResources{Memory: &specs.LinuxMemory{}}
-	if staging.MemoryLimit > 0 {
-		resources.Memory.Limit = &staging.MemoryLimit
+	if node.MemoryLimit > 0 {
+		resources.Memory.Limit = &node.MemoryLimit
 	}
 	memory := func() ([]cgroup1.Subsystem, error) {
 		all, err := cgroup1.Default()
@@ -108,28 +122,36 @@ func makeCgroup(staging config.Staging) (start func() (*trace.Session, error), e
 	}
 	cg, err := cgroup1.New(cgroup1.StaticPath(name), resources, cgroup1.WithHierarchy(memory))
 	if err != nil {
-		return nil, fmt.Errorf("make cgroup %s: %w", name, err)
+		return stagingCgroup{}, fmt.Errorf("make cgroup %s: %w", name, err)
 	}
-	return func() (*trace.Session, error) {
-		return startMoved(func(pid uint64) error { return cg.AddProc(pid) })
-	}, nil
+	return stagingCgroup{add: func(pid uint64) error { return cg.AddProc(pid) }}, nil
 }
 
-// startMoved starts a tracer that move then puts into a cgroup.
-func startMoved(move func(pid uint64) error) (*trace.Session, error) {
-	s, err := trace.Start(reap, nil)
-	if err != nil {
-		return nil, err
+// startIn starts a worker process in a cgroup.
+func startIn[P process](cg stagingCgroup, start func(worker.Run, *os.File) (P, error)) (p P, err error) {
+	if cg.dir != "" {
+		dir, err := os.Open(cg.dir)
+		if err != nil {
+			return p, err
+		}
+		defer dir.Close()
+		if p, err := start(reap, dir); err == nil {
+			return p, nil
+		}
+		// A filter of system calls may know no clone3.
 	}
-	if err := move(uint64(s.Pid())); err != nil {
-		s.Close()
-		return nil, err
+	if p, err = start(reap, nil); err != nil {
+		return p, err
 	}
-	return s, nil
+	if err := cg.add(uint64(p.Pid())); err != nil {
+		p.Close()
+		return p, err
+	}
+	return p, nil
 }
 
 // startedTracer gives a tracer that lives.
-func (g *gpuState) startedTracer(ctx context.Context) (*trace.Session, error) {
+func (g *gpuState) startedTracer(ctx context.Context) (*steer.Session, error) {
 	if g.tracer != nil && g.tracer.Alive() {
 		return g.tracer, nil
 	}
@@ -141,7 +163,7 @@ func (g *gpuState) startedTracer(ctx context.Context) (*trace.Session, error) {
 
 func (g *gpuState) closeTracer() {
 	if g.tracer != nil {
-		if err := g.tracer.Close(); errors.Is(err, trace.ErrTracerGone) {
+		if err := g.tracer.Close(); errors.Is(err, steer.ErrTracerGone) {
 			*g.tracerDied = true
 		}
 		g.tracer = nil
@@ -152,7 +174,7 @@ func (g *gpuState) closeTracer() {
 // Where that cannot be done the driver does as it always does, unless memory is
 // short: then that is an error.
 func (g *gpuState) steerAll(ctx context.Context, dir string) error {
-	if !g.config.Staging.Steer || !trace.CanSteer {
+	if !g.config.Staging.Steer || !steer.CanSteer {
 		return nil
 	}
 	copyTo := ""
@@ -166,11 +188,11 @@ func (g *gpuState) steerAll(ctx context.Context, dir string) error {
 		if p.State == cuda.Checkpointed {
 			continue
 		}
-		target := trace.Target{PID: p.PID, TID: p.RestoreThread, Dir: dir, Name: images.AreaPrefix(p.NSPID), CopyTo: copyTo, Sweep: *g.tracerDied}
+		target := steer.Target{PID: p.PID.Host, TID: p.RestoreThread.Host, Dir: dir, Name: images.AreaPrefix(p.PID.NS), CopyTo: copyTo, Sweep: *g.tracerDied}
 		if g.window > 0 {
-			target.Window, target.Reserve = g.window, g.useEach[p.PID]
+			target.Window, target.Reserve = g.window, g.useEach[p.PID.Host]
 		} else {
-			target.Copiers = g.copiers
+			target.CopyThreads = g.copiers
 		}
 		err := g.tracer.Steer(target)
 		if err != nil && g.window > 0 {
@@ -188,9 +210,9 @@ func (g *gpuState) steerAll(ctx context.Context, dir string) error {
 // nothing with it. On an error those that may have been taken are in areas, and
 // giveBack puts them back.
 func (g *gpuState) collect(ctx context.Context) (err error) {
-	settled, err := g.tracer.Settle()
+	settled, err := g.tracer.Stop()
 	if err != nil {
-		return joinBack(err, g.tracer.Abandon())
+		return joinBack(err, g.tracer.Abort())
 	}
 	var areas []savedArea
 	count := make(map[int]int)
@@ -200,10 +222,10 @@ func (g *gpuState) collect(ctx context.Context) (err error) {
 			for i := range areas {
 				areas[i].drop()
 			}
-			return joinBack(fmt.Errorf("keep the staging area's file: %w", err), g.tracer.Abandon())
+			return joinBack(fmt.Errorf("keep the staging area's file: %w", err), g.tracer.Abort())
 		}
-		s.proc = slices.IndexFunc(g.procs, func(p cuda.Process) bool { return p.PID == a.PID })
-		pid := g.procs[s.proc].NSPID
+		s.proc = slices.IndexFunc(g.procs, func(p cuda.Process) bool { return p.PID.Host == a.PID })
+		pid := g.procs[s.proc].PID.NS
 		s.name = images.AreaFile(pid, count[pid])
 		count[pid]++
 		areas = append(areas, s)
@@ -211,7 +233,7 @@ func (g *gpuState) collect(ctx context.Context) (err error) {
 	// Which of them the processes still have is not known after an error: those
 	// are mapped over by what they are.
 	g.areas = areas
-	taken, notes, err := g.tracer.Collect()
+	taken, notes, err := g.tracer.Commit()
 	for _, n := range notes {
 		log.G(ctx).Infof("staging area: %s", n)
 	}
@@ -228,11 +250,11 @@ func (g *gpuState) collect(ctx context.Context) (err error) {
 // may lie where its area was. The processes must not be frozen. One that is not checkpointed any more is an error: somebody has
 // had the driver restore it by hand, from an area that was empty.
 func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
-	var mappings []trace.Mapping
-	living := g.living()
+	var mappings []steer.Mapping
+	living := g.procs.Living()
 	for i := range g.areas {
 		a := &g.areas[i]
-		if a.mapped || !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID == a.PID }) {
+		if a.mapped || !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID.Host == a.PID }) {
 			continue
 		}
 		state, err := helper.State(ctx, a.PID)
@@ -243,8 +265,8 @@ func (g *gpuState) mapBack(ctx context.Context, helper *cuda.Helper) error {
 			return fmt.Errorf("process %d is %v, though its GPU state is in a file: it was restored by hand from an empty area, and its GPU memory is lost; kill it: %w",
 				a.PID, state, errdefs.ErrDataLoss)
 		}
-		mappings = append(mappings, trace.Mapping{
-			PID: a.PID, TID: g.procs[a.proc].RestoreThread,
+		mappings = append(mappings, steer.Mapping{
+			PID: a.PID, TID: g.procs[a.proc].RestoreThread.Host,
 			Start: a.Start, Bytes: a.Bytes, Path: a.path(), Offset: a.Offset,
 		})
 	}

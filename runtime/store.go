@@ -14,16 +14,16 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // storing makes the saved areas files among the images, and digests them, while
-// CRIU dumps the rest and while the state goes back to the GPU: it has a tracer
+// CRIU dumps the rest and while the state goes back to the GPU: it has a digester
 // and descriptors of its own, so it outlives the areas.
 type storing struct {
-	areas  []savedArea // copies, whose file is a duplicate
-	tracer *trace.Session
-	done   chan struct{} // closed at the end; what follows is then set
+	areas    []savedArea // copies, whose file is a duplicate
+	digester *staging.Digester
+	done     chan struct{} // closed at the end; what follows is then set
 
 	digests [][]string
 	err     error
@@ -44,7 +44,7 @@ func (g *gpuState) startStoring(ctx context.Context, dir string, stays bool) (_ 
 			s.drop()
 		}
 	}()
-	var files []trace.FileRange
+	var files []staging.FileRange
 	for _, a := range g.areas {
 		if a.file != nil {
 			fd, err := unix.FcntlInt(a.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -54,18 +54,18 @@ func (g *gpuState) startStoring(ctx context.Context, dir string, stays bool) (_ 
 			a.file = os.NewFile(uintptr(fd), a.name)
 		}
 		s.areas = append(s.areas, a)
-		r := trace.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, Punch: g.inImages && (!stays || g.window > 0), Disk: g.window > 0}
+		r := staging.FileRange{Path: a.path(), Offset: a.Offset, Bytes: a.Bytes, Punch: g.inImages && (!stays || g.window > 0), Disk: g.window > 0}
 		if !g.inImages {
 			r.To, r.Written = filepath.Join(dir, a.name), a.Written
 		}
 		files = append(files, r)
 	}
-	if s.tracer, err = startTracer(ctx, g.config); err != nil {
+	if s.digester, err = startDigester(ctx, g.config); err != nil {
 		return nil, err
 	}
-	store := s.tracer.Copy
+	store := s.digester.Copy
 	if g.inImages {
-		store = s.tracer.Digest
+		store = s.digester.Digest
 	}
 	go func() {
 		s.digests, s.err = store(files)
@@ -86,16 +86,16 @@ func (s *storing) end() {
 	if s == nil {
 		return
 	}
-	if s.tracer != nil {
-		s.tracer.Kill()
+	if s.digester != nil {
+		s.digester.Kill()
 	}
 	<-s.done
 	s.drop()
 }
 
 func (s *storing) drop() {
-	if s.tracer != nil {
-		s.tracer.Close()
+	if s.digester != nil {
+		s.digester.Close()
 	}
 	for i := range s.areas {
 		s.areas[i].drop()
@@ -121,7 +121,7 @@ func (s *storing) describe(m *images.Metadata) {
 // removeAreaFiles removes the area files of a checkpoint that has failed.
 func removeAreaFiles(ctx context.Context, dir string, procs []cuda.Process) {
 	for _, p := range procs {
-		files, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(p.NSPID)+"*"))
+		files, err := filepath.Glob(filepath.Join(dir, images.AreaPrefix(p.PID.NS)+"*"))
 		for _, f := range files {
 			err = joinBack(err, os.Remove(f))
 		}

@@ -199,15 +199,15 @@ func (s *Service) resumeSuspended(ctx context.Context, c *container, gpus []stri
 // namespaces can ask for.
 func (g *gpuState) restoreAll(ctx context.Context, c *container, helper *cuda.Helper) error {
 	if g.pairs == nil {
-		return cuda.RestoreAll(ctx, helper, g.living(), nil)
+		return g.procs.Living().Restore(ctx, helper, nil)
 	}
 	inside, err := startHelper(ctx, g.config, cuda.Options{Join: c.pid})
 	if err != nil {
 		return err
 	}
 	defer inside.Close()
-	procs := insidePIDs(g.living())
-	moved, err := cuda.RestoreAllOnto(ctx, inside, procs, g.gpuTries())
+	procs := g.procs.Living()
+	moved, err := procs.RestoreRemapped(ctx, inside, g.gpuTries())
 	if err != nil && len(moved) > 0 {
 		return fmt.Errorf("%d of %d processes belong to the new GPUs now, so resume the container on these again: %w", len(moved), len(procs), err)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 func TestSuspensionOf(t *testing.T) {
@@ -99,7 +99,7 @@ func TestFits(t *testing.T) {
 		{"NVML does not list it", both, 0, []cuda.GPU{a}, []cuda.GPU{{UUID: "GPU-none"}}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			g := &gpuState{use: test.use, areas: []savedArea{{Area: trace.Area{Bytes: test.area}}}}
+			g := &gpuState{use: test.use, areas: []savedArea{{Area: steer.Area{Bytes: test.area}}}}
 			err := g.fits(survey, test.had, test.onto)
 			if (err == nil) != test.fits {
 				t.Fatalf("error %v; want it to fit: %v", err, test.fits)
@@ -115,7 +115,7 @@ func TestSuspendedTries(t *testing.T) {
 	pair := func(o, n string) cuda.Pair { return cuda.Pair{Old: o, New: n} }
 	g := &gpuState{
 		info:  cuda.Info{GPUs: []cuda.GPU{{UUID: "a", Minor: 0}, {UUID: "b", Minor: 1}}},
-		procs: []cuda.Process{{NSPID: 1, GPUs: []int{0}}, {NSPID: 7, GPUs: []int{0, 1}}},
+		procs: []cuda.Process{{PID: cuda.PID{NS: 1}, GPUs: []int{0}}, {PID: cuda.PID{NS: 7}, GPUs: []int{0, 1}}},
 		use:   map[string]uint64{"b": 1},
 		pairs: []cuda.Pair{pair("a", "b"), pair("b", "a")},
 	}

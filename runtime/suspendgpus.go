@@ -275,7 +275,7 @@ func (g *gpuState) gpuTries() map[int][][]cuda.Pair {
 			}
 			sets = append(sets, stay)
 		}
-		tries[p.NSPID] = sets
+		tries[p.PID.NS] = sets
 	}
 	return tries
 }

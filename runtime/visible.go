@@ -23,7 +23,7 @@ func (c *container) visibleGPUs() []string {
 // visibleGPUs are the UUIDs of the GPUs that a spec grants, by a directory like
 // cuda.ProcGPUs. nil, which is all of the node's, where that is not certain.
 func visibleGPUs(proc string, request cdi.Request) []string {
-	if !request.Exact() {
+	if !request.Complete() {
 		return nil
 	}
 	uuids, err := cuda.UUIDs(proc, request.Minors)

@@ -72,7 +72,7 @@ func TestExplain(t *testing.T) {
 	})
 	t.Run("CRIU did not run", func(t *testing.T) {
 		plain := errors.New("mkdir: no such directory")
-		if err := DumpLog(t.TempDir(), t.TempDir(), "ns-id").Explain(plain); err != plain {
+		if err := DumpLog(t.TempDir(), t.TempDir(), "ns-id").Explain(plain); err.Error() != plain.Error() || !errors.Is(err, plain) {
 			t.Errorf("got %v, want the error as it was", err)
 		}
 	})
