@@ -67,7 +67,7 @@ func (l Log) Explain(err error) error {
 	log, lerr := os.Open(l.Path)
 	if lerr != nil {
 		if strings.Contains(err.Error(), "criu failed") {
-			return fmt.Errorf("%w; CRIU left no log, as it does when its configuration has an option that it does not know: %s", err, l.Settings)
+			return fmt.Errorf("%w; CRIU left no log, as it does when its configuration has an unknown option: %s", err, l.Settings)
 		}
 		return err // CRIU never ran; the error says why
 	}

@@ -68,7 +68,7 @@ func TestExplain(t *testing.T) {
 	})
 	t.Run("CRIU left no log", func(t *testing.T) {
 		bundle := t.TempDir()
-		wantError(t, DumpLog(bundle, t.TempDir(), "ns-id").Explain(failed), "does not know: "+filepath.Join(bundle, SettingsName))
+		wantError(t, DumpLog(bundle, t.TempDir(), "ns-id").Explain(failed), "unknown option: "+filepath.Join(bundle, SettingsName))
 	})
 	t.Run("CRIU did not run", func(t *testing.T) {
 		plain := errors.New("mkdir: no such directory")
