@@ -63,15 +63,9 @@ func (h *Helper) info(ctx context.Context, q wire.Request) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	if r.Info == nil {
-		return Info{}, fmt.Errorf("get CUDA devices: %w: reply without devices", ErrHelperGarbled)
-	}
-	info := Info{DriverVersion: r.Info.DriverVersion, CUDAVersion: r.Info.CUDAVersion}
-	for _, g := range r.Info.GPUs {
-		info.GPUs = append(info.GPUs, GPU(g))
-	}
-	for _, g := range r.Info.Partitioned {
-		info.Partitioned = append(info.Partitioned, GPU(g))
+	var info Info
+	if err := wire.DecodeAnswer(r.Answer, &info); err != nil {
+		return Info{}, fmt.Errorf("get CUDA devices: %w: %w", ErrHelperGarbled, err)
 	}
 	return info, nil
 }

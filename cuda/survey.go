@@ -47,20 +47,9 @@ func (h *Helper) Survey(ctx context.Context) (Survey, error) {
 	if err != nil {
 		return Survey{}, err
 	}
-	if r.Survey == nil {
-		return Survey{}, fmt.Errorf("survey GPUs: %w: reply without a survey", ErrHelperGarbled)
-	}
-	s := Survey{DriverVersion: r.Survey.DriverVersion, Devices: []Device{}}
-	for _, d := range r.Survey.Devices {
-		users := make([]DeviceUse, len(d.Users))
-		for i, u := range d.Users {
-			users[i] = DeviceUse(u)
-		}
-		s.Devices = append(s.Devices, Device{
-			UUID: d.UUID, Name: d.Name, Index: d.Index, Minor: d.Minor, Memory: d.Memory, Free: d.Free,
-			Persistence: d.Persistence, MIG: d.MIG, Virtualization: d.Virtualization, ComputeMode: d.ComputeMode,
-			Users: users,
-		})
+	var s Survey
+	if err := wire.DecodeAnswer(r.Answer, &s); err != nil {
+		return Survey{}, fmt.Errorf("survey GPUs: %w: %w", ErrHelperGarbled, err)
 	}
 	return s, nil
 }
