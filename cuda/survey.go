@@ -10,7 +10,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// Survey is what NVML tells of the driver and its GPUs, also of a driver that
+// Survey is what NVML reports of the driver and its GPUs, also of a driver that
 // is too old for checkpoints or that CUDA cannot use.
 type Survey struct {
 	DriverVersion string   `json:"driver_version"` // empty if unknown
@@ -18,7 +18,7 @@ type Survey struct {
 }
 
 // Device is one GPU of a survey. A nil pointer or an empty text is what this
-// NVML, or this GPU, does not tell.
+// NVML, or this GPU, does not report.
 type Device struct {
 	UUID           string      `json:"uuid"`
 	Name           string      `json:"name"`
@@ -34,7 +34,7 @@ type Device struct {
 }
 
 // DeviceUse is the GPU memory of one process on one GPU, in bytes, contexts
-// included; 0 where the driver does not tell.
+// included; 0 if the driver does not report it.
 type DeviceUse struct {
 	PID   int    `json:"pid"` // as the machine counts
 	Bytes uint64 `json:"bytes"`

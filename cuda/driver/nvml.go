@@ -16,7 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// known is what NVML knows of a GPU and CUDA does not tell.
+// known is what NVML knows of a GPU and CUDA does not.
 type known struct {
 	index, minor int // minor: N of /dev/nvidiaN; CUDA's ordinals are by speed, the files by bus
 	name, bus    string
@@ -24,7 +24,7 @@ type known struct {
 	mig, vgpu    bool
 }
 
-// askNVML gives what NVML knows, by UUID, and whether that is all of every GPU.
+// askNVML returns what NVML knows, by UUID, and whether it knows all of every GPU.
 func askNVML() (found map[string]known, all bool) {
 	found = map[string]known{}
 	done := useNVML("nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber")
@@ -55,7 +55,7 @@ func askNVML() (found map[string]known, all bool) {
 	return found, all && len(found) == count
 }
 
-// more adds what not every driver or GPU can tell.
+// more adds what not every driver or GPU reports.
 func more(device nvml.Device, k known) known {
 	if has("nvmlDeviceGetName") {
 		k.name, _ = device.GetName()
@@ -104,7 +104,7 @@ func partitioned(all map[string]known) []cuda.GPU {
 	return list(all, func(_ string, k known) bool { return k.mig })
 }
 
-// list gives some of the GPUs, in NVML's order.
+// list returns some of the GPUs, in NVML's order.
 func list(all map[string]known, pick func(id string, k known) bool) []cuda.GPU {
 	var gpus []cuda.GPU
 	for id, k := range all {

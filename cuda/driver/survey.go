@@ -39,7 +39,7 @@ func survey() wire.Reply {
 	return answer(found)
 }
 
-// surveyDevice asks for all that one GPU tells.
+// surveyDevice asks for all that one GPU reports.
 func surveyDevice(index int, device nvml.Device) cuda.Device {
 	d := cuda.Device{Index: index, Minor: -1}
 	if has("nvmlDeviceGetUUID") {
