@@ -92,7 +92,7 @@ func (c *container) endOrphans(before []int) error {
 // what the spec asks for, alone or, by systemd's rules, in "PREFIX-NAME.scope".
 func (c *container) isCgroup(path string) bool {
 	name := c.id
-	if spec := c.restore.gpus.spec; spec != nil && spec.Linux != nil && spec.Linux.CgroupsPath != "" {
+	if spec := c.restore.gpus.Spec; spec != nil && spec.Linux != nil && spec.Linux.CgroupsPath != "" {
 		asked := spec.Linux.CgroupsPath
 		name = asked[strings.LastIndexAny(asked, "/:")+1:]
 	}

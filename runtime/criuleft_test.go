@@ -106,7 +106,7 @@ func TestIsCgroup(t *testing.T) {
 		{"", "/", false},
 	} {
 		c := &container{id: "id", restore: &restoreState{}}
-		c.restore.gpus.spec = &specs.Spec{Linux: &specs.Linux{CgroupsPath: test.asked}}
+		c.restore.gpus.Spec = &specs.Spec{Linux: &specs.Linux{CgroupsPath: test.asked}}
 		if is := c.isCgroup(test.path); is != test.is {
 			t.Errorf("%q asked for, %q: %t", test.asked, test.path, is)
 		}

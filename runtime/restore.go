@@ -84,7 +84,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 				return 0, err
 			}
 			c.cgroup.Store(cg)
-			if adj := c.restore.gpus.spec.Process.OOMScoreAdj; adj != nil {
+			if adj := c.restore.gpus.Spec.Process.OOMScoreAdj; adj != nil {
 				if err := cg.RaiseOOMScores(*adj); err != nil {
 					return 0, err
 				}
@@ -92,7 +92,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			return 0, s.oom.Add(c.id, cg)
 		}},
 	}
-	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.fixNodes(c.pid) }})
+	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.Fix(c.pid) }})
 	if c.restore.metadata != nil {
 		// Before there is a process that could change anything.
 		pinned, err := pin(c.restore.checkpoint)
