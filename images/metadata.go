@@ -142,7 +142,7 @@ func AreaPrefix(pid int) string { return fmt.Sprintf("gpu-%d-", pid) }
 
 // Phase is one step of a checkpoint or a restore.
 type Phase struct {
-	// Name of the step, in the words of docs/checkpoint.md.
+	// Name of the step, in the words of docs/how-it-works.md.
 	Name string `json:"name"`
 	// Start is the time from the operation's begin, Took the step's own, both
 	// in nanoseconds.
