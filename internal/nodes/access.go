@@ -28,7 +28,7 @@ import (
 //
 // cgroup v1 keeps a list of rules. With v2 the rules are a program that allows or not,
 // and of several each must allow: so it is replaced by one of runc's rules, which its
-// state has, and those set here. docs/decisions/0010-own-device-rules.md says why this
+// state has, and those set here. docs/decisions/0011-own-device-rules.md says why this
 // is not opencontainers/cgroups'.
 type Access struct {
 	// State is where runc keeps the state of the container, its state.json.
