@@ -13,7 +13,7 @@ import (
 	"syscall"
 )
 
-// signalOf gives the signal that ended a process.
+// signalOf returns the signal that ended a process.
 func signalOf(state *os.ProcessState) (int, bool) {
 	ws, ok := state.Sys().(syscall.WaitStatus)
 	if !ok || !ws.Signaled() {
@@ -22,7 +22,7 @@ func signalOf(state *os.ProcessState) (int, bool) {
 	return int(ws.Signal()), true
 }
 
-// describe words what Options.Run's wait returned.
+// describe returns in words what Options.Run's wait returned.
 func describe(code int, err error) string {
 	switch {
 	case errors.Is(err, syscall.ECHILD):
@@ -58,7 +58,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String gives the last four lines, joined by " | ".
+// String returns the last four lines, joined by " | ".
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,12 +17,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// reapTimeout bounds the wait for a helper that was told to end or was killed.
+// reapTimeout bounds the wait for a helper that was asked to end or was killed.
 // Only a process stuck in the kernel takes longer.
 const reapTimeout = 10 * time.Second
 
-// drainTimeout is how long the helper goes on with calls after its client has
-// gone (package driver), and some time to exit.
+// drainTimeout is how long the helper continues its calls after its client has gone
+// (package driver), and some time to exit.
 const drainTimeout = 2*time.Minute + reapTimeout
 
 // Helper is a running gpuckpt-cuda-helper. It initialises the driver with its
@@ -68,7 +68,7 @@ type call struct {
 	limit *time.Timer     // kills the helper
 }
 
-// Start starts a helper. Whether there is a driver, the first call tells. The
+// Start starts a helper. The first call reports whether there is a driver. The
 // context only bounds Start itself.
 func Start(ctx context.Context, opts Options) (*Helper, error) {
 	if err := ctx.Err(); err != nil {
@@ -118,8 +118,7 @@ func Start(ctx context.Context, opts Options) (*Helper, error) {
 	return h, nil
 }
 
-// Alive says whether the helper still answers, as far as is known without asking
-// it.
+// Alive reports whether the helper still answers, as far as is known without asking it.
 func (h *Helper) Alive() bool {
 	select {
 	case <-h.exited:
@@ -133,7 +132,7 @@ func (h *Helper) Alive() bool {
 
 // Close ends the helper and reaps it. It waits 10 s for that, or 2 min while a
 // call is under way whose context has ended, and then kills it. It may be called
-// twice, also at once. Its error says that the helper had to be killed or could
+// twice, also at once. Its error reports that the helper had to be killed or could
 // not be reaped; either way it is of no more use.
 func (h *Helper) Close() error {
 	h.mu.Lock()
