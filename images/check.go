@@ -14,12 +14,12 @@ import (
 // BlockError reports a block of an area whose content is not what was dumped.
 // It is an ErrDamaged.
 type BlockError struct {
-	// Area is the name of the area's file, as in Area.File; Block the number
+	// Area is the name of the area's file, as in Area.File. Block is the index
 	// of the block in Area.Digests.
 	Area  string
 	Block int
-	// Path is the file that holds the block's begin, or the first part of it
-	// that any file holds; empty where it is zero all over.
+	// Path is the file that holds the first part of the block that is in a file;
+	// empty if no part is.
 	Path string
 	// Got and Want are digests, see DigestBlock.
 	Got, Want string
