@@ -4,6 +4,7 @@
 package cdi
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -115,10 +116,10 @@ func TestPairsRefused(t *testing.T) {
 		{"too few", Requirement{GPUs: gpuList(0, 1)}, gpuList(1), "", false, []string{"2 GPUs", "granted 1 GPU: " + gpuN(1).UUID}},
 		{"another model", one, []GPU{gpuN(1, model("NVIDIA H100"))}, "", false, []string{"different models", "NVIDIA H100", "NVIDIA H200"}},
 		{"too little memory", one, []GPU{gpuN(1, func(g *GPU) { g.Memory, g.Free = 10*gib, 10*gib })}, "", false, []string{"has 10.0 GiB of memory", "is 20.0 GiB"}},
-		{"too little free", one, []GPU{gpuN(1, free(3*gib))}, "", true, []string{"3.0 GiB free", "20.0 GiB", "nvidia-smi"}},
-		{"each for its own reason", one, []GPU{gpuN(1, free(3*gib)), gpuN(2, model("NVIDIA L4"))}, "", false, []string{"3.0 GiB free", "NVIDIA L4"}},
+		{"too little free", one, []GPU{gpuN(1, free(3*gib))}, "", true, []string{"3.0 GiB of memory free", "20.0 GiB", "nvidia-smi"}},
+		{"each for its own reason", one, []GPU{gpuN(1, free(3*gib)), gpuN(2, model("NVIDIA L4"))}, "", false, []string{"3.0 GiB of memory free", "NVIDIA L4"}},
 		{"free for one of two", Requirement{GPUs: gpuList(0, 1), Processes: []ProcessUse{uses(20*gib, 0), uses(20*gib, 1)}},
-			[]GPU{gpuN(0), gpuN(1, free(1*gib))}, "", false, []string{"nothing can take the place of " + gpuN(1).UUID, "1.0 GiB free"}},
+			[]GPU{gpuN(0), gpuN(1, free(1*gib))}, "", false, []string{"nothing can take the place of " + gpuN(1).UUID, "1.0 GiB of memory free"}},
 		{"two processes together", Requirement{GPUs: gpuList(0), Processes: []ProcessUse{uses(20*gib, 0), uses(20*gib, 0)}}, []GPU{gpuN(0, free(30*gib))}, "", true, []string{"40.0 GiB"}},
 		{"a process on two", Requirement{GPUs: gpuList(0, 1), Processes: []ProcessUse{uses(200*gib, 0, 1)}}, []GPU{gpuN(0), gpuN(1, free(1*gib))}, "", true, []string{"200.0 GiB on 2 GPUs", "141.0 GiB free"}},
 		{"MIG", one, []GPU{gpuN(1, func(g *GPU) { g.MIG = true })}, "", false, []string{"MIG", "nvidia-smi -i 1 -mig 0"}},
@@ -144,6 +145,56 @@ func TestPairsRefused(t *testing.T) {
 			}
 			t.Log(err)
 		})
+	}
+}
+
+func TestPairWhenFree(t *testing.T) {
+	need := Requirement{GPUs: gpuList(0), Processes: []ProcessUse{uses(20*gib, 0)}}
+	busy, other, gone := gpuN(0, free(1*gib)), gpuN(0, model("NVIDIA L4")), errors.New("gone")
+	for _, test := range []struct {
+		name  string
+		looks []GPU // what each look finds; none is an error
+		want  error
+	}{
+		{"at once", []GPU{gpuN(0)}, nil},
+		{"the first look was of old", []GPU{other, gpuN(0)}, nil},
+		{"memory comes free", []GPU{busy, busy, busy, gpuN(0)}, nil},
+		{"nothing that passes", []GPU{busy, other}, ErrPairs},
+		{"no look", nil, gone},
+		{"no look after a refusal", []GPU{busy}, ErrMemory},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			n := 0
+			pairs, err := PairWhenFree(t.Context(), need, "", func(context.Context) ([]GPU, error) {
+				if n == len(test.looks) {
+					return nil, gone
+				}
+				n++
+				return test.looks[n-1 : n], nil
+			})
+			if !errors.Is(err, test.want) || (err == nil) != (len(pairs) == 1) || n != len(test.looks) {
+				t.Errorf("after %d looks: %v, %v", n, pairs, err)
+			}
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := PairWhenFree(ctx, need, "", func(context.Context) ([]GPU, error) { return []GPU{busy}, nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+func TestSubsets(t *testing.T) {
+	pairs, err := Pairs(Requirement{GPUs: gpuList(0, 1)}, gpuList(0, 1), "0=1,1=0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, set := range Subsets(pairs, nil, []string{gpuN(1).UUID}, []string{}, []string{gpuN(1).UUID, gpuN(0).UUID}) {
+		got = append(got, short(set))
+	}
+	if want := []string{"0=1,1=0", "1=0"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
