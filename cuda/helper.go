@@ -78,6 +78,6 @@ func (h *Helper) Alive() bool { return h.worker.Alive() }
 
 // Close ends the helper and reaps it. It waits 10 s for that, or 2 min while a
 // call is under way whose context has ended, and then kills it. It may be called
-// twice, also at once. Its error says that the helper had to be killed or could
+// twice, also at once. Its error reports that the helper had to be killed or could
 // not be reaped; either way it is of no more use.
 func (h *Helper) Close() error { return h.worker.Close() }

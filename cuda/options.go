@@ -19,7 +19,7 @@ import (
 // HelperName is the file name of the helper program.
 const HelperName = "gpuckpt-cuda-helper"
 
-// Options say how to start a helper. The zero value works.
+// Options are how to start a helper. The zero value works.
 type Options struct {
 	// Path of the helper. Empty: beside the running executable, then in $PATH.
 	Path string
@@ -45,7 +45,7 @@ type Options struct {
 	// use (2 to 6 GB/s), a Lock without timeout, and the undoing of a group's
 	// step. 0: 30 min.
 	CopyTimeout time.Duration
-	// Run starts the helper and returns what waits for it and gives its exit
+	// Run starts the helper and returns a function that waits for its exit
 	// status (128 + N for signal N). A program that reaps all its children, as
 	// containerd's shims do, passes its reaper here; otherwise the exit status
 	// is lost to the reaper. nil: exec.Cmd's Start and Wait.

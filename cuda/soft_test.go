@@ -192,7 +192,7 @@ func TestSoftLockOfAStoppedProcessEndsAtItsLimit(t *testing.T) {
 	// It now carries out what it was asked; then it can be brought back.
 	h = softHelper(t, dev, nil)
 	do(t, settle(t.Context(), h, w.pid, time.Minute))
-	do(t, bring(t.Context(), h, w.pid, Running))
+	do(t, driveTo(t.Context(), h, w.pid, Running))
 	w.counts(102)
 }
 

@@ -7,6 +7,7 @@
 package wire
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 )
@@ -64,29 +65,9 @@ type Reply struct {
 	Code  int    `json:"code"`            // the CUresult
 	Text  string `json:"text,omitempty"`  // the driver's words for Code, or the fault's
 	Value int    `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id
-	Info  *Info  `json:"info,omitempty"`  // OpInfo
 
-	Survey *Survey `json:"survey,omitempty"` // OpSurvey
-}
-
-// Info is the reply to OpInfo.
-type Info struct {
-	DriverVersion string `json:"driver_version"` // "580.159.03"; empty if unknown
-	CUDAVersion   string `json:"cuda_version"`   // "13.0"
-	GPUs          []GPU  `json:"gpus"`
-	Partitioned   []GPU  `json:"partitioned,omitempty"` // in MIG mode, whether or not CUDA lists them; by bus
-}
-
-// GPU is one device that the helper sees.
-type GPU struct {
-	UUID     string `json:"uuid"`
-	Name     string `json:"name"`
-	Memory   uint64 `json:"memory"` // bytes
-	Index    int    `json:"index"`  // NVML's; the driver's ordinal without NVML
-	Minor    int    `json:"minor"`  // of /dev/nvidiaN; -1 if unknown
-	PCIBusID string `json:"pci_bus_id"`
-	Free     uint64 `json:"free,omitempty"` // bytes; 0 if unknown
-	VGPU     bool   `json:"vgpu,omitempty"` // a virtual GPU, as its hypervisor made it
+	// Answer is a cuda.Info for OpInfo, a cuda.Survey for OpSurvey.
+	Answer json.RawMessage `json:"answer,omitempty"`
 }
 
 // Check refuses whatever the helper could not carry out exactly as asked.
