@@ -14,6 +14,8 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
 // Name is the name of the runtime in containerd.
@@ -35,7 +37,7 @@ func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, erro
 		if err := removeDeadSpill(bundle); err != nil {
 			log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
 		}
-		if err := endDeadCRIU(bundle); err != nil {
+		if err := criu.EndOfDeadShim(bundle); err != nil {
 			log.G(ctx).WithError(err).Warn("end the CRIU of a checkpoint")
 		}
 		if err := removeDeadMounts(ctx, bundle, id); err != nil {
@@ -51,7 +53,7 @@ func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, erro
 	return m.Shim.Stop(ctx, id)
 }
 
-// removeDeadMounts is removeMounts for a shim that died.
+// removeDeadMounts is criu.RemoveMounts for a shim that died.
 func removeDeadMounts(ctx context.Context, bundle, id string) error {
 	namespace, err := namespaces.NamespaceRequired(ctx)
 	if err != nil {
@@ -62,5 +64,5 @@ func removeDeadMounts(ctx context.Context, bundle, id string) error {
 		return err
 	}
 	c := container{namespace: namespace, id: id, runcRoot: opts.GetRoot()}
-	return removeMounts(cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), c.runcState())
+	return criu.RemoveMounts(cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), c.runcState())
 }

@@ -6,7 +6,6 @@ package runtime
 import (
 	"context"
 	"fmt"
-	"os"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/errdefs"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
@@ -52,7 +52,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 	if err != nil {
 		return nil, err
 	}
-	if err := c.writeCRIUSettings(ctx, view); err != nil {
+	if err := c.criuSettings(view).Write(ctx, criu.Shim{}); err != nil {
 		return nil, err
 	}
 	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
@@ -68,10 +68,11 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 		{
 			name: "restore processes", do: func(ctx context.Context) (uint64, error) {
 				// Not given up once begun: CRIU would go on without runc.
-				before, watch := children(os.Getpid()), watchCRIU(ctx, true)
-				resp, err = s.TTRPCTaskService.Start(context.WithoutCancel(ctx), r)
-				if err = watch.end(errgrpc.ToNative(err)); err != nil {
-					return 0, joinBack(withCRIULog(err, view.Node, c, restoreLog), c.removeHalf(before))
+				watch := criu.StartWatch(ctx, true)
+				resp, err = s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path), r)
+				if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
+					restoreLog := criu.RestoreLog(c.bundle, c.workDir, view.LogDir, c.namespace+"-"+c.id)
+					return 0, joinBack(restoreLog.Explain(err), c.removeHalf(watch))
 				}
 				c.pid = int(resp.Pid)
 				return sizeOf(c.restore.dir)
@@ -84,7 +85,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 				return 0, err
 			}
 			c.cgroup.Store(cg)
-			if adj := c.restore.gpus.spec.Process.OOMScoreAdj; adj != nil {
+			if adj := c.restore.gpus.Spec.Process.OOMScoreAdj; adj != nil {
 				if err := cg.RaiseOOMScores(*adj); err != nil {
 					return 0, err
 				}
@@ -92,7 +93,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			return 0, s.oom.Add(c.id, cg)
 		}},
 	}
-	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.fixNodes(c.pid) }})
+	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.Fix(c.pid) }})
 	if c.restore.metadata != nil {
 		// Before there is a process that could change anything.
 		pinned, err := pin(c.restore.checkpoint)
@@ -167,4 +168,21 @@ func (s *Service) kill(ctx context.Context, c *container) error {
 		return fmt.Errorf("wait for the container's end: %w", err)
 	}
 	return nil
+}
+
+// removeHalf removes what a restore that failed may have left, if CRIU or runc was
+// killed: CRIU, the container, half restored and waiting for CRIU, and mounts.
+func (c *container) removeHalf(watch *criu.Watch) error {
+	asked := ""
+	if spec := c.restore.gpus.Spec; spec != nil && spec.Linux != nil {
+		asked = spec.Linux.CgroupsPath
+	}
+	ours := func(pid int) ([]int, error) {
+		cg, err := host.CgroupOf(pid)
+		if err != nil || !cg.IsNamed(asked, c.id) {
+			return nil, nil // it has ended, or is of another container of this shim
+		}
+		return cg.Pids()
+	}
+	return joinBack(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState()))
 }

@@ -24,24 +24,42 @@ func main() {
 	os.Exit(run(ctx, os.Args))
 }
 
-// run gives the exit status.
+// run returns the exit status.
 func run(ctx context.Context, args []string) int {
 	if len(args) > 0 && filepath.Base(args[0]) == "cuda-checkpoint" {
 		return cudaCheckpoint(ctx, args[1:], os.Stdout, os.Stderr)
 	}
 	root := rootCommand()
 	root.SetArgs(args[1:])
-	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintf(os.Stderr, "gpuckpt: %s\n", once(err.Error()))
-		return 1
+	called := false
+	atCall(root, func() { called = true })
+	command, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
 	}
-	return 0
+	fmt.Fprintf(os.Stderr, "gpuckpt: %s\n", dedupLines(err.Error()))
+	if !called {
+		fmt.Fprintf(os.Stderr, "See '%s --help'.\n", command.CommandPath())
+	}
+	return 1
 }
 
-// once leaves out lines that an earlier part of the text has said: an error that
-// comes from containerd names its kind once in its words and again for each hand
-// it went through.
-func once(text string) string {
+// atCall has do called when a command's flags and arguments are right.
+func atCall(c *cobra.Command, do func()) {
+	if inner := c.RunE; inner != nil {
+		c.RunE = func(c *cobra.Command, args []string) error {
+			do()
+			return inner(c, args)
+		}
+	}
+	for _, sub := range c.Commands() {
+		atCall(sub, do)
+	}
+}
+
+// dedupLines leaves out lines that an earlier part of the text has: an error that comes
+// from containerd names its kind in its words, and again for each hand it went through.
+func dedupLines(text string) string {
 	var lines []string
 	for line := range strings.SplitSeq(text, "\n") {
 		if !strings.Contains(strings.Join(lines, "\n"), line) {
@@ -59,8 +77,8 @@ func rootCommand() *cobra.Command {
 		Long: `Checkpoint and restore GPU containers.
 
 A container that is to be checkpointed is run with containerd's runtime
-` + runtimeName + `, by whatever client. "gpuckpt doctor" says whether this
-node can.`,
+` + runtimeName + `, by any client. "gpuckpt doctor" checks whether this
+node can do it.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

@@ -5,15 +5,14 @@
 // checkpoints (`/var/lib/kubelet/checkpoints/checkpoint-….tar`): those that
 // containerd's CRI, CRI-O and this project write, and that checkpointctl shows.
 //
-// An archive is one tar file. It is opened in place: nothing is unpacked, each
-// file of the checkpoint reads its own part of it, and it must stay as it is
-// until Close. Nobody trusts an archive: every name and kind of entry is
-// looked at before anything is believed.
+// An archive is one tar file. Open reads it in place: nothing is unpacked, each file of
+// the checkpoint reads its own part of the archive, which must stay as it is until
+// Close. Nobody trusts an archive: Open checks the name and kind of every entry first.
 //
 //	config.dump       the container: name, image, runtime, times
 //	spec.dump         its OCI spec
-//	status.dump       its status as CRI tells it
-//	network.status    its networks, as Podman tells them
+//	status.dump       its status, as CRI has it
+//	network.status    its networks, as Podman has them
 //	checkpoint/       CRIU's images; gpuckpt.json and the GPU state
 //	rootfs-diff.tar   the writable files: a layer, as a plain tar or compressed
 //	deleted.files     files of the image that are gone, a JSON list
@@ -23,52 +22,24 @@ package archive
 import (
 	"encoding/json"
 	"errors"
-	"time"
+
+	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
 var (
-	// ErrMalformed says that a file is no archive of a checkpoint, is damaged, or
-	// has entries that such an archive never has: links, devices, names that lead
-	// out of it.
+	// ErrMalformed reports a file that is not an archive of a checkpoint, is damaged, or
+	// has what images.ReadTar refuses: links, devices, names that lead out of it.
 	ErrMalformed = errors.New("malformed checkpoint archive")
-	// ErrUnsupported says that an archive holds something which could not be
-	// brought back: volumes, shared memory apart, a compressed archive.
+	// ErrUnsupported reports an archive with something that a restore could not bring
+	// back, volumes or shared memory apart, and one that is compressed as a whole.
 	ErrUnsupported = errors.New("unsupported checkpoint archive")
 )
 
-// ConfigName and SpecName are the files that tell of the container. A dump may
-// have them beside CRIU's images.
-const (
-	ConfigName = "config.dump"
-	SpecName   = "spec.dump"
-)
-
-// The other names in an archive.
-const (
-	statusName   = "status.dump"
-	networkName  = "network.status"
-	rootfsName   = "rootfs-diff.tar"
-	deletedName  = "deleted.files"
-	checkpointIn = "checkpoint"
-)
-
-// Config is the content of config.dump.
-type Config struct {
-	ID   string `json:"id"`
-	Name string `json:"name"`
-	// RootfsImage is the image as the user called it, RootfsImageRef its
-	// digest or id, RootfsImageName its full name. CRI gives what it knows.
-	RootfsImage     string    `json:"rootfsImage,omitempty"`
-	RootfsImageRef  string    `json:"rootfsImageRef,omitempty"`
-	RootfsImageName string    `json:"rootfsImageName,omitempty"`
-	Runtime         string    `json:"runtime,omitempty"`
-	CreatedTime     time.Time `json:"createdTime"`
-	CheckpointedAt  time.Time `json:"checkpointedTime"`
-	RestoredAt      time.Time `json:"restoredTime"`
-	Restored        bool      `json:"restored"`
-}
+// Config is the content of config.dump: RootfsImage is the image as the user called
+// it, RootfsImageRef its digest or id, RootfsImageName its full name.
+type Config = metadata.ContainerConfig
 
 // Contents are what an archive is written of.
 type Contents struct {
@@ -83,12 +54,12 @@ type Contents struct {
 	Layers []Layer
 }
 
-// rootFile says whether a name is one of the files at an archive's root that are kept with
-// a checkpoint when it becomes an image, so that an archive made of the image has
-// them again.
+// rootFile reports whether a name is one of the files at an archive's root that stay
+// with a checkpoint when it becomes an image. An archive made of the image has them
+// again.
 func rootFile(name string) bool {
 	switch name {
-	case ConfigName, SpecName, statusName, networkName, "dump.log", "stats-dump", "status", "container.log", "io.kubernetes.cri-o.LogPath":
+	case metadata.ConfigDumpFile, metadata.SpecDumpFile, metadata.StatusDumpFile, metadata.NetworkStatusFile, metadata.DumpLogFile, metadata.StatusFile, "stats-dump", "container.log", "io.kubernetes.cri-o.LogPath":
 		return true
 	}
 	return false

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // plan is a layer to be made.
@@ -44,17 +45,18 @@ func layerKey(kind, area, offset string) string {
 }
 
 func (p *plan) annotations() map[string]string {
-	a := map[string]string{AnnotationLayer: p.kind}
+	a := map[string]string{annotations.Layer: p.kind}
 	if p.kind == LayerGPU {
-		a[AnnotationArea], a[AnnotationOffset] = p.name, strconv.FormatUint(p.from, 10)
+		a[annotations.Area], a[annotations.Offset] = p.name, strconv.FormatUint(p.from, 10)
 	}
 	return a
 }
 
-// checkpointLayers makes the layers of GPU state and the one of CRIU's images,
-// several at once. What of the GPU state is zero makes none.
+// checkpointLayers makes the layers of GPU state and the one of CRIU's images, several
+// at once. GPU state that is zero needs no layer.
 func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
 	var plans []plan
+	var total uint64
 	areas := c.Areas()
 	for i := range areas {
 		a := &areas[i]
@@ -64,7 +66,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		for at := uint64(0); at < end; at += b.LayerBytes {
 			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, end)}})
 		}
-		b.total += end
+		total += end
 	}
 	last, done, err := criuPlan(c)
 	defer done()
@@ -72,9 +74,10 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		return nil, err
 	}
 	for _, e := range last.entries {
-		b.total += e.len
+		total += e.len
 	}
 	plans = append(plans, last)
+	b.meter.Grow(int64(total))
 
 	made := make([]*layer, len(plans))
 	g, ctx := errgroup.WithContext(ctx)
@@ -134,7 +137,7 @@ func boolRank(first bool) int {
 	return 1
 }
 
-// makeLayer gives a layer of the store, nil when it would be empty.
+// makeLayer returns the layer, which is then in the store; nil if it would be empty.
 func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]layer) (*layer, error) {
 	content := uint64(0)
 	if p.kind == LayerGPU {
@@ -146,7 +149,7 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 			p.entries = append(p.entries, entry{name: images.PieceFile(p.name, r.from), from: p.area, offset: r.from, len: r.to - r.from})
 			content += r.to - r.from
 		}
-		b.progress(p.to - p.from - content) // zeros are done
+		b.meter.Add(int64(p.to - p.from - content)) // zeros are done
 		if len(parts) == 0 {
 			return nil, nil
 		}
@@ -159,18 +162,18 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 		// Reading it twice if it has changed is cheaper than compressing it
 		// for nothing if it has not.
 		h := digest.Canonical.Digester()
-		if err := writeTar(ctx, h.Hash(), p.entries, func(uint64) {}); err != nil {
+		if err := writeTar(ctx, h.Hash(), p.entries, nil); err != nil {
 			return nil, err
 		}
 		if h.Digest() == old.diffID {
-			b.progress(content)
+			b.meter.Add(int64(content))
 			old.desc.Annotations = p.annotations()
 			old.kind, old.reused = p.kind, true
 			return &old, nil
 		}
 	}
 	l, err := b.writeLayer(ctx, p.kind+" "+p.name+" "+strconv.FormatUint(p.from, 10), func(w io.Writer) error {
-		return writeTar(ctx, w, p.entries, b.progress)
+		return writeTar(ctx, w, p.entries, b.meter)
 	})
 	if err != nil {
 		return nil, err
@@ -223,7 +226,7 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 	if status.Offset != counted.bytes {
 		return nil, fmt.Errorf("write layer: the store has %d of %d bytes", status.Offset, counted.bytes)
 	}
-	l := &layer{desc: ocispec.Descriptor{MediaType: b.Compression.mediaType(), Digest: w.Digest(), Size: counted.bytes}}
+	l := &layer{desc: ocispec.Descriptor{MediaType: b.Compression.MediaType(), Digest: w.Digest(), Size: counted.bytes}}
 	if l.diffID = l.desc.Digest; b.Compression != None {
 		l.diffID = plain.Digest()
 	}
@@ -261,7 +264,7 @@ func (c *counter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writable gives the layer of the container's writable files, nil without one.
+// writable returns the layer of the container's writable files, nil if there is none.
 func (b *builder) writable(ctx context.Context) (*layer, error) {
 	var l *layer
 	switch {
@@ -290,12 +293,12 @@ func (b *builder) writable(ctx context.Context) (*layer, error) {
 	default:
 		return nil, nil
 	}
-	l.kind, l.desc.Annotations = LayerRW, map[string]string{AnnotationLayer: LayerRW}
+	l.kind, l.desc.Annotations = LayerRW, map[string]string{annotations.Layer: LayerRW}
 	return l, nil
 }
 
-// diffID gives the digest of what a layer unpacks to: what the store knows, or
-// by unpacking it.
+// diffID returns the digest of the unpacked layer, from the store's labels or by
+// unpacking the layer.
 func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) (digest.Digest, error) {
 	if store, ok := provider.(content.InfoProvider); ok {
 		info, err := store.Info(ctx, desc.Digest)
@@ -311,7 +314,7 @@ func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descrip
 		return "", err
 	}
 	defer ra.Close()
-	r, err := decompress(io.NewSectionReader(ra, 0, ra.Size()), desc.MediaType)
+	r, err := Decompress(io.NewSectionReader(ra, 0, ra.Size()), desc.MediaType)
 	if err != nil {
 		return "", err
 	}
@@ -319,7 +322,7 @@ func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descrip
 	return digest.Canonical.FromReader(r)
 }
 
-// exists says whether the store has a blob.
+// exists reports whether the store has a blob.
 func exists(ctx context.Context, store content.InfoProvider, d digest.Digest) (bool, error) {
 	_, err := store.Info(ctx, d)
 	if errdefs.IsNotFound(err) {

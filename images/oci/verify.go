@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // Report is what Verify has read.
@@ -42,14 +43,14 @@ const maxFaults = 32
 // and each layer its diff_id, that the checkpoint's layers hold plain files
 // where they belong and nothing else, that gpuckpt.json is whole and of a known
 // schema, and that each block of GPU state has its digest. It writes nothing and
-// holds no layer in memory. progress, if not nil, is told of the bytes of blobs
-// that were read, of all there are; its calls do not overlap.
+// holds no layer in memory. progress receives the step "verify": the bytes of blobs
+// that were read.
 //
 // The error joins all that is wrong, up to 32; each names the blob or file, and
 // for GPU state the area and block. They are images.ErrDamaged,
 // images.ErrSchema, images.ErrMalformed, ErrNotCheckpoint, or those of reading.
-func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor, progress func(done, total uint64)) (*Report, error) {
-	v := &verifier{provider: provider, told: progress}
+func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor, progress images.Progress) (*Report, error) {
+	v := &verifier{provider: provider, meter: progress.Begin("verify", 0)}
 	if err := v.open(ctx, manifest); err != nil {
 		return nil, fmt.Errorf("verify: %w", err)
 	}
@@ -60,6 +61,7 @@ func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Des
 	if err := errors.Join(v.faults...); err != nil {
 		return nil, fmt.Errorf("verify: %w", err)
 	}
+	v.meter.End("read")
 	return &v.report, nil
 }
 
@@ -71,10 +73,10 @@ type verifier struct {
 	meta     *images.Metadata
 	zeros    string // digest of a block of zeros
 
+	meter *images.Meter
+	total uint64
+
 	mu     sync.Mutex
-	told   func(done, total uint64)
-	done   uint64
-	total  uint64
 	report Report
 	faults []error
 }
@@ -88,17 +90,8 @@ func (v *verifier) fault(err error) {
 	}
 }
 
-func (v *verifier) progress(bytes uint64) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.done += bytes
-	if v.told != nil {
-		v.told(v.done, v.total)
-	}
-}
-
-// document reads a small blob and checks its digest.
-func document(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) ([]byte, error) {
+// ReadDocument reads a small blob, a manifest say, and checks its digest.
+func ReadDocument(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) ([]byte, error) {
 	if desc.Size > maxDocument {
 		return nil, fmt.Errorf("%w: %s has %d bytes, more than %d", images.ErrDamaged, desc.Digest, desc.Size, maxDocument)
 	}
@@ -131,7 +124,7 @@ func missing(what string, err error) error {
 // manifestOf reads a manifest, in an index that for this platform.
 func manifestOf(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) (m ocispec.Manifest, _ ocispec.Descriptor, err error) {
 	if cimages.IsIndexType(desc.MediaType) {
-		data, err := document(ctx, provider, desc)
+		data, err := ReadDocument(ctx, provider, desc)
 		if err != nil {
 			return m, desc, err
 		}
@@ -153,7 +146,7 @@ func manifestOf(ctx context.Context, provider content.Provider, desc ocispec.Des
 	if !cimages.IsManifestType(desc.MediaType) {
 		return m, desc, fmt.Errorf("%w: %s is of the type %s", ErrNotCheckpoint, desc.Digest, desc.MediaType)
 	}
-	data, err := document(ctx, provider, desc)
+	data, err := ReadDocument(ctx, provider, desc)
 	if err != nil {
 		return m, desc, err
 	}
@@ -168,7 +161,7 @@ func (v *verifier) open(ctx context.Context, desc ocispec.Descriptor) (err error
 	if v.manifest, _, err = manifestOf(ctx, v.provider, desc); err != nil {
 		return err
 	}
-	data, err := document(ctx, v.provider, v.manifest.Config)
+	data, err := ReadDocument(ctx, v.provider, v.manifest.Config)
 	if err != nil {
 		return err
 	}
@@ -183,6 +176,7 @@ func (v *verifier) open(ctx context.Context, desc ocispec.Descriptor) (err error
 	for _, l := range v.manifest.Layers {
 		v.total += uint64(max(0, l.Size))
 	}
+	v.meter.Grow(int64(v.total))
 	return nil
 }
 
@@ -223,22 +217,22 @@ func (v *verifier) verify(ctx context.Context) {
 func criuLayer(m *ocispec.Manifest) (int, error) {
 	top := -1
 	for i, l := range m.Layers {
-		if l.Annotations[AnnotationLayer] != LayerCRIU {
+		if l.Annotations[annotations.Layer] != LayerCRIU {
 			continue
 		}
 		if top >= 0 {
-			return 0, fmt.Errorf("%w: two layers have the annotation %s=%s", images.ErrDamaged, AnnotationLayer, LayerCRIU)
+			return 0, fmt.Errorf("%w: two layers have the annotation %s=%s", images.ErrDamaged, annotations.Layer, LayerCRIU)
 		}
 		top = i
 	}
 	if top < 0 {
-		return 0, fmt.Errorf("%w: no layer has the annotation %s=%s", ErrNotCheckpoint, AnnotationLayer, LayerCRIU)
+		return 0, fmt.Errorf("%w: no layer has the annotation %s=%s", ErrNotCheckpoint, annotations.Layer, LayerCRIU)
 	}
 	return top, nil
 }
 
-// sort gives what is to be done for each other layer, and for each range of an
-// area that has none because it is zero.
+// sort returns a job for each other layer, and one for each range of an area that has
+// no layer because it is zero.
 func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(context.Context)) {
 	areas = make(map[string]*areaCheck)
 	size, err := layerBytes(v.manifest.Annotations)
@@ -255,16 +249,16 @@ func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(conte
 		if i == top {
 			continue
 		}
-		if l.Annotations[AnnotationLayer] != LayerGPU {
+		if l.Annotations[annotations.Layer] != LayerGPU {
 			jobs = append(jobs, func(ctx context.Context) { v.layer(ctx, i, nil) })
 			continue
 		}
-		a := areas[l.Annotations[AnnotationArea]]
+		a := areas[l.Annotations[annotations.Area]]
 		if a == nil {
-			v.fault(fmt.Errorf("%w: %s is of the area %q, which %s does not have", images.ErrDamaged, v.nameOf(i), l.Annotations[AnnotationArea], images.MetadataName))
+			v.fault(fmt.Errorf("%w: %s is of the area %q, which %s does not have", images.ErrDamaged, v.nameOf(i), l.Annotations[annotations.Area], images.MetadataName))
 			continue
 		}
-		at, err := a.take(l.Annotations[AnnotationOffset])
+		at, err := a.take(l.Annotations[annotations.Offset])
 		if err != nil {
 			v.fault(fmt.Errorf("%w: %s: %w", images.ErrDamaged, v.nameOf(i), err))
 			continue
@@ -286,18 +280,18 @@ func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(conte
 // nameOf names a layer for a person.
 func (v *verifier) nameOf(i int) string {
 	l := v.manifest.Layers[i]
-	switch kind := l.Annotations[AnnotationLayer]; kind {
+	switch kind := l.Annotations[annotations.Layer]; kind {
 	case "":
 		return fmt.Sprintf("layer %d (base, %s)", i, l.Digest)
 	case LayerGPU:
-		return fmt.Sprintf("layer %d (%s from %s, %s)", i, l.Annotations[AnnotationArea], l.Annotations[AnnotationOffset], l.Digest)
+		return fmt.Sprintf("layer %d (%s from %s, %s)", i, l.Annotations[annotations.Area], l.Annotations[annotations.Offset], l.Digest)
 	default:
 		return fmt.Sprintf("layer %d (%s, %s)", i, kind, l.Digest)
 	}
 }
 
 // layer reads a layer to its end and compares its digests. read, if not nil,
-// reads the archive. It says whether the archive was read without an error.
+// reads the archive. layer reports whether the archive was read without an error.
 func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error) bool {
 	desc := v.manifest.Layers[i]
 	if err := desc.Digest.Validate(); err != nil {
@@ -315,7 +309,7 @@ func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error)
 		return false
 	}
 	blob := desc.Digest.Algorithm().Digester()
-	raw := io.TeeReader(&contextReader{ctx, io.NewSectionReader(ra, 0, ra.Size()), v.progress}, blob.Hash())
+	raw := io.TeeReader(v.meter.Reader(ctx, io.NewSectionReader(ra, 0, ra.Size())), blob.Hash())
 	plain := digest.Canonical.Digester()
 	archiveErr := v.archive(raw, desc.MediaType, plain, read)
 	if _, err := io.Copy(io.Discard, raw); err != nil {
@@ -335,7 +329,7 @@ func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error)
 
 // archive unpacks a layer and has it read.
 func (v *verifier) archive(raw io.Reader, mediaType string, plain digest.Digester, read func(io.Reader) error) error {
-	unpacked, err := decompress(raw, mediaType)
+	unpacked, err := Decompress(raw, mediaType)
 	if err != nil {
 		return fmt.Errorf("%w: %w", images.ErrDamaged, err)
 	}
@@ -354,7 +348,7 @@ func (v *verifier) archive(raw io.Reader, mediaType string, plain digest.Digeste
 
 // readCRIU reads the layer with CRIU's images and gpuckpt.json.
 func (v *verifier) readCRIU(r io.Reader) error {
-	err := readLayer(r, func(name string, size int64, r io.Reader) error {
+	err := images.ReadLayer(r, func(name string, size int64, r io.Reader) error {
 		if images.IsAreaFile(name) {
 			return fmt.Errorf("%w: %s is not in a layer of its own", images.ErrDamaged, name)
 		}
@@ -387,25 +381,9 @@ func readMetadata(r io.Reader) (*images.Metadata, error) {
 // compareAnnotations refuses a manifest that promises something else.
 func (v *verifier) compareAnnotations() {
 	want := (&builder{Options: Options{LayerBytes: minLayerBytes}}).annotations(v.meta)
-	for _, key := range []string{AnnotationSchema, AnnotationCreated, AnnotationDriver, AnnotationCUDA, AnnotationGPUCount, AnnotationGPUModels, AnnotationGPUMemory, AnnotationGPUState, AnnotationProcesses} {
+	for _, key := range []string{annotations.Schema, annotations.Created, annotations.Driver, annotations.CUDA, annotations.GPUCount, annotations.GPUModels, annotations.GPUMemory, annotations.GPUState, annotations.Processes} {
 		if got := v.manifest.Annotations[key]; got != want[key] {
 			v.fault(fmt.Errorf("%w: annotation %s of the manifest is %q, and %s says %q", images.ErrDamaged, key, got, images.MetadataName, want[key]))
 		}
 	}
-}
-
-// contextReader ends with its context, and tells what it reads.
-type contextReader struct {
-	ctx  context.Context
-	r    io.Reader
-	told func(uint64)
-}
-
-func (c *contextReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	n, err := c.r.Read(p)
-	c.told(uint64(n))
-	return n, err
 }

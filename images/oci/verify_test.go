@@ -18,15 +18,16 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // blobPath is where a layout has a blob.
-func blobPath(l *Layout, d digest.Digest) string {
-	return filepath.Join(l.dir, "blobs", d.Algorithm().String(), d.Encoded())
+func blobPath(dir string, d digest.Digest) string {
+	return filepath.Join(dir, "blobs", d.Algorithm().String(), d.Encoded())
 }
 
 // refuses fails the test unless Verify finds fault and says so in these words.
-func refuses(t *testing.T, l *Layout, manifest ocispec.Descriptor, kind error, words ...string) {
+func refuses(t *testing.T, l *testLayout, manifest ocispec.Descriptor, kind error, words ...string) {
 	t.Helper()
 	_, err := Verify(t.Context(), l, manifest, nil)
 	if !errors.Is(err, kind) {
@@ -52,7 +53,7 @@ func TestVerifyFindsEveryDamagedBlob(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, d := range append([]ocispec.Descriptor{r.Manifest, m.Config}, m.Layers...) {
-				path := blobPath(store, d.Digest)
+				path := blobPath(store.dir, d.Digest)
 				for name, damage := range map[string]func([]byte) []byte{
 					"first byte": func(b []byte) []byte { b[0] ^= 1; return b },
 					"a byte":     func(b []byte) []byte { b[len(b)/3] ^= 0x10; return b },
@@ -133,7 +134,7 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 
 // replaced gives the manifest of an image one of whose layers has been replaced
 // by an archive, with all digests as they should be.
-func replaced(t *testing.T, l *Layout, manifest ocispec.Descriptor, kind string, archive []byte) ocispec.Descriptor {
+func replaced(t *testing.T, l *testLayout, manifest ocispec.Descriptor, kind string, archive []byte) ocispec.Descriptor {
 	t.Helper()
 	m, _, err := manifestOf(t.Context(), l, manifest)
 	if err != nil {
@@ -144,7 +145,7 @@ func replaced(t *testing.T, l *Layout, manifest ocispec.Descriptor, kind string,
 		t.Fatal(err)
 	}
 	for i, d := range m.Layers {
-		if d.Annotations[AnnotationLayer] != kind {
+		if d.Annotations[annotations.Layer] != kind {
 			continue
 		}
 		with := put(t, l, ocispec.MediaTypeImageLayer, archive)
@@ -158,7 +159,7 @@ func replaced(t *testing.T, l *Layout, manifest ocispec.Descriptor, kind string,
 	return rewritten(t, l, m, config)
 }
 
-func rewritten(t *testing.T, l *Layout, m ocispec.Manifest, config map[string]json.RawMessage) ocispec.Descriptor {
+func rewritten(t *testing.T, l *testLayout, m ocispec.Manifest, config map[string]json.RawMessage) ocispec.Descriptor {
 	t.Helper()
 	data, err := json.Marshal(config)
 	if err != nil {
@@ -283,13 +284,13 @@ func TestVerifyRefusesOtherManifests(t *testing.T) {
 		return rewritten(t, store, other, config)
 	}
 	for name, edit := range map[string]func(*ocispec.Manifest){
-		"another driver":   func(m *ocispec.Manifest) { m.Annotations[AnnotationDriver] = "1" },
-		"no cut":           func(m *ocispec.Manifest) { delete(m.Annotations, AnnotationLayerBytes) },
-		"an odd cut":       func(m *ocispec.Manifest) { m.Annotations[AnnotationLayerBytes] = "100000000" },
-		"another offset":   func(m *ocispec.Manifest) { m.Layers[0].Annotations[AnnotationOffset] = "4096" },
-		"the same offset":  func(m *ocispec.Manifest) { m.Layers[1].Annotations[AnnotationOffset] = "0" },
-		"another area":     func(m *ocispec.Manifest) { m.Layers[0].Annotations[AnnotationArea] = "gpu-9-9" },
-		"two of CRIU":      func(m *ocispec.Manifest) { m.Layers[0].Annotations[AnnotationLayer] = LayerCRIU },
+		"another driver":   func(m *ocispec.Manifest) { m.Annotations[annotations.Driver] = "1" },
+		"no cut":           func(m *ocispec.Manifest) { delete(m.Annotations, annotations.LayerBytes) },
+		"an odd cut":       func(m *ocispec.Manifest) { m.Annotations[annotations.LayerBytes] = "100000000" },
+		"another offset":   func(m *ocispec.Manifest) { m.Layers[0].Annotations[annotations.Offset] = "4096" },
+		"the same offset":  func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Offset] = "0" },
+		"another area":     func(m *ocispec.Manifest) { m.Layers[0].Annotations[annotations.Area] = "gpu-9-9" },
+		"two of CRIU":      func(m *ocispec.Manifest) { m.Layers[0].Annotations[annotations.Layer] = LayerCRIU },
 		"no annotation":    func(m *ocispec.Manifest) { m.Layers[0].Annotations = nil },
 		"a layer too few":  func(m *ocispec.Manifest) { m.Layers = m.Layers[1:] },
 		"another type":     func(m *ocispec.Manifest) { m.Layers[0].MediaType = "application/x" },

@@ -6,21 +6,22 @@
 // and certificates work as in containerd, and the credentials are those of the
 // user's Docker configuration.
 //
-// A blob is sent, or fetched, as a whole or not at all; what is on the other side
-// already is left out. A transfer that ends early is taken up by the next one:
-// a push asks for each blob before it sends it, a pull goes on in the middle of a
-// blob where the store has the begin of it. The image appears under its name last,
-// so nobody meets half an image. Blobs move several at a time, each is tried
-// again when the network or the registry fails it, and the first failure that
-// trying again cannot mend ends the transfer.
+// A blob arrives whole or not at all. Blobs that the other side has are left out. The
+// next transfer continues one that ended early: a push asks for each blob before it
+// sends the blob, a pull continues in the middle of a blob of which the store has the
+// beginning. The image gets its name last, so nobody meets half an image. Blobs move
+// several at a time. Each is tried again when the network or the registry fails; the
+// first failure for good ends the transfer.
 package registry
 
 import (
 	"errors"
 	"time"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// ErrNotAuthorized says that a registry refused the credentials, or wants some.
+// ErrNotAuthorized reports that a registry refused the credentials, or wants some.
 var ErrNotAuthorized = errors.New("the registry refused access")
 
 // Options say how an image is moved. The zero value works.
@@ -41,9 +42,9 @@ type Options struct {
 	// wait before the second, doubled for each further one; 0 is a second.
 	Attempts int
 	Pause    time.Duration
-	// Progress, if not nil, is told what happens to each blob. The calls come
-	// from several goroutines.
-	Progress func(Event)
+	// Progress receives the step "push" or "pull": the bytes moved, or found to be
+	// there already, and why a blob is sent again.
+	Progress images.Progress
 }
 
 // The defaults of Options.
@@ -52,19 +53,6 @@ const (
 	DefaultParallel = 4
 	DefaultAttempts = 5
 )
-
-// Event is one step of a transfer. The sum of the Bytes of all events of an
-// image is the size of the image, less what a retry takes back.
-type Event struct {
-	// Total is what the image's blobs have together; 0 while it is not known.
-	Total int64
-	// Bytes moved, or found to be there already (Reused). Negative when what was
-	// sent of a blob counts for nothing, because it is tried again.
-	Bytes  int64
-	Reused bool
-	// Retry is why a blob is tried again, else nil.
-	Retry error
-}
 
 // Result is what a transfer did.
 type Result struct {
@@ -79,12 +67,6 @@ type Result struct {
 	// not tell them apart and leaves both 0.
 	GPUBytes  int64 `json:"gpuBytes,omitempty"`
 	GPUReused int64 `json:"gpuReusedBytes,omitempty"`
-}
-
-func (o *Options) report(e Event) {
-	if o.Progress != nil {
-		o.Progress(e)
-	}
 }
 
 // defaults fills in what is zero.

@@ -1,0 +1,168 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package criu
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
+)
+
+func TestWriteSettings(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		base        string // of the file that the container would have without the shim
+		noBase      bool
+		options     map[string]any
+		annotations map[string]string
+		want        string // all lines but an automatic network-lock
+		err         string
+	}{
+		{name: "nothing", want: "tcp-established\n"},
+		{name: "no file", noBase: true, want: "tcp-established\n"},
+		{name: "only the base", base: "tcp-established\nghost-limit 5", want: "tcp-established\nghost-limit 5\n"},
+		{
+			name: "later lines win", base: "ghost-limit 5\n",
+			options: map[string]any{"ghost-limit": int64(6), "file-locks": true}, annotations: map[string]string{"dev.gpuckpt.criu.ghost-limit": "7"},
+			want: "ghost-limit 5\nfile-locks\nghost-limit 7\ntcp-established\n",
+		},
+		{
+			name: "annotations", annotations: map[string]string{
+				"dev.gpuckpt.criu.tcp-established": "true", "dev.gpuckpt.criu.file-locks": "", "dev.gpuckpt.criu.skip-in-flight": "false",
+				"dev.gpuckpt.criu.network-lock": "nftables", "dev.gpuckpt.on-checkpoint": "stop", "org.criu.config": "/elsewhere", "other": "x",
+			},
+			want: "file-locks\nnetwork-lock nftables\ntcp-established\n",
+		},
+		{
+			name: "off for one container", options: map[string]any{"tcp-established": true},
+			annotations: map[string]string{"dev.gpuckpt.criu.tcp-established": "false"}, want: "",
+		},
+		{name: "network-lock of the base", base: "network-lock  skip\n", want: "network-lock  skip\ntcp-established\n"},
+		{name: "network-lock of the node", options: map[string]any{"network-lock": "skip"}, want: "network-lock skip\ntcp-established\n"},
+		{name: "scripts are the node's", annotations: map[string]string{"dev.gpuckpt.criu.action-script": "/evil"}, err: "may set only"},
+		{name: "libdir is the node's", annotations: map[string]string{"dev.gpuckpt.criu.libdir": "/evil"}, err: "may set only"},
+		{name: "no such annotation", annotations: map[string]string{"dev.gpuckpt.criu.": "x"}, err: "may set only"},
+		{name: "a second line", annotations: map[string]string{"dev.gpuckpt.criu.timeout": "1\naction-script /evil"}, err: "control characters"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			// So that no plugin of this machine is found.
+			t.Setenv("CRIU_LIBS_DIR", "")
+			bundle := t.TempDir()
+			settings := Settings{Bundle: bundle, View: config.View{Annotations: test.annotations}}
+			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
+			if !test.noBase {
+				settings.Base = filepath.Join(t.TempDir(), "runc.conf")
+				writeFile(t, settings.Base, test.base)
+			}
+			err := settings.Write(t.Context(), Shim{})
+			wantError(t, err, test.err)
+			if err != nil {
+				if !errdefs.IsInvalidArgument(err) {
+					t.Errorf("the error is no invalid argument: %v", err)
+				}
+				return
+			}
+			got := readSettings(t, bundle)
+			libdir := "libdir " + filepath.Join(bundle, "criu-plugins") + "\n"
+			if !strings.HasSuffix(got, libdir) {
+				t.Errorf("CRIU's plugins are not kept apart:\n%s", got)
+			}
+			got = strings.TrimSuffix(got, libdir)
+			criu, _ := Find(Shim{}, "")
+			lock := "network-lock " + cachedNetworkLock(t.Context(), Shim{}, criu) + "\n"
+			if lock != "network-lock iptables\n" && !hasOption(test.want, "network-lock") {
+				test.want += lock
+			}
+			if got != test.want {
+				t.Errorf("got\n%swant\n%s", got, test.want)
+			}
+		})
+	}
+}
+
+func readSettings(t *testing.T, bundle string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(bundle, SettingsName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// All plugins but the CUDA plugin are in the directory that CRIU is given.
+func TestPluginsWithoutCUDA(t *testing.T) {
+	from := t.TempDir()
+	for _, name := range []string{"cuda_plugin.so", "amdgpu_plugin.so", "README"} {
+		writeFile(t, filepath.Join(from, name), "")
+	}
+	want := func(dir string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil || len(entries) != 1 || entries[0].Name() != "amdgpu_plugin.so" {
+			t.Errorf("%s holds %v, error %v; want amdgpu_plugin.so", dir, entries, err)
+		}
+	}
+	dir := filepath.Join(t.TempDir(), "plugins")
+	want(pluginsWithoutCUDA(from, dir))
+	want(pluginsWithoutCUDA(from, dir)) // a second checkpoint
+	t.Setenv("CRIU_LIBS_DIR", from)
+	want(pluginsWithoutCUDA("", filepath.Join(t.TempDir(), "plugins")))
+}
+
+// The way to keep packets away depends on what $PATH has.
+func TestNetworkLock(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		programs map[string]string
+		want     string
+	}{
+		{"neither", nil, "skip"},
+		{"iptables", map[string]string{"iptables-restore": "exit 0", "criu": "exit 0"}, "iptables"},
+		{"nftables", map[string]string{"criu": `[ "$*" = "check --feature network_lock_nftables" ]`}, "nftables"},
+		{"a CRIU or kernel without", map[string]string{"criu": "exit 1"}, "skip"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			criu := filepath.Join(usePrograms(t, test.programs), "criu")
+			if got, _ := NetworkLock(t.Context(), Shim{}, criu); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestTCPDefault(t *testing.T) {
+	for name, test := range map[string]struct {
+		restoring bool
+		options   map[string]any
+		base      string
+		want      string
+	}{
+		"dump":                        {false, nil, "", "tcp-established\n"},
+		"restore":                     {true, nil, "", "tcp-close\n"},
+		"open on request":             {true, map[string]any{"tcp-established": true}, "", "tcp-established\n"},
+		"dump refused on request":     {false, map[string]any{"tcp-established": false}, "", ""},
+		"as CRIU's configuration has": {false, nil, "tcp-close\n", "tcp-close\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			settings := Settings{Bundle: t.TempDir(), Base: filepath.Join(t.TempDir(), "runc.conf"), Restoring: test.restoring}
+			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
+			writeFile(t, settings.Base, test.base+"network-lock skip\n")
+			if err := settings.Write(t.Context(), Shim{}); err != nil {
+				t.Fatal(err)
+			}
+			got := strings.NewReplacer("network-lock skip\n", "", "libdir "+filepath.Join(settings.Bundle, "criu-plugins")+"\n", "").Replace(readSettings(t, settings.Bundle))
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}

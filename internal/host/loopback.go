@@ -1,0 +1,91 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// A container whose network namespace runc makes has a loopback interface that is
+// up: runc's init sees to that. In a restore no init of runc's runs, and CRIU is told
+// to leave the network to others (runc, checkpoint.go, "runc doesn't manage network
+// devices"), so that it would be down, and sockets of a connection inside the
+// container could not be bound. A hook brings it up, which runs when CRIU has made
+// the namespace and no socket yet, as do those of nerdctl that bring the other
+// interfaces. In a namespace that the client has made, a pod's, it is the client's.
+
+// loopbackHook is the name under which this program is the hook.
+const loopbackHook = "gpuckpt-loopback"
+
+// maxHookState bounds what is read of runc, in bytes.
+const maxHookState = 1 << 20
+
+// HookLoopback adds the hook to the spec of a container to be restored.
+func HookLoopback(spec *specs.Spec) {
+	if spec.Linux == nil || !slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace}) {
+		return
+	}
+	if spec.Hooks == nil {
+		spec.Hooks = new(specs.Hooks)
+	}
+	spec.Hooks.CreateRuntime = append(spec.Hooks.CreateRuntime, specs.Hook{
+		// This very program, also when its file has been replaced meanwhile.
+		Path: fmt.Sprintf("/proc/%d/exe", os.Getpid()),
+		Args: []string{loopbackHook},
+	})
+}
+
+// IsLoopbackHook reports whether this process was started to be the hook: main then
+// calls LoopbackHook and nothing else.
+func IsLoopbackHook() bool { return len(os.Args) == 1 && os.Args[0] == loopbackHook }
+
+// LoopbackHook brings the loopback interface up in the network namespace of the
+// container whose state is on standard input, and ends the program. runc shows what
+// it writes to standard error when it fails.
+func LoopbackHook() {
+	if err := loopbackUp(os.Stdin); err != nil {
+		fmt.Fprintf(os.Stderr, "bring the loopback interface up: %v\n", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func loopbackUp(state io.Reader) error {
+	var s specs.State
+	if err := json.NewDecoder(io.LimitReader(state, maxHookState)).Decode(&s); err != nil {
+		return fmt.Errorf("read the container's state: %w", err)
+	}
+	if s.Pid <= 0 {
+		return errors.New("the container's state has no process")
+	}
+	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.Pid))
+	if err != nil {
+		return err
+	}
+	defer namespace.Close()
+	runtime.LockOSThread() // the thread ends with the program, in that namespace
+	if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("join the network namespace of process %d: %w", s.Pid, err)
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
+}

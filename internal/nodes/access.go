@@ -1,0 +1,200 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/containerd/cgroups/v3/cgroup2"
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// Access changes which devices a running container may use: the nodes in its /dev, and
+// the rules of its cgroup. runc does not undo that with an update of resources, which
+// leaves devices alone. A file that is open stays so.
+//
+// cgroup v1 keeps a list of rules. With v2 the rules are a program that allows or not,
+// and of several each must allow: so it is replaced by one of runc's rules, which its
+// state has, and those set here. docs/decisions/0011-own-device-rules.md says why this
+// is not opencontainers/cgroups'.
+type Access struct {
+	// State is where runc keeps the state of the container, its state.json.
+	State string
+
+	rules []specs.LinuxDeviceCgroup // set since the container was created
+}
+
+// Grant lets a container use the character device that a path names on this machine,
+// and makes the node there in the container. pid is a process of the container. On an
+// error Revoke must be called.
+func (a *Access) Grant(pid int, path string) error {
+	d, err := numbers(path)
+	if err != nil {
+		return err
+	}
+	if err := a.set(pid, d, true); err != nil {
+		return err
+	}
+	return inDev(pid, func(dev int) error {
+		return makeNode(dev, specs.LinuxDevice{Path: path, Type: "c", Major: d.major, Minor: d.minor})
+	})
+}
+
+// Revoke undoes Grant. A device that one of the paths of keep has too stays allowed.
+func (a *Access) Revoke(pid int, path string, keep []string) error {
+	left := inDev(pid, func(dev int) error { return removeBeneath(dev, filepath.Base(path)) })
+	d, err := numbers(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return left // and nobody can use it
+	}
+	if err == nil && !slices.ContainsFunc(keep, func(other string) bool {
+		n, err := numbers(other)
+		return err == nil && n == d
+	}) {
+		err = a.set(pid, d, false)
+	}
+	if left != nil && err != nil {
+		return fmt.Errorf("%w; %w", left, err)
+	}
+	return cmp.Or(left, err)
+}
+
+func (a *Access) set(pid int, d device, allow bool) error {
+	rule := specs.LinuxDeviceCgroup{Allow: allow, Type: "c", Major: &d.major, Minor: &d.minor, Access: "rwm"}
+	cg, err := host.CgroupOf(pid)
+	switch {
+	case err != nil:
+	case !cg.Unified():
+		err = writeDeviceRule(pid, rule)
+	default:
+		err = a.replaceProgram(cg.Dir(), rule)
+	}
+	if err != nil {
+		return fmt.Errorf("change access to device %d:%d: %w", d.major, d.minor, err)
+	}
+	return nil
+}
+
+// replaceProgram adds a rule to a cgroup v2.
+func (a *Access) replaceProgram(dir string, rule specs.LinuxDeviceCgroup) error {
+	rules, err := runcDeviceRules(a.State)
+	if err != nil {
+		return err
+	}
+	changed := append(slices.Clone(a.rules), rule)
+	if err := replaceDeviceProgram(dir, append(rules, changed...)); err != nil {
+		return err
+	}
+	a.rules = changed
+	return nil
+}
+
+// writeDeviceRule adds a rule to the cgroup v1 of a process.
+func writeDeviceRule(pid int, rule specs.LinuxDeviceCgroup) error {
+	path, err := proc.CgroupPath(pid, "devices")
+	if err != nil {
+		return err
+	}
+	file := "devices.deny"
+	if rule.Allow {
+		file = "devices.allow"
+	}
+	return cgroups.WriteFile(filepath.Join("/sys/fs/cgroup/devices", path), file, fmt.Sprintf("%s %d:%d %s", rule.Type, *rule.Major, *rule.Minor, rule.Access))
+}
+
+// runcState is what of runc's state.json counts here. Types are characters'
+// codes and -1 is every number (opencontainers/cgroups/devices/config).
+type runcState struct {
+	Config struct {
+		Cgroups struct {
+			Devices []struct {
+				Type        rune   `json:"type"`
+				Major       int64  `json:"major"`
+				Minor       int64  `json:"minor"`
+				Permissions string `json:"permissions"`
+				Allow       bool   `json:"allow"`
+			} `json:"devices"`
+		} `json:"cgroups"`
+	} `json:"config"`
+}
+
+// runcDeviceRules reads the rules that runc has set for a container, its own
+// for /dev/null and the like among them; the last that fits a device decides.
+func runcDeviceRules(path string) ([]specs.LinuxDeviceCgroup, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read runc's state: %w", err)
+	}
+	var state runcState
+	if err := json.Unmarshal(data, &state); err != nil {
+		return nil, fmt.Errorf("read runc's state %s: %w", path, err)
+	}
+	if len(state.Config.Cgroups.Devices) == 0 {
+		return nil, fmt.Errorf("runc's state %s has no rules for devices", path)
+	}
+	var rules []specs.LinuxDeviceCgroup
+	for _, d := range state.Config.Cgroups.Devices {
+		if d.Type != 'a' && d.Type != 'b' && d.Type != 'c' {
+			return nil, fmt.Errorf("runc's state %s has a device of type %d", path, d.Type)
+		}
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: d.Allow, Type: string(d.Type), Major: &d.Major, Minor: &d.Minor, Access: d.Permissions})
+	}
+	return rules, nil
+}
+
+// replaceDeviceProgram makes rules those of a cgroup v2. On an error they are as
+// they were, unless several programs were attached and not all could be
+// detached: what is left allows no more than either.
+func replaceDeviceProgram(dir string, rules []specs.LinuxDeviceCgroup) (err error) {
+	instructions, license, err := cgroup2.DeviceFilter(rules)
+	if err != nil {
+		return err
+	}
+	cg, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer cg.Close()
+	target := int(cg.Fd())
+	before, err := link.QueryPrograms(link.QueryOptions{Target: target, Attach: ebpf.AttachCGroupDevice})
+	if err != nil {
+		return fmt.Errorf("list the programs of %s: %w", dir, err)
+	}
+	// Until those before are gone both must allow: at no time is more allowed
+	// than before and after.
+	detach, err := cgroup2.LoadAttachCgroupDeviceFilter(instructions, license, target)
+	if err != nil {
+		return err
+	}
+	for i, attached := range before.Programs {
+		if err := detachDeviceProgram(target, attached.ID); err != nil {
+			if i == 0 {
+				err = errors.Join(err, detach())
+			}
+			return fmt.Errorf("replace the program of %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+func detachDeviceProgram(target int, id ebpf.ProgramID) error {
+	program, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	return link.RawDetachProgram(link.RawDetachProgramOptions{Target: target, Program: program, Attach: ebpf.AttachCGroupDevice})
+}

@@ -1,0 +1,88 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// StartAndWait is the Run of a program that reaps no other children.
+func StartAndWait(cmd *exec.Cmd) (func() (int, error), error) {
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return func() (int, error) {
+		err := cmd.Wait()
+		if cmd.ProcessState == nil {
+			return 0, err
+		}
+		if sig, ok := signalOf(cmd.ProcessState); ok {
+			return 128 + sig, nil
+		}
+		return cmd.ProcessState.ExitCode(), nil
+	}, nil
+}
+
+// signalOf returns the signal that ended a process.
+func signalOf(state *os.ProcessState) (int, bool) {
+	ws, ok := state.Sys().(syscall.WaitStatus)
+	if !ok || !ws.Signaled() {
+		return 0, false
+	}
+	return int(ws.Signal()), true
+}
+
+// describe puts into words what the wait of a Run returned.
+func describe(code int, err error) string {
+	switch {
+	case errors.Is(err, syscall.ECHILD):
+		return "exit status unknown: another part of this program reaped it"
+	case err != nil:
+		return err.Error()
+	case code > 128:
+		return "signal: " + syscall.Signal(code-128).String()
+	}
+	return fmt.Sprintf("exit status %d", code)
+}
+
+// tail keeps the last bytes written to it, and passes all on to also.
+type tail struct {
+	also io.Writer // may be nil
+
+	mu  sync.Mutex
+	end []byte
+}
+
+const tailBytes = 2 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.end = append(t.end, p...)
+	if extra := len(t.end) - tailBytes; extra > 0 {
+		t.end = append(t.end[:0], t.end[extra:]...)
+	}
+	if t.also != nil {
+		_, _ = t.also.Write(p) // what the caller does with it must not stop the worker
+	}
+	return len(p), nil
+}
+
+// String returns the last four lines, joined by " | ".
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	lines := strings.Split(strings.TrimSpace(string(t.end)), "\n")
+	if len(lines) > 4 {
+		lines = lines[len(lines)-4:]
+	}
+	return strings.Join(lines, " | ")
+}
