@@ -5,13 +5,12 @@ package cuda
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"os"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // GPU is one device that a helper sees.
@@ -65,7 +64,7 @@ func (h *Helper) info(ctx context.Context, q wire.Request) (Info, error) {
 		return Info{}, err
 	}
 	var info Info
-	if err := wire.DecodeAnswer(r.Answer, &info); err != nil {
+	if err := worker.Decode(r.Answer, &info); err != nil {
 		return Info{}, fmt.Errorf("get CUDA devices: %w: %w", ErrHelperGarbled, err)
 	}
 	return info, nil
@@ -147,75 +146,15 @@ func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (w
 	default:
 		doing = fmt.Sprintf("%s CUDA process %d", q.Op, q.PID)
 	}
-	if err := ctx.Err(); err != nil {
-		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)
-	}
-	c, err := h.send(&q, doing, limit)
-	if err != nil {
-		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)
-	}
-	select {
-	case r := <-c.reply:
-		return r, refusal(q, r)
-	case <-ctx.Done():
-		return wire.Reply{}, fmt.Errorf("%s: %w", doing, ctx.Err())
-	case <-h.down:
-	}
-	select {
-	case r := <-c.reply: // it came just before the helper went
-		return r, refusal(q, r)
-	default:
-		return wire.Reply{}, fmt.Errorf("%s: %w", doing, h.err)
-	}
-}
-
-// send registers a call and writes its request.
-func (h *Helper) send(q *wire.Request, doing string, limit time.Duration) (*call, error) {
-	c := &call{reply: make(chan wire.Reply, 1)}
-	b, err := h.register(c, q, doing, limit)
-	if err != nil {
-		return nil, err
-	}
-	// The socket takes hundreds of requests; a helper that lets them pile up hangs.
-	if err = h.sock.SetWriteDeadline(time.Now().Add(5 * time.Second)); err == nil {
-		_, err = h.sock.Write(b)
-	}
-	switch {
-	case err == nil:
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		h.fail(fmt.Errorf("%w: it takes no requests", ErrHelperHung))
-	default:
-		// The helper is gone, or Close was quicker. Whoever noticed says why:
-		// read at the end of the socket.
-	}
-	return c, nil
-}
-
-// register notes a call for read and starts its limit.
-func (h *Helper) register(c *call, q *wire.Request, doing string, limit time.Duration) ([]byte, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return nil, fmt.Errorf("CUDA helper: %w", os.ErrClosed)
-	}
-	if h.err != nil {
-		return nil, h.err
-	}
-	q.ID = h.lastID + 1
-	b, err := wire.Encode(q)
-	if err != nil {
-		return nil, err
-	}
 	// Refuse here what the helper would take as a reason to end.
-	if _, err := wire.DecodeRequest(b); err != nil {
-		return nil, err
+	if err := q.Check(); err != nil {
+		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)
 	}
-	h.lastID = q.ID
-	c.limit = time.AfterFunc(limit, func() {
-		h.fail(fmt.Errorf("%w: %s took longer than %v", ErrHelperHung, doing, limit))
-	})
-	h.calls[q.ID] = c
-	return b, nil
+	var r wire.Reply
+	if err := h.worker.Call(ctx, doing, q, &r, limit); err != nil {
+		return wire.Reply{}, err
+	}
+	return r, refusal(q, r)
 }
 
 // refusal returns the error in a reply, nil if the driver did as asked.

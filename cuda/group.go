@@ -138,15 +138,13 @@ func neverUp(err error) bool {
 func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, h.opts.CopyTimeout)
 	defer cancel()
-	select {
-	case <-h.down:
+	if !h.Alive() {
 		fresh, err := Start(ctx, h.opts)
 		if err != nil {
 			return err
 		}
 		defer fresh.Close()
 		h = fresh
-	default:
 	}
 	lost := map[PID]bool{} // whose call may still be under way in the process
 	for i, err := range errs {

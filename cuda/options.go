@@ -59,9 +59,6 @@ func (o Options) withDefaults() Options {
 	if o.CopyTimeout <= 0 {
 		o.CopyTimeout = 30 * time.Minute
 	}
-	if o.Run == nil {
-		o.Run = run
-	}
 	return o
 }
 
@@ -106,21 +103,4 @@ func (o Options) path() (string, error) {
 		return "", fmt.Errorf("find CUDA helper beside this program or in $PATH: %w", err)
 	}
 	return path, nil
-}
-
-// run is the Run of Options that have none.
-func run(cmd *exec.Cmd) (func() (int, error), error) {
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	return func() (int, error) {
-		err := cmd.Wait()
-		if cmd.ProcessState == nil {
-			return 0, err
-		}
-		if sig, ok := signalOf(cmd.ProcessState); ok {
-			return 128 + sig, nil
-		}
-		return cmd.ProcessState.ExitCode(), nil
-	}, nil
 }

@@ -291,11 +291,11 @@ func TestSoftJoinedHelperDiesAsOne(t *testing.T) {
 			if _, err := h.State(t.Context(), 1); err != nil {
 				t.Fatal(err)
 			}
-			children := childrenOf(t, h.cmd.Process.Pid)
+			children := childrenOf(t, h.worker.Pid())
 			if len(children) != 1 {
 				t.Fatalf("children: %v", children)
 			}
-			victim := h.cmd.Process.Pid
+			victim := h.worker.Pid()
 			if killChild {
 				victim = children[0]
 			}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // Survey is what NVML reports of the driver and its GPUs, also of a driver that
@@ -48,7 +49,7 @@ func (h *Helper) Survey(ctx context.Context) (Survey, error) {
 		return Survey{}, err
 	}
 	var s Survey
-	if err := wire.DecodeAnswer(r.Answer, &s); err != nil {
+	if err := worker.Decode(r.Answer, &s); err != nil {
 		return Survey{}, fmt.Errorf("survey GPUs: %w: %w", ErrHelperGarbled, err)
 	}
 	return s, nil

@@ -79,7 +79,7 @@ func restore(q wire.Request) C.int {
 	return C.gk_restore(C.int(q.PID), &pairs[0], C.uint(len(pairs)))
 }
 
-// uuid converts a UUID that wire.DecodeRequest has checked.
+// uuid converts a UUID that wire.Request.Check has checked.
 func uuid(s string) C.gk_uuid {
 	var c C.gk_uuid
 	id, _ := wire.ParseUUID(s)
