@@ -11,7 +11,7 @@ type Area struct {
 	End   uint64 `json:"end"`
 }
 
-// Bytes is the area's length.
+// Bytes returns the area's length.
 func (a Area) Bytes() uint64 { return a.End - a.Start }
 
 // AnonymousAreas returns the private anonymous rw-p areas of a process, ascending,
