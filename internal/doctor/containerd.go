@@ -98,7 +98,7 @@ func (a *area) checkCRI(d *Daemon, config *containerdConfig) {
 	for _, r := range ours {
 		switch {
 		case r.kind != "io.containerd.runc.v2":
-			a.add(Warning, "CRI runtime "+r.name, "runtime_type "+r.kind, "containerd keeps runc's options, SystemdCgroup among them, from a runtime of another name",
+			a.add(Warning, "CRI runtime "+r.name, "runtime_type "+r.kind, "containerd withholds runc's options, such as SystemdCgroup, from a runtime of another name",
 				add(fmt.Sprintf(table, r.name)+"runtime_type = 'io.containerd.runc.v2'\nruntime_path = '/usr/local/bin/"+ShimName+"'"))
 		case !passes(r.pod) || !passes(r.container):
 			a.add(Warning, "CRI runtime "+r.name, "annotations dev.gpuckpt.* are not passed on", "pods cannot set options of their own",

@@ -58,7 +58,7 @@ func (a *area) container(n *Node, c Container, r Room) {
 	}
 	found := "has " + strings.Join(where, ", ")
 	if c.Shim != "" && !isShim(c.Shim) {
-		a.add(Warning, name, found+", and the shim "+filepath.Base(c.Shim), "it cannot be checkpointed", "# start it anew with the runtime io.containerd.gpuckpt.v2")
+		a.add(Warning, name, found+", and the shim "+filepath.Base(c.Shim), "it cannot be checkpointed", "# start it again with the runtime io.containerd.gpuckpt.v2")
 		return
 	}
 	var problems, fixes []string

@@ -94,7 +94,7 @@ func (a *area) rights(n *Node) {
 		return
 	}
 	slices.Sort(missing)
-	a.add(Failure, "rights", "this program lacks "+strings.Join(missing, ", "), "most of what follows cannot be found out without", "sudo gpuckpt doctor")
+	a.add(Failure, "rights", "this program lacks "+strings.Join(missing, ", "), "most checks below need it", "sudo gpuckpt doctor")
 }
 
 // options checks how the kernel was built.

@@ -34,7 +34,7 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 	a := area{name: "memory"}
 	r := Room{Memory: n.available(), Root: root}
 	if r.Memory == 0 {
-		a.add(Warning, "free", "/proc/meminfo does not tell", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
+		a.add(Warning, "free", "/proc/meminfo cannot be read", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
 	} else {
 		found := size(r.Memory)
 		if n.StagingLimit > 0 {
@@ -50,7 +50,7 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 		}
 		a.add(Warning, "huge pages", mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints take up to twice as long", "echo never >"+shmemHuge)
 	default:
-		a.ok("huge pages", "%s in %s, which the shim's own do not need", mode, shmemHuge)
+		a.ok("huge pages", "used by the shim (it needs no setting; %s is %s)", shmemHuge, mode)
 	}
 	// As Go's os.MkdirTemp and containerd (plugins/services/tasks) choose it.
 	for _, dir := range []string{n.env("XDG_RUNTIME_DIR"), n.env("TMPDIR"), "/tmp"} {

@@ -30,7 +30,7 @@ const runcCheckpoint = "org.opencontainers.runc.checkpoint.enabled"
 func CheckPrograms(n *Node, path string, configured error) []Check {
 	a := area{name: "gpuckpt"}
 	if configured != nil {
-		a.add(Failure, "configuration", configured.Error(), "checkpoints and restores fail until it is mended", "# edit "+path)
+		a.add(Failure, "configuration", configured.Error(), "checkpoints and restores fail until it is corrected", "# edit "+path)
 	} else if _, err := os.Stat(path); err != nil {
 		a.ok("configuration", "the defaults (there is no %s)", path)
 	} else {
@@ -47,7 +47,7 @@ func CheckPrograms(n *Node, path string, configured error) []Check {
 	case err != nil:
 		a.add(Failure, "helper", "no "+cuda.HelperName+" beside the shim, nor in containerd's $PATH", "GPU containers can be neither checkpointed nor restored nor suspended", installFix)
 	case shim != "" && revision(shim) != revision(helper):
-		a.add(Failure, "helper", helper+versionOf(helper)+", and the shim"+versionOf(shim), "they come from one build, or do not understand each other", installFix)
+		a.add(Failure, "helper", helper+versionOf(helper)+", and the shim"+versionOf(shim), "they must come from one build", installFix)
 	default:
 		if _, serr := os.Stat(helper); serr != nil {
 			a.add(Failure, "helper", serr.Error(), "GPU containers can be neither checkpointed nor restored nor suspended", "# change helper in "+path)
@@ -103,7 +103,7 @@ func CheckRunc(ctx context.Context, n *Node) []Check {
 	}
 	switch {
 	case err != nil:
-		a.add(Warning, "program", path+", version "+version+", does not tell its features: "+firstLine(stderr, err), "whether it can checkpoint is not known", fix)
+		a.add(Warning, "program", path+", version "+version+", does not list its features: "+firstLine(stderr, err), "whether it can checkpoint is not known", fix)
 	case f.Annotations[runcCheckpoint] == "false":
 		a.add(Failure, "program", path+", version "+version+", built without checkpoints", "nothing can be checkpointed or restored", fix)
 	default:
