@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,9 +36,9 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 	if r.Memory == 0 {
 		a.add(Warning, "free", "/proc/meminfo does not tell", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
 	} else {
-		found := size(r.Memory)
+		found := units.BytesSize(float64(r.Memory))
 		if n.StagingLimit > 0 {
-			found += ", of which GPU state may take " + size(n.StagingLimit) + " ([staging] memory_limit)"
+			found += ", of which GPU state may take " + units.BytesSize(float64(n.StagingLimit)) + " ([staging] memory_limit)"
 		}
 		a.ok("free", "%s", found)
 	}
@@ -65,7 +66,7 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 			r.InMemory, kind = true, "tmpfs"
 		}
 	}
-	found := fmt.Sprintf("%s, on %s, %s free", r.Temp, kind, size(r.TempFree))
+	found := fmt.Sprintf("%s, on %s, %s free", r.Temp, kind, units.BytesSize(float64(r.TempFree)))
 	if r.TempFree == 0 {
 		a.add(Failure, "images meanwhile", found, "containerd cannot put the images of a checkpoint there", "# set TMPDIR in containerd's environment to a directory with room")
 	} else {
@@ -73,7 +74,7 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 	}
 	if root != "" {
 		r.RootFree = n.free(root)
-		a.ok("images", "%s, %s free", root, size(r.RootFree))
+		a.ok("images", "%s, %s free", root, units.BytesSize(float64(r.RootFree)))
 	}
 	return a.checks, r
 }
