@@ -4,16 +4,17 @@
 package runtime
 
 import (
+	"cmp"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
@@ -29,8 +30,8 @@ type container struct {
 	criuBase string
 	// runcRoot is where runc keeps its state; "" for the usual place.
 	runcRoot string
-	// deviceRules were set since the container was created, see setDevice.
-	deviceRules []specs.LinuxDeviceCgroup
+	// devices is what the container may use.
+	devices nodes.Access
 	// request is what the container's spec grants: the client's, before mounts
 	// are added to it for CRIU's sake. Empty where Create could not tell.
 	request cdi.Request
@@ -91,6 +92,15 @@ func (r *restoreState) closeHelper() {
 		dismiss(r.helper)
 		r.helper = nil
 	}
+}
+
+// runcRoot is where runc keeps its containers' state when its options do not
+// say otherwise (containerd, pkg/process.RuncRoot).
+const runcRoot = "/run/containerd/runc"
+
+// runcState returns where runc keeps the container's state.
+func (c *container) runcState() string {
+	return filepath.Join(cmp.Or(c.runcRoot, runcRoot), c.namespace, c.id)
 }
 
 // outsiders gives those of the processes that are no descendants of init: what

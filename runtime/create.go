@@ -66,6 +66,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if c.namespace, err = namespaces.NamespaceRequired(ctx); err != nil {
 		return nil, err
 	}
+	c.devices.State = filepath.Join(c.runcState(), "state.json")
 	if r.Checkpoint != "" {
 		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isTemporary(r.Checkpoint)}
 		defer func() {

@@ -85,7 +85,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 				return 0, err
 			}
 			c.cgroup.Store(cg)
-			if adj := c.restore.gpus.spec.Process.OOMScoreAdj; adj != nil {
+			if adj := c.restore.gpus.Spec.Process.OOMScoreAdj; adj != nil {
 				if err := cg.RaiseOOMScores(*adj); err != nil {
 					return 0, err
 				}
@@ -93,7 +93,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			return 0, s.oom.Add(c.id, cg)
 		}},
 	}
-	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.fixNodes(c.pid) }})
+	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.Fix(c.pid) }})
 	if c.restore.metadata != nil {
 		// Before there is a process that could change anything.
 		pinned, err := pin(c.restore.checkpoint)
@@ -174,7 +174,7 @@ func (s *Service) kill(ctx context.Context, c *container) error {
 // killed: CRIU, the container, half restored and waiting for CRIU, and mounts.
 func (c *container) removeHalf(watch *criu.Watch) error {
 	asked := ""
-	if spec := c.restore.gpus.spec; spec != nil && spec.Linux != nil {
+	if spec := c.restore.gpus.Spec; spec != nil && spec.Linux != nil {
 		asked = spec.Linux.CgroupsPath
 	}
 	ours := func(pid int) ([]int, error) {

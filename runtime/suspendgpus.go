@@ -5,10 +5,7 @@ package runtime
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,8 +14,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/docker/go-units"
-	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
@@ -180,71 +175,31 @@ func (c *container) checkOnto(had, onto []cuda.GPU) error {
 	return nil
 }
 
-// lendGPUs gives the running container access to GPUs: the device nodes in its
-// /dev, and the rules of its cgroup. On an error it has none of them.
+// lendGPUs gives the running container access to GPUs. On an error it has none of
+// them.
 func (c *container) lendGPUs(gpus []cuda.GPU) error {
 	for i, d := range gpus {
-		node, err := deviceNumbers(gpuNode(d))
-		if err == nil {
-			err = c.lendGPU(d, node)
-		}
-		if err != nil {
+		if err := c.devices.Grant(c.pid, gpuNode(d)); err != nil {
 			return joinBack(fmt.Errorf("give the container GPU %s: %w", d.UUID, err), c.takeGPUs(gpus[:i+1], nil))
 		}
 	}
 	return nil
 }
 
-func (c *container) lendGPU(d cuda.GPU, node deviceNode) error {
-	if err := c.setDevice(node, true); err != nil {
-		return err
-	}
-	return c.inDev(func(dev int) error {
-		return makeNode(dev, specs.LinuxDevice{Path: gpuNode(d), Type: "c", Major: node.major, Minor: node.minor})
-	})
-}
-
-// takeGPUs takes away what lendGPUs gives; a device that one of keep has too
-// stays allowed.
+// takeGPUs undoes lendGPUs. A device that one of keep has too stays allowed.
 func (c *container) takeGPUs(gpus, keep []cuda.GPU) error {
+	var kept []string
+	for _, d := range keep {
+		kept = append(kept, gpuNode(d))
+	}
 	var errs []error
 	for _, d := range gpus {
-		errs = append(errs, c.inDev(func(dev int) error { return removeBeneath(dev, path.Base(gpuNode(d))) }))
-		node, err := deviceNumbers(gpuNode(d))
-		if errors.Is(err, os.ErrNotExist) {
-			continue // and nobody can use it
-		}
-		if err == nil && !slices.ContainsFunc(keep, func(k cuda.GPU) bool {
-			other, err := deviceNumbers(gpuNode(k))
-			return err == nil && other == node
-		}) {
-			err = c.setDevice(node, false)
-		}
-		errs = append(errs, err)
+		errs = append(errs, c.devices.Revoke(c.pid, gpuNode(d), kept))
 	}
 	return joinBack(nil, errs...)
 }
 
 func gpuNode(d cuda.GPU) string { return fmt.Sprintf("/dev/nvidia%d", d.Minor) }
-
-// inDev calls do with the container's /dev, unless that is the host's own, in
-// which every node is there.
-func (c *container) inDev(do func(dev int) error) error {
-	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", c.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open the container's root: %w", err)
-	}
-	defer unix.Close(root)
-	dev, err := openBeneath(root, "dev", unix.O_DIRECTORY)
-	if err != nil {
-		return fmt.Errorf("open the container's /dev: %w", err)
-	}
-	defer unix.Close(dev)
-	if shared, err := isHostDev(dev); err != nil || shared {
-		return err
-	}
-	return do(dev)
-}
 
 // gpuTries are the sets of pairs to restore each process with, by its pid in
 // the container: all, as the driver was measured to want them; those of the
