@@ -22,7 +22,7 @@ const places = `A PLACE is
   oci-archive:FILE[@REF]        an OCI layout in a tar archive
   kubernetes-archive:FILE       what the kubelet keeps in /var/lib/kubelet/checkpoints
   dir:DIR                       a dump
-A bare path (/… or ./…) is looked at to see which it is.`
+A bare path (/… or ./…) that exists needs no kind before it.`
 
 func imageCommand() *cobra.Command {
 	group := &cobra.Command{
@@ -50,9 +50,9 @@ func convertCommand() *cobra.Command {
 	return conversionCommand(false, &cobra.Command{
 		Use:   "convert SOURCE DESTINATION",
 		Short: "Convert a checkpoint between containerd, OCI layouts and archives, and Kubernetes archives",
-		Long: `Convert a checkpoint. SOURCE is any PLACE, DESTINATION any but a dump; a file that
-is to be made needs its kind written before it. A checkpoint image is copied as it
-is, digest and all; what is none yet is built.
+		Long: `Convert a checkpoint. SOURCE is any PLACE, DESTINATION any but a dump. A file that
+does not exist yet needs its kind before it. A checkpoint image is copied and keeps
+its digest. Anything else is built into a checkpoint image.
 
 ` + places,
 	})
@@ -126,8 +126,8 @@ func verifyCommand() *cobra.Command {
 	var d daemon
 	c := &cobra.Command{
 		Use:   "verify PLACE",
-		Short: "Read every byte of a checkpoint and say what is damaged",
-		Long: `Read every byte of a checkpoint and say what is damaged: which layer, which file,
+		Short: "Read every byte of a checkpoint and show what is damaged",
+		Long: `Read every byte of a checkpoint and show what is damaged: which layer, which file,
 which block of GPU state.
 
 ` + places,

@@ -72,8 +72,8 @@ func inspectCommand() *cobra.Command {
 	var previous string
 	c := &cobra.Command{
 		Use:   "inspect PLACE",
-		Short: "Say what a checkpoint holds: GPUs, processes, sizes, times",
-		Long: `Say what a checkpoint holds: GPUs, processes, sizes, times, and what has changed
+		Short: "Show what a checkpoint holds: GPUs, processes, sizes, times",
+		Long: `Show what a checkpoint holds: GPUs, processes, sizes, times, and what has changed
 since another one. Nothing is verified.
 
 ` + places,

@@ -5,11 +5,12 @@ package doctor
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // shmemHuge is what decides whether files in memory get huge pages.
@@ -79,18 +80,11 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 	return a.checks, r
 }
 
-// available is the memory that programs can take without swapping, in bytes.
+// available returns the memory that programs can take without swapping, in bytes; 0 if
+// it is not known.
 func (n *Node) available() uint64 {
-	for line := range strings.Lines(n.read("proc/meminfo")) {
-		f := strings.Fields(line)
-		if len(f) == 3 && f[0] == "MemAvailable:" {
-			kib, err := strconv.ParseUint(f[1], 10, 54)
-			if err == nil {
-				return kib << 10
-			}
-		}
-	}
-	return 0
+	bytes, _ := proc.MemAvailable([]byte(n.read("proc/meminfo")))
+	return bytes
 }
 
 // free is the room in a directory's file system, in bytes; 0 if it has none, or
