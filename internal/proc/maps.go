@@ -5,6 +5,7 @@ package proc
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -44,6 +45,23 @@ func readMaps(pid int) ([]Mapping, error) {
 	}
 	defer file.Close()
 	return ParseMaps(file)
+}
+
+// HasMapped reports whether a part of the path of a file that a process has mapped is
+// the text given. The process may run.
+func HasMapped(pid int, text string) (bool, error) {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		if bytes.Contains(lines.Bytes(), []byte(text)) {
+			return true, nil
+		}
+	}
+	return false, lines.Err()
 }
 
 // ParseMaps reads the text of a memory map. It refuses a line that is not as the
