@@ -1,0 +1,101 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustate
+
+import (
+	"fmt"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/trace"
+)
+
+// tracerMemory is what two workers, and the kernel on their behalf, take in the
+// staging cgroup beside GPU state, in bytes.
+const tracerMemory = 24 << 20
+
+// choosePath chooses the way that GPU state takes to dir, "" for memory only. It
+// returns an error if memory is short and the state may not, or cannot, be written
+// through to dir. State of unknown size is written through where it may be.
+func choosePath(config StagingConfig, dir string, procs []cuda.Process, use usage) (DataPath, error) {
+	state, known := use.total(), use.byGPU != nil
+	short, room, err := memoryShort(config, state)
+	if err != nil {
+		return nil, err
+	}
+	steers := config.Steer && trace.CanSteer
+	through := config.WhenShort == WhenShortThrough && (short != "" || !known)
+	possible := dir != "" && steers && !onMemory(dir)
+	switch {
+	case through && possible:
+		window, err := chooseWindow(config, room, procs)
+		return writeThrough{window: window}, err
+	case known && short != "" && !through:
+		return nil, fmt.Errorf("%s: free some, or have the state written to the disk while the driver is at work, by when_short = %q in [staging] of %s or the annotation %s: %w",
+			short, WhenShortThrough, configPath, WhenShortAnnotation, errdefs.ErrResourceExhausted)
+	case known && short != "" && dir == "":
+		return nil, fmt.Errorf("%s: free some, or suspend with a spill: %w", short, errdefs.ErrResourceExhausted)
+	case known && short != "" && !steers:
+		return nil, fmt.Errorf("%s, and it can be written through to a disk only where it is steered ([staging] steer, x86-64): free some: %w", short, errdefs.ErrResourceExhausted)
+	case known && short != "":
+		return nil, fmt.Errorf("%s, and %s is on a tmpfs, which is memory as well: free some, or choose a directory on a disk: %w", short, dir, errdefs.ErrResourceExhausted)
+	case !steers:
+		return driverAlone{}, nil
+	case dir != "" && onMemory(dir):
+		return imageFile{}, nil
+	}
+	return memoryFirst{}, nil
+}
+
+// memoryShort returns in words that memory is too short for state of that size, ""
+// if it is not, and how much there is.
+func memoryShort(config StagingConfig, state uint64) (short string, room uint64, err error) {
+	room, known := memoryAvailable()
+	if known && room < state {
+		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", mib(state), mib(room))
+	}
+	if !known {
+		room = 1 << 62
+	}
+	if !config.Steer || !trace.CanSteer || config.WhenShort == WhenShortDriver {
+		return short, room, nil
+	}
+	cgroup := ""
+	if config.Cgroup != "" {
+		cgroup = "/" + config.Cgroup
+		if _, err := makeCgroup(nil, config); err != nil && config.MemoryLimit > 0 {
+			return "", 0, fmt.Errorf("limit staging memory: %w", err)
+		}
+	}
+	if limit := trace.Headroom(cgroup); limit < room {
+		room = limit
+		if limit < state {
+			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", mib(state), mib(limit))
+		}
+	}
+	return short, room, nil
+}
+
+// chooseWindow shares the buffer, or what of it there is room for, among the
+// processes that are going to be checkpointed.
+func chooseWindow(config StagingConfig, room uint64, procs []cuda.Process) (uint64, error) {
+	n := uint64(0)
+	for _, p := range procs {
+		if p.State != cuda.Checkpointed {
+			n++
+		}
+	}
+	if n == 0 {
+		return trace.MinWindow, nil
+	}
+	// A quarter stays for what is about the pages: the kernel's own memory.
+	room -= min(room, tracerMemory)
+	window := min(uint64(config.Buffer), room/4*3) / n
+	if window < trace.MinWindow {
+		return 0, fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise buffer or memory_limit in [staging] of %s: %w",
+			n, mib(trace.MinWindow), mib(window), configPath, errdefs.ErrResourceExhausted)
+	}
+	return window, nil
+}
