@@ -35,7 +35,9 @@ import (
 const MetadataName = "gpuckpt.json"
 
 // SchemaVersion is the version of the metadata that this package writes. It
-// grows when a reader of the old version would misunderstand the new one.
+// reads this one and all before it, from version 1 on. The version grows when a
+// reader of the old version would misunderstand the new one; what such a reader
+// may ignore is added without. docs/format.md, "What may change how", has the rules.
 const SchemaVersion = 1
 
 // maxMetadata bounds what is read of a metadata file, in bytes. A block of 64
@@ -44,13 +46,13 @@ const SchemaVersion = 1
 const maxMetadata = 16 << 20
 
 var (
-	// ErrNoMetadata says that a directory holds no gpuckpt.json: it is a
-	// checkpoint without GPU state, or none at all.
+	// ErrNoMetadata reports that there is no gpuckpt.json: the files are a
+	// checkpoint without GPU state, or not a checkpoint.
 	ErrNoMetadata = errors.New("no " + MetadataName)
-	// ErrSchema says that a gpuckpt.json was written by another version of
-	// this project.
+	// ErrSchema reports a gpuckpt.json of a schema version that this package
+	// does not know.
 	ErrSchema = errors.New("unknown schema version")
-	// ErrMalformed says that a gpuckpt.json is damaged or was not written by
+	// ErrMalformed reports a gpuckpt.json that is damaged or was not written by
 	// this project.
 	ErrMalformed = errors.New("malformed " + MetadataName)
 )
@@ -58,7 +60,7 @@ var (
 // Metadata is the content of gpuckpt.json. docs/format.md describes it for
 // readers in other languages.
 type Metadata struct {
-	// SchemaVersion is SchemaVersion at the time of writing.
+	// SchemaVersion is the version that the file was written in.
 	SchemaVersion int `json:"schemaVersion"`
 	// Created is when the checkpoint began.
 	Created time.Time `json:"created"`
@@ -178,9 +180,10 @@ func ReadMetadata(dir string) (*Metadata, error) {
 	return m, nil
 }
 
-// ParseMetadata decodes and checks the bytes of a gpuckpt.json. It is strict:
-// unknown fields, text behind the object, impossible values and duplicates
-// are ErrMalformed; another schema version is ErrSchema.
+// ParseMetadata decodes and checks the bytes of a gpuckpt.json. A file without its
+// digest, impossible values and duplicates are ErrMalformed; a schema version
+// that is not among those known is ErrSchema. It ignores fields that it does not
+// know: a version of gpuckpt that came later may have added them.
 func ParseMetadata(data []byte) (*Metadata, error) {
 	if len(data) > maxMetadata {
 		return nil, fmt.Errorf("%w: larger than %d bytes", ErrMalformed, maxMetadata)
@@ -196,20 +199,15 @@ func ParseMetadata(data []byte) (*Metadata, error) {
 	if version.SchemaVersion == nil {
 		return nil, fmt.Errorf("%w: schemaVersion is missing", ErrMalformed)
 	}
-	if v := *version.SchemaVersion; v != SchemaVersion {
-		return nil, fmt.Errorf("%w %d: this gpuckpt reads version %d; restore with the gpuckpt that wrote the checkpoint", ErrSchema, v, SchemaVersion)
+	if v := *version.SchemaVersion; v < 1 || v > SchemaVersion {
+		return nil, fmt.Errorf("%w %d: this gpuckpt reads versions 1 to %d; restore with the gpuckpt that wrote the checkpoint, or a newer one", ErrSchema, v, SchemaVersion)
 	}
 	if err := checkSeal(data); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
 	m := new(Metadata)
-	if err := dec.Decode(m); err != nil {
+	if err := json.Unmarshal(data, m); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	if _, err := dec.Token(); err != io.EOF {
-		return nil, fmt.Errorf("%w: text behind the object", ErrMalformed)
 	}
 	if err := m.validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
@@ -238,6 +236,9 @@ func WriteMetadata(dir string, m *Metadata) error {
 // EncodeMetadata checks m, sets its Digest and gives the bytes of its
 // gpuckpt.json.
 func EncodeMetadata(m *Metadata) ([]byte, error) {
+	if m.SchemaVersion != SchemaVersion {
+		return nil, fmt.Errorf("schemaVersion is %d, not %d", m.SchemaVersion, SchemaVersion)
+	}
 	if err := m.validate(); err != nil {
 		return nil, err
 	}
@@ -342,9 +343,6 @@ func writeFile(dir, name string, data []byte) (err error) {
 var uuidForm = regexp.MustCompile(`^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
 func (m *Metadata) validate() error {
-	if m.SchemaVersion != SchemaVersion {
-		return fmt.Errorf("schemaVersion is %d, not %d", m.SchemaVersion, SchemaVersion)
-	}
 	if m.Created.IsZero() {
 		return errors.New("created is missing")
 	}

@@ -105,7 +105,7 @@ func TestParseMetadataRefuses(t *testing.T) {
 		"truncated":         {string(valid[:len(valid)/2]), ErrMalformed},
 		"no version":        {"{}", ErrMalformed},
 		"newer version":     {edit(`"schemaVersion": 1`, `"schemaVersion": 2, "new": true`), ErrSchema},
-		"unknown field":     {edit(`"driverVersion"`, `"extra": 1, "driverVersion"`), ErrMalformed},
+		"version 0":         {edit(`"schemaVersion": 1`, `"schemaVersion": 0`), ErrSchema},
 		"trailing text":     {string(valid) + "{}", ErrMalformed},
 		"negative bytes":    {edit(`"bytes": 134217728`, `"bytes": -1`), ErrMalformed},
 		"pid 0":             {edit(`"pid": 1`, `"pid": 0`), ErrMalformed},

@@ -19,6 +19,9 @@ import (
 	"github.com/containerd/typeurl/v2"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/admission"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 // temporaryPrefix begins the names of the directories that containerd makes for
@@ -111,10 +114,31 @@ func (c *container) fit(ctx context.Context) error {
 	if err := c.checkRestore(ctx); err != nil {
 		return err
 	}
-	if err := c.fitFiles(ctx); err != nil {
+	dump := criu.Open(c.restore.images())
+	if err := c.fitFiles(ctx, dump); err != nil {
 		return err
 	}
-	return c.checkGrants(ctx)
+	return c.admit(ctx, dump)
+}
+
+// admit refuses a restore that asks for more than the container's spec.
+func (c *container) admit(ctx context.Context, dump *criu.Images) error {
+	d, err := dump.Dump()
+	if err != nil {
+		return err
+	}
+	spec, err := loadSpec(c.bundle)
+	if err != nil {
+		return err
+	}
+	notes, err := admission.Check(spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
+	for _, n := range notes {
+		log.G(ctx).WithField("id", c.id).Warn(n)
+	}
+	if err != nil {
+		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
 }
 
 // isTemporary says whether a directory is one that containerd made for a single

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
 // memoryPatience is how long a restore waits for GPU memory that is in use: a
@@ -75,7 +76,7 @@ func (c *container) fitSpec(ctx context.Context) error {
 
 // fitFiles edits the bundle's config.json of a restore whose GPUs have been
 // found to fit: the driver's files come to where the dump has them.
-func (c *container) fitFiles(ctx context.Context) error {
+func (c *container) fitFiles(ctx context.Context, dump *criu.Images) error {
 	config, err := LoadConfig()
 	if err != nil {
 		return err
@@ -85,7 +86,7 @@ func (c *container) fitFiles(ctx context.Context) error {
 		if spec.Linux != nil {
 			c.restore.gpus.devices = slices.Clone(spec.Linux.Devices)
 		}
-		return c.rebindFiles(ctx, config, spec)
+		return c.rebindFiles(ctx, config, spec, dump)
 	})
 }
 
@@ -144,8 +145,8 @@ func readToolkit(path string) (cdi.Toolkit, error) {
 }
 
 // rebindFiles sees to it that there is a mount for each that the dump has.
-func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.Spec) error {
-	mounted, err := images.Mounts(c.restore.images())
+func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.Spec, dump *criu.Images) error {
+	mounted, err := dump.Mounts()
 	if err != nil {
 		return err
 	}
@@ -154,7 +155,7 @@ func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.
 		!slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return concerns(m.Destination) }) {
 		return nil
 	}
-	used, err := images.Files(c.restore.images())
+	used, err := dump.Files()
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	goruntime "runtime"
+	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -31,7 +32,7 @@ const maxHookState = 1 << 20
 
 // hookLoopback adds the hook to the spec of a container to be restored.
 func hookLoopback(spec *specs.Spec) {
-	if spec.Linux == nil || networkOf(spec) != madeNetwork {
+	if spec.Linux == nil || !slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace}) {
 		return
 	}
 	if spec.Hooks == nil {

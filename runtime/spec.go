@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/containerd/errdefs"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // criuConfigAnnotation tells runc which configuration file CRIU gets, at dump
@@ -64,4 +67,20 @@ func pointAtSettings(bundle, settings string) (annotations map[string]string, ba
 		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
 	}
 	return annotations, base, nil
+}
+
+// loadSpec reads the bundle's config.json.
+func loadSpec(bundle string) (*specs.Spec, error) {
+	data, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return nil, fmt.Errorf("read the container's spec: %w", err)
+	}
+	spec := new(specs.Spec)
+	if err := json.Unmarshal(data, spec); err != nil {
+		return nil, fmt.Errorf("read the container's spec: %w", err)
+	}
+	if spec.Process == nil || spec.Linux == nil {
+		return nil, fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
+	}
+	return spec, nil
 }

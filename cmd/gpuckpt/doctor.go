@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/preflight"
+	"github.com/gpuckpt/gpuckpt/internal/doctor"
 	"github.com/gpuckpt/gpuckpt/runtime"
 )
 
@@ -56,38 +56,38 @@ checkpoints slower, or keeps some containers from them.`,
 }
 
 func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
-	var r preflight.Report
-	var n preflight.Node
-	running, found := preflight.Find(o.address)
+	var r doctor.Report
+	var n doctor.Node
+	running, found := doctor.Find(o.address)
 	if found == nil {
 		n.Containerd, n.Env = running, running.Env
 	}
 	path, configured := configure(&n)
-	gpus := preflight.AskDriver(ctx, &n)
+	gpus := doctor.AskDriver(ctx, &n)
 	switch {
 	case o.image != "":
 		need, err := o.needs(ctx)
 		if err != nil {
 			return err
 		}
-		_, room := preflight.CheckMemory(&n, "")
-		r.Add(preflight.Match(need, preflight.OfNode(gpus, room))...)
+		_, room := doctor.CheckMemory(&n, "")
+		r.Add(doctor.Match(need, doctor.OfNode(gpus, room))...)
 	case o.annotations:
-		return printAnnotations(w, preflight.OfNode(gpus, preflight.Room{}), o.json)
+		return printAnnotations(w, doctor.OfNode(gpus, doctor.Room{}), o.json)
 	default:
-		r.Add(preflight.CheckPrograms(&n, path, configured)...)
-		daemonChecks, cdiDirs, root := preflight.CheckContainerd(ctx, &n, o.address, found)
+		r.Add(doctor.CheckPrograms(&n, path, configured)...)
+		daemonChecks, cdiDirs, root := doctor.CheckContainerd(ctx, &n, o.address, found)
 		r.Add(daemonChecks...)
-		r.Add(preflight.CheckRunc(ctx, &n)...)
-		r.Add(preflight.CheckCRIU(ctx, &n)...)
-		r.Add(preflight.CheckKernel(&n)...)
-		r.Add(preflight.CheckCgroup(&n)...)
-		r.Add(preflight.CheckDriver(&n, gpus)...)
-		r.Add(preflight.CheckCDI(&n, cdiDirs)...)
-		memory, room := preflight.CheckMemory(&n, root)
+		r.Add(doctor.CheckRunc(ctx, &n)...)
+		r.Add(doctor.CheckCRIU(ctx, &n)...)
+		r.Add(doctor.CheckKernel(&n)...)
+		r.Add(doctor.CheckCgroup(&n)...)
+		r.Add(doctor.CheckDriver(&n, gpus)...)
+		r.Add(doctor.CheckCDI(&n, cdiDirs)...)
+		memory, room := doctor.CheckMemory(&n, root)
 		r.Add(memory...)
-		r.Add(preflight.CheckContainers(ctx, &n, gpus, room)...)
-		r.Annotations = preflight.OfNode(gpus, room).Annotations()
+		r.Add(doctor.CheckContainers(ctx, &n, gpus, room)...)
+		r.Annotations = doctor.OfNode(gpus, room).Annotations()
 	}
 	if err := printReport(w, &r, o.json); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
 
 // configure reads the configuration that the shims read, and says where it lies
 // and what is wrong with it.
-func configure(n *preflight.Node) (path string, err error) {
+func configure(n *doctor.Node) (path string, err error) {
 	path = runtime.ConfigPath
 	for _, kv := range n.Env {
 		if v, ok := strings.CutPrefix(kv, runtime.ConfigEnv+"="); ok {
@@ -122,36 +122,36 @@ func configure(n *preflight.Node) (path string, err error) {
 
 // needs is what a checkpoint needs: of gpuckpt.json in a directory, or of the
 // annotations of an image.
-func (o *doctorOptions) needs(ctx context.Context) (_ preflight.Facts, err error) {
+func (o *doctorOptions) needs(ctx context.Context) (_ doctor.Facts, err error) {
 	if st, serr := os.Stat(o.image); serr == nil && st.IsDir() {
 		m, err := images.ReadMetadata(o.image)
 		if err != nil {
-			return preflight.Facts{}, fmt.Errorf("read the checkpoint %s: %w", filepath.Clean(o.image), err)
+			return doctor.Facts{}, fmt.Errorf("read the checkpoint %s: %w", filepath.Clean(o.image), err)
 		}
-		return preflight.OfCheckpoint(m), nil
+		return doctor.OfCheckpoint(m), nil
 	}
 	ctx, c, err := o.connect(ctx)
 	if err != nil {
-		return preflight.Facts{}, err
+		return doctor.Facts{}, err
 	}
 	defer joinClose(&err, c)
 	image, err := c.GetImage(ctx, o.image)
 	if err != nil {
-		return preflight.Facts{}, fmt.Errorf("find the image %s in namespace %s: %w", o.image, o.namespace, err)
+		return doctor.Facts{}, fmt.Errorf("find the image %s in namespace %s: %w", o.image, o.namespace, err)
 	}
 	manifest, err := ctdimages.Manifest(ctx, image.ContentStore(), image.Target(), image.Platform())
 	if err != nil {
-		return preflight.Facts{}, fmt.Errorf("read the manifest of %s: %w", o.image, err)
+		return doctor.Facts{}, fmt.Errorf("read the manifest of %s: %w", o.image, err)
 	}
-	facts, err := preflight.FromAnnotations(manifest.Annotations)
+	facts, err := doctor.FromAnnotations(manifest.Annotations)
 	if err != nil {
-		return preflight.Facts{}, fmt.Errorf("the image %s: %w", o.image, err)
+		return doctor.Facts{}, fmt.Errorf("the image %s: %w", o.image, err)
 	}
 	return facts, nil
 }
 
 // printAnnotations prints a node's facts, for `kubectl annotate node`.
-func printAnnotations(w io.Writer, f preflight.Facts, asJSON bool) error {
+func printAnnotations(w io.Writer, f doctor.Facts, asJSON bool) error {
 	a := f.Annotations()
 	if asJSON {
 		return json.NewEncoder(w).Encode(a)
@@ -166,7 +166,7 @@ func printAnnotations(w io.Writer, f preflight.Facts, asJSON bool) error {
 
 // printReport prints a report: as JSON, or a line for each check, and below it
 // what does not work and how to mend it.
-func printReport(w io.Writer, r *preflight.Report, asJSON bool) error {
+func printReport(w io.Writer, r *doctor.Report, asJSON bool) error {
 	if asJSON {
 		enc := json.NewEncoder(w)
 		enc.SetIndent("", "  ")

@@ -20,7 +20,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/preflight"
+	"github.com/gpuckpt/gpuckpt/internal/doctor"
 )
 
 // On a node where checkpoints work there is no failure, and a line for each
@@ -34,25 +34,25 @@ func TestDoctor(t *testing.T) {
 	if r.Failures != 0 || code != 0 {
 		t.Errorf("%d failures, exit code %d, on a node where checkpoints work: %+v", r.Failures, code, r.Checks)
 	}
-	shim, err := bins.Path(preflight.ShimName)
+	shim, err := bins.Path(doctor.ShimName)
 	if err != nil {
 		t.Fatal(err)
 	}
-	is(t, find(t, r, "gpuckpt", "shim"), preflight.OK, shim)
-	is(t, find(t, r, "gpuckpt", "configuration"), preflight.OK, c.ShimConfigPath())
-	is(t, find(t, r, "containerd", "daemon"), preflight.OK, "2.4", c.Address(), fmt.Sprint(c.Pid()))
-	is(t, find(t, r, "containerd", "CRI"), preflight.OK, "off")
-	is(t, find(t, r, "runc", "program"), preflight.OK, "1.")
-	is(t, find(t, r, "criu", "program"), preflight.OK, "4.2")
-	is(t, find(t, r, "criu", "check"), preflight.OK)
-	is(t, find(t, r, "cgroup", "version"), preflight.OK, fmt.Sprint(harness.CgroupVersion()))
-	is(t, find(t, r, "driver", "version"), preflight.OK, gpu.Driver, "CUDA 1")
+	is(t, find(t, r, "gpuckpt", "shim"), doctor.OK, shim)
+	is(t, find(t, r, "gpuckpt", "configuration"), doctor.OK, c.ShimConfigPath())
+	is(t, find(t, r, "containerd", "daemon"), doctor.OK, "2.4", c.Address(), fmt.Sprint(c.Pid()))
+	is(t, find(t, r, "containerd", "CRI"), doctor.OK, "off")
+	is(t, find(t, r, "runc", "program"), doctor.OK, "1.")
+	is(t, find(t, r, "criu", "program"), doctor.OK, "4.2")
+	is(t, find(t, r, "criu", "check"), doctor.OK)
+	is(t, find(t, r, "cgroup", "version"), doctor.OK, fmt.Sprint(harness.CgroupVersion()))
+	is(t, find(t, r, "driver", "version"), doctor.OK, gpu.Driver, "CUDA 1")
 	for _, d := range gpu.Devices {
-		is(t, find(t, r, "gpu", fmt.Sprint(d.Index)), preflight.OK, d.UUID, d.Name)
+		is(t, find(t, r, "gpu", fmt.Sprint(d.Index)), doctor.OK, d.UUID, d.Name)
 	}
 	is(t, find(t, r, "memory", "images meanwhile"), find(t, r, "memory", "images meanwhile").Status, filepath.Join(c.Dir(), "tmp"))
-	is(t, find(t, r, "container", c.Namespace()+"/ours"), preflight.OK, "on GPU 0", "fits")
-	is(t, find(t, r, "container", c.Namespace()+"/runcs"), preflight.Warning, "containerd-shim-runc-v2", "cannot be checkpointed", "io.containerd.gpuckpt.v2")
+	is(t, find(t, r, "container", c.Namespace()+"/ours"), doctor.OK, "on GPU 0", "fits")
+	is(t, find(t, r, "container", c.Namespace()+"/runcs"), doctor.Warning, "containerd-shim-runc-v2", "cannot be checkpointed", "io.containerd.gpuckpt.v2")
 	if got := r.Annotations["dev.gpuckpt.driver"]; got != gpu.Driver {
 		t.Errorf("the driver's annotation is %q", got)
 	}
@@ -71,7 +71,7 @@ func TestDoctor(t *testing.T) {
 	}
 	run(t, program, "resume", "--address", c.Address(), "--namespace", c.Namespace(), ours.ID)
 
-	text, code := doctor(t, c)
+	text, code := runDoctor(t, c)
 	if code != 0 || !strings.Contains(text, "0 failures") {
 		t.Errorf("exit code %d: %s", code, text)
 	}
@@ -82,7 +82,7 @@ func TestDoctor(t *testing.T) {
 	}
 	keep(t, "doctor.txt", text)
 
-	lines, code := doctor(t, c, "--annotations")
+	lines, code := runDoctor(t, c, "--annotations")
 	if code != 0 || !strings.Contains(lines, "\ndev.gpuckpt.driver="+gpu.Driver+"\n") {
 		t.Errorf("exit code %d: %s", code, lines)
 	}
@@ -117,12 +117,12 @@ func TestDoctorFailures(t *testing.T) {
 				}
 			}
 			r, code := report(t, c)
-			if code != 1 || r.Status != preflight.Failure {
+			if code != 1 || r.Status != doctor.Failure {
 				t.Errorf("exit code %d, status %s", code, r.Status)
 			}
-			is(t, find(t, r, test.area, test.what), preflight.Failure, test.words...)
+			is(t, find(t, r, test.area, test.what), doctor.Failure, test.words...)
 			if test.without == "criu" {
-				text, code := doctor(t, c)
+				text, code := runDoctor(t, c)
 				if code != 1 || r.Failures != 1 {
 					t.Errorf("exit code %d, %d failures; want 1 and 1: %s", code, r.Failures, text)
 				}
@@ -139,14 +139,14 @@ func TestDoctorNoContainerd(t *testing.T) {
 	if code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	is(t, find(t, r, "containerd", "daemon"), preflight.Failure, "none.sock")
-	is(t, find(t, r, "cgroup", "version"), preflight.OK)
+	is(t, find(t, r, "containerd", "daemon"), doctor.Failure, "none.sock")
+	is(t, find(t, r, "cgroup", "version"), doctor.OK)
 }
 
 // The CRI plugin's runtimes are looked at where it is on.
 func TestDoctorCRI(t *testing.T) {
 	const table = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.gpu]\nruntime_type = 'io.containerd.runc.v2'\n"
-	shim, err := bins.Path(preflight.ShimName)
+	shim, err := bins.Path(doctor.ShimName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,12 +154,12 @@ func TestDoctorCRI(t *testing.T) {
 	for _, test := range []struct {
 		name, config string
 		check        string
-		status       preflight.Status
+		status       doctor.Status
 		words        []string
 	}{
-		{name: "none", check: "CRI", status: preflight.Warning, words: []string{"no runtime", "runtime_path = '/usr/local/bin/containerd-shim-gpuckpt-v2'"}},
-		{name: "annotations", config: table + path, check: "CRI runtime gpu", status: preflight.Warning, words: []string{"not passed on", "pod_annotations = ['dev.gpuckpt.*']"}},
-		{name: "good", config: table + path + "pod_annotations = ['dev.gpuckpt.*']\ncontainer_annotations = ['dev.gpuckpt.*']\n", check: "CRI runtime gpu", status: preflight.OK, words: []string{shim}},
+		{name: "none", check: "CRI", status: doctor.Warning, words: []string{"no runtime", "runtime_path = '/usr/local/bin/containerd-shim-gpuckpt-v2'"}},
+		{name: "annotations", config: table + path, check: "CRI runtime gpu", status: doctor.Warning, words: []string{"not passed on", "pod_annotations = ['dev.gpuckpt.*']"}},
+		{name: "good", config: table + path + "pod_annotations = ['dev.gpuckpt.*']\ncontainer_annotations = ['dev.gpuckpt.*']\n", check: "CRI runtime gpu", status: doctor.OK, words: []string{shim}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := session.Own(t, harness.Options{CRI: true, Config: test.config})
@@ -182,23 +182,23 @@ func TestDoctorImage(t *testing.T) {
 	if code != 0 || r.Failures != 0 {
 		t.Errorf("exit code %d: %+v", code, r.Checks)
 	}
-	is(t, find(t, r, "checkpoint", "driver"), preflight.OK, gpu.Driver)
-	is(t, find(t, r, "checkpoint", "GPUs"), preflight.OK, "needs 1 of")
+	is(t, find(t, r, "checkpoint", "driver"), doctor.OK, gpu.Driver)
+	is(t, find(t, r, "checkpoint", "GPUs"), doctor.OK, "needs 1 of")
 
 	// An image that says the same of itself by annotations.
 	m, err := images.ReadMetadata(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	annotate(t, c, "checkpoint.test/job:1", preflight.OfCheckpoint(m).Annotations())
+	annotate(t, c, "checkpoint.test/job:1", doctor.OfCheckpoint(m).Annotations())
 	if r, code := report(t, c, "--image", "checkpoint.test/job:1"); code != 0 || r.Failures != 0 || find(t, r, "checkpoint", "driver").Found != gpu.Driver {
 		t.Errorf("exit code %d: %+v", code, r.Checks)
 	}
 
-	if out, code := doctor(t, c, "--image", harness.WorkloadImage); code != 1 || !strings.Contains(out, "no dev.gpuckpt.* annotations") {
+	if out, code := runDoctor(t, c, "--image", harness.WorkloadImage); code != 1 || !strings.Contains(out, "no dev.gpuckpt.* annotations") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
-	if out, code := doctor(t, c, "--image", "no.such/image:1"); code != 1 || !strings.Contains(out, "not found") {
+	if out, code := runDoctor(t, c, "--image", "no.such/image:1"); code != 1 || !strings.Contains(out, "not found") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 
@@ -213,8 +213,8 @@ func TestDoctorImage(t *testing.T) {
 		if code != 1 || r.Failures != 2 {
 			t.Errorf("exit code %d: %+v", code, r.Checks)
 		}
-		is(t, find(t, r, "checkpoint", "driver"), preflight.Failure, gpu.Driver, "590.1")
-		is(t, find(t, r, "checkpoint", "model"), preflight.Failure, "Software GPU", "Another GPU")
+		is(t, find(t, r, "checkpoint", "driver"), doctor.Failure, gpu.Driver, "590.1")
+		is(t, find(t, r, "checkpoint", "model"), doctor.Failure, "Software GPU", "Another GPU")
 	})
 }
 

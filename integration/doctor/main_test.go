@@ -16,7 +16,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/preflight"
+	"github.com/gpuckpt/gpuckpt/internal/doctor"
 )
 
 var (
@@ -41,8 +41,8 @@ func start(t *testing.T, c *harness.Containerd, spec harness.RunSpec, args ...st
 	return k
 }
 
-// doctor runs gpuckpt doctor and gives what it prints and its exit code.
-func doctor(t *testing.T, c *harness.Containerd, flags ...string) (string, int) {
+// runDoctor runs gpuckpt doctor and gives what it prints and its exit code.
+func runDoctor(t *testing.T, c *harness.Containerd, flags ...string) (string, int) {
 	t.Helper()
 	program, err := bins.Path("gpuckpt")
 	if err != nil {
@@ -62,10 +62,10 @@ func doctor(t *testing.T, c *harness.Containerd, flags ...string) (string, int) 
 }
 
 // report runs gpuckpt doctor --json.
-func report(t *testing.T, c *harness.Containerd, flags ...string) (preflight.Report, int) {
+func report(t *testing.T, c *harness.Containerd, flags ...string) (doctor.Report, int) {
 	t.Helper()
-	out, code := doctor(t, c, append(flags, "--json")...)
-	var r preflight.Report
+	out, code := runDoctor(t, c, append(flags, "--json")...)
+	var r doctor.Report
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatalf("%v in %s", err, out)
 	}
@@ -73,7 +73,7 @@ func report(t *testing.T, c *harness.Containerd, flags ...string) (preflight.Rep
 }
 
 // find gives a check of a report.
-func find(t *testing.T, r preflight.Report, area, name string) preflight.Check {
+func find(t *testing.T, r doctor.Report, area, name string) doctor.Check {
 	t.Helper()
 	for _, c := range r.Checks {
 		if c.Area == area && c.Name == name {
@@ -81,17 +81,17 @@ func find(t *testing.T, r preflight.Report, area, name string) preflight.Check {
 		}
 	}
 	t.Fatalf("no check %s of %s in %+v", name, area, r.Checks)
-	return preflight.Check{}
+	return doctor.Check{}
 }
 
 // is checks a check's status and words.
-func is(t *testing.T, c preflight.Check, status preflight.Status, words ...string) {
+func is(t *testing.T, c doctor.Check, status doctor.Status, words ...string) {
 	t.Helper()
 	text := c.Found + "\n" + c.Problem + "\n" + c.Fix
 	if c.Status != status {
 		t.Errorf("%s %s is %s, want %s: %s", c.Area, c.Name, c.Status, status, text)
 	}
-	if (status == preflight.OK) != (c.Problem == "" && c.Fix == "") {
+	if (status == doctor.OK) != (c.Problem == "" && c.Fix == "") {
 		t.Errorf("%s %s is %s, with problem %q and fix %q", c.Area, c.Name, c.Status, c.Problem, c.Fix)
 	}
 	for _, word := range words {

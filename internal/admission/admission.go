@@ -1,0 +1,201 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package admission decides whether a checkpoint may be restored into a container.
+//
+// A restore never grants more than the container's spec. CRIU runs as root and
+// gives the processes whatever its images ask for, and who made the images may not
+// be who is trusted to write specs. So before CRIU starts, Check compares what the
+// images ask for with the spec: namespaces, credentials, capabilities,
+// no_new_privs, LSM profile, seccomp, limits, scheduling, cgroups and mounts. The
+// rule is that a process may have what it could have got by itself in a container
+// of the spec.
+//
+// The package opens no file and starts no program: it compares what it is handed.
+package admission
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/creds"
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+)
+
+// Host answers what a comparison must know of the machine.
+type Host struct {
+	// OwnsNamespace reports whether a spec's namespace is the host's own, by its
+	// path.
+	OwnsNamespace func(specs.LinuxNamespace) bool
+	// HasFile reports whether a file of the kernel (/proc, /sys) is on the host.
+	HasFile func(path string) bool
+}
+
+// Check refuses a dump that asks for more than the spec grants, or that CRIU could
+// not restore because the spec lacks a mount. notes are for the log.
+func Check(spec *specs.Spec, d *criu.Dump, host Host) (notes []string, err error) {
+	a := allowanceOf(spec, host)
+	if err := a.network(d); err != nil {
+		return nil, err
+	}
+	for _, t := range d.Tasks {
+		if t.Dead {
+			continue // it only waits to be asked for its status
+		}
+		if err := a.task(d, t); err != nil {
+			return nil, fmt.Errorf("process %d: %w", t.PID, err)
+		}
+	}
+	if err := checkCgroups(d.Cgroups); err != nil {
+		return nil, err
+	}
+	return a.mounts(d.Mounts)
+}
+
+// allowance is what a spec grants.
+type allowance struct {
+	spec *specs.Spec
+	host Host
+	// Sets of capabilities, a bit each.
+	bounding, permitted, inherited, ambient uint64
+}
+
+func allowanceOf(spec *specs.Spec, host Host) *allowance {
+	a := &allowance{spec: spec, host: host}
+	if caps := spec.Process.Capabilities; caps != nil {
+		a.bounding, a.permitted = capabilitySet(caps.Bounding), capabilitySet(caps.Permitted)
+		a.inherited, a.ambient = capabilitySet(caps.Inheritable), capabilitySet(caps.Ambient)
+	}
+	return a
+}
+
+func (a *allowance) has(capability uint) bool { return a.bounding&(1<<capability) != 0 }
+
+// attainable returns the capabilities that a process can come to have: by executing
+// a program that has them all of the bounding set, unless the spec bars that.
+func (a *allowance) attainable() uint64 {
+	if a.spec.Process.NoNewPrivileges {
+		return a.permitted | a.inherited | a.ambient
+	}
+	return a.bounding | a.permitted | a.inherited | a.ambient
+}
+
+// namespaceIDs returns the namespaces of a process by their type in the spec.
+func namespaceIDs(ids *criucore.TaskKobjIdsEntry) map[specs.LinuxNamespaceType]uint32 {
+	return map[specs.LinuxNamespaceType]uint32{
+		specs.PIDNamespace: ids.GetPidNsId(), specs.NetworkNamespace: ids.GetNetNsId(), specs.IPCNamespace: ids.GetIpcNsId(),
+		specs.UTSNamespace: ids.GetUtsNsId(), specs.MountNamespace: ids.GetMntNsId(), specs.UserNamespace: ids.GetUserNsId(),
+		specs.CgroupNamespace: ids.GetCgroupNsId(), specs.TimeNamespace: ids.GetTimeNsId(),
+	}
+}
+
+// task compares one process.
+func (a *allowance) task(d *criu.Dump, t criu.Task) error {
+	// A process whose namespace is CRIU's own is restored into the host's.
+	host, own := namespaceIDs(d.Inventory.GetRootIds()), namespaceIDs(t.IDs)
+	for _, ns := range a.spec.Linux.Namespaces {
+		if (own[ns.Type] == 0 || own[ns.Type] == host[ns.Type]) && !a.host.OwnsNamespace(ns) {
+			return fmt.Errorf("it would be in the host's %s namespace, and the spec has one for the container", ns.Type)
+		}
+	}
+	if err := a.userNamespace(d, t); err != nil {
+		return err
+	}
+	for _, thread := range t.Threads {
+		if err := a.credentials(thread.GetCreds()); err != nil {
+			return err
+		}
+		if err := a.confinement(seccompMode(d, t, thread), thread); err != nil {
+			return err
+		}
+	}
+	return a.limits(t.Limits)
+}
+
+// credentials compares users, groups and capabilities.
+func (a *allowance) credentials(c *creds.CredsEntry) error {
+	if c == nil {
+		return fmt.Errorf("it has no credentials")
+	}
+	may := a.attainable()
+	for _, set := range []struct {
+		name  string
+		words []uint32
+		most  uint64
+	}{
+		{"bounding", c.GetCapBnd(), a.bounding}, {"permitted", c.GetCapPrm(), may}, {"effective", c.GetCapEff(), may},
+		{"inheritable", c.GetCapInh(), may}, {"ambient", c.GetCapAmb(), may},
+	} {
+		have, err := capabilityWords(set.words)
+		if err != nil {
+			return fmt.Errorf("%s capabilities: %w", set.name, err)
+		}
+		if more := have &^ set.most; more != 0 {
+			return fmt.Errorf("its %s capabilities have %s, which the spec does not grant", set.name, capabilityNames(more))
+		}
+	}
+	user := a.spec.Process.User
+	if may&(1<<unix.CAP_SETUID) == 0 {
+		for _, uid := range []uint32{c.GetUid(), c.GetEuid(), c.GetSuid(), c.GetFsuid()} {
+			if uid != user.UID {
+				return fmt.Errorf("it has the user id %d, and the spec %d without CAP_SETUID", uid, user.UID)
+			}
+		}
+	}
+	if may&(1<<unix.CAP_SETGID) == 0 {
+		for _, gid := range append([]uint32{c.GetGid(), c.GetEgid(), c.GetSgid(), c.GetFsgid()}, c.GetGroups()...) {
+			if gid != user.GID && !slices.Contains(user.AdditionalGids, gid) {
+				return fmt.Errorf("it has the group id %d, which the spec does not have, without CAP_SETGID", gid)
+			}
+		}
+	}
+	if a.spec.Process.NoNewPrivileges && c.GetNoNewPrivs() == 0 {
+		return fmt.Errorf("it may gain privileges, which the spec forbids (no_new_privs)")
+	}
+	return nil
+}
+
+// confinement compares the LSM profile, seccomp and scheduling of a thread.
+func (a *allowance) confinement(mode criucore.SeccompMode, thread *criucore.ThreadCoreEntry) error {
+	p := a.spec.Process
+	if profile := thread.GetCreds().GetLsmProfile(); p.ApparmorProfile != "" && profile != p.ApparmorProfile {
+		return fmt.Errorf("it has the AppArmor profile %q, and the spec %q", profile, p.ApparmorProfile)
+	} else if p.SelinuxLabel != "" && profile != p.SelinuxLabel {
+		return fmt.Errorf("it has the SELinux label %q, and the spec %q", profile, p.SelinuxLabel)
+	}
+	if a.spec.Linux.Seccomp != nil && mode != seccompFilter && mode != seccompStrict {
+		return fmt.Errorf("it has no seccomp filter, and the spec has one")
+	}
+	if a.has(unix.CAP_SYS_NICE) {
+		return nil
+	}
+	if policy := thread.GetSchedPolicy(); policy == unix.SCHED_FIFO || policy == unix.SCHED_RR || policy == unix.SCHED_DEADLINE {
+		return fmt.Errorf("it has a real-time scheduling policy (%d), and the spec no CAP_SYS_NICE", policy)
+	}
+	if nice := thread.GetSchedNice(); nice < 0 {
+		return fmt.Errorf("it has the nice value %d, and the spec no CAP_SYS_NICE", nice)
+	}
+	return nil
+}
+
+// limits compares the limits that the spec sets.
+func (a *allowance) limits(have []*rlimit.RlimitEntry) error {
+	if a.has(unix.CAP_SYS_RESOURCE) {
+		return nil
+	}
+	for _, want := range a.spec.Process.Rlimits {
+		n, ok := rlimitNumber(want.Type)
+		if !ok || n >= len(have) {
+			continue // the kernel's default, or one that CRIU leaves alone
+		}
+		if have[n].GetMax() > want.Hard {
+			return fmt.Errorf("its %s is %d, and the spec's %d without CAP_SYS_RESOURCE", want.Type, have[n].GetMax(), want.Hard)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,291 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	criucgroup "github.com/checkpoint-restore/go-criu/v8/crit/images/cgroup"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/creds"
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
+	"github.com/checkpoint-restore/go-criu/v8/magic"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+)
+
+// host is the machine of the tests: its own namespaces are those of that type in
+// /proc/self/ns, and it has every file.
+var host = Host{
+	OwnsNamespace: func(ns specs.LinuxNamespace) bool {
+		file := string(ns.Type)
+		if ns.Type == specs.NetworkNamespace {
+			file = "net"
+		}
+		return ns.Path == "/proc/self/ns/"+file
+	},
+	HasFile: func(string) bool { return true },
+}
+
+// specOfTest is a spec as ctr makes it, in short.
+func specOfTest() *specs.Spec {
+	caps := []string{"CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_NET_RAW"}
+	return &specs.Spec{
+		Process: &specs.Process{
+			Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Permitted: caps, Effective: caps},
+			NoNewPrivileges: true,
+			Rlimits:         []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1024, Soft: 1024}},
+		},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc"},
+			{Destination: "/data", Type: "bind", Source: "/srv/data", Options: []string{"rbind", "ro"}},
+			{Destination: "/scratch", Type: "bind", Source: "/srv/scratch", Options: []string{"rbind"}},
+		},
+		Linux: &specs.Linux{
+			Namespaces:    []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.NetworkNamespace}},
+			MaskedPaths:   []string{"/proc/interrupts"},
+			ReadonlyPaths: []string{"/proc/sys"},
+		},
+	}
+}
+
+// dumpOfTest is a dump that fits it.
+func dumpOfTest() *criu.Dump {
+	const caps = 1<<0 | 1<<6 | 1<<7 | 1<<13
+	ids := func(pid, net, ns uint32) *criucore.TaskKobjIdsEntry {
+		return &criucore.TaskKobjIdsEntry{
+			VmId: new(uint32), FilesId: new(uint32), FsId: new(uint32), SighandId: new(uint32),
+			PidNsId: &pid, NetNsId: &net, MntNsId: &ns, UserNsId: proto.Uint32(7), IpcNsId: proto.Uint32(8), UtsNsId: proto.Uint32(9),
+		}
+	}
+	var limits []*rlimit.RlimitEntry
+	for range 16 {
+		limits = append(limits, &rlimit.RlimitEntry{Cur: proto.Uint64(1024), Max: proto.Uint64(1024)})
+	}
+	thread := func() *criucore.ThreadCoreEntry {
+		return &criucore.ThreadCoreEntry{FutexRla: new(uint64), FutexRlaLen: new(uint32), Creds: &creds.CredsEntry{
+			Uid: new(uint32), Gid: new(uint32), Euid: new(uint32), Egid: new(uint32), Suid: new(uint32), Sgid: new(uint32), Fsuid: new(uint32), Fsgid: new(uint32),
+			CapPrm: []uint32{caps, 0}, CapEff: []uint32{caps, 0}, CapBnd: []uint32{caps, 0}, CapInh: []uint32{0, 0}, Secbits: new(uint32), NoNewPrivs: proto.Uint32(1),
+		}}
+	}
+	mount := func(id, parent uint32, at string, kind mnt.Fstype, flags uint32, key string) *mnt.MntEntry {
+		m := &mnt.MntEntry{
+			Fstype: proto.Uint32(uint32(kind)), MntId: &id, RootDev: new(uint32), ParentMntId: &parent, Flags: &flags,
+			Root: proto.String("/"), Mountpoint: &at, Source: proto.String(""), Options: proto.String(""),
+		}
+		if key != "" {
+			m.ExtKey = &key
+		}
+		return m
+	}
+	return &criu.Dump{
+		Inventory: &inventory.InventoryEntry{ImgVersion: proto.Uint32(2), RootIds: ids(1, 2, 3)},
+		Tasks:     []criu.Task{{PID: 1, IDs: ids(11, 12, 13), Limits: limits, Threads: []*criucore.ThreadCoreEntry{thread(), thread()}}},
+		Mounts: []*mnt.MntEntry{
+			mount(1, 99, "/", mnt.Fstype_OVERLAYFS, 0, ""),
+			mount(2, 1, "/proc", mnt.Fstype_PROC, 0, ""),
+			mount(3, 2, "/proc/interrupts", mnt.Fstype_TMPFS, 0, "/dev/null"),
+			mount(4, 2, "/proc/sys", mnt.Fstype_PROC, 1, ""),
+			mount(5, 1, "/data", mnt.Fstype_UNSUPPORTED, 1, "/data"),
+			mount(6, 1, "/scratch", mnt.Fstype_UNSUPPORTED, 0, "/scratch"),
+		},
+		Cgroups: &criucgroup.CgroupEntry{
+			Sets: []*criucgroup.CgSetEntry{{Id: proto.Uint32(2), Ctls: []*criucgroup.CgMemberEntry{{Name: proto.String("pids"), Path: proto.String("/ns/job/inner")}}}},
+			Controllers: []*criucgroup.CgControllerEntry{{
+				Cnames: []string{"pids"}, Dirs: []*criucgroup.CgroupDirEntry{{DirName: proto.String("ns/job")}},
+			}},
+		},
+	}
+}
+
+func TestADumpThatFitsIsTaken(t *testing.T) {
+	notes, err := Check(specOfTest(), dumpOfTest(), host)
+	if err != nil || len(notes) > 0 {
+		t.Errorf("got %v, %v", notes, err)
+	}
+	spec := specOfTest()
+	spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/new", Type: "bind"})
+	if notes, err := Check(spec, dumpOfTest(), host); err != nil || len(notes) != 1 || !strings.Contains(notes[0], "/new") {
+		t.Errorf("a mount more: %v, %v", notes, err)
+	}
+}
+
+// What a hostile checkpoint asks for, or a spec does not grant.
+func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
+	second := func(d *criu.Dump) *creds.CredsEntry { return d.Tasks[0].Threads[1].Creds }
+	mount := func(d *criu.Dump, at string) *mnt.MntEntry {
+		for _, m := range d.Mounts {
+			if m.GetMountpoint() == at {
+				return m
+			}
+		}
+		t.Fatalf("no mount %s", at)
+		return nil
+	}
+	for name, c := range map[string]struct {
+		spec func(*specs.Spec)
+		dump func(*criu.Dump)
+		says string
+	}{
+		"host's pid namespace": {dump: func(d *criu.Dump) { *d.Tasks[0].IDs.PidNsId = 1 }, says: "host's pid namespace"},
+		"host's network":       {dump: func(d *criu.Dump) { *d.Tasks[0].IDs.NetNsId = 2 }, says: "host's network namespace"},
+		"host's mounts":        {dump: func(d *criu.Dump) { d.Inventory.RootIds.MntNsId = d.Tasks[0].IDs.MntNsId }, says: "host's mount namespace"},
+		"no namespace at all":  {dump: func(d *criu.Dump) { d.Tasks[0].IDs.PidNsId = nil }, says: "host's pid namespace"},
+		"user namespace": {spec: func(s *specs.Spec) {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+		}, says: "host's user namespace"},
+		"CAP_SYS_ADMIN":         {dump: func(d *criu.Dump) { second(d).CapEff[0] |= 1 << 21 }, says: "effective capabilities have CAP_SYS_ADMIN"},
+		"CAP_BPF":               {dump: func(d *criu.Dump) { second(d).CapBnd[1] |= 1 << 7 }, says: "bounding capabilities have CAP_BPF"},
+		"an unknown capability": {dump: func(d *criu.Dump) { second(d).CapPrm[1] |= 1 << 30 }, says: "capability 62"},
+		"an ambient one":        {dump: func(d *criu.Dump) { second(d).CapAmb = []uint32{1 << 12} }, says: "ambient capabilities have CAP_NET_ADMIN"},
+		"words too many":        {dump: func(d *criu.Dump) { second(d).CapInh = []uint32{0, 0, 1} }, says: "more than two"},
+		"dropped capability": {spec: func(s *specs.Spec) {
+			s.Process.Capabilities.Bounding = []string{"CAP_CHOWN", "CAP_SETUID", "CAP_SETGID"}
+		}, says: "CAP_NET_RAW"},
+		"root":           {spec: noCaps(1000), dump: bare, says: "user id 0"},
+		"root's group":   {spec: noCaps(0, 5), dump: bare, says: "group id 0"},
+		"a group more":   {spec: noCaps(0, 0), dump: func(d *criu.Dump) { bare(d); second(d).Groups = []uint32{42} }, says: "group id 42"},
+		"may gain":       {dump: func(d *criu.Dump) { second(d).NoNewPrivs = nil }, says: "no_new_privs"},
+		"no credentials": {dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].Creds = nil }, says: "no credentials"},
+		"no AppArmor":    {spec: func(s *specs.Spec) { s.Process.ApparmorProfile = "cri-containerd.apparmor.d" }, says: "AppArmor"},
+		"no SELinux":     {spec: func(s *specs.Spec) { s.Process.SelinuxLabel = "system_u:system_r:container_t:s0" }, says: "SELinux"},
+		"no seccomp":     {spec: func(s *specs.Spec) { s.Linux.Seccomp = &specs.LinuxSeccomp{} }, says: "no seccomp filter"},
+		"no seccomp in a thread": {spec: func(s *specs.Spec) { s.Linux.Seccomp = &specs.LinuxSeccomp{} }, dump: func(d *criu.Dump) {
+			d.Tasks[0].Threads[0].SeccompMode = criucore.SeccompMode_filter.Enum()
+			second := d.Tasks[0].Threads[1]
+			second.SeccompMode = criucore.SeccompMode_disabled.Enum()
+		}, says: "no seccomp filter"},
+		"a thread without the first's": {spec: func(s *specs.Spec) { s.Linux.Seccomp = &specs.LinuxSeccomp{} }, dump: func(d *criu.Dump) {
+			d.Tasks[0].Threads[0].SeccompMode, d.Tasks[0].Threads[0].SeccompFilter = criucore.SeccompMode_filter.Enum(), new(uint32)
+			d.Seccomp = &seccomp.SeccompEntry{SeccompFilters: []*seccomp.SeccompFilter{{Flags: new(uint32)}}} // not for all threads
+		}, says: "no seccomp filter"},
+		"real time":          {dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedPolicy = proto.Uint32(1) }, says: "real-time"},
+		"nice":               {dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedNice = proto.Int32(-5) }, says: "nice"},
+		"open files":         {dump: func(d *criu.Dump) { *d.Tasks[0].Limits[7].Max = 4096 }, says: "RLIMIT_NOFILE is 4096"},
+		"a cgroup elsewhere": {dump: func(d *criu.Dump) { *d.Cgroups.Sets[0].Ctls[0].Path = "/other" }, says: "not the container's"},
+		"a cgroup above":     {dump: func(d *criu.Dump) { *d.Cgroups.Sets[0].Ctls[0].Path = "/ns/job/../.." }, says: "not the container's"},
+		"a cgroup's name":    {dump: func(d *criu.Dump) { *d.Cgroups.Controllers[0].Dirs[0].DirName = "ns/../job" }, says: "leads elsewhere"},
+		"an unknown cgroup":  {dump: func(d *criu.Dump) { d.Cgroups.Controllers = nil }, says: "not the container's"},
+		"two cgroups": {dump: func(d *criu.Dump) {
+			c := d.Cgroups.Controllers[0]
+			c.Dirs = append(c.Dirs, &criucgroup.CgroupDirEntry{DirName: proto.String("")})
+		}, says: "not one"},
+		"mount missing in the spec": {spec: func(s *specs.Spec) { s.Mounts = s.Mounts[:2] }, says: "mount /scratch of the dump is missing in the spec"},
+		"a mount of its own": {dump: func(d *criu.Dump) {
+			d.Mounts = append(d.Mounts, &mnt.MntEntry{Mountpoint: proto.String("/x"), Fstype: proto.Uint32(uint32(mnt.Fstype_DEVTMPFS)), MntId: proto.Uint32(9), ParentMntId: proto.Uint32(1)})
+		}, says: "mount /x (type DEVTMPFS) is not in the spec"},
+		"another type":     {dump: func(d *criu.Dump) { *mount(d, "/proc").Fstype = uint32(mnt.Fstype_SYSFS) }, says: "mount /proc is of the type SYSFS"},
+		"writable":         {dump: func(d *criu.Dump) { *mount(d, "/data").Flags = 0 }, says: "mount /data is not ro"},
+		"by another's key": {dump: func(d *criu.Dump) { *mount(d, "/scratch").ExtKey = "/data" }, says: "mount /scratch is what the spec has at /data"},
+		"not masked":       {dump: func(d *criu.Dump) { d.Mounts = append(d.Mounts[:2], d.Mounts[3:]...) }, says: "/proc/interrupts is neither masked"},
+		"masked by itself": {dump: func(d *criu.Dump) { m := mount(d, "/proc/interrupts"); m.ExtKey = nil; *m.Fstype = 1 }, says: "mount /proc/interrupts neither masks"},
+		"writable sysctls": {dump: func(d *criu.Dump) { *mount(d, "/proc/sys").Flags = 0 }, says: "mount /proc/sys neither masks"},
+		"covered": {dump: func(d *criu.Dump) {
+			m := proto.Clone(mount(d, "/proc")).(*mnt.MntEntry)
+			*m.MntId = 77
+			d.Mounts = append(d.Mounts, m)
+		}, says: "two mounts at /proc"},
+		"masked underneath": {dump: func(d *criu.Dump) { *mount(d, "/proc/interrupts").ParentMntId = 1 }, says: "mount /proc/interrupts is not on that at /proc"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec, dump := specOfTest(), dumpOfTest()
+			if c.spec != nil {
+				c.spec(spec)
+			}
+			if c.dump != nil {
+				c.dump(dump)
+			}
+			if _, err := Check(spec, dump, host); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+// noCaps is a spec of a user without capabilities.
+func noCaps(uid uint32, gid ...uint32) func(*specs.Spec) {
+	return func(s *specs.Spec) {
+		s.Process.Capabilities = &specs.LinuxCapabilities{}
+		s.Process.User.UID = uid
+		if len(gid) > 0 {
+			s.Process.User.GID = gid[0]
+		}
+	}
+}
+
+// bare takes all capabilities away.
+func bare(d *criu.Dump) {
+	for _, t := range d.Tasks[0].Threads {
+		t.Creds.CapPrm, t.Creds.CapEff, t.Creds.CapBnd = nil, nil, nil
+	}
+}
+
+// image is one of CRIU's images.
+func image(t testing.TB, kind string, entries ...proto.Message) []byte {
+	t.Helper()
+	magics := magic.LoadMagic().ByName
+	var b []byte
+	if kind != "INVENTORY" {
+		b = binary.LittleEndian.AppendUint32(b, uint32(magics["IMG_COMMON"]))
+	}
+	b = binary.LittleEndian.AppendUint32(b, uint32(magics[kind]))
+	for _, e := range entries {
+		data, err := proto.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = append(binary.LittleEndian.AppendUint32(b, uint32(len(data))), data...)
+	}
+	return b
+}
+
+// Whatever CRIU's images say, comparing them ends with an answer.
+func FuzzCheck(f *testing.F) {
+	d := dumpOfTest()
+	var mounts []proto.Message
+	for _, m := range d.Mounts {
+		mounts = append(mounts, m)
+	}
+	task := d.Tasks[0]
+	f.Add(image(f, "INVENTORY", d.Inventory), image(f, "CGROUP", d.Cgroups), image(f, "CORE", &criucore.CoreEntry{
+		Mtype: criucore.CoreEntry_X86_64.Enum(), ThreadCore: task.Threads[0],
+		Tc: &criucore.TaskCoreEntry{
+			TaskState: proto.Uint32(1), ExitCode: new(uint32), Personality: new(uint32), Flags: new(uint32), BlkSigset: new(uint64), Comm: proto.String("job"),
+			Rlimits: &criucore.TaskRlimitsEntry{Rlimits: task.Limits}, OomScoreAdj: proto.Int32(0),
+		},
+	}), image(f, "IDS", task.IDs), image(f, "MNTS", mounts...))
+	tree := image(f, "PSTREE", &pstree.PstreeEntry{Pid: proto.Uint32(1), Ppid: new(uint32), Pgid: new(uint32), Sid: new(uint32), Threads: []uint32{1}})
+	f.Fuzz(func(t *testing.T, inv, cg, core, ids, mounts []byte) {
+		dir := t.TempDir()
+		for name, data := range map[string][]byte{
+			"inventory.img": inv, "cgroup.img": cg, "core-1.img": core, "ids-1.img": ids, "mountpoints-1.img": mounts, "pstree.img": tree,
+		} {
+			if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d, err := criu.Open(dir).Dump()
+		if err != nil {
+			return
+		}
+		if _, err := Check(specOfTest(), d, host); err != nil || d.Tasks[0].Dead {
+			return
+		}
+		// The rules that all others rest upon.
+		have, err := capabilityWords(d.Tasks[0].Threads[0].GetCreds().GetCapEff())
+		if err != nil || have&(1<<21) != 0 || d.Tasks[0].IDs.GetPidNsId() == d.Inventory.GetRootIds().GetPidNsId() {
+			t.Fatal("a process of the host's got through")
+		}
+	})
+}

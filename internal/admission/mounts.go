@@ -1,0 +1,241 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	criucgroup "github.com/checkpoint-restore/go-criu/v8/crit/images/cgroup"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+)
+
+// checkCgroups refuses what would lead out of the container's cgroup. CRIU puts each
+// process into the cgroup that the images name, after it has replaced the first part
+// of the path, which the images name too, by the container's new cgroup.
+func checkCgroups(c *criucgroup.CgroupEntry) error {
+	begin := make(map[string]string) // by hierarchy
+	var dirs func([]*criucgroup.CgroupDirEntry) error
+	dirs = func(list []*criucgroup.CgroupDirEntry) error {
+		for _, d := range list {
+			if leadsOut(d.GetDirName()) {
+				return fmt.Errorf("cgroup %q leads elsewhere", d.GetDirName())
+			}
+			if err := dirs(d.GetChildren()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, ctl := range c.GetControllers() {
+		if err := dirs(ctl.GetDirs()); err != nil {
+			return err
+		}
+		if len(ctl.GetDirs()) > 1 {
+			return fmt.Errorf("it has %d cgroups of %s, not one", len(ctl.GetDirs()), strings.Join(ctl.GetCnames(), ","))
+		}
+		for _, d := range ctl.GetDirs() {
+			for _, name := range ctl.GetCnames() {
+				begin[name] = path.Clean("/" + d.GetDirName())
+			}
+		}
+	}
+	for _, set := range c.GetSets() {
+		for _, m := range set.GetCtls() {
+			at, known := path.Clean("/"+m.GetPath()), false
+			if from, ok := begin[m.GetName()]; ok {
+				known = at == from || strings.HasPrefix(at, strings.TrimSuffix(from, "/")+"/")
+			}
+			if !known || leadsOut(m.GetPath()) {
+				return fmt.Errorf("cgroup %q of %q is not the container's", m.GetPath(), m.GetName())
+			}
+		}
+	}
+	return nil
+}
+
+// leadsOut reports whether a path has a part "..".
+func leadsOut(name string) bool { return slices.Contains(strings.Split(name, "/"), "..") }
+
+// mounts compares the mounts. A container with CAP_SYS_ADMIN could mount what it
+// likes, so that of its mounts only those are compared without which CRIU fails.
+func (a *allowance) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
+	var paths []string
+	for _, m := range dumped {
+		at := path.Clean("/" + m.GetMountpoint())
+		paths = append(paths, at)
+		if err := a.mount(m, at); err != nil {
+			return nil, err
+		}
+	}
+	if console := slices.Contains(paths, consolePath); a.specMount(consolePath) == nil && console != a.spec.Process.Terminal {
+		if console {
+			return nil, fmt.Errorf("the container was dumped with a terminal, and the spec has none: run it with one (--tty)")
+		}
+		return nil, fmt.Errorf("the container was dumped without a terminal, and the spec has one: run it without (no --tty)")
+	}
+	if !a.has(unix.CAP_SYS_ADMIN) {
+		if err := layered(dumped); err != nil {
+			return nil, err
+		}
+	}
+	for _, m := range a.spec.Mounts {
+		if at := path.Clean("/" + m.Destination); !slices.Contains(paths, at) {
+			notes = append(notes, fmt.Sprintf("the spec's mount %s is not there after the restore: the dump has none", at))
+		}
+	}
+	if a.has(unix.CAP_SYS_ADMIN) {
+		return notes, nil
+	}
+	for _, p := range slices.Concat(a.spec.Linux.MaskedPaths, a.spec.Linux.ReadonlyPaths) {
+		at := path.Clean("/" + p)
+		if slices.Contains(paths, at) || !isKernelFile(at) || !a.host.HasFile(at) {
+			continue
+		}
+		return nil, fmt.Errorf("%s is neither masked nor read-only in the dump, as the spec has it", at)
+	}
+	return notes, nil
+}
+
+// layered refuses mounts that hide others: two at one path, or a mount that is not
+// on the mount that its path leads through. Below it, what the spec masks could be
+// readable.
+func layered(dumped []*mnt.MntEntry) error {
+	byPath, byID := make(map[string]uint32), make(map[uint32]bool)
+	for _, m := range dumped {
+		at := path.Clean("/" + m.GetMountpoint())
+		if _, taken := byPath[at]; taken || byID[m.GetMntId()] {
+			return fmt.Errorf("there are two mounts at %s, and the spec has no CAP_SYS_ADMIN", at)
+		}
+		byPath[at], byID[m.GetMntId()] = m.GetMntId(), true
+	}
+	for _, m := range dumped {
+		at := path.Clean("/" + m.GetMountpoint())
+		if at == "/" {
+			continue
+		}
+		on := path.Dir(at)
+		for ; on != "/"; on = path.Dir(on) {
+			if _, ok := byPath[on]; ok {
+				break
+			}
+		}
+		if byPath[on] != m.GetParentMntId() {
+			return fmt.Errorf("mount %s is not on that at %s, and the spec has no CAP_SYS_ADMIN", at, on)
+		}
+	}
+	return nil
+}
+
+// isKernelFile reports whether the kernel makes a path in every container.
+func isKernelFile(at string) bool {
+	return strings.HasPrefix(at, "/proc/") || strings.HasPrefix(at, "/sys/")
+}
+
+// mount compares one mount of the dump.
+func (a *allowance) mount(m *mnt.MntEntry, at string) error {
+	external := m.GetExtMount() || m.GetExtKey() != ""
+	if at == "/" {
+		return nil // CRIU mounts the new root there, whatever it was
+	}
+	spec := a.specMount(at)
+	masked, readonly := among(a.spec.Linux.MaskedPaths, at), among(a.spec.Linux.ReadonlyPaths, at)
+	device := a.device(at)
+	if external && spec == nil && !masked && !readonly && !device {
+		return fmt.Errorf("mount %s of the dump is missing in the spec: add a mount there, from whatever source this container is to have", at)
+	}
+	if a.has(unix.CAP_SYS_ADMIN) {
+		return nil
+	}
+	// By the key CRIU finds what is mounted there.
+	key := path.Clean("/" + m.GetExtKey())
+	nulled := masked && key == "/dev/null"
+	if m.GetExtKey() != "" && key != at && !nulled {
+		return fmt.Errorf("mount %s is what the spec has at %s", at, key)
+	}
+	kind := mnt.Fstype(m.GetFstype())
+	switch {
+	case spec != nil:
+	case masked && (nulled || kind == mnt.Fstype_TMPFS), device:
+		return nil
+	case readonly && (m.GetFlags()|m.GetSbFlags())&unix.MS_RDONLY != 0:
+		return nil
+	case masked, readonly:
+		return fmt.Errorf("mount %s neither masks it nor makes it read-only, as the spec has it", at)
+	default:
+		return fmt.Errorf("mount %s (type %s) is not in the spec, and the spec has no CAP_SYS_ADMIN", at, kind)
+	}
+	if !external && !slices.Contains(typesFor(spec), kind) {
+		return fmt.Errorf("mount %s is of the type %s, and in the spec %s", at, kind, spec.Type)
+	}
+	if cdi.IsNode(at) {
+		return nil // a device's mount says nothing of who may use it: the cgroup's rules do
+	}
+	for _, o := range []struct {
+		name string
+		flag uint32
+	}{{"ro", unix.MS_RDONLY}, {"nosuid", unix.MS_NOSUID}, {"nodev", unix.MS_NODEV}, {"noexec", unix.MS_NOEXEC}} {
+		if o.flag == unix.MS_RDONLY && kind == mnt.Fstype_TMPFS && strings.HasPrefix(spec.Type, "cgroup") {
+			continue // what runc mounts the hierarchies of version 1 in is never read-only
+		}
+		if slices.Contains(spec.Options, o.name) && (m.GetFlags()|m.GetSbFlags())&o.flag == 0 {
+			return fmt.Errorf("mount %s is not %s, as the spec has it", at, o.name)
+		}
+	}
+	return nil
+}
+
+// among reports whether one of a spec's paths is at.
+func among(paths []string, at string) bool {
+	return slices.ContainsFunc(paths, func(p string) bool { return path.Clean("/"+p) == at })
+}
+
+// specMount returns the spec's mount at a path. A mount of cgroups is also that of
+// the mounts that runc makes below it for each controller.
+func (a *allowance) specMount(at string) *specs.Mount {
+	for i := range a.spec.Mounts {
+		m := &a.spec.Mounts[i]
+		to := path.Clean("/" + m.Destination)
+		if to == at || m.Type == "cgroup" && strings.HasPrefix(at, to+"/") {
+			return m
+		}
+	}
+	return nil
+}
+
+// consolePath is where runc mounts the terminal of a container that has one.
+const consolePath = "/dev/console"
+
+// device reports whether a path is of a device that runc binds, or of the console.
+func (a *allowance) device(at string) bool {
+	if at == consolePath || at == "/dev/null" {
+		return true
+	}
+	return slices.ContainsFunc(a.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at })
+}
+
+// typesFor returns the types of file systems that a spec's mount can have.
+func typesFor(m *specs.Mount) []mnt.Fstype {
+	switch m.Type {
+	case "proc":
+		return []mnt.Fstype{mnt.Fstype_PROC}
+	case "sysfs":
+		return []mnt.Fstype{mnt.Fstype_SYSFS}
+	case "tmpfs":
+		return []mnt.Fstype{mnt.Fstype_TMPFS}
+	case "devpts":
+		return []mnt.Fstype{mnt.Fstype_DEVPTS}
+	case "mqueue":
+		return []mnt.Fstype{mnt.Fstype_MQUEUE}
+	case "cgroup", "cgroup2":
+		return []mnt.Fstype{mnt.Fstype_CGROUP, mnt.Fstype_CGROUP2, mnt.Fstype_TMPFS}
+	}
+	return nil // a bind mount is external
+}

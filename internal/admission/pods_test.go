@@ -1,0 +1,94 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"strings"
+	"testing"
+
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/userns"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+)
+
+// What is a pod's, and more than it seems.
+func TestCheckOfPods(t *testing.T) {
+	filtered := func(flags uint32) func(*criu.Dump) {
+		return func(d *criu.Dump) {
+			d.Seccomp = &seccomp.SeccompEntry{SeccompFilters: []*seccomp.SeccompFilter{{Filter: []byte{0}, Flags: &flags}}}
+			first := d.Tasks[0].Threads[0]
+			first.SeccompMode, first.SeccompFilter = criucore.SeccompMode_filter.Enum(), proto.Uint32(0)
+		}
+	}
+	hostUTS := func(path string) func(*specs.Spec) {
+		return func(s *specs.Spec) {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UTSNamespace, Path: path})
+		}
+	}
+	inHostUTS := func(d *criu.Dump) { d.Inventory.RootIds.UtsNsId = d.Tasks[0].IDs.UtsNsId }
+	cgroups := func(options ...string) func(*specs.Spec) {
+		return func(s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Options: options})
+		}
+	}
+	cgroupMount := func(flags uint32) func(*criu.Dump) {
+		return func(d *criu.Dump) {
+			d.Mounts = append(d.Mounts, &mnt.MntEntry{
+				Fstype: proto.Uint32(uint32(mnt.Fstype_TMPFS)), MntId: proto.Uint32(7), RootDev: new(uint32), ParentMntId: proto.Uint32(1),
+				Flags: &flags, Root: proto.String("/"), Mountpoint: proto.String("/sys/fs/cgroup"), Source: proto.String(""), Options: proto.String(""),
+			})
+		}
+	}
+	userNS := func(s *specs.Spec) {
+		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+		s.Linux.GIDMappings = s.Linux.UIDMappings
+	}
+	extent := func(first, lower, count uint32) []*userns.UidGidExtent {
+		return []*userns.UidGidExtent{{First: &first, LowerFirst: &lower, Count: &count}}
+	}
+	maps := func(uids, gids []*userns.UidGidExtent) func(*criu.Dump) {
+		return func(d *criu.Dump) {
+			d.Tasks[0].IDs.UserNsId = proto.Uint32(17)
+			d.UserNS = map[uint32]*userns.UsernsEntry{17: {UidMap: uids, GidMap: gids}}
+		}
+	}
+	same := extent(0, 100000, 65536)
+	seccompWanted := func(s *specs.Spec) { s.Linux.Seccomp = &specs.LinuxSeccomp{} }
+	for name, c := range map[string]struct {
+		spec func(*specs.Spec)
+		dump func(*criu.Dump)
+		says string // "" when it is granted
+	}{
+		"filters for all threads":           {seccompWanted, filtered(1), ""},
+		"filters for the first alone":       {seccompWanted, filtered(0), "no seccomp filter"},
+		"the host's own namespace, by path": {hostUTS("/proc/self/ns/uts"), inHostUTS, ""},
+		"the host's, and not by path":       {hostUTS(""), inHostUTS, "host's uts namespace"},
+		"the host's for another":            {hostUTS("/proc/self/ns/mnt"), inHostUTS, "host's uts namespace"},
+		"hierarchies in a writable tmpfs":   {cgroups("ro", "nosuid"), cgroupMount(2), ""},
+		"with set-user-id":                  {cgroups("ro", "nosuid"), cgroupMount(0), "not nosuid"},
+		"a user namespace":                  {userNS, maps(same, same), ""},
+		"with fewer ids":                    {userNS, maps(extent(1000, 101000, 10), same), ""},
+		"with the host's users":             {userNS, maps(extent(0, 0, 65536), same), "user ids from 0 are the host's from 0"},
+		"with the host's groups":            {userNS, maps(same, extent(0, 0, 1)), "group ids from 0 are the host's from 0"},
+		"with more ids":                     {userNS, maps(extent(0, 100000, 65537), same), "user ids from 0"},
+		"with ids that wrap around":         {userNS, maps(extent(0, 100000, 1<<32-1), same), "user ids from 0"},
+		"a user namespace of its own":       {func(*specs.Spec) {}, maps(same, same), "the spec has none"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec, d := specOfTest(), dumpOfTest()
+			c.spec(spec)
+			c.dump(d)
+			_, err := Check(spec, d, host)
+			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+}

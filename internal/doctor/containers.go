@@ -1,0 +1,147 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+)
+
+// Container is a container that runs and uses GPUs.
+type Container struct {
+	Namespace, ID string
+	PID           int
+	// Bytes of GPU memory in use, by the GPU's index.
+	Bytes map[int]uint64
+	// Shim is the executable of its shim; "" if it is not to be had.
+	Shim string
+}
+
+// CheckContainers looks at what a checkpoint of each GPU container would take.
+func CheckContainers(ctx context.Context, n *Node, g GPUs, r Room) []Check {
+	a := area{name: "container"}
+	if n.Containerd == nil || g.SurveyErr != nil {
+		return nil // neither containers nor what they use are known
+	}
+	found, err := containers(ctx, n.Containerd, g.Survey)
+	if err != nil {
+		a.add(Warning, "list", err.Error(), "the containers cannot be looked at", "ctr --address "+n.Containerd.Address+" namespaces ls")
+		return a.checks
+	}
+	for _, c := range found {
+		a.container(n, c, r)
+	}
+	return a.checks
+}
+
+// container checks one.
+func (a *area) container(n *Node, c Container, r Room) {
+	name := c.Namespace + "/" + c.ID
+	var bytes uint64
+	var where []string
+	for _, index := range slices.Sorted(maps.Keys(c.Bytes)) {
+		bytes += c.Bytes[index]
+		where = append(where, fmt.Sprintf("%s on GPU %d", size(c.Bytes[index]), index))
+	}
+	found := "has " + strings.Join(where, ", ")
+	if c.Shim != "" && !isShim(c.Shim) {
+		a.add(Warning, name, found+", and the shim "+filepath.Base(c.Shim), "it cannot be checkpointed", "# start it anew with the runtime io.containerd.gpuckpt.v2")
+		return
+	}
+	var problems, fixes []string
+	short := func(of string, have uint64, fix string) {
+		problems = append(problems, fmt.Sprintf("a checkpoint needs %s of %s, and %s is free", size(bytes), of, size(have)))
+		fixes = append(fixes, fix)
+	}
+	if n.StagingLimit > 0 && bytes > n.StagingLimit {
+		short("memory for GPU state", n.StagingLimit, "# raise memory_limit of [staging], or set its when_short = \"write-through\", in /etc/gpuckpt/config.toml")
+	}
+	if bytes > r.Memory {
+		short("memory", r.Memory, "# free memory, or add some")
+	}
+	if bytes > r.TempFree {
+		short("room in "+r.Temp, r.TempFree, "# set TMPDIR in containerd's environment to a directory with room")
+	}
+	if r.Root != "" && bytes > r.RootFree {
+		short("room in "+r.Root, r.RootFree, "ctr content prune references; df "+r.Root)
+	}
+	if problems == nil {
+		a.ok(name, "%s: a checkpoint fits", found)
+		return
+	}
+	a.add(Warning, name, found, strings.Join(problems, "; "), strings.Join(fixes, "\n"))
+}
+
+// containers are those of all namespaces that NVML counts GPU memory for. A
+// process belongs to the container in whose cgroup it is.
+func containers(ctx context.Context, d *Daemon, survey cuda.Survey) ([]Container, error) {
+	c, err := client.New(d.Address, client.WithTimeout(dialTimeout))
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	all, err := c.NamespaceService().List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list namespaces: %w", err)
+	}
+	var found []Container
+	for _, namespace := range all {
+		list, err := c.TaskService().List(namespaces.WithNamespace(ctx, namespace), &tasks.ListTasksRequest{})
+		if err != nil {
+			return nil, fmt.Errorf("list the containers of namespace %s: %w", namespace, err)
+		}
+		for _, t := range list.Tasks {
+			if t.Status == task.Status_STOPPED || t.Pid == 0 {
+				continue
+			}
+			k := Container{Namespace: namespace, ID: t.ID, PID: int(t.Pid), Bytes: used(int(t.Pid), survey)}
+			if len(k.Bytes) == 0 {
+				continue
+			}
+			k.Shim, _ = os.Readlink(fmt.Sprintf("/proc/%s/exe", parent(k.PID))) // "" if it has just ended
+			found = append(found, k)
+		}
+	}
+	return found, nil
+}
+
+// used adds up the GPU memory of the processes in the cgroup of one, by GPU.
+func used(pid int, survey cuda.Survey) map[int]uint64 {
+	cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return nil
+	}
+	bytes := make(map[int]uint64)
+	for _, d := range survey.Devices {
+		for _, u := range d.Users {
+			if theirs, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", u.PID)); err == nil && string(theirs) == string(cgroup) {
+				bytes[d.Index] += u.Bytes
+			}
+		}
+	}
+	return bytes
+}
+
+// parent is a process's parent, as text.
+func parent(pid int) string {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return ""
+	}
+	_, rest, _ := strings.Cut(string(status), "\nPPid:\t")
+	line, _, _ := strings.Cut(rest, "\n")
+	return line
+}

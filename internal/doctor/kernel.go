@@ -1,0 +1,168 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bufio"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// kernelOptions are those without which a dump fails: criu.org/Linux_kernel and
+// CRIU's `criu check`, less what the containers that run here already prove;
+// MEMFD_CREATE is for the driver's staging areas.
+var kernelOptions = []string{
+	"CHECKPOINT_RESTORE", "NAMESPACES", "UTS_NS", "IPC_NS", "PID_NS", "NET_NS", "FHANDLE", "EVENTFD", "EPOLL",
+	"SIGNALFD", "TIMERFD", "INOTIFY_USER", "MEMFD_CREATE",
+	"UNIX_DIAG", "INET_DIAG", "INET_UDP_DIAG", "PACKET_DIAG", "NETLINK_DIAG",
+}
+
+// diagModules are the modules of the options that may be such; the kernel loads
+// them on demand where it may.
+var diagModules = map[string]string{
+	"UNIX_DIAG": "unix_diag", "INET_DIAG": "inet_diag", "INET_UDP_DIAG": "udp_diag", "PACKET_DIAG": "af_packet_diag", "NETLINK_DIAG": "netlink_diag",
+}
+
+// capabilities that CRIU and ptrace need, by number (capability.h).
+var capabilities = map[int]string{
+	unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN", unix.CAP_SYS_PTRACE: "CAP_SYS_PTRACE", unix.CAP_NET_ADMIN: "CAP_NET_ADMIN",
+}
+
+// CheckKernel looks at the kernel and at the rights of this program.
+func CheckKernel(n *Node) []Check {
+	a := area{name: "kernel"}
+	release := n.read("proc/sys/kernel/osrelease")
+	if release == "" {
+		release = "unknown"
+	}
+	if runtime.GOARCH == "amd64" {
+		a.ok("version", "Linux %s, x86-64", release)
+	} else {
+		a.add(Warning, "version", "Linux "+release+", "+runtime.GOARCH,
+			"GPU state is not taken past CRIU on this processor: checkpoints are slower, and charged to the container's memory limit", "")
+	}
+	a.rights(n)
+	a.options(n, release)
+	if !n.exists("proc/sys/kernel/ns_last_pid") {
+		a.add(Failure, "checkpoint/restore", "/proc/sys/kernel/ns_last_pid is missing", "this kernel was built without CONFIG_CHECKPOINT_RESTORE: CRIU cannot work",
+			"# boot a kernel with CONFIG_CHECKPOINT_RESTORE=y")
+	} else {
+		a.ok("checkpoint/restore", "there")
+	}
+	switch scope := n.read("proc/sys/kernel/yama/ptrace_scope"); scope {
+	case "3":
+		a.add(Failure, "ptrace", "kernel.yama.ptrace_scope = 3", "nobody may trace a process: neither CRIU nor gpuckpt can work",
+			"sed -i /ptrace_scope/d /etc/sysctl.conf /etc/sysctl.d/*.conf; reboot")
+	case "":
+		a.ok("ptrace", "not restricted")
+	default:
+		a.ok("ptrace", "kernel.yama.ptrace_scope = %s", scope)
+	}
+	return a.checks
+}
+
+// rights checks the capabilities that this program has, which stand for the
+// shim's: root in a container lacks some.
+func (a *area) rights(n *Node) {
+	var missing []string
+	for line := range strings.Lines(n.read("proc/self/status")) {
+		text, ok := strings.CutPrefix(line, "CapEff:")
+		if !ok {
+			continue
+		}
+		have, err := strconv.ParseUint(strings.TrimSpace(text), 16, 64)
+		if err != nil {
+			continue
+		}
+		for number, name := range capabilities {
+			if have>>number&1 == 0 {
+				missing = append(missing, name)
+			}
+		}
+	}
+	if len(missing) == 0 {
+		a.ok("rights", "root's")
+		return
+	}
+	slices.Sort(missing)
+	a.add(Failure, "rights", "this program lacks "+strings.Join(missing, ", "), "most of what follows cannot be found out without", "sudo gpuckpt doctor")
+}
+
+// options checks how the kernel was built.
+func (a *area) options(n *Node, release string) {
+	config, from := n.kernelConfig(release)
+	if config == nil {
+		a.ok("options", "not published by this kernel (neither /proc/config.gz nor /boot/config-%s); `criu check` below tells the most of them", release)
+		return
+	}
+	var missing, modules []string
+	for _, option := range kernelOptions {
+		switch config[option] {
+		case "y":
+		case "m":
+			if module := diagModules[option]; module != "" && !n.exists("sys/module", module) {
+				modules = append(modules, module)
+			}
+		default:
+			missing = append(missing, "CONFIG_"+option)
+		}
+	}
+	if len(missing) > 0 {
+		a.add(Failure, "options", strings.Join(missing, ", ")+" not set ("+from+")", "CRIU cannot dump or restore containers",
+			"# boot a kernel with "+strings.Join(missing, "=y ")+"=y")
+	} else {
+		a.ok("options", "all %d that CRIU and gpuckpt need (%s)", len(kernelOptions), from)
+	}
+	if len(modules) > 0 && n.read("proc/sys/kernel/modules_disabled") == "1" {
+		a.add(Failure, "modules", strings.Join(modules, ", ")+" not loaded, and loading is disabled", "CRIU cannot dump sockets", "echo "+strings.Join(modules, " ")+" | tr ' ' '\\n' >/etc/modules-load.d/criu.conf; reboot")
+	}
+	if config["TRANSPARENT_HUGEPAGE"] != "y" {
+		a.add(Warning, "huge pages", "CONFIG_TRANSPARENT_HUGEPAGE is not set", "GPU state moves through small pages: checkpoints take about twice as long", "# boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE=y")
+	}
+}
+
+// kernelConfig reads the kernel's build configuration, by option without CONFIG_,
+// and says from where; nil where it is not to be had.
+func (n *Node) kernelConfig(release string) (map[string]string, string) {
+	for _, path := range []string{"/proc/config.gz", "/boot/config-" + release, "/lib/modules/" + release + "/config"} {
+		f, err := os.Open(n.path(path))
+		if err != nil {
+			continue
+		}
+		defer f.Close()
+		var r io.Reader = f
+		if strings.HasSuffix(path, ".gz") {
+			if r, err = gzip.NewReader(f); err != nil {
+				continue
+			}
+		}
+		if config, err := parseKernelConfig(r); err == nil {
+			return config, path
+		}
+	}
+	return nil, ""
+}
+
+// parseKernelConfig reads lines "CONFIG_X=y".
+func parseKernelConfig(r io.Reader) (map[string]string, error) {
+	config := make(map[string]string)
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		if name, value, ok := strings.Cut(lines.Text(), "="); ok && strings.HasPrefix(name, "CONFIG_") {
+			config[strings.TrimPrefix(name, "CONFIG_")] = value
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read the kernel's configuration: %w", err)
+	}
+	return config, nil
+}

@@ -1,0 +1,187 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// The annotations of a checkpoint image's manifest, and of a node: facts under
+// the same names, so that they can be compared by name.
+const (
+	AnnotationSchema    = "dev.gpuckpt.schema"     // "1"
+	AnnotationDriver    = "dev.gpuckpt.driver"     // "580.159.04"
+	AnnotationCUDA      = "dev.gpuckpt.cuda"       // "13.0"
+	AnnotationGPUCount  = "dev.gpuckpt.gpu.count"  // "2"
+	AnnotationGPUModels = "dev.gpuckpt.gpu.models" // names, sorted, each once, ", " between
+	AnnotationGPUMemory = "dev.gpuckpt.gpu.memory" // bytes of all the GPUs' memory
+	AnnotationGPUState  = "dev.gpuckpt.gpu.state"  // bytes of GPU state; of a checkpoint only
+	AnnotationGPUFree   = "dev.gpuckpt.gpu.free"   // bytes of all the GPUs' memory that is free; of a node only
+)
+
+// ErrNoFacts says that annotations hold nothing of a GPU checkpoint.
+var ErrNoFacts = errors.New("no dev.gpuckpt.* annotations")
+
+// Facts are those of a node, or what a checkpoint needs.
+type Facts struct {
+	// Schema is the checkpoint's; for a node, the newest that it reads.
+	Schema int
+	Driver string
+	CUDA   string
+	// Count of GPUs, the product names among them, and the sum of their memory
+	// in bytes. Of a checkpoint: of the GPUs that it needs.
+	Count  int
+	Models []string
+	Memory uint64
+	// State is the checkpoint's GPU state in bytes; 0 for a node.
+	State uint64
+	// Free is the node's free GPU memory in bytes, and HostFree its free host
+	// memory, which changes too fast for an annotation; 0 where not known.
+	Free     uint64
+	HostFree uint64
+}
+
+// OfCheckpoint is what a checkpoint needs.
+func OfCheckpoint(m *images.Metadata) Facts {
+	f := Facts{Schema: m.SchemaVersion, Driver: m.DriverVersion, CUDA: m.CUDAVersion, Count: len(m.GPUs)}
+	for _, g := range m.GPUs {
+		f.Models = append(f.Models, g.Name)
+		f.Memory += g.Memory
+	}
+	f.Models = sortedSet(f.Models)
+	for _, p := range m.Processes {
+		f.State += p.Bytes
+	}
+	return f
+}
+
+// OfNode is what a node has, as far as its GPUs can be used.
+func OfNode(g GPUs, r Room) Facts {
+	f := Facts{Schema: images.SchemaVersion, Driver: g.Survey.DriverVersion, CUDA: g.Info.CUDAVersion, HostFree: r.Memory}
+	for _, d := range g.Survey.Devices {
+		if unusable(d) != "" {
+			continue
+		}
+		f.Count++
+		f.Models = append(f.Models, d.Name)
+		f.Memory += d.Memory
+		f.Free += d.Free
+	}
+	f.Models = sortedSet(f.Models)
+	return f
+}
+
+func sortedSet(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }
+
+// Annotations are the facts as such.
+func (f Facts) Annotations() map[string]string {
+	a := map[string]string{
+		AnnotationSchema:    strconv.Itoa(f.Schema),
+		AnnotationDriver:    f.Driver,
+		AnnotationCUDA:      f.CUDA,
+		AnnotationGPUCount:  strconv.Itoa(f.Count),
+		AnnotationGPUModels: strings.Join(f.Models, ", "),
+		AnnotationGPUMemory: strconv.FormatUint(f.Memory, 10),
+	}
+	if f.State > 0 {
+		a[AnnotationGPUState] = strconv.FormatUint(f.State, 10)
+	}
+	if f.Free > 0 {
+		a[AnnotationGPUFree] = strconv.FormatUint(f.Free, 10)
+	}
+	maps.DeleteFunc(a, func(_, v string) bool { return v == "" })
+	return a
+}
+
+// FromAnnotations reads facts. It is ErrNoFacts when there is no schema among
+// the annotations, and another error when a value makes no sense.
+func FromAnnotations(a map[string]string) (f Facts, err error) {
+	if _, ok := a[AnnotationSchema]; !ok {
+		return Facts{}, ErrNoFacts
+	}
+	if f.Schema, err = strconv.Atoi(a[AnnotationSchema]); err != nil {
+		return Facts{}, fmt.Errorf("annotation %s: %w", AnnotationSchema, err)
+	}
+	f.Driver, f.CUDA = a[AnnotationDriver], a[AnnotationCUDA]
+	if v, ok := a[AnnotationGPUCount]; ok {
+		if f.Count, err = strconv.Atoi(v); err != nil || f.Count < 0 {
+			return Facts{}, fmt.Errorf("annotation %s: %q is no count", AnnotationGPUCount, v)
+		}
+	}
+	if v := a[AnnotationGPUModels]; v != "" {
+		f.Models = sortedSet(strings.Split(v, ", "))
+	}
+	for key, to := range map[string]*uint64{AnnotationGPUMemory: &f.Memory, AnnotationGPUState: &f.State, AnnotationGPUFree: &f.Free} {
+		if v, ok := a[key]; ok {
+			if *to, err = strconv.ParseUint(v, 10, 64); err != nil {
+				return Facts{}, fmt.Errorf("annotation %s: %q is no number of bytes", key, v)
+			}
+		}
+	}
+	return f, nil
+}
+
+// Match says whether a checkpoint can be restored on a node. It judges by sums,
+// as annotations have them; the shim pairs single GPUs at the restore.
+func Match(need, have Facts) []Check {
+	a := area{name: "checkpoint"}
+	if need.Schema < 1 || need.Schema > have.Schema {
+		a.add(Failure, "schema", fmt.Sprintf("version %d, and this node reads versions 1 to %d", need.Schema, have.Schema), "a newer gpuckpt made it", "# install the gpuckpt that made it, or a newer one")
+	} else {
+		a.ok("schema", "version %d", need.Schema)
+	}
+	if need.Count == 0 && need.Driver == "" {
+		a.ok("GPUs", "none needed")
+		return a.checks
+	}
+	if need.Driver != have.Driver {
+		a.add(Failure, "driver", fmt.Sprintf("made with %s, and this node has %s", or(need.Driver, "an unknown one"), or(have.Driver, "none")),
+			"only the same driver can restore it", "# restore it on a node with driver "+or(need.Driver, "of the same version"))
+	} else {
+		a.ok("driver", "%s", need.Driver)
+	}
+	if have.Count < need.Count {
+		a.add(Failure, "GPUs", fmt.Sprintf("needs %d, and this node has %d", need.Count, have.Count), "there is no place for its GPU state", "# restore it on a node with more GPUs")
+	} else {
+		a.ok("GPUs", "needs %d of %d", need.Count, have.Count)
+	}
+	var missing []string
+	for _, m := range need.Models {
+		if !slices.Contains(have.Models, m) {
+			missing = append(missing, m)
+		}
+	}
+	switch {
+	case len(missing) > 0:
+		a.add(Failure, "model", "needs "+strings.Join(missing, ", ")+", and this node has "+or(strings.Join(have.Models, ", "), "none"), "GPU state belongs to its model", "# restore it on a node with "+strings.Join(missing, ", "))
+	case len(need.Models) > 0:
+		a.ok("model", "%s", strings.Join(need.Models, ", "))
+	}
+	if have.Memory < need.Memory {
+		a.add(Failure, "GPU memory", fmt.Sprintf("its GPUs have %s, and this node's %s", size(need.Memory), size(have.Memory)), "there is no place for its GPU state", "# restore it on a node with larger GPUs")
+	}
+	if have.Free > 0 && have.Free < need.State {
+		a.add(Failure, "free GPU memory", fmt.Sprintf("needs %s, and %s is free", size(need.State), size(have.Free)), "the GPUs are in use", "gpuckpt suspend CONTAINER  # nvidia-smi names who has it")
+	} else if have.Free > 0 {
+		a.ok("free GPU memory", "needs %s of %s", size(need.State), size(have.Free))
+	}
+	if have.HostFree > 0 && have.HostFree < need.State {
+		a.add(Warning, "free memory", fmt.Sprintf("needs %s, and %s is free", size(need.State), size(have.HostFree)), "GPU state passes through memory, unless it lies on a tmpfs", "# free memory, or add some")
+	}
+	return a.checks
+}
+
+func or(text, otherwise string) string {
+	if text == "" {
+		return otherwise
+	}
+	return text
+}

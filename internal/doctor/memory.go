@@ -1,0 +1,110 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// shmemHuge is what decides whether files in memory get huge pages.
+const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+// Room is what a node has free for checkpoints, in bytes.
+type Room struct {
+	// Memory that programs can still take.
+	Memory uint64
+	// Temp is the directory where containerd has the images of a checkpoint or
+	// restore made meanwhile; InMemory says that it lies on a tmpfs.
+	Temp     string
+	TempFree uint64
+	InMemory bool
+	// Root is containerd's directory, where checkpoint images are kept.
+	Root     string
+	RootFree uint64
+}
+
+// CheckMemory looks at the memory and the disks that checkpoints take.
+func CheckMemory(n *Node, root string) ([]Check, Room) {
+	a := area{name: "memory"}
+	r := Room{Memory: n.available(), Root: root}
+	if r.Memory == 0 {
+		a.add(Warning, "free", "/proc/meminfo does not tell", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
+	} else {
+		found := size(r.Memory)
+		if n.StagingLimit > 0 {
+			found += ", of which GPU state may take " + size(n.StagingLimit) + " ([staging] memory_limit)"
+		}
+		a.ok("free", "%s", found)
+	}
+	// The shim makes its pages huge itself, where that is not forbidden.
+	switch mode := chosen(n.read(shmemHuge)); mode {
+	case "", "deny":
+		if mode == "" {
+			mode = "not there"
+		}
+		a.add(Warning, "huge pages", mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints take up to twice as long", "echo never >"+shmemHuge)
+	default:
+		a.ok("huge pages", "%s in %s, which the shim's own do not need", mode, shmemHuge)
+	}
+	// As Go's os.MkdirTemp and containerd (plugins/services/tasks) choose it.
+	for _, dir := range []string{n.env("XDG_RUNTIME_DIR"), n.env("TMPDIR"), "/tmp"} {
+		if dir != "" {
+			r.Temp = dir
+			break
+		}
+	}
+	r.TempFree = n.free(r.Temp)
+	kind := "a disk"
+	if mounts, err := n.mounts(); err == nil {
+		if m := mountOf(mounts, r.Temp); m != nil && m.FSType == "tmpfs" {
+			r.InMemory, kind = true, "tmpfs"
+		}
+	}
+	found := fmt.Sprintf("%s, on %s, %s free", r.Temp, kind, size(r.TempFree))
+	if r.TempFree == 0 {
+		a.add(Failure, "images meanwhile", found, "containerd cannot put the images of a checkpoint there", "# set TMPDIR in containerd's environment to a directory with room")
+	} else {
+		a.ok("images meanwhile", "%s", found)
+	}
+	if root != "" {
+		r.RootFree = n.free(root)
+		a.ok("images", "%s, %s free", root, size(r.RootFree))
+	}
+	return a.checks, r
+}
+
+// available is the memory that programs can take without swapping, in bytes.
+func (n *Node) available() uint64 {
+	for line := range strings.Lines(n.read("proc/meminfo")) {
+		f := strings.Fields(line)
+		if len(f) == 3 && f[0] == "MemAvailable:" {
+			kib, err := strconv.ParseUint(f[1], 10, 54)
+			if err == nil {
+				return kib << 10
+			}
+		}
+	}
+	return 0
+}
+
+// free is the room in a directory's file system, in bytes; 0 if it has none, or
+// there is no such directory.
+func (n *Node) free(dir string) uint64 {
+	var st unix.Statfs_t
+	if err := unix.Statfs(n.path(dir), &st); err != nil {
+		return 0
+	}
+	return st.Bavail * uint64(st.Bsize)
+}
+
+// chosen is the word in brackets of "always [advise] never".
+func chosen(text string) string {
+	_, rest, _ := strings.Cut(text, "[")
+	word, _, _ := strings.Cut(rest, "]")
+	return word
+}

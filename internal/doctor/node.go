@@ -1,0 +1,191 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Node is where the checks look. The zero value is this machine, with this
+// program's environment.
+type Node struct {
+	// Root is put before /proc, /sys, /boot and so on; for tests.
+	Root string
+	// Env is the environment that shims are started with, KEY=value each:
+	// containerd's. nil: this program's.
+	Env []string
+	// Containerd is the daemon, nil where none was found.
+	Containerd *Daemon
+	// CRIU is the configured criu; "" for the first in $PATH.
+	CRIU string
+	// Helper is the configured CUDA helper; "" for the one beside the shim,
+	// then in $PATH.
+	Helper string
+	// StagingLimit is the limit of the memory for GPU state, in bytes; 0 for
+	// none.
+	StagingLimit uint64
+}
+
+// Daemon is a containerd that runs.
+type Daemon struct {
+	Address string
+	PID     int
+	// Program is its executable, by a path that is good while it runs.
+	Program string
+	// Config is its configuration file.
+	Config string
+	// Env is its environment, KEY=value each.
+	Env []string
+}
+
+// defaultConfig is containerd's, see its command's --config.
+const defaultConfig = "/etc/containerd/config.toml"
+
+// dialTimeout bounds the connection to a socket of this machine.
+const dialTimeout = 5 * time.Second
+
+// Find finds the containerd that listens at an address of this machine, by the
+// process at the other end of its socket. It needs root.
+func Find(address string) (*Daemon, error) {
+	address = strings.TrimPrefix(address, "unix://")
+	conn, err := net.DialTimeout("unix", address, dialTimeout)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var peer *unix.Ucred
+	var perr error
+	if err := raw.Control(func(fd uintptr) { peer, perr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return nil, err
+	}
+	if perr != nil {
+		return nil, fmt.Errorf("ask who listens at %s: %w", address, perr)
+	}
+	d := &Daemon{Address: address, PID: int(peer.Pid), Program: fmt.Sprintf("/proc/%d/exe", peer.Pid), Config: defaultConfig}
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID))
+	if err != nil {
+		return nil, fmt.Errorf("read containerd's environment: %w", err)
+	}
+	d.Env = fields(environ)
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", d.PID))
+	if err != nil {
+		return nil, fmt.Errorf("read containerd's command line: %w", err)
+	}
+	if config := configFlag(fields(args)); config != "" {
+		d.Config = config
+	}
+	if !filepath.IsAbs(d.Config) {
+		dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", d.PID))
+		if err != nil {
+			return nil, fmt.Errorf("find containerd's directory: %w", err)
+		}
+		d.Config = filepath.Join(dir, d.Config)
+	}
+	return d, nil
+}
+
+// fields splits what the kernel ends with zero bytes.
+func fields(b []byte) (all []string) {
+	for f := range bytes.SplitSeq(bytes.TrimSuffix(b, []byte{0}), []byte{0}) {
+		all = append(all, string(f))
+	}
+	return all
+}
+
+// configFlag is the value of --config in containerd's command line.
+func configFlag(args []string) string {
+	for i, arg := range args {
+		name, value, joined := strings.Cut(arg, "=")
+		if strings.TrimLeft(name, "-") != "config" && name != "-c" || !strings.HasPrefix(name, "-") {
+			continue
+		}
+		if joined {
+			return value
+		}
+		if i+1 < len(args) {
+			return args[i+1]
+		}
+	}
+	return ""
+}
+
+// env is a variable of the environment that shims are started with.
+func (n *Node) env(name string) string {
+	if n.Env == nil {
+		return os.Getenv(name)
+	}
+	value := ""
+	for _, kv := range n.Env {
+		if k, v, _ := strings.Cut(kv, "="); k == name {
+			value = v
+		}
+	}
+	return value
+}
+
+// look finds a program as a shim does: in containerd's $PATH.
+func (n *Node) look(name string) (string, error) {
+	for _, dir := range filepath.SplitList(n.env("PATH")) {
+		if dir == "" {
+			continue
+		}
+		path := filepath.Join(dir, name)
+		if st, err := os.Stat(path); err == nil && !st.IsDir() && st.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no %s in %s", name, n.env("PATH"))
+}
+
+// path is a path below the root.
+func (n *Node) path(elem ...string) string {
+	return filepath.Join(append([]string{"/", n.Root}, elem...)...)
+}
+
+// read gives a file's text without white space around it; "" if it cannot be
+// read.
+func (n *Node) read(elem ...string) string {
+	data, err := os.ReadFile(n.path(elem...))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}
+
+// exists says whether a path is there.
+func (n *Node) exists(elem ...string) bool {
+	_, err := os.Stat(n.path(elem...))
+	return err == nil
+}
+
+// runTimeout bounds each program that is asked.
+const runTimeout = 30 * time.Second
+
+// run runs a program with the environment of the shims and gives its two
+// outputs. The error is an *exec.ExitError when its status is not 0.
+func (n *Node) run(ctx context.Context, program string, args ...string) (stdout, stderr string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = n.Env
+	cmd.WaitDelay = time.Second
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	return out.String(), errs.String(), err
+}

@@ -1,0 +1,116 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"debug/buildinfo"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+)
+
+// ShimName is the file name of this project's shim.
+const ShimName = "containerd-shim-gpuckpt-v2"
+
+// installFix is how to get this project's programs.
+const installFix = "make install  # in gpuckpt's sources: shim, helper and gpuckpt to /usr/local/bin"
+
+// runcCheckpoint is what `runc features` says of itself (runc, features.go).
+const runcCheckpoint = "org.opencontainers.runc.checkpoint.enabled"
+
+// CheckPrograms looks at this project's programs and its configuration;
+// configured is the error of reading the latter, and path where it lies.
+func CheckPrograms(n *Node, path string, configured error) []Check {
+	a := area{name: "gpuckpt"}
+	if configured != nil {
+		a.add(Failure, "configuration", configured.Error(), "checkpoints and restores fail until it is mended", "# edit "+path)
+	} else if _, err := os.Stat(path); err != nil {
+		a.ok("configuration", "the defaults (there is no %s)", path)
+	} else {
+		a.ok("configuration", "%s", path)
+	}
+	shim, err := n.look(ShimName)
+	if err != nil {
+		a.add(Failure, "shim", "no "+ShimName+" in containerd's $PATH", "containers cannot use the runtime by its name, nor be checkpointed", installFix)
+	} else {
+		a.ok("shim", "%s%s", shim, versionOf(shim))
+	}
+	helper, err := n.helper()
+	switch {
+	case err != nil:
+		a.add(Failure, "helper", "no "+cuda.HelperName+" beside the shim, nor in containerd's $PATH", "GPU containers can be neither checkpointed nor restored nor suspended", installFix)
+	case shim != "" && revision(shim) != revision(helper):
+		a.add(Failure, "helper", helper+versionOf(helper)+", and the shim"+versionOf(shim), "they come from one build, or do not understand each other", installFix)
+	default:
+		if _, serr := os.Stat(helper); serr != nil {
+			a.add(Failure, "helper", serr.Error(), "GPU containers can be neither checkpointed nor restored nor suspended", "# change helper in "+path)
+			break
+		}
+		a.ok("helper", "%s%s", helper, versionOf(helper))
+	}
+	return a.checks
+}
+
+// versionOf is ", version …" of a Go program, or nothing.
+func versionOf(program string) string {
+	info, err := buildinfo.ReadFile(program)
+	if err != nil || info.Main.Version == "" {
+		return ""
+	}
+	return ", version " + info.Main.Version
+}
+
+// revision is what a Go program was built of; "" where it does not say.
+func revision(program string) string {
+	info, err := buildinfo.ReadFile(program)
+	if err != nil {
+		return ""
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return s.Value
+		}
+	}
+	return info.Main.Version
+}
+
+// CheckRunc looks at the runc that shims run.
+func CheckRunc(ctx context.Context, n *Node) []Check {
+	a := area{name: "runc"}
+	const fix = "apt-get install --yes runc  # or see https://github.com/opencontainers/runc/releases"
+	path, err := n.look("runc")
+	if err != nil {
+		a.add(Failure, "program", "none in containerd's $PATH", "no container can run", fix)
+		return a.checks
+	}
+	out, stderr, err := n.run(ctx, path, "--version")
+	if err != nil {
+		a.add(Failure, "program", path+" does not run: "+firstLine(stderr, err), "no container can run", fix)
+		return a.checks
+	}
+	version := strings.TrimPrefix(firstLine(out, nil), "runc version ")
+	out, stderr, err = n.run(ctx, path, "features")
+	var f features.Features
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &f)
+	}
+	switch {
+	case err != nil:
+		a.add(Warning, "program", path+", version "+version+", does not tell its features: "+firstLine(stderr, err), "whether it can checkpoint is not known", fix)
+	case f.Annotations[runcCheckpoint] == "false":
+		a.add(Failure, "program", path+", version "+version+", built without checkpoints", "nothing can be checkpointed or restored", fix)
+	default:
+		a.ok("program", "%s, version %s", path, version)
+	}
+	return a.checks
+}
+
+// isShim says whether a path names this project's shim.
+func isShim(path string) bool { return filepath.Base(path) == ShimName }

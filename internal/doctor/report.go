@@ -1,0 +1,90 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import "fmt"
+
+// Status is how a check ended.
+type Status string
+
+// The ways in which a check ends. A Warning is what makes things slower, or
+// keeps some containers from working; a Failure keeps all from it.
+const (
+	OK      Status = "ok"
+	Warning Status = "warning"
+	Failure Status = "failure"
+)
+
+// Check is one thing that was looked at.
+type Check struct {
+	// Area groups checks: "kernel", "criu", "cgroup", "driver", "gpu", "cdi",
+	// "containerd", "runc", "gpuckpt", "memory", "container", "checkpoint".
+	Area string `json:"area"`
+	// Name is of the thing, once in its area.
+	Name   string `json:"name"`
+	Status Status `json:"status"`
+	// Found is what is there, in words.
+	Found string `json:"found"`
+	// Problem is what does not work because of it; empty if all does.
+	Problem string `json:"problem,omitempty"`
+	// Fix is the shell command that mends it, or a shell comment that says what
+	// to do where no one command does; empty if there is nothing to mend.
+	Fix string `json:"fix,omitempty"`
+}
+
+// Report is the outcome of all checks.
+type Report struct {
+	// Status is the worst of the checks'.
+	Status   Status  `json:"status"`
+	Failures int     `json:"failures"`
+	Warnings int     `json:"warnings"`
+	Checks   []Check `json:"checks"`
+	// Annotations are the node's Facts, for schedulers; see Facts.
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// Add adds checks.
+func (r *Report) Add(checks ...Check) {
+	if r.Status == "" {
+		r.Status = OK
+	}
+	for _, c := range checks {
+		r.Checks = append(r.Checks, c)
+		switch c.Status {
+		case Failure:
+			r.Failures++
+			r.Status = Failure
+		case Warning:
+			r.Warnings++
+			if r.Status == OK {
+				r.Status = Warning
+			}
+		}
+	}
+}
+
+// area makes the checks of one area.
+type area struct {
+	name   string
+	checks []Check
+}
+
+func (a *area) ok(name, found string, args ...any) {
+	a.checks = append(a.checks, Check{Area: a.name, Name: name, Status: OK, Found: fmt.Sprintf(found, args...)})
+}
+
+func (a *area) add(status Status, name, found, problem, fix string) {
+	a.checks = append(a.checks, Check{Area: a.name, Name: name, Status: status, Found: found, Problem: problem, Fix: fix})
+}
+
+// size words bytes for a person, in binary units.
+func size(bytes uint64) string {
+	switch {
+	case bytes >= 1<<40:
+		return fmt.Sprintf("%.1f TiB", float64(bytes)/(1<<40))
+	case bytes >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+	}
+	return fmt.Sprintf("%d MiB", bytes>>20)
+}
