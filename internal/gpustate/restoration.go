@@ -131,7 +131,7 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 // find finds the processes of the metadata in the container.
 func (r *Restoration) find() error {
 	s := r.s
-	inside, err := pidsInside(s.target)
+	inside, err := s.pidsInside()
 	if err != nil {
 		return err
 	}
@@ -160,9 +160,9 @@ func (r *Restoration) find() error {
 	return nil
 }
 
-// pidsInside returns the pids of a container's processes by their pids in it.
-func pidsInside(target Target) (map[int]int, error) {
-	pids, err := target.PIDs()
+// pidsInside returns the pids of the container's processes by their pids in it.
+func (s *State) pidsInside() (map[int]int, error) {
+	pids, err := s.pids()
 	if err != nil {
 		return nil, err
 	}

@@ -145,7 +145,7 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		err = s.driverRestore(ctx, helper)
 		done(ctx)
 		if err == nil {
-			s.phase = Locked
+			s.phase, s.onto = Locked, nil
 		}
 		return err
 	})
@@ -196,7 +196,11 @@ func (s *State) putBack(ctx context.Context, helper *cuda.Helper) (done func(con
 // The order is: frozen, held, thawed, frozen again, let go; no instruction of the
 // application runs between the two freezes.
 func (s *State) held(ctx context.Context, do func(thaw func() error) error) error {
-	pids, err := s.target.PIDs()
+	cgroup, err := s.target.Cgroup()
+	if err != nil {
+		return err
+	}
+	pids, err := cgroup.Pids()
 	if err != nil {
 		return err
 	}
@@ -213,8 +217,8 @@ func (s *State) held(ctx context.Context, do func(thaw func() error) error) erro
 	}
 	thawed := false
 	err = do(func() error {
-		if err := s.target.Thaw(); err != nil {
-			return joinBack(err, s.target.Freeze())
+		if err := cgroup.Thaw(); err != nil {
+			return joinBack(err, cgroup.Freeze())
 		}
 		thawed = true
 		return nil
@@ -223,7 +227,7 @@ func (s *State) held(ctx context.Context, do func(thaw func() error) error) erro
 		s.closeTracer() // it cannot let go of frozen threads otherwise
 		return err
 	}
-	return joinBack(err, s.target.Freeze(), tracer.Release(), s.target.ThawIfKilled())
+	return joinBack(err, cgroup.Freeze(), tracer.Release(), cgroup.ThawIfKilled(s.target.Init()))
 }
 
 // joinBack joins an error with those of the way back, in one line.

@@ -97,10 +97,18 @@ func (s *State) require(doing string, phases ...Phase) error {
 	return fmt.Errorf("%s: the container's GPU state is %v: %w", doing, s.phase, errdefs.ErrFailedPrecondition)
 }
 
+func (s *State) pids() ([]int, error) {
+	cgroup, err := s.target.Cgroup()
+	if err != nil {
+		return nil, err
+	}
+	return cgroup.Pids()
+}
+
 // Candidates returns the container's processes that could be CUDA processes, by a
 // look at /proc that costs a container without CUDA next to nothing.
 func (s *State) Candidates() ([]int, error) {
-	pids, err := s.target.PIDs()
+	pids, err := s.pids()
 	if err != nil {
 		return nil, err
 	}
