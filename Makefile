@@ -109,14 +109,21 @@ bench-gpu: bench-build ## Measure real sizes on this machine's GPUs, beside the 
 		--sizes 1GiB,8GiB,16GiB,32GiB,64GiB --procs 1,2,4 --procs-sizes 16GiB --content pattern,zero,weights \
 		--media tmpfs,disk --disk-dir $(abspath $(OUT)) --modes exit,leave --plain --images --limit-case --write-through $(BENCHFLAGS)
 
+.PHONY: rooms
+rooms: ## Print the size and the imports of each package.
+	@go run ./hack/rooms -report
+
+SCRIPTS = .ci/run $(addprefix hack/,bundle bundle-criu bundle-run compiler criu-source setup test versions) \
+	$(wildcard hack/*.bash hack/recipes/*.bash)
+
 .PHONY: lint
-lint: ## Run gofmt, go vet and golangci-lint on each module.
-	@hack/setup golangci-lint
-	@for module in $(MODULES); do \
+lint: ## Run go mod tidy, go vet and golangci-lint on each module, shellcheck on the scripts.
+	@hack/setup golangci-lint shellcheck
+	@tools=$$(hack/setup --print-path); for module in $(MODULES); do \
 		echo "lint $$module"; \
-		(cd $$module && go mod tidy -diff && go vet ./... && \
-			"$$($(abspath hack/setup) --print-path)"/golangci-lint run ./...); \
-	done
+		(cd $$module && go mod tidy -diff && go vet ./... && "$$tools"/golangci-lint run ./...); \
+	done; \
+	echo "lint scripts"; "$$tools"/shellcheck -x $(SCRIPTS)
 
 # A requirement that the product gains or loses shows in the modules that import it.
 .PHONY: tidy

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -304,7 +305,7 @@ func (i *imageCase) ours(ctx context.Context, r *imageRun) error {
 func (i *imageCase) resume(ctx context.Context, ref string, port int) (took float64, err error) {
 	spec := harness.RunSpec{
 		ID: i.id(), Image: ref, GPUs: []int{0}, Port: port, Args: []string{"gpuwork"},
-		Annotations: map[string]string{"dev.gpuckpt.restore": "true"},
+		Annotations: map[string]string{annotations.Restore: "true"},
 	}
 	var k *harness.Container
 	took, err = timed(func() (err error) {

@@ -24,6 +24,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
@@ -55,7 +56,8 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 }
 
 func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) (err error) {
-	opts, err := checkpointOptions(r.Options, c.annotations)
+	read := config.For(c.annotations)
+	opts, err := checkpointOptions(r.Options, read)
 	if err != nil {
 		return err
 	}
@@ -80,7 +82,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		if err := refuseTaken(r.Path); err != nil {
 			return err
 		}
-		return s.dump(ctx, c, r)
+		return s.dump(ctx, c, r, read)
 	}
 	if c.isSuspended() {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
@@ -88,7 +90,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
-	return s.checkpointGPU(ctx, c, r, opts)
+	return s.checkpointGPU(ctx, c, r, opts, read)
 }
 
 // hasGPU says whether the container's checkpoint needs the CUDA steps.
@@ -112,7 +114,7 @@ func (c *container) hasGPU() (bool, error) {
 }
 
 // checkpointGPU is the checkpoint of a GPU container, step by step.
-func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, opts *options.CheckpointOptions) error {
+func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, opts *options.CheckpointOptions, read config.Source) error {
 	q := newSequence("checkpoint", c.id)
 	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
 	// CRIU must not end the container: that is done below, once the checkpoint
@@ -132,7 +134,7 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 	steps := []step{}
 	if !clientPaused {
 		steps = append(steps, step{
-			name: "pause", do: func(ctx context.Context) (uint64, error) { return 0, s.pauseHere(ctx, c) },
+			name: "pause", do: func(ctx context.Context) (uint64, error) { return 0, s.pauseHere(ctx, c, read) },
 			back: "resume", undo: func(ctx context.Context) error { _, err := s.resume(ctx, c); return err },
 		})
 	}
@@ -141,7 +143,7 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 			if err := makeImageDir(r.Path); err != nil {
 				return 0, err
 			}
-			if err := c.preflight(ctx, q, r.Path); err != nil {
+			if err := c.preflight(ctx, q, r.Path, read); err != nil {
 				return 0, err
 			}
 			m, err = c.gpu.metadata(q.began)
@@ -175,7 +177,7 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 			if store, err = c.gpu.startStoring(ctx, r.Path, !opts.Exit); err != nil {
 				return 0, err
 			}
-			if err := s.dump(ctx, c, &taskAPI.CheckpointTaskRequest{ID: r.ID, Path: r.Path, Options: dump}); err != nil {
+			if err := s.dump(ctx, c, &taskAPI.CheckpointTaskRequest{ID: r.ID, Path: r.Path, Options: dump}, read); err != nil {
 				return 0, err
 			}
 			return sizeOf(r.Path)
@@ -222,8 +224,8 @@ func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.Ch
 }
 
 // pauseHere pauses for a client that did not.
-func (s *Service) pauseHere(ctx context.Context, c *container) error {
-	if _, err := s.pause(ctx, c); err != nil {
+func (s *Service) pauseHere(ctx context.Context, c *container, read config.Source) error {
+	if _, err := s.pause(ctx, c, read); err != nil {
 		return err
 	}
 	c.paused = true
@@ -231,7 +233,7 @@ func (s *Service) pauseHere(ctx context.Context, c *container) error {
 }
 
 // preflight refuses what cannot work before anything is touched.
-func (c *container) preflight(ctx context.Context, q *sequence, dir string) error {
+func (c *container) preflight(ctx context.Context, q *sequence, dir string, read config.Source) error {
 	if err := refuseTaken(dir); err != nil {
 		return err
 	}
@@ -244,7 +246,11 @@ func (c *container) preflight(ctx context.Context, q *sequence, dir string) erro
 	if err := c.refuseOutsiders(); err != nil {
 		return err
 	}
-	return checkCRIU(ctx, c.gpu.config)
+	view, err := read()
+	if err != nil {
+		return err
+	}
+	return checkCRIU(ctx, view.Node)
 }
 
 // refuseOutsiders refuses a container with processes that a dump would lack.
@@ -369,12 +375,12 @@ func (g *gpuState) refuseUnlocked(pids []int) error {
 // dump runs runc's checkpoint with this shim's CRIU settings, and says what
 // CRIU had to say when it fails. A dump that has begun is not given up: CRIU has
 // code of its own in the processes then, and would go on without runc.
-func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) error {
-	config, err := LoadConfig()
+func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, read config.Source) error {
+	view, err := read()
 	if err != nil {
 		return err
 	}
-	if err := c.writeCRIUSettings(ctx, config); err != nil {
+	if err := c.writeCRIUSettings(ctx, view); err != nil {
 		return err
 	}
 	// That of an earlier failure is not to be quoted for this one.
@@ -384,7 +390,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	watch := watchCRIU(ctx, false)
 	_, err = s.TTRPCTaskService.Checkpoint(context.WithoutCancel(ctx), r)
 	if err = watch.end(errgrpc.ToNative(err)); err != nil {
-		return joinBack(withCRIULog(err, config, c, dumpLog), endCRIU())
+		return joinBack(withCRIULog(err, view.Node, c, dumpLog), endCRIU())
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
@@ -21,6 +22,8 @@ import (
 type container struct {
 	id, namespace, bundle string
 	annotations           map[string]string
+	// config is of Create and Start, which are one operation.
+	config config.Source
 	// criuBase is the CRIU settings file that the container would have without
 	// this shim; "" for none.
 	criuBase string

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -27,8 +28,8 @@ import (
 // copyThreads is how many threads are to copy in each of these processes. What the
 // container, or one of them, may not use of the machine's processors they would only
 // take from each other.
-func (c *container) copyThreads(config Config, pids []int) int {
-	n := config.Staging.CopyThreads
+func (c *container) copyThreads(node config.Node, pids []int) int {
+	n := node.Staging.CopyThreads
 	if n == 0 {
 		return 0
 	}

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 func TestCPUQuota(t *testing.T) {
@@ -90,9 +92,9 @@ func TestCopyThreads(t *testing.T) {
 		{32, slices.Repeat([]int{c.pid}, 100*all), 1},
 		{32, []int{pinned}, 1},
 	} {
-		config := defaultConfig()
-		config.Staging.CopyThreads = test.setting
-		if got := c.copyThreads(config, test.pids); got != test.want {
+		node := config.Default()
+		node.Staging.CopyThreads = test.setting
+		if got := c.copyThreads(node, test.pids); got != test.want {
 			t.Errorf("copy_threads = %d, %d processes: got %d, want %d", test.setting, len(test.pids), got, test.want)
 		}
 	}

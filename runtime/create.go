@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/admission"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
@@ -78,6 +79,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if c.annotations, c.criuBase, err = pointAtSettings(r.Bundle, filepath.Join(r.Bundle, criuSettingsName)); err != nil {
 		return nil, err
 	}
+	c.config = config.For(c.annotations)
 	given := c.restore
 	if given == nil {
 		defer func() {
@@ -157,14 +159,14 @@ func (c *container) checkRestore(ctx context.Context) error {
 		return nil // a checkpoint without GPU state, runc's alone
 	}
 	m := found.Metadata
-	config, err := LoadConfig()
+	view, err := c.config()
 	if err != nil {
 		return err
 	}
-	if err := checkCRIU(ctx, config); err != nil {
+	if err := checkCRIU(ctx, view.Node); err != nil {
 		return err
 	}
-	helper, info, err := startHost(ctx, config, c.visibleGPUs(), (*cuda.Helper).InfoEarly)
+	helper, info, err := startHost(ctx, view.Node, c.visibleGPUs(), (*cuda.Helper).InfoEarly)
 	if err != nil {
 		return err
 	}

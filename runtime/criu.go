@@ -19,19 +19,9 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
 	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
-
-// criuAnnotation begins the annotations that set a CRIU option for one
-// container: dev.gpuckpt.criu.tcp-established = "true".
-const criuAnnotation = "dev.gpuckpt.criu."
-
-// criuAnnotations are the options that a container may set for itself. Others
-// (action-script, libdir, external) reach beyond the container, so only the
-// node's configuration may.
-var criuAnnotations = []string{
-	"tcp-established", "tcp-close", "skip-in-flight", "file-locks", "link-remap",
-	"ghost-limit", "timeout", "manage-cgroups", "network-lock",
-}
 
 // criuMinimum is the oldest CRIU that dumps what a CUDA process has open.
 const criuMinimum = "4.2"
@@ -49,21 +39,11 @@ var criuPluginDirs = []string{"/usr/lib/criu", "/usr/local/lib/criu", "/usr/lib6
 // names: what the container would have had without this shim, then the node's
 // options, then the container's annotations. CRIU lets later lines win, and
 // all of them win over what runc asks for.
-func (c *container) writeCRIUSettings(ctx context.Context, config Config) error {
-	useCRIU(config)
-	options := maps.Clone(config.CRIU.Options)
-	if options == nil {
-		options = make(map[string]any)
-	}
-	for key, value := range c.annotations {
-		name, ours := strings.CutPrefix(key, criuAnnotation)
-		if !ours {
-			continue
-		}
-		if !slices.Contains(criuAnnotations, name) {
-			return fmt.Errorf("annotation %s: a container may set only %s%s: %w", key, criuAnnotation, strings.Join(criuAnnotations, ", "), errdefs.ErrInvalidArgument)
-		}
-		options[name] = annotationValue(value)
+func (c *container) writeCRIUSettings(ctx context.Context, view config.View) error {
+	useCRIU(view.Node)
+	options, err := view.CRIUOptions()
+	if err != nil {
+		return err
 	}
 	var b bytes.Buffer
 	if c.criuBase != "" {
@@ -81,7 +61,7 @@ func (c *container) writeCRIUSettings(ctx context.Context, config Config) error 
 		options[name] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(options)) {
-		lines, err := criuLines(name, options[name])
+		lines, err := config.CRIULines(name, options[name])
 		if err != nil {
 			return fmt.Errorf("CRIU option: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
@@ -93,7 +73,7 @@ func (c *container) writeCRIUSettings(ctx context.Context, config Config) error 
 		}
 	}
 	if _, set := options["libdir"]; !set && !hasOption(base, "libdir") {
-		dir, err := pluginsWithoutCUDA(config.CRIU.PluginDir, filepath.Join(c.bundle, "criu-plugins"))
+		dir, err := pluginsWithoutCUDA(view.CRIU.PluginDir, filepath.Join(c.bundle, "criu-plugins"))
 		if err != nil {
 			return err
 		}
@@ -105,62 +85,6 @@ func (c *container) writeCRIUSettings(ctx context.Context, config Config) error 
 		return fmt.Errorf("write CRIU settings: %w", err)
 	}
 	return nil
-}
-
-// annotationValue reads "true" and "false" as such and leaves all else a string.
-func annotationValue(s string) any {
-	switch s {
-	case "true", "":
-		return true
-	case "false":
-		return false
-	}
-	return s
-}
-
-// criuLines gives an option as lines of CRIU's configuration file, see
-// criu(8), "CONFIGURATION FILES". An option that is false has none.
-func criuLines(name string, value any) (string, error) {
-	if name == "" {
-		return "", errors.New("an option of CRIU has no name")
-	}
-	for _, r := range name {
-		if r != '-' && (r < 'a' || r > 'z') && (r < '0' || r > '9') {
-			return "", fmt.Errorf("%q is not a name of an option of CRIU", name)
-		}
-	}
-	switch v := value.(type) {
-	case bool:
-		if v {
-			return name + "\n", nil
-		}
-		return "", nil
-	case int64:
-		return name + " " + strconv.FormatInt(v, 10) + "\n", nil
-	case string:
-		if v == "" || strings.ContainsAny(v, "\"'#\\") || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-			return "", fmt.Errorf("%s: value %q is empty or has quotes, '#', a backslash or control characters", name, v)
-		}
-		if strings.Contains(v, " ") {
-			v = `"` + v + `"`
-		}
-		return name + " " + v + "\n", nil
-	case []any:
-		var b strings.Builder
-		for _, each := range v {
-			s, ok := each.(string)
-			if !ok {
-				return "", fmt.Errorf("%s: a list may hold strings only, not %v", name, each)
-			}
-			lines, err := criuLines(name, s)
-			if err != nil {
-				return "", err
-			}
-			b.WriteString(lines)
-		}
-		return b.String(), nil
-	}
-	return "", fmt.Errorf("%s: value %v is neither true, false, a string, a whole number nor a list of strings", name, value)
 }
 
 // hasOption says whether a CRIU configuration text sets an option.
@@ -283,12 +207,12 @@ func pluginsWithoutCUDA(configured, dir string) (string, error) {
 
 // useCRIU puts the configured criu where runc looks for it, or leaves that to
 // the $PATH that the shim was started with.
-var useCRIU = func() func(config Config) {
+var useCRIU = func() func(node config.Node) {
 	started := os.Getenv("PATH")
-	return func(config Config) {
+	return func(node config.Node) {
 		path := started
-		if config.CRIU.Path != "" {
-			path = filepath.Dir(config.CRIU.Path) + string(os.PathListSeparator) + started
+		if node.CRIU.Path != "" {
+			path = filepath.Dir(node.CRIU.Path) + string(os.PathListSeparator) + started
 		}
 		if path != os.Getenv("PATH") {
 			os.Setenv("PATH", path)
@@ -297,16 +221,16 @@ var useCRIU = func() func(config Config) {
 }()
 
 // checkCRIU refuses a host without CRIU, or with one that is too old.
-func checkCRIU(ctx context.Context, config Config) error {
-	useCRIU(config)
-	if config.CRIU.Path != "" { // else the next one in $PATH would be taken
-		if _, err := os.Stat(config.CRIU.Path); err != nil {
+func checkCRIU(ctx context.Context, node config.Node) error {
+	useCRIU(node)
+	if node.CRIU.Path != "" { // else the next one in $PATH would be taken
+		if _, err := os.Stat(node.CRIU.Path); err != nil {
 			return fmt.Errorf("[criu] path: %w: %w", err, errdefs.ErrFailedPrecondition)
 		}
 	}
 	path, err := exec.LookPath("criu")
 	if err != nil {
-		return fmt.Errorf("no criu in $PATH: install CRIU %s or newer, or name it in [criu] path of %s: %w", criuMinimum, ConfigPath, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("no criu in $PATH: install CRIU %s or newer, or name it in [criu] path of %s: %w", criuMinimum, config.Path, errdefs.ErrFailedPrecondition)
 	}
 	out, err := criuOutput(ctx, "--version")
 	if err != nil {
@@ -318,7 +242,7 @@ func checkCRIU(ctx context.Context, config Config) error {
 	}
 	if older(version, criuMinimum) {
 		return fmt.Errorf("%s is version %s, too old for GPU containers: install CRIU %s or newer, or name it in [criu] path of %s: %w",
-			path, version, criuMinimum, ConfigPath, errdefs.ErrFailedPrecondition)
+			path, version, criuMinimum, config.Path, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }

@@ -10,53 +10,9 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
-)
 
-func TestCRIULines(t *testing.T) {
-	for _, test := range []struct {
-		what  string
-		name  string
-		value any
-		want  string
-		err   string
-	}{
-		{what: "on", name: "tcp-established", value: true, want: "tcp-established\n"},
-		{what: "off", name: "tcp-established", value: false, want: ""},
-		{what: "number", name: "ghost-limit", value: int64(-1), want: "ghost-limit -1\n"},
-		{what: "text", name: "network-lock", value: "nftables", want: "network-lock nftables\n"},
-		{what: "a space", name: "libdir", value: "/a dir", want: "libdir \"/a dir\"\n"},
-		{what: "list", name: "external", value: []any{"a", "b c"}, want: "external a\nexternal \"b c\"\n"},
-		{what: "empty list", name: "external", value: []any{}, want: ""},
-		{what: "no name", value: true, err: "no name"},
-		{what: "name of two words", name: "a b", value: true, err: "not a name"},
-		{what: "name with a line feed", name: "a\nb", value: true, err: "not a name"},
-		{what: "comment as name", name: "#a", value: true, err: "not a name"},
-		{what: "capitals", name: "A", value: true, err: "not a name"},
-		{what: "empty text", name: "a", value: "", err: "is empty"},
-		{what: "second line", name: "a", value: "b\naction-script /evil", err: "control characters"},
-		{what: "carriage return", name: "a", value: "b\rc", err: "control characters"},
-		{what: "tab", name: "a", value: "b\tc", err: "control characters"},
-		{what: "zero byte", name: "a", value: "b\x00c", err: "control characters"},
-		{what: "delete", name: "a", value: "b\x7f", err: "control characters"},
-		{what: "quote", name: "a", value: `b" c`, err: "quotes"},
-		{what: "single quote", name: "a", value: "b'", err: "quotes"},
-		{what: "comment", name: "a", value: "b #c", err: "quotes"},
-		{what: "backslash", name: "a", value: `b\`, err: "backslash"},
-		{what: "fraction", name: "a", value: 1.5, err: "neither"},
-		{what: "table", name: "a", value: map[string]any{"b": true}, err: "neither"},
-		{what: "nothing", name: "a", value: nil, err: "neither"},
-		{what: "list of numbers", name: "a", value: []any{int64(1)}, err: "strings only"},
-		{what: "list with an evil one", name: "a", value: []any{"b", "c\nd"}, err: "control characters"},
-	} {
-		t.Run(test.what, func(t *testing.T) {
-			got, err := criuLines(test.name, test.value)
-			wantError(t, err, test.err)
-			if got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
-		})
-	}
-}
+	"github.com/gpuckpt/gpuckpt/internal/config"
+)
 
 func TestWriteCRIUSettings(t *testing.T) {
 	for _, test := range []struct {
@@ -98,15 +54,15 @@ func TestWriteCRIUSettings(t *testing.T) {
 			// So that no plugin of this machine is found.
 			t.Setenv("CRIU_LIBS_DIR", "")
 			bundle := t.TempDir()
-			c := &container{bundle: bundle, annotations: test.annotations}
+			c := &container{bundle: bundle}
 			if !test.noBase {
 				c.criuBase = filepath.Join(t.TempDir(), "runc.conf")
 				writeFile(t, c.criuBase, test.base)
 			}
-			config := defaultConfig()
-			config.CRIU.Options = test.options
-			config.CRIU.PluginDir = t.TempDir()
-			err := c.writeCRIUSettings(t.Context(), config)
+			view := config.View{Node: config.Default(), Annotations: test.annotations}
+			view.CRIU.Options = test.options
+			view.CRIU.PluginDir = t.TempDir()
+			err := c.writeCRIUSettings(t.Context(), view)
 			wantError(t, err, test.err)
 			if err != nil {
 				if !errdefs.IsInvalidArgument(err) {
@@ -209,9 +165,9 @@ func TestCheckCRIU(t *testing.T) {
 		{name: "says nothing", script: "true", err: "no version"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			config := defaultConfig()
-			config.CRIU.Path = filepath.Join(usePrograms(t, map[string]string{"criu": test.script}), "criu")
-			err := checkCRIU(t.Context(), config)
+			node := config.Default()
+			node.CRIU.Path = filepath.Join(usePrograms(t, map[string]string{"criu": test.script}), "criu")
+			err := checkCRIU(t.Context(), node)
 			wantError(t, err, test.err)
 			if err != nil && errdefs.IsFailedPrecondition(err) != test.code {
 				t.Errorf("the error's kind: %v", err)
@@ -219,7 +175,7 @@ func TestCheckCRIU(t *testing.T) {
 		})
 	}
 	// A path that was taken out of the configuration is out of $PATH too.
-	useCRIU(defaultConfig())
+	useCRIU(config.Default())
 	if strings.Contains(os.Getenv("PATH"), "TestCheckCRIU") {
 		t.Errorf("$PATH is still %s", os.Getenv("PATH"))
 	}

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 // A criuLog is one of the two logs that CRIU writes.
@@ -43,7 +45,7 @@ const harmlessError = "rlimit: Can't setup RLIMIT_NOFILE"
 // withCRIULog adds to an error what CRIU's log says, and keeps the log: runc's
 // shim leaves it in the bundle or removes it, and the bundle goes with the
 // task. One log of each kind is kept for a container.
-func withCRIULog(err error, config Config, c *container, kind criuLog) error {
+func withCRIULog(err error, node config.Node, c *container, kind criuLog) error {
 	from := c.criuLog(kind)
 	log, rerr := os.Open(from)
 	if rerr != nil {
@@ -54,7 +56,7 @@ func withCRIULog(err error, config Config, c *container, kind criuLog) error {
 		return err // CRIU never ran; the error says why
 	}
 	defer log.Close()
-	kept, kerr := keepLog(log, config.LogDir, fmt.Sprintf("%s-%s-%s.log", c.namespace, c.id, kind))
+	kept, kerr := keepLog(log, node.LogDir, fmt.Sprintf("%s-%s-%s.log", c.namespace, c.id, kind))
 	if kerr != nil {
 		kept = from
 	}

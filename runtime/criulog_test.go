@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 func TestLastErrors(t *testing.T) {
@@ -39,18 +41,18 @@ func TestLastErrors(t *testing.T) {
 
 func TestWithCRIULog(t *testing.T) {
 	failed := errors.New("criu failed: type DUMP errno 0")
-	newContainer := func(t *testing.T) (*container, Config) {
-		config := defaultConfig()
-		config.LogDir = filepath.Join(t.TempDir(), "logs")
+	newContainer := func(t *testing.T) (*container, config.Node) {
+		node := config.Default()
+		node.LogDir = filepath.Join(t.TempDir(), "logs")
 		dir := t.TempDir()
-		return &container{namespace: "ns", id: "id", bundle: dir, workDir: dir}, config
+		return &container{namespace: "ns", id: "id", bundle: dir, workDir: dir}, node
 	}
 	t.Run("quoted and kept", func(t *testing.T) {
-		c, config := newContainer(t)
+		c, node := newContainer(t)
 		for kind, from := range map[criuLog]string{dumpLog: "criu-dump.log", restoreLog: "restore.log"} {
 			writeFile(t, filepath.Join(c.bundle, from), "(00.1) Error (a:1): "+from+"\n")
-			err := withCRIULog(failed, config, c, kind)
-			kept := filepath.Join(config.LogDir, "ns-id-"+string(kind)+".log")
+			err := withCRIULog(failed, node, c, kind)
+			kept := filepath.Join(node.LogDir, "ns-id-"+string(kind)+".log")
 			if !errors.Is(err, failed) {
 				t.Errorf("the error is lost: %v", err)
 			}
@@ -61,24 +63,24 @@ func TestWithCRIULog(t *testing.T) {
 		}
 	})
 	t.Run("nothing to quote", func(t *testing.T) {
-		c, config := newContainer(t)
+		c, node := newContainer(t)
 		writeFile(t, c.criuLog(dumpLog), "(00.1) killed\n")
-		wantError(t, withCRIULog(failed, config, c, dumpLog), "CRIU's log: "+config.LogDir)
+		wantError(t, withCRIULog(failed, node, c, dumpLog), "CRIU's log: "+node.LogDir)
 	})
 	t.Run("nowhere to keep it", func(t *testing.T) {
-		c, config := newContainer(t)
-		config.LogDir = filepath.Join(c.bundle, "criu-dump.log", "below a file")
+		c, node := newContainer(t)
+		node.LogDir = filepath.Join(c.bundle, "criu-dump.log", "below a file")
 		writeFile(t, c.criuLog(dumpLog), "Error (a:1): b\n")
-		wantError(t, withCRIULog(failed, config, c, dumpLog), "its log: "+c.criuLog(dumpLog))
+		wantError(t, withCRIULog(failed, node, c, dumpLog), "its log: "+c.criuLog(dumpLog))
 	})
 	t.Run("CRIU left no log", func(t *testing.T) {
-		c, config := newContainer(t)
-		wantError(t, withCRIULog(failed, config, c, dumpLog), "unknown to it: "+filepath.Join(c.bundle, criuSettingsName))
+		c, node := newContainer(t)
+		wantError(t, withCRIULog(failed, node, c, dumpLog), "unknown to it: "+filepath.Join(c.bundle, criuSettingsName))
 	})
 	t.Run("CRIU did not run", func(t *testing.T) {
-		c, config := newContainer(t)
+		c, node := newContainer(t)
 		plain := errors.New("mkdir: no such directory")
-		if err := withCRIULog(plain, config, c, dumpLog); err != plain {
+		if err := withCRIULog(plain, node, c, dumpLog); err != plain {
 			t.Errorf("got %v, want the error as it was", err)
 		}
 	})

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -36,7 +37,7 @@ func TestToGRPC(t *testing.T) {
 		{cuda.ErrDriverTooOld, codes.FailedPrecondition},
 		{images.ErrSchema, codes.FailedPrecondition},
 		{images.ErrMalformed, codes.FailedPrecondition},
-		{ErrConfig, codes.FailedPrecondition},
+		{config.ErrInvalid, codes.FailedPrecondition},
 		{exec.ErrNotFound, codes.FailedPrecondition},
 		{exec.Command("/no/such/program").Run(), codes.FailedPrecondition},
 		{&fs.PathError{Op: "open", Path: "/x", Err: os.ErrNotExist}, codes.Unknown},

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
@@ -29,7 +30,7 @@ const helperIdle = 30 * time.Second
 // gpuState is the CUDA state of a container between its lock and its unlock.
 // container.mu guards it.
 type gpuState struct {
-	config Config
+	config config.Node
 	info   cuda.Info
 	// request is what the container's spec grants, visible the UUIDs of those
 	// GPUs, for helpers; nil for all.
@@ -66,8 +67,8 @@ type gpuState struct {
 }
 
 // startHelper starts a helper as the config says.
-func startHelper(ctx context.Context, config Config, opts cuda.Options) (*cuda.Helper, error) {
-	opts.Path, opts.Run = config.Helper, reap
+func startHelper(ctx context.Context, node config.Node, opts cuda.Options) (*cuda.Helper, error) {
+	opts.Path, opts.Run = node.Helper, reap
 	return cuda.Start(ctx, opts)
 }
 
@@ -95,7 +96,7 @@ func mayUseCUDA(pids []int) ([]int, error) {
 // lockGPU finds the container's CUDA processes and locks them all. It gives
 // nil when there are none. The container must be running. On an error they are
 // as they were.
-func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
+func lockGPU(ctx context.Context, c *container, read config.Source) (*gpuState, error) {
 	cg, err := host.CgroupOf(c.pid)
 	if err != nil {
 		return nil, err
@@ -109,14 +110,14 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 		return nil, err
 	}
 	began := time.Now()
-	config, err := LoadConfig()
+	view, err := read()
 	if err != nil {
 		return nil, err
 	}
-	if config.Staging.WhenShort, err = whenShort(c.annotations, config); err != nil {
+	if view.Staging.WhenShort, err = view.WhenShort(); err != nil {
 		return nil, err
 	}
-	g := &gpuState{config: config, lockBegan: began, request: c.request, visible: c.visibleGPUs(), tracerDied: &c.tracerDied}
+	g := &gpuState{config: view.Node, lockBegan: began, request: c.request, visible: c.visibleGPUs(), tracerDied: &c.tracerDied}
 	if err := g.lock(ctx, may); err != nil || len(g.procs) == 0 {
 		g.close()
 		return nil, err
@@ -126,7 +127,7 @@ func lockGPU(ctx context.Context, c *container) (*gpuState, error) {
 	for i, p := range g.procs {
 		locked[i] = p.PID
 	}
-	g.copiers = c.copyThreads(config, locked)
+	g.copiers = c.copyThreads(view.Node, locked)
 	g.rest(c)
 	log.G(ctx).WithFields(log.Fields{"id": c.id, "phase": "lock", "took": g.lockTook, "processes": len(g.procs)}).Info("phase")
 	return g, nil

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
@@ -50,7 +51,7 @@ func (p *gpuPlan) same() bool { return cdi.IsIdentity(p.pairs) && p.granted == l
 // them, and in the spec of a restore the numbers of nodes become this node's.
 // Most containers are left as they are.
 func (c *container) fitSpec(ctx context.Context) error {
-	config, err := LoadConfig()
+	view, err := c.config()
 	if err != nil {
 		if c.restore == nil {
 			return nil // a container that may never be checkpointed starts all the same
@@ -58,7 +59,7 @@ func (c *container) fitSpec(ctx context.Context) error {
 		return err
 	}
 	return editSpec(c.bundle, func(spec *specs.Spec) error {
-		if err := c.injectGPUs(ctx, config, spec); err != nil {
+		if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
 			return err
 		}
 		c.request = cdi.Read(spec)
@@ -77,7 +78,7 @@ func (c *container) fitSpec(ctx context.Context) error {
 // fitFiles edits the bundle's config.json of a restore whose GPUs have been
 // found to fit: the driver's files come to where the dump has them.
 func (c *container) fitFiles(ctx context.Context, dump *criu.Images) error {
-	config, err := LoadConfig()
+	view, err := c.config()
 	if err != nil {
 		return err
 	}
@@ -86,18 +87,18 @@ func (c *container) fitFiles(ctx context.Context, dump *criu.Images) error {
 		if spec.Linux != nil {
 			c.restore.gpus.devices = slices.Clone(spec.Linux.Devices)
 		}
-		return c.rebindFiles(ctx, config, spec, dump)
+		return c.rebindFiles(ctx, view.Node, spec, dump)
 	})
 }
 
 // injectGPUs does what NVIDIA's container toolkit would do by hooks. Where that
 // cannot be done a container starts with them, but none is restored: CRIU
 // knows nothing of what they mount.
-func (c *container) injectGPUs(ctx context.Context, config Config, spec *specs.Spec) error {
+func (c *container) injectGPUs(ctx context.Context, node config.Node, spec *specs.Spec) error {
 	if spec.Hooks == nil && !c.toolkit {
 		return nil
 	}
-	injected, err := c.inject(config, spec)
+	injected, err := c.inject(node, spec)
 	entry := log.G(ctx).WithField("id", c.id)
 	switch {
 	case err != nil && c.restore != nil:
@@ -111,8 +112,8 @@ func (c *container) injectGPUs(ctx context.Context, config Config, spec *specs.S
 }
 
 // inject is injectGPUs without its judgement of errors.
-func (c *container) inject(config Config, spec *specs.Spec) (bool, error) {
-	registry, err := cdi.Open(config.CDISpecDirs...)
+func (c *container) inject(node config.Node, spec *specs.Spec) (bool, error) {
+	registry, err := cdi.Open(node.CDISpecDirs...)
 	if err != nil {
 		return false, err
 	}
@@ -145,7 +146,7 @@ func readToolkit(path string) (cdi.Toolkit, error) {
 }
 
 // rebindFiles sees to it that there is a mount for each that the dump has.
-func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.Spec, dump *criu.Images) error {
+func (c *container) rebindFiles(ctx context.Context, node config.Node, spec *specs.Spec, dump *criu.Images) error {
 	mounted, err := dump.Mounts()
 	if err != nil {
 		return err
@@ -159,7 +160,7 @@ func (c *container) rebindFiles(ctx context.Context, config Config, spec *specs.
 	if err != nil {
 		return err
 	}
-	registry, err := cdi.Open(config.CDISpecDirs...)
+	registry, err := cdi.Open(node.CDISpecDirs...)
 	if err != nil {
 		return err
 	}
@@ -260,13 +261,13 @@ func demandOf(m *images.Metadata) cdi.Demand {
 // restoreOnto has the driver restore the processes onto the GPUs of the plan.
 // Where all return to those that they had, the helper that is there can ask for it;
 // others only one inside the container's namespaces can ask for.
-func (c *container) restoreOnto(ctx context.Context, config Config, procs []cuda.Process) error {
+func (c *container) restoreOnto(ctx context.Context, node config.Node, procs []cuda.Process) error {
 	if c.restore.gpus.same() {
 		if err := cuda.RestoreAll(ctx, c.restore.helper, procs, nil); !cuda.IsWrongSet(err) {
 			return err
 		}
 	}
-	inside, err := startHelper(ctx, config, cuda.Options{Join: c.pid, Visible: c.visibleGPUs()})
+	inside, err := startHelper(ctx, node, cuda.Options{Join: c.pid, Visible: c.visibleGPUs()})
 	if err != nil {
 		return err
 	}

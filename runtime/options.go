@@ -4,7 +4,6 @@
 package runtime
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 
@@ -12,17 +11,9 @@ import (
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
-	"github.com/pelletier/go-toml/v2"
 	"google.golang.org/protobuf/types/known/anypb"
-)
 
-// onCheckpoint is the annotation that decides whether a container goes on
-// after a checkpoint whose request has no options: the kubelet's and nerdctl's.
-const onCheckpoint = "dev.gpuckpt.on-checkpoint"
-
-const (
-	onCheckpointKeep = "keep" // goes on
-	onCheckpointStop = "stop" // ends
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 // runcOptions gives the options of a Create request as runc's shim wants them.
@@ -56,18 +47,16 @@ func runcOptions(any *anypb.Any) (*anypb.Any, error) {
 // parseRuncOptions is strict: a key that runc's options do not have is refused.
 func parseRuncOptions(text []byte) (*options.Options, error) {
 	opts := new(options.Options)
-	dec := toml.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(opts); err != nil {
-		return nil, unknownSettings(err)
+	if err := config.Decode(text, opts); err != nil {
+		return nil, err
 	}
 	return opts, nil
 }
 
-// checkpointOptions decodes the options of a Checkpoint request. A request
-// without any gets nil, unless the container's annotation or the node's
-// configuration asks that it ends.
-func checkpointOptions(any *anypb.Any, annotations map[string]string) (*options.CheckpointOptions, error) {
+// checkpointOptions decodes the options of a Checkpoint request. It returns nil for a
+// request without options, unless the container's annotation or the node's file asks
+// that the container ends.
+func checkpointOptions(any *anypb.Any, read config.Source) (*options.CheckpointOptions, error) {
 	if any != nil {
 		opts := new(options.CheckpointOptions)
 		if err := typeurl.UnmarshalTo(any, opts); err != nil {
@@ -75,19 +64,12 @@ func checkpointOptions(any *anypb.Any, annotations map[string]string) (*options.
 		}
 		return opts, nil
 	}
-	want, annotated := annotations[onCheckpoint]
-	if !annotated {
-		config, err := LoadConfig()
-		if err != nil {
-			return nil, err
-		}
-		want = config.OnCheckpoint
+	view, err := read()
+	if err != nil {
+		return nil, err
 	}
-	switch want {
-	case onCheckpointStop:
-		return &options.CheckpointOptions{Exit: true}, nil
-	case onCheckpointKeep:
-		return nil, nil
+	if stops, err := view.StopsAfterCheckpoint(); err != nil || !stops {
+		return nil, err
 	}
-	return nil, fmt.Errorf("annotation %s is %q; it must be %q or %q: %w", onCheckpoint, want, onCheckpointKeep, onCheckpointStop, errdefs.ErrInvalidArgument)
+	return &options.CheckpointOptions{Exit: true}, nil
 }

@@ -13,6 +13,9 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 func marshal(t *testing.T, v any) *anypb.Any {
@@ -100,23 +103,23 @@ func TestCheckpointOptions(t *testing.T) {
 	}{
 		{name: "nothing is asked for"},
 		{name: "the request", any: marshal(t, &options.CheckpointOptions{ImagePath: "/x"}), want: &options.CheckpointOptions{ImagePath: "/x"}},
-		{name: "the request wins", any: marshal(t, &options.CheckpointOptions{}), annotations: map[string]string{onCheckpoint: "stop"}, config: `on_checkpoint = "stop"`, want: &options.CheckpointOptions{}},
-		{name: "the annotation", annotations: map[string]string{onCheckpoint: "stop"}, want: stop},
-		{name: "the annotation wins", annotations: map[string]string{onCheckpoint: "keep"}, config: `on_checkpoint = "stop"`},
+		{name: "the request wins", any: marshal(t, &options.CheckpointOptions{}), annotations: map[string]string{annotations.OnCheckpoint: "stop"}, config: `on_checkpoint = "stop"`, want: &options.CheckpointOptions{}},
+		{name: "the annotation", annotations: map[string]string{annotations.OnCheckpoint: "stop"}, want: stop},
+		{name: "the annotation wins", annotations: map[string]string{annotations.OnCheckpoint: "keep"}, config: `on_checkpoint = "stop"`},
 		{name: "the node", config: `on_checkpoint = "stop"`, want: stop},
-		{name: "no such choice", annotations: map[string]string{onCheckpoint: "Stop"}, err: `"Stop"`},
-		{name: "an empty choice", annotations: map[string]string{onCheckpoint: ""}, err: `""`},
+		{name: "no such choice", annotations: map[string]string{annotations.OnCheckpoint: "Stop"}, err: `"Stop"`},
+		{name: "an empty choice", annotations: map[string]string{annotations.OnCheckpoint: ""}, err: `""`},
 		{name: "broken configuration", config: "x = 1", err: "unknown setting x"},
 		{name: "other options", any: marshal(t, &options.Options{}), err: "decode checkpoint options"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			useConfig(t, test.config)
-			got, err := checkpointOptions(test.any, test.annotations)
+			got, err := checkpointOptions(test.any, config.For(test.annotations))
 			wantError(t, err, test.err)
 			if (got == nil) != (test.want == nil) || got != nil && !proto.Equal(got, test.want) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
-			if _, annotated := test.annotations[onCheckpoint]; err != nil && annotated && !errdefs.IsInvalidArgument(err) {
+			if _, annotated := test.annotations[annotations.OnCheckpoint]; err != nil && annotated && !errdefs.IsInvalidArgument(err) {
 				t.Errorf("the error is no invalid argument: %v", err)
 			}
 		})

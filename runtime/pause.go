@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
@@ -32,7 +33,7 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	if c.isSuspended() {
 		return nil, toGRPC(fmt.Errorf("cannot pause a suspended container: resume it first: %w", errdefs.ErrFailedPrecondition))
 	}
-	resp, err := s.pause(ctx, c)
+	resp, err := s.pause(ctx, c, config.For(c.annotations))
 	if err != nil {
 		return nil, toGRPC(err)
 	}
@@ -66,9 +67,9 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	return resp, nil
 }
 
-func (s *Service) pause(ctx context.Context, c *container) (*ptypes.Empty, error) {
+func (s *Service) pause(ctx context.Context, c *container, read config.Source) (*ptypes.Empty, error) {
 	if c.gpu == nil && !c.paused && c.pid != 0 {
-		c.gpu, c.lockErr = lockGPU(ctx, c)
+		c.gpu, c.lockErr = lockGPU(ctx, c, read)
 		if c.lockErr != nil {
 			log.G(ctx).WithError(c.lockErr).WithField("id", c.id).Warn("pausing without the CUDA lock: the container cannot be checkpointed until it is resumed and paused again")
 		}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
@@ -47,11 +48,11 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 // restore is the restore of a container, step by step.
 func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartRequest) (resp *taskAPI.StartResponse, err error) {
 	q := newSequence("restore", c.id)
-	config, err := LoadConfig()
+	view, err := c.config()
 	if err != nil {
 		return nil, err
 	}
-	if err := c.writeCRIUSettings(ctx, config); err != nil {
+	if err := c.writeCRIUSettings(ctx, view); err != nil {
 		return nil, err
 	}
 	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
@@ -70,7 +71,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 				before, watch := children(os.Getpid()), watchCRIU(ctx, true)
 				resp, err = s.TTRPCTaskService.Start(context.WithoutCancel(ctx), r)
 				if err = watch.end(errgrpc.ToNative(err)); err != nil {
-					return 0, joinBack(withCRIULog(err, config, c, restoreLog), c.removeHalf(before))
+					return 0, joinBack(withCRIULog(err, view.Node, c, restoreLog), c.removeHalf(before))
 				}
 				c.pid = int(resp.Pid)
 				return sizeOf(c.restore.dir)
@@ -97,17 +98,17 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 			return nil, err
 		}
 		defer pinned.close()
-		areas, err := c.readRestored(ctx, config, pinned)
+		areas, err := c.readRestored(ctx, view.Node, pinned)
 		if err != nil {
 			return nil, err
 		}
 		defer areas.close()
 		steps = append(steps,
 			step{name: "map GPU state", do: func(ctx context.Context) (uint64, error) {
-				return areas.bytes(), c.mapRestored(ctx, config, areas)
+				return areas.bytes(), c.mapRestored(ctx, view.Node, areas)
 			}},
 			step{name: "restore GPU state", do: func(ctx context.Context) (uint64, error) {
-				return c.restoreGPU(ctx, config, areas)
+				return c.restoreGPU(ctx, view.Node, areas)
 			}},
 		)
 	}
@@ -121,7 +122,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 // and unlocks them. Until then every CUDA call of theirs blocks, as it did at the
 // checkpoint. The digests of the state are checked while the driver works, and
 // before the unlock.
-func (c *container) restoreGPU(ctx context.Context, config Config, areas *restoredAreas) (bytes uint64, err error) {
+func (c *container) restoreGPU(ctx context.Context, node config.Node, areas *restoredAreas) (bytes uint64, err error) {
 	var procs []cuda.Process
 	for _, p := range c.restore.metadata.Processes {
 		state, err := cuda.ParseState(p.State)
@@ -137,7 +138,7 @@ func (c *container) restoreGPU(ctx context.Context, config Config, areas *restor
 		procs = append(procs, cuda.Process{PID: pid, NSPID: p.PID, State: state})
 		bytes += p.Bytes
 	}
-	err = c.restoreOnto(ctx, config, procs)
+	err = c.restoreOnto(ctx, node, procs)
 	if cerr := areas.check(); cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}

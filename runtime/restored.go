@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -28,7 +29,7 @@ type restoredAreas struct {
 
 // readRestored begins to compare the digests of the checkpoint's files, as the
 // reading takes memory bandwidth that the driver wants later.
-func (c *container) readRestored(ctx context.Context, config Config, pinned *pins) (*restoredAreas, error) {
+func (c *container) readRestored(ctx context.Context, node config.Node, pinned *pins) (*restoredAreas, error) {
 	r := &restoredAreas{checked: make(chan error, 1)}
 	for _, a := range c.restore.checkpoint.Areas() {
 		a.Location = pinned.at(a.Location)
@@ -38,7 +39,7 @@ func (c *container) readRestored(ctx context.Context, config Config, pinned *pin
 		return nil, nil
 	}
 	var err error
-	if r.reader, err = startTracer(ctx, config); err != nil {
+	if r.reader, err = startTracer(ctx, node); err != nil {
 		return nil, err
 	}
 	go func() { r.checked <- checkAreas(r.reader, r.areas) }()
@@ -49,7 +50,7 @@ func (c *container) readRestored(ctx context.Context, config Config, pinned *pin
 // one file for each area, or, from a checkpoint image, its pieces side by side,
 // with the empty area left where there are none. Those on a disk are mapped as
 // well: what the digests have read the driver finds in the page cache.
-func (c *container) mapRestored(ctx context.Context, config Config, r *restoredAreas) error {
+func (c *container) mapRestored(ctx context.Context, node config.Node, r *restoredAreas) error {
 	if r == nil {
 		return nil
 	}
@@ -84,13 +85,13 @@ func (c *container) mapRestored(ctx context.Context, config Config, r *restoredA
 		}
 	}
 	var err error
-	if r.tracer, err = startTracer(ctx, config); err != nil {
+	if r.tracer, err = startTracer(ctx, node); err != nil {
 		return err
 	}
 	if err := r.tracer.Map(mappings); err != nil {
 		return err
 	}
-	return quicken(ctx, r.tracer, mappings, c.copyThreads(config, pids))
+	return quicken(ctx, r.tracer, mappings, c.copyThreads(node, pids))
 }
 
 // calm ends what has been done to have the driver copy faster, which the driver

@@ -16,6 +16,8 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 // Running a checkpoint image resumes it: a Create without a checkpoint looks
@@ -38,27 +40,27 @@ func (c *container) resume(ctx context.Context, r *taskAPI.CreateTaskRequest) er
 		root = spec.Root.Path
 	}
 	look := rootfsOf(r, root)
-	if look.roots == nil && !wanted(c.annotations) {
+	if look.roots == nil && !config.AsksForRestore(c.annotations) {
 		// To look costs a mount, which is not for every container's start.
-		config, err := LoadConfig()
-		if err != nil || config.Restore.Policy != policyAlways {
+		view, err := c.config()
+		if err != nil || view.Restore.Policy != config.Always {
 			return nil // a container that is none of ours starts whatever the configuration says
 		}
 	}
 	return look.visit(ctx, func(roots []string) error {
 		dirs, err := images.ImageDirs(roots...)
 		if err != nil || len(dirs) == 0 {
-			if err == nil && wanted(c.annotations) {
+			if err == nil && config.AsksForRestore(c.annotations) {
 				// Of a pod's containers all have its annotations.
-				log.G(ctx).WithField("id", c.id).Infof("annotation %s asks for a restore, and the image is no checkpoint: it starts afresh", restoreAnnotation)
+				log.G(ctx).WithField("id", c.id).Infof("annotation %s asks for a restore, and the image is no checkpoint: it starts afresh", annotations.Restore)
 			}
 			return err
 		}
-		config, err := LoadConfig()
+		view, err := c.config()
 		if err != nil {
 			return err
 		}
-		reason, err := config.Restore.decide(c.annotations)
+		reason, err := view.StartsAfresh()
 		if err != nil {
 			return err
 		}

@@ -4,14 +4,11 @@
 package runtime
 
 import (
-	"errors"
 	"reflect"
-	"strings"
 	"testing"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types"
-	"github.com/containerd/errdefs"
 )
 
 func TestRootfsOf(t *testing.T) {
@@ -35,35 +32,6 @@ func TestRootfsOf(t *testing.T) {
 		got := rootfsOf(&taskAPI.CreateTaskRequest{Bundle: "/bundle", Rootfs: c.mounts}, "rootfs")
 		if !reflect.DeepEqual(got.roots, c.want) || len(c.mounts) > 0 && c.want == nil && len(got.mounts) != len(c.mounts) {
 			t.Errorf("%s: got %+v", name, got)
-		}
-	}
-}
-
-func TestDecide(t *testing.T) {
-	name := func(n string) map[string]string {
-		return map[string]string{restoreAnnotation: "true", imageNameAnnotation: n}
-	}
-	for what, c := range map[string]struct {
-		config      RestoreConfig
-		annotations map[string]string
-		afresh      string
-		refused     error
-	}{
-		"asked":             {RestoreConfig{Policy: policyAnnotated}, name("x"), "", nil},
-		"not asked":         {RestoreConfig{Policy: policyAnnotated}, nil, "no annotation", nil},
-		"always":            {RestoreConfig{Policy: policyAlways}, nil, "", nil},
-		"asked not to":      {RestoreConfig{Policy: policyAlways}, map[string]string{restoreAnnotation: "false"}, "is \"false\"", nil},
-		"never":             {RestoreConfig{Policy: policyNever}, nil, "never", nil},
-		"never and asked":   {RestoreConfig{Policy: policyNever}, name("x"), "", errdefs.ErrFailedPrecondition},
-		"misspelt":          {RestoreConfig{Policy: policyAlways}, map[string]string{restoreAnnotation: "1"}, "", errdefs.ErrInvalidArgument},
-		"listed":            {RestoreConfig{Policy: policyAnnotated, Images: []string{"a/*", "b.com/c:*"}}, name("b.com/c:1"), "", nil},
-		"listed, not asked": {RestoreConfig{Policy: policyAnnotated, Images: []string{"a/*"}}, map[string]string{imageNameAnnotation: "b"}, "no annotation", nil},
-		"not listed":        {RestoreConfig{Policy: policyAlways, Images: []string{"a/*"}}, name("a/b/c"), "", errdefs.ErrFailedPrecondition},
-		"no name":           {RestoreConfig{Policy: policyAlways, Images: []string{"a/*"}}, nil, "", errdefs.ErrFailedPrecondition},
-	} {
-		afresh, err := c.config.decide(c.annotations)
-		if !errors.Is(err, c.refused) || (afresh == "") != (c.afresh == "") || !strings.Contains(afresh, c.afresh) {
-			t.Errorf("%s: got %q, %v", what, afresh, err)
 		}
 	}
 }

@@ -9,45 +9,14 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
-)
-
-// whenShortAnnotation decides for a container what [staging] when_short decides
-// for the node.
-const whenShortAnnotation = "dev.gpuckpt.when-short"
-
-// What becomes of a checkpoint whose GPU state does not fit in memory.
-const (
-	whenShortRefuse  = "refuse"
-	whenShortThrough = "write-through" // to the disk, as the driver fills
-	// whenShortDriver heeds the host's memory alone: what does not fit in the
-	// staging cgroup is left to the driver and CRIU.
-	whenShortDriver = "driver"
 )
 
 // tracerMemory is what two tracers, and the kernel on their behalf, take in the
 // staging cgroup beside GPU state, in bytes.
 const tracerMemory = 24 << 20
-
-func checkWhenShort(value string) error {
-	switch value {
-	case whenShortRefuse, whenShortThrough, whenShortDriver:
-		return nil
-	}
-	return fmt.Errorf("is %q; it must be %q, %q or %q", value, whenShortRefuse, whenShortThrough, whenShortDriver)
-}
-
-// whenShort is the setting for a container.
-func whenShort(annotations map[string]string, config Config) (string, error) {
-	value, annotated := annotations[whenShortAnnotation]
-	if !annotated {
-		return config.Staging.WhenShort, nil
-	}
-	if err := checkWhenShort(value); err != nil {
-		return "", fmt.Errorf("annotation %s %w: %w", whenShortAnnotation, err, errdefs.ErrInvalidArgument)
-	}
-	return value, nil
-}
 
 // checkMemory looks whether there is memory for GPU state of that size. If not it
 // is an error, or a window is chosen for writing it through to dir, as the
@@ -62,11 +31,11 @@ func (g *gpuState) checkMemory(dir string, state uint64) error {
 	possible := dir != "" && steers && !onMemory(dir)
 	known := g.use != nil
 	switch {
-	case known && short == "", mode != whenShortThrough && !known, !known && !possible:
+	case known && short == "", mode != config.WriteThrough && !known, !known && !possible:
 		return nil
-	case mode != whenShortThrough:
+	case mode != config.WriteThrough:
 		return fmt.Errorf("%s: free some, or have the state written to the disk while the driver is at work, by when_short = %q in [staging] of %s or the annotation %s: %w",
-			short, whenShortThrough, ConfigPath, whenShortAnnotation, errdefs.ErrResourceExhausted)
+			short, config.WriteThrough, config.Path, annotations.WhenShort, errdefs.ErrResourceExhausted)
 	case dir == "":
 		return fmt.Errorf("%s: free some, or suspend with a spill: %w", short, errdefs.ErrResourceExhausted)
 	case !steers:
@@ -88,7 +57,7 @@ func (g *gpuState) memoryShort(state uint64) (short string, room uint64, err err
 		room = 1 << 62
 	}
 	staging := g.config.Staging
-	if !staging.Steer || !trace.CanSteer || staging.WhenShort == whenShortDriver {
+	if !staging.Steer || !trace.CanSteer || staging.WhenShort == config.Driver {
 		return short, room, nil
 	}
 	cgroup := ""
@@ -124,7 +93,7 @@ func (g *gpuState) chooseWindow(room uint64) error {
 	window := min(uint64(g.config.Staging.Buffer), room/4*3) / n
 	if window < trace.MinWindow {
 		return fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise buffer or memory_limit in [staging] of %s: %w",
-			n, mib(trace.MinWindow), mib(window), ConfigPath, errdefs.ErrResourceExhausted)
+			n, mib(trace.MinWindow), mib(window), config.Path, errdefs.ErrResourceExhausted)
 	}
 	g.window = window
 	return nil

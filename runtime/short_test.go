@@ -10,24 +10,9 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
-
-func TestWhenShort(t *testing.T) {
-	config := defaultConfig()
-	for value, want := range map[string]string{"refuse": "refuse", "write-through": "write-through", "driver": "driver"} {
-		got, err := whenShort(map[string]string{whenShortAnnotation: value}, config)
-		if err != nil || got != want {
-			t.Errorf("%q: got %q, %v", value, got, err)
-		}
-	}
-	if got, err := whenShort(nil, config); err != nil || got != whenShortRefuse {
-		t.Errorf("without an annotation: got %q, %v", got, err)
-	}
-	if _, err := whenShort(map[string]string{whenShortAnnotation: ""}, config); !errors.Is(err, errdefs.ErrInvalidArgument) {
-		t.Errorf("an empty annotation: got %v", err)
-	}
-}
 
 // What is more than the machine's memory goes where the setting says, or nowhere.
 func TestCheckMemory(t *testing.T) {
@@ -40,23 +25,23 @@ func TestCheckMemory(t *testing.T) {
 		window     bool
 		err        string
 	}{
-		{name: "fits", mode: whenShortRefuse, onDisk: true, state: 4096},
-		{name: "fits, through", mode: whenShortThrough, onDisk: true, state: 4096},
-		{name: "refused", mode: whenShortRefuse, onDisk: true, state: huge, err: "when_short"},
-		{name: "not the driver's", mode: whenShortDriver, onDisk: true, state: huge, err: "when_short"},
-		{name: "through", mode: whenShortThrough, onDisk: true, state: huge, window: true},
-		{name: "no place", mode: whenShortThrough, state: huge, err: "suspend with a spill"},
-		{name: "unknown", mode: whenShortThrough, onDisk: true, unknown: true, window: true},
-		{name: "unknown, no place", mode: whenShortThrough, unknown: true},
-		{name: "unknown, refused", mode: whenShortRefuse, onDisk: true, unknown: true},
+		{name: "fits", mode: config.Refuse, onDisk: true, state: 4096},
+		{name: "fits, through", mode: config.WriteThrough, onDisk: true, state: 4096},
+		{name: "refused", mode: config.Refuse, onDisk: true, state: huge, err: "when_short"},
+		{name: "not the driver's", mode: config.Driver, onDisk: true, state: huge, err: "when_short"},
+		{name: "through", mode: config.WriteThrough, onDisk: true, state: huge, window: true},
+		{name: "no place", mode: config.WriteThrough, state: huge, err: "suspend with a spill"},
+		{name: "unknown", mode: config.WriteThrough, onDisk: true, unknown: true, window: true},
+		{name: "unknown, no place", mode: config.WriteThrough, unknown: true},
+		{name: "unknown, refused", mode: config.Refuse, onDisk: true, unknown: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.window && !trace.CanSteer {
 				t.Skip("this processor is not steered on")
 			}
-			config := defaultConfig()
-			config.Staging.Cgroup, config.Staging.WhenShort = "", test.mode
-			g := &gpuState{config: config, procs: []cuda.Process{{PID: 1}, {PID: 2}, {PID: 3, State: cuda.Checkpointed}}}
+			node := config.Default()
+			node.Staging.Cgroup, node.Staging.WhenShort = "", test.mode
+			g := &gpuState{config: node, procs: []cuda.Process{{PID: 1}, {PID: 2}, {PID: 3, State: cuda.Checkpointed}}}
 			if !test.unknown {
 				g.use = map[string]uint64{"GPU-a": test.state}
 			}
@@ -69,7 +54,7 @@ func TestCheckMemory(t *testing.T) {
 			if test.err != "" && !errors.Is(err, errdefs.ErrResourceExhausted) {
 				t.Errorf("the error is no ErrResourceExhausted: %v", err)
 			}
-			if (g.window > 0) != test.window || g.window > uint64(config.Staging.Buffer)/2 {
+			if (g.window > 0) != test.window || g.window > uint64(node.Staging.Buffer)/2 {
 				t.Errorf("the window is %d", g.window)
 			}
 		})
@@ -77,7 +62,7 @@ func TestCheckMemory(t *testing.T) {
 }
 
 func TestChooseWindow(t *testing.T) {
-	g := &gpuState{config: defaultConfig(), procs: []cuda.Process{{PID: 1}, {PID: 2}}}
+	g := &gpuState{config: config.Default(), procs: []cuda.Process{{PID: 1}, {PID: 2}}}
 	if err := g.chooseWindow(1 << 40); err != nil || g.window != 512<<20 {
 		t.Errorf("with much room: %d, %v", g.window, err)
 	}

@@ -12,18 +12,16 @@ import (
 
 	"github.com/containerd/errdefs"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-)
 
-// criuConfigAnnotation tells runc which configuration file CRIU gets, at dump
-// and at restore (runc, libcontainer/criu_linux.go).
-const criuConfigAnnotation = "org.criu.config"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+)
 
 // pointAtSettings makes the bundle's config.json name settings as CRIU's
 // configuration file, and gives the container's own annotations and the file
 // that CRIU would have read without that, "" for none. Everything else in
 // config.json keeps its text, known to this version or not, white space between
 // the values aside. On an error it is as it was.
-func pointAtSettings(bundle, settings string) (annotations map[string]string, base string, err error) {
+func pointAtSettings(bundle, settings string) (own map[string]string, base string, err error) {
 	path := filepath.Join(bundle, "config.json")
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -37,19 +35,19 @@ func pointAtSettings(bundle, settings string) (annotations map[string]string, ba
 		return nil, "", fmt.Errorf("read the container's spec %s: it is empty", path)
 	}
 	if raw, ok := spec["annotations"]; ok {
-		if err := json.Unmarshal(raw, &annotations); err != nil {
+		if err := json.Unmarshal(raw, &own); err != nil {
 			return nil, "", fmt.Errorf("read the annotations in %s: %w", path, err)
 		}
 	}
-	base, own := annotations[criuConfigAnnotation]
-	if !own {
+	base, named := own[annotations.CRIUConfig]
+	if !named {
 		base = criuRuncConf
 	}
-	edited := make(map[string]string, len(annotations)+1)
-	for k, v := range annotations {
+	edited := make(map[string]string, len(own)+1)
+	for k, v := range own {
 		edited[k] = v
 	}
-	edited[criuConfigAnnotation] = settings
+	edited[annotations.CRIUConfig] = settings
 	if spec["annotations"], err = json.Marshal(edited); err != nil {
 		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
 	}
@@ -66,7 +64,7 @@ func pointAtSettings(bundle, settings string) (annotations map[string]string, ba
 	if err := os.Rename(next, path); err != nil {
 		return nil, "", fmt.Errorf("edit the container's spec: %w", err)
 	}
-	return annotations, base, nil
+	return own, base, nil
 }
 
 // loadSpec reads the bundle's config.json.

@@ -116,11 +116,11 @@ func FuzzSpec(f *testing.F) {
 		if err := json.Unmarshal(is["annotations"], &edited); err != nil {
 			t.Fatal(err)
 		}
-		if edited[criuConfigAnnotation] != "/s" {
+		if edited["org.criu.config"] != "/s" {
 			t.Errorf("annotations %v", edited)
 		}
-		delete(edited, criuConfigAnnotation)
-		delete(annotations, criuConfigAnnotation)
+		delete(edited, "org.criu.config")
+		delete(annotations, "org.criu.config")
 		if !maps.Equal(edited, annotations) {
 			t.Errorf("annotations %v became %v", annotations, edited)
 		}

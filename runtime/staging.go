@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -52,18 +53,18 @@ func (a *savedArea) path() string {
 }
 
 // startTracer starts a tracer in the cgroup that staging memory is charged to.
-func startTracer(ctx context.Context, config Config) (*trace.Session, error) {
-	if config.Staging.Cgroup == "" {
+func startTracer(ctx context.Context, node config.Node) (*trace.Session, error) {
+	if node.Staging.Cgroup == "" {
 		return trace.Start(reap, nil)
 	}
-	start, err := makeCgroup(config.Staging)
+	start, err := makeCgroup(node.Staging)
 	if err == nil {
 		var s *trace.Session
 		if s, err = start(); err == nil {
 			return s, nil
 		}
 	}
-	if config.Staging.MemoryLimit > 0 { // asked for a bound: none is no answer
+	if node.Staging.MemoryLimit > 0 { // asked for a bound: none is no answer
 		return nil, fmt.Errorf("limit staging memory: %w", err)
 	}
 	log.G(ctx).WithError(err).Warn("staging memory is charged to containerd's cgroup")
@@ -72,13 +73,13 @@ func startTracer(ctx context.Context, config Config) (*trace.Session, error) {
 
 // makeCgroup makes the configured cgroup, if need be, and sets its limit. It
 // gives what starts a tracer in it.
-func makeCgroup(config StagingConfig) (start func() (*trace.Session, error), err error) {
-	name := "/" + config.Cgroup
+func makeCgroup(staging config.Staging) (start func() (*trace.Session, error), err error) {
+	name := "/" + staging.Cgroup
 	if cgroups.Mode() == cgroups.Unified {
 		const root = "/sys/fs/cgroup"
 		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
-		if config.MemoryLimit > 0 {
-			resources.Memory.Max = &config.MemoryLimit
+		if staging.MemoryLimit > 0 {
+			resources.Memory.Max = &staging.MemoryLimit
 		}
 		cg, err := cgroup2.NewManager(root, name, resources)
 		if err != nil {
@@ -98,8 +99,8 @@ func makeCgroup(config StagingConfig) (start func() (*trace.Session, error), err
 		}, nil
 	}
 	resources := &specs.LinuxResources{Memory: &specs.LinuxMemory{}}
-	if config.MemoryLimit > 0 {
-		resources.Memory.Limit = &config.MemoryLimit
+	if staging.MemoryLimit > 0 {
+		resources.Memory.Limit = &staging.MemoryLimit
 	}
 	memory := func() ([]cgroup1.Subsystem, error) {
 		all, err := cgroup1.Default()

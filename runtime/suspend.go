@@ -15,21 +15,8 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
-)
-
-// The annotations of a Task Update that suspend a container and resume it. Such
-// an Update changes no resources; a client should send empty ones all the same,
-// since runc's shim dies of none, and its container with it.
-const (
-	// SuspendAnnotation is "true" or "false": take the container off its GPUs,
-	// or give it back.
-	SuspendAnnotation = "dev.gpuckpt.suspend"
-	// SpillAnnotation names a directory on a disk of the node that GPU state is
-	// written to, so that it takes no memory either.
-	SpillAnnotation = "dev.gpuckpt.suspend.spill"
-	// ResumeGPUsAnnotation lists the GPUs to resume on, UUIDs or CUDA's
-	// indices, one for each that the container had and in their order.
-	ResumeGPUsAnnotation = "dev.gpuckpt.resume.gpus"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 // The life of a suspension: a container that is locked and frozen has its GPU
@@ -51,32 +38,31 @@ type suspension struct {
 // suspensionOf reads an Update; nil when it is none of ours.
 func suspensionOf(r *taskAPI.UpdateTaskRequest) (*suspension, error) {
 	var s suspension
-	annotations := r.Annotations
-	want, asked := annotations[SuspendAnnotation]
-	spill, spills := annotations[SpillAnnotation]
-	gpus, moves := annotations[ResumeGPUsAnnotation]
+	want, asked := r.Annotations[annotations.Suspend]
+	spill, spills := r.Annotations[annotations.SuspendSpill]
+	gpus, moves := r.Annotations[annotations.ResumeGPUs]
 	switch {
 	case !asked && !spills && !moves:
 		return nil, nil
 	case !slices.Contains([]string{"", "{}"}, string(r.Resources.GetValue())):
-		return nil, fmt.Errorf("an update with annotation %s changes no resources: send two updates: %w", SuspendAnnotation, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("an update with annotation %s changes no resources: send two updates: %w", annotations.Suspend, errdefs.ErrInvalidArgument)
 	case want == "true" && !moves:
 		s.suspend = true
 	case want == "false" && !spills:
 	default:
 		return nil, fmt.Errorf("annotation %s is %q; it must be \"true\", which %s may go with, or \"false\", which %s may: %w",
-			SuspendAnnotation, want, SpillAnnotation, ResumeGPUsAnnotation, errdefs.ErrInvalidArgument)
+			annotations.Suspend, want, annotations.SuspendSpill, annotations.ResumeGPUs, errdefs.ErrInvalidArgument)
 	}
 	if spills {
 		if !filepath.IsAbs(spill) {
-			return nil, fmt.Errorf("annotation %s is %q; it must be an absolute path: %w", SpillAnnotation, spill, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("annotation %s is %q; it must be an absolute path: %w", annotations.SuspendSpill, spill, errdefs.ErrInvalidArgument)
 		}
 		s.spill = filepath.Clean(spill)
 	}
 	if moves {
 		for _, gpu := range strings.Split(gpus, ",") {
 			if gpu = strings.TrimSpace(gpu); gpu == "" {
-				return nil, fmt.Errorf("annotation %s is %q; it must be a list of GPUs: %w", ResumeGPUsAnnotation, gpus, errdefs.ErrInvalidArgument)
+				return nil, fmt.Errorf("annotation %s is %q; it must be a list of GPUs: %w", annotations.ResumeGPUs, gpus, errdefs.ErrInvalidArgument)
 			}
 			s.gpus = append(s.gpus, gpu)
 		}
@@ -128,7 +114,7 @@ func (s *Service) suspend(ctx context.Context, c *container, spill string) error
 	steps := []step{}
 	if !c.paused {
 		steps = append(steps, step{
-			name: "pause", do: func(ctx context.Context) (uint64, error) { return 0, s.pauseHere(ctx, c) },
+			name: "pause", do: func(ctx context.Context) (uint64, error) { return 0, s.pauseHere(ctx, c, config.For(c.annotations)) },
 			back: "resume", undo: func(ctx context.Context) error { _, err := s.resume(ctx, c); return err },
 		})
 	}

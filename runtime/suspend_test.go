@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -27,19 +28,19 @@ func TestSuspensionOf(t *testing.T) {
 	}{
 		{name: "none"},
 		{name: "another's", annotations: map[string]string{"example.com/a": "b"}, resources: `{"cpu":{}}`},
-		{name: "suspend", annotations: map[string]string{SuspendAnnotation: "true"}, want: &suspension{suspend: true}},
-		{name: "empty resources", annotations: map[string]string{SuspendAnnotation: "true"}, resources: "{}", want: &suspension{suspend: true}},
-		{name: "resources", annotations: map[string]string{SuspendAnnotation: "true"}, resources: `{"cpu":{"shares":2}}`, refused: true},
-		{name: "spill", annotations: map[string]string{SuspendAnnotation: "true", SpillAnnotation: "/var/spill/"}, want: &suspension{suspend: true, spill: "/var/spill"}},
-		{name: "spill to nowhere", annotations: map[string]string{SuspendAnnotation: "true", SpillAnnotation: ""}, refused: true},
-		{name: "relative spill", annotations: map[string]string{SuspendAnnotation: "true", SpillAnnotation: "spill"}, refused: true},
-		{name: "spill alone", annotations: map[string]string{SpillAnnotation: "/var/spill"}, refused: true},
-		{name: "resume", annotations: map[string]string{SuspendAnnotation: "false"}, want: &suspension{}},
-		{name: "resume elsewhere", annotations: map[string]string{SuspendAnnotation: "false", ResumeGPUsAnnotation: "1, GPU-a"}, want: &suspension{gpus: []string{"1", "GPU-a"}}},
-		{name: "resume nowhere", annotations: map[string]string{SuspendAnnotation: "false", ResumeGPUsAnnotation: ""}, refused: true},
-		{name: "resume and spill", annotations: map[string]string{SuspendAnnotation: "false", SpillAnnotation: "/var/spill"}, refused: true},
-		{name: "suspend elsewhere", annotations: map[string]string{SuspendAnnotation: "true", ResumeGPUsAnnotation: "1"}, refused: true},
-		{name: "neither", annotations: map[string]string{SuspendAnnotation: "1"}, refused: true},
+		{name: "suspend", annotations: map[string]string{annotations.Suspend: "true"}, want: &suspension{suspend: true}},
+		{name: "empty resources", annotations: map[string]string{annotations.Suspend: "true"}, resources: "{}", want: &suspension{suspend: true}},
+		{name: "resources", annotations: map[string]string{annotations.Suspend: "true"}, resources: `{"cpu":{"shares":2}}`, refused: true},
+		{name: "spill", annotations: map[string]string{annotations.Suspend: "true", annotations.SuspendSpill: "/var/spill/"}, want: &suspension{suspend: true, spill: "/var/spill"}},
+		{name: "spill to nowhere", annotations: map[string]string{annotations.Suspend: "true", annotations.SuspendSpill: ""}, refused: true},
+		{name: "relative spill", annotations: map[string]string{annotations.Suspend: "true", annotations.SuspendSpill: "spill"}, refused: true},
+		{name: "spill alone", annotations: map[string]string{annotations.SuspendSpill: "/var/spill"}, refused: true},
+		{name: "resume", annotations: map[string]string{annotations.Suspend: "false"}, want: &suspension{}},
+		{name: "resume elsewhere", annotations: map[string]string{annotations.Suspend: "false", annotations.ResumeGPUs: "1, GPU-a"}, want: &suspension{gpus: []string{"1", "GPU-a"}}},
+		{name: "resume nowhere", annotations: map[string]string{annotations.Suspend: "false", annotations.ResumeGPUs: ""}, refused: true},
+		{name: "resume and spill", annotations: map[string]string{annotations.Suspend: "false", annotations.SuspendSpill: "/var/spill"}, refused: true},
+		{name: "suspend elsewhere", annotations: map[string]string{annotations.Suspend: "true", annotations.ResumeGPUs: "1"}, refused: true},
+		{name: "neither", annotations: map[string]string{annotations.Suspend: "1"}, refused: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := &taskAPI.UpdateTaskRequest{Annotations: test.annotations}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 // visibleGPUs are the UUIDs of the GPUs that the container is granted; nil as
@@ -35,15 +36,15 @@ func visibleGPUs(proc string, request cdi.Request) []string {
 // startHost starts a helper outside the container that brings up the GPUs of
 // these UUIDs only, and asks it for them by ask. Where the driver cannot do with
 // them, as with a partitioned one, it brings up all (nil).
-func startHost(ctx context.Context, config Config, visible []string, ask func(*cuda.Helper, context.Context) (cuda.Info, error)) (*cuda.Helper, cuda.Info, error) {
-	helper, err := startHelper(ctx, config, cuda.Options{Visible: visible})
+func startHost(ctx context.Context, node config.Node, visible []string, ask func(*cuda.Helper, context.Context) (cuda.Info, error)) (*cuda.Helper, cuda.Info, error) {
+	helper, err := startHelper(ctx, node, cuda.Options{Visible: visible})
 	if err != nil {
 		return nil, cuda.Info{}, err
 	}
 	info, err := ask(helper, ctx)
 	if visible != nil && ctx.Err() == nil && (err != nil || len(info.GPUs) < len(visible)) {
 		dismiss(helper)
-		return startHost(ctx, config, nil, ask)
+		return startHost(ctx, node, nil, ask)
 	}
 	if err != nil {
 		dismiss(helper)

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
@@ -79,7 +80,7 @@ func (v *conversion) describe(src *source, o *oci.Options) error {
 	case src.archive != nil:
 		o.BaseName = cmp.Or(src.archive.Config.RootfsImageName, src.archive.Config.RootfsImage)
 		o.Annotations = map[string]string{
-			containerNameAnnotation:               src.archive.Config.Name,
+			annotations.ContainerName:             src.archive.Config.Name,
 			"org.criu.checkpoint.rootfsImageName": o.BaseName,
 			"org.criu.checkpoint.runtime.name":    src.archive.Config.Runtime,
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/doctor"
-	"github.com/gpuckpt/gpuckpt/runtime"
 )
 
 // doctorOptions are the flags of doctor.
@@ -101,22 +101,22 @@ func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
 // configure reads the configuration that the shims read, and says where it lies
 // and what is wrong with it.
 func configure(n *doctor.Node) (path string, err error) {
-	path = runtime.ConfigPath
+	path = config.Path
 	for _, kv := range n.Env {
-		if v, ok := strings.CutPrefix(kv, runtime.ConfigEnv+"="); ok {
-			if err := os.Setenv(runtime.ConfigEnv, v); err != nil {
+		if v, ok := strings.CutPrefix(kv, config.Env+"="); ok {
+			if err := os.Setenv(config.Env, v); err != nil {
 				return v, err
 			}
 		}
 	}
-	if named := os.Getenv(runtime.ConfigEnv); named != "" {
+	if named := os.Getenv(config.Env); named != "" {
 		path = named
 	}
-	config, err := runtime.LoadConfig()
+	node, err := config.Load()
 	if err != nil {
 		return path, err
 	}
-	n.CRIU, n.Helper, n.StagingLimit = config.CRIU.Path, config.Helper, uint64(config.Staging.MemoryLimit)
+	n.CRIU, n.Helper, n.StagingLimit = node.CRIU.Path, node.Helper, uint64(node.Staging.MemoryLimit)
 	return path, nil
 }
 

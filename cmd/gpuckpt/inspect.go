@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
@@ -148,7 +149,7 @@ func (a *inspectAnswer) words(out io.Writer) error {
 		if a.Image.BaseName != "" {
 			row("Base image", "%s", a.Image.BaseName)
 		}
-		if name := a.Image.Annotations[containerNameAnnotation]; name != "" {
+		if name := a.Image.Annotations[annotations.ContainerName]; name != "" {
 			row("Container", "%s", name)
 		}
 	}

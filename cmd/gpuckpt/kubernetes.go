@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/archive"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
@@ -41,7 +42,7 @@ func (v *conversion) intoKubernetes(src *source, file string) (err error) {
 			return err
 		}
 		contents.Config = archive.Config{
-			Name: image.Annotations[containerNameAnnotation], RootfsImageName: image.BaseName, RootfsImage: image.BaseName,
+			Name: image.Annotations[annotations.ContainerName], RootfsImageName: image.BaseName, RootfsImage: image.BaseName,
 			Runtime: image.Annotations["org.criu.checkpoint.runtime.name"], CheckpointedAt: image.Metadata.Created,
 		}
 		for _, l := range image.Layers {

@@ -29,15 +29,13 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	ckpt "github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 const (
 	// runtimeName is this project's runtime, as clients call it.
 	runtimeName = "io.containerd.gpuckpt.v2"
-	// restoreAnnotation has the runtime resume a checkpoint image rather than
-	// start it afresh.
-	restoreAnnotation = "dev.gpuckpt.restore"
 	// gpuKind is the CDI kind of NVIDIA's GPUs, for --gpus.
 	gpuKind = "nvidia.com/gpu"
 )
@@ -66,7 +64,7 @@ func restoreCommand() *cobra.Command {
 		Long: `Resume a checkpoint in a new container.
 
 REF is a checkpoint image in containerd. The container is made as "ctr run" makes it,
-with this project's runtime and the annotation ` + restoreAnnotation + `=true, and its
+with this project's runtime and the annotation ` + annotations.Restore + `=true, and its
 processes go on where they were. DIR is a dump ("ctr tasks checkpoint --image-path
 DIR"), which has no files of the container: they come from the image --base.
 
@@ -243,18 +241,18 @@ func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) 
 		}
 		opts = append(opts, oci.WithHostNamespace(specs.NetworkNamespace), oci.WithHostHostsFile, oci.WithHostResolvconf, oci.WithEnv([]string{"HOSTNAME=" + name}))
 	}
-	annotations := make(map[string]string)
+	given := make(map[string]string)
 	if annotate {
-		annotations[restoreAnnotation] = "true"
+		given[annotations.Restore] = "true"
 	}
 	for _, a := range o.annotations {
 		name, value, ok := strings.Cut(a, "=")
 		if !ok || name == "" {
 			return nil, fmt.Errorf("--annotation %q is not NAME=VALUE", a)
 		}
-		annotations[name] = value
+		given[name] = value
 	}
-	opts = append(opts, oci.WithAnnotations(annotations))
+	opts = append(opts, oci.WithAnnotations(given))
 	var devices []string
 	for _, d := range o.devices {
 		if !parser.IsQualifiedName(d) {

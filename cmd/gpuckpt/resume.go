@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/spf13/cobra"
 
-	"github.com/gpuckpt/gpuckpt/runtime"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 func resumeCommand() *cobra.Command {
@@ -24,11 +24,11 @@ func resumeCommand() *cobra.Command {
 If they have too little memory free, the container stays suspended.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			annotations := map[string]string{runtime.SuspendAnnotation: "false"}
+			orders := map[string]string{annotations.Suspend: "false"}
 			if len(gpus) > 0 {
-				annotations[runtime.ResumeGPUsAnnotation] = strings.Join(gpus, ",")
+				orders[annotations.ResumeGPUs] = strings.Join(gpus, ",")
 			}
-			if err := d.annotate(cmd.Context(), args[0], annotations, client.Running); err != nil {
+			if err := d.annotate(cmd.Context(), args[0], orders, client.Running); err != nil {
 				return fmt.Errorf("resume %s: %w", args[0], err)
 			}
 			return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/spf13/cobra"
 
-	"github.com/gpuckpt/gpuckpt/runtime"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 func suspendCommand() *cobra.Command {
@@ -26,15 +26,15 @@ stay, frozen, until "gpuckpt resume" or "ctr tasks resume". Others can use the
 GPUs meanwhile.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			annotations := map[string]string{runtime.SuspendAnnotation: "true"}
+			orders := map[string]string{annotations.Suspend: "true"}
 			if spill != "" {
 				dir, err := filepath.Abs(spill) // the shim has another working directory
 				if err != nil {
 					return fmt.Errorf("--spill: %w", err)
 				}
-				annotations[runtime.SpillAnnotation] = dir
+				orders[annotations.SuspendSpill] = dir
 			}
-			if err := d.annotate(cmd.Context(), args[0], annotations, client.Paused); err != nil {
+			if err := d.annotate(cmd.Context(), args[0], orders, client.Paused); err != nil {
 				return fmt.Errorf("suspend %s: %w", args[0], err)
 			}
 			return nil

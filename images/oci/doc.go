@@ -15,34 +15,25 @@
 // CRIU's images and gpuckpt.json. docs/images.md describes them for others.
 package oci
 
-// The annotations of a checkpoint image.
-const (
-	// AnnotationLayer is on the layers that a checkpoint adds: LayerRW,
-	// LayerGPU or LayerCRIU.
-	AnnotationLayer = "dev.gpuckpt.layer"
-	// AnnotationArea and AnnotationOffset are on GPU layers: the area's name
-	// and where in the area's file the layer begins, a decimal number.
-	AnnotationArea   = "dev.gpuckpt.area"
-	AnnotationOffset = "dev.gpuckpt.offset"
-	// AnnotationLayerBytes is on the manifest: the size of what the GPU state
-	// was cut into, a decimal number.
-	AnnotationLayerBytes = "dev.gpuckpt.layer.bytes"
+import "github.com/gpuckpt/gpuckpt/images/annotations"
 
-	// The following are on the manifest, for schedulers and people: a copy of
-	// what gpuckpt.json says.
-	AnnotationSchema    = "dev.gpuckpt.schema"
-	AnnotationCreated   = "dev.gpuckpt.created"    // RFC 3339
-	AnnotationDriver    = "dev.gpuckpt.driver"     // "580.159.04"
-	AnnotationCUDA      = "dev.gpuckpt.cuda"       // "13.0"
-	AnnotationGPUCount  = "dev.gpuckpt.gpu.count"  // "2"
-	AnnotationGPUModels = "dev.gpuckpt.gpu.models" // names, sorted, each once, ", " between
-	AnnotationGPUMemory = "dev.gpuckpt.gpu.memory" // bytes of all the GPUs' memory
-	AnnotationGPUState  = "dev.gpuckpt.gpu.state"  // bytes of GPU state
-	AnnotationProcesses = "dev.gpuckpt.processes"  // number of CUDA processes
-	// AnnotationBase names the base image, where Options.BaseName says it:
-	// the key of the OCI image specification.
-	AnnotationBase       = "org.opencontainers.image.base.name"
-	AnnotationBaseDigest = "org.opencontainers.image.base.digest"
+// The annotations of a checkpoint image, which package annotations describes.
+const (
+	AnnotationLayer      = annotations.Layer
+	AnnotationArea       = annotations.Area
+	AnnotationOffset     = annotations.Offset
+	AnnotationLayerBytes = annotations.LayerBytes
+	AnnotationSchema     = annotations.Schema
+	AnnotationCreated    = annotations.Created
+	AnnotationDriver     = annotations.Driver
+	AnnotationCUDA       = annotations.CUDA
+	AnnotationGPUCount   = annotations.GPUCount
+	AnnotationGPUModels  = annotations.GPUModels
+	AnnotationGPUMemory  = annotations.GPUMemory
+	AnnotationGPUState   = annotations.GPUState
+	AnnotationProcesses  = annotations.Processes
+	AnnotationBase       = annotations.Base
+	AnnotationBaseDigest = annotations.BaseDigest
 )
 
 // The values of AnnotationLayer.

@@ -12,6 +12,8 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // containerdTested is the oldest containerd that this project is tested with.
@@ -113,7 +115,7 @@ func (a *area) checkCRI(d *Daemon, config *containerdConfig) {
 // (containerd, internal/cri/util: path.Match).
 func passes(patterns []string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
-		ok, err := path.Match(p, "dev.gpuckpt.on-checkpoint")
+		ok, err := path.Match(p, annotations.OnCheckpoint)
 		return ok && err == nil
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 func is(b bool) *bool { return &b }
@@ -104,7 +105,7 @@ func TestFacts(t *testing.T) {
 	if _, err := FromAnnotations(map[string]string{"a": "b"}); !errors.Is(err, ErrNoFacts) {
 		t.Errorf("error %v, want ErrNoFacts", err)
 	}
-	for _, key := range []string{AnnotationSchema, AnnotationGPUCount, AnnotationGPUMemory, AnnotationGPUState, AnnotationGPUFree} {
+	for _, key := range []string{annotations.Schema, annotations.GPUCount, annotations.GPUMemory, annotations.GPUState, annotations.GPUFree} {
 		a := f.Annotations()
 		a[key] = "-1x"
 		if _, err := FromAnnotations(a); err == nil {
@@ -153,8 +154,8 @@ func FuzzFromAnnotations(f *testing.F) {
 	f.Add("x", "", "-1", ", ,", "99999999999999999999", "")
 	f.Fuzz(func(t *testing.T, schema, driver, count, models, memory, state string) {
 		facts, err := FromAnnotations(map[string]string{
-			AnnotationSchema: schema, AnnotationDriver: driver, AnnotationGPUCount: count,
-			AnnotationGPUModels: models, AnnotationGPUMemory: memory, AnnotationGPUState: state,
+			annotations.Schema: schema, annotations.Driver: driver, annotations.GPUCount: count,
+			annotations.GPUModels: models, annotations.GPUMemory: memory, annotations.GPUState: state,
 		})
 		if err != nil {
 			return

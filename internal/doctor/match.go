@@ -12,19 +12,7 @@ import (
 	"strings"
 
 	"github.com/gpuckpt/gpuckpt/images"
-)
-
-// The annotations of a checkpoint image's manifest, and of a node: facts under
-// the same names, so that they can be compared by name.
-const (
-	AnnotationSchema    = "dev.gpuckpt.schema"     // "1"
-	AnnotationDriver    = "dev.gpuckpt.driver"     // "580.159.04"
-	AnnotationCUDA      = "dev.gpuckpt.cuda"       // "13.0"
-	AnnotationGPUCount  = "dev.gpuckpt.gpu.count"  // "2"
-	AnnotationGPUModels = "dev.gpuckpt.gpu.models" // names, sorted, each once, ", " between
-	AnnotationGPUMemory = "dev.gpuckpt.gpu.memory" // bytes of all the GPUs' memory
-	AnnotationGPUState  = "dev.gpuckpt.gpu.state"  // bytes of GPU state; of a checkpoint only
-	AnnotationGPUFree   = "dev.gpuckpt.gpu.free"   // bytes of all the GPUs' memory that is free; of a node only
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // ErrNoFacts says that annotations hold nothing of a GPU checkpoint.
@@ -84,18 +72,18 @@ func sortedSet(names []string) []string { return slices.Compact(slices.Sorted(sl
 // Annotations are the facts as such.
 func (f Facts) Annotations() map[string]string {
 	a := map[string]string{
-		AnnotationSchema:    strconv.Itoa(f.Schema),
-		AnnotationDriver:    f.Driver,
-		AnnotationCUDA:      f.CUDA,
-		AnnotationGPUCount:  strconv.Itoa(f.Count),
-		AnnotationGPUModels: strings.Join(f.Models, ", "),
-		AnnotationGPUMemory: strconv.FormatUint(f.Memory, 10),
+		annotations.Schema:    strconv.Itoa(f.Schema),
+		annotations.Driver:    f.Driver,
+		annotations.CUDA:      f.CUDA,
+		annotations.GPUCount:  strconv.Itoa(f.Count),
+		annotations.GPUModels: strings.Join(f.Models, ", "),
+		annotations.GPUMemory: strconv.FormatUint(f.Memory, 10),
 	}
 	if f.State > 0 {
-		a[AnnotationGPUState] = strconv.FormatUint(f.State, 10)
+		a[annotations.GPUState] = strconv.FormatUint(f.State, 10)
 	}
 	if f.Free > 0 {
-		a[AnnotationGPUFree] = strconv.FormatUint(f.Free, 10)
+		a[annotations.GPUFree] = strconv.FormatUint(f.Free, 10)
 	}
 	maps.DeleteFunc(a, func(_, v string) bool { return v == "" })
 	return a
@@ -104,22 +92,22 @@ func (f Facts) Annotations() map[string]string {
 // FromAnnotations reads facts. It is ErrNoFacts when there is no schema among
 // the annotations, and another error when a value makes no sense.
 func FromAnnotations(a map[string]string) (f Facts, err error) {
-	if _, ok := a[AnnotationSchema]; !ok {
+	if _, ok := a[annotations.Schema]; !ok {
 		return Facts{}, ErrNoFacts
 	}
-	if f.Schema, err = strconv.Atoi(a[AnnotationSchema]); err != nil {
-		return Facts{}, fmt.Errorf("annotation %s: %w", AnnotationSchema, err)
+	if f.Schema, err = strconv.Atoi(a[annotations.Schema]); err != nil {
+		return Facts{}, fmt.Errorf("annotation %s: %w", annotations.Schema, err)
 	}
-	f.Driver, f.CUDA = a[AnnotationDriver], a[AnnotationCUDA]
-	if v, ok := a[AnnotationGPUCount]; ok {
+	f.Driver, f.CUDA = a[annotations.Driver], a[annotations.CUDA]
+	if v, ok := a[annotations.GPUCount]; ok {
 		if f.Count, err = strconv.Atoi(v); err != nil || f.Count < 0 {
-			return Facts{}, fmt.Errorf("annotation %s: %q is no count", AnnotationGPUCount, v)
+			return Facts{}, fmt.Errorf("annotation %s: %q is no count", annotations.GPUCount, v)
 		}
 	}
-	if v := a[AnnotationGPUModels]; v != "" {
+	if v := a[annotations.GPUModels]; v != "" {
 		f.Models = sortedSet(strings.Split(v, ", "))
 	}
-	for key, to := range map[string]*uint64{AnnotationGPUMemory: &f.Memory, AnnotationGPUState: &f.State, AnnotationGPUFree: &f.Free} {
+	for key, to := range map[string]*uint64{annotations.GPUMemory: &f.Memory, annotations.GPUState: &f.State, annotations.GPUFree: &f.Free} {
 		if v, ok := a[key]; ok {
 			if *to, err = strconv.ParseUint(v, 10, 64); err != nil {
 				return Facts{}, fmt.Errorf("annotation %s: %q is no number of bytes", key, v)

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package config
 
 import (
 	"errors"
@@ -17,15 +17,10 @@ import (
 func useConfig(t *testing.T, text string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.toml")
-	writeFile(t, path, text)
-	t.Setenv(ConfigEnv, path)
-}
-
-func writeFile(t *testing.T, path, text string) {
-	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv(Env, path)
 }
 
 // wantError checks an error by a part of its text; "" wants none.
@@ -39,19 +34,19 @@ func wantError(t *testing.T, err error, text string) {
 	}
 }
 
-func TestParseConfig(t *testing.T) {
-	with := func(change func(*Config)) Config {
-		c := defaultConfig()
+func TestParse(t *testing.T) {
+	with := func(change func(*Node)) Node {
+		c := Default()
 		change(&c)
 		return c
 	}
 	for _, test := range []struct {
 		name, text string
-		want       Config
+		want       Node
 		err        string
 	}{
-		{name: "nothing", want: defaultConfig()},
-		{name: "a comment", text: "# all defaults\n", want: defaultConfig()},
+		{name: "nothing", want: Default()},
+		{name: "a comment", text: "# all defaults\n", want: Default()},
 		{name: "everything", text: `
 helper = "/opt/helper"
 lock_timeout = "1m30s"
@@ -72,15 +67,15 @@ tcp-established = true
 ghost-limit = 1048576
 network-lock = "skip"
 external = ["mnt[a]:b", "dev[c]:d"]
-`, want: with(func(c *Config) {
+`, want: with(func(c *Node) {
 			c.Helper, c.LockTimeout, c.OnCheckpoint, c.LogDir = "/opt/helper", Duration(90*time.Second), "stop", "/logs"
-			c.Staging = StagingConfig{Cgroup: "a/b", MemoryLimit: 100, WhenShort: whenShortThrough, Buffer: 32 << 20}
-			c.CRIU = CRIUConfig{Path: "/opt/criu/criu", PluginDir: "/opt/criu/plugins", Options: map[string]any{
+			c.Staging = Staging{Cgroup: "a/b", MemoryLimit: 100, WhenShort: WriteThrough, Buffer: 32 << 20}
+			c.CRIU = CRIU{Path: "/opt/criu/criu", PluginDir: "/opt/criu/plugins", Options: map[string]any{
 				"tcp-established": true, "ghost-limit": int64(1048576), "network-lock": "skip",
 				"external": []any{"mnt[a]:b", "dev[c]:d"},
 			}}
 		})},
-		{name: "one setting", text: `lock_timeout = "1s"`, want: with(func(c *Config) { c.LockTimeout = Duration(time.Second) })},
+		{name: "one setting", text: `lock_timeout = "1s"`, want: with(func(c *Node) { c.LockTimeout = Duration(time.Second) })},
 		{name: "unknown setting", text: "\nlock_timout = \"1s\"", err: "unknown setting lock_timout (line 2)"},
 		{name: "unknown settings", text: "a = 1\n[criu]\nb = 2\n", err: "unknown setting a (line 1), criu.b (line 3)"},
 		{name: "unknown section", text: "[crui]\n", err: "unknown setting crui"},
@@ -103,7 +98,7 @@ external = ["mnt[a]:b", "dev[c]:d"]
 		{name: "option of no known type", text: "[criu.options]\nlibdir = 1.5", err: "[criu.options]: libdir"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := parseConfig([]byte(test.text))
+			got, err := parse([]byte(test.text))
 			wantError(t, err, test.err)
 			if err != nil && strings.Contains(err.Error(), "\n") {
 				t.Errorf("the error has several lines: %v", err)
@@ -115,36 +110,36 @@ external = ["mnt[a]:b", "dev[c]:d"]
 	}
 }
 
-func TestLoadConfig(t *testing.T) {
+func TestLoad(t *testing.T) {
 	t.Run("named and there", func(t *testing.T) {
 		useConfig(t, `helper = "/opt/helper"`)
-		config, err := LoadConfig()
+		config, err := Load()
 		if err != nil || config.Helper != "/opt/helper" {
 			t.Errorf("got %+v, error %v", config, err)
 		}
 	})
 	t.Run("named and missing", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "none.toml")
-		t.Setenv(ConfigEnv, path)
-		_, err := LoadConfig()
-		if !errors.Is(err, ErrConfig) {
-			t.Errorf("error %v, want ErrConfig", err)
+		t.Setenv(Env, path)
+		_, err := Load()
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("error %v, want ErrInvalid", err)
 		}
 		wantError(t, err, path)
 	})
 	t.Run("broken", func(t *testing.T) {
 		useConfig(t, `nonsense`)
-		_, err := LoadConfig()
-		if !errors.Is(err, ErrConfig) {
-			t.Errorf("error %v, want ErrConfig", err)
+		_, err := Load()
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("error %v, want ErrInvalid", err)
 		}
-		wantError(t, err, os.Getenv(ConfigEnv))
+		wantError(t, err, os.Getenv(Env))
 	})
 }
 
 // What is accepted is usable: no setting can bring a line into CRIU's
 // configuration that is not its own.
-func FuzzParseConfig(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"", "lock_timeout = \"10s\"\n", "[criu]\npath = \"/x/criu\"\n", "on_checkpoint = \"stop\"",
 		"[criu.options]\na = true\nb = \"c d\"\ne = [\"f\", \"g\"]\nh = 1\n", "[criu.options]\n\"\" = \"x\"", "a = {b = 1}",
@@ -152,11 +147,11 @@ func FuzzParseConfig(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		config, err := parseConfig(data)
+		config, err := parse(data)
 		if err != nil {
 			return
 		}
-		if config.LockTimeout <= 0 || config.OnCheckpoint != onCheckpointKeep && config.OnCheckpoint != onCheckpointStop {
+		if config.LockTimeout <= 0 || config.OnCheckpoint != Keep && config.OnCheckpoint != Stop {
 			t.Errorf("accepted %+v", config)
 		}
 		for name, value := range config.CRIU.Options {
@@ -168,7 +163,7 @@ func FuzzParseConfig(f *testing.F) {
 // checkLines checks that all lines made of an option set that option.
 func checkLines(t *testing.T, name string, value any) {
 	t.Helper()
-	lines, err := criuLines(name, value)
+	lines, err := CRIULines(name, value)
 	if err != nil {
 		t.Errorf("%s = %v was accepted, and then: %v", name, value, err)
 	}

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package config
 
 import (
 	"os"
@@ -9,30 +9,32 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // docs/config.example.toml names every setting with its default, what is
 // commented out in it is valid, and docs/configuration.md explains all of it.
 func TestExampleConfig(t *testing.T) {
-	example, err := os.ReadFile("../docs/config.example.toml")
+	example, err := os.ReadFile("../../docs/config.example.toml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	guide, err := os.ReadFile("../docs/configuration.md")
+	guide, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := parseConfig(example)
+	got, err := parse(example)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(got.CRIU.Options) == 0 {
 		got.CRIU.Options = nil // the section is there, and empty
 	}
-	if want := defaultConfig(); !reflect.DeepEqual(got, want) {
+	if want := Default(); !reflect.DeepEqual(got, want) {
 		t.Errorf("config.example.toml sets\n%+v\nwhile the defaults are\n%+v", got, want)
 	}
-	for _, key := range settings(reflect.TypeFor[Config]()) {
+	for _, key := range settings(reflect.TypeFor[Node]()) {
 		if !regexp.MustCompile(`(?m)^(\[(.*\.)?` + key + `\]|` + key + ` =)`).Match(example) {
 			t.Errorf("config.example.toml has no setting %s", key)
 		}
@@ -41,7 +43,7 @@ func TestExampleConfig(t *testing.T) {
 		}
 	}
 	// "#name = value" is a setting, "# Text" is not.
-	whole, err := parseConfig(regexp.MustCompile(`(?m)^#([a-z])`).ReplaceAll(example, []byte("$1")))
+	whole, err := parse(regexp.MustCompile(`(?m)^#([a-z])`).ReplaceAll(example, []byte("$1")))
 	if err != nil {
 		t.Fatalf("config.example.toml with every setting switched on: %v", err)
 	}
@@ -52,11 +54,11 @@ func TestExampleConfig(t *testing.T) {
 
 // TestAnnotationsExplained keeps the guide's list of annotations complete.
 func TestAnnotationsExplained(t *testing.T) {
-	guide, err := os.ReadFile("../docs/configuration.md")
+	guide, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range append([]string{onCheckpoint, restoreAnnotation}, criuAnnotations...) {
+	for _, name := range append([]string{annotations.OnCheckpoint, annotations.Restore, annotations.WhenShort}, criuAnnotations...) {
 		if !strings.Contains(string(guide), "`"+name+"`") {
 			t.Errorf("configuration.md does not explain the annotation %s", name)
 		}

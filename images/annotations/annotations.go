@@ -1,0 +1,86 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package annotations is the list of all annotation keys of this project, and of
+// the keys of others that it reads or writes.
+//
+// An annotation begins on a container, where its user sets it, or on the manifest
+// of a checkpoint image, where images/oci writes it. Nobody changes it afterwards,
+// except a Task Update, whose annotations are orders and are not kept.
+package annotations
+
+// On a container; docs/configuration.md describes them. On a pod they reach the
+// shim only if containerd's configuration of the runtime has pod_annotations =
+// ["dev.gpuckpt.*"].
+const (
+	// Restore asks that the container's image, a checkpoint, is restored ("true")
+	// or started afresh ("false").
+	Restore = "dev.gpuckpt.restore"
+	// OnCheckpoint decides whether the container continues after a checkpoint
+	// whose request has no options, the kubelet's and nerdctl's: "keep" or "stop".
+	OnCheckpoint = "dev.gpuckpt.on-checkpoint"
+	// WhenShort decides for a container what [staging] when_short decides for the
+	// node.
+	WhenShort = "dev.gpuckpt.when-short"
+	// CRIUPrefix begins the annotations that set an option of CRIU:
+	// dev.gpuckpt.criu.tcp-established = "true".
+	CRIUPrefix = "dev.gpuckpt.criu."
+	// GPUs says which GPU takes the place of which in a restore.
+	GPUs = "dev.gpuckpt.gpus"
+	// ContainerName is the name of the container that a checkpoint was taken of.
+	ContainerName = "dev.gpuckpt.container.name"
+)
+
+// On a Task Update. Such an update changes no resources; a client should send empty
+// ones all the same, because runc's shim crashes without.
+const (
+	// Suspend is "true" or "false": take the container off its GPUs, or return it.
+	Suspend = "dev.gpuckpt.suspend"
+	// SuspendSpill names a directory on a disk of the node to which GPU state is
+	// written, so that it takes no memory either.
+	SuspendSpill = "dev.gpuckpt.suspend.spill"
+	// ResumeGPUs lists the GPUs to resume on, UUIDs or CUDA's indices, one for each
+	// that the container had and in their order.
+	ResumeGPUs = "dev.gpuckpt.resume.gpus"
+)
+
+// On the layers that a checkpoint adds to an image.
+const (
+	// Layer is "rw", "gpu" or "criu".
+	Layer = "dev.gpuckpt.layer"
+	// Area and Offset are on layers with GPU state: the name of the area, and where
+	// in the area's file the layer begins, a decimal number.
+	Area   = "dev.gpuckpt.area"
+	Offset = "dev.gpuckpt.offset"
+)
+
+// On the manifest of a checkpoint image, for schedulers and people: a copy of what
+// gpuckpt.json has. A node has facts under the same keys, so that the two can be
+// compared.
+const (
+	// LayerBytes is the size of the pieces that GPU state was cut into.
+	LayerBytes = "dev.gpuckpt.layer.bytes"
+	Schema     = "dev.gpuckpt.schema"     // "1"
+	Created    = "dev.gpuckpt.created"    // RFC 3339
+	Driver     = "dev.gpuckpt.driver"     // "580.159.04"
+	CUDA       = "dev.gpuckpt.cuda"       // "13.0"
+	GPUCount   = "dev.gpuckpt.gpu.count"  // "2"
+	GPUModels  = "dev.gpuckpt.gpu.models" // names, sorted, each once, ", " between
+	GPUMemory  = "dev.gpuckpt.gpu.memory" // bytes of all the GPUs' memory
+	GPUState   = "dev.gpuckpt.gpu.state"  // bytes of GPU state; of a checkpoint only
+	GPUFree    = "dev.gpuckpt.gpu.free"   // bytes of GPU memory that are free; of a node only
+	Processes  = "dev.gpuckpt.processes"  // number of CUDA processes
+)
+
+// Keys of others.
+const (
+	// CRIUConfig tells runc which configuration file CRIU reads, in a dump and in a
+	// restore (runc, libcontainer/criu_linux.go).
+	CRIUConfig = "org.criu.config"
+	// CRIImageName is where containerd's CRI service writes the name of the image.
+	// Other clients write it nowhere that a shim can see.
+	CRIImageName = "io.kubernetes.cri.image-name"
+	// Base and BaseDigest name the base image (OCI image specification).
+	Base       = "org.opencontainers.image.base.name"
+	BaseDigest = "org.opencontainers.image.base.digest"
+)

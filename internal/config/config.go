@@ -1,0 +1,242 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config is what an operator and a user decide: the node's TOML file, and
+// the annotations of a container, which come before it.
+//
+// An operation on a container (create and restore, pause, checkpoint, suspend) has
+// one Source. The Source reads the file when somebody first asks, once, and from
+// then on everybody in the operation sees that View, whatever becomes of the file.
+// So an edit of the file needs no restart, and an operation never goes by halves of
+// two files.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/gpuckpt/gpuckpt/trace"
+)
+
+// Env names a file in place of Path, in the environment of containerd, which its
+// shims inherit.
+const Env = "GPUCKPT_CONFIG"
+
+// Path is the node's file. It need not exist.
+const Path = "/etc/gpuckpt/config.toml"
+
+// ErrInvalid is the error of a file that cannot be used.
+var ErrInvalid = errors.New("gpuckpt configuration")
+
+// Node is the node's file; docs/configuration.md describes it.
+type Node struct {
+	// Helper is the path of gpuckpt-cuda-helper. Empty: beside the shim, then in
+	// $PATH.
+	Helper string `toml:"helper"`
+	// LockTimeout is how long the work that a process has submitted to its GPUs may
+	// take to finish. CRIU's CUDA plugin has the same default, 10 s.
+	LockTimeout Duration `toml:"lock_timeout"`
+	// OnCheckpoint decides whether a container continues after a checkpoint whose
+	// request does not decide: Keep or Stop.
+	OnCheckpoint string `toml:"on_checkpoint"`
+	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a
+	// container.
+	LogDir string `toml:"log_dir"`
+	// CDISpecDirs are the directories of the node's CDI specifications. A later one
+	// overrides an earlier one, as in containerd's configuration.
+	CDISpecDirs []string `toml:"cdi_spec_dirs"`
+	Staging     Staging  `toml:"staging"`
+	Restore     Restore  `toml:"restore"`
+	CRIU        CRIU     `toml:"criu"`
+}
+
+// Staging is the section [staging]: where GPU state goes on its way.
+type Staging struct {
+	// Steer decides whether GPU state bypasses CRIU, in files of its own. Without,
+	// the driver fills memory of the container and CRIU dumps it.
+	Steer bool `toml:"steer"`
+	// CopyThreads is how many threads copy GPU state in each process, the driver's
+	// own included; 0 leaves the copying to the driver. Fewer do so where the
+	// container or the machine has fewer processors.
+	CopyThreads int `toml:"copy_threads"`
+	// Cgroup is what the memory for GPU state is charged to, a path from the root
+	// of the memory hierarchy. Empty: the cgroup of containerd's shims.
+	Cgroup string `toml:"cgroup"`
+	// MemoryLimit bounds that cgroup, in bytes; 0 leaves it as it is.
+	MemoryLimit int64 `toml:"memory_limit"`
+	// WhenShort decides what becomes of a checkpoint whose GPU state does not fit
+	// in memory: Refuse, WriteThrough or Driver.
+	WhenShort string `toml:"when_short"`
+	// Buffer is the memory, in bytes, through which state is written to a disk.
+	Buffer int64 `toml:"buffer"`
+}
+
+// CRIU is the section [criu].
+type CRIU struct {
+	// Path of the criu to use, absolute and of that name; its directory comes first
+	// in $PATH, where runc looks. Empty: the one that $PATH has.
+	Path string `toml:"path"`
+	// PluginDir is where criu looks for its plugins. A cuda_plugin.so there is kept
+	// from acting a second time.
+	PluginDir string `toml:"plugin_dir"`
+	// Options are lines for CRIU's configuration file, by the names of its command
+	// line: true, a string, a number, or a list of strings.
+	Options map[string]any `toml:"options"`
+}
+
+// The values of on_checkpoint.
+const (
+	Keep = "keep" // the container continues
+	Stop = "stop" // the container ends
+)
+
+// The values of when_short.
+const (
+	Refuse       = "refuse"
+	WriteThrough = "write-through" // to the disk, as the driver fills
+	// Driver heeds the host's memory alone: what does not fit in the staging cgroup
+	// is left to the driver and CRIU.
+	Driver = "driver"
+)
+
+// Duration reads "10s".
+type Duration time.Duration
+
+// UnmarshalText reads a Go duration.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err != nil {
+		return err
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// Default returns the configuration of a node without a file.
+func Default() Node {
+	return Node{
+		LockTimeout:  Duration(10 * time.Second),
+		OnCheckpoint: Keep,
+		LogDir:       "/var/log/gpuckpt",
+		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
+		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
+		Restore:      Restore{Policy: Annotated, Images: []string{}},
+	}
+}
+
+// Load reads the node's file. Without one it returns the defaults, unless Env names
+// it. All errors are ErrInvalid.
+func Load() (Node, error) {
+	path, named := os.LookupEnv(Env)
+	if !named {
+		path = Path
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) && !named {
+		return Default(), nil
+	}
+	if err != nil {
+		return Node{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	node, err := parse(data)
+	if err != nil {
+		return Node{}, fmt.Errorf("%w: %s: %w", ErrInvalid, path, err)
+	}
+	return node, nil
+}
+
+// parse is strict: a setting that it does not know is an error.
+func parse(data []byte) (Node, error) {
+	node := Default()
+	if err := Decode(data, &node); err != nil {
+		return Node{}, err
+	}
+	return node, node.check()
+}
+
+func (n *Node) check() error {
+	if time.Duration(n.LockTimeout) < time.Millisecond { // the driver counts in these; "10" alone is 10 ns
+		return fmt.Errorf("lock_timeout is %v; it must be 1ms or more, and a text with its unit, such as \"10s\"", time.Duration(n.LockTimeout))
+	}
+	if err := oneOf(n.OnCheckpoint, Keep, Stop); err != nil {
+		return fmt.Errorf("on_checkpoint %w", err)
+	}
+	if err := n.Staging.check(); err != nil {
+		return fmt.Errorf("[staging] %w", err)
+	}
+	if err := n.Restore.check(); err != nil {
+		return fmt.Errorf("[restore] %w", err)
+	}
+	if path := n.CRIU.Path; path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "criu") {
+		return fmt.Errorf("[criu] path is %q; it must be an absolute path that ends in /criu, the name that runc looks for", path)
+	}
+	for name, value := range n.CRIU.Options {
+		if _, err := CRIULines(name, value); err != nil {
+			return fmt.Errorf("[criu.options]: %w", err)
+		}
+	}
+	return nil
+}
+
+func (s *Staging) check() error {
+	if s.Cgroup != "" && !filepath.IsLocal(s.Cgroup) {
+		return fmt.Errorf("cgroup is %q; it must be a path from the root of the hierarchy, without a leading slash", s.Cgroup)
+	}
+	if s.MemoryLimit < 0 || s.MemoryLimit > 0 && s.Cgroup == "" {
+		return fmt.Errorf("memory_limit is %d; it must not be negative, and needs a cgroup", s.MemoryLimit)
+	}
+	if n := s.CopyThreads; n < 0 || n > trace.MaxCopiers {
+		return fmt.Errorf("copy_threads is %d; it must be from 0 to %d", n, trace.MaxCopiers)
+	}
+	if err := oneOf(s.WhenShort, Refuse, WriteThrough, Driver); err != nil {
+		return fmt.Errorf("when_short %w", err)
+	}
+	if s.Buffer < trace.MinWindow {
+		return fmt.Errorf("buffer is %d; it must be %d or more", s.Buffer, trace.MinWindow)
+	}
+	return nil
+}
+
+// oneOf refuses a value that is none of the words.
+func oneOf(value string, words ...string) error {
+	var list strings.Builder
+	for i, word := range words {
+		if value == word {
+			return nil
+		}
+		switch {
+		case i == 0:
+		case i == len(words)-1:
+			list.WriteString(" or ")
+		default:
+			list.WriteString(", ")
+		}
+		fmt.Fprintf(&list, "%q", word)
+	}
+	return fmt.Errorf("is %q; it must be %s", value, &list)
+}
+
+// Decode decodes TOML strictly: its error names the settings that into does not
+// have, in one line.
+func Decode(data []byte, into any) error {
+	dec := toml.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(into)
+	var strict *toml.StrictMissingError
+	if !errors.As(err, &strict) {
+		return err
+	}
+	var names []string
+	for _, each := range strict.Errors {
+		row, _ := each.Position()
+		names = append(names, fmt.Sprintf("%s (line %d)", strings.Join(each.Key(), "."), row))
+	}
+	return fmt.Errorf("unknown setting %s", strings.Join(names, ", "))
+}

@@ -1,0 +1,161 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+)
+
+// View is what one operation on a container goes by.
+type View struct {
+	Node
+	Annotations map[string]string // the container's
+}
+
+// Source returns the View of one operation. It reads the node's file when it is
+// first called; later calls return the same View, or the same error.
+type Source func() (View, error)
+
+// For returns the Source of one operation on a container with these annotations.
+func For(annotations map[string]string) Source {
+	return sync.OnceValues(func() (View, error) {
+		node, err := Load()
+		return View{node, annotations}, err
+	})
+}
+
+// StopsAfterCheckpoint reports whether the container ends after a checkpoint whose
+// request does not decide.
+func (v View) StopsAfterCheckpoint() (bool, error) {
+	want, err := v.choose(annotations.OnCheckpoint, v.OnCheckpoint, Keep, Stop)
+	return want == Stop, err
+}
+
+// WhenShort returns what becomes of a checkpoint of the container whose GPU state
+// does not fit in memory: Refuse, WriteThrough or Driver.
+func (v View) WhenShort() (string, error) {
+	return v.choose(annotations.WhenShort, v.Staging.WhenShort, Refuse, WriteThrough, Driver)
+}
+
+// choose returns the value of an annotation, which must be one of the words, or the
+// node's without that annotation.
+func (v View) choose(key, node string, words ...string) (string, error) {
+	value, annotated := v.Annotations[key]
+	if !annotated {
+		return node, nil
+	}
+	if err := oneOf(value, words...); err != nil {
+		return "", fmt.Errorf("annotation %s %w: %w", key, err, errdefs.ErrInvalidArgument)
+	}
+	return value, nil
+}
+
+// criuAnnotations are the options of CRIU that a container may set for itself.
+// Others (action-script, libdir, external) reach beyond the container, so only the
+// node's file may.
+var criuAnnotations = []string{
+	"tcp-established", "tcp-close", "skip-in-flight", "file-locks", "link-remap",
+	"ghost-limit", "timeout", "manage-cgroups", "network-lock",
+}
+
+// CRIUOptions returns the node's options of CRIU with the container's over them.
+func (v View) CRIUOptions() (map[string]any, error) {
+	options := make(map[string]any)
+	maps.Copy(options, v.CRIU.Options)
+	for key, value := range v.Annotations {
+		name, ours := strings.CutPrefix(key, annotations.CRIUPrefix)
+		if !ours {
+			continue
+		}
+		if !slices.Contains(criuAnnotations, name) {
+			return nil, fmt.Errorf("annotation %s: a container may set only %s%s: %w", key, annotations.CRIUPrefix, strings.Join(criuAnnotations, ", "), errdefs.ErrInvalidArgument)
+		}
+		switch value {
+		case "true", "":
+			options[name] = true
+		case "false":
+			options[name] = false
+		default:
+			options[name] = value
+		}
+	}
+	return options, nil
+}
+
+// The values of [restore] policy.
+const (
+	Never     = "never"
+	Annotated = "annotated"
+	Always    = "always"
+)
+
+// Restore is the section [restore]: which containers of checkpoint images are
+// restored.
+type Restore struct {
+	// Policy is Never, Annotated (if the container asks for it) or Always.
+	Policy string `toml:"policy"`
+	// Images are patterns (path.Match) of the names of the images that may be
+	// restored. Empty: all.
+	Images []string `toml:"images"`
+}
+
+func (r Restore) check() error {
+	if err := oneOf(r.Policy, Never, Annotated, Always); err != nil {
+		return fmt.Errorf("policy %w", err)
+	}
+	for _, pattern := range r.Images {
+		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
+			return fmt.Errorf("images: %q is not a pattern", pattern)
+		}
+	}
+	return nil
+}
+
+// AsksForRestore reports whether a container asks for a restore of its image.
+func AsksForRestore(container map[string]string) bool {
+	return container[annotations.Restore] == "true"
+}
+
+// StartsAfresh decides whether a container of a checkpoint image is restored. If
+// not, it returns the reason to start the container afresh, or an error when
+// whoever made the container cannot have meant that.
+func (v View) StartsAfresh() (reason string, err error) {
+	const key = annotations.Restore
+	switch value, annotated := v.Annotations[key]; {
+	case annotated && value != "true" && value != "false":
+		return "", fmt.Errorf("annotation %s is %q; it must be \"true\" or \"false\": %w", key, value, errdefs.ErrInvalidArgument)
+	case value == "false":
+		return fmt.Sprintf("annotation %s is \"false\"", key), nil
+	case v.Restore.Policy == Never && annotated:
+		return "", fmt.Errorf("annotation %s asks for a restore, and this node allows none ([restore] policy in %s): %w", key, Path, errdefs.ErrFailedPrecondition)
+	case v.Restore.Policy == Never:
+		return "[restore] policy is \"never\"", nil
+	case v.Restore.Policy == Annotated && !annotated:
+		return fmt.Sprintf("it has no annotation %s=true", key), nil
+	}
+	if len(v.Restore.Images) == 0 {
+		return "", nil
+	}
+	name, known := v.Annotations[annotations.CRIImageName]
+	if !known {
+		return "", fmt.Errorf("this node restores only images that [restore] images in %s names, and the client does not say which image this is (only Kubernetes does, by %s); annotation %s=false starts it afresh: %w",
+			Path, annotations.CRIImageName, key, errdefs.ErrFailedPrecondition)
+	}
+	for _, pattern := range v.Restore.Images {
+		if ok, err := path.Match(pattern, name); ok && err == nil {
+			return "", nil
+		}
+	}
+	return "", fmt.Errorf("image %s is not among those that this node restores, %s ([restore] images in %s); annotation %s=false starts it afresh: %w",
+		name, strings.Join(v.Restore.Images, ", "), Path, key, errdefs.ErrFailedPrecondition)
+}

@@ -1,0 +1,75 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+)
+
+func TestStartsAfresh(t *testing.T) {
+	name := func(n string) map[string]string {
+		return map[string]string{annotations.Restore: "true", annotations.CRIImageName: n}
+	}
+	for what, c := range map[string]struct {
+		config    Restore
+		container map[string]string
+		afresh    string
+		refused   error
+	}{
+		"asked":             {Restore{Policy: Annotated}, name("x"), "", nil},
+		"not asked":         {Restore{Policy: Annotated}, nil, "no annotation", nil},
+		"always":            {Restore{Policy: Always}, nil, "", nil},
+		"asked not to":      {Restore{Policy: Always}, map[string]string{annotations.Restore: "false"}, "is \"false\"", nil},
+		"never":             {Restore{Policy: Never}, nil, "never", nil},
+		"never and asked":   {Restore{Policy: Never}, name("x"), "", errdefs.ErrFailedPrecondition},
+		"misspelt":          {Restore{Policy: Always}, map[string]string{annotations.Restore: "1"}, "", errdefs.ErrInvalidArgument},
+		"listed":            {Restore{Policy: Annotated, Images: []string{"a/*", "b.com/c:*"}}, name("b.com/c:1"), "", nil},
+		"listed, not asked": {Restore{Policy: Annotated, Images: []string{"a/*"}}, map[string]string{annotations.CRIImageName: "b"}, "no annotation", nil},
+		"not listed":        {Restore{Policy: Always, Images: []string{"a/*"}}, name("a/b/c"), "", errdefs.ErrFailedPrecondition},
+		"no name":           {Restore{Policy: Always, Images: []string{"a/*"}}, nil, "", errdefs.ErrFailedPrecondition},
+	} {
+		afresh, err := View{Node{Restore: c.config}, c.container}.StartsAfresh()
+		if !errors.Is(err, c.refused) || (afresh == "") != (c.afresh == "") || !strings.Contains(afresh, c.afresh) {
+			t.Errorf("%s: got %q, %v", what, afresh, err)
+		}
+	}
+}
+
+func TestWhenShort(t *testing.T) {
+	for value, want := range map[string]string{"refuse": "refuse", "write-through": "write-through", "driver": "driver"} {
+		got, err := View{Default(), map[string]string{annotations.WhenShort: value}}.WhenShort()
+		if err != nil || got != want {
+			t.Errorf("%q: got %q, %v", value, got, err)
+		}
+	}
+	if got, err := (View{Node: Default()}).WhenShort(); err != nil || got != Refuse {
+		t.Errorf("without an annotation: got %q, %v", got, err)
+	}
+	if _, err := (View{Default(), map[string]string{annotations.WhenShort: ""}}).WhenShort(); !errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Errorf("an empty annotation: got %v", err)
+	}
+}
+
+// An operation sees one file, whatever becomes of it meanwhile.
+func TestSourceReadsOnce(t *testing.T) {
+	useConfig(t, `on_checkpoint = "stop"`)
+	read := For(nil)
+	first, err := read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	useConfig(t, `nonsense`)
+	if second, err := read(); err != nil || first.OnCheckpoint != second.OnCheckpoint {
+		t.Errorf("the second time: %v, %v", second, err)
+	}
+	if _, err := For(nil)(); !errors.Is(err, ErrInvalid) {
+		t.Errorf("another operation: %v", err)
+	}
+}
