@@ -9,6 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -19,22 +21,22 @@ const tracerMemory = 24 << 20
 // choosePath chooses the way that GPU state takes to dir, "" for memory only. It
 // returns an error if memory is short and the state may not, or cannot, be written
 // through to dir. State of unknown size is written through where it may be.
-func choosePath(config StagingConfig, dir string, procs []cuda.Process, use usage) (DataPath, error) {
+func choosePath(staging config.Staging, dir string, procs []cuda.Process, use usage) (DataPath, error) {
 	state, known := use.total(), use.byGPU != nil
-	short, room, err := memoryShort(config, state)
+	short, room, err := memoryShort(staging, state)
 	if err != nil {
 		return nil, err
 	}
-	steers := config.Steer && trace.CanSteer
-	through := config.WhenShort == WhenShortThrough && (short != "" || !known)
+	steers := staging.Steer && trace.CanSteer
+	through := staging.WhenShort == config.WriteThrough && (short != "" || !known)
 	possible := dir != "" && steers && !onMemory(dir)
 	switch {
 	case through && possible:
-		window, err := chooseWindow(config, room, procs)
+		window, err := chooseWindow(staging, room, procs)
 		return writeThrough{window: window}, err
 	case known && short != "" && !through:
 		return nil, fmt.Errorf("%s: free some, or have the state written to the disk while the driver is at work, by when_short = %q in [staging] of %s or the annotation %s: %w",
-			short, WhenShortThrough, configPath, WhenShortAnnotation, errdefs.ErrResourceExhausted)
+			short, config.WriteThrough, config.Path, annotations.WhenShort, errdefs.ErrResourceExhausted)
 	case known && short != "" && dir == "":
 		return nil, fmt.Errorf("%s: free some, or suspend with a spill: %w", short, errdefs.ErrResourceExhausted)
 	case known && short != "" && !steers:
@@ -51,7 +53,7 @@ func choosePath(config StagingConfig, dir string, procs []cuda.Process, use usag
 
 // memoryShort returns in words that memory is too short for state of that size, ""
 // if it is not, and how much there is.
-func memoryShort(config StagingConfig, state uint64) (short string, room uint64, err error) {
+func memoryShort(staging config.Staging, state uint64) (short string, room uint64, err error) {
 	room, known := memoryAvailable()
 	if known && room < state {
 		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", mib(state), mib(room))
@@ -59,13 +61,13 @@ func memoryShort(config StagingConfig, state uint64) (short string, room uint64,
 	if !known {
 		room = 1 << 62
 	}
-	if !config.Steer || !trace.CanSteer || config.WhenShort == WhenShortDriver {
+	if !staging.Steer || !trace.CanSteer || staging.WhenShort == config.Driver {
 		return short, room, nil
 	}
 	cgroup := ""
-	if config.Cgroup != "" {
-		cgroup = "/" + config.Cgroup
-		if _, err := makeCgroup(nil, config); err != nil && config.MemoryLimit > 0 {
+	if staging.Cgroup != "" {
+		cgroup = "/" + staging.Cgroup
+		if _, err := makeCgroup(nil, staging); err != nil && staging.MemoryLimit > 0 {
 			return "", 0, fmt.Errorf("limit staging memory: %w", err)
 		}
 	}
@@ -80,7 +82,7 @@ func memoryShort(config StagingConfig, state uint64) (short string, room uint64,
 
 // chooseWindow shares the buffer, or what of it there is room for, among the
 // processes that are going to be checkpointed.
-func chooseWindow(config StagingConfig, room uint64, procs []cuda.Process) (uint64, error) {
+func chooseWindow(staging config.Staging, room uint64, procs []cuda.Process) (uint64, error) {
 	n := uint64(0)
 	for _, p := range procs {
 		if p.State != cuda.Checkpointed {
@@ -92,10 +94,10 @@ func chooseWindow(config StagingConfig, room uint64, procs []cuda.Process) (uint
 	}
 	// A quarter stays for what is about the pages: the kernel's own memory.
 	room -= min(room, tracerMemory)
-	window := min(uint64(config.Buffer), room/4*3) / n
+	window := min(uint64(staging.Buffer), room/4*3) / n
 	if window < trace.MinWindow {
 		return 0, fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise buffer or memory_limit in [staging] of %s: %w",
-			n, mib(trace.MinWindow), mib(window), configPath, errdefs.ErrResourceExhausted)
+			n, mib(trace.MinWindow), mib(window), config.Path, errdefs.ErrResourceExhausted)
 	}
 	return window, nil
 }

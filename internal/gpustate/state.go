@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -41,7 +42,7 @@ func (p Phase) String() string {
 type Options struct {
 	// Config is the node's configuration, with what the container's annotations
 	// change of it.
-	Config Config
+	Config config.Node
 	// Request is what the container's spec grants.
 	Request cdi.Request
 	// Visible are the UUIDs of the GPUs that the driver brings up in a helper;
@@ -250,6 +251,9 @@ func (s *State) Forget() {
 	s.dropAreas()
 	s.phase, s.locked = Unlocked, locked{}
 }
+
+// AreaBytes returns the size of the state that is not in the processes.
+func (s *State) AreaBytes() uint64 { return bytesOf(s.areas) }
 
 // dropAreas forgets the areas, whose bytes are with the processes or, complete, in
 // an image. Memory is freed.

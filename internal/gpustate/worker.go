@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/log"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/trace"
 )
 
@@ -43,18 +44,18 @@ func (s *State) closeTracer() {
 
 // startWorker starts a worker process, which is a tracer if it is told to trace, in
 // the cgroup that memory for GPU state is charged to.
-func startWorker(ctx context.Context, run Run, config StagingConfig) (*trace.Session, error) {
-	if config.Cgroup == "" {
+func startWorker(ctx context.Context, run Run, staging config.Staging) (*trace.Session, error) {
+	if staging.Cgroup == "" {
 		return trace.Start(run, nil)
 	}
-	start, err := makeCgroup(run, config)
+	start, err := makeCgroup(run, staging)
 	if err == nil {
 		var s *trace.Session
 		if s, err = start(); err == nil {
 			return s, nil
 		}
 	}
-	if config.MemoryLimit > 0 { // no limit is not what was asked for
+	if staging.MemoryLimit > 0 { // no limit is not what was asked for
 		return nil, fmt.Errorf("limit staging memory: %w", err)
 	}
 	log.G(ctx).WithError(err).Warn("staging memory is charged to containerd's cgroup")
@@ -63,13 +64,13 @@ func startWorker(ctx context.Context, run Run, config StagingConfig) (*trace.Ses
 
 // makeCgroup makes the configured cgroup, if need be, and sets its limit. start
 // starts a worker in the cgroup.
-func makeCgroup(run Run, config StagingConfig) (start func() (*trace.Session, error), err error) {
-	name := "/" + config.Cgroup
+func makeCgroup(run Run, staging config.Staging) (start func() (*trace.Session, error), err error) {
+	name := "/" + staging.Cgroup
 	if cgroups.Mode() == cgroups.Unified {
 		const root = "/sys/fs/cgroup"
 		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
-		if config.MemoryLimit > 0 {
-			resources.Memory.Max = &config.MemoryLimit
+		if staging.MemoryLimit > 0 {
+			resources.Memory.Max = &staging.MemoryLimit
 		}
 		cg, err := cgroup2.NewManager(root, name, resources)
 		if err != nil {
@@ -89,8 +90,8 @@ func makeCgroup(run Run, config StagingConfig) (start func() (*trace.Session, er
 		}, nil
 	}
 	resources := &specs.LinuxResources{Memory: &specs.LinuxMemory{}}
-	if config.MemoryLimit > 0 {
-		resources.Memory.Limit = &config.MemoryLimit
+	if staging.MemoryLimit > 0 {
+		resources.Memory.Limit = &staging.MemoryLimit
 	}
 	memory := func() ([]cgroup1.Subsystem, error) {
 		all, err := cgroup1.Default()

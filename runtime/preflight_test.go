@@ -44,7 +44,7 @@ func family(t *testing.T) (parent, child int) {
 	return cmd.Process.Pid, child
 }
 
-func TestOutsiders(t *testing.T) {
+func TestExecedProcesses(t *testing.T) {
 	init, child := family(t)
 	other, grandchild := family(t)
 	const nobody = 1 << 30 // above every pid
@@ -61,7 +61,7 @@ func TestOutsiders(t *testing.T) {
 		{"with one that has ended", []int{init, nobody}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := outsiders(init, test.pids)
+			got, err := execedProcesses(init, test.pids)
 			if err != nil || !slices.Equal(got, test.want) {
 				t.Errorf("got %v, error %v; want %v", got, err, test.want)
 			}
@@ -88,14 +88,14 @@ func TestIsTemporary(t *testing.T) {
 
 // A directory of containerd's own that is gone means that nobody waits; one of
 // the user's need not be there yet.
-func TestAwaited(t *testing.T) {
+func TestClientWaits(t *testing.T) {
 	dir := t.TempDir()
 	for path, gone := range map[string]bool{
 		dir:                                      false,
 		filepath.Join(dir, "not-made-yet"):       false,
 		filepath.Join(dir, "ctrd-checkpoint123"): true,
 	} {
-		if err := awaited(path); (err != nil) != gone {
+		if err := clientWaits(path); (err != nil) != gone {
 			t.Errorf("%s: error %v", path, err)
 		}
 	}
@@ -113,5 +113,50 @@ func TestSizeOf(t *testing.T) {
 	}
 	if _, err := sizeOf(filepath.Join(dir, "none")); err == nil {
 		t.Error("no error for a directory that is not there")
+	}
+}
+
+// A failed checkpoint leaves the directory for the images as it was found.
+func TestImageDir(t *testing.T) {
+	list := func(dir string) (names []string) {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return names
+	}
+	for _, test := range []struct {
+		name string
+		had  []string // nil: there is no directory
+		left []string
+	}{
+		{"none", nil, nil},
+		{"empty", []string{}, nil},
+		{"with something", []string{"notes.txt"}, []string{"inventory.img", "notes.txt"}},
+	} {
+		d := &imageDir{path: filepath.Join(t.TempDir(), "images")}
+		if test.had != nil {
+			if err := os.Mkdir(d.path, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, name := range test.had {
+			writeFile(t, filepath.Join(d.path, name), "")
+		}
+		if err := d.prepare(); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"gpu-1-0", "inventory.img"} {
+			writeFile(t, filepath.Join(d.path, name), "")
+		}
+		if err := d.leave(); err != nil {
+			t.Error(err)
+		}
+		if got := list(d.path); !slices.Equal(got, test.left) {
+			t.Errorf("%s: left %q, want %q", test.name, got, test.left)
+		}
+		if _, err := os.Stat(d.path); os.IsNotExist(err) != (test.had == nil) {
+			t.Errorf("%s: the directory: %v", test.name, err)
+		}
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -17,18 +16,11 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
-	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
-// memoryPatience is how long a restore waits for GPU memory that is in use: a
-// driver may free that of a process some time after the process has ended.
-const memoryPatience = 3 * time.Second
-
-// gpuPlan is what becomes of a checkpoint's GPUs in the container that is
-// restored from it.
+// gpuPlan is what a restored container gets of GPUs.
 type gpuPlan struct {
 	// spec is the container's, made to fit.
 	spec *specs.Spec
@@ -37,14 +29,7 @@ type gpuPlan struct {
 	// stray are paths in the container at which CRIU mounts a node that the
 	// spec does not grant, and that must go.
 	stray []string
-	// pairs lead from the GPUs of the checkpoint to those granted here, of
-	// which there may be more.
-	pairs   []cdi.Pair
-	granted int
 }
-
-// same says that the container has the checkpoint's GPUs, and no others.
-func (p *gpuPlan) same() bool { return cdi.IsIdentity(p.pairs) && p.granted == len(p.pairs) }
 
 // fitSpec edits the bundle's config.json before anything is created of it: GPUs
 // that hooks would give are put into the spec, where CRIU and this shim see
@@ -175,157 +160,8 @@ func (c *container) rebindFiles(ctx context.Context, node config.Node, spec *spe
 	return nil
 }
 
-// pairGPUs decides where the checkpoint's GPUs go, or refuses. helper is one
-// that sees this node's GPUs, and info what it has said of them early. NVML's word
-// is enough to agree; before anything is refused CUDA is asked.
-func (c *container) pairGPUs(ctx context.Context, helper *cuda.Helper, info cuda.Info, m *images.Metadata) error {
-	plan := &c.restore.gpus
-	request := c.request
-	switch {
-	case request.MPS != "":
-		return refused(fmt.Errorf("%w: the container is to share a GPU by MPS (%s), which NVIDIA's driver cannot restore to", cdi.ErrPairs, request.MPS))
-	case request.MIG != "":
-		return refused(fmt.Errorf("%w: the container is to get an instance of a partitioned GPU (MIG; %s), and NVIDIA's driver restores to whole GPUs only", cdi.ErrPairs, request.MIG))
-	}
-	patience, early := time.Now().Add(memoryPatience), true
-	for {
-		granted := grantedGPUs(request, info)
-		plan.granted = len(granted)
-		var err error
-		plan.pairs, err = cdi.Pairs(demandOf(m), granted, c.annotations[cdi.PairsAnnotation])
-		if err == nil {
-			break
-		}
-		refusal := refused(fmt.Errorf("%w (it asks for %v)", err, request))
-		if !early {
-			if !errors.Is(err, cdi.ErrMemory) || time.Now().After(patience) {
-				return refusal
-			}
-			select {
-			case <-time.After(100 * time.Millisecond):
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		early = false
-		if info, err = helper.InfoNow(ctx); err != nil {
-			return fmt.Errorf("%w; %w", refusal, err)
-		}
-	}
-	for _, p := range plan.pairs {
-		log.G(ctx).WithFields(log.Fields{"id": c.id, "from": p.Old.UUID, "to": p.New.UUID}).Info("GPU of the checkpoint")
-	}
-	return nil
-}
-
-// refused gives an error the code for what the user must change.
+// refused adds the code of an error that the user must change something for.
 func refused(err error) error { return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) }
-
-// grantedGPUs are those of this node's GPUs that a spec grants.
-func grantedGPUs(request cdi.Request, info cuda.Info) []cdi.GPU {
-	var granted []cdi.GPU
-	mig := map[int]bool{}
-	for _, g := range info.Partitioned {
-		mig[g.Minor] = true
-	}
-	for _, g := range slices.Concat(info.Partitioned, info.GPUs) {
-		gpu := cdi.GPU{
-			UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index, Minor: g.Minor,
-			PCIBusID: g.PCIBusID, Free: g.Free, VGPU: g.VGPU, MIG: mig[g.Minor],
-		}
-		twice := slices.ContainsFunc(granted, func(have cdi.GPU) bool { return have.Minor == g.Minor })
-		if request.Grants(gpu) && !twice {
-			granted = append(granted, gpu)
-		}
-	}
-	return granted
-}
-
-// demandOf is what a checkpoint needs. The state of a process is known for
-// sure only where it is in files: what else the driver maps is in Bytes too.
-func demandOf(m *images.Metadata) cdi.Demand {
-	var demand cdi.Demand
-	for _, g := range m.GPUs {
-		demand.GPUs = append(demand.GPUs, cdi.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index})
-	}
-	for _, p := range m.Processes {
-		use := cdi.Use{GPUs: p.GPUs}
-		for _, a := range p.Areas {
-			use.Bytes += a.Bytes
-		}
-		demand.Processes = append(demand.Processes, use)
-	}
-	return demand
-}
-
-// restoreOnto has the driver restore the processes onto the GPUs of the plan.
-// Where all return to those that they had, the helper that is there can ask for it;
-// others only one inside the container's namespaces can ask for.
-func (c *container) restoreOnto(ctx context.Context, node config.Node, procs []cuda.Process) error {
-	if c.restore.gpus.same() {
-		if err := cuda.RestoreAll(ctx, c.restore.helper, procs, nil); !cuda.IsWrongSet(err) {
-			return err
-		}
-	}
-	inside, err := startHelper(ctx, node, cuda.Options{Join: c.pid, Visible: c.visibleGPUs()})
-	if err != nil {
-		return err
-	}
-	defer dismiss(inside)
-	tries := c.restore.gpuTries()
-	taken, err := cuda.RestoreAllOnto(ctx, inside, insidePIDs(procs), tries)
-	for pid, set := range taken {
-		if pairs := tries[pid]; set < len(pairs) && pairs[set] != nil {
-			log.G(ctx).WithFields(log.Fields{"id": c.id, "pid": pid, "pairs": pairs[set], "refused": set}).Info("GPU pairs taken by the driver")
-		}
-	}
-	return err
-}
-
-// insidePIDs are processes as a helper in their pid namespace counts them.
-func insidePIDs(procs []cuda.Process) []cuda.Process {
-	procs = slices.Clone(procs)
-	for i := range procs {
-		procs[i].PID = procs[i].NSPID
-	}
-	return procs
-}
-
-// gpuTries are the sets of GPU pairs to restore each process with, by its pid
-// in the container: pairs of the GPUs that it could see at the checkpoint. Where
-// the spec did not tell those, the metadata names the ones it had open, and the
-// checkpoint's GPUs all together come nearer, so they are tried next. No pairs
-// at all, which leaves every GPU its place, come first where nothing has changed.
-func (r *restoreState) gpuTries() map[int][][]cuda.Pair {
-	tries := map[int][][]cuda.Pair{}
-	pairsOf := func(uuids []string) []cuda.Pair {
-		var pairs []cuda.Pair
-		for _, p := range r.gpus.pairs {
-			if uuids == nil || slices.Contains(uuids, p.Old.UUID) {
-				pairs = append(pairs, cuda.Pair{Old: p.Old.UUID, New: p.New.UUID})
-			}
-		}
-		return pairs
-	}
-	identity := cdi.IsIdentity(r.gpus.pairs)
-	for _, p := range r.metadata.Processes {
-		var sets [][]cuda.Pair
-		if r.gpus.same() {
-			sets = append(sets, nil)
-		}
-		if len(p.GPUs) > 0 {
-			sets = append(sets, pairsOf(p.GPUs))
-		}
-		if len(p.GPUs) != len(r.gpus.pairs) && len(r.gpus.pairs) > 0 {
-			sets = append(sets, pairsOf(nil))
-		}
-		if identity && r.gpus.granted != len(r.gpus.pairs) {
-			sets = append(sets, nil)
-		}
-		tries[p.PID] = sets
-	}
-	return tries
-}
 
 // refreshNodes gives the nodes in a spec whose major number is each kernel's
 // own choice (nvidia-uvm) the numbers that they have here, in the cgroup's rules
