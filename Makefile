@@ -35,7 +35,7 @@ build: compiler ## Build the shim, the CUDA helper and the command line into .bu
 	@ln -sf gpuckpt $(BIN)/cuda-checkpoint
 
 # Code that runs in the processes of others, kept as it is embedded: a test compares.
-trace/copier/copier.bin: trace/copier/copier.S
+internal/steer/copier/copier.bin: internal/steer/copier/copier.S
 	gcc -c -o $(@:.bin=.o) $<
 	objcopy -O binary -j .text $(@:.bin=.o) $@
 	rm $(@:.bin=.o)

@@ -50,7 +50,7 @@ type hostSubject struct {
 }
 
 // startHost runs a workload in a session of its own, as CRIU wants it.
-func startHost(ctx context.Context, c *harness.Containerd, images string, w workload) (*hostSubject, error) {
+func startHost(c *harness.Containerd, images string, w workload) (*hostSubject, error) {
 	plugin, err := findPlugin(c.Bins())
 	if err != nil {
 		return nil, err

@@ -149,7 +149,7 @@ func TestWrite(t *testing.T) {
 			t.Fatal(err)
 		}
 		for d := xml.NewDecoder(bytes.NewReader(data)); ; {
-			if _, err := d.Token(); err == io.EOF {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
 				break
 			} else if err != nil {
 				t.Errorf("%s: %v", name, err)

@@ -219,7 +219,7 @@ func (b *bench) configured(settings string, do func() error) error {
 func (b *bench) start(ctx context.Context, method, images string, w workload, memoryLimit uint64) (subject, error) {
 	b.serial++
 	if method == criugpu {
-		return startHost(ctx, b.c, images, w)
+		return startHost(b.c, images, w)
 	}
 	return startContainer(ctx, b.c, method, fmt.Sprintf("%s-%d", method, b.serial), images, w, memoryLimit)
 }

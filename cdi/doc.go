@@ -20,7 +20,8 @@
 // would do outside the spec, where neither runc nor CRIU sees it, Inject does
 // inside it by the node's CDI specifications.
 //
-// At a restore Pair decides where the state of each GPU goes, and Rebind which
-// file of this node takes the place of each that the dump has mounted. Both
-// refuse, before anything is created, what cannot work.
+// When GPU state returns, at a restore or at the end of a suspension, Pairs decides
+// to which GPU the state of each goes. At a restore Rebind decides which file of
+// this node takes the place of each driver file that the dump has mounted. Both
+// refuse, before anything is changed, what cannot work.
 package cdi

@@ -79,9 +79,9 @@ func counterpart(file string, files []File) (File, bool) {
 	return File{}, false
 }
 
-// Rebound is a file of the driver at a path that the spec does not have, or had
+// Substitution is a file of the driver at a path that the spec does not have, or had
 // from elsewhere.
-type Rebound struct {
+type Substitution struct {
 	Path string // in the container
 	Host string // what is mounted there now
 }
@@ -104,7 +104,7 @@ type Rebound struct {
 // with another library than it has loaded.
 //
 // The error is ErrFiles, and the spec is then of no more use.
-func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (rebound []Rebound, stray []string, err error) {
+func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (substituted []Substitution, stray []string, err error) {
 	files = slices.Concat(specFiles(spec), files)
 	var lost []string
 	for i, m := range spec.Mounts {
@@ -117,7 +117,7 @@ func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (rebound [
 			continue
 		}
 		spec.Mounts[i].Source = f.Host
-		rebound = append(rebound, Rebound{path.Clean(m.Destination), f.Host})
+		substituted = append(substituted, Substitution{path.Clean(m.Destination), f.Host})
 	}
 	for _, at := range mounted {
 		at = path.Clean(at)
@@ -139,7 +139,7 @@ func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (rebound [
 			lost = append(lost, at)
 		default:
 			spec.Mounts = append(spec.Mounts, bind(f.Host, at))
-			rebound = append(rebound, Rebound{at, f.Host})
+			substituted = append(substituted, Substitution{at, f.Host})
 		}
 	}
 	if len(lost) > 0 {
@@ -147,13 +147,13 @@ func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (rebound [
 		return nil, nil, fmt.Errorf("%w: it had %s mounted, and neither the container's spec nor a CDI specification of this node has their like; `gpuckpt cdi generate`, or nvidia-ctk, writes one",
 			ErrFiles, strings.Join(slices.Compact(lost), ", "))
 	}
-	return rebound, stray, sameVersion(rebound, mapped)
+	return substituted, stray, sameVersion(substituted, mapped)
 }
 
 // sameVersion refuses a library that a process has loaded and that is of
 // another version here.
-func sameVersion(rebound []Rebound, mapped []string) error {
-	for _, r := range rebound {
+func sameVersion(substituted []Substitution, mapped []string) error {
+	for _, r := range substituted {
 		was, is := DriverVersion(r.Path), DriverVersion(r.Host)
 		if real, err := filepath.EvalSymlinks(r.Host); err == nil && is == "" {
 			is = DriverVersion(real)

@@ -248,29 +248,29 @@ func TestRebind(t *testing.T) {
 		spec    string // its mounts
 		mounted []string
 		mapped  []string
-		want    []Rebound
+		want    []Substitution
 		stray   []string
 		words   []string // of an ErrFiles
 	}{
 		{name: "all there", spec: mount(egl, "/a/libEGL_nvidia.so.580.1.2"), mounted: []string{"/a/libEGL_nvidia.so.580.1.2"}},
-		{name: "another version, of the spec", spec: mount(egl, "/a/libEGL_nvidia.so.580.1.2"), mounted: []string{"/a/libEGL_nvidia.so.560.35.03"}, want: []Rebound{{"/a/libEGL_nvidia.so.560.35.03", egl}}},
-		{name: "another version, of the node", mounted: []string{"/a/libnvidia-ml.so.560.35.03"}, want: []Rebound{{"/a/libnvidia-ml.so.560.35.03", ml}}},
+		{name: "another version, of the spec", spec: mount(egl, "/a/libEGL_nvidia.so.580.1.2"), mounted: []string{"/a/libEGL_nvidia.so.560.35.03"}, want: []Substitution{{"/a/libEGL_nvidia.so.560.35.03", egl}}},
+		{name: "another version, of the node", mounted: []string{"/a/libnvidia-ml.so.560.35.03"}, want: []Substitution{{"/a/libnvidia-ml.so.560.35.03", ml}}},
 		{name: "another directory", mounted: []string{"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.1.2", "/opt/nvidia-smi"},
-			want: []Rebound{{"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.1.2", ml}, {"/opt/nvidia-smi", smi}}},
-		{name: "firmware", mounted: []string{"/lib/firmware/nvidia/560.35.03/gsp_ga10x.bin"}, want: []Rebound{{"/lib/firmware/nvidia/560.35.03/gsp_ga10x.bin", gsp}}},
+			want: []Substitution{{"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.1.2", ml}, {"/opt/nvidia-smi", smi}}},
+		{name: "firmware", mounted: []string{"/lib/firmware/nvidia/560.35.03/gsp_ga10x.bin"}, want: []Substitution{{"/lib/firmware/nvidia/560.35.03/gsp_ga10x.bin", gsp}}},
 		{name: "a source that is not here", spec: mount("/none/libnvidia-ml.so.580.1.2", "/a/libnvidia-ml.so.580.1.2"), mounted: []string{"/a/libnvidia-ml.so.580.1.2"},
-			want: []Rebound{{"/a/libnvidia-ml.so.580.1.2", ml}}},
+			want: []Substitution{{"/a/libnvidia-ml.so.580.1.2", ml}}},
 		{name: "nothing like it", mounted: []string{"/a/libnvidia-odd.so.560.35.03", "/a/libGLX_nvidia.so.0"}, words: []string{"/a/libnvidia-odd.so.560.35.03", "/a/libGLX_nvidia.so.0", "gpuckpt cdi generate"}},
 		{name: "a source that is not here, nothing like it", spec: mount("/none/libnvidia-odd.so.560.35.03", "/a/libnvidia-odd.so.560.35.03"), words: []string{"/none/libnvidia-odd.so.560.35.03"}},
 		{name: "loaded", mounted: []string{"/a/libnvidia-ml.so.560.35.03"}, mapped: []string{"/a/libnvidia-ml.so.560.35.03"}, words: []string{"560.35.03", "580.1.2", "has loaded"}},
-		{name: "loaded, of the same driver", mounted: []string{"/a/libnvidia-ml.so.580.1.2"}, mapped: []string{"/a/libnvidia-ml.so.580.1.2"}, want: []Rebound{{"/a/libnvidia-ml.so.580.1.2", ml}}},
+		{name: "loaded, of the same driver", mounted: []string{"/a/libnvidia-ml.so.580.1.2"}, mapped: []string{"/a/libnvidia-ml.so.580.1.2"}, want: []Substitution{{"/a/libnvidia-ml.so.580.1.2", ml}}},
 		{name: "the user's own", mounted: []string{"/data/models", "/dev/null"}},
 		{name: "a node", mounted: []string{"/dev/nvidia0"}, stray: []string{"/dev/nvidia0"}},
 		{name: "a node that is mounted now too", spec: mount("/dev/nvidia0", "/dev/nvidia0"), mounted: []string{"/dev/nvidia0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			spec := specOf(t, `{"mounts": [`+test.spec+`], "linux": {"devices": [{"path": "/dev/nvidia0", "type": "c"}]}}`)
-			rebound, stray, err := Rebind(spec, test.mounted, test.mapped, files)
+			substituted, stray, err := Rebind(spec, test.mounted, test.mapped, files)
 			if len(test.words) > 0 {
 				if !errors.Is(err, ErrFiles) {
 					t.Fatalf("error %v, want an ErrFiles", err)
@@ -285,10 +285,10 @@ func TestRebind(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(rebound, test.want) || !slices.Equal(stray, test.stray) {
-				t.Errorf("rebound %v, stray %v; want %v, %v", rebound, stray, test.want, test.stray)
+			if !slices.Equal(substituted, test.want) || !slices.Equal(stray, test.stray) {
+				t.Errorf("substituted %v, stray %v; want %v, %v", substituted, stray, test.want, test.stray)
 			}
-			for _, r := range rebound {
+			for _, r := range substituted {
 				if !slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == r.Path && m.Source == r.Host }) {
 					t.Errorf("the spec has no mount of %v: %+v", r, spec.Mounts)
 				}

@@ -5,24 +5,27 @@ package cdi
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// PairsAnnotation is the annotation of a container that says which GPU takes
-// the place of which of the checkpoint: "OLD=NEW,OLD=NEW…". Each side is a
-// UUID or an index: OLD's that of gpuckpt.json, NEW's nvidia-smi's on this node.
+// PairsAnnotation is the annotation of a container that decides which GPU takes
+// the place of which GPU of the checkpoint: "OLD=NEW,OLD=NEW…". Each side is a
+// UUID or an index: OLD's index is that of gpuckpt.json, NEW's is nvidia-smi's on
+// this node.
 const PairsAnnotation = "dev.gpuckpt.gpus"
 
 var (
-	// ErrPairs says that the GPUs granted to a container cannot take the place
+	// ErrPairs reports that the GPUs granted to a container cannot take the place
 	// of those of its checkpoint.
 	ErrPairs = errors.New("the GPUs do not fit the checkpoint")
-	// ErrMemory says the same, for the reason that other programs use too much
-	// of the GPUs' memory; it may be otherwise in a moment. It is an ErrPairs.
+	// ErrMemory is an ErrPairs that may pass in a moment: other programs use too
+	// much of the GPUs' memory.
 	ErrMemory = fmt.Errorf("%w: too little free memory", ErrPairs)
 )
 
@@ -37,6 +40,9 @@ type GPU struct {
 	PCIBusID string
 	// Free is how much of the memory nobody uses; 0 is unknown.
 	Free uint64
+	// Users are the processes that use the memory, in words for an error; empty
+	// if unknown.
+	Users string
 	// MIG says that the GPU is partitioned, VGPU that it is a virtual one.
 	MIG, VGPU bool
 }
@@ -44,61 +50,57 @@ type GPU struct {
 // String names the GPU in an error.
 func (g GPU) String() string { return fmt.Sprintf("%s (%s)", g.UUID, g.Name) }
 
-// Demand is what a checkpoint needs.
-type Demand struct {
+// Requirement is what a checkpoint needs, or a suspended container.
+type Requirement struct {
 	// GPUs are those of the checkpoint.
 	GPUs []GPU
 	// Processes are its CUDA processes.
-	Processes []Use
+	Processes []ProcessUse
 }
 
-// Use is what one process has on GPUs.
-type Use struct {
-	GPUs  []string // UUIDs, among Demand.GPUs
+// ProcessUse is what one process has on GPUs.
+type ProcessUse struct {
+	GPUs  []string // UUIDs, among Requirement.GPUs
 	Bytes uint64   // of all its GPUs together, as far as it is known
 }
 
-// Pair is one GPU of a checkpoint and the one that takes its place.
+// Pair is one GPU of a checkpoint and the GPU that takes its place.
 type Pair struct {
 	Old, New GPU
 }
 
-// Pairs finds a GPU among granted for each GPU of a checkpoint: of the same
-// model, whole, with enough free memory, and each for one only. The annotation
-// (PairsAnnotation; empty for none) decides first. Then a GPU that is still
-// there keeps its place. The others are taken in order: the checkpoint's by
-// index, this node's by bus id. The same arguments give the same pairs, in the
-// order of the checkpoint's GPUs.
+// Pairs finds a GPU among granted for each GPU of a checkpoint: of the same model,
+// whole, with enough free memory, and each for one only. decided, in the form of
+// PairsAnnotation, may be empty; what it says comes first. Then a GPU that is still
+// there keeps its place. The others are taken in order: the checkpoint's by index,
+// this node's by bus id. The same arguments return the same pairs, in the order of
+// the checkpoint's indices.
 //
-// The error is ErrPairs, and says what was asked and what is there.
-func Pairs(demand Demand, granted []GPU, annotation string) ([]Pair, error) {
-	olds := slices.SortedStableFunc(slices.Values(demand.GPUs), func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
+// The error is ErrPairs. It says what was asked and what is there.
+func Pairs(need Requirement, granted []GPU, decided string) ([]Pair, error) {
+	olds := slices.SortedStableFunc(slices.Values(need.GPUs), func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
 	news := slices.SortedStableFunc(slices.Values(granted), func(a, b GPU) int {
 		return cmp.Or(cmp.Compare(a.PCIBusID, b.PCIBusID), cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
 	})
-	need := perGPU(demand)
-	given, err := parsePairs(annotation, olds, news)
+	state := perGPU(need)
+	given, err := parsePairs(decided, olds, news)
 	if err != nil {
 		return nil, err
 	}
 	if len(news) < len(olds) {
 		return nil, fmt.Errorf("%w: it was made on %s; here the container is granted %s", ErrPairs, list(olds), list(news))
 	}
-	reserved := map[int]bool{} // what the annotation gives away
+	reserved := map[int]bool{} // decided for one of olds
 	for _, n := range given {
 		reserved[n] = true
 	}
 	m := matching{
 		olds: olds, news: news, taken: map[int]int{},
 		fits: func(o, n int) error {
-			to, decided := given[o]
-			switch {
-			case decided && to != n:
-				return errors.New("the annotation says otherwise")
-			case !decided && reserved[n]:
-				return errors.New("the annotation gives it to another")
+			if to, ok := given[o]; ok && to != n || !ok && reserved[n] {
+				return errDecided
 			}
-			return fits(olds[o], news[n], need[olds[o].UUID])
+			return fits(olds[o], news[n], state[olds[o].UUID])
 		},
 	}
 	if err := m.run(); err != nil {
@@ -108,29 +110,90 @@ func Pairs(demand Demand, granted []GPU, annotation string) ([]Pair, error) {
 	for n, o := range m.taken {
 		pairs[o] = Pair{Old: olds[o], New: news[n]}
 	}
-	return pairs, together(demand, pairs)
+	return pairs, together(need, pairs)
 }
 
-// IsIdentity says whether every GPU keeps its place.
+// errDecided is why a GPU that would fit is not free to take.
+var errDecided = errors.New("decided otherwise")
+
+// memoryPatience is how long PairWhenFree waits for memory that is in use.
+const memoryPatience = 3 * time.Second
+
+// PairWhenFree calls Pairs with the GPUs that look returns. If Pairs refuses them,
+// it looks a second time, since a first look may be of old; and again, for up to 3 s,
+// as long as memory is all that is missing (ErrMemory): a driver may free the memory
+// of a process some time after the process has ended.
+//
+// The error is that of the last Pairs, that of ctx, or that of look, joined with the
+// refusal before it.
+func PairWhenFree(ctx context.Context, need Requirement, decided string, look func(context.Context) ([]GPU, error)) ([]Pair, error) {
+	var refusal error
+	for patience := time.Now().Add(memoryPatience); ; {
+		granted, err := look(ctx)
+		if err != nil && refusal != nil {
+			return nil, fmt.Errorf("%w; %w", refusal, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		again := refusal != nil
+		var pairs []Pair
+		if pairs, refusal = Pairs(need, granted, decided); refusal == nil {
+			return pairs, nil
+		}
+		if !again {
+			continue
+		}
+		if !errors.Is(refusal, ErrMemory) || time.Now().After(patience) {
+			return nil, refusal
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// Subsets returns the sets of pairs to offer to the driver for one process, for
+// which it accepts only the GPUs that it counts as the process's. Each of uuids
+// names GPUs of the checkpoint; nil names all. Sets that are empty, or the same as
+// an earlier one, are left out.
+func Subsets(pairs []Pair, uuids ...[]string) (sets [][]Pair) {
+	for _, names := range uuids {
+		var set []Pair
+		for _, p := range pairs {
+			if names == nil || slices.Contains(names, p.Old.UUID) {
+				set = append(set, p)
+			}
+		}
+		if len(set) > 0 && !slices.ContainsFunc(sets, func(have []Pair) bool { return slices.Equal(have, set) }) {
+			sets = append(sets, set)
+		}
+	}
+	return sets
+}
+
+// IsIdentity reports whether every GPU keeps its place.
 func IsIdentity(pairs []Pair) bool {
 	return !slices.ContainsFunc(pairs, func(p Pair) bool { return p.Old.UUID != p.New.UUID })
 }
 
 // perGPU adds up the state of the processes that use a single GPU, by its UUID:
 // at least so much goes there.
-func perGPU(demand Demand) map[string]uint64 {
-	need := map[string]uint64{}
-	for _, p := range demand.Processes {
+func perGPU(need Requirement) map[string]uint64 {
+	state := map[string]uint64{}
+	for _, p := range need.Processes {
 		if len(p.GPUs) == 1 {
-			need[p.GPUs[0]] += p.Bytes
+			state[p.GPUs[0]] += p.Bytes
 		}
 	}
-	return need
+	return state
 }
 
-// fits says why a GPU cannot take the place of another whose state is so many
-// bytes; nil when it can.
-func fits(old, now GPU, need uint64) error {
+// fits returns why a GPU cannot take the place of another with so many bytes of
+// state; nil if it can.
+func fits(old, now GPU, state uint64) error {
 	switch {
 	case now.MIG:
 		return fmt.Errorf("%w: %v is partitioned (MIG), and NVIDIA's driver restores to whole GPUs only: nvidia-smi -i %d -mig 0", ErrPairs, now, now.Index)
@@ -138,19 +201,19 @@ func fits(old, now GPU, need uint64) error {
 		return fmt.Errorf("%w: %v is a virtual GPU (vGPU), and NVIDIA's driver restores to physical ones only", ErrPairs, now)
 	case now.Name != old.Name:
 		return fmt.Errorf("%w: %v of the checkpoint and %v here are of different models", ErrPairs, old, now)
-	case now.Memory < need:
-		return fmt.Errorf("%w: %v has %s of memory, the state of %s is %s", ErrPairs, now, size(now.Memory), old.UUID, size(need))
-	case now.Free > 0 && now.Free < need:
-		return fmt.Errorf("%w: %v has %s free, the state of %s is %s; end what uses it (nvidia-smi shows it), or grant another GPU",
-			ErrMemory, now, size(now.Free), old.UUID, size(need))
+	case now.Memory < state:
+		return fmt.Errorf("%w: %v has %s of memory, the state of %s is %s", ErrPairs, now, size(now.Memory), old.UUID, size(state))
+	case now.Free > 0 && now.Free < state:
+		return fmt.Errorf("%w: GPU %d, %v, has %s of memory free, and the state of %s needs %s; end what uses the memory (%s), or choose another GPU",
+			ErrMemory, now.Index, now, size(now.Free), old.UUID, size(state), cmp.Or(now.Users, "nvidia-smi shows it"))
 	}
 	return nil
 }
 
 // together checks the processes that use several GPUs, whose parts are not
 // known.
-func together(demand Demand, pairs []Pair) error {
-	for _, p := range demand.Processes {
+func together(need Requirement, pairs []Pair) error {
+	for _, p := range need.Processes {
 		if len(p.GPUs) < 2 {
 			continue
 		}
@@ -163,7 +226,7 @@ func together(demand Demand, pairs []Pair) error {
 			}
 		}
 		if known && free < p.Bytes {
-			return fmt.Errorf("%w: a process has %s on %d GPUs, and those it is to go to have %s free; end what uses them (nvidia-smi shows it), or grant others",
+			return fmt.Errorf("%w: a process has %s on %d GPUs, and those it is to go to have %s free; end what uses them (nvidia-smi shows it), or choose others",
 				ErrMemory, size(p.Bytes), len(p.GPUs), size(free))
 		}
 	}
@@ -229,7 +292,7 @@ func (m *matching) why(o int) error {
 		if !errors.Is(err, ErrMemory) {
 			kind = ErrPairs
 		}
-		if errors.Is(err, ErrPairs) { // not the annotation's own
+		if errors.Is(err, ErrPairs) { // not errDecided
 			reasons = append(reasons, strings.TrimPrefix(strings.TrimPrefix(err.Error(), ErrMemory.Error()+": "), ErrPairs.Error()+": "))
 		}
 	}
@@ -240,8 +303,8 @@ func (m *matching) why(o int) error {
 	return fmt.Errorf("%w: nothing can take the place of %v: %s", kind, m.olds[o], strings.Join(reasons, "; "))
 }
 
-// parsePairs reads the annotation: which of news each of olds is given, by
-// their places in these lists.
+// parsePairs reads the annotation: which of news each of olds gets, by their places
+// in these lists.
 func parsePairs(annotation string, olds, news []GPU) (map[int]int, error) {
 	given := map[int]int{}
 	if strings.TrimSpace(annotation) == "" {

@@ -13,8 +13,8 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// Ask is one way in which a spec asks for GPUs.
-type Ask struct {
+// Source is one way in which a spec asks for GPUs.
+type Source struct {
 	// How names the place in the spec: "linux.devices", "mounts",
 	// "annotation cdi.k8s.io/…", "NVIDIA_VISIBLE_DEVICES", a hook's program.
 	How string
@@ -24,9 +24,9 @@ type Ask struct {
 
 // Request is what a spec asks for, and what it grants.
 type Request struct {
-	// Asks are all the ways in which it asks, also those that grant nothing by
+	// Sources are all the ways in which it asks, also those that grant nothing by
 	// themselves.
-	Asks []Ask
+	Sources []Source
 	// Minors are N of the /dev/nvidiaN that the container gets, ascending.
 	Minors []int
 	// AllNodes says that it has the host's /dev, and so every GPU.
@@ -45,16 +45,16 @@ type Request struct {
 // Grants says whether a GPU of this node is among those that the spec grants.
 func (r Request) Grants(g GPU) bool { return r.AllNodes || slices.Contains(r.Minors, g.Minor) }
 
-// Exact says that Minors are all the GPUs that the container gets: nothing else
+// Complete reports that Minors are all the GPUs that the container gets: nothing else
 // in the spec gives any, nor is one of them shared or partitioned.
-func (r Request) Exact() bool {
+func (r Request) Complete() bool {
 	return len(r.Minors) > 0 && !r.AllNodes && !r.hook && len(r.arguments) == 0 && r.MIG == "" && r.MPS == ""
 }
 
 // String tells what was asked, "linux.devices: /dev/nvidia0".
 func (r Request) String() string {
 	var asks []string
-	for _, a := range r.Asks {
+	for _, a := range r.Sources {
 		asks = append(asks, a.How+": "+strings.Join(a.Names, ", "))
 	}
 	if len(asks) == 0 {
@@ -84,7 +84,7 @@ func Read(spec *specs.Spec) Request {
 	r.readHooks(spec)
 	slices.Sort(r.Minors)
 	r.Minors = slices.Compact(r.Minors)
-	for _, a := range r.Asks {
+	for _, a := range r.Sources {
 		for _, name := range a.Names {
 			if r.MIG == "" && namesInstance(name) {
 				r.MIG = a.How + " " + name
@@ -97,7 +97,7 @@ func Read(spec *specs.Spec) Request {
 // ask notes what stands in one place, if anything.
 func (r *Request) ask(how string, names ...string) {
 	if len(names) > 0 {
-		r.Asks = append(r.Asks, Ask{How: how, Names: names})
+		r.Sources = append(r.Sources, Source{How: how, Names: names})
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
-// Take all CUDA processes of a container off their GPUs, and back.
+// Take all CUDA processes of a container off their GPUs and back.
 func Example() {
 	ctx := context.Background()
 	pids := []int{4711, 4712} // from the container's cgroup
@@ -22,21 +22,21 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer h.Close()
-	procs, err := cuda.Find(ctx, h, pids)
+	group, err := cuda.Find(ctx, h, pids)
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := cuda.LockAll(ctx, h, procs, 10*time.Second); err != nil {
+	if err := group.Lock(ctx, h, 10*time.Second); err != nil {
 		log.Fatal(err)
 	}
-	// Whatever happens, they go on: UnlockAll does not end with ctx.
-	defer cuda.UnlockAll(ctx, h, procs)
-	if err := cuda.CheckpointAll(ctx, h, procs); err != nil {
+	// Whatever happens, the processes run on: Unlock ignores the end of ctx.
+	defer group.Unlock(ctx, h)
+	if err := group.Checkpoint(ctx, h); err != nil {
 		log.Print(err) // the processes are as before: locked
 		return
 	}
 	// Here CRIU can dump them.
-	if err := cuda.RestoreAll(ctx, h, procs, nil); err != nil {
+	if err := group.Restore(ctx, h, nil); err != nil {
 		log.Print(err)
 	}
 }

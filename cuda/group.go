@@ -7,73 +7,86 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// A group is the CUDA processes of one container. Its steps act on all of them
-// at once, because the driver serves processes in parallel (two processes of
-// 16 GiB on two GPUs: 5.9 s at once, 12.2 s in turn).
+// Group is the CUDA processes of one container. Its steps act on all of them at
+// once, because the driver serves processes in parallel (two processes of 16 GiB
+// on two GPUs: 5.9 s at once, 12.2 s in turn).
 //
-// Process.State, the state in which Find saw a process, is the state that the
-// group gives it back in. A process that somebody had locked by hand is
-// checkpointed and restored with the others, but LockAll does not lock it and
-// UnlockAll leaves it locked. One that was already checkpointed stays
-// checkpointed throughout: no step touches it.
+// Process.State, the state in which Find saw a process, is the state in which the
+// group leaves it in the end. A process that somebody had locked by hand is
+// checkpointed and restored with the others, but Lock does not lock it and Unlock
+// leaves it locked. One that was already checkpointed stays checkpointed
+// throughout: no step touches it.
 //
-// When a step fails for one process, or its context ends, the step is undone
-// for all, on a context of its own (Options.CopyTimeout), and the group is as
-// before the step; if the undoing fails as well, the error says so and for
-// which process. If the helper is lost, undoing uses a fresh one like it.
+// When a step fails for one process, or its context ends, the step is undone for
+// all, on a context of its own (Options.CopyTimeout), and the group is as before
+// the step. If the undoing fails as well, the error says so and for which process.
+// If the helper is lost, undoing uses a fresh one like it.
+//
+// Any helper will do for a step, also one inside the container (Options.Join).
+type Group []Process
 
-// LockAll takes the running processes of a group to locked. timeout is each
-// one's, see Helper.Lock. It refuses a group with a process that is failed or
-// in the middle of another's step, before it touches any.
-func LockAll(ctx context.Context, h *Helper, procs []Process, timeout time.Duration) error {
-	for _, p := range procs {
+// Lock takes the running processes of the group to locked. timeout is each one's,
+// see Helper.Lock. It refuses a group with a process that is failed or in the
+// middle of another's step, before it touches any.
+func (g Group) Lock(ctx context.Context, h *Helper, timeout time.Duration) error {
+	for _, p := range g {
 		if p.State != Running && p.State != Locked && p.State != Checkpointed {
-			return fmt.Errorf("lock CUDA process %d: it is %v", p.PID, p.State)
+			return fmt.Errorf("lock CUDA process %d: it is %v", h.number(p.PID), p.State)
 		}
 	}
-	return all(ctx, h, only(procs, Running), Running, timeout+h.opts.CallTimeout, func(ctx context.Context, pid int) error {
+	return g.found(Running).step(ctx, h, Running, timeout+h.opts.CallTimeout, func(ctx context.Context, pid int) error {
 		return h.Lock(ctx, pid, timeout)
 	})
 }
 
-// CheckpointAll takes the locked processes of a group to checkpointed.
-func CheckpointAll(ctx context.Context, h *Helper, procs []Process) error {
-	return all(ctx, h, only(procs, Running, Locked), Locked, h.opts.CopyTimeout, h.Checkpoint)
+// Checkpoint takes the locked processes of the group to checkpointed.
+func (g Group) Checkpoint(ctx context.Context, h *Helper) error {
+	return g.found(Running, Locked).step(ctx, h, Locked, h.opts.CopyTimeout, h.Checkpoint)
 }
 
-// RestoreAll takes back to locked the processes of a group that CheckpointAll
-// took to checkpointed. pairs as in Helper.Restore, the same for each process;
-// nil returns each to the GPUs it had.
+// Restore takes back to locked the processes of the group that Checkpoint took to
+// checkpointed. pairs are as in Helper.Restore, the same for each process; nil
+// returns each to the GPUs it had.
 //
 // A process that is not checkpointed any more, because somebody has restored it
 // by hand, is done: the driver says so at once.
-func RestoreAll(ctx context.Context, h *Helper, procs []Process, pairs []Pair) error {
-	return all(ctx, h, only(procs, Running, Locked), Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
+func (g Group) Restore(ctx context.Context, h *Helper, pairs []Pair) error {
+	return g.found(Running, Locked).step(ctx, h, Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
 		return restored(ctx, h, pid, pairs)
 	})
 }
 
-// UnlockAll takes back to running the processes of a group that LockAll took to
-// locked. It is never undone, since an unlocked process has gone on: it unlocks
-// as many as it can and then says which it could not. A process that somebody
-// has unlocked by hand, or that has ended, is done. It goes on when ctx ends.
-func UnlockAll(ctx context.Context, h *Helper, procs []Process) error {
+// Unlock takes back to running the processes of the group that Lock took to
+// locked. It is never undone, since an unlocked process has run on: it unlocks as
+// many as it can and then says which it could not. A process that somebody has
+// unlocked by hand, or that has ended, is done. It ignores the end of ctx.
+func (g Group) Unlock(ctx context.Context, h *Helper) error {
 	ctx = context.WithoutCancel(ctx)
-	return sum(each(only(procs, Running), func(p Process) error {
-		err := h.Unlock(ctx, p.PID)
+	return sum(g.found(Running).each(func(p Process) error {
+		pid := h.number(p.PID)
+		err := h.Unlock(ctx, pid)
 		if isIllegalState(err) {
-			if s, serr := h.State(ctx, p.PID); serr == nil && s == Running {
+			if s, serr := h.State(ctx, pid); serr == nil && s == Running {
 				return nil
 			}
 		}
-		return ended(h, p.PID, err)
+		return ended(p.PID, err)
 	}))
+}
+
+// Living returns the processes that have not ended.
+func (g Group) Living() Group {
+	return slices.DeleteFunc(slices.Clone(g), func(p Process) bool {
+		may, err := MayUseCUDA(p.PID.Host)
+		return err == nil && !may
+	})
 }
 
 // isIllegalState says whether the driver refused a step because of the state
@@ -83,43 +96,31 @@ func isIllegalState(err error) bool {
 	return errors.As(err, &refused) && refused.Result == IllegalState
 }
 
-// only picks the processes that were found in one of the states.
-func only(procs []Process, states ...State) []Process {
-	var picked []Process
-	for _, p := range procs {
-		for _, s := range states {
-			if p.State == s {
-				picked = append(picked, p)
-			}
-		}
-	}
-	return picked
+// found returns the processes that were found in one of the states.
+func (g Group) found(states ...State) Group {
+	return slices.DeleteFunc(slices.Clone(g), func(p Process) bool { return !slices.Contains(states, p.State) })
 }
 
-// each calls do for all processes at once and gives their errors in order.
-func each(procs []Process, do func(Process) error) []error {
-	errs := make([]error, len(procs))
+// each calls do for all processes at once and returns their errors in order.
+func (g Group) each(do func(Process) error) []error {
+	errs := make([]error, len(g))
 	var wg sync.WaitGroup
-	for i, p := range procs {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			errs[i] = do(p)
-		}()
+	for i, p := range g {
+		wg.Go(func() { errs[i] = do(p) })
 	}
 	wg.Wait()
 	return errs
 }
 
-// all takes one step for all processes at once, each within limit. If it fails
-// for any, it brings all of them back to the state before.
-func all(ctx context.Context, h *Helper, procs []Process, before State, limit time.Duration, step func(context.Context, int) error) error {
-	errs := each(procs, func(p Process) error { return step(ctx, p.PID) })
+// step takes all processes through one step at once, each within limit. If it
+// fails for any, it brings all of them back to the state before.
+func (g Group) step(ctx context.Context, h *Helper, before State, limit time.Duration, do func(ctx context.Context, pid int) error) error {
+	errs := g.each(func(p Process) error { return do(ctx, h.number(p.PID)) })
 	err := sum(errs)
 	if err == nil || neverUp(err) {
 		return err
 	}
-	if uerr := undo(context.WithoutCancel(ctx), h, procs, errs, before, limit); uerr != nil {
+	if uerr := g.undo(context.WithoutCancel(ctx), h, errs, before, limit); uerr != nil {
 		return fmt.Errorf("%w; undo: %w", err, uerr)
 	}
 	return err
@@ -132,9 +133,9 @@ func neverUp(err error) bool {
 	return errors.As(err, &refused) && refused.Op == opInit
 }
 
-// undo brings processes back to a state after a step that ended with errs and
+// undo brings the processes back to a state after a step that ended with errs and
 // was to take no longer than limit.
-func undo(ctx context.Context, h *Helper, procs []Process, errs []error, before State, limit time.Duration) error {
+func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, h.opts.CopyTimeout)
 	defer cancel()
 	select {
@@ -147,20 +148,20 @@ func undo(ctx context.Context, h *Helper, procs []Process, errs []error, before 
 		h = fresh
 	default:
 	}
-	lost := map[int]bool{} // whose call may still be under way in the process
+	lost := map[PID]bool{} // whose call may still be under way in the process
 	for i, err := range errs {
 		var refused *Error
 		if err != nil && !errors.As(err, &refused) {
-			lost[procs[i].PID] = true
+			lost[g[i].PID] = true
 		}
 	}
-	return sum(each(procs, func(p Process) error {
+	return sum(g.each(func(p Process) error {
 		if lost[p.PID] {
-			if err := settle(ctx, h, p.PID, limit); err != nil {
-				return ended(h, p.PID, err)
+			if err := settle(ctx, h, h.number(p.PID), limit); err != nil {
+				return ended(p.PID, err)
 			}
 		}
-		return ended(h, p.PID, bring(ctx, h, p.PID, before))
+		return ended(p.PID, bring(ctx, h, h.number(p.PID), before))
 	}))
 }
 
@@ -220,16 +221,16 @@ func bring(ctx context.Context, h *Helper, pid int, want State) error {
 }
 
 // ended makes the end of a process no error: there is nothing left to undo.
-func ended(h *Helper, pid int, err error) error {
+func ended(p PID, err error) error {
 	if err == nil || errors.Is(err, ErrNotCUDA) {
 		return nil
 	}
-	if h.opts.Join != 0 {
-		return err // its pids are not this program's
+	if p.Host == 0 {
+		return err // /proc cannot be asked
 	}
 	// The driver answers OPERATING_SYSTEM, among others, about a process that has
 	// ended; /proc knows, also of a zombie.
-	if may, perr := MayUse(pid); perr == nil && !may {
+	if may, perr := MayUseCUDA(p.Host); perr == nil && !may {
 		return nil
 	}
 	return err

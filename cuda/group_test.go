@@ -13,15 +13,15 @@ import (
 )
 
 // group asks a fake helper for the processes with pids from 1 on, as Find would.
-func group(t *testing.T, h *Helper, n int) []Process {
+func group(t *testing.T, h *Helper, n int) Group {
 	t.Helper()
-	var procs []Process
+	var procs Group
 	for pid := 1; pid <= n; pid++ {
 		s, err := h.State(t.Context(), pid)
 		if err != nil {
 			t.Fatal(err)
 		}
-		procs = append(procs, Process{PID: pid, State: s})
+		procs = append(procs, Process{PID: PID{Host: pid}, State: s})
 	}
 	return procs
 }
@@ -50,10 +50,10 @@ func TestGroupGoesThereAndBack(t *testing.T) {
 		do   func() error
 		want []State
 	}{
-		{"lock", func() error { return LockAll(t.Context(), h, procs, time.Second) }, []State{Locked, Locked, Checkpointed}},
-		{"checkpoint", func() error { return CheckpointAll(t.Context(), h, procs) }, []State{Checkpointed, Checkpointed, Checkpointed}},
-		{"restore", func() error { return RestoreAll(t.Context(), h, procs, nil) }, []State{Locked, Locked, Checkpointed}},
-		{"unlock", func() error { return UnlockAll(t.Context(), h, procs) }, []State{Running, Locked, Checkpointed}},
+		{"lock", func() error { return procs.Lock(t.Context(), h, time.Second) }, []State{Locked, Locked, Checkpointed}},
+		{"checkpoint", func() error { return procs.Checkpoint(t.Context(), h) }, []State{Checkpointed, Checkpointed, Checkpointed}},
+		{"restore", func() error { return procs.Restore(t.Context(), h, nil) }, []State{Locked, Locked, Checkpointed}},
+		{"unlock", func() error { return procs.Unlock(t.Context(), h) }, []State{Running, Locked, Checkpointed}},
 	} {
 		if err := step.do(); err != nil {
 			t.Fatalf("%s: %v", step.name, err)
@@ -64,7 +64,7 @@ func TestGroupGoesThereAndBack(t *testing.T) {
 
 func TestFailedLockUnlocksTheOthers(t *testing.T) {
 	h := fake(t, "machine:1=running;2=running;3=locked;!lock 2=600", nil)
-	err := LockAll(t.Context(), h, group(t, h, 3), time.Second)
+	err := group(t, h, 3).Lock(t.Context(), h, time.Second)
 	var e *Error
 	if !errors.As(err, &e) || e.PID != 2 || e.Result != NotReady {
 		t.Errorf("got %v", err)
@@ -74,7 +74,7 @@ func TestFailedLockUnlocksTheOthers(t *testing.T) {
 
 func TestLockRefusesAFailedProcessFirst(t *testing.T) {
 	h := fake(t, "machine:1=running;2=failed", nil)
-	err := LockAll(t.Context(), h, group(t, h, 2), time.Second)
+	err := group(t, h, 2).Lock(t.Context(), h, time.Second)
 	if err == nil || !strings.Contains(err.Error(), "process 2: it is failed") {
 		t.Errorf("got %v", err)
 	}
@@ -84,16 +84,16 @@ func TestLockRefusesAFailedProcessFirst(t *testing.T) {
 func TestFailedCheckpointRestoresTheOthers(t *testing.T) {
 	h := fake(t, "machine:1=running;2=running;3=checkpointed;!checkpoint 2=801", nil)
 	procs := group(t, h, 3)
-	if err := LockAll(t.Context(), h, procs, time.Second); err != nil {
+	if err := procs.Lock(t.Context(), h, time.Second); err != nil {
 		t.Fatal(err)
 	}
-	err := CheckpointAll(t.Context(), h, procs)
+	err := procs.Checkpoint(t.Context(), h)
 	var e *Error
 	if !errors.As(err, &e) || e.PID != 2 || e.Result != NotSupported || !strings.Contains(err.Error(), "cudaMallocManaged") {
 		t.Errorf("got %v", err)
 	}
 	states(t, h, Locked, Locked, Checkpointed)
-	if err := UnlockAll(t.Context(), h, procs); err != nil {
+	if err := procs.Unlock(t.Context(), h); err != nil {
 		t.Error(err)
 	}
 	states(t, h, Running, Running, Checkpointed)
@@ -102,13 +102,13 @@ func TestFailedCheckpointRestoresTheOthers(t *testing.T) {
 func TestFailedRestoreCheckpointsTheOthersAgain(t *testing.T) {
 	h := fake(t, "machine:1=running;2=running;!restore 2=2", nil)
 	procs := group(t, h, 2)
-	if err := LockAll(t.Context(), h, procs, time.Second); err != nil {
+	if err := procs.Lock(t.Context(), h, time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if err := CheckpointAll(t.Context(), h, procs); err != nil {
+	if err := procs.Checkpoint(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
-	err := RestoreAll(t.Context(), h, procs, nil)
+	err := procs.Restore(t.Context(), h, nil)
 	var e *Error
 	if !errors.As(err, &e) || e.PID != 2 || e.Result != OutOfMemory {
 		t.Errorf("got %v", err)
@@ -119,12 +119,12 @@ func TestFailedRestoreCheckpointsTheOthersAgain(t *testing.T) {
 func TestUnlockUnlocksAllItCan(t *testing.T) {
 	h := fake(t, "machine:1=running;2=running;!unlock 1=999", nil)
 	procs := group(t, h, 2)
-	if err := LockAll(t.Context(), h, procs, time.Second); err != nil {
+	if err := procs.Lock(t.Context(), h, time.Second); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // does not stop it
-	err := UnlockAll(ctx, h, procs)
+	err := procs.Unlock(ctx, h)
 	var e *Error
 	if !errors.As(err, &e) || e.PID != 1 {
 		t.Errorf("got %v", err)
@@ -135,10 +135,10 @@ func TestUnlockUnlocksAllItCan(t *testing.T) {
 func TestUndoThatFailsIsToldOf(t *testing.T) {
 	h := fake(t, "machine:1=running;2=running;!checkpoint 2=801;!restore 1=304", nil)
 	procs := group(t, h, 2)
-	if err := LockAll(t.Context(), h, procs, time.Second); err != nil {
+	if err := procs.Lock(t.Context(), h, time.Second); err != nil {
 		t.Fatal(err)
 	}
-	err := CheckpointAll(t.Context(), h, procs)
+	err := procs.Checkpoint(t.Context(), h)
 	if err == nil || !strings.Contains(err.Error(), "undo: restore CUDA process 1") {
 		t.Errorf("got %v", err)
 	}
@@ -148,7 +148,7 @@ func TestUndoThatFailsIsToldOf(t *testing.T) {
 // the first to hear.
 func TestDriverThatNeverCameUpNeedsNoUndo(t *testing.T) {
 	h := fake(t, "no device", nil)
-	err := RestoreAll(t.Context(), h, []Process{{PID: 1, State: Running}, {PID: 2, State: Running}}, nil)
+	err := Group{{PID: PID{Host: 1}, State: Running}, {PID: PID{Host: 2}, State: Running}}.Restore(t.Context(), h, nil)
 	var e *Error
 	if !errors.As(err, &e) || e.Op != "init" || e.Result != NoDevice || strings.Contains(err.Error(), "undo") {
 		t.Errorf("got %v", err)
@@ -157,8 +157,8 @@ func TestDriverThatNeverCameUpNeedsNoUndo(t *testing.T) {
 
 func TestProcessThatEndedNeedsNoUndo(t *testing.T) {
 	h := fake(t, "machine:1=running", nil)
-	procs := append(group(t, h, 1), Process{PID: 2, State: Running}) // unknown to the driver by now
-	err := LockAll(t.Context(), h, procs, time.Second)
+	procs := append(group(t, h, 1), Process{PID: PID{Host: 2}, State: Running}) // unknown to the driver by now
+	err := procs.Lock(t.Context(), h, time.Second)
 	if err == nil || strings.Contains(err.Error(), "undo") {
 		t.Errorf("got %v", err)
 	}
@@ -168,12 +168,12 @@ func TestProcessThatEndedNeedsNoUndo(t *testing.T) {
 func TestCancelledStepIsUndone(t *testing.T) {
 	h := fake(t, "machine:1=running;2=running", nil)
 	procs := group(t, h, 2)
-	if err := LockAll(t.Context(), h, procs, time.Second); err != nil {
+	if err := procs.Lock(t.Context(), h, time.Second); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	wants(t, CheckpointAll(ctx, h, procs), context.Canceled)
+	wants(t, procs.Checkpoint(ctx, h), context.Canceled)
 	states(t, h, Locked, Locked)
 }
 

@@ -21,19 +21,38 @@ import (
 
 // Process is a CUDA process as Find saw it.
 type Process struct {
-	PID             int   `json:"pid"`               // as this program counts
-	NSPID           int   `json:"ns_pid"`            // in the process's innermost pid namespace
-	State           State `json:"state"`             // when it was found: the state a group ends in
-	RestoreThread   int   `json:"restore_thread"`    // serves the driver's calls; as PID counts
-	NSRestoreThread int   `json:"ns_restore_thread"` // as NSPID counts
-	GPUs            []int `json:"gpus"`              // minors of the /dev/nvidiaN it has open, ascending
+	PID           PID   `json:"pid"`
+	State         State `json:"state"`          // when it was found: the state a Group leaves it in
+	RestoreThread PID   `json:"restore_thread"` // the thread that serves the driver's calls
+	GPUs          []int `json:"gpus"`           // minors of the /dev/nvidiaN it has open, ascending
 }
 
-// MayUse says cheaply, from /proc alone, whether a process may be a CUDA
+// PID is a process, or a thread, by its numbers in two pid namespaces.
+type PID struct {
+	Host int `json:"host"` // in this program's own; 0 if unknown
+	NS   int `json:"ns"`   // in the innermost one of the process; 0 if unknown
+}
+
+// pidOf looks up a process, or a thread, by its number in this program's pid
+// namespace.
+func pidOf(host int) (PID, error) {
+	ns, err := NSPID(host)
+	return PID{Host: host, NS: ns}, err
+}
+
+// number returns a process's number as the helper counts.
+func (h *Helper) number(p PID) int {
+	if h.opts.Join != 0 {
+		return p.NS
+	}
+	return p.Host
+}
+
+// MayUseCUDA reports cheaply, from /proc alone, whether a process may be a CUDA
 // process: it has libcuda.so mapped or a file /dev/nvidia* open. Only the
 // driver knows, but where this says false it need not be asked, nor loaded. A
 // process that has ended is none. pid counts as /proc counts.
-func MayUse(pid int) (bool, error) {
+func MayUseCUDA(pid int) (bool, error) {
 	devices, err := deviceFiles(pid)
 	if err == nil && len(devices) > 0 {
 		return true, nil
@@ -61,11 +80,11 @@ func HoldsDevice(pid int) (bool, error) {
 	return len(devices) > 0, nil
 }
 
-// Find gives those of the processes for which the driver answers, in the order
-// given. Processes without a trace of CUDA are not asked about, and those that
-// end meanwhile are left out. The helper must be one that counts pids as this
+// Find returns those of the processes for which the driver answers, in the order
+// of pids. It does not ask about processes without a trace of CUDA, and leaves
+// out those that end meanwhile. The helper must be one that counts pids as this
 // program does (no Options.Join).
-func Find(ctx context.Context, h *Helper, pids []int) ([]Process, error) {
+func Find(ctx context.Context, h *Helper, pids []int) (Group, error) {
 	found := make([]*Process, len(pids))
 	errs := make([]error, len(pids))
 	var wg sync.WaitGroup
@@ -80,7 +99,7 @@ func Find(ctx context.Context, h *Helper, pids []int) ([]Process, error) {
 	if err := sum(errs); err != nil {
 		return nil, fmt.Errorf("find CUDA processes: %w", err)
 	}
-	var processes []Process
+	var processes Group
 	for _, p := range found {
 		if p != nil {
 			processes = append(processes, *p)
@@ -91,13 +110,14 @@ func Find(ctx context.Context, h *Helper, pids []int) ([]Process, error) {
 
 // inspect gives nil for what is no CUDA process, or no more.
 func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
-	if may, err := MayUse(pid); err != nil || !may {
+	if may, err := MayUseCUDA(pid); err != nil || !may {
 		return nil, err
 	}
-	p := &Process{PID: pid}
+	p := new(Process)
 	var err error
+	var thread int
 	if p.State, err = h.State(ctx, pid); err == nil {
-		p.RestoreThread, err = h.RestoreThread(ctx, pid)
+		thread, err = h.RestoreThread(ctx, pid)
 	}
 	if errors.Is(err, ErrNotCUDA) {
 		return nil, nil
@@ -109,8 +129,8 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 		}
 		return nil, err
 	}
-	if p.NSPID, err = NSPID(pid); err == nil {
-		p.NSRestoreThread, err = NSPID(p.RestoreThread)
+	if p.PID, err = pidOf(pid); err == nil {
+		p.RestoreThread, err = pidOf(thread)
 	}
 	if err == nil {
 		p.GPUs, err = deviceFiles(pid)
@@ -177,7 +197,8 @@ func mapsLibrary(pid int) (bool, error) {
 	return false, lines.Err()
 }
 
-// NSPID gives a process's pid, or a thread's number, in its innermost pid namespace.
+// NSPID returns the number of a process, or of a thread, in its innermost pid
+// namespace.
 func NSPID(pid int) (int, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

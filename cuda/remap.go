@@ -9,21 +9,20 @@ import (
 	"sync"
 )
 
-// RestoreAllOnto is RestoreAll with GPU pairs of each process's own: tries has,
-// by pid, the sets of pairs to try in turn. The driver wants exactly the GPUs
-// that it counts as the process's (see Helper.Restore), and cannot be asked
-// which these are: a set that is not right is refused and changes nothing. A
-// process without an entry returns to the GPUs that it had.
+// RestoreRemapped is Restore with GPU pairs of each process's own. tries has the
+// sets of pairs to try in turn, by pid as the helper counts. The driver accepts
+// exactly the GPUs that it counts as the process's (see Helper.Restore), and
+// cannot be asked which these are. It refuses any other set, and that changes
+// nothing. A process without an entry returns to the GPUs that it had.
 //
-// taken says, by pid, which of its sets each process took, counted from 0.
+// taken is the index of the set that each process took, by the same pid.
 //
-// The error is that of the last try. The group is then checkpointed as before
-// (see LockAll), but a process that had come through has as its own the GPUs
-// that it had come to.
-func RestoreAllOnto(ctx context.Context, h *Helper, procs []Process, tries map[int][][]Pair) (taken map[int]int, err error) {
+// The error is that of the last try. The group is then checkpointed as before,
+// but a process that had come through has as its own the GPUs that it had come to.
+func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][]Pair) (taken map[int]int, err error) {
 	taken = map[int]int{}
 	var mu sync.Mutex
-	err = all(ctx, h, only(procs, Running, Locked), Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
+	err = g.found(Running, Locked).step(ctx, h, Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
 		sets := tries[pid]
 		if len(sets) == 0 {
 			sets = [][]Pair{nil}
@@ -36,7 +35,7 @@ func RestoreAllOnto(ctx context.Context, h *Helper, procs []Process, tries map[i
 				taken[pid] = i
 				mu.Unlock()
 			}
-			if err == nil || !IsWrongSet(err) {
+			if err == nil || !IsDeviceMapRejected(err) {
 				break
 			}
 		}
@@ -57,10 +56,10 @@ func restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
 	return err
 }
 
-// IsWrongSet says whether the driver refused a restore because of the pairs, or
-// for want of any: InvalidValue if they are not exactly the process's GPUs,
+// IsDeviceMapRejected reports whether the driver refused a restore because of the
+// pairs, or because there were none: InvalidValue if they are not exactly the process's GPUs,
 // NotSupported if they lead elsewhere than it can go.
-func IsWrongSet(err error) bool {
+func IsDeviceMapRejected(err error) bool {
 	var refused *Error
 	return errors.As(err, &refused) && (refused.Result == InvalidValue || refused.Result == NotSupported)
 }

@@ -16,7 +16,7 @@ func softUUID(n int) string { return "GPU-5af7c0da-0000-4000-8000-00000000000" +
 // Sets of pairs are tried until one is the process's own: of two processes one
 // uses both GPUs and one, by CUDA_VISIBLE_DEVICES, the second. Both want pairs
 // of both.
-func TestSoftRestoreAllOnto(t *testing.T) {
+func TestSoftRestoreRemapped(t *testing.T) {
 	dev, ctx := devices(t, 2), t.Context()
 	h := softHelper(t, dev, nil)
 	both := start(t, dev, nil, "pattern", "--bytes", "4M", "--gpus", "2")
@@ -31,22 +31,22 @@ func TestSoftRestoreAllOnto(t *testing.T) {
 	if len(procs) != 2 {
 		t.Fatalf("found %+v", procs)
 	}
-	do(t, LockAll(ctx, h, procs, 10*time.Second))
-	do(t, CheckpointAll(ctx, h, procs))
+	do(t, procs.Lock(ctx, h, 10*time.Second))
+	do(t, procs.Checkpoint(ctx, h))
 
 	a, b := Pair{softUUID(0), softUUID(1)}, Pair{softUUID(1), softUUID(0)}
 	wrong := map[int][][]Pair{both.pid: {{a}, {b}}, one.pid: {{b}, {a, b}}}
-	_, err = RestoreAllOnto(ctx, h, procs, wrong)
+	_, err = procs.RestoreRemapped(ctx, h, wrong)
 	refused(t, err, InvalidValue)
 	both.is(h, Checkpointed)
 	one.is(h, Checkpointed) // it came through, onto the first GPU, and was taken back
 
-	taken, err := RestoreAllOnto(ctx, h, procs, map[int][][]Pair{both.pid: {{a}, {a, b}}, one.pid: {nil}})
+	taken, err := procs.RestoreRemapped(ctx, h, map[int][][]Pair{both.pid: {{a}, {a, b}}, one.pid: {nil}})
 	do(t, err)
 	if taken[both.pid] != 1 || taken[one.pid] != 0 || len(taken) != 2 {
 		t.Errorf("the sets taken are %v", taken)
 	}
-	do(t, UnlockAll(ctx, h, procs))
+	do(t, procs.Unlock(ctx, h))
 	for w, want := range map[*work]string{both: "gpus=2 " + softUUID(1) + " " + softUUID(0), one: "gpus=1 " + softUUID(0)} {
 		if got := w.ask("verify"); got != "bad=0" {
 			t.Error(got)
@@ -73,7 +73,7 @@ func TestSoftInfoFromNVML(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 100 { // until it has ended
-		if may, err := MayUse(w.pid); err == nil && !may {
+		if may, err := MayUseCUDA(w.pid); err == nil && !may {
 			break
 		}
 		time.Sleep(50 * time.Millisecond)

@@ -57,7 +57,7 @@ func TestSoftProcessGoesThereAndBack(t *testing.T) {
 	if open, err := deviceFiles(w.pid); err != nil || len(open) != 0 {
 		t.Errorf("checkpointed, it has device files open: %v, %v", open, err)
 	}
-	if may, err := MayUse(w.pid); err != nil || !may {
+	if may, err := MayUseCUDA(w.pid); err != nil || !may {
 		t.Errorf("checkpointed, it may not use CUDA: %v, %v", may, err)
 	}
 
@@ -113,7 +113,7 @@ func TestSoftProcessesWithoutCUDA(t *testing.T) {
 		t.Errorf("process %d: got error %v, want CUDA_ERROR_OPERATING_SYSTEM", nobody, err)
 	}
 	for _, pid := range []int{os.Getpid(), nobody} {
-		if may, err := MayUse(pid); err != nil || may {
+		if may, err := MayUseCUDA(pid); err != nil || may {
 			t.Errorf("process %d may use CUDA: %v, %v", pid, may, err)
 		}
 	}
@@ -135,11 +135,11 @@ func TestSoftFind(t *testing.T) {
 
 	got, err := Find(t.Context(), h, []int{plain.pid, b.pid, os.Getpid(), dead.Process.Pid, multi.pid, a.pid})
 	do(t, err)
-	if len(got) != 2 || got[0].PID != b.pid || got[0].State != Locked || got[1].PID != a.pid || got[1].State != Running {
+	if len(got) != 2 || got[0].PID.Host != b.pid || got[0].State != Locked || got[1].PID.Host != a.pid || got[1].State != Running {
 		t.Fatalf("found %+v", got)
 	}
 	for _, p := range got {
-		if p.NSPID != p.PID || p.RestoreThread == 0 || p.RestoreThread == p.PID {
+		if p.PID.NS != p.PID.Host || p.RestoreThread.Host == 0 || p.RestoreThread == p.PID {
 			t.Errorf("found %+v", p)
 		}
 	}
@@ -152,14 +152,14 @@ func TestSoftManagedMemoryIsRefusedAndTheProcessGoesOn(t *testing.T) {
 	w.counts(101)
 	procs, err := Find(ctx, h, []int{w.pid})
 	do(t, err)
-	do(t, LockAll(ctx, h, procs, time.Second))
-	err = CheckpointAll(ctx, h, procs)
+	do(t, procs.Lock(ctx, h, time.Second))
+	err = procs.Checkpoint(ctx, h)
 	refused(t, err, NotSupported)
 	if !strings.Contains(err.Error(), "cudaMallocManaged") {
 		t.Errorf("%v does not name the cause", err)
 	}
 	w.is(h, Locked)
-	do(t, UnlockAll(ctx, h, procs))
+	do(t, procs.Unlock(ctx, h))
 	w.counts(102)
 }
 
@@ -185,7 +185,7 @@ func TestSoftLockOfAStoppedProcessEndsAtItsLimit(t *testing.T) {
 	w.counts(101)
 	do(t, syscall.Kill(w.pid, syscall.SIGSTOP))
 	within(t, func() {
-		err := LockAll(t.Context(), h, []Process{{PID: w.pid, State: Running}}, 100*time.Millisecond)
+		err := Group{{PID: PID{Host: w.pid}, State: Running}}.Lock(t.Context(), h, 100*time.Millisecond)
 		wants(t, err, ErrHelperHung, "lock CUDA process", "undo") // which cannot work either
 	})
 	do(t, syscall.Kill(w.pid, syscall.SIGCONT))
@@ -225,11 +225,11 @@ func TestSoftRestoreOntoAnotherGPUFromInside(t *testing.T) {
 	w.counts(102) // the first was its sign of life
 	procs, err := Find(ctx, outside, []int{w.pid})
 	do(t, err)
-	if len(procs) != 1 || procs[0].NSPID != 1 || !slices.Equal(procs[0].GPUs, []int{0}) {
+	if len(procs) != 1 || procs[0].PID.NS != 1 || !slices.Equal(procs[0].GPUs, []int{0}) {
 		t.Fatalf("found %+v", procs)
 	}
-	do(t, LockAll(ctx, outside, procs, time.Second))
-	do(t, CheckpointAll(ctx, outside, procs))
+	do(t, procs.Lock(ctx, outside, time.Second))
+	do(t, procs.Checkpoint(ctx, outside))
 
 	// The container comes back with another GPU.
 	dev := fmt.Sprintf("/proc/%d/root/dev/", w.pid)
@@ -252,9 +252,8 @@ func TestSoftRestoreOntoAnotherGPUFromInside(t *testing.T) {
 	}
 	refused(t, inside.Restore(ctx, 1, nil), NotSupported)
 	refused(t, inside.Restore(ctx, 1, []Pair{{pairs[0].New, pairs[0].Old}}), InvalidValue)
-	there := []Process{{PID: procs[0].NSPID, State: procs[0].State}}
-	do(t, RestoreAll(ctx, inside, there, pairs))
-	do(t, UnlockAll(ctx, inside, there))
+	do(t, procs.Restore(ctx, inside, pairs))
+	do(t, procs.Unlock(ctx, inside))
 	w.counts(103)
 	if open, err := deviceFiles(w.pid); err != nil || !slices.Contains(open, 1) || slices.Contains(open, 0) {
 		t.Errorf("it has device files %v open, %v", open, err)

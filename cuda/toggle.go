@@ -19,24 +19,27 @@ func Toggle(ctx context.Context, h *Helper, pid int, timeout time.Duration, pair
 		return s, err
 	}
 	// As a group of one that is running when nobody has it in hand.
-	group := []Process{{PID: pid, State: Running}}
+	group := Group{{PID: PID{Host: pid}, State: Running}}
+	if h.opts.Join != 0 {
+		group[0].PID = PID{NS: pid}
+	}
 	switch s {
 	case Running:
-		if err := LockAll(ctx, h, group, timeout); err != nil {
+		if err := group.Lock(ctx, h, timeout); err != nil {
 			return Running, err
 		}
-		if err := CheckpointAll(ctx, h, group); err != nil {
-			if uerr := UnlockAll(ctx, h, group); uerr != nil {
+		if err := group.Checkpoint(ctx, h); err != nil {
+			if uerr := group.Unlock(ctx, h); uerr != nil {
 				return Locked, fmt.Errorf("%w; undo: %w", err, uerr)
 			}
 			return Running, err
 		}
 		return Checkpointed, nil
 	case Checkpointed:
-		if err := RestoreAll(ctx, h, group, pairs); err != nil {
+		if err := group.Restore(ctx, h, pairs); err != nil {
 			return Checkpointed, err
 		}
-		if err := UnlockAll(ctx, h, group); err != nil {
+		if err := group.Unlock(ctx, h); err != nil {
 			return Locked, err
 		}
 		return Running, nil

@@ -6,6 +6,7 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,9 +18,12 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/admission"
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -78,9 +82,11 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 			}
 		}
 	}
-	if c.annotations, c.criuBase, err = pointAtSettings(r.Bundle, filepath.Join(r.Bundle, criuSettingsName)); err != nil {
+	file, err := bundle.Read(r.Bundle)
+	if err != nil {
 		return nil, err
 	}
+	c.pointAtSettings(file.Spec)
 	c.config = config.For(c.annotations)
 	given := c.restore
 	if given == nil {
@@ -89,14 +95,17 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 				c.restore.close()
 			}
 		}()
-		if err := c.restoreFromImage(ctx, r); err != nil {
+		if err := c.restoreFromImage(ctx, r, file.Spec); err != nil {
 			return nil, err
 		}
 	}
 	if c.restore == given { // else restoreFromImage did it
-		if err := c.fit(ctx); err != nil {
+		if err := c.fit(ctx, file.Spec); err != nil {
 			return nil, err
 		}
+	}
+	if err := file.Save(); err != nil {
+		return nil, err
 	}
 	resp, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
@@ -109,31 +118,45 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	return resp, nil
 }
 
+// pointAtSettings makes the spec name this shim's settings as CRIU's configuration
+// file, in place of the file that CRIU would have read without.
+func (c *container) pointAtSettings(spec *specs.Spec) {
+	c.annotations = maps.Clone(spec.Annotations)
+	base, own := c.annotations[annotations.CRIUConfig]
+	if !own {
+		base = criuRuncConf
+	}
+	c.criuBase = base
+	if spec.Annotations == nil {
+		spec.Annotations = make(map[string]string)
+	}
+	spec.Annotations[annotations.CRIUConfig] = filepath.Join(c.bundle, criuSettingsName)
+}
+
 // fit makes the container's spec fit this node, and a restore fit the spec, or
 // refuses it. What is granted is compared last, with the spec as it will be.
-func (c *container) fit(ctx context.Context) error {
-	if err := c.fitSpec(ctx); err != nil || c.restore == nil {
+func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
+	if err := c.fitSpec(ctx, spec); err != nil || c.restore == nil {
 		return err
 	}
 	if err := c.checkRestore(ctx); err != nil {
 		return err
 	}
 	dump := criu.Open(c.restore.images())
-	if err := c.fitFiles(ctx, dump); err != nil {
+	if err := c.fitFiles(ctx, spec, dump); err != nil {
 		return err
 	}
-	return c.admit(ctx, dump)
+	return c.admit(ctx, spec, dump)
 }
 
 // admit refuses a restore that asks for more than the container's spec.
-func (c *container) admit(ctx context.Context, dump *criu.Images) error {
+func (c *container) admit(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
 	d, err := dump.Dump()
 	if err != nil {
 		return err
 	}
-	spec, err := loadSpec(c.bundle)
-	if err != nil {
-		return err
+	if spec.Process == nil || spec.Linux == nil {
+		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
 	}
 	notes, err := admission.Check(spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
 	for _, n := range notes {

@@ -80,7 +80,7 @@ func TestWithCRIULog(t *testing.T) {
 	t.Run("CRIU did not run", func(t *testing.T) {
 		c, node := newContainer(t)
 		plain := errors.New("mkdir: no such directory")
-		if err := withCRIULog(plain, node, c, dumpLog); err != plain {
+		if err := withCRIULog(plain, node, c, dumpLog); err.Error() != plain.Error() || !errors.Is(err, plain) {
 			t.Errorf("got %v, want the error as it was", err)
 		}
 	})

@@ -178,7 +178,7 @@ func TestCutOff(t *testing.T) {
 	} {
 		failed := errors.New(text)
 		err := watchCRIU(t.Context(), false).end(failed)
-		if !errors.Is(err, failed) || (err == failed) != (means == "") {
+		if !errors.Is(err, failed) || (err.Error() == text) != (means == "") {
 			t.Errorf("%q became %v", text, err)
 		}
 		if means != "" {

@@ -16,7 +16,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // toGRPC gives an error the code that clients act upon: FailedPrecondition for
@@ -42,7 +43,7 @@ func toGRPC(err error) error {
 		errors.Is(err, exec.ErrNotFound), errors.As(err, &program) && program.Op == "fork/exec":
 		code = codes.FailedPrecondition
 	case errors.Is(err, cuda.ErrHelperGone), errors.Is(err, cuda.ErrHelperHung), errors.Is(err, cuda.ErrHelperGarbled),
-		errors.Is(err, trace.ErrTracerGone):
+		errors.Is(err, steer.ErrTracerGone), errors.Is(err, staging.ErrDigesterGone):
 		code = codes.Unavailable
 	default:
 		return errgrpc.ToGRPC(err)

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 func TestToGRPC(t *testing.T) {
@@ -44,7 +44,7 @@ func TestToGRPC(t *testing.T) {
 		{cuda.ErrHelperGone, codes.Unavailable},
 		{cuda.ErrHelperHung, codes.Unavailable},
 		{cuda.ErrHelperGarbled, codes.Unavailable},
-		{trace.ErrTracerGone, codes.Unavailable},
+		{steer.ErrTracerGone, codes.Unavailable},
 		{errdefs.ErrInvalidArgument, codes.InvalidArgument},
 		{errdefs.ErrFailedPrecondition, codes.FailedPrecondition},
 		{errdefs.ErrNotFound, codes.NotFound},

@@ -31,11 +31,11 @@ type gpuPlan struct {
 	stray []string
 }
 
-// fitSpec edits the bundle's config.json before anything is created of it: GPUs
-// that hooks would give are put into the spec, where CRIU and this shim see
-// them, and in the spec of a restore the numbers of nodes become this node's.
-// Most containers are left as they are.
-func (c *container) fitSpec(ctx context.Context) error {
+// fitSpec edits the spec before anything is created of it: GPUs that hooks would give
+// are put into the spec, where CRIU and this shim see them, and in the spec of a
+// restore the numbers of nodes become this node's. Most containers are left as they
+// are.
+func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 	view, err := c.config()
 	if err != nil {
 		if c.restore == nil {
@@ -43,37 +43,32 @@ func (c *container) fitSpec(ctx context.Context) error {
 		}
 		return err
 	}
-	return editSpec(c.bundle, func(spec *specs.Spec) error {
-		if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
-			return err
-		}
-		c.request = cdi.Read(spec)
-		if c.restore == nil {
-			return nil
-		}
-		c.restore.gpus.spec = spec
-		hookLoopback(spec)
-		if err := refreshNodes(spec, deviceNumbers); err != nil {
-			return refused(err)
-		}
+	if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
+		return err
+	}
+	c.request = cdi.Read(spec)
+	if c.restore == nil {
 		return nil
-	})
+	}
+	c.restore.gpus.spec = spec
+	hookLoopback(spec)
+	if err := refreshNodes(spec, deviceNumbers); err != nil {
+		return refused(err)
+	}
+	return nil
 }
 
-// fitFiles edits the bundle's config.json of a restore whose GPUs have been
-// found to fit: the driver's files come to where the dump has them.
-func (c *container) fitFiles(ctx context.Context, dump *criu.Images) error {
+// fitFiles edits the spec of a restore whose GPUs have been found to fit: the driver's
+// files are mounted where the dump has them.
+func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
 	view, err := c.config()
 	if err != nil {
 		return err
 	}
-	return editSpec(c.bundle, func(spec *specs.Spec) error {
-		c.restore.gpus.spec = spec
-		if spec.Linux != nil {
-			c.restore.gpus.devices = slices.Clone(spec.Linux.Devices)
-		}
-		return c.rebindFiles(ctx, view.Node, spec, dump)
-	})
+	if spec.Linux != nil {
+		c.restore.gpus.devices = slices.Clone(spec.Linux.Devices)
+	}
+	return c.rebindFiles(ctx, view.Node, spec, dump)
 }
 
 // injectGPUs does what NVIDIA's container toolkit would do by hooks. Where that
@@ -149,11 +144,11 @@ func (c *container) rebindFiles(ctx context.Context, node config.Node, spec *spe
 	if err != nil {
 		return err
 	}
-	rebound, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
+	substituted, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
 	if err != nil {
 		return refused(err)
 	}
-	for _, r := range rebound {
+	for _, r := range substituted {
 		log.G(ctx).WithFields(log.Fields{"id": c.id, "path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
 	}
 	c.restore.gpus.stray = stray

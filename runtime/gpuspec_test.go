@@ -5,7 +5,6 @@ package runtime
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,45 +45,6 @@ func TestRefreshNodes(t *testing.T) {
 	err := refreshNodes(spec, func(path string) (deviceNode, error) { return deviceNode{}, fmt.Errorf("%s: %w", path, os.ErrNotExist) })
 	if err == nil || !strings.Contains(err.Error(), "/dev/nvidia-uvm") || !strings.Contains(err.Error(), "nvidia-modprobe") {
 		t.Errorf("a node that this machine has not: %v", err)
-	}
-}
-
-func TestEditSpec(t *testing.T) {
-	bundle := t.TempDir()
-	path := filepath.Join(bundle, "config.json")
-	const text = `{"ociVersion": "1.0.2", "future": {"kept": [1, 2.50]}, "process": {"args": ["<a>"], "alsoFuture": true}, "mounts": [{"destination": "/a"}]}`
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	read := func() string {
-		t.Helper()
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(data)
-	}
-	if err := editSpec(bundle, func(*specs.Spec) error { return nil }); err != nil || read() != text {
-		t.Errorf("no edit: error %v, %s", err, read())
-	}
-	stop := errors.New("stop")
-	if err := editSpec(bundle, func(s *specs.Spec) error { s.Hostname = "x"; return stop }); !errors.Is(err, stop) || read() != text {
-		t.Errorf("an edit that failed: error %v, %s", err, read())
-	}
-	if err := editSpec(bundle, func(s *specs.Spec) error {
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/b"})
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	got := read()
-	for _, want := range []string{`"future":{"kept":[1,2.50]}`, `"alsoFuture":true`, `<a>`, `{"destination":"/a"}`, `{"destination":"/b"}`} {
-		if !strings.Contains(got, want) {
-			t.Errorf("%s is not in %s", want, got)
-		}
-	}
-	if err := editSpec(bundle, func(s *specs.Spec) error { s.Mounts = nil; return nil }); err != nil || strings.Contains(read(), "mounts") {
-		t.Errorf("a part that is taken away: error %v, %s", err, read())
 	}
 }
 

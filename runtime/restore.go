@@ -115,8 +115,10 @@ func (k *restoring) watchCgroup(context.Context) (uint64, error) {
 		return 0, err
 	}
 	k.c.cgroup.Store(cg)
-	if err := k.c.raiseOOMScores(); err != nil {
-		return 0, err
+	if adj := k.c.restore.gpus.spec.Process.OOMScoreAdj; adj != nil {
+		if err := cg.RaiseOOMScores(*adj); err != nil {
+			return 0, err
+		}
 	}
 	return 0, k.s.oom.Add(k.c.id, cg)
 }

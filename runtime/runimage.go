@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/log"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -30,12 +31,11 @@ import (
 // and fits it, if its image is a checkpoint and the policy allows it. Else it does
 // nothing, and restore stays nil. A container of another image costs an lstat for each
 // layer.
-func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskRequest) error {
+func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskRequest, spec *specs.Spec) error {
 	root := ""
 	if len(r.Rootfs) == 0 {
-		spec, err := loadSpec(r.Bundle)
-		if err != nil || spec.Root == nil {
-			return err
+		if spec.Root == nil {
+			return nil
 		}
 		root = spec.Root.Path
 	}
@@ -81,7 +81,7 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 		}
 		r.Checkpoint = c.restore.dir
 		entry.Info("the image is a checkpoint and is restored")
-		return c.fit(ctx) // while it can be read
+		return c.fit(ctx, spec) // while it can be read
 	})
 }
 

@@ -8,13 +8,17 @@ package main
 import (
 	"context"
 
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 	"github.com/gpuckpt/gpuckpt/runtime"
-	"github.com/gpuckpt/gpuckpt/trace"
 )
 
 func main() {
-	if trace.IsTracer() {
-		trace.Main()
+	if steer.IsTracer() {
+		steer.Main()
+	}
+	if staging.IsDigester() {
+		staging.DigesterMain()
 	}
 	if runtime.IsLoopbackHook() {
 		runtime.LoopbackHook()

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,7 +32,7 @@ func (m *machine) launch(size int, args ...string) (output string, exit int) {
 		Env:  m.env,
 	}
 	out, err := cmd.CombinedOutput()
-	if _, failed := err.(*exec.ExitError); err != nil && !failed {
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		m.t.Fatal(err)
 	}
 	return string(out[:min(len(out), size-1)]), cmd.ProcessState.ExitCode()

@@ -59,9 +59,9 @@ func (s *server) receive() error {
 	for {
 		n, err := unix.Read(wire.FD, buf)
 		switch {
-		case err == unix.EINTR:
+		case errors.Is(err, unix.EINTR):
 			continue
-		case err == unix.ECONNRESET || n == 0: // the client is gone
+		case errors.Is(err, unix.ECONNRESET) || n == 0: // the client is gone
 			return nil
 		case err != nil:
 			return fmt.Errorf("receive request: %w", err)

@@ -31,7 +31,7 @@ func entries(r io.ReaderAt, size int64) ([]entry, error) {
 	seen := make(map[string]bool)
 	for t := tar.NewReader(whole); ; {
 		h, err := t.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return found, nil
 		}
 		if err != nil {

@@ -68,7 +68,7 @@ func (a *Archive) writeRootFS(ctx context.Context, w io.Writer, plain io.Reader)
 				return err
 			}
 			h, err := in.Next()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil {
@@ -180,7 +180,7 @@ func mergeLayer(ctx context.Context, out *tar.Writer, layer Layer, gone map[stri
 			return err
 		}
 		h, err := in.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

@@ -227,7 +227,7 @@ func (c *counter) Read(p []byte) (int, error) {
 		c.at += int64(n)
 		c.report(int64(n))
 	}
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		c.err = err
 	}
 	return n, err

@@ -24,8 +24,10 @@ func TestPausedBefore(t *testing.T) {
 	checkpointInto(t, shared, k, dir)
 	isPaused(t, k, true)
 	// It would hold as much of the host's memory as the GPU state takes.
-	if tracer := childOf(shimOf(t, k), "gpuckpt-tracer"); tracer != 0 {
-		t.Errorf("after the checkpoint there is a tracer, process %d", tracer)
+	for _, name := range []string{"gpuckpt-tracer", "gpuckpt-digester"} {
+		if pid := childOf(shimOf(t, k), name); pid != 0 {
+			t.Errorf("after the checkpoint there is a %s, process %d", name, pid)
+		}
 	}
 	// The same once more: nothing is used up by a checkpoint.
 	checkpointInto(t, shared, k, t.TempDir())

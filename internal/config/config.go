@@ -22,7 +22,8 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // Env names a file in place of Path, in the environment of containerd, which its
@@ -192,14 +193,14 @@ func (s *Staging) check() error {
 	if s.MemoryLimit < 0 || s.MemoryLimit > 0 && s.Cgroup == "" {
 		return fmt.Errorf("memory_limit is %d; it must not be negative, and needs a cgroup", s.MemoryLimit)
 	}
-	if n := s.CopyThreads; n < 0 || n > trace.MaxCopiers {
-		return fmt.Errorf("copy_threads is %d; it must be from 0 to %d", n, trace.MaxCopiers)
+	if n := s.CopyThreads; n < 0 || n > steer.MaxCopyThreads {
+		return fmt.Errorf("copy_threads is %d; it must be from 0 to %d", n, steer.MaxCopyThreads)
 	}
 	if err := oneOf(s.WhenShort, Refuse, WriteThrough, Driver); err != nil {
 		return fmt.Errorf("when_short %w", err)
 	}
-	if s.Buffer < trace.MinWindow {
-		return fmt.Errorf("buffer is %d; it must be %d or more", s.Buffer, trace.MinWindow)
+	if s.Buffer < staging.MinWindow {
+		return fmt.Errorf("buffer is %d; it must be %d or more", s.Buffer, staging.MinWindow)
 	}
 	return nil
 }

@@ -205,7 +205,7 @@ func (im *Images) frames(r io.Reader, kind string, do func(entry []byte) error) 
 	var entry []byte
 	for {
 		size, err := word()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // tracerMemory is what two workers, and the kernel on their behalf, take in the
@@ -21,18 +22,18 @@ const tracerMemory = 24 << 20
 // choosePath chooses the way that GPU state takes to dir, "" for memory only. It
 // returns an error if memory is short and the state may not, or cannot, be written
 // through to dir. State of unknown size is written through where it may be.
-func choosePath(staging config.Staging, dir string, procs []cuda.Process, use usage) (DataPath, error) {
+func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage) (DataPath, error) {
 	state, known := use.total(), use.byGPU != nil
-	short, room, err := memoryShort(staging, state)
+	short, room, err := memoryShort(node, state)
 	if err != nil {
 		return nil, err
 	}
-	steers := staging.Steer && trace.CanSteer
-	through := staging.WhenShort == config.WriteThrough && (short != "" || !known)
+	steers := node.Steer && steer.CanSteer
+	through := node.WhenShort == config.WriteThrough && (short != "" || !known)
 	possible := dir != "" && steers && !onMemory(dir)
 	switch {
 	case through && possible:
-		window, err := chooseWindow(staging, room, procs)
+		window, err := chooseWindow(node, room, procs)
 		return writeThrough{window: window}, err
 	case known && short != "" && !through:
 		return nil, fmt.Errorf("%s: free some, or have the state written to the disk while the driver is at work, by when_short = %q in [staging] of %s or the annotation %s: %w",
@@ -53,7 +54,7 @@ func choosePath(staging config.Staging, dir string, procs []cuda.Process, use us
 
 // memoryShort returns in words that memory is too short for state of that size, ""
 // if it is not, and how much there is.
-func memoryShort(staging config.Staging, state uint64) (short string, room uint64, err error) {
+func memoryShort(node config.Staging, state uint64) (short string, room uint64, err error) {
 	room, known := memoryAvailable()
 	if known && room < state {
 		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", mib(state), mib(room))
@@ -61,17 +62,17 @@ func memoryShort(staging config.Staging, state uint64) (short string, room uint6
 	if !known {
 		room = 1 << 62
 	}
-	if !staging.Steer || !trace.CanSteer || staging.WhenShort == config.Driver {
+	if !node.Steer || !steer.CanSteer || node.WhenShort == config.Driver {
 		return short, room, nil
 	}
 	cgroup := ""
-	if staging.Cgroup != "" {
-		cgroup = "/" + staging.Cgroup
-		if _, err := makeCgroup(nil, staging); err != nil && staging.MemoryLimit > 0 {
+	if node.Cgroup != "" {
+		cgroup = "/" + node.Cgroup
+		if _, err := makeCgroup(node); err != nil && node.MemoryLimit > 0 {
 			return "", 0, fmt.Errorf("limit staging memory: %w", err)
 		}
 	}
-	if limit := trace.Headroom(cgroup); limit < room {
+	if limit := staging.Headroom(cgroup); limit < room {
 		room = limit
 		if limit < state {
 			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", mib(state), mib(limit))
@@ -82,7 +83,7 @@ func memoryShort(staging config.Staging, state uint64) (short string, room uint6
 
 // chooseWindow shares the buffer, or what of it there is room for, among the
 // processes that are going to be checkpointed.
-func chooseWindow(staging config.Staging, room uint64, procs []cuda.Process) (uint64, error) {
+func chooseWindow(node config.Staging, room uint64, procs []cuda.Process) (uint64, error) {
 	n := uint64(0)
 	for _, p := range procs {
 		if p.State != cuda.Checkpointed {
@@ -90,14 +91,14 @@ func chooseWindow(staging config.Staging, room uint64, procs []cuda.Process) (ui
 		}
 	}
 	if n == 0 {
-		return trace.MinWindow, nil
+		return staging.MinWindow, nil
 	}
 	// A quarter stays for what is about the pages: the kernel's own memory.
 	room -= min(room, tracerMemory)
-	window := min(uint64(staging.Buffer), room/4*3) / n
-	if window < trace.MinWindow {
+	window := min(uint64(node.Buffer), room/4*3) / n
+	if window < staging.MinWindow {
 		return 0, fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise buffer or memory_limit in [staging] of %s: %w",
-			n, mib(trace.MinWindow), mib(window), config.Path, errdefs.ErrResourceExhausted)
+			n, mib(staging.MinWindow), mib(window), config.Path, errdefs.ErrResourceExhausted)
 	}
 	return window, nil
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // What is more than the machine's memory goes where the setting says, or nowhere.
@@ -37,12 +37,12 @@ func TestChoosePathWithoutMemory(t *testing.T) {
 		{name: "unknown, refused", mode: config.Refuse, onDisk: true, unknown: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if test.window && !trace.CanSteer {
+			if test.window && !steer.CanSteer {
 				t.Skip("this processor is not steered on")
 			}
 			staging := config.Default().Staging
 			staging.Cgroup, staging.WhenShort = "", test.mode
-			procs := []cuda.Process{{PID: 1}, {PID: 2}, {PID: 3, State: cuda.Checkpointed}}
+			procs := cuda.Group{{PID: cuda.PID{Host: 1}}, {PID: cuda.PID{Host: 2}}, {PID: cuda.PID{Host: 3}, State: cuda.Checkpointed}}
 			var use usage
 			if !test.unknown {
 				use.byGPU = map[string]uint64{"GPU-a": test.state}
@@ -83,7 +83,7 @@ func TestChoosePath(t *testing.T) {
 		{true, "", memoryFirst{}},
 		{true, "/dev/shm", imageFile{}},
 	} {
-		if !trace.CanSteer {
+		if !steer.CanSteer {
 			test.want = driverAlone{}
 		}
 		staging.Steer = test.steer
@@ -94,7 +94,7 @@ func TestChoosePath(t *testing.T) {
 }
 
 func TestChooseWindow(t *testing.T) {
-	staging, procs := config.Default().Staging, []cuda.Process{{PID: 1}, {PID: 2}}
+	staging, procs := config.Default().Staging, cuda.Group{{PID: cuda.PID{Host: 1}}, {PID: cuda.PID{Host: 2}}}
 	if window, err := chooseWindow(staging, 1<<40, procs); err != nil || window != 512<<20 {
 		t.Errorf("with much room: %d, %v", window, err)
 	}

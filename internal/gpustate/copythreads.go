@@ -17,12 +17,12 @@ import (
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // Left alone the driver copies GPU state on one thread of each process, at a
 // fraction of the bus's speed. Copy threads in the process share its copies: during
-// a Save (trace.Target) and for a Restore (startCopyThreads).
+// a Save (steer.Target) and for a Restore (startCopyThreads).
 
 // copyThreads returns how many threads are to copy in each of the processes; the
 // setting is the most. Threads beyond the processors that the container or one of
@@ -86,17 +86,17 @@ func cpuQuota(root, dir string) (least float64) {
 
 // startCopyThreads has the driver copy faster from the areas that were mapped. A
 // driver that cannot be helped copies as it always does.
-func startCopyThreads(ctx context.Context, tracer *trace.Session, mappings []trace.Mapping, threads int) error {
+func startCopyThreads(ctx context.Context, tracer *steer.Session, mappings []steer.Mapping, threads int) error {
 	if threads < 2 {
 		return nil // alone the driver reads faster than our code (measured, H200): 1.9 s for 16 GiB, not 2.4 s
 	}
-	var drivers []trace.Thread
+	var drivers []steer.Thread
 	for _, m := range mappings {
-		if t := (trace.Thread{PID: m.PID, TID: m.TID}); !slices.Contains(drivers, t) {
+		if t := (steer.Thread{PID: m.PID, TID: m.TID}); !slices.Contains(drivers, t) {
 			drivers = append(drivers, t)
 		}
 	}
-	notes, err := tracer.Quicken(drivers, threads)
+	notes, err := tracer.StartCopyThreads(drivers, threads)
 	for _, n := range notes {
 		log.G(ctx).Info(n)
 	}
@@ -105,8 +105,8 @@ func startCopyThreads(ctx context.Context, tracer *trace.Session, mappings []tra
 
 // stopCopyThreads undoes startCopyThreads. An error is for the log: the processes
 // are right as they are.
-func stopCopyThreads(ctx context.Context, tracer *trace.Session) {
-	notes, err := tracer.Calm()
+func stopCopyThreads(ctx context.Context, tracer *steer.Session) {
+	notes, err := tracer.StopCopyThreads()
 	for _, n := range notes {
 		log.G(ctx).Info(n)
 	}

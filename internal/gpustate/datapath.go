@@ -10,7 +10,8 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // DataPath is a way for GPU state to leave processes and to come back. The driver
@@ -41,7 +42,7 @@ type DataPath interface {
 	// that Restore will read the areas after Store, or meanwhile.
 	//
 	// On an error, and when ctx ends, files may be there in part.
-	Store(ctx context.Context, worker *trace.Session, areas []Area, dir string, stays bool) (digests [][]string, err error)
+	Store(ctx context.Context, worker *staging.Digester, areas []Area, dir string, stays bool) (digests [][]string, err error)
 
 	// Restore puts the areas' bytes to where the driver will read them. The
 	// processes are checkpointed. The container is thawed, and held as in Save, or
@@ -62,9 +63,9 @@ type DataPath interface {
 type Job struct {
 	// Processes are the container's CUDA processes by their pid in it. One with the
 	// State cuda.Checkpointed is somebody else's: it must not be touched.
-	Processes []cuda.Process
+	Processes cuda.Group
 	// Tracer can stop the driver's threads and call the kernel in them.
-	Tracer *trace.Session
+	Tracer *steer.Session
 	// Use is the GPU memory of each process in bytes, by pid; nil if not known.
 	Use map[int]uint64
 	// CopyThreads is how many threads may copy in each process, see copyThreads.

@@ -24,7 +24,7 @@ func (s *State) RefuseUnlocked() error {
 		return err
 	}
 	for _, pid := range may {
-		if slices.ContainsFunc(s.procs, func(p cuda.Process) bool { return p.PID == pid }) {
+		if slices.ContainsFunc(s.procs, func(p cuda.Process) bool { return p.PID.Host == pid }) {
 			continue
 		}
 		devices, err := cuda.HoldsDevice(pid)
@@ -55,10 +55,10 @@ func (s *State) Describe(began time.Time) (*images.Metadata, error) {
 	}
 	used := make(map[string]bool)
 	for _, p := range s.procs {
-		q := images.Process{PID: p.NSPID, State: p.State.String(), RestoreThread: p.NSRestoreThread}
+		q := images.Process{PID: p.PID.NS, State: p.State.String(), RestoreThread: p.RestoreThread.NS}
 		for _, minor := range p.GPUs {
 			if !slices.ContainsFunc(s.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
-				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID, minor, errdefs.ErrFailedPrecondition)
+				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID.Host, minor, errdefs.ErrFailedPrecondition)
 			}
 		}
 		for _, d := range s.info.GPUs {

@@ -6,7 +6,7 @@ package gpustate
 import (
 	"context"
 
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // driverAlone leaves the state in memory of the processes, which the driver
@@ -17,7 +17,7 @@ func (driverAlone) Save(_ context.Context, _ *Job, _ string, checkpoint func() e
 	return nil, checkpoint()
 }
 
-func (driverAlone) Store(context.Context, *trace.Session, []Area, string, bool) ([][]string, error) {
+func (driverAlone) Store(context.Context, *staging.Digester, []Area, string, bool) ([][]string, error) {
 	return nil, nil
 }
 

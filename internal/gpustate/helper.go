@@ -92,7 +92,7 @@ func Visible(request cdi.Request) []string { return visibleGPUs(cuda.ProcGPUs, r
 
 // visibleGPUs is Visible for a directory like cuda.ProcGPUs.
 func visibleGPUs(proc string, request cdi.Request) []string {
-	if !request.Exact() {
+	if !request.Complete() {
 		return nil
 	}
 	uuids, err := cuda.UUIDs(proc, request.Minors)

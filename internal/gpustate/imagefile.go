@@ -8,7 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // imageFile has the driver fill the image's own file, in a directory on a tmpfs:
@@ -16,12 +17,12 @@ import (
 type imageFile struct{ steered }
 
 func (p imageFile) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
-	return p.save(ctx, job, trace.Target{Dir: dir}, false, checkpoint)
+	return p.save(ctx, job, steer.Target{Dir: dir}, false, checkpoint)
 }
 
 // Store digests the files where they are. It makes holes of what is zero, unless
 // the driver is going to read there: it would fill them, at the container's expense.
-func (imageFile) Store(_ context.Context, worker *trace.Session, areas []Area, _ string, stays bool) ([][]string, error) {
+func (imageFile) Store(_ context.Context, worker *staging.Digester, areas []Area, _ string, stays bool) ([][]string, error) {
 	files := ranges(areas)
 	for i := range files {
 		files[i].Punch = !stays

@@ -7,7 +7,8 @@ import (
 	"context"
 	"path/filepath"
 
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // memoryFirst has the driver fill memory without a name, which goes to a disk
@@ -16,10 +17,10 @@ import (
 type memoryFirst struct{ steered }
 
 func (p memoryFirst) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
-	return p.save(ctx, job, trace.Target{CopyTo: dir}, false, checkpoint)
+	return p.save(ctx, job, steer.Target{CopyTo: dir}, false, checkpoint)
 }
 
-func (memoryFirst) Store(_ context.Context, worker *trace.Session, areas []Area, dir string, _ bool) ([][]string, error) {
+func (memoryFirst) Store(_ context.Context, worker *staging.Digester, areas []Area, dir string, _ bool) ([][]string, error) {
 	files := ranges(areas)
 	for i, a := range areas {
 		files[i].To, files[i].Written = filepath.Join(dir, a.File), a.Written

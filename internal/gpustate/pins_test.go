@@ -74,7 +74,7 @@ func TestPins(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := make([]byte, 1)
-	if _, err := f.ReadAt(first, 0); err != nil && err != io.EOF || first[0] != 1 {
+	if _, err := f.ReadAt(first, 0); err != nil && !errors.Is(err, io.EOF) || first[0] != 1 {
 		t.Errorf("read %v, %v: that of another directory", first, err)
 	}
 	f.Close()

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // Restoration brings the GPU state of a checkpoint into a new container:
@@ -38,8 +38,8 @@ type Restoration struct {
 	metadata *images.Metadata
 	pinned   *pins
 	areas    []Area
-	checker  *trace.Session // compares digests; nil without areas
-	checked  chan error     // gets its answer
+	checker  *staging.Digester // compares digests; nil without areas
+	checked  chan error        // gets its answer
 	done     func(context.Context)
 }
 
@@ -97,7 +97,7 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, o
 		}
 	}
 	if len(r.areas) > 0 {
-		if r.checker, err = startWorker(ctx, s.run, opts.Config.Staging); err != nil {
+		if r.checker, err = startDigester(ctx, s.run, opts.Config.Staging); err != nil {
 			return err
 		}
 		r.checked = make(chan error, 1)
@@ -147,9 +147,9 @@ func (r *Restoration) find() error {
 		if !ok {
 			return fmt.Errorf("the restored container has no process %d: %w", p.PID, errdefs.ErrNotFound)
 		}
-		q := cuda.Process{PID: pid, NSPID: p.PID, State: state}
+		q := cuda.Process{PID: cuda.PID{Host: pid, NS: p.PID}, State: state}
 		if len(p.Areas) > 0 {
-			if q.RestoreThread, err = hostTID(pid, cmp.Or(p.RestoreThread, p.PID)); err != nil {
+			if q.RestoreThread.Host, err = hostTID(pid, cmp.Or(p.RestoreThread, p.PID)); err != nil {
 				return err
 			}
 			copying = append(copying, pid)
@@ -218,7 +218,7 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	if r.done != nil {
 		r.done(ctx)
 	}
-	if err := cuda.UnlockAll(ctx, helper, s.procs); err != nil {
+	if err := s.procs.Unlock(ctx, helper); err != nil {
 		return 0, err
 	}
 	s.phase, s.locked = Unlocked, locked{}

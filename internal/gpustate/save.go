@@ -53,7 +53,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 		if before, err = memoryOf(s.procs); err != nil {
 			return err
 		}
-		if err := cuda.CheckpointAll(ctx, helper, s.procs); err != nil {
+		if err := s.procs.Checkpoint(ctx, helper); err != nil {
 			refused = true
 			return err
 		}
@@ -84,11 +84,11 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 }
 
 // memoryOf returns the anonymous areas of each process.
-func memoryOf(procs []cuda.Process) ([][]cuda.Area, error) {
+func memoryOf(procs cuda.Group) ([][]cuda.Area, error) {
 	all := make([][]cuda.Area, len(procs))
 	for i, p := range procs {
 		var err error
-		if all[i], err = cuda.AnonymousAreas(p.PID); err != nil {
+		if all[i], err = cuda.AnonymousAreas(p.PID.Host); err != nil {
 			return nil, err
 		}
 	}
@@ -109,11 +109,11 @@ func (s *State) anySaved(ctx context.Context) bool {
 	if err != nil {
 		return true
 	}
-	for _, p := range living(s.procs) {
+	for _, p := range s.procs.Living() {
 		if p.State == cuda.Checkpointed {
 			continue // by hand, before
 		}
-		state, err := helper.State(ctx, p.PID)
+		state, err := helper.State(ctx, p.PID.Host)
 		if (err != nil || state == cuda.Checkpointed) && !errors.Is(err, cuda.ErrNotCUDA) {
 			return true
 		}
@@ -165,10 +165,10 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 // somebody has had the driver restore it by hand, from an area that was empty.
 func (s *State) putBack(ctx context.Context, helper *cuda.Helper) (done func(context.Context), err error) {
 	var areas []Area
-	alive := living(s.procs)
+	alive := s.procs.Living()
 	for _, a := range s.areas {
-		pid := s.procs[a.Process].PID
-		if a.inProcess || !slices.ContainsFunc(alive, func(p cuda.Process) bool { return p.PID == pid }) {
+		pid := s.procs[a.Process].PID.Host
+		if a.inProcess || !slices.ContainsFunc(alive, func(p cuda.Process) bool { return p.PID.Host == pid }) {
 			continue
 		}
 		state, err := helper.State(ctx, pid)
@@ -192,7 +192,7 @@ func (s *State) putBack(ctx context.Context, helper *cuda.Helper) (done func(con
 }
 
 // held runs do while every thread of the container, except the driver's own, is
-// held by ptrace. do is to call thaw, after which the driver's threads can work.
+// held by psteer. do is to call thaw, after which the driver's threads can work.
 // The order is: frozen, held, thawed, frozen again, let go; no instruction of the
 // application runs between the two freezes.
 func (s *State) held(ctx context.Context, do func(thaw func() error) error) error {
@@ -206,7 +206,7 @@ func (s *State) held(ctx context.Context, do func(thaw func() error) error) erro
 	}
 	var drivers []int
 	for _, p := range s.procs {
-		drivers = append(drivers, p.RestoreThread)
+		drivers = append(drivers, p.RestoreThread.Host)
 	}
 	tracer, err := s.startedTracer(ctx)
 	if err != nil {

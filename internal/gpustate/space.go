@@ -39,7 +39,7 @@ func useOf(ctx context.Context, helper *cuda.Helper, procs []cuda.Process) (usag
 	}
 	ours := make(map[int]bool)
 	for _, p := range procs {
-		ours[p.PID] = p.State != cuda.Checkpointed
+		ours[p.PID.Host] = p.State != cuda.Checkpointed
 	}
 	u := usage{byGPU: make(map[string]uint64), byPID: make(map[int]uint64)}
 	for _, d := range survey.Devices {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // Spill writes the saved state to a directory on a disk, that of Save, except for
@@ -29,10 +29,11 @@ func (s *State) Spill(ctx context.Context, dir string) (bytes uint64, err error)
 	if err := s.checkInAreas(); err != nil {
 		return 0, err
 	}
-	worker, err := s.startedTracer(ctx)
+	worker, err := startDigester(ctx, s.run, s.opts.Config.Staging)
 	if err != nil {
 		return 0, err
 	}
+	defer worker.Close()
 	if len(s.areas) > 0 {
 		digests, err := s.path.Store(ctx, worker, s.areas, dir, false)
 		if err != nil {
@@ -63,7 +64,7 @@ func (s *State) checkInAreas() error {
 		}
 		if !in {
 			return fmt.Errorf("the GPU state of process %s is in the process's own memory, because it could not be steered into a file (the shim's log says why): suspend the container without a spill: %w",
-				proc.Describe(p.PID), errdefs.ErrFailedPrecondition)
+				proc.Describe(p.PID.Host), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil
@@ -76,15 +77,16 @@ func (s *State) CheckSpilled(ctx context.Context) (uint64, error) {
 	if s.phase != Spilled || len(s.areas) == 0 {
 		return 0, nil
 	}
-	worker, err := s.startedTracer(ctx)
+	worker, err := startDigester(ctx, s.run, s.opts.Config.Staging)
 	if err != nil {
 		return 0, err
 	}
+	defer worker.Close()
 	return bytesOf(s.areas), checkDigests(worker, s.areas)
 }
 
 // checkDigests has a worker compare the digests of all blocks.
-func checkDigests(worker *trace.Session, areas []Area) error {
+func checkDigests(worker *staging.Digester, areas []Area) error {
 	var all []images.Area
 	for _, a := range areas {
 		all = append(all, a.Area)

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // Phase is where the GPU state of a container is; the package comment has the order.
@@ -63,17 +63,17 @@ type State struct {
 	phase   Phase
 	opts    Options
 	helpers helpers
-	tracer  *trace.Session // nil while nothing is traced or saved
+	tracer  *steer.Session // nil while nothing is traced or saved
 	sweep   bool           // a tracer died: something of it may be open in the processes
 
-	locked             // of the lock; Unlock and Forget clear it
-	onto   []cuda.Pair // GPUs to restore on; nil for those that the processes had
+	locked            // of the lock; Unlock and Forget clear it
+	onto   []cdi.Pair // GPUs to restore on; nil for those that the processes had
 }
 
 // locked is what a State knows from its lock on.
 type locked struct {
 	info        cuda.Info
-	procs       []cuda.Process // by NSPID; State is the state that each was found in
+	procs       cuda.Group // by their pids in the container; State is the state that each was found in
 	took        time.Duration
 	use         usage
 	copyThreads int
@@ -115,7 +115,7 @@ func (s *State) Candidates() ([]int, error) {
 	}
 	var may []int
 	for _, pid := range pids {
-		ok, err := cuda.MayUse(pid)
+		ok, err := cuda.MayUseCUDA(pid)
 		if err != nil {
 			return nil, err
 		}
@@ -143,7 +143,7 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 	s.phase, s.took = Locked, time.Since(began)
 	pids := make([]int, len(s.procs))
 	for i, p := range s.procs {
-		pids[i] = p.PID
+		pids[i] = p.PID.Host
 	}
 	s.copyThreads = copyThreads(opts.Config.Staging.CopyThreads, s.target.Init(), pids)
 	s.helpers.idleAfter(helperIdle)
@@ -163,14 +163,14 @@ func (s *State) lock(ctx context.Context, pids []int) error {
 		}
 	}
 	// The container's order: its own pids, not the host's.
-	slices.SortFunc(s.procs, func(a, b cuda.Process) int { return cmp.Compare(a.NSPID, b.NSPID) })
+	slices.SortFunc(s.procs, func(a, b cuda.Process) int { return cmp.Compare(a.PID.NS, b.PID.NS) })
 	surveyed := make(chan error, 1)
 	go func() { // which takes as long as the lock
 		var err error
 		s.use, err = useOf(ctx, helper, s.procs)
 		surveyed <- err
 	}()
-	err = cuda.LockAll(ctx, helper, s.procs, time.Duration(s.opts.Config.LockTimeout))
+	err = s.procs.Lock(ctx, helper, time.Duration(s.opts.Config.LockTimeout))
 	if serr := <-surveyed; serr != nil {
 		log.G(ctx).WithError(serr).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
 	}
@@ -223,19 +223,11 @@ func (s *State) Unlock(ctx context.Context) error {
 		return err
 	}
 	defer s.Close()
-	if err := cuda.UnlockAll(ctx, helper, living(s.procs)); err != nil {
+	if err := s.procs.Living().Unlock(ctx, helper); err != nil {
 		return err
 	}
 	s.phase, s.locked = Unlocked, locked{}
 	return nil
-}
-
-// living leaves out the processes that have ended since they were found.
-func living(procs []cuda.Process) []cuda.Process {
-	return slices.DeleteFunc(slices.Clone(procs), func(p cuda.Process) bool {
-		may, err := cuda.MayUse(p.PID)
-		return err == nil && !may
-	})
 }
 
 // Close ends the helper and the tracer. The state stays, and a later call starts

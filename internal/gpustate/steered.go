@@ -13,7 +13,8 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // steered is what the data paths share that replace the driver's staging area by
@@ -25,17 +26,17 @@ type steered struct{}
 
 // save steers all processes, has them checkpointed, and takes the areas. A
 // process that cannot be steered is left to the driver, unless strict.
-func (steered) save(ctx context.Context, job *Job, target trace.Target, strict bool, checkpoint func() error) ([]Area, error) {
+func (steered) save(ctx context.Context, job *Job, target steer.Target, strict bool, checkpoint func() error) ([]Area, error) {
 	for _, p := range job.Processes {
 		if p.State == cuda.Checkpointed {
 			continue
 		}
 		t := target
-		t.PID, t.TID, t.Name, t.Sweep = p.PID, p.RestoreThread, images.AreaPrefix(p.NSPID), job.Sweep
+		t.PID, t.TID, t.Name, t.Sweep = p.PID.Host, p.RestoreThread.Host, images.AreaPrefix(p.PID.NS), job.Sweep
 		if t.Window > 0 {
-			t.Reserve = job.Use[p.PID]
+			t.Reserve = job.Use[p.PID.Host]
 		} else {
-			t.Copiers = job.CopyThreads
+			t.CopyThreads = job.CopyThreads
 		}
 		err := job.Tracer.Steer(t)
 		if err != nil && strict {
@@ -55,7 +56,7 @@ func (steered) save(ctx context.Context, job *Job, target trace.Target, strict b
 // first: a tracer that ends meanwhile, killed for its memory, say, takes nothing
 // with it.
 func take(ctx context.Context, job *Job) ([]Area, error) {
-	settled, err := job.Tracer.Settle()
+	settled, err := job.Tracer.Stop()
 	if err != nil {
 		return nil, err
 	}
@@ -69,8 +70,8 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 			}
 			return nil, fmt.Errorf("keep the staging area's file: %w", err)
 		}
-		at := slices.IndexFunc(job.Processes, func(p cuda.Process) bool { return p.PID == s.PID })
-		pid := job.Processes[at].NSPID
+		at := slices.IndexFunc(job.Processes, func(p cuda.Process) bool { return p.PID.Host == s.PID })
+		pid := job.Processes[at].PID.NS
 		a := Area{Process: at, Area: images.Area{File: images.AreaFile(pid, count[pid]), Start: s.Start, Bytes: s.Bytes, Offset: s.Offset}}
 		a.hold(f)
 		count[pid]++
@@ -78,12 +79,12 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 	}
 	// After an error it is not known which areas the processes still have. All are
 	// returned: each will be mapped over by its own bytes.
-	taken, notes, err := job.Tracer.Collect()
+	taken, notes, err := job.Tracer.Commit()
 	for _, n := range notes {
 		log.G(ctx).Infof("staging area: %s", n)
 	}
 	for _, t := range taken {
-		i := slices.IndexFunc(areas, func(a Area) bool { return job.Processes[a.Process].PID == t.PID && a.Start == t.Start })
+		i := slices.IndexFunc(areas, func(a Area) bool { return job.Processes[a.Process].PID.Host == t.PID && a.Start == t.Start })
 		areas[i].Written = t.Written
 	}
 	if err != nil && areas == nil {
@@ -93,17 +94,17 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 }
 
 // Abort ends the steering.
-func (steered) Abort(job *Job) error { return job.Tracer.Abandon() }
+func (steered) Abort(job *Job) error { return job.Tracer.Abort() }
 
 // Restore maps the areas' files over the areas, each by a call in the driver's own
 // thread, and starts copy threads. The parts of an area that its digests tell to
 // be zero stay the empty area, whose pages cost little to read.
 func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(context.Context), error) {
-	var mappings []trace.Mapping
+	var mappings []steer.Mapping
 	for _, a := range areas {
 		p := job.Processes[a.Process]
 		if a.Digests != nil { // what is zero is read as huge pages
-			mappings = append(mappings, trace.Mapping{PID: p.PID, TID: p.RestoreThread, Start: a.Start, Bytes: a.Bytes})
+			mappings = append(mappings, steer.Mapping{PID: p.PID.Host, TID: p.RestoreThread.Host, Start: a.Start, Bytes: a.Bytes})
 		}
 		for _, q := range a.Location {
 			from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.End())
@@ -111,8 +112,8 @@ func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(contex
 				continue // none of it is of the range
 			}
 			for _, part := range notZero(a.Area, from, to) {
-				mappings = append(mappings, trace.Mapping{
-					PID: p.PID, TID: p.RestoreThread, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from,
+				mappings = append(mappings, steer.Mapping{
+					PID: p.PID.Host, TID: p.RestoreThread.Host, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from,
 					Path: q.Path, Offset: part.from - q.Offset,
 				})
 			}
@@ -157,10 +158,10 @@ func notZero(a images.Area, from, to uint64) (parts []span) {
 }
 
 // ranges returns the areas, each as its part of the file that it is in.
-func ranges(areas []Area) []trace.FileRange {
-	var files []trace.FileRange
+func ranges(areas []Area) []staging.FileRange {
+	var files []staging.FileRange
 	for _, a := range areas {
-		files = append(files, trace.FileRange{Path: a.Location[0].Path, Offset: a.Offset, Bytes: a.Bytes})
+		files = append(files, staging.FileRange{Path: a.Location[0].Path, Offset: a.Offset, Bytes: a.Bytes})
 	}
 	return files
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // Writer makes the areas of a State files among the images, and digests them,
@@ -21,7 +21,7 @@ import (
 type Writer struct {
 	areas  []Area // their files are duplicates
 	sizes  []uint64
-	worker *trace.Session
+	worker *staging.Digester
 	stop   context.CancelFunc
 	done   chan struct{} // closed at the end; then the following are set
 
@@ -56,7 +56,7 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 		}
 		w.areas = append(w.areas, a)
 	}
-	if w.worker, err = startWorker(ctx, s.run, s.opts.Config.Staging); err != nil {
+	if w.worker, err = startDigester(ctx, s.run, s.opts.Config.Staging); err != nil {
 		return nil, err
 	}
 	path := s.path

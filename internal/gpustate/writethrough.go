@@ -8,7 +8,8 @@ import (
 
 	"github.com/containerd/log"
 
-	"github.com/gpuckpt/gpuckpt/trace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // writeThrough has the driver fill the image's own file on a disk through a small
@@ -21,12 +22,12 @@ type writeThrough struct {
 
 func (p writeThrough) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
 	log.G(ctx).WithField("window", p.window).Info("memory is short: GPU state is written through to the disk")
-	return p.save(ctx, job, trace.Target{Dir: dir, Window: p.window}, true, checkpoint)
+	return p.save(ctx, job, steer.Target{Dir: dir, Window: p.window}, true, checkpoint)
 }
 
 // Store flushes and digests the files where they are, past the page cache. The
 // disk has the only copy, also when the driver reads it again.
-func (writeThrough) Store(_ context.Context, worker *trace.Session, areas []Area, _ string, _ bool) ([][]string, error) {
+func (writeThrough) Store(_ context.Context, worker *staging.Digester, areas []Area, _ string, _ bool) ([][]string, error) {
 	files := ranges(areas)
 	for i := range files {
 		files[i].Disk, files[i].Punch = true, true

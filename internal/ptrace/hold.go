@@ -1,0 +1,160 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ptrace
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Hold is a thread of this process and all the threads that it has seized.
+type Hold struct {
+	end chan struct{} // closed to let go
+	tid int           // this process's own thread
+}
+
+// HoldThreads seizes every thread of the processes, and asks each to stop. It
+// leaves out the threads in except, and those for which leave, if it is not nil,
+// returns true. It repeats until a pass over all the processes finds no new
+// thread: frozen processes make none, so the second pass is the last.
+//
+// On an error nothing is held.
+func HoldThreads(processes, except []int, leave func(pid, tid int) bool) (*Hold, error) {
+	h := &Hold{end: make(chan struct{})}
+	seized := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with this function
+		h.tid = unix.Gettid()
+		err := seizeAll(processes, except, leave)
+		seized <- err
+		if err == nil {
+			h.reap()
+		}
+	}()
+	if err := <-seized; err != nil {
+		waitThread(h.tid)
+		return nil, err
+	}
+	return h, nil
+}
+
+// reapEvery is the time between two looks for held threads that have ended.
+const reapEvery = 10 * time.Millisecond
+
+// reap waits for held threads that end, until all are let go. A killed process is
+// not gone before its tracers have waited for each of its threads. If it is a
+// container's first process, the thread that ends last waits in the kernel for all
+// others (kernel/pid_namespace.c, zap_pid_ns_processes). That may be the thread
+// that is not held, and that a caller waits for.
+func (h *Hold) reap() {
+	look := time.NewTicker(reapEvery)
+	defer look.Stop()
+	for {
+		for {
+			var status unix.WaitStatus
+			tid, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOTHREAD|unix.WNOHANG, nil)
+			if err != nil || tid == 0 { // ECHILD: all have ended
+				break
+			}
+		}
+		select {
+		case <-h.end:
+			return
+		case <-look.C:
+		}
+	}
+}
+
+// waitThread waits until a thread of this process is gone. By then the kernel has
+// detached all threads that it traced.
+func waitThread(tid int) {
+	for {
+		if _, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid)); err != nil {
+			return
+		}
+		time.Sleep(50 * time.Microsecond)
+	}
+}
+
+// Release ends the holding thread. The kernel then detaches every thread that it
+// had seized. PTRACE_DETACH would refuse those that have not stopped yet.
+func (h *Hold) Release() {
+	close(h.end)
+	waitThread(h.tid)
+}
+
+func seizeAll(processes, except []int, leave func(pid, tid int) bool) error {
+	done := make(map[int]bool)
+	for _, tid := range except {
+		done[tid] = true
+	}
+	for {
+		fresh := false
+		for _, pid := range processes {
+			tids, err := Threads(pid)
+			if err != nil {
+				return err
+			}
+			for _, tid := range tids {
+				if done[tid] {
+					continue
+				}
+				if leave != nil && leave(pid, tid) {
+					done[tid] = true
+					continue
+				}
+				if err := Seize(pid, tid, 0); err != nil && !errors.Is(err, ErrEnded) {
+					return err
+				}
+				done[tid], fresh = true, true
+			}
+		}
+		if !fresh {
+			return nil
+		}
+	}
+}
+
+// Threads lists the threads of a process. A process that has ended has none.
+//
+// If a thread ends during the listing, the listing may lack another thread that
+// lives on: the kernel finds the next thread from the last one (fs/proc/base.c,
+// next_tid), or counts anew. Two equal listings in a row lack none.
+func Threads(pid int) ([]int, error) {
+	var before []int
+	for range 1000 {
+		tids, err := listThreads(pid)
+		if err != nil || len(tids) == 0 || slices.Equal(tids, before) {
+			return tids, err
+		}
+		before = tids
+	}
+	return nil, fmt.Errorf("the threads of process %d come and go too fast to be listed: try again", pid)
+}
+
+func listThreads(pid int) ([]int, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
+	}
+	var tids []int
+	for _, e := range entries {
+		tid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
+		}
+		tids = append(tids, tid)
+	}
+	return tids, nil
+}

@@ -1,0 +1,165 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ptrace
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// StopThread seizes a thread, waits until it stands still, and prepares system
+// calls in it as OpenThread does.
+func StopThread(pid, tid int, step func(string)) (*Thread, error) {
+	if err := Seize(pid, tid, unix.PTRACE_O_TRACESYSGOOD); err != nil {
+		return nil, err
+	}
+	if err := AwaitInterrupt(tid); err != nil {
+		return nil, err
+	}
+	return OpenThread(pid, tid, step)
+}
+
+// AwaitInterrupt waits until a thread has stopped because it was interrupted. A
+// signal that comes first is delivered; it uses up the interrupt, so the thread is
+// interrupted again.
+func AwaitInterrupt(tid int) error {
+	for {
+		status, err := waitStop(tid)
+		if err != nil {
+			return err
+		}
+		if status>>16 == unix.PTRACE_EVENT_STOP {
+			return nil
+		}
+		if err := unix.PtraceCont(tid, int(status.StopSignal())); err != nil {
+			return fmt.Errorf("let thread %d go on: %w", tid, err)
+		}
+		if err := unix.PtraceInterrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("interrupt thread %d: %w", tid, err)
+		}
+	}
+}
+
+// Detach lets the thread go on, untraced.
+func (t *Thread) Detach() error {
+	if err := unix.PtraceDetach(t.TID); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("detach from thread %d: %w", t.TID, err)
+	}
+	return nil
+}
+
+// RunBriefly lets the thread, which is in a stop outside of a system call, run for
+// an instant.
+func (t *Thread) RunBriefly() error {
+	if err := unix.PtraceCont(t.TID, 0); err != nil {
+		return fmt.Errorf("go on: %w", err)
+	}
+	time.Sleep(200 * time.Microsecond)
+	if err := unix.PtraceInterrupt(t.TID); err != nil {
+		return fmt.Errorf("interrupt: %w", err)
+	}
+	return AwaitInterrupt(t.TID)
+}
+
+// SyscallStop is the signal of a stop at a system call, with
+// PTRACE_O_TRACESYSGOOD.
+const SyscallStop = unix.SIGTRAP | 0x80
+
+// waitStop waits for the thread's next stop. All other threads that the calling
+// thread traces stand still, and report only that they were killed. That report is
+// taken too: a process's first thread has not ended before all others are waited for.
+func waitStop(tid int) (unix.WaitStatus, error) {
+	for {
+		var status unix.WaitStatus
+		who, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOTHREAD, nil)
+		switch {
+		case errors.Is(err, unix.EINTR), err == nil && who != tid:
+			continue
+		case err != nil:
+			return 0, fmt.Errorf("wait for the thread: %w", err)
+		case !status.Stopped():
+			return 0, ErrEnded
+		}
+		return status, nil
+	}
+}
+
+// ErrRunning says that a thread runs, so that nobody knows where.
+var ErrRunning = errors.New("thread runs")
+
+// Where returns the address of a thread's next instruction and its stack pointer.
+// See proc(5), /proc/PID/syscall: it ends in the two, unless the thread runs. If the
+// thread runs, insist has it stopped for the answer; otherwise it is ErrRunning.
+func Where(pid, tid int, insist bool) (at, stack uint64, err error) {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return 0, 0, ErrEnded
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	if words := strings.Fields(string(line)); len(words) > 2 {
+		at, aerr := strconv.ParseUint(words[len(words)-1], 0, 64)
+		stack, serr := strconv.ParseUint(words[len(words)-2], 0, 64)
+		if aerr != nil || serr != nil {
+			return 0, 0, fmt.Errorf("thread %d: /proc says %q", tid, line)
+		}
+		return at, stack, nil
+	}
+	if !insist {
+		return 0, 0, ErrRunning
+	}
+	if err := Seize(pid, tid, 0); err != nil {
+		return 0, 0, err
+	}
+	defer func() { _ = unix.PtraceDetach(tid) }() // or it ends, or this thread does
+	if err := AwaitInterrupt(tid); err != nil {
+		return 0, 0, err
+	}
+	var r unix.PtraceRegs
+	if err := unix.PtraceGetRegs(tid, &r); err != nil {
+		return 0, 0, err
+	}
+	return r.Rip, r.Rsp, nil
+}
+
+// Registers returns the thread's registers.
+func (t *Thread) Registers() (r unix.PtraceRegs, err error) {
+	if err := unix.PtraceGetRegs(t.TID, &r); err != nil {
+		return r, fmt.Errorf("read registers: %w", err)
+	}
+	return r, nil
+}
+
+// SetRegisters sets the thread's registers.
+func (t *Thread) SetRegisters(r *unix.PtraceRegs) error {
+	if err := unix.PtraceSetRegs(t.TID, r); err != nil {
+		return fmt.Errorf("set registers: %w", err)
+	}
+	return nil
+}
+
+// Read64 reads a word of the process's memory.
+func (t *Thread) Read64(at uint64) (uint64, error) {
+	b := make([]byte, 8)
+	if _, err := t.Mem.ReadAt(b, int64(at)); err != nil {
+		return 0, fmt.Errorf("read %#x of process %d: %w", at, t.PID, err)
+	}
+	return binary.LittleEndian.Uint64(b), nil
+}
+
+// Write64 writes a word of the process's memory.
+func (t *Thread) Write64(at, value uint64) error {
+	if _, err := t.Mem.WriteAt(binary.LittleEndian.AppendUint64(nil, value), int64(at)); err != nil {
+		return fmt.Errorf("write %#x of process %d: %w", at, t.PID, err)
+	}
+	return nil
+}

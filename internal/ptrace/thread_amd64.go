@@ -1,0 +1,277 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ptrace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// How a system call runs in another process's thread
+//
+// The thread stands in a ptrace stop outside of any system call, or in one that
+// was interrupted. A signal frame with its registers, its vector registers and
+// its signal mask is written below its stack, as the kernel writes one to
+// deliver a signal. Then a single PTRACE_SETREGS makes it run: a "syscall; ret"
+// somewhere in its code, with the call's arguments; the "ret" takes it to the C
+// library's own __restore_rt, which calls rt_sigreturn, which puts back every
+// register. From that SETREGS on the thread finishes the call and returns to
+// what it did without further help: a tracer that dies at any instant leaves a
+// thread that is as it was, or runs one more system call first.
+//
+// Sources: arch/x86/kernel/signal_64.c and arch/x86/include/uapi/asm/sigcontext.h
+// for the frame, arch/x86/kernel/fpu/signal.c for the vector registers,
+// arch/x86/kernel/signal.c for the restart of system calls; CRIU cures its
+// parasite in the same way.
+
+// errNoGadget says that a process's code lacks what a call needs.
+var errNoGadget = errors.New("no system call and signal return found in its code")
+
+// Thread is a thread of another process in a ptrace stop. The calling thread
+// traces it with PTRACE_O_TRACESYSGOOD.
+type Thread struct {
+	PID, TID int
+	Mem      *os.File // /proc/PID/mem
+
+	step    func(string) // called after everything that is done to the thread
+	call    uint64       // the address of a "syscall; ret"
+	back    uint64       // the address of a "mov $15, %rax; syscall"
+	scratch uint64       // scratchBytes of its stack that a call may use
+}
+
+// scratchBytes is the room for what a call reads and writes.
+const scratchBytes = 256
+
+// The red zone below a stack pointer belongs to the function that runs
+// (System V ABI for AMD64, 3.2.2).
+const redZone = 128
+
+// OpenThread prepares system calls in a thread that is in a ptrace stop. It calls
+// step, if step is not nil, after everything that it does to the thread: a test
+// ends the tracer there.
+func OpenThread(pid, tid int, step func(string)) (*Thread, error) {
+	if step == nil {
+		step = func(string) {}
+	}
+	t := &Thread{PID: pid, TID: tid, step: step}
+	if err := t.refuseShadowStack(); err != nil {
+		return nil, err
+	}
+	var err error
+	if t.Mem, err = os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0); err != nil {
+		return nil, err
+	}
+	if err := t.findGadgets(); err != nil {
+		t.Mem.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// Close closes what OpenThread opened. It does not detach.
+func (t *Thread) Close() { t.Mem.Close() }
+
+// refuseShadowStack refuses a thread whose returns the processor checks: the
+// "ret" into __restore_rt would be a fault.
+func (t *Thread) refuseShadowStack() error {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", t.PID, t.TID))
+	if err != nil {
+		return err
+	}
+	if strings.Contains(field(status, "x86_Thread_features:"), "shstk") {
+		return errors.New("its returns are checked by a shadow stack")
+	}
+	return nil
+}
+
+// findGadgets looks through the process's code, libraries with the C library
+// in their name first.
+func (t *Thread) findGadgets() error {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", t.PID))
+	if err != nil {
+		return err
+	}
+	// The C library has both; the vdso and the program itself are next best.
+	for _, wanted := range []string{"/libc.so", "/libc-", "/ld-musl", ""} {
+		for line := range strings.Lines(string(maps)) {
+			if !strings.Contains(line, " r-xp ") || !strings.Contains(line, wanted) || strings.Contains(line, "[vsyscall]") {
+				continue
+			}
+			start, end, ok := Addresses(line)
+			if !ok {
+				continue
+			}
+			code := make([]byte, min(end-start, 64<<20))
+			n, err := t.Mem.ReadAt(code, int64(start))
+			if n == 0 && err != nil {
+				continue
+			}
+			code = code[:n]
+			if at := bytes.Index(code, []byte{0x0f, 0x05, 0xc3}); t.call == 0 && at >= 0 {
+				t.call = start + uint64(at)
+			}
+			if at := bytes.Index(code, []byte{0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05}); t.back == 0 && at >= 0 {
+				t.back = start + uint64(at)
+			}
+			if t.call != 0 && t.back != 0 {
+				return nil
+			}
+		}
+	}
+	return errNoGadget
+}
+
+// Addresses returns the range that begins a line of /proc/PID/maps.
+func Addresses(line string) (start, end uint64, ok bool) {
+	span, _, _ := strings.Cut(line, " ")
+	from, to, _ := strings.Cut(span, "-")
+	start, err := strconv.ParseUint(from, 16, 64)
+	if err != nil {
+		return 0, 0, false
+	}
+	end, err = strconv.ParseUint(to, 16, 64)
+	return start, end, err == nil
+}
+
+// Syscall runs one system call in the thread, whose arguments are numbers alone,
+// and returns its result. The thread is in a ptrace stop before and after, with the
+// same registers. If a system call was interrupted when the thread stopped, the
+// thread makes it again when it goes on.
+func (t *Thread) Syscall(nr uint64, args ...uint64) (uint64, error) {
+	return t.RunCode(t.call, nr, args...)
+}
+
+// RunCode is Syscall by code in the thread's process, which makes the system call
+// nr and returns.
+func (t *Thread) RunCode(code, nr uint64, args ...uint64) (uint64, error) {
+	return t.run(code, nr, func(uint64) ([]byte, [6]uint64) {
+		var a [6]uint64
+		copy(a[:], args)
+		return nil, a
+	})
+}
+
+// run runs code that makes one system call. prepare returns what the call reads,
+// and its arguments, given the address of the scratch room.
+func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]uint64)) (uint64, error) {
+	was, err := t.Registers()
+	if err != nil {
+		return 0, err
+	}
+	to := was
+	restart(&to)
+	if err := t.restartSequence(&to); err != nil {
+		return 0, err
+	}
+	vector, err := t.vectorState()
+	if err != nil {
+		return 0, err
+	}
+	mask, err := t.sigmask()
+	if err != nil {
+		return 0, err
+	}
+	// From above: the red zone, the vector state (64-byte aligned, as XRSTOR
+	// wants it), the frame, the scratch room.
+	fpstate := (was.Rsp - redZone - uint64(len(vector))) &^ 63
+	frameAt := fpstate - uint64(binary.Size(sigFrame{}))
+	t.scratch = (frameAt - scratchBytes) &^ 15
+	frame := newFrame(&to, t.back, fpstate, mask)
+	data, args := prepare(t.scratch)
+	if _, err := t.Mem.WriteAt(data, int64(t.scratch)); err != nil && len(data) > 0 {
+		return 0, fmt.Errorf("write below its stack: %w", err)
+	}
+	var b bytes.Buffer
+	if err := binary.Write(&b, binary.LittleEndian, frame); err != nil {
+		return 0, err
+	}
+	b.Write(make([]byte, fpstate-frameAt-uint64(b.Len())))
+	b.Write(vector)
+	if _, err := t.Mem.WriteAt(b.Bytes(), int64(frameAt)); err != nil {
+		return 0, fmt.Errorf("write below its stack: %w", err)
+	}
+	t.step("frame written")
+
+	run := was
+	run.Rip, run.Rsp = code, frameAt
+	run.Rax, run.Orig_rax = nr, ^uint64(0) // no restart of the interrupted call
+	run.Rdi, run.Rsi, run.Rdx, run.R10, run.R8, run.R9 = args[0], args[1], args[2], args[3], args[4], args[5]
+	run.Eflags &^= 1 << 10 // the direction flag is clear at a function's call
+	if err := t.SetRegisters(&run); err != nil {
+		return 0, err
+	}
+	t.step("registers set")
+	// No handler may run until the frame puts the mask back.
+	if err := t.setSigmask(^uint64(0)); err != nil {
+		return 0, err
+	}
+	t.step("signals blocked")
+	result, err := t.finish(nr)
+	if err != nil {
+		return 0, err
+	}
+	now, err := t.Registers()
+	if err != nil {
+		return 0, err
+	}
+	if now.Rip != to.Rip || now.Rsp != to.Rsp || now.Rax != to.Rax {
+		return 0, fmt.Errorf("thread returned to %#x with stack %#x, not to %#x with %#x", now.Rip, now.Rsp, to.Rip, to.Rsp)
+	}
+	if int64(result) < 0 && int64(result) > -4096 {
+		return 0, unix.Errno(-int64(result))
+	}
+	return result, nil
+}
+
+// finish lets the thread run through the call and the signal return, stop by
+// stop, and returns the call's result.
+func (t *Thread) finish(nr uint64) (uint64, error) {
+	var result uint64
+	for i, want := range []uint64{nr, nr, unix.SYS_RT_SIGRETURN, unix.SYS_RT_SIGRETURN} {
+		if err := t.nextStop(); err != nil {
+			return 0, err
+		}
+		r, err := t.Registers()
+		if err != nil {
+			return 0, err
+		}
+		// After rt_sigreturn there is no number: the frame's registers are back.
+		if i < 3 && r.Orig_rax != want {
+			return 0, fmt.Errorf("made system call %d in place of %d", int64(r.Orig_rax), want)
+		}
+		if i == 1 {
+			result = r.Rax
+		}
+		t.step(fmt.Sprintf("stop %d", i))
+	}
+	return result, nil
+}
+
+// nextStop lets the thread run to the begin or end of a system call. An
+// event stop on the way (a group stop, SIGCONT) is none of ours.
+func (t *Thread) nextStop() error {
+	for {
+		if err := unix.PtraceSyscall(t.TID, 0); err != nil {
+			return fmt.Errorf("go on: %w", err)
+		}
+		status, err := waitStop(t.TID)
+		if err != nil {
+			return err
+		}
+		switch {
+		case status.StopSignal() == SyscallStop:
+			return nil
+		case status>>16 == unix.PTRACE_EVENT_STOP:
+		default:
+			return fmt.Errorf("stopped by signal %d in a call of ours", status.StopSignal())
+		}
+	}
+}

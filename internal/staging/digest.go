@@ -1,0 +1,248 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package staging
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// ioBytes is the unit of reading and writing, a multiple of what O_DIRECT
+// wants on any disk.
+const ioBytes = 4 << 20
+
+// block is one block of one of several files.
+type block struct {
+	file, number int
+	from, to     uint64 // in the file
+}
+
+// FileRange is a part of a file that is digested or copied.
+type FileRange struct {
+	Path   string `json:"path"`
+	Offset uint64 `json:"offset"`
+	Bytes  uint64 `json:"bytes"`
+	// To is the file that a copy makes, with the same offsets.
+	To string `json:"to,omitempty"`
+	// Written are an area's blocks that the write-behind has written: To exists
+	// already, with these blocks in it.
+	Written []string `json:"written,omitempty"`
+	// Disk says that this file is on a disk: a digest flushes it first, and reads it
+	// past the page cache.
+	Disk bool `json:"disk,omitempty"`
+	// Punch has a digest make holes of what is zero: of whole blocks, and on a
+	// disk of huge pages.
+	Punch bool `json:"punch,omitempty"`
+}
+
+// digestAll digests the files' blocks on all cores. If one of the files is on a
+// disk, it uses diskReaders cores at most.
+func digestAll(files []FileRange) ([][]string, error) {
+	memory := make([][]byte, len(files))
+	disk := make([]*os.File, len(files))
+	workers := runtime.NumCPU()
+	for i, r := range files {
+		if r.Disk {
+			f, err := openDirect(r.Path, os.O_RDWR)
+			if err != nil {
+				return nil, err
+			}
+			defer f.Close()
+			if err := LongEnough(f, r.Offset+r.Bytes); err != nil {
+				return nil, err
+			}
+			disk[i], workers = f, min(workers, diskReaders)
+			continue
+		}
+		mem, unmap, err := mapSource(r)
+		if err != nil {
+			return nil, err
+		}
+		defer unmap()
+		memory[i] = mem
+	}
+	if err := syncAll(disk); err != nil {
+		return nil, err
+	}
+	digests, err := eachBlock(files, workers, func(b block) (string, error) {
+		r := files[b.file]
+		if r.Disk {
+			return digestBlockOf(disk[b.file], b, r.Punch)
+		}
+		digest := images.DigestBlock(memory[b.file][b.from:b.to])
+		if r.Punch && digest == images.ZeroBlockDigest {
+			// The block must not be touched by way of a mapping from now on: that would
+			// fill the hole again, with small pages.
+			return digest, punch(r.Path, b.from, b.to)
+		}
+		return digest, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return digests, syncAll(disk) // the holes
+}
+
+// punch makes a hole in a file.
+func punch(path string, from, to uint64) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from)); err != nil {
+		return fmt.Errorf("make a hole in %s: %w", path, err)
+	}
+	return nil
+}
+
+// mapSource maps a file that is read. On a disk that would be slow.
+func mapSource(r FileRange) (mem []byte, unmap func(), err error) {
+	f, err := os.Open(r.Path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	// Reading a mapping beyond its file's end is a fatal signal.
+	if err := LongEnough(f, r.Offset+r.Bytes); err != nil {
+		return nil, nil, err
+	}
+	if mem, unmap, err = mapAligned(f, r.Offset+r.Bytes, unix.PROT_READ); err != nil {
+		return nil, nil, fmt.Errorf("map %s: %w", r.Path, err)
+	}
+	return mem, unmap, nil
+}
+
+// LongEnough refuses a file that is not a plain file, or that ends too early.
+func LongEnough(f *os.File, size uint64) error {
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !st.Mode().IsRegular() || uint64(st.Size()) < size {
+		return fmt.Errorf("%s is truncated: it has %d bytes of %d", f.Name(), st.Size(), size)
+	}
+	return nil
+}
+
+// copyAll copies the files' ranges, which are memory, and digests them in the
+// same pass. It does not write a block again that is written already and unchanged.
+func copyAll(files []FileRange) ([][]string, error) {
+	sources := make([][]byte, len(files))
+	to := make([]*os.File, len(files))
+	for i, r := range files {
+		mem, unmap, err := mapSource(r)
+		if err != nil {
+			return nil, err
+		}
+		defer unmap()
+		sources[i] = mem
+		flags := os.O_WRONLY | os.O_CREATE | os.O_EXCL
+		if r.Written != nil {
+			flags = os.O_WRONLY
+		}
+		// Past the page cache where the file system can: GPU state is larger
+		// than what the cache is good for.
+		if to[i], err = openDirect(r.To, flags); err != nil {
+			return nil, err
+		}
+		defer to[i].Close()
+		if err := to[i].Truncate(int64(r.Offset + r.Bytes)); err != nil {
+			return nil, fmt.Errorf("size %s: %w", r.To, err)
+		}
+	}
+	digests, err := eachBlock(files, runtime.NumCPU(), func(b block) (string, error) {
+		content := sources[b.file][b.from:b.to]
+		digest := images.DigestBlock(content)
+		if w := files[b.file].Written; b.number < len(w) && w[b.number] != "" {
+			if w[b.number] == digest {
+				return digest, nil
+			}
+			// What is zero now may not have been.
+			if err := unix.Fallocate(int(to[b.file].Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(b.from), int64(b.to-b.from)); err != nil {
+				return "", fmt.Errorf("make a hole in %s: %w", files[b.file].To, err)
+			}
+		}
+		if _, err := writeBlock(to[b.file], content, b.from, nil); err != nil {
+			return "", fmt.Errorf("write %s at %d: %w", files[b.file].To, b.from, err)
+		}
+		return digest, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range to {
+		if err := f.Sync(); err != nil {
+			return nil, fmt.Errorf("flush %s: %w", f.Name(), err)
+		}
+	}
+	return digests, nil
+}
+
+// openDirect opens a file for O_DIRECT, or without where that is not to be had.
+func openDirect(path string, flags int) (*os.File, error) {
+	f, err := os.OpenFile(path, flags|unix.O_DIRECT, 0o600)
+	if errors.Is(err, unix.EINVAL) {
+		// The refusal comes after the file was made.
+		f, err = os.OpenFile(path, flags&^os.O_EXCL, 0o600)
+	}
+	return f, err
+}
+
+// zero reports whether a buffer, of one byte or more, holds only zeros: then it
+// equals itself one byte on.
+func zero(b []byte) bool {
+	return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
+}
+
+// eachBlock calls do for every block of every file, for so many at a time, and
+// returns what do returned, by file and block.
+func eachBlock(files []FileRange, workers int, do func(block) (string, error)) ([][]string, error) {
+	var blocks []block
+	out := make([][]string, len(files))
+	for i, r := range files {
+		for at := r.Offset; at < r.Offset+r.Bytes; at += images.BlockBytes {
+			blocks = append(blocks, block{file: i, number: len(out[i]), from: at, to: min(at+images.BlockBytes, r.Offset+r.Bytes)})
+			out[i] = append(out[i], "")
+		}
+	}
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	errs := make(chan error, workers)
+	for range workers {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for {
+				at := int(next.Add(1)) - 1
+				if at >= len(blocks) {
+					return
+				}
+				s, err := do(blocks[at])
+				if err != nil {
+					next.Store(int64(len(blocks)))
+					errs <- err
+					return
+				}
+				out[blocks[at].file][blocks[at].number] = s
+			}
+		}()
+	}
+	wg.Wait()
+	select {
+	case err := <-errs:
+		return nil, err
+	default:
+		return out, nil
+	}
+}

@@ -1,0 +1,134 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/ptrace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+)
+
+// mapAll maps files over areas; each process's in turn, the processes at once.
+func mapAll(mappings []Mapping, step func(string)) error {
+	byProcess := make(map[int][]Mapping)
+	for _, m := range mappings {
+		byProcess[m.PID] = append(byProcess[m.PID], m)
+	}
+	errs := make(chan error)
+	for _, ms := range byProcess {
+		go func() {
+			runtime.LockOSThread() // never unlocked: its end detaches
+			errs <- mapInto(ms, step)
+		}()
+	}
+	var err error
+	for range byProcess {
+		err = errors.Join(err, <-errs)
+	}
+	return err
+}
+
+// openMapped opens a file for reading, which is enough for a private mapping. A
+// link is refused, but for one of the kernel's to somebody's open file: a
+// container may have put it there.
+func openMapped(path string) (*os.File, error) {
+	flags := os.O_RDONLY | unix.O_NONBLOCK // no FIFO is waited for either
+	if descriptor, _ := filepath.Match("/proc/*/fd/*", path); !descriptor {
+		flags |= unix.O_NOFOLLOW
+	}
+	return os.OpenFile(path, flags, 0)
+}
+
+// mapInto maps files over areas of one process.
+func mapInto(mappings []Mapping, step func(string)) error {
+	pid, tid := mappings[0].PID, mappings[0].TID
+	t, err := ptrace.StopThread(pid, tid, step)
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	defer t.Close()
+	for _, m := range mappings {
+		if m.Path == "" {
+			if hugeZeros() {
+				t.PreferHuge(m.Start, m.Bytes)
+			}
+			continue
+		}
+		f, err := openMapped(m.Path)
+		if err != nil {
+			return err
+		}
+		if err := staging.LongEnough(f, m.Offset+m.Bytes); err != nil {
+			f.Close()
+			return err
+		}
+		err = t.MapFile(f, m.Start, m.Bytes, m.Offset, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("process %d: %w", pid, err)
+		}
+	}
+	return t.Detach()
+}
+
+// hugeZeros reports whether the kernel has a huge page of zeros for what was never
+// written. Without one, the kernel would make a huge page of memory for each that is
+// read, and charge it to the container. See Documentation/admin-guide/mm/transhuge.rst.
+func hugeZeros() bool {
+	setting, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/use_zero_page")
+	return err == nil && strings.TrimSpace(string(setting)) == "1"
+}
+
+// mapsFile returns nil if a process has the whole area mapped to its file, in one
+// piece and at the right offset.
+func mapsFile(pid int, b *stagingArea) error {
+	// What stat says of a file's device is not what maps say, on btrfs and others.
+	page, err := unix.MmapPtr(int(b.File.File.Fd()), 0, nil, staging.PageSize, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map the area's file: %w", err)
+	}
+	defer func() { _ = unix.MunmapPtr(page, staging.PageSize) }()
+	_, own, err := mappedAt(os.Getpid(), uint64(uintptr(page)), staging.PageSize)
+	if err != nil {
+		return err
+	}
+	offset, file, err := mappedAt(pid, b.Start, b.Length)
+	if err != nil {
+		return err
+	}
+	if file == "" || file != own || offset != b.Offset {
+		return fmt.Errorf("process %d: the driver has changed the staging area at %#x in a way that is not recognised", pid, b.Start)
+	}
+	return nil
+}
+
+// mappedAt returns the file, by device and inode, and the offset in it, of a
+// process's mapping that has this place; an empty file if there is none.
+func mappedAt(pid int, at, length uint64) (offset uint64, file string, err error) {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return 0, "", fmt.Errorf("read the memory map of process %d: %w", pid, err)
+	}
+	prefix := fmt.Sprintf("%x-%x ", at, at+length)
+	for line := range strings.Lines(string(maps)) {
+		if !strings.HasPrefix(line, prefix) {
+			continue
+		}
+		// addresses, permissions, offset, device, inode
+		if f := strings.Fields(line); len(f) >= 5 {
+			offset, err := strconv.ParseUint(f[2], 16, 64)
+			return offset, f[3] + " " + f[4], err
+		}
+	}
+	return 0, "", nil
+}

@@ -1,0 +1,146 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpuckpt/gpuckpt/internal/ptrace"
+)
+
+// driverLibrary begins the file name of the CUDA driver's library.
+const driverLibrary = "libcuda.so"
+
+// maxTable bounds what is read of a library, which is the container's file, in
+// bytes. The driver's longest such table has 100 KiB.
+const maxTable = 4 << 20
+
+// tables are the sections that the names of functions are read from.
+var tables = []elf.SectionType{elf.SHT_DYNSYM, elf.SHT_GNU_VERSYM, elf.SHT_GNU_VERNEED, elf.SHT_GNU_VERDEF}
+
+// memcpyPLTEntry finds the word by which a process's CUDA driver calls memcpy, and
+// its value: the address of the C library's memcpy, once it was called.
+func memcpyPLTEntry(pid int, mem io.ReaderAt) (entry, value uint64, err error) {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	library, ok := findMapping(string(maps), func(m mapping) bool {
+		return m.offset == 0 && strings.HasPrefix(filepath.Base(m.path), driverLibrary)
+	})
+	if !ok {
+		return 0, 0, fmt.Errorf("it has no %s mapped", driverLibrary)
+	}
+	// The file that is mapped, whatever has its name now.
+	file, err := os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, library.start, library.end))
+	if err != nil {
+		return 0, 0, err
+	}
+	defer file.Close()
+	offset, err := pltEntryIn(file, "memcpy")
+	if err != nil {
+		return 0, 0, fmt.Errorf("%s: %w", library.path, err)
+	}
+	entry = library.start + offset
+	at, ok := findMapping(string(maps), func(m mapping) bool { return entry >= m.start && entry < m.end && m.end-entry >= 8 })
+	if !ok || entry%8 != 0 || !strings.HasPrefix(at.mode, "rw") {
+		return 0, 0, fmt.Errorf("%s: its pointer to memcpy, at %#x, cannot be written", library.path, entry)
+	}
+	word := make([]byte, 8)
+	if _, err := mem.ReadAt(word, int64(entry)); err != nil {
+		return 0, 0, fmt.Errorf("read its pointer to memcpy: %w", err)
+	}
+	value = binary.LittleEndian.Uint64(word)
+	// Not called yet, it points into the library itself.
+	to, ok := findMapping(string(maps), func(m mapping) bool { return value >= m.start && value < m.end })
+	if !ok || !strings.HasPrefix(to.mode, "r-x") || to.path == library.path {
+		return 0, 0, fmt.Errorf("%s: its pointer to memcpy, %#x, is to no function of another library", library.path, value)
+	}
+	return entry, value, nil
+}
+
+// mapping is a line of /proc/PID/maps.
+type mapping struct {
+	start, end, offset uint64
+	mode, path         string
+}
+
+func findMapping(maps string, wanted func(mapping) bool) (mapping, bool) {
+	for line := range strings.Lines(maps) {
+		var m mapping
+		var device string
+		var inode uint64
+		start, end, ok := ptrace.Addresses(line)
+		words := strings.Fields(line)
+		if !ok || len(words) < 5 {
+			continue
+		}
+		if _, err := fmt.Sscanf(strings.Join(words[1:5], " "), "%s %x %s %d", &m.mode, &m.offset, &device, &inode); err != nil {
+			continue
+		}
+		m.start, m.end, m.path = start, end, strings.Join(words[5:], " ")
+		if wanted(m) {
+			return m, true
+		}
+	}
+	return mapping{}, false
+}
+
+// pltEntryIn returns the place, from where a library's file begins in memory, of the
+// word by which it calls a function of another library: that of a relocation
+// R_X86_64_JMP_SLOT (System V ABI for AMD64, 4.4).
+func pltEntryIn(file io.ReaderAt, function string) (uint64, error) {
+	f, err := elf.NewFile(file)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	if f.Machine != elf.EM_X86_64 || f.Type != elf.ET_DYN {
+		return 0, fmt.Errorf("not a library for this processor: %v, %v", f.Type, f.Machine)
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_LOAD && p.Off == 0 && p.Vaddr != 0 {
+			return 0, fmt.Errorf("is to be loaded at %#x", p.Vaddr)
+		}
+	}
+	calls := f.Section(".rela.plt")
+	if calls == nil {
+		return 0, errors.New("it has no table of calls")
+	}
+	for _, s := range f.Sections {
+		named := s.Type == elf.SHT_DYNSYM && int(s.Link) < len(f.Sections) && f.Sections[s.Link].Size > maxTable
+		if named || s.Size > maxTable && (s == calls || slices.Contains(tables, s.Type)) {
+			return 0, fmt.Errorf("its tables of calls and their names have more than %d bytes", maxTable)
+		}
+	}
+	table, err := calls.Data()
+	if err != nil {
+		return 0, err
+	}
+	symbols, err := f.DynamicSymbols()
+	if err != nil {
+		return 0, err
+	}
+	var call elf.Rela64
+	for r := bytes.NewReader(table); r.Len() >= binary.Size(call); {
+		if err := binary.Read(r, binary.LittleEndian, &call); err != nil {
+			return 0, err
+		}
+		// The table of symbols begins with one that is none.
+		i := int(elf.R_SYM64(call.Info)) - 1
+		if elf.R_X86_64(elf.R_TYPE64(call.Info)) == elf.R_X86_64_JMP_SLOT && i >= 0 && i < len(symbols) && symbols[i].Name == function {
+			return call.Off, nil
+		}
+	}
+	return 0, fmt.Errorf("it does not call %s", function)
+}

@@ -1,0 +1,120 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"github.com/gpuckpt/gpuckpt/internal/ptrace"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
+)
+
+// tracer is the state of a tracer process.
+type tracer struct {
+	tuning
+	hold  *ptrace.Hold
+	steer []*steering
+	// copying are the processes with copy threads.
+	copying []copying
+	// kept are the files of committed areas, open for those who know them by
+	// this process's descriptors.
+	kept []*os.File
+}
+
+// tuning is what tests change of a tracer.
+type tuning struct {
+	// step is called after everything that a tracer does to a thread. A test ends the
+	// tracer there.
+	step   func(string)
+	filler *staging.Filler
+	// throttledArea is the smallest area, in bytes, whose driver is kept behind the
+	// filling when copy threads copy to it: smaller areas are filled first.
+	throttledArea uint64
+	// untracedArea is the smallest area, in bytes, during whose copy system calls are
+	// let by, and untracedLeft what is left of it when they are traced again: the
+	// driver may map another area then. It takes 5 ms for untracedLeft at the speed of
+	// the bus.
+	untracedArea, untracedLeft uint64
+}
+
+func usualTuning() tuning {
+	return tuning{
+		step: func(string) {}, filler: staging.NewFiller(),
+		throttledArea: 1 << 30, untracedArea: 1 << 30, untracedLeft: 256 << 20,
+	}
+}
+
+// ptrace belongs to a thread: each hold and each steering has one of its own, whose
+// end lets go of what it traced. The first thread is kept out of that, because it
+// does not end before the process. Go promises that the first goroutine is on it
+// until main begins, no longer.
+func init() {
+	if IsTracer() {
+		runtime.LockOSThread()
+	}
+}
+
+// Main is a tracer's whole life: it carries out orders one after the other
+// until its standard input ends.
+func Main() { serve(usualTuning()) }
+
+func serve(how tuning) {
+	t := tracer{tuning: how}
+	worker.Serve(func(line []byte) any {
+		var r reply
+		o, err := parseOrder(line)
+		if err == nil {
+			r, err = t.do(o)
+		}
+		if err != nil {
+			r.Error = err.Error()
+		}
+		return r
+	})
+}
+
+func (t *tracer) do(o order) (r reply, err error) {
+	switch o.Op {
+	case opHold:
+		if t.hold != nil {
+			return r, errors.New("threads are held already")
+		}
+		t.hold, err = ptrace.HoldThreads(o.Processes, o.Except, isCopyThread)
+	case opRelease:
+		if t.hold == nil {
+			return r, errors.New("no threads are held")
+		}
+		t.hold.Release()
+		t.hold = nil
+	case opSteer:
+		var s *steering
+		if s, err = steer(o.Target, t.tuning); err == nil {
+			t.steer = append(t.steer, s)
+		}
+	case opStop:
+		r.Areas, err = stop(t.steer)
+	case opCommit:
+		r, t.kept, err = commit(t.steer, t.kept)
+		t.steer = nil
+	case opAbort:
+		err = abort(t.steer)
+		t.steer = nil
+	case opMap:
+		err = mapAll(o.Mappings, t.step)
+	case opStartCopy:
+		var more []copying
+		more, r.Notes = startCopyThreads(o.Threads, o.CopyThreads, t.step)
+		t.copying = append(t.copying, more...)
+	case opStopCopy:
+		r.Notes, err = stopCopyThreads(t.copying, t.step)
+		t.copying = nil
+	default:
+		err = fmt.Errorf("unknown order %q", o.Op)
+	}
+	return r, err
+}

@@ -1,0 +1,156 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+)
+
+// The operations of a tracer.
+const (
+	opHold      = "hold"
+	opRelease   = "release"
+	opSteer     = "steer"
+	opStop      = "stop"
+	opCommit    = "commit"
+	opAbort     = "abort"
+	opMap       = "map"
+	opStartCopy = "start-copy"
+	opStopCopy  = "stop-copy"
+)
+
+// order is a request to a tracer: a line of JSON on its standard input, which
+// the tracer answers with one line on its standard output.
+type order struct {
+	Op string `json:"op"`
+	// Processes whose threads are held, but for those in Except.
+	Processes []int `json:"processes,omitempty"`
+	Except    []int `json:"except,omitempty"`
+	// Target of a steer.
+	Target Target `json:"target,omitzero"`
+	// Mappings of a map.
+	Mappings []Mapping `json:"mappings,omitempty"`
+	// Threads of a start-copy, one of each process, and the threads that copy in each.
+	Threads     []Thread `json:"threads,omitempty"`
+	CopyThreads int      `json:"copyThreads,omitempty"`
+}
+
+// reply is a tracer's answer.
+type reply struct {
+	// Error is what went wrong. After a commit that failed half-way, Areas and Notes
+	// are set as well.
+	Error string `json:"error,omitempty"`
+	// Areas of a stop or a commit.
+	Areas []Area `json:"areas,omitempty"`
+	// Notes are for the log: what was not recognised and left alone.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// Target is a thread of the driver's that will map a staging area.
+type Target struct {
+	// PID and TID, as the tracer counts.
+	PID int `json:"pid"`
+	TID int `json:"tid"`
+	// Dir is where the backing files are made; they are called Name and a
+	// number. Empty: memory without a name (memfd).
+	Dir  string `json:"dir"`
+	Name string `json:"name"`
+	// CopyTo is a directory on a disk, for memory without a name: files of these
+	// names are begun there while the driver is at work. Empty: none are.
+	CopyTo string `json:"copyTo,omitempty"`
+	// Window is the memory, in bytes, that an area may take if Dir is on a disk:
+	// the driver's state is written through to it. At least staging.MinWindow; 0 for a Dir that is memory.
+	Window uint64 `json:"window,omitempty"`
+	// Reserve is the room in Dir, in bytes, that is made sure of before the driver
+	// is asked for anything. With a Window only.
+	Reserve uint64 `json:"reserve,omitempty"`
+	// CopyThreads is the number of threads that copy, the driver's own among them, see
+	// StartCopyThreads; 0 leaves it to the driver. None with a Window: they would get
+	// too far ahead of what bounds it.
+	CopyThreads int `json:"copyThreads,omitempty"`
+	// Sweep closes first what a tracer that died has left open in the process.
+	Sweep bool `json:"sweep,omitempty"`
+}
+
+// MaxCopyThreads is the highest number of threads that can copy in a process.
+const MaxCopyThreads = 32
+
+// Thread is a thread of a process.
+type Thread struct {
+	PID int `json:"pid"`
+	TID int `json:"tid"`
+}
+
+// Area is a staging area and the file that backs it.
+type Area struct {
+	PID int `json:"pid"`
+	// Start and Bytes are the area's place in the process.
+	Start uint64 `json:"start"`
+	Bytes uint64 `json:"bytes"`
+	// Path names the file by one of the tracer's own descriptors,
+	// /proc/PID/fd/N: it is good while the tracer lives, whatever happens to
+	// the directory.
+	Path string `json:"path"`
+	// Offset is where in the file the area begins, below 2 MiB: it gives the
+	// area's addresses and the file's huge pages the same alignment.
+	Offset uint64 `json:"offset"`
+	// Written are the digests of the blocks that are in CopyTo's file already; "" for
+	// those that are not. nil if there is no file.
+	Written []string `json:"written,omitempty"`
+}
+
+// Mapping maps a file over an area of a process. Without a file, an area that is
+// empty is to be read as huge pages: the kernel then has one for all that is zero,
+// where it would make an entry for each 4 KiB.
+type Mapping struct {
+	// PID and TID: the process and the thread of it that is to make the call.
+	PID int `json:"pid"`
+	TID int `json:"tid"`
+	// The area and the file, as in Area. The mapping is private: whatever the
+	// process does to it, the file stays as it is.
+	Start  uint64 `json:"start"`
+	Bytes  uint64 `json:"bytes"`
+	Path   string `json:"path,omitempty"`
+	Offset uint64 `json:"offset"`
+}
+
+// parseOrder is strict about what could hurt a process that is no target.
+func parseOrder(line []byte) (order, error) {
+	var o order
+	dec := json.NewDecoder(bytes.NewReader(line))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&o); err != nil {
+		return order{}, fmt.Errorf("order: %w", err)
+	}
+	ids := append([]int{}, o.Processes...)
+	ids = append(ids, o.Except...)
+	if o.Op == opSteer {
+		ids = append(ids, o.Target.PID, o.Target.TID)
+		if w := o.Target.Window; w > 0 && (w < staging.MinWindow || o.Target.Dir == "" || o.Target.CopyTo != "") || w == 0 && o.Target.Reserve > 0 {
+			return order{}, fmt.Errorf("order: a window of %d bytes, with %q and %q", w, o.Target.Dir, o.Target.CopyTo)
+		}
+	}
+	for _, m := range o.Mappings {
+		ids = append(ids, m.PID, m.TID)
+		if m.Start%staging.PageSize != 0 || m.Bytes == 0 || m.Bytes%staging.PageSize != 0 || m.Offset%staging.PageSize != 0 || m.Start+m.Bytes < m.Start {
+			return order{}, fmt.Errorf("order: mapping of %d bytes at %#x from offset %d is not in pages", m.Bytes, m.Start, m.Offset)
+		}
+	}
+	for _, t := range o.Threads {
+		ids = append(ids, t.PID, t.TID)
+	}
+	if o.CopyThreads < 0 || o.CopyThreads > MaxCopyThreads || o.Target.CopyThreads < 0 || o.Target.CopyThreads > MaxCopyThreads || o.Target.CopyThreads > 0 && o.Target.Window > 0 {
+		return order{}, fmt.Errorf("order: %d and %d copy threads", o.CopyThreads, o.Target.CopyThreads)
+	}
+	for _, id := range ids {
+		if id <= 0 {
+			return order{}, fmt.Errorf("order: %d is no process or thread", id)
+		}
+	}
+	return o, nil
+}
