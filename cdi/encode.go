@@ -14,7 +14,7 @@ import (
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Encode writes a specification as JSON, and refuses one that CDI would not take.
+// Encode returns a specification as JSON. It refuses one that CDI would not accept.
 func Encode(spec *cdispecs.Spec) (_ []byte, err error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

@@ -18,11 +18,11 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// ErrFiles says that files of the driver which a checkpoint has mounted have
-// nothing on this node that could take their place.
+// ErrFiles reports that this node has no counterpart of a driver file that a
+// checkpoint has mounted.
 var ErrFiles = errors.New("the driver's files do not fit the checkpoint")
 
-// File is a file of the driver, or of its tools, by its path on this node and
+// File is a file of the driver or of its tools: its path on this node and its path
 // in containers.
 type File struct{ Host, Container string }
 
@@ -30,13 +30,13 @@ var (
 	// versionForm is a driver's version in the name of a library or in the path
 	// of its firmware: libcuda.so.580.159.04, nvidia/580.159.04/gsp_ga10x.bin.
 	versionForm = regexp.MustCompile(`(\.so\.|/nvidia/)([0-9]{3,}\.[0-9]+(?:\.[0-9]+)?)(/|$)`)
-	// driverForm are the names of the driver's files and tools.
+	// driverForm matches the names of the driver's files and tools.
 	driverForm = regexp.MustCompile(`^(lib(cuda|cudadebugger|nvcuvid|nvoptix)\.so(\..*)?|.*nvidia.*|gsp_.*\.bin)$`)
-	// socketForm are the sockets of the driver's daemons.
+	// socketForm matches the sockets of the driver's daemons.
 	socketForm = regexp.MustCompile(`/nvidia-[a-z]+/socket$`)
 )
 
-// DriverVersion is the driver's version in a file's name; empty if it has none.
+// DriverVersion returns the driver's version in a file's name; empty if there is none.
 func DriverVersion(file string) string {
 	if m := versionForm.FindStringSubmatch(path.Clean(file)); m != nil {
 		return m[2]
@@ -44,13 +44,13 @@ func DriverVersion(file string) string {
 	return ""
 }
 
-// IsDriverFile says by its name whether a file is one of NVIDIA's driver.
+// IsDriverFile reports whether a file has the name of one of NVIDIA's driver.
 func IsDriverFile(file string) bool {
 	return DriverVersion(file) != "" || driverForm.MatchString(path.Base(file)) || socketForm.MatchString(path.Clean(file))
 }
 
-// likeness is what a file and its counterpart of another version, or in another
-// distribution's directory, have in common.
+// likeness returns what a file has in common with its counterpart of another
+// version or in another distribution's directory.
 func likeness(file string) string {
 	file = path.Clean(file)
 	if m := versionForm.FindStringSubmatchIndex(file); m != nil {
@@ -62,8 +62,8 @@ func likeness(file string) string {
 	return strings.TrimPrefix(cmp.Or(socketForm.FindString(file), path.Base(file)), "/")
 }
 
-// counterpart finds among files the one that takes the place of another: at the
-// same path, of the same name, or of the same name but for the version.
+// counterpart returns the file that takes the place of another: a file at the same
+// path, else one with the same name, else one whose name differs in the version only.
 func counterpart(file string, files []File) (File, bool) {
 	for _, same := range []func(File) bool{
 		func(f File) bool { return f.Container == file },
@@ -79,31 +79,29 @@ func counterpart(file string, files []File) (File, bool) {
 	return File{}, false
 }
 
-// Substitution is a file of the driver at a path that the spec does not have, or had
-// from elsewhere.
+// Substitution is a file of the driver that Rebind has mounted.
 type Substitution struct {
 	Path string // in the container
-	Host string // what is mounted there now
+	Host string // the file that is mounted there now
 }
 
-// Rebind makes a spec fit what a dump has mounted: runc and CRIU want a mount
-// for each path that the container had one at, and know nothing of versions.
+// Rebind makes a spec fit the mounts of a dump: runc and CRIU need a mount at each
+// path at which the container had one, and know nothing of versions.
 //
-//   - A mount of a driver's file whose source this node does not have gets its
-//     counterpart here.
-//   - A driver's file that the dump has mounted at a path at which the spec has
-//     nothing is mounted there: the counterpart among the spec's own mounts, or
-//     among files, which are this node's (Registry.Files).
-//   - A device node that the dump has mounted singly, and the spec has not, is
-//     given /dev/null, and its path is among stray: it must go after the restore.
-//     If the spec has a device there, that goes from the spec, since runc would
-//     have CRIU mount this machine's node of that path, whatever its numbers.
+//   - A mount of a driver file whose source this node lacks gets the counterpart as
+//     its source.
+//   - A driver file that only the dump has mounted is mounted: the counterpart among
+//     the spec's own mounts, or among files, which are this node's (Registry.Files).
+//   - A device node that only the dump has mounted gets /dev/null, and its path is in
+//     stray: the caller must remove it after the restore. A device of the spec at
+//     that path leaves the spec, since runc would have CRIU mount this machine's node
+//     of that path, whatever its numbers.
 //
-// mapped are files that the dump's processes have open or mapped. One whose
-// counterpart is of another version is refused, since a process cannot go on
-// with another library than it has loaded.
+// mapped are files that the dump's processes have open or mapped. Rebind refuses a
+// counterpart of another version for these: a process cannot continue with another
+// library than the one it has loaded.
 //
-// The error is ErrFiles, and the spec is then of no more use.
+// The error is ErrFiles. The spec is then of no use.
 func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (substituted []Substitution, stray []string, err error) {
 	files = slices.Concat(specFiles(spec), files)
 	var lost []string
@@ -150,8 +148,7 @@ func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (substitut
 	return substituted, stray, sameVersion(substituted, mapped)
 }
 
-// sameVersion refuses a library that a process has loaded and that is of
-// another version here.
+// sameVersion refuses another version of a library that a process has loaded.
 func sameVersion(substituted []Substitution, mapped []string) error {
 	for _, r := range substituted {
 		was, is := DriverVersion(r.Path), DriverVersion(r.Host)
@@ -165,7 +162,7 @@ func sameVersion(substituted []Substitution, mapped []string) error {
 	return nil
 }
 
-// specFiles are the driver's files that a spec mounts and that are there.
+// specFiles returns the driver files that a spec mounts and this node has.
 func specFiles(spec *specs.Spec) []File {
 	var files []File
 	for _, m := range spec.Mounts {
@@ -176,8 +173,8 @@ func specFiles(spec *specs.Spec) []File {
 	return files
 }
 
-// bind is a mount of a driver's file, with the options that NVIDIA's CDI
-// specifications give theirs.
+// bind returns a mount of a driver file, with the options of NVIDIA's own CDI
+// specifications.
 func bind(host, at string) specs.Mount {
 	return specs.Mount{Destination: at, Source: host, Type: "bind", Options: []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}}
 }

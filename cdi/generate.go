@@ -18,21 +18,22 @@ import (
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// ErrNoDriver says that the driver's files were not found.
+// ErrNoDriver reports that the driver's files were not found.
 var ErrNoDriver = errors.New("the NVIDIA driver's files are not there")
 
-// Node is what Generate makes a specification of.
+// Node is a node that Generate writes a specification of.
 type Node struct {
-	// GPUs are the whole ones, Partitioned those in MIG mode, which are left
-	// out but have their index (NVML's, which Index is here).
+	// GPUs are the GPUs to name. Partitioned are those in MIG mode, which are left
+	// out but count in the indices. Index is NVML's.
 	GPUs, Partitioned []GPU
-	// Driver is the driver's version, as it ends the names of its libraries.
+	// Driver is the driver's version, with which the names of its libraries end.
 	Driver string
-	// Root is where the driver's files are, as "/" or "/run/nvidia/driver".
+	// Root is the directory below which the driver's files are: "/", or
+	// "/run/nvidia/driver".
 	Root string
 }
 
-// cdiVersion is the oldest version of the format that has all that is used.
+// cdiVersion is the oldest version of the format with all fields used here.
 const cdiVersion = "0.6.0"
 
 var (
@@ -50,10 +51,10 @@ var (
 	sharedNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 )
 
-// Generate makes a CDI specification of a node: its GPUs by index and by UUID,
-// all of them as "all", and the driver's libraries and tools for computing. It
-// has no hooks: a library is mounted under each of its names, so that a
-// container whose loader looks in that directory needs no new cache.
+// Generate returns a CDI specification of the node: its GPUs by index, by UUID and
+// together as "all", and the driver's libraries and tools for computing. It has no
+// hooks: a library is mounted under each of its names, so that a container whose
+// loader looks in that directory needs no new cache.
 func (n Node) Generate() (*cdispecs.Spec, error) {
 	if n.Root == "" {
 		n.Root = "/"
@@ -98,8 +99,7 @@ func (n Node) Generate() (*cdispecs.Spec, error) {
 	return spec, nil
 }
 
-// numbered sorts the GPUs by bus and gives them NVML's indices: theirs as CUDA
-// counts are by speed.
+// numbered returns the GPUs by bus, with NVML's indices: CUDA counts GPUs by speed.
 func (n Node) numbered() []GPU {
 	slices.SortStableFunc(n.GPUs, func(a, b GPU) int { return cmp.Compare(a.PCIBusID, b.PCIBusID) })
 	index := 0
@@ -113,8 +113,9 @@ func (n Node) numbered() []GPU {
 	return n.GPUs
 }
 
-// files finds the driver's libraries, under each of their names, and tools. In
-// containers they are at the same paths, below no link, as CRIU likes it best.
+// files returns the driver's libraries, under each of their names, and its tools.
+// Containers have them at the same paths, without symbolic links: CRIU handles
+// these paths best.
 func (n Node) files() ([]File, error) {
 	dir, err := n.libraryDir()
 	if err != nil {
@@ -158,14 +159,15 @@ func (n Node) files() ([]File, error) {
 	return files, nil
 }
 
-// ours says whether a library is this driver's: another may lie beside it.
+// ours reports whether a library belongs to this driver: another version may lie
+// beside it.
 func (n Node) ours(name string) bool {
 	real, err := filepath.EvalSymlinks(name)
 	version := DriverVersion(real)
 	return err == nil && (version == "" || version == n.Driver)
 }
 
-// libraryDir is the directory of this driver's libcuda.so.1.
+// libraryDir returns the directory of this driver's libcuda.so.1.
 func (n Node) libraryDir() (string, error) {
 	var dirs []string
 	if n.Root == "/" {
@@ -186,7 +188,7 @@ func (n Node) libraryDir() (string, error) {
 	return "", fmt.Errorf("%w: no libcuda.so.1 of version %s in %s", ErrNoDriver, n.Driver, strings.Join(dirs, ", "))
 }
 
-// loaderDirs are where the loader's cache has libcuda.so.1.
+// loaderDirs returns the directories in which the loader's cache has libcuda.so.1.
 func loaderDirs() (dirs []string) {
 	for _, ldconfig := range []string{"ldconfig", "/sbin/ldconfig"} {
 		out, err := exec.Command(ldconfig, "-p").Output()
@@ -205,8 +207,9 @@ func loaderDirs() (dirs []string) {
 	return nil
 }
 
-// WriteFile writes a specification as JSON, by rename, and refuses one that CDI
-// would not take. The name ends in .json. On an error the file is as it was.
+// WriteFile writes a specification as JSON, by rename. It refuses one that CDI would
+// not accept, and a name that does not end in .json. On an error the file is as it
+// was.
 func WriteFile(name string, spec *cdispecs.Spec) error {
 	data, err := Encode(spec)
 	if err != nil {

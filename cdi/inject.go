@@ -18,19 +18,19 @@ import (
 // Kind is the kind of NVIDIA's GPUs in CDI specifications.
 const Kind = "nvidia.com/gpu"
 
-// ErrNoDevice says that the node's CDI specifications do not have, or do not
-// have any more, what a container asks for.
+// ErrNoDevice reports that the node's CDI specifications lack a device that a
+// container asks for.
 var ErrNoDevice = errors.New("no such CDI device")
 
-// Registry is the node's CDI specifications, as they were when it was opened.
+// Registry holds the node's CDI specifications as of Open.
 type Registry struct {
 	cache *cdilib.Cache
 	dirs  []string
 }
 
-// Open reads the CDI specifications in the directories, of which the last ones
-// win; without any, in CDI's own, /etc/cdi and /var/run/cdi. A directory that
-// is not there is empty, and a file that cannot be read is left out.
+// Open reads the CDI specifications in the directories; later directories win. The
+// default is CDI's own, /etc/cdi and /var/run/cdi. Open ignores a directory that
+// does not exist and a file that it cannot read.
 func Open(dirs ...string) (*Registry, error) {
 	if len(dirs) == 0 {
 		dirs = slices.Clone(cdilib.DefaultSpecDirs)
@@ -42,15 +42,15 @@ func Open(dirs ...string) (*Registry, error) {
 	return &Registry{cache: cache, dirs: dirs}, nil
 }
 
-// Devices are the names of the GPUs, "nvidia.com/gpu=0".
+// Devices returns the names of the GPUs, such as "nvidia.com/gpu=0".
 func (r *Registry) Devices() []string {
 	return slices.DeleteFunc(r.cache.ListDevices(), func(name string) bool {
 		return !strings.HasPrefix(name, Kind+"=")
 	})
 }
 
-// Files are the driver's files that the specifications mount into containers,
-// each once.
+// Files returns the driver files that the specifications mount into containers, each
+// once.
 func (r *Registry) Files() []File {
 	var files []File
 	add := func(edits *cdilib.ContainerEdits) {
@@ -74,18 +74,17 @@ func (r *Registry) Files() []File {
 	return files
 }
 
-// Inject does inside a spec what NVIDIA's container toolkit would do outside it,
-// by hooks: it adds the nodes, cgroup rules and mounts of the GPUs that it would
-// give, by the CDI specifications, and takes the hooks away. It answers false, and
-// changes nothing, for a spec to which the toolkit would give nothing, or which
-// has GPUs already.
+// Inject puts into a spec what NVIDIA's container toolkit would add outside of it by
+// hooks: the device nodes, cgroup rules and mounts of the GPUs, as the CDI
+// specifications have them. It removes the hooks. It returns false, and changes
+// nothing, if the toolkit would add nothing or the spec has GPUs already.
 //
-// The error is ErrNoDevice when the specifications lack a GPU that was asked
-// for, or name files and nodes that this machine does not have; the spec is
-// then as it was.
+// The error is ErrNoDevice if the specifications lack a GPU that the spec asks for,
+// or name files and nodes that this machine does not have. The spec is then as it
+// was.
 func (r *Registry) Inject(spec *specs.Spec, toolkit Toolkit) (bool, error) {
 	request := Read(spec)
-	given := toolkit.gives(request)
+	given := toolkit.adds(request)
 	if len(given) == 0 || len(request.Minors) > 0 {
 		return false, nil
 	}
@@ -120,7 +119,7 @@ func (r *Registry) Inject(spec *specs.Spec, toolkit Toolkit) (bool, error) {
 	return true, nil
 }
 
-// removeHooks takes the toolkit's hooks out of a spec.
+// removeHooks removes the toolkit's hooks from a spec.
 func removeHooks(spec *specs.Spec) {
 	if spec.Hooks == nil {
 		return

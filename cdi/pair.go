@@ -43,7 +43,7 @@ type GPU struct {
 	// Users are the processes that use the memory, in words for an error; empty
 	// if unknown.
 	Users string
-	// MIG says that the GPU is partitioned, VGPU that it is a virtual one.
+	// MIG reports that the GPU is partitioned, VGPU that it is a virtual one.
 	MIG, VGPU bool
 }
 
@@ -52,16 +52,16 @@ func (g GPU) String() string { return fmt.Sprintf("%s (%s)", g.UUID, g.Name) }
 
 // Requirement is what a checkpoint needs, or a suspended container.
 type Requirement struct {
-	// GPUs are those of the checkpoint.
+	// GPUs are the GPUs of the checkpoint.
 	GPUs []GPU
-	// Processes are its CUDA processes.
+	// Processes are the CUDA processes of the checkpoint.
 	Processes []ProcessUse
 }
 
-// ProcessUse is what one process has on GPUs.
+// ProcessUse is the GPU state of one process.
 type ProcessUse struct {
 	GPUs  []string // UUIDs, among Requirement.GPUs
-	Bytes uint64   // of all its GPUs together, as far as it is known
+	Bytes uint64   // on all of these GPUs together, as far as it is known
 }
 
 // Pair is one GPU of a checkpoint and the GPU that takes its place.
@@ -179,8 +179,8 @@ func IsIdentity(pairs []Pair) bool {
 	return !slices.ContainsFunc(pairs, func(p Pair) bool { return p.Old.UUID != p.New.UUID })
 }
 
-// perGPU adds up the state of the processes that use a single GPU, by its UUID:
-// at least so much goes there.
+// perGPU returns the state of all processes that use a single GPU, by its UUID. At
+// least so much memory is needed in that GPU's place.
 func perGPU(need Requirement) map[string]uint64 {
 	state := map[string]uint64{}
 	for _, p := range need.Processes {
@@ -210,8 +210,8 @@ func fits(old, now GPU, state uint64) error {
 	return nil
 }
 
-// together checks the processes that use several GPUs, whose parts are not
-// known.
+// together checks the processes that use several GPUs. How much of their state is
+// on each is not known.
 func together(need Requirement, pairs []Pair) error {
 	for _, p := range need.Processes {
 		if len(p.GPUs) < 2 {
@@ -233,15 +233,15 @@ func together(need Requirement, pairs []Pair) error {
 	return nil
 }
 
-// matching assigns to each of olds one of news that fits.
+// matching assigns to each GPU of olds a GPU of news that fits.
 type matching struct {
 	olds, news []GPU
-	taken      map[int]int // which of olds has that of news
+	taken      map[int]int // by index in news: which of olds has it
 	fits       func(o, n int) error
 }
 
-// run places first the GPUs that are still there, then the others, each with
-// the first that is free, and moves one away only where there is no other way
+// run first places the GPUs that are still there. Each of the others gets the first
+// GPU that is free; one that is placed moves only if there is no other way
 // (augmenting paths).
 func (m *matching) run() error {
 	var rest []int
@@ -278,8 +278,8 @@ func (m *matching) place(o int, seen map[int]bool) bool {
 	return false
 }
 
-// why explains that one of olds has no place: by the single obstacle where all
-// of news have the same, else by all of them.
+// why returns the error for one of olds that has no place. It has the reason for
+// each of news.
 func (m *matching) why(o int) error {
 	var reasons []string
 	kind, busy := ErrMemory, false
@@ -333,7 +333,7 @@ func parsePairs(annotation string, olds, news []GPU) (map[int]int, error) {
 	return given, nil
 }
 
-// find looks for a GPU by UUID or index; -1 for none.
+// find returns the place of a GPU by UUID or index; -1 if it is not there.
 func find(gpus []GPU, name string) int {
 	name = strings.TrimSpace(name)
 	index, err := strconv.Atoi(name)
@@ -342,7 +342,7 @@ func find(gpus []GPU, name string) int {
 	})
 }
 
-// list is "2 GPUs: GPU-… (NVIDIA H200), GPU-… (NVIDIA H200)".
+// list returns "2 GPUs: GPU-… (NVIDIA H200), GPU-… (NVIDIA H200)".
 func list(gpus []GPU) string {
 	if len(gpus) == 0 {
 		return "none"
@@ -358,7 +358,7 @@ func list(gpus []GPU) string {
 	return fmt.Sprintf("%d %s: %s", len(gpus), word, strings.Join(names, ", "))
 }
 
-// size is a number of bytes for a person.
+// size returns a number of bytes in words.
 func size(bytes uint64) string {
 	if bytes < 1<<30 {
 		return fmt.Sprintf("%.0f MiB", float64(bytes)/(1<<20))

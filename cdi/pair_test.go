@@ -170,7 +170,7 @@ func TestPairWhenFree(t *testing.T) {
 					return nil, gone
 				}
 				n++
-				return test.looks[n-1:n], nil
+				return test.looks[n-1 : n], nil
 			})
 			if !errors.Is(err, test.want) || (err == nil) != (len(pairs) == 1) || n != len(test.looks) {
 				t.Errorf("after %d looks: %v, %v", n, pairs, err)

@@ -13,45 +13,45 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// Source is one way in which a spec asks for GPUs.
+// Source is one place in a spec that asks for GPUs.
 type Source struct {
 	// How names the place in the spec: "linux.devices", "mounts",
 	// "annotation cdi.k8s.io/…", "NVIDIA_VISIBLE_DEVICES", a hook's program.
 	How string
-	// Names are what stands there: nodes, indices, UUIDs, CDI names, "all".
+	// Names are the GPUs there: nodes, indices, UUIDs, CDI names, "all".
 	Names []string
 }
 
-// Request is what a spec asks for, and what it grants.
+// Request is what a spec asks for and what it grants.
 type Request struct {
-	// Sources are all the ways in which it asks, also those that grant nothing by
+	// Sources are all places that ask for GPUs, also those that grant none by
 	// themselves.
 	Sources []Source
-	// Minors are N of the /dev/nvidiaN that the container gets, ascending.
+	// Minors are N of each /dev/nvidiaN that the container gets, ascending.
 	Minors []int
-	// AllNodes says that it has the host's /dev, and so every GPU.
+	// AllNodes reports that the container has the host's /dev, and so every GPU.
 	AllNodes bool
-	// MIG and MPS say by what the spec asks for an instance of a partitioned
-	// GPU, and for a share in one by NVIDIA's multi-process service; empty
-	// where it does not.
+	// MIG is the place that asks for an instance of a partitioned GPU, and MPS the
+	// one that asks for a share by NVIDIA's multi-process service; empty if the spec
+	// does not.
 	MIG, MPS string
 
-	variable, mounted []string // what the toolkit goes by
-	hook              bool     // the toolkit's own hook is there
-	arguments         []string // the GPUs that other hooks are told to give
+	variable, mounted []string // GPUs that the toolkit reads from the spec
+	hook              bool     // the spec has the toolkit's own hook
+	arguments         []string // GPUs that other hooks have as arguments
 	privileged        bool
 }
 
-// Grants says whether a GPU of this node is among those that the spec grants.
+// Grants reports whether the spec grants a GPU of this node.
 func (r Request) Grants(g GPU) bool { return r.AllNodes || slices.Contains(r.Minors, g.Minor) }
 
-// Complete reports that Minors are all the GPUs that the container gets: nothing else
-// in the spec gives any, nor is one of them shared or partitioned.
+// Complete reports whether Minors are all the GPUs that the container gets: nothing
+// else in the spec grants one, and none of them is shared or partitioned.
 func (r Request) Complete() bool {
 	return len(r.Minors) > 0 && !r.AllNodes && !r.hook && len(r.arguments) == 0 && r.MIG == "" && r.MPS == ""
 }
 
-// String tells what was asked, "linux.devices: /dev/nvidia0".
+// String returns what was asked, such as "linux.devices: /dev/nvidia0".
 func (r Request) String() string {
 	var asks []string
 	for _, a := range r.Sources {
@@ -64,17 +64,17 @@ func (r Request) String() string {
 }
 
 const (
-	// visibleDevices is the variable that NVIDIA's container toolkit goes by.
+	// visibleDevices is the variable that NVIDIA's container toolkit reads.
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	// mpsPipe is the variable by which CUDA programs find MPS.
 	mpsPipe = "CUDA_MPS_PIPE_DIRECTORY"
-	// deviceMounts is where a device plugin mounts /dev/null, once for each
-	// GPU, under its name: the toolkit's way around variables that an image
+	// deviceMounts is the directory in which a device plugin mounts /dev/null once
+	// for each GPU, under its name: the toolkit's way around variables that an image
 	// sets (accept-nvidia-visible-devices-as-volume-mounts).
 	deviceMounts = "/var/run/nvidia-container-devices"
 )
 
-// Read finds out which GPUs a spec asks for and grants.
+// Read returns which GPUs a spec asks for and grants.
 func Read(spec *specs.Spec) Request {
 	var r Request
 	r.readNodes(spec)
@@ -94,14 +94,14 @@ func Read(spec *specs.Spec) Request {
 	return r
 }
 
-// ask notes what stands in one place, if anything.
+// ask notes the names of one place, if there are any.
 func (r *Request) ask(how string, names ...string) {
 	if len(names) > 0 {
 		r.Sources = append(r.Sources, Source{How: how, Names: names})
 	}
 }
 
-// readNodes takes the nodes that runc makes.
+// readNodes reads the device nodes that runc makes.
 func (r *Request) readNodes(spec *specs.Spec) {
 	if spec.Linux == nil {
 		return
@@ -119,8 +119,8 @@ func (r *Request) readNodes(spec *specs.Spec) {
 	r.ask("linux.devices", gpus...)
 }
 
-// readMounts takes nodes that are mounted, singly or with all of /dev, and the
-// names that a device plugin left.
+// readMounts reads the device nodes that are mounted, singly or with all of /dev, and
+// the names that a device plugin left.
 func (r *Request) readMounts(spec *specs.Spec) {
 	var nodes []string
 	for _, m := range spec.Mounts {
@@ -141,7 +141,7 @@ func (r *Request) readMounts(spec *specs.Spec) {
 	r.ask("mounts in "+deviceMounts, r.mounted...)
 }
 
-// cdiPath makes "cdi/nvidia.com/gpu/0" of a device plugin "nvidia.com/gpu=0".
+// cdiPath turns "cdi/nvidia.com/gpu/0" of a device plugin into "nvidia.com/gpu=0".
 func cdiPath(p string) string {
 	if parts := strings.SplitN(p, "/", 4); len(parts) == 4 && parts[0] == "cdi" {
 		return parts[1] + "/" + parts[2] + "=" + parts[3]
@@ -149,13 +149,12 @@ func cdiPath(p string) string {
 	return p
 }
 
-// IsBind says whether a mount is a bind mount, as runc takes it: by its type or
-// its options.
+// IsBind reports whether runc takes a mount for a bind mount, by its type or options.
 func IsBind(m specs.Mount) bool {
 	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 }
 
-// readAnnotations takes the CDI names that clients leave beside what they have
+// readAnnotations reads the CDI names that clients leave beside what they have
 // injected.
 func (r *Request) readAnnotations(spec *specs.Spec) {
 	for _, key := range sortedKeys(spec.Annotations) {
@@ -165,8 +164,8 @@ func (r *Request) readAnnotations(spec *specs.Spec) {
 	}
 }
 
-// readProcess takes the names in NVIDIA_VISIBLE_DEVICES. Many images set it to
-// "all": by itself it grants nothing.
+// readProcess reads the names in NVIDIA_VISIBLE_DEVICES. Many images set it to "all":
+// by itself it grants nothing.
 func (r *Request) readProcess(spec *specs.Spec) {
 	if spec.Process == nil {
 		return
@@ -188,8 +187,8 @@ func (r *Request) readProcess(spec *specs.Spec) {
 	r.ask(visibleDevices, r.variable...)
 }
 
-// readHooks finds the hooks of NVIDIA's container toolkit, which give GPUs to
-// the container outside the spec.
+// readHooks reads the hooks of NVIDIA's container toolkit, which add GPUs to the
+// container outside of the spec.
 func (r *Request) readHooks(spec *specs.Spec) {
 	if spec.Hooks == nil {
 		return
@@ -205,8 +204,8 @@ func (r *Request) readHooks(spec *specs.Spec) {
 	}
 }
 
-// namesInstance says whether a name is that of a MIG instance: "MIG-…", or
-// "0:1", the instance by its GPU's index.
+// namesInstance reports whether a name means a MIG instance: "MIG-…", or "0:1", the
+// instance by its GPU's index.
 func namesInstance(name string) bool {
 	_, device, ok := strings.Cut(name, "=")
 	if !ok {
@@ -217,7 +216,7 @@ func namesInstance(name string) bool {
 	return strings.HasPrefix(device, "MIG-") || n == 2
 }
 
-// split takes a list apart at its commas and leaves out what is empty.
+// split splits a list at its commas and leaves out empty names.
 func split(list string) []string {
 	var names []string
 	for _, name := range strings.Split(list, ",") {

@@ -72,7 +72,7 @@ func TestRead(t *testing.T) {
 			if got := r.String(); got != test.says {
 				t.Errorf("says %q, want %q", got, test.says)
 			}
-			if got := (Toolkit{Variable: true, Mounts: true}).gives(r); !slices.Equal(got, test.hooks) {
+			if got := (Toolkit{Variable: true, Mounts: true}).adds(r); !slices.Equal(got, test.hooks) {
 				t.Errorf("the toolkit would give %q, want %q", got, test.hooks)
 			}
 			if r.MIG != test.mig || r.MPS != test.mps {
@@ -125,7 +125,7 @@ func TestToolkit(t *testing.T) {
 		{Toolkit{}, arguments, []string{"1"}},
 		{Toolkit{Variable: true}, arguments, []string{"1"}},
 	} {
-		if got := test.toolkit.gives(test.request); !slices.Equal(got, test.want) {
+		if got := test.toolkit.adds(test.request); !slices.Equal(got, test.want) {
 			t.Errorf("%+v gives %q to %+v, want %q", test.toolkit, got, test.request, test.want)
 		}
 	}

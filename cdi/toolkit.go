@@ -10,24 +10,24 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Toolkit says what NVIDIA's container toolkit does on this node for containers
-// that ask for GPUs by a variable or by mounts: it alone knows whom it believes.
-// The zero value believes only the privileged.
+// Toolkit is how NVIDIA's container toolkit is configured on this node: which
+// containers get the GPUs that a variable or mounts of theirs name. The zero value
+// stands for privileged containers only.
 type Toolkit struct {
-	// Runtime says that the OCI runtime is the toolkit's, nvidia-container-runtime,
-	// which gives GPUs without a hook in the spec.
+	// Runtime reports that the OCI runtime is the toolkit's, nvidia-container-runtime,
+	// which adds GPUs without a hook in the spec.
 	Runtime bool
-	// Variable says that NVIDIA_VISIBLE_DEVICES counts in containers that are not
+	// Variable reports that NVIDIA_VISIBLE_DEVICES counts in containers that are not
 	// privileged (accept-nvidia-visible-devices-envvar-when-unprivileged).
 	Variable bool
-	// Mounts says that mounts in /var/run/nvidia-container-devices count, before the
+	// Mounts reports that mounts in /var/run/nvidia-container-devices count, before the
 	// variable (accept-nvidia-visible-devices-as-volume-mounts).
 	Mounts bool
 }
 
-// gives are the GPUs that the toolkit would give to a container outside its
+// adds returns the GPUs that the toolkit would add to a container outside of its
 // spec: by its own hook or runtime, or by hooks with arguments.
-func (t Toolkit) gives(r Request) []string {
+func (t Toolkit) adds(r Request) []string {
 	names := r.arguments
 	switch {
 	case !r.hook && !t.Runtime:
@@ -41,14 +41,14 @@ func (t Toolkit) gives(r Request) []string {
 	return names
 }
 
-// isToolkitHook says whether a hook is the toolkit's own.
+// isToolkitHook reports whether a hook is the toolkit's own.
 func isToolkitHook(h specs.Hook) bool {
 	name := path.Base(h.Path)
 	return name == "nvidia-container-runtime-hook" || name == "nvidia-container-toolkit"
 }
 
-// cliHook says whether a hook calls libnvidia-container's program, as nerdctl's
-// does, and which GPUs it names.
+// cliHook reports whether a hook calls libnvidia-container's program, as nerdctl's
+// does, and returns the GPUs that it names.
 func cliHook(h specs.Hook) (names []string, ours bool) {
 	for _, arg := range h.Args {
 		if path.Base(arg) == "nvidia-container-cli" {

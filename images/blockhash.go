@@ -9,16 +9,16 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// BlockHash is DigestBlock for a block that comes in parts.
+// BlockHash computes DigestBlock of a block that comes in parts.
 type BlockHash struct{ h *xxh3.Hasher }
 
-// NewBlockHash begins a block.
+// NewBlockHash returns the hash of an empty block.
 func NewBlockHash() *BlockHash { return &BlockHash{xxh3.New()} }
 
-// Write adds a part of the block.
+// Write adds the next part of the block.
 func (b *BlockHash) Write(part []byte) { _, _ = b.h.Write(part) } // it never fails
 
-// Digest gives the digest of all that was written.
+// Digest returns the digest of all parts so far.
 func (b *BlockHash) Digest() string {
 	sum := b.h.Sum128().Bytes()
 	return digestPrefix + hex.EncodeToString(sum[:])

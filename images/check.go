@@ -14,12 +14,12 @@ import (
 // BlockError reports a block of an area whose content is not what was dumped.
 // It is an ErrDamaged.
 type BlockError struct {
-	// Area is the name of the area's file, as in Area.File; Block the number
+	// Area is the name of the area's file, as in Area.File. Block is the index
 	// of the block in Area.Digests.
 	Area  string
 	Block int
-	// Path is the file that holds the block's begin, or the first part of it
-	// that any file holds; empty where it is zero all over.
+	// Path is the file that holds the first part of the block that is in a file;
+	// empty if no part is.
 	Path string
 	// Got and Want are digests, see DigestBlock.
 	Got, Want string
@@ -43,13 +43,14 @@ const maxBlockErrors = 32
 
 // Check reads every byte of the areas and compares the digests of all blocks.
 // workers is the number of blocks that it reads at a time; 0 means one for each
-// core. Check calls progress, unless it is nil, with the bytes of each block it
-// has read, from several goroutines at once. The error joins a BlockError for
-// each wrong block, up to 32.
-func Check(ctx context.Context, areas []Area, workers int, progress func(bytes uint64)) error {
+// core. progress receives the step "verify". The error joins a BlockError for each
+// wrong block, up to 32.
+func Check(ctx context.Context, areas []Area, workers int, progress Progress) error {
 	type job struct{ area, block int }
 	var jobs []job
+	var total uint64
 	for i, a := range areas {
+		total += a.Bytes
 		for j := range a.Digests {
 			jobs = append(jobs, job{i, j})
 		}
@@ -59,6 +60,7 @@ func Check(ctx context.Context, areas []Area, workers int, progress func(bytes u
 		readers[i] = areas[i].Open()
 		defer readers[i].Close()
 	}
+	meter := progress.Begin("verify", total)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var (
@@ -91,9 +93,7 @@ func Check(ctx context.Context, areas []Area, workers int, progress func(bytes u
 					}
 					mu.Unlock()
 				}
-				if progress != nil {
-					progress(n)
-				}
+				meter.Add(int64(n))
 			}
 		})
 	}
@@ -101,7 +101,11 @@ func Check(ctx context.Context, areas []Area, workers int, progress func(bytes u
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	return context.Cause(ctx)
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	meter.End("read")
+	return nil
 }
 
 // checkBlock reads one block through buf, and returns its size.

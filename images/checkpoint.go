@@ -18,12 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ImageDir is the directory at the root of a checkpoint image in which the
-// checkpoint lies.
+// ImageDir is the directory of the checkpoint in a checkpoint image, below its root.
 const ImageDir = ".gpuckpt"
 
-// PieceAlign is what the offset of every piece is a multiple of, in bytes: the
-// size of huge pages, so that a piece is mapped with the alignment of its area.
+// PieceAlign divides the offset of every piece, in bytes. It is the size of huge
+// pages: a piece is mapped with the alignment of its area.
 const PieceAlign = 2 << 20
 
 // ErrDamaged reports that a checkpoint is not what was written: a file is
@@ -39,7 +38,7 @@ type Checkpoint struct {
 	// Metadata is the content of gpuckpt.json, with the Location of each area.
 	// It is nil for a checkpoint without gpuckpt.json, see AllowWithoutGPU.
 	Metadata *Metadata
-	// Files are all files by name, gpuckpt.json among them, but not those of areas.
+	// Files are all files except the pieces of areas, by name. gpuckpt.json is one.
 	Files []File
 
 	pieces map[string]Location // by the name of the area's file
@@ -61,12 +60,12 @@ type File struct {
 // link since it was found, and does not wait for one that has become a pipe.
 func (f File) Open() (ReaderAtCloser, error) { return openAt(f.Path, f.Data) }
 
-// PieceFile names the piece of an area's file that begins at an offset.
+// PieceFile returns the name of the piece of an area's file that begins at an offset.
 func PieceFile(areaFile string, offset uint64) string {
 	return fmt.Sprintf("%s.%012x", areaFile, offset)
 }
 
-// pieceForm are the names of areas' files, whole or in pieces.
+// pieceForm matches the names of areas' files, whole or in pieces.
 var pieceForm = regexp.MustCompile(`^(gpu-[1-9][0-9]*-[0-9]+)(?:\.([0-9a-f]{12}))?$`)
 
 // Option changes what Open and OpenFiles accept.
@@ -165,7 +164,8 @@ func ImageDirs(roots ...string) ([]string, error) {
 	return dirs, nil
 }
 
-// opaque says whether a directory of an overlay's layer hides those below it.
+// opaque reports whether a directory of an overlay's layer hides the same directory
+// in lower layers.
 func opaque(dir string) bool {
 	for _, name := range []string{"trusted.overlay.opaque", "user.overlay.opaque"} {
 		value := make([]byte, 1)
@@ -307,7 +307,7 @@ func (c *Checkpoint) Areas() []Area {
 	return all
 }
 
-// AreaBytes is the size of the GPU state that is in files of its own.
+// AreaBytes returns the size of all areas.
 func (c *Checkpoint) AreaBytes() (bytes uint64) {
 	for _, a := range c.Areas() {
 		bytes += a.Bytes
@@ -315,11 +315,10 @@ func (c *Checkpoint) AreaBytes() (bytes uint64) {
 	return bytes
 }
 
-// IsAreaFile says whether a name is that of a file with GPU state, whole or a
-// piece.
+// IsAreaFile reports whether a name belongs to an area's file or to a piece of one.
 func IsAreaFile(name string) bool { return pieceForm.MatchString(name) }
 
-// ParsePieceFile takes a name that PieceFile made apart.
+// ParsePieceFile parses a name that PieceFile made.
 func ParsePieceFile(name string) (areaFile string, offset uint64, ok bool) {
 	parts := pieceForm.FindStringSubmatch(name)
 	if parts == nil || parts[2] == "" {

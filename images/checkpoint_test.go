@@ -91,7 +91,7 @@ func TestOpenImage(t *testing.T) {
 }
 
 // verify opens a flat checkpoint and checks its GPU state.
-func verify(t *testing.T, dir string, progress func(uint64)) error {
+func verify(t *testing.T, dir string, progress Progress) error {
 	t.Helper()
 	c, err := Open(dir)
 	if err != nil {
@@ -195,7 +195,7 @@ func TestOpenFlat(t *testing.T) {
 	path := filepath.Join(dir, "gpu-1-0")
 	put(t, path, append(append(make([]byte, 4096), content...), "behind"...))
 	var read uint64
-	if err := verify(t, dir, func(n uint64) { read += n }); err != nil || read != uint64(len(content)) {
+	if err := verify(t, dir, func(s Step) { read = s.Done }); err != nil || read != uint64(len(content)) {
 		t.Errorf("%d bytes, %v", read, err)
 	}
 	content[len(content)-1]++

@@ -40,9 +40,8 @@ const MetadataName = "gpuckpt.json"
 // may ignore is added without. docs/format.md, "What may change how", has the rules.
 const SchemaVersion = 1
 
-// maxMetadata bounds what is read of a metadata file, in bytes. A block of 64
-// MiB takes about 90 bytes, so that this is room for the state of eight GPUs of
-// 1.4 TiB each.
+// maxMetadata is the largest metadata file that is read, in bytes. A block of
+// 64 MiB takes about 90 bytes of it: enough for eight GPUs of 1.4 TiB each.
 const maxMetadata = 16 << 20
 
 var (
@@ -62,24 +61,23 @@ var (
 type Metadata struct {
 	// SchemaVersion is the version that the file was written in.
 	SchemaVersion int `json:"schemaVersion"`
-	// Created is when the checkpoint began.
+	// Created is the time at which the checkpoint began.
 	Created time.Time `json:"created"`
-	// DriverVersion is the NVIDIA driver's, such as "580.159.04". A driver
-	// of another version cannot restore the checkpoint.
+	// DriverVersion is the version of the NVIDIA driver, such as "580.159.04". A
+	// driver of another version cannot restore the checkpoint.
 	DriverVersion string `json:"driverVersion"`
 	// CUDAVersion is the newest CUDA version the driver supports, "13.0".
 	CUDAVersion string `json:"cudaVersion"`
-	// GPUs are those of all the processes, by index.
+	// GPUs are the GPUs of all processes, by index.
 	GPUs []GPU `json:"gpus"`
-	// Processes are the CUDA processes of the container, in the container's
-	// pid order. There is none, nor a driver, in the image of a container that
-	// used no GPU.
+	// Processes are the CUDA processes of the container, by the container's pids.
+	// The image of a container that used no GPU has none, and no driver version.
 	Processes []Process `json:"processes"`
 	// Phases are the steps of the checkpoint in the order they began.
 	Phases []Phase `json:"phases"`
-	// Digest is that of all bytes of the file before its own 64 hexadecimal
-	// digits, with which the file ends: any change of the file is noticed.
-	// EncodeMetadata sets it.
+	// Digest is the BLAKE3 digest of all bytes of the file before the digest's own
+	// 64 hexadecimal digits, with which the file ends. It reveals any change of the
+	// file. EncodeMetadata sets it.
 	Digest string `json:"digest"`
 }
 
@@ -99,33 +97,32 @@ type GPU struct {
 type Process struct {
 	// PID is the process's id inside the container's pid namespace.
 	PID int `json:"pid"`
-	// State is the CUDA state before the checkpoint, to which a restore
-	// returns: "running", or "locked" or "checkpointed" when somebody had
-	// taken the process there by hand.
+	// State is the CUDA state before the checkpoint, to which a restore returns:
+	// "running"; or "locked" or "checkpointed" if somebody had taken the process
+	// there by hand.
 	State string `json:"state"`
 	// GPUs are the UUIDs of the GPUs the process could open, used or not.
 	GPUs []string `json:"gpus"`
-	// Bytes is the size of the GPU state that the driver moved into the
-	// process's memory.
+	// Bytes is the size of the process's GPU state.
 	Bytes uint64 `json:"bytes"`
-	// RestoreThread is the driver's thread of the process, counted as PID is: it
-	// waits for orders, and can be made to map the areas. 0 if that is not known.
+	// RestoreThread is the driver's own thread in the process, counted as PID is. A
+	// restore makes it map the areas. 0 if it is not known.
 	RestoreThread int `json:"restoreThread,omitempty"`
-	// Areas hold the GPU state in files of their own. Without any it is in
-	// CRIU's images, as memory of the process.
+	// Areas hold the GPU state in files of their own. If there are none the state
+	// is in CRIU's images, as memory of the process.
 	Areas []Area `json:"areas,omitempty"`
 }
 
-// BlockBytes is the size of the blocks that are digested, counted from the
-// begin of the range; the last may be shorter.
+// BlockBytes is the size of the blocks that are digested, counted from the begin of
+// the area's range. The last block may be shorter.
 const BlockBytes = 64 << 20
 
-// DigestBlock gives the digest of a block, "xxh3-128:" and 32 hexadecimal
-// digits: XXH3 with 128 bits, seed 0, in the canonical (big-endian) form. It is
-// there to find damage, and no proof against a forger, who would write a
-// gpuckpt.json to match: that is what the digests of an image's layers are for.
-// A cryptographic digest would keep all cores busy for as long as CRIU needs
-// for its dump (16 GiB: BLAKE3 4 GB/s a core, XXH3 as fast as memory).
+// DigestBlock returns the digest of a block, "xxh3-128:" and 32 hexadecimal digits:
+// XXH3 with 128 bits, seed 0, in the canonical (big-endian) form. It finds damage.
+// It is no proof against a forger, who would write a gpuckpt.json to match; the
+// digests of an image's layers are. A cryptographic digest would keep all cores
+// busy for as long as CRIU's dump takes (BLAKE3: 4 GB/s a core; XXH3: as fast as
+// memory).
 func DigestBlock(b []byte) string {
 	sum := xxh3.Hash128(b).Bytes()
 	return digestPrefix + hex.EncodeToString(sum[:])
@@ -133,22 +130,22 @@ func DigestBlock(b []byte) string {
 
 const digestPrefix = "xxh3-128:"
 
-// AreaFile names the file of a process's area, by the process's pid inside the
-// container and the area's number.
+// AreaFile returns the name of the file of a process's area. pid is the process's
+// inside the container, number counts its areas from 0.
 func AreaFile(pid, number int) string { return fmt.Sprintf("%s%d", AreaPrefix(pid), number) }
 
-// AreaPrefix begins the names of a process's area files.
+// AreaPrefix returns what the names of all area files of a process begin with.
 func AreaPrefix(pid int) string { return fmt.Sprintf("gpu-%d-", pid) }
 
 // Phase is one step of a checkpoint or a restore.
 type Phase struct {
-	// Name of the step, in the words of docs/checkpoint.md.
+	// Name is the step's name in docs/how-it-works.md.
 	Name string `json:"name"`
-	// Start is the time from the operation's begin, Took the step's own, both
-	// in nanoseconds.
+	// Start is the time from the operation's begin to the step's, and Took how
+	// long the step took, both in nanoseconds.
 	Start time.Duration `json:"startNs"`
 	Took  time.Duration `json:"tookNs"`
-	// Bytes moved by the step, 0 where that means nothing.
+	// Bytes is how much the step moved; 0 if it moves nothing.
 	Bytes uint64 `json:"bytes,omitempty"`
 }
 
@@ -215,10 +212,10 @@ func ParseMetadata(data []byte) (*Metadata, error) {
 	return m, nil
 }
 
-// WriteMetadata checks m and writes it into dir as gpuckpt.json, by rename and
-// once all files of the directory are on the disk: a power failure leaves either
-// a complete checkpoint or one without gpuckpt.json. On an error no gpuckpt.json
-// has appeared, and one that was there is as it was.
+// WriteMetadata checks m and writes it into dir as gpuckpt.json. It first flushes
+// all files of the directory, and then renames the file into place: a power failure
+// leaves either a complete checkpoint or one without gpuckpt.json. On an error no
+// gpuckpt.json has appeared, and one that was there is as it was.
 func WriteMetadata(dir string, m *Metadata) error {
 	data, err := EncodeMetadata(m)
 	if err != nil {
@@ -233,8 +230,7 @@ func WriteMetadata(dir string, m *Metadata) error {
 	return nil
 }
 
-// EncodeMetadata checks m, sets its Digest and gives the bytes of its
-// gpuckpt.json.
+// EncodeMetadata checks m, sets its Digest and returns the bytes of its gpuckpt.json.
 func EncodeMetadata(m *Metadata) ([]byte, error) {
 	if m.SchemaVersion != SchemaVersion {
 		return nil, fmt.Errorf("schemaVersion is %d, not %d", m.SchemaVersion, SchemaVersion)
@@ -265,7 +261,7 @@ const (
 	sealEnd = "\"\n}"
 )
 
-// checkSeal compares the digest that a gpuckpt.json ends with.
+// checkSeal checks the digest that a gpuckpt.json ends with.
 func checkSeal(data []byte) error {
 	rest, ok := bytes.CutSuffix(data, []byte(sealEnd+"\n"))
 	if !ok || len(rest) < sealDigits {
@@ -282,8 +278,7 @@ func checkSeal(data []byte) error {
 	return nil
 }
 
-// flush sees to it that the plain files of a directory, which CRIU does not
-// flush, are on the disk.
+// flush writes the plain files of a directory to the disk: CRIU does not.
 func flush(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -308,8 +303,7 @@ func flushFile(name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// writeFile makes dir/name hold data, by way of a temporary file that is
-// flushed before it takes the name.
+// writeFile writes dir/name: a temporary file that is flushed and then renamed.
 func writeFile(dir, name string, data []byte) (err error) {
 	f, err := os.CreateTemp(dir, "."+name+".")
 	if err != nil {
@@ -333,13 +327,13 @@ func writeFile(dir, name string, data []byte) (err error) {
 	if err := os.Rename(f.Name(), filepath.Join(dir, name)); err != nil {
 		return err
 	}
-	// The name is the directory's. That it could not be flushed is no error: the
-	// file is complete, and is either found or not.
+	// The name is in the directory. A directory that cannot be flushed is not an
+	// error: the file is complete, and is either found or not.
 	_ = flushFile(dir)
 	return nil
 }
 
-// uuidForm is how the driver prints a GPU's UUID.
+// uuidForm matches a GPU's UUID as the driver prints it.
 var uuidForm = regexp.MustCompile(`^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
 func (m *Metadata) validate() error {
@@ -402,13 +396,13 @@ var (
 // pageBytes is the smallest page of the processors that CUDA runs on.
 const pageBytes = 4096
 
-// validateAreas checks one process's areas; files are the names taken so far.
+// validateAreas checks the areas of one process. files are the names used so far.
 func (p *Process) validateAreas(files map[string]bool) error {
 	for i, a := range p.Areas {
 		end := a.Start + a.Bytes
 		switch {
 		case !areaFileForm.MatchString(a.File) || files[a.File]:
-			return fmt.Errorf("area file %q is no name of one, or named twice", a.File)
+			return fmt.Errorf("invalid or duplicate area file name %q", a.File)
 		case a.Bytes == 0 || (a.Start|a.Bytes|a.Offset)%pageBytes != 0 || end < a.Start || a.Offset+a.Bytes < a.Offset || a.Offset >= 2<<20:
 			return fmt.Errorf("area %s: %d bytes at %#x from offset %d are impossible", a.File, a.Bytes, a.Start, a.Offset)
 		case uint64(len(a.Digests)) != (a.Bytes+BlockBytes-1)/BlockBytes:

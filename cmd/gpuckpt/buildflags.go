@@ -34,24 +34,15 @@ func (b *buildFlags) flags(c *cobra.Command, images completion) {
 	_ = c.RegisterFlagCompletionFunc("previous", images)
 }
 
-// options are the flags as the package wants them, Previous left out.
+// options returns the flags, checked, as the package oci takes them.
 func (b *buildFlags) options() (o oci.Options, err error) {
-	switch c := oci.Compression(b.compression); c {
-	case oci.Zstd, oci.Gzip, oci.None:
-		o.Compression = c
-	default:
-		return o, fmt.Errorf("--compression %s: it must be zstd, gzip or none", b.compression)
-	}
-	o.Level, o.Threads = b.level, b.threads
+	o = oci.Options{Compression: oci.Compression(b.compression), Level: b.level, Threads: b.threads}
 	if b.layer != "" {
 		if o.LayerBytes, err = parseSize(b.layer); err != nil {
 			return o, fmt.Errorf("--layer-size: %w", err)
 		}
-		if o.LayerBytes < 64<<20 || o.LayerBytes&(o.LayerBytes-1) != 0 {
-			return o, fmt.Errorf("--layer-size %s: it must be a power of two, 64MiB or more", b.layer)
-		}
 	}
-	return o, nil
+	return o, o.Check()
 }
 
 // parseSize reads "512MiB", "1GiB" or a number of bytes.

@@ -16,12 +16,11 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/containerd/v2/pkg/reference"
-	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/images/convert"
 )
 
 // dialLimit bounds the wait for containerd's socket, completeLimit what a shell
@@ -90,7 +89,29 @@ func (d *daemon) connect(ctx context.Context) (context.Context, *client.Client, 
 	return namespaces.WithNamespace(ctx, d.namespace), c, nil
 }
 
-// snapshotter gives the one named, or else the one that containerd's namespace has
+// dial returns a context with containerd's namespace, and what connects to containerd
+// once, when it is needed. done closes the connection, if there is one.
+func (d *daemon) dial(ctx context.Context) (_ context.Context, dial convert.Dial, done io.Closer) {
+	var c lazyClient
+	return namespaces.WithNamespace(ctx, d.namespace), func() (_ *client.Client, err error) {
+		if c.Client == nil {
+			_, c.Client, err = d.connect(ctx)
+		}
+		return c.Client, err
+	}, &c
+}
+
+// lazyClient is a client that may never have been needed.
+type lazyClient struct{ *client.Client }
+
+func (l *lazyClient) Close() error {
+	if l.Client == nil {
+		return nil
+	}
+	return l.Client.Close()
+}
+
+// snapshotter returns the one named, or else the one that containerd's namespace has
 // for a default.
 func (d *daemon) snapshotter(ctx context.Context, c *client.Client, named string) (string, error) {
 	if named != "" {
@@ -101,49 +122,6 @@ func (d *daemon) snapshotter(ctx context.Context, c *client.Client, named string
 		return "", fmt.Errorf("find the snapshotter of containerd's namespace %s: %w", d.namespace, err)
 	}
 	return cmp.Or(label, defaults.DefaultSnapshotter), nil
-}
-
-// image finds an image by its name.
-func (d *daemon) image(ctx context.Context, c *client.Client, name string) (images.Image, error) {
-	found, err := c.ImageService().Get(ctx, name)
-	if errdefs.IsNotFound(err) {
-		return found, fmt.Errorf("there is no image %s in containerd's namespace %s: %w", name, d.namespace, errdefs.ErrNotFound)
-	}
-	if err != nil {
-		return found, fmt.Errorf("look up the image %s: %w", name, err)
-	}
-	return found, nil
-}
-
-// fullName refuses what is no full name of an image: registries and containerd
-// would find nothing under it.
-func fullName(ref string) error {
-	spec, err := reference.Parse(ref)
-	if err != nil || spec.Object == "" {
-		return fmt.Errorf("%q is no full name of an image, such as example.com/job:1", ref)
-	}
-	return nil
-}
-
-// tag gives an image its name, in one step; another that had the name loses it.
-func tag(ctx context.Context, c *client.Client, image images.Image) error {
-	for {
-		_, err := c.ImageService().Create(ctx, image)
-		if !errdefs.IsAlreadyExists(err) {
-			return wrapTag(image.Name, err)
-		}
-		_, err = c.ImageService().Update(ctx, image, "target", "labels")
-		if !errdefs.IsNotFound(err) { // removed in between
-			return wrapTag(image.Name, err)
-		}
-	}
-}
-
-func wrapTag(name string, err error) error {
-	if err != nil {
-		return fmt.Errorf("name the image %s: %w", name, err)
-	}
-	return nil
 }
 
 // Completions for a shell: containers, or images.

@@ -10,8 +10,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
+
+// places explains the places where checkpoints are, in the help of commands.
+const places = `A PLACE is
+  containerd:REF                an image in containerd; a bare REF is one too
+  oci:DIR[@REF]                 an OCI layout; @REF names one of several images
+  oci-archive:FILE[@REF]        an OCI layout in a tar archive
+  kubernetes-archive:FILE       what the kubelet keeps in /var/lib/kubelet/checkpoints
+  dir:DIR                       a dump
+A bare path (/… or ./…) is looked at to see which it is.`
 
 func imageCommand() *cobra.Command {
 	group := &cobra.Command{
@@ -50,35 +60,54 @@ is, digest and all; what is none yet is built.
 // conversionCommand completes a command that takes a checkpoint from one place to
 // another; build refuses sources that are built already.
 func conversionCommand(build bool, c *cobra.Command) *cobra.Command {
-	var v conversion
+	var d daemon
+	var b buildFlags
+	v := convert.Options{MustBuild: build}
 	c.Args = cobra.ExactArgs(2)
-	c.RunE = func(cmd *cobra.Command, args []string) error { return v.command(cmd, args, build) }
-	c.ValidArgsFunction = v.images
-	v.daemon.flags(c)
-	v.buildFlags.flags(c, v.images)
-	c.Flags().StringVar(&v.base, "base", "", "the image that the container was made from (default: as the source says)")
-	_ = c.RegisterFlagCompletionFunc("base", v.images)
+	c.RunE = func(cmd *cobra.Command, args []string) error { return d.convert(cmd, args, b, v) }
+	c.ValidArgsFunction = d.images
+	d.flags(c)
+	b.flags(c, d.images)
+	c.Flags().StringVar(&v.Base, "base", "", "the image that the container was made from (default: as the source says)")
+	_ = c.RegisterFlagCompletionFunc("base", d.images)
 	return c
 }
 
-// command runs a conversion and prints what came of it.
-func (v *conversion) command(cmd *cobra.Command, args []string, build bool) error {
-	from, err := parsePlace(args[0])
+// convert converts a checkpoint and prints what came of it.
+func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o convert.Options) (err error) {
+	if o.Build, err = b.options(); err != nil {
+		return err
+	}
+	o.Previous = b.previous
+	from, err := convert.ParseRef(args[0])
 	if err != nil {
 		return err
 	}
-	to, err := parsePlace(args[1])
+	to, err := convert.ParseRef(args[1])
 	if err != nil {
 		return err
 	}
-	if to.kind == inDir {
-		return fmt.Errorf("%s: a checkpoint cannot be written as a dump", args[1])
-	}
-	answer, err := v.run(cmd.Context(), from, to, build)
+	ctx, dial, done := d.dial(cmd.Context())
+	defer joinClose(&err, done)
+	shown := d.progress()
+	defer shown.wait()
+	o.Dial, o.Progress = dial, shown.show
+	made, err := convert.Convert(ctx, from, to, o)
 	if err != nil {
 		return err
 	}
-	return v.print(cmd.OutOrStdout(), answer, answer.words)
+	return d.print(cmd.OutOrStdout(), made, func(w io.Writer) (err error) {
+		switch {
+		case made.Built:
+			_, err = fmt.Fprintf(w, "%s@%s\n%s of GPU state; %s stored, of which %s were there already\n",
+				made.Destination, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.ReusedBytes))
+		case made.Digest != "":
+			_, err = fmt.Fprintf(w, "%s@%s\n", made.Destination, made.Digest)
+		default:
+			_, err = fmt.Fprintln(w, made.Destination)
+		}
+		return err
+	})
 }
 
 // verifyAnswer is what "image verify" prints.
@@ -127,25 +156,20 @@ which block of GPU state.
 func (d *daemon) verify(s *openSource) (*verifyAnswer, error) {
 	p := d.progress()
 	defer p.wait()
-	answer := &verifyAnswer{Source: s.place.String()}
-	return answer, p.do("verify", "read", func(step *step) error {
-		if s.image != nil {
-			report, err := oci.Verify(s.ctx, s.provider, *s.image, step.set)
-			if err != nil {
-				return err
-			}
-			answer.Layers, answer.Bytes = report.Layers, report.Bytes
-			answer.Blocks, answer.GPUBytes = report.Blocks, report.GPUBytes
-			return nil
+	answer := &verifyAnswer{Source: s.Ref.String()}
+	if s.Image != nil {
+		report, err := oci.Verify(s.ctx, s.Provider, *s.Image, p.show)
+		if err != nil {
+			return nil, err
 		}
-		c := s.flat()
-		if c.Metadata == nil {
-			return nil
-		}
-		answer.GPUBytes = c.AreaBytes()
-		for _, a := range c.Areas() {
-			answer.Blocks += len(a.Digests)
-		}
-		return images.Check(s.ctx, c.Areas(), 0, func(n uint64) { step.add(int64(n), int64(answer.GPUBytes)) })
-	})
+		answer.Layers, answer.Bytes = report.Layers, report.Bytes
+		answer.Blocks, answer.GPUBytes = report.Blocks, report.GPUBytes
+		return answer, nil
+	}
+	c := s.Checkpoint
+	answer.GPUBytes = c.AreaBytes()
+	for _, a := range c.Areas() {
+		answer.Blocks += len(a.Digests)
+	}
+	return answer, images.Check(s.ctx, c.Areas(), 0, p.show)
 }

@@ -12,50 +12,35 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/containerd/containerd/v2/client"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 // openSource is a source with the context in which it is read.
 type openSource struct {
-	*source
+	*convert.Source
 	ctx  context.Context
-	conn io.Closer
+	done io.Closer
 }
 
-func (s *openSource) Close() error {
-	err := s.source.Close()
-	if s.conn != nil {
-		err = errors.Join(err, s.conn.Close())
-	}
-	return err
-}
+func (s *openSource) Close() error { return errors.Join(s.Source.Close(), s.done.Close()) }
 
 // openPlace opens what a command is to read.
 func (d *daemon) openPlace(ctx context.Context, name string) (*openSource, error) {
-	p, err := parsePlace(name)
+	ref, err := convert.ParseRef(name)
 	if err != nil {
 		return nil, err
 	}
-	s := &openSource{ctx: ctx}
-	var c *client.Client
-	if p.kind == inContainerd {
-		if s.ctx, c, err = d.connect(ctx); err != nil {
-			return nil, err
-		}
-		s.conn = c
+	ctx, dial, done := d.dial(ctx)
+	source, err := convert.Open(ctx, ref, dial)
+	if err != nil {
+		return nil, errors.Join(err, done.Close())
 	}
-	if s.source, err = p.open(s.ctx, func() (*client.Client, error) { return c, nil }, d); err != nil {
-		if s.conn != nil {
-			err = errors.Join(err, s.conn.Close())
-		}
-		return nil, err
-	}
-	return s, nil
+	return &openSource{source, ctx, done}, nil
 }
 
 // inspectAnswer is what "image inspect" prints.
@@ -123,14 +108,14 @@ func (d *daemon) inspect(ctx context.Context, name string) (_ *inspectAnswer, er
 		return nil, err
 	}
 	defer joinClose(&err, s)
-	answer := &inspectAnswer{Source: s.place.String()}
-	if s.image != nil {
-		if answer.Image, err = oci.Inspect(s.ctx, s.provider, *s.image); err != nil {
+	answer := &inspectAnswer{Source: s.Ref.String()}
+	if s.Image != nil {
+		if answer.Image, err = oci.Inspect(s.ctx, s.Provider, *s.Image); err != nil {
 			return nil, fmt.Errorf("inspect %s: %w", name, err)
 		}
 		return answer, nil
 	}
-	c := s.flat()
+	c := s.Checkpoint
 	answer.Metadata = c.Metadata
 	for _, f := range c.Files {
 		answer.Files = append(answer.Files, inspectFile{f.Name, f.Bytes})

@@ -31,17 +31,35 @@ func run(ctx context.Context, args []string) int {
 	}
 	root := rootCommand()
 	root.SetArgs(args[1:])
-	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintf(os.Stderr, "gpuckpt: %s\n", once(err.Error()))
-		return 1
+	called := false
+	atCall(root, func() { called = true })
+	command, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
 	}
-	return 0
+	fmt.Fprintf(os.Stderr, "gpuckpt: %s\n", dedupLines(err.Error()))
+	if !called {
+		fmt.Fprintf(os.Stderr, "See '%s --help'.\n", command.CommandPath())
+	}
+	return 1
 }
 
-// once leaves out lines that an earlier part of the text has said: an error that
-// comes from containerd names its kind once in its words and again for each hand
-// it went through.
-func once(text string) string {
+// atCall has do called when a command's flags and arguments are right.
+func atCall(c *cobra.Command, do func()) {
+	if inner := c.RunE; inner != nil {
+		c.RunE = func(c *cobra.Command, args []string) error {
+			do()
+			return inner(c, args)
+		}
+	}
+	for _, sub := range c.Commands() {
+		atCall(sub, do)
+	}
+}
+
+// dedupLines leaves out lines that an earlier part of the text has: an error that comes
+// from containerd names its kind in its words, and again for each hand it went through.
+func dedupLines(text string) string {
 	var lines []string
 	for line := range strings.SplitSeq(text, "\n") {
 		if !strings.Contains(strings.Join(lines, "\n"), line) {

@@ -30,6 +30,8 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/convert"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 	ckpt "github.com/gpuckpt/gpuckpt/images/oci"
 )
 
@@ -102,10 +104,6 @@ network.`,
 	return c
 }
 
-// isPath says whether an argument names a file rather than an image: no full
-// name of an image begins so.
-func isPath(arg string) bool { return strings.HasPrefix(arg, "/") || strings.HasPrefix(arg, ".") }
-
 func (o *restoreOptions) run(ctx context.Context, from string, args []string) (_ *restoreAnswer, err error) {
 	began := time.Now()
 	ctx, c, err := o.connect(ctx)
@@ -114,20 +112,20 @@ func (o *restoreOptions) run(ctx context.Context, from string, args []string) (_
 	}
 	defer joinClose(&err, c)
 	ref, dir := from, ""
-	if isPath(from) {
+	if convert.IsPath(from) {
 		if ref = o.base; ref == "" {
 			return nil, fmt.Errorf("restore %s: a dump has no files of the container: name the image it was made from with --base", from)
 		}
 		if dir, err = filepath.Abs(from); err != nil {
 			return nil, err
 		}
-		if _, err := openDir(dir); err != nil {
+		if _, err := convert.OpenDump(dir); err != nil {
 			return nil, fmt.Errorf("restore %s: %w", from, err)
 		}
 	} else if o.base != "" {
 		return nil, errors.New("--base is for restoring from a directory; a checkpoint image has its own")
 	}
-	found, err := o.image(ctx, c, ref)
+	found, err := localstore.Find(ctx, c, ref)
 	if err != nil {
 		return nil, fmt.Errorf("restore %s (`gpuckpt image pull` fetches an image): %w", from, err)
 	}
@@ -160,7 +158,7 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 	if o.snapshotter, err = o.daemon.snapshotter(ctx, c, o.snapshotter); err != nil {
 		return nil, err
 	}
-	if err := unpackImage(ctx, c, image, o.snapshotter); err != nil {
+	if err := localstore.Unpack(ctx, c, image, o.snapshotter); err != nil {
 		return nil, err
 	}
 	spec, err := o.spec(image, args, dir == "")
@@ -178,9 +176,10 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 		client.WithRuntime(o.runtime, nil),
 		client.WithNewSpec(spec...))
 	if err != nil {
-		if !errdefs.IsAlreadyExists(err) {
-			o.dropSnapshot(back, c)
+		if errdefs.IsAlreadyExists(err) {
+			return nil, fmt.Errorf("the name %s is in use; choose another with --name: %w", o.name, err)
 		}
+		o.dropSnapshot(back, c)
 		return nil, fmt.Errorf("make the container %s: %w", o.name, err)
 	}
 	defer func() {

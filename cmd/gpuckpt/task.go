@@ -28,6 +28,17 @@ func (d *daemon) annotate(ctx context.Context, id string, annotations map[string
 	if err != nil {
 		return fmt.Errorf("find the task of container %s: %w", id, err)
 	}
+	info, err := container.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("read the runtime of container %s: %w", id, err)
+	}
+	before, err := task.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("read the state of container %s: %w", id, err)
+	}
+	if before.Status == want && info.Runtime.Name != runtimeName {
+		return fmt.Errorf("it is %s already: its runtime, %s, is not gpuckpt's", before.Status, info.Runtime.Name)
+	}
 	// runc's shim dies of an update without resources, and its container with it.
 	none := client.WithResources(&specs.LinuxResources{})
 	if err := task.Update(ctx, none, client.WithAnnotations(annotations)); err != nil {
@@ -39,10 +50,6 @@ func (d *daemon) annotate(ctx context.Context, id string, annotations map[string
 	}
 	if status.Status == want {
 		return nil
-	}
-	info, err := container.Info(ctx)
-	if err != nil {
-		return fmt.Errorf("read the runtime of container %s: %w", id, err)
 	}
 	return fmt.Errorf("it is %s: its runtime, %s, is not gpuckpt's", status.Status, info.Runtime.Name)
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpuckpt/gpuckpt/images/convert"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/registry"
 )
 
@@ -47,18 +49,6 @@ func (a *transferAnswer) words(verb string) func(io.Writer) error {
 	}
 }
 
-// observe shows a transfer as a step.
-func (t *transferFlags) observe(p *progress, name string) (end func(string)) {
-	s := p.step(name)
-	t.Progress = func(e registry.Event) {
-		if e.Retry != nil {
-			p.line("%s: trying again: %v", name, e.Retry)
-		}
-		s.add(e.Bytes, e.Total)
-	}
-	return s.end
-}
-
 func pushCommand() *cobra.Command {
 	var t transferFlags
 	c := &cobra.Command{
@@ -83,8 +73,8 @@ across. The credentials are those of "docker login".`,
 
 func (t *transferFlags) push(ctx context.Context, ref, target string) (_ *transferAnswer, err error) {
 	began := time.Now()
-	target = strings.TrimPrefix(target, inContainerd+":")
-	if err := fullName(target); err != nil {
+	target = strings.TrimPrefix(target, convert.InContainerd+":")
+	if err := localstore.CheckName(target); err != nil {
 		return nil, err
 	}
 	src, err := t.openPlace(ctx, ref)
@@ -92,19 +82,17 @@ func (t *transferFlags) push(ctx context.Context, ref, target string) (_ *transf
 		return nil, err
 	}
 	defer joinClose(&err, src)
-	if src.image == nil {
+	if src.Image == nil {
 		return nil, fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", ref, registry.ErrNotPushable)
 	}
 	shown := t.progress()
 	defer shown.wait()
-	end := t.observe(shown, "push")
-	result, err := registry.Push(src.ctx, src.provider, target, *src.image, t.Options)
+	t.Progress = shown.show
+	result, err := registry.Push(src.ctx, src.Provider, target, *src.Image, t.Options)
 	if err != nil {
-		end("")
 		return nil, err
 	}
-	end("pushed")
-	return &transferAnswer{Image: target, Digest: src.image.Digest.String(), Result: result, Seconds: time.Since(began).Seconds()}, nil
+	return &transferAnswer{Image: target, Digest: src.Image.Digest.String(), Result: result, Seconds: time.Since(began).Seconds()}, nil
 }
 
 func pullCommand() *cobra.Command {
@@ -137,7 +125,7 @@ interrupted is taken up where it was, for a day. The credentials are those of
 // pull fetches an image, and unpacks it for a snapshotter if it is to.
 func (t *transferFlags) pull(ctx context.Context, ref, snapshotter string, unpack bool) (_ *transferAnswer, err error) {
 	began := time.Now()
-	if err := fullName(ref); err != nil {
+	if err := localstore.CheckName(ref); err != nil {
 		return nil, err
 	}
 	ctx, c, err := t.connect(ctx)
@@ -155,12 +143,10 @@ func (t *transferFlags) pull(ctx context.Context, ref, snapshotter string, unpac
 	}
 	shown := t.progress()
 	defer shown.wait()
-	end := t.observe(shown, "pull")
+	t.Progress = shown.show
 	image, result, err := registry.Pull(ctx, c, ref, snapshotter, t.Options)
 	if err != nil {
-		end("")
 		return nil, err
 	}
-	end("pulled")
 	return &transferAnswer{Image: ref, Digest: image.Target().Digest.String(), Result: result, Seconds: time.Since(began).Seconds()}, nil
 }

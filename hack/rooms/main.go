@@ -3,7 +3,7 @@
 
 // Rooms prints how large each package of the product is and what it imports of this
 // module, and fails if the house has lost its walls: a package with too many files or
-// lines, a type with too many methods, an import that points up (docs/development.md).
+// lines, a type with too many methods, an import that points up (docs/change-it.md).
 // It counts Go files without tests, those of other architectures included. Integration,
 // bench, hack and docs are not the product.
 //

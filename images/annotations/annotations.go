@@ -27,7 +27,9 @@ const (
 	CRIUPrefix = "dev.gpuckpt.criu."
 	// GPUs says which GPU takes the place of which in a restore.
 	GPUs = "dev.gpuckpt.gpus"
-	// ContainerName is the name of the container that a checkpoint was taken of.
+	// ContainerName is the name of the container that a checkpoint was taken of. It is
+	// not org.criu.checkpoint.container.name: by that key CRI of containerd 2.2 and 2.3
+	// knows images in another form, which it refuses to run.
 	ContainerName = "dev.gpuckpt.container.name"
 )
 

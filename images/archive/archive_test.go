@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	metadata "github.com/checkpoint-restore/checkpointctl/lib"
+
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
@@ -226,7 +228,7 @@ func flat(t *testing.T) *images.Checkpoint {
 	dir := t.TempDir()
 	state := bytes.Repeat([]byte("gpu state "), 3<<20/10+1)[:3<<20]
 	for name, data := range map[string][]byte{
-		"inventory.img": []byte("x"), "gpu-1-0": append(make([]byte, 4096), state...), SpecName: []byte(`{"hostname":"there"}`),
+		"inventory.img": []byte("x"), "gpu-1-0": append(make([]byte, 4096), state...), metadata.SpecDumpFile: []byte(`{"hostname":"there"}`),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)
@@ -265,7 +267,7 @@ func TestWriteAndOpen(t *testing.T) {
 			layer(item{name: "a", data: "1"}, item{name: ".wh.b"}, item{name: ".wh.c"}),
 			layer(item{name: "b/x", data: "2"}, item{name: ".wh.a"}),
 		},
-	}, func(n uint64) { told += n })
+	}, func(s images.Step) { told = s.Done })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +286,7 @@ func TestWriteAndOpen(t *testing.T) {
 		t.Errorf("deleted files %q", a.deleted)
 	}
 	for _, f := range a.Checkpoint.Files {
-		if f.Name != SpecName {
+		if f.Name != metadata.SpecDumpFile {
 			continue
 		}
 		data := make([]byte, f.Bytes)

@@ -23,7 +23,8 @@ package archive
 import (
 	"encoding/json"
 	"errors"
-	"time"
+
+	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -38,37 +39,9 @@ var (
 	ErrUnsupported = errors.New("unsupported checkpoint archive")
 )
 
-// ConfigName and SpecName are the files that tell of the container. A dump may
-// have them beside CRIU's images.
-const (
-	ConfigName = "config.dump"
-	SpecName   = "spec.dump"
-)
-
-// The other names in an archive.
-const (
-	statusName   = "status.dump"
-	networkName  = "network.status"
-	rootfsName   = "rootfs-diff.tar"
-	deletedName  = "deleted.files"
-	checkpointIn = "checkpoint"
-)
-
-// Config is the content of config.dump.
-type Config struct {
-	ID   string `json:"id"`
-	Name string `json:"name"`
-	// RootfsImage is the image as the user called it, RootfsImageRef its
-	// digest or id, RootfsImageName its full name. CRI gives what it knows.
-	RootfsImage     string    `json:"rootfsImage,omitempty"`
-	RootfsImageRef  string    `json:"rootfsImageRef,omitempty"`
-	RootfsImageName string    `json:"rootfsImageName,omitempty"`
-	Runtime         string    `json:"runtime,omitempty"`
-	CreatedTime     time.Time `json:"createdTime"`
-	CheckpointedAt  time.Time `json:"checkpointedTime"`
-	RestoredAt      time.Time `json:"restoredTime"`
-	Restored        bool      `json:"restored"`
-}
+// Config is the content of config.dump: RootfsImage is the image as the user called
+// it, RootfsImageRef its digest or id, RootfsImageName its full name.
+type Config = metadata.ContainerConfig
 
 // Contents are what an archive is written of.
 type Contents struct {
@@ -88,7 +61,7 @@ type Contents struct {
 // them again.
 func rootFile(name string) bool {
 	switch name {
-	case ConfigName, SpecName, statusName, networkName, "dump.log", "stats-dump", "status", "container.log", "io.kubernetes.cri-o.LogPath":
+	case metadata.ConfigDumpFile, metadata.SpecDumpFile, metadata.StatusDumpFile, metadata.NetworkStatusFile, metadata.DumpLogFile, metadata.StatusFile, "stats-dump", "container.log", "io.kubernetes.cri-o.LogPath":
 		return true
 	}
 	return false

@@ -5,8 +5,6 @@ package archive
 
 import (
 	"archive/tar"
-	"bufio"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,7 +14,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/klauspost/compress/zstd"
+	metadata "github.com/checkpoint-restore/checkpointctl/lib"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 // whiteout begins the names of a layer's entries that remove a file from the
@@ -30,11 +31,20 @@ const (
 // Layer opens a layer of writable files: a plain tar archive.
 type Layer func(context.Context) (io.ReadCloser, error)
 
-// cleanDeleted gives the name of a deleted file relative to the root.
+// cleanName is images.CleanTarName with this package's error.
+func cleanName(name string) (string, error) {
+	name, err := images.CleanTarName(name)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	return name, err
+}
+
+// cleanDeleted returns the name of a deleted file relative to the root.
 func cleanDeleted(name string) (string, error) {
 	name, err := cleanName(strings.TrimPrefix(name, "/"))
 	if err == nil && name == "." {
-		err = fmt.Errorf("%w: %s deletes the root", ErrMalformed, deletedName)
+		err = fmt.Errorf("%w: %s deletes the root", ErrMalformed, metadata.DeletedFilesFile)
 	}
 	return name, err
 }
@@ -46,11 +56,12 @@ func (a *Archive) RootFS(ctx context.Context) (io.ReadCloser, error) {
 	if a.rootfs == nil && len(a.deleted) == 0 {
 		return nil, nil
 	}
-	var plain io.Reader
+	var plain io.ReadCloser
 	if a.rootfs != nil {
 		var err error
-		if plain, err = decompress(io.NewSectionReader(a.rootfs, 0, a.rootfs.Size())); err != nil {
-			return nil, err
+		// containerd's CRI calls a compressed layer rootfs-diff.tar as well.
+		if plain, err = oci.Decompress(io.NewSectionReader(a.rootfs.Data, 0, int64(a.rootfs.Bytes)), ""); err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrMalformed, metadata.RootFsDiffTar, err)
 		}
 	}
 	r, w := io.Pipe()
@@ -58,10 +69,11 @@ func (a *Archive) RootFS(ctx context.Context) (io.ReadCloser, error) {
 	return r, nil
 }
 
-func (a *Archive) writeRootFS(ctx context.Context, w io.Writer, plain io.Reader) error {
+func (a *Archive) writeRootFS(ctx context.Context, w io.Writer, plain io.ReadCloser) error {
 	out := tar.NewWriter(w)
 	there := make(map[string]bool)
 	if plain != nil {
+		defer plain.Close()
 		in := tar.NewReader(plain)
 		for {
 			if err := ctx.Err(); err != nil {
@@ -72,15 +84,15 @@ func (a *Archive) writeRootFS(ctx context.Context, w io.Writer, plain io.Reader)
 				break
 			}
 			if err != nil {
-				return fmt.Errorf("%w: %s: %w", ErrMalformed, rootfsName, err)
+				return fmt.Errorf("%w: %s: %w", ErrMalformed, metadata.RootFsDiffTar, err)
 			}
 			name, err := cleanName(h.Name)
 			if err != nil {
-				return fmt.Errorf("%s: %w", rootfsName, err)
+				return fmt.Errorf("%s: %w", metadata.RootFsDiffTar, err)
 			}
 			there[name] = true
 			if err := copyEntry(out, h, in); err != nil {
-				return fmt.Errorf("%s: %w", rootfsName, err)
+				return fmt.Errorf("%s: %w", metadata.RootFsDiffTar, err)
 			}
 		}
 	}
@@ -121,31 +133,6 @@ func copyEntry(out *tar.Writer, h *tar.Header, in io.Reader) error {
 		return fmt.Errorf("%q: %w", h.Name, err)
 	}
 	return nil
-}
-
-// decompress looks at how a layer begins: containerd's CRI calls a compressed
-// one rootfs-diff.tar as well.
-func decompress(r io.Reader) (io.Reader, error) {
-	buffered := bufio.NewReader(r)
-	magic, err := buffered.Peek(4)
-	if err != nil && err != io.EOF {
-		return nil, fmt.Errorf("read %s: %w", rootfsName, err)
-	}
-	switch {
-	case strings.HasPrefix(string(magic), "\x1f\x8b"):
-		z, err := gzip.NewReader(buffered)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %s: %w", ErrMalformed, rootfsName, err)
-		}
-		return z, nil
-	case string(magic) == "\x28\xb5\x2f\xfd":
-		z, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<28))
-		if err != nil {
-			return nil, fmt.Errorf("%w: %s: %w", ErrMalformed, rootfsName, err)
-		}
-		return z.IOReadCloser(), nil
-	}
-	return buffered, nil
 }
 
 // merge writes layers, bottom up, as one rootfs-diff.tar, and gives the list of

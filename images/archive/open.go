@@ -12,6 +12,8 @@ import (
 	"path"
 	"strings"
 
+	metadata "github.com/checkpoint-restore/checkpointctl/lib"
+
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
@@ -27,7 +29,7 @@ type Archive struct {
 	// Config is config.dump.
 	Config Config
 
-	rootfs  *io.SectionReader // nil without
+	rootfs  *images.File // nil without
 	deleted []string
 	file    io.Closer
 }
@@ -63,46 +65,47 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 	if err := refuseCompressed(r); err != nil {
 		return nil, err
 	}
-	list, err := entries(r, size)
+	list, err := images.TarFiles(r, size)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	a := new(Archive)
 	var files []images.File
 	var config bool
 	for _, e := range list {
-		dir, base := path.Split(e.name)
+		dir, base := path.Split(e.Name)
 		switch {
-		case dir == checkpointIn+"/":
-			files = append(files, file(base, e))
-		case strings.HasPrefix(e.name, "volumes/"):
-			return nil, fmt.Errorf("%w: %s would not be brought back", ErrUnsupported, e.name)
-		case strings.HasSuffix(e.name, "devshm-checkpoint.tar"):
+		case dir == metadata.CheckpointDirectory+"/":
+			e.Name = base
+			files = append(files, e)
+		case strings.HasPrefix(e.Name, metadata.CheckpointVolumesDirectory+"/"):
+			return nil, fmt.Errorf("%w: %s would not be brought back", ErrUnsupported, e.Name)
+		case strings.HasSuffix(e.Name, metadata.DevShmCheckpointTar):
 			if err := refuseContent(e); err != nil {
 				return nil, err
 			}
-		case e.name == "pod.options", e.name == "pod.dump":
+		case e.Name == metadata.PodOptionsFile, e.Name == metadata.PodDumpFile:
 			return nil, fmt.Errorf("%w: it is one of a whole pod", ErrUnsupported)
-		case e.name == rootfsName:
-			a.rootfs = e.data
-		case e.name == deletedName:
+		case e.Name == metadata.RootFsDiffTar:
+			a.rootfs = &e
+		case e.Name == metadata.DeletedFilesFile:
 			if err := decode(e, &a.deleted); err != nil {
 				return nil, err
 			}
 		case dir == "":
-			if e.name == ConfigName {
+			if e.Name == metadata.ConfigDumpFile {
 				config = true
 				if err := decode(e, &a.Config); err != nil {
 					return nil, err
 				}
 			}
-			if rootFile(e.name) {
-				files = append(files, file(e.name, e))
+			if rootFile(e.Name) {
+				files = append(files, e)
 			}
 		}
 	}
 	if !config {
-		return nil, fmt.Errorf("%w: it has no %s", ErrMalformed, ConfigName)
+		return nil, fmt.Errorf("%w: it has no %s", ErrMalformed, metadata.ConfigDumpFile)
 	}
 	for _, name := range a.deleted {
 		if _, err := cleanDeleted(name); err != nil {
@@ -113,12 +116,12 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 	seen := make(map[string]bool)
 	for _, f := range files {
 		if seen[f.Name] {
-			return nil, fmt.Errorf("%w: %s is at the root and in %s/", ErrMalformed, f.Name, checkpointIn)
+			return nil, fmt.Errorf("%w: %s is at the root and in %s/", ErrMalformed, f.Name, metadata.CheckpointDirectory)
 		}
 		seen[f.Name] = true
 	}
 	if !seen["inventory.img"] {
-		return nil, fmt.Errorf("%w: it has no %s/inventory.img", ErrMalformed, checkpointIn)
+		return nil, fmt.Errorf("%w: it has no %s/inventory.img", ErrMalformed, metadata.CheckpointDirectory)
 	}
 	a.Checkpoint, err = images.OpenFiles(files, images.AllowWithoutGPU)
 	if err != nil {
@@ -127,23 +130,33 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 	return a, nil
 }
 
-// file is an entry as a file of a checkpoint.
-func file(name string, e entry) images.File {
-	return images.File{Name: name, Path: e.name + " in the archive", Bytes: uint64(e.data.Size()), Data: e.data}
-}
-
 // decode reads a file of JSON. Fields it does not know are left out: Podman and
 // CRI-O write many more.
-func decode(e entry, into any) error {
-	if e.data.Size() > maxDump {
-		return fmt.Errorf("%w: %s has more than %d bytes", ErrMalformed, e.name, maxDump)
+func decode(e images.File, into any) error {
+	if e.Bytes > maxDump {
+		return fmt.Errorf("%w: %s has more than %d bytes", ErrMalformed, e.Name, maxDump)
 	}
-	data := make([]byte, e.data.Size())
-	if _, err := io.ReadFull(e.data, data); err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrMalformed, e.name, err)
+	data := make([]byte, e.Bytes)
+	if _, err := e.Data.ReadAt(data, 0); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrMalformed, e.Name, err)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrMalformed, e.name, err)
+		return fmt.Errorf("%w: %s: %w", ErrMalformed, e.Name, err)
+	}
+	return nil
+}
+
+// refuseCompressed explains archives that are compressed as a whole, Podman's
+// by default.
+func refuseCompressed(r io.ReaderAt) error {
+	var magic [6]byte
+	if _, err := r.ReadAt(magic[:], 0); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read the archive: %w", err)
+	}
+	for tool, begin := range map[string]string{"zstd": "\x28\xb5\x2f\xfd", "gzip": "\x1f\x8b", "xz": "\xfd7zXZ\x00", "bzip2": "BZh"} {
+		if strings.HasPrefix(string(magic[:]), begin) {
+			return fmt.Errorf("%w: it is compressed; take the compression off first, with `%s -d`", ErrUnsupported, tool)
+		}
 	}
 	return nil
 }

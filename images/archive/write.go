@@ -12,15 +12,16 @@ import (
 	"os"
 	"path/filepath"
 
+	metadata "github.com/checkpoint-restore/checkpointctl/lib"
+
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // Write writes an archive under that name. It appears when it is complete; on
 // an error there is none, and one that was there is as it was. Beside it lies
 // meanwhile a file with the container's writable files, whose size must be known
-// before they are. progress, if not nil, is told of the bytes of the checkpoint as
-// they are written.
-func Write(ctx context.Context, name string, c Contents, progress func(bytes uint64)) (err error) {
+// before they are. progress receives the step "archive": the bytes written.
+func Write(ctx context.Context, name string, c Contents, progress images.Progress) (err error) {
 	out, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".")
 	if err != nil {
 		return fmt.Errorf("write the archive: %w", err)
@@ -30,7 +31,7 @@ func Write(ctx context.Context, name string, c Contents, progress func(bytes uin
 			err = fmt.Errorf("write the archive %s: %w", name, errors.Join(err, ignoreClosed(out.Close()), os.Remove(out.Name())))
 		}
 	}()
-	w := writer{ctx: ctx, tar: tar.NewWriter(out), progress: progress}
+	w := writer{ctx: ctx, tar: tar.NewWriter(out), meter: progress.Begin("archive", 0)}
 	if err := w.rootfs(c.Layers, filepath.Dir(name)); err != nil {
 		return err
 	}
@@ -49,7 +50,11 @@ func Write(ctx context.Context, name string, c Contents, progress func(bytes uin
 	if err := out.Close(); err != nil {
 		return err
 	}
-	return os.Rename(out.Name(), name)
+	if err := os.Rename(out.Name(), name); err != nil {
+		return err
+	}
+	w.meter.End("written")
+	return nil
 }
 
 func ignoreClosed(err error) error {
@@ -61,9 +66,9 @@ func ignoreClosed(err error) error {
 
 // writer writes one archive.
 type writer struct {
-	ctx      context.Context
-	tar      *tar.Writer
-	progress func(uint64)
+	ctx   context.Context
+	tar   *tar.Writer
+	meter *images.Meter
 }
 
 // rootfs writes the writable files, by way of a temporary file in dir.
@@ -71,7 +76,7 @@ func (w *writer) rootfs(layers []Layer, dir string) (err error) {
 	if len(layers) == 0 {
 		return nil
 	}
-	spool, err := os.CreateTemp(dir, "."+rootfsName+".")
+	spool, err := os.CreateTemp(dir, "."+metadata.RootFsDiffTar+".")
 	if err != nil {
 		return err
 	}
@@ -87,7 +92,7 @@ func (w *writer) rootfs(layers []Layer, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := w.file(rootfsName, size, io.NewSectionReader(spool, 0, size)); err != nil {
+	if err := w.file(metadata.RootFsDiffTar, size, io.NewSectionReader(spool, 0, size)); err != nil {
 		return err
 	}
 	if len(deleted) == 0 {
@@ -97,7 +102,7 @@ func (w *writer) rootfs(layers []Layer, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	return w.bytes(deletedName, data)
+	return w.bytes(metadata.DeletedFilesFile, data)
 }
 
 // dumps writes what tells of the container, unless the checkpoint brings it.
@@ -114,7 +119,7 @@ func (w *writer) dumps(c Contents) error {
 	for _, f := range []struct {
 		name string
 		data []byte
-	}{{ConfigName, config}, {SpecName, c.Spec}, {statusName, c.Status}, {networkName, network}} {
+	}{{metadata.ConfigDumpFile, config}, {metadata.SpecDumpFile, c.Spec}, {metadata.StatusDumpFile, c.Status}, {metadata.NetworkStatusFile, network}} {
 		if there[f.name] || len(f.data) == 0 {
 			continue
 		}
@@ -134,12 +139,12 @@ func (w *writer) checkpoint(c *images.Checkpoint) error {
 			}
 		}
 	}
-	if err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: checkpointIn + "/", Mode: 0o700}); err != nil {
+	if err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: metadata.CheckpointDirectory + "/", Mode: 0o700}); err != nil {
 		return err
 	}
 	for _, f := range c.Files {
 		if !rootFile(f.Name) && f.Name != images.MetadataName {
-			if err := w.copy(checkpointIn+"/"+f.Name, f); err != nil {
+			if err := w.copy(metadata.CheckpointDirectory+"/"+f.Name, f); err != nil {
 				return err
 			}
 		}
@@ -152,7 +157,7 @@ func (w *writer) checkpoint(c *images.Checkpoint) error {
 		}
 		for _, f := range c.Files {
 			if f.Name == images.MetadataName { // last, as at a dump
-				return w.copy(checkpointIn+"/"+f.Name, f)
+				return w.copy(metadata.CheckpointDirectory+"/"+f.Name, f)
 			}
 		}
 	}
@@ -164,7 +169,7 @@ func (w *writer) area(a images.Area) (err error) {
 	r := a.Open()
 	defer func() { err = errors.Join(err, r.Close()) }()
 	size := int64(a.End())
-	return w.file(checkpointIn+"/"+a.File, size, io.NewSectionReader(r, 0, size))
+	return w.file(metadata.CheckpointDirectory+"/"+a.File, size, io.NewSectionReader(r, 0, size))
 }
 
 func (w *writer) copy(name string, f images.File) (err error) {
@@ -204,9 +209,7 @@ func (w *writer) file(name string, size int64, r io.Reader) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		size -= int64(len(part))
-		if w.progress != nil {
-			w.progress(uint64(len(part)))
-		}
+		w.meter.Add(int64(len(part)))
 	}
 	return nil
 }

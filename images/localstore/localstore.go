@@ -1,8 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package localstore writes large blobs into the content store of a containerd
-// on this machine without sending them through its socket.
+// Package localstore works with the images of a containerd on this machine: it finds,
+// names and unpacks them, and writes large blobs into the content store of containerd
+// without sending them through its socket.
 //
 // containerd's API carries a blob in messages that are encoded, framed, copied
 // and answered one by one: little more than 1 GB/s per connection. A checkpoint

@@ -71,7 +71,7 @@ func (a *areaCheck) fail(at uint64) {
 // readLayer compares the blocks that a layer's archive holds.
 func (a *areaCheck) readLayer(begin uint64, r io.Reader) error {
 	w := a.writer(begin)
-	err := readLayer(r, func(name string, size int64, r io.Reader) error {
+	err := images.ReadLayer(r, func(name string, size int64, r io.Reader) error {
 		file, offset, ok := images.ParsePieceFile(name)
 		if !ok || file != a.area.File || size <= 0 || offset%images.PieceAlign != 0 || offset < w.at || offset+uint64(size) < offset || offset+uint64(size) > w.end {
 			return fmt.Errorf("%w: %s, %d bytes, is no piece of %s from %d to %d", images.ErrDamaged, name, size, a.area.File, w.at, w.end)

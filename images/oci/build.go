@@ -81,9 +81,12 @@ type Options struct {
 	// Created is the image's time; zero: that of the checkpoint.
 	Created time.Time
 
-	// Progress, if not nil, is told of the bytes of checkpoint files that went
-	// into layers, of all there are. The calls do not overlap.
-	Progress func(done, total uint64)
+	// Progress receives the step "image": the bytes of the checkpoint's files that
+	// went into layers.
+	Progress images.Progress
+	// Discard removes the blobs that a build which fails has written. It is for a
+	// store without a garbage collector.
+	Discard bool
 }
 
 // Result is what a build made.
@@ -105,16 +108,16 @@ type Result struct {
 	Base uint64
 }
 
-// ErrNotCheckpoint says that an image is no checkpoint image.
-var ErrNotCheckpoint = errors.New("no checkpoint image")
+// ErrNotCheckpoint reports that an image is not a checkpoint image.
+var ErrNotCheckpoint = errors.New("not a checkpoint image")
 
 // Build writes a checkpoint image into a content store: the layers, those of
 // the base image if the store does not have them, the config and the manifest.
 // With containerd's store, ctx should carry a lease until the image has a
 // name, else the garbage collector may take what is written.
 //
-// On an error there is no manifest and no unfinished ingest; layers that were
-// complete are left to the store's garbage collector, or removed from a Layout.
+// On an error there is no manifest and no unfinished ingest. Layers that were
+// complete are left to the store's garbage collector, or removed, see Discard.
 func Build(ctx context.Context, store content.Store, o Options) (*Result, error) {
 	b, err := newBuilder(store, o)
 	if err != nil {
@@ -134,22 +137,34 @@ type builder struct {
 	store content.Store
 	id    string // begins the names of this build's ingests
 
+	meter *images.Meter
+
 	mu     sync.Mutex
 	result Result
-	done   uint64
-	total  uint64
 	wrote  []digest.Digest // blobs that the store did not have
 }
 
-func newBuilder(store content.Store, o Options) (*builder, error) {
+// Check reports what is wrong with the options that say how an image is built:
+// Compression, Level, Threads, LayerBytes.
+func (o *Options) Check() error {
 	if err := o.Compression.check(o.Level); err != nil {
+		return err
+	}
+	if o.Threads < 0 {
+		return fmt.Errorf("%d threads: it must be 1 or more, or 0 for one on each processor", o.Threads)
+	}
+	if o.LayerBytes != 0 && (o.LayerBytes < minLayerBytes || bits.OnesCount64(o.LayerBytes) != 1) {
+		return fmt.Errorf("layers of %d bytes: the size must be a power of two, and %d or more", o.LayerBytes, minLayerBytes)
+	}
+	return nil
+}
+
+func newBuilder(store content.Store, o Options) (*builder, error) {
+	if err := o.Check(); err != nil {
 		return nil, err
 	}
 	if o.Compression == "" {
 		o.Compression = Zstd
-	}
-	if o.LayerBytes != 0 && (o.LayerBytes < minLayerBytes || bits.OnesCount64(o.LayerBytes) != 1) {
-		return nil, fmt.Errorf("layers of %d bytes: it must be a power of two, and %d or more", o.LayerBytes, minLayerBytes)
 	}
 	if o.RW != nil && o.RWTar != nil {
 		return nil, errors.New("two layers with the container's writable files")
@@ -157,14 +172,14 @@ func newBuilder(store content.Store, o Options) (*builder, error) {
 	if o.Provider == nil {
 		o.Provider = store
 	}
-	if o.Threads <= 0 {
+	if o.Threads == 0 {
 		o.Threads = runtime.NumCPU()
 	}
 	id := make([]byte, 8)
 	if _, err := rand.Read(id); err != nil {
 		return nil, err
 	}
-	return &builder{Options: o, store: store, id: "gpuckpt-" + hex.EncodeToString(id)}, nil
+	return &builder{Options: o, store: store, id: "gpuckpt-" + hex.EncodeToString(id), meter: o.Progress.Begin("image", 0)}, nil
 }
 
 // build is the build, step by step.
@@ -207,8 +222,11 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 		b.count(l)
 	}
 	b.result.GPUBytes = b.Checkpoint.AreaBytes()
-	b.result.Manifest, err = b.writeManifest(ctx, meta.Metadata, base, added)
-	return &b.result, err
+	if b.result.Manifest, err = b.writeManifest(ctx, meta.Metadata, base, added); err != nil {
+		return nil, err
+	}
+	b.meter.End("built")
+	return &b.result, nil
 }
 
 // metadata gives the gpuckpt.json of the image: the checkpoint's, or, without
@@ -262,21 +280,9 @@ func (b *builder) count(l layer) {
 	}
 }
 
-// progress adds to what is done.
-func (b *builder) progress(bytes uint64) {
-	if b.Progress == nil {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.done += bytes
-	b.Progress(b.done, b.total)
-}
-
-// discard removes what a failed build has written from a Layout, which has no
-// garbage collector.
+// discard removes what a failed build has written.
 func (b *builder) discard(ctx context.Context) {
-	if _, ok := b.store.(*Layout); !ok {
+	if !b.Discard {
 		return
 	}
 	for _, d := range b.wrote {

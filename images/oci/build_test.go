@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/v1/layout"
+	ggcr "github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -52,7 +52,7 @@ func TestAnImageHoldsItsCheckpoint(t *testing.T) {
 					Base: newBase(t, store), BaseName: "example.com/job:1", Compression: c, Threads: 2,
 					RWTar:       bytes.NewReader(plainTar(t, map[string]string{"tmp/file": "written"})),
 					Annotations: map[string]string{"org.criu.checkpoint.engine.name": "gpuckpt"},
-					Progress:    func(d, n uint64) { done, total = d, n },
+					Progress:    func(s images.Step) { done, total = s.Done, s.Total },
 				})
 				if done != total || total == 0 {
 					t.Errorf("progress ended at %d of %d", done, total)
@@ -235,7 +235,7 @@ func TestValidate(t *testing.T) {
 	if err := store.Tag(t.Context(), "example.com/job:zstd", build(t, store, dir, Options{Base: newBase(t, store)}).Manifest); err != nil {
 		t.Fatal(err)
 	}
-	index, err := layout.ImageIndexFromPath(store.dir)
+	index, err := ggcr.ImageIndexFromPath(store.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,13 +247,13 @@ func TestValidate(t *testing.T) {
 	if err := store.Tag(t.Context(), "example.com/job:1", r.Manifest); err != nil {
 		t.Fatal(err)
 	}
-	if index, err = layout.ImageIndexFromPath(store.dir); err != nil {
+	if index, err = ggcr.ImageIndexFromPath(store.dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := validate.Index(index); err != nil {
 		t.Error(err)
 	}
-	found, err := store.Get(t.Context(), "example.com/job:1")
+	found, err := store.Get("example.com/job:1")
 	if err != nil || found.Digest != r.Manifest.Digest {
 		t.Errorf("got %v, %v", found, err)
 	}
@@ -292,8 +292,8 @@ func TestABuildThatFailsLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err = Build(ctx, store, Options{Checkpoint: c, Base: base, Threads: 1, Progress: func(done, total uint64) {
-		if done > 100<<20 { // the first layer is complete
+	_, err = Build(ctx, store, Options{Checkpoint: c, Base: base, Threads: 1, Discard: true, Progress: func(s images.Step) {
+		if s.Done > 100<<20 { // the first layer is complete
 			cancel()
 		}
 	}})
@@ -308,7 +308,7 @@ func TestABuildThatFailsLeavesNothing(t *testing.T) {
 	if err := os.Truncate(filepath.Join(dir, "gpu-1-0"), 100<<20); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = Build(t.Context(), store, Options{Checkpoint: c, Base: base}); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "gpu-1-0") {
+	if _, err = Build(t.Context(), store, Options{Checkpoint: c, Base: base, Discard: true}); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "gpu-1-0") {
 		t.Fatalf("got %v", err)
 	}
 	if after := blobs(t, store); !slices.Equal(before, after) {
@@ -317,7 +317,7 @@ func TestABuildThatFailsLeavesNothing(t *testing.T) {
 }
 
 // blobs lists all of a layout's files but its index.
-func blobs(t *testing.T, l *Layout) (names []string) {
+func blobs(t *testing.T, l *testLayout) (names []string) {
 	t.Helper()
 	err := filepath.WalkDir(l.dir, func(path string, d os.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {

@@ -7,17 +7,21 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
+	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// mediaType of a layer.
-func (c Compression) mediaType() string {
+// MediaType returns the media type of a layer so compressed.
+func (c Compression) MediaType() string {
 	switch c {
 	case Gzip:
 		return ocispec.MediaTypeImageLayerGzip
@@ -64,11 +68,14 @@ func (unclosed) Close() error { return nil }
 // zstd's level 22 uses at most without --ultra --long.
 const maxWindow = 128 << 20
 
-// decompress reads a layer of any media type.
-func decompress(r io.Reader, mediaType string) (io.ReadCloser, error) {
-	kind, err := cimages.DiffCompression(context.Background(), mediaType)
-	if err != nil {
-		return nil, err
+// Decompress reads a layer of any media type as a plain archive. With no media type
+// it goes by how the layer begins.
+func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
+	kind := "unknown"
+	if mediaType != "" {
+		if kind, err = cimages.DiffCompression(context.Background(), mediaType); err != nil {
+			return nil, err
+		}
 	}
 	if kind == "unknown" { // Docker's type for plain archives is also used for others
 		b := bufio.NewReader(r)
@@ -100,3 +107,24 @@ func sniff(b *bufio.Reader) string {
 	}
 	return ""
 }
+
+// OpenLayer opens a layer of a store as a plain archive. meter counts the bytes as
+// stored. Reading ends with ctx.
+func OpenLayer(ctx context.Context, provider content.Provider, layer ocispec.Descriptor, meter *images.Meter) (io.ReadCloser, error) {
+	data, err := provider.ReaderAt(ctx, layer)
+	if err != nil {
+		return nil, missing("layer "+layer.Digest.String(), err)
+	}
+	plain, err := Decompress(&contextReader{ctx, io.NewSectionReader(data, 0, data.Size()), meter}, layer.MediaType)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: layer %s: %w", images.ErrDamaged, layer.Digest, err), data.Close())
+	}
+	return &openLayer{plain, data}, nil
+}
+
+type openLayer struct {
+	io.ReadCloser
+	data io.Closer
+}
+
+func (l *openLayer) Close() error { return errors.Join(l.ReadCloser.Close(), l.data.Close()) }

@@ -47,6 +47,11 @@ type Layer struct {
 	Offset uint64 `json:"offset,omitempty"`
 }
 
+// Descriptor returns what finds the layer in a store.
+func (l Layer) Descriptor() ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: l.MediaType, Digest: l.Digest, Size: int64(l.Bytes)}
+}
+
 // LayerBase is the Kind of the base image's layers.
 const LayerBase = "base"
 
@@ -102,19 +107,14 @@ func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.De
 // inspectMetadata reads gpuckpt.json out of its layer, of which it is the first
 // file.
 func inspectMetadata(ctx context.Context, provider content.Provider, layer ocispec.Descriptor) (*images.Metadata, error) {
-	ra, err := provider.ReaderAt(ctx, layer)
+	r, err := OpenLayer(ctx, provider, layer, nil)
 	if err != nil {
-		return nil, missing("layer "+layer.Digest.String(), err)
-	}
-	defer ra.Close()
-	r, err := decompress(&contextReader{ctx, io.NewSectionReader(ra, 0, ra.Size()), func(uint64) {}}, layer.MediaType)
-	if err != nil {
-		return nil, fmt.Errorf("%w: layer %s: %w", images.ErrDamaged, layer.Digest, err)
+		return nil, err
 	}
 	defer r.Close()
 	var m *images.Metadata
 	found := errors.New("found")
-	err = readLayer(r, func(name string, _ int64, r io.Reader) (err error) {
+	err = images.ReadLayer(r, func(name string, _ int64, r io.Reader) (err error) {
 		if name != images.MetadataName {
 			return nil
 		}

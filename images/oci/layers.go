@@ -55,6 +55,7 @@ func (p *plan) annotations() map[string]string {
 // several at once. What of the GPU state is zero makes none.
 func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
 	var plans []plan
+	var total uint64
 	areas := c.Areas()
 	for i := range areas {
 		a := &areas[i]
@@ -64,7 +65,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		for at := uint64(0); at < end; at += b.LayerBytes {
 			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, end)}})
 		}
-		b.total += end
+		total += end
 	}
 	last, done, err := criuPlan(c)
 	defer done()
@@ -72,9 +73,10 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		return nil, err
 	}
 	for _, e := range last.entries {
-		b.total += e.len
+		total += e.len
 	}
 	plans = append(plans, last)
+	b.meter.Grow(int64(total))
 
 	made := make([]*layer, len(plans))
 	g, ctx := errgroup.WithContext(ctx)
@@ -146,7 +148,7 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 			p.entries = append(p.entries, entry{name: images.PieceFile(p.name, r.from), from: p.area, offset: r.from, len: r.to - r.from})
 			content += r.to - r.from
 		}
-		b.progress(p.to - p.from - content) // zeros are done
+		b.meter.Add(int64(p.to - p.from - content)) // zeros are done
 		if len(parts) == 0 {
 			return nil, nil
 		}
@@ -159,18 +161,18 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 		// Reading it twice if it has changed is cheaper than compressing it
 		// for nothing if it has not.
 		h := digest.Canonical.Digester()
-		if err := writeTar(ctx, h.Hash(), p.entries, func(uint64) {}); err != nil {
+		if err := writeTar(ctx, h.Hash(), p.entries, nil); err != nil {
 			return nil, err
 		}
 		if h.Digest() == old.diffID {
-			b.progress(content)
+			b.meter.Add(int64(content))
 			old.desc.Annotations = p.annotations()
 			old.kind, old.reused = p.kind, true
 			return &old, nil
 		}
 	}
 	l, err := b.writeLayer(ctx, p.kind+" "+p.name+" "+strconv.FormatUint(p.from, 10), func(w io.Writer) error {
-		return writeTar(ctx, w, p.entries, b.progress)
+		return writeTar(ctx, w, p.entries, b.meter)
 	})
 	if err != nil {
 		return nil, err
@@ -223,7 +225,7 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 	if status.Offset != counted.bytes {
 		return nil, fmt.Errorf("write layer: the store has %d of %d bytes", status.Offset, counted.bytes)
 	}
-	l := &layer{desc: ocispec.Descriptor{MediaType: b.Compression.mediaType(), Digest: w.Digest(), Size: counted.bytes}}
+	l := &layer{desc: ocispec.Descriptor{MediaType: b.Compression.MediaType(), Digest: w.Digest(), Size: counted.bytes}}
 	if l.diffID = l.desc.Digest; b.Compression != None {
 		l.diffID = plain.Digest()
 	}
@@ -311,7 +313,7 @@ func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descrip
 		return "", err
 	}
 	defer ra.Close()
-	r, err := decompress(io.NewSectionReader(ra, 0, ra.Size()), desc.MediaType)
+	r, err := Decompress(io.NewSectionReader(ra, 0, ra.Size()), desc.MediaType)
 	if err != nil {
 		return "", err
 	}

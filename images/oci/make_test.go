@@ -21,6 +21,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/layout"
 )
 
 // newCheckpoint writes a flat checkpoint of one process whose areas have the
@@ -91,13 +92,20 @@ func random(size int) []byte {
 	return b
 }
 
-func newLayout(t *testing.T) *Layout {
+// testLayout is a layout whose files the tests change.
+type testLayout struct {
+	*layout.Dir
+	dir string
+}
+
+func newLayout(t *testing.T) *testLayout {
 	t.Helper()
-	l, err := OpenLayout(filepath.Join(t.TempDir(), "layout"))
+	dir := filepath.Join(t.TempDir(), "layout")
+	l, err := layout.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return l
+	return &testLayout{l, dir}
 }
 
 func put(t *testing.T, store content.Store, mediaType string, data []byte) ocispec.Descriptor {
@@ -184,7 +192,7 @@ func unpack(t *testing.T, store content.Store, manifest ocispec.Descriptor) []st
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := decompress(content.NewReader(ra), l.MediaType)
+		r, err := Decompress(content.NewReader(ra), l.MediaType)
 		if err != nil {
 			t.Fatal(err)
 		}

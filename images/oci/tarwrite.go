@@ -21,9 +21,8 @@ type entry struct {
 }
 
 // writeTar writes a layer's archive. It depends on the names and the content
-// alone, so that the same content has the same digest. moved is told of the
-// bytes that were read.
-func writeTar(ctx context.Context, w io.Writer, entries []entry, moved func(uint64)) error {
+// alone, so that the same content has the same digest. meter counts the bytes read.
+func writeTar(ctx context.Context, w io.Writer, entries []entry, meter *images.Meter) error {
 	t := tar.NewWriter(w)
 	if err := t.WriteHeader(header(images.ImageDir+"/", 0, tar.TypeDir, 0o700)); err != nil {
 		return err
@@ -45,7 +44,7 @@ func writeTar(ctx context.Context, w io.Writer, entries []entry, moved func(uint
 				return err
 			}
 			at += uint64(len(part))
-			moved(uint64(len(part)))
+			meter.Add(int64(len(part)))
 		}
 	}
 	return t.Close()

@@ -42,14 +42,14 @@ const maxFaults = 32
 // and each layer its diff_id, that the checkpoint's layers hold plain files
 // where they belong and nothing else, that gpuckpt.json is whole and of a known
 // schema, and that each block of GPU state has its digest. It writes nothing and
-// holds no layer in memory. progress, if not nil, is told of the bytes of blobs
-// that were read, of all there are; its calls do not overlap.
+// holds no layer in memory. progress receives the step "verify": the bytes of blobs
+// that were read.
 //
 // The error joins all that is wrong, up to 32; each names the blob or file, and
 // for GPU state the area and block. They are images.ErrDamaged,
 // images.ErrSchema, images.ErrMalformed, ErrNotCheckpoint, or those of reading.
-func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor, progress func(done, total uint64)) (*Report, error) {
-	v := &verifier{provider: provider, told: progress}
+func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor, progress images.Progress) (*Report, error) {
+	v := &verifier{provider: provider, meter: progress.Begin("verify", 0)}
 	if err := v.open(ctx, manifest); err != nil {
 		return nil, fmt.Errorf("verify: %w", err)
 	}
@@ -60,6 +60,7 @@ func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Des
 	if err := errors.Join(v.faults...); err != nil {
 		return nil, fmt.Errorf("verify: %w", err)
 	}
+	v.meter.End("read")
 	return &v.report, nil
 }
 
@@ -71,10 +72,10 @@ type verifier struct {
 	meta     *images.Metadata
 	zeros    string // digest of a block of zeros
 
+	meter *images.Meter
+	total uint64
+
 	mu     sync.Mutex
-	told   func(done, total uint64)
-	done   uint64
-	total  uint64
 	report Report
 	faults []error
 }
@@ -88,17 +89,8 @@ func (v *verifier) fault(err error) {
 	}
 }
 
-func (v *verifier) progress(bytes uint64) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.done += bytes
-	if v.told != nil {
-		v.told(v.done, v.total)
-	}
-}
-
-// document reads a small blob and checks its digest.
-func document(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) ([]byte, error) {
+// ReadDocument reads a small blob, a manifest say, and checks its digest.
+func ReadDocument(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) ([]byte, error) {
 	if desc.Size > maxDocument {
 		return nil, fmt.Errorf("%w: %s has %d bytes, more than %d", images.ErrDamaged, desc.Digest, desc.Size, maxDocument)
 	}
@@ -131,7 +123,7 @@ func missing(what string, err error) error {
 // manifestOf reads a manifest, in an index that for this platform.
 func manifestOf(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) (m ocispec.Manifest, _ ocispec.Descriptor, err error) {
 	if cimages.IsIndexType(desc.MediaType) {
-		data, err := document(ctx, provider, desc)
+		data, err := ReadDocument(ctx, provider, desc)
 		if err != nil {
 			return m, desc, err
 		}
@@ -153,7 +145,7 @@ func manifestOf(ctx context.Context, provider content.Provider, desc ocispec.Des
 	if !cimages.IsManifestType(desc.MediaType) {
 		return m, desc, fmt.Errorf("%w: %s is of the type %s", ErrNotCheckpoint, desc.Digest, desc.MediaType)
 	}
-	data, err := document(ctx, provider, desc)
+	data, err := ReadDocument(ctx, provider, desc)
 	if err != nil {
 		return m, desc, err
 	}
@@ -168,7 +160,7 @@ func (v *verifier) open(ctx context.Context, desc ocispec.Descriptor) (err error
 	if v.manifest, _, err = manifestOf(ctx, v.provider, desc); err != nil {
 		return err
 	}
-	data, err := document(ctx, v.provider, v.manifest.Config)
+	data, err := ReadDocument(ctx, v.provider, v.manifest.Config)
 	if err != nil {
 		return err
 	}
@@ -183,6 +175,7 @@ func (v *verifier) open(ctx context.Context, desc ocispec.Descriptor) (err error
 	for _, l := range v.manifest.Layers {
 		v.total += uint64(max(0, l.Size))
 	}
+	v.meter.Grow(int64(v.total))
 	return nil
 }
 
@@ -315,7 +308,7 @@ func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error)
 		return false
 	}
 	blob := desc.Digest.Algorithm().Digester()
-	raw := io.TeeReader(&contextReader{ctx, io.NewSectionReader(ra, 0, ra.Size()), v.progress}, blob.Hash())
+	raw := io.TeeReader(&contextReader{ctx, io.NewSectionReader(ra, 0, ra.Size()), v.meter}, blob.Hash())
 	plain := digest.Canonical.Digester()
 	archiveErr := v.archive(raw, desc.MediaType, plain, read)
 	if _, err := io.Copy(io.Discard, raw); err != nil {
@@ -335,7 +328,7 @@ func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error)
 
 // archive unpacks a layer and has it read.
 func (v *verifier) archive(raw io.Reader, mediaType string, plain digest.Digester, read func(io.Reader) error) error {
-	unpacked, err := decompress(raw, mediaType)
+	unpacked, err := Decompress(raw, mediaType)
 	if err != nil {
 		return fmt.Errorf("%w: %w", images.ErrDamaged, err)
 	}
@@ -354,7 +347,7 @@ func (v *verifier) archive(raw io.Reader, mediaType string, plain digest.Digeste
 
 // readCRIU reads the layer with CRIU's images and gpuckpt.json.
 func (v *verifier) readCRIU(r io.Reader) error {
-	err := readLayer(r, func(name string, size int64, r io.Reader) error {
+	err := images.ReadLayer(r, func(name string, size int64, r io.Reader) error {
 		if images.IsAreaFile(name) {
 			return fmt.Errorf("%w: %s is not in a layer of its own", images.ErrDamaged, name)
 		}
@@ -394,11 +387,11 @@ func (v *verifier) compareAnnotations() {
 	}
 }
 
-// contextReader ends with its context, and tells what it reads.
+// contextReader ends with its context, and counts what it reads.
 type contextReader struct {
-	ctx  context.Context
-	r    io.Reader
-	told func(uint64)
+	ctx   context.Context
+	r     io.Reader
+	meter *images.Meter
 }
 
 func (c *contextReader) Read(p []byte) (int, error) {
@@ -406,6 +399,6 @@ func (c *contextReader) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	n, err := c.r.Read(p)
-	c.told(uint64(n))
+	c.meter.Add(int64(n))
 	return n, err
 }

@@ -21,12 +21,12 @@ import (
 )
 
 // blobPath is where a layout has a blob.
-func blobPath(l *Layout, d digest.Digest) string {
-	return filepath.Join(l.dir, "blobs", d.Algorithm().String(), d.Encoded())
+func blobPath(dir string, d digest.Digest) string {
+	return filepath.Join(dir, "blobs", d.Algorithm().String(), d.Encoded())
 }
 
 // refuses fails the test unless Verify finds fault and says so in these words.
-func refuses(t *testing.T, l *Layout, manifest ocispec.Descriptor, kind error, words ...string) {
+func refuses(t *testing.T, l *testLayout, manifest ocispec.Descriptor, kind error, words ...string) {
 	t.Helper()
 	_, err := Verify(t.Context(), l, manifest, nil)
 	if !errors.Is(err, kind) {
@@ -52,7 +52,7 @@ func TestVerifyFindsEveryDamagedBlob(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, d := range append([]ocispec.Descriptor{r.Manifest, m.Config}, m.Layers...) {
-				path := blobPath(store, d.Digest)
+				path := blobPath(store.dir, d.Digest)
 				for name, damage := range map[string]func([]byte) []byte{
 					"first byte": func(b []byte) []byte { b[0] ^= 1; return b },
 					"a byte":     func(b []byte) []byte { b[len(b)/3] ^= 0x10; return b },
@@ -133,7 +133,7 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 
 // replaced gives the manifest of an image one of whose layers has been replaced
 // by an archive, with all digests as they should be.
-func replaced(t *testing.T, l *Layout, manifest ocispec.Descriptor, kind string, archive []byte) ocispec.Descriptor {
+func replaced(t *testing.T, l *testLayout, manifest ocispec.Descriptor, kind string, archive []byte) ocispec.Descriptor {
 	t.Helper()
 	m, _, err := manifestOf(t.Context(), l, manifest)
 	if err != nil {
@@ -158,7 +158,7 @@ func replaced(t *testing.T, l *Layout, manifest ocispec.Descriptor, kind string,
 	return rewritten(t, l, m, config)
 }
 
-func rewritten(t *testing.T, l *Layout, m ocispec.Manifest, config map[string]json.RawMessage) ocispec.Descriptor {
+func rewritten(t *testing.T, l *testLayout, m ocispec.Manifest, config map[string]json.RawMessage) ocispec.Descriptor {
 	t.Helper()
 	data, err := json.Marshal(config)
 	if err != nil {

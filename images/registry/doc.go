@@ -18,6 +18,8 @@ package registry
 import (
 	"errors"
 	"time"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // ErrNotAuthorized says that a registry refused the credentials, or wants some.
@@ -41,9 +43,9 @@ type Options struct {
 	// wait before the second, doubled for each further one; 0 is a second.
 	Attempts int
 	Pause    time.Duration
-	// Progress, if not nil, is told what happens to each blob. The calls come
-	// from several goroutines.
-	Progress func(Event)
+	// Progress receives the step "push" or "pull": the bytes moved, or found to be
+	// there already, and why a blob is sent again.
+	Progress images.Progress
 }
 
 // The defaults of Options.
@@ -52,19 +54,6 @@ const (
 	DefaultParallel = 4
 	DefaultAttempts = 5
 )
-
-// Event is one step of a transfer. The sum of the Bytes of all events of an
-// image is the size of the image, less what a retry takes back.
-type Event struct {
-	// Total is what the image's blobs have together; 0 while it is not known.
-	Total int64
-	// Bytes moved, or found to be there already (Reused). Negative when what was
-	// sent of a blob counts for nothing, because it is tried again.
-	Bytes  int64
-	Reused bool
-	// Retry is why a blob is tried again, else nil.
-	Retry error
-}
 
 // Result is what a transfer did.
 type Result struct {
@@ -79,12 +68,6 @@ type Result struct {
 	// not tell them apart and leaves both 0.
 	GPUBytes  int64 `json:"gpuBytes,omitempty"`
 	GPUReused int64 `json:"gpuReusedBytes,omitempty"`
-}
-
-func (o *Options) report(e Event) {
-	if o.Progress != nil {
-		o.Progress(e)
-	}
 }
 
 // defaults fills in what is zero.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
-	"github.com/containerd/containerd/v2/core/images"
+	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/pkg/reference"
@@ -21,6 +21,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // keepFor is how long containerd keeps what a pull that failed has fetched.
@@ -42,7 +44,7 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 	}
 	p := &pull{
 		Options: o, Resolver: newResolver(ctx, o),
-		slots: make(chan struct{}, o.Parallel), blobs: make(map[digest.Digest]*pulled),
+		slots: make(chan struct{}, o.Parallel), blobs: make(map[digest.Digest]*pulled), meter: o.Progress.Begin("pull", 0),
 	}
 	opts := []client.RemoteOpt{client.WithResolver(p), client.WithImageHandlerWrapper(p.observe)}
 	if snapshotter != "" {
@@ -50,7 +52,7 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 			client.WithUnpackOpts([]client.UnpackOpt{client.WithUnpackLimiter(semaphore.NewWeighted(int64(runtime.NumCPU())))}))
 	}
 	var image client.Image
-	err = o.attempts(ctx, func() (err error) {
+	err = o.attempts(ctx, p.meter, func() (err error) {
 		image, err = c.Pull(ctx, ref, opts...)
 		return err
 	})
@@ -60,6 +62,7 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 	if err := done(context.WithoutCancel(ctx)); err != nil {
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
+	p.meter.End("pulled")
 	return image, p.sum(), nil
 }
 
@@ -85,6 +88,7 @@ type pull struct {
 	Options
 	remotes.Resolver
 	slots chan struct{}
+	meter *images.Meter
 
 	mu    sync.Mutex
 	total int64
@@ -99,11 +103,11 @@ type pulled struct {
 }
 
 // observe sees each descriptor of the image, once its parent was read.
-func (p *pull) observe(next images.Handler) images.Handler {
-	return images.HandlerFunc(func(ctx context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+func (p *pull) observe(next cimages.Handler) cimages.Handler {
+	return cimages.HandlerFunc(func(ctx context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		p.know(d)
 		children, err := next.Handle(ctx, d)
-		if err == nil && images.IsManifestType(d.MediaType) {
+		if err == nil && cimages.IsManifestType(d.MediaType) {
 			for _, child := range children {
 				p.know(child)
 			}
@@ -119,6 +123,7 @@ func (p *pull) know(d ocispec.Descriptor) {
 	if p.blobs[d.Digest] == nil {
 		p.blobs[d.Digest] = &pulled{size: d.Size}
 		p.total += d.Size
+		p.meter.Grow(d.Size)
 	}
 }
 
@@ -192,10 +197,9 @@ func (f *fetched) reach(at, moved int64) {
 	blob.moved += moved
 	news := at - blob.reached
 	blob.reached = max(blob.reached, at)
-	total := f.pull.total
 	f.pull.mu.Unlock()
 	if news > 0 {
-		f.pull.report(Event{Total: total, Bytes: news, Reused: moved == 0})
+		f.pull.meter.Add(news)
 	}
 }
 

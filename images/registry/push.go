@@ -13,7 +13,7 @@ import (
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/images"
+	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/errdefs"
@@ -22,6 +22,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
@@ -54,11 +55,10 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 	}
 	p := &push{Options: o, store: store, pusher: pusher}
 	for _, d := range slices.Concat(blobs, manifests) {
-		p.total += d.Size
 		p.result.Bytes += d.Size
 	}
 	p.result.Blobs = len(blobs) + len(manifests)
-	p.report(Event{Total: p.total})
+	p.meter = o.Progress.Begin("push", uint64(p.result.Bytes))
 
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(o.Parallel)
@@ -74,6 +74,7 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 	if err != nil {
 		return nil, fmt.Errorf("push %s: %w", ref, explain(err, spec.Hostname()))
 	}
+	p.meter.End("pushed")
 	return &p.result, nil
 }
 
@@ -81,7 +82,7 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 // which a registry takes them: an index after what it names.
 func contents(ctx context.Context, store content.Provider, image ocispec.Descriptor) (blobs, manifests []ocispec.Descriptor, err error) {
 	seen := make(map[digest.Digest]bool)
-	platform := images.FilterPlatforms(images.ChildrenHandler(store), platforms.All)
+	platform := cimages.FilterPlatforms(cimages.ChildrenHandler(store), platforms.All)
 	var walk func(d ocispec.Descriptor) error
 	walk = func(d ocispec.Descriptor) error {
 		if seen[d.Digest] {
@@ -89,13 +90,13 @@ func contents(ctx context.Context, store content.Provider, image ocispec.Descrip
 		}
 		seen[d.Digest] = true
 		switch {
-		case images.IsManifestType(d.MediaType), images.IsIndexType(d.MediaType):
+		case cimages.IsManifestType(d.MediaType), cimages.IsIndexType(d.MediaType):
 			children, err := platform.Handle(ctx, d)
 			if err != nil {
 				return fmt.Errorf("read the manifest %s: %w", d.Digest, err)
 			}
 			for _, child := range children {
-				if images.IsIndexType(d.MediaType) && !images.IsManifestType(child.MediaType) && !images.IsIndexType(child.MediaType) {
+				if cimages.IsIndexType(d.MediaType) && !cimages.IsManifestType(child.MediaType) && !cimages.IsIndexType(child.MediaType) {
 					return fmt.Errorf("%w: it is an index of %s, a checkpoint as `ctr` makes it; convert it first: gpuckpt image convert", ErrNotPushable, child.MediaType)
 				}
 				if err := walk(child); err != nil {
@@ -103,7 +104,7 @@ func contents(ctx context.Context, store content.Provider, image ocispec.Descrip
 				}
 			}
 			manifests = append(manifests, d)
-		case images.IsNonDistributable(d.MediaType):
+		case cimages.IsNonDistributable(d.MediaType):
 			// where it is to be had is in the manifest
 		default:
 			blobs = append(blobs, d)
@@ -119,7 +120,7 @@ type push struct {
 	Options
 	store  content.Provider
 	pusher remotes.Pusher
-	total  int64
+	meter  *images.Meter
 
 	mu     sync.Mutex
 	result Result
@@ -129,7 +130,7 @@ type push struct {
 func (p *push) send(ctx context.Context, d ocispec.Descriptor) error {
 	gpu := d.Annotations[oci.AnnotationLayer] == oci.LayerGPU
 	var reused bool
-	err := p.attempts(ctx, func() (err error) {
+	err := p.attempts(ctx, p.meter, func() (err error) {
 		reused, err = p.try(ctx, d)
 		return err
 	})
@@ -156,7 +157,7 @@ func (p *push) send(ctx context.Context, d ocispec.Descriptor) error {
 func (p *push) try(ctx context.Context, d ocispec.Descriptor) (reused bool, err error) {
 	w, err := p.pusher.Push(ctx, p.withSources(ctx, d))
 	if errdefs.IsAlreadyExists(err) {
-		p.report(Event{Total: p.total, Bytes: d.Size, Reused: true})
+		p.meter.Add(d.Size)
 		return true, nil
 	}
 	if err != nil {
@@ -171,11 +172,9 @@ func (p *push) try(ctx context.Context, d ocispec.Descriptor) (reused bool, err 
 	if data.Size() != d.Size {
 		return false, localError{fmt.Errorf("the store has %d bytes of %d", data.Size(), d.Size)}
 	}
-	counted := &counter{ReadSeeker: io.NewSectionReader(data, 0, d.Size), ctx: ctx, report: func(n int64) {
-		p.report(Event{Total: p.total, Bytes: n})
-	}}
+	counted := &counter{ReadSeeker: io.NewSectionReader(data, 0, d.Size), ctx: ctx, meter: p.meter}
 	if err := content.Copy(ctx, w, counted, d.Size, d.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
-		p.report(Event{Total: p.total, Bytes: -counted.at})
+		p.meter.Add(-counted.at)
 		if counted.err != nil {
 			return false, localError{counted.err}
 		}
@@ -189,7 +188,7 @@ func (p *push) try(ctx context.Context, d ocispec.Descriptor) (reused bool, err 
 func (p *push) withSources(ctx context.Context, d ocispec.Descriptor) ocispec.Descriptor {
 	d.Annotations = nil // those of the manifest are nothing to the registry
 	infos, ok := p.store.(content.InfoProvider)
-	if !ok || images.IsManifestType(d.MediaType) || images.IsIndexType(d.MediaType) {
+	if !ok || cimages.IsManifestType(d.MediaType) || cimages.IsIndexType(d.MediaType) {
 		return d
 	}
 	info, err := infos.Info(ctx, d.Digest)
@@ -212,10 +211,10 @@ func (p *push) withSources(ctx context.Context, d ocispec.Descriptor) ocispec.De
 // the registry does not look.
 type counter struct {
 	io.ReadSeeker
-	ctx    context.Context
-	report func(n int64)
-	at     int64
-	err    error // of reading
+	ctx   context.Context
+	meter *images.Meter
+	at    int64
+	err   error // of reading
 }
 
 func (c *counter) Read(p []byte) (int, error) {
@@ -225,7 +224,7 @@ func (c *counter) Read(p []byte) (int, error) {
 	n, err := c.ReadSeeker.Read(p)
 	if n > 0 {
 		c.at += int64(n)
-		c.report(int64(n))
+		c.meter.Add(int64(n))
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		c.err = err
@@ -236,7 +235,7 @@ func (c *counter) Read(p []byte) (int, error) {
 func (c *counter) Seek(offset int64, whence int) (int64, error) {
 	at, err := c.ReadSeeker.Seek(offset, whence)
 	if err == nil && at != c.at {
-		c.report(at - c.at)
+		c.meter.Add(at - c.at)
 		c.at = at
 	}
 	return at, err

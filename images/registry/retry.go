@@ -15,11 +15,13 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // attempts calls do until it succeeds, its error is one that trying again cannot
 // mend, or it was tried often enough.
-func (o *Options) attempts(ctx context.Context, do func() error) error {
+func (o *Options) attempts(ctx context.Context, meter *images.Meter, do func() error) error {
 	pause := o.Pause
 	for try := 1; ; try++ {
 		err := do()
@@ -29,7 +31,7 @@ func (o *Options) attempts(ctx context.Context, do func() error) error {
 		if try == o.Attempts {
 			return fmt.Errorf("given up after %d attempts: %w", try, err)
 		}
-		o.report(Event{Retry: err})
+		meter.Note(fmt.Sprintf("trying again: %v", err))
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)

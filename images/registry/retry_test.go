@@ -17,6 +17,8 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 func status(code int) error {
@@ -47,19 +49,24 @@ func TestWhatIsTriedAgain(t *testing.T) {
 }
 
 func TestAttempts(t *testing.T) {
-	var told []error
-	o := Options{Attempts: 3, Pause: time.Nanosecond, Progress: func(e Event) { told = append(told, e.Retry) }}.defaults()
+	var told []string
+	o := Options{Attempts: 3, Pause: time.Nanosecond}.defaults()
+	meter := images.Progress(func(s images.Step) {
+		if s.Note != "" {
+			told = append(told, s.Note)
+		}
+	}).Begin("push", 0)
 	tries := 0
-	err := o.attempts(t.Context(), func() error { tries++; return io.ErrUnexpectedEOF })
+	err := o.attempts(t.Context(), meter, func() error { tries++; return io.ErrUnexpectedEOF })
 	if tries != 3 || len(told) != 2 || !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "3 attempts") {
 		t.Errorf("%d tries, told of %v, %v", tries, told, err)
 	}
 	tries = 0
-	if err := o.attempts(t.Context(), func() error { tries++; return status(400) }); err == nil || tries != 1 {
+	if err := o.attempts(t.Context(), meter, func() error { tries++; return status(400) }); err == nil || tries != 1 {
 		t.Errorf("%d tries of what cannot be mended: %v", tries, err)
 	}
 	tries = 0
-	if err := o.attempts(t.Context(), func() error {
+	if err := o.attempts(t.Context(), meter, func() error {
 		if tries++; tries < 2 {
 			return io.ErrUnexpectedEOF
 		}
@@ -70,7 +77,7 @@ func TestAttempts(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	o.Pause = time.Hour
 	go cancel()
-	if err := o.attempts(ctx, func() error { return io.ErrUnexpectedEOF }); err == nil {
+	if err := o.attempts(ctx, meter, func() error { return io.ErrUnexpectedEOF }); err == nil {
 		t.Error("no error after the end of the context")
 	}
 }
@@ -87,8 +94,9 @@ func TestExplain(t *testing.T) {
 
 // What has been told is what has been read, also when it is read again.
 func TestCounter(t *testing.T) {
-	var told int64
-	c := &counter{ReadSeeker: bytes.NewReader(make([]byte, 100)), ctx: t.Context(), report: func(n int64) { told += n }}
+	var told uint64
+	meter := images.Progress(func(s images.Step) { told = s.Done }).Begin("push", 100)
+	c := &counter{ReadSeeker: bytes.NewReader(make([]byte, 100)), ctx: t.Context(), meter: meter}
 	if _, err := io.CopyN(io.Discard, c, 60); err != nil || told != 60 {
 		t.Fatalf("told of %d bytes, %v", told, err)
 	}

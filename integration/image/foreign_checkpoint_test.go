@@ -5,9 +5,11 @@ package image
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -27,12 +29,13 @@ func TestFromContainerdsCheckpoint(t *testing.T) {
 	})
 	k.MustRemove(t)
 	store := shared.Client().ContentStore()
-	s, err := oci.OpenStock(t.Context(), store, target(t, shared, stock))
+	s, err := convert.OpenContainerd(t.Context(), store, target(t, shared, stock))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.RW == nil || s.Base.Digest == "" || s.Config.Digest == "" {
-		t.Errorf("found %+v", s)
+	config, spec, err := s.Record(t.Context())
+	if err != nil || s.RW == nil || s.Base.Digest == "" || config.OCIRuntime == "" || !strings.Contains(string(spec), "ociVersion") {
+		t.Errorf("found %+v, %+v, %s, %v", s, config, spec, err)
 	}
 	layout, _ := layoutWith(t, name, oci.Options{Checkpoint: s.Checkpoint, Base: s.Base, RW: s.RW, Provider: store})
 	if err := s.Close(); err != nil {

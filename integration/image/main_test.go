@@ -21,6 +21,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/layout"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -118,7 +119,7 @@ func layoutOf(t *testing.T, c *harness.Containerd, dir string, rw ocispec.Descri
 func layoutWith(t *testing.T, name string, o oci.Options) (string, *oci.Result) {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "layout")
-	l, err := oci.OpenLayout(to)
+	l, err := layout.Open(to)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -140,7 +140,7 @@ func TestConvertKeepsTheDigest(t *testing.T) {
 		t.Fatal(err)
 	}
 	fails(t, shared, nil, []string{"sha256:"}, "image", "verify", damaged)
-	fails(t, shared, nil, []string{"could be built"}, "image", "build", tarball, "gpuckpt.test/built:1")
+	fails(t, shared, nil, []string{"can be built"}, "image", "build", tarball, "gpuckpt.test/built:1")
 
 	forget(t, shared)
 	const back = "gpuckpt.test/back:1"

@@ -1,0 +1,275 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package capture takes a checkpoint of a running container in containerd as an image.
+//
+// Container does it in order: look at all that can be wrong; pause the container; have
+// the shim dump it into a directory of its own while containerd takes the container's
+// writable files; build the image of both while the shim gives the GPU back; give the
+// image its name; then let the container run on, or end it. The image has its name only
+// when it is complete. If a step fails, the steps before it are undone: the container is
+// as it was before, and there is no image.
+package capture
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/convert"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
+	"github.com/gpuckpt/gpuckpt/images/oci"
+)
+
+const (
+	// DefaultDir is where dumps are made. It need not exist.
+	DefaultDir = "/var/lib/gpuckpt/checkpoints"
+	// undoLimit bounds each step of the way back, and the end of a container: a resume
+	// waits until the shim has undone a dump and filled the GPUs.
+	undoLimit = 30 * time.Minute
+	// leaseLimit is when containerd collects what a program that was killed has left.
+	leaseLimit = 24 * time.Hour
+)
+
+// Options say how a checkpoint is taken.
+type Options struct {
+	// Image is the name of the image, "example.com/job:1".
+	Image string
+	// Dir is the directory on this machine in which the dump is made, in one of its own
+	// that is removed at the end; empty: DefaultDir. A tmpfs is fastest.
+	Dir string
+	// LeaveRunning lets the container run on as soon as the dump is complete and its GPU
+	// filled again. Without it the container ends once the image is complete.
+	LeaveRunning bool
+	// Unpack unpacks the image too, for the container's snapshotter.
+	Unpack bool
+	// Build says how the image is built: Compression, Level, Threads, LayerBytes.
+	Build oci.Options
+	// Previous is the name of an earlier checkpoint image of the container in
+	// containerd: what has not changed is not stored again. It may be empty.
+	Previous string
+	// Progress receives the steps "dump" and "image".
+	Progress images.Progress
+}
+
+// Result says what was made.
+type Result struct {
+	Container string `json:"container"`
+	Image     string `json:"image"`
+	Digest    string `json:"digest"`
+	// Running reports whether the container runs on.
+	Running bool `json:"running"`
+	// GPUBytes is the size of the GPU state. Bytes is that of the layers of the
+	// checkpoint as stored, of which WrittenBytes are new.
+	GPUBytes       uint64  `json:"gpuBytes"`
+	Bytes          uint64  `json:"bytes"`
+	WrittenBytes   uint64  `json:"writtenBytes"`
+	ReusedBytes    uint64  `json:"reusedBytes"`
+	GPUWritten     uint64  `json:"gpuWrittenBytes"`
+	GPUReused      uint64  `json:"gpuReusedBytes"`
+	PausedSeconds  float64 `json:"pausedSeconds"` // until it ran on, or had ended
+	DumpSeconds    float64 `json:"dumpSeconds"`
+	BuildSeconds   float64 `json:"buildSeconds"`
+	UnpackSeconds  float64 `json:"unpackSeconds,omitempty"`
+	SecondsOverall float64 `json:"seconds"`
+}
+
+// run is one checkpoint on its way.
+type run struct {
+	Options
+	client   *client.Client
+	info     containers.Container
+	task     client.Task
+	dumpDir  string
+	pausedAt time.Time // zero while the container is as it was found
+	paused   time.Duration
+	result   Result
+}
+
+// Container takes a checkpoint of a container. ctx carries containerd's namespace. On
+// an error the container is as it was before and there is no image, unless the error
+// says that the image is complete.
+func Container(ctx context.Context, c *client.Client, id string, o Options) (_ *Result, err error) {
+	began := time.Now()
+	r := &run{Options: o, client: c, result: Result{Container: id, Image: o.Image, Running: o.LeaveRunning}}
+	r.Dir = cmp.Or(o.Dir, DefaultDir)
+	if err := r.prepare(ctx, id); err != nil {
+		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
+	}
+	// What is written belongs to nobody else until the image has its name.
+	ctx, release, err := c.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(leaseLimit))
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint %s: keep containerd from collecting the image: %w", id, err)
+	}
+	defer func() { err = errors.Join(err, release(context.WithoutCancel(ctx))) }()
+	if err := r.take(ctx); err != nil {
+		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
+	}
+	r.result.SecondsOverall = time.Since(began).Seconds()
+	return &r.result, nil
+}
+
+// take is the checkpoint, in order, with the undo of each step.
+func (r *run) take(ctx context.Context) (err error) {
+	var release func() error
+	if r.dumpDir, release, err = makeDumpDir(r.Dir); err != nil {
+		return fmt.Errorf("make the directory for the dump: %w", err)
+	}
+	defer func() { err = errors.Join(err, release()) }()
+
+	if err := r.pause(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.resume(context.WithoutCancel(ctx)))
+		}
+	}()
+	dump, err := r.dump(ctx)
+	if err != nil {
+		return err
+	}
+	// The image is built of the files while the shim gives the GPU back.
+	var group errgroup.Group
+	group.Go(func() error {
+		err := dump.wait()
+		r.result.DumpSeconds = time.Since(dump.began).Seconds()
+		if err == nil && r.LeaveRunning {
+			err = r.resume(ctx)
+		}
+		return err
+	})
+	manifest, err := r.build(ctx)
+	stuck := group.Wait()
+	if err != nil {
+		return errors.Join(err, stuck)
+	}
+	if err := localstore.Tag(ctx, r.client, r.Image, manifest); err != nil {
+		return errors.Join(err, stuck)
+	}
+	if stuck != nil {
+		return fmt.Errorf("the image %s is complete, but the container did not go on: %w", r.Image, stuck)
+	}
+	if !r.LeaveRunning {
+		if err := r.kill(ctx); err != nil {
+			return fmt.Errorf("the image %s is complete, but the container did not end: %w", r.Image, err)
+		}
+	}
+	r.result.PausedSeconds = r.paused.Seconds()
+	if r.Unpack {
+		if err := r.unpack(ctx); err != nil {
+			return fmt.Errorf("the image %s is complete, but: %w", r.Image, err)
+		}
+	}
+	return nil
+}
+
+// pause freezes the container, unless it is paused already.
+func (r *run) pause(ctx context.Context) error {
+	status, err := r.task.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if status.Status == client.Paused {
+		return nil
+	}
+	r.pausedAt = time.Now()
+	if err := r.task.Pause(ctx); err != nil {
+		// When it was this client that gave up, the container may be paused all the same.
+		if ctx.Err() == nil {
+			r.pausedAt = time.Time{}
+		}
+		return errors.Join(fmt.Errorf("pause it: %w", err), r.resume(context.WithoutCancel(ctx)))
+	}
+	return nil
+}
+
+// resume undoes pause, once.
+func (r *run) resume(ctx context.Context) error {
+	if r.pausedAt.IsZero() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, undoLimit)
+	defer cancel()
+	if err := r.task.Resume(ctx); err != nil {
+		return fmt.Errorf("let it run on (try `ctr tasks resume %s`): %w", r.task.ID(), err)
+	}
+	r.unpaused()
+	return nil
+}
+
+func (r *run) unpaused() {
+	if !r.pausedAt.IsZero() {
+		r.paused, r.pausedAt = time.Since(r.pausedAt), time.Time{}
+	}
+}
+
+// build builds the image of the dump; it has no name yet. The layers go straight into
+// the directory of containerd's content store, if that is to be had.
+func (r *run) build(ctx context.Context) (none ocispec.Descriptor, err error) {
+	began := time.Now()
+	if r.Build.Checkpoint, err = convert.OpenDump(r.dumpDir); err != nil {
+		return none, err
+	}
+	r.Build.Annotations = annotations(r.info)
+	r.Build.Progress = r.Progress
+	store := r.client.ContentStore()
+	if local, err := localstore.Of(ctx, r.client, r.Build.Base); err == nil {
+		store = content.Store(local)
+	} else {
+		r.Progress.Begin("image", 0).Note(fmt.Sprintf("layers go through containerd's socket, which takes longer: %v", err))
+	}
+	built, err := oci.Build(ctx, store, r.Build)
+	if err != nil {
+		return none, err
+	}
+	res := &r.result
+	res.Digest, res.BuildSeconds = built.Manifest.Digest.String(), time.Since(began).Seconds()
+	res.GPUBytes, res.Bytes, res.WrittenBytes, res.ReusedBytes = built.GPUBytes, built.Bytes, built.Written, built.Reused
+	res.GPUWritten, res.GPUReused = built.GPUWritten, built.GPUReused
+	return built.Manifest, nil
+}
+
+// kill ends the container. It is frozen until then.
+func (r *run) kill(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer cancel()
+	exit, err := r.task.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.task.Kill(ctx, syscall.SIGKILL, client.WithKillAll); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	select {
+	case <-exit:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	r.unpaused()
+	return nil
+}
+
+// unpack unpacks the image for the snapshotter of the container.
+func (r *run) unpack(ctx context.Context) error {
+	began := time.Now()
+	found, err := localstore.Find(ctx, r.client, r.Image)
+	if err != nil {
+		return err
+	}
+	err = localstore.Unpack(ctx, r.client, client.NewImage(r.client, found), cmp.Or(r.info.Snapshotter, "overlayfs"))
+	r.result.UnpackSeconds = time.Since(began).Seconds()
+	return err
+}

@@ -1,0 +1,150 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package capture
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	metadata "github.com/checkpoint-restore/checkpointctl/lib"
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/pkg/rootfs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// completeEvery is how often complete looks at a dump. A GPU needs tenths of a second to
+// be filled again.
+const completeEvery = 5 * time.Millisecond
+
+// runningDump is a dump whose files are complete. The shim may not be done with
+// the container.
+type runningDump struct {
+	began time.Time
+	done  chan struct{} // closed when the shim has answered; err is then set
+	err   error
+}
+
+// wait waits until the shim is done with the container. Without an error the container
+// is then as it was before the dump.
+func (d *runningDump) wait() error {
+	<-d.done
+	return d.err
+}
+
+// dump has the shim dump the processes while containerd takes the container's writable
+// files: nothing runs, so both are of one moment. It returns when all files are
+// complete. The shim writes the metadata of GPU state last. After an error nothing goes
+// on in the shim.
+func (r *run) dump(ctx context.Context) (*runningDump, error) {
+	if err := r.describe(); err != nil {
+		return nil, err
+	}
+	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: r.dumpDir})
+	if err != nil {
+		return nil, fmt.Errorf("encode the request: %w", err)
+	}
+	meter := r.Progress.Begin("dump", 0)
+	d := &runningDump{began: time.Now(), done: make(chan struct{})}
+	go func() {
+		defer close(d.done)
+		_, err := r.client.TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: r.task.ID(), Options: opts})
+		d.err = errgrpc.ToNative(err)
+	}()
+	// If one of the two fails, the other goes on: an undo in its middle would race it.
+	diffErr := r.takeDiff(ctx)
+	complete, metaErr := d.complete(filepath.Join(r.dumpDir, images.MetadataName))
+	if complete && diffErr == nil {
+		meter.End("dumped")
+		return d, nil
+	}
+	err = errors.Join(d.wait(), diffErr, metaErr)
+	if ctx.Err() != nil {
+		// The shim gives up a dump whose directory is gone.
+		err = errors.Join(err, os.RemoveAll(r.dumpDir))
+	}
+	return nil, err
+}
+
+// complete waits until the dump has metadata, or the shim has answered. It reports
+// whether all files are complete.
+func (d *runningDump) complete(metadata string) (bool, error) {
+	tick := time.NewTicker(completeEvery)
+	defer tick.Stop()
+	for answered := false; ; {
+		switch _, err := os.Stat(metadata); {
+		case err == nil:
+			return true, nil
+		case !errors.Is(err, os.ErrNotExist):
+			<-d.done
+			return false, fmt.Errorf("look for the end of the dump: %w", err)
+		case answered: // no GPU state
+			return d.err == nil, nil
+		}
+		select {
+		case <-tick.C:
+		case <-d.done:
+			answered = true
+		}
+	}
+}
+
+// takeDiff makes the layer with the container's writable files.
+func (r *run) takeDiff(ctx context.Context) error {
+	if r.info.SnapshotKey == "" {
+		return nil
+	}
+	rw, err := rootfs.CreateDiff(ctx, r.info.SnapshotKey, r.client.SnapshotService(r.info.Snapshotter), r.client.DiffService(),
+		diff.WithReference("gpuckpt-rw-"+filepath.Base(r.dumpDir)), diff.WithMediaType(r.Build.Compression.MediaType()))
+	if err != nil {
+		return fmt.Errorf("take its writable files: %w", err)
+	}
+	r.Build.RW = &rw
+	return nil
+}
+
+// describe writes beside the dump what the container is, for readers of the image and
+// for a Kubernetes archive made of it.
+func (r *run) describe() error {
+	spec, err := specJSON(r.info)
+	if err != nil {
+		return err
+	}
+	config, err := json.Marshal(metadata.ContainerConfig{
+		ID: r.info.ID, Name: r.info.ID, RootfsImage: r.info.Image, RootfsImageName: r.info.Image,
+		RootfsImageRef: r.Build.Base.Digest.String(), OCIRuntime: r.info.Runtime.Name,
+		CreatedTime: r.info.CreatedAt, CheckpointedAt: time.Now(),
+	})
+	if err != nil {
+		return err
+	}
+	for name, data := range map[string][]byte{metadata.SpecDumpFile: spec, metadata.ConfigDumpFile: config} {
+		if err := os.WriteFile(filepath.Join(r.dumpDir, name), data, 0o600); err != nil {
+			return fmt.Errorf("write down what it is: %w", err)
+		}
+	}
+	return nil
+}
+
+// specJSON is a container's OCI spec.
+func specJSON(info containers.Container) ([]byte, error) {
+	if info.Spec == nil {
+		return []byte("{}"), nil
+	}
+	spec := info.Spec.GetValue()
+	if !json.Valid(spec) {
+		return nil, fmt.Errorf("the spec of %s is not JSON", info.ID)
+	}
+	return spec, nil
+}

@@ -1,0 +1,71 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package capture
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// dumpPrefix begins the names of the dumps' own directories. containerd's begin so, and
+// by it the shim knows that a missing directory means a client that gave up.
+const dumpPrefix = "ctrd-checkpoint-gpuckpt-"
+
+// makeDumpDir makes a directory for one dump in another, and removes the directories
+// that programs which were killed have left: a dump is as large as the GPUs' memory. A
+// program holds a lock on its directory for as long as it lives. release removes the
+// directory.
+func makeDumpDir(in string) (dir string, release func() error, err error) {
+	// One at a time: between the making and the locking, another program would take the
+	// directory for one that was left.
+	turn, err := os.Open(in)
+	if err != nil {
+		return "", nil, err
+	}
+	defer turn.Close() // and with it the lock
+	if err := unix.Flock(int(turn.Fd()), unix.LOCK_EX); err == nil {
+		if err := sweepDumpDirs(in); err != nil {
+			return "", nil, fmt.Errorf("remove the dump of a program that was killed: %w", err)
+		}
+	} // else a file system without locks, where it is not known who lives
+	if dir, err = os.MkdirTemp(in, dumpPrefix); err != nil {
+		return "", nil, err
+	}
+	lock, err := os.Open(dir)
+	if err != nil {
+		return "", nil, errors.Join(err, os.Remove(dir))
+	}
+	_ = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) // as above
+	return dir, func() error { return errors.Join(os.RemoveAll(dir), lock.Close()) }, nil
+}
+
+// sweepDumpDirs removes the dumps' directories that nobody holds.
+func sweepDumpDirs(in string) error {
+	left, err := filepath.Glob(filepath.Join(in, dumpPrefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range left {
+		if err := sweepDumpDir(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func sweepDumpDir(dir string) error {
+	f, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil // somebody's
+	}
+	return os.RemoveAll(dir)
+}

@@ -1,0 +1,247 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package convert takes a checkpoint from any form to any form: images in containerd,
+// OCI layouts and OCI archives, containerd's own checkpoints, the kubelet's archives,
+// dumps.
+//
+// A Ref names a place, Open opens the checkpoint there as a Source, Convert brings it
+// to another place. An image is copied as it is, digest and all; from every other form
+// an image is built. The destination appears when it is complete, and is as it was
+// before if Convert fails.
+package convert
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	metadata "github.com/checkpoint-restore/checkpointctl/lib"
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/oci"
+)
+
+// leaseLimit is when containerd collects what a program that was killed has left.
+const leaseLimit = 24 * time.Hour
+
+// Options say how a checkpoint is converted.
+type Options struct {
+	// Dial connects to containerd. It may be nil where no Ref is in containerd.
+	Dial Dial
+	// Build says how an image is built: Compression, Level, Threads, LayerBytes.
+	Build oci.Options
+	// Base is the Ref of the image that the container was made from; empty: as the
+	// source says. Previous is the Ref of an earlier checkpoint image of the container:
+	// what has not changed is not stored again. Both are for building an image.
+	Base, Previous string
+	// MustBuild refuses a source that is an image already.
+	MustBuild bool
+	// Progress receives the steps "image" or "copy", "unpack", "verify" and "archive".
+	Progress images.Progress
+}
+
+// Result says what was made.
+type Result struct {
+	Source      string `json:"source"`
+	Destination string `json:"destination"`
+	// Digest is the image's, where the destination is one.
+	Digest string `json:"digest,omitempty"`
+	// Built reports that the image was built, and not copied. GPUBytes is then the size
+	// of the GPU state, Bytes that of the layers the checkpoint added, as stored.
+	Built        bool   `json:"built"`
+	GPUBytes     uint64 `json:"gpuBytes,omitempty"`
+	Bytes        uint64 `json:"bytes,omitempty"`
+	WrittenBytes uint64 `json:"writtenBytes,omitempty"`
+	ReusedBytes  uint64 `json:"reusedBytes,omitempty"`
+}
+
+// conversion is one conversion.
+type conversion struct {
+	Options
+	src     *Source
+	to      Ref
+	result  Result
+	closers []func() error // what came last is closed first
+}
+
+func (v *conversion) atEnd(do func() error) { v.closers = append(v.closers, do) }
+
+// Convert writes a checkpoint to another place. On an error the destination is as it
+// was.
+func Convert(ctx context.Context, from, to Ref, o Options) (_ *Result, err error) {
+	if err := o.Build.Check(); err != nil {
+		return nil, err
+	}
+	v := &conversion{Options: o, to: to}
+	defer func() {
+		for i := len(v.closers) - 1; i >= 0; i-- {
+			err = errors.Join(err, v.closers[i]())
+		}
+	}()
+	if to.Kind == InContainerd {
+		c, err := o.Dial()
+		if err != nil {
+			return nil, err
+		}
+		// What is written belongs to nobody else until it has a name.
+		leased, release, err := c.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(leaseLimit))
+		if err != nil {
+			return nil, fmt.Errorf("keep containerd from collecting the image: %w", err)
+		}
+		v.atEnd(func() error { return release(context.WithoutCancel(leased)) })
+		ctx = leased
+	}
+	if v.src, err = v.open(ctx, from); err != nil {
+		return nil, err
+	}
+	if o.MustBuild && v.src.Image != nil {
+		return nil, fmt.Errorf("%s is an image already: an image can be built of a dump, a checkpoint of containerd's own or a Kubernetes archive", from)
+	}
+	if to.Name == "" && to.Kind != InKubernetes {
+		v.to.Name = v.src.name
+	}
+	v.result.Source, v.result.Destination = from.String(), v.to.String()
+	switch to.Kind {
+	case InContainerd:
+		err = v.intoContainerd(ctx)
+	case InLayout:
+		err = v.intoLayout(ctx)
+	case InOCIArchive:
+		err = v.intoArchive(ctx)
+	case InKubernetes:
+		err = v.intoKubernetes(ctx)
+	default:
+		err = errors.New("a checkpoint cannot be written as a dump")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("write %s: %w", v.to, err)
+	}
+	return &v.result, nil
+}
+
+// open opens a source until the end of the conversion.
+func (v *conversion) open(ctx context.Context, ref Ref) (*Source, error) {
+	s, err := Open(ctx, ref, v.Dial)
+	if err == nil {
+		v.atEnd(s.Close)
+	}
+	return s, err
+}
+
+// find opens what an option names, which must be an image.
+func (v *conversion) find(ctx context.Context, text string) (*Source, error) {
+	ref, err := ParseRef(text)
+	if err != nil {
+		return nil, err
+	}
+	s, err := v.open(ctx, ref)
+	if err == nil && s.Image == nil {
+		err = fmt.Errorf("%s is not an OCI image", text)
+	}
+	return s, err
+}
+
+// intoStore copies an image into a store, or builds it there.
+func (v *conversion) intoStore(ctx context.Context, store content.Store, collected bool) (ocispec.Descriptor, error) {
+	if v.src.Image == nil {
+		return v.build(ctx, store, !collected)
+	}
+	if _, err := oci.Inspect(ctx, v.src.Provider, *v.src.Image); err != nil {
+		return *v.src.Image, err
+	}
+	v.result.Digest = v.src.Image.Digest.String()
+	return *v.src.Image, v.copyImage(ctx, store, collected)
+}
+
+// build builds the image of a source that is none.
+func (v *conversion) build(ctx context.Context, store content.Store, discard bool) (none ocispec.Descriptor, _ error) {
+	o := v.Build
+	o.Checkpoint, o.Discard, o.Progress = v.src.Checkpoint, discard, v.Progress
+	if err := v.describe(ctx, &o); err != nil {
+		return none, err
+	}
+	if v.Previous != "" {
+		previous, err := v.find(ctx, v.Previous)
+		if err != nil {
+			return none, fmt.Errorf("the previous image: %w", err)
+		}
+		o.Previous, o.Provider = previous.Image, providers{o.Provider, previous.Provider}
+	}
+	if v.Base != "" || o.Base.Digest == "" {
+		name := cmp.Or(v.Base, o.BaseName)
+		if name == "" {
+			return none, errors.New("name the image that the container was made from with --base")
+		}
+		base, err := v.find(ctx, name)
+		if err != nil {
+			return none, fmt.Errorf("the container's image (--base names it): %w", err)
+		}
+		o.Base, o.Provider = *base.Image, providers{o.Provider, base.Provider}
+		if v.Base != "" {
+			o.BaseName = base.name
+		}
+	}
+	built, err := oci.Build(ctx, store, o)
+	if err != nil {
+		return none, err
+	}
+	r := &v.result
+	r.Built, r.Digest, r.GPUBytes, r.Bytes = true, built.Manifest.Digest.String(), built.GPUBytes, built.Bytes
+	r.WrittenBytes, r.ReusedBytes = built.Written, built.Reused
+	return built.Manifest, nil
+}
+
+// describe fills in what the source says of the container, and has of its files.
+func (v *conversion) describe(ctx context.Context, o *oci.Options) error {
+	switch s := v.src; {
+	case s.containerd != nil:
+		o.Provider, o.Base, o.RW = s.Provider, s.containerd.Base, s.containerd.RW
+		config, _, err := s.containerd.Record(ctx)
+		if err != nil {
+			return err
+		}
+		o.BaseName = config.RootfsImageName
+		o.Annotations = map[string]string{metadata.CheckpointAnnotationEngine: "containerd"}
+	case s.archive != nil:
+		o.BaseName = cmp.Or(s.archive.Config.RootfsImageName, s.archive.Config.RootfsImage)
+		o.Annotations = map[string]string{
+			annotations.ContainerName:                    s.archive.Config.Name,
+			metadata.CheckpointAnnotationRootfsImageName: o.BaseName,
+			metadata.CheckpointAnnotationRuntimeName:     s.archive.Config.OCIRuntime,
+		}
+		rw, err := s.archive.RootFS(ctx)
+		if err != nil {
+			return err
+		}
+		if rw != nil {
+			v.atEnd(rw.Close)
+			o.RWTar = rw
+		}
+	}
+	return nil
+}
+
+// providers reads a blob from the first that has it.
+type providers []content.Provider
+
+func (all providers) ReaderAt(ctx context.Context, d ocispec.Descriptor) (_ content.ReaderAt, err error) {
+	err = fmt.Errorf("%s: %w", d.Digest, errdefs.ErrNotFound)
+	for _, p := range all {
+		if p == nil {
+			continue
+		}
+		var r content.ReaderAt
+		if r, err = p.ReaderAt(ctx, d); err == nil || !errdefs.IsNotFound(err) {
+			return r, err
+		}
+	}
+	return nil, err
+}

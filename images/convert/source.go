@@ -1,0 +1,155 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/archive"
+	"github.com/gpuckpt/gpuckpt/images/layout"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
+	"github.com/gpuckpt/gpuckpt/images/oci"
+)
+
+// Dial connects to containerd. A function that is given a Dial calls it only when a
+// Ref is in containerd, and does not close the client.
+type Dial func() (*client.Client, error)
+
+// Source is an open checkpoint, good until Close.
+type Source struct {
+	Ref
+	// Image is the checkpoint image, or nil: then Checkpoint is what an image can be
+	// built from.
+	Image      *ocispec.Descriptor
+	Checkpoint *images.Checkpoint
+	// Provider reads an image, and the blobs of containerd's own checkpoint.
+	Provider content.Provider
+
+	containerd *ContainerdCheckpoint
+	archive    *archive.Archive
+	name       string // of an image, where it has one
+	closers    []io.Closer
+}
+
+// Close closes the source and the files of its checkpoint.
+func (s *Source) Close() error {
+	var errs []error
+	for i := len(s.closers) - 1; i >= 0; i-- {
+		errs = append(errs, s.closers[i].Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Open opens a checkpoint to read from it.
+func Open(ctx context.Context, ref Ref, dial Dial) (_ *Source, err error) {
+	s := &Source{Ref: ref}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	switch ref.Kind {
+	case InContainerd:
+		c, err := dial()
+		if err != nil {
+			return nil, err
+		}
+		found, err := localstore.Find(ctx, c, ref.Name)
+		if err != nil {
+			return nil, err
+		}
+		s.Provider, s.name = c.ContentStore(), found.Name
+		err = s.take(ctx, found.Target)
+		return s, s.named(err)
+	case InLayout:
+		if _, err := os.Stat(ref.Path); err != nil {
+			return nil, err // layout.Open would make it
+		}
+		dir, err := layout.Open(ref.Path)
+		if err != nil {
+			return nil, s.named(err)
+		}
+		s.closers = append(s.closers, dir)
+		return s, s.named(s.get(ctx, dir))
+	case InOCIArchive:
+		file, err := layout.OpenTar(ref.Path)
+		if err != nil {
+			return nil, s.named(err)
+		}
+		s.closers = append(s.closers, file)
+		return s, s.named(s.get(ctx, file))
+	case InKubernetes:
+		if s.archive, err = archive.Open(ref.Path); err != nil {
+			return nil, err
+		}
+		s.closers = append(s.closers, s.archive)
+		s.Checkpoint = s.archive.Checkpoint
+		return s, nil
+	}
+	s.Checkpoint, err = OpenDump(ref.Path)
+	return s, err
+}
+
+// named adds the source's name to an error that does not have it.
+func (s *Source) named(err error) error {
+	if err != nil {
+		err = fmt.Errorf("%s: %w", s.Ref, err)
+	}
+	return err
+}
+
+// get takes an image from a layout.
+func (s *Source) get(ctx context.Context, from interface {
+	content.Provider
+	Get(name string) (ocispec.Descriptor, error)
+}) error {
+	found, err := from.Get(s.Name)
+	if err != nil {
+		return err
+	}
+	s.Provider, s.name = from, s.Name
+	if s.name == "" && localstore.CheckName(layout.NameOf(found)) == nil {
+		s.name = layout.NameOf(found)
+	}
+	return s.take(ctx, found)
+}
+
+// take looks at what kind of image was found.
+func (s *Source) take(ctx context.Context, found ocispec.Descriptor) (err error) {
+	s.containerd, err = OpenContainerd(ctx, s.Provider, found)
+	if errors.Is(err, oci.ErrNotCheckpoint) { // of that form
+		s.Image = stripDescriptor(found)
+		return nil
+	}
+	if err == nil {
+		s.Checkpoint = s.containerd.Checkpoint
+		s.closers = append(s.closers, s.containerd)
+	}
+	return err
+}
+
+// stripDescriptor leaves out what an index says of an image.
+func stripDescriptor(d ocispec.Descriptor) *ocispec.Descriptor {
+	return &ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
+}
+
+// OpenDump opens a dump in a directory, with or without GPU state.
+func OpenDump(dir string) (*images.Checkpoint, error) {
+	c, err := images.Open(dir, images.AllowWithoutGPU)
+	if _, serr := os.Stat(filepath.Join(dir, "inventory.img")); err != nil && errors.Is(serr, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s is not a checkpoint: it has no inventory.img: %w", dir, err)
+	}
+	return c, err
+}

@@ -1,0 +1,200 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package convert
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/core/content"
+	cimages "github.com/containerd/containerd/v2/core/images"
+	ociarchive "github.com/containerd/containerd/v2/core/images/archive"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/layout"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
+)
+
+var errNoName = errors.New("the image needs a name: write it after the path, PATH@example.com/job:1")
+
+// intoContainerd writes into containerd, under its name at the end.
+func (v *conversion) intoContainerd(ctx context.Context) error {
+	c, err := v.Dial()
+	if err != nil {
+		return err
+	}
+	manifest, err := v.intoStore(ctx, c.ContentStore(), true)
+	if err != nil {
+		return err
+	}
+	return localstore.Tag(ctx, c, v.to.Name, manifest)
+}
+
+// intoLayout writes into a layout, which is made if there is none.
+func (v *conversion) intoLayout(ctx context.Context) (err error) {
+	if v.to.Name == "" {
+		return errNoName
+	}
+	_, before := os.Stat(v.to.Path)
+	dir, err := layout.Open(v.to.Path)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, dir.Close())
+		if err != nil && errors.Is(before, os.ErrNotExist) {
+			err = errors.Join(err, os.RemoveAll(v.to.Path))
+		}
+	}()
+	manifest, err := v.intoStore(ctx, dir, false)
+	if err != nil {
+		return err
+	}
+	return dir.Tag(ctx, v.to.Name, manifest)
+}
+
+// intoArchive writes an OCI archive, by way of a layout beside it where there is no
+// image yet.
+func (v *conversion) intoArchive(ctx context.Context) (err error) {
+	if v.to.Name == "" {
+		return errNoName
+	}
+	provider, manifest := v.src.Provider, v.src.Image
+	if manifest != nil {
+		v.result.Digest = manifest.Digest.String()
+	} else {
+		beside, err := v.beside()
+		if err != nil {
+			return err
+		}
+		dir, err := layout.Open(beside)
+		if err != nil {
+			return err
+		}
+		v.atEnd(dir.Close)
+		built, err := v.build(ctx, dir, false)
+		if err != nil {
+			return err
+		}
+		provider, manifest = dir, &built
+	}
+	out, err := os.CreateTemp(filepath.Dir(v.to.Path), "."+filepath.Base(v.to.Path)+".")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = out.Close() // it may be closed
+			err = errors.Join(err, os.Remove(out.Name()))
+		}
+	}()
+	meter := v.Progress.Begin("archive", 0)
+	if err := ociarchive.Export(ctx, withInfo{provider}, &countedWriter{ctx, out, meter}, ociarchive.WithManifest(*manifest, v.to.Name),
+		ociarchive.WithSkipDockerManifest(), ociarchive.WithAllPlatforms()); err != nil {
+		return err
+	}
+	if err := out.Sync(); err != nil {
+		return err
+	}
+	if err := out.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(out.Name(), v.to.Path); err != nil {
+		return err
+	}
+	meter.End("written")
+	return nil
+}
+
+// beside makes a directory beside the file that is to be written, on the same disk. It
+// is removed at the end.
+func (v *conversion) beside() (string, error) {
+	dir, err := os.MkdirTemp(filepath.Dir(v.to.Path), "."+filepath.Base(v.to.Path)+".")
+	if err == nil {
+		v.atEnd(func() error { return os.RemoveAll(dir) })
+	}
+	return dir, err
+}
+
+// copiesAtOnce is how many blobs are copied at the same time.
+const copiesAtOnce = 4
+
+// copyImage copies the image's blobs, several at a time. An incomplete image has no
+// name, and containerd's lease keeps what is there of it. By labels on the blobs
+// containerd's garbage collector follows an image; a layout has none.
+func (v *conversion) copyImage(ctx context.Context, to content.Store, collected bool) error {
+	from := v.src.Provider
+	children := cimages.FilterPlatforms(cimages.ChildrenHandler(from), platforms.All)
+	if collected {
+		children = cimages.SetChildrenMappedLabels(to, children, nil)
+	}
+	meter := v.Progress.Begin("copy", 0)
+	write := cimages.HandlerFunc(func(ctx context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		data, err := from.ReaderAt(ctx, d)
+		if err != nil {
+			return nil, err
+		}
+		defer data.Close()
+		err = content.WriteBlob(ctx, to, "gpuckpt-copy-"+d.Digest.String(), &countedReader{ctx, io.NewSectionReader(data, 0, data.Size()), meter}, d)
+		if errdefs.IsAlreadyExists(err) {
+			err = nil
+		}
+		return nil, err
+	})
+	if err := cimages.Dispatch(ctx, cimages.Handlers(write, children), semaphore.NewWeighted(copiesAtOnce), *v.src.Image); err != nil {
+		return err
+	}
+	meter.End("copied")
+	return nil
+}
+
+// withInfo adds an Info that knows only a blob's name to a provider that has none:
+// Export asks which repositories a blob came from.
+type withInfo struct{ content.Provider }
+
+func (w withInfo) Info(ctx context.Context, dgst digest.Digest) (content.Info, error) {
+	if p, ok := w.Provider.(content.InfoProvider); ok {
+		return p.Info(ctx, dgst)
+	}
+	return content.Info{Digest: dgst}, nil
+}
+
+// countedReader and countedWriter count what passes, and end with their context.
+type countedReader struct {
+	ctx   context.Context
+	r     io.Reader
+	meter *images.Meter
+}
+
+func (c *countedReader) Read(p []byte) (int, error) {
+	if err := context.Cause(c.ctx); err != nil {
+		return 0, err
+	}
+	n, err := c.r.Read(p)
+	c.meter.Add(int64(n))
+	return n, err
+}
+
+type countedWriter struct {
+	ctx   context.Context
+	w     io.Writer
+	meter *images.Meter
+}
+
+func (c *countedWriter) Write(p []byte) (int, error) {
+	if err := context.Cause(c.ctx); err != nil {
+		return 0, err
+	}
+	n, err := c.w.Write(p)
+	c.meter.Add(int64(n))
+	return n, err
+}

@@ -1,0 +1,168 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package layout reads and writes OCI image layouts: directories, and layouts in a
+// tar archive, which are read only.
+//
+// A layout is a content store and an index, index.json, of the images in it. An
+// image's blobs come first. Tag then puts the image into the index, by rename; before
+// that nobody finds it. A layout has no garbage collector.
+package layout
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/content"
+	cimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/continuity"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Dir is a layout in a directory.
+type Dir struct {
+	content.Store
+	dir string
+	mu  sync.Mutex // one change of the index at a time
+}
+
+// Open opens a layout, or makes one where there is no directory or an empty one.
+func Open(dir string) (*Dir, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open OCI layout: %w", err)
+	}
+	l := &Dir{dir: dir}
+	marker := filepath.Join(dir, ocispec.ImageLayoutFile)
+	if len(entries) == 0 {
+		if err := os.MkdirAll(filepath.Join(dir, ocispec.ImageBlobsDir), 0o755); err != nil {
+			return nil, fmt.Errorf("make OCI layout: %w", err)
+		}
+		if err := l.writeIndex(&ocispec.Index{}); err != nil {
+			return nil, fmt.Errorf("make OCI layout: %w", err)
+		}
+		if err := writeJSON(marker, ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion}); err != nil {
+			return nil, fmt.Errorf("make OCI layout: %w", err)
+		}
+	} else {
+		data, err := os.ReadFile(marker)
+		if err != nil {
+			return nil, fmt.Errorf("open OCI layout: %s is neither empty nor a layout: %w", dir, err)
+		}
+		var found ocispec.ImageLayout
+		if err := json.Unmarshal(data, &found); err != nil || found.Version != ocispec.ImageLayoutVersion {
+			return nil, fmt.Errorf("open OCI layout: %s is of the version %q, not %q", dir, found.Version, ocispec.ImageLayoutVersion)
+		}
+		if _, err := l.readIndex(); err != nil {
+			return nil, fmt.Errorf("open OCI layout: %w", err)
+		}
+	}
+	if l.Store, err = local.NewStore(dir); err != nil {
+		return nil, fmt.Errorf("open OCI layout: %w", err)
+	}
+	return l, nil
+}
+
+// Close removes the directory that unfinished writes were in.
+func (l *Dir) Close() error {
+	if err := os.Remove(filepath.Join(l.dir, "ingest")); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Tag puts an image into the index under a name, "example.com/job:1". An image that
+// had the name before loses it.
+func (l *Dir) Tag(ctx context.Context, name string, manifest ocispec.Descriptor) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, err := l.Info(ctx, manifest.Digest); err != nil {
+		return fmt.Errorf("name the image %s: %w", name, err)
+	}
+	index, err := l.readIndex()
+	if err != nil {
+		return fmt.Errorf("name the image %s: %w", name, err)
+	}
+	manifest.Annotations = map[string]string{cimages.AnnotationImageName: name, ocispec.AnnotationRefName: name}
+	index.Manifests = append(slices.DeleteFunc(index.Manifests, func(d ocispec.Descriptor) bool { return NameOf(d) == name }), manifest)
+	if err := l.writeIndex(index); err != nil {
+		return fmt.Errorf("name the image %s: %w", name, err)
+	}
+	return nil
+}
+
+// Get finds an image by its name; an empty name stands for the only image.
+func (l *Dir) Get(name string) (none ocispec.Descriptor, _ error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	index, err := l.readIndex()
+	if err != nil {
+		return none, err
+	}
+	return find(index, name)
+}
+
+// find finds an image in an index.
+func find(index *ocispec.Index, name string) (ocispec.Descriptor, error) {
+	var names []string
+	for _, d := range index.Manifests {
+		if name == "" && len(index.Manifests) == 1 || name != "" && (name == NameOf(d) || name == d.Annotations[ocispec.AnnotationRefName]) {
+			return d, nil
+		}
+		names = append(names, NameOf(d))
+	}
+	return ocispec.Descriptor{}, fmt.Errorf("no image %q; name one of its images after an @: it has %q: %w", name, names, errdefs.ErrNotFound)
+}
+
+// NameOf returns the name that an index has for an image: containerd's annotation,
+// which holds the full name, else the specification's.
+func NameOf(d ocispec.Descriptor) string {
+	if name, ok := d.Annotations[cimages.AnnotationImageName]; ok {
+		return name
+	}
+	return d.Annotations[ocispec.AnnotationRefName]
+}
+
+func (l *Dir) readIndex() (*ocispec.Index, error) {
+	data, err := os.ReadFile(filepath.Join(l.dir, ocispec.ImageIndexFile))
+	if err != nil {
+		return nil, err
+	}
+	return parseIndex(data)
+}
+
+func parseIndex(data []byte) (*ocispec.Index, error) {
+	index := new(ocispec.Index)
+	if err := json.Unmarshal(data, index); err != nil {
+		return nil, fmt.Errorf("%s: %w", ocispec.ImageIndexFile, err)
+	}
+	return index, nil
+}
+
+func (l *Dir) writeIndex(index *ocispec.Index) error {
+	index.Versioned = specs.Versioned{SchemaVersion: 2}
+	index.MediaType = ocispec.MediaTypeImageIndex
+	if index.Manifests == nil {
+		index.Manifests = []ocispec.Descriptor{}
+	}
+	return writeJSON(filepath.Join(l.dir, ocispec.ImageIndexFile), index)
+}
+
+// writeJSON makes a file hold a value, by rename.
+func writeJSON(path string, value any) error {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return continuity.AtomicWriteFile(path, data, 0o644)
+}

@@ -1,0 +1,130 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package localstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/unpack"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/reference"
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/semaphore"
+)
+
+// Of opens the directory of a containerd's content store, if the store is
+// containerd's own and on this machine. known is as for Open.
+func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store, error) {
+	answer, err := c.IntrospectionService().Plugins(ctx,
+		"type=="+string(plugins.ContentPlugin)+",id==content", "type=="+string(plugins.MetadataPlugin)+",id==bolt")
+	if err != nil {
+		return nil, fmt.Errorf("ask containerd where its content store is: %w", err)
+	}
+	exports := make(map[string]string)
+	for _, p := range answer.Plugins {
+		for k, v := range p.Exports {
+			exports[p.ID+"."+k] = v
+		}
+	}
+	// See containerd's plugins/metadata: with the policy "isolated", a namespace cannot
+	// have a blob by asking for it.
+	if policy := exports["bolt.policy"]; policy != "shared" {
+		return nil, fmt.Errorf("containerd's content sharing policy is %q", policy)
+	}
+	root := exports["content.root"]
+	if !filepath.IsAbs(root) {
+		return nil, errors.New("containerd does not say where its content store is")
+	}
+	return Open(c.ContentStore(), root, known)
+}
+
+// CheckName refuses what is not the full name of an image: registries and containerd
+// would find nothing under it.
+func CheckName(name string) error {
+	spec, err := reference.Parse(name)
+	if err != nil || spec.Object == "" {
+		return fmt.Errorf("%q is no full name of an image, such as example.com/job:1", name)
+	}
+	return nil
+}
+
+// Find finds an image in containerd by its name.
+func Find(ctx context.Context, c *client.Client, name string) (images.Image, error) {
+	found, err := c.ImageService().Get(ctx, name)
+	if errdefs.IsNotFound(err) {
+		namespace, _ := namespaces.Namespace(ctx)
+		return found, fmt.Errorf("there is no image %s in containerd's namespace %s: %w", name, namespace, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return found, fmt.Errorf("look up the image %s: %w", name, err)
+	}
+	return found, nil
+}
+
+// Tag gives an image in containerd its name, in one step. An image that had the name
+// before loses it.
+func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Descriptor) (err error) {
+	image := images.Image{Name: name, Target: target}
+	for {
+		if _, err = c.ImageService().Create(ctx, image); !errdefs.IsAlreadyExists(err) {
+			break
+		}
+		if _, err = c.ImageService().Update(ctx, image, "target", "labels"); !errdefs.IsNotFound(err) { // removed in between
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("name the image %s: %w", name, err)
+	}
+	return nil
+}
+
+// Unpack makes an image in containerd ready to run, unless it is. Where the
+// snapshotter can put layers together afterwards, as overlayfs can from containerd 2.2
+// on, Unpack unpacks several at once, one on each processor: containerd hashes and
+// writes each layer on one. image.Unpack of containerd's client takes them one by one.
+func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshotter string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("unpack the image: %w", err)
+		}
+	}()
+	if unpacked, err := image.IsUnpacked(ctx, snapshotter); err != nil || unpacked {
+		return err
+	}
+	// The snapshots belong to nobody until the image's config names them.
+	ctx, release, err := c.WithLease(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = release(context.WithoutCancel(ctx)) }() // it expires
+	capabilities, err := c.GetSnapshotterCapabilities(ctx, snapshotter)
+	if err != nil {
+		return err
+	}
+	unpacker, err := unpack.NewUnpacker(ctx, c.ContentStore(), unpack.WithUnpackLimiter(semaphore.NewWeighted(int64(runtime.NumCPU()))), unpack.WithUnpackPlatform(unpack.Platform{
+		Platform:                image.Platform(),
+		SnapshotterKey:          snapshotter,
+		Snapshotter:             c.SnapshotService(snapshotter),
+		SnapshotterCapabilities: capabilities,
+		Applier:                 c.DiffService(),
+	}))
+	if err != nil {
+		return err
+	}
+	handler := images.FilterPlatforms(images.ChildrenHandler(c.ContentStore()), image.Platform())
+	err = images.Dispatch(ctx, unpacker.Unpack(handler), nil, image.Target())
+	if _, werr := unpacker.Wait(); err == nil {
+		err = werr
+	}
+	return err
+}

@@ -1,0 +1,62 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package images
+
+import "sync"
+
+// Progress receives how far the steps of an operation are. Every function that
+// takes a Progress accepts nil. Calls for one operation do not overlap.
+type Progress func(Step)
+
+// Step is how far one step is: the building of an image, a push.
+type Step struct {
+	Name string
+	// Done and Total count bytes. Total is 0 while it is not known. Done goes back
+	// when bytes have to be sent again.
+	Done, Total uint64
+	// Note is a line for the user: why a blob is sent again, or, once the step has
+	// Ended, what was done in it. A step that fails does not end.
+	Note  string
+	Ended bool
+}
+
+// Meter counts the bytes of one step, from any number of goroutines. A nil Meter
+// counts nothing.
+type Meter struct {
+	mu     sync.Mutex
+	report Progress
+	step   Step
+}
+
+// Begin begins a step. total may be 0.
+func (p Progress) Begin(name string, total uint64) *Meter {
+	m := &Meter{report: p, step: Step{Name: name, Total: total}}
+	m.update(func(*Step) {})
+	return m
+}
+
+func (m *Meter) update(change func(*Step)) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change(&m.step)
+	if m.report != nil {
+		m.report(m.step)
+	}
+	m.step.Note = ""
+}
+
+// Add adds to the bytes done; a negative number takes back.
+func (m *Meter) Add(bytes int64) { m.update(func(s *Step) { s.Done += uint64(bytes) }) }
+
+// Grow adds to the total.
+func (m *Meter) Grow(bytes int64) { m.update(func(s *Step) { s.Total += uint64(bytes) }) }
+
+// Note passes on a line for the user.
+func (m *Meter) Note(text string) { m.update(func(s *Step) { s.Note = text }) }
+
+// End ends the step; result says what was done, "copied" say.
+func (m *Meter) End(result string) { m.update(func(s *Step) { s.Note, s.Ended = result, true }) }
