@@ -5,13 +5,12 @@ package cuda
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"os"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // GPU is one device that a helper sees.
@@ -39,21 +38,22 @@ type Info struct {
 // Info asks which driver and GPUs there are. Errors are ErrNoDriver,
 // ErrDriverTooOld (below 570), an *Error, or the helper's end.
 //
-// What changes, GPU.Free alone, is as it was when the helper was first asked;
-// see InfoNow.
+// GPU.Free, the only thing that changes, is as it was when the helper was first
+// asked; see InfoNow.
 func (h *Helper) Info(ctx context.Context) (Info, error) {
 	return h.info(ctx, wire.Request{Op: wire.OpInfo})
 }
 
-// InfoEarly is Info while the driver is still bringing the GPUs up, which takes
-// 0.15 to 0.25 s for each that nobody has open. It is NVML's word for them, by
-// bus, and lacks CUDAVersion. That the driver then fails to bring one up is the
-// error of later calls. Where NVML does not tell all, it waits as Info does.
+// InfoEarly is Info without waiting until the driver has brought the GPUs up, which
+// takes 0.15 to 0.25 s for each that nobody has open. It lists the GPUs as NVML
+// knows them, by bus, and lacks CUDAVersion. If the driver then fails to bring one
+// up, later calls return the error. If NVML does not know all of it, InfoEarly waits
+// as Info does.
 func (h *Helper) InfoEarly(ctx context.Context) (Info, error) {
 	return h.info(ctx, wire.Request{Op: wire.OpInfo, Early: true})
 }
 
-// InfoNow is Info with everything read anew, which takes some 10 ms.
+// InfoNow is Info that reads everything anew, which takes some 10 ms.
 func (h *Helper) InfoNow(ctx context.Context) (Info, error) {
 	return h.info(ctx, wire.Request{Op: wire.OpInfo, Fresh: true})
 }
@@ -63,38 +63,33 @@ func (h *Helper) info(ctx context.Context, q wire.Request) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	if r.Info == nil {
-		return Info{}, fmt.Errorf("get CUDA devices: %w: reply without devices", ErrHelperGarbled)
-	}
-	info := Info{DriverVersion: r.Info.DriverVersion, CUDAVersion: r.Info.CUDAVersion}
-	for _, g := range r.Info.GPUs {
-		info.GPUs = append(info.GPUs, GPU(g))
-	}
-	for _, g := range r.Info.Partitioned {
-		info.Partitioned = append(info.Partitioned, GPU(g))
+	var info Info
+	if err := worker.Decode(r.Answer, &info); err != nil {
+		return Info{}, fmt.Errorf("get CUDA devices: %w: %w", ErrHelperGarbled, err)
 	}
 	return info, nil
 }
 
-// State asks for a process's state. The error Is ErrNotCUDA when the driver
-// knows no CUDA state of it.
+// State returns a process's state. pid, here and below, is the process's number as
+// the helper counts: in this program's pid namespace, or in that of Options.Join.
+// The error is ErrNotCUDA if the driver knows no CUDA state of the process.
 func (h *Helper) State(ctx context.Context, pid int) (State, error) {
 	r, err := h.do(ctx, wire.Request{Op: wire.OpState, PID: pid}, h.opts.CallTimeout)
 	return State(r.Value), err
 }
 
-// RestoreThread asks for the thread of a process that serves the driver's
-// checkpoint calls, which must be able to run. The error Is ErrNotCUDA when the
-// driver knows no CUDA state of the process.
+// RestoreThread returns the thread of a process that serves the driver's checkpoint
+// calls. The thread must be able to run during these calls. The error is ErrNotCUDA
+// if the driver knows no CUDA state of the process.
 func (h *Helper) RestoreThread(ctx context.Context, pid int) (int, error) {
 	r, err := h.do(ctx, wire.Request{Op: wire.OpRestoreThread, PID: pid}, h.opts.CallTimeout)
 	return r.Value, err
 }
 
-// Lock takes a process from running to locked: it waits until the work that
-// the process submitted to its GPUs is done and blocks its further CUDA calls.
-// If that is not so within timeout (rounded up to milliseconds) it answers
-// NotReady and the process runs on. 0 waits without end, bounded by
+// Lock takes a process from running to locked: it blocks the process's further CUDA
+// calls and waits until the work that it has submitted to its GPUs is done. If that
+// takes longer than timeout (rounded up to milliseconds), the error has the Result
+// NotReady and the process runs on. With a timeout of 0 it waits up to
 // Options.CopyTimeout.
 func (h *Helper) Lock(ctx context.Context, pid int, timeout time.Duration) error {
 	q := wire.Request{Op: wire.OpLock, PID: pid}
@@ -111,20 +106,20 @@ func (h *Helper) Lock(ctx context.Context, pid int, timeout time.Duration) error
 	return err
 }
 
-// Checkpoint takes a process from locked to checkpointed: it copies all GPU
-// memory of the process into new memory of the process and lets go of the GPUs.
-// When the driver refuses (NotSupported: managed memory), the process stays
-// locked and runs on after Unlock.
+// Checkpoint takes a process from locked to checkpointed: the driver copies all GPU
+// memory of the process into new host memory of the process and releases the GPUs.
+// If the driver refuses (NotSupported: managed memory), the process stays locked and
+// runs on after Unlock.
 func (h *Helper) Checkpoint(ctx context.Context, pid int) error {
 	_, err := h.do(ctx, wire.Request{Op: wire.OpCheckpoint, PID: pid}, h.opts.CopyTimeout)
 	return err
 }
 
-// Restore takes a process from checkpointed to locked. Without pairs it returns
-// to the GPUs it had. With pairs each GPU it had becomes another: they must
-// name every GPU that it could open at the checkpoint, used or not, and lead to
-// as many different GPUs. When the
-// driver refuses, the process stays checkpointed.
+// Restore takes a process from checkpointed to locked. Without pairs the process
+// returns to the GPUs it had. With pairs each GPU it had becomes another: pairs must
+// name every GPU that the process could open at the checkpoint, used or not, and
+// lead to as many different GPUs. If the driver refuses, the process stays
+// checkpointed.
 func (h *Helper) Restore(ctx context.Context, pid int, pairs []Pair) error {
 	q := wire.Request{Op: wire.OpRestore, PID: pid}
 	for _, p := range pairs {
@@ -151,78 +146,18 @@ func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (w
 	default:
 		doing = fmt.Sprintf("%s CUDA process %d", q.Op, q.PID)
 	}
-	if err := ctx.Err(); err != nil {
-		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)
-	}
-	c, err := h.send(&q, doing, limit)
-	if err != nil {
-		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)
-	}
-	select {
-	case r := <-c.reply:
-		return r, refusal(q, r)
-	case <-ctx.Done():
-		return wire.Reply{}, fmt.Errorf("%s: %w", doing, ctx.Err())
-	case <-h.down:
-	}
-	select {
-	case r := <-c.reply: // it came just before the helper went
-		return r, refusal(q, r)
-	default:
-		return wire.Reply{}, fmt.Errorf("%s: %w", doing, h.err)
-	}
-}
-
-// send registers a call and writes its request.
-func (h *Helper) send(q *wire.Request, doing string, limit time.Duration) (*call, error) {
-	c := &call{reply: make(chan wire.Reply, 1)}
-	b, err := h.register(c, q, doing, limit)
-	if err != nil {
-		return nil, err
-	}
-	// The socket takes hundreds of requests; a helper that lets them pile up hangs.
-	if err = h.sock.SetWriteDeadline(time.Now().Add(5 * time.Second)); err == nil {
-		_, err = h.sock.Write(b)
-	}
-	switch {
-	case err == nil:
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		h.fail(fmt.Errorf("%w: it takes no requests", ErrHelperHung))
-	default:
-		// The helper is gone, or Close was quicker. Whoever noticed says why:
-		// read at the end of the socket.
-	}
-	return c, nil
-}
-
-// register makes a call known to read and starts its limit.
-func (h *Helper) register(c *call, q *wire.Request, doing string, limit time.Duration) ([]byte, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return nil, fmt.Errorf("CUDA helper: %w", os.ErrClosed)
-	}
-	if h.err != nil {
-		return nil, h.err
-	}
-	q.ID = h.lastID + 1
-	b, err := wire.Encode(q)
-	if err != nil {
-		return nil, err
-	}
 	// Refuse here what the helper would take as a reason to end.
-	if _, err := wire.DecodeRequest(b); err != nil {
-		return nil, err
+	if err := q.Check(); err != nil {
+		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)
 	}
-	h.lastID = q.ID
-	c.limit = time.AfterFunc(limit, func() {
-		h.fail(fmt.Errorf("%w: %s took longer than %v", ErrHelperHung, doing, limit))
-	})
-	h.calls[q.ID] = c
-	return b, nil
+	var r wire.Reply
+	if err := h.worker.Call(ctx, doing, q, &r, limit); err != nil {
+		return wire.Reply{}, err
+	}
+	return r, refusal(q, r)
 }
 
-// refusal is the error in a reply, nil if the driver did as asked.
+// refusal returns the error in a reply, nil if the driver did as asked.
 func refusal(q wire.Request, r wire.Reply) error {
 	op := q.Op
 	switch r.Fault {

@@ -12,22 +12,22 @@ import (
 )
 
 var (
-	// ErrNotCUDA says that a process has no CUDA state, or is no more.
+	// ErrNotCUDA reports that a process has no CUDA state, or has ended.
 	ErrNotCUDA = errors.New("not a CUDA process")
-	// ErrNoDriver says that libcuda.so.1 could not be loaded.
+	// ErrNoDriver reports that libcuda.so.1 could not be loaded.
 	ErrNoDriver = errors.New("no NVIDIA driver")
-	// ErrDriverTooOld says that the driver has no checkpoint functions.
+	// ErrDriverTooOld reports that the driver has no checkpoint functions.
 	ErrDriverTooOld = errors.New("NVIDIA driver too old")
-	// ErrHelperGone says that the helper ended before it answered.
+	// ErrHelperGone reports that the helper ended before it answered.
 	ErrHelperGone = errors.New("CUDA helper is gone")
-	// ErrHelperHung says that the helper did not answer in time and was killed.
+	// ErrHelperHung reports that the helper did not answer in time and was killed.
 	ErrHelperHung = errors.New("CUDA helper did not answer and was killed")
-	// ErrHelperGarbled says that the helper's answer made no sense; it was killed.
+	// ErrHelperGarbled reports that the helper's answer made no sense; it was killed.
 	ErrHelperGarbled = errors.New("CUDA helper answered garbage and was killed")
 )
 
-// Error is a call that the driver refused. The process is left in the state it
-// had before the call, except as the driver documents; ask Helper.State.
+// Error is a call that the driver refused. The process is in the state it had before
+// the call, except as the driver documents; ask Helper.State.
 type Error struct {
 	Op     string // "lock", "checkpoint", "restore", "unlock", "state", "restore-tid", "info" or "init"
 	PID    int    // as the helper's namespace counts; 0 for "info" and "init"
@@ -79,7 +79,7 @@ func (e *Error) Is(target error) bool {
 // opInit is the Op of an Error when cuInit failed, which no request asks for.
 const opInit = "init"
 
-// hint says what an answer means for the step that got it. Sources: the CUDA
+// hint returns what an answer means for the step that got it. Sources: the CUDA
 // driver API reference, the issues of NVIDIA/cuda-checkpoint, and this
 // project's own measurements.
 func hint(op string, r Result) string {

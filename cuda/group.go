@@ -89,8 +89,8 @@ func (g Group) Living() Group {
 	})
 }
 
-// isIllegalState says whether the driver refused a step because of the state
-// that the process is in.
+// isIllegalState reports whether the driver refused a step because of the state that
+// the process is in.
 func isIllegalState(err error) bool {
 	var refused *Error
 	return errors.As(err, &refused) && refused.Result == IllegalState
@@ -126,8 +126,8 @@ func (g Group) step(ctx context.Context, h *Helper, before State, limit time.Dur
 	return err
 }
 
-// neverUp says whether an error is that the driver was not initialised: no process
-// was asked for anything.
+// neverUp reports whether the driver could not be initialised: no process was asked
+// for anything.
 func neverUp(err error) bool {
 	var refused *Error
 	return errors.As(err, &refused) && refused.Op == opInit
@@ -138,15 +138,13 @@ func neverUp(err error) bool {
 func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, h.opts.CopyTimeout)
 	defer cancel()
-	select {
-	case <-h.down:
+	if !h.Alive() {
 		fresh, err := Start(ctx, h.opts)
 		if err != nil {
 			return err
 		}
 		defer fresh.Close()
 		h = fresh
-	default:
 	}
 	lost := map[PID]bool{} // whose call may still be under way in the process
 	for i, err := range errs {
@@ -161,15 +159,15 @@ func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, 
 				return ended(p.PID, err)
 			}
 		}
-		return ended(p.PID, bring(ctx, h, h.number(p.PID), before))
+		return ended(p.PID, driveTo(ctx, h, h.number(p.PID), before))
 	}))
 }
 
-// settle waits until a process has ended a call whose caller was lost: the call
-// goes on in the process's own driver thread, and State need not show it. That
-// thread serves one call at a time, so a lock comes through only afterwards. It
-// either fails because of the state the process is in, or leaves it locked;
-// bring takes it from there.
+// settle waits until a process has ended a call whose caller was lost. The call goes
+// on in the process's own driver thread, and State need not show it. That thread
+// serves one call at a time: a lock is served only afterwards. The lock either fails
+// because of the state that the process is in, or leaves the process locked; driveTo
+// continues from there.
 func settle(ctx context.Context, h *Helper, pid int, limit time.Duration) error {
 	barrier := wire.Request{Op: wire.OpLock, PID: pid, TimeoutMS: 1000}
 	var refused *Error
@@ -190,9 +188,9 @@ func settle(ctx context.Context, h *Helper, pid int, limit time.Duration) error 
 	}
 }
 
-// bring takes a process to running, locked or checkpointed, step by step from
-// whichever of them it is in.
-func bring(ctx context.Context, h *Helper, pid int, want State) error {
+// driveTo takes a process to running, locked or checkpointed, step by step from
+// whichever of these states it is in.
+func driveTo(ctx context.Context, h *Helper, pid int, want State) error {
 	const attempts = 4 // two steps lie between the farthest states
 	for range attempts {
 		s, err := h.State(ctx, pid)

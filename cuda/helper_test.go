@@ -4,7 +4,6 @@
 package cuda
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -14,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // within fails the test if do takes longer than a generous time: it hangs.
@@ -78,7 +79,7 @@ func TestHelperKilledFromOutsideEndsAllCalls(t *testing.T) {
 		}()
 	}
 	waitForCalls(t, h, len(errs))
-	if err := syscall.Kill(h.cmd.Process.Pid, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(h.worker.Pid(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	within(t, wg.Wait)
@@ -91,10 +92,7 @@ func TestHelperKilledFromOutsideEndsAllCalls(t *testing.T) {
 func waitForCalls(t *testing.T, h *Helper, n int) {
 	t.Helper()
 	for range 600 {
-		h.mu.Lock()
-		have := len(h.calls)
-		h.mu.Unlock()
-		if have == n {
+		if h.worker.Pending() == n {
 			return
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -109,7 +107,7 @@ func TestHungHelperIsKilled(t *testing.T) {
 			within(t, func() {
 				_, err := h.State(t.Context(), 1)
 				wants(t, err, ErrHelperHung, "state CUDA process 1", "50ms")
-				<-h.exited // killed and reaped
+				<-h.worker.Done() // killed and reaped
 				wants(t, h.Unlock(t.Context(), 1), ErrHelperHung)
 			})
 		})
@@ -128,13 +126,13 @@ func TestOneHungCallLeavesTheOthersTheirTime(t *testing.T) {
 }
 
 func TestGarbageIsRefused(t *testing.T) {
-	for _, manner := range []string{"garbage", "wrong id"} {
+	for _, manner := range []string{"garbage", "wrong id", "unknown fault"} {
 		t.Run(manner, func(t *testing.T) {
 			h := fake(t, manner, nil)
 			within(t, func() {
 				_, err := h.State(t.Context(), 1)
 				wants(t, err, ErrHelperGarbled)
-				<-h.exited
+				<-h.worker.Done()
 			})
 		})
 	}
@@ -154,7 +152,7 @@ func TestContextEndsTheCallButNotTheHelper(t *testing.T) {
 	if err := h.Lock(ctx, 1, time.Second); !errors.Is(err, context.Canceled) {
 		t.Errorf("a call with an ended context: %v", err)
 	}
-	h.fail(ErrHelperGone) // or Close would wait for the call
+	h.worker.Kill() // or Close would wait for the call
 }
 
 func TestCloseReapsAndMayBeRepeated(t *testing.T) {
@@ -175,21 +173,11 @@ func TestCloseReapsAndMayBeRepeated(t *testing.T) {
 		}
 		wg.Wait()
 	})
-	if err := syscall.Kill(h.cmd.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
+	if err := syscall.Kill(h.worker.Pid(), 0); !errors.Is(err, syscall.ESRCH) {
 		t.Errorf("the helper is still there: %v", err)
 	}
 	_, err := h.State(t.Context(), 1)
 	wants(t, err, os.ErrClosed)
-}
-
-func TestHelperThatStaysIsKilled(t *testing.T) {
-	h := fake(t, "stay", nil)
-	within(t, func() {
-		if err := h.reap(50 * time.Millisecond); err == nil || !strings.Contains(err.Error(), "was killed") {
-			t.Errorf("got %v", err)
-		}
-		<-h.exited
-	})
 }
 
 func TestExitStatusSurvivesAReaperOfTheCallers(t *testing.T) {
@@ -215,7 +203,7 @@ func TestExitStatusSurvivesAReaperOfTheCallers(t *testing.T) {
 func TestExitStatusLostToAReaper(t *testing.T) {
 	h := fake(t, "kill", func(o *Options) {
 		o.Run = func(cmd *exec.Cmd) (func() (int, error), error) {
-			wait, err := run(cmd)
+			wait, err := worker.StartAndWait(cmd)
 			if err != nil {
 				return nil, err
 			}
@@ -286,20 +274,5 @@ func TestHelperSeesAllGPUs(t *testing.T) {
 		if !strings.Contains(env, want) {
 			t.Errorf("no %q in the environment", want)
 		}
-	}
-}
-
-func TestStderrIsPassedOnAndItsEndKept(t *testing.T) {
-	var all bytes.Buffer
-	s := &tail{also: &all}
-	for range 1000 {
-		s.Write([]byte("a line like others\n"))
-	}
-	s.Write([]byte("the last\n"))
-	if all.Len() != 1000*19+9 {
-		t.Errorf("%d bytes passed on", all.Len())
-	}
-	if got := s.String(); got != "a line like others | a line like others | a line like others | the last" {
-		t.Errorf("kept %q", got)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // fakeEnv makes the test binary a helper that misbehaves as its value says.
@@ -70,57 +71,56 @@ func fakeHelper(manner string) {
 	case "deaf":
 		time.Sleep(time.Hour)
 	case "close socket":
-		unix.Close(wire.FD)
+		unix.Close(worker.FD)
 		time.Sleep(time.Hour)
 	}
 	m := newMachine(arg)
-	buf := make([]byte, wire.MaxMessage)
+	client, err := worker.NewServer(wire.MaxMessage)
+	if err != nil {
+		panic(err)
+	}
 	for {
-		n, err := unix.Read(wire.FD, buf)
-		if err != nil || n == 0 {
-			if manner == "stay" {
-				time.Sleep(time.Hour)
-			}
+		id, body, err := client.Next()
+		if err != nil {
 			return
 		}
-		q, err := wire.DecodeRequest(buf[:n])
-		if err != nil {
+		var q wire.Request
+		if err := worker.Decode(body, &q); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
-		r := wire.Reply{ID: q.ID}
+		var r wire.Reply
 		switch manner {
 		case "die":
 			fmt.Fprintln(os.Stderr, "first line\nout of luck")
 			os.Exit(3)
 		case "kill":
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		case "hang", "stay":
+		case "hang":
 			continue
 		case "hang for 2":
 			if q.PID == 2 {
 				continue
 			}
 		case "garbage":
-			unix.Write(wire.FD, []byte("\x7fELF and so on"))
+			unix.Write(worker.FD, []byte("\x7fELF and so on"))
 			continue
 		case "wrong id":
-			r.ID += 100
+			id += 100
 		case "no driver":
 			r.Fault, r.Text = wire.FaultNoDriver, "libcuda.so.1: not found"
 		case "too old":
 			r.Fault, r.Text = wire.FaultTooOld, "535.104.05"
 		case "no device":
 			r.Fault, r.Code, r.Text = wire.FaultInit, 100, "no CUDA-capable device is detected"
+		case "unknown fault":
+			r.Fault = "tired"
 		case "machine":
 			r = m.serve(q)
-			r.ID = q.ID
 		}
-		b, err := wire.Encode(r)
-		if err != nil {
+		if err := client.Answer(id, r); err != nil {
 			panic(err)
 		}
-		unix.Write(wire.FD, b)
 	}
 }
 

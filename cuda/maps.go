@@ -18,10 +18,10 @@ type Area struct {
 	End   uint64 `json:"end"`
 }
 
-// Bytes is the area's length.
+// Bytes returns the area's length.
 func (a Area) Bytes() uint64 { return a.End - a.Start }
 
-// AnonymousAreas gives the private anonymous rw-p areas of a process, ascending,
+// AnonymousAreas returns the private anonymous rw-p areas of a process, ascending,
 // without heap, stack and others that the kernel names. The driver's checkpoint
 // puts GPU memory into one new area of this kind.
 func AnonymousAreas(pid int) ([]Area, error) {
@@ -37,9 +37,9 @@ func AnonymousAreas(pid int) ([]Area, error) {
 	return areas, nil
 }
 
-// NewAreas gives what is in after and was not in before, ascending. Both must
-// be ascending, as AnonymousAreas gives them. It compares addresses, not areas:
-// the kernel may have joined a new area with an old neighbour.
+// NewAreas returns what is in after and was not in before, ascending. Both must be
+// ascending, as AnonymousAreas returns them. It compares addresses, not areas: the
+// kernel may have joined a new area with an old neighbour.
 func NewAreas(before, after []Area) []Area {
 	var fresh []Area
 	i := 0

@@ -19,7 +19,7 @@ import (
 // HelperName is the file name of the helper program.
 const HelperName = "gpuckpt-cuda-helper"
 
-// Options say how to start a helper. The zero value works.
+// Options are how to start a helper. The zero value works.
 type Options struct {
 	// Path of the helper. Empty: beside the running executable, then in $PATH.
 	Path string
@@ -45,7 +45,7 @@ type Options struct {
 	// use (2 to 6 GB/s), a Lock without timeout, and the undoing of a group's
 	// step. 0: 30 min.
 	CopyTimeout time.Duration
-	// Run starts the helper and returns what waits for it and gives its exit
+	// Run starts the helper and returns a function that waits for its exit
 	// status (128 + N for signal N). A program that reaps all its children, as
 	// containerd's shims do, passes its reaper here; otherwise the exit status
 	// is lost to the reaper. nil: exec.Cmd's Start and Wait.
@@ -58,9 +58,6 @@ func (o Options) withDefaults() Options {
 	}
 	if o.CopyTimeout <= 0 {
 		o.CopyTimeout = 30 * time.Minute
-	}
-	if o.Run == nil {
-		o.Run = run
 	}
 	return o
 }
@@ -106,21 +103,4 @@ func (o Options) path() (string, error) {
 		return "", fmt.Errorf("find CUDA helper beside this program or in $PATH: %w", err)
 	}
 	return path, nil
-}
-
-// run is the Run of Options that have none.
-func run(cmd *exec.Cmd) (func() (int, error), error) {
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	return func() (int, error) {
-		err := cmd.Wait()
-		if cmd.ProcessState == nil {
-			return 0, err
-		}
-		if sig, ok := signalOf(cmd.ProcessState); ok {
-			return 128 + sig, nil
-		}
-		return cmd.ProcessState.ExitCode(), nil
-	}, nil
 }

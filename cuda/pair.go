@@ -18,7 +18,7 @@ type Pair struct {
 
 // ParsePairs reads "OLD=NEW,OLD=NEW…", the form of cuda-checkpoint's
 // --device-map. It refuses a map that cannot be a bijection: a GPU that is
-// named twice on one side. An empty string gives no pairs.
+// named twice on one side. An empty string is no pairs.
 func ParsePairs(s string) ([]Pair, error) {
 	if s == "" {
 		return nil, nil

@@ -50,7 +50,7 @@ func (h *Helper) number(p PID) int {
 
 // MayUseCUDA reports cheaply, from /proc alone, whether a process may be a CUDA
 // process: it has libcuda.so mapped or a file /dev/nvidia* open. Only the
-// driver knows, but where this says false it need not be asked, nor loaded. A
+// driver knows, but if MayUseCUDA reports false it need not be asked nor loaded. A
 // process that has ended is none. pid counts as /proc counts.
 func MayUseCUDA(pid int) (bool, error) {
 	devices, err := deviceFiles(pid)
@@ -70,7 +70,7 @@ func MayUseCUDA(pid int) (bool, error) {
 	return mapped, nil
 }
 
-// HoldsDevice says whether a process has a file /dev/nvidia* open: it has a
+// HoldsDevice reports whether a process has a file /dev/nvidia* open: it has a
 // CUDA context, or is making one. A process that has ended has none.
 func HoldsDevice(pid int) (bool, error) {
 	devices, err := deviceFiles(pid)
@@ -108,7 +108,7 @@ func Find(ctx context.Context, h *Helper, pids []int) (Group, error) {
 	return processes, nil
 }
 
-// inspect gives nil for what is no CUDA process, or no more.
+// inspect returns nil for a process without CUDA, or one that has ended.
 func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 	if may, err := MayUseCUDA(pid); err != nil || !may {
 		return nil, err
@@ -145,7 +145,7 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 	return p, nil
 }
 
-// deviceFiles gives the minors of the /dev/nvidiaN that a process has open,
+// deviceFiles returns the minors of the /dev/nvidiaN that a process has open,
 // ascending, each once, and -1 for any other /dev/nvidia*.
 func deviceFiles(pid int) ([]int, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
@@ -181,7 +181,7 @@ func deviceFiles(pid int) ([]int, error) {
 	return slices.Compact(minors), nil
 }
 
-// mapsLibrary says whether a process has a libcuda.so* mapped.
+// mapsLibrary reports whether a process has a libcuda.so* mapped.
 func mapsLibrary(pid int) (bool, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -228,7 +228,7 @@ func parseNSPID(status []byte) (int, error) {
 	return 0, errors.New("no line NSpid in the process's status")
 }
 
-// gone says whether an error means that a process has ended.
+// gone reports whether an error means that a process has ended.
 func gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
 }

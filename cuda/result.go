@@ -60,7 +60,7 @@ var results = map[Result]struct{ name, text string }{
 	999: {"CUDA_ERROR_UNKNOWN", "unknown error"},
 }
 
-// String gives the code's name in cuda.h, CUDA_ERROR_NOT_READY for one.
+// String returns the code's name in cuda.h, such as CUDA_ERROR_NOT_READY.
 func (r Result) String() string {
 	if known, ok := results[r]; ok {
 		return known.name
@@ -68,7 +68,7 @@ func (r Result) String() string {
 	return fmt.Sprintf("CUresult %d", int(r))
 }
 
-// Text gives the driver's words for the code, "device not ready" for one, and
+// Text returns the driver's words for the code, such as "device not ready", and
 // "unknown error" for a code that is not in this package's table.
 func (r Result) Text() string {
 	if known, ok := results[r]; ok {

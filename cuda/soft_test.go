@@ -192,7 +192,7 @@ func TestSoftLockOfAStoppedProcessEndsAtItsLimit(t *testing.T) {
 	// It now carries out what it was asked; then it can be brought back.
 	h = softHelper(t, dev, nil)
 	do(t, settle(t.Context(), h, w.pid, time.Minute))
-	do(t, bring(t.Context(), h, w.pid, Running))
+	do(t, driveTo(t.Context(), h, w.pid, Running))
 	w.counts(102)
 }
 
@@ -291,11 +291,11 @@ func TestSoftJoinedHelperDiesAsOne(t *testing.T) {
 			if _, err := h.State(t.Context(), 1); err != nil {
 				t.Fatal(err)
 			}
-			children := childrenOf(t, h.cmd.Process.Pid)
+			children := childrenOf(t, h.worker.Pid())
 			if len(children) != 1 {
 				t.Fatalf("children: %v", children)
 			}
-			victim := h.cmd.Process.Pid
+			victim := h.worker.Pid()
 			if killChild {
 				victim = children[0]
 			}

@@ -27,7 +27,7 @@ var stateNames = map[State]string{
 	Failed: "failed", Checkpointing: "checkpointing", Restoring: "restoring",
 }
 
-// String gives the state as NVIDIA's cuda-checkpoint prints it.
+// String returns the state as NVIDIA's cuda-checkpoint prints it.
 func (s State) String() string {
 	if name, ok := stateNames[s]; ok {
 		return name
@@ -52,7 +52,7 @@ func (s *State) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// ParseState gives the state that String names so.
+// ParseState returns the state with a name of String's.
 func ParseState(name string) (State, error) {
 	for state, n := range stateNames {
 		if n == name {

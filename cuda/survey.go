@@ -8,9 +8,10 @@ import (
 	"fmt"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
-// Survey is what NVML tells of the driver and its GPUs, also of a driver that
+// Survey is what NVML reports of the driver and its GPUs, also of a driver that
 // is too old for checkpoints or that CUDA cannot use.
 type Survey struct {
 	DriverVersion string   `json:"driver_version"` // empty if unknown
@@ -18,7 +19,7 @@ type Survey struct {
 }
 
 // Device is one GPU of a survey. A nil pointer or an empty text is what this
-// NVML, or this GPU, does not tell.
+// NVML, or this GPU, does not report.
 type Device struct {
 	UUID           string      `json:"uuid"`
 	Name           string      `json:"name"`
@@ -34,7 +35,7 @@ type Device struct {
 }
 
 // DeviceUse is the GPU memory of one process on one GPU, in bytes, contexts
-// included; 0 where the driver does not tell.
+// included; 0 if the driver does not report it.
 type DeviceUse struct {
 	PID   int    `json:"pid"` // as the machine counts
 	Bytes uint64 `json:"bytes"`
@@ -47,20 +48,9 @@ func (h *Helper) Survey(ctx context.Context) (Survey, error) {
 	if err != nil {
 		return Survey{}, err
 	}
-	if r.Survey == nil {
-		return Survey{}, fmt.Errorf("survey GPUs: %w: reply without a survey", ErrHelperGarbled)
-	}
-	s := Survey{DriverVersion: r.Survey.DriverVersion, Devices: []Device{}}
-	for _, d := range r.Survey.Devices {
-		users := make([]DeviceUse, len(d.Users))
-		for i, u := range d.Users {
-			users[i] = DeviceUse(u)
-		}
-		s.Devices = append(s.Devices, Device{
-			UUID: d.UUID, Name: d.Name, Index: d.Index, Minor: d.Minor, Memory: d.Memory, Free: d.Free,
-			Persistence: d.Persistence, MIG: d.MIG, Virtualization: d.Virtualization, ComputeMode: d.ComputeMode,
-			Users: users,
-		})
+	var s Survey
+	if err := worker.Decode(r.Answer, &s); err != nil {
+		return Survey{}, fmt.Errorf("survey GPUs: %w: %w", ErrHelperGarbled, err)
 	}
 	return s, nil
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // Toggle takes a running process to checkpointed, or a checkpointed one to
-// running, and gives the state it is in afterwards. timeout is the lock's, see
+// running, and returns the state it is in afterwards. timeout is the lock's, see
 // Helper.Lock; pairs are the restore's. If a step fails the process is brought
 // back to the state it had. A process in any other state is refused.
 func Toggle(ctx context.Context, h *Helper, pid int, timeout time.Duration, pairs []Pair) (State, error) {

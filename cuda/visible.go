@@ -15,15 +15,15 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// ProcGPUs is where NVIDIA's kernel module tells of the GPUs, a directory for
-// each, without any of them being woken.
+// ProcGPUs is where NVIDIA's kernel module describes the GPUs, each in a directory.
+// Reading it wakes no GPU.
 const ProcGPUs = "/proc/driver/nvidia/gpus"
 
-// UUIDs gives the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), out of a
-// directory like ProcGPUs: what Options.Visible wants. They are in the order of the
-// bus, by which the directories are named: CUDA's, for GPUs of one model. It is an
-// error if one is not there, or has no UUID yet: the module knows it only once a
-// GPU has been in use.
+// UUIDs returns the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), for
+// Options.Visible. dir is a directory like ProcGPUs. The UUIDs are in the order of the
+// bus, by which the directories are named; for GPUs of one model that is CUDA's order.
+// The error reports a GPU that is not there, or that has no UUID yet: the module
+// knows it only once the GPU has been in use.
 func UUIDs(dir string, minors []int) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*", "information"))
 	if err != nil {

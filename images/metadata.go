@@ -1,17 +1,21 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package images knows what a checkpoint is once it has left the processes:
-// files on a disk.
+// Package images reads, checks and writes the files of a checkpoint.
 //
-// A checkpoint begins as a directory that CRIU fills with its images. It
-// becomes a GPU checkpoint at the moment a file named gpuckpt.json appears in
-// it: that file is written last and by rename, so a directory that has one is
-// complete, and a directory that has none is either a checkpoint without GPU
-// state or one that was cut short. Nothing changes the files after that.
+// A checkpoint begins as a directory that CRIU fills with its images and the shim
+// with GPU state. It becomes a GPU checkpoint when a file named gpuckpt.json appears
+// in it (WriteMetadata). That file is written last and by rename: a directory that
+// has one is complete; a directory without one is a checkpoint without GPU state, or
+// one that was cut short. Nothing changes the files after that.
 //
-// All files lie flat in one directory, without sub-directories and links,
-// because the kubelet's path copies them by base name.
+// The files lie flat in one directory, without sub-directories and links, because
+// the kubelet copies them by base name. In a checkpoint image the GPU state is cut
+// into pieces, in layers of their own.
+//
+// A reader opens the files where they are (Open, OpenFiles, OpenImage), and has for
+// each Area of GPU state a Location: the pieces that hold its bytes. Check compares
+// the bytes with the digests in gpuckpt.json.
 package images
 
 import (

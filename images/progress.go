@@ -3,7 +3,11 @@
 
 package images
 
-import "sync"
+import (
+	"context"
+	"io"
+	"sync"
+)
 
 // Progress receives how far the steps of an operation are. Every function that
 // takes a Progress accepts nil. Calls for one operation do not overlap.
@@ -60,3 +64,28 @@ func (m *Meter) Note(text string) { m.update(func(s *Step) { s.Note = text }) }
 
 // End ends the step; result says what was done, "copied" say.
 func (m *Meter) End(result string) { m.update(func(s *Step) { s.Note, s.Ended = result, true }) }
+
+// Reader returns a reader of r that counts, and that fails once ctx has ended.
+func (m *Meter) Reader(ctx context.Context, r io.Reader) io.Reader {
+	return metered(func(p []byte) (int, error) { return m.count(ctx, p, r.Read) })
+}
+
+// Writer returns a writer to w that counts, and that fails once ctx has ended.
+func (m *Meter) Writer(ctx context.Context, w io.Writer) io.Writer {
+	return metered(func(p []byte) (int, error) { return m.count(ctx, p, w.Write) })
+}
+
+func (m *Meter) count(ctx context.Context, p []byte, move func([]byte) (int, error)) (int, error) {
+	if err := context.Cause(ctx); err != nil {
+		return 0, err
+	}
+	n, err := move(p)
+	m.Add(int64(n))
+	return n, err
+}
+
+// metered is a Read or a Write.
+type metered func([]byte) (int, error)
+
+func (f metered) Read(p []byte) (int, error)  { return f(p) }
+func (f metered) Write(p []byte) (int, error) { return f(p) }

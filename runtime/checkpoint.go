@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/runc/options"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 )
 
@@ -176,7 +176,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := checkCRIU(ctx, view.Node); err != nil {
+	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
 		return err
 	}
 	k.metadata, err = k.c.gpu.Describe(k.q.began)
@@ -261,17 +261,22 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err != nil {
 		return err
 	}
-	if err := c.writeCRIUSettings(ctx, view); err != nil {
+	if err := c.criuSettings(view).Write(ctx, criu.Shim{}); err != nil {
 		return err
 	}
-	// That of an earlier failure is not to be quoted for this one.
-	if err := os.Remove(c.criuLog(dumpLog)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove CRIU's old log: %w", err)
+	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
+	if err := dumpLog.Remove(); err != nil {
+		return err
 	}
-	watch := watchCRIU(ctx, false)
-	_, err = s.TTRPCTaskService.Checkpoint(context.WithoutCancel(ctx), r)
-	if err = watch.end(errgrpc.ToNative(err)); err != nil {
-		return joinBack(withCRIULog(err, view.Node, c, dumpLog), endCRIU())
+	watch := criu.StartWatch(ctx, false)
+	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path), r)
+	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
+		return joinBack(dumpLog.Explain(err), criu.EndAll())
 	}
 	return nil
+}
+
+// criuSettings returns what the container's configuration file for CRIU is made of.
+func (c *container) criuSettings(view config.View) criu.Settings {
+	return criu.Settings{Bundle: c.bundle, Base: c.criuBase, Restoring: c.restore != nil && c.pid == 0, View: view}
 }

@@ -4,18 +4,20 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 
 	"github.com/containerd/log"
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/nodes"
 )
 
 // container is what this service remembers of a container beyond what runc's
@@ -30,8 +32,8 @@ type container struct {
 	criuBase string
 	// runcRoot is where runc keeps its state; "" for the usual place.
 	runcRoot string
-	// deviceRules were set since the container was created, see setDevice.
-	deviceRules []specs.LinuxDeviceCgroup
+	// devices is what the container may use.
+	devices nodes.Access
 	// request is what the container's spec grants: the client's, before mounts
 	// are added to it for CRIU's sake. Empty where Create could not tell.
 	request cdi.Request
@@ -80,7 +82,7 @@ type restoreState struct {
 	// gpu brings the GPU state back; nil for a checkpoint without GPU state.
 	gpu *gpustate.Restoration
 	// gpus is what the spec grants of GPUs.
-	gpus gpuPlan
+	gpus nodes.Restored
 }
 
 // close ends what Create has begun for the restore.
@@ -130,4 +132,13 @@ func (c *container) gpuOptions(node config.Node) gpustate.Options {
 		opts.Visible = gpustate.Visible(c.request)
 	}
 	return opts
+}
+
+// runcRoot is where runc keeps its containers' state when its options do not
+// say otherwise (containerd, pkg/process.RuncRoot).
+const runcRoot = "/run/containerd/runc"
+
+// runcState returns where runc keeps the container's state.
+func (c *container) runcState() string {
+	return filepath.Join(cmp.Or(c.runcRoot, runcRoot), c.namespace, c.id)
 }

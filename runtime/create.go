@@ -68,6 +68,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if c.namespace, err = namespaces.NamespaceRequired(ctx); err != nil {
 		return nil, err
 	}
+	c.devices.State = filepath.Join(c.runcState(), "state.json")
 	if r.Checkpoint != "" {
 		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isTemporary(r.Checkpoint)}
 		defer func() {
@@ -124,13 +125,13 @@ func (c *container) pointAtSettings(spec *specs.Spec) {
 	c.annotations = maps.Clone(spec.Annotations)
 	base, own := c.annotations[annotations.CRIUConfig]
 	if !own {
-		base = criuRuncConf
+		base = criu.RuncSettings
 	}
 	c.criuBase = base
 	if spec.Annotations == nil {
 		spec.Annotations = make(map[string]string)
 	}
-	spec.Annotations[annotations.CRIUConfig] = filepath.Join(c.bundle, criuSettingsName)
+	spec.Annotations[annotations.CRIUConfig] = filepath.Join(c.bundle, criu.SettingsName)
 }
 
 // fit makes the container's spec fit this node, and a restore fit the spec, or
@@ -187,7 +188,7 @@ func (c *container) checkRestore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := checkCRIU(ctx, view.Node); err != nil {
+	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
 		return err
 	}
 	c.restore.gpu, err = c.gpu.Prepare(ctx, found.Metadata, c.annotations[cdi.PairsAnnotation], c.gpuOptions(view.Node))

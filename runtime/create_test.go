@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
 // CRIU reads this shim's settings, which begin with the file that it would have read
@@ -17,14 +19,14 @@ func TestPointAtSettings(t *testing.T) {
 		given map[string]string
 		base  string
 	}{
-		{nil, criuRuncConf},
-		{map[string]string{"a": "b"}, criuRuncConf},
+		{nil, criu.RuncSettings},
+		{map[string]string{"a": "b"}, criu.RuncSettings},
 		{map[string]string{"org.criu.config": "/mine"}, "/mine"},
 		{map[string]string{"org.criu.config": ""}, ""},
 	} {
 		c, spec := &container{bundle: "/b"}, &specs.Spec{Annotations: maps.Clone(test.given)}
 		c.pointAtSettings(spec)
-		if c.criuBase != test.base || !maps.Equal(c.annotations, test.given) || spec.Annotations["org.criu.config"] != "/b/"+criuSettingsName || spec.Annotations["a"] != test.given["a"] {
+		if c.criuBase != test.base || !maps.Equal(c.annotations, test.given) || spec.Annotations["org.criu.config"] != "/b/"+criu.SettingsName || spec.Annotations["a"] != test.given["a"] {
 			t.Errorf("%v: base %q, the container's %v, in the spec %v", test.given, c.criuBase, c.annotations, spec.Annotations)
 		}
 	}

@@ -18,18 +18,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/nodes"
 )
-
-// gpuPlan is what a restored container gets of GPUs.
-type gpuPlan struct {
-	// spec is the container's, made to fit.
-	spec *specs.Spec
-	// devices are those that the container gets; its spec may lack some (cdi.Rebind).
-	devices []specs.LinuxDevice
-	// stray are paths in the container at which CRIU mounts a node that the
-	// spec does not grant, and that must go.
-	stray []string
-}
 
 // fitSpec edits the spec before anything is created of it: GPUs that hooks would give
 // are put into the spec, where CRIU and this shim see them, and in the spec of a
@@ -50,9 +41,9 @@ func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 	if c.restore == nil {
 		return nil
 	}
-	c.restore.gpus.spec = spec
-	hookLoopback(spec)
-	if err := refreshNodes(spec, deviceNumbers); err != nil {
+	c.restore.gpus.Spec = spec
+	host.HookLoopback(spec)
+	if err := nodes.Refresh(spec); err != nil {
 		return refused(err)
 	}
 	return nil
@@ -66,7 +57,7 @@ func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.I
 		return err
 	}
 	if spec.Linux != nil {
-		c.restore.gpus.devices = slices.Clone(spec.Linux.Devices)
+		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
 	}
 	return c.rebindFiles(ctx, view.Node, spec, dump)
 }
@@ -151,46 +142,9 @@ func (c *container) rebindFiles(ctx context.Context, node config.Node, spec *spe
 	for _, r := range substituted {
 		log.G(ctx).WithFields(log.Fields{"id": c.id, "path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
 	}
-	c.restore.gpus.stray = stray
+	c.restore.gpus.Stray = stray
 	return nil
 }
 
 // refused adds the code of an error that the user must change something for.
 func refused(err error) error { return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) }
-
-// refreshNodes gives the nodes in a spec whose major number is each kernel's
-// own choice (nvidia-uvm) the numbers that they have here, in the cgroup's rules
-// as well: a spec out of a checkpoint image is another node's.
-//
-// numbers gives those of a node here, by its path; os.ErrNotExist if there is
-// none, which is refused.
-func refreshNodes(spec *specs.Spec, numbers func(path string) (deviceNode, error)) error {
-	if spec.Linux == nil {
-		return nil
-	}
-	for i, d := range spec.Linux.Devices {
-		if !cdi.HasDynamicMajor(d.Path) {
-			continue
-		}
-		here, err := numbers(d.Path)
-		if errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("the container's spec has %s and this node has none: load the driver's module (nvidia-modprobe -u -c 0)", d.Path)
-		}
-		if err != nil {
-			return err
-		}
-		if here.major == d.Major && here.minor == d.Minor {
-			continue
-		}
-		spec.Linux.Devices[i].Major, spec.Linux.Devices[i].Minor = here.major, here.minor
-		if spec.Linux.Resources == nil {
-			continue
-		}
-		for j, rule := range spec.Linux.Resources.Devices {
-			if rule.Allow && rule.Major != nil && *rule.Major == d.Major && rule.Minor != nil && *rule.Minor == d.Minor {
-				spec.Linux.Resources.Devices[j].Major, spec.Linux.Resources.Devices[j].Minor = &here.major, &here.minor
-			}
-		}
-	}
-	return nil
-}

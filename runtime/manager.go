@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 )
 
@@ -37,7 +38,7 @@ func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, erro
 		if err := gpustate.RemoveDeadSpill(bundle); err != nil {
 			log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
 		}
-		if err := endDeadCRIU(bundle); err != nil {
+		if err := criu.EndOfDeadShim(bundle); err != nil {
 			log.G(ctx).WithError(err).Warn("end the CRIU of a checkpoint")
 		}
 		if err := removeDeadMounts(ctx, bundle, id); err != nil {
@@ -53,7 +54,7 @@ func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, erro
 	return m.Shim.Stop(ctx, id)
 }
 
-// removeDeadMounts is removeMounts for a shim that died.
+// removeDeadMounts is criu.RemoveMounts for a shim that died.
 func removeDeadMounts(ctx context.Context, bundle, id string) error {
 	namespace, err := namespaces.NamespaceRequired(ctx)
 	if err != nil {
@@ -64,5 +65,5 @@ func removeDeadMounts(ctx context.Context, bundle, id string) error {
 		return err
 	}
 	c := container{namespace: namespace, id: id, runcRoot: opts.GetRoot()}
-	return removeMounts(cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), c.runcState())
+	return criu.RemoveMounts(cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), c.runcState())
 }

@@ -6,7 +6,6 @@ package runtime
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
@@ -63,7 +63,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 	if err != nil {
 		return nil, err
 	}
-	if err := c.writeCRIUSettings(ctx, view); err != nil {
+	if err := c.criuSettings(view).Write(ctx, criu.Shim{}); err != nil {
 		return nil, err
 	}
 	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
@@ -97,10 +97,11 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 // restoreProcesses has runc and CRIU restore the processes, whose CUDA calls block. It
 // is not given up once begun: CRIU would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
-	before, watch := children(os.Getpid()), watchCRIU(ctx, true)
-	resp, err := k.s.TTRPCTaskService.Start(context.WithoutCancel(ctx), k.request)
-	if err = watch.end(errgrpc.ToNative(err)); err != nil {
-		return 0, joinBack(withCRIULog(err, k.view.Node, k.c, restoreLog), k.c.removeHalf(before))
+	watch := criu.StartWatch(ctx, true)
+	resp, err := k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path), k.request)
+	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
+		restoreLog := criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id)
+		return 0, joinBack(restoreLog.Explain(err), k.c.removeHalf(watch))
 	}
 	k.resp, k.c.pid = resp, int(resp.Pid)
 	return sizeOf(k.c.restore.dir)
@@ -115,7 +116,7 @@ func (k *restoring) watchCgroup(context.Context) (uint64, error) {
 		return 0, err
 	}
 	k.c.cgroup.Store(cg)
-	if adj := k.c.restore.gpus.spec.Process.OOMScoreAdj; adj != nil {
+	if adj := k.c.restore.gpus.Spec.Process.OOMScoreAdj; adj != nil {
 		if err := cg.RaiseOOMScores(*adj); err != nil {
 			return 0, err
 		}
@@ -125,7 +126,7 @@ func (k *restoring) watchCgroup(context.Context) (uint64, error) {
 
 // fixNodes gives the container the device nodes of its spec.
 func (k *restoring) fixNodes(context.Context) (uint64, error) {
-	return 0, k.c.restore.gpus.fixNodes(k.c.pid)
+	return 0, k.c.restore.gpus.Fix(k.c.pid)
 }
 
 // killTimeout bounds the wait for a container that was killed: SIGKILL needs no more
@@ -145,4 +146,21 @@ func (s *Service) kill(ctx context.Context, c *container) error {
 		return fmt.Errorf("wait for the container's end: %w", err)
 	}
 	return nil
+}
+
+// removeHalf removes what a restore that failed may have left, if CRIU or runc was
+// killed: CRIU, the container, half restored and waiting for CRIU, and mounts.
+func (c *container) removeHalf(watch *criu.Watch) error {
+	asked := ""
+	if spec := c.restore.gpus.Spec; spec != nil && spec.Linux != nil {
+		asked = spec.Linux.CgroupsPath
+	}
+	ours := func(pid int) ([]int, error) {
+		cg, err := host.CgroupOf(pid)
+		if err != nil || !cg.IsNamed(asked, c.id) {
+			return nil, nil // it has ended, or is of another container of this shim
+		}
+		return cg.Pids()
+	}
+	return joinBack(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState()))
 }

@@ -8,6 +8,7 @@ package main
 import (
 	"context"
 
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 	"github.com/gpuckpt/gpuckpt/runtime"
@@ -20,8 +21,8 @@ func main() {
 	if staging.IsDigester() {
 		staging.DigesterMain()
 	}
-	if runtime.IsLoopbackHook() {
-		runtime.LoopbackHook()
+	if host.IsLoopbackHook() {
+		host.LoopbackHook()
 	}
 	runtime.Register()
 	runtime.Run(context.Background(), runtime.NewManager())

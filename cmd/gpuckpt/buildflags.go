@@ -55,7 +55,7 @@ func parseSize(s string) (uint64, error) {
 	}
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if err != nil || n<<shift>>shift != n {
-		return 0, fmt.Errorf("%q is no size such as 512MiB", s)
+		return 0, fmt.Errorf("%q is not a size such as 512MiB", s)
 	}
 	return n << shift, nil
 }

@@ -68,7 +68,7 @@ func (d *daemon) print(w io.Writer, v any, words func(io.Writer) error) error {
 	return e.Encode(v)
 }
 
-// connect reaches containerd; the context it gives carries the namespace.
+// connect connects to containerd. The context it returns carries the namespace.
 func (d *daemon) connect(ctx context.Context) (context.Context, *client.Client, error) {
 	unreachable := func(err error) error {
 		return fmt.Errorf("reach containerd at %s (--address, or $CONTAINERD_ADDRESS, names another): %w", d.address, err)
@@ -159,7 +159,7 @@ func (d *daemon) images(cmd *cobra.Command, _ []string, _ string) ([]string, cob
 	}), cobra.ShellCompDirectiveDefault
 }
 
-// list gives nothing where containerd does not answer at once.
+// list returns nothing where containerd does not answer at once.
 func (d *daemon) list(cmd *cobra.Command, ask func(context.Context, *client.Client) ([]string, error)) []string {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeLimit)
 	defer cancel()

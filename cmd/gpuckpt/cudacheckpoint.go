@@ -78,7 +78,7 @@ type checkpointArgs struct {
 	help    bool
 }
 
-// cudaCheckpoint runs as NVIDIA's utility and gives the exit status: 0, the
+// cudaCheckpoint runs as NVIDIA's utility and returns the exit status: 0, the
 // driver's error code, or 1 for everything else.
 func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer) int {
 	args, err := parseCheckpointArgs(argv)
@@ -228,8 +228,8 @@ func parseCheckpointArgs(argv []string) (checkpointArgs, error) {
 	return a, nil
 }
 
-// splitOption gives an option's long name, and its value if it is attached. An
-// argument that is no option comes back as it is.
+// splitOption returns an option's long name, and its value if it is attached. It
+// returns an argument that is not an option as it is.
 func splitOption(arg string) (name, value string, attached bool) {
 	if long, ok := strings.CutPrefix(arg, "--"); ok {
 		name, value, attached = strings.Cut(long, "=")
@@ -242,7 +242,7 @@ func splitOption(arg string) (name, value string, attached bool) {
 	return arg, "", false
 }
 
-// threadGroup gives the process of a thread, or the id itself if it is neither.
+// threadGroup returns the process of a thread, or the id itself if it is neither.
 func threadGroup(tid int) int {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {

@@ -50,7 +50,7 @@ type inspectAnswer struct {
 	// of another source. One is there.
 	Image    *oci.Image       `json:"image,omitempty"`
 	Metadata *images.Metadata `json:"metadata,omitempty"`
-	// Files are those of a source that is no image, the areas left out.
+	// Files are those of a source that is not an image, without the areas.
 	Files []inspectFile `json:"files,omitempty"`
 	// Previous is set by --previous.
 	Previous *inspectPrevious `json:"previous,omitempty"`
@@ -175,7 +175,7 @@ func (a *inspectAnswer) words(out io.Writer) error {
 	return w.Flush()
 }
 
-// sizes tells how large the parts are.
+// sizes adds how large the parts are.
 func (a *inspectAnswer) sizes(row func(string, string, ...any)) {
 	if a.Image == nil {
 		var bytes uint64

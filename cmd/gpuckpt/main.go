@@ -24,7 +24,7 @@ func main() {
 	os.Exit(run(ctx, os.Args))
 }
 
-// run gives the exit status.
+// run returns the exit status.
 func run(ctx context.Context, args []string) int {
 	if len(args) > 0 && filepath.Base(args[0]) == "cuda-checkpoint" {
 		return cudaCheckpoint(ctx, args[1:], os.Stdout, os.Stderr)
@@ -77,8 +77,8 @@ func rootCommand() *cobra.Command {
 		Long: `Checkpoint and restore GPU containers.
 
 A container that is to be checkpointed is run with containerd's runtime
-` + runtimeName + `, by whatever client. "gpuckpt doctor" says whether this
-node can.`,
+` + runtimeName + `, by any client. "gpuckpt doctor" checks whether this
+node can do it.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

@@ -255,7 +255,7 @@ func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) 
 	var devices []string
 	for _, d := range o.devices {
 		if !parser.IsQualifiedName(d) {
-			return nil, fmt.Errorf("--device %q is no CDI device such as %s=0", d, gpuKind)
+			return nil, fmt.Errorf("--device %q is not a CDI device such as %s=0", d, gpuKind)
 		}
 		devices = append(devices, d)
 	}

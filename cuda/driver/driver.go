@@ -9,8 +9,10 @@ package driver
 import "C"
 
 import (
+	"encoding/json"
 	"fmt"
 
+	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
@@ -77,7 +79,7 @@ func restore(q wire.Request) C.int {
 	return C.gk_restore(C.int(q.PID), &pairs[0], C.uint(len(pairs)))
 }
 
-// uuid converts a UUID that wire.DecodeRequest has checked.
+// uuid converts a UUID that wire.Request.Check has checked.
 func uuid(s string) C.gk_uuid {
 	var c C.gk_uuid
 	id, _ := wire.ParseUUID(s)
@@ -96,7 +98,7 @@ func info(known facts) wire.Reply {
 	if r := C.gk_device_count(&count); r != 0 {
 		return wire.Reply{Code: int(r), Text: text(r)}
 	}
-	found := wire.Info{
+	found := cuda.Info{
 		DriverVersion: known.version,
 		CUDAVersion:   fmt.Sprintf("%d.%d", version/1000, version%1000/10),
 	}
@@ -117,7 +119,7 @@ func info(known facts) wire.Reply {
 		for j := range raw {
 			raw[j] = byte(id.bytes[j])
 		}
-		gpu := wire.GPU{
+		gpu := cuda.GPU{
 			UUID: wire.FormatUUID(raw), Name: C.GoString(&name[0]), Memory: uint64(memory),
 			Index: i, Minor: -1, PCIBusID: C.GoString(&bus[0]),
 		}
@@ -128,7 +130,13 @@ func info(known facts) wire.Reply {
 		found.GPUs = append(found.GPUs, gpu)
 	}
 	found.Partitioned = partitioned(known.gpus)
-	return wire.Reply{Info: &found}
+	return answer(found)
+}
+
+// answer returns a reply with a value for the client.
+func answer(value any) wire.Reply {
+	data, _ := json.Marshal(value) // of plain structs: it does not fail
+	return wire.Reply{Answer: data}
 }
 
 func text(r C.int) string {

@@ -12,10 +12,11 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// known is what NVML knows of a GPU and CUDA does not tell.
+// known is what NVML knows of a GPU and CUDA does not.
 type known struct {
 	index, minor int // minor: N of /dev/nvidiaN; CUDA's ordinals are by speed, the files by bus
 	name, bus    string
@@ -23,7 +24,7 @@ type known struct {
 	mig, vgpu    bool
 }
 
-// askNVML gives what NVML knows, by UUID, and whether that is all of every GPU.
+// askNVML returns what NVML knows, by UUID, and whether it knows all of every GPU.
 func askNVML() (found map[string]known, all bool) {
 	found = map[string]known{}
 	done := useNVML("nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber")
@@ -54,7 +55,7 @@ func askNVML() (found map[string]known, all bool) {
 	return found, all && len(found) == count
 }
 
-// more adds what not every driver or GPU can tell.
+// more adds what not every driver or GPU reports.
 func more(device nvml.Device, k known) known {
 	if has("nvmlDeviceGetName") {
 		k.name, _ = device.GetName()
@@ -91,28 +92,28 @@ func infoEarly(f facts) (_ wire.Reply, ok bool) {
 	}
 	visible, restricted := os.LookupEnv(wire.VisibleEnv)
 	seen := strings.Split(visible, ",")
-	return wire.Reply{Info: &wire.Info{
+	return answer(cuda.Info{
 		DriverVersion: f.version,
 		GPUs:          list(f.gpus, func(id string, k known) bool { return !k.mig && (!restricted || slices.Contains(seen, id)) }),
 		Partitioned:   partitioned(f.gpus),
-	}}, true
+	}), true
 }
 
 // partitioned are the GPUs in MIG mode.
-func partitioned(all map[string]known) []wire.GPU {
+func partitioned(all map[string]known) []cuda.GPU {
 	return list(all, func(_ string, k known) bool { return k.mig })
 }
 
-// list gives some of the GPUs, in NVML's order.
-func list(all map[string]known, pick func(id string, k known) bool) []wire.GPU {
-	var gpus []wire.GPU
+// list returns some of the GPUs, in NVML's order.
+func list(all map[string]known, pick func(id string, k known) bool) []cuda.GPU {
+	var gpus []cuda.GPU
 	for id, k := range all {
 		if pick(id, k) {
-			gpus = append(gpus, wire.GPU{
+			gpus = append(gpus, cuda.GPU{
 				UUID: id, Name: k.name, Memory: k.memory, Index: k.index, Minor: k.minor, PCIBusID: k.bus, Free: k.free, VGPU: k.vgpu,
 			})
 		}
 	}
-	slices.SortFunc(gpus, func(a, b wire.GPU) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortFunc(gpus, func(a, b cuda.GPU) int { return cmp.Compare(a.Index, b.Index) })
 	return gpus
 }

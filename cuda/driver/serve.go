@@ -6,27 +6,26 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // drain is how long calls under way may go on after the client has gone.
 const drain = 2 * time.Minute
 
-// Serve answers the requests that come in on file descriptor 3 until the
-// client closes it. An error is a broken socket or a client that speaks
-// otherwise; nothing more can be served then.
+// Serve answers the requests of its client until the client closes its end of the
+// socket. An error is a broken socket or a client that speaks otherwise; nothing more
+// can be served then.
 func Serve() error {
-	kind, err := unix.GetsockoptInt(wire.FD, unix.SOL_SOCKET, unix.SO_TYPE)
-	if err != nil || kind != unix.SOCK_SEQPACKET {
-		return errors.New("file descriptor 3 is not gpuckpt's socket: this program is started by gpuckpt, not by hand")
+	client, err := worker.NewServer(wire.MaxMessage)
+	if err != nil {
+		return err
 	}
-	unix.CloseOnExec(wire.FD)
-	s := &server{loaded: make(chan struct{}), opened: make(chan struct{}), facts: sync.OnceValue(readFacts), last: map[int]chan struct{}{}}
+	s := &server{client: client, loaded: make(chan struct{}), opened: make(chan struct{}), facts: sync.OnceValue(readFacts), last: map[int]chan struct{}{}}
 	err = s.receive()
 	done := make(chan struct{})
 	go func() {
@@ -42,6 +41,7 @@ func Serve() error {
 }
 
 type server struct {
+	client    *worker.Server
 	loaded    chan struct{} // closed once the driver is loaded; loadFault is then set
 	loadFault *wire.Reply   // nil, or the answer to everything
 	opened    chan struct{} // closed once the driver is initialised; fault is then set
@@ -54,21 +54,18 @@ type server struct {
 
 // receive starts a call for each request.
 func (s *server) receive() error {
-	buf := make([]byte, wire.MaxMessage+1)
 	var open sync.Once
 	for {
-		n, err := unix.Read(wire.FD, buf)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case errors.Is(err, unix.ECONNRESET) || n == 0: // the client is gone
+		id, body, err := s.client.Next()
+		if errors.Is(err, io.EOF) {
 			return nil
-		case err != nil:
+		}
+		if err != nil {
 			return fmt.Errorf("receive request: %w", err)
 		}
-		q, err := wire.DecodeRequest(buf[:n])
-		if err != nil {
-			return err
+		var q wire.Request
+		if err := worker.Decode(body, &q); err != nil {
+			return fmt.Errorf("request %d: %w", id, err)
 		}
 		open.Do(func() { go s.open(q.Early) })
 		before, done := s.last[q.PID], make(chan struct{})
@@ -82,7 +79,7 @@ func (s *server) receive() error {
 			if before != nil {
 				<-before
 			}
-			s.answer(q)
+			s.answer(id, q)
 		}()
 	}
 }
@@ -101,18 +98,12 @@ func (s *server) open(early bool) {
 	close(s.opened)
 }
 
-func (s *server) answer(q wire.Request) {
+func (s *server) answer(id uint64, q wire.Request) {
 	if q.Op == wire.OpInfo && !q.Fresh && !q.Early {
 		go s.facts() // while the driver is being loaded
 	}
-	r := s.reply(q)
-	r.ID = q.ID
-	b, err := wire.Encode(r)
-	if err != nil { // only a machine with hundreds of GPUs
-		b, _ = wire.Encode(wire.Reply{ID: q.ID, Code: 999, Text: err.Error()})
-	}
-	// A client that is gone wants no reply.
-	for unix.Send(wire.FD, b, unix.MSG_NOSIGNAL) == unix.EINTR {
+	if err := s.client.Answer(id, s.reply(q)); err != nil { // only a machine with hundreds of GPUs
+		_ = s.client.Answer(id, wire.Reply{Code: 999, Text: err.Error()})
 	}
 }
 

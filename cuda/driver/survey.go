@@ -8,6 +8,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
@@ -22,9 +23,9 @@ func survey() wire.Reply {
 		return wire.Reply{Fault: wire.FaultNoDriver, Text: why}
 	}
 	defer func() { _ = nvml.Shutdown() }()
-	found := wire.Survey{DriverVersion: driverVersion(), Devices: []wire.Device{}}
+	found := cuda.Survey{DriverVersion: driverVersion(), Devices: []cuda.Device{}}
 	if !has("nvmlDeviceGetCount_v2") || !has("nvmlDeviceGetHandleByIndex_v2") {
-		return wire.Reply{Survey: &found}
+		return answer(found)
 	}
 	count, r := nvml.DeviceGetCount()
 	if r != nvml.SUCCESS {
@@ -35,12 +36,12 @@ func survey() wire.Reply {
 			found.Devices = append(found.Devices, surveyDevice(i, device))
 		}
 	}
-	return wire.Reply{Survey: &found}
+	return answer(found)
 }
 
-// surveyDevice asks for all that one GPU tells.
-func surveyDevice(index int, device nvml.Device) wire.Device {
-	d := wire.Device{Index: index, Minor: -1}
+// surveyDevice asks for all that one GPU reports.
+func surveyDevice(index int, device nvml.Device) cuda.Device {
+	d := cuda.Device{Index: index, Minor: -1}
 	if has("nvmlDeviceGetUUID") {
 		d.UUID, _ = device.GetUUID() // empty where it is refused, as the others
 	}
@@ -80,7 +81,7 @@ func surveyDevice(index int, device nvml.Device) wire.Device {
 	if has("nvmlDeviceGetComputeRunningProcesses_v3") {
 		if users, r := device.GetComputeRunningProcesses(); r == nvml.SUCCESS {
 			for _, u := range users {
-				use := wire.DeviceUse{PID: int(u.Pid)}
+				use := cuda.DeviceUse{PID: int(u.Pid)}
 				if u.UsedGpuMemory != math.MaxUint64 { // NVML_VALUE_NOT_AVAILABLE
 					use.Bytes = u.UsedGpuMemory
 				}

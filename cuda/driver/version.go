@@ -15,7 +15,7 @@ import (
 // minimum is the first driver branch with the checkpoint functions.
 const minimum = 570
 
-// facts are what CUDA does not tell of the driver, or only a newer one.
+// facts are what CUDA does not report of the driver, or only a newer one does.
 type facts struct {
 	version string           // of the kernel driver, "580.159.03", or ""
 	gpus    map[string]known // by UUID, as far as they are known
@@ -31,7 +31,7 @@ func readFacts() facts {
 	return facts{version: driverVersion(), gpus: gpus, all: all}
 }
 
-// driverVersion gives the kernel driver's version, "580.159.03", or "".
+// driverVersion returns the kernel driver's version, "580.159.03", or "".
 func driverVersion() string {
 	if done := useNVML("nvmlSystemGetDriverVersion"); done != nil {
 		defer done()
@@ -65,7 +65,7 @@ func tooOld(version string) bool {
 	return err == nil && n < minimum
 }
 
-// useNVML initialises NVML and gives what ends its use, or nil if it is not
+// useNVML initialises NVML and returns what ends its use, or nil if it is not
 // there or lacks one of the functions: go-nvml aborts the program when it calls
 // a function that is missing.
 func useNVML(functions ...string) (done func()) {
@@ -82,5 +82,5 @@ func useNVML(functions ...string) (done func()) {
 	return done
 }
 
-// has says whether NVML, in use, has a function.
+// has reports whether NVML, in use, has a function.
 func has(function string) bool { return nvml.Extensions().LookupSymbol(function) == nil }

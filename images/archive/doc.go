@@ -5,15 +5,14 @@
 // checkpoints (`/var/lib/kubelet/checkpoints/checkpoint-….tar`): those that
 // containerd's CRI, CRI-O and this project write, and that checkpointctl shows.
 //
-// An archive is one tar file. It is opened in place: nothing is unpacked, each
-// file of the checkpoint reads its own part of it, and it must stay as it is
-// until Close. Nobody trusts an archive: every name and kind of entry is
-// looked at before anything is believed.
+// An archive is one tar file. Open reads it in place: nothing is unpacked, each file of
+// the checkpoint reads its own part of the archive, which must stay as it is until
+// Close. Nobody trusts an archive: Open checks the name and kind of every entry first.
 //
 //	config.dump       the container: name, image, runtime, times
 //	spec.dump         its OCI spec
-//	status.dump       its status as CRI tells it
-//	network.status    its networks, as Podman tells them
+//	status.dump       its status, as CRI has it
+//	network.status    its networks, as Podman has them
 //	checkpoint/       CRIU's images; gpuckpt.json and the GPU state
 //	rootfs-diff.tar   the writable files: a layer, as a plain tar or compressed
 //	deleted.files     files of the image that are gone, a JSON list
@@ -30,12 +29,11 @@ import (
 )
 
 var (
-	// ErrMalformed says that a file is no archive of a checkpoint, is damaged, or
-	// has entries that such an archive never has: links, devices, names that lead
-	// out of it.
+	// ErrMalformed reports a file that is not an archive of a checkpoint, is damaged, or
+	// has what images.ReadTar refuses: links, devices, names that lead out of it.
 	ErrMalformed = errors.New("malformed checkpoint archive")
-	// ErrUnsupported says that an archive holds something which could not be
-	// brought back: volumes, shared memory apart, a compressed archive.
+	// ErrUnsupported reports an archive with something that a restore could not bring
+	// back, volumes or shared memory apart, and one that is compressed as a whole.
 	ErrUnsupported = errors.New("unsupported checkpoint archive")
 )
 
@@ -56,9 +54,9 @@ type Contents struct {
 	Layers []Layer
 }
 
-// rootFile says whether a name is one of the files at an archive's root that are kept with
-// a checkpoint when it becomes an image, so that an archive made of the image has
-// them again.
+// rootFile reports whether a name is one of the files at an archive's root that stay
+// with a checkpoint when it becomes an image. An archive made of the image has them
+// again.
 func rootFile(name string) bool {
 	switch name {
 	case metadata.ConfigDumpFile, metadata.SpecDumpFile, metadata.StatusDumpFile, metadata.NetworkStatusFile, metadata.DumpLogFile, metadata.StatusFile, "stats-dump", "container.log", "io.kubernetes.cri-o.LogPath":

@@ -49,9 +49,9 @@ func cleanDeleted(name string) (string, error) {
 	return name, err
 }
 
-// RootFS gives the container's writable files as a layer: a plain tar archive,
-// in which the deleted files are whiteouts. Nil when there are none. Reading it
-// is ErrMalformed where the archive's own is no tar archive.
+// RootFS returns the container's writable files as a layer: a plain tar archive, in
+// which the deleted files are whiteouts. It returns nil when there are none. Reading the
+// layer fails with ErrMalformed where the archive's own is not a tar archive.
 func (a *Archive) RootFS(ctx context.Context) (io.ReadCloser, error) {
 	if a.rootfs == nil && len(a.deleted) == 0 {
 		return nil, nil
@@ -135,10 +135,10 @@ func copyEntry(out *tar.Writer, h *tar.Header, in io.Reader) error {
 	return nil
 }
 
-// merge writes layers, bottom up, as one rootfs-diff.tar, and gives the list of
-// deleted.files: those removed, and not put back by a layer above. An opaque
-// directory has no form there; its whiteout stays in the tar, where readers
-// that know layers understand it.
+// merge writes layers, bottom up, as one rootfs-diff.tar. It returns the list for
+// deleted.files: what a layer removes and no layer above puts back. That list has no
+// form for an opaque directory, whose whiteout stays in the tar, where readers that know
+// layers understand it.
 func merge(ctx context.Context, w io.Writer, layers []Layer) (deleted []string, err error) {
 	out := tar.NewWriter(w)
 	gone := make(map[string]bool)

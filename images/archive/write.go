@@ -105,7 +105,7 @@ func (w *writer) rootfs(layers []Layer, dir string) (err error) {
 	return w.bytes(metadata.DeletedFilesFile, data)
 }
 
-// dumps writes what tells of the container, unless the checkpoint brings it.
+// dumps writes the files that describe the container, unless the checkpoint has them.
 func (w *writer) dumps(c Contents) error {
 	there := make(map[string]bool)
 	for _, f := range c.Checkpoint.Files {

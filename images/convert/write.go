@@ -19,7 +19,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
 
-	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/layout"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 )
@@ -98,7 +97,7 @@ func (v *conversion) intoArchive(ctx context.Context) (err error) {
 		}
 	}()
 	meter := v.Progress.Begin("archive", 0)
-	if err := ociarchive.Export(ctx, withInfo{provider}, &countedWriter{ctx, out, meter}, ociarchive.WithManifest(*manifest, v.to.Name),
+	if err := ociarchive.Export(ctx, withInfo{provider}, meter.Writer(ctx, out), ociarchive.WithManifest(*manifest, v.to.Name),
 		ociarchive.WithSkipDockerManifest(), ociarchive.WithAllPlatforms()); err != nil {
 		return err
 	}
@@ -144,7 +143,7 @@ func (v *conversion) copyImage(ctx context.Context, to content.Store, collected 
 			return nil, err
 		}
 		defer data.Close()
-		err = content.WriteBlob(ctx, to, "gpuckpt-copy-"+d.Digest.String(), &countedReader{ctx, io.NewSectionReader(data, 0, data.Size()), meter}, d)
+		err = content.WriteBlob(ctx, to, "gpuckpt-copy-"+d.Digest.String(), meter.Reader(ctx, io.NewSectionReader(data, 0, data.Size())), d)
 		if errdefs.IsAlreadyExists(err) {
 			err = nil
 		}
@@ -166,35 +165,4 @@ func (w withInfo) Info(ctx context.Context, dgst digest.Digest) (content.Info, e
 		return p.Info(ctx, dgst)
 	}
 	return content.Info{Digest: dgst}, nil
-}
-
-// countedReader and countedWriter count what passes, and end with their context.
-type countedReader struct {
-	ctx   context.Context
-	r     io.Reader
-	meter *images.Meter
-}
-
-func (c *countedReader) Read(p []byte) (int, error) {
-	if err := context.Cause(c.ctx); err != nil {
-		return 0, err
-	}
-	n, err := c.r.Read(p)
-	c.meter.Add(int64(n))
-	return n, err
-}
-
-type countedWriter struct {
-	ctx   context.Context
-	w     io.Writer
-	meter *images.Meter
-}
-
-func (c *countedWriter) Write(p []byte) (int, error) {
-	if err := context.Cause(c.ctx); err != nil {
-		return 0, err
-	}
-	n, err := c.w.Write(p)
-	c.meter.Add(int64(n))
-	return n, err
 }

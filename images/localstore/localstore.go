@@ -44,16 +44,16 @@ type Store struct {
 	blobs string // the directory of the blobs with digests of digest.Canonical
 }
 
-// Open gives the store whose directory is root, the export "root" of
-// containerd's content plugin. known is a blob that containerd has: a directory
-// without it is not that of this containerd, which may run elsewhere or see
-// other mounts. The error then, and where files without a name cannot be made,
-// says why; the store itself does as well, slower.
+// Open returns the store whose directory is root, the export "root" of containerd's
+// content plugin. known is a blob that containerd has: a directory without that blob is
+// not the directory of this containerd, which may run elsewhere or see other mounts.
+// After an error, there or where files without a name cannot be made, the caller can
+// write to containerd's own store, which is slower.
 //
 // The store's sharing policy has to be "shared", see its metadata plugin.
 func Open(store content.Store, root string, known ocispec.Descriptor) (*Store, error) {
 	if known.Digest.Algorithm() != digest.Canonical {
-		return nil, fmt.Errorf("%s is no %s digest", known.Digest, digest.Canonical)
+		return nil, fmt.Errorf("%s is not a %s digest", known.Digest, digest.Canonical)
 	}
 	s := &Store{Store: store, blobs: filepath.Join(root, "blobs", digest.Canonical.String())}
 	info, err := os.Lstat(filepath.Join(s.blobs, known.Digest.Encoded()))
@@ -148,7 +148,7 @@ func (w *writer) Truncate(size int64) error {
 	return err
 }
 
-// Close gives up what was not committed.
+// Close discards what was not committed.
 func (w *writer) Close() error {
 	if w.file == nil {
 		return nil

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // areaCheck compares the blocks of an area while its layers are read in any
@@ -43,7 +44,7 @@ func (a *areaCheck) take(offset string) (uint64, error) {
 	at, err := strconv.ParseUint(offset, 10, 64)
 	switch {
 	case err != nil || at%a.size != 0 || at >= a.end():
-		return 0, fmt.Errorf("annotation %s is %q", AnnotationOffset, offset)
+		return 0, fmt.Errorf("annotation %s is %q", annotations.Offset, offset)
 	case a.taken[at]:
 		return 0, fmt.Errorf("there are two layers of %s from %d", a.area.File, at)
 	}
@@ -51,7 +52,7 @@ func (a *areaCheck) take(offset string) (uint64, error) {
 	return at, nil
 }
 
-// untaken gives the offsets of which there is no layer.
+// untaken returns the offsets that have no layer.
 func (a *areaCheck) untaken() (offsets []uint64) {
 	for at := uint64(0); at < a.end(); at += a.size {
 		if !a.taken[at] {
@@ -74,7 +75,7 @@ func (a *areaCheck) readLayer(begin uint64, r io.Reader) error {
 	err := images.ReadLayer(r, func(name string, size int64, r io.Reader) error {
 		file, offset, ok := images.ParsePieceFile(name)
 		if !ok || file != a.area.File || size <= 0 || offset%images.PieceAlign != 0 || offset < w.at || offset+uint64(size) < offset || offset+uint64(size) > w.end {
-			return fmt.Errorf("%w: %s, %d bytes, is no piece of %s from %d to %d", images.ErrDamaged, name, size, a.area.File, w.at, w.end)
+			return fmt.Errorf("%w: %s, %d bytes, is not a piece of %s from %d to %d", images.ErrDamaged, name, size, a.area.File, w.at, w.end)
 		}
 		w.zeros(offset)
 		if n, err := io.Copy(w, r); err != nil {
@@ -102,7 +103,7 @@ func (a *areaCheck) zero(begin uint64) {
 func (a *areaCheck) finish() {
 	for at, h := range a.tails {
 		if a.failed[at] || a.failed[at-a.size] {
-			continue // that one is told already
+			continue // that fault is noted already
 		}
 		h.Write(a.heads[at])
 		a.compare((at-1-a.area.Offset)/images.BlockBytes, h.Digest())

@@ -229,8 +229,8 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 	return &b.result, nil
 }
 
-// metadata gives the gpuckpt.json of the image: the checkpoint's, or, without
-// GPU state, one that says so.
+// metadata returns the checkpoint with a gpuckpt.json: its own, or, without GPU state,
+// one that has no processes.
 func (b *builder) metadata() (*images.Checkpoint, error) {
 	if b.Checkpoint.Metadata != nil {
 		return b.Checkpoint, nil

@@ -96,7 +96,7 @@ func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	return nil, fmt.Errorf("layers of the media type %s are not supported", mediaType)
 }
 
-// sniff tells a compression by its first bytes.
+// sniff returns the compression by how a layer begins.
 func sniff(b *bufio.Reader) string {
 	begin, _ := b.Peek(4) // shorter: it is none
 	switch {
@@ -115,7 +115,7 @@ func OpenLayer(ctx context.Context, provider content.Provider, layer ocispec.Des
 	if err != nil {
 		return nil, missing("layer "+layer.Digest.String(), err)
 	}
-	plain, err := Decompress(&contextReader{ctx, io.NewSectionReader(data, 0, data.Size()), meter}, layer.MediaType)
+	plain, err := Decompress(meter.Reader(ctx, io.NewSectionReader(data, 0, data.Size())), layer.MediaType)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: layer %s: %w", images.ErrDamaged, layer.Digest, err), data.Close())
 	}

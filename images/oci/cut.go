@@ -23,10 +23,10 @@ const (
 	minLayerBytes = 64 << 20
 )
 
-// chooseLayerBytes gives what GPU state is cut into: small enough that little
-// is sent again because of one changed byte and that some layers move at once,
-// large enough that an overlay can stack them. There are at most 64 layers for
-// up to 16 GiB and 128 for more; overlayfs stacks up to 500.
+// chooseLayerBytes returns the size of the pieces that GPU state is cut into. They are
+// small enough that one changed byte sends little again and that several layers move
+// at once, and large enough that an overlay can stack them: at most 64 layers for up
+// to 16 GiB and 128 for more, where overlayfs stacks up to 500.
 func chooseLayerBytes(state uint64) uint64 {
 	size, most := uint64(minLayerBytes), uint64(64)
 	for state > size*most {

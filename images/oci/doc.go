@@ -15,28 +15,7 @@
 // CRIU's images and gpuckpt.json. docs/images.md describes them for others.
 package oci
 
-import "github.com/gpuckpt/gpuckpt/images/annotations"
-
-// The annotations of a checkpoint image, which package annotations describes.
-const (
-	AnnotationLayer      = annotations.Layer
-	AnnotationArea       = annotations.Area
-	AnnotationOffset     = annotations.Offset
-	AnnotationLayerBytes = annotations.LayerBytes
-	AnnotationSchema     = annotations.Schema
-	AnnotationCreated    = annotations.Created
-	AnnotationDriver     = annotations.Driver
-	AnnotationCUDA       = annotations.CUDA
-	AnnotationGPUCount   = annotations.GPUCount
-	AnnotationGPUModels  = annotations.GPUModels
-	AnnotationGPUMemory  = annotations.GPUMemory
-	AnnotationGPUState   = annotations.GPUState
-	AnnotationProcesses  = annotations.Processes
-	AnnotationBase       = annotations.Base
-	AnnotationBaseDigest = annotations.BaseDigest
-)
-
-// The values of AnnotationLayer.
+// The kinds of layers, as the annotation annotations.Layer of a layer has them.
 const (
 	LayerRW   = "rw"
 	LayerGPU  = "gpu"

@@ -15,9 +15,10 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
-// Image is what a checkpoint image says of itself; nothing of it was verified.
+// Image is what a checkpoint image says of itself. Nothing of it was verified.
 type Image struct {
 	// Digest of the manifest, and its annotations.
 	Digest      digest.Digest     `json:"digest"`
@@ -55,7 +56,7 @@ func (l Layer) Descriptor() ocispec.Descriptor {
 // LayerBase is the Kind of the base image's layers.
 const LayerBase = "base"
 
-// Bytes gives the size of the layers of a kind, as stored.
+// Bytes returns the size of the layers of a kind, as stored.
 func (i *Image) Bytes(kind string) (bytes uint64) {
 	for _, l := range i.Layers {
 		if l.Kind == kind {
@@ -65,9 +66,9 @@ func (i *Image) Bytes(kind string) (bytes uint64) {
 	return bytes
 }
 
-// Inspect reads the manifest, the config and gpuckpt.json of a checkpoint image,
-// or of the one for this platform in an index. It is ErrNotCheckpoint if the
-// image is none.
+// Inspect reads the manifest, the config and gpuckpt.json of a checkpoint image, or of
+// the one for this platform in an index. The error is ErrNotCheckpoint if the image is
+// not a checkpoint image.
 func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (*Image, error) {
 	m, desc, err := manifestOf(ctx, provider, manifest)
 	if err != nil {
@@ -81,18 +82,18 @@ func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.De
 	if err != nil {
 		return nil, fmt.Errorf("inspect %s: %w", desc.Digest, err)
 	}
-	i := &Image{Digest: desc.Digest, Annotations: m.Annotations, BaseName: m.Annotations[AnnotationBase]}
+	i := &Image{Digest: desc.Digest, Annotations: m.Annotations, BaseName: m.Annotations[annotations.Base]}
 	if i.LayerBytes, err = layerBytes(m.Annotations); err != nil {
 		return nil, fmt.Errorf("inspect %s: %w", desc.Digest, err)
 	}
 	for n, d := range m.Layers {
-		l := Layer{Digest: d.Digest, DiffID: ids[n], MediaType: d.MediaType, Bytes: uint64(d.Size), Kind: d.Annotations[AnnotationLayer]}
+		l := Layer{Digest: d.Digest, DiffID: ids[n], MediaType: d.MediaType, Bytes: uint64(d.Size), Kind: d.Annotations[annotations.Layer]}
 		switch l.Kind {
 		case "":
 			l.Kind = LayerBase
 		case LayerGPU:
-			l.Area = d.Annotations[AnnotationArea]
-			if l.Offset, err = strconv.ParseUint(d.Annotations[AnnotationOffset], 10, 64); err != nil {
+			l.Area = d.Annotations[annotations.Area]
+			if l.Offset, err = strconv.ParseUint(d.Annotations[annotations.Offset], 10, 64); err != nil {
 				return nil, fmt.Errorf("inspect %s: %w: layer %d: %w", desc.Digest, images.ErrDamaged, n, err)
 			}
 		}
@@ -142,7 +143,7 @@ type Comparison struct {
 	GPUBytes, SharedGPUBytes   uint64
 }
 
-// Compare says what a push of i need not send where previous is.
+// Compare counts what a push of i need not send to a registry that has previous.
 func (i *Image) Compare(previous *Image) Comparison {
 	had := make(map[digest.Digest]bool)
 	for _, l := range previous.Layers {

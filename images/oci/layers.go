@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // plan is a layer to be made.
@@ -44,15 +45,15 @@ func layerKey(kind, area, offset string) string {
 }
 
 func (p *plan) annotations() map[string]string {
-	a := map[string]string{AnnotationLayer: p.kind}
+	a := map[string]string{annotations.Layer: p.kind}
 	if p.kind == LayerGPU {
-		a[AnnotationArea], a[AnnotationOffset] = p.name, strconv.FormatUint(p.from, 10)
+		a[annotations.Area], a[annotations.Offset] = p.name, strconv.FormatUint(p.from, 10)
 	}
 	return a
 }
 
-// checkpointLayers makes the layers of GPU state and the one of CRIU's images,
-// several at once. What of the GPU state is zero makes none.
+// checkpointLayers makes the layers of GPU state and the one of CRIU's images, several
+// at once. GPU state that is zero needs no layer.
 func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
 	var plans []plan
 	var total uint64
@@ -136,7 +137,7 @@ func boolRank(first bool) int {
 	return 1
 }
 
-// makeLayer gives a layer of the store, nil when it would be empty.
+// makeLayer returns the layer, which is then in the store; nil if it would be empty.
 func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]layer) (*layer, error) {
 	content := uint64(0)
 	if p.kind == LayerGPU {
@@ -263,7 +264,7 @@ func (c *counter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writable gives the layer of the container's writable files, nil without one.
+// writable returns the layer of the container's writable files, nil if there is none.
 func (b *builder) writable(ctx context.Context) (*layer, error) {
 	var l *layer
 	switch {
@@ -292,12 +293,12 @@ func (b *builder) writable(ctx context.Context) (*layer, error) {
 	default:
 		return nil, nil
 	}
-	l.kind, l.desc.Annotations = LayerRW, map[string]string{AnnotationLayer: LayerRW}
+	l.kind, l.desc.Annotations = LayerRW, map[string]string{annotations.Layer: LayerRW}
 	return l, nil
 }
 
-// diffID gives the digest of what a layer unpacks to: what the store knows, or
-// by unpacking it.
+// diffID returns the digest of the unpacked layer, from the store's labels or by
+// unpacking the layer.
 func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) (digest.Digest, error) {
 	if store, ok := provider.(content.InfoProvider); ok {
 		info, err := store.Info(ctx, desc.Digest)
@@ -321,7 +322,7 @@ func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descrip
 	return digest.Canonical.FromReader(r)
 }
 
-// exists says whether the store has a blob.
+// exists reports whether the store has a blob.
 func exists(ctx context.Context, store content.InfoProvider, d digest.Digest) (bool, error) {
 	_, err := store.Info(ctx, d)
 	if errdefs.IsNotFound(err) {

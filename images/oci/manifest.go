@@ -23,6 +23,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // base is the image that a checkpoint is put on.
@@ -33,7 +34,7 @@ type base struct {
 	history []json.RawMessage
 }
 
-// readManifest gives the manifest of an image, for the platform if it has
+// readManifest returns the manifest of an image, the one for the platform if it has
 // several.
 func readManifest(ctx context.Context, provider content.Provider, image ocispec.Descriptor, platform string) (*ocispec.Manifest, error) {
 	match := platforms.Default()
@@ -51,7 +52,7 @@ func readManifest(ctx context.Context, provider content.Provider, image ocispec.
 	return &m, nil
 }
 
-// readConfig gives the config of an image, field by field, and its diff_ids.
+// readConfig returns the config of an image, field by field, and its diff_ids.
 func readConfig(ctx context.Context, provider content.Provider, m *ocispec.Manifest) (map[string]json.RawMessage, []digest.Digest, error) {
 	data, err := content.ReadBlob(ctx, provider, m.Config)
 	if err != nil {
@@ -71,9 +72,9 @@ func readConfig(ctx context.Context, provider content.Provider, m *ocispec.Manif
 	return config, rootfs.DiffIDs, nil
 }
 
-// readBase reads the base image, less the layers of a checkpoint that it was
-// resumed from. Those with writable files stay: they are part of what the
-// container's own writable files are the difference to.
+// readBase reads the base image without the layers of a checkpoint that the container
+// was restored from. Layers with writable files stay: the container's own writable
+// files are the difference to them.
 func (b *builder) readBase(ctx context.Context) (*base, error) {
 	if b.Base.Digest == "" {
 		p := platforms.DefaultSpec()
@@ -105,7 +106,7 @@ func (b *builder) readBase(ctx context.Context) (*base, error) {
 	}
 	drop := make([]bool, len(m.Layers))
 	for i, d := range m.Layers {
-		kind := d.Annotations[AnnotationLayer]
+		kind := d.Annotations[annotations.Layer]
 		if drop[i] = kind == LayerGPU || kind == LayerCRIU; drop[i] {
 			continue
 		}
@@ -119,8 +120,8 @@ func (b *builder) readBase(ctx context.Context) (*base, error) {
 	return out, nil
 }
 
-// historyOf leaves the entries of dropped layers out. It gives none if there
-// were none, or if they do not fit the layers.
+// historyOf returns the history without the entries of dropped layers. It returns
+// nothing if the entries do not fit the layers.
 func historyOf(history []json.RawMessage, drop []bool) ([]json.RawMessage, error) {
 	var kept []json.RawMessage
 	at := 0
@@ -146,8 +147,8 @@ func historyOf(history []json.RawMessage, drop []bool) ([]json.RawMessage, error
 	return kept, nil
 }
 
-// readPrevious gives the checkpoint layers of the previous image that the store
-// has, by key, and takes the size of its layers over.
+// readPrevious returns those checkpoint layers of the previous image that the store
+// has, by key. It sets LayerBytes as in the previous image unless the options do.
 func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 	if b.Previous == nil {
 		return nil, nil
@@ -167,7 +168,7 @@ func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 	}
 	previous := make(map[string]layer)
 	for i, d := range m.Layers {
-		kind := d.Annotations[AnnotationLayer]
+		kind := d.Annotations[annotations.Layer]
 		if kind != LayerGPU && kind != LayerCRIU {
 			continue
 		}
@@ -176,23 +177,22 @@ func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 			return nil, fmt.Errorf("read the previous image: %w", err)
 		}
 		if ok {
-			previous[layerKey(kind, d.Annotations[AnnotationArea], d.Annotations[AnnotationOffset])] = layer{desc: d, diffID: ids[i]}
+			previous[layerKey(kind, d.Annotations[annotations.Area], d.Annotations[annotations.Offset])] = layer{desc: d, diffID: ids[i]}
 		}
 	}
 	return previous, nil
 }
 
-// layerBytes reads AnnotationLayerBytes.
-func layerBytes(annotations map[string]string) (uint64, error) {
-	n, err := strconv.ParseUint(annotations[AnnotationLayerBytes], 10, 64)
+// layerBytes reads annotations.LayerBytes.
+func layerBytes(of map[string]string) (uint64, error) {
+	n, err := strconv.ParseUint(of[annotations.LayerBytes], 10, 64)
 	if err != nil || n < minLayerBytes || n&(n-1) != 0 {
-		return 0, fmt.Errorf("%w: annotation %s is %q", images.ErrDamaged, AnnotationLayerBytes, annotations[AnnotationLayerBytes])
+		return 0, fmt.Errorf("%w: annotation %s is %q", images.ErrDamaged, annotations.LayerBytes, of[annotations.LayerBytes])
 	}
 	return n, nil
 }
 
-// writeManifest writes the config and then the manifest, from which on the
-// image is there.
+// writeManifest writes the config and then the manifest, which completes the image.
 func (b *builder) writeManifest(ctx context.Context, meta *images.Metadata, on *base, added []layer) (ocispec.Descriptor, error) {
 	created := b.Created
 	if created.IsZero() {
@@ -281,31 +281,31 @@ func (b *builder) annotations(m *images.Metadata) map[string]string {
 	}
 	maps.Copy(a, map[string]string{
 		ocispec.AnnotationCreated: m.Created.UTC().Format(time.RFC3339),
-		AnnotationSchema:          strconv.Itoa(m.SchemaVersion),
-		AnnotationCreated:         m.Created.UTC().Format(time.RFC3339),
-		AnnotationGPUCount:        strconv.Itoa(len(m.GPUs)),
-		AnnotationProcesses:       strconv.Itoa(len(m.Processes)),
-		AnnotationLayerBytes:      strconv.FormatUint(b.LayerBytes, 10),
+		annotations.Schema:        strconv.Itoa(m.SchemaVersion),
+		annotations.Created:       m.Created.UTC().Format(time.RFC3339),
+		annotations.GPUCount:      strconv.Itoa(len(m.GPUs)),
+		annotations.Processes:     strconv.Itoa(len(m.Processes)),
+		annotations.LayerBytes:    strconv.FormatUint(b.LayerBytes, 10),
 	})
 	if len(m.Processes) > 0 {
 		maps.Copy(a, map[string]string{
-			AnnotationDriver:    m.DriverVersion,
-			AnnotationCUDA:      m.CUDAVersion,
-			AnnotationGPUModels: strings.Join(slices.Compact(models), ", "),
-			AnnotationGPUMemory: strconv.FormatUint(memory, 10),
-			AnnotationGPUState:  strconv.FormatUint(state, 10),
+			annotations.Driver:    m.DriverVersion,
+			annotations.CUDA:      m.CUDAVersion,
+			annotations.GPUModels: strings.Join(slices.Compact(models), ", "),
+			annotations.GPUMemory: strconv.FormatUint(memory, 10),
+			annotations.GPUState:  strconv.FormatUint(state, 10),
 		})
 	}
 	if b.BaseName != "" {
-		a[AnnotationBase] = b.BaseName
+		a[annotations.Base] = b.BaseName
 	}
 	if b.Base.Digest != "" {
-		a[AnnotationBaseDigest] = b.Base.Digest.String()
+		a[annotations.BaseDigest] = b.Base.Digest.String()
 	}
 	return a
 }
 
-// ociType gives the OCI media type for one of Docker's.
+// ociType returns the OCI media type for one of Docker's.
 func ociType(mediaType string) string {
 	switch mediaType {
 	case cimages.MediaTypeDockerSchema2Layer:

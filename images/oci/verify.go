@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // Report is what Verify has read.
@@ -216,22 +217,22 @@ func (v *verifier) verify(ctx context.Context) {
 func criuLayer(m *ocispec.Manifest) (int, error) {
 	top := -1
 	for i, l := range m.Layers {
-		if l.Annotations[AnnotationLayer] != LayerCRIU {
+		if l.Annotations[annotations.Layer] != LayerCRIU {
 			continue
 		}
 		if top >= 0 {
-			return 0, fmt.Errorf("%w: two layers have the annotation %s=%s", images.ErrDamaged, AnnotationLayer, LayerCRIU)
+			return 0, fmt.Errorf("%w: two layers have the annotation %s=%s", images.ErrDamaged, annotations.Layer, LayerCRIU)
 		}
 		top = i
 	}
 	if top < 0 {
-		return 0, fmt.Errorf("%w: no layer has the annotation %s=%s", ErrNotCheckpoint, AnnotationLayer, LayerCRIU)
+		return 0, fmt.Errorf("%w: no layer has the annotation %s=%s", ErrNotCheckpoint, annotations.Layer, LayerCRIU)
 	}
 	return top, nil
 }
 
-// sort gives what is to be done for each other layer, and for each range of an
-// area that has none because it is zero.
+// sort returns a job for each other layer, and one for each range of an area that has
+// no layer because it is zero.
 func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(context.Context)) {
 	areas = make(map[string]*areaCheck)
 	size, err := layerBytes(v.manifest.Annotations)
@@ -248,16 +249,16 @@ func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(conte
 		if i == top {
 			continue
 		}
-		if l.Annotations[AnnotationLayer] != LayerGPU {
+		if l.Annotations[annotations.Layer] != LayerGPU {
 			jobs = append(jobs, func(ctx context.Context) { v.layer(ctx, i, nil) })
 			continue
 		}
-		a := areas[l.Annotations[AnnotationArea]]
+		a := areas[l.Annotations[annotations.Area]]
 		if a == nil {
-			v.fault(fmt.Errorf("%w: %s is of the area %q, which %s does not have", images.ErrDamaged, v.nameOf(i), l.Annotations[AnnotationArea], images.MetadataName))
+			v.fault(fmt.Errorf("%w: %s is of the area %q, which %s does not have", images.ErrDamaged, v.nameOf(i), l.Annotations[annotations.Area], images.MetadataName))
 			continue
 		}
-		at, err := a.take(l.Annotations[AnnotationOffset])
+		at, err := a.take(l.Annotations[annotations.Offset])
 		if err != nil {
 			v.fault(fmt.Errorf("%w: %s: %w", images.ErrDamaged, v.nameOf(i), err))
 			continue
@@ -279,18 +280,18 @@ func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(conte
 // nameOf names a layer for a person.
 func (v *verifier) nameOf(i int) string {
 	l := v.manifest.Layers[i]
-	switch kind := l.Annotations[AnnotationLayer]; kind {
+	switch kind := l.Annotations[annotations.Layer]; kind {
 	case "":
 		return fmt.Sprintf("layer %d (base, %s)", i, l.Digest)
 	case LayerGPU:
-		return fmt.Sprintf("layer %d (%s from %s, %s)", i, l.Annotations[AnnotationArea], l.Annotations[AnnotationOffset], l.Digest)
+		return fmt.Sprintf("layer %d (%s from %s, %s)", i, l.Annotations[annotations.Area], l.Annotations[annotations.Offset], l.Digest)
 	default:
 		return fmt.Sprintf("layer %d (%s, %s)", i, kind, l.Digest)
 	}
 }
 
 // layer reads a layer to its end and compares its digests. read, if not nil,
-// reads the archive. It says whether the archive was read without an error.
+// reads the archive. layer reports whether the archive was read without an error.
 func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error) bool {
 	desc := v.manifest.Layers[i]
 	if err := desc.Digest.Validate(); err != nil {
@@ -308,7 +309,7 @@ func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error)
 		return false
 	}
 	blob := desc.Digest.Algorithm().Digester()
-	raw := io.TeeReader(&contextReader{ctx, io.NewSectionReader(ra, 0, ra.Size()), v.meter}, blob.Hash())
+	raw := io.TeeReader(v.meter.Reader(ctx, io.NewSectionReader(ra, 0, ra.Size())), blob.Hash())
 	plain := digest.Canonical.Digester()
 	archiveErr := v.archive(raw, desc.MediaType, plain, read)
 	if _, err := io.Copy(io.Discard, raw); err != nil {
@@ -380,25 +381,9 @@ func readMetadata(r io.Reader) (*images.Metadata, error) {
 // compareAnnotations refuses a manifest that promises something else.
 func (v *verifier) compareAnnotations() {
 	want := (&builder{Options: Options{LayerBytes: minLayerBytes}}).annotations(v.meta)
-	for _, key := range []string{AnnotationSchema, AnnotationCreated, AnnotationDriver, AnnotationCUDA, AnnotationGPUCount, AnnotationGPUModels, AnnotationGPUMemory, AnnotationGPUState, AnnotationProcesses} {
+	for _, key := range []string{annotations.Schema, annotations.Created, annotations.Driver, annotations.CUDA, annotations.GPUCount, annotations.GPUModels, annotations.GPUMemory, annotations.GPUState, annotations.Processes} {
 		if got := v.manifest.Annotations[key]; got != want[key] {
 			v.fault(fmt.Errorf("%w: annotation %s of the manifest is %q, and %s says %q", images.ErrDamaged, key, got, images.MetadataName, want[key]))
 		}
 	}
-}
-
-// contextReader ends with its context, and counts what it reads.
-type contextReader struct {
-	ctx   context.Context
-	r     io.Reader
-	meter *images.Meter
-}
-
-func (c *contextReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	n, err := c.r.Read(p)
-	c.meter.Add(int64(n))
-	return n, err
 }

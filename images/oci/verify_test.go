@@ -18,6 +18,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // blobPath is where a layout has a blob.
@@ -144,7 +145,7 @@ func replaced(t *testing.T, l *testLayout, manifest ocispec.Descriptor, kind str
 		t.Fatal(err)
 	}
 	for i, d := range m.Layers {
-		if d.Annotations[AnnotationLayer] != kind {
+		if d.Annotations[annotations.Layer] != kind {
 			continue
 		}
 		with := put(t, l, ocispec.MediaTypeImageLayer, archive)
@@ -283,13 +284,13 @@ func TestVerifyRefusesOtherManifests(t *testing.T) {
 		return rewritten(t, store, other, config)
 	}
 	for name, edit := range map[string]func(*ocispec.Manifest){
-		"another driver":   func(m *ocispec.Manifest) { m.Annotations[AnnotationDriver] = "1" },
-		"no cut":           func(m *ocispec.Manifest) { delete(m.Annotations, AnnotationLayerBytes) },
-		"an odd cut":       func(m *ocispec.Manifest) { m.Annotations[AnnotationLayerBytes] = "100000000" },
-		"another offset":   func(m *ocispec.Manifest) { m.Layers[0].Annotations[AnnotationOffset] = "4096" },
-		"the same offset":  func(m *ocispec.Manifest) { m.Layers[1].Annotations[AnnotationOffset] = "0" },
-		"another area":     func(m *ocispec.Manifest) { m.Layers[0].Annotations[AnnotationArea] = "gpu-9-9" },
-		"two of CRIU":      func(m *ocispec.Manifest) { m.Layers[0].Annotations[AnnotationLayer] = LayerCRIU },
+		"another driver":   func(m *ocispec.Manifest) { m.Annotations[annotations.Driver] = "1" },
+		"no cut":           func(m *ocispec.Manifest) { delete(m.Annotations, annotations.LayerBytes) },
+		"an odd cut":       func(m *ocispec.Manifest) { m.Annotations[annotations.LayerBytes] = "100000000" },
+		"another offset":   func(m *ocispec.Manifest) { m.Layers[0].Annotations[annotations.Offset] = "4096" },
+		"the same offset":  func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Offset] = "0" },
+		"another area":     func(m *ocispec.Manifest) { m.Layers[0].Annotations[annotations.Area] = "gpu-9-9" },
+		"two of CRIU":      func(m *ocispec.Manifest) { m.Layers[0].Annotations[annotations.Layer] = LayerCRIU },
 		"no annotation":    func(m *ocispec.Manifest) { m.Layers[0].Annotations = nil },
 		"a layer too few":  func(m *ocispec.Manifest) { m.Layers = m.Layers[1:] },
 		"another type":     func(m *ocispec.Manifest) { m.Layers[0].MediaType = "application/x" },

@@ -6,13 +6,12 @@
 // and certificates work as in containerd, and the credentials are those of the
 // user's Docker configuration.
 //
-// A blob is sent, or fetched, as a whole or not at all; what is on the other side
-// already is left out. A transfer that ends early is taken up by the next one:
-// a push asks for each blob before it sends it, a pull goes on in the middle of a
-// blob where the store has the begin of it. The image appears under its name last,
-// so nobody meets half an image. Blobs move several at a time, each is tried
-// again when the network or the registry fails it, and the first failure that
-// trying again cannot mend ends the transfer.
+// A blob arrives whole or not at all. Blobs that the other side has are left out. The
+// next transfer continues one that ended early: a push asks for each blob before it
+// sends the blob, a pull continues in the middle of a blob of which the store has the
+// beginning. The image gets its name last, so nobody meets half an image. Blobs move
+// several at a time. Each is tried again when the network or the registry fails; the
+// first failure for good ends the transfer.
 package registry
 
 import (
@@ -22,7 +21,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// ErrNotAuthorized says that a registry refused the credentials, or wants some.
+// ErrNotAuthorized reports that a registry refused the credentials, or wants some.
 var ErrNotAuthorized = errors.New("the registry refused access")
 
 // Options say how an image is moved. The zero value works.

@@ -36,7 +36,7 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 	o := options.defaults()
 	spec, err := reference.Parse(ref)
 	if err != nil {
-		return nil, nil, fmt.Errorf("pull: %q is no image reference such as example.com/job:1: %w", ref, err)
+		return nil, nil, fmt.Errorf("pull: %q is not an image reference such as example.com/job:1: %w", ref, err)
 	}
 	ctx, done, err := lease(ctx, c, ref)
 	if err != nil {
@@ -189,7 +189,7 @@ func (f *fetched) Seek(offset int64, whence int) (int64, error) {
 	return at, err
 }
 
-// reach tells of progress as far as nobody has yet: a retry begins before that.
+// reach counts progress beyond what is counted already: a retry begins before that.
 func (f *fetched) reach(at, moved int64) {
 	f.at = at
 	f.pull.mu.Lock()

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
@@ -43,7 +44,7 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 	o := options.defaults()
 	spec, err := reference.Parse(ref)
 	if err != nil {
-		return nil, fmt.Errorf("push: %q is no image reference such as example.com/job:1: %w", ref, err)
+		return nil, fmt.Errorf("push: %q is not an image reference such as example.com/job:1: %w", ref, err)
 	}
 	blobs, manifests, err := contents(ctx, store, image)
 	if err != nil {
@@ -128,7 +129,7 @@ type push struct {
 
 // send sends one blob unless it is there.
 func (p *push) send(ctx context.Context, d ocispec.Descriptor) error {
-	gpu := d.Annotations[oci.AnnotationLayer] == oci.LayerGPU
+	gpu := d.Annotations[annotations.Layer] == oci.LayerGPU
 	var reused bool
 	err := p.attempts(ctx, p.meter, func() (err error) {
 		reused, err = p.try(ctx, d)
@@ -153,7 +154,7 @@ func (p *push) send(ctx context.Context, d ocispec.Descriptor) error {
 	return nil
 }
 
-// try sends one blob once. What it has reported it takes back on an error.
+// try sends one blob once. On an error it takes back what it has counted.
 func (p *push) try(ctx context.Context, d ocispec.Descriptor) (reused bool, err error) {
 	w, err := p.pusher.Push(ctx, p.withSources(ctx, d))
 	if errdefs.IsAlreadyExists(err) {

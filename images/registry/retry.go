@@ -19,8 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// attempts calls do until it succeeds, its error is one that trying again cannot
-// mend, or it was tried often enough.
+// attempts calls do until it succeeds, fails for good, or has been tried often enough.
 func (o *Options) attempts(ctx context.Context, meter *images.Meter, do func() error) error {
 	pause := o.Pause
 	for try := 1; ; try++ {
@@ -46,7 +45,7 @@ type localError struct{ error }
 
 func (e localError) Unwrap() error { return e.error }
 
-// transient says whether the same request may succeed later. Whatever is not
+// transient reports whether the same request may succeed later. An error that is not
 // known to be final counts as a fault of the network.
 func transient(err error) bool {
 	if errors.As(err, new(localError)) || errors.Is(err, docker.ErrInvalidAuthorization) || notAuthorized(err) {
@@ -77,7 +76,7 @@ func notAuthorized(err error) bool {
 	return errors.Is(err, docker.ErrInvalidAuthorization)
 }
 
-// explain says what a user can do about an error.
+// explain adds what a user can do about an error.
 func explain(err error, host string) error {
 	if err == nil {
 		return nil

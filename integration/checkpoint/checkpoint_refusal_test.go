@@ -132,6 +132,36 @@ func TestNoCRIU(t *testing.T) {
 	k.Expect(t, "count", "102")
 }
 
+// The criu that the node's file names is the one that dumps and restores.
+func TestConfiguredCRIU(t *testing.T) {
+	results.Add(t)
+	path, err := bins.Path("criu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "criu"), "#!/bin/sh\necho \"$1\" >>"+dir+"/calls\nexec "+path+" \"$@\"\n", 0o755)
+	calls := func() int {
+		text, err := os.ReadFile(dir + "/calls")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(text), "swrk") // runc's
+	}
+	shared.Configured(t, "[criu]\npath = \""+dir+"/criu\"\n")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	if err := k.Checkpoint(t.Context(), "configured:1"); err != nil {
+		t.Fatal(err)
+	}
+	dumped := calls()
+	k.MustRemove(t)
+	restore(t, shared, k.ID, "configured:1", k.Port).Expect(t, "count", "102")
+	if all := calls(); dumped == 0 || all <= dumped {
+		t.Errorf("runc has called it %d times to dump, and %d times in all", dumped, all)
+	}
+}
+
 // When CRIU fails, the error quotes it and names its log, which is kept.
 func TestCRIUFails(t *testing.T) {
 	results.Add(t)

@@ -34,6 +34,8 @@ static CUresult open_context(CUcontext c, int ordinal)
 	uint64_t *word = memory_at(c->image, IMAGE_BYTES);
 	for (size_t i = 0; i < IMAGE_BYTES / sizeof *word; i++)
 		word[i] = mix(c->image + i);
+	if ((r = timer_watch(c->image)))
+		return r;
 	c->alive = true;
 	return CUDA_SUCCESS;
 }
@@ -41,6 +43,7 @@ static CUresult open_context(CUcontext c, int ordinal)
 static void close_context(CUcontext c)
 {
 	c->alive = false;
+	timer_forget(c->image);
 	memory_release_context(c);
 }
 

@@ -57,6 +57,11 @@ enum {
 
 enum { CU_MEM_ATTACH_GLOBAL = 1 };
 enum { CU_MEMHOSTALLOC_DEVICEMAP = 2 };
+enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
+
+typedef struct {
+	char reserved[64];
+} CUipcMemHandle;
 
 typedef int CUprocessState;
 enum {
@@ -133,6 +138,11 @@ CUDA_API CUresult cuMemFreeHost(void *address);
 CUDA_API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUDA_API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 CUDA_API CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes);
+
+CUDA_API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address);
+CUDA_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle,
+                                        unsigned int flags);
+CUDA_API CUresult cuIpcCloseMemHandle(CUdeviceptr address);
 
 CUDA_API CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUDA_API CUresult cuModuleUnload(CUmodule module);

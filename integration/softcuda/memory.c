@@ -41,7 +41,7 @@ static size_t in_use(int ordinal)
 {
 	size_t sum = 0;
 	for (struct allocation *a = allocations; a; a = a->next)
-		if (a->context->ordinal == ordinal)
+		if (a->context->ordinal == ordinal && a->kind != KIND_IMPORTED)
 			sum += a->bytes;
 	return sum;
 }
@@ -64,37 +64,52 @@ bool memory_has_managed(void)
 	return found;
 }
 
-CUresult memory_map(struct allocation *a)
+// memory_file makes a memory file for an allocation; -1 on error.
+static int memory_file(const struct allocation *a)
 {
 	char name[100];
 
 	gpu_memory_name(&process.gpu[a->context->ordinal], name, sizeof name);
 	int fd = memfd_create(name, MFD_CLOEXEC);
-	if (fd < 0)
-		return CUDA_ERROR_OPERATING_SYSTEM;
-	void *at = MAP_FAILED;
-	if (!ftruncate(fd, (off_t)a->bytes))
-		at = mmap((void *)a->address, a->bytes, PROT_READ | PROT_WRITE,
-		          MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
-	close(fd);
+	if (fd >= 0 && ftruncate(fd, (off_t)a->bytes)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static CUresult map_file(const struct allocation *a, int fd, int flags)
+{
+	void *at = mmap((void *)a->address, a->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, fd, 0);
 	if (at == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	madvise(at, a->bytes, MADV_DONTFORK); // a forked child has no GPU
 	return CUDA_SUCCESS;
 }
 
+CUresult memory_map(struct allocation *a)
+{
+	int fd = memory_file(a);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	CUresult r = map_file(a, fd, MAP_FIXED_NOREPLACE);
+	close(fd);
+	return r;
+}
+
 void memory_unmap(struct allocation *a)
 {
 	munmap((void *)a->address, a->bytes);
+	if (a->export >= 0)
+		close(a->export);
+	a->export = -1;
 }
 
-static CUresult allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address)
+// add makes an allocation of whole pages; fd is the memory file of an imported one.
+static CUresult add(CUcontext context, enum kind kind, size_t bytes, int fd, CUdeviceptr *address)
 {
 	int ordinal = context->ordinal;
-	size_t total = process.gpu[ordinal].total, used = in_use(ordinal);
 
-	if (bytes > total || used + (bytes = (bytes + PAGE - 1) & ~(PAGE - 1)) > total)
-		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (next_address[ordinal] + bytes + PAGE > SPAN)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	struct allocation *a = calloc(1, sizeof *a);
@@ -104,7 +119,8 @@ static CUresult allocate(CUcontext context, enum kind kind, size_t bytes, CUdevi
 	a->bytes = bytes;
 	a->kind = kind;
 	a->context = context;
-	CUresult r = memory_map(a);
+	a->export = -1;
+	CUresult r = kind == KIND_IMPORTED ? map_file(a, fd, MAP_FIXED_NOREPLACE) : memory_map(a);
 	if (r) {
 		free(a);
 		return r;
@@ -114,6 +130,15 @@ static CUresult allocate(CUcontext context, enum kind kind, size_t bytes, CUdevi
 	allocations = a;
 	*address = a->address;
 	return CUDA_SUCCESS;
+}
+
+static CUresult allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address)
+{
+	size_t total = process.gpu[context->ordinal].total, used = in_use(context->ordinal);
+
+	if (bytes > total || used + (bytes = (bytes + PAGE - 1) & ~(PAGE - 1)) > total)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return add(context, kind, bytes, -1, address);
 }
 
 CUresult memory_allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address)
@@ -134,18 +159,64 @@ static void drop(struct allocation **link)
 	free(a);
 }
 
-static CUresult release(CUdeviceptr address)
+static CUresult release(CUdeviceptr address, bool imported)
 {
 	CUresult r = CUDA_ERROR_INVALID_VALUE;
 
 	pthread_mutex_lock(&mutex);
 	for (struct allocation **l = &allocations; *l; l = &(*l)->next) {
-		if ((*l)->address == address && (*l)->kind != KIND_CONTEXT) {
+		if ((*l)->address == address && (*l)->kind != KIND_CONTEXT &&
+		    ((*l)->kind == KIND_IMPORTED) == imported) {
 			drop(l);
 			r = CUDA_SUCCESS;
 			break;
 		}
 	}
+	pthread_mutex_unlock(&mutex);
+	return r;
+}
+
+CUresult memory_release_imported(CUdeviceptr address)
+{
+	return release(address, true);
+}
+
+// Until now its memory file had no name. One that stays open takes its place, with what is in it.
+static CUresult make_exportable(struct allocation *a)
+{
+	int fd = memory_file(a);
+
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	if (pwrite(fd, (void *)a->address, a->bytes, 0) != (ssize_t)a->bytes ||
+	    map_file(a, fd, MAP_FIXED)) {
+		close(fd);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	a->export = fd;
+	return CUDA_SUCCESS;
+}
+
+CUresult memory_export(CUdeviceptr address, int *fd, size_t *bytes)
+{
+	CUresult r = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&mutex);
+	for (struct allocation *a = allocations; a; a = a->next) {
+		if (a->address != address || a->kind != KIND_DEVICE)
+			continue;
+		r = a->export < 0 ? make_exportable(a) : CUDA_SUCCESS;
+		*fd = a->export;
+		*bytes = a->bytes;
+	}
+	pthread_mutex_unlock(&mutex);
+	return r;
+}
+
+CUresult memory_import(CUcontext context, int fd, size_t bytes, CUdeviceptr *address)
+{
+	pthread_mutex_lock(&mutex);
+	CUresult r = add(context, KIND_IMPORTED, bytes, fd, address);
 	pthread_mutex_unlock(&mutex);
 	return r;
 }
@@ -228,7 +299,7 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 	CUresult r = enter_context(&c);
 	if (r)
 		return r;
-	return gate_leave(release(address));
+	return gate_leave(release(address, false));
 }
 
 CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flags)

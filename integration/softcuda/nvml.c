@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "softcuda.h"
 
@@ -42,6 +43,7 @@ typedef struct {
 
 static struct {
 	int users, gpus;
+	int control_fd; // nvidiactl, open while there are users
 	struct config config;
 	struct gpu gpu[MAX_GPUS];
 } nvml;
@@ -52,6 +54,8 @@ CUDA_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 	config_load(&nvml.config);
 	int n = gpus_visible(&nvml.config, nvml.gpu);
 	if (n < 0)
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	if (!nvml.users && (nvml.control_fd = gpu_open(-1)) < 0)
 		return NVML_ERROR_DRIVER_NOT_LOADED;
 	nvml.gpus = n;
 	nvml.users++;
@@ -67,7 +71,8 @@ CUDA_API nvmlReturn_t nvmlShutdown(void)
 {
 	if (!nvml.users)
 		return NVML_ERROR_UNINITIALIZED;
-	nvml.users--;
+	if (!--nvml.users)
+		close(nvml.control_fd);
 	return NVML_SUCCESS;
 }
 

@@ -63,12 +63,15 @@ CUresult process_open(const struct gpu *gpus, int n)
 	return CUDA_SUCCESS;
 }
 
-// A forked child has inherited open nodes and pipes that are its parent's to use.
+// A forked child has inherited open nodes and pipes that are its parent's to use. The nodes stay
+// open, as with the real driver, though the child can do nothing with them.
 static void in_child(void)
 {
 	if (!process.initialised)
 		return;
-	process_close();
+	for (int i = 0; i < process.gpus; i++)
+		process.fd[i] = -1;
+	process.control_fd = -1;
 	control_forget_after_fork();
 	process.initialised = false;
 	process.forked = true;

@@ -40,6 +40,7 @@ struct config {
 	char driver[80];
 	int cuda_version; // 13000 is 13.0
 	struct gpu gpu[MAX_GPUS];
+	unsigned timer_ms; // 0: no such thread (timer.c)
 	unsigned delay_ms[STEPS];
 	struct fault fail[STEPS];
 	struct fault gpu_fail[MAX_GPUS][STEPS]; // of processes with memory on it
@@ -110,13 +111,14 @@ struct CUctx_st {
 CUcontext context_current(void);
 
 // memory.c: device memory, one mapping per allocation, at addresses of its own
-enum kind { KIND_DEVICE, KIND_MANAGED, KIND_CONTEXT };
+enum kind { KIND_DEVICE, KIND_MANAGED, KIND_CONTEXT, KIND_IMPORTED };
 struct allocation {
 	struct allocation *next;
 	CUdeviceptr address;
 	size_t bytes; // whole pages
 	enum kind kind;
 	CUcontext context;
+	int export; // its memory file, once another process may map it; else -1
 };
 CUresult memory_allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address);
 void memory_release_context(CUcontext context);
@@ -124,6 +126,11 @@ void memory_release_context(CUcontext context);
 void *memory_at(CUdeviceptr address, size_t bytes);
 size_t memory_in_use(int ordinal);
 bool memory_has_managed(void);
+// memory_export makes an allocation's memory file one that another process can open: fd is it.
+CUresult memory_export(CUdeviceptr address, int *fd, size_t *bytes);
+// memory_import maps another process's memory file at an address of its own.
+CUresult memory_import(CUcontext context, int fd, size_t bytes, CUdeviceptr *address);
+CUresult memory_release_imported(CUdeviceptr address);
 struct allocation *memory_first(void);
 CUresult memory_map(struct allocation *a);
 void memory_unmap(struct allocation *a);
@@ -171,6 +178,11 @@ void control_forget_after_fork(void);
 // checkpoint.c: runs on the control thread only
 CUresult checkpoint_step(const struct request *request);
 CUprocessState checkpoint_state(void);
+
+// timer.c: a thread that reads an address now and then, if the configuration asks for it. It must
+// be forgotten before it is unmapped, but by a checkpoint.
+CUresult timer_watch(CUdeviceptr address);
+void timer_forget(CUdeviceptr address);
 
 // events.c: a thread that every lock needs, from the first context on
 CUresult events_start(void);

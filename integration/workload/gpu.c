@@ -24,6 +24,8 @@
 	X(MemAllocManaged, cuMemAllocManaged)                       \
 	X(MemHostAlloc, cuMemHostAlloc)                             \
 	X(MemHostGetDevicePointer, cuMemHostGetDevicePointer_v2)    \
+	X(IpcGetMemHandle, cuIpcGetMemHandle)                       \
+	X(IpcOpenMemHandle, cuIpcOpenMemHandle_v2)                  \
 	X(MemcpyHtoD, cuMemcpyHtoD_v2)                              \
 	X(MemcpyDtoH, cuMemcpyDtoH_v2)                              \
 	X(ModuleLoadData, cuModuleLoadData)                         \
@@ -138,6 +140,20 @@ void *gpu_alloc_pinned(size_t bytes, CUdeviceptr *device)
 	void *p;
 	CHECK(MemHostAlloc(&p, bytes, CU_MEMHOSTALLOC_DEVICEMAP));
 	CHECK(MemHostGetDevicePointer(device, p, 0));
+	return p;
+}
+
+CUipcMemHandle gpu_export(CUdeviceptr address)
+{
+	CUipcMemHandle handle;
+	CHECK(IpcGetMemHandle(&handle, address));
+	return handle;
+}
+
+CUdeviceptr gpu_import(CUipcMemHandle handle)
+{
+	CUdeviceptr p;
+	CHECK(IpcOpenMemHandle(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
 	return p;
 }
 

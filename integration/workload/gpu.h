@@ -32,6 +32,9 @@ CUdeviceptr gpu_alloc(size_t bytes);
 CUdeviceptr gpu_alloc_managed(size_t bytes);
 // gpu_alloc_pinned returns host memory; *device is where the GPU sees it.
 void *gpu_alloc_pinned(size_t bytes, CUdeviceptr *device);
+// gpu_export lets other processes map device memory; gpu_import maps another process's.
+CUipcMemHandle gpu_export(CUdeviceptr address);
+CUdeviceptr gpu_import(CUipcMemHandle handle);
 void gpu_write(CUdeviceptr to, uint64_t value);
 uint64_t gpu_read(CUdeviceptr from);
 

@@ -42,12 +42,9 @@ static void *nvml_symbol(void *library, const char *name)
 	return address;
 }
 
-int list_gpus(void)
+static void nvml_open(void)
 {
 	void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-	char name[96], uuid[96];
-	unsigned n;
-	void *device;
 
 	nvml.init = (__typeof__(nvml.init))nvml_symbol(library, "nvmlInit_v2");
 	nvml.count = (__typeof__(nvml.count))nvml_symbol(library, "nvmlDeviceGetCount_v2");
@@ -56,6 +53,15 @@ int list_gpus(void)
 	nvml.uuid = (__typeof__(nvml.uuid))nvml_symbol(library, "nvmlDeviceGetUUID");
 	nvml.error = (__typeof__(nvml.error))nvml_symbol(library, "nvmlErrorString");
 	NVML(init);
+}
+
+int list_gpus(void)
+{
+	char name[96], uuid[96];
+	unsigned n;
+	void *device;
+
+	nvml_open();
 	NVML(count, &n);
 	for (unsigned i = 0; i < n; i++) {
 		NVML(handle, i, &device);
@@ -64,6 +70,12 @@ int list_gpus(void)
 		printf("GPU %u: %s (UUID: %s)\n", i, name, uuid);
 	}
 	return 0;
+}
+
+void run_monitor(const struct options *o)
+{
+	nvml_open();
+	run_plain(o);
 }
 
 int try_gpus(void)

@@ -15,6 +15,10 @@ __attribute__((noreturn)) void run_plain(const struct options *o);
 __attribute__((noreturn)) void run_pattern(const struct options *o);
 __attribute__((noreturn)) void run_writer(const struct options *o);
 __attribute__((noreturn)) void run_spin(const struct options *o);
+__attribute__((noreturn)) void run_forked(const struct options *o);
+__attribute__((noreturn)) void run_ipc(const struct options *o);
+// run_monitor uses NVML alone.
+__attribute__((noreturn)) void run_monitor(const struct options *o);
 
 // run_multi returns the exit status of the first child that ended; the others are killed.
 int run_multi(const struct options *o);

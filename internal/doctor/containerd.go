@@ -12,12 +12,13 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/pelletier/go-toml/v2"
+	"golang.org/x/mod/semver"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // containerdTested is the oldest containerd that this project is tested with.
-const containerdTested = "2.4"
+const containerdTested = "v2.4"
 
 // containerdConfig is what of containerd's configuration counts here.
 type containerdConfig struct {
@@ -55,12 +56,12 @@ func CheckContainerd(ctx context.Context, n *Node, address string, err error) (c
 		return a.checks, nil, ""
 	}
 	number := strings.TrimPrefix(version.Version, "v")
-	if older(number, containerdTested) {
-		a.add(Warning, "daemon", fmt.Sprintf("%s at %s (pid %d)", number, d.Address, d.PID), "gpuckpt is tested with "+containerdTested+" and newer", "# see https://github.com/containerd/containerd/releases")
+	if is := semver.MajorMinor("v" + number); is != "" && semver.Compare(is, containerdTested) < 0 {
+		a.add(Warning, "daemon", fmt.Sprintf("%s at %s (pid %d)", number, d.Address, d.PID), "gpuckpt is tested with "+containerdTested[1:]+" and newer", "# see https://github.com/containerd/containerd/releases")
 	} else {
 		a.ok("daemon", "%s at %s (pid %d)", number, d.Address, d.PID)
 	}
-	out, stderr, err := n.run(ctx, d.Program, "--config", d.Config, "config", "dump")
+	out, stderr, err := n.Run(ctx, d.Program, "--config", d.Config, "config", "dump")
 	var config containerdConfig
 	if err == nil {
 		err = toml.Unmarshal([]byte(out), &config)

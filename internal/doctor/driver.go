@@ -51,15 +51,15 @@ func (n *Node) helper() (string, error) {
 	if n.Helper != "" {
 		return n.Helper, nil
 	}
-	if shim, err := n.look(ShimName); err == nil {
+	if shim, err := n.Look(ShimName); err == nil {
 		if shim, err = filepath.EvalSymlinks(shim); err == nil {
 			beside := Node{Env: []string{"PATH=" + filepath.Dir(shim)}}
-			if path, err := beside.look(cuda.HelperName); err == nil {
+			if path, err := beside.Look(cuda.HelperName); err == nil {
 				return path, nil
 			}
 		}
 	}
-	return n.look(cuda.HelperName)
+	return n.Look(cuda.HelperName)
 }
 
 // CheckDriver looks at the driver and at each GPU.

@@ -138,8 +138,8 @@ func (n *Node) env(name string) string {
 	return value
 }
 
-// look finds a program as a shim does: in containerd's $PATH.
-func (n *Node) look(name string) (string, error) {
+// Look returns the path of a program in the $PATH of shims, which is containerd's.
+func (n *Node) Look(name string) (string, error) {
 	for _, dir := range filepath.SplitList(n.env("PATH")) {
 		if dir == "" {
 			continue
@@ -176,9 +176,9 @@ func (n *Node) exists(elem ...string) bool {
 // runTimeout bounds each program that is asked.
 const runTimeout = 30 * time.Second
 
-// run runs a program with the environment of the shims and gives its two
-// outputs. The error is an *exec.ExitError when its status is not 0.
-func (n *Node) run(ctx context.Context, program string, args ...string) (stdout, stderr string, err error) {
+// Run runs a program in the environment of shims and returns its outputs. The error
+// is an *exec.ExitError when its status is not 0.
+func (n *Node) Run(ctx context.Context, program string, args ...string) (stdout, stderr string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)

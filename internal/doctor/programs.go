@@ -36,7 +36,7 @@ func CheckPrograms(n *Node, path string, configured error) []Check {
 	} else {
 		a.ok("configuration", "%s", path)
 	}
-	shim, err := n.look(ShimName)
+	shim, err := n.Look(ShimName)
 	if err != nil {
 		a.add(Failure, "shim", "no "+ShimName+" in containerd's $PATH", "containers cannot use the runtime by its name, nor be checkpointed", installFix)
 	} else {
@@ -85,18 +85,18 @@ func revision(program string) string {
 func CheckRunc(ctx context.Context, n *Node) []Check {
 	a := area{name: "runc"}
 	const fix = "apt-get install --yes runc  # or see https://github.com/opencontainers/runc/releases"
-	path, err := n.look("runc")
+	path, err := n.Look("runc")
 	if err != nil {
 		a.add(Failure, "program", "none in containerd's $PATH", "no container can run", fix)
 		return a.checks
 	}
-	out, stderr, err := n.run(ctx, path, "--version")
+	out, stderr, err := n.Run(ctx, path, "--version")
 	if err != nil {
 		a.add(Failure, "program", path+" does not run: "+firstLine(stderr, err), "no container can run", fix)
 		return a.checks
 	}
 	version := strings.TrimPrefix(firstLine(out, nil), "runc version ")
-	out, stderr, err = n.run(ctx, path, "features")
+	out, stderr, err = n.Run(ctx, path, "features")
 	var f features.Features
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &f)

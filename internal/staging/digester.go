@@ -4,13 +4,12 @@
 package staging
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/worker"
@@ -22,13 +21,20 @@ const DigesterName = "gpuckpt-digester"
 // ErrDigesterGone says that the digester ended before it was asked to.
 var ErrDigesterGone = errors.New("process that digests GPU state ended early")
 
+// kind is what all digesters have in common.
+var kind = worker.Kind{Name: "digester", Gone: ErrDigesterGone, Hung: ErrDigesterGone, Garbled: ErrDigesterGone, MaxMessage: 64 << 20}
+
+// callTimeout bounds one call. The longest copies or digests all GPU state:
+// 30 minutes is 64 GiB at 40 MB/s.
+const callTimeout = 30 * time.Minute
+
 // Digester is a process that digests, copies and checks files of GPU state. Its
 // calls take turns. After ErrDigesterGone only Close is left to do.
 type Digester struct{ *worker.Worker }
 
-// StartDigester starts a digester, in a cgroup if one is given: see worker.Start.
+// StartDigester starts a digester, in a cgroup if one is given: see worker.StartSelf.
 func StartDigester(run worker.Run, cgroup *os.File) (*Digester, error) {
-	w, err := worker.Start(DigesterName, run, cgroup, ErrDigesterGone)
+	w, err := worker.StartSelf(kind, DigesterName, run, cgroup)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +69,7 @@ func (d *Digester) Check(areas []images.Area) error {
 
 func (d *Digester) call(doing string, q request) (answer, error) {
 	var a answer
-	if err := d.Call(doing, q, &a); err != nil {
+	if err := d.Call(context.Background(), doing, q, &a, callTimeout); err != nil {
 		return answer{}, err
 	}
 	if a.Error != "" {
@@ -104,7 +110,7 @@ func IsDigester() bool { return worker.Is(DigesterName) }
 // DigesterMain is a digester's whole life: it answers requests until its standard
 // input ends.
 func DigesterMain() {
-	worker.Serve(func(line []byte) any {
+	worker.Serve(kind.MaxMessage, func(line []byte) any {
 		var a answer
 		q, err := parseRequest(line)
 		if err == nil {
@@ -134,9 +140,7 @@ func (q request) do() ([][]string, error) {
 // parseRequest refuses ranges that are not in pages, and fields that are unknown.
 func parseRequest(line []byte) (request, error) {
 	var q request
-	d := json.NewDecoder(bytes.NewReader(line))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&q); err != nil {
+	if err := worker.Decode(line, &q); err != nil {
 		return request{}, fmt.Errorf("request: %w", err)
 	}
 	if len(q.Areas) != len(q.Places) {

@@ -4,9 +4,11 @@
 package steer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
@@ -18,6 +20,14 @@ const TracerName = "gpuckpt-tracer"
 // it held have been let go.
 var ErrTracerGone = errors.New("tracer process ended early; the threads it held run on")
 
+// kind is what all tracers have in common. Whatever ends one, the threads it held run
+// on.
+var kind = worker.Kind{Name: "tracer", Gone: ErrTracerGone, Hung: ErrTracerGone, Garbled: ErrTracerGone, MaxMessage: 64 << 20}
+
+// callTimeout bounds one order. The longest ends a write-through, which flushes what
+// is left of the GPU state: 30 minutes is 64 GiB at 40 MB/s.
+const callTimeout = 30 * time.Minute
+
 // Session is a running tracer. Its calls take turns. All pids and tids are as
 // this process counts them. A call that fails with ErrTracerGone has let go of
 // every thread; Close is then all that is left to do.
@@ -26,10 +36,10 @@ type Session struct {
 	copies bool // StartCopyThreads was called, and StopCopyThreads was not yet
 }
 
-// Start starts a tracer, in a cgroup if one is given: see worker.Start. It touches
+// Start starts a tracer, in a cgroup if one is given: see worker.StartSelf. It touches
 // no process until it is asked to.
 func Start(run worker.Run, cgroup *os.File) (*Session, error) {
-	w, err := worker.Start(TracerName, run, cgroup, ErrTracerGone)
+	w, err := worker.StartSelf(kind, TracerName, run, cgroup)
 	if err != nil {
 		return nil, err
 	}
@@ -120,9 +130,22 @@ func (s *Session) StopCopyThreads() (notes []string, err error) {
 	return r.Notes, err
 }
 
+// Close ends the tracer, which lets go of everything. Its error is ErrTracerGone if
+// the tracer had ended before.
+func (s *Session) Close() error {
+	gone := !s.Alive()
+	if err := s.Worker.Close(); err != nil {
+		return err
+	}
+	if gone {
+		return ErrTracerGone
+	}
+	return nil
+}
+
 func (s *Session) call(doing string, o order) (reply, error) {
 	var r reply
-	if err := s.Call(doing, o, &r); err != nil {
+	if err := s.Call(context.Background(), doing, o, &r, callTimeout); err != nil {
 		return reply{}, err
 	}
 	if r.Error != "" {

@@ -65,7 +65,7 @@ func Main() { serve(usualTuning()) }
 
 func serve(how tuning) {
 	t := tracer{tuning: how}
-	worker.Serve(func(line []byte) any {
+	worker.Serve(kind.MaxMessage, func(line []byte) any {
 		var r reply
 		o, err := parseOrder(line)
 		if err == nil {

@@ -78,17 +78,6 @@ func shared(path string) *[16]uint64 {
 	return (*[16]uint64)(unsafe.Pointer(&mem[0]))
 }
 
-// plain is the Run of a program that has no reaper.
-func plain(cmd *exec.Cmd) (func() (int, error), error) {
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	return func() (int, error) {
-		err := cmd.Wait()
-		return cmd.ProcessState.ExitCode(), err
-	}, nil
-}
-
 // spinner starts the counting process and waits until all its threads count.
 func spinner(t *testing.T) (*exec.Cmd, *[16]uint64) {
 	t.Helper()
@@ -325,7 +314,7 @@ func TestUnknownOrderIsRefused(t *testing.T) {
 // session starts a tracer that ends with the test.
 func session(t *testing.T) *Session {
 	t.Helper()
-	s, err := Start(plain, nil)
+	s, err := Start(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +328,7 @@ func session(t *testing.T) *Session {
 // digester starts a digester that ends with the test.
 func digester(t *testing.T) *staging.Digester {
 	t.Helper()
-	d, err := staging.StartDigester(plain, nil)
+	d, err := staging.StartDigester(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

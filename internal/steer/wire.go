@@ -4,11 +4,10 @@
 package steer
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 
 	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // The operations of a tracer.
@@ -24,8 +23,7 @@ const (
 	opStopCopy  = "stop-copy"
 )
 
-// order is a request to a tracer: a line of JSON on its standard input, which
-// the tracer answers with one line on its standard output.
+// order is a request to a tracer, which answers it with a reply.
 type order struct {
 	Op string `json:"op"`
 	// Processes whose threads are held, but for those in Except.
@@ -122,9 +120,7 @@ type Mapping struct {
 // parseOrder is strict about what could hurt a process that is no target.
 func parseOrder(line []byte) (order, error) {
 	var o order
-	dec := json.NewDecoder(bytes.NewReader(line))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&o); err != nil {
+	if err := worker.Decode(line, &o); err != nil {
 		return order{}, fmt.Errorf("order: %w", err)
 	}
 	ids := append([]int{}, o.Processes...)

@@ -1,214 +1,365 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package worker runs a child process that answers requests: this executable,
-// started again under another name.
+// Package worker runs a child process that answers requests, and is the one way in
+// which a program of this module talks to a child of its own.
 //
-// The life of a Worker: Start starts the process, which touches nothing until it is
-// asked. Each Call sends one request, a line of JSON on the worker's standard input,
-// and waits for one answer, a line of JSON on its standard output. Calls take turns.
-// Close ends the process; Kill ends it at once, whatever it does.
+// The life of a Worker: Start starts the process, with one end of a socket pair as
+// its file descriptor 3. Each Call sends one request and waits for the answer with
+// the same number; any number of calls may be under way. The process ends by itself
+// when this end of the socket closes, so it does not outlive its parent by more than
+// the requests that it has. Close ends it and waits for that. Kill ends it at once.
+//
+// No call hangs. Each has a limit; when it passes, the process is killed: that call
+// fails with Kind.Hung, those beside it and all later ones with the same error. If
+// the process ends by itself, calls fail with Kind.Gone, which quotes its exit status
+// and its last words. An answer that makes no sense is Kind.Garbled, and the process
+// is killed as well.
+//
+// The other side is a Server. A message is a frame of a length, a number and a value
+// in JSON; both sides are of one build, so a message with anything unknown in it is
+// refused rather than guessed at.
 package worker
 
 import (
-	"bufio"
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// endTimeout bounds the wait for a worker that was told to end. It only has to
-// return from main.
-const endTimeout = 10 * time.Second
+const (
+	// reapTimeout bounds the wait for a process that was told to end or was killed.
+	// Only a process stuck in the kernel takes longer.
+	reapTimeout = 10 * time.Second
+	// sendTimeout bounds the writing of a request. The socket takes hundreds of small
+	// ones; a process that lets them pile up hangs.
+	sendTimeout = 10 * time.Second
+)
 
-// callTimeout bounds one call. The longest copies or digests all GPU state:
-// 30 minutes is 64 GiB at 40 MB/s.
-const callTimeout = 30 * time.Minute
-
-// Run starts a command and returns what waits for it, as cuda.Options.Run: a
-// program that reaps all its children passes its reaper.
-type Run func(*exec.Cmd) (wait func() (int, error), err error)
-
-// Worker is a running worker process. A call that fails with the error gone of Start
-// has lost the worker; Close is then all that is left to do.
-type Worker struct {
-	cmd    *exec.Cmd
-	name   string
-	gone   error
-	stdin  io.WriteCloser
-	lines  chan []byte // the answers; closed at the worker's end
-	exited chan struct{}
-	stderr tail
-
-	mu sync.Mutex
+// Kind is what all workers of a kind have in common.
+type Kind struct {
+	// Name is for errors: "CUDA helper".
+	Name string
+	// Gone, Hung and Garbled are the errors of calls, see the package.
+	Gone, Hung, Garbled error
+	// MaxMessage bounds a message, in bytes.
+	MaxMessage int
+	// Drain is how long Close waits for calls under way. 0 waits no longer for them.
+	Drain time.Duration
 }
 
-// Start starts this executable as a worker of a name. cgroup, if it is not nil, is
-// the directory of the cgroup (version 2) to start it in: to move it there takes the
-// kernel some 20 ms. gone is the error of a call whose worker has ended.
-func Start(name string, run Run, cgroup *os.File, gone error) (*Worker, error) {
+// Run starts a command and returns what waits for it and returns its exit status
+// (128 + N for signal N). A program that reaps all its children, as containerd's
+// shims do, passes its reaper.
+type Run func(*exec.Cmd) (wait func() (int, error), err error)
+
+// Worker is a running worker process.
+type Worker struct {
+	kind   Kind
+	cmd    *exec.Cmd
+	sock   *os.File
+	stderr tail
+	exited chan struct{} // closed once reaped; status is then set
+	status string
+	down   chan struct{} // closed once no answer can come; err is then set
+
+	sending sync.Mutex
+	mu      sync.Mutex
+	last    uint64
+	calls   map[uint64]*call
+	closed  bool
+	err     error
+}
+
+// call is a request that waits for its answer.
+type call struct {
+	answer chan []byte // of capacity 1
+	limit  *time.Timer // kills the process
+}
+
+// Start starts a command as a worker. A nil run is exec.Cmd's Start and Wait. stderr
+// gets what the process prints, beside what errors quote; it may be nil.
+func Start(kind Kind, cmd *exec.Cmd, run Run, stderr io.Writer) (*Worker, error) {
+	if run == nil {
+		run = StartAndWait
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make the socket of the %s: %w", kind.Name, err)
+	}
+	theirs := os.NewFile(uintptr(fds[1]), "worker's socket")
+	defer theirs.Close()
+	if err := unix.SetNonblock(fds[0], true); err != nil { // so that deadlines work
+		unix.Close(fds[0])
+		return nil, fmt.Errorf("set up the socket of the %s: %w", kind.Name, err)
+	}
+	w := &Worker{
+		kind: kind, cmd: cmd, sock: os.NewFile(uintptr(fds[0]), kind.Name), stderr: tail{also: stderr},
+		exited: make(chan struct{}), down: make(chan struct{}), calls: make(map[uint64]*call),
+	}
+	cmd.Stderr = &w.stderr
+	cmd.ExtraFiles = []*os.File{theirs} // becomes FD
+	cmd.WaitDelay = time.Second         // for the pipe of its standard error
+	wait, err := run(cmd)
+	if err != nil {
+		w.sock.Close()
+		return nil, fmt.Errorf("start the %s %s: %w", kind.Name, cmd.Path, err)
+	}
+	go func() {
+		code, err := wait()
+		w.status = describe(code, err)
+		close(w.exited)
+	}()
+	go w.read()
+	return w, nil
+}
+
+// StartSelf starts this executable as a worker: its Args are the name alone, see Is,
+// and its environment is empty. If cgroup is not nil, it is the directory of the
+// cgroup (version 2) to start it in: to move it there takes the kernel some 20 ms.
+func StartSelf(kind Kind, name string, run Run, cgroup *os.File) (*Worker, error) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = []string{name}
 	cmd.Env = []string{} // it needs none, and GODEBUG and the like are not for it
 	if cgroup != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
 	}
-	w := &Worker{cmd: cmd, name: name, gone: gone, lines: make(chan []byte, 1), exited: make(chan struct{})}
-	cmd.Stderr = &w.stderr
-	cmd.WaitDelay = time.Second
-	var err error
-	if w.stdin, err = cmd.StdinPipe(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
-	}
-	wait, err := run(cmd)
-	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
-	}
-	go func() {
-		// The answers are read to their end before wait, which closes the pipe.
-		r := bufio.NewReader(stdout)
-		for {
-			line, err := r.ReadBytes('\n')
-			if err != nil {
-				break
-			}
-			w.lines <- line
-		}
-		close(w.lines)
-		_, _ = wait() // Close and the next call report how it ended
-		close(w.exited)
-	}()
-	return w, nil
+	return Start(kind, cmd, run, nil)
 }
+
+// Is reports whether this process was started by StartSelf under a name.
+func Is(name string) bool { return len(os.Args) == 1 && os.Args[0] == name }
 
 // Pid is the worker's process id.
 func (w *Worker) Pid() int { return w.cmd.Process.Pid }
 
-// Alive reports whether the worker is still there.
+// Done returns a channel that is closed when the process has ended and is reaped.
+func (w *Worker) Done() <-chan struct{} { return w.exited }
+
+// Alive reports whether the worker still answers, as far as is known without asking
+// it.
 func (w *Worker) Alive() bool {
 	select {
 	case <-w.exited:
+		return false
+	case <-w.down:
 		return false
 	default:
 		return true
 	}
 }
 
-// Kill ends the worker at once, whatever it does: a call under way fails with the
-// error gone. Close is then still to be called.
+// Pending is the number of calls that wait for their answers.
+func (w *Worker) Pending() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.calls)
+}
+
+// Kill ends the process at once, whatever it does: calls under way fail with
+// Kind.Gone. Close is then still to be called.
 func (w *Worker) Kill() {
 	if w.Alive() {
 		w.cmd.Process.Kill()
 	}
 }
 
-// Close ends the worker. Its error is gone if the worker had ended before.
+// Close ends the process and reaps it. It waits 10 s for that, or Kind.Drain while a
+// call is under way whose context has ended, and then kills it. It may be called
+// twice, also at once. Its error says that the process had to be killed or could not
+// be reaped; either way it is of no more use.
 func (w *Worker) Close() error {
-	var err error
-	if !w.Alive() {
-		err = w.ended()
+	w.mu.Lock()
+	closed := w.closed
+	w.closed = true
+	patience := reapTimeout
+	if len(w.calls) > 0 {
+		patience = max(patience, w.kind.Drain)
 	}
-	w.stdin.Close()
+	w.mu.Unlock()
+	if !closed {
+		// The process sees the end of its requests, finishes those it has, and exits.
+		// An error means that the socket is gone, and so is the process.
+		if conn, err := w.sock.SyscallConn(); err == nil {
+			_ = conn.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) })
+		}
+	}
+	err := w.reap(patience)
+	w.fail(fmt.Errorf("%s: %w", w.kind.Name, os.ErrClosed))
+	w.sock.Close()
+	return err
+}
+
+// reap waits until the process is reaped and kills it when it takes too long.
+func (w *Worker) reap(patience time.Duration) error {
 	select {
 	case <-w.exited:
-	case <-time.After(endTimeout):
-		w.cmd.Process.Kill()
-		<-w.exited
+		return nil
+	case <-time.After(patience):
+	}
+	w.cmd.Process.Kill()
+	select {
+	case <-w.exited:
+		return fmt.Errorf("close the %s: did not end within %v and was killed", w.kind.Name, patience)
+	case <-time.After(reapTimeout):
+		return fmt.Errorf("close the %s: process %d could not be killed", w.kind.Name, w.Pid())
+	}
+}
+
+// Call sends a request, waits for its answer and decodes it into answer. doing begins
+// the errors. limit is how long the process may take before it is killed.
+//
+// A context that ends makes Call return at once with the context's error. The process
+// cannot be called back: it goes on, and its answer is dropped.
+func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit time.Duration) error {
+	err := ctx.Err()
+	if err == nil {
+		err = w.call(ctx, doing, request, answer, limit)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return nil
+}
+
+func (w *Worker) call(ctx context.Context, doing string, request, answer any, limit time.Duration) error {
+	body, err := encode(request, w.kind.MaxMessage)
+	if err != nil {
+		return err
+	}
+	c := &call{answer: make(chan []byte, 1)}
+	if err := w.send(c, body, doing, limit); err != nil {
+		return err
+	}
+	select {
+	case body := <-c.answer:
+		return w.decode(body, answer)
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-w.down:
+	}
+	select {
+	case body := <-c.answer: // it came just before the process went
+		return w.decode(body, answer)
+	default:
+		return w.err
+	}
+}
+
+// decode reads an answer. One that makes no sense is the end of the process.
+func (w *Worker) decode(body []byte, answer any) error {
+	err := Decode(body, answer)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", w.kind.Garbled, err)
+		w.fail(err)
 	}
 	return err
 }
 
-// Call sends a request and decodes the answer. doing begins the errors.
-func (w *Worker) Call(doing string, request, answer any) error {
+// send makes a call known to read, starts its limit and writes its request.
+func (w *Worker) send(c *call, body []byte, doing string, limit time.Duration) error {
+	w.sending.Lock() // requests arrive in the order of their calls
+	defer w.sending.Unlock()
+	id, err := w.register(c, doing, limit)
+	if err != nil {
+		return err
+	}
+	if err = w.sock.SetWriteDeadline(time.Now().Add(sendTimeout)); err == nil {
+		err = writeFrame(w.sock, id, body)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		w.fail(fmt.Errorf("%w: it takes no requests", w.kind.Hung))
+	}
+	// Any other error means that the process is gone, or that Close was quicker.
+	// Whoever noticed says why: read at the end of the socket.
+	return nil
+}
+
+// register makes a call known to read and starts its limit.
+func (w *Worker) register(c *call, doing string, limit time.Duration) (id uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	line, err := json.Marshal(request)
-	if err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
+	if w.closed {
+		return 0, fmt.Errorf("%s: %w", w.kind.Name, os.ErrClosed)
 	}
-	if _, err := w.stdin.Write(append(line, '\n')); err != nil {
-		<-w.exited // the pipe is closed by its end only
-		return fmt.Errorf("%s: %w", doing, w.ended())
+	if w.err != nil {
+		return 0, w.err
 	}
-	limit := time.NewTimer(callTimeout)
-	defer limit.Stop()
-	select {
-	case line, ok := <-w.lines:
-		if !ok {
-			<-w.exited
-			return fmt.Errorf("%s: %w", doing, w.ended())
+	w.last++
+	c.limit = time.AfterFunc(limit, func() {
+		w.fail(fmt.Errorf("%w: %s took longer than %v", w.kind.Hung, doing, limit))
+	})
+	w.calls[w.last] = c
+	return w.last, nil
+}
+
+// fail ends all calls with err and kills the process. Only the first counts.
+func (w *Worker) fail(err error) {
+	w.mu.Lock()
+	first := w.err == nil
+	if first {
+		w.err = err
+		for _, c := range w.calls {
+			c.limit.Stop()
 		}
-		if err := json.Unmarshal(line, answer); err != nil {
-			return fmt.Errorf("%s: %s answered %q: %w", doing, w.name, line, err)
-		}
-		return nil
-	case <-limit.C:
-		w.cmd.Process.Kill()
-		<-w.exited
-		return fmt.Errorf("%s: took longer than %v: %w", doing, callTimeout, w.ended())
+		w.calls = nil
+		close(w.down)
+	}
+	w.mu.Unlock()
+	if first {
+		w.cmd.Process.Kill() // an error means that it is gone already
 	}
 }
 
-// ended is gone and what the worker printed last.
-func (w *Worker) ended() error {
-	if said := w.stderr.String(); said != "" {
-		return fmt.Errorf("%w: %s", w.gone, said)
-	}
-	return w.gone
-}
-
-// Is reports whether this process was started to be the worker of a name.
-func Is(name string) bool {
-	return len(os.Args) == 1 && os.Args[0] == name
-}
-
-// Serve is a worker's whole life: it answers the requests on standard input, one
-// after the other, until the input ends.
-func Serve(answer func(request []byte) any) {
-	in := bufio.NewReader(os.Stdin)
-	out := json.NewEncoder(os.Stdout)
+// read hands each answer to its call, until there are no more.
+func (w *Worker) read() {
 	for {
-		line, err := in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			os.Exit(0)
-		}
-		if err == nil {
-			err = out.Encode(answer(line))
+		id, body, err := readFrame(w.sock, w.kind.MaxMessage)
+		if errors.Is(err, errFrame) {
+			w.fail(fmt.Errorf("%w: %w", w.kind.Garbled, err))
+			return
 		}
 		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+			w.lost()
+			return
 		}
+		w.mu.Lock()
+		c := w.calls[id]
+		delete(w.calls, id)
+		w.mu.Unlock()
+		if c == nil {
+			w.fail(fmt.Errorf("%w: answer %d to no request", w.kind.Garbled, id))
+			return
+		}
+		c.limit.Stop()
+		c.answer <- body
 	}
 }
 
-// tail keeps the last bytes written to it.
-type tail struct {
-	mu  sync.Mutex
-	end []byte
-}
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.end = append(t.end, p...)
-	t.end = t.end[max(0, len(t.end)-1024):]
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimSpace(string(t.end))
+// lost ends all calls because the process closed its end: it is exiting, or has.
+func (w *Worker) lost() {
+	select {
+	case <-w.exited:
+	case <-time.After(2 * time.Second): // closed its socket and lives: not ours any more
+		w.cmd.Process.Kill()
+		select {
+		case <-w.exited:
+		case <-time.After(reapTimeout):
+			w.fail(fmt.Errorf("%w: its socket is closed", w.kind.Gone))
+			return
+		}
+	}
+	err := fmt.Errorf("%w (%s)", w.kind.Gone, w.status)
+	if said := w.stderr.String(); said != "" {
+		err = fmt.Errorf("%w: %s", err, said)
+	}
+	w.fail(err)
 }

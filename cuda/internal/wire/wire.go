@@ -1,28 +1,16 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wire is the protocol between package cuda and gpuckpt-cuda-helper:
-// one JSON message per packet of a SOCK_SEQPACKET socket pair, whose far end
-// the helper has as file descriptor 3.
-//
-// A request lives from its packet until the reply with the same id. Requests
-// for different processes are served at once, those for one process in the
-// order in which they were sent. Both sides come from one build, so a message
-// with anything unknown in it is refused rather than guessed at. SEQPACKET
-// keeps the messages' bounds: neither side ever has to find one in a stream.
+// Package wire holds the requests of package cuda to gpuckpt-cuda-helper, and the
+// replies. Package worker carries them. Requests for different processes are served
+// at once, those for one process in the order in which they were sent.
 package wire
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"math"
 )
-
-// FD is the helper's end of the socket pair.
-const FD = 3
 
 // JoinEnv names the environment variable that makes the helper enter the mount
 // and pid namespaces of the process whose pid it holds, before it does anything
@@ -50,7 +38,6 @@ const (
 
 // Request asks for one call of the driver.
 type Request struct {
-	ID        uint64 `json:"id"`                   // unique in the helper's life, not 0
 	Op        string `json:"op"`                   // one of the operations
 	PID       int    `json:"pid,omitempty"`        // in the helper's pid namespace; 0 for OpInfo
 	TimeoutMS uint32 `json:"timeout_ms,omitempty"` // OpLock: milliseconds, 0 waits for ever
@@ -72,55 +59,19 @@ const (
 	FaultInit     = "init"      // cuInit failed with Code
 )
 
-// Reply answers the request of the same id.
+// Reply answers a request.
 type Reply struct {
-	ID    uint64 `json:"id"`
 	Fault string `json:"fault,omitempty"`
 	Code  int    `json:"code"`            // the CUresult
 	Text  string `json:"text,omitempty"`  // the driver's words for Code, or the fault's
 	Value int    `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id
-	Info  *Info  `json:"info,omitempty"`  // OpInfo
 
-	Survey *Survey `json:"survey,omitempty"` // OpSurvey
+	// Answer is a cuda.Info for OpInfo, a cuda.Survey for OpSurvey.
+	Answer json.RawMessage `json:"answer,omitempty"`
 }
 
-// Info is the reply to OpInfo.
-type Info struct {
-	DriverVersion string `json:"driver_version"` // "580.159.03"; empty if unknown
-	CUDAVersion   string `json:"cuda_version"`   // "13.0"
-	GPUs          []GPU  `json:"gpus"`
-	Partitioned   []GPU  `json:"partitioned,omitempty"` // in MIG mode, whether or not CUDA lists them; by bus
-}
-
-// GPU is one device that the helper sees.
-type GPU struct {
-	UUID     string `json:"uuid"`
-	Name     string `json:"name"`
-	Memory   uint64 `json:"memory"` // bytes
-	Index    int    `json:"index"`  // NVML's; the driver's ordinal without NVML
-	Minor    int    `json:"minor"`  // of /dev/nvidiaN; -1 if unknown
-	PCIBusID string `json:"pci_bus_id"`
-	Free     uint64 `json:"free,omitempty"` // bytes; 0 if unknown
-	VGPU     bool   `json:"vgpu,omitempty"` // a virtual GPU, as its hypervisor made it
-}
-
-// DecodeRequest reads one request and refuses whatever the helper could not
-// carry out exactly as asked.
-func DecodeRequest(b []byte) (Request, error) {
-	var q Request
-	if err := decode(b, &q); err != nil {
-		return Request{}, fmt.Errorf("decode request: %w", err)
-	}
-	if err := q.check(); err != nil {
-		return Request{}, fmt.Errorf("request %d: %w", q.ID, err)
-	}
-	return q, nil
-}
-
-func (q Request) check() error {
-	if q.ID == 0 {
-		return errors.New("no id")
-	}
+// Check refuses whatever the helper could not carry out exactly as asked.
+func (q Request) Check() error {
 	switch q.Op {
 	case OpInfo, OpSurvey:
 		if q.PID != 0 {
@@ -152,46 +103,13 @@ func (q Request) check() error {
 	return nil
 }
 
-// DecodeReply reads one reply.
-func DecodeReply(b []byte) (Reply, error) {
-	var r Reply
-	if err := decode(b, &r); err != nil {
-		return Reply{}, fmt.Errorf("decode reply: %w", err)
-	}
+// Check refuses what no helper answers.
+func (r Reply) Check() error {
 	switch {
-	case r.ID == 0:
-		return Reply{}, errors.New("reply without id")
 	case r.Fault != "" && r.Fault != FaultNoDriver && r.Fault != FaultTooOld && r.Fault != FaultInit:
-		return Reply{}, fmt.Errorf("reply %d: unknown fault %q", r.ID, r.Fault)
+		return fmt.Errorf("unknown fault %q", r.Fault)
 	case r.Code < 0:
-		return Reply{}, fmt.Errorf("reply %d: code %d is none", r.ID, r.Code)
-	}
-	return r, nil
-}
-
-// Encode writes a message and refuses one that the other side would.
-func Encode(message any) ([]byte, error) {
-	b, err := json.Marshal(message)
-	if err != nil {
-		return nil, fmt.Errorf("encode message: %w", err)
-	}
-	if len(b) > MaxMessage {
-		return nil, fmt.Errorf("message of %d bytes is longer than %d", len(b), MaxMessage)
-	}
-	return b, nil
-}
-
-func decode(b []byte, into any) error {
-	if len(b) > MaxMessage {
-		return fmt.Errorf("message is longer than %d bytes", MaxMessage)
-	}
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		return err
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return errors.New("more than one value in a message")
+		return fmt.Errorf("code %d is none", r.Code)
 	}
 	return nil
 }

@@ -4,9 +4,11 @@
 package wire
 
 import (
+	"encoding/json"
 	"reflect"
-	"strings"
 	"testing"
+
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 const (
@@ -16,23 +18,23 @@ const (
 
 func TestRequestsArriveAsSent(t *testing.T) {
 	for _, q := range []Request{
-		{ID: 1, Op: OpInfo},
-		{ID: 9, Op: OpInfo, Fresh: true},
-		{ID: 10, Op: OpInfo, Early: true},
-		{ID: 2, Op: OpState, PID: 1},
-		{ID: 3, Op: OpRestoreThread, PID: 4194304},
-		{ID: 4, Op: OpLock, PID: 7, TimeoutMS: 10000},
-		{ID: 5, Op: OpLock, PID: 7},
-		{ID: 6, Op: OpCheckpoint, PID: 7},
-		{ID: 7, Op: OpRestore, PID: 7, Pairs: []Pair{{uuidA, uuidB}, {uuidB, uuidA}}},
-		{ID: 8, Op: OpUnlock, PID: 7},
+		{Op: OpInfo},
+		{Op: OpInfo, Fresh: true},
+		{Op: OpInfo, Early: true},
+		{Op: OpState, PID: 1},
+		{Op: OpRestoreThread, PID: 4194304},
+		{Op: OpLock, PID: 7, TimeoutMS: 10000},
+		{Op: OpLock, PID: 7},
+		{Op: OpCheckpoint, PID: 7},
+		{Op: OpRestore, PID: 7, Pairs: []Pair{{uuidA, uuidB}, {uuidB, uuidA}}},
+		{Op: OpUnlock, PID: 7},
 	} {
-		b, err := Encode(q)
+		b, err := json.Marshal(q)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := DecodeRequest(b)
-		if err != nil {
+		var got Request
+		if err := worker.Decode(b, &got); err != nil {
 			t.Errorf("%s: %v", b, err)
 		} else if !reflect.DeepEqual(got, q) {
 			t.Errorf("sent %+v, arrived %+v", q, got)
@@ -44,25 +46,24 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	for name, s := range map[string]string{
 		"empty":              ``,
 		"not JSON":           `state 1`,
-		"unknown operation":  `{"id":1,"op":"kill","pid":1}`,
-		"unknown field":      `{"id":1,"op":"state","pid":1,"force":true}`,
-		"no id":              `{"op":"state","pid":1}`,
-		"no pid":             `{"id":1,"op":"state"}`,
-		"negative pid":       `{"id":1,"op":"state","pid":-1}`,
-		"pid over 31 bits":   `{"id":1,"op":"state","pid":2147483648}`,
-		"pid for info":       `{"id":1,"op":"info","pid":1}`,
-		"fresh state":        `{"id":1,"op":"state","pid":1,"fresh":true}`,
-		"early state":        `{"id":1,"op":"state","pid":1,"early":true}`,
-		"timeout for unlock": `{"id":1,"op":"unlock","pid":1,"timeout_ms":5}`,
-		"negative timeout":   `{"id":1,"op":"lock","pid":1,"timeout_ms":-5}`,
-		"timeout over 49 d":  `{"id":1,"op":"lock","pid":1,"timeout_ms":4294967296}`,
-		"pairs for lock":     `{"id":1,"op":"lock","pid":1,"pairs":[{"old":"` + uuidA + `","new":"` + uuidB + `"}]}`,
-		"pair of no UUIDs":   `{"id":1,"op":"restore","pid":1,"pairs":[{"old":"0","new":"1"}]}`,
-		"two values":         `{"id":1,"op":"state","pid":1}{"id":2,"op":"state","pid":1}`,
-		"rubbish behind":     `{"id":1,"op":"state","pid":1} x`,
-		"too long":           `{"id":1,"op":"state","pid":1}` + strings.Repeat(" ", MaxMessage),
+		"unknown operation":  `{"op":"kill","pid":1}`,
+		"unknown field":      `{"op":"state","pid":1,"force":true}`,
+		"no pid":             `{"op":"state"}`,
+		"negative pid":       `{"op":"state","pid":-1}`,
+		"pid over 31 bits":   `{"op":"state","pid":2147483648}`,
+		"pid for info":       `{"op":"info","pid":1}`,
+		"fresh state":        `{"op":"state","pid":1,"fresh":true}`,
+		"early state":        `{"op":"state","pid":1,"early":true}`,
+		"timeout for unlock": `{"op":"unlock","pid":1,"timeout_ms":5}`,
+		"negative timeout":   `{"op":"lock","pid":1,"timeout_ms":-5}`,
+		"timeout over 49 d":  `{"op":"lock","pid":1,"timeout_ms":4294967296}`,
+		"pairs for lock":     `{"op":"lock","pid":1,"pairs":[{"old":"` + uuidA + `","new":"` + uuidB + `"}]}`,
+		"pair of no UUIDs":   `{"op":"restore","pid":1,"pairs":[{"old":"0","new":"1"}]}`,
+		"two values":         `{"op":"state","pid":1}{"op":"state","pid":1}`,
+		"rubbish behind":     `{"op":"state","pid":1} x`,
 	} {
-		if q, err := DecodeRequest([]byte(s)); err == nil {
+		var q Request
+		if err := worker.Decode([]byte(s), &q); err == nil {
 			t.Errorf("%s: accepted as %+v", name, q)
 		}
 	}
@@ -70,21 +71,15 @@ func TestRequestsThatAreRefused(t *testing.T) {
 
 func TestRepliesThatAreRefused(t *testing.T) {
 	for name, s := range map[string]string{
-		"no id":         `{"code":0}`,
-		"unknown fault": `{"id":1,"code":0,"fault":"tired"}`,
-		"unknown field": `{"id":1,"code":0,"took":3}`,
-		"negative code": `{"id":1,"code":-1}`,
+		"unknown fault": `{"code":0,"fault":"tired"}`,
+		"unknown field": `{"code":0,"took":3}`,
+		"negative code": `{"code":-1}`,
 		"not JSON":      "\x00\x01",
 	} {
-		if r, err := DecodeReply([]byte(s)); err == nil {
+		var r Reply
+		if err := worker.Decode([]byte(s), &r); err == nil {
 			t.Errorf("%s: accepted as %+v", name, r)
 		}
-	}
-}
-
-func TestEncodeRefusesWhatWouldNotArrive(t *testing.T) {
-	if _, err := Encode(Reply{ID: 1, Text: strings.Repeat("x", MaxMessage)}); err == nil {
-		t.Error("a message longer than MaxMessage was encoded")
 	}
 }
 
@@ -107,24 +102,23 @@ func TestUUID(t *testing.T) {
 	}
 }
 
-// Whatever DecodeRequest accepts must be carried out exactly as it reads: it
+// Whatever is accepted must be carried out exactly as it reads: it
 // encodes to a message that decodes to the same request.
 func FuzzDecodeRequest(f *testing.F) {
-	f.Add([]byte(`{"id":1,"op":"info"}`))
-	f.Add([]byte(`{"id":9,"op":"lock","pid":12,"timeout_ms":100}`))
-	f.Add([]byte(`{"id":7,"op":"restore","pid":7,"pairs":[{"old":"` + uuidA + `","new":"` + uuidB + `"}]}`))
-	f.Add([]byte(`{"id":1,"op":"state","pid":1} {}`))
+	f.Add([]byte(`{"op":"info"}`))
+	f.Add([]byte(`{"op":"lock","pid":12,"timeout_ms":100}`))
+	f.Add([]byte(`{"op":"restore","pid":7,"pairs":[{"old":"` + uuidA + `","new":"` + uuidB + `"}]}`))
+	f.Add([]byte(`{"op":"state","pid":1} {}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		q, err := DecodeRequest(b)
-		if err != nil {
+		var q, back Request
+		if err := worker.Decode(b, &q); err != nil {
 			return
 		}
-		again, err := Encode(q)
+		again, err := json.Marshal(q)
 		if err != nil {
 			t.Fatalf("%+v does not encode: %v", q, err)
 		}
-		back, err := DecodeRequest(again)
-		if err != nil {
+		if err := worker.Decode(again, &back); err != nil {
 			t.Fatalf("%s is refused: %v", again, err)
 		}
 		if len(q.Pairs) == 0 {

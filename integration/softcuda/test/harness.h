@@ -86,5 +86,6 @@ void test_namespaces(void);
 void test_faults(void);
 void test_nvml(void);
 void test_remap(void);
+void test_habits(void);
 
 #endif

@@ -122,7 +122,7 @@ int main(int argc, char **argv)
 		{"frozen", test_frozen, false},         {"callers", test_callers, false},
 		{"namespaces", test_namespaces, false}, {"devices", test_devices, true},
 		{"faults", test_faults, true},          {"nvml", test_nvml, true},
-		{"remap", test_remap, false},
+		{"remap", test_remap, false},           {"habits", test_habits, false},
 	};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);

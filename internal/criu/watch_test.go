@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package criu
 
 import (
 	"bufio"
@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // fakeEnv makes the test's executable one of the processes of a restore.
@@ -41,9 +43,6 @@ func TestMain(m *testing.M) {
 		traceAndKill(0)
 	case "criu traces init":
 		traceAndKill(unix.CLONE_NEWPID)
-	case "first thread ended":
-		fmt.Println("goes on without")
-		unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0) // the thread's, not the process's
 	case "ended":
 		fmt.Println("ends")
 		os.Exit(0)
@@ -114,9 +113,8 @@ func traceAndKill(namespaces uintptr) {
 
 // CRIU is ended when it waits for a process that was killed, and what a killed CRIU
 // leaves is. The error says so; other processes are left alone.
-func TestWatchCRIU(t *testing.T) {
-	defer func(was time.Duration) { criuLook = was }(criuLook)
-	criuLook = 50 * time.Millisecond
+func TestWatch(t *testing.T) {
+	const interval = 50 * time.Millisecond
 	failed := errors.New("criu failed")
 	for _, test := range []struct {
 		name, processes string // those of runc, or one that is the shim's own
@@ -135,25 +133,26 @@ func TestWatchCRIU(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			cmd := startFake(test.processes, 0)
 			criu := cmd.Process.Pid
-			if found := children(criu); len(found) > 0 {
+			if found := proc.Children(criu); len(found) > 0 {
 				criu = found[0]
 			}
 			t.Cleanup(func() {
-				for _, pid := range append(children(cmd.Process.Pid), cmd.Process.Pid) {
+				for _, pid := range append(proc.Children(cmd.Process.Pid), cmd.Process.Pid) {
 					_ = unix.Kill(pid, unix.SIGKILL)
 				}
 				_ = cmd.Wait()
 			})
-			w := watchCRIU(t.Context(), test.restoring)
+			w := startWatch(t.Context(), test.restoring, interval)
 			wait := 20 * time.Second
 			if test.ended == "" {
-				wait = 2 * dumpLooks * criuLook
+				wait = 2 * dumpLooks * interval
 			}
 			ended := false
 			for began := time.Now(); !ended && time.Since(began) < wait; time.Sleep(time.Millisecond) {
-				ended, _ = threadState(fmt.Sprintf("/proc/%d/status", criu))
+				status, _ := proc.StatusOf(criu)
+				ended = status.Ended()
 			}
-			err := w.end(failed)
+			err := w.Stop(failed)
 			if ended != (test.ended != "") {
 				t.Errorf("ended: %t, %v", ended, err)
 			}
@@ -177,7 +176,7 @@ func TestCutOff(t *testing.T) {
 		"criu failed: type DUMP errno 0 path= /x.log":                                     "",
 	} {
 		failed := errors.New(text)
-		err := watchCRIU(t.Context(), false).end(failed)
+		err := StartWatch(t.Context(), false).Stop(failed)
 		if !errors.Is(err, failed) || (err.Error() == text) != (means == "") {
 			t.Errorf("%q became %v", text, err)
 		}
@@ -185,7 +184,7 @@ func TestCutOff(t *testing.T) {
 			wantError(t, err, means)
 		}
 	}
-	if err := watchCRIU(t.Context(), false).end(nil); err != nil {
+	if err := StartWatch(t.Context(), false).Stop(nil); err != nil {
 		t.Error(err)
 	}
 }

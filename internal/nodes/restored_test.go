@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package nodes
 
 import (
 	"os"
@@ -91,7 +91,7 @@ func TestNodesFollowNoLinks(t *testing.T) {
 	if err := makeNode(fd, nullNode("/dev/nvidia-caps/nvidia-cap2")); err == nil {
 		t.Error("a directory that is a link was followed")
 	}
-	if err := (&gpuPlan{spec: &specs.Spec{}}).removeNodes(fd); err == nil {
+	if err := (&Restored{Spec: &specs.Spec{}}).removeNodes(fd); err == nil {
 		t.Error("a directory that is a link was listed")
 	}
 	if data, err := os.ReadFile(victim); err != nil || string(data) != "precious" {
@@ -109,10 +109,10 @@ func TestRemoveNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := gpuPlan{
-		spec:    &specs.Spec{Mounts: []specs.Mount{{Destination: "/dev/nvidia2"}, {Destination: "/dev/nvidia0"}}},
-		devices: []specs.LinuxDevice{nullNode("/dev/nvidiactl")},
-		stray:   []string{"/dev/nvidia0"},
+	p := Restored{
+		Spec:    &specs.Spec{Mounts: []specs.Mount{{Destination: "/dev/nvidia2"}, {Destination: "/dev/nvidia0"}}},
+		Devices: []specs.LinuxDevice{nullNode("/dev/nvidiactl")},
+		Stray:   []string{"/dev/nvidia0"},
 	}
 	if err := p.removeNodes(fd); err != nil {
 		t.Fatal(err)

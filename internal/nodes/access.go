@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package nodes
 
 import (
 	"cmp"
@@ -10,81 +10,109 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/containerd/cgroups/v3/cgroup2"
+	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// runcRoot is where runc keeps its containers' state when its options do not
-// say otherwise (containerd, pkg/process.RuncRoot).
-const runcRoot = "/run/containerd/runc"
+// Access changes which devices a running container may use: the nodes in its /dev, and
+// the rules of its cgroup. runc does not undo that with an update of resources, which
+// leaves devices alone. A file that is open stays so.
+//
+// cgroup v1 keeps a list of rules. With v2 the rules are a program that allows or not,
+// and of several each must allow: so it is replaced by one of runc's rules, which its
+// state has, and those set here. docs/decisions/0011-own-device-rules.md says why this
+// is not opencontainers/cgroups'.
+type Access struct {
+	// State is where runc keeps the state of the container, its state.json.
+	State string
 
-// runcState is where runc keeps the container's state.
-func (c *container) runcState() string {
-	return filepath.Join(cmp.Or(c.runcRoot, runcRoot), c.namespace, c.id)
+	rules []specs.LinuxDeviceCgroup // set since the container was created
 }
 
-// setDevice lets a running container use a character device, or no longer. runc
-// does not undo it with an update of resources, which leaves devices alone.
-// What is open stays so.
-//
-// cgroup v1 keeps a list of rules. With v2 the rules are a program that allows or
-// not, and of several each must allow: so it is replaced by one of runc's rules,
-// which its state has, and those set here.
-func (c *container) setDevice(device deviceNode, allow bool) error {
-	rule := specs.LinuxDeviceCgroup{Allow: allow, Type: "c", Major: &device.major, Minor: &device.minor, Access: "rwm"}
-	doing := fmt.Sprintf("change access to device %d:%d", device.major, device.minor)
-	cg, err := host.CgroupOf(c.pid)
+// Grant lets a container use the character device that a path names on this machine,
+// and makes the node there in the container. pid is a process of the container. On an
+// error Revoke must be called.
+func (a *Access) Grant(pid int, path string) error {
+	d, err := numbers(path)
 	if err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
+		return err
 	}
-	if !cg.Unified() {
-		if err := writeDeviceRule(c.pid, rule); err != nil {
-			return fmt.Errorf("%s: %w", doing, err)
-		}
-		return nil
+	if err := a.set(pid, d, true); err != nil {
+		return err
 	}
-	rules, err := runcDeviceRules(filepath.Join(c.runcState(), "state.json"))
+	return inDev(pid, func(dev int) error {
+		return makeNode(dev, specs.LinuxDevice{Path: path, Type: "c", Major: d.major, Minor: d.minor})
+	})
+}
+
+// Revoke undoes Grant. A device that one of the paths of keep has too stays allowed.
+func (a *Access) Revoke(pid int, path string, keep []string) error {
+	left := inDev(pid, func(dev int) error { return removeBeneath(dev, filepath.Base(path)) })
+	d, err := numbers(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return left // and nobody can use it
+	}
+	if err == nil && !slices.ContainsFunc(keep, func(other string) bool {
+		n, err := numbers(other)
+		return err == nil && n == d
+	}) {
+		err = a.set(pid, d, false)
+	}
+	if left != nil && err != nil {
+		return fmt.Errorf("%w; %w", left, err)
+	}
+	return cmp.Or(left, err)
+}
+
+func (a *Access) set(pid int, d device, allow bool) error {
+	rule := specs.LinuxDeviceCgroup{Allow: allow, Type: "c", Major: &d.major, Minor: &d.minor, Access: "rwm"}
+	cg, err := host.CgroupOf(pid)
+	switch {
+	case err != nil:
+	case !cg.Unified():
+		err = writeDeviceRule(pid, rule)
+	default:
+		err = a.replaceProgram(cg.Dir(), rule)
+	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
+		return fmt.Errorf("change access to device %d:%d: %w", d.major, d.minor, err)
 	}
-	changed := append(c.deviceRules[:len(c.deviceRules):len(c.deviceRules)], rule)
-	if err := replaceDeviceProgram(cg.Dir(), append(rules, changed...)); err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
+	return nil
+}
+
+// replaceProgram adds a rule to a cgroup v2.
+func (a *Access) replaceProgram(dir string, rule specs.LinuxDeviceCgroup) error {
+	rules, err := runcDeviceRules(a.State)
+	if err != nil {
+		return err
 	}
-	c.deviceRules = changed
+	changed := append(slices.Clone(a.rules), rule)
+	if err := replaceDeviceProgram(dir, append(rules, changed...)); err != nil {
+		return err
+	}
+	a.rules = changed
 	return nil
 }
 
 // writeDeviceRule adds a rule to the cgroup v1 of a process.
 func writeDeviceRule(pid int, rule specs.LinuxDeviceCgroup) error {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	path, err := proc.CgroupPath(pid, "devices")
 	if err != nil {
 		return err
 	}
-	for line := range strings.Lines(string(data)) {
-		// hierarchy-ID:controller-list:cgroup-path, cgroups(7)
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 || parts[1] != "devices" {
-			continue
-		}
-		file := "devices.deny"
-		if rule.Allow {
-			file = "devices.allow"
-		}
-		f, err := os.OpenFile(filepath.Join("/sys/fs/cgroup/devices", parts[2], file), os.O_WRONLY, 0)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(f, "%s %d:%d %s", rule.Type, *rule.Major, *rule.Minor, rule.Access)
-		return errors.Join(err, f.Close())
+	file := "devices.deny"
+	if rule.Allow {
+		file = "devices.allow"
 	}
-	return errors.New("the container has no cgroup for devices")
+	return cgroups.WriteFile(filepath.Join("/sys/fs/cgroup/devices", path), file, fmt.Sprintf("%s %d:%d %s", rule.Type, *rule.Major, *rule.Minor, rule.Access))
 }
 
 // runcState is what of runc's state.json counts here. Types are characters'

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package criu
 
 import (
 	"errors"
@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 func TestLastErrors(t *testing.T) {
@@ -39,50 +37,52 @@ func TestLastErrors(t *testing.T) {
 	}
 }
 
-func TestWithCRIULog(t *testing.T) {
+func TestExplain(t *testing.T) {
 	failed := errors.New("criu failed: type DUMP errno 0")
-	newContainer := func(t *testing.T) (*container, config.Node) {
-		node := config.Default()
-		node.LogDir = filepath.Join(t.TempDir(), "logs")
-		dir := t.TempDir()
-		return &container{namespace: "ns", id: "id", bundle: dir, workDir: dir}, node
-	}
 	t.Run("quoted and kept", func(t *testing.T) {
-		c, node := newContainer(t)
-		for kind, from := range map[criuLog]string{dumpLog: "criu-dump.log", restoreLog: "restore.log"} {
-			writeFile(t, filepath.Join(c.bundle, from), "(00.1) Error (a:1): "+from+"\n")
-			err := withCRIULog(failed, node, c, kind)
-			kept := filepath.Join(node.LogDir, "ns-id-"+string(kind)+".log")
+		bundle, work, dir := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "logs")
+		for kind, log := range map[string]Log{"dump": DumpLog(bundle, dir, "ns-id"), "restore": RestoreLog(bundle, work, dir, "ns-id")} {
+			writeFile(t, log.Path, "(00.1) Error (a:1): "+kind+"\n")
+			err := log.Explain(failed)
+			kept := filepath.Join(dir, "ns-id-"+kind+".log")
 			if !errors.Is(err, failed) {
 				t.Errorf("the error is lost: %v", err)
 			}
-			wantError(t, err, "CRIU said: Error (a:1): "+from+"; its log: "+kept)
-			if data, err := os.ReadFile(kept); err != nil || !strings.Contains(string(data), from) {
+			wantError(t, err, "CRIU said: Error (a:1): "+kind+"; its log: "+kept)
+			if data, err := os.ReadFile(kept); err != nil || !strings.Contains(string(data), kind) {
 				t.Errorf("kept %q, error %v", data, err)
 			}
 		}
 	})
 	t.Run("nothing to quote", func(t *testing.T) {
-		c, node := newContainer(t)
-		writeFile(t, c.criuLog(dumpLog), "(00.1) killed\n")
-		wantError(t, withCRIULog(failed, node, c, dumpLog), "CRIU's log: "+node.LogDir)
+		dir := t.TempDir()
+		log := DumpLog(t.TempDir(), dir, "ns-id")
+		writeFile(t, log.Path, "(00.1) killed\n")
+		wantError(t, log.Explain(failed), "CRIU's log: "+dir)
 	})
 	t.Run("nowhere to keep it", func(t *testing.T) {
-		c, node := newContainer(t)
-		node.LogDir = filepath.Join(c.bundle, "criu-dump.log", "below a file")
-		writeFile(t, c.criuLog(dumpLog), "Error (a:1): b\n")
-		wantError(t, withCRIULog(failed, node, c, dumpLog), "its log: "+c.criuLog(dumpLog))
+		bundle := t.TempDir()
+		log := DumpLog(bundle, filepath.Join(bundle, "criu-dump.log", "below a file"), "ns-id")
+		writeFile(t, log.Path, "Error (a:1): b\n")
+		wantError(t, log.Explain(failed), "its log: "+log.Path)
 	})
 	t.Run("CRIU left no log", func(t *testing.T) {
-		c, node := newContainer(t)
-		wantError(t, withCRIULog(failed, node, c, dumpLog), "unknown to it: "+filepath.Join(c.bundle, criuSettingsName))
+		bundle := t.TempDir()
+		wantError(t, DumpLog(bundle, t.TempDir(), "ns-id").Explain(failed), "unknown option: "+filepath.Join(bundle, SettingsName))
 	})
 	t.Run("CRIU did not run", func(t *testing.T) {
-		c, node := newContainer(t)
 		plain := errors.New("mkdir: no such directory")
-		if err := withCRIULog(plain, node, c, dumpLog); err.Error() != plain.Error() || !errors.Is(err, plain) {
+		if err := DumpLog(t.TempDir(), t.TempDir(), "ns-id").Explain(plain); err.Error() != plain.Error() || !errors.Is(err, plain) {
 			t.Errorf("got %v, want the error as it was", err)
 		}
+	})
+	t.Run("an earlier one", func(t *testing.T) {
+		log := DumpLog(t.TempDir(), t.TempDir(), "ns-id")
+		writeFile(t, log.Path, "Error (a:1): b\n")
+		for range 2 { // the second time there is none
+			wantError(t, log.Remove(), "")
+		}
+		wantError(t, log.Explain(failed), "left no log")
 	})
 }
 

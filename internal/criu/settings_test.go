@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package criu
 
 import (
 	"os"
@@ -14,7 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
-func TestWriteCRIUSettings(t *testing.T) {
+func TestWriteSettings(t *testing.T) {
 	for _, test := range []struct {
 		name        string
 		base        string // of the file that the container would have without the shim
@@ -54,15 +54,13 @@ func TestWriteCRIUSettings(t *testing.T) {
 			// So that no plugin of this machine is found.
 			t.Setenv("CRIU_LIBS_DIR", "")
 			bundle := t.TempDir()
-			c := &container{bundle: bundle}
+			settings := Settings{Bundle: bundle, View: config.View{Annotations: test.annotations}}
+			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
 			if !test.noBase {
-				c.criuBase = filepath.Join(t.TempDir(), "runc.conf")
-				writeFile(t, c.criuBase, test.base)
+				settings.Base = filepath.Join(t.TempDir(), "runc.conf")
+				writeFile(t, settings.Base, test.base)
 			}
-			view := config.View{Node: config.Default(), Annotations: test.annotations}
-			view.CRIU.Options = test.options
-			view.CRIU.PluginDir = t.TempDir()
-			err := c.writeCRIUSettings(t.Context(), view)
+			err := settings.Write(t.Context(), Shim{})
 			wantError(t, err, test.err)
 			if err != nil {
 				if !errdefs.IsInvalidArgument(err) {
@@ -76,7 +74,8 @@ func TestWriteCRIUSettings(t *testing.T) {
 				t.Errorf("CRIU's plugins are not kept apart:\n%s", got)
 			}
 			got = strings.TrimSuffix(got, libdir)
-			lock := "network-lock " + networkLock(t.Context()) + "\n"
+			criu, _ := Find(Shim{}, "")
+			lock := "network-lock " + cachedNetworkLock(t.Context(), Shim{}, criu) + "\n"
 			if lock != "network-lock iptables\n" && !hasOption(test.want, "network-lock") {
 				test.want += lock
 			}
@@ -89,7 +88,7 @@ func TestWriteCRIUSettings(t *testing.T) {
 
 func readSettings(t *testing.T, bundle string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(bundle, criuSettingsName))
+	data, err := os.ReadFile(filepath.Join(bundle, SettingsName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +119,7 @@ func TestPluginsWithoutCUDA(t *testing.T) {
 }
 
 // The way to keep packets away depends on what $PATH has.
-func TestChooseNetworkLock(t *testing.T) {
+func TestNetworkLock(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		programs map[string]string
@@ -132,92 +131,38 @@ func TestChooseNetworkLock(t *testing.T) {
 		{"a CRIU or kernel without", map[string]string{"criu": "exit 1"}, "skip"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			usePrograms(t, test.programs)
-			if got := chooseNetworkLock(t.Context()); got != test.want {
+			criu := filepath.Join(usePrograms(t, test.programs), "criu")
+			if got, _ := NetworkLock(t.Context(), Shim{}, criu); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
 	}
 }
 
-// usePrograms makes $PATH have these shell scripts and nothing else.
-func usePrograms(t *testing.T, programs map[string]string) (dir string) {
-	t.Helper()
-	dir = t.TempDir()
-	for name, script := range programs {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Setenv("PATH", dir)
-	return dir
-}
-
-func TestCheckCRIU(t *testing.T) {
-	for _, test := range []struct {
-		name, script, err string
-		code              bool // FailedPrecondition
+func TestTCPDefault(t *testing.T) {
+	for name, test := range map[string]struct {
+		restoring bool
+		options   map[string]any
+		base      string
+		want      string
 	}{
-		{name: "new enough", script: "echo Version: 4.2; echo GitID: v4.2"},
-		{name: "newer", script: "echo Version: 10.0.1"},
-		{name: "too old", script: "echo Version: 3.17.1", err: "is version 3.17.1, too old", code: true},
-		{name: "fails", script: "exit 3", err: "exit status 3"},
-		{name: "says nothing", script: "true", err: "no version"},
+		"dump":                        {false, nil, "", "tcp-established\n"},
+		"restore":                     {true, nil, "", "tcp-close\n"},
+		"open on request":             {true, map[string]any{"tcp-established": true}, "", "tcp-established\n"},
+		"dump refused on request":     {false, map[string]any{"tcp-established": false}, "", ""},
+		"as CRIU's configuration has": {false, nil, "tcp-close\n", "tcp-close\n"},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			node := config.Default()
-			node.CRIU.Path = filepath.Join(usePrograms(t, map[string]string{"criu": test.script}), "criu")
-			err := checkCRIU(t.Context(), node)
-			wantError(t, err, test.err)
-			if err != nil && errdefs.IsFailedPrecondition(err) != test.code {
-				t.Errorf("the error's kind: %v", err)
+		t.Run(name, func(t *testing.T) {
+			settings := Settings{Bundle: t.TempDir(), Base: filepath.Join(t.TempDir(), "runc.conf"), Restoring: test.restoring}
+			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
+			writeFile(t, settings.Base, test.base+"network-lock skip\n")
+			if err := settings.Write(t.Context(), Shim{}); err != nil {
+				t.Fatal(err)
+			}
+			got := strings.NewReplacer("network-lock skip\n", "", "libdir "+filepath.Join(settings.Bundle, "criu-plugins")+"\n", "").Replace(readSettings(t, settings.Bundle))
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
-	}
-	// A path that was taken out of the configuration is out of $PATH too.
-	useCRIU(config.Default())
-	if strings.Contains(os.Getenv("PATH"), "TestCheckCRIU") {
-		t.Errorf("$PATH is still %s", os.Getenv("PATH"))
-	}
-}
-
-func TestParseCRIUVersion(t *testing.T) {
-	for _, test := range []struct{ out, want, err string }{
-		{out: "Version: 4.2.1\n", want: "4.2.1"},
-		{out: "Version: 4.2.1\nGitID: v4.2.1\n", want: "4.2.1"},
-		{out: "Warn: something\nVersion:3.17", want: "3.17"},
-		{out: "", err: "no version"},
-		{out: "criu 4.2\n", err: "no version"},
-	} {
-		got, err := parseCRIUVersion(test.out)
-		wantError(t, err, test.err)
-		if got != test.want {
-			t.Errorf("%q: got %q, want %q", test.out, got, test.want)
-		}
-	}
-}
-
-func TestOlder(t *testing.T) {
-	for _, test := range []struct {
-		version, than string
-		want          bool
-	}{
-		{"4.2", "4.2", false},
-		{"4.2.1", "4.2", false},
-		{"4.3", "4.2", false},
-		{"5", "4.2", false},
-		{"5.0", "4.2", false},
-		{"4.10", "4.2", false},
-		{"4.1.9", "4.2", true},
-		{"4", "4.2", true},
-		{"4", "4.0", false},
-		{"3.17.1", "4.2", true},
-		{"4.2-rc1", "4.2", false}, // what is not a number ends the comparison
-		{"git-abc", "4.2", false},
-		{"", "4.2", false},
-	} {
-		if got := older(test.version, test.than); got != test.want {
-			t.Errorf("older(%q, %q) is %v", test.version, test.than, got)
-		}
 	}
 }

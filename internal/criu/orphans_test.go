@@ -1,18 +1,18 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package criu
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // What a killed CRIU or runc leaves mounted goes, and nothing in it.
@@ -34,7 +34,7 @@ func TestRemoveMounts(t *testing.T) {
 	mount(inside, filepath.Join(yard, "memory"), "", unix.MS_BIND)
 	mount(inside, filepath.Join(state, "criu-root"), "", unix.MS_BIND)
 	for range 2 { // the second time there is nothing
-		if err := removeMounts(work, state); err != nil {
+		if err := RemoveMounts(work, state); err != nil {
 			t.Fatal(err)
 		}
 		if left, err := os.ReadDir(work); err != nil || len(left) > 0 {
@@ -54,7 +54,7 @@ func TestRemoveMounts(t *testing.T) {
 			t.Fatal(err)
 		}
 		writeFile(t, file, "")
-		_ = removeMounts(work, state)
+		_ = RemoveMounts(work, state)
 		if _, err := os.Stat(file); err != nil {
 			t.Error(err)
 		}
@@ -62,14 +62,14 @@ func TestRemoveMounts(t *testing.T) {
 }
 
 // The CRIU of a dead shim is ended, which waits for the container that is killed.
-func TestEndDeadCRIU(t *testing.T) {
+func TestEndOfDeadShim(t *testing.T) {
 	bundle := t.TempDir()
-	if err := endDeadCRIU(bundle); err != nil { // no process was made
+	if err := EndOfDeadShim(bundle); err != nil { // no process was made
 		t.Error(err)
 	}
 	for what, ends := range map[string]bool{"criu traces:swrk 3": true, "criu traces:by hand": false} {
 		cmd := startFake(what, 0)
-		init := children(cmd.Process.Pid)
+		init := proc.Children(cmd.Process.Pid)
 		t.Cleanup(func() {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
@@ -78,37 +78,16 @@ func TestEndDeadCRIU(t *testing.T) {
 			t.Fatalf("%s: it has %v", what, init)
 		}
 		writeFile(t, filepath.Join(bundle, "init.pid"), strconv.Itoa(init[0]))
-		if err := endDeadCRIU(bundle); err != nil {
+		if err := EndOfDeadShim(bundle); err != nil {
 			t.Error(err)
 		}
 		ended := false
 		for began := time.Now(); !ended && (ends && time.Since(began) < 20*time.Second || time.Since(began) < 100*time.Millisecond); time.Sleep(time.Millisecond) {
-			ended, _ = threadState(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+			status, _ := proc.StatusOf(cmd.Process.Pid)
+			ended = status.Ended()
 		}
 		if ended != ends {
 			t.Errorf("%s: ended: %t", what, ended)
-		}
-	}
-}
-
-func TestIsCgroup(t *testing.T) {
-	for _, test := range []struct {
-		asked, path string
-		is          bool
-	}{
-		{"/default/id", "/sys/fs/cgroup/freezer/default/id", true},
-		{"/default/id", "/default/id-2", false},
-		{"/default/id", "/id/default", false},
-		{"kubepods-pod1.slice:cri-containerd:id", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-id.scope", true},
-		{"kubepods-pod1.slice:cri-containerd:id", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-id2.scope", false},
-		{"system.slice::id", "/system.slice/id.scope", true},
-		{"", "/id", true},
-		{"", "/", false},
-	} {
-		c := &container{id: "id", restore: &restoreState{}}
-		c.restore.gpus.spec = &specs.Spec{Linux: &specs.Linux{CgroupsPath: test.asked}}
-		if is := c.isCgroup(test.path); is != test.is {
-			t.Errorf("%q asked for, %q: %t", test.asked, test.path, is)
 		}
 	}
 }

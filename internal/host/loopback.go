@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package host
 
 import (
 	"encoding/json"
@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	goruntime "runtime"
+	"runtime"
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -30,8 +30,8 @@ const loopbackHook = "gpuckpt-loopback"
 // maxHookState bounds what is read of runc, in bytes.
 const maxHookState = 1 << 20
 
-// hookLoopback adds the hook to the spec of a container to be restored.
-func hookLoopback(spec *specs.Spec) {
+// HookLoopback adds the hook to the spec of a container to be restored.
+func HookLoopback(spec *specs.Spec) {
 	if spec.Linux == nil || !slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace}) {
 		return
 	}
@@ -45,7 +45,7 @@ func hookLoopback(spec *specs.Spec) {
 	})
 }
 
-// IsLoopbackHook says whether this process was started to be the hook: main then
+// IsLoopbackHook reports whether this process was started to be the hook: main then
 // calls LoopbackHook and nothing else.
 func IsLoopbackHook() bool { return len(os.Args) == 1 && os.Args[0] == loopbackHook }
 
@@ -73,7 +73,7 @@ func loopbackUp(state io.Reader) error {
 		return err
 	}
 	defer namespace.Close()
-	goruntime.LockOSThread() // the thread ends with the program, in that namespace
+	runtime.LockOSThread() // the thread ends with the program, in that namespace
 	if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("join the network namespace of process %d: %w", s.Pid, err)
 	}

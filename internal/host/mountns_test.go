@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package host
 
 import (
 	"os"
@@ -29,7 +29,7 @@ func TestTheFirstThreadStaysAtHome(t *testing.T) {
 	}
 	away := namespaceOf(t, strconv.Itoa(cmd.Process.Pid))
 	for range 500 {
-		err := inMountNamespace(cmd.Process.Pid, func() error {
+		err := InMountNamespace(cmd.Process.Pid, func() error {
 			if at := namespaceOf(t, "thread-self"); at != away {
 				t.Errorf("ran in %s, not in %s", at, away)
 			}

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package host
 
 import (
 	"strings"
@@ -22,7 +22,7 @@ func TestHookLoopback(t *testing.T) {
 		"given": {[]specs.LinuxNamespace{{Type: specs.NetworkNamespace, Path: "/run/netns/some"}}, 0},
 	} {
 		spec := &specs.Spec{Linux: &specs.Linux{Namespaces: c.namespaces}}
-		hookLoopback(spec)
+		HookLoopback(spec)
 		got := 0
 		if spec.Hooks != nil {
 			got = len(spec.Hooks.CreateRuntime)

@@ -1,19 +1,37 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package cuda
+package worker
 
 import (
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"syscall"
 )
 
-// signalOf gives the signal that ended a process.
+// StartAndWait is the Run of a program that reaps no other children.
+func StartAndWait(cmd *exec.Cmd) (func() (int, error), error) {
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return func() (int, error) {
+		err := cmd.Wait()
+		if cmd.ProcessState == nil {
+			return 0, err
+		}
+		if sig, ok := signalOf(cmd.ProcessState); ok {
+			return 128 + sig, nil
+		}
+		return cmd.ProcessState.ExitCode(), nil
+	}, nil
+}
+
+// signalOf returns the signal that ended a process.
 func signalOf(state *os.ProcessState) (int, bool) {
 	ws, ok := state.Sys().(syscall.WaitStatus)
 	if !ok || !ws.Signaled() {
@@ -22,7 +40,7 @@ func signalOf(state *os.ProcessState) (int, bool) {
 	return int(ws.Signal()), true
 }
 
-// describe words what Options.Run's wait returned.
+// describe puts into words what the wait of a Run returned.
 func describe(code int, err error) string {
 	switch {
 	case errors.Is(err, syscall.ECHILD):
@@ -53,12 +71,12 @@ func (t *tail) Write(p []byte) (int, error) {
 		t.end = append(t.end[:0], t.end[extra:]...)
 	}
 	if t.also != nil {
-		_, _ = t.also.Write(p) // what the caller does with it must not stop the helper
+		_, _ = t.also.Write(p) // what the caller does with it must not stop the worker
 	}
 	return len(p), nil
 }
 
-// String gives the last four lines, joined by " | ".
+// String returns the last four lines, joined by " | ".
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,0 +1,119 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package criu
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// quotedErrors is how many of the last errors of a log are quoted, and quotedBytes
+// bounds each.
+const (
+	quotedErrors = 3
+	quotedBytes  = 300
+)
+
+// harmlessError is one that CRIU writes in every run without CAP_SYS_RESOURCE, also
+// when all goes well.
+const harmlessError = "rlimit: Can't setup RLIMIT_NOFILE"
+
+// Log is a log that CRIU writes.
+type Log struct {
+	// Path is where runc and its shim leave it. The bundle goes with the task, so
+	// the log of a failure is kept elsewhere.
+	Path string
+	// Kept is where it is kept: one log of each kind for a container.
+	Kept string
+	// Settings is the configuration file that CRIU was given.
+	Settings string
+}
+
+// DumpLog returns the log of a dump of the container in a bundle. id names the
+// container among all of the node.
+func DumpLog(bundle, dir, id string) Log {
+	// runc's shim copies it there after a failure.
+	return Log{
+		Path: filepath.Join(bundle, "criu-dump.log"), Kept: filepath.Join(dir, id+"-dump.log"),
+		Settings: filepath.Join(bundle, SettingsName),
+	}
+}
+
+// RestoreLog returns the log of a restore of the container in a bundle. workDir is
+// where runc lets CRIU work.
+func RestoreLog(bundle, workDir, dir, id string) Log {
+	return Log{
+		Path: filepath.Join(workDir, "restore.log"), Kept: filepath.Join(dir, id+"-restore.log"),
+		Settings: filepath.Join(bundle, SettingsName),
+	}
+}
+
+// Remove removes the log of an earlier run, which is not to be quoted for the next.
+func (l Log) Remove() error {
+	if err := os.Remove(l.Path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove CRIU's old log: %w", err)
+	}
+	return nil
+}
+
+// Explain adds to runc's error what CRIU's log says, and keeps the log.
+func (l Log) Explain(err error) error {
+	log, lerr := os.Open(l.Path)
+	if lerr != nil {
+		if strings.Contains(err.Error(), "criu failed") {
+			return fmt.Errorf("%w; CRIU left no log, as it does when its configuration has an unknown option: %s", err, l.Settings)
+		}
+		return err // CRIU never ran; the error says why
+	}
+	defer log.Close()
+	kept := l.Kept
+	if kerr := keepLog(log, kept); kerr != nil {
+		kept = l.Path
+	}
+	if _, serr := log.Seek(0, io.SeekStart); serr != nil {
+		return fmt.Errorf("%w; CRIU's log: %s", err, kept)
+	}
+	if said := lastErrors(log); len(said) > 0 {
+		return fmt.Errorf("%w; CRIU said: %s; its log: %s", err, strings.Join(said, " | "), kept)
+	}
+	return fmt.Errorf("%w; CRIU's log: %s", err, kept)
+}
+
+// keepLog copies a log.
+func keepLog(log io.Reader, to string) error {
+	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, log)
+	return errors.Join(err, f.Close())
+}
+
+// lastErrors returns the last errors in a log of CRIU's, without time stamps:
+// "(00.012345) Error (criu/files.c:123): …".
+func lastErrors(log io.Reader) []string {
+	var last []string
+	lines := bufio.NewReaderSize(log, 64<<10)
+	for {
+		line, err := lines.ReadString('\n')
+		if at := strings.Index(line, "Error ("); at >= 0 && !strings.Contains(line, harmlessError) {
+			said := strings.TrimSpace(line[at:])
+			last = append(last, said[:min(len(said), quotedBytes)])
+			if len(last) > quotedErrors {
+				last = last[1:]
+			}
+		}
+		if err != nil {
+			return last
+		}
+	}
+}

@@ -1,0 +1,117 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package criu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// killTimeout bounds the wait for processes that were killed: SIGKILL needs no more
+// than the kernel's time.
+const killTimeout = 30 * time.Second
+
+// EndAll ends each CRIU of this process whose runc was killed. Such a CRIU would go
+// on without runc and keep the processes that it dumps, which nobody else can trace
+// until then.
+func EndAll() error {
+	return end(slices.DeleteFunc(proc.Children(os.Getpid()), func(pid int) bool { return !forRunc(pid) }))
+}
+
+// EndHalfRestored ends the processes of a container that CRIU has restored in part.
+// They became children of this process when their runc was killed, after the watch
+// began, and are in the container's cgroup from their begin, because runc puts CRIU
+// there. cgroup returns the processes of the container's cgroup when a process is in
+// it, and none otherwise.
+func (w *Watch) EndHalfRestored(cgroup func(pid int) (pids []int, err error)) error {
+	for _, pid := range proc.Children(os.Getpid()) {
+		if slices.Contains(w.before, pid) {
+			continue
+		}
+		pids, err := cgroup(pid)
+		if err == nil {
+			err = end(pids)
+		}
+		if err != nil {
+			return fmt.Errorf("end the half-restored container: %w", err)
+		}
+	}
+	return nil
+}
+
+// EndOfDeadShim ends the CRIU of a shim that has died, which traces the first process
+// of the container in a bundle. The process is to be killed, and CRIU may wait for it
+// and it for CRIU.
+func EndOfDeadShim(bundle string) error {
+	text, err := os.ReadFile(filepath.Join(bundle, "init.pid"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fmt.Errorf("read the container's process: %w", err)
+	}
+	threads, _ := proc.Threads(pid) // one that is gone has none
+	for _, tid := range threads {
+		status, _ := proc.ThreadStatus(pid, tid)
+		if tracer := status.Tracer(); tracer != 0 && forRunc(tracer) {
+			_ = unix.Kill(tracer, unix.SIGKILL) // or it has ended
+		}
+	}
+	return nil
+}
+
+// end kills processes and waits until they have ended.
+func end(pids []int) error {
+	for _, pid := range pids {
+		_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
+	}
+	for end := time.Now().Add(killTimeout); ; time.Sleep(time.Millisecond) {
+		pids = slices.DeleteFunc(pids, func(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+		if len(pids) == 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("processes %v of the failed attempt were killed and do not end", pids)
+		}
+	}
+}
+
+// RemoveMounts removes what a runc and a CRIU that were killed have left mounted for
+// a restore: CRIU's view of the host's cgroups, in its work directory, and runc's view
+// of the container's root, in its state directory. While they are mounted the
+// directories cannot be removed nor the container's name be used again, and who
+// removes what is in them removes cgroups of the host and files of the container.
+func RemoveMounts(workDir, state string) error {
+	mounts, err := filepath.Glob(filepath.Join(workDir, ".criu.cgyard.*"))
+	for _, at := range append(mounts, filepath.Join(state, "criu-root")) {
+		err = errors.Join(err, removeMount(at))
+	}
+	_ = os.Remove(state) // if it is empty: runc refuses the name while it is there
+	return err
+}
+
+func removeMount(at string) error {
+	// CRIU and runc may end, and remove it, at the same time.
+	if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount what CRIU has left: %s: %w", at, err)
+	}
+	if err := os.Remove(at); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package criu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
+)
+
+// SettingsName is the file in the bundle that runc hands to CRIU.
+const SettingsName = "gpuckpt-criu.conf"
+
+// RuncSettings is the file that runc hands to CRIU when nobody says otherwise.
+const RuncSettings = "/etc/criu/runc.conf"
+
+// Settings are what a container's configuration file for CRIU is made of.
+type Settings struct {
+	// Bundle is the container's bundle, where the file is written.
+	Bundle string
+	// Base is the file that CRIU would read without this project; "" for none.
+	Base string
+	// Restoring reports whether the file is for a restore.
+	Restoring bool
+	// View has the options of the node and of the container.
+	View config.View
+}
+
+// Write writes the container's configuration file for CRIU: what the container would
+// have had without this project, then the node's options and the container's. CRIU
+// lets later lines win, and all of them win over what runc asks for.
+func (s Settings) Write(ctx context.Context, r Runner) error {
+	options, err := s.View.CRIUOptions()
+	if err != nil {
+		return err
+	}
+	base := ""
+	if s.Base != "" {
+		text, err := os.ReadFile(s.Base)
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // runc ignores a missing file as well
+			return fmt.Errorf("read CRIU settings: %w", err)
+		}
+		base = string(text)
+		if base != "" && !strings.HasSuffix(base, "\n") {
+			base += "\n"
+		}
+	}
+	isSet := func(name string) bool {
+		_, set := options[name]
+		return set || hasOption(base, name)
+	}
+	if !isSet("tcp-established") && !isSet("tcp-close") {
+		options[tcpDefault(s.Restoring)] = true
+	}
+	text := base
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		lines, err := config.CRIULines(name, options[name])
+		if err != nil {
+			return fmt.Errorf("CRIU option: %w: %w", err, errdefs.ErrInvalidArgument)
+		}
+		text += lines
+	}
+	if !isSet("network-lock") {
+		criu, _ := Find(r, s.View.CRIU.Path) // without one runc's own error says so
+		if lock := cachedNetworkLock(ctx, r, criu); lock != LockIptables {
+			text += "network-lock " + lock + "\n"
+		}
+	}
+	if !isSet("libdir") {
+		dir, err := pluginsWithoutCUDA(s.View.CRIU.PluginDir, filepath.Join(s.Bundle, "criu-plugins"))
+		if err != nil {
+			return err
+		}
+		if dir != "" {
+			text += "libdir " + dir + "\n"
+		}
+	}
+	if err := os.WriteFile(filepath.Join(s.Bundle, SettingsName), []byte(text), 0o600); err != nil {
+		return fmt.Errorf("write CRIU settings: %w", err)
+	}
+	return nil
+}
+
+// tcpDefault returns the option that decides what becomes of established TCP
+// connections where nobody has decided. A dump takes them as they are, and so does
+// not fail because of one. A restore closes them: their other ends know nothing of
+// the restore, and the address may be another. Who wants them open, which is right
+// for connections inside the container, sets tcp-established.
+func tcpDefault(restoring bool) string {
+	if restoring {
+		return "tcp-close"
+	}
+	return "tcp-established"
+}
+
+// hasOption reports whether a configuration text sets an option.
+func hasOption(text, name string) bool {
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) > 0 && fields[0] == name {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,186 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package criu
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/log"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// Why a killed process must not block the shim
+//
+// runc waits for CRIU by the socket between them, and CRIU waits for each thread that
+// it traces. Neither wait ends by itself when somebody kills the wrong process, for
+// example the kernel when it is out of memory:
+//
+//   - A process that CRIU 4.2 restores, near the end. CRIU waits for the process's
+//     next step, or for one of its threads, which the kernel does not let go before
+//     CRIU has taken note of all others. A restore has no alarm.
+//   - A process that CRIU dumps, while CRIU has a thread make a system call. Only the
+//     stopping of the threads, before that, has an alarm, of ten seconds (criu
+//     --timeout).
+//   - CRIU itself, while a child of CRIU's looks at what the kernel can do. The child
+//     is stopped, and keeps the socket open.
+
+// interval is the time between two looks of a Watch.
+const interval = 500 * time.Millisecond
+
+// looks is how often in a row a process is seen before it is ended: a process that
+// CRIU is about to reap is gone by then. dumpLooks is the same for a process that
+// CRIU waits for in a dump, which CRIU may have killed itself, as runc asked it to,
+// when all is written.
+const (
+	looks     = 4
+	dumpLooks = 20
+)
+
+const criuKilled = "CRIU was killed"
+
+// Watch ends what runc would wait for in vain.
+type Watch struct {
+	stop, done chan struct{}
+	before     []int    // the shim's children when the watch began
+	ended      []string // what was found, for people; set when done is closed
+}
+
+// StartWatch watches the runc of this process and its CRIU until Stop is called.
+func StartWatch(ctx context.Context, restoring bool) *Watch {
+	return startWatch(ctx, restoring, interval)
+}
+
+func startWatch(ctx context.Context, restoring bool, interval time.Duration) *Watch {
+	w := &Watch{stop: make(chan struct{}), done: make(chan struct{}), before: proc.Children(os.Getpid())}
+	go func() {
+		defer close(w.done)
+		look := time.NewTicker(interval)
+		defer look.Stop()
+		seen := make(map[int]int)
+		for {
+			select {
+			case <-w.stop:
+				return
+			case <-look.C:
+			}
+			stuck := stuckCRIU(os.Getpid(), restoring)
+			for pid := range seen {
+				if stuck[pid] == "" {
+					delete(seen, pid)
+				}
+			}
+			for pid, why := range stuck {
+				enough := looks
+				if !restoring && why != criuKilled {
+					enough = dumpLooks
+				}
+				if seen[pid]++; seen[pid] == enough {
+					log.G(ctx).Warnf("CRIU's process %d is ended: %s", pid, why)
+					if !slices.Contains(w.ended, why) {
+						w.ended = append(w.ended, why)
+					}
+					_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
+				}
+			}
+		}
+	}()
+	return w
+}
+
+// Stop ends the watch, and explains runc's error where runc cannot.
+func (w *Watch) Stop(err error) error {
+	close(w.stop)
+	<-w.done
+	switch {
+	case err == nil:
+		return nil
+	case len(w.ended) > 0:
+		return fmt.Errorf("%s, possibly out of memory (see dmesg); try again: %w", strings.Join(w.ended, ", "), err)
+	case strings.Contains(err.Error(), "exit status 137"): // 128 + SIGKILL
+		return fmt.Errorf("runc was killed, possibly out of memory (see dmesg); try again: %w", err)
+	case cutOff(err):
+		return fmt.Errorf("%s or has crashed, possibly out of memory (see dmesg); try again: %w", criuKilled, err)
+	}
+	return err
+}
+
+// cutOff reports whether runc's error is that its socket to CRIU, a SOCK_SEQPACKET,
+// has ended before an answer came.
+func cutOff(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, "unixpacket") && (strings.Contains(text, "EOF") || strings.Contains(text, "reset by peer")) ||
+		strings.Contains(text, "readlink /proc/") // runc reads what CRIU has open
+}
+
+// stuckCRIU returns the processes of CRIU below a shim that will not end by
+// themselves, each with the reason.
+func stuckCRIU(shim int, restoring bool) map[int]string {
+	stuck := make(map[int]string)
+	for _, pid := range proc.Children(shim) {
+		if forRunc(pid) {
+			stuck[pid] = criuKilled
+			continue
+		}
+		// If it is runc: CRIU is its child, and in a restore the container's first
+		// process, which is the shim's own in a dump.
+		siblings := proc.Children(pid)
+		if at := slices.IndexFunc(siblings, forRunc); at >= 0 {
+			within := siblings
+			if !restoring {
+				within = proc.Children(shim)
+			}
+			switch lost := stuckOn(siblings[at], within, restoring); {
+			case lost == 0:
+			case proc.Command(lost) == "criu":
+				stuck[siblings[at]] = criuKilled
+			default:
+				stuck[siblings[at]] = fmt.Sprintf("process %s was killed while CRIU had it", proc.Describe(lost))
+			}
+		}
+	}
+	return stuck
+}
+
+// stuckOn returns one of the processes, or of those below them, that a CRIU waits for
+// in vain: one with a thread that has ended and that CRIU traces. first reports
+// whether the processes are the container's first. One of these may also have ended
+// as a whole without a tracer; another may have been a zombie in the checkpoint. 0 is
+// none.
+func stuckOn(criu int, pids []int, first bool) int {
+	for _, pid := range pids {
+		threads, _ := proc.Threads(pid) // one that is gone has none
+		whole := len(threads) > 0
+		for _, tid := range threads {
+			switch status, _ := proc.ThreadStatus(pid, tid); {
+			case status.Ended() && status.Tracer() == criu:
+				return pid
+			case !status.Ended():
+				whole = false
+			}
+		}
+		if whole && first {
+			return pid
+		}
+		if lost := stuckOn(criu, proc.Children(pid), false); lost != 0 {
+			return lost
+		}
+	}
+	return 0
+}
+
+// forRunc reports whether a process is a CRIU that runc has started, or a child of
+// one. Its arguments are "criu swrk 3" at first, and later, for example, "criu: dump
+// --rpc -t 4711".
+func forRunc(pid int) bool {
+	args, _ := proc.Arguments(pid)
+	text := strings.Join(args, " ")
+	return proc.Command(pid) == "criu" && (strings.Contains(text, "swrk") || strings.Contains(text, "--rpc"))
+}

@@ -1,0 +1,53 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// InMountNamespace runs do in the mount namespace of a process, on a thread of
+// its own that ends with it.
+func InMountNamespace(pid int, do func() error) error {
+	ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the container's mount namespace: %w", err)
+	}
+	defer unix.Close(ns)
+	result := make(chan error, 1)
+	go onThread(func() {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			result <- fmt.Errorf("leave the shim's mount namespace: %w", err)
+			return
+		}
+		if err := unix.Setns(ns, unix.CLONE_NEWNS); err != nil {
+			result <- fmt.Errorf("enter the container's mount namespace: %w", err)
+			return
+		}
+		result <- do()
+	})
+	return <-result
+}
+
+// onThread runs do on a thread that ends with it. That is never the process's
+// first: it would not end but stay for good where do has taken it, and it is the
+// one whose mounts and cgroups /proc/self shows to all others.
+func onThread(do func()) {
+	runtime.LockOSThread() // and not unlocked: the thread is of no more use
+	if unix.Gettid() != os.Getpid() {
+		do()
+		return
+	}
+	done := make(chan struct{})
+	go func() { // on another, since this one is taken
+		defer close(done)
+		onThread(do)
+	}()
+	<-done
+	runtime.UnlockOSThread()
+}

@@ -1,0 +1,223 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nodes is the device nodes of a container: those in its /dev, and which of
+// them its cgroup allows.
+//
+// runc makes the nodes of a container that is created. CRIU restores them as they were
+// in the dump, with the numbers of another node or of another GPU: Restored.Fix makes
+// them those of the spec, before any thread of the program runs. Access changes them
+// while the container lives, when it is resumed on other GPUs.
+//
+// The container owns its /dev and may be hostile: nothing here follows a symbolic link
+// in it, or leaves it.
+package nodes
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+)
+
+const withinContainer = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+
+// device is the kind and the numbers of a device.
+type device struct {
+	kind         uint32 // unix.S_IFCHR or S_IFBLK
+	major, minor int64
+}
+
+// numbers reads the numbers of a node of this machine.
+func numbers(path string) (device, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return device{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return device{}, fmt.Errorf("%s is no character device", path)
+	}
+	return device{unix.S_IFCHR, int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))}, nil
+}
+
+// inDev calls do with the /dev of a container, by the pid of a process in it. It does
+// nothing when there is no /dev, or when that is the host's, mounted into the
+// container, in which every node is and which is not ours to change.
+func inDev(pid int, do func(dev int) error) error {
+	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the container's root: %w", err)
+	}
+	defer unix.Close(root)
+	dev, err := openBeneath(root, "dev", unix.O_DIRECTORY)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open the container's /dev: %w", err)
+	}
+	defer unix.Close(dev)
+	var theirs, ours unix.Stat_t
+	if err := unix.Fstat(dev, &theirs); err != nil {
+		return fmt.Errorf("inspect the container's /dev: %w", err)
+	}
+	if err := unix.Stat("/dev", &ours); err != nil {
+		return fmt.Errorf("inspect /dev: %w", err)
+	}
+	if theirs.Dev == ours.Dev && theirs.Ino == ours.Ino {
+		return nil
+	}
+	return do(dev)
+}
+
+// makeNode makes one node, unless it is there.
+func makeNode(dev int, d specs.LinuxDevice) error {
+	want := device{unix.S_IFCHR, d.Major, d.Minor}
+	if d.Type == "b" {
+		want.kind = unix.S_IFBLK
+	}
+	at, ok := strings.CutPrefix(path.Clean(d.Path), "/dev/")
+	if !ok {
+		return errors.New("it is not in /dev")
+	}
+	dir, err := openDir(dev, path.Dir(at))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	name := path.Base(at)
+	rdev := unix.Mkdev(uint32(want.major), uint32(want.minor))
+	var st unix.Stat_t
+	switch err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); {
+	case err == nil && st.Mode&unix.S_IFMT == want.kind && st.Rdev == rdev:
+		return nil
+	case err == nil:
+		if err := unix.Unlinkat(dir, name, 0); err != nil {
+			return fmt.Errorf("replace what is there: %w", err)
+		}
+	case !errors.Is(err, unix.ENOENT):
+		return err
+	}
+	mode := uint32(0o666)
+	if d.FileMode != nil {
+		mode = uint32(d.FileMode.Perm())
+	}
+	if err := unix.Mknodat(dir, name, want.kind|mode, int(rdev)); err != nil {
+		return err
+	}
+	return own(dir, name, want.kind, rdev, mode, d)
+}
+
+// own gives a new node its owner and mode, once it is sure that it is the one
+// that was made: the container may have put another there.
+func own(dir int, name string, kind uint32, rdev uint64, mode uint32, d specs.LinuxDevice) error {
+	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != kind || st.Rdev != rdev {
+		return errors.New("the container has put something else there")
+	}
+	if d.UID != nil || d.GID != nil {
+		uid, gid := 0, 0
+		if d.UID != nil {
+			uid = int(*d.UID)
+		}
+		if d.GID != nil {
+			gid = int(*d.GID)
+		}
+		if err := unix.Fchownat(fd, "", uid, gid, unix.AT_EMPTY_PATH); err != nil {
+			return err
+		}
+	}
+	return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), mode) // past the umask
+}
+
+// openDir opens a directory below another, and makes it if need be.
+func openDir(at int, dir string) (int, error) {
+	fd, err := openBeneath(at, dir, unix.O_DIRECTORY)
+	if errors.Is(err, unix.ENOENT) && !strings.Contains(dir, "/") {
+		if err := unix.Mkdirat(at, dir, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+			return -1, err
+		}
+		fd, err = openBeneath(at, dir, unix.O_DIRECTORY)
+	}
+	return fd, err
+}
+
+// openBeneath opens something below a directory, not to be read or written.
+func openBeneath(at int, name string, flags uint64) (int, error) {
+	return unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: withinContainer})
+}
+
+// listBeneath lists a directory below another.
+func listBeneath(at int, dir string) ([]string, error) {
+	fd, err := unix.Openat2(at, dir, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), dir)
+	defer f.Close()
+	return f.Readdirnames(-1)
+}
+
+// removeBeneath removes a file below a directory.
+func removeBeneath(at int, name string) error {
+	dir, err := openBeneath(at, path.Dir(name), unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	if err := unix.Unlinkat(dir, path.Base(name), 0); !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+// Refresh changes the numbers of the nodes in a spec whose major number is each
+// kernel's own choice (nvidia-uvm) to those that they have here, in the cgroup's rules
+// as well: a spec out of a checkpoint image is another node's. A node that this machine
+// does not have is refused.
+func Refresh(spec *specs.Spec) error { return refresh(spec, numbers) }
+
+func refresh(spec *specs.Spec, numbers func(path string) (device, error)) error {
+	if spec.Linux == nil {
+		return nil
+	}
+	for i, d := range spec.Linux.Devices {
+		if !cdi.HasDynamicMajor(d.Path) {
+			continue
+		}
+		here, err := numbers(d.Path)
+		if errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("the container's spec has %s and this node has none: load the driver's module (nvidia-modprobe -u -c 0)", d.Path)
+		}
+		if err != nil {
+			return err
+		}
+		if here.major == d.Major && here.minor == d.Minor {
+			continue
+		}
+		spec.Linux.Devices[i].Major, spec.Linux.Devices[i].Minor = here.major, here.minor
+		if spec.Linux.Resources == nil {
+			continue
+		}
+		for j, rule := range spec.Linux.Resources.Devices {
+			if rule.Allow && rule.Major != nil && *rule.Major == d.Major && rule.Minor != nil && *rule.Minor == d.Minor {
+				spec.Linux.Resources.Devices[j].Major, spec.Linux.Resources.Devices[j].Minor = &here.major, &here.minor
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,168 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/internal/host"
+)
+
+// isGPUNode reports whether a node is NVIDIA's, or a GPU's for display.
+func isGPUNode(p string) bool {
+	return cdi.IsNode(p) || strings.HasPrefix(path.Clean(p), "/dev/dri/")
+}
+
+// Restored is what the spec of a restored container has of nodes.
+type Restored struct {
+	// Spec is the container's, made to fit this machine.
+	Spec *specs.Spec
+	// Devices are those that the container gets; its spec may lack some (cdi.Rebind).
+	Devices []specs.LinuxDevice
+	// Stray are paths in the container at which CRIU mounts a node that the spec does
+	// not grant, and that must go.
+	Stray []string
+}
+
+// Fix makes the GPU nodes of a restored container those of its spec. CRIU has restored
+// /dev as it was at the dump, with another node's or another GPU's. What the spec
+// mounts of the driver and the dump did not have is mounted. The processes may run
+// meanwhile.
+func (p *Restored) Fix(pid int) error {
+	if p.Spec == nil {
+		return nil
+	}
+	return inDev(pid, func(dev int) error {
+		if err := p.dropStray(pid); err != nil {
+			return err
+		}
+		if err := p.removeNodes(dev); err != nil {
+			return err
+		}
+		if p.inUserNamespace() {
+			return p.mountMissing(pid) // which may not make nodes; runc mounts them
+		}
+		for _, d := range p.Devices {
+			if !isGPUNode(d.Path) {
+				continue
+			}
+			if err := makeNode(dev, d); err != nil {
+				return fmt.Errorf("make %s in the container: %w", d.Path, err)
+			}
+		}
+		return p.mountMissing(pid)
+	})
+}
+
+func (p *Restored) inUserNamespace() bool {
+	return p.Spec.Linux != nil && slices.ContainsFunc(p.Spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.UserNamespace })
+}
+
+// has reports whether the container is to keep what CRIU has put at a path.
+func (p *Restored) has(at string) bool {
+	return !slices.Contains(p.Stray, at) &&
+		(slices.ContainsFunc(p.Spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == at }) ||
+			slices.ContainsFunc(p.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at }))
+}
+
+// removeNodes removes NVIDIA's nodes that the spec does not grant.
+func (p *Restored) removeNodes(dev int) error {
+	for _, dir := range cdi.NodeDirs() {
+		names, err := listBeneath(dev, dir)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("list the container's %s: %w", path.Join("/dev", dir), err)
+		}
+		for _, name := range names {
+			at := path.Join("/dev", dir, name)
+			if !cdi.IsNode(at) || p.has(at) {
+				continue
+			}
+			if err := removeBeneath(dev, path.Join(dir, name)); err != nil {
+				return fmt.Errorf("remove %s from the container: %w", at, err)
+			}
+		}
+	}
+	return nil
+}
+
+// dropStray unmounts the nodes that CRIU had to mount; removeNodes takes what
+// they were mounted on.
+func (p *Restored) dropStray(pid int) error {
+	if len(p.Stray) == 0 {
+		return nil
+	}
+	return host.InMountNamespace(pid, func() error {
+		for _, at := range p.Stray {
+			dir, err := openFromRoot(path.Dir(at))
+			if err != nil {
+				return fmt.Errorf("unmount %s in the container: %w", at, err)
+			}
+			err = unix.Fchdir(dir)
+			unix.Close(dir)
+			if err == nil {
+				err = unix.Unmount(path.Base(at), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+			}
+			if err != nil {
+				return fmt.Errorf("unmount %s in the container: %w", at, err)
+			}
+		}
+		return nil
+	})
+}
+
+// mountMissing mounts what the spec mounts of the driver and the container does
+// not have: CRIU restores the dump's mounts and no others.
+func (p *Restored) mountMissing(pid int) error {
+	var trees []tree
+	defer func() {
+		for _, t := range trees {
+			unix.Close(t.fd)
+		}
+	}()
+	for _, m := range p.Spec.Mounts {
+		at := path.Clean(m.Destination)
+		if !cdi.IsBind(m) || !cdi.IsNode(at) && !cdi.IsDriverFile(at) || slices.Contains(p.Stray, at) {
+			continue
+		}
+		t, err := openTree(m)
+		if err != nil {
+			return err
+		}
+		trees = append(trees, t)
+	}
+	if p.inUserNamespace() {
+		for _, d := range p.Devices {
+			if !isGPUNode(d.Path) {
+				continue
+			}
+			t, err := openTree(specs.Mount{Source: d.Path, Destination: d.Path, Options: []string{"nosuid", "noexec"}})
+			if err != nil {
+				return err
+			}
+			trees = append(trees, t)
+		}
+	}
+	if len(trees) == 0 {
+		return nil
+	}
+	return host.InMountNamespace(pid, func() error {
+		for _, t := range trees {
+			if err := t.mount(); err != nil {
+				return fmt.Errorf("mount %s in the container: %w", t.at, err)
+			}
+		}
+		return nil
+	})
+}

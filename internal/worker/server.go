@@ -1,0 +1,77 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// FD is the worker's end of the socket pair.
+const FD = 3
+
+// ErrNotWorker says that this process was not started as a worker.
+var ErrNotWorker = errors.New("file descriptor 3 is not gpuckpt's socket: this program is started by gpuckpt, not by hand")
+
+// Server is the worker's side: it receives requests and sends their answers.
+type Server struct {
+	sock *os.File
+	most int
+	mu   sync.Mutex // one frame is written at a time
+}
+
+// NewServer returns the server of this process, whose messages have at most so many
+// bytes.
+func NewServer(most int) (*Server, error) {
+	if kind, err := unix.GetsockoptInt(FD, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_STREAM {
+		return nil, ErrNotWorker
+	}
+	unix.CloseOnExec(FD)
+	return &Server{sock: os.NewFile(FD, "socket"), most: most}, nil
+}
+
+// Next waits for the next request. The error is io.EOF when the client has closed its
+// end, or has ended.
+func (s *Server) Next() (id uint64, body []byte, err error) {
+	id, body, err = readFrame(s.sock, s.most)
+	if errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = io.EOF
+	}
+	return id, body, err
+}
+
+// Answer answers a request. A client that is gone wants no answer: that is no error.
+func (s *Server) Answer(id uint64, answer any) error {
+	body, err := encode(answer, s.most)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = writeFrame(s.sock, id, body)
+	return nil
+}
+
+// Serve is the whole life of a worker that answers one request after the other. It
+// exits when the client has closed its end.
+func Serve(most int, answer func(body []byte) any) {
+	s, err := NewServer(most)
+	for err == nil {
+		var id uint64
+		var body []byte
+		if id, body, err = s.Next(); err == nil {
+			err = s.Answer(id, answer(body))
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		os.Exit(0)
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}

@@ -1,0 +1,197 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// behaviour makes the test's executable a worker that does as its value says.
+const behaviour = "GPUCKPT_TEST_WORKER"
+
+const most = 1 << 20
+
+// echo is a request, and its answer.
+type echo struct {
+	Text string `json:"text"`
+}
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(behaviour) {
+	case "echo":
+		Serve(most, func(body []byte) any {
+			var e echo
+			if err := Decode(body, &e); err != nil {
+				e.Text = err.Error()
+			}
+			return e
+		})
+	case "stay":
+		time.Sleep(time.Hour)
+	case "half":
+		unix.Write(FD, []byte{9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, '{'})
+		os.Exit(3)
+	case "long":
+		unix.Write(FD, []byte{0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0})
+		time.Sleep(time.Hour)
+	}
+	os.Exit(m.Run())
+}
+
+var (
+	errGone    = errors.New("gone")
+	errHung    = errors.New("hung")
+	errGarbled = errors.New("garbled")
+)
+
+// start starts a worker that ends with the test.
+func start(t *testing.T, how string) *Worker {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), behaviour+"="+how)
+	w, err := Start(Kind{Name: "test", Gone: errGone, Hung: errHung, Garbled: errGarbled, MaxMessage: most}, cmd, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		w.Kill()
+		w.Close()
+	})
+	return w
+}
+
+// ask calls a worker with a text, and returns the answer's.
+func ask(t *testing.T, w *Worker, text string) (string, error) {
+	t.Helper()
+	var e echo
+	err := w.Call(t.Context(), "ask", echo{text}, &e, 20*time.Second)
+	return e.Text, err
+}
+
+func TestMessagesArriveWhole(t *testing.T) {
+	w := start(t, "echo")
+	for _, text := range []string{"", "a word", strings.Repeat("long ", most/6)} {
+		if got, err := ask(t, w, text); err != nil || got != text {
+			t.Errorf("%d bytes came back as %d, %v", len(text), len(got), err)
+		}
+	}
+	if _, err := ask(t, w, strings.Repeat("x", most)); err == nil {
+		t.Error("a message longer than MaxMessage was sent")
+	}
+	if _, err := ask(t, w, "still"); err != nil {
+		t.Error(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := ask(t, w, "closed"); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+func TestAnswersThatMakeNoSense(t *testing.T) {
+	for how, want := range map[string]error{"half": errGone, "long": errGarbled} {
+		w := start(t, how)
+		if _, err := ask(t, w, "?"); !errors.Is(err, want) {
+			t.Errorf("%s: got %v, want %v", how, err, want)
+		}
+		<-w.Done()
+	}
+	var e echo
+	w := start(t, "echo")
+	if err := w.Call(t.Context(), "ask", echo{"x"}, &struct{ Other int }{}, time.Minute); !errors.Is(err, errGarbled) {
+		t.Errorf("an unknown field: %v", err)
+	}
+	if err := w.Call(t.Context(), "ask", echo{"x"}, &e, time.Minute); !errors.Is(err, errGarbled) || w.Alive() {
+		t.Errorf("after an unknown field: %v, alive: %v", err, w.Alive())
+	}
+}
+
+func TestWorkerThatStaysIsKilled(t *testing.T) {
+	w := start(t, "stay")
+	if err := w.reap(50 * time.Millisecond); err == nil || !strings.Contains(err.Error(), "was killed") {
+		t.Errorf("got %v", err)
+	}
+	<-w.Done()
+}
+
+func TestCallThatTakesTooLong(t *testing.T) {
+	w := start(t, "stay")
+	err := w.Call(t.Context(), "ask", echo{}, &echo{}, 50*time.Millisecond)
+	if !errors.Is(err, errHung) || !strings.Contains(err.Error(), "ask took longer than 50ms") {
+		t.Errorf("got %v", err)
+	}
+	<-w.Done()
+}
+
+func TestKilledAndCancelled(t *testing.T) {
+	w := start(t, "stay")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- w.Call(ctx, "ask", echo{}, &echo{}, time.Minute) }()
+	for w.Pending() != 1 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) || !w.Alive() {
+		t.Errorf("cancelled: %v, alive: %v", err, w.Alive())
+	}
+	go func() { ended <- w.Call(context.Background(), "ask", echo{}, &echo{}, time.Minute) }()
+	for w.Pending() != 2 {
+		time.Sleep(time.Millisecond)
+	}
+	w.Kill()
+	if err := <-ended; !errors.Is(err, errGone) || !strings.Contains(err.Error(), "signal: killed") {
+		t.Errorf("killed: %v", err)
+	}
+}
+
+// A worker whose socket is closed on this side is of no more use, and is killed.
+func TestSocketIsClosed(t *testing.T) {
+	w := start(t, "stay")
+	w.sock.Close()
+	if _, err := ask(t, w, "?"); !errors.Is(err, errGone) {
+		t.Errorf("got %v", err)
+	}
+	<-w.Done()
+}
+
+func TestStderrIsPassedOnAndItsEndKept(t *testing.T) {
+	var all bytes.Buffer
+	s := &tail{also: &all}
+	for range 1000 {
+		s.Write([]byte("a line like others\n"))
+	}
+	s.Write([]byte("the last\n"))
+	if all.Len() != 1000*19+9 {
+		t.Errorf("%d bytes passed on", all.Len())
+	}
+	if got := s.String(); got != "a line like others | a line like others | a line like others | the last" {
+		t.Errorf("kept %q", got)
+	}
+}
+
+func FuzzReadFrame(f *testing.F) {
+	f.Add([]byte{2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, '{', '}'})
+	f.Add([]byte("\x7fELF and so on"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		id, body, err := readFrame(bytes.NewReader(b), 64)
+		if err != nil {
+			return
+		}
+		var again bytes.Buffer
+		if err := writeFrame(&again, id, body); err != nil || !bytes.HasPrefix(b, again.Bytes()) {
+			t.Errorf("%v became %v, %v", b, again.Bytes(), err)
+		}
+	})
+}
