@@ -57,7 +57,7 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 func memoryShort(node config.Staging, state uint64) (short string, room uint64, err error) {
 	room, known := memoryAvailable()
 	if known && room < state {
-		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", mib(state), mib(room))
+		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", size(state), size(room))
 	}
 	if !known {
 		room = 1 << 62
@@ -75,7 +75,7 @@ func memoryShort(node config.Staging, state uint64) (short string, room uint64, 
 	if limit := staging.Headroom(cgroup); limit < room {
 		room = limit
 		if limit < state {
-			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", mib(state), mib(limit))
+			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", size(state), size(limit))
 		}
 	}
 	return short, room, nil
@@ -98,7 +98,7 @@ func chooseWindow(node config.Staging, room uint64, procs []cuda.Process) (uint6
 	window := min(uint64(node.Buffer), room/4*3) / n
 	if window < staging.MinWindow {
 		return 0, fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise buffer or memory_limit in [staging] of %s: %w",
-			n, mib(staging.MinWindow), mib(window), config.Path, errdefs.ErrResourceExhausted)
+			n, size(staging.MinWindow), size(window), config.Path, errdefs.ErrResourceExhausted)
 	}
 	return window, nil
 }

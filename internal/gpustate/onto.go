@@ -208,7 +208,7 @@ func surveyed(gpus []cuda.GPU, survey cuda.Survey) (all []cdi.GPU) {
 		if at := slices.IndexFunc(survey.Devices, func(v cuda.Device) bool { return v.UUID == d.UUID }); at >= 0 && survey.Devices[at].Memory > 0 {
 			var users []string
 			for _, u := range survey.Devices[at].Users {
-				users = append(users, fmt.Sprintf("process %s has %s", proc.Describe(u.PID), mib(u.Bytes)))
+				users = append(users, fmt.Sprintf("process %s has %s", proc.Describe(u.PID), size(u.Bytes)))
 			}
 			gpu.Free, gpu.Users = survey.Devices[at].Free, strings.Join(users, ", ")
 		}

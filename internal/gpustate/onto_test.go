@@ -43,7 +43,7 @@ func TestRoomOnto(t *testing.T) {
 		{UUID: "GPU-silent"},
 	}}
 	both := map[string]uint64{"GPU-a": 50 << 20, "GPU-b": 5 << 20}
-	const user = "process 1073741824 has 90 MiB"
+	const user = "process 1073741824 has 90MiB"
 	for _, test := range []struct {
 		name      string
 		use       map[string]uint64

@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
@@ -71,7 +72,7 @@ func (s *State) CheckSpace(dir string) (err error) {
 		state := s.use.total()
 		if room := st.Bavail * uint64(st.Bsize); st.Blocks > 0 && room < state {
 			return fmt.Errorf("the GPU state takes %s and %s has room for %s: free some, or choose another directory: %w: %w",
-				mib(state), dir, mib(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
+				size(state), dir, size(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
 		}
 	}
 	s.path, err = choosePath(s.opts.Config.Staging, dir, s.procs, s.use)
@@ -93,5 +94,5 @@ func memoryAvailable() (uint64, bool) {
 	return kib << 10, true
 }
 
-// mib words a size as nvidia-smi does.
-func mib(bytes uint64) string { return fmt.Sprintf("%d MiB", bytes>>20) }
+// size words a number of bytes.
+func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }
