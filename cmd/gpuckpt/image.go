@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -100,7 +101,7 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 		switch {
 		case made.Built:
 			_, err = fmt.Fprintf(w, "%s@%s\n%s of GPU state; %s stored, of which %s were there already\n",
-				made.Destination, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.ReusedBytes))
+				made.Destination, made.Digest, units.BytesSize(float64(made.GPUBytes)), units.BytesSize(float64(made.Bytes)), units.BytesSize(float64(made.ReusedBytes)))
 		case made.Digest != "":
 			_, err = fmt.Fprintf(w, "%s@%s\n", made.Destination, made.Digest)
 		default:
@@ -143,7 +144,7 @@ which block of GPU state.
 			}
 			return d.print(cmd.OutOrStdout(), answer, func(w io.Writer) error {
 				_, err := fmt.Fprintf(w, "%s is whole: %d layers, %s; %d blocks of GPU state, %s\n",
-					answer.Source, answer.Layers, size(answer.Bytes), answer.Blocks, size(answer.GPUBytes))
+					answer.Source, answer.Layers, units.BytesSize(float64(answer.Bytes)), answer.Blocks, units.BytesSize(float64(answer.GPUBytes)))
 				return err
 			})
 		},

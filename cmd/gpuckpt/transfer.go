@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/convert"
@@ -44,7 +45,7 @@ type transferAnswer struct {
 func (a *transferAnswer) words(verb string) func(io.Writer) error {
 	return func(w io.Writer) error {
 		_, err := fmt.Fprintf(w, "%s@%s\n%s %s of %s, %s were there already; %.2f s\n",
-			a.Image, a.Digest, size(uint64(a.Moved)), verb, size(uint64(a.Bytes)), size(uint64(a.Reused)), a.Seconds)
+			a.Image, a.Digest, units.BytesSize(float64(a.Moved)), verb, units.BytesSize(float64(a.Bytes)), units.BytesSize(float64(a.Reused)), a.Seconds)
 		return err
 	}
 }
