@@ -156,27 +156,34 @@ type Phase struct {
 // ReadMetadata reads and checks the gpuckpt.json in dir. The errors are
 // ErrNoMetadata, ErrSchema and ErrMalformed, or those of reading a file.
 func ReadMetadata(dir string) (*Metadata, error) {
-	path := filepath.Join(dir, MetadataName)
-	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
+	f := File{Name: MetadataName, Path: filepath.Join(dir, MetadataName)}
+	st, err := os.Lstat(f.Path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
 		return nil, fmt.Errorf("%w in %s", ErrNoMetadata, dir)
+	case err != nil:
+		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
+	case !st.Mode().IsRegular():
+		return nil, fmt.Errorf("%w: %s is not a regular file", ErrMalformed, f.Path)
 	}
+	f.Bytes = uint64(st.Size())
+	return f.metadata()
+}
+
+// metadata reads the file as a gpuckpt.json.
+func (f File) metadata() (*Metadata, error) {
+	r, err := f.Open()
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
 	}
-	defer f.Close()
-	if st, err := f.Stat(); err != nil {
-		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
-	} else if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: %s is not a regular file", ErrMalformed, path)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxMetadata+1))
+	defer r.Close()
+	data, err := io.ReadAll(io.NewSectionReader(r, 0, int64(min(f.Bytes, maxMetadata+1))))
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
 	}
 	m, err := ParseMetadata(data)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", f.Path, err)
 	}
 	return m, nil
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/layout"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
@@ -27,7 +28,7 @@ func TestGoldenImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if image.Annotations[oci.AnnotationSchema] != "1" || image.Annotations[oci.AnnotationGPUModels] != "NVIDIA H200" || image.BaseName != "registry.example/base:1" {
+	if image.Annotations[annotations.Schema] != "1" || image.Annotations[annotations.GPUModels] != "NVIDIA H200" || image.BaseName != "registry.example/base:1" {
 		t.Errorf("annotations %v", image.Annotations)
 	}
 	if a := image.Metadata.Processes[0].Areas[0]; a.File != "gpu-1-0" || a.Bytes != 24<<20 || a.Offset != 4096 {
