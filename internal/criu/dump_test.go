@@ -111,7 +111,7 @@ func TestDump(t *testing.T) {
 }
 
 // A small tree that names one large image over and over does not fill the memory.
-func TestDumpWithAProcessTwice(t *testing.T) {
+func TestDumpIsBounded(t *testing.T) {
 	for name, tree := range map[string][]proto.Message{
 		"process": {processOf(1), processOf(1)}, "thread": {processOf(1, 1, 2, 2)}, "thread of another": {processOf(1, 1, 2), processOf(2)},
 	} {
@@ -120,6 +120,14 @@ func TestDumpWithAProcessTwice(t *testing.T) {
 		if _, err := Open(dir).Dump(); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "twice") {
 			t.Errorf("%s: got %v", name, err)
 		}
+	}
+	dir, threads := dumpDir(t), make([]uint32, maxThreads+1)
+	for i := range threads {
+		threads[i] = uint32(i + 1)
+	}
+	writeFile(t, filepath.Join(dir, "pstree.img"), string(image(t, "PSTREE", processOf(1, threads...))))
+	if _, err := Open(dir).Dump(); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "threads") {
+		t.Errorf("too many threads: got %v", err)
 	}
 }
 
