@@ -271,9 +271,7 @@ func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) 
 	var wg sync.WaitGroup
 	errs := make(chan error, threads)
 	for range threads {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for !failed.Load() {
 				from := next.Add(chunk) - chunk
 				if from >= size {
@@ -285,7 +283,7 @@ func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) 
 					return
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	select {
