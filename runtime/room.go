@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
@@ -58,7 +59,7 @@ func (g *gpuState) checkRoom(dir string) error {
 		// A tmpfs without a size has no blocks.
 		if room := st.Bavail * uint64(st.Bsize); st.Blocks > 0 && room < state {
 			return fmt.Errorf("the GPU state takes %s and %s has room for %s: free some, or choose another directory: %w: %w",
-				mib(state), dir, mib(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
+				units.BytesSize(float64(state)), dir, units.BytesSize(float64(room)), unix.ENOSPC, errdefs.ErrResourceExhausted)
 		}
 	}
 	return g.checkMemory(dir, state)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -52,7 +53,7 @@ func (g *gpuState) checkMemory(dir string, state uint64) error {
 func (g *gpuState) memoryShort(state uint64) (short string, room uint64, err error) {
 	room, known := memoryAvailable()
 	if known && room < state {
-		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", mib(state), mib(room))
+		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", units.BytesSize(float64(state)), units.BytesSize(float64(room)))
 	}
 	if !known {
 		room = 1 << 62
@@ -71,7 +72,7 @@ func (g *gpuState) memoryShort(state uint64) (short string, room uint64, err err
 	if limit := staging.Headroom(cgroup); limit < room {
 		room = limit
 		if limit < state {
-			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", mib(state), mib(limit))
+			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", units.BytesSize(float64(state)), units.BytesSize(float64(limit)))
 		}
 	}
 	return short, room, nil
@@ -94,7 +95,7 @@ func (g *gpuState) chooseWindow(room uint64) error {
 	window := min(uint64(g.config.Staging.Buffer), room/4*3) / n
 	if window < staging.MinWindow {
 		return fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise buffer or memory_limit in [staging] of %s: %w",
-			n, mib(staging.MinWindow), mib(window), config.Path, errdefs.ErrResourceExhausted)
+			n, units.BytesSize(float64(staging.MinWindow)), units.BytesSize(float64(window)), config.Path, errdefs.ErrResourceExhausted)
 	}
 	g.window = window
 	return nil

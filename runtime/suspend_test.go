@@ -104,7 +104,7 @@ func TestFits(t *testing.T) {
 			if (err == nil) != test.fits {
 				t.Fatalf("error %v; want it to fit: %v", err, test.fits)
 			}
-			if err != nil && !strings.Contains(err.Error(), "process "+strconv.Itoa(1<<30)+" has 90 MiB") {
+			if err != nil && !strings.Contains(err.Error(), "process "+strconv.Itoa(1<<30)+" has 90MiB") {
 				t.Errorf("it does not say who has the memory: %v", err)
 			}
 		})

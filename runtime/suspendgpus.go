@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
@@ -268,7 +269,7 @@ func (g *gpuState) fits(survey cuda.Survey, had, onto []cuda.GPU) error {
 		}
 		if need > s.Free {
 			return fmt.Errorf("GPU %d (%s) has %s of memory free and the container needs %s%s: the container stays suspended; free the memory, or choose another GPU, and resume it again: %w",
-				d.Index, d.UUID, mib(s.Free), mib(need), others(s.Users), errdefs.ErrFailedPrecondition)
+				d.Index, d.UUID, units.BytesSize(float64(s.Free)), units.BytesSize(float64(need)), others(s.Users), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil
@@ -279,13 +280,10 @@ func (g *gpuState) fits(survey cuda.Survey, had, onto []cuda.GPU) error {
 func others(users []cuda.DeviceUse) string {
 	var names []string
 	for _, u := range users {
-		names = append(names, fmt.Sprintf("process %s has %s", proc.Describe(u.PID), mib(u.Bytes)))
+		names = append(names, fmt.Sprintf("process %s has %s", proc.Describe(u.PID), units.BytesSize(float64(u.Bytes))))
 	}
 	if names == nil {
 		return ""
 	}
 	return " (" + strings.Join(names, ", ") + ")"
 }
-
-// mib words a size as nvidia-smi does.
-func mib(bytes uint64) string { return fmt.Sprintf("%d MiB", bytes>>20) }

@@ -34,8 +34,8 @@ func doctorCommand() *cobra.Command {
 	var o doctorOptions
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what works on this node, and how to mend what does not",
-		Long: `Say what works on this node for GPU checkpoints, and how to mend what does not.
+		Short: "Check what this node has and lacks for GPU checkpoints",
+		Long: `Check what this node has for GPU checkpoints, what it lacks, and how to fix that.
 
 It looks at what the shims of the running containerd would use, and changes
 nothing. With --image it answers one question: can that checkpoint be restored
@@ -165,7 +165,7 @@ func printAnnotations(w io.Writer, f doctor.Facts, asJSON bool) error {
 }
 
 // printReport prints a report: as JSON, or a line for each check, and below it
-// what does not work and how to mend it.
+// what does not work and how to fix it.
 func printReport(w io.Writer, r *doctor.Report, asJSON bool) error {
 	if asJSON {
 		enc := json.NewEncoder(w)

@@ -51,7 +51,7 @@ func TestRefusedGPUs(t *testing.T) {
 		words       []string
 	}{
 		{"another model", "gpu1.name=Another GPU\n", []string{"Another GPU", "different models"}},
-		{"too little memory", "gpu1.memory_mib=16\n", []string{"16 MiB", uuid(1)}},
+		{"too little memory", "gpu1.memory_mib=16\n", []string{"16MiB", uuid(1)}},
 		{"partitioned", "gpu1.mig=1\n", []string{"MIG", "-mig 0", uuid(1)}},
 		{"virtual", "gpu1.vgpu=1\n", []string{"vGPU", uuid(1)}},
 	} {

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
@@ -54,7 +55,7 @@ func (a *area) container(n *Node, c Container, r Room) {
 	var where []string
 	for _, index := range slices.Sorted(maps.Keys(c.Bytes)) {
 		bytes += c.Bytes[index]
-		where = append(where, fmt.Sprintf("%s on GPU %d", size(c.Bytes[index]), index))
+		where = append(where, fmt.Sprintf("%s on GPU %d", units.BytesSize(float64(c.Bytes[index])), index))
 	}
 	found := "has " + strings.Join(where, ", ")
 	if c.Shim != "" && !isShim(c.Shim) {
@@ -63,7 +64,7 @@ func (a *area) container(n *Node, c Container, r Room) {
 	}
 	var problems, fixes []string
 	short := func(of string, have uint64, fix string) {
-		problems = append(problems, fmt.Sprintf("a checkpoint needs %s of %s, and %s is free", size(bytes), of, size(have)))
+		problems = append(problems, fmt.Sprintf("a checkpoint needs %s of %s, and %s is free", units.BytesSize(float64(bytes)), of, units.BytesSize(float64(have))))
 		fixes = append(fixes, fix)
 	}
 	if n.StagingLimit > 0 && bytes > n.StagingLimit {

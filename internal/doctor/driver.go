@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/docker/go-units"
+
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
@@ -122,7 +124,7 @@ func checkGPUs(g GPUs) []Check {
 	}
 	for _, d := range g.Survey.Devices {
 		name := fmt.Sprint(d.Index)
-		found := fmt.Sprintf("%s, %s, %s of %s free", d.Name, d.UUID, size(d.Free), size(d.Memory))
+		found := fmt.Sprintf("%s, %s, %s of %s free", d.Name, d.UUID, units.BytesSize(float64(d.Free)), units.BytesSize(float64(d.Memory)))
 		smi := fmt.Sprintf("nvidia-smi --id=%d ", d.Index)
 		status := Warning // others can be used
 		if usable == 0 {

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/docker/go-units"
+
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
@@ -154,15 +156,15 @@ func Match(need, have Facts) []Check {
 		a.ok("model", "%s", strings.Join(need.Models, ", "))
 	}
 	if have.Memory < need.Memory {
-		a.add(Failure, "GPU memory", fmt.Sprintf("its GPUs have %s, and this node's %s", size(need.Memory), size(have.Memory)), "there is no place for its GPU state", "# restore it on a node with larger GPUs")
+		a.add(Failure, "GPU memory", fmt.Sprintf("its GPUs have %s, and this node's %s", units.BytesSize(float64(need.Memory)), units.BytesSize(float64(have.Memory))), "there is no place for its GPU state", "# restore it on a node with larger GPUs")
 	}
 	if have.Free > 0 && have.Free < need.State {
-		a.add(Failure, "free GPU memory", fmt.Sprintf("needs %s, and %s is free", size(need.State), size(have.Free)), "the GPUs are in use", "gpuckpt suspend CONTAINER  # nvidia-smi names who has it")
+		a.add(Failure, "free GPU memory", fmt.Sprintf("needs %s, and %s is free", units.BytesSize(float64(need.State)), units.BytesSize(float64(have.Free))), "the GPUs are in use", "gpuckpt suspend CONTAINER  # nvidia-smi names who has it")
 	} else if have.Free > 0 {
-		a.ok("free GPU memory", "needs %s of %s", size(need.State), size(have.Free))
+		a.ok("free GPU memory", "needs %s of %s", units.BytesSize(float64(need.State)), units.BytesSize(float64(have.Free)))
 	}
 	if have.HostFree > 0 && have.HostFree < need.State {
-		a.add(Warning, "free memory", fmt.Sprintf("needs %s, and %s is free", size(need.State), size(have.HostFree)), "GPU state passes through memory, unless it lies on a tmpfs", "# free memory, or add some")
+		a.add(Warning, "free memory", fmt.Sprintf("needs %s, and %s is free", units.BytesSize(float64(need.State)), units.BytesSize(float64(have.HostFree))), "GPU state passes through memory, unless it lies on a tmpfs", "# free memory, or add some")
 	}
 	return a.checks
 }

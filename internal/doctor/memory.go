@@ -5,10 +5,12 @@ package doctor
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 
+	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // shmemHuge is what decides whether files in memory get huge pages.
@@ -35,9 +37,9 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 	if r.Memory == 0 {
 		a.add(Warning, "free", "/proc/meminfo does not tell", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
 	} else {
-		found := size(r.Memory)
+		found := units.BytesSize(float64(r.Memory))
 		if n.StagingLimit > 0 {
-			found += ", of which GPU state may take " + size(n.StagingLimit) + " ([staging] memory_limit)"
+			found += ", of which GPU state may take " + units.BytesSize(float64(n.StagingLimit)) + " ([staging] memory_limit)"
 		}
 		a.ok("free", "%s", found)
 	}
@@ -65,7 +67,7 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 			r.InMemory, kind = true, "tmpfs"
 		}
 	}
-	found := fmt.Sprintf("%s, on %s, %s free", r.Temp, kind, size(r.TempFree))
+	found := fmt.Sprintf("%s, on %s, %s free", r.Temp, kind, units.BytesSize(float64(r.TempFree)))
 	if r.TempFree == 0 {
 		a.add(Failure, "images meanwhile", found, "containerd cannot put the images of a checkpoint there", "# set TMPDIR in containerd's environment to a directory with room")
 	} else {
@@ -73,23 +75,16 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 	}
 	if root != "" {
 		r.RootFree = n.free(root)
-		a.ok("images", "%s, %s free", root, size(r.RootFree))
+		a.ok("images", "%s, %s free", root, units.BytesSize(float64(r.RootFree)))
 	}
 	return a.checks, r
 }
 
-// available is the memory that programs can take without swapping, in bytes.
+// available returns the memory that programs can take without swapping, in bytes; 0 if
+// it is not known.
 func (n *Node) available() uint64 {
-	for line := range strings.Lines(n.read("proc/meminfo")) {
-		f := strings.Fields(line)
-		if len(f) == 3 && f[0] == "MemAvailable:" {
-			kib, err := strconv.ParseUint(f[1], 10, 54)
-			if err == nil {
-				return kib << 10
-			}
-		}
-	}
-	return 0
+	bytes, _ := proc.MemAvailable([]byte(n.read("proc/meminfo")))
+	return bytes
 }
 
 // free is the room in a directory's file system, in bytes; 0 if it has none, or

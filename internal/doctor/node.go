@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // Node is where the checks look. The zero value is this machine, with this
@@ -77,16 +79,14 @@ func Find(address string) (*Daemon, error) {
 		return nil, fmt.Errorf("ask who listens at %s: %w", address, perr)
 	}
 	d := &Daemon{Address: address, PID: int(peer.Pid), Program: fmt.Sprintf("/proc/%d/exe", peer.Pid), Config: defaultConfig}
-	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID))
-	if err != nil {
+	if d.Env, err = proc.Environment(d.PID); err != nil {
 		return nil, fmt.Errorf("read containerd's environment: %w", err)
 	}
-	d.Env = fields(environ)
-	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", d.PID))
+	args, err := proc.Arguments(d.PID)
 	if err != nil {
 		return nil, fmt.Errorf("read containerd's command line: %w", err)
 	}
-	if config := configFlag(fields(args)); config != "" {
+	if config := configFlag(args); config != "" {
 		d.Config = config
 	}
 	if !filepath.IsAbs(d.Config) {
@@ -97,14 +97,6 @@ func Find(address string) (*Daemon, error) {
 		d.Config = filepath.Join(dir, d.Config)
 	}
 	return d, nil
-}
-
-// fields splits what the kernel ends with zero bytes.
-func fields(b []byte) (all []string) {
-	for f := range bytes.SplitSeq(bytes.TrimSuffix(b, []byte{0}), []byte{0}) {
-		all = append(all, string(f))
-	}
-	return all
 }
 
 // configFlag is the value of --config in containerd's command line.

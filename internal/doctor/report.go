@@ -77,14 +77,3 @@ func (a *area) ok(name, found string, args ...any) {
 func (a *area) add(status Status, name, found, problem, fix string) {
 	a.checks = append(a.checks, Check{Area: a.name, Name: name, Status: status, Found: found, Problem: problem, Fix: fix})
 }
-
-// size words bytes for a person, in binary units.
-func size(bytes uint64) string {
-	switch {
-	case bytes >= 1<<40:
-		return fmt.Sprintf("%.1f TiB", float64(bytes)/(1<<40))
-	case bytes >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
-	}
-	return fmt.Sprintf("%d MiB", bytes>>20)
-}

@@ -5,6 +5,7 @@ package proc
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -22,8 +23,9 @@ type Mapping struct {
 	Path        string // of the file, or the kernel's name for the range: "[heap]"
 }
 
-// Maps reads the memory map of a process, ascending. A map that is not in order,
-// or was not read to its end, is an error: nobody may act upon half of it.
+// Maps reads the memory map of a process, ascending. A map that is not in order, as that
+// of a process that runs may be, or was not read to its end, is an error: nobody may act
+// upon half of it.
 func Maps(pid int) ([]Mapping, error) {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -35,6 +37,23 @@ func Maps(pid int) ([]Mapping, error) {
 		return nil, fmt.Errorf("read the memory map of process %d: %w", pid, err)
 	}
 	return mappings, nil
+}
+
+// HasMapped reports whether a part of the path of a file that a process has mapped is
+// the text given. The process may run.
+func HasMapped(pid int, text string) (bool, error) {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		if bytes.Contains(lines.Bytes(), []byte(text)) {
+			return true, nil
+		}
+	}
+	return false, lines.Err()
 }
 
 // ParseMaps reads the text of a memory map. It refuses a line that is not as the
