@@ -21,7 +21,7 @@ func openFromRoot(dir string) (int, error) {
 		return -1, err
 	}
 	defer unix.Close(root)
-	return openBeneath(root, strings.TrimPrefix(path.Clean(dir), "/"), unix.O_DIRECTORY)
+	return openBeneath(root, strings.TrimPrefix(path.Clean(dir), "/"))
 }
 
 // tree is a mount that is not attached anywhere.

@@ -55,7 +55,7 @@ func inDev(pid int, do func(dev int) error) error {
 		return fmt.Errorf("open the container's root: %w", err)
 	}
 	defer unix.Close(root)
-	dev, err := openBeneath(root, "dev", unix.O_DIRECTORY)
+	dev, err := openBeneath(root, "dev")
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -146,19 +146,19 @@ func own(dir int, name string, kind uint32, rdev uint64, mode uint32, d specs.Li
 
 // openDir opens a directory below another, and makes it if need be.
 func openDir(at int, dir string) (int, error) {
-	fd, err := openBeneath(at, dir, unix.O_DIRECTORY)
+	fd, err := openBeneath(at, dir)
 	if errors.Is(err, unix.ENOENT) && !strings.Contains(dir, "/") {
 		if err := unix.Mkdirat(at, dir, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 			return -1, err
 		}
-		fd, err = openBeneath(at, dir, unix.O_DIRECTORY)
+		fd, err = openBeneath(at, dir)
 	}
 	return fd, err
 }
 
-// openBeneath opens something below a directory, not to be read or written.
-func openBeneath(at int, name string, flags uint64) (int, error) {
-	return unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: withinContainer})
+// openBeneath opens a directory below another one, not to be read or written.
+func openBeneath(at int, name string) (int, error) {
+	return unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_DIRECTORY, Resolve: withinContainer})
 }
 
 // listBeneath lists a directory below another.
@@ -174,7 +174,7 @@ func listBeneath(at int, dir string) ([]string, error) {
 
 // removeBeneath removes a file below a directory.
 func removeBeneath(at int, name string) error {
-	dir, err := openBeneath(at, path.Dir(name), unix.O_DIRECTORY)
+	dir, err := openBeneath(at, path.Dir(name))
 	if err != nil {
 		return err
 	}
