@@ -77,7 +77,7 @@ func TestMemoryInUse(t *testing.T) {
 	shared.SoftwareGPU(t, "gpu1.memory_mib=100\n")
 	guest := start(t, harness.RunSpec{ID: harness.Name(t) + "-guest", GPUs: []int{1}}, "pattern", "--bytes", "60M")
 	guest.Expect(t, "verify", "bad=0")
-	refused(t, harness.RunSpec{GPUs: []int{1}}, dir, "MiB free", "the state of "+uuid(0)+" is ")
+	refused(t, harness.RunSpec{GPUs: []int{1}}, dir, "of memory free", "the state of "+uuid(0)+" needs ")
 	guest.MustRemove(t)
 	r := restored(t, result, harness.RunSpec{GPUs: []int{1}}, dir, k.Port)
 	r.Expect(t, "verify", "bad=0")
