@@ -30,7 +30,7 @@ type tree struct {
 	fd int
 }
 
-// openTree makes one of a bind mount of the spec, with its options.
+// openTree makes a tree of a bind mount of the spec, with its options.
 func openTree(m specs.Mount) (tree, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, m.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
