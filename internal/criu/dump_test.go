@@ -31,7 +31,7 @@ func coreOf(capability uint32) *criucore.CoreEntry {
 			CapEff: []uint32{1 << capability}, Secbits: new(uint32),
 		}},
 		Tc: &criucore.TaskCoreEntry{
-			TaskState: proto.Uint32(1), ExitCode: new(uint32), Personality: new(uint32), Flags: new(uint32), BlkSigset: new(uint64), Comm: proto.String("job"),
+			TaskState: proto.Uint32(1), ExitCode: new(uint32), Personality: new(uint32), Flags: new(uint32), BlkSigset: new(uint64), Comm: new("job"),
 			Rlimits: &criucore.TaskRlimitsEntry{Rlimits: []*rlimit.RlimitEntry{{Cur: proto.Uint64(1), Max: proto.Uint64(2)}}}, OomScoreAdj: proto.Int32(0),
 		},
 	}
@@ -140,7 +140,7 @@ func TestNetworkGiven(t *testing.T) {
 		damaged bool
 	}{
 		"CRIU's own":     {image(t, "NETNS", &netdev.NetnsEntry{}), false, false},
-		"to be given":    {image(t, "NETNS", &netdev.NetnsEntry{ExtKey: proto.String("extRootNetNS")}), true, false},
+		"to be given":    {image(t, "NETNS", &netdev.NetnsEntry{ExtKey: new("extRootNetNS")}), true, false},
 		"another's":      {image(t, "CORE", &netdev.NetnsEntry{}), false, true},
 		"twice":          {image(t, "NETNS", &netdev.NetnsEntry{}, &netdev.NetnsEntry{}), false, true},
 		"without any":    {image(t, "NETNS"), false, true},
