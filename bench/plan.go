@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/docker/go-units"
 )
 
 // The methods that are compared.
@@ -141,26 +143,19 @@ func oneOf(flag, list string, known ...string) ([]string, error) {
 	return words, nil
 }
 
-// units are the suffixes of sizes.
-var units = []struct {
+// suffixes are those of sizes.
+var suffixes = []struct {
 	name  string
 	bytes uint64
 }{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
 
-// parseSize reads "16GiB", "64MiB" or a number of bytes.
+// parseSize reads "16GiB", "64M" or a number of bytes.
 func parseSize(text string) (uint64, error) {
-	digits, scale := text, uint64(1)
-	for _, u := range units {
-		if d, ok := strings.CutSuffix(text, u.name); ok {
-			digits, scale = d, u.bytes
-			break
-		}
+	n, err := units.RAMInBytes(text)
+	if err != nil || n < 0 || n > 1<<60 {
+		return 0, fmt.Errorf("%q is not a size such as 16GiB or 64MiB", text)
 	}
-	n, err := strconv.ParseUint(digits, 10, 40)
-	if err != nil || n > (1<<62)/scale {
-		return 0, fmt.Errorf("%q is no size such as 16GiB or 64MiB", text)
-	}
-	return n * scale, nil
+	return uint64(n), nil
 }
 
 // noSizes is a list of sizes without any.
@@ -197,7 +192,7 @@ func parseCounts(flag, list string) ([]int, error) {
 
 // formatSize is parseSize's inverse for whole units, and rounds others.
 func formatSize(bytes uint64) string {
-	for _, u := range units {
+	for _, u := range suffixes {
 		if bytes >= u.bytes {
 			if bytes%u.bytes == 0 {
 				return fmt.Sprintf("%d %s", bytes/u.bytes, u.name)

@@ -36,5 +36,5 @@ func Example() {
 	// Output:
 	// linux.devices: /dev/nvidia0 true
 	// GPU-5af7c0da-0000-4000-8000-000000000009 (NVIDIA H200) -> GPU-5af7c0da-0000-4000-8000-000000000000 (NVIDIA H200)
-	// the GPUs do not fit the checkpoint: too little free memory: nothing can take the place of GPU-5af7c0da-0000-4000-8000-000000000009 (NVIDIA H200): GPU 0, GPU-5af7c0da-0000-4000-8000-000000000000 (NVIDIA H200), has 8.0 GiB of memory free, and the state of GPU-5af7c0da-0000-4000-8000-000000000009 needs 16.0 GiB; end what uses the memory (nvidia-smi shows it), or choose another GPU
+	// the GPUs do not fit the checkpoint: too little free memory: nothing can take the place of GPU-5af7c0da-0000-4000-8000-000000000009 (NVIDIA H200): GPU 0, GPU-5af7c0da-0000-4000-8000-000000000000 (NVIDIA H200), has 8GiB of memory free, and the state of GPU-5af7c0da-0000-4000-8000-000000000009 needs 16GiB; end what uses the memory (nvidia-smi shows it), or choose another GPU
 }

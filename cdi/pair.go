@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/docker/go-units"
 )
 
 // PairsAnnotation is the annotation of a container that decides which GPU takes
@@ -202,10 +204,10 @@ func fits(old, now GPU, state uint64) error {
 	case now.Name != old.Name:
 		return fmt.Errorf("%w: %v of the checkpoint and %v here are of different models", ErrPairs, old, now)
 	case now.Memory < state:
-		return fmt.Errorf("%w: %v has %s of memory, the state of %s is %s", ErrPairs, now, size(now.Memory), old.UUID, size(state))
+		return fmt.Errorf("%w: %v has %s of memory, the state of %s is %s", ErrPairs, now, units.BytesSize(float64(now.Memory)), old.UUID, units.BytesSize(float64(state)))
 	case now.Free > 0 && now.Free < state:
 		return fmt.Errorf("%w: GPU %d, %v, has %s of memory free, and the state of %s needs %s; end what uses the memory (%s), or choose another GPU",
-			ErrMemory, now.Index, now, size(now.Free), old.UUID, size(state), cmp.Or(now.Users, "nvidia-smi shows it"))
+			ErrMemory, now.Index, now, units.BytesSize(float64(now.Free)), old.UUID, units.BytesSize(float64(state)), cmp.Or(now.Users, "nvidia-smi shows it"))
 	}
 	return nil
 }
@@ -227,7 +229,7 @@ func together(need Requirement, pairs []Pair) error {
 		}
 		if known && free < p.Bytes {
 			return fmt.Errorf("%w: a process has %s on %d GPUs, and those it is to go to have %s free; end what uses them (nvidia-smi shows it), or choose others",
-				ErrMemory, size(p.Bytes), len(p.GPUs), size(free))
+				ErrMemory, units.BytesSize(float64(p.Bytes)), len(p.GPUs), units.BytesSize(float64(free)))
 		}
 	}
 	return nil
@@ -314,7 +316,7 @@ func parsePairs(annotation string, olds, news []GPU) (map[int]int, error) {
 		return fmt.Errorf("%w: annotation %s: %s", ErrPairs, PairsAnnotation, fmt.Sprintf(form, args...))
 	}
 	used := map[int]bool{}
-	for _, field := range strings.Split(annotation, ",") {
+	for field := range strings.SplitSeq(annotation, ",") {
 		from, to, ok := strings.Cut(strings.TrimSpace(field), "=")
 		if !ok {
 			return nil, refuse("%q is not OLD=NEW", field)
@@ -356,12 +358,4 @@ func list(gpus []GPU) string {
 		word += "s"
 	}
 	return fmt.Sprintf("%d %s: %s", len(gpus), word, strings.Join(names, ", "))
-}
-
-// size returns a number of bytes in words.
-func size(bytes uint64) string {
-	if bytes < 1<<30 {
-		return fmt.Sprintf("%.0f MiB", float64(bytes)/(1<<20))
-	}
-	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 const someMaps = `55e4d1a00000-55e4d1a01000 r--p 00000000 fe:01 1234                       /bin/x
@@ -25,35 +27,17 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 `
 
 func TestOnlyUnnamedPrivateAnonymousAreasCount(t *testing.T) {
-	got, err := parseMaps(strings.NewReader(someMaps))
+	mappings, err := proc.ParseMaps(strings.NewReader(someMaps))
 	if err != nil {
 		t.Fatal(err)
 	}
+	got := anonymous(mappings)
 	want := []Area{{0x7f0000000000, 0x7f0400000000}, {0x7f0800000000, 0x7f0800001000}}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %x, want %x", got, want)
 	}
 	if got[0].Bytes() != 16<<30 {
 		t.Errorf("first area has %d bytes", got[0].Bytes())
-	}
-}
-
-func TestMapsThatTheKernelNeverWrites(t *testing.T) {
-	for name, s := range map[string]string{
-		"words":          "no maps here\n",
-		"no range":       "7f0000000000 rw-p 00000000 00:00 0 \n",
-		"empty range":    "7f0000000000-7f0000000000 rw-p 00000000 00:00 0 \n",
-		"backwards":      "7f0000001000-7f0000000000 rw-p 00000000 00:00 0 \n",
-		"not hex":        "7g0000001000-7h0000000000 rw-p 00000000 00:00 0 \n",
-		"bad inode":      "7f0000000000-7f0000001000 rw-p 00000000 00:00 x \n",
-		"bad permission": "7f0000000000-7f0000001000 rw 00000000 00:00 0 \n",
-		"cut off":        "7f0000000000-7f0000001000 rw-p\n",
-		"not ascending": "7f0000002000-7f0000003000 rw-p 00000000 00:00 0 \n" +
-			"7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \n",
-	} {
-		if areas, err := parseMaps(strings.NewReader(s)); err == nil {
-			t.Errorf("%s: accepted as %x", name, areas)
-		}
 	}
 }
 
@@ -107,10 +91,11 @@ func FuzzParseMaps(f *testing.F) {
 	f.Add(someMaps)
 	f.Add("0-1 rw-p 0 0 0\n1-2 rw-p 0 0 0")
 	f.Fuzz(func(t *testing.T, s string) {
-		areas, err := parseMaps(strings.NewReader(s))
+		mappings, err := proc.ParseMaps(strings.NewReader(s))
 		if err != nil {
 			return
 		}
+		areas := anonymous(mappings)
 		var last uint64
 		for _, a := range areas {
 			if a.Start >= a.End || a.Start < last {

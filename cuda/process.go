@@ -4,8 +4,6 @@
 package cuda
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // Process is a CUDA process as Find saw it.
@@ -59,9 +58,9 @@ func MayUseCUDA(pid int) (bool, error) {
 	}
 	var mapped bool
 	if err == nil {
-		mapped, err = mapsLibrary(pid)
+		mapped, err = proc.HasMapped(pid, "/libcuda.so")
 	}
-	if gone(err) {
+	if proc.Ended(err) {
 		return false, nil
 	}
 	if err != nil {
@@ -74,7 +73,7 @@ func MayUseCUDA(pid int) (bool, error) {
 // CUDA context, or is making one. A process that has ended has none.
 func HoldsDevice(pid int) (bool, error) {
 	devices, err := deviceFiles(pid)
-	if err != nil && !gone(err) {
+	if err != nil && !proc.Ended(err) {
 		return false, fmt.Errorf("look for GPUs in process %d: %w", pid, err)
 	}
 	return len(devices) > 0, nil
@@ -89,11 +88,9 @@ func Find(ctx context.Context, h *Helper, pids []int) (Group, error) {
 	errs := make([]error, len(pids))
 	var wg sync.WaitGroup
 	for i, pid := range pids {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			found[i], errs[i] = inspect(ctx, h, pid)
-		}()
+		})
 	}
 	wg.Wait()
 	if err := sum(errs); err != nil {
@@ -124,7 +121,7 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 	}
 	if err != nil {
 		// A process that is ending makes the driver answer all sorts of things.
-		if _, gerr := NSPID(pid); gone(gerr) {
+		if _, gerr := NSPID(pid); proc.Ended(gerr) {
 			return nil, nil
 		}
 		return nil, err
@@ -135,7 +132,7 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 	if err == nil {
 		p.GPUs, err = deviceFiles(pid)
 	}
-	if gone(err) {
+	if proc.Ended(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -181,54 +178,12 @@ func deviceFiles(pid int) ([]int, error) {
 	return slices.Compact(minors), nil
 }
 
-// mapsLibrary reports whether a process has a libcuda.so* mapped.
-func mapsLibrary(pid int) (bool, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		if bytes.Contains(lines.Bytes(), []byte("/libcuda.so")) {
-			return true, nil
-		}
-	}
-	return false, lines.Err()
-}
-
 // NSPID returns the number of a process, or of a thread, in its innermost pid
 // namespace.
 func NSPID(pid int) (int, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	status, err := proc.StatusOf(pid)
 	if err != nil {
 		return 0, err
 	}
-	return parseNSPID(status)
-}
-
-// parseNSPID reads the line "NSpid:\t4711\t1" of /proc/PID/status: the pid in
-// each nested pid namespace, the innermost last.
-func parseNSPID(status []byte) (int, error) {
-	for line := range strings.Lines(string(status)) {
-		rest, ok := strings.CutPrefix(line, "NSpid:")
-		if !ok {
-			continue
-		}
-		fields := strings.Fields(rest)
-		if len(fields) == 0 {
-			break
-		}
-		pid, err := strconv.Atoi(fields[len(fields)-1])
-		if err != nil || pid <= 0 {
-			return 0, fmt.Errorf("no pid in %q", strings.TrimSpace(line))
-		}
-		return pid, nil
-	}
-	return 0, errors.New("no line NSpid in the process's status")
-}
-
-// gone reports whether an error means that a process has ended.
-func gone(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
+	return status.NSPID()
 }

@@ -241,17 +241,9 @@ func (c *Checkpoint) complete(flat bool, opts ...Option) (*Checkpoint, error) {
 		}
 		return nil, fmt.Errorf("%w%s", ErrNoMetadata, where)
 	}
-	r, err := f.Open()
-	if err != nil {
-		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
-	}
-	defer r.Close()
-	data, err := io.ReadAll(io.NewSectionReader(r, 0, int64(min(f.Bytes, maxMetadata+1))))
-	if err != nil {
-		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
-	}
-	if c.Metadata, err = ParseMetadata(data); err != nil {
-		return nil, fmt.Errorf("%s: %w", f.Path, err)
+	var err error
+	if c.Metadata, err = f.metadata(); err != nil {
+		return nil, err
 	}
 	return c, c.arrange(flat)
 }

@@ -1,17 +1,21 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package images knows what a checkpoint is once it has left the processes:
-// files on a disk.
+// Package images reads, checks and writes the files of a checkpoint.
 //
-// A checkpoint begins as a directory that CRIU fills with its images. It
-// becomes a GPU checkpoint at the moment a file named gpuckpt.json appears in
-// it: that file is written last and by rename, so a directory that has one is
-// complete, and a directory that has none is either a checkpoint without GPU
-// state or one that was cut short. Nothing changes the files after that.
+// A checkpoint begins as a directory that CRIU fills with its images and the shim
+// with GPU state. It becomes a GPU checkpoint when a file named gpuckpt.json appears
+// in it (WriteMetadata). That file is written last and by rename: a directory that
+// has one is complete; a directory without one is a checkpoint without GPU state, or
+// one that was cut short. Nothing changes the files after that.
 //
-// All files lie flat in one directory, without sub-directories and links,
-// because the kubelet's path copies them by base name.
+// The files lie flat in one directory, without sub-directories and links, because
+// the kubelet copies them by base name. In a checkpoint image the GPU state is cut
+// into pieces, in layers of their own.
+//
+// A reader opens the files where they are (Open, OpenFiles, OpenImage), and has for
+// each Area of GPU state a Location: the pieces that hold its bytes. Check compares
+// the bytes with the digests in gpuckpt.json.
 package images
 
 import (
@@ -152,27 +156,34 @@ type Phase struct {
 // ReadMetadata reads and checks the gpuckpt.json in dir. The errors are
 // ErrNoMetadata, ErrSchema and ErrMalformed, or those of reading a file.
 func ReadMetadata(dir string) (*Metadata, error) {
-	path := filepath.Join(dir, MetadataName)
-	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
+	f := File{Name: MetadataName, Path: filepath.Join(dir, MetadataName)}
+	st, err := os.Lstat(f.Path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
 		return nil, fmt.Errorf("%w in %s", ErrNoMetadata, dir)
+	case err != nil:
+		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
+	case !st.Mode().IsRegular():
+		return nil, fmt.Errorf("%w: %s is not a regular file", ErrMalformed, f.Path)
 	}
+	f.Bytes = uint64(st.Size())
+	return f.metadata()
+}
+
+// metadata reads the file as a gpuckpt.json.
+func (f File) metadata() (*Metadata, error) {
+	r, err := f.Open()
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
 	}
-	defer f.Close()
-	if st, err := f.Stat(); err != nil {
-		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
-	} else if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: %s is not a regular file", ErrMalformed, path)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxMetadata+1))
+	defer r.Close()
+	data, err := io.ReadAll(io.NewSectionReader(r, 0, int64(min(f.Bytes, maxMetadata+1))))
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint metadata: %w", err)
 	}
 	m, err := ParseMetadata(data)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", f.Path, err)
 	}
 	return m, nil
 }

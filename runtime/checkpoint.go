@@ -7,10 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
-	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/runc/options"
@@ -19,20 +15,13 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 )
-
-// killTimeout bounds the wait for a container that was killed after its
-// checkpoint: SIGKILL needs no more than the kernel's time.
-const killTimeout = 30 * time.Second
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
 // straight to runc. After an error, and after a checkpoint that leaves the
@@ -50,7 +39,7 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	defer c.mu.Unlock()
 	c.checkpointing.Store(c.paused)
 	defer c.checkpointing.Store(false)
-	if err := s.checkpoint(ctx, c, r); err != nil {
+	if err := s.checkpoint(c.logged(ctx), c, r); err != nil {
 		return nil, toGRPC(err)
 	}
 	return &ptypes.Empty{}, nil
@@ -80,297 +69,188 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		return err
 	}
 	if !gpu {
-		if err := refuseTaken(r.Path); err != nil {
+		if err := requireEmptyDir(r.Path); err != nil {
 			return err
 		}
 		return s.dump(ctx, c, r, read)
 	}
-	if c.isSuspended() {
+	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
 	}
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
-	return s.checkpointGPU(ctx, c, r, opts, read)
+	k := &checkpointing{s: s, c: c, q: newSequence("checkpoint", c.id), read: read, images: imageDir{path: r.Path}, opts: opts}
+	return k.run(ctx)
 }
 
-// hasGPU says whether the container's checkpoint needs the CUDA steps.
-func (c *container) hasGPU() (bool, error) {
-	if c.gpu != nil || c.lockErr != nil {
-		return true, nil
-	}
-	if c.pid == 0 {
-		return false, nil
-	}
-	cg, err := host.CgroupOf(c.pid)
-	if err != nil {
-		return false, err
-	}
-	pids, err := cg.Pids()
-	if err != nil {
-		return false, err
-	}
-	may, err := mayUseCUDA(pids)
-	return len(may) > 0, err
+// checkpointing is one checkpoint of a GPU container. Its steps leave their results
+// in it.
+type checkpointing struct {
+	s      *Service
+	c      *container
+	q      *sequence
+	read   config.Source
+	images imageDir
+	opts   *options.CheckpointOptions
+
+	metadata *images.Metadata // of preflight
+	writer   *gpustate.Writer // of dump
 }
 
-// checkpointGPU is the checkpoint of a GPU container, step by step.
-func (s *Service) checkpointGPU(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, opts *options.CheckpointOptions, read config.Source) error {
-	q := newSequence("checkpoint", c.id)
-	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
-	// CRIU must not end the container: that is done below, once the checkpoint
-	// is complete on disk. Until then there is a way back.
-	stay := proto.Clone(opts).(*options.CheckpointOptions)
-	stay.Exit = false
-	dump, err := typeurl.MarshalAnyToProto(stay)
-	if err != nil {
-		return fmt.Errorf("encode checkpoint options: %w", err)
-	}
-	var m *images.Metadata
-	var procs []cuda.Process
-	var store *storing
-	defer func() { store.end() }()
-	clientPaused := c.paused
-
-	steps := []step{}
+// run takes the steps. A checkpoint that ends the container is complete when the
+// container has ended. One that leaves it running goes the way back that a failure
+// takes, but keeps the files; meanwhile these are completed. So the container waits
+// for CRIU, not for the disk; and who waits for the files, whose metadata comes
+// last, does not wait for the driver.
+func (k *checkpointing) run(ctx context.Context) error {
+	defer func() { k.q.save(context.WithoutCancel(ctx), k.c.bundle) }()
+	clientPaused := k.c.paused
+	var begin []step
 	if !clientPaused {
-		steps = append(steps, step{
-			name: "pause", do: func(ctx context.Context) (uint64, error) { return 0, s.pauseHere(ctx, c, read) },
-			back: "resume", undo: func(ctx context.Context) error { _, err := s.resume(ctx, c); return err },
-		})
+		begin = append(begin, step{name: "pause", do: k.pause, back: "resume", undo: k.resume})
 	}
-	steps = append(steps,
-		step{name: "preflight", do: func(ctx context.Context) (_ uint64, err error) {
-			if err := makeImageDir(r.Path); err != nil {
-				return 0, err
-			}
-			if err := c.preflight(ctx, q, r.Path, read); err != nil {
-				return 0, err
-			}
-			m, err = c.gpu.metadata(q.began)
-			return 0, err
-		}},
-		step{
-			name: "save GPU state", do: func(ctx context.Context) (uint64, error) {
-				procs = c.gpu.procs
-				sizes, err := c.gpu.save(ctx, c, r.Path)
-				if err != nil {
-					return 0, err
-				}
-				for i, n := range sizes {
-					m.Processes[i].Bytes = n
-				}
-				return sum(sizes), nil
-			},
-			back: "give GPU state back", undo: func(ctx context.Context) error { return c.gpu.giveBack(ctx, c) },
-		},
-		step{name: "dump", do: func(ctx context.Context) (uint64, error) {
-			if err := awaited(r.Path); err != nil {
-				return 0, err
-			}
-			// Somebody may have come in past runc while it was thawed.
-			if err := c.refuseOutsiders(); err != nil {
-				return 0, err
-			}
-			// CRIU dumps what is left in the processes while the GPU state
-			// that was taken out of them is digested, or written to the disk.
-			var err error
-			if store, err = c.gpu.startStoring(ctx, r.Path, !opts.Exit); err != nil {
-				return 0, err
-			}
-			if err := s.dump(ctx, c, &taskAPI.CheckpointTaskRequest{ID: r.ID, Path: r.Path, Options: dump}, read); err != nil {
-				return 0, err
-			}
-			return sizeOf(r.Path)
-		}},
+	begin = append(begin,
+		step{name: "preflight", do: k.preflight, back: "remove images", undo: k.removeImages, untilComplete: true},
+		step{name: "save GPU state", do: k.save, back: "give GPU state back", undo: k.c.gpu.RestoreInPlace},
+		step{name: "dump", do: k.dump, back: "end writing", undo: k.endWriting, untilComplete: true},
 	)
-	last := []step{
-		{name: "store GPU state", do: func(ctx context.Context) (uint64, error) { return store.bytes(), store.wait() }},
-		{name: "write metadata", do: func(context.Context) (uint64, error) {
-			store.describe(m)
-			m.Phases = q.known()
-			return 0, images.WriteMetadata(r.Path, m)
-		}},
+	finish := []step{
+		{name: "store GPU state", do: k.store},
+		{name: "write metadata", do: k.writeMetadata, completes: true},
 	}
-	err = q.run(ctx, steps...)
-	var stuck error
+	var stuck, err error // stuck is that of the way back
+	if k.opts.Exit {
+		finish = append(finish, step{name: "stop", do: k.stop})
+		err = k.q.run(ctx, append(begin, finish...)...)
+	} else if err = k.q.run(ctx, begin...); err == nil {
+		stuck, err = k.q.runBeside(ctx, finish...)
+	}
 	switch {
-	case err == nil && opts.Exit:
-		err = q.run(ctx, last...)
-	case err == nil:
-		// Leave running: the way back is the same as from a failure. The
-		// container waits for CRIU, not for the disk; and who waits for the
-		// files, whose metadata comes last, does not wait for the driver.
-		stuck, err = q.runBeside(ctx, last...)
-	}
-	if err != nil {
+	case err != nil:
 		if clientPaused && errors.Is(err, context.Canceled) {
-			log.G(ctx).WithField("id", c.id).Warnf("the client has given up its checkpoint: the container stays paused, as it was before, until somebody resumes it (ctr tasks resume %s)", c.id)
+			log.G(ctx).Warnf("the client has given up its checkpoint: the container stays paused, as it was before, until somebody resumes it (ctr tasks resume %s)", k.c.id)
 		}
-		store.end()
-		removeAreaFiles(ctx, r.Path, procs)
 		return joinBack(err, stuck)
-	}
-	if opts.Exit {
-		err := q.time(context.WithoutCancel(ctx), "stop", func(ctx context.Context) (uint64, error) { return 0, s.stop(ctx, c) })
-		if err != nil {
-			return joinBack(err, q.goBack(ctx))
-		}
-		return nil
-	}
-	if stuck != nil {
-		return fmt.Errorf("the checkpoint in %s is complete, but the container did not go on: %w", r.Path, stuck)
+	case stuck != nil:
+		return fmt.Errorf("the checkpoint in %s is complete, but the container did not go on: %w", k.images.path, stuck)
 	}
 	return nil
 }
 
-// pauseHere pauses for a client that did not.
-func (s *Service) pauseHere(ctx context.Context, c *container, read config.Source) error {
-	if _, err := s.pause(ctx, c, read); err != nil {
-		return err
-	}
-	c.paused = true
-	return nil
+// pause pauses for a client that has not; resume undoes it.
+func (k *checkpointing) pause(ctx context.Context) (uint64, error) {
+	return 0, k.s.pauseHere(ctx, k.c, k.read)
+}
+
+func (k *checkpointing) resume(ctx context.Context) error {
+	_, err := k.s.resume(ctx, k.c)
+	return err
 }
 
 // preflight refuses what cannot work before anything is touched.
-func (c *container) preflight(ctx context.Context, q *sequence, dir string, read config.Source) error {
-	if err := refuseTaken(dir); err != nil {
-		return err
+func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
+	if err := k.images.prepare(); err != nil {
+		return 0, err
 	}
-	if err := c.checkLocked(q); err != nil {
-		return err
+	if err := k.check(ctx); err != nil {
+		return 0, joinBack(err, k.images.leave())
 	}
-	if err := c.gpu.checkRoom(dir); err != nil {
-		return err
-	}
-	if err := c.refuseOutsiders(); err != nil {
-		return err
-	}
-	view, err := read()
-	if err != nil {
-		return err
-	}
-	return criu.Check(ctx, criu.Shim{}, view.CRIU.Path)
+	return 0, nil
 }
 
-// refuseOutsiders refuses a container with processes that a dump would lack.
-func (c *container) refuseOutsiders() error {
-	cg, err := host.CgroupOf(c.pid)
+func (k *checkpointing) check(ctx context.Context) error {
+	if err := requireEmptyDir(k.images.path); err != nil {
+		return err
+	}
+	if err := k.c.requireLock(k.q); err != nil {
+		return err
+	}
+	if err := k.c.gpu.CheckSpace(k.images.path); err != nil {
+		return err
+	}
+	if err := k.c.refuseExeced(); err != nil {
+		return err
+	}
+	view, err := k.read()
 	if err != nil {
 		return err
 	}
-	pids, err := cg.Pids()
-	if err != nil {
+	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
 		return err
 	}
-	extra, err := outsiders(c.pid, pids)
-	if err != nil {
-		return err
-	}
-	if len(extra) > 0 {
-		var names []string
-		for _, pid := range extra {
-			names = append(names, proc.Describe(pid))
-		}
-		return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
-			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
-	}
-	return nil
+	k.metadata, err = k.c.gpu.Describe(k.q.began)
+	return err
 }
 
-// refuseTaken refuses a directory that holds a GPU checkpoint, which another dump
-// would spoil, or GPU state of one that was cut short, by a shim that was killed,
-// say. Beside that the new one would be complete and yet not be restored: its
-// gpuckpt.json knows nothing of those files.
-func refuseTaken(dir string) error {
-	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
-	}
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("look into the directory for the images: %w", err)
-	}
-	for _, e := range entries {
-		if images.IsAreaFile(e.Name()) {
-			return fmt.Errorf("%s is GPU state of a checkpoint that was cut short: choose an empty directory, or remove what is in %s: %w",
-				filepath.Join(dir, e.Name()), dir, errdefs.ErrAlreadyExists)
-		}
-	}
-	return nil
+// removeImages leaves the directory as preflight found it.
+func (k *checkpointing) removeImages(context.Context) error { return k.images.leave() }
+
+func (k *checkpointing) save(ctx context.Context) (uint64, error) {
+	return k.c.gpu.Save(ctx, k.images.path)
 }
 
-// checkLocked refuses a container whose CUDA processes are not all locked.
-func (c *container) checkLocked(q *sequence) error {
-	if c.lockErr != nil {
-		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
+// dump has CRIU dump what is left in the processes, and begins to write what was
+// taken out of them: beside CRIU, and beside the way back.
+func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
+	if err := clientWaits(k.images.path); err != nil {
+		return 0, err
 	}
-	if c.gpu == nil {
-		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
+	// A process may have come in past runc while the container was thawed.
+	if err := k.c.refuseExeced(); err != nil {
+		return 0, err
 	}
-	q.phases = append(q.phases, images.Phase{Name: "lock", Took: c.gpu.lockTook})
-	cg, err := host.CgroupOf(c.pid)
+	// CRIU must not end the container: that is a step of its own, once the
+	// checkpoint is complete on disk. Until then there is a way back.
+	stay := proto.Clone(k.opts).(*options.CheckpointOptions)
+	stay.Exit = false
+	encoded, err := typeurl.MarshalAnyToProto(stay)
 	if err != nil {
-		return err
+		return 0, fmt.Errorf("encode checkpoint options: %w", err)
 	}
-	pids, err := cg.Pids()
-	if err != nil {
-		return err
+	if k.writer, err = k.c.gpu.Store(ctx, k.images.path, !k.opts.Exit); err != nil {
+		return 0, err
 	}
-	return c.gpu.refuseUnlocked(pids)
-}
-
-// makeImageDir makes the directory for the images if there is none, as runc does
-// when it gets to it, unless its maker has taken it away (awaited). It stays
-// after an error.
-func makeImageDir(path string) error {
-	if isTemporary(path) {
-		return nil
-	}
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		return fmt.Errorf("make the directory for the images: %w", err)
-	}
-	return nil
-}
-
-// awaited says whether anybody waits for a checkpoint still. ttrpc does not tell
-// of a client that has given up, but containerd then removes the directory that
-// it made for the images, and runc would make it again for nobody.
-func awaited(path string) error {
-	if _, err := os.Stat(path); isTemporary(path) && errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("the client has given up, %s is gone: %w", path, context.Canceled)
-	}
-	return nil
-}
-
-// refuseUnlocked finds CUDA processes that are not among the locked ones: a
-// program that called cuInit between the lock and the freeze.
-func (g *gpuState) refuseUnlocked(pids []int) error {
-	may, err := mayUseCUDA(pids)
-	if err != nil {
-		return err
-	}
-	known := make(map[int]bool)
-	for _, p := range g.procs {
-		known[p.PID.Host] = true
-	}
-	for _, pid := range may {
-		if known[pid] {
-			continue
-		}
-		devices, err := cuda.HoldsDevice(pid)
+	defer func() {
 		if err != nil {
-			return err
+			k.writer.Close()
 		}
-		if devices {
-			return fmt.Errorf("process %s has files of a GPU open and was not locked: it began to use CUDA while the container was being paused (resume it and try again), or it was forked by a process that uses CUDA and can do nothing with these files but keep CRIU from dumping it (end it, or start such processes before CUDA is used): %w",
-				proc.Describe(pid), errdefs.ErrFailedPrecondition)
-		}
+	}()
+	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.path, Options: encoded}, k.read); err != nil {
+		return 0, err
 	}
+	return k.images.size()
+}
+
+// endWriting ends what dump has begun.
+func (k *checkpointing) endWriting(context.Context) error {
+	k.writer.Close()
 	return nil
+}
+
+// store waits until the files of the GPU state are complete.
+func (k *checkpointing) store(context.Context) (uint64, error) {
+	err := k.writer.Wait()
+	k.writer.Close()
+	return k.writer.Bytes(), err
+}
+
+// writeMetadata makes the checkpoint complete.
+func (k *checkpointing) writeMetadata(context.Context) (uint64, error) {
+	k.writer.Describe(k.metadata)
+	k.metadata.Phases = k.q.known()
+	return 0, images.WriteMetadata(k.images.path, k.metadata)
+}
+
+// stop ends the container. It is frozen until then, so nothing runs in between.
+func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
+	if err := k.s.kill(ctx, k.c); err != nil {
+		return 0, err
+	}
+	k.c.paused = false
+	k.c.gpu.Forget()
+	log.G(ctx).Info("stopped after its checkpoint")
+	return 0, nil
 }
 
 // dump runs runc's checkpoint with this shim's CRIU settings, and says what
@@ -399,32 +279,4 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 // criuSettings returns what the container's configuration file for CRIU is made of.
 func (c *container) criuSettings(view config.View) criu.Settings {
 	return criu.Settings{Bundle: c.bundle, Base: c.criuBase, Restoring: c.restore != nil && c.pid == 0, View: view}
-}
-
-// stop kills a container whose checkpoint is complete and waits for its end.
-// It is frozen until then, so nothing runs in between.
-func (s *Service) stop(ctx context.Context, c *container) error {
-	ctx, cancel := context.WithTimeout(ctx, killTimeout)
-	defer cancel()
-	if _, err := s.TTRPCTaskService.Kill(ctx, &taskAPI.KillRequest{ID: c.id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
-		if err := errgrpc.ToNative(err); !errdefs.IsNotFound(err) {
-			return fmt.Errorf("kill the container after its checkpoint: %w", err)
-		}
-	}
-	if _, err := s.TTRPCTaskService.Wait(ctx, &taskAPI.WaitRequest{ID: c.id}); err != nil {
-		return fmt.Errorf("wait for the container's end after its checkpoint: %w", err)
-	}
-	c.paused = false
-	c.gpu.close()
-	c.gpu.dropAreas()
-	c.gpu = nil
-	log.G(ctx).WithField("id", c.id).Info("stopped after its checkpoint")
-	return nil
-}
-
-func sum(sizes []uint64) (bytes uint64) {
-	for _, n := range sizes {
-		bytes += n
-	}
-	return bytes
 }

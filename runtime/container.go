@@ -5,17 +5,19 @@ package runtime
 
 import (
 	"cmp"
+	"context"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 
+	"github.com/containerd/log"
+
 	"github.com/gpuckpt/gpuckpt/cdi"
-	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // container is what this service remembers of a container beyond what runc's
@@ -50,11 +52,12 @@ type container struct {
 	paused bool
 	// workPath is the directory that claimWorkDir has noted.
 	workPath string
-	// gpu is the locked CUDA state, nil when there is none to unlock.
-	gpu *gpuState
-	// tracerDied says that a tracer did while it traced the container, which may
-	// have something of it open since.
-	tracerDied bool
+	// gpu is the state that the container's processes have on GPUs.
+	gpu *gpustate.State
+	// suspended is set between a suspension and the resume; spill is then the
+	// directory with the GPU state, nil if that is in memory.
+	suspended bool
+	spill     *gpustate.SpillDir
 	// lockErr is why Pause froze a CUDA container without its lock.
 	lockErr error
 	// restore is set when the container was created from a checkpoint.
@@ -71,27 +74,64 @@ type restoreState struct {
 	dir string
 	// unpacked says that containerd made dir for this restore alone.
 	unpacked bool
-	// checkpoint is what open gives, nil before it was called.
+	// checkpoint is what open returned, nil before it was called.
 	checkpoint *images.Checkpoint
 	// mounted is the root file system in which the checkpoint of an image can
 	// be read once it is mounted; "" where it can be read before.
 	mounted string
-	// metadata is nil for a checkpoint without GPU state.
-	metadata *images.Metadata
-	// gpus is where its GPUs go.
-	gpus gpuPlan
-	// helper keeps the driver initialised from Create until the GPU state is
-	// back: without anybody on a GPU the driver takes 0.25 to 0.5 s longer to
-	// begin. nil before and after.
-	helper *cuda.Helper
+	// gpu brings the GPU state back; nil for a checkpoint without GPU state.
+	gpu *gpustate.Restoration
+	// gpus is what the spec grants of GPUs.
+	gpus nodes.Restored
 }
 
-// closeHelper ends the helper that Create left for the restore.
-func (r *restoreState) closeHelper() {
-	if r != nil && r.helper != nil {
-		dismiss(r.helper)
-		r.helper = nil
+// close ends what Create has begun for the restore.
+func (r *restoreState) close() {
+	if r != nil && r.gpu != nil {
+		r.gpu.Close()
 	}
+}
+
+// newContainer returns a container that is not known to the service yet.
+func newContainer(id, bundle string) *container {
+	c := &container{id: id, bundle: bundle}
+	c.gpu = gpustate.New(target{c}, reap)
+	return c
+}
+
+// logged returns a context whose logger names the container.
+func (c *container) logged(ctx context.Context) context.Context {
+	return log.WithLogger(ctx, log.G(ctx).WithField("id", c.id))
+}
+
+// pids lists the container's processes, those of cgroups below its own as well.
+func (c *container) pids() ([]int, error) {
+	cg, err := host.CgroupOf(c.pid)
+	if err != nil {
+		return nil, err
+	}
+	return cg.Pids()
+}
+
+// hasGPU reports whether the container's checkpoint needs the CUDA steps.
+func (c *container) hasGPU() (bool, error) {
+	if c.gpu.Phase() != gpustate.Unlocked || c.lockErr != nil {
+		return true, nil
+	}
+	if c.pid == 0 {
+		return false, nil
+	}
+	may, err := c.gpu.Candidates()
+	return len(may) > 0, err
+}
+
+// gpuOptions returns what the GPU state needs to know of an operation.
+func (c *container) gpuOptions(node config.Node) gpustate.Options {
+	opts := gpustate.Options{Config: node, Request: c.request}
+	if !c.toolkit { // which may give more than the spec says
+		opts.Visible = gpustate.Visible(c.request)
+	}
+	return opts
 }
 
 // runcRoot is where runc keeps its containers' state when its options do not
@@ -101,32 +141,4 @@ const runcRoot = "/run/containerd/runc"
 // runcState returns where runc keeps the container's state.
 func (c *container) runcState() string {
 	return filepath.Join(cmp.Or(c.runcRoot, runcRoot), c.namespace, c.id)
-}
-
-// outsiders gives those of the processes that are no descendants of init: what
-// was exec'd into the container, and its children. CRIU dumps a tree from its
-// root and would leave them out.
-func outsiders(init int, pids []int) ([]int, error) {
-	parent := make(map[int]int)
-	for _, pid := range pids {
-		status, err := proc.StatusOf(pid)
-		if proc.Ended(err) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		parent[pid] = status.Parent()
-	}
-	var out []int
-	for _, pid := range pids {
-		p, known := pid, true
-		for p != init && known {
-			p, known = parent[p]
-		}
-		if _, lives := parent[pid]; lives && p != init {
-			out = append(out, pid)
-		}
-	}
-	return out, nil
 }

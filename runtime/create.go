@@ -20,7 +20,7 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
@@ -58,7 +58,9 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 			return nil, fmt.Errorf("decode runtime options: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 	}
-	c := &container{id: r.ID, bundle: r.Bundle, workDir: opts.CriuWorkPath, runcRoot: opts.Root}
+	c := newContainer(r.ID, r.Bundle)
+	c.workDir, c.runcRoot = opts.CriuWorkPath, opts.Root
+	ctx = c.logged(ctx)
 	c.toolkit = strings.HasPrefix(filepath.Base(opts.BinaryName), "nvidia-container-runtime")
 	if c.workDir == "" {
 		c.workDir = filepath.Join(r.Bundle, "work")
@@ -71,7 +73,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isTemporary(r.Checkpoint)}
 		defer func() {
 			if err != nil {
-				c.restore.closeHelper()
+				c.restore.close()
 				c.removeRestoreDir(ctx)
 			}
 		}()
@@ -91,14 +93,14 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if given == nil {
 		defer func() {
 			if err != nil {
-				c.restore.closeHelper()
+				c.restore.close()
 			}
 		}()
-		if err := c.resume(ctx, r, file.Spec); err != nil {
+		if err := c.restoreFromImage(ctx, r, file.Spec); err != nil {
 			return nil, err
 		}
 	}
-	if c.restore == given { // else resume did it
+	if c.restore == given { // else restoreFromImage did it
 		if err := c.fit(ctx, file.Spec); err != nil {
 			return nil, err
 		}
@@ -182,7 +184,6 @@ func (c *container) checkRestore(ctx context.Context) error {
 	if found == nil {
 		return nil // a checkpoint without GPU state, runc's alone
 	}
-	m := found.Metadata
 	view, err := c.config()
 	if err != nil {
 		return err
@@ -190,20 +191,8 @@ func (c *container) checkRestore(ctx context.Context) error {
 	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
 		return err
 	}
-	helper, info, err := startHost(ctx, view.Node, c.visibleGPUs(), (*cuda.Helper).InfoEarly)
-	if err != nil {
-		return err
-	}
-	c.restore.helper = helper
-	if info.DriverVersion != m.DriverVersion {
-		return fmt.Errorf("the checkpoint was made with NVIDIA driver %s and this node has %s: restore it where the driver is the same: %w",
-			m.DriverVersion, info.DriverVersion, errdefs.ErrFailedPrecondition)
-	}
-	if err := c.pairGPUs(ctx, c.restore.helper, info, m); err != nil {
-		return err
-	}
-	c.restore.metadata = m
-	return nil
+	c.restore.gpu, err = c.gpu.Prepare(ctx, found.Metadata, c.annotations[cdi.PairsAnnotation], c.gpuOptions(view.Node))
+	return err
 }
 
 // removeRestoreDir removes what containerd unpacked for this restore.
@@ -235,12 +224,10 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	s.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.gpu != nil {
-		c.gpu.close()
-		c.gpu.dropAreas()
-		c.removeSpill(ctx)
-	}
-	c.restore.closeHelper()
+	ctx = c.logged(ctx)
+	c.restore.close()
+	c.gpu.Forget()
+	c.removeSpill(ctx)
 	c.removeRestoreDir(ctx)
 	return resp, nil
 }
@@ -254,7 +241,7 @@ func (s *Service) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*pt
 		defer c.mu.Unlock()
 		want, err := suspensionOf(r)
 		if err == nil && want != nil {
-			err = s.changeSuspension(ctx, c, want)
+			err = s.changeSuspension(c.logged(ctx), c, want)
 		}
 		if err != nil {
 			return nil, toGRPC(err)

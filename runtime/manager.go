@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 )
 
 // Name is the name of the runtime in containerd.
@@ -34,7 +35,7 @@ type shimManager struct{ shim.Shim }
 func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
 	if cwd, err := os.Getwd(); err == nil {
 		bundle := filepath.Join(filepath.Dir(cwd), id)
-		if err := removeDeadSpill(bundle); err != nil {
+		if err := gpustate.RemoveDeadSpill(bundle); err != nil {
 			log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
 		}
 		if err := criu.EndOfDeadShim(bundle); err != nil {

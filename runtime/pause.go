@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
@@ -30,7 +31,8 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isSuspended() {
+	ctx = c.logged(ctx)
+	if c.suspended {
 		return nil, toGRPC(fmt.Errorf("cannot pause a suspended container: resume it first: %w", errdefs.ErrFailedPrecondition))
 	}
 	resp, err := s.pause(ctx, c, config.For(c.annotations))
@@ -53,7 +55,8 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isSuspended() {
+	ctx = c.logged(ctx)
+	if c.suspended {
 		if err := s.resumeSuspended(context.WithoutCancel(ctx), c, nil); err != nil {
 			return nil, toGRPC(err)
 		}
@@ -67,32 +70,62 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	return resp, nil
 }
 
+// pause locks and freezes. On an error the container is as it was.
 func (s *Service) pause(ctx context.Context, c *container, read config.Source) (*ptypes.Empty, error) {
-	if c.gpu == nil && !c.paused && c.pid != 0 {
-		c.gpu, c.lockErr = lockGPU(ctx, c, read)
-		if c.lockErr != nil {
-			log.G(ctx).WithError(c.lockErr).WithField("id", c.id).Warn("pausing without the CUDA lock: the container cannot be checkpointed until it is resumed and paused again")
+	if c.gpu.Phase() == gpustate.Unlocked && !c.paused && c.pid != 0 {
+		if c.lockErr = c.lock(ctx, read); c.lockErr != nil {
+			log.G(ctx).WithError(c.lockErr).Warn("pausing without the CUDA lock: the container cannot be checkpointed until it is resumed and paused again")
 		}
 	}
 	// Not given up once begun: whether the container is frozen must be known.
 	resp, err := s.TTRPCTaskService.Pause(context.WithoutCancel(ctx), &taskAPI.PauseRequest{ID: c.id})
 	if err != nil && !c.paused {
 		if uerr := c.unlock(context.WithoutCancel(ctx)); uerr != nil {
-			log.G(ctx).WithError(uerr).WithField("id", c.id).Error("unlock after a failed pause")
+			log.G(ctx).WithError(uerr).Error("unlock after a failed pause")
 		}
 	}
 	return resp, errgrpc.ToNative(err)
 }
 
+// pauseHere pauses for a client that has not.
+func (s *Service) pauseHere(ctx context.Context, c *container, read config.Source) error {
+	if _, err := s.pause(ctx, c, read); err != nil {
+		return err
+	}
+	c.paused = true
+	return nil
+}
+
+// lock takes the CUDA lock of a running container, if it uses CUDA.
+func (c *container) lock(ctx context.Context, read config.Source) error {
+	candidates, err := c.gpu.Candidates()
+	if err != nil || len(candidates) == 0 {
+		return err
+	}
+	view, err := read()
+	if err != nil {
+		return err
+	}
+	if view.Staging.WhenShort, err = view.WhenShort(); err != nil {
+		return err
+	}
+	if err := c.gpu.Lock(ctx, candidates, c.gpuOptions(view.Node)); err != nil {
+		return err
+	}
+	if c.gpu.Phase() == gpustate.Locked {
+		log.G(ctx).WithFields(log.Fields{"phase": "lock", "took": c.gpu.LockTook(), "processes": c.gpu.Processes()}).Info("phase")
+	}
+	return nil
+}
+
+// resume brings the GPU state back where a checkpoint could not, thaws and unlocks.
 func (s *Service) resume(ctx context.Context, c *container) (*ptypes.Empty, error) {
-	if c.gpu != nil {
-		if err := c.gpu.giveBack(ctx, c); err != nil {
-			return nil, fmt.Errorf("give the GPU state back (the container stays paused; resume it again to retry): %w", err)
-		}
+	if err := c.gpu.RestoreInPlace(ctx); err != nil {
+		return nil, fmt.Errorf("give the GPU state back (the container stays paused; resume it again to retry): %w", err)
 	}
 	resp := &ptypes.Empty{}
 	// After an unlock that failed the container is thawed already.
-	if c.paused || c.gpu == nil {
+	if c.paused || c.gpu.Phase() == gpustate.Unlocked {
 		var err error
 		if resp, err = s.TTRPCTaskService.Resume(ctx, &taskAPI.ResumeRequest{ID: c.id}); err != nil {
 			err = errgrpc.ToNative(err)
@@ -112,12 +145,5 @@ func (s *Service) resume(ctx context.Context, c *container) (*ptypes.Empty, erro
 // unlock ends the container's CUDA lock, if it has one.
 func (c *container) unlock(ctx context.Context) error {
 	c.lockErr = nil
-	if c.gpu == nil {
-		return nil
-	}
-	if err := c.gpu.unlock(ctx); err != nil {
-		return err
-	}
-	c.gpu = nil
-	return nil
+	return c.gpu.Unlock(ctx)
 }

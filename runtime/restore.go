@@ -6,13 +6,13 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -38,15 +38,26 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		}
 		return resp, err
 	}
-	resp, err := s.restore(ctx, c, r)
+	resp, err := s.restore(c.logged(ctx), c, r)
 	if err != nil {
 		return nil, toGRPC(err)
 	}
 	return resp, nil
 }
 
-// restore is the restore of a container, step by step.
-func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartRequest) (resp *taskAPI.StartResponse, err error) {
+// restoring is one restore of a container. Its steps leave their results in it.
+type restoring struct {
+	s       *Service
+	c       *container
+	view    config.View
+	request *taskAPI.StartRequest
+
+	resp *taskAPI.StartResponse // of restoreProcesses
+}
+
+// restore takes the steps. There is no second try with a container, so what was made
+// for the restore goes in any case: CRIU has read everything it needs when it returns.
+func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
 	q := newSequence("restore", c.id)
 	view, err := c.config()
 	if err != nil {
@@ -56,106 +67,73 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 		return nil, err
 	}
 	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
-	// CRIU has read everything it needs when it returns, and there is no
-	// second try with this container.
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
-	defer c.restore.closeHelper()
-	if err := c.restore.settle(); err != nil {
+	defer c.restore.close()
+	if err := c.restore.reopen(); err != nil {
 		return nil, err
 	}
-
+	k := &restoring{s: s, c: c, view: view, request: r}
 	steps := []step{
-		{
-			name: "restore processes", do: func(ctx context.Context) (uint64, error) {
-				// Not given up once begun: CRIU would go on without runc.
-				watch := criu.StartWatch(ctx, true)
-				resp, err = s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path), r)
-				if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
-					restoreLog := criu.RestoreLog(c.bundle, c.workDir, view.LogDir, c.namespace+"-"+c.id)
-					return 0, joinBack(restoreLog.Explain(err), c.removeHalf(watch))
-				}
-				c.pid = int(resp.Pid)
-				return sizeOf(c.restore.dir)
-			},
-			back: "kill", undo: func(ctx context.Context) error { return s.kill(ctx, c) },
-		},
-		{name: "watch cgroup", do: func(ctx context.Context) (uint64, error) {
-			cg, err := host.CgroupOf(c.pid)
-			if err != nil {
-				return 0, err
-			}
-			c.cgroup.Store(cg)
-			if adj := c.restore.gpus.Spec.Process.OOMScoreAdj; adj != nil {
-				if err := cg.RaiseOOMScores(*adj); err != nil {
-					return 0, err
-				}
-			}
-			return 0, s.oom.Add(c.id, cg)
-		}},
+		{name: "restore processes", do: k.restoreProcesses, back: "kill", undo: k.kill},
+		{name: "watch cgroup", do: k.watchCgroup},
+		{name: "device nodes", do: k.fixNodes},
 	}
-	steps = append(steps, step{name: "device nodes", do: func(context.Context) (uint64, error) { return 0, c.restore.gpus.Fix(c.pid) }})
-	if c.restore.metadata != nil {
+	if gpu := c.restore.gpu; gpu != nil {
 		// Before there is a process that could change anything.
-		pinned, err := pin(c.restore.checkpoint)
-		if err != nil {
+		if err := gpu.Load(ctx, c.restore.checkpoint, c.gpuOptions(view.Node)); err != nil {
 			return nil, err
 		}
-		defer pinned.close()
-		areas, err := c.readRestored(ctx, view.Node, pinned)
-		if err != nil {
-			return nil, err
-		}
-		defer areas.close()
 		steps = append(steps,
-			step{name: "map GPU state", do: func(ctx context.Context) (uint64, error) {
-				return areas.bytes(), c.mapRestored(ctx, view.Node, areas)
-			}},
-			step{name: "restore GPU state", do: func(ctx context.Context) (uint64, error) {
-				return c.restoreGPU(ctx, view.Node, areas)
-			}},
+			step{name: "map GPU state", do: gpu.Map},
+			step{name: "restore GPU state", do: gpu.Restore},
 		)
 	}
 	if err := q.run(ctx, steps...); err != nil {
 		return nil, err
 	}
-	return resp, nil
+	return k.resp, nil
 }
 
-// restoreGPU has the driver move the GPU state of the restored processes back,
-// and unlocks them. Until then every CUDA call of theirs blocks, as it did at the
-// checkpoint. The digests of the state are checked while the driver works, and
-// before the unlock.
-func (c *container) restoreGPU(ctx context.Context, node config.Node, areas *restoredAreas) (bytes uint64, err error) {
-	var procs cuda.Group
-	for _, p := range c.restore.metadata.Processes {
-		state, err := cuda.ParseState(p.State)
-		if err != nil {
-			return 0, err
-		}
-		// The container may share its pids with others, whose processes the
-		// driver would take as well.
-		pid, err := c.hostPID(p.PID)
-		if err != nil {
-			return 0, err
-		}
-		procs = append(procs, cuda.Process{PID: cuda.PID{Host: pid, NS: p.PID}, State: state})
-		bytes += p.Bytes
+// restoreProcesses has runc and CRIU restore the processes, whose CUDA calls block. It
+// is not given up once begun: CRIU would go on without runc.
+func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
+	watch := criu.StartWatch(ctx, true)
+	resp, err := k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path), k.request)
+	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
+		restoreLog := criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id)
+		return 0, joinBack(restoreLog.Explain(err), k.c.removeHalf(watch))
 	}
-	err = c.restoreOnto(ctx, node, procs)
-	if cerr := areas.check(); cerr != nil {
-		return 0, cerr // it explains whatever the driver may have to say
-	}
+	k.resp, k.c.pid = resp, int(resp.Pid)
+	return sizeOf(k.c.restore.dir)
+}
+
+func (k *restoring) kill(ctx context.Context) error { return k.s.kill(ctx, k.c) }
+
+// watchCgroup does what runc's service does for a container that it has started.
+func (k *restoring) watchCgroup(context.Context) (uint64, error) {
+	cg, err := host.CgroupOf(k.c.pid)
 	if err != nil {
 		return 0, err
 	}
-	areas.calm(ctx)
-	if err := procs.Unlock(ctx, c.restore.helper); err != nil {
-		return 0, err
+	k.c.cgroup.Store(cg)
+	if adj := k.c.restore.gpus.Spec.Process.OOMScoreAdj; adj != nil {
+		if err := cg.RaiseOOMScores(*adj); err != nil {
+			return 0, err
+		}
 	}
-	return bytes, nil
+	return 0, k.s.oom.Add(k.c.id, cg)
 }
 
-// kill ends a container whose restore failed and waits for its end.
+// fixNodes gives the container the device nodes of its spec.
+func (k *restoring) fixNodes(context.Context) (uint64, error) {
+	return 0, k.c.restore.gpus.Fix(k.c.pid)
+}
+
+// killTimeout bounds the wait for a container that was killed: SIGKILL needs no more
+// than the kernel's time.
+const killTimeout = 30 * time.Second
+
+// kill kills a container and waits for its end.
 func (s *Service) kill(ctx context.Context, c *container) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()

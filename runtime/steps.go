@@ -19,15 +19,21 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// step is one step of a checkpoint or restore. Its undo, nil where there is
-// nothing to undo, is called only after do has succeeded; a do that fails
-// leaves things as they were before it.
+// step is one step of a checkpoint, restore, suspension or resume. Its undo, nil
+// where there is nothing to undo, is called only after do has succeeded; a do that
+// fails leaves things as they were before it.
 type step struct {
 	name string
 	do   func(ctx context.Context) (bytes uint64, err error)
 	// back names the undo in the timeline.
 	back string
 	undo func(ctx context.Context) error
+	// completes says that the operation's results are good from here on. Later
+	// steps are not given up with the context.
+	completes bool
+	// untilComplete says that undo takes results away: it is not called once a step
+	// has completed the operation.
+	untilComplete bool
 }
 
 // sequence runs steps, remembers the way back, and keeps the times.
@@ -56,14 +62,28 @@ func (q *sequence) run(ctx context.Context, steps ...step) error {
 		if st.undo != nil {
 			q.back = append(q.back, st)
 		}
+		if st.completes {
+			q.back = slices.DeleteFunc(q.back, func(st step) bool { return st.untilComplete })
+			ctx = context.WithoutCancel(ctx)
+		}
 	}
 	return nil
 }
 
-// runBeside goes back all the way, and meanwhile takes steps that need no undo.
-// When one of these fails, or the context has ended before it, err is that
-// error; the way back is not touched by it.
+// runBeside goes back all the way, except for what takes results away, and
+// meanwhile takes steps that need no undo and complete the operation. When one of
+// these fails, or the context has ended before it, err is that error, and the
+// results are taken away afterwards. back is the error of the way back.
 func (q *sequence) runBeside(ctx context.Context, steps ...step) (back, err error) {
+	var results, others []step
+	for _, st := range q.back {
+		if st.untilComplete {
+			results = append(results, st)
+		} else {
+			others = append(others, st)
+		}
+	}
+	q.back = others
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -75,6 +95,10 @@ func (q *sequence) runBeside(ctx context.Context, steps ...step) (back, err erro
 	}()
 	back = q.goBack(ctx)
 	<-done
+	if err != nil {
+		q.back = results
+		err = joinBack(err, q.goBack(ctx))
+	}
 	return back, err
 }
 
@@ -126,9 +150,7 @@ func (q *sequence) time(ctx context.Context, name string, do func(context.Contex
 
 func (q *sequence) add(ctx context.Context, name string, start time.Time, bytes uint64, err error) {
 	p := images.Phase{Name: name, Start: max(0, start.Sub(q.began)), Took: time.Since(start), Bytes: bytes}
-	q.mu.Lock()
-	q.phases = append(q.phases, p)
-	q.mu.Unlock()
+	q.note(p)
 	entry := log.G(ctx).WithFields(log.Fields{
 		"id": q.id, "operation": q.operation, "phase": name, "took": p.Took, "bytes": bytes,
 	})
@@ -139,7 +161,14 @@ func (q *sequence) add(ctx context.Context, name string, start time.Time, bytes 
 	entry.Info("phase")
 }
 
-// known gives the phases that are over, in the order they began.
+// note adds a phase to the timeline.
+func (q *sequence) note(p images.Phase) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.phases = append(q.phases, p)
+}
+
+// known returns the phases that are over, in the order they began.
 func (q *sequence) known() []images.Phase {
 	q.mu.Lock()
 	defer q.mu.Unlock()

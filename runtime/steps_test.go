@@ -157,6 +157,58 @@ func TestTimeline(t *testing.T) {
 	q.save(t.Context(), filepath.Join(bundle, "missing")) // logged, and no more
 }
 
+// What takes results away is called until the operation is complete, and then no more;
+// the rest of the way back stays open, and what follows is not given up.
+func TestSequenceCompletes(t *testing.T) {
+	broken := errors.New("broken")
+	for _, test := range []struct {
+		name string
+		end  func(d *diary) []step
+		want []string
+	}{
+		{"fails before", func(d *diary) []step { return []step{d.step("c", broken, nil)} }, []string{"a", "b", "c", "unb", "una"}},
+		{"fails after", func(d *diary) []step {
+			c := d.step("c", nil, nil)
+			c.completes, c.undo = true, nil
+			return []step{c, d.step("d", broken, nil)}
+		}, []string{"a", "b", "c", "d", "una"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d, q := new(diary), newSequence("test", "id")
+			b := d.step("b", nil, nil)
+			b.untilComplete = true
+			err := q.run(t.Context(), append([]step{d.step("a", nil, nil), b}, test.end(d)...)...)
+			if !errors.Is(err, broken) || !slices.Equal(*d, test.want) {
+				t.Errorf("%q, error %v; want %q", *d, err, test.want)
+			}
+		})
+	}
+	for _, fails := range []error{nil, broken} {
+		d, q := new(diary), newSequence("test", "id")
+		b := d.step("b", nil, nil)
+		b.untilComplete = true
+		if err := q.run(t.Context(), d.step("a", nil, nil), b); err != nil {
+			t.Fatal(err)
+		}
+		if back, err := q.runBeside(t.Context(), step{name: "c", do: func(context.Context) (uint64, error) { return 0, fails }}); back != nil || !errors.Is(err, fails) {
+			t.Errorf("way back %v, error %v", back, err)
+		}
+		want := []string{"a", "b", "una"}
+		if fails != nil {
+			want = append(want, "unb")
+		}
+		if !slices.Equal(*d, want) {
+			t.Errorf("beside, with %v: %q, want %q", fails, *d, want)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	d, q := new(diary), newSequence("test", "id")
+	err := q.run(ctx, step{name: "metadata", completes: true, do: func(context.Context) (uint64, error) { cancel(); return 0, nil }}, d.step("stop", nil, nil))
+	if err != nil || !slices.Equal(*d, []string{"stop"}) {
+		t.Errorf("given up after it was complete: %q, %v", *d, err)
+	}
+}
+
 // The way back and the steps beside it do not wait for each other, and each has
 // its own error.
 func TestRunBeside(t *testing.T) {

@@ -14,19 +14,18 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
-	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 )
 
-// The life of a suspension: a container that is locked and frozen has its GPU
-// state saved as for a checkpoint (staging.go), into memory of the shim, and
-// stays so. With a spill the memory is then written to a disk and freed. Resume
-// is the way back that a checkpoint takes; a spill is mapped from the disk. The processes stay frozen meanwhile: nothing of them may run while
-// their GPUs are away.
+// A suspended container is locked and frozen, and its GPU state is saved as for a
+// checkpoint: into memory of the shim or, with a spill, to a disk. Its processes stay
+// frozen: they must not run while their GPUs are away. A resume takes the way back
+// that a checkpoint takes.
 //
-// gpuState.suspended is set in between. A shim that dies takes the memory with
-// it, and its container too: containerd kills what has no shim.
+// A shim that dies takes the memory with it, and its container too: containerd kills
+// a container that has no shim.
 
 // suspension is what a Task Update asks for.
 type suspension struct {
@@ -35,7 +34,7 @@ type suspension struct {
 	gpus    []string // to resume on; nil for the same
 }
 
-// suspensionOf reads an Update; nil when it is none of ours.
+// suspensionOf reads an Update. It returns nil for one that is runc's.
 func suspensionOf(r *taskAPI.UpdateTaskRequest) (*suspension, error) {
 	var s suspension
 	want, asked := r.Annotations[annotations.Suspend]
@@ -60,7 +59,7 @@ func suspensionOf(r *taskAPI.UpdateTaskRequest) (*suspension, error) {
 		s.spill = filepath.Clean(spill)
 	}
 	if moves {
-		for _, gpu := range strings.Split(gpus, ",") {
+		for gpu := range strings.SplitSeq(gpus, ",") {
 			if gpu = strings.TrimSpace(gpu); gpu == "" {
 				return nil, fmt.Errorf("annotation %s is %q; it must be a list of GPUs: %w", annotations.ResumeGPUs, gpus, errdefs.ErrInvalidArgument)
 			}
@@ -70,10 +69,6 @@ func suspensionOf(r *taskAPI.UpdateTaskRequest) (*suspension, error) {
 	return &s, nil
 }
 
-// isSuspended says whether the container's GPU state was taken away by a
-// suspension. container.mu is held.
-func (c *container) isSuspended() bool { return c.gpu != nil && c.gpu.suspended }
-
 // changeSuspension does what an Update's annotations ask for. On an error the
 // container is as it was.
 func (s *Service) changeSuspension(ctx context.Context, c *container, want *suspension) error {
@@ -81,17 +76,26 @@ func (s *Service) changeSuspension(ctx context.Context, c *container, want *susp
 	// know how it ended.
 	ctx = context.WithoutCancel(ctx)
 	switch {
-	case want.suspend && c.isSuspended():
+	case want.suspend && c.suspended:
 		return fmt.Errorf("the container is suspended already: %w", errdefs.ErrFailedPrecondition)
 	case want.suspend:
 		return s.suspend(ctx, c, want.spill)
-	case c.isSuspended():
+	case c.suspended:
 		return s.resumeSuspended(ctx, c, want.gpus)
-	case c.gpu != nil && !c.paused && want.gpus == nil: // an unlock that failed
+	case c.gpu.Phase() != gpustate.Unlocked && !c.paused && want.gpus == nil: // an unlock that failed
 		_, err := s.resume(ctx, c)
 		return err
 	}
 	return fmt.Errorf("the container is not suspended: %w", errdefs.ErrFailedPrecondition)
+}
+
+// suspending is one suspension. Its steps leave their results in the container.
+type suspending struct {
+	s      *Service
+	c      *container
+	q      *sequence
+	parent string // where to spill to; "" for memory
+	bytes  uint64 // of save
 }
 
 // suspend takes a container off its GPUs, step by step. It may run or be paused.
@@ -104,49 +108,95 @@ func (s *Service) suspend(ctx context.Context, c *container, spill string) error
 		return fmt.Errorf("no process of the container uses CUDA: to stop it, pause it: %w", errdefs.ErrFailedPrecondition)
 	}
 	if spill != "" {
-		if err := checkSpillDir(spill); err != nil {
+		if err := gpustate.CheckSpillParent(spill); err != nil {
 			return err
 		}
 	}
-	q := newSequence("suspend", c.id)
-	defer func() { q.save(ctx, c.bundle) }()
-	var sizes []uint64
-	steps := []step{}
+	k := &suspending{s: s, c: c, q: newSequence("suspend", c.id), parent: spill}
+	defer func() { k.q.save(ctx, c.bundle) }()
+	var steps []step
 	if !c.paused {
-		steps = append(steps, step{
-			name: "pause", do: func(ctx context.Context) (uint64, error) { return 0, s.pauseHere(ctx, c, config.For(c.annotations)) },
-			back: "resume", undo: func(ctx context.Context) error { _, err := s.resume(ctx, c); return err },
-		})
+		steps = append(steps, step{name: "pause", do: k.pause, back: "resume", undo: k.resume})
 	}
-	steps = append(steps, step{name: "preflight", do: func(ctx context.Context) (uint64, error) {
-		if err := c.checkLocked(q); err != nil {
-			return 0, err
-		}
-		return 0, c.gpu.checkRoom(spill)
-	}})
+	steps = append(steps, step{name: "preflight", do: k.preflight})
 	if spill != "" {
-		steps = append(steps, step{
-			name: "make spill directory", do: func(context.Context) (uint64, error) { return 0, c.makeSpill(spill) },
-			back: "remove spill directory", undo: func(ctx context.Context) error { c.removeSpill(ctx); return nil },
-		})
+		steps = append(steps, step{name: "make spill directory", do: k.makeSpillDir, back: "remove spill directory", undo: k.removeSpillDir})
 	}
-	steps = append(steps, step{
-		name: "save GPU state", do: func(ctx context.Context) (bytes uint64, err error) {
-			sizes, err = c.gpu.save(ctx, c, c.gpu.spillDir())
-			return sum(sizes), err
-		},
-		back: "give GPU state back", undo: func(ctx context.Context) error { return c.gpu.giveBack(ctx, c) },
-	})
+	steps = append(steps, step{name: "save GPU state", do: k.save, back: "give GPU state back", undo: c.gpu.RestoreInPlace})
 	if spill != "" {
-		steps = append(steps, step{name: "spill", do: func(ctx context.Context) (uint64, error) { return c.gpu.spill(ctx, sizes) }})
+		steps = append(steps, step{name: "spill", do: k.spill})
 	}
-	if err := q.run(ctx, steps...); err != nil {
+	if err := k.q.run(ctx, steps...); err != nil {
 		return err
 	}
-	c.gpu.suspended = true
-	c.gpu.close()
-	log.G(ctx).WithFields(log.Fields{"id": c.id, "bytes": sum(sizes), "spill": spill}).Info("suspended")
+	c.suspended = true
+	c.gpu.Close()
+	log.G(ctx).WithFields(log.Fields{"bytes": k.bytes, "spill": spill}).Info("suspended")
 	return nil
+}
+
+func (k *suspending) pause(ctx context.Context) (uint64, error) {
+	return 0, k.s.pauseHere(ctx, k.c, config.For(k.c.annotations))
+}
+
+func (k *suspending) resume(ctx context.Context) error {
+	_, err := k.s.resume(ctx, k.c)
+	return err
+}
+
+// preflight refuses what cannot work before anything is touched.
+func (k *suspending) preflight(context.Context) (uint64, error) {
+	if err := k.c.requireLock(k.q); err != nil {
+		return 0, err
+	}
+	return 0, k.c.gpu.CheckSpace(k.parent)
+}
+
+func (k *suspending) makeSpillDir(context.Context) (_ uint64, err error) {
+	k.c.spill, err = gpustate.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id, k.c.bundle)
+	return 0, err
+}
+
+func (k *suspending) removeSpillDir(ctx context.Context) error {
+	k.c.removeSpill(ctx)
+	return nil
+}
+
+func (k *suspending) save(ctx context.Context) (_ uint64, err error) {
+	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir())
+	return k.bytes, err
+}
+
+func (k *suspending) spill(ctx context.Context) (uint64, error) {
+	return k.c.gpu.Spill(ctx, k.c.spillDir())
+}
+
+// spillDir returns the directory of the spilled state; "" for none.
+func (c *container) spillDir() string {
+	if c.spill == nil {
+		return ""
+	}
+	return c.spill.Path
+}
+
+// removeSpill removes what a spill has left on the disk. An error is for the log.
+func (c *container) removeSpill(ctx context.Context) {
+	if c.spill == nil {
+		return
+	}
+	if err := c.spill.Remove(); err != nil {
+		log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
+		return
+	}
+	c.spill = nil
+}
+
+// resuming is one resume of a suspended container. Its steps leave their results in it.
+type resuming struct {
+	s    *Service
+	c    *container
+	gpus []string      // by name; nil for those that it had
+	move gpustate.Move // of chooseGPUs
 }
 
 // resumeSuspended gives a suspended container its GPUs back, step by step:
@@ -155,61 +205,50 @@ func (s *Service) suspend(ctx context.Context, c *container, spill string) error
 func (s *Service) resumeSuspended(ctx context.Context, c *container, gpus []string) error {
 	q := newSequence("resume", c.id)
 	defer func() { q.save(ctx, c.bundle) }()
-	g := c.gpu
 	defer func() {
-		if c.isSuspended() {
-			g.pairs = nil
-			g.close()
+		if c.suspended {
+			c.gpu.Close()
 		}
 	}()
-	err := q.run(ctx,
-		step{name: "choose GPUs", do: func(ctx context.Context) (uint64, error) {
-			return 0, c.chooseGPUs(ctx, gpus)
-		}},
-		step{name: "check spill", do: func(ctx context.Context) (uint64, error) { return g.checkSpill(ctx) }},
-		step{
-			name: "give access", do: func(context.Context) (uint64, error) { return 0, c.lendGPUs(g.lend) },
-			back: "take access away", undo: func(context.Context) error { return c.takeGPUs(g.lend, g.hadGPUs()) },
-		},
-		step{name: "give GPU state back", do: func(ctx context.Context) (uint64, error) {
-			bytes := g.areaBytes()
-			if err := g.giveBack(ctx, c); err != nil {
-				return 0, fmt.Errorf("the container stays suspended (resume it again to retry): %w", err)
-			}
-			g.suspended = false
-			return bytes, nil
-		}},
+	k := &resuming{s: s, c: c, gpus: gpus}
+	return q.run(ctx,
+		step{name: "choose GPUs", do: k.chooseGPUs},
+		step{name: "check spill", do: c.gpu.CheckSpilled},
+		step{name: "give access", do: k.grant, back: "take access away", undo: k.revoke, untilComplete: true},
+		step{name: "give GPU state back", do: k.restoreInPlace, completes: true},
+		step{name: "thaw and unlock", do: k.goOn},
 	)
-	if err != nil {
-		return err
-	}
-	c.removeSpill(ctx)
-	if err := c.takeGPUs(g.take, g.lend); err != nil {
-		log.G(ctx).WithError(err).WithField("id", c.id).Warn("the container still has access to GPUs that it left")
-	}
-	c.regrant(g.lend, g.take)
-	return q.time(ctx, "thaw and unlock", func(ctx context.Context) (uint64, error) {
-		_, err := s.resume(ctx, c)
-		return 0, err
-	})
 }
 
-// restoreAll has the driver give the GPU state back: to the GPUs it came from,
-// or to those of pairs. The latter only a helper inside the container's
-// namespaces can ask for.
-func (g *gpuState) restoreAll(ctx context.Context, c *container, helper *cuda.Helper) error {
-	if g.pairs == nil {
-		return g.procs.Living().Restore(ctx, helper, nil)
+func (k *resuming) chooseGPUs(ctx context.Context) (_ uint64, err error) {
+	k.move, err = k.c.gpu.ChooseGPUs(ctx, k.gpus)
+	return 0, err
+}
+
+func (k *resuming) grant(context.Context) (uint64, error) {
+	return 0, k.c.grantDevices(k.move.Grant)
+}
+
+func (k *resuming) revoke(context.Context) error {
+	return k.c.revokeDevices(k.move.Grant, k.move.Had)
+}
+
+func (k *resuming) restoreInPlace(ctx context.Context) (uint64, error) {
+	bytes := k.c.gpu.AreaBytes()
+	if err := k.c.gpu.RestoreInPlace(ctx); err != nil {
+		return 0, fmt.Errorf("the container stays suspended (resume it again to retry): %w", err)
 	}
-	inside, err := startHelper(ctx, g.config, cuda.Options{Join: c.pid})
-	if err != nil {
-		return err
+	k.c.suspended = false
+	return bytes, nil
+}
+
+// goOn removes what is left of the suspension, and lets the container run.
+func (k *resuming) goOn(ctx context.Context) (uint64, error) {
+	k.c.removeSpill(ctx)
+	if err := k.c.revokeDevices(k.move.Revoke, k.move.Grant); err != nil {
+		log.G(ctx).WithError(err).Warn("the container still has access to GPUs that it left")
 	}
-	defer inside.Close()
-	procs := g.procs.Living()
-	moved, err := procs.RestoreRemapped(ctx, inside, g.gpuTries())
-	if err != nil && len(moved) > 0 {
-		return fmt.Errorf("%d of %d processes belong to the new GPUs now, so resume the container on these again: %w", len(moved), len(procs), err)
-	}
-	return err
+	k.c.regrant(k.move.Grant, k.move.Revoke)
+	_, err := k.s.resume(ctx, k.c)
+	return 0, err
 }

@@ -67,7 +67,7 @@ func TestVisitByMount(t *testing.T) {
 		t.Errorf("%s is left: %v", root, err)
 	}
 	r := &restoreState{mounted: filepath.Join(dir, "a:b")}
-	if err := r.settle(); err != nil || r.checkpoint == nil || r.metadata != nil || r.mounted != "" {
+	if err := r.reopen(); err != nil || r.checkpoint == nil || r.mounted != "" {
 		t.Errorf("got %+v, %v", r, err)
 	}
 }

@@ -5,9 +5,8 @@ package main
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/oci"
@@ -38,24 +37,11 @@ func (b *buildFlags) flags(c *cobra.Command, images completion) {
 func (b *buildFlags) options() (o oci.Options, err error) {
 	o = oci.Options{Compression: oci.Compression(b.compression), Level: b.level, Threads: b.threads}
 	if b.layer != "" {
-		if o.LayerBytes, err = parseSize(b.layer); err != nil {
-			return o, fmt.Errorf("--layer-size: %w", err)
+		n, err := units.RAMInBytes(b.layer)
+		if err != nil || n <= 0 {
+			return o, fmt.Errorf("--layer-size: %q is not a size such as 512MiB", b.layer)
 		}
+		o.LayerBytes = uint64(n)
 	}
 	return o, o.Check()
-}
-
-// parseSize reads "512MiB", "1GiB" or a number of bytes.
-func parseSize(s string) (uint64, error) {
-	digits, shift := s, 0
-	for unit, by := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
-		if d, ok := strings.CutSuffix(s, unit); ok {
-			digits, shift = d, by
-		}
-	}
-	n, err := strconv.ParseUint(digits, 10, 64)
-	if err != nil || n<<shift>>shift != n {
-		return 0, fmt.Errorf("%q is not a size such as 512MiB", s)
-	}
-	return n << shift, nil
 }

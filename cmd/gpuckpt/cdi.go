@@ -28,8 +28,9 @@ func cdiCommand() *cobra.Command {
 		Long: `Write a CDI specification of this node's GPUs: nvidia.com/gpu=0, nvidia.com/gpu=GPU-…,
 nvidia.com/gpu=all, with the driver's libraries and tools for computing.
 
-It is for nodes without NVIDIA's container toolkit; where that is, prefer nvidia-ctk cdi generate,
-which knows graphics and partitioned GPUs (MIG) too. Write it anew after a driver's update.`,
+It is for nodes without NVIDIA's container toolkit. With the toolkit, prefer nvidia-ctk cdi
+generate, which also knows graphics and partitioned GPUs (MIG). Write it again after a driver
+update.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			node, err := describeNode(cmd.Context(), helper)

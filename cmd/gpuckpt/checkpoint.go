@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/capture"
@@ -53,7 +54,7 @@ the container is as it was before, and there is no image.`,
 					state = fmt.Sprintf("the container runs on, it was paused for %.2f s", made.PausedSeconds)
 				}
 				_, err := fmt.Fprintf(w, "%s@%s\n%s of GPU state; %s stored, of which %s were there already; %.2f s; %s\n",
-					made.Image, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.ReusedBytes), made.SecondsOverall, state)
+					made.Image, made.Digest, units.BytesSize(float64(made.GPUBytes)), units.BytesSize(float64(made.Bytes)), units.BytesSize(float64(made.ReusedBytes)), made.SecondsOverall, state)
 				return err
 			})
 		},

@@ -54,7 +54,7 @@ A process is running, locked or checkpointed:
 	var timeout uint32
 	var deviceMap string
 	withTimeout := func(c *cobra.Command) *cobra.Command {
-		c.Flags().Uint32Var(&timeout, "timeout", 0, "milliseconds to wait for the process's GPU work to end (0: without end)")
+		c.Flags().Uint32Var(&timeout, "timeout", 0, "milliseconds to wait for the process's GPU work to end (0: forever)")
 		return c
 	}
 	withMap := func(c *cobra.Command) *cobra.Command {
@@ -78,17 +78,17 @@ A process is running, locked or checkpointed:
 		o.command("checkpoint", "Take the GPU memory of a locked process into host memory", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
 			return reached(cuda.Checkpointed, h.Checkpoint(ctx, pid))
 		}),
-		withMap(o.command("restore", "Give a checkpointed process its GPU memory back", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
+		withMap(o.command("restore", "Return its GPU memory to a checkpointed process", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
 			pairs, err := cuda.ParsePairs(deviceMap)
 			if err != nil {
 				return cudaAnswer{}, err
 			}
 			return reached(cuda.Locked, h.Restore(ctx, pid, pairs))
 		})),
-		o.command("unlock", "Let a locked process go on", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
+		o.command("unlock", "Let a locked process run on", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
 			return reached(cuda.Running, h.Unlock(ctx, pid))
 		}),
-		withMap(withTimeout(o.command("toggle", "Checkpoint a running process, or let a checkpointed one go on", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
+		withMap(withTimeout(o.command("toggle", "Checkpoint a running process, or return a checkpointed one to running", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
 			pairs, err := cuda.ParsePairs(deviceMap)
 			if err != nil {
 				return cudaAnswer{}, err

@@ -4,16 +4,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // This file is NVIDIA's cuda-checkpoint utility, version 580, as CRIU's CUDA
@@ -244,16 +245,6 @@ func splitOption(arg string) (name, value string, attached bool) {
 
 // threadGroup returns the process of a thread, or the id itself if it is neither.
 func threadGroup(tid int) int {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
-	if err != nil {
-		return tid
-	}
-	for line := range strings.Lines(string(status)) {
-		if value, ok := strings.CutPrefix(line, "Tgid:"); ok {
-			if pid, err := parsePID(strings.TrimSpace(value)); err == nil {
-				return pid
-			}
-		}
-	}
-	return tid
+	status, _ := proc.StatusOf(tid)
+	return cmp.Or(status.Process(), tid)
 }

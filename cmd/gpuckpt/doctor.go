@@ -34,8 +34,8 @@ func doctorCommand() *cobra.Command {
 	var o doctorOptions
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what works on this node, and how to mend what does not",
-		Long: `Say what works on this node for GPU checkpoints, and how to mend what does not.
+		Short: "Check what this node has and lacks for GPU checkpoints",
+		Long: `Check what this node has for GPU checkpoints, what it lacks, and how to fix that.
 
 It looks at what the shims of the running containerd would use, and changes
 nothing. With --image it answers one question: can that checkpoint be restored
@@ -98,8 +98,8 @@ func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// configure reads the configuration that the shims read, and says where it lies
-// and what is wrong with it.
+// configure reads the configuration that the shims read, and returns where it is and
+// what is wrong with it.
 func configure(n *doctor.Node) (path string, err error) {
 	path = config.Path
 	for _, kv := range n.Env {
@@ -120,7 +120,7 @@ func configure(n *doctor.Node) (path string, err error) {
 	return path, nil
 }
 
-// needs is what a checkpoint needs: of gpuckpt.json in a directory, or of the
+// needs returns what a checkpoint needs, by gpuckpt.json in a directory, or of the
 // annotations of an image.
 func (o *doctorOptions) needs(ctx context.Context) (_ doctor.Facts, err error) {
 	if st, serr := os.Stat(o.image); serr == nil && st.IsDir() {
@@ -165,7 +165,7 @@ func printAnnotations(w io.Writer, f doctor.Facts, asJSON bool) error {
 }
 
 // printReport prints a report: as JSON, or a line for each check, and below it
-// what does not work and how to mend it.
+// what does not work and how to fix it.
 func printReport(w io.Writer, r *doctor.Report, asJSON bool) error {
 	if asJSON {
 		enc := json.NewEncoder(w)

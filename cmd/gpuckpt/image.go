@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -21,7 +22,7 @@ const places = `A PLACE is
   oci-archive:FILE[@REF]        an OCI layout in a tar archive
   kubernetes-archive:FILE       what the kubelet keeps in /var/lib/kubelet/checkpoints
   dir:DIR                       a dump
-A bare path (/… or ./…) is looked at to see which it is.`
+A bare path (/… or ./…) that exists needs no kind before it.`
 
 func imageCommand() *cobra.Command {
 	group := &cobra.Command{
@@ -49,9 +50,9 @@ func convertCommand() *cobra.Command {
 	return conversionCommand(false, &cobra.Command{
 		Use:   "convert SOURCE DESTINATION",
 		Short: "Convert a checkpoint between containerd, OCI layouts and archives, and Kubernetes archives",
-		Long: `Convert a checkpoint. SOURCE is any PLACE, DESTINATION any but a dump; a file that
-is to be made needs its kind written before it. A checkpoint image is copied as it
-is, digest and all; what is none yet is built.
+		Long: `Convert a checkpoint. SOURCE is any PLACE, DESTINATION any but a dump. A file that
+does not exist yet needs its kind before it. A checkpoint image is copied and keeps
+its digest. Anything else is built into a checkpoint image.
 
 ` + places,
 	})
@@ -100,7 +101,7 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 		switch {
 		case made.Built:
 			_, err = fmt.Fprintf(w, "%s@%s\n%s of GPU state; %s stored, of which %s were there already\n",
-				made.Destination, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.ReusedBytes))
+				made.Destination, made.Digest, units.BytesSize(float64(made.GPUBytes)), units.BytesSize(float64(made.Bytes)), units.BytesSize(float64(made.ReusedBytes)))
 		case made.Digest != "":
 			_, err = fmt.Fprintf(w, "%s@%s\n", made.Destination, made.Digest)
 		default:
@@ -125,8 +126,8 @@ func verifyCommand() *cobra.Command {
 	var d daemon
 	c := &cobra.Command{
 		Use:   "verify PLACE",
-		Short: "Read every byte of a checkpoint and say what is damaged",
-		Long: `Read every byte of a checkpoint and say what is damaged: which layer, which file,
+		Short: "Read every byte of a checkpoint and show what is damaged",
+		Long: `Read every byte of a checkpoint and show what is damaged: which layer, which file,
 which block of GPU state.
 
 ` + places,
@@ -143,7 +144,7 @@ which block of GPU state.
 			}
 			return d.print(cmd.OutOrStdout(), answer, func(w io.Writer) error {
 				_, err := fmt.Fprintf(w, "%s is whole: %d layers, %s; %d blocks of GPU state, %s\n",
-					answer.Source, answer.Layers, size(answer.Bytes), answer.Blocks, size(answer.GPUBytes))
+					answer.Source, answer.Layers, units.BytesSize(float64(answer.Bytes)), answer.Blocks, units.BytesSize(float64(answer.GPUBytes)))
 				return err
 			})
 		},

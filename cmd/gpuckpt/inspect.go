@@ -12,6 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -71,8 +72,8 @@ func inspectCommand() *cobra.Command {
 	var previous string
 	c := &cobra.Command{
 		Use:   "inspect PLACE",
-		Short: "Say what a checkpoint holds: GPUs, processes, sizes, times",
-		Long: `Say what a checkpoint holds: GPUs, processes, sizes, times, and what has changed
+		Short: "Show what a checkpoint holds: GPUs, processes, sizes, times",
+		Long: `Show what a checkpoint holds: GPUs, processes, sizes, times, and what has changed
 since another one. Nothing is verified.
 
 ` + places,
@@ -147,14 +148,14 @@ func (a *inspectAnswer) words(out io.Writer) error {
 	if m != nil && len(m.Processes) > 0 {
 		row("Driver", "%s, CUDA %s", m.DriverVersion, m.CUDAVersion)
 		for _, g := range m.GPUs {
-			row(fmt.Sprintf("GPU %d", g.Index), "%s, %s, %s", g.Name, size(g.Memory), g.UUID)
+			row(fmt.Sprintf("GPU %d", g.Index), "%s, %s, %s", g.Name, units.BytesSize(float64(g.Memory)), g.UUID)
 		}
 		for _, p := range m.Processes {
 			where := "in CRIU's images"
 			if len(p.Areas) > 0 {
 				where = "in files of its own"
 			}
-			row(fmt.Sprintf("Process %d", p.PID), "%s, %s of GPU state %s, on %s", p.State, size(p.Bytes), where, strings.Join(p.GPUs, " "))
+			row(fmt.Sprintf("Process %d", p.PID), "%s, %s of GPU state %s, on %s", p.State, units.BytesSize(float64(p.Bytes)), where, strings.Join(p.GPUs, " "))
 		}
 	}
 	a.sizes(row)
@@ -162,15 +163,15 @@ func (a *inspectAnswer) words(out io.Writer) error {
 		for _, ph := range m.Phases {
 			moved := ""
 			if ph.Bytes > 0 {
-				moved = ", " + size(ph.Bytes)
+				moved = ", " + units.BytesSize(float64(ph.Bytes))
 			}
 			row("Step "+ph.Name, "%s%s", ph.Took.Round(time.Millisecond/10), moved)
 		}
 	}
 	if p := a.Previous; p != nil {
 		row("Since", "%s", p.Source)
-		row("  unchanged", "%d of %d layers of the checkpoint, %s of %s", p.SharedLayers, p.Layers, size(p.SharedBytes), size(p.Bytes))
-		row("  GPU state unchanged", "%d of %d layers, %s of %s", p.SharedGPULayers, p.GPULayers, size(p.SharedGPUBytes), size(p.GPUBytes))
+		row("  unchanged", "%d of %d layers of the checkpoint, %s of %s", p.SharedLayers, p.Layers, units.BytesSize(float64(p.SharedBytes)), units.BytesSize(float64(p.Bytes)))
+		row("  GPU state unchanged", "%d of %d layers, %s of %s", p.SharedGPULayers, p.GPULayers, units.BytesSize(float64(p.SharedGPUBytes)), units.BytesSize(float64(p.GPUBytes)))
 	}
 	return w.Flush()
 }
@@ -182,7 +183,7 @@ func (a *inspectAnswer) sizes(row func(string, string, ...any)) {
 		for _, f := range a.Files {
 			bytes += f.Bytes
 		}
-		row("CRIU's images", "%s in %d files", size(bytes), len(a.Files))
+		row("CRIU's images", "%s in %d files", units.BytesSize(float64(bytes)), len(a.Files))
 		return
 	}
 	count := make(map[string]int)
@@ -198,9 +199,9 @@ func (a *inspectAnswer) sizes(row func(string, string, ...any)) {
 				layers = "1 layer"
 			}
 			if kind.key == oci.LayerGPU && a.Image.LayerBytes > 0 {
-				layers += " of up to " + size(a.Image.LayerBytes)
+				layers += " of up to " + units.BytesSize(float64(a.Image.LayerBytes))
 			}
-			row(kind.name, "%s in %s", size(a.Image.Bytes(kind.key)), layers)
+			row(kind.name, "%s in %s", units.BytesSize(float64(a.Image.Bytes(kind.key))), layers)
 		}
 	}
 }

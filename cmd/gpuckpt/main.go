@@ -76,9 +76,9 @@ func rootCommand() *cobra.Command {
 		Short: "Checkpoint and restore GPU containers",
 		Long: `Checkpoint and restore GPU containers.
 
-A container that is to be checkpointed is run with containerd's runtime
-` + runtimeName + `, by any client. "gpuckpt doctor" checks whether this
-node can do it.`,
+Run a container with containerd's runtime ` + runtimeName + `,
+by any client, and it can be checkpointed. "gpuckpt doctor" checks whether this node
+can do it.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

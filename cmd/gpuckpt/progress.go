@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
@@ -101,27 +102,13 @@ func (p *progress) show(now images.Step) {
 // rate says how far a step is: bytes, rate, and the time left at that rate.
 func rate(s images.Step, took time.Duration) string {
 	rate := float64(s.Done) / max(took.Seconds(), 1e-3)
-	text := size(s.Done)
+	text := units.BytesSize(float64(s.Done))
 	if s.Total > 0 {
-		text += " of " + size(s.Total)
+		text += " of " + units.BytesSize(float64(s.Total))
 	}
-	text += fmt.Sprintf(", %s/s", size(uint64(rate)))
+	text += fmt.Sprintf(", %s/s", units.BytesSize(float64(rate)))
 	if s.Done < s.Total && rate > 0 {
 		text += fmt.Sprintf(", %s left", time.Duration(float64(s.Total-s.Done)/rate*float64(time.Second)).Round(time.Second))
 	}
 	return text
-}
-
-// size is a number of bytes in words.
-func size(bytes uint64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	v, i := float64(bytes), 0
-	for v >= 1024 && i < len(units)-1 {
-		v /= 1024
-		i++
-	}
-	if i == 0 {
-		return fmt.Sprintf("%d B", bytes)
-	}
-	return fmt.Sprintf("%.1f %s", v, units[i])
 }

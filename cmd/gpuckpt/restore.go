@@ -62,16 +62,15 @@ func restoreCommand() *cobra.Command {
 	var o restoreOptions
 	c := &cobra.Command{
 		Use:   "restore REF|DIR [flags] [-- ARG...]",
-		Short: "Resume a checkpoint in a new container",
-		Long: `Resume a checkpoint in a new container.
+		Short: "Restore a checkpoint in a new container",
+		Long: `Restore a checkpoint in a new container.
 
 REF is a checkpoint image in containerd. The container is made as "ctr run" makes it,
 with this project's runtime and the annotation ` + annotations.Restore + `=true, and its
-processes go on where they were. DIR is a dump ("ctr tasks checkpoint --image-path
+processes continue where they were. DIR is a dump ("ctr tasks checkpoint --image-path
 DIR"), which has no files of the container: they come from the image --base.
 
-What the container had from outside, it must be given again: GPUs, mounts, the host's
-network.`,
+Name again what the container had from outside: GPUs, mounts, the host's network.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			answer, err := o.run(cmd.Context(), args[0], args[1:])

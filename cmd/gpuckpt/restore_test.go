@@ -23,20 +23,16 @@ func TestParseMount(t *testing.T) {
 	}
 }
 
-func TestSizes(t *testing.T) {
-	for text, want := range map[string]uint64{"64MiB": 64 << 20, "1GiB": 1 << 30, "4096": 4096, "1KiB": 1024} {
-		if got, err := parseSize(text); err != nil || got != want {
-			t.Errorf("%s: got %d, %v", text, got, err)
+func TestLayerSize(t *testing.T) {
+	for text, want := range map[string]uint64{"64MiB": 64 << 20, "1GiB": 1 << 30, "1G": 1 << 30, "128mib": 128 << 20, "67108864": 64 << 20} {
+		got, err := (&buildFlags{compression: "none", layer: text}).options()
+		if err != nil || got.LayerBytes != want {
+			t.Errorf("%s: got %d, %v", text, got.LayerBytes, err)
 		}
 	}
-	for _, bad := range []string{"", "1TB", "-1", "99999999999999999999GiB", "18446744073709551615KiB"} {
-		if got, err := parseSize(bad); err == nil {
-			t.Errorf("%q was read as %d", bad, got)
-		}
-	}
-	for bytes, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 64 << 20: "64.0 MiB", 5 << 40: "5.0 TiB", 1 << 62: "4194304.0 TiB"} {
-		if got := size(bytes); got != want {
-			t.Errorf("%d: got %q, want %q", bytes, got, want)
+	for _, bad := range []string{"x", "1X", "-1", "99999999999999999999GiB", "18446744073709551615KiB", "65MiB"} {
+		if got, err := (&buildFlags{compression: "none", layer: bad}).options(); err == nil {
+			t.Errorf("%q was read as %d", bad, got.LayerBytes)
 		}
 	}
 }

@@ -18,8 +18,8 @@ func resumeCommand() *cobra.Command {
 	var gpus []string
 	c := &cobra.Command{
 		Use:   "resume CONTAINER",
-		Short: "Give a suspended container its GPUs back, or others",
-		Long: `Give a suspended container its GPUs back, or others.
+		Short: "Return a suspended container to its GPUs, or to others",
+		Long: `Return a suspended container to its GPUs, or to others.
 
 If they have too little memory free, the container stays suspended.`,
 		Args: cobra.ExactArgs(1),

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/convert"
@@ -44,7 +45,7 @@ type transferAnswer struct {
 func (a *transferAnswer) words(verb string) func(io.Writer) error {
 	return func(w io.Writer) error {
 		_, err := fmt.Fprintf(w, "%s@%s\n%s %s of %s, %s were there already; %.2f s\n",
-			a.Image, a.Digest, size(uint64(a.Moved)), verb, size(uint64(a.Bytes)), size(uint64(a.Reused)), a.Seconds)
+			a.Image, a.Digest, units.BytesSize(float64(a.Moved)), verb, units.BytesSize(float64(a.Bytes)), units.BytesSize(float64(a.Reused)), a.Seconds)
 		return err
 	}
 }
@@ -54,9 +55,9 @@ func pushCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "push REF [TARGET]",
 		Short: "Send an image to a registry",
-		Long: `Send an image to the registry that its name, or TARGET, names. Blobs that are there
-are not sent: those of the last checkpoint, and those that an interrupted push got
-across. The credentials are those of "docker login".`,
+		Long: `Send an image to the registry in its name, or in TARGET. Blobs that the registry has
+are not sent again: those of the last checkpoint, and those of an interrupted push.
+The credentials are those of "docker login".`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			answer, err := t.push(cmd.Context(), args[0], args[len(args)-1])
@@ -102,8 +103,8 @@ func pullCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pull REF",
 		Short: "Fetch an image from a registry into containerd and unpack it",
-		Long: `Fetch an image from a registry into containerd and unpack it. A pull that was
-interrupted is taken up where it was, for a day. The credentials are those of
+		Long: `Fetch an image from a registry into containerd and unpack it. For a day, a pull
+continues where an interrupted one ended. The credentials are those of
 "docker login".`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/docker/go-units"
 )
 
 // columns is the width of the output.
@@ -62,17 +64,12 @@ func parts(words []string) []string {
 	return parts
 }
 
-// size gives bytes in the unit that suits; nothing for none.
+// size returns bytes in the unit that suits; nothing for none.
 func size(bytes uint64) string {
-	switch {
-	case bytes == 0:
+	if bytes == 0 {
 		return ""
-	case bytes < 1<<20:
-		return fmt.Sprintf("%.1f KiB", float64(bytes)/(1<<10))
-	case bytes < 1<<30:
-		return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
 	}
-	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+	return units.BytesSize(float64(bytes))
 }
 
 // duration gives a time in milliseconds, or seconds from ten on.

@@ -48,9 +48,9 @@ func TestDraw(t *testing.T) {
 		{Name: "last", Start: 100 * time.Millisecond, Took: 200 * time.Millisecond, Bytes: 5 << 30},
 		{Name: "beyond", Start: 300 * time.Millisecond, Took: time.Hour},
 	}})
-	want := `    first                |==========                    |   100.0 ms    3.0 MiB
+	want := `    first                |==========                    |   100.0 ms       3MiB
     instant              |          =                   |     0.0 ms
-    last                 |          ====================|   200.0 ms    5.0 GiB
+    last                 |          ====================|   200.0 ms       5GiB
     beyond               |                             =|   3600.0 s
 `
 	if got != want {

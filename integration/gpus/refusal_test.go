@@ -51,7 +51,7 @@ func TestRefusedGPUs(t *testing.T) {
 		words       []string
 	}{
 		{"another model", "gpu1.name=Another GPU\n", []string{"Another GPU", "different models"}},
-		{"too little memory", "gpu1.memory_mib=16\n", []string{"16 MiB", uuid(1)}},
+		{"too little memory", "gpu1.memory_mib=16\n", []string{"16MiB", uuid(1)}},
 		{"partitioned", "gpu1.mig=1\n", []string{"MIG", "-mig 0", uuid(1)}},
 		{"virtual", "gpu1.vgpu=1\n", []string{"vGPU", uuid(1)}},
 	} {
@@ -77,7 +77,7 @@ func TestMemoryInUse(t *testing.T) {
 	shared.SoftwareGPU(t, "gpu1.memory_mib=100\n")
 	guest := start(t, harness.RunSpec{ID: harness.Name(t) + "-guest", GPUs: []int{1}}, "pattern", "--bytes", "60M")
 	guest.Expect(t, "verify", "bad=0")
-	refused(t, harness.RunSpec{GPUs: []int{1}}, dir, "MiB free", "the state of "+uuid(0)+" is ")
+	refused(t, harness.RunSpec{GPUs: []int{1}}, dir, "of memory free", "the state of "+uuid(0)+" needs ")
 	guest.MustRemove(t)
 	r := restored(t, result, harness.RunSpec{GPUs: []int{1}}, dir, k.Port)
 	r.Expect(t, "verify", "bad=0")

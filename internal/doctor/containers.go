@@ -16,21 +16,24 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// Container is a container that runs and uses GPUs.
+// Container is a running container that uses GPUs.
 type Container struct {
 	Namespace, ID string
 	PID           int
 	// Bytes of GPU memory in use, by the GPU's index.
 	Bytes map[int]uint64
-	// Shim is the executable of its shim; "" if it is not to be had.
+	// Shim is the executable of its shim, "" if it cannot be read.
 	Shim string
 }
 
-// CheckContainers looks at what a checkpoint of each GPU container would take.
+// CheckContainers checks whether there is room for a checkpoint of each GPU
+// container.
 func CheckContainers(ctx context.Context, n *Node, g GPUs, r Room) []Check {
 	a := area{name: "container"}
 	if n.Containerd == nil || g.SurveyErr != nil {
@@ -54,7 +57,7 @@ func (a *area) container(n *Node, c Container, r Room) {
 	var where []string
 	for _, index := range slices.Sorted(maps.Keys(c.Bytes)) {
 		bytes += c.Bytes[index]
-		where = append(where, fmt.Sprintf("%s on GPU %d", size(c.Bytes[index]), index))
+		where = append(where, fmt.Sprintf("%s on GPU %d", units.BytesSize(float64(c.Bytes[index])), index))
 	}
 	found := "has " + strings.Join(where, ", ")
 	if c.Shim != "" && !isShim(c.Shim) {
@@ -63,7 +66,7 @@ func (a *area) container(n *Node, c Container, r Room) {
 	}
 	var problems, fixes []string
 	short := func(of string, have uint64, fix string) {
-		problems = append(problems, fmt.Sprintf("a checkpoint needs %s of %s, and %s is free", size(bytes), of, size(have)))
+		problems = append(problems, fmt.Sprintf("a checkpoint needs %s of %s, and %s is free", units.BytesSize(float64(bytes)), of, units.BytesSize(float64(have))))
 		fixes = append(fixes, fix)
 	}
 	if n.StagingLimit > 0 && bytes > n.StagingLimit {
@@ -85,8 +88,8 @@ func (a *area) container(n *Node, c Container, r Room) {
 	a.add(Warning, name, found, strings.Join(problems, "; "), strings.Join(fixes, "\n"))
 }
 
-// containers are those of all namespaces that NVML counts GPU memory for. A
-// process belongs to the container in whose cgroup it is.
+// containers returns the containers of all namespaces for which NVML counts GPU
+// memory. A process belongs to the container in whose cgroup it is.
 func containers(ctx context.Context, d *Daemon, survey cuda.Survey) ([]Container, error) {
 	c, err := client.New(d.Address, client.WithTimeout(dialTimeout))
 	if err != nil {
@@ -111,7 +114,8 @@ func containers(ctx context.Context, d *Daemon, survey cuda.Survey) ([]Container
 			if len(k.Bytes) == 0 {
 				continue
 			}
-			k.Shim, _ = os.Readlink(fmt.Sprintf("/proc/%s/exe", parent(k.PID))) // "" if it has just ended
+			status, _ := proc.StatusOf(k.PID) // "" if it has just ended
+			k.Shim, _ = os.Readlink(fmt.Sprintf("/proc/%d/exe", status.Parent()))
 			found = append(found, k)
 		}
 	}
@@ -133,15 +137,4 @@ func used(pid int, survey cuda.Survey) map[int]uint64 {
 		}
 	}
 	return bytes
-}
-
-// parent is a process's parent, as text.
-func parent(pid int) string {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return ""
-	}
-	_, rest, _ := strings.Cut(string(status), "\nPPid:\t")
-	line, _, _ := strings.Cut(rest, "\n")
-	return line
 }

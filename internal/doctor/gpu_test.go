@@ -14,19 +14,17 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
-func is(b bool) *bool { return &b }
-
 func TestCheckDriver(t *testing.T) {
 	info := cuda.Info{DriverVersion: "580.1", CUDAVersion: "13.0"}
 	device := func(index int, change func(*cuda.Device)) cuda.Device {
-		d := cuda.Device{Index: index, UUID: fmt.Sprintf("GPU-%d", index), Name: "NVIDIA H200", Memory: 4 << 30, Free: 3 << 30, MIG: is(false), Persistence: is(true), Virtualization: "passthrough", ComputeMode: "default"}
+		d := cuda.Device{Index: index, UUID: fmt.Sprintf("GPU-%d", index), Name: "NVIDIA H200", Memory: 4 << 30, Free: 3 << 30, MIG: new(false), Persistence: new(true), Virtualization: "passthrough", ComputeMode: "default"}
 		if change != nil {
 			change(&d)
 		}
 		return d
 	}
 	surveyed := func(devices ...cuda.Device) cuda.Survey { return cuda.Survey{DriverVersion: "580.1", Devices: devices} }
-	mig := func(d *cuda.Device) { d.MIG = is(true) }
+	mig := func(d *cuda.Device) { d.MIG = new(true) }
 	for _, test := range []struct {
 		name  string
 		files map[string]string
@@ -34,7 +32,7 @@ func TestCheckDriver(t *testing.T) {
 		wants []want
 	}{
 		{"good", nil, GPUs{Info: info, Survey: surveyed(device(0, nil))},
-			[]want{{"driver", "version", OK, []string{"580.1, CUDA 13.0"}}, {"gpu", "0", OK, []string{"NVIDIA H200, GPU-0, 3.0 GiB of 4.0 GiB free"}}}},
+			[]want{{"driver", "version", OK, []string{"580.1, CUDA 13.0"}}, {"gpu", "0", OK, []string{"NVIDIA H200, GPU-0, 3GiB of 4GiB free"}}}},
 		{"nothing told", nil, GPUs{Info: info, Survey: surveyed(cuda.Device{})}, []want{{"gpu", "0", OK, nil}}},
 		{"no helper", nil, GPUs{InfoErr: errors.New("x"), SurveyErr: errors.New("x")}, []want{{"driver", "version", Failure, []string{"gpuckpt-cuda-helper", "make install"}}}},
 		{"helper is broken", nil, GPUs{Helper: "/h", InfoErr: cuda.ErrHelperGone, SurveyErr: cuda.ErrHelperGone}, []want{{"driver", "version", Failure, []string{"ldd /h"}}}},
@@ -54,7 +52,7 @@ func TestCheckDriver(t *testing.T) {
 		{"all with MIG", nil, GPUs{Info: info, Survey: surveyed(device(0, mig))}, []want{{"gpu", "0", Failure, []string{"MIG"}}}},
 		{"vGPU", nil, GPUs{Info: info, Survey: surveyed(device(0, func(d *cuda.Device) { d.Virtualization = "vgpu" }))}, []want{{"gpu", "0", Failure, []string{"vGPU", "pass-through"}}}},
 		{"prohibited", nil, GPUs{Info: info, Survey: surveyed(device(0, func(d *cuda.Device) { d.ComputeMode = "prohibited" }))}, []want{{"gpu", "0", Failure, []string{"--compute-mode=DEFAULT"}}}},
-		{"no persistence", nil, GPUs{Info: info, Survey: surveyed(device(0, func(d *cuda.Device) { d.Persistence = is(false) }))},
+		{"no persistence", nil, GPUs{Info: info, Survey: surveyed(device(0, func(d *cuda.Device) { d.Persistence = new(false) }))},
 			[]want{{"gpu", "0", OK, nil}, {"gpu", "0 persistence", Warning, []string{"nvidia-smi --id=0 --persistence-mode=1"}}}},
 	} {
 		t.Run(test.name, func(t *testing.T) { compare(t, CheckDriver(fake(t, test.files), test.gpus), test.wants) })
@@ -71,8 +69,8 @@ func TestContainer(t *testing.T) {
 		status Status
 		words  []string
 	}{
-		{"fits", Node{}, func(*Container, *Room) {}, OK, []string{"has 1.0 GiB on GPU 0, 3.0 GiB on GPU 1"}},
-		{"memory", Node{}, func(_ *Container, r *Room) { r.Memory = 1 << 30 }, Warning, []string{"needs 4.0 GiB of memory, and 1.0 GiB is free"}},
+		{"fits", Node{}, func(*Container, *Room) {}, OK, []string{"has 1GiB on GPU 0, 3GiB on GPU 1"}},
+		{"memory", Node{}, func(_ *Container, r *Room) { r.Memory = 1 << 30 }, Warning, []string{"needs 4GiB of memory, and 1GiB is free"}},
 		{"limit", Node{StagingLimit: 2 << 30}, func(*Container, *Room) {}, Warning, []string{"memory_limit"}},
 		{"temp", Node{}, func(_ *Container, r *Room) { r.TempFree = 0 }, Warning, []string{"room in /tmp", "TMPDIR"}},
 		{"root", Node{}, func(_ *Container, r *Room) { r.RootFree, r.TempFree = 1, 1 }, Warning, []string{"room in /tmp", "room in /var/lib/containerd"}},
@@ -113,7 +111,7 @@ func TestFacts(t *testing.T) {
 		}
 	}
 	node := OfNode(GPUs{Info: cuda.Info{CUDAVersion: "13.0"}, Survey: cuda.Survey{DriverVersion: "580.1", Devices: []cuda.Device{
-		{Name: "H200", Memory: 10, Free: 9}, {Name: "H100", Memory: 5, Free: 5}, {Name: "L4", Memory: 3, Free: 3, MIG: is(true)},
+		{Name: "H200", Memory: 10, Free: 9}, {Name: "H100", Memory: 5, Free: 5}, {Name: "L4", Memory: 3, Free: 3, MIG: new(true)},
 	}}}, Room{Memory: 100})
 	if want := (Facts{Schema: 1, Driver: "580.1", CUDA: "13.0", Count: 2, Models: []string{"H100", "H200"}, Memory: 15, Free: 14, HostFree: 100}); !reflect.DeepEqual(node, want) {
 		t.Errorf("got %+v, want %+v", node, want)
@@ -128,13 +126,13 @@ func TestMatch(t *testing.T) {
 		change func(need, have *Facts)
 		wants  []want
 	}{
-		{"fits", func(*Facts, *Facts) {}, []want{{"checkpoint", "GPUs", OK, []string{"needs 2 of 4"}}, {"checkpoint", "free GPU memory", OK, []string{"7.0 GiB of 30.0 GiB"}}}},
+		{"fits", func(*Facts, *Facts) {}, []want{{"checkpoint", "GPUs", OK, []string{"needs 2 of 4"}}, {"checkpoint", "free GPU memory", OK, []string{"7GiB of 30GiB"}}}},
 		{"schema", func(n, _ *Facts) { n.Schema = 2 }, []want{{"checkpoint", "schema", Failure, []string{"version 2"}}}},
 		{"driver", func(_, h *Facts) { h.Driver = "590.1" }, []want{{"checkpoint", "driver", Failure, []string{"580.1", "590.1"}}}},
 		{"count", func(n, _ *Facts) { n.Count = 5 }, []want{{"checkpoint", "GPUs", Failure, []string{"needs 5", "has 4"}}}},
 		{"model", func(_, h *Facts) { h.Models = []string{"H100"} }, []want{{"checkpoint", "model", Failure, []string{"H200", "H100"}}}},
-		{"memory", func(_, h *Facts) { h.Memory = 1 << 30 }, []want{{"checkpoint", "GPU memory", Failure, []string{"20.0 GiB", "1.0 GiB"}}}},
-		{"free", func(_, h *Facts) { h.Free = 1 << 30 }, []want{{"checkpoint", "free GPU memory", Failure, []string{"needs 7.0 GiB", "1.0 GiB is free"}}}},
+		{"memory", func(_, h *Facts) { h.Memory = 1 << 30 }, []want{{"checkpoint", "GPU memory", Failure, []string{"20GiB", "1GiB"}}}},
+		{"free", func(_, h *Facts) { h.Free = 1 << 30 }, []want{{"checkpoint", "free GPU memory", Failure, []string{"needs 7GiB", "1GiB is free"}}}},
 		{"host", func(_, h *Facts) { h.HostFree = 1 << 30 }, []want{{"checkpoint", "free memory", Warning, nil}}},
 		{"no GPU at all", func(_, h *Facts) { *h = Facts{Schema: 1} }, []want{{"checkpoint", "driver", Failure, []string{"none"}}, {"checkpoint", "GPUs", Failure, nil}, {"checkpoint", "model", Failure, nil}, {"checkpoint", "GPU memory", Failure, nil}}},
 		{"without GPUs", func(n, h *Facts) { *n, *h = Facts{Schema: 1}, Facts{Schema: 1} }, []want{{"checkpoint", "GPUs", OK, []string{"none needed"}}}},

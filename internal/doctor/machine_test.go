@@ -119,7 +119,7 @@ func TestCheckMemory(t *testing.T) {
 		files map[string]string
 		wants []want
 	}{
-		{"disk", "X=", nil, []want{{"memory", "free", OK, []string{"1.0 GiB"}}, {"memory", "images meanwhile", OK, []string{"/tmp, on a disk"}}}},
+		{"disk", "X=", nil, []want{{"memory", "free", OK, []string{"1GiB"}}, {"memory", "images meanwhile", OK, []string{"/tmp, on a disk"}}}},
 		{"tmpfs", "TMPDIR=/shm", nil, []want{{"memory", "images meanwhile", OK, []string{"/shm, on tmpfs"}}}},
 		{"no directory", "TMPDIR=/none", nil, []want{{"memory", "images meanwhile", Failure, []string{"TMPDIR"}}}},
 		{"no huge pages", "X=", map[string]string{shmemHuge: "always within_size advise never [deny] force\n"}, []want{{"memory", "huge pages", Warning, []string{"echo never >/sys/"}}}},

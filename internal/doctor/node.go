@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // Node is where the checks look. The zero value is this machine, with this
@@ -77,16 +79,14 @@ func Find(address string) (*Daemon, error) {
 		return nil, fmt.Errorf("ask who listens at %s: %w", address, perr)
 	}
 	d := &Daemon{Address: address, PID: int(peer.Pid), Program: fmt.Sprintf("/proc/%d/exe", peer.Pid), Config: defaultConfig}
-	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID))
-	if err != nil {
+	if d.Env, err = proc.Environment(d.PID); err != nil {
 		return nil, fmt.Errorf("read containerd's environment: %w", err)
 	}
-	d.Env = fields(environ)
-	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", d.PID))
+	args, err := proc.Arguments(d.PID)
 	if err != nil {
 		return nil, fmt.Errorf("read containerd's command line: %w", err)
 	}
-	if config := configFlag(fields(args)); config != "" {
+	if config := configFlag(args); config != "" {
 		d.Config = config
 	}
 	if !filepath.IsAbs(d.Config) {
@@ -99,15 +99,7 @@ func Find(address string) (*Daemon, error) {
 	return d, nil
 }
 
-// fields splits what the kernel ends with zero bytes.
-func fields(b []byte) (all []string) {
-	for f := range bytes.SplitSeq(bytes.TrimSuffix(b, []byte{0}), []byte{0}) {
-		all = append(all, string(f))
-	}
-	return all
-}
-
-// configFlag is the value of --config in containerd's command line.
+// configFlag returns the value of --config in containerd's command line.
 func configFlag(args []string) string {
 	for i, arg := range args {
 		name, value, joined := strings.Cut(arg, "=")
@@ -124,7 +116,7 @@ func configFlag(args []string) string {
 	return ""
 }
 
-// env is a variable of the environment that shims are started with.
+// env returns a variable of the environment that shims are started with.
 func (n *Node) env(name string) string {
 	if n.Env == nil {
 		return os.Getenv(name)
@@ -152,12 +144,12 @@ func (n *Node) Look(name string) (string, error) {
 	return "", fmt.Errorf("no %s in %s", name, n.env("PATH"))
 }
 
-// path is a path below the root.
+// path returns a path below the root.
 func (n *Node) path(elem ...string) string {
 	return filepath.Join(append([]string{"/", n.Root}, elem...)...)
 }
 
-// read gives a file's text without white space around it; "" if it cannot be
+// read returns a file's text without white space around it, "" if it cannot be
 // read.
 func (n *Node) read(elem ...string) string {
 	data, err := os.ReadFile(n.path(elem...))
@@ -167,13 +159,13 @@ func (n *Node) read(elem ...string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// exists says whether a path is there.
+// exists reports whether a path exists.
 func (n *Node) exists(elem ...string) bool {
 	_, err := os.Stat(n.path(elem...))
 	return err == nil
 }
 
-// runTimeout bounds each program that is asked.
+// runTimeout bounds each program that is run.
 const runTimeout = 30 * time.Second
 
 // Run runs a program in the environment of shims and returns its outputs. The error

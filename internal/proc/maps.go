@@ -5,6 +5,7 @@ package proc
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -23,18 +24,44 @@ type Mapping struct {
 }
 
 // Maps reads the memory map of a process, ascending. A map that is not in order,
-// or was not read to its end, is an error: nobody may act upon half of it.
-func Maps(pid int) ([]Mapping, error) {
-	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return nil, fmt.Errorf("read the memory map of process %d: %w", pid, err)
+// or was not read to its end, is an error: nobody may act upon half of it. The map of
+// a process that runs may change between two reads; Maps then begins anew.
+func Maps(pid int) (mappings []Mapping, err error) {
+	for range 10 {
+		if mappings, err = readMaps(pid); err == nil || Ended(err) {
+			break
+		}
 	}
-	defer file.Close()
-	mappings, err := ParseMaps(file)
 	if err != nil {
 		return nil, fmt.Errorf("read the memory map of process %d: %w", pid, err)
 	}
 	return mappings, nil
+}
+
+func readMaps(pid int) ([]Mapping, error) {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return ParseMaps(file)
+}
+
+// HasMapped reports whether a part of the path of a file that a process has mapped is
+// the text given. The process may run.
+func HasMapped(pid int, text string) (bool, error) {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		if bytes.Contains(lines.Bytes(), []byte(text)) {
+			return true, nil
+		}
+	}
+	return false, lines.Err()
 }
 
 // ParseMaps reads the text of a memory map. It refuses a line that is not as the

@@ -5,6 +5,7 @@ package proc
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -55,3 +56,17 @@ func (s Status) Process() int { return s.Number("Tgid") }
 
 // Parent returns the parent of the process.
 func (s Status) Parent() int { return s.Number("PPid") }
+
+// NSPID returns the number of the process, or of the thread, in its innermost pid
+// namespace.
+func (s Status) NSPID() (int, error) {
+	numbers := strings.Fields(s.Field("NSpid")) // one for each namespace, the innermost last
+	if len(numbers) == 0 {
+		return 0, errors.New("no line NSpid in the process's status")
+	}
+	pid, err := strconv.Atoi(numbers[len(numbers)-1])
+	if err != nil || pid <= 0 {
+		return 0, fmt.Errorf("no pid in %q", s.Field("NSpid"))
+	}
+	return pid, nil
+}

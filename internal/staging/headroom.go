@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // headroom is Headroom for this process's own cgroup.
@@ -31,7 +33,7 @@ func Headroom(cgroup string) uint64 {
 		cache = []string{"inactive_file", "active_file"}
 	}
 	if cgroup == "" {
-		cgroup = cgroupOf(controller)
+		cgroup, _ = proc.CgroupPath(os.Getpid(), controller)
 	}
 	room := uint64(math.MaxUint64)
 	// The limits of the cgroups above hold as well.
@@ -46,22 +48,6 @@ func Headroom(cgroup string) uint64 {
 		room = min(room, most-min(most, used))
 	}
 	return room
-}
-
-// cgroupOf is this process's cgroup in the hierarchy of a controller, "" for
-// version 2. See cgroups(7), "/proc/[pid]/cgroup".
-func cgroupOf(controller string) string {
-	data, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(data)) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) == 3 && slices.Contains(strings.Split(parts[1], ","), controller) {
-			return parts[2]
-		}
-	}
-	return ""
 }
 
 // readNumber reads a file that holds a number; "max" is none.

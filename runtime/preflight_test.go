@@ -4,7 +4,6 @@
 package runtime
 
 import (
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,10 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
-
-	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
 // family starts a shell that starts a child of its own, and gives the pids of
@@ -49,7 +44,7 @@ func family(t *testing.T) (parent, child int) {
 	return cmd.Process.Pid, child
 }
 
-func TestOutsiders(t *testing.T) {
+func TestExecedProcesses(t *testing.T) {
 	init, child := family(t)
 	other, grandchild := family(t)
 	const nobody = 1 << 30 // above every pid
@@ -66,7 +61,7 @@ func TestOutsiders(t *testing.T) {
 		{"with one that has ended", []int{init, nobody}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := outsiders(init, test.pids)
+			got, err := execedProcesses(init, test.pids)
 			if err != nil || !slices.Equal(got, test.want) {
 				t.Errorf("got %v, error %v; want %v", got, err, test.want)
 			}
@@ -93,14 +88,14 @@ func TestIsTemporary(t *testing.T) {
 
 // A directory of containerd's own that is gone means that nobody waits; one of
 // the user's need not be there yet.
-func TestAwaited(t *testing.T) {
+func TestClientWaits(t *testing.T) {
 	dir := t.TempDir()
 	for path, gone := range map[string]bool{
 		dir:                                      false,
 		filepath.Join(dir, "not-made-yet"):       false,
 		filepath.Join(dir, "ctrd-checkpoint123"): true,
 	} {
-		if err := awaited(path); (err != nil) != gone {
+		if err := clientWaits(path); (err != nil) != gone {
 			t.Errorf("%s: error %v", path, err)
 		}
 	}
@@ -121,22 +116,47 @@ func TestSizeOf(t *testing.T) {
 	}
 }
 
-// CRIU reads this shim's settings, which begin with the file that it would have read
-// without.
-func TestPointAtSettings(t *testing.T) {
+// A failed checkpoint leaves the directory for the images as it was found.
+func TestImageDir(t *testing.T) {
+	list := func(dir string) (names []string) {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return names
+	}
 	for _, test := range []struct {
-		given map[string]string
-		base  string
+		name string
+		had  []string // nil: there is no directory
+		left []string
 	}{
-		{nil, criu.RuncSettings},
-		{map[string]string{"a": "b"}, criu.RuncSettings},
-		{map[string]string{"org.criu.config": "/mine"}, "/mine"},
-		{map[string]string{"org.criu.config": ""}, ""},
+		{"none", nil, nil},
+		{"empty", []string{}, nil},
+		{"with something", []string{"notes.txt"}, []string{"inventory.img", "notes.txt"}},
 	} {
-		c, spec := &container{bundle: "/b"}, &specs.Spec{Annotations: maps.Clone(test.given)}
-		c.pointAtSettings(spec)
-		if c.criuBase != test.base || !maps.Equal(c.annotations, test.given) || spec.Annotations["org.criu.config"] != "/b/"+criu.SettingsName || spec.Annotations["a"] != test.given["a"] {
-			t.Errorf("%v: base %q, the container's %v, in the spec %v", test.given, c.criuBase, c.annotations, spec.Annotations)
+		d := &imageDir{path: filepath.Join(t.TempDir(), "images")}
+		if test.had != nil {
+			if err := os.Mkdir(d.path, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, name := range test.had {
+			writeFile(t, filepath.Join(d.path, name), "")
+		}
+		if err := d.prepare(); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"gpu-1-0", "inventory.img"} {
+			writeFile(t, filepath.Join(d.path, name), "")
+		}
+		if err := d.leave(); err != nil {
+			t.Error(err)
+		}
+		if got := list(d.path); !slices.Equal(got, test.left) {
+			t.Errorf("%s: left %q, want %q", test.name, got, test.left)
+		}
+		if _, err := os.Stat(d.path); os.IsNotExist(err) != (test.had == nil) {
+			t.Errorf("%s: the directory: %v", test.name, err)
 		}
 	}
 }

@@ -21,17 +21,17 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
-// Running a checkpoint image resumes it: a Create without a checkpoint looks
-// for one in the container's root file system. If there is one, and the node's
-// policy has nothing against it, the container is created from it, and Start
-// restores it as it does any other. The image's layers are only ever read, so a
-// container that ended resumes from the image when it is started again.
+// Running a checkpoint image restores it: a Create without a checkpoint looks for one
+// in the container's root file system. If there is one, and the node's policy has
+// nothing against it, the container is created from it, and Start restores it as any
+// other. The image's layers are only ever read, so a container that ended is restored
+// from the image again when it is started again.
 
-// resume makes the container one that is restored, and r a request for it, if
-// its image is a checkpoint and the policy allows it, and fits it. Else it does
-// nothing, and restore stays nil. A
-// container of another image costs an lstat for each layer.
-func (c *container) resume(ctx context.Context, r *taskAPI.CreateTaskRequest, spec *specs.Spec) error {
+// restoreFromImage makes the container one that is restored, and r a request for it,
+// and fits it, if its image is a checkpoint and the policy allows it. Else it does
+// nothing, and restore stays nil. A container of another image costs an lstat for each
+// layer.
+func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskRequest, spec *specs.Spec) error {
 	root := ""
 	if len(r.Rootfs) == 0 {
 		if spec.Root == nil {
@@ -80,7 +80,7 @@ func (c *container) resume(ctx context.Context, r *taskAPI.CreateTaskRequest, sp
 			c.restore.mounted = filepath.Join(r.Bundle, "rootfs")
 		}
 		r.Checkpoint = c.restore.dir
-		entry.Info("the image is a checkpoint and is resumed")
+		entry.Info("the image is a checkpoint and is restored")
 		return c.fit(ctx, spec) // while it can be read
 	})
 }
@@ -166,7 +166,7 @@ func (f rootfs) visit(ctx context.Context, do func(roots []string) error) error 
 	return nil
 }
 
-// open gives the checkpoint that a container is restored from; nil for one
+// open returns the checkpoint that a container is restored from; nil for one
 // without GPU state. It is read once.
 func (r *restoreState) open() (*images.Checkpoint, error) {
 	if r.checkpoint == nil {
@@ -185,7 +185,7 @@ func (r *restoreState) open() (*images.Checkpoint, error) {
 	return r.checkpoint, nil
 }
 
-// images is the directory in which CRIU's images can be read now.
+// images returns the directory in which CRIU's images can be read now.
 func (r *restoreState) images() string {
 	if r.checkpoint != nil && r.checkpoint.Dir != "" {
 		return r.checkpoint.Dir
@@ -193,9 +193,9 @@ func (r *restoreState) images() string {
 	return r.dir
 }
 
-// settle opens the checkpoint again where it lies now, if it was looked at by
+// reopen opens the checkpoint again where it lies now, if Create has looked at it by
 // way of a temporary mount.
-func (r *restoreState) settle() error {
+func (r *restoreState) reopen() error {
 	if r.mounted == "" {
 		return nil
 	}
@@ -204,8 +204,5 @@ func (r *restoreState) settle() error {
 		return err
 	}
 	r.checkpoint, r.mounted = found, ""
-	if len(found.Metadata.Processes) > 0 {
-		r.metadata = found.Metadata
-	}
 	return nil
 }

@@ -1,11 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package gpustate
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -65,9 +63,9 @@ func TestGPUTries(t *testing.T) {
 		{"not known", []cdi.Pair{pair("a", "b")}, 1, nil, "a=b"},
 		{"none", nil, 0, nil, "none"},
 	} {
-		r := &restoreState{metadata: &images.Metadata{Processes: []images.Process{{PID: 7, GPUs: test.uses}}}, gpus: gpuPlan{pairs: test.pairs, granted: test.granted}}
+		r := &Restoration{metadata: &images.Metadata{Processes: []images.Process{{PID: 7, GPUs: test.uses}}}, pairs: test.pairs, granted: test.granted}
 		var sets []string
-		for _, set := range r.gpuTries()[7] {
+		for _, set := range r.tries()[7] {
 			var words []string
 			for _, p := range set {
 				words = append(words, p.Old+"="+p.New)
@@ -79,29 +77,6 @@ func TestGPUTries(t *testing.T) {
 		}
 		if got := strings.Join(sets, "; "); got != test.want {
 			t.Errorf("%s: tries %q, want %q", test.name, got, test.want)
-		}
-	}
-}
-
-func TestReadToolkit(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "config.toml")
-	for _, test := range []struct {
-		text string
-		want cdi.Toolkit
-		bad  bool
-	}{
-		{"", cdi.Toolkit{Variable: true}, false},
-		{"disable-require = false\n[nvidia-container-cli]\nroot = \"/\"\n", cdi.Toolkit{Variable: true}, false},
-		{"accept-nvidia-visible-devices-envvar-when-unprivileged = false\naccept-nvidia-visible-devices-as-volume-mounts = true\n", cdi.Toolkit{Mounts: true}, false},
-		{"accept", cdi.Toolkit{}, true},
-	} {
-		if test.text != "" {
-			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got, err := readToolkit(path); got != test.want || (err != nil) != test.bad {
-			t.Errorf("%q: %+v, error %v; want %+v", test.text, got, err, test.want)
 		}
 	}
 }

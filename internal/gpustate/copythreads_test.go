@@ -1,19 +1,17 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package gpustate
 
 import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
+	"runtime"
 	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 func TestCPUQuota(t *testing.T) {
@@ -74,10 +72,10 @@ func pinnedProcess(t *testing.T) (pid int) {
 }
 
 func TestCopyThreads(t *testing.T) {
-	c := &container{pid: os.Getpid()}
-	all := c.processors()
-	if all < 1 || all > goruntime.NumCPU() {
-		t.Fatalf("%d processors of %d", all, goruntime.NumCPU())
+	pid := os.Getpid()
+	all := processors(pid)
+	if all < 1 || all > runtime.NumCPU() {
+		t.Fatalf("%d processors of %d", all, runtime.NumCPU())
 	}
 	pinned := pinnedProcess(t)
 	for _, test := range []struct {
@@ -85,16 +83,14 @@ func TestCopyThreads(t *testing.T) {
 		pids    []int
 		want    int
 	}{
-		{0, []int{c.pid}, 0},
-		{1, []int{c.pid}, 1},
-		{32, []int{c.pid}, min(32, all)},
-		{32, slices.Repeat([]int{c.pid}, all), 1},
-		{32, slices.Repeat([]int{c.pid}, 100*all), 1},
+		{0, []int{pid}, 0},
+		{1, []int{pid}, 1},
+		{32, []int{pid}, min(32, all)},
+		{32, slices.Repeat([]int{pid}, all), 1},
+		{32, slices.Repeat([]int{pid}, 100*all), 1},
 		{32, []int{pinned}, 1},
 	} {
-		node := config.Default()
-		node.Staging.CopyThreads = test.setting
-		if got := c.copyThreads(node, test.pids); got != test.want {
+		if got := copyThreads(test.setting, pid, test.pids); got != test.want {
 			t.Errorf("copy_threads = %d, %d processes: got %d, want %d", test.setting, len(test.pids), got, test.want)
 		}
 	}

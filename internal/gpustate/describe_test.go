@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package gpustate
 
 import (
 	"fmt"
@@ -86,8 +86,8 @@ func TestMetadataGPUs(t *testing.T) {
 		{"granted and gone", cdi.Request{Minors: []int{0, 5}}, cuda.Process{GPUs: []int{0}}, []string{uuidA}},
 		{"checkpointed by hand", cdi.Request{Minors: []int{0}}, cuda.Process{State: cuda.Checkpointed}, nil},
 	} {
-		g := &gpuState{info: info, request: test.request, procs: []cuda.Process{test.proc}}
-		m, err := g.metadata(time.Now())
+		s := &State{opts: Options{Request: test.request}, locked: locked{info: info, procs: []cuda.Process{test.proc}}}
+		m, err := s.Describe(time.Now())
 		if err != nil {
 			t.Errorf("%s: %v", test.name, err)
 			continue
@@ -100,8 +100,8 @@ func TestMetadataGPUs(t *testing.T) {
 			t.Errorf("%s: process %v, checkpoint %v; want %v", test.name, m.Processes[0].GPUs, all, test.want)
 		}
 	}
-	g := &gpuState{info: info, procs: []cuda.Process{{GPUs: []int{4}}}}
-	if _, err := g.metadata(time.Now()); err == nil {
+	s := &State{locked: locked{info: info, procs: []cuda.Process{{GPUs: []int{4}}}}}
+	if _, err := s.Describe(time.Now()); err == nil {
 		t.Error("a GPU that the driver does not list: no error")
 	}
 }

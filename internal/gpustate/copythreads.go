@@ -1,14 +1,14 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package gpustate
 
 import (
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
+	"runtime"
 	"slices"
 
 	"github.com/containerd/cgroups/v3"
@@ -17,47 +17,46 @@ import (
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // Left alone the driver copies GPU state on one thread of each process, at a
-// fraction of the bus's speed. A steer.Session has others of the process share in
-// that, during a checkpoint (steer.Target) and before a restore (quicken, calm).
+// fraction of the bus's speed. Copy threads in the process share its copies: during
+// a Save (steer.Target) and for a Restore (startCopyThreads).
 
-// copyThreads is how many threads are to copy in each of these processes. What the
-// container, or one of them, may not use of the machine's processors they would only
-// take from each other.
-func (c *container) copyThreads(node config.Node, pids []int) int {
-	n := node.Staging.CopyThreads
-	if n == 0 {
+// copyThreads returns how many threads are to copy in each of the processes; the
+// setting is the most. Threads beyond the processors that the container or one of
+// the processes may use would only take these from each other. init is the
+// container's first process.
+func copyThreads(setting, init int, pids []int) int {
+	if setting == 0 {
 		return 0
 	}
-	n = min(n, c.processors()/max(1, len(pids)))
+	n := min(setting, processors(init)/max(1, len(pids)))
 	for _, pid := range pids {
 		n = min(n, runsOn(pid))
 	}
 	return max(1, n)
 }
 
-// runsOn is how many processors a process may run on, and so the threads that it
-// makes.
+// runsOn returns how many processors a process may run on, and so the threads that
+// it makes.
 func runsOn(pid int) int {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(pid, &set); err != nil {
-		return goruntime.NumCPU()
+		return runtime.NumCPU()
 	}
 	return set.Count()
 }
 
-// processors is how many the container's first process may use: those it may run
-// on, or what its cgroup's quota comes to.
-func (c *container) processors() int {
-	n := runsOn(c.pid)
+// processors returns how many processors a process may use: those it may run on, or
+// what its cgroup's quota comes to.
+func processors(pid int) int {
+	n := runsOn(pid)
 	root, dir := "/sys/fs/cgroup", ""
 	if cgroups.Mode() == cgroups.Unified {
-		dir, _ = cgroup2.PidGroupPath(c.pid)
-	} else if paths, err := cgroup1.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", c.pid)); err == nil {
+		dir, _ = cgroup2.PidGroupPath(pid)
+	} else if paths, err := cgroup1.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err == nil {
 		root, dir = filepath.Join(root, "cpu"), paths["cpu"]
 	}
 	if quota := cpuQuota(root, dir); quota > 0 {
@@ -66,7 +65,7 @@ func (c *container) processors() int {
 	return n
 }
 
-// cpuQuota gives the processors that the quotas of a cgroup and of those above it,
+// cpuQuota returns the processors that the quotas of a cgroup and of those above it,
 // up to root, come to, of either version; 0 if there are none.
 func cpuQuota(root, dir string) (least float64) {
 	for ; dir != "" && dir != "/" && dir != "."; dir = filepath.Dir(dir) {
@@ -85,28 +84,28 @@ func cpuQuota(root, dir string) (least float64) {
 	return least
 }
 
-// quicken has the driver copy faster from the areas that were mapped. Where it
-// cannot be done it copies as it does.
-func quicken(ctx context.Context, tracer *steer.Session, mappings []steer.Mapping, copiers int) error {
-	if copiers < 2 {
-		return nil // alone it reads faster than our code (measured, H200): 1.9 s for 16 GiB, not 2.4
+// startCopyThreads has the driver copy faster from the areas that were mapped. A
+// driver that cannot be helped copies as it always does.
+func startCopyThreads(ctx context.Context, tracer *steer.Session, mappings []steer.Mapping, threads int) error {
+	if threads < 2 {
+		return nil // alone the driver reads faster than our code (measured, H200): 1.9 s for 16 GiB, not 2.4 s
 	}
-	var threads []steer.Thread
+	var drivers []steer.Thread
 	for _, m := range mappings {
-		if t := (steer.Thread{PID: m.PID, TID: m.TID}); !slices.Contains(threads, t) {
-			threads = append(threads, t)
+		if t := (steer.Thread{PID: m.PID, TID: m.TID}); !slices.Contains(drivers, t) {
+			drivers = append(drivers, t)
 		}
 	}
-	notes, err := tracer.StartCopyThreads(threads, copiers)
+	notes, err := tracer.StartCopyThreads(drivers, threads)
 	for _, n := range notes {
 		log.G(ctx).Info(n)
 	}
 	return err
 }
 
-// calm undoes quicken. An error is for the log: the processes are right as they
-// are.
-func calm(ctx context.Context, tracer *steer.Session) {
+// stopCopyThreads undoes startCopyThreads. An error is for the log: the processes
+// are right as they are.
+func stopCopyThreads(ctx context.Context, tracer *steer.Session) {
 	notes, err := tracer.StopCopyThreads()
 	for _, n := range notes {
 		log.G(ctx).Info(n)

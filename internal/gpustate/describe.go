@@ -1,0 +1,79 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustate
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// RefuseUnlocked refuses CUDA processes among the container's that are not locked:
+// a program that called cuInit between the lock and the freeze.
+func (s *State) RefuseUnlocked() error {
+	may, err := s.Candidates()
+	if err != nil {
+		return err
+	}
+	for _, pid := range may {
+		if slices.ContainsFunc(s.procs, func(p cuda.Process) bool { return p.PID.Host == pid }) {
+			continue
+		}
+		devices, err := cuda.HoldsDevice(pid)
+		if err != nil {
+			return err
+		}
+		if devices {
+			return fmt.Errorf("process %s has files of a GPU open and was not locked: it began to use CUDA while the container was being paused (resume it and try again), or it was forked by a process that uses CUDA and can do nothing with these files but keep CRIU from dumping it (end it, or start such processes before CUDA is used): %w",
+				proc.Describe(pid), errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
+
+// Describe returns the metadata of the locked processes and their GPUs, for a
+// checkpoint that began then. Sizes, areas and phases are not known yet, see
+// Writer.Describe.
+//
+// A process's GPUs are all that it could open, used or not, and also those that
+// CUDA_VISIBLE_DEVICES hid from it: the driver wants a place for each (measured,
+// driver 580). A process that somebody has checkpointed by hand is left to them.
+func (s *State) Describe(began time.Time) (*images.Metadata, error) {
+	m := &images.Metadata{
+		SchemaVersion: images.SchemaVersion,
+		Created:       began.UTC(),
+		DriverVersion: s.info.DriverVersion,
+		CUDAVersion:   s.info.CUDAVersion,
+	}
+	used := make(map[string]bool)
+	for _, p := range s.procs {
+		q := images.Process{PID: p.PID.NS, State: p.State.String(), RestoreThread: p.RestoreThread.NS}
+		for _, minor := range p.GPUs {
+			if !slices.ContainsFunc(s.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
+				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID.Host, minor, errdefs.ErrFailedPrecondition)
+			}
+		}
+		for _, d := range s.info.GPUs {
+			granted := p.State != cuda.Checkpointed && d.Minor >= 0 && s.opts.Request.Grants(cdi.GPU{Minor: d.Minor})
+			if granted || slices.Contains(p.GPUs, d.Minor) {
+				q.GPUs = append(q.GPUs, d.UUID)
+				used[d.UUID] = true
+			}
+		}
+		m.Processes = append(m.Processes, q)
+	}
+	for _, d := range s.info.GPUs {
+		if used[d.UUID] {
+			m.GPUs = append(m.GPUs, images.GPU{UUID: d.UUID, Name: d.Name, Memory: d.Memory, Index: d.Index})
+		}
+	}
+	return m, nil
+}

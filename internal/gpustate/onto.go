@@ -1,0 +1,268 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// Move is what a container gets and loses that resumes on other GPUs.
+type Move struct {
+	Had []cuda.GPU // what the processes had open when they were locked
+	// Grant are GPUs that the container has no access to and needs for the resume.
+	// Revoke are those in whose place they come.
+	Grant, Revoke []cuda.GPU
+}
+
+// ChooseGPUs decides on which GPUs RestoreInPlace restores: those named, UUIDs or
+// CUDA's indices, one for each that the processes had and in their order; nil for
+// the same as before. It checks that they can take the state before the driver is
+// asked: a restore that fails for want of memory can spoil the process for later
+// ones (NVIDIA/cuda-checkpoint#44). On an error nothing is chosen.
+func (s *State) ChooseGPUs(ctx context.Context, names []string) (Move, error) {
+	s.onto = nil
+	if err := s.require("choose GPUs", Saved, Spilled); err != nil {
+		return Move{}, err
+	}
+	had := s.had()
+	move, onto := Move{Had: had}, had
+	if names != nil {
+		all, err := s.allGPUs(ctx)
+		if err != nil {
+			return Move{}, err
+		}
+		if onto, err = namedGPUs(all, names); err != nil {
+			return Move{}, err
+		}
+		if len(onto) != len(had) {
+			return Move{}, fmt.Errorf("the container had %d GPUs, %s: name as many, not %d: %w", len(had), listGPUs(had), len(onto), errdefs.ErrInvalidArgument)
+		}
+	}
+	if err := s.checkOnto(ctx, had, onto); err != nil {
+		return Move{}, err
+	}
+	if slices.Equal(uuidsOf(had), uuidsOf(onto)) {
+		return move, nil
+	}
+	// A helper in the container's namespaces is not asked what the container has: its
+	// cgroup keeps it from no GPU, and NVIDIA's library makes the nodes that it misses.
+	seen := s.seen()
+	s.onto = pairAll(had, onto, seen)
+	if move.Grant = without(onto, seen); move.Grant != nil { // else it keeps what it has
+		move.Revoke = without(had, onto)
+	}
+	return move, nil
+}
+
+// had returns the GPUs that the processes had open when they were locked, in CUDA's
+// order.
+func (s *State) had() (had []cuda.GPU) {
+	for _, d := range s.info.GPUs {
+		if slices.ContainsFunc(s.procs, func(p cuda.Process) bool { return slices.Contains(p.GPUs, d.Minor) }) {
+			had = append(had, d)
+		}
+	}
+	return had
+}
+
+// seen returns the GPUs that the processes could open, used or not.
+func (s *State) seen() (seen []cuda.GPU) {
+	had := uuidsOf(s.had())
+	for _, d := range s.info.GPUs {
+		if s.opts.Request.Grants(cdi.GPU{Minor: d.Minor}) || slices.Contains(had, d.UUID) {
+			seen = append(seen, d)
+		}
+	}
+	return seen
+}
+
+// allGPUs lists the GPUs of the node, also those that the helper so far was not
+// to bring up.
+func (s *State) allGPUs(ctx context.Context) ([]cuda.GPU, error) {
+	if s.opts.Visible != nil {
+		s.helpers.close()
+		s.opts.Visible = nil
+	}
+	helper, err := s.helper(ctx)
+	if err != nil {
+		return nil, err
+	}
+	info, err := helper.Info(ctx)
+	return info.GPUs, err
+}
+
+func uuidsOf(gpus []cuda.GPU) (uuids []string) {
+	for _, d := range gpus {
+		uuids = append(uuids, d.UUID)
+	}
+	return uuids
+}
+
+// without returns the GPUs that are not among the others.
+func without(gpus, others []cuda.GPU) (left []cuda.GPU) {
+	out := uuidsOf(others)
+	for _, d := range gpus {
+		if !slices.Contains(out, d.UUID) {
+			left = append(left, d)
+		}
+	}
+	return left
+}
+
+// pairAll leads from the GPUs that a container had open to others, and from
+// those that it only saw to what is left of these: the driver wants a pair for
+// each that was seen (docs/gpus.md).
+func pairAll(had, onto, seen []cuda.GPU) (pairs []cdi.Pair) {
+	for i := range had {
+		pairs = append(pairs, cdi.Pair{Old: gpuOf(had[i]), New: gpuOf(onto[i])})
+	}
+	left := without(seen, onto) // at least as many as are unused
+	for i, d := range without(seen, had) {
+		pairs = append(pairs, cdi.Pair{Old: gpuOf(d), New: gpuOf(left[i])})
+	}
+	return pairs
+}
+
+// namedGPUs finds GPUs by UUID or by CUDA's index, each once.
+func namedGPUs(all []cuda.GPU, names []string) (found []cuda.GPU, err error) {
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(d cuda.GPU) bool { return d.UUID == name || strconv.Itoa(d.Index) == name })
+		if i < 0 {
+			return nil, fmt.Errorf("this node has no GPU %s; it has %s: %w", name, listGPUs(all), errdefs.ErrNotFound)
+		}
+		if slices.Contains(uuidsOf(found), all[i].UUID) {
+			return nil, fmt.Errorf("GPU %s is named twice: %w", name, errdefs.ErrInvalidArgument)
+		}
+		found = append(found, all[i])
+	}
+	return found, nil
+}
+
+// listGPUs names GPUs for a person: "0 (GPU-…), 1 (GPU-…)".
+func listGPUs(gpus []cuda.GPU) string {
+	var names []string
+	for _, d := range gpus {
+		names = append(names, fmt.Sprintf("%d (%s)", d.Index, d.UUID))
+	}
+	if names == nil {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+// checkOnto refuses GPUs that cannot take the state of those that the container had,
+// in their order: of another model, or without room.
+func (s *State) checkOnto(ctx context.Context, had, onto []cuda.GPU) error {
+	helper, err := s.helper(ctx)
+	if err != nil {
+		return err
+	}
+	need, decided := s.requirement(had, onto)
+	_, err = cdi.PairWhenFree(ctx, need, decided, func(ctx context.Context) ([]cdi.GPU, error) {
+		survey, err := helper.Survey(ctx)
+		if err != nil {
+			log.G(ctx).WithError(err).Warn("whether the GPUs have room is not known")
+		}
+		return surveyed(onto, survey), nil
+	})
+	if errors.Is(err, cdi.ErrPairs) {
+		return fmt.Errorf("%w: the container stays suspended; resume it again afterwards: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return err
+}
+
+// requirement returns what the state needs of the GPUs it is to go to, and, in the
+// form of cdi.PairsAnnotation, which goes where.
+func (s *State) requirement(had, onto []cuda.GPU) (need cdi.Requirement, decided string) {
+	var pairs []string
+	for i, d := range had {
+		bytes := s.use.byGPU[d.UUID]
+		if bytes == 0 && len(had) == 1 {
+			bytes = bytesOf(s.areas) // NVML does not tell everywhere
+		}
+		need.GPUs = append(need.GPUs, gpuOf(d))
+		need.Processes = append(need.Processes, cdi.ProcessUse{GPUs: []string{d.UUID}, Bytes: bytes})
+		pairs = append(pairs, d.UUID+"="+onto[i].UUID)
+	}
+	return need, strings.Join(pairs, ",")
+}
+
+// surveyed returns GPUs with what NVML says of their memory; it may say nothing.
+func surveyed(gpus []cuda.GPU, survey cuda.Survey) (all []cdi.GPU) {
+	for _, d := range gpus {
+		gpu := gpuOf(d)
+		gpu.Free = 0
+		if at := slices.IndexFunc(survey.Devices, func(v cuda.Device) bool { return v.UUID == d.UUID }); at >= 0 && survey.Devices[at].Memory > 0 {
+			var users []string
+			for _, u := range survey.Devices[at].Users {
+				users = append(users, fmt.Sprintf("process %s has %s", proc.Describe(u.PID), size(u.Bytes)))
+			}
+			gpu.Free, gpu.Users = survey.Devices[at].Free, strings.Join(users, ", ")
+		}
+		all = append(all, gpu)
+	}
+	return all
+}
+
+// driverRestore has the driver give the GPU state back: to the GPUs it came from, or
+// to those of ChooseGPUs. For the latter only a helper inside the container's
+// namespaces can ask.
+func (s *State) driverRestore(ctx context.Context, helper *cuda.Helper) error {
+	procs := s.procs.Living()
+	if s.onto == nil {
+		return procs.Restore(ctx, helper, nil)
+	}
+	inside, err := s.startHelper(ctx, cuda.Options{Join: s.target.Init()})
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	moved, err := procs.RestoreRemapped(ctx, inside, s.ontoTries())
+	if err != nil && len(moved) > 0 {
+		return fmt.Errorf("%d of %d processes belong to the new GPUs now, so resume the container on these again: %w", len(moved), len(procs), err)
+	}
+	return err
+}
+
+// ontoTries returns the sets of pairs to restore each process with, by its pid in the
+// container: all, as the driver was measured to want them; those of the GPUs that it
+// had open; those whose memory it had; then the same for a process that an earlier try
+// has moved already.
+func (s *State) ontoTries() map[int][][]cuda.Pair {
+	tries := make(map[int][][]cuda.Pair)
+	for _, p := range s.procs {
+		open, used := []string{}, []string{}
+		for _, d := range s.info.GPUs {
+			if slices.Contains(p.GPUs, d.Minor) {
+				open = append(open, d.UUID)
+				if s.use.byGPU[d.UUID] > 0 {
+					used = append(used, d.UUID)
+				}
+			}
+		}
+		var sets, moved [][]cuda.Pair
+		for _, subset := range cdi.Subsets(s.onto, nil, open, used) {
+			set := cudaPairs(subset)
+			stay := slices.Clone(set)
+			for i := range stay {
+				stay[i].Old = stay[i].New
+			}
+			sets, moved = append(sets, set), append(moved, stay)
+		}
+		tries[p.PID.NS] = append(sets, moved...)
+	}
+	return tries
+}

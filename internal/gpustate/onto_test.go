@@ -1,0 +1,118 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustate
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+func TestNamedGPUs(t *testing.T) {
+	all := []cuda.GPU{{UUID: "GPU-a", Index: 0}, {UUID: "GPU-b", Index: 1}}
+	for _, test := range []struct {
+		names []string
+		want  []cuda.GPU // nil: refused
+	}{
+		{[]string{"1"}, all[1:]},
+		{[]string{"GPU-b", "0"}, []cuda.GPU{all[1], all[0]}},
+		{[]string{"GPU-a", "0"}, nil},
+		{[]string{"2"}, nil},
+		{[]string{"GPU"}, nil},
+	} {
+		got, err := namedGPUs(all, test.names)
+		if (err != nil) != (test.want == nil) || !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%q: got %v, error %v; want %v", test.names, got, err, test.want)
+		}
+	}
+}
+
+func TestRoomOnto(t *testing.T) {
+	a, b := cuda.GPU{UUID: "GPU-a", Name: "H", Index: 0, Memory: 100 << 20}, cuda.GPU{UUID: "GPU-b", Name: "H", Index: 1, Memory: 100 << 20}
+	silent, none, other := b, b, b
+	silent.UUID, none.UUID, other.Name = "GPU-silent", "GPU-none", "T"
+	survey := cuda.Survey{Devices: []cuda.Device{
+		{UUID: "GPU-a", Memory: 100 << 20, Free: 10 << 20, Users: []cuda.DeviceUse{{PID: 1 << 30, Bytes: 90 << 20}}},
+		{UUID: "GPU-b", Memory: 100 << 20, Free: 60 << 20},
+		{UUID: "GPU-silent"},
+	}}
+	both := map[string]uint64{"GPU-a": 50 << 20, "GPU-b": 5 << 20}
+	const user = "process 1073741824 has 90MiB"
+	for _, test := range []struct {
+		name      string
+		use       map[string]uint64
+		area      uint64
+		had, onto []cuda.GPU
+		err       string
+	}{
+		{"no room", both, 0, []cuda.GPU{a}, []cuda.GPU{a}, user},
+		{"room on another", both, 0, []cuda.GPU{a}, []cuda.GPU{b}, ""},
+		{"swapped", both, 0, []cuda.GPU{a, b}, []cuda.GPU{b, a}, ""},
+		{"as they were", both, 0, []cuda.GPU{a, b}, []cuda.GPU{a, b}, user},
+		{"NVML told no use", nil, 20 << 20, []cuda.GPU{a}, []cuda.GPU{a}, user},
+		{"NVML told no use of several", nil, 20 << 20, []cuda.GPU{a, b}, []cuda.GPU{a, b}, ""},
+		{"NVML tells no memory", both, 0, []cuda.GPU{a}, []cuda.GPU{silent}, ""},
+		{"NVML does not list it", both, 0, []cuda.GPU{a}, []cuda.GPU{none}, ""},
+		{"another model", both, 0, []cuda.GPU{a}, []cuda.GPU{other}, "models"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := &State{locked: locked{use: usage{byGPU: test.use}, areas: []Area{{Area: images.Area{Bytes: test.area}}}}}
+			need, decided := s.requirement(test.had, test.onto)
+			pairs, err := cdi.Pairs(need, surveyed(test.onto, survey), decided)
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Fatalf("error %v, want one that says %q", err, test.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, p := range pairs {
+				if p.Old.UUID != test.had[i].UUID || p.New.UUID != test.onto[i].UUID {
+					t.Errorf("%v goes to %v", p.Old, p.New)
+				}
+			}
+		})
+	}
+}
+
+func TestSuspendedTries(t *testing.T) {
+	pair := func(o, n string) cuda.Pair { return cuda.Pair{Old: o, New: n} }
+	s := &State{onto: []cdi.Pair{{Old: cdi.GPU{UUID: "a"}, New: cdi.GPU{UUID: "b"}}, {Old: cdi.GPU{UUID: "b"}, New: cdi.GPU{UUID: "a"}}}, locked: locked{
+		info:  cuda.Info{GPUs: []cuda.GPU{{UUID: "a", Minor: 0}, {UUID: "b", Minor: 1}}},
+		procs: cuda.Group{{PID: cuda.PID{NS: 1}, GPUs: []int{0}}, {PID: cuda.PID{NS: 7}, GPUs: []int{0, 1}}},
+		use:   usage{byGPU: map[string]uint64{"b": 1}},
+	}}
+	want := map[int][][]cuda.Pair{
+		1: {{pair("a", "b"), pair("b", "a")}, {pair("a", "b")}, {pair("b", "b"), pair("a", "a")}, {pair("b", "b")}},
+		7: {{pair("a", "b"), pair("b", "a")}, {pair("b", "a")}, {pair("b", "b"), pair("a", "a")}, {pair("a", "a")}},
+	}
+	if got := s.ontoTries(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// What a container only saw gets a place as well.
+func TestPairAll(t *testing.T) {
+	a, b, c := cuda.GPU{UUID: "a"}, cuda.GPU{UUID: "b"}, cuda.GPU{UUID: "c"}
+	for _, test := range []struct {
+		had, onto, seen []cuda.GPU
+		want            string
+	}{
+		{[]cuda.GPU{a}, []cuda.GPU{b}, []cuda.GPU{a}, "[{a b}]"},
+		{[]cuda.GPU{a}, []cuda.GPU{b}, []cuda.GPU{a, b}, "[{a b} {b a}]"},
+		{[]cuda.GPU{a}, []cuda.GPU{c}, []cuda.GPU{a, b}, "[{a c} {b a}]"},
+		{[]cuda.GPU{a, b}, []cuda.GPU{b, a}, []cuda.GPU{a, b}, "[{a b} {b a}]"},
+	} {
+		if got := fmt.Sprint(cudaPairs(pairAll(test.had, test.onto, test.seen))); got != test.want {
+			t.Errorf("%v to %v: got %s, want %s", test.had, test.onto, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,162 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// pair decides where the checkpoint's GPUs go, or refuses. info is what the helper
+// has said early of this node's GPUs. NVML's word is enough to agree; before
+// anything is refused CUDA is asked.
+func (r *Restoration) pair(ctx context.Context, helper *cuda.Helper, info cuda.Info, m *images.Metadata, wanted string) error {
+	request := r.s.opts.Request
+	switch {
+	case request.MPS != "":
+		return refused(fmt.Errorf("%w: the container is to share a GPU by MPS (%s), which NVIDIA's driver cannot restore to", cdi.ErrPairs, request.MPS))
+	case request.MIG != "":
+		return refused(fmt.Errorf("%w: the container is to get an instance of a partitioned GPU (MIG; %s), and NVIDIA's driver restores to whole GPUs only", cdi.ErrPairs, request.MIG))
+	}
+	early := true
+	pairs, err := cdi.PairWhenFree(ctx, requirementOf(m), wanted, func(ctx context.Context) ([]cdi.GPU, error) {
+		if !early {
+			var err error
+			if info, err = helper.InfoNow(ctx); err != nil {
+				return nil, err
+			}
+		}
+		early = false
+		granted := grantedGPUs(request, info)
+		r.granted = len(granted)
+		return granted, nil
+	})
+	if errors.Is(err, cdi.ErrPairs) {
+		return refused(fmt.Errorf("%w (it asks for %v)", err, request))
+	}
+	if err != nil {
+		return err
+	}
+	r.pairs = pairs
+	for _, p := range pairs {
+		log.G(ctx).WithFields(log.Fields{"from": p.Old.UUID, "to": p.New.UUID}).Info("GPU of the checkpoint")
+	}
+	return nil
+}
+
+// refused adds the code of an error that the user must change something for.
+func refused(err error) error { return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) }
+
+// gpuOf returns a GPU of this node as cdi describes it.
+func gpuOf(g cuda.GPU) cdi.GPU {
+	return cdi.GPU{
+		UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index, Minor: g.Minor,
+		PCIBusID: g.PCIBusID, Free: g.Free, VGPU: g.VGPU,
+	}
+}
+
+// cudaPairs returns pairs as the driver takes them.
+func cudaPairs(pairs []cdi.Pair) (all []cuda.Pair) {
+	for _, p := range pairs {
+		all = append(all, cuda.Pair{Old: p.Old.UUID, New: p.New.UUID})
+	}
+	return all
+}
+
+// grantedGPUs returns those of this node's GPUs that a spec grants.
+func grantedGPUs(request cdi.Request, info cuda.Info) []cdi.GPU {
+	var granted []cdi.GPU
+	add := func(g cuda.GPU, mig bool) {
+		gpu := gpuOf(g)
+		gpu.MIG = mig
+		twice := slices.ContainsFunc(granted, func(have cdi.GPU) bool { return have.Minor == g.Minor })
+		if request.Grants(gpu) && !twice {
+			granted = append(granted, gpu)
+		}
+	}
+	for _, g := range info.Partitioned {
+		add(g, true)
+	}
+	for _, g := range info.GPUs {
+		add(g, false)
+	}
+	return granted
+}
+
+// requirementOf returns what a checkpoint needs. The state of a process is known for
+// sure only where it is in files: Bytes has what else the driver maps as well.
+func requirementOf(m *images.Metadata) cdi.Requirement {
+	var need cdi.Requirement
+	for _, g := range m.GPUs {
+		need.GPUs = append(need.GPUs, cdi.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index})
+	}
+	for _, p := range m.Processes {
+		use := cdi.ProcessUse{GPUs: p.GPUs}
+		for _, a := range p.Areas {
+			use.Bytes += a.Bytes
+		}
+		need.Processes = append(need.Processes, use)
+	}
+	return need
+}
+
+// same reports whether the container has the checkpoint's GPUs, and no others.
+func (r *Restoration) same() bool { return cdi.IsIdentity(r.pairs) && r.granted == len(r.pairs) }
+
+// onto has the driver restore the processes onto the GPUs of the pairs. The helper
+// at hand can ask for it if all return to the GPUs that they had; only a helper
+// inside the container's namespaces can ask for others.
+func (r *Restoration) onto(ctx context.Context, helper *cuda.Helper) error {
+	s := r.s
+	if r.same() {
+		if err := s.procs.Restore(ctx, helper, nil); !cuda.IsDeviceMapRejected(err) {
+			return err
+		}
+	}
+	inside, err := s.startHelper(ctx, cuda.Options{Join: s.target.Init(), Visible: s.opts.Visible})
+	if err != nil {
+		return err
+	}
+	defer closeAsync(inside)
+	tries := r.tries()
+	taken, err := s.procs.RestoreRemapped(ctx, inside, tries)
+	for pid, set := range taken {
+		if pairs := tries[pid]; set < len(pairs) && pairs[set] != nil {
+			log.G(ctx).WithFields(log.Fields{"pid": pid, "pairs": pairs[set], "refused": set}).Info("GPU pairs taken by the driver")
+		}
+	}
+	return err
+}
+
+// tries returns the sets of GPU pairs to restore each process with, by its pid in the
+// container: pairs of the GPUs that it could see at the checkpoint. If the spec did
+// not tell those, the metadata names the ones that the process had open; the
+// checkpoint's GPUs all together come nearer, so they are tried next. No pairs at all,
+// which leaves every GPU its place, come first where nothing has changed.
+func (r *Restoration) tries() map[int][][]cuda.Pair {
+	tries := map[int][][]cuda.Pair{}
+	for _, p := range r.metadata.Processes {
+		var sets [][]cuda.Pair
+		if r.same() {
+			sets = append(sets, nil)
+		}
+		for _, set := range cdi.Subsets(r.pairs, p.GPUs, nil) {
+			sets = append(sets, cudaPairs(set))
+		}
+		if cdi.IsIdentity(r.pairs) && r.granted != len(r.pairs) {
+			sets = append(sets, nil)
+		}
+		tries[p.PID] = sets
+	}
+	return tries
+}

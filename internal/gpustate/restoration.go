@@ -1,0 +1,237 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustate
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+)
+
+// Restoration brings the GPU state of a checkpoint into a new container:
+//
+//  1. Prepare, before anything of the container exists: decide where the GPUs go.
+//  2. Load, before there are processes: hold the checkpoint's files, and begin to
+//     compare their digests, since the reading takes memory bandwidth that the
+//     driver wants later.
+//  3. CRIU restores the processes; their CUDA calls block as at the checkpoint.
+//  4. Map puts the areas back into the processes.
+//  5. Restore has the driver move the state to the GPUs, and unlocks.
+//
+// After an error the container must end. Close is always called.
+type Restoration struct {
+	s *State
+
+	pairs   []cdi.Pair // from the GPUs of the checkpoint to those granted here
+	granted int        // GPUs granted here, of which there may be more than pairs
+
+	metadata *images.Metadata
+	pinned   *pins
+	areas    []Area
+	checker  *staging.Digester // compares digests; nil without areas
+	checked  chan error        // gets its answer
+	done     func(context.Context)
+}
+
+// Prepare refuses a checkpoint that cannot be restored on this node's GPUs, and
+// starts the helper that is used in Restore: while nobody has a GPU open, the
+// driver takes 0.25 to 0.5 s longer to begin. wanted is the container's annotation
+// cdi.PairsAnnotation. On an error the helper is ended.
+func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, opts Options) (_ *Restoration, err error) {
+	if err := s.require("prepare a restore", Unlocked); err != nil {
+		return nil, err
+	}
+	s.opts = opts
+	r := &Restoration{s: s}
+	defer func() {
+		if err != nil {
+			s.helpers.close()
+		}
+	}()
+	var info cuda.Info
+	helper, err := s.helpers.ensure(func() (helper *cuda.Helper, err error) {
+		helper, info, err = s.startHost(ctx, opts.Visible, (*cuda.Helper).InfoEarly)
+		return helper, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if info.DriverVersion != m.DriverVersion {
+		return nil, fmt.Errorf("the checkpoint was made with NVIDIA driver %s and this node has %s: restore it where the driver is the same: %w",
+			m.DriverVersion, info.DriverVersion, errdefs.ErrFailedPrecondition)
+	}
+	if err := r.pair(ctx, helper, info, m, wanted); err != nil {
+		return nil, err
+	}
+	s.phase = Prepared
+	return r, nil
+}
+
+// Load opens the checkpoint's files where they lie now, and begins to compare
+// their digests.
+func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, opts Options) error {
+	s := r.s
+	if err := s.require("load GPU state", Prepared); err != nil {
+		return err
+	}
+	pinned, err := pin(checkpoint)
+	if err != nil {
+		return err
+	}
+	s.opts, s.path = opts, steeredRestore{}
+	r.metadata, r.pinned = checkpoint.Metadata, pinned
+	for i, p := range r.metadata.Processes {
+		for _, a := range p.Areas {
+			a.Location = pinned.at(a.Location)
+			r.areas = append(r.areas, Area{Area: a, Process: i})
+		}
+	}
+	if len(r.areas) > 0 {
+		if r.checker, err = startDigester(ctx, s.run, opts.Config.Staging); err != nil {
+			return err
+		}
+		r.checked = make(chan error, 1)
+		go func() { r.checked <- checkDigests(r.checker, r.areas) }()
+	}
+	s.phase = Loaded
+	return nil
+}
+
+// Map finds the processes that CRIU has restored, and puts the areas back into
+// them. It returns the size of the areas. Files on a disk are mapped as well: what
+// the digests have read, the driver finds in the page cache.
+func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
+	s := r.s
+	if err := s.require("map GPU state", Loaded); err != nil {
+		return 0, err
+	}
+	if err := r.find(); err != nil {
+		return 0, err
+	}
+	if len(r.areas) == 0 {
+		return 0, nil
+	}
+	if _, err := s.startedTracer(ctx); err != nil {
+		return 0, err
+	}
+	r.done, err = s.path.Restore(ctx, s.job(), r.areas)
+	return bytesOf(r.areas), err
+}
+
+// find finds the processes of the metadata in the container.
+func (r *Restoration) find() error {
+	s := r.s
+	inside, err := s.pidsInside()
+	if err != nil {
+		return err
+	}
+	var copying []int
+	for _, p := range r.metadata.Processes {
+		state, err := cuda.ParseState(p.State)
+		if err != nil {
+			return err
+		}
+		// The container may share its pids with others, whose processes the
+		// driver would take as well.
+		pid, ok := inside[p.PID]
+		if !ok {
+			return fmt.Errorf("the restored container has no process %d: %w", p.PID, errdefs.ErrNotFound)
+		}
+		q := cuda.Process{PID: cuda.PID{Host: pid, NS: p.PID}, State: state}
+		if len(p.Areas) > 0 {
+			if q.RestoreThread.Host, err = hostTID(pid, cmp.Or(p.RestoreThread, p.PID)); err != nil {
+				return err
+			}
+			copying = append(copying, pid)
+		}
+		s.procs = append(s.procs, q)
+	}
+	s.copyThreads = copyThreads(s.opts.Config.Staging.CopyThreads, s.target.Init(), copying)
+	return nil
+}
+
+// pidsInside returns the pids of the container's processes by their pids in it.
+func (s *State) pidsInside() (map[int]int, error) {
+	pids, err := s.pids()
+	if err != nil {
+		return nil, err
+	}
+	inside := make(map[int]int)
+	for _, pid := range pids {
+		if n, err := cuda.NSPID(pid); err == nil {
+			inside[n] = pid
+		}
+	}
+	return inside, nil
+}
+
+// hostTID finds a thread of a process by its number inside the container.
+func hostTID(pid, inside int) (int, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range entries {
+		if tid, err := strconv.Atoi(e.Name()); err == nil {
+			if n, err := cuda.NSPID(tid); err == nil && n == inside {
+				return tid, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("process %d of the restored container has no thread %d: %w", pid, inside, errdefs.ErrNotFound)
+}
+
+// Restore has the driver move the state of the restored processes to the GPUs, and
+// unlocks them. Until then every CUDA call of theirs blocks. The digests are
+// compared while the driver works, and must be right before the unlock.
+func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
+	s := r.s
+	if err := s.require("restore GPU state", Loaded); err != nil {
+		return 0, err
+	}
+	for _, p := range r.metadata.Processes {
+		bytes += p.Bytes
+	}
+	helper, err := s.helper(ctx)
+	if err != nil {
+		return 0, err
+	}
+	err = r.onto(ctx, helper)
+	if r.checked != nil {
+		if cerr := <-r.checked; cerr != nil {
+			return 0, cerr // it explains whatever the driver may have to say
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	if r.done != nil {
+		r.done(ctx)
+	}
+	if err := s.procs.Unlock(ctx, helper); err != nil {
+		return 0, err
+	}
+	s.phase, s.locked = Unlocked, locked{}
+	return bytes, nil
+}
+
+// Close ends what is under way. The State is Unlocked then.
+func (r *Restoration) Close() {
+	if r.checker != nil {
+		r.checker.Kill() // it may be reading still
+		r.checker.Close()
+		r.checker = nil
+	}
+	r.pinned.close()
+	r.s.Forget()
+}

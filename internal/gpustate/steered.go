@@ -1,0 +1,167 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustate
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
+)
+
+// steered is what the data paths share that replace the driver's staging area by
+// a file: the tracer stops the driver's thread at its mmap and maps the file in
+// place of the area. When the driver is done, an empty area takes the file's
+// place, and the file has the only copy. To restore, the file is mapped over the
+// empty area again.
+type steered struct{}
+
+// save steers all processes, has them checkpointed, and takes the areas. A
+// process that cannot be steered is left to the driver, unless strict.
+func (steered) save(ctx context.Context, job *Job, target steer.Target, strict bool, checkpoint func() error) ([]Area, error) {
+	for _, p := range job.Processes {
+		if p.State == cuda.Checkpointed {
+			continue
+		}
+		t := target
+		t.PID, t.TID, t.Name, t.Sweep = p.PID.Host, p.RestoreThread.Host, images.AreaPrefix(p.PID.NS), job.Sweep
+		if t.Window > 0 {
+			t.Reserve = job.Use[p.PID.Host]
+		} else {
+			t.CopyThreads = job.CopyThreads
+		}
+		err := job.Tracer.Steer(t)
+		if err != nil && strict {
+			return nil, fmt.Errorf("write GPU state through to %s: %w", t.Dir, err)
+		}
+		if err != nil {
+			log.G(ctx).WithError(err).Warn("the staging area is left to the driver")
+		}
+	}
+	if err := checkpoint(); err != nil {
+		return nil, err
+	}
+	return take(ctx, job)
+}
+
+// take takes the steered areas out of their processes. It opens their files
+// first: a tracer that ends meanwhile, killed for its memory, say, takes nothing
+// with it.
+func take(ctx context.Context, job *Job) ([]Area, error) {
+	settled, err := job.Tracer.Stop()
+	if err != nil {
+		return nil, err
+	}
+	var areas []Area
+	count := make(map[int]int)
+	for _, s := range settled {
+		f, err := os.OpenFile(s.Path, os.O_RDWR, 0)
+		if err != nil {
+			for i := range areas {
+				areas[i].release()
+			}
+			return nil, fmt.Errorf("keep the staging area's file: %w", err)
+		}
+		at := slices.IndexFunc(job.Processes, func(p cuda.Process) bool { return p.PID.Host == s.PID })
+		pid := job.Processes[at].PID.NS
+		a := Area{Process: at, Area: images.Area{File: images.AreaFile(pid, count[pid]), Start: s.Start, Bytes: s.Bytes, Offset: s.Offset}}
+		a.hold(f)
+		count[pid]++
+		areas = append(areas, a)
+	}
+	// After an error it is not known which areas the processes still have. All are
+	// returned: each will be mapped over by its own bytes.
+	taken, notes, err := job.Tracer.Commit()
+	for _, n := range notes {
+		log.G(ctx).Infof("staging area: %s", n)
+	}
+	for _, t := range taken {
+		i := slices.IndexFunc(areas, func(a Area) bool { return job.Processes[a.Process].PID.Host == t.PID && a.Start == t.Start })
+		areas[i].Written = t.Written
+	}
+	if err != nil && areas == nil {
+		areas = []Area{}
+	}
+	return areas, err
+}
+
+// Abort ends the steering.
+func (steered) Abort(job *Job) error { return job.Tracer.Abort() }
+
+// Restore maps the areas' files over the areas, each by a call in the driver's own
+// thread, and starts copy threads. The parts of an area that its digests tell to
+// be zero stay the empty area, whose pages cost little to read.
+func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(context.Context), error) {
+	var mappings []steer.Mapping
+	for _, a := range areas {
+		p := job.Processes[a.Process]
+		if a.Digests != nil { // what is zero is read as huge pages
+			mappings = append(mappings, steer.Mapping{PID: p.PID.Host, TID: p.RestoreThread.Host, Start: a.Start, Bytes: a.Bytes})
+		}
+		for _, q := range a.Location {
+			from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.End())
+			if from >= to {
+				continue // none of it is of the range
+			}
+			for _, part := range notZero(a.Area, from, to) {
+				mappings = append(mappings, steer.Mapping{
+					PID: p.PID.Host, TID: p.RestoreThread.Host, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from,
+					Path: q.Path, Offset: part.from - q.Offset,
+				})
+			}
+		}
+	}
+	done := func(ctx context.Context) { stopCopyThreads(ctx, job.Tracer) }
+	if len(mappings) == 0 {
+		return done, nil
+	}
+	if err := job.Tracer.Map(mappings); err != nil {
+		return nil, err
+	}
+	return done, startCopyThreads(ctx, job.Tracer, mappings, job.CopyThreads)
+}
+
+// steeredRestore is how every steered state comes back from a checkpoint, whichever
+// way it went in: Save and Store are not called.
+type steeredRestore struct{ memoryFirst }
+
+// span is a part of a file.
+type span struct{ from, to uint64 }
+
+// notZero returns the parts of an area's range that are in blocks with anything
+// but zeros in them; all of it where the digests are not known.
+func notZero(a images.Area, from, to uint64) (parts []span) {
+	if a.Digests == nil {
+		return []span{{from, to}}
+	}
+	for i, digest := range a.Digests {
+		begin := a.Offset + uint64(i)*images.BlockBytes
+		part := span{max(begin, from), min(begin+images.BlockBytes, to)}
+		if digest == images.ZeroBlockDigest || part.from >= part.to {
+			continue
+		}
+		if n := len(parts); n > 0 && parts[n-1].to == part.from {
+			parts[n-1].to = part.to
+		} else {
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}
+
+// ranges returns the areas, each as its part of the file that it is in.
+func ranges(areas []Area) []staging.FileRange {
+	var files []staging.FileRange
+	for _, a := range areas {
+		files = append(files, staging.FileRange{Path: a.Location[0].Path, Offset: a.Offset, Bytes: a.Bytes})
+	}
+	return files
+}

@@ -1,0 +1,116 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustate
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
+)
+
+// Writer makes the areas of a State files among the images, and digests them,
+// while CRIU dumps the rest and while the state returns to the GPUs. It has a
+// worker and descriptors of its own, so it outlives the areas.
+type Writer struct {
+	areas  []Area // their files are duplicates
+	sizes  []uint64
+	worker *staging.Digester
+	stop   context.CancelFunc
+	done   chan struct{} // closed at the end; then the following are set
+
+	digests [][]string
+	err     error
+}
+
+// Store begins to write the areas to dir. Close must be called on the Writer.
+// stays says that the state is to return to the GPUs from the areas.
+func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, err error) {
+	if err := s.require("store GPU state", Saved); err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	w := &Writer{sizes: slices.Clone(s.sizes), stop: stop, done: make(chan struct{})}
+	if len(s.areas) == 0 {
+		close(w.done)
+		return w, nil
+	}
+	defer func() {
+		if err != nil {
+			w.drop()
+		}
+	}()
+	for _, a := range s.areas {
+		if a.held != nil {
+			fd, err := unix.FcntlInt(a.held.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return nil, fmt.Errorf("keep the GPU state's file: %w", err)
+			}
+			a.hold(os.NewFile(uintptr(fd), a.File))
+		}
+		w.areas = append(w.areas, a)
+	}
+	if w.worker, err = startDigester(ctx, s.run, s.opts.Config.Staging); err != nil {
+		return nil, err
+	}
+	path := s.path
+	go func() {
+		defer close(w.done)
+		w.digests, w.err = path.Store(ctx, w.worker, w.areas, dir, stays)
+	}()
+	return w, nil
+}
+
+// Wait waits until the files are complete. On an error some of them may be there
+// in part.
+func (w *Writer) Wait() error {
+	<-w.done
+	return w.err
+}
+
+// Bytes returns the size of the areas.
+func (w *Writer) Bytes() uint64 { return bytesOf(w.areas) }
+
+// Describe completes the processes in the metadata: the bytes and the areas of
+// each. Wait must have returned no error.
+func (w *Writer) Describe(m *images.Metadata) {
+	for i, n := range w.sizes {
+		m.Processes[i].Bytes = n
+	}
+	for i, a := range w.areas {
+		a.Digests = w.digests[i]
+		p := &m.Processes[a.Process]
+		p.Areas = append(p.Areas, a.Area)
+	}
+}
+
+// Close ends the writing, if it is not over, and lets go of the areas. It can be
+// called on nil, and again.
+func (w *Writer) Close() {
+	if w == nil {
+		return
+	}
+	w.stop()
+	if w.worker != nil {
+		w.worker.Kill()
+	}
+	<-w.done
+	w.drop()
+}
+
+func (w *Writer) drop() {
+	w.stop()
+	if w.worker != nil {
+		w.worker.Close()
+		w.worker = nil
+	}
+	for i := range w.areas {
+		w.areas[i].release()
+	}
+}

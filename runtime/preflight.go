@@ -1,0 +1,185 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// refuseExeced refuses a container with processes that a dump would lack.
+func (c *container) refuseExeced() error {
+	pids, err := c.pids()
+	if err != nil {
+		return err
+	}
+	execed, err := execedProcesses(c.pid, pids)
+	if err != nil {
+		return err
+	}
+	if len(execed) > 0 {
+		var names []string
+		for _, pid := range execed {
+			names = append(names, proc.Describe(pid))
+		}
+		return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
+			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// requireLock refuses a container whose CUDA processes are not all locked. It notes
+// in the sequence how long the lock took.
+func (c *container) requireLock(q *sequence) error {
+	if c.lockErr != nil {
+		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
+	}
+	if c.gpu.Phase() == gpustate.Unlocked {
+		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
+	}
+	q.note(images.Phase{Name: "lock", Took: c.gpu.LockTook()})
+	return c.gpu.RefuseUnlocked()
+}
+
+// imageDir is the directory that a checkpoint writes its images to.
+type imageDir struct {
+	path  string
+	made  bool // the checkpoint made it
+	empty bool // it was empty before
+}
+
+// prepare makes the directory if there is none, as runc does when it gets to it,
+// unless its maker has taken it away (clientWaits). On an error it is as it was.
+func (d *imageDir) prepare() error {
+	entries, err := os.ReadDir(d.path)
+	if err == nil {
+		d.empty = len(entries) == 0
+		return nil
+	}
+	if !errors.Is(err, os.ErrNotExist) || isTemporary(d.path) {
+		return nil // requireEmptyDir says why
+	}
+	if err := os.MkdirAll(d.path, 0o755); err != nil {
+		return fmt.Errorf("make the directory for the images: %w", err)
+	}
+	d.made = true
+	return nil
+}
+
+// leave leaves the directory as prepare found it. In a directory that was not empty
+// only the area files are known to be the checkpoint's: those are removed.
+func (d *imageDir) leave() error {
+	if d.made {
+		if err := os.RemoveAll(d.path); err != nil {
+			return fmt.Errorf("remove the images of a failed checkpoint: %w", err)
+		}
+		return nil
+	}
+	entries, err := os.ReadDir(d.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if d.empty || images.IsAreaFile(e.Name()) {
+			err = joinBack(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("remove the images of a failed checkpoint: %w", err)
+	}
+	return nil
+}
+
+// requireEmptyDir refuses a directory that holds a GPU checkpoint, which another dump
+// would spoil, or GPU state of a checkpoint that was cut short, by a shim that was
+// killed, say. Beside that state a new checkpoint would be complete and could not be
+// restored: its gpuckpt.json knows nothing of those files.
+func requireEmptyDir(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
+	}
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look into the directory for the images: %w", err)
+	}
+	for _, e := range entries {
+		if images.IsAreaFile(e.Name()) {
+			return fmt.Errorf("%s is GPU state of a checkpoint that was cut short: choose an empty directory, or remove what is in %s: %w",
+				filepath.Join(dir, e.Name()), dir, errdefs.ErrAlreadyExists)
+		}
+	}
+	return nil
+}
+
+// clientWaits returns an error if nobody waits for the checkpoint any more. ttrpc
+// does not tell of a client that has given up, but containerd then removes the
+// directory that it made for the images, and runc would make it again for nobody.
+func clientWaits(path string) error {
+	if _, err := os.Stat(path); isTemporary(path) && errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("the client has given up, %s is gone: %w", path, context.Canceled)
+	}
+	return nil
+}
+
+// size returns the bytes of the files in the directory, which is flat.
+func (d *imageDir) size() (uint64, error) { return sizeOf(d.path) }
+
+// sizeOf returns the bytes of the files in a flat directory.
+func sizeOf(dir string) (bytes uint64, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, fmt.Errorf("measure the images: %w", err)
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			return 0, fmt.Errorf("measure the images: %w", err)
+		}
+		if info.Mode().IsRegular() {
+			bytes += uint64(info.Size())
+		}
+	}
+	return bytes, nil
+}
+
+// execedProcesses returns the processes that are not descendants of init: what
+// was exec'd into the container, and its children. CRIU dumps a tree from its
+// root and would leave them out.
+func execedProcesses(init int, pids []int) ([]int, error) {
+	parent := make(map[int]int)
+	for _, pid := range pids {
+		status, err := proc.StatusOf(pid)
+		if proc.Ended(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		parent[pid] = status.Parent()
+	}
+	var out []int
+	for _, pid := range pids {
+		p, known := pid, true
+		for p != init && known {
+			p, known = parent[p]
+		}
+		if _, lives := parent[pid]; lives && p != init {
+			out = append(out, pid)
+		}
+	}
+	return out, nil
+}
