@@ -11,7 +11,7 @@ import (
 )
 
 // criuFix installs a CRIU that is new enough.
-const criuFix = "add-apt-repository --yes ppa:criu/ppa && apt-get install --yes criu  # Ubuntu; elsewhere see https://criu.org/Installation, and name it in [criu] path of /etc/gpuckpt/config.toml"
+const criuFix = "add-apt-repository --yes ppa:criu/ppa && apt-get install --yes criu  # Ubuntu; elsewhere hack/setup criu builds it: name it in [criu] path of /etc/gpuckpt/config.toml"
 
 // CheckCRIU looks at the criu that a shim would use, and has criu look at the kernel.
 func CheckCRIU(ctx context.Context, n *Node) []Check {
@@ -71,7 +71,7 @@ func (a *area) criuChecks(ctx context.Context, n *Node, path string) {
 	for line := range strings.Lines(errorsOf(stderr)) {
 		missing = append(missing, strings.TrimSpace(line))
 	}
-	a.ok("check", "all that is needed; not here, and not used by gpuckpt: %s", strings.Join(missing, "; "))
+	a.ok("check", "the kernel has all that gpuckpt needs; it lacks, and gpuckpt does not use: %s", strings.Join(missing, "; "))
 }
 
 // networkLock looks at how packets are kept away during a dump.

@@ -51,7 +51,7 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 		}
 		a.add(Warning, "huge pages", mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints take up to twice as long", "echo never >"+shmemHuge)
 	default:
-		a.ok("huge pages", "%s in %s, which the shim's own do not need", mode, shmemHuge)
+		a.ok("huge pages", "used by the shim (it needs no setting; %s is %s)", shmemHuge, mode)
 	}
 	// As Go's os.MkdirTemp and containerd (plugins/services/tasks) choose it.
 	for _, dir := range []string{n.env("XDG_RUNTIME_DIR"), n.env("TMPDIR"), "/tmp"} {
