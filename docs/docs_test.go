@@ -160,7 +160,7 @@ func TestPaths(t *testing.T) {
 			}
 		}
 		if path == "change-it.md" { // the tree of rooms
-			for _, line := range strings.Split(text, "\n") {
+			for line := range strings.SplitSeq(text, "\n") {
 				if match := room.FindStringSubmatch(line); match != nil {
 					named = append(named, match[1])
 				}
