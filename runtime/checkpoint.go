@@ -15,12 +15,14 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/nodes"
 )
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
@@ -261,7 +263,11 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err != nil {
 		return err
 	}
-	if err := c.criuSettings(view).Write(ctx, criu.Shim{}); err != nil {
+	settings, err := c.criuSettings(view)
+	if err != nil {
+		return err
+	}
+	if err := settings.Write(ctx, criu.Shim{}); err != nil {
 		return err
 	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
@@ -276,7 +282,22 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	return nil
 }
 
-// criuSettings returns what the container's configuration file for CRIU is made of.
-func (c *container) criuSettings(view config.View) criu.Settings {
-	return criu.Settings{Bundle: c.bundle, Base: c.criuBase, Restoring: c.restore != nil && c.pid == 0, View: view}
+// criuSettings returns what the container's configuration file for CRIU is made of: for a dump
+// if the container has processes, else for a restore.
+func (c *container) criuSettings(view config.View) (criu.Settings, error) {
+	settings := criu.Settings{Bundle: c.bundle, Base: c.criuBase, View: view}
+	var devices []specs.LinuxDevice
+	var err error
+	switch {
+	case c.pid > 0:
+		devices, err = nodes.List(c.pid)
+	case c.restore != nil:
+		settings.Restoring = true
+		settings.Gate = c.restore.gpu != nil
+		devices = nodes.OfGPUs(c.restore.gpus.Devices)
+	}
+	for _, d := range devices {
+		settings.Devices = append(settings.Devices, criu.Device{Path: d.Path, Major: d.Major, Minor: d.Minor})
+	}
+	return settings, err
 }

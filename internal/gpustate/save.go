@@ -23,6 +23,10 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 	if err := s.require("save GPU state", Locked); err != nil {
 		return 0, err
 	}
+	if len(s.procs) == 0 { // bystanders have nothing to save
+		s.phase = Saved
+		return 0, nil
+	}
 	helper, err := s.helper(ctx)
 	if err != nil {
 		return 0, err
@@ -127,6 +131,10 @@ func (s *State) anySaved(ctx context.Context) bool {
 // and RestoreInPlace can be called again.
 func (s *State) RestoreInPlace(ctx context.Context) error {
 	if s.phase != Saved && s.phase != Spilled {
+		return nil
+	}
+	if len(s.procs) == 0 {
+		s.phase = Locked
 		return nil
 	}
 	helper, err := s.helper(ctx)

@@ -74,6 +74,7 @@ type State struct {
 type locked struct {
 	info        cuda.Info
 	procs       cuda.Group // by their pids in the container; State is the state that each was found in
+	bystanders  []bystander
 	took        time.Duration
 	use         usage
 	copyThreads int
@@ -127,15 +128,16 @@ func (s *State) Candidates() ([]int, error) {
 }
 
 // Lock finds the CUDA processes among the candidates and locks them all. The
-// State stays Unlocked if there are none. The container must be running. On an
-// error the processes are as they were.
+// State stays Unlocked if no candidate uses a GPU; a container with bystanders alone
+// is Locked, and has no GPU state. The container must be running. On an error the
+// processes are as they were.
 func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error {
 	if err := s.require("lock CUDA processes", Unlocked); err != nil {
 		return err
 	}
 	began := time.Now()
 	s.opts, s.locked, s.onto = opts, locked{}, nil
-	if err := s.lock(ctx, candidates); err != nil || len(s.procs) == 0 {
+	if err := s.lock(ctx, candidates); err != nil || len(s.procs)+len(s.bystanders) == 0 {
 		s.Close()
 		s.locked = locked{}
 		return err
@@ -164,6 +166,9 @@ func (s *State) lock(ctx context.Context, pids []int) error {
 	}
 	// The container's order: its own pids, not the host's.
 	slices.SortFunc(s.procs, func(a, b cuda.Process) int { return cmp.Compare(a.PID.NS, b.PID.NS) })
+	if err := s.noteBystanders(pids); err != nil || len(s.procs) == 0 {
+		return err
+	}
 	surveyed := make(chan error, 1)
 	go func() { // which takes as long as the lock
 		var err error
