@@ -9,10 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // How a system call runs in another process's thread
@@ -82,11 +83,11 @@ func (t *Thread) Close() { t.Mem.Close() }
 // refuseShadowStack refuses a thread whose returns the processor checks: the
 // "ret" into __restore_rt would be a fault.
 func (t *Thread) refuseShadowStack() error {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", t.PID, t.TID))
+	status, err := proc.ThreadStatus(t.PID, t.TID)
 	if err != nil {
 		return err
 	}
-	if strings.Contains(field(status, "x86_Thread_features:"), "shstk") {
+	if strings.Contains(status.Field("x86_Thread_features"), "shstk") {
 		return errors.New("its returns are checked by a shadow stack")
 	}
 	return nil
@@ -95,31 +96,27 @@ func (t *Thread) refuseShadowStack() error {
 // findGadgets looks through the process's code, libraries with the C library
 // in their name first.
 func (t *Thread) findGadgets() error {
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", t.PID))
+	maps, err := proc.Maps(t.PID)
 	if err != nil {
 		return err
 	}
 	// The C library has both; the vdso and the program itself are next best.
 	for _, wanted := range []string{"/libc.so", "/libc-", "/ld-musl", ""} {
-		for line := range strings.Lines(string(maps)) {
-			if !strings.Contains(line, " r-xp ") || !strings.Contains(line, wanted) || strings.Contains(line, "[vsyscall]") {
+		for _, m := range maps {
+			if m.Permissions != "r-xp" || !strings.Contains(m.Path, wanted) || m.Path == "[vsyscall]" {
 				continue
 			}
-			start, end, ok := Addresses(line)
-			if !ok {
-				continue
-			}
-			code := make([]byte, min(end-start, 64<<20))
-			n, err := t.Mem.ReadAt(code, int64(start))
+			code := make([]byte, min(m.End-m.Start, 64<<20))
+			n, err := t.Mem.ReadAt(code, int64(m.Start))
 			if n == 0 && err != nil {
 				continue
 			}
 			code = code[:n]
 			if at := bytes.Index(code, []byte{0x0f, 0x05, 0xc3}); t.call == 0 && at >= 0 {
-				t.call = start + uint64(at)
+				t.call = m.Start + uint64(at)
 			}
 			if at := bytes.Index(code, []byte{0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05}); t.back == 0 && at >= 0 {
-				t.back = start + uint64(at)
+				t.back = m.Start + uint64(at)
 			}
 			if t.call != 0 && t.back != 0 {
 				return nil
@@ -127,18 +124,6 @@ func (t *Thread) findGadgets() error {
 		}
 	}
 	return errNoGadget
-}
-
-// Addresses returns the range that begins a line of /proc/PID/maps.
-func Addresses(line string) (start, end uint64, ok bool) {
-	span, _, _ := strings.Cut(line, " ")
-	from, to, _ := strings.Cut(span, "-")
-	start, err := strconv.ParseUint(from, 16, 64)
-	if err != nil {
-		return 0, 0, false
-	}
-	end, err = strconv.ParseUint(to, 16, 64)
-	return start, end, err == nil
 }
 
 // Syscall runs one system call in the thread, whose arguments are numbers alone,

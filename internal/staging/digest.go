@@ -220,9 +220,7 @@ func eachBlock(files []FileRange, workers int, do func(block) (string, error)) (
 	var wg sync.WaitGroup
 	errs := make(chan error, workers)
 	for range workers {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for {
 				at := int(next.Add(1)) - 1
 				if at >= len(blocks) {
@@ -236,7 +234,7 @@ func eachBlock(files []FileRange, workers int, do func(block) (string, error)) (
 				}
 				out[blocks[at].file][blocks[at].number] = s
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	select {

@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/ptrace"
-	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // copyTarget builds the process of testdata, once, and gives its path.
@@ -410,36 +409,5 @@ func TestCopierCode(t *testing.T) {
 	}
 	if !bytes.Equal(got, copierCode) {
 		t.Error("copier/copier.bin is not made of copier/copier.S: make internal/steer/copier/copier.bin")
-	}
-}
-
-// The page of code is put where the driver has no business.
-func TestLonelyPlace(t *testing.T) {
-	const program = `00400000-00500000 r-xp 00000000 fe:00 1 /bin/job
-01000000-02000000 rw-p 00000000 00:00 0 [heap]
-200000000-200200000 rw-s 00000000 00:05 2 /dev/nvidiactl
-7f0000000000-7f0000010000 rw-p 00000000 00:00 0
-7f0000012000-7f0000020000 r-xp 00000000 fe:00 3 /lib/libcuda.so.1
-7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]
-ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
-`
-	if at := lonelyPlace(program); at < 0x300000000000 || at > 0x500000000000 || at%staging.HugePage != 0 {
-		t.Errorf("got %#x", at)
-	}
-	for _, maps := range []string{"", "nonsense\n", "00400000-00500000 r-xp\n", "00500000-00400000 r-xp\n00100000-00200000 r-xp\n"} {
-		if at := lonelyPlace(maps); at != 0 {
-			t.Errorf("%q: got %#x", maps, at)
-		}
-	}
-	// Of this process, and free.
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := lonelyPlace(string(maps))
-	for line := range strings.Lines(string(maps)) {
-		if start, end, ok := ptrace.Addresses(line); ok && at+copierBytes > start && at < end {
-			t.Errorf("%#x is in %s", at, line)
-		}
 	}
 }

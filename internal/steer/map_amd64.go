@@ -9,11 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
@@ -98,37 +98,24 @@ func mapsFile(pid int, b *stagingArea) error {
 		return fmt.Errorf("map the area's file: %w", err)
 	}
 	defer func() { _ = unix.MunmapPtr(page, staging.PageSize) }()
-	_, own, err := mappedAt(os.Getpid(), uint64(uintptr(page)), staging.PageSize)
+	own, err := mappedAt(os.Getpid(), uint64(uintptr(page)), staging.PageSize)
 	if err != nil {
 		return err
 	}
-	offset, file, err := mappedAt(pid, b.Start, b.Length)
+	there, err := mappedAt(pid, b.Start, b.Length)
 	if err != nil {
 		return err
 	}
-	if file == "" || file != own || offset != b.Offset {
+	if there.Inode == 0 || there.Inode != own.Inode || there.Device != own.Device || there.Offset != b.Offset {
 		return fmt.Errorf("process %d: the driver has changed the staging area at %#x in a way that is not recognised", pid, b.Start)
 	}
 	return nil
 }
 
-// mappedAt returns the file, by device and inode, and the offset in it, of a
-// process's mapping that has this place; an empty file if there is none.
-func mappedAt(pid int, at, length uint64) (offset uint64, file string, err error) {
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return 0, "", fmt.Errorf("read the memory map of process %d: %w", pid, err)
-	}
-	prefix := fmt.Sprintf("%x-%x ", at, at+length)
-	for line := range strings.Lines(string(maps)) {
-		if !strings.HasPrefix(line, prefix) {
-			continue
-		}
-		// addresses, permissions, offset, device, inode
-		if f := strings.Fields(line); len(f) >= 5 {
-			offset, err := strconv.ParseUint(f[2], 16, 64)
-			return offset, f[3] + " " + f[4], err
-		}
-	}
-	return 0, "", nil
+// mappedAt returns a process's mapping that has this place; the zero Mapping if there
+// is none.
+func mappedAt(pid int, at, length uint64) (proc.Mapping, error) {
+	maps, err := proc.Maps(pid)
+	m, _ := findMapping(maps, func(m proc.Mapping) bool { return m.Start == at && m.End == at+length })
+	return m, err
 }
