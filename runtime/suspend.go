@@ -59,7 +59,7 @@ func suspensionOf(r *taskAPI.UpdateTaskRequest) (*suspension, error) {
 		s.spill = filepath.Clean(spill)
 	}
 	if moves {
-		for _, gpu := range strings.Split(gpus, ",") {
+		for gpu := range strings.SplitSeq(gpus, ",") {
 			if gpu = strings.TrimSpace(gpu); gpu == "" {
 				return nil, fmt.Errorf("annotation %s is %q; it must be a list of GPUs: %w", annotations.ResumeGPUs, gpus, errdefs.ErrInvalidArgument)
 			}

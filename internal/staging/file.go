@@ -80,9 +80,9 @@ type File struct {
 }
 
 // newFile returns the description of an area's file; the file itself is not made.
-func (f *Filler) newFile(name string, start, length uint64) *File {
+func (fl *Filler) newFile(name string, start, length uint64) *File {
 	b := &File{
-		filler: f, name: name, Start: start, Length: length, Offset: start % HugePage,
+		filler: fl, name: name, Start: start, Length: length, Offset: start % HugePage,
 		filled: make(chan struct{}), advanced: make(chan struct{}), beyond: make(map[uint64]bool),
 	}
 	b.size = (b.Offset + length + HugePage - 1) &^ (HugePage - 1)
@@ -93,8 +93,8 @@ func (f *Filler) newFile(name string, start, length uint64) *File {
 // the file system has them, on half of the cores. Wait waits for the end of that. An
 // empty path is memory without a name. On an error the file is gone; a file system or
 // a memory limit that is too small is an error.
-func (f *Filler) NewFile(path string, start, length uint64) (_ *File, err error) {
-	b := f.newFile(path, start, length)
+func (fl *Filler) NewFile(path string, start, length uint64) (_ *File, err error) {
+	b := fl.newFile(path, start, length)
 	b.chunk = min(max(HugePage, b.size/fillChunks&^(HugePage-1)), maxFillChunk)
 	if path == "" {
 		if b.File, err = memoryFile(); err != nil {
@@ -271,9 +271,7 @@ func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) 
 	var wg sync.WaitGroup
 	errs := make(chan error, threads)
 	for range threads {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for !failed.Load() {
 				from := next.Add(chunk) - chunk
 				if from >= size {
@@ -285,7 +283,7 @@ func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) 
 					return
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	select {
