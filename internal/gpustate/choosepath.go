@@ -11,6 +11,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
@@ -55,7 +56,7 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 // memoryShort returns in words that memory is too short for state of that size, ""
 // if it is not, and how much there is.
 func memoryShort(node config.Staging, state uint64) (short string, room uint64, err error) {
-	room, known := memoryAvailable()
+	room, known := host.MemAvailable()
 	if known && room < state {
 		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", size(state), size(room))
 	}
@@ -72,7 +73,7 @@ func memoryShort(node config.Staging, state uint64) (short string, room uint64, 
 			return "", 0, fmt.Errorf("limit staging memory: %w", err)
 		}
 	}
-	if limit := staging.Headroom(cgroup); limit < room {
+	if limit := host.Headroom(cgroup); limit < room {
 		room = limit
 		if limit < state {
 			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", size(state), size(limit))

@@ -4,10 +4,8 @@
 package gpustate
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"os"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/go-units"
@@ -77,21 +75,6 @@ func (s *State) CheckSpace(dir string) (err error) {
 	}
 	s.path, err = choosePath(s.opts.Config.Staging, dir, s.procs, s.use)
 	return err
-}
-
-// memoryAvailable returns what the kernel could give to programs, in bytes; see
-// proc_meminfo(5), MemAvailable.
-func memoryAvailable() (uint64, bool) {
-	data, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, false
-	}
-	_, data, found := bytes.Cut(data, []byte("MemAvailable:"))
-	var kib uint64
-	if _, err := fmt.Sscan(string(data), &kib); !found || err != nil {
-		return 0, false
-	}
-	return kib << 10, true
 }
 
 // size words a number of bytes.

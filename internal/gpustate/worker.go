@@ -8,16 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"slices"
 
-	"github.com/containerd/cgroups/v3"
-	"github.com/containerd/cgroups/v3/cgroup1"
-	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/containerd/log"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 	"github.com/gpuckpt/gpuckpt/internal/worker"
@@ -81,49 +76,18 @@ func startCharged[P process](ctx context.Context, run Run, node config.Staging, 
 	return start(run, nil)
 }
 
-// stagingCgroup is the cgroup that staging memory is charged to.
-type stagingCgroup struct {
-	dir string // of version 2; "" for version 1
-	add func(pid uint64) error
-}
-
 // makeCgroup makes the configured cgroup, if need be, and sets its limit.
-func makeCgroup(node config.Staging) (stagingCgroup, error) {
-	name := "/" + node.Cgroup
-	if cgroups.Mode() == cgroups.Unified {
-		const root = "/sys/fs/cgroup"
-		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
-		if node.MemoryLimit > 0 {
-			resources.Memory.Max = &node.MemoryLimit
-		}
-		cg, err := cgroup2.NewManager(root, name, resources)
-		if err != nil {
-			return stagingCgroup{}, fmt.Errorf("make cgroup %s: %w", name, err)
-		}
-		return stagingCgroup{dir: filepath.Join(root, name), add: cg.AddProc}, nil
-	}
-	resources := &specs.LinuxResources{Memory: &specs.LinuxMemory{}}
-	if node.MemoryLimit > 0 {
-		resources.Memory.Limit = &node.MemoryLimit
-	}
-	memory := func() ([]cgroup1.Subsystem, error) {
-		all, err := cgroup1.Default()
-		return slices.DeleteFunc(all, func(s cgroup1.Subsystem) bool { return s.Name() != cgroup1.Memory }), err
-	}
-	cg, err := cgroup1.New(cgroup1.StaticPath(name), resources, cgroup1.WithHierarchy(memory))
-	if err != nil {
-		return stagingCgroup{}, fmt.Errorf("make cgroup %s: %w", name, err)
-	}
-	return stagingCgroup{add: func(pid uint64) error { return cg.AddProc(pid) }}, nil
+func makeCgroup(node config.Staging) (*host.MemoryCgroup, error) {
+	return host.MakeMemoryCgroup("/"+node.Cgroup, node.MemoryLimit)
 }
 
 // startIn starts a worker process in a cgroup.
-func startIn[P process](run Run, cg stagingCgroup, start func(worker.Run, *os.File) (P, error)) (p P, err error) {
-	if cg.dir != "" {
-		dir, err := os.Open(cg.dir)
-		if err != nil {
-			return p, err
-		}
+func startIn[P process](run Run, cg *host.MemoryCgroup, start func(worker.Run, *os.File) (P, error)) (p P, err error) {
+	dir, err := cg.Open()
+	if err != nil {
+		return p, err
+	}
+	if dir != nil {
 		defer dir.Close()
 		if p, err := start(run, dir); err == nil {
 			return p, nil
@@ -133,7 +97,7 @@ func startIn[P process](run Run, cg stagingCgroup, start func(worker.Run, *os.Fi
 	if p, err = start(run, nil); err != nil {
 		return p, err
 	}
-	if err := cg.add(uint64(p.Pid())); err != nil {
+	if err := cg.Add(p.Pid()); err != nil {
 		p.Close()
 		return p, err
 	}

@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 const (
@@ -135,7 +137,7 @@ func (b *File) checkSpace() error {
 	if st.Blocks > 0 && st.Bavail*uint64(st.Bsize) < b.size {
 		return fmt.Errorf("%d bytes, and the file system has %d: %w", b.size, st.Bavail*uint64(st.Bsize), unix.ENOSPC)
 	}
-	if room := headroom(); b.size > room {
+	if room := host.Headroom(""); b.size > room {
 		return fmt.Errorf("%d bytes, and the memory limit of this cgroup leaves %d: %w", b.size, room, unix.ENOMEM)
 	}
 	return nil
