@@ -12,7 +12,7 @@ type Range struct {
 }
 
 // Bytes returns the range's length.
-func (a Range) Bytes() uint64 { return a.End - a.Start }
+func (r Range) Bytes() uint64 { return r.End - r.Start }
 
 // AnonymousRanges returns the private anonymous rw-p ranges of a process, ascending,
 // without heap, stack and others that the kernel names. The driver's checkpoint
