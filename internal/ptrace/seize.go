@@ -12,6 +12,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
+// ThreadID names a thread of a process.
+type ThreadID struct {
+	PID int `json:"pid"`
+	TID int `json:"tid"`
+}
+
 // ErrEnded says that a thread has ended, or is a zombie: it executes nothing.
 var ErrEnded = errors.New("thread has ended")
 

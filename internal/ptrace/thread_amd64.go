@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -63,14 +64,14 @@ func OpenThread(pid, tid int, step func(string)) (*Thread, error) {
 		step = func(string) {}
 	}
 	t := &Thread{PID: pid, TID: tid, step: step}
-	if err := t.refuseShadowStack(); err != nil {
+	if err := refuseShadowStack(pid, tid); err != nil {
 		return nil, err
 	}
 	var err error
 	if t.Mem, err = os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0); err != nil {
 		return nil, err
 	}
-	if err := t.findGadgets(); err != nil {
+	if t.call, t.back, err = findGadgets(pid, t.Mem); err != nil {
 		t.Mem.Close()
 		return nil, err
 	}
@@ -82,8 +83,8 @@ func (t *Thread) Close() { t.Mem.Close() }
 
 // refuseShadowStack refuses a thread whose returns the processor checks: the
 // "ret" into __restore_rt would be a fault.
-func (t *Thread) refuseShadowStack() error {
-	status, err := proc.ThreadStatus(t.PID, t.TID)
+func refuseShadowStack(pid, tid int) error {
+	status, err := proc.ThreadStatus(pid, tid)
 	if err != nil {
 		return err
 	}
@@ -93,12 +94,12 @@ func (t *Thread) refuseShadowStack() error {
 	return nil
 }
 
-// findGadgets looks through the process's code, libraries with the C library
-// in their name first.
-func (t *Thread) findGadgets() error {
-	maps, err := proc.Maps(t.PID)
+// findGadgets looks for a "syscall; ret" and a "mov $15, %rax; syscall" in a process's
+// code, in libraries with the C library in their name first.
+func findGadgets(pid int, mem io.ReaderAt) (call, back uint64, err error) {
+	maps, err := proc.Maps(pid)
 	if err != nil {
-		return err
+		return 0, 0, err
 	}
 	// The C library has both; the vdso and the program itself are next best.
 	for _, wanted := range []string{"/libc.so", "/libc-", "/ld-musl", ""} {
@@ -107,23 +108,23 @@ func (t *Thread) findGadgets() error {
 				continue
 			}
 			code := make([]byte, min(m.End-m.Start, 64<<20))
-			n, err := t.Mem.ReadAt(code, int64(m.Start))
+			n, err := mem.ReadAt(code, int64(m.Start))
 			if n == 0 && err != nil {
 				continue
 			}
 			code = code[:n]
-			if at := bytes.Index(code, []byte{0x0f, 0x05, 0xc3}); t.call == 0 && at >= 0 {
-				t.call = m.Start + uint64(at)
+			if at := bytes.Index(code, []byte{0x0f, 0x05, 0xc3}); call == 0 && at >= 0 {
+				call = m.Start + uint64(at)
 			}
-			if at := bytes.Index(code, []byte{0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05}); t.back == 0 && at >= 0 {
-				t.back = m.Start + uint64(at)
+			if at := bytes.Index(code, []byte{0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05}); back == 0 && at >= 0 {
+				back = m.Start + uint64(at)
 			}
-			if t.call != 0 && t.back != 0 {
-				return nil
+			if call != 0 && back != 0 {
+				return call, back, nil
 			}
 		}
 	}
-	return errNoGadget
+	return 0, 0, errNoGadget
 }
 
 // Syscall runs one system call in the thread, whose arguments are numbers alone,
@@ -156,11 +157,11 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	if err := t.restartSequence(&to); err != nil {
 		return 0, err
 	}
-	vector, err := t.vectorState()
+	vector, err := vectorState(t.TID)
 	if err != nil {
 		return 0, err
 	}
-	mask, err := t.sigmask()
+	mask, err := signalMask(t.TID)
 	if err != nil {
 		return 0, err
 	}
@@ -195,7 +196,7 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	}
 	t.step("registers set")
 	// No handler may run until the frame puts the mask back.
-	if err := t.setSigmask(^uint64(0)); err != nil {
+	if err := setSignalMask(t.TID, ^uint64(0)); err != nil {
 		return 0, err
 	}
 	t.step("signals blocked")
@@ -221,7 +222,7 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 func (t *Thread) finish(nr uint64) (uint64, error) {
 	var result uint64
 	for i, want := range []uint64{nr, nr, unix.SYS_RT_SIGRETURN, unix.SYS_RT_SIGRETURN} {
-		if err := t.nextStop(); err != nil {
+		if err := nextSyscallStop(t.TID); err != nil {
 			return 0, err
 		}
 		r, err := t.Registers()
@@ -240,14 +241,14 @@ func (t *Thread) finish(nr uint64) (uint64, error) {
 	return result, nil
 }
 
-// nextStop lets the thread run to the begin or end of a system call. An
+// nextSyscallStop lets the thread run to the begin or end of a system call. An
 // event stop on the way (a group stop, SIGCONT) is none of ours.
-func (t *Thread) nextStop() error {
+func nextSyscallStop(tid int) error {
 	for {
-		if err := unix.PtraceSyscall(t.TID, 0); err != nil {
+		if err := unix.PtraceSyscall(tid, 0); err != nil {
 			return fmt.Errorf("go on: %w", err)
 		}
-		status, err := waitStop(t.TID)
+		status, err := waitStop(tid)
 		if err != nil {
 			return err
 		}

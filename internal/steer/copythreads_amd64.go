@@ -216,7 +216,7 @@ func (c *copyThreads) stop(t *ptrace.Thread) error {
 			if _, err := c.swap(t, old); err != nil {
 				return err
 			}
-			return fmt.Errorf("process %d: its memcpy was replaced meanwhile, by %#x", c.pid, old)
+			return fmt.Errorf("its memcpy was replaced meanwhile, by %#x", old)
 		}
 		c.swapped = false
 		c.step("memcpy put back")
@@ -276,7 +276,7 @@ func (c *copyThreads) leavePage(t *ptrace.Thread) error {
 			return err
 		}
 	}
-	return fmt.Errorf("process %d: thread %d does not leave the code of the copy threads", c.pid, t.TID)
+	return fmt.Errorf("thread %d does not leave the code of the copy threads", t.TID)
 }
 
 // errNotYet says that something has not come about, and what.
@@ -290,7 +290,7 @@ func (c *copyThreads) await(ask func() error) error {
 			return nil
 		}
 		if !errors.Is(err, errNotYet) || time.Since(began) > copyThreadsEnd {
-			return fmt.Errorf("process %d: %w", c.pid, err)
+			return err
 		}
 	}
 }

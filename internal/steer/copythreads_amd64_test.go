@@ -100,7 +100,7 @@ func TestCopyThreads(t *testing.T) {
 	if err := s.Map([]Mapping{{PID: a.PID, TID: a.PID, Start: a.Start, Bytes: a.Bytes, Path: a.Path, Offset: a.Offset}}); err != nil {
 		t.Fatal(err)
 	}
-	if notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, 3); err != nil || len(notes) > 0 {
+	if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, 3); err != nil || len(notes) > 0 {
 		t.Fatal(notes, err)
 	}
 	g.expect("back", want)
@@ -183,7 +183,7 @@ func TestCopyThreadsCopyAsMemcpy(t *testing.T) {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
 			g, s := startCopyTarget(t, path), session(t)
 			g.expect("odd", "ok")
-			if notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, n); err != nil || len(notes) > 0 {
+			if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, n); err != nil || len(notes) > 0 {
 				t.Fatal(notes, err)
 			}
 			g.expect("odd", "ok")
@@ -206,7 +206,7 @@ func TestCopyThreadsComeAndGo(t *testing.T) {
 	g, s := startCopyTarget(t, copyTarget(t)), session(t)
 	g.expect("churn", "churning")
 	for range 20 {
-		if notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, 3); err != nil || len(notes) > 0 {
+		if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, 3); err != nil || len(notes) > 0 {
 			t.Fatal(notes, err)
 		}
 		g.ask("back")
@@ -234,7 +234,7 @@ func TestCallsAtAnyInstant(t *testing.T) {
 				t.Skip("the C library has registered no restartable sequences here")
 			}
 			for range 20 {
-				if notes, err := s.StartCopyThreads([]Thread{{g.pid(), tid}}, 2); err != nil || len(notes) > 0 {
+				if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: tid}}, 2); err != nil || len(notes) > 0 {
 					t.Fatal(notes, err)
 				}
 				if _, err := s.StopCopyThreads(); err != nil {
@@ -250,7 +250,7 @@ func TestCallsAtAnyInstant(t *testing.T) {
 func TestCopyThreadsTakeNoHole(t *testing.T) {
 	g, s := startCopyTarget(t, copyTarget(t)), session(t)
 	g.expect("hole", "made")
-	if notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, 4); err != nil || len(notes) > 0 {
+	if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, 4); err != nil || len(notes) > 0 {
 		t.Fatal(notes, err)
 	}
 	g.expect("fill", "filled")
@@ -265,7 +265,7 @@ func TestCopyThreadsTakeNoHole(t *testing.T) {
 func TestCopyThreadsEnd(t *testing.T) {
 	g, s := startCopyTarget(t, copyTarget(t)), session(t)
 	for i := range 150 {
-		if notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, 4); err != nil || len(notes) > 0 {
+		if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, 4); err != nil || len(notes) > 0 {
 			t.Fatal(notes, err)
 		}
 		time.Sleep(time.Duration(i) * 20 * time.Microsecond)
@@ -288,7 +288,7 @@ func TestCopyThreadsTracerDiesAtEachStep(t *testing.T) {
 		}
 		g, s := startCopyTarget(t, path), session(t)
 		want := g.ask("back")
-		threads := []Thread{{g.pid(), g.pid()}}
+		threads := []Thread{{PID: g.pid(), TID: g.pid()}}
 		notes, err := s.StartCopyThreads(threads, 2)
 		if err == nil && len(notes) > 0 {
 			t.Fatal(notes)
@@ -341,7 +341,7 @@ func TestCopyThreadsTracerDiesAtEachStep(t *testing.T) {
 func TestHoldLeavesCopyThreads(t *testing.T) {
 	g, dead, s := startCopyTarget(t, copyTarget(t)), session(t), session(t)
 	want := g.ask("back")
-	driver := []Thread{{g.pid(), g.pid()}}
+	driver := []Thread{{PID: g.pid(), TID: g.pid()}}
 	theirs, err := ptrace.Threads(g.pid())
 	if err != nil {
 		t.Fatal(err)
@@ -379,7 +379,7 @@ func TestHoldLeavesCopyThreads(t *testing.T) {
 // A process without the driver's library is left alone, with a note.
 func TestCopyThreadsWithoutDriver(t *testing.T) {
 	g, s := newTarget(t), session(t)
-	notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, 4)
+	notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, 4)
 	if err != nil || len(notes) != 1 || !strings.Contains(notes[0], "no libcuda.so mapped") {
 		t.Fatalf("got %q, %v", notes, err)
 	}

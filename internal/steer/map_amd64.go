@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,24 +18,21 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
-// mapAll maps files over areas; each process's in turn, the processes at once.
+// mapAll maps files over areas: each process's in turn, the processes at once.
 func mapAll(mappings []Mapping, step func(string)) error {
-	byProcess := make(map[int][]Mapping)
+	var threads []Thread
+	var groups [][]Mapping // of each thread's process
 	for _, m := range mappings {
-		byProcess[m.PID] = append(byProcess[m.PID], m)
+		i := slices.IndexFunc(threads, func(t Thread) bool { return t.PID == m.PID })
+		if i < 0 {
+			i = len(threads)
+			threads, groups = append(threads, Thread{PID: m.PID, TID: m.TID}), append(groups, nil)
+		}
+		groups[i] = append(groups[i], m)
 	}
-	errs := make(chan error)
-	for _, ms := range byProcess {
-		go func() {
-			runtime.LockOSThread() // never unlocked: its end detaches
-			errs <- mapInto(ms, step)
-		}()
-	}
-	var err error
-	for range byProcess {
-		err = errors.Join(err, <-errs)
-	}
-	return err
+	return errors.Join(ptrace.InThreads(threads, step, func(i int, t *ptrace.Thread) error {
+		return mapInto(t, groups[i])
+	})...)
 }
 
 // openMapped opens a file for reading, which is enough for a private mapping. A
@@ -50,13 +47,7 @@ func openMapped(path string) (*os.File, error) {
 }
 
 // mapInto maps files over areas of one process.
-func mapInto(mappings []Mapping, step func(string)) error {
-	pid, tid := mappings[0].PID, mappings[0].TID
-	t, err := ptrace.StopThread(pid, tid, step)
-	if err != nil {
-		return fmt.Errorf("process %d: %w", pid, err)
-	}
-	defer t.Close()
+func mapInto(t *ptrace.Thread, mappings []Mapping) error {
 	for _, m := range mappings {
 		if m.Path == "" {
 			if hugeZeros() {
@@ -75,10 +66,10 @@ func mapInto(mappings []Mapping, step func(string)) error {
 		err = t.MapFile(f, m.Start, m.Bytes, m.Offset, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
 		f.Close()
 		if err != nil {
-			return fmt.Errorf("process %d: %w", pid, err)
+			return err
 		}
 	}
-	return t.Detach()
+	return nil
 }
 
 // hugeZeros reports whether the kernel has a huge page of zeros for what was never
