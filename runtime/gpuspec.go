@@ -5,15 +5,12 @@ package runtime
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"github.com/pelletier/go-toml/v2"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/internal/config"
@@ -59,91 +56,57 @@ func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.I
 	if spec.Linux != nil {
 		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
 	}
-	return c.rebindFiles(ctx, view.Node, spec, dump)
+	c.restore.gpus.Stray, err = rebindFiles(ctx, view.Node, spec, dump)
+	return err
 }
 
-// injectGPUs does what NVIDIA's container toolkit would do by hooks. Where that
-// cannot be done a container starts with them, but none is restored: CRIU
-// knows nothing of what they mount.
+// injectGPUs does what NVIDIA's container toolkit would do by hooks. A container for which
+// that cannot be done starts with the hooks, but none is restored: CRIU knows nothing of
+// what hooks mount.
 func (c *container) injectGPUs(ctx context.Context, node config.Node, spec *specs.Spec) error {
 	if spec.Hooks == nil && !c.toolkit {
 		return nil
 	}
-	injected, err := c.inject(node, spec)
-	entry := log.G(ctx).WithField("id", c.id)
+	injected, err := cdi.InjectHooked(spec, c.toolkit, node.CDISpecDirs)
 	switch {
 	case err != nil && c.restore != nil:
 		return refused(err)
 	case err != nil:
-		entry.WithError(err).Warn("the container gets its GPUs by a hook, outside its spec: it cannot be checkpointed")
+		log.G(ctx).WithError(err).Warn("the container gets its GPUs by a hook, outside its spec: it cannot be checkpointed")
 	case injected:
-		entry.WithField("gpus", cdi.Read(spec).String()).Info("GPUs put into the spec in place of a hook")
+		log.G(ctx).WithField("gpus", cdi.Read(spec).String()).Info("GPUs put into the spec in place of a hook")
 	}
 	return nil
 }
 
-// inject is injectGPUs without its judgement of errors.
-func (c *container) inject(node config.Node, spec *specs.Spec) (bool, error) {
-	registry, err := cdi.Open(node.CDISpecDirs...)
-	if err != nil {
-		return false, err
-	}
-	toolkit, err := readToolkit(toolkitConfig)
-	if err != nil {
-		return false, err
-	}
-	toolkit.Runtime = c.toolkit
-	return registry.Inject(spec, toolkit)
-}
-
-// toolkitConfig is the configuration of NVIDIA's container toolkit.
-const toolkitConfig = "/etc/nvidia-container-runtime/config.toml"
-
-// readToolkit reads what that says about whom to believe. The defaults are the
-// toolkit's own. Of a file that cannot be understood nothing is believed.
-func readToolkit(path string) (cdi.Toolkit, error) {
-	file := struct {
-		Variable bool `toml:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
-		Mounts   bool `toml:"accept-nvidia-visible-devices-as-volume-mounts"`
-	}{Variable: true}
-	data, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return cdi.Toolkit{}, fmt.Errorf("read the NVIDIA container toolkit's configuration: %w", err)
-	}
-	if err := toml.Unmarshal(data, &file); err != nil {
-		return cdi.Toolkit{}, fmt.Errorf("read the NVIDIA container toolkit's configuration %s: %w", path, err)
-	}
-	return cdi.Toolkit{Variable: file.Variable, Mounts: file.Mounts}, nil
-}
-
-// rebindFiles sees to it that there is a mount for each that the dump has.
-func (c *container) rebindFiles(ctx context.Context, node config.Node, spec *specs.Spec, dump *criu.Images) error {
+// rebindFiles mounts each driver file that the dump has mounted, and returns the paths
+// at which CRIU mounts a node that the spec does not grant.
+func rebindFiles(ctx context.Context, node config.Node, spec *specs.Spec, dump *criu.Images) (stray []string, err error) {
 	mounted, err := dump.Mounts()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	concerns := func(path string) bool { return cdi.IsDriverFile(path) || cdi.IsNode(path) }
 	if !slices.ContainsFunc(mounted, concerns) &&
 		!slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return concerns(m.Destination) }) {
-		return nil
+		return nil, nil
 	}
 	used, err := dump.Files()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	registry, err := cdi.Open(node.CDISpecDirs...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	substituted, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
 	if err != nil {
-		return refused(err)
+		return nil, refused(err)
 	}
 	for _, r := range substituted {
-		log.G(ctx).WithFields(log.Fields{"id": c.id, "path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
+		log.G(ctx).WithFields(log.Fields{"path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
 	}
-	c.restore.gpus.Stray = stray
-	return nil
+	return stray, nil
 }
 
 // refused adds the code of an error that the user must change something for.

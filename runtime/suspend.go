@@ -14,6 +14,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
@@ -226,11 +228,11 @@ func (k *resuming) chooseGPUs(ctx context.Context) (_ uint64, err error) {
 }
 
 func (k *resuming) grant(context.Context) (uint64, error) {
-	return 0, k.c.grantDevices(k.move.Grant)
+	return 0, k.c.devices.Grant(k.c.pid, nodePaths(k.move.Grant))
 }
 
 func (k *resuming) revoke(context.Context) error {
-	return k.c.revokeDevices(k.move.Grant, k.move.Had)
+	return k.c.devices.Revoke(k.c.pid, nodePaths(k.move.Grant), nodePaths(k.move.Had))
 }
 
 func (k *resuming) restoreInPlace(ctx context.Context) (uint64, error) {
@@ -245,10 +247,24 @@ func (k *resuming) restoreInPlace(ctx context.Context) (uint64, error) {
 // goOn removes what is left of the suspension, and lets the container run.
 func (k *resuming) goOn(ctx context.Context) (uint64, error) {
 	k.c.removeSpill(ctx)
-	if err := k.c.revokeDevices(k.move.Revoke, k.move.Grant); err != nil {
+	if err := k.c.devices.Revoke(k.c.pid, nodePaths(k.move.Revoke), nodePaths(k.move.Grant)); err != nil {
 		log.G(ctx).WithError(err).Warn("the container still has access to GPUs that it left")
 	}
-	k.c.regrant(k.move.Grant, k.move.Revoke)
+	k.c.request.Replace(minorsOf(k.move.Revoke), minorsOf(k.move.Grant))
 	_, err := k.s.resume(ctx, k.c)
 	return 0, err
+}
+
+func nodePaths(gpus []cuda.GPU) (paths []string) {
+	for _, n := range minorsOf(gpus) {
+		paths = append(paths, cdi.NodePath(n))
+	}
+	return paths
+}
+
+func minorsOf(gpus []cuda.GPU) (minors []int) {
+	for _, d := range gpus {
+		minors = append(minors, d.Minor)
+	}
+	return minors
 }

@@ -43,7 +43,7 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 
 // save is Save while the threads are held.
 func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw func() error) error {
-	var before [][]cuda.Area
+	var before [][]cuda.Range
 	var thawed, refused bool
 	areas, err := s.path.Save(ctx, s.job(), dir, func() (err error) {
 		if err := thaw(); err != nil {
@@ -76,7 +76,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	}
 	s.sizes = make([]uint64, len(s.procs))
 	for i := range s.procs {
-		for _, a := range cuda.NewAreas(before[i], after[i]) {
+		for _, a := range cuda.NewRanges(before[i], after[i]) {
 			s.sizes[i] += a.Bytes()
 		}
 	}
@@ -84,11 +84,11 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 }
 
 // memoryOf returns the anonymous areas of each process.
-func memoryOf(procs cuda.Group) ([][]cuda.Area, error) {
-	all := make([][]cuda.Area, len(procs))
+func memoryOf(procs cuda.Group) ([][]cuda.Range, error) {
+	all := make([][]cuda.Range, len(procs))
 	for i, p := range procs {
 		var err error
-		if all[i], err = cuda.AnonymousAreas(p.PID.Host); err != nil {
+		if all[i], err = cuda.AnonymousRanges(p.PID.Host); err != nil {
 			return nil, err
 		}
 	}
