@@ -72,6 +72,8 @@ func dedupLines(text string) string {
 }
 
 // rootCommand puts the sub-commands together.
+//
+//nolint:contextcheck // commands take the context that cobra runs them with
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "gpuckpt",
