@@ -34,13 +34,13 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	if c == nil {
 		return s.TTRPCTaskService.Checkpoint(ctx, r)
 	}
-	if err := c.refuseSecond(); err != nil {
+	if err := c.exclusive.refuse(); err != nil {
 		return nil, toGRPC(err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.checkpointing.Store(c.paused)
-	defer c.checkpointing.Store(false)
+	c.exclusive.running.Store(c.paused)
+	defer c.exclusive.running.Store(false)
 	if err := s.checkpoint(c.logged(ctx), c, r); err != nil {
 		return nil, toGRPC(err)
 	}
@@ -57,12 +57,14 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		if r.Options, err = typeurl.MarshalAnyToProto(opts); err != nil {
 			return fmt.Errorf("encode checkpoint options: %w", err)
 		}
-		if err := c.claimWorkDir(opts.WorkPath); err != nil {
-			return err
+		if c.paused {
+			if err := c.exclusive.claim(opts.WorkPath); err != nil {
+				return err
+			}
 		}
 		defer func() {
 			if err != nil {
-				c.workPath = "" // for another try, by whoever makes it
+				c.exclusive.workDir = "" // for another try, by whoever makes it
 			}
 		}()
 	}
@@ -236,6 +238,9 @@ func (k *checkpointing) store(context.Context) (uint64, error) {
 
 // writeMetadata makes the checkpoint complete.
 func (k *checkpointing) writeMetadata(context.Context) (uint64, error) {
+	if len(k.metadata.Processes) == 0 {
+		return 0, nil // bystanders have no GPU state: CRIU's images are all
+	}
 	k.writer.Describe(k.metadata)
 	k.metadata.Phases = k.q.known()
 	return 0, images.WriteMetadata(k.images.path, k.metadata)
@@ -279,6 +284,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	return nil
 }
 
+<<<<<<< HEAD
 // criuSettings returns what the container's configuration file for CRIU is made of: for a dump
 // if the container has processes, else for a restore.
 func (c *container) criuSettings(view config.View) (criu.Settings, error) {
@@ -297,4 +303,9 @@ func (c *container) criuSettings(view config.View) (criu.Settings, error) {
 		settings.Devices = append(settings.Devices, criu.Device{Path: d.Path, Major: d.Major, Minor: d.Minor})
 	}
 	return settings, err
+=======
+// criuSettings returns what the container's configuration file for CRIU is made of.
+func (c *container) criuSettings(view config.View) criu.Settings {
+	return criu.Settings{Bundle: c.bundle, Restoring: c.restore != nil && c.pid == 0, View: view}
+>>>>>>> main
 }
