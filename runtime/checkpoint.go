@@ -284,11 +284,10 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	return nil
 }
 
-<<<<<<< HEAD
 // criuSettings returns what the container's configuration file for CRIU is made of: for a dump
 // if the container has processes, else for a restore.
 func (c *container) criuSettings(view config.View) (criu.Settings, error) {
-	settings := criu.Settings{Bundle: c.bundle, Base: c.criuBase, View: view}
+	settings := criu.Settings{Bundle: c.bundle, View: view}
 	var devices []specs.LinuxDevice
 	var err error
 	switch {
@@ -303,9 +302,4 @@ func (c *container) criuSettings(view config.View) (criu.Settings, error) {
 		settings.Devices = append(settings.Devices, criu.Device{Path: d.Path, Major: d.Major, Minor: d.Minor})
 	}
 	return settings, err
-=======
-// criuSettings returns what the container's configuration file for CRIU is made of.
-func (c *container) criuSettings(view config.View) criu.Settings {
-	return criu.Settings{Bundle: c.bundle, Restoring: c.restore != nil && c.pid == 0, View: view}
->>>>>>> main
 }
