@@ -117,7 +117,7 @@ SCRIPTS = .ci/run $(addprefix hack/,bundle bundle-criu bundle-run compiler criu-
 	$(wildcard hack/*.bash hack/recipes/*.bash)
 
 .PHONY: lint
-lint: ## Run go mod tidy, go vet and golangci-lint on each module, shellcheck on the scripts.
+lint: rooms ## Run rooms, go mod tidy, go vet and golangci-lint on each module, shellcheck on the scripts.
 	@hack/setup golangci-lint shellcheck
 	@tools=$$(hack/setup --print-path); for module in $(MODULES); do \
 		echo "lint $$module"; \
