@@ -5,12 +5,16 @@ package gpustate
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
@@ -30,7 +34,7 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 	}
 	steers := node.Steer && steer.CanSteer
 	through := node.WhenShort == config.WriteThrough && (short != "" || !known)
-	possible := dir != "" && steers && !onMemory(dir)
+	possible := dir != "" && steers && !staging.OnMemory(dir)
 	switch {
 	case through && possible:
 		window, err := chooseWindow(node, room, procs)
@@ -46,7 +50,7 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 		return nil, fmt.Errorf("%s, and %s is on a tmpfs, which is memory as well: free some, or choose a directory on a disk: %w", short, dir, errdefs.ErrResourceExhausted)
 	case !steers:
 		return driverAlone{}, nil
-	case dir != "" && onMemory(dir):
+	case dir != "" && staging.OnMemory(dir):
 		return imageFile{}, nil
 	}
 	return memoryFirst{}, nil
@@ -68,7 +72,7 @@ func memoryShort(node config.Staging, state uint64) (short string, room uint64, 
 	cgroup := ""
 	if node.Cgroup != "" {
 		cgroup = "/" + node.Cgroup
-		if _, err := makeCgroup(node); err != nil && node.MemoryLimit > 0 {
+		if _, err := host.MakeMemoryCgroup(node.Cgroup, node.MemoryLimit); err != nil && node.MemoryLimit > 0 {
 			return "", 0, fmt.Errorf("limit staging memory: %w", err)
 		}
 	}
@@ -102,3 +106,12 @@ func chooseWindow(node config.Staging, room uint64, procs []cuda.Process) (uint6
 	}
 	return window, nil
 }
+
+// memoryAvailable returns what the kernel could give to programs, in bytes.
+func memoryAvailable() (bytes uint64, known bool) {
+	text, _ := os.ReadFile("/proc/meminfo") // without, nothing is known
+	return proc.MemAvailable(text)
+}
+
+// size words a number of bytes.
+func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }

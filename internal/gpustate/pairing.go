@@ -123,7 +123,7 @@ func (r *Restoration) onto(ctx context.Context, helper *cuda.Helper) error {
 			return err
 		}
 	}
-	inside, err := s.startHelper(ctx, cuda.Options{Join: s.target.Init(), Visible: s.opts.Visible})
+	inside, err := s.helpers.start(ctx, cuda.Options{Join: s.target.Init(), Visible: s.opts.Visible})
 	if err != nil {
 		return err
 	}
