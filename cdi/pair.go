@@ -316,7 +316,7 @@ func parsePairs(annotation string, olds, news []GPU) (map[int]int, error) {
 		return fmt.Errorf("%w: annotation %s: %s", ErrPairs, PairsAnnotation, fmt.Sprintf(form, args...))
 	}
 	used := map[int]bool{}
-	for _, field := range strings.Split(annotation, ",") {
+	for field := range strings.SplitSeq(annotation, ",") {
 		from, to, ok := strings.Cut(strings.TrimSpace(field), "=")
 		if !ok {
 			return nil, refuse("%q is not OLD=NEW", field)

@@ -219,7 +219,7 @@ func namesInstance(name string) bool {
 // split splits a list at its commas and leaves out empty names.
 func split(list string) []string {
 	var names []string
-	for _, name := range strings.Split(list, ",") {
+	for name := range strings.SplitSeq(list, ",") {
 		if name = strings.TrimSpace(name); name != "" {
 			names = append(names, name)
 		}

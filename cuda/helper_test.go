@@ -72,11 +72,9 @@ func TestHelperKilledFromOutsideEndsAllCalls(t *testing.T) {
 	var wg sync.WaitGroup
 	errs := make([]error, 8)
 	for i := range errs {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			errs[i] = h.Checkpoint(t.Context(), i+1)
-		}()
+		})
 	}
 	waitForCalls(t, h, len(errs))
 	if err := syscall.Kill(h.worker.Pid(), syscall.SIGKILL); err != nil {
@@ -163,13 +161,11 @@ func TestCloseReapsAndMayBeRepeated(t *testing.T) {
 	within(t, func() {
 		var wg sync.WaitGroup
 		for range 3 {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				if err := h.Close(); err != nil {
 					t.Error(err)
 				}
-			}()
+			})
 		}
 		wg.Wait()
 	})

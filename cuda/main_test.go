@@ -133,7 +133,7 @@ type machine struct {
 // newMachine reads "1=running 2=locked !checkpoint 2=801".
 func newMachine(s string) *machine {
 	m := &machine{map[int]State{}, map[string]int{}}
-	for _, f := range strings.Split(s, ";") {
+	for f := range strings.SplitSeq(s, ";") {
 		key, value, ok := strings.Cut(f, "=")
 		if !ok {
 			continue

@@ -25,7 +25,7 @@ func ParsePairs(s string) ([]Pair, error) {
 	}
 	var pairs []Pair
 	olds, news := map[string]bool{}, map[string]bool{}
-	for _, field := range strings.Split(s, ",") {
+	for field := range strings.SplitSeq(s, ",") {
 		from, to, ok := strings.Cut(field, "=")
 		if !ok {
 			return nil, fmt.Errorf("GPU map: %q is not OLD=NEW", field)

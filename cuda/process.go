@@ -88,11 +88,9 @@ func Find(ctx context.Context, h *Helper, pids []int) (Group, error) {
 	errs := make([]error, len(pids))
 	var wg sync.WaitGroup
 	for i, pid := range pids {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			found[i], errs[i] = inspect(ctx, h, pid)
-		}()
+		})
 	}
 	wg.Wait()
 	if err := sum(errs); err != nil {

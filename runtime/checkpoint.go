@@ -160,9 +160,6 @@ func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
 }
 
 func (k *checkpointing) check(ctx context.Context) error {
-	if err := requireEmptyDir(k.images.path); err != nil {
-		return err
-	}
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
 	}

@@ -113,7 +113,8 @@ func (c *container) lock(ctx context.Context, read config.Source) error {
 		return err
 	}
 	if c.gpu.Phase() == gpustate.Locked {
-		log.G(ctx).WithFields(log.Fields{"phase": "lock", "took": c.gpu.LockTook(), "processes": c.gpu.Processes()}).Info("phase")
+		facts := c.gpu.Facts()
+		log.G(ctx).WithFields(log.Fields{"phase": "lock", "took": facts.LockTook, "processes": facts.Processes}).Info("phase")
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -48,27 +49,30 @@ func (c *container) requireLock(q *sequence) error {
 	if c.gpu.Phase() == gpustate.Unlocked {
 		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
 	}
-	q.note(images.Phase{Name: "lock", Took: c.gpu.LockTook()})
+	q.note(images.Phase{Name: "lock", Took: c.gpu.Facts().LockTook})
 	return c.gpu.RefuseUnlocked()
 }
 
 // imageDir is the directory that a checkpoint writes its images to.
 type imageDir struct {
-	path  string
-	made  bool // the checkpoint made it
-	empty bool // it was empty before
+	path string
+	made bool     // the checkpoint made it
+	had  []string // what was in it before
 }
 
-// prepare makes the directory if there is none, as runc does when it gets to it,
-// unless its maker has taken it away (clientWaits). On an error it is as it was.
+// prepare refuses a directory that requireEmptyDir refuses. It makes the directory if
+// there is none, as runc does when it gets to it, unless the directory's maker has
+// taken it away (clientWaits). On an error the directory is as it was.
 func (d *imageDir) prepare() error {
+	if err := requireEmptyDir(d.path); err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(d.path)
-	if err == nil {
-		d.empty = len(entries) == 0
-		return nil
+	for _, e := range entries {
+		d.had = append(d.had, e.Name())
 	}
 	if !errors.Is(err, os.ErrNotExist) || isTemporary(d.path) {
-		return nil // requireEmptyDir says why
+		return nil
 	}
 	if err := os.MkdirAll(d.path, 0o755); err != nil {
 		return fmt.Errorf("make the directory for the images: %w", err)
@@ -78,7 +82,7 @@ func (d *imageDir) prepare() error {
 }
 
 // leave leaves the directory as prepare found it. In a directory that was not empty
-// only the area files are known to be the checkpoint's: those are removed.
+// only new area files are known to be the checkpoint's: those are removed.
 func (d *imageDir) leave() error {
 	if d.made {
 		if err := os.RemoveAll(d.path); err != nil {
@@ -91,7 +95,7 @@ func (d *imageDir) leave() error {
 		return nil
 	}
 	for _, e := range entries {
-		if d.empty || images.IsAreaFile(e.Name()) {
+		if !slices.Contains(d.had, e.Name()) && (d.had == nil || images.IsAreaFile(e.Name())) {
 			err = joinBack(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
 		}
 	}

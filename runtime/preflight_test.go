@@ -116,6 +116,15 @@ func TestSizeOf(t *testing.T) {
 	}
 }
 
+// writeFileIn writes a file into a directory that need not be there.
+func writeFileIn(t *testing.T, dir, name string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(dir, name), "")
+}
+
 // A failed checkpoint leaves the directory for the images as it was found.
 func TestImageDir(t *testing.T) {
 	list := func(dir string) (names []string) {
@@ -152,11 +161,19 @@ func TestImageDir(t *testing.T) {
 		if err := d.leave(); err != nil {
 			t.Error(err)
 		}
+		if _, err := os.Stat(d.path); os.IsNotExist(err) != (test.had == nil) {
+			t.Errorf("%s: the directory: %v", test.name, err)
+		}
 		if got := list(d.path); !slices.Equal(got, test.left) {
 			t.Errorf("%s: left %q, want %q", test.name, got, test.left)
 		}
-		if _, err := os.Stat(d.path); os.IsNotExist(err) != (test.had == nil) {
-			t.Errorf("%s: the directory: %v", test.name, err)
+		writeFileIn(t, d.path, "gpu-7-0")
+		d = &imageDir{path: d.path}
+		if err := d.prepare(); err == nil {
+			t.Errorf("%s: a directory with GPU state: no error", test.name)
+		}
+		if err := os.Remove(filepath.Join(d.path, "gpu-7-0")); err != nil {
+			t.Errorf("%s: GPU state of another checkpoint: %v", test.name, err)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // A suspended container is locked and frozen, and its GPU state is saved as for a
@@ -59,7 +60,7 @@ func suspensionOf(r *taskAPI.UpdateTaskRequest) (*suspension, error) {
 		s.spill = filepath.Clean(spill)
 	}
 	if moves {
-		for _, gpu := range strings.Split(gpus, ",") {
+		for gpu := range strings.SplitSeq(gpus, ",") {
 			if gpu = strings.TrimSpace(gpu); gpu == "" {
 				return nil, fmt.Errorf("annotation %s is %q; it must be a list of GPUs: %w", annotations.ResumeGPUs, gpus, errdefs.ErrInvalidArgument)
 			}
@@ -108,7 +109,7 @@ func (s *Service) suspend(ctx context.Context, c *container, spill string) error
 		return fmt.Errorf("no process of the container uses CUDA: to stop it, pause it: %w", errdefs.ErrFailedPrecondition)
 	}
 	if spill != "" {
-		if err := gpustate.CheckSpillParent(spill); err != nil {
+		if err := staging.CheckSpillParent(spill); err != nil {
 			return err
 		}
 	}
@@ -153,7 +154,7 @@ func (k *suspending) preflight(context.Context) (uint64, error) {
 }
 
 func (k *suspending) makeSpillDir(context.Context) (_ uint64, err error) {
-	k.c.spill, err = gpustate.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id, k.c.bundle)
+	k.c.spill, err = staging.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id, k.c.bundle)
 	return 0, err
 }
 
@@ -234,7 +235,7 @@ func (k *resuming) revoke(context.Context) error {
 }
 
 func (k *resuming) restoreInPlace(ctx context.Context) (uint64, error) {
-	bytes := k.c.gpu.AreaBytes()
+	bytes := k.c.gpu.Facts().AreaBytes
 	if err := k.c.gpu.RestoreInPlace(ctx); err != nil {
 		return 0, fmt.Errorf("the container stays suspended (resume it again to retry): %w", err)
 	}

@@ -98,8 +98,8 @@ func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// configure reads the configuration that the shims read, and says where it lies
-// and what is wrong with it.
+// configure reads the configuration that the shims read, and returns where it is and
+// what is wrong with it.
 func configure(n *doctor.Node) (path string, err error) {
 	path = config.Path
 	for _, kv := range n.Env {
@@ -120,7 +120,7 @@ func configure(n *doctor.Node) (path string, err error) {
 	return path, nil
 }
 
-// needs is what a checkpoint needs: of gpuckpt.json in a directory, or of the
+// needs returns what a checkpoint needs, by gpuckpt.json in a directory, or of the
 // annotations of an image.
 func (o *doctorOptions) needs(ctx context.Context) (_ doctor.Facts, err error) {
 	if st, serr := os.Stat(o.image); serr == nil && st.IsDir() {

@@ -179,6 +179,35 @@ func TestCUDACommandsFailClearly(t *testing.T) {
 	}
 }
 
+// Flags are checked before anything is touched; here there is no containerd. A call that is
+// wrong names the command's help, one that fails does not.
+func TestFlagsAreCheckedFirst(t *testing.T) {
+	m := newMachine(t, 1)
+	checkpoint := []string{"checkpoint", "job", "--image", "example.com/job:1", "--address", "/nonexistent.sock"}
+	for _, c := range []struct {
+		args []string
+		want string
+		hint bool
+	}{
+		{append(checkpoint, "--level", "99"), "level 99", false},
+		{append(checkpoint, "--compression", "gzip", "--level", "12"), "level 12", false},
+		{append(checkpoint, "--threads", "-1"), "-1 threads", false},
+		{append(checkpoint, "--layer-size", "65MiB"), "power of two", false},
+		{append(checkpoint, "--compression", "lz4"), "lz4", false},
+		{checkpoint, "/nonexistent.sock", false},
+		{[]string{"image", "convert", "dir:/", "job.tar"}, "oci-archive:job.tar", false},
+		{[]string{"image", "inspect", t.TempDir()}, "is not a checkpoint", false},
+		{[]string{"checkpoint", "job"}, "See 'gpuckpt checkpoint --help'.", true},
+		{[]string{"image", "verify"}, "See 'gpuckpt image verify --help'.", true},
+		{[]string{"restore", "x", "--none"}, "See 'gpuckpt restore --help'.", true},
+	} {
+		_, errs, exit := m.run(append([]string{"gpuckpt"}, c.args...)...)
+		if exit != 1 || !strings.Contains(errs, c.want) || strings.Contains(errs, "--help'.") != c.hint {
+			t.Errorf("%q: exit status %d, printed %q", c.args, exit, errs)
+		}
+	}
+}
+
 func TestVersion(t *testing.T) {
 	m := newMachine(t, 1)
 	if out, errs, exit := m.run("gpuckpt", "version"); exit != 0 || errs != "" || !strings.HasPrefix(out, "gpuckpt ") {

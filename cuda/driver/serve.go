@@ -72,15 +72,13 @@ func (s *server) receive() error {
 		if q.PID != 0 {
 			s.last[q.PID] = done
 		}
-		s.calls.Add(1)
-		go func() {
-			defer s.calls.Done()
+		s.calls.Go(func() {
 			defer close(done)
 			if before != nil {
 				<-before
 			}
 			s.answer(id, q)
-		}()
+		})
 	}
 }
 

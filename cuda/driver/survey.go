@@ -60,12 +60,12 @@ func surveyDevice(index int, device nvml.Device) cuda.Device {
 	}
 	if has("nvmlDeviceGetPersistenceMode") {
 		if mode, r := device.GetPersistenceMode(); r == nvml.SUCCESS {
-			d.Persistence = is(mode == nvml.FEATURE_ENABLED)
+			d.Persistence = new(mode == nvml.FEATURE_ENABLED)
 		}
 	}
 	if has("nvmlDeviceGetMigMode") {
 		if mode, _, r := device.GetMigMode(); r == nvml.SUCCESS {
-			d.MIG = is(mode == nvml.DEVICE_MIG_ENABLE)
+			d.MIG = new(mode == nvml.DEVICE_MIG_ENABLE)
 		}
 	}
 	if has("nvmlDeviceGetVirtualizationMode") {
@@ -91,8 +91,6 @@ func surveyDevice(index int, device nvml.Device) cuda.Device {
 	}
 	return d
 }
-
-func is(b bool) *bool { return &b }
 
 // virtualization and computeModes word NVML's enumerations.
 var (

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package annotations is the list of all annotation keys of this project, and of
-// the keys of others that it reads or writes.
+// the keys of others that it reads or writes. One key is elsewhere, because cdi
+// imports nothing: cdi.PairsAnnotation.
 //
 // An annotation begins on a container, where its user sets it, or on the manifest
 // of a checkpoint image, where images/oci writes it. Nobody changes it afterwards,
@@ -25,8 +26,6 @@ const (
 	// CRIUPrefix begins the annotations that set an option of CRIU:
 	// dev.gpuckpt.criu.tcp-established = "true".
 	CRIUPrefix = "dev.gpuckpt.criu."
-	// GPUs says which GPU takes the place of which in a restore.
-	GPUs = "dev.gpuckpt.gpus"
 	// ContainerName is the name of the container that a checkpoint was taken of. It is
 	// not org.criu.checkpoint.container.name: by that key CRI of containerd 2.2 and 2.3
 	// knows images in another form, which it refuses to run.

@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
@@ -82,8 +83,8 @@ func Convert(ctx context.Context, from, to Ref, o Options) (_ *Result, err error
 	}
 	v := &conversion{Options: o, to: to}
 	defer func() {
-		for i := len(v.closers) - 1; i >= 0; i-- {
-			err = errors.Join(err, v.closers[i]())
+		for _, closer := range slices.Backward(v.closers) {
+			err = errors.Join(err, closer())
 		}
 	}()
 	if to.Kind == InContainerd {

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
@@ -46,8 +47,8 @@ type Source struct {
 // Close closes the source and the files of its checkpoint.
 func (s *Source) Close() error {
 	var errs []error
-	for i := len(s.closers) - 1; i >= 0; i-- {
-		errs = append(errs, s.closers[i].Close())
+	for _, closer := range slices.Backward(s.closers) {
+		errs = append(errs, closer.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -51,8 +51,7 @@ func transient(err error) bool {
 	if errors.As(err, new(localError)) || errors.Is(err, docker.ErrInvalidAuthorization) || notAuthorized(err) {
 		return false
 	}
-	var status remoteerrors.ErrUnexpectedStatus
-	if errors.As(err, &status) {
+	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
 		return status.StatusCode >= 500 || status.StatusCode == http.StatusTooManyRequests || status.StatusCode == http.StatusRequestTimeout
 	}
 	var dns *net.DNSError
@@ -69,8 +68,7 @@ func transient(err error) bool {
 }
 
 func notAuthorized(err error) bool {
-	var status remoteerrors.ErrUnexpectedStatus
-	if errors.As(err, &status) {
+	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
 		return status.StatusCode == http.StatusUnauthorized || status.StatusCode == http.StatusForbidden
 	}
 	return errors.Is(err, docker.ErrInvalidAuthorization)

@@ -72,7 +72,7 @@ func TestRefusals(t *testing.T) {
 			prepare: func(t *testing.T, _ *harness.Container) func() {
 				return shared.Configured(t, "helper = \"/no/such/helper\"\n")
 			},
-			code: "FailedPrecondition", words: []string{"start CUDA helper /no/such/helper", "no such file"},
+			code: "FailedPrecondition", words: []string{"start the CUDA helper /no/such/helper", "no such file"},
 		},
 		{
 			name: "broken configuration", workload: []string{"counter"},

@@ -18,11 +18,9 @@ func atOnce(n int, do func(i int) error) []error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			errs[i] = do(i)
-		}()
+		})
 	}
 	wg.Wait()
 	return errs

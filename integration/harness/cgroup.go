@@ -114,7 +114,7 @@ func cgroupPIDs(name string) []int {
 			if err != nil {
 				continue
 			}
-			for _, field := range strings.Fields(string(data)) {
+			for field := range strings.FieldsSeq(string(data)) {
 				if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
 					pids = append(pids, pid)
 				}

@@ -49,9 +49,7 @@ func BuildImage(ctx context.Context, spec ImageSpec) (v1.Image, error) {
 	for _, dir := range []string{"dev", "etc", "proc", "root", "run", "sys", "tmp", "usr/bin", "usr/lib", "usr/lib64", "usr/sbin", "var/tmp"} {
 		t.addDir(dir)
 	}
-	for link, target := range map[string]string{"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"} {
-		t.links[link] = target
-	}
+	maps.Copy(t.links, map[string]string{"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"})
 	t.text["etc/passwd"] = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"
 	t.text["etc/group"] = "root:x:0:\nnogroup:x:65534:\n"
 	t.text["etc/hosts"] = "127.0.0.1 localhost\n"

@@ -76,7 +76,7 @@ func Children(pid int) ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list the children of process %d: %w", pid, err)
 		}
-		for _, field := range strings.Fields(string(data)) {
+		for field := range strings.FieldsSeq(string(data)) {
 			child, err := strconv.Atoi(field)
 			if err != nil {
 				return nil, fmt.Errorf("list the children of process %d: %w", pid, err)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 )
 
 // EnvDir names the directory in which a session's instances keep their data.
@@ -75,8 +76,8 @@ func session(ctx context.Context, run func() int, prepare func(*Session) error) 
 	fmt.Printf("GPU: %s, driver %s, %d device(s)\n", s.GPU.Kind, s.GPU.Driver, len(s.GPU.Devices))
 	s.Results = NewResults(ctx, s.Bins, s.GPU)
 	defer func() {
-		for i := len(s.atEnd) - 1; i >= 0; i-- {
-			err = errors.Join(err, s.atEnd[i]())
+		for _, end := range slices.Backward(s.atEnd) {
+			err = errors.Join(err, end())
 		}
 	}()
 	if err := prepare(s); err != nil {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"strconv"
@@ -53,9 +54,7 @@ func (c counter) manifest(name string) string {
 		"args":      append([]string{c.workload, "--port", strconv.Itoa(c.port)}, c.args...),
 		"resources": map[string]any{"limits": map[string]any{node.Resource: "1"}},
 	}
-	for key, value := range c.container {
-		container[key] = value
-	}
+	maps.Copy(container, c.container)
 	spec := map[string]any{
 		"nodeName": node.Name, "terminationGracePeriodSeconds": 1, "dnsPolicy": "Default",
 		"containers": []any{container},
@@ -69,9 +68,7 @@ func (c counter) manifest(name string) string {
 	if c.hostNetwork {
 		spec["hostNetwork"] = true
 	}
-	for key, value := range c.pod {
-		spec[key] = value
-	}
+	maps.Copy(spec, c.pod)
 	data, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name, "namespace": node.PodNamespace, "annotations": c.annotations},
@@ -172,8 +169,7 @@ func expect(t *testing.T, pod node.Pod, port int, want string) {
 
 // statusOf is the code of an answer of the kubelet's, 0 for another error.
 func statusOf(err error) int {
-	var status *node.StatusError
-	if errors.As(err, &status) {
+	if status, ok := errors.AsType[*node.StatusError](err); ok {
 		return status.Code
 	}
 	return 0

@@ -40,6 +40,7 @@ func TestRefusals(t *testing.T) {
 	runc.Expect(t, "count", "101")
 	harness.Says(t, gpuckpt(t, shared, "suspend", runc.ID), "its runtime, io.containerd.runc.v2, is not gpuckpt's")
 	isPaused(t, shared, runc, false)
+	harness.Says(t, gpuckpt(t, shared, "resume", runc.ID), "its runtime, io.containerd.runc.v2, is not gpuckpt's")
 	runc.Expect(t, "count", "102")
 }
 

@@ -81,8 +81,8 @@ func dumpOfTest() *criu.Dump {
 	}
 	mount := func(id, parent uint32, at string, kind mnt.Fstype, flags uint32, key string) *mnt.MntEntry {
 		m := &mnt.MntEntry{
-			Fstype: proto.Uint32(uint32(kind)), MntId: &id, RootDev: new(uint32), ParentMntId: &parent, Flags: &flags,
-			Root: proto.String("/"), Mountpoint: &at, Source: proto.String(""), Options: proto.String(""),
+			Fstype: new(uint32(kind)), MntId: &id, RootDev: new(uint32), ParentMntId: &parent, Flags: &flags,
+			Root: new("/"), Mountpoint: &at, Source: new(""), Options: new(""),
 		}
 		if key != "" {
 			m.ExtKey = &key
@@ -101,9 +101,9 @@ func dumpOfTest() *criu.Dump {
 			mount(6, 1, "/scratch", mnt.Fstype_UNSUPPORTED, 0, "/scratch"),
 		},
 		Cgroups: &criucgroup.CgroupEntry{
-			Sets: []*criucgroup.CgSetEntry{{Id: proto.Uint32(2), Ctls: []*criucgroup.CgMemberEntry{{Name: proto.String("pids"), Path: proto.String("/ns/job/inner")}}}},
+			Sets: []*criucgroup.CgSetEntry{{Id: proto.Uint32(2), Ctls: []*criucgroup.CgMemberEntry{{Name: new("pids"), Path: new("/ns/job/inner")}}}},
 			Controllers: []*criucgroup.CgControllerEntry{{
-				Cnames: []string{"pids"}, Dirs: []*criucgroup.CgroupDirEntry{{DirName: proto.String("ns/job")}},
+				Cnames: []string{"pids"}, Dirs: []*criucgroup.CgroupDirEntry{{DirName: new("ns/job")}},
 			}},
 		},
 	}
@@ -179,11 +179,11 @@ func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
 		"an unknown cgroup":  {dump: func(d *criu.Dump) { d.Cgroups.Controllers = nil }, says: "not the container's"},
 		"two cgroups": {dump: func(d *criu.Dump) {
 			c := d.Cgroups.Controllers[0]
-			c.Dirs = append(c.Dirs, &criucgroup.CgroupDirEntry{DirName: proto.String("")})
+			c.Dirs = append(c.Dirs, &criucgroup.CgroupDirEntry{DirName: new("")})
 		}, says: "not one"},
 		"mount missing in the spec": {spec: func(s *specs.Spec) { s.Mounts = s.Mounts[:2] }, says: "mount /scratch of the dump is missing in the spec"},
 		"a mount of its own": {dump: func(d *criu.Dump) {
-			d.Mounts = append(d.Mounts, &mnt.MntEntry{Mountpoint: proto.String("/x"), Fstype: proto.Uint32(uint32(mnt.Fstype_DEVTMPFS)), MntId: proto.Uint32(9), ParentMntId: proto.Uint32(1)})
+			d.Mounts = append(d.Mounts, &mnt.MntEntry{Mountpoint: new("/x"), Fstype: proto.Uint32(uint32(mnt.Fstype_DEVTMPFS)), MntId: proto.Uint32(9), ParentMntId: proto.Uint32(1)})
 		}, says: "mount /x (type DEVTMPFS) is not in the spec"},
 		"another type":     {dump: func(d *criu.Dump) { *mount(d, "/proc").Fstype = uint32(mnt.Fstype_SYSFS) }, says: "mount /proc is of the type SYSFS"},
 		"writable":         {dump: func(d *criu.Dump) { *mount(d, "/data").Flags = 0 }, says: "mount /data is not ro"},
@@ -261,7 +261,7 @@ func FuzzCheck(f *testing.F) {
 	f.Add(image(f, "INVENTORY", d.Inventory), image(f, "CGROUP", d.Cgroups), image(f, "CORE", &criucore.CoreEntry{
 		Mtype: criucore.CoreEntry_X86_64.Enum(), ThreadCore: task.Threads[0],
 		Tc: &criucore.TaskCoreEntry{
-			TaskState: proto.Uint32(1), ExitCode: new(uint32), Personality: new(uint32), Flags: new(uint32), BlkSigset: new(uint64), Comm: proto.String("job"),
+			TaskState: proto.Uint32(1), ExitCode: new(uint32), Personality: new(uint32), Flags: new(uint32), BlkSigset: new(uint64), Comm: new("job"),
 			Rlimits: &criucore.TaskRlimitsEntry{Rlimits: task.Limits}, OomScoreAdj: proto.Int32(0),
 		},
 	}), image(f, "IDS", task.IDs), image(f, "MNTS", mounts...))

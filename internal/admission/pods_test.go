@@ -41,7 +41,7 @@ func TestCheckOfPods(t *testing.T) {
 		return func(d *criu.Dump) {
 			d.Mounts = append(d.Mounts, &mnt.MntEntry{
 				Fstype: proto.Uint32(uint32(mnt.Fstype_TMPFS)), MntId: proto.Uint32(7), RootDev: new(uint32), ParentMntId: proto.Uint32(1),
-				Flags: &flags, Root: proto.String("/"), Mountpoint: proto.String("/sys/fs/cgroup"), Source: proto.String(""), Options: proto.String(""),
+				Flags: &flags, Root: new("/"), Mountpoint: new("/sys/fs/cgroup"), Source: new(""), Options: new(""),
 			})
 		}
 	}

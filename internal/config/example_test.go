@@ -68,10 +68,10 @@ func TestAnnotationsExplained(t *testing.T) {
 // settings lists the names of a configuration's settings and sections.
 func settings(t reflect.Type) []string {
 	var keys []string
-	for i := range t.NumField() {
-		keys = append(keys, t.Field(i).Tag.Get("toml"))
-		if t.Field(i).Type.Kind() == reflect.Struct {
-			keys = append(keys, settings(t.Field(i).Type)...)
+	for field := range t.Fields() {
+		keys = append(keys, field.Tag.Get("toml"))
+		if field.Type.Kind() == reflect.Struct {
+			keys = append(keys, settings(field.Type)...)
 		}
 	}
 	return keys

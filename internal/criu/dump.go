@@ -54,6 +54,10 @@ const taskDead = 2
 // numLimits is how many resource limits there are (RLIM_NLIMITS).
 const numLimits = 16
 
+// maxThreads bounds the threads of a dump: each has an image of its own, and maxBytes
+// is spent by far fewer.
+const maxThreads = 100_000
+
 // Dump reads what is compared with a spec, as CRIU reads it. CRIU takes the first
 // of what should be there once, so more than one is an error.
 func (im *Images) Dump() (*Dump, error) {
@@ -102,6 +106,9 @@ func (im *Images) readTasks(d *Dump) error {
 				return fmt.Errorf("it has %d twice", tid)
 			}
 			known[tid] = true
+		}
+		if len(known) > maxThreads {
+			return fmt.Errorf("it has more than %d threads", maxThreads)
 		}
 		tree = append(tree, tids)
 		return nil

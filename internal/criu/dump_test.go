@@ -31,7 +31,7 @@ func coreOf(capability uint32) *criucore.CoreEntry {
 			CapEff: []uint32{1 << capability}, Secbits: new(uint32),
 		}},
 		Tc: &criucore.TaskCoreEntry{
-			TaskState: proto.Uint32(1), ExitCode: new(uint32), Personality: new(uint32), Flags: new(uint32), BlkSigset: new(uint64), Comm: proto.String("job"),
+			TaskState: proto.Uint32(1), ExitCode: new(uint32), Personality: new(uint32), Flags: new(uint32), BlkSigset: new(uint64), Comm: new("job"),
 			Rlimits: &criucore.TaskRlimitsEntry{Rlimits: []*rlimit.RlimitEntry{{Cur: proto.Uint64(1), Max: proto.Uint64(2)}}}, OomScoreAdj: proto.Int32(0),
 		},
 	}
@@ -111,7 +111,7 @@ func TestDump(t *testing.T) {
 }
 
 // A small tree that names one large image over and over does not fill the memory.
-func TestDumpWithAProcessTwice(t *testing.T) {
+func TestDumpIsBounded(t *testing.T) {
 	for name, tree := range map[string][]proto.Message{
 		"process": {processOf(1), processOf(1)}, "thread": {processOf(1, 1, 2, 2)}, "thread of another": {processOf(1, 1, 2), processOf(2)},
 	} {
@@ -120,6 +120,14 @@ func TestDumpWithAProcessTwice(t *testing.T) {
 		if _, err := Open(dir).Dump(); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "twice") {
 			t.Errorf("%s: got %v", name, err)
 		}
+	}
+	dir, threads := dumpDir(t), make([]uint32, maxThreads+1)
+	for i := range threads {
+		threads[i] = uint32(i + 1)
+	}
+	writeFile(t, filepath.Join(dir, "pstree.img"), string(image(t, "PSTREE", processOf(1, threads...))))
+	if _, err := Open(dir).Dump(); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "threads") {
+		t.Errorf("too many threads: got %v", err)
 	}
 }
 
@@ -132,7 +140,7 @@ func TestNetworkGiven(t *testing.T) {
 		damaged bool
 	}{
 		"CRIU's own":     {image(t, "NETNS", &netdev.NetnsEntry{}), false, false},
-		"to be given":    {image(t, "NETNS", &netdev.NetnsEntry{ExtKey: proto.String("extRootNetNS")}), true, false},
+		"to be given":    {image(t, "NETNS", &netdev.NetnsEntry{ExtKey: new("extRootNetNS")}), true, false},
 		"another's":      {image(t, "CORE", &netdev.NetnsEntry{}), false, true},
 		"twice":          {image(t, "NETNS", &netdev.NetnsEntry{}, &netdev.NetnsEntry{}), false, true},
 		"without any":    {image(t, "NETNS"), false, true},

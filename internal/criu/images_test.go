@@ -57,7 +57,7 @@ func writeFile(t testing.TB, path, text string) {
 func mountOf(at, key string) *mnt.MntEntry {
 	m := &mnt.MntEntry{
 		Fstype: new(uint32), MntId: new(uint32), RootDev: new(uint32), ParentMntId: new(uint32), Flags: new(uint32),
-		Root: proto.String("/"), Mountpoint: &at, Source: proto.String(""), Options: proto.String(""),
+		Root: new("/"), Mountpoint: &at, Source: new(""), Options: new(""),
 	}
 	if key != "" {
 		m.ExtKey = &key

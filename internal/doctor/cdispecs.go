@@ -15,7 +15,7 @@ import (
 // cdiKind is the kind of NVIDIA's GPUs in CDI specifications.
 const cdiKind = "nvidia.com/gpu"
 
-// cdiFix makes a specification.
+// cdiFix writes a specification.
 const cdiFix = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml  # or, without NVIDIA's container toolkit, gpuckpt cdi generate --output=/etc/cdi/nvidia.json"
 
 // CheckCDI looks at the node's CDI specifications, in containerd's directories
@@ -32,7 +32,7 @@ func CheckCDI(n *Node, dirs []string) []Check {
 	where := strings.Join(dirs, ", ")
 	cache, err := cdiapi.NewCache(cdiapi.WithAutoRefresh(false), cdiapi.WithSpecDirs(rooted...))
 	if err != nil {
-		a.add(Warning, "specifications", err.Error(), "GPUs cannot be asked for by CDI", cdiFix)
+		a.add(Warning, "specifications", err.Error(), "containers cannot ask for GPUs by CDI", cdiFix)
 		return a.checks
 	}
 	for _, path := range slices.Sorted(maps.Keys(cache.GetErrors())) {
@@ -57,7 +57,7 @@ func CheckCDI(n *Node, dirs []string) []Check {
 	}
 	switch {
 	case len(names) == 0:
-		a.add(Warning, "GPUs", "no "+cdiKind+" in "+where, "GPUs cannot be asked for by CDI (ctr run --gpus, nerdctl --gpus, device plugins that use it)", cdiFix)
+		a.add(Warning, "GPUs", "no "+cdiKind+" in "+where, "containers cannot ask for GPUs by CDI (ctr run --gpus, nerdctl --gpus, device plugins that use it)", cdiFix)
 	case len(missing) > 0:
 		gone := slices.Sorted(maps.Keys(missing))
 		text := gone[0]
@@ -71,8 +71,8 @@ func CheckCDI(n *Node, dirs []string) []Check {
 	return a.checks
 }
 
-// hostPaths are the files of the node that a device, or its specification,
-// brings into a container.
+// hostPaths returns the files of the node that a device, or its specification, brings
+// into a container.
 func hostPaths(d *cdiapi.Device) (paths []string) {
 	edits := d.GetSpec().ContainerEdits
 	mounts := append(slices.Clone(edits.Mounts), d.ContainerEdits.Mounts...)

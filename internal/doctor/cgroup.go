@@ -13,8 +13,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// CheckCgroup looks at what freezes containers and what memory for GPU state is
-// charged to.
+// CheckCgroup looks at the cgroup controllers that freeze containers and that memory
+// for GPU state is charged to.
 func CheckCgroup(n *Node) []Check {
 	a := area{name: "cgroup"}
 	mounts, err := n.mounts()
@@ -28,7 +28,7 @@ func CheckCgroup(n *Node) []Check {
 		a.ok("version", "2")
 		a.ok("freezer", "cgroup.freeze")
 		if slices.Contains(strings.Fields(n.read("sys/fs/cgroup/cgroup.controllers")), "memory") {
-			a.ok("memory", "there")
+			a.ok("memory", "available")
 		} else {
 			a.add(Warning, "memory", "no memory controller", noMemory, memoryFix)
 		}
@@ -45,19 +45,19 @@ func CheckCgroup(n *Node) []Check {
 	}
 	a.ok("version", "1")
 	if has("freezer") {
-		a.ok("freezer", "there")
+		a.ok("freezer", "available")
 	} else {
 		a.add(Failure, "freezer", "no hierarchy with the freezer", "containers cannot be paused, nor checkpointed", "mkdir -p /sys/fs/cgroup/freezer; mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer")
 	}
 	if has("memory") {
-		a.ok("memory", "there")
+		a.ok("memory", "available")
 	} else {
 		a.add(Warning, "memory", "no hierarchy with the memory controller", noMemory, memoryFix)
 	}
 	return a.checks
 }
 
-// mounts are the machine's, in the order they were mounted.
+// mounts returns the machine's mounts, in the order they were mounted.
 func (n *Node) mounts() ([]*mountinfo.Info, error) {
 	f, err := os.Open(n.path("proc/self/mountinfo"))
 	if err != nil {
@@ -71,7 +71,7 @@ func (n *Node) mounts() ([]*mountinfo.Info, error) {
 	return mounts, nil
 }
 
-// mountOf is the mount that a path lies on; nil for none.
+// mountOf returns the mount that a path lies on, nil for none.
 func mountOf(mounts []*mountinfo.Info, p string) (on *mountinfo.Info) {
 	p = path.Clean(p)
 	for _, m := range mounts {
@@ -84,7 +84,7 @@ func mountOf(mounts []*mountinfo.Info, p string) (on *mountinfo.Info) {
 	return on
 }
 
-// at says whether a file system of that type is mounted at a path.
+// at reports whether a file system of that type is mounted at a path.
 func at(mounts []*mountinfo.Info, p, kind string) bool {
 	m := mountOf(mounts, p)
 	return m != nil && m.Mountpoint == p && m.FSType == kind

@@ -20,7 +20,7 @@ import (
 // containerdTested is the oldest containerd that this project is tested with.
 const containerdTested = "v2.4"
 
-// containerdConfig is what of containerd's configuration counts here.
+// containerdConfig is the part of containerd's configuration that is checked.
 type containerdConfig struct {
 	Root            string         `toml:"root"`
 	DisabledPlugins []string       `toml:"disabled_plugins"`
@@ -34,8 +34,8 @@ type criRuntime struct {
 }
 
 // CheckContainerd looks at a containerd, through its socket, and at its
-// configuration. It gives the directories of its CDI specifications, nil for the
-// usual ones, and that of its content. err is why there is no daemon.
+// configuration. It returns the directories of containerd's CDI specifications, nil
+// for the usual ones, and the directory of its content. err is why there is no daemon.
 func CheckContainerd(ctx context.Context, n *Node, address string, err error) (checks []Check, cdiDirs []string, root string) {
 	a := area{name: "containerd"}
 	const fix = "systemctl enable --now containerd  # or name its socket: gpuckpt doctor --address SOCKET"
@@ -74,7 +74,7 @@ func CheckContainerd(ctx context.Context, n *Node, address string, err error) (c
 	return a.checks, config.cdiDirs(), config.Root
 }
 
-// checkCRI looks at what the kubelet gets.
+// checkCRI looks at the runtimes that the kubelet can use.
 func (a *area) checkCRI(d *Daemon, config *containerdConfig) {
 	if slices.Contains(config.DisabledPlugins, "io.containerd.grpc.v1.cri") || slices.Contains(config.DisabledPlugins, "cri") ||
 		slices.Contains(config.DisabledPlugins, "io.containerd.cri.v1.runtime") {
@@ -112,7 +112,7 @@ func (a *area) checkCRI(d *Daemon, config *containerdConfig) {
 	}
 }
 
-// passes says whether a list of patterns lets gpuckpt's annotations through
+// passes reports whether a list of patterns lets gpuckpt's annotations through
 // (containerd, internal/cri/util: path.Match).
 func passes(patterns []string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
@@ -121,7 +121,7 @@ func passes(patterns []string) bool {
 	})
 }
 
-// cri is the table of the CRI plugin, of configuration version 3 or 2.
+// cri returns the table of the CRI plugin, of configuration version 3 or 2.
 func (c *containerdConfig) cri() map[string]any {
 	for _, name := range []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"} {
 		if t := table(c.Plugins, name); t != nil {
@@ -133,7 +133,7 @@ func (c *containerdConfig) cri() map[string]any {
 
 func (c *containerdConfig) cdiDirs() (dirs []string) { return texts(c.cri()["cdi_spec_dirs"]) }
 
-// runtimes are those of the CRI plugin, by name.
+// runtimes returns the runtimes of the CRI plugin, by name.
 func (c *containerdConfig) runtimes() (all []criRuntime) {
 	named := table(table(c.cri(), "containerd"), "runtimes")
 	for name := range named {
@@ -147,13 +147,13 @@ func (c *containerdConfig) runtimes() (all []criRuntime) {
 	return all
 }
 
-// table is a table of that name in another; nil if there is none.
+// table returns the table of that name in another, nil if there is none.
 func table(in map[string]any, name string) map[string]any {
 	t, _ := in[name].(map[string]any)
 	return t
 }
 
-// texts are the strings of a list.
+// texts returns the strings of a list.
 func texts(list any) (all []string) {
 	values, _ := list.([]any)
 	for _, v := range values {

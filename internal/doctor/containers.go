@@ -19,19 +19,21 @@ import (
 	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// Container is a container that runs and uses GPUs.
+// Container is a running container that uses GPUs.
 type Container struct {
 	Namespace, ID string
 	PID           int
 	// Bytes of GPU memory in use, by the GPU's index.
 	Bytes map[int]uint64
-	// Shim is the executable of its shim; "" if it is not to be had.
+	// Shim is the executable of its shim, "" if it cannot be read.
 	Shim string
 }
 
-// CheckContainers looks at what a checkpoint of each GPU container would take.
+// CheckContainers checks whether there is room for a checkpoint of each GPU
+// container.
 func CheckContainers(ctx context.Context, n *Node, g GPUs, r Room) []Check {
 	a := area{name: "container"}
 	if n.Containerd == nil || g.SurveyErr != nil {
@@ -86,8 +88,8 @@ func (a *area) container(n *Node, c Container, r Room) {
 	a.add(Warning, name, found, strings.Join(problems, "; "), strings.Join(fixes, "\n"))
 }
 
-// containers are those of all namespaces that NVML counts GPU memory for. A
-// process belongs to the container in whose cgroup it is.
+// containers returns the containers of all namespaces for which NVML counts GPU
+// memory. A process belongs to the container in whose cgroup it is.
 func containers(ctx context.Context, d *Daemon, survey cuda.Survey) ([]Container, error) {
 	c, err := client.New(d.Address, client.WithTimeout(dialTimeout))
 	if err != nil {
@@ -112,7 +114,8 @@ func containers(ctx context.Context, d *Daemon, survey cuda.Survey) ([]Container
 			if len(k.Bytes) == 0 {
 				continue
 			}
-			k.Shim, _ = os.Readlink(fmt.Sprintf("/proc/%s/exe", parent(k.PID))) // "" if it has just ended
+			status, _ := proc.StatusOf(k.PID) // "" if it has just ended
+			k.Shim, _ = os.Readlink(fmt.Sprintf("/proc/%d/exe", status.Parent()))
 			found = append(found, k)
 		}
 	}
@@ -134,15 +137,4 @@ func used(pid int, survey cuda.Survey) map[int]uint64 {
 		}
 	}
 	return bytes
-}
-
-// parent is a process's parent, as text.
-func parent(pid int) string {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return ""
-	}
-	_, rest, _ := strings.Cut(string(status), "\nPPid:\t")
-	line, _, _ := strings.Cut(rest, "\n")
-	return line
 }

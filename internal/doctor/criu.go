@@ -10,11 +10,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
-// criuFix is how to get a CRIU that is new enough.
-const criuFix = "add-apt-repository --yes ppa:criu/ppa && apt-get install --yes criu  # Ubuntu; elsewhere see https://criu.org/Installation, and name it in [criu] path of /etc/gpuckpt/config.toml"
+// criuFix installs a CRIU that is new enough.
+const criuFix = "add-apt-repository --yes ppa:criu/ppa && apt-get install --yes criu  # Ubuntu; elsewhere hack/setup criu builds it: name it in [criu] path of /etc/gpuckpt/config.toml"
 
-// CheckCRIU looks at the criu that a shim would use, and has it look at the
-// kernel.
+// CheckCRIU looks at the criu that a shim would use, and has criu look at the kernel.
 func CheckCRIU(ctx context.Context, n *Node) []Check {
 	a := area{name: "criu"}
 	const without = "GPU containers run, and can be suspended, but neither checkpointed nor restored"
@@ -67,12 +66,12 @@ func (a *area) criuChecks(ctx context.Context, n *Node, path string) {
 		a.ok("check", "all features")
 		return
 	}
-	// Dirty tracking serves pre-dumps, which GPU state knows not.
+	// Dirty tracking is for pre-dumps, which do not exist for GPU state.
 	var missing []string
 	for line := range strings.Lines(errorsOf(stderr)) {
 		missing = append(missing, strings.TrimSpace(line))
 	}
-	a.ok("check", "all that is needed; not here, and not used by gpuckpt: %s", strings.Join(missing, "; "))
+	a.ok("check", "the kernel has all that gpuckpt needs; it lacks, and gpuckpt does not use: %s", strings.Join(missing, "; "))
 }
 
 // networkLock looks at how packets are kept away during a dump.
@@ -99,7 +98,7 @@ func errorsOf(stderr string) string {
 	return b.String()
 }
 
-// firstLine is what a program printed, or why it did not run.
+// firstLine returns what a program printed, or why it did not run.
 func firstLine(text string, err error) string {
 	if line, _, _ := strings.Cut(strings.TrimSpace(text), "\n"); line != "" {
 		return line

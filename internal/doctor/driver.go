@@ -18,7 +18,7 @@ import (
 // driverFix is how to get a driver.
 const driverFix = "ubuntu-drivers install --gpgpu nvidia:580-server  # Ubuntu; elsewhere see https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"
 
-// GPUs is what the CUDA helper tells of the driver and the GPUs.
+// GPUs is what the CUDA helper has found out about the driver and the GPUs.
 type GPUs struct {
 	// Helper is the program that was asked.
 	Helper string
@@ -29,8 +29,8 @@ type GPUs struct {
 	SurveyErr error
 }
 
-// AskDriver starts the helper that a shim would and asks it. It never fails: an
-// error is part of the answer.
+// AskDriver starts the helper that a shim would start, and asks it. It never fails:
+// an error is part of the answer.
 func AskDriver(ctx context.Context, n *Node) GPUs {
 	var g GPUs
 	var err error
@@ -114,7 +114,7 @@ func checkGPUs(g GPUs) []Check {
 		return nil // the driver's check says why
 	}
 	if len(g.Survey.Devices) == 0 {
-		a.add(Failure, "count", "none", "no container can have a GPU", "nvidia-smi  # says what is wrong with them")
+		a.add(Failure, "count", "none", "no container can have a GPU", "nvidia-smi  # shows what is wrong with them")
 	}
 	usable := 0
 	for _, d := range g.Survey.Devices {
@@ -149,7 +149,7 @@ func checkGPUs(g GPUs) []Check {
 	return a.checks
 }
 
-// unusable says what keeps a GPU's programs from being checkpointed: "MIG",
+// unusable returns what keeps a GPU's programs from being checkpointed: "MIG",
 // "vGPU", "prohibited" or "".
 func unusable(d cuda.Device) string {
 	switch {
@@ -163,13 +163,13 @@ func unusable(d cuda.Device) string {
 	return ""
 }
 
-// branch is "580" of "580.159.03".
+// branch returns "580" of "580.159.03".
 func branch(version string) string {
 	b, _, _ := strings.Cut(version, ".")
 	return b
 }
 
-// processes names the running programs whose name begins so, with their pids.
+// processes names the running programs whose names begin with prefix, with their pids.
 func (n *Node) processes(prefix string) (found []string) {
 	files, err := filepath.Glob(n.path("proc/[0-9]*/comm"))
 	if err != nil {

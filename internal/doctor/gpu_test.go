@@ -14,19 +14,17 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
-func is(b bool) *bool { return &b }
-
 func TestCheckDriver(t *testing.T) {
 	info := cuda.Info{DriverVersion: "580.1", CUDAVersion: "13.0"}
 	device := func(index int, change func(*cuda.Device)) cuda.Device {
-		d := cuda.Device{Index: index, UUID: fmt.Sprintf("GPU-%d", index), Name: "NVIDIA H200", Memory: 4 << 30, Free: 3 << 30, MIG: is(false), Persistence: is(true), Virtualization: "passthrough", ComputeMode: "default"}
+		d := cuda.Device{Index: index, UUID: fmt.Sprintf("GPU-%d", index), Name: "NVIDIA H200", Memory: 4 << 30, Free: 3 << 30, MIG: new(false), Persistence: new(true), Virtualization: "passthrough", ComputeMode: "default"}
 		if change != nil {
 			change(&d)
 		}
 		return d
 	}
 	surveyed := func(devices ...cuda.Device) cuda.Survey { return cuda.Survey{DriverVersion: "580.1", Devices: devices} }
-	mig := func(d *cuda.Device) { d.MIG = is(true) }
+	mig := func(d *cuda.Device) { d.MIG = new(true) }
 	for _, test := range []struct {
 		name  string
 		files map[string]string
@@ -54,7 +52,7 @@ func TestCheckDriver(t *testing.T) {
 		{"all with MIG", nil, GPUs{Info: info, Survey: surveyed(device(0, mig))}, []want{{"gpu", "0", Failure, []string{"MIG"}}}},
 		{"vGPU", nil, GPUs{Info: info, Survey: surveyed(device(0, func(d *cuda.Device) { d.Virtualization = "vgpu" }))}, []want{{"gpu", "0", Failure, []string{"vGPU", "pass-through"}}}},
 		{"prohibited", nil, GPUs{Info: info, Survey: surveyed(device(0, func(d *cuda.Device) { d.ComputeMode = "prohibited" }))}, []want{{"gpu", "0", Failure, []string{"--compute-mode=DEFAULT"}}}},
-		{"no persistence", nil, GPUs{Info: info, Survey: surveyed(device(0, func(d *cuda.Device) { d.Persistence = is(false) }))},
+		{"no persistence", nil, GPUs{Info: info, Survey: surveyed(device(0, func(d *cuda.Device) { d.Persistence = new(false) }))},
 			[]want{{"gpu", "0", OK, nil}, {"gpu", "0 persistence", Warning, []string{"nvidia-smi --id=0 --persistence-mode=1"}}}},
 	} {
 		t.Run(test.name, func(t *testing.T) { compare(t, CheckDriver(fake(t, test.files), test.gpus), test.wants) })
@@ -113,7 +111,7 @@ func TestFacts(t *testing.T) {
 		}
 	}
 	node := OfNode(GPUs{Info: cuda.Info{CUDAVersion: "13.0"}, Survey: cuda.Survey{DriverVersion: "580.1", Devices: []cuda.Device{
-		{Name: "H200", Memory: 10, Free: 9}, {Name: "H100", Memory: 5, Free: 5}, {Name: "L4", Memory: 3, Free: 3, MIG: is(true)},
+		{Name: "H200", Memory: 10, Free: 9}, {Name: "H100", Memory: 5, Free: 5}, {Name: "L4", Memory: 3, Free: 3, MIG: new(true)},
 	}}}, Room{Memory: 100})
 	if want := (Facts{Schema: 1, Driver: "580.1", CUDA: "13.0", Count: 2, Models: []string{"H100", "H200"}, Memory: 15, Free: 14, HostFree: 100}); !reflect.DeepEqual(node, want) {
 		t.Errorf("got %+v, want %+v", node, want)

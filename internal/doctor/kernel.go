@@ -14,11 +14,13 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/containerd/containerd/v2/pkg/cap"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// kernelOptions are those without which a dump fails: criu.org/Linux_kernel and
-// CRIU's `criu check`, less what the containers that run here already prove;
+// kernelOptions are the options without which a dump fails, by criu.org/Linux_kernel
+// and `criu check`, without those that running containers already prove.
 // MEMFD_CREATE is for the driver's staging areas.
 var kernelOptions = []string{
 	"CHECKPOINT_RESTORE", "NAMESPACES", "UTS_NS", "IPC_NS", "PID_NS", "NET_NS", "FHANDLE", "EVENTFD", "EPOLL",
@@ -26,15 +28,10 @@ var kernelOptions = []string{
 	"UNIX_DIAG", "INET_DIAG", "INET_UDP_DIAG", "PACKET_DIAG", "NETLINK_DIAG",
 }
 
-// diagModules are the modules of the options that may be such; the kernel loads
-// them on demand where it may.
+// diagModules are the modules of the options that may be modules. The kernel loads
+// them on demand unless that is forbidden.
 var diagModules = map[string]string{
 	"UNIX_DIAG": "unix_diag", "INET_DIAG": "inet_diag", "INET_UDP_DIAG": "udp_diag", "PACKET_DIAG": "af_packet_diag", "NETLINK_DIAG": "netlink_diag",
-}
-
-// capabilities that CRIU and ptrace need, by number (capability.h).
-var capabilities = map[int]string{
-	unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN", unix.CAP_SYS_PTRACE: "CAP_SYS_PTRACE", unix.CAP_NET_ADMIN: "CAP_NET_ADMIN",
 }
 
 // CheckKernel looks at the kernel and at the rights of this program.
@@ -48,7 +45,7 @@ func CheckKernel(n *Node) []Check {
 		a.ok("version", "Linux %s, x86-64", release)
 	} else {
 		a.add(Warning, "version", "Linux "+release+", "+runtime.GOARCH,
-			"GPU state is not taken past CRIU on this processor: checkpoints are slower, and charged to the container's memory limit", "")
+			"GPU state goes through CRIU on this processor: checkpoints are slower, and charged to the container's memory limit", "")
 	}
 	a.rights(n)
 	a.options(n, release)
@@ -56,7 +53,7 @@ func CheckKernel(n *Node) []Check {
 		a.add(Failure, "checkpoint/restore", "/proc/sys/kernel/ns_last_pid is missing", "this kernel was built without CONFIG_CHECKPOINT_RESTORE: CRIU cannot work",
 			"# boot a kernel with CONFIG_CHECKPOINT_RESTORE=y")
 	} else {
-		a.ok("checkpoint/restore", "there")
+		a.ok("checkpoint/restore", "available")
 	}
 	switch scope := n.read("proc/sys/kernel/yama/ptrace_scope"); scope {
 	case "3":
@@ -70,38 +67,26 @@ func CheckKernel(n *Node) []Check {
 	return a.checks
 }
 
-// rights checks the capabilities that this program has, which stand for the
-// shim's: root in a container lacks some.
+// rights checks the capabilities of this program that CRIU and ptrace need. They
+// stand for the shim's: root in a container lacks some.
 func (a *area) rights(n *Node) {
-	var missing []string
-	for line := range strings.Lines(n.read("proc/self/status")) {
-		text, ok := strings.CutPrefix(line, "CapEff:")
-		if !ok {
-			continue
-		}
-		have, err := strconv.ParseUint(strings.TrimSpace(text), 16, 64)
-		if err != nil {
-			continue
-		}
-		for number, name := range capabilities {
-			if have>>number&1 == 0 {
-				missing = append(missing, name)
-			}
-		}
-	}
+	have, err := strconv.ParseUint(proc.Status(n.read("proc/self/status")).Field("CapEff"), 16, 64)
+	names, _ := cap.FromBitmap(have)
+	missing := slices.DeleteFunc([]string{"CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE"}, func(name string) bool {
+		return err != nil || slices.Contains(names, name) // an unknown set is not complained of
+	})
 	if len(missing) == 0 {
 		a.ok("rights", "root's")
 		return
 	}
-	slices.Sort(missing)
-	a.add(Failure, "rights", "this program lacks "+strings.Join(missing, ", "), "most of what follows cannot be found out without", "sudo gpuckpt doctor")
+	a.add(Failure, "rights", "this program lacks "+strings.Join(missing, ", "), "without these most checks below cannot look at anything", "sudo gpuckpt doctor")
 }
 
 // options checks how the kernel was built.
 func (a *area) options(n *Node, release string) {
 	config, from := n.kernelConfig(release)
 	if config == nil {
-		a.ok("options", "not published by this kernel (neither /proc/config.gz nor /boot/config-%s); `criu check` below tells the most of them", release)
+		a.ok("options", "not published by this kernel (neither /proc/config.gz nor /boot/config-%s); `criu check` below shows most of them", release)
 		return
 	}
 	var missing, modules []string
@@ -131,7 +116,7 @@ func (a *area) options(n *Node, release string) {
 }
 
 // kernelConfig reads the kernel's build configuration, by option without CONFIG_,
-// and says from where; nil where it is not to be had.
+// and returns where it was found; nil where it cannot be read.
 func (n *Node) kernelConfig(release string) (map[string]string, string) {
 	for _, path := range []string{"/proc/config.gz", "/boot/config-" + release, "/lib/modules/" + release + "/config"} {
 		f, err := os.Open(n.path(path))

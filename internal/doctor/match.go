@@ -17,10 +17,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
-// ErrNoFacts says that annotations hold nothing of a GPU checkpoint.
+// ErrNoFacts reports that annotations have no facts of a GPU checkpoint.
 var ErrNoFacts = errors.New("no dev.gpuckpt.* annotations")
 
-// Facts are those of a node, or what a checkpoint needs.
+// Facts are what a node has, or what a checkpoint needs.
 type Facts struct {
 	// Schema is the checkpoint's; for a node, the newest that it reads.
 	Schema int
@@ -39,7 +39,7 @@ type Facts struct {
 	HostFree uint64
 }
 
-// OfCheckpoint is what a checkpoint needs.
+// OfCheckpoint returns what a checkpoint needs.
 func OfCheckpoint(m *images.Metadata) Facts {
 	f := Facts{Schema: m.SchemaVersion, Driver: m.DriverVersion, CUDA: m.CUDAVersion, Count: len(m.GPUs)}
 	for _, g := range m.GPUs {
@@ -53,7 +53,7 @@ func OfCheckpoint(m *images.Metadata) Facts {
 	return f
 }
 
-// OfNode is what a node has, as far as its GPUs can be used.
+// OfNode returns what a node has, as far as its GPUs can be used.
 func OfNode(g GPUs, r Room) Facts {
 	f := Facts{Schema: images.SchemaVersion, Driver: g.Survey.DriverVersion, CUDA: g.Info.CUDAVersion, HostFree: r.Memory}
 	for _, d := range g.Survey.Devices {
@@ -71,7 +71,7 @@ func OfNode(g GPUs, r Room) Facts {
 
 func sortedSet(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }
 
-// Annotations are the facts as such.
+// Annotations returns the facts as annotations.
 func (f Facts) Annotations() map[string]string {
 	a := map[string]string{
 		annotations.Schema:    strconv.Itoa(f.Schema),
@@ -91,8 +91,8 @@ func (f Facts) Annotations() map[string]string {
 	return a
 }
 
-// FromAnnotations reads facts. It is ErrNoFacts when there is no schema among
-// the annotations, and another error when a value makes no sense.
+// FromAnnotations reads facts. The error is ErrNoFacts when there is no schema among
+// the annotations, and another one when a value makes no sense.
 func FromAnnotations(a map[string]string) (f Facts, err error) {
 	if _, ok := a[annotations.Schema]; !ok {
 		return Facts{}, ErrNoFacts
@@ -103,7 +103,7 @@ func FromAnnotations(a map[string]string) (f Facts, err error) {
 	f.Driver, f.CUDA = a[annotations.Driver], a[annotations.CUDA]
 	if v, ok := a[annotations.GPUCount]; ok {
 		if f.Count, err = strconv.Atoi(v); err != nil || f.Count < 0 {
-			return Facts{}, fmt.Errorf("annotation %s: %q is no count", annotations.GPUCount, v)
+			return Facts{}, fmt.Errorf("annotation %s: %q is not a count", annotations.GPUCount, v)
 		}
 	}
 	if v := a[annotations.GPUModels]; v != "" {
@@ -112,14 +112,14 @@ func FromAnnotations(a map[string]string) (f Facts, err error) {
 	for key, to := range map[string]*uint64{annotations.GPUMemory: &f.Memory, annotations.GPUState: &f.State, annotations.GPUFree: &f.Free} {
 		if v, ok := a[key]; ok {
 			if *to, err = strconv.ParseUint(v, 10, 64); err != nil {
-				return Facts{}, fmt.Errorf("annotation %s: %q is no number of bytes", key, v)
+				return Facts{}, fmt.Errorf("annotation %s: %q is not a number of bytes", key, v)
 			}
 		}
 	}
 	return f, nil
 }
 
-// Match says whether a checkpoint can be restored on a node. It judges by sums,
+// Match checks whether a checkpoint can be restored on a node. It judges by sums,
 // as annotations have them; the shim pairs single GPUs at the restore.
 func Match(need, have Facts) []Check {
 	a := area{name: "checkpoint"}
@@ -139,7 +139,7 @@ func Match(need, have Facts) []Check {
 		a.ok("driver", "%s", need.Driver)
 	}
 	if have.Count < need.Count {
-		a.add(Failure, "GPUs", fmt.Sprintf("needs %d, and this node has %d", need.Count, have.Count), "there is no place for its GPU state", "# restore it on a node with more GPUs")
+		a.add(Failure, "GPUs", fmt.Sprintf("needs %d, and this node has %d", need.Count, have.Count), "its GPU state does not fit", "# restore it on a node with more GPUs")
 	} else {
 		a.ok("GPUs", "needs %d of %d", need.Count, have.Count)
 	}
@@ -156,7 +156,7 @@ func Match(need, have Facts) []Check {
 		a.ok("model", "%s", strings.Join(need.Models, ", "))
 	}
 	if have.Memory < need.Memory {
-		a.add(Failure, "GPU memory", fmt.Sprintf("its GPUs have %s, and this node's %s", units.BytesSize(float64(need.Memory)), units.BytesSize(float64(have.Memory))), "there is no place for its GPU state", "# restore it on a node with larger GPUs")
+		a.add(Failure, "GPU memory", fmt.Sprintf("its GPUs have %s, and this node's %s", units.BytesSize(float64(need.Memory)), units.BytesSize(float64(have.Memory))), "its GPU state does not fit", "# restore it on a node with larger GPUs")
 	}
 	if have.Free > 0 && have.Free < need.State {
 		a.add(Failure, "free GPU memory", fmt.Sprintf("needs %s, and %s is free", units.BytesSize(float64(need.State)), units.BytesSize(float64(have.Free))), "the GPUs are in use", "gpuckpt suspend CONTAINER  # nvidia-smi names who has it")

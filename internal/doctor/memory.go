@@ -16,12 +16,12 @@ import (
 // shmemHuge is what decides whether files in memory get huge pages.
 const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
-// Room is what a node has free for checkpoints, in bytes.
+// Room is the free space of a node for checkpoints, in bytes.
 type Room struct {
 	// Memory that programs can still take.
 	Memory uint64
 	// Temp is the directory where containerd has the images of a checkpoint or
-	// restore made meanwhile; InMemory says that it lies on a tmpfs.
+	// restore during the operation; InMemory reports that it lies on a tmpfs.
 	Temp     string
 	TempFree uint64
 	InMemory bool
@@ -35,7 +35,7 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 	a := area{name: "memory"}
 	r := Room{Memory: n.available(), Root: root}
 	if r.Memory == 0 {
-		a.add(Warning, "free", "/proc/meminfo does not tell", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
+		a.add(Warning, "free", "/proc/meminfo has no MemAvailable", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
 	} else {
 		found := units.BytesSize(float64(r.Memory))
 		if n.StagingLimit > 0 {
@@ -51,7 +51,7 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 		}
 		a.add(Warning, "huge pages", mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints take up to twice as long", "echo never >"+shmemHuge)
 	default:
-		a.ok("huge pages", "%s in %s, which the shim's own do not need", mode, shmemHuge)
+		a.ok("huge pages", "used by the shim (it needs no setting; %s is %s)", shmemHuge, mode)
 	}
 	// As Go's os.MkdirTemp and containerd (plugins/services/tasks) choose it.
 	for _, dir := range []string{n.env("XDG_RUNTIME_DIR"), n.env("TMPDIR"), "/tmp"} {
@@ -87,8 +87,8 @@ func (n *Node) available() uint64 {
 	return bytes
 }
 
-// free is the room in a directory's file system, in bytes; 0 if it has none, or
-// there is no such directory.
+// free returns the room in a directory's file system, in bytes; 0 if there is none,
+// or no such directory.
 func (n *Node) free(dir string) uint64 {
 	var st unix.Statfs_t
 	if err := unix.Statfs(n.path(dir), &st); err != nil {
@@ -97,7 +97,7 @@ func (n *Node) free(dir string) uint64 {
 	return st.Bavail * uint64(st.Bsize)
 }
 
-// chosen is the word in brackets of "always [advise] never".
+// chosen returns the word in brackets of "always [advise] never".
 func chosen(text string) string {
 	_, rest, _ := strings.Cut(text, "[")
 	word, _, _ := strings.Cut(rest, "]")

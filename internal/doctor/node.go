@@ -99,7 +99,7 @@ func Find(address string) (*Daemon, error) {
 	return d, nil
 }
 
-// configFlag is the value of --config in containerd's command line.
+// configFlag returns the value of --config in containerd's command line.
 func configFlag(args []string) string {
 	for i, arg := range args {
 		name, value, joined := strings.Cut(arg, "=")
@@ -116,7 +116,7 @@ func configFlag(args []string) string {
 	return ""
 }
 
-// env is a variable of the environment that shims are started with.
+// env returns a variable of the environment that shims are started with.
 func (n *Node) env(name string) string {
 	if n.Env == nil {
 		return os.Getenv(name)
@@ -144,12 +144,12 @@ func (n *Node) Look(name string) (string, error) {
 	return "", fmt.Errorf("no %s in %s", name, n.env("PATH"))
 }
 
-// path is a path below the root.
+// path returns a path below the root.
 func (n *Node) path(elem ...string) string {
 	return filepath.Join(append([]string{"/", n.Root}, elem...)...)
 }
 
-// read gives a file's text without white space around it; "" if it cannot be
+// read returns a file's text without white space around it, "" if it cannot be
 // read.
 func (n *Node) read(elem ...string) string {
 	data, err := os.ReadFile(n.path(elem...))
@@ -159,13 +159,13 @@ func (n *Node) read(elem ...string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// exists says whether a path is there.
+// exists reports whether a path exists.
 func (n *Node) exists(elem ...string) bool {
 	_, err := os.Stat(n.path(elem...))
 	return err == nil
 }
 
-// runTimeout bounds each program that is asked.
+// runTimeout bounds each program that is run.
 const runTimeout = 30 * time.Second
 
 // Run runs a program in the environment of shims and returns its outputs. The error

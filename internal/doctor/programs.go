@@ -19,10 +19,11 @@ import (
 // ShimName is the file name of this project's shim.
 const ShimName = "containerd-shim-gpuckpt-v2"
 
-// installFix is how to get this project's programs.
+// installFix installs this project's programs.
 const installFix = "make install  # in gpuckpt's sources: shim, helper and gpuckpt to /usr/local/bin"
 
-// runcCheckpoint is what `runc features` says of itself (runc, features.go).
+// runcCheckpoint is the annotation in the output of `runc features` that reports
+// whether it was built with checkpoints (runc, features.go).
 const runcCheckpoint = "org.opencontainers.runc.checkpoint.enabled"
 
 // CheckPrograms looks at this project's programs and its configuration;
@@ -30,7 +31,7 @@ const runcCheckpoint = "org.opencontainers.runc.checkpoint.enabled"
 func CheckPrograms(n *Node, path string, configured error) []Check {
 	a := area{name: "gpuckpt"}
 	if configured != nil {
-		a.add(Failure, "configuration", configured.Error(), "checkpoints and restores fail until it is mended", "# edit "+path)
+		a.add(Failure, "configuration", configured.Error(), "checkpoints and restores fail until it is corrected", "# edit "+path)
 	} else if _, err := os.Stat(path); err != nil {
 		a.ok("configuration", "the defaults (there is no %s)", path)
 	} else {
@@ -47,7 +48,7 @@ func CheckPrograms(n *Node, path string, configured error) []Check {
 	case err != nil:
 		a.add(Failure, "helper", "no "+cuda.HelperName+" beside the shim, nor in containerd's $PATH", "GPU containers can be neither checkpointed nor restored nor suspended", installFix)
 	case shim != "" && revision(shim) != revision(helper):
-		a.add(Failure, "helper", helper+versionOf(helper)+", and the shim"+versionOf(shim), "they come from one build, or do not understand each other", installFix)
+		a.add(Failure, "helper", helper+versionOf(helper)+", and the shim"+versionOf(shim), "programs of different builds do not understand each other", installFix)
 	default:
 		if _, serr := os.Stat(helper); serr != nil {
 			a.add(Failure, "helper", serr.Error(), "GPU containers can be neither checkpointed nor restored nor suspended", "# change helper in "+path)
@@ -58,7 +59,7 @@ func CheckPrograms(n *Node, path string, configured error) []Check {
 	return a.checks
 }
 
-// versionOf is ", version …" of a Go program, or nothing.
+// versionOf returns ", version …" of a Go program, or nothing.
 func versionOf(program string) string {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil || info.Main.Version == "" {
@@ -67,7 +68,7 @@ func versionOf(program string) string {
 	return ", version " + info.Main.Version
 }
 
-// revision is what a Go program was built of; "" where it does not say.
+// revision returns what a Go program was built of, "" where that is unknown.
 func revision(program string) string {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
@@ -103,7 +104,7 @@ func CheckRunc(ctx context.Context, n *Node) []Check {
 	}
 	switch {
 	case err != nil:
-		a.add(Warning, "program", path+", version "+version+", does not tell its features: "+firstLine(stderr, err), "whether it can checkpoint is not known", fix)
+		a.add(Warning, "program", path+", version "+version+", does not print its features: "+firstLine(stderr, err), "it may have been built without checkpoints", fix)
 	case f.Annotations[runcCheckpoint] == "false":
 		a.add(Failure, "program", path+", version "+version+", built without checkpoints", "nothing can be checkpointed or restored", fix)
 	default:
@@ -112,5 +113,5 @@ func CheckRunc(ctx context.Context, n *Node) []Check {
 	return a.checks
 }
 
-// isShim says whether a path names this project's shim.
+// isShim reports whether a path names this project's shim.
 func isShim(path string) bool { return filepath.Base(path) == ShimName }

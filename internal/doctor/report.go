@@ -5,11 +5,11 @@ package doctor
 
 import "fmt"
 
-// Status is how a check ended.
+// Status is the outcome of a check.
 type Status string
 
-// The ways in which a check ends. A Warning is what makes things slower, or
-// keeps some containers from working; a Failure keeps all from it.
+// The outcomes of a check. A Warning makes things slower, or keeps some containers
+// from working; a Failure keeps all of them from it.
 const (
 	OK      Status = "ok"
 	Warning Status = "warning"
@@ -21,19 +21,19 @@ type Check struct {
 	// Area groups checks: "kernel", "criu", "cgroup", "driver", "gpu", "cdi",
 	// "containerd", "runc", "gpuckpt", "memory", "container", "checkpoint".
 	Area string `json:"area"`
-	// Name is of the thing, once in its area.
+	// Name is the name of the thing, unique in its area.
 	Name   string `json:"name"`
 	Status Status `json:"status"`
 	// Found is what is there, in words.
 	Found string `json:"found"`
-	// Problem is what does not work because of it; empty if all does.
+	// Problem is what does not work because of it; empty if everything works.
 	Problem string `json:"problem,omitempty"`
-	// Fix is the shell command that mends it, or a shell comment that says what
-	// to do where no one command does; empty if there is nothing to mend.
+	// Fix is the shell command that corrects it, or a shell comment with what to do
+	// where no single command does; empty if there is nothing to correct.
 	Fix string `json:"fix,omitempty"`
 }
 
-// Report is the outcome of all checks.
+// Report is the outcome of all checks of a node.
 type Report struct {
 	// Status is the worst of the checks'.
 	Status   Status  `json:"status"`

@@ -5,7 +5,6 @@ package gpustate
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/go-units"
@@ -14,7 +13,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
@@ -59,7 +57,7 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 // memoryShort returns in words that memory is too short for state of that size, ""
 // if it is not, and how much there is.
 func memoryShort(node config.Staging, state uint64) (short string, room uint64, err error) {
-	room, known := memoryAvailable()
+	room, known := host.MemAvailable()
 	if known && room < state {
 		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", size(state), size(room))
 	}
@@ -72,11 +70,11 @@ func memoryShort(node config.Staging, state uint64) (short string, room uint64, 
 	cgroup := ""
 	if node.Cgroup != "" {
 		cgroup = "/" + node.Cgroup
-		if _, err := host.MakeMemoryCgroup(node.Cgroup, node.MemoryLimit); err != nil && node.MemoryLimit > 0 {
+		if _, err := host.MakeMemoryCgroup(cgroup, node.MemoryLimit); err != nil && node.MemoryLimit > 0 {
 			return "", 0, fmt.Errorf("limit staging memory: %w", err)
 		}
 	}
-	if limit := staging.Headroom(cgroup); limit < room {
+	if limit := host.Headroom(cgroup); limit < room {
 		room = limit
 		if limit < state {
 			short = fmt.Sprintf("the GPU state takes %s of memory, and the cgroup of [staging] has room for %s (memory_limit, or a limit above it)", size(state), size(limit))
@@ -105,12 +103,6 @@ func chooseWindow(node config.Staging, room uint64, procs []cuda.Process) (uint6
 			n, size(staging.MinWindow), size(window), config.Path, errdefs.ErrResourceExhausted)
 	}
 	return window, nil
-}
-
-// memoryAvailable returns what the kernel could give to programs, in bytes.
-func memoryAvailable() (bytes uint64, known bool) {
-	text, _ := os.ReadFile("/proc/meminfo") // without, nothing is known
-	return proc.MemAvailable(text)
 }
 
 // size words a number of bytes.

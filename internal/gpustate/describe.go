@@ -72,7 +72,7 @@ func (s *State) Describe(began time.Time) (*images.Metadata, error) {
 	}
 	for _, d := range s.info.GPUs {
 		if used[d.UUID] {
-			m.GPUs = append(m.GPUs, images.GPU{UUID: d.UUID, Name: d.Name, Memory: d.Memory, Index: d.Index})
+			m.GPUs = append(m.GPUs, describedGPU(d))
 		}
 	}
 	return m, nil

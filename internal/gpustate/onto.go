@@ -55,16 +55,14 @@ func (s *State) ChooseGPUs(ctx context.Context, names []string) (Move, error) {
 	if err != nil {
 		return Move{}, err
 	}
-	if err := s.checkOnto(ctx, helper, had, onto); err != nil {
-		return Move{}, err
+	seen := s.seen(s.opts.Request)
+	pairs, err := s.pairOnto(ctx, helper, had, onto, seen)
+	if err != nil || cdi.IsIdentity(pairs) {
+		return move, err
 	}
-	if slices.Equal(uuidsOf(had), uuidsOf(onto)) {
-		return move, nil
-	}
+	s.onto = pairs
 	// A helper in the container's namespaces is not asked what the container has: its
 	// cgroup keeps it from no GPU, and NVIDIA's library makes the nodes that it misses.
-	seen := s.seen(s.opts.Request)
-	s.onto = pairAll(had, onto, seen)
 	if move.Grant = without(onto, seen); move.Grant != nil { // else it keeps what it has
 		move.Revoke = without(had, onto)
 	}
@@ -87,20 +85,6 @@ func without(gpus, others []cuda.GPU) (left []cuda.GPU) {
 		}
 	}
 	return left
-}
-
-// pairAll leads from the GPUs that a container had open to others, and from
-// those that it only saw to what is left of these: the driver wants a pair for
-// each that was seen (docs/gpus.md).
-func pairAll(had, onto, seen []cuda.GPU) (pairs []cdi.Pair) {
-	for i := range had {
-		pairs = append(pairs, cdi.Pair{Old: gpuOf(had[i]), New: gpuOf(onto[i])})
-	}
-	left := without(seen, onto) // at least as many as are unused
-	for i, d := range without(seen, had) {
-		pairs = append(pairs, cdi.Pair{Old: gpuOf(d), New: gpuOf(left[i])})
-	}
-	return pairs
 }
 
 // namedGPUs finds GPUs by UUID or by CUDA's index, each once.
@@ -130,26 +114,28 @@ func listGPUs(gpus []cuda.GPU) string {
 	return strings.Join(names, ", ")
 }
 
-// checkOnto refuses GPUs that cannot take the state of those that the container had,
-// in their order: of another model, or without room.
-func (l *locked) checkOnto(ctx context.Context, helper *cuda.Helper, had, onto []cuda.GPU) error {
-	need, decided := l.requirement(had, onto)
-	_, err := cdi.PairWhenFree(ctx, need, decided, func(ctx context.Context) ([]cdi.GPU, error) {
+// pairOnto returns where the state of each GPU goes: from those that the processes
+// had to onto, in their order, and from those that they only saw to what is left. The
+// driver wants a pair for each that was seen (docs/gpus.md). It refuses GPUs that
+// cannot take the state: of another model, or without room.
+func (l *locked) pairOnto(ctx context.Context, helper *cuda.Helper, had, onto, seen []cuda.GPU) ([]cdi.Pair, error) {
+	need, decided := l.requirement(had, onto, seen)
+	pairs, err := cdi.PairWhenFree(ctx, need, decided, func(ctx context.Context) ([]cdi.GPU, error) {
 		survey, err := helper.Survey(ctx)
 		if err != nil {
 			log.G(ctx).WithError(err).Warn("whether the GPUs have room is not known")
 		}
-		return surveyed(onto, survey), nil
+		return surveyed(slices.Concat(onto, without(seen, onto)), survey), nil
 	})
 	if errors.Is(err, cdi.ErrPairs) {
-		return fmt.Errorf("%w: the container stays suspended; resume it again afterwards: %w", err, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("%w: the container stays suspended; resume it again afterwards: %w", err, errdefs.ErrFailedPrecondition)
 	}
-	return err
+	return pairs, err
 }
 
-// requirement returns what the state needs of the GPUs it is to go to, and, in the
-// form of cdi.PairsAnnotation, which goes where.
-func (l *locked) requirement(had, onto []cuda.GPU) (need cdi.Requirement, decided string) {
+// requirement returns what the state needs of the GPUs that it is to go to, and, in
+// the form of cdi.PairsAnnotation, which goes where.
+func (l *locked) requirement(had, onto, seen []cuda.GPU) (need cdi.Requirement, decided string) {
 	var pairs []string
 	for i, d := range had {
 		bytes := l.use.byGPU[d.UUID]
@@ -159,6 +145,9 @@ func (l *locked) requirement(had, onto []cuda.GPU) (need cdi.Requirement, decide
 		need.GPUs = append(need.GPUs, gpuOf(d))
 		need.Processes = append(need.Processes, cdi.ProcessUse{GPUs: []string{d.UUID}, Bytes: bytes})
 		pairs = append(pairs, d.UUID+"="+onto[i].UUID)
+	}
+	for _, d := range without(seen, had) {
+		need.GPUs = append(need.GPUs, gpuOf(d))
 	}
 	return need, strings.Join(pairs, ",")
 }
@@ -173,7 +162,7 @@ func surveyed(gpus []cuda.GPU, survey cuda.Survey) (all []cdi.GPU) {
 			for _, u := range survey.Devices[at].Users {
 				users = append(users, fmt.Sprintf("process %s has %s", proc.Describe(u.PID), size(u.Bytes)))
 			}
-			gpu.Free, gpu.Users = survey.Devices[at].Free, strings.Join(users, ", ")
+			gpu.Free, gpu.Users = max(1, survey.Devices[at].Free), strings.Join(users, ", ") // 0 is unknown
 		}
 		all = append(all, gpu)
 	}

@@ -6,6 +6,7 @@ package gpustate
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -63,7 +64,7 @@ func TestRoomOnto(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := &locked{use: usage{byGPU: test.use}, areas: []Area{{Area: images.Area{Bytes: test.area}}}}
-			need, decided := l.requirement(test.had, test.onto)
+			need, decided := l.requirement(test.had, test.onto, test.had)
 			pairs, err := cdi.Pairs(need, surveyed(test.onto, survey), decided)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
@@ -100,19 +101,25 @@ func TestSuspendedTries(t *testing.T) {
 	}
 }
 
-// What a container only saw gets a place as well.
-func TestPairAll(t *testing.T) {
-	a, b, c := cuda.GPU{UUID: "a"}, cuda.GPU{UUID: "b"}, cuda.GPU{UUID: "c"}
+// A GPU that a container only saw gets a place as well: its own, if that is free.
+func TestSeenGPUsArePaired(t *testing.T) {
+	gpu := func(n int) cuda.GPU { return cuda.GPU{UUID: "GPU-" + string(rune('a'+n)), Index: n, Minor: n} }
+	a, b, c := gpu(0), gpu(1), gpu(2)
 	for _, test := range []struct {
 		had, onto, seen []cuda.GPU
 		want            string
 	}{
-		{[]cuda.GPU{a}, []cuda.GPU{b}, []cuda.GPU{a}, "[{a b}]"},
-		{[]cuda.GPU{a}, []cuda.GPU{b}, []cuda.GPU{a, b}, "[{a b} {b a}]"},
-		{[]cuda.GPU{a}, []cuda.GPU{c}, []cuda.GPU{a, b}, "[{a c} {b a}]"},
-		{[]cuda.GPU{a, b}, []cuda.GPU{b, a}, []cuda.GPU{a, b}, "[{a b} {b a}]"},
+		{[]cuda.GPU{a}, []cuda.GPU{b}, []cuda.GPU{a}, "[{GPU-a GPU-b}]"},
+		{[]cuda.GPU{a}, []cuda.GPU{b}, []cuda.GPU{a, b}, "[{GPU-a GPU-b} {GPU-b GPU-a}]"},
+		{[]cuda.GPU{a}, []cuda.GPU{c}, []cuda.GPU{a, b}, "[{GPU-a GPU-c} {GPU-b GPU-b}]"},
+		{[]cuda.GPU{a, b}, []cuda.GPU{b, a}, []cuda.GPU{a, b}, "[{GPU-a GPU-b} {GPU-b GPU-a}]"},
 	} {
-		if got := fmt.Sprint(cudaPairs(pairAll(test.had, test.onto, test.seen))); got != test.want {
+		need, decided := new(locked).requirement(test.had, test.onto, test.seen)
+		pairs, err := cdi.Pairs(need, surveyed(slices.Concat(test.onto, without(test.seen, test.onto)), cuda.Survey{}), decided)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(cudaPairs(pairs)); got != test.want {
 			t.Errorf("%v to %v: got %s, want %s", test.had, test.onto, got, test.want)
 		}
 	}

@@ -57,22 +57,6 @@ func (r *Restoration) pair(ctx context.Context, helper *cuda.Helper, info cuda.I
 // refused adds the code of an error that the user must change something for.
 func refused(err error) error { return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) }
 
-// gpuOf returns a GPU of this node as cdi describes it.
-func gpuOf(g cuda.GPU) cdi.GPU {
-	return cdi.GPU{
-		UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index, Minor: g.Minor,
-		PCIBusID: g.PCIBusID, Free: g.Free, VGPU: g.VGPU,
-	}
-}
-
-// cudaPairs returns pairs as the driver takes them.
-func cudaPairs(pairs []cdi.Pair) (all []cuda.Pair) {
-	for _, p := range pairs {
-		all = append(all, cuda.Pair{Old: p.Old.UUID, New: p.New.UUID})
-	}
-	return all
-}
-
 // grantedGPUs returns those of this node's GPUs that a spec grants.
 func grantedGPUs(request cdi.Request, info cuda.Info) []cdi.GPU {
 	var granted []cdi.GPU
@@ -98,7 +82,7 @@ func grantedGPUs(request cdi.Request, info cuda.Info) []cdi.GPU {
 func requirementOf(m *images.Metadata) cdi.Requirement {
 	var need cdi.Requirement
 	for _, g := range m.GPUs {
-		need.GPUs = append(need.GPUs, cdi.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index})
+		need.GPUs = append(need.GPUs, savedGPU(g))
 	}
 	for _, p := range m.Processes {
 		use := cdi.ProcessUse{GPUs: p.GPUs}

@@ -7,14 +7,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
-	"strconv"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
@@ -178,15 +177,13 @@ func pidsInside(target Target) (map[int]int, error) {
 
 // hostTID finds a thread of a process by its number inside the container.
 func hostTID(pid, inside int) (int, error) {
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	tids, err := proc.Threads(pid)
 	if err != nil {
 		return 0, err
 	}
-	for _, e := range entries {
-		if tid, err := strconv.Atoi(e.Name()); err == nil {
-			if n, err := cuda.NSPID(tid); err == nil && n == inside {
-				return tid, nil
-			}
+	for _, tid := range tids {
+		if n, err := cuda.NSPID(tid); err == nil && n == inside {
+			return tid, nil
 		}
 	}
 	return 0, fmt.Errorf("process %d of the restored container has no thread %d: %w", pid, inside, errdefs.ErrNotFound)

@@ -105,7 +105,7 @@ func startCharged[P process](ctx context.Context, run Run, node config.Staging, 
 	if node.Cgroup == "" {
 		return start(run, nil)
 	}
-	cg, err := host.MakeMemoryCgroup(node.Cgroup, node.MemoryLimit)
+	cg, err := host.MakeMemoryCgroup("/"+node.Cgroup, node.MemoryLimit)
 	if err == nil {
 		var p P
 		if p, err = startIn(run, cg, start); err == nil {
@@ -121,12 +121,12 @@ func startCharged[P process](ctx context.Context, run Run, node config.Staging, 
 }
 
 // startIn starts a worker process in a cgroup.
-func startIn[P process](run Run, cg host.MemoryCgroup, start func(worker.Run, *os.File) (P, error)) (p P, err error) {
-	if cg.Dir != "" {
-		dir, err := os.Open(cg.Dir)
-		if err != nil {
-			return p, err
-		}
+func startIn[P process](run Run, cg *host.MemoryCgroup, start func(worker.Run, *os.File) (P, error)) (p P, err error) {
+	dir, err := cg.Open()
+	if err != nil {
+		return p, err
+	}
+	if dir != nil {
 		defer dir.Close()
 		if p, err := start(run, dir); err == nil {
 			return p, nil

@@ -117,7 +117,7 @@ func (c *Cgroup) Metrics() (metrics any, err error) {
 // Freeze stops every process in the cgroup and returns once all have stopped. On
 // an error some of them may be stopped.
 //
-// docs/decisions/0009-own-freezer.md says why this is not opencontainers/cgroups'.
+// docs/decisions/0009-own-freezer.md explains why opencontainers/cgroups does not do.
 func (c *Cgroup) Freeze() error {
 	return c.setFreezer("FROZEN", "1", "frozen 1")
 }

@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A container whose network namespace runc makes has a loopback interface that is
-// up: runc's init sees to that. In a restore no init of runc's runs, and CRIU is told
-// to leave the network to others (runc, checkpoint.go, "runc doesn't manage network
-// devices"), so that it would be down, and sockets of a connection inside the
-// container could not be bound. A hook brings it up, which runs when CRIU has made
-// the namespace and no socket yet, as do those of nerdctl that bring the other
-// interfaces. In a namespace that the client has made, a pod's, it is the client's.
+// runc's init brings the loopback interface up in a network namespace that runc makes.
+// In a restore runc's init does not run, and runc has CRIU leave the network alone
+// (runc, checkpoint.go, "runc doesn't manage network devices"). With the interface down
+// CRIU could not bind the sockets of a connection inside the container. So a hook brings
+// it up. The hook runs when CRIU has made the namespace and no socket yet, as nerdctl's
+// hooks do, which bring the other interfaces. In a namespace that the client has made, a
+// pod's, the interface is the client's.
 
 // loopbackHook is the name under which this program is the hook.
 const loopbackHook = "gpuckpt-loopback"

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InMountNamespace runs do in the mount namespace of a process, on a thread of
-// its own that ends with it.
+// InMountNamespace runs do in the mount namespace of a process, on a thread that ends
+// afterwards.
 func InMountNamespace(pid int, do func() error) error {
 	ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -34,9 +34,9 @@ func InMountNamespace(pid int, do func() error) error {
 	return <-result
 }
 
-// onThread runs do on a thread that ends with it. That is never the process's
-// first: it would not end but stay for good where do has taken it, and it is the
-// one whose mounts and cgroups /proc/self shows to all others.
+// onThread runs do on a thread that ends afterwards. It never uses the process's first
+// thread: that one would not end but stay where do has taken it, and /proc/self shows its
+// mounts and cgroups to all others.
 func onThread(do func()) {
 	runtime.LockOSThread() // and not unlocked: the thread is of no more use
 	if unix.Gettid() != os.Getpid() {

@@ -11,9 +11,9 @@ import (
 	"slices"
 
 	"github.com/containerd/cgroups/v3"
-	"github.com/containerd/cgroups/v3/cgroup1"
-	"github.com/containerd/cgroups/v3/cgroup2"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // RunsOn returns how many processors a process may run on, and so the threads that
@@ -30,12 +30,11 @@ func RunsOn(pid int) int {
 // what its cgroup's quota comes to.
 func Processors(pid int) int {
 	n := RunsOn(pid)
-	root, dir := "/sys/fs/cgroup", ""
-	if cgroups.Mode() == cgroups.Unified {
-		dir, _ = cgroup2.PidGroupPath(pid)
-	} else if paths, err := cgroup1.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err == nil {
-		root, dir = filepath.Join(root, "cpu"), paths["cpu"]
+	root, controller := unifiedRoot, ""
+	if cgroups.Mode() != cgroups.Unified {
+		root, controller = "/sys/fs/cgroup/cpu", "cpu"
 	}
+	dir, _ := proc.CgroupPath(pid, controller) // one that has ended has no quota
 	if quota := cpuQuota(root, dir); quota > 0 {
 		n = min(n, int(quota))
 	}

@@ -23,13 +23,13 @@ import (
 )
 
 // Access changes which devices a running container may use: the nodes in its /dev, and
-// the rules of its cgroup. runc does not undo that with an update of resources, which
-// leaves devices alone. A file that is open stays so.
+// the rules of its cgroup. runc's update of resources leaves both as they are. A file
+// that the container has open stays open.
 //
-// cgroup v1 keeps a list of rules. With v2 the rules are a program that allows or not,
-// and of several each must allow: so it is replaced by one of runc's rules, which its
-// state has, and those set here. docs/decisions/0011-own-device-rules.md says why this
-// is not opencontainers/cgroups'.
+// A cgroup of version 1 has a list of rules. In version 2 the rules are a program, and
+// of several programs each must allow a device. So the program is replaced by one made
+// of runc's rules, which are in runc's state, and of the rules set here
+// (docs/decisions/0011-own-device-rules.md).
 type Access struct {
 	// State is where runc keeps the state of the container, its state.json.
 	State string
@@ -115,8 +115,8 @@ func writeDeviceRule(pid int, rule specs.LinuxDeviceCgroup) error {
 	return cgroups.WriteFile(filepath.Join("/sys/fs/cgroup/devices", path), file, fmt.Sprintf("%s %d:%d %s", rule.Type, *rule.Major, *rule.Minor, rule.Access))
 }
 
-// runcState is what of runc's state.json counts here. Types are characters'
-// codes and -1 is every number (opencontainers/cgroups/devices/config).
+// runcState is the part of runc's state.json that is read here. A type is the code of a
+// character, and -1 is every number (opencontainers/cgroups/devices/config).
 type runcState struct {
 	Config struct {
 		Cgroups struct {
@@ -131,8 +131,8 @@ type runcState struct {
 	} `json:"config"`
 }
 
-// runcDeviceRules reads the rules that runc has set for a container, its own
-// for /dev/null and the like among them; the last that fits a device decides.
+// runcDeviceRules reads the rules that runc has set for a container, with its own for
+// /dev/null and the like. The last rule that fits a device decides.
 func runcDeviceRules(path string) ([]specs.LinuxDeviceCgroup, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -155,9 +155,9 @@ func runcDeviceRules(path string) ([]specs.LinuxDeviceCgroup, error) {
 	return rules, nil
 }
 
-// replaceDeviceProgram makes rules those of a cgroup v2. On an error they are as
-// they were, unless several programs were attached and not all could be
-// detached: what is left allows no more than either.
+// replaceDeviceProgram sets the rules of a cgroup v2. On an error the rules are as they
+// were, unless several programs were attached and not all could be detached: the rest
+// allows no more than the old or the new rules.
 func replaceDeviceProgram(dir string, rules []specs.LinuxDeviceCgroup) (err error) {
 	instructions, license, err := cgroup2.DeviceFilter(rules)
 	if err != nil {

@@ -21,7 +21,7 @@ func openFromRoot(dir string) (int, error) {
 		return -1, err
 	}
 	defer unix.Close(root)
-	return openBeneath(root, strings.TrimPrefix(path.Clean(dir), "/"), unix.O_DIRECTORY)
+	return openBeneath(root, strings.TrimPrefix(path.Clean(dir), "/"))
 }
 
 // tree is a mount that is not attached anywhere.
@@ -30,7 +30,7 @@ type tree struct {
 	fd int
 }
 
-// openTree makes one of a bind mount of the spec, with its options.
+// openTree makes a tree of a bind mount of the spec, with its options.
 func openTree(m specs.Mount) (tree, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, m.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {

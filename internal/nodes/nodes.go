@@ -1,13 +1,13 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodes is the device nodes of a container: those in its /dev, and which of
-// them its cgroup allows.
+// Package nodes changes the device nodes in a container's /dev, and the rules of its
+// cgroup that allow their use.
 //
-// runc makes the nodes of a container that is created. CRIU restores them as they were
-// in the dump, with the numbers of another node or of another GPU: Restored.Fix makes
-// them those of the spec, before any thread of the program runs. Access changes them
-// while the container lives, when it is resumed on other GPUs.
+// runc makes the nodes of a container that is created. CRIU restores the nodes of the
+// dump, with the numbers of another machine or of another GPU; Restored.Fix replaces
+// them by those of the spec. Access adds and removes nodes while the container lives,
+// when it is resumed on other GPUs.
 //
 // The container owns its /dev and may be hostile: nothing here follows a symbolic link
 // in it, or leaves it.
@@ -41,21 +41,21 @@ func numbers(path string) (device, error) {
 		return device{}, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return device{}, fmt.Errorf("%s is no character device", path)
+		return device{}, fmt.Errorf("%s is not a character device", path)
 	}
 	return device{unix.S_IFCHR, int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))}, nil
 }
 
 // inDev calls do with the /dev of a container, by the pid of a process in it. It does
-// nothing when there is no /dev, or when that is the host's, mounted into the
-// container, in which every node is and which is not ours to change.
+// nothing when the container has no /dev, or has the host's: every node is in that one,
+// and it is not ours to change.
 func inDev(pid int, do func(dev int) error) error {
 	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open the container's root: %w", err)
 	}
 	defer unix.Close(root)
-	dev, err := openBeneath(root, "dev", unix.O_DIRECTORY)
+	dev, err := openBeneath(root, "dev")
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -114,8 +114,8 @@ func makeNode(dev int, d specs.LinuxDevice) error {
 	return own(dir, name, want.kind, rdev, mode, d)
 }
 
-// own gives a new node its owner and mode, once it is sure that it is the one
-// that was made: the container may have put another there.
+// own sets the owner and the mode of a new node, after a check that the node is the one
+// that was made: the container may have put something else there.
 func own(dir int, name string, kind uint32, rdev uint64, mode uint32, d specs.LinuxDevice) error {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -146,19 +146,19 @@ func own(dir int, name string, kind uint32, rdev uint64, mode uint32, d specs.Li
 
 // openDir opens a directory below another, and makes it if need be.
 func openDir(at int, dir string) (int, error) {
-	fd, err := openBeneath(at, dir, unix.O_DIRECTORY)
+	fd, err := openBeneath(at, dir)
 	if errors.Is(err, unix.ENOENT) && !strings.Contains(dir, "/") {
 		if err := unix.Mkdirat(at, dir, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 			return -1, err
 		}
-		fd, err = openBeneath(at, dir, unix.O_DIRECTORY)
+		fd, err = openBeneath(at, dir)
 	}
 	return fd, err
 }
 
-// openBeneath opens something below a directory, not to be read or written.
-func openBeneath(at int, name string, flags uint64) (int, error) {
-	return unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: withinContainer})
+// openBeneath opens a directory below another, not to be listed.
+func openBeneath(at int, name string) (int, error) {
+	return unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
 }
 
 // listBeneath lists a directory below another.
@@ -174,7 +174,7 @@ func listBeneath(at int, dir string) ([]string, error) {
 
 // removeBeneath removes a file below a directory.
 func removeBeneath(at int, name string) error {
-	dir, err := openBeneath(at, path.Dir(name), unix.O_DIRECTORY)
+	dir, err := openBeneath(at, path.Dir(name))
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ func isGPUNode(p string) bool {
 	return cdi.IsNode(p) || strings.HasPrefix(path.Clean(p), "/dev/dri/")
 }
 
-// Restored is what the spec of a restored container has of nodes.
+// Restored describes the nodes that a restored container must have.
 type Restored struct {
 	// Spec is the container's, made to fit this machine.
 	Spec *specs.Spec
@@ -33,10 +33,9 @@ type Restored struct {
 	Stray []string
 }
 
-// Fix makes the GPU nodes of a restored container those of its spec. CRIU has restored
-// /dev as it was at the dump, with another node's or another GPU's. What the spec
-// mounts of the driver and the dump did not have is mounted. The processes may run
-// meanwhile.
+// Fix replaces the GPU nodes that CRIU has restored by those of the spec, and mounts the
+// driver's files that the spec mounts and the dump did not have. The processes may run
+// meanwhile. On an error some nodes are replaced and some are not.
 func (p *Restored) Fix(pid int) error {
 	if p.Spec == nil {
 		return nil
@@ -67,7 +66,7 @@ func (p *Restored) inUserNamespace() bool {
 	return p.Spec.Linux != nil && slices.ContainsFunc(p.Spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.UserNamespace })
 }
 
-// has reports whether the container is to keep what CRIU has put at a path.
+// has reports whether the container keeps what CRIU has put at a path.
 func (p *Restored) has(at string) bool {
 	return !slices.Contains(p.Stray, at) &&
 		(slices.ContainsFunc(p.Spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == at }) ||
@@ -97,8 +96,8 @@ func (p *Restored) removeNodes(dev int) error {
 	return nil
 }
 
-// dropStray unmounts the nodes that CRIU had to mount; removeNodes takes what
-// they were mounted on.
+// dropStray unmounts the nodes that CRIU had to mount; removeNodes removes the files
+// that they were mounted on.
 func (p *Restored) dropStray(pid int) error {
 	if len(p.Stray) == 0 {
 		return nil

@@ -23,20 +23,28 @@ type Mapping struct {
 	Path        string // of the file, or the kernel's name for the range: "[heap]"
 }
 
-// Maps reads the memory map of a process, ascending. A map that is not in order, as that
-// of a process that runs may be, or was not read to its end, is an error: nobody may act
-// upon half of it.
-func Maps(pid int) ([]Mapping, error) {
-	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return nil, fmt.Errorf("read the memory map of process %d: %w", pid, err)
+// Maps reads the memory map of a process, ascending. A map that is not in order,
+// or was not read to its end, is an error: nobody may act upon half of it. The map of
+// a process that runs may change between two reads; Maps then begins anew.
+func Maps(pid int) (mappings []Mapping, err error) {
+	for range 10 {
+		if mappings, err = readMaps(pid); err == nil || Ended(err) {
+			break
+		}
 	}
-	defer file.Close()
-	mappings, err := ParseMaps(file)
 	if err != nil {
 		return nil, fmt.Errorf("read the memory map of process %d: %w", pid, err)
 	}
 	return mappings, nil
+}
+
+func readMaps(pid int) ([]Mapping, error) {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return ParseMaps(file)
 }
 
 // HasMapped reports whether a part of the path of a file that a process has mapped is

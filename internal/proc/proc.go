@@ -7,7 +7,7 @@
 // a process that has ended satisfies Ended. Nothing is cached; a value is true
 // when it is read, and remains so only while the process is frozen or held.
 //
-// docs/decisions/0010-own-proc-reader.md says why this is not prometheus/procfs.
+// docs/decisions/0010-own-proc-reader.md explains why prometheus/procfs does not do.
 package proc
 
 import (

@@ -9,10 +9,11 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // Hold is a thread of this process and all the threads that it has seized.
@@ -131,30 +132,14 @@ func seizeAll(processes, except []int, leave func(pid, tid int) bool) error {
 func Threads(pid int) ([]int, error) {
 	var before []int
 	for range 1000 {
-		tids, err := listThreads(pid)
+		tids, err := proc.Threads(pid)
+		if proc.Ended(err) {
+			return nil, nil
+		}
 		if err != nil || len(tids) == 0 || slices.Equal(tids, before) {
 			return tids, err
 		}
 		before = tids
 	}
 	return nil, fmt.Errorf("the threads of process %d come and go too fast to be listed: try again", pid)
-}
-
-func listThreads(pid int) ([]int, error) {
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
-	}
-	var tids []int
-	for _, e := range entries {
-		tid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
-		}
-		tids = append(tids, tid)
-	}
-	return tids, nil
 }

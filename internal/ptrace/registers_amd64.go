@@ -127,11 +127,11 @@ func newFrame(r *unix.PtraceRegs, back, fpstate, mask uint64) *sigFrame {
 
 // vectorState returns the thread's x87, SSE, AVX… registers in the form that
 // rt_sigreturn reads.
-func (t *Thread) vectorState() ([]byte, error) {
+func vectorState(tid int) ([]byte, error) {
 	state := make([]byte, xstateMax)
 	iov := unix.Iovec{Base: &state[0]}
 	iov.SetLen(len(state))
-	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(t.TID), ntX86XState, uintptr(unsafe.Pointer(&iov)), 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), ntX86XState, uintptr(unsafe.Pointer(&iov)), 0, 0)
 	runtime.KeepAlive(state)
 	if errno != 0 {
 		return nil, fmt.Errorf("read vector registers: %w", errno)
@@ -174,17 +174,17 @@ func xsaveEnd(features uint64) int {
 // cpuid is the processor's instruction.
 func cpuid(leaf, sub uint32) (eax, ebx, ecx, edx uint32)
 
-func (t *Thread) sigmask() (uint64, error) {
+func signalMask(tid int) (uint64, error) {
 	var mask uint64
-	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, ptraceGetSigmask, uintptr(t.TID), 8, uintptr(unsafe.Pointer(&mask)), 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, ptraceGetSigmask, uintptr(tid), 8, uintptr(unsafe.Pointer(&mask)), 0, 0)
 	if errno != 0 {
 		return 0, fmt.Errorf("read the signal mask: %w", errno)
 	}
 	return mask, nil
 }
 
-func (t *Thread) setSigmask(mask uint64) error {
-	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, ptraceSetSigmask, uintptr(t.TID), 8, uintptr(unsafe.Pointer(&mask)), 0, 0)
+func setSignalMask(tid int, mask uint64) error {
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, ptraceSetSigmask, uintptr(tid), 8, uintptr(unsafe.Pointer(&mask)), 0, 0)
 	if errno != 0 {
 		return fmt.Errorf("block signals: %w", errno)
 	}

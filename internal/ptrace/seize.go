@@ -4,13 +4,19 @@
 package ptrace
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
+
+// ThreadID names a thread of a process.
+type ThreadID struct {
+	PID int `json:"pid"`
+	TID int `json:"tid"`
+}
 
 // ErrEnded says that a thread has ended, or is a zombie: it executes nothing.
 var ErrEnded = errors.New("thread has ended")
@@ -31,29 +37,16 @@ func Seize(pid, tid, options int) error {
 	if errors.Is(err, unix.ESRCH) {
 		return ErrEnded
 	}
-	status, rerr := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", pid, tid))
-	if errors.Is(rerr, os.ErrNotExist) || errors.Is(rerr, unix.ESRCH) {
+	status, serr := proc.ThreadStatus(pid, tid)
+	if proc.Ended(serr) || status.Ended() {
 		return ErrEnded
 	}
-	if state := field(status, "State:"); len(state) > 0 && (state[0] == 'Z' || state[0] == 'X') {
-		return ErrEnded
-	}
-	if tracer := field(status, "TracerPid:"); tracer != "" && tracer != "0" {
-		// The line names the thread that traces.
-		if of, rerr := os.ReadFile("/proc/" + tracer + "/status"); rerr == nil {
-			tracer = field(of, "Tgid:")
+	if tracer := status.Tracer(); tracer != 0 {
+		// The status names the thread that traces.
+		if of, serr := proc.StatusOf(tracer); serr == nil {
+			tracer = of.Process()
 		}
-		return fmt.Errorf("thread %d of process %d is traced by process %s (a debugger?): end it and try again", tid, pid, tracer)
+		return fmt.Errorf("thread %d of process %d is traced by process %d (a debugger?): end it and try again", tid, pid, tracer)
 	}
 	return fmt.Errorf("seize thread %d of process %d: %w", tid, pid, err)
-}
-
-// field returns the value of a line "NAME:\tvalue" of /proc/PID/status.
-func field(status []byte, name string) string {
-	for line := range bytes.Lines(status) {
-		if rest, ok := bytes.CutPrefix(line, []byte(name)); ok {
-			return string(bytes.TrimSpace(rest))
-		}
-	}
-	return ""
 }

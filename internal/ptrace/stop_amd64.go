@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +27,28 @@ func StopThread(pid, tid int, step func(string)) (*Thread, error) {
 		return nil, err
 	}
 	return OpenThread(pid, tid, step)
+}
+
+// InThreads stops threads, all at once, calls do with each and its place in ids, and
+// lets it go. It returns the error of each.
+func InThreads(ids []ThreadID, step func(string), do func(i int, t *Thread) error) []error {
+	errs := make([]error, len(ids))
+	var all sync.WaitGroup
+	for i, id := range ids {
+		all.Go(func() {
+			runtime.LockOSThread() // never unlocked: its end detaches
+			t, err := StopThread(id.PID, id.TID, step)
+			if err == nil {
+				err = errors.Join(do(i, t), t.Detach())
+				t.Close()
+			}
+			if err != nil {
+				errs[i] = fmt.Errorf("process %d: %w", id.PID, err)
+			}
+		})
+	}
+	all.Wait()
+	return errs
 }
 
 // AwaitInterrupt waits until a thread has stopped because it was interrupted. A

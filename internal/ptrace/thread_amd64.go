@@ -8,11 +8,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // How a system call runs in another process's thread
@@ -62,14 +64,14 @@ func OpenThread(pid, tid int, step func(string)) (*Thread, error) {
 		step = func(string) {}
 	}
 	t := &Thread{PID: pid, TID: tid, step: step}
-	if err := t.refuseShadowStack(); err != nil {
+	if err := refuseShadowStack(pid, tid); err != nil {
 		return nil, err
 	}
 	var err error
 	if t.Mem, err = os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0); err != nil {
 		return nil, err
 	}
-	if err := t.findGadgets(); err != nil {
+	if t.call, t.back, err = findGadgets(pid, t.Mem); err != nil {
 		t.Mem.Close()
 		return nil, err
 	}
@@ -81,64 +83,48 @@ func (t *Thread) Close() { t.Mem.Close() }
 
 // refuseShadowStack refuses a thread whose returns the processor checks: the
 // "ret" into __restore_rt would be a fault.
-func (t *Thread) refuseShadowStack() error {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", t.PID, t.TID))
+func refuseShadowStack(pid, tid int) error {
+	status, err := proc.ThreadStatus(pid, tid)
 	if err != nil {
 		return err
 	}
-	if strings.Contains(field(status, "x86_Thread_features:"), "shstk") {
+	if strings.Contains(status.Field("x86_Thread_features"), "shstk") {
 		return errors.New("its returns are checked by a shadow stack")
 	}
 	return nil
 }
 
-// findGadgets looks through the process's code, libraries with the C library
-// in their name first.
-func (t *Thread) findGadgets() error {
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", t.PID))
+// findGadgets looks for a "syscall; ret" and a "mov $15, %rax; syscall" in a process's
+// code, in libraries with the C library in their name first.
+func findGadgets(pid int, mem io.ReaderAt) (call, back uint64, err error) {
+	maps, err := proc.Maps(pid)
 	if err != nil {
-		return err
+		return 0, 0, err
 	}
 	// The C library has both; the vdso and the program itself are next best.
 	for _, wanted := range []string{"/libc.so", "/libc-", "/ld-musl", ""} {
-		for line := range strings.Lines(string(maps)) {
-			if !strings.Contains(line, " r-xp ") || !strings.Contains(line, wanted) || strings.Contains(line, "[vsyscall]") {
+		for _, m := range maps {
+			if m.Permissions != "r-xp" || !strings.Contains(m.Path, wanted) || m.Path == "[vsyscall]" {
 				continue
 			}
-			start, end, ok := Addresses(line)
-			if !ok {
-				continue
-			}
-			code := make([]byte, min(end-start, 64<<20))
-			n, err := t.Mem.ReadAt(code, int64(start))
+			code := make([]byte, min(m.End-m.Start, 64<<20))
+			n, err := mem.ReadAt(code, int64(m.Start))
 			if n == 0 && err != nil {
 				continue
 			}
 			code = code[:n]
-			if at := bytes.Index(code, []byte{0x0f, 0x05, 0xc3}); t.call == 0 && at >= 0 {
-				t.call = start + uint64(at)
+			if at := bytes.Index(code, []byte{0x0f, 0x05, 0xc3}); call == 0 && at >= 0 {
+				call = m.Start + uint64(at)
 			}
-			if at := bytes.Index(code, []byte{0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05}); t.back == 0 && at >= 0 {
-				t.back = start + uint64(at)
+			if at := bytes.Index(code, []byte{0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05}); back == 0 && at >= 0 {
+				back = m.Start + uint64(at)
 			}
-			if t.call != 0 && t.back != 0 {
-				return nil
+			if call != 0 && back != 0 {
+				return call, back, nil
 			}
 		}
 	}
-	return errNoGadget
-}
-
-// Addresses returns the range that begins a line of /proc/PID/maps.
-func Addresses(line string) (start, end uint64, ok bool) {
-	span, _, _ := strings.Cut(line, " ")
-	from, to, _ := strings.Cut(span, "-")
-	start, err := strconv.ParseUint(from, 16, 64)
-	if err != nil {
-		return 0, 0, false
-	}
-	end, err = strconv.ParseUint(to, 16, 64)
-	return start, end, err == nil
+	return 0, 0, errNoGadget
 }
 
 // Syscall runs one system call in the thread, whose arguments are numbers alone,
@@ -171,11 +157,11 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	if err := t.restartSequence(&to); err != nil {
 		return 0, err
 	}
-	vector, err := t.vectorState()
+	vector, err := vectorState(t.TID)
 	if err != nil {
 		return 0, err
 	}
-	mask, err := t.sigmask()
+	mask, err := signalMask(t.TID)
 	if err != nil {
 		return 0, err
 	}
@@ -210,7 +196,7 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	}
 	t.step("registers set")
 	// No handler may run until the frame puts the mask back.
-	if err := t.setSigmask(^uint64(0)); err != nil {
+	if err := setSignalMask(t.TID, ^uint64(0)); err != nil {
 		return 0, err
 	}
 	t.step("signals blocked")
@@ -236,7 +222,7 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 func (t *Thread) finish(nr uint64) (uint64, error) {
 	var result uint64
 	for i, want := range []uint64{nr, nr, unix.SYS_RT_SIGRETURN, unix.SYS_RT_SIGRETURN} {
-		if err := t.nextStop(); err != nil {
+		if err := nextSyscallStop(t.TID); err != nil {
 			return 0, err
 		}
 		r, err := t.Registers()
@@ -255,14 +241,14 @@ func (t *Thread) finish(nr uint64) (uint64, error) {
 	return result, nil
 }
 
-// nextStop lets the thread run to the begin or end of a system call. An
+// nextSyscallStop lets the thread run to the begin or end of a system call. An
 // event stop on the way (a group stop, SIGCONT) is none of ours.
-func (t *Thread) nextStop() error {
+func nextSyscallStop(tid int) error {
 	for {
-		if err := unix.PtraceSyscall(t.TID, 0); err != nil {
+		if err := unix.PtraceSyscall(tid, 0); err != nil {
 			return fmt.Errorf("go on: %w", err)
 		}
-		status, err := waitStop(t.TID)
+		status, err := waitStop(tid)
 		if err != nil {
 			return err
 		}

@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -83,7 +81,7 @@ func digestAll(files []FileRange) ([][]string, error) {
 		if r.Punch && digest == images.ZeroBlockDigest {
 			// The block must not be touched by way of a mapping from now on: that would
 			// fill the hole again, with small pages.
-			return digest, punch(r.Path, b.from, b.to)
+			return digest, punchPath(r.Path, b.from, b.to)
 		}
 		return digest, nil
 	})
@@ -93,15 +91,20 @@ func digestAll(files []FileRange) ([][]string, error) {
 	return digests, syncAll(disk) // the holes
 }
 
-// punch makes a hole in a file.
-func punch(path string, from, to uint64) error {
+// punchPath makes a hole in a file that is not open for writing.
+func punchPath(path string, from, to uint64) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	return punch(f, from, to)
+}
+
+// punch makes a hole in a file.
+func punch(f *os.File, from, to uint64) error {
 	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from)); err != nil {
-		return fmt.Errorf("make a hole in %s: %w", path, err)
+		return fmt.Errorf("make a hole in %s: %w", f.Name(), err)
 	}
 	return nil
 }
@@ -169,8 +172,8 @@ func copyAll(files []FileRange) ([][]string, error) {
 				return digest, nil
 			}
 			// What is zero now may not have been.
-			if err := unix.Fallocate(int(to[b.file].Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(b.from), int64(b.to-b.from)); err != nil {
-				return "", fmt.Errorf("make a hole in %s: %w", files[b.file].To, err)
+			if err := punch(to[b.file], b.from, b.to); err != nil {
+				return "", err
 			}
 		}
 		if _, err := writeBlock(to[b.file], content, b.from, nil); err != nil {
@@ -181,12 +184,7 @@ func copyAll(files []FileRange) ([][]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range to {
-		if err := f.Sync(); err != nil {
-			return nil, fmt.Errorf("flush %s: %w", f.Name(), err)
-		}
-	}
-	return digests, nil
+	return digests, syncAll(to)
 }
 
 // openDirect opens a file for O_DIRECT, or without where that is not to be had.
@@ -216,33 +214,9 @@ func eachBlock(files []FileRange, workers int, do func(block) (string, error)) (
 			out[i] = append(out[i], "")
 		}
 	}
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	errs := make(chan error, workers)
-	for range workers {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for {
-				at := int(next.Add(1)) - 1
-				if at >= len(blocks) {
-					return
-				}
-				s, err := do(blocks[at])
-				if err != nil {
-					next.Store(int64(len(blocks)))
-					errs <- err
-					return
-				}
-				out[blocks[at].file][blocks[at].number] = s
-			}
-		}()
-	}
-	wg.Wait()
-	select {
-	case err := <-errs:
-		return nil, err
-	default:
-		return out, nil
-	}
+	return out, inThreads(workers, uint64(len(blocks)), 1, func(i, _ uint64) error {
+		s, err := do(blocks[i])
+		out[blocks[i].file][blocks[i].number] = s
+		return err
+	})
 }

@@ -31,7 +31,7 @@ func syncAll(files []*os.File) error {
 
 // digestBlockOf reads a block by parts that end where huge pages do, and makes
 // holes of those huge pages that are zero.
-func digestBlockOf(f *os.File, b block, punch bool) (string, error) {
+func digestBlockOf(f *os.File, b block, holes bool) (string, error) {
 	// Memory from mmap is aligned as O_DIRECT wants it.
 	buf, err := unix.Mmap(-1, 0, HugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -46,9 +46,9 @@ func digestBlockOf(f *os.File, b block, punch bool) (string, error) {
 			return "", fmt.Errorf("read %s at %d: %w", f.Name(), at, err)
 		}
 		h.Write(part)
-		if punch && len(part) == HugePage && zero(part) {
-			if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(at), HugePage); err != nil {
-				return "", fmt.Errorf("make a hole in %s: %w", f.Name(), err)
+		if holes && len(part) == HugePage && zero(part) {
+			if err := punch(f, at, to); err != nil {
+				return "", err
 			}
 		}
 		at = to

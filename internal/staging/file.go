@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 const (
@@ -80,9 +82,9 @@ type File struct {
 }
 
 // newFile returns the description of an area's file; the file itself is not made.
-func (f *Filler) newFile(name string, start, length uint64) *File {
+func (fl *Filler) newFile(name string, start, length uint64) *File {
 	b := &File{
-		filler: f, name: name, Start: start, Length: length, Offset: start % HugePage,
+		filler: fl, name: name, Start: start, Length: length, Offset: start % HugePage,
 		filled: make(chan struct{}), advanced: make(chan struct{}), beyond: make(map[uint64]bool),
 	}
 	b.size = (b.Offset + length + HugePage - 1) &^ (HugePage - 1)
@@ -93,8 +95,8 @@ func (f *Filler) newFile(name string, start, length uint64) *File {
 // the file system has them, on half of the cores. Wait waits for the end of that. An
 // empty path is memory without a name. On an error the file is gone; a file system or
 // a memory limit that is too small is an error.
-func (f *Filler) NewFile(path string, start, length uint64) (_ *File, err error) {
-	b := f.newFile(path, start, length)
+func (fl *Filler) NewFile(path string, start, length uint64) (_ *File, err error) {
+	b := fl.newFile(path, start, length)
 	b.chunk = min(max(HugePage, b.size/fillChunks&^(HugePage-1)), maxFillChunk)
 	if path == "" {
 		if b.File, err = memoryFile(); err != nil {
@@ -135,7 +137,7 @@ func (b *File) checkSpace() error {
 	if st.Blocks > 0 && st.Bavail*uint64(st.Bsize) < b.size {
 		return fmt.Errorf("%d bytes, and the file system has %d: %w", b.size, st.Bavail*uint64(st.Bsize), unix.ENOSPC)
 	}
-	if room := headroom(); b.size > room {
+	if room := host.Headroom(""); b.size > room {
 		return fmt.Errorf("%d bytes, and the memory limit of this cgroup leaves %d: %w", b.size, room, unix.ENOMEM)
 	}
 	return nil
@@ -271,9 +273,7 @@ func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) 
 	var wg sync.WaitGroup
 	errs := make(chan error, threads)
 	for range threads {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for !failed.Load() {
 				from := next.Add(chunk) - chunk
 				if from >= size {
@@ -285,7 +285,7 @@ func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) 
 					return
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	select {

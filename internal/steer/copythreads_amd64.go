@@ -9,11 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
@@ -165,11 +165,11 @@ func isCopierPage(mem *os.File, at uint64) bool {
 
 // place makes the pages.
 func (c *copyThreads) place(t *ptrace.Thread, original uint64) error {
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", t.PID))
+	maps, err := proc.Maps(t.PID)
 	if err != nil {
 		return err
 	}
-	page, err := t.Syscall(unix.SYS_MMAP, lonelyPlace(string(maps)), copierBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uint64(0))
+	page, err := t.Syscall(unix.SYS_MMAP, lonelyPlace(maps), copierBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uint64(0))
 	if err != nil {
 		return fmt.Errorf("map a page of code: %w", err)
 	}
@@ -187,25 +187,6 @@ func (c *copyThreads) place(t *ptrace.Thread, original uint64) error {
 	}
 	c.step("copy threads' code written")
 	return nil
-}
-
-// lonelyPlace returns an address for a mapping that is far from all others: in the
-// middle of the largest gap between two. Left alone the kernel would put it into
-// the first hole that is large enough. That may be one that the driver has made,
-// and will fill again, at that address, or unmap together with what is around it.
-func lonelyPlace(maps string) (at uint64) {
-	below, largest := uint64(0), uint64(0)
-	for line := range strings.Lines(maps) {
-		start, end, ok := ptrace.Addresses(line)
-		if !ok || start < below || start >= 1<<47 { // the kernel's, above
-			break
-		}
-		if gap := start - below; below > 0 && gap > largest {
-			largest, at = gap, (below+gap/2)&^(staging.HugePage-1)
-		}
-		below = end
-	}
-	return at
 }
 
 // swap exchanges the PLT entry's value, at once for all threads, by the thread itself.
@@ -235,7 +216,7 @@ func (c *copyThreads) stop(t *ptrace.Thread) error {
 			if _, err := c.swap(t, old); err != nil {
 				return err
 			}
-			return fmt.Errorf("process %d: its memcpy was replaced meanwhile, by %#x", c.pid, old)
+			return fmt.Errorf("its memcpy was replaced meanwhile, by %#x", old)
 		}
 		c.swapped = false
 		c.step("memcpy put back")
@@ -295,7 +276,7 @@ func (c *copyThreads) leavePage(t *ptrace.Thread) error {
 			return err
 		}
 	}
-	return fmt.Errorf("process %d: thread %d does not leave the code of the copy threads", c.pid, t.TID)
+	return fmt.Errorf("thread %d does not leave the code of the copy threads", t.TID)
 }
 
 // errNotYet says that something has not come about, and what.
@@ -309,7 +290,7 @@ func (c *copyThreads) await(ask func() error) error {
 			return nil
 		}
 		if !errors.Is(err, errNotYet) || time.Since(began) > copyThreadsEnd {
-			return fmt.Errorf("process %d: %w", c.pid, err)
+			return err
 		}
 	}
 }

@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/ptrace"
-	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // copyTarget builds the process of testdata, once, and gives its path.
@@ -101,7 +100,7 @@ func TestCopyThreads(t *testing.T) {
 	if err := s.Map([]Mapping{{PID: a.PID, TID: a.PID, Start: a.Start, Bytes: a.Bytes, Path: a.Path, Offset: a.Offset}}); err != nil {
 		t.Fatal(err)
 	}
-	if notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, 3); err != nil || len(notes) > 0 {
+	if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, 3); err != nil || len(notes) > 0 {
 		t.Fatal(notes, err)
 	}
 	g.expect("back", want)
@@ -184,7 +183,7 @@ func TestCopyThreadsCopyAsMemcpy(t *testing.T) {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
 			g, s := startCopyTarget(t, path), session(t)
 			g.expect("odd", "ok")
-			if notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, n); err != nil || len(notes) > 0 {
+			if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, n); err != nil || len(notes) > 0 {
 				t.Fatal(notes, err)
 			}
 			g.expect("odd", "ok")
@@ -207,7 +206,7 @@ func TestCopyThreadsComeAndGo(t *testing.T) {
 	g, s := startCopyTarget(t, copyTarget(t)), session(t)
 	g.expect("churn", "churning")
 	for range 20 {
-		if notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, 3); err != nil || len(notes) > 0 {
+		if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, 3); err != nil || len(notes) > 0 {
 			t.Fatal(notes, err)
 		}
 		g.ask("back")
@@ -235,7 +234,7 @@ func TestCallsAtAnyInstant(t *testing.T) {
 				t.Skip("the C library has registered no restartable sequences here")
 			}
 			for range 20 {
-				if notes, err := s.StartCopyThreads([]Thread{{g.pid(), tid}}, 2); err != nil || len(notes) > 0 {
+				if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: tid}}, 2); err != nil || len(notes) > 0 {
 					t.Fatal(notes, err)
 				}
 				if _, err := s.StopCopyThreads(); err != nil {
@@ -251,7 +250,7 @@ func TestCallsAtAnyInstant(t *testing.T) {
 func TestCopyThreadsTakeNoHole(t *testing.T) {
 	g, s := startCopyTarget(t, copyTarget(t)), session(t)
 	g.expect("hole", "made")
-	if notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, 4); err != nil || len(notes) > 0 {
+	if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, 4); err != nil || len(notes) > 0 {
 		t.Fatal(notes, err)
 	}
 	g.expect("fill", "filled")
@@ -266,7 +265,7 @@ func TestCopyThreadsTakeNoHole(t *testing.T) {
 func TestCopyThreadsEnd(t *testing.T) {
 	g, s := startCopyTarget(t, copyTarget(t)), session(t)
 	for i := range 150 {
-		if notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, 4); err != nil || len(notes) > 0 {
+		if notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, 4); err != nil || len(notes) > 0 {
 			t.Fatal(notes, err)
 		}
 		time.Sleep(time.Duration(i) * 20 * time.Microsecond)
@@ -289,7 +288,7 @@ func TestCopyThreadsTracerDiesAtEachStep(t *testing.T) {
 		}
 		g, s := startCopyTarget(t, path), session(t)
 		want := g.ask("back")
-		threads := []Thread{{g.pid(), g.pid()}}
+		threads := []Thread{{PID: g.pid(), TID: g.pid()}}
 		notes, err := s.StartCopyThreads(threads, 2)
 		if err == nil && len(notes) > 0 {
 			t.Fatal(notes)
@@ -342,7 +341,7 @@ func TestCopyThreadsTracerDiesAtEachStep(t *testing.T) {
 func TestHoldLeavesCopyThreads(t *testing.T) {
 	g, dead, s := startCopyTarget(t, copyTarget(t)), session(t), session(t)
 	want := g.ask("back")
-	driver := []Thread{{g.pid(), g.pid()}}
+	driver := []Thread{{PID: g.pid(), TID: g.pid()}}
 	theirs, err := ptrace.Threads(g.pid())
 	if err != nil {
 		t.Fatal(err)
@@ -380,7 +379,7 @@ func TestHoldLeavesCopyThreads(t *testing.T) {
 // A process without the driver's library is left alone, with a note.
 func TestCopyThreadsWithoutDriver(t *testing.T) {
 	g, s := newTarget(t), session(t)
-	notes, err := s.StartCopyThreads([]Thread{{g.pid(), g.pid()}}, 4)
+	notes, err := s.StartCopyThreads([]Thread{{PID: g.pid(), TID: g.pid()}}, 4)
 	if err != nil || len(notes) != 1 || !strings.Contains(notes[0], "no libcuda.so mapped") {
 		t.Fatalf("got %q, %v", notes, err)
 	}
@@ -410,36 +409,5 @@ func TestCopierCode(t *testing.T) {
 	}
 	if !bytes.Equal(got, copierCode) {
 		t.Error("copier/copier.bin is not made of copier/copier.S: make internal/steer/copier/copier.bin")
-	}
-}
-
-// The page of code is put where the driver has no business.
-func TestLonelyPlace(t *testing.T) {
-	const program = `00400000-00500000 r-xp 00000000 fe:00 1 /bin/job
-01000000-02000000 rw-p 00000000 00:00 0 [heap]
-200000000-200200000 rw-s 00000000 00:05 2 /dev/nvidiactl
-7f0000000000-7f0000010000 rw-p 00000000 00:00 0
-7f0000012000-7f0000020000 r-xp 00000000 fe:00 3 /lib/libcuda.so.1
-7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]
-ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
-`
-	if at := lonelyPlace(program); at < 0x300000000000 || at > 0x500000000000 || at%staging.HugePage != 0 {
-		t.Errorf("got %#x", at)
-	}
-	for _, maps := range []string{"", "nonsense\n", "00400000-00500000 r-xp\n", "00500000-00400000 r-xp\n00100000-00200000 r-xp\n"} {
-		if at := lonelyPlace(maps); at != 0 {
-			t.Errorf("%q: got %#x", maps, at)
-		}
-	}
-	// Of this process, and free.
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := lonelyPlace(string(maps))
-	for line := range strings.Lines(string(maps)) {
-		if start, end, ok := ptrace.Addresses(line); ok && at+copierBytes > start && at < end {
-			t.Errorf("%#x is in %s", at, line)
-		}
 	}
 }

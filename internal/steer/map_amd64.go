@@ -8,34 +8,31 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
-	"strconv"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
-// mapAll maps files over areas; each process's in turn, the processes at once.
+// mapAll maps files over areas: each process's in turn, the processes at once.
 func mapAll(mappings []Mapping, step func(string)) error {
-	byProcess := make(map[int][]Mapping)
+	var threads []Thread
+	var groups [][]Mapping // of each thread's process
 	for _, m := range mappings {
-		byProcess[m.PID] = append(byProcess[m.PID], m)
+		i := slices.IndexFunc(threads, func(t Thread) bool { return t.PID == m.PID })
+		if i < 0 {
+			i = len(threads)
+			threads, groups = append(threads, Thread{PID: m.PID, TID: m.TID}), append(groups, nil)
+		}
+		groups[i] = append(groups[i], m)
 	}
-	errs := make(chan error)
-	for _, ms := range byProcess {
-		go func() {
-			runtime.LockOSThread() // never unlocked: its end detaches
-			errs <- mapInto(ms, step)
-		}()
-	}
-	var err error
-	for range byProcess {
-		err = errors.Join(err, <-errs)
-	}
-	return err
+	return errors.Join(ptrace.InThreads(threads, step, func(i int, t *ptrace.Thread) error {
+		return mapInto(t, groups[i])
+	})...)
 }
 
 // openMapped opens a file for reading, which is enough for a private mapping. A
@@ -50,13 +47,7 @@ func openMapped(path string) (*os.File, error) {
 }
 
 // mapInto maps files over areas of one process.
-func mapInto(mappings []Mapping, step func(string)) error {
-	pid, tid := mappings[0].PID, mappings[0].TID
-	t, err := ptrace.StopThread(pid, tid, step)
-	if err != nil {
-		return fmt.Errorf("process %d: %w", pid, err)
-	}
-	defer t.Close()
+func mapInto(t *ptrace.Thread, mappings []Mapping) error {
 	for _, m := range mappings {
 		if m.Path == "" {
 			if hugeZeros() {
@@ -75,10 +66,10 @@ func mapInto(mappings []Mapping, step func(string)) error {
 		err = t.MapFile(f, m.Start, m.Bytes, m.Offset, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
 		f.Close()
 		if err != nil {
-			return fmt.Errorf("process %d: %w", pid, err)
+			return err
 		}
 	}
-	return t.Detach()
+	return nil
 }
 
 // hugeZeros reports whether the kernel has a huge page of zeros for what was never
@@ -98,37 +89,24 @@ func mapsFile(pid int, b *stagingArea) error {
 		return fmt.Errorf("map the area's file: %w", err)
 	}
 	defer func() { _ = unix.MunmapPtr(page, staging.PageSize) }()
-	_, own, err := mappedAt(os.Getpid(), uint64(uintptr(page)), staging.PageSize)
+	own, err := mappedAt(os.Getpid(), uint64(uintptr(page)), staging.PageSize)
 	if err != nil {
 		return err
 	}
-	offset, file, err := mappedAt(pid, b.Start, b.Length)
+	there, err := mappedAt(pid, b.Start, b.Length)
 	if err != nil {
 		return err
 	}
-	if file == "" || file != own || offset != b.Offset {
+	if there.Inode == 0 || there.Inode != own.Inode || there.Device != own.Device || there.Offset != b.Offset {
 		return fmt.Errorf("process %d: the driver has changed the staging area at %#x in a way that is not recognised", pid, b.Start)
 	}
 	return nil
 }
 
-// mappedAt returns the file, by device and inode, and the offset in it, of a
-// process's mapping that has this place; an empty file if there is none.
-func mappedAt(pid int, at, length uint64) (offset uint64, file string, err error) {
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return 0, "", fmt.Errorf("read the memory map of process %d: %w", pid, err)
-	}
-	prefix := fmt.Sprintf("%x-%x ", at, at+length)
-	for line := range strings.Lines(string(maps)) {
-		if !strings.HasPrefix(line, prefix) {
-			continue
-		}
-		// addresses, permissions, offset, device, inode
-		if f := strings.Fields(line); len(f) >= 5 {
-			offset, err := strconv.ParseUint(f[2], 16, 64)
-			return offset, f[3] + " " + f[4], err
-		}
-	}
-	return 0, "", nil
+// mappedAt returns a process's mapping that has this place; the zero Mapping if there
+// is none.
+func mappedAt(pid int, at, length uint64) (proc.Mapping, error) {
+	maps, err := proc.Maps(pid)
+	m, _ := findMapping(maps, func(m proc.Mapping) bool { return m.Start == at && m.End == at+length })
+	return m, err
 }

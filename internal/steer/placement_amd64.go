@@ -4,11 +4,9 @@
 package steer
 
 import (
-	"fmt"
-	"os"
 	"strings"
 
-	"github.com/gpuckpt/gpuckpt/internal/ptrace"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
@@ -21,31 +19,42 @@ import (
 // of two checkpoints of the same memory no layer of a checkpoint image would be
 // the same: each is cut at the file's offsets.
 func alignedGap(pid int, length uint64) (uint64, error) {
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return 0, fmt.Errorf("read the memory map of process %d: %w", pid, err)
-	}
-	return gapIn(string(maps), length), nil
+	maps, err := proc.Maps(pid)
+	return gapIn(maps, length), err
 }
 
-// gapIn finds the place in what /proc/PID/maps says; 0 if that is not in order.
-func gapIn(maps string, length uint64) (at uint64) {
+// gapIn finds the place in a memory map.
+func gapIn(maps []proc.Mapping, length uint64) (at uint64) {
 	length = pages(length)
 	below := uint64(0) // the end of the mapping before
-	for line := range strings.Lines(maps) {
-		start, end, ok := ptrace.Addresses(line)
-		if !ok || start < below || end < start {
-			return 0
-		}
+	for _, m := range maps {
 		// The stack grows into the gap below it. The kernel's own mappings are
 		// near it, where it would put none of the program's.
-		kernels := strings.Contains(line, "[") && !strings.Contains(line, "[heap]")
-		if top := start &^ (staging.HugePage - 1); !kernels && below > 0 && top >= length {
+		kernels := strings.HasPrefix(m.Path, "[") && m.Path != "[heap]"
+		if top := m.Start &^ (staging.HugePage - 1); !kernels && below > 0 && top >= length {
 			if place := (top - length) &^ (staging.HugePage - 1); place >= below {
 				at = place
 			}
 		}
-		below = end
+		below = m.End
+	}
+	return at
+}
+
+// lonelyPlace returns an address for a mapping that is far from all others: in the
+// middle of the largest gap between two. Left alone the kernel would put it into
+// the first hole that is large enough. That may be one that the driver has made,
+// and will fill again, at that address, or unmap together with what is around it.
+func lonelyPlace(maps []proc.Mapping) (at uint64) {
+	below, largest := uint64(0), uint64(0)
+	for _, m := range maps {
+		if m.Start >= 1<<47 { // the kernel's, above
+			break
+		}
+		if gap := m.Start - below; below > 0 && gap > largest {
+			largest, at = gap, (below+gap/2)&^(staging.HugePage-1)
+		}
+		below = m.End
 	}
 	return at
 }

@@ -15,7 +15,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuckpt/gpuckpt/internal/ptrace"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // driverLibrary begins the file name of the CUDA driver's library.
@@ -31,30 +31,30 @@ var tables = []elf.SectionType{elf.SHT_DYNSYM, elf.SHT_GNU_VERSYM, elf.SHT_GNU_V
 // memcpyPLTEntry finds the word by which a process's CUDA driver calls memcpy, and
 // its value: the address of the C library's memcpy, once it was called.
 func memcpyPLTEntry(pid int, mem io.ReaderAt) (entry, value uint64, err error) {
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	maps, err := proc.Maps(pid)
 	if err != nil {
 		return 0, 0, err
 	}
-	library, ok := findMapping(string(maps), func(m mapping) bool {
-		return m.offset == 0 && strings.HasPrefix(filepath.Base(m.path), driverLibrary)
+	library, ok := findMapping(maps, func(m proc.Mapping) bool {
+		return m.Offset == 0 && strings.HasPrefix(filepath.Base(m.Path), driverLibrary)
 	})
 	if !ok {
 		return 0, 0, fmt.Errorf("it has no %s mapped", driverLibrary)
 	}
 	// The file that is mapped, whatever has its name now.
-	file, err := os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, library.start, library.end))
+	file, err := os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, library.Start, library.End))
 	if err != nil {
 		return 0, 0, err
 	}
 	defer file.Close()
 	offset, err := pltEntryIn(file, "memcpy")
 	if err != nil {
-		return 0, 0, fmt.Errorf("%s: %w", library.path, err)
+		return 0, 0, fmt.Errorf("%s: %w", library.Path, err)
 	}
-	entry = library.start + offset
-	at, ok := findMapping(string(maps), func(m mapping) bool { return entry >= m.start && entry < m.end && m.end-entry >= 8 })
-	if !ok || entry%8 != 0 || !strings.HasPrefix(at.mode, "rw") {
-		return 0, 0, fmt.Errorf("%s: its pointer to memcpy, at %#x, cannot be written", library.path, entry)
+	entry = library.Start + offset
+	at, ok := findMapping(maps, func(m proc.Mapping) bool { return entry >= m.Start && entry < m.End && m.End-entry >= 8 })
+	if !ok || entry%8 != 0 || !strings.HasPrefix(at.Permissions, "rw") {
+		return 0, 0, fmt.Errorf("%s: its pointer to memcpy, at %#x, cannot be written", library.Path, entry)
 	}
 	word := make([]byte, 8)
 	if _, err := mem.ReadAt(word, int64(entry)); err != nil {
@@ -62,38 +62,21 @@ func memcpyPLTEntry(pid int, mem io.ReaderAt) (entry, value uint64, err error) {
 	}
 	value = binary.LittleEndian.Uint64(word)
 	// Not called yet, it points into the library itself.
-	to, ok := findMapping(string(maps), func(m mapping) bool { return value >= m.start && value < m.end })
-	if !ok || !strings.HasPrefix(to.mode, "r-x") || to.path == library.path {
-		return 0, 0, fmt.Errorf("%s: its pointer to memcpy, %#x, is to no function of another library", library.path, value)
+	to, ok := findMapping(maps, func(m proc.Mapping) bool { return value >= m.Start && value < m.End })
+	if !ok || !strings.HasPrefix(to.Permissions, "r-x") || to.Path == library.Path {
+		return 0, 0, fmt.Errorf("%s: its pointer to memcpy, %#x, is to no function of another library", library.Path, value)
 	}
 	return entry, value, nil
 }
 
-// mapping is a line of /proc/PID/maps.
-type mapping struct {
-	start, end, offset uint64
-	mode, path         string
-}
-
-func findMapping(maps string, wanted func(mapping) bool) (mapping, bool) {
-	for line := range strings.Lines(maps) {
-		var m mapping
-		var device string
-		var inode uint64
-		start, end, ok := ptrace.Addresses(line)
-		words := strings.Fields(line)
-		if !ok || len(words) < 5 {
-			continue
-		}
-		if _, err := fmt.Sscanf(strings.Join(words[1:5], " "), "%s %x %s %d", &m.mode, &m.offset, &device, &inode); err != nil {
-			continue
-		}
-		m.start, m.end, m.path = start, end, strings.Join(words[5:], " ")
-		if wanted(m) {
-			return m, true
-		}
+// findMapping returns the first mapping that is wanted; the zero Mapping if there is
+// none.
+func findMapping(maps []proc.Mapping, wanted func(proc.Mapping) bool) (proc.Mapping, bool) {
+	i := slices.IndexFunc(maps, wanted)
+	if i < 0 {
+		return proc.Mapping{}, false
 	}
-	return mapping{}, false
+	return maps[i], true
 }
 
 // pltEntryIn returns the place, from where a library's file begins in memory, of the

@@ -397,7 +397,7 @@ func (s *steering) leave(t *ptrace.Thread) error {
 	if s.copies != nil {
 		s.notes = append(s.notes, s.copies.note(t))
 		if err := s.copies.stop(t); err != nil {
-			return err
+			return fmt.Errorf("process %d: %w", s.target.PID, err)
 		}
 	}
 	if err := s.standStill(); err != nil {

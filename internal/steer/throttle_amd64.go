@@ -86,7 +86,7 @@ func (s *steering) putRestBack(t *ptrace.Thread, b *stagingArea) error {
 	if s.copies != nil {
 		s.notes = append(s.notes, s.copies.note(t))
 		if err := s.copies.stop(t); err != nil {
-			return err
+			return fmt.Errorf("process %d: %w", s.target.PID, err)
 		}
 		s.copies, s.untraced = nil, false
 	}

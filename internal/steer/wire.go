@@ -6,6 +6,7 @@ package steer
 import (
 	"fmt"
 
+	"github.com/gpuckpt/gpuckpt/internal/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
@@ -78,11 +79,8 @@ type Target struct {
 // MaxCopyThreads is the highest number of threads that can copy in a process.
 const MaxCopyThreads = 32
 
-// Thread is a thread of a process.
-type Thread struct {
-	PID int `json:"pid"`
-	TID int `json:"tid"`
-}
+// Thread names a thread of a process.
+type Thread = ptrace.ThreadID
 
 // Area is a staging area and the file that backs it.
 type Area struct {

@@ -41,7 +41,7 @@ func enableControllers(dir string) error {
 	if err != nil {
 		return fmt.Errorf("read the cgroup controllers: %w", err)
 	}
-	for _, controller := range strings.Fields(string(controllers)) {
+	for controller := range strings.FieldsSeq(string(controllers)) {
 		// One by one, and not all can be (rdma, misc on some kernels); the
 		// kubelet says which it needs.
 		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0)

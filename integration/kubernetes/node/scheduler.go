@@ -24,7 +24,7 @@ func (n *Node) Schedule(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("find pods without a node: %w", err)
 		}
-		for _, name := range strings.Fields(out) {
+		for name := range strings.FieldsSeq(out) {
 			if err := n.bind(ctx, name); err != nil && ctx.Err() == nil {
 				return fmt.Errorf("bind the pod %s: %w", name, err)
 			}

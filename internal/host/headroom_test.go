@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package staging
+package host
 
 import (
 	"os"
@@ -48,7 +48,7 @@ func TestStatSum(t *testing.T) {
 
 // A test may have memory, wherever it runs.
 func TestHeadroom(t *testing.T) {
-	if room := headroom(); room < 1<<20 {
+	if room := Headroom(""); room < 1<<20 {
 		t.Errorf("%d bytes", room)
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package staging
+package host
 
 import (
 	"math"
@@ -11,27 +11,25 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/containerd/cgroups/v3"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// headroom is Headroom for this process's own cgroup.
-func headroom() uint64 { return Headroom("") }
-
-// Headroom is how much more memory a cgroup, and those above it, let the
-// processes in it have, in bytes. The cgroup is a path from the root of the
-// memory hierarchy; "" is that of this process. It is asked before memory is filled: the kernel's answer to a cgroup
-// that goes over its limit is to kill a process in it. What cannot be read is no
-// limit.
+// Headroom returns how much more memory the processes of a cgroup may take before the
+// limit of the cgroup, or of one above it, is reached, in bytes. The cgroup is a path
+// from the root of the memory hierarchy; "" is that of this process. It must be asked
+// before memory is filled: the kernel kills a process in a cgroup that exceeds its limit.
+// A value that cannot be read is no limit.
 func Headroom(cgroup string) uint64 {
 	root, controller, limit, usage := "/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
 	cache := []string{"total_inactive_file", "total_active_file"}
-	var fs unix.Statfs_t
-	if err := unix.Statfs("/sys/fs/cgroup", &fs); err == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC {
-		root, controller, limit, usage = "/sys/fs/cgroup", "", "memory.max", "memory.current"
+	if cgroups.Mode() == cgroups.Unified {
+		root, controller, limit, usage = unifiedRoot, "", "memory.max", "memory.current"
 		cache = []string{"inactive_file", "active_file"}
 	}
 	if cgroup == "" {
-		cgroup = cgroupOf(controller)
+		cgroup, _ = proc.CgroupPath(os.Getpid(), controller)
 	}
 	room := uint64(math.MaxUint64)
 	// The limits of the cgroups above hold as well.
@@ -46,22 +44,6 @@ func Headroom(cgroup string) uint64 {
 		room = min(room, most-min(most, used))
 	}
 	return room
-}
-
-// cgroupOf is this process's cgroup in the hierarchy of a controller, "" for
-// version 2. See cgroups(7), "/proc/[pid]/cgroup".
-func cgroupOf(controller string) string {
-	data, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(data)) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) == 3 && slices.Contains(strings.Split(parts[1], ","), controller) {
-			return parts[2]
-		}
-	}
-	return ""
 }
 
 // readNumber reads a file that holds a number; "max" is none.
