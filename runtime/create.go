@@ -90,18 +90,19 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	c.pointAtSettings(file.Spec)
 	c.config = config.For(c.annotations)
 	given := c.restore
+	k := &creating{c: c, request: r, spec: file.Spec}
 	if given == nil {
 		defer func() {
 			if err != nil {
 				c.restore.close()
 			}
 		}()
-		if err := c.restoreFromImage(ctx, r, file.Spec); err != nil {
+		if err := k.restoreFromImage(ctx); err != nil {
 			return nil, err
 		}
 	}
 	if c.restore == given { // else restoreFromImage did it
-		if err := c.fit(ctx, file.Spec); err != nil {
+		if err := k.fit(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -117,6 +118,13 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	s.containers[r.ID] = c
 	s.mu.Unlock()
 	return resp, nil
+}
+
+// creating is one Create of a container, before runc has it.
+type creating struct {
+	c       *container
+	request *taskAPI.CreateTaskRequest
+	spec    *specs.Spec // the bundle's, which is edited
 }
 
 // pointAtSettings makes the spec name this shim's settings as CRIU's configuration
@@ -136,32 +144,32 @@ func (c *container) pointAtSettings(spec *specs.Spec) {
 
 // fit makes the container's spec fit this node, and a restore fit the spec, or
 // refuses it. What is granted is compared last, with the spec as it will be.
-func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
-	if err := c.fitSpec(ctx, spec); err != nil || c.restore == nil {
+func (k *creating) fit(ctx context.Context) error {
+	if err := k.fitSpec(ctx); err != nil || k.c.restore == nil {
 		return err
 	}
-	if err := c.checkRestore(ctx); err != nil {
+	if err := k.checkRestore(ctx); err != nil {
 		return err
 	}
-	dump := criu.Open(c.restore.images())
-	if err := c.fitFiles(ctx, spec, dump); err != nil {
+	dump := criu.Open(k.c.restore.images())
+	if err := k.fitFiles(ctx, dump); err != nil {
 		return err
 	}
-	return c.admit(ctx, spec, dump)
+	return k.admit(ctx, dump)
 }
 
 // admit refuses a restore that asks for more than the container's spec.
-func (c *container) admit(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
+func (k *creating) admit(ctx context.Context, dump *criu.Images) error {
 	d, err := dump.Dump()
 	if err != nil {
 		return err
 	}
-	if spec.Process == nil || spec.Linux == nil {
+	if k.spec.Process == nil || k.spec.Linux == nil {
 		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
 	}
-	notes, err := admission.Check(spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
+	notes, err := admission.Check(k.spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
 	for _, n := range notes {
-		log.G(ctx).WithField("id", c.id).Warn(n)
+		log.G(ctx).Warn(n)
 	}
 	if err != nil {
 		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
@@ -176,22 +184,22 @@ func isTemporary(dir string) bool {
 }
 
 // checkRestore refuses a GPU checkpoint that cannot work here.
-func (c *container) checkRestore(ctx context.Context) error {
-	found, err := c.restore.open()
+func (k *creating) checkRestore(ctx context.Context) error {
+	found, err := k.c.restore.open()
 	if err != nil {
 		return err
 	}
 	if found == nil {
 		return nil // a checkpoint without GPU state, runc's alone
 	}
-	view, err := c.config()
+	view, err := k.c.config()
 	if err != nil {
 		return err
 	}
 	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
 		return err
 	}
-	c.restore.gpu, err = c.gpu.Prepare(ctx, found.Metadata, c.annotations[cdi.PairsAnnotation], c.gpuOptions(view.Node))
+	k.c.restore.gpu, err = k.c.gpu.Prepare(ctx, found.Metadata, k.c.annotations[cdi.PairsAnnotation], k.c.gpuOptions(view.Node))
 	return err
 }
 

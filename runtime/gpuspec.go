@@ -26,24 +26,24 @@ import (
 // are put into the spec, where CRIU and this shim see them, and in the spec of a
 // restore the numbers of nodes become this node's. Most containers are left as they
 // are.
-func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
-	view, err := c.config()
+func (k *creating) fitSpec(ctx context.Context) error {
+	view, err := k.c.config()
 	if err != nil {
-		if c.restore == nil {
+		if k.c.restore == nil {
 			return nil // a container that may never be checkpointed starts all the same
 		}
 		return err
 	}
-	if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
+	if err := k.injectGPUs(ctx, view.Node); err != nil {
 		return err
 	}
-	c.request = cdi.Read(spec)
-	if c.restore == nil {
+	k.c.request = cdi.Read(k.spec)
+	if k.c.restore == nil {
 		return nil
 	}
-	c.restore.gpus.Spec = spec
-	host.HookLoopback(spec)
-	if err := nodes.Refresh(spec); err != nil {
+	k.c.restore.gpus.Spec = k.spec
+	host.HookLoopback(k.spec)
+	if err := nodes.Refresh(k.spec); err != nil {
 		return refused(err)
 	}
 	return nil
@@ -51,39 +51,39 @@ func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 
 // fitFiles edits the spec of a restore whose GPUs have been found to fit: the driver's
 // files are mounted where the dump has them.
-func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
-	view, err := c.config()
+func (k *creating) fitFiles(ctx context.Context, dump *criu.Images) error {
+	view, err := k.c.config()
 	if err != nil {
 		return err
 	}
-	if spec.Linux != nil {
-		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
+	if k.spec.Linux != nil {
+		k.c.restore.gpus.Devices = slices.Clone(k.spec.Linux.Devices)
 	}
-	return c.rebindFiles(ctx, view.Node, spec, dump)
+	return k.rebindFiles(ctx, view.Node, dump)
 }
 
 // injectGPUs does what NVIDIA's container toolkit would do by hooks. Where that
 // cannot be done a container starts with them, but none is restored: CRIU
 // knows nothing of what they mount.
-func (c *container) injectGPUs(ctx context.Context, node config.Node, spec *specs.Spec) error {
-	if spec.Hooks == nil && !c.toolkit {
+func (k *creating) injectGPUs(ctx context.Context, node config.Node) error {
+	if k.spec.Hooks == nil && !k.c.toolkit {
 		return nil
 	}
-	injected, err := c.inject(node, spec)
-	entry := log.G(ctx).WithField("id", c.id)
+	injected, err := k.inject(node)
+	entry := log.G(ctx)
 	switch {
-	case err != nil && c.restore != nil:
+	case err != nil && k.c.restore != nil:
 		return refused(err)
 	case err != nil:
 		entry.WithError(err).Warn("the container gets its GPUs by a hook, outside its spec: it cannot be checkpointed")
 	case injected:
-		entry.WithField("gpus", cdi.Read(spec).String()).Info("GPUs put into the spec in place of a hook")
+		entry.WithField("gpus", cdi.Read(k.spec).String()).Info("GPUs put into the spec in place of a hook")
 	}
 	return nil
 }
 
 // inject is injectGPUs without its judgement of errors.
-func (c *container) inject(node config.Node, spec *specs.Spec) (bool, error) {
+func (k *creating) inject(node config.Node) (bool, error) {
 	registry, err := cdi.Open(node.CDISpecDirs...)
 	if err != nil {
 		return false, err
@@ -92,8 +92,8 @@ func (c *container) inject(node config.Node, spec *specs.Spec) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	toolkit.Runtime = c.toolkit
-	return registry.Inject(spec, toolkit)
+	toolkit.Runtime = k.c.toolkit
+	return registry.Inject(k.spec, toolkit)
 }
 
 // toolkitConfig is the configuration of NVIDIA's container toolkit.
@@ -117,14 +117,14 @@ func readToolkit(path string) (cdi.Toolkit, error) {
 }
 
 // rebindFiles sees to it that there is a mount for each that the dump has.
-func (c *container) rebindFiles(ctx context.Context, node config.Node, spec *specs.Spec, dump *criu.Images) error {
+func (k *creating) rebindFiles(ctx context.Context, node config.Node, dump *criu.Images) error {
 	mounted, err := dump.Mounts()
 	if err != nil {
 		return err
 	}
 	concerns := func(path string) bool { return cdi.IsDriverFile(path) || cdi.IsNode(path) }
 	if !slices.ContainsFunc(mounted, concerns) &&
-		!slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return concerns(m.Destination) }) {
+		!slices.ContainsFunc(k.spec.Mounts, func(m specs.Mount) bool { return concerns(m.Destination) }) {
 		return nil
 	}
 	used, err := dump.Files()
@@ -135,14 +135,14 @@ func (c *container) rebindFiles(ctx context.Context, node config.Node, spec *spe
 	if err != nil {
 		return err
 	}
-	substituted, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
+	substituted, stray, err := cdi.Rebind(k.spec, mounted, used, registry.Files())
 	if err != nil {
 		return refused(err)
 	}
 	for _, r := range substituted {
-		log.G(ctx).WithFields(log.Fields{"id": c.id, "path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
+		log.G(ctx).WithFields(log.Fields{"path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
 	}
-	c.restore.gpus.Stray = stray
+	k.c.restore.gpus.Stray = stray
 	return nil
 }
 

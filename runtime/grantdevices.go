@@ -8,21 +8,22 @@ import (
 	"slices"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // grantDevices gives the running container access to GPUs. On an error it has none of
 // them.
-func (c *container) grantDevices(gpus []cuda.GPU) error {
+func grantDevices(c *container, gpus []cuda.GPU) error {
 	for i, d := range gpus {
 		if err := c.devices.Grant(c.pid, gpuNode(d)); err != nil {
-			return joinBack(fmt.Errorf("give the container GPU %s: %w", d.UUID, err), c.revokeDevices(gpus[:i+1], nil))
+			return sequence.Join(fmt.Errorf("give the container GPU %s: %w", d.UUID, err), revokeDevices(c, gpus[:i+1], nil))
 		}
 	}
 	return nil
 }
 
 // revokeDevices undoes grantDevices. A device that one of keep has too stays allowed.
-func (c *container) revokeDevices(gpus, keep []cuda.GPU) error {
+func revokeDevices(c *container, gpus, keep []cuda.GPU) error {
 	var kept []string
 	for _, d := range keep {
 		kept = append(kept, gpuNode(d))
@@ -31,13 +32,13 @@ func (c *container) revokeDevices(gpus, keep []cuda.GPU) error {
 	for _, d := range gpus {
 		errs = append(errs, c.devices.Revoke(c.pid, gpuNode(d), kept))
 	}
-	return joinBack(nil, errs...)
+	return sequence.Join(nil, errs...)
 }
 
 func gpuNode(d cuda.GPU) string { return fmt.Sprintf("/dev/nvidia%d", d.Minor) }
 
 // regrant notes what the container has access to after a resumption elsewhere.
-func (c *container) regrant(granted, revoked []cuda.GPU) {
+func regrant(c *container, granted, revoked []cuda.GPU) {
 	minors := slices.DeleteFunc(slices.Clone(c.request.Minors), func(n int) bool {
 		return slices.ContainsFunc(revoked, func(d cuda.GPU) bool { return d.Minor == n })
 	})

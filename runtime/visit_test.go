@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/rootfs"
 )
 
 // A root file system that cannot be looked at by its directories is mounted for
@@ -41,15 +42,15 @@ func TestVisitByMount(t *testing.T) {
 	if err := images.WriteMetadata(checkpoint, &images.Metadata{SchemaVersion: images.SchemaVersion, Created: time.Now().UTC()}); err != nil {
 		t.Fatal(err)
 	}
-	look := rootfsOf(&taskAPI.CreateTaskRequest{Rootfs: []*types.Mount{{Type: "overlay", Source: "overlay", Options: []string{
+	look := rootfs.Of(&taskAPI.CreateTaskRequest{Rootfs: []*types.Mount{{Type: "overlay", Source: "overlay", Options: []string{
 		"workdir=" + filepath.Join(dir, "work"), "upperdir=" + filepath.Join(dir, "upper"),
 		"lowerdir=" + filepath.Join(dir, `a\:b`) + ":" + filepath.Join(dir, "lower"),
 	}}}}, "")
-	if look.roots != nil {
-		t.Fatalf("looked at directly: %v", look.roots)
+	if look.Dirs != nil {
+		t.Fatalf("looked at directly: %v", look.Dirs)
 	}
 	var root string
-	err := look.visit(t.Context(), func(roots []string) error {
+	err := look.Visit(t.Context(), func(roots []string) error {
 		root = roots[0]
 		found, err := images.OpenImage(roots...)
 		if err == nil && !strings.HasPrefix(found.Dir, root) {

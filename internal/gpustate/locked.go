@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // locked is what a State knows of the CUDA processes from their lock on.
@@ -26,7 +27,7 @@ type locked struct {
 	use         usage
 	copyThreads int
 
-	path  DataPath // of CheckSpace
+	path  DataPath // of Preflight
 	sizes []uint64 // bytes of GPU state by place in procs; nil before Save
 	areas []Area   // state that is not in the processes
 }
@@ -92,6 +93,25 @@ func (l *locked) listsAll() bool {
 		}
 	}
 	return true
+}
+
+// refuseUnlocked refuses CUDA processes among the candidates that are not locked:
+// a program that called cuInit between the lock and the freeze.
+func (l *locked) refuseUnlocked(candidates []int) error {
+	for _, pid := range candidates {
+		if slices.ContainsFunc(l.procs, func(p cuda.Process) bool { return p.PID.Host == pid }) {
+			continue
+		}
+		devices, err := cuda.HoldsDevice(pid)
+		if err != nil {
+			return err
+		}
+		if devices {
+			return fmt.Errorf("process %s has files of a GPU open and was not locked: it began to use CUDA while the container was being paused (resume it and try again), or it was forked by a process that uses CUDA and can do nothing with these files but keep CRIU from dumping it (end it, or start such processes before CUDA is used): %w",
+				proc.Describe(pid), errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
 }
 
 // useOf asks how much GPU memory the processes have. The helper must count pids as

@@ -171,14 +171,14 @@ func surveyed(gpus []cuda.GPU, survey cuda.Survey) (all []cdi.GPU) {
 
 // restoreOnto has the driver give the GPU state back to the GPUs of ChooseGPUs. Only a
 // helper inside the container's namespaces can ask for it.
-func (s *State) restoreOnto(ctx context.Context) error {
-	inside, err := s.helpers.start(ctx, cuda.Options{Join: s.target.Init()})
+func (l *locked) restoreOnto(ctx context.Context, helpers *helpers, init int, onto []cdi.Pair) error {
+	inside, err := helpers.start(ctx, cuda.Options{Join: init})
 	if err != nil {
 		return err
 	}
 	defer inside.Close()
-	procs := s.procs.Living()
-	moved, err := procs.RestoreRemapped(ctx, inside, s.tries(s.onto))
+	procs := l.procs.Living()
+	moved, err := procs.RestoreRemapped(ctx, inside, l.tries(onto))
 	if err != nil && len(moved) > 0 {
 		return fmt.Errorf("%d of %d processes belong to the new GPUs now, so resume the container on these again: %w", len(moved), len(procs), err)
 	}

@@ -11,15 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
-// CheckSpace chooses the data path for a Save to dir, and refuses a Save for which
-// there is no room: in memory or, if dir is not empty, in the file system of that
-// directory. It is an estimate: the driver leaves out what of its own it can make
-// again, and others take room meanwhile. If NVML does not report the use, CheckSpace
-// does not look for room.
-func (s *State) CheckSpace(dir string) (err error) {
+// Preflight chooses the data path for a Save to dir. It refuses a Save while CUDA
+// processes are not locked, and one for which there is no room: in memory or, if dir is
+// not empty, in the file system of that directory. The room is an estimate: the driver
+// leaves out what of its own it can make again, and others take room meanwhile. If NVML
+// does not report the use, Preflight does not look for room.
+func (s *State) Preflight(dir string) (err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
+		return err
+	}
+	candidates, err := s.Candidates()
+	if err != nil {
+		return err
+	}
+	if err := s.refuseUnlocked(candidates); err != nil {
 		return err
 	}
 	if dir != "" {
@@ -62,7 +70,7 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 	}
 	err = s.tracers.held(ctx, s.target, s.procs, func(thaw func() error) error { return s.save(ctx, helper, dir, thaw) })
 	if err != nil && s.phase == Saved {
-		err = joinBack(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
+		err = sequence.Join(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
 	}
 	for _, n := range s.sizes {
 		bytes += n
@@ -91,7 +99,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	})
 	s.areas = areas
 	if err != nil && areas == nil && thawed {
-		err = joinBack(err, s.path.Abort(s.job()))
+		err = sequence.Join(err, s.path.Abort(s.job()))
 	}
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
 		s.phase = Saved
@@ -126,7 +134,7 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		if s.onto == nil {
 			err = s.procs.Living().Restore(ctx, helper, nil)
 		} else {
-			err = s.restoreOnto(ctx)
+			err = s.restoreOnto(ctx, &s.helpers, s.target.Init(), s.onto)
 		}
 		done(ctx)
 		if err == nil {
@@ -139,20 +147,6 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		// paused for as long as it packs the images.
 		s.dropAreas()
 		s.tracers.close()
-	}
-	return err
-}
-
-// joinBack joins an error with those of the way back, in one line.
-func joinBack(err error, back ...error) error {
-	for _, b := range back {
-		switch {
-		case b == nil:
-		case err == nil:
-			err = b
-		default:
-			err = fmt.Errorf("%w; on the way back: %w", err, b)
-		}
 	}
 	return err
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 	"github.com/gpuckpt/gpuckpt/internal/worker"
@@ -81,7 +82,7 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 	thawed := false
 	err = do(func() error {
 		if err := cgroup.Thaw(); err != nil {
-			return joinBack(err, cgroup.Freeze())
+			return sequence.Join(err, cgroup.Freeze())
 		}
 		thawed = true
 		return nil
@@ -90,7 +91,7 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 		t.close() // it cannot let go of frozen threads otherwise
 		return err
 	}
-	return joinBack(err, cgroup.Freeze(), tracer.Release(), cgroup.ThawIfKilled(target.Init()))
+	return sequence.Join(err, cgroup.Freeze(), tracer.Release(), cgroup.ThawIfKilled(target.Init()))
 }
 
 // process is a worker process that has started.

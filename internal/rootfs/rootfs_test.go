@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package rootfs
 
 import (
 	"reflect"
@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/containerd/api/types"
 )
 
-func TestRootfsOf(t *testing.T) {
+func TestOf(t *testing.T) {
 	overlay := func(options ...string) *types.Mount { return &types.Mount{Type: "overlay", Options: options} }
 	for name, c := range map[string]struct {
 		mounts []*types.Mount
@@ -29,8 +29,8 @@ func TestRootfsOf(t *testing.T) {
 		"no lower":        {[]*types.Mount{overlay("upperdir=/a")}, nil},
 		"several options": {[]*types.Mount{overlay("lowerdir=/a", "lowerdir=/b")}, []string{"/a", "/b"}},
 	} {
-		got := rootfsOf(&taskAPI.CreateTaskRequest{Bundle: "/bundle", Rootfs: c.mounts}, "rootfs")
-		if !reflect.DeepEqual(got.roots, c.want) || len(c.mounts) > 0 && c.want == nil && len(got.mounts) != len(c.mounts) {
+		got := Of(&taskAPI.CreateTaskRequest{Bundle: "/bundle", Rootfs: c.mounts}, "rootfs")
+		if !reflect.DeepEqual(got.Dirs, c.want) || len(c.mounts) > 0 && c.want == nil && len(got.mounts) != len(c.mounts) {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}
