@@ -31,6 +31,9 @@ func MinorOf(p string) (int, bool) {
 	return minor, err == nil
 }
 
+// NodePath returns the path of the node of a GPU by its minor.
+func NodePath(minor int) string { return "/dev/nvidia" + strconv.Itoa(minor) }
+
 // HasDynamicMajor reports whether the kernel chooses the major number of a node anew
 // at each boot or load of its module. The number from another machine is then of no
 // use here. The GPUs and nvidiactl have 195 everywhere.

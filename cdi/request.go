@@ -101,6 +101,14 @@ func (r *Request) ask(how string, names ...string) {
 	}
 }
 
+// Replace notes that a container was given other GPUs while it lived, by their minors.
+func (r *Request) Replace(revoked, granted []int) {
+	r.Minors = slices.DeleteFunc(slices.Clone(r.Minors), func(n int) bool { return slices.Contains(revoked, n) })
+	r.Minors = append(r.Minors, granted...)
+	slices.Sort(r.Minors)
+	r.Minors = slices.Compact(r.Minors)
+}
+
 // readNodes reads the device nodes that runc makes.
 func (r *Request) readNodes(spec *specs.Spec) {
 	if spec.Linux == nil {

@@ -163,3 +163,12 @@ func TestNodes(t *testing.T) {
 		}
 	}
 }
+
+func TestReplace(t *testing.T) {
+	r := Request{Minors: []int{0, 1, 5}}
+	before := r
+	r.Replace([]int{1, 7}, []int{3, 5})
+	if !slices.Equal(r.Minors, []int{0, 3, 5}) || !slices.Equal(before.Minors, []int{0, 1, 5}) {
+		t.Errorf("got %v, before %v", r.Minors, before.Minors)
+	}
+}

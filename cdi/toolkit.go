@@ -4,10 +4,14 @@
 package cdi
 
 import (
+	"errors"
+	"fmt"
+	"os"
 	"path"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/pelletier/go-toml/v2"
 )
 
 // Toolkit is how NVIDIA's container toolkit is configured on this node: which
@@ -23,6 +27,43 @@ type Toolkit struct {
 	// Mounts reports that mounts in /var/run/nvidia-container-devices count, before the
 	// variable (accept-nvidia-visible-devices-as-volume-mounts).
 	Mounts bool
+}
+
+// toolkitConfig is the toolkit's file.
+const toolkitConfig = "/etc/nvidia-container-runtime/config.toml"
+
+// readToolkit reads the toolkit's file. The defaults are the toolkit's own; a file that
+// cannot be understood is an error.
+func readToolkit(path string) (Toolkit, error) {
+	file := struct {
+		Variable bool `toml:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
+		Mounts   bool `toml:"accept-nvidia-visible-devices-as-volume-mounts"`
+	}{Variable: true}
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return Toolkit{}, fmt.Errorf("read the NVIDIA container toolkit's configuration: %w", err)
+	}
+	if err := toml.Unmarshal(data, &file); err != nil {
+		return Toolkit{}, fmt.Errorf("read the NVIDIA container toolkit's configuration %s: %w", path, err)
+	}
+	return Toolkit{Variable: file.Variable, Mounts: file.Mounts}, nil
+}
+
+// InjectHooked puts the GPUs into a spec that NVIDIA's container toolkit, as it is
+// configured on this machine, would add by a hook, and reports whether there were any.
+// runtime reports that the OCI runtime is the toolkit's; specDirs are the directories of
+// CDI specifications.
+func InjectHooked(spec *specs.Spec, runtime bool, specDirs []string) (bool, error) {
+	registry, err := Open(specDirs...)
+	if err != nil {
+		return false, err
+	}
+	toolkit, err := readToolkit(toolkitConfig)
+	if err != nil {
+		return false, err
+	}
+	toolkit.Runtime = runtime
+	return registry.Inject(spec, toolkit)
 }
 
 // adds returns the GPUs that the toolkit would add to a container outside of its

@@ -51,10 +51,10 @@ func ExampleParsePairs() {
 	// GPU map: "0" is not a GPU's UUID
 }
 
-func ExampleNewAreas() {
-	before := []cuda.Area{{Start: 0x1000, End: 0x3000}}
-	after := []cuda.Area{{Start: 0x1000, End: 0x8000}} // the kernel joined old and new
-	for _, a := range cuda.NewAreas(before, after) {
+func ExampleNewRanges() {
+	before := []cuda.Range{{Start: 0x1000, End: 0x3000}}
+	after := []cuda.Range{{Start: 0x1000, End: 0x8000}} // the kernel joined old and new
+	for _, a := range cuda.NewRanges(before, after) {
 		fmt.Printf("%#x-%#x, %d bytes\n", a.Start, a.End, a.Bytes())
 	}
 	// Output: 0x3000-0x8000, 20480 bytes

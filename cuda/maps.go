@@ -5,19 +5,19 @@ package cuda
 
 import "github.com/gpuckpt/gpuckpt/internal/proc"
 
-// Area is a range of a process's addresses, End excluded.
-type Area struct {
+// Range is a range of a process's addresses, End excluded.
+type Range struct {
 	Start uint64 `json:"start"`
 	End   uint64 `json:"end"`
 }
 
-// Bytes returns the area's length.
-func (a Area) Bytes() uint64 { return a.End - a.Start }
+// Bytes returns the range's length.
+func (r Range) Bytes() uint64 { return r.End - r.Start }
 
-// AnonymousAreas returns the private anonymous rw-p areas of a process, ascending,
+// AnonymousRanges returns the private anonymous rw-p ranges of a process, ascending,
 // without heap, stack and others that the kernel names. The driver's checkpoint
-// puts GPU memory into one new area of this kind.
-func AnonymousAreas(pid int) ([]Area, error) {
+// puts GPU memory into one new range of this kind.
+func AnonymousRanges(pid int) ([]Range, error) {
 	mappings, err := proc.Maps(pid)
 	if err != nil {
 		return nil, err
@@ -25,20 +25,20 @@ func AnonymousAreas(pid int) ([]Area, error) {
 	return anonymous(mappings), nil
 }
 
-func anonymous(mappings []proc.Mapping) (areas []Area) {
+func anonymous(mappings []proc.Mapping) (ranges []Range) {
 	for _, m := range mappings {
 		if m.Permissions == "rw-p" && m.Inode == 0 && m.Path == "" {
-			areas = append(areas, Area{m.Start, m.End})
+			ranges = append(ranges, Range{m.Start, m.End})
 		}
 	}
-	return areas
+	return ranges
 }
 
-// NewAreas returns what is in after and was not in before, ascending. Both must
-// be ascending, as AnonymousAreas returns them. It compares addresses, not areas:
-// the kernel may have joined a new area with an old neighbour.
-func NewAreas(before, after []Area) []Area {
-	var fresh []Area
+// NewRanges returns what is in after and was not in before, ascending. Both must
+// be ascending, as AnonymousRanges returns them. It compares addresses, not ranges:
+// the kernel may have joined a new range with an old neighbour.
+func NewRanges(before, after []Range) []Range {
+	var fresh []Range
 	i := 0
 	for _, a := range after {
 		for i < len(before) && before[i].End <= a.Start {
@@ -46,7 +46,7 @@ func NewAreas(before, after []Area) []Area {
 		}
 		for j := i; j < len(before) && before[j].Start < a.End; j++ {
 			if before[j].Start > a.Start {
-				fresh = append(fresh, Area{a.Start, before[j].Start})
+				fresh = append(fresh, Range{a.Start, before[j].Start})
 			}
 			a.Start = min(before[j].End, a.End)
 		}

@@ -26,13 +26,13 @@ const someMaps = `55e4d1a00000-55e4d1a01000 r--p 00000000 fe:01 1234            
 ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
 `
 
-func TestOnlyUnnamedPrivateAnonymousAreasCount(t *testing.T) {
+func TestOnlyUnnamedPrivateAnonymousRangesCount(t *testing.T) {
 	mappings, err := proc.ParseMaps(strings.NewReader(someMaps))
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := anonymous(mappings)
-	want := []Area{{0x7f0000000000, 0x7f0400000000}, {0x7f0800000000, 0x7f0800001000}}
+	want := []Range{{0x7f0000000000, 0x7f0400000000}, {0x7f0800000000, 0x7f0800001000}}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %x, want %x", got, want)
 	}
@@ -41,29 +41,29 @@ func TestOnlyUnnamedPrivateAnonymousAreasCount(t *testing.T) {
 	}
 }
 
-func TestNewAreas(t *testing.T) {
+func TestNewRanges(t *testing.T) {
 	for _, c := range []struct {
 		name                string
-		before, after, want []Area
+		before, after, want []Range
 	}{
-		{"nothing new", []Area{{1, 5}}, []Area{{1, 5}}, nil},
-		{"all new", nil, []Area{{1, 5}, {7, 9}}, []Area{{1, 5}, {7, 9}}},
-		{"one beside", []Area{{1, 5}}, []Area{{1, 5}, {7, 9}}, []Area{{7, 9}}},
-		{"joined with the area above", []Area{{5, 9}}, []Area{{1, 9}}, []Area{{1, 5}}},
-		{"joined with the area below", []Area{{1, 5}}, []Area{{1, 9}}, []Area{{5, 9}}},
-		{"joins two", []Area{{1, 3}, {6, 9}}, []Area{{1, 9}}, []Area{{3, 6}}},
-		{"around one", []Area{{3, 6}}, []Area{{1, 9}}, []Area{{1, 3}, {6, 9}}},
-		{"one is gone", []Area{{1, 3}, {6, 9}}, []Area{{6, 9}}, nil},
-		{"one has shrunk", []Area{{1, 9}}, []Area{{2, 4}, {6, 8}}, nil},
+		{"nothing new", []Range{{1, 5}}, []Range{{1, 5}}, nil},
+		{"all new", nil, []Range{{1, 5}, {7, 9}}, []Range{{1, 5}, {7, 9}}},
+		{"one beside", []Range{{1, 5}}, []Range{{1, 5}, {7, 9}}, []Range{{7, 9}}},
+		{"joined with the area above", []Range{{5, 9}}, []Range{{1, 9}}, []Range{{1, 5}}},
+		{"joined with the area below", []Range{{1, 5}}, []Range{{1, 9}}, []Range{{5, 9}}},
+		{"joins two", []Range{{1, 3}, {6, 9}}, []Range{{1, 9}}, []Range{{3, 6}}},
+		{"around one", []Range{{3, 6}}, []Range{{1, 9}}, []Range{{1, 3}, {6, 9}}},
+		{"one is gone", []Range{{1, 3}, {6, 9}}, []Range{{6, 9}}, nil},
+		{"one has shrunk", []Range{{1, 9}}, []Range{{2, 4}, {6, 8}}, nil},
 	} {
-		if got := NewAreas(c.before, c.after); !slices.Equal(got, c.want) {
+		if got := NewRanges(c.before, c.after); !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
 		}
 	}
 }
 
-func TestAnonymousAreasSeeANewMapping(t *testing.T) {
-	before, err := AnonymousAreas(os.Getpid())
+func TestAnonymousRangesSeeANewMapping(t *testing.T) {
+	before, err := AnonymousRanges(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,12 +73,12 @@ func TestAnonymousAreasSeeANewMapping(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(m)
-	after, err := AnonymousAreas(os.Getpid())
+	after, err := AnonymousRanges(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var bytes uint64
-	for _, a := range NewAreas(before, after) {
+	for _, a := range NewRanges(before, after) {
 		bytes += a.Bytes()
 	}
 	// The Go runtime may map some memory of its own in between.
@@ -103,7 +103,7 @@ func FuzzParseMaps(f *testing.F) {
 			}
 			last = a.End
 		}
-		if fresh := NewAreas(areas, areas); len(fresh) != 0 {
+		if fresh := NewRanges(areas, areas); len(fresh) != 0 {
 			t.Fatalf("%x are new against themselves: %x", areas, fresh)
 		}
 	})

@@ -20,7 +20,7 @@ func TestSoftHelperFinishesWhatItBeganWhenItsClientDies(t *testing.T) {
 	w.counts(101)
 	h := softHelper(t, dev, nil)
 	do(t, h.Lock(t.Context(), w.pid, time.Second))
-	before, err := AnonymousAreas(w.pid)
+	before, err := AnonymousRanges(w.pid)
 	do(t, err)
 
 	client := exec.Command(os.Args[0])
@@ -31,9 +31,9 @@ func TestSoftHelperFinishesWhatItBeganWhenItsClientDies(t *testing.T) {
 	var helper []int
 	within(t, func() {
 		for midway := false; !midway; time.Sleep(10 * time.Millisecond) {
-			now, err := AnonymousAreas(w.pid)
+			now, err := AnonymousRanges(w.pid)
 			do(t, err)
-			midway = len(NewAreas(before, now)) > 0
+			midway = len(NewRanges(before, now)) > 0
 		}
 		helper = childrenOf(t, client.Process.Pid)
 	})

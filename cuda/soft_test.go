@@ -45,13 +45,13 @@ func TestSoftProcessGoesThereAndBack(t *testing.T) {
 
 	do(t, h.Lock(ctx, w.pid, 10*time.Second))
 	w.is(h, Locked)
-	before, err := AnonymousAreas(w.pid)
+	before, err := AnonymousRanges(w.pid)
 	do(t, err)
 	do(t, h.Checkpoint(ctx, w.pid))
 	w.is(h, Checkpointed)
-	after, err := AnonymousAreas(w.pid)
+	after, err := AnonymousRanges(w.pid)
 	do(t, err)
-	if fresh := NewAreas(before, after); len(fresh) == 0 {
+	if fresh := NewRanges(before, after); len(fresh) == 0 {
 		t.Error("the checkpoint made no new area")
 	}
 	if open, err := deviceFiles(w.pid); err != nil || len(open) != 0 {

@@ -18,15 +18,10 @@ type Survey struct {
 	Devices       []Device `json:"devices"`
 }
 
-// Device is one GPU of a survey. A nil pointer or an empty text is what this
-// NVML, or this GPU, does not report.
+// Device is one GPU of a survey. A nil pointer or an empty text is what this NVML,
+// or this GPU, does not report. Index is nvidia-smi's.
 type Device struct {
-	UUID           string      `json:"uuid"`
-	Name           string      `json:"name"`
-	Index          int         `json:"index"`  // nvidia-smi's, not CUDA's
-	Minor          int         `json:"minor"`  // N of /dev/nvidiaN; -1 if unknown
-	Memory         uint64      `json:"memory"` // bytes
-	Free           uint64      `json:"free"`   // bytes
+	GPU
 	Persistence    *bool       `json:"persistence,omitempty"`
 	MIG            *bool       `json:"mig,omitempty"`
 	Virtualization string      `json:"virtualization,omitempty"` // "none", "passthrough", "vgpu", "host-vgpu", "host-vsga"

@@ -25,7 +25,7 @@ import (
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	texts := make(map[string]string)
-	for _, pattern := range []string{"*.md", "decisions/*.md", "results/*.md", "../*.md"} {
+	for _, pattern := range []string{"*.md", "decisions/*.md", "results/*.md", "../*.md", "../hack/*.md", "../integration/softcuda/*.md"} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

@@ -122,6 +122,40 @@ func (l Location) arrange(a *Area) error {
 	return nil
 }
 
+// Extent is a part of an area whose bytes are in one file.
+type Extent struct {
+	Start, Bytes uint64 // address and length
+	Path         string // opens the file, see Piece
+	Offset       uint64 // in the file
+}
+
+// Extents returns the parts of the area that may be other than zero, in order.
+// Without digests these are all pieces. Memory that is zero, with each extent mapped
+// at its address, has the area's bytes.
+func (a *Area) Extents() (extents []Extent) {
+	for _, p := range a.Location {
+		from, to := max(p.Offset, a.Offset), min(p.Offset+p.Bytes, a.End())
+		for at := from; at < to; {
+			next := to
+			if a.Digests != nil {
+				block := (at - a.Offset) / BlockBytes
+				next = min(a.Offset+(block+1)*BlockBytes, to)
+				if a.Digests[block] == ZeroBlockDigest {
+					at = next
+					continue
+				}
+			}
+			if n := len(extents); n > 0 && at > from && extents[n-1].Start+extents[n-1].Bytes == a.Start+at-a.Offset {
+				extents[n-1].Bytes += next - at
+			} else {
+				extents = append(extents, Extent{Start: a.Start + at - a.Offset, Bytes: next - at, Path: p.Path, Offset: at - p.Offset})
+			}
+			at = next
+		}
+	}
+	return extents
+}
+
 // AreaReader reads the bytes of an area. Offsets count as Area.Offset does. The
 // reader opens a piece when it first reads from it. Several goroutines may read
 // at once.

@@ -4,6 +4,7 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -59,16 +60,14 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		}
 	}
 	c := newContainer(r.ID, r.Bundle)
-	c.workDir, c.runcRoot = opts.CriuWorkPath, opts.Root
 	ctx = c.logged(ctx)
 	c.toolkit = strings.HasPrefix(filepath.Base(opts.BinaryName), "nvidia-container-runtime")
-	if c.workDir == "" {
-		c.workDir = filepath.Join(r.Bundle, "work")
-	}
+	c.workDir = cmp.Or(opts.CriuWorkPath, filepath.Join(r.Bundle, "work"))
 	if c.namespace, err = namespaces.NamespaceRequired(ctx); err != nil {
 		return nil, err
 	}
-	c.devices.State = filepath.Join(c.runcState(), "state.json")
+	c.runcState = runcState(opts.Root, c.namespace, c.id)
+	c.devices.State = filepath.Join(c.runcState, "state.json")
 	if r.Checkpoint != "" {
 		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isTemporary(r.Checkpoint)}
 		defer func() {
@@ -87,22 +86,25 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if err != nil {
 		return nil, err
 	}
-	c.pointAtSettings(file.Spec)
+	c.annotations = maps.Clone(file.Spec.Annotations)
+	if file.Spec.Annotations == nil {
+		file.Spec.Annotations = make(map[string]string)
+	}
+	file.Spec.Annotations[annotations.CRIUConfig] = filepath.Join(r.Bundle, criu.SettingsName)
 	c.config = config.For(c.annotations)
 	given := c.restore
-	k := &creating{c: c, request: r, spec: file.Spec}
 	if given == nil {
 		defer func() {
 			if err != nil {
 				c.restore.close()
 			}
 		}()
-		if err := k.restoreFromImage(ctx); err != nil {
+		if err := c.restoreFromImage(ctx, r, file.Spec); err != nil {
 			return nil, err
 		}
 	}
 	if c.restore == given { // else restoreFromImage did it
-		if err := k.fit(ctx); err != nil {
+		if err := c.fit(ctx, file.Spec); err != nil {
 			return nil, err
 		}
 	}
@@ -120,56 +122,34 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	return resp, nil
 }
 
-// creating is one Create of a container, before runc has it.
-type creating struct {
-	c       *container
-	request *taskAPI.CreateTaskRequest
-	spec    *specs.Spec // the bundle's, which is edited
-}
-
-// pointAtSettings makes the spec name this shim's settings as CRIU's configuration
-// file, in place of the file that CRIU would have read without.
-func (c *container) pointAtSettings(spec *specs.Spec) {
-	c.annotations = maps.Clone(spec.Annotations)
-	base, own := c.annotations[annotations.CRIUConfig]
-	if !own {
-		base = criu.RuncSettings
-	}
-	c.criuBase = base
-	if spec.Annotations == nil {
-		spec.Annotations = make(map[string]string)
-	}
-	spec.Annotations[annotations.CRIUConfig] = filepath.Join(c.bundle, criu.SettingsName)
-}
-
 // fit makes the container's spec fit this node, and a restore fit the spec, or
 // refuses it. What is granted is compared last, with the spec as it will be.
-func (k *creating) fit(ctx context.Context) error {
-	if err := k.fitSpec(ctx); err != nil || k.c.restore == nil {
+func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
+	if err := c.fitSpec(ctx, spec); err != nil || c.restore == nil {
 		return err
 	}
-	if err := k.checkRestore(ctx); err != nil {
+	if err := c.checkRestore(ctx); err != nil {
 		return err
 	}
-	dump := criu.Open(k.c.restore.images())
-	if err := k.fitFiles(ctx, dump); err != nil {
+	dump := criu.Open(c.restore.images())
+	if err := c.fitFiles(ctx, spec, dump); err != nil {
 		return err
 	}
-	return k.admit(ctx, dump)
+	return c.admit(ctx, spec, dump)
 }
 
 // admit refuses a restore that asks for more than the container's spec.
-func (k *creating) admit(ctx context.Context, dump *criu.Images) error {
+func (c *container) admit(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
 	d, err := dump.Dump()
 	if err != nil {
 		return err
 	}
-	if k.spec.Process == nil || k.spec.Linux == nil {
+	if spec.Process == nil || spec.Linux == nil {
 		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
 	}
-	notes, err := admission.Check(k.spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
+	notes, err := admission.Check(spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
 	for _, n := range notes {
-		log.G(ctx).Warn(n)
+		log.G(ctx).WithField("id", c.id).Warn(n)
 	}
 	if err != nil {
 		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
@@ -184,22 +164,22 @@ func isTemporary(dir string) bool {
 }
 
 // checkRestore refuses a GPU checkpoint that cannot work here.
-func (k *creating) checkRestore(ctx context.Context) error {
-	found, err := k.c.restore.open()
+func (c *container) checkRestore(ctx context.Context) error {
+	found, err := c.restore.open()
 	if err != nil {
 		return err
 	}
 	if found == nil {
 		return nil // a checkpoint without GPU state, runc's alone
 	}
-	view, err := k.c.config()
+	view, err := c.config()
 	if err != nil {
 		return err
 	}
 	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
 		return err
 	}
-	k.c.restore.gpu, err = k.c.gpu.Prepare(ctx, found.Metadata, k.c.annotations[cdi.PairsAnnotation], k.c.gpuOptions(view.Node))
+	c.restore.gpu, err = c.gpu.Prepare(ctx, found.Metadata, c.annotations[cdi.PairsAnnotation], c.gpuOptions(view.Node))
 	return err
 }
 
@@ -249,7 +229,7 @@ func (s *Service) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*pt
 		defer c.mu.Unlock()
 		want, err := suspensionOf(r)
 		if err == nil && want != nil {
-			err = s.changeSuspension(c.logged(ctx), c, want)
+			err = want.apply(c.logged(ctx), s, c)
 		}
 		if err != nil {
 			return nil, toGRPC(err)

@@ -5,15 +5,12 @@ package runtime
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"github.com/pelletier/go-toml/v2"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/internal/config"
@@ -26,24 +23,24 @@ import (
 // are put into the spec, where CRIU and this shim see them, and in the spec of a
 // restore the numbers of nodes become this node's. Most containers are left as they
 // are.
-func (k *creating) fitSpec(ctx context.Context) error {
-	view, err := k.c.config()
+func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
+	view, err := c.config()
 	if err != nil {
-		if k.c.restore == nil {
+		if c.restore == nil {
 			return nil // a container that may never be checkpointed starts all the same
 		}
 		return err
 	}
-	if err := k.injectGPUs(ctx, view.Node); err != nil {
+	if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
 		return err
 	}
-	k.c.request = cdi.Read(k.spec)
-	if k.c.restore == nil {
+	c.request = cdi.Read(spec)
+	if c.restore == nil {
 		return nil
 	}
-	k.c.restore.gpus.Spec = k.spec
-	host.HookLoopback(k.spec)
-	if err := nodes.Refresh(k.spec); err != nil {
+	c.restore.gpus.Spec = spec
+	host.HookLoopback(spec)
+	if err := nodes.Refresh(spec); err != nil {
 		return refused(err)
 	}
 	return nil
@@ -51,99 +48,65 @@ func (k *creating) fitSpec(ctx context.Context) error {
 
 // fitFiles edits the spec of a restore whose GPUs have been found to fit: the driver's
 // files are mounted where the dump has them.
-func (k *creating) fitFiles(ctx context.Context, dump *criu.Images) error {
-	view, err := k.c.config()
+func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
+	view, err := c.config()
 	if err != nil {
 		return err
 	}
-	if k.spec.Linux != nil {
-		k.c.restore.gpus.Devices = slices.Clone(k.spec.Linux.Devices)
+	if spec.Linux != nil {
+		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
 	}
-	return k.rebindFiles(ctx, view.Node, dump)
+	c.restore.gpus.Stray, err = rebindFiles(ctx, view.Node, spec, dump)
+	return err
 }
 
-// injectGPUs does what NVIDIA's container toolkit would do by hooks. Where that
-// cannot be done a container starts with them, but none is restored: CRIU
-// knows nothing of what they mount.
-func (k *creating) injectGPUs(ctx context.Context, node config.Node) error {
-	if k.spec.Hooks == nil && !k.c.toolkit {
+// injectGPUs does what NVIDIA's container toolkit would do by hooks. A container for which
+// that cannot be done starts with the hooks, but none is restored: CRIU knows nothing of
+// what hooks mount.
+func (c *container) injectGPUs(ctx context.Context, node config.Node, spec *specs.Spec) error {
+	if spec.Hooks == nil && !c.toolkit {
 		return nil
 	}
-	injected, err := k.inject(node)
-	entry := log.G(ctx)
+	injected, err := cdi.InjectHooked(spec, c.toolkit, node.CDISpecDirs)
 	switch {
-	case err != nil && k.c.restore != nil:
+	case err != nil && c.restore != nil:
 		return refused(err)
 	case err != nil:
-		entry.WithError(err).Warn("the container gets its GPUs by a hook, outside its spec: it cannot be checkpointed")
+		log.G(ctx).WithError(err).Warn("the container gets its GPUs by a hook, outside its spec: it cannot be checkpointed")
 	case injected:
-		entry.WithField("gpus", cdi.Read(k.spec).String()).Info("GPUs put into the spec in place of a hook")
+		log.G(ctx).WithField("gpus", cdi.Read(spec).String()).Info("GPUs put into the spec in place of a hook")
 	}
 	return nil
 }
 
-// inject is injectGPUs without its judgement of errors.
-func (k *creating) inject(node config.Node) (bool, error) {
-	registry, err := cdi.Open(node.CDISpecDirs...)
-	if err != nil {
-		return false, err
-	}
-	toolkit, err := readToolkit(toolkitConfig)
-	if err != nil {
-		return false, err
-	}
-	toolkit.Runtime = k.c.toolkit
-	return registry.Inject(k.spec, toolkit)
-}
-
-// toolkitConfig is the configuration of NVIDIA's container toolkit.
-const toolkitConfig = "/etc/nvidia-container-runtime/config.toml"
-
-// readToolkit reads what that says about whom to believe. The defaults are the
-// toolkit's own. Of a file that cannot be understood nothing is believed.
-func readToolkit(path string) (cdi.Toolkit, error) {
-	file := struct {
-		Variable bool `toml:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
-		Mounts   bool `toml:"accept-nvidia-visible-devices-as-volume-mounts"`
-	}{Variable: true}
-	data, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return cdi.Toolkit{}, fmt.Errorf("read the NVIDIA container toolkit's configuration: %w", err)
-	}
-	if err := toml.Unmarshal(data, &file); err != nil {
-		return cdi.Toolkit{}, fmt.Errorf("read the NVIDIA container toolkit's configuration %s: %w", path, err)
-	}
-	return cdi.Toolkit{Variable: file.Variable, Mounts: file.Mounts}, nil
-}
-
-// rebindFiles sees to it that there is a mount for each that the dump has.
-func (k *creating) rebindFiles(ctx context.Context, node config.Node, dump *criu.Images) error {
+// rebindFiles mounts each driver file that the dump has mounted, and returns the paths
+// at which CRIU mounts a node that the spec does not grant.
+func rebindFiles(ctx context.Context, node config.Node, spec *specs.Spec, dump *criu.Images) (stray []string, err error) {
 	mounted, err := dump.Mounts()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	concerns := func(path string) bool { return cdi.IsDriverFile(path) || cdi.IsNode(path) }
 	if !slices.ContainsFunc(mounted, concerns) &&
-		!slices.ContainsFunc(k.spec.Mounts, func(m specs.Mount) bool { return concerns(m.Destination) }) {
-		return nil
+		!slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return concerns(m.Destination) }) {
+		return nil, nil
 	}
 	used, err := dump.Files()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	registry, err := cdi.Open(node.CDISpecDirs...)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	substituted, stray, err := cdi.Rebind(k.spec, mounted, used, registry.Files())
+	substituted, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
 	if err != nil {
-		return refused(err)
+		return nil, refused(err)
 	}
 	for _, r := range substituted {
 		log.G(ctx).WithFields(log.Fields{"path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
 	}
-	k.c.restore.gpus.Stray = stray
-	return nil
+	return stray, nil
 }
 
 // refused adds the code of an error that the user must change something for.

@@ -28,7 +28,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		return s.TTRPCTaskService.Start(ctx, r)
 	}
 	if r.ExecID != "" {
-		return s.startExec(ctx, c, r)
+		return c.execs.start(ctx, s.TTRPCTaskService, r)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,5 +163,5 @@ func (c *container) removeHalf(watch *criu.Watch) error {
 		}
 		return cg.Pids()
 	}
-	return sequence.Join(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState()))
+	return sequence.Join(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState))
 }

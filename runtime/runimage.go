@@ -8,12 +8,14 @@ import (
 	"errors"
 	"path/filepath"
 
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/log"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/rootfs"
 )
 
 // Running a checkpoint image restores it: a Create without a checkpoint looks for one
@@ -22,36 +24,29 @@ import (
 // other. The image's layers are only ever read, so a container that ended is restored
 // from the image again when it is started again.
 
-// restoreFromImage makes the container one that is restored, and the request one for it,
+// restoreFromImage makes the container one that is restored, and r a request for it,
 // and fits it, if its image is a checkpoint and the policy allows it. Else it does
 // nothing, and restore stays nil. A container of another image costs an lstat for each
 // layer.
-func (k *creating) restoreFromImage(ctx context.Context) error {
-	root := ""
-	if len(k.request.Rootfs) == 0 {
-		if k.spec.Root == nil {
-			return nil
-		}
-		root = k.spec.Root.Path
-	}
-	look := rootfs.Of(k.request, root)
-	if look.Dirs == nil && !config.AsksForRestore(k.c.annotations) {
+func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskRequest, spec *specs.Spec) error {
+	rootfs := bundle.RootfsOf(r.Bundle, r.Rootfs, spec)
+	if rootfs.NeedsMount() && !config.AsksForRestore(c.annotations) {
 		// To look costs a mount, which is not for every container's start.
-		view, err := k.c.config()
+		view, err := c.config()
 		if err != nil || view.Restore.Policy != config.Always {
 			return nil // a container that is none of ours starts whatever the configuration says
 		}
 	}
-	return look.Visit(ctx, func(roots []string) error {
+	return rootfs.Visit(ctx, func(roots []string) error {
 		dirs, err := images.ImageDirs(roots...)
 		if err != nil || len(dirs) == 0 {
-			if err == nil && config.AsksForRestore(k.c.annotations) {
+			if err == nil && config.AsksForRestore(c.annotations) {
 				// Of a pod's containers all have its annotations.
-				log.G(ctx).Infof("annotation %s asks for a restore, and the image is no checkpoint: it starts afresh", annotations.Restore)
+				log.G(ctx).WithField("id", c.id).Infof("annotation %s asks for a restore, and the image is no checkpoint: it starts afresh", annotations.Restore)
 			}
 			return err
 		}
-		view, err := k.c.config()
+		view, err := c.config()
 		if err != nil {
 			return err
 		}
@@ -59,7 +54,7 @@ func (k *creating) restoreFromImage(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		entry := log.G(ctx).WithFields(log.Fields{"checkpoint": dirs[0]})
+		entry := log.G(ctx).WithFields(log.Fields{"id": c.id, "checkpoint": dirs[0]})
 		if reason != "" {
 			entry.Infof("the image is a checkpoint and starts afresh: %s", reason)
 			return nil
@@ -68,15 +63,15 @@ func (k *creating) restoreFromImage(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		k.c.restore = &restoreState{dir: found.Dir, checkpoint: found}
-		if look.Dirs == nil {
+		c.restore = &restoreState{dir: found.Dir, checkpoint: found}
+		if rootfs.NeedsMount() {
 			// By Start runc's service has mounted the root file system.
-			k.c.restore.dir = filepath.Join(k.c.bundle, "rootfs", images.ImageDir)
-			k.c.restore.mounted = filepath.Join(k.c.bundle, "rootfs")
+			c.restore.dir = filepath.Join(r.Bundle, "rootfs", images.ImageDir)
+			c.restore.mounted = filepath.Join(r.Bundle, "rootfs")
 		}
-		k.request.Checkpoint = k.c.restore.dir
+		r.Checkpoint = c.restore.dir
 		entry.Info("the image is a checkpoint and is restored")
-		return k.fit(ctx) // while it can be read
+		return c.fit(ctx, spec) // while it can be read
 	})
 }
 

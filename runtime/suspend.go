@@ -14,6 +14,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
@@ -71,9 +73,9 @@ func suspensionOf(r *taskAPI.UpdateTaskRequest) (*suspension, error) {
 	return &s, nil
 }
 
-// changeSuspension does what an Update's annotations ask for. On an error the
-// container is as it was.
-func (s *Service) changeSuspension(ctx context.Context, c *container, want *suspension) error {
+// apply does what an Update's annotations ask for. On an error the container is as it
+// was.
+func (want *suspension) apply(ctx context.Context, s *Service, c *container) error {
 	// A change that has begun is not given up with the client, which could not
 	// know how it ended.
 	ctx = context.WithoutCancel(ctx)
@@ -229,11 +231,11 @@ func (k *resuming) chooseGPUs(ctx context.Context) (_ uint64, err error) {
 }
 
 func (k *resuming) grant(context.Context) (uint64, error) {
-	return 0, grantDevices(k.c, k.move.Grant)
+	return 0, k.c.devices.Grant(k.c.pid, nodePaths(k.move.Grant))
 }
 
 func (k *resuming) revoke(context.Context) error {
-	return revokeDevices(k.c, k.move.Grant, k.move.Had)
+	return k.c.devices.Revoke(k.c.pid, nodePaths(k.move.Grant), nodePaths(k.move.Had))
 }
 
 func (k *resuming) restoreInPlace(ctx context.Context) (uint64, error) {
@@ -248,10 +250,24 @@ func (k *resuming) restoreInPlace(ctx context.Context) (uint64, error) {
 // goOn removes what is left of the suspension, and lets the container run.
 func (k *resuming) goOn(ctx context.Context) (uint64, error) {
 	k.c.removeSpill(ctx)
-	if err := revokeDevices(k.c, k.move.Revoke, k.move.Grant); err != nil {
+	if err := k.c.devices.Revoke(k.c.pid, nodePaths(k.move.Revoke), nodePaths(k.move.Grant)); err != nil {
 		log.G(ctx).WithError(err).Warn("the container still has access to GPUs that it left")
 	}
-	regrant(k.c, k.move.Grant, k.move.Revoke)
+	k.c.request.Replace(minorsOf(k.move.Revoke), minorsOf(k.move.Grant))
 	_, err := k.s.resume(ctx, k.c)
 	return 0, err
+}
+
+func nodePaths(gpus []cuda.GPU) (paths []string) {
+	for _, n := range minorsOf(gpus) {
+		paths = append(paths, cdi.NodePath(n))
+	}
+	return paths
+}
+
+func minorsOf(gpus []cuda.GPU) (minors []int) {
+	for _, d := range gpus {
+		minors = append(minors, d.Minor)
+	}
+	return minors
 }

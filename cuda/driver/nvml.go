@@ -81,6 +81,11 @@ func more(device nvml.Device, k known) known {
 	return k
 }
 
+// gpu returns the GPU with a UUID.
+func (k known) gpu(id string) cuda.GPU {
+	return cuda.GPU{UUID: id, Name: k.name, Memory: k.memory, Index: k.index, Minor: k.minor, PCIBusID: k.bus, Free: k.free, VGPU: k.vgpu}
+}
+
 // infoEarly lists the GPUs that this process is to see, without CUDA. ok is false
 // where not all is known of them.
 func infoEarly(f facts) (_ wire.Reply, ok bool) {
@@ -109,9 +114,7 @@ func list(all map[string]known, pick func(id string, k known) bool) []cuda.GPU {
 	var gpus []cuda.GPU
 	for id, k := range all {
 		if pick(id, k) {
-			gpus = append(gpus, cuda.GPU{
-				UUID: id, Name: k.name, Memory: k.memory, Index: k.index, Minor: k.minor, PCIBusID: k.bus, Free: k.free, VGPU: k.vgpu,
-			})
+			gpus = append(gpus, k.gpu(id))
 		}
 	}
 	slices.SortFunc(gpus, func(a, b cuda.GPU) int { return cmp.Compare(a.Index, b.Index) })

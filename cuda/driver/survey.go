@@ -41,23 +41,17 @@ func survey() wire.Reply {
 
 // surveyDevice asks for all that one GPU reports.
 func surveyDevice(index int, device nvml.Device) cuda.Device {
-	d := cuda.Device{Index: index, Minor: -1}
-	if has("nvmlDeviceGetUUID") {
-		d.UUID, _ = device.GetUUID() // empty where it is refused, as the others
-	}
-	if has("nvmlDeviceGetName") {
-		d.Name, _ = device.GetName()
-	}
+	k := known{index: index, minor: -1}
 	if has("nvmlDeviceGetMinorNumber") {
 		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
-			d.Minor = minor
+			k.minor = minor
 		}
 	}
-	if has("nvmlDeviceGetMemoryInfo") {
-		if m, r := device.GetMemoryInfo(); r == nvml.SUCCESS {
-			d.Memory, d.Free = m.Total, m.Free
-		}
+	var id string
+	if has("nvmlDeviceGetUUID") {
+		id, _ = device.GetUUID() // empty where it is refused, as the others
 	}
+	d := cuda.Device{GPU: more(device, k).gpu(id)}
 	if has("nvmlDeviceGetPersistenceMode") {
 		if mode, r := device.GetPersistenceMode(); r == nvml.SUCCESS {
 			d.Persistence = new(mode == nvml.FEATURE_ENABLED)

@@ -3,13 +3,16 @@
 
 // Package admission decides whether a checkpoint may be restored into a container.
 //
-// A restore never grants more than the container's spec. CRIU runs as root and
-// gives the processes whatever its images ask for, and who made the images may not
-// be who is trusted to write specs. So before CRIU starts, Check compares what the
-// images ask for with the spec: namespaces, credentials, capabilities,
-// no_new_privs, LSM profile, seccomp, limits, scheduling, cgroups and mounts. The
-// rule is that a process may have what it could have got by itself in a container
-// of the spec.
+// CRIU runs as root and gives processes whatever its images ask for, and whoever
+// made the images may not be whoever is trusted to write specs. So before CRIU
+// starts, Check compares what the images ask for with the spec: namespaces,
+// credentials, capabilities, no_new_privs, LSM profile, seccomp, limits, scheduling,
+// cgroups and mounts. A process may have what it could have got by itself in a
+// container of the spec.
+//
+// Check does not compare all that CRIU reads (paths of open files, roots of mounts,
+// properties of cgroups and more), so it is no boundary against a forged image:
+// docs/secure.md lists what is missing.
 //
 // The package opens no file and starts no program: it compares what it is handed.
 package admission

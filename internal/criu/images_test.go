@@ -159,12 +159,12 @@ func FuzzImage(f *testing.F) {
 	f.Add(image(f, "FILES", fileOf("/x")))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, kind := range []string{"MNTS", "FILES"} {
-			size := 8
+			size := 4 // and 4 more with the common magic number
 			err := Open("").frames(bytes.NewReader(data), kind, func(entry []byte) error {
 				size += 4 + len(entry)
 				return nil
 			})
-			if err == nil && size != len(data) {
+			if err == nil && size != len(data) && size+4 != len(data) {
 				t.Errorf("entries of %d bytes in %d", size, len(data))
 			}
 		}

@@ -160,11 +160,11 @@ func (l *locked) seen(request cdi.Request) (seen []cuda.GPU) {
 }
 
 // memory returns the anonymous areas of each process.
-func (l *locked) memory() ([][]cuda.Area, error) {
-	all := make([][]cuda.Area, len(l.procs))
+func (l *locked) memory() ([][]cuda.Range, error) {
+	all := make([][]cuda.Range, len(l.procs))
 	for i, p := range l.procs {
 		var err error
-		if all[i], err = cuda.AnonymousAreas(p.PID.Host); err != nil {
+		if all[i], err = cuda.AnonymousRanges(p.PID.Host); err != nil {
 			return nil, err
 		}
 	}
@@ -173,14 +173,14 @@ func (l *locked) memory() ([][]cuda.Area, error) {
 
 // measure notes the bytes of GPU state of each process: the memory that it has now and
 // did not have before.
-func (l *locked) measure(before [][]cuda.Area) error {
+func (l *locked) measure(before [][]cuda.Range) error {
 	after, err := l.memory()
 	if err != nil {
 		return err
 	}
 	l.sizes = make([]uint64, len(l.procs))
 	for i := range l.procs {
-		for _, a := range cuda.NewAreas(before[i], after[i]) {
+		for _, a := range cuda.NewRanges(before[i], after[i]) {
 			l.sizes[i] += a.Bytes()
 		}
 	}

@@ -39,9 +39,9 @@ func TestRoomOnto(t *testing.T) {
 	silent, none, other := b, b, b
 	silent.UUID, none.UUID, other.Name = "GPU-silent", "GPU-none", "T"
 	survey := cuda.Survey{Devices: []cuda.Device{
-		{UUID: "GPU-a", Memory: 100 << 20, Free: 10 << 20, Users: []cuda.DeviceUse{{PID: 1 << 30, Bytes: 90 << 20}}},
-		{UUID: "GPU-b", Memory: 100 << 20, Free: 60 << 20},
-		{UUID: "GPU-silent"},
+		{GPU: cuda.GPU{UUID: "GPU-a", Memory: 100 << 20, Free: 10 << 20}, Users: []cuda.DeviceUse{{PID: 1 << 30, Bytes: 90 << 20}}},
+		{GPU: cuda.GPU{UUID: "GPU-b", Memory: 100 << 20, Free: 60 << 20}},
+		{GPU: cuda.GPU{UUID: "GPU-silent"}},
 	}}
 	both := map[string]uint64{"GPU-a": 50 << 20, "GPU-b": 5 << 20}
 	const user = "process 1073741824 has 90MiB"

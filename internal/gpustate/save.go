@@ -80,7 +80,7 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 
 // save is Save while the threads are held.
 func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw func() error) error {
-	var before [][]cuda.Area
+	var before [][]cuda.Range
 	var thawed, refused bool
 	areas, err := s.path.Save(ctx, s.job(), dir, func() (err error) {
 		if err := thaw(); err != nil {

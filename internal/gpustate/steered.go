@@ -106,17 +106,10 @@ func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(contex
 		if a.Digests != nil { // what is zero is read as huge pages
 			mappings = append(mappings, steer.Mapping{PID: p.PID.Host, TID: p.RestoreThread.Host, Start: a.Start, Bytes: a.Bytes})
 		}
-		for _, q := range a.Location {
-			from, to := max(q.Offset, a.Offset), min(q.Offset+q.Bytes, a.End())
-			if from >= to {
-				continue // none of it is of the range
-			}
-			for _, part := range notZero(a.Area, from, to) {
-				mappings = append(mappings, steer.Mapping{
-					PID: p.PID.Host, TID: p.RestoreThread.Host, Start: a.Start + part.from - a.Offset, Bytes: part.to - part.from,
-					Path: q.Path, Offset: part.from - q.Offset,
-				})
-			}
+		for _, e := range a.Extents() {
+			mappings = append(mappings, steer.Mapping{
+				PID: p.PID.Host, TID: p.RestoreThread.Host, Start: e.Start, Bytes: e.Bytes, Path: e.Path, Offset: e.Offset,
+			})
 		}
 	}
 	done := func(ctx context.Context) { stopCopyThreads(ctx, job.Tracer) }
@@ -132,30 +125,6 @@ func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(contex
 // steeredRestore is how every steered state comes back from a checkpoint, whichever
 // way it went in: Save and Store are not called.
 type steeredRestore struct{ memoryFirst }
-
-// span is a part of a file.
-type span struct{ from, to uint64 }
-
-// notZero returns the parts of an area's range that are in blocks with anything
-// but zeros in them; all of it where the digests are not known.
-func notZero(a images.Area, from, to uint64) (parts []span) {
-	if a.Digests == nil {
-		return []span{{from, to}}
-	}
-	for i, digest := range a.Digests {
-		begin := a.Offset + uint64(i)*images.BlockBytes
-		part := span{max(begin, from), min(begin+images.BlockBytes, to)}
-		if digest == images.ZeroBlockDigest || part.from >= part.to {
-			continue
-		}
-		if n := len(parts); n > 0 && parts[n-1].to == part.from {
-			parts[n-1].to = part.to
-		} else {
-			parts = append(parts, part)
-		}
-	}
-	return parts
-}
 
 // ranges returns the areas, each as its part of the file that it is in.
 func ranges(areas []Area) []staging.FileRange {

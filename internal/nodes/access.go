@@ -37,10 +37,24 @@ type Access struct {
 	rules []specs.LinuxDeviceCgroup // set since the container was created
 }
 
-// Grant lets a container use the character device that a path names on this machine,
-// and makes the node there in the container. pid is a process of the container. On an
-// error Revoke must be called.
-func (a *Access) Grant(pid int, path string) error {
+// Grant lets a container use the character devices that paths name on this machine, and
+// makes the nodes there in the container. pid is a process of the container. On an error
+// the container has access to none of them.
+func (a *Access) Grant(pid int, paths []string) error {
+	for i, path := range paths {
+		err := a.grant(pid, path)
+		if err == nil {
+			continue
+		}
+		if rerr := a.Revoke(pid, paths[:i+1], nil); rerr != nil {
+			err = fmt.Errorf("%w; on the way back: %w", err, rerr)
+		}
+		return fmt.Errorf("give the container %s: %w", path, err)
+	}
+	return nil
+}
+
+func (a *Access) grant(pid int, path string) error {
 	d, err := numbers(path)
 	if err != nil {
 		return err
@@ -53,23 +67,28 @@ func (a *Access) Grant(pid int, path string) error {
 	})
 }
 
-// Revoke undoes Grant. A device that one of the paths of keep has too stays allowed.
-func (a *Access) Revoke(pid int, path string, keep []string) error {
-	left := inDev(pid, func(dev int) error { return removeBeneath(dev, filepath.Base(path)) })
-	d, err := numbers(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return left // and nobody can use it
+// Revoke undoes Grant. A device that one of the paths of keep has too stays allowed. It
+// does what it can, and returns the first error.
+func (a *Access) Revoke(pid int, paths, keep []string) (first error) {
+	kept := make(map[device]bool)
+	for _, path := range keep {
+		if d, err := numbers(path); err == nil {
+			kept[d] = true
+		}
 	}
-	if err == nil && !slices.ContainsFunc(keep, func(other string) bool {
-		n, err := numbers(other)
-		return err == nil && n == d
-	}) {
-		err = a.set(pid, d, false)
+	for _, path := range paths {
+		err := inDev(pid, func(dev int) error { return removeBeneath(dev, filepath.Base(path)) })
+		first = cmp.Or(first, err)
+		d, err := numbers(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // and nobody can use it
+		}
+		if err == nil && !kept[d] {
+			err = a.set(pid, d, false)
+		}
+		first = cmp.Or(first, err)
 	}
-	if left != nil && err != nil {
-		return fmt.Errorf("%w; %w", left, err)
-	}
-	return cmp.Or(left, err)
+	return first
 }
 
 func (a *Access) set(pid int, d device, allow bool) error {

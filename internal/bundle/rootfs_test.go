@@ -1,21 +1,21 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package bundle
 
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
-	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/rootfs"
 )
 
 // A root file system that cannot be looked at by its directories is mounted for
@@ -42,12 +42,12 @@ func TestVisitByMount(t *testing.T) {
 	if err := images.WriteMetadata(checkpoint, &images.Metadata{SchemaVersion: images.SchemaVersion, Created: time.Now().UTC()}); err != nil {
 		t.Fatal(err)
 	}
-	look := rootfs.Of(&taskAPI.CreateTaskRequest{Rootfs: []*types.Mount{{Type: "overlay", Source: "overlay", Options: []string{
+	look := RootfsOf(dir, []*types.Mount{{Type: "overlay", Source: "overlay", Options: []string{
 		"workdir=" + filepath.Join(dir, "work"), "upperdir=" + filepath.Join(dir, "upper"),
 		"lowerdir=" + filepath.Join(dir, `a\:b`) + ":" + filepath.Join(dir, "lower"),
-	}}}}, "")
-	if look.Dirs != nil {
-		t.Fatalf("looked at directly: %v", look.Dirs)
+	}}}, new(specs.Spec))
+	if !look.NeedsMount() {
+		t.Fatalf("looked at directly: %v", look.roots)
 	}
 	var root string
 	err := look.Visit(t.Context(), func(roots []string) error {
@@ -67,8 +67,29 @@ func TestVisitByMount(t *testing.T) {
 	if _, err := os.Stat(root); !os.IsNotExist(err) {
 		t.Errorf("%s is left: %v", root, err)
 	}
-	r := &restoreState{mounted: filepath.Join(dir, "a:b")}
-	if err := r.reopen(); err != nil || r.checkpoint == nil || r.mounted != "" {
-		t.Errorf("got %+v, %v", r, err)
+}
+
+func TestRootfsOf(t *testing.T) {
+	overlay := func(options ...string) *types.Mount { return &types.Mount{Type: "overlay", Options: options} }
+	for name, c := range map[string]struct {
+		mounts []*types.Mount
+		want   []string
+	}{
+		"overlay":         {[]*types.Mount{overlay("index=off", "workdir=/s/3/work", "upperdir=/s/3/fs", "lowerdir=/s/2/fs:/s/1/fs")}, []string{"/s/2/fs", "/s/1/fs"}},
+		"bind":            {[]*types.Mount{{Type: "bind", Source: "/s/1", Options: []string{"rbind"}}}, []string{"/s/1"}},
+		"none":            {nil, []string{"/bundle/rootfs"}},
+		"a block device":  {[]*types.Mount{{Type: "ext4", Source: "/dev/mapper/x"}}, nil},
+		"two mounts":      {[]*types.Mount{{Type: "erofs"}, overlay("lowerdir=/a")}, nil},
+		"escaped":         {[]*types.Mount{overlay(`lowerdir=/a\:b`)}, nil},
+		"data only":       {[]*types.Mount{overlay("lowerdir=/a::/b")}, nil},
+		"one by one":      {[]*types.Mount{overlay("lowerdir+=/a", "lowerdir+=/b")}, nil},
+		"relative":        {[]*types.Mount{overlay("lowerdir=a:b")}, nil},
+		"no lower":        {[]*types.Mount{overlay("upperdir=/a")}, nil},
+		"several options": {[]*types.Mount{overlay("lowerdir=/a", "lowerdir=/b")}, []string{"/a", "/b"}},
+	} {
+		got := RootfsOf("/bundle", c.mounts, &specs.Spec{Root: &specs.Root{Path: "rootfs"}})
+		if !reflect.DeepEqual(got.roots, c.want) || len(c.mounts) > 0 && c.want == nil && len(got.mounts) != len(c.mounts) {
+			t.Errorf("%s: got %+v", name, got)
+		}
 	}
 }

@@ -1,27 +1,25 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package cdi
 
 import (
 	"os"
 	"path/filepath"
 	"testing"
-
-	"github.com/gpuckpt/gpuckpt/cdi"
 )
 
 func TestReadToolkit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.toml")
 	for _, test := range []struct {
 		text string
-		want cdi.Toolkit
+		want Toolkit
 		bad  bool
 	}{
-		{"", cdi.Toolkit{Variable: true}, false},
-		{"disable-require = false\n[nvidia-container-cli]\nroot = \"/\"\n", cdi.Toolkit{Variable: true}, false},
-		{"accept-nvidia-visible-devices-envvar-when-unprivileged = false\naccept-nvidia-visible-devices-as-volume-mounts = true\n", cdi.Toolkit{Mounts: true}, false},
-		{"accept", cdi.Toolkit{}, true},
+		{"", Toolkit{Variable: true}, false},
+		{"disable-require = false\n[nvidia-container-cli]\nroot = \"/\"\n", Toolkit{Variable: true}, false},
+		{"accept-nvidia-visible-devices-envvar-when-unprivileged = false\naccept-nvidia-visible-devices-as-volume-mounts = true\n", Toolkit{Mounts: true}, false},
+		{"accept", Toolkit{}, true},
 	} {
 		if test.text != "" {
 			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {

@@ -1,0 +1,100 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bundle
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/api/types"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Rootfs is where a container's files can be looked at before they are mounted.
+type Rootfs struct {
+	// roots are directories, the topmost layer first; nil when mounts must be mounted
+	// first.
+	roots  []string
+	mounts []mount.Mount
+}
+
+// RootfsOf finds the layers of an overlay, or the one directory of a bind mount, among
+// the mounts of a Create request. Without mounts the root is the spec's.
+func RootfsOf(dir string, mounts []*types.Mount, spec *specs.Spec) Rootfs {
+	switch len(mounts) {
+	case 0:
+		if spec.Root == nil {
+			return Rootfs{roots: []string{}}
+		}
+		if filepath.IsAbs(spec.Root.Path) {
+			return Rootfs{roots: []string{spec.Root.Path}}
+		}
+		return Rootfs{roots: []string{filepath.Join(dir, spec.Root.Path)}}
+	case 1:
+		switch m := mounts[0]; m.Type {
+		case "overlay":
+			if lower := lowerDirs(m.Options); lower != nil {
+				return Rootfs{roots: lower}
+			}
+		case "bind", "rbind":
+			return Rootfs{roots: []string{m.Source}}
+		}
+	}
+	var f Rootfs
+	for _, m := range mounts {
+		f.mounts = append(f.mounts, mount.Mount{Type: m.Type, Source: m.Source, Target: m.Target, Options: m.Options})
+	}
+	return f
+}
+
+// lowerDirs returns the layers of an overlay, the topmost first; nil when they are not
+// written in a way that is known here. The container's own writable layer is not among
+// them: what the container did there does not change the image.
+func lowerDirs(options []string) (dirs []string) {
+	for _, o := range options {
+		list, ok := strings.CutPrefix(o, "lowerdir=")
+		if !ok {
+			if strings.HasPrefix(o, "lowerdir") || strings.HasPrefix(o, "datadir") {
+				return nil
+			}
+			continue
+		}
+		if strings.Contains(list, `\`) || strings.Contains(list, "::") {
+			return nil
+		}
+		for dir := range strings.SplitSeq(list, ":") {
+			if !filepath.IsAbs(dir) {
+				return nil
+			}
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+// NeedsMount reports whether Visit must mount the root file system.
+func (f Rootfs) NeedsMount() bool { return f.roots == nil }
+
+// Visit calls do with the directories, the topmost layer first. Where there are none it
+// mounts the root file system read-only for as long.
+func (f Rootfs) Visit(ctx context.Context, do func(roots []string) error) error {
+	if f.roots != nil {
+		return do(f.roots)
+	}
+	var done error
+	err := mount.WithReadonlyTempMount(ctx, f.mounts, func(root string) error {
+		done = do([]string{root})
+		return nil
+	})
+	if done != nil {
+		return done
+	}
+	if err != nil {
+		return fmt.Errorf("look for a checkpoint in the image: %w", err)
+	}
+	return nil
+}
