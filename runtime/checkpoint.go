@@ -32,13 +32,13 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	if c == nil {
 		return s.TTRPCTaskService.Checkpoint(ctx, r)
 	}
-	if err := c.refuseSecond(); err != nil {
+	if err := c.exclusive.refuse(); err != nil {
 		return nil, toGRPC(err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.checkpointing.Store(c.paused)
-	defer c.checkpointing.Store(false)
+	c.exclusive.running.Store(c.paused)
+	defer c.exclusive.running.Store(false)
 	if err := s.checkpoint(c.logged(ctx), c, r); err != nil {
 		return nil, toGRPC(err)
 	}
@@ -55,12 +55,14 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		if r.Options, err = typeurl.MarshalAnyToProto(opts); err != nil {
 			return fmt.Errorf("encode checkpoint options: %w", err)
 		}
-		if err := c.claimWorkDir(opts.WorkPath); err != nil {
-			return err
+		if c.paused {
+			if err := c.exclusive.claim(opts.WorkPath); err != nil {
+				return err
+			}
 		}
 		defer func() {
 			if err != nil {
-				c.workPath = "" // for another try, by whoever makes it
+				c.exclusive.workDir = "" // for another try, by whoever makes it
 			}
 		}()
 	}
@@ -275,5 +277,5 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 
 // criuSettings returns what the container's configuration file for CRIU is made of.
 func (c *container) criuSettings(view config.View) criu.Settings {
-	return criu.Settings{Bundle: c.bundle, Base: c.criuBase, Restoring: c.restore != nil && c.pid == 0, View: view}
+	return criu.Settings{Bundle: c.bundle, Restoring: c.restore != nil && c.pid == 0, View: view}
 }

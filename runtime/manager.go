@@ -64,6 +64,5 @@ func removeDeadMounts(ctx context.Context, bundle, id string) error {
 	if err != nil {
 		return err
 	}
-	c := container{namespace: namespace, id: id, runcRoot: opts.GetRoot()}
-	return criu.RemoveMounts(cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), c.runcState())
+	return criu.RemoveMounts(cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), runcState(opts.GetRoot(), namespace, id))
 }

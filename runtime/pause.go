@@ -26,7 +26,7 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	if c == nil {
 		return s.TTRPCTaskService.Pause(ctx, r)
 	}
-	if err := c.refuseSecond(); err != nil {
+	if err := c.exclusive.refuse(); err != nil {
 		return nil, toGRPC(err)
 	}
 	c.mu.Lock()
@@ -62,7 +62,7 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 		}
 		return &ptypes.Empty{}, nil
 	}
-	c.keepWorkDir(ctx)
+	c.exclusive.keep(ctx)
 	resp, err := s.resume(context.WithoutCancel(ctx), c)
 	if err != nil {
 		return nil, toGRPC(err)

@@ -25,7 +25,8 @@ func (c *container) refuseExeced() error {
 	if err != nil {
 		return err
 	}
-	execed, err := execedProcesses(c.pid, pids)
+	// CRIU dumps a tree from its root, and would leave the others out.
+	execed, err := proc.NotBelow(c.pid, pids)
 	if err != nil {
 		return err
 	}
@@ -158,32 +159,4 @@ func sizeOf(dir string) (bytes uint64, err error) {
 		}
 	}
 	return bytes, nil
-}
-
-// execedProcesses returns the processes that are not descendants of init: what
-// was exec'd into the container, and its children. CRIU dumps a tree from its
-// root and would leave them out.
-func execedProcesses(init int, pids []int) ([]int, error) {
-	parent := make(map[int]int)
-	for _, pid := range pids {
-		status, err := proc.StatusOf(pid)
-		if proc.Ended(err) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		parent[pid] = status.Parent()
-	}
-	var out []int
-	for _, pid := range pids {
-		p, known := pid, true
-		for p != init && known {
-			p, known = parent[p]
-		}
-		if _, lives := parent[pid]; lives && p != init {
-			out = append(out, pid)
-		}
-	}
-	return out, nil
 }

@@ -27,7 +27,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		return s.TTRPCTaskService.Start(ctx, r)
 	}
 	if r.ExecID != "" {
-		return s.startExec(ctx, c, r)
+		return c.execs.start(ctx, s.TTRPCTaskService, r)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,5 +162,5 @@ func (c *container) removeHalf(watch *criu.Watch) error {
 		}
 		return cg.Pids()
 	}
-	return joinBack(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState()))
+	return joinBack(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState))
 }

@@ -71,9 +71,9 @@ func suspensionOf(r *taskAPI.UpdateTaskRequest) (*suspension, error) {
 	return &s, nil
 }
 
-// changeSuspension does what an Update's annotations ask for. On an error the
-// container is as it was.
-func (s *Service) changeSuspension(ctx context.Context, c *container, want *suspension) error {
+// apply does what an Update's annotations ask for. On an error the container is as it
+// was.
+func (want *suspension) apply(ctx context.Context, s *Service, c *container) error {
 	// A change that has begun is not given up with the client, which could not
 	// know how it ended.
 	ctx = context.WithoutCancel(ctx)
