@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 
@@ -133,12 +134,12 @@ which block of GPU state.
 ` + places,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			s, err := d.openPlace(cmd.Context(), args[0])
+			ctx, s, err := d.openPlace(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			defer joinClose(&err, s)
-			answer, err := d.verify(s)
+			answer, err := d.verify(ctx, s)
 			if err != nil {
 				return fmt.Errorf("verify %s: %w", args[0], err)
 			}
@@ -154,12 +155,12 @@ which block of GPU state.
 	return c
 }
 
-func (d *daemon) verify(s *openSource) (*verifyAnswer, error) {
+func (d *daemon) verify(ctx context.Context, s *openSource) (*verifyAnswer, error) {
 	p := d.progress()
 	defer p.wait()
 	answer := &verifyAnswer{Source: s.Ref.String()}
 	if s.Image != nil {
-		report, err := oci.Verify(s.ctx, s.Provider, *s.Image, p.show)
+		report, err := oci.Verify(ctx, s.Provider, *s.Image, p.show)
 		if err != nil {
 			return nil, err
 		}
@@ -172,5 +173,5 @@ func (d *daemon) verify(s *openSource) (*verifyAnswer, error) {
 	for _, a := range c.Areas() {
 		answer.Blocks += len(a.Digests)
 	}
-	return answer, images.Check(s.ctx, c.Areas(), 0, p.show)
+	return answer, images.Check(ctx, c.Areas(), 0, p.show)
 }

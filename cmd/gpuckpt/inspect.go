@@ -21,27 +21,27 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// openSource is a source with the context in which it is read.
+// openSource is a source and its connection to containerd, if there is one.
 type openSource struct {
 	*convert.Source
-	ctx  context.Context
 	done io.Closer
 }
 
 func (s *openSource) Close() error { return errors.Join(s.Source.Close(), s.done.Close()) }
 
-// openPlace opens what a command is to read.
-func (d *daemon) openPlace(ctx context.Context, name string) (*openSource, error) {
+// openPlace opens what a command reads. The context that it returns has containerd's
+// namespace: the source is read with it.
+func (d *daemon) openPlace(ctx context.Context, name string) (context.Context, *openSource, error) {
 	ref, err := convert.ParseRef(name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	ctx, dial, done := d.dial(ctx)
 	source, err := convert.Open(ctx, ref, dial)
 	if err != nil {
-		return nil, errors.Join(err, done.Close())
+		return nil, nil, errors.Join(err, done.Close())
 	}
-	return &openSource{source, ctx, done}, nil
+	return ctx, &openSource{source, done}, nil
 }
 
 // inspectAnswer is what "image inspect" prints.
@@ -104,14 +104,14 @@ since another one. Nothing is verified.
 }
 
 func (d *daemon) inspect(ctx context.Context, name string) (_ *inspectAnswer, err error) {
-	s, err := d.openPlace(ctx, name)
+	ctx, s, err := d.openPlace(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	defer joinClose(&err, s)
 	answer := &inspectAnswer{Source: s.Ref.String()}
 	if s.Image != nil {
-		if answer.Image, err = oci.Inspect(s.ctx, s.Provider, *s.Image); err != nil {
+		if answer.Image, err = oci.Inspect(ctx, s.Provider, *s.Image); err != nil {
 			return nil, fmt.Errorf("inspect %s: %w", name, err)
 		}
 		return answer, nil

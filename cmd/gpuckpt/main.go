@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/containerd/log"
 	"github.com/spf13/cobra"
 )
 
@@ -29,6 +30,7 @@ func run(ctx context.Context, args []string) int {
 	if len(args) > 0 && filepath.Base(args[0]) == "cuda-checkpoint" {
 		return cudaCheckpoint(ctx, args[1:], os.Stdout, os.Stderr)
 	}
+	_ = log.SetLevel("error") // below that, containerd's packages log what errors and progress say
 	root := rootCommand()
 	root.SetArgs(args[1:])
 	called := false
@@ -70,6 +72,8 @@ func dedupLines(text string) string {
 }
 
 // rootCommand puts the sub-commands together.
+//
+//nolint:contextcheck // commands take the context that cobra runs them with
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "gpuckpt",

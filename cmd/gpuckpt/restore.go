@@ -22,7 +22,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	cdispec "github.com/containerd/containerd/v2/pkg/cdi"
 	"github.com/containerd/containerd/v2/pkg/cio"
-	"github.com/containerd/containerd/v2/pkg/oci"
+	ctroci "github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/spf13/cobra"
@@ -32,7 +32,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
-	ckpt "github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 const (
@@ -87,8 +87,8 @@ Name again what the container had from outside: GPUs, mounts, the host's network
 	o.flags(c)
 	f := c.Flags()
 	f.StringVar(&o.name, "name", "", "name of the container (default: made of the image's name)")
-	f.IntSliceVar(&o.gpus, "gpus", nil, "indices of the GPUs that it gets, by way of CDI")
-	f.StringSliceVar(&o.devices, "device", nil, "CDI devices that it gets, "+gpuKind+"=0")
+	f.IntSliceVar(&o.gpus, "gpus", nil, "indices of the GPUs that the container gets, through CDI")
+	f.StringSliceVar(&o.devices, "device", nil, "CDI devices that the container gets, "+gpuKind+"=0")
 	f.StringSliceVar(&o.cdiDirs, "cdi-spec-dirs", cdi.DefaultSpecDirs, "directories of CDI specifications")
 	f.StringArrayVar(&o.mounts, "mount", nil, "type=bind,src=PATH,dst=PATH,options=rbind:ro, a mount; once for each")
 	f.StringArrayVar(&o.annotations, "annotation", nil, "NAME=VALUE, a further annotation; once for each")
@@ -129,7 +129,7 @@ func (o *restoreOptions) run(ctx context.Context, from string, args []string) (_
 		return nil, fmt.Errorf("restore %s (`gpuckpt image pull` fetches an image): %w", from, err)
 	}
 	if dir == "" {
-		if _, err := ckpt.Inspect(ctx, c.ContentStore(), found.Target); err != nil {
+		if _, err := oci.Inspect(ctx, c.ContentStore(), found.Target); err != nil {
 			return nil, fmt.Errorf("restore %s: %w", from, err)
 		}
 	}
@@ -218,10 +218,10 @@ func (o *restoreOptions) dropSnapshot(ctx context.Context, c *client.Client) {
 }
 
 // spec is the container's, made as "ctr run" makes it.
-func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) ([]oci.SpecOpts, error) {
-	opts := []oci.SpecOpts{oci.WithDefaultUnixDevices, oci.WithImageConfigArgs(image, args)}
+func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) ([]ctroci.SpecOpts, error) {
+	opts := []ctroci.SpecOpts{ctroci.WithDefaultUnixDevices, ctroci.WithImageConfigArgs(image, args)}
 	if len(args) > 0 {
-		opts = append(opts, oci.WithProcessArgs(args...))
+		opts = append(opts, ctroci.WithProcessArgs(args...))
 	}
 	var mounts []specs.Mount
 	for _, m := range o.mounts {
@@ -231,13 +231,13 @@ func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) 
 		}
 		mounts = append(mounts, mount)
 	}
-	opts = append(opts, oci.WithMounts(mounts))
+	opts = append(opts, ctroci.WithMounts(mounts))
 	if o.netHost {
 		name, err := os.Hostname()
 		if err != nil {
 			return nil, err
 		}
-		opts = append(opts, oci.WithHostNamespace(specs.NetworkNamespace), oci.WithHostHostsFile, oci.WithHostResolvconf, oci.WithEnv([]string{"HOSTNAME=" + name}))
+		opts = append(opts, ctroci.WithHostNamespace(specs.NetworkNamespace), ctroci.WithHostHostsFile, ctroci.WithHostResolvconf, ctroci.WithEnv([]string{"HOSTNAME=" + name}))
 	}
 	given := make(map[string]string)
 	if annotate {
@@ -250,7 +250,7 @@ func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) 
 		}
 		given[name] = value
 	}
-	opts = append(opts, oci.WithAnnotations(given))
+	opts = append(opts, ctroci.WithAnnotations(given))
 	var devices []string
 	for _, d := range o.devices {
 		if !parser.IsQualifiedName(d) {

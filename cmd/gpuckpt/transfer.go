@@ -78,7 +78,7 @@ func (t *transferFlags) push(ctx context.Context, ref, target string) (_ *transf
 	if err := localstore.CheckName(target); err != nil {
 		return nil, err
 	}
-	src, err := t.openPlace(ctx, ref)
+	ctx, src, err := t.openPlace(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func (t *transferFlags) push(ctx context.Context, ref, target string) (_ *transf
 	shown := t.progress()
 	defer shown.wait()
 	t.Progress = shown.show
-	result, err := registry.Push(src.ctx, src.Provider, target, *src.Image, t.Options)
+	result, err := registry.Push(ctx, src.Provider, target, *src.Image, t.Options)
 	if err != nil {
 		return nil, err
 	}

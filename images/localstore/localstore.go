@@ -176,6 +176,7 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 	if err := w.place(d); err != nil {
 		return fmt.Errorf("put %s into containerd's content store: %w", d, err)
 	}
+	//nolint:contextcheck // the writer's own, with the namespace and the lease it was opened in
 	remote, err := w.store.Store.Writer(w.ctx, content.WithRef(w.ref), content.WithDescriptor(ocispec.Descriptor{Digest: d, Size: w.size}))
 	if err != nil {
 		return err // ErrAlreadyExists among them

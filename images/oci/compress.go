@@ -70,6 +70,8 @@ const maxWindow = 128 << 20
 
 // Decompress reads a layer of any media type as a plain archive. With no media type
 // it goes by how the layer begins.
+//
+//nolint:contextcheck // DiffCompression looks at nothing of its context.
 func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	kind := "unknown"
 	if mediaType != "" {

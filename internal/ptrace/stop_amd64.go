@@ -66,10 +66,18 @@ func AwaitInterrupt(tid int) error {
 		if err := unix.PtraceCont(tid, int(status.StopSignal())); err != nil {
 			return fmt.Errorf("let thread %d go on: %w", tid, err)
 		}
-		if err := unix.PtraceInterrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("interrupt thread %d: %w", tid, err)
+		if err := Interrupt(tid); err != nil {
+			return err
 		}
 	}
+}
+
+// Interrupt asks a thread to stop. A thread that has ended is no error.
+func Interrupt(tid int) error {
+	if err := unix.PtraceInterrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("interrupt thread %d: %w", tid, err)
+	}
+	return nil
 }
 
 // Detach lets the thread go on, untraced.

@@ -67,6 +67,9 @@ func (d *Digester) Check(areas []images.Area) error {
 	return err
 }
 
+// call is bounded by callTimeout, and ends when the digester is closed.
+//
+//nolint:contextcheck // see above
 func (d *Digester) call(doing string, q request) (answer, error) {
 	var a answer
 	if err := d.Call(context.Background(), doing, q, &a, callTimeout); err != nil {

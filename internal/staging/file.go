@@ -61,7 +61,7 @@ func NewFiller() *Filler {
 
 // File is the file behind a staging area.
 type File struct {
-	File          *os.File
+	Handle        *os.File
 	Start, Length uint64 // the area
 	Offset        uint64 // of the area in the file
 
@@ -99,15 +99,15 @@ func (fl *Filler) NewFile(path string, start, length uint64) (_ *File, err error
 	b := fl.newFile(path, start, length)
 	b.chunk = min(max(HugePage, b.size/fillChunks&^(HugePage-1)), maxFillChunk)
 	if path == "" {
-		if b.File, err = memoryFile(); err != nil {
+		if b.Handle, err = memoryFile(); err != nil {
 			return nil, err
 		}
-	} else if b.File, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+	} else if b.Handle, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 		return nil, fmt.Errorf("make a file for the area: %w", err)
 	}
 	err = b.checkSpace()
 	if err == nil {
-		err = b.File.Truncate(int64(b.size))
+		err = b.Handle.Truncate(int64(b.size))
 	}
 	if err != nil {
 		close(b.filled)
@@ -130,7 +130,7 @@ func (b *File) Lead() uint64 { return min(max(b.size/2, b.chunk), maxLead) }
 // that fails half-way costs the whole checkpoint.
 func (b *File) checkSpace() error {
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(b.File.Fd()), &st); err != nil {
+	if err := unix.Fstatfs(int(b.Handle.Fd()), &st); err != nil {
 		return err
 	}
 	// A file system of no size, such as that of memoryFile, has all the memory.
@@ -148,7 +148,7 @@ func (b *File) checkSpace() error {
 func (b *File) fill() error {
 	// Unlike a write, touching a page that the file system has no room for is
 	// SIGBUS; MADV_POPULATE_WRITE answers EFAULT or ENOMEM in its place.
-	mem, unmap, err := mapAligned(b.File, b.size, unix.PROT_READ|unix.PROT_WRITE)
+	mem, unmap, err := mapAligned(b.Handle, b.size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return fmt.Errorf("map the file: %w", err)
 	}
@@ -298,7 +298,7 @@ func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) 
 
 // Path names the file for other processes while this process has it open.
 func (b *File) Path() string {
-	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b.File.Fd())
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b.Handle.Fd())
 }
 
 // Remove gives up the file, its name and its memory.
@@ -309,5 +309,5 @@ func (b *File) Remove() {
 	if b.name != "" {
 		_ = os.Remove(b.name)
 	}
-	b.File.Close()
+	b.Handle.Close()
 }

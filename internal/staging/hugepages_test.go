@@ -33,7 +33,7 @@ func TestHugePagesWithoutTheMountOption(t *testing.T) {
 	if err := b.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	mem, unmap, err := mapAligned(b.File, size, unix.PROT_READ)
+	mem, unmap, err := mapAligned(b.Handle, size, unix.PROT_READ)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -68,7 +68,7 @@ func (c *writeBehind) run() error {
 	if err := to.Truncate(int64(end)); err != nil {
 		return err
 	}
-	mem, unmap, err := mapAligned(c.b.File, end, unix.PROT_READ)
+	mem, unmap, err := mapAligned(c.b.Handle, end, unix.PROT_READ)
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func allocate(f *os.File, size uint64) error {
 // is gone.
 func (fl *Filler) NewWriteThrough(f *os.File, pid int, window, start, length uint64) (*File, error) {
 	b := fl.newFile(f.Name(), start, length)
-	b.File = f
+	b.Handle = f
 	b.chunk = window / windowChunks &^ (PageSize - 1)
 	t := &WriteThrough{b: b, pid: pid, window: window}
 	b.through = t
@@ -112,7 +112,7 @@ func (t *WriteThrough) lead() uint64 { return 2 * t.b.chunk }
 
 // run goes on until all is written, the backing is cancelled, or something fails.
 func (t *WriteThrough) run() error {
-	mem, unmap, err := mapAligned(t.b.File, t.b.size, unix.PROT_READ|unix.PROT_WRITE)
+	mem, unmap, err := mapAligned(t.b.Handle, t.b.size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return fmt.Errorf("map the file: %w", err)
 	}
@@ -253,7 +253,7 @@ func (t *WriteThrough) fill(mem []byte) error {
 // flush writes what the driver has left behind, and takes it out of memory.
 func (t *WriteThrough) flush(pidfd int) error {
 	b := t.b
-	fd := int(b.File.Fd())
+	fd := int(b.Handle.Fd())
 	for started := uint64(0); t.flushed.Load() < b.size && !b.cancel.Load(); {
 		from := t.flushed.Load()
 		for started < t.passed() && started < from+t.window/4 { // the disk is to have enough to do
@@ -301,7 +301,7 @@ func (t *WriteThrough) drop(pidfd int, from, to uint64) {
 			t.undropped = fmt.Errorf("what is written stays in the page cache until the kernel wants its room: %w", errno)
 		}
 	}
-	_ = unix.Fadvise(int(b.File.Fd()), int64(from), int64(to-from), unix.FADV_DONTNEED) // advice
+	_ = unix.Fadvise(int(b.Handle.Fd()), int64(from), int64(to-from), unix.FADV_DONTNEED) // advice
 }
 
 // WriteThrough returns what bounds the memory of a file on a disk; nil for a file

@@ -17,14 +17,14 @@ import (
 func (b *File) WrittenBeyond(from uint64) (bool, error) {
 	buf, zeros := make([]byte, 1<<20), make([]byte, 1<<20)
 	for end := b.Offset + b.Length; from < end; {
-		at, err := b.File.Seek(int64(from), unix.SEEK_DATA)
+		at, err := b.Handle.Seek(int64(from), unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) || err == nil && uint64(at) >= end {
 			return false, nil
 		}
 		if err != nil {
 			return false, fmt.Errorf("look at what is written of an area: %w", err)
 		}
-		n, err := b.File.ReadAt(buf[:min(uint64(len(buf)), end-uint64(at))], at)
+		n, err := b.Handle.ReadAt(buf[:min(uint64(len(buf)), end-uint64(at))], at)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return false, fmt.Errorf("look at what is written of an area: %w", err)
 		}

@@ -17,7 +17,7 @@ func TestWrittenBeyond(t *testing.T) {
 	if err := f.Truncate(offset + length + PageSize); err != nil {
 		t.Fatal(err)
 	}
-	b := &File{File: f, Offset: offset, Length: length}
+	b := &File{Handle: f, Offset: offset, Length: length}
 	for _, w := range []struct {
 		what string
 		at   int64

@@ -8,9 +8,9 @@ import (
 	"os"
 )
 
-// area describes one for others.
-func (s *steering) area(b *stagingArea) Area {
-	return Area{PID: s.target.PID, Start: b.Start, Bytes: b.Length, Path: b.Path(), Offset: b.Offset}
+// describe returns the area of a process for others.
+func (b *stagingArea) describe(pid int) Area {
+	return Area{PID: pid, Start: b.Start, Bytes: b.Length, Path: b.Path(), Offset: b.Offset}
 }
 
 // stop has all steered threads stand still, and returns their areas.
@@ -22,7 +22,7 @@ func stop(all []*steering) (areas []Area, err error) {
 		select {
 		case <-s.stopped:
 			for _, b := range s.areas {
-				areas = append(areas, s.area(b))
+				areas = append(areas, b.describe(s.target.PID))
 			}
 		case <-s.done: // it failed, or the process has ended
 			err = errors.Join(err, s.err)
@@ -52,8 +52,8 @@ func commit(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error)
 			if w := b.WriteThrough(); w != nil && w.Undropped() != nil {
 				r.Notes = append(r.Notes, w.Undropped().Error())
 			}
-			kept = append(kept, b.File.File)
-			a := s.area(b)
+			kept = append(kept, b.Handle)
+			a := b.describe(s.target.PID)
 			a.Written = b.StopWriteBehind()
 			r.Areas = append(r.Areas, a)
 		}

@@ -84,7 +84,7 @@ func hugeZeros() bool {
 // piece and at the right offset.
 func mapsFile(pid int, b *stagingArea) error {
 	// What stat says of a file's device is not what maps say, on btrfs and others.
-	page, err := unix.MmapPtr(int(b.File.File.Fd()), 0, nil, staging.PageSize, unix.PROT_READ, unix.MAP_SHARED)
+	page, err := unix.MmapPtr(int(b.Handle.Fd()), 0, nil, staging.PageSize, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map the area's file: %w", err)
 	}

@@ -143,6 +143,10 @@ func (s *Session) Close() error {
 	return nil
 }
 
+// call is not given up halfway: nobody would know what the tracer has done to the
+// processes. callTimeout bounds it.
+//
+//nolint:contextcheck // see above
 func (s *Session) call(doing string, o order) (reply, error) {
 	var r reply
 	if err := s.Call(context.Background(), doing, o, &r, callTimeout); err != nil {

@@ -6,7 +6,6 @@ package steer
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -22,11 +21,6 @@ import (
 // CanSteer reports whether this build can steer: it knows the machine's registers.
 const CanSteer = true
 
-// minArea is the smallest mmap that is taken for a staging area, in bytes. A
-// bare CUDA context alone has hundreds of megabytes on real hardware; the
-// driver's other populated mappings are pages.
-const minArea = 1 << 20
-
 // spinFor is how long a steering looks for the next stop without sleeping. A
 // PyTorch process's driver makes thousands of system calls in a checkpoint, most
 // of them microseconds apart, and each stops twice.
@@ -36,7 +30,7 @@ const spinFor = 100 * time.Microsecond
 // been merged with another's.
 const lookEvery = 2 * time.Millisecond
 
-// steering is the tracing of one driver's thread, by a thread of its own.
+// steering is the tracing of one driver's thread, by a thread of the tracer's own.
 type steering struct {
 	tuning
 	target Target
@@ -62,18 +56,11 @@ type steering struct {
 	untraced bool
 
 	filling *stagingArea // the area that is being filled still; nil when none is
-	before  uint64       // the target's shared memory when the area was mapped
 
 	// Areas whose files are on a disk.
 	through  []*stagingArea // that are filled still
 	reserved *os.File       // for the next; nil when there is none
 	refused  error          // why the driver did not get one
-}
-
-// stagingArea is an area of the process, and the file behind it.
-type stagingArea struct {
-	*staging.File
-	emptied bool // an empty area is in its place in the process
 }
 
 // steer seizes the target's thread and returns; the tracing goes on.
@@ -125,8 +112,8 @@ func steer(target Target, how tuning) (*steering, error) {
 // throttled reports whether the thread must be kept behind anything.
 func (s *steering) throttled() bool { return s.filling != nil || len(s.through) > 0 }
 
-// follow watches the thread's system calls until the steering is ended. Without
-// t, which is the same thread, it changes nothing.
+// follow watches the thread's system calls until the steering is ended. If t, which is
+// the same thread, is nil, follow changes nothing.
 func (s *steering) follow(t *ptrace.Thread) error {
 	var pending *unix.PtraceRegs // the mmap that the thread is in, at its begin
 	inside := false
@@ -184,18 +171,11 @@ func (s *steering) follow(t *ptrace.Thread) error {
 		}
 		if s.leaving {
 			// Any stop uses up the interrupt that came before it.
-			if err := s.interrupt(); err != nil {
+			if err := ptrace.Interrupt(s.target.TID); err != nil {
 				return err
 			}
 		}
 	}
-}
-
-func (s *steering) interrupt() error {
-	if err := unix.PtraceInterrupt(s.target.TID); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("interrupt thread %d: %w", s.target.TID, err)
-	}
-	return nil
 }
 
 // next waits for the thread's next stop, or asks for one when it is time to end.
@@ -222,7 +202,7 @@ func (s *steering) next() (unix.WaitStatus, error) {
 		select {
 		case <-stop:
 			s.leaving = true
-			if err := s.interrupt(); err != nil {
+			if err := ptrace.Interrupt(s.target.TID); err != nil {
 				return 0, err
 			}
 		case <-s.child:
@@ -235,7 +215,7 @@ func (s *steering) next() (unix.WaitStatus, error) {
 				look, err = s.near()
 			}
 			if err == nil && look {
-				err = s.interrupt()
+				err = ptrace.Interrupt(s.target.TID)
 			}
 			if err != nil {
 				return 0, err
@@ -244,18 +224,18 @@ func (s *steering) next() (unix.WaitStatus, error) {
 	}
 }
 
-// nearEnd reports that the driver is about to be done with an area, during which its
-// system calls were let by: they are traced again from here on.
+// nearEnd reports whether the driver is about to be done with an area during which its
+// system calls were let by. They are traced again from here on.
 func (s *steering) nearEnd() (bool, error) {
 	if !s.untraced {
 		return false, nil
 	}
-	shared, err := sharedMemory(s.target.PID)
+	last := s.areas[len(s.areas)-1]
+	touched, err := last.touched(s.target.PID)
 	if err != nil {
 		return false, err
 	}
-	last := s.areas[len(s.areas)-1]
-	s.untraced = shared-min(shared, s.before)+s.untracedLeft < last.Length
+	s.untraced = touched+s.untracedLeft < last.Length
 	return !s.untraced, nil
 }
 
@@ -264,141 +244,12 @@ func (s *steering) note(format string, args ...any) {
 	s.notes = append(s.notes, fmt.Sprintf("process %d: ", s.target.PID)+fmt.Sprintf(format, args...))
 }
 
-// noteArea is the size, in bytes, from which a writable mapping that is no
-// staging area is worth a note, and maxNotes bounds those of one process.
-const (
-	noteArea = 256 << 20
-	maxNotes = 8
-)
-
-// mapsStaging reports whether a system call that is about to be made maps a staging
-// area, as drivers 580 do it: new, private, anonymous, readable and writable,
-// populated. What other drivers may do is left alone.
-func mapsStaging(r *unix.PtraceRegs) bool {
-	const prot = unix.PROT_READ | unix.PROT_WRITE
-	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
-	return r.Orig_rax == unix.SYS_MMAP && r.Rsi >= minArea && r.Rdx == prot && r.R10&^unix.MAP_NORESERVE == flags
-}
-
-// begin is the begin of a system call: a staging area is mapped without being
-// filled. That alone changes nothing for the driver but the time it takes.
-func (s *steering) begin(t *ptrace.Thread) (*unix.PtraceRegs, error) {
-	r, err := t.Registers()
-	if err != nil {
-		return nil, err
-	}
-	if !mapsStaging(&r) {
-		if r.Orig_rax == unix.SYS_MMAP && r.Rsi >= noteArea && r.Rdx&unix.PROT_WRITE != 0 && len(s.notes) < maxNotes {
-			s.note("left alone: mmap of %d bytes, protection %#x, flags %#x", r.Rsi, r.Rdx, r.R10)
-		}
-		return nil, nil
-	}
-	s.step("area found")
-	asked := r
-	r.R10 &^= unix.MAP_POPULATE
-	if r.Rdi == 0 {
-		at, err := alignedGap(s.target.PID, pages(r.Rsi))
-		if err != nil {
-			return nil, err
-		}
-		r.Rdi = at // a wish: the kernel may choose another place
-	}
-	if err := t.SetRegisters(&r); err != nil {
-		return nil, err
-	}
-	s.step("populate dropped")
-	return &asked, nil
-}
-
-// pages is what the kernel maps for a length in bytes.
-func pages(length uint64) uint64 { return (length + staging.PageSize - 1) &^ (staging.PageSize - 1) }
-
-// finish is the end of that call: the area gets its file, the first part of it
-// filled.
-func (s *steering) finish(t *ptrace.Thread, asked *unix.PtraceRegs) error {
-	r, err := t.Registers()
-	if err != nil {
-		return err
-	}
-	// A system call leaves its arguments in their registers.
-	r.Rdi, r.R10 = asked.Rdi, asked.R10
-	if err := t.SetRegisters(&r); err != nil {
-		return err
-	}
-	s.step("arguments put back")
-	start, length := r.Rax, pages(asked.Rsi)
-	if int64(r.Rax) < 0 && int64(r.Rax) > -4096 {
-		return nil // the driver's own business
-	}
-	// One area is filled at a time: what is resident tells how far the driver is.
-	if s.filling != nil {
-		if err := s.filling.Wait(); err != nil {
-			return err
-		}
-		s.filling = nil
-	}
-	path := ""
-	if s.target.Dir != "" {
-		path = filepath.Join(s.target.Dir, s.name())
-	}
-	if s.target.Window > 0 {
-		return s.finishThrough(t, path, start, length)
-	}
-	file, err := s.filler.NewFile(path, start, length)
-	if err != nil {
-		return err
-	}
-	b := &stagingArea{File: file}
-	if s.copies == nil && s.target.CopyThreads > 0 {
-		if s.copies, err = newCopyThreads(t, s.target.CopyThreads, s.step); err != nil {
-			s.note("the driver copies by itself: %v", err)
-		}
-	}
-	lead := b.Lead()
-	if s.target.CopyThreads > 0 && length < s.throttledArea {
-		// Copy threads would be at its end before the thread could be stopped. It takes
-		// 25 ms to fill the largest of these (43 GB/s, H200's host).
-		lead = math.MaxUint64
-	}
-	if err := b.AwaitFilled(lead); err != nil {
-		b.Remove()
-		return err
-	}
-	s.step("file made")
-	if s.before, err = sharedMemory(s.target.PID); err != nil {
-		b.Remove()
-		return err
-	}
-	if err := t.MapFile(b.File.File, start, length, b.Offset, unix.MAP_SHARED); err != nil {
-		b.Remove()
-		return err
-	}
-	s.step("file mapped")
-	if s.target.CopyTo != "" {
-		before, pid := s.before, s.target.PID
-		b.StartWriteBehind(filepath.Join(s.target.CopyTo, s.name()), func() (uint64, error) {
-			shared, err := sharedMemory(pid)
-			return min(shared-min(shared, before), length), err
-		})
-	}
-	s.areas = append(s.areas, b)
-	s.filling = b
-	s.untraced = s.copies != nil && s.copies.swapped && length >= s.untracedArea
-	return nil
-}
-
-// name is that of the next area's file.
-func (s *steering) name() string { return fmt.Sprintf("%s%d", s.target.Name, len(s.areas)) }
-
 // leave puts an empty area in the place of each steered one, unless they are given
-// up, and lets the thread go. It does so only where the process has all of
-// the area mapped to our file.
+// up, and lets the thread go. If the process has not mapped all of an area to our
+// file, that is an error.
 func (s *steering) leave(t *ptrace.Thread) error {
-	if s.copies != nil {
-		s.notes = append(s.notes, s.copies.note(t))
-		if err := s.copies.stop(t); err != nil {
-			return fmt.Errorf("process %d: %w", s.target.PID, err)
-		}
+	if err := s.stopCopies(t); err != nil {
+		return err
 	}
 	if err := s.standStill(); err != nil {
 		return err

@@ -12,11 +12,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
-// near reports whether the thread must be stopped because it may be about to
-// write to what is not filled yet, which its cgroup would have to pay for. The
-// driver writes from the area's begin to its end; whatever it
-// does, it has not touched more than has become resident. At the speed of the
-// bus, 60 GB/s, it takes 12 ms for three quarters of the largest lead.
+// near reports whether the thread must be stopped because it may be about to write to
+// what is not filled yet, which its cgroup would have to pay for. The driver writes
+// from the area's begin to its end; in any case it has not touched more than has become
+// resident. At the speed of the bus, 60 GB/s, it takes 12 ms for three quarters of the
+// largest lead.
 func (s *steering) near() (bool, error) {
 	for _, b := range s.through {
 		if b.WriteThrough().Near() {
@@ -35,19 +35,15 @@ func (s *steering) near() (bool, error) {
 		return true, nil // keepBehind knows what to do
 	default:
 	}
-	shared, err := sharedMemory(s.target.PID)
-	if err != nil {
-		return false, err
-	}
+	touched, err := s.filling.touched(s.target.PID)
 	frontier, _ := s.filling.FilledTo()
-	return shared-min(shared, s.before)+s.filling.Lead()/4*3 > frontier, nil
+	return touched+s.filling.Lead()/4*3 > frontier, err
 }
 
-// keepBehind holds the thread, which is in a stop, until filling is well ahead
-// of it. When filling has failed, the rest of the area is given to the thread as
-// the driver had asked for it; the area is lost for steering, and leave says
-// so. atCall is true at the begin of a system call, where that cannot be done:
-// it is at the next stop.
+// keepBehind holds the thread, which is in a stop, until filling is well ahead of it.
+// If filling has failed, the rest of the area becomes what the driver had asked for;
+// the area is lost for steering, and leave says so. atCall is true at the begin of a
+// system call, where that is not possible: it is done at the next stop.
 func (s *steering) keepBehind(t *ptrace.Thread, atCall bool) error {
 	near, err := s.near()
 	if err != nil || !near {
@@ -67,11 +63,11 @@ func (s *steering) keepBehind(t *ptrace.Thread, atCall bool) error {
 	if s.filling == nil {
 		return nil
 	}
-	shared, err := sharedMemory(s.target.PID)
+	touched, err := s.filling.touched(s.target.PID)
 	if err != nil {
 		return err
 	}
-	if err := s.filling.AwaitFilled(shared - min(shared, s.before) + s.filling.Lead()); err == nil || atCall {
+	if err := s.filling.AwaitFilled(touched + s.filling.Lead()); err == nil || atCall {
 		return nil
 	}
 	b := s.filling
@@ -82,13 +78,8 @@ func (s *steering) keepBehind(t *ptrace.Thread, atCall bool) error {
 // putRestBack replaces what is not filled of an area by what the driver had asked
 // for.
 func (s *steering) putRestBack(t *ptrace.Thread, b *stagingArea) error {
-	// Copy threads may be writing there.
-	if s.copies != nil {
-		s.notes = append(s.notes, s.copies.note(t))
-		if err := s.copies.stop(t); err != nil {
-			return fmt.Errorf("process %d: %w", s.target.PID, err)
-		}
-		s.copies, s.untraced = nil, false
+	if err := s.stopCopies(t); err != nil { // they may be writing there
+		return err
 	}
 	frontier, _ := b.FilledTo()
 	from := max(b.Start, b.Start-b.Offset+frontier)
@@ -105,6 +96,19 @@ func (s *steering) putRestBack(t *ptrace.Thread, b *stagingArea) error {
 		return fmt.Errorf("put back the unfilled part of an area: %w", err)
 	}
 	s.step("rest put back")
+	return nil
+}
+
+// stopCopies ends the copy threads, if there are any.
+func (s *steering) stopCopies(t *ptrace.Thread) error {
+	if s.copies == nil {
+		return nil
+	}
+	s.notes = append(s.notes, s.copies.note(t))
+	if err := s.copies.stop(t); err != nil {
+		return fmt.Errorf("process %d: %w", s.target.PID, err)
+	}
+	s.copies, s.untraced = nil, false
 	return nil
 }
 
