@@ -18,6 +18,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // container is what this service remembers of a container beyond what runc's
@@ -27,11 +28,8 @@ type container struct {
 	annotations           map[string]string
 	// config is of Create and Start, which are one operation.
 	config config.Source
-	// criuBase is the CRIU settings file that the container would have without
-	// this shim; "" for none.
-	criuBase string
-	// runcRoot is where runc keeps its state; "" for the usual place.
-	runcRoot string
+	// runcState is where runc keeps the container's state.
+	runcState string
 	// devices is what the container may use.
 	devices nodes.Access
 	// request is what the container's spec grants: the client's, before mounts
@@ -42,22 +40,18 @@ type container struct {
 	// workDir is where runc lets CRIU log during a restore.
 	workDir string
 
-	// checkpointing is set while a checkpoint is made of a container that its
-	// client has paused; to be read without mu.
-	checkpointing atomic.Bool
+	exclusive exclusive
 
 	mu  sync.Mutex // one change at a time: Start, Pause, Resume, Checkpoint, Delete
 	pid int        // the init process, 0 before Start
 	// paused is set between a client's Pause and its Resume.
 	paused bool
-	// workPath is the directory that claimWorkDir has noted.
-	workPath string
 	// gpu is the state that the container's processes have on GPUs.
 	gpu *gpustate.State
 	// suspended is set between a suspension and the resume; spill is then the
 	// directory with the GPU state, nil if that is in memory.
 	suspended bool
-	spill     *gpustate.SpillDir
+	spill     *staging.SpillDir
 	// lockErr is why Pause froze a CUDA container without its lock.
 	lockErr error
 	// restore is set when the container was created from a checkpoint.
@@ -138,7 +132,7 @@ func (c *container) gpuOptions(node config.Node) gpustate.Options {
 // say otherwise (containerd, pkg/process.RuncRoot).
 const runcRoot = "/run/containerd/runc"
 
-// runcState returns where runc keeps the container's state.
-func (c *container) runcState() string {
-	return filepath.Join(cmp.Or(c.runcRoot, runcRoot), c.namespace, c.id)
+// runcState returns where runc keeps the state of a container. root is of runc's options.
+func runcState(root, namespace, id string) string {
+	return filepath.Join(cmp.Or(root, runcRoot), namespace, id)
 }

@@ -4,6 +4,7 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -31,7 +32,7 @@ import (
 
 // temporaryPrefix begins the names of the directories that containerd makes for
 // the images of one checkpoint, and for unpacking a checkpoint image for one
-// restore (plugins/services/tasks). The latter it never removes.
+// restore (plugins/services/tasks). containerd never removes those for a restore.
 const temporaryPrefix = "ctrd-checkpoint"
 
 // restoreDirName is the file in the bundle that names such a directory, for
@@ -59,16 +60,14 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		}
 	}
 	c := newContainer(r.ID, r.Bundle)
-	c.workDir, c.runcRoot = opts.CriuWorkPath, opts.Root
 	ctx = c.logged(ctx)
 	c.toolkit = strings.HasPrefix(filepath.Base(opts.BinaryName), "nvidia-container-runtime")
-	if c.workDir == "" {
-		c.workDir = filepath.Join(r.Bundle, "work")
-	}
+	c.workDir = cmp.Or(opts.CriuWorkPath, filepath.Join(r.Bundle, "work"))
 	if c.namespace, err = namespaces.NamespaceRequired(ctx); err != nil {
 		return nil, err
 	}
-	c.devices.State = filepath.Join(c.runcState(), "state.json")
+	c.runcState = runcState(opts.Root, c.namespace, c.id)
+	c.devices.State = filepath.Join(c.runcState, "state.json")
 	if r.Checkpoint != "" {
 		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isTemporary(r.Checkpoint)}
 		defer func() {
@@ -87,7 +86,11 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if err != nil {
 		return nil, err
 	}
-	c.pointAtSettings(file.Spec)
+	c.annotations = maps.Clone(file.Spec.Annotations)
+	if file.Spec.Annotations == nil {
+		file.Spec.Annotations = make(map[string]string)
+	}
+	file.Spec.Annotations[annotations.CRIUConfig] = filepath.Join(r.Bundle, criu.SettingsName)
 	c.config = config.For(c.annotations)
 	given := c.restore
 	if given == nil {
@@ -117,21 +120,6 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	s.containers[r.ID] = c
 	s.mu.Unlock()
 	return resp, nil
-}
-
-// pointAtSettings makes the spec name this shim's settings as CRIU's configuration
-// file, in place of the file that CRIU would have read without.
-func (c *container) pointAtSettings(spec *specs.Spec) {
-	c.annotations = maps.Clone(spec.Annotations)
-	base, own := c.annotations[annotations.CRIUConfig]
-	if !own {
-		base = criu.RuncSettings
-	}
-	c.criuBase = base
-	if spec.Annotations == nil {
-		spec.Annotations = make(map[string]string)
-	}
-	spec.Annotations[annotations.CRIUConfig] = filepath.Join(c.bundle, criu.SettingsName)
 }
 
 // fit makes the container's spec fit this node, and a restore fit the spec, or
@@ -169,8 +157,8 @@ func (c *container) admit(ctx context.Context, spec *specs.Spec, dump *criu.Imag
 	return nil
 }
 
-// isTemporary says whether a directory is one that containerd made for a single
-// checkpoint or restore, by its name: containerd makes it with MkdirTemp.
+// isTemporary reports whether containerd made a directory for a single checkpoint or
+// restore, by its name: containerd makes it with MkdirTemp.
 func isTemporary(dir string) bool {
 	return strings.HasPrefix(filepath.Base(filepath.Clean(dir)), temporaryPrefix)
 }
@@ -241,7 +229,7 @@ func (s *Service) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*pt
 		defer c.mu.Unlock()
 		want, err := suspensionOf(r)
 		if err == nil && want != nil {
-			err = s.changeSuspension(c.logged(ctx), c, want)
+			err = want.apply(c.logged(ctx), s, c)
 		}
 		if err != nil {
 			return nil, toGRPC(err)

@@ -9,54 +9,60 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 )
 
-// containerd's CRI service has one directory for the checkpoints of a container,
-// which it gives CRIU as its work directory, and in which it puts an archive together
-// after the container goes on. It removes it when a checkpoint begins and when one
-// ends, also one that has failed. So of two at once the second takes the directory
-// away from the first, at the latest when it is refused. Here the second is refused
-// as early as can be, and the directory is there again when the first goes on.
+// exclusive keeps two checkpoints of a container that its client has paused from
+// disturbing each other.
+//
+// containerd's CRI service has one directory for the checkpoints of a container. CRIU gets
+// it as its work directory, and the service puts an archive together there after the
+// container goes on. The service removes the directory when a checkpoint begins and when
+// one ends, also one that has failed. So of two at once the second takes the directory
+// away from the first, at the latest when it is refused. Here the second is refused as
+// early as can be, and the directory is there again when the first goes on.
+type exclusive struct {
+	running atomic.Bool // a checkpoint is being made; read without container.mu
+	workDir string      // that claim has noted
+}
 
-// errOtherCheckpoint refuses it.
+// errOtherCheckpoint is the error of the second checkpoint.
 var errOtherCheckpoint = fmt.Errorf("another checkpoint of the container is being made; try again when it is done: %w", errdefs.ErrFailedPrecondition)
 
-// refuseSecond refuses what a second client wants of a container that another has
-// paused and is checkpointing. Without it the second would be refused as well, by
-// runc's service, but after the first is done.
-func (c *container) refuseSecond() error {
-	if c.checkpointing.Load() {
+// refuse refuses what a second client wants of a container while a checkpoint is made of
+// it. runc's service would refuse that as well, but after the first is done.
+func (e *exclusive) refuse() error {
+	if e.running.Load() {
 		return errOtherCheckpoint
 	}
 	return nil
 }
 
-// claimWorkDir notes the work directory of a checkpoint of a paused container until
-// the container goes on, and refuses a second one with the same until then.
-func (c *container) claimWorkDir(path string) error {
-	if !c.paused || !isTemporary(path) {
+// claim notes the work directory of a checkpoint until the container goes on, and refuses
+// a second checkpoint with that directory until then.
+func (e *exclusive) claim(dir string) error {
+	if !isTemporary(dir) {
 		return nil
 	}
-	if path = filepath.Clean(path); path == c.workPath {
+	if dir = filepath.Clean(dir); dir == e.workDir {
 		return errOtherCheckpoint
 	}
-	c.workPath = path
+	e.workDir = dir
 	return nil
 }
 
-// keepWorkDir makes the work directory again if it is gone, before the container
-// goes on.
-func (c *container) keepWorkDir(ctx context.Context) {
-	if c.workPath == "" {
+// keep makes the work directory again if it is gone, before the container goes on.
+func (e *exclusive) keep(ctx context.Context) {
+	if e.workDir == "" {
 		return
 	}
-	if err := os.Mkdir(c.workPath, 0o700); err == nil {
-		log.G(ctx).WithField("id", c.id).Warnf("%s was gone, taken away by a second checkpoint; it is made again", c.workPath)
+	if err := os.Mkdir(e.workDir, 0o700); err == nil {
+		log.G(ctx).Warnf("%s was gone, taken away by a second checkpoint; it is made again", e.workDir)
 	} else if !errors.Is(err, os.ErrExist) && !errors.Is(err, os.ErrNotExist) { // with the container itself
-		log.G(ctx).WithError(err).WithField("id", c.id).Warn("make the work directory again")
+		log.G(ctx).WithError(err).Warn("make the work directory again")
 	}
-	c.workPath = ""
+	e.workDir = ""
 }

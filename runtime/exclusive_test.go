@@ -12,30 +12,24 @@ import (
 
 // A second checkpoint with the work directory of the first is refused until the
 // container goes on, and the directory is there by then.
-func TestClaimWorkDir(t *testing.T) {
+func TestClaim(t *testing.T) {
 	own := filepath.Join(t.TempDir(), "ctrd-checkpoint") // as CRI names it
 	theirs := filepath.Join(t.TempDir(), "work")         // a user's, by ctr's --work-path
-	c := &container{paused: true}
+	var e exclusive
 	for _, claim := range []struct {
 		path    string
 		refused bool
 	}{{own, false}, {own + "/", true}, {theirs, false}, {theirs, false}, {"", false}, {own, true}} {
-		if err := c.claimWorkDir(claim.path); errors.Is(err, errOtherCheckpoint) != claim.refused || err != nil && !claim.refused {
+		if err := e.claim(claim.path); errors.Is(err, errOtherCheckpoint) != claim.refused || err != nil && !claim.refused {
 			t.Errorf("claim %q: %v", claim.path, err)
 		}
 	}
-	c.keepWorkDir(t.Context())
+	e.keep(t.Context())
 	if info, err := os.Stat(own); err != nil || !info.IsDir() {
 		t.Errorf("the directory was taken away, and is not there again: %v", err)
 	}
-	if err := c.claimWorkDir(own); err != nil {
+	if err := e.claim(own); err != nil {
 		t.Errorf("after the container has gone on: %v", err)
 	}
-	c.keepWorkDir(t.Context()) // it is there
-	running := &container{}
-	for range 2 {
-		if err := running.claimWorkDir(own); err != nil {
-			t.Errorf("of a container that nobody has paused: %v", err)
-		}
-	}
+	e.keep(t.Context()) // it is there
 }

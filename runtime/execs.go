@@ -36,12 +36,12 @@ func (e *execs) refuseStarting() error {
 	return nil
 }
 
-// startExec starts an exec'd process.
-func (s *Service) startExec(ctx context.Context, c *container, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
-	c.execs.starting.Add(1)
-	defer c.execs.starting.Add(-1)
-	if c.execs.closed.Load() > 0 {
+// start has runc's service start an exec'd process.
+func (e *execs) start(ctx context.Context, runc taskAPI.TTRPCTaskService, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
+	e.starting.Add(1)
+	defer e.starting.Add(-1)
+	if e.closed.Load() > 0 {
 		return nil, toGRPC(fmt.Errorf("cannot exec in a container while its GPU state is saved or given back: try again: %w", errdefs.ErrFailedPrecondition))
 	}
-	return s.TTRPCTaskService.Start(ctx, r)
+	return runc.Start(ctx, r)
 }

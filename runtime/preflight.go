@@ -17,6 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // refuseExeced refuses a container with processes that a dump would lack.
@@ -25,7 +26,8 @@ func (c *container) refuseExeced() error {
 	if err != nil {
 		return err
 	}
-	execed, err := execedProcesses(c.pid, pids)
+	// CRIU dumps a tree from its root, and would leave the others out.
+	execed, err := proc.NotBelow(c.pid, pids)
 	if err != nil {
 		return err
 	}
@@ -40,17 +42,17 @@ func (c *container) refuseExeced() error {
 	return nil
 }
 
-// requireLock refuses a container whose CUDA processes are not all locked. It notes
+// requireLock refuses a container whose CUDA processes are not locked. It notes
 // in the sequence how long the lock took.
-func (c *container) requireLock(q *sequence) error {
+func (c *container) requireLock(q *sequence.Sequence) error {
 	if c.lockErr != nil {
 		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
 	}
 	if c.gpu.Phase() == gpustate.Unlocked {
 		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
 	}
-	q.note(images.Phase{Name: "lock", Took: c.gpu.LockTook()})
-	return c.gpu.RefuseUnlocked()
+	q.Note(images.Phase{Name: "lock", Took: c.gpu.Facts().LockTook})
+	return nil
 }
 
 // imageDir is the directory that a checkpoint writes its images to.
@@ -96,7 +98,7 @@ func (d *imageDir) leave() error {
 	}
 	for _, e := range entries {
 		if !slices.Contains(d.had, e.Name()) && (d.had == nil || images.IsAreaFile(e.Name())) {
-			err = joinBack(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
+			err = sequence.Join(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
 		}
 	}
 	if err != nil {
@@ -158,32 +160,4 @@ func sizeOf(dir string) (bytes uint64, err error) {
 		}
 	}
 	return bytes, nil
-}
-
-// execedProcesses returns the processes that are not descendants of init: what
-// was exec'd into the container, and its children. CRIU dumps a tree from its
-// root and would leave them out.
-func execedProcesses(init int, pids []int) ([]int, error) {
-	parent := make(map[int]int)
-	for _, pid := range pids {
-		status, err := proc.StatusOf(pid)
-		if proc.Ended(err) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		parent[pid] = status.Parent()
-	}
-	var out []int
-	for _, pid := range pids {
-		p, known := pid, true
-		for p != init && known {
-			p, known = parent[p]
-		}
-		if _, lives := parent[pid]; lives && p != init {
-			out = append(out, pid)
-		}
-	}
-	return out, nil
 }

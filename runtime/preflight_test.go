@@ -5,69 +5,10 @@ package runtime
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 )
-
-// family starts a shell that starts a child of its own, and gives the pids of
-// both.
-func family(t *testing.T) (parent, child int) {
-	t.Helper()
-	cmd := exec.Command("sh", "-c", "sleep 1000 & echo $!; wait")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	line := make([]byte, 32)
-	n, err := out.Read(line)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if child, err = strconv.Atoi(strings.TrimSpace(string(line[:n]))); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		for _, pid := range []int{child, cmd.Process.Pid} {
-			if p, err := os.FindProcess(pid); err == nil {
-				_ = p.Kill()
-			}
-		}
-		cmd.Wait()
-	})
-	return cmd.Process.Pid, child
-}
-
-func TestExecedProcesses(t *testing.T) {
-	init, child := family(t)
-	other, grandchild := family(t)
-	const nobody = 1 << 30 // above every pid
-	for _, test := range []struct {
-		name string
-		pids []int
-		want []int
-	}{
-		{"none", nil, nil},
-		{"alone", []int{init}, nil},
-		{"with a child", []int{init, child}, nil},
-		{"with a guest", []int{init, child, other}, []int{other}},
-		{"with a guest and its child", []int{grandchild, init, other}, []int{grandchild, other}},
-		{"with one that has ended", []int{init, nobody}, nil},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			got, err := execedProcesses(init, test.pids)
-			if err != nil || !slices.Equal(got, test.want) {
-				t.Errorf("got %v, error %v; want %v", got, err, test.want)
-			}
-		})
-	}
-}
 
 func TestIsTemporary(t *testing.T) {
 	for dir, want := range map[string]bool{

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // Start starts a container or an exec'd process, or restores a container that
@@ -27,7 +28,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		return s.TTRPCTaskService.Start(ctx, r)
 	}
 	if r.ExecID != "" {
-		return s.startExec(ctx, c, r)
+		return c.execs.start(ctx, s.TTRPCTaskService, r)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -38,7 +39,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		}
 		return resp, err
 	}
-	resp, err := s.restore(c.logged(ctx), c, r)
+	resp, err := (&restoring{s: s, c: c, request: r}).run(c.logged(ctx))
 	if err != nil {
 		return nil, toGRPC(err)
 	}
@@ -49,46 +50,46 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 type restoring struct {
 	s       *Service
 	c       *container
-	view    config.View
 	request *taskAPI.StartRequest
 
+	view config.View
 	resp *taskAPI.StartResponse // of restoreProcesses
 }
 
-// restore takes the steps. There is no second try with a container, so what was made
+// run takes the steps. There is no second try with a container, so what was made
 // for the restore goes in any case: CRIU has read everything it needs when it returns.
-func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
-	q := newSequence("restore", c.id)
-	view, err := c.config()
+func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err error) {
+	c := k.c
+	q := sequence.New("restore", c.id)
+	k.view, err = c.config()
 	if err != nil {
 		return nil, err
 	}
-	if err := c.criuSettings(view).Write(ctx, criu.Shim{}); err != nil {
+	if err := c.criuSettings(k.view).Write(ctx, criu.Shim{}); err != nil {
 		return nil, err
 	}
-	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
+	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
 	defer c.restore.close()
 	if err := c.restore.reopen(); err != nil {
 		return nil, err
 	}
-	k := &restoring{s: s, c: c, view: view, request: r}
-	steps := []step{
-		{name: "restore processes", do: k.restoreProcesses, back: "kill", undo: k.kill},
-		{name: "watch cgroup", do: k.watchCgroup},
-		{name: "device nodes", do: k.fixNodes},
+	steps := []sequence.Step{
+		{Name: "restore processes", Do: k.restoreProcesses, Back: "kill", Undo: k.kill},
+		{Name: "watch cgroup", Do: k.watchCgroup},
+		{Name: "device nodes", Do: k.fixNodes},
 	}
 	if gpu := c.restore.gpu; gpu != nil {
 		// Before there is a process that could change anything.
-		if err := gpu.Load(ctx, c.restore.checkpoint, c.gpuOptions(view.Node)); err != nil {
+		if err := gpu.Load(ctx, c.restore.checkpoint, c.gpuOptions(k.view.Node)); err != nil {
 			return nil, err
 		}
 		steps = append(steps,
-			step{name: "map GPU state", do: gpu.Map},
-			step{name: "restore GPU state", do: gpu.Restore},
+			sequence.Step{Name: "map GPU state", Do: gpu.Map},
+			sequence.Step{Name: "restore GPU state", Do: gpu.Restore},
 		)
 	}
-	if err := q.run(ctx, steps...); err != nil {
+	if err := q.Run(ctx, steps...); err != nil {
 		return nil, err
 	}
 	return k.resp, nil
@@ -101,7 +102,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	resp, err := k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path), k.request)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
 		restoreLog := criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id)
-		return 0, joinBack(restoreLog.Explain(err), k.c.removeHalf(watch))
+		return 0, sequence.Join(restoreLog.Explain(err), k.c.removeHalf(watch))
 	}
 	k.resp, k.c.pid = resp, int(resp.Pid)
 	return sizeOf(k.c.restore.dir)
@@ -162,5 +163,5 @@ func (c *container) removeHalf(watch *criu.Watch) error {
 		}
 		return cg.Pids()
 	}
-	return joinBack(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState()))
+	return sequence.Join(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState))
 }

@@ -15,25 +15,32 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 // SettingsName is the file in the bundle that runc hands to CRIU.
 const SettingsName = "gpuckpt-criu.conf"
 
-// RuncSettings is the file that runc hands to CRIU when nobody says otherwise.
-const RuncSettings = "/etc/criu/runc.conf"
+// runcSettings is the file that runc hands to CRIU when nobody says otherwise.
+const runcSettings = "/etc/criu/runc.conf"
 
 // Settings are what a container's configuration file for CRIU is made of.
 type Settings struct {
 	// Bundle is the container's bundle, where the file is written.
 	Bundle string
-	// Base is the file that CRIU would read without this project; "" for none.
-	Base string
 	// Restoring reports whether the file is for a restore.
 	Restoring bool
 	// View has the options of the node and of the container.
 	View config.View
+}
+
+// base returns the file that CRIU would read without this project; "" for none.
+func (s Settings) base() string {
+	if own, set := s.View.Annotations[annotations.CRIUConfig]; set {
+		return own
+	}
+	return runcSettings
 }
 
 // Write writes the container's configuration file for CRIU: what the container would
@@ -45,8 +52,8 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 		return err
 	}
 	base := ""
-	if s.Base != "" {
-		text, err := os.ReadFile(s.Base)
+	if name := s.base(); name != "" {
+		text, err := os.ReadFile(name)
 		if err != nil && !errors.Is(err, os.ErrNotExist) { // runc ignores a missing file as well
 			return fmt.Errorf("read CRIU settings: %w", err)
 		}

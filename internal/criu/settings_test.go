@@ -4,6 +4,7 @@
 package criu
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
@@ -54,11 +56,16 @@ func TestWriteSettings(t *testing.T) {
 			// So that no plugin of this machine is found.
 			t.Setenv("CRIU_LIBS_DIR", "")
 			bundle := t.TempDir()
-			settings := Settings{Bundle: bundle, View: config.View{Annotations: test.annotations}}
+			own := maps.Clone(test.annotations)
+			if own == nil {
+				own = make(map[string]string)
+			}
+			settings := Settings{Bundle: bundle, View: config.View{Annotations: own}}
 			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
+			own[annotations.CRIUConfig] = ""
 			if !test.noBase {
-				settings.Base = filepath.Join(t.TempDir(), "runc.conf")
-				writeFile(t, settings.Base, test.base)
+				own[annotations.CRIUConfig] = filepath.Join(t.TempDir(), "runc.conf")
+				writeFile(t, own[annotations.CRIUConfig], test.base)
 			}
 			err := settings.Write(t.Context(), Shim{})
 			wantError(t, err, test.err)
@@ -153,9 +160,11 @@ func TestTCPDefault(t *testing.T) {
 		"as CRIU's configuration has": {false, nil, "tcp-close\n", "tcp-close\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			settings := Settings{Bundle: t.TempDir(), Base: filepath.Join(t.TempDir(), "runc.conf"), Restoring: test.restoring}
+			base := filepath.Join(t.TempDir(), "runc.conf")
+			settings := Settings{Bundle: t.TempDir(), Restoring: test.restoring}
+			settings.View.Annotations = map[string]string{annotations.CRIUConfig: base}
 			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
-			writeFile(t, settings.Base, test.base+"network-lock skip\n")
+			writeFile(t, base, test.base+"network-lock skip\n")
 			if err := settings.Write(t.Context(), Shim{}); err != nil {
 				t.Fatal(err)
 			}
@@ -164,5 +173,22 @@ func TestTCPDefault(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// The settings begin with the file that CRIU would have read without them.
+func TestBase(t *testing.T) {
+	for _, test := range []struct {
+		own  map[string]string
+		base string
+	}{
+		{nil, runcSettings},
+		{map[string]string{"a": "b"}, runcSettings},
+		{map[string]string{"org.criu.config": "/mine"}, "/mine"},
+		{map[string]string{"org.criu.config": ""}, ""},
+	} {
+		if got := (Settings{View: config.View{Annotations: test.own}}).base(); got != test.base {
+			t.Errorf("%v: got %q, want %q", test.own, got, test.base)
+		}
 	}
 }

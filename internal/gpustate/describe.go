@@ -13,31 +13,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
-
-// RefuseUnlocked refuses CUDA processes among the container's that are not locked:
-// a program that called cuInit between the lock and the freeze.
-func (s *State) RefuseUnlocked() error {
-	may, err := s.Candidates()
-	if err != nil {
-		return err
-	}
-	for _, pid := range may {
-		if slices.ContainsFunc(s.procs, func(p cuda.Process) bool { return p.PID.Host == pid }) {
-			continue
-		}
-		devices, err := cuda.HoldsDevice(pid)
-		if err != nil {
-			return err
-		}
-		if devices {
-			return fmt.Errorf("process %s has files of a GPU open and was not locked: it began to use CUDA while the container was being paused (resume it and try again), or it was forked by a process that uses CUDA and can do nothing with these files but keep CRIU from dumping it (end it, or start such processes before CUDA is used): %w",
-				proc.Describe(pid), errdefs.ErrFailedPrecondition)
-		}
-	}
-	return nil
-}
 
 // Describe returns the metadata of the locked processes and their GPUs, for a
 // checkpoint that began then. Sizes, areas and phases are not known yet, see

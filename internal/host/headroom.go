@@ -7,11 +7,10 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/containerd/cgroups/v3"
+	"github.com/opencontainers/cgroups/fscommon"
 
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
@@ -34,39 +33,25 @@ func Headroom(cgroup string) uint64 {
 	room := uint64(math.MaxUint64)
 	// The limits of the cgroups above hold as well.
 	for dir := filepath.Join(root, cgroup); strings.HasPrefix(dir, root+"/"); dir = filepath.Dir(dir) {
-		most, limited := readNumber(filepath.Join(dir, limit))
-		used, known := readNumber(filepath.Join(dir, usage))
-		if !limited || !known {
-			continue
-		}
-		// Pages of files on disks make room by themselves.
-		used -= min(used, statSum(filepath.Join(dir, "memory.stat"), cache))
-		room = min(room, most-min(most, used))
+		room = min(room, headroomOf(dir, limit, usage, cache))
 	}
 	return room
 }
 
-// readNumber reads a file that holds a number; "max" is none.
-func readNumber(path string) (uint64, bool) {
-	data, err := os.ReadFile(path)
+// headroomOf returns the headroom of one cgroup, by the names of its files.
+func headroomOf(dir, limit, usage string, cache []string) uint64 {
+	most, err := fscommon.GetCgroupParamUint(dir, limit)
 	if err != nil {
-		return 0, false
+		return math.MaxUint64
 	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
-	return n, err == nil
-}
-
-// statSum adds up some of the lines "name number" of a file.
-func statSum(path string, names []string) (sum uint64) {
-	data, err := os.ReadFile(path)
+	used, err := fscommon.GetCgroupParamUint(dir, usage)
 	if err != nil {
-		return 0
+		return math.MaxUint64
 	}
-	for line := range strings.Lines(string(data)) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if n, err := strconv.ParseUint(value, 10, 64); err == nil && slices.Contains(names, name) {
-			sum += n
-		}
+	// Pages of files on disks make room by themselves.
+	for _, key := range cache {
+		bytes, _ := fscommon.GetValueByKey(dir, "memory.stat", key) // without it there is less room
+		used -= min(used, bytes)
 	}
-	return sum
+	return most - min(most, used)
 }

@@ -4,45 +4,41 @@
 package host
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/opencontainers/cgroups"
 )
 
-func TestReadNumber(t *testing.T) {
-	for text, want := range map[string]struct {
-		n  uint64
-		ok bool
+func TestHeadroomOf(t *testing.T) {
+	cgroups.TestMode = true // files elsewhere than in /sys/fs/cgroup
+	t.Cleanup(func() { cgroups.TestMode = false })
+	for name, test := range map[string]struct {
+		limit, usage, stat string
+		want               uint64
 	}{
-		"4096\n":                {4096, true},
-		"9223372036854771712\n": {9223372036854771712, true},
-		"max\n":                 {0, false},
-		"":                      {0, false},
-		"-1\n":                  {0, false},
+		"room":            {"4096\n", "1000\n", "", 3096},
+		"page cache":      {"4096\n", "1000\n", "cache 1\ninactive_file 20\nactive_file 300\ntotal_active_file 4000\nodd\n", 3416},
+		"all page cache":  {"4096\n", "1000\n", "inactive_file 2000\nactive_file x\n", 4096},
+		"over the limit":  {"4096\n", "5000\n", "", 0},
+		"no limit":        {"max\n", "0\n", "", math.MaxUint64},
+		"limit is odd":    {"", "1000\n", "", math.MaxUint64},
+		"usage is absent": {"4096\n", "", "", math.MaxUint64},
 	} {
-		path := filepath.Join(t.TempDir(), "file")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
+		dir := t.TempDir()
+		for file, text := range map[string]string{"limit": test.limit, "usage": test.usage, "memory.stat": test.stat} {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if n, ok := readNumber(path); n != want.n || ok != want.ok {
-			t.Errorf("%q: got %d, %v; want %d, %v", text, n, ok, want.n, want.ok)
+		if got := headroomOf(dir, "limit", "usage", []string{"inactive_file", "active_file"}); got != test.want {
+			t.Errorf("%s: got %d, want %d", name, got, test.want)
 		}
 	}
-	if _, ok := readNumber(filepath.Join(t.TempDir(), "none")); ok {
-		t.Error("a number in a file that is not there")
-	}
-}
-
-func TestStatSum(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "memory.stat")
-	if err := os.WriteFile(path, []byte("cache 1\ninactive_file 20\nactive_file 300\ntotal_active_file 4000\nodd\nactive_file x\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got := statSum(path, []string{"inactive_file", "active_file"}); got != 320 {
-		t.Errorf("got %d, want 320", got)
-	}
-	if got := statSum(path+"x", []string{"cache"}); got != 0 {
-		t.Errorf("got %d of a file that is not there", got)
+	if got := headroomOf(filepath.Join(t.TempDir(), "none"), "limit", "usage", nil); got != math.MaxUint64 {
+		t.Errorf("no cgroup: got %d", got)
 	}
 }
 

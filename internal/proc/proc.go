@@ -74,6 +74,33 @@ func Children(pid int) (pids []int) {
 	return pids
 }
 
+// NotBelow returns those of the processes that live and are neither root nor descendants
+// of root.
+func NotBelow(root int, pids []int) ([]int, error) {
+	parent := make(map[int]int)
+	for _, pid := range pids {
+		status, err := StatusOf(pid)
+		if Ended(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		parent[pid] = status.Parent()
+	}
+	var out []int
+	for _, pid := range pids {
+		p, known := pid, true
+		for p != root && known {
+			p, known = parent[p]
+		}
+		if _, lives := parent[pid]; lives && p != root {
+			out = append(out, pid)
+		}
+	}
+	return out, nil
+}
+
 // Threads returns the threads of a process, ascending. While threads come and go
 // the listing may lack one that lives on.
 func Threads(pid int) ([]int, error) {
