@@ -83,17 +83,15 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
-	k := &checkpointing{s: s, c: c, q: sequence.New("checkpoint", c.id), read: read, images: imageDir{path: r.Path}, opts: opts}
+	k := &checkpointing{pausing: pausing{s, c, read}, q: sequence.New("checkpoint", c.id), images: imageDir{path: r.Path}, opts: opts}
 	return k.run(ctx)
 }
 
 // checkpointing is one checkpoint of a GPU container. Its steps leave their results
 // in it.
 type checkpointing struct {
-	s      *Service
-	c      *container
+	pausing
 	q      *sequence.Sequence
-	read   config.Source
 	images imageDir
 	opts   *options.CheckpointOptions
 
@@ -139,16 +137,6 @@ func (k *checkpointing) run(ctx context.Context) error {
 		return fmt.Errorf("the checkpoint in %s is complete, but the container did not go on: %w", k.images.path, stuck)
 	}
 	return nil
-}
-
-// pause pauses for a client that has not; resume undoes it.
-func (k *checkpointing) pause(ctx context.Context) (uint64, error) {
-	return 0, k.s.pauseHere(ctx, k.c, k.read)
-}
-
-func (k *checkpointing) resume(ctx context.Context) error {
-	_, err := k.s.resume(ctx, k.c)
-	return err
 }
 
 // preflight refuses what cannot work before anything is touched.

@@ -22,7 +22,7 @@ import (
 // Name is the name of the runtime in containerd.
 const Name = "io.containerd.gpuckpt.v2"
 
-// NewManager gives what starts and cleans up after this shim: runc's manager,
+// NewManager returns what starts and cleans up after this shim: runc's manager,
 // which also removes what a shim that died left of a restore.
 func NewManager() shim.Shim {
 	return shimManager{manager.NewShimManager(Name)}

@@ -88,13 +88,24 @@ func (s *Service) pause(ctx context.Context, c *container, read config.Source) (
 	return resp, errgrpc.ToNative(err)
 }
 
-// pauseHere pauses for a client that has not.
-func (s *Service) pauseHere(ctx context.Context, c *container, read config.Source) error {
-	if _, err := s.pause(ctx, c, read); err != nil {
-		return err
+// pausing is the step that pauses for a client that has not, and its undo.
+type pausing struct {
+	s    *Service
+	c    *container
+	read config.Source // of the operation
+}
+
+func (p *pausing) pause(ctx context.Context) (uint64, error) {
+	if _, err := p.s.pause(ctx, p.c, p.read); err != nil {
+		return 0, err
 	}
-	c.paused = true
-	return nil
+	p.c.paused = true
+	return 0, nil
+}
+
+func (p *pausing) resume(ctx context.Context) error {
+	_, err := p.s.resume(ctx, p.c)
+	return err
 }
 
 // lock takes the CUDA lock of a running container, if it uses CUDA.

@@ -83,7 +83,7 @@ func (want *suspension) apply(ctx context.Context, s *Service, c *container) err
 	case want.suspend && c.suspended:
 		return fmt.Errorf("the container is suspended already: %w", errdefs.ErrFailedPrecondition)
 	case want.suspend:
-		return (&suspending{s: s, c: c, parent: want.spill}).run(ctx)
+		return (&suspending{pausing: pausing{s, c, config.For(c.annotations)}, parent: want.spill}).run(ctx)
 	case c.suspended:
 		return (&resuming{s: s, c: c, gpus: want.gpus}).run(ctx)
 	case c.gpu.Phase() != gpustate.Unlocked && !c.paused && want.gpus == nil: // an unlock that failed
@@ -95,8 +95,7 @@ func (want *suspension) apply(ctx context.Context, s *Service, c *container) err
 
 // suspending is one suspension. Its steps leave their results in the container.
 type suspending struct {
-	s      *Service
-	c      *container
+	pausing
 	q      *sequence.Sequence
 	parent string // where to spill to; "" for memory
 	bytes  uint64 // of save
@@ -138,15 +137,6 @@ func (k *suspending) run(ctx context.Context) error {
 	c.gpu.Close()
 	log.G(ctx).WithFields(log.Fields{"bytes": k.bytes, "spill": spill}).Info("suspended")
 	return nil
-}
-
-func (k *suspending) pause(ctx context.Context) (uint64, error) {
-	return 0, k.s.pauseHere(ctx, k.c, config.For(k.c.annotations))
-}
-
-func (k *suspending) resume(ctx context.Context) error {
-	_, err := k.s.resume(ctx, k.c)
-	return err
 }
 
 // preflight refuses what cannot work before anything is touched.
@@ -204,8 +194,8 @@ type resuming struct {
 	move gpustate.Move // of chooseGPUs
 }
 
-// run gives a suspended container its GPUs back, step by step: those named, or the
-// ones that it had. It then runs, also if it was paused when it was suspended. On an
+// run returns a suspended container to GPUs, step by step: those named, or the ones that
+// it had. The container then runs, also if it was paused when it was suspended. On an
 // error it stays suspended, and can be resumed again.
 func (k *resuming) run(ctx context.Context) error {
 	c := k.c

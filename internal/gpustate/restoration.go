@@ -84,7 +84,7 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, o
 		return err
 	}
 	s.use(opts)
-	s.path = steeredRestore{}
+	s.path = pathBack()
 	r.metadata, r.pinned = checkpoint.Metadata, pinned
 	for i, p := range r.metadata.Processes {
 		for _, a := range p.Areas {
