@@ -112,14 +112,14 @@ bench-gpu: bench-build ## Measure real sizes on this machine's GPUs, beside the 
 		--media tmpfs,disk --disk-dir $(abspath $(OUT)) --modes exit,leave --plain --images --limit-case --write-through $(BENCHFLAGS)
 
 .PHONY: rooms
-rooms: ## Print the size and the imports of each package.
-	@go run ./hack/rooms -report
+rooms: ## Print each package's size and imports; fail where a wall is down.
+	@go run ./hack/rooms
 
 SCRIPTS = .ci/run $(addprefix hack/,bundle bundle-criu bundle-run compiler criu-source setup test versions) \
 	$(wildcard hack/*.bash hack/recipes/*.bash)
 
 .PHONY: lint
-lint: ## Run go mod tidy, go vet and golangci-lint on each module, shellcheck on the scripts.
+lint: rooms ## Run rooms, go mod tidy, go vet and golangci-lint on each module, shellcheck on the scripts.
 	@hack/setup golangci-lint shellcheck
 	@tools=$$(hack/setup --print-path); for module in $(MODULES); do \
 		echo "lint $$module"; \

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/runtime"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // containerSubject is a container, checkpointed through containerd's task API
@@ -258,8 +258,8 @@ func (s *containerSubject) cudaStep(ctx context.Context, init int, step string) 
 }
 
 // readTimeline reads the phases of the shim's last operation on the container.
-func (s *containerSubject) readTimeline() (line runtime.Timeline, err error) {
-	path := filepath.Join(s.c.Dir(), "state", "io.containerd.runtime.v2.task", s.c.Namespace(), s.k.ID, runtime.TimelineName)
+func (s *containerSubject) readTimeline() (line sequence.Timeline, err error) {
+	path := filepath.Join(s.c.Dir(), "state", "io.containerd.runtime.v2.task", s.c.Namespace(), s.k.ID, sequence.TimelineName)
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return line, fmt.Errorf("read the timeline: %w", err)

@@ -108,7 +108,7 @@ func anchors(text string) map[string]bool {
 // and none is left out.
 func TestStepsExplained(t *testing.T) {
 	texts := documents(t)
-	names := regexp.MustCompile(`(?:name|back): "([^"]+)"|q\.time\([^"]*"([^"]+)"|Phase\{Name: "([^"]+)"`)
+	names := regexp.MustCompile(`(?:Name|Back): "([^"]+)"|q\.time\([^"]*"([^"]+)"|Phase\{Name: "([^"]+)"`)
 	for file, document := range map[string]string{
 		"../runtime/checkpoint.go": "how-it-works.md", "../runtime/restore.go": "how-it-works.md", "../runtime/suspend.go": "suspend.md",
 	} {

@@ -23,10 +23,9 @@ const maxBootstrap = 10 << 20
 // Run runs the shim of a manager, whatever version the daemon is that starts it.
 //
 // A daemon before containerd 2.3 starts a shim by arguments and variables, with the
-// container's runtime options on standard input, and expects an answer in JSON. A
-// later one writes all of it to standard input (api/runtime/bootstrap), which is all
-// that package shim understands. So what an older one says is put into the newer
-// ones' words first.
+// container's runtime options on standard input, and expects an answer in JSON. A later
+// daemon writes all of this to standard input (api/runtime/bootstrap), the one form that
+// package shim reads. Run translates an older daemon's request into that form.
 func Run(ctx context.Context, manager shim.Shim) {
 	legacy, err := acceptLegacyStart(os.Args[1:])
 	if err != nil {
@@ -39,9 +38,9 @@ func Run(ctx context.Context, manager shim.Shim) {
 	shim.RunShim(ctx, manager)
 }
 
-// acceptLegacyStart says whether a daemon before 2.3 has started this shim, with
-// these arguments, and if so puts what it has said on standard input as later ones
-// do. It is false for every call but "start".
+// acceptLegacyStart reports whether a daemon before 2.3 has started this shim, with
+// these arguments. If so, it puts the daemon's request on standard input in the form of
+// later daemons. It reports false for every call but "start".
 func acceptLegacyStart(args []string) (legacy bool, err error) {
 	id, namespace, debug, ok := startArguments(args)
 	if !ok {
@@ -83,8 +82,8 @@ func startArguments(args []string) (id, namespace string, debug, ok bool) {
 	return id, namespace, debug, ok
 }
 
-// bootstrapParams reads what a daemon has written to a shim's standard input. From
-// an older one that is nothing, or the runtime options.
+// bootstrapParams reads what a daemon has written to a shim's standard input. An older
+// daemon writes nothing, or the runtime options.
 func bootstrapParams(input []byte, id, namespace string) (_ *bootapi.BootstrapParams, legacy bool, _ error) {
 	params := new(bootapi.BootstrapParams)
 	if err := proto.Unmarshal(input, params); err == nil && len(input) > 0 && params.InstanceID == id && params.Namespace == namespace {

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
@@ -84,17 +85,15 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
-	k := &checkpointing{s: s, c: c, q: newSequence("checkpoint", c.id), read: read, images: imageDir{path: r.Path}, opts: opts}
+	k := &checkpointing{pausing: pausing{s, c, read}, q: sequence.New("checkpoint", c.id), images: imageDir{path: r.Path}, opts: opts}
 	return k.run(ctx)
 }
 
 // checkpointing is one checkpoint of a GPU container. Its steps leave their results
 // in it.
 type checkpointing struct {
-	s      *Service
-	c      *container
-	q      *sequence
-	read   config.Source
+	pausing
+	q      *sequence.Sequence
 	images imageDir
 	opts   *options.CheckpointOptions
 
@@ -108,48 +107,38 @@ type checkpointing struct {
 // for CRIU, not for the disk; and who waits for the files, whose metadata comes
 // last, does not wait for the driver.
 func (k *checkpointing) run(ctx context.Context) error {
-	defer func() { k.q.save(context.WithoutCancel(ctx), k.c.bundle) }()
+	defer func() { k.q.Save(context.WithoutCancel(ctx), k.c.bundle) }()
 	clientPaused := k.c.paused
-	var begin []step
+	var begin []sequence.Step
 	if !clientPaused {
-		begin = append(begin, step{name: "pause", do: k.pause, back: "resume", undo: k.resume})
+		begin = append(begin, sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume})
 	}
 	begin = append(begin,
-		step{name: "preflight", do: k.preflight, back: "remove images", undo: k.removeImages, untilComplete: true},
-		step{name: "save GPU state", do: k.save, back: "give GPU state back", undo: k.c.gpu.RestoreInPlace},
-		step{name: "dump", do: k.dump, back: "end writing", undo: k.endWriting, untilComplete: true},
+		sequence.Step{Name: "preflight", Do: k.preflight, Back: "remove images", Undo: k.removeImages, UntilComplete: true},
+		sequence.Step{Name: "save GPU state", Do: k.save, Back: "give GPU state back", Undo: k.c.gpu.RestoreInPlace},
+		sequence.Step{Name: "dump", Do: k.dump, Back: "end writing", Undo: k.endWriting, UntilComplete: true},
 	)
-	finish := []step{
-		{name: "store GPU state", do: k.store},
-		{name: "write metadata", do: k.writeMetadata, completes: true},
+	finish := []sequence.Step{
+		{Name: "store GPU state", Do: k.store},
+		{Name: "write metadata", Do: k.writeMetadata, Completes: true},
 	}
 	var stuck, err error // stuck is that of the way back
 	if k.opts.Exit {
-		finish = append(finish, step{name: "stop", do: k.stop})
-		err = k.q.run(ctx, append(begin, finish...)...)
-	} else if err = k.q.run(ctx, begin...); err == nil {
-		stuck, err = k.q.runBeside(ctx, finish...)
+		finish = append(finish, sequence.Step{Name: "stop", Do: k.stop})
+		err = k.q.Run(ctx, append(begin, finish...)...)
+	} else if err = k.q.Run(ctx, begin...); err == nil {
+		stuck, err = k.q.RunBeside(ctx, finish...)
 	}
 	switch {
 	case err != nil:
 		if clientPaused && errors.Is(err, context.Canceled) {
 			log.G(ctx).Warnf("the client has given up its checkpoint: the container stays paused, as it was before, until somebody resumes it (ctr tasks resume %s)", k.c.id)
 		}
-		return joinBack(err, stuck)
+		return sequence.Join(err, stuck)
 	case stuck != nil:
 		return fmt.Errorf("the checkpoint in %s is complete, but the container did not go on: %w", k.images.path, stuck)
 	}
 	return nil
-}
-
-// pause pauses for a client that has not; resume undoes it.
-func (k *checkpointing) pause(ctx context.Context) (uint64, error) {
-	return 0, k.s.pauseHere(ctx, k.c, k.read)
-}
-
-func (k *checkpointing) resume(ctx context.Context) error {
-	_, err := k.s.resume(ctx, k.c)
-	return err
 }
 
 // preflight refuses what cannot work before anything is touched.
@@ -158,7 +147,7 @@ func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	if err := k.check(ctx); err != nil {
-		return 0, joinBack(err, k.images.leave())
+		return 0, sequence.Join(err, k.images.leave())
 	}
 	return 0, nil
 }
@@ -167,7 +156,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
 	}
-	if err := k.c.gpu.CheckSpace(k.images.path); err != nil {
+	if err := k.c.gpu.Preflight(k.images.path); err != nil {
 		return err
 	}
 	if err := k.c.refuseExeced(); err != nil {
@@ -180,7 +169,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
 		return err
 	}
-	k.metadata, err = k.c.gpu.Describe(k.q.began)
+	k.metadata, err = k.c.gpu.Describe(k.q.Began())
 	return err
 }
 
@@ -242,7 +231,7 @@ func (k *checkpointing) writeMetadata(context.Context) (uint64, error) {
 		return 0, nil // bystanders have no GPU state: CRIU's images are all
 	}
 	k.writer.Describe(k.metadata)
-	k.metadata.Phases = k.q.known()
+	k.metadata.Phases = k.q.Phases()
 	return 0, images.WriteMetadata(k.images.path, k.metadata)
 }
 
@@ -279,7 +268,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	watch := criu.StartWatch(ctx, false)
 	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
-		return joinBack(dumpLog.Explain(err), criu.EndAll())
+		return sequence.Join(dumpLog.Explain(err), criu.EndAll())
 	}
 	return nil
 }

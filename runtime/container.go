@@ -18,6 +18,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // container is what this service remembers of a container beyond what runc's
@@ -50,7 +51,7 @@ type container struct {
 	// suspended is set between a suspension and the resume; spill is then the
 	// directory with the GPU state, nil if that is in memory.
 	suspended bool
-	spill     *gpustate.SpillDir
+	spill     *staging.SpillDir
 	// lockErr is why Pause froze a CUDA container without its lock.
 	lockErr error
 	// restore is set when the container was created from a checkpoint.

@@ -32,7 +32,7 @@ import (
 
 // temporaryPrefix begins the names of the directories that containerd makes for
 // the images of one checkpoint, and for unpacking a checkpoint image for one
-// restore (plugins/services/tasks). The latter it never removes.
+// restore (plugins/services/tasks). containerd never removes those for a restore.
 const temporaryPrefix = "ctrd-checkpoint"
 
 // restoreDirName is the file in the bundle that names such a directory, for
@@ -157,8 +157,8 @@ func (c *container) admit(ctx context.Context, spec *specs.Spec, dump *criu.Imag
 	return nil
 }
 
-// isTemporary says whether a directory is one that containerd made for a single
-// checkpoint or restore, by its name: containerd makes it with MkdirTemp.
+// isTemporary reports whether containerd made a directory for a single checkpoint or
+// restore, by its name: containerd makes it with MkdirTemp.
 func isTemporary(dir string) bool {
 	return strings.HasPrefix(filepath.Base(filepath.Clean(dir)), temporaryPrefix)
 }

@@ -17,15 +17,19 @@
 // driver cannot take it later: a thread that is stopped in the middle of a CUDA
 // call holds what the lock waits for (docs/results, lock-probe.txt).
 //
-// Checkpoint lets only the driver's own threads run, has the driver move the
-// GPU state into the processes' memory, freezes again, and runs runc and CRIU.
-// Then the way back is gone: GPU state to the GPU, and, when the pause was the
-// checkpoint's own, thaw and unlock. A failure at any step goes the same way
-// back. So after Checkpoint, whatever it answers, the container is as it was
-// before; see checkpoint.go for the steps and restore.go for a restore's.
+// Checkpoint lets only the driver's own threads run, has the driver move the GPU
+// state into files, freezes again, and runs runc and CRIU. Then it goes back: GPU
+// state to the GPU, and, if the checkpoint has paused the container, thaw and unlock.
+// A failure at any step goes back in the same way. So after Checkpoint, whatever it
+// answers, the container is as it was before.
 //
-// A suspension takes the first half of that and stays there, without CRIU: the
-// GPUs are free for others until a Resume; see suspend.go.
+// Each operation is a sequence of steps with their undos, in a type whose fields are
+// the results of the steps: checkpointing in checkpoint.go, restoring in restore.go,
+// suspending and resuming in suspend.go. Package sequence runs them, and package
+// gpustate does what concerns the GPU.
+//
+// A suspension takes the first half of a checkpoint and stays there, without CRIU: the
+// GPUs are free for others until a Resume.
 //
 // A container without CUDA processes takes none of these steps.
 package runtime

@@ -16,13 +16,13 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // Name is the name of the runtime in containerd.
 const Name = "io.containerd.gpuckpt.v2"
 
-// NewManager gives what starts and cleans up after this shim: runc's manager,
+// NewManager returns what starts and cleans up after this shim: runc's manager,
 // which also removes what a shim that died left of a restore.
 func NewManager() shim.Shim {
 	return shimManager{manager.NewShimManager(Name)}
@@ -35,7 +35,7 @@ type shimManager struct{ shim.Shim }
 func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
 	if cwd, err := os.Getwd(); err == nil {
 		bundle := filepath.Join(filepath.Dir(cwd), id)
-		if err := gpustate.RemoveDeadSpill(bundle); err != nil {
+		if err := staging.RemoveDeadSpill(bundle); err != nil {
 			log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
 		}
 		if err := criu.EndOfDeadShim(bundle); err != nil {

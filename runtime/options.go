@@ -16,7 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
-// runcOptions gives the options of a Create request as runc's shim wants them.
+// runcOptions returns the options of a Create request as runc's shim wants them.
 //
 // A client that does not know this runtime's name sends runtimeoptions.v1
 // with a TOML file or text in place of runc's options (containerd's CRI and

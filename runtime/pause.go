@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // Pause locks the container's CUDA processes, if it has any, and freezes it.
@@ -57,7 +58,7 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	defer c.mu.Unlock()
 	ctx = c.logged(ctx)
 	if c.suspended {
-		if err := s.resumeSuspended(context.WithoutCancel(ctx), c, nil); err != nil {
+		if err := (&resuming{s: s, c: c}).run(context.WithoutCancel(ctx)); err != nil {
 			return nil, toGRPC(err)
 		}
 		return &ptypes.Empty{}, nil
@@ -87,13 +88,24 @@ func (s *Service) pause(ctx context.Context, c *container, read config.Source) (
 	return resp, errgrpc.ToNative(err)
 }
 
-// pauseHere pauses for a client that has not.
-func (s *Service) pauseHere(ctx context.Context, c *container, read config.Source) error {
-	if _, err := s.pause(ctx, c, read); err != nil {
-		return err
+// pausing is the step that pauses for a client that has not, and its undo.
+type pausing struct {
+	s    *Service
+	c    *container
+	read config.Source // of the operation
+}
+
+func (p *pausing) pause(ctx context.Context) (uint64, error) {
+	if _, err := p.s.pause(ctx, p.c, p.read); err != nil {
+		return 0, err
 	}
-	c.paused = true
-	return nil
+	p.c.paused = true
+	return 0, nil
+}
+
+func (p *pausing) resume(ctx context.Context) error {
+	_, err := p.s.resume(ctx, p.c)
+	return err
 }
 
 // lock takes the CUDA lock of a running container, if it uses CUDA.
@@ -113,7 +125,8 @@ func (c *container) lock(ctx context.Context, read config.Source) error {
 		return err
 	}
 	if c.gpu.Phase() == gpustate.Locked {
-		log.G(ctx).WithFields(log.Fields{"phase": "lock", "took": c.gpu.LockTook(), "processes": c.gpu.Processes()}).Info("phase")
+		facts := c.gpu.Facts()
+		log.G(ctx).WithFields(log.Fields{"phase": "lock", "took": facts.LockTook, "processes": facts.Processes}).Info("phase")
 	}
 	return nil
 }
@@ -130,7 +143,7 @@ func (s *Service) resume(ctx context.Context, c *container) (*ptypes.Empty, erro
 		if resp, err = s.TTRPCTaskService.Resume(ctx, &taskAPI.ResumeRequest{ID: c.id}); err != nil {
 			err = errgrpc.ToNative(err)
 			if cg, cerr := host.CgroupOf(c.pid); cerr == nil {
-				err = joinBack(err, cg.ThawIfKilled(c.pid))
+				err = sequence.Join(err, cg.ThawIfKilled(c.pid))
 			}
 			return nil, err
 		}

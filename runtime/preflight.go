@@ -17,6 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // refuseExeced refuses a container with processes that a dump would lack.
@@ -41,17 +42,17 @@ func (c *container) refuseExeced() error {
 	return nil
 }
 
-// requireLock refuses a container whose CUDA processes are not all locked. It notes
+// requireLock refuses a container whose CUDA processes are not locked. It notes
 // in the sequence how long the lock took.
-func (c *container) requireLock(q *sequence) error {
+func (c *container) requireLock(q *sequence.Sequence) error {
 	if c.lockErr != nil {
 		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
 	}
 	if c.gpu.Phase() == gpustate.Unlocked {
 		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
 	}
-	q.note(images.Phase{Name: "lock", Took: c.gpu.LockTook()})
-	return c.gpu.RefuseUnlocked()
+	q.Note(images.Phase{Name: "lock", Took: c.gpu.Facts().LockTook})
+	return nil
 }
 
 // imageDir is the directory that a checkpoint writes its images to.
@@ -97,7 +98,7 @@ func (d *imageDir) leave() error {
 	}
 	for _, e := range entries {
 		if !slices.Contains(d.had, e.Name()) && (d.had == nil || images.IsAreaFile(e.Name())) {
-			err = joinBack(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
+			err = sequence.Join(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
 		}
 	}
 	if err != nil {

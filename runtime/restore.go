@@ -17,6 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // Start starts a container or an exec'd process, or restores a container that
@@ -39,7 +40,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		}
 		return resp, err
 	}
-	resp, err := s.restore(c.logged(ctx), c, r)
+	resp, err := (&restoring{s: s, c: c, request: r}).run(c.logged(ctx))
 	if err != nil {
 		return nil, toGRPC(err)
 	}
@@ -50,9 +51,9 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 type restoring struct {
 	s       *Service
 	c       *container
-	view    config.View
 	request *taskAPI.StartRequest
 
+	view    config.View
 	gate    *criu.Gate // nil without GPU state
 	watch   *criu.Watch
 	started chan struct{} // closed when runc's Start has ended; resp and err are its results
@@ -60,32 +61,32 @@ type restoring struct {
 	err     error
 }
 
-// restore takes the steps. There is no second try with a container, so what was made
+// run takes the steps. There is no second try with a container, so what was made
 // for the restore goes in any case: CRIU has read everything it needs when it returns.
-func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
-	q := newSequence("restore", c.id)
-	view, err := c.config()
+func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err error) {
+	c := k.c
+	q := sequence.New("restore", c.id)
+	k.view, err = c.config()
 	if err != nil {
 		return nil, err
 	}
-	settings, err := c.criuSettings(view)
+	settings, err := c.criuSettings(k.view)
 	if err != nil {
 		return nil, err
 	}
 	if err := settings.Write(ctx, criu.Shim{}); err != nil {
 		return nil, err
 	}
-	defer func() { q.save(context.WithoutCancel(ctx), c.bundle) }()
+	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
 	defer c.restore.close()
 	if err := c.restore.reopen(); err != nil {
 		return nil, err
 	}
-	k := &restoring{s: s, c: c, view: view, request: r, started: make(chan struct{})}
-	steps := []step{
-		{name: "restore processes", do: k.restoreProcesses, back: "kill", undo: k.kill},
-		{name: "watch cgroup", do: k.watchCgroup},
-		{name: "device nodes", do: k.fixNodes},
+	steps := []sequence.Step{
+		{Name: "restore processes", Do: k.restoreProcesses, Back: "kill", Undo: k.kill},
+		{Name: "watch cgroup", Do: k.watchCgroup},
+		{Name: "device nodes", Do: k.fixNodes},
 	}
 	if gpu := c.restore.gpu; gpu != nil {
 		if k.gate, err = criu.ListenGate(settings.PluginDir()); err != nil {
@@ -93,16 +94,16 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 		}
 		defer k.gate.Close()
 		// Before there is a process that could change anything.
-		if err := gpu.Load(ctx, c.restore.checkpoint, k.gate, c.gpuOptions(view.Node)); err != nil {
+		if err := gpu.Load(ctx, c.restore.checkpoint, k.gate, c.gpuOptions(k.view.Node)); err != nil {
 			return nil, err
 		}
 		steps = append(steps,
-			step{name: "map GPU state", do: gpu.Map},
-			step{name: "restore GPU state", do: gpu.Restore},
-			step{name: "open the gate", do: k.openGate},
+			sequence.Step{Name: "map GPU state", Do: gpu.Map},
+			sequence.Step{Name: "restore GPU state", Do: gpu.Restore},
+			sequence.Step{Name: "open the gate", Do: k.openGate},
 		)
 	}
-	if err := q.run(ctx, steps...); err != nil {
+	if err := q.Run(ctx, steps...); err != nil {
 		return nil, err
 	}
 	return k.resp, nil
@@ -112,7 +113,7 @@ func (s *Service) restore(ctx context.Context, c *container, r *taskAPI.StartReq
 // has restored them and holds each of their threads; else when they run. CRIU is not given up
 // once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
-	k.watch = criu.StartWatch(ctx, true)
+	k.watch, k.started = criu.StartWatch(ctx, true), make(chan struct{})
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
 		defer close(k.started)
@@ -131,7 +132,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		if rerr := k.awaitRunc(); rerr != nil {
 			return 0, rerr // which is why CRIU's plugin did not come
 		}
-		return 0, joinBack(err, k.s.kill(context.WithoutCancel(ctx), k.c))
+		return 0, sequence.Join(err, k.s.kill(context.WithoutCancel(ctx), k.c))
 	}
 	k.c.pid = pid
 	return sizeOf(k.c.restore.dir)
@@ -140,11 +141,10 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 // awaitRunc waits until runc and CRIU have ended. On an error nothing of the container is left.
 func (k *restoring) awaitRunc() error {
 	<-k.started
-	err := k.watch.Stop(errgrpc.ToNative(k.err))
-	if err != nil {
+	if err := k.watch.Stop(errgrpc.ToNative(k.err)); err != nil {
 		k.c.pid = 0
 		restoreLog := criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id)
-		return joinBack(restoreLog.Explain(err), k.c.removeHalf(k.watch))
+		return sequence.Join(restoreLog.Explain(err), k.c.removeHalf(k.watch))
 	}
 	k.c.pid = int(k.resp.Pid)
 	return nil
@@ -171,8 +171,7 @@ func (k *restoring) kill(ctx context.Context) error {
 	}
 	k.gate.Close()
 	<-k.started
-	err := k.watch.Stop(errgrpc.ToNative(k.err))
-	if err == nil {
+	if err := k.watch.Stop(errgrpc.ToNative(k.err)); err == nil {
 		return k.s.kill(ctx, k.c)
 	}
 	k.c.pid = 0
@@ -232,5 +231,5 @@ func (c *container) removeHalf(watch *criu.Watch) error {
 		}
 		return cg.Pids()
 	}
-	return joinBack(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState))
+	return sequence.Join(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState))
 }

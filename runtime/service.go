@@ -71,19 +71,18 @@ func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
 	return nil
 }
 
-// container gives what is known of a container; nil for one that was never
-// created here, about which runc's service has the right error.
+// container returns what is known of a container; nil for one that was never created
+// here. runc's service has the right error for that.
 func (s *Service) container(id string) *container {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.containers[id]
 }
 
-// reap starts a command under the shim's reaper, which takes the exit status
-// of every child of the shim: exec.Cmd's own Wait would find none. It tells all who
-// have subscribed of each, and when one has not listened for 32 of them each
-// takes it a second (containerd, pkg/sys/reaper). A command may live for days, so
-// what is not for it is heard at once.
+// reap starts a command under the shim's reaper, which takes the exit status of every
+// child of the shim: exec.Cmd's own Wait would find none. The reaper sends each exit to
+// all subscribers, and waits a second for one that has not read the last 32 (containerd,
+// pkg/sys/reaper). A command may live for days, so its subscription is always read.
 func reap(cmd *exec.Cmd) (wait func() (int, error), err error) {
 	exits, err := reaper.Default.Start(cmd)
 	if err != nil {
@@ -101,7 +100,7 @@ func reap(cmd *exec.Cmd) (wait func() (int, error), err error) {
 	}()
 	return func() (int, error) {
 		status := <-ended
-		_ = cmd.Wait() // for what it printed: of its end Go does not hear
+		_ = cmd.Wait() // for the command's output; its exit status was reaped elsewhere
 		// Its descriptor (pidfd) would stay open until the garbage collector came by.
 		_ = cmd.Process.Release()
 		return status, nil

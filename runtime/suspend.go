@@ -19,6 +19,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // A suspended container is locked and frozen, and its GPU state is saved as for a
@@ -81,9 +83,9 @@ func (want *suspension) apply(ctx context.Context, s *Service, c *container) err
 	case want.suspend && c.suspended:
 		return fmt.Errorf("the container is suspended already: %w", errdefs.ErrFailedPrecondition)
 	case want.suspend:
-		return s.suspend(ctx, c, want.spill)
+		return (&suspending{pausing: pausing{s, c, config.For(c.annotations)}, parent: want.spill}).run(ctx)
 	case c.suspended:
-		return s.resumeSuspended(ctx, c, want.gpus)
+		return (&resuming{s: s, c: c, gpus: want.gpus}).run(ctx)
 	case c.gpu.Phase() != gpustate.Unlocked && !c.paused && want.gpus == nil: // an unlock that failed
 		_, err := s.resume(ctx, c)
 		return err
@@ -93,15 +95,15 @@ func (want *suspension) apply(ctx context.Context, s *Service, c *container) err
 
 // suspending is one suspension. Its steps leave their results in the container.
 type suspending struct {
-	s      *Service
-	c      *container
-	q      *sequence
+	pausing
+	q      *sequence.Sequence
 	parent string // where to spill to; "" for memory
 	bytes  uint64 // of save
 }
 
-// suspend takes a container off its GPUs, step by step. It may run or be paused.
-func (s *Service) suspend(ctx context.Context, c *container, spill string) error {
+// run takes the container off its GPUs, step by step. It may run or be paused.
+func (k *suspending) run(ctx context.Context) error {
+	c, spill := k.c, k.parent
 	gpu, err := c.hasGPU()
 	if err != nil {
 		return err
@@ -110,25 +112,25 @@ func (s *Service) suspend(ctx context.Context, c *container, spill string) error
 		return fmt.Errorf("no process of the container uses CUDA: to stop it, pause it: %w", errdefs.ErrFailedPrecondition)
 	}
 	if spill != "" {
-		if err := gpustate.CheckSpillParent(spill); err != nil {
+		if err := staging.CheckSpillParent(spill); err != nil {
 			return err
 		}
 	}
-	k := &suspending{s: s, c: c, q: newSequence("suspend", c.id), parent: spill}
-	defer func() { k.q.save(ctx, c.bundle) }()
-	var steps []step
+	k.q = sequence.New("suspend", c.id)
+	defer func() { k.q.Save(ctx, c.bundle) }()
+	var steps []sequence.Step
 	if !c.paused {
-		steps = append(steps, step{name: "pause", do: k.pause, back: "resume", undo: k.resume})
+		steps = append(steps, sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume})
 	}
-	steps = append(steps, step{name: "preflight", do: k.preflight})
+	steps = append(steps, sequence.Step{Name: "preflight", Do: k.preflight})
 	if spill != "" {
-		steps = append(steps, step{name: "make spill directory", do: k.makeSpillDir, back: "remove spill directory", undo: k.removeSpillDir})
+		steps = append(steps, sequence.Step{Name: "make spill directory", Do: k.makeSpillDir, Back: "remove spill directory", Undo: k.removeSpillDir})
 	}
-	steps = append(steps, step{name: "save GPU state", do: k.save, back: "give GPU state back", undo: c.gpu.RestoreInPlace})
+	steps = append(steps, sequence.Step{Name: "save GPU state", Do: k.save, Back: "give GPU state back", Undo: c.gpu.RestoreInPlace})
 	if spill != "" {
-		steps = append(steps, step{name: "spill", do: k.spill})
+		steps = append(steps, sequence.Step{Name: "spill", Do: k.spill})
 	}
-	if err := k.q.run(ctx, steps...); err != nil {
+	if err := k.q.Run(ctx, steps...); err != nil {
 		return err
 	}
 	c.suspended = true
@@ -137,25 +139,16 @@ func (s *Service) suspend(ctx context.Context, c *container, spill string) error
 	return nil
 }
 
-func (k *suspending) pause(ctx context.Context) (uint64, error) {
-	return 0, k.s.pauseHere(ctx, k.c, config.For(k.c.annotations))
-}
-
-func (k *suspending) resume(ctx context.Context) error {
-	_, err := k.s.resume(ctx, k.c)
-	return err
-}
-
 // preflight refuses what cannot work before anything is touched.
 func (k *suspending) preflight(context.Context) (uint64, error) {
 	if err := k.c.requireLock(k.q); err != nil {
 		return 0, err
 	}
-	return 0, k.c.gpu.CheckSpace(k.parent)
+	return 0, k.c.gpu.Preflight(k.parent)
 }
 
 func (k *suspending) makeSpillDir(context.Context) (_ uint64, err error) {
-	k.c.spill, err = gpustate.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id, k.c.bundle)
+	k.c.spill, err = staging.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id, k.c.bundle)
 	return 0, err
 }
 
@@ -201,24 +194,24 @@ type resuming struct {
 	move gpustate.Move // of chooseGPUs
 }
 
-// resumeSuspended gives a suspended container its GPUs back, step by step:
-// those named, or the ones that it had. It then runs, also if it was paused when
-// it was suspended. On an error it stays suspended, and can be resumed again.
-func (s *Service) resumeSuspended(ctx context.Context, c *container, gpus []string) error {
-	q := newSequence("resume", c.id)
-	defer func() { q.save(ctx, c.bundle) }()
+// run returns a suspended container to GPUs, step by step: those named, or the ones that
+// it had. The container then runs, also if it was paused when it was suspended. On an
+// error it stays suspended, and can be resumed again.
+func (k *resuming) run(ctx context.Context) error {
+	c := k.c
+	q := sequence.New("resume", c.id)
+	defer func() { q.Save(ctx, c.bundle) }()
 	defer func() {
 		if c.suspended {
 			c.gpu.Close()
 		}
 	}()
-	k := &resuming{s: s, c: c, gpus: gpus}
-	return q.run(ctx,
-		step{name: "choose GPUs", do: k.chooseGPUs},
-		step{name: "check spill", do: c.gpu.CheckSpilled},
-		step{name: "give access", do: k.grant, back: "take access away", undo: k.revoke, untilComplete: true},
-		step{name: "give GPU state back", do: k.restoreInPlace, completes: true},
-		step{name: "thaw and unlock", do: k.goOn},
+	return q.Run(ctx,
+		sequence.Step{Name: "choose GPUs", Do: k.chooseGPUs},
+		sequence.Step{Name: "check spill", Do: c.gpu.CheckSpilled},
+		sequence.Step{Name: "give access", Do: k.grant, Back: "take access away", Undo: k.revoke, UntilComplete: true},
+		sequence.Step{Name: "give GPU state back", Do: k.restoreInPlace, Completes: true},
+		sequence.Step{Name: "thaw and unlock", Do: k.goOn},
 	)
 }
 
@@ -236,7 +229,7 @@ func (k *resuming) revoke(context.Context) error {
 }
 
 func (k *resuming) restoreInPlace(ctx context.Context) (uint64, error) {
-	bytes := k.c.gpu.AreaBytes()
+	bytes := k.c.gpu.Facts().AreaBytes
 	if err := k.c.gpu.RestoreInPlace(ctx); err != nil {
 		return 0, fmt.Errorf("the container stays suspended (resume it again to retry): %w", err)
 	}

@@ -53,7 +53,7 @@ the container is as it was before, and there is no image.`,
 				if made.Running {
 					state = fmt.Sprintf("the container runs on, it was paused for %.2f s", made.PausedSeconds)
 				}
-				_, err := fmt.Fprintf(w, "%s@%s\n%s of GPU state; %s stored, of which %s were there already; %.2f s; %s\n",
+				_, err := fmt.Fprintf(w, "%s@%s\n%s of GPU state; layers of %s, %s of it reused; %.2f s; %s\n",
 					made.Image, made.Digest, units.BytesSize(float64(made.GPUBytes)), units.BytesSize(float64(made.Bytes)), units.BytesSize(float64(made.ReusedBytes)), made.SecondsOverall, state)
 				return err
 			})

@@ -101,7 +101,7 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 	return d.print(cmd.OutOrStdout(), made, func(w io.Writer) (err error) {
 		switch {
 		case made.Built:
-			_, err = fmt.Fprintf(w, "%s@%s\n%s of GPU state; %s stored, of which %s were there already\n",
+			_, err = fmt.Fprintf(w, "%s@%s\n%s of GPU state; layers of %s, %s of it reused\n",
 				made.Destination, made.Digest, units.BytesSize(float64(made.GPUBytes)), units.BytesSize(float64(made.Bytes)), units.BytesSize(float64(made.ReusedBytes)))
 		case made.Digest != "":
 			_, err = fmt.Fprintf(w, "%s@%s\n", made.Destination, made.Digest)

@@ -44,7 +44,7 @@ type transferAnswer struct {
 
 func (a *transferAnswer) words(verb string) func(io.Writer) error {
 	return func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "%s@%s\n%s %s of %s, %s were there already; %.2f s\n",
+		_, err := fmt.Fprintf(w, "%s@%s\n%s %s of %s, %s reused; %.2f s\n",
 			a.Image, a.Digest, units.BytesSize(float64(a.Moved)), verb, units.BytesSize(float64(a.Bytes)), units.BytesSize(float64(a.Reused)), a.Seconds)
 		return err
 	}

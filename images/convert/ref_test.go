@@ -62,8 +62,8 @@ func TestParseRef(t *testing.T) {
 		}
 	}
 	for arg, word := range map[string]string{
-		"job":                         "no full name",
-		"containerd:job":              "no full name",
+		"job":                         "not a full image name",
+		"containerd:job":              "not a full image name",
 		"./nothing":                   "no such file",
 		"./new.tar":                   "oci-archive:./new.tar",
 		"new.tar":                     "oci-archive:new.tar",

@@ -52,7 +52,7 @@ func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store
 func CheckName(name string) error {
 	spec, err := reference.Parse(name)
 	if err != nil || spec.Object == "" {
-		return fmt.Errorf("%q is no full name of an image, such as example.com/job:1", name)
+		return fmt.Errorf("%q is not a full image name such as example.com/job:1", name)
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/gpuckpt/gpuckpt/runtime"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // Bundle is the directory of the shim of the container of that id.
@@ -21,9 +21,9 @@ func (c *Containerd) Bundle(id string) string {
 // Timeline reads the phases of the last checkpoint or restore of the container
 // of that id, which the shim leaves in the bundle and which go with it. The error
 // is fs.ErrNotExist when there was none.
-func (c *Containerd) Timeline(id string) (runtime.Timeline, error) {
-	var line runtime.Timeline
-	path := filepath.Join(c.Bundle(id), runtime.TimelineName)
+func (c *Containerd) Timeline(id string) (sequence.Timeline, error) {
+	var line sequence.Timeline
+	path := filepath.Join(c.Bundle(id), sequence.TimelineName)
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return line, fmt.Errorf("read the timeline: %w", err)

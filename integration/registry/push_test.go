@@ -238,7 +238,7 @@ func TestPushRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	fails(t, shared, nil, []string{"gpuckpt image convert"}, "image", "push", stock)
-	fails(t, shared, nil, []string{"no full name"}, "image", "push", "job")
+	fails(t, shared, nil, []string{"not a full image name"}, "image", "push", "job")
 	fails(t, shared, nil, []string{"there is no image"}, "image", "push", s.ref("nothing:1"))
 	fails(t, shared, nil, []string{"not found"}, "image", "pull", s.ref("nothing:1"))
 }

@@ -16,83 +16,56 @@ import (
 
 // A bystander is a process with files of a GPU and without CUDA state: a child that was
 // forked after CUDA began, or a user of NVML alone. The driver does not checkpoint it, and
-// CRIU dumps its files by gpuckpt's plugin. traces is what would change if it began to use
-// CUDA: its mappings of the GPU's files.
+// CRIU dumps its files by gpuckpt's plugin.
 type bystander struct {
-	pid    int
-	traces string
+	pid int
+	// mapped is where the process has files of NVIDIA's devices mapped. It changes when the
+	// process begins to use CUDA.
+	mapped string
 }
 
-// noteBystanders notes the candidates that the driver calls no CUDA processes.
-func (s *State) noteBystanders(candidates []int) error {
-	s.bystanders = nil
-	for _, pid := range candidates {
-		if s.isLocked(pid) {
+// bystandersAmong returns the bystanders among pids.
+func (l *locked) bystandersAmong(pids []int) (all []bystander, err error) {
+	for _, pid := range pids {
+		if slices.ContainsFunc(l.procs, func(p cuda.Process) bool { return p.PID.Host == pid }) {
 			continue
 		}
 		holds, err := cuda.HoldsDevice(pid)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if !holds {
 			continue
 		}
-		traces, err := gpuMappings(pid)
+		mappings, err := proc.Maps(pid)
 		if proc.Ended(err) {
 			continue
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		s.bystanders = append(s.bystanders, bystander{pid, traces})
-	}
-	return nil
-}
-
-// gpuMappings returns where a process has files of NVIDIA's devices mapped.
-func gpuMappings(pid int) (string, error) {
-	mappings, err := proc.Maps(pid)
-	if err != nil {
-		return "", err
-	}
-	var b strings.Builder
-	for _, m := range mappings {
-		if strings.HasPrefix(m.Path, "/dev/nvidia") {
-			fmt.Fprintf(&b, "%x-%x ", m.Start, m.End)
+		var mapped strings.Builder
+		for _, m := range mappings {
+			if strings.HasPrefix(m.Path, "/dev/nvidia") {
+				fmt.Fprintf(&mapped, "%x-%x ", m.Start, m.End)
+			}
 		}
+		all = append(all, bystander{pid, mapped.String()})
 	}
-	return b.String(), nil
+	return all, nil
 }
 
-func (s *State) isLocked(pid int) bool {
-	return slices.ContainsFunc(s.procs, func(p cuda.Process) bool { return p.PID.Host == pid })
-}
-
-// RefuseUnlocked refuses a process with files of a GPU that the lock did not see: a program
+// refuseUnlocked refuses a process with files of a GPU that the lock did not see: a program
 // that began to use CUDA, or a child that was forked, between the lock and the freeze.
-func (s *State) RefuseUnlocked() error {
-	may, err := s.Candidates()
+func (l *locked) refuseUnlocked(candidates []int) error {
+	now, err := l.bystandersAmong(candidates)
 	if err != nil {
 		return err
 	}
-	for _, pid := range may {
-		if s.isLocked(pid) {
-			continue
-		}
-		holds, err := cuda.HoldsDevice(pid)
-		if err != nil {
-			return err
-		}
-		if !holds {
-			continue
-		}
-		traces, err := gpuMappings(pid)
-		if err != nil {
-			return err
-		}
-		if !slices.Contains(s.bystanders, bystander{pid, traces}) {
+	for _, b := range now {
+		if !slices.Contains(l.bystanders, b) {
 			return fmt.Errorf("process %s began to use a GPU while the container was being paused, and is not locked: resume the container and try again: %w",
-				proc.Describe(pid), errdefs.ErrFailedPrecondition)
+				proc.Describe(b.pid), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil

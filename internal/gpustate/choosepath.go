@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -31,7 +32,7 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 	}
 	steers := node.Steer && steer.CanSteer
 	through := node.WhenShort == config.WriteThrough && (short != "" || !known)
-	possible := dir != "" && steers && !onMemory(dir)
+	possible := dir != "" && steers && !staging.OnMemory(dir)
 	switch {
 	case through && possible:
 		window, err := chooseWindow(node, room, procs)
@@ -47,11 +48,15 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 		return nil, fmt.Errorf("%s, and %s is on a tmpfs, which is memory as well: free some, or choose a directory on a disk: %w", short, dir, errdefs.ErrResourceExhausted)
 	case !steers:
 		return driverAlone{}, nil
-	case dir != "" && onMemory(dir):
+	case dir != "" && staging.OnMemory(dir):
 		return imageFile{}, nil
 	}
 	return memoryFirst{}, nil
 }
+
+// pathBack returns the way that the state of a checkpoint takes into a new container:
+// one that reads what every data path's Store leaves, files among the images.
+func pathBack() DataPath { return steeredRestore{} }
 
 // memoryShort returns in words that memory is too short for state of that size, ""
 // if it is not, and how much there is.
@@ -69,7 +74,7 @@ func memoryShort(node config.Staging, state uint64) (short string, room uint64, 
 	cgroup := ""
 	if node.Cgroup != "" {
 		cgroup = "/" + node.Cgroup
-		if _, err := makeCgroup(node); err != nil && node.MemoryLimit > 0 {
+		if _, err := host.MakeMemoryCgroup(cgroup, node.MemoryLimit); err != nil && node.MemoryLimit > 0 {
 			return "", 0, fmt.Errorf("limit staging memory: %w", err)
 		}
 	}
@@ -103,3 +108,6 @@ func chooseWindow(node config.Staging, room uint64, procs []cuda.Process) (uint6
 	}
 	return window, nil
 }
+
+// size words a number of bytes.
+func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }

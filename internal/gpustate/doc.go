@@ -18,7 +18,7 @@
 //
 //	  - Unlocked: the processes run, or there are none. Lock and Prepare are legal.
 //	  - Locked: the processes' CUDA calls block, and their work on GPUs is done. The
-//	    GPUs hold the state. CheckSpace, Describe, Save and Unlock are legal.
+//	    GPUs hold the state. Preflight, Describe, Save and Unlock are legal.
 //	  - Saved: the driver has checkpointed the processes. Their state is in areas:
 //	    ranges of addresses whose bytes the State holds in files, or, for what the
 //	    data path has left to the driver, in memory of the processes. Store, Spill
@@ -40,7 +40,7 @@
 // processes, which later calls start again; Forget also gives up the state itself.
 //
 // A DataPath is the way that the state takes out of the processes and back. A
-// State chooses one in CheckSpace (choosePath). It is the only choice: no code
+// State chooses one in Preflight (choosePath). It is the only choice: no code
 // outside of a data path's own file asks which one is in use.
 //
 // The calls of one State take turns: its owner sees to that. Only the container

@@ -17,32 +17,62 @@ import (
 // 100 MB of memory meanwhile.
 const helperIdle = 30 * time.Second
 
-// helpers keeps a CUDA helper for as long as it is needed. The timer that ends an
-// idle helper fires between the State's calls, hence the mutex.
+// helpers starts CUDA helpers, and keeps one outside of the container for as long as
+// it is needed. The timer that ends an idle helper fires between the State's calls,
+// hence the mutex.
 type helpers struct {
-	mu     sync.Mutex
-	helper *cuda.Helper // nil if none runs
-	idle   *time.Timer  // nil while the helper is in use
+	run  Run
+	path string // of the helper program
+	// visible are the UUIDs of the GPUs that the driver brings up; nil for all.
+	visible []string
+
+	mu   sync.Mutex
+	kept *cuda.Helper // nil if none runs
+	idle *time.Timer  // nil while the helper is in use
 }
 
-// ensure returns a helper that stays until idleAfter or close. start starts one if
-// there is none, or if the one there has died.
-func (k *helpers) ensure(start func() (*cuda.Helper, error)) (*cuda.Helper, error) {
+// asking is how a helper outside of the container is asked for the GPUs.
+type asking func(*cuda.Helper, context.Context) (cuda.Info, error)
+
+// begin starts a helper in place of the one that is kept, and asks it for the GPUs.
+func (k *helpers) begin(ctx context.Context, ask asking) (*cuda.Helper, cuda.Info, error) {
+	k.close()
+	helper, info, err := k.startOutside(ctx, k.visible, ask)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.stopIdle()
-	if k.helper != nil {
-		if k.helper.Alive() {
-			return k.helper, nil
-		}
-		k.end()
-	}
-	var err error
-	k.helper, err = start()
-	return k.helper, err
+	k.kept = helper
+	return helper, info, err
 }
 
-// idleAfter ends the helper in a while, unless ensure is called before.
+// get returns a helper that stays until idleAfter or close: the one that is kept, or
+// a fresh one if there is none or it has died.
+func (k *helpers) get(ctx context.Context) (*cuda.Helper, error) {
+	k.mu.Lock()
+	k.stopIdle()
+	helper := k.kept
+	k.mu.Unlock()
+	if helper != nil && helper.Alive() {
+		return helper, nil
+	}
+	helper, _, err := k.begin(ctx, (*cuda.Helper).Info)
+	return helper, err
+}
+
+// allGPUs lists the GPUs of the node, also those that were not to be brought up.
+func (k *helpers) allGPUs(ctx context.Context) ([]cuda.GPU, error) {
+	if k.visible != nil {
+		k.close()
+		k.visible = nil
+	}
+	helper, err := k.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	info, err := helper.Info(ctx)
+	return info.GPUs, err
+}
+
+// idleAfter ends the helper in a while, unless get is called before.
 func (k *helpers) idleAfter(wait time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -52,7 +82,6 @@ func (k *helpers) idleAfter(wait time.Duration) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if k.idle == idle { // else somebody uses the helper again
-			k.idle = nil
 			k.end()
 		}
 	})
@@ -75,10 +104,37 @@ func (k *helpers) stopIdle() {
 }
 
 func (k *helpers) end() {
-	if k.helper != nil {
-		closeAsync(k.helper)
-		k.helper = nil
+	k.idle = nil
+	if k.kept != nil {
+		closeAsync(k.kept)
+		k.kept = nil
 	}
+}
+
+// start starts a helper that is not kept.
+func (k *helpers) start(ctx context.Context, opts cuda.Options) (*cuda.Helper, error) {
+	opts.Path, opts.Run = k.path, k.run
+	return cuda.Start(ctx, opts)
+}
+
+// startOutside starts a helper that brings up these GPUs only, and asks it for them.
+// If the driver cannot bring these up alone, as with a partitioned GPU, it brings up
+// all (nil).
+func (k *helpers) startOutside(ctx context.Context, visible []string, ask asking) (*cuda.Helper, cuda.Info, error) {
+	helper, err := k.start(ctx, cuda.Options{Visible: visible})
+	if err != nil {
+		return nil, cuda.Info{}, err
+	}
+	info, err := ask(helper, ctx)
+	if visible != nil && ctx.Err() == nil && (err != nil || len(info.GPUs) < len(visible)) {
+		closeAsync(helper)
+		return k.startOutside(ctx, nil, ask)
+	}
+	if err != nil {
+		closeAsync(helper)
+		return nil, cuda.Info{}, err
+	}
+	return helper, info, nil
 }
 
 // closeAsync ends a helper and does not wait for its end: the driver takes 0.1 to
@@ -100,39 +156,4 @@ func visibleGPUs(proc string, request cdi.Request) []string {
 		return nil // all of them, which only takes longer
 	}
 	return uuids
-}
-
-// startHelper starts a helper as the node is configured.
-func (s *State) startHelper(ctx context.Context, opts cuda.Options) (*cuda.Helper, error) {
-	opts.Path, opts.Run = s.opts.Config.Helper, s.run
-	return cuda.Start(ctx, opts)
-}
-
-// startHost starts a helper outside of the container that brings up the GPUs of
-// these UUIDs only, and asks it for them by ask. If the driver cannot bring these
-// up alone, as with a partitioned GPU, it brings up all (nil).
-func (s *State) startHost(ctx context.Context, visible []string, ask func(*cuda.Helper, context.Context) (cuda.Info, error)) (*cuda.Helper, cuda.Info, error) {
-	helper, err := s.startHelper(ctx, cuda.Options{Visible: visible})
-	if err != nil {
-		return nil, cuda.Info{}, err
-	}
-	info, err := ask(helper, ctx)
-	if visible != nil && ctx.Err() == nil && (err != nil || len(info.GPUs) < len(visible)) {
-		closeAsync(helper)
-		return s.startHost(ctx, nil, ask)
-	}
-	if err != nil {
-		closeAsync(helper)
-		return nil, cuda.Info{}, err
-	}
-	return helper, info, nil
-}
-
-// helper returns a helper outside of the container that stays until it is idle or
-// closed.
-func (s *State) helper(ctx context.Context) (*cuda.Helper, error) {
-	return s.helpers.ensure(func() (*cuda.Helper, error) {
-		helper, _, err := s.startHost(ctx, s.opts.Visible, (*cuda.Helper).Info)
-		return helper, err
-	})
 }

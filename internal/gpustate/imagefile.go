@@ -6,8 +6,6 @@ package gpustate
 import (
 	"context"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
@@ -28,13 +26,4 @@ func (imageFile) Store(_ context.Context, worker *staging.Digester, areas []Area
 		files[i].Punch = !stays
 	}
 	return worker.Digest(files)
-}
-
-// onMemory reports whether a directory is on a file system whose files are memory.
-func onMemory(dir string) bool {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return false
-	}
-	return st.Type == unix.TMPFS_MAGIC || st.Type == unix.HUGETLBFS_MAGIC
 }

@@ -40,7 +40,7 @@ func (s *State) ChooseGPUs(ctx context.Context, names []string) (Move, error) {
 	had := s.had()
 	move, onto := Move{Had: had}, had
 	if names != nil {
-		all, err := s.allGPUs(ctx)
+		all, err := s.helpers.allGPUs(ctx)
 		if err != nil {
 			return Move{}, err
 		}
@@ -51,54 +51,22 @@ func (s *State) ChooseGPUs(ctx context.Context, names []string) (Move, error) {
 			return Move{}, fmt.Errorf("the container had %d GPUs, %s: name as many, not %d: %w", len(had), listGPUs(had), len(onto), errdefs.ErrInvalidArgument)
 		}
 	}
-	pairs, err := s.pairOnto(ctx, had, onto)
+	helper, err := s.helpers.get(ctx)
+	if err != nil {
+		return Move{}, err
+	}
+	seen := s.seen(s.opts.Request)
+	pairs, err := s.pairOnto(ctx, helper, had, onto, seen)
 	if err != nil || cdi.IsIdentity(pairs) {
 		return move, err
 	}
 	s.onto = pairs
 	// A helper in the container's namespaces is not asked what the container has: its
 	// cgroup keeps it from no GPU, and NVIDIA's library makes the nodes that it misses.
-	if move.Grant = without(onto, s.seen()); move.Grant != nil { // else it keeps what it has
+	if move.Grant = without(onto, seen); move.Grant != nil { // else it keeps what it has
 		move.Revoke = without(had, onto)
 	}
 	return move, nil
-}
-
-// had returns the GPUs that the processes had open when they were locked, in CUDA's
-// order.
-func (s *State) had() (had []cuda.GPU) {
-	for _, d := range s.info.GPUs {
-		if slices.ContainsFunc(s.procs, func(p cuda.Process) bool { return slices.Contains(p.GPUs, d.Minor) }) {
-			had = append(had, d)
-		}
-	}
-	return had
-}
-
-// seen returns the GPUs that the processes could open, used or not.
-func (s *State) seen() (seen []cuda.GPU) {
-	had := uuidsOf(s.had())
-	for _, d := range s.info.GPUs {
-		if s.opts.Request.Grants(cdi.GPU{Minor: d.Minor}) || slices.Contains(had, d.UUID) {
-			seen = append(seen, d)
-		}
-	}
-	return seen
-}
-
-// allGPUs lists the GPUs of the node, also those that the helper so far was not
-// to bring up.
-func (s *State) allGPUs(ctx context.Context) ([]cuda.GPU, error) {
-	if s.opts.Visible != nil {
-		s.helpers.close()
-		s.opts.Visible = nil
-	}
-	helper, err := s.helper(ctx)
-	if err != nil {
-		return nil, err
-	}
-	info, err := helper.Info(ctx)
-	return info.GPUs, err
 }
 
 func uuidsOf(gpus []cuda.GPU) (uuids []string) {
@@ -146,22 +114,18 @@ func listGPUs(gpus []cuda.GPU) string {
 	return strings.Join(names, ", ")
 }
 
-// pairOnto returns where the state of each GPU goes: from those that the container
-// had to onto, in their order, and from those that it only saw to what is left. The
+// pairOnto returns where the state of each GPU goes: from those that the processes
+// had to onto, in their order, and from those that they only saw to what is left. The
 // driver wants a pair for each that was seen (docs/gpus.md). It refuses GPUs that
 // cannot take the state: of another model, or without room.
-func (s *State) pairOnto(ctx context.Context, had, onto []cuda.GPU) ([]cdi.Pair, error) {
-	helper, err := s.helper(ctx)
-	if err != nil {
-		return nil, err
-	}
-	need, decided := s.requirement(had, onto)
+func (l *locked) pairOnto(ctx context.Context, helper *cuda.Helper, had, onto, seen []cuda.GPU) ([]cdi.Pair, error) {
+	need, decided := l.requirement(had, onto, seen)
 	pairs, err := cdi.PairWhenFree(ctx, need, decided, func(ctx context.Context) ([]cdi.GPU, error) {
 		survey, err := helper.Survey(ctx)
 		if err != nil {
 			log.G(ctx).WithError(err).Warn("whether the GPUs have room is not known")
 		}
-		return surveyed(slices.Concat(onto, without(s.seen(), onto)), survey), nil
+		return surveyed(slices.Concat(onto, without(seen, onto)), survey), nil
 	})
 	if errors.Is(err, cdi.ErrPairs) {
 		return nil, fmt.Errorf("%w: the container stays suspended; resume it again afterwards: %w", err, errdefs.ErrFailedPrecondition)
@@ -171,18 +135,18 @@ func (s *State) pairOnto(ctx context.Context, had, onto []cuda.GPU) ([]cdi.Pair,
 
 // requirement returns what the state needs of the GPUs that it is to go to, and, in
 // the form of cdi.PairsAnnotation, which goes where.
-func (s *State) requirement(had, onto []cuda.GPU) (need cdi.Requirement, decided string) {
+func (l *locked) requirement(had, onto, seen []cuda.GPU) (need cdi.Requirement, decided string) {
 	var pairs []string
 	for i, d := range had {
-		bytes := s.use.byGPU[d.UUID]
+		bytes := l.use.byGPU[d.UUID]
 		if bytes == 0 && len(had) == 1 {
-			bytes = bytesOf(s.areas) // NVML does not tell everywhere
+			bytes = bytesOf(l.areas) // NVML does not tell everywhere
 		}
 		need.GPUs = append(need.GPUs, gpuOf(d))
 		need.Processes = append(need.Processes, cdi.ProcessUse{GPUs: []string{d.UUID}, Bytes: bytes})
 		pairs = append(pairs, d.UUID+"="+onto[i].UUID)
 	}
-	for _, d := range without(s.seen(), had) {
+	for _, d := range without(seen, had) {
 		need.GPUs = append(need.GPUs, gpuOf(d))
 	}
 	return need, strings.Join(pairs, ",")
@@ -205,44 +169,40 @@ func surveyed(gpus []cuda.GPU, survey cuda.Survey) (all []cdi.GPU) {
 	return all
 }
 
-// driverRestore has the driver give the GPU state back: to the GPUs it came from, or
-// to those of ChooseGPUs. For the latter only a helper inside the container's
-// namespaces can ask.
-func (s *State) driverRestore(ctx context.Context, helper *cuda.Helper) error {
-	procs := s.procs.Living()
-	if s.onto == nil {
-		return procs.Restore(ctx, helper, nil)
-	}
-	inside, err := s.startHelper(ctx, cuda.Options{Join: s.target.Init()})
+// restoreOnto has the driver give the GPU state back to the GPUs of ChooseGPUs. Only a
+// helper inside the container's namespaces can ask for it.
+func (l *locked) restoreOnto(ctx context.Context, helpers *helpers, init int, onto []cdi.Pair) error {
+	inside, err := helpers.start(ctx, cuda.Options{Join: init})
 	if err != nil {
 		return err
 	}
 	defer inside.Close()
-	moved, err := procs.RestoreRemapped(ctx, inside, s.ontoTries())
+	procs := l.procs.Living()
+	moved, err := procs.RestoreRemapped(ctx, inside, l.tries(onto))
 	if err != nil && len(moved) > 0 {
 		return fmt.Errorf("%d of %d processes belong to the new GPUs now, so resume the container on these again: %w", len(moved), len(procs), err)
 	}
 	return err
 }
 
-// ontoTries returns the sets of pairs to restore each process with, by its pid in the
+// tries returns the sets of pairs to restore each process with, by its pid in the
 // container: all, as the driver was measured to want them; those of the GPUs that it
 // had open; those whose memory it had; then the same for a process that an earlier try
 // has moved already.
-func (s *State) ontoTries() map[int][][]cuda.Pair {
+func (l *locked) tries(onto []cdi.Pair) map[int][][]cuda.Pair {
 	tries := make(map[int][][]cuda.Pair)
-	for _, p := range s.procs {
+	for _, p := range l.procs {
 		open, used := []string{}, []string{}
-		for _, d := range s.info.GPUs {
+		for _, d := range l.info.GPUs {
 			if slices.Contains(p.GPUs, d.Minor) {
 				open = append(open, d.UUID)
-				if s.use.byGPU[d.UUID] > 0 {
+				if l.use.byGPU[d.UUID] > 0 {
 					used = append(used, d.UUID)
 				}
 			}
 		}
 		var sets, moved [][]cuda.Pair
-		for _, subset := range cdi.Subsets(s.onto, nil, open, used) {
+		for _, subset := range cdi.Subsets(onto, nil, open, used) {
 			set := cudaPairs(subset)
 			stay := slices.Clone(set)
 			for i := range stay {

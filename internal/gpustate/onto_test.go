@@ -63,8 +63,8 @@ func TestRoomOnto(t *testing.T) {
 		{"another model", both, 0, []cuda.GPU{a}, []cuda.GPU{other}, "models"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s := &State{locked: locked{use: usage{byGPU: test.use}, areas: []Area{{Area: images.Area{Bytes: test.area}}}}}
-			need, decided := s.requirement(test.had, test.onto)
+			l := &locked{use: usage{byGPU: test.use}, areas: []Area{{Area: images.Area{Bytes: test.area}}}}
+			need, decided := l.requirement(test.had, test.onto, test.had)
 			pairs, err := cdi.Pairs(need, surveyed(test.onto, survey), decided)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
@@ -86,16 +86,17 @@ func TestRoomOnto(t *testing.T) {
 
 func TestSuspendedTries(t *testing.T) {
 	pair := func(o, n string) cuda.Pair { return cuda.Pair{Old: o, New: n} }
-	s := &State{onto: []cdi.Pair{{Old: cdi.GPU{UUID: "a"}, New: cdi.GPU{UUID: "b"}}, {Old: cdi.GPU{UUID: "b"}, New: cdi.GPU{UUID: "a"}}}, locked: locked{
+	onto := []cdi.Pair{{Old: cdi.GPU{UUID: "a"}, New: cdi.GPU{UUID: "b"}}, {Old: cdi.GPU{UUID: "b"}, New: cdi.GPU{UUID: "a"}}}
+	l := &locked{
 		info:  cuda.Info{GPUs: []cuda.GPU{{UUID: "a", Minor: 0}, {UUID: "b", Minor: 1}}},
 		procs: cuda.Group{{PID: cuda.PID{NS: 1}, GPUs: []int{0}}, {PID: cuda.PID{NS: 7}, GPUs: []int{0, 1}}},
 		use:   usage{byGPU: map[string]uint64{"b": 1}},
-	}}
+	}
 	want := map[int][][]cuda.Pair{
 		1: {{pair("a", "b"), pair("b", "a")}, {pair("a", "b")}, {pair("b", "b"), pair("a", "a")}, {pair("b", "b")}},
 		7: {{pair("a", "b"), pair("b", "a")}, {pair("b", "a")}, {pair("b", "b"), pair("a", "a")}, {pair("a", "a")}},
 	}
-	if got := s.ontoTries(); !reflect.DeepEqual(got, want) {
+	if got := l.tries(onto); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -113,8 +114,7 @@ func TestSeenGPUsArePaired(t *testing.T) {
 		{[]cuda.GPU{a}, []cuda.GPU{c}, []cuda.GPU{a, b}, "[{GPU-a GPU-c} {GPU-b GPU-b}]"},
 		{[]cuda.GPU{a, b}, []cuda.GPU{b, a}, []cuda.GPU{a, b}, "[{GPU-a GPU-b} {GPU-b GPU-a}]"},
 	} {
-		s := &State{opts: Options{Request: cdi.Request{AllNodes: true}}, locked: locked{info: cuda.Info{GPUs: test.seen}}}
-		need, decided := s.requirement(test.had, test.onto)
+		need, decided := new(locked).requirement(test.had, test.onto, test.seen)
 		pairs, err := cdi.Pairs(need, surveyed(slices.Concat(test.onto, without(test.seen, test.onto)), cuda.Survey{}), decided)
 		if err != nil {
 			t.Fatal(err)

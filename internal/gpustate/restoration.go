@@ -39,7 +39,7 @@ type Restoration struct {
 	granted int        // GPUs granted here, of which there may be more than pairs
 
 	metadata *images.Metadata
-	pinned   *pins
+	pinned   *staging.Pins
 	areas    []Area
 	checker  *staging.Digester // compares digests; nil without areas
 	checked  chan error        // gets its answer
@@ -63,18 +63,14 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 	if err := s.require("prepare a restore", Unlocked); err != nil {
 		return nil, err
 	}
-	s.opts = opts
+	s.use(opts)
 	r := &Restoration{s: s}
 	defer func() {
 		if err != nil {
 			s.helpers.close()
 		}
 	}()
-	var info cuda.Info
-	helper, err := s.helpers.ensure(func() (helper *cuda.Helper, err error) {
-		helper, info, err = s.startHost(ctx, opts.Visible, (*cuda.Helper).InfoEarly)
-		return helper, err
-	})
+	helper, info, err := s.helpers.begin(ctx, (*cuda.Helper).InfoEarly)
 	if err != nil {
 		return nil, err
 	}
@@ -96,20 +92,21 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 	if err := s.require("load GPU state", Prepared); err != nil {
 		return err
 	}
-	pinned, err := pin(checkpoint)
+	pinned, err := staging.Pin(checkpoint)
 	if err != nil {
 		return err
 	}
-	s.opts, s.path, r.gate = opts, steeredRestore{}, gate
+	s.use(opts)
+	s.path, r.gate = pathBack(), gate
 	r.metadata, r.pinned = checkpoint.Metadata, pinned
 	for i, p := range r.metadata.Processes {
 		for _, a := range p.Areas {
-			a.Location = pinned.at(a.Location)
+			a.Location = pinned.At(a.Location)
 			r.areas = append(r.areas, Area{Area: a, Process: i})
 		}
 	}
 	if len(r.areas) > 0 {
-		if r.checker, err = startDigester(ctx, s.run, opts.Config.Staging); err != nil {
+		if r.checker, err = s.tracers.digester(ctx); err != nil {
 			return err
 		}
 		r.checked = make(chan error, 1)
@@ -138,7 +135,7 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	if len(r.areas) == 0 {
 		return 0, nil
 	}
-	if _, err := s.startedTracer(ctx); err != nil {
+	if _, err := s.tracers.started(ctx); err != nil {
 		return 0, err
 	}
 	r.done, err = s.path.Restore(ctx, s.job(), r.areas)
@@ -154,11 +151,11 @@ func (r *Restoration) driven() cuda.Group {
 // find finds the processes of the metadata in the container.
 func (r *Restoration) find(ctx context.Context) error {
 	s := r.s
-	helper, err := s.helper(ctx)
+	helper, err := s.helpers.get(ctx)
 	if err != nil {
 		return err
 	}
-	inside, err := s.pidsInside()
+	inside, err := pidsInside(s.target)
 	if err != nil {
 		return err
 	}
@@ -192,13 +189,17 @@ func (r *Restoration) find(ctx context.Context) error {
 	return nil
 }
 
-// pidsInside returns the pids of the container's processes by their pids in it.
-func (s *State) pidsInside() (map[int]int, error) {
-	pids, err := s.pids()
+// pidsInside returns the pids of a container's processes by their pids in it.
+func pidsInside(target Target) (map[int]int, error) {
+	cgroup, err := target.Cgroup()
 	if err != nil {
 		return nil, err
 	}
-	depth, err := namespaceDepth(s.target.Init())
+	pids, err := cgroup.Pids()
+	if err != nil {
+		return nil, err
+	}
+	depth, err := namespaceDepth(target.Init())
 	if err != nil {
 		return nil, err
 	}
@@ -249,7 +250,7 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	for _, p := range r.metadata.Processes {
 		bytes += p.Bytes
 	}
-	helper, err := s.helper(ctx)
+	helper, err := s.helpers.get(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -284,6 +285,6 @@ func (r *Restoration) Close() {
 		r.checker.Close()
 		r.checker = nil
 	}
-	r.pinned.close()
+	r.pinned.Close()
 	r.s.Forget()
 }

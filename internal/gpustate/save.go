@@ -5,14 +5,51 @@ package gpustate
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
+
+// Preflight chooses the data path for a Save to dir. It refuses a Save while CUDA
+// processes are not locked, and one for which there is no room: in memory or, if dir is
+// not empty, in the file system of that directory. The room is an estimate: the driver
+// leaves out what of its own it can make again, and others take room meanwhile. If NVML
+// does not report the use, Preflight does not look for room.
+func (s *State) Preflight(dir string) (err error) {
+	if err := s.require("save GPU state", Locked); err != nil {
+		return err
+	}
+	candidates, err := s.Candidates()
+	if err != nil {
+		return err
+	}
+	if err := s.refuseUnlocked(candidates); err != nil {
+		return err
+	}
+	if dir != "" {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			return fmt.Errorf("look at the room in %s: %w", dir, err)
+		}
+		// A tmpfs without a size has no blocks.
+		state := s.locked.use.total()
+		if room := st.Bavail * uint64(st.Bsize); st.Blocks > 0 && room < state {
+			return fmt.Errorf("the GPU state takes %s and %s has room for %s: free some, or choose another directory: %w: %w",
+				size(state), dir, size(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
+		}
+	}
+	s.path, err = choosePath(s.opts.Config.Staging, dir, s.procs, s.locked.use)
+	return err
+}
+
+// job is what the data path works on now.
+func (s *State) job() *Job {
+	return &Job{Processes: s.procs, Tracer: s.tracers.session, Use: s.locked.use.byPID, CopyThreads: s.copyThreads, Sweep: s.tracers.sweep}
+}
 
 // Save has the driver move the GPU state of all processes into their memory, and
 // the data path take it from there. dir is where Store or Spill will write it; ""
@@ -27,7 +64,7 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 		s.phase = Saved
 		return 0, nil
 	}
-	helper, err := s.helper(ctx)
+	helper, err := s.helpers.get(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -35,9 +72,9 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 	if err := s.target.RefuseStartingExecs(); err != nil {
 		return 0, err
 	}
-	err = s.held(ctx, func(thaw func() error) error { return s.save(ctx, helper, dir, thaw) })
+	err = s.tracers.held(ctx, s.target, s.procs, func(thaw func() error) error { return s.save(ctx, helper, dir, thaw) })
 	if err != nil && s.phase == Saved {
-		err = joinBack(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
+		err = sequence.Join(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
 	}
 	for _, n := range s.sizes {
 		bytes += n
@@ -54,7 +91,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 			return err
 		}
 		thawed = true
-		if before, err = memoryOf(s.procs); err != nil {
+		if before, err = s.memory(); err != nil {
 			return err
 		}
 		if err := s.procs.Checkpoint(ctx, helper); err != nil {
@@ -66,63 +103,15 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	})
 	s.areas = areas
 	if err != nil && areas == nil && thawed {
-		err = joinBack(err, s.path.Abort(s.job()))
+		err = sequence.Join(err, s.path.Abort(s.job()))
 	}
-	if refused && s.anySaved(context.WithoutCancel(ctx)) {
+	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
 		s.phase = Saved
 	}
 	if err != nil {
 		return err
 	}
-	after, err := memoryOf(s.procs)
-	if err != nil {
-		return err
-	}
-	s.sizes = make([]uint64, len(s.procs))
-	for i := range s.procs {
-		for _, a := range cuda.NewRanges(before[i], after[i]) {
-			s.sizes[i] += a.Bytes()
-		}
-	}
-	return nil
-}
-
-// memoryOf returns the anonymous areas of each process.
-func memoryOf(procs cuda.Group) ([][]cuda.Range, error) {
-	all := make([][]cuda.Range, len(procs))
-	for i, p := range procs {
-		var err error
-		if all[i], err = cuda.AnonymousRanges(p.PID.Host); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
-}
-
-// job is what the data path works on now.
-func (s *State) job() *Job {
-	return &Job{Processes: s.procs, Tracer: s.tracer, Use: s.use.byPID, CopyThreads: s.copyThreads, Sweep: s.sweep}
-}
-
-// anySaved reports whether the driver still has one of the processes checkpointed
-// after a step that was undone: undoing may have failed. It reports true if it
-// cannot find out: RestoreInPlace is tried then, and reports. The container is
-// thawed.
-func (s *State) anySaved(ctx context.Context) bool {
-	helper, err := s.helper(ctx)
-	if err != nil {
-		return true
-	}
-	for _, p := range s.procs.Living() {
-		if p.State == cuda.Checkpointed {
-			continue // by hand, before
-		}
-		state, err := helper.State(ctx, p.PID.Host)
-		if (err != nil || state == cuda.Checkpointed) && !errors.Is(err, cuda.ErrNotCUDA) {
-			return true
-		}
-	}
-	return false
+	return s.measure(before)
 }
 
 // RestoreInPlace has the driver move the GPU state back to the GPUs: those it came
@@ -137,20 +126,24 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		s.phase = Locked
 		return nil
 	}
-	helper, err := s.helper(ctx)
+	helper, err := s.helpers.get(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.target.CloseExecs()()
-	err = s.held(ctx, func(thaw func() error) error {
+	err = s.tracers.held(ctx, s.target, s.procs, func(thaw func() error) error {
 		if err := thaw(); err != nil {
 			return err
 		}
-		done, err := s.putBack(ctx, helper)
+		done, err := s.putBack(ctx, helper, s.job())
 		if err != nil {
 			return err
 		}
-		err = s.driverRestore(ctx, helper)
+		if s.onto == nil {
+			err = s.procs.Living().Restore(ctx, helper, nil)
+		} else {
+			err = s.restoreOnto(ctx, &s.helpers, s.target.Init(), s.onto)
+		}
 		done(ctx)
 		if err == nil {
 			s.phase, s.onto = Locked, nil
@@ -161,93 +154,7 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		// The tracer has the areas' memory too. A client may leave the container
 		// paused for as long as it packs the images.
 		s.dropAreas()
-		s.closeTracer()
-	}
-	return err
-}
-
-// putBack has the data path put the areas back, once: what is in a process
-// afterwards is the driver's, also if it fails for another process. It then
-// checkpoints this one again, to wherever it likes, and something else may lie
-// where the area was. A process that is not checkpointed any more is an error:
-// somebody has had the driver restore it by hand, from an area that was empty.
-func (s *State) putBack(ctx context.Context, helper *cuda.Helper) (done func(context.Context), err error) {
-	var areas []Area
-	alive := s.procs.Living()
-	for _, a := range s.areas {
-		pid := s.procs[a.Process].PID.Host
-		if a.inProcess || !slices.ContainsFunc(alive, func(p cuda.Process) bool { return p.PID.Host == pid }) {
-			continue
-		}
-		state, err := helper.State(ctx, pid)
-		if err != nil {
-			return nil, err
-		}
-		if state != cuda.Checkpointed {
-			return nil, fmt.Errorf("process %d is %v, though its GPU state is in a file: it was restored by hand from an empty area, and its GPU memory is lost; kill it: %w",
-				pid, state, errdefs.ErrDataLoss)
-		}
-		areas = append(areas, a)
-	}
-	if done, err = s.path.Restore(ctx, s.job(), areas); err != nil {
-		return nil, err
-	}
-	for i := range s.areas {
-		s.areas[i].inProcess = true // the process keeps the file
-		s.areas[i].release()
-	}
-	return done, nil
-}
-
-// held runs do while every thread of the container, except the driver's own, is
-// held by psteer. do is to call thaw, after which the driver's threads can work.
-// The order is: frozen, held, thawed, frozen again, let go; no instruction of the
-// application runs between the two freezes.
-func (s *State) held(ctx context.Context, do func(thaw func() error) error) error {
-	cgroup, err := s.target.Cgroup()
-	if err != nil {
-		return err
-	}
-	pids, err := cgroup.Pids()
-	if err != nil {
-		return err
-	}
-	var drivers []int
-	for _, p := range s.procs {
-		drivers = append(drivers, p.RestoreThread.Host)
-	}
-	tracer, err := s.startedTracer(ctx)
-	if err != nil {
-		return err
-	}
-	if err := tracer.Hold(pids, drivers); err != nil {
-		return err
-	}
-	thawed := false
-	err = do(func() error {
-		if err := cgroup.Thaw(); err != nil {
-			return joinBack(err, cgroup.Freeze())
-		}
-		thawed = true
-		return nil
-	})
-	if !thawed {
-		s.closeTracer() // it cannot let go of frozen threads otherwise
-		return err
-	}
-	return joinBack(err, cgroup.Freeze(), tracer.Release(), cgroup.ThawIfKilled(s.target.Init()))
-}
-
-// joinBack joins an error with those of the way back, in one line.
-func joinBack(err error, back ...error) error {
-	for _, b := range back {
-		switch {
-		case b == nil:
-		case err == nil:
-			err = b
-		default:
-			err = fmt.Errorf("%w; on the way back: %w", err, b)
-		}
+		s.tracers.close()
 	}
 	return err
 }

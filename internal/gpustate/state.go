@@ -4,7 +4,6 @@
 package gpustate
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os/exec"
@@ -12,12 +11,10 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // Phase is where the GPU state of a container is; the package comment has the order.
@@ -35,6 +32,34 @@ const (
 
 func (p Phase) String() string {
 	return [...]string{"unlocked", "locked", "saved", "spilled", "prepared", "loaded"}[p]
+}
+
+// Target is what a State may do to its container. All pids are as this process
+// counts them.
+type Target interface {
+	// Init returns the pid of the container's first process.
+	Init() int
+	// Cgroup returns the container's cgroup.
+	Cgroup() (Cgroup, error)
+	// CloseExecs keeps processes from being exec'd into the container until reopen
+	// is called. It does not stop those that are on their way in.
+	CloseExecs() (reopen func())
+	// RefuseStartingExecs returns an error while a process is on its way in.
+	RefuseStartingExecs() error
+}
+
+// Cgroup is what a State needs of a cgroup; host.Cgroup is one.
+type Cgroup interface {
+	// Pids returns the pids of all processes in it, ascending.
+	Pids() ([]int, error)
+	// Freeze stops all processes and returns once they have stopped. On an error
+	// some of them may be stopped.
+	Freeze() error
+	// Thaw lets all processes run.
+	Thaw() error
+	// ThawIfKilled thaws the cgroup if the container's first process has been
+	// killed, since nobody else will, and then returns an error that says so.
+	ThawIfKilled(first int) error
 }
 
 // Options are what a State needs to know of the node and of the container's spec.
@@ -57,36 +82,21 @@ type Run = func(*exec.Cmd) (wait func() (int, error), err error)
 // State is the GPU state of one container. The package comment says which call is
 // legal when.
 type State struct {
-	target Target
-	run    Run
-
+	target  Target
 	phase   Phase
 	opts    Options
 	helpers helpers
-	tracer  *steer.Session // nil while nothing is traced or saved
-	sweep   bool           // a tracer died: something of it may be open in the processes
+	tracers tracers
 
-	locked            // of the lock; Unlock and Forget clear it
-	onto   []cdi.Pair // GPUs to restore on; nil for those that the processes had
-}
-
-// locked is what a State knows from its lock on.
-type locked struct {
-	info        cuda.Info
-	procs       cuda.Group // by their pids in the container; State is the state that each was found in
-	bystanders  []bystander
-	took        time.Duration
-	use         usage
-	copyThreads int
-
-	path  DataPath // of CheckSpace
-	sizes []uint64 // bytes of GPU state by place in procs; nil before Save
-	areas []Area   // state that is not in the processes
+	locked            // Unlock and Forget clear it
+	onto   []cdi.Pair // of ChooseGPUs; nil for the GPUs that the processes had
 }
 
 // New returns the State of a container whose CUDA processes run, if it has any.
 // run starts helper and worker processes. It costs nothing.
-func New(target Target, run Run) *State { return &State{target: target, run: run} }
+func New(target Target, run Run) *State {
+	return &State{target: target, helpers: helpers{run: run}, tracers: tracers{run: run}}
+}
 
 // Phase returns where the state is.
 func (s *State) Phase() Phase { return s.phase }
@@ -99,18 +109,21 @@ func (s *State) require(doing string, phases ...Phase) error {
 	return fmt.Errorf("%s: the container's GPU state is %v: %w", doing, s.phase, errdefs.ErrFailedPrecondition)
 }
 
-func (s *State) pids() ([]int, error) {
-	cgroup, err := s.target.Cgroup()
-	if err != nil {
-		return nil, err
-	}
-	return cgroup.Pids()
+// use makes the State go by the options of an operation.
+func (s *State) use(opts Options) {
+	s.opts = opts
+	s.helpers.path, s.helpers.visible = opts.Config.Helper, opts.Visible
+	s.tracers.node = opts.Config.Staging
 }
 
 // Candidates returns the container's processes that could be CUDA processes, by a
 // look at /proc that costs a container without CUDA next to nothing.
 func (s *State) Candidates() ([]int, error) {
-	pids, err := s.pids()
+	cgroup, err := s.target.Cgroup()
+	if err != nil {
+		return nil, err
+	}
+	pids, err := cgroup.Pids()
 	if err != nil {
 		return nil, err
 	}
@@ -128,16 +141,17 @@ func (s *State) Candidates() ([]int, error) {
 }
 
 // Lock finds the CUDA processes among the candidates and locks them all. The
-// State stays Unlocked if no candidate uses a GPU; a container with bystanders alone
-// is Locked, and has no GPU state. The container must be running. On an error the
+// State stays Unlocked if no candidate has files of a GPU; with bystanders alone it is
+// Locked, and there is no GPU state. The container must be running. On an error the
 // processes are as they were.
 func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error {
 	if err := s.require("lock CUDA processes", Unlocked); err != nil {
 		return err
 	}
 	began := time.Now()
-	s.opts, s.locked, s.onto = opts, locked{}, nil
-	if err := s.lock(ctx, candidates); err != nil || len(s.procs)+len(s.bystanders) == 0 {
+	s.use(opts)
+	s.locked, s.onto = locked{}, nil
+	if err := s.locked.lock(ctx, &s.helpers, candidates, time.Duration(opts.Config.LockTimeout)); err != nil || len(s.procs)+len(s.bystanders) == 0 {
 		s.Close()
 		s.locked = locked{}
 		return err
@@ -152,66 +166,17 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 	return nil
 }
 
-func (s *State) lock(ctx context.Context, pids []int) error {
-	helper, err := s.find(ctx, pids)
-	if err != nil {
-		return err
-	}
-	if s.opts.Visible != nil && !s.listsAll() { // a process got a GPU past the spec
-		s.Close()
-		s.opts.Visible = nil
-		if helper, err = s.find(ctx, pids); err != nil {
-			return err
-		}
-	}
-	// The container's order: its own pids, not the host's.
-	slices.SortFunc(s.procs, func(a, b cuda.Process) int { return cmp.Compare(a.PID.NS, b.PID.NS) })
-	if err := s.noteBystanders(pids); err != nil || len(s.procs) == 0 {
-		return err
-	}
-	surveyed := make(chan error, 1)
-	go func() { // which takes as long as the lock
-		var err error
-		s.use, err = useOf(ctx, helper, s.procs)
-		surveyed <- err
-	}()
-	err = s.procs.Lock(ctx, helper, time.Duration(s.opts.Config.LockTimeout))
-	if serr := <-surveyed; serr != nil {
-		log.G(ctx).WithError(serr).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
-	}
-	return err
+// Facts are numbers of a State for the log and for timelines.
+type Facts struct {
+	Processes int           // that are locked
+	LockTook  time.Duration // the last Lock
+	AreaBytes uint64        // of the state that is not in the processes
 }
 
-// find starts the helper and asks it for the GPUs and the processes.
-func (s *State) find(ctx context.Context, pids []int) (*cuda.Helper, error) {
-	helper, err := s.helpers.ensure(func() (helper *cuda.Helper, err error) {
-		helper, s.info, err = s.startHost(ctx, s.opts.Visible, (*cuda.Helper).Info)
-		return helper, err
-	})
-	if err != nil {
-		return nil, err
-	}
-	s.procs, err = cuda.Find(ctx, helper, pids)
-	return helper, err
+// Facts returns what is known since the last Lock.
+func (s *State) Facts() Facts {
+	return Facts{Processes: len(s.procs), LockTook: s.took, AreaBytes: bytesOf(s.areas)}
 }
-
-// listsAll reports whether the helper listed every GPU that the processes have open.
-func (s *State) listsAll() bool {
-	for _, p := range s.procs {
-		for _, minor := range p.GPUs {
-			if !slices.ContainsFunc(s.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// LockTook returns how long the lock took.
-func (s *State) LockTook() time.Duration { return s.took }
-
-// Processes returns how many CUDA processes are locked.
-func (s *State) Processes() int { return len(s.procs) }
 
 // Unlock lets the CUDA processes go on; the container must not be frozen. A process
 // that has ended is not an error. On an error some of them may go on, and Unlock
@@ -223,7 +188,7 @@ func (s *State) Unlock(ctx context.Context) error {
 	if err := s.require("unlock CUDA processes", Locked); err != nil {
 		return err
 	}
-	helper, err := s.helper(ctx)
+	helper, err := s.helpers.get(ctx)
 	if err != nil {
 		return err
 	}
@@ -238,7 +203,7 @@ func (s *State) Unlock(ctx context.Context) error {
 // Close ends the helper and the tracer. The state stays, and a later call starts
 // others.
 func (s *State) Close() {
-	s.closeTracer()
+	s.tracers.close()
 	s.helpers.close()
 }
 
@@ -247,16 +212,4 @@ func (s *State) Forget() {
 	s.Close()
 	s.dropAreas()
 	s.phase, s.locked = Unlocked, locked{}
-}
-
-// AreaBytes returns the size of the state that is not in the processes.
-func (s *State) AreaBytes() uint64 { return bytesOf(s.areas) }
-
-// dropAreas forgets the areas, whose bytes are with the processes or, complete, in
-// an image. Memory is freed.
-func (s *State) dropAreas() {
-	for i := range s.areas {
-		s.areas[i].release()
-	}
-	s.areas = nil
 }

@@ -11,42 +11,87 @@ import (
 
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
-// startedTracer returns a tracer that lives.
-func (s *State) startedTracer(ctx context.Context) (*steer.Session, error) {
-	if s.tracer != nil && s.tracer.Alive() {
-		return s.tracer, nil
+// tracers starts worker processes in the cgroup that memory for GPU state is charged
+// to, and keeps one tracer.
+type tracers struct {
+	run     Run
+	node    config.Staging
+	session *steer.Session // nil while nothing is traced or saved
+	sweep   bool           // a tracer died: something of it may be open in the processes
+}
+
+// started returns a tracer that lives.
+func (t *tracers) started(ctx context.Context) (*steer.Session, error) {
+	if t.session != nil && t.session.Alive() {
+		return t.session, nil
 	}
-	s.closeTracer()
+	t.close()
 	var err error
-	s.tracer, err = startTracer(ctx, s.run, s.opts.Config.Staging)
-	return s.tracer, err
+	t.session, err = startCharged(ctx, t.run, t.node, steer.Start)
+	return t.session, err
 }
 
-// closeTracer ends the tracer, and notes whether it had died before.
-func (s *State) closeTracer() {
-	if s.tracer != nil {
-		if err := s.tracer.Close(); errors.Is(err, steer.ErrTracerGone) {
-			s.sweep = true
+// digester starts a digester.
+func (t *tracers) digester(ctx context.Context) (*staging.Digester, error) {
+	return startCharged(ctx, t.run, t.node, staging.StartDigester)
+}
+
+// close ends the tracer, and notes whether it had died before.
+func (t *tracers) close() {
+	if t.session != nil {
+		if err := t.session.Close(); errors.Is(err, steer.ErrTracerGone) {
+			t.sweep = true
 		}
-		s.tracer = nil
+		t.session = nil
 	}
 }
 
-// startTracer starts a tracer in the cgroup that staging memory is charged to.
-func startTracer(ctx context.Context, run Run, node config.Staging) (*steer.Session, error) {
-	return startCharged(ctx, run, node, steer.Start)
-}
-
-// startDigester starts a digester in that cgroup.
-func startDigester(ctx context.Context, run Run, node config.Staging) (*staging.Digester, error) {
-	return startCharged(ctx, run, node, staging.StartDigester)
+// held runs do while every thread of the container, except the driver's own in procs,
+// is held by ptrace. do is to call thaw, after which the driver's threads can work.
+// The order is: frozen, held, thawed, frozen again, let go; no instruction of the
+// application runs between the two freezes.
+func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do func(thaw func() error) error) error {
+	cgroup, err := target.Cgroup()
+	if err != nil {
+		return err
+	}
+	pids, err := cgroup.Pids()
+	if err != nil {
+		return err
+	}
+	var drivers []int
+	for _, p := range procs {
+		drivers = append(drivers, p.RestoreThread.Host)
+	}
+	tracer, err := t.started(ctx)
+	if err != nil {
+		return err
+	}
+	if err := tracer.Hold(pids, drivers); err != nil {
+		return err
+	}
+	thawed := false
+	err = do(func() error {
+		if err := cgroup.Thaw(); err != nil {
+			return sequence.Join(err, cgroup.Freeze())
+		}
+		thawed = true
+		return nil
+	})
+	if !thawed {
+		t.close() // it cannot let go of frozen threads otherwise
+		return err
+	}
+	return sequence.Join(err, cgroup.Freeze(), tracer.Release(), cgroup.ThawIfKilled(target.Init()))
 }
 
 // process is a worker process that has started.
@@ -61,24 +106,19 @@ func startCharged[P process](ctx context.Context, run Run, node config.Staging, 
 	if node.Cgroup == "" {
 		return start(run, nil)
 	}
-	cg, err := makeCgroup(node)
+	cg, err := host.MakeMemoryCgroup("/"+node.Cgroup, node.MemoryLimit)
 	if err == nil {
 		var p P
 		if p, err = startIn(run, cg, start); err == nil {
 			return p, nil
 		}
 	}
-	if node.MemoryLimit > 0 { // asked for a bound: none is no answer
+	if node.MemoryLimit > 0 { // no limit is not what was asked for
 		var none P
 		return none, fmt.Errorf("limit staging memory: %w", err)
 	}
 	log.G(ctx).WithError(err).Warn("staging memory is charged to containerd's cgroup")
 	return start(run, nil)
-}
-
-// makeCgroup makes the configured cgroup, if need be, and sets its limit.
-func makeCgroup(node config.Staging) (*host.MemoryCgroup, error) {
-	return host.MakeMemoryCgroup("/"+node.Cgroup, node.MemoryLimit)
 }
 
 // startIn starts a worker process in a cgroup.

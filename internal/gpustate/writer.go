@@ -56,7 +56,7 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 		}
 		w.areas = append(w.areas, a)
 	}
-	if w.worker, err = startDigester(ctx, s.run, s.opts.Config.Staging); err != nil {
+	if w.worker, err = s.tracers.digester(ctx); err != nil {
 		return nil, err
 	}
 	path := s.path

@@ -171,7 +171,7 @@ func copyAll(files []FileRange) ([][]string, error) {
 			if w[b.number] == digest {
 				return digest, nil
 			}
-			// What is zero now may not have been.
+			// Blocks that are zero now may have been written with something else.
 			if err := punch(to[b.file], b.from, b.to); err != nil {
 				return "", err
 			}

@@ -53,7 +53,7 @@ func digestBlockOf(f *os.File, b block, holes bool) (string, error) {
 		}
 		at = to
 	}
-	// What was read by way of the cache, where O_DIRECT is not to be had.
+	// Where there is no O_DIRECT, the block was read by way of the page cache.
 	_ = unix.Fadvise(int(f.Fd()), int64(b.from), int64(b.to-b.from), unix.FADV_DONTNEED)
 	return h.Digest(), nil
 }

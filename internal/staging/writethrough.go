@@ -27,15 +27,14 @@ const (
 	pagemapPages = 8192                 // that one look reads: 64 KiB, for 32 MiB of memory
 )
 
-// WriteThrough bounds the memory of an area whose file is on a disk. Pages are put
-// into the page cache ahead of the driver, by this process and so at the cost of
-// its cgroup. What is well behind the driver is written, and leaves the process
-// and the cache. In between is at most the window: the driver's thread is held
-// while the disk is not as fast.
+// WriteThrough bounds the memory of an area whose file is on a disk. This process puts
+// pages into the page cache ahead of the driver, so its cgroup pays for them. It writes
+// what is well behind the driver, and takes that out of the process and out of the
+// cache. The pages between are at most the window: the driver's thread is held while
+// the disk is slower.
 //
-// That is about memory only. The process has the file mapped, shared: whatever
-// the driver reads or writes again comes from the file and goes there, wherever
-// it is by then.
+// The content is right in any case. The process has the file mapped, shared: what the
+// driver reads or writes again comes from the file and goes to the file.
 type WriteThrough struct {
 	b      *File
 	pid    int
@@ -117,7 +116,7 @@ func (t *WriteThrough) run() error {
 		return fmt.Errorf("map the file: %w", err)
 	}
 	defer unmap()
-	// Else each fault fills what a reader would be given ahead: megabytes, on some.
+	// Otherwise each fault reads ahead, on some file systems by megabytes.
 	if err := unix.Madvise(mem, unix.MADV_RANDOM); err != nil {
 		return fmt.Errorf("map the file: %w", err)
 	}
@@ -156,9 +155,9 @@ func (t *WriteThrough) fail(err error) {
 	t.b.cancel.Store(true)
 }
 
-// look keeps touched. See Documentation/admin-guide/mm/pagemap.rst: a page has 8
-// bytes there, of which the highest bit is "present". A driver that leaves
-// something out is found by looks elsewhere.
+// look updates touched. See Documentation/admin-guide/mm/pagemap.rst: a page has 8
+// bytes there, whose highest bit is "present". If the driver leaves something out, a
+// look further on finds it.
 func (t *WriteThrough) look(pages *os.File) error {
 	RaisePriority()
 	b := t.b
@@ -239,7 +238,7 @@ func (t *WriteThrough) fill(mem []byte) error {
 		if err != nil {
 			return fmt.Errorf("fill %d bytes for the area: %w", b.size, err)
 		}
-		// What is mapped here as well does not leave the cache.
+		// Pages that are mapped here would not leave the cache.
 		if err := unix.Madvise(mem[from:to], unix.MADV_DONTNEED); err != nil {
 			return fmt.Errorf("unmap what is filled: %w", err)
 		}
@@ -278,8 +277,8 @@ func (t *WriteThrough) flush(pidfd int) error {
 	return nil
 }
 
-// passed returns the chunks, in bytes from the file's begin, that the driver has
-// left behind. It may be filling more than one place at a time.
+// passed returns how many bytes of the file, in whole chunks, the driver has left
+// behind. The driver may be filling more than one place at a time.
 func (t *WriteThrough) passed() uint64 {
 	b := t.b
 	at := t.touched.Load()
@@ -289,9 +288,9 @@ func (t *WriteThrough) passed() uint64 {
 	return (at - min(at, 2*b.chunk)) / b.chunk * b.chunk
 }
 
-// drop takes pages that are written out of the process and out of the cache;
-// those that were written to since stay. MADV_PAGEOUT does not change what a
-// process has, whatever is mapped there (process_madvise(2), Linux 5.10).
+// drop takes written pages out of the process and out of the cache; pages that were
+// changed since stay. MADV_PAGEOUT never changes the content of a process's memory
+// (process_madvise(2), Linux 5.10).
 func (t *WriteThrough) drop(pidfd int, from, to uint64) {
 	b := t.b
 	first, last := max(from, b.Offset), min(to, b.Offset+b.Length)

@@ -30,13 +30,13 @@ func (b *stagingArea) touched(pid int) (uint64, error) {
 	return shared - min(shared, b.before), err
 }
 
-// minArea is the smallest mmap that is taken for a staging area, in bytes. A
-// bare CUDA context alone has hundreds of megabytes on real hardware; the
-// driver's other populated mappings are pages.
+// minArea is the size, in bytes, of the smallest mmap that counts as a staging area. A
+// bare CUDA context has hundreds of megabytes on real hardware; the driver's other
+// populated mappings have a few pages.
 const minArea = 1 << 20
 
-// noteArea is the size, in bytes, from which a writable mapping that is no
-// staging area is worth a note, and maxNotes bounds those of one process.
+// noteArea is the size, in bytes, from which a writable mapping that is no staging
+// area gets a note, and maxNotes bounds the notes of one process.
 const (
 	noteArea = 256 << 20
 	maxNotes = 8
@@ -44,7 +44,7 @@ const (
 
 // mapsStaging reports whether a system call that is about to be made maps a staging
 // area, as drivers 580 do it: new, private, anonymous, readable and writable,
-// populated. What other drivers may do is left alone.
+// populated. The tracer leaves all other mappings alone.
 func mapsStaging(r *unix.PtraceRegs) bool {
 	const prot = unix.PROT_READ | unix.PROT_WRITE
 	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
@@ -101,7 +101,7 @@ func (s *steering) finish(t *ptrace.Thread, asked *unix.PtraceRegs) error {
 	if int64(r.Rax) < 0 && int64(r.Rax) > -4096 {
 		return nil // the driver's own business
 	}
-	// One area is filled at a time: what is resident tells how far the driver is.
+	// One area is filled at a time: its resident pages show how far the driver is.
 	if s.filling != nil {
 		if err := s.filling.Wait(); err != nil {
 			return err

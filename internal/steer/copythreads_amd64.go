@@ -18,7 +18,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
-// How the driver copies faster than it can
+// How the copy threads work
 //
 // The driver moves GPU memory through a small buffer that the GPU reads and
 // writes, 2 MiB at a time, and has the C library's memcpy copy between that and
@@ -62,14 +62,14 @@ const (
 )
 
 const (
-	// idleSeconds is when a copy thread without work ends. The driver's longest pause
-	// between two copies is its work on the next GPU, well below a second.
+	// idleSeconds is when a copy thread without work ends. The driver pauses longest
+	// between two copies when it works on the next GPU, for well below a second.
 	idleSeconds = 10
 	// copyThreadsEnd bounds the wait for copy threads that were told to end, and for
 	// threads in the middle of a copy, which takes less than a millisecond.
 	copyThreadsEnd = 5 * time.Second
-	// lookTwice is for how long a thread that runs is left to itself, in the hope of
-	// seeing it where it does not.
+	// lookTwice is for how long a thread that runs is not stopped: it may soon be seen
+	// where it waits.
 	lookTwice = 2 * time.Millisecond
 )
 

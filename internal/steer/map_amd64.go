@@ -35,9 +35,9 @@ func mapAll(mappings []Mapping, step func(string)) error {
 	})...)
 }
 
-// openMapped opens a file for reading, which is enough for a private mapping. A
-// link is refused, but for one of the kernel's to somebody's open file: a
-// container may have put it there.
+// openMapped opens a file for reading, which is enough for a private mapping. It
+// refuses links, because a container may have put them there, but for the kernel's
+// links to open files.
 func openMapped(path string) (*os.File, error) {
 	flags := os.O_RDONLY | unix.O_NONBLOCK // no FIFO is waited for either
 	if descriptor, _ := filepath.Match("/proc/*/fd/*", path); !descriptor {
@@ -83,7 +83,7 @@ func hugeZeros() bool {
 // mapsFile returns nil if a process has the whole area mapped to its file, in one
 // piece and at the right offset.
 func mapsFile(pid int, b *stagingArea) error {
-	// What stat says of a file's device is not what maps say, on btrfs and others.
+	// On btrfs and others, stat reports another device than the memory map does.
 	page, err := unix.MmapPtr(int(b.Handle.Fd()), 0, nil, staging.PageSize, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map the area's file: %w", err)

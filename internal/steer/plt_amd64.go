@@ -41,7 +41,7 @@ func memcpyPLTEntry(pid int, mem io.ReaderAt) (entry, value uint64, err error) {
 	if !ok {
 		return 0, 0, fmt.Errorf("it has no %s mapped", driverLibrary)
 	}
-	// The file that is mapped, whatever has its name now.
+	// This is the file that is mapped; its name may lead to another one by now.
 	file, err := os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, library.Start, library.End))
 	if err != nil {
 		return 0, 0, err

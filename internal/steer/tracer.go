@@ -49,10 +49,10 @@ func usualTuning() tuning {
 	}
 }
 
-// ptrace belongs to a thread: each hold and each steering has one of its own, whose
-// end lets go of what it traced. The first thread is kept out of that, because it
-// does not end before the process. Go promises that the first goroutine is on it
-// until main begins, no longer.
+// Each hold and each steering has a thread of its own, whose end detaches what it
+// traced. The process's first thread must not become one of them, because it ends only
+// with the process. Go promises that the first goroutine is on the first thread until
+// main begins, no longer: so the tracer locks it there.
 func init() {
 	if IsTracer() {
 		runtime.LockOSThread()

@@ -55,18 +55,18 @@ type Target struct {
 	// PID and TID, as the tracer counts.
 	PID int `json:"pid"`
 	TID int `json:"tid"`
-	// Dir is where the backing files are made; they are called Name and a
-	// number. Empty: memory without a name (memfd).
+	// Dir is the directory of the areas' files; their names are Name and a number. An
+	// empty Dir is memory without a name.
 	Dir  string `json:"dir"`
 	Name string `json:"name"`
-	// CopyTo is a directory on a disk, for memory without a name: files of these
-	// names are begun there while the driver is at work. Empty: none are.
+	// CopyTo is a directory on a disk, for memory without a name: while the driver is at
+	// work a write-behind begins files of these names there. Empty: it does not.
 	CopyTo string `json:"copyTo,omitempty"`
 	// Window is the memory, in bytes, that an area may take if Dir is on a disk:
 	// the driver's state is written through to it. At least staging.MinWindow; 0 for a Dir that is memory.
 	Window uint64 `json:"window,omitempty"`
-	// Reserve is the room in Dir, in bytes, that is made sure of before the driver
-	// is asked for anything. With a Window only.
+	// Reserve is the space in Dir, in bytes, that is reserved before the driver is asked
+	// for anything. With a Window only.
 	Reserve uint64 `json:"reserve,omitempty"`
 	// CopyThreads is the number of threads that copy, the driver's own among them, see
 	// StartCopyThreads; 0 leaves it to the driver. None with a Window: they would get
@@ -88,27 +88,26 @@ type Area struct {
 	// Start and Bytes are the area's place in the process.
 	Start uint64 `json:"start"`
 	Bytes uint64 `json:"bytes"`
-	// Path names the file by one of the tracer's own descriptors,
-	// /proc/PID/fd/N: it is good while the tracer lives, whatever happens to
-	// the directory.
+	// Path names the file by one of the tracer's own descriptors, /proc/PID/fd/N. It
+	// is valid while the tracer lives, even if the directory is removed.
 	Path string `json:"path"`
-	// Offset is where in the file the area begins, below 2 MiB: it gives the
-	// area's addresses and the file's huge pages the same alignment.
+	// Offset is where in the file the area begins, below 2 MiB: the area's addresses
+	// and the file's huge pages are then aligned alike.
 	Offset uint64 `json:"offset"`
 	// Written are the digests of the blocks that are in CopyTo's file already; "" for
 	// those that are not. nil if there is no file.
 	Written []string `json:"written,omitempty"`
 }
 
-// Mapping maps a file over an area of a process. Without a file, an area that is
-// empty is to be read as huge pages: the kernel then has one for all that is zero,
-// where it would make an entry for each 4 KiB.
+// Mapping maps a file over an area of a process. A Mapping without a file asks for huge
+// pages in an area that is empty: the kernel then reads all of it from one huge page of
+// zeros, instead of making an entry for each 4 KiB.
 type Mapping struct {
-	// PID and TID: the process and the thread of it that is to make the call.
+	// PID and TID are the process, and its thread that makes the system call.
 	PID int `json:"pid"`
 	TID int `json:"tid"`
-	// The area and the file, as in Area. The mapping is private: whatever the
-	// process does to it, the file stays as it is.
+	// The area and the file, as in Area. The mapping is private: the process cannot
+	// change the file.
 	Start  uint64 `json:"start"`
 	Bytes  uint64 `json:"bytes"`
 	Path   string `json:"path,omitempty"`

@@ -164,8 +164,8 @@ func (w *Worker) Pending() int {
 	return len(w.calls)
 }
 
-// Kill ends the process at once, whatever it does: calls under way fail with
-// Kind.Gone. Close is then still to be called.
+// Kill ends the process at once: calls under way fail with Kind.Gone. The caller must
+// still call Close.
 func (w *Worker) Kill() {
 	if w.Alive() {
 		w.cmd.Process.Kill()

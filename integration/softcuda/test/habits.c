@@ -43,11 +43,12 @@ static void forked_child(void)
 	want_reply(t, "", "101");
 	want_reply(second, "", "101");
 	pid_t child = child_of(t.pid);
-	int files = gpu_fds(t.pid);
+	int files = gpu_fds(child);
 	WANT(files > 0, true);
-	WANT(gpu_fds(child), files);
-	if (!real_driver)
+	if (!real_driver) {
+		WANT(gpu_fds(t.pid), files);
 		WANT(gpu_mappings(child), 0);
+	}
 	WANT(state_of(child), -CUDA_ERROR_NOT_INITIALIZED);
 	WANT(lock(t.pid, 0), CUDA_SUCCESS);
 	WANT(cu.checkpoint(t.pid, NULL), CUDA_SUCCESS);

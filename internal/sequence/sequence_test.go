@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package sequence
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -17,10 +18,10 @@ import (
 type diary []string
 
 // step makes a step that writes into the diary and fails as told.
-func (d *diary) step(name string, fail, failBack error) step {
-	return step{
-		name: name, do: func(context.Context) (uint64, error) { *d = append(*d, name); return 7, fail },
-		back: "un" + name, undo: func(ctx context.Context) error {
+func (d *diary) step(name string, fail, failBack error) Step {
+	return Step{
+		Name: name, Do: func(context.Context) (uint64, error) { *d = append(*d, name); return 7, fail },
+		Back: "un" + name, Undo: func(ctx context.Context) error {
 			if ctx.Err() != nil {
 				*d = append(*d, "cancelled")
 			}
@@ -34,44 +35,44 @@ func TestSequence(t *testing.T) {
 	broken, stuck, jammed := errors.New("broken"), errors.New("stuck"), errors.New("jammed")
 	for _, test := range []struct {
 		name  string
-		steps func(d *diary) []step
+		steps func(d *diary) []Step
 		want  []string
 		err   string
 		is    []error
 	}{
 		{
 			name: "all goes well", want: []string{"a", "b"},
-			steps: func(d *diary) []step { return []step{d.step("a", nil, nil), d.step("b", nil, nil)} },
+			steps: func(d *diary) []Step { return []Step{d.step("a", nil, nil), d.step("b", nil, nil)} },
 		},
 		{
 			name: "the first fails", want: []string{"a"}, err: "a: broken", is: []error{broken},
-			steps: func(d *diary) []step { return []step{d.step("a", broken, nil), d.step("b", nil, nil)} },
+			steps: func(d *diary) []Step { return []Step{d.step("a", broken, nil), d.step("b", nil, nil)} },
 		},
 		{
 			name: "the last fails", want: []string{"a", "b", "c", "unb", "una"}, err: "c: broken", is: []error{broken},
-			steps: func(d *diary) []step {
-				return []step{d.step("a", nil, nil), d.step("b", nil, nil), d.step("c", broken, nil)}
+			steps: func(d *diary) []Step {
+				return []Step{d.step("a", nil, nil), d.step("b", nil, nil), d.step("c", broken, nil)}
 			},
 		},
 		{
 			name: "nothing to undo in between", want: []string{"a", "b", "c", "una"}, err: "c: broken",
-			steps: func(d *diary) []step {
+			steps: func(d *diary) []Step {
 				b := d.step("b", nil, nil)
-				b.undo = nil
-				return []step{d.step("a", nil, nil), b, d.step("c", broken, nil)}
+				b.Undo = nil
+				return []Step{d.step("a", nil, nil), b, d.step("c", broken, nil)}
 			},
 		},
 		{
 			name: "the way back fails too", want: []string{"a", "b", "c", "unb", "una"},
 			err: "c: broken; on the way back: unb: stuck; on the way back: una: jammed", is: []error{broken, stuck, jammed},
-			steps: func(d *diary) []step {
-				return []step{d.step("a", nil, jammed), d.step("b", nil, stuck), d.step("c", broken, nil)}
+			steps: func(d *diary) []Step {
+				return []Step{d.step("a", nil, jammed), d.step("b", nil, stuck), d.step("c", broken, nil)}
 			},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var d diary
-			err := newSequence("checkpoint", "id").run(t.Context(), test.steps(&d)...)
+			err := New("checkpoint", "id").Run(t.Context(), test.steps(&d)...)
 			if !slices.Equal(d, test.want) {
 				t.Errorf("done: %q, want %q", []string(d), test.want)
 			}
@@ -97,12 +98,14 @@ func TestSequenceGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var d diary
 	a, b := d.step("a", nil, nil), d.step("b", nil, nil)
-	b.do = func(context.Context) (uint64, error) { d = append(d, "b"); cancel(); return 0, nil }
-	err := newSequence("checkpoint", "id").run(ctx, a, b, d.step("c", nil, nil))
+	b.Do = func(context.Context) (uint64, error) { d = append(d, "b"); cancel(); return 0, nil }
+	err := New("checkpoint", "id").Run(ctx, a, b, d.step("c", nil, nil))
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want cancelled", err)
 	}
-	wantError(t, err, "given up before c")
+	if err == nil || !strings.Contains(err.Error(), "given up before c") {
+		t.Errorf("error %v", err)
+	}
 	if want := []string{"a", "b", "unb", "una"}; !slices.Equal(d, want) {
 		t.Errorf("done: %q, want %q", []string(d), want)
 	}
@@ -111,8 +114,8 @@ func TestSequenceGivenUp(t *testing.T) {
 // The way back can be taken after success too, once.
 func TestSequenceGoBack(t *testing.T) {
 	var d diary
-	q := newSequence("checkpoint", "id")
-	if err := q.run(t.Context(), d.step("a", nil, nil), d.step("b", nil, nil)); err != nil {
+	q := New("checkpoint", "id")
+	if err := q.Run(t.Context(), d.step("a", nil, nil), d.step("b", nil, nil)); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -128,11 +131,11 @@ func TestSequenceGoBack(t *testing.T) {
 func TestTimeline(t *testing.T) {
 	bundle := t.TempDir()
 	var d diary
-	q := newSequence("restore", "id")
-	if err := q.run(t.Context(), d.step("a", nil, nil), d.step("b", errors.New("broken"), nil)); err == nil {
+	q := New("restore", "id")
+	if err := q.Run(t.Context(), d.step("a", nil, nil), d.step("b", errors.New("broken"), nil)); err == nil {
 		t.Fatal("no error")
 	}
-	q.save(t.Context(), bundle)
+	q.Save(t.Context(), bundle)
 	data, err := os.ReadFile(filepath.Join(bundle, TimelineName))
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +157,7 @@ func TestTimeline(t *testing.T) {
 	if line.Phases[0].Bytes != 7 {
 		t.Errorf("%d bytes, want 7", line.Phases[0].Bytes)
 	}
-	q.save(t.Context(), filepath.Join(bundle, "missing")) // logged, and no more
+	q.Save(t.Context(), filepath.Join(bundle, "missing")) // logged, and no more
 }
 
 // What takes results away is called until the operation is complete, and then no more;
@@ -163,34 +166,34 @@ func TestSequenceCompletes(t *testing.T) {
 	broken := errors.New("broken")
 	for _, test := range []struct {
 		name string
-		end  func(d *diary) []step
+		end  func(d *diary) []Step
 		want []string
 	}{
-		{"fails before", func(d *diary) []step { return []step{d.step("c", broken, nil)} }, []string{"a", "b", "c", "unb", "una"}},
-		{"fails after", func(d *diary) []step {
+		{"fails before", func(d *diary) []Step { return []Step{d.step("c", broken, nil)} }, []string{"a", "b", "c", "unb", "una"}},
+		{"fails after", func(d *diary) []Step {
 			c := d.step("c", nil, nil)
-			c.completes, c.undo = true, nil
-			return []step{c, d.step("d", broken, nil)}
+			c.Completes, c.Undo = true, nil
+			return []Step{c, d.step("d", broken, nil)}
 		}, []string{"a", "b", "c", "d", "una"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			d, q := new(diary), newSequence("test", "id")
+			d, q := new(diary), New("test", "id")
 			b := d.step("b", nil, nil)
-			b.untilComplete = true
-			err := q.run(t.Context(), append([]step{d.step("a", nil, nil), b}, test.end(d)...)...)
+			b.UntilComplete = true
+			err := q.Run(t.Context(), append([]Step{d.step("a", nil, nil), b}, test.end(d)...)...)
 			if !errors.Is(err, broken) || !slices.Equal(*d, test.want) {
 				t.Errorf("%q, error %v; want %q", *d, err, test.want)
 			}
 		})
 	}
 	for _, fails := range []error{nil, broken} {
-		d, q := new(diary), newSequence("test", "id")
+		d, q := new(diary), New("test", "id")
 		b := d.step("b", nil, nil)
-		b.untilComplete = true
-		if err := q.run(t.Context(), d.step("a", nil, nil), b); err != nil {
+		b.UntilComplete = true
+		if err := q.Run(t.Context(), d.step("a", nil, nil), b); err != nil {
 			t.Fatal(err)
 		}
-		if back, err := q.runBeside(t.Context(), step{name: "c", do: func(context.Context) (uint64, error) { return 0, fails }}); back != nil || !errors.Is(err, fails) {
+		if back, err := q.RunBeside(t.Context(), Step{Name: "c", Do: func(context.Context) (uint64, error) { return 0, fails }}); back != nil || !errors.Is(err, fails) {
 			t.Errorf("way back %v, error %v", back, err)
 		}
 		want := []string{"a", "b", "una"}
@@ -202,8 +205,8 @@ func TestSequenceCompletes(t *testing.T) {
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	d, q := new(diary), newSequence("test", "id")
-	err := q.run(ctx, step{name: "metadata", completes: true, do: func(context.Context) (uint64, error) { cancel(); return 0, nil }}, d.step("stop", nil, nil))
+	d, q := new(diary), New("test", "id")
+	err := q.Run(ctx, Step{Name: "metadata", Completes: true, Do: func(context.Context) (uint64, error) { cancel(); return 0, nil }}, d.step("stop", nil, nil))
 	if err != nil || !slices.Equal(*d, []string{"stop"}) {
 		t.Errorf("given up after it was complete: %q, %v", *d, err)
 	}
@@ -212,26 +215,26 @@ func TestSequenceCompletes(t *testing.T) {
 // The way back and the steps beside it do not wait for each other, and each has
 // its own error.
 func TestRunBeside(t *testing.T) {
-	q := newSequence("test", "id")
+	q := New("test", "id")
 	began, undone := make(chan struct{}), make(chan struct{})
 	stuck, full := errors.New("stuck"), errors.New("full")
-	err := q.run(t.Context(), step{
-		name: "save", do: func(context.Context) (uint64, error) { return 0, nil },
-		back: "give back", undo: func(context.Context) error { <-began; close(undone); return stuck },
+	err := q.Run(t.Context(), Step{
+		Name: "save", Do: func(context.Context) (uint64, error) { return 0, nil },
+		Back: "give back", Undo: func(context.Context) error { <-began; close(undone); return stuck },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	back, err := q.runBeside(t.Context(), step{name: "store", do: func(context.Context) (uint64, error) {
+	back, err := q.RunBeside(t.Context(), Step{Name: "store", Do: func(context.Context) (uint64, error) {
 		close(began)
 		<-undone
 		return 0, full
-	}}, step{name: "never", do: func(context.Context) (uint64, error) { t.Error("taken after a failure"); return 0, nil }})
+	}}, Step{Name: "never", Do: func(context.Context) (uint64, error) { t.Error("taken after a failure"); return 0, nil }})
 	if !errors.Is(back, stuck) || errors.Is(back, full) || !errors.Is(err, full) || errors.Is(err, stuck) {
 		t.Errorf("back %v, error %v", back, err)
 	}
 	var names []string
-	for _, p := range q.known() {
+	for _, p := range q.Phases() {
 		names = append(names, p.Name)
 	}
 	if len(names) != 3 || names[0] != "save" {

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package gpustate
+package staging
 
 import (
 	"fmt"
@@ -14,20 +14,21 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// pins hold the directories with a checkpoint's GPU state from before a
-// container's processes run. They may have these directories in their own root
-// file system, where a hostile one would put a link to a file of the host in
-// the place of its state, and so have it mapped into itself.
-type pins struct {
+// Pins hold the directories with a checkpoint's GPU state from before a container's
+// processes run. The processes may have these directories in their own root file
+// system, where a hostile process would put a link to a file of the host in the place
+// of its state, and so have that file mapped into itself.
+type Pins struct {
 	dirs map[string]int // descriptors, by path
 }
 
-// pin opens the directories of all pieces.
-func pin(checkpoint *images.Checkpoint) (_ *pins, err error) {
-	p := &pins{dirs: make(map[string]int)}
+// Pin opens the directories of all pieces of a checkpoint's areas. The caller must
+// call Close.
+func Pin(checkpoint *images.Checkpoint) (_ *Pins, err error) {
+	p := &Pins{dirs: make(map[string]int)}
 	defer func() {
 		if err != nil {
-			p.close()
+			p.Close()
 		}
 	}()
 	for _, a := range checkpoint.Areas() {
@@ -64,8 +65,8 @@ func openReadOnly(dir string) (int, error) {
 	return fd, nil
 }
 
-// at returns a location whose files are opened through their pinned directories.
-func (p *pins) at(l images.Location) images.Location {
+// At returns a location whose files are opened through their pinned directories.
+func (p *Pins) At(l images.Location) images.Location {
 	l = slices.Clone(l)
 	for i, q := range l {
 		if fd, ok := p.dirs[filepath.Dir(q.Path)]; ok {
@@ -75,7 +76,8 @@ func (p *pins) at(l images.Location) images.Location {
 	return l
 }
 
-func (p *pins) close() {
+// Close closes the directories. It can be called on nil.
+func (p *Pins) Close() {
 	if p == nil {
 		return
 	}

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package gpustate
+package staging
 
 import (
 	"errors"
@@ -55,12 +55,12 @@ func TestPins(t *testing.T) {
 	if err := os.WriteFile(secret, make([]byte, 8192), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p, err := pin(c)
+	p, err := Pin(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.close()
-	piece := p.at(c.Areas()[0].Location)[0]
+	defer p.Close()
+	piece := p.At(c.Areas()[0].Location)[0]
 
 	// The directory becomes a link.
 	if err := os.Rename(dir, dir+"-was"); err != nil {

@@ -1,7 +1,13 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+// Package sequence runs the steps of an operation on a container in order, remembers
+// the way back, and keeps the times.
+//
+// The life of a Sequence: New, then Run with the steps, which undoes what was done if a
+// step fails; then Save writes the timeline. An operation whose way back is also its
+// end, a checkpoint that leaves the container running, calls RunBeside after Run.
+package sequence
 
 import (
 	"cmp"
@@ -19,65 +25,67 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// step is one step of a checkpoint, restore, suspension or resume. Its undo, nil
-// where there is nothing to undo, is called only after do has succeeded; a do that
-// fails leaves things as they were before it.
-type step struct {
-	name string
-	do   func(ctx context.Context) (bytes uint64, err error)
-	// back names the undo in the timeline.
-	back string
-	undo func(ctx context.Context) error
-	// completes says that the operation's results are good from here on. Later
+// Step is one step of an operation. Its Undo, nil where there is nothing to undo, is
+// called only after Do has succeeded; a Do that fails leaves things as they were
+// before it.
+type Step struct {
+	Name string
+	Do   func(ctx context.Context) (bytes uint64, err error)
+	// Back names the undo in the timeline.
+	Back string
+	Undo func(ctx context.Context) error
+	// Completes says that the operation's results are good from here on. Later
 	// steps are not given up with the context.
-	completes bool
-	// untilComplete says that undo takes results away: it is not called once a step
+	Completes bool
+	// UntilComplete says that Undo takes results away: it is not called once a step
 	// has completed the operation.
-	untilComplete bool
+	UntilComplete bool
 }
 
-// sequence runs steps, remembers the way back, and keeps the times.
-type sequence struct {
-	operation string // "checkpoint", "restore", "suspend" or "resume"
+// Sequence runs the steps of one operation.
+type Sequence struct {
+	operation string
 	id        string
 	began     time.Time
-	back      []step // those done that have an undo
+	back      []Step // those done that have an undo
 
 	mu     sync.Mutex // steps may run beside the way back
 	phases []images.Phase
 }
 
-func newSequence(operation, id string) *sequence {
-	return &sequence{operation: operation, id: id, began: time.Now()}
+// New returns the sequence of an operation, "checkpoint", "restore", "suspend" or
+// "resume", on the container of this id, which begins now.
+func New(operation, id string) *Sequence {
+	return &Sequence{operation: operation, id: id, began: time.Now()}
 }
 
-// run takes the steps in order. When one fails, or the context has ended before
-// it, run goes back all the way and returns that error, joined by what went
+// Run takes the steps in order. When one fails, or the context has ended before
+// it, Run goes back all the way and returns that error, joined by what went
 // wrong on the way back.
-func (q *sequence) run(ctx context.Context, steps ...step) error {
+func (q *Sequence) Run(ctx context.Context, steps ...Step) error {
 	for _, st := range steps {
 		if err := q.take(ctx, st); err != nil {
-			return joinBack(err, q.goBack(ctx))
+			return Join(err, q.goBack(ctx))
 		}
-		if st.undo != nil {
+		if st.Undo != nil {
 			q.back = append(q.back, st)
 		}
-		if st.completes {
-			q.back = slices.DeleteFunc(q.back, func(st step) bool { return st.untilComplete })
+		if st.Completes {
+			q.back = slices.DeleteFunc(q.back, func(st Step) bool { return st.UntilComplete })
 			ctx = context.WithoutCancel(ctx)
 		}
 	}
 	return nil
 }
 
-// runBeside goes back all the way, except for what takes results away, and
+// RunBeside goes back all the way, except for what takes results away, and
 // meanwhile takes steps that need no undo and complete the operation. When one of
 // these fails, or the context has ended before it, err is that error, and the
 // results are taken away afterwards. back is the error of the way back.
-func (q *sequence) runBeside(ctx context.Context, steps ...step) (back, err error) {
-	var results, others []step
+func (q *Sequence) RunBeside(ctx context.Context, steps ...Step) (back, err error) {
+	var results, others []Step
 	for _, st := range q.back {
-		if st.untilComplete {
+		if st.UntilComplete {
 			results = append(results, st)
 		} else {
 			others = append(others, st)
@@ -97,34 +105,37 @@ func (q *sequence) runBeside(ctx context.Context, steps ...step) (back, err erro
 	<-done
 	if err != nil {
 		q.back = results
-		err = joinBack(err, q.goBack(ctx))
+		err = Join(err, q.goBack(ctx))
 	}
 	return back, err
 }
 
+// Began returns when the operation began.
+func (q *Sequence) Began() time.Time { return q.began }
+
 // take takes a step, unless the context has ended.
-func (q *sequence) take(ctx context.Context, st step) error {
+func (q *Sequence) take(ctx context.Context, st Step) error {
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("given up before %s: %w", st.name, err)
+		return fmt.Errorf("given up before %s: %w", st.Name, err)
 	}
-	return q.time(ctx, st.name, st.do)
+	return q.time(ctx, st.Name, st.Do)
 }
 
 // goBack undoes the steps done, the last first, on a context that does not end
 // with the client's. It undoes as many as it can.
-func (q *sequence) goBack(ctx context.Context) error {
+func (q *Sequence) goBack(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	var errs []error
 	for len(q.back) > 0 {
 		st := q.back[len(q.back)-1]
 		q.back = q.back[:len(q.back)-1]
-		errs = append(errs, q.time(ctx, st.back, func(ctx context.Context) (uint64, error) { return 0, st.undo(ctx) }))
+		errs = append(errs, q.time(ctx, st.Back, func(ctx context.Context) (uint64, error) { return 0, st.Undo(ctx) }))
 	}
-	return joinBack(nil, errs...)
+	return Join(nil, errs...)
 }
 
-// joinBack joins an error with those of the way back, in one line.
-func joinBack(err error, back ...error) error {
+// Join joins an error with those of the way back, in one line.
+func Join(err error, back ...error) error {
 	for _, b := range back {
 		switch {
 		case b == nil:
@@ -138,7 +149,7 @@ func joinBack(err error, back ...error) error {
 }
 
 // time runs one phase and logs it.
-func (q *sequence) time(ctx context.Context, name string, do func(context.Context) (uint64, error)) error {
+func (q *Sequence) time(ctx context.Context, name string, do func(context.Context) (uint64, error)) error {
 	start := time.Now()
 	bytes, err := do(ctx)
 	q.add(ctx, name, start, bytes, err)
@@ -148,9 +159,9 @@ func (q *sequence) time(ctx context.Context, name string, do func(context.Contex
 	return nil
 }
 
-func (q *sequence) add(ctx context.Context, name string, start time.Time, bytes uint64, err error) {
+func (q *Sequence) add(ctx context.Context, name string, start time.Time, bytes uint64, err error) {
 	p := images.Phase{Name: name, Start: max(0, start.Sub(q.began)), Took: time.Since(start), Bytes: bytes}
-	q.note(p)
+	q.Note(p)
 	entry := log.G(ctx).WithFields(log.Fields{
 		"id": q.id, "operation": q.operation, "phase": name, "took": p.Took, "bytes": bytes,
 	})
@@ -161,15 +172,15 @@ func (q *sequence) add(ctx context.Context, name string, start time.Time, bytes 
 	entry.Info("phase")
 }
 
-// note adds a phase to the timeline.
-func (q *sequence) note(p images.Phase) {
+// Note adds a phase to the timeline.
+func (q *Sequence) Note(p images.Phase) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.phases = append(q.phases, p)
 }
 
-// known returns the phases that are over, in the order they began.
-func (q *sequence) known() []images.Phase {
+// Phases returns the phases that are over, in the order they began.
+func (q *Sequence) Phases() []images.Phase {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	phases := slices.Clone(q.phases)
@@ -188,10 +199,10 @@ type Timeline struct {
 	Took      time.Duration  `json:"tookNs"` // the whole, nanoseconds
 }
 
-// save writes the timeline into the bundle. It is a courtesy: that it cannot
+// Save writes the timeline into the bundle. It is a courtesy: that it cannot
 // be written is logged and no more.
-func (q *sequence) save(ctx context.Context, bundle string) {
-	data, err := json.MarshalIndent(Timeline{Operation: q.operation, Phases: q.known(), Took: time.Since(q.began)}, "", "  ")
+func (q *Sequence) Save(ctx context.Context, bundle string) {
+	data, err := json.MarshalIndent(Timeline{Operation: q.operation, Phases: q.Phases(), Took: time.Since(q.began)}, "", "  ")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(bundle, TimelineName), data, 0o600)
 	}

@@ -1,0 +1,235 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
+)
+
+// locked is what a State knows of the CUDA processes from their lock on.
+type locked struct {
+	info        cuda.Info
+	procs       cuda.Group // by their pids in the container; State is as each was found
+	bystanders  []bystander
+	took        time.Duration
+	use         usage
+	copyThreads int
+
+	path  DataPath // of Preflight
+	sizes []uint64 // bytes of GPU state by place in procs; nil before Save
+	areas []Area   // state that is not in the processes
+}
+
+// usage is GPU memory in bytes as NVML counts it; the maps are nil if it is not
+// known.
+type usage struct {
+	byGPU map[string]uint64 // by UUID
+	byPID map[int]uint64
+}
+
+// total returns the sum over all GPUs.
+func (u usage) total() (bytes uint64) {
+	for _, n := range u.byGPU {
+		bytes += n
+	}
+	return bytes
+}
+
+// lock finds the CUDA processes among pids and locks them.
+func (l *locked) lock(ctx context.Context, helpers *helpers, pids []int, timeout time.Duration) error {
+	helper, err := l.find(ctx, helpers, pids)
+	if err != nil {
+		return err
+	}
+	if helpers.visible != nil && !l.listsAll() { // a process got a GPU past the spec
+		helpers.visible = nil
+		if helper, err = l.find(ctx, helpers, pids); err != nil {
+			return err
+		}
+	}
+	// The container's order: its own pids, not the host's.
+	slices.SortFunc(l.procs, func(a, b cuda.Process) int { return cmp.Compare(a.PID.NS, b.PID.NS) })
+	if l.bystanders, err = l.bystandersAmong(pids); err != nil || len(l.procs) == 0 {
+		return err
+	}
+	surveyed := make(chan error, 1)
+	go func() { // which takes as long as the lock
+		var err error
+		l.use, err = useOf(ctx, helper, l.procs)
+		surveyed <- err
+	}()
+	err = l.procs.Lock(ctx, helper, timeout)
+	if serr := <-surveyed; serr != nil {
+		log.G(ctx).WithError(serr).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
+	}
+	return err
+}
+
+// find starts the helper and asks it for the GPUs and the processes.
+func (l *locked) find(ctx context.Context, helpers *helpers, pids []int) (helper *cuda.Helper, err error) {
+	if helper, l.info, err = helpers.begin(ctx, (*cuda.Helper).Info); err != nil {
+		return nil, err
+	}
+	l.procs, err = cuda.Find(ctx, helper, pids)
+	return helper, err
+}
+
+// listsAll reports whether the helper listed every GPU that the processes have open.
+func (l *locked) listsAll() bool {
+	for _, p := range l.procs {
+		for _, minor := range p.GPUs {
+			if !slices.ContainsFunc(l.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// useOf asks how much GPU memory the processes have. The helper must count pids as
+// the machine does.
+func useOf(ctx context.Context, helper *cuda.Helper, procs cuda.Group) (usage, error) {
+	survey, err := helper.Survey(ctx)
+	if err != nil {
+		return usage{}, err
+	}
+	ours := make(map[int]bool)
+	for _, p := range procs {
+		ours[p.PID.Host] = p.State != cuda.Checkpointed
+	}
+	u := usage{byGPU: make(map[string]uint64), byPID: make(map[int]uint64)}
+	for _, d := range survey.Devices {
+		for _, user := range d.Users {
+			if ours[user.PID] {
+				u.byGPU[d.UUID] += user.Bytes
+				u.byPID[user.PID] += user.Bytes
+			}
+		}
+	}
+	return u, nil
+}
+
+// had returns the GPUs that the processes had open when they were locked, in CUDA's
+// order.
+func (l *locked) had() (had []cuda.GPU) {
+	for _, d := range l.info.GPUs {
+		if slices.ContainsFunc(l.procs, func(p cuda.Process) bool { return slices.Contains(p.GPUs, d.Minor) }) {
+			had = append(had, d)
+		}
+	}
+	return had
+}
+
+// seen returns the GPUs that the processes could open, used or not.
+func (l *locked) seen(request cdi.Request) (seen []cuda.GPU) {
+	had := uuidsOf(l.had())
+	for _, d := range l.info.GPUs {
+		if request.Grants(cdi.GPU{Minor: d.Minor}) || slices.Contains(had, d.UUID) {
+			seen = append(seen, d)
+		}
+	}
+	return seen
+}
+
+// memory returns the anonymous areas of each process.
+func (l *locked) memory() ([][]cuda.Range, error) {
+	all := make([][]cuda.Range, len(l.procs))
+	for i, p := range l.procs {
+		var err error
+		if all[i], err = cuda.AnonymousRanges(p.PID.Host); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// measure notes the bytes of GPU state of each process: the memory that it has now and
+// did not have before.
+func (l *locked) measure(before [][]cuda.Range) error {
+	after, err := l.memory()
+	if err != nil {
+		return err
+	}
+	l.sizes = make([]uint64, len(l.procs))
+	for i := range l.procs {
+		for _, a := range cuda.NewRanges(before[i], after[i]) {
+			l.sizes[i] += a.Bytes()
+		}
+	}
+	return nil
+}
+
+// anySaved reports whether the driver still has one of the processes checkpointed
+// after a step that was undone: undoing may have failed. It reports true if it
+// cannot find out: RestoreInPlace is tried then, and reports. The container is
+// thawed.
+func (l *locked) anySaved(ctx context.Context, helpers *helpers) bool {
+	helper, err := helpers.get(ctx)
+	if err != nil {
+		return true
+	}
+	for _, p := range l.procs.Living() {
+		if p.State == cuda.Checkpointed {
+			continue // by hand, before
+		}
+		state, err := helper.State(ctx, p.PID.Host)
+		if (err != nil || state == cuda.Checkpointed) && !errors.Is(err, cuda.ErrNotCUDA) {
+			return true
+		}
+	}
+	return false
+}
+
+// putBack has the data path put the areas back, once: what is in a process
+// afterwards is the driver's, also if it fails for another process. It then
+// checkpoints this one again, to wherever it likes, and something else may lie
+// where the area was. A process that is not checkpointed any more is an error:
+// somebody has had the driver restore it by hand, from an area that was empty.
+func (l *locked) putBack(ctx context.Context, helper *cuda.Helper, job *Job) (done func(context.Context), err error) {
+	var areas []Area
+	living := l.procs.Living()
+	for _, a := range l.areas {
+		pid := l.procs[a.Process].PID.Host
+		if a.inProcess || !slices.ContainsFunc(living, func(p cuda.Process) bool { return p.PID.Host == pid }) {
+			continue
+		}
+		state, err := helper.State(ctx, pid)
+		if err != nil {
+			return nil, err
+		}
+		if state != cuda.Checkpointed {
+			return nil, fmt.Errorf("process %d is %v, though its GPU state is in a file: it was restored by hand from an empty area, and its GPU memory is lost; kill it: %w",
+				pid, state, errdefs.ErrDataLoss)
+		}
+		areas = append(areas, a)
+	}
+	if done, err = l.path.Restore(ctx, job, areas); err != nil {
+		return nil, err
+	}
+	for i := range l.areas {
+		l.areas[i].inProcess = true // the process keeps the file
+		l.areas[i].release()
+	}
+	return done, nil
+}
+
+// dropAreas forgets the areas, whose bytes are with the processes or, complete, in
+// an image. Memory is freed.
+func (l *locked) dropAreas() {
+	for i := range l.areas {
+		l.areas[i].release()
+	}
+	l.areas = nil
+}

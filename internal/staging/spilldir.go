@@ -1,0 +1,86 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package staging
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// SpillDir is a directory that holds the spilled state of one container.
+type SpillDir struct {
+	Path string
+	note string // the file that names it
+}
+
+// spillPrefix begins the names of such directories. spillNote is the file in the
+// container's bundle that names the container's, for the case that the shim dies
+// before it removes it.
+const (
+	spillPrefix = "gpuckpt-spill-"
+	spillNote   = "gpuckpt-spill-dir"
+)
+
+// CheckSpillParent refuses a directory to spill to that frees no memory.
+func CheckSpillParent(dir string) error {
+	if st, err := os.Stat(dir); err != nil {
+		return fmt.Errorf("spill: %w: %w", err, errdefs.ErrFailedPrecondition)
+	} else if !st.IsDir() {
+		return fmt.Errorf("spill: %s is no directory: %w", dir, errdefs.ErrFailedPrecondition)
+	}
+	if OnMemory(dir) {
+		return fmt.Errorf("spill: %s is on a tmpfs, which is memory: choose a directory on a disk: %w", dir, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// MakeSpillDir makes a directory in parent for the container of this name, and
+// notes it in the bundle.
+func MakeSpillDir(parent, name, bundle string) (*SpillDir, error) {
+	d := &SpillDir{Path: filepath.Join(parent, spillPrefix+name), note: filepath.Join(bundle, spillNote)}
+	if err := os.Mkdir(d.Path, 0o700); errors.Is(err, os.ErrExist) {
+		return nil, fmt.Errorf("%s is there already, from a container of this name whose node or shim has died: remove it: %w", d.Path, errdefs.ErrAlreadyExists)
+	} else if err != nil {
+		return nil, fmt.Errorf("make a directory for the GPU state: %w", err)
+	}
+	if err := os.WriteFile(d.note, []byte(d.Path), 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("remember the spill directory: %w", err), os.Remove(d.Path))
+	}
+	return d, nil
+}
+
+// Remove removes the directory and the note. After an error it can be called again.
+func (d *SpillDir) Remove() error {
+	if err := os.RemoveAll(d.Path); err != nil {
+		return fmt.Errorf("remove the spilled GPU state: %w", err)
+	}
+	if err := os.Remove(d.note); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("forget the spill directory: %w", err)
+	}
+	return nil
+}
+
+// RemoveDeadSpill removes the spilled state of a container whose shim has died.
+func RemoveDeadSpill(bundle string) error {
+	dir, err := os.ReadFile(filepath.Join(bundle, spillNote))
+	if err != nil || !strings.HasPrefix(filepath.Base(string(dir)), spillPrefix) {
+		return nil
+	}
+	return os.RemoveAll(string(dir))
+}
+
+// OnMemory reports whether a directory is on a file system whose files are memory.
+func OnMemory(dir string) bool {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return false
+	}
+	return st.Type == unix.TMPFS_MAGIC || st.Type == unix.HUGETLBFS_MAGIC
+}
