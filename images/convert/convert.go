@@ -88,7 +88,7 @@ func Convert(ctx context.Context, from, to Ref, o Options) (_ *Result, err error
 		}
 	}()
 	if to.Kind == InContainerd {
-		c, err := o.Dial()
+		c, err := o.Dial.client()
 		if err != nil {
 			return nil, err
 		}

@@ -28,6 +28,13 @@ import (
 // Ref is in containerd, and does not close the client.
 type Dial func() (*client.Client, error)
 
+func (d Dial) client() (*client.Client, error) {
+	if d == nil {
+		return nil, errors.New("a checkpoint in containerd needs a Dial")
+	}
+	return d()
+}
+
 // Source is an open checkpoint, good until Close.
 type Source struct {
 	Ref
@@ -63,7 +70,7 @@ func Open(ctx context.Context, ref Ref, dial Dial) (_ *Source, err error) {
 	}()
 	switch ref.Kind {
 	case InContainerd:
-		c, err := dial()
+		c, err := dial.client()
 		if err != nil {
 			return nil, err
 		}

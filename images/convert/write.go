@@ -27,7 +27,7 @@ var errNoName = errors.New("the image needs a name: write it after the path, PAT
 
 // intoContainerd writes into containerd, under its name at the end.
 func (v *conversion) intoContainerd(ctx context.Context) error {
-	c, err := v.Dial()
+	c, err := v.Dial.client()
 	if err != nil {
 		return err
 	}
