@@ -1,0 +1,69 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package staging
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// Disk holds for the file that says so, whatever the others say.
+func TestDigestsOfMemoryAndDisk(t *testing.T) {
+	memory, err := os.MkdirTemp("/dev/shm", "gpuckpt-staging-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(memory) })
+	disk, err := os.MkdirTemp("/var/tmp", "gpuckpt-staging-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(disk) })
+	content := bytes.Repeat([]byte("GPU state, "), HugePage)[:2*HugePage+PageSize]
+	var files []FileRange
+	for i, dir := range []string{memory, disk, memory} {
+		path := filepath.Join(dir, string(rune('a'+i)))
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, FileRange{Path: path, Offset: PageSize, Bytes: 2 * HugePage, Disk: dir == disk})
+	}
+	want := images.DigestBlock(content[PageSize:])
+	for range 2 {
+		digests, err := digestAll(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, d := range digests {
+			if len(d) != 1 || d[0] != want {
+				t.Errorf("%s: got %v, want %s", files[i].Path, d, want)
+			}
+		}
+		files[0], files[1] = files[1], files[0]
+	}
+	files[0].Bytes *= 2
+	if _, err := digestAll(files); err == nil {
+		t.Error("a file that is cut short was digested")
+	}
+}
+
+func FuzzParseRequest(f *testing.F) {
+	f.Add([]byte(`{"op":"digest","files":[{"path":"/x","offset":4096,"bytes":8192,"disk":true}]}`))
+	f.Add([]byte(`{"op":"check","areas":[],"places":[]}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		q, err := parseRequest(body)
+		if err != nil {
+			return
+		}
+		for _, r := range q.Files {
+			if r.Bytes == 0 || (r.Offset|r.Bytes)%PageSize != 0 || r.Offset >= HugePage {
+				t.Fatalf("accepted %+v", r)
+			}
+		}
+	})
+}
