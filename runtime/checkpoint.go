@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	goruntime "runtime"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/runc/options"
@@ -265,6 +266,9 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err := dumpLog.Remove(); err != nil {
 		return err
 	}
+	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
 	watch := criu.StartWatch(ctx, false)
 	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {

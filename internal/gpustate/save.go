@@ -5,6 +5,7 @@ package gpustate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/containerd/errdefs"
@@ -63,6 +64,9 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 	if len(s.procs) == 0 { // bystanders have nothing to save
 		s.phase = Saved
 		return 0, nil
+	}
+	if s.path == nil {
+		return 0, errors.New("save GPU state: Preflight has chosen no data path")
 	}
 	helper, err := s.helpers.get(ctx)
 	if err != nil {
