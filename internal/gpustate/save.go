@@ -5,6 +5,7 @@ package gpustate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/containerd/errdefs"
@@ -59,6 +60,9 @@ func (s *State) job() *Job {
 func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
 		return 0, err
+	}
+	if s.path == nil {
+		return 0, errors.New("save GPU state: Preflight has chosen no data path")
 	}
 	helper, err := s.helpers.get(ctx)
 	if err != nil {
