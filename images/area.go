@@ -176,22 +176,19 @@ func (a *Area) Open() *AreaReader {
 // ErrDamaged; other errors are those of opening and reading a file.
 func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 	at, whole, pieces := uint64(offset), len(p), r.area.Location
-	if begin := r.area.Offset; at < begin { // bytes before the range mean nothing
-		n := min(uint64(len(p)), begin-at)
+	zeros := func(to uint64) {
+		n := min(uint64(len(p)), max(to, at)-at)
 		clear(p[:n])
 		p, at = p[n:], at+n
 	}
+	zeros(r.area.Offset) // bytes before the range mean nothing
 	for i := pieces.at(at); len(p) > 0; i++ {
 		if i == len(pieces) {
 			clear(p)
 			break
 		}
 		q := &pieces[i]
-		if at < q.Offset {
-			n := min(uint64(len(p)), q.Offset-at)
-			clear(p[:n])
-			p, at = p[n:], at+n
-		}
+		zeros(q.Offset)
 		n := min(uint64(len(p)), q.Offset+q.Bytes-at)
 		if n == 0 {
 			break

@@ -4,11 +4,14 @@
 package images
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"sync"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // BlockError reports a block of an area whose content is not what was dumped.
@@ -26,11 +29,9 @@ type BlockError struct {
 }
 
 func (e *BlockError) Error() string {
-	in := e.Path
-	if in == "" {
-		in = "which no file holds"
-	} else {
-		in = "in " + in
+	in := "which no file holds"
+	if e.Path != "" {
+		in = "in " + e.Path
 	}
 	return fmt.Sprintf("%s is damaged: block %d of %d bytes, %s, has the digest %s, not %s", e.Area, e.Block, BlockBytes, in, e.Got, e.Want)
 }
@@ -46,66 +47,47 @@ const maxBlockErrors = 32
 // core. progress receives the step "verify". The error joins a BlockError for each
 // wrong block, up to 32.
 func Check(ctx context.Context, areas []Area, workers int, progress Progress) error {
-	type job struct{ area, block int }
-	var jobs []job
 	var total uint64
-	for i, a := range areas {
+	for _, a := range areas {
 		total += a.Bytes
-		for j := range a.Digests {
-			jobs = append(jobs, job{i, j})
-		}
-	}
-	readers := make([]*AreaReader, len(areas))
-	for i := range areas {
-		readers[i] = areas[i].Open()
-		defer readers[i].Close()
 	}
 	meter := progress.Begin("verify", total)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var (
-		mu   sync.Mutex
-		errs []error
-		next int
-		wg   sync.WaitGroup
-	)
-	if workers == 0 {
-		workers = runtime.NumCPU()
-	}
-	for range min(workers, len(jobs)) {
-		wg.Go(func() {
-			buf := make([]byte, 1<<20)
-			for {
-				mu.Lock()
-				at := next
-				next++
-				mu.Unlock()
-				if at >= len(jobs) || ctx.Err() != nil {
-					return
-				}
-				j := jobs[at]
-				n, err := areas[j.area].checkBlock(ctx, readers[j.area], j.block, buf)
-				if err != nil {
-					mu.Lock()
-					errs = append(errs, err)
-					if len(errs) == maxBlockErrors || !errors.As(err, new(*BlockError)) {
-						cancel()
-					}
-					mu.Unlock()
-				}
-				meter.Add(int64(n))
+	var mu sync.Mutex
+	var wrong []error
+	buffers := sync.Pool{New: func() any { return new([1 << 20]byte) }}
+	group, gctx := errgroup.WithContext(ctx)
+	group.SetLimit(cmp.Or(workers, runtime.NumCPU()))
+	for i := range areas {
+		a := &areas[i]
+		r := a.Open()
+		defer r.Close()
+		for block := range a.Digests {
+			if gctx.Err() != nil {
+				break
 			}
-		})
+			group.Go(func() error {
+				buf := buffers.Get().(*[1 << 20]byte)
+				defer buffers.Put(buf)
+				n, err := a.checkBlock(gctx, r, block, buf[:])
+				meter.Add(int64(n))
+				mu.Lock()
+				defer mu.Unlock()
+				if errors.As(err, new(*BlockError)) && len(wrong) < maxBlockErrors-1 {
+					wrong = append(wrong, err)
+					return nil
+				}
+				return err
+			})
+		}
 	}
-	wg.Wait()
-	if len(errs) > 0 {
-		return errors.Join(errs...)
+	err := group.Wait()
+	if err == nil && len(wrong) == 0 {
+		err = context.Cause(ctx)
 	}
-	if err := context.Cause(ctx); err != nil {
-		return err
+	if err = errors.Join(append(wrong, err)...); err == nil {
+		meter.End("read")
 	}
-	meter.End("read")
-	return nil
+	return err
 }
 
 // checkBlock reads one block through buf, and returns its size.
@@ -120,7 +102,7 @@ func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []
 	} else {
 		h := NewBlockHash()
 		for at := from; at < to; {
-			if err := ctx.Err(); err != nil {
+			if err := context.Cause(ctx); err != nil {
 				return 0, err
 			}
 			part := buf[:min(uint64(len(buf)), to-at)]
@@ -132,12 +114,13 @@ func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []
 		}
 		got = h.Digest()
 	}
-	if want := a.Digests[number]; got != want {
-		e := &BlockError{Area: a.File, Block: number, Got: got, Want: want}
-		if stored {
-			e.Path = a.Location[i].String()
-		}
-		return to - from, e
+	want := a.Digests[number]
+	if got == want {
+		return to - from, nil
 	}
-	return to - from, nil
+	e := &BlockError{Area: a.File, Block: number, Got: got, Want: want}
+	if stored {
+		e.Path = a.Location[i].String()
+	}
+	return to - from, e
 }

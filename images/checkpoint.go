@@ -93,17 +93,15 @@ func Open(dir string, opts ...Option) (*Checkpoint, error) {
 func OpenFiles(files []File, opts ...Option) (*Checkpoint, error) {
 	c := &Checkpoint{pieces: make(map[string]Location)}
 	for _, f := range files {
-		if err := c.take(f); err != nil {
-			return nil, err
-		}
+		c.take(f)
 	}
 	return c.complete(true, opts...)
 }
 
 // file returns a file by its name, nil if there is none. It knows no areas' files.
 func (c *Checkpoint) file(name string) *File {
-	at, ok := slices.BinarySearchFunc(c.Files, name, func(f File, name string) int { return cmp.Compare(f.Name, name) })
-	if !ok {
+	at := slices.IndexFunc(c.Files, func(f File) bool { return f.Name == name })
+	if at < 0 {
 		return nil
 	}
 	return &c.Files[at]
@@ -201,30 +199,23 @@ func list(dirs []string) (*Checkpoint, error) {
 			if !st.Mode().IsRegular() {
 				return nil, fmt.Errorf("%w: %s is not a regular file", ErrDamaged, path)
 			}
-			if err := c.take(File{Name: e.Name(), Path: path, Bytes: uint64(st.Size())}); err != nil {
-				return nil, err
-			}
+			c.take(File{Name: e.Name(), Path: path, Bytes: uint64(st.Size())})
 		}
 	}
 	return c, nil
 }
 
 // take sorts one file in.
-func (c *Checkpoint) take(f File) error {
-	parts := pieceForm.FindStringSubmatch(f.Name)
-	if parts == nil {
+func (c *Checkpoint) take(f File) {
+	area, offset, piece := ParsePieceFile(f.Name)
+	switch {
+	case !IsAreaFile(f.Name):
 		c.Files = append(c.Files, f)
-		return nil
+		return
+	case !piece:
+		area = f.Name
 	}
-	p := Piece{Path: f.Path, Data: f.Data, Bytes: f.Bytes}
-	if parts[2] != "" {
-		var err error
-		if p.Offset, err = strconv.ParseUint(parts[2], 16, 64); err != nil {
-			return fmt.Errorf("%w: %s: %w", ErrDamaged, f.Path, err)
-		}
-	}
-	c.pieces[parts[1]] = append(c.pieces[parts[1]], p)
-	return nil
+	c.pieces[area] = append(c.pieces[area], Piece{Path: f.Path, Data: f.Data, Offset: offset, Bytes: f.Bytes})
 }
 
 // complete reads the metadata, if there is any, and checks the files against it.

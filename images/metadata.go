@@ -31,6 +31,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/containerd/v2/pkg/atomicfile"
 	"github.com/zeebo/blake3"
 	"github.com/zeebo/xxh3"
 )
@@ -128,11 +129,30 @@ const BlockBytes = 64 << 20
 // busy for as long as CRIU's dump takes (BLAKE3: 4 GB/s a core; XXH3: as fast as
 // memory).
 func DigestBlock(b []byte) string {
-	sum := xxh3.Hash128(b).Bytes()
+	h := NewBlockHash()
+	h.Write(b)
+	return h.Digest()
+}
+
+// BlockHash computes DigestBlock of a block that comes in parts.
+type BlockHash struct{ h *xxh3.Hasher }
+
+// NewBlockHash returns the hash of an empty block.
+func NewBlockHash() *BlockHash { return &BlockHash{xxh3.New()} }
+
+// Write adds the next part of the block.
+func (b *BlockHash) Write(part []byte) { _, _ = b.h.Write(part) } // it never fails
+
+// Digest returns the digest of all parts so far.
+func (b *BlockHash) Digest() string {
+	sum := b.h.Sum128().Bytes()
 	return digestPrefix + hex.EncodeToString(sum[:])
 }
 
 const digestPrefix = "xxh3-128:"
+
+// ZeroBlockDigest is the digest of a whole block of zeros.
+const ZeroBlockDigest = digestPrefix + "8c5a2179ae9f1c910939aaa27d431ff2"
 
 // AreaFile returns the name of the file of a process's area. pid is the process's
 // inside the container, number counts its areas from 0.
@@ -229,15 +249,18 @@ func ParseMetadata(data []byte) (*Metadata, error) {
 // gpuckpt.json has appeared, and one that was there is as it was.
 func WriteMetadata(dir string, m *Metadata) error {
 	data, err := EncodeMetadata(m)
+	if err == nil {
+		err = flush(dir)
+	}
+	if err == nil {
+		err = writeFile(filepath.Join(dir, MetadataName), data)
+	}
 	if err != nil {
 		return fmt.Errorf("write checkpoint metadata: %w", err)
 	}
-	if err := flush(dir); err != nil {
-		return fmt.Errorf("write checkpoint metadata: %w", err)
-	}
-	if err := writeFile(dir, MetadataName, data); err != nil {
-		return fmt.Errorf("write checkpoint metadata: %w", err)
-	}
+	// A directory that cannot be flushed is not an error: the file is complete, and is
+	// either found or not.
+	_ = flushFile(dir)
 	return nil
 }
 
@@ -292,18 +315,12 @@ func checkSeal(data []byte) error {
 // flush writes the plain files of a directory to the disk: CRIU does not.
 func flush(dir string) error {
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
 	for _, e := range entries {
-		if !e.Type().IsRegular() {
-			continue
-		}
-		if err := flushFile(filepath.Join(dir, e.Name())); err != nil {
-			return err
+		if err == nil && e.Type().IsRegular() {
+			err = flushFile(filepath.Join(dir, e.Name()))
 		}
 	}
-	return nil
+	return err
 }
 
 func flushFile(name string) error {
@@ -314,34 +331,15 @@ func flushFile(name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// writeFile writes dir/name: a temporary file that is flushed and then renamed.
-func writeFile(dir, name string, data []byte) (err error) {
-	f, err := os.CreateTemp(dir, "."+name+".")
+func writeFile(name string, data []byte) error {
+	f, err := atomicfile.New(name, 0o600)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
-		}
-	}()
 	if _, err := f.Write(data); err != nil {
-		return err
+		return errors.Join(err, f.Cancel())
 	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), filepath.Join(dir, name)); err != nil {
-		return err
-	}
-	// The name is in the directory. A directory that cannot be flushed is not an
-	// error: the file is complete, and is either found or not.
-	_ = flushFile(dir)
-	return nil
+	return f.Close()
 }
 
 // uuidForm matches a GPU's UUID as the driver prints it.

@@ -15,12 +15,6 @@ import (
 )
 
 func cdiCommand() *cobra.Command {
-	group := &cobra.Command{
-		Use:   "cdi",
-		Short: "Write the node's CDI specification, by which GPUs get into containers",
-		Args:  cobra.NoArgs, // so that an unknown sub-command is an error
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
 	var output, root, helper string
 	generate := &cobra.Command{
 		Use:   "generate",
@@ -61,8 +55,7 @@ update.`,
 	_ = generate.MarkFlagFilename("output")
 	_ = generate.MarkFlagFilename("helper")
 	_ = generate.MarkFlagDirname("driver-root")
-	group.AddCommand(generate)
-	return group
+	return group(&cobra.Command{Use: "cdi", Short: "Write the node's CDI specification, by which GPUs get into containers"}, generate)
 }
 
 // describeNode asks the driver for this node's GPUs.

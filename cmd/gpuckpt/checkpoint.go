@@ -6,10 +6,8 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"os"
 
-	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/capture"
@@ -48,15 +46,12 @@ the container is as it was before, and there is no image.`,
 			if err != nil {
 				return err
 			}
-			return d.print(cmd.OutOrStdout(), made, func(w io.Writer) error {
-				state := "the container has ended"
-				if made.Running {
-					state = fmt.Sprintf("the container runs on, it was paused for %.2f s", made.PausedSeconds)
-				}
-				_, err := fmt.Fprintf(w, "%s@%s\n%s of GPU state; layers of %s, %s of it reused; %.2f s; %s\n",
-					made.Image, made.Digest, units.BytesSize(float64(made.GPUBytes)), units.BytesSize(float64(made.Bytes)), units.BytesSize(float64(made.ReusedBytes)), made.SecondsOverall, state)
-				return err
-			})
+			state := "the container has ended"
+			if made.Running {
+				state = fmt.Sprintf("the container runs on, it was paused for %.2f s", made.PausedSeconds)
+			}
+			return d.print(cmd, made, fmt.Sprintf("%s@%s\n%s of GPU state; layers of %s, %s of it reused; %.2f s; %s\n",
+				made.Image, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.ReusedBytes), made.SecondsOverall, state))
 		},
 	}
 	c.ValidArgsFunction = first(d.containers)

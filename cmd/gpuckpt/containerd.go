@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/convert"
@@ -58,57 +59,53 @@ func (d *daemon) answerFlags(c *cobra.Command) {
 
 func (d *daemon) progress() *progress { return newProgress(d.json || d.quiet) }
 
-// print answers with v in JSON, or else what words writes.
-func (d *daemon) print(w io.Writer, v any, words func(io.Writer) error) error {
-	if !d.json {
-		return words(w)
+// print answers with v in JSON, or else in words.
+func (d *daemon) print(cmd *cobra.Command, v any, words string) error {
+	if d.json {
+		e := json.NewEncoder(cmd.OutOrStdout())
+		e.SetIndent("", "  ")
+		e.SetEscapeHTML(false)
+		return e.Encode(v)
 	}
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
+	_, err := io.WriteString(cmd.OutOrStdout(), words)
+	return err
 }
 
+// size words a number of bytes.
+func size[T int64 | uint64](bytes T) string { return units.BytesSize(float64(bytes)) }
+
 // connect connects to containerd. The context it returns carries the namespace.
-func (d *daemon) connect(ctx context.Context) (context.Context, *client.Client, error) {
-	unreachable := func(err error) error {
-		return fmt.Errorf("reach containerd at %s (--address, or $CONTAINERD_ADDRESS, names another): %w", d.address, err)
-	}
-	// The client dials when it is first used, and waits for a socket that is not
-	// there.
+func (d *daemon) connect(ctx context.Context) (_ context.Context, c *client.Client, err error) {
+	// The client dials when it is first used, and waits for a socket that is not there.
 	probe, err := net.DialTimeout("unix", strings.TrimPrefix(d.address, "unix://"), dialLimit)
-	if err != nil {
-		return nil, nil, unreachable(err)
+	if err == nil {
+		err = probe.Close()
 	}
-	if err := probe.Close(); err != nil {
-		return nil, nil, unreachable(err)
+	if err == nil {
+		c, err = client.New(d.address, client.WithDefaultNamespace(d.namespace), client.WithTimeout(dialLimit))
 	}
-	c, err := client.New(d.address, client.WithDefaultNamespace(d.namespace), client.WithTimeout(dialLimit))
 	if err != nil {
-		return nil, nil, unreachable(err)
+		return nil, nil, fmt.Errorf("reach containerd at %s (--address, or $CONTAINERD_ADDRESS, names another): %w", d.address, err)
 	}
 	return namespaces.WithNamespace(ctx, d.namespace), c, nil
 }
 
 // dial returns a context with containerd's namespace, and what connects to containerd
 // once, when it is needed. done closes the connection, if there is one.
-func (d *daemon) dial(ctx context.Context) (_ context.Context, dial convert.Dial, done io.Closer) {
-	var c lazyClient
-	return namespaces.WithNamespace(ctx, d.namespace), func() (_ *client.Client, err error) {
-		if c.Client == nil {
-			_, c.Client, err = d.connect(ctx)
+func (d *daemon) dial(ctx context.Context) (_ context.Context, dial convert.Dial, done func() error) {
+	var c *client.Client
+	dial = func() (_ *client.Client, err error) {
+		if c == nil {
+			_, c, err = d.connect(ctx)
 		}
-		return c.Client, err
-	}, &c
-}
-
-// lazyClient is a client that may never have been needed.
-type lazyClient struct{ *client.Client }
-
-func (l *lazyClient) Close() error {
-	if l.Client == nil {
-		return nil
+		return c, err
 	}
-	return l.Client.Close()
+	return namespaces.WithNamespace(ctx, d.namespace), dial, func() error {
+		if c == nil {
+			return nil
+		}
+		return c.Close()
+	}
 }
 
 // snapshotter returns the one named, or else the one that containerd's namespace has
@@ -163,12 +160,12 @@ func (d *daemon) images(cmd *cobra.Command, _ []string, _ string) ([]string, cob
 func (d *daemon) list(cmd *cobra.Command, ask func(context.Context, *client.Client) ([]string, error)) []string {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeLimit)
 	defer cancel()
-	c, err := client.New(d.address, client.WithDefaultNamespace(d.namespace), client.WithTimeout(completeLimit))
+	ctx, c, err := d.connect(ctx)
 	if err != nil {
 		return nil
 	}
 	defer c.Close()
-	names, err := ask(namespaces.WithNamespace(ctx, d.namespace), c)
+	names, err := ask(ctx, c)
 	if err != nil {
 		return nil
 	}

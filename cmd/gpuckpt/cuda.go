@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -17,14 +16,20 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
-// cudaOptions are the flags that all of "gpuckpt cuda" have.
-type cudaOptions struct {
-	helper string
-	join   int
-	json   bool
+// cudaCall is one call of a sub-command of "gpuckpt cuda": its flags, and what it does
+// them with.
+type cudaCall struct {
+	helper    string
+	join      int
+	json      bool
+	timeout   uint32 // milliseconds
+	deviceMap string
+	*cuda.Helper
+	pid   int
+	pairs []cuda.Pair
 }
 
-// cudaAnswer is what a sub-command prints, as JSON if asked.
+// cudaAnswer is what a sub-command prints, as JSON if asked. A step prints no text.
 type cudaAnswer struct {
 	PID           int         `json:"pid"`
 	State         *cuda.State `json:"state,omitempty"`
@@ -33,8 +38,17 @@ type cudaAnswer struct {
 }
 
 func cudaCommand() *cobra.Command {
-	var o cudaOptions
-	group := &cobra.Command{
+	var o cudaCall
+	withTimeout := func(c *cobra.Command) *cobra.Command {
+		c.Flags().Uint32Var(&o.timeout, "timeout", 0, "milliseconds to wait for the process's GPU work to end (0: forever)")
+		return c
+	}
+	withMap := func(c *cobra.Command) *cobra.Command {
+		c.Flags().StringVar(&o.deviceMap, "device-map", "", "OLD=NEW,… UUIDs: restore onto other GPUs, naming every GPU of the checkpoint")
+		return c
+	}
+	lockTimeout := func() time.Duration { return time.Duration(o.timeout) * time.Millisecond }
+	c := group(&cobra.Command{
 		Use:   "cuda",
 		Short: "Take single processes off their GPUs and back, by pid",
 		Long: `Take single processes off their GPUs and back, by pid.
@@ -42,104 +56,76 @@ func cudaCommand() *cobra.Command {
 A process is running, locked or checkpointed:
 
   running --lock--> locked --checkpoint--> checkpointed --restore--> locked --unlock--> running`,
-		Args: cobra.NoArgs, // so that an unknown sub-command is an error
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	group.PersistentFlags().StringVar(&o.helper, "helper", "", "path of "+cuda.HelperName+" (default: beside this program, then in $PATH)")
-	group.PersistentFlags().IntVar(&o.join, "join", 0, "act from inside the mount and pid namespaces of this pid; PID then counts there")
-	group.PersistentFlags().BoolVar(&o.json, "json", false, "print JSON")
-
-	_ = group.MarkPersistentFlagFilename("helper")
-
-	var timeout uint32
-	var deviceMap string
-	withTimeout := func(c *cobra.Command) *cobra.Command {
-		c.Flags().Uint32Var(&timeout, "timeout", 0, "milliseconds to wait for the process's GPU work to end (0: forever)")
-		return c
-	}
-	withMap := func(c *cobra.Command) *cobra.Command {
-		c.Flags().StringVar(&deviceMap, "device-map", "", "OLD=NEW,… UUIDs: restore onto other GPUs, naming every GPU of the checkpoint")
-		return c
-	}
-	lockTimeout := func() time.Duration { return time.Duration(timeout) * time.Millisecond }
-
-	group.AddCommand(
-		o.command("state", "Print the state of a process", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
-			s, err := h.State(ctx, pid)
-			return cudaAnswer{State: &s, text: s.String()}, err
+	},
+		o.command("state", "Print the state of a process", func(ctx context.Context) (cudaAnswer, error) {
+			s, err := o.State(ctx, o.pid)
+			return cudaAnswer{State: &s, text: s.String() + "\n"}, err
 		}),
-		o.command("restore-tid", "Print the thread of a process that serves the driver", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
-			tid, err := h.RestoreThread(ctx, pid)
-			return cudaAnswer{RestoreThread: tid, text: strconv.Itoa(tid)}, err
+		o.command("restore-tid", "Print the thread of a process that serves the driver", func(ctx context.Context) (cudaAnswer, error) {
+			tid, err := o.RestoreThread(ctx, o.pid)
+			return cudaAnswer{RestoreThread: tid, text: strconv.Itoa(tid) + "\n"}, err
 		}),
-		withTimeout(o.command("lock", "Block the CUDA calls of a process and wait for its GPU work", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
-			return reached(cuda.Locked, h.Lock(ctx, pid, lockTimeout()))
+		withTimeout(o.step("lock", "Block the CUDA calls of a process and wait for its GPU work", func(ctx context.Context) (cuda.State, error) {
+			return cuda.Locked, o.Lock(ctx, o.pid, lockTimeout())
 		})),
-		o.command("checkpoint", "Take the GPU memory of a locked process into host memory", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
-			return reached(cuda.Checkpointed, h.Checkpoint(ctx, pid))
+		o.step("checkpoint", "Take the GPU memory of a locked process into host memory", func(ctx context.Context) (cuda.State, error) {
+			return cuda.Checkpointed, o.Checkpoint(ctx, o.pid)
 		}),
-		withMap(o.command("restore", "Return its GPU memory to a checkpointed process", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
-			pairs, err := cuda.ParsePairs(deviceMap)
-			if err != nil {
-				return cudaAnswer{}, err
-			}
-			return reached(cuda.Locked, h.Restore(ctx, pid, pairs))
+		withMap(o.step("restore", "Return its GPU memory to a checkpointed process", func(ctx context.Context) (cuda.State, error) {
+			return cuda.Locked, o.Restore(ctx, o.pid, o.pairs)
 		})),
-		o.command("unlock", "Let a locked process run on", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
-			return reached(cuda.Running, h.Unlock(ctx, pid))
+		o.step("unlock", "Let a locked process run on", func(ctx context.Context) (cuda.State, error) {
+			return cuda.Running, o.Unlock(ctx, o.pid)
 		}),
-		withMap(withTimeout(o.command("toggle", "Checkpoint a running process, or return a checkpointed one to running", func(ctx context.Context, h *cuda.Helper, pid int) (cudaAnswer, error) {
-			pairs, err := cuda.ParsePairs(deviceMap)
-			if err != nil {
-				return cudaAnswer{}, err
-			}
-			s, err := cuda.Toggle(ctx, h, pid, lockTimeout(), pairs)
-			return reached(s, err)
+		withMap(withTimeout(o.step("toggle", "Checkpoint a running process, or return a checkpointed one to running", func(ctx context.Context) (cuda.State, error) {
+			return cuda.Toggle(ctx, o.Helper, o.pid, lockTimeout(), o.pairs)
 		}))),
 	)
-	return group
+	f := c.PersistentFlags()
+	f.StringVar(&o.helper, "helper", "", "path of "+cuda.HelperName+" (default: beside this program, then in $PATH)")
+	f.IntVar(&o.join, "join", 0, "act from inside the mount and pid namespaces of this pid; PID then counts there")
+	f.BoolVar(&o.json, "json", false, "print JSON")
+	_ = c.MarkPersistentFlagFilename("helper")
+	return c
 }
 
-// reached answers a step: nothing in words, the new state in JSON.
-func reached(s cuda.State, err error) (cudaAnswer, error) {
-	return cudaAnswer{State: &s}, err
+// step makes a sub-command that takes a process to the state which it returns.
+func (o *cudaCall) step(name, short string, do func(context.Context) (cuda.State, error)) *cobra.Command {
+	return o.command(name, short, func(ctx context.Context) (cudaAnswer, error) {
+		s, err := do(ctx)
+		return cudaAnswer{State: &s}, err
+	})
 }
 
 // command makes one sub-command, which runs do with a helper of its own.
-func (o *cudaOptions) command(name, short string, do func(context.Context, *cuda.Helper, int) (cudaAnswer, error)) *cobra.Command {
+func (o *cudaCall) command(name, short string, do func(context.Context) (cudaAnswer, error)) *cobra.Command {
 	return &cobra.Command{
 		Use:   name + " PID",
 		Short: short,
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			pid, err := parsePID(args[0])
+			if o.pid, err = parsePID(args[0]); err != nil {
+				return err
+			}
+			if o.pairs, err = cuda.ParsePairs(o.deviceMap); err != nil {
+				return err
+			}
+			if o.Helper, err = cuda.Start(cmd.Context(), cuda.Options{Path: o.helper, Join: o.join}); err != nil {
+				return err
+			}
+			defer joinClose(&err, o.Helper)
+			answer, err := do(cmd.Context())
 			if err != nil {
 				return err
 			}
-			h, err := cuda.Start(cmd.Context(), cuda.Options{Path: o.helper, Join: o.join})
-			if err != nil {
-				return err
+			answer.PID = o.pid
+			if o.json {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(answer)
 			}
-			defer func() { err = errors.Join(err, h.Close()) }()
-			answer, err := do(cmd.Context(), h, pid)
-			if err != nil {
-				return err
-			}
-			answer.PID = pid
-			return answer.print(cmd.OutOrStdout(), o.json)
+			_, err = io.WriteString(cmd.OutOrStdout(), answer.text)
+			return err
 		},
 	}
-}
-
-func (a cudaAnswer) print(w io.Writer, asJSON bool) error {
-	if asJSON {
-		return json.NewEncoder(w).Encode(a)
-	}
-	if a.text == "" {
-		return nil
-	}
-	_, err := fmt.Fprintln(w, a.text)
-	return err
 }
 
 func parsePID(s string) (int, error) {

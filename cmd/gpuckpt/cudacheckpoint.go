@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
@@ -136,10 +138,7 @@ func (a checkpointArgs) message(err error) string {
 	if !errors.As(err, &e) {
 		return err.Error()
 	}
-	text := e.Text
-	if text == "" {
-		text = e.Result.Text()
-	}
+	text := cmp.Or(e.Text, e.Result.Text())
 	switch {
 	case e.Op == "init":
 		return fmt.Sprintf("Error initializing CUDA: \"%s\"", text)
@@ -164,8 +163,8 @@ func exitStatus(err error) int {
 
 // parseCheckpointArgs reads options as getopt_long does: "--pid 1", "--pid=1",
 // "-p 1" and "-p1", in any order.
-func parseCheckpointArgs(argv []string) (checkpointArgs, error) {
-	var a checkpointArgs
+func parseCheckpointArgs(argv []string) (a checkpointArgs, err error) {
+	f := pflag.NewFlagSet("cuda-checkpoint", pflag.ContinueOnError)
 	set := func(op string) error {
 		if a.op != "" {
 			return fmt.Errorf("more than one operation: %s and %s", a.op, op)
@@ -173,74 +172,45 @@ func parseCheckpointArgs(argv []string) (checkpointArgs, error) {
 		a.op = op
 		return nil
 	}
-	var mapped bool
-	for len(argv) > 0 {
-		option, value, attached := splitOption(argv[0])
-		argv = argv[1:]
-		takesValue := option == "pid" || option == "action" || option == "timeout" || option == "device-map"
-		if takesValue && !attached {
-			if len(argv) == 0 {
-				return a, fmt.Errorf("option --%s needs a value", option)
+	for _, op := range []string{"get-state", "get-restore-tid", "toggle"} {
+		f.BoolFunc(op, "", func(value string) error {
+			if value != "true" {
+				return errors.New("it takes no value")
 			}
-			value, argv = argv[0], argv[1:]
-		}
-		if !takesValue && attached {
-			return a, fmt.Errorf("option --%s takes no value", option)
-		}
-		var err error
-		switch option {
-		case "help":
-			a.help = true
-		case "get-state", "get-restore-tid", "toggle":
-			err = set(option)
-		case "action":
-			switch value {
-			case "lock", "checkpoint", "restore", "unlock":
-				err = set(value)
-			default:
-				err = fmt.Errorf("unknown action %q", value)
-			}
-		case "pid":
-			a.pid, err = parsePID(value)
-		case "timeout":
-			var ms uint64
-			ms, err = strconv.ParseUint(value, 10, 32)
-			a.timeout = time.Duration(ms) * time.Millisecond // of no effect but on locks
-		case "device-map":
-			a.pairs, err = cuda.ParsePairs(value)
-			mapped = true
-		default:
-			err = fmt.Errorf("unknown option %q", option)
-		}
-		if err != nil {
-			return a, err
-		}
+			return set(op)
+		})
 	}
+	f.Func("action", "", func(action string) error {
+		if !slices.Contains([]string{"lock", "checkpoint", "restore", "unlock"}, action) {
+			return errors.New("unknown action")
+		}
+		return set(action)
+	})
+	f.FuncP("pid", "p", "", func(value string) (err error) {
+		a.pid, err = parsePID(value)
+		return err
+	})
+	f.FuncP("device-map", "d", "", func(value string) (err error) {
+		a.pairs, err = cuda.ParsePairs(value)
+		return err
+	})
+	ms := f.Uint32P("timeout", "t", 0, "") // of no effect but on locks
+	f.BoolVarP(&a.help, "help", "h", false, "")
+	err = f.Parse(argv)
+	a.timeout = time.Duration(*ms) * time.Millisecond
 	switch {
-	case a.help:
-		return a, nil
+	case err != nil || a.help:
+		return a, err
+	case f.NArg() > 0:
+		return a, fmt.Errorf("unknown option %q", f.Arg(0))
 	case a.op == "":
 		return a, errors.New("no operation given")
 	case a.pid == 0:
 		return a, errors.New("no pid given")
-	case mapped && a.op != "restore" && a.op != "toggle":
+	case f.Changed("device-map") && a.op != "restore" && a.op != "toggle":
 		return a, errors.New("a device map is for the restore action only")
 	}
 	return a, nil
-}
-
-// splitOption returns an option's long name, and its value if it is attached. It
-// returns an argument that is not an option as it is.
-func splitOption(arg string) (name, value string, attached bool) {
-	if long, ok := strings.CutPrefix(arg, "--"); ok {
-		name, value, attached = strings.Cut(long, "=")
-		return name, value, attached
-	}
-	short := map[byte]string{'p': "pid", 't': "timeout", 'd': "device-map", 'h': "help"}
-	if len(arg) >= 2 && arg[0] == '-' && short[arg[1]] != "" {
-		return short[arg[1]], arg[2:], len(arg) > 2
-	}
-	return arg, "", false
 }
 
 // threadGroup returns the process of a thread, or the id itself if it is neither.

@@ -4,11 +4,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -16,9 +15,11 @@ import (
 	"strings"
 
 	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/platforms"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/doctor"
 )
@@ -44,7 +45,7 @@ here?
 The exit status is 1 if there is a failure. A warning is something that makes
 checkpoints slower, or keeps some containers from them.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), cmd.OutOrStdout()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	o.addressFlags(c)
 	c.Flags().BoolVar(&o.json, "json", false, "print JSON")
@@ -55,7 +56,8 @@ checkpoints slower, or keeps some containers from them.`,
 	return c
 }
 
-func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
+func (o *doctorOptions) run(cmd *cobra.Command) error {
+	ctx := cmd.Context()
 	var r doctor.Report
 	var n doctor.Node
 	running, found := doctor.Find(o.address)
@@ -73,7 +75,12 @@ func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
 		_, room := doctor.CheckMemory(&n, "")
 		r.Add(doctor.Match(need, doctor.OfNode(gpus, room))...)
 	case o.annotations:
-		return printAnnotations(w, doctor.OfNode(gpus, doctor.Room{}), o.json)
+		facts := doctor.OfNode(gpus, doctor.Room{}).Annotations()
+		var text strings.Builder // for `kubectl annotate node`
+		for _, key := range slices.Sorted(maps.Keys(facts)) {
+			fmt.Fprintf(&text, "%s=%s\n", key, facts[key])
+		}
+		return o.print(cmd, facts, text.String())
 	default:
 		r.Add(doctor.CheckPrograms(&n, path, configured)...)
 		daemonChecks, cdiDirs, root := doctor.CheckContainerd(ctx, &n, o.address, found)
@@ -89,7 +96,7 @@ func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
 		r.Add(doctor.CheckContainers(ctx, &n, gpus, room)...)
 		r.Annotations = doctor.OfNode(gpus, room).Annotations()
 	}
-	if err := printReport(w, &r, o.json); err != nil {
+	if err := o.print(cmd, &r, reportText(&r)); err != nil {
 		return err
 	}
 	if r.Failures > 0 {
@@ -101,7 +108,6 @@ func (o *doctorOptions) run(ctx context.Context, w io.Writer) error {
 // configure reads the configuration that the shims read, and returns where it is and
 // what is wrong with it.
 func configure(n *doctor.Node) (path string, err error) {
-	path = config.Path
 	for _, kv := range n.Env {
 		if v, ok := strings.CutPrefix(kv, config.Env+"="); ok {
 			if err := os.Setenv(config.Env, v); err != nil {
@@ -109,9 +115,7 @@ func configure(n *doctor.Node) (path string, err error) {
 			}
 		}
 	}
-	if named := os.Getenv(config.Env); named != "" {
-		path = named
-	}
+	path = cmp.Or(os.Getenv(config.Env), config.Path)
 	node, err := config.Load()
 	if err != nil {
 		return path, err
@@ -122,57 +126,36 @@ func configure(n *doctor.Node) (path string, err error) {
 
 // needs returns what a checkpoint needs, by gpuckpt.json in a directory, or of the
 // annotations of an image.
-func (o *doctorOptions) needs(ctx context.Context) (_ doctor.Facts, err error) {
+func (o *doctorOptions) needs(ctx context.Context) (need doctor.Facts, err error) {
 	if st, serr := os.Stat(o.image); serr == nil && st.IsDir() {
 		m, err := images.ReadMetadata(o.image)
 		if err != nil {
-			return doctor.Facts{}, fmt.Errorf("read the checkpoint %s: %w", filepath.Clean(o.image), err)
+			return need, fmt.Errorf("read the checkpoint %s: %w", filepath.Clean(o.image), err)
 		}
 		return doctor.OfCheckpoint(m), nil
 	}
 	ctx, c, err := o.connect(ctx)
 	if err != nil {
-		return doctor.Facts{}, err
+		return need, err
 	}
 	defer joinClose(&err, c)
-	image, err := c.GetImage(ctx, o.image)
+	image, err := localstore.Find(ctx, c, o.image)
 	if err != nil {
-		return doctor.Facts{}, fmt.Errorf("find the image %s in namespace %s: %w", o.image, o.namespace, err)
+		return need, err
 	}
-	manifest, err := ctdimages.Manifest(ctx, image.ContentStore(), image.Target(), image.Platform())
+	manifest, err := ctdimages.Manifest(ctx, c.ContentStore(), image.Target, platforms.Default())
 	if err != nil {
-		return doctor.Facts{}, fmt.Errorf("read the manifest of %s: %w", o.image, err)
+		return need, fmt.Errorf("read the manifest of %s: %w", o.image, err)
 	}
-	facts, err := doctor.FromAnnotations(manifest.Annotations)
-	if err != nil {
-		return doctor.Facts{}, fmt.Errorf("the image %s: %w", o.image, err)
+	if need, err = doctor.FromAnnotations(manifest.Annotations); err != nil {
+		err = fmt.Errorf("the image %s: %w", o.image, err)
 	}
-	return facts, nil
+	return need, err
 }
 
-// printAnnotations prints a node's facts, for `kubectl annotate node`.
-func printAnnotations(w io.Writer, f doctor.Facts, asJSON bool) error {
-	a := f.Annotations()
-	if asJSON {
-		return json.NewEncoder(w).Encode(a)
-	}
-	for _, key := range slices.Sorted(maps.Keys(a)) {
-		if _, err := fmt.Fprintf(w, "%s=%s\n", key, a[key]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// printReport prints a report: as JSON, or a line for each check, and below it
-// what does not work and how to fix it.
-func printReport(w io.Writer, r *doctor.Report, asJSON bool) error {
-	if asJSON {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		return enc.Encode(r)
-	}
+// reportText has a line for each check, and below it what does not work and how to fix
+// it.
+func reportText(r *doctor.Report) string {
 	var b strings.Builder
 	width, last := 0, ""
 	for _, c := range r.Checks {
@@ -197,8 +180,7 @@ func printReport(w io.Writer, r *doctor.Report, asJSON bool) error {
 		}
 	}
 	fmt.Fprintf(&b, "%s, %s\n", count(r.Failures, "failure"), count(r.Warnings, "warning"))
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.String()
 }
 
 // count words a number of things.

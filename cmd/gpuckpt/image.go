@@ -5,10 +5,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
 
-	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -26,14 +25,8 @@ const places = `A PLACE is
 A bare path (/… or ./…) that exists needs no kind before it.`
 
 func imageCommand() *cobra.Command {
-	group := &cobra.Command{
-		Use:   "image",
-		Short: "Build, look at, verify, move and convert checkpoint images",
-		Args:  cobra.NoArgs, // so that an unknown sub-command is an error
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	group.AddCommand(buildCommand(), convertCommand(), inspectCommand(), verifyCommand(), pushCommand(), pullCommand())
-	return group
+	return group(&cobra.Command{Use: "image", Short: "Build, look at, verify, move and convert checkpoint images"},
+		buildCommand(), convertCommand(), inspectCommand(), verifyCommand(), pushCommand(), pullCommand())
 }
 
 func buildCommand() *cobra.Command {
@@ -90,7 +83,7 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 		return err
 	}
 	ctx, dial, done := d.dial(cmd.Context())
-	defer joinClose(&err, done)
+	defer func() { err = errors.Join(err, done()) }()
 	shown := d.progress()
 	defer shown.wait()
 	o.Dial, o.Progress = dial, shown.show
@@ -98,29 +91,21 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 	if err != nil {
 		return err
 	}
-	return d.print(cmd.OutOrStdout(), made, func(w io.Writer) (err error) {
-		switch {
-		case made.Built:
-			_, err = fmt.Fprintf(w, "%s@%s\n%s of GPU state; layers of %s, %s of it reused\n",
-				made.Destination, made.Digest, units.BytesSize(float64(made.GPUBytes)), units.BytesSize(float64(made.Bytes)), units.BytesSize(float64(made.ReusedBytes)))
-		case made.Digest != "":
-			_, err = fmt.Fprintf(w, "%s@%s\n", made.Destination, made.Digest)
-		default:
-			_, err = fmt.Fprintln(w, made.Destination)
-		}
-		return err
-	})
+	words := made.Destination
+	if made.Digest != "" {
+		words += "@" + made.Digest
+	}
+	if made.Built {
+		words += fmt.Sprintf("\n%s of GPU state; layers of %s, %s of it reused", size(made.GPUBytes), size(made.Bytes), size(made.ReusedBytes))
+	}
+	return d.print(cmd, made, words+"\n")
 }
 
-// verifyAnswer is what "image verify" prints.
+// verifyAnswer is what "image verify" prints. A source that is not an image has no
+// Layers.
 type verifyAnswer struct {
 	Source string `json:"source"`
-	// Layers and Bytes are those of an image, as stored; 0 for other sources.
-	Layers int    `json:"layers,omitempty"`
-	Bytes  uint64 `json:"bytes,omitempty"`
-	// Blocks of GPU state, and its size.
-	Blocks   int    `json:"blocks"`
-	GPUBytes uint64 `json:"gpuBytes"`
+	*oci.Report
 }
 
 func verifyCommand() *cobra.Command {
@@ -139,15 +124,12 @@ which block of GPU state.
 				return err
 			}
 			defer joinClose(&err, s)
-			answer, err := d.verify(ctx, s)
+			r, err := d.verify(ctx, s)
 			if err != nil {
 				return fmt.Errorf("verify %s: %w", args[0], err)
 			}
-			return d.print(cmd.OutOrStdout(), answer, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "%s is whole: %d layers, %s; %d blocks of GPU state, %s\n",
-					answer.Source, answer.Layers, units.BytesSize(float64(answer.Bytes)), answer.Blocks, units.BytesSize(float64(answer.GPUBytes)))
-				return err
-			})
+			return d.print(cmd, verifyAnswer{s.Ref.String(), r}, fmt.Sprintf("%s is whole: %d layers, %s; %d blocks of GPU state, %s\n",
+				s.Ref, r.Layers, size(r.Bytes), r.Blocks, size(r.GPUBytes)))
 		},
 	}
 	c.ValidArgsFunction = first(d.images)
@@ -155,23 +137,15 @@ which block of GPU state.
 	return c
 }
 
-func (d *daemon) verify(ctx context.Context, s *openSource) (*verifyAnswer, error) {
+func (d *daemon) verify(ctx context.Context, s *openSource) (*oci.Report, error) {
 	p := d.progress()
 	defer p.wait()
-	answer := &verifyAnswer{Source: s.Ref.String()}
 	if s.Image != nil {
-		report, err := oci.Verify(ctx, s.Provider, *s.Image, p.show)
-		if err != nil {
-			return nil, err
-		}
-		answer.Layers, answer.Bytes = report.Layers, report.Bytes
-		answer.Blocks, answer.GPUBytes = report.Blocks, report.GPUBytes
-		return answer, nil
+		return oci.Verify(ctx, s.Provider, *s.Image, p.show)
 	}
-	c := s.Checkpoint
-	answer.GPUBytes = c.AreaBytes()
-	for _, a := range c.Areas() {
-		answer.Blocks += len(a.Digests)
+	r := &oci.Report{GPUBytes: s.Checkpoint.AreaBytes()}
+	for _, a := range s.Checkpoint.Areas() {
+		r.Blocks += len(a.Digests)
 	}
-	return answer, images.Check(ctx, c.Areas(), 0, p.show)
+	return r, images.Check(ctx, s.Checkpoint.Areas(), 0, p.show)
 }

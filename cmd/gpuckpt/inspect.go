@@ -4,15 +4,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"text/tabwriter"
 	"time"
 
-	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -24,10 +23,10 @@ import (
 // openSource is a source and its connection to containerd, if there is one.
 type openSource struct {
 	*convert.Source
-	done io.Closer
+	done func() error
 }
 
-func (s *openSource) Close() error { return errors.Join(s.Source.Close(), s.done.Close()) }
+func (s *openSource) Close() error { return errors.Join(s.Source.Close(), s.done()) }
 
 // openPlace opens what a command reads. The context that it returns has containerd's
 // namespace: the source is read with it.
@@ -39,7 +38,7 @@ func (d *daemon) openPlace(ctx context.Context, name string) (context.Context, *
 	ctx, dial, done := d.dial(ctx)
 	source, err := convert.Open(ctx, ref, dial)
 	if err != nil {
-		return nil, nil, errors.Join(err, done.Close())
+		return nil, nil, errors.Join(err, done())
 	}
 	return ctx, &openSource{source, done}, nil
 }
@@ -93,7 +92,7 @@ since another one. Nothing is verified.
 				}
 				answer.Previous = &inspectPrevious{Source: before.Source, Comparison: answer.Image.Compare(before.Image)}
 			}
-			return d.print(cmd.OutOrStdout(), answer, answer.words)
+			return d.print(cmd, answer, answer.words())
 		},
 	}
 	c.ValidArgsFunction = first(d.images)
@@ -124,11 +123,12 @@ func (d *daemon) inspect(ctx context.Context, name string) (_ *inspectAnswer, er
 	return answer, nil
 }
 
-func (a *inspectAnswer) words(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+func (a *inspectAnswer) words() string {
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
 	row("Checkpoint", "%s", a.Source)
-	m := a.Metadata
+	m := cmp.Or(a.Metadata, new(images.Metadata))
 	if a.Image != nil {
 		m = a.Image.Metadata
 		row("Digest", "%s", a.Image.Digest)
@@ -139,41 +139,40 @@ func (a *inspectAnswer) words(out io.Writer) error {
 			row("Container", "%s", name)
 		}
 	}
-	if m == nil || len(m.Processes) == 0 {
+	if len(m.Processes) == 0 {
 		row("GPU state", "none")
 	}
-	if m != nil && !m.Created.IsZero() {
+	if !m.Created.IsZero() {
 		row("Created", "%s", m.Created.Format(time.RFC3339))
 	}
-	if m != nil && len(m.Processes) > 0 {
+	if len(m.Processes) > 0 {
 		row("Driver", "%s, CUDA %s", m.DriverVersion, m.CUDAVersion)
 		for _, g := range m.GPUs {
-			row(fmt.Sprintf("GPU %d", g.Index), "%s, %s, %s", g.Name, units.BytesSize(float64(g.Memory)), g.UUID)
+			row(fmt.Sprintf("GPU %d", g.Index), "%s, %s, %s", g.Name, size(g.Memory), g.UUID)
 		}
 		for _, p := range m.Processes {
 			where := "in CRIU's images"
 			if len(p.Areas) > 0 {
 				where = "in files of its own"
 			}
-			row(fmt.Sprintf("Process %d", p.PID), "%s, %s of GPU state %s, on %s", p.State, units.BytesSize(float64(p.Bytes)), where, strings.Join(p.GPUs, " "))
+			row(fmt.Sprintf("Process %d", p.PID), "%s, %s of GPU state %s, on %s", p.State, size(p.Bytes), where, strings.Join(p.GPUs, " "))
 		}
 	}
 	a.sizes(row)
-	if m != nil {
-		for _, ph := range m.Phases {
-			moved := ""
-			if ph.Bytes > 0 {
-				moved = ", " + units.BytesSize(float64(ph.Bytes))
-			}
-			row("Step "+ph.Name, "%s%s", ph.Took.Round(time.Millisecond/10), moved)
+	for _, ph := range m.Phases {
+		moved := ""
+		if ph.Bytes > 0 {
+			moved = ", " + size(ph.Bytes)
 		}
+		row("Step "+ph.Name, "%s%s", ph.Took.Round(time.Millisecond/10), moved)
 	}
 	if p := a.Previous; p != nil {
 		row("Since", "%s", p.Source)
-		row("  unchanged", "%d of %d layers of the checkpoint, %s of %s", p.SharedLayers, p.Layers, units.BytesSize(float64(p.SharedBytes)), units.BytesSize(float64(p.Bytes)))
-		row("  GPU state unchanged", "%d of %d layers, %s of %s", p.SharedGPULayers, p.GPULayers, units.BytesSize(float64(p.SharedGPUBytes)), units.BytesSize(float64(p.GPUBytes)))
+		row("  unchanged", "%d of %d layers of the checkpoint, %s of %s", p.SharedLayers, p.Layers, size(p.SharedBytes), size(p.Bytes))
+		row("  GPU state unchanged", "%d of %d layers, %s of %s", p.SharedGPULayers, p.GPULayers, size(p.SharedGPUBytes), size(p.GPUBytes))
 	}
-	return w.Flush()
+	_ = w.Flush() // into memory
+	return text.String()
 }
 
 // sizes adds how large the parts are.
@@ -183,25 +182,22 @@ func (a *inspectAnswer) sizes(row func(string, string, ...any)) {
 		for _, f := range a.Files {
 			bytes += f.Bytes
 		}
-		row("CRIU's images", "%s in %d files", units.BytesSize(float64(bytes)), len(a.Files))
+		row("CRIU's images", "%s in %d files", size(bytes), len(a.Files))
 		return
 	}
-	count := make(map[string]int)
+	of := make(map[string]int)
 	for _, l := range a.Image.Layers {
-		count[l.Kind]++
+		of[l.Kind]++
 	}
 	for _, kind := range []struct{ key, name string }{
 		{oci.LayerBase, "Base layers"}, {oci.LayerRW, "Writable files"}, {oci.LayerGPU, "GPU state stored"}, {oci.LayerCRIU, "CRIU's images"},
 	} {
-		if n := count[kind.key]; n > 0 {
-			layers := fmt.Sprintf("%d layers", n)
-			if n == 1 {
-				layers = "1 layer"
-			}
+		if n := of[kind.key]; n > 0 {
+			layers := count(n, "layer")
 			if kind.key == oci.LayerGPU && a.Image.LayerBytes > 0 {
-				layers += " of up to " + units.BytesSize(float64(a.Image.LayerBytes))
+				layers += " of up to " + size(a.Image.LayerBytes)
 			}
-			row(kind.name, "%s in %s", units.BytesSize(float64(a.Image.Bytes(kind.key))), layers)
+			row(kind.name, "%s in %s", size(a.Image.Bytes(kind.key)), layers)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -71,6 +72,14 @@ func dedupLines(text string) string {
 	return strings.Join(lines, "\n")
 }
 
+// group completes a command that only has sub-commands.
+func group(c *cobra.Command, subs ...*cobra.Command) *cobra.Command {
+	c.Args = cobra.NoArgs // so that an unknown sub-command is an error
+	c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	c.AddCommand(subs...)
+	return c
+}
+
 // rootCommand puts the sub-commands together.
 //
 //nolint:contextcheck // commands take the context that cobra runs them with
@@ -90,4 +99,37 @@ can do it.`,
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), versionCommand())
 	return root
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "gpuckpt %s\n", version())
+			return err
+		},
+	}
+}
+
+// version is what the Go tool recorded: the module's version and the commit.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	if v == "" {
+		v = "(devel)"
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			v += " " + s.Value
+		}
+		if s.Key == "vcs.modified" && s.Value == "true" {
+			v += " modified"
+		}
+	}
+	return v
 }

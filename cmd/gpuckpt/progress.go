@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/docker/go-units"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
@@ -102,11 +101,11 @@ func (p *progress) show(now images.Step) {
 // rate says how far a step is: bytes, rate, and the time left at that rate.
 func rate(s images.Step, took time.Duration) string {
 	rate := float64(s.Done) / max(took.Seconds(), 1e-3)
-	text := units.BytesSize(float64(s.Done))
+	text := size(s.Done)
 	if s.Total > 0 {
-		text += " of " + units.BytesSize(float64(s.Total))
+		text += " of " + size(s.Total)
 	}
-	text += fmt.Sprintf(", %s/s", units.BytesSize(float64(rate)))
+	text += ", " + size(uint64(rate)) + "/s"
 	if s.Done < s.Total && rate > 0 {
 		text += fmt.Sprintf(", %s left", time.Duration(float64(s.Total-s.Done)/rate*float64(time.Second)).Round(time.Second))
 	}

@@ -10,7 +10,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
 	"path"
@@ -77,10 +76,7 @@ Name again what the container had from outside: GPUs, mounts, the host's network
 			if err != nil {
 				return err
 			}
-			return o.print(cmd.OutOrStdout(), answer, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "%s\n", answer.Container)
-				return err
-			})
+			return o.print(cmd, answer, answer.Container+"\n")
 		},
 	}
 	c.ValidArgsFunction = first(o.images)
@@ -178,7 +174,7 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 		if errdefs.IsAlreadyExists(err) {
 			return nil, fmt.Errorf("the name %s is in use; choose another with --name: %w", o.name, err)
 		}
-		o.dropSnapshot(back, c)
+		_ = c.SnapshotService(o.snapshotter).Remove(back, o.name) // there may be none
 		return nil, fmt.Errorf("make the container %s: %w", o.name, err)
 	}
 	defer func() {
@@ -210,11 +206,6 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 		return nil, errors.Join(err, derr)
 	}
 	return task, nil
-}
-
-// dropSnapshot removes the files that were made for a container that was not.
-func (o *restoreOptions) dropSnapshot(ctx context.Context, c *client.Client) {
-	_ = c.SnapshotService(o.snapshotter).Remove(ctx, o.name) // there may be none
 }
 
 // spec is the container's, made as "ctr run" makes it.

@@ -4,19 +4,21 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 func suspendCommand() *cobra.Command {
-	var d daemon
 	var spill string
-	c := &cobra.Command{
+	c := orderCommand(&cobra.Command{
 		Use:   "suspend CONTAINER",
 		Short: "Take a container off its GPUs, in place",
 		Long: `Take a container off its GPUs, in place.
@@ -24,25 +26,96 @@ func suspendCommand() *cobra.Command {
 Its GPU memory goes to host memory, or with --spill to a disk, and its processes
 stay, frozen, until "gpuckpt resume" or "ctr tasks resume". Others can use the
 GPUs meanwhile.`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			orders := map[string]string{annotations.Suspend: "true"}
-			if spill != "" {
-				dir, err := filepath.Abs(spill) // the shim has another working directory
-				if err != nil {
-					return fmt.Errorf("--spill: %w", err)
-				}
-				orders[annotations.SuspendSpill] = dir
-			}
-			if err := d.annotate(cmd.Context(), args[0], orders, client.Paused); err != nil {
-				return fmt.Errorf("suspend %s: %w", args[0], err)
-			}
-			return nil
-		},
-	}
-	c.ValidArgsFunction = first(d.containers)
-	d.addressFlags(c)
+	}, client.Paused, func() (map[string]string, error) {
+		orders := map[string]string{annotations.Suspend: "true"}
+		if spill == "" {
+			return orders, nil
+		}
+		dir, err := filepath.Abs(spill) // the shim has another working directory
+		orders[annotations.SuspendSpill] = dir
+		return orders, err
+	})
 	c.Flags().StringVar(&spill, "spill", "", "write the GPU state to this directory on a disk, so that it takes no memory")
 	_ = c.MarkFlagDirname("spill")
 	return c
+}
+
+func resumeCommand() *cobra.Command {
+	var gpus []string
+	c := orderCommand(&cobra.Command{
+		Use:   "resume CONTAINER",
+		Short: "Return a suspended container to its GPUs, or to others",
+		Long: `Return a suspended container to its GPUs, or to others.
+
+If they have too little memory free, the container stays suspended.`,
+	}, client.Running, func() (map[string]string, error) {
+		orders := map[string]string{annotations.Suspend: "false"}
+		if len(gpus) > 0 {
+			orders[annotations.ResumeGPUs] = strings.Join(gpus, ",")
+		}
+		return orders, nil
+	})
+	c.Flags().StringSliceVar(&gpus, "gpus", nil, "UUIDs or CUDA's indices of GPUs, one for each that the container had, in their order (default: the same GPUs)")
+	return c
+}
+
+// orderCommand completes a command that gives a container's task orders.
+func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (map[string]string, error)) *cobra.Command {
+	var d daemon
+	c.Args = cobra.ExactArgs(1)
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		given, err := orders()
+		if err == nil {
+			err = d.annotate(cmd.Context(), args[0], given, want)
+		}
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", cmd.Name(), args[0], err)
+		}
+		return nil
+	}
+	c.ValidArgsFunction = first(d.containers)
+	d.addressFlags(c)
+	return c
+}
+
+// annotate sends a container's task an update with annotations alone, and checks that
+// the task came to the state that they ask for: other runtimes ignore them.
+func (d *daemon) annotate(ctx context.Context, id string, annotations map[string]string, want client.ProcessStatus) (err error) {
+	ctx, c, err := d.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer joinClose(&err, c)
+	container, err := c.LoadContainer(ctx, id)
+	if err != nil {
+		return fmt.Errorf("find container %s in namespace %s: %w", id, d.namespace, err)
+	}
+	task, err := container.Task(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("find the task of container %s: %w", id, err)
+	}
+	info, err := container.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("read the runtime of container %s: %w", id, err)
+	}
+	before, err := task.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("read the state of container %s: %w", id, err)
+	}
+	if before.Status == want && info.Runtime.Name != runtimeName {
+		return fmt.Errorf("it is %s already: its runtime, %s, is not gpuckpt's", before.Status, info.Runtime.Name)
+	}
+	// runc's shim dies of an update without resources, and its container with it.
+	none := client.WithResources(&specs.LinuxResources{})
+	if err := task.Update(ctx, none, client.WithAnnotations(annotations)); err != nil {
+		return err
+	}
+	after, err := task.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("read the state of container %s: %w", id, err)
+	}
+	if after.Status != want {
+		return fmt.Errorf("it is %s: its runtime, %s, is not gpuckpt's", after.Status, info.Runtime.Name)
+	}
+	return nil
 }

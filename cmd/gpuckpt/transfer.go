@@ -6,11 +6,10 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
-	"github.com/docker/go-units"
+	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/convert"
@@ -36,18 +35,25 @@ func (t *transferFlags) flags(c *cobra.Command) {
 
 // transferAnswer is what push and pull print.
 type transferAnswer struct {
-	Image  string `json:"image"`
-	Digest string `json:"digest"`
+	Image  string        `json:"image"`
+	Digest digest.Digest `json:"digest"`
 	*registry.Result
 	Seconds float64 `json:"seconds"`
 }
 
-func (a *transferAnswer) words(verb string) func(io.Writer) error {
-	return func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "%s@%s\n%s %s of %s, %s reused; %.2f s\n",
-			a.Image, a.Digest, units.BytesSize(float64(a.Moved)), verb, units.BytesSize(float64(a.Bytes)), units.BytesSize(float64(a.Reused)), a.Seconds)
+// run answers with what move moved; verb words it.
+func (t *transferFlags) run(cmd *cobra.Command, verb string, move func(context.Context) (transferAnswer, error)) error {
+	began := time.Now()
+	shown := t.progress()
+	defer shown.wait()
+	t.Progress = shown.show
+	a, err := move(cmd.Context())
+	if err != nil {
 		return err
 	}
+	a.Seconds = time.Since(began).Seconds()
+	return t.print(cmd, a, fmt.Sprintf("%s@%s\n%s %s of %s, %s reused; %.2f s\n",
+		a.Image, a.Digest, size(a.Moved), verb, size(a.Bytes), size(a.Reused), a.Seconds))
 }
 
 func pushCommand() *cobra.Command {
@@ -60,11 +66,7 @@ are not sent again: those of the last checkpoint, and those of an interrupted pu
 The credentials are those of "docker login".`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			answer, err := t.push(cmd.Context(), args[0], args[len(args)-1])
-			if err != nil {
-				return err
-			}
-			return t.print(cmd.OutOrStdout(), answer, answer.words("sent"))
+			return t.run(cmd, "sent", func(ctx context.Context) (transferAnswer, error) { return t.push(ctx, args[0], args[len(args)-1]) })
 		},
 	}
 	c.ValidArgsFunction = t.images
@@ -72,28 +74,22 @@ The credentials are those of "docker login".`,
 	return c
 }
 
-func (t *transferFlags) push(ctx context.Context, ref, target string) (_ *transferAnswer, err error) {
-	began := time.Now()
-	target = strings.TrimPrefix(target, convert.InContainerd+":")
-	if err := localstore.CheckName(target); err != nil {
-		return nil, err
+func (t *transferFlags) push(ctx context.Context, ref, target string) (a transferAnswer, err error) {
+	a.Image = strings.TrimPrefix(target, convert.InContainerd+":")
+	if err := localstore.CheckName(a.Image); err != nil {
+		return a, err
 	}
 	ctx, src, err := t.openPlace(ctx, ref)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	defer joinClose(&err, src)
 	if src.Image == nil {
-		return nil, fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", ref, registry.ErrNotPushable)
+		return a, fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", ref, registry.ErrNotPushable)
 	}
-	shown := t.progress()
-	defer shown.wait()
-	t.Progress = shown.show
-	result, err := registry.Push(ctx, src.Provider, target, *src.Image, t.Options)
-	if err != nil {
-		return nil, err
-	}
-	return &transferAnswer{Image: target, Digest: src.Image.Digest.String(), Result: result, Seconds: time.Since(began).Seconds()}, nil
+	a.Digest = src.Image.Digest
+	a.Result, err = registry.Push(ctx, src.Provider, a.Image, *src.Image, t.Options)
+	return a, err
 }
 
 func pullCommand() *cobra.Command {
@@ -108,11 +104,7 @@ continues where an interrupted one ended. The credentials are those of
 "docker login".`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			answer, err := t.pull(cmd.Context(), args[0], snapshotter, !noUnpack)
-			if err != nil {
-				return err
-			}
-			return t.print(cmd.OutOrStdout(), answer, answer.words("fetched"))
+			return t.run(cmd, "fetched", func(ctx context.Context) (transferAnswer, error) { return t.pull(ctx, args[0], snapshotter, !noUnpack) })
 		},
 	}
 	c.ValidArgsFunction = first(t.images)
@@ -124,30 +116,25 @@ continues where an interrupted one ended. The credentials are those of
 }
 
 // pull fetches an image, and unpacks it for a snapshotter if it is to.
-func (t *transferFlags) pull(ctx context.Context, ref, snapshotter string, unpack bool) (_ *transferAnswer, err error) {
-	began := time.Now()
+func (t *transferFlags) pull(ctx context.Context, ref, snapshotter string, unpack bool) (a transferAnswer, err error) {
+	a.Image = ref
 	if err := localstore.CheckName(ref); err != nil {
-		return nil, err
+		return a, err
 	}
 	ctx, c, err := t.connect(ctx)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	defer joinClose(&err, c)
 	if unpack {
-		snapshotter, err = t.snapshotter(ctx, c, snapshotter)
-	} else {
-		snapshotter = ""
+		if snapshotter, err = t.snapshotter(ctx, c, snapshotter); err != nil {
+			return a, err
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	shown := t.progress()
-	defer shown.wait()
-	t.Progress = shown.show
 	image, result, err := registry.Pull(ctx, c, ref, snapshotter, t.Options)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
-	return &transferAnswer{Image: ref, Digest: image.Target().Digest.String(), Result: result, Seconds: time.Since(began).Seconds()}, nil
+	a.Digest, a.Result = image.Target().Digest, result
+	return a, nil
 }

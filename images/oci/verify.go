@@ -27,10 +27,10 @@ import (
 // Report is what Verify has read.
 type Report struct {
 	// Layers and their Bytes, as stored; GPU state in Blocks of GPUBytes.
-	Layers   int
-	Bytes    uint64
-	Blocks   int
-	GPUBytes uint64
+	Layers   int    `json:"layers,omitempty"`
+	Bytes    uint64 `json:"bytes,omitempty"`
+	Blocks   int    `json:"blocks"`
+	GPUBytes uint64 `json:"gpuBytes"`
 }
 
 // maxDocument bounds manifests and configs, in bytes. Registries take 4 MiB.
