@@ -289,7 +289,7 @@ func (c *container) criuSettings(view config.View) (criu.Settings, error) {
 	case c.restore != nil:
 		settings.Restoring = true
 		settings.Gate = c.restore.gpu != nil
-		devices = nodes.OfGPUs(c.restore.gpus.Devices)
+		devices = c.restore.gpus.Nodes()
 	}
 	for _, d := range devices {
 		settings.Devices = append(settings.Devices, criu.Device{Path: d.Path, Major: d.Major, Minor: d.Minor})

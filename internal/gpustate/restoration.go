@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -155,7 +154,11 @@ func (r *Restoration) find(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	inside, err := pidsInside(s.target)
+	pids, err := pidsOf(s.target)
+	if err != nil {
+		return err
+	}
+	inside, err := proc.Inside(pids, s.target.Init())
 	if err != nil {
 		return err
 	}
@@ -173,7 +176,7 @@ func (r *Restoration) find(ctx context.Context) error {
 		}
 		q := cuda.Process{PID: cuda.PID{Host: pid, NS: p.PID}, State: state}
 		if p.RestoreThread > 0 {
-			q.RestoreThread.Host, err = hostTID(pid, p.RestoreThread)
+			q.RestoreThread.Host, err = proc.ThreadInside(pid, p.RestoreThread)
 		} else { // a checkpoint of an early version; the driver knows
 			q.RestoreThread.Host, err = helper.RestoreThread(ctx, pid)
 		}
@@ -187,56 +190,6 @@ func (r *Restoration) find(ctx context.Context) error {
 	}
 	s.copyThreads = copyThreads(s.opts.Config.Staging.CopyThreads, s.target.Init(), copying)
 	return nil
-}
-
-// pidsInside returns the pids of a container's processes by their pids in it.
-func pidsInside(target Target) (map[int]int, error) {
-	cgroup, err := target.Cgroup()
-	if err != nil {
-		return nil, err
-	}
-	pids, err := cgroup.Pids()
-	if err != nil {
-		return nil, err
-	}
-	depth, err := namespaceDepth(target.Init())
-	if err != nil {
-		return nil, err
-	}
-	inside := make(map[int]int)
-	for _, pid := range pids {
-		// CRIU is in the container's cgroup and not in its pid namespace.
-		if d, err := namespaceDepth(pid); err != nil || d < depth {
-			continue
-		}
-		if n, err := cuda.NSPID(pid); err == nil {
-			inside[n] = pid
-		}
-	}
-	return inside, nil
-}
-
-// namespaceDepth returns in how many pid namespaces a process has a number.
-func namespaceDepth(pid int) (int, error) {
-	status, err := proc.StatusOf(pid)
-	if err != nil {
-		return 0, err
-	}
-	return len(strings.Fields(status.Field("NSpid"))), nil
-}
-
-// hostTID finds a thread of a process by its number inside the container.
-func hostTID(pid, inside int) (int, error) {
-	tids, err := proc.Threads(pid)
-	if err != nil {
-		return 0, err
-	}
-	for _, tid := range tids {
-		if n, err := cuda.NSPID(tid); err == nil && n == inside {
-			return tid, nil
-		}
-	}
-	return 0, fmt.Errorf("process %d of the restored container has no thread %d: %w", pid, inside, errdefs.ErrNotFound)
 }
 
 // Restore has the driver move the state of the restored processes to the GPUs, and

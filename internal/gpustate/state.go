@@ -116,14 +116,19 @@ func (s *State) use(opts Options) {
 	s.tracers.node = opts.Config.Staging
 }
 
-// Candidates returns the container's processes that could be CUDA processes, by a
-// look at /proc that costs a container without CUDA next to nothing.
-func (s *State) Candidates() ([]int, error) {
-	cgroup, err := s.target.Cgroup()
+// pidsOf returns the pids of a container's processes.
+func pidsOf(target Target) ([]int, error) {
+	cgroup, err := target.Cgroup()
 	if err != nil {
 		return nil, err
 	}
-	pids, err := cgroup.Pids()
+	return cgroup.Pids()
+}
+
+// Candidates returns the container's processes that could be CUDA processes, by a
+// look at /proc that costs a container without CUDA next to nothing.
+func (s *State) Candidates() ([]int, error) {
+	pids, err := pidsOf(s.target)
 	if err != nil {
 		return nil, err
 	}

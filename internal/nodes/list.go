@@ -14,16 +14,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 )
 
-// OfGPUs returns the nodes of a spec that are a GPU's.
-func OfGPUs(devices []specs.LinuxDevice) (gpus []specs.LinuxDevice) {
-	for _, d := range devices {
-		if isGPUNode(d.Path) {
-			gpus = append(gpus, d)
-		}
-	}
-	return gpus
-}
-
 // List returns NVIDIA's nodes in the /dev of a container, by the pid of a process in it:
 // those of its spec, and those that a resume on other GPUs or NVIDIA's library has added.
 func List(pid int) ([]specs.LinuxDevice, error) {
