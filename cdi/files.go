@@ -119,10 +119,8 @@ func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (substitut
 	}
 	for _, at := range mounted {
 		at = path.Clean(at)
-		if !path.IsAbs(at) { // not as runc writes it
-			continue
-		}
-		if slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == at }) {
+		if !path.IsAbs(at) || // not as runc writes it
+			slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == at }) {
 			continue
 		}
 		switch f, ok := counterpart(at, files); {

@@ -5,6 +5,7 @@ package cdi
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 )
 
@@ -72,7 +74,7 @@ func (n Node) Generate() (*cdispecs.Spec, error) {
 		if g.Minor < 0 {
 			return nil, fmt.Errorf("the node of GPU %s is not known: NVML is needed (libnvidia-ml.so.1)", g.UUID)
 		}
-		node := &cdispecs.DeviceNode{Path: fmt.Sprintf("/dev/nvidia%d", g.Minor)}
+		node := &cdispecs.DeviceNode{Path: NodePath(g.Minor)}
 		all.DeviceNodes = append(all.DeviceNodes, node)
 		edits := cdispecs.ContainerEdits{DeviceNodes: []*cdispecs.DeviceNode{node}}
 		spec.Devices = append(spec.Devices,
@@ -205,6 +207,29 @@ func loaderDirs() (dirs []string) {
 		return dirs
 	}
 	return nil
+}
+
+// Encode returns a specification as JSON. It refuses one that CDI would not accept.
+func Encode(spec *cdispecs.Spec) (_ []byte, err error) {
+	data, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode the CDI specification: %w", err)
+	}
+	data = append(data, '\n')
+	// The library checks what it reads out of a file, and nothing else.
+	f, err := os.CreateTemp("", "gpuckpt-cdi-*.json")
+	if err != nil {
+		return nil, fmt.Errorf("check the CDI specification: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Close()); err == nil {
+		_, err = cdilib.ReadSpec(f.Name(), 0)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("check the CDI specification: %w", err)
+	}
+	return data, nil
 }
 
 // WriteFile writes a specification as JSON, by rename. It refuses one that CDI would

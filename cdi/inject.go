@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 )
 
 // Kind is the kind of NVIDIA's GPUs in CDI specifications.
@@ -53,7 +54,7 @@ func (r *Registry) Devices() []string {
 // once.
 func (r *Registry) Files() []File {
 	var files []File
-	add := func(edits *cdilib.ContainerEdits) {
+	add := func(edits cdispecs.ContainerEdits) {
 		for _, m := range edits.Mounts {
 			f := File{Host: m.HostPath, Container: path.Clean(m.ContainerPath)}
 			if !slices.Contains(files, f) {
@@ -66,9 +67,9 @@ func (r *Registry) Files() []File {
 		if spec.Kind != Kind {
 			continue
 		}
-		add(&cdilib.ContainerEdits{ContainerEdits: &spec.ContainerEdits})
-		for i := range spec.Devices {
-			add(&cdilib.ContainerEdits{ContainerEdits: &spec.Devices[i].ContainerEdits})
+		add(spec.ContainerEdits)
+		for _, d := range spec.Devices {
+			add(d.ContainerEdits)
 		}
 	}
 	return files
@@ -88,12 +89,11 @@ func (r *Registry) Inject(spec *specs.Spec, toolkit Toolkit) (bool, error) {
 	if len(given) == 0 || len(request.Minors) > 0 {
 		return false, nil
 	}
-	var names []string
-	for _, name := range given {
+	names := slices.Clone(given)
+	for i, name := range names {
 		if !strings.Contains(name, "=") {
-			name = Kind + "=" + name
+			names[i] = Kind + "=" + name
 		}
-		names = append(names, name)
 	}
 	edited, err := clone(spec)
 	if err != nil {
@@ -114,21 +114,15 @@ func (r *Registry) Inject(spec *specs.Spec, toolkit Toolkit) (bool, error) {
 			return false, fmt.Errorf("%w: the specification in %s is of another driver or machine: %w; write it anew", ErrNoDevice, strings.Join(r.dirs, ", "), err)
 		}
 	}
-	removeHooks(edited)
+	if h := edited.Hooks; h != nil {
+		ours := func(h specs.Hook) bool {
+			_, cli := cliHook(h)
+			return cli || isToolkitHook(h)
+		}
+		//nolint:staticcheck // the toolkit's hook is one of the deprecated kind
+		h.Prestart = slices.DeleteFunc(h.Prestart, ours)
+		h.CreateRuntime = slices.DeleteFunc(h.CreateRuntime, ours)
+	}
 	*spec = *edited
 	return true, nil
-}
-
-// removeHooks removes the toolkit's hooks from a spec.
-func removeHooks(spec *specs.Spec) {
-	if spec.Hooks == nil {
-		return
-	}
-	ours := func(h specs.Hook) bool {
-		_, cli := cliHook(h)
-		return cli || isToolkitHook(h)
-	}
-	//nolint:staticcheck // the toolkit's hook is one of the deprecated kind
-	spec.Hooks.Prestart = slices.DeleteFunc(spec.Hooks.Prestart, ours)
-	spec.Hooks.CreateRuntime = slices.DeleteFunc(spec.Hooks.CreateRuntime, ours)
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -84,7 +85,12 @@ func Pairs(need Requirement, granted []GPU, decided string) ([]Pair, error) {
 	news := slices.SortedStableFunc(slices.Values(granted), func(a, b GPU) int {
 		return cmp.Or(cmp.Compare(a.PCIBusID, b.PCIBusID), cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
 	})
-	state := perGPU(need)
+	state := map[string]uint64{} // of all processes that use a single GPU, by its UUID
+	for _, p := range need.Processes {
+		if len(p.GPUs) == 1 {
+			state[p.GPUs[0]] += p.Bytes
+		}
+	}
 	given, err := parsePairs(decided, olds, news)
 	if err != nil {
 		return nil, err
@@ -92,14 +98,11 @@ func Pairs(need Requirement, granted []GPU, decided string) ([]Pair, error) {
 	if len(news) < len(olds) {
 		return nil, fmt.Errorf("%w: it was made on %s; here the container is granted %s", ErrPairs, list(olds), list(news))
 	}
-	reserved := map[int]bool{} // decided for one of olds
-	for _, n := range given {
-		reserved[n] = true
-	}
+	reserved := slices.Collect(maps.Values(given)) // decided for one of olds
 	m := matching{
 		olds: olds, news: news, taken: map[int]int{},
 		fits: func(o, n int) error {
-			if to, ok := given[o]; ok && to != n || !ok && reserved[n] {
+			if to, ok := given[o]; ok && to != n || !ok && slices.Contains(reserved, n) {
 				return errDecided
 			}
 			return fits(olds[o], news[n], state[olds[o].UUID])
@@ -130,7 +133,8 @@ const memoryPatience = 3 * time.Second
 // refusal before it.
 func PairWhenFree(ctx context.Context, need Requirement, decided string, look func(context.Context) ([]GPU, error)) ([]Pair, error) {
 	var refusal error
-	for patience := time.Now().Add(memoryPatience); ; {
+	patience := time.Now().Add(memoryPatience)
+	for looks := 1; ; looks++ {
 		granted, err := look(ctx)
 		if err != nil && refusal != nil {
 			return nil, fmt.Errorf("%w; %w", refusal, err)
@@ -138,12 +142,11 @@ func PairWhenFree(ctx context.Context, need Requirement, decided string, look fu
 		if err != nil {
 			return nil, err
 		}
-		again := refusal != nil
-		var pairs []Pair
-		if pairs, refusal = Pairs(need, granted, decided); refusal == nil {
+		pairs, err := Pairs(need, granted, decided)
+		if refusal = err; err == nil {
 			return pairs, nil
 		}
-		if !again {
+		if looks == 1 {
 			continue
 		}
 		if !errors.Is(refusal, ErrMemory) || time.Now().After(patience) {
@@ -181,18 +184,6 @@ func IsIdentity(pairs []Pair) bool {
 	return !slices.ContainsFunc(pairs, func(p Pair) bool { return p.Old.UUID != p.New.UUID })
 }
 
-// perGPU returns the state of all processes that use a single GPU, by its UUID. At
-// least so much memory is needed in that GPU's place.
-func perGPU(need Requirement) map[string]uint64 {
-	state := map[string]uint64{}
-	for _, p := range need.Processes {
-		if len(p.GPUs) == 1 {
-			state[p.GPUs[0]] += p.Bytes
-		}
-	}
-	return state
-}
-
 // fits returns why a GPU cannot take the place of another with so many bytes of
 // state; nil if it can.
 func fits(old, now GPU, state uint64) error {
@@ -204,13 +195,15 @@ func fits(old, now GPU, state uint64) error {
 	case now.Name != old.Name:
 		return fmt.Errorf("%w: %v of the checkpoint and %v here are of different models", ErrPairs, old, now)
 	case now.Memory < state:
-		return fmt.Errorf("%w: %v has %s of memory, the state of %s is %s", ErrPairs, now, units.BytesSize(float64(now.Memory)), old.UUID, units.BytesSize(float64(state)))
+		return fmt.Errorf("%w: %v has %s of memory, the state of %s is %s", ErrPairs, now, size(now.Memory), old.UUID, size(state))
 	case now.Free > 0 && now.Free < state:
 		return fmt.Errorf("%w: GPU %d, %v, has %s of memory free, and the state of %s needs %s; end what uses the memory (%s), or choose another GPU",
-			ErrMemory, now.Index, now, units.BytesSize(float64(now.Free)), old.UUID, units.BytesSize(float64(state)), cmp.Or(now.Users, "nvidia-smi shows it"))
+			ErrMemory, now.Index, now, size(now.Free), old.UUID, size(state), cmp.Or(now.Users, "nvidia-smi shows it"))
 	}
 	return nil
 }
+
+func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }
 
 // together checks the processes that use several GPUs. How much of their state is
 // on each is not known.
@@ -229,7 +222,7 @@ func together(need Requirement, pairs []Pair) error {
 		}
 		if known && free < p.Bytes {
 			return fmt.Errorf("%w: a process has %s on %d GPUs, and those it is to go to have %s free; end what uses them (nvidia-smi shows it), or choose others",
-				ErrMemory, units.BytesSize(float64(p.Bytes)), len(p.GPUs), units.BytesSize(float64(free)))
+				ErrMemory, size(p.Bytes), len(p.GPUs), size(free))
 		}
 	}
 	return nil
@@ -349,13 +342,9 @@ func list(gpus []GPU) string {
 	if len(gpus) == 0 {
 		return "none"
 	}
-	names := make([]string, len(gpus))
-	for i, g := range gpus {
-		names[i] = g.String()
+	var names []string
+	for _, g := range gpus {
+		names = append(names, g.String())
 	}
-	word := "GPU"
-	if len(gpus) > 1 {
-		word += "s"
-	}
-	return fmt.Sprintf("%d %s: %s", len(gpus), word, strings.Join(names, ", "))
+	return fmt.Sprintf("%d GPU%s: %s", len(gpus), strings.Repeat("s", min(len(gpus)-1, 1)), strings.Join(names, ", "))
 }

@@ -4,7 +4,9 @@
 package cdi
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -57,10 +59,7 @@ func (r Request) String() string {
 	for _, a := range r.Sources {
 		asks = append(asks, a.How+": "+strings.Join(a.Names, ", "))
 	}
-	if len(asks) == 0 {
-		return "no GPU"
-	}
-	return strings.Join(asks, "; ")
+	return cmp.Or(strings.Join(asks, "; "), "no GPU")
 }
 
 const (
@@ -82,8 +81,7 @@ func Read(spec *specs.Spec) Request {
 	r.readAnnotations(spec)
 	r.readProcess(spec)
 	r.readHooks(spec)
-	slices.Sort(r.Minors)
-	r.Minors = slices.Compact(r.Minors)
+	r.Minors = ascending(r.Minors)
 	for _, a := range r.Sources {
 		for _, name := range a.Names {
 			if r.MIG == "" && namesInstance(name) {
@@ -103,11 +101,11 @@ func (r *Request) ask(how string, names ...string) {
 
 // Replace notes that a container was given other GPUs while it lived, by their minors.
 func (r *Request) Replace(revoked, granted []int) {
-	r.Minors = slices.DeleteFunc(slices.Clone(r.Minors), func(n int) bool { return slices.Contains(revoked, n) })
-	r.Minors = append(r.Minors, granted...)
-	slices.Sort(r.Minors)
-	r.Minors = slices.Compact(r.Minors)
+	kept := slices.DeleteFunc(slices.Clone(r.Minors), func(n int) bool { return slices.Contains(revoked, n) })
+	r.Minors = ascending(append(kept, granted...))
 }
+
+func ascending(minors []int) []int { return slices.Compact(slices.Sorted(slices.Values(minors))) }
 
 // readNodes reads the device nodes that runc makes.
 func (r *Request) readNodes(spec *specs.Spec) {
@@ -165,7 +163,7 @@ func IsBind(m specs.Mount) bool {
 // readAnnotations reads the CDI names that clients leave beside what they have
 // injected.
 func (r *Request) readAnnotations(spec *specs.Spec) {
-	for _, key := range sortedKeys(spec.Annotations) {
+	for _, key := range slices.Sorted(maps.Keys(spec.Annotations)) {
 		if strings.HasPrefix(key, cdilib.AnnotationPrefix) {
 			r.ask("annotation "+key, split(spec.Annotations[key])...)
 		}
@@ -215,10 +213,7 @@ func (r *Request) readHooks(spec *specs.Spec) {
 // namesInstance reports whether a name means a MIG instance: "MIG-…", or "0:1", the
 // instance by its GPU's index.
 func namesInstance(name string) bool {
-	_, device, ok := strings.Cut(name, "=")
-	if !ok {
-		device = name
-	}
+	device := name[strings.Index(name, "=")+1:]
 	var gpu, instance int
 	n, _ := fmt.Sscanf(device, "%d:%d", &gpu, &instance)
 	return strings.HasPrefix(device, "MIG-") || n == 2
@@ -233,13 +228,4 @@ func split(list string) []string {
 		}
 	}
 	return names
-}
-
-func sortedKeys(m map[string]string) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -20,13 +20,13 @@ import (
 type Toolkit struct {
 	// Runtime reports that the OCI runtime is the toolkit's, nvidia-container-runtime,
 	// which adds GPUs without a hook in the spec.
-	Runtime bool
+	Runtime bool `toml:"-"`
 	// Variable reports that NVIDIA_VISIBLE_DEVICES counts in containers that are not
-	// privileged (accept-nvidia-visible-devices-envvar-when-unprivileged).
-	Variable bool
+	// privileged.
+	Variable bool `toml:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
 	// Mounts reports that mounts in /var/run/nvidia-container-devices count, before the
-	// variable (accept-nvidia-visible-devices-as-volume-mounts).
-	Mounts bool
+	// variable.
+	Mounts bool `toml:"accept-nvidia-visible-devices-as-volume-mounts"`
 }
 
 // toolkitConfig is the toolkit's file.
@@ -35,18 +35,15 @@ const toolkitConfig = "/etc/nvidia-container-runtime/config.toml"
 // readToolkit reads the toolkit's file. The defaults are the toolkit's own; a file that
 // cannot be understood is an error.
 func readToolkit(path string) (Toolkit, error) {
-	file := struct {
-		Variable bool `toml:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
-		Mounts   bool `toml:"accept-nvidia-visible-devices-as-volume-mounts"`
-	}{Variable: true}
+	t := Toolkit{Variable: true}
 	data, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return Toolkit{}, fmt.Errorf("read the NVIDIA container toolkit's configuration: %w", err)
 	}
-	if err := toml.Unmarshal(data, &file); err != nil {
+	if err := toml.Unmarshal(data, &t); err != nil {
 		return Toolkit{}, fmt.Errorf("read the NVIDIA container toolkit's configuration %s: %w", path, err)
 	}
-	return Toolkit{Variable: file.Variable, Mounts: file.Mounts}, nil
+	return t, nil
 }
 
 // InjectHooked puts the GPUs into a spec that NVIDIA's container toolkit, as it is

@@ -41,7 +41,7 @@ type Info struct {
 // GPU.Free, the only thing that changes, is as it was when the helper was first
 // asked; see InfoNow.
 func (h *Helper) Info(ctx context.Context) (Info, error) {
-	return h.info(ctx, wire.Request{Op: wire.OpInfo})
+	return ask[Info](ctx, h, wire.Request{Op: wire.OpInfo})
 }
 
 // InfoEarly is Info without waiting until the driver has brought the GPUs up, which
@@ -50,24 +50,55 @@ func (h *Helper) Info(ctx context.Context) (Info, error) {
 // up, later calls return the error. If NVML does not know all of it, InfoEarly waits
 // as Info does.
 func (h *Helper) InfoEarly(ctx context.Context) (Info, error) {
-	return h.info(ctx, wire.Request{Op: wire.OpInfo, Early: true})
+	return ask[Info](ctx, h, wire.Request{Op: wire.OpInfo, Early: true})
 }
 
 // InfoNow is Info that reads everything anew, which takes some 10 ms.
 func (h *Helper) InfoNow(ctx context.Context) (Info, error) {
-	return h.info(ctx, wire.Request{Op: wire.OpInfo, Fresh: true})
+	return ask[Info](ctx, h, wire.Request{Op: wire.OpInfo, Fresh: true})
 }
 
-func (h *Helper) info(ctx context.Context, q wire.Request) (Info, error) {
+// ask sends a request that is answered by a T.
+func ask[T any](ctx context.Context, h *Helper, q wire.Request) (answer T, err error) {
 	r, err := h.do(ctx, q, h.opts.CallTimeout)
 	if err != nil {
-		return Info{}, err
+		return answer, err
 	}
-	var info Info
-	if err := worker.Decode(r.Answer, &info); err != nil {
-		return Info{}, fmt.Errorf("get CUDA devices: %w: %w", ErrHelperGarbled, err)
+	if err := worker.Decode(r.Answer, &answer); err != nil {
+		return answer, fmt.Errorf("%s: %w: %w", doing(q.Op, q.PID), ErrHelperGarbled, err)
 	}
-	return info, nil
+	return answer, nil
+}
+
+// Survey is what NVML reports of the driver and its GPUs, also of a driver that
+// is too old for checkpoints or that CUDA cannot use.
+type Survey struct {
+	DriverVersion string   `json:"driver_version"` // empty if unknown
+	Devices       []Device `json:"devices"`
+}
+
+// Device is one GPU of a survey. A nil pointer or an empty text is what this NVML,
+// or this GPU, does not report. Index is nvidia-smi's.
+type Device struct {
+	GPU
+	Persistence    *bool       `json:"persistence,omitempty"`
+	MIG            *bool       `json:"mig,omitempty"`
+	Virtualization string      `json:"virtualization,omitempty"` // "none", "passthrough", "vgpu", "host-vgpu", "host-vsga"
+	ComputeMode    string      `json:"compute_mode,omitempty"`   // "default", "exclusive-thread", "prohibited", "exclusive-process"
+	Users          []DeviceUse `json:"users,omitempty"`
+}
+
+// DeviceUse is the GPU memory of one process on one GPU, in bytes, contexts
+// included; 0 if the driver does not report it.
+type DeviceUse struct {
+	PID   int    `json:"pid"` // as the machine counts
+	Bytes uint64 `json:"bytes"`
+}
+
+// Survey asks NVML, not CUDA. The error is ErrNoDriver where there is no NVML
+// or it has no driver to talk to, else the helper's end.
+func (h *Helper) Survey(ctx context.Context) (Survey, error) {
+	return ask[Survey](ctx, h, wire.Request{Op: wire.OpSurvey})
 }
 
 // State returns a process's state. pid, here and below, is the process's number as
@@ -121,11 +152,7 @@ func (h *Helper) Checkpoint(ctx context.Context, pid int) error {
 // lead to as many different GPUs. If the driver refuses, the process stays
 // checkpointed.
 func (h *Helper) Restore(ctx context.Context, pid int, pairs []Pair) error {
-	q := wire.Request{Op: wire.OpRestore, PID: pid}
-	for _, p := range pairs {
-		q.Pairs = append(q.Pairs, wire.Pair(p))
-	}
-	_, err := h.do(ctx, q, h.opts.CopyTimeout)
+	_, err := h.do(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, h.opts.CopyTimeout)
 	return err
 }
 
@@ -138,14 +165,7 @@ func (h *Helper) Unlock(ctx context.Context, pid int) error {
 // do sends a request, waits for its reply and turns a refusal into an error.
 // limit is how long the helper may take before it is killed.
 func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (wire.Reply, error) {
-	doing := "get CUDA devices"
-	switch q.Op {
-	case wire.OpInfo:
-	case wire.OpSurvey:
-		doing = "survey GPUs"
-	default:
-		doing = fmt.Sprintf("%s CUDA process %d", q.Op, q.PID)
-	}
+	doing := doing(q.Op, q.PID)
 	// Refuse here what the helper would take as a reason to end.
 	if err := q.Check(); err != nil {
 		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)

@@ -4,9 +4,9 @@
 package cuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
@@ -39,38 +39,34 @@ type Error struct {
 // Error reads "lock CUDA process 123: CUDA_ERROR_NOT_READY (600): device not
 // ready: hint".
 func (e *Error) Error() string {
-	var b strings.Builder
-	switch e.Op {
-	case wire.OpState, wire.OpRestoreThread:
-		fmt.Fprintf(&b, "get %s of CUDA process %d", e.Op, e.PID)
-	case wire.OpInfo:
-		b.WriteString("get CUDA devices")
-	case opInit:
-		b.WriteString("initialise CUDA")
-	default:
-		fmt.Fprintf(&b, "%s CUDA process %d", e.Op, e.PID)
-	}
-	text := e.Text
-	if text == "" {
-		text = e.Result.Text()
-	}
-	fmt.Fprintf(&b, ": %s (%d): %s", e.Result, int(e.Result), text)
+	text := fmt.Sprintf("%s: %s (%d): %s", doing(e.Op, e.PID), e.Result, int(e.Result), cmp.Or(e.Text, e.Result.Text()))
 	if e.Hint != "" {
-		b.WriteString(": " + e.Hint)
+		text += ": " + e.Hint
 	}
-	return b.String()
+	return text
+}
+
+// doing words an operation.
+func doing(op string, pid int) string {
+	switch op {
+	case wire.OpState, wire.OpRestoreThread:
+		return fmt.Sprintf("get %s of CUDA process %d", op, pid)
+	case wire.OpInfo:
+		return "get CUDA devices"
+	case wire.OpSurvey:
+		return "survey GPUs"
+	case opInit:
+		return "initialise CUDA"
+	}
+	return fmt.Sprintf("%s CUDA process %d", op, pid)
 }
 
 // Is makes errors.Is(err, ErrNotCUDA) true for the two answers with which the
 // driver says that a process has no CUDA state.
 //
-// NVIDIA documents neither. NOT_INITIALIZED ("initialization error") is what
-// cuda-checkpoint prints for the non-CUDA processes of a vLLM tree, and NVIDIA
-// Dynamo's snapshot helper takes both it and INVALID_VALUE for "no CUDA state"
-// (ai-dynamo/snapshot, agent/cmd/cuda-checkpoint-helper). NOT_INITIALIZED cannot
-// mean "cuInit was not called" here: the helper reports that as Op "init".
-// Other operations answer the same codes for other reasons: only the two
-// queries count.
+// NVIDIA documents neither; Dynamo's snapshot helper takes both for it as well
+// (ai-dynamo/snapshot, agent/cmd/cuda-checkpoint-helper). Other operations answer the
+// same codes for other reasons, and a cuInit that failed has the Op "init".
 func (e *Error) Is(target error) bool {
 	return target == ErrNotCUDA && (e.Op == wire.OpState || e.Op == wire.OpRestoreThread) &&
 		(e.Result == NotInitialized || e.Result == InvalidValue)

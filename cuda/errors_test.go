@@ -87,7 +87,7 @@ func TestStateNames(t *testing.T) {
 func TestParsePairs(t *testing.T) {
 	const a, b = "GPU-5af7c0da-0000-4000-8000-00000000000a", "GPU-5af7c0da-0000-4000-8000-00000000000b"
 	got, err := ParsePairs(a + "=" + b + "," + strings.TrimPrefix(b, "GPU-") + "=" + a)
-	if err != nil || len(got) != 2 || got[0] != (Pair{a, b}) || got[1] != (Pair{b, a}) {
+	if err != nil || len(got) != 2 || got[0] != (Pair{Old: a, New: b}) || got[1] != (Pair{Old: b, New: a}) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	if got, err := ParsePairs(""); got != nil || err != nil {

@@ -58,9 +58,66 @@ func (g Group) Checkpoint(ctx context.Context, h *Helper) error {
 // A process that is not checkpointed any more, because somebody has restored it
 // by hand, is done: the driver says so at once.
 func (g Group) Restore(ctx context.Context, h *Helper, pairs []Pair) error {
-	return g.found(Running, Locked).step(ctx, h, Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
-		return restored(ctx, h, pid, pairs)
+	tries := map[int][][]Pair{}
+	for _, p := range g {
+		tries[h.number(p.PID)] = [][]Pair{pairs}
+	}
+	_, err := g.RestoreRemapped(ctx, h, tries)
+	return err
+}
+
+// RestoreRemapped is Restore with GPU pairs of each process's own. tries has the
+// sets of pairs to try in turn, by pid as the helper counts. The driver accepts
+// exactly the GPUs that it counts as the process's (see Helper.Restore), and
+// cannot be asked which these are; a set that it refuses changes nothing. A process
+// without an entry returns to the GPUs that it had. taken is the index of the set
+// that each process took, by the same pid.
+//
+// The error is that of the last try. The group is then checkpointed as before,
+// but a process that had come through has as its own the GPUs that it had come to.
+func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][]Pair) (taken map[int]int, err error) {
+	taken = map[int]int{}
+	var mu sync.Mutex
+	err = g.found(Running, Locked).step(ctx, h, Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
+		if tries[pid] == nil {
+			return restored(ctx, h, pid, nil)
+		}
+		var err error
+		for i, pairs := range tries[pid] {
+			if err = restored(ctx, h, pid, pairs); err == nil {
+				mu.Lock()
+				taken[pid] = i
+				mu.Unlock()
+			}
+			if err == nil || !IsDeviceMapRejected(err) {
+				break
+			}
+		}
+		return err
 	})
+	return taken, err
+}
+
+// restored restores one process.
+func restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
+	err := h.Restore(ctx, pid, pairs)
+	if isRefusal(err, IllegalState) {
+		if s, serr := h.State(ctx, pid); serr == nil && (s == Locked || s == Running) {
+			return nil
+		}
+	}
+	return err
+}
+
+// IsDeviceMapRejected reports whether the driver refused a restore because of the
+// pairs, or because there were none: InvalidValue if they are not exactly the process's GPUs,
+// NotSupported if they lead elsewhere than it can go.
+func IsDeviceMapRejected(err error) bool { return isRefusal(err, InvalidValue, NotSupported) }
+
+// isRefusal reports whether the driver refused a step with one of the results.
+func isRefusal(err error, results ...Result) bool {
+	refused, ok := errors.AsType[*Error](err)
+	return ok && slices.Contains(results, refused.Result)
 }
 
 // Unlock takes back to running the processes of the group that Lock took to
@@ -72,7 +129,7 @@ func (g Group) Unlock(ctx context.Context, h *Helper) error {
 	return sum(g.found(Running).each(func(p Process) error {
 		pid := h.number(p.PID)
 		err := h.Unlock(ctx, pid)
-		if isIllegalState(err) {
+		if isRefusal(err, IllegalState) {
 			if s, serr := h.State(ctx, pid); serr == nil && s == Running {
 				return nil
 			}
@@ -89,13 +146,6 @@ func (g Group) Living() Group {
 	})
 }
 
-// isIllegalState reports whether the driver refused a step because of the state that
-// the process is in.
-func isIllegalState(err error) bool {
-	var refused *Error
-	return errors.As(err, &refused) && refused.Result == IllegalState
-}
-
 // found returns the processes that were found in one of the states.
 func (g Group) found(states ...State) Group {
 	return slices.DeleteFunc(slices.Clone(g), func(p Process) bool { return !slices.Contains(states, p.State) })
@@ -103,10 +153,15 @@ func (g Group) found(states ...State) Group {
 
 // each calls do for all processes at once and returns their errors in order.
 func (g Group) each(do func(Process) error) []error {
-	errs := make([]error, len(g))
+	return atOnce(len(g), func(i int) error { return do(g[i]) })
+}
+
+// atOnce calls do n times at once and returns the errors in order.
+func atOnce(n int, do func(i int) error) []error {
+	errs := make([]error, n)
 	var wg sync.WaitGroup
-	for i, p := range g {
-		wg.Go(func() { errs[i] = do(p) })
+	for i := range n {
+		wg.Go(func() { errs[i] = do(i) })
 	}
 	wg.Wait()
 	return errs
@@ -117,20 +172,13 @@ func (g Group) each(do func(Process) error) []error {
 func (g Group) step(ctx context.Context, h *Helper, before State, limit time.Duration, do func(ctx context.Context, pid int) error) error {
 	errs := g.each(func(p Process) error { return do(ctx, h.number(p.PID)) })
 	err := sum(errs)
-	if err == nil || neverUp(err) {
-		return err
+	if refused, ok := errors.AsType[*Error](err); err == nil || ok && refused.Op == opInit {
+		return err // or no process was asked for anything
 	}
 	if uerr := g.undo(context.WithoutCancel(ctx), h, errs, before, limit); uerr != nil {
 		return fmt.Errorf("%w; undo: %w", err, uerr)
 	}
 	return err
-}
-
-// neverUp reports whether the driver could not be initialised: no process was asked
-// for anything.
-func neverUp(err error) bool {
-	var refused *Error
-	return errors.As(err, &refused) && refused.Op == opInit
 }
 
 // undo brings the processes back to a state after a step that ended with errs and
@@ -148,8 +196,7 @@ func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, 
 	}
 	lost := map[PID]bool{} // whose call may still be under way in the process
 	for i, err := range errs {
-		var refused *Error
-		if err != nil && !errors.As(err, &refused) {
+		if _, refused := errors.AsType[*Error](err); err != nil && !refused {
 			lost[g[i].PID] = true
 		}
 	}
@@ -170,8 +217,8 @@ func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, 
 // continues from there.
 func settle(ctx context.Context, h *Helper, pid int, limit time.Duration) error {
 	barrier := wire.Request{Op: wire.OpLock, PID: pid, TimeoutMS: 1000}
-	var refused *Error
-	if _, err := h.do(ctx, barrier, limit); err != nil && !errors.As(err, &refused) {
+	_, err := h.do(ctx, barrier, limit)
+	if _, refused := errors.AsType[*Error](err); err != nil && !refused {
 		return err
 	}
 	// Newer drivers say so when they are still at it.
@@ -223,12 +270,9 @@ func ended(p PID, err error) error {
 	if err == nil || errors.Is(err, ErrNotCUDA) {
 		return nil
 	}
-	if p.Host == 0 {
-		return err // /proc cannot be asked
-	}
 	// The driver answers OPERATING_SYSTEM, among others, about a process that has
 	// ended; /proc knows, also of a zombie.
-	if may, perr := MayUseCUDA(p.Host); perr == nil && !may {
+	if p.Host != 0 && len(Group{{PID: p}}.Living()) == 0 {
 		return nil
 	}
 	return err

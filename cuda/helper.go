@@ -29,22 +29,17 @@ var kind = worker.Kind{
 // calls, and ends with Close. Keep one for a whole operation: while it runs the
 // driver stays initialised.
 //
-// No call hangs. Each has a limit (Options); when it passes, the helper is
-// killed and the call answers ErrHelperHung, those beside it ErrHelperGone. A
-// helper that dies or is killed is ErrHelperGone, with its exit status and the
-// end of what it printed. What a call that ended so did to its process is
-// unknown: ask State of a new Helper.
+// No call hangs. Each has a limit (Options); when it passes, the helper is killed
+// and the call returns ErrHelperHung, those beside it ErrHelperGone. ErrHelperGone is
+// also the error of a helper that dies, with its exit status and the end of what it
+// printed. What such a call did to its process is unknown: ask State of a new Helper.
 //
-// A context that ends makes the call return at once with the context's error,
-// but the driver cannot be called back: the call goes on in the helper, and
-// later calls for the same process wait for its end. So undoing after a
-// cancelled call needs no more than to ask State and act. The helper is not
-// killed, because a driver call whose caller dies midway may leave the process
-// out of step with the driver (checkpoint-restore/criu#2547).
+// A context that ends makes the call return at once with the context's error. The
+// call goes on in the helper, because a driver call whose caller dies midway may leave
+// the process out of step with the driver (checkpoint-restore/criu#2547). Later calls
+// for the same process wait for its end: undoing needs no more than State and a step.
 //
-// The helper ends by itself when this end of its socket closes, so it does not
-// outlive this program by more than the driver calls under way (2 min at most).
-// It is not tied to the thread that started it: Go ends threads at will.
+// The helper ends by itself when this end of its socket closes, at most 2 min later.
 type Helper struct {
 	opts   Options
 	cmd    *exec.Cmd

@@ -56,7 +56,7 @@ func TestHelperThatEndsIsAnError(t *testing.T) {
 			h := fake(t, manner, nil)
 			within(t, func() {
 				_, err := h.State(t.Context(), 1)
-				wants(t, err, ErrHelperGone, append(words, "state CUDA process 1")...)
+				wants(t, err, ErrHelperGone, append(words, "get state of CUDA process 1")...)
 				// And so is every later call.
 				wants(t, h.Unlock(t.Context(), 1), ErrHelperGone, words...)
 				if err := h.Close(); err != nil {
@@ -104,7 +104,7 @@ func TestHungHelperIsKilled(t *testing.T) {
 			h := fake(t, manner, func(o *Options) { o.CallTimeout = 50 * time.Millisecond })
 			within(t, func() {
 				_, err := h.State(t.Context(), 1)
-				wants(t, err, ErrHelperHung, "state CUDA process 1", "50ms")
+				wants(t, err, ErrHelperHung, "get state of CUDA process 1", "50ms")
 				<-h.worker.Done() // killed and reaped
 				wants(t, h.Unlock(t.Context(), 1), ErrHelperHung)
 			})
@@ -238,7 +238,7 @@ func TestCallsThatAreRefusedHere(t *testing.T) {
 	if err := h.Lock(t.Context(), 1, 100*24*time.Hour); err == nil {
 		t.Error("a timeout over 32 bits of milliseconds was sent")
 	}
-	if err := h.Restore(t.Context(), 1, []Pair{{"0", "1"}}); err == nil {
+	if err := h.Restore(t.Context(), 1, []Pair{{Old: "0", New: "1"}}); err == nil {
 		t.Error("pairs of no UUIDs were sent")
 	}
 	if s, err := h.State(t.Context(), 1); err != nil || s != Running {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -69,16 +70,12 @@ func (o Options) command() (*exec.Cmd, error) {
 		return nil, err
 	}
 	cmd := exec.Command(path)
-	for _, kv := range os.Environ() {
-		// These would hide or reorder GPUs, and the driver wants every GPU of
-		// a checkpoint named and visible at restore.
-		if strings.HasPrefix(kv, wire.VisibleEnv+"=") || strings.HasPrefix(kv, "CUDA_DEVICE_ORDER=") ||
-			strings.HasPrefix(kv, wire.JoinEnv+"=") {
-			continue
-		}
-		cmd.Env = append(cmd.Env, kv)
-	}
-	cmd.Env = append(cmd.Env, o.Env...)
+	// These would hide or reorder GPUs, and the driver wants every GPU of a
+	// checkpoint named and visible at restore.
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return name == wire.VisibleEnv || name == "CUDA_DEVICE_ORDER" || name == wire.JoinEnv
+	}), o.Env...)
 	if len(o.Visible) > 0 {
 		cmd.Env = append(cmd.Env, wire.VisibleEnv+"="+strings.Join(o.Visible, ","))
 	}

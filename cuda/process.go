@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
@@ -32,13 +31,6 @@ type PID struct {
 	NS   int `json:"ns"`   // in the innermost one of the process; 0 if unknown
 }
 
-// pidOf looks up a process, or a thread, by its number in this program's pid
-// namespace.
-func pidOf(host int) (PID, error) {
-	ns, err := NSPID(host)
-	return PID{Host: host, NS: ns}, err
-}
-
 // number returns a process's number as the helper counts.
 func (h *Helper) number(p PID) int {
 	if h.opts.Join != 0 {
@@ -52,21 +44,14 @@ func (h *Helper) number(p PID) int {
 // driver knows, but if MayUseCUDA reports false it need not be asked nor loaded. A
 // process that has ended is none. pid counts as /proc counts.
 func MayUseCUDA(pid int) (bool, error) {
-	devices, err := deviceFiles(pid)
-	if err == nil && len(devices) > 0 {
-		return true, nil
+	has, err := HoldsDevice(pid)
+	if err == nil && !has {
+		has, err = proc.HasMapped(pid, "/libcuda.so")
 	}
-	var mapped bool
-	if err == nil {
-		mapped, err = proc.HasMapped(pid, "/libcuda.so")
-	}
-	if proc.Ended(err) {
-		return false, nil
-	}
-	if err != nil {
+	if err != nil && !proc.Ended(err) {
 		return false, fmt.Errorf("look for CUDA in process %d: %w", pid, err)
 	}
-	return mapped, nil
+	return has, nil
 }
 
 // HoldsDevice reports whether a process has a file /dev/nvidia* open: it has a
@@ -85,15 +70,11 @@ func HoldsDevice(pid int) (bool, error) {
 // program does (no Options.Join).
 func Find(ctx context.Context, h *Helper, pids []int) (Group, error) {
 	found := make([]*Process, len(pids))
-	errs := make([]error, len(pids))
-	var wg sync.WaitGroup
-	for i, pid := range pids {
-		wg.Go(func() {
-			found[i], errs[i] = inspect(ctx, h, pid)
-		})
-	}
-	wg.Wait()
-	if err := sum(errs); err != nil {
+	err := sum(atOnce(len(pids), func(i int) (err error) {
+		found[i], err = inspect(ctx, h, pids[i])
+		return err
+	}))
+	if err != nil {
 		return nil, fmt.Errorf("find CUDA processes: %w", err)
 	}
 	var processes Group
@@ -110,11 +91,10 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 	if may, err := MayUseCUDA(pid); err != nil || !may {
 		return nil, err
 	}
-	p := new(Process)
+	p := &Process{PID: PID{Host: pid}}
 	var err error
-	var thread int
 	if p.State, err = h.State(ctx, pid); err == nil {
-		thread, err = h.RestoreThread(ctx, pid)
+		p.RestoreThread.Host, err = h.RestoreThread(ctx, pid)
 	}
 	if errors.Is(err, ErrNotCUDA) {
 		return nil, nil
@@ -126,8 +106,8 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 		}
 		return nil, err
 	}
-	if p.PID, err = pidOf(pid); err == nil {
-		p.RestoreThread, err = pidOf(thread)
+	if p.PID.NS, err = NSPID(pid); err == nil {
+		p.RestoreThread.NS, err = NSPID(p.RestoreThread.Host)
 	}
 	if err == nil {
 		p.GPUs, err = deviceFiles(pid)
@@ -146,18 +126,13 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 // ascending, each once, and -1 for any other /dev/nvidia*.
 func deviceFiles(pid int) ([]int, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	names, err := d.Readdirnames(-1)
+	files, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	var minors []int
-	for _, name := range names {
-		target, err := os.Readlink(filepath.Join(dir, name))
+	for _, f := range files {
+		target, err := os.Readlink(filepath.Join(dir, f.Name()))
 		if errors.Is(err, fs.ErrNotExist) { // closed meanwhile, or the process ended
 			continue
 		}

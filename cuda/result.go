@@ -3,7 +3,10 @@
 
 package cuda
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
 // Result is the driver's answer to a call, a CUresult.
 type Result int
@@ -61,18 +64,8 @@ var results = map[Result]struct{ name, text string }{
 }
 
 // String returns the code's name in cuda.h, such as CUDA_ERROR_NOT_READY.
-func (r Result) String() string {
-	if known, ok := results[r]; ok {
-		return known.name
-	}
-	return fmt.Sprintf("CUresult %d", int(r))
-}
+func (r Result) String() string { return cmp.Or(results[r].name, fmt.Sprintf("CUresult %d", int(r))) }
 
 // Text returns the driver's words for the code, such as "device not ready", and
 // "unknown error" for a code that is not in this package's table.
-func (r Result) Text() string {
-	if known, ok := results[r]; ok {
-		return known.text
-	}
-	return results[Unknown].text
-}
+func (r Result) Text() string { return cmp.Or(results[r].text, results[Unknown].text) }

@@ -34,7 +34,7 @@ func TestSoftRestoreRemapped(t *testing.T) {
 	do(t, procs.Lock(ctx, h, 10*time.Second))
 	do(t, procs.Checkpoint(ctx, h))
 
-	a, b := Pair{softUUID(0), softUUID(1)}, Pair{softUUID(1), softUUID(0)}
+	a, b := Pair{Old: softUUID(0), New: softUUID(1)}, Pair{Old: softUUID(1), New: softUUID(0)}
 	wrong := map[int][][]Pair{both.pid: {{a}, {b}}, one.pid: {{b}, {a, b}}}
 	_, err = procs.RestoreRemapped(ctx, h, wrong)
 	refused(t, err, InvalidValue)

@@ -251,7 +251,7 @@ func TestSoftRestoreOntoAnotherGPUFromInside(t *testing.T) {
 		t.Error("the software driver made no node:", err)
 	}
 	refused(t, inside.Restore(ctx, 1, nil), NotSupported)
-	refused(t, inside.Restore(ctx, 1, []Pair{{pairs[0].New, pairs[0].Old}}), InvalidValue)
+	refused(t, inside.Restore(ctx, 1, []Pair{{Old: pairs[0].New, New: pairs[0].Old}}), InvalidValue)
 	do(t, procs.Restore(ctx, inside, pairs))
 	do(t, procs.Unlock(ctx, inside))
 	w.counts(103)

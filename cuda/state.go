@@ -3,10 +3,7 @@
 
 package cuda
 
-import (
-	"encoding/json"
-	"fmt"
-)
+import "fmt"
 
 // State is where a CUDA process stands, the driver's CUprocessState.
 type State int
@@ -35,21 +32,13 @@ func (s State) String() string {
 	return fmt.Sprintf("unknown(%d)", int(s))
 }
 
-// MarshalJSON writes the state's name.
-func (s State) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) }
+// MarshalText writes the state's name.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalJSON reads a name that MarshalJSON wrote and refuses any other.
-func (s *State) UnmarshalJSON(b []byte) error {
-	var name string
-	if err := json.Unmarshal(b, &name); err != nil {
-		return err
-	}
-	state, err := ParseState(name)
-	if err != nil {
-		return err
-	}
-	*s = state
-	return nil
+// UnmarshalText reads a name that MarshalText wrote and refuses any other.
+func (s *State) UnmarshalText(name []byte) (err error) {
+	*s, err = ParseState(string(name))
+	return err
 }
 
 // ParseState returns the state with a name of String's.

@@ -59,27 +59,47 @@ func UUIDs(dir string, minors []int) ([]string, error) {
 // parseInformation reads the lines "GPU UUID:" and "Device Minor:" of a GPU's
 // file "information". A UUID that is not known yet has "?" for its digits.
 func parseInformation(text string) (minor int, uuid string, err error) {
-	minor = -1
+	lines := map[string]string{}
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(line, ":")
-		value = strings.TrimSpace(value)
-		switch strings.TrimSpace(name) {
-		case "GPU UUID":
-			id, err := wire.ParseUUID(value)
-			if err != nil {
-				return 0, "", err
-			}
-			uuid = wire.FormatUUID(id)
-		case "Device Minor":
-			n, err := strconv.ParseUint(value, 10, 16)
-			if err != nil {
-				return 0, "", fmt.Errorf("device minor %q: %w", value, err)
-			}
-			minor = int(n)
+		lines[strings.TrimSpace(name)] = strings.TrimSpace(value)
+	}
+	id, err := wire.ParseUUID(lines["GPU UUID"])
+	n, nerr := strconv.ParseUint(lines["Device Minor"], 10, 16)
+	return int(n), wire.FormatUUID(id), errors.Join(err, nerr)
+}
+
+// Pair moves what was on GPU Old to GPU New. Both are UUIDs as GPU.UUID.
+type Pair = wire.Pair
+
+// ParsePairs reads "OLD=NEW,OLD=NEW…", the form of cuda-checkpoint's
+// --device-map. It refuses a map that cannot be a bijection: a GPU that is
+// named twice on one side. An empty string is no pairs.
+func ParsePairs(s string) ([]Pair, error) {
+	if s == "" {
+		return nil, nil
+	}
+	var pairs []Pair
+	olds, news := map[string]bool{}, map[string]bool{}
+	for field := range strings.SplitSeq(s, ",") {
+		from, to, ok := strings.Cut(field, "=")
+		if !ok {
+			return nil, fmt.Errorf("GPU map: %q is not OLD=NEW", field)
 		}
+		o, err := wire.ParseUUID(from)
+		if err != nil {
+			return nil, fmt.Errorf("GPU map: %w", err)
+		}
+		n, err := wire.ParseUUID(to)
+		if err != nil {
+			return nil, fmt.Errorf("GPU map: %w", err)
+		}
+		p := Pair{Old: wire.FormatUUID(o), New: wire.FormatUUID(n)}
+		if olds[p.Old] || news[p.New] {
+			return nil, fmt.Errorf("GPU map: %q names a GPU a second time", field)
+		}
+		olds[p.Old], news[p.New] = true, true
+		pairs = append(pairs, p)
 	}
-	if minor < 0 || uuid == "" {
-		return 0, "", errors.New("no UUID or no device minor")
-	}
-	return minor, uuid, nil
+	return pairs, nil
 }

@@ -9,6 +9,7 @@ package driver
 import "C"
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 
@@ -23,11 +24,7 @@ func load() *wire.Reply {
 		return &wire.Reply{Fault: wire.FaultNoDriver, Text: C.GoString(&why[0])}
 	}
 	if C.gk_can_checkpoint() == 0 {
-		version := driverVersion()
-		if version == "" {
-			version = "unknown"
-		}
-		return &wire.Reply{Fault: wire.FaultTooOld, Text: version}
+		return &wire.Reply{Fault: wire.FaultTooOld, Text: cmp.Or(driverVersion(), "unknown")}
 	}
 	return nil
 }
@@ -92,10 +89,11 @@ func uuid(s string) C.gk_uuid {
 // info lists the GPUs that this process sees.
 func info(known facts) wire.Reply {
 	var version, count C.int
-	if r := C.gk_driver_version(&version); r != 0 {
-		return wire.Reply{Code: int(r), Text: text(r)}
+	r := C.gk_driver_version(&version)
+	if r == 0 {
+		r = C.gk_device_count(&count)
 	}
-	if r := C.gk_device_count(&count); r != 0 {
+	if r != 0 {
 		return wire.Reply{Code: int(r), Text: text(r)}
 	}
 	found := cuda.Info{
@@ -125,7 +123,7 @@ func info(known facts) wire.Reply {
 		}
 		if g, ok := known.gpus[gpu.UUID]; ok {
 			// CUDA's ordinals are by speed, and of the visible ones only.
-			gpu.Index, gpu.Minor, gpu.Free, gpu.VGPU = g.index, g.minor, g.free, g.vgpu
+			gpu.Index, gpu.Minor, gpu.Free, gpu.VGPU = g.Index, g.Minor, g.Free, g.VGPU
 		}
 		found.GPUs = append(found.GPUs, gpu)
 	}

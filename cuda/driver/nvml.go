@@ -16,12 +16,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// known is what NVML knows of a GPU and CUDA does not.
+// known is what NVML knows of a GPU. Its index is by bus, CUDA's ordinals are by speed.
 type known struct {
-	index, minor int // minor: N of /dev/nvidiaN; CUDA's ordinals are by speed, the files by bus
-	name, bus    string
-	memory, free uint64 // bytes; free is 0 if unknown
-	mig, vgpu    bool
+	cuda.GPU
+	mig bool
 }
 
 // askNVML returns what NVML knows, by UUID, and whether it knows all of every GPU.
@@ -47,8 +45,8 @@ func askNVML() (found map[string]known, all bool) {
 			continue
 		}
 		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
-			k := more(device, known{index: i, minor: minor})
-			all = all && k.name != "" && k.bus != "" && k.memory != 0
+			k := more(device, cuda.GPU{UUID: id, Index: i, Minor: minor})
+			all = all && k.Name != "" && k.PCIBusID != "" && k.Memory != 0
 			found[id] = k
 		}
 	}
@@ -56,18 +54,19 @@ func askNVML() (found map[string]known, all bool) {
 }
 
 // more adds what not every driver or GPU reports.
-func more(device nvml.Device, k known) known {
+func more(device nvml.Device, gpu cuda.GPU) known {
+	k := known{GPU: gpu}
 	if has("nvmlDeviceGetName") {
-		k.name, _ = device.GetName()
+		k.Name, _ = device.GetName()
 	}
 	if has("nvmlDeviceGetPciInfo_v3") {
 		if pci, r := device.GetPciInfo(); r == nvml.SUCCESS {
-			k.bus = unix.ByteSliceToString(pci.BusIdLegacy[:])
+			k.PCIBusID = unix.ByteSliceToString(pci.BusIdLegacy[:])
 		}
 	}
 	if has("nvmlDeviceGetMemoryInfo") {
 		if m, r := device.GetMemoryInfo(); r == nvml.SUCCESS {
-			k.memory, k.free = m.Total, m.Free
+			k.Memory, k.Free = m.Total, m.Free
 		}
 	}
 	if has("nvmlDeviceGetMigMode") {
@@ -76,14 +75,9 @@ func more(device nvml.Device, k known) known {
 	}
 	if has("nvmlDeviceGetVirtualizationMode") {
 		mode, r := device.GetVirtualizationMode()
-		k.vgpu = r == nvml.SUCCESS && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
+		k.VGPU = r == nvml.SUCCESS && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
 	}
 	return k
-}
-
-// gpu returns the GPU with a UUID.
-func (k known) gpu(id string) cuda.GPU {
-	return cuda.GPU{UUID: id, Name: k.name, Memory: k.memory, Index: k.index, Minor: k.minor, PCIBusID: k.bus, Free: k.free, VGPU: k.vgpu}
 }
 
 // infoEarly lists the GPUs that this process is to see, without CUDA. ok is false
@@ -99,22 +93,21 @@ func infoEarly(f facts) (_ wire.Reply, ok bool) {
 	seen := strings.Split(visible, ",")
 	return answer(cuda.Info{
 		DriverVersion: f.version,
-		GPUs:          list(f.gpus, func(id string, k known) bool { return !k.mig && (!restricted || slices.Contains(seen, id)) }),
+		GPUs:          list(f.gpus, func(k known) bool { return !k.mig && (!restricted || slices.Contains(seen, k.UUID)) }),
 		Partitioned:   partitioned(f.gpus),
 	}), true
 }
 
 // partitioned are the GPUs in MIG mode.
 func partitioned(all map[string]known) []cuda.GPU {
-	return list(all, func(_ string, k known) bool { return k.mig })
+	return list(all, func(k known) bool { return k.mig })
 }
 
 // list returns some of the GPUs, in NVML's order.
-func list(all map[string]known, pick func(id string, k known) bool) []cuda.GPU {
-	var gpus []cuda.GPU
-	for id, k := range all {
-		if pick(id, k) {
-			gpus = append(gpus, k.gpu(id))
+func list(all map[string]known, pick func(known) bool) (gpus []cuda.GPU) {
+	for _, k := range all {
+		if pick(k) {
+			gpus = append(gpus, k.GPU)
 		}
 	}
 	slices.SortFunc(gpus, func(a, b cuda.GPU) int { return cmp.Compare(a.Index, b.Index) })

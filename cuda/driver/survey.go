@@ -41,17 +41,16 @@ func survey() wire.Reply {
 
 // surveyDevice asks for all that one GPU reports.
 func surveyDevice(index int, device nvml.Device) cuda.Device {
-	k := known{index: index, minor: -1}
+	gpu := cuda.GPU{Index: index, Minor: -1}
 	if has("nvmlDeviceGetMinorNumber") {
 		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
-			k.minor = minor
+			gpu.Minor = minor
 		}
 	}
-	var id string
 	if has("nvmlDeviceGetUUID") {
-		id, _ = device.GetUUID() // empty where it is refused, as the others
+		gpu.UUID, _ = device.GetUUID() // empty where it is refused, as the others
 	}
-	d := cuda.Device{GPU: more(device, k).gpu(id)}
+	d := cuda.Device{GPU: more(device, gpu).GPU}
 	if has("nvmlDeviceGetPersistenceMode") {
 		if mode, r := device.GetPersistenceMode(); r == nvml.SUCCESS {
 			d.Persistence = new(mode == nvml.FEATURE_ENABLED)

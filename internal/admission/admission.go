@@ -20,10 +20,13 @@ package admission
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/creds"
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
+	"github.com/containerd/containerd/v2/pkg/cap"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -171,7 +174,7 @@ func (a *allowance) confinement(mode criucore.SeccompMode, thread *criucore.Thre
 	} else if p.SelinuxLabel != "" && profile != p.SelinuxLabel {
 		return fmt.Errorf("it has the SELinux label %q, and the spec %q", profile, p.SelinuxLabel)
 	}
-	if a.spec.Linux.Seccomp != nil && mode != seccompFilter && mode != seccompStrict {
+	if a.spec.Linux.Seccomp != nil && mode != criucore.SeccompMode_filter && mode != criucore.SeccompMode_strict {
 		return fmt.Errorf("it has no seccomp filter, and the spec has one")
 	}
 	if a.has(unix.CAP_SYS_NICE) {
@@ -201,4 +204,63 @@ func (a *allowance) limits(have []*rlimit.RlimitEntry) error {
 		}
 	}
 	return nil
+}
+
+// seccompMode returns the mode that CRIU restores a thread with. Threads with the
+// filters of the first thread have none in the images: CRIU has the kernel apply
+// the filters of the first to all (seccomp(2), SECCOMP_FILTER_FLAG_TSYNC).
+func seccompMode(d *criu.Dump, t criu.Task, thread *criucore.ThreadCoreEntry) criucore.SeccompMode {
+	if thread.SeccompMode != nil {
+		return thread.GetSeccompMode()
+	}
+	if first := t.Threads[0]; first.GetSeccompMode() == criucore.SeccompMode_filter && synced(d.Seccomp, first.SeccompFilter) {
+		return criucore.SeccompMode_filter
+	}
+	return criucore.SeccompMode_disabled
+}
+
+// synced reports whether the filter of that number is applied to all threads.
+func synced(all *seccomp.SeccompEntry, number *uint32) bool {
+	filters := all.GetSeccompFilters()
+	return number != nil && int64(*number) < int64(len(filters)) && filters[*number].GetFlags()&unix.SECCOMP_FILTER_FLAG_TSYNC != 0
+}
+
+// capabilitySet returns the spec's names as a set of bits. A name that is not
+// known grants nothing.
+func capabilitySet(names []string) (set uint64) {
+	for _, name := range names {
+		if i := slices.Index(cap.Known(), strings.ToUpper(name)); i >= 0 {
+			set |= 1 << i
+		}
+	}
+	return set
+}
+
+// capabilityWords returns CRIU's words, 32 capabilities each, as a set of bits.
+func capabilityWords(words []uint32) (set uint64, err error) {
+	if len(words) > 2 {
+		return 0, fmt.Errorf("%d words, more than two", len(words))
+	}
+	for i, w := range words {
+		set |= uint64(w) << (32 * i)
+	}
+	return set, nil
+}
+
+// capabilityNames names the bits of a set.
+func capabilityNames(set uint64) string {
+	names, unknown := cap.FromBitmap(set)
+	for _, number := range unknown {
+		names = append(names, fmt.Sprintf("capability %d", number))
+	}
+	return strings.Join(names, ", ")
+}
+
+// rlimitNumber returns the number of a resource limit (asm-generic/resource.h).
+func rlimitNumber(name string) (int, bool) {
+	i := slices.Index([]string{
+		"RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_DATA", "RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_RSS", "RLIMIT_NPROC", "RLIMIT_NOFILE",
+		"RLIMIT_MEMLOCK", "RLIMIT_AS", "RLIMIT_LOCKS", "RLIMIT_SIGPENDING", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO", "RLIMIT_RTTIME",
+	}, name)
+	return i, i >= 0
 }

@@ -75,16 +75,12 @@ func (a *allowance) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
 			return nil, err
 		}
 	}
-	if console := slices.Contains(paths, consolePath); a.specMount(consolePath) == nil && console != a.spec.Process.Terminal {
-		if console {
-			return nil, fmt.Errorf("the container was dumped with a terminal, and the spec has none: run it with one (--tty)")
-		}
+	switch console, terminal := slices.Contains(paths, consolePath), a.spec.Process.Terminal; {
+	case a.specMount(consolePath) != nil || console == terminal:
+	case console:
+		return nil, fmt.Errorf("the container was dumped with a terminal, and the spec has none: run it with one (--tty)")
+	default:
 		return nil, fmt.Errorf("the container was dumped without a terminal, and the spec has one: run it without (no --tty)")
-	}
-	if !a.has(unix.CAP_SYS_ADMIN) {
-		if err := layered(dumped); err != nil {
-			return nil, err
-		}
 	}
 	for _, m := range a.spec.Mounts {
 		if at := path.Clean("/" + m.Destination); !slices.Contains(paths, at) {
@@ -94,12 +90,14 @@ func (a *allowance) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
 	if a.has(unix.CAP_SYS_ADMIN) {
 		return notes, nil
 	}
+	if err := layered(dumped); err != nil {
+		return nil, err
+	}
 	for _, p := range slices.Concat(a.spec.Linux.MaskedPaths, a.spec.Linux.ReadonlyPaths) {
 		at := path.Clean("/" + p)
-		if slices.Contains(paths, at) || !isKernelFile(at) || !a.host.HasFile(at) {
-			continue
+		if !slices.Contains(paths, at) && (strings.HasPrefix(at, "/proc/") || strings.HasPrefix(at, "/sys/")) && a.host.HasFile(at) {
+			return nil, fmt.Errorf("%s is neither masked nor read-only in the dump, as the spec has it", at)
 		}
-		return nil, fmt.Errorf("%s is neither masked nor read-only in the dump, as the spec has it", at)
 	}
 	return notes, nil
 }
@@ -132,11 +130,6 @@ func layered(dumped []*mnt.MntEntry) error {
 		}
 	}
 	return nil
-}
-
-// isKernelFile reports whether the kernel makes a path in every container.
-func isKernelFile(at string) bool {
-	return strings.HasPrefix(at, "/proc/") || strings.HasPrefix(at, "/sys/")
 }
 
 // mount compares one mount of the dump.
@@ -224,16 +217,8 @@ func (a *allowance) device(at string) bool {
 // typesFor returns the types of file systems that a spec's mount can have.
 func typesFor(m *specs.Mount) []mnt.Fstype {
 	switch m.Type {
-	case "proc":
-		return []mnt.Fstype{mnt.Fstype_PROC}
-	case "sysfs":
-		return []mnt.Fstype{mnt.Fstype_SYSFS}
-	case "tmpfs":
-		return []mnt.Fstype{mnt.Fstype_TMPFS}
-	case "devpts":
-		return []mnt.Fstype{mnt.Fstype_DEVPTS}
-	case "mqueue":
-		return []mnt.Fstype{mnt.Fstype_MQUEUE}
+	case "proc", "sysfs", "tmpfs", "devpts", "mqueue":
+		return []mnt.Fstype{mnt.Fstype(mnt.Fstype_value[strings.ToUpper(m.Type)])}
 	case "cgroup", "cgroup2":
 		return []mnt.Fstype{mnt.Fstype_CGROUP, mnt.Fstype_CGROUP2, mnt.Fstype_TMPFS}
 	}

@@ -17,6 +17,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -207,21 +209,54 @@ func (s *Staging) check() error {
 
 // oneOf refuses a value that is none of the words.
 func oneOf(value string, words ...string) error {
-	var list strings.Builder
-	for i, word := range words {
-		if value == word {
-			return nil
-		}
-		switch {
-		case i == 0:
-		case i == len(words)-1:
-			list.WriteString(" or ")
-		default:
-			list.WriteString(", ")
-		}
-		fmt.Fprintf(&list, "%q", word)
+	if slices.Contains(words, value) {
+		return nil
 	}
-	return fmt.Errorf("is %q; it must be %s", value, &list)
+	last := len(words) - 1
+	return fmt.Errorf("is %q; it must be \"%s\" or %q", value, strings.Join(words[:last], `", "`), words[last])
+}
+
+var optionForm = regexp.MustCompile(`^[a-z0-9-]+$`)
+
+// CRIULines returns an option of CRIU as lines of its configuration file, see
+// criu(8), "CONFIGURATION FILES". An option that is false has none. No value can
+// bring a line with it that sets another option.
+func CRIULines(name string, value any) (string, error) {
+	if !optionForm.MatchString(name) {
+		return "", fmt.Errorf("%q is not a name of an option of CRIU", name)
+	}
+	switch v := value.(type) {
+	case bool:
+		if v {
+			return name + "\n", nil
+		}
+		return "", nil
+	case int64:
+		return fmt.Sprintf("%s %d\n", name, v), nil
+	case string:
+		if v == "" || strings.ContainsAny(v, "\"'#\\") || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			return "", fmt.Errorf("%s: value %q is empty or has quotes, '#', a backslash or control characters", name, v)
+		}
+		if strings.Contains(v, " ") {
+			v = `"` + v + `"`
+		}
+		return name + " " + v + "\n", nil
+	case []any:
+		var b strings.Builder
+		for _, each := range v {
+			s, ok := each.(string)
+			if !ok {
+				return "", fmt.Errorf("%s: a list may hold strings only, not %v", name, each)
+			}
+			lines, err := CRIULines(name, s)
+			if err != nil {
+				return "", err
+			}
+			b.WriteString(lines)
+		}
+		return b.String(), nil
+	}
+	return "", fmt.Errorf("%s: value %v is neither true, false, a string, a whole number nor a list of strings", name, value)
 }
 
 // Decode decodes TOML strictly: its error names the settings that into does not

@@ -20,7 +20,7 @@ func TestCRIULines(t *testing.T) {
 		{what: "a space", name: "libdir", value: "/a dir", want: "libdir \"/a dir\"\n"},
 		{what: "list", name: "external", value: []any{"a", "b c"}, want: "external a\nexternal \"b c\"\n"},
 		{what: "empty list", name: "external", value: []any{}, want: ""},
-		{what: "no name", value: true, err: "no name"},
+		{what: "no name", value: true, err: "is not a name"},
 		{what: "name of two words", name: "a b", value: true, err: "not a name"},
 		{what: "name with a line feed", name: "a\nb", value: true, err: "not a name"},
 		{what: "comment as name", name: "#a", value: true, err: "not a name"},

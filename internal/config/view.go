@@ -151,10 +151,8 @@ func (v View) StartsAfresh() (reason string, err error) {
 		return "", fmt.Errorf("this node restores only images that [restore] images in %s names, and the client does not say which image this is (only Kubernetes does, by %s); annotation %s=false starts it afresh: %w",
 			Path, annotations.CRIImageName, key, errdefs.ErrFailedPrecondition)
 	}
-	for _, pattern := range v.Restore.Images {
-		if ok, err := path.Match(pattern, name); ok && err == nil {
-			return "", nil
-		}
+	if slices.ContainsFunc(v.Restore.Images, func(pattern string) bool { ok, _ := path.Match(pattern, name); return ok }) {
+		return "", nil
 	}
 	return "", fmt.Errorf("image %s is not among those that this node restores, %s ([restore] images in %s); annotation %s=false starts it afresh: %w",
 		name, strings.Join(v.Restore.Images, ", "), Path, key, errdefs.ErrFailedPrecondition)

@@ -66,12 +66,9 @@ func (im *Images) Mounts() ([]string, error) {
 	}
 	var paths []string
 	for _, m := range mounts {
-		if key := m.GetExtKey(); key != "" {
-			paths = append(paths, key)
-		}
+		paths = append(paths, m.GetExtKey())
 	}
-	slices.Sort(paths)
-	return slices.Compact(paths), nil
+	return sortedSet(paths), nil
 }
 
 // allMounts reads the mounts of all mount namespaces of the dump, once.
@@ -108,16 +105,19 @@ func (im *Images) Files() ([]string, error) {
 	}
 	var paths []string
 	err := each(im, "files.img", "FILES", func(f *fdinfo.FileEntry) error {
-		if name := f.GetReg().GetName(); name != "" {
-			paths = append(paths, name)
-		}
+		paths = append(paths, f.GetReg().GetName())
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
+	return sortedSet(paths), nil
+}
+
+// sortedSet returns the paths that are not empty, sorted, each once.
+func sortedSet(paths []string) []string {
 	slices.Sort(paths)
-	return slices.Compact(paths), nil
+	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" })
 }
 
 func (im *Images) has(name string) bool {
@@ -151,11 +151,8 @@ func one[T any, M message[T]](im *Images, name, kind string) (entry M, err error
 func each[T any, M message[T]](im *Images, name, kind string, do func(M) error) error {
 	path := filepath.Join(im.dir, name)
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if errors.Is(err, unix.ELOOP) {
-		return fmt.Errorf("%w: %s is a symbolic link", images.ErrDamaged, path)
-	}
-	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%w: CRIU's image is missing: %w", images.ErrDamaged, err)
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%w: CRIU's image is missing or a symbolic link: %w", images.ErrDamaged, err)
 	}
 	if err != nil {
 		return fmt.Errorf("read CRIU's images: %w", err)

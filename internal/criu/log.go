@@ -35,23 +35,16 @@ type Log struct {
 	Settings string
 }
 
-// DumpLog returns the log of a dump of the container in a bundle. id names the
-// container among all of the node.
+// DumpLog returns the log of a dump of the container in a bundle, where runc's shim
+// copies it after a failure. id names the container among all of the node.
 func DumpLog(bundle, dir, id string) Log {
-	// runc's shim copies it there after a failure.
-	return Log{
-		Path: filepath.Join(bundle, "criu-dump.log"), Kept: filepath.Join(dir, id+"-dump.log"),
-		Settings: filepath.Join(bundle, SettingsName),
-	}
+	return Log{filepath.Join(bundle, "criu-dump.log"), filepath.Join(dir, id+"-dump.log"), filepath.Join(bundle, SettingsName)}
 }
 
 // RestoreLog returns the log of a restore of the container in a bundle. workDir is
 // where runc lets CRIU work.
 func RestoreLog(bundle, workDir, dir, id string) Log {
-	return Log{
-		Path: filepath.Join(workDir, "restore.log"), Kept: filepath.Join(dir, id+"-restore.log"),
-		Settings: filepath.Join(bundle, SettingsName),
-	}
+	return Log{filepath.Join(workDir, "restore.log"), filepath.Join(dir, id+"-restore.log"), filepath.Join(bundle, SettingsName)}
 }
 
 // Remove removes the log of an earlier run, which is not to be quoted for the next.
@@ -72,14 +65,12 @@ func (l Log) Explain(err error) error {
 		return err // CRIU never ran; the error says why
 	}
 	defer log.Close()
+	said := lastErrors(log)
 	kept := l.Kept
-	if kerr := keepLog(log, kept); kerr != nil {
+	if _, kerr := log.Seek(0, io.SeekStart); kerr != nil || keepLog(log, kept) != nil {
 		kept = l.Path
 	}
-	if _, serr := log.Seek(0, io.SeekStart); serr != nil {
-		return fmt.Errorf("%w; CRIU's log: %s", err, kept)
-	}
-	if said := lastErrors(log); len(said) > 0 {
+	if len(said) > 0 {
 		return fmt.Errorf("%w; CRIU said: %s; its log: %s", err, strings.Join(said, " | "), kept)
 	}
 	return fmt.Errorf("%w; CRIU's log: %s", err, kept)

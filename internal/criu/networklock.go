@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/continuity"
 	"github.com/containerd/log"
 )
 
@@ -54,10 +55,7 @@ func cachedNetworkLock(ctx context.Context, r Runner, criu string) string {
 	// Without a cache the next shim asks again.
 	err := os.MkdirAll(filepath.Dir(networkLockCache), 0o700)
 	if err == nil {
-		next := fmt.Sprintf("%s.%d", networkLockCache, os.Getpid())
-		if err = os.WriteFile(next, []byte(key+" "+method), 0o600); err == nil {
-			err = os.Rename(next, networkLockCache)
-		}
+		err = continuity.AtomicWriteFile(networkLockCache, []byte(key+" "+method), 0o600)
 	}
 	if err != nil {
 		log.G(ctx).WithError(err).Debug("keep what CRIU can do")
@@ -69,11 +67,8 @@ func cachedNetworkLock(ctx context.Context, r Runner, criu string) string {
 // is "" where the answer is not to be kept.
 func networkLockKey(r Runner, criu string) string {
 	st, err := os.Stat(criu)
-	if err != nil {
-		return ""
-	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
+	boot, berr := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil || berr != nil {
 		return ""
 	}
 	iptables, _ := r.Look("iptables-restore")

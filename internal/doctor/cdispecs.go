@@ -4,16 +4,16 @@
 package doctor
 
 import (
+	"cmp"
 	"maps"
 	"os"
 	"slices"
 	"strings"
 
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
-)
 
-// cdiKind is the kind of NVIDIA's GPUs in CDI specifications.
-const cdiKind = "nvidia.com/gpu"
+	"github.com/gpuckpt/gpuckpt/cdi"
+)
 
 // cdiFix writes a specification.
 const cdiFix = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml  # or, without NVIDIA's container toolkit, gpuckpt cdi generate --output=/etc/cdi/nvidia.json"
@@ -32,8 +32,7 @@ func CheckCDI(n *Node, dirs []string) []Check {
 	where := strings.Join(dirs, ", ")
 	cache, err := cdiapi.NewCache(cdiapi.WithAutoRefresh(false), cdiapi.WithSpecDirs(rooted...))
 	if err != nil {
-		a.add(Warning, "specifications", err.Error(), "containers cannot ask for GPUs by CDI", cdiFix)
-		return a.checks
+		return a.with(Warning, "specifications", err.Error(), "containers cannot ask for GPUs by CDI", cdiFix)
 	}
 	for _, path := range slices.Sorted(maps.Keys(cache.GetErrors())) {
 		for _, err := range cache.GetErrors()[path] {
@@ -43,13 +42,12 @@ func CheckCDI(n *Node, dirs []string) []Check {
 	var names []string
 	missing := make(map[string]bool)
 	for _, qualified := range cache.ListDevices() {
-		kind, name, _ := strings.Cut(qualified, "=")
-		if kind != cdiKind {
+		name, ours := strings.CutPrefix(qualified, cdi.Kind+"=")
+		if !ours {
 			continue
 		}
 		names = append(names, name)
-		device := cache.GetDevice(qualified)
-		for _, path := range hostPaths(device) {
+		for _, path := range hostPaths(cache.GetDevice(qualified)) {
 			if _, err := os.Lstat(n.path(path)); err != nil {
 				missing[path] = true
 			}
@@ -57,7 +55,7 @@ func CheckCDI(n *Node, dirs []string) []Check {
 	}
 	switch {
 	case len(names) == 0:
-		a.add(Warning, "GPUs", "no "+cdiKind+" in "+where, "containers cannot ask for GPUs by CDI (ctr run --gpus, nerdctl --gpus, device plugins that use it)", cdiFix)
+		a.add(Warning, "GPUs", "no "+cdi.Kind+" in "+where, "containers cannot ask for GPUs by CDI (ctr run --gpus, nerdctl --gpus, device plugins that use it)", cdiFix)
 	case len(missing) > 0:
 		gone := slices.Sorted(maps.Keys(missing))
 		text := gone[0]
@@ -66,7 +64,7 @@ func CheckCDI(n *Node, dirs []string) []Check {
 		}
 		a.add(Failure, "GPUs", "the specification names files that are not there: "+text, "containers with these GPUs do not start; it was made for another driver version", cdiFix)
 	default:
-		a.ok("GPUs", "%s=%s", cdiKind, strings.Join(names, ", "))
+		a.ok("GPUs", "%s=%s", cdi.Kind, strings.Join(names, ", "))
 	}
 	return a.checks
 }
@@ -75,16 +73,11 @@ func CheckCDI(n *Node, dirs []string) []Check {
 // into a container.
 func hostPaths(d *cdiapi.Device) (paths []string) {
 	edits := d.GetSpec().ContainerEdits
-	mounts := append(slices.Clone(edits.Mounts), d.ContainerEdits.Mounts...)
-	for _, m := range mounts {
+	for _, m := range slices.Concat(edits.Mounts, d.ContainerEdits.Mounts) {
 		paths = append(paths, m.HostPath)
 	}
-	for _, node := range append(slices.Clone(edits.DeviceNodes), d.ContainerEdits.DeviceNodes...) {
-		if path := node.HostPath; path != "" {
-			paths = append(paths, path)
-		} else {
-			paths = append(paths, node.Path)
-		}
+	for _, node := range slices.Concat(edits.DeviceNodes, d.ContainerEdits.DeviceNodes) {
+		paths = append(paths, cmp.Or(node.HostPath, node.Path))
 	}
 	return paths
 }

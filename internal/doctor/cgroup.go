@@ -6,7 +6,6 @@ package doctor
 import (
 	"fmt"
 	"os"
-	"path"
 	"slices"
 	"strings"
 
@@ -19,41 +18,28 @@ func CheckCgroup(n *Node) []Check {
 	a := area{name: "cgroup"}
 	mounts, err := n.mounts()
 	if err != nil {
-		a.add(Failure, "version", err.Error(), "cgroups cannot be looked at", "mount -t proc proc /proc")
-		return a.checks
+		return a.with(Failure, "version", err.Error(), "cgroups cannot be looked at", "mount -t proc proc /proc")
 	}
-	const noMemory = "memory for GPU state cannot be charged to a cgroup of its own, nor limited"
-	const memoryFix = "# add cgroup_enable=memory to the kernel's command line, and take cgroup_disable=memory from it; reboot"
-	if at(mounts, "/sys/fs/cgroup", "cgroup2") {
-		a.ok("version", "2")
-		a.ok("freezer", "cgroup.freeze")
-		if slices.Contains(strings.Fields(n.read("sys/fs/cgroup/cgroup.controllers")), "memory") {
-			a.ok("memory", "available")
-		} else {
-			a.add(Warning, "memory", "no memory controller", noMemory, memoryFix)
+	version, freezer, controllers := "2", "cgroup.freeze", strings.Fields(n.read("sys/fs/cgroup/cgroup.controllers"))
+	if typeOf(mounts, "/sys/fs/cgroup") == "cgroup2" {
+		controllers = append(controllers, "freezer") // in every kernel
+	} else {
+		version, freezer, controllers = "1", "available", nil
+		for _, m := range mounts {
+			if m.FSType == "cgroup" {
+				controllers = append(controllers, strings.Split(m.VFSOptions, ",")...)
+			}
 		}
-		return a.checks
+		if controllers == nil {
+			return a.with(Failure, "version", "no cgroups are mounted on /sys/fs/cgroup", "containers cannot run", "mount -t cgroup2 cgroup2 /sys/fs/cgroup")
+		}
 	}
-	has := func(controller string) bool {
-		return slices.ContainsFunc(mounts, func(m *mountinfo.Info) bool {
-			return m.FSType == "cgroup" && slices.Contains(strings.Split(m.VFSOptions, ","), controller)
-		})
-	}
-	if !slices.ContainsFunc(mounts, func(m *mountinfo.Info) bool { return m.FSType == "cgroup" }) {
-		a.add(Failure, "version", "no cgroups are mounted on /sys/fs/cgroup", "containers cannot run", "mount -t cgroup2 cgroup2 /sys/fs/cgroup")
-		return a.checks
-	}
-	a.ok("version", "1")
-	if has("freezer") {
-		a.ok("freezer", "available")
-	} else {
-		a.add(Failure, "freezer", "no hierarchy with the freezer", "containers cannot be paused, nor checkpointed", "mkdir -p /sys/fs/cgroup/freezer; mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer")
-	}
-	if has("memory") {
-		a.ok("memory", "available")
-	} else {
-		a.add(Warning, "memory", "no hierarchy with the memory controller", noMemory, memoryFix)
-	}
+	a.ok("version", "%s", version)
+	a.either(slices.Contains(controllers, "freezer"), "freezer", freezer,
+		Failure, "no hierarchy with the freezer", "containers cannot be paused, nor checkpointed", "mkdir -p /sys/fs/cgroup/freezer; mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer")
+	a.either(slices.Contains(controllers, "memory"), "memory", "available",
+		Warning, "no memory controller", "memory for GPU state cannot be charged to a cgroup of its own, nor limited",
+		"# add cgroup_enable=memory to the kernel's command line, and take cgroup_disable=memory from it; reboot")
 	return a.checks
 }
 
@@ -71,21 +57,14 @@ func (n *Node) mounts() ([]*mountinfo.Info, error) {
 	return mounts, nil
 }
 
-// mountOf returns the mount that a path lies on, nil for none.
-func mountOf(mounts []*mountinfo.Info, p string) (on *mountinfo.Info) {
-	p = path.Clean(p)
+// typeOf returns the type of the file system that a path lies on, "" for none.
+func typeOf(mounts []*mountinfo.Info, p string) (kind string) {
+	longest := 0
 	for _, m := range mounts {
-		if p == m.Mountpoint || m.Mountpoint == "/" || strings.HasPrefix(p, m.Mountpoint+"/") {
-			if on == nil || len(m.Mountpoint) >= len(on.Mountpoint) { // the last mounted covers
-				on = m
-			}
+		within := m.Mountpoint == "/" || p == m.Mountpoint || strings.HasPrefix(p, m.Mountpoint+"/")
+		if within && len(m.Mountpoint) >= longest { // the last mounted covers
+			kind, longest = m.FSType, len(m.Mountpoint)
 		}
 	}
-	return on
-}
-
-// at reports whether a file system of that type is mounted at a path.
-func at(mounts []*mountinfo.Info, p, kind string) bool {
-	m := mountOf(mounts, p)
-	return m != nil && m.Mountpoint == p && m.FSType == kind
+	return kind
 }

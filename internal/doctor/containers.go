@@ -16,7 +16,6 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
@@ -41,8 +40,7 @@ func CheckContainers(ctx context.Context, n *Node, g GPUs, r Room) []Check {
 	}
 	found, err := containers(ctx, n.Containerd, g.Survey)
 	if err != nil {
-		a.add(Warning, "list", err.Error(), "the containers cannot be looked at", "ctr --address "+n.Containerd.Address+" namespaces ls")
-		return a.checks
+		return a.with(Warning, "list", err.Error(), "the containers cannot be looked at", "ctr --address "+n.Containerd.Address+" namespaces ls")
 	}
 	for _, c := range found {
 		a.container(n, c, r)
@@ -57,7 +55,7 @@ func (a *area) container(n *Node, c Container, r Room) {
 	var where []string
 	for _, index := range slices.Sorted(maps.Keys(c.Bytes)) {
 		bytes += c.Bytes[index]
-		where = append(where, fmt.Sprintf("%s on GPU %d", units.BytesSize(float64(c.Bytes[index])), index))
+		where = append(where, fmt.Sprintf("%s on GPU %d", size(c.Bytes[index]), index))
 	}
 	found := "has " + strings.Join(where, ", ")
 	if c.Shim != "" && !isShim(c.Shim) {
@@ -65,27 +63,23 @@ func (a *area) container(n *Node, c Container, r Room) {
 		return
 	}
 	var problems, fixes []string
-	short := func(of string, have uint64, fix string) {
-		problems = append(problems, fmt.Sprintf("a checkpoint needs %s of %s, and %s is free", units.BytesSize(float64(bytes)), of, units.BytesSize(float64(have))))
-		fixes = append(fixes, fix)
+	for _, need := range []struct {
+		limited bool
+		of      string
+		free    uint64
+		fix     string
+	}{
+		{n.StagingLimit > 0, "memory for GPU state", n.StagingLimit, "# raise memory_limit of [staging], or set its when_short = \"write-through\", in /etc/gpuckpt/config.toml"},
+		{true, "memory", r.Memory, "# free memory, or add some"},
+		{true, "room in " + r.Temp, r.TempFree, "# set TMPDIR in containerd's environment to a directory with room"},
+		{r.Root != "", "room in " + r.Root, r.RootFree, "ctr content prune references; df " + r.Root},
+	} {
+		if need.limited && bytes > need.free {
+			problems = append(problems, fmt.Sprintf("a checkpoint needs %s of %s, and %s is free", size(bytes), need.of, size(need.free)))
+			fixes = append(fixes, need.fix)
+		}
 	}
-	if n.StagingLimit > 0 && bytes > n.StagingLimit {
-		short("memory for GPU state", n.StagingLimit, "# raise memory_limit of [staging], or set its when_short = \"write-through\", in /etc/gpuckpt/config.toml")
-	}
-	if bytes > r.Memory {
-		short("memory", r.Memory, "# free memory, or add some")
-	}
-	if bytes > r.TempFree {
-		short("room in "+r.Temp, r.TempFree, "# set TMPDIR in containerd's environment to a directory with room")
-	}
-	if r.Root != "" && bytes > r.RootFree {
-		short("room in "+r.Root, r.RootFree, "ctr content prune references; df "+r.Root)
-	}
-	if problems == nil {
-		a.ok(name, "%s: a checkpoint fits", found)
-		return
-	}
-	a.add(Warning, name, found, strings.Join(problems, "; "), strings.Join(fixes, "\n"))
+	a.either(problems == nil, name, found+": a checkpoint fits", Warning, found, strings.Join(problems, "; "), strings.Join(fixes, "\n"))
 }
 
 // containers returns the containers of all namespaces for which NVML counts GPU

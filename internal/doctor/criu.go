@@ -20,34 +20,24 @@ func CheckCRIU(ctx context.Context, n *Node) []Check {
 	path, err := criu.Find(n, n.CRIU)
 	switch {
 	case err != nil && n.CRIU != "":
-		a.add(Failure, "program", err.Error(), without, "# install CRIU there, or change [criu] path in /etc/gpuckpt/config.toml")
-		return a.checks
+		return a.with(Failure, "program", err.Error(), without, "# install CRIU there, or change [criu] path in /etc/gpuckpt/config.toml")
 	case err != nil:
-		a.add(Failure, "program", "none in containerd's $PATH", without, criuFix)
-		return a.checks
+		return a.with(Failure, "program", "none in containerd's $PATH", without, criuFix)
 	}
 	version, err := criu.Version(ctx, n, path)
-	switch {
-	case err != nil:
-		a.add(Failure, "program", err.Error(), without, criuFix)
-		return a.checks
-	case criu.TooOld(version):
-		a.add(Failure, "program", path+" is version "+version, "too old for GPU containers, which need "+criu.Minimum+": "+without, criuFix)
-	default:
-		a.ok("program", "%s, version %s", path, version)
+	if err != nil {
+		return a.with(Failure, "program", err.Error(), without, criuFix)
 	}
+	a.either(!criu.TooOld(version), "program", path+", version "+version,
+		Failure, path+" is version "+version, "too old for GPU containers, which need "+criu.Minimum+": "+without, criuFix)
 	a.criuChecks(ctx, n, path)
 	a.networkLock(ctx, n, path)
 	if mounts, err := n.mounts(); err == nil {
-		if m := mountOf(mounts, "/run"); m == nil || m.FSType != "tmpfs" {
-			a.add(Warning, "cache", "/run is not on a tmpfs", "CRIU asks the kernel what it can do at each dump and restore, which takes a tenth of a second",
-				"echo 'tmpfs /run tmpfs mode=0755,nosuid,nodev 0 0' >>/etc/fstab; reboot")
-		} else {
-			a.ok("cache", "/run/criu.kdat, on a tmpfs")
-		}
+		a.either(typeOf(mounts, "/run") == "tmpfs", "cache", "/run/criu.kdat, on a tmpfs",
+			Warning, "/run is not on a tmpfs", "CRIU asks the kernel what it can do at each dump and restore, which takes a tenth of a second",
+			"echo 'tmpfs /run tmpfs mode=0755,nosuid,nodev 0 0' >>/etc/fstab; reboot")
 	}
-	plugin := criu.CUDAPlugin(func(path string) bool { return n.exists(path) }, n.env("CRIU_LIBS_DIR"))
-	if plugin != "" {
+	if plugin := criu.CUDAPlugin(func(path string) bool { return n.exists(path) }, n.env("CRIU_LIBS_DIR")); plugin != "" {
 		a.ok("CUDA plugin", "%s, which gpuckpt sets aside", plugin)
 	}
 	return a.checks
@@ -67,11 +57,8 @@ func (a *area) criuChecks(ctx context.Context, n *Node, path string) {
 		return
 	}
 	// Dirty tracking is for pre-dumps, which do not exist for GPU state.
-	var missing []string
-	for line := range strings.Lines(errorsOf(stderr)) {
-		missing = append(missing, strings.TrimSpace(line))
-	}
-	a.ok("check", "the kernel has all that gpuckpt needs; it lacks, and gpuckpt does not use: %s", strings.Join(missing, "; "))
+	missing := strings.ReplaceAll(strings.TrimSpace(errorsOf(stderr)), "\n", "; ")
+	a.ok("check", "the kernel has all that gpuckpt needs; it lacks, and gpuckpt does not use: %s", missing)
 }
 
 // networkLock looks at how packets are kept away during a dump.

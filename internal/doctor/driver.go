@@ -4,13 +4,13 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
-
-	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
@@ -32,18 +32,19 @@ type GPUs struct {
 // AskDriver starts the helper that a shim would start, and asks it. It never fails:
 // an error is part of the answer.
 func AskDriver(ctx context.Context, n *Node) GPUs {
-	var g GPUs
-	var err error
-	if g.Helper, err = n.helper(); err == nil {
-		var h *cuda.Helper
-		if h, err = cuda.Start(ctx, cuda.Options{Path: g.Helper, Env: n.Env}); err == nil {
-			defer h.Close()
-			g.Survey, g.SurveyErr = h.Survey(ctx)
-			g.Info, g.InfoErr = h.Info(ctx)
-			return g
-		}
+	path, err := n.helper()
+	g := GPUs{Helper: path, InfoErr: err, SurveyErr: err}
+	if err != nil {
+		return g
 	}
-	g.InfoErr, g.SurveyErr = err, err
+	h, err := cuda.Start(ctx, cuda.Options{Path: path, Env: n.Env})
+	if err != nil {
+		g.InfoErr, g.SurveyErr = err, err
+		return g
+	}
+	defer h.Close()
+	g.Survey, g.SurveyErr = h.Survey(ctx)
+	g.Info, g.InfoErr = h.Info(ctx)
 	return g
 }
 
@@ -67,33 +68,12 @@ func (n *Node) helper() (string, error) {
 // CheckDriver looks at the driver and at each GPU.
 func CheckDriver(n *Node, g GPUs) []Check {
 	a := area{name: "driver"}
-	version := g.Survey.DriverVersion
-	if version == "" {
-		version = g.Info.DriverVersion
-	}
-	var refused *cuda.Error
-	const without = "GPU containers can be neither checkpointed nor restored nor suspended"
-	switch {
-	case g.InfoErr == nil:
+	version := cmp.Or(g.Survey.DriverVersion, g.Info.DriverVersion)
+	if g.InfoErr == nil {
 		a.ok("version", "%s, CUDA %s", version, g.Info.CUDAVersion)
-	case errors.Is(g.InfoErr, cuda.ErrNoDriver):
-		if g.SurveyErr == nil && version != "" {
-			a.add(Failure, "version", version+": "+g.InfoErr.Error(), without, "apt-get install --yes libnvidia-compute-"+branch(version)+"-server  # Ubuntu: the driver's library libcuda.so.1")
-			break
-		}
-		a.add(Failure, "version", g.InfoErr.Error(), without, driverFix)
-	case errors.Is(g.InfoErr, cuda.ErrDriverTooOld):
-		a.add(Failure, "version", g.InfoErr.Error(), without, driverFix)
-	case errors.As(g.InfoErr, &refused):
-		fix := "modprobe --all nvidia nvidia-uvm && nvidia-modprobe --unified-memory --create-nvidia-device-file=0"
-		if refused.Result == 803 {
-			fix = "reboot  # the driver was updated while the old kernel module was loaded"
-		}
-		a.add(Failure, "version", version+": "+g.InfoErr.Error(), without, fix)
-	case g.Helper == "":
-		a.add(Failure, "version", "not known without "+cuda.HelperName, without, installFix)
-	default:
-		a.add(Failure, "version", g.InfoErr.Error(), without, "ldd "+g.Helper+"  # what keeps it from running")
+	} else {
+		found, fix := n.driverFailure(g, version)
+		a.add(Failure, "version", found, "GPU containers can be neither checkpointed nor restored nor suspended", fix)
 	}
 	if module := n.read("sys/module/nvidia/version"); module != "" && version != "" && module != version {
 		a.add(Failure, "kernel module", "version "+module+", and its libraries have "+version, "no new CUDA program can start", "reboot")
@@ -107,6 +87,26 @@ func CheckDriver(n *Node, g GPUs) []Check {
 	return append(a.checks, checkGPUs(g)...)
 }
 
+// driverFailure returns what CUDA says instead of its version, and what to do.
+func (n *Node) driverFailure(g GPUs, version string) (found, fix string) {
+	found = g.InfoErr.Error()
+	var refused *cuda.Error
+	switch {
+	case errors.Is(g.InfoErr, cuda.ErrNoDriver) && g.SurveyErr == nil && version != "":
+		branch, _, _ := strings.Cut(version, ".")
+		return version + ": " + found, "apt-get install --yes libnvidia-compute-" + branch + "-server  # Ubuntu: the driver's library libcuda.so.1"
+	case errors.Is(g.InfoErr, cuda.ErrNoDriver), errors.Is(g.InfoErr, cuda.ErrDriverTooOld):
+		return found, driverFix
+	case errors.As(g.InfoErr, &refused) && refused.Result == 803:
+		return version + ": " + found, "reboot  # the driver was updated while the old kernel module was loaded"
+	case refused != nil:
+		return version + ": " + found, "modprobe --all nvidia nvidia-uvm && nvidia-modprobe --unified-memory --create-nvidia-device-file=0"
+	case g.Helper == "":
+		return "not known without " + cuda.HelperName, installFix
+	}
+	return found, "ldd " + g.Helper + "  # what keeps it from running"
+}
+
 // checkGPUs looks at each GPU.
 func checkGPUs(g GPUs) []Check {
 	a := area{name: "gpu"}
@@ -116,20 +116,14 @@ func checkGPUs(g GPUs) []Check {
 	if len(g.Survey.Devices) == 0 {
 		a.add(Failure, "count", "none", "no container can have a GPU", "nvidia-smi  # shows what is wrong with them")
 	}
-	usable := 0
-	for _, d := range g.Survey.Devices {
-		if unusable(d) == "" {
-			usable++
-		}
+	status := Failure
+	if slices.ContainsFunc(g.Survey.Devices, func(d cuda.Device) bool { return unusable(d) == "" }) {
+		status = Warning // others can be used
 	}
 	for _, d := range g.Survey.Devices {
 		name := fmt.Sprint(d.Index)
-		found := fmt.Sprintf("%s, %s, %s of %s free", d.Name, d.UUID, units.BytesSize(float64(d.Free)), units.BytesSize(float64(d.Memory)))
+		found := fmt.Sprintf("%s, %s, %s of %s free", d.Name, d.UUID, size(d.Free), size(d.Memory))
 		smi := fmt.Sprintf("nvidia-smi --id=%d ", d.Index)
-		status := Warning // others can be used
-		if usable == 0 {
-			status = Failure
-		}
 		const cannot = "NVIDIA's driver cannot checkpoint programs on it"
 		switch unusable(d) {
 		case "MIG":
@@ -163,18 +157,9 @@ func unusable(d cuda.Device) string {
 	return ""
 }
 
-// branch returns "580" of "580.159.03".
-func branch(version string) string {
-	b, _, _ := strings.Cut(version, ".")
-	return b
-}
-
 // processes names the running programs whose names begin with prefix, with their pids.
 func (n *Node) processes(prefix string) (found []string) {
-	files, err := filepath.Glob(n.path("proc/[0-9]*/comm"))
-	if err != nil {
-		return nil
-	}
+	files, _ := filepath.Glob(n.path("proc/[0-9]*/comm"))
 	for _, f := range files {
 		pid := filepath.Base(filepath.Dir(f))
 		if name := n.read("proc", pid, "comm"); strings.HasPrefix(name, prefix) {

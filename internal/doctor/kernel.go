@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"bufio"
+	"cmp"
 	"compress/gzip"
 	"fmt"
 	"io"
@@ -37,33 +38,20 @@ var diagModules = map[string]string{
 // CheckKernel looks at the kernel and at the rights of this program.
 func CheckKernel(n *Node) []Check {
 	a := area{name: "kernel"}
-	release := n.read("proc/sys/kernel/osrelease")
-	if release == "" {
-		release = "unknown"
-	}
-	if runtime.GOARCH == "amd64" {
-		a.ok("version", "Linux %s, x86-64", release)
-	} else {
-		a.add(Warning, "version", "Linux "+release+", "+runtime.GOARCH,
-			"GPU state goes through CRIU on this processor: checkpoints are slower, and charged to the container's memory limit", "")
-	}
+	release := cmp.Or(n.read("proc/sys/kernel/osrelease"), "unknown")
+	a.either(runtime.GOARCH == "amd64", "version", "Linux "+release+", x86-64", Warning, "Linux "+release+", "+runtime.GOARCH,
+		"GPU state goes through CRIU on this processor: checkpoints are slower, and charged to the container's memory limit", "")
 	a.rights(n)
 	a.options(n, release)
-	if !n.exists("proc/sys/kernel/ns_last_pid") {
-		a.add(Failure, "checkpoint/restore", "/proc/sys/kernel/ns_last_pid is missing", "this kernel was built without CONFIG_CHECKPOINT_RESTORE: CRIU cannot work",
-			"# boot a kernel with CONFIG_CHECKPOINT_RESTORE=y")
-	} else {
-		a.ok("checkpoint/restore", "available")
+	a.either(n.exists("proc/sys/kernel/ns_last_pid"), "checkpoint/restore", "available",
+		Failure, "/proc/sys/kernel/ns_last_pid is missing", "this kernel was built without CONFIG_CHECKPOINT_RESTORE: CRIU cannot work",
+		"# boot a kernel with CONFIG_CHECKPOINT_RESTORE=y")
+	scope, found := n.read("proc/sys/kernel/yama/ptrace_scope"), "not restricted"
+	if scope != "" {
+		found = "kernel.yama.ptrace_scope = " + scope
 	}
-	switch scope := n.read("proc/sys/kernel/yama/ptrace_scope"); scope {
-	case "3":
-		a.add(Failure, "ptrace", "kernel.yama.ptrace_scope = 3", "nobody may trace a process: neither CRIU nor gpuckpt can work",
-			"sed -i /ptrace_scope/d /etc/sysctl.conf /etc/sysctl.d/*.conf; reboot")
-	case "":
-		a.ok("ptrace", "not restricted")
-	default:
-		a.ok("ptrace", "kernel.yama.ptrace_scope = %s", scope)
-	}
+	a.either(scope != "3", "ptrace", found, Failure, found, "nobody may trace a process: neither CRIU nor gpuckpt can work",
+		"sed -i /ptrace_scope/d /etc/sysctl.conf /etc/sysctl.d/*.conf; reboot")
 	return a.checks
 }
 
@@ -75,11 +63,8 @@ func (a *area) rights(n *Node) {
 	missing := slices.DeleteFunc([]string{"CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE"}, func(name string) bool {
 		return err != nil || slices.Contains(names, name) // an unknown set is not complained of
 	})
-	if len(missing) == 0 {
-		a.ok("rights", "root's")
-		return
-	}
-	a.add(Failure, "rights", "this program lacks "+strings.Join(missing, ", "), "without these most checks below cannot look at anything", "sudo gpuckpt doctor")
+	a.either(len(missing) == 0, "rights", "root's",
+		Failure, "this program lacks "+strings.Join(missing, ", "), "without these most checks below cannot look at anything", "sudo gpuckpt doctor")
 }
 
 // options checks how the kernel was built.
@@ -101,12 +86,9 @@ func (a *area) options(n *Node, release string) {
 			missing = append(missing, "CONFIG_"+option)
 		}
 	}
-	if len(missing) > 0 {
-		a.add(Failure, "options", strings.Join(missing, ", ")+" not set ("+from+")", "CRIU cannot dump or restore containers",
-			"# boot a kernel with "+strings.Join(missing, "=y ")+"=y")
-	} else {
-		a.ok("options", "all %d that CRIU and gpuckpt need (%s)", len(kernelOptions), from)
-	}
+	a.either(len(missing) == 0, "options", fmt.Sprintf("all %d that CRIU and gpuckpt need (%s)", len(kernelOptions), from),
+		Failure, strings.Join(missing, ", ")+" not set ("+from+")", "CRIU cannot dump or restore containers",
+		"# boot a kernel with "+strings.Join(missing, "=y ")+"=y")
 	if len(modules) > 0 && n.read("proc/sys/kernel/modules_disabled") == "1" {
 		a.add(Failure, "modules", strings.Join(modules, ", ")+" not loaded, and loading is disabled", "CRIU cannot dump sockets", "echo "+strings.Join(modules, " ")+" | tr ' ' '\\n' >/etc/modules-load.d/criu.conf; reboot")
 	}
@@ -130,24 +112,16 @@ func (n *Node) kernelConfig(release string) (map[string]string, string) {
 				continue
 			}
 		}
-		if config, err := parseKernelConfig(r); err == nil {
+		config := make(map[string]string)
+		lines := bufio.NewScanner(r)
+		for lines.Scan() { // "CONFIG_X=y"
+			if name, value, ok := strings.Cut(lines.Text(), "="); ok && strings.HasPrefix(name, "CONFIG_") {
+				config[strings.TrimPrefix(name, "CONFIG_")] = value
+			}
+		}
+		if lines.Err() == nil {
 			return config, path
 		}
 	}
 	return nil, ""
-}
-
-// parseKernelConfig reads lines "CONFIG_X=y".
-func parseKernelConfig(r io.Reader) (map[string]string, error) {
-	config := make(map[string]string)
-	lines := bufio.NewScanner(r)
-	for lines.Scan() {
-		if name, value, ok := strings.Cut(lines.Text(), "="); ok && strings.HasPrefix(name, "CONFIG_") {
-			config[strings.TrimPrefix(name, "CONFIG_")] = value
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read the kernel's configuration: %w", err)
-	}
-	return config, nil
 }

@@ -4,14 +4,13 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -123,55 +122,31 @@ func FromAnnotations(a map[string]string) (f Facts, err error) {
 // as annotations have them; the shim pairs single GPUs at the restore.
 func Match(need, have Facts) []Check {
 	a := area{name: "checkpoint"}
-	if need.Schema < 1 || need.Schema > have.Schema {
-		a.add(Failure, "schema", fmt.Sprintf("version %d, and this node reads versions 1 to %d", need.Schema, have.Schema), "a newer gpuckpt made it", "# install the gpuckpt that made it, or a newer one")
-	} else {
-		a.ok("schema", "version %d", need.Schema)
-	}
+	a.either(need.Schema >= 1 && need.Schema <= have.Schema, "schema", fmt.Sprintf("version %d", need.Schema),
+		Failure, fmt.Sprintf("version %d, and this node reads versions 1 to %d", need.Schema, have.Schema), "a newer gpuckpt made it", "# install the gpuckpt that made it, or a newer one")
 	if need.Count == 0 && need.Driver == "" {
 		a.ok("GPUs", "none needed")
 		return a.checks
 	}
-	if need.Driver != have.Driver {
-		a.add(Failure, "driver", fmt.Sprintf("made with %s, and this node has %s", or(need.Driver, "an unknown one"), or(have.Driver, "none")),
-			"only the same driver can restore it", "# restore it on a node with driver "+or(need.Driver, "of the same version"))
-	} else {
-		a.ok("driver", "%s", need.Driver)
-	}
-	if have.Count < need.Count {
-		a.add(Failure, "GPUs", fmt.Sprintf("needs %d, and this node has %d", need.Count, have.Count), "its GPU state does not fit", "# restore it on a node with more GPUs")
-	} else {
-		a.ok("GPUs", "needs %d of %d", need.Count, have.Count)
-	}
-	var missing []string
-	for _, m := range need.Models {
-		if !slices.Contains(have.Models, m) {
-			missing = append(missing, m)
-		}
-	}
-	switch {
-	case len(missing) > 0:
-		a.add(Failure, "model", "needs "+strings.Join(missing, ", ")+", and this node has "+or(strings.Join(have.Models, ", "), "none"), "GPU state belongs to its model", "# restore it on a node with "+strings.Join(missing, ", "))
-	case len(need.Models) > 0:
-		a.ok("model", "%s", strings.Join(need.Models, ", "))
+	a.either(need.Driver == have.Driver, "driver", need.Driver,
+		Failure, fmt.Sprintf("made with %s, and this node has %s", cmp.Or(need.Driver, "an unknown one"), cmp.Or(have.Driver, "none")),
+		"only the same driver can restore it", "# restore it on a node with driver "+cmp.Or(need.Driver, "of the same version"))
+	a.either(have.Count >= need.Count, "GPUs", fmt.Sprintf("needs %d of %d", need.Count, have.Count),
+		Failure, fmt.Sprintf("needs %d, and this node has %d", need.Count, have.Count), "its GPU state does not fit", "# restore it on a node with more GPUs")
+	if len(need.Models) > 0 {
+		missing := strings.Join(slices.DeleteFunc(slices.Clone(need.Models), func(m string) bool { return slices.Contains(have.Models, m) }), ", ")
+		a.either(missing == "", "model", strings.Join(need.Models, ", "),
+			Failure, "needs "+missing+", and this node has "+cmp.Or(strings.Join(have.Models, ", "), "none"), "GPU state belongs to its model", "# restore it on a node with "+missing)
 	}
 	if have.Memory < need.Memory {
-		a.add(Failure, "GPU memory", fmt.Sprintf("its GPUs have %s, and this node's %s", units.BytesSize(float64(need.Memory)), units.BytesSize(float64(have.Memory))), "its GPU state does not fit", "# restore it on a node with larger GPUs")
+		a.add(Failure, "GPU memory", fmt.Sprintf("its GPUs have %s, and this node's %s", size(need.Memory), size(have.Memory)), "its GPU state does not fit", "# restore it on a node with larger GPUs")
 	}
-	if have.Free > 0 && have.Free < need.State {
-		a.add(Failure, "free GPU memory", fmt.Sprintf("needs %s, and %s is free", units.BytesSize(float64(need.State)), units.BytesSize(float64(have.Free))), "the GPUs are in use", "gpuckpt suspend CONTAINER  # nvidia-smi names who has it")
-	} else if have.Free > 0 {
-		a.ok("free GPU memory", "needs %s of %s", units.BytesSize(float64(need.State)), units.BytesSize(float64(have.Free)))
+	if have.Free > 0 {
+		a.either(have.Free >= need.State, "free GPU memory", fmt.Sprintf("needs %s of %s", size(need.State), size(have.Free)),
+			Failure, fmt.Sprintf("needs %s, and %s is free", size(need.State), size(have.Free)), "the GPUs are in use", "gpuckpt suspend CONTAINER  # nvidia-smi names who has it")
 	}
 	if have.HostFree > 0 && have.HostFree < need.State {
-		a.add(Warning, "free memory", fmt.Sprintf("needs %s, and %s is free", units.BytesSize(float64(need.State)), units.BytesSize(float64(have.HostFree))), "GPU state passes through memory, unless it lies on a tmpfs", "# free memory, or add some")
+		a.add(Warning, "free memory", fmt.Sprintf("needs %s, and %s is free", size(need.State), size(have.HostFree)), "GPU state passes through memory, unless it lies on a tmpfs", "# free memory, or add some")
 	}
 	return a.checks
-}
-
-func or(text, otherwise string) string {
-	if text == "" {
-		return otherwise
-	}
-	return text
 }

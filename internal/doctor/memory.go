@@ -4,6 +4,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -18,73 +19,47 @@ const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 // Room is the free space of a node for checkpoints, in bytes.
 type Room struct {
-	// Memory that programs can still take.
-	Memory uint64
+	Memory uint64 // that programs can still take; 0 if it is not known
 	// Temp is the directory where containerd has the images of a checkpoint or
-	// restore during the operation; InMemory reports that it lies on a tmpfs.
+	// restore during the operation.
 	Temp     string
 	TempFree uint64
-	InMemory bool
 	// Root is containerd's directory, where checkpoint images are kept.
 	Root     string
 	RootFree uint64
 }
 
+// size words a number of bytes.
+func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }
+
 // CheckMemory looks at the memory and the disks that checkpoints take.
 func CheckMemory(n *Node, root string) ([]Check, Room) {
 	a := area{name: "memory"}
-	r := Room{Memory: n.available(), Root: root}
-	if r.Memory == 0 {
-		a.add(Warning, "free", "/proc/meminfo has no MemAvailable", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
-	} else {
-		found := units.BytesSize(float64(r.Memory))
-		if n.StagingLimit > 0 {
-			found += ", of which GPU state may take " + units.BytesSize(float64(n.StagingLimit)) + " ([staging] memory_limit)"
-		}
-		a.ok("free", "%s", found)
+	r := Room{Root: root, Temp: cmp.Or(n.env("XDG_RUNTIME_DIR"), n.env("TMPDIR"), "/tmp")} // as Go's os.MkdirTemp and containerd (plugins/services/tasks) choose it
+	r.Memory, _ = proc.MemAvailable([]byte(n.read("proc/meminfo")))
+	found := size(r.Memory)
+	if n.StagingLimit > 0 {
+		found += ", of which GPU state may take " + size(n.StagingLimit) + " ([staging] memory_limit)"
 	}
+	a.either(r.Memory > 0, "free", found,
+		Warning, "/proc/meminfo has no MemAvailable", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
 	// The shim makes its pages huge itself, where that is not forbidden.
-	switch mode := chosen(n.read(shmemHuge)); mode {
-	case "", "deny":
-		if mode == "" {
-			mode = "not there"
-		}
-		a.add(Warning, "huge pages", mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints take up to twice as long", "echo never >"+shmemHuge)
-	default:
-		a.ok("huge pages", "used by the shim (it needs no setting; %s is %s)", shmemHuge, mode)
-	}
-	// As Go's os.MkdirTemp and containerd (plugins/services/tasks) choose it.
-	for _, dir := range []string{n.env("XDG_RUNTIME_DIR"), n.env("TMPDIR"), "/tmp"} {
-		if dir != "" {
-			r.Temp = dir
-			break
-		}
-	}
+	mode := cmp.Or(chosen(n.read(shmemHuge)), "not there")
+	a.either(mode != "deny" && mode != "not there", "huge pages", fmt.Sprintf("used by the shim (it needs no setting; %s is %s)", shmemHuge, mode),
+		Warning, mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints take up to twice as long", "echo never >"+shmemHuge)
 	r.TempFree = n.free(r.Temp)
 	kind := "a disk"
-	if mounts, err := n.mounts(); err == nil {
-		if m := mountOf(mounts, r.Temp); m != nil && m.FSType == "tmpfs" {
-			r.InMemory, kind = true, "tmpfs"
-		}
+	if mounts, err := n.mounts(); err == nil && typeOf(mounts, r.Temp) == "tmpfs" {
+		kind = "tmpfs"
 	}
-	found := fmt.Sprintf("%s, on %s, %s free", r.Temp, kind, units.BytesSize(float64(r.TempFree)))
-	if r.TempFree == 0 {
-		a.add(Failure, "images meanwhile", found, "containerd cannot put the images of a checkpoint there", "# set TMPDIR in containerd's environment to a directory with room")
-	} else {
-		a.ok("images meanwhile", "%s", found)
-	}
+	found = fmt.Sprintf("%s, on %s, %s free", r.Temp, kind, size(r.TempFree))
+	a.either(r.TempFree > 0, "images meanwhile", found,
+		Failure, found, "containerd cannot put the images of a checkpoint there", "# set TMPDIR in containerd's environment to a directory with room")
 	if root != "" {
 		r.RootFree = n.free(root)
-		a.ok("images", "%s, %s free", root, units.BytesSize(float64(r.RootFree)))
+		a.ok("images", "%s, %s free", root, size(r.RootFree))
 	}
 	return a.checks, r
-}
-
-// available returns the memory that programs can take without swapping, in bytes; 0 if
-// it is not known.
-func (n *Node) available() uint64 {
-	bytes, _ := proc.MemAvailable([]byte(n.read("proc/meminfo")))
-	return bytes
 }
 
 // free returns the room in a directory's file system, in bytes; 0 if there is none,

@@ -66,17 +66,14 @@ func Find(address string) (*Daemon, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
+	f, err := conn.(*net.UnixConn).File()
 	if err != nil {
 		return nil, err
 	}
-	var peer *unix.Ucred
-	var perr error
-	if err := raw.Control(func(fd uintptr) { peer, perr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return nil, err
-	}
-	if perr != nil {
-		return nil, fmt.Errorf("ask who listens at %s: %w", address, perr)
+	defer f.Close()
+	peer, err := unix.GetsockoptUcred(int(f.Fd()), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return nil, fmt.Errorf("ask who listens at %s: %w", address, err)
 	}
 	d := &Daemon{Address: address, PID: int(peer.Pid), Program: fmt.Sprintf("/proc/%d/exe", peer.Pid), Config: defaultConfig}
 	if d.Env, err = proc.Environment(d.PID); err != nil {
@@ -152,10 +149,7 @@ func (n *Node) path(elem ...string) string {
 // read returns a file's text without white space around it, "" if it cannot be
 // read.
 func (n *Node) read(elem ...string) string {
-	data, err := os.ReadFile(n.path(elem...))
-	if err != nil {
-		return ""
-	}
+	data, _ := os.ReadFile(n.path(elem...))
 	return strings.TrimSpace(string(data))
 }
 

@@ -88,13 +88,11 @@ func CheckRunc(ctx context.Context, n *Node) []Check {
 	const fix = "apt-get install --yes runc  # or see https://github.com/opencontainers/runc/releases"
 	path, err := n.Look("runc")
 	if err != nil {
-		a.add(Failure, "program", "none in containerd's $PATH", "no container can run", fix)
-		return a.checks
+		return a.with(Failure, "program", "none in containerd's $PATH", "no container can run", fix)
 	}
 	out, stderr, err := n.Run(ctx, path, "--version")
 	if err != nil {
-		a.add(Failure, "program", path+" does not run: "+firstLine(stderr, err), "no container can run", fix)
-		return a.checks
+		return a.with(Failure, "program", path+" does not run: "+firstLine(stderr, err), "no container can run", fix)
 	}
 	version := strings.TrimPrefix(firstLine(out, nil), "runc version ")
 	out, stderr, err = n.Run(ctx, path, "features")

@@ -46,21 +46,20 @@ type Report struct {
 
 // Add adds checks.
 func (r *Report) Add(checks ...Check) {
-	if r.Status == "" {
-		r.Status = OK
-	}
+	r.Checks = append(r.Checks, checks...)
 	for _, c := range checks {
-		r.Checks = append(r.Checks, c)
 		switch c.Status {
 		case Failure:
 			r.Failures++
-			r.Status = Failure
 		case Warning:
 			r.Warnings++
-			if r.Status == OK {
-				r.Status = Warning
-			}
 		}
+	}
+	r.Status = OK
+	if r.Failures > 0 {
+		r.Status = Failure
+	} else if r.Warnings > 0 {
+		r.Status = Warning
 	}
 }
 
@@ -72,6 +71,21 @@ type area struct {
 
 func (a *area) ok(name, found string, args ...any) {
 	a.checks = append(a.checks, Check{Area: a.name, Name: name, Status: OK, Found: fmt.Sprintf(found, args...)})
+}
+
+// either adds what was found if all is good, and a check of the status if not.
+func (a *area) either(good bool, name, found string, status Status, instead, problem, fix string) {
+	if good {
+		a.ok(name, "%s", found)
+	} else {
+		a.add(status, name, instead, problem, fix)
+	}
+}
+
+// with adds a check and returns all.
+func (a *area) with(status Status, name, found, problem, fix string) []Check {
+	a.add(status, name, found, problem, fix)
+	return a.checks
 }
 
 func (a *area) add(status Status, name, found, problem, fix string) {

@@ -4,10 +4,54 @@
 package host
 
 import (
+	"fmt"
 	"os"
+	"runtime"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
+
+// InMountNamespace runs do in the mount namespace of a process, on a thread that ends
+// afterwards.
+func InMountNamespace(pid int, do func() error) error {
+	ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the container's mount namespace: %w", err)
+	}
+	defer unix.Close(ns)
+	result := make(chan error, 1)
+	go onThread(func() {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			result <- fmt.Errorf("leave the shim's mount namespace: %w", err)
+			return
+		}
+		if err := unix.Setns(ns, unix.CLONE_NEWNS); err != nil {
+			result <- fmt.Errorf("enter the container's mount namespace: %w", err)
+			return
+		}
+		result <- do()
+	})
+	return <-result
+}
+
+// onThread runs do on a thread that ends afterwards. It never uses the process's first
+// thread: that one would not end but stay where do has taken it, and /proc/self shows its
+// mounts and cgroups to all others.
+func onThread(do func()) {
+	runtime.LockOSThread() // and not unlocked: the thread is of no more use
+	if unix.Gettid() != os.Getpid() {
+		do()
+		return
+	}
+	done := make(chan struct{})
+	go func() { // on another, since this one is taken
+		defer close(done)
+		onThread(do)
+	}()
+	<-done
+	runtime.UnlockOSThread()
+}
 
 // OwnsNamespace reports whether a spec's namespace is the host's own, by its path:
 // CRI writes that of a pod with the host's network into the specs of its containers.

@@ -6,12 +6,17 @@ package host
 import (
 	"context"
 	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/pkg/oom"
 	oomv1 "github.com/containerd/containerd/v2/pkg/oom/v1"
 	oomv2 "github.com/containerd/containerd/v2/pkg/oom/v2"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // OOMWatch publishes the OOM events of cgroups as containerd's task events. It
@@ -47,6 +52,42 @@ func (o *OOMWatch) Add(id string, cg *Cgroup) error {
 	}
 	if err := o.watcher.Add(id, handle); err != nil {
 		return fmt.Errorf("watch for OOM events: %w", err)
+	}
+	return nil
+}
+
+// RaiseOOMScores makes the kernel as likely to kill the processes of a restored
+// container for want of memory as the spec asks for. CRIU restores the oom_score_adj
+// that they had, and the new container's may be another: the kubelet computes it from
+// a pod's class and the node's memory. A process that had made itself more likely
+// stays so.
+func (c *Cgroup) RaiseOOMScores(to int) error {
+	pids, err := c.Pids()
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := raiseOOMScore(pid, to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func raiseOOMScore(pid, to int) error {
+	path := fmt.Sprintf("/proc/%d/oom_score_adj", pid)
+	text, err := os.ReadFile(path)
+	if err == nil {
+		var adj int
+		if adj, err = strconv.Atoi(strings.TrimSpace(string(text))); err == nil && adj < to {
+			err = os.WriteFile(path, []byte(strconv.Itoa(to)), 0)
+		}
+	}
+	if proc.Ended(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("set the oom_score_adj of process %d: %w", pid, err)
 	}
 	return nil
 }

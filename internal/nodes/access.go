@@ -94,12 +94,10 @@ func (a *Access) Revoke(pid int, paths, keep []string) (first error) {
 func (a *Access) set(pid int, d device, allow bool) error {
 	rule := specs.LinuxDeviceCgroup{Allow: allow, Type: "c", Major: &d.major, Minor: &d.minor, Access: "rwm"}
 	cg, err := host.CgroupOf(pid)
-	switch {
-	case err != nil:
-	case !cg.Unified():
-		err = writeDeviceRule(pid, rule)
-	default:
+	if err == nil && cg.Unified() {
 		err = a.replaceProgram(cg.Dir(), rule)
+	} else if err == nil {
+		err = writeDeviceRule(pid, rule)
 	}
 	if err != nil {
 		return fmt.Errorf("change access to device %d:%d: %w", d.major, d.minor, err)

@@ -14,6 +14,7 @@
 package nodes
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -104,10 +105,7 @@ func makeNode(dev int, d specs.LinuxDevice) error {
 	case !errors.Is(err, unix.ENOENT):
 		return err
 	}
-	mode := uint32(0o666)
-	if d.FileMode != nil {
-		mode = uint32(d.FileMode.Perm())
-	}
+	mode := uint32(cmp.Or(d.FileMode, new(os.FileMode(0o666))).Perm())
 	if err := unix.Mknodat(dir, name, want.kind|mode, int(rdev)); err != nil {
 		return err
 	}
@@ -130,14 +128,8 @@ func own(dir int, name string, kind uint32, rdev uint64, mode uint32, d specs.Li
 		return errors.New("the container has put something else there")
 	}
 	if d.UID != nil || d.GID != nil {
-		uid, gid := 0, 0
-		if d.UID != nil {
-			uid = int(*d.UID)
-		}
-		if d.GID != nil {
-			gid = int(*d.GID)
-		}
-		if err := unix.Fchownat(fd, "", uid, gid, unix.AT_EMPTY_PATH); err != nil {
+		uid, gid := cmp.Or(d.UID, new(uint32)), cmp.Or(d.GID, new(uint32))
+		if err := unix.Fchownat(fd, "", int(*uid), int(*gid), unix.AT_EMPTY_PATH); err != nil {
 			return err
 		}
 	}

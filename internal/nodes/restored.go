@@ -17,11 +17,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
-// isGPUNode reports whether a node is NVIDIA's, or a GPU's for display.
-func isGPUNode(p string) bool {
-	return cdi.IsNode(p) || strings.HasPrefix(path.Clean(p), "/dev/dri/")
-}
-
 // Restored describes the nodes that a restored container must have.
 type Restored struct {
 	// Spec is the container's, made to fit this machine.
@@ -47,18 +42,21 @@ func (p *Restored) Fix(pid int) error {
 		if err := p.removeNodes(dev); err != nil {
 			return err
 		}
-		if p.inUserNamespace() {
-			return p.mountMissing(pid) // which may not make nodes; runc mounts them
-		}
-		for _, d := range p.Devices {
-			if !isGPUNode(d.Path) {
-				continue
-			}
-			if err := makeNode(dev, d); err != nil {
-				return fmt.Errorf("make %s in the container: %w", d.Path, err)
+		if !p.inUserNamespace() { // which may not make nodes
+			for _, d := range p.gpus() {
+				if err := makeNode(dev, d); err != nil {
+					return fmt.Errorf("make %s in the container: %w", d.Path, err)
+				}
 			}
 		}
 		return p.mountMissing(pid)
+	})
+}
+
+// gpus returns the devices that are NVIDIA's, or a GPU's for display.
+func (p *Restored) gpus() []specs.LinuxDevice {
+	return slices.DeleteFunc(slices.Clone(p.Devices), func(d specs.LinuxDevice) bool {
+		return !cdi.IsNode(d.Path) && !strings.HasPrefix(path.Clean(d.Path), "/dev/dri/")
 	})
 }
 
@@ -105,11 +103,10 @@ func (p *Restored) dropStray(pid int) error {
 	return host.InMountNamespace(pid, func() error {
 		for _, at := range p.Stray {
 			dir, err := openFromRoot(path.Dir(at))
-			if err != nil {
-				return fmt.Errorf("unmount %s in the container: %w", at, err)
+			if err == nil {
+				err = unix.Fchdir(dir)
+				unix.Close(dir)
 			}
-			err = unix.Fchdir(dir)
-			unix.Close(dir)
 			if err == nil {
 				err = unix.Unmount(path.Base(at), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 			}
@@ -124,37 +121,30 @@ func (p *Restored) dropStray(pid int) error {
 // mountMissing mounts what the spec mounts of the driver and the container does
 // not have: CRIU restores the dump's mounts and no others.
 func (p *Restored) mountMissing(pid int) error {
+	mounts := slices.DeleteFunc(slices.Clone(p.Spec.Mounts), func(m specs.Mount) bool {
+		at := path.Clean(m.Destination)
+		return !cdi.IsBind(m) || !cdi.IsNode(at) && !cdi.IsDriverFile(at) || slices.Contains(p.Stray, at)
+	})
+	if p.inUserNamespace() {
+		for _, d := range p.gpus() {
+			mounts = append(mounts, specs.Mount{Source: d.Path, Destination: d.Path, Options: []string{"nosuid", "noexec"}})
+		}
+	}
+	if len(mounts) == 0 {
+		return nil
+	}
 	var trees []tree
 	defer func() {
 		for _, t := range trees {
 			unix.Close(t.fd)
 		}
 	}()
-	for _, m := range p.Spec.Mounts {
-		at := path.Clean(m.Destination)
-		if !cdi.IsBind(m) || !cdi.IsNode(at) && !cdi.IsDriverFile(at) || slices.Contains(p.Stray, at) {
-			continue
-		}
+	for _, m := range mounts {
 		t, err := openTree(m)
 		if err != nil {
 			return err
 		}
 		trees = append(trees, t)
-	}
-	if p.inUserNamespace() {
-		for _, d := range p.Devices {
-			if !isGPUNode(d.Path) {
-				continue
-			}
-			t, err := openTree(specs.Mount{Source: d.Path, Destination: d.Path, Options: []string{"nosuid", "noexec"}})
-			if err != nil {
-				return err
-			}
-			trees = append(trees, t)
-		}
-	}
-	if len(trees) == 0 {
-		return nil
 	}
 	return host.InMountNamespace(pid, func() error {
 		for _, t := range trees {
