@@ -51,7 +51,7 @@ the container is as it was before, and there is no image.`,
 				state = fmt.Sprintf("the container runs on, it was paused for %.2f s", made.PausedSeconds)
 			}
 			return d.print(cmd, made, fmt.Sprintf("%s@%s\n%s of GPU state; layers of %s, %s of it reused; %.2f s; %s\n",
-				made.Image, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.ReusedBytes), made.SecondsOverall, state))
+				made.Image, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.Reused), made.SecondsOverall, state))
 		},
 	}
 	c.ValidArgsFunction = first(d.containers)

@@ -96,7 +96,7 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 		words += "@" + made.Digest
 	}
 	if made.Built {
-		words += fmt.Sprintf("\n%s of GPU state; layers of %s, %s of it reused", size(made.GPUBytes), size(made.Bytes), size(made.ReusedBytes))
+		words += fmt.Sprintf("\n%s of GPU state; layers of %s, %s of it reused", size(made.GPUBytes), size(made.Bytes), size(made.Reused))
 	}
 	return d.print(cmd, made, words+"\n")
 }

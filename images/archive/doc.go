@@ -22,6 +22,7 @@ package archive
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 
@@ -58,9 +59,8 @@ type Contents struct {
 // with a checkpoint when it becomes an image. An archive made of the image has them
 // again.
 func rootFile(name string) bool {
-	switch name {
-	case metadata.ConfigDumpFile, metadata.SpecDumpFile, metadata.StatusDumpFile, metadata.NetworkStatusFile, metadata.DumpLogFile, metadata.StatusFile, "stats-dump", "container.log", "io.kubernetes.cri-o.LogPath":
-		return true
-	}
-	return false
+	return slices.Contains([]string{
+		metadata.ConfigDumpFile, metadata.SpecDumpFile, metadata.StatusDumpFile, metadata.NetworkStatusFile,
+		metadata.DumpLogFile, metadata.StatusFile, "stats-dump", "container.log", "io.kubernetes.cri-o.LogPath",
+	}, name)
 }

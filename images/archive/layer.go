@@ -6,10 +6,10 @@ package archive
 import (
 	"archive/tar"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -121,11 +121,7 @@ func copyEntry(out *tar.Writer, h *tar.Header, in io.Reader) error {
 	if h.Typeflag == tar.TypeGNUSparse {
 		h.Typeflag = tar.TypeReg
 	}
-	for key := range h.PAXRecords {
-		if strings.HasPrefix(key, "GNU.sparse.") {
-			delete(h.PAXRecords, key)
-		}
-	}
+	maps.DeleteFunc(h.PAXRecords, func(key, _ string) bool { return strings.HasPrefix(key, "GNU.sparse.") })
 	if err := out.WriteHeader(h); err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrMalformed, h.Name, err)
 	}
@@ -147,11 +143,7 @@ func merge(ctx context.Context, w io.Writer, layers []Layer) (deleted []string, 
 			return nil, err
 		}
 	}
-	for name := range gone {
-		deleted = append(deleted, name)
-	}
-	slices.Sort(deleted)
-	return deleted, out.Close()
+	return slices.Sorted(maps.Keys(gone)), out.Close()
 }
 
 func mergeLayer(ctx context.Context, out *tar.Writer, layer Layer, gone map[string]bool) (err error) {
@@ -193,6 +185,3 @@ func mergeLayer(ctx context.Context, out *tar.Writer, layer Layer, gone map[stri
 	}
 	return nil
 }
-
-// encode is how an archive's files of JSON are written.
-func encode(v any) ([]byte, error) { return json.MarshalIndent(v, "", "  ") }

@@ -4,12 +4,14 @@
 package archive
 
 import (
+	"archive/tar"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
@@ -42,12 +44,13 @@ func Open(name string) (*Archive, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the archive: %w", err)
 	}
-	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = errors.New("no regular file")
-	}
 	var a *Archive
-	if err == nil {
+	st, err := f.Stat()
+	switch {
+	case err != nil:
+	case !st.Mode().IsRegular():
+		err = errors.New("no regular file")
+	default:
 		a, err = read(f, st.Size())
 	}
 	if err != nil {
@@ -71,7 +74,6 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 	}
 	a := new(Archive)
 	var files []images.File
-	var config bool
 	for _, e := range list {
 		dir, base := path.Split(e.Name)
 		switch {
@@ -93,19 +95,17 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 				return nil, err
 			}
 		case dir == "":
-			if e.Name == metadata.ConfigDumpFile {
-				config = true
-				if err := decode(e, &a.Config); err != nil {
-					return nil, err
-				}
-			}
 			if rootFile(e.Name) {
 				files = append(files, e)
 			}
 		}
 	}
-	if !config {
+	config := slices.IndexFunc(list, func(f images.File) bool { return f.Name == metadata.ConfigDumpFile })
+	if config < 0 {
 		return nil, fmt.Errorf("%w: it has no %s", ErrMalformed, metadata.ConfigDumpFile)
+	}
+	if err := decode(list[config], &a.Config); err != nil {
+		return nil, err
 	}
 	for _, name := range a.deleted {
 		if _, err := cleanDeleted(name); err != nil {
@@ -137,10 +137,11 @@ func decode(e images.File, into any) error {
 		return fmt.Errorf("%w: %s has more than %d bytes", ErrMalformed, e.Name, maxDump)
 	}
 	data := make([]byte, e.Bytes)
-	if _, err := e.Data.ReadAt(data, 0); err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrMalformed, e.Name, err)
+	_, err := e.Data.ReadAt(data, 0)
+	if err == nil {
+		err = json.Unmarshal(data, into)
 	}
-	if err := json.Unmarshal(data, into); err != nil {
+	if err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrMalformed, e.Name, err)
 	}
 	return nil
@@ -159,4 +160,27 @@ func refuseCompressed(r io.ReaderAt) error {
 		}
 	}
 	return nil
+}
+
+// refuseContent refuses an archive in an archive that has anything but a directory's
+// own entry. Podman puts what is in /dev/shm into one, apart from the container's
+// other files, and writes it for a container with an empty /dev/shm as well.
+func refuseContent(e images.File) error {
+	inner := tar.NewReader(io.NewSectionReader(e.Data, 0, int64(e.Bytes)))
+	for {
+		header, err := inner.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrMalformed, e.Name, err)
+		}
+		name, err := cleanName(header.Name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", e.Name, err)
+		}
+		if header.Typeflag != tar.TypeDir || name != "." {
+			return fmt.Errorf("%w: %s in %s would not be brought back", ErrUnsupported, name, e.Name)
+		}
+	}
 }

@@ -5,14 +5,18 @@ package archive
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
+	"github.com/containerd/containerd/v2/pkg/atomicfile"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -22,16 +26,17 @@ import (
 // meanwhile a file with the container's writable files, whose size must be known
 // before they are. progress receives the step "archive": the bytes written.
 func Write(ctx context.Context, name string, c Contents, progress images.Progress) (err error) {
-	out, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".")
-	if err != nil {
-		return fmt.Errorf("write the archive: %w", err)
-	}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("write the archive %s: %w", name, errors.Join(err, ignoreClosed(out.Close()), os.Remove(out.Name())))
+			err = fmt.Errorf("write the archive %s: %w", name, err)
 		}
 	}()
-	w := writer{ctx: ctx, tar: tar.NewWriter(out), meter: progress.Begin("archive", 0)}
+	out, err := atomicfile.New(name, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = out.Cancel() }() // nothing once it is closed
+	w := writer{ctx: ctx, tar: tar.NewWriter(out), meter: progress.Begin("archive", 0), buf: make([]byte, 1<<20)}
 	if err := w.rootfs(c.Layers, filepath.Dir(name)); err != nil {
 		return err
 	}
@@ -44,24 +49,11 @@ func Write(ctx context.Context, name string, c Contents, progress images.Progres
 	if err := w.tar.Close(); err != nil {
 		return err
 	}
-	if err := out.Sync(); err != nil {
-		return err
-	}
 	if err := out.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(out.Name(), name); err != nil {
 		return err
 	}
 	w.meter.End("written")
 	return nil
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, os.ErrClosed) {
-		return nil
-	}
-	return err
 }
 
 // writer writes one archive.
@@ -69,6 +61,7 @@ type writer struct {
 	ctx   context.Context
 	tar   *tar.Writer
 	meter *images.Meter
+	buf   []byte
 }
 
 // rootfs writes the writable files, by way of a temporary file in dir.
@@ -92,38 +85,24 @@ func (w *writer) rootfs(layers []Layer, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := w.file(metadata.RootFsDiffTar, size, io.NewSectionReader(spool, 0, size)); err != nil {
+	if err := w.file(metadata.RootFsDiffTar, size, spool); err != nil || len(deleted) == 0 {
 		return err
 	}
-	if len(deleted) == 0 {
-		return nil
-	}
-	data, err := encode(deleted)
-	if err != nil {
-		return err
-	}
-	return w.bytes(metadata.DeletedFilesFile, data)
+	return w.json(metadata.DeletedFilesFile, deleted)
 }
 
 // dumps writes the files that describe the container, unless the checkpoint has them.
 func (w *writer) dumps(c Contents) error {
-	there := make(map[string]bool)
-	for _, f := range c.Checkpoint.Files {
-		there[f.Name] = true
-	}
-	config, err := encode(c.Config)
-	if err != nil {
-		return err
-	}
-	network := []byte("{}")
 	for _, f := range []struct {
 		name string
-		data []byte
-	}{{metadata.ConfigDumpFile, config}, {metadata.SpecDumpFile, c.Spec}, {metadata.StatusDumpFile, c.Status}, {metadata.NetworkStatusFile, network}} {
-		if there[f.name] || len(f.data) == 0 {
+		data any
+	}{{metadata.ConfigDumpFile, c.Config}, {metadata.SpecDumpFile, c.Spec}, {metadata.StatusDumpFile, c.Status}, {metadata.NetworkStatusFile, struct{}{}}} {
+		raw, ok := f.data.(json.RawMessage)
+		there := slices.ContainsFunc(c.Checkpoint.Files, func(had images.File) bool { return had.Name == f.name })
+		if there || ok && len(raw) == 0 {
 			continue
 		}
-		if err := w.bytes(f.name, f.data); err != nil {
+		if err := w.json(f.name, f.data); err != nil {
 			return err
 		}
 	}
@@ -132,84 +111,60 @@ func (w *writer) dumps(c Contents) error {
 
 // checkpoint writes the files of the checkpoint, the areas whole.
 func (w *writer) checkpoint(c *images.Checkpoint) error {
-	for _, f := range c.Files {
-		if rootFile(f.Name) {
-			if err := w.copy(f.Name, f); err != nil {
-				return err
-			}
-		}
-	}
-	if err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: metadata.CheckpointDirectory + "/", Mode: 0o700}); err != nil {
-		return err
-	}
-	for _, f := range c.Files {
-		if !rootFile(f.Name) && f.Name != images.MetadataName {
-			if err := w.copy(metadata.CheckpointDirectory+"/"+f.Name, f); err != nil {
-				return err
-			}
-		}
-	}
-	if c.Metadata != nil {
-		for _, a := range c.Areas() {
-			if err := w.area(a); err != nil {
-				return err
-			}
-		}
+	const dir = metadata.CheckpointDirectory + "/"
+	files := func(in string, which func(name string) bool) error {
 		for _, f := range c.Files {
-			if f.Name == images.MetadataName { // last, as at a dump
-				return w.copy(metadata.CheckpointDirectory+"/"+f.Name, f)
+			if !which(f.Name) {
+				continue
+			}
+			r, err := f.Open()
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(w.file(in+f.Name, int64(f.Bytes), r), r.Close()); err != nil {
+				return err
 			}
 		}
+		return nil
 	}
-	return nil
+	if err := files("", rootFile); err != nil {
+		return err
+	}
+	if err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o700}); err != nil {
+		return err
+	}
+	if err := files(dir, func(name string) bool { return !rootFile(name) && name != images.MetadataName }); err != nil {
+		return err
+	}
+	for _, a := range c.Areas() {
+		r := a.Open()
+		if err := errors.Join(w.file(dir+a.File, int64(a.End()), r), r.Close()); err != nil {
+			return err
+		}
+	}
+	return files(dir, func(name string) bool { return name == images.MetadataName }) // last, as at a dump
 }
 
-// area writes an area as the one file that it is in a flat checkpoint.
-func (w *writer) area(a images.Area) (err error) {
-	r := a.Open()
-	defer func() { err = errors.Join(err, r.Close()) }()
-	size := int64(a.End())
-	return w.file(metadata.CheckpointDirectory+"/"+a.File, size, io.NewSectionReader(r, 0, size))
-}
-
-func (w *writer) copy(name string, f images.File) (err error) {
-	r, err := f.Open()
+// json writes an entry of JSON.
+func (w *writer) json(name string, value any) error {
+	data, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	return w.file(name, int64(f.Bytes), io.NewSectionReader(r, 0, int64(f.Bytes)))
-}
-
-func (w *writer) bytes(name string, data []byte) error {
-	if err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, Size: int64(len(data))}); err != nil {
-		return err
-	}
-	_, err := w.tar.Write(data)
-	return err
-}
-
-// copyBytes is how much is copied at once, between looks at the context.
-const copyBytes = 1 << 20
-
-// file writes an entry of that size.
-func (w *writer) file(name string, size int64, r io.Reader) error {
-	if err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, Size: size}); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	for buf := make([]byte, copyBytes); size > 0; {
-		if err := w.ctx.Err(); err != nil {
-			return context.Cause(w.ctx)
+	return w.file(name, int64(len(data)), bytes.NewReader(data))
+}
+
+// file writes an entry of that size.
+func (w *writer) file(name string, size int64, r io.ReaderAt) error {
+	err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, Size: size})
+	if err == nil {
+		var n int64
+		if n, err = io.CopyBuffer(w.tar, w.meter.Reader(w.ctx, io.NewSectionReader(r, 0, size)), w.buf); err == nil && n < size {
+			err = io.ErrUnexpectedEOF
 		}
-		part := buf[:min(size, copyBytes)]
-		if _, err := io.ReadFull(r, part); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		if _, err := w.tar.Write(part); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		size -= int64(len(part))
-		w.meter.Add(int64(len(part)))
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }

@@ -71,14 +71,7 @@ type Result struct {
 	Digest    string `json:"digest"`
 	// Running reports whether the container runs on.
 	Running bool `json:"running"`
-	// GPUBytes is the size of the GPU state. Bytes is that of the layers of the
-	// checkpoint as stored, of which WrittenBytes are new.
-	GPUBytes       uint64  `json:"gpuBytes"`
-	Bytes          uint64  `json:"bytes"`
-	WrittenBytes   uint64  `json:"writtenBytes"`
-	ReusedBytes    uint64  `json:"reusedBytes"`
-	GPUWritten     uint64  `json:"gpuWrittenBytes"`
-	GPUReused      uint64  `json:"gpuReusedBytes"`
+	oci.Result
 	PausedSeconds  float64 `json:"pausedSeconds"` // until it ran on, or had ended
 	DumpSeconds    float64 `json:"dumpSeconds"`
 	BuildSeconds   float64 `json:"buildSeconds"`
@@ -153,10 +146,10 @@ func (r *run) take(ctx context.Context) (err error) {
 	})
 	manifest, err := r.build(ctx)
 	stuck := group.Wait()
-	if err != nil {
-		return errors.Join(err, stuck)
+	if err == nil {
+		err = localstore.Tag(ctx, r.client, r.Image, manifest)
 	}
-	if err := localstore.Tag(ctx, r.client, r.Image, manifest); err != nil {
+	if err != nil {
 		return errors.Join(err, stuck)
 	}
 	if stuck != nil {
@@ -235,10 +228,7 @@ func (r *run) build(ctx context.Context) (none ocispec.Descriptor, err error) {
 	if err != nil {
 		return none, err
 	}
-	res := &r.result
-	res.Digest, res.BuildSeconds = built.Manifest.Digest.String(), time.Since(began).Seconds()
-	res.GPUBytes, res.Bytes, res.WrittenBytes, res.ReusedBytes = built.GPUBytes, built.Bytes, built.Written, built.Reused
-	res.GPUWritten, res.GPUReused = built.GPUWritten, built.GPUReused
+	r.result.Result, r.result.Digest, r.result.BuildSeconds = *built, built.Manifest.Digest.String(), time.Since(began).Seconds()
 	return built.Manifest, nil
 }
 

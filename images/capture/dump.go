@@ -15,7 +15,6 @@ import (
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/runc/options"
-	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/pkg/rootfs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -117,9 +116,12 @@ func (r *run) takeDiff(ctx context.Context) error {
 // describe writes beside the dump what the container is, for readers of the image and
 // for a Kubernetes archive made of it.
 func (r *run) describe() error {
-	spec, err := specJSON(r.info)
-	if err != nil {
-		return err
+	spec := []byte("{}")
+	if r.info.Spec != nil {
+		spec = r.info.Spec.GetValue()
+	}
+	if !json.Valid(spec) {
+		return fmt.Errorf("the spec of %s is not JSON", r.info.ID)
 	}
 	config, err := json.Marshal(metadata.ContainerConfig{
 		ID: r.info.ID, Name: r.info.ID, RootfsImage: r.info.Image, RootfsImageName: r.info.Image,
@@ -135,16 +137,4 @@ func (r *run) describe() error {
 		}
 	}
 	return nil
-}
-
-// specJSON is a container's OCI spec.
-func specJSON(info containers.Container) ([]byte, error) {
-	if info.Spec == nil {
-		return []byte("{}"), nil
-	}
-	spec := info.Spec.GetValue()
-	if !json.Valid(spec) {
-		return nil, fmt.Errorf("the spec of %s is not JSON", info.ID)
-	}
-	return spec, nil
 }

@@ -47,25 +47,18 @@ func makeDumpDir(in string) (dir string, release func() error, err error) {
 // sweepDumpDirs removes the dumps' directories that nobody holds.
 func sweepDumpDirs(in string) error {
 	left, err := filepath.Glob(filepath.Join(in, dumpPrefix+"*"))
-	if err != nil {
-		return err
-	}
 	for _, dir := range left {
-		if err := sweepDumpDir(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
+		f, oerr := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+		if errors.Is(oerr, os.ErrNotExist) {
+			continue
 		}
+		if oerr != nil {
+			return oerr
+		}
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+		f.Close()
 	}
-	return nil
-}
-
-func sweepDumpDir(dir string) error {
-	f, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil // somebody's
-	}
-	return os.RemoveAll(dir)
+	return err
 }

@@ -38,5 +38,5 @@ func ExampleContainer() {
 		log.Fatal(err) // the container is as it was, and there is no image
 	}
 	fmt.Printf("%s@%s: paused for %.2f s, %d of %d bytes are new\n",
-		made.Image, made.Digest, made.PausedSeconds, made.WrittenBytes, made.Bytes)
+		made.Image, made.Digest, made.PausedSeconds, made.Written, made.Bytes)
 }

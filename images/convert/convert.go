@@ -55,13 +55,9 @@ type Result struct {
 	Destination string `json:"destination"`
 	// Digest is the image's, where the destination is one.
 	Digest string `json:"digest,omitempty"`
-	// Built reports that the image was built, and not copied. GPUBytes is then the size
-	// of the GPU state, Bytes that of the layers the checkpoint added, as stored.
-	Built        bool   `json:"built"`
-	GPUBytes     uint64 `json:"gpuBytes,omitempty"`
-	Bytes        uint64 `json:"bytes,omitempty"`
-	WrittenBytes uint64 `json:"writtenBytes,omitempty"`
-	ReusedBytes  uint64 `json:"reusedBytes,omitempty"`
+	// Built reports that the image was built, and not copied. Result is then set.
+	Built bool `json:"built"`
+	*oci.Result
 }
 
 // conversion is one conversion.
@@ -150,16 +146,23 @@ func (v *conversion) find(ctx context.Context, text string) (*Source, error) {
 	return s, err
 }
 
-// intoStore copies an image into a store, or builds it there.
-func (v *conversion) intoStore(ctx context.Context, store content.Store, collected bool) (ocispec.Descriptor, error) {
+// intoStore copies an image into a store, or builds it there, and has it named.
+func (v *conversion) intoStore(ctx context.Context, store content.Store, collected bool, tag func(ocispec.Descriptor) error) error {
 	if v.src.Image == nil {
-		return v.build(ctx, store, !collected)
+		built, err := v.build(ctx, store, !collected)
+		if err != nil {
+			return err
+		}
+		return tag(built)
 	}
 	if _, err := oci.Inspect(ctx, v.src.Provider, *v.src.Image); err != nil {
-		return *v.src.Image, err
+		return err
 	}
 	v.result.Digest = v.src.Image.Digest.String()
-	return *v.src.Image, v.copyImage(ctx, store, collected)
+	if err := v.copyImage(ctx, store, collected); err != nil {
+		return err
+	}
+	return tag(*v.src.Image)
 }
 
 // build builds the image of a source that is none.
@@ -194,9 +197,7 @@ func (v *conversion) build(ctx context.Context, store content.Store, discard boo
 	if err != nil {
 		return none, err
 	}
-	r := &v.result
-	r.Built, r.Digest, r.GPUBytes, r.Bytes = true, built.Manifest.Digest.String(), built.GPUBytes, built.Bytes
-	r.WrittenBytes, r.ReusedBytes = built.Written, built.Reused
+	v.result.Built, v.result.Digest, v.result.Result = true, built.Manifest.Digest.String(), built
 	return built.Manifest, nil
 }
 

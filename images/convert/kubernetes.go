@@ -82,9 +82,6 @@ func extract(ctx context.Context, provider content.Provider, image *oci.Image, r
 	}
 	meter.End("unpacked")
 	c, err := images.OpenImage(root)
-	if errors.Is(err, images.ErrNoMetadata) {
-		return images.Open(dir, images.AllowWithoutGPU)
-	}
 	if err != nil {
 		return nil, err
 	}

@@ -79,25 +79,16 @@ func Open(ctx context.Context, ref Ref, dial Dial) (_ *Source, err error) {
 			return nil, err
 		}
 		s.Provider, s.name = c.ContentStore(), found.Name
-		err = s.take(ctx, found.Target)
-		return s, s.named(err)
+		return s, s.named(s.take(ctx, found.Target))
 	case InLayout:
 		if _, err := os.Stat(ref.Path); err != nil {
 			return nil, err // layout.Open would make it
 		}
 		dir, err := layout.Open(ref.Path)
-		if err != nil {
-			return nil, s.named(err)
-		}
-		s.closers = append(s.closers, dir)
-		return s, s.named(s.get(ctx, dir))
+		return s, s.named(s.get(ctx, dir, err))
 	case InOCIArchive:
 		file, err := layout.OpenTar(ref.Path)
-		if err != nil {
-			return nil, s.named(err)
-		}
-		s.closers = append(s.closers, file)
-		return s, s.named(s.get(ctx, file))
+		return s, s.named(s.get(ctx, file, err))
 	case InKubernetes:
 		if s.archive, err = archive.Open(ref.Path); err != nil {
 			return nil, err
@@ -118,11 +109,16 @@ func (s *Source) named(err error) error {
 	return err
 }
 
-// get takes an image from a layout.
+// get takes an image from a layout that was opened, or returns err.
 func (s *Source) get(ctx context.Context, from interface {
 	content.Provider
+	io.Closer
 	Get(name string) (ocispec.Descriptor, error)
-}) error {
+}, err error) error {
+	if err != nil {
+		return err
+	}
+	s.closers = append(s.closers, from)
 	found, err := from.Get(s.Name)
 	if err != nil {
 		return err

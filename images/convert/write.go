@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	ociarchive "github.com/containerd/containerd/v2/core/images/archive"
+	"github.com/containerd/containerd/v2/pkg/atomicfile"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
@@ -31,11 +32,7 @@ func (v *conversion) intoContainerd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	manifest, err := v.intoStore(ctx, c.ContentStore(), true)
-	if err != nil {
-		return err
-	}
-	return localstore.Tag(ctx, c, v.to.Name, manifest)
+	return v.intoStore(ctx, c.ContentStore(), true, func(m ocispec.Descriptor) error { return localstore.Tag(ctx, c, v.to.Name, m) })
 }
 
 // intoLayout writes into a layout, which is made if there is none.
@@ -54,11 +51,7 @@ func (v *conversion) intoLayout(ctx context.Context) (err error) {
 			err = errors.Join(err, os.RemoveAll(v.to.Path))
 		}
 	}()
-	manifest, err := v.intoStore(ctx, dir, false)
-	if err != nil {
-		return err
-	}
-	return dir.Tag(ctx, v.to.Name, manifest)
+	return v.intoStore(ctx, dir, false, func(m ocispec.Descriptor) error { return dir.Tag(ctx, v.to.Name, m) })
 }
 
 // intoArchive writes an OCI archive, by way of a layout beside it where there is no
@@ -86,28 +79,17 @@ func (v *conversion) intoArchive(ctx context.Context) (err error) {
 		}
 		provider, manifest = dir, &built
 	}
-	out, err := os.CreateTemp(filepath.Dir(v.to.Path), "."+filepath.Base(v.to.Path)+".")
+	out, err := atomicfile.New(v.to.Path, 0o600)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			_ = out.Close() // it may be closed
-			err = errors.Join(err, os.Remove(out.Name()))
-		}
-	}()
+	defer func() { _ = out.Cancel() }() // nothing once it is closed
 	meter := v.Progress.Begin("archive", 0)
 	if err := ociarchive.Export(ctx, withInfo{provider}, meter.Writer(ctx, out), ociarchive.WithManifest(*manifest, v.to.Name),
 		ociarchive.WithSkipDockerManifest(), ociarchive.WithAllPlatforms()); err != nil {
 		return err
 	}
-	if err := out.Sync(); err != nil {
-		return err
-	}
 	if err := out.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(out.Name(), v.to.Path); err != nil {
 		return err
 	}
 	meter.End("written")

@@ -78,26 +78,19 @@ func (a *areaCheck) readLayer(begin uint64, r io.Reader) error {
 			return fmt.Errorf("%w: %s, %d bytes, is not a piece of %s from %d to %d", images.ErrDamaged, name, size, a.area.File, w.at, w.end)
 		}
 		w.zeros(offset)
-		if n, err := io.Copy(w, r); err != nil {
+		if _, err := io.CopyN(w, r, size); err != nil {
 			return fmt.Errorf("%w: %s: %w", images.ErrDamaged, name, err)
-		} else if n != size {
-			return fmt.Errorf("%w: %s is truncated", images.ErrDamaged, name)
 		}
 		return nil
 	})
 	if err == nil {
-		w.zeros(w.end)
 		w.close()
 	}
 	return err
 }
 
 // zero compares the blocks of a range that no layer holds.
-func (a *areaCheck) zero(begin uint64) {
-	w := a.writer(begin)
-	w.zeros(w.end)
-	w.close()
-}
+func (a *areaCheck) zero(begin uint64) { a.writer(begin).close() }
 
 // finish compares the blocks that two layers share.
 func (a *areaCheck) finish() {
@@ -169,7 +162,7 @@ func (w *rangeWriter) zeros(to uint64) {
 	buf := make([]byte, 256<<10)
 	for w.at < to {
 		if begin := w.a.area.Offset; w.block == nil && w.at >= begin && (w.at-begin)%images.BlockBytes == 0 && to-w.at >= images.BlockBytes {
-			w.a.compare((w.at-begin)/images.BlockBytes, w.a.v.zeros)
+			w.a.compare((w.at-begin)/images.BlockBytes, images.ZeroBlockDigest)
 			w.at += images.BlockBytes
 			continue
 		}
@@ -177,8 +170,9 @@ func (w *rangeWriter) zeros(to uint64) {
 	}
 }
 
-// close hands what other layers' blocks need over.
+// close ends the range: the rest is zero. It hands over what other layers' blocks need.
 func (w *rangeWriter) close() {
+	w.zeros(w.end)
 	w.a.mu.Lock()
 	defer w.a.mu.Unlock()
 	w.a.heads[w.begin] = w.head

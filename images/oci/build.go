@@ -5,9 +5,9 @@ package oci
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -42,7 +42,7 @@ type Options struct {
 	Checkpoint *images.Checkpoint
 
 	// Base is the manifest of the container's image, or an index, from which
-	// the manifest for Platform is taken. A base that is a checkpoint image
+	// the manifest for this platform is taken. A base that is a checkpoint image
 	// counts without its GPU and CRIU layers. A zero Base builds an image of
 	// the checkpoint alone, which can be verified and moved but not run.
 	Base ocispec.Descriptor
@@ -50,8 +50,6 @@ type Options struct {
 	Provider content.Provider
 	// BaseName goes into the annotations; it may be empty.
 	BaseName string
-	// Platform as in "linux/amd64"; empty: this machine's.
-	Platform string
 
 	// RW is a layer with the container's writable files, of any media type of a
 	// layer; or RWTar reads such a layer as a plain tar archive. At most one.
@@ -78,8 +76,6 @@ type Options struct {
 
 	// Annotations go onto the manifest beside this package's own.
 	Annotations map[string]string
-	// Created is the image's time; zero: that of the checkpoint.
-	Created time.Time
 
 	// Progress receives the step "image": the bytes of the checkpoint's files that
 	// went into layers.
@@ -92,20 +88,22 @@ type Options struct {
 // Result is what a build made.
 type Result struct {
 	// Manifest is the image. It has no name yet.
-	Manifest ocispec.Descriptor
+	Manifest ocispec.Descriptor `json:"-"`
 	// GPUBytes is the size of the GPU state; GPULayers how many layers hold
 	// it. What is zero needs none.
-	GPUBytes  uint64
-	GPULayers int
-	// Bytes are the sizes of the layers the checkpoint added, as stored.
-	// Reused and Written say how much of it was there and how much is new,
-	// among all and among the GPU layers. A layer that the store had under its
-	// digest counts as reused, whoever brought it.
-	Bytes, Reused, Written uint64
-	GPUReused, GPUWritten  uint64
-	GPULayersReused        int
+	GPUBytes  uint64 `json:"gpuBytes"`
+	GPULayers int    `json:"-"`
+	// Bytes are the sizes of the layers the checkpoint added, as stored. Reused and
+	// Written say how much of it was there and how much is new, among all and among the
+	// GPU layers. A layer that the store had under its digest counts as reused.
+	Bytes           uint64 `json:"bytes"`
+	Written         uint64 `json:"writtenBytes"`
+	Reused          uint64 `json:"reusedBytes"`
+	GPUWritten      uint64 `json:"gpuWrittenBytes"`
+	GPUReused       uint64 `json:"gpuReusedBytes"`
+	GPULayersReused int    `json:"-"`
 	// Base is the size of the base image's layers.
-	Base uint64
+	Base uint64 `json:"-"`
 }
 
 // ErrNotCheckpoint reports that an image is not a checkpoint image.
@@ -163,23 +161,15 @@ func newBuilder(store content.Store, o Options) (*builder, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
-	if o.Compression == "" {
-		o.Compression = Zstd
-	}
 	if o.RW != nil && o.RWTar != nil {
 		return nil, errors.New("two layers with the container's writable files")
 	}
 	if o.Provider == nil {
 		o.Provider = store
 	}
-	if o.Threads == 0 {
-		o.Threads = runtime.NumCPU()
-	}
-	id := make([]byte, 8)
-	if _, err := rand.Read(id); err != nil {
-		return nil, err
-	}
-	return &builder{Options: o, store: store, id: "gpuckpt-" + hex.EncodeToString(id), meter: o.Progress.Begin("image", 0)}, nil
+	o.Compression = cmp.Or(o.Compression, Zstd)
+	o.Threads = cmp.Or(o.Threads, runtime.NumCPU())
+	return &builder{Options: o, store: store, id: "gpuckpt-" + rand.Text(), meter: o.Progress.Begin("image", 0)}, nil
 }
 
 // build is the build, step by step.
@@ -205,19 +195,15 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 		}
 		b.result.Base += uint64(l.desc.Size)
 	}
-	var added []layer
 	rw, err := b.writable(ctx)
 	if err != nil {
 		return nil, err
-	}
-	if rw != nil {
-		added = append(added, *rw)
 	}
 	made, err := b.checkpointLayers(ctx, meta, previous)
 	if err != nil {
 		return nil, err
 	}
-	added = append(added, made...)
+	added := append(rw, made...)
 	for _, l := range added {
 		b.count(l)
 	}
@@ -235,12 +221,8 @@ func (b *builder) metadata() (*images.Checkpoint, error) {
 	if b.Checkpoint.Metadata != nil {
 		return b.Checkpoint, nil
 	}
-	created := b.Created
-	if created.IsZero() {
-		created = time.Now()
-	}
 	c := *b.Checkpoint
-	c.Metadata = &images.Metadata{SchemaVersion: images.SchemaVersion, Created: created.UTC()}
+	c.Metadata = &images.Metadata{SchemaVersion: images.SchemaVersion, Created: time.Now().UTC()}
 	data, err := images.EncodeMetadata(c.Metadata)
 	if err != nil {
 		return nil, err
@@ -261,22 +243,23 @@ type layer struct {
 
 // count adds a layer to the figures.
 func (b *builder) count(l layer) {
-	r, size := &b.result, uint64(l.desc.Size)
+	r, size, gpu := &b.result, uint64(l.desc.Size), l.kind == LayerGPU
 	r.Bytes += size
-	if l.reused {
-		r.Reused += size
-	} else {
-		r.Written += size
+	if gpu {
+		r.GPULayers++
 	}
-	if l.kind != LayerGPU {
-		return
-	}
-	r.GPULayers++
-	if l.reused {
+	switch {
+	case l.reused && gpu:
 		r.GPULayersReused++
 		r.GPUReused += size
-	} else {
+		fallthrough
+	case l.reused:
+		r.Reused += size
+	case gpu:
 		r.GPUWritten += size
+		fallthrough
+	default:
+		r.Written += size
 	}
 }
 

@@ -4,6 +4,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,40 +70,40 @@ func (i *Image) Bytes(kind string) (bytes uint64) {
 // Inspect reads the manifest, the config and gpuckpt.json of a checkpoint image, or of
 // the one for this platform in an index. The error is ErrNotCheckpoint if the image is
 // not a checkpoint image.
-func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (*Image, error) {
+func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (_ *Image, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("inspect %s: %w", manifest.Digest, err)
+		}
+	}()
 	m, desc, err := manifestOf(ctx, provider, manifest)
 	if err != nil {
-		return nil, fmt.Errorf("inspect: %w", err)
+		return nil, err
 	}
 	top, err := criuLayer(&m)
 	if err != nil {
-		return nil, fmt.Errorf("inspect %s: %w", desc.Digest, err)
+		return nil, err
 	}
 	_, ids, err := readConfig(ctx, provider, &m)
 	if err != nil {
-		return nil, fmt.Errorf("inspect %s: %w", desc.Digest, err)
+		return nil, err
 	}
 	i := &Image{Digest: desc.Digest, Annotations: m.Annotations, BaseName: m.Annotations[annotations.Base]}
 	if i.LayerBytes, err = layerBytes(m.Annotations); err != nil {
-		return nil, fmt.Errorf("inspect %s: %w", desc.Digest, err)
+		return nil, err
 	}
 	for n, d := range m.Layers {
-		l := Layer{Digest: d.Digest, DiffID: ids[n], MediaType: d.MediaType, Bytes: uint64(d.Size), Kind: d.Annotations[annotations.Layer]}
-		switch l.Kind {
-		case "":
-			l.Kind = LayerBase
-		case LayerGPU:
+		l := Layer{Digest: d.Digest, DiffID: ids[n], MediaType: d.MediaType, Bytes: uint64(d.Size), Kind: cmp.Or(d.Annotations[annotations.Layer], LayerBase)}
+		if l.Kind == LayerGPU {
 			l.Area = d.Annotations[annotations.Area]
 			if l.Offset, err = strconv.ParseUint(d.Annotations[annotations.Offset], 10, 64); err != nil {
-				return nil, fmt.Errorf("inspect %s: %w: layer %d: %w", desc.Digest, images.ErrDamaged, n, err)
+				return nil, fmt.Errorf("%w: layer %d: %w", images.ErrDamaged, n, err)
 			}
 		}
 		i.Layers = append(i.Layers, l)
 	}
-	if i.Metadata, err = inspectMetadata(ctx, provider, m.Layers[top]); err != nil {
-		return nil, fmt.Errorf("inspect %s: %w", desc.Digest, err)
-	}
-	return i, nil
+	i.Metadata, err = inspectMetadata(ctx, provider, m.Layers[top])
+	return i, err
 }
 
 // inspectMetadata reads gpuckpt.json out of its layer, of which it is the first
@@ -151,24 +152,17 @@ func (i *Image) Compare(previous *Image) Comparison {
 	}
 	var c Comparison
 	for _, l := range i.Layers {
-		if l.Kind == LayerBase {
-			continue
+		add := func(when bool, layers *int, bytes *uint64) {
+			if when {
+				*layers++
+				*bytes += l.Bytes
+			}
 		}
-		c.Layers++
-		c.Bytes += l.Bytes
-		if had[l.Digest] {
-			c.SharedLayers++
-			c.SharedBytes += l.Bytes
-		}
-		if l.Kind != LayerGPU {
-			continue
-		}
-		c.GPULayers++
-		c.GPUBytes += l.Bytes
-		if had[l.Digest] {
-			c.SharedGPULayers++
-			c.SharedGPUBytes += l.Bytes
-		}
+		shared, gpu := had[l.Digest], l.Kind == LayerGPU
+		add(l.Kind != LayerBase, &c.Layers, &c.Bytes)
+		add(l.Kind != LayerBase && shared, &c.SharedLayers, &c.SharedBytes)
+		add(gpu, &c.GPULayers, &c.GPUBytes)
+		add(gpu && shared, &c.SharedGPULayers, &c.SharedGPUBytes)
 	}
 	return c
 }

@@ -113,28 +113,21 @@ func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
 			f.Close()
 		}
 	}
-	files := slices.Clone(c.Files)
-	slices.SortStableFunc(files, func(x, y images.File) int {
-		return boolRank(x.Name == images.MetadataName) - boolRank(y.Name == images.MetadataName)
-	})
 	p.kind = LayerCRIU
-	for _, f := range files {
+	for _, f := range c.Files {
 		r, err := f.Open()
 		if err != nil {
 			return p, done, fmt.Errorf("read the checkpoint: %w", err)
 		}
 		open = append(open, r)
-		p.entries = append(p.entries, entry{name: f.Name, from: r, len: f.Bytes})
+		e := entry{name: f.Name, from: r, len: f.Bytes}
+		if f.Name == images.MetadataName {
+			p.entries = slices.Insert(p.entries, 0, e)
+		} else {
+			p.entries = append(p.entries, e)
+		}
 	}
 	return p, done, nil
-}
-
-// boolRank orders what is true before what is not.
-func boolRank(first bool) int {
-	if first {
-		return 0
-	}
-	return 1
 }
 
 // makeLayer returns the layer, which is then in the store; nil if it would be empty.
@@ -194,6 +187,7 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 		w.Close()
 		if err != nil {
 			abort(ctx, b.store, ref)
+			err = fmt.Errorf("write layer: %w", err)
 		}
 	}()
 	counted := &counter{w: w}
@@ -208,40 +202,44 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 	if b.Compression != None {
 		into = io.MultiWriter(packed, plain.Hash())
 	}
-	if err := fill(into); err != nil {
-		packed.Close() // it has goroutines
-		return nil, fmt.Errorf("write layer: %w", err)
+	err = fill(into)
+	if cerr := packed.Close(); err == nil { // it has goroutines
+		err = cerr
 	}
-	if err := packed.Close(); err != nil {
-		return nil, fmt.Errorf("write layer: %w", err)
+	if err == nil {
+		err = buffered.Flush()
 	}
-	if err := buffered.Flush(); err != nil {
-		return nil, fmt.Errorf("write layer: %w", err)
+	if err != nil {
+		return nil, err
 	}
 	// A remote writer knows its digest once it has asked.
 	status, err := w.Status()
 	if err != nil {
-		return nil, fmt.Errorf("write layer: %w", err)
+		return nil, err
 	}
 	if status.Offset != counted.bytes {
-		return nil, fmt.Errorf("write layer: the store has %d of %d bytes", status.Offset, counted.bytes)
+		return nil, fmt.Errorf("the store has %d of %d bytes", status.Offset, counted.bytes)
 	}
 	l := &layer{desc: ocispec.Descriptor{MediaType: b.Compression.MediaType(), Digest: w.Digest(), Size: counted.bytes}}
 	if l.diffID = l.desc.Digest; b.Compression != None {
 		l.diffID = plain.Digest()
 	}
 	err = w.Commit(ctx, counted.bytes, l.desc.Digest, content.WithLabels(map[string]string{labels.LabelUncompressed: l.diffID.String()}))
-	switch {
-	case errdefs.IsAlreadyExists(err):
+	if errdefs.IsAlreadyExists(err) {
 		l.reused = true
-	case err != nil:
-		return nil, fmt.Errorf("write layer: %w", err)
-	default:
-		b.mu.Lock()
-		b.wrote = append(b.wrote, l.desc.Digest)
-		b.mu.Unlock()
+		return l, nil
 	}
-	return l, nil
+	if err == nil {
+		b.note(l.desc.Digest)
+	}
+	return l, err
+}
+
+// note remembers a blob that the store did not have.
+func (b *builder) note(d digest.Digest) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.wrote = append(b.wrote, d)
 }
 
 // abort removes an ingest.
@@ -264,37 +262,39 @@ func (c *counter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writable returns the layer of the container's writable files, nil if there is none.
-func (b *builder) writable(ctx context.Context) (*layer, error) {
-	var l *layer
-	switch {
+// writable returns the layer of the container's writable files, if there is one.
+func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("writable files: %w", err)
+		}
+	}()
+	l := new(layer)
+	switch rw := b.RW; {
 	case b.RWTar != nil:
-		var err error
 		l, err = b.writeLayer(ctx, LayerRW, func(w io.Writer) error {
 			_, err := io.Copy(w, b.RWTar)
 			return err
 		})
 		if err != nil {
-			return nil, fmt.Errorf("writable files: %w", err)
+			return nil, err
 		}
-	case b.RW != nil:
-		id, err := diffID(ctx, b.Provider, *b.RW)
-		if err != nil {
-			return nil, fmt.Errorf("writable files: %w", err)
+	case rw != nil:
+		if l.diffID, err = diffID(ctx, b.Provider, *rw); err != nil {
+			return nil, err
 		}
-		had, err := exists(ctx, b.store, b.RW.Digest)
-		if err != nil {
-			return nil, fmt.Errorf("writable files: %w", err)
+		if l.reused, err = exists(ctx, b.store, rw.Digest); err != nil {
+			return nil, err
 		}
-		if err := b.copyBlob(ctx, *b.RW); err != nil {
-			return nil, fmt.Errorf("writable files: %w", err)
+		if err := b.copyBlob(ctx, *rw); err != nil {
+			return nil, err
 		}
-		l = &layer{desc: ocispec.Descriptor{MediaType: ociType(b.RW.MediaType), Digest: b.RW.Digest, Size: b.RW.Size}, diffID: id, reused: had}
+		l.desc = ocispec.Descriptor{MediaType: ociType(rw.MediaType), Digest: rw.Digest, Size: rw.Size}
 	default:
 		return nil, nil
 	}
 	l.kind, l.desc.Annotations = LayerRW, map[string]string{annotations.Layer: LayerRW}
-	return l, nil
+	return []layer{*l}, nil
 }
 
 // diffID returns the digest of the unpacked layer, from the store's labels or by
@@ -344,11 +344,22 @@ func (b *builder) copyBlob(ctx context.Context, desc ocispec.Descriptor) (err er
 		return err
 	}
 	defer ra.Close()
-	ref := b.id + " copy " + desc.Digest.String()
-	if err := content.WriteBlob(ctx, b.store, ref, io.NewSectionReader(ra, 0, ra.Size()), ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size}); err != nil {
+	return b.put(ctx, ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size}, content.NewReader(ra))
+}
+
+// put writes a blob that is at hand, unless the store has it.
+func (b *builder) put(ctx context.Context, desc ocispec.Descriptor, from io.Reader, opts ...content.Opt) error {
+	had, err := exists(ctx, b.store, desc.Digest)
+	if err != nil {
+		return err
+	}
+	ref := b.id + " " + desc.Digest.String()
+	if err := content.WriteBlob(ctx, b.store, ref, from, desc, opts...); err != nil {
 		abort(ctx, b.store, ref)
 		return err
 	}
-	b.wrote = append(b.wrote, desc.Digest)
+	if !had {
+		b.note(desc.Digest)
+	}
 	return nil
 }

@@ -34,29 +34,22 @@ type base struct {
 	history []json.RawMessage
 }
 
-// readManifest returns the manifest of an image, the one for the platform if it has
-// several.
-func readManifest(ctx context.Context, provider content.Provider, image ocispec.Descriptor, platform string) (*ocispec.Manifest, error) {
-	match := platforms.Default()
-	if platform != "" {
-		p, err := platforms.Parse(platform)
-		if err != nil {
-			return nil, err
-		}
-		match = platforms.Only(p)
-	}
-	m, err := cimages.Manifest(ctx, provider, image, match)
+// readImage returns the manifest of an image, the one for this platform if it has
+// several, with its config and diff_ids.
+func readImage(ctx context.Context, provider content.Provider, image ocispec.Descriptor) (ocispec.Manifest, map[string]json.RawMessage, []digest.Digest, error) {
+	m, err := cimages.Manifest(ctx, provider, image, platforms.Default())
 	if err != nil {
-		return nil, err
+		return m, nil, nil, err
 	}
-	return &m, nil
+	config, ids, err := readConfig(ctx, provider, &m)
+	return m, config, ids, err
 }
 
 // readConfig returns the config of an image, field by field, and its diff_ids.
 func readConfig(ctx context.Context, provider content.Provider, m *ocispec.Manifest) (map[string]json.RawMessage, []digest.Digest, error) {
-	data, err := content.ReadBlob(ctx, provider, m.Config)
+	data, err := ReadDocument(ctx, provider, m.Config)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read config %s: %w", m.Config.Digest, err)
+		return nil, nil, err
 	}
 	var config map[string]json.RawMessage
 	if err := json.Unmarshal(data, &config); err != nil {
@@ -78,22 +71,12 @@ func readConfig(ctx context.Context, provider content.Provider, m *ocispec.Manif
 func (b *builder) readBase(ctx context.Context) (*base, error) {
 	if b.Base.Digest == "" {
 		p := platforms.DefaultSpec()
-		if b.Platform != "" {
-			var err error
-			if p, err = platforms.Parse(b.Platform); err != nil {
-				return nil, err
-			}
-		}
 		raw := func(s string) json.RawMessage { return json.RawMessage(strconv.Quote(s)) }
 		return &base{config: map[string]json.RawMessage{
 			"architecture": raw(p.Architecture), "os": raw(p.OS), "config": json.RawMessage("{}"),
 		}}, nil
 	}
-	m, err := readManifest(ctx, b.Provider, b.Base, b.Platform)
-	if err != nil {
-		return nil, fmt.Errorf("read the base image: %w", err)
-	}
-	config, ids, err := readConfig(ctx, b.Provider, m)
+	m, config, ids, err := readImage(ctx, b.Provider, b.Base)
 	if err != nil {
 		return nil, fmt.Errorf("read the base image: %w", err)
 	}
@@ -153,11 +136,7 @@ func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 	if b.Previous == nil {
 		return nil, nil
 	}
-	m, err := readManifest(ctx, b.Provider, *b.Previous, b.Platform)
-	if err != nil {
-		return nil, fmt.Errorf("read the previous image: %w", err)
-	}
-	_, ids, err := readConfig(ctx, b.Provider, m)
+	m, _, ids, err := readImage(ctx, b.Provider, *b.Previous)
 	if err != nil {
 		return nil, fmt.Errorf("read the previous image: %w", err)
 	}
@@ -194,11 +173,7 @@ func layerBytes(of map[string]string) (uint64, error) {
 
 // writeManifest writes the config and then the manifest, which completes the image.
 func (b *builder) writeManifest(ctx context.Context, meta *images.Metadata, on *base, added []layer) (ocispec.Descriptor, error) {
-	created := b.Created
-	if created.IsZero() {
-		created = meta.Created
-	}
-	created = created.UTC()
+	created := meta.Created.UTC()
 	layers := append(slices.Clone(on.layers), added...)
 	m := ocispec.Manifest{
 		Versioned:   specs.Versioned{SchemaVersion: 2},
@@ -248,17 +223,8 @@ func (b *builder) writeJSON(ctx context.Context, mediaType string, value any, la
 		return ocispec.Descriptor{}, err
 	}
 	desc := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
-	had, err := exists(ctx, b.store, desc.Digest)
-	if err != nil {
-		return desc, err
-	}
-	ref := b.id + " " + mediaType
-	if err := content.WriteBlob(ctx, b.store, ref, bytes.NewReader(data), desc, content.WithLabels(labels)); err != nil {
-		abort(ctx, b.store, ref)
+	if err := b.put(ctx, desc, bytes.NewReader(data), content.WithLabels(labels)); err != nil {
 		return desc, fmt.Errorf("write %s: %w", mediaType, err)
-	}
-	if !had {
-		b.wrote = append(b.wrote, desc.Digest)
 	}
 	return desc, nil
 }

@@ -32,19 +32,13 @@ func writeTar(ctx context.Context, w io.Writer, entries []entry, meter *images.M
 		if err := t.WriteHeader(header(images.ImageDir+"/"+e.name, e.len, tar.TypeReg, 0o600)); err != nil {
 			return err
 		}
-		for at := uint64(0); at < e.len; {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			part := buf[:min(uint64(len(buf)), e.len-at)]
-			if n, err := e.from.ReadAt(part, int64(e.offset+at)); n < len(part) {
-				return fmt.Errorf("read %s at %d: %w", e.name, e.offset+at, err)
-			}
-			if _, err := t.Write(part); err != nil {
-				return err
-			}
-			at += uint64(len(part))
-			meter.Add(int64(len(part)))
+		from := io.NewSectionReader(e.from, int64(e.offset), int64(e.len))
+		n, err := io.CopyBuffer(t, meter.Reader(ctx, from), buf)
+		if err == nil && n < from.Size() {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return fmt.Errorf("read %s at %d: %w", e.name, e.offset+uint64(n), err)
 		}
 	}
 	return t.Close()

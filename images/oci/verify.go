@@ -4,12 +4,14 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -55,10 +57,7 @@ func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Des
 		return nil, fmt.Errorf("verify: %w", err)
 	}
 	v.verify(ctx)
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("verify: %w", err)
-	}
-	if err := errors.Join(v.faults...); err != nil {
+	if err := cmp.Or(ctx.Err(), errors.Join(v.faults...)); err != nil {
 		return nil, fmt.Errorf("verify: %w", err)
 	}
 	v.meter.End("read")
@@ -71,7 +70,6 @@ type verifier struct {
 	manifest ocispec.Manifest
 	diffIDs  []digest.Digest
 	meta     *images.Metadata
-	zeros    string // digest of a block of zeros
 
 	meter *images.Meter
 	total uint64
@@ -132,16 +130,13 @@ func manifestOf(ctx context.Context, provider content.Provider, desc ocispec.Des
 		if err := json.Unmarshal(data, &index); err != nil {
 			return m, desc, fmt.Errorf("%w: index %s: %w", images.ErrDamaged, desc.Digest, err)
 		}
-		found := false
-		for _, d := range index.Manifests {
-			if cimages.IsManifestType(d.MediaType) && (d.Platform == nil || platforms.Default().Match(*d.Platform)) {
-				desc, found = d, true
-				break
-			}
-		}
-		if !found {
+		at := slices.IndexFunc(index.Manifests, func(d ocispec.Descriptor) bool {
+			return cimages.IsManifestType(d.MediaType) && (d.Platform == nil || platforms.Default().Match(*d.Platform))
+		})
+		if at < 0 {
 			return m, desc, fmt.Errorf("%w: %s is an index without an image for this platform", ErrNotCheckpoint, desc.Digest)
 		}
+		desc = index.Manifests[at]
 	}
 	if !cimages.IsManifestType(desc.MediaType) {
 		return m, desc, fmt.Errorf("%w: %s is of the type %s", ErrNotCheckpoint, desc.Digest, desc.MediaType)
@@ -161,17 +156,8 @@ func (v *verifier) open(ctx context.Context, desc ocispec.Descriptor) (err error
 	if v.manifest, _, err = manifestOf(ctx, v.provider, desc); err != nil {
 		return err
 	}
-	data, err := ReadDocument(ctx, v.provider, v.manifest.Config)
-	if err != nil {
+	if _, v.diffIDs, err = readConfig(ctx, v.provider, &v.manifest); err != nil {
 		return err
-	}
-	var config ocispec.Image
-	if err := json.Unmarshal(data, &config); err != nil {
-		return fmt.Errorf("%w: config %s: %w", images.ErrDamaged, v.manifest.Config.Digest, err)
-	}
-	v.diffIDs = config.RootFS.DiffIDs
-	if len(v.diffIDs) != len(v.manifest.Layers) {
-		return fmt.Errorf("%w: config %s has %d diff_ids for %d layers", images.ErrDamaged, v.manifest.Config.Digest, len(v.diffIDs), len(v.manifest.Layers))
 	}
 	for _, l := range v.manifest.Layers {
 		v.total += uint64(max(0, l.Size))
@@ -192,7 +178,6 @@ func (v *verifier) verify(ctx context.Context) {
 		return // there is nothing that the GPU state could be compared with
 	}
 	v.compareAnnotations()
-	v.zeros = images.ZeroBlockDigest
 	areas, jobs := v.sort(top)
 	g := new(errgroup.Group)
 	g.SetLimit(runtime.NumCPU())
