@@ -43,10 +43,7 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	defer c.mu.Unlock()
 	c.exclusive.running.Store(c.paused)
 	defer c.exclusive.running.Store(false)
-	if err := s.checkpoint(c.logged(ctx), c, r); err != nil {
-		return nil, toGRPC(err)
-	}
-	return &ptypes.Empty{}, nil
+	return &ptypes.Empty{}, toGRPC(s.checkpoint(c.logged(ctx), c, r))
 }
 
 func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) (err error) {
@@ -144,13 +141,13 @@ func (k *checkpointing) run(ctx context.Context) error {
 
 // preflight refuses what cannot work before anything is touched.
 func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
-	if err := k.images.prepare(); err != nil {
-		return 0, err
+	err := k.images.prepare()
+	if err == nil {
+		if err = k.check(ctx); err != nil {
+			err = sequence.Join(err, k.images.leave())
+		}
 	}
-	if err := k.check(ctx); err != nil {
-		return 0, sequence.Join(err, k.images.leave())
-	}
-	return 0, nil
+	return 0, err
 }
 
 func (k *checkpointing) check(ctx context.Context) error {
@@ -210,7 +207,7 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.path, Options: encoded}, k.read); err != nil {
 		return 0, err
 	}
-	return k.images.size()
+	return sizeOf(k.images.path)
 }
 
 // endWriting ends what dump has begun.
@@ -277,8 +274,8 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	return nil
 }
 
-// criuSettings returns what the container's configuration file for CRIU is made of: for a dump
-// if the container has processes, else for a restore.
+// criuSettings returns the settings of CRIU: for a dump if the container has processes, else
+// for a restore.
 func (c *container) criuSettings(view config.View) (criu.Settings, error) {
 	settings := criu.Settings{Bundle: c.bundle, View: view}
 	var devices []specs.LinuxDevice

@@ -25,10 +25,10 @@ import (
 // are.
 func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 	view, err := c.config()
-	if err != nil {
-		if c.restore == nil {
-			return nil // a container that may never be checkpointed starts all the same
-		}
+	switch {
+	case err != nil && c.restore == nil:
+		return nil // a container that may never be checkpointed starts all the same
+	case err != nil:
 		return err
 	}
 	if err := c.injectGPUs(ctx, view.Node, spec); err != nil {

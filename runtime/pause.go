@@ -58,17 +58,11 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	defer c.mu.Unlock()
 	ctx = c.logged(ctx)
 	if c.suspended {
-		if err := (&resuming{s: s, c: c}).run(context.WithoutCancel(ctx)); err != nil {
-			return nil, toGRPC(err)
-		}
-		return &ptypes.Empty{}, nil
+		return &ptypes.Empty{}, toGRPC((&resuming{s: s, c: c}).run(context.WithoutCancel(ctx)))
 	}
 	c.exclusive.keep(ctx)
 	resp, err := s.resume(context.WithoutCancel(ctx), c)
-	if err != nil {
-		return nil, toGRPC(err)
-	}
-	return resp, nil
+	return resp, toGRPC(err)
 }
 
 // pause locks and freezes. On an error the container is as it was.

@@ -16,13 +16,18 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // refuseExeced refuses a container with processes that a dump would lack.
 func (c *container) refuseExeced() error {
-	pids, err := c.pids()
+	cgroup, err := host.CgroupOf(c.pid)
+	if err != nil {
+		return err
+	}
+	pids, err := cgroup.Pids()
 	if err != nil {
 		return err
 	}
@@ -31,15 +36,15 @@ func (c *container) refuseExeced() error {
 	if err != nil {
 		return err
 	}
-	if len(execed) > 0 {
-		var names []string
-		for _, pid := range execed {
-			names = append(names, proc.Describe(pid))
-		}
-		return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
-			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
+	if len(execed) == 0 {
+		return nil
 	}
-	return nil
+	var names []string
+	for _, pid := range execed {
+		names = append(names, proc.Describe(pid))
+	}
+	return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
+		strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
 }
 
 // requireLock refuses a container whose CUDA processes are not locked. It notes
@@ -86,14 +91,11 @@ func (d *imageDir) prepare() error {
 // leave leaves the directory as prepare found it. In a directory that was not empty
 // only new area files are known to be the checkpoint's: those are removed.
 func (d *imageDir) leave() error {
+	var entries []os.DirEntry
+	var err error
 	if d.made {
-		if err := os.RemoveAll(d.path); err != nil {
-			return fmt.Errorf("remove the images of a failed checkpoint: %w", err)
-		}
-		return nil
-	}
-	entries, err := os.ReadDir(d.path)
-	if errors.Is(err, os.ErrNotExist) {
+		err = os.RemoveAll(d.path)
+	} else if entries, err = os.ReadDir(d.path); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
@@ -140,9 +142,6 @@ func clientWaits(path string) error {
 	}
 	return nil
 }
-
-// size returns the bytes of the files in the directory, which is flat.
-func (d *imageDir) size() (uint64, error) { return sizeOf(d.path) }
 
 // sizeOf returns the bytes of the files in a flat directory.
 func sizeOf(dir string) (bytes uint64, err error) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/containerd/errdefs"
 
@@ -55,11 +56,7 @@ func (l *locked) checkInAreas() error {
 		if p.State == cuda.Checkpointed || l.sizes[i] == 0 {
 			continue
 		}
-		in := false
-		for _, a := range l.areas {
-			in = in || a.Process == i
-		}
-		if !in {
+		if !slices.ContainsFunc(l.areas, func(a Area) bool { return a.Process == i }) {
 			return fmt.Errorf("the GPU state of process %s is in the process's own memory, because it could not be steered into a file (the shim's log says why): suspend the container without a spill: %w",
 				proc.Describe(p.PID.Host), errdefs.ErrFailedPrecondition)
 		}

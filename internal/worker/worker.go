@@ -48,6 +48,8 @@ const (
 type Kind struct {
 	// Name is for errors: "CUDA helper".
 	Name string
+	// Self is the argv[0] of those that StartSelf starts.
+	Self string
 	// Gone, Hung and Garbled are the errors of calls, see the package.
 	Gone, Hung, Garbled error
 	// MaxMessage bounds a message, in bytes.
@@ -122,12 +124,12 @@ func Start(kind Kind, cmd *exec.Cmd, run Run, stderr io.Writer) (*Worker, error)
 	return w, nil
 }
 
-// StartSelf starts this executable as a worker: its Args are the name alone, see Is,
-// and its environment is empty. If cgroup is not nil, it is the directory of the
-// cgroup (version 2) to start it in: to move it there takes the kernel some 20 ms.
-func StartSelf(kind Kind, name string, run Run, cgroup *os.File) (*Worker, error) {
+// StartSelf starts this executable as a worker: its Args are Kind.Self alone, and its
+// environment is empty. If cgroup is not nil, it is the directory of the cgroup
+// (version 2) to start it in: to move it there takes the kernel some 20 ms.
+func StartSelf(kind Kind, run Run, cgroup *os.File) (*Worker, error) {
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Args = []string{name}
+	cmd.Args = []string{kind.Self}
 	cmd.Env = []string{} // it needs none, and GODEBUG and the like are not for it
 	if cgroup != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
@@ -135,8 +137,8 @@ func StartSelf(kind Kind, name string, run Run, cgroup *os.File) (*Worker, error
 	return Start(kind, cmd, run, nil)
 }
 
-// Is reports whether this process was started by StartSelf under a name.
-func Is(name string) bool { return len(os.Args) == 1 && os.Args[0] == name }
+// IsSelf reports whether StartSelf has started this process as a worker of the kind.
+func (k Kind) IsSelf() bool { return len(os.Args) == 1 && os.Args[0] == k.Self }
 
 // Pid is the worker's process id.
 func (w *Worker) Pid() int { return w.cmd.Process.Pid }
