@@ -15,6 +15,7 @@
 package registry
 
 import (
+	"cmp"
 	"errors"
 	"time"
 
@@ -69,11 +70,9 @@ type Result struct {
 	GPUReused int64 `json:"gpuReusedBytes,omitempty"`
 }
 
-// defaults fills in what is zero.
+// defaults fills in what is not set.
 func (o Options) defaults() Options {
-	if o.HostsDir == "" {
-		o.HostsDir = DefaultHostsDir
-	}
+	o.HostsDir = cmp.Or(o.HostsDir, DefaultHostsDir)
 	if o.Credentials == nil {
 		o.Credentials = DockerCredentials
 	}
@@ -83,8 +82,6 @@ func (o Options) defaults() Options {
 	if o.Attempts <= 0 {
 		o.Attempts = DefaultAttempts
 	}
-	if o.Pause <= 0 {
-		o.Pause = time.Second
-	}
+	o.Pause = cmp.Or(o.Pause, time.Second)
 	return o
 }
