@@ -6,12 +6,10 @@
 // and certificates work as in containerd, and the credentials are those of the
 // user's Docker configuration.
 //
-// A blob arrives whole or not at all. Blobs that the other side has are left out. The
-// next transfer continues one that ended early: a push asks for each blob before it
-// sends the blob, a pull continues in the middle of a blob of which the store has the
-// beginning. The image gets its name last, so nobody meets half an image. Blobs move
-// several at a time. Each is tried again when the network or the registry fails; the
-// first failure for good ends the transfer.
+// A blob arrives whole or not at all, and blobs that the other side has are left out. So
+// the next transfer continues one that ended early, a pull even in the middle of a blob.
+// The image gets its name last. Blobs move several at a time. Each is tried again when
+// the network or the registry fails; the first failure for good ends the transfer.
 package registry
 
 import (
