@@ -28,10 +28,11 @@ compiler:
 	@hack/compiler
 
 .PHONY: build
-build: compiler ## Build the shim, the CUDA helper and the command line into .build/bin.
+build: compiler ## Build the shim, the CUDA helper, CRIU's plugin and the command line into .build/bin.
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/containerd-shim-gpuckpt-v2 ./cmd/gpuckpt
 	CGO_ENABLED=1 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/gpuckpt-cuda-helper
+	gcc -Wall -Wextra -Werror -O2 -fPIC -shared -fvisibility=hidden -s -o $(BIN)/gpuckpt_criu.so internal/criu/plugin/plugin.c
 	@ln -sf gpuckpt $(BIN)/cuda-checkpoint
 
 # Code that runs in the processes of others, kept as it is embedded: a test compares.
@@ -44,6 +45,7 @@ internal/steer/copier/copier.bin: internal/steer/copier/copier.S
 install: build ## Install them into PREFIX/bin (default /usr/local).
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(addprefix $(BIN)/,containerd-shim-gpuckpt-v2 gpuckpt gpuckpt-cuda-helper) $(DESTDIR)$(PREFIX)/bin/
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/lib/gpuckpt $(BIN)/gpuckpt_criu.so
 
 .PHONY: setup
 setup: compiler ## Get containerd, runc and CRIU in the pinned versions (cached, not installed).

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	goruntime "runtime"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/runc/options"
@@ -15,12 +16,14 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
@@ -225,6 +228,9 @@ func (k *checkpointing) store(context.Context) (uint64, error) {
 
 // writeMetadata makes the checkpoint complete.
 func (k *checkpointing) writeMetadata(context.Context) (uint64, error) {
+	if len(k.metadata.Processes) == 0 {
+		return 0, nil // bystanders have no GPU state: CRIU's images are all
+	}
 	k.writer.Describe(k.metadata)
 	k.metadata.Phases = k.q.Phases()
 	return 0, images.WriteMetadata(k.images.path, k.metadata)
@@ -249,13 +255,20 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err != nil {
 		return err
 	}
-	if err := c.criuSettings(view).Write(ctx, criu.Shim{}); err != nil {
+	settings, err := c.criuSettings(view)
+	if err != nil {
+		return err
+	}
+	if err := settings.Write(ctx, criu.Shim{}); err != nil {
 		return err
 	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
 	if err := dumpLog.Remove(); err != nil {
 		return err
 	}
+	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
 	watch := criu.StartWatch(ctx, false)
 	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
@@ -264,7 +277,22 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	return nil
 }
 
-// criuSettings returns what the container's configuration file for CRIU is made of.
-func (c *container) criuSettings(view config.View) criu.Settings {
-	return criu.Settings{Bundle: c.bundle, Restoring: c.restore != nil && c.pid == 0, View: view}
+// criuSettings returns what the container's configuration file for CRIU is made of: for a dump
+// if the container has processes, else for a restore.
+func (c *container) criuSettings(view config.View) (criu.Settings, error) {
+	settings := criu.Settings{Bundle: c.bundle, View: view}
+	var devices []specs.LinuxDevice
+	var err error
+	switch {
+	case c.pid > 0:
+		devices, err = nodes.List(c.pid)
+	case c.restore != nil:
+		settings.Restoring = true
+		settings.Gate = c.restore.gpu != nil
+		devices = c.restore.gpus.Nodes()
+	}
+	for _, d := range devices {
+		settings.Devices = append(settings.Devices, criu.Device{Path: d.Path, Major: d.Major, Minor: d.Minor})
+	}
+	return settings, err
 }

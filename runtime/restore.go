@@ -5,7 +5,9 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	goruntime "runtime"
 	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
@@ -52,8 +54,12 @@ type restoring struct {
 	c       *container
 	request *taskAPI.StartRequest
 
-	view config.View
-	resp *taskAPI.StartResponse // of restoreProcesses
+	view    config.View
+	gate    *criu.Gate // nil without GPU state
+	watch   *criu.Watch
+	started chan struct{} // closed when runc's Start has ended; resp and err are its results
+	resp    *taskAPI.StartResponse
+	err     error
 }
 
 // run takes the steps. There is no second try with a container, so what was made
@@ -65,7 +71,11 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if err != nil {
 		return nil, err
 	}
-	if err := c.criuSettings(k.view).Write(ctx, criu.Shim{}); err != nil {
+	settings, err := c.criuSettings(k.view)
+	if err != nil {
+		return nil, err
+	}
+	if err := settings.Write(ctx, criu.Shim{}); err != nil {
 		return nil, err
 	}
 	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
@@ -80,13 +90,18 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		{Name: "device nodes", Do: k.fixNodes},
 	}
 	if gpu := c.restore.gpu; gpu != nil {
+		if k.gate, err = criu.ListenGate(settings.PluginDir()); err != nil {
+			return nil, err
+		}
+		defer k.gate.Close()
 		// Before there is a process that could change anything.
-		if err := gpu.Load(ctx, c.restore.checkpoint, c.gpuOptions(k.view.Node)); err != nil {
+		if err := gpu.Load(ctx, c.restore.checkpoint, k.gate, c.gpuOptions(k.view.Node)); err != nil {
 			return nil, err
 		}
 		steps = append(steps,
 			sequence.Step{Name: "map GPU state", Do: gpu.Map},
 			sequence.Step{Name: "restore GPU state", Do: gpu.Restore},
+			sequence.Step{Name: "open the gate", Do: k.openGate},
 		)
 	}
 	if err := q.Run(ctx, steps...); err != nil {
@@ -95,20 +110,78 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	return k.resp, nil
 }
 
-// restoreProcesses has runc and CRIU restore the processes, whose CUDA calls block. It
-// is not given up once begun: CRIU would go on without runc.
+// restoreProcesses has runc and CRIU restore the processes. With a gate it returns when CRIU
+// has restored them and holds each of their threads; else when they run. CRIU is not given up
+// once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
-	watch := criu.StartWatch(ctx, true)
-	resp, err := k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path), k.request)
-	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
-		restoreLog := criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id)
-		return 0, sequence.Join(restoreLog.Explain(err), k.c.removeHalf(watch))
+	k.watch, k.started = criu.StartWatch(ctx, true), make(chan struct{})
+	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	go func() {
+		defer close(k.started)
+		// The kernel kills runc when the thread that started it ends (go-runc sets PDEATHSIG),
+		// and a thread that has entered a namespace ends: no other goroutine may use this one.
+		goruntime.LockOSThread()
+		defer goruntime.UnlockOSThread()
+		k.resp, k.err = k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path), k.request)
+		cancel(errors.New("CRIU ended"))
+	}()
+	if k.gate == nil {
+		if err := k.awaitRunc(); err != nil {
+			return 0, err
+		}
+		return sizeOf(k.c.restore.dir)
 	}
-	k.resp, k.c.pid = resp, int(resp.Pid)
+	pid, err := k.gate.Await(ended)
+	if err != nil {
+		k.gate.Close()
+		if rerr := k.awaitRunc(); rerr != nil {
+			return 0, rerr // which is why CRIU's plugin did not come
+		}
+		return 0, sequence.Join(err, k.s.kill(context.WithoutCancel(ctx), k.c))
+	}
+	k.c.pid = pid
 	return sizeOf(k.c.restore.dir)
 }
 
-func (k *restoring) kill(ctx context.Context) error { return k.s.kill(ctx, k.c) }
+// awaitRunc waits until runc and CRIU have ended. On an error nothing of the container is left.
+func (k *restoring) awaitRunc() error {
+	<-k.started
+	if err := k.watch.Stop(errgrpc.ToNative(k.err)); err != nil {
+		k.c.pid = 0
+		restoreLog := criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id)
+		return sequence.Join(restoreLog.Explain(err), k.c.removeHalf(k.watch))
+	}
+	k.c.pid = int(k.resp.Pid)
+	return nil
+}
+
+// openGate lets all threads of the restored processes run.
+func (k *restoring) openGate(context.Context) (uint64, error) {
+	if err := k.gate.Open(); err != nil {
+		return 0, err
+	}
+	return 0, k.awaitRunc()
+}
+
+// kill ends the restored processes. Those that wait at the gate are killed by CRIU's plugin, and
+// CRIU and runc then fail: that is no error.
+func (k *restoring) kill(ctx context.Context) error {
+	select {
+	case <-k.started:
+		if k.err != nil {
+			return nil // awaitRunc has removed what was left
+		}
+		return k.s.kill(ctx, k.c)
+	default:
+	}
+	k.gate.Close()
+	<-k.started
+	if err := k.watch.Stop(errgrpc.ToNative(k.err)); err == nil {
+		return k.s.kill(ctx, k.c)
+	}
+	k.c.pid = 0
+	return k.c.removeHalf(k.watch)
+}
 
 // watchCgroup does what runc's service does for a container that it has started.
 func (k *restoring) watchCgroup(context.Context) (uint64, error) {

@@ -24,63 +24,29 @@ func survey() wire.Reply {
 	}
 	defer func() { _ = nvml.Shutdown() }()
 	found := cuda.Survey{DriverVersion: driverVersion(), Devices: []cuda.Device{}}
-	if !has("nvmlDeviceGetCount_v2") || !has("nvmlDeviceGetHandleByIndex_v2") {
-		return answer(found)
-	}
-	count, r := nvml.DeviceGetCount()
-	if r != nvml.SUCCESS {
+	_, r := devices(func(i int, device nvml.Device) { found.Devices = append(found.Devices, surveyDevice(i, device)) })
+	if r != nvml.SUCCESS && r != nvml.ERROR_FUNCTION_NOT_FOUND {
 		return wire.Reply{Fault: wire.FaultNoDriver, Text: "NVML: " + nvml.ErrorString(r)}
-	}
-	for i := range count {
-		if device, r := nvml.DeviceGetHandleByIndex(i); r == nvml.SUCCESS {
-			found.Devices = append(found.Devices, surveyDevice(i, device))
-		}
 	}
 	return answer(found)
 }
 
 // surveyDevice asks for all that one GPU reports.
 func surveyDevice(index int, device nvml.Device) cuda.Device {
-	gpu := cuda.GPU{Index: index, Minor: -1}
-	if has("nvmlDeviceGetMinorNumber") {
-		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
-			gpu.Minor = minor
-		}
+	d := describe(index, device)
+	if mode, r := ask("nvmlDeviceGetPersistenceMode", device.GetPersistenceMode); r == nvml.SUCCESS {
+		d.Persistence = new(mode == nvml.FEATURE_ENABLED)
 	}
-	if has("nvmlDeviceGetUUID") {
-		gpu.UUID, _ = device.GetUUID() // empty where it is refused, as the others
+	if mode, r := ask("nvmlDeviceGetComputeMode", device.GetComputeMode); r == nvml.SUCCESS {
+		d.ComputeMode = computeModes[mode]
 	}
-	d := cuda.Device{GPU: more(device, gpu).GPU}
-	if has("nvmlDeviceGetPersistenceMode") {
-		if mode, r := device.GetPersistenceMode(); r == nvml.SUCCESS {
-			d.Persistence = new(mode == nvml.FEATURE_ENABLED)
+	users, _ := ask("nvmlDeviceGetComputeRunningProcesses_v3", device.GetComputeRunningProcesses)
+	for _, u := range users {
+		use := cuda.DeviceUse{PID: int(u.Pid)}
+		if u.UsedGpuMemory != math.MaxUint64 { // NVML_VALUE_NOT_AVAILABLE
+			use.Bytes = u.UsedGpuMemory
 		}
-	}
-	if has("nvmlDeviceGetMigMode") {
-		if mode, _, r := device.GetMigMode(); r == nvml.SUCCESS {
-			d.MIG = new(mode == nvml.DEVICE_MIG_ENABLE)
-		}
-	}
-	if has("nvmlDeviceGetVirtualizationMode") {
-		if mode, r := device.GetVirtualizationMode(); r == nvml.SUCCESS {
-			d.Virtualization = virtualization[mode]
-		}
-	}
-	if has("nvmlDeviceGetComputeMode") {
-		if mode, r := device.GetComputeMode(); r == nvml.SUCCESS {
-			d.ComputeMode = computeModes[mode]
-		}
-	}
-	if has("nvmlDeviceGetComputeRunningProcesses_v3") {
-		if users, r := device.GetComputeRunningProcesses(); r == nvml.SUCCESS {
-			for _, u := range users {
-				use := cuda.DeviceUse{PID: int(u.Pid)}
-				if u.UsedGpuMemory != math.MaxUint64 { // NVML_VALUE_NOT_AVAILABLE
-					use.Bytes = u.UsedGpuMemory
-				}
-				d.Users = append(d.Users, use)
-			}
-		}
+		d.Users = append(d.Users, use)
 	}
 	return d
 }

@@ -165,9 +165,8 @@ func TestConfiguredCRIU(t *testing.T) {
 // When CRIU fails, the error quotes it and names its log, which is kept.
 func TestCRIUFails(t *testing.T) {
 	results.Add(t)
-	// A device file that the program itself has opened, so that the driver
-	// does not close it.
-	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter", "--open", "/dev/nvidiactl")
+	// A device file that is not a GPU's.
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, CtrFlags: []string{"--device", "/dev/cpu_dma_latency"}}, "counter", "--open", "/dev/cpu_dma_latency")
 	k.Expect(t, "count", "101")
 	kept := filepath.Join(shared.CRIULogs(), shared.Namespace()+"-"+k.ID+"-dump.log")
 	harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), "CRIU said: ", "Can't dump file", kept)

@@ -194,11 +194,12 @@ func TestTracerKilledInRestore(t *testing.T) {
 		}
 		shim := 0
 		err = killWhile(t, func() error { return restoreTask(t, shared, k, dir) }, func() int {
-			if runc := runcOf(k); runc != 0 && shim == 0 {
+			runc := runcOf(k) // the parent of what waits at the gate
+			if runc != 0 && shim == 0 {
 				shim, _ = harness.Parent(runc)
 			}
-			pid, tracers := childOf(shim, "gpuwork"), childrenOf(shim, "gpuckpt-tracer")
-			if now, err := harness.Threads(pid); err != nil || len(now) <= len(before) || tracerOf(pid) != 0 || len(tracers) == 0 {
+			pid, tracers := childOf(runc, "gpuwork"), childrenOf(shim, "gpuckpt-tracer")
+			if now, err := harness.Threads(pid); err != nil || len(now) <= len(before) || len(tracers) == 0 {
 				return 0
 			}
 			time.Sleep(50 * time.Millisecond) // the driver is at work, and threads that copy for it

@@ -239,21 +239,15 @@ func TestHelperKilledInRestore(t *testing.T) {
 		_, err := shared.Restore(t.Context(), k.ID, ref, k.Port)
 		done <- err
 	}()
-	// runc has written the restored process's pid, and that maps the state's file.
+	// The restored process is runc's child while it waits at the gate; it maps the state's file.
 	var helper int
 	harness.Within(t, "the driver's restore", func() bool {
-		text, err := os.ReadFile(filepath.Join(shared.Bundle(k.ID), "init.pid"))
+		runc := runcOf(k)
+		shim, err := harness.Parent(runc)
 		if err != nil {
 			return false
 		}
-		pid, err := strconv.Atoi(string(text))
-		if err != nil {
-			return false
-		}
-		shim, err := harness.Parent(pid)
-		if err != nil {
-			return false
-		}
+		pid := childOf(runc, "gpuwork")
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 		helpers := childrenOf(shim, "gpuckpt-cuda-helper")
 		if err != nil || !strings.Contains(string(maps), "/gpu-") || len(helpers) != 1 {

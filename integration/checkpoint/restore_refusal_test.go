@@ -58,9 +58,9 @@ func TestProcessOfAnother(t *testing.T) {
 	if err := images.WriteMetadata(dir, m); err != nil {
 		t.Fatal(err)
 	}
-	harness.Says(t, restoreTask(t, shared, k, dir), "restore GPU state", "has no process 2")
+	harness.Says(t, restoreTask(t, shared, k, dir), "map GPU state", "has no process 2")
 	nothingRuns(t, shared, k)
-	endTask(t, shared, k)
+	ctr(t, shared, "tasks", "delete", k.ID)
 }
 
 // The driver's own thread maps the GPU state's files: the first may be at anything,
@@ -83,7 +83,7 @@ func TestRestoreThread(t *testing.T) {
 	}
 	harness.Says(t, restoreTask(t, shared, k, dir), "map GPU state", "has no thread 4000")
 	nothingRuns(t, shared, k)
-	endTask(t, shared, k)
+	ctr(t, shared, "tasks", "delete", k.ID)
 	p.RestoreThread = thread
 	if err := images.WriteMetadata(dir, m); err != nil {
 		t.Fatal(err)

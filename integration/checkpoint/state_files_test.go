@@ -125,7 +125,7 @@ func TestDamagedState(t *testing.T) {
 		harness.FlipBit(t, file)
 		harness.Says(t, restoreTask(t, shared, k, dir), file, "is damaged")
 		nothingRuns(t, shared, k)
-		endTask(t, shared, k)
+		ctr(t, shared, "tasks", "delete", k.ID) // there is no process to kill: none has run
 		harness.FlipBit(t, file)
 		if err := restoreTask(t, shared, k, dir); err != nil {
 			t.Fatalf("%v\n%s", err, shared.LogTail(3000))

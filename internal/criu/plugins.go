@@ -25,40 +25,63 @@ func CUDAPlugin(exists func(path string) bool, dirs ...string) string {
 	return ""
 }
 
-// pluginsWithoutCUDA makes dir hold every plugin of CRIU's but the CUDA plugin, and
-// returns dir. It returns "" when the host has no CUDA plugin, and CRIU can use its
-// own directory.
-func pluginsWithoutCUDA(configured, dir string) (string, error) {
-	from := configured
+// libdir makes the directory that CRIU's option libdir names, when the container needs one, and
+// returns its path: every plugin of CRIU's but the CUDA plugin, and gpuckpt's own. It returns ""
+// when CRIU can use its own directory. asked is the directory that the node's or the container's
+// options name; its plugins are all kept.
+func (s Settings) libdir(asked string) (string, error) {
+	ours := len(s.Devices) > 0 || s.Gate
+	if asked != "" && !ours {
+		return "", nil // CRIU reads the option itself
+	}
+	from, keep := asked, asked != ""
+	if from == "" {
+		from = s.View.CRIU.PluginDir
+	}
 	if from == "" {
 		from = os.Getenv("CRIU_LIBS_DIR")
 	}
 	if from == "" {
-		plugin := CUDAPlugin(func(path string) bool { _, err := os.Stat(path); return err == nil })
-		if plugin == "" {
-			return "", nil
+		if plugin := CUDAPlugin(func(path string) bool { _, err := os.Stat(path); return err == nil }); plugin != "" {
+			from = filepath.Dir(plugin)
 		}
-		from = filepath.Dir(plugin)
 	}
-	if err := linkPlugins(from, dir); err != nil {
-		return "", fmt.Errorf("set CRIU's CUDA plugin aside: %w", err)
+	if from == "" && !ours {
+		return "", nil
 	}
-	return dir, nil
+	dir := s.PluginDir()
+	if err := linkPlugins(from, dir, keep); err != nil {
+		return "", fmt.Errorf("set up CRIU's plugins: %w", err)
+	}
+	if !ours {
+		return dir, nil
+	}
+	plugin, err := FindPlugin()
+	if err != nil {
+		return "", err
+	}
+	return dir, AddPlugin(plugin, dir, s.Devices, s.Gate)
 }
 
-func linkPlugins(from, dir string) error {
+// PluginDir is the directory of the container's own plugins, where ListenGate listens.
+func (s Settings) PluginDir() string { return filepath.Join(s.Bundle, "criu-plugins") }
+
+func linkPlugins(from, dir string, keepCUDA bool) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
+	if from == "" {
+		return nil
+	}
 	plugins, err := filepath.Glob(filepath.Join(from, "*.so"))
 	if err != nil {
 		return err
 	}
 	for _, p := range plugins {
-		if filepath.Base(p) == cudaPlugin {
+		if name := filepath.Base(p); name == cudaPlugin && !keepCUDA || name == PluginName {
 			continue
 		}
 		if err := os.Symlink(p, filepath.Join(dir, filepath.Base(p))); err != nil {

@@ -33,6 +33,14 @@ type Settings struct {
 	Restoring bool
 	// View has the options of the node and of the container.
 	View config.View
+	// Devices are the container's GPU devices, whose files CRIU dumps and restores by gpuckpt's
+	// plugin; nil for none.
+	Devices []Device
+	// Gate has CRIU wait at the gate after a restore, see ListenGate.
+	Gate bool
+	// GhostLimit is the size up to which CRIU dumps a file that is open and has no name any more,
+	// in bytes; 0 leaves it to CRIU, which takes 1 MiB.
+	GhostLimit uint64
 }
 
 // base returns the file that CRIU would read without this project; "" for none.
@@ -69,6 +77,19 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 	if !isSet("tcp-established") && !isSet("tcp-close") {
 		options[tcpDefault(s.Restoring)] = true
 	}
+	// A program whose files lost their names, such as the semaphores of Python's
+	// multiprocessing, is dumped without being asked: CRIU links these files anew beside where
+	// they were.
+	if !isSet("link-remap") {
+		options["link-remap"] = true
+	}
+	if !isSet("ghost-limit") && s.GhostLimit > 0 {
+		options["ghost-limit"] = int64(s.GhostLimit)
+	}
+	libdir := optionValue(base, "libdir")
+	if own, ok := options["libdir"].(string); ok {
+		libdir = own
+	}
 	text := base
 	for _, name := range slices.Sorted(maps.Keys(options)) {
 		lines, err := config.CRIULines(name, options[name])
@@ -83,14 +104,12 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 			text += "network-lock " + lock + "\n"
 		}
 	}
-	if !isSet("libdir") {
-		dir, err := pluginsWithoutCUDA(s.View.CRIU.PluginDir, filepath.Join(s.Bundle, "criu-plugins"))
-		if err != nil {
-			return err
-		}
-		if dir != "" {
-			text += "libdir " + dir + "\n"
-		}
+	dir, err := s.libdir(libdir)
+	if err != nil {
+		return err
+	}
+	if dir != "" {
+		text += "libdir " + dir + "\n"
 	}
 	if err := os.WriteFile(filepath.Join(s.Bundle, SettingsName), []byte(text), 0o600); err != nil {
 		return fmt.Errorf("write CRIU settings: %w", err)
@@ -118,4 +137,14 @@ func hasOption(text, name string) bool {
 		}
 	}
 	return false
+}
+
+// optionValue returns the value that a configuration text sets last for an option, "" for none.
+func optionValue(text, name string) (value string) {
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == name {
+			value = strings.Trim(strings.Join(fields[1:], " "), `"`)
+		}
+	}
+	return value
 }

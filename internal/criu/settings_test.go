@@ -26,27 +26,27 @@ func TestWriteSettings(t *testing.T) {
 		want        string // all lines but an automatic network-lock
 		err         string
 	}{
-		{name: "nothing", want: "tcp-established\n"},
-		{name: "no file", noBase: true, want: "tcp-established\n"},
-		{name: "only the base", base: "tcp-established\nghost-limit 5", want: "tcp-established\nghost-limit 5\n"},
+		{name: "nothing", want: "link-remap\ntcp-established\n"},
+		{name: "no file", noBase: true, want: "link-remap\ntcp-established\n"},
+		{name: "only the base", base: "tcp-established\nghost-limit 5", want: "tcp-established\nghost-limit 5\nlink-remap\n"},
 		{
 			name: "later lines win", base: "ghost-limit 5\n",
 			options: map[string]any{"ghost-limit": int64(6), "file-locks": true}, annotations: map[string]string{"dev.gpuckpt.criu.ghost-limit": "7"},
-			want: "ghost-limit 5\nfile-locks\nghost-limit 7\ntcp-established\n",
+			want: "ghost-limit 5\nfile-locks\nghost-limit 7\nlink-remap\ntcp-established\n",
 		},
 		{
 			name: "annotations", annotations: map[string]string{
 				"dev.gpuckpt.criu.tcp-established": "true", "dev.gpuckpt.criu.file-locks": "", "dev.gpuckpt.criu.skip-in-flight": "false",
 				"dev.gpuckpt.criu.network-lock": "nftables", "dev.gpuckpt.on-checkpoint": "stop", "org.criu.config": "/elsewhere", "other": "x",
 			},
-			want: "file-locks\nnetwork-lock nftables\ntcp-established\n",
+			want: "file-locks\nlink-remap\nnetwork-lock nftables\ntcp-established\n",
 		},
 		{
 			name: "off for one container", options: map[string]any{"tcp-established": true},
-			annotations: map[string]string{"dev.gpuckpt.criu.tcp-established": "false"}, want: "",
+			annotations: map[string]string{"dev.gpuckpt.criu.tcp-established": "false", "dev.gpuckpt.criu.link-remap": "false"}, want: "",
 		},
-		{name: "network-lock of the base", base: "network-lock  skip\n", want: "network-lock  skip\ntcp-established\n"},
-		{name: "network-lock of the node", options: map[string]any{"network-lock": "skip"}, want: "network-lock skip\ntcp-established\n"},
+		{name: "network-lock of the base", base: "network-lock  skip\n", want: "network-lock  skip\nlink-remap\ntcp-established\n"},
+		{name: "network-lock of the node", options: map[string]any{"network-lock": "skip"}, want: "link-remap\nnetwork-lock skip\ntcp-established\n"},
 		{name: "scripts are the node's", annotations: map[string]string{"dev.gpuckpt.criu.action-script": "/evil"}, err: "may set only"},
 		{name: "libdir is the node's", annotations: map[string]string{"dev.gpuckpt.criu.libdir": "/evil"}, err: "may set only"},
 		{name: "no such annotation", annotations: map[string]string{"dev.gpuckpt.criu.": "x"}, err: "may set only"},
@@ -118,11 +118,12 @@ func TestPluginsWithoutCUDA(t *testing.T) {
 			t.Errorf("%s holds %v, error %v; want amdgpu_plugin.so", dir, entries, err)
 		}
 	}
-	dir := filepath.Join(t.TempDir(), "plugins")
-	want(pluginsWithoutCUDA(from, dir))
-	want(pluginsWithoutCUDA(from, dir)) // a second checkpoint
+	settings := Settings{Bundle: t.TempDir(), View: config.View{}}
+	settings.View.CRIU.PluginDir = from
+	want(settings.libdir(""))
+	want(settings.libdir("")) // a second checkpoint
 	t.Setenv("CRIU_LIBS_DIR", from)
-	want(pluginsWithoutCUDA("", filepath.Join(t.TempDir(), "plugins")))
+	want(Settings{Bundle: t.TempDir()}.libdir(""))
 }
 
 // The way to keep packets away depends on what $PATH has.
@@ -168,7 +169,7 @@ func TestTCPDefault(t *testing.T) {
 			if err := settings.Write(t.Context(), Shim{}); err != nil {
 				t.Fatal(err)
 			}
-			got := strings.NewReplacer("network-lock skip\n", "", "libdir "+filepath.Join(settings.Bundle, "criu-plugins")+"\n", "").Replace(readSettings(t, settings.Bundle))
+			got := strings.NewReplacer("network-lock skip\n", "", "link-remap\n", "", "libdir "+filepath.Join(settings.Bundle, "criu-plugins")+"\n", "").Replace(readSettings(t, settings.Bundle))
 			if got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -23,6 +24,7 @@ import (
 type locked struct {
 	info        cuda.Info
 	procs       cuda.Group // by their pids in the container; State is as each was found
+	bystanders  []bystander
 	took        time.Duration
 	use         usage
 	copyThreads int
@@ -61,6 +63,9 @@ func (l *locked) lock(ctx context.Context, helpers *helpers, pids []int, timeout
 	}
 	// The container's order: its own pids, not the host's.
 	slices.SortFunc(l.procs, func(a, b cuda.Process) int { return cmp.Compare(a.PID.NS, b.PID.NS) })
+	if l.bystanders, err = l.bystandersAmong(pids); err != nil || len(l.procs) == 0 {
+		return err
+	}
 	surveyed := make(chan error, 1)
 	go func() { // which takes as long as the lock
 		var err error
@@ -95,20 +100,58 @@ func (l *locked) listsAll() bool {
 	return true
 }
 
-// refuseUnlocked refuses CUDA processes among the candidates that are not locked:
-// a program that called cuInit between the lock and the freeze.
-func (l *locked) refuseUnlocked(candidates []int) error {
-	for _, pid := range candidates {
+// A bystander is a process with files of a GPU and without CUDA state: a child that was
+// forked after CUDA began, or a user of NVML alone. The driver does not checkpoint it, and
+// CRIU dumps its files by gpuckpt's plugin.
+type bystander struct {
+	pid int
+	// mapped is where the process has files of NVIDIA's devices mapped. It changes when the
+	// process begins to use CUDA.
+	mapped string
+}
+
+// bystandersAmong returns the bystanders among pids.
+func (l *locked) bystandersAmong(pids []int) (all []bystander, err error) {
+	for _, pid := range pids {
 		if slices.ContainsFunc(l.procs, func(p cuda.Process) bool { return p.PID.Host == pid }) {
 			continue
 		}
-		devices, err := cuda.HoldsDevice(pid)
+		holds, err := cuda.HoldsDevice(pid)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if devices {
-			return fmt.Errorf("process %s has files of a GPU open and was not locked: it began to use CUDA while the container was being paused (resume it and try again), or it was forked by a process that uses CUDA and can do nothing with these files but keep CRIU from dumping it (end it, or start such processes before CUDA is used): %w",
-				proc.Describe(pid), errdefs.ErrFailedPrecondition)
+		if !holds {
+			continue
+		}
+		mappings, err := proc.Maps(pid)
+		if proc.Ended(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		var mapped strings.Builder
+		for _, m := range mappings {
+			if strings.HasPrefix(m.Path, "/dev/nvidia") {
+				fmt.Fprintf(&mapped, "%x-%x ", m.Start, m.End)
+			}
+		}
+		all = append(all, bystander{pid, mapped.String()})
+	}
+	return all, nil
+}
+
+// refuseUnlocked refuses a process with files of a GPU that the lock did not see: a program
+// that began to use CUDA, or a child that was forked, between the lock and the freeze.
+func (l *locked) refuseUnlocked(candidates []int) error {
+	now, err := l.bystandersAmong(candidates)
+	if err != nil {
+		return err
+	}
+	for _, b := range now {
+		if !slices.Contains(l.bystanders, b) {
+			return fmt.Errorf("process %s began to use a GPU while the container was being paused, and is not locked: resume the container and try again: %w",
+				proc.Describe(b.pid), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil

@@ -4,9 +4,9 @@
 package gpustate
 
 import (
-	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/containerd/errdefs"
 
@@ -23,13 +23,16 @@ import (
 //  2. Load, before there are processes: hold the checkpoint's files, and begin to
 //     compare their digests, since the reading takes memory bandwidth that the
 //     driver wants later.
-//  3. CRIU restores the processes; their CUDA calls block as at the checkpoint.
-//  4. Map puts the areas back into the processes.
-//  5. Restore has the driver move the state to the GPUs, and unlocks.
+//  3. CRIU restores the processes, and holds all of their threads.
+//  4. Map has the driver's own threads let go, and puts the areas back into the
+//     processes.
+//  5. Restore has the driver move the state to the GPUs, unlocks, and has the driver's
+//     threads held again. The program can then run.
 //
 // After an error the container must end. Close is always called.
 type Restoration struct {
-	s *State
+	s    *State
+	gate Gate
 
 	pairs   []cdi.Pair // from the GPUs of the checkpoint to those granted here
 	granted int        // GPUs granted here, of which there may be more than pairs
@@ -40,6 +43,15 @@ type Restoration struct {
 	checker  *staging.Digester // compares digests; nil without areas
 	checked  chan error        // gets its answer
 	done     func(context.Context)
+}
+
+// Gate holds the threads of the restored processes until their GPU state is back: a thread of
+// the driver's that wakes by a timer reads memory that is not there yet (measured under JAX,
+// driver 580). criu.Gate is one.
+type Gate interface {
+	// Free lets a thread run on, with all signals blocked. Hold stops it again.
+	Free(tid int) error
+	Hold(tid int) error
 }
 
 // Prepare refuses a checkpoint that cannot be restored on this node's GPUs, and
@@ -73,8 +85,8 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 }
 
 // Load opens the checkpoint's files where they lie now, and begins to compare
-// their digests.
-func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, opts Options) error {
+// their digests. gate will hold the processes' threads.
+func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, gate Gate, opts Options) error {
 	s := r.s
 	if err := s.require("load GPU state", Prepared); err != nil {
 		return err
@@ -84,7 +96,7 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, o
 		return err
 	}
 	s.use(opts)
-	s.path = pathBack()
+	s.path, r.gate = pathBack(), gate
 	r.metadata, r.pinned = checkpoint.Metadata, pinned
 	for i, p := range r.metadata.Processes {
 		for _, a := range p.Areas {
@@ -111,8 +123,13 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	if err := s.require("map GPU state", Loaded); err != nil {
 		return 0, err
 	}
-	if err := r.find(); err != nil {
+	if err := r.find(ctx); err != nil {
 		return 0, err
+	}
+	for _, p := range r.driven() {
+		if err := r.gate.Free(p.RestoreThread.Host); err != nil {
+			return 0, err
+		}
 	}
 	if len(r.areas) == 0 {
 		return 0, nil
@@ -124,10 +141,24 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	return bytesOf(r.areas), err
 }
 
+// driven returns the processes that the driver restores: all but those that somebody had
+// checkpointed by hand, which stay so.
+func (r *Restoration) driven() cuda.Group {
+	return slices.DeleteFunc(slices.Clone(r.s.procs), func(p cuda.Process) bool { return p.State == cuda.Checkpointed })
+}
+
 // find finds the processes of the metadata in the container.
-func (r *Restoration) find() error {
+func (r *Restoration) find(ctx context.Context) error {
 	s := r.s
-	inside, err := pidsInside(s.target)
+	helper, err := s.helpers.get(ctx)
+	if err != nil {
+		return err
+	}
+	pids, err := pidsOf(s.target)
+	if err != nil {
+		return err
+	}
+	inside, err := proc.Inside(pids, s.target.Init())
 	if err != nil {
 		return err
 	}
@@ -144,49 +175,21 @@ func (r *Restoration) find() error {
 			return fmt.Errorf("the restored container has no process %d: %w", p.PID, errdefs.ErrNotFound)
 		}
 		q := cuda.Process{PID: cuda.PID{Host: pid, NS: p.PID}, State: state}
+		if p.RestoreThread > 0 {
+			q.RestoreThread.Host, err = proc.ThreadInside(pid, p.RestoreThread)
+		} else { // a checkpoint of an early version; the driver knows
+			q.RestoreThread.Host, err = helper.RestoreThread(ctx, pid)
+		}
+		if err != nil {
+			return err
+		}
 		if len(p.Areas) > 0 {
-			if q.RestoreThread.Host, err = hostTID(pid, cmp.Or(p.RestoreThread, p.PID)); err != nil {
-				return err
-			}
 			copying = append(copying, pid)
 		}
 		s.procs = append(s.procs, q)
 	}
 	s.copyThreads = copyThreads(s.opts.Config.Staging.CopyThreads, s.target.Init(), copying)
 	return nil
-}
-
-// pidsInside returns the pids of a container's processes by their pids in it.
-func pidsInside(target Target) (map[int]int, error) {
-	cgroup, err := target.Cgroup()
-	if err != nil {
-		return nil, err
-	}
-	pids, err := cgroup.Pids()
-	if err != nil {
-		return nil, err
-	}
-	inside := make(map[int]int)
-	for _, pid := range pids {
-		if n, err := cuda.NSPID(pid); err == nil {
-			inside[n] = pid
-		}
-	}
-	return inside, nil
-}
-
-// hostTID finds a thread of a process by its number inside the container.
-func hostTID(pid, inside int) (int, error) {
-	tids, err := proc.Threads(pid)
-	if err != nil {
-		return 0, err
-	}
-	for _, tid := range tids {
-		if n, err := cuda.NSPID(tid); err == nil && n == inside {
-			return tid, nil
-		}
-	}
-	return 0, fmt.Errorf("process %d of the restored container has no thread %d: %w", pid, inside, errdefs.ErrNotFound)
 }
 
 // Restore has the driver move the state of the restored processes to the GPUs, and
@@ -218,6 +221,11 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	}
 	if err := s.procs.Unlock(ctx, helper); err != nil {
 		return 0, err
+	}
+	for _, p := range r.driven() {
+		if err := r.gate.Hold(p.RestoreThread.Host); err != nil {
+			return 0, err
+		}
 	}
 	s.phase, s.locked = Unlocked, locked{}
 	return bytes, nil

@@ -61,6 +61,10 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 	if err := s.require("save GPU state", Locked); err != nil {
 		return 0, err
 	}
+	if len(s.procs) == 0 { // bystanders have nothing to save
+		s.phase = Saved
+		return 0, nil
+	}
 	if s.path == nil {
 		return 0, errors.New("save GPU state: Preflight has chosen no data path")
 	}
@@ -120,6 +124,10 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 // and RestoreInPlace can be called again.
 func (s *State) RestoreInPlace(ctx context.Context) error {
 	if s.phase != Saved && s.phase != Spilled {
+		return nil
+	}
+	if len(s.procs) == 0 {
+		s.phase = Locked
 		return nil
 	}
 	helper, err := s.helpers.get(ctx)

@@ -116,14 +116,19 @@ func (s *State) use(opts Options) {
 	s.tracers.node = opts.Config.Staging
 }
 
-// Candidates returns the container's processes that could be CUDA processes, by a
-// look at /proc that costs a container without CUDA next to nothing.
-func (s *State) Candidates() ([]int, error) {
-	cgroup, err := s.target.Cgroup()
+// pidsOf returns the pids of a container's processes.
+func pidsOf(target Target) ([]int, error) {
+	cgroup, err := target.Cgroup()
 	if err != nil {
 		return nil, err
 	}
-	pids, err := cgroup.Pids()
+	return cgroup.Pids()
+}
+
+// Candidates returns the container's processes that could be CUDA processes, by a
+// look at /proc that costs a container without CUDA next to nothing.
+func (s *State) Candidates() ([]int, error) {
+	pids, err := pidsOf(s.target)
 	if err != nil {
 		return nil, err
 	}
@@ -141,8 +146,9 @@ func (s *State) Candidates() ([]int, error) {
 }
 
 // Lock finds the CUDA processes among the candidates and locks them all. The
-// State stays Unlocked if there are none. The container must be running. On an
-// error the processes are as they were.
+// State stays Unlocked if no candidate has files of a GPU; with bystanders alone it is
+// Locked, and there is no GPU state. The container must be running. On an error the
+// processes are as they were.
 func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error {
 	if err := s.require("lock CUDA processes", Unlocked); err != nil {
 		return err
@@ -150,7 +156,7 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 	began := time.Now()
 	s.use(opts)
 	s.locked, s.onto = locked{}, nil
-	if err := s.locked.lock(ctx, &s.helpers, candidates, time.Duration(opts.Config.LockTimeout)); err != nil || len(s.procs) == 0 {
+	if err := s.locked.lock(ctx, &s.helpers, candidates, time.Duration(opts.Config.LockTimeout)); err != nil || len(s.procs)+len(s.bystanders) == 0 {
 		s.Close()
 		s.locked = locked{}
 		return err

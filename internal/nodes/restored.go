@@ -43,7 +43,7 @@ func (p *Restored) Fix(pid int) error {
 			return err
 		}
 		if !p.inUserNamespace() { // which may not make nodes
-			for _, d := range p.gpus() {
+			for _, d := range p.Nodes() {
 				if err := makeNode(dev, d); err != nil {
 					return fmt.Errorf("make %s in the container: %w", d.Path, err)
 				}
@@ -53,8 +53,8 @@ func (p *Restored) Fix(pid int) error {
 	})
 }
 
-// gpus returns the devices that are NVIDIA's, or a GPU's for display.
-func (p *Restored) gpus() []specs.LinuxDevice {
+// Nodes returns the devices that are NVIDIA's, or a GPU's for display.
+func (p *Restored) Nodes() []specs.LinuxDevice {
 	return slices.DeleteFunc(slices.Clone(p.Devices), func(d specs.LinuxDevice) bool {
 		return !cdi.IsNode(d.Path) && !strings.HasPrefix(path.Clean(d.Path), "/dev/dri/")
 	})
@@ -126,7 +126,7 @@ func (p *Restored) mountMissing(pid int) error {
 		return !cdi.IsBind(m) || !cdi.IsNode(at) && !cdi.IsDriverFile(at) || slices.Contains(p.Stray, at)
 	})
 	if p.inUserNamespace() {
-		for _, d := range p.gpus() {
+		for _, d := range p.Nodes() {
 			mounts = append(mounts, specs.Mount{Source: d.Path, Destination: d.Path, Options: []string{"nosuid", "noexec"}})
 		}
 	}

@@ -50,18 +50,8 @@ func readMaps(pid int) ([]Mapping, error) {
 // HasMapped reports whether a part of the path of a file that a process has mapped is
 // the text given. The process may run.
 func HasMapped(pid int, text string) (bool, error) {
-	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return false, err
-	}
-	defer file.Close()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		if bytes.Contains(lines.Bytes(), []byte(text)) {
-			return true, nil
-		}
-	}
-	return false, lines.Err()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	return bytes.Contains(maps, []byte(text)), err
 }
 
 // ParseMaps reads the text of a memory map. It refuses a line that is not as the

@@ -70,3 +70,45 @@ func (s Status) NSPID() (int, error) {
 	}
 	return pid, nil
 }
+
+// depth returns in how many pid namespaces the process has a number.
+func (s Status) depth() int { return len(strings.Fields(s.Field("NSpid"))) }
+
+// Inside returns, by their pids in the pid namespace of init, those of the processes that are
+// in that namespace: CRIU is in the cgroup of a container that it restores, and not in its
+// namespace.
+func Inside(pids []int, init int) (map[int]int, error) {
+	first, err := StatusOf(init)
+	if err != nil {
+		return nil, err
+	}
+	inside := make(map[int]int)
+	for _, pid := range pids {
+		status, err := StatusOf(pid)
+		if err != nil || status.depth() < first.depth() {
+			continue
+		}
+		if n, err := status.NSPID(); err == nil {
+			inside[n] = pid
+		}
+	}
+	return inside, nil
+}
+
+// ThreadInside finds a thread of a process by its number in the innermost pid namespace.
+func ThreadInside(pid, inside int) (int, error) {
+	tids, err := Threads(pid)
+	if err != nil {
+		return 0, err
+	}
+	for _, tid := range tids {
+		status, err := ThreadStatus(pid, tid)
+		if err != nil {
+			continue
+		}
+		if n, err := status.NSPID(); err == nil && n == inside {
+			return tid, nil
+		}
+	}
+	return 0, fmt.Errorf("process %d has no thread %d", pid, inside)
+}

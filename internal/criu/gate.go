@@ -1,0 +1,198 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package criu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The life of a gate: the shim listens (ListenGate) before runc starts CRIU. CRIU restores all
+// processes, holds each of their threads by ptrace before its next instruction, and its plugin
+// connects and names the first process (Await). The shim has the threads that the CUDA driver
+// needs let go (Free), restores the GPU state, has them stopped again (Hold), and opens the gate
+// (Open): CRIU then lets every thread go. A gate that is closed before it was opened (Close) ends
+// the processes: the plugin kills them.
+
+// PluginName is the file name of gpuckpt's CRIU plugin.
+const PluginName = "gpuckpt_criu.so"
+
+// gateSocket and pluginSettings are files beside the plugin, see plugin/plugin.c.
+const (
+	gateSocket     = "gpuckpt.sock"
+	pluginSettings = "gpuckpt.conf"
+)
+
+// gateAnswer bounds the wait for the plugin's answer to one request. It makes a few system calls.
+const gateAnswer = 10 * time.Second
+
+// Device is a device node of a container, by the path that the container sees.
+type Device struct {
+	Path         string
+	Major, Minor int64
+}
+
+// FindPlugin returns the path of gpuckpt's CRIU plugin: beside this program, or in
+// ../lib/gpuckpt of its directory.
+func FindPlugin() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Dir(self)
+	for _, path := range []string{filepath.Join(dir, PluginName), filepath.Join(dir, "..", "lib", "gpuckpt", PluginName)} {
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("find gpuckpt's CRIU plugin: no %s in %s or %s: install gpuckpt anew",
+		PluginName, dir, filepath.Join(dir, "..", "lib", "gpuckpt"))
+}
+
+// AddPlugin puts gpuckpt's CRIU plugin and its settings into dir, a directory that CRIU's option
+// libdir names. The plugin dumps and restores files of the devices. With gate it waits at the gate
+// that ListenGate opens in the same directory.
+func AddPlugin(plugin, dir string, devices []Device, gate bool) error {
+	var b strings.Builder
+	for _, d := range devices {
+		if strings.ContainsAny(d.Path, "\t\n") || len(d.Path) > 255 {
+			return fmt.Errorf("set up CRIU's plugin: device path %q is too long or has a tab or newline", d.Path)
+		}
+		fmt.Fprintf(&b, "device\t%s\t%d\t%d\n", d.Path, d.Major, d.Minor)
+	}
+	if gate {
+		b.WriteString("gate\n")
+	}
+	if err := os.WriteFile(filepath.Join(dir, pluginSettings), []byte(b.String()), 0o600); err != nil {
+		return fmt.Errorf("set up CRIU's plugin: %w", err)
+	}
+	to := filepath.Join(dir, PluginName)
+	if err := os.Remove(to); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("set up CRIU's plugin: %w", err)
+	}
+	// A copy, not a link: the plugin finds its settings beside itself.
+	data, err := os.ReadFile(plugin)
+	if err == nil {
+		err = os.WriteFile(to, data, 0o700)
+	}
+	if err != nil {
+		return fmt.Errorf("set up CRIU's plugin: %w", err)
+	}
+	return nil
+}
+
+// Gate is where CRIU's plugin waits with the restored processes. Its calls take turns.
+type Gate struct {
+	dir      *os.File
+	listener *net.UnixListener
+	conn     *net.UnixConn
+}
+
+// ListenGate listens for the plugin in dir. Close must be called.
+func ListenGate(dir string) (*Gate, error) {
+	if err := os.Remove(filepath.Join(dir, gateSocket)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("listen for CRIU's plugin: %w", err)
+	}
+	// By a descriptor of the directory: its path is longer than a socket's address may be (108).
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("listen for CRIU's plugin: %w", err)
+	}
+	at := &net.UnixAddr{Net: "unixpacket", Name: fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), gateSocket)}
+	l, err := net.ListenUnix("unixpacket", at)
+	if err != nil {
+		d.Close()
+		return nil, fmt.Errorf("listen for CRIU's plugin: %w", err)
+	}
+	return &Gate{dir: d, listener: l}, nil
+}
+
+// Await waits until CRIU has restored all processes and holds their threads. It returns the pid of
+// the container's first process, as this program counts. It ends with the context.
+func (g *Gate) Await(ctx context.Context) (int, error) {
+	stop := context.AfterFunc(ctx, func() { _ = g.listener.SetDeadline(time.Now()) })
+	defer stop()
+	conn, err := g.listener.AcceptUnix()
+	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return 0, fmt.Errorf("wait for CRIU's plugin: %w", err)
+	}
+	g.conn = conn
+	text, err := g.receive()
+	if err != nil {
+		return 0, err
+	}
+	number, ok := strings.CutPrefix(text, "restored ")
+	pid, err := strconv.Atoi(number)
+	if !ok || err != nil || pid <= 0 {
+		return 0, fmt.Errorf("CRIU's plugin says %q, not which process it restored", text)
+	}
+	return pid, nil
+}
+
+// Free lets a thread run on, with all signals blocked.
+func (g *Gate) Free(tid int) error { return g.ask("free", tid) }
+
+// Hold stops a thread that Free let go. CRIU must find it stopped when the gate opens.
+func (g *Gate) Hold(tid int) error { return g.ask("hold", tid) }
+
+func (g *Gate) ask(what string, tid int) error {
+	if err := g.send(fmt.Sprintf("%s %d", what, tid)); err != nil {
+		return err
+	}
+	answer, err := g.receive()
+	if err != nil {
+		return err
+	}
+	if answer != "ok" {
+		return fmt.Errorf("%s thread %d of a restored process: %s", what, tid, strings.TrimPrefix(answer, "error "))
+	}
+	return nil
+}
+
+// Open opens the gate: CRIU lets all threads go and ends.
+func (g *Gate) Open() error { return g.send("go") }
+
+// Close stops listening. A plugin that still waits kills the restored processes.
+func (g *Gate) Close() {
+	if g == nil {
+		return
+	}
+	if g.conn != nil {
+		g.conn.Close()
+	}
+	g.listener.Close()
+	g.dir.Close()
+}
+
+func (g *Gate) send(text string) error {
+	if _, err := g.conn.Write([]byte(text)); err != nil {
+		return fmt.Errorf("ask CRIU's plugin: %w", err)
+	}
+	return nil
+}
+
+func (g *Gate) receive() (string, error) {
+	var buf [128]byte
+	if err := g.conn.SetReadDeadline(time.Now().Add(gateAnswer)); err != nil {
+		return "", fmt.Errorf("hear CRIU's plugin: %w", err)
+	}
+	n, err := g.conn.Read(buf[:])
+	if err != nil {
+		return "", fmt.Errorf("hear CRIU's plugin: %w", err)
+	}
+	if n == 0 {
+		return "", errors.New("hear CRIU's plugin: CRIU ended")
+	}
+	return string(buf[:n]), nil
+}
