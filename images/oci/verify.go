@@ -216,7 +216,7 @@ func criuLayer(m *ocispec.Manifest) (int, error) {
 	return top, nil
 }
 
-// sort returns a job for each other layer, and one for each range of an area that has
+// sort returns a job for each other layer, and one for each part of an area that has
 // no layer because it is zero.
 func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(context.Context)) {
 	areas = make(map[string]*areaCheck)
@@ -241,22 +241,20 @@ func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(conte
 		a := areas[l.Annotations[annotations.Area]]
 		if a == nil {
 			v.fault(fmt.Errorf("%w: %s is of the area %q, which %s does not have", images.ErrDamaged, v.nameOf(i), l.Annotations[annotations.Area], images.MetadataName))
-			continue
-		}
-		at, err := a.take(l.Annotations[annotations.Offset])
-		if err != nil {
+		} else if err := a.take(i, l.Annotations[annotations.Offset]); err != nil {
 			v.fault(fmt.Errorf("%w: %s: %w", images.ErrDamaged, v.nameOf(i), err))
-			continue
 		}
-		jobs = append(jobs, func(ctx context.Context) {
-			if !v.layer(ctx, i, func(r io.Reader) error { return a.readLayer(at, r) }) {
-				a.fail(at)
-			}
-		})
 	}
 	for _, a := range areas {
-		for _, at := range a.untaken() {
-			jobs = append(jobs, func(context.Context) { a.zero(at) })
+		for i := range a.parts {
+			jobs = append(jobs, func(ctx context.Context) {
+				p := &a.parts[i]
+				if p.whole = p.layer < 0; p.whole {
+					p.zeros(p.end)
+				} else {
+					p.whole = v.layer(ctx, p.layer, p.read)
+				}
+			})
 		}
 	}
 	return areas, jobs
