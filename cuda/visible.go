@@ -21,10 +21,9 @@ import (
 const ProcGPUs = "/proc/driver/nvidia/gpus"
 
 // UUIDs returns the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), for
-// Options.Visible. dir is a directory like ProcGPUs. The UUIDs are in the order of the
-// bus, by which the directories are named; for GPUs of one model that is CUDA's order.
-// The error reports a GPU that is not there, or that has no UUID yet: the module
-// knows it only once the GPU has been in use.
+// Options.Visible, in the order of the bus; for GPUs of one model that is CUDA's. dir is
+// a directory like ProcGPUs. The error reports a GPU that is not there, or that has not
+// been in use: the module knows its UUID only then.
 func UUIDs(dir string, minors []int) ([]string, error) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*", "information"))
 	known := map[int]bool{}

@@ -28,7 +28,11 @@ type Mapping struct {
 // a process that runs may change between two reads; Maps then begins anew.
 func Maps(pid int) (mappings []Mapping, err error) {
 	for range 10 {
-		if mappings, err = readMaps(pid); err == nil || Ended(err) {
+		var text []byte
+		if text, err = os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid)); err == nil {
+			mappings, err = ParseMaps(bytes.NewReader(text))
+		}
+		if err == nil || Ended(err) {
 			break
 		}
 	}
@@ -36,15 +40,6 @@ func Maps(pid int) (mappings []Mapping, err error) {
 		return nil, fmt.Errorf("read the memory map of process %d: %w", pid, err)
 	}
 	return mappings, nil
-}
-
-func readMaps(pid int) ([]Mapping, error) {
-	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	return ParseMaps(file)
 }
 
 // HasMapped reports whether a part of the path of a file that a process has mapped is
