@@ -119,7 +119,7 @@ func (w *writer) Write(p []byte) (int, error) {
 // Digest is that of what was written so far.
 func (w *writer) Digest() digest.Digest { return w.digester.Digest() }
 
-// Status says how far the blob is.
+// Status returns how far the blob is.
 func (w *writer) Status() (content.Status, error) {
 	return content.Status{Ref: w.ref, Offset: w.size, Total: w.total, StartedAt: w.began, UpdatedAt: w.written}, nil
 }

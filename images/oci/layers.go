@@ -4,12 +4,14 @@
 package oci
 
 import (
+	"archive/tar"
 	"bufio"
 	"context"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/pkg/labels"
@@ -349,4 +351,37 @@ func (b *builder) put(ctx context.Context, desc ocispec.Descriptor, from io.Read
 		b.note(desc.Digest)
 	}
 	return nil
+}
+
+// entry is a file of a layer: bytes of a reader, from an offset.
+type entry struct {
+	name        string // in images.ImageDir
+	from        io.ReaderAt
+	offset, len uint64
+}
+
+// writeTar writes a layer's archive. It depends on the names and the content
+// alone, so that the same content has the same digest. meter counts the bytes read.
+func writeTar(ctx context.Context, w io.Writer, entries []entry, meter *images.Meter) error {
+	t := tar.NewWriter(w)
+	h := tar.Header{Typeflag: tar.TypeDir, Name: images.ImageDir + "/", Mode: 0o700, ModTime: time.Unix(0, 0)}
+	if err := t.WriteHeader(&h); err != nil {
+		return err
+	}
+	buf := make([]byte, 1<<20)
+	for _, e := range entries {
+		h = tar.Header{Typeflag: tar.TypeReg, Name: images.ImageDir + "/" + e.name, Size: int64(e.len), Mode: 0o600, ModTime: h.ModTime}
+		if err := t.WriteHeader(&h); err != nil {
+			return err
+		}
+		from := io.NewSectionReader(e.from, int64(e.offset), int64(e.len))
+		n, err := io.CopyBuffer(t, meter.Reader(ctx, from), buf)
+		if err == nil && n < from.Size() {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return fmt.Errorf("read %s at %d: %w", e.name, e.offset+uint64(n), err)
+		}
+	}
+	return t.Close()
 }

@@ -41,16 +41,13 @@ const maxDocument = 8 << 20
 // maxFaults bounds how many faults are named.
 const maxFaults = 32
 
-// Verify reads every byte of a checkpoint image: that each blob has its digest
-// and each layer its diff_id, that the checkpoint's layers hold plain files
-// where they belong and nothing else, that gpuckpt.json is whole and of a known
-// schema, and that each block of GPU state has its digest. It writes nothing and
-// holds no layer in memory. progress receives the step "verify": the bytes of blobs
-// that were read.
+// Verify reads every byte of a checkpoint image: each blob must have its digest, each
+// layer its diff_id, and each block of GPU state its digest; the checkpoint's layers hold
+// plain files where they belong and nothing else. progress receives the step "verify".
 //
-// The error joins all that is wrong, up to 32; each names the blob or file, and
-// for GPU state the area and block. They are images.ErrDamaged,
-// images.ErrSchema, images.ErrMalformed, ErrNotCheckpoint, or those of reading.
+// The error joins all that is wrong, up to 32 faults, each with the name of the blob or
+// file. They are images.ErrDamaged, images.ErrSchema, images.ErrMalformed,
+// ErrNotCheckpoint, or those of reading.
 func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor, progress images.Progress) (*Report, error) {
 	v := &verifier{provider: provider, meter: progress.Begin("verify", 0)}
 	if err := v.open(ctx, manifest); err != nil {
