@@ -112,7 +112,7 @@ func (k *checkpointing) run(ctx context.Context) error {
 		begin = append(begin, sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume})
 	}
 	begin = append(begin,
-		sequence.Step{Name: "preflight", Do: k.preflight, Back: "remove images", Undo: k.removeImages, UntilComplete: true},
+		sequence.Step{Name: "preflight", Do: k.preflight, Back: "remove images", Undo: k.images.leave, UntilComplete: true},
 		sequence.Step{Name: "save GPU state", Do: k.save, Back: "give GPU state back", Undo: k.c.gpu.RestoreInPlace},
 		sequence.Step{Name: "dump", Do: k.dump, Back: "end writing", Undo: k.endWriting, UntilComplete: true},
 	)
@@ -144,7 +144,7 @@ func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
 	err := k.images.prepare()
 	if err == nil {
 		if err = k.check(ctx); err != nil {
-			err = sequence.Join(err, k.images.leave())
+			err = sequence.Join(err, k.images.leave(ctx))
 		}
 	}
 	return 0, err
@@ -170,9 +170,6 @@ func (k *checkpointing) check(ctx context.Context) error {
 	k.metadata, err = k.c.gpu.Describe(k.q.Began())
 	return err
 }
-
-// removeImages leaves the directory as preflight found it.
-func (k *checkpointing) removeImages(context.Context) error { return k.images.leave() }
 
 func (k *checkpointing) save(ctx context.Context) (uint64, error) {
 	return k.c.gpu.Save(ctx, k.images.path)
@@ -252,11 +249,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err != nil {
 		return err
 	}
-	settings, err := c.criuSettings(view)
-	if err != nil {
-		return err
-	}
-	if err := settings.Write(ctx, criu.Shim{}); err != nil {
+	if _, err := c.writeSettings(ctx, view); err != nil {
 		return err
 	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
@@ -274,15 +267,17 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	return nil
 }
 
-// criuSettings returns the settings of CRIU: for a dump if the container has processes, else
+// writeSettings writes the settings of CRIU: for a dump if the container has processes, else
 // for a restore.
-func (c *container) criuSettings(view config.View) (criu.Settings, error) {
+func (c *container) writeSettings(ctx context.Context, view config.View) (criu.Settings, error) {
 	settings := criu.Settings{Bundle: c.bundle, View: view}
 	var devices []specs.LinuxDevice
 	var err error
 	switch {
 	case c.pid > 0:
-		devices, err = nodes.List(c.pid)
+		if devices, err = nodes.List(c.pid); err != nil {
+			return settings, err
+		}
 	case c.restore != nil:
 		settings.Restoring = true
 		settings.Gate = c.restore.gpu != nil
@@ -291,5 +286,5 @@ func (c *container) criuSettings(view config.View) (criu.Settings, error) {
 	for _, d := range devices {
 		settings.Devices = append(settings.Devices, criu.Device{Path: d.Path, Major: d.Major, Minor: d.Minor})
 	}
-	return settings, err
+	return settings, settings.Write(ctx, criu.Shim{})
 }

@@ -122,3 +122,14 @@ func (c *container) gpuOptions(node config.Node) gpustate.Options {
 func runcState(root, namespace, id string) string {
 	return filepath.Join(cmp.Or(root, "/run/containerd/runc"), namespace, id)
 }
+
+// target is what the GPU state of a container may do to the container.
+type target struct{ c *container }
+
+func (t target) Init() int { return t.c.pid }
+
+func (t target) Cgroup() (gpustate.Cgroup, error) { return host.CgroupOf(t.c.pid) }
+
+func (t target) CloseExecs() (reopen func()) { return t.c.execs.close() }
+
+func (t target) RefuseStartingExecs() error { return t.c.execs.refuseStarting() }

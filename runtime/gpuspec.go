@@ -46,20 +46,6 @@ func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 	return nil
 }
 
-// fitFiles edits the spec of a restore whose GPUs have been found to fit: the driver's
-// files are mounted where the dump has them.
-func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
-	view, err := c.config()
-	if err != nil {
-		return err
-	}
-	if spec.Linux != nil {
-		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
-	}
-	c.restore.gpus.Stray, err = rebindFiles(ctx, view.Node, spec, dump)
-	return err
-}
-
 // injectGPUs does what NVIDIA's container toolkit would do by hooks. A container for which
 // that cannot be done starts with the hooks, but none is restored: CRIU knows nothing of
 // what hooks mount.
@@ -79,34 +65,43 @@ func (c *container) injectGPUs(ctx context.Context, node config.Node, spec *spec
 	return nil
 }
 
-// rebindFiles mounts each driver file that the dump has mounted, and returns the paths
-// at which CRIU mounts a node that the spec does not grant.
-func rebindFiles(ctx context.Context, node config.Node, spec *specs.Spec, dump *criu.Images) (stray []string, err error) {
+// fitFiles edits the spec of a restore whose GPUs have been found to fit: it mounts each
+// driver file that the dump has mounted, and notes the paths at which CRIU mounts a node
+// that the spec does not grant.
+func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
+	view, err := c.config()
+	if err != nil {
+		return err
+	}
+	if spec.Linux != nil {
+		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
+	}
 	mounted, err := dump.Mounts()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	concerns := func(path string) bool { return cdi.IsDriverFile(path) || cdi.IsNode(path) }
 	if !slices.ContainsFunc(mounted, concerns) &&
 		!slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return concerns(m.Destination) }) {
-		return nil, nil
+		return nil
 	}
 	used, err := dump.Files()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	registry, err := cdi.Open(node.CDISpecDirs...)
+	registry, err := cdi.Open(view.CDISpecDirs...)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	substituted, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
 	if err != nil {
-		return nil, refused(err)
+		return refused(err)
 	}
+	c.restore.gpus.Stray = stray
 	for _, r := range substituted {
 		log.G(ctx).WithFields(log.Fields{"path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
 	}
-	return stray, nil
+	return nil
 }
 
 // refused adds the code of an error that the user must change something for.

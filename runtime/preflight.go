@@ -90,7 +90,7 @@ func (d *imageDir) prepare() error {
 
 // leave leaves the directory as prepare found it. In a directory that was not empty
 // only new area files are known to be the checkpoint's: those are removed.
-func (d *imageDir) leave() error {
+func (d *imageDir) leave(context.Context) error {
 	var entries []os.DirEntry
 	var err error
 	if d.made {

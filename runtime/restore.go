@@ -68,11 +68,8 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if err != nil {
 		return nil, err
 	}
-	settings, err := c.criuSettings(k.view)
+	settings, err := c.writeSettings(ctx, k.view)
 	if err != nil {
-		return nil, err
-	}
-	if err := settings.Write(ctx, criu.Shim{}); err != nil {
 		return nil, err
 	}
 	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
