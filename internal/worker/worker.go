@@ -202,17 +202,23 @@ func (w *Worker) Close() error {
 
 // reap waits until the process is reaped and kills it when it takes too long.
 func (w *Worker) reap(patience time.Duration) error {
-	select {
-	case <-w.exited:
+	if w.ends(patience) {
 		return nil
-	case <-time.After(patience):
 	}
 	w.cmd.Process.Kill()
+	if w.ends(reapTimeout) {
+		return fmt.Errorf("close the %s: did not end within %v and was killed", w.kind.Name, patience)
+	}
+	return fmt.Errorf("close the %s: process %d could not be killed", w.kind.Name, w.Pid())
+}
+
+// ends reports whether the process ends within a time.
+func (w *Worker) ends(within time.Duration) bool {
 	select {
 	case <-w.exited:
-		return fmt.Errorf("close the %s: did not end within %v and was killed", w.kind.Name, patience)
-	case <-time.After(reapTimeout):
-		return fmt.Errorf("close the %s: process %d could not be killed", w.kind.Name, w.Pid())
+		return true
+	case <-time.After(within):
+		return false
 	}
 }
 
@@ -221,18 +227,15 @@ func (w *Worker) reap(patience time.Duration) error {
 //
 // A context that ends makes Call return at once with the context's error. The process
 // cannot be called back: it goes on, and its answer is dropped.
-func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit time.Duration) error {
-	err := ctx.Err()
-	if err == nil {
-		err = w.call(ctx, doing, request, answer, limit)
+func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit time.Duration) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", doing, err)
+		}
+	}()
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
-	}
-	return nil
-}
-
-func (w *Worker) call(ctx context.Context, doing string, request, answer any, limit time.Duration) error {
 	body, err := encode(request, w.kind.MaxMessage)
 	if err != nil {
 		return err
@@ -348,13 +351,9 @@ func (w *Worker) read() {
 
 // lost ends all calls because the process closed its end: it is exiting, or has.
 func (w *Worker) lost() {
-	select {
-	case <-w.exited:
-	case <-time.After(2 * time.Second): // closed its socket and lives: not ours any more
+	if !w.ends(2 * time.Second) { // closed its socket and lives: not ours any more
 		w.cmd.Process.Kill()
-		select {
-		case <-w.exited:
-		case <-time.After(reapTimeout):
+		if !w.ends(reapTimeout) {
 			w.fail(fmt.Errorf("%w: its socket is closed", w.kind.Gone))
 			return
 		}
