@@ -7,13 +7,13 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/url"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -145,9 +145,7 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 func newName(ref string) string {
 	name, _, _ := strings.Cut(path.Base(ref), "@")
 	name, _, _ = strings.Cut(name, ":")
-	random := make([]byte, 4)
-	_, _ = rand.Read(random) // never fails
-	return name + "-" + hex.EncodeToString(random)
+	return name + "-" + strings.ToLower(rand.Text()[:8])
 }
 
 // start makes the container and starts it. On an error there is none.
@@ -244,12 +242,11 @@ func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) 
 		given[name] = value
 	}
 	opts = append(opts, ctroci.WithAnnotations(given))
-	var devices []string
-	for _, d := range o.devices {
+	devices := slices.Clone(o.devices)
+	for _, d := range devices {
 		if !parser.IsQualifiedName(d) {
 			return nil, fmt.Errorf("--device %q is not a CDI device such as %s=0", d, gpuKind)
 		}
-		devices = append(devices, d)
 	}
 	for _, index := range o.gpus {
 		devices = append(devices, fmt.Sprintf("%s=%d", gpuKind, index))

@@ -238,23 +238,21 @@ type layer struct {
 
 // count adds a layer to the figures.
 func (b *builder) count(l layer) {
-	r, size, gpu := &b.result, uint64(l.desc.Size), l.kind == LayerGPU
-	r.Bytes += size
-	if gpu {
+	r, size, gpu := &b.result, uint64(l.desc.Size), uint64(0)
+	if l.kind == LayerGPU {
+		gpu = size
 		r.GPULayers++
 	}
-	switch {
-	case l.reused && gpu:
-		r.GPULayersReused++
-		r.GPUReused += size
-		fallthrough
-	case l.reused:
-		r.Reused += size
-	case gpu:
-		r.GPUWritten += size
-		fallthrough
-	default:
+	r.Bytes += size
+	if !l.reused {
 		r.Written += size
+		r.GPUWritten += gpu
+		return
+	}
+	r.Reused += size
+	r.GPUReused += gpu
+	if gpu > 0 {
+		r.GPULayersReused++
 	}
 }
 
