@@ -98,6 +98,15 @@ func (c *container) logged(ctx context.Context) context.Context {
 	return log.WithLogger(ctx, log.G(ctx).WithField("id", c.id))
 }
 
+// pids lists the container's processes, those of cgroups below its own as well.
+func (c *container) pids() ([]int, error) {
+	cg, err := host.CgroupOf(c.pid)
+	if err != nil {
+		return nil, err
+	}
+	return cg.Pids()
+}
+
 // hasGPU reports whether the container's checkpoint needs the CUDA steps.
 func (c *container) hasGPU() (bool, error) {
 	locked := c.gpu.Phase() != gpustate.Unlocked || c.lockErr != nil

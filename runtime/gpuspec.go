@@ -25,10 +25,10 @@ import (
 // are.
 func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 	view, err := c.config()
-	switch {
-	case err != nil && c.restore == nil:
-		return nil // a container that may never be checkpointed starts all the same
-	case err != nil:
+	if err != nil {
+		if c.restore == nil {
+			return nil // a container that may never be checkpointed starts all the same
+		}
 		return err
 	}
 	if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
@@ -45,6 +45,20 @@ func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 		return refused(err)
 	}
 	return nil
+}
+
+// fitFiles edits the spec of a restore whose GPUs have been found to fit: the driver's
+// files are mounted where the dump has them.
+func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
+	view, err := c.config()
+	if err != nil {
+		return err
+	}
+	if spec.Linux != nil {
+		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
+	}
+	c.restore.gpus.Stray, err = rebindFiles(ctx, view.Node, spec, dump)
+	return err
 }
 
 // injectGPUs does what NVIDIA's container toolkit would do by hooks. A container for which
@@ -66,43 +80,34 @@ func (c *container) injectGPUs(ctx context.Context, node config.Node, spec *spec
 	return nil
 }
 
-// fitFiles edits the spec of a restore whose GPUs have been found to fit: it mounts each
-// driver file that the dump has mounted, and notes the paths at which CRIU mounts a node
-// that the spec does not grant.
-func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
-	view, err := c.config()
-	if err != nil {
-		return err
-	}
-	if spec.Linux != nil {
-		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
-	}
+// rebindFiles mounts each driver file that the dump has mounted, and returns the paths
+// at which CRIU mounts a node that the spec does not grant.
+func rebindFiles(ctx context.Context, node config.Node, spec *specs.Spec, dump *criu.Images) (stray []string, err error) {
 	mounted, err := dump.Mounts()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	concerns := func(path string) bool { return cdi.IsDriverFile(path) || cdi.IsNode(path) }
 	if !slices.ContainsFunc(mounted, concerns) &&
 		!slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return concerns(m.Destination) }) {
-		return nil
+		return nil, nil
 	}
 	used, err := dump.Files()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	registry, err := cdi.Open(view.CDISpecDirs...)
+	registry, err := cdi.Open(node.CDISpecDirs...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	substituted, stray, err := cdi.Rebind(spec, mounted, used, registry.Files())
 	if err != nil {
-		return refused(err)
+		return nil, refused(err)
 	}
-	c.restore.gpus.Stray = stray
 	for _, r := range substituted {
 		log.G(ctx).WithFields(log.Fields{"path": r.Path, "from": r.Host}).Info("driver file mounted where the checkpoint had one")
 	}
-	return nil
+	return stray, nil
 }
 
 // refused adds the code of an error that the user must change something for.

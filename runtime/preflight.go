@@ -16,18 +16,13 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
-	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // refuseExeced refuses a container with processes that a dump would lack.
 func (c *container) refuseExeced() error {
-	cgroup, err := host.CgroupOf(c.pid)
-	if err != nil {
-		return err
-	}
-	pids, err := cgroup.Pids()
+	pids, err := c.pids()
 	if err != nil {
 		return err
 	}
