@@ -64,6 +64,18 @@ func HoldsDevice(pid int) (bool, error) {
 	return len(devices) > 0, nil
 }
 
+// SharesMemory reports whether a process has exported or imported memory by CUDA IPC. The driver
+// then maps a file of /dev/shm into it, cuda.shm.UID.PID.N in hexadecimal digits with the exporter's
+// pid (measured, driver 580). It maps no such file into other processes. The mapping stays when the
+// other process has ended.
+func SharesMemory(pid int) (bool, error) {
+	shares, err := proc.HasMapped(pid, "/cuda.shm.")
+	if err != nil && !proc.Ended(err) {
+		return false, fmt.Errorf("look for CUDA IPC in process %d: %w", pid, err)
+	}
+	return shares, nil
+}
+
 // Find returns those of the processes for which the driver answers, in the order
 // of pids. It does not ask about processes without a trace of CUDA, and leaves
 // out those that end meanwhile. The helper must be one that counts pids as this

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
@@ -286,6 +287,7 @@ func (c *container) criuSettings(view config.View) (criu.Settings, error) {
 	switch {
 	case c.pid > 0:
 		devices, err = nodes.List(c.pid)
+		settings.GhostLimit = host.MemoryLimit(c.pid)
 	case c.restore != nil:
 		settings.Restoring = true
 		settings.Gate = c.restore.gpu != nil

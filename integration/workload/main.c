@@ -28,7 +28,7 @@ static const char usage[] =
 	"  ipc     [--start N] [--gpu I]     counter, and on port P+1 another process's of the same\n"
 	"                                    device memory\n"
 	"  monitor [--start N]               plain, with NVML in use\n"
-	"any of these with --open PATH keeps that file open\n"
+	"any of these with --open PATH keeps that file open, with --unlinked PATH a new one without its name\n"
 	"gpuwork list: the GPUs that NVML shows, as nvidia-smi -L; try: uses each that CUDA shows, once\n"
 	"gpuwork sleep | exit CODE | echo TEXT... | cat | eat MIB | send HOST:PORT TEXT\n";
 
