@@ -1,11 +1,11 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cdi knows which GPUs a container is to have: what its spec asks for
-// and what that grants on this node, which of these takes the place of which
-// GPU of a checkpoint, and which of the driver's files go with them.
+// Package cdi knows which GPUs a container is to have: what its spec asks for and
+// grants, which GPU takes the place of which GPU of a checkpoint, and which of the
+// driver's files go with them.
 //
-// The way of a GPU into a container, and where this package stands on it:
+// The way of a GPU into a container:
 //
 //	a request            nvidia.com/gpu=0, --gpus 1, NVIDIA_VISIBLE_DEVICES=all …
 //	   | CDI, or a hook of the NVIDIA container toolkit
@@ -15,13 +15,10 @@
 //	   v
 //	the container        /dev/nvidiaN, which is what the driver goes by
 //
-// Only what stands in the spec is granted (Read). A request that nobody has
-// put into the spec grants nothing, but for the hooks of the toolkit: what they
-// would do outside the spec, where neither runc nor CRIU sees it, Inject does
-// inside it by the node's CDI specifications.
+// Only what stands in the spec is granted (Read). What hooks of the toolkit would do
+// outside the spec, unseen by runc and CRIU, Inject does inside it.
 //
-// When GPU state returns, at a restore or at the end of a suspension, Pairs decides
-// to which GPU the state of each goes. At a restore Rebind decides which file of
-// this node takes the place of each driver file that the dump has mounted. Both
-// refuse, before anything is changed, what cannot work.
+// At a restore and at the end of a suspension, Pairs decides to which GPU the state of
+// each goes. At a restore Rebind decides which file of this node takes the place of each
+// driver file of the dump. Both refuse, before anything is changed, what cannot work.
 package cdi

@@ -92,14 +92,12 @@ type Substitution struct {
 //     its source.
 //   - A driver file that only the dump has mounted is mounted: the counterpart among
 //     the spec's own mounts, or among files, which are this node's (Registry.Files).
-//   - A device node that only the dump has mounted gets /dev/null, and its path is in
-//     stray: the caller must remove it after the restore. A device of the spec at
-//     that path leaves the spec, since runc would have CRIU mount this machine's node
-//     of that path, whatever its numbers.
+//   - A device node that only the dump has mounted gets /dev/null. Its path is in stray:
+//     the caller must remove it after the restore. A device at that path leaves the
+//     spec, for which runc would have CRIU mount this machine's node, whatever its numbers.
 //
 // mapped are files that the dump's processes have open or mapped. Rebind refuses a
-// counterpart of another version for these: a process cannot continue with another
-// library than the one it has loaded.
+// counterpart of another version for these: a process cannot change its library.
 //
 // The error is ErrFiles. The spec is then of no use.
 func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (substituted []Substitution, stray []string, err error) {

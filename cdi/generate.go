@@ -91,7 +91,7 @@ func (n Node) Generate() (*cdispecs.Spec, error) {
 	}
 	files, err := n.files()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("find the driver's files: %w", err)
 	}
 	for _, f := range files {
 		spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, &cdispecs.Mount{
@@ -127,17 +127,14 @@ func (n Node) files() ([]File, error) {
 	add := func(dir, name string) error {
 		real, err := filepath.EvalSymlinks(filepath.Join(dir, name))
 		if err != nil {
-			return fmt.Errorf("find the driver's files: %w", err)
+			return err
 		}
 		at := strings.TrimPrefix(dir, strings.TrimSuffix(n.Root, "/"))
 		files = append(files, File{Host: real, Container: path.Join("/", at, name)})
 		return nil
 	}
 	for _, form := range libraryForms {
-		names, err := filepath.Glob(filepath.Join(dir, form+"*"))
-		if err != nil {
-			return nil, fmt.Errorf("find the driver's files: %w", err)
-		}
+		names, _ := filepath.Glob(filepath.Join(dir, form+"*"))
 		for _, name := range names {
 			base := filepath.Base(name)
 			if base != form && !strings.HasPrefix(base, form+".") || !n.ours(name) {
@@ -180,11 +177,7 @@ func (n Node) libraryDir() (string, error) {
 	}
 	for _, dir := range dirs {
 		if name := filepath.Join(dir, "libcuda.so.1"); exists(name) && n.ours(name) {
-			real, err := filepath.EvalSymlinks(dir)
-			if err != nil {
-				return "", fmt.Errorf("find the driver's files: %w", err)
-			}
-			return real, nil
+			return filepath.EvalSymlinks(dir)
 		}
 	}
 	return "", fmt.Errorf("%w: no libcuda.so.1 of version %s in %s", ErrNoDriver, n.Driver, strings.Join(dirs, ", "))
@@ -235,27 +228,32 @@ func Encode(spec *cdispecs.Spec) (_ []byte, err error) {
 // WriteFile writes a specification as JSON, by rename. It refuses one that CDI would
 // not accept, and a name that does not end in .json. On an error the file is as it
 // was.
-func WriteFile(name string, spec *cdispecs.Spec) error {
+func WriteFile(name string, spec *cdispecs.Spec) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write the CDI specification %s: %w", name, err)
+		}
+	}()
 	data, err := Encode(spec)
 	if err != nil {
 		return err
 	}
 	if filepath.Ext(name) != ".json" {
-		return fmt.Errorf("write the CDI specification %s: its name must end in .json, else nobody reads it", name)
+		return errors.New("its name must end in .json, else nobody reads it")
 	}
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		return fmt.Errorf("write the CDI specification: %w", err)
+		return err
 	}
 	temp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".") // without the ending: nobody reads it
 	if err != nil {
-		return fmt.Errorf("write the CDI specification: %w", err)
+		return err
 	}
 	_, err = temp.Write(data)
 	if err = errors.Join(err, temp.Chmod(0o644), temp.Close()); err == nil {
 		err = os.Rename(temp.Name(), name)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("write the CDI specification: %w", err), os.Remove(temp.Name()))
+		err = errors.Join(err, os.Remove(temp.Name()))
 	}
-	return nil
+	return err
 }

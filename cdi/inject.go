@@ -75,14 +75,12 @@ func (r *Registry) Files() []File {
 	return files
 }
 
-// Inject puts into a spec what NVIDIA's container toolkit would add outside of it by
-// hooks: the device nodes, cgroup rules and mounts of the GPUs, as the CDI
-// specifications have them. It removes the hooks. It returns false, and changes
-// nothing, if the toolkit would add nothing or the spec has GPUs already.
+// Inject puts into a spec the GPUs that NVIDIA's container toolkit would add outside of
+// it by hooks, by the CDI specifications, and removes the hooks. It returns false, and
+// changes nothing, if the toolkit would add nothing or the spec has GPUs already.
 //
-// The error is ErrNoDevice if the specifications lack a GPU that the spec asks for,
-// or name files and nodes that this machine does not have. The spec is then as it
-// was.
+// The error is ErrNoDevice if the specifications lack a GPU that the spec asks for, or
+// name files that this machine does not have. The spec is then as it was.
 func (r *Registry) Inject(spec *specs.Spec, toolkit Toolkit) (bool, error) {
 	request := Read(spec)
 	given := toolkit.adds(request)

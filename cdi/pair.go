@@ -73,13 +73,10 @@ type Pair struct {
 }
 
 // Pairs finds a GPU among granted for each GPU of a checkpoint: of the same model,
-// whole, with enough free memory, and each for one only. decided, in the form of
-// PairsAnnotation, may be empty; what it says comes first. Then a GPU that is still
-// there keeps its place. The others are taken in order: the checkpoint's by index,
-// this node's by bus id. The same arguments return the same pairs, in the order of
-// the checkpoint's indices.
-//
-// The error is ErrPairs. It says what was asked and what is there.
+// whole, with enough free memory, and each for one only. What decided says, in the form
+// of PairsAnnotation, comes first. Then a GPU that is still there keeps its place. The
+// others are taken in order: the checkpoint's by index, this node's by bus id. The pairs
+// are in the order of the checkpoint's indices. The error is ErrPairs.
 func Pairs(need Requirement, granted []GPU, decided string) ([]Pair, error) {
 	olds := slices.SortedStableFunc(slices.Values(need.GPUs), func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
 	news := slices.SortedStableFunc(slices.Values(granted), func(a, b GPU) int {
@@ -124,13 +121,9 @@ var errDecided = errors.New("decided otherwise")
 // memoryPatience is how long PairWhenFree waits for memory that is in use.
 const memoryPatience = 3 * time.Second
 
-// PairWhenFree calls Pairs with the GPUs that look returns. If Pairs refuses them,
-// it looks a second time, since a first look may be of old; and again, for up to 3 s,
-// as long as memory is all that is missing (ErrMemory): a driver may free the memory
-// of a process some time after the process has ended.
-//
-// The error is that of the last Pairs, that of ctx, or that of look, joined with the
-// refusal before it.
+// PairWhenFree calls Pairs with the GPUs that look returns. If Pairs refuses them, it
+// looks again at once, since the first look may be of old; and then for up to 3 s as long
+// as only memory is missing: a driver may free it some time after a process has ended.
 func PairWhenFree(ctx context.Context, need Requirement, decided string, look func(context.Context) ([]GPU, error)) ([]Pair, error) {
 	var refusal error
 	patience := time.Now().Add(memoryPatience)

@@ -46,10 +46,9 @@ func readToolkit(path string) (Toolkit, error) {
 	return t, nil
 }
 
-// InjectHooked puts the GPUs into a spec that NVIDIA's container toolkit, as it is
-// configured on this machine, would add by a hook, and reports whether there were any.
-// runtime reports that the OCI runtime is the toolkit's; specDirs are the directories of
-// CDI specifications.
+// InjectHooked calls Inject for the toolkit as it is configured on this machine. runtime
+// reports that the OCI runtime is the toolkit's; specDirs are the directories of CDI
+// specifications.
 func InjectHooked(spec *specs.Spec, runtime bool, specDirs []string) (bool, error) {
 	registry, err := Open(specDirs...)
 	if err != nil {

@@ -36,19 +36,15 @@ type Info struct {
 }
 
 // Info asks which driver and GPUs there are. Errors are ErrNoDriver,
-// ErrDriverTooOld (below 570), an *Error, or the helper's end.
-//
-// GPU.Free, the only thing that changes, is as it was when the helper was first
-// asked; see InfoNow.
+// ErrDriverTooOld (below 570), an *Error, or the helper's end. GPU.Free is as it was
+// when the helper was first asked; see InfoNow.
 func (h *Helper) Info(ctx context.Context) (Info, error) {
 	return ask[Info](ctx, h, wire.Request{Op: wire.OpInfo})
 }
 
-// InfoEarly is Info without waiting until the driver has brought the GPUs up, which
-// takes 0.15 to 0.25 s for each that nobody has open. It lists the GPUs as NVML
-// knows them, by bus, and lacks CUDAVersion. If the driver then fails to bring one
-// up, later calls return the error. If NVML does not know all of it, InfoEarly waits
-// as Info does.
+// InfoEarly is Info without waiting until the driver has brought the GPUs up, 0.15 to
+// 0.25 s for each that nobody has open. It lacks CUDAVersion. If the driver then fails
+// to bring one up, later calls return the error. It waits if NVML does not know all.
 func (h *Helper) InfoEarly(ctx context.Context) (Info, error) {
 	return ask[Info](ctx, h, wire.Request{Op: wire.OpInfo, Early: true})
 }
@@ -118,10 +114,9 @@ func (h *Helper) RestoreThread(ctx context.Context, pid int) (int, error) {
 }
 
 // Lock takes a process from running to locked: it blocks the process's further CUDA
-// calls and waits until the work that it has submitted to its GPUs is done. If that
-// takes longer than timeout (rounded up to milliseconds), the error has the Result
-// NotReady and the process runs on. With a timeout of 0 it waits up to
-// Options.CopyTimeout.
+// calls and waits until the work that it has submitted is done. If that takes longer
+// than timeout, the error has the Result NotReady and the process runs on. With a
+// timeout of 0 it waits up to Options.CopyTimeout.
 func (h *Helper) Lock(ctx context.Context, pid int, timeout time.Duration) error {
 	q := wire.Request{Op: wire.OpLock, PID: pid}
 	limit := h.opts.CopyTimeout
@@ -146,11 +141,10 @@ func (h *Helper) Checkpoint(ctx context.Context, pid int) error {
 	return err
 }
 
-// Restore takes a process from checkpointed to locked. Without pairs the process
-// returns to the GPUs it had. With pairs each GPU it had becomes another: pairs must
-// name every GPU that the process could open at the checkpoint, used or not, and
-// lead to as many different GPUs. If the driver refuses, the process stays
-// checkpointed.
+// Restore takes a process from checkpointed to locked. Without pairs it returns to the
+// GPUs it had. Pairs must name every GPU that the process could open at the checkpoint,
+// used or not, and lead to as many different GPUs. If the driver refuses, the process
+// stays checkpointed.
 func (h *Helper) Restore(ctx context.Context, pid int, pairs []Pair) error {
 	_, err := h.do(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, h.opts.CopyTimeout)
 	return err

@@ -18,18 +18,14 @@ import (
 // once, because the driver serves processes in parallel (two processes of 16 GiB
 // on two GPUs: 5.9 s at once, 12.2 s in turn).
 //
-// Process.State, the state in which Find saw a process, is the state in which the
-// group leaves it in the end. A process that somebody had locked by hand is
-// checkpointed and restored with the others, but Lock does not lock it and Unlock
-// leaves it locked. One that was already checkpointed stays checkpointed
-// throughout: no step touches it.
+// The group leaves each process in the end in the state in which Find saw it
+// (Process.State). A process that somebody had locked by hand is checkpointed and
+// restored with the others, but neither locked nor unlocked. One that was already
+// checkpointed stays so throughout.
 //
 // When a step fails for one process, or its context ends, the step is undone for
-// all, on a context of its own (Options.CopyTimeout), and the group is as before
-// the step. If the undoing fails as well, the error says so and for which process.
-// If the helper is lost, undoing uses a fresh one like it.
-//
-// Any helper will do for a step, also one inside the container (Options.Join).
+// all, on a context of its own (Options.CopyTimeout), with a fresh helper if this one
+// is lost. If the undoing fails as well, the error says so and for which process.
 type Group []Process
 
 // Lock takes the running processes of the group to locked. timeout is each one's,
@@ -66,12 +62,11 @@ func (g Group) Restore(ctx context.Context, h *Helper, pairs []Pair) error {
 	return err
 }
 
-// RestoreRemapped is Restore with GPU pairs of each process's own. tries has the
-// sets of pairs to try in turn, by pid as the helper counts. The driver accepts
-// exactly the GPUs that it counts as the process's (see Helper.Restore), and
-// cannot be asked which these are; a set that it refuses changes nothing. A process
-// without an entry returns to the GPUs that it had. taken is the index of the set
-// that each process took, by the same pid.
+// RestoreRemapped is Restore with GPU pairs of each process's own: tries has the sets to
+// try in turn, by pid as the helper counts. The driver accepts exactly the GPUs that it
+// counts as the process's, and cannot be asked which these are; a set that it refuses
+// changes nothing. A process without an entry returns to its GPUs. taken is the index of
+// the set that each process took, by the same pid.
 //
 // The error is that of the last try. The group is then checkpointed as before,
 // but a process that had come through has as its own the GPUs that it had come to.
@@ -210,11 +205,10 @@ func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, 
 	}))
 }
 
-// settle waits until a process has ended a call whose caller was lost. The call goes
-// on in the process's own driver thread, and State need not show it. That thread
-// serves one call at a time: a lock is served only afterwards. The lock either fails
-// because of the state that the process is in, or leaves the process locked; driveTo
-// continues from there.
+// settle waits until a process has ended a call whose caller was lost. The call goes on
+// in the process's own driver thread, and State need not show it. That thread serves
+// one call at a time, so a lock is served only afterwards: it fails because of the
+// state, or leaves the process locked.
 func settle(ctx context.Context, h *Helper, pid int, limit time.Duration) error {
 	barrier := wire.Request{Op: wire.OpLock, PID: pid, TimeoutMS: 1000}
 	_, err := h.do(ctx, barrier, limit)
@@ -276,4 +270,42 @@ func ended(p PID, err error) error {
 		return nil
 	}
 	return err
+}
+
+// Toggle takes a running process to checkpointed, or a checkpointed one to
+// running, and returns the state it is in afterwards. timeout is the lock's, see
+// Helper.Lock; pairs are the restore's. If a step fails the process is brought
+// back to the state it had. A process in any other state is refused.
+func Toggle(ctx context.Context, h *Helper, pid int, timeout time.Duration, pairs []Pair) (State, error) {
+	s, err := h.State(ctx, pid)
+	if err != nil {
+		return s, err
+	}
+	// As a group of one that is running when nobody has it in hand.
+	group := Group{{PID: PID{Host: pid}, State: Running}}
+	if h.opts.Join != 0 {
+		group[0].PID = PID{NS: pid}
+	}
+	switch s {
+	case Running:
+		if err := group.Lock(ctx, h, timeout); err != nil {
+			return Running, err
+		}
+		if err := group.Checkpoint(ctx, h); err != nil {
+			if uerr := group.Unlock(ctx, h); uerr != nil {
+				return Locked, fmt.Errorf("%w; undo: %w", err, uerr)
+			}
+			return Running, err
+		}
+		return Checkpointed, nil
+	case Checkpointed:
+		if err := group.Restore(ctx, h, pairs); err != nil {
+			return Checkpointed, err
+		}
+		if err := group.Unlock(ctx, h); err != nil {
+			return Locked, err
+		}
+		return Running, nil
+	}
+	return s, fmt.Errorf("toggle CUDA process %d: it is %v, neither running nor checkpointed", pid, s)
 }

@@ -25,19 +25,16 @@ var kind = worker.Kind{
 }
 
 // Helper is a running gpuckpt-cuda-helper. It initialises the driver with its
-// first call (45 to 520 ms on real hardware), answers any number of concurrent
-// calls, and ends with Close. Keep one for a whole operation: while it runs the
-// driver stays initialised.
+// first call (45 to 520 ms on real hardware) and answers any number of concurrent
+// calls. Keep one for a whole operation.
 //
-// No call hangs. Each has a limit (Options); when it passes, the helper is killed
-// and the call returns ErrHelperHung, those beside it ErrHelperGone. ErrHelperGone is
-// also the error of a helper that dies, with its exit status and the end of what it
-// printed. What such a call did to its process is unknown: ask State of a new Helper.
+// A call that exceeds its limit (Options) returns ErrHelperHung, and the helper is
+// killed. Calls beside it, and those of a helper that dies, return ErrHelperGone. What
+// such a call did to its process is unknown: ask State of a new Helper.
 //
-// A context that ends makes the call return at once with the context's error. The
-// call goes on in the helper, because a driver call whose caller dies midway may leave
-// the process out of step with the driver (checkpoint-restore/criu#2547). Later calls
-// for the same process wait for its end: undoing needs no more than State and a step.
+// A context that ends makes the call return at once. The call goes on in the helper,
+// because a driver call whose caller dies midway may leave the process out of step with
+// the driver (checkpoint-restore/criu#2547). Later calls for the process wait for its end.
 //
 // The helper ends by itself when this end of its socket closes, at most 2 min later.
 type Helper struct {
@@ -71,8 +68,7 @@ func Start(ctx context.Context, opts Options) (*Helper, error) {
 // it.
 func (h *Helper) Alive() bool { return h.worker.Alive() }
 
-// Close ends the helper and reaps it. It waits 10 s for that, or 2 min while a
-// call is under way whose context has ended, and then kills it. It may be called
-// twice, also at once. Its error reports that the helper had to be killed or could
-// not be reaped; either way it is of no more use.
+// Close ends the helper and reaps it. It waits 10 s for that, or 2 min while a call is
+// under way whose context has ended, and then kills it. It may be called twice. Its
+// error reports that the helper had to be killed or could not be reaped.
 func (h *Helper) Close() error { return h.worker.Close() }

@@ -39,10 +39,9 @@ func (h *Helper) number(p PID) int {
 	return p.Host
 }
 
-// MayUseCUDA reports cheaply, from /proc alone, whether a process may be a CUDA
-// process: it has libcuda.so mapped or a file /dev/nvidia* open. Only the
-// driver knows, but if MayUseCUDA reports false it need not be asked nor loaded. A
-// process that has ended is none. pid counts as /proc counts.
+// MayUseCUDA reports from /proc alone whether a process may be a CUDA process: it has
+// libcuda.so mapped or a file /dev/nvidia* open. If not, the driver need not be asked.
+// A process that has ended is none.
 func MayUseCUDA(pid int) (bool, error) {
 	has, err := HoldsDevice(pid)
 	if err == nil && !has {
@@ -64,10 +63,9 @@ func HoldsDevice(pid int) (bool, error) {
 	return len(devices) > 0, nil
 }
 
-// SharesMemory reports whether a process has exported or imported memory by CUDA IPC. The driver
-// then maps a file of /dev/shm into it, cuda.shm.UID.PID.N in hexadecimal digits with the exporter's
-// pid (measured, driver 580). It maps no such file into other processes. The mapping stays when the
-// other process has ended.
+// SharesMemory reports whether a process has exported or imported memory by CUDA IPC. The
+// driver maps a file into such a process, and into no other (measured, driver 580):
+// /dev/shm/cuda.shm.UID.PID.N with the exporter's pid in hexadecimal digits.
 func SharesMemory(pid int) (bool, error) {
 	shares, err := proc.HasMapped(pid, "/cuda.shm.")
 	if err != nil && !proc.Ended(err) {
@@ -76,9 +74,8 @@ func SharesMemory(pid int) (bool, error) {
 	return shares, nil
 }
 
-// Find returns those of the processes for which the driver answers, in the order
-// of pids. It does not ask about processes without a trace of CUDA, and leaves
-// out those that end meanwhile. The helper must be one that counts pids as this
+// Find returns those of the processes for which the driver answers, in the order of
+// pids. It leaves out those that end meanwhile. The helper must count pids as this
 // program does (no Options.Join).
 func Find(ctx context.Context, h *Helper, pids []int) (Group, error) {
 	found := make([]*Process, len(pids))

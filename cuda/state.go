@@ -3,7 +3,72 @@
 
 package cuda
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
+
+// Result is the driver's answer to a call, a CUresult.
+type Result int
+
+// The answers that callers of this package act on. The checkpoint functions
+// document Success, InvalidValue, NotInitialized, IllegalState, NotReady and
+// NotSupported; the others were seen from them on real drivers.
+const (
+	Success         Result = 0
+	InvalidValue    Result = 1
+	OutOfMemory     Result = 2
+	NotInitialized  Result = 3
+	NoDevice        Result = 100
+	OperatingSystem Result = 304
+	IllegalState    Result = 401
+	NotReady        Result = 600
+	NotPermitted    Result = 800
+	NotSupported    Result = 801
+	Unknown         Result = 999
+)
+
+// results holds each code's name in cuda.h and the driver's words for it
+// (cuGetErrorString), for the calls of this package and the general ones.
+var results = map[Result]struct{ name, text string }{
+	0:   {"CUDA_SUCCESS", "no error"},
+	1:   {"CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+	2:   {"CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+	3:   {"CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+	4:   {"CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
+	34:  {"CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library"},
+	46:  {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
+	100: {"CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+	101: {"CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+	201: {"CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+	205: {"CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed"},
+	214: {"CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
+	302: {"CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND", "shared object symbol not found"},
+	303: {"CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", "shared object initialization failed"},
+	304: {"CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
+	400: {"CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+	401: {"CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+	500: {"CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+	600: {"CUDA_ERROR_NOT_READY", "device not ready"},
+	700: {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+	702: {"CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated"},
+	719: {"CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+	800: {"CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
+	801: {"CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+	802: {"CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
+	803: {"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
+	804: {"CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility was attempted on non supported HW"},
+	805: {"CUDA_ERROR_MPS_CONNECTION_FAILED", "MPS client failed to connect to the MPS control daemon or the MPS server"},
+	909: {"CUDA_ERROR_TIMEOUT", "wait operation timed out"},
+	999: {"CUDA_ERROR_UNKNOWN", "unknown error"},
+}
+
+// String returns the code's name in cuda.h, such as CUDA_ERROR_NOT_READY.
+func (r Result) String() string { return cmp.Or(results[r].name, fmt.Sprintf("CUresult %d", int(r))) }
+
+// Text returns the driver's words for the code, such as "device not ready", and
+// "unknown error" for a code that is not in this package's table.
+func (r Result) Text() string { return cmp.Or(results[r].text, results[Unknown].text) }
 
 // State is where a CUDA process stands, the driver's CUprocessState.
 type State int

@@ -4,6 +4,7 @@
 package cuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -20,15 +21,11 @@ import (
 const ProcGPUs = "/proc/driver/nvidia/gpus"
 
 // UUIDs returns the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), for
-// Options.Visible. dir is a directory like ProcGPUs. The UUIDs are in the order of the
-// bus, by which the directories are named; for GPUs of one model that is CUDA's order.
-// The error reports a GPU that is not there, or that has no UUID yet: the module
-// knows it only once the GPU has been in use.
+// Options.Visible, in the order of the bus; for GPUs of one model that is CUDA's. dir is
+// a directory like ProcGPUs. The error reports a GPU that is not there, or that has not
+// been in use: the module knows its UUID only then.
 func UUIDs(dir string, minors []int) ([]string, error) {
-	files, err := filepath.Glob(filepath.Join(dir, "*", "information"))
-	if err != nil {
-		return nil, err
-	}
+	files, _ := filepath.Glob(filepath.Join(dir, "*", "information"))
 	known := map[int]bool{}
 	var uuids []string
 	for _, file := range files {
@@ -82,16 +79,10 @@ func ParsePairs(s string) ([]Pair, error) {
 	var pairs []Pair
 	olds, news := map[string]bool{}, map[string]bool{}
 	for field := range strings.SplitSeq(s, ",") {
-		from, to, ok := strings.Cut(field, "=")
-		if !ok {
-			return nil, fmt.Errorf("GPU map: %q is not OLD=NEW", field)
-		}
-		o, err := wire.ParseUUID(from)
-		if err != nil {
-			return nil, fmt.Errorf("GPU map: %w", err)
-		}
-		n, err := wire.ParseUUID(to)
-		if err != nil {
+		from, to, _ := strings.Cut(field, "=")
+		o, oerr := wire.ParseUUID(from)
+		n, nerr := wire.ParseUUID(to)
+		if err := cmp.Or(oerr, nerr); err != nil {
 			return nil, fmt.Errorf("GPU map: %w", err)
 		}
 		p := Pair{Old: wire.FormatUUID(o), New: wire.FormatUUID(n)}

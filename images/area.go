@@ -18,9 +18,7 @@ import (
 
 // Area is a range of a process's memory whose bytes are in files beside CRIU's
 // images. CRIU's images hold the range as empty; a restore maps the files over it.
-//
-// gpuckpt.json describes an area by everything but its Location. Open finds the
-// Location among the files of a checkpoint.
+// gpuckpt.json has everything but the Location, which Open finds.
 type Area struct {
 	// File is the name of the area's file in a flat checkpoint, see AreaFile.
 	File string `json:"file"`
@@ -44,17 +42,15 @@ func (a Area) In(path string) Area {
 	return a
 }
 
-// Location is where the bytes of an area are: in pieces, in order and without
-// overlaps. Bytes of the area that are in no piece are zero. Another process on
-// the host can read from a Location that was sent to it as JSON, unless a piece
-// has Data.
+// Location is where the bytes of an area are: in pieces, in order and without overlaps.
+// Bytes in no piece are zero. A Location can be sent to another process on the host as
+// JSON, unless a piece has Data.
 type Location []Piece
 
 // Piece is a part of an area's bytes.
 type Piece struct {
-	// Path opens the file that holds the piece. It may lead through a descriptor
-	// of a process, as /proc/PID/fd/N/NAME does. If Data is set, Path only names
-	// the piece in errors.
+	// Path opens the file that holds the piece. If Data is set, Path only names the
+	// piece in errors.
 	Path string `json:"path"`
 	// Known is the path by which errors call the file, if it is not Path.
 	Known string `json:"known,omitempty"`
@@ -156,9 +152,8 @@ func (a *Area) Extents() (extents []Extent) {
 	return extents
 }
 
-// AreaReader reads the bytes of an area. Offsets count as Area.Offset does. The
-// reader opens a piece when it first reads from it. Several goroutines may read
-// at once.
+// AreaReader reads the bytes of an area. Offsets count as Area.Offset does. Several
+// goroutines may read at once.
 type AreaReader struct {
 	area *Area
 
@@ -235,10 +230,8 @@ func (r *AreaReader) Close() error {
 	return errors.Join(errs...)
 }
 
-// NextData returns the offset of the next byte, at an offset or behind it, that
-// may be other than zero; the end of the range if there is none. It knows the
-// holes that file systems report. It may return a byte that is zero, but never
-// skips one that is not.
+// NextData returns the offset of the next byte, at an offset or behind it, that may be
+// other than zero; the end of the range if there is none. It goes by files' holes.
 func (r *AreaReader) NextData(offset uint64) uint64 {
 	pieces := r.area.Location
 	for i := pieces.at(offset); i < len(pieces); i++ {

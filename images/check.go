@@ -17,12 +17,10 @@ import (
 // BlockError reports a block of an area whose content is not what was dumped.
 // It is an ErrDamaged.
 type BlockError struct {
-	// Area is the name of the area's file, as in Area.File. Block is the index
-	// of the block in Area.Digests.
+	// Area is the name of the area's file, Block the index in Area.Digests.
 	Area  string
 	Block int
-	// Path is the file that holds the first part of the block that is in a file;
-	// empty if no part is.
+	// Path is the file that holds the first part of the block; empty if none does.
 	Path string
 	// Got and Want are digests, see DigestBlock.
 	Got, Want string

@@ -71,10 +71,9 @@ var pieceForm = regexp.MustCompile(`^(gpu-[1-9][0-9]*-[0-9]+)(?:\.([0-9a-f]{12})
 // Option changes what Open and OpenFiles accept.
 type Option int
 
-// AllowWithoutGPU accepts the checkpoint of a container that used no GPU. It has
-// an inventory.img, and neither a gpuckpt.json nor files of areas. Such a
-// checkpoint looks like a dump of a GPU container that was cut short: only a
-// caller who knows that the dump was complete may allow it.
+// AllowWithoutGPU accepts the checkpoint of a container that used no GPU: it has an
+// inventory.img, but no gpuckpt.json and no files of areas. A dump that was cut short looks
+// the same, so the caller must know that the dump was complete.
 const AllowWithoutGPU Option = 1
 
 // Open opens a checkpoint in a flat directory, as a dump leaves it. The errors
@@ -107,9 +106,8 @@ func (c *Checkpoint) file(name string) *File {
 	return &c.Files[at]
 }
 
-// OpenImage opens the checkpoint of an unpacked checkpoint image. roots is its
-// root directory, or the root directories of its layers, the topmost first, as
-// an overlay's lowerdir option lists them. Errors are as those of Open;
+// OpenImage opens the checkpoint of an unpacked checkpoint image. roots is its root
+// directory, or those of its layers, the topmost first. Errors are as those of Open;
 // ErrNoMetadata also reports an image that is not a checkpoint.
 func OpenImage(roots ...string) (*Checkpoint, error) {
 	dirs, err := ImageDirs(roots...)
@@ -127,9 +125,8 @@ func OpenImage(roots ...string) (*Checkpoint, error) {
 }
 
 // ImageDirs returns the ImageDir of those layers that have one, the topmost
-// first; none if the image is not a checkpoint. It opens nothing, and costs an
-// lstat for each layer. A layer that hides the layers below it, or in which the
-// name is not a directory, is the last.
+// first; none if the image is not a checkpoint. It costs an lstat for each layer. A layer
+// that hides the layers below it, or in which the name is not a directory, is the last.
 func ImageDirs(roots ...string) ([]string, error) {
 	var dirs []string
 	for _, root := range roots {
@@ -226,11 +223,7 @@ func (c *Checkpoint) complete(flat bool, opts ...Option) (*Checkpoint, error) {
 		if slices.Contains(opts, AllowWithoutGPU) {
 			return c, c.withoutGPU()
 		}
-		where := ""
-		if c.Dir != "" {
-			where = " in " + c.Dir
-		}
-		return nil, fmt.Errorf("%w%s", ErrNoMetadata, where)
+		return nil, fmt.Errorf("%w in %s", ErrNoMetadata, cmp.Or(c.Dir, "the archive"))
 	}
 	var err error
 	if c.Metadata, err = f.metadata(); err != nil {

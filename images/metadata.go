@@ -3,15 +3,10 @@
 
 // Package images reads, checks and writes the files of a checkpoint.
 //
-// A checkpoint begins as a directory that CRIU fills with its images and the shim
-// with GPU state. It becomes a GPU checkpoint when a file named gpuckpt.json appears
-// in it (WriteMetadata). That file is written last and by rename: a directory that
-// has one is complete; a directory without one is a checkpoint without GPU state, or
-// one that was cut short. Nothing changes the files after that.
-//
-// The files lie flat in one directory, without sub-directories and links, because
-// the kubelet copies them by base name. In a checkpoint image the GPU state is cut
-// into pieces, in layers of their own.
+// A checkpoint begins as a flat directory that CRIU fills with its images and the shim
+// with GPU state. It is a complete GPU checkpoint once gpuckpt.json appears in it, which
+// WriteMetadata writes last and by rename. Nothing changes the files after that. In a
+// checkpoint image the GPU state is cut into pieces, in layers of their own.
 //
 // A reader opens the files where they are (Open, OpenFiles, OpenImage), and has for
 // each Area of GPU state a Location: the pieces that hold its bytes. Check compares
@@ -39,10 +34,8 @@ import (
 // MetadataName is the name of the metadata file inside a checkpoint directory.
 const MetadataName = "gpuckpt.json"
 
-// SchemaVersion is the version of the metadata that this package writes. It
-// reads this one and all before it, from version 1 on. The version grows when a
-// reader of the old version would misunderstand the new one; what such a reader
-// may ignore is added without. docs/format.md, "What may change how", has the rules.
+// SchemaVersion is the version of the metadata that this package writes. It reads
+// versions 1 to this one. docs/format.md, "What may change how", says when it grows.
 const SchemaVersion = 1
 
 // maxMetadata is the largest metadata file that is read, in bytes. A block of
@@ -75,14 +68,13 @@ type Metadata struct {
 	CUDAVersion string `json:"cudaVersion"`
 	// GPUs are the GPUs of all processes, by index.
 	GPUs []GPU `json:"gpus"`
-	// Processes are the CUDA processes of the container, by the container's pids.
-	// The image of a container that used no GPU has none, and no driver version.
+	// Processes are the CUDA processes. The image of a container that used no GPU has
+	// none, and no driver version.
 	Processes []Process `json:"processes"`
 	// Phases are the steps of the checkpoint in the order they began.
 	Phases []Phase `json:"phases"`
 	// Digest is the BLAKE3 digest of all bytes of the file before the digest's own
-	// 64 hexadecimal digits, with which the file ends. It reveals any change of the
-	// file. EncodeMetadata sets it.
+	// 64 hexadecimal digits, with which the file ends. EncodeMetadata sets it.
 	Digest string `json:"digest"`
 }
 
@@ -103,8 +95,7 @@ type Process struct {
 	// PID is the process's id inside the container's pid namespace.
 	PID int `json:"pid"`
 	// State is the CUDA state before the checkpoint, to which a restore returns:
-	// "running"; or "locked" or "checkpointed" if somebody had taken the process
-	// there by hand.
+	// "running", "locked" or "checkpointed".
 	State string `json:"state"`
 	// GPUs are the UUIDs of the GPUs the process could open, used or not.
 	GPUs []string `json:"gpus"`
@@ -123,11 +114,8 @@ type Process struct {
 const BlockBytes = 64 << 20
 
 // DigestBlock returns the digest of a block, "xxh3-128:" and 32 hexadecimal digits:
-// XXH3 with 128 bits, seed 0, in the canonical (big-endian) form. It finds damage.
-// It is no proof against a forger, who would write a gpuckpt.json to match; the
-// digests of an image's layers are. A cryptographic digest would keep all cores
-// busy for as long as CRIU's dump takes (BLAKE3: 4 GB/s a core; XXH3: as fast as
-// memory).
+// XXH3 with 128 bits, seed 0, in the canonical (big-endian) form. It finds damage, as fast
+// as memory is read. It is no proof against a forger; the digests of an image's layers are.
 func DigestBlock(b []byte) string {
 	h := NewBlockHash()
 	h.Write(b)
@@ -209,9 +197,8 @@ func (f File) metadata() (*Metadata, error) {
 }
 
 // ParseMetadata decodes and checks the bytes of a gpuckpt.json. A file without its
-// digest, impossible values and duplicates are ErrMalformed; a schema version
-// that is not among those known is ErrSchema. It ignores fields that it does not
-// know: a version of gpuckpt that came later may have added them.
+// digest, impossible values and duplicates are ErrMalformed, an unknown schema version is
+// ErrSchema. Fields that it does not know are ignored: a later gpuckpt may add some.
 func ParseMetadata(data []byte) (*Metadata, error) {
 	if len(data) > maxMetadata {
 		return nil, fmt.Errorf("%w: larger than %d bytes", ErrMalformed, maxMetadata)
@@ -243,10 +230,9 @@ func ParseMetadata(data []byte) (*Metadata, error) {
 	return m, nil
 }
 
-// WriteMetadata checks m and writes it into dir as gpuckpt.json. It first flushes
-// all files of the directory, and then renames the file into place: a power failure
-// leaves either a complete checkpoint or one without gpuckpt.json. On an error no
-// gpuckpt.json has appeared, and one that was there is as it was.
+// WriteMetadata checks m and writes it into dir as gpuckpt.json. It first flushes all
+// files of the directory: a power failure leaves either a complete checkpoint or one
+// without gpuckpt.json. On an error, gpuckpt.json is as it was.
 func WriteMetadata(dir string, m *Metadata) error {
 	data, err := EncodeMetadata(m)
 	if err == nil {
@@ -346,13 +332,12 @@ func writeFile(name string, data []byte) error {
 var uuidForm = regexp.MustCompile(`^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
 func (m *Metadata) validate() error {
-	if m.Created.IsZero() {
+	switch {
+	case m.Created.IsZero():
 		return errors.New("created is missing")
-	}
-	if len(m.Processes) == 0 && (len(m.GPUs) > 0 || m.DriverVersion != "") {
+	case len(m.Processes) == 0 && (len(m.GPUs) > 0 || m.DriverVersion != ""):
 		return errors.New("no processes")
-	}
-	if m.DriverVersion == "" && len(m.Processes) > 0 {
+	case m.DriverVersion == "" && len(m.Processes) > 0:
 		return errors.New("driverVersion is missing")
 	}
 	gpus := make(map[string]bool, len(m.GPUs))
@@ -370,16 +355,15 @@ func (m *Metadata) validate() error {
 	pids := make(map[int]bool, len(m.Processes))
 	files := make(map[string]bool)
 	for _, p := range m.Processes {
-		if p.PID <= 0 || pids[p.PID] {
+		switch {
+		case p.PID <= 0 || pids[p.PID]:
 			return fmt.Errorf("process id %d is impossible or named twice", p.PID)
-		}
-		pids[p.PID] = true
-		if p.RestoreThread < 0 {
+		case p.RestoreThread < 0:
 			return fmt.Errorf("process %d has the thread %d", p.PID, p.RestoreThread)
-		}
-		if p.State != "running" && p.State != "locked" && p.State != "checkpointed" {
+		case p.State != "running" && p.State != "locked" && p.State != "checkpointed":
 			return fmt.Errorf("process %d has the state %q", p.PID, p.State)
 		}
+		pids[p.PID] = true
 		if err := p.validateAreas(files); err != nil {
 			return err
 		}

@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// maxTarEntries bounds the table of an archive. CRIU writes some ten files for each
-// process, and as many again for what the process has open.
+// maxTarEntries bounds the table of an archive. CRIU writes some twenty files a process.
 const maxTarEntries = 1 << 20
 
 // ReadTar reads a tar archive that nobody trusts. It calls entry for each file and

@@ -5,12 +5,15 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/capture"
+	"github.com/gpuckpt/gpuckpt/images/convert"
 )
 
 // dumpDirEnv names the directory for dumps in place of capture.DefaultDir.
@@ -34,24 +37,23 @@ the container is as it was before, and there is no image.`,
 			if o.Build, err = b.options(); err != nil {
 				return err
 			}
-			ctx, client, err := d.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer joinClose(&err, client)
-			shown := d.progress()
-			defer shown.wait()
-			o.Previous, o.Progress = b.previous, shown.show
-			made, err := capture.Container(ctx, client, args[0], o)
-			if err != nil {
-				return err
-			}
-			state := "the container has ended"
-			if made.Running {
-				state = fmt.Sprintf("the container runs on, it was paused for %.2f s", made.PausedSeconds)
-			}
-			return d.print(cmd, made, fmt.Sprintf("%s@%s\n%s of GPU state; layers of %s, %s of it reused; %.2f s; %s\n",
-				made.Image, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.Reused), made.SecondsOverall, state))
+			return d.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
+				client, err := dial()
+				if err != nil {
+					return nil, "", err
+				}
+				o.Previous, o.Progress = b.previous, progress
+				made, err := capture.Container(ctx, client, args[0], o)
+				if err != nil {
+					return nil, "", err
+				}
+				state := "the container has ended"
+				if made.Running {
+					state = fmt.Sprintf("the container runs on, it was paused for %.2f s", made.PausedSeconds)
+				}
+				return made, fmt.Sprintf("%s@%s\n%s of GPU state; layers of %s, %s of it reused; %.2f s; %s\n",
+					made.Image, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.Reused), made.SecondsOverall, state), nil
+			})
 		},
 	}
 	c.ValidArgsFunction = first(d.containers)

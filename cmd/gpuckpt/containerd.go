@@ -21,6 +21,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 )
 
@@ -42,7 +43,8 @@ type daemon struct {
 // are.
 func (d *daemon) flags(c *cobra.Command) {
 	d.addressFlags(c)
-	d.answerFlags(c)
+	c.Flags().BoolVar(&d.json, "json", false, "print JSON, and no progress")
+	c.Flags().BoolVarP(&d.quiet, "quiet", "q", false, "no progress")
 }
 
 func (d *daemon) addressFlags(c *cobra.Command) {
@@ -52,12 +54,33 @@ func (d *daemon) addressFlags(c *cobra.Command) {
 		"containerd's namespace ($CONTAINERD_NAMESPACE); Kubernetes uses k8s.io")
 }
 
-func (d *daemon) answerFlags(c *cobra.Command) {
-	c.Flags().BoolVar(&d.json, "json", false, "print JSON, and no progress")
-	c.Flags().BoolVarP(&d.quiet, "quiet", "q", false, "no progress")
-}
+// work is what a command does. It returns the answer, in JSON and in words. ctx has
+// containerd's namespace.
+type work func(ctx context.Context, dial convert.Dial, progress images.Progress) (answer any, words string, err error)
 
-func (d *daemon) progress() *progress { return newProgress(d.json || d.quiet) }
+// run does the work of a command, shows how far it is, and prints the answer. The
+// connection to containerd is made once, when it is needed.
+func (d *daemon) run(cmd *cobra.Command, do work) (err error) {
+	var c *client.Client
+	defer func() {
+		if c != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	dial := func() (_ *client.Client, err error) {
+		if c == nil {
+			_, c, err = d.connect(cmd.Context())
+		}
+		return c, err
+	}
+	shown := newProgress(d.json || d.quiet)
+	answer, words, err := do(namespaces.WithNamespace(cmd.Context(), d.namespace), dial, shown.show)
+	shown.wait()
+	if err != nil {
+		return err
+	}
+	return d.print(cmd, answer, words)
+}
 
 // print answers with v in JSON, or else in words.
 func (d *daemon) print(cmd *cobra.Command, v any, words string) error {
@@ -88,24 +111,6 @@ func (d *daemon) connect(ctx context.Context) (_ context.Context, c *client.Clie
 		return nil, nil, fmt.Errorf("reach containerd at %s (--address, or $CONTAINERD_ADDRESS, names another): %w", d.address, err)
 	}
 	return namespaces.WithNamespace(ctx, d.namespace), c, nil
-}
-
-// dial returns a context with containerd's namespace, and what connects to containerd
-// once, when it is needed. done closes the connection, if there is one.
-func (d *daemon) dial(ctx context.Context) (_ context.Context, dial convert.Dial, done func() error) {
-	var c *client.Client
-	dial = func() (_ *client.Client, err error) {
-		if c == nil {
-			_, c, err = d.connect(ctx)
-		}
-		return c, err
-	}
-	return namespaces.WithNamespace(ctx, d.namespace), dial, func() error {
-		if c == nil {
-			return nil
-		}
-		return c.Close()
-	}
 }
 
 // snapshotter returns the one named, or else the one that containerd's namespace has

@@ -5,9 +5,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -82,23 +82,21 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 	if err != nil {
 		return err
 	}
-	ctx, dial, done := d.dial(cmd.Context())
-	defer func() { err = errors.Join(err, done()) }()
-	shown := d.progress()
-	defer shown.wait()
-	o.Dial, o.Progress = dial, shown.show
-	made, err := convert.Convert(ctx, from, to, o)
-	if err != nil {
-		return err
-	}
-	words := made.Destination
-	if made.Digest != "" {
-		words += "@" + made.Digest
-	}
-	if made.Built {
-		words += fmt.Sprintf("\n%s of GPU state; layers of %s, %s of it reused", size(made.GPUBytes), size(made.Bytes), size(made.Reused))
-	}
-	return d.print(cmd, made, words+"\n")
+	return d.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
+		o.Dial, o.Progress = dial, progress
+		made, err := convert.Convert(ctx, from, to, o)
+		if err != nil {
+			return nil, "", err
+		}
+		words := made.Destination
+		if made.Digest != "" {
+			words += "@" + made.Digest
+		}
+		if made.Built {
+			words += fmt.Sprintf("\n%s of GPU state; layers of %s, %s of it reused", size(made.GPUBytes), size(made.Bytes), size(made.Reused))
+		}
+		return made, words + "\n", nil
+	})
 }
 
 // verifyAnswer is what "image verify" prints. A source that is not an image has no
@@ -118,18 +116,20 @@ which block of GPU state.
 
 ` + places,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			ctx, s, err := d.openPlace(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			defer joinClose(&err, s)
-			r, err := d.verify(ctx, s)
-			if err != nil {
-				return fmt.Errorf("verify %s: %w", args[0], err)
-			}
-			return d.print(cmd, verifyAnswer{s.Ref.String(), r}, fmt.Sprintf("%s is whole: %d layers, %s; %d blocks of GPU state, %s\n",
-				s.Ref, r.Layers, size(r.Bytes), r.Blocks, size(r.GPUBytes)))
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return d.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (_ any, _ string, err error) {
+				s, err := openPlace(ctx, dial, args[0])
+				if err != nil {
+					return nil, "", err
+				}
+				defer joinClose(&err, s)
+				r, err := verify(ctx, s, progress)
+				if err != nil {
+					return nil, "", fmt.Errorf("verify %s: %w", args[0], err)
+				}
+				return verifyAnswer{s.Ref.String(), r}, fmt.Sprintf("%s is whole: %d layers, %s; %d blocks of GPU state, %s\n",
+					s.Ref, r.Layers, size(r.Bytes), r.Blocks, size(r.GPUBytes)), nil
+			})
 		},
 	}
 	c.ValidArgsFunction = first(d.images)
@@ -137,15 +137,47 @@ which block of GPU state.
 	return c
 }
 
-func (d *daemon) verify(ctx context.Context, s *openSource) (*oci.Report, error) {
-	p := d.progress()
-	defer p.wait()
+func verify(ctx context.Context, s *convert.Source, progress images.Progress) (*oci.Report, error) {
 	if s.Image != nil {
-		return oci.Verify(ctx, s.Provider, *s.Image, p.show)
+		return oci.Verify(ctx, s.Provider, *s.Image, progress)
 	}
 	r := &oci.Report{GPUBytes: s.Checkpoint.AreaBytes()}
 	for _, a := range s.Checkpoint.Areas() {
 		r.Blocks += len(a.Digests)
 	}
-	return r, images.Check(ctx, s.Checkpoint.Areas(), 0, p.show)
+	return r, images.Check(ctx, s.Checkpoint.Areas(), 0, progress)
+}
+
+// buildFlags are the flags of commands that make a checkpoint image.
+type buildFlags struct {
+	compression string
+	level       int
+	threads     int
+	layer       string
+	previous    string
+}
+
+// flags adds them; images completes the names of images.
+func (b *buildFlags) flags(c *cobra.Command, images completion) {
+	f := c.Flags()
+	f.StringVar(&b.compression, "compression", string(oci.Zstd), "compression of the layers: zstd, gzip or none")
+	f.IntVar(&b.level, "level", 0, "compression level as the zstd or gzip program counts (0: the fastest)")
+	f.IntVar(&b.threads, "threads", 0, "layers made at once (0: one for each processor)")
+	f.StringVar(&b.layer, "layer-size", "", "size of the pieces that GPU state is cut into, a layer each: a power of two, 64MiB or more (default: as --previous was cut, else by the state's size)")
+	f.StringVar(&b.previous, "previous", "", "an earlier checkpoint image of the container: what has not changed is not stored again")
+	_ = c.RegisterFlagCompletionFunc("compression", cobra.FixedCompletions([]string{string(oci.Zstd), string(oci.Gzip), string(oci.None)}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("previous", images)
+}
+
+// options returns the flags, checked, as the package oci takes them.
+func (b *buildFlags) options() (o oci.Options, err error) {
+	o = oci.Options{Compression: oci.Compression(b.compression), Level: b.level, Threads: b.threads}
+	if b.layer != "" {
+		n, err := units.RAMInBytes(b.layer)
+		if err != nil || n <= 0 {
+			return o, fmt.Errorf("--layer-size: %q is not a size such as 512MiB", b.layer)
+		}
+		o.LayerBytes = uint64(n)
+	}
+	return o, o.Check()
 }

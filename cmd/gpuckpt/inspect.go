@@ -6,7 +6,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"text/tabwriter"
@@ -20,27 +19,13 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// openSource is a source and its connection to containerd, if there is one.
-type openSource struct {
-	*convert.Source
-	done func() error
-}
-
-func (s *openSource) Close() error { return errors.Join(s.Source.Close(), s.done()) }
-
-// openPlace opens what a command reads. The context that it returns has containerd's
-// namespace: the source is read with it.
-func (d *daemon) openPlace(ctx context.Context, name string) (context.Context, *openSource, error) {
+// openPlace opens what a command reads.
+func openPlace(ctx context.Context, dial convert.Dial, name string) (*convert.Source, error) {
 	ref, err := convert.ParseRef(name)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	ctx, dial, done := d.dial(ctx)
-	source, err := convert.Open(ctx, ref, dial)
-	if err != nil {
-		return nil, nil, errors.Join(err, done())
-	}
-	return ctx, &openSource{source, done}, nil
+	return convert.Open(ctx, ref, dial)
 }
 
 // inspectAnswer is what "image inspect" prints.
@@ -77,22 +62,24 @@ since another one. Nothing is verified.
 
 ` + places,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			answer, err := d.inspect(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			if previous != "" {
-				before, err := d.inspect(cmd.Context(), previous)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return d.run(cmd, func(ctx context.Context, dial convert.Dial, _ images.Progress) (any, string, error) {
+				answer, err := inspect(ctx, dial, args[0])
 				if err != nil {
-					return err
+					return nil, "", err
 				}
-				if answer.Image == nil || before.Image == nil {
-					return fmt.Errorf("--previous: only checkpoint images can be compared: %w", oci.ErrNotCheckpoint)
+				if previous != "" {
+					before, err := inspect(ctx, dial, previous)
+					if err != nil {
+						return nil, "", err
+					}
+					if answer.Image == nil || before.Image == nil {
+						return nil, "", fmt.Errorf("--previous: only checkpoint images can be compared: %w", oci.ErrNotCheckpoint)
+					}
+					answer.Previous = &inspectPrevious{Source: before.Source, Comparison: answer.Image.Compare(before.Image)}
 				}
-				answer.Previous = &inspectPrevious{Source: before.Source, Comparison: answer.Image.Compare(before.Image)}
-			}
-			return d.print(cmd, answer, answer.words())
+				return answer, answer.words(), nil
+			})
 		},
 	}
 	c.ValidArgsFunction = first(d.images)
@@ -102,8 +89,8 @@ since another one. Nothing is verified.
 	return c
 }
 
-func (d *daemon) inspect(ctx context.Context, name string) (_ *inspectAnswer, err error) {
-	ctx, s, err := d.openPlace(ctx, name)
+func inspect(ctx context.Context, dial convert.Dial, name string) (_ *inspectAnswer, err error) {
+	s, err := openPlace(ctx, dial, name)
 	if err != nil {
 		return nil, err
 	}

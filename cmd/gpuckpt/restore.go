@@ -7,13 +7,13 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/url"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,6 +28,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
@@ -72,11 +73,14 @@ DIR"), which has no files of the container: they come from the image --base.
 Name again what the container had from outside: GPUs, mounts, the host's network.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			answer, err := o.run(cmd.Context(), args[0], args[1:])
-			if err != nil {
-				return err
-			}
-			return o.print(cmd, answer, answer.Container+"\n")
+			return o.run(cmd, func(ctx context.Context, dial convert.Dial, _ images.Progress) (any, string, error) {
+				began := time.Now()
+				task, err := o.restore(ctx, dial, args[0], args[1:])
+				if err != nil {
+					return nil, "", err
+				}
+				return restoreAnswer{Container: o.name, PID: task.Pid(), Seconds: time.Since(began).Seconds()}, o.name + "\n", nil
+			})
 		},
 	}
 	c.ValidArgsFunction = first(o.images)
@@ -99,13 +103,11 @@ Name again what the container had from outside: GPUs, mounts, the host's network
 	return c
 }
 
-func (o *restoreOptions) run(ctx context.Context, from string, args []string) (_ *restoreAnswer, err error) {
-	began := time.Now()
-	ctx, c, err := o.connect(ctx)
+func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from string, args []string) (_ client.Task, err error) {
+	c, err := dial()
 	if err != nil {
 		return nil, err
 	}
-	defer joinClose(&err, c)
 	ref, dir := from, ""
 	if convert.IsPath(from) {
 		if ref = o.base; ref == "" {
@@ -136,16 +138,14 @@ func (o *restoreOptions) run(ctx context.Context, from string, args []string) (_
 	if err != nil {
 		return nil, fmt.Errorf("restore %s: %w", from, err)
 	}
-	return &restoreAnswer{Container: o.name, PID: task.Pid(), Seconds: time.Since(began).Seconds()}, nil
+	return task, nil
 }
 
 // newName makes a container's name of an image's.
 func newName(ref string) string {
 	name, _, _ := strings.Cut(path.Base(ref), "@")
 	name, _, _ = strings.Cut(name, ":")
-	random := make([]byte, 4)
-	_, _ = rand.Read(random) // never fails
-	return name + "-" + hex.EncodeToString(random)
+	return name + "-" + strings.ToLower(rand.Text()[:8])
 }
 
 // start makes the container and starts it. On an error there is none.
@@ -242,12 +242,11 @@ func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) 
 		given[name] = value
 	}
 	opts = append(opts, ctroci.WithAnnotations(given))
-	var devices []string
-	for _, d := range o.devices {
+	devices := slices.Clone(o.devices)
+	for _, d := range devices {
 		if !parser.IsQualifiedName(d) {
 			return nil, fmt.Errorf("--device %q is not a CDI device such as %s=0", d, gpuKind)
 		}
-		devices = append(devices, d)
 	}
 	for _, index := range o.gpus {
 		devices = append(devices, fmt.Sprintf("%s=%d", gpuKind, index))

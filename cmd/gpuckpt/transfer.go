@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/registry"
@@ -41,19 +42,21 @@ type transferAnswer struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// run answers with what move moved; verb words it.
-func (t *transferFlags) run(cmd *cobra.Command, verb string, move func(context.Context) (transferAnswer, error)) error {
-	began := time.Now()
-	shown := t.progress()
-	defer shown.wait()
-	t.Progress = shown.show
-	a, err := move(cmd.Context())
-	if err != nil {
+// transfer answers with what move moved of the image name; verb words it.
+func (t *transferFlags) transfer(cmd *cobra.Command, name, verb string, move func(context.Context, convert.Dial, *transferAnswer) error) error {
+	if err := localstore.CheckName(name); err != nil {
 		return err
 	}
-	a.Seconds = time.Since(began).Seconds()
-	return t.print(cmd, a, fmt.Sprintf("%s@%s\n%s %s of %s, %s reused; %.2f s\n",
-		a.Image, a.Digest, size(a.Moved), verb, size(a.Bytes), size(a.Reused), a.Seconds))
+	return t.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
+		began, a := time.Now(), &transferAnswer{Image: name}
+		t.Progress = progress
+		if err := move(ctx, dial, a); err != nil {
+			return nil, "", err
+		}
+		a.Seconds = time.Since(began).Seconds()
+		return a, fmt.Sprintf("%s@%s\n%s %s of %s, %s reused; %.2f s\n",
+			name, a.Digest, size(a.Moved), verb, size(a.Bytes), size(a.Reused), a.Seconds), nil
+	})
 }
 
 func pushCommand() *cobra.Command {
@@ -66,30 +69,25 @@ are not sent again: those of the last checkpoint, and those of an interrupted pu
 The credentials are those of "docker login".`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return t.run(cmd, "sent", func(ctx context.Context) (transferAnswer, error) { return t.push(ctx, args[0], args[len(args)-1]) })
+			target := strings.TrimPrefix(args[len(args)-1], convert.InContainerd+":")
+			return t.transfer(cmd, target, "sent", func(ctx context.Context, dial convert.Dial, a *transferAnswer) (err error) {
+				src, err := openPlace(ctx, dial, args[0])
+				if err != nil {
+					return err
+				}
+				defer joinClose(&err, src)
+				if src.Image == nil {
+					return fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", args[0], registry.ErrNotPushable)
+				}
+				a.Digest = src.Image.Digest
+				a.Result, err = registry.Push(ctx, src.Provider, target, *src.Image, t.Options)
+				return err
+			})
 		},
 	}
 	c.ValidArgsFunction = t.images
 	t.flags(c)
 	return c
-}
-
-func (t *transferFlags) push(ctx context.Context, ref, target string) (a transferAnswer, err error) {
-	a.Image = strings.TrimPrefix(target, convert.InContainerd+":")
-	if err := localstore.CheckName(a.Image); err != nil {
-		return a, err
-	}
-	ctx, src, err := t.openPlace(ctx, ref)
-	if err != nil {
-		return a, err
-	}
-	defer joinClose(&err, src)
-	if src.Image == nil {
-		return a, fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", ref, registry.ErrNotPushable)
-	}
-	a.Digest = src.Image.Digest
-	a.Result, err = registry.Push(ctx, src.Provider, a.Image, *src.Image, t.Options)
-	return a, err
 }
 
 func pullCommand() *cobra.Command {
@@ -104,7 +102,23 @@ continues where an interrupted one ended. The credentials are those of
 "docker login".`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return t.run(cmd, "fetched", func(ctx context.Context) (transferAnswer, error) { return t.pull(ctx, args[0], snapshotter, !noUnpack) })
+			return t.transfer(cmd, args[0], "fetched", func(ctx context.Context, dial convert.Dial, a *transferAnswer) error {
+				c, err := dial()
+				if err != nil {
+					return err
+				}
+				if !noUnpack {
+					if snapshotter, err = t.snapshotter(ctx, c, snapshotter); err != nil {
+						return err
+					}
+				}
+				image, result, err := registry.Pull(ctx, c, args[0], snapshotter, t.Options)
+				if err != nil {
+					return err
+				}
+				a.Digest, a.Result = image.Target().Digest, result
+				return nil
+			})
 		},
 	}
 	c.ValidArgsFunction = first(t.images)
@@ -113,28 +127,4 @@ continues where an interrupted one ended. The credentials are those of
 	c.Flags().BoolVar(&noUnpack, "no-unpack", false, "leave unpacking to whoever runs the image")
 	c.MarkFlagsMutuallyExclusive("snapshotter", "no-unpack")
 	return c
-}
-
-// pull fetches an image, and unpacks it for a snapshotter if it is to.
-func (t *transferFlags) pull(ctx context.Context, ref, snapshotter string, unpack bool) (a transferAnswer, err error) {
-	a.Image = ref
-	if err := localstore.CheckName(ref); err != nil {
-		return a, err
-	}
-	ctx, c, err := t.connect(ctx)
-	if err != nil {
-		return a, err
-	}
-	defer joinClose(&err, c)
-	if unpack {
-		if snapshotter, err = t.snapshotter(ctx, c, snapshotter); err != nil {
-			return a, err
-		}
-	}
-	image, result, err := registry.Pull(ctx, c, ref, snapshotter, t.Options)
-	if err != nil {
-		return a, err
-	}
-	a.Digest, a.Result = image.Target().Digest, result
-	return a, nil
 }

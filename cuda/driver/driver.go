@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"unsafe"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
@@ -78,12 +79,8 @@ func restore(q wire.Request) C.int {
 
 // uuid converts a UUID that wire.Request.Check has checked.
 func uuid(s string) C.gk_uuid {
-	var c C.gk_uuid
 	id, _ := wire.ParseUUID(s)
-	for i, b := range id {
-		c.bytes[i] = C.uchar(b)
-	}
-	return c
+	return *(*C.gk_uuid)(unsafe.Pointer(&id))
 }
 
 // info lists the GPUs that this process sees.
@@ -113,12 +110,8 @@ func info(known facts) wire.Reply {
 		if r := C.gk_device(C.int(i), &id, &name[0], C.int(len(name)), &memory, &bus[0], C.int(len(bus))); r != 0 {
 			return wire.Reply{Code: int(r), Text: text(r)}
 		}
-		var raw [16]byte
-		for j := range raw {
-			raw[j] = byte(id.bytes[j])
-		}
 		gpu := cuda.GPU{
-			UUID: wire.FormatUUID(raw), Name: C.GoString(&name[0]), Memory: uint64(memory),
+			UUID: wire.FormatUUID(*(*[16]byte)(unsafe.Pointer(&id))), Name: C.GoString(&name[0]), Memory: uint64(memory),
 			Index: i, Minor: -1, PCIBusID: C.GoString(&bus[0]),
 		}
 		if g, ok := known.gpus[gpu.UUID]; ok {

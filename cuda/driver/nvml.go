@@ -5,6 +5,7 @@ package driver
 
 import (
 	"cmp"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -16,68 +17,74 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// known is what NVML knows of a GPU. Its index is by bus, CUDA's ordinals are by speed.
-type known struct {
-	cuda.GPU
-	mig bool
+// ask calls a function of NVML, which is in use, if NVML has it: go-nvml aborts the
+// program when it calls a function that is missing.
+func ask[T any](function string, call func() (T, nvml.Return)) (value T, r nvml.Return) {
+	if nvml.Extensions().LookupSymbol(function) != nil {
+		return value, nvml.ERROR_FUNCTION_NOT_FOUND
+	}
+	return call()
 }
 
-// askNVML returns what NVML knows, by UUID, and whether it knows all of every GPU.
-func askNVML() (found map[string]known, all bool) {
-	found = map[string]known{}
-	done := useNVML("nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber")
-	if done == nil {
-		return found, false
+// devices calls do with each GPU, by NVML's index, and returns how many there are.
+func devices(do func(index int, device nvml.Device)) (count int, r nvml.Return) {
+	if count, r = ask("nvmlDeviceGetCount_v2", nvml.DeviceGetCount); r != nvml.SUCCESS {
+		return 0, r
 	}
-	defer done()
-	count, r := nvml.DeviceGetCount()
-	if r != nvml.SUCCESS {
-		return found, false
-	}
-	all = true
 	for i := range count {
-		device, r := nvml.DeviceGetHandleByIndex(i)
-		if r != nvml.SUCCESS {
-			continue
-		}
-		id, r := device.GetUUID()
-		if r != nvml.SUCCESS {
-			continue
-		}
-		if minor, r := device.GetMinorNumber(); r == nvml.SUCCESS {
-			k := more(device, cuda.GPU{UUID: id, Index: i, Minor: minor})
-			all = all && k.Name != "" && k.PCIBusID != "" && k.Memory != 0
-			found[id] = k
+		device, r := ask("nvmlDeviceGetHandleByIndex_v2", func() (nvml.Device, nvml.Return) { return nvml.DeviceGetHandleByIndex(i) })
+		if r == nvml.SUCCESS {
+			do(i, device)
 		}
 	}
-	return found, all && len(found) == count
+	return count, nvml.SUCCESS
 }
 
-// more adds what not every driver or GPU reports.
-func more(device nvml.Device, gpu cuda.GPU) known {
-	k := known{GPU: gpu}
-	if has("nvmlDeviceGetName") {
-		k.Name, _ = device.GetName()
+// askNVML returns what NVML knows of the GPUs, by UUID, and whether it knows all of
+// every GPU.
+func askNVML() (found map[string]cuda.Device, all bool) {
+	found, all = map[string]cuda.Device{}, true
+	if nvml.Init() != nvml.SUCCESS {
+		return found, false
 	}
-	if has("nvmlDeviceGetPciInfo_v3") {
-		if pci, r := device.GetPciInfo(); r == nvml.SUCCESS {
-			k.PCIBusID = unix.ByteSliceToString(pci.BusIdLegacy[:])
+	defer func() { _ = nvml.Shutdown() }()
+	count, r := devices(func(i int, device nvml.Device) {
+		d := describe(i, device)
+		if d.UUID != "" && d.Minor >= 0 {
+			all = all && d.Name != "" && d.PCIBusID != "" && d.Memory != 0
+			found[d.UUID] = d
 		}
+	})
+	return found, all && r == nvml.SUCCESS && len(found) == count
+}
+
+// describe asks for what CUDA needs NVML for. What this NVML, or this GPU, does not
+// report stays empty, and Minor is then -1. The index is by bus, as the numbers of the
+// device files are; CUDA's ordinals are by speed.
+func describe(index int, device nvml.Device) cuda.Device {
+	d := cuda.Device{GPU: cuda.GPU{Index: index, Minor: -1}}
+	d.UUID, _ = ask("nvmlDeviceGetUUID", device.GetUUID)
+	if minor, r := ask("nvmlDeviceGetMinorNumber", device.GetMinorNumber); r == nvml.SUCCESS {
+		d.Minor = minor
 	}
-	if has("nvmlDeviceGetMemoryInfo") {
-		if m, r := device.GetMemoryInfo(); r == nvml.SUCCESS {
-			k.Memory, k.Free = m.Total, m.Free
-		}
+	d.Name, _ = ask("nvmlDeviceGetName", device.GetName)
+	if pci, r := ask("nvmlDeviceGetPciInfo_v3", device.GetPciInfo); r == nvml.SUCCESS {
+		d.PCIBusID = unix.ByteSliceToString(pci.BusIdLegacy[:])
 	}
-	if has("nvmlDeviceGetMigMode") {
+	if m, r := ask("nvmlDeviceGetMemoryInfo", device.GetMemoryInfo); r == nvml.SUCCESS {
+		d.Memory, d.Free = m.Total, m.Free
+	}
+	mig := func() (int, nvml.Return) {
 		mode, _, r := device.GetMigMode()
-		k.mig = r == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE
+		return mode, r
 	}
-	if has("nvmlDeviceGetVirtualizationMode") {
-		mode, r := device.GetVirtualizationMode()
-		k.VGPU = r == nvml.SUCCESS && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
+	if mode, r := ask("nvmlDeviceGetMigMode", mig); r == nvml.SUCCESS {
+		d.MIG = new(mode == nvml.DEVICE_MIG_ENABLE)
 	}
-	return k
+	if mode, r := ask("nvmlDeviceGetVirtualizationMode", device.GetVirtualizationMode); r == nvml.SUCCESS {
+		d.Virtualization, d.VGPU = virtualization[mode], mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
+	}
+	return d
 }
 
 // infoEarly lists the GPUs that this process is to see, without CUDA. ok is false
@@ -93,23 +100,79 @@ func infoEarly(f facts) (_ wire.Reply, ok bool) {
 	seen := strings.Split(visible, ",")
 	return answer(cuda.Info{
 		DriverVersion: f.version,
-		GPUs:          list(f.gpus, func(k known) bool { return !k.mig && (!restricted || slices.Contains(seen, k.UUID)) }),
+		GPUs:          list(f.gpus, func(d cuda.Device) bool { return !inMIG(d) && (!restricted || slices.Contains(seen, d.UUID)) }),
 		Partitioned:   partitioned(f.gpus),
 	}), true
 }
 
 // partitioned are the GPUs in MIG mode.
-func partitioned(all map[string]known) []cuda.GPU {
-	return list(all, func(k known) bool { return k.mig })
-}
+func partitioned(all map[string]cuda.Device) []cuda.GPU { return list(all, inMIG) }
+
+func inMIG(d cuda.Device) bool { return d.MIG != nil && *d.MIG }
 
 // list returns some of the GPUs, in NVML's order.
-func list(all map[string]known, pick func(known) bool) (gpus []cuda.GPU) {
-	for _, k := range all {
-		if pick(k) {
-			gpus = append(gpus, k.GPU)
+func list(all map[string]cuda.Device, pick func(cuda.Device) bool) (gpus []cuda.GPU) {
+	for _, d := range all {
+		if pick(d) {
+			gpus = append(gpus, d.GPU)
 		}
 	}
 	slices.SortFunc(gpus, func(a, b cuda.GPU) int { return cmp.Compare(a.Index, b.Index) })
 	return gpus
 }
+
+// survey asks NVML about the GPUs. The fault is no-driver where there is no
+// NVML, which comes with the driver.
+func survey() wire.Reply {
+	if r := nvml.Init(); r != nvml.SUCCESS {
+		why := "libnvidia-ml.so.1 is not installed"
+		if r != nvml.ERROR_LIBRARY_NOT_FOUND {
+			why = "NVML: " + nvml.ErrorString(r)
+		}
+		return wire.Reply{Fault: wire.FaultNoDriver, Text: why}
+	}
+	defer func() { _ = nvml.Shutdown() }()
+	found := cuda.Survey{DriverVersion: driverVersion(), Devices: []cuda.Device{}}
+	_, r := devices(func(i int, device nvml.Device) { found.Devices = append(found.Devices, surveyDevice(i, device)) })
+	if r != nvml.SUCCESS && r != nvml.ERROR_FUNCTION_NOT_FOUND {
+		return wire.Reply{Fault: wire.FaultNoDriver, Text: "NVML: " + nvml.ErrorString(r)}
+	}
+	return answer(found)
+}
+
+// surveyDevice asks for all that one GPU reports.
+func surveyDevice(index int, device nvml.Device) cuda.Device {
+	d := describe(index, device)
+	if mode, r := ask("nvmlDeviceGetPersistenceMode", device.GetPersistenceMode); r == nvml.SUCCESS {
+		d.Persistence = new(mode == nvml.FEATURE_ENABLED)
+	}
+	if mode, r := ask("nvmlDeviceGetComputeMode", device.GetComputeMode); r == nvml.SUCCESS {
+		d.ComputeMode = computeModes[mode]
+	}
+	users, _ := ask("nvmlDeviceGetComputeRunningProcesses_v3", device.GetComputeRunningProcesses)
+	for _, u := range users {
+		use := cuda.DeviceUse{PID: int(u.Pid)}
+		if u.UsedGpuMemory != math.MaxUint64 { // NVML_VALUE_NOT_AVAILABLE
+			use.Bytes = u.UsedGpuMemory
+		}
+		d.Users = append(d.Users, use)
+	}
+	return d
+}
+
+// virtualization and computeModes word NVML's enumerations.
+var (
+	virtualization = map[nvml.GpuVirtualizationMode]string{
+		nvml.GPU_VIRTUALIZATION_MODE_NONE:        "none",
+		nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH: "passthrough",
+		nvml.GPU_VIRTUALIZATION_MODE_VGPU:        "vgpu",
+		nvml.GPU_VIRTUALIZATION_MODE_HOST_VGPU:   "host-vgpu",
+		nvml.GPU_VIRTUALIZATION_MODE_HOST_VSGA:   "host-vsga",
+	}
+	computeModes = map[nvml.ComputeMode]string{
+		nvml.COMPUTEMODE_DEFAULT:           "default",
+		nvml.COMPUTEMODE_EXCLUSIVE_THREAD:  "exclusive-thread",
+		nvml.COMPUTEMODE_PROHIBITED:        "prohibited",
+		nvml.COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive-process",
+	}
+)

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
 // minimum is the first driver branch with the checkpoint functions.
@@ -17,9 +19,9 @@ const minimum = 570
 
 // facts are what CUDA does not report of the driver, or only a newer one does.
 type facts struct {
-	version string           // of the kernel driver, "580.159.03", or ""
-	gpus    map[string]known // by UUID, as far as they are known
-	all     bool             // all of each GPU is known
+	version string                 // of the kernel driver, "580.159.03", or ""
+	gpus    map[string]cuda.Device // by UUID, as far as they are known
+	all     bool                   // all of each GPU is known
 }
 
 // readFacts asks NVML, which takes some 10 ms to begin with.
@@ -33,16 +35,13 @@ func readFacts() facts {
 
 // driverVersion returns the kernel driver's version, "580.159.03", or "".
 func driverVersion() string {
-	if done := useNVML("nvmlSystemGetDriverVersion"); done != nil {
-		defer done()
-		if v, r := nvml.SystemGetDriverVersion(); r == nvml.SUCCESS {
+	if nvml.Init() == nvml.SUCCESS {
+		defer func() { _ = nvml.Shutdown() }()
+		if v, r := ask("nvmlSystemGetDriverVersion", nvml.SystemGetDriverVersion); r == nvml.SUCCESS {
 			return v
 		}
 	}
-	b, err := os.ReadFile("/proc/driver/nvidia/version")
-	if err != nil {
-		return ""
-	}
+	b, _ := os.ReadFile("/proc/driver/nvidia/version")
 	return parseVersion(string(b))
 }
 
@@ -64,23 +63,3 @@ func tooOld(version string) bool {
 	n, err := strconv.Atoi(branch)
 	return err == nil && n < minimum
 }
-
-// useNVML initialises NVML and returns what ends its use, or nil if it is not
-// there or lacks one of the functions: go-nvml aborts the program when it calls
-// a function that is missing.
-func useNVML(functions ...string) (done func()) {
-	if nvml.Init() != nvml.SUCCESS {
-		return nil
-	}
-	done = func() { _ = nvml.Shutdown() }
-	for _, f := range functions {
-		if !has(f) {
-			done()
-			return nil
-		}
-	}
-	return done
-}
-
-// has reports whether NVML, in use, has a function.
-func has(function string) bool { return nvml.Extensions().LookupSymbol(function) == nil }

@@ -74,26 +74,12 @@ func (a *Archive) writeRootFS(ctx context.Context, w io.Writer, plain io.ReadClo
 	there := make(map[string]bool)
 	if plain != nil {
 		defer plain.Close()
-		in := tar.NewReader(plain)
-		for {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			h, err := in.Next()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				return fmt.Errorf("%w: %s: %w", ErrMalformed, metadata.RootFsDiffTar, err)
-			}
-			name, err := cleanName(h.Name)
-			if err != nil {
-				return fmt.Errorf("%s: %w", metadata.RootFsDiffTar, err)
-			}
+		err := entries(ctx, plain, ErrMalformed, func(name string, h *tar.Header, data io.Reader) error {
 			there[name] = true
-			if err := copyEntry(out, h, in); err != nil {
-				return fmt.Errorf("%s: %w", metadata.RootFsDiffTar, err)
-			}
+			return copyEntry(out, h, data)
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", metadata.RootFsDiffTar, err)
 		}
 	}
 	for _, name := range a.deleted {
@@ -111,6 +97,29 @@ func (a *Archive) writeRootFS(ctx context.Context, w io.Writer, plain io.ReadClo
 		}
 	}
 	return out.Close()
+}
+
+// entries calls do for each entry of a tar archive, with its cleaned name. An archive
+// that cannot be read is an unreadable.
+func entries(ctx context.Context, r io.Reader, unreadable error, do func(name string, h *tar.Header, data io.Reader) error) error {
+	for in := tar.NewReader(r); ; {
+		h, err := in.Next()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("%w: %w", unreadable, err)
+		}
+		name, err := cleanName(h.Name)
+		if err == nil {
+			err = do(name, h, in)
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // copyEntry writes an entry with what it holds.
@@ -154,34 +163,18 @@ func mergeLayer(ctx context.Context, out *tar.Writer, layer Layer, gone map[stri
 	defer func() { err = errors.Join(err, data.Close()) }()
 	// The whiteouts of a layer are about those below it, wherever they stand.
 	var removed []string
-	for in := tar.NewReader(data); ; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		h, err := in.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("read a layer: %w", err)
-		}
-		name, err := cleanName(h.Name)
-		if err != nil {
-			return err
-		}
+	err = entries(ctx, data, errors.New("read a layer"), func(name string, h *tar.Header, data io.Reader) error {
 		if hidden, ok := strings.CutPrefix(path.Base(name), whiteout); ok && path.Base(name) != whiteoutOpaque {
 			removed = append(removed, path.Join(path.Dir(name), hidden))
-			continue
+			return nil
 		}
 		for at := name; at != "."; at = path.Dir(at) {
 			delete(gone, at)
 		}
-		if err := copyEntry(out, h, in); err != nil {
-			return err
-		}
-	}
+		return copyEntry(out, h, data)
+	})
 	for _, name := range removed {
 		gone[name] = true
 	}
-	return nil
+	return err
 }

@@ -5,6 +5,7 @@ package archive
 
 import (
 	"archive/tar"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -166,21 +167,15 @@ func refuseCompressed(r io.ReaderAt) error {
 // own entry. Podman puts what is in /dev/shm into one, apart from the container's
 // other files, and writes it for a container with an empty /dev/shm as well.
 func refuseContent(e images.File) error {
-	inner := tar.NewReader(io.NewSectionReader(e.Data, 0, int64(e.Bytes)))
-	for {
-		header, err := inner.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
+	inner := io.NewSectionReader(e.Data, 0, int64(e.Bytes))
+	err := entries(context.Background(), inner, ErrMalformed, func(name string, h *tar.Header, _ io.Reader) error {
+		if h.Typeflag != tar.TypeDir || name != "." {
+			return fmt.Errorf("%w: %s would not be brought back", ErrUnsupported, name)
 		}
-		if err != nil {
-			return fmt.Errorf("%w: %s: %w", ErrMalformed, e.Name, err)
-		}
-		name, err := cleanName(header.Name)
-		if err != nil {
-			return fmt.Errorf("%s: %w", e.Name, err)
-		}
-		if header.Typeflag != tar.TypeDir || name != "." {
-			return fmt.Errorf("%w: %s in %s would not be brought back", ErrUnsupported, name, e.Name)
-		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", e.Name, err)
 	}
+	return nil
 }

@@ -4,11 +4,9 @@
 // Package capture takes a checkpoint of a running container in containerd as an image.
 //
 // Container does it in order: look at all that can be wrong; pause the container; have
-// the shim dump it into a directory of its own while containerd takes the container's
-// writable files; build the image of both while the shim gives the GPU back; give the
-// image its name; then let the container run on, or end it. The image has its name only
-// when it is complete. If a step fails, the steps before it are undone: the container is
-// as it was before, and there is no image.
+// the shim dump it while containerd takes the container's writable files; build the image
+// while the shim gives the GPU back; name the image; let the container run on, or end it.
+// If a step fails, the steps before it are undone.
 package capture
 
 import (
@@ -36,8 +34,8 @@ import (
 const (
 	// DefaultDir is where dumps are made. It need not exist.
 	DefaultDir = "/var/lib/gpuckpt/checkpoints"
-	// undoLimit bounds each step of the way back, and the end of a container: a resume
-	// waits until the shim has undone a dump and filled the GPUs.
+	// undoLimit bounds each undo, and the end of a container: a resume waits until the
+	// shim has filled the GPUs.
 	undoLimit = 30 * time.Minute
 	// leaseLimit is when containerd collects what a program that was killed has left.
 	leaseLimit = 24 * time.Hour
@@ -47,11 +45,10 @@ const (
 type Options struct {
 	// Image is the name of the image, "example.com/job:1".
 	Image string
-	// Dir is the directory on this machine in which the dump is made, in one of its own
-	// that is removed at the end; empty: DefaultDir. A tmpfs is fastest.
+	// Dir is the directory on this machine in which the dump is made; empty: DefaultDir.
 	Dir string
-	// LeaveRunning lets the container run on as soon as the dump is complete and its GPU
-	// filled again. Without it the container ends once the image is complete.
+	// LeaveRunning lets the container run on as soon as its GPU is filled again. Without
+	// it the container ends once the image is complete.
 	LeaveRunning bool
 	// Unpack unpacks the image too, for the container's snapshotter.
 	Unpack bool

@@ -43,9 +43,8 @@ func (d *runningDump) wait() error {
 }
 
 // dump has the shim dump the processes while containerd takes the container's writable
-// files: nothing runs, so both are of one moment. It returns when all files are
-// complete. The shim writes the metadata of GPU state last. After an error nothing goes
-// on in the shim.
+// files. It returns when all files are complete. After an error nothing goes on in the
+// shim.
 func (r *run) dump(ctx context.Context) (*runningDump, error) {
 	if err := r.describe(); err != nil {
 		return nil, err

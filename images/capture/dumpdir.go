@@ -17,9 +17,8 @@ import (
 const dumpPrefix = "ctrd-checkpoint-gpuckpt-"
 
 // makeDumpDir makes a directory for one dump in another, and removes the directories
-// that programs which were killed have left: a dump is as large as the GPUs' memory. A
-// program holds a lock on its directory for as long as it lives. release removes the
-// directory.
+// that killed programs have left. A program holds a lock on its directory for as long as
+// it lives. release removes the directory.
 func makeDumpDir(in string) (dir string, release func() error, err error) {
 	// One at a time: between the making and the locking, another program would take the
 	// directory for one that was left.

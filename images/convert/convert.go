@@ -5,10 +5,9 @@
 // OCI layouts and OCI archives, containerd's own checkpoints, the kubelet's archives,
 // dumps.
 //
-// A Ref names a place, Open opens the checkpoint there as a Source, Convert brings it
-// to another place. An image is copied as it is, digest and all; from every other form
-// an image is built. The destination appears when it is complete, and is as it was
-// before if Convert fails.
+// A Ref names a place, Open opens the checkpoint there as a Source, Convert writes it to
+// another place. An image is copied and keeps its digest; from every other form an image
+// is built. The destination appears when it is complete; if Convert fails it is as before.
 package convert
 
 import (
@@ -40,8 +39,8 @@ type Options struct {
 	// Build says how an image is built: Compression, Level, Threads, LayerBytes.
 	Build oci.Options
 	// Base is the Ref of the image that the container was made from; empty: as the
-	// source says. Previous is the Ref of an earlier checkpoint image of the container:
-	// what has not changed is not stored again. Both are for building an image.
+	// source says. Previous is the Ref of an earlier checkpoint image of the container.
+	// Both are for building an image.
 	Base, Previous string
 	// MustBuild refuses a source that is an image already.
 	MustBuild bool

@@ -134,7 +134,7 @@ func (s *Source) get(ctx context.Context, from interface {
 func (s *Source) take(ctx context.Context, found ocispec.Descriptor) (err error) {
 	s.containerd, err = OpenContainerd(ctx, s.Provider, found)
 	if errors.Is(err, oci.ErrNotCheckpoint) { // of that form
-		s.Image = stripDescriptor(found)
+		s.Image = &ocispec.Descriptor{MediaType: found.MediaType, Digest: found.Digest, Size: found.Size}
 		return nil
 	}
 	if err == nil {
@@ -142,11 +142,6 @@ func (s *Source) take(ctx context.Context, found ocispec.Descriptor) (err error)
 		s.closers = append(s.closers, s.containerd)
 	}
 	return err
-}
-
-// stripDescriptor leaves out what an index says of an image.
-func stripDescriptor(d ocispec.Descriptor) *ocispec.Descriptor {
-	return &ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
 }
 
 // OpenDump opens a dump in a directory, with or without GPU state.

@@ -37,40 +37,43 @@ type Dir struct {
 }
 
 // Open opens a layout, or makes one where there is no directory or an empty one.
-func Open(dir string) (*Dir, error) {
+func Open(dir string) (_ *Dir, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("open OCI layout: %w", err)
+		}
+	}()
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("open OCI layout: %w", err)
+		return nil, err
 	}
 	l := &Dir{dir: dir}
 	marker := filepath.Join(dir, ocispec.ImageLayoutFile)
 	if len(entries) == 0 {
 		if err := os.MkdirAll(filepath.Join(dir, ocispec.ImageBlobsDir), 0o755); err != nil {
-			return nil, fmt.Errorf("make OCI layout: %w", err)
+			return nil, err
 		}
 		if err := l.writeIndex(&ocispec.Index{}); err != nil {
-			return nil, fmt.Errorf("make OCI layout: %w", err)
+			return nil, err
 		}
 		if err := writeJSON(marker, ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion}); err != nil {
-			return nil, fmt.Errorf("make OCI layout: %w", err)
+			return nil, err
 		}
 	} else {
 		data, err := os.ReadFile(marker)
 		if err != nil {
-			return nil, fmt.Errorf("open OCI layout: %s is neither empty nor a layout: %w", dir, err)
+			return nil, fmt.Errorf("%s is neither empty nor a layout: %w", dir, err)
 		}
 		var found ocispec.ImageLayout
 		if err := json.Unmarshal(data, &found); err != nil || found.Version != ocispec.ImageLayoutVersion {
-			return nil, fmt.Errorf("open OCI layout: %s is of the version %q, not %q", dir, found.Version, ocispec.ImageLayoutVersion)
+			return nil, fmt.Errorf("%s is of the version %q, not %q", dir, found.Version, ocispec.ImageLayoutVersion)
 		}
 		if _, err := l.readIndex(); err != nil {
-			return nil, fmt.Errorf("open OCI layout: %w", err)
+			return nil, err
 		}
 	}
-	if l.Store, err = local.NewStore(dir); err != nil {
-		return nil, fmt.Errorf("open OCI layout: %w", err)
-	}
-	return l, nil
+	l.Store, err = local.NewStore(dir)
+	return l, err
 }
 
 // Close removes the directory that unfinished writes were in.
@@ -86,16 +89,16 @@ func (l *Dir) Close() error {
 func (l *Dir) Tag(ctx context.Context, name string, manifest ocispec.Descriptor) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, err := l.Info(ctx, manifest.Digest); err != nil {
-		return fmt.Errorf("name the image %s: %w", name, err)
-	}
 	index, err := l.readIndex()
-	if err != nil {
-		return fmt.Errorf("name the image %s: %w", name, err)
+	if err == nil {
+		_, err = l.Info(ctx, manifest.Digest)
 	}
-	manifest.Annotations = map[string]string{cimages.AnnotationImageName: name, ocispec.AnnotationRefName: name}
-	index.Manifests = append(slices.DeleteFunc(index.Manifests, func(d ocispec.Descriptor) bool { return NameOf(d) == name }), manifest)
-	if err := l.writeIndex(index); err != nil {
+	if err == nil {
+		manifest.Annotations = map[string]string{cimages.AnnotationImageName: name, ocispec.AnnotationRefName: name}
+		index.Manifests = append(slices.DeleteFunc(index.Manifests, func(d ocispec.Descriptor) bool { return NameOf(d) == name }), manifest)
+		err = l.writeIndex(index)
+	}
+	if err != nil {
 		return fmt.Errorf("name the image %s: %w", name, err)
 	}
 	return nil

@@ -57,8 +57,8 @@ func OpenTar(path string) (_ *Tar, err error) {
 		if file.Name != ocispec.ImageIndexFile || file.Bytes > maxIndex {
 			continue
 		}
-		data := make([]byte, file.Bytes)
-		if _, err := file.Data.ReadAt(data, 0); err != nil && err != io.EOF {
+		data, err := io.ReadAll(io.NewSectionReader(file.Data, 0, int64(file.Bytes)))
+		if err != nil {
 			return nil, err
 		}
 		if t.index, err = parseIndex(data); err != nil {

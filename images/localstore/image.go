@@ -88,10 +88,9 @@ func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Desc
 	return nil
 }
 
-// Unpack makes an image in containerd ready to run, unless it is. Where the
-// snapshotter can put layers together afterwards, as overlayfs can from containerd 2.2
-// on, Unpack unpacks several at once, one on each processor: containerd hashes and
-// writes each layer on one. image.Unpack of containerd's client takes them one by one.
+// Unpack makes an image in containerd ready to run, unless it is. Where the snapshotter
+// can put layers together afterwards, as overlayfs can from containerd 2.2 on, Unpack
+// unpacks several at once. image.Unpack of containerd's client takes them one by one.
 func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshotter string) (err error) {
 	defer func() {
 		if err != nil {

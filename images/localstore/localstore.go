@@ -5,19 +5,16 @@
 // names and unpacks them, and writes large blobs into the content store of containerd
 // without sending them through its socket.
 //
-// containerd's API carries a blob in messages that are encoded, framed, copied
-// and answered one by one: little more than 1 GB/s per connection. A checkpoint
-// has many gigabytes. So a blob is written to a file without a name on the
-// store's own file system, hashed on the way, and linked to the place that its
-// digest gives it, as the store's own writers do. containerd is then asked to
-// write a blob of that digest: with the sharing policy "shared" it finds that
-// the bytes are there, and enters them for the namespace, with the lease of the
-// request. That is the way in which one namespace gets what another has pulled.
+// containerd's API carries little more than 1 GB/s per connection. So a blob is written
+// to a file without a name on the store's own file system, hashed on the way, and linked
+// to the place that its digest gives it. containerd is then asked to write a blob of that
+// digest: with the sharing policy "shared" it finds the bytes and enters them for the
+// namespace, with the lease of the request, as if another namespace had pulled them.
 //
-// The life of a blob: Writer, Write, Commit. Before the link there is nothing
-// that a killed process could leave behind. After it the blob is complete; one
-// that containerd was never asked for is removed by its garbage collector, and
-// if the collector was faster than the question, the bytes go through the socket.
+// The life of a blob: Writer, Write, Commit. A process that is killed before the link
+// leaves nothing. After the link the blob is complete. containerd's garbage collector
+// removes a blob that containerd was never asked for; if the collector was faster than
+// the question, the bytes go through the socket.
 package localstore
 
 import (
@@ -45,12 +42,9 @@ type Store struct {
 }
 
 // Open returns the store whose directory is root, the export "root" of containerd's
-// content plugin. known is a blob that containerd has: a directory without that blob is
-// not the directory of this containerd, which may run elsewhere or see other mounts.
-// After an error, there or where files without a name cannot be made, the caller can
-// write to containerd's own store, which is slower.
-//
-// The store's sharing policy has to be "shared", see its metadata plugin.
+// content plugin, whose sharing policy must be "shared". known is a blob that containerd
+// has: a directory without that blob belongs to another containerd. After an error the
+// caller can write to containerd's own store, which is slower.
 func Open(store content.Store, root string, known ocispec.Descriptor) (*Store, error) {
 	if known.Digest.Algorithm() != digest.Canonical {
 		return nil, fmt.Errorf("%s is not a %s digest", known.Digest, digest.Canonical)
@@ -125,7 +119,7 @@ func (w *writer) Write(p []byte) (int, error) {
 // Digest is that of what was written so far.
 func (w *writer) Digest() digest.Digest { return w.digester.Digest() }
 
-// Status says how far the blob is.
+// Status returns how far the blob is.
 func (w *writer) Status() (content.Status, error) {
 	return content.Status{Ref: w.ref, Offset: w.size, Total: w.total, StartedAt: w.began, UpdatedAt: w.written}, nil
 }

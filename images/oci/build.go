@@ -41,10 +41,9 @@ type Options struct {
 	// images.AllowWithoutGPU.
 	Checkpoint *images.Checkpoint
 
-	// Base is the manifest of the container's image, or an index, from which
-	// the manifest for this platform is taken. A base that is a checkpoint image
-	// counts without its GPU and CRIU layers. A zero Base builds an image of
-	// the checkpoint alone, which can be verified and moved but not run.
+	// Base is the manifest of the container's image, or an index of it. A base that is a
+	// checkpoint image counts without its GPU and CRIU layers. A zero Base builds an
+	// image of the checkpoint alone, which can be verified and moved but not run.
 	Base ocispec.Descriptor
 	// Provider reads Base, RW and Previous; nil: the store that is written to.
 	Provider content.Provider
@@ -56,15 +55,11 @@ type Options struct {
 	RW    *ocispec.Descriptor
 	RWTar io.Reader
 
-	// Previous is the manifest of a checkpoint image of the same container: a
-	// layer that is the same as one of its is not written, and the GPU state is
-	// cut where it was cut then. Layers of it that are not in the store are
-	// written again.
+	// Previous is the manifest of a checkpoint image of the same container: the GPU state
+	// is cut as it was then, and layers that have not changed are not written again.
 	Previous *ocispec.Descriptor
 
-	// Compression, and its Level as the zstd or gzip program counts; 0 is the
-	// fastest. The same level gives the same digests with the same version of
-	// this package.
+	// Compression, and its Level as the zstd or gzip program counts; 0 is the fastest.
 	Compression Compression
 	Level       int
 	// Threads is how many layers are made at once, each on a processor of its
@@ -243,23 +238,21 @@ type layer struct {
 
 // count adds a layer to the figures.
 func (b *builder) count(l layer) {
-	r, size, gpu := &b.result, uint64(l.desc.Size), l.kind == LayerGPU
-	r.Bytes += size
-	if gpu {
+	r, size, gpu := &b.result, uint64(l.desc.Size), uint64(0)
+	if l.kind == LayerGPU {
+		gpu = size
 		r.GPULayers++
 	}
-	switch {
-	case l.reused && gpu:
-		r.GPULayersReused++
-		r.GPUReused += size
-		fallthrough
-	case l.reused:
-		r.Reused += size
-	case gpu:
-		r.GPUWritten += size
-		fallthrough
-	default:
+	r.Bytes += size
+	if !l.reused {
 		r.Written += size
+		r.GPUWritten += gpu
+		return
+	}
+	r.Reused += size
+	r.GPUReused += gpu
+	if gpu > 0 {
+		r.GPULayersReused++
 	}
 }
 

@@ -32,17 +32,12 @@ func (c Compression) MediaType() string {
 }
 
 func (c Compression) check(level int) error {
-	switch c {
-	case "", Zstd, None:
-		if level < 0 || level > 22 {
-			return fmt.Errorf("compression level %d: it must be 1 to 22, or 0 for the fastest", level)
-		}
-	case Gzip:
-		if level < 0 || level > 9 {
-			return fmt.Errorf("compression level %d: it must be 1 to 9, or 0 for the fastest", level)
-		}
-	default:
+	most, ok := map[Compression]int{"": 22, Zstd: 22, None: 22, Gzip: 9}[c]
+	switch {
+	case !ok:
 		return fmt.Errorf("compression %q: it must be %s, %s or %s", c, Zstd, Gzip, None)
+	case level < 0 || level > most:
+		return fmt.Errorf("compression level %d: it must be 1 to %d, or 0 for the fastest", level, most)
 	}
 	return nil
 }

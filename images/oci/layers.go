@@ -4,12 +4,14 @@
 package oci
 
 import (
+	"archive/tar"
 	"bufio"
 	"context"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/pkg/labels"
@@ -26,11 +28,11 @@ import (
 // plan is a layer to be made.
 type plan struct {
 	kind string
-	// A GPU layer's area and range of the area's file.
+	// A GPU layer's area and range of the area's file. The range of another layer is
+	// as long as its entries.
 	area *images.AreaReader
 	name string
 	span
-	// entries of a layer of another kind.
 	entries []entry
 }
 
@@ -56,33 +58,26 @@ func (p *plan) annotations() map[string]string {
 // at once. GPU state that is zero needs no layer.
 func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
 	var plans []plan
-	var total uint64
 	areas := c.Areas()
 	for i := range areas {
 		a := &areas[i]
 		r := a.Open()
 		defer r.Close()
-		end := a.End()
-		for at := uint64(0); at < end; at += b.LayerBytes {
-			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, end)}})
+		for at := uint64(0); at < a.End(); at += b.LayerBytes {
+			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, a.End())}})
 		}
-		total += end
 	}
 	last, done, err := criuPlan(c)
 	defer done()
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range last.entries {
-		total += e.len
-	}
 	plans = append(plans, last)
-	b.meter.Grow(int64(total))
-
 	made := make([]*layer, len(plans))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(b.Threads)
 	for i := range plans {
+		b.meter.Grow(int64(plans[i].to - plans[i].from))
 		g.Go(func() error {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -121,6 +116,7 @@ func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
 		}
 		open = append(open, r)
 		e := entry{name: f.Name, from: r, len: f.Bytes}
+		p.to += e.len
 		if f.Name == images.MetadataName {
 			p.entries = slices.Insert(p.entries, 0, e)
 		} else {
@@ -132,7 +128,6 @@ func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
 
 // makeLayer returns the layer, which is then in the store; nil if it would be empty.
 func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]layer) (*layer, error) {
-	content := uint64(0)
 	if p.kind == LayerGPU {
 		parts, err := runs(p.area, p.from, p.to)
 		if err != nil {
@@ -140,16 +135,15 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 		}
 		for _, r := range parts {
 			p.entries = append(p.entries, entry{name: images.PieceFile(p.name, r.from), from: p.area, offset: r.from, len: r.to - r.from})
-			content += r.to - r.from
 		}
-		b.meter.Add(int64(p.to - p.from - content)) // zeros are done
-		if len(parts) == 0 {
-			return nil, nil
-		}
-	} else {
-		for _, e := range p.entries {
-			content += e.len
-		}
+	}
+	content := uint64(0)
+	for _, e := range p.entries {
+		content += e.len
+	}
+	b.meter.Add(int64(p.to - p.from - content)) // zeros are done
+	if len(p.entries) == 0 {
+		return nil, nil
 	}
 	if old, ok := previous[p.key()]; ok {
 		// Reading it twice if it has changed is cheaper than compressing it
@@ -165,7 +159,7 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 			return &old, nil
 		}
 	}
-	l, err := b.writeLayer(ctx, p.kind+" "+p.name+" "+strconv.FormatUint(p.from, 10), func(w io.Writer) error {
+	l, err := b.writeLayer(ctx, p.key(), func(w io.Writer) error {
 		return writeTar(ctx, w, p.entries, b.meter)
 	})
 	if err != nil {
@@ -309,12 +303,7 @@ func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descrip
 			return digest.Parse(id)
 		}
 	}
-	ra, err := provider.ReaderAt(ctx, desc)
-	if err != nil {
-		return "", err
-	}
-	defer ra.Close()
-	r, err := Decompress(io.NewSectionReader(ra, 0, ra.Size()), desc.MediaType)
+	r, err := OpenLayer(ctx, provider, desc, nil)
 	if err != nil {
 		return "", err
 	}
@@ -362,4 +351,37 @@ func (b *builder) put(ctx context.Context, desc ocispec.Descriptor, from io.Read
 		b.note(desc.Digest)
 	}
 	return nil
+}
+
+// entry is a file of a layer: bytes of a reader, from an offset.
+type entry struct {
+	name        string // in images.ImageDir
+	from        io.ReaderAt
+	offset, len uint64
+}
+
+// writeTar writes a layer's archive. It depends on the names and the content
+// alone, so that the same content has the same digest. meter counts the bytes read.
+func writeTar(ctx context.Context, w io.Writer, entries []entry, meter *images.Meter) error {
+	t := tar.NewWriter(w)
+	h := tar.Header{Typeflag: tar.TypeDir, Name: images.ImageDir + "/", Mode: 0o700, ModTime: time.Unix(0, 0)}
+	if err := t.WriteHeader(&h); err != nil {
+		return err
+	}
+	buf := make([]byte, 1<<20)
+	for _, e := range entries {
+		h = tar.Header{Typeflag: tar.TypeReg, Name: images.ImageDir + "/" + e.name, Size: int64(e.len), Mode: 0o600, ModTime: h.ModTime}
+		if err := t.WriteHeader(&h); err != nil {
+			return err
+		}
+		from := io.NewSectionReader(e.from, int64(e.offset), int64(e.len))
+		n, err := io.CopyBuffer(t, meter.Reader(ctx, from), buf)
+		if err == nil && n < from.Size() {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return fmt.Errorf("read %s at %d: %w", e.name, e.offset+uint64(n), err)
+		}
+	}
+	return t.Close()
 }

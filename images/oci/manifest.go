@@ -81,12 +81,6 @@ func (b *builder) readBase(ctx context.Context) (*base, error) {
 		return nil, fmt.Errorf("read the base image: %w", err)
 	}
 	out := &base{config: config}
-	var history []json.RawMessage
-	if raw, ok := config["history"]; ok {
-		if err := json.Unmarshal(raw, &history); err != nil {
-			return nil, fmt.Errorf("read the base image: history: %w", err)
-		}
-	}
 	drop := make([]bool, len(m.Layers))
 	for i, d := range m.Layers {
 		kind := d.Annotations[annotations.Layer]
@@ -96,23 +90,25 @@ func (b *builder) readBase(ctx context.Context) (*base, error) {
 		d.MediaType = ociType(d.MediaType)
 		out.layers = append(out.layers, layer{desc: d, diffID: ids[i], kind: kind})
 	}
-	out.history, err = historyOf(history, drop)
-	if err != nil {
-		return nil, fmt.Errorf("read the base image: %w", err)
+	if out.history, err = historyOf(config["history"], drop); err != nil {
+		return nil, fmt.Errorf("read the base image: history: %w", err)
 	}
 	return out, nil
 }
 
 // historyOf returns the history without the entries of dropped layers. It returns
 // nothing if the entries do not fit the layers.
-func historyOf(history []json.RawMessage, drop []bool) ([]json.RawMessage, error) {
-	var kept []json.RawMessage
+func historyOf(raw json.RawMessage, drop []bool) ([]json.RawMessage, error) {
+	if raw == nil {
+		return nil, nil
+	}
+	var history, kept []json.RawMessage
+	var read []ocispec.History
+	if err := errors.Join(json.Unmarshal(raw, &history), json.Unmarshal(raw, &read)); err != nil {
+		return nil, err
+	}
 	at := 0
-	for _, raw := range history {
-		var h ocispec.History
-		if err := json.Unmarshal(raw, &h); err != nil {
-			return nil, fmt.Errorf("history: %w", err)
-		}
+	for i, h := range read {
 		if !h.EmptyLayer {
 			if at == len(drop) {
 				return nil, nil
@@ -122,7 +118,7 @@ func historyOf(history []json.RawMessage, drop []bool) ([]json.RawMessage, error
 				continue
 			}
 		}
-		kept = append(kept, raw)
+		kept = append(kept, history[i])
 	}
 	if at != len(drop) {
 		return nil, nil

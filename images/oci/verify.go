@@ -41,16 +41,13 @@ const maxDocument = 8 << 20
 // maxFaults bounds how many faults are named.
 const maxFaults = 32
 
-// Verify reads every byte of a checkpoint image: that each blob has its digest
-// and each layer its diff_id, that the checkpoint's layers hold plain files
-// where they belong and nothing else, that gpuckpt.json is whole and of a known
-// schema, and that each block of GPU state has its digest. It writes nothing and
-// holds no layer in memory. progress receives the step "verify": the bytes of blobs
-// that were read.
+// Verify reads every byte of a checkpoint image: each blob must have its digest, each
+// layer its diff_id, and each block of GPU state its digest; the checkpoint's layers hold
+// plain files where they belong and nothing else. progress receives the step "verify".
 //
-// The error joins all that is wrong, up to 32; each names the blob or file, and
-// for GPU state the area and block. They are images.ErrDamaged,
-// images.ErrSchema, images.ErrMalformed, ErrNotCheckpoint, or those of reading.
+// The error joins all that is wrong, up to 32 faults, each with the name of the blob or
+// file. They are images.ErrDamaged, images.ErrSchema, images.ErrMalformed,
+// ErrNotCheckpoint, or those of reading.
 func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor, progress images.Progress) (*Report, error) {
 	v := &verifier{provider: provider, meter: progress.Begin("verify", 0)}
 	if err := v.open(ctx, manifest); err != nil {
@@ -216,7 +213,7 @@ func criuLayer(m *ocispec.Manifest) (int, error) {
 	return top, nil
 }
 
-// sort returns a job for each other layer, and one for each range of an area that has
+// sort returns a job for each other layer, and one for each part of an area that has
 // no layer because it is zero.
 func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(context.Context)) {
 	areas = make(map[string]*areaCheck)
@@ -241,22 +238,20 @@ func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(conte
 		a := areas[l.Annotations[annotations.Area]]
 		if a == nil {
 			v.fault(fmt.Errorf("%w: %s is of the area %q, which %s does not have", images.ErrDamaged, v.nameOf(i), l.Annotations[annotations.Area], images.MetadataName))
-			continue
-		}
-		at, err := a.take(l.Annotations[annotations.Offset])
-		if err != nil {
+		} else if err := a.take(i, l.Annotations[annotations.Offset]); err != nil {
 			v.fault(fmt.Errorf("%w: %s: %w", images.ErrDamaged, v.nameOf(i), err))
-			continue
 		}
-		jobs = append(jobs, func(ctx context.Context) {
-			if !v.layer(ctx, i, func(r io.Reader) error { return a.readLayer(at, r) }) {
-				a.fail(at)
-			}
-		})
 	}
 	for _, a := range areas {
-		for _, at := range a.untaken() {
-			jobs = append(jobs, func(context.Context) { a.zero(at) })
+		for i := range a.parts {
+			jobs = append(jobs, func(ctx context.Context) {
+				p := &a.parts[i]
+				if p.whole = p.layer < 0; p.whole {
+					p.zeros(p.end)
+				} else {
+					p.whole = v.layer(ctx, p.layer, p.read)
+				}
+			})
 		}
 	}
 	return areas, jobs

@@ -6,15 +6,14 @@
 // and certificates work as in containerd, and the credentials are those of the
 // user's Docker configuration.
 //
-// A blob arrives whole or not at all. Blobs that the other side has are left out. The
-// next transfer continues one that ended early: a push asks for each blob before it
-// sends the blob, a pull continues in the middle of a blob of which the store has the
-// beginning. The image gets its name last, so nobody meets half an image. Blobs move
-// several at a time. Each is tried again when the network or the registry fails; the
-// first failure for good ends the transfer.
+// A blob arrives whole or not at all, and blobs that the other side has are left out. So
+// the next transfer continues one that ended early, a pull even in the middle of a blob.
+// The image gets its name last. Blobs move several at a time. Each is tried again when
+// the network or the registry fails; the first failure for good ends the transfer.
 package registry
 
 import (
+	"cmp"
 	"errors"
 	"time"
 
@@ -69,11 +68,9 @@ type Result struct {
 	GPUReused int64 `json:"gpuReusedBytes,omitempty"`
 }
 
-// defaults fills in what is zero.
+// defaults fills in what is not set.
 func (o Options) defaults() Options {
-	if o.HostsDir == "" {
-		o.HostsDir = DefaultHostsDir
-	}
+	o.HostsDir = cmp.Or(o.HostsDir, DefaultHostsDir)
 	if o.Credentials == nil {
 		o.Credentials = DockerCredentials
 	}
@@ -83,8 +80,6 @@ func (o Options) defaults() Options {
 	if o.Attempts <= 0 {
 		o.Attempts = DefaultAttempts
 	}
-	if o.Pause <= 0 {
-		o.Pause = time.Second
-	}
+	o.Pause = cmp.Or(o.Pause, time.Second)
 	return o
 }

@@ -16,7 +16,6 @@ import (
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/remotes"
-	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -32,19 +31,27 @@ const keepFor = 24 * time.Hour
 // it there while it comes in. The image gets its name when it is complete. What a
 // pull that fails has fetched stays with containerd for a day, for the next
 // pull of the same name to go on with.
-func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, options Options) (client.Image, *Result, error) {
+func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, options Options) (_ client.Image, _ *Result, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("pull %s: %w", ref, err)
+		}
+	}()
 	o := options.defaults()
-	spec, err := reference.Parse(ref)
+	spec, err := parse(ref)
 	if err != nil {
-		return nil, nil, fmt.Errorf("pull: %q is not an image reference such as example.com/job:1: %w", ref, err)
+		return nil, nil, err
 	}
-	ctx, done, err := lease(ctx, c, ref)
-	if err != nil {
-		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
+	// The lease keeps containerd from collecting what the pull brings in. It has a name of
+	// its own for each image, and outlives a pull that failed.
+	l := leases.Lease{ID: "gpuckpt-pull-" + digest.FromString(ref).Encoded()}
+	if _, err := c.LeasesService().Create(ctx, leases.WithID(l.ID), leases.WithExpiration(keepFor)); err != nil && !errdefs.IsAlreadyExists(err) {
+		return nil, nil, fmt.Errorf("keep containerd from collecting what is fetched: %w", err)
 	}
+	ctx = leases.WithLease(ctx, l.ID)
 	p := &pull{
 		Options: o, Resolver: newResolver(ctx, o),
-		slots: make(chan struct{}, o.Parallel), blobs: make(map[digest.Digest]*pulled), meter: o.Progress.Begin("pull", 0),
+		slots: semaphore.NewWeighted(int64(o.Parallel)), blobs: make(map[digest.Digest]*pulled), meter: o.Progress.Begin("pull", 0),
 	}
 	opts := []client.RemoteOpt{client.WithResolver(p), client.WithImageHandlerWrapper(p.observe)}
 	if snapshotter != "" {
@@ -57,29 +64,13 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 		return err
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("pull %s: %w", ref, explain(err, spec.Hostname()))
+		return nil, nil, explain(err, spec.Hostname())
 	}
-	if err := done(context.WithoutCancel(ctx)); err != nil {
-		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
+	if err := c.LeasesService().Delete(context.WithoutCancel(ctx), l); err != nil && !errdefs.IsNotFound(err) {
+		return nil, nil, fmt.Errorf("let go of what was fetched: %w", err)
 	}
 	p.meter.End("pulled")
 	return image, p.sum(), nil
-}
-
-// lease keeps containerd from collecting what a pull brings in. It has a name
-// of its own for each image, and outlives a pull that failed.
-func lease(ctx context.Context, c *client.Client, ref string) (context.Context, func(context.Context) error, error) {
-	manager := c.LeasesService()
-	l := leases.Lease{ID: "gpuckpt-pull-" + digest.FromString(ref).Encoded()}
-	if _, err := manager.Create(ctx, leases.WithID(l.ID), leases.WithExpiration(keepFor)); err != nil && !errdefs.IsAlreadyExists(err) {
-		return nil, nil, fmt.Errorf("keep containerd from collecting what is fetched: %w", err)
-	}
-	return leases.WithLease(ctx, l.ID), func(ctx context.Context) error {
-		if err := manager.Delete(ctx, l); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("let go of what was fetched: %w", err)
-		}
-		return nil
-	}, nil
 }
 
 // pull is one pull. It is a resolver whose fetchers count, and let only so many
@@ -87,7 +78,7 @@ func lease(ctx context.Context, c *client.Client, ref string) (context.Context, 
 type pull struct {
 	Options
 	remotes.Resolver
-	slots chan struct{}
+	slots *semaphore.Weighted
 	meter *images.Meter
 
 	mu    sync.Mutex
@@ -146,18 +137,16 @@ func (p *pull) Fetcher(ctx context.Context, ref string) (remotes.Fetcher, error)
 		return nil, err
 	}
 	return remotes.FetcherFunc(func(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
-		select {
-		case p.slots <- struct{}{}:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		if err := p.slots.Acquire(ctx, 1); err != nil {
+			return nil, err
 		}
 		data, err := f.Fetch(ctx, d)
 		if err != nil {
-			<-p.slots
+			p.slots.Release(1)
 			return nil, err
 		}
 		p.know(d)
-		return &fetched{ReadCloser: data, pull: p, digest: d.Digest, release: sync.OnceFunc(func() { <-p.slots })}, nil
+		return &fetched{ReadCloser: data, pull: p, digest: d.Digest, release: sync.OnceFunc(func() { p.slots.Release(1) })}, nil
 	}), nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -40,25 +41,30 @@ const distributionSource = "containerd.io/distribution.source."
 //
 // The errors are ErrNotAuthorized, ErrNotPushable, errdefs.ErrNotFound where the
 // store lacks a blob, or those of the registry and the network.
-func Push(ctx context.Context, store content.Provider, ref string, image ocispec.Descriptor, options Options) (*Result, error) {
+func Push(ctx context.Context, store content.Provider, ref string, image ocispec.Descriptor, options Options) (_ *Result, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("push %s: %w", ref, err)
+		}
+	}()
 	o := options.defaults()
-	spec, err := reference.Parse(ref)
+	spec, err := parse(ref)
 	if err != nil {
-		return nil, fmt.Errorf("push: %q is not an image reference such as example.com/job:1: %w", ref, err)
+		return nil, err
 	}
 	blobs, manifests, err := contents(ctx, store, image)
 	if err != nil {
-		return nil, fmt.Errorf("push %s: %w", ref, err)
+		return nil, err
 	}
 	pusher, err := newResolver(ctx, o).Pusher(ctx, ref)
 	if err != nil {
-		return nil, fmt.Errorf("push %s: %w", ref, err)
+		return nil, err
 	}
 	p := &push{Options: o, store: store, pusher: pusher}
 	for _, d := range slices.Concat(blobs, manifests) {
+		p.result.Blobs++
 		p.result.Bytes += d.Size
 	}
-	p.result.Blobs = len(blobs) + len(manifests)
 	p.meter = o.Progress.Begin("push", uint64(p.result.Bytes))
 
 	group, gctx := errgroup.WithContext(ctx)
@@ -73,10 +79,19 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("push %s: %w", ref, explain(err, spec.Hostname()))
+		return nil, explain(err, spec.Hostname())
 	}
 	p.meter.End("pushed")
 	return &p.result, nil
+}
+
+// parse reads the name of an image in a registry.
+func parse(ref string) (reference.Spec, error) {
+	spec, err := reference.Parse(ref)
+	if err != nil {
+		err = fmt.Errorf("it is not an image reference such as example.com/job:1: %w", err)
+	}
+	return spec, err
 }
 
 // contents lists an image's blobs, each once, and the manifests in the order in
@@ -196,14 +211,8 @@ func (p *push) withSources(ctx context.Context, d ocispec.Descriptor) ocispec.De
 	if err != nil {
 		return d // reading it will say why
 	}
-	for name, value := range info.Labels {
-		if strings.HasPrefix(name, distributionSource) {
-			if d.Annotations == nil {
-				d.Annotations = make(map[string]string)
-			}
-			d.Annotations[name] = value
-		}
-	}
+	d.Annotations = maps.Clone(info.Labels)
+	maps.DeleteFunc(d.Annotations, func(name, _ string) bool { return !strings.HasPrefix(name, distributionSource) })
 	return d
 }
 
@@ -223,10 +232,8 @@ func (c *counter) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	n, err := c.ReadSeeker.Read(p)
-	if n > 0 {
-		c.at += int64(n)
-		c.meter.Add(int64(n))
-	}
+	c.at += int64(n)
+	c.meter.Add(int64(n))
 	if err != nil && !errors.Is(err, io.EOF) {
 		c.err = err
 	}
@@ -235,7 +242,7 @@ func (c *counter) Read(p []byte) (int, error) {
 
 func (c *counter) Seek(offset int64, whence int) (int64, error) {
 	at, err := c.ReadSeeker.Seek(offset, whence)
-	if err == nil && at != c.at {
+	if err == nil {
 		c.meter.Add(at - c.at)
 		c.at = at
 	}

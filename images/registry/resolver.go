@@ -33,11 +33,11 @@ func newResolver(ctx context.Context, o Options) remotes.Resolver {
 // (config.json in $DOCKER_CONFIG or ~/.docker, Podman's auth.json), with the
 // credential helpers that it names.
 func DockerCredentials(host string) (user, secret string, err error) {
+	var found *authn.AuthConfig
 	auth, err := authn.DefaultKeychain.Resolve(registryHost(host))
-	if err != nil {
-		return "", "", fmt.Errorf("look up the credentials for %s: %w", host, err)
+	if err == nil {
+		found, err = auth.Authorization()
 	}
-	found, err := auth.Authorization()
 	if err != nil {
 		return "", "", fmt.Errorf("look up the credentials for %s: %w", host, err)
 	}

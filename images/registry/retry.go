@@ -54,8 +54,7 @@ func transient(err error) bool {
 	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
 		return status.StatusCode >= 500 || status.StatusCode == http.StatusTooManyRequests || status.StatusCode == http.StatusRequestTimeout
 	}
-	var dns *net.DNSError
-	if errors.As(err, &dns) && dns.IsNotFound {
+	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
 		return false
 	}
 	switch {
@@ -76,9 +75,6 @@ func notAuthorized(err error) bool {
 
 // explain adds what a user can do about an error.
 func explain(err error, host string) error {
-	if err == nil {
-		return nil
-	}
 	if notAuthorized(err) {
 		return fmt.Errorf("%w: log in with `docker login %s`, or any tool that writes the credentials to $DOCKER_CONFIG/config.json: %w", ErrNotAuthorized, host, err)
 	}

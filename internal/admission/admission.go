@@ -195,11 +195,9 @@ func (a *allowance) limits(have []*rlimit.RlimitEntry) error {
 		return nil
 	}
 	for _, want := range a.spec.Process.Rlimits {
-		n, ok := rlimitNumber(want.Type)
-		if !ok || n >= len(have) {
-			continue // the kernel's default, or one that CRIU leaves alone
-		}
-		if have[n].GetMax() > want.Hard {
+		n := slices.Index(rlimits, want.Type)
+		// Others are the kernel's default, or CRIU leaves them alone.
+		if n >= 0 && n < len(have) && have[n].GetMax() > want.Hard {
 			return fmt.Errorf("its %s is %d, and the spec's %d without CAP_SYS_RESOURCE", want.Type, have[n].GetMax(), want.Hard)
 		}
 	}
@@ -256,11 +254,8 @@ func capabilityNames(set uint64) string {
 	return strings.Join(names, ", ")
 }
 
-// rlimitNumber returns the number of a resource limit (asm-generic/resource.h).
-func rlimitNumber(name string) (int, bool) {
-	i := slices.Index([]string{
-		"RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_DATA", "RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_RSS", "RLIMIT_NPROC", "RLIMIT_NOFILE",
-		"RLIMIT_MEMLOCK", "RLIMIT_AS", "RLIMIT_LOCKS", "RLIMIT_SIGPENDING", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO", "RLIMIT_RTTIME",
-	}, name)
-	return i, i >= 0
+// rlimits are the resource limits by their numbers (asm-generic/resource.h).
+var rlimits = []string{
+	"RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_DATA", "RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_RSS", "RLIMIT_NPROC", "RLIMIT_NOFILE",
+	"RLIMIT_MEMLOCK", "RLIMIT_AS", "RLIMIT_LOCKS", "RLIMIT_SIGPENDING", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO", "RLIMIT_RTTIME",
 }

@@ -50,10 +50,9 @@ func idMap(kind string, have []*userns.UidGidExtent, spec []specs.LinuxIDMapping
 }
 
 // A container's network is the host's, or one that the runtime makes for it (with ctr
-// and nerdctl), or one that is there before it (a pod's). CRIU restores the first and
-// the third into what it is given, and makes the second anew. So a checkpoint with a
-// network of one kind cannot be restored into another: CRIU would refuse it in words
-// that help nobody, or make an empty network beside the container's.
+// and nerdctl), or one that is there before it (a pod's). CRIU restores the first and the
+// third into what it is given, and makes the second anew. So a checkpoint with a network
+// of one kind cannot be restored into another.
 
 // Where a container's network comes from, in words for a person.
 const (

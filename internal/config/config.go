@@ -5,10 +5,8 @@
 // the annotations of a container, which come before it.
 //
 // An operation on a container (create and restore, pause, checkpoint, suspend) has
-// one Source. The Source reads the file when somebody first asks, once, and from
-// then on everybody in the operation sees that View, whatever becomes of the file.
-// So an edit of the file needs no restart, and an operation never goes by halves of
-// two files.
+// one Source. It reads the file once, when somebody first asks. So an edit of the file
+// needs no restart, and an operation never goes by halves of two files.
 package config
 
 import (

@@ -63,18 +63,17 @@ const maxThreads = 100_000
 func (im *Images) Dump() (*Dump, error) {
 	d := &Dump{UserNS: make(map[uint32]*userns.UsernsEntry)}
 	var err error
-	if d.Inventory, err = one[inventory.InventoryEntry](im, "inventory.img", "INVENTORY"); err != nil {
-		return nil, err
+	d.Inventory, err = one[inventory.InventoryEntry](im, "inventory.img", "INVENTORY")
+	if err == nil {
+		d.Cgroups, err = one[cgroup.CgroupEntry](im, "cgroup.img", "CGROUP")
 	}
-	if d.Cgroups, err = one[cgroup.CgroupEntry](im, "cgroup.img", "CGROUP"); err != nil {
-		return nil, err
+	if err == nil && im.has("seccomp.img") {
+		d.Seccomp, err = one[seccomp.SeccompEntry](im, "seccomp.img", "SECCOMP")
 	}
-	if im.has("seccomp.img") {
-		if d.Seccomp, err = one[seccomp.SeccompEntry](im, "seccomp.img", "SECCOMP"); err != nil {
-			return nil, err
-		}
+	if err == nil {
+		err = im.readTasks(d)
 	}
-	if err := im.readTasks(d); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	// CRIU has written what it calls a network namespace that it wants to be given.

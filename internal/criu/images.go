@@ -22,11 +22,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// maxBytes bounds what is read of the images of one checkpoint, in bytes, by all
-// methods of one Images together. A thread takes up to 5 KiB there (x86-64 with
-// AVX-512), a process 200 bytes more, a mount 200, an open file 100: a program with
-// 5,000 threads and 50,000 open files has 30 MiB. Pages of memory, which are larger
-// by far, are in images that are not read.
+// maxBytes bounds what is read of the images of one checkpoint, in bytes. A thread takes
+// up to 5 KiB, a process and a mount 200 bytes, an open file 100: a program with 5,000
+// threads and 50,000 open files has 30 MiB. Pages of memory are in other images.
 //
 // go-criu reads the same format, and allocates whatever an image claims to have;
 // so only its types and magic numbers are used here.

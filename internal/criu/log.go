@@ -49,7 +49,7 @@ func RestoreLog(bundle, workDir, dir, id string) Log {
 
 // Remove removes the log of an earlier run, which is not to be quoted for the next.
 func (l Log) Remove() error {
-	if err := os.Remove(l.Path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.RemoveAll(l.Path); err != nil {
 		return fmt.Errorf("remove CRIU's old log: %w", err)
 	}
 	return nil

@@ -91,11 +91,10 @@ func end(pids []int) error {
 	}
 }
 
-// RemoveMounts removes what a runc and a CRIU that were killed have left mounted for
-// a restore: CRIU's view of the host's cgroups, in its work directory, and runc's view
-// of the container's root, in its state directory. While they are mounted the
-// directories cannot be removed nor the container's name be used again, and who
-// removes what is in them removes cgroups of the host and files of the container.
+// RemoveMounts removes what a runc and a CRIU that were killed have left mounted for a
+// restore: CRIU's view of the host's cgroups, in its work directory, and runc's view of
+// the container's root, in its state directory. Who removed a directory with these in it
+// would remove cgroups of the host and files of the container.
 func RemoveMounts(workDir, state string) error {
 	mounts, err := filepath.Glob(filepath.Join(workDir, ".criu.cgyard.*"))
 	for _, at := range append(mounts, filepath.Join(state, "criu-root")) {

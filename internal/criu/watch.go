@@ -150,10 +150,9 @@ func stuckCRIU(shim int, restoring bool) map[int]string {
 }
 
 // stuckOn returns one of the processes, or of those below them, that a CRIU waits for
-// in vain: one with a thread that has ended and that CRIU traces. first reports
-// whether the processes are the container's first. One of these may also have ended
-// as a whole without a tracer; another may have been a zombie in the checkpoint. 0 is
-// none.
+// in vain, 0 for none: one with a thread that has ended and that CRIU traces. first
+// reports whether the processes are the container's first, of which one may also have
+// ended as a whole without a tracer; another may have been a zombie in the checkpoint.
 func stuckOn(criu int, pids []int, first bool) int {
 	for _, pid := range pids {
 		threads, _ := proc.Threads(pid) // one that is gone has none

@@ -101,7 +101,7 @@ func (a *area) checkCRI(d *Daemon, disabled []string, cri *criConfig) {
 	const (
 		table = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]"
 		kind  = "runtime_type = 'io.containerd.runc.v2'\nruntime_path = '/usr/local/bin/" + ShimName + "'"
-		pass  = "pod_annotations = ['dev.gpuckpt.*']\ncontainer_annotations = ['dev.gpuckpt.*']"
+		notes = "pod_annotations = ['dev.gpuckpt.*']\ncontainer_annotations = ['dev.gpuckpt.*']"
 	)
 	ours := 0
 	for _, name := range slices.Sorted(maps.Keys(cri.Containerd.Runtimes)) {
@@ -116,13 +116,13 @@ func (a *area) checkCRI(d *Daemon, disabled []string, cri *criConfig) {
 				add(fmt.Sprintf(table, name), kind))
 		case !passes(r.PodAnnotations) || !passes(r.ContainerAnnotations):
 			a.add(Warning, "CRI runtime "+name, "annotations dev.gpuckpt.* are not passed on", "pods cannot set options of their own",
-				add(fmt.Sprintf(table, name), pass))
+				add(fmt.Sprintf(table, name), notes))
 		default:
 			a.ok("CRI runtime "+name, "%s", r.Path)
 		}
 	}
 	if ours == 0 {
-		a.add(Warning, "CRI", "no runtime of the CRI plugin is gpuckpt's", "pods cannot use it", add(fmt.Sprintf(table, "gpuckpt"), kind, pass))
+		a.add(Warning, "CRI", "no runtime of the CRI plugin is gpuckpt's", "pods cannot use it", add(fmt.Sprintf(table, "gpuckpt"), kind, notes))
 	}
 	if cri.CDI != nil && !*cri.CDI {
 		a.add(Warning, "CDI in CRI", "enable_cdi = false", "device plugins that name CDI devices give containers no GPU", add("[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true"))

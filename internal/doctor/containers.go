@@ -24,7 +24,6 @@ import (
 // Container is a running container that uses GPUs.
 type Container struct {
 	Namespace, ID string
-	PID           int
 	// Bytes of GPU memory in use, by the GPU's index.
 	Bytes map[int]uint64
 	// Shim is the executable of its shim, "" if it cannot be read.
@@ -104,11 +103,11 @@ func containers(ctx context.Context, d *Daemon, survey cuda.Survey) ([]Container
 			if t.Status == task.Status_STOPPED || t.Pid == 0 {
 				continue
 			}
-			k := Container{Namespace: namespace, ID: t.ID, PID: int(t.Pid), Bytes: used(int(t.Pid), survey)}
+			k := Container{Namespace: namespace, ID: t.ID, Bytes: used(int(t.Pid), survey)}
 			if len(k.Bytes) == 0 {
 				continue
 			}
-			status, _ := proc.StatusOf(k.PID) // "" if it has just ended
+			status, _ := proc.StatusOf(int(t.Pid)) // "" if it has just ended
 			k.Shim, _ = os.Readlink(fmt.Sprintf("/proc/%d/exe", status.Parent()))
 			found = append(found, k)
 		}

@@ -10,8 +10,7 @@
 // Checks: what is there, whether that is enough, what does not work because of it,
 // and the command that mends it. A Report is their sum.
 //
-// Whether a checkpoint can be restored on a node is a smaller question, which a
-// scheduler asks before it places a pod. Match compares the Facts of a checkpoint,
-// or of its image's annotations, with the Facts of a node or of its annotations.
-// It needs nothing else of the node.
+// Match answers a smaller question, which a scheduler asks before it places a pod:
+// whether a checkpoint can be restored on a node. It compares the Facts of a checkpoint,
+// or of its image's annotations, with those of a node.
 package doctor

@@ -5,12 +5,14 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,13 +31,9 @@ type Node struct {
 	Env []string
 	// Containerd is the daemon, nil where none was found.
 	Containerd *Daemon
-	// CRIU is the configured criu; "" for the first in $PATH.
-	CRIU string
-	// Helper is the configured CUDA helper; "" for the one beside the shim,
-	// then in $PATH.
-	Helper string
-	// StagingLimit is the limit of the memory for GPU state, in bytes; 0 for
-	// none.
+	// What is configured: criu, the CUDA helper, and the limit of the memory for GPU
+	// state in bytes.
+	CRIU, Helper string
 	StagingLimit uint64
 }
 
@@ -43,12 +41,9 @@ type Node struct {
 type Daemon struct {
 	Address string
 	PID     int
-	// Program is its executable, by a path that is good while it runs.
-	Program string
-	// Config is its configuration file.
-	Config string
-	// Env is its environment, KEY=value each.
-	Env []string
+	Program string   // its executable, by a path that is good while it runs
+	Config  string   // its configuration file
+	Env     []string // KEY=value each
 }
 
 // defaultConfig is containerd's, see its command's --config.
@@ -75,22 +70,15 @@ func Find(address string) (*Daemon, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask who listens at %s: %w", address, err)
 	}
-	d := &Daemon{Address: address, PID: int(peer.Pid), Program: fmt.Sprintf("/proc/%d/exe", peer.Pid), Config: defaultConfig}
-	if d.Env, err = proc.Environment(d.PID); err != nil {
-		return nil, fmt.Errorf("read containerd's environment: %w", err)
+	d := &Daemon{Address: address, PID: int(peer.Pid), Program: fmt.Sprintf("/proc/%d/exe", peer.Pid)}
+	var eerr error
+	d.Env, eerr = proc.Environment(d.PID)
+	args, aerr := proc.Arguments(d.PID)
+	dir, derr := os.Readlink(fmt.Sprintf("/proc/%d/cwd", d.PID))
+	if err := cmp.Or(eerr, aerr, derr); err != nil {
+		return nil, fmt.Errorf("read what containerd was started with: %w", err)
 	}
-	args, err := proc.Arguments(d.PID)
-	if err != nil {
-		return nil, fmt.Errorf("read containerd's command line: %w", err)
-	}
-	if config := configFlag(args); config != "" {
-		d.Config = config
-	}
-	if !filepath.IsAbs(d.Config) {
-		dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", d.PID))
-		if err != nil {
-			return nil, fmt.Errorf("find containerd's directory: %w", err)
-		}
+	if d.Config = cmp.Or(configFlag(args), defaultConfig); !filepath.IsAbs(d.Config) {
 		d.Config = filepath.Join(dir, d.Config)
 	}
 	return d, nil
@@ -100,13 +88,11 @@ func Find(address string) (*Daemon, error) {
 func configFlag(args []string) string {
 	for i, arg := range args {
 		name, value, joined := strings.Cut(arg, "=")
-		if strings.TrimLeft(name, "-") != "config" && name != "-c" || !strings.HasPrefix(name, "-") {
-			continue
-		}
-		if joined {
+		switch {
+		case !slices.Contains([]string{"--config", "-config", "-c"}, name):
+		case joined:
 			return value
-		}
-		if i+1 < len(args) {
+		case i+1 < len(args):
 			return args[i+1]
 		}
 	}
@@ -118,13 +104,12 @@ func (n *Node) env(name string) string {
 	if n.Env == nil {
 		return os.Getenv(name)
 	}
-	value := ""
-	for _, kv := range n.Env {
-		if k, v, _ := strings.Cut(kv, "="); k == name {
-			value = v
+	for _, kv := range slices.Backward(n.Env) { // the last one counts
+		if value, ok := strings.CutPrefix(kv, name+"="); ok {
+			return value
 		}
 	}
-	return value
+	return ""
 }
 
 // Look returns the path of a program in the $PATH of shims, which is containerd's.

@@ -30,56 +30,49 @@ const runcCheckpoint = "org.opencontainers.runc.checkpoint.enabled"
 // configured is the error of reading the latter, and path where it lies.
 func CheckPrograms(n *Node, path string, configured error) []Check {
 	a := area{name: "gpuckpt"}
+	found := path
+	if _, err := os.Stat(path); err != nil {
+		found = "the defaults (there is no " + path + ")"
+	}
 	if configured != nil {
 		a.add(Failure, "configuration", configured.Error(), "checkpoints and restores fail until it is corrected", "# edit "+path)
-	} else if _, err := os.Stat(path); err != nil {
-		a.ok("configuration", "the defaults (there is no %s)", path)
 	} else {
-		a.ok("configuration", "%s", path)
+		a.ok("configuration", "%s", found)
 	}
 	shim, err := n.Look(ShimName)
-	if err != nil {
-		a.add(Failure, "shim", "no "+ShimName+" in containerd's $PATH", "containers cannot use the runtime by its name, nor be checkpointed", installFix)
-	} else {
-		a.ok("shim", "%s%s", shim, versionOf(shim))
-	}
+	version, revision := buildOf(shim)
+	a.either(err == nil, "shim", shim+version,
+		Failure, "no "+ShimName+" in containerd's $PATH", "containers cannot use the runtime by its name, nor be checkpointed", installFix)
+	const without = "GPU containers can be neither checkpointed nor restored nor suspended"
 	helper, err := n.helper()
-	switch {
-	case err != nil:
-		a.add(Failure, "helper", "no "+cuda.HelperName+" beside the shim, nor in containerd's $PATH", "GPU containers can be neither checkpointed nor restored nor suspended", installFix)
-	case shim != "" && revision(shim) != revision(helper):
-		a.add(Failure, "helper", helper+versionOf(helper)+", and the shim"+versionOf(shim), "programs of different builds do not understand each other", installFix)
-	default:
-		if _, serr := os.Stat(helper); serr != nil {
-			a.add(Failure, "helper", serr.Error(), "GPU containers can be neither checkpointed nor restored nor suspended", "# change helper in "+path)
-			break
-		}
-		a.ok("helper", "%s%s", helper, versionOf(helper))
+	if err != nil {
+		return a.with(Failure, "helper", "no "+cuda.HelperName+" beside the shim, nor in containerd's $PATH", without, installFix)
 	}
+	if _, err := os.Stat(helper); err != nil {
+		return a.with(Failure, "helper", err.Error(), without, "# change helper in "+path)
+	}
+	itsVersion, itsRevision := buildOf(helper)
+	a.either(shim == "" || revision == itsRevision, "helper", helper+itsVersion,
+		Failure, helper+itsVersion+", and the shim"+version, "programs of different builds do not understand each other", installFix)
 	return a.checks
 }
 
-// versionOf returns ", version …" of a Go program, or nothing.
-func versionOf(program string) string {
-	info, err := buildinfo.ReadFile(program)
-	if err != nil || info.Main.Version == "" {
-		return ""
-	}
-	return ", version " + info.Main.Version
-}
-
-// revision returns what a Go program was built of, "" where that is unknown.
-func revision(program string) string {
+// buildOf returns ", version …" of a Go program and what it was built of, "" each
+// where that is unknown.
+func buildOf(program string) (version, revision string) {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
-		return ""
+		return "", ""
+	}
+	if info.Main.Version != "" {
+		version = ", version " + info.Main.Version
 	}
 	for _, s := range info.Settings {
 		if s.Key == "vcs.revision" {
-			return s.Value
+			return version, s.Value
 		}
 	}
-	return info.Main.Version
+	return version, info.Main.Version
 }
 
 // CheckRunc looks at the runc that shims run.

@@ -27,7 +27,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// unifiedRoot is where cgroups of version 2 are mounted.
+// unifiedRoot is where cgroups of version 2 are mounted, and the controllers of version 1
+// in directories of their names.
 const unifiedRoot = "/sys/fs/cgroup"
 
 // freezeTimeout bounds the wait for processes to freeze, each of which must leave
@@ -59,29 +60,11 @@ func CgroupOf(pid int) (*Cgroup, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load the cgroup of process %d: %w", pid, err)
 	}
-	freezer, err := freezerOf(pid)
+	freezer, err := cgroup1.PidPath(pid)(cgroup1.Freezer)
 	if err != nil {
 		return nil, fmt.Errorf("find the freezer of process %d: %w", pid, err)
 	}
-	return &Cgroup{v1: cg, dir: freezer}, nil
-}
-
-// freezerOf returns the directory of a process's freezer, cgroup version 1.
-func freezerOf(pid int) (string, error) {
-	path, err := cgroup1.PidPath(pid)(cgroup1.Freezer)
-	if err != nil {
-		return "", err
-	}
-	all, err := cgroup1.Default()
-	if err != nil {
-		return "", err
-	}
-	for _, s := range all {
-		if at, ok := s.(interface{ Path(path string) string }); ok && s.Name() == cgroup1.Freezer {
-			return at.Path(path), nil
-		}
-	}
-	return "", fmt.Errorf("no hierarchy of cgroups has a freezer: %w", errdefs.ErrUnavailable)
+	return &Cgroup{v1: cg, dir: filepath.Join(unifiedRoot, "freezer", freezer)}, nil
 }
 
 // Dir returns the directory of the cgroup, in version 1 that of the freezer.

@@ -16,13 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runc's init brings the loopback interface up in a network namespace that runc makes.
-// In a restore runc's init does not run, and runc has CRIU leave the network alone
-// (runc, checkpoint.go, "runc doesn't manage network devices"). With the interface down
-// CRIU could not bind the sockets of a connection inside the container. So a hook brings
-// it up. The hook runs when CRIU has made the namespace and no socket yet, as nerdctl's
-// hooks do, which bring the other interfaces. In a namespace that the client has made, a
-// pod's, the interface is the client's.
+// runc's init brings the loopback interface up in a network namespace that runc makes,
+// and does not run in a restore. With the interface down CRIU could not bind the sockets
+// of a connection inside the container. So a hook brings it up when CRIU has made the
+// namespace and no socket yet. In a namespace of the client's, a pod's, the interface is
+// the client's.
 
 // loopbackHook is the name under which this program is the hook.
 const loopbackHook = "gpuckpt-loopback"

@@ -77,11 +77,10 @@ func (m *MemoryCgroup) Open() (*os.File, error) {
 	return os.Open(m.dir)
 }
 
-// Headroom returns how much more memory the processes of a cgroup may take before the
-// limit of the cgroup, or of one above it, is reached, in bytes. The cgroup is a path
-// from the root of the memory hierarchy; "" is that of this process. It must be asked
-// before memory is filled: the kernel kills a process in a cgroup that exceeds its limit.
-// A value that cannot be read is no limit.
+// Headroom returns how much more memory the processes of a cgroup may take before its
+// limit, or that of one above it, is reached, in bytes. The cgroup is a path from the
+// root of the memory hierarchy; "" is that of this process. A value that cannot be read
+// is no limit.
 func Headroom(cgroup string) uint64 {
 	usage, cache := "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}
 	if cgroups.Mode() == cgroups.Unified {

@@ -4,6 +4,7 @@
 package host
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"runtime"
@@ -56,18 +57,12 @@ func onThread(do func()) {
 // OwnsNamespace reports whether a spec's namespace is the host's own, by its path:
 // CRI writes that of a pod with the host's network into the specs of its containers.
 func OwnsNamespace(ns specs.LinuxNamespace) bool {
-	file := string(ns.Type)
-	switch ns.Type {
-	case specs.NetworkNamespace:
-		file = "net"
-	case specs.MountNamespace:
-		file = "mnt"
-	}
+	named := map[specs.LinuxNamespaceType]string{specs.NetworkNamespace: "net", specs.MountNamespace: "mnt"}
 	given, err := os.Stat(ns.Path)
-	if ns.Path == "" || err != nil {
+	if err != nil { // or it has none
 		return false
 	}
-	own, err := os.Stat("/proc/self/ns/" + file)
+	own, err := os.Stat("/proc/self/ns/" + cmp.Or(named[ns.Type], string(ns.Type)))
 	return err == nil && os.SameFile(given, own)
 }
 

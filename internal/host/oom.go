@@ -56,11 +56,9 @@ func (o *OOMWatch) Add(id string, cg *Cgroup) error {
 	return nil
 }
 
-// RaiseOOMScores makes the kernel as likely to kill the processes of a restored
-// container for want of memory as the spec asks for. CRIU restores the oom_score_adj
-// that they had, and the new container's may be another: the kubelet computes it from
-// a pod's class and the node's memory. A process that had made itself more likely
-// stays so.
+// RaiseOOMScores raises the oom_score_adj of a restored container's processes to what
+// the spec asks for. CRIU restores what they had, and the kubelet computes another from
+// a pod's class and the node's memory. A higher one stays.
 func (c *Cgroup) RaiseOOMScores(to int) error {
 	pids, err := c.Pids()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/opencontainers/cgroups"
+	devices "github.com/opencontainers/cgroups/devices/config"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -132,18 +133,12 @@ func writeDeviceRule(pid int, rule specs.LinuxDeviceCgroup) error {
 	return cgroups.WriteFile(filepath.Join("/sys/fs/cgroup/devices", path), file, fmt.Sprintf("%s %d:%d %s", rule.Type, *rule.Major, *rule.Minor, rule.Access))
 }
 
-// runcState is the part of runc's state.json that is read here. A type is the code of a
-// character, and -1 is every number (opencontainers/cgroups/devices/config).
+// runcState is the part of runc's state.json that is read here. The type of a device is
+// the code of a character, and -1 is every number.
 type runcState struct {
 	Config struct {
 		Cgroups struct {
-			Devices []struct {
-				Type        rune   `json:"type"`
-				Major       int64  `json:"major"`
-				Minor       int64  `json:"minor"`
-				Permissions string `json:"permissions"`
-				Allow       bool   `json:"allow"`
-			} `json:"devices"`
+			Devices []devices.Rule `json:"devices"`
 		} `json:"cgroups"`
 	} `json:"config"`
 }
@@ -167,7 +162,7 @@ func runcDeviceRules(path string) ([]specs.LinuxDeviceCgroup, error) {
 		if d.Type != 'a' && d.Type != 'b' && d.Type != 'c' {
 			return nil, fmt.Errorf("runc's state %s has a device of type %d", path, d.Type)
 		}
-		rules = append(rules, specs.LinuxDeviceCgroup{Allow: d.Allow, Type: string(d.Type), Major: &d.Major, Minor: &d.Minor, Access: d.Permissions})
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: d.Allow, Type: string(d.Type), Major: &d.Major, Minor: &d.Minor, Access: string(d.Permissions)})
 	}
 	return rules, nil
 }

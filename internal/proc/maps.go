@@ -28,7 +28,11 @@ type Mapping struct {
 // a process that runs may change between two reads; Maps then begins anew.
 func Maps(pid int) (mappings []Mapping, err error) {
 	for range 10 {
-		if mappings, err = readMaps(pid); err == nil || Ended(err) {
+		var text []byte
+		if text, err = os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid)); err == nil {
+			mappings, err = ParseMaps(bytes.NewReader(text))
+		}
+		if err == nil || Ended(err) {
 			break
 		}
 	}
@@ -38,30 +42,11 @@ func Maps(pid int) (mappings []Mapping, err error) {
 	return mappings, nil
 }
 
-func readMaps(pid int) ([]Mapping, error) {
-	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	return ParseMaps(file)
-}
-
 // HasMapped reports whether a part of the path of a file that a process has mapped is
 // the text given. The process may run.
 func HasMapped(pid int, text string) (bool, error) {
-	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return false, err
-	}
-	defer file.Close()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		if bytes.Contains(lines.Bytes(), []byte(text)) {
-			return true, nil
-		}
-	}
-	return false, lines.Err()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	return bytes.Contains(maps, []byte(text)), err
 }
 
 // ParseMaps reads the text of a memory map. It refuses a line that is not as the
