@@ -79,6 +79,11 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		if err := requireEmptyDir(r.Path); err != nil {
 			return err
 		}
+		if c.pid > 0 {
+			if err := c.refuseIOUring(); err != nil {
+				return err
+			}
+		}
 		return s.dump(ctx, c, r, read)
 	}
 	if c.suspended {
@@ -121,6 +126,7 @@ func (k *checkpointing) run(ctx context.Context) error {
 		sequence.Step{Name: "dump", Do: k.dump, Back: "end writing", Undo: k.endWriting, UntilComplete: true},
 	)
 	finish := []sequence.Step{
+		{Name: "admit", Do: k.admit},
 		{Name: "store GPU state", Do: k.store},
 		{Name: "write metadata", Do: k.writeMetadata, Completes: true},
 	}
@@ -162,6 +168,9 @@ func (k *checkpointing) check(ctx context.Context) error {
 		return err
 	}
 	if err := k.c.refuseExeced(); err != nil {
+		return err
+	}
+	if err := k.c.refuseIOUring(); err != nil {
 		return err
 	}
 	view, err := k.read()
@@ -218,6 +227,18 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 func (k *checkpointing) endWriting(context.Context) error {
 	k.writer.Close()
 	return nil
+}
+
+// admit refuses a checkpoint that a restore by the container's own spec would refuse.
+func (k *checkpointing) admit(ctx context.Context) (uint64, error) {
+	view, err := k.read()
+	if err != nil {
+		return 0, err
+	}
+	if err := k.c.admitOwn(ctx, view.Node, k.images.path); err != nil {
+		return 0, fmt.Errorf("its own restore would refuse it: %w", err)
+	}
+	return 0, nil
 }
 
 // store waits until the files of the GPU state are complete.

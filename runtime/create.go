@@ -125,25 +125,31 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 // fit makes the container's spec fit this node, and a restore fit the spec, or
 // refuses it. What is granted is compared last, with the spec as it will be.
 func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
-	if err := c.fitSpec(ctx, spec); err != nil || c.restore == nil {
+	if err := c.fitSpec(ctx, spec); err != nil {
 		return err
+	}
+	if c.restore == nil {
+		return c.denyIOUring(spec, nil)
 	}
 	if err := c.checkRestore(ctx); err != nil {
 		return err
 	}
-	dump := criu.Open(c.restore.images())
-	if err := c.fitFiles(ctx, spec, dump); err != nil {
+	images := criu.Open(c.restore.images())
+	if err := c.fitFiles(ctx, spec, images); err != nil {
+		return err
+	}
+	dump, err := images.Dump()
+	if err != nil {
+		return err
+	}
+	if err := c.denyIOUring(spec, dump); err != nil {
 		return err
 	}
 	return c.admit(ctx, spec, dump)
 }
 
 // admit refuses a restore that asks for more than the container's spec.
-func (c *container) admit(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
-	d, err := dump.Dump()
-	if err != nil {
-		return err
-	}
+func (c *container) admit(ctx context.Context, spec *specs.Spec, d *criu.Dump) error {
 	if spec.Process == nil || spec.Linux == nil {
 		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
 	}
@@ -155,6 +161,24 @@ func (c *container) admit(ctx context.Context, spec *specs.Spec, dump *criu.Imag
 		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	return nil
+}
+
+// admitOwn does with a checkpoint of the container what a restore by its spec would do, as far as
+// it concerns the two.
+func (c *container) admitOwn(ctx context.Context, node config.Node, dir string) error {
+	file, err := bundle.Read(c.bundle)
+	if err != nil {
+		return err
+	}
+	images := criu.Open(dir)
+	if _, err := rebindFiles(ctx, node, file.Spec, images); err != nil {
+		return err
+	}
+	dump, err := images.Dump()
+	if err != nil {
+		return err
+	}
+	return c.admit(ctx, file.Spec, dump)
 }
 
 // isTemporary reports whether containerd made a directory for a single checkpoint or

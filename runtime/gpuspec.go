@@ -34,6 +34,7 @@ func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 	if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
 		return err
 	}
+	cdi.ResolveMounts(spec)
 	c.request = cdi.Read(spec)
 	if c.restore == nil {
 		return nil

@@ -23,6 +23,9 @@ const (
 	// WhenShort decides for a container what [staging] when_short decides for the
 	// node.
 	WhenShort = "dev.gpuckpt.when-short"
+	// IOUring decides whether the container may use io_uring, which CRIU cannot dump: "allow", or
+	// "deny", the default.
+	IOUring = "dev.gpuckpt.io-uring"
 	// CRIUPrefix begins the annotations that set an option of CRIU:
 	// dev.gpuckpt.criu.tcp-established = "true".
 	CRIUPrefix = "dev.gpuckpt.criu."

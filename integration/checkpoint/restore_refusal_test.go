@@ -159,7 +159,7 @@ func TestCRIUFailsToRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept := filepath.Join(shared.CRIULogs(), shared.Namespace()+"-"+k.ID+"-restore.log")
-	harness.Says(t, restoreTask(t, shared, k, dir), "restore processes", "CRIU said: ", "Restoring FAILED", kept)
+	harness.Says(t, restoreTask(t, shared, k, dir), "restore processes", "CRIU said: ", "Segmentation fault", kept)
 	if _, err := os.Stat(kept); err != nil {
 		t.Error(err)
 	}

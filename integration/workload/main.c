@@ -28,6 +28,7 @@ static const char usage[] =
 	"  ipc     [--start N] [--gpu I]     counter, and on port P+1 another process's of the same\n"
 	"                                    device memory\n"
 	"  monitor [--start N]               plain, with NVML in use\n"
+	"  ring    [--start N] [--gpu I]     counter, with io_uring in use where there is one\n"
 	"any of these with --open PATH keeps that file open, with --unlinked PATH a new one without its name\n"
 	"gpuwork list: the GPUs that NVML shows, as nvidia-smi -L; try: uses each that CUDA shows, once\n"
 	"gpuwork sleep | exit CODE | echo TEXT... | cat | eat MIB | send HOST:PORT TEXT\n";
@@ -104,7 +105,7 @@ int main(int argc, char **argv)
 	} workloads[] = {
 		{"counter", run_counter}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
-		{"forked", run_forked}, {"ipc", run_ipc}, {"monitor", run_monitor},
+		{"forked", run_forked}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
 		if (strcmp(what, workloads[i].name))

@@ -174,7 +174,7 @@ func (a *allowance) confinement(mode criucore.SeccompMode, thread *criucore.Thre
 	} else if p.SelinuxLabel != "" && profile != p.SelinuxLabel {
 		return fmt.Errorf("it has the SELinux label %q, and the spec %q", profile, p.SelinuxLabel)
 	}
-	if a.spec.Linux.Seccomp != nil && mode != criucore.SeccompMode_filter && mode != criucore.SeccompMode_strict {
+	if a.spec.Linux.Seccomp != nil && !filtered(mode) {
 		return fmt.Errorf("it has no seccomp filter, and the spec has one")
 	}
 	if a.has(unix.CAP_SYS_NICE) {
@@ -202,6 +202,17 @@ func (a *allowance) limits(have []*rlimit.RlimitEntry) error {
 		}
 	}
 	return nil
+}
+
+// Filtered reports whether all threads of a dump have a seccomp filter.
+func Filtered(d *criu.Dump) bool {
+	return !slices.ContainsFunc(d.Tasks, func(t criu.Task) bool {
+		return !t.Dead && slices.ContainsFunc(t.Threads, func(thread *criucore.ThreadCoreEntry) bool { return !filtered(seccompMode(d, t, thread)) })
+	})
+}
+
+func filtered(mode criucore.SeccompMode) bool {
+	return mode == criucore.SeccompMode_filter || mode == criucore.SeccompMode_strict
 }
 
 // seccompMode returns the mode that CRIU restores a thread with. Threads with the

@@ -114,10 +114,35 @@ func TestADumpThatFitsIsTaken(t *testing.T) {
 	if err != nil || len(notes) > 0 {
 		t.Errorf("got %v, %v", notes, err)
 	}
+	dump := dumpOfTest()
+	again := proto.Clone(dump.Mounts[4]).(*mnt.MntEntry)
+	*again.MntId, *again.ParentMntId = 77, 5
+	dump.Mounts = append(dump.Mounts, again)
+	if notes, err := Check(specOfTest(), dump, host); err != nil || len(notes) > 0 {
+		t.Errorf("a mount of the spec on itself: %v, %v", notes, err)
+	}
 	spec := specOfTest()
 	spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/new", Type: "bind"})
 	if notes, err := Check(spec, dumpOfTest(), host); err != nil || len(notes) != 1 || !strings.Contains(notes[0], "/new") {
 		t.Errorf("a mount more: %v, %v", notes, err)
+	}
+}
+
+func TestFiltered(t *testing.T) {
+	dump := dumpOfTest()
+	if Filtered(dump) {
+		t.Error("no thread has a filter")
+	}
+	filter := criucore.SeccompMode_filter
+	for _, thread := range dump.Tasks[0].Threads {
+		thread.SeccompMode = &filter
+	}
+	if dump.Tasks = append(dump.Tasks, criu.Task{Dead: true}); !Filtered(dump) {
+		t.Error("all threads have one")
+	}
+	dump.Tasks[0].Threads[1].SeccompMode = nil
+	if Filtered(dump) {
+		t.Error("a thread has none")
 	}
 }
 

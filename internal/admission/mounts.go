@@ -104,18 +104,29 @@ func (a *allowance) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
 
 // layered refuses mounts that hide others: two at one path, or a mount that is not
 // on the mount that its path leads through. Below it, what the spec masks could be
-// readable.
+// readable. A mount of the spec may be there more than once, a file on itself:
+// destinations that are links to one another come to that, and nothing is hidden.
 func layered(dumped []*mnt.MntEntry) error {
+	place := func(m *mnt.MntEntry) string { return path.Clean("/" + m.GetMountpoint()) }
+	all := make(map[uint32]*mnt.MntEntry)
+	for _, m := range dumped {
+		all[m.GetMntId()] = m
+	}
+	onItself := func(m *mnt.MntEntry) bool {
+		on := all[m.GetParentMntId()]
+		return on != nil && on != m && place(on) == place(m) && isOf(on, place(m)) && isOf(m, place(m))
+	}
+	dumped = slices.DeleteFunc(slices.Clone(dumped), onItself)
 	byPath, byID := make(map[string]uint32), make(map[uint32]bool)
 	for _, m := range dumped {
-		at := path.Clean("/" + m.GetMountpoint())
+		at := place(m)
 		if _, taken := byPath[at]; taken || byID[m.GetMntId()] {
 			return fmt.Errorf("there are two mounts at %s, and the spec has no CAP_SYS_ADMIN", at)
 		}
 		byPath[at], byID[m.GetMntId()] = m.GetMntId(), true
 	}
 	for _, m := range dumped {
-		at := path.Clean("/" + m.GetMountpoint())
+		at := place(m)
 		if at == "/" {
 			continue
 		}
@@ -131,6 +142,9 @@ func layered(dumped []*mnt.MntEntry) error {
 	}
 	return nil
 }
+
+// isOf reports whether CRIU takes what is mounted at a path from the spec's mount there.
+func isOf(m *mnt.MntEntry, at string) bool { return path.Clean("/"+m.GetExtKey()) == at }
 
 // mount compares one mount of the dump.
 func (a *allowance) mount(m *mnt.MntEntry, at string) error {

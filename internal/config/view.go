@@ -47,6 +47,18 @@ func (v View) WhenShort() (string, error) {
 	return v.choose(annotations.WhenShort, v.Staging.WhenShort, Refuse, WriteThrough, Driver)
 }
 
+// AllowsIOUring reports whether the container may use io_uring.
+func (v View) AllowsIOUring() (bool, error) {
+	want, err := v.choose(annotations.IOUring, Deny, Deny, Allow)
+	return want == Allow, err
+}
+
+// The values of annotations.IOUring.
+const (
+	Deny  = "deny"
+	Allow = "allow"
+)
+
 // choose returns the value of an annotation, which must be one of the words, or the
 // node's without that annotation.
 func (v View) choose(key, node string, words ...string) (string, error) {

@@ -57,6 +57,20 @@ func TestWhenShort(t *testing.T) {
 	}
 }
 
+func TestAllowsIOUring(t *testing.T) {
+	for value, want := range map[string]bool{"allow": true, "deny": false} {
+		if got, err := (View{Annotations: map[string]string{annotations.IOUring: value}}).AllowsIOUring(); err != nil || got != want {
+			t.Errorf("%q: got %v, %v", value, got, err)
+		}
+	}
+	if got, err := (View{}).AllowsIOUring(); err != nil || got {
+		t.Errorf("without an annotation: got %v, %v", got, err)
+	}
+	if _, err := (View{Annotations: map[string]string{annotations.IOUring: "true"}}).AllowsIOUring(); !errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Errorf("another word: got %v", err)
+	}
+}
+
 // An operation sees one file, whatever becomes of it meanwhile.
 func TestSourceReadsOnce(t *testing.T) {
 	useConfig(t, `on_checkpoint = "stop"`)

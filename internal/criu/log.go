@@ -4,7 +4,6 @@
 package criu
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -12,17 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 )
-
-// quotedErrors is how many of the last errors of a log are quoted, and quotedBytes
-// bounds each.
-const (
-	quotedErrors = 3
-	quotedBytes  = 300
-)
-
-// harmlessError is one that CRIU writes in every run without CAP_SYS_RESOURCE, also
-// when all goes well.
-const harmlessError = "rlimit: Can't setup RLIMIT_NOFILE"
 
 // Log is a log that CRIU writes.
 type Log struct {
@@ -55,7 +43,8 @@ func (l Log) Remove() error {
 	return nil
 }
 
-// Explain adds to runc's error what CRIU's log says, and keeps the log.
+// Explain adds to runc's error the first cause that CRIU's log names, and what to do where that is
+// known. It keeps the log.
 func (l Log) Explain(err error) error {
 	log, lerr := os.Open(l.Path)
 	if lerr != nil {
@@ -65,13 +54,16 @@ func (l Log) Explain(err error) error {
 		return err // CRIU never ran; the error says why
 	}
 	defer log.Close()
-	said := lastErrors(log)
+	said, means := firstCause(log)
 	kept := l.Kept
 	if _, kerr := log.Seek(0, io.SeekStart); kerr != nil || keepLog(log, kept) != nil {
 		kept = l.Path
 	}
-	if len(said) > 0 {
-		return fmt.Errorf("%w; CRIU said: %s; its log: %s", err, strings.Join(said, " | "), kept)
+	if means != "" {
+		return fmt.Errorf("%s; CRIU said: %s; its log: %s: %w", means, said, kept, err)
+	}
+	if said != "" {
+		return fmt.Errorf("%w; CRIU said: %s; its log: %s", err, said, kept)
 	}
 	return fmt.Errorf("%w; CRIU's log: %s", err, kept)
 }
@@ -87,24 +79,4 @@ func keepLog(log io.Reader, to string) error {
 	}
 	_, err = io.Copy(f, log)
 	return errors.Join(err, f.Close())
-}
-
-// lastErrors returns the last errors in a log of CRIU's, without time stamps:
-// "(00.012345) Error (criu/files.c:123): …".
-func lastErrors(log io.Reader) []string {
-	var last []string
-	lines := bufio.NewReaderSize(log, 64<<10)
-	for {
-		line, err := lines.ReadString('\n')
-		if at := strings.Index(line, "Error ("); at >= 0 && !strings.Contains(line, harmlessError) {
-			said := strings.TrimSpace(line[at:])
-			last = append(last, said[:min(len(said), quotedBytes)])
-			if len(last) > quotedErrors {
-				last = last[1:]
-			}
-		}
-		if err != nil {
-			return last
-		}
-	}
 }

@@ -60,6 +60,19 @@ func list(pid int, file string) (texts []string, err error) {
 	return texts, nil
 }
 
+// HasOpen reports whether a process has a file open whose link in /proc is the text given.
+func HasOpen(pid int, link string) (bool, error) {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(files, func(f os.DirEntry) bool {
+		to, _ := os.Readlink(filepath.Join(dir, f.Name())) // one that was closed has none
+		return to == link
+	}), nil
+}
+
 // Children returns the children of all threads of a process.
 func Children(pid int) (pids []int) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))

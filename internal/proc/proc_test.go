@@ -6,6 +6,7 @@ package proc
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,6 +72,24 @@ func TestNobody(t *testing.T) {
 		if err := read(nobody); !Ended(err) {
 			t.Errorf("%s: error %v", name, err)
 		}
+	}
+}
+
+func TestHasOpen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if open, err := HasOpen(os.Getpid(), path); err != nil || !open {
+		t.Errorf("open: %v, %v", open, err)
+	}
+	file.Close()
+	if open, err := HasOpen(os.Getpid(), path); err != nil || open {
+		t.Errorf("closed: %v, %v", open, err)
+	}
+	if _, err := HasOpen(-1, path); !Ended(err) {
+		t.Errorf("of nobody: %v", err)
 	}
 }
 

@@ -1,0 +1,119 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package criu
+
+import (
+	"bufio"
+	"io"
+	"slices"
+	"strings"
+)
+
+// quotedBytes bounds what is quoted of one error.
+const quotedBytes = 300
+
+// harmless are errors that CRIU writes when all goes well too: without CAP_SYS_RESOURCE.
+var harmless = []string{"rlimit: Can't setup RLIMIT_NOFILE"}
+
+// followers are errors that follow another one and name no cause. CRIU writes some of them when
+// runc or a process was killed; then they are all that there is.
+var followers = []string{
+	"Restoring FAILED", "Dumping FAILED", "Pre-dumping FAILED", "cgroupd: recv req error", "Unable to open fd=", "Killing processes because of failure",
+	"Dump files (pid:", "Dump mappings (pid:", "Dump core (pid:", "Collect mappings (pid:", "Can't send response: Broken pipe",
+	"Can't read request: Connection reset", "One of more action scripts failed", "script ret code", "Unable to detach", "BUG at",
+	"killed by signal 9", "exited, status=", "Unexpected exit code", "Can't collect mappings", "Can't dump mapped file",
+}
+
+// A cause is what a known error of CRIU's means.
+type cause struct {
+	said  []string // all of them are in the error
+	means string   // in the field's words, and what to do
+}
+
+var causes = []cause{
+	{[]string{"bind inet socket", "Address already in use"},
+		"a port of the container is taken: end the program that listens on it, or give the container a network of its own"},
+	{[]string{"Can't bind", "Cannot assign requested address"},
+		"the container's address is not here: restore it where it has the same address"},
+	{[]string{"Can't fork for", "File exists"},
+		"a process id of the container is in use: end the container that was checkpointed, or give the container a PID namespace"},
+	{[]string{"Can't dump file", "(chr "},
+		"a program has a device open that CRIU cannot dump: close it before the checkpoint"},
+	{[]string{"Connected TCP socket"},
+		"a TCP connection is open: annotation dev.gpuckpt.criu.tcp-established=true dumps it"},
+	{[]string{"In-flight connection"},
+		"a TCP connection is not accepted yet: annotation dev.gpuckpt.criu.skip-in-flight=true leaves it out"},
+	{[]string{"Use link-remap option"},
+		"a file was removed while it is open: remove the annotation dev.gpuckpt.criu.link-remap=false"},
+	{[]string{"Can't link remap to"},
+		"a file was removed while it is open, and its directory cannot be written: close the file, or make the directory writable"},
+	{[]string{"ghost file", "increase limit"},
+		"a file that was removed while it is open is large: annotation dev.gpuckpt.criu.ghost-limit=BYTES raises the limit"},
+	{[]string{"mapfile link", "No such device or address"},
+		"a program has io_uring mapped, which CRIU cannot dump: have it do without (" + NoIOUring + ")"},
+	{[]string{"anon_inode:[io_uring]"},
+		"a program uses io_uring, which CRIU cannot dump: have it do without (" + NoIOUring + ")"},
+	{[]string{"file locks are hold"},
+		"a program holds a file lock: annotation dev.gpuckpt.criu.file-locks=true dumps it"},
+	{[]string{"has bad size"},
+		"a file on a volume has changed since the checkpoint: restore it as it was"},
+	{[]string{"has bad mode"},
+		"the mode of a file on a volume has changed since the checkpoint: restore it as it was"},
+	{[]string{"Can't open file", "No such file or directory"},
+		"a file that was open is not there: mount the volume that has it, or restore with the container's changed files"},
+	{[]string{"Can't lookup mount"},
+		"a file of the host is open in the container: send its output through the runtime, and mount by the spec"},
+	{[]string{"doesn't have a proper root mount"},
+		"something is mounted in the container outside of its spec: mount it by the spec"},
+	{[]string{"Locking network failed"},
+		"install nftables, or set network-lock = \"skip\" in [criu.options]"},
+	{[]string{"No space left on device"},
+		"the file system of the images is full: make room, or choose another directory"},
+	{[]string{"Cannot allocate memory"},
+		"memory is short on the node or in the container: make room, or raise the limit"},
+	{[]string{"Don't have tty to inherit"},
+		"the container was dumped with a terminal: restore it with one (--tty)"},
+}
+
+// NoIOUring is how a program comes to do without io_uring.
+const NoIOUring = "remove the annotation dev.gpuckpt.io-uring=allow, or set USE_LIBUV=0 for torch"
+
+// firstCause returns the first error in a log of CRIU's that names a cause, without its time stamp,
+// "(00.012345) Error (criu/files.c:123): …", and what it means, "" if that is not known. An error
+// whose meaning is known comes before others. Without any it returns the first that names none.
+func firstCause(log io.Reader) (said, means string) {
+	var other, follower string
+	lines := bufio.NewReaderSize(log, 64<<10)
+	for {
+		line, err := lines.ReadString('\n')
+		if at := strings.Index(line, "Error ("); at >= 0 && !hasAny(line, harmless) {
+			line = strings.TrimSpace(line[at:])
+			quoted := line[:min(len(line), quotedBytes)]
+			if !hasAny(line, followers) {
+				if known := slices.IndexFunc(causes, func(c cause) bool { return hasAll(line, c.said) }); known >= 0 {
+					return quoted, causes[known].means
+				}
+				if other == "" {
+					other = quoted
+				}
+			} else if follower == "" {
+				follower = quoted
+			}
+		}
+		if err != nil {
+			if other == "" {
+				other = follower
+			}
+			return other, ""
+		}
+	}
+}
+
+func hasAny(line string, texts []string) bool {
+	return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(line, text) })
+}
+
+func hasAll(line string, texts []string) bool {
+	return !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) })
+}

@@ -1,0 +1,73 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package criu
+
+import (
+	"strings"
+	"testing"
+)
+
+// Texts of CRIU 4.2's logs.
+const (
+	rlimitError = "(00.069) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
+	afterError  = "(00.2) Error (criu/files.c:1221): Unable to open fd=3 id=0x8\n(00.2) Error (criu/cr-restore.c:2331): Restoring FAILED.\n" +
+		"(00.2) Error (criu/cgroup.c:2055): cg: cgroupd: recv req error: No such file or directory\n"
+)
+
+func TestFirstCause(t *testing.T) {
+	long := "Error (criu/x.c:1): " + strings.Repeat("x", 1000)
+	for _, test := range []struct{ name, log, said, means string }{
+		{name: "empty"},
+		{name: "no error", log: "(00.000001) Version: 4.2\n(00.000002) Warn  (criu/a.c:1): odd\n"},
+		{name: "one", log: "(00.1) Error (criu/a.c:1): bad\n(00.2) fine\n", said: "Error (criu/a.c:1): bad"},
+		{name: "no line feed at the end", log: "(00.1) Error (criu/a.c:1): bad", said: "Error (criu/a.c:1): bad"},
+		{name: "the first", log: "Error (a:1): 1\nError (a:2): 2\n" + afterError, said: "Error (a:1): 1"},
+		{name: "a known one after others", log: "Error (a:1): 1\nError (a:2): Can't fork for 7: File exists\n", said: "Error (a:2): Can't fork", means: "a process id"},
+		{name: "a long one", log: "(00.1) " + long + "\n", said: long[:quotedBytes]},
+		{name: "the harmless one", log: rlimitError},
+		{name: "only followers", log: rlimitError + afterError, said: "Error (criu/files.c:1221): Unable to open fd=3"},
+		{name: "killed", log: rlimitError + "(00.07) Error (criu/cr-restore.c:1269): 8259 killed by signal 9: Killed\n" + afterError, said: "Error (criu/cr-restore.c:1269): 8259 killed"},
+		{
+			name: "port", log: rlimitError + "(00.1) Error (criu/sk-inet.c:1059): inet: Can't bind inet socket (id 8): Address already in use\n" + afterError,
+			said: "Error (criu/sk-inet.c:1059): inet: Can't bind inet socket (id 8): Address already in use", means: "a port of the container is taken",
+		},
+		{
+			name: "device", log: rlimitError + "Error (criu/files-ext.c:98): Can't dump file 4 of that type [20600] (chr 10:124)\n" +
+				"Error (criu/cr-dump.c:1698): Dump files (pid: 27151) failed with -1\nError (criu/cr-dump.c:2128): Dumping FAILED.\n",
+			said: "Error (criu/files-ext.c:98): Can't dump file 4", means: "has a device open",
+		},
+		{name: "io_uring", log: "Error (criu/files-ext.c:98): Can't dump file 4 of that type [600] (unknown anon_inode:[io_uring])\n", said: "Error", means: "uses io_uring"},
+		{name: "io_uring mapped", log: "Error (criu/proc_parse.c:738): Can't open 64105's mapfile link 7f77e2cd5000: No such device or address\n", said: "Error", means: "has io_uring mapped"},
+		{name: "connection", log: "Error (criu/sk-inet.c:200): inet: Connected TCP socket, consider using --tcp-established option.\n", said: "Error", means: "criu.tcp-established=true"},
+		{name: "in flight", log: "Error (criu/sk-inet.c:185): inet: In-flight connection (l) for 2a\n", said: "Error", means: "criu.skip-in-flight=true"},
+		{name: "removed file", log: "Error (criu/files-reg.c:1122): Can't create link remap for /dev/shm/sem.mp-x. Use link-remap option.\n", said: "Error", means: "criu.link-remap=false"},
+		{name: "large removed file", log: "Error (criu/files-reg.c:1031): Can't dump ghost file /tmp/big of 2097152 size, increase limit\n", said: "Error", means: "criu.ghost-limit=BYTES"},
+		{name: "lock", log: "Error (criu/file-lock.c:110): Some file locks are hold by dumping tasks! You can try --file-locks to dump them.\n", said: "Error", means: "criu.file-locks=true"},
+		{name: "changed file", log: "Error (criu/files-reg.c:2175): File data/log has bad size 20 (expect 10)\n", said: "Error", means: "has changed since the checkpoint"},
+		{name: "disk", log: "Error (criu/bfd.c:132): bfd: Error flushing image: No space left on device\nError (criu/cr-dump.c:2128): Dumping FAILED.\n", said: "Error (criu/bfd.c:132)", means: "is full"},
+		{name: "terminal", log: "Error (criu/tty.c:1018): tty: Don't have tty to inherit session from, aborting\n", said: "Error", means: "--tty"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			said, means := firstCause(strings.NewReader(test.log))
+			if !strings.HasPrefix(said, test.said) || (test.said == "") != (said == "") {
+				t.Errorf("said %q, want %q", said, test.said)
+			}
+			if !strings.Contains(means, test.means) || (test.means == "") != (means == "") {
+				t.Errorf("means %q, want %q", means, test.means)
+			}
+		})
+	}
+}
+
+func FuzzFirstCause(f *testing.F) {
+	f.Add("(00.1) Error (a:1): b\n")
+	f.Add("Error (Error (\n\nError (")
+	f.Add(strings.Repeat("Error (x", 200) + "\xff\n")
+	f.Fuzz(func(t *testing.T, log string) {
+		said, means := firstCause(strings.NewReader(log))
+		if len(said) > quotedBytes || strings.Contains(said, "\n") || said != "" && !strings.HasPrefix(said, "Error (") || said == "" && means != "" {
+			t.Errorf("quoted %q, which means %q", said, means)
+		}
+	})
+}
