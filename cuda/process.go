@@ -63,6 +63,17 @@ func HoldsDevice(pid int) (bool, error) {
 	return len(devices) > 0, nil
 }
 
+// SharesMemory reports whether a process has exported or imported memory by CUDA IPC. The
+// driver maps a file into such a process, and into no other (measured, driver 580):
+// /dev/shm/cuda.shm.UID.PID.N with the exporter's pid in hexadecimal digits.
+func SharesMemory(pid int) (bool, error) {
+	shares, err := proc.HasMapped(pid, "/cuda.shm.")
+	if err != nil && !proc.Ended(err) {
+		return false, fmt.Errorf("look for CUDA IPC in process %d: %w", pid, err)
+	}
+	return shares, nil
+}
+
 // Find returns those of the processes for which the driver answers, in the order of
 // pids. It leaves out those that end meanwhile. The helper must count pids as this
 // program does (no Options.Join).

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
@@ -299,6 +300,7 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 		if devices, err = nodes.List(c.pid); err != nil {
 			return settings, err
 		}
+		settings.GhostLimit = host.MemoryLimit(c.pid)
 	case c.restore != nil:
 		settings.Restoring = true
 		settings.Gate = c.restore.gpu != nil

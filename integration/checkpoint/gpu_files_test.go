@@ -4,8 +4,13 @@
 package checkpoint
 
 import (
+	"crypto/sha256"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -69,4 +74,84 @@ func TestTimerThreadRestored(t *testing.T) {
 		r.Expect(t, "count", "102")
 		r.MustRemove(t)
 	}
+}
+
+// Two processes that share device memory by CUDA IPC: the driver would checkpoint them
+// and never restore them. So they are found before it is asked, and run on.
+func TestSharedMemoryRefused(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc")
+	k.Expect(t, "count", "101")
+	k.Process(1).Expect(t, "count", "102")
+	harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "CUDA IPC", "gpuwork", "NCCL_P2P_DISABLE=1", "--launch-job")
+	k.Expect(t, "count", "103")
+	k.Process(1).Expect(t, "count", "104")
+}
+
+// A driver that can restore such processes is asked.
+func TestSharedMemoryByLaterDriver(t *testing.T) {
+	results.Add(t)
+	shared.SoftwareGPU(t, "driver=610.1-softcuda\n")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc")
+	k.Expect(t, "count", "101")
+	err := checkpointTask(t, shared, k, t.TempDir())
+	if err == nil || strings.Contains(err.Error(), "CUDA IPC") {
+		t.Errorf("error %v, want the driver's", err)
+	}
+}
+
+// Files of 8 MiB that are mapped and have no name any more, in /dev/shm and in the root file
+// system, are dumped and come back without any annotation: PyTorch shares its tensors by such files.
+func TestUnlinkedFiles(t *testing.T) {
+	results.Add(t)
+	for _, test := range []struct {
+		name string
+		spec harness.RunSpec
+		work string
+	}{
+		{"without a GPU", harness.RunSpec{}, "plain"},
+		{"with a GPU", harness.RunSpec{GPUs: []int{0}, MemoryLimit: 4 << 30}, "counter"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			k := shared.Work(t, test.spec, test.work, "--unlinked", "/dev/shm/shared", "--unlinked", "/unlinked")
+			k.Expect(t, "count", "101")
+			want := unlinkedFiles(t, k)
+			if len(want) != 2 || want[0] != want[1] {
+				t.Fatalf("two files of one content expected, got %q", want)
+			}
+			ref := takeCheckpoint(t, shared, k, "1")
+			k.Expect(t, "count", "102")
+			k.MustRemove(t)
+			r := restore(t, shared, k.ID, ref, k.Port)
+			r.Expect(t, "count", "102")
+			if got := unlinkedFiles(t, r); !slices.Equal(got, want) {
+				t.Errorf("the files are %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// unlinkedFiles returns size and digest of each file that the container's first process has open
+// and that has no name.
+func unlinkedFiles(t *testing.T, k *harness.Container) (files []string) {
+	t.Helper()
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", k.MustPid(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		name, err := os.Readlink(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(name, " (deleted)") || strings.HasPrefix(name, "/memfd:") {
+			continue
+		}
+		data, err := os.ReadFile(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, fmt.Sprintf("%d bytes %x", len(data), sha256.Sum256(data)))
+	}
+	return files
 }

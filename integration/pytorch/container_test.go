@@ -69,7 +69,7 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 		spec.Env = append(spec.Env, "PYTHONPATH="+path)
 	}
 	if cuda {
-		spec.Env = append(spec.Env, "LD_LIBRARY_PATH="+driverDir(), "CUDA_VISIBLE_DEVICES="+gpu.Devices[0].UUID)
+		spec.Env = append(spec.Env, "LD_LIBRARY_PATH="+driverDir(), "TRITON_LIBCUDA_PATH="+driverDir(), "CUDA_VISIBLE_DEVICES="+gpu.Devices[0].UUID)
 		for _, pattern := range nodes {
 			paths, err := filepath.Glob(pattern)
 			if err != nil {
@@ -89,11 +89,19 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 }
 
 // checkpoint takes a checkpoint with ctr, notes its times and sizes, and gives
-// the image's name. The image goes when the test ends: it has gigabytes.
+// the image's name.
 func checkpoint(t *testing.T, result *harness.TestResult, k *harness.Container) (ref string) {
 	t.Helper()
 	ref = "checkpoint.test/" + harness.Name(t) + ":1"
-	if err := result.Time("checkpoint", func() error { return k.Checkpoint(t.Context(), ref) }); err != nil {
+	checkpointAs(t.Context(), t, result, k, ref)
+	return ref
+}
+
+// checkpointAs is checkpoint to an image of that name. The image goes when the test
+// ends: it has gigabytes.
+func checkpointAs(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container, ref string) {
+	t.Helper()
+	if err := result.Time("checkpoint", func() error { return k.Checkpoint(ctx, ref) }); err != nil {
 		t.Fatalf("%v\n%s", err, tail(shared.Log()))
 	}
 	t.Cleanup(func() {
@@ -103,15 +111,19 @@ func checkpoint(t *testing.T, result *harness.TestResult, k *harness.Container) 
 	})
 	notePhases(t, result, k)
 	noteSizes(t, result, ref)
-	return ref
 }
 
 // restore restores a container of which nothing is left but its checkpoint.
 func restore(t *testing.T, result *harness.TestResult, k *harness.Container, ref string) *harness.Container {
 	t.Helper()
+	return restoreWithin(t.Context(), t, result, k, ref)
+}
+
+func restoreWithin(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container, ref string) *harness.Container {
+	t.Helper()
 	var r *harness.Container
 	if err := result.Time("restore", func() (err error) {
-		r, err = shared.Restore(t.Context(), k.ID, ref, k.Port)
+		r, err = shared.Restore(ctx, k.ID, ref, k.Port)
 		return err
 	}); err != nil {
 		t.Fatalf("%v\n%s", err, tail(shared.Log()))

@@ -11,6 +11,7 @@
 package pytorch
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -73,13 +74,21 @@ const patience = 5 * time.Minute
 // within waits until something is so. The container's output goes with the error.
 func within(t *testing.T, k *harness.Container, what string, so func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !so(); time.Sleep(20 * time.Millisecond) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	await(ctx, t, k, what, so)
+}
+
+// await is within until the context ends.
+func await(ctx context.Context, t *testing.T, k *harness.Container, what string, so func() bool) {
+	t.Helper()
+	for began := time.Now(); !so(); time.Sleep(20 * time.Millisecond) {
+		if ctx.Err() != nil {
+			t.Fatalf("%s: not within %v; it wrote:\n%s", what, time.Since(began).Round(time.Second), tail(k.Logs()))
+		}
 		status, err := k.Status(t.Context())
 		if err != nil || status != "running" {
 			t.Fatalf("%s: the container is %q, error %v; it wrote:\n%s", what, status, err, tail(k.Logs()))
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v; it wrote:\n%s", what, patience, tail(k.Logs()))
 		}
 	}
 }

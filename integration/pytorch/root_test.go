@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,7 +36,7 @@ const (
 	programs = "/srv/gpuckpt"
 )
 
-//go:embed counter.py train.py
+//go:embed counter.py train.py workloads/*.py
 var sources embed.FS
 
 // systemDirs are those at the root that are links into /usr on most systems, and
@@ -127,10 +128,15 @@ func (r hostRoot) buildImage(ctx context.Context) (v1.Image, error) {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("make the image: %w", err)
 	}
-	for _, name := range []string{"counter.py", "train.py"} {
-		if files[programs[1:]+"/"+name], err = sources.ReadFile(name); err != nil {
-			return nil, fmt.Errorf("make the image: %w", err)
+	err = fs.WalkDir(sources, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
 		}
+		files[path.Join(programs[1:], path.Base(name))], err = sources.ReadFile(name)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the image: %w", err)
 	}
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)

@@ -113,3 +113,14 @@ func TestStockClients(t *testing.T) {
 	}
 	k.Expect(t, "count", "103")
 }
+
+// Processes that share GPU memory by CUDA IPC would never get off their suspension. They are refused
+// and run on.
+func TestSharedMemory(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc")
+	k.Expect(t, "count", "101")
+	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "CUDA IPC")
+	k.Expect(t, "count", "102")
+	k.Process(1).Expect(t, "count", "103")
+}

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "options.h"
 
@@ -39,6 +41,24 @@ static void keep_open(const char *path)
 		fprintf(stderr, "gpuwork: --open %s: %s\n", path, strerror(errno));
 		exit(2);
 	}
+}
+
+// keep_unlinked makes a file of 8 MiB with a pattern, maps it, and removes its name: what PyTorch
+// does for tensors that processes share. File and mapping stay for the rest of the process's life.
+static void keep_unlinked(const char *path)
+{
+	const size_t bytes = 8 << 20;
+	int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	unsigned *words = MAP_FAILED;
+
+	if (fd >= 0 && !ftruncate(fd, (off_t)bytes))
+		words = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (words == MAP_FAILED || unlink(path)) {
+		fprintf(stderr, "gpuwork: --unlinked %s: %s\n", path, strerror(errno));
+		exit(2);
+	}
+	for (size_t i = 0; i < bytes / sizeof *words; i++)
+		words[i] = (unsigned)i * 2654435761u;
 }
 
 struct options options_parse(char **args)
@@ -75,6 +95,8 @@ struct options options_parse(char **args)
 			o.content = value;
 		else if (!strcmp(name, "--open"))
 			keep_open(value);
+		else if (!strcmp(name, "--unlinked"))
+			keep_unlinked(value);
 		else {
 			fprintf(stderr, "gpuwork: unknown option %s\n", name);
 			exit(2);

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -151,6 +152,30 @@ func (l *locked) refuseUnlocked(candidates []int) error {
 		if !slices.Contains(l.bystanders, b) {
 			return fmt.Errorf("process %s began to use a GPU while the container was being paused, and is not locked: resume the container and try again: %w",
 				proc.Describe(b.pid), errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
+
+// sharesFrom is the first major version of the driver that restores memory shared by CUDA IPC, for
+// programs started with cuda-checkpoint --launch-job. It refuses the others by itself.
+const sharesFrom = 610
+
+// refuseShared refuses processes that share GPU memory by CUDA IPC: an older driver checkpoints
+// them and never restores them.
+func (l *locked) refuseShared() error {
+	major, _, _ := strings.Cut(l.info.DriverVersion, ".")
+	if n, err := strconv.Atoi(major); err == nil && n >= sharesFrom {
+		return nil
+	}
+	for _, p := range l.procs {
+		shares, err := cuda.SharesMemory(p.PID.Host)
+		if err != nil {
+			return err
+		}
+		if shares {
+			return fmt.Errorf("process %s shares GPU memory by CUDA IPC: driver %s would checkpoint it and never restore it; share through host memory (NCCL_P2P_DISABLE=1 for NCCL), or use driver %d or newer and start the program with cuda-checkpoint --launch-job: %w",
+				proc.Describe(p.PID.Host), cmp.Or(l.info.DriverVersion, "of unknown version"), sharesFrom, errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/opencontainers/cgroups"
+	"golang.org/x/sys/unix"
 )
 
 func TestHeadroomOf(t *testing.T) {
@@ -46,5 +47,17 @@ func TestHeadroomOf(t *testing.T) {
 func TestHeadroom(t *testing.T) {
 	if room := Headroom(""); room < 1<<20 {
 		t.Errorf("%d bytes", room)
+	}
+}
+
+// A process may have no more than the machine has.
+func TestMemoryLimit(t *testing.T) {
+	var machine unix.Sysinfo_t
+	if err := unix.Sysinfo(&machine); err != nil {
+		t.Fatal(err)
+	}
+	total := uint64(machine.Totalram) * uint64(machine.Unit)
+	if limit := MemoryLimit(os.Getpid()); limit < 1<<20 || limit > total {
+		t.Errorf("%d bytes of %d", limit, total)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/opencontainers/cgroups/fscommon"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
@@ -81,21 +82,46 @@ func (m *MemoryCgroup) Open() (*os.File, error) {
 // root of the memory hierarchy; "" is that of this process. A value that cannot be read
 // is no limit.
 func Headroom(cgroup string) uint64 {
-	root, controller, limit, usage := "/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-	cache := []string{"total_inactive_file", "total_active_file"}
+	usage, cache := "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}
 	if cgroups.Mode() == cgroups.Unified {
-		root, controller, limit, usage = unifiedRoot, "", "memory.max", "memory.current"
-		cache = []string{"inactive_file", "active_file"}
+		usage, cache = "memory.current", []string{"inactive_file", "active_file"}
+	}
+	return leastOf(os.Getpid(), cgroup, func(dir, limit string) uint64 { return headroomOf(dir, limit, usage, cache) })
+}
+
+// MemoryLimit returns how much memory a process may have, in bytes: the least of the limits of its
+// cgroup, of those above it, and of the machine's memory.
+func MemoryLimit(pid int) uint64 {
+	limit := leastOf(pid, "", func(dir, file string) uint64 {
+		bytes, err := fscommon.GetCgroupParamUint(dir, file)
+		if err != nil {
+			return math.MaxUint64
+		}
+		return bytes
+	})
+	var machine unix.Sysinfo_t
+	if err := unix.Sysinfo(&machine); err != nil {
+		return limit
+	}
+	return min(limit, uint64(machine.Totalram)*uint64(machine.Unit))
+}
+
+// leastOf returns the least value of a memory cgroup and of those above it, whose limits hold as
+// well. read is given the cgroup's directory and the name of the file with its limit. "" is the
+// cgroup of the process.
+func leastOf(pid int, cgroup string, read func(dir, limit string) uint64) uint64 {
+	root, controller, limit := "/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes"
+	if cgroups.Mode() == cgroups.Unified {
+		root, controller, limit = unifiedRoot, "", "memory.max"
 	}
 	if cgroup == "" {
-		cgroup, _ = proc.CgroupPath(os.Getpid(), controller)
+		cgroup, _ = proc.CgroupPath(pid, controller)
 	}
-	room := uint64(math.MaxUint64)
-	// The limits of the cgroups above hold as well.
+	least := uint64(math.MaxUint64)
 	for dir := filepath.Join(root, cgroup); strings.HasPrefix(dir, root+"/"); dir = filepath.Dir(dir) {
-		room = min(room, headroomOf(dir, limit, usage, cache))
+		least = min(least, read(dir, limit))
 	}
-	return room
+	return least
 }
 
 // headroomOf returns the headroom of one cgroup, by the names of its files.
