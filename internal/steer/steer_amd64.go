@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,8 +47,8 @@ type steering struct {
 
 	child chan os.Signal // SIGCHLD, which announces a stop
 
-	ending  bool // stop is closed
-	leaving bool // the thread was interrupted for the end
+	end     func() // closes stop, once
+	leaving bool   // the thread was interrupted for the end
 
 	copies *copyThreads // from the first area on
 	// untraced says that the thread's system calls are let by: helped by copy threads
@@ -68,6 +69,7 @@ func steer(target Target, how tuning) (*steering, error) {
 		tuning: how, target: target, child: make(chan os.Signal, 1),
 		stop: make(chan struct{}), stopped: make(chan struct{}), empty: make(chan struct{}), aborted: make(chan struct{}), done: make(chan struct{}),
 	}
+	s.end = sync.OnceFunc(func() { close(s.stop) })
 	if target.Window > 0 {
 		if err := s.reserve(max(target.Reserve, staging.PageSize)); err != nil {
 			return nil, err
@@ -287,14 +289,6 @@ func (s *steering) standStill() error {
 	close(s.stopped)
 	s.step("stopped")
 	return nil
-}
-
-// end begins the end of a steering, once.
-func (s *steering) end() {
-	if !s.ending {
-		s.ending = true
-		close(s.stop)
-	}
 }
 
 // stop has all steered threads stand still, and returns their areas.
