@@ -44,10 +44,7 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	defer c.mu.Unlock()
 	c.exclusive.running.Store(c.paused)
 	defer c.exclusive.running.Store(false)
-	if err := s.checkpoint(c.logged(ctx), c, r); err != nil {
-		return nil, toGRPC(err)
-	}
-	return &ptypes.Empty{}, nil
+	return &ptypes.Empty{}, toGRPC(s.checkpoint(c.logged(ctx), c, r))
 }
 
 func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) (err error) {
@@ -121,7 +118,7 @@ func (k *checkpointing) run(ctx context.Context) error {
 		begin = append(begin, sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume})
 	}
 	begin = append(begin,
-		sequence.Step{Name: "preflight", Do: k.preflight, Back: "remove images", Undo: k.removeImages, UntilComplete: true},
+		sequence.Step{Name: "preflight", Do: k.preflight, Back: "remove images", Undo: k.images.leave, UntilComplete: true},
 		sequence.Step{Name: "save GPU state", Do: k.save, Back: "give GPU state back", Undo: k.c.gpu.RestoreInPlace},
 		sequence.Step{Name: "dump", Do: k.dump, Back: "end writing", Undo: k.endWriting, UntilComplete: true},
 	)
@@ -151,13 +148,13 @@ func (k *checkpointing) run(ctx context.Context) error {
 
 // preflight refuses what cannot work before anything is touched.
 func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
-	if err := k.images.prepare(); err != nil {
-		return 0, err
+	err := k.images.prepare()
+	if err == nil {
+		if err = k.check(ctx); err != nil {
+			err = sequence.Join(err, k.images.leave(ctx))
+		}
 	}
-	if err := k.check(ctx); err != nil {
-		return 0, sequence.Join(err, k.images.leave())
-	}
-	return 0, nil
+	return 0, err
 }
 
 func (k *checkpointing) check(ctx context.Context) error {
@@ -183,9 +180,6 @@ func (k *checkpointing) check(ctx context.Context) error {
 	k.metadata, err = k.c.gpu.Describe(k.q.Began())
 	return err
 }
-
-// removeImages leaves the directory as preflight found it.
-func (k *checkpointing) removeImages(context.Context) error { return k.images.leave() }
 
 func (k *checkpointing) save(ctx context.Context) (uint64, error) {
 	return k.c.gpu.Save(ctx, k.images.path)
@@ -220,7 +214,7 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.path, Options: encoded}, k.read); err != nil {
 		return 0, err
 	}
-	return k.images.size()
+	return sizeOf(k.images.path)
 }
 
 // endWriting ends what dump has begun.
@@ -277,11 +271,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err != nil {
 		return err
 	}
-	settings, err := c.criuSettings(view)
-	if err != nil {
-		return err
-	}
-	if err := settings.Write(ctx, criu.Shim{}); err != nil {
+	if _, err := c.writeSettings(ctx, view); err != nil {
 		return err
 	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
@@ -299,15 +289,17 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	return nil
 }
 
-// criuSettings returns what the container's configuration file for CRIU is made of: for a dump
-// if the container has processes, else for a restore.
-func (c *container) criuSettings(view config.View) (criu.Settings, error) {
+// writeSettings writes the settings of CRIU: for a dump if the container has processes, else
+// for a restore.
+func (c *container) writeSettings(ctx context.Context, view config.View) (criu.Settings, error) {
 	settings := criu.Settings{Bundle: c.bundle, View: view}
 	var devices []specs.LinuxDevice
 	var err error
 	switch {
 	case c.pid > 0:
-		devices, err = nodes.List(c.pid)
+		if devices, err = nodes.List(c.pid); err != nil {
+			return settings, err
+		}
 		settings.GhostLimit = host.MemoryLimit(c.pid)
 	case c.restore != nil:
 		settings.Restoring = true
@@ -317,5 +309,5 @@ func (c *container) criuSettings(view config.View) (criu.Settings, error) {
 	for _, d := range devices {
 		settings.Devices = append(settings.Devices, criu.Device{Path: d.Path, Major: d.Major, Minor: d.Minor})
 	}
-	return settings, err
+	return settings, settings.Write(ctx, criu.Shim{})
 }

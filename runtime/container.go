@@ -109,11 +109,9 @@ func (c *container) pids() ([]int, error) {
 
 // hasGPU reports whether the container's checkpoint needs the CUDA steps.
 func (c *container) hasGPU() (bool, error) {
-	if c.gpu.Phase() != gpustate.Unlocked || c.lockErr != nil {
-		return true, nil
-	}
-	if c.pid == 0 {
-		return false, nil
+	locked := c.gpu.Phase() != gpustate.Unlocked || c.lockErr != nil
+	if locked || c.pid == 0 {
+		return locked, nil
 	}
 	may, err := c.gpu.Candidates()
 	return len(may) > 0, err
@@ -128,11 +126,19 @@ func (c *container) gpuOptions(node config.Node) gpustate.Options {
 	return opts
 }
 
-// runcRoot is where runc keeps its containers' state when its options do not
-// say otherwise (containerd, pkg/process.RuncRoot).
-const runcRoot = "/run/containerd/runc"
-
-// runcState returns where runc keeps the state of a container. root is of runc's options.
+// runcState returns where runc keeps the state of a container. root is of runc's options;
+// without one it is containerd's (pkg/process.RuncRoot).
 func runcState(root, namespace, id string) string {
-	return filepath.Join(cmp.Or(root, runcRoot), namespace, id)
+	return filepath.Join(cmp.Or(root, "/run/containerd/runc"), namespace, id)
 }
+
+// target is what the GPU state of a container may do to the container.
+type target struct{ c *container }
+
+func (t target) Init() int { return t.c.pid }
+
+func (t target) Cgroup() (gpustate.Cgroup, error) { return host.CgroupOf(t.c.pid) }
+
+func (t target) CloseExecs() (reopen func()) { return t.c.execs.close() }
+
+func (t target) RefuseStartingExecs() error { return t.c.execs.refuseStarting() }

@@ -43,10 +43,7 @@ const restoreDirName = "gpuckpt-restore-dir"
 // exists: the metadata, the driver and the GPUs. It then happens in Start.
 func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*taskAPI.CreateTaskResponse, error) {
 	resp, err := s.create(ctx, r)
-	if err != nil {
-		return nil, toGRPC(err)
-	}
-	return resp, nil
+	return resp, toGRPC(err)
 }
 
 func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *taskAPI.CreateTaskResponse, err error) {
@@ -68,14 +65,14 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	}
 	c.runcState = runcState(opts.Root, c.namespace, c.id)
 	c.devices.State = filepath.Join(c.runcState, "state.json")
+	defer func() {
+		if err != nil {
+			c.restore.close()
+			c.removeRestoreDir(ctx)
+		}
+	}()
 	if r.Checkpoint != "" {
 		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isTemporary(r.Checkpoint)}
-		defer func() {
-			if err != nil {
-				c.restore.close()
-				c.removeRestoreDir(ctx)
-			}
-		}()
 		if c.restore.unpacked {
 			if err := os.WriteFile(filepath.Join(r.Bundle, restoreDirName), []byte(r.Checkpoint), 0o600); err != nil {
 				return nil, fmt.Errorf("remember the restore directory: %w", err)
@@ -94,19 +91,13 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	c.config = config.For(c.annotations)
 	given := c.restore
 	if given == nil {
-		defer func() {
-			if err != nil {
-				c.restore.close()
-			}
-		}()
-		if err := c.restoreFromImage(ctx, r, file.Spec); err != nil {
-			return nil, err
-		}
+		err = c.restoreFromImage(ctx, r, file.Spec)
 	}
-	if c.restore == given { // else restoreFromImage did it
-		if err := c.fit(ctx, file.Spec); err != nil {
-			return nil, err
-		}
+	if err == nil && c.restore == given { // else restoreFromImage did it
+		err = c.fit(ctx, file.Spec)
+	}
+	if err != nil {
+		return nil, err
 	}
 	if err := file.Save(); err != nil {
 		return nil, err

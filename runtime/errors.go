@@ -22,7 +22,8 @@ import (
 
 // toGRPC adds to an error the code that clients act upon: FailedPrecondition for what
 // the user must change (a program that is missing, too), DeadlineExceeded for a lock that
-// timed out, Unavailable for a helper that died. An error that has a code keeps it.
+// timed out, Unavailable for a helper that died. An error that has a code keeps it, and nil
+// stays nil.
 func toGRPC(err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err

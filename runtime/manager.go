@@ -35,20 +35,16 @@ type shimManager struct{ shim.Shim }
 func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
 	if cwd, err := os.Getwd(); err == nil {
 		bundle := filepath.Join(filepath.Dir(cwd), id)
-		if err := staging.RemoveDeadSpill(bundle); err != nil {
-			log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
-		}
-		if err := criu.EndOfDeadShim(bundle); err != nil {
-			log.G(ctx).WithError(err).Warn("end the CRIU of a checkpoint")
-		}
-		if err := removeDeadMounts(ctx, bundle, id); err != nil {
-			log.G(ctx).WithError(err).Warn("remove what a restore has left")
-		}
-		name := filepath.Join(bundle, restoreDirName)
-		if dir, err := os.ReadFile(name); err == nil && isTemporary(string(dir)) {
-			if err := os.RemoveAll(string(dir)); err != nil {
-				log.G(ctx).WithError(err).Warn("remove the unpacked checkpoint")
+		warn := func(doing string, err error) {
+			if err != nil {
+				log.G(ctx).WithError(err).Warn(doing)
 			}
+		}
+		warn("remove the spilled GPU state", staging.RemoveDeadSpill(bundle))
+		warn("end the CRIU of a checkpoint", criu.EndOfDeadShim(bundle))
+		warn("remove what a restore has left", removeDeadMounts(ctx, bundle, id))
+		if dir, err := os.ReadFile(filepath.Join(bundle, restoreDirName)); err == nil && isTemporary(string(dir)) {
+			warn("remove the unpacked checkpoint", os.RemoveAll(string(dir)))
 		}
 	}
 	return m.Shim.Stop(ctx, id)

@@ -37,11 +37,7 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 		return nil, toGRPC(fmt.Errorf("cannot pause a suspended container: resume it first: %w", errdefs.ErrFailedPrecondition))
 	}
 	resp, err := s.pause(ctx, c, config.For(c.annotations))
-	if err != nil {
-		return nil, toGRPC(err)
-	}
-	c.paused = true
-	return resp, nil
+	return resp, toGRPC(err)
 }
 
 // Resume thaws the container and unlocks its CUDA processes. What is left of a
@@ -58,17 +54,11 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	defer c.mu.Unlock()
 	ctx = c.logged(ctx)
 	if c.suspended {
-		if err := (&resuming{s: s, c: c}).run(context.WithoutCancel(ctx)); err != nil {
-			return nil, toGRPC(err)
-		}
-		return &ptypes.Empty{}, nil
+		return &ptypes.Empty{}, toGRPC((&resuming{s: s, c: c}).run(context.WithoutCancel(ctx)))
 	}
 	c.exclusive.keep(ctx)
 	resp, err := s.resume(context.WithoutCancel(ctx), c)
-	if err != nil {
-		return nil, toGRPC(err)
-	}
-	return resp, nil
+	return resp, toGRPC(err)
 }
 
 // pause locks and freezes. On an error the container is as it was.
@@ -80,7 +70,9 @@ func (s *Service) pause(ctx context.Context, c *container, read config.Source) (
 	}
 	// Not given up once begun: whether the container is frozen must be known.
 	resp, err := s.TTRPCTaskService.Pause(context.WithoutCancel(ctx), &taskAPI.PauseRequest{ID: c.id})
-	if err != nil && !c.paused {
+	if err == nil {
+		c.paused = true
+	} else if !c.paused {
 		if uerr := c.unlock(context.WithoutCancel(ctx)); uerr != nil {
 			log.G(ctx).WithError(uerr).Error("unlock after a failed pause")
 		}
@@ -96,11 +88,8 @@ type pausing struct {
 }
 
 func (p *pausing) pause(ctx context.Context) (uint64, error) {
-	if _, err := p.s.pause(ctx, p.c, p.read); err != nil {
-		return 0, err
-	}
-	p.c.paused = true
-	return 0, nil
+	_, err := p.s.pause(ctx, p.c, p.read)
+	return 0, err
 }
 
 func (p *pausing) resume(ctx context.Context) error {

@@ -31,15 +31,15 @@ func (c *container) refuseExeced() error {
 	if err != nil {
 		return err
 	}
-	if len(execed) > 0 {
-		var names []string
-		for _, pid := range execed {
-			names = append(names, proc.Describe(pid))
-		}
-		return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
-			strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
+	if len(execed) == 0 {
+		return nil
 	}
-	return nil
+	var names []string
+	for _, pid := range execed {
+		names = append(names, proc.Describe(pid))
+	}
+	return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
+		strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
 }
 
 // requireLock refuses a container whose CUDA processes are not locked. It notes
@@ -85,15 +85,12 @@ func (d *imageDir) prepare() error {
 
 // leave leaves the directory as prepare found it. In a directory that was not empty
 // only new area files are known to be the checkpoint's: those are removed.
-func (d *imageDir) leave() error {
+func (d *imageDir) leave(context.Context) error {
+	var entries []os.DirEntry
+	var err error
 	if d.made {
-		if err := os.RemoveAll(d.path); err != nil {
-			return fmt.Errorf("remove the images of a failed checkpoint: %w", err)
-		}
-		return nil
-	}
-	entries, err := os.ReadDir(d.path)
-	if errors.Is(err, os.ErrNotExist) {
+		err = os.RemoveAll(d.path)
+	} else if entries, err = os.ReadDir(d.path); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
@@ -140,9 +137,6 @@ func clientWaits(path string) error {
 	}
 	return nil
 }
-
-// size returns the bytes of the files in the directory, which is flat.
-func (d *imageDir) size() (uint64, error) { return sizeOf(d.path) }
 
 // sizeOf returns the bytes of the files in a flat directory.
 func sizeOf(dir string) (bytes uint64, err error) {

@@ -99,7 +99,7 @@ func TestImageDir(t *testing.T) {
 		for _, name := range []string{"gpu-1-0", "inventory.img"} {
 			writeFile(t, filepath.Join(d.path, name), "")
 		}
-		if err := d.leave(); err != nil {
+		if err := d.leave(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Stat(d.path); os.IsNotExist(err) != (test.had == nil) {

@@ -42,10 +42,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		return resp, err
 	}
 	resp, err := (&restoring{s: s, c: c, request: r}).run(c.logged(ctx))
-	if err != nil {
-		return nil, toGRPC(err)
-	}
-	return resp, nil
+	return resp, toGRPC(err)
 }
 
 // restoring is one restore of a container. Its steps leave their results in it.
@@ -71,11 +68,8 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if err != nil {
 		return nil, err
 	}
-	settings, err := c.criuSettings(k.view)
+	settings, err := c.writeSettings(ctx, k.view)
 	if err != nil {
-		return nil, err
-	}
-	if err := settings.Write(ctx, criu.Shim{}); err != nil {
 		return nil, err
 	}
 	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
@@ -129,17 +123,15 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		if err := k.awaitRunc(); err != nil {
 			return 0, err
 		}
-		return sizeOf(k.c.restore.dir)
-	}
-	pid, err := k.gate.Await(ended)
-	if err != nil {
+	} else if pid, err := k.gate.Await(ended); err == nil {
+		k.c.pid = pid
+	} else {
 		k.gate.Close()
 		if rerr := k.awaitRunc(); rerr != nil {
 			return 0, rerr // which is why CRIU's plugin did not come
 		}
 		return 0, sequence.Join(err, k.s.kill(context.WithoutCancel(ctx), k.c))
 	}
-	k.c.pid = pid
 	return sizeOf(k.c.restore.dir)
 }
 
@@ -157,10 +149,11 @@ func (k *restoring) awaitRunc() error {
 
 // openGate lets all threads of the restored processes run.
 func (k *restoring) openGate(context.Context) (uint64, error) {
-	if err := k.gate.Open(); err != nil {
-		return 0, err
+	err := k.gate.Open()
+	if err == nil {
+		err = k.awaitRunc()
 	}
-	return 0, k.awaitRunc()
+	return 0, err
 }
 
 // kill ends the restored processes. Those that wait at the gate are killed by CRIU's plugin, and

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
 	"github.com/containerd/ttrpc"
+	"github.com/containerd/typeurl/v2"
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
@@ -105,4 +106,24 @@ func reap(cmd *exec.Cmd) (wait func() (int, error), err error) {
 		_ = cmd.Process.Release()
 		return status, nil
 	}, nil
+}
+
+// Stats answers for restored containers: runc's service learns a container's
+// cgroup when it creates the first process, which a restore does not.
+func (s *Service) Stats(ctx context.Context, r *taskAPI.StatsRequest) (*taskAPI.StatsResponse, error) {
+	// Not in turn: containerd asks one container after the other, and so all of
+	// the node's would wait for a checkpoint of this one.
+	var cg *host.Cgroup
+	if c := s.container(r.ID); c != nil {
+		cg = c.cgroup.Load()
+	}
+	if cg == nil {
+		return s.TTRPCTaskService.Stats(ctx, r)
+	}
+	metrics, err := cg.Metrics()
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	data, err := typeurl.MarshalAnyToProto(metrics)
+	return &taskAPI.StatsResponse{Stats: data}, toGRPC(err)
 }

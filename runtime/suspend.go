@@ -249,8 +249,8 @@ func (k *resuming) goOn(ctx context.Context) (uint64, error) {
 }
 
 func nodePaths(gpus []cuda.GPU) (paths []string) {
-	for _, n := range minorsOf(gpus) {
-		paths = append(paths, cdi.NodePath(n))
+	for _, d := range gpus {
+		paths = append(paths, cdi.NodePath(d.Minor))
 	}
 	return paths
 }

@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -55,33 +56,25 @@ func Read(dir string) (*File, error) {
 // Save writes the file if Spec was changed. The parts that were not ("linux",
 // "mounts" …) keep their text, known to this version or not, white space between the
 // values aside. On an error the file is as it was.
-func (f *File) Save() error {
-	if err := f.save(); err != nil {
-		return fmt.Errorf("write the container's spec: %w", err)
-	}
-	return nil
-}
-
-func (f *File) save() error {
+func (f *File) Save() (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write the container's spec: %w", err)
+		}
+	}()
 	now, err := parts(f.Spec)
 	if err != nil {
 		return err
 	}
-	changed := false
-	for name, text := range now {
-		if !bytes.Equal(text, f.known[name]) {
-			f.texts[name], changed = text, true
-		}
-	}
-	for name := range f.known {
-		if _, ok := now[name]; !ok {
-			delete(f.texts, name)
-			changed = true
-		}
-	}
-	if !changed {
+	if maps.EqualFunc(now, f.known, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
 		return nil
 	}
+	for name, text := range now {
+		if !bytes.Equal(text, f.known[name]) {
+			f.texts[name] = text
+		}
+	}
+	maps.DeleteFunc(f.texts, func(name string, _ json.RawMessage) bool { return f.known[name] != nil && now[name] == nil })
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false) // "<" stays "<"

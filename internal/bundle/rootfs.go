@@ -27,10 +27,10 @@ type Rootfs struct {
 func RootfsOf(dir string, mounts []*types.Mount, spec *specs.Spec) Rootfs {
 	switch len(mounts) {
 	case 0:
-		if spec.Root == nil {
+		switch {
+		case spec.Root == nil:
 			return Rootfs{roots: []string{}}
-		}
-		if filepath.IsAbs(spec.Root.Path) {
+		case filepath.IsAbs(spec.Root.Path):
 			return Rootfs{roots: []string{spec.Root.Path}}
 		}
 		return Rootfs{roots: []string{filepath.Join(dir, spec.Root.Path)}}

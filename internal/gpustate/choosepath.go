@@ -54,10 +54,6 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 	return memoryFirst{}, nil
 }
 
-// pathBack returns the way that the state of a checkpoint takes into a new container:
-// one that reads what every data path's Store leaves, files among the images.
-func pathBack() DataPath { return steeredRestore{} }
-
 // memoryShort returns in words that memory is too short for state of that size, ""
 // if it is not, and how much there is.
 func memoryShort(node config.Staging, state uint64) (short string, room uint64, err error) {

@@ -45,9 +45,7 @@ func startCopyThreads(ctx context.Context, tracer *steer.Session, mappings []ste
 		}
 	}
 	notes, err := tracer.StartCopyThreads(drivers, threads)
-	for _, n := range notes {
-		log.G(ctx).Info(n)
-	}
+	logNotes(ctx, notes)
 	return err
 }
 
@@ -55,10 +53,15 @@ func startCopyThreads(ctx context.Context, tracer *steer.Session, mappings []ste
 // are right as they are.
 func stopCopyThreads(ctx context.Context, tracer *steer.Session) {
 	notes, err := tracer.StopCopyThreads()
-	for _, n := range notes {
-		log.G(ctx).Info(n)
-	}
+	logNotes(ctx, notes)
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("code that copied for the driver is left in a process")
+	}
+}
+
+// logNotes logs the notes of a tracer.
+func logNotes(ctx context.Context, notes []string) {
+	for _, n := range notes {
+		log.G(ctx).Info("staging area: " + n)
 	}
 }

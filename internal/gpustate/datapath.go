@@ -59,6 +59,24 @@ type DataPath interface {
 	Abort(job *Job) error
 }
 
+// driverAlone leaves the state in memory of the processes, which the driver
+// allocates and CRIU dumps. There are no areas.
+type driverAlone struct{}
+
+func (driverAlone) Save(_ context.Context, _ *Job, _ string, checkpoint func() error) ([]Area, error) {
+	return nil, checkpoint()
+}
+
+func (driverAlone) Store(context.Context, *staging.Digester, []Area, string, bool) ([][]string, error) {
+	return nil, nil
+}
+
+func (driverAlone) Restore(context.Context, *Job, []Area) (func(context.Context), error) {
+	return func(context.Context) {}, nil
+}
+
+func (driverAlone) Abort(*Job) error { return nil }
+
 // Job is what a DataPath works on.
 type Job struct {
 	// Processes are the container's CUDA processes by their pid in it. One with the

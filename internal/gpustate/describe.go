@@ -29,14 +29,12 @@ func (s *State) Describe(began time.Time) (*images.Metadata, error) {
 		DriverVersion: s.info.DriverVersion,
 		CUDAVersion:   s.info.CUDAVersion,
 	}
+	if p, minor := s.unlisted(); p != nil {
+		return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID.Host, minor, errdefs.ErrFailedPrecondition)
+	}
 	used := make(map[string]bool)
 	for _, p := range s.procs {
 		q := images.Process{PID: p.PID.NS, State: p.State.String(), RestoreThread: p.RestoreThread.NS}
-		for _, minor := range p.GPUs {
-			if !slices.ContainsFunc(s.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
-				return nil, fmt.Errorf("process %d has /dev/nvidia%d open, a GPU that the driver does not list: %w", p.PID.Host, minor, errdefs.ErrFailedPrecondition)
-			}
-		}
 		for _, d := range s.info.GPUs {
 			granted := p.State != cuda.Checkpointed && d.Minor >= 0 && s.opts.Request.Grants(cdi.GPU{Minor: d.Minor})
 			if granted || slices.Contains(p.GPUs, d.Minor) {
@@ -48,7 +46,7 @@ func (s *State) Describe(began time.Time) (*images.Metadata, error) {
 	}
 	for _, d := range s.info.GPUs {
 		if used[d.UUID] {
-			m.GPUs = append(m.GPUs, describedGPU(d))
+			m.GPUs = append(m.GPUs, images.GPU{UUID: d.UUID, Name: d.Name, Memory: d.Memory, Index: d.Index})
 		}
 	}
 	return m, nil

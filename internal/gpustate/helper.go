@@ -82,6 +82,7 @@ func (k *helpers) idleAfter(wait time.Duration) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if k.idle == idle { // else somebody uses the helper again
+			k.idle = nil
 			k.end()
 		}
 	})
@@ -104,7 +105,6 @@ func (k *helpers) stopIdle() {
 }
 
 func (k *helpers) end() {
-	k.idle = nil
 	if k.kept != nil {
 		closeAsync(k.kept)
 		k.kept = nil

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -56,7 +57,7 @@ func (l *locked) lock(ctx context.Context, helpers *helpers, pids []int, timeout
 	if err != nil {
 		return err
 	}
-	if helpers.visible != nil && !l.listsAll() { // a process got a GPU past the spec
+	if p, _ := l.unlisted(); p != nil && helpers.visible != nil { // it got a GPU past the spec
 		helpers.visible = nil
 		if helper, err = l.find(ctx, helpers, pids); err != nil {
 			return err
@@ -67,15 +68,12 @@ func (l *locked) lock(ctx context.Context, helpers *helpers, pids []int, timeout
 	if l.bystanders, err = l.bystandersAmong(pids); err != nil || len(l.procs) == 0 {
 		return err
 	}
-	surveyed := make(chan error, 1)
-	go func() { // which takes as long as the lock
-		var err error
-		l.use, err = useOf(ctx, helper, l.procs)
-		surveyed <- err
-	}()
+	var survey sync.WaitGroup
+	var unknown error
+	survey.Go(func() { l.use, unknown = useOf(ctx, helper, l.procs) }) // which takes as long as the lock
 	err = l.procs.Lock(ctx, helper, timeout)
-	if serr := <-surveyed; serr != nil {
-		log.G(ctx).WithError(serr).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
+	if survey.Wait(); unknown != nil {
+		log.G(ctx).WithError(unknown).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
 	}
 	return err
 }
@@ -89,16 +87,17 @@ func (l *locked) find(ctx context.Context, helpers *helpers, pids []int) (helper
 	return helper, err
 }
 
-// listsAll reports whether the helper listed every GPU that the processes have open.
-func (l *locked) listsAll() bool {
-	for _, p := range l.procs {
+// unlisted returns a process that has a GPU open which the helper does not list; nil if
+// there is none.
+func (l *locked) unlisted() (p *cuda.Process, minor int) {
+	for i, p := range l.procs {
 		for _, minor := range p.GPUs {
 			if !slices.ContainsFunc(l.info.GPUs, func(d cuda.GPU) bool { return d.Minor == minor }) {
-				return false
+				return &l.procs[i], minor
 			}
 		}
 	}
-	return true
+	return nil, 0
 }
 
 // A bystander is a process with files of a GPU and without CUDA state: a child that was

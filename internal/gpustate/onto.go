@@ -4,6 +4,7 @@
 package gpustate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,22 +42,18 @@ func (s *State) ChooseGPUs(ctx context.Context, names []string) (Move, error) {
 	move, onto := Move{Had: had}, had
 	if names != nil {
 		all, err := s.helpers.allGPUs(ctx)
+		if err == nil {
+			onto, err = namedGPUs(all, names)
+		}
+		if err == nil && len(onto) != len(had) {
+			err = fmt.Errorf("the container had %d GPUs, %s: name as many, not %d: %w", len(had), listGPUs(had), len(onto), errdefs.ErrInvalidArgument)
+		}
 		if err != nil {
 			return Move{}, err
 		}
-		if onto, err = namedGPUs(all, names); err != nil {
-			return Move{}, err
-		}
-		if len(onto) != len(had) {
-			return Move{}, fmt.Errorf("the container had %d GPUs, %s: name as many, not %d: %w", len(had), listGPUs(had), len(onto), errdefs.ErrInvalidArgument)
-		}
-	}
-	helper, err := s.helpers.get(ctx)
-	if err != nil {
-		return Move{}, err
 	}
 	seen := s.seen(s.opts.Request)
-	pairs, err := s.pairOnto(ctx, helper, had, onto, seen)
+	pairs, err := s.pairOnto(ctx, had, onto, seen)
 	if err != nil || cdi.IsIdentity(pairs) {
 		return move, err
 	}
@@ -108,18 +105,19 @@ func listGPUs(gpus []cuda.GPU) string {
 	for _, d := range gpus {
 		names = append(names, fmt.Sprintf("%d (%s)", d.Index, d.UUID))
 	}
-	if names == nil {
-		return "none"
-	}
-	return strings.Join(names, ", ")
+	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
 // pairOnto returns where the state of each GPU goes: from those that the processes
 // had to onto, in their order, and from those that they only saw to what is left. The
 // driver wants a pair for each that was seen (docs/gpus.md). It refuses GPUs that
 // cannot take the state: of another model, or without room.
-func (l *locked) pairOnto(ctx context.Context, helper *cuda.Helper, had, onto, seen []cuda.GPU) ([]cdi.Pair, error) {
-	need, decided := l.requirement(had, onto, seen)
+func (s *State) pairOnto(ctx context.Context, had, onto, seen []cuda.GPU) ([]cdi.Pair, error) {
+	helper, err := s.helpers.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	need, decided := s.requirement(had, onto, seen)
 	pairs, err := cdi.PairWhenFree(ctx, need, decided, func(ctx context.Context) ([]cdi.GPU, error) {
 		survey, err := helper.Survey(ctx)
 		if err != nil {
@@ -157,12 +155,15 @@ func surveyed(gpus []cuda.GPU, survey cuda.Survey) (all []cdi.GPU) {
 	for _, d := range gpus {
 		gpu := gpuOf(d)
 		gpu.Free = 0
-		if at := slices.IndexFunc(survey.Devices, func(v cuda.Device) bool { return v.UUID == d.UUID }); at >= 0 && survey.Devices[at].Memory > 0 {
+		for _, v := range survey.Devices {
+			if v.UUID != d.UUID || v.Memory == 0 {
+				continue
+			}
 			var users []string
-			for _, u := range survey.Devices[at].Users {
+			for _, u := range v.Users {
 				users = append(users, fmt.Sprintf("process %s has %s", proc.Describe(u.PID), size(u.Bytes)))
 			}
-			gpu.Free, gpu.Users = max(1, survey.Devices[at].Free), strings.Join(users, ", ") // 0 is unknown
+			gpu.Free, gpu.Users = max(1, v.Free), strings.Join(users, ", ") // 0 is unknown
 		}
 		all = append(all, gpu)
 	}

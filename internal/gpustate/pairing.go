@@ -24,14 +24,14 @@ func (r *Restoration) pair(ctx context.Context, helper *cuda.Helper, info cuda.I
 	request := r.s.opts.Request
 	switch {
 	case request.MPS != "":
-		return refused(fmt.Errorf("%w: the container is to share a GPU by MPS (%s), which NVIDIA's driver cannot restore to", cdi.ErrPairs, request.MPS))
+		return fmt.Errorf("%w: the container is to share a GPU by MPS (%s), which NVIDIA's driver cannot restore to: %w", cdi.ErrPairs, request.MPS, errdefs.ErrFailedPrecondition)
 	case request.MIG != "":
-		return refused(fmt.Errorf("%w: the container is to get an instance of a partitioned GPU (MIG; %s), and NVIDIA's driver restores to whole GPUs only", cdi.ErrPairs, request.MIG))
+		return fmt.Errorf("%w: the container is to get an instance of a partitioned GPU (MIG; %s), and NVIDIA's driver restores to whole GPUs only: %w", cdi.ErrPairs, request.MIG, errdefs.ErrFailedPrecondition)
 	}
 	early := true
-	pairs, err := cdi.PairWhenFree(ctx, requirementOf(m), wanted, func(ctx context.Context) ([]cdi.GPU, error) {
+	var err error
+	r.pairs, err = cdi.PairWhenFree(ctx, requirementOf(m), wanted, func(ctx context.Context) (_ []cdi.GPU, err error) {
 		if !early {
-			var err error
 			if info, err = helper.InfoNow(ctx); err != nil {
 				return nil, err
 			}
@@ -42,37 +42,27 @@ func (r *Restoration) pair(ctx context.Context, helper *cuda.Helper, info cuda.I
 		return granted, nil
 	})
 	if errors.Is(err, cdi.ErrPairs) {
-		return refused(fmt.Errorf("%w (it asks for %v)", err, request))
+		return fmt.Errorf("%w (it asks for %v): %w", err, request, errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {
 		return err
 	}
-	r.pairs = pairs
-	for _, p := range pairs {
+	for _, p := range r.pairs {
 		log.G(ctx).WithFields(log.Fields{"from": p.Old.UUID, "to": p.New.UUID}).Info("GPU of the checkpoint")
 	}
 	return nil
 }
 
-// refused adds the code of an error that the user must change something for.
-func refused(err error) error { return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) }
-
 // grantedGPUs returns those of this node's GPUs that a spec grants.
 func grantedGPUs(request cdi.Request, info cuda.Info) []cdi.GPU {
 	var granted []cdi.GPU
-	add := func(g cuda.GPU, mig bool) {
+	for i, g := range slices.Concat(info.Partitioned, info.GPUs) {
 		gpu := gpuOf(g)
-		gpu.MIG = mig
+		gpu.MIG = i < len(info.Partitioned)
 		twice := slices.ContainsFunc(granted, func(have cdi.GPU) bool { return have.Minor == g.Minor })
 		if request.Grants(gpu) && !twice {
 			granted = append(granted, gpu)
 		}
-	}
-	for _, g := range info.Partitioned {
-		add(g, true)
-	}
-	for _, g := range info.GPUs {
-		add(g, false)
 	}
 	return granted
 }
@@ -82,7 +72,7 @@ func grantedGPUs(request cdi.Request, info cuda.Info) []cdi.GPU {
 func requirementOf(m *images.Metadata) cdi.Requirement {
 	var need cdi.Requirement
 	for _, g := range m.GPUs {
-		need.GPUs = append(need.GPUs, savedGPU(g))
+		need.GPUs = append(need.GPUs, cdi.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index})
 	}
 	for _, p := range m.Processes {
 		use := cdi.ProcessUse{GPUs: p.GPUs}
@@ -162,14 +152,4 @@ func cudaPairs(pairs []cdi.Pair) (all []cuda.Pair) {
 		all = append(all, cuda.Pair{Old: p.Old.UUID, New: p.New.UUID})
 	}
 	return all
-}
-
-// describedGPU returns a GPU of this node as gpuckpt.json describes it.
-func describedGPU(g cuda.GPU) images.GPU {
-	return images.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index}
-}
-
-// savedGPU returns a GPU of gpuckpt.json as cdi describes it.
-func savedGPU(g images.GPU) cdi.GPU {
-	return cdi.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index}
 }

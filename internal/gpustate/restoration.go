@@ -96,7 +96,7 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 		return err
 	}
 	s.use(opts)
-	s.path, r.gate = pathBack(), gate
+	s.path, r.gate = memoryFirst{}, gate // it reads what every data path's Store leaves
 	r.metadata, r.pinned = checkpoint.Metadata, pinned
 	for i, p := range r.metadata.Processes {
 		for _, a := range p.Areas {

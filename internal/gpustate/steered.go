@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/containerd/log"
@@ -18,10 +19,8 @@ import (
 )
 
 // steered is what the data paths share that replace the driver's staging area by
-// a file: the tracer stops the driver's thread at its mmap and maps the file in
-// place of the area. When the driver is done, an empty area takes the file's
-// place, and the file has the only copy. To restore, the file is mapped over the
-// empty area again.
+// a file (package steer). When the driver is done, the file has the only copy. To
+// restore, the file is mapped over the area again.
 type steered struct{}
 
 // save steers all processes, has them checkpointed, and takes the areas. A
@@ -80,9 +79,7 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 	// After an error it is not known which areas the processes still have. All are
 	// returned: each will be mapped over by its own bytes.
 	taken, notes, err := job.Tracer.Commit()
-	for _, n := range notes {
-		log.G(ctx).Infof("staging area: %s", n)
-	}
+	logNotes(ctx, notes)
 	for _, t := range taken {
 		i := slices.IndexFunc(areas, func(a Area) bool { return job.Processes[a.Process].PID.Host == t.PID && a.Start == t.Start })
 		areas[i].Written = t.Written
@@ -122,10 +119,6 @@ func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(contex
 	return done, startCopyThreads(ctx, job.Tracer, mappings, job.CopyThreads)
 }
 
-// steeredRestore is how every steered state comes back from a checkpoint, whichever
-// way it went in: Save and Store are not called.
-type steeredRestore struct{ memoryFirst }
-
 // ranges returns the areas, each as its part of the file that it is in.
 func ranges(areas []Area) []staging.FileRange {
 	var files []staging.FileRange
@@ -133,4 +126,62 @@ func ranges(areas []Area) []staging.FileRange {
 		files = append(files, staging.FileRange{Path: a.Location[0].Path, Offset: a.Offset, Bytes: a.Bytes})
 	}
 	return files
+}
+
+// memoryFirst has the driver fill memory without a name, which goes to a disk
+// later: partly behind the driver, while it fills, and the rest in Store. Without
+// a directory the state stays in memory.
+type memoryFirst struct{ steered }
+
+func (p memoryFirst) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
+	return p.save(ctx, job, steer.Target{CopyTo: dir}, false, checkpoint)
+}
+
+func (memoryFirst) Store(_ context.Context, worker *staging.Digester, areas []Area, dir string, _ bool) ([][]string, error) {
+	files := ranges(areas)
+	for i, a := range areas {
+		files[i].To, files[i].Written = filepath.Join(dir, a.File), a.Written
+	}
+	return worker.Copy(files)
+}
+
+// imageFile has the driver fill the image's own file, in a directory on a tmpfs:
+// that file is memory already.
+type imageFile struct{ steered }
+
+func (p imageFile) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
+	return p.save(ctx, job, steer.Target{Dir: dir}, false, checkpoint)
+}
+
+// Store digests the files where they are. It makes holes of what is zero, unless
+// the driver is going to read there: it would fill them, at the container's expense.
+func (imageFile) Store(_ context.Context, worker *staging.Digester, areas []Area, _ string, stays bool) ([][]string, error) {
+	files := ranges(areas)
+	for i := range files {
+		files[i].Punch = !stays
+	}
+	return worker.Digest(files)
+}
+
+// writeThrough has the driver fill the image's own file on a disk through a small
+// buffer, where memory is too short for the whole. A process that cannot be
+// steered is an error.
+type writeThrough struct {
+	steered
+	window uint64 // bytes of each area that may be in memory at a time
+}
+
+func (p writeThrough) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
+	log.G(ctx).WithField("window", p.window).Info("memory is short: GPU state is written through to the disk")
+	return p.save(ctx, job, steer.Target{Dir: dir, Window: p.window}, true, checkpoint)
+}
+
+// Store flushes and digests the files where they are, past the page cache. The
+// disk has the only copy, also when the driver reads it again.
+func (writeThrough) Store(_ context.Context, worker *staging.Digester, areas []Area, _ string, _ bool) ([][]string, error) {
+	files := ranges(areas)
+	for i := range files {
+		files[i].Disk, files[i].Punch = true, true
+	}
+	return worker.Digest(files)
 }

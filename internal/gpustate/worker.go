@@ -73,10 +73,10 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 		drivers = append(drivers, p.RestoreThread.Host)
 	}
 	tracer, err := t.started(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		err = tracer.Hold(pids, drivers)
 	}
-	if err := tracer.Hold(pids, drivers); err != nil {
+	if err != nil {
 		return err
 	}
 	thawed := false

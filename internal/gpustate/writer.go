@@ -43,7 +43,8 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 	}
 	defer func() {
 		if err != nil {
-			w.drop()
+			close(w.done)
+			w.Close()
 		}
 	}()
 	for _, a := range s.areas {
@@ -101,11 +102,6 @@ func (w *Writer) Close() {
 		w.worker.Kill()
 	}
 	<-w.done
-	w.drop()
-}
-
-func (w *Writer) drop() {
-	w.stop()
 	if w.worker != nil {
 		w.worker.Close()
 		w.worker = nil

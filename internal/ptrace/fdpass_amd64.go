@@ -111,8 +111,8 @@ func (t *Thread) socketpair() (a, b uint64, err error) {
 		return 0, 0, fmt.Errorf("make a socket in it: %w", err)
 	}
 	var fds [8]byte
-	if _, err := t.Mem.ReadAt(fds[:], int64(t.scratch)); err != nil {
-		return 0, 0, fmt.Errorf("read what it answered: %w", err)
+	if err := t.read(t.scratch, fds[:]); err != nil {
+		return 0, 0, err
 	}
 	return uint64(binary.LittleEndian.Uint32(fds[:])), uint64(binary.LittleEndian.Uint32(fds[4:])), nil
 }
@@ -121,9 +121,9 @@ func (t *Thread) socketpair() (a, b uint64, err error) {
 // iovec 16, the one byte of data 8 for alignment, the control message 24.
 func (t *Thread) receiveFD(sock uint64) (uint64, error) {
 	const iovAt, dataAt, controlAt, controlLen = 56, 72, 80, 24
+	le := binary.LittleEndian
 	_, err := t.run(t.call, unix.SYS_RECVMSG, func(scratch uint64) ([]byte, [6]uint64) {
 		b := make([]byte, controlAt+controlLen)
-		le := binary.LittleEndian
 		le.PutUint64(b[16:], scratch+iovAt)
 		le.PutUint64(b[24:], 1)
 		le.PutUint64(b[32:], scratch+controlAt)
@@ -136,10 +136,9 @@ func (t *Thread) receiveFD(sock uint64) (uint64, error) {
 		return 0, fmt.Errorf("receive the file in it: %w", err)
 	}
 	var control [controlLen]byte
-	if _, err := t.Mem.ReadAt(control[:], int64(t.scratch)+controlAt); err != nil {
-		return 0, fmt.Errorf("read what it received: %w", err)
+	if err := t.read(t.scratch+controlAt, control[:]); err != nil {
+		return 0, err
 	}
-	le := binary.LittleEndian
 	// struct cmsghdr: length, level, type, then the descriptor.
 	if le.Uint64(control[:]) != 20 || le.Uint32(control[8:]) != unix.SOL_SOCKET || le.Uint32(control[12:]) != unix.SCM_RIGHTS {
 		return 0, errors.New("it received no file (does it have too many open?)")

@@ -103,8 +103,8 @@ func (t *Thread) restartSequence(r *unix.PtraceRegs) error {
 		Start, PostCommit, Abort uint64
 	}
 	b := make([]byte, binary.Size(sequence))
-	if _, err := t.Mem.ReadAt(b, int64(at)); err != nil {
-		return fmt.Errorf("read a restartable sequence of process %d: %w", t.PID, err)
+	if err := t.read(at, b); err != nil {
+		return err
 	}
 	if _, err := binary.Decode(b, binary.LittleEndian, &sequence); err != nil {
 		return err
@@ -174,19 +174,10 @@ func xsaveEnd(features uint64) int {
 // cpuid is the processor's instruction.
 func cpuid(leaf, sub uint32) (eax, ebx, ecx, edx uint32)
 
-func signalMask(tid int) (uint64, error) {
-	var mask uint64
-	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, ptraceGetSigmask, uintptr(tid), 8, uintptr(unsafe.Pointer(&mask)), 0, 0)
-	if errno != 0 {
-		return 0, fmt.Errorf("read the signal mask: %w", errno)
-	}
-	return mask, nil
-}
-
-func setSignalMask(tid int, mask uint64) error {
-	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, ptraceSetSigmask, uintptr(tid), 8, uintptr(unsafe.Pointer(&mask)), 0, 0)
-	if errno != 0 {
-		return fmt.Errorf("block signals: %w", errno)
+// signalMask makes a request of ptrace that reads or sets a thread's signal mask.
+func signalMask(request uintptr, tid int, mask *uint64) error {
+	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, request, uintptr(tid), 8, uintptr(unsafe.Pointer(mask)), 0, 0); errno != 0 {
+		return fmt.Errorf("read or set the signal mask: %w", errno)
 	}
 	return nil
 }

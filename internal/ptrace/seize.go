@@ -24,14 +24,10 @@ var ErrEnded = errors.New("thread has ended")
 // Seize attaches the calling thread to one thread, with the options of
 // PTRACE_SEIZE, and asks it to stop. The end of the calling thread detaches.
 func Seize(pid, tid, options int) error {
-	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(tid), 0, uintptr(options), 0, 0)
 	var err error
-	if errno != 0 {
+	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(tid), 0, uintptr(options), 0, 0); errno != 0 {
 		err = errno
-	} else {
-		err = unix.PtraceInterrupt(tid)
-	}
-	if err == nil {
+	} else if err = unix.PtraceInterrupt(tid); err == nil {
 		return nil
 	}
 	if errors.Is(err, unix.ESRCH) {

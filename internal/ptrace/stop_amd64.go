@@ -182,10 +182,15 @@ func (t *Thread) SetRegisters(r *unix.PtraceRegs) error {
 // Read64 reads a word of the process's memory.
 func (t *Thread) Read64(at uint64) (uint64, error) {
 	b := make([]byte, 8)
+	err := t.read(at, b)
+	return binary.LittleEndian.Uint64(b), err
+}
+
+func (t *Thread) read(at uint64, b []byte) error {
 	if _, err := t.Mem.ReadAt(b, int64(at)); err != nil {
-		return 0, fmt.Errorf("read %#x of process %d: %w", at, t.PID, err)
+		return fmt.Errorf("read %#x of process %d: %w", at, t.PID, err)
 	}
-	return binary.LittleEndian.Uint64(b), nil
+	return nil
 }
 
 // Write64 writes a word of the process's memory.

@@ -138,8 +138,7 @@ func (t *Thread) Syscall(nr uint64, args ...uint64) (uint64, error) {
 // RunCode is Syscall by code in the thread's process, which makes the system call
 // nr and returns.
 func (t *Thread) RunCode(code, nr uint64, args ...uint64) (uint64, error) {
-	return t.run(code, nr, func(uint64) ([]byte, [6]uint64) {
-		var a [6]uint64
+	return t.run(code, nr, func(uint64) (_ []byte, a [6]uint64) {
 		copy(a[:], args)
 		return nil, a
 	})
@@ -161,8 +160,8 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	if err != nil {
 		return 0, err
 	}
-	mask, err := signalMask(t.TID)
-	if err != nil {
+	var mask uint64
+	if err := signalMask(ptraceGetSigmask, t.TID, &mask); err != nil {
 		return 0, err
 	}
 	// From above: the red zone, the vector state (64-byte aligned, as XRSTOR
@@ -196,7 +195,8 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	}
 	t.step("registers set")
 	// No handler may run until the frame puts the mask back.
-	if err := setSignalMask(t.TID, ^uint64(0)); err != nil {
+	all := ^uint64(0)
+	if err := signalMask(ptraceSetSigmask, t.TID, &all); err != nil {
 		return 0, err
 	}
 	t.step("signals blocked")

@@ -71,7 +71,7 @@ func (q *Sequence) Run(ctx context.Context, steps ...Step) error {
 			q.back = append(q.back, st)
 		}
 		if st.Completes {
-			q.back = slices.DeleteFunc(q.back, func(st Step) bool { return st.UntilComplete })
+			q.back = slices.DeleteFunc(q.back, takesResults)
 			ctx = context.WithoutCancel(ctx)
 		}
 	}
@@ -83,15 +83,8 @@ func (q *Sequence) Run(ctx context.Context, steps ...Step) error {
 // these fails, or the context has ended before it, err is that error, and the
 // results are taken away afterwards. back is the error of the way back.
 func (q *Sequence) RunBeside(ctx context.Context, steps ...Step) (back, err error) {
-	var results, others []Step
-	for _, st := range q.back {
-		if st.UntilComplete {
-			results = append(results, st)
-		} else {
-			others = append(others, st)
-		}
-	}
-	q.back = others
+	results := slices.DeleteFunc(slices.Clone(q.back), func(st Step) bool { return !st.UntilComplete })
+	q.back = slices.DeleteFunc(q.back, takesResults)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -109,6 +102,8 @@ func (q *Sequence) RunBeside(ctx context.Context, steps ...Step) (back, err erro
 	}
 	return back, err
 }
+
+func takesResults(st Step) bool { return st.UntilComplete }
 
 // Began returns when the operation began.
 func (q *Sequence) Began() time.Time { return q.began }
@@ -152,14 +147,6 @@ func Join(err error, back ...error) error {
 func (q *Sequence) time(ctx context.Context, name string, do func(context.Context) (uint64, error)) error {
 	start := time.Now()
 	bytes, err := do(ctx)
-	q.add(ctx, name, start, bytes, err)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
-}
-
-func (q *Sequence) add(ctx context.Context, name string, start time.Time, bytes uint64, err error) {
 	p := images.Phase{Name: name, Start: max(0, start.Sub(q.began)), Took: time.Since(start), Bytes: bytes}
 	q.Note(p)
 	entry := log.G(ctx).WithFields(log.Fields{
@@ -167,9 +154,10 @@ func (q *Sequence) add(ctx context.Context, name string, start time.Time, bytes 
 	})
 	if err != nil {
 		entry.WithError(err).Error("phase failed")
-		return
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	entry.Info("phase")
+	return nil
 }
 
 // Note adds a phase to the timeline.

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // Disk holds for the file that says so, whatever the others say.
@@ -56,8 +57,8 @@ func FuzzParseRequest(f *testing.F) {
 	f.Add([]byte(`{"op":"digest","files":[{"path":"/x","offset":4096,"bytes":8192,"disk":true}]}`))
 	f.Add([]byte(`{"op":"check","areas":[],"places":[]}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		q, err := parseRequest(body)
-		if err != nil {
+		var q request
+		if err := worker.Decode(body, &q); err != nil {
 			return
 		}
 		for _, r := range q.Files {

@@ -15,5 +15,5 @@
 // A Digester digests, copies and checks such files. It is a process, so that the
 // page cache and the buffers are charged to the cgroup for staging memory, so that
 // it can be killed, and so that a file that is cut short ends it and nothing else.
-// It is the same executable, started again under the name DigesterName.
+// It is the same executable, started again under another name: main calls DigesterMain first, see IsDigester.
 package staging

@@ -4,14 +4,18 @@
 package staging
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -260,40 +264,26 @@ func mapAligned(f *os.File, size uint64, prot int) (mem []byte, unmap func(), er
 	return unsafe.Slice((*byte)(at), size), unmap, nil
 }
 
-// inParallel is inThreads on all cores.
-func inParallel(size, chunk uint64, do func(from, to uint64) error) error {
-	return inThreads(runtime.NumCPU(), size, chunk, do)
-}
-
 // inThreads calls do for [0, size) in chunks, so many at once, and returns the first
 // error; chunks after it are not begun.
 func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) error {
 	var next atomic.Uint64
-	var failed atomic.Bool
-	var wg sync.WaitGroup
-	errs := make(chan error, threads)
+	group, ctx := errgroup.WithContext(context.Background())
 	for range threads {
-		wg.Go(func() {
-			for !failed.Load() {
+		group.Go(func() error {
+			for ctx.Err() == nil {
 				from := next.Add(chunk) - chunk
 				if from >= size {
-					return
+					return nil
 				}
 				if err := do(from, min(from+chunk, size)); err != nil {
-					failed.Store(true)
-					errs <- err
-					return
+					return err
 				}
 			}
+			return nil
 		})
 	}
-	wg.Wait()
-	select {
-	case err := <-errs:
-		return err
-	default:
-		return nil
-	}
+	return group.Wait()
 }
 
 // Path names the file for other processes while this process has it open.
@@ -310,4 +300,28 @@ func (b *File) Remove() {
 		_ = os.Remove(b.name)
 	}
 	b.Handle.Close()
+}
+
+// WrittenBeyond reports whether the area has anything but zeros from a point of its
+// file on.
+func (b *File) WrittenBeyond(from uint64) (bool, error) {
+	buf, zeros := make([]byte, 1<<20), make([]byte, 1<<20)
+	for end := b.Offset + b.Length; from < end; {
+		at, err := b.Handle.Seek(int64(from), unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) || err == nil && uint64(at) >= end {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("look at what is written of an area: %w", err)
+		}
+		n, err := b.Handle.ReadAt(buf[:min(uint64(len(buf)), end-uint64(at))], at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return false, fmt.Errorf("look at what is written of an area: %w", err)
+		}
+		if !bytes.Equal(buf[:n], zeros[:n]) {
+			return true, nil
+		}
+		from = uint64(at) + uint64(n)
+	}
+	return false, nil
 }

@@ -9,11 +9,11 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -45,9 +45,6 @@ type WriteThrough struct {
 	// undropped is why pages stay in the cache until the kernel wants them; it is
 	// set when the filling has ended.
 	undropped error
-
-	mu  sync.Mutex
-	err error // the first
 }
 
 // Reserve makes a file with room on its disk: if a page had no room when it is
@@ -130,29 +127,21 @@ func (t *WriteThrough) run() error {
 		return fmt.Errorf("open process %d: %w", t.pid, err)
 	}
 	defer unix.Close(pidfd)
-	var all sync.WaitGroup
+	var all errgroup.Group
 	for _, do := range []func() error{
 		func() error { return t.look(pages) },
 		func() error { return t.fill(mem) },
 		func() error { return t.flush(pidfd) },
 	} {
-		all.Go(func() { t.fail(do()) })
+		all.Go(func() error {
+			err := do()
+			if err != nil {
+				t.b.cancel.Store(true) // ends all that goes on
+			}
+			return err
+		})
 	}
-	all.Wait()
-	return t.err
-}
-
-// fail keeps the first error, and ends all that goes on.
-func (t *WriteThrough) fail(err error) {
-	if err == nil {
-		return
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.err == nil {
-		t.err = err
-	}
-	t.b.cancel.Store(true)
+	return all.Wait()
 }
 
 // look updates touched. See Documentation/admin-guide/mm/pagemap.rst: a page has 8
@@ -232,7 +221,7 @@ func (t *WriteThrough) fill(mem []byte) error {
 			return fmt.Errorf("fill %d bytes for the area: %w", b.size, err)
 		}
 		to := min(from+b.chunk, b.size)
-		err := inParallel(to-from, max(PageSize, b.chunk/uint64(runtime.NumCPU())&^(PageSize-1)), func(i, j uint64) error {
+		err := inThreads(runtime.NumCPU(), to-from, max(PageSize, b.chunk/uint64(runtime.NumCPU())&^(PageSize-1)), func(i, j uint64) error {
 			return populatePages(mem[from+i : from+j])
 		})
 		if err != nil {

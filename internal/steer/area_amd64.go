@@ -23,6 +23,11 @@ type stagingArea struct {
 	emptied bool   // an empty area is in its place in the process
 }
 
+// describe returns the area of a process for others.
+func (b *stagingArea) describe(pid int) Area {
+	return Area{PID: pid, Start: b.Start, Bytes: b.Length, Path: b.Path(), Offset: b.Offset}
+}
+
 // touched returns the most that the driver can have touched of the area, in bytes, if
 // it is the last that was mapped: what has become resident since.
 func (b *stagingArea) touched(pid int) (uint64, error) {
@@ -189,32 +194,35 @@ func (s *steering) backThrough(t *ptrace.Thread, start, length uint64) error {
 	}
 	s.step("area taken back")
 	r, err := t.Registers()
-	if err != nil {
-		return err
+	if err == nil {
+		r.Rax = ^uint64(unix.ENOMEM) + 1
+		if err = t.SetRegisters(&r); err == nil {
+			s.step("mmap refused")
+		}
 	}
-	r.Rax = ^uint64(unix.ENOMEM) + 1
-	if err := t.SetRegisters(&r); err != nil {
-		return err
-	}
-	s.step("mmap refused")
-	return nil
+	return err
 }
 
 func (s *steering) mapThrough(t *ptrace.Thread, start, length uint64) (*stagingArea, error) {
-	f := s.reserved
-	s.reserved = nil
-	if f == nil {
-		var err error
-		if f, err = staging.Reserve(filepath.Join(s.target.Dir, s.name()), length); err != nil {
+	if s.reserved == nil {
+		if err := s.reserve(length); err != nil {
 			return nil, err
 		}
 	}
+	f := s.reserved
+	s.reserved = nil
 	file, err := s.filler.NewWriteThrough(f, s.target.PID, s.target.Window, start, length)
 	if err != nil {
 		return nil, err
 	}
 	b := &stagingArea{File: file}
 	return b, s.mapArea(t, b)
+}
+
+// reserve makes room on the disk for the next area.
+func (s *steering) reserve(bytes uint64) (err error) {
+	s.reserved, err = staging.Reserve(filepath.Join(s.target.Dir, s.name()), bytes)
+	return err
 }
 
 // removeReserved gives up the room that no area was made of.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -101,7 +102,7 @@ func newCopyThreads(t *ptrace.Thread, threads int, step func(string)) (_ *copyTh
 		return nil, err
 	}
 	c := &copyThreads{step: step, pid: t.PID, entry: entry}
-	if found := isCopierPage(t.Mem, was); found {
+	if isCopierPage(t.Mem, was) {
 		c.page, c.swapped = was, true
 	} else if err := c.place(t, was); err != nil {
 		return c, err
@@ -265,12 +266,8 @@ func (c *copyThreads) within(at uint64) bool { return at-c.page < staging.PageSi
 // come again.
 func (c *copyThreads) leavePage(t *ptrace.Thread) error {
 	for end := time.Now().Add(copyThreadsEnd); time.Now().Before(end); {
-		r, err := t.Registers()
-		if err != nil {
+		if r, err := t.Registers(); err != nil || !c.within(r.Rip) {
 			return err
-		}
-		if !c.within(r.Rip) {
-			return nil
 		}
 		if err := t.RunBriefly(); err != nil {
 			return err
@@ -285,11 +282,7 @@ var errNotYet = errors.New("not yet")
 // await asks until the answer is not errNotYet, for copyThreadsEnd.
 func (c *copyThreads) await(ask func() error) error {
 	for began := time.Now(); ; time.Sleep(50 * time.Microsecond) {
-		err := ask()
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, errNotYet) || time.Since(began) > copyThreadsEnd {
+		if err := ask(); !errors.Is(err, errNotYet) || time.Since(began) > copyThreadsEnd {
 			return err
 		}
 	}
@@ -362,4 +355,43 @@ func (c *copyThreads) tell(t *ptrace.Thread, what, value uint64) error {
 		return fmt.Errorf("write to the page of the copy threads: %w", err)
 	}
 	return nil
+}
+
+// copying is a process with copy threads, and its thread that makes system calls.
+type copying struct {
+	*copyThreads
+	thread Thread
+}
+
+// startCopyThreads starts copy threads in all processes at once. The notes say where
+// that failed.
+func startCopyThreads(threads []Thread, n int, step func(string)) (all []copying, notes []string) {
+	made := make([]*copyThreads, len(threads))
+	errs := ptrace.InThreads(threads, step, func(i int, t *ptrace.Thread) (err error) {
+		made[i], err = newCopyThreads(t, n, step)
+		return err
+	})
+	for i, c := range made {
+		if c != nil {
+			all = append(all, copying{c, threads[i]})
+		}
+		if errs[i] != nil {
+			notes = append(notes, fmt.Sprintf("the driver copies by itself: %v", errs[i]))
+		}
+	}
+	return all, notes
+}
+
+// stopCopyThreads ends what startCopyThreads began, in all processes at once.
+func stopCopyThreads(all []copying, step func(string)) (notes []string, err error) {
+	var threads []Thread
+	for _, c := range all {
+		threads = append(threads, c.thread)
+	}
+	notes = make([]string, len(all))
+	errs := ptrace.InThreads(threads, step, func(i int, t *ptrace.Thread) error {
+		notes[i] = all[i].note(t)
+		return all[i].stop(t)
+	})
+	return slices.DeleteFunc(notes, func(n string) bool { return n == "" }), errors.Join(errs...)
 }

@@ -25,5 +25,5 @@
 // The tracer is a process because ptrace reports a stop the way it reports a
 // child's end, by wait4 to the tracer: a containerd shim reaps whatever wait4
 // returns and would take a stop for an exit. It is the same executable, started
-// again under the name TracerName: main calls Main first, see IsTracer.
+// again under another name: main calls Main first, see IsTracer.
 package steer

@@ -4,17 +4,12 @@
 package steer
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
-
-// TracerName is the name (argv[0]) under which an executable is a tracer.
-const TracerName = "gpuckpt-tracer"
 
 // ErrTracerGone says that the tracer ended before it was asked to: the threads
 // it held have been let go.
@@ -22,11 +17,10 @@ var ErrTracerGone = errors.New("tracer process ended early; the threads it held 
 
 // kind is what all tracers have in common. Whatever ends one, the threads it held run
 // on.
-var kind = worker.Kind{Name: "tracer", Gone: ErrTracerGone, Hung: ErrTracerGone, Garbled: ErrTracerGone, MaxMessage: 64 << 20}
-
-// callTimeout bounds one order. The longest ends a write-through, which flushes what
-// is left of the GPU state: 30 minutes is 64 GiB at 40 MB/s.
-const callTimeout = 30 * time.Minute
+var kind = worker.Kind{
+	Name: "tracer", Self: "gpuckpt-tracer", MaxMessage: 64 << 20,
+	Gone: ErrTracerGone, Hung: ErrTracerGone, Garbled: ErrTracerGone,
+}
 
 // Session is a running tracer. Its calls take turns. All pids and tids are as
 // this process counts them. A call that fails with ErrTracerGone has let go of
@@ -39,7 +33,7 @@ type Session struct {
 // Start starts a tracer, in a cgroup if one is given: see worker.StartSelf. It touches
 // no process until it is asked to.
 func Start(run worker.Run, cgroup *os.File) (*Session, error) {
-	w, err := worker.StartSelf(kind, TracerName, run, cgroup)
+	w, err := worker.StartSelf(kind, run, cgroup)
 	if err != nil {
 		return nil, err
 	}
@@ -143,21 +137,10 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// call is not given up halfway: nobody would know what the tracer has done to the
-// processes. callTimeout bounds it.
-//
-//nolint:contextcheck // see above
 func (s *Session) call(doing string, o order) (reply, error) {
-	var r reply
-	if err := s.Call(context.Background(), doing, o, &r, callTimeout); err != nil {
-		return reply{}, err
-	}
-	if r.Error != "" {
-		return r, fmt.Errorf("%s: %s", doing, r.Error)
-	}
-	return r, nil
+	return worker.Order[reply](s.Worker, doing, o)
 }
 
 // IsTracer reports whether this process was started to be a tracer: main then
 // calls Main and nothing else.
-func IsTracer() bool { return worker.Is(TracerName) }
+func IsTracer() bool { return kind.IsSelf() }

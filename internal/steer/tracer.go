@@ -65,17 +65,7 @@ func Main() { serve(usualTuning()) }
 
 func serve(how tuning) {
 	t := tracer{tuning: how}
-	worker.Serve(kind.MaxMessage, func(line []byte) any {
-		var r reply
-		o, err := parseOrder(line)
-		if err == nil {
-			r, err = t.do(o)
-		}
-		if err != nil {
-			r.Error = err.Error()
-		}
-		return r
-	})
+	worker.Obey(kind, t.do)
 }
 
 func (t *tracer) do(o order) (r reply, err error) {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // spinEnv names the file a test process counts in: see spin.
@@ -343,8 +344,8 @@ func FuzzParseOrder(f *testing.F) {
 	f.Add([]byte(`{"op":"hold","processes":[1,2],"except":[3]}`))
 	f.Add([]byte(`{"op":"map","mappings":[{"pid":1,"tid":1,"start":4096,"bytes":4096,"path":"/x","offset":0}]}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
-		o, err := parseOrder(line)
-		if err != nil {
+		var o order
+		if err := worker.Decode(line, &o); err != nil {
 			return
 		}
 		for _, id := range append(o.Processes, o.Except...) {

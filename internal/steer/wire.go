@@ -5,10 +5,10 @@ package steer
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gpuckpt/gpuckpt/internal/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
-	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // The operations of a tracer.
@@ -39,11 +39,8 @@ type order struct {
 	CopyThreads int      `json:"copyThreads,omitempty"`
 }
 
-// reply is a tracer's answer.
+// reply is a tracer's answer. A commit that fails half-way has Areas and Notes as well.
 type reply struct {
-	// Error is what went wrong. After a commit that failed half-way, Areas and Notes
-	// are set as well.
-	Error string `json:"error,omitempty"`
 	// Areas of a stop or a commit.
 	Areas []Area `json:"areas,omitempty"`
 	// Notes are for the log: what was not recognised and left alone.
@@ -114,36 +111,31 @@ type Mapping struct {
 	Offset uint64 `json:"offset"`
 }
 
-// parseOrder is strict about what could hurt a process that is no target.
-func parseOrder(line []byte) (order, error) {
-	var o order
-	if err := worker.Decode(line, &o); err != nil {
-		return order{}, fmt.Errorf("order: %w", err)
-	}
-	ids := append([]int{}, o.Processes...)
-	ids = append(ids, o.Except...)
+// Check is strict about what could hurt a process that is no target.
+func (o *order) Check() error {
+	ids := slices.Concat(o.Processes, o.Except)
 	if o.Op == opSteer {
 		ids = append(ids, o.Target.PID, o.Target.TID)
 		if w := o.Target.Window; w > 0 && (w < staging.MinWindow || o.Target.Dir == "" || o.Target.CopyTo != "") || w == 0 && o.Target.Reserve > 0 {
-			return order{}, fmt.Errorf("order: a window of %d bytes, with %q and %q", w, o.Target.Dir, o.Target.CopyTo)
+			return fmt.Errorf("order: a window of %d bytes, with %q and %q", w, o.Target.Dir, o.Target.CopyTo)
 		}
 	}
 	for _, m := range o.Mappings {
 		ids = append(ids, m.PID, m.TID)
 		if m.Start%staging.PageSize != 0 || m.Bytes == 0 || m.Bytes%staging.PageSize != 0 || m.Offset%staging.PageSize != 0 || m.Start+m.Bytes < m.Start {
-			return order{}, fmt.Errorf("order: mapping of %d bytes at %#x from offset %d is not in pages", m.Bytes, m.Start, m.Offset)
+			return fmt.Errorf("order: mapping of %d bytes at %#x from offset %d is not in pages", m.Bytes, m.Start, m.Offset)
 		}
 	}
 	for _, t := range o.Threads {
 		ids = append(ids, t.PID, t.TID)
 	}
 	if o.CopyThreads < 0 || o.CopyThreads > MaxCopyThreads || o.Target.CopyThreads < 0 || o.Target.CopyThreads > MaxCopyThreads || o.Target.CopyThreads > 0 && o.Target.Window > 0 {
-		return order{}, fmt.Errorf("order: %d and %d copy threads", o.CopyThreads, o.Target.CopyThreads)
+		return fmt.Errorf("order: %d and %d copy threads", o.CopyThreads, o.Target.CopyThreads)
 	}
 	for _, id := range ids {
 		if id <= 0 {
-			return order{}, fmt.Errorf("order: %d is no process or thread", id)
+			return fmt.Errorf("order: %d is no process or thread", id)
 		}
 	}
-	return o, nil
+	return nil
 }

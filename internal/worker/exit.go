@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"strings"
 	"sync"
@@ -24,20 +23,11 @@ func StartAndWait(cmd *exec.Cmd) (func() (int, error), error) {
 		if cmd.ProcessState == nil {
 			return 0, err
 		}
-		if sig, ok := signalOf(cmd.ProcessState); ok {
-			return 128 + sig, nil
+		if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+			return 128 + int(ws.Signal()), nil
 		}
 		return cmd.ProcessState.ExitCode(), nil
 	}, nil
-}
-
-// signalOf returns the signal that ended a process.
-func signalOf(state *os.ProcessState) (int, bool) {
-	ws, ok := state.Sys().(syscall.WaitStatus)
-	if !ok || !ws.Signaled() {
-		return 0, false
-	}
-	return int(ws.Signal()), true
 }
 
 // describe puts into words what the wait of a Run returned.
@@ -81,8 +71,5 @@ func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	lines := strings.Split(strings.TrimSpace(string(t.end)), "\n")
-	if len(lines) > 4 {
-		lines = lines[len(lines)-4:]
-	}
-	return strings.Join(lines, " | ")
+	return strings.Join(lines[max(0, len(lines)-4):], " | ")
 }

@@ -48,6 +48,8 @@ const (
 type Kind struct {
 	// Name is for errors: "CUDA helper".
 	Name string
+	// Self is the argv[0] of those that StartSelf starts.
+	Self string
 	// Gone, Hung and Garbled are the errors of calls, see the package.
 	Gone, Hung, Garbled error
 	// MaxMessage bounds a message, in bytes.
@@ -122,12 +124,12 @@ func Start(kind Kind, cmd *exec.Cmd, run Run, stderr io.Writer) (*Worker, error)
 	return w, nil
 }
 
-// StartSelf starts this executable as a worker: its Args are the name alone, see Is,
-// and its environment is empty. If cgroup is not nil, it is the directory of the
-// cgroup (version 2) to start it in: to move it there takes the kernel some 20 ms.
-func StartSelf(kind Kind, name string, run Run, cgroup *os.File) (*Worker, error) {
+// StartSelf starts this executable as a worker: its Args are Kind.Self alone, and its
+// environment is empty. If cgroup is not nil, it is the directory of the cgroup
+// (version 2) to start it in: to move it there takes the kernel some 20 ms.
+func StartSelf(kind Kind, run Run, cgroup *os.File) (*Worker, error) {
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Args = []string{name}
+	cmd.Args = []string{kind.Self}
 	cmd.Env = []string{} // it needs none, and GODEBUG and the like are not for it
 	if cgroup != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
@@ -135,8 +137,8 @@ func StartSelf(kind Kind, name string, run Run, cgroup *os.File) (*Worker, error
 	return Start(kind, cmd, run, nil)
 }
 
-// Is reports whether this process was started by StartSelf under a name.
-func Is(name string) bool { return len(os.Args) == 1 && os.Args[0] == name }
+// IsSelf reports whether StartSelf has started this process as a worker of the kind.
+func (k Kind) IsSelf() bool { return len(os.Args) == 1 && os.Args[0] == k.Self }
 
 // Pid is the worker's process id.
 func (w *Worker) Pid() int { return w.cmd.Process.Pid }
@@ -200,17 +202,23 @@ func (w *Worker) Close() error {
 
 // reap waits until the process is reaped and kills it when it takes too long.
 func (w *Worker) reap(patience time.Duration) error {
-	select {
-	case <-w.exited:
+	if w.ends(patience) {
 		return nil
-	case <-time.After(patience):
 	}
 	w.cmd.Process.Kill()
+	if w.ends(reapTimeout) {
+		return fmt.Errorf("close the %s: did not end within %v and was killed", w.kind.Name, patience)
+	}
+	return fmt.Errorf("close the %s: process %d could not be killed", w.kind.Name, w.Pid())
+}
+
+// ends reports whether the process ends within a time.
+func (w *Worker) ends(within time.Duration) bool {
 	select {
 	case <-w.exited:
-		return fmt.Errorf("close the %s: did not end within %v and was killed", w.kind.Name, patience)
-	case <-time.After(reapTimeout):
-		return fmt.Errorf("close the %s: process %d could not be killed", w.kind.Name, w.Pid())
+		return true
+	case <-time.After(within):
+		return false
 	}
 }
 
@@ -219,18 +227,15 @@ func (w *Worker) reap(patience time.Duration) error {
 //
 // A context that ends makes Call return at once with the context's error. The process
 // cannot be called back: it goes on, and its answer is dropped.
-func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit time.Duration) error {
-	err := ctx.Err()
-	if err == nil {
-		err = w.call(ctx, doing, request, answer, limit)
+func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit time.Duration) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", doing, err)
+		}
+	}()
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
-	}
-	return nil
-}
-
-func (w *Worker) call(ctx context.Context, doing string, request, answer any, limit time.Duration) error {
 	body, err := encode(request, w.kind.MaxMessage)
 	if err != nil {
 		return err
@@ -346,13 +351,9 @@ func (w *Worker) read() {
 
 // lost ends all calls because the process closed its end: it is exiting, or has.
 func (w *Worker) lost() {
-	select {
-	case <-w.exited:
-	case <-time.After(2 * time.Second): // closed its socket and lives: not ours any more
+	if !w.ends(2 * time.Second) { // closed its socket and lives: not ours any more
 		w.cmd.Process.Kill()
-		select {
-		case <-w.exited:
-		case <-time.After(reapTimeout):
+		if !w.ends(reapTimeout) {
 			w.fail(fmt.Errorf("%w: its socket is closed", w.kind.Gone))
 			return
 		}
