@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
@@ -77,7 +78,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 			return err
 		}
 		if c.pid > 0 {
-			if err := c.refuseIOUring(); err != nil {
+			if err := refuseIOUring(c); err != nil {
 				return err
 			}
 		}
@@ -167,7 +168,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := k.c.refuseExeced(); err != nil {
 		return err
 	}
-	if err := k.c.refuseIOUring(); err != nil {
+	if err := refuseIOUring(k.c); err != nil {
 		return err
 	}
 	view, err := k.read()
@@ -225,14 +226,32 @@ func (k *checkpointing) endWriting(context.Context) error {
 
 // admit refuses a checkpoint that a restore by the container's own spec would refuse.
 func (k *checkpointing) admit(ctx context.Context) (uint64, error) {
-	view, err := k.read()
-	if err != nil {
-		return 0, err
-	}
-	if err := k.c.admitOwn(ctx, view.Node, k.images.path); err != nil {
+	if err := k.admitOwn(ctx); err != nil {
 		return 0, fmt.Errorf("its own restore would refuse it: %w", err)
 	}
 	return 0, nil
+}
+
+// admitOwn does what a restore by the container's spec would do, as far as it concerns the images and
+// the spec.
+func (k *checkpointing) admitOwn(ctx context.Context) error {
+	view, err := k.read()
+	if err != nil {
+		return err
+	}
+	file, err := bundle.Read(k.c.bundle)
+	if err != nil {
+		return err
+	}
+	dumped := criu.Open(k.images.path)
+	if _, err := rebindFiles(ctx, view.Node, file.Spec, dumped); err != nil {
+		return err
+	}
+	dump, err := dumped.Dump()
+	if err != nil {
+		return err
+	}
+	return k.c.admit(ctx, file.Spec, dump)
 }
 
 // store waits until the files of the GPU state are complete.

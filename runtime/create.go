@@ -120,7 +120,7 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 		return err
 	}
 	if c.restore == nil {
-		return c.denyIOUring(spec, nil)
+		return denyIOUring(c, spec, nil)
 	}
 	if err := c.checkRestore(ctx); err != nil {
 		return err
@@ -133,7 +133,7 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	if err := c.denyIOUring(spec, dump); err != nil {
+	if err := denyIOUring(c, spec, dump); err != nil {
 		return err
 	}
 	return c.admit(ctx, spec, dump)
@@ -152,24 +152,6 @@ func (c *container) admit(ctx context.Context, spec *specs.Spec, d *criu.Dump) e
 		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	return nil
-}
-
-// admitOwn does with a checkpoint of the container what a restore by its spec would do, as far as
-// it concerns the two.
-func (c *container) admitOwn(ctx context.Context, node config.Node, dir string) error {
-	file, err := bundle.Read(c.bundle)
-	if err != nil {
-		return err
-	}
-	images := criu.Open(dir)
-	if _, err := rebindFiles(ctx, node, file.Spec, images); err != nil {
-		return err
-	}
-	dump, err := images.Dump()
-	if err != nil {
-		return err
-	}
-	return c.admit(ctx, file.Spec, dump)
 }
 
 // isTemporary reports whether containerd made a directory for a single checkpoint or

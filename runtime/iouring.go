@@ -27,7 +27,7 @@ const ioUringSetup = "io_uring_setup"
 // denyIOUring has the spec's seccomp profile answer io_uring_setup with ENOSYS, unless the container
 // is to have it or the profile has a rule of its own for it. A container with GPUs and without a
 // profile gets one with that rule alone. dump is what a restore is made of, nil for a fresh start.
-func (c *container) denyIOUring(spec *specs.Spec, dump *criu.Dump) error {
+func denyIOUring(c *container, spec *specs.Spec, dump *criu.Dump) error {
 	allowed, err := config.View{Annotations: c.annotations}.AllowsIOUring()
 	if err != nil || allowed || spec.Linux == nil {
 		return err
@@ -63,7 +63,7 @@ func allArchitectures() []specs.Arch {
 }
 
 // refuseIOUring refuses a container with a process that has io_uring open or mapped.
-func (c *container) refuseIOUring() error {
+func refuseIOUring(c *container) error {
 	const file = "anon_inode:[io_uring]"
 	pids, err := c.pids()
 	if proc.Ended(err) {

@@ -53,7 +53,7 @@ func TestDenyIOUring(t *testing.T) {
 			}
 			spec := &specs.Spec{Linux: &specs.Linux{Seccomp: test.seccomp}}
 			for range 2 { // the second time it is there
-				if err := c.denyIOUring(spec, test.dump); err != nil {
+				if err := denyIOUring(c, spec, test.dump); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -79,7 +79,7 @@ func TestDenyIOUring(t *testing.T) {
 	}
 	c := newContainer("c", t.TempDir())
 	c.annotations = map[string]string{annotations.IOUring: "yes"}
-	if err := c.denyIOUring(&specs.Spec{Linux: &specs.Linux{}}, nil); !errors.Is(err, errdefs.ErrInvalidArgument) {
+	if err := denyIOUring(c, &specs.Spec{Linux: &specs.Linux{}}, nil); !errors.Is(err, errdefs.ErrInvalidArgument) {
 		t.Errorf("another word: %v", err)
 	}
 }

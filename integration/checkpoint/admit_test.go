@@ -4,8 +4,10 @@
 package checkpoint
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -62,6 +64,13 @@ func TestMountsAtLinks(t *testing.T) {
 	}
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Mounts: mounts}, "counter")
 	k.Expect(t, "count", "101")
+	mounted, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", k.MustPid(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(mounted), " /usr/local/nvidia/"); n != 1 {
+		t.Errorf("%d mounts below /usr/local/nvidia, want one:\n%s", n, mounted)
+	}
 	images := t.TempDir()
 	checkpointInto(t, shared, k, images)
 	endTask(t, shared, k)

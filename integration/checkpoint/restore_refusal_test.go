@@ -4,6 +4,8 @@
 package checkpoint
 
 import (
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -164,4 +166,26 @@ func TestCRIUFailsToRestore(t *testing.T) {
 		t.Error(err)
 	}
 	nothingRuns(t, shared, k)
+}
+
+// A port of the container that is taken is what the error says, not what CRIU's log ends with.
+func TestPortTaken(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	endTask(t, shared, k)
+	other, err := net.ListenPacket("udp4", fmt.Sprintf(":%d", k.Port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Says(t, restoreTask(t, shared, k, dir), "restore processes", "a port of the container is taken", "Address already in use")
+	nothingRuns(t, shared, k)
+	ctr(t, shared, "tasks", "delete", k.ID)
+	other.Close()
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	k.Expect(t, "count", "102")
 }

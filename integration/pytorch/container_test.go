@@ -64,7 +64,7 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 	}
 	spec.Image = image
 	spec.Args = append([]string{host.Executable, programs + "/" + program}, args...)
-	spec.Env = []string{"HOME=/tmp", "PYTHONDONTWRITEBYTECODE=1"}
+	spec.Env = []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1"}
 	if path := os.Getenv("PYTHONPATH"); path != "" {
 		spec.Env = append(spec.Env, "PYTHONPATH="+path)
 	}

@@ -51,9 +51,9 @@ var causes = []cause{
 	{[]string{"ghost file", "increase limit"},
 		"a file that was removed while it is open is large: annotation dev.gpuckpt.criu.ghost-limit=BYTES raises the limit"},
 	{[]string{"mapfile link", "No such device or address"},
-		"a program has io_uring mapped, which CRIU cannot dump: have it do without (" + NoIOUring + ")"},
+		"a program has io_uring mapped, which CRIU cannot dump: have it do without (" + withoutIOUring + ")"},
 	{[]string{"anon_inode:[io_uring]"},
-		"a program uses io_uring, which CRIU cannot dump: have it do without (" + NoIOUring + ")"},
+		"a program uses io_uring, which CRIU cannot dump: have it do without (" + withoutIOUring + ")"},
 	{[]string{"file locks are hold"},
 		"a program holds a file lock: annotation dev.gpuckpt.criu.file-locks=true dumps it"},
 	{[]string{"has bad size"},
@@ -76,8 +76,8 @@ var causes = []cause{
 		"the container was dumped with a terminal: restore it with one (--tty)"},
 }
 
-// NoIOUring is how a program comes to do without io_uring.
-const NoIOUring = "remove the annotation dev.gpuckpt.io-uring=allow, or set USE_LIBUV=0 for torch"
+// withoutIOUring is how a program comes to do without io_uring.
+const withoutIOUring = "remove the annotation dev.gpuckpt.io-uring=allow, or set USE_LIBUV=0 for torch"
 
 // firstCause returns the first error in a log of CRIU's that names a cause, without its time stamp,
 // "(00.012345) Error (criu/files.c:123): …", and what it means, "" if that is not known. An error

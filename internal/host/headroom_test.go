@@ -56,7 +56,7 @@ func TestMemoryLimit(t *testing.T) {
 	if err := unix.Sysinfo(&machine); err != nil {
 		t.Fatal(err)
 	}
-	total := uint64(machine.Totalram) * uint64(machine.Unit)
+	total := machine.Totalram * uint64(machine.Unit)
 	if limit := MemoryLimit(os.Getpid()); limit < 1<<20 || limit > total {
 		t.Errorf("%d bytes of %d", limit, total)
 	}

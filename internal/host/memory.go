@@ -103,7 +103,7 @@ func MemoryLimit(pid int) uint64 {
 	if err := unix.Sysinfo(&machine); err != nil {
 		return limit
 	}
-	return min(limit, uint64(machine.Totalram)*uint64(machine.Unit))
+	return min(limit, machine.Totalram*uint64(machine.Unit))
 }
 
 // leastOf returns the least value of a memory cgroup and of those above it, whose limits hold as
