@@ -53,7 +53,7 @@ func (s *State) ChooseGPUs(ctx context.Context, names []string) (Move, error) {
 		}
 	}
 	seen := s.seen(s.opts.Request)
-	pairs, err := s.pairOnto(ctx, had, onto, seen)
+	pairs, err := s.pairOnto(ctx, &s.helpers, had, onto, seen)
 	if err != nil || cdi.IsIdentity(pairs) {
 		return move, err
 	}
@@ -112,12 +112,12 @@ func listGPUs(gpus []cuda.GPU) string {
 // had to onto, in their order, and from those that they only saw to what is left. The
 // driver wants a pair for each that was seen (docs/gpus.md). It refuses GPUs that
 // cannot take the state: of another model, or without room.
-func (s *State) pairOnto(ctx context.Context, had, onto, seen []cuda.GPU) ([]cdi.Pair, error) {
-	helper, err := s.helpers.get(ctx)
+func (l *locked) pairOnto(ctx context.Context, helpers *helpers, had, onto, seen []cuda.GPU) ([]cdi.Pair, error) {
+	helper, err := helpers.get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	need, decided := s.requirement(had, onto, seen)
+	need, decided := l.requirement(had, onto, seen)
 	pairs, err := cdi.PairWhenFree(ctx, need, decided, func(ctx context.Context) ([]cdi.GPU, error) {
 		survey, err := helper.Survey(ctx)
 		if err != nil {

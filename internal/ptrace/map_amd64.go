@@ -22,7 +22,7 @@ func (t *Thread) MapFile(f *os.File, start, length, offset uint64, flags uint64)
 	if err != nil {
 		return err
 	}
-	if err = t.mapFixed(start, length, flags, fd, offset); err == nil {
+	if err = mapFixed(t, start, length, flags, fd, offset); err == nil {
 		t.PreferHuge(start, length)
 	}
 	if _, cerr := t.Syscall(unix.SYS_CLOSE, fd); err == nil && cerr != nil {
@@ -42,13 +42,13 @@ func (t *Thread) PreferHuge(start, length uint64) {
 
 // MapEmpty replaces an area by an empty one.
 func (t *Thread) MapEmpty(start, length uint64) error {
-	if err := t.mapFixed(start, length, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE, ^uint64(0), 0); err != nil {
+	if err := mapFixed(t, start, length, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE, ^uint64(0), 0); err != nil {
 		return fmt.Errorf("map an empty area: %w", err)
 	}
 	return nil
 }
 
-func (t *Thread) mapFixed(start, length, flags, fd, offset uint64) error {
+func mapFixed(t *Thread, start, length, flags, fd, offset uint64) error {
 	at, err := t.Syscall(unix.SYS_MMAP, start, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_FIXED|flags, fd, offset)
 	if err == nil && at != start {
 		err = fmt.Errorf("mapped at %#x, not %#x", at, start)
