@@ -64,7 +64,8 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 	}
 	spec.Image = image
 	spec.Args = append([]string{host.Executable, programs + "/" + program}, args...)
-	spec.Env = []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1"}
+	// With $PATH XLA finds CUDA's assembler, which is below /usr or /opt as well.
+	spec.Env = []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1", "PATH=" + os.Getenv("PATH")}
 	if path := os.Getenv("PYTHONPATH"); path != "" {
 		spec.Env = append(spec.Env, "PYTHONPATH="+path)
 	}
