@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -50,6 +51,20 @@ func driverDir() string {
 	return filepath.Dir(files[at]) // no real GPU is found without it
 }
 
+// searchPath is the host's $PATH, before it the directory of CUDA's assembler, which XLA runs. On
+// the host that may be behind a link through /etc, which the container does not have.
+func searchPath() string {
+	path := os.Getenv("PATH")
+	assembler, err := exec.LookPath("ptxas")
+	if err == nil {
+		assembler, err = filepath.EvalSymlinks(assembler)
+	}
+	if err != nil {
+		return path
+	}
+	return filepath.Dir(assembler) + ":" + path
+}
+
 // start runs one of the programs in a container of the host's Python, with the
 // first GPU if cuda is set. It is removed when the test ends.
 //
@@ -64,8 +79,7 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 	}
 	spec.Image = image
 	spec.Args = append([]string{host.Executable, programs + "/" + program}, args...)
-	// With $PATH XLA finds CUDA's assembler, which is below /usr or /opt as well.
-	spec.Env = []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1", "PATH=" + os.Getenv("PATH")}
+	spec.Env = []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1", "PATH=" + searchPath()}
 	if path := os.Getenv("PYTHONPATH"); path != "" {
 		spec.Env = append(spec.Env, "PYTHONPATH="+path)
 	}
