@@ -52,7 +52,8 @@ func driverDir() string {
 }
 
 // searchPath is the host's $PATH, before it the directory of CUDA's assembler, which XLA runs. On
-// the host that may be behind a link through /etc, which the container does not have.
+// the host that may be behind a link through /etc, which the container does not have. XLA looks for
+// CUDA's other files beside it.
 func searchPath() string {
 	path := os.Getenv("PATH")
 	assembler, err := exec.LookPath("ptxas")
@@ -79,7 +80,7 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 	}
 	spec.Image = image
 	spec.Args = append([]string{host.Executable, programs + "/" + program}, args...)
-	spec.Env = []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1", "PATH=" + searchPath()}
+	spec.Env = []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1", "PATH=" + searchPath(), "XLA_FLAGS=--xla_gpu_cuda_data_dir=" + filepath.Dir(filepath.SplitList(searchPath())[0])}
 	if path := os.Getenv("PYTHONPATH"); path != "" {
 		spec.Env = append(spec.Env, "PYTHONPATH="+path)
 	}

@@ -46,6 +46,7 @@ type Host struct {
 // not restore because the spec lacks a mount. notes are for the log.
 func Check(spec *specs.Spec, d *criu.Dump, host Host) (notes []string, err error) {
 	a := allowanceOf(spec, host)
+	a.filters = d.Seccomp.GetSeccompFilters()
 	if err := a.network(d); err != nil {
 		return nil, err
 	}
@@ -69,6 +70,7 @@ type allowance struct {
 	host Host
 	// Sets of capabilities, a bit each.
 	bounding, permitted, inherited, ambient uint64
+	filters                                 []*seccomp.SeccompFilter // of the dump
 }
 
 func allowanceOf(spec *specs.Spec, host Host) *allowance {
@@ -176,6 +178,9 @@ func (a *allowance) confinement(mode criucore.SeccompMode, thread *criucore.Thre
 	}
 	if a.spec.Linux.Seccomp != nil && !filtered(mode) {
 		return fmt.Errorf("it has no seccomp filter, and the spec has one")
+	}
+	if mode == criucore.SeccompMode_filter && restricts(a.spec.Linux.Seccomp) && !slices.ContainsFunc(a.filters, beyondIOUring) {
+		return fmt.Errorf("it has no seccomp filter beyond the one against io_uring, and the spec has one")
 	}
 	if a.has(unix.CAP_SYS_NICE) {
 		return nil
