@@ -80,6 +80,7 @@ func TestTimerThreadRestored(t *testing.T) {
 // and never restore them. So they are found before it is asked, and run on.
 func TestSharedMemoryRefused(t *testing.T) {
 	results.Add(t)
+	noTraceOfMemory(t)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc")
 	k.Expect(t, "count", "101")
 	k.Process(1).Expect(t, "count", "102")
@@ -154,4 +155,14 @@ func unlinkedFiles(t *testing.T, k *harness.Container) (files []string) {
 		files = append(files, fmt.Sprintf("%d bytes %x", len(data), sha256.Sum256(data)))
 	}
 	return files
+}
+
+// noTraceOfMemory skips on a real GPU: driver 580 maps a file for events that processes share, as
+// PyTorch's do, and leaves no trace of memory alone, as this workload shares it. TestWorkloads of
+// integration/pytorch has the former.
+func noTraceOfMemory(t *testing.T) {
+	t.Helper()
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("the driver leaves no trace of memory that is shared without events")
+	}
 }
