@@ -102,6 +102,7 @@ func TestDoctorFailures(t *testing.T) {
 		{name: "no CRIU", without: "criu", area: "criu", what: "program", words: []string{"none in containerd's $PATH", "can be suspended", "apt-get install"}},
 		{name: "CRIU elsewhere", settings: "[criu]\npath = \"/no/such/criu\"\n", area: "criu", what: "program", words: []string{"/no/such/criu"}},
 		{name: "no helper", without: "gpuckpt-cuda-helper", area: "gpuckpt", what: "helper", words: []string{"gpuckpt-cuda-helper", "make install"}},
+		{name: "no CRIU plugin", without: "gpuckpt_criu.so", area: "gpuckpt", what: "CRIU plugin", words: []string{"gpuckpt_criu.so", "make install"}},
 		{name: "no shim", without: "containerd-shim-gpuckpt-v2", area: "gpuckpt", what: "shim", words: []string{"containerd-shim-gpuckpt-v2", "make install"}},
 		{name: "bad setting", settings: "lock_timeoot = \"1s\"\n", area: "gpuckpt", what: "configuration", words: []string{"lock_timeoot", "edit "}},
 	} {

@@ -85,8 +85,8 @@ func (b Bins) SearchPath() string {
 	return strings.Join(append(append([]string{}, b.dirs...), system), string(os.PathListSeparator))
 }
 
-// daemonPrograms are what a containerd's shims look for in $PATH.
-var daemonPrograms = []string{"containerd-shim-gpuckpt-v2", "gpuckpt-cuda-helper", "runc", "criu", "mount", "umount"}
+// daemonPrograms are what a containerd's shims look for in $PATH, and beside themselves.
+var daemonPrograms = []string{"containerd-shim-gpuckpt-v2", "gpuckpt-cuda-helper", "gpuckpt_criu.so", "runc", "criu", "mount", "umount"}
 
 // PathWithout fills an empty directory with the programs that a containerd's
 // shims need, but for one: a value for PATH. They are copies, since what lies

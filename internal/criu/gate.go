@@ -40,14 +40,14 @@ type Device struct {
 	Major, Minor int64
 }
 
-// FindPlugin returns the path of gpuckpt's CRIU plugin: beside this program, or in
-// ../lib/gpuckpt of its directory.
-func FindPlugin() (string, error) {
-	self, err := os.Executable()
+// FindPlugin returns the path of gpuckpt's CRIU plugin: beside the shim, whose path may be a link,
+// or in ../lib/gpuckpt of the shim's directory.
+func FindPlugin(shim string) (string, error) {
+	shim, err := filepath.EvalSymlinks(shim)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("find gpuckpt's CRIU plugin: %w", err)
 	}
-	dir := filepath.Dir(self)
+	dir := filepath.Dir(shim)
 	for _, path := range []string{filepath.Join(dir, PluginName), filepath.Join(dir, "..", "lib", "gpuckpt", PluginName)} {
 		if _, err := os.Stat(path); err == nil {
 			return path, nil

@@ -56,7 +56,11 @@ func (s Settings) libdir(asked string) (string, error) {
 	if !ours {
 		return dir, nil
 	}
-	plugin, err := FindPlugin()
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	plugin, err := FindPlugin(self)
 	if err != nil {
 		return "", err
 	}

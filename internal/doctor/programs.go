@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
 // ShimName is the file name of this project's shim.
@@ -54,6 +55,11 @@ func CheckPrograms(n *Node, path string, configured error) []Check {
 	itsVersion, itsRevision := buildOf(helper)
 	a.either(shim == "" || revision == itsRevision, "helper", helper+itsVersion,
 		Failure, helper+itsVersion+", and the shim"+version, "programs of different builds do not understand each other", installFix)
+	if shim != "" {
+		plugin, err := criu.FindPlugin(shim)
+		a.either(err == nil, "CRIU plugin", plugin,
+			Failure, "no "+criu.PluginName+" beside the shim, nor in ../lib/gpuckpt", "GPU containers can be suspended, but neither checkpointed nor restored", installFix)
+	}
 	return a.checks
 }
 
