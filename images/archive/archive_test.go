@@ -55,7 +55,7 @@ func tarOf(t testing.TB, items ...item) []byte {
 
 func open(t testing.TB, data []byte) (*Archive, error) {
 	t.Helper()
-	return read(bytes.NewReader(data), int64(len(data)))
+	return read(t.Context(), bytes.NewReader(data), int64(len(data)))
 }
 
 // sound is an archive of a container without GPU.
@@ -271,7 +271,7 @@ func TestWriteAndOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := Open(name)
+	a, err := Open(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,7 @@ type Archive struct {
 // Open opens an archive. The errors are ErrMalformed, ErrUnsupported, those of
 // images.OpenFiles (images.ErrSchema, images.ErrMalformed, images.ErrDamaged), or
 // those of reading a file.
-func Open(name string) (*Archive, error) {
+func Open(ctx context.Context, name string) (*Archive, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("open the archive: %w", err)
@@ -52,7 +52,7 @@ func Open(name string) (*Archive, error) {
 	case !st.Mode().IsRegular():
 		err = errors.New("no regular file")
 	default:
-		a, err = read(f, st.Size())
+		a, err = read(ctx, f, st.Size())
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), f.Close())
@@ -65,7 +65,7 @@ func Open(name string) (*Archive, error) {
 func (a *Archive) Close() error { return a.file.Close() }
 
 // read opens an archive of that size.
-func read(r io.ReaderAt, size int64) (*Archive, error) {
+func read(ctx context.Context, r io.ReaderAt, size int64) (*Archive, error) {
 	if err := refuseCompressed(r); err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func read(r io.ReaderAt, size int64) (*Archive, error) {
 		case strings.HasPrefix(e.Name, metadata.CheckpointVolumesDirectory+"/"):
 			return nil, fmt.Errorf("%w: %s would not be brought back", ErrUnsupported, e.Name)
 		case strings.HasSuffix(e.Name, metadata.DevShmCheckpointTar):
-			if err := refuseContent(e); err != nil {
+			if err := refuseContent(ctx, e); err != nil {
 				return nil, err
 			}
 		case e.Name == metadata.PodOptionsFile, e.Name == metadata.PodDumpFile:
@@ -166,9 +166,9 @@ func refuseCompressed(r io.ReaderAt) error {
 // refuseContent refuses an archive in an archive that has anything but a directory's
 // own entry. Podman puts what is in /dev/shm into one, apart from the container's
 // other files, and writes it for a container with an empty /dev/shm as well.
-func refuseContent(e images.File) error {
+func refuseContent(ctx context.Context, e images.File) error {
 	inner := io.NewSectionReader(e.Data, 0, int64(e.Bytes))
-	err := entries(context.Background(), inner, ErrMalformed, func(name string, h *tar.Header, _ io.Reader) error {
+	err := entries(ctx, inner, ErrMalformed, func(name string, h *tar.Header, _ io.Reader) error {
 		if h.Typeflag != tar.TypeDir || name != "." {
 			return fmt.Errorf("%w: %s would not be brought back", ErrUnsupported, name)
 		}

@@ -90,7 +90,7 @@ func Open(ctx context.Context, ref Ref, dial Dial) (_ *Source, err error) {
 		file, err := layout.OpenTar(ref.Path)
 		return s, s.named(s.get(ctx, file, err))
 	case InKubernetes:
-		if s.archive, err = archive.Open(ref.Path); err != nil {
+		if s.archive, err = archive.Open(ctx, ref.Path); err != nil {
 			return nil, err
 		}
 		s.closers = append(s.closers, s.archive)
