@@ -48,6 +48,19 @@ func TestAnotherGPU(t *testing.T) {
 	}
 }
 
+// A child that was forked after CUDA began has the old GPU's file open, and goes on where there is
+// only another GPU.
+func TestForkedOnAnotherGPU(t *testing.T) {
+	result := two(t)
+	k := start(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "forked")
+	k.Expect(t, "count", "101")
+	k.Process(1).Expect(t, "count", "101")
+	dir := checkpointed(t, result, k)
+	k = restored(t, result, harness.RunSpec{GPUs: []int{1}, Ports: 2}, dir, k.Port)
+	k.Expect(t, "count", "102")
+	k.Process(1).Expect(t, "count", "102")
+}
+
 // One process on two GPUs goes on with the two swapped.
 func TestSwapOneProcess(t *testing.T) {
 	result := two(t)

@@ -158,6 +158,25 @@ static const struct device *device_of(int fd, dev_t rdev)
 	return NULL;
 }
 
+// is_gpu reports whether a path is a GPU's own node, /dev/nvidiaN.
+static bool is_gpu(const char *path)
+{
+	static const char prefix[] = "/dev/nvidia";
+	const char *digits = path + strlen(prefix);
+	return !strncmp(path, prefix, strlen(prefix)) && *digits && strspn(digits, "0123456789") == strlen(digits);
+}
+
+// device_for returns the device that a restored file is opened on: the one of its path, or for a
+// GPU that the new container does not have any GPU that it has. The process could use neither.
+static const struct device *device_for(const char *path)
+{
+	const struct device *d = device_by_path(path);
+	for (int i = 0; !d && is_gpu(path) && i < device_count; i++)
+		if (is_gpu(devices[i].path))
+			d = &devices[i];
+	return d;
+}
+
 // dump_file notes the device of a file that CRIU cannot dump.
 static int dump_file(int fd, int id)
 {
@@ -221,7 +240,7 @@ static int restore_file(int id, bool *retry)
 	while (fgets(line, sizeof(line), f)) {
 		if (sscanf(line, "%d\t%d\t%255[^\n]", &n, &flags, path) != 3 || n != id)
 			continue;
-		const struct device *d = device_by_path(path);
+		const struct device *d = device_for(path);
 		if (!d) {
 			say(LOG_ERROR, "file %#x is %s, which this container does not have", id, path);
 			fd = -1;
@@ -246,7 +265,7 @@ static int handle_map(int fd, const struct stat *st)
 // update_map puts zeros where a mapping of a device was.
 static int update_map(const char *path, const uint64_t addr, const uint64_t old_offset, uint64_t *new_offset, int *fd)
 {
-	if (!device_by_path(path))
+	if (!device_for(path))
 		return -ENOTSUP;
 	*fd = open("/dev/zero", O_RDWR | O_CLOEXEC);
 	if (*fd < 0)
