@@ -102,6 +102,9 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if err := file.Save(); err != nil {
 		return nil, err
 	}
+	if c.restore != nil {
+		r.Checkpoint = criu.CopyPath(r.Bundle)
+	}
 	resp, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
 		return nil, err

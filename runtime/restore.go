@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -52,6 +53,7 @@ type restoring struct {
 	request *taskAPI.StartRequest
 
 	view    config.View
+	images  *criu.Copy
 	gate    *criu.Gate // nil without GPU state
 	watch   *criu.Watch
 	started chan struct{} // closed when runc's Start has ended; resp and err are its results
@@ -75,10 +77,12 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
 	defer c.restore.close()
+	defer func() { k.images.Close() }()
 	if err := c.restore.reopen(); err != nil {
 		return nil, err
 	}
 	steps := []sequence.Step{
+		{Name: "copy images", Do: k.copyImages},
 		{Name: "restore processes", Do: k.restoreProcesses, Back: "kill", Undo: k.kill},
 		{Name: "watch cgroup", Do: k.watchCgroup},
 		{Name: "device nodes", Do: k.fixNodes},
@@ -102,6 +106,22 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		return nil, err
 	}
 	return k.resp, nil
+}
+
+// copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
+func (k *restoring) copyImages(ctx context.Context) (uint64, error) {
+	file, err := bundle.Read(k.c.bundle)
+	if err != nil {
+		return 0, err
+	}
+	if k.images, err = criu.Open(k.c.restore.images()).Copy(k.c.bundle, 0, nil); err != nil {
+		return 0, err
+	}
+	dump, err := criu.Open(k.images.Path()).Dump()
+	if err != nil {
+		return 0, err
+	}
+	return 0, k.c.admit(ctx, file.Spec, dump)
 }
 
 // restoreProcesses has runc and CRIU restore the processes. With a gate it returns when CRIU
