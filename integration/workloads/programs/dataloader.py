@@ -13,7 +13,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from workload import Record, say, short
+from workload import Record, flip_bit, say, short
 
 PIXELS = 96
 
@@ -43,6 +43,7 @@ def main():
         generator=torch.Generator().manual_seed(2),
     )
     say("PyTorch", torch.__version__)
+    record.guards(lambda: flip_bit(model[1].weight))
     while record.number < record.steps:
         for images, labels in loader:
             if not images.is_pinned():

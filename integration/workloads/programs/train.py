@@ -27,6 +27,9 @@ class NoNetwork:
     def __init__(self, args):
         self.random = random.Random(args.seed)
 
+    def flip(self):
+        self.random.random()
+
     def step(self):
         time.sleep(0.005)
         return self.random.random()
@@ -63,6 +66,11 @@ class Network:
         self.data = torch.Generator(device=args.device).manual_seed(args.seed + 1)
         print(f"PyTorch {torch.__version__}, torchvision {torchvision.__version__}", flush=True)
 
+    def flip(self):
+        from workload import flip_bit
+
+        flip_bit(self.model.fc.weight)
+
     def step(self):
         images = self.torch.randn(self.shape, generator=self.data, device=self.device)
         labels = self.torch.randint(1000, self.shape[:1], generator=self.data, device=self.device)
@@ -89,14 +97,19 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--file", default="losses")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
+    parser.add_argument("--flip", type=int, default=0, help="flip one bit of a weight before this step")
     args = parser.parse_args()
 
     training = NoNetwork(args) if args.model == "none" else Network(args)
     with open(args.file, "w", encoding="ascii") as file:
         for number in range(1, args.steps + 1):
+            if number == args.flip:
+                training.flip()
             line = f"step {number} {training.step().hex()}"
             print(line, file=file, flush=True)
             print(line, flush=True)
+            time.sleep(args.pause)
     print("done", training.digest(), flush=True)
     signal.pause()
 
