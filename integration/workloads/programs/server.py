@@ -50,8 +50,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         url = urllib.parse.urlparse(self.path)
-        query = {name: int(values[0]) for name, values in urllib.parse.parse_qs(url.query).items()}
         try:
+            query = {name: int(values[0]) for name, values in urllib.parse.parse_qs(url.query).items()}
             if url.path == "/next":
                 answer = self.sessions.next(query["session"], query.get("words", 1))
             elif url.path == "/checksum":
