@@ -159,7 +159,7 @@ func unlinkedFiles(t *testing.T, k *harness.Container) (files []string) {
 
 // noTraceOfMemory skips on a real GPU: driver 580 maps a file for events that processes share, as
 // PyTorch's do, and leaves no trace of memory alone, as this workload shares it. TestWorkloads of
-// integration/pytorch has the former.
+// integration/workloads has the former.
 func noTraceOfMemory(t *testing.T) {
 	t.Helper()
 	if gpu.Kind != harness.SoftwareGPU {

@@ -119,7 +119,7 @@ func TestStockClients(t *testing.T) {
 func TestSharedMemory(t *testing.T) {
 	results.Add(t)
 	if gpu.Kind != harness.SoftwareGPU {
-		t.Skip("the driver leaves no trace of memory that is shared without events: see integration/pytorch")
+		t.Skip("the driver leaves no trace of memory that is shared without events: see integration/workloads")
 	}
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc")
 	k.Expect(t, "count", "101")

@@ -1,12 +1,13 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pytorch
+package workloads
 
 import (
 	"context"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"testing"
 
 	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -66,10 +68,19 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 	}
 	// XLA runs CUDA's assembler; Debian's link from /usr/local/cuda leads through this directory.
 	if _, err := os.Stat(alternatives); err == nil {
-		spec.Mounts = append(spec.Mounts, specs.Mount{Type: "bind", Source: alternatives, Destination: alternatives, Options: []string{"rbind", "ro"}})
+		spec.Mounts = append(slices.Clone(spec.Mounts), specs.Mount{Type: "bind", Source: alternatives, Destination: alternatives, Options: []string{"rbind", "ro"}})
 	}
 	spec.Image = image
-	spec.Args = append([]string{host.Executable, programs + "/" + program}, args...)
+	if path.Ext(program) == ".cu" {
+		dir, err := compiled()
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec.Mounts = append(slices.Clone(spec.Mounts), specs.Mount{Type: "bind", Source: dir, Destination: compiledDir, Options: []string{"bind", "ro", "rprivate"}})
+		spec.Args = append([]string{path.Join(compiledDir, strings.TrimSuffix(program, ".cu"))}, args...)
+	} else {
+		spec.Args = append([]string{host.Executable, path.Join(programsDir, program)}, args...)
+	}
 	spec.Env = []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1", "PATH=" + os.Getenv("PATH")}
 	if path := os.Getenv("PYTHONPATH"); path != "" {
 		spec.Env = append(spec.Env, "PYTHONPATH="+path)
@@ -111,7 +122,7 @@ func checkpointAs(ctx context.Context, t *testing.T, result *harness.TestResult,
 		t.Fatalf("%v\n%s", err, tail(shared.Log()))
 	}
 	t.Cleanup(func() {
-		if err := shared.Client().ImageService().Delete(context.Background(), ref, ctdimages.SynchronousDelete()); err != nil {
+		if err := shared.Client().ImageService().Delete(context.Background(), ref, ctdimages.SynchronousDelete()); err != nil && !errdefs.IsNotFound(err) {
 			t.Error(err)
 		}
 	})

@@ -1,13 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pytorch
+package workloads
 
 import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"embed"
 	"errors"
 	"fmt"
 	"io"
@@ -27,17 +26,15 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
 )
 
-// image is the name of the image that the containers are made of, and programs
+// image is the name of the image that the containers are made of, and programsDir
 // is where it holds the programs.
 const (
-	image    = "gpuckpt.test/python:latest"
-	programs = "/srv/gpuckpt"
+	image       = "gpuckpt.test/python:latest"
+	programsDir = "/srv/gpuckpt"
 )
-
-//go:embed counter.py train.py workloads/*.py
-var sources embed.FS
 
 // systemDirs are those at the root that are links into /usr on most systems, and
 // directories of their own on some.
@@ -128,11 +125,11 @@ func (r hostRoot) buildImage(ctx context.Context) (v1.Image, error) {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("make the image: %w", err)
 	}
-	err = fs.WalkDir(sources, ".", func(name string, entry fs.DirEntry, err error) error {
+	err = fs.WalkDir(programs.Sources, ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		files[path.Join(programs[1:], path.Base(name))], err = sources.ReadFile(name)
+		files[path.Join(programsDir[1:], name)], err = programs.Sources.ReadFile(name)
 		return err
 	})
 	if err != nil {

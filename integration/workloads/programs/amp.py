@@ -5,7 +5,7 @@
 The scale grows every 7 steps and falls when a gradient overflows; it is part of each step's value.
 """
 
-from workload import Record, deterministic_torch, flip_bit, short, tensor_bytes
+from workload import Record, deterministic_torch, flip_bit, short, state, tensor_bytes
 
 
 def main():
@@ -22,6 +22,7 @@ def main():
     data = torch.Generator(device="cuda").manual_seed(2)
     record.guards(lambda: flip_bit(model[0].weight))
     for _ in range(record.steps):
+        found = state(model, optimizer)
         images = torch.randn(32, 3, 32, 32, generator=data, device="cuda")
         labels = torch.randint(10, (32,), generator=data, device="cuda")
         optimizer.zero_grad()
@@ -30,7 +31,7 @@ def main():
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        record.step(f"{loss.item().hex()}-{int(scaler.get_scale())}")
+        record.step(f"{found}-{loss.item().hex()}-{int(scaler.get_scale())}")
     record.done(short(tensor_bytes(model.state_dict().values())).encode())
 
 

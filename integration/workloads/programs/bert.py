@@ -5,7 +5,7 @@
 It predicts masked words of made-up sentences, with dropout, AdamW and a learning rate that rises.
 """
 
-from workload import Record, deterministic_torch, flip_bit, short, tensor_bytes
+from workload import Record, deterministic_torch, flip_bit, short, state, tensor_bytes
 
 WORDS, LENGTH, BATCH, WIDTH = 30522, 128, 16, 768
 
@@ -38,6 +38,7 @@ def main():
     # Its backward pass is deterministic, those of the fused kernels for fp32 are not.
     with sdpa_kernel(SDPBackend.MATH):
         for _ in range(record.steps):
+            found = state(model, optimizer)
             words = torch.randint(WORDS, (BATCH, LENGTH), generator=data, device="cuda")
             masked = torch.rand(BATCH, LENGTH, generator=data, device="cuda") < 0.15
             masked[0, 0] = True
@@ -47,7 +48,7 @@ def main():
             loss.backward()
             optimizer.step()
             schedule.step()
-            record.step(loss.item().hex())
+            record.step(f"{found}-{loss.item().hex()}")
     record.done(short(tensor_bytes(model.parameters())).encode())
 
 

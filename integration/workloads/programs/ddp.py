@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 
-from workload import Record, deterministic_torch, flip_bit, say, short, tensor_bytes
+from workload import Record, deterministic_torch, flip_bit, say, short, state, tensor_bytes
 
 
 def train(rank, port, steps, record=None):
@@ -28,6 +28,7 @@ def train(rank, port, steps, record=None):
         say("both processes run")
         record.guards(lambda: flip_bit(model.module[0].weight))
     for _ in range(steps):
+        found = state(model, optimizer)
         x = torch.randn(64, 256, generator=data, device="cuda")
         labels = torch.randint(10, (64,), generator=data, device="cuda")
         optimizer.zero_grad()
@@ -37,7 +38,7 @@ def train(rank, port, steps, record=None):
         both = [torch.zeros(1), torch.zeros(1)]
         dist.all_gather(both, loss.detach().cpu().reshape(1))
         if record:
-            record.step("-".join(one.item().hex() for one in both))
+            record.step("-".join((found, *(one.item().hex() for one in both))))
     weights = [None, None]
     dist.all_gather_object(weights, short(tensor_bytes(model.parameters())))
     return "-".join(weights).encode()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a network by one CUDA graph: forward, backward, dropout and the optimizer's step."""
 
-from workload import Record, deterministic_torch, flip_bit, short, tensor_bytes
+from workload import Record, deterministic_torch, flip_bit, short, state, tensor_bytes
 
 
 def main():
@@ -40,9 +40,10 @@ def main():
 
     record.guards(lambda: flip_bit(model[0].weight))
     for _ in range(record.steps):
+        found = state(model, optimizer)
         fill()
         graph.replay()
-        record.step(loss.item().hex())
+        record.step(f"{found}-{loss.item().hex()}")
     record.done(short(tensor_bytes(model.parameters())).encode())
 
 

@@ -8,7 +8,7 @@ torchrun starts one process so. Its store is a TCP server that the process is a 
 import os
 import socket
 
-from workload import Record, deterministic_torch, flip_bit, say, short, tensor_bytes
+from workload import Record, deterministic_torch, flip_bit, say, short, state, tensor_bytes
 
 
 def main():
@@ -31,6 +31,7 @@ def main():
     numbers = torch.arange(1 << 18, dtype=torch.int64, device="cuda")
     record.guards(lambda: flip_bit(numbers))
     for number in range(record.steps):
+        found = f"{state(model, optimizer)}-{short(tensor_bytes([numbers]))}"
         x = torch.randn(64, 256, generator=data, device="cuda")
         labels = torch.randint(10, (64,), generator=data, device="cuda")
         optimizer.zero_grad()
@@ -41,7 +42,7 @@ def main():
         dist.all_reduce(numbers)
         gathered = torch.empty_like(numbers)
         dist.all_gather_into_tensor(gathered, numbers)
-        record.step(f"{loss.item().hex()}-{int(gathered.sum().item()):x}")
+        record.step(f"{found}-{loss.item().hex()}-{int(gathered.sum().item()):x}")
     record.done(short(tensor_bytes(model.parameters())).encode())
 
 

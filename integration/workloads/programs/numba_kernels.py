@@ -3,9 +3,14 @@
 """Numba: kernels out of Python, shared memory, atomics, pinned and mapped host memory, a late one."""
 
 import numpy
+
+# NumPy 2.5 has it no more, and Numba 0.68 looks for it while it loads.
+if not hasattr(numpy, "row_stack"):
+    numpy.row_stack = numpy.vstack
+
 from numba import cuda, int64
 
-from workload import Record, say, short
+from workload import Record, say, short, skip
 
 
 @cuda.jit
@@ -55,6 +60,10 @@ def main():
         x.copy_to_device(data, stream=stream)
         stream.synchronize()
 
+    try:
+        mix[size // 256, 256, stream](x, 0)
+    except (AttributeError, ImportError) as err:
+        skip(f"Numba {numba.__version__} does not go with NumPy {numpy.__version__}:", err)
     record.guards(flip)
     for number in range(record.steps):
         mix[size // 256, 256, stream](x, number)

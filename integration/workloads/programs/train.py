@@ -4,7 +4,8 @@
 
 Two runs with the same arguments on the same GPU write the same: everything
 random comes from --seed, and PyTorch is held to deterministic algorithms. Each
-step is one line "step NUMBER LOSS", the loss as float.hex() has it, both in
+step is one line "step NUMBER LOSS", the loss as float.hex() has it and after it
+a number over all weights and momenta as the step found them. It is both in
 --file and on standard output, in this order. After the last step comes
 "done DIGEST", the SHA-256 of the trained weights; the program then waits to be
 killed, so that its file can be read through /proc.
@@ -32,7 +33,7 @@ class NoNetwork:
 
     def step(self):
         time.sleep(0.005)
-        return self.random.random()
+        return self.random.random().hex()
 
     def digest(self):
         return hashlib.sha256(repr(self.random.getstate()).encode()).hexdigest()
@@ -72,13 +73,16 @@ class Network:
         flip_bit(self.model.fc.weight)
 
     def step(self):
+        from workload import state
+
+        found = state(self.model, self.optimizer)
         images = self.torch.randn(self.shape, generator=self.data, device=self.device)
         labels = self.torch.randint(1000, self.shape[:1], generator=self.data, device=self.device)
         self.optimizer.zero_grad()
         loss = self.loss(self.model(images), labels)
         loss.backward()
         self.optimizer.step()
-        return loss.item()
+        return f"{loss.item().hex()}-{found}"
 
     def digest(self):
         digest = hashlib.sha256()
@@ -106,7 +110,7 @@ def main():
         for number in range(1, args.steps + 1):
             if number == args.flip:
                 training.flip()
-            line = f"step {number} {training.step().hex()}"
+            line = f"step {number} {training.step()}"
             print(line, file=file, flush=True)
             print(line, flush=True)
             time.sleep(args.pause)

@@ -106,6 +106,21 @@ def tensor_bytes(tensors):
     )
 
 
+def state(model, optimizer=None):
+    """Returns a number that one bit of a network on the GPU changes, and of its optimizer.
+
+    A step that begins with it tells of a bit that was lost since the step before, also of one that
+    the step's own rounding would hide.
+    """
+    import torch
+
+    tensors = list(model.state_dict().values())
+    for kept in optimizer.state.values() if optimizer else ():
+        tensors += [value for value in kept.values() if isinstance(value, torch.Tensor)]
+    data = torch.cat([t.detach().reshape(-1).view(torch.uint8) for t in tensors if t.is_cuda])
+    return checksum([torch.nn.functional.pad(data, (0, -data.numel() % 4))])
+
+
 def flip_bit(tensor):
     """Flips the lowest bit of a byte in the middle of a tensor, in place."""
     import torch
