@@ -169,7 +169,12 @@ func TestExecStartedInCheckpoint(t *testing.T) {
 		t.Error(err)
 	}
 	goesOn(t, k)
+	exits, err := guest.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	endExec(t, shared, k)
+	<-exits
 	if _, err := guest.Delete(t.Context()); err != nil {
 		t.Error(err)
 	}
