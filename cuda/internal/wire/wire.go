@@ -20,6 +20,10 @@ import (
 // else. Package driver's C code reads it under the same name.
 const JoinEnv = "_GPUCKPT_JOIN"
 
+// DriverEnv names the environment variable that holds the directory from which the
+// helper loads the driver's libraries. Without it the loader of the host finds them.
+const DriverEnv = "_GPUCKPT_DRIVER_DIR"
+
 // VisibleEnv names CUDA's environment variable that says which GPUs a program
 // is to see. A helper has a list of UUIDs there, or none.
 const VisibleEnv = "CUDA_VISIBLE_DEVICES"
