@@ -183,7 +183,7 @@ func TestServer(t *testing.T) {
 	result := results.Add(t)
 	needsPyTorch(t)
 	t.Parallel()
-	takeRoom(t, 38, 70)
+	takeRoom(t, 38, 44)
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	const clients = 4

@@ -1,6 +1,6 @@
 # Copyright The gpuckpt Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Four sequences of greedy decoding by a model of the shape of Llama 3 8B, with 4 GiB of KV cache."""
+"""Four sequences of greedy decoding by a model of the shape of Llama 3 8B, with 1 GiB of KV cache."""
 
 from workload import Record, checksum, deterministic_torch, flip_bit, say, short, tensor_bytes
 
@@ -11,7 +11,7 @@ def main():
     import llama
 
     slots = 4
-    model = llama.Decoder(slots, llama.sequence_length(4, slots))
+    model = llama.Decoder(slots, llama.sequence_length(1, slots))
     say(torch.cuda.memory_allocated() >> 20, "MiB of GPU memory")
     record.guards(lambda: flip_bit(model.layers[17]["up"]))
     words = [11, 222, 3333, 44444]

@@ -48,18 +48,18 @@ const (
 
 // List is all of them. Those that take long come first, so that the others run beside them.
 var List = []Program{
-	{Name: "decoder", What: "decoder of Llama 3 8B's shape, KV cache, greedy tokens", File: "decoder.py", GPU: 40, Host: 60, Limit: long},
+	{Name: "decoder", What: "decoder of Llama 3 8B's shape, KV cache, greedy tokens", File: "decoder.py", GPU: 38, Host: 44, Limit: long},
 	{Name: "compile", What: "`torch.compile`, default mode", File: "compiled.py", GPU: 3, Host: 28, Limit: long},
 	{Name: "reduce-overhead", What: "`torch.compile`, `reduce-overhead`", File: "compiled.py", Args: []string{"--variant", "reduce-overhead"}, GPU: 3, Host: 28, Limit: long},
 	{Name: "bert", What: "BERT base in training", File: "bert.py", GPU: 16, Host: 20, Limit: long},
 	{Name: "resnet152", What: "torchvision's resnet152 in training", File: "train.py", Args: []string{"--model", "resnet152"}, GPU: 16, Host: 20, Limit: long},
-	{Name: "eight", What: "eight processes on one GPU", File: "eight.cu", GPU: 10, Host: 16, Limit: short},
+	{Name: "eight", What: "eight processes on one GPU", File: "eight.cu", GPU: 10, Host: 14, Limit: short},
 	{Name: "dataloader", What: "`DataLoader`, 4 workers, pinned memory", File: "dataloader.py", GPU: 2, Host: 12, Limit: short},
 	{Name: "multiprocessing", What: "Python `multiprocessing` beside CUDA", File: "processes.py", GPU: 2, Host: 12, Limit: short},
 	{Name: "ddp", What: "DDP, two processes on one GPU, gloo", File: "ddp.py", Connected: true, GPU: 4, Host: 14, Limit: short},
 	{Name: "nccl", What: "DDP, NCCL with one rank", File: "nccl.py", Connected: true, GPU: 3, Host: 10, Limit: short},
 	{Name: "jax", What: "JAX in training", File: "jax_training.py", Module: "jax", GPU: 4, Host: 8, Limit: short},
-	{Name: "jax-inference", What: "JAX inference, KV cache, preallocated memory", File: "jax_inference.py", Module: "jax", GPU: 10, Host: 20, Limit: short},
+	{Name: "jax-inference", What: "JAX inference, KV cache, preallocated memory", File: "jax_inference.py", Module: "jax", GPU: 10, Host: 14, Limit: short},
 	{Name: "graphs", What: "CUDA graphs of PyTorch", File: "graphs.py", GPU: 2, Host: 8, Limit: short},
 	{Name: "amp", What: "AMP and `GradScaler`", File: "amp.py", GPU: 2, Host: 8, Limit: short},
 	{Name: "expandable", What: "`expandable_segments`", File: "allocators.py", Args: []string{"--variant", "expandable"}, GPU: 4, Host: 10, Limit: short},
