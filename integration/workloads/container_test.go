@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/workloads/hostroot"
 )
 
 // nodes are the device nodes that PyTorch may open.
@@ -34,15 +35,15 @@ var importImage = sync.OnceValues(func() ([]specs.Mount, error) {
 	if gpu.Kind == harness.RealGPU {
 		dirs = append(dirs, driverDir())
 	}
-	root, err := newHostRoot(dirs)
+	root, err := hostroot.New(dirs)
 	if err != nil {
 		return nil, err
 	}
-	img, err := root.buildImage(context.Background())
+	img, err := root.Image(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	return root.mounts, shared.Import(context.Background(), image, img)
+	return root.Mounts, shared.Import(context.Background(), hostroot.ImageName, img)
 })
 
 // driverDir is the directory of libcuda.so.1 and the libraries that belong to it.
@@ -70,7 +71,7 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 	if _, err := os.Stat(alternatives); err == nil {
 		spec.Mounts = append(slices.Clone(spec.Mounts), specs.Mount{Type: "bind", Source: alternatives, Destination: alternatives, Options: []string{"rbind", "ro"}})
 	}
-	spec.Image = image
+	spec.Image = hostroot.ImageName
 	if path.Ext(program) == ".cu" {
 		dir, err := compiled()
 		if err != nil {
@@ -79,7 +80,7 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 		spec.Mounts = append(slices.Clone(spec.Mounts), specs.Mount{Type: "bind", Source: dir, Destination: compiledDir, Options: []string{"bind", "ro", "rprivate"}})
 		spec.Args = append([]string{path.Join(compiledDir, strings.TrimSuffix(program, ".cu"))}, args...)
 	} else {
-		spec.Args = append([]string{host.Executable, path.Join(programsDir, program)}, args...)
+		spec.Args = append([]string{host.Executable, path.Join(hostroot.ProgramsDir, program)}, args...)
 	}
 	spec.Env = []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1", "PATH=" + os.Getenv("PATH")}
 	if path := os.Getenv("PYTHONPATH"); path != "" {

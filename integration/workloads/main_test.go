@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/workloads/hostroot"
 )
 
 var (
@@ -27,7 +28,7 @@ var (
 	results *harness.Results
 	// host is the host's Python, nil when there is none that will do; why says
 	// what it lacks.
-	host *python
+	host *hostroot.Python
 	why  error
 	// atEnd has a function called when all tests have ended.
 	atEnd func(func() error)
@@ -39,10 +40,10 @@ func TestMain(m *testing.M) {
 		if gpu.Kind != harness.RealGPU {
 			fmt.Println("NOT TESTED HERE: PyTorch. It needs a real GPU; its tests are skipped.")
 		}
-		if host, why = findPython(s.Context(), gpu.Kind == harness.RealGPU); why != nil {
+		if host, why = hostroot.FindPython(s.Context(), gpu.Kind == harness.RealGPU); why != nil {
 			fmt.Printf("NOT TESTED HERE: %v\n", why)
-			if os.Getenv(envPython) != "" {
-				return fmt.Errorf("%s names a Python that will not do", envPython)
+			if os.Getenv(hostroot.EnvPython) != "" {
+				return fmt.Errorf("%s names a Python that will not do", hostroot.EnvPython)
 			}
 		} else {
 			fmt.Printf("Python: %s, %v\n", host.Executable, host.Versions)

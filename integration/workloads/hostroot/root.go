@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package workloads
+package hostroot
 
 import (
 	"archive/tar"
@@ -29,50 +29,50 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
 )
 
-// image is the name of the image that the containers are made of, and programsDir
-// is where it holds the programs.
+// ImageName is the name of the image that the containers are made of, and ProgramsDir is where it
+// holds the programs.
 const (
-	image       = "gpuckpt.test/python:latest"
-	programsDir = "/srv/gpuckpt"
+	ImageName   = "gpuckpt.test/python:latest"
+	ProgramsDir = "/srv/gpuckpt"
 )
 
 // systemDirs are those at the root that are links into /usr on most systems, and
 // directories of their own on some.
 var systemDirs = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"}
 
-// hostRoot is a container's root of the host's directories: what of them is
+// Root is a container's root of the host's directories: what of them is
 // mounted, and what the image reproduces.
-type hostRoot struct {
+type Root struct {
 	// links are those at the root, such as lib → usr/lib.
 	links map[string]string
-	// mounts are the host's directories at their own paths, read-only. The
+	// Mounts are the host's directories at their own paths, read-only. The
 	// host's mounts below them are mounts of their own: CRIU is told of those
 	// in the spec and of no others, so none may come along unnamed.
-	mounts []specs.Mount
+	Mounts []specs.Mount
 }
 
-// newHostRoot makes one of the system's directories and these.
-func newHostRoot(dirs []string) (hostRoot, error) {
-	root := hostRoot{links: map[string]string{}}
+// New makes one of the system's directories and these.
+func New(dirs []string) (Root, error) {
+	root := Root{links: map[string]string{}}
 	wanted := []string{"/usr"}
 	for _, name := range systemDirs {
 		info, err := os.Lstat("/" + name)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
-			return hostRoot{}, fmt.Errorf("make the container's root: %w", err)
+			return Root{}, fmt.Errorf("make the container's root: %w", err)
 		case info.Mode()&fs.ModeSymlink == 0:
 			wanted = append(wanted, "/"+name)
 		default:
 			if root.links[name], err = os.Readlink("/" + name); err != nil {
-				return hostRoot{}, fmt.Errorf("make the container's root: %w", err)
+				return Root{}, fmt.Errorf("make the container's root: %w", err)
 			}
 		}
 	}
 	for _, dir := range dirs {
 		real, err := filepath.EvalSymlinks(dir)
 		if err != nil {
-			return hostRoot{}, fmt.Errorf("make the container's root: %w", err)
+			return Root{}, fmt.Errorf("make the container's root: %w", err)
 		}
 		wanted = append(wanted, real)
 		// A path through a link of the image's is there already.
@@ -93,14 +93,14 @@ func newHostRoot(dirs []string) (hostRoot, error) {
 		}), false
 	})
 	if err != nil {
-		return hostRoot{}, fmt.Errorf("make the container's root: list the host's mounts: %w", err)
+		return Root{}, fmt.Errorf("make the container's root: list the host's mounts: %w", err)
 	}
 	for _, info := range infos { // the outer come before the inner
 		points = append(points, info.Mountpoint)
 	}
 	for i, point := range points {
 		if !slices.Contains(points[:i], point) {
-			root.mounts = append(root.mounts, specs.Mount{
+			root.Mounts = append(root.Mounts, specs.Mount{
 				Type: "bind", Source: point, Destination: point, Options: []string{"bind", "ro", "rprivate"},
 			})
 		}
@@ -111,9 +111,9 @@ func newHostRoot(dirs []string) (hostRoot, error) {
 // beneath says whether a path is at or below a directory.
 func beneath(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
-// buildImage makes the image: the harness's skeleton, the root's links, the
+// Image makes the image: the harness's skeleton, the root's links, the
 // loader's cache, and the programs. Mount points are made by runc.
-func (r hostRoot) buildImage(ctx context.Context) (v1.Image, error) {
+func (r Root) Image(ctx context.Context) (v1.Image, error) {
 	base, err := harness.BuildImage(ctx, harness.ImageSpec{})
 	if err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func (r hostRoot) buildImage(ctx context.Context) (v1.Image, error) {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		files[path.Join(programsDir[1:], name)], err = programs.Sources.ReadFile(name)
+		files[path.Join(ProgramsDir[1:], name)], err = programs.Sources.ReadFile(name)
 		return err
 	})
 	if err != nil {
