@@ -11,6 +11,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 	"github.com/gpuckpt/gpuckpt/runtime"
 )
 
@@ -23,6 +24,9 @@ func main() {
 	}
 	if host.IsLoopbackHook() {
 		host.LoopbackHook()
+	}
+	if tmpfs.IsProgram() {
+		tmpfs.Main()
 	}
 	runtime.Register()
 	runtime.Run(context.Background(), runtime.NewManager())
