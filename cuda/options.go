@@ -24,6 +24,9 @@ const HelperName = "gpuckpt-cuda-helper"
 type Options struct {
 	// Path of the helper. Empty: beside the running executable, then in $PATH.
 	Path string
+	// LibraryDir is the directory from which the helper loads the driver's libraries.
+	// Empty: the loader of the host finds them.
+	LibraryDir string
 	// Join is a pid whose mount and pid namespaces the helper enters after it
 	// has loaded this namespace's driver library and before it initialises it:
 	// it then sees the GPUs as that process does, and counts pids as it does.
@@ -74,10 +77,13 @@ func (o Options) command() (*exec.Cmd, error) {
 	// checkpoint named and visible at restore.
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
-		return name == wire.VisibleEnv || name == "CUDA_DEVICE_ORDER" || name == wire.JoinEnv
+		return name == wire.VisibleEnv || name == "CUDA_DEVICE_ORDER" || name == wire.JoinEnv || name == wire.DriverEnv
 	}), o.Env...)
 	if len(o.Visible) > 0 {
 		cmd.Env = append(cmd.Env, wire.VisibleEnv+"="+strings.Join(o.Visible, ","))
+	}
+	if o.LibraryDir != "" {
+		cmd.Env = append(cmd.Env, wire.DriverEnv+"="+o.LibraryDir)
 	}
 	if o.Join != 0 {
 		cmd.Env = append(cmd.Env, wire.JoinEnv+"="+strconv.Itoa(o.Join))

@@ -43,7 +43,8 @@ const maxBlockErrors = 32
 // Check reads every byte of the areas and compares the digests of all blocks.
 // workers is the number of blocks that it reads at a time; 0 means one for each
 // core. progress receives the step "verify". The error joins a BlockError for each
-// wrong block, up to 32.
+// wrong block, up to 32. It waits for blocks that are still arriving, and checks them in
+// the order of the areas.
 func Check(ctx context.Context, areas []Area, workers int, progress Progress) error {
 	var total uint64
 	for _, a := range areas {
@@ -57,7 +58,7 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 	group.SetLimit(cmp.Or(workers, runtime.NumCPU()))
 	for i := range areas {
 		a := &areas[i]
-		r := a.Open()
+		r := a.Open(gctx)
 		defer r.Close()
 		for block := range a.Digests {
 			if gctx.Err() != nil {

@@ -163,7 +163,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
 	}
-	if err := k.c.gpu.Preflight(k.images.path); err != nil {
+	if err := k.c.gpu.Preflight(ctx, k.images.path); err != nil {
 		return err
 	}
 	if err := k.c.refuseExeced(); err != nil {

@@ -7,11 +7,14 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"os"
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/version"
 	"github.com/gpuckpt/gpuckpt/runtime"
 )
 
@@ -27,6 +30,10 @@ func main() {
 	}
 	if tmpfs.IsProgram() {
 		tmpfs.Main()
+	}
+	if version.Asked(os.Args) { // else containerd's package prints the version of containerd
+		fmt.Println("containerd-shim-gpuckpt-v2", version.String())
+		return
 	}
 	runtime.Register()
 	runtime.Run(context.Background(), runtime.NewManager())

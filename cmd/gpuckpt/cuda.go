@@ -110,7 +110,7 @@ func (o *cudaCall) command(name, short string, do func(context.Context) (cudaAns
 			if o.pairs, err = cuda.ParsePairs(o.deviceMap); err != nil {
 				return err
 			}
-			if o.Helper, err = cuda.Start(cmd.Context(), cuda.Options{Path: o.helper, Join: o.join}); err != nil {
+			if o.Helper, err = startHelper(cmd.Context(), cuda.Options{Path: o.helper, Join: o.join}); err != nil {
 				return err
 			}
 			defer joinClose(&err, o.Helper)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/version"
 )
 
 // This file is NVIDIA's cuda-checkpoint utility, version 580, as CRIU's CUDA
@@ -90,10 +91,10 @@ func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer
 		return 1
 	}
 	if args.help {
-		fmt.Fprintf(stdout, checkpointHelp, version())
+		fmt.Fprintf(stdout, checkpointHelp, version.Short())
 		return 0
 	}
-	h, err := cuda.Start(ctx, cuda.Options{})
+	h, err := startHelper(ctx, cuda.Options{})
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return 1

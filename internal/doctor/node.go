@@ -31,9 +31,11 @@ type Node struct {
 	Env []string
 	// Containerd is the daemon, nil where none was found.
 	Containerd *Daemon
-	// What is configured: criu, the CUDA helper, and the limit of the memory for GPU
-	// state in bytes.
+	// What is configured: criu, the CUDA helper, where the driver is, the directories of CDI
+	// specifications, and the limit of the memory for GPU state in bytes.
 	CRIU, Helper string
+	DriverRoot   string
+	CDISpecDirs  []string
 	StagingLimit uint64
 }
 
