@@ -23,6 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
@@ -117,7 +118,10 @@ func (k *checkpointing) run(ctx context.Context) error {
 	clientPaused := k.c.paused
 	var begin []sequence.Step
 	if !clientPaused {
-		begin = append(begin, sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume})
+		begin = append(begin,
+			sequence.Step{Name: "hold execs", Do: k.holdExecs, Back: "let execs in", Undo: k.letExecsIn},
+			sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume},
+		)
 	}
 	begin = append(begin,
 		sequence.Step{Name: "preflight", Do: k.preflight, Back: "remove images", Undo: k.images.leave, UntilComplete: true},
@@ -166,7 +170,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := k.c.gpu.Preflight(ctx, k.images.path); err != nil {
 		return err
 	}
-	if err := k.c.refuseExeced(); err != nil {
+	if err := execs.Refuse(execed(k.c)); err != nil {
 		return err
 	}
 	if err := refuseIOUring(k.c); err != nil {
@@ -194,7 +198,7 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 		return 0, err
 	}
 	// A process may have come in past runc while the container was thawed.
-	if err := k.c.refuseExeced(); err != nil {
+	if err := execs.Refuse(execed(k.c)); err != nil {
 		return 0, err
 	}
 	// CRIU must not end the container: that is a step of its own, once the
@@ -278,6 +282,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	k.c.paused = false
+	k.c.execs.End("it has ended with its checkpoint")
 	k.c.gpu.Forget()
 	log.G(ctx).Info("stopped after its checkpoint")
 	return 0, nil

@@ -31,7 +31,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		return s.TTRPCTaskService.Start(ctx, r)
 	}
 	if r.ExecID != "" {
-		return c.execs.start(ctx, s.TTRPCTaskService, r)
+		return s.startExec(ctx, c, r)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
