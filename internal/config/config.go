@@ -55,10 +55,22 @@ type Node struct {
 	LogDir string `toml:"log_dir"`
 	// CDISpecDirs are the directories of the node's CDI specifications. A later one
 	// overrides an earlier one, as in containerd's configuration.
-	CDISpecDirs []string `toml:"cdi_spec_dirs"`
-	Staging     Staging  `toml:"staging"`
-	Restore     Restore  `toml:"restore"`
-	CRIU        CRIU     `toml:"criu"`
+	CDISpecDirs []string   `toml:"cdi_spec_dirs"`
+	Checkpoint  Checkpoint `toml:"checkpoint"`
+	Staging     Staging    `toml:"staging"`
+	Restore     Restore    `toml:"restore"`
+	CRIU        CRIU       `toml:"criu"`
+}
+
+// Checkpoint is the section [checkpoint]: what becomes of processes that are exec'd into a
+// container, which no checkpoint can have.
+type Checkpoint struct {
+	// ExecWait is how long a checkpoint waits for them to end.
+	ExecWait Duration `toml:"exec_wait"`
+	// ExecHold is how long a new one waits for the container to go on.
+	ExecHold Duration `toml:"exec_hold"`
+	// Shells decides what becomes of those with a terminal: Refuse or End.
+	Shells string `toml:"shells"`
 }
 
 // Staging is the section [staging]: where GPU state goes on its way.
@@ -102,6 +114,9 @@ const (
 	Stop = "stop" // the container ends
 )
 
+// The values of [checkpoint] shells: Refuse or End.
+const End = "end"
+
 // The values of when_short.
 const (
 	Refuse       = "refuse"
@@ -131,6 +146,7 @@ func Default() Node {
 		OnCheckpoint: Keep,
 		LogDir:       "/var/log/gpuckpt",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
+		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
 		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
 		Restore:      Restore{Policy: Annotated, Images: []string{}},
 	}
@@ -190,6 +206,9 @@ func (n *Node) check() error {
 	if err := oneOf(n.OnCheckpoint, Keep, Stop); err != nil {
 		return fmt.Errorf("on_checkpoint %w", err)
 	}
+	if err := n.Checkpoint.check(); err != nil {
+		return fmt.Errorf("[checkpoint] %w", err)
+	}
 	if err := n.Staging.check(); err != nil {
 		return fmt.Errorf("[staging] %w", err)
 	}
@@ -203,6 +222,16 @@ func (n *Node) check() error {
 		if _, err := CRIULines(name, value); err != nil {
 			return fmt.Errorf("[criu.options]: %w", err)
 		}
+	}
+	return nil
+}
+
+func (c *Checkpoint) check() error {
+	if c.ExecWait < 0 || c.ExecHold < 0 {
+		return errors.New("exec_wait and exec_hold must not be negative")
+	}
+	if err := oneOf(c.Shells, Refuse, End); err != nil {
+		return fmt.Errorf("shells %w", err)
 	}
 	return nil
 }
