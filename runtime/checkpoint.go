@@ -28,6 +28,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 )
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
@@ -298,6 +299,10 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if _, err := c.writeSettings(ctx, view); err != nil {
 		return err
 	}
+	programs, err := tmpfs.Install(c.bundle, r.Path)
+	if err != nil {
+		return err
+	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
 	if err := dumpLog.Remove(); err != nil {
 		return err
@@ -306,7 +311,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	watch := criu.StartWatch(ctx, false)
-	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path), r)
+	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
 		return sequence.Join(dumpLog.Explain(err), criu.EndAll())
 	}
