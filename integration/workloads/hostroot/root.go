@@ -51,8 +51,12 @@ type Root struct {
 	Mounts []specs.Mount
 }
 
-// New makes one of the system's directories and these.
-func New(dirs []string) (Root, error) {
+// New makes one of the system's directories, a Python's, and the driver's of a real GPU.
+func New(python *Python, gpu harness.GPU) (Root, error) {
+	dirs := slices.Clone(python.Directories)
+	if gpu.Kind == harness.RealGPU {
+		dirs = append(dirs, driverDir(gpu))
+	}
 	root := Root{links: map[string]string{}}
 	wanted := []string{"/usr"}
 	for _, name := range systemDirs {
@@ -95,6 +99,10 @@ func New(dirs []string) (Root, error) {
 	if err != nil {
 		return Root{}, fmt.Errorf("make the container's root: list the host's mounts: %w", err)
 	}
+	// XLA runs CUDA's assembler; Debian's link from /usr/local/cuda leads through this directory.
+	if info, err := os.Stat(alternatives); err == nil && info.IsDir() {
+		points = append(points, alternatives)
+	}
 	for _, info := range infos { // the outer come before the inner
 		points = append(points, info.Mountpoint)
 	}
@@ -106,6 +114,27 @@ func New(dirs []string) (Root, error) {
 		}
 	}
 	return root, nil
+}
+
+const alternatives = "/etc/alternatives"
+
+// driverDir is the directory of libcuda.so.1 and the libraries that belong to it.
+func driverDir(gpu harness.GPU) string {
+	files := gpu.LibraryFiles()
+	at := slices.IndexFunc(files, func(file string) bool { return strings.HasPrefix(filepath.Base(file), "libcuda.so.") })
+	return filepath.Dir(files[at]) // no real GPU is found without it
+}
+
+// Env is what a program needs in its environment, with the first GPU if cuda is set.
+func (p *Python) Env(gpu harness.GPU, cuda bool) []string {
+	env := []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1", "PATH=" + os.Getenv("PATH")}
+	if path := os.Getenv("PYTHONPATH"); path != "" {
+		env = append(env, "PYTHONPATH="+path)
+	}
+	if cuda {
+		env = append(env, "LD_LIBRARY_PATH="+driverDir(gpu), "TRITON_LIBCUDA_PATH="+driverDir(gpu), "CUDA_VISIBLE_DEVICES="+gpu.Devices[0].UUID)
+	}
+	return env
 }
 
 // beneath says whether a path is at or below a directory.

@@ -8,6 +8,7 @@ package programs
 
 import (
 	"embed"
+	"slices"
 	"time"
 )
 
@@ -39,6 +40,11 @@ type Program struct {
 	GPU, Host int64
 	// Limit bounds a test of it.
 	Limit time.Duration
+}
+
+// Named returns the program of that name, which must be in the list.
+func Named(name string) Program {
+	return List[slices.IndexFunc(List, func(p Program) bool { return p.Name == name })]
 }
 
 const (
