@@ -191,13 +191,15 @@ A server of Llama 3 8B's shape was checkpointed with `+"`--leave-running`"+`, su
 `, o.Numbers["requests_count"], seconds(o.Numbers["longest_request_seconds"]), seconds(o.Times["checkpoint/whole"]),
 			seconds(o.Times["restore/whole"]), o.file)
 	}
-	if o := latest["TestFirstAnswer"]; o.passed() {
-		fmt.Fprintf(b, `
-## The first answer
-
-A server of that shape with 60 GiB of KV cache, %s of GPU memory, from the begin of the restore to
-the first answer, images on the node: %s from a tmpfs, %s from a disk ([results](results/%s)).
-`, size(o.Numbers["gpu_bytes"]), seconds(o.Numbers["first_answer_tmpfs_seconds"]), seconds(o.Numbers["first_answer_disk_seconds"]), o.file)
+	if o := latest["TestFirstAnswer/tmpfs"]; o.passed() {
+		b.WriteString("\n## The first answer\n\nA server of that shape with an empty KV cache, from the begin of the restore to the first answer:\n\n" +
+			"| images on | GPU memory | images | restore | first answer | results |\n|---|---|---|---|---|---|\n")
+		for _, medium := range []string{"tmpfs", "disk"} {
+			if o := latest["TestFirstAnswer/"+medium]; o.passed() {
+				fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n", medium, size(o.Numbers["gpu_bytes"]), size(o.Numbers["image_bytes"]),
+					seconds(o.Numbers["restored_seconds"]), seconds(o.Numbers["first_answer_seconds"]), link(o))
+			}
+		}
 	}
 	if o := latest["TestCycles"]; o.passed() {
 		var all []string

@@ -75,6 +75,10 @@ func TestPage(t *testing.T) {
 	if got := line(t, files, "| managed"); !strings.Contains(got, "refused, runs on") {
 		t.Errorf("of a refusal it says %q", got)
 	}
+	files["f/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/tmpfs", "passed")
+	if got := line(t, files, "| tmpfs |"); !strings.Contains(got, "| 3.0 GB |") {
+		t.Errorf("of the first answer it says %q", got)
+	}
 	if got := line(t, files, jax); !strings.Contains(got, "jax_training.py") {
 		t.Error("what has no result is not listed")
 	}
