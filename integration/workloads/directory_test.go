@@ -63,7 +63,7 @@ func checkpointInto(ctx context.Context, t *testing.T, k *harness.Container, dir
 		t.Fatal(err)
 	}
 	for _, p := range m.Processes {
-		state += uint64(p.Bytes)
+		state += p.Bytes
 	}
 	return state
 }
