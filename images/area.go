@@ -171,16 +171,15 @@ type AreaReader struct {
 	open map[int]ReaderAtCloser
 }
 
-// Open returns a reader of the area's bytes. The caller must close it.
-func (a *Area) Open() *AreaReader { return a.open(context.Background()) }
-
-func (a *Area) open(ctx context.Context) *AreaReader {
+// Open returns a reader of the area's bytes. The caller must close it. The end of ctx ends
+// its waits for bytes that are still arriving.
+func (a *Area) Open(ctx context.Context) *AreaReader {
 	return &AreaReader{area: a, ctx: ctx, open: make(map[int]ReaderAtCloser)}
 }
 
 // ReadAt fills p with the bytes at an offset. Bytes outside of the area's range,
-// and those in no piece, are zero. It waits for bytes that are still arriving. If a file ends too early the error is
-// ErrDamaged; other errors are those of opening and reading a file.
+// and those in no piece, are zero. It waits for bytes that are still arriving. If a file ends
+// too early the error is ErrDamaged; other errors are those of opening and reading a file.
 func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 	at, whole, pieces := uint64(offset), len(p), r.area.Location
 	zeros := func(to uint64) {

@@ -23,11 +23,10 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
 // temporaryPrefix begins the names of the directories that containerd makes for
@@ -139,22 +138,7 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if err := denyIOUring(c, spec, dump); err != nil {
 		return err
 	}
-	return c.admit(ctx, spec, dump)
-}
-
-// admit refuses a restore that asks for more than the container's spec.
-func (c *container) admit(ctx context.Context, spec *specs.Spec, d *criu.Dump) error {
-	if spec.Process == nil || spec.Linux == nil {
-		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
-	}
-	notes, err := admission.Check(spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
-	for _, n := range notes {
-		log.G(ctx).WithField("id", c.id).Warn(n)
-	}
-	if err != nil {
-		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
-	}
-	return nil
+	return vet.Dump(ctx, spec, dump)
 }
 
 // isTemporary reports whether containerd made a directory for a single checkpoint or
@@ -210,6 +194,7 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	s.mu.Lock()
 	delete(s.containers, r.ID)
 	s.mu.Unlock()
+	c.execs.End("it was removed")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ctx = c.logged(ctx)

@@ -15,11 +15,12 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
 // Start starts a container or an exec'd process, or restores a container that
@@ -31,7 +32,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		return s.TTRPCTaskService.Start(ctx, r)
 	}
 	if r.ExecID != "" {
-		return c.execs.start(ctx, s.TTRPCTaskService, r)
+		return s.startExec(ctx, c, r)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,25 +110,19 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 }
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
-func (k *restoring) copyImages(ctx context.Context) (uint64, error) {
-	file, err := bundle.Read(k.c.bundle)
-	if err != nil {
-		return 0, err
-	}
-	if k.images, err = criu.Open(k.c.restore.images()).Copy(k.c.bundle, 0, nil); err != nil {
-		return 0, err
-	}
-	dump, err := criu.Open(k.images.Path()).Dump()
-	if err != nil {
-		return 0, err
-	}
-	return 0, k.c.admit(ctx, file.Spec, dump)
+func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
+	k.images, err = vet.Copy(ctx, k.c.restore.images(), k.c.bundle)
+	return 0, err
 }
 
 // restoreProcesses has runc and CRIU restore the processes. With a gate it returns when CRIU
 // has restored them and holds each of their threads; else when they run. CRIU is not given up
 // once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
+	programs, err := tmpfs.Install(k.c.bundle, k.images.Path())
+	if err != nil {
+		return 0, err
+	}
 	k.watch, k.started = criu.StartWatch(ctx, true), make(chan struct{})
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
@@ -136,7 +131,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		// and a thread that has entered a namespace ends: no other goroutine may use this one.
 		goruntime.LockOSThread()
 		defer goruntime.UnlockOSThread()
-		k.resp, k.err = k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path), k.request)
+		k.resp, k.err = k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.request)
 		cancel(errors.New("CRIU ended"))
 	}()
 	if k.gate == nil {

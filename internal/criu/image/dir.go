@@ -17,8 +17,8 @@ import (
 // Dir is a directory that CRIU reads images from and nobody else sees: it is a tmpfs in a mount
 // namespace of its own. It is filled (Set.Copy), then closed to changes (Seal), and gone with
 // Close or with this process. Its files cannot be changed from outside meanwhile, with one
-// exception: the pages of memory, which are the files of the checkpoint, bound read-only. CRIU
-// takes nothing from them but the content of the program's memory.
+// exception: what is lent, which is files of the checkpoint, bound read-only. CRIU takes nothing
+// from them but the content of the program's memory, and of its tmpfs mounts by package tmpfs.
 type Dir struct {
 	tmpfs int // the mount
 	fd    int // the directory, once it is sealed

@@ -18,7 +18,8 @@
 // Whether an image fits a container's spec is not decided here: package admission does,
 // with what Set.Each returns.
 //
-// The pages of memory (pages-*.img) are not read. Dir.Bind lends CRIU the file itself.
+// The pages of memory (pages-*.img) and the content of tmpfs mounts, which package tmpfs reads,
+// are not read. Dir.Bind lends CRIU the files themselves.
 //
 // A Set has one budget for all that it reads, see Open.
 package image

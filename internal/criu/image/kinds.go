@@ -36,6 +36,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 )
 
 // form is how a file is laid out.
@@ -43,8 +44,7 @@ type form int
 
 const (
 	entries     form = iota // two magic words, then entries, each behind its length
-	pages                   // memory: lent to CRIU, never read
-	archive                 // the content of a tmpfs, tar and gzip
+	lent                    // memory, and the content of a tmpfs, which package tmpfs reads
 	descriptors             // JSON of runc's
 	devices                 // lines of gpuckpt's CRIU plugin
 	leftOut                 // a file that CRIU never reads in a restore: it does not get it
@@ -109,8 +109,9 @@ var Kinds = []Kind{
 	{Magic: "FILE_LOCKS", name: named("filelocks"), entry: always[filelock.FileLockEntry]},
 	{Magic: "PAGEMAP", name: numbered("pagemap"), entry: pagemapEntry, large: true},
 	{Magic: "PAGEMAP", name: numbered("pagemap-shmem"), entry: pagemapEntry, large: true},
-	{name: numbered("pages"), form: pages},
-	{name: regexp.MustCompile(`^tmpfs-dev-` + decimal + `\.tar\.gz\.img$`), form: archive},
+	{name: numbered("pages"), form: lent},
+	{name: regexp.MustCompile(`^tmpfs-dev-` + decimal + `\.tar\.gz\.img$`), form: lent},
+	{name: regexp.MustCompile(`^` + regexp.QuoteMeta(tmpfs.ShmImage) + `$`), form: lent},
 	{name: regexp.MustCompile(`^descriptors\.json$`), form: descriptors},
 	{name: regexp.MustCompile(`^gpuckpt-files\.txt$`), form: devices},
 	{name: regexp.MustCompile(`^(stats-(dump|restore)|(dump|restore|criu-dump)\.log|` + regexp.QuoteMeta(images.MetadataName) + `)$`), form: leftOut},

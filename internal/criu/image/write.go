@@ -84,13 +84,8 @@ func (s *Set) copy(to *Dir, name string, edit func(*Entry) error) error {
 	}
 	defer f.Close()
 	switch k.form {
-	case pages:
+	case lent:
 		return to.Bind(name, f)
-	case archive:
-		return to.write(name, func(w io.Writer) error {
-			_, err := io.Copy(w, io.LimitReader(f, size))
-			return err
-		})
 	case descriptors, devices:
 		data, err := s.text(name, k)
 		if err != nil {
