@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -35,7 +36,11 @@ func run(ctx context.Context, args []string) int {
 	root := rootCommand()
 	root.SetArgs(args[1:])
 	called := false
-	atCall(root, func() { called = true })
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		err := cmp.Or(c.ValidateRequiredFlags(), c.ValidateFlagGroups()) // cobra does so only after this
+		called = err == nil
+		return err
+	}
 	command, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return 0
@@ -45,19 +50,6 @@ func run(ctx context.Context, args []string) int {
 		fmt.Fprintf(os.Stderr, "See '%s --help'.\n", command.CommandPath())
 	}
 	return 1
-}
-
-// atCall has do called when a command's flags and arguments are right.
-func atCall(c *cobra.Command, do func()) {
-	if inner := c.RunE; inner != nil {
-		c.RunE = func(c *cobra.Command, args []string) error {
-			do()
-			return inner(c, args)
-		}
-	}
-	for _, sub := range c.Commands() {
-		atCall(sub, do)
-	}
 }
 
 // dedupLines leaves out lines that an earlier part of the text has: an error that comes
