@@ -62,8 +62,7 @@ type Result struct {
 	// the other side already.
 	Moved  int64 `json:"movedBytes"`
 	Reused int64 `json:"reusedBytes"`
-	// GPUBytes and GPUReused are the same for layers of GPU state; a pull does
-	// not tell them apart and leaves both 0.
+	// GPUBytes and GPUReused are Bytes and Reused of the layers of GPU state.
 	GPUBytes  int64 `json:"gpuBytes,omitempty"`
 	GPUReused int64 `json:"gpuReusedBytes,omitempty"`
 }
