@@ -47,10 +47,43 @@ func numbers(path string) (device, error) {
 	return device{unix.S_IFCHR, int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))}, nil
 }
 
-// inDev calls do with the /dev of a container, by the pid of a process in it. It does
-// nothing when the container has no /dev, or has the host's: every node is in that one,
-// and it is not ours to change.
-func inDev(pid int, do func(dev int) error) error {
+// List returns NVIDIA's nodes in the /dev of a container, by the pid of a process in it:
+// those of its spec, and those that a resume on other GPUs or NVIDIA's library has added.
+func List(pid int) (found []specs.LinuxDevice, err error) {
+	err = withDev(pid, func(dev int) error {
+		return eachNode(dev, func(name, at string) error {
+			var st unix.Stat_t
+			if unix.Fstatat(dev, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR {
+				found = append(found, specs.LinuxDevice{Path: at, Type: "c", Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev))})
+			}
+			return nil
+		})
+	})
+	return found, err
+}
+
+// eachNode calls do for NVIDIA's nodes, by their paths below a /dev and in the container.
+func eachNode(dev int, do func(name, at string) error) error {
+	for _, dir := range cdi.NodeDirs() {
+		names, err := listBeneath(dev, dir)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("list the container's %s: %w", path.Join("/dev", dir), err)
+		}
+		for _, name := range names {
+			name = path.Join(dir, name)
+			if at := path.Join("/dev", name); cdi.IsNode(at) {
+				if err := do(name, at); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// withDev calls do with the /dev of a container, by the pid of a process in it, if the
+// container has one.
+func withDev(pid int, do func(dev int) error) error {
 	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open the container's root: %w", err)
@@ -64,17 +97,25 @@ func inDev(pid int, do func(dev int) error) error {
 		return fmt.Errorf("open the container's /dev: %w", err)
 	}
 	defer unix.Close(dev)
-	var theirs, ours unix.Stat_t
-	if err := unix.Fstat(dev, &theirs); err != nil {
-		return fmt.Errorf("inspect the container's /dev: %w", err)
-	}
-	if err := unix.Stat("/dev", &ours); err != nil {
-		return fmt.Errorf("inspect /dev: %w", err)
-	}
-	if theirs.Dev == ours.Dev && theirs.Ino == ours.Ino {
-		return nil
-	}
 	return do(dev)
+}
+
+// inDev is withDev for changes. It does nothing when the container has the host's /dev:
+// every node is in that one, and it is not ours to change.
+func inDev(pid int, do func(dev int) error) error {
+	return withDev(pid, func(dev int) error {
+		var theirs, ours unix.Stat_t
+		if err := unix.Fstat(dev, &theirs); err != nil {
+			return fmt.Errorf("inspect the container's /dev: %w", err)
+		}
+		if err := unix.Stat("/dev", &ours); err != nil {
+			return fmt.Errorf("inspect /dev: %w", err)
+		}
+		if theirs.Dev == ours.Dev && theirs.Ino == ours.Ino {
+			return nil
+		}
+		return do(dev)
+	})
 }
 
 // makeNode makes one node, unless it is there.

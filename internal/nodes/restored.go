@@ -4,7 +4,6 @@
 package nodes
 
 import (
-	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -73,25 +72,15 @@ func (p *Restored) has(at string) bool {
 
 // removeNodes removes NVIDIA's nodes that the spec does not grant.
 func (p *Restored) removeNodes(dev int) error {
-	for _, dir := range cdi.NodeDirs() {
-		names, err := listBeneath(dev, dir)
-		if errors.Is(err, unix.ENOENT) {
-			continue
+	return eachNode(dev, func(name, at string) error {
+		if p.has(at) {
+			return nil
 		}
-		if err != nil {
-			return fmt.Errorf("list the container's %s: %w", path.Join("/dev", dir), err)
+		if err := removeBeneath(dev, name); err != nil {
+			return fmt.Errorf("remove %s from the container: %w", at, err)
 		}
-		for _, name := range names {
-			at := path.Join("/dev", dir, name)
-			if !cdi.IsNode(at) || p.has(at) {
-				continue
-			}
-			if err := removeBeneath(dev, path.Join(dir, name)); err != nil {
-				return fmt.Errorf("remove %s from the container: %w", at, err)
-			}
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // dropStray unmounts the nodes that CRIU had to mount; removeNodes removes the files
