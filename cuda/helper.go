@@ -57,7 +57,7 @@ func Start(ctx context.Context, opts Options) (*Helper, error) {
 	// A process group of its own: Ctrl-C in a terminal must not end a driver
 	// call midway.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	w, err := worker.Start(kind, cmd, opts.Run, opts.Stderr)
+	w, err := worker.Start(kind, cmd, opts.Run)
 	if err != nil {
 		return nil, err
 	}

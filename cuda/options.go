@@ -5,7 +5,6 @@ package cuda
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,8 +36,6 @@ type Options struct {
 	Visible []string
 	// Env is added to this program's environment, "KEY=value" each.
 	Env []string
-	// Stderr gets what the helper prints beside what errors quote. May be nil.
-	Stderr io.Writer
 	// CallTimeout bounds Info, State, RestoreThread and Unlock, and is the
 	// grace that Lock gets beyond its own timeout. 0: 30 s.
 	CallTimeout time.Duration

@@ -25,7 +25,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"sync"
@@ -87,9 +86,8 @@ type call struct {
 	limit  *time.Timer // kills the process
 }
 
-// Start starts a command as a worker. A nil run is exec.Cmd's Start and Wait. stderr
-// gets what the process prints, beside what errors quote; it may be nil.
-func Start(kind Kind, cmd *exec.Cmd, run Run, stderr io.Writer) (*Worker, error) {
+// Start starts a command as a worker. A nil run is exec.Cmd's Start and Wait.
+func Start(kind Kind, cmd *exec.Cmd, run Run) (*Worker, error) {
 	if run == nil {
 		run = StartAndWait
 	}
@@ -104,7 +102,7 @@ func Start(kind Kind, cmd *exec.Cmd, run Run, stderr io.Writer) (*Worker, error)
 		return nil, fmt.Errorf("set up the socket of the %s: %w", kind.Name, err)
 	}
 	w := &Worker{
-		kind: kind, cmd: cmd, sock: os.NewFile(uintptr(fds[0]), kind.Name), stderr: tail{also: stderr},
+		kind: kind, cmd: cmd, sock: os.NewFile(uintptr(fds[0]), kind.Name),
 		exited: make(chan struct{}), down: make(chan struct{}), calls: make(map[uint64]*call),
 	}
 	cmd.Stderr = &w.stderr
@@ -134,7 +132,7 @@ func StartSelf(kind Kind, run Run, cgroup *os.File) (*Worker, error) {
 	if cgroup != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
 	}
-	return Start(kind, cmd, run, nil)
+	return Start(kind, cmd, run)
 }
 
 // IsSelf reports whether StartSelf has started this process as a worker of the kind.
