@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/atomicwriter"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -244,16 +245,5 @@ func WriteFile(name string, spec *cdispecs.Spec) (err error) {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	temp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".") // without the ending: nobody reads it
-	if err != nil {
-		return err
-	}
-	_, err = temp.Write(data)
-	if err = errors.Join(err, temp.Chmod(0o644), temp.Close()); err == nil {
-		err = os.Rename(temp.Name(), name)
-	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(temp.Name()))
-	}
-	return err
+	return atomicwriter.WriteFile(name, data, 0o644)
 }

@@ -26,7 +26,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containerd/containerd/v2/pkg/atomicfile"
+	"github.com/moby/sys/atomicwriter"
 	"github.com/zeebo/blake3"
 	"github.com/zeebo/xxh3"
 )
@@ -239,7 +239,7 @@ func WriteMetadata(dir string, m *Metadata) error {
 		err = flush(dir)
 	}
 	if err == nil {
-		err = writeFile(filepath.Join(dir, MetadataName), data)
+		err = atomicwriter.WriteFile(filepath.Join(dir, MetadataName), data, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write checkpoint metadata: %w", err)
@@ -315,17 +315,6 @@ func flushFile(name string) error {
 		return err
 	}
 	return errors.Join(f.Sync(), f.Close())
-}
-
-func writeFile(name string, data []byte) error {
-	f, err := atomicfile.New(name, 0o600)
-	if err != nil {
-		return err
-	}
-	if _, err := f.Write(data); err != nil {
-		return errors.Join(err, f.Cancel())
-	}
-	return f.Close()
 }
 
 // uuidForm matches a GPU's UUID as the driver prints it.

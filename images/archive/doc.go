@@ -47,10 +47,9 @@ type Contents struct {
 	// Checkpoint is read in place. Files of the names that an archive has at
 	// its root (spec.dump, dump.log and so on) go there, the rest to checkpoint/.
 	Checkpoint *images.Checkpoint
-	// Config, Spec, Status are written unless the checkpoint has files for them.
+	// Config and Spec are written unless the checkpoint has files for them.
 	Config Config
 	Spec   json.RawMessage
-	Status json.RawMessage
 	// Layers are the writable files, bottom up: plain tar archives.
 	Layers []Layer
 }

@@ -96,7 +96,7 @@ func (w *writer) dumps(c Contents) error {
 	for _, f := range []struct {
 		name string
 		data any
-	}{{metadata.ConfigDumpFile, c.Config}, {metadata.SpecDumpFile, c.Spec}, {metadata.StatusDumpFile, c.Status}, {metadata.NetworkStatusFile, struct{}{}}} {
+	}{{metadata.ConfigDumpFile, c.Config}, {metadata.SpecDumpFile, c.Spec}, {metadata.NetworkStatusFile, struct{}{}}} {
 		raw, ok := f.data.(json.RawMessage)
 		there := slices.ContainsFunc(c.Checkpoint.Files, func(had images.File) bool { return had.Name == f.name })
 		if there || ok && len(raw) == 0 {

@@ -23,8 +23,8 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/plugins/content/local"
-	"github.com/containerd/continuity"
 	"github.com/containerd/errdefs"
+	"github.com/moby/sys/atomicwriter"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -167,5 +167,5 @@ func writeJSON(path string, value any) error {
 	if err != nil {
 		return err
 	}
-	return continuity.AtomicWriteFile(path, data, 0o644)
+	return atomicwriter.WriteFile(path, data, 0o644)
 }

@@ -25,7 +25,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -88,7 +87,7 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 	if err != nil {
 		return nil, err
 	}
-	return &writer{ctx: ctx, store: s, ref: o.Ref, total: o.Desc.Size, file: f, digester: digest.Canonical.Digester(), began: time.Now()}, nil
+	return &writer{ctx: ctx, store: s, ref: o.Ref, total: o.Desc.Size, file: f, digester: digest.Canonical.Digester()}, nil
 }
 
 // writer is a blob that has no name yet.
@@ -97,22 +96,16 @@ type writer struct {
 	store    *Store
 	ref      string
 	total    int64
-	file     *os.File // nil once closed
+	file     *os.File
 	digester digest.Digester
 	size     int64
-	began    time.Time
-	written  time.Time
 }
 
 // Write appends to the blob.
 func (w *writer) Write(p []byte) (int, error) {
-	if w.file == nil {
-		return 0, errClosed()
-	}
 	n, err := w.file.Write(p)
 	w.digester.Hash().Write(p[:n])
 	w.size += int64(n)
-	w.written = time.Now()
 	return n, err
 }
 
@@ -121,15 +114,12 @@ func (w *writer) Digest() digest.Digest { return w.digester.Digest() }
 
 // Status returns how far the blob is.
 func (w *writer) Status() (content.Status, error) {
-	return content.Status{Ref: w.ref, Offset: w.size, Total: w.total, StartedAt: w.began, UpdatedAt: w.written}, nil
+	return content.Status{Ref: w.ref, Offset: w.size, Total: w.total}, nil
 }
 
 // Truncate begins anew. Other sizes than 0 are refused, as by containerd's own
 // writers.
 func (w *writer) Truncate(size int64) error {
-	if w.file == nil {
-		return errClosed()
-	}
 	if size != 0 {
 		return fmt.Errorf("truncate a blob to %d bytes: only 0 is possible: %w", size, errdefs.ErrInvalidArgument)
 	}
@@ -144,21 +134,16 @@ func (w *writer) Truncate(size int64) error {
 
 // Close discards what was not committed.
 func (w *writer) Close() error {
-	if w.file == nil {
-		return nil
+	if err := w.file.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
 	}
-	err := w.file.Close()
-	w.file = nil
-	return err
+	return nil
 }
 
 // Commit makes the blob one of containerd's. The writer is closed after it; on
 // an error, containerd's garbage collector removes what may be there.
 // ErrAlreadyExists says that the namespace has the blob.
 func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest, opts ...content.Opt) error {
-	if w.file == nil {
-		return errClosed()
-	}
 	defer w.Close()
 	d := w.Digest()
 	if size > 0 && size != w.size {
@@ -207,8 +192,4 @@ func (w *writer) place(d digest.Digest) error {
 		return &os.LinkError{Op: "link", Old: self, New: filepath.Join(w.store.blobs, d.Encoded()), Err: err}
 	}
 	return dir.Sync()
-}
-
-func errClosed() error {
-	return fmt.Errorf("the writer of a blob is closed: %w", errdefs.ErrFailedPrecondition)
 }

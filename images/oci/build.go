@@ -97,8 +97,6 @@ type Result struct {
 	GPUWritten      uint64 `json:"gpuWrittenBytes"`
 	GPUReused       uint64 `json:"gpuReusedBytes"`
 	GPULayersReused int    `json:"-"`
-	// Base is the size of the base image's layers.
-	Base uint64 `json:"-"`
 }
 
 // ErrNotCheckpoint reports that an image is not a checkpoint image.
@@ -188,7 +186,6 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 		if err := b.copyBlob(ctx, l.desc); err != nil {
 			return nil, fmt.Errorf("layer %s of the base image: %w", l.desc.Digest, err)
 		}
-		b.result.Base += uint64(l.desc.Size)
 	}
 	rw, err := b.writable(ctx)
 	if err != nil {
