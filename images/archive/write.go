@@ -21,10 +21,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// Write writes an archive under that name. It appears when it is complete; on
-// an error there is none, and one that was there is as it was. Beside it lies
-// meanwhile a file with the container's writable files, whose size must be known
-// before they are. progress receives the step "archive": the bytes written.
+// Write writes an archive under that name. It appears when it is complete; on an error the name is
+// as it was. A file beside it takes the writable files, whose size must be known before they are.
+// progress receives the step "archive": the bytes written.
 func Write(ctx context.Context, name string, c Contents, progress images.Progress) (err error) {
 	defer func() {
 		if err != nil {

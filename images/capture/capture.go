@@ -3,10 +3,9 @@
 
 // Package capture takes a checkpoint of a running container in containerd as an image.
 //
-// Container does it in order: look at all that can be wrong; pause the container; have
-// the shim dump it while containerd takes the container's writable files; build the image
-// while the shim gives the GPU back; name the image; let the container run on, or end it.
-// If a step fails, the steps before it are undone.
+// Container looks at all that can be wrong; pauses the container; has the shim dump it while
+// containerd takes its writable files; builds the image while the shim gives the GPU back; names
+// the image; lets the container run on, or ends it. If a step fails, those before it are undone.
 package capture
 
 import (
@@ -34,8 +33,8 @@ import (
 const (
 	// DefaultDir is where dumps are made. It need not exist.
 	DefaultDir = "/var/lib/gpuckpt/checkpoints"
-	// undoLimit bounds each undo, and the end of a container: a resume waits until the
-	// shim has filled the GPUs.
+	// undoLimit bounds each undo, and the end of a container: a resume waits for the GPUs to be
+	// filled.
 	undoLimit = 30 * time.Minute
 	// leaseLimit is when containerd collects what a program that was killed has left.
 	leaseLimit = 24 * time.Hour
@@ -45,17 +44,17 @@ const (
 type Options struct {
 	// Image is the name of the image, "example.com/job:1".
 	Image string
-	// Dir is the directory on this machine in which the dump is made; empty: DefaultDir.
+	// Dir is where the dump is made, on this machine; empty: DefaultDir.
 	Dir string
-	// LeaveRunning lets the container run on as soon as its GPU is filled again. Without
-	// it the container ends once the image is complete.
+	// LeaveRunning lets the container run on as soon as its GPU is filled again. Else it ends once
+	// the image is complete.
 	LeaveRunning bool
 	// Unpack unpacks the image too, for the container's snapshotter.
 	Unpack bool
 	// Build says how the image is built: Compression, Level, Threads, LayerBytes.
 	Build oci.Options
-	// Previous is the name of an earlier checkpoint image of the container in
-	// containerd: what has not changed is not stored again. It may be empty.
+	// Previous names an earlier checkpoint image of the container in containerd, or is empty: what
+	// has not changed is not stored again.
 	Previous string
 	// Progress receives the steps "dump" and "image".
 	Progress images.Progress
@@ -88,9 +87,8 @@ type run struct {
 	result   Result
 }
 
-// Container takes a checkpoint of a container. ctx carries containerd's namespace. On
-// an error the container is as it was before and there is no image, unless the error
-// says that the image is complete.
+// Container takes a checkpoint of a container. ctx carries containerd's namespace. On an error the
+// container is as before and there is no image, unless the error says that it is complete.
 func Container(ctx context.Context, c *client.Client, id string, o Options) (_ *Result, err error) {
 	began := time.Now()
 	r := &run{Options: o, client: c, result: Result{Container: id, Image: o.Image, Running: o.LeaveRunning}}
@@ -206,8 +204,8 @@ func (r *run) unpaused() {
 	}
 }
 
-// build builds the image of the dump; it has no name yet. The layers go straight into
-// the directory of containerd's content store, if that is to be had.
+// build builds the image of the dump, without a name. The layers go straight into the directory of
+// containerd's content store, if that is to be had.
 func (r *run) build(ctx context.Context) (none ocispec.Descriptor, err error) {
 	began := time.Now()
 	if r.Build.Checkpoint, err = convert.OpenDump(r.dumpDir); err != nil {

@@ -1,13 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package convert takes a checkpoint from any form to any form: images in containerd,
-// OCI layouts and OCI archives, containerd's own checkpoints, the kubelet's archives,
-// dumps.
+// Package convert takes a checkpoint from any form to any form: images in containerd, OCI layouts
+// and archives, containerd's own checkpoints, the kubelet's archives, dumps.
 //
-// A Ref names a place, Open opens the checkpoint there as a Source, Convert writes it to
-// another place. An image is copied and keeps its digest; from every other form an image
-// is built. The destination appears when it is complete; if Convert fails it is as before.
+// A Ref names a place, Open opens the checkpoint there as a Source, Convert writes it to another
+// place. An image is copied and keeps its digest; of every other form an image is built. The
+// destination appears when it is complete; if Convert fails it is as before.
 package convert
 
 import (
@@ -38,9 +37,8 @@ type Options struct {
 	Dial Dial
 	// Build says how an image is built: Compression, Level, Threads, LayerBytes.
 	Build oci.Options
-	// Base is the Ref of the image that the container was made from; empty: as the
-	// source says. Previous is the Ref of an earlier checkpoint image of the container.
-	// Both are for building an image.
+	// For building an image: Base is the Ref of the image that the container was made from, empty:
+	// as the source says; Previous that of an earlier checkpoint image of the container.
 	Base, Previous string
 	// MustBuild refuses a source that is an image already.
 	MustBuild bool

@@ -64,8 +64,7 @@ func (s *Source) layer(d ocispec.Descriptor) archive.Layer {
 	return func(ctx context.Context) (io.ReadCloser, error) { return oci.OpenLayer(ctx, s.Provider, d, nil) }
 }
 
-// extract unpacks the checkpoint's own layers of an image into a directory, and opens
-// and checks what came of it.
+// extract unpacks the checkpoint's own layers of an image into a directory, opens and checks them.
 func extract(ctx context.Context, provider content.Provider, image *oci.Image, root string, progress images.Progress) (*images.Checkpoint, error) {
 	dir := filepath.Join(root, images.ImageDir)
 	if err := os.Mkdir(dir, 0o700); err != nil {

@@ -24,8 +24,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// Dial connects to containerd. A function that is given a Dial calls it only when a
-// Ref is in containerd, and does not close the client.
+// Dial connects to containerd. It is called only for a Ref in containerd; who calls does not close
+// the client.
 type Dial func() (*client.Client, error)
 
 func (d Dial) client() (*client.Client, error) {
@@ -38,8 +38,7 @@ func (d Dial) client() (*client.Client, error) {
 // Source is an open checkpoint, good until Close.
 type Source struct {
 	Ref
-	// Image is the checkpoint image, or nil: then Checkpoint is what an image can be
-	// built from.
+	// Image is the checkpoint image; nil: an image can be built from Checkpoint.
 	Image      *ocispec.Descriptor
 	Checkpoint *images.Checkpoint
 	// Provider reads an image, and the blobs of containerd's own checkpoint.

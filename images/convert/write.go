@@ -54,8 +54,7 @@ func (v *conversion) intoLayout(ctx context.Context) (err error) {
 	return v.intoStore(ctx, dir, false, func(m ocispec.Descriptor) error { return dir.Tag(ctx, v.to.Name, m) })
 }
 
-// intoArchive writes an OCI archive, by way of a layout beside it where there is no
-// image yet.
+// intoArchive writes an OCI archive, of what is no image by way of a layout beside it.
 func (v *conversion) intoArchive(ctx context.Context) (err error) {
 	if v.to.Name == "" {
 		return errNoName
@@ -96,8 +95,7 @@ func (v *conversion) intoArchive(ctx context.Context) (err error) {
 	return nil
 }
 
-// beside makes a directory beside the file that is to be written, on the same disk. It
-// is removed at the end.
+// beside makes a directory beside the file that is to be written, until the end.
 func (v *conversion) beside() (string, error) {
 	dir, err := os.MkdirTemp(filepath.Dir(v.to.Path), "."+filepath.Base(v.to.Path)+".")
 	if err == nil {
@@ -109,9 +107,8 @@ func (v *conversion) beside() (string, error) {
 // copiesAtOnce is how many blobs are copied at the same time.
 const copiesAtOnce = 4
 
-// copyImage copies the image's blobs, several at a time. An incomplete image has no
-// name, and containerd's lease keeps what is there of it. By labels on the blobs
-// containerd's garbage collector follows an image; a layout has none.
+// copyImage copies the image's blobs, several at a time. containerd's lease keeps what is there of
+// an image without a name; its garbage collector follows labels on the blobs. A layout has neither.
 func (v *conversion) copyImage(ctx context.Context, to content.Store, collected bool) error {
 	from := v.src.Provider
 	children := cimages.FilterPlatforms(cimages.ChildrenHandler(from), platforms.All)

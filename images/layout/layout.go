@@ -1,12 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package layout reads and writes OCI image layouts: directories, and layouts in a
-// tar archive, which are read only.
+// Package layout reads and writes OCI image layouts in directories, and reads those in tar
+// archives.
 //
-// A layout is a content store and an index, index.json, of the images in it. An
-// image's blobs come first. Tag then puts the image into the index, by rename; before
-// that nobody finds it. A layout has no garbage collector.
+// A layout is a content store and an index of the images in it, index.json. An image's blobs come
+// first. Tag then puts it into the index, by rename: nobody finds it before. A layout has no
+// garbage collector.
 package layout
 
 import (

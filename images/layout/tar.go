@@ -19,8 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// Tar is a layout in a tar archive. Nothing is unpacked: each blob reads its own part
-// of the archive.
+// Tar is a layout in a tar archive. Each blob reads its own part of the archive.
 type Tar struct {
 	file  io.Closer
 	index *ocispec.Index

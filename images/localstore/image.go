@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Of opens the directory of a containerd's content store, if the store is
-// containerd's own and on this machine. known is as for Open.
+// Of opens the directory of a containerd's content store, if the store is containerd's own and on
+// this machine. known is as for Open.
 func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store, error) {
 	answer, err := c.IntrospectionService().Plugins(ctx,
 		"type=="+string(plugins.ContentPlugin)+",id==content", "type=="+string(plugins.MetadataPlugin)+",id==bolt")
@@ -88,9 +88,9 @@ func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Desc
 	return nil
 }
 
-// Unpack makes an image in containerd ready to run, unless it is. Where the snapshotter
-// can put layers together afterwards, as overlayfs can from containerd 2.2 on, Unpack
-// unpacks several at once. image.Unpack of containerd's client takes them one by one.
+// Unpack makes an image in containerd ready to run, unless it is. For a snapshotter that puts
+// layers together afterwards (overlayfs, from containerd 2.2 on) it unpacks several at once, where
+// image.Unpack of containerd's client takes them one by one.
 func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshotter string) (err error) {
 	defer func() {
 		if err != nil {

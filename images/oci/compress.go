@@ -42,8 +42,7 @@ func (c Compression) check(level int) error {
 	return nil
 }
 
-// writer compresses on the calling goroutine: what it writes then depends on
-// nothing but what it is given.
+// writer compresses on the calling goroutine, so that its output depends on its input alone.
 func (c Compression) writer(w io.Writer, level int) (io.WriteCloser, error) {
 	switch c {
 	case None:
@@ -59,8 +58,8 @@ type unclosed struct{ io.Writer }
 
 func (unclosed) Close() error { return nil }
 
-// maxWindow bounds the memory that a zstd stream may ask for, in bytes: what
-// zstd's level 22 uses at most without --ultra --long.
+// maxWindow bounds the memory that a zstd stream may ask for, in bytes: what zstd's level 22 uses
+// at most without --ultra --long.
 const maxWindow = 128 << 20
 
 // Decompress reads a layer of any media type as a plain archive. With no media type
@@ -105,8 +104,8 @@ func sniff(b *bufio.Reader) string {
 	return ""
 }
 
-// OpenLayer opens a layer of a store as a plain archive. meter counts the bytes as
-// stored. Reading ends with ctx.
+// OpenLayer opens a layer of a store as a plain archive. meter counts the bytes as stored. Reading
+// ends with ctx.
 func OpenLayer(ctx context.Context, provider content.Provider, layer ocispec.Descriptor, meter *images.Meter) (io.ReadCloser, error) {
 	data, err := provider.ReaderAt(ctx, layer)
 	if err != nil {

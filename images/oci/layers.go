@@ -28,8 +28,7 @@ import (
 // plan is a layer to be made.
 type plan struct {
 	kind string
-	// A GPU layer's area and range of the area's file. The range of another layer is
-	// as long as its entries.
+	// A GPU layer's area and range of its file. The range of another is as long as its entries.
 	area *images.AreaReader
 	name string
 	span
@@ -54,8 +53,8 @@ func (p *plan) annotations() map[string]string {
 	return a
 }
 
-// checkpointLayers makes the layers of GPU state and the one of CRIU's images, several
-// at once. GPU state that is zero needs no layer.
+// checkpointLayers makes the layers of GPU state that is not zero and the one of CRIU's images,
+// several at once.
 func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
 	var plans []plan
 	areas := c.Areas()
@@ -99,8 +98,8 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	return layers, nil
 }
 
-// criuPlan is the layer with CRIU's images. gpuckpt.json is its first file, so
-// that it is found without reading the rest. done closes the files.
+// criuPlan is the layer with CRIU's images. gpuckpt.json is its first file, to be found without the
+// rest. done closes the files.
 func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
 	var open []io.Closer
 	done = func() {
@@ -146,8 +145,7 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 		return nil, nil
 	}
 	if old, ok := previous[p.key()]; ok {
-		// Reading it twice if it has changed is cheaper than compressing it
-		// for nothing if it has not.
+		// Reading what has changed twice is cheaper than compressing what has not.
 		h := digest.Canonical.Digester()
 		if err := writeTar(ctx, h.Hash(), p.entries, nil); err != nil {
 			return nil, err
@@ -169,8 +167,7 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 	return l, nil
 }
 
-// writeLayer compresses what fill writes into a layer of the store. On an error
-// nothing of it is left there.
+// writeLayer compresses what fill writes into a layer of the store. On an error nothing is left.
 func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writer) error) (_ *layer, err error) {
 	ref := b.id + " " + name
 	w, err := content.OpenWriter(ctx, b.store, content.WithRef(ref))
@@ -190,8 +187,7 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 	if err != nil {
 		return nil, err
 	}
-	// The store hashes what it gets; what is not compressed need not be hashed
-	// a second time.
+	// The store hashes what it gets, which without compression is the same.
 	plain, into := digest.Canonical.Digester(), io.Writer(packed)
 	if b.Compression != None {
 		into = io.MultiWriter(packed, plain.Hash())
@@ -291,8 +287,7 @@ func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
 	return []layer{*l}, nil
 }
 
-// diffID returns the digest of the unpacked layer, from the store's labels or by
-// unpacking the layer.
+// diffID returns the digest of the unpacked layer, by the store's labels or by unpacking it.
 func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) (digest.Digest, error) {
 	if store, ok := provider.(content.InfoProvider); ok {
 		info, err := store.Info(ctx, desc.Digest)
@@ -360,8 +355,8 @@ type entry struct {
 	offset, len uint64
 }
 
-// writeTar writes a layer's archive. It depends on the names and the content
-// alone, so that the same content has the same digest. meter counts the bytes read.
+// writeTar writes a layer's archive, which depends on names and content alone: the same content has
+// the same digest. meter counts the bytes read.
 func writeTar(ctx context.Context, w io.Writer, entries []entry, meter *images.Meter) error {
 	t := tar.NewWriter(w)
 	h := tar.Header{Typeflag: tar.TypeDir, Name: images.ImageDir + "/", Mode: 0o700, ModTime: time.Unix(0, 0)}

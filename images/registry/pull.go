@@ -24,10 +24,9 @@ import (
 // keepFor is how long containerd keeps what a pull that failed has fetched.
 const keepFor = 24 * time.Hour
 
-// Pull fetches an image into containerd and, with a snapshotter's name, unpacks
-// it there while it comes in. The image gets its name when it is complete. What a
-// pull that fails has fetched stays with containerd for a day, for the next
-// pull of the same name to go on with.
+// Pull fetches an image into containerd and, with a snapshotter's name, unpacks it there while it
+// comes in. The image gets its name when it is complete. containerd keeps what a pull that fails
+// has fetched for a day, for the next pull of that name.
 func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, options Options) (_ client.Image, _ *Result, err error) {
 	defer func() {
 		if err != nil {
@@ -39,8 +38,8 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 	if err != nil {
 		return nil, nil, err
 	}
-	// The lease keeps containerd from collecting what the pull brings in. It has a name of
-	// its own for each image, and outlives a pull that failed.
+	// The lease keeps containerd from collecting what comes in. Each image's has a name of its own,
+	// and outlives a pull that failed.
 	l := leases.Lease{ID: "gpuckpt-pull-" + digest.FromString(ref).Encoded()}
 	if _, err := c.LeasesService().Create(ctx, leases.WithID(l.ID), leases.WithExpiration(keepFor)); err != nil && !errdefs.IsAlreadyExists(err) {
 		return nil, nil, fmt.Errorf("keep containerd from collecting what is fetched: %w", err)
@@ -67,8 +66,7 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 	return image, p.result(), nil
 }
 
-// pull is one pull. It is a resolver whose fetchers count, and let only so many
-// blobs move at once.
+// pull is a resolver whose fetchers count, and let only so many blobs move at once.
 type pull struct {
 	*transfer
 	remotes.Resolver

@@ -26,16 +26,16 @@ import (
 // ErrNotPushable says that an image is in a form that registries refuse.
 var ErrNotPushable = errors.New("registries do not take this form of image")
 
-// distributionSource begins the labels by which containerd remembers the
-// repositories that a blob came from: one of them may have it mounted.
+// distributionSource begins the labels by which containerd knows a blob's repositories: one of them
+// may have it mounted.
 const distributionSource = "containerd.io/distribution.source."
 
-// Push sends an image to the registry that ref names, "example.com/job:1". The
-// manifest goes last: on an error the registry has the old image of that name, or
-// none, and blobs that the next push will find.
+// Push sends an image to the registry that ref names, "example.com/job:1". The manifest goes last:
+// after an error the registry has the old image of that name, or none, and blobs for the next push
+// to find.
 //
-// The errors are ErrNotAuthorized, ErrNotPushable, errdefs.ErrNotFound where the
-// store lacks a blob, or those of the registry and the network.
+// The errors are ErrNotAuthorized, ErrNotPushable, errdefs.ErrNotFound where the store lacks a
+// blob, or those of the registry and the network.
 func Push(ctx context.Context, store content.Provider, ref string, image ocispec.Descriptor, options Options) (_ *Result, err error) {
 	defer func() {
 		if err != nil {
@@ -86,8 +86,8 @@ func parse(ref string) (reference.Spec, error) {
 	return spec, err
 }
 
-// contents lists an image's blobs, each once, and the manifests in the order in
-// which a registry takes them: an index after what it names.
+// contents lists an image's blobs, each once, and the manifests as a registry takes them: an index
+// after what it names.
 func contents(ctx context.Context, store content.Provider, image ocispec.Descriptor) (blobs, manifests []ocispec.Descriptor, err error) {
 	seen := make(map[digest.Digest]bool)
 	platform := cimages.FilterPlatforms(cimages.ChildrenHandler(store), platforms.All)
@@ -170,8 +170,7 @@ func (p *push) try(ctx context.Context, d ocispec.Descriptor) error {
 	return nil
 }
 
-// withSources adds to a blob's descriptor where containerd had it from, so that
-// a registry can take it from its other repository.
+// withSources adds where containerd had a blob from: the registry can take it from there.
 func (p *push) withSources(ctx context.Context, d ocispec.Descriptor) ocispec.Descriptor {
 	d.Annotations = nil // those of the manifest are nothing to the registry
 	infos, ok := p.store.(content.InfoProvider)
