@@ -69,8 +69,7 @@ func CheckCDI(n *Node, dirs []string) []Check {
 	return a.checks
 }
 
-// hostPaths returns the files of the node that a device, or its specification, brings
-// into a container.
+// hostPaths returns the node's files that a device, or its specification, brings into a container.
 func hostPaths(d *cdiapi.Device) (paths []string) {
 	edits := d.GetSpec().ContainerEdits
 	for _, m := range slices.Concat(edits.Mounts, d.ContainerEdits.Mounts) {

@@ -46,9 +46,9 @@ type criConfig struct {
 	} `toml:"containerd"`
 }
 
-// CheckContainerd looks at a containerd, through its socket, and at its
-// configuration. It returns the directories of containerd's CDI specifications, nil
-// for the usual ones, and the directory of its content. err is why there is no daemon.
+// CheckContainerd looks at a containerd, through its socket, and at its configuration. It returns
+// the directories of its CDI specifications, nil for the usual ones, and of its content. err is why
+// there is no daemon.
 func CheckContainerd(ctx context.Context, n *Node, address string, err error) (checks []Check, cdiDirs []string, root string) {
 	a := area{name: "containerd"}
 	d := n.Containerd
@@ -129,8 +129,8 @@ func (a *area) checkCRI(d *Daemon, disabled []string, cri *criConfig) {
 	}
 }
 
-// passes reports whether a list of patterns lets gpuckpt's annotations through
-// (containerd, internal/cri/util: path.Match).
+// passes reports whether patterns let gpuckpt's annotations through (containerd, internal/cri/util:
+// path.Match).
 func passes(patterns []string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		ok, err := path.Match(p, annotations.OnCheckpoint)

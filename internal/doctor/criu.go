@@ -43,8 +43,7 @@ func CheckCRIU(ctx context.Context, n *Node) []Check {
 	return a.checks
 }
 
-// criuChecks has CRIU look at the kernel: what it must have, then what only
-// some containers need.
+// criuChecks has CRIU look at the kernel: what it must have, then what only some containers need.
 func (a *area) criuChecks(ctx context.Context, n *Node, path string) {
 	if _, stderr, err := n.Run(ctx, path, "check"); err != nil {
 		a.add(Failure, "check", "`criu check` fails: "+firstLine(errorsOf(stderr), err), "CRIU cannot dump or restore on this kernel",
@@ -73,8 +72,8 @@ func (a *area) networkLock(ctx context.Context, n *Node, path string) {
 	}
 }
 
-// errorsOf returns what CRIU's warnings and errors say, without their origin:
-// "Warn  (criu/cr-check.c:824): Dirty tracking is OFF. …".
+// errorsOf returns CRIU's warnings and errors without their origin: "Warn  (criu/cr-check.c:824):
+// Dirty tracking is OFF. …".
 func errorsOf(stderr string) string {
 	var b strings.Builder
 	for line := range strings.Lines(stderr) {

@@ -23,12 +23,12 @@ const ShimName = "containerd-shim-gpuckpt-v2"
 // installFix installs this project's programs.
 const installFix = "make install  # in gpuckpt's sources: shim, helper and gpuckpt to /usr/local/bin"
 
-// runcCheckpoint is the annotation in the output of `runc features` that reports
-// whether it was built with checkpoints (runc, features.go).
+// runcCheckpoint is the annotation of `runc features` that reports whether it was built with
+// checkpoints (runc, features.go).
 const runcCheckpoint = "org.opencontainers.runc.checkpoint.enabled"
 
-// CheckPrograms looks at this project's programs and its configuration;
-// configured is the error of reading the latter, and path where it lies.
+// CheckPrograms looks at this project's programs and at its configuration, which lies at path;
+// configured is the error of reading that.
 func CheckPrograms(n *Node, path string, configured error) []Check {
 	a := area{name: "gpuckpt"}
 	found := path
@@ -63,8 +63,7 @@ func CheckPrograms(n *Node, path string, configured error) []Check {
 	return a.checks
 }
 
-// buildOf returns ", version …" of a Go program and what it was built of, "" each
-// where that is unknown.
+// buildOf returns ", version …" of a Go program and what it was built of, "" where unknown.
 func buildOf(program string) (version, revision string) {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {

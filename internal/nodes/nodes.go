@@ -1,16 +1,15 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodes changes the device nodes in a container's /dev, and the rules of its
-// cgroup that allow their use.
+// Package nodes changes the device nodes in a container's /dev, and the rules of its cgroup that
+// allow their use.
 //
-// runc makes the nodes of a container that is created. CRIU restores the nodes of the
-// dump, with the numbers of another machine or of another GPU; Restored.Fix replaces
-// them by those of the spec. Access adds and removes nodes while the container lives,
-// when it is resumed on other GPUs.
+// runc makes the nodes of a container that is created. CRIU restores the nodes of the dump, with
+// the numbers of another machine or GPU; Restored.Fix replaces them by those of the spec. Access
+// adds and removes nodes while the container lives, when it is resumed on other GPUs.
 //
-// The container owns its /dev and may be hostile: nothing here follows a symbolic link
-// in it, or leaves it.
+// The container owns its /dev and may be hostile: nothing here follows a symbolic link in it, or
+// leaves it.
 package nodes
 
 import (
@@ -153,8 +152,8 @@ func makeNode(dev int, d specs.LinuxDevice) error {
 	return own(dir, name, want.kind, rdev, mode, d)
 }
 
-// own sets the owner and the mode of a new node, after a check that the node is the one
-// that was made: the container may have put something else there.
+// own sets the owner and the mode of a new node, after a check that the container has not put
+// something else there.
 func own(dir int, name string, kind uint32, rdev uint64, mode uint32, d specs.LinuxDevice) error {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -218,10 +217,9 @@ func removeBeneath(at int, name string) error {
 	return nil
 }
 
-// Refresh changes the numbers of the nodes in a spec whose major number is each
-// kernel's own choice (nvidia-uvm) to those that they have here, in the cgroup's rules
-// as well: a spec out of a checkpoint image is another node's. A node that this machine
-// does not have is refused.
+// Refresh changes the numbers of a spec's nodes whose major number is each kernel's own choice
+// (nvidia-uvm) to those of this machine, in the cgroup's rules as well: a spec out of a checkpoint
+// image is another node's. A node that this machine does not have is refused.
 func Refresh(spec *specs.Spec) error { return refresh(spec, numbers) }
 
 func refresh(spec *specs.Spec, numbers func(path string) (device, error)) error {

@@ -22,14 +22,13 @@ type Restored struct {
 	Spec *specs.Spec
 	// Devices are those that the container gets; its spec may lack some (cdi.Rebind).
 	Devices []specs.LinuxDevice
-	// Stray are paths in the container at which CRIU mounts a node that the spec does
-	// not grant, and that must go.
+	// Stray are paths at which CRIU mounts a node that the spec does not grant, and that must go.
 	Stray []string
 }
 
-// Fix replaces the GPU nodes that CRIU has restored by those of the spec, and mounts the
-// driver's files that the spec mounts and the dump did not have. The processes may run
-// meanwhile. On an error some nodes are replaced and some are not.
+// Fix replaces the GPU nodes that CRIU has restored by those of the spec, and mounts the driver's
+// files that the spec mounts and the dump did not have. The processes may run meanwhile. On an
+// error some nodes are replaced and some are not.
 func (p *Restored) Fix(pid int) error {
 	if p.Spec == nil {
 		return nil
@@ -83,8 +82,7 @@ func (p *Restored) removeNodes(dev int) error {
 	})
 }
 
-// dropStray unmounts the nodes that CRIU had to mount; removeNodes removes the files
-// that they were mounted on.
+// dropStray unmounts the nodes that CRIU had to mount; removeNodes removes the files below.
 func (p *Restored) dropStray(pid int) error {
 	if len(p.Stray) == 0 {
 		return nil
@@ -107,8 +105,7 @@ func (p *Restored) dropStray(pid int) error {
 	})
 }
 
-// mountMissing mounts what the spec mounts of the driver and the container does
-// not have: CRIU restores the dump's mounts and no others.
+// mountMissing mounts the spec's files of the driver that the dump did not have.
 func (p *Restored) mountMissing(pid int) error {
 	mounts := slices.DeleteFunc(slices.Clone(p.Spec.Mounts), func(m specs.Mount) bool {
 		at := path.Clean(m.Destination)
