@@ -25,22 +25,19 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/convert"
 )
 
-// dialLimit bounds the wait for containerd's socket, completeLimit what a shell
-// waits for a completion.
+// dialLimit bounds the wait for containerd's socket, completeLimit a shell's for a completion.
 const (
 	dialLimit     = 10 * time.Second
 	completeLimit = time.Second
 )
 
-// daemon says which containerd a command talks to, in ctr's words, and how it
-// answers.
+// daemon says which containerd a command talks to, in ctr's words, and how it answers.
 type daemon struct {
 	address, namespace string
 	json, quiet        bool
 }
 
-// flags adds the flags of commands that talk to containerd and tell how far they
-// are.
+// flags adds the flags of commands that talk to containerd and tell how far they are.
 func (d *daemon) flags(c *cobra.Command) {
 	d.addressFlags(c)
 	c.Flags().BoolVar(&d.json, "json", false, "print JSON, and no progress")
@@ -54,12 +51,12 @@ func (d *daemon) addressFlags(c *cobra.Command) {
 		"containerd's namespace ($CONTAINERD_NAMESPACE); Kubernetes uses k8s.io")
 }
 
-// work is what a command does. It returns the answer, in JSON and in words. ctx has
-// containerd's namespace.
+// work is what a command does, with containerd's namespace in ctx. It returns the answer for JSON
+// and in words.
 type work func(ctx context.Context, dial convert.Dial, progress images.Progress) (answer any, words string, err error)
 
-// run does the work of a command, shows how far it is, and prints the answer. The
-// connection to containerd is made once, when it is needed.
+// run does the work of a command, shows how far it is, and prints the answer. The connection to
+// containerd is made once, when it is needed.
 func (d *daemon) run(cmd *cobra.Command, do work) (err error) {
 	var c *client.Client
 	defer func() {
@@ -113,8 +110,7 @@ func (d *daemon) connect(ctx context.Context) (_ context.Context, c *client.Clie
 	return namespaces.WithNamespace(ctx, d.namespace), c, nil
 }
 
-// snapshotter returns the one named, or else the one that containerd's namespace has
-// for a default.
+// snapshotter returns the one named, or else the default of containerd's namespace.
 func (d *daemon) snapshotter(ctx context.Context, c *client.Client, named string) (string, error) {
 	if named != "" {
 		return named, nil

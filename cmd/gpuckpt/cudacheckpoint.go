@@ -19,26 +19,23 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// This file is NVIDIA's cuda-checkpoint utility, version 580, as CRIU's CUDA
-// plugin and existing scripts know it. NVIDIA's is closed; sources:
-//   - options and help: its --help, in NVIDIA/cuda-checkpoint's README and
-//     issues 18, 35 and 46;
-//   - what CRIU passes and reads: checkpoint-restore/criu,
-//     plugins/cuda/cuda_plugin.c;
-//   - messages: NVIDIA/cuda-checkpoint issues 25, 35, 44 ("Error toggling CUDA
-//     in process ID", "Could not restore on process ID"), criu#3040 ("Could not
-//     find restore thread"), criu#2993 ("Error initializing CUDA"), and NVIDIA's
-//     nvcf for "Error getting process state";
-//   - exit status: "When cuda-checkpoint fails an operation it always returns
-//     the positive CUDA error code" (criu#2540, by NVIDIA).
+// This file is NVIDIA's cuda-checkpoint utility, version 580, as CRIU's CUDA plugin and existing
+// scripts know it. NVIDIA's is closed; sources:
+//   - options: its --help, in NVIDIA/cuda-checkpoint's README and issues 18, 35 and 46;
+//   - what CRIU passes and reads: checkpoint-restore/criu, plugins/cuda/cuda_plugin.c;
+//   - messages: NVIDIA/cuda-checkpoint issues 25, 35, 44 ("Error toggling CUDA in process ID",
+//     "Could not restore on process ID"), criu#3040 ("Could not find restore thread"), criu#2993
+//     ("Error initializing CUDA"), and NVIDIA's nvcf for "Error getting process state";
+//   - exit status: "When cuda-checkpoint fails an operation it always returns the positive CUDA
+//     error code" (criu#2540, by NVIDIA).
 //
-// Answers go to standard output, errors to standard error. --pid takes the id
-// of a thread as well as of a process, as NVIDIA's does: CRIU asks for the state
-// of the restore thread. Here the driver is given the process's id, since a step
-// by a thread's id was seen to end a process (NVIDIA/cuda-checkpoint#41).
+// Answers go to standard output, errors to standard error. --pid takes the id of a thread as well
+// as of a process, as NVIDIA's does: CRIU asks for the state of the restore thread. Here the driver
+// is given the process's id, since a step by a thread's id was seen to end a process
+// (NVIDIA/cuda-checkpoint#41).
 
-// cudaCheckpoint runs as NVIDIA's utility and returns the exit status: 0, the
-// driver's error code, or 1 for everything else.
+// cudaCheckpoint runs as NVIDIA's utility and returns the exit status: 0, the driver's error code,
+// or 1 for everything else.
 func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer) int {
 	step, help, err := parseCheckpointArgs(argv)
 	if err != nil {
@@ -66,8 +63,8 @@ func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer
 	return 0
 }
 
-// message words an error as NVIDIA's utility does where the driver refused, and
-// in this project's words where something else is wrong.
+// message words an error as NVIDIA's utility does where the driver refused, else as this project
+// does.
 func (s cudaStep) message(err error) string {
 	var e *cuda.Error
 	if !errors.As(err, &e) {
@@ -96,9 +93,8 @@ func exitStatus(err error) int {
 	return 1
 }
 
-// parseCheckpointArgs reads options as getopt_long does: "--pid 1", "--pid=1",
-// "-p 1" and "-p1", in any order. It returns the help if that is asked for. CRIU looks
-// for "--action" in the help's first 2047 bytes.
+// parseCheckpointArgs reads options as getopt_long does: "--pid 1", "--pid=1", "-p 1" and "-p1", in
+// any order. help is not empty if asked for; CRIU looks for "--action" in its first 2047 bytes.
 func parseCheckpointArgs(argv []string) (s cudaStep, help string, err error) {
 	f := pflag.NewFlagSet("cuda-checkpoint", pflag.ContinueOnError)
 	set := func(op string) error {

@@ -105,8 +105,8 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// configure reads the configuration that the shims read, and returns where it is and
-// what is wrong with it.
+// configure reads the configuration that the shims read, and returns where it is and what is wrong
+// with it.
 func configure(n *doctor.Node) (path string, err error) {
 	for _, kv := range n.Env {
 		if v, ok := strings.CutPrefix(kv, config.Env+"="); ok {
@@ -124,8 +124,7 @@ func configure(n *doctor.Node) (path string, err error) {
 	return path, nil
 }
 
-// needs returns what a checkpoint needs, by gpuckpt.json in a directory, or of the
-// annotations of an image.
+// needs returns what a checkpoint needs, by gpuckpt.json in a directory or an image's annotations.
 func (o *doctorOptions) needs(ctx context.Context) (need doctor.Facts, err error) {
 	if st, serr := os.Stat(o.image); serr == nil && st.IsDir() {
 		m, err := images.ReadMetadata(o.image)
@@ -153,8 +152,7 @@ func (o *doctorOptions) needs(ctx context.Context) (need doctor.Facts, err error
 	return need, err
 }
 
-// reportText has a line for each check, and below it what does not work and how to fix
-// it.
+// reportText has a line for each check, and below it what does not work and how to fix it.
 func reportText(r *doctor.Report) string {
 	var b strings.Builder
 	width, last := 0, ""

@@ -52,8 +52,8 @@ its digest. Anything else is built into a checkpoint image.
 	})
 }
 
-// conversionCommand completes a command that takes a checkpoint from one place to
-// another; build refuses sources that are built already.
+// conversionCommand completes a command that takes a checkpoint from one place to another; build
+// refuses sources that are built already.
 func conversionCommand(build bool, c *cobra.Command) *cobra.Command {
 	var d daemon
 	var b buildFlags
@@ -99,8 +99,7 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 	})
 }
 
-// verifyAnswer is what "image verify" prints. A source that is not an image has no
-// Layers.
+// verifyAnswer is what "image verify" prints, without Layers of a source that is no image.
 type verifyAnswer struct {
 	Source string `json:"source"`
 	*oci.Report

@@ -31,8 +31,7 @@ func openPlace(ctx context.Context, dial convert.Dial, name string) (*convert.So
 // inspectAnswer is what "image inspect" prints.
 type inspectAnswer struct {
 	Source string `json:"source"`
-	// Image is what a checkpoint image says of itself; Metadata is gpuckpt.json
-	// of another source. One is there.
+	// Image is what a checkpoint image says of itself, Metadata the gpuckpt.json of another source.
 	Image    *oci.Image       `json:"image,omitempty"`
 	Metadata *images.Metadata `json:"metadata,omitempty"`
 	// Files are those of a source that is not an image, without the areas.

@@ -1,9 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpuckpt is the operator's command line. Each sub-command is a file.
-// Under the name cuda-checkpoint it is a stand-in for NVIDIA's utility of that
-// name, see cudacheckpoint.go.
+// Command gpuckpt is the operator's command line. Each sub-command is a file. Under the name
+// cuda-checkpoint it is a stand-in for NVIDIA's utility, see cudacheckpoint.go.
 package main
 
 import (
@@ -52,8 +51,8 @@ func run(ctx context.Context, args []string) int {
 	return 1
 }
 
-// dedupLines leaves out lines that an earlier part of the text has: an error that comes
-// from containerd names its kind in its words, and again for each hand it went through.
+// dedupLines leaves out lines that an earlier part of the text has: an error that comes from
+// containerd names its kind in its words, and again for each hand it went through.
 func dedupLines(text string) string {
 	var lines []string
 	for line := range strings.SplitSeq(text, "\n") {

@@ -20,8 +20,7 @@ import (
 // plainEvery is how often a line says how far a step is, where there is no terminal.
 const plainEvery = 10 * time.Second
 
-// progress shows how far the steps of a command are: bars on a terminal, lines
-// elsewhere.
+// progress shows how far the steps of a command are: bars on a terminal, lines elsewhere.
 type progress struct {
 	out   io.Writer
 	bars  *mpb.Progress // nil without a terminal

@@ -182,8 +182,8 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 			err = errors.Join(err, container.Delete(back, client.WithSnapshotCleanup))
 		}
 	}()
-	// By way of the shim's pipes even to nowhere: CRIU could not dump a process
-	// that has a file of the host open.
+	// By way of the shim's pipes even to nowhere: CRIU could not dump a process with a file of the
+	// host open.
 	file, err := filepath.Abs(cmp.Or(o.log, os.DevNull))
 	if err != nil {
 		return nil, err

@@ -78,8 +78,8 @@ func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (ma
 	return c
 }
 
-// annotate sends a container's task an update with annotations alone, and checks that
-// the task came to the state that they ask for: other runtimes ignore them.
+// annotate sends a container's task an update with annotations alone, and checks that the task came
+// to the state that they ask for: other runtimes ignore them.
 func (d *daemon) annotate(ctx context.Context, id string, annotations map[string]string, want client.ProcessStatus) (err error) {
 	ctx, c, err := d.connect(ctx)
 	if err != nil {
