@@ -23,6 +23,8 @@ const HelperName = "gpuckpt-cuda-helper"
 type Options struct {
 	// Path of the helper. Empty: beside the running executable, then in $PATH.
 	Path string
+	// LibraryDir has the driver's libraries. Empty: the loader of the host finds them.
+	LibraryDir string
 	// Join is a pid whose mount and pid namespaces the helper enters between loading this
 	// namespace's driver library and initialising it: it then sees GPUs and pids as that process
 	// does. 0 stays outside. Needed to restore onto GPUs other than the checkpoint's.
@@ -67,10 +69,13 @@ func (o Options) command() (*exec.Cmd, error) {
 	// visible.
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
-		return name == wire.VisibleEnv || name == "CUDA_DEVICE_ORDER" || name == wire.JoinEnv
+		return name == wire.VisibleEnv || name == "CUDA_DEVICE_ORDER" || name == wire.JoinEnv || name == wire.DriverEnv
 	}), o.Env...)
 	if len(o.Visible) > 0 {
 		cmd.Env = append(cmd.Env, wire.VisibleEnv+"="+strings.Join(o.Visible, ","))
+	}
+	if o.LibraryDir != "" {
+		cmd.Env = append(cmd.Env, wire.DriverEnv+"="+o.LibraryDir)
 	}
 	if o.Join != 0 {
 		cmd.Env = append(cmd.Env, wire.JoinEnv+"="+strconv.Itoa(o.Join))

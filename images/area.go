@@ -5,6 +5,7 @@ package images
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -44,8 +45,13 @@ func (a Area) In(path string) Area {
 
 // Location is where the bytes of an area are: in pieces, in order and without overlaps.
 // Bytes in no piece are zero. A Location can be sent to another process on the host as
-// JSON, unless a piece has Data.
+// JSON, unless a piece has Data or an Arrival.
 type Location []Piece
+
+// Arriving reports whether bytes of a piece are still arriving.
+func (l Location) Arriving() bool {
+	return slices.ContainsFunc(l, func(p Piece) bool { return p.Arrival != nil })
+}
 
 // Piece is a part of an area's bytes.
 type Piece struct {
@@ -55,6 +61,9 @@ type Piece struct {
 	Known string `json:"known,omitempty"`
 	// Data reads the piece if it is a part of an archive; it is nil for a file.
 	Data io.ReaderAt `json:"-"`
+	// Arrival is set if the piece's bytes are still arriving; nil for a complete piece.
+	// An AreaReader waits for what it reads. Who reads by the Path must wait as well.
+	Arrival Arrival `json:"-"`
 	// Offset is where the piece begins, counted as Area.Offset is, and Bytes its length.
 	Offset uint64 `json:"offset"`
 	Bytes  uint64 `json:"bytes"`
@@ -150,18 +159,22 @@ func (a *Area) Extents() (extents []Extent) {
 // AreaReader reads the bytes of an area, by offsets as Area.Offset. Several goroutines may read.
 type AreaReader struct {
 	area *Area
+	ctx  context.Context // ends the wait for bytes that are still arriving
 
 	mu   sync.Mutex
 	open map[int]ReaderAtCloser
 }
 
 // Open returns a reader of the area's bytes. The caller must close it.
-func (a *Area) Open() *AreaReader {
-	return &AreaReader{area: a, open: make(map[int]ReaderAtCloser)}
+func (a *Area) Open() *AreaReader { return a.open(context.Background()) }
+
+func (a *Area) open(ctx context.Context) *AreaReader {
+	return &AreaReader{area: a, ctx: ctx, open: make(map[int]ReaderAtCloser)}
 }
 
-// ReadAt fills p with the bytes at an offset. Those outside of the area's range or in no piece are
-// zero. The error of a file that ends too early is ErrDamaged.
+// ReadAt fills p with the bytes at an offset, and waits for those that are still arriving. Those
+// outside of the area's range or in no piece are zero. The error of a file that ends too early is
+// ErrDamaged.
 func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 	at, whole, pieces := uint64(offset), len(p), r.area.Location
 	zeros := func(to uint64) {
@@ -180,6 +193,11 @@ func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 		n := min(uint64(len(p)), q.Offset+q.Bytes-at)
 		if n == 0 {
 			break
+		}
+		if q.Arrival != nil {
+			if err := q.Arrival.Await(r.ctx, at-q.Offset, at-q.Offset+n); err != nil {
+				return whole - len(p), fmt.Errorf("wait for %s to arrive: %w", q, err)
+			}
 		}
 		f, err := r.file(i)
 		if err != nil {
@@ -232,7 +250,7 @@ func (r *AreaReader) NextData(offset uint64) uint64 {
 		offset = max(offset, q.Offset)
 		open, err := r.file(i)
 		f, seeks := open.(io.Seeker)
-		if err != nil || !seeks {
+		if err != nil || !seeks || q.Arrival != nil { // whose holes say nothing yet
 			return offset
 		}
 		at, err := f.Seek(int64(offset-q.Offset), unix.SEEK_DATA) // reads are by offset

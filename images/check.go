@@ -40,8 +40,9 @@ func (e *BlockError) Is(target error) bool { return target == ErrDamaged }
 const maxBlockErrors = 32
 
 // Check reads every byte of the areas, so many blocks at a time (0: one for each core), and
-// compares their digests. progress receives the step "verify". The error joins a BlockError for
-// each wrong block, up to 32.
+// compares their digests. It waits for blocks that are still arriving, and goes in the order of the
+// areas. progress receives the step "verify". The error joins a BlockError for each wrong block, up
+// to 32.
 func Check(ctx context.Context, areas []Area, workers int, progress Progress) error {
 	var total uint64
 	for _, a := range areas {
@@ -55,7 +56,7 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 	group.SetLimit(cmp.Or(workers, runtime.NumCPU()))
 	for i := range areas {
 		a := &areas[i]
-		r := a.Open()
+		r := a.open(gctx)
 		defer r.Close()
 		for block := range a.Digests {
 			if gctx.Err() != nil {

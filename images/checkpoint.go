@@ -5,6 +5,7 @@ package images
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -51,6 +52,17 @@ type File struct {
 	Bytes uint64
 	// Data reads the file if it is a part of an archive, else nil.
 	Data io.ReaderAt
+	// Arrival is set if the file's bytes are still arriving; nil for a file that is
+	// complete. Only the files of areas may arrive late.
+	Arrival Arrival
+}
+
+// Arrival is a file whose bytes are still arriving, in any order. The file has its full size
+// from the begin, and a range that has arrived does not change any more.
+type Arrival interface {
+	// Await returns nil once the bytes [from, to) of the file have arrived. It returns
+	// an error if they never will, or if the context ends.
+	Await(ctx context.Context, from, to uint64) error
 }
 
 // Open opens the file for reading. It refuses a file that has become a symbolic link since it was
@@ -206,11 +218,16 @@ func (c *Checkpoint) take(f File) {
 	case !piece:
 		area = f.Name
 	}
-	c.pieces[area] = append(c.pieces[area], Piece{Path: f.Path, Data: f.Data, Offset: offset, Bytes: f.Bytes})
+	c.pieces[area] = append(c.pieces[area], Piece{Path: f.Path, Data: f.Data, Arrival: f.Arrival, Offset: offset, Bytes: f.Bytes})
 }
 
 // complete reads the metadata, if there is any, and checks the files against it.
 func (c *Checkpoint) complete(flat bool, opts ...Option) (*Checkpoint, error) {
+	for _, f := range c.Files {
+		if f.Arrival != nil {
+			return nil, fmt.Errorf("open checkpoint: %s is still arriving, and only files of GPU state may", f.Name)
+		}
+	}
 	slices.SortFunc(c.Files, func(a, b File) int { return cmp.Compare(a.Name, b.Name) })
 	f := c.file(MetadataName)
 	if f == nil {

@@ -7,10 +7,13 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"os"
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
+	"github.com/gpuckpt/gpuckpt/internal/version"
 	"github.com/gpuckpt/gpuckpt/runtime"
 )
 
@@ -23,6 +26,10 @@ func main() {
 	}
 	if host.IsLoopbackHook() {
 		host.LoopbackHook()
+	}
+	if version.Asked(os.Args) { // else containerd's package prints the version of containerd
+		fmt.Println("containerd-shim-gpuckpt-v2", version.String())
+		return
 	}
 	runtime.Register()
 	runtime.Run(context.Background(), runtime.NewManager())

@@ -10,9 +10,14 @@ import (
 	"os"
 
 	"github.com/gpuckpt/gpuckpt/cuda/driver"
+	"github.com/gpuckpt/gpuckpt/internal/version"
 )
 
 func main() {
+	if version.Asked(os.Args) {
+		fmt.Println("gpuckpt-cuda-helper", version.String())
+		return
+	}
 	if err := driver.Serve(); err != nil {
 		fmt.Fprintf(os.Stderr, "gpuckpt-cuda-helper: %v\n", err)
 		os.Exit(1)

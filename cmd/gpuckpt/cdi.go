@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"path/filepath"
@@ -27,11 +28,15 @@ generate, which also knows graphics and partitioned GPUs (MIG). Write it again a
 update.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			node, err := describeNode(cmd.Context(), helper)
+			place, err := findDriver()
 			if err != nil {
 				return err
 			}
-			if node.Root, err = filepath.Abs(root); err != nil {
+			node, err := describeNode(cmd.Context(), cuda.Options{Path: helper, LibraryDir: place.Dir})
+			if err != nil {
+				return err
+			}
+			if node.Root, err = filepath.Abs(cmp.Or(root, place.Root, "/")); err != nil {
 				return err
 			}
 			spec, err := node.Generate()
@@ -50,7 +55,7 @@ update.`,
 		},
 	}
 	generate.Flags().StringVar(&output, "output", "", "file to write, such as /etc/cdi/nvidia.json (default: standard output)")
-	generate.Flags().StringVar(&root, "driver-root", "/", "where the driver's files are, such as /run/nvidia/driver")
+	generate.Flags().StringVar(&root, "driver-root", "", "where the driver's files are, such as /run/nvidia/driver (default: where the driver is found)")
 	generate.Flags().StringVar(&helper, "helper", "", "path of "+cuda.HelperName+" (default: beside this program, then in $PATH)")
 	_ = generate.MarkFlagFilename("output")
 	_ = generate.MarkFlagFilename("helper")
@@ -59,8 +64,8 @@ update.`,
 }
 
 // describeNode asks the driver for this node's GPUs.
-func describeNode(ctx context.Context, helper string) (node cdi.Node, err error) {
-	h, err := cuda.Start(ctx, cuda.Options{Path: helper})
+func describeNode(ctx context.Context, opts cuda.Options) (node cdi.Node, err error) {
+	h, err := cuda.Start(ctx, opts)
 	if err != nil {
 		return cdi.Node{}, err
 	}

@@ -120,7 +120,7 @@ func (o *cudaFlags) take(cmd *cobra.Command, op, pid string) (err error) {
 	if s.pairs, err = cuda.ParsePairs(o.deviceMap); err != nil {
 		return err
 	}
-	h, err := cuda.Start(cmd.Context(), cuda.Options{Path: o.helper, Join: o.join})
+	h, err := startHelper(cmd.Context(), cuda.Options{Path: o.helper, Join: o.join})
 	if err != nil {
 		return err
 	}

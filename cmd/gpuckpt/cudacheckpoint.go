@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/version"
 )
 
 // This file is NVIDIA's cuda-checkpoint utility, version 580, as CRIU's CUDA plugin and existing
@@ -46,7 +47,7 @@ func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer
 		fmt.Fprint(stdout, help)
 		return 0
 	}
-	h, err := cuda.Start(ctx, cuda.Options{})
+	h, err := startHelper(ctx, cuda.Options{})
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return 1
@@ -137,7 +138,7 @@ func parseCheckpointArgs(argv []string) (s cudaStep, help string, err error) {
 	switch {
 	case err != nil:
 	case *asked:
-		help = fmt.Sprintf("CUDA checkpoint and restore utility.\nVersion %s (gpuckpt).\n\n%s", version(), f.FlagUsages())
+		help = fmt.Sprintf("CUDA checkpoint and restore utility.\nVersion %s (gpuckpt).\n\n%s", version.Short(), f.FlagUsages())
 	case f.NArg() > 0:
 		err = fmt.Errorf("unknown option %q", f.Arg(0))
 	case s.op == "":

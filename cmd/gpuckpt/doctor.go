@@ -120,6 +120,7 @@ func configure(n *doctor.Node) (path string, err error) {
 	if err != nil {
 		return path, err
 	}
+	n.DriverRoot, n.CDISpecDirs = node.DriverRoot, node.CDISpecDirs
 	n.CRIU, n.Helper, n.StagingLimit = node.CRIU.Path, node.Helper, uint64(node.Staging.MemoryLimit)
 	return path, nil
 }

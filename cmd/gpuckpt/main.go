@@ -12,12 +12,13 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
 	"github.com/containerd/log"
 	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/internal/version"
 )
 
 func main() {
@@ -89,38 +90,7 @@ can do it.`,
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), versionCommand())
+	root.Version = version.String()
+	root.SetVersionTemplate("gpuckpt {{.Version}}\n")
 	return root
-}
-
-func versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "gpuckpt %s\n", version())
-			return err
-		},
-	}
-}
-
-// version is what the Go tool recorded: the module's version and the commit.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	v := info.Main.Version
-	if v == "" {
-		v = "(devel)"
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			v += " " + s.Value
-		}
-		if s.Key == "vcs.modified" && s.Value == "true" {
-			v += " modified"
-		}
-	}
-	return v
 }

@@ -44,6 +44,7 @@
 #include <unistd.h>
 
 #define JOIN_ENV "_GPUCKPT_JOIN"
+#define DRIVER_ENV "_GPUCKPT_DRIVER_DIR"
 #define SOCKET_FD 3
 
 static void die(const char *what, const char *why)
@@ -126,7 +127,22 @@ static void wait_for(pid_t child)
 
 static int joined;
 
-// The driver's libraries call this one before the C library's.
+// Where the driver's libraries are; NULL where the loader finds them.
+static const char *driver_dir;
+
+// driver_file returns the path of a driver's library in driver_dir, or file itself.
+static const char *driver_file(const char *file, char *path, size_t size)
+{
+	if (driver_dir == NULL || file == NULL || strchr(file, '/') != NULL ||
+	    (strncmp(file, "libcuda", 7) && strncmp(file, "libnvidia", 9)))
+		return file;
+	int n = snprintf(path, size, "%s/%s", driver_dir, file);
+	return n > 0 && (size_t)n < size && !access(path, F_OK) ? path : file;
+}
+
+// The driver's libraries call this one before the C library's. Only they are looked for in
+// driver_dir: beside them may be a whole system's libraries, which must not mix with the host's.
+// After the join a library is found by its name alone, because it is loaded already.
 __attribute__((visibility("default"))) void *dlopen(const char *file, int mode)
 {
 	static void *(*next)(const char *, int);
@@ -137,7 +153,10 @@ __attribute__((visibility("default"))) void *dlopen(const char *file, int mode)
 			die("dlopen", "the C library has none");
 		memcpy(&next, &found, sizeof next);
 	}
-	return next(file, joined && file != NULL ? mode | RTLD_NOLOAD : mode);
+	char path[4096];
+	if (joined)
+		return next(file, file != NULL ? mode | RTLD_NOLOAD : mode);
+	return next(driver_file(file, path, sizeof path), mode);
 }
 
 #if defined(__x86_64__)
@@ -175,6 +194,9 @@ static void stay_host(void)
 
 __attribute__((constructor)) static void gpuckpt_join(void)
 {
+	const char *dir = getenv(DRIVER_ENV);
+	if (dir != NULL && *dir == '/')
+		driver_dir = dir;
 	const char *env = getenv(JOIN_ENV);
 	if (env == NULL || *env == '\0')
 		return;

@@ -140,13 +140,16 @@ func (s *Session) Own(t T, opts Options) *Containerd {
 	return c
 }
 
-// start starts a containerd on the session's GPU, and of its programs unless
+// start starts a containerd on the session's GPU, and of its programs, unless
 // others are named. What its shims leave on a machine goes with it.
 func (s *Session) start(opts Options) (*Containerd, error) {
 	if opts.Bins.dirs == nil {
 		opts.Bins = s.Bins
 	}
-	opts.GPU, opts.Dir = s.GPU, os.Getenv(EnvDir)
+	if opts.GPU.Kind == NoGPU {
+		opts.GPU = s.GPU
+	}
+	opts.Dir = os.Getenv(EnvDir)
 	c, err := Start(s.ctx, opts)
 	if err != nil {
 		return nil, err

@@ -40,6 +40,8 @@ type Node struct {
 	// Helper is the path of gpuckpt-cuda-helper. Empty: beside the shim, then in
 	// $PATH.
 	Helper string `toml:"helper"`
+	// DriverRoot is the directory of the driver's libraries. Empty: package driverroot finds it.
+	DriverRoot string `toml:"driver_root"`
 	// LockTimeout is how long the work that a process has submitted to its GPUs may take. CRIU's
 	// CUDA plugin has the same default, 10 s.
 	LockTimeout Duration `toml:"lock_timeout"`
@@ -161,6 +163,9 @@ func parse(data []byte) (Node, error) {
 func (n *Node) check() error {
 	if time.Duration(n.LockTimeout) < time.Millisecond { // the driver counts in these; "10" alone is 10 ns
 		return fmt.Errorf("lock_timeout is %v; it must be 1ms or more, and a text with its unit, such as \"10s\"", time.Duration(n.LockTimeout))
+	}
+	if n.DriverRoot != "" && !filepath.IsAbs(n.DriverRoot) {
+		return fmt.Errorf("driver_root is %q; it must be an absolute path, such as /run/nvidia/driver", n.DriverRoot)
 	}
 	if err := oneOf(n.OnCheckpoint, Keep, Stop); err != nil {
 		return fmt.Errorf("on_checkpoint %w", err)

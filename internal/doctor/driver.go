@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/driverroot"
 )
 
 // driverFix is how to get a driver.
@@ -22,6 +23,8 @@ const driverFix = "ubuntu-drivers install --gpgpu nvidia:580-server  # Ubuntu; e
 type GPUs struct {
 	// Helper is the program that was asked.
 	Helper string
+	// Driver is where the helper found the driver's libraries.
+	Driver driverroot.Place
 	// Info is CUDA's view, Survey NVML's. Either may have failed.
 	Info      cuda.Info
 	InfoErr   error
@@ -37,7 +40,11 @@ func AskDriver(ctx context.Context, n *Node) GPUs {
 	if err != nil {
 		return g
 	}
-	h, err := cuda.Start(ctx, cuda.Options{Path: path, Env: n.Env})
+	g.Driver, err = driverroot.Find(n.DriverRoot, n.env("LD_LIBRARY_PATH"), n.CDISpecDirs)
+	var h *cuda.Helper
+	if err == nil {
+		h, err = cuda.Start(ctx, cuda.Options{Path: path, LibraryDir: g.Driver.Dir, Env: n.Env})
+	}
 	if err != nil {
 		g.InfoErr, g.SurveyErr = err, err
 		return g
@@ -69,6 +76,12 @@ func (n *Node) helper() (string, error) {
 func CheckDriver(n *Node, g GPUs) []Check {
 	a := area{name: "driver"}
 	version := cmp.Or(g.Survey.DriverVersion, g.Info.DriverVersion)
+	switch {
+	case g.Driver.Dir != "":
+		a.ok("libraries", "%s (%s)", g.Driver.Dir, g.Driver.From)
+	case g.Driver.From != "":
+		a.ok("libraries", "where the host's loader looks")
+	}
 	if g.InfoErr == nil {
 		a.ok("version", "%s, CUDA %s", version, g.Info.CUDAVersion)
 	} else {
@@ -95,6 +108,8 @@ func (n *Node) driverFailure(g GPUs, version string) (found, fix string) {
 	case errors.Is(g.InfoErr, cuda.ErrNoDriver) && g.SurveyErr == nil && version != "":
 		branch, _, _ := strings.Cut(version, ".")
 		return version + ": " + found, "apt-get install --yes libnvidia-compute-" + branch + "-server  # Ubuntu: the driver's library libcuda.so.1"
+	case errors.Is(g.InfoErr, driverroot.ErrNotFound):
+		return found, "# change driver_root in the configuration, or take it out to have the driver looked for"
 	case errors.Is(g.InfoErr, cuda.ErrNoDriver), errors.Is(g.InfoErr, cuda.ErrDriverTooOld):
 		return found, driverFix
 	case errors.As(g.InfoErr, &refused) && refused.Result == 803:

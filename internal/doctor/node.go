@@ -29,8 +29,11 @@ type Node struct {
 	Env []string
 	// Containerd is the daemon, nil where none was found.
 	Containerd *Daemon
-	// What is configured: criu, the CUDA helper, the limit in bytes of the memory for GPU state.
+	// What is configured: criu, the CUDA helper, where the driver is, the directories of CDI
+	// specifications, the limit in bytes of the memory for GPU state.
 	CRIU, Helper string
+	DriverRoot   string
+	CDISpecDirs  []string
 	StagingLimit uint64
 }
 

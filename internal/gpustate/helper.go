@@ -5,11 +5,14 @@ package gpustate
 
 import (
 	"context"
+	"os"
 	"sync"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/driverroot"
 )
 
 // helperIdle is how long a locked container keeps its CUDA helper for a checkpoint
@@ -22,7 +25,7 @@ const helperIdle = 30 * time.Second
 // hence the mutex.
 type helpers struct {
 	run  Run
-	path string // of the helper program
+	node config.Node // where the helper and the driver are
 	// visible are the UUIDs of the GPUs that the driver brings up; nil for all.
 	visible []string
 
@@ -113,7 +116,11 @@ func (k *helpers) end() {
 
 // start starts a helper that is not kept.
 func (k *helpers) start(ctx context.Context, opts cuda.Options) (*cuda.Helper, error) {
-	opts.Path, opts.Run = k.path, k.run
+	place, err := driverroot.Find(k.node.DriverRoot, os.Getenv("LD_LIBRARY_PATH"), k.node.CDISpecDirs)
+	if err != nil {
+		return nil, err
+	}
+	opts.Path, opts.LibraryDir, opts.Run = k.node.Helper, place.Dir, k.run
 	return cuda.Start(ctx, opts)
 }
 

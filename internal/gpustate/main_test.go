@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
@@ -134,20 +135,28 @@ func (w *work) Freeze() error               { return nil }
 func (w *work) Thaw() error                 { return nil }
 func (w *work) ThawIfKilled(int) error      { return nil }
 
-// locked locks the process by a State of its own.
-func (w *work) lock() *State {
-	w.t.Helper()
-	s := New(w, func(cmd *exec.Cmd) (func() (int, error), error) {
-		return func() (int, error) { return 0, cmd.Wait() }, cmd.Start()
-	})
-	w.t.Cleanup(s.Forget)
+// runPlain starts a program whose parent waits for it.
+func runPlain(cmd *exec.Cmd) (wait func() (int, error), err error) {
+	return func() (int, error) { return 0, cmd.Wait() }, cmd.Start()
+}
+
+// options are those of a node without a staging cgroup, and of a container with all GPUs.
+func (w *work) options() Options {
 	node := config.Default()
 	node.Helper, node.Staging.Cgroup = filepath.Join(softDir, cuda.HelperName), ""
+	return Options{Config: node, Request: cdi.Request{AllNodes: true}}
+}
+
+// lock locks the process by a State of its own.
+func (w *work) lock() *State {
+	w.t.Helper()
+	s := New(w, runPlain)
+	w.t.Cleanup(s.Forget)
 	candidates, err := s.Candidates()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := s.Lock(w.t.Context(), candidates, Options{Config: node}); err != nil || s.Phase() != Locked {
+	if err := s.Lock(w.t.Context(), candidates, w.options()); err != nil || s.Phase() != Locked {
 		w.t.Fatalf("the state is %v: %v", s.Phase(), err)
 	}
 	return s

@@ -5,8 +5,10 @@ package gpustate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/containerd/errdefs"
 
@@ -40,8 +42,10 @@ type Restoration struct {
 	metadata *images.Metadata
 	pinned   *staging.Pins
 	areas    []Area
-	checker  *staging.Digester // compares digests; nil without areas
-	checked  chan error        // gets its answer
+	arriving bool              // bytes of the areas are still arriving
+	checker  *staging.Digester // compares digests; nil without areas, and while they arrive
+	checked  func() error      // waits for the digests, and returns the answer
+	stop     func()            // ends the check
 	done     func(context.Context)
 }
 
@@ -102,26 +106,55 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 		for _, a := range p.Areas {
 			a.Location = pinned.At(a.Location)
 			r.areas = append(r.areas, Area{Area: a, Process: i})
+			r.arriving = r.arriving || a.Location.Arriving()
 		}
 	}
-	if len(r.areas) > 0 {
-		if r.checker, err = s.tracers.digester(ctx); err != nil {
-			return err
-		}
-		r.checked = make(chan error, 1)
-		go func() { r.checked <- checkDigests(r.checker, r.areas) }()
+	if err := r.beginCheck(ctx); err != nil {
+		return err
 	}
 	s.phase = Loaded
 	return nil
 }
 
+// beginCheck begins to compare the digests of the areas: in a process of its own, or in this one
+// if bytes are still arriving, because only this one is told of them.
+func (r *Restoration) beginCheck(ctx context.Context) (err error) {
+	answer := make(chan error, 1)
+	r.checked = sync.OnceValue(func() error { return <-answer })
+	ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx))
+	switch {
+	case len(r.areas) == 0:
+		answer <- nil
+	case r.arriving:
+		go func() {
+			err := images.Check(ctx, imageAreas(r.areas), 0, nil)
+			if errors.Is(err, images.ErrDamaged) {
+				err = fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+			}
+			answer <- err
+		}()
+	default:
+		if r.checker, err = r.s.tracers.digester(ctx); err != nil {
+			return err
+		}
+		go func() { answer <- checkDigests(r.checker, r.areas) }()
+	}
+	return nil
+}
+
 // Map finds the processes that CRIU has restored, and puts the areas back into
 // them. It returns the size of the areas. Files on a disk are mapped as well: what
-// the digests have read, the driver finds in the page cache.
+// the digests have read, the driver finds in the page cache. Map waits for bytes that are
+// still arriving: the driver is given no block before its digest is right.
 func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	s := r.s
 	if err := s.require("map GPU state", Loaded); err != nil {
 		return 0, err
+	}
+	if r.arriving {
+		if err := r.checked(); err != nil {
+			return 0, err
+		}
 	}
 	if err := r.find(ctx); err != nil {
 		return 0, err
@@ -208,10 +241,8 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 		return 0, err
 	}
 	err = r.onto(ctx, helper)
-	if r.checked != nil {
-		if cerr := <-r.checked; cerr != nil {
-			return 0, cerr // it explains whatever the driver may have to say
-		}
+	if cerr := r.checked(); cerr != nil {
+		return 0, cerr // it explains whatever the driver may have to say
 	}
 	if err != nil {
 		return 0, err
@@ -233,6 +264,9 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 
 // Close ends what is under way. The State is Unlocked then.
 func (r *Restoration) Close() {
+	if r.stop != nil {
+		r.stop()
+	}
 	if r.checker != nil {
 		r.checker.Kill() // it may be reading still
 		r.checker.Close()

@@ -236,12 +236,16 @@ func (s *State) CheckSpilled(ctx context.Context) (uint64, error) {
 
 // checkDigests has a worker compare the digests of all blocks.
 func checkDigests(worker *staging.Digester, areas []Area) error {
-	var all []images.Area
-	for _, a := range areas {
-		all = append(all, a.Area)
-	}
-	if err := worker.Check(all); err != nil {
+	if err := worker.Check(imageAreas(areas)); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
 	return nil
+}
+
+// imageAreas returns the areas as images describes them.
+func imageAreas(areas []Area) (all []images.Area) {
+	for _, a := range areas {
+		all = append(all, a.Area)
+	}
+	return all
 }

@@ -112,7 +112,7 @@ func (s *State) require(doing string, phases ...Phase) error {
 // use makes the State go by the options of an operation.
 func (s *State) use(opts Options) {
 	s.opts = opts
-	s.helpers.path, s.helpers.visible = opts.Config.Helper, opts.Visible
+	s.helpers.node, s.helpers.visible = opts.Config, opts.Visible
 	s.tracers.node = opts.Config.Staging
 }
 

@@ -18,6 +18,10 @@ import (
 // the helper enters first of all. Package driver's C code reads it under the same name.
 const JoinEnv = "_GPUCKPT_JOIN"
 
+// DriverEnv names the environment variable with the directory from which the helper loads the
+// driver's libraries. Without it the loader of the host finds them.
+const DriverEnv = "_GPUCKPT_DRIVER_DIR"
+
 // VisibleEnv names CUDA's environment variable of the GPUs that a program is to see: for a helper a
 // list of UUIDs, or nothing.
 const VisibleEnv = "CUDA_VISIBLE_DEVICES"

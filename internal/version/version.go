@@ -1,0 +1,58 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package version is what a program of this project was built from. A release sets it when it
+// links; every other build has what the Go tool recorded.
+package version
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strings"
+)
+
+// Number, Commit and Date are set by the linker (`make release`): "1.2.3", the hash of the commit,
+// and its date as YYYY-MM-DD. They are empty in other builds.
+var Number, Commit, Date string
+
+// String returns the version, the commit and its date, and the platform, in one line.
+func String() string {
+	number, commit, date := recorded()
+	return fmt.Sprintf("%s, commit %s of %s, %s/%s", number, commit, date, runtime.GOOS, runtime.GOARCH)
+}
+
+// Short returns the version alone: "1.2.3", or what the Go tool recorded of it.
+func Short() string {
+	number, _, _ := recorded()
+	return number
+}
+
+func recorded() (number, commit, date string) {
+	if Number != "" {
+		return Number, Commit, Date
+	}
+	number, commit, date = "(devel)", "unknown", "unknown date"
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return number, commit, date
+	}
+	if v := info.Main.Version; v != "" {
+		number = v
+	}
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			commit = s.Value
+		case "vcs.time":
+			date, _, _ = strings.Cut(s.Value, "T")
+		}
+	}
+	return number, commit, date
+}
+
+// Asked reports whether the arguments of a program, its name included, ask for its version and
+// nothing else.
+func Asked(args []string) bool {
+	return len(args) == 2 && (args[1] == "--version" || args[1] == "-version" || args[1] == "-v")
+}
