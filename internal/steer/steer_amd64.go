@@ -21,9 +21,9 @@ import (
 // CanSteer reports whether this build can steer: it knows the machine's registers.
 const CanSteer = true
 
-// spinFor is how long a steering looks for the next stop without sleeping. A
-// PyTorch process's driver makes thousands of system calls in a checkpoint, most
-// of them microseconds apart, and each stops twice.
+// spinFor is how long a steering looks for the next stop without sleeping. A PyTorch process's
+// driver makes thousands of system calls in a checkpoint, mostly microseconds apart; each stops
+// twice.
 const spinFor = 100 * time.Microsecond
 
 // lookEvery bounds the time that a stop can go unseen, should its SIGCHLD have
@@ -35,8 +35,8 @@ type steering struct {
 	tuning
 	target Target
 	stop   chan struct{} // closed to end it
-	// stopped is closed when the thread stands still for the end, all its areas
-	// filled and in place. Then one of the next two decides.
+	// stopped is closed when the thread stands still for the end, all its areas filled and in
+	// place. Then one of the next two decides.
 	stopped chan struct{}
 	empty   chan struct{} // closed: empty areas take their place
 	aborted chan struct{} // closed, before stop or after: they stay as they are
@@ -51,8 +51,8 @@ type steering struct {
 	leaving bool   // the thread was interrupted for the end
 
 	copies *copyThreads // from the first area on
-	// untraced says that the thread's system calls are let by: helped by copy threads
-	// it waits for the GPU in thousands of them.
+	// untraced says that the thread's system calls are let by: helped by copy threads it waits for
+	// the GPU in thousands of them.
 	untraced bool
 
 	filling *stagingArea // the area that is being filled still; nil when none is
@@ -244,9 +244,8 @@ func (s *steering) note(format string, args ...any) {
 	s.notes = append(s.notes, fmt.Sprintf("process %d: ", s.target.PID)+fmt.Sprintf(format, args...))
 }
 
-// leave puts an empty area in the place of each steered one, unless they are given
-// up, and lets the thread go. If the process has not mapped all of an area to our
-// file, that is an error.
+// leave puts an empty area in the place of each steered one, unless they are given up, and lets the
+// thread go. An area that the process has not mapped whole to our file is an error.
 func (s *steering) leave(t *ptrace.Thread) error {
 	if err := s.stopCopies(t); err != nil {
 		return err

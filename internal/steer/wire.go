@@ -52,8 +52,7 @@ type Target struct {
 	// PID and TID, as the tracer counts.
 	PID int `json:"pid"`
 	TID int `json:"tid"`
-	// Dir is the directory of the areas' files; their names are Name and a number. An
-	// empty Dir is memory without a name.
+	// Dir has the areas' files, called Name and a number. An empty Dir is memory without a name.
 	Dir  string `json:"dir"`
 	Name string `json:"name"`
 	// CopyTo is a directory on a disk, for memory without a name: while the driver is at
@@ -66,8 +65,8 @@ type Target struct {
 	// for anything. With a Window only.
 	Reserve uint64 `json:"reserve,omitempty"`
 	// CopyThreads is the number of threads that copy, the driver's own among them, see
-	// StartCopyThreads; 0 leaves it to the driver. None with a Window: they would get
-	// too far ahead of what bounds it.
+	// StartCopyThreads; 0 leaves it to the driver. None with a Window: they would get too far ahead
+	// of what bounds it.
 	CopyThreads int `json:"copyThreads,omitempty"`
 	// Sweep closes first what a tracer that died has left open in the process.
 	Sweep bool `json:"sweep,omitempty"`
