@@ -13,14 +13,13 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
-// Left alone the driver copies GPU state on one thread of each process, at a
-// fraction of the bus's speed. Copy threads in the process share its copies: during
-// a Save (steer.Target) and for a Restore (startCopyThreads).
+// Left alone the driver copies GPU state on one thread of each process, at a fraction of the bus's
+// speed. Copy threads share its copies: during a Save (steer.Target) and for a Restore
+// (startCopyThreads).
 
-// copyThreads returns how many threads are to copy in each of the processes; the
-// setting is the most. Threads beyond the processors that the container or one of
-// the processes may use would only take these from each other. init is the
-// container's first process.
+// copyThreads returns how many threads are to copy in each of the processes; the setting is the
+// most. More than the processors that the container or a process may use would only take these from
+// each other. init is the container's first process.
 func copyThreads(setting, init int, pids []int) int {
 	if setting == 0 {
 		return 0
@@ -49,8 +48,7 @@ func startCopyThreads(ctx context.Context, tracer *steer.Session, mappings []ste
 	return err
 }
 
-// stopCopyThreads undoes startCopyThreads. An error is for the log: the processes
-// are right as they are.
+// stopCopyThreads undoes startCopyThreads. An error is for the log: the processes are right.
 func stopCopyThreads(ctx context.Context, tracer *steer.Session) {
 	notes, err := tracer.StopCopyThreads()
 	logNotes(ctx, notes)

@@ -55,10 +55,10 @@ func (t *tracers) close() {
 	}
 }
 
-// held runs do while every thread of the container, except the driver's own in procs,
-// is held by ptrace. do is to call thaw, after which the driver's threads can work.
-// The order is: frozen, held, thawed, frozen again, let go; no instruction of the
-// application runs between the two freezes.
+// held runs do while every thread of the container, except the driver's own in procs, is held by
+// ptrace. do is to call thaw, after which the driver's threads can work. The order is: frozen,
+// held, thawed, frozen again, let go; no instruction of the application runs between the two
+// freezes.
 func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do func(thaw func() error) error) error {
 	cgroup, err := target.Cgroup()
 	if err != nil {
@@ -100,8 +100,7 @@ type process interface {
 	Close() error
 }
 
-// startCharged starts a worker process in the cgroup that staging memory is charged
-// to.
+// startCharged starts a worker process in the cgroup that staging memory is charged to.
 func startCharged[P process](ctx context.Context, run Run, node config.Staging, start func(worker.Run, *os.File) (P, error)) (P, error) {
 	if node.Cgroup == "" {
 		return start(run, nil)

@@ -12,8 +12,7 @@ import (
 	"io"
 )
 
-// headerBytes is the size of what precedes a message: its length (4 bytes) and the
-// number of its request (8 bytes), in little-endian order.
+// headerBytes precede a message: its length (4 bytes) and its request's number (8), little-endian.
 const headerBytes = 12
 
 // errFrame says that what was read is no frame.
