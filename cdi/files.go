@@ -155,7 +155,6 @@ func sameVersion(substituted []Substitution, mapped []string) error {
 	return nil
 }
 
-// specFiles returns the driver files that a spec mounts and this node has.
 func specFiles(spec *specs.Spec) []File {
 	var files []File
 	for _, m := range spec.Mounts {
@@ -176,7 +175,6 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// clone copies a spec.
 func clone(spec *specs.Spec) (*specs.Spec, error) {
 	data, err := json.Marshal(spec)
 	if err != nil {

@@ -104,7 +104,6 @@ func (r *Request) Replace(revoked, granted []int) {
 
 func ascending(minors []int) []int { return slices.Compact(slices.Sorted(slices.Values(minors))) }
 
-// readNodes reads the device nodes that runc makes.
 func (r *Request) readNodes(spec *specs.Spec) {
 	if spec.Linux == nil {
 		return

@@ -26,7 +26,6 @@ type Toolkit struct {
 	Mounts bool `toml:"accept-nvidia-visible-devices-as-volume-mounts"`
 }
 
-// toolkitConfig is the toolkit's file.
 const toolkitConfig = "/etc/nvidia-container-runtime/config.toml"
 
 // readToolkit reads the toolkit's file over the toolkit's own defaults.
@@ -73,7 +72,6 @@ func (t Toolkit) adds(r Request) []string {
 	return names
 }
 
-// isToolkitHook reports whether a hook is the toolkit's own.
 func isToolkitHook(h specs.Hook) bool {
 	name := path.Base(h.Path)
 	return name == "nvidia-container-runtime-hook" || name == "nvidia-container-toolkit"

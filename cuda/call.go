@@ -53,7 +53,6 @@ func (h *Helper) InfoNow(ctx context.Context) (Info, error) {
 	return ask[Info](ctx, h, wire.Request{Op: wire.OpInfo, Fresh: true})
 }
 
-// ask sends a request that is answered by a T.
 func ask[T any](ctx context.Context, h *Helper, q wire.Request) (answer T, err error) {
 	r, err := h.do(ctx, q, h.opts.CallTimeout)
 	if err != nil {
@@ -165,7 +164,6 @@ func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (w
 	return r, refusal(q, r)
 }
 
-// refusal returns the error in a reply, nil if the driver did as asked.
 func refusal(q wire.Request, r wire.Reply) error {
 	op := q.Op
 	switch r.Fault {

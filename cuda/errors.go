@@ -45,7 +45,6 @@ func (e *Error) Error() string {
 	return text
 }
 
-// doing words an operation.
 func doing(op string, pid int) string {
 	switch op {
 	case wire.OpState, wire.OpRestoreThread:

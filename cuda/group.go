@@ -88,7 +88,6 @@ func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][
 	return taken, err
 }
 
-// restored restores one process.
 func restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
 	err := h.Restore(ctx, pid, pairs)
 	if isRefusal(err, IllegalState) {
@@ -104,7 +103,6 @@ func restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
 // lead elsewhere than it can go.
 func IsDeviceMapRejected(err error) bool { return isRefusal(err, InvalidValue, NotSupported) }
 
-// isRefusal reports whether the driver refused a step with one of the results.
 func isRefusal(err error, results ...Result) bool {
 	refused, ok := errors.AsType[*Error](err)
 	return ok && slices.Contains(results, refused.Result)
@@ -135,7 +133,6 @@ func (g Group) Living() Group {
 	})
 }
 
-// found returns the processes that were found in one of the states.
 func (g Group) found(states ...State) Group {
 	return slices.DeleteFunc(slices.Clone(g), func(p Process) bool { return !slices.Contains(states, p.State) })
 }

@@ -214,7 +214,6 @@ func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 	return whole, nil
 }
 
-// file returns an open piece.
 func (r *AreaReader) file(i int) (io.ReaderAt, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -36,7 +36,6 @@ func (e *BlockError) Error() string {
 // Is makes a BlockError an ErrDamaged.
 func (e *BlockError) Is(target error) bool { return target == ErrDamaged }
 
-// maxBlockErrors bounds how many wrong blocks a check names.
 const maxBlockErrors = 32
 
 // Check reads every byte of the areas, so many blocks at a time (0: one for each core), and

@@ -208,7 +208,6 @@ func list(dirs []string) (*Checkpoint, error) {
 	return c, nil
 }
 
-// take sorts one file in.
 func (c *Checkpoint) take(f File) {
 	area, offset, piece := ParsePieceFile(f.Name)
 	switch {
@@ -243,7 +242,6 @@ func (c *Checkpoint) complete(flat bool, opts ...Option) (*Checkpoint, error) {
 	return c, c.arrange(flat)
 }
 
-// withoutGPU checks a checkpoint that has no gpuckpt.json.
 func (c *Checkpoint) withoutGPU() error {
 	for name := range c.pieces {
 		return fmt.Errorf("%w: it has %s, a file of GPU state, and no %s", ErrDamaged, name, MetadataName)

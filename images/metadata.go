@@ -169,7 +169,6 @@ func ReadMetadata(dir string) (*Metadata, error) {
 	return f.metadata()
 }
 
-// metadata reads the file as a gpuckpt.json.
 func (f File) metadata() (*Metadata, error) {
 	r, err := f.Open()
 	if err != nil {
@@ -271,7 +270,6 @@ const (
 	sealEnd = "\"\n}"
 )
 
-// checkSeal checks the digest that a gpuckpt.json ends with.
 func checkSeal(data []byte) error {
 	rest, ok := bytes.CutSuffix(data, []byte(sealEnd+"\n"))
 	if !ok || len(rest) < sealDigits {

@@ -63,7 +63,6 @@ update.`,
 	return group(&cobra.Command{Use: "cdi", Short: "Write the node's CDI specification, by which GPUs get into containers"}, generate)
 }
 
-// describeNode asks the driver for this node's GPUs.
 func describeNode(ctx context.Context, opts cuda.Options) (node cdi.Node, err error) {
 	h, err := cuda.Start(ctx, opts)
 	if err != nil {

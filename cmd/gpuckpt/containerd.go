@@ -79,7 +79,6 @@ func (d *daemon) run(cmd *cobra.Command, do work) (err error) {
 	return d.print(cmd, answer, words)
 }
 
-// print answers with v in JSON, or else in words.
 func (d *daemon) print(cmd *cobra.Command, v any, words string) error {
 	if d.json {
 		e := json.NewEncoder(cmd.OutOrStdout())
@@ -91,7 +90,6 @@ func (d *daemon) print(cmd *cobra.Command, v any, words string) error {
 	return err
 }
 
-// size words a number of bytes.
 func size[T int64 | uint64](bytes T) string { return units.BytesSize(float64(bytes)) }
 
 // connect connects to containerd. The context it returns carries the namespace.
@@ -173,5 +171,4 @@ func (d *daemon) list(cmd *cobra.Command, ask func(context.Context, *client.Clie
 	return names
 }
 
-// joinClose adds the error of closing something to that of a command.
 func joinClose(err *error, c io.Closer) { *err = errors.Join(*err, c.Close()) }

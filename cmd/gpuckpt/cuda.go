@@ -57,7 +57,6 @@ func (s cudaStep) take(ctx context.Context, h *cuda.Helper) (cudaAnswer, error) 
 	return a, err
 }
 
-// cudaFlags are the flags of the sub-commands of "gpuckpt cuda".
 type cudaFlags struct {
 	helper    string
 	join      int

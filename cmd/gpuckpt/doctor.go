@@ -24,7 +24,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/doctor"
 )
 
-// doctorOptions are the flags of doctor.
 type doctorOptions struct {
 	daemon
 	annotations bool
@@ -182,7 +181,6 @@ func reportText(r *doctor.Report) string {
 	return b.String()
 }
 
-// count words a number of things.
 func count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing

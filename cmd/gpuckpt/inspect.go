@@ -19,7 +19,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// openPlace opens what a command reads.
 func openPlace(ctx context.Context, dial convert.Dial, name string) (*convert.Source, error) {
 	ref, err := convert.ParseRef(name)
 	if err != nil {
@@ -28,7 +27,6 @@ func openPlace(ctx context.Context, dial convert.Dial, name string) (*convert.So
 	return convert.Open(ctx, ref, dial)
 }
 
-// inspectAnswer is what "image inspect" prints.
 type inspectAnswer struct {
 	Source string `json:"source"`
 	// Image is what a checkpoint image says of itself, Metadata the gpuckpt.json of another source.
@@ -161,7 +159,6 @@ func (a *inspectAnswer) words() string {
 	return text.String()
 }
 
-// sizes adds how large the parts are.
 func (a *inspectAnswer) sizes(row func(string, string, ...any)) {
 	if a.Image == nil {
 		var bytes uint64

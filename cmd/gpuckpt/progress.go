@@ -28,7 +28,6 @@ type progress struct {
 	steps map[string]*step // those that have not ended
 }
 
-// step is a step that is shown.
 type step struct {
 	began, told time.Time
 	bar         *mpb.Bar
@@ -60,7 +59,6 @@ func (p *progress) wait() {
 	p.bars.Wait()
 }
 
-// show is an images.Progress.
 func (p *progress) show(now images.Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -42,7 +42,6 @@ const (
 	gpuKind = "nvidia.com/gpu"
 )
 
-// restoreOptions are the flags of "gpuckpt restore".
 type restoreOptions struct {
 	daemon
 	name, base, runtime, snapshotter, log string
@@ -141,7 +140,6 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	return task, nil
 }
 
-// newName makes a container's name of an image's.
 func newName(ref string) string {
 	name, _, _ := strings.Cut(path.Base(ref), "@")
 	name, _, _ = strings.Cut(name, ":")

@@ -103,7 +103,6 @@ func infoEarly(f facts) (_ wire.Reply, ok bool) {
 	}), true
 }
 
-// partitioned are the GPUs in MIG mode.
 func partitioned(all map[string]cuda.Device) []cuda.GPU { return list(all, inMIG) }
 
 func inMIG(d cuda.Device) bool { return d.MIG != nil && *d.MIG }
@@ -137,7 +136,6 @@ func survey() wire.Reply {
 	return answer(found)
 }
 
-// surveyDevice asks for all that one GPU reports.
 func surveyDevice(index int, device nvml.Device) cuda.Device {
 	d := describe(index, device)
 	if mode, r := ask("nvmlDeviceGetPersistenceMode", device.GetPersistenceMode); r == nvml.SUCCESS {

@@ -121,7 +121,6 @@ func entries(ctx context.Context, r io.Reader, unreadable error, do func(name st
 	}
 }
 
-// copyEntry writes an entry with what it holds.
 func copyEntry(out *tar.Writer, h *tar.Header, in io.Reader) error {
 	// A sparse file is written whole, in whatever form holds its name and times.
 	h.Format = tar.FormatUnknown

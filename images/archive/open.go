@@ -62,7 +62,6 @@ func Open(ctx context.Context, name string) (*Archive, error) {
 // Close closes the archive, and with it the files of the checkpoint.
 func (a *Archive) Close() error { return a.file.Close() }
 
-// read opens an archive of that size.
 func read(ctx context.Context, r io.ReaderAt, size int64) (*Archive, error) {
 	if err := refuseCompressed(r); err != nil {
 		return nil, err

@@ -55,7 +55,6 @@ func Write(ctx context.Context, name string, c Contents, progress images.Progres
 	return nil
 }
 
-// writer writes one archive.
 type writer struct {
 	ctx   context.Context
 	tar   *tar.Writer
@@ -144,7 +143,6 @@ func (w *writer) checkpoint(c *images.Checkpoint) error {
 	return files(dir, func(name string) bool { return name == images.MetadataName }) // last, as at a dump
 }
 
-// json writes an entry of JSON.
 func (w *writer) json(name string, value any) error {
 	data, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -153,7 +151,6 @@ func (w *writer) json(name string, value any) error {
 	return w.file(name, int64(len(data)), bytes.NewReader(data))
 }
 
-// file writes an entry of that size.
 func (w *writer) file(name string, size int64, r io.ReaderAt) error {
 	err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, Size: size})
 	if err == nil {

@@ -75,7 +75,6 @@ type Result struct {
 	SecondsOverall float64 `json:"seconds"`
 }
 
-// run is one checkpoint on its way.
 type run struct {
 	Options
 	client   *client.Client
@@ -247,7 +246,6 @@ func (r *run) kill(ctx context.Context) error {
 	return nil
 }
 
-// unpack unpacks the image for the snapshotter of the container.
 func (r *run) unpack(ctx context.Context) error {
 	began := time.Now()
 	found, err := localstore.Find(ctx, r.client, r.Image)

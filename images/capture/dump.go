@@ -94,7 +94,6 @@ func (d *runningDump) complete(metadata string) (bool, error) {
 	}
 }
 
-// takeDiff makes the layer with the container's writable files.
 func (r *run) takeDiff(ctx context.Context) error {
 	if r.info.SnapshotKey == "" {
 		return nil

@@ -57,7 +57,6 @@ type Result struct {
 	*oci.Result
 }
 
-// conversion is one conversion.
 type conversion struct {
 	Options
 	src     *Source

@@ -81,7 +81,6 @@ func ParseRef(text string) (Ref, error) {
 	return Ref{Kind: kind, Path: path, Name: name}, err
 }
 
-// kindOf looks at a file or directory.
 func kindOf(path string) (string, error) {
 	st, err := os.Stat(path)
 	if err != nil {

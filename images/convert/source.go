@@ -129,7 +129,6 @@ func (s *Source) get(ctx context.Context, from interface {
 	return s.take(ctx, found)
 }
 
-// take looks at what kind of image was found.
 func (s *Source) take(ctx context.Context, found ocispec.Descriptor) (err error) {
 	s.containerd, err = OpenContainerd(ctx, s.Provider, found)
 	if errors.Is(err, oci.ErrNotCheckpoint) { // of that form

@@ -26,7 +26,6 @@ import (
 
 var errNoName = errors.New("the image needs a name: write it after the path, PATH@example.com/job:1")
 
-// intoContainerd writes into containerd, under its name at the end.
 func (v *conversion) intoContainerd(ctx context.Context) error {
 	c, err := v.Dial.client()
 	if err != nil {
@@ -104,7 +103,6 @@ func (v *conversion) beside() (string, error) {
 	return dir, err
 }
 
-// copiesAtOnce is how many blobs are copied at the same time.
 const copiesAtOnce = 4
 
 // copyImage copies the image's blobs, several at a time. containerd's lease keeps what is there of

@@ -115,7 +115,6 @@ func (l *Dir) Get(name string) (none ocispec.Descriptor, _ error) {
 	return find(index, name)
 }
 
-// find finds an image in an index.
 func find(index *ocispec.Index, name string) (ocispec.Descriptor, error) {
 	var names []string
 	for _, d := range index.Manifests {

@@ -34,7 +34,6 @@ func chooseLayerBytes(state uint64) uint64 {
 	return size
 }
 
-// span is a range of an area's file.
 type span struct{ from, to uint64 }
 
 // runs finds what of a range has to be stored; from is a multiple of blockBytes. It reads little of

@@ -25,7 +25,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
-// plan is a layer to be made.
 type plan struct {
 	kind string
 	// A GPU layer's area and range of its file. The range of another is as long as its entries.
@@ -35,7 +34,6 @@ type plan struct {
 	entries []entry
 }
 
-// key finds the layer in a previous image.
 func (p *plan) key() string { return layerKey(p.kind, p.name, strconv.FormatUint(p.from, 10)) }
 
 func layerKey(kind, area, offset string) string {
@@ -232,7 +230,6 @@ func (b *builder) note(d digest.Digest) {
 	b.wrote = append(b.wrote, d)
 }
 
-// abort removes an ingest.
 func abort(ctx context.Context, store content.IngestManager, ref string) {
 	ctx = context.WithoutCancel(ctx)
 	if err := store.Abort(ctx, ref); err != nil && !errdefs.IsNotFound(err) {
@@ -240,7 +237,6 @@ func abort(ctx context.Context, store content.IngestManager, ref string) {
 	}
 }
 
-// counter counts what is written.
 type counter struct {
 	w     io.Writer
 	bytes int64
@@ -306,7 +302,6 @@ func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descrip
 	return digest.Canonical.FromReader(r)
 }
 
-// exists reports whether the store has a blob.
 func exists(ctx context.Context, store content.InfoProvider, d digest.Digest) (bool, error) {
 	_, err := store.Info(ctx, d)
 	if errdefs.IsNotFound(err) {

@@ -63,7 +63,6 @@ type Result struct {
 	GPUReused int64 `json:"gpuReusedBytes,omitempty"`
 }
 
-// defaults fills in what is not set.
 func (o Options) defaults() Options {
 	o.HostsDir = cmp.Or(o.HostsDir, DefaultHostsDir)
 	if o.Credentials == nil {

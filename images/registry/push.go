@@ -77,7 +77,6 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 	return p.result(), nil
 }
 
-// parse reads the name of an image in a registry.
 func parse(ref string) (reference.Spec, error) {
 	spec, err := reference.Parse(ref)
 	if err != nil {
@@ -123,14 +122,12 @@ func contents(ctx context.Context, store content.Provider, image ocispec.Descrip
 	return blobs, manifests, err
 }
 
-// push is one push.
 type push struct {
 	*transfer
 	store  content.Provider
 	pusher remotes.Pusher
 }
 
-// send sends one blob unless it is there.
 func (p *push) send(ctx context.Context, d ocispec.Descriptor) error {
 	if err := p.attempts(ctx, p.meter, func() error { return p.try(ctx, d) }); err != nil {
 		return fmt.Errorf("%s: %w", d.Digest, err)

@@ -73,7 +73,6 @@ func notAuthorized(err error) bool {
 	return errors.Is(err, docker.ErrInvalidAuthorization)
 }
 
-// explain adds what a user can do about an error.
 func explain(err error, host string) error {
 	if notAuthorized(err) {
 		return fmt.Errorf("%w: log in with `docker login %s`, or any tool that writes the credentials to $DOCKER_CONFIG/config.json: %w", ErrNotAuthorized, host, err)

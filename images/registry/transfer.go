@@ -30,7 +30,6 @@ func newTransfer(step string, o Options) *transfer {
 	return &transfer{Options: o, meter: o.Progress.Begin(step, 0), blobs: make(map[digest.Digest]*blob)}
 }
 
-// blob is one blob of the image.
 type blob struct {
 	size    int64
 	gpu     bool  // it is a layer of GPU state
@@ -38,7 +37,6 @@ type blob struct {
 	reached int64 // how far the progress has been told
 }
 
-// know counts a blob in.
 func (t *transfer) know(d ocispec.Descriptor) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -15,7 +15,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 )
 
-// cdiFix writes a specification.
 const cdiFix = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml  # or, without NVIDIA's container toolkit, gpuckpt cdi generate --output=/etc/cdi/nvidia.json"
 
 // CheckCDI looks at the node's CDI specifications, in containerd's directories

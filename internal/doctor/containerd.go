@@ -32,7 +32,6 @@ type containerdConfig struct {
 	} `toml:"plugins"`
 }
 
-// criConfig is the configuration of the CRI plugin.
 type criConfig struct {
 	CDI        *bool    `toml:"enable_cdi"`
 	CDIDirs    []string `toml:"cdi_spec_dirs"`

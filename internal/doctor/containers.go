@@ -46,7 +46,6 @@ func CheckContainers(ctx context.Context, n *Node, g GPUs, r Room) []Check {
 	return a.checks
 }
 
-// container checks one.
 func (a *area) container(n *Node, c Container, r Room) {
 	name := c.Namespace + "/" + c.ID
 	var bytes uint64

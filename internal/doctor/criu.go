@@ -10,7 +10,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
-// criuFix installs a CRIU that is new enough.
 const criuFix = "add-apt-repository --yes ppa:criu/ppa && apt-get install --yes criu  # Ubuntu; elsewhere hack/setup criu builds it: name it in [criu] path of /etc/gpuckpt/config.toml"
 
 // CheckCRIU looks at the criu that a shim would use, and has criu look at the kernel.
@@ -60,7 +59,6 @@ func (a *area) criuChecks(ctx context.Context, n *Node, path string) {
 	a.ok("check", "the kernel has all that gpuckpt needs; it lacks, and gpuckpt does not use: %s", missing)
 }
 
-// networkLock looks at how packets are kept away during a dump.
 func (a *area) networkLock(ctx context.Context, n *Node, path string) {
 	switch method, iptables := criu.NetworkLock(ctx, n, path); method {
 	case criu.LockIptables:

@@ -16,7 +16,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/driverroot"
 )
 
-// driverFix is how to get a driver.
 const driverFix = "ubuntu-drivers install --gpgpu nvidia:580-server  # Ubuntu; elsewhere see https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"
 
 // GPUs is what the CUDA helper has found out about the driver and the GPUs.
@@ -122,7 +121,6 @@ func (n *Node) driverFailure(g GPUs, version string) (found, fix string) {
 	return found, "ldd " + g.Helper + "  # what keeps it from running"
 }
 
-// checkGPUs looks at each GPU.
 func checkGPUs(g GPUs) []Check {
 	a := area{name: "gpu"}
 	if g.SurveyErr != nil {

@@ -66,7 +66,6 @@ func (a *area) rights(n *Node) {
 		Failure, "this program lacks "+strings.Join(missing, ", "), "without these most checks below cannot look at anything", "sudo gpuckpt doctor")
 }
 
-// options checks how the kernel was built.
 func (a *area) options(n *Node, release string) {
 	config, from := n.kernelConfig(release)
 	if config == nil {

@@ -28,7 +28,6 @@ type Room struct {
 	RootFree uint64
 }
 
-// size words a number of bytes.
 func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }
 
 // CheckMemory looks at the memory and the disks that checkpoints take.

@@ -137,13 +137,11 @@ func (n *Node) read(elem ...string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// exists reports whether a path exists.
 func (n *Node) exists(elem ...string) bool {
 	_, err := os.Stat(n.path(elem...))
 	return err == nil
 }
 
-// runTimeout bounds each program that is run.
 const runTimeout = 30 * time.Second
 
 // Run runs a program in the environment of shims and returns its outputs. The error is an

@@ -20,7 +20,6 @@ import (
 // ShimName is the file name of this project's shim.
 const ShimName = "containerd-shim-gpuckpt-v2"
 
-// installFix installs this project's programs.
 const installFix = "make install  # in gpuckpt's sources: shim, helper and gpuckpt to /usr/local/bin"
 
 // runcCheckpoint is the annotation of `runc features` that reports whether it was built with
@@ -109,5 +108,4 @@ func CheckRunc(ctx context.Context, n *Node) []Check {
 	return a.checks
 }
 
-// isShim reports whether a path names this project's shim.
 func isShim(path string) bool { return filepath.Base(path) == ShimName }

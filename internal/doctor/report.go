@@ -63,7 +63,6 @@ func (r *Report) Add(checks ...Check) {
 	}
 }
 
-// area makes the checks of one area.
 type area struct {
 	name   string
 	checks []Check

@@ -105,5 +105,4 @@ func chooseWindow(node config.Staging, room uint64, procs []cuda.Process) (uint6
 	return window, nil
 }
 
-// size words a number of bytes.
 func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }

@@ -57,7 +57,6 @@ func stopCopyThreads(ctx context.Context, tracer *steer.Session) {
 	}
 }
 
-// logNotes logs the notes of a tracer.
 func logNotes(ctx context.Context, notes []string) {
 	for _, n := range notes {
 		log.G(ctx).Info("staging area: " + n)

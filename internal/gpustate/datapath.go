@@ -117,7 +117,6 @@ func (a *Area) release() {
 	}
 }
 
-// bytesOf returns the size of areas.
 func bytesOf(areas []Area) (bytes uint64) {
 	for _, a := range areas {
 		bytes += a.Bytes

@@ -89,7 +89,6 @@ func (k *helpers) idleAfter(wait time.Duration) {
 	k.idle = idle
 }
 
-// close ends the helper.
 func (k *helpers) close() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -42,7 +42,6 @@ type usage struct {
 	byPID map[int]uint64
 }
 
-// total returns the sum over all GPUs.
 func (u usage) total() (bytes uint64) {
 	for _, n := range u.byGPU {
 		bytes += n
@@ -108,7 +107,6 @@ type bystander struct {
 	mapped string
 }
 
-// bystandersAmong returns the bystanders among pids.
 func (l *locked) bystandersAmong(pids []int) (all []bystander, err error) {
 	for _, pid := range pids {
 		if slices.ContainsFunc(l.procs, func(p cuda.Process) bool { return p.PID.Host == pid }) {

@@ -236,7 +236,6 @@ func checkDigests(worker *staging.Digester, areas []Area) error {
 	return nil
 }
 
-// imageAreas returns the areas as images describes them.
 func imageAreas(areas []Area) (all []images.Area) {
 	for _, a := range areas {
 		all = append(all, a.Area)

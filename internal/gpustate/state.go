@@ -110,7 +110,6 @@ func (s *State) use(opts Options) {
 	s.tracers.node = opts.Config.Staging
 }
 
-// pidsOf returns the pids of a container's processes.
 func pidsOf(target Target) ([]int, error) {
 	cgroup, err := target.Cgroup()
 	if err != nil {

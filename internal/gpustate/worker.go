@@ -40,7 +40,6 @@ func (t *tracers) started(ctx context.Context) (*steer.Session, error) {
 	return t.session, err
 }
 
-// digester starts a digester.
 func (t *tracers) digester(ctx context.Context) (*staging.Digester, error) {
 	return startCharged(ctx, t.run, t.node, staging.StartDigester)
 }
@@ -94,7 +93,6 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 	return sequence.Join(err, cgroup.Freeze(), tracer.Release(), cgroup.ThawIfKilled(target.Init()))
 }
 
-// process is a worker process that has started.
 type process interface {
 	Pid() int
 	Close() error

@@ -193,7 +193,6 @@ func openBeneath(at int, name string) (int, error) {
 	return unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
 }
 
-// listBeneath lists a directory below another.
 func listBeneath(at int, dir string) ([]string, error) {
 	fd, err := unix.Openat2(at, dir, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
 	if err != nil {
@@ -204,7 +203,6 @@ func listBeneath(at int, dir string) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// removeBeneath removes a file below a directory.
 func removeBeneath(at int, name string) error {
 	dir, err := openBeneath(at, path.Dir(name))
 	if err != nil {

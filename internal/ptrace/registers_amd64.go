@@ -166,7 +166,6 @@ func xsaveEnd(features uint64) int {
 	return end
 }
 
-// cpuid is the processor's instruction.
 func cpuid(leaf, sub uint32) (eax, ebx, ecx, edx uint32)
 
 // signalMask makes a request of ptrace that reads or sets a thread's signal mask.

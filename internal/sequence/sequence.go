@@ -139,7 +139,6 @@ func Join(err error, back ...error) error {
 	return err
 }
 
-// time runs one phase and logs it.
 func (q *Sequence) time(ctx context.Context, name string, do func(context.Context) (uint64, error)) error {
 	start := time.Now()
 	bytes, err := do(ctx)

@@ -18,7 +18,6 @@ import (
 // ioBytes is the unit of reading and writing, a multiple of what O_DIRECT wants on any disk.
 const ioBytes = 4 << 20
 
-// block is one block of one of several files.
 type block struct {
 	file, number int
 	from, to     uint64 // in the file
@@ -92,7 +91,6 @@ func digestAll(files []FileRange) ([][]string, error) {
 	return digests, syncAll(disk) // the holes
 }
 
-// punch makes a hole in a file.
 func punch(f *os.File, from, to uint64) error {
 	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from)); err != nil {
 		return fmt.Errorf("make a hole in %s: %w", f.Name(), err)
@@ -215,7 +213,6 @@ func eachBlock(files []FileRange, workers int, do func(block) (string, error)) (
 // are digested on a disk there is little of it.
 const diskReaders = 8
 
-// syncAll flushes the files that are not nil.
 func syncAll(files []*os.File) error {
 	for _, f := range files {
 		if f == nil {

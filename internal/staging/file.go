@@ -195,7 +195,6 @@ func populatePages(mem []byte) error {
 	return err
 }
 
-// advance notes that a chunk is filled.
 func (b *File) advance(from uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -122,7 +122,6 @@ func writeBlock(to *os.File, block []byte, at uint64, stop *atomic.Bool) (whole 
 	return true, nil
 }
 
-// end stops the copy and returns what is written.
 func (c *writeBehind) end() []string {
 	if c == nil {
 		return nil
@@ -132,7 +131,6 @@ func (c *writeBehind) end() []string {
 	return c.written
 }
 
-// remove stops the copy and removes its file.
 func (c *writeBehind) remove() {
 	// A zero copy has no file.
 	if c.end() != nil {

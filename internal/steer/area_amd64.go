@@ -172,7 +172,6 @@ func (s *steering) mapArea(t *ptrace.Thread, b *stagingArea) (err error) {
 	return nil
 }
 
-// name is that of the next area's file.
 func (s *steering) name() string { return fmt.Sprintf("%s%d", s.target.Name, len(s.areas)) }
 
 // backThrough is back for an area whose file is on a disk. If that fails, for want of room for
@@ -216,7 +215,6 @@ func (s *steering) mapThrough(t *ptrace.Thread, start, length uint64) (*stagingA
 	return b, s.mapArea(t, b)
 }
 
-// reserve makes room on the disk for the next area.
 func (s *steering) reserve(bytes uint64) (err error) {
 	s.reserved, err = staging.Reserve(filepath.Join(s.target.Dir, s.name()), bytes)
 	return err

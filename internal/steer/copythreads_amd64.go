@@ -256,7 +256,6 @@ func (c *copyThreads) note(t *ptrace.Thread) string {
 	return fmt.Sprintf("process %d: %d bytes were copied for the driver, by %d threads", c.pid, copied, 1+c.threads)
 }
 
-// within reports whether an address is in the page of code.
 func (c *copyThreads) within(at uint64) bool { return at-c.page < staging.PageSize }
 
 // leavePage lets the thread go on until it is not in our code, where it does not come again.

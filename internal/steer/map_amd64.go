@@ -45,7 +45,6 @@ func openMapped(path string) (*os.File, error) {
 	return os.OpenFile(path, flags, 0)
 }
 
-// mapInto maps files over areas of one process.
 func mapInto(t *ptrace.Thread, mappings []Mapping) error {
 	for _, m := range mappings {
 		if m.Path == "" {

@@ -239,7 +239,6 @@ func (s *steering) nearEnd() (bool, error) {
 	return !s.untraced, nil
 }
 
-// note adds a line for the log.
 func (s *steering) note(format string, args ...any) {
 	s.notes = append(s.notes, fmt.Sprintf("process %d: ", s.target.PID)+fmt.Sprintf(format, args...))
 }

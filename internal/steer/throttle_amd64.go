@@ -97,7 +97,6 @@ func (s *steering) putRestBack(t *ptrace.Thread, b *stagingArea) error {
 	return nil
 }
 
-// stopCopies ends the copy threads, if there are any.
 func (s *steering) stopCopies(t *ptrace.Thread) error {
 	if s.copies == nil {
 		return nil

@@ -14,7 +14,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
-// tracer is the state of a tracer process.
 type tracer struct {
 	tuning
 	hold  *ptrace.Hold

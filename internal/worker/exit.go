@@ -42,7 +42,6 @@ func describe(code int, err error) string {
 	return fmt.Sprintf("exit status %d", code)
 }
 
-// tail keeps the last bytes written to it.
 type tail struct {
 	mu  sync.Mutex
 	end []byte

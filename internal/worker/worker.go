@@ -77,7 +77,6 @@ type Worker struct {
 	err     error
 }
 
-// call is a request that waits for its answer.
 type call struct {
 	answer chan []byte // of capacity 1
 	limit  *time.Timer // kills the process
@@ -204,7 +203,6 @@ func (w *Worker) reap(patience time.Duration) error {
 	return fmt.Errorf("close the %s: process %d could not be killed", w.kind.Name, w.Pid())
 }
 
-// ends reports whether the process ends within a time.
 func (w *Worker) ends(within time.Duration) bool {
 	select {
 	case <-w.exited:
@@ -280,7 +278,6 @@ func (w *Worker) send(c *call, body []byte, doing string, limit time.Duration) e
 	return nil
 }
 
-// register makes a call known to read and starts its limit.
 func (w *Worker) register(c *call, doing string, limit time.Duration) (id uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
