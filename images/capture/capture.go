@@ -19,7 +19,6 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
@@ -36,8 +35,6 @@ const (
 	// undoLimit bounds each undo, and the end of a container: a resume waits for the GPUs to be
 	// filled.
 	undoLimit = 30 * time.Minute
-	// leaseLimit is when containerd collects what a program that was killed has left.
-	leaseLimit = 24 * time.Hour
 )
 
 // Options say how a checkpoint is taken.
@@ -96,11 +93,11 @@ func Container(ctx context.Context, c *client.Client, id string, o Options) (_ *
 		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
 	}
 	// What is written belongs to nobody else until the image has its name.
-	ctx, release, err := c.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(leaseLimit))
+	ctx, release, err := localstore.Lease(ctx, c)
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint %s: keep containerd from collecting the image: %w", id, err)
+		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
 	}
-	defer func() { err = errors.Join(err, release(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, release()) }()
 	if err := r.take(ctx); err != nil {
 		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
 	}

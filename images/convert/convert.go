@@ -15,21 +15,17 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
-
-// leaseLimit is when containerd collects what a program that was killed has left.
-const leaseLimit = 24 * time.Hour
 
 // Options say how a checkpoint is converted.
 type Options struct {
@@ -85,12 +81,11 @@ func Convert(ctx context.Context, from, to Ref, o Options) (_ *Result, err error
 			return nil, err
 		}
 		// What is written belongs to nobody else until it has a name.
-		leased, release, err := c.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(leaseLimit))
-		if err != nil {
-			return nil, fmt.Errorf("keep containerd from collecting the image: %w", err)
+		var release func() error
+		if ctx, release, err = localstore.Lease(ctx, c); err != nil {
+			return nil, err
 		}
-		v.atEnd(func() error { return release(context.WithoutCancel(leased)) })
-		ctx = leased
+		v.atEnd(release)
 	}
 	if v.src, err = v.open(ctx, from); err != nil {
 		return nil, err

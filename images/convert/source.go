@@ -42,7 +42,7 @@ type Source struct {
 	Image      *ocispec.Descriptor
 	Checkpoint *images.Checkpoint
 	// Provider reads an image, and the blobs of containerd's own checkpoint.
-	Provider content.Provider
+	Provider content.InfoReaderProvider
 
 	containerd *ContainerdCheckpoint
 	archive    *archive.Archive
@@ -110,7 +110,7 @@ func (s *Source) named(err error) error {
 
 // get takes an image from a layout that was opened, or returns err.
 func (s *Source) get(ctx context.Context, from interface {
-	content.Provider
+	content.InfoReaderProvider
 	io.Closer
 	Get(name string) (ocispec.Descriptor, error)
 }, err error) error {

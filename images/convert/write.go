@@ -16,7 +16,6 @@ import (
 	"github.com/containerd/containerd/v2/pkg/atomicfile"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
 
@@ -83,7 +82,7 @@ func (v *conversion) intoArchive(ctx context.Context) (err error) {
 	}
 	defer func() { _ = out.Cancel() }() // nothing once it is closed
 	meter := v.Progress.Begin("archive", 0)
-	if err := ociarchive.Export(ctx, withInfo{provider}, meter.Writer(ctx, out), ociarchive.WithManifest(*manifest, v.to.Name),
+	if err := ociarchive.Export(ctx, provider, meter.Writer(ctx, out), ociarchive.WithManifest(*manifest, v.to.Name),
 		ociarchive.WithSkipDockerManifest(), ociarchive.WithAllPlatforms()); err != nil {
 		return err
 	}
@@ -131,15 +130,4 @@ func (v *conversion) copyImage(ctx context.Context, to content.Store, collected 
 	}
 	meter.End("copied")
 	return nil
-}
-
-// withInfo adds an Info that knows only a blob's name to a provider that has none:
-// Export asks which repositories a blob came from.
-type withInfo struct{ content.Provider }
-
-func (w withInfo) Info(ctx context.Context, dgst digest.Digest) (content.Info, error) {
-	if p, ok := w.Provider.(content.InfoProvider); ok {
-		return p.Info(ctx, dgst)
-	}
-	return content.Info{Digest: dgst}, nil
 }

@@ -18,7 +18,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
@@ -29,11 +28,10 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Dir is a layout in a directory.
+// Dir is a layout in a directory. Only one goroutine may Tag at a time.
 type Dir struct {
 	content.Store
 	dir string
-	mu  sync.Mutex // one change of the index at a time
 }
 
 // Open opens a layout, or makes one where there is no directory or an empty one.
@@ -87,8 +85,6 @@ func (l *Dir) Close() error {
 // Tag puts an image into the index under a name, "example.com/job:1". An image that
 // had the name before loses it.
 func (l *Dir) Tag(ctx context.Context, name string, manifest ocispec.Descriptor) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	index, err := l.readIndex()
 	if err == nil {
 		_, err = l.Info(ctx, manifest.Digest)
@@ -106,8 +102,6 @@ func (l *Dir) Tag(ctx context.Context, name string, manifest ocispec.Descriptor)
 
 // Get finds an image by its name; an empty name stands for the only image.
 func (l *Dir) Get(name string) (none ocispec.Descriptor, _ error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	index, err := l.readIndex()
 	if err != nil {
 		return none, err

@@ -85,6 +85,15 @@ func (t *Tar) ReaderAt(_ context.Context, d ocispec.Descriptor) (content.ReaderA
 	return blob{f.Data.(*io.SectionReader)}, nil
 }
 
+// Info says that a blob is there, and its size.
+func (t *Tar) Info(_ context.Context, d digest.Digest) (content.Info, error) {
+	f, ok := t.blobs[d]
+	if !ok {
+		return content.Info{}, fmt.Errorf("the archive has no %s: %w", d, errdefs.ErrNotFound)
+	}
+	return content.Info{Digest: d, Size: int64(f.Bytes)}, nil
+}
+
 type blob struct{ *io.SectionReader }
 
 func (blob) Close() error { return nil }

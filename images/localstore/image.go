@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/reference"
@@ -45,6 +47,16 @@ func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store
 		return nil, errors.New("containerd does not say where its content store is")
 	}
 	return Open(c.ContentStore(), root, known)
+}
+
+// Lease keeps containerd from collecting what is written with the context that it returns, until
+// release, or for a day if the program is killed.
+func Lease(ctx context.Context, c *client.Client) (_ context.Context, release func() error, _ error) {
+	leased, end, err := c.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(24*time.Hour))
+	if err != nil {
+		return nil, nil, fmt.Errorf("keep containerd from collecting the image: %w", err)
+	}
+	return leased, func() error { return end(context.WithoutCancel(leased)) }, nil
 }
 
 // CheckName refuses what is not the full name of an image: registries and containerd

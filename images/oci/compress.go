@@ -5,7 +5,6 @@ package oci
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/archive/compression"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -75,7 +75,9 @@ func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	}
 	if kind == "unknown" { // Docker's type for plain archives is also used for others
 		b := bufio.NewReader(r)
-		kind, r = sniff(b), b
+		begin, _ := b.Peek(10) // shorter: it is none
+		kind = map[compression.Compression]string{compression.Gzip: "gzip", compression.Zstd: "zstd"}[compression.DetectCompression(begin)]
+		r = b
 	}
 	switch kind {
 	case "":
@@ -90,18 +92,6 @@ func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 		return d.IOReadCloser(), nil
 	}
 	return nil, fmt.Errorf("layers of the media type %s are not supported", mediaType)
-}
-
-// sniff returns the compression by how a layer begins.
-func sniff(b *bufio.Reader) string {
-	begin, _ := b.Peek(4) // shorter: it is none
-	switch {
-	case bytes.HasPrefix(begin, []byte{0x1f, 0x8b}):
-		return "gzip"
-	case bytes.HasPrefix(begin, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		return "zstd"
-	}
-	return ""
 }
 
 // OpenLayer opens a layer of a store as a plain archive. meter counts the bytes as stored. Reading
