@@ -47,8 +47,7 @@ func IsDriverFile(file string) bool {
 	return DriverVersion(file) != "" || driverForm.MatchString(path.Base(file)) || socketForm.MatchString(path.Clean(file))
 }
 
-// likeness returns what a file has in common with its counterpart of another version or
-// distribution.
+// likeness returns what a file has in common with its like of another version or distribution.
 func likeness(file string) string {
 	file = path.Clean(file)
 	if m := versionForm.FindStringSubmatchIndex(file); m != nil {

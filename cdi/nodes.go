@@ -19,8 +19,7 @@ func IsNode(p string) bool { return nodeForm.MatchString(path.Clean(p)) }
 // NodeDirs returns the directories below /dev that hold NVIDIA's nodes.
 func NodeDirs() []string { return []string{".", "nvidia-caps", "nvidia-caps-imex-channels"} }
 
-// MinorOf returns N of /dev/nvidiaN, the node of a GPU. The driver opens the node of that name,
-// whatever its numbers are.
+// MinorOf returns N of /dev/nvidiaN. The driver goes by that name, whatever the node's numbers.
 func MinorOf(p string) (int, bool) {
 	digits, ok := strings.CutPrefix(path.Clean(p), "/dev/nvidia")
 	if !ok || !IsNode(p) {

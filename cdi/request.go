@@ -45,8 +45,7 @@ type Request struct {
 // Grants reports whether the spec grants a GPU of this node.
 func (r Request) Grants(g GPU) bool { return r.AllNodes || slices.Contains(r.Minors, g.Minor) }
 
-// Complete reports whether Minors are all the GPUs that the container gets, none shared or
-// partitioned.
+// Complete reports whether the container gets Minors and no other GPU, none shared or partitioned.
 func (r Request) Complete() bool {
 	return len(r.Minors) > 0 && !r.AllNodes && !r.hook && len(r.arguments) == 0 && r.MIG == "" && r.MPS == ""
 }
@@ -164,8 +163,7 @@ func (r *Request) readAnnotations(spec *specs.Spec) {
 	}
 }
 
-// readProcess reads the names in NVIDIA_VISIBLE_DEVICES, which by itself grants nothing: many
-// images set it to "all".
+// readProcess reads NVIDIA_VISIBLE_DEVICES, which grants nothing: many images set it to "all".
 func (r *Request) readProcess(spec *specs.Spec) {
 	if spec.Process == nil {
 		return

@@ -64,15 +64,13 @@ func ask[T any](ctx context.Context, h *Helper, q wire.Request) (answer T, err e
 	return answer, nil
 }
 
-// Survey is what NVML reports, also of a driver that is too old for checkpoints or that CUDA cannot
-// use.
+// Survey is what NVML reports, also of a driver too old for checkpoints or that CUDA cannot use.
 type Survey struct {
 	DriverVersion string   `json:"driver_version"` // empty if unknown
 	Devices       []Device `json:"devices"`
 }
 
-// Device is one GPU of a survey. A nil pointer or empty text is not reported. Index is
-// nvidia-smi's.
+// Device is one GPU of a survey; nil pointers and empty texts are unknown. Index is nvidia-smi's.
 type Device struct {
 	GPU
 	Persistence    *bool       `json:"persistence,omitempty"`
@@ -149,8 +147,7 @@ func (h *Helper) Unlock(ctx context.Context, pid int) error {
 	return err
 }
 
-// do sends a request and turns a refusal into an error. limit bounds the helper, which is then
-// killed.
+// do sends a request and turns a refusal into an error. After limit the helper is killed.
 func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (wire.Reply, error) {
 	doing := doing(q.Op, q.PID)
 	// Refuse here what the helper would take as a reason to end.

@@ -90,8 +90,7 @@ func hint(op string, r Result) string {
 	case op == wire.OpCheckpoint && r == NotSupported:
 		return "it uses managed memory (cudaMallocManaged, UVM) or another feature that this driver cannot checkpoint; it stays locked and runs on once unlocked"
 	case op == wire.OpCheckpoint && r == Unknown:
-		// Driver 580 on an H200, a process with managed memory: 801 the first
-		// time, 999 from then on.
+		// Driver 580 on an H200, with managed memory: 801 the first time, 999 from then on.
 		return "if the driver has refused this process before, the reason it gave then holds still (managed memory, for one); it stays locked and runs on once unlocked"
 	case op == wire.OpRestore && r == InvalidValue:
 		return "GPU pairs must name every checkpointed GPU once and lead to different GPUs that are visible here"

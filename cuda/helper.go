@@ -14,8 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
-// drainTimeout is how long the helper may go on after its client has gone (package driver), and
-// exit.
+// drainTimeout is how long the helper may go on without its client (package driver), and exit.
 const drainTimeout = 2*time.Minute + 10*time.Second
 
 // kind is what all helpers have in common.

@@ -65,8 +65,7 @@ func (o Options) command() (*exec.Cmd, error) {
 		return nil, err
 	}
 	cmd := exec.Command(path)
-	// These would hide or reorder GPUs; a restore needs every GPU of a checkpoint named and
-	// visible.
+	// These would hide or reorder GPUs; a restore needs every GPU of a checkpoint visible.
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
 		return name == wire.VisibleEnv || name == "CUDA_DEVICE_ORDER" || name == wire.JoinEnv || name == wire.DriverEnv

@@ -161,8 +161,7 @@ func deviceFiles(pid int) ([]int, error) {
 	return slices.Compact(minors), nil
 }
 
-// NSPID returns the number of a process, or of a thread, in its innermost pid
-// namespace.
+// NSPID returns the number of a process or thread in its innermost pid namespace.
 func NSPID(pid int) (int, error) {
 	status, err := proc.StatusOf(pid)
 	if err != nil {

@@ -16,8 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// ProcGPUs is where NVIDIA's kernel module describes the GPUs, each in a directory. Reading it
-// wakes none.
+// ProcGPUs has a directory of NVIDIA's kernel module for each GPU. Reading it wakes none.
 const ProcGPUs = "/proc/driver/nvidia/gpus"
 
 // UUIDs returns the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), for Options.Visible,

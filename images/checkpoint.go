@@ -95,8 +95,7 @@ func Open(dir string, opts ...Option) (*Checkpoint, error) {
 	return c.complete(true, opts...)
 }
 
-// OpenFiles is Open for files that are known already, such as parts of an archive. The Checkpoint
-// has no Dir.
+// OpenFiles is Open for known files, such as parts of an archive. The Checkpoint has no Dir.
 func OpenFiles(files []File, opts ...Option) (*Checkpoint, error) {
 	c := &Checkpoint{pieces: make(map[string]Location)}
 	for _, f := range files {
@@ -177,8 +176,7 @@ func opaque(dir string) bool {
 	return false
 }
 
-// list sorts in the files of directories. An earlier directory hides a later one's file of that
-// name.
+// list sorts in the files of directories. An earlier one hides a later one's file of that name.
 func list(dirs []string) (*Checkpoint, error) {
 	c := &Checkpoint{Dir: dirs[0], pieces: make(map[string]Location)}
 	seen := make(map[string]bool)

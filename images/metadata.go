@@ -133,8 +133,7 @@ const digestPrefix = "xxh3-128:"
 // ZeroBlockDigest is the digest of a whole block of zeros.
 const ZeroBlockDigest = digestPrefix + "8c5a2179ae9f1c910939aaa27d431ff2"
 
-// AreaFile names the file of a process's area, by the pid inside the container and the area's
-// number from 0.
+// AreaFile names the file of an area, by the process's pid inside and the area's number from 0.
 func AreaFile(pid, number int) string { return fmt.Sprintf("%s%d", AreaPrefix(pid), number) }
 
 // AreaPrefix returns what the names of all area files of a process begin with.
@@ -233,8 +232,7 @@ func WriteMetadata(dir string, m *Metadata) error {
 	if err != nil {
 		return fmt.Errorf("write checkpoint metadata: %w", err)
 	}
-	// A directory that cannot be flushed is not an error: the file is complete, and is
-	// either found or not.
+	// Without this flush too the file is complete, and is either found or not.
 	_ = flushFile(dir)
 	return nil
 }

@@ -64,8 +64,7 @@ func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer
 	return 0
 }
 
-// message words an error as NVIDIA's utility does where the driver refused, else as this project
-// does.
+// message words an error of the driver's as NVIDIA's utility does, any other as this project does.
 func (s cudaStep) message(err error) string {
 	var e *cuda.Error
 	if !errors.As(err, &e) {

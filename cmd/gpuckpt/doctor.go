@@ -104,8 +104,7 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// configure reads the configuration that the shims read, and returns where it is and what is wrong
-// with it.
+// configure reads the shims' configuration, and returns where it is and what is wrong with it.
 func configure(n *doctor.Node) (path string, err error) {
 	for _, kv := range n.Env {
 		if v, ok := strings.CutPrefix(kv, config.Env+"="); ok {

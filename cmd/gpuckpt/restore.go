@@ -180,8 +180,7 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 			err = errors.Join(err, container.Delete(back, client.WithSnapshotCleanup))
 		}
 	}()
-	// By way of the shim's pipes even to nowhere: CRIU could not dump a process with a file of the
-	// host open.
+	// By the shim's pipes even to nowhere: CRIU cannot dump a process with a file of the host open.
 	file, err := filepath.Abs(cmp.Or(o.log, os.DevNull))
 	if err != nil {
 		return nil, err

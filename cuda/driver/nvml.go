@@ -85,8 +85,7 @@ func describe(index int, device nvml.Device) cuda.Device {
 	return d
 }
 
-// infoEarly lists the GPUs that this process is to see, without CUDA. ok is false where not all is
-// known of them.
+// infoEarly lists the GPUs that this process is to see, without CUDA; ok: all is known of them.
 func infoEarly(f facts) (_ wire.Reply, ok bool) {
 	if !f.all || f.version == "" {
 		return wire.Reply{}, false

@@ -20,8 +20,7 @@ const (
 	// OnCheckpoint decides whether the container continues after a checkpoint
 	// whose request has no options, the kubelet's and nerdctl's: "keep" or "stop".
 	OnCheckpoint = "dev.gpuckpt.on-checkpoint"
-	// WhenShort decides for a container what [staging] when_short decides for the
-	// node.
+	// WhenShort decides for a container what [staging] when_short does for the node.
 	WhenShort = "dev.gpuckpt.when-short"
 	// IOUring decides whether the container may use io_uring, which CRIU cannot dump: "allow", or
 	// "deny", the default.

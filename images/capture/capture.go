@@ -32,8 +32,7 @@ import (
 const (
 	// DefaultDir is where dumps are made. It need not exist.
 	DefaultDir = "/var/lib/gpuckpt/checkpoints"
-	// undoLimit bounds each undo, and the end of a container: a resume waits for the GPUs to be
-	// filled.
+	// undoLimit bounds each undo, and the end of a container: a resume fills the GPUs.
 	undoLimit = 30 * time.Minute
 )
 

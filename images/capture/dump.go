@@ -71,8 +71,7 @@ func (r *run) dump(ctx context.Context) (*runningDump, error) {
 	return nil, err
 }
 
-// complete waits until the dump has metadata or the shim has answered, and reports whether all
-// files are complete.
+// complete waits for metadata or the shim's answer, and reports whether all files are complete.
 func (d *runningDump) complete(metadata string) (bool, error) {
 	tick := time.NewTicker(completeEvery)
 	defer tick.Stop()
@@ -107,8 +106,7 @@ func (r *run) takeDiff(ctx context.Context) error {
 	return nil
 }
 
-// describe writes beside the dump what the container is, for readers of the image and for
-// Kubernetes archives.
+// describe writes beside the dump what the container is, for readers and Kubernetes archives.
 func (r *run) describe() error {
 	spec := []byte("{}")
 	if r.info.Spec != nil {

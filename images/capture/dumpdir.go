@@ -19,8 +19,7 @@ const dumpPrefix = "ctrd-checkpoint-gpuckpt-"
 // makeDumpDir makes a directory for one dump in another, and removes those of killed programs: a
 // program that lives holds a lock on its own. release removes the directory.
 func makeDumpDir(in string) (dir string, release func() error, err error) {
-	// One at a time: between making and locking, another would take the directory for one that was
-	// left.
+	// One at a time: before it is locked, another would take the directory for one left over.
 	turn, err := os.Open(in)
 	if err != nil {
 		return "", nil, err

@@ -87,8 +87,7 @@ func (r *run) prepare(ctx context.Context, id string) error {
 	return nil
 }
 
-// base finds the container's image. It refuses a name that no longer means the one under the
-// container's files.
+// base finds the container's image. It refuses a name that now means another one.
 func (r *run) base(ctx context.Context) (none ocispec.Descriptor, _ error) {
 	if r.info.Image == "" {
 		return none, fmt.Errorf("it was not made from an image, so its checkpoint cannot be an image: use `ctr tasks checkpoint --image-path DIR`: %w", errdefs.ErrFailedPrecondition)

@@ -26,8 +26,7 @@ import (
 // ContainerdCheckpoint is containerd's own form of a checkpoint (`ctr containers checkpoint`), an
 // index of raw blobs.
 type ContainerdCheckpoint struct {
-	// Checkpoint reads its files in the archive, until Close. Without GPU state its Metadata is
-	// nil.
+	// Checkpoint reads the archive, until Close. Without GPU state its Metadata is nil.
 	Checkpoint *images.Checkpoint
 	// Base is the container's image; zero when the checkpoint was made without --image.
 	Base ocispec.Descriptor

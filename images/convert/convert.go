@@ -63,8 +63,7 @@ type conversion struct {
 
 func (v *conversion) atEnd(do func() error) { v.closers = append(v.closers, do) }
 
-// Convert writes a checkpoint to another place. On an error the destination is as it
-// was.
+// Convert writes a checkpoint to another place, which is as before after an error.
 func Convert(ctx context.Context, from, to Ref, o Options) (_ *Result, err error) {
 	if err := o.Build.Check(); err != nil {
 		return nil, err

@@ -24,8 +24,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// Dial connects to containerd. It is called only for a Ref in containerd; who calls does not close
-// the client.
+// Dial connects to containerd, only for a Ref there. Who calls it does not close the client.
 type Dial func() (*client.Client, error)
 
 func (d Dial) client() (*client.Client, error) {

@@ -59,8 +59,7 @@ func Lease(ctx context.Context, c *client.Client) (_ context.Context, release fu
 	return leased, func() error { return end(context.WithoutCancel(leased)) }, nil
 }
 
-// CheckName refuses what is not the full name of an image: registries and containerd
-// would find nothing under it.
+// CheckName refuses what is not an image's full name, by which nobody would find it.
 func CheckName(name string) error {
 	spec, err := reference.Parse(name)
 	if err != nil || spec.Object == "" {
@@ -82,8 +81,7 @@ func Find(ctx context.Context, c *client.Client, name string) (images.Image, err
 	return found, nil
 }
 
-// Tag gives an image in containerd its name, in one step. An image that had the name
-// before loses it.
+// Tag gives an image in containerd its name, in one step. Another image of that name loses it.
 func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Descriptor) (err error) {
 	image := images.Image{Name: name, Target: target}
 	for {

@@ -94,8 +94,7 @@ func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	return nil, fmt.Errorf("layers of the media type %s are not supported", mediaType)
 }
 
-// OpenLayer opens a layer of a store as a plain archive. meter counts the bytes as stored. Reading
-// ends with ctx.
+// OpenLayer opens a layer as a plain archive, until ctx ends. meter counts the bytes as stored.
 func OpenLayer(ctx context.Context, provider content.Provider, layer ocispec.Descriptor, meter *images.Meter) (io.ReadCloser, error) {
 	data, err := provider.ReaderAt(ctx, layer)
 	if err != nil {

@@ -133,8 +133,7 @@ func inspectMetadata(ctx context.Context, provider content.Provider, layer ocisp
 
 // Comparison is what a checkpoint image shares with a previous one.
 type Comparison struct {
-	// Layers are the checkpoint's own, Bytes their sizes as stored; Shared are those that the
-	// previous image has too.
+	// Layers are the checkpoint's own, Bytes their sizes as stored; Shared: of both images.
 	Layers, SharedLayers       int
 	Bytes, SharedBytes         uint64
 	GPULayers, SharedGPULayers int

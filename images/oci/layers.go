@@ -51,8 +51,7 @@ func (p *plan) annotations() map[string]string {
 	return a
 }
 
-// checkpointLayers makes the layers of GPU state that is not zero and the one of CRIU's images,
-// several at once.
+// checkpointLayers makes the layers of GPU state but zeros, and of CRIU's images, several at once.
 func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
 	var plans []plan
 	areas := c.Areas()

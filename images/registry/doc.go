@@ -38,8 +38,7 @@ type Options struct {
 	// second, doubled for each further one; 0 is a second.
 	Attempts int
 	Pause    time.Duration
-	// Progress receives the step "push" or "pull": the bytes moved, or found there, and why a blob
-	// is sent again.
+	// Progress receives the step "push" or "pull": bytes moved or found, and why one is retried.
 	Progress images.Progress
 }
 

@@ -75,8 +75,7 @@ func (t *transfer) result() *Result {
 	return r
 }
 
-// moving is a blob on its way. Reading fails when ctx ends: containerd's writer to a
-// registry does not look.
+// moving is a blob on its way. Reading fails when ctx ends: containerd's writer does not look.
 type moving struct {
 	io.ReadCloser
 	ctx    context.Context

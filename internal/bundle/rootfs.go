@@ -16,8 +16,7 @@ import (
 
 // Rootfs is where a container's files can be looked at before they are mounted.
 type Rootfs struct {
-	// roots are directories, the topmost layer first; nil when mounts must be mounted
-	// first.
+	// roots are directories, the topmost layer first; nil: mounts must be mounted first.
 	roots  []string
 	mounts []mount.Mount
 }

@@ -37,8 +37,7 @@ var ErrInvalid = errors.New("gpuckpt configuration")
 
 // Node is the node's file; docs/configuration.md describes it.
 type Node struct {
-	// Helper is the path of gpuckpt-cuda-helper. Empty: beside the shim, then in
-	// $PATH.
+	// Helper is gpuckpt-cuda-helper's path. Empty: beside the shim, then in $PATH.
 	Helper string `toml:"helper"`
 	// DriverRoot is the directory of the driver's libraries. Empty: package driverroot finds it.
 	DriverRoot string `toml:"driver_root"`

@@ -86,8 +86,7 @@ type Job struct {
 	Sweep bool
 }
 
-// Area is GPU state of one process, and where its bytes are. Digests are nil while they are not
-// known.
+// Area is GPU state of one process, and where it is. Digests are nil while they are not known.
 type Area struct {
 	images.Area
 	// Process is the process's place in Job.Processes.

@@ -177,8 +177,7 @@ func (l *locked) refuseShared() error {
 	return nil
 }
 
-// useOf asks how much GPU memory the processes have. The helper must count pids as the machine
-// does.
+// useOf asks how much GPU memory the processes have. The helper counts pids as the machine does.
 func useOf(ctx context.Context, helper *cuda.Helper, procs cuda.Group) (usage, error) {
 	survey, err := helper.Survey(ctx)
 	if err != nil {
@@ -233,8 +232,7 @@ func (l *locked) memory() ([][]cuda.Range, error) {
 	return all, nil
 }
 
-// measure notes the bytes of GPU state of each process: the memory that it has now and
-// did not have before.
+// measure notes each process's bytes of GPU state: the memory that it has now and had not before.
 func (l *locked) measure(before [][]cuda.Range) error {
 	after, err := l.memory()
 	if err != nil {

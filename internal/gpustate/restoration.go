@@ -198,8 +198,7 @@ func (r *Restoration) find(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// The container may share its pids with others, whose processes the
-		// driver would take as well.
+		// The container may share its pids with others, whose processes are not to be taken.
 		pid, ok := inside[p.PID]
 		if !ok {
 			return fmt.Errorf("the restored container has no process %d: %w", p.PID, errdefs.ErrNotFound)

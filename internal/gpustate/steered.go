@@ -143,8 +143,7 @@ func (memoryFirst) Store(_ context.Context, worker *staging.Digester, areas []Ar
 	return worker.Copy(files)
 }
 
-// imageFile has the driver fill the image's own file, in a directory on a tmpfs:
-// that file is memory already.
+// imageFile has the driver fill the image's own file on a tmpfs, which is memory already.
 type imageFile struct{ steered }
 
 func (p imageFile) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {

@@ -20,8 +20,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
-// tracers starts worker processes in the cgroup that memory for GPU state is charged
-// to, and keeps one tracer.
+// tracers starts workers in the cgroup that pays for GPU state, and keeps one tracer.
 type tracers struct {
 	run     Run
 	node    config.Staging

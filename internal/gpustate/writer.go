@@ -90,8 +90,7 @@ func (w *Writer) Describe(m *images.Metadata) {
 	}
 }
 
-// Close ends the writing, if it is not over, and lets go of the areas. It can be called on nil, and
-// again.
+// Close ends the writing and lets go of the areas. It can be called on nil, and again.
 func (w *Writer) Close() {
 	if w == nil {
 		return

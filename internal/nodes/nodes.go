@@ -80,8 +80,7 @@ func eachNode(dev int, do func(name, at string) error) error {
 	return nil
 }
 
-// withDev calls do with the /dev of a container, by the pid of a process in it, if the
-// container has one.
+// withDev calls do with a container's /dev, if it has one, by the pid of a process in it.
 func withDev(pid int, do func(dev int) error) error {
 	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -71,8 +71,8 @@ func (h *Hold) reap() {
 	}
 }
 
-// waitThread waits until a thread of this process is gone. The kernel has then detached all that it
-// traced.
+// waitThread waits until a thread of this process is gone, and the kernel has let go of its
+// threads.
 func waitThread(tid int) {
 	for {
 		if _, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid)); err != nil {

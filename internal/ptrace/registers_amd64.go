@@ -32,8 +32,7 @@ type sigFrame struct {
 
 const (
 	ucFlags = 1 | 2 | 4 // UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS
-	// badStackFlags make rt_sigreturn leave the alternate signal stack alone: it ignores their
-	// EINVAL.
+	// badStackFlags have rt_sigreturn leave the alternate signal stack, ignoring EINVAL.
 	badStackFlags = 0x7ffffff0
 
 	ntX86XState = 0x202

@@ -76,8 +76,7 @@ func OpenThread(pid, tid int, step func(string)) (*Thread, error) {
 // Close closes what OpenThread opened. It does not detach.
 func (t *Thread) Close() { t.Mem.Close() }
 
-// refuseShadowStack refuses a thread whose returns the processor checks: the "ret" would be a
-// fault.
+// refuseShadowStack refuses a thread whose returns the processor checks: "ret" would be a fault.
 func refuseShadowStack(pid, tid int) error {
 	status, err := proc.ThreadStatus(pid, tid)
 	if err != nil {
@@ -157,8 +156,7 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	if err := signalMask(ptraceGetSigmask, t.TID, &mask); err != nil {
 		return 0, err
 	}
-	// From above: the red zone, the vector state (64-byte aligned for XRSTOR), the frame, the
-	// scratch.
+	// From above: red zone, vector state (64-byte aligned for XRSTOR), frame, scratch.
 	fpstate := (was.Rsp - redZone - uint64(len(vector))) &^ 63
 	frameAt := fpstate - uint64(binary.Size(sigFrame{}))
 	t.scratch = (frameAt - scratchBytes) &^ 15

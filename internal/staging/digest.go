@@ -30,8 +30,7 @@ type FileRange struct {
 	Bytes  uint64 `json:"bytes"`
 	// To is the file that a copy makes, with the same offsets.
 	To string `json:"to,omitempty"`
-	// Written are an area's blocks that the write-behind has written: To exists already and has
-	// them.
+	// Written are an area's blocks that the write-behind has written to To already.
 	Written []string `json:"written,omitempty"`
 	// Disk says that this file is on a disk: a digest flushes it and reads past the page cache.
 	Disk bool `json:"disk,omitempty"`
@@ -185,8 +184,7 @@ func openDirect(path string, flags int) (*os.File, error) {
 	return f, err
 }
 
-// zero reports whether a buffer, of one byte or more, holds only zeros: then it equals itself one
-// byte on.
+// zero reports whether a buffer that is not empty holds only zeros: it equals itself one byte on.
 func zero(b []byte) bool {
 	return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }

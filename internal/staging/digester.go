@@ -47,8 +47,7 @@ func (d *Digester) Copy(files []FileRange) ([][]string, error) {
 	return worker.Order[[][]string](d.Worker, "copy GPU state", request{Op: opCopy, Files: files})
 }
 
-// Check compares each block's digest. The error names the first blocks that are wrong, and their
-// files.
+// Check compares each block's digest. The error names the first wrong blocks, and their files.
 func (d *Digester) Check(areas []images.Area) error {
 	q := request{Op: opCheck, Areas: areas}
 	for _, a := range areas {

@@ -39,8 +39,7 @@ type WriteThrough struct {
 
 	touched atomic.Uint64 // in the file: the driver has been up to here; 0 before it begins
 	flushed atomic.Uint64 // all before it is on the disk and out of memory
-	// undropped is why pages stay in the cache until the kernel wants them; set at the end of
-	// filling.
+	// undropped is why pages stay in the cache for now; set at the end of filling.
 	undropped error
 }
 

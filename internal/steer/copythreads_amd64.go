@@ -67,8 +67,7 @@ const (
 	// copyThreadsEnd bounds the wait for copy threads that were told to end, and for
 	// threads in the middle of a copy, which takes less than a millisecond.
 	copyThreadsEnd = 5 * time.Second
-	// lookTwice is for how long a thread that runs is not stopped: it may soon be seen
-	// where it waits.
+	// lookTwice is how long a running thread is not stopped: it may soon be seen waiting.
 	lookTwice = 2 * time.Millisecond
 )
 
@@ -195,8 +194,7 @@ func (c *copyThreads) swap(t *ptrace.Thread, value uint64) (old uint64, err erro
 	return t.Read64(c.page + copierWas)
 }
 
-// stop takes out what newCopyThreads has put in, by a thread of the process in a stop; others may
-// run.
+// stop undoes newCopyThreads by a thread of the process, which is in a stop; others may run.
 func (c *copyThreads) stop(t *ptrace.Thread) error {
 	if c == nil || c.page == 0 {
 		return nil

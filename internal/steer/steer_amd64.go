@@ -26,8 +26,7 @@ const CanSteer = true
 // twice.
 const spinFor = 100 * time.Microsecond
 
-// lookEvery bounds the time that a stop can go unseen, should its SIGCHLD have
-// been merged with another's.
+// lookEvery bounds how long a stop goes unseen whose SIGCHLD was merged with another's.
 const lookEvery = 2 * time.Millisecond
 
 // steering is the tracing of one driver's thread, by a thread of the tracer's own.

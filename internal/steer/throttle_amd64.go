@@ -84,8 +84,7 @@ func (s *steering) putRestBack(t *ptrace.Thread, b *stagingArea) error {
 	if from >= b.Start+b.Length {
 		return nil
 	}
-	// A driver that does not go from begin to end may have been there, or one that was
-	// not stopped in time.
+	// A driver that goes elsewhere, or was not stopped in time, may have been there.
 	written, err := b.WrittenBeyond(from - b.Start + b.Offset)
 	if err != nil || written {
 		return err

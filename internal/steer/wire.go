@@ -102,8 +102,7 @@ type Mapping struct {
 	// PID and TID are the process, and its thread that makes the system call.
 	PID int `json:"pid"`
 	TID int `json:"tid"`
-	// The area and the file, as in Area. The mapping is private: the process cannot
-	// change the file.
+	// The area and the file, as in Area. The process cannot change the file.
 	Start  uint64 `json:"start"`
 	Bytes  uint64 `json:"bytes"`
 	Path   string `json:"path,omitempty"`

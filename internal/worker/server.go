@@ -58,8 +58,7 @@ func (s *Server) Answer(id uint64, answer any) error {
 	return nil
 }
 
-// Serve is a worker's whole life: it answers one request after the other until the client's end is
-// closed.
+// Serve is a worker's whole life: it answers one request after the other until its client is gone.
 func Serve(most int, answer func(body []byte) any) {
 	s, err := NewServer(most)
 	for err == nil {
