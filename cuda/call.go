@@ -107,6 +107,18 @@ func (h *Helper) RestoreThread(ctx context.Context, pid int) (int, error) {
 	return r.Value, err
 }
 
+// Imported returns how many bytes of GPU memory a process has mapped that another process
+// allocated, by CUDA IPC or by handles of cuMemExportToShareableHandle. minors are the GPUs
+// to look at, N of /dev/nvidiaN: those that the process has open. The error is ErrNotReported
+// if the kernel module does not report it.
+//
+// The importer alone is known. Memory that a process exports and nobody imports is restored
+// like any other (measured, driver 580).
+func (h *Helper) Imported(ctx context.Context, pid int, minors []int) (bytes uint64, err error) {
+	r, err := h.do(ctx, wire.Request{Op: wire.OpImported, PID: pid, Minors: minors}, h.opts.CallTimeout)
+	return uint64(r.Value), err
+}
+
 // Lock takes a process from running to locked: it blocks further CUDA calls and waits until the
 // work submitted is done. After the timeout the error has the Result NotReady and the process runs
 // on. With a timeout of 0 it waits up to Options.CopyTimeout.
@@ -168,6 +180,8 @@ func refusal(q wire.Request, r wire.Reply) error {
 		return fmt.Errorf("%w: %s", ErrNoDriver, r.Text)
 	case wire.FaultTooOld:
 		return fmt.Errorf("%w: found version %s, need 570 or newer", ErrDriverTooOld, r.Text)
+	case wire.FaultModule:
+		return fmt.Errorf("%s: %w: %s", doing(q.Op, q.PID), ErrNotReported, r.Text)
 	case wire.FaultInit:
 		op = opInit
 	default:

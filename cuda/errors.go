@@ -18,6 +18,8 @@ var (
 	ErrNoDriver = errors.New("no NVIDIA driver")
 	// ErrDriverTooOld reports that the driver has no checkpoint functions.
 	ErrDriverTooOld = errors.New("NVIDIA driver too old")
+	// ErrNotReported reports that the driver's kernel module does not tell what it was asked.
+	ErrNotReported = errors.New("the driver does not report it")
 	// ErrHelperGone reports that the helper ended before it answered.
 	ErrHelperGone = errors.New("CUDA helper is gone")
 	// ErrHelperHung reports that the helper did not answer in time and was killed.
@@ -53,6 +55,8 @@ func doing(op string, pid int) string {
 		return "get CUDA devices"
 	case wire.OpSurvey:
 		return "survey GPUs"
+	case wire.OpImported:
+		return fmt.Sprintf("look for GPU memory that process %d shares", pid)
 	case opInit:
 		return "initialise CUDA"
 	}

@@ -5,7 +5,6 @@ package cuda
 
 import (
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -108,40 +107,4 @@ func FuzzParseMaps(f *testing.F) {
 			t.Fatalf("%x are new against themselves: %x", areas, fresh)
 		}
 	})
-}
-
-// A file as the driver maps it for CUDA IPC is recognised, wherever the process sees it, and also
-// without its name. Other shared memory is not taken for it.
-func TestSharesMemory(t *testing.T) {
-	if shares, err := SharesMemory(os.Getpid()); shares || err != nil {
-		t.Fatalf("without such a file: %v, %v", shares, err)
-	}
-	for name, want := range map[string]bool{
-		"cuda.shm.0.37b.1": true, "cuda.shm.3e8.1f.2": true, "torch_1_2_0": false, "nccl-Ab12": false, "sem.cuda": false,
-	} {
-		path := filepath.Join(t.TempDir(), name)
-		if err := os.WriteFile(path, make([]byte, os.Getpagesize()), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		file, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		memory, err := unix.Mmap(int(file.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := SharesMemory(os.Getpid()); got != want || err != nil {
-			t.Errorf("%s: %v, %v", name, got, err)
-		}
-		os.Remove(path)
-		if got, err := SharesMemory(os.Getpid()); got != want || err != nil {
-			t.Errorf("%s, removed: %v, %v", name, got, err)
-		}
-		unix.Munmap(memory)
-		file.Close()
-	}
-	if shares, err := SharesMemory(1 << 30); shares || err != nil {
-		t.Errorf("a process that has ended: %v, %v", shares, err)
-	}
 }

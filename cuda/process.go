@@ -63,15 +63,23 @@ func HoldsDevice(pid int) (bool, error) {
 	return len(devices) > 0, nil
 }
 
-// SharesMemory reports whether a process has exported or imported memory by CUDA IPC. The
-// driver maps a file into such a process, and into no other (measured, driver 580):
-// /dev/shm/cuda.shm.UID.PID.N with the exporter's pid in hexadecimal digits.
-func SharesMemory(pid int) (bool, error) {
-	shares, err := proc.HasMapped(pid, "/cuda.shm.")
+// SharesMemory reports whether a process maps GPU memory of another process, or shares CUDA
+// events with one. The helper must count pids as this program does (no Options.Join). The
+// error is ErrNotReported if the driver cannot be asked.
+//
+// The kernel module knows the importer of memory; see Helper.Imported. For events the driver
+// maps a file into both processes (measured, driver 580): /dev/shm/cuda.shm.UID.PID.N with
+// the exporter's pid in hexadecimal digits.
+func SharesMemory(ctx context.Context, h *Helper, p Process) (bool, error) {
+	events, err := proc.HasMapped(p.PID.Host, "/cuda.shm.")
 	if err != nil && !proc.Ended(err) {
-		return false, fmt.Errorf("look for CUDA IPC in process %d: %w", pid, err)
+		return false, fmt.Errorf("look for CUDA IPC in process %d: %w", p.PID.Host, err)
 	}
-	return shares, nil
+	if events {
+		return true, nil
+	}
+	imported, err := h.Imported(ctx, p.PID.Host, p.GPUs)
+	return imported != 0, err
 }
 
 // Find returns those processes for which the driver answers, in the order of pids, without those

@@ -165,10 +165,9 @@ type AreaReader struct {
 	open map[int]ReaderAtCloser
 }
 
-// Open returns a reader of the area's bytes. The caller must close it.
-func (a *Area) Open() *AreaReader { return a.open(context.Background()) }
-
-func (a *Area) open(ctx context.Context) *AreaReader {
+// Open returns a reader of the area's bytes. The caller must close it. The end of ctx ends
+// its waits for bytes that are still arriving.
+func (a *Area) Open(ctx context.Context) *AreaReader {
 	return &AreaReader{area: a, ctx: ctx, open: make(map[int]ReaderAtCloser)}
 }
 

@@ -55,7 +55,7 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 	group.SetLimit(cmp.Or(workers, runtime.NumCPU()))
 	for i := range areas {
 		a := &areas[i]
-		r := a.open(gctx)
+		r := a.Open(gctx)
 		defer r.Close()
 		for block := range a.Digests {
 			if gctx.Err() != nil {

@@ -61,7 +61,7 @@ func TestOpenImage(t *testing.T) {
 		t.Error(err)
 	}
 	got := make([]byte, len(content))
-	r := c.Metadata.Processes[0].Areas[0].Open()
+	r := c.Metadata.Processes[0].Areas[0].Open(t.Context())
 	defer r.Close()
 	if _, err := r.ReadAt(got, 0); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("read %v", err)

@@ -23,10 +23,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 )
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
@@ -116,7 +118,10 @@ func (k *checkpointing) run(ctx context.Context) error {
 	clientPaused := k.c.paused
 	var begin []sequence.Step
 	if !clientPaused {
-		begin = append(begin, sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume})
+		begin = append(begin,
+			sequence.Step{Name: "hold execs", Do: k.holdExecs, Back: "let execs in", Undo: k.letExecsIn},
+			sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume},
+		)
 	}
 	begin = append(begin,
 		sequence.Step{Name: "preflight", Do: k.preflight, Back: "remove images", Undo: k.images.leave, UntilComplete: true},
@@ -162,10 +167,10 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
 	}
-	if err := k.c.gpu.Preflight(k.images.path); err != nil {
+	if err := k.c.gpu.Preflight(ctx, k.images.path); err != nil {
 		return err
 	}
-	if err := k.c.refuseExeced(); err != nil {
+	if err := execs.Refuse(execed(k.c)); err != nil {
 		return err
 	}
 	if err := refuseIOUring(k.c); err != nil {
@@ -193,7 +198,7 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 		return 0, err
 	}
 	// A process may have come in past runc while the container was thawed.
-	if err := k.c.refuseExeced(); err != nil {
+	if err := execs.Refuse(execed(k.c)); err != nil {
 		return 0, err
 	}
 	// CRIU must not end the container: that is a step of its own, once the
@@ -277,6 +282,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	k.c.paused = false
+	k.c.execs.End("it has ended with its checkpoint")
 	k.c.gpu.Forget()
 	log.G(ctx).Info("stopped after its checkpoint")
 	return 0, nil
@@ -293,6 +299,10 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if _, err := c.writeSettings(ctx, view); err != nil {
 		return err
 	}
+	programs, err := tmpfs.Install(c.bundle, r.Path)
+	if err != nil {
+		return err
+	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
 	if err := dumpLog.Remove(); err != nil {
 		return err
@@ -301,7 +311,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	watch := criu.StartWatch(ctx, false)
-	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path), r)
+	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
 		return sequence.Join(dumpLog.Explain(err), criu.EndAll())
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
@@ -59,8 +60,8 @@ type container struct {
 	// cgroup of a restored container, which runc's service does not know. It is
 	// asked for statistics in the middle of anything.
 	cgroup atomic.Pointer[host.Cgroup]
-	// execs are those of Start.
-	execs execs
+	// execs is the gate of exec'd processes.
+	execs execs.Gate
 }
 
 // restoreState is what a container created from a checkpoint is made of.
@@ -139,6 +140,6 @@ func (t target) Init() int { return t.c.pid }
 
 func (t target) Cgroup() (gpustate.Cgroup, error) { return host.CgroupOf(t.c.pid) }
 
-func (t target) CloseExecs() (reopen func()) { return t.c.execs.close() }
+func (t target) CloseExecs() (reopen func()) { return t.c.execs.Close() }
 
-func (t target) RefuseStartingExecs() error { return t.c.execs.refuseStarting() }
+func (t target) RefuseStartingExecs() error { return t.c.execs.RefuseStarting() }

@@ -207,6 +207,7 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	s.mu.Lock()
 	delete(s.containers, r.ID)
 	s.mu.Unlock()
+	c.execs.End("it was removed")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ctx = c.logged(ctx)

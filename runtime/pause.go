@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
@@ -36,7 +37,17 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	if c.suspended {
 		return nil, toGRPC(fmt.Errorf("cannot pause a suspended container: resume it first: %w", errdefs.ErrFailedPrecondition))
 	}
-	resp, err := s.pause(ctx, c, config.For(c.annotations))
+	read := config.For(c.annotations)
+	if candidates, err := c.gpu.Candidates(); err == nil && len(candidates) > 0 && !c.paused {
+		if _, err := (&pausing{s, c, read}).holdExecs(ctx); err != nil {
+			log.G(ctx).WithError(err).Warn("pausing beside exec'd processes: the container cannot be checkpointed until they have ended")
+			c.execs.Hold()
+		}
+	}
+	resp, err := s.pause(ctx, c, read)
+	if !c.paused {
+		c.execs.LetIn()
+	}
 	return resp, toGRPC(err)
 }
 
@@ -120,8 +131,13 @@ func (c *container) lock(ctx context.Context, read config.Source) error {
 	return nil
 }
 
-// resume brings the GPU state back where a checkpoint could not, thaws and unlocks.
-func (s *Service) resume(ctx context.Context, c *container) (*ptypes.Empty, error) {
+// resume brings the GPU state back where a checkpoint could not, thaws, unlocks and lets execs in.
+func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, err error) {
+	defer func() {
+		if _, gone := proc.StatusOf(c.pid); err == nil || proc.Ended(gone) {
+			c.execs.LetIn() // runc refuses those of a container that has ended
+		}
+	}()
 	if err := c.gpu.RestoreInPlace(ctx); err != nil {
 		return nil, fmt.Errorf("give the GPU state back (the container stays paused; resume it again to retry): %w", err)
 	}

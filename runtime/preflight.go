@@ -10,37 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
-
-// refuseExeced refuses a container with processes that a dump would lack.
-func (c *container) refuseExeced() error {
-	pids, err := c.pids()
-	if err != nil {
-		return err
-	}
-	// CRIU dumps a tree from its root, and would leave the others out.
-	execed, err := proc.NotBelow(c.pid, pids)
-	if err != nil {
-		return err
-	}
-	if len(execed) == 0 {
-		return nil
-	}
-	var names []string
-	for _, pid := range execed {
-		names = append(names, proc.Describe(pid))
-	}
-	return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
-		strings.Join(names, ", "), errdefs.ErrFailedPrecondition)
-}
 
 // requireLock refuses a container whose CUDA processes are not locked. It notes
 // in the sequence how long the lock took.

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 )
 
 // Start starts a container or an exec'd process, or restores a container that
@@ -30,7 +31,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		return s.TTRPCTaskService.Start(ctx, r)
 	}
 	if r.ExecID != "" {
-		return c.execs.start(ctx, s.TTRPCTaskService, r)
+		return s.startExec(ctx, c, r)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,6 +109,10 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 // has restored them and holds each of their threads; else when they run. CRIU is not given up
 // once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
+	programs, err := tmpfs.Install(k.c.bundle, k.c.restore.images())
+	if err != nil {
+		return 0, err
+	}
 	k.watch, k.started = criu.StartWatch(ctx, true), make(chan struct{})
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
@@ -116,7 +121,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		// and a thread that has entered a namespace ends: no other goroutine may use this one.
 		goruntime.LockOSThread()
 		defer goruntime.UnlockOSThread()
-		k.resp, k.err = k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path), k.request)
+		k.resp, k.err = k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.request)
 		cancel(errors.New("CRIU ended"))
 	}()
 	if k.gate == nil {

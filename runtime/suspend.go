@@ -140,11 +140,11 @@ func (k *suspending) run(ctx context.Context) error {
 }
 
 // preflight refuses what cannot work before anything is touched.
-func (k *suspending) preflight(context.Context) (uint64, error) {
+func (k *suspending) preflight(ctx context.Context) (uint64, error) {
 	if err := k.c.requireLock(k.q); err != nil {
 		return 0, err
 	}
-	return 0, k.c.gpu.Preflight(k.parent)
+	return 0, k.c.gpu.Preflight(ctx, k.parent)
 }
 
 func (k *suspending) makeSpillDir(context.Context) (_ uint64, err error) {

@@ -59,6 +59,8 @@ func serve(q wire.Request, facts func() facts) wire.Reply {
 		r = restore(q)
 	case wire.OpUnlock:
 		r = C.gk_unlock(C.int(q.PID))
+	case wire.OpImported:
+		return imported(q)
 	}
 	if r != 0 {
 		return wire.Reply{Code: int(r), Text: text(r)} // the driver leaves value undefined
@@ -75,6 +77,23 @@ func restore(q wire.Request) C.int {
 		pairs[i] = C.gk_pair{old_uuid: uuid(p.Old), new_uuid: uuid(p.New)}
 	}
 	return C.gk_restore(C.int(q.PID), &pairs[0], C.uint(len(pairs)))
+}
+
+// imported asks the kernel module how much memory of others a process has mapped.
+func imported(q wire.Request) wire.Reply {
+	if len(q.Minors) == 0 {
+		return wire.Reply{}
+	}
+	minors := make([]C.int, len(q.Minors))
+	for i, n := range q.Minors {
+		minors[i] = C.int(n)
+	}
+	var bytes C.uint64_t
+	var why [256]C.char
+	if C.gk_imported(C.int(q.PID), &minors[0], C.int(len(minors)), &bytes, &why[0], C.size_t(len(why))) != 0 {
+		return wire.Reply{Fault: wire.FaultModule, Text: C.GoString(&why[0])}
+	}
+	return wire.Reply{Value: int(bytes)}
 }
 
 // uuid converts a UUID that wire.Request.Check has checked.

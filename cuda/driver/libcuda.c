@@ -51,9 +51,11 @@ static const struct { const char *name; void *at; int checkpoint; } symbols[] = 
 	{ "cuCheckpointProcessUnlock", &p_unlock, 1 },
 };
 
+void *gk_library;
+
 int gk_load(char *why, size_t size)
 {
-	void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+	void *lib = gk_library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 	if (lib == NULL) {
 		const char *said = dlerror();
 		// Nothing is said of one that only a container has: see join.c.

@@ -15,6 +15,8 @@ typedef struct { gk_uuid old_uuid, new_uuid; } gk_pair;            // CUcheckpoi
 
 // gk_load loads libcuda.so.1. 0: done. -1: it does not load; why says why.
 int gk_load(char *why, size_t size);
+// gk_library is what gk_load has loaded.
+extern void *gk_library;
 // gk_can_checkpoint is 0 for a driver without the checkpoint functions.
 int gk_can_checkpoint(void);
 
@@ -30,6 +32,11 @@ int gk_lock(int pid, unsigned timeout_ms);
 int gk_checkpoint(int pid);
 int gk_restore(int pid, gk_pair *pairs, unsigned count);
 int gk_unlock(int pid);
+
+// gk_imported adds up how many bytes of the memory of the GPUs /dev/nvidiaN, N in minors[0..count),
+// a process has mapped that another process allocated. It opens the GPUs' nodes meanwhile. -1: the
+// kernel module does not report it; why says at which step. gk_load comes first.
+int gk_imported(int pid, const int *minors, int count, uint64_t *bytes, char *why, size_t size);
 
 // gk_text gives the driver's words for a CUresult, or NULL.
 const char *gk_text(int result);

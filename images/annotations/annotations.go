@@ -25,6 +25,9 @@ const (
 	// IOUring decides whether the container may use io_uring, which CRIU cannot dump: "allow", or
 	// "deny", the default.
 	IOUring = "dev.gpuckpt.io-uring"
+	// Shells decides for a container what [checkpoint] shells decides for the node: "refuse" a
+	// checkpoint while somebody has a shell in the container, or "end" the shell.
+	Shells = "dev.gpuckpt.shells"
 	// CRIUPrefix begins the annotations that set an option of CRIU:
 	// dev.gpuckpt.criu.tcp-established = "true".
 	CRIUPrefix = "dev.gpuckpt.criu."

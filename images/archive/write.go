@@ -135,7 +135,7 @@ func (w *writer) checkpoint(c *images.Checkpoint) error {
 		return err
 	}
 	for _, a := range c.Areas() {
-		r := a.Open()
+		r := a.Open(w.ctx)
 		if err := errors.Join(w.file(dir+a.File, int64(a.End()), r), r.Close()); err != nil {
 			return err
 		}

@@ -77,7 +77,7 @@ func TestAnImageHoldsItsCheckpoint(t *testing.T) {
 				}
 				for i, a := range got.Areas() {
 					content := make([]byte, len(areas[i]))
-					if _, err := a.Open().ReadAt(content, int64(offset)); err != nil {
+					if _, err := a.Open(t.Context()).ReadAt(content, int64(offset)); err != nil {
 						t.Fatal(err)
 					}
 					if !bytes.Equal(content, areas[i]) {

@@ -57,7 +57,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	areas := c.Areas()
 	for i := range areas {
 		a := &areas[i]
-		r := a.Open()
+		r := a.Open(ctx)
 		defer r.Close()
 		for at := uint64(0); at < a.End(); at += b.LayerBytes {
 			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, a.End())}})

@@ -76,17 +76,26 @@ func TestTimerThreadRestored(t *testing.T) {
 	}
 }
 
-// Two processes that share device memory by CUDA IPC: the driver would checkpoint them
+// Two processes that share device memory by CUDA IPC, without events: the driver would checkpoint them
 // and never restore them. So they are found before it is asked, and run on.
 func TestSharedMemoryRefused(t *testing.T) {
 	results.Add(t)
-	noTraceOfMemory(t)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc")
 	k.Expect(t, "count", "101")
 	k.Process(1).Expect(t, "count", "102")
-	harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "CUDA IPC", "gpuwork", "NCCL_P2P_DISABLE=1", "--launch-job")
+	harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "shares GPU memory", "CUDA IPC", "gpuwork", "NCCL_P2P_DISABLE=1", "--launch-job")
 	k.Expect(t, "count", "103")
 	k.Process(1).Expect(t, "count", "104")
+}
+
+// A driver whose kernel module does not say what a process has imported is not trusted with it.
+func TestSharedMemoryUnknown(t *testing.T) {
+	results.Add(t)
+	shared.SoftwareGPU(t, "mute=1\n")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "the driver does not report it", "use one of 570 to 595")
+	k.Expect(t, "count", "102")
 }
 
 // A driver that can restore such processes is asked.
@@ -155,14 +164,4 @@ func unlinkedFiles(t *testing.T, k *harness.Container) (files []string) {
 		files = append(files, fmt.Sprintf("%d bytes %x", len(data), sha256.Sum256(data)))
 	}
 	return files
-}
-
-// noTraceOfMemory skips on a real GPU: driver 580 maps a file for events that processes share, as
-// PyTorch's do, and leaves no trace of memory alone, as this workload shares it. TestWorkloads of
-// integration/pytorch has the former.
-func noTraceOfMemory(t *testing.T) {
-	t.Helper()
-	if gpu.Kind != harness.SoftwareGPU {
-		t.Skip("the driver leaves no trace of memory that is shared without events")
-	}
 }

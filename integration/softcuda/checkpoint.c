@@ -144,7 +144,7 @@ static CUresult checkpoint(const struct config *config)
 	for (struct allocation *a = memory_first(); a; a = a->next) {
 		if (a->kind == KIND_IMPORTED)
 			lost = CUDA_ERROR_INVALID_VALUE;
-		else if (a->export >= 0 && !lost)
+		else if (memory_imported_from(a) && !lost)
 			lost = CUDA_ERROR_NOT_SUPPORTED;
 		if (a->kind != KIND_IMPORTED) {
 			copy(to, (char *)a->address, a->bytes);

@@ -68,6 +68,8 @@ static void set(struct config *c, const char *key, const char *value)
 	} else if (!strcmp(key, "machine")) {
 		for (int i = 0; i < MAX_GPUS; i++)
 			snprintf(c->gpu[i].machine, sizeof c->gpu[i].machine, "%s", value);
+	} else if (!strcmp(key, "mute")) {
+		c->mute = !strcmp(value, "1");
 	} else if (!strcmp(key, "timer_ms")) {
 		c->timer_ms = (unsigned)strtoul(value, NULL, 10);
 	} else if (!strcmp(key, "cuda")) {
@@ -143,6 +145,7 @@ void config_load(struct config *c)
 	} environment[] = {
 		{"SOFTCUDA_DRIVER", "driver"},
 		{"SOFTCUDA_FAIL", "fail"},
+		{"SOFTCUDA_MUTE", "mute"},
 		{"SOFTCUDA_TIMER_MS", "timer_ms"},
 		{"SOFTCUDA_LOCK_DELAY_MS", "lock_delay_ms"},
 		{"SOFTCUDA_CHECKPOINT_DELAY_MS", "checkpoint_delay_ms"},

@@ -104,10 +104,11 @@ int gpus_chosen(struct gpu *gpus, int n)
 	return kept;
 }
 
-// held_by adds up the mappings of a GPU's memory in one process; memory.c names them.
-static size_t held_by(const char *pid, const char *name)
+// held_by adds up the mappings of a GPU's memory in one process; memory.c names them, and maps
+// imported memory executable.
+static size_t held_by(const char *pid, const char *name, bool imported)
 {
-	char path[300], line[512];
+	char path[300], line[512], perms[8];
 	size_t bytes = 0, len = strlen(name);
 	unsigned long from, to;
 
@@ -117,7 +118,7 @@ static size_t held_by(const char *pid, const char *name)
 		return 0;
 	while (fgets(line, sizeof line, maps)) {
 		char *at = strstr(line, name);
-		if (at && !isalnum((unsigned char)at[len]) && at[len] != '@' && sscanf(line, "%lx-%lx", &from, &to) == 2)
+		if (at && !isalnum((unsigned char)at[len]) && at[len] != '@' && sscanf(line, "%lx-%lx %7s", &from, &to, perms) == 3 && (perms[2] == 'x') == imported)
 			bytes += to - from;
 	}
 	fclose(maps);
@@ -141,11 +142,20 @@ size_t gpu_memory_used(const struct gpu *gpu, void (*each)(void *arg, int pid, s
 	for (struct dirent *e; (e = readdir(proc));) {
 		if (!isdigit((unsigned char)e->d_name[0]))
 			continue;
-		size_t bytes = held_by(e->d_name, name);
+		size_t bytes = held_by(e->d_name, name, false);
 		if (bytes && each)
 			each(arg, atoi(e->d_name), bytes);
 		sum += bytes;
 	}
 	closedir(proc);
 	return sum;
+}
+
+size_t gpu_memory_imported(const struct gpu *gpu, int pid)
+{
+	char name[120] = "/memfd:", number[16];
+
+	gpu_memory_name(gpu, name + strlen(name), sizeof name - strlen(name));
+	snprintf(number, sizeof number, "%d", pid);
+	return held_by(number, name, true);
 }

@@ -5,6 +5,7 @@
 // ("softcuda-N", gpu.c), at an address that is never used for anything else, so that a restore can put it
 // back where the program's pointers point. Pinned host memory is ordinary memory of the process.
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,7 +71,7 @@ static int memory_file(const struct allocation *a)
 	char name[100];
 
 	gpu_memory_name(&process.gpu[a->context->ordinal], name, sizeof name);
-	int fd = memfd_create(name, MFD_CLOEXEC);
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd >= 0 && ftruncate(fd, (off_t)a->bytes)) {
 		close(fd);
 		return -1;
@@ -80,7 +81,8 @@ static int memory_file(const struct allocation *a)
 
 static CUresult map_file(const struct allocation *a, int fd, int flags)
 {
-	void *at = mmap((void *)a->address, a->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, fd, 0);
+	int mark = a->kind == KIND_IMPORTED ? PROT_EXEC : 0; // what gpu.c knows it by
+	void *at = mmap((void *)a->address, a->bytes, PROT_READ | PROT_WRITE | mark, MAP_SHARED | flags, fd, 0);
 	if (at == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	madvise(at, a->bytes, MADV_DONTFORK); // a forked child has no GPU
@@ -197,6 +199,11 @@ static CUresult make_exportable(struct allocation *a)
 	return CUDA_SUCCESS;
 }
 
+bool memory_imported_from(const struct allocation *a)
+{
+	return a->export >= 0 && fcntl(a->export, F_GET_SEALS) & F_SEAL_GROW;
+}
+
 CUresult memory_export(CUdeviceptr address, int *fd, size_t *bytes)
 {
 	CUresult r = CUDA_ERROR_INVALID_VALUE;
@@ -215,6 +222,7 @@ CUresult memory_export(CUdeviceptr address, int *fd, size_t *bytes)
 
 CUresult memory_import(CUcontext context, int fd, size_t bytes, CUdeviceptr *address)
 {
+	fcntl(fd, F_ADD_SEALS, F_SEAL_GROW); // so that the exporter knows
 	pthread_mutex_lock(&mutex);
 	CUresult r = add(context, KIND_IMPORTED, bytes, fd, address);
 	pthread_mutex_unlock(&mutex);

@@ -40,6 +40,7 @@ struct config {
 	char driver[80];
 	int cuda_version; // 13000 is 13.0
 	struct gpu gpu[MAX_GPUS];
+	bool mute;         // the kernel module does not tell whose memory a process has mapped
 	unsigned timer_ms; // 0: no such thread (timer.c)
 	unsigned delay_ms[STEPS];
 	struct fault fail[STEPS];
@@ -76,6 +77,9 @@ void gpu_memory_name(const struct gpu *gpu, char *name, size_t len);
 // gpu_memory_used adds up, over all processes that /proc shows, what they hold of a GPU's memory.
 // each, if not NULL, is told every process that holds some.
 size_t gpu_memory_used(const struct gpu *gpu, void (*each)(void *arg, int pid, size_t bytes), void *arg);
+
+// gpu_memory_imported adds up what a process has mapped of a GPU's memory that another process made.
+size_t gpu_memory_imported(const struct gpu *gpu, int pid);
 
 // process.c: this process's driver state. After a fork the child has none, as on the real driver.
 struct process {
@@ -130,6 +134,8 @@ bool memory_has_managed(void);
 CUresult memory_export(CUdeviceptr address, int *fd, size_t *bytes);
 // memory_import maps another process's memory file at an address of its own.
 CUresult memory_import(CUcontext context, int fd, size_t bytes, CUdeviceptr *address);
+// memory_imported_from tells whether another process has imported an allocation, then or now.
+bool memory_imported_from(const struct allocation *a);
 CUresult memory_release_imported(CUdeviceptr address);
 struct allocation *memory_first(void);
 CUresult memory_map(struct allocation *a);

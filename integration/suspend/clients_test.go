@@ -118,9 +118,6 @@ func TestStockClients(t *testing.T) {
 // and run on.
 func TestSharedMemory(t *testing.T) {
 	results.Add(t)
-	if gpu.Kind != harness.SoftwareGPU {
-		t.Skip("the driver leaves no trace of memory that is shared without events: see integration/pytorch")
-	}
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc")
 	k.Expect(t, "count", "101")
 	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "CUDA IPC")

@@ -51,10 +51,22 @@ type Node struct {
 	LogDir string `toml:"log_dir"`
 	// CDISpecDirs are the directories of the node's CDI specifications. A later one overrides an
 	// earlier one, as in containerd's configuration.
-	CDISpecDirs []string `toml:"cdi_spec_dirs"`
-	Staging     Staging  `toml:"staging"`
-	Restore     Restore  `toml:"restore"`
-	CRIU        CRIU     `toml:"criu"`
+	CDISpecDirs []string   `toml:"cdi_spec_dirs"`
+	Checkpoint  Checkpoint `toml:"checkpoint"`
+	Staging     Staging    `toml:"staging"`
+	Restore     Restore    `toml:"restore"`
+	CRIU        CRIU       `toml:"criu"`
+}
+
+// Checkpoint is the section [checkpoint]: what becomes of processes that are exec'd into a
+// container, which no checkpoint can have.
+type Checkpoint struct {
+	// ExecWait is how long a checkpoint waits for them to end.
+	ExecWait Duration `toml:"exec_wait"`
+	// ExecHold is how long a new one waits for the container to go on.
+	ExecHold Duration `toml:"exec_hold"`
+	// Shells decides what becomes of those with a terminal: Refuse or End.
+	Shells string `toml:"shells"`
 }
 
 // Staging is the section [staging]: where GPU state goes on its way.
@@ -80,7 +92,7 @@ type Staging struct {
 // CRIU is the section [criu].
 type CRIU struct {
 	// Path of the criu to use, absolute and of that name; its directory comes first in $PATH, where
-	// runc looks. Empty: the one that $PATH has.
+	// runc looks. Empty: the one of this release, in ../lib/gpuckpt/criu, else that of $PATH.
 	Path string `toml:"path"`
 	// PluginDir has criu's plugins. A cuda_plugin.so there is kept from acting a second time.
 	PluginDir string `toml:"plugin_dir"`
@@ -94,6 +106,9 @@ const (
 	Keep = "keep" // the container continues
 	Stop = "stop" // the container ends
 )
+
+// The values of [checkpoint] shells: Refuse or End.
+const End = "end"
 
 // The values of when_short.
 const (
@@ -124,6 +139,7 @@ func Default() Node {
 		OnCheckpoint: Keep,
 		LogDir:       "/var/log/gpuckpt",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
+		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
 		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
 		Restore:      Restore{Policy: Annotated, Images: []string{}},
 	}
@@ -138,7 +154,7 @@ func Load() (Node, error) {
 	}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) && !named {
-		return Default(), nil
+		return Default().withBundled(), nil
 	}
 	if err != nil {
 		return Node{}, fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -147,7 +163,21 @@ func Load() (Node, error) {
 	if err != nil {
 		return Node{}, fmt.Errorf("%w: %s: %w", ErrInvalid, path, err)
 	}
-	return node, nil
+	return node.withBundled(), nil
+}
+
+// withBundled returns the configuration with the criu of the release that this program belongs to,
+// if there is one and the file names none.
+func (n Node) withBundled() Node {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	bundled := filepath.Join(filepath.Dir(self), "..", "lib", "gpuckpt", "criu", "criu")
+	if _, missing := os.Stat(bundled); err == nil && missing == nil && n.CRIU.Path == "" {
+		n.CRIU.Path = bundled
+	}
+	return n
 }
 
 // parse is strict: a setting that it does not know is an error.
@@ -169,6 +199,9 @@ func (n *Node) check() error {
 	if err := oneOf(n.OnCheckpoint, Keep, Stop); err != nil {
 		return fmt.Errorf("on_checkpoint %w", err)
 	}
+	if err := n.Checkpoint.check(); err != nil {
+		return fmt.Errorf("[checkpoint] %w", err)
+	}
 	if err := n.Staging.check(); err != nil {
 		return fmt.Errorf("[staging] %w", err)
 	}
@@ -182,6 +215,16 @@ func (n *Node) check() error {
 		if _, err := CRIULines(name, value); err != nil {
 			return fmt.Errorf("[criu.options]: %w", err)
 		}
+	}
+	return nil
+}
+
+func (c *Checkpoint) check() error {
+	if c.ExecWait < 0 || c.ExecHold < 0 {
+		return errors.New("exec_wait and exec_hold must not be negative")
+	}
+	if err := oneOf(c.Shells, Refuse, End); err != nil {
+		return fmt.Errorf("shells %w", err)
 	}
 	return nil
 }

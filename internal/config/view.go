@@ -47,6 +47,13 @@ func (v View) WhenShort() (string, error) {
 	return v.choose(annotations.WhenShort, v.Staging.WhenShort, Refuse, WriteThrough, Driver)
 }
 
+// EndsShells reports whether a checkpoint ends processes that were exec'd into the container with
+// a terminal.
+func (v View) EndsShells() (bool, error) {
+	want, err := v.choose(annotations.Shells, v.Checkpoint.Shells, Refuse, End)
+	return want == End, err
+}
+
 // AllowsIOUring reports whether the container may use io_uring.
 func (v View) AllowsIOUring() (bool, error) {
 	want, err := v.choose(annotations.IOUring, Deny, Deny, Allow)

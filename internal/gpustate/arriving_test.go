@@ -123,7 +123,7 @@ func (openGate) Hold(int) error { return nil }
 func (w *work) leave(dir string) *images.Metadata {
 	w.t.Helper()
 	s := w.lock()
-	if err := s.Preflight(dir); err != nil {
+	if err := s.Preflight(w.t.Context(), dir); err != nil {
 		w.t.Fatal(err)
 	}
 	m, err := s.Describe(time.Now())

@@ -71,7 +71,7 @@ func TestCheckpointAndRestoreInPlace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := startWork(t, "12M")
 			s := w.lock()
-			if err := s.Preflight(way.dir); err != nil {
+			if err := s.Preflight(t.Context(), way.dir); err != nil {
 				t.Fatal(err)
 			}
 			s.path = way.path
@@ -128,7 +128,7 @@ func TestSpill(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := startWork(t, "12M")
 			s := w.lock()
-			if err := s.Preflight(way.dir); err != nil {
+			if err := s.Preflight(t.Context(), way.dir); err != nil {
 				t.Fatal(err)
 			}
 			s.path = way.path
@@ -213,7 +213,7 @@ func TestPhases(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls = map[string]func() error{
-		"Preflight": func() error { return s.Preflight("") },
+		"Preflight": func() error { return s.Preflight(t.Context(), "") },
 		"Save":      func() error { _, err := s.Save(ctx, ""); return err },
 		"Store":     calls["Store"],
 	}

@@ -153,24 +153,29 @@ func (l *locked) refuseUnlocked(candidates []int) error {
 	return nil
 }
 
-// sharesFrom is the first major version of the driver that restores memory shared by CUDA IPC, for
+// sharesFrom is the first major version of the driver that restores GPU memory that processes share, for
 // programs started with cuda-checkpoint --launch-job. It refuses the others by itself.
 const sharesFrom = 610
 
-// refuseShared refuses processes that share GPU memory by CUDA IPC: an older driver checkpoints
-// them and never restores them.
-func (l *locked) refuseShared() error {
+// refuseShared refuses processes that share GPU memory, by CUDA IPC or by exported handles: an older
+// driver checkpoints them and never restores them. It refuses also where the driver does not say
+// whether they share.
+func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper) error {
 	major, _, _ := strings.Cut(l.info.DriverVersion, ".")
 	if n, err := strconv.Atoi(major); err == nil && n >= sharesFrom {
 		return nil
 	}
 	for _, p := range l.procs {
-		shares, err := cuda.SharesMemory(p.PID.Host)
+		shares, err := cuda.SharesMemory(ctx, helper, p)
+		if errors.Is(err, cuda.ErrNotReported) {
+			return fmt.Errorf("%w: gpuckpt does not know driver %s well enough to checkpoint with it: use one of 570 to 595: %w",
+				err, cmp.Or(l.info.DriverVersion, "of unknown version"), errdefs.ErrFailedPrecondition)
+		}
 		if err != nil {
 			return err
 		}
 		if shares {
-			return fmt.Errorf("process %s shares GPU memory by CUDA IPC: driver %s would checkpoint it and never restore it; share through host memory (NCCL_P2P_DISABLE=1 for NCCL), or use driver %d or newer and start the program with cuda-checkpoint --launch-job: %w",
+			return fmt.Errorf("process %s shares GPU memory with another process (CUDA IPC, or an exported handle): driver %s would checkpoint it and never restore it; share through host memory (NCCL_P2P_DISABLE=1 for NCCL), or use driver %d or newer and start the program with cuda-checkpoint --launch-job: %w",
 				proc.Describe(p.PID.Host), cmp.Or(l.info.DriverVersion, "of unknown version"), sharesFrom, errdefs.ErrFailedPrecondition)
 		}
 	}

@@ -21,11 +21,11 @@ import (
 )
 
 // Preflight chooses the data path for a Save to dir. It refuses a Save while CUDA processes are not
-// locked, one of processes that share memory by CUDA IPC, and one for which there is no room: in
-// memory or, if dir is not empty, in its file system. The room is an estimate: the driver leaves
-// out what of its own it can make again, and others take room meanwhile. If NVML does not report
-// the use, Preflight does not look for room. The container is frozen.
-func (s *State) Preflight(dir string) (err error) {
+// locked, one of processes that share GPU memory, and one for which there is no room: in memory or,
+// if dir is not empty, in its file system. The room is an estimate: the driver leaves out what of
+// its own it can make again, and others take room meanwhile. If NVML does not report the use,
+// Preflight does not look for room. The container is frozen.
+func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
 		return err
 	}
@@ -36,8 +36,14 @@ func (s *State) Preflight(dir string) (err error) {
 	if err := s.refuseUnlocked(candidates); err != nil {
 		return err
 	}
-	if err := s.refuseShared(); err != nil {
-		return err
+	if len(s.procs) > 0 {
+		helper, err := s.helpers.get(ctx)
+		if err != nil {
+			return err
+		}
+		if err := s.refuseShared(ctx, helper); err != nil {
+			return err
+		}
 	}
 	if dir != "" {
 		var st unix.Statfs_t

@@ -114,6 +114,20 @@ func NotBelow(root int, pids []int) ([]int, error) {
 	return out, nil
 }
 
+// HasTerminal reports whether a process has a controlling terminal.
+func HasTerminal(pid int) (bool, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false, err
+	}
+	// Behind the name, which may hold anything: state, ppid, pgrp, session, tty_nr.
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if len(fields) < 5 {
+		return false, fmt.Errorf("no terminal in /proc/%d/stat", pid)
+	}
+	return fields[4] != "0", nil
+}
+
 // Threads returns the threads of a process, ascending. While threads come and go
 // the listing may lack one that lives on.
 func Threads(pid int) ([]int, error) {

@@ -12,9 +12,12 @@ import (
 	"strings"
 )
 
-// Number, Commit and Date are set by the linker (`make release`): "1.2.3", the hash of the commit,
-// and its date as YYYY-MM-DD. They are empty in other builds.
-var Number, Commit, Date string
+// The linker sets these for `make release`. They are empty in other builds.
+var (
+	Number string // "1.2.3"
+	Commit string // the commit's hash
+	Date   string // the commit's, as YYYY-MM-DD
+)
 
 // String returns the version, the commit and its date, and the platform, in one line.
 func String() string {

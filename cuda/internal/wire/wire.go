@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -29,6 +30,9 @@ const VisibleEnv = "CUDA_VISIBLE_DEVICES"
 // MaxMessage bounds a message in bytes. A reply with 64 GPUs needs about 16 KiB.
 const MaxMessage = 64 << 10
 
+// maxGPUs is how many GPUs a driver serves (NV_MAX_DEVICES).
+const maxGPUs = 32
+
 // Operations, the values of Request.Op.
 const (
 	OpInfo          = "info"
@@ -39,6 +43,7 @@ const (
 	OpRestore       = "restore"
 	OpUnlock        = "unlock"
 	OpSurvey        = "survey"
+	OpImported      = "imported"
 )
 
 // Request asks for one call of the driver.
@@ -49,6 +54,7 @@ type Request struct {
 	Pairs     []Pair `json:"pairs,omitempty"`      // OpRestore
 	Fresh     bool   `json:"fresh,omitempty"`      // OpInfo: do not answer from memory
 	Early     bool   `json:"early,omitempty"`      // OpInfo: do not wait for the GPUs to come up, if NVML tells all
+	Minors    []int  `json:"minors,omitempty"`     // OpImported: the GPUs to look at, N of /dev/nvidiaN
 }
 
 // Pair moves what was on GPU Old to GPU New, both "GPU-" UUIDs.
@@ -62,6 +68,7 @@ const (
 	FaultNoDriver = "no-driver" // libcuda.so.1 does not load; Text says why
 	FaultTooOld   = "too-old"   // it has no checkpoint functions; Text is the version found
 	FaultInit     = "init"      // cuInit failed with Code
+	FaultModule   = "module"    // the kernel module could not be asked; Text is the step that failed
 )
 
 // Reply answers a request.
@@ -69,7 +76,7 @@ type Reply struct {
 	Fault string `json:"fault,omitempty"`
 	Code  int    `json:"code"`            // the CUresult
 	Text  string `json:"text,omitempty"`  // the driver's words for Code, or the fault's
-	Value int    `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id
+	Value int    `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id; OpImported: bytes
 
 	// Answer is a cuda.Info for OpInfo, a cuda.Survey for OpSurvey.
 	Answer json.RawMessage `json:"answer,omitempty"`
@@ -82,7 +89,7 @@ func (q Request) Check() error {
 		if q.PID != 0 {
 			return fmt.Errorf("%s takes no pid", q.Op)
 		}
-	case OpState, OpRestoreThread, OpLock, OpCheckpoint, OpRestore, OpUnlock:
+	case OpState, OpRestoreThread, OpLock, OpCheckpoint, OpRestore, OpUnlock, OpImported:
 		if q.PID <= 0 || q.PID > math.MaxInt32 {
 			return fmt.Errorf("pid %d is none", q.PID)
 		}
@@ -98,6 +105,12 @@ func (q Request) Check() error {
 	if len(q.Pairs) != 0 && q.Op != OpRestore {
 		return fmt.Errorf("%s takes no GPU pairs", q.Op)
 	}
+	if len(q.Minors) != 0 && q.Op != OpImported {
+		return fmt.Errorf("%s takes no minors", q.Op)
+	}
+	if len(q.Minors) > maxGPUs || slices.ContainsFunc(q.Minors, func(n int) bool { return n < 0 || n > math.MaxUint16 }) {
+		return fmt.Errorf("minors %v are none", q.Minors)
+	}
 	for _, p := range q.Pairs {
 		for _, uuid := range []string{p.Old, p.New} {
 			if _, err := ParseUUID(uuid); err != nil {
@@ -111,7 +124,7 @@ func (q Request) Check() error {
 // Check refuses what no helper answers.
 func (r Reply) Check() error {
 	switch {
-	case r.Fault != "" && r.Fault != FaultNoDriver && r.Fault != FaultTooOld && r.Fault != FaultInit:
+	case r.Fault != "" && !slices.Contains([]string{FaultNoDriver, FaultTooOld, FaultInit, FaultModule}, r.Fault):
 		return fmt.Errorf("unknown fault %q", r.Fault)
 	case r.Code < 0:
 		return fmt.Errorf("code %d is none", r.Code)

@@ -6,6 +6,7 @@ package wire
 import (
 	"encoding/json"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/internal/worker"
@@ -28,6 +29,7 @@ func TestRequestsArriveAsSent(t *testing.T) {
 		{Op: OpCheckpoint, PID: 7},
 		{Op: OpRestore, PID: 7, Pairs: []Pair{{uuidA, uuidB}, {uuidB, uuidA}}},
 		{Op: OpUnlock, PID: 7},
+		{Op: OpImported, PID: 7, Minors: []int{0, 3}},
 	} {
 		b, err := json.Marshal(q)
 		if err != nil {
@@ -59,6 +61,9 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		"timeout over 49 d":  `{"op":"lock","pid":1,"timeout_ms":4294967296}`,
 		"pairs for lock":     `{"op":"lock","pid":1,"pairs":[{"old":"` + uuidA + `","new":"` + uuidB + `"}]}`,
 		"pair of no UUIDs":   `{"op":"restore","pid":1,"pairs":[{"old":"0","new":"1"}]}`,
+		"minors for lock":    `{"op":"lock","pid":1,"minors":[0]}`,
+		"negative minor":     `{"op":"imported","pid":1,"minors":[-1]}`,
+		"33 minors":          `{"op":"imported","pid":1,"minors":[` + strings.Repeat("0,", 32) + `0]}`,
 		"two values":         `{"op":"state","pid":1}{"op":"state","pid":1}`,
 		"rubbish behind":     `{"op":"state","pid":1} x`,
 	} {
@@ -123,6 +128,9 @@ func FuzzDecodeRequest(f *testing.F) {
 		}
 		if len(q.Pairs) == 0 {
 			q.Pairs = nil // "pairs":[] and none are the same
+		}
+		if len(q.Minors) == 0 {
+			q.Minors = nil
 		}
 		if !reflect.DeepEqual(q, back) {
 			t.Fatalf("%+v became %+v", q, back)

@@ -127,9 +127,6 @@ static void shared_memory(void)
 		WANT(state_of(both[i % 2].pid), CU_PROCESS_STATE_CHECKPOINTED);
 	}
 	stop(t);
-	char name[64]; // what an exporter that is killed leaves
-	snprintf(name, sizeof name, "/dev/shm/cuda.shm.%x.%x.1", getuid(), t.pid);
-	unlink(name);
 }
 
 void test_habits(void)

@@ -1,0 +1,88 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// The importer of another process's memory is known by the kernel module, on the GPU that the memory
+// is on; its exporter and a process with memory of its own alone are not.
+func TestSoftSharesMemory(t *testing.T) {
+	dev := devices(t, 2)
+	h, ctx := softHelper(t, dev, nil), t.Context()
+	alone, exporter := start(t, dev, nil, "counter"), start(t, dev, nil, "ipc")
+	alone.counts(101)
+	exporter.counts(101)
+	second := &work{t: t, port: exporter.port + 1}
+	second.counts(102)
+	importer := proc.Children(exporter.pid)[0]
+	for name, want := range map[string]struct {
+		pid    int
+		minors []int
+		bytes  uint64
+	}{
+		"alone":                    {alone.pid, []int{0, 1}, 0},
+		"exporter":                 {exporter.pid, []int{0, 1}, 0},
+		"importer":                 {importer, []int{0, 1}, 2 << 20},
+		"importer, the other GPU":  {importer, []int{1}, 0},
+		"importer, no GPU at all":  {importer, nil, 0},
+		"a process that has ended": {1 << 22, []int{0}, 0},
+	} {
+		if got, err := h.Imported(ctx, want.pid, want.minors); got != want.bytes || err != nil {
+			t.Errorf("%s: %d bytes, %v, want %d", name, got, err, want.bytes)
+		}
+	}
+	if _, err := h.Imported(ctx, importer, []int{7}); !errors.Is(err, ErrNotReported) {
+		t.Errorf("a GPU that is none: %v", err)
+	}
+	mute := softHelper(t, dev, func(o *Options) { o.Env = append(o.Env, "SOFTCUDA_MUTE=1") })
+	if _, err := mute.Imported(ctx, importer, []int{0}); !errors.Is(err, ErrNotReported) {
+		t.Errorf("a driver that does not report it: %v", err)
+	}
+}
+
+// A file as the driver maps it for events that processes share is recognised, wherever the process sees it, and also
+// without its name. Other shared memory is not taken for it.
+func TestSoftSharesEvents(t *testing.T) {
+	h, self := softHelper(t, devices(t, 1), nil), Process{PID: PID{Host: os.Getpid()}}
+	if shares, err := SharesMemory(t.Context(), h, self); shares || err != nil {
+		t.Fatalf("without such a file: %v, %v", shares, err)
+	}
+	for name, want := range map[string]bool{
+		"cuda.shm.0.37b.1": true, "cuda.shm.3e8.1f.2": true, "torch_1_2_0": false, "nccl-Ab12": false, "sem.cuda": false,
+	} {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, make([]byte, os.Getpagesize()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory, err := unix.Mmap(int(file.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := SharesMemory(t.Context(), h, self); got != want || err != nil {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+		os.Remove(path)
+		if got, err := SharesMemory(t.Context(), h, self); got != want || err != nil {
+			t.Errorf("%s, removed: %v, %v", name, got, err)
+		}
+		unix.Munmap(memory)
+		file.Close()
+	}
+	if shares, err := SharesMemory(t.Context(), h, Process{PID: PID{Host: 1 << 30}}); shares || err != nil {
+		t.Errorf("a process that has ended: %v, %v", shares, err)
+	}
+}

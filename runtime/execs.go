@@ -1,0 +1,77 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"time"
+
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/execs"
+)
+
+// Exec prepares an exec'd process when the container's gate lets it in: runc's service refuses it
+// in a container that is paused. Nothing runs before Start.
+func (s *Service) Exec(ctx context.Context, r *taskAPI.ExecProcessRequest) (*ptypes.Empty, error) {
+	c := s.container(r.ID)
+	if c == nil {
+		return s.TTRPCTaskService.Exec(ctx, r)
+	}
+	leave, err := enter(ctx, c)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	defer leave()
+	return s.TTRPCTaskService.Exec(ctx, r)
+}
+
+// startExec starts an exec'd process when the container's gate lets it in.
+func (s *Service) startExec(ctx context.Context, c *container, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
+	leave, err := enter(ctx, c)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	defer leave()
+	return s.TTRPCTaskService.Start(ctx, r)
+}
+
+func enter(ctx context.Context, c *container) (leave func(), err error) {
+	return c.execs.Enter(ctx, func() time.Duration {
+		view, err := config.For(c.annotations)()
+		if err != nil {
+			view.Node = config.Default()
+		}
+		return time.Duration(view.Checkpoint.ExecHold)
+	})
+}
+
+// execed describes the container to package execs.
+func execed(c *container) execs.Container { return execs.Container{Init: c.pid, Pids: c.pids} }
+
+// holdExecs waits until exec'd processes have ended, and keeps new ones waiting until letExecsIn.
+func (p *pausing) holdExecs(ctx context.Context) (uint64, error) {
+	view, err := p.read()
+	if err != nil {
+		return 0, err
+	}
+	opts := execs.Options{Wait: time.Duration(view.Checkpoint.ExecWait)}
+	if opts.EndShells, err = view.EndsShells(); err != nil {
+		return 0, err
+	}
+	p.c.execs.Hold()
+	if err := p.c.execs.Drain(ctx, execed(p.c), opts); err != nil {
+		p.c.execs.LetIn()
+		return 0, err
+	}
+	return 0, nil
+}
+
+// letExecsIn lets those start that have waited.
+func (p *pausing) letExecsIn(context.Context) error {
+	p.c.execs.LetIn()
+	return nil
+}
