@@ -29,8 +29,7 @@ type Registry struct {
 }
 
 // Open reads the CDI specifications in the directories, CDI's own by default (/etc/cdi,
-// /var/run/cdi); later ones win. It ignores a directory that does not exist and a file that it
-// cannot read.
+// /var/run/cdi); later ones win. It ignores directories and files that it cannot read.
 func Open(dirs ...string) (*Registry, error) {
 	if len(dirs) == 0 {
 		dirs = slices.Clone(cdilib.DefaultSpecDirs)

@@ -33,8 +33,7 @@ func MinorOf(p string) (int, bool) {
 func NodePath(minor int) string { return "/dev/nvidia" + strconv.Itoa(minor) }
 
 // HasDynamicMajor reports whether the kernel chooses the major number of a node at each boot or
-// load of its module, so that another machine's is of no use. GPUs and nvidiactl have 195
-// everywhere.
+// load of its module anew. GPUs and nvidiactl have 195 everywhere.
 func HasDynamicMajor(p string) bool {
 	return IsNode(p) && strings.HasPrefix(path.Clean(p), "/dev/nvidia-") && path.Clean(p) != "/dev/nvidia-modeset"
 }

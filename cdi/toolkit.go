@@ -56,8 +56,7 @@ func InjectHooked(spec *specs.Spec, runtime bool, specDirs []string) (bool, erro
 	return registry.Inject(spec, toolkit)
 }
 
-// adds returns the GPUs that the toolkit would add outside of the spec, by its own hook or runtime,
-// or by hooks with arguments.
+// adds returns the GPUs that the toolkit would add outside of the spec, by hooks or its runtime.
 func (t Toolkit) adds(r Request) []string {
 	names := r.arguments
 	switch {

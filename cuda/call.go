@@ -86,15 +86,13 @@ type DeviceUse struct {
 	Bytes uint64 `json:"bytes"`
 }
 
-// Survey asks NVML, not CUDA. The error is ErrNoDriver where there is no NVML or it has no driver,
-// else the helper's end.
+// Survey asks NVML, not CUDA. The error is ErrNoDriver without NVML or a driver.
 func (h *Helper) Survey(ctx context.Context) (Survey, error) {
 	return ask[Survey](ctx, h, wire.Request{Op: wire.OpSurvey})
 }
 
-// State returns a process's state. pid, here and below, is as the helper counts: in this program's
-// pid namespace, or in that of Options.Join. The error is ErrNotCUDA if the driver knows no CUDA
-// state of the process.
+// State returns a process's state. pid, here and below, is as the helper counts (Options.Join). The
+// error is ErrNotCUDA if the driver knows no CUDA state of the process.
 func (h *Helper) State(ctx context.Context, pid int) (State, error) {
 	r, err := h.do(ctx, wire.Request{Op: wire.OpState, PID: pid}, h.opts.CallTimeout)
 	return State(r.Value), err

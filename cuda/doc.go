@@ -1,9 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cuda takes the CUDA state of running processes off their GPUs and puts it back, through
-// the checkpoint functions of NVIDIA's driver (group CUDA_CHECKPOINT of the CUDA driver API, driver
-// 570 and newer).
+// Package cuda takes the CUDA state of running processes off their GPUs and back, by the checkpoint
+// functions of NVIDIA's driver (CUDA driver API, group CUDA_CHECKPOINT, from driver 570 on).
 //
 // The life of a CUDA process, and who changes it:
 //

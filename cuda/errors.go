@@ -28,8 +28,7 @@ var (
 	ErrHelperGarbled = errors.New("CUDA helper answered garbage and was killed")
 )
 
-// Error is a call that the driver refused. The process is as before it, except as the driver
-// documents; ask Helper.State.
+// Error is a call that the driver refused. Helper.State has the state then.
 type Error struct {
 	Op     string // "lock", "checkpoint", "restore", "unlock", "state", "restore-tid", "info" or "init"
 	PID    int    // as the helper's namespace counts; 0 for "info" and "init"
@@ -63,8 +62,7 @@ func doing(op string, pid int) string {
 	return fmt.Sprintf("%s CUDA process %d", op, pid)
 }
 
-// Is makes an ErrNotCUDA of the two answers with which the driver says that a process has no CUDA
-// state.
+// Is makes an ErrNotCUDA of the two answers that mean that a process has no CUDA state.
 //
 // NVIDIA documents neither; Dynamo's snapshot helper takes both for it as well (ai-dynamo/snapshot,
 // agent/cmd/cuda-checkpoint-helper). Other operations answer the same codes for other reasons, and

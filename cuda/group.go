@@ -14,9 +14,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// Group is the CUDA processes of one container. Its steps act on all of them at once, because the
-// driver serves processes in parallel (two processes of 16 GiB on two GPUs: 5.9 s at once, 12.2 s
-// in turn).
+// Group is the CUDA processes of one container. Its steps act on all of them at once, as the driver
+// can (two of 16 GiB on two GPUs: 5.9 s at once, 12.2 s in turn).
 //
 // Each process is left in the end in the state in which Find saw it (Process.State). One that
 // somebody had locked by hand is checkpointed and restored with the others, but neither locked nor
@@ -153,8 +152,7 @@ func atOnce(n int, do func(i int) error) []error {
 	return errs
 }
 
-// step takes all processes through one step at once, each within limit. If it fails for any, all
-// are brought back to the state before.
+// step takes all processes through one step at once, within limit, or brings all back to before.
 func (g Group) step(ctx context.Context, h *Helper, before State, limit time.Duration, do func(ctx context.Context, pid int) error) error {
 	errs := g.each(func(p Process) error { return do(ctx, h.number(p.PID)) })
 	err := sum(errs)

@@ -31,8 +31,7 @@ type Options struct {
 	Join int
 	// Visible are the UUIDs of the GPUs that the driver is to bring up in the helper, which takes
 	// 0.2 s for each that nobody else has open; Info lists no others. Empty: all. UUIDs finds them.
-	// It serves processes that use the others as well, but for pairs: those want all that the
-	// process sees, in its order.
+	// It serves other processes too, but for pairs: those want all that the process sees.
 	Visible []string
 	// Env is added to this program's environment, "KEY=value" each.
 	Env []string

@@ -40,8 +40,7 @@ func (h *Helper) number(p PID) int {
 }
 
 // MayUseCUDA reports from /proc alone whether a process may be a CUDA process: it has libcuda.so
-// mapped or a file /dev/nvidia* open. If not, the driver need not be asked. A process that has
-// ended is none.
+// mapped or a file /dev/nvidia* open.  A process that has ended is none.
 func MayUseCUDA(pid int) (bool, error) {
 	has, err := HoldsDevice(pid)
 	if err == nil && !has {

@@ -12,8 +12,7 @@ import (
 type Result int
 
 // The answers that callers of this package act on. The checkpoint functions document Success,
-// InvalidValue, NotInitialized, IllegalState, NotReady and NotSupported; real drivers gave the
-// others.
+// InvalidValue, NotInitialized, IllegalState, NotReady and NotSupported.
 const (
 	Success         Result = 0
 	InvalidValue    Result = 1
@@ -72,8 +71,7 @@ func (r Result) Text() string { return cmp.Or(results[r].text, results[Unknown].
 // State is where a CUDA process stands, the driver's CUprocessState.
 type State int
 
-// The values are the driver's own. Drivers report Checkpointing and Restoring from CUDA 13.4 on,
-// while a step is under way.
+// The driver's values; from CUDA 13.4 on Checkpointing and Restoring while a step is under way.
 const (
 	Running       State = 0 // CUDA calls go through
 	Locked        State = 1 // CUDA calls block, submitted work is done

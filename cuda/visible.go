@@ -21,8 +21,7 @@ const ProcGPUs = "/proc/driver/nvidia/gpus"
 
 // UUIDs returns the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), for Options.Visible,
 // in the order of the bus; for GPUs of one model that is CUDA's. dir is a directory like ProcGPUs.
-// The error reports a GPU that is not there, or that has not been in use: the module knows its UUID
-// only then.
+// It is an error if a GPU is not there, or has not been in use: its UUID is not known then.
 func UUIDs(dir string, minors []int) ([]string, error) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*", "information"))
 	known := map[int]bool{}

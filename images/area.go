@@ -17,14 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Area is a range of a process's memory whose bytes are in files beside CRIU's images, which hold
-// the range as empty. A restore maps the files over it. gpuckpt.json has all but the Location,
-// which Open finds.
+// Area is a range of a process's memory whose bytes are in files beside CRIU's images, where it is
+// empty. A restore maps the files over it. gpuckpt.json has all but the Location, which Open finds.
 type Area struct {
 	// File is the name of the area's file in a flat checkpoint, see AreaFile.
 	File string `json:"file"`
-	// Start is the range's address, Bytes its length, and Offset where it begins in the file. All
-	// three are multiples of 4 KiB.
+	// The range's address, its length, and its begin in the file: multiples of 4 KiB.
 	Start  uint64 `json:"start"`
 	Bytes  uint64 `json:"bytes"`
 	Offset uint64 `json:"offset"`
@@ -172,8 +170,7 @@ func (a *Area) Open(ctx context.Context) *AreaReader {
 }
 
 // ReadAt fills p with the bytes at an offset, and waits for those that are still arriving. Those
-// outside of the area's range or in no piece are zero. The error of a file that ends too early is
-// ErrDamaged.
+// outside of the area's range or in no piece are zero. If a file ends early it is ErrDamaged.
 func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 	at, whole, pieces := uint64(offset), len(p), r.area.Location
 	zeros := func(to uint64) {

@@ -39,9 +39,8 @@ func (e *BlockError) Is(target error) bool { return target == ErrDamaged }
 const maxBlockErrors = 32
 
 // Check reads every byte of the areas, so many blocks at a time (0: one for each core), and
-// compares their digests. It waits for blocks that are still arriving, and goes in the order of the
-// areas. progress receives the step "verify". The error joins a BlockError for each wrong block, up
-// to 32.
+// compares their digests. It waits for blocks that are still arriving, and goes in their order.
+// progress receives the step "verify". The error joins a BlockError for each wrong block, up to 32.
 func Check(ctx context.Context, areas []Area, workers int, progress Progress) error {
 	var total uint64
 	for _, a := range areas {

@@ -80,9 +80,8 @@ var pieceForm = regexp.MustCompile(`^(gpu-[1-9][0-9]*-[0-9]+)(?:\.([0-9a-f]{12})
 // Option changes what Open and OpenFiles accept.
 type Option int
 
-// AllowWithoutGPU accepts the checkpoint of a container that used no GPU: an inventory.img, and
-// neither gpuckpt.json nor areas. A dump that was cut short looks the same, so the caller must know
-// that the dump was complete.
+// AllowWithoutGPU accepts the checkpoint of a container that used no GPU: without gpuckpt.json and
+// areas. A dump that was cut short looks the same, so the caller must know.
 const AllowWithoutGPU Option = 1
 
 // Open opens a checkpoint in a flat directory, as a dump leaves it. The errors are ErrNoMetadata
@@ -131,8 +130,7 @@ func OpenImage(roots ...string) (*Checkpoint, error) {
 }
 
 // ImageDirs returns the ImageDir of those layers that have one, the topmost first; none if the
-// image is not a checkpoint. A layer that hides those below it, or in which the name is not a
-// directory, is the last.
+// image is not a checkpoint. A layer that hides those below is the last.
 func ImageDirs(roots ...string) ([]string, error) {
 	var dirs []string
 	for _, root := range roots {

@@ -36,8 +36,7 @@ const MetadataName = "gpuckpt.json"
 // versions 1 to this one. docs/format.md, "What may change how", says when it grows.
 const SchemaVersion = 1
 
-// maxMetadata bounds the metadata file, in bytes. A block of 64 MiB takes about 90 bytes of it:
-// enough for eight GPUs of 1.4 TiB each.
+// maxMetadata bounds the file, in bytes. 64 MiB of state take 90: eight GPUs of 1.4 TiB fit.
 const maxMetadata = 16 << 20
 
 var (
@@ -218,9 +217,8 @@ func ParseMetadata(data []byte) (*Metadata, error) {
 	return m, nil
 }
 
-// WriteMetadata checks m and writes it into dir as gpuckpt.json. It first flushes all files of the
-// directory: a power failure leaves a complete checkpoint or one without gpuckpt.json. On an error,
-// gpuckpt.json is as it was.
+// WriteMetadata checks m and writes it into dir as gpuckpt.json. It flushes all other files first:
+// a power failure leaves a complete checkpoint or one without gpuckpt.json.
 func WriteMetadata(dir string, m *Metadata) error {
 	data, err := EncodeMetadata(m)
 	if err == nil {

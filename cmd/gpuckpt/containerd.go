@@ -51,8 +51,7 @@ func (d *daemon) addressFlags(c *cobra.Command) {
 		"containerd's namespace ($CONTAINERD_NAMESPACE); Kubernetes uses k8s.io")
 }
 
-// work is what a command does, in containerd's namespace. It returns the answer for JSON and in
-// words.
+// work is what a command does, in containerd's namespace. It answers for JSON and in words.
 type work func(ctx context.Context, dial convert.Dial, progress images.Progress) (answer any, words string, err error)
 
 // run does the work of a command, shows how far it is, and prints the answer. The connection to

@@ -30,13 +30,11 @@ import (
 //   - exit status: "When cuda-checkpoint fails an operation it always returns the positive CUDA
 //     error code" (criu#2540, by NVIDIA).
 //
-// Answers go to standard output, errors to standard error. --pid takes the id of a thread as well
-// as of a process, as NVIDIA's does: CRIU asks for the state of the restore thread. Here the driver
-// is given the process's id, since a step by a thread's id was seen to end a process
-// (NVIDIA/cuda-checkpoint#41).
+// --pid takes the id of a thread as well as of a process, as NVIDIA's does: CRIU asks for the state
+// of the restore thread. Here the driver is given the process's id, since a step by a thread's id
+// was seen to end a process (NVIDIA/cuda-checkpoint#41).
 
-// cudaCheckpoint runs as NVIDIA's utility and returns the exit status: 0, the driver's error code,
-// or 1 for everything else.
+// cudaCheckpoint is NVIDIA's utility. Its exit status is 0, the driver's error code, or else 1.
 func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer) int {
 	step, help, err := parseCheckpointArgs(argv)
 	if err != nil {

@@ -51,8 +51,7 @@ its digest. Anything else is built into a checkpoint image.
 	})
 }
 
-// conversionCommand completes a command that takes a checkpoint from one place to another; build
-// refuses sources that are built already.
+// conversionCommand completes a command that takes a checkpoint from one place to another.
 func conversionCommand(build bool, c *cobra.Command) *cobra.Command {
 	var d daemon
 	var b buildFlags

@@ -17,8 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// ask calls a function of NVML, which is in use, if NVML has it: go-nvml aborts the
-// program when it calls a function that is missing.
+// ask calls a function if NVML has it: go-nvml aborts the program at a function that is missing.
 func ask[T any](function string, call func() (T, nvml.Return)) (value T, r nvml.Return) {
 	if nvml.Extensions().LookupSymbol(function) != nil {
 		return value, nvml.ERROR_FUNCTION_NOT_FOUND

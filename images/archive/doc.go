@@ -54,8 +54,7 @@ type Contents struct {
 	Layers []Layer
 }
 
-// rootFile reports whether a file at an archive's root stays with a checkpoint that becomes an
-// image. An archive of the image has it again.
+// rootFile reports whether a file at an archive's root stays with the checkpoint in an image.
 func rootFile(name string) bool {
 	return slices.Contains([]string{
 		metadata.ConfigDumpFile, metadata.SpecDumpFile, metadata.StatusDumpFile, metadata.NetworkStatusFile,

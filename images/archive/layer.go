@@ -98,8 +98,7 @@ func (a *Archive) writeRootFS(ctx context.Context, w io.Writer, plain io.ReadClo
 	return out.Close()
 }
 
-// entries calls do for each entry of a tar archive, with its cleaned name. The error of an archive
-// that cannot be read is unreadable.
+// entries calls do for each entry of a tar archive, by its cleaned name, or returns unreadable.
 func entries(ctx context.Context, r io.Reader, unreadable error, do func(name string, h *tar.Header, data io.Reader) error) error {
 	for in := tar.NewReader(r); ; {
 		h, err := in.Next()

@@ -36,8 +36,7 @@ type Archive struct {
 	file    io.Closer
 }
 
-// Open opens an archive. The errors are ErrMalformed, ErrUnsupported, those of images.OpenFiles, or
-// those of reading.
+// Open opens an archive. The errors are ErrMalformed, ErrUnsupported, or those of images.OpenFiles.
 func Open(ctx context.Context, name string) (*Archive, error) {
 	f, err := os.Open(name)
 	if err != nil {

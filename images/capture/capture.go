@@ -42,8 +42,7 @@ type Options struct {
 	Image string
 	// Dir is where the dump is made, on this machine; empty: DefaultDir.
 	Dir string
-	// LeaveRunning lets the container run on as soon as its GPU is filled again. Else it ends once
-	// the image is complete.
+	// LeaveRunning lets the container run on. Else it ends once the image is complete.
 	LeaveRunning bool
 	// Unpack unpacks the image too, for the container's snapshotter.
 	Unpack bool

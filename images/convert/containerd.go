@@ -23,8 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// ContainerdCheckpoint is containerd's own form of a checkpoint (`ctr containers checkpoint`), an
-// index of raw blobs.
+// ContainerdCheckpoint is containerd's own form of a checkpoint, an index of raw blobs.
 type ContainerdCheckpoint struct {
 	// Checkpoint reads the archive, until Close. Without GPU state its Metadata is nil.
 	Checkpoint *images.Checkpoint

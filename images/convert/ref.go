@@ -49,8 +49,7 @@ func (r Ref) String() string {
 // IsPath reports whether text names a file: no full name of an image begins like a path.
 func IsPath(text string) bool { return strings.HasPrefix(text, "/") || strings.HasPrefix(text, ".") }
 
-// ParseRef reads KIND:PATH[@NAME], containerd:NAME, a bare NAME, or a bare path, which must exist:
-// the file shows its kind.
+// ParseRef reads KIND:PATH[@NAME], containerd:NAME, a bare NAME, or a bare path that exists.
 func ParseRef(text string) (Ref, error) {
 	if kind, rest, ok := strings.Cut(text, ":"); ok {
 		switch kind {

@@ -1,12 +1,10 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package layout reads and writes OCI image layouts in directories, and reads those in tar
-// archives.
+// Package layout reads and writes OCI image layouts in directories, and reads tar archives.
 //
 // A layout is a content store and an index of the images in it, index.json. An image's blobs come
-// first. Tag then puts it into the index, by rename: nobody finds it before. A layout has no
-// garbage collector.
+// first. Tag then puts it into the index. A layout has no garbage collector.
 package layout
 
 import (

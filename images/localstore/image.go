@@ -37,8 +37,7 @@ func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store
 			exports[p.ID+"."+k] = v
 		}
 	}
-	// See containerd's plugins/metadata: with the policy "isolated", a namespace cannot
-	// have a blob by asking for it.
+	// With "isolated" (plugins/metadata) a namespace has no blob by asking for it.
 	if policy := exports["bolt.policy"]; policy != "shared" {
 		return nil, fmt.Errorf("containerd's content sharing policy is %q", policy)
 	}

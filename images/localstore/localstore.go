@@ -12,8 +12,7 @@
 //
 // The life of a blob: Writer, Write, Commit. A process that is killed before the link leaves
 // nothing. After the link the blob is complete, and containerd's garbage collector removes one that
-// it was never asked for. If the collector was faster than the question, the bytes go through the
-// socket.
+// it was never asked for. If it was faster than the question, the bytes go through the socket.
 package localstore
 
 import (
@@ -168,8 +167,7 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 	return content.Copy(ctx, remote, io.NewSectionReader(w.file, 0, w.size), w.size, d, opts...)
 }
 
-// place gives the file the name of its digest, unless there is one, as safe from a crash of the
-// machine as containerd's own.
+// place gives the file the name of its digest, unless there is one, as safely as containerd does.
 func (w *writer) place(d digest.Digest) error {
 	if err := w.file.Sync(); err != nil {
 		return err

@@ -41,8 +41,7 @@ type Options struct {
 	Checkpoint *images.Checkpoint
 
 	// Base is the manifest of the container's image, or an index of it; of a checkpoint image the
-	// GPU and CRIU layers do not count. A zero Base builds an image that can be verified and moved
-	// but not run.
+	// GPU and CRIU layers do not count. A zero Base builds an image that cannot be run.
 	Base ocispec.Descriptor
 	// Provider reads Base, RW and Previous; nil: the store that is written to.
 	Provider content.Provider

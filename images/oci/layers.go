@@ -95,8 +95,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	return layers, nil
 }
 
-// criuPlan is the layer with CRIU's images. gpuckpt.json is its first file, to be found without the
-// rest. done closes the files.
+// criuPlan is the layer with CRIU's images. gpuckpt.json is its first file. done closes the files.
 func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
 	var open []io.Closer
 	done = func() {

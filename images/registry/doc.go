@@ -25,7 +25,6 @@ var ErrNotAuthorized = errors.New("the registry refused access")
 // Options say how an image is moved. The zero value works.
 type Options struct {
 	// HostsDir has registries' configuration, as containerd's config_path; empty: DefaultHostsDir.
-	// It need not be there.
 	HostsDir string
 	// PlainHTTP talks HTTP to every registry, not only to one on a loopback address.
 	PlainHTTP bool

@@ -26,13 +26,11 @@ import (
 // ErrNotPushable says that an image is in a form that registries refuse.
 var ErrNotPushable = errors.New("registries do not take this form of image")
 
-// distributionSource begins the labels by which containerd knows a blob's repositories: one of them
-// may have it mounted.
+// distributionSource begins the labels of the repositories that a blob came from, to be mounted.
 const distributionSource = "containerd.io/distribution.source."
 
 // Push sends an image to the registry that ref names, "example.com/job:1". The manifest goes last:
-// after an error the registry has the old image of that name, or none, and blobs for the next push
-// to find.
+// after an error the registry has the old image of that name, or none, and the blobs sent.
 //
 // The errors are ErrNotAuthorized, ErrNotPushable, errdefs.ErrNotFound where the store lacks a
 // blob, or those of the registry and the network.
@@ -85,8 +83,7 @@ func parse(ref string) (reference.Spec, error) {
 	return spec, err
 }
 
-// contents lists an image's blobs, each once, and the manifests as a registry takes them: an index
-// after what it names.
+// contents lists an image's blobs, each once, and the manifests, an index after what it names.
 func contents(ctx context.Context, store content.Provider, image ocispec.Descriptor) (blobs, manifests []ocispec.Descriptor, err error) {
 	seen := make(map[digest.Digest]bool)
 	platform := cimages.FilterPlatforms(cimages.ChildrenHandler(store), platforms.All)

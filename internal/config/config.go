@@ -44,8 +44,7 @@ type Node struct {
 	// LockTimeout is how long the work that a process has submitted to its GPUs may take. CRIU's
 	// CUDA plugin has the same default, 10 s.
 	LockTimeout Duration `toml:"lock_timeout"`
-	// OnCheckpoint decides whether a container continues after a checkpoint whose request does not
-	// decide: Keep or Stop.
+	// OnCheckpoint is Keep or Stop, for a checkpoint whose request does not decide.
 	OnCheckpoint string `toml:"on_checkpoint"`
 	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a container.
 	LogDir string `toml:"log_dir"`
@@ -114,8 +113,7 @@ const End = "end"
 const (
 	Refuse       = "refuse"
 	WriteThrough = "write-through" // to the disk, as the driver fills
-	// Driver heeds the host's memory alone: what does not fit in the staging cgroup is left to the
-	// driver and CRIU.
+	// Driver heeds the host's memory alone: what the staging cgroup lacks is left to CRIU.
 	Driver = "driver"
 )
 
@@ -145,8 +143,7 @@ func Default() Node {
 	}
 }
 
-// Load reads the node's file, or returns the defaults if there is none and Env names none. All
-// errors are ErrInvalid.
+// Load reads the node's file, or the one that Env names. All errors are ErrInvalid.
 func Load() (Node, error) {
 	path, named := os.LookupEnv(Env)
 	if !named {

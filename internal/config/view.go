@@ -22,8 +22,7 @@ type View struct {
 	Annotations map[string]string // the container's
 }
 
-// Source returns the View of one operation, or the error of reading the node's file, which it reads
-// when it is first called.
+// Source returns the View of one operation. Its first call reads the node's file.
 type Source func() (View, error)
 
 // For returns the Source of one operation on a container with these annotations.
@@ -34,8 +33,7 @@ func For(annotations map[string]string) Source {
 	})
 }
 
-// StopsAfterCheckpoint reports whether the container ends after a checkpoint whose request does not
-// decide.
+// StopsAfterCheckpoint reports whether a checkpoint ends the container by default.
 func (v View) StopsAfterCheckpoint() (bool, error) {
 	want, err := v.choose(annotations.OnCheckpoint, v.OnCheckpoint, Keep, Stop)
 	return want == Stop, err

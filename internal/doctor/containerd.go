@@ -128,8 +128,7 @@ func (a *area) checkCRI(d *Daemon, disabled []string, cri *criConfig) {
 	}
 }
 
-// passes reports whether patterns let gpuckpt's annotations through (containerd, internal/cri/util:
-// path.Match).
+// passes reports whether patterns let gpuckpt's annotations through, as containerd's CRI does.
 func passes(patterns []string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		ok, err := path.Match(p, annotations.OnCheckpoint)

@@ -70,8 +70,7 @@ func (a *area) networkLock(ctx context.Context, n *Node, path string) {
 	}
 }
 
-// errorsOf returns CRIU's warnings and errors without their origin: "Warn  (criu/cr-check.c:824):
-// Dirty tracking is OFF. …".
+// errorsOf returns CRIU's warnings and errors without "Warn  (criu/cr-check.c:824): ".
 func errorsOf(stderr string) string {
 	var b strings.Builder
 	for line := range strings.Lines(stderr) {

@@ -31,8 +31,7 @@ type GPUs struct {
 	SurveyErr error
 }
 
-// AskDriver asks the helper that a shim would start. It never fails: an error is part of the
-// answer.
+// AskDriver asks the helper that a shim would start. An error is part of the answer.
 func AskDriver(ctx context.Context, n *Node) GPUs {
 	path, err := n.helper()
 	g := GPUs{Helper: path, InfoErr: err, SurveyErr: err}
@@ -54,8 +53,7 @@ func AskDriver(ctx context.Context, n *Node) GPUs {
 	return g
 }
 
-// helper finds the CUDA helper as a shim does: the configured, the one beside the shim, the first
-// in $PATH.
+// helper finds the CUDA helper as a shim does: configured, beside the shim, or in $PATH.
 func (n *Node) helper() (string, error) {
 	if n.Helper != "" {
 		return n.Helper, nil
@@ -156,8 +154,7 @@ func checkGPUs(g GPUs) []Check {
 	return a.checks
 }
 
-// unusable returns what keeps a GPU's programs from being checkpointed: "MIG", "vGPU", "prohibited"
-// or "".
+// unusable returns why a GPU's programs cannot be checkpointed: "MIG", "vGPU", "prohibited" or "".
 func unusable(d cuda.Device) string {
 	switch {
 	case d.MIG != nil && *d.MIG:

@@ -28,8 +28,7 @@ var kernelOptions = []string{
 	"UNIX_DIAG", "INET_DIAG", "INET_UDP_DIAG", "PACKET_DIAG", "NETLINK_DIAG",
 }
 
-// diagModules are the modules of options that may be modules. The kernel loads them on demand
-// unless that is forbidden.
+// diagModules are the modules of options that may be modules. They are loaded on demand.
 var diagModules = map[string]string{
 	"UNIX_DIAG": "unix_diag", "INET_DIAG": "inet_diag", "INET_UDP_DIAG": "udp_diag", "PACKET_DIAG": "af_packet_diag", "NETLINK_DIAG": "netlink_diag",
 }

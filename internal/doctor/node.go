@@ -52,8 +52,7 @@ const defaultConfig = "/etc/containerd/config.toml"
 // dialTimeout bounds the connection to a socket of this machine.
 const dialTimeout = 5 * time.Second
 
-// Find finds the containerd that listens at an address of this machine, by the process at the other
-// end of its socket. It needs root.
+// Find finds the containerd that listens at an address, by its socket's other end. It needs root.
 func Find(address string) (*Daemon, error) {
 	address = strings.TrimPrefix(address, "unix://")
 	conn, err := net.DialTimeout("unix", address, dialTimeout)

@@ -8,8 +8,7 @@ import "fmt"
 // Status is the outcome of a check.
 type Status string
 
-// The outcomes of a check. A Warning slows things down or keeps some containers from working, a
-// Failure all of them.
+// The outcomes of a check: a Warning is slow or keeps some containers from working, a Failure all.
 const (
 	OK      Status = "ok"
 	Warning Status = "warning"

@@ -54,8 +54,7 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 	return memoryFirst{}, nil
 }
 
-// memoryShort returns in words that memory is too short for state of that size, "" if it is not,
-// and how much there is.
+// memoryShort says that memory is too short for such state, "" if not, and how much there is.
 func memoryShort(node config.Staging, state uint64) (short string, room uint64, err error) {
 	room, known := host.MemAvailable()
 	if known && room < state {

@@ -13,9 +13,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
-// Left alone the driver copies GPU state on one thread of each process, at a fraction of the bus's
-// speed. Copy threads share its copies: during a Save (steer.Target) and for a Restore
-// (startCopyThreads).
+// Left alone the driver copies GPU state on one thread of each process, far below the bus's speed.
+// Copy threads help in a Save (steer.Target) and a Restore (startCopyThreads).
 
 // copyThreads returns how many threads are to copy in each of the processes; the setting is the
 // most. More than the processors that the container or a process may use would only take these from
@@ -31,8 +30,7 @@ func copyThreads(setting, init int, pids []int) int {
 	return max(1, n)
 }
 
-// startCopyThreads has the driver copy faster from the areas that were mapped. A
-// driver that cannot be helped copies as it always does.
+// startCopyThreads has the driver copy faster from mapped areas, where it can be helped.
 func startCopyThreads(ctx context.Context, tracer *steer.Session, mappings []steer.Mapping, threads int) error {
 	if threads < 2 {
 		return nil // alone the driver reads faster than our code (measured, H200): 1.9 s for 16 GiB, not 2.4 s

@@ -40,6 +40,5 @@
 // A DataPath is the way that the state takes out of the processes and back. Preflight chooses it
 // (choosePath). No other code asks which data path is in use.
 //
-// The calls of one State take turns: its owner sees to that. Only the container itself runs beside
-// it.
+// The calls of one State take turns: its owner sees to that. Only the container runs beside.
 package gpustate

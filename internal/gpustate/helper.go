@@ -140,8 +140,7 @@ func (k *helpers) startOutside(ctx context.Context, visible []string, ask asking
 }
 
 // closeAsync ends a helper and does not wait: the driver takes 0.1 to 0.2 s to come down when
-// nothing else holds a GPU. Nobody misses a helper that fails to end well, and it goes with this
-// process.
+// nothing else holds a GPU. Nobody misses a helper that fails to end well.
 func closeAsync(h *cuda.Helper) { go h.Close() }
 
 // Visible returns the UUIDs of the GPUs that a spec grants; nil, which is all of the

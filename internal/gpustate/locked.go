@@ -102,8 +102,7 @@ func (l *locked) unlisted() (p *cuda.Process, minor int) {
 // CRIU dumps its files by gpuckpt's plugin.
 type bystander struct {
 	pid int
-	// mapped is where the process has files of NVIDIA's devices mapped. It changes when the
-	// process begins to use CUDA.
+	// mapped is where the process has files of NVIDIA's devices mapped. CUDA changes it.
 	mapped string
 }
 

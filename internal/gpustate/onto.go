@@ -23,8 +23,7 @@ import (
 // Move is what a container gets and loses that resumes on other GPUs.
 type Move struct {
 	Had []cuda.GPU // what the processes had open when they were locked
-	// Grant are GPUs that the container has no access to and needs for the resume, Revoke those in
-	// whose place they come.
+	// Grant are GPUs that a resume needs access to, Revoke those whose place they take.
 	Grant, Revoke []cuda.GPU
 }
 
@@ -168,8 +167,7 @@ func surveyed(gpus []cuda.GPU, survey cuda.Survey) (all []cdi.GPU) {
 	return all
 }
 
-// restoreOnto has the driver give the GPU state back to the GPUs of ChooseGPUs. Only a
-// helper inside the container's namespaces can ask for it.
+// restoreOnto restores to the GPUs of ChooseGPUs, by a helper in the container's namespaces.
 func (l *locked) restoreOnto(ctx context.Context, helpers *helpers, init int, onto []cdi.Pair) error {
 	inside, err := helpers.start(ctx, cuda.Options{Join: init})
 	if err != nil {

@@ -87,8 +87,7 @@ func requirementOf(m *images.Metadata) cdi.Requirement {
 func (r *Restoration) same() bool { return cdi.IsIdentity(r.pairs) && r.granted == len(r.pairs) }
 
 // onto has the driver restore the processes onto the GPUs of the pairs. The helper at hand can ask
-// for it if all keep their GPUs; only a helper inside the container's namespaces can ask for
-// others.
+// for it if all keep their GPUs; one inside the container's namespaces, for others.
 func (r *Restoration) onto(ctx context.Context, helper *cuda.Helper) error {
 	s := r.s
 	if r.same() {

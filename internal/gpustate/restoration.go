@@ -171,8 +171,7 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	return bytesOf(r.areas), err
 }
 
-// driven returns the processes that the driver restores: all but those that somebody had
-// checkpointed by hand, which stay so.
+// driven returns the processes to restore: all but those that were checkpointed by hand.
 func (r *Restoration) driven() cuda.Group {
 	return slices.DeleteFunc(slices.Clone(r.s.procs), func(p cuda.Process) bool { return p.State == cuda.Checkpointed })
 }

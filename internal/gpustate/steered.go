@@ -93,8 +93,7 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 func (steered) Abort(job *Job) error { return job.Tracer.Abort() }
 
 // Restore maps the areas' files over the areas, each by a call in the driver's own thread, and
-// starts copy threads. What an area's digests tell to be zero stays the empty area, which costs
-// little to read.
+// starts copy threads. What an area's digests tell to be zero stays the empty area.
 func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(context.Context), error) {
 	var mappings []steer.Mapping
 	for _, a := range areas {

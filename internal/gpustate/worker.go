@@ -55,8 +55,7 @@ func (t *tracers) close() {
 
 // held runs do while every thread of the container, except the driver's own in procs, is held by
 // ptrace. do is to call thaw, after which the driver's threads can work. The order is: frozen,
-// held, thawed, frozen again, let go; no instruction of the application runs between the two
-// freezes.
+// held, thawed, frozen again, let go; the application does not run in between.
 func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do func(thaw func() error) error) error {
 	cgroup, err := target.Cgroup()
 	if err != nil {

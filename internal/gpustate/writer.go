@@ -16,8 +16,7 @@ import (
 )
 
 // Writer makes the areas of a State files among the images, and digests them, while CRIU dumps the
-// rest and while the state returns to the GPUs. It has a worker and descriptors of its own, so it
-// outlives the areas.
+// rest and while the state returns to the GPUs. Its worker and descriptors outlive the areas.
 type Writer struct {
 	areas  []Area // their files are duplicates
 	sizes  []uint64

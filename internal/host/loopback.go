@@ -42,8 +42,7 @@ func HookLoopback(spec *specs.Spec) {
 	})
 }
 
-// IsLoopbackHook reports whether this process was started to be the hook: main then calls
-// LoopbackHook and nothing else.
+// IsLoopbackHook reports whether this process is the hook: main then only calls LoopbackHook.
 func IsLoopbackHook() bool { return len(os.Args) == 1 && os.Args[0] == loopbackHook }
 
 // LoopbackHook brings the loopback interface up in the network namespace of the container whose

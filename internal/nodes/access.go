@@ -24,8 +24,7 @@ import (
 )
 
 // Access changes which devices a running container may use: the nodes in its /dev, and the rules of
-// its cgroup, both of which runc's update of resources leaves alone. A file that the container has
-// open stays open.
+// its cgroup, both of which runc's update of resources leaves alone. An open file stays open.
 //
 // A cgroup of version 1 has a list of rules. In version 2 the rules are a program, and of several
 // each must allow a device. So the program is replaced by one made of runc's rules, which are in
@@ -66,8 +65,7 @@ func (a *Access) grant(pid int, path string) error {
 	})
 }
 
-// Revoke undoes Grant. A device that one of the paths of keep has too stays allowed. It does what
-// it can, and returns the first error.
+// Revoke undoes Grant as far as it can, but for devices of keep, and returns the first error.
 func (a *Access) Revoke(pid int, paths, keep []string) (first error) {
 	kept := make(map[device]bool)
 	for _, path := range keep {
@@ -131,8 +129,7 @@ func writeDeviceRule(pid int, rule specs.LinuxDeviceCgroup) error {
 	return cgroups.WriteFile(filepath.Join("/sys/fs/cgroup/devices", path), file, fmt.Sprintf("%s %d:%d %s", rule.Type, *rule.Major, *rule.Minor, rule.Access))
 }
 
-// runcState is the part of runc's state.json that is read here. The type of a device is the code of
-// a character, and -1 is every number.
+// runcState is a part of runc's state.json. A device's type is a character; -1 is every number.
 type runcState struct {
 	Config struct {
 		Cgroups struct {

@@ -53,8 +53,7 @@ func openTree(m specs.Mount) (tree, error) {
 }
 
 // mount attaches the tree in the thread's mount namespace, unless something is mounted there. Links
-// in the image's directories are followed, as runc does, but never out of the container, whose root
-// is the thread's.
+// in the image's directories are followed, as runc does, but never out of the container.
 func (t tree) mount() error {
 	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

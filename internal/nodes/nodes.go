@@ -1,15 +1,13 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodes changes the device nodes in a container's /dev, and the rules of its cgroup that
-// allow their use.
+// Package nodes changes the device nodes of a container, and its cgroup's rules for them.
 //
 // runc makes the nodes of a container that is created. CRIU restores the nodes of the dump, with
 // the numbers of another machine or GPU; Restored.Fix replaces them by those of the spec. Access
 // adds and removes nodes while the container lives, when it is resumed on other GPUs.
 //
-// The container owns its /dev and may be hostile: nothing here follows a symbolic link in it, or
-// leaves it.
+// The container owns its /dev and may be hostile: nothing here follows a link in it or leaves it.
 package nodes
 
 import (
@@ -151,8 +149,7 @@ func makeNode(dev int, d specs.LinuxDevice) error {
 	return own(dir, name, want.kind, rdev, mode, d)
 }
 
-// own sets the owner and the mode of a new node, after a check that the container has not put
-// something else there.
+// own sets the owner and the mode of a new node, unless the container has replaced it.
 func own(dir int, name string, kind uint32, rdev uint64, mode uint32, d specs.LinuxDevice) error {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

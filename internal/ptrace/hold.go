@@ -22,10 +22,9 @@ type Hold struct {
 	tid int           // this process's own thread
 }
 
-// HoldThreads seizes every thread of the processes, and asks each to stop. It leaves out the
-// threads in except, and those for which leave, which may be nil, returns true. It repeats until a
-// pass finds no new thread: frozen processes make none, so the second is the last. On an error
-// nothing is held.
+// HoldThreads seizes every thread of the processes, and asks each to stop. It leaves out those in
+// except, and those for which leave, if not nil, returns true. It repeats until a pass finds no new
+// thread: frozen processes make none, so the second is the last. An error holds none.
 func HoldThreads(processes, except []int, leave func(pid, tid int) bool) (*Hold, error) {
 	h := &Hold{end: make(chan struct{})}
 	seized := make(chan error)
@@ -71,8 +70,7 @@ func (h *Hold) reap() {
 	}
 }
 
-// waitThread waits until a thread of this process is gone, and the kernel has let go of its
-// threads.
+// waitThread waits until a thread of this process is gone, and has let go of its own.
 func waitThread(tid int) {
 	for {
 		if _, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid)); err != nil {

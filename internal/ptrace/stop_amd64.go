@@ -28,8 +28,7 @@ func StopThread(pid, tid int, step func(string)) (*Thread, error) {
 	return OpenThread(pid, tid, step)
 }
 
-// InThreads stops threads, all at once, calls do with each and its place in ids, lets it go, and
-// returns the error of each.
+// InThreads stops threads at once, calls do with each and its place in ids, and lets them go.
 func InThreads(ids []ThreadID, step func(string), do func(i int, t *Thread) error) []error {
 	errs := make([]error, len(ids))
 	var all sync.WaitGroup

@@ -75,8 +75,7 @@ func digestAll(files []FileRange) ([][]string, error) {
 		if !r.Punch || digest != images.ZeroBlockDigest {
 			return digest, nil
 		}
-		// The block must not be touched by way of a mapping from now on: that would fill the hole
-		// again, with small pages.
+		// The block must not be touched by way of a mapping from now on, which would fill the hole.
 		f, err := os.OpenFile(r.Path, os.O_RDWR, 0)
 		if err != nil {
 			return "", err
@@ -189,8 +188,7 @@ func zero(b []byte) bool {
 	return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }
 
-// eachBlock calls do for every block of every file, for so many at a time, and returns what do
-// returned, by file and block.
+// eachBlock calls do for every block of every file, and returns the results by file and block.
 func eachBlock(files []FileRange, workers int, do func(block) (string, error)) ([][]string, error) {
 	var blocks []block
 	out := make([][]string, len(files))
@@ -223,8 +221,7 @@ func syncAll(files []*os.File) error {
 	return nil
 }
 
-// digestBlockOf reads a block by parts that end where huge pages do, and makes holes of those that
-// are zero.
+// digestBlockOf reads a block by parts that end where huge pages do, and makes holes of zeros.
 func digestBlockOf(f *os.File, b block, holes bool) (string, error) {
 	// Memory from mmap is aligned as O_DIRECT wants it.
 	buf, err := unix.Mmap(-1, 0, HugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)

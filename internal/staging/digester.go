@@ -74,8 +74,7 @@ type request struct {
 	Places []images.Location `json:"places,omitempty"`
 }
 
-// IsDigester reports whether this process was started to be a digester: main then calls
-// DigesterMain and nothing else.
+// IsDigester reports whether this process is a digester: main then only calls DigesterMain.
 func IsDigester() bool { return kind.IsSelf() }
 
 // DigesterMain is a digester's whole life: it answers requests until its socket ends.

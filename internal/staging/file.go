@@ -259,8 +259,7 @@ func mapAligned(f *os.File, size uint64, prot int) (mem []byte, unmap func(), er
 	return unsafe.Slice((*byte)(at), size), unmap, nil
 }
 
-// inThreads calls do for [0, size) in chunks, so many at once, and returns the first error; chunks
-// after it are not begun.
+// inThreads calls do for [0, size) in chunks, so many at once, and returns the first error.
 func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) error {
 	var next atomic.Uint64
 	group, ctx := errgroup.WithContext(context.Background())
@@ -323,8 +322,7 @@ func (b *File) WrittenBeyond(from uint64) (bool, error) {
 // memoryFile makes a file of memory without a name, with huge pages for mappings that ask for them
 // by madvise. A memfd has huge pages only if the whole machine's shmem_enabled says so, which is
 // "never" by default; the driver takes twice as long to fill small pages. So the file is made in a
-// tmpfs of its own, which is mounted nowhere and goes with it. If the kernel refuses that, it is a
-// memfd.
+// tmpfs of its own, which is mounted nowhere and goes with it. Else it is a memfd.
 func memoryFile() (*os.File, error) {
 	if f, err := hugeFile(); err == nil {
 		return f, nil

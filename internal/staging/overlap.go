@@ -37,8 +37,7 @@ const (
 	behindLook = 5 * time.Millisecond
 )
 
-// StartWriteBehind begins to write the area to a new file. touched returns how many bytes of the
-// area the driver has touched.
+// StartWriteBehind begins to write to a new file what the driver has touched of the area, in bytes.
 func (b *File) StartWriteBehind(path string, touched func() (uint64, error)) {
 	c := &writeBehind{b: b, path: path, touched: touched, done: make(chan struct{})}
 	b.behind = c
@@ -49,8 +48,7 @@ func (b *File) StartWriteBehind(path string, touched func() (uint64, error)) {
 	}()
 }
 
-// StopWriteBehind stops writing, and returns the digests of the blocks in the file, "" for others;
-// nil without a file.
+// StopWriteBehind stops writing and returns the digests of written blocks; nil without a file.
 func (b *File) StopWriteBehind() []string { return b.behind.end() }
 
 func (c *writeBehind) run() error {
@@ -104,8 +102,7 @@ func (c *writeBehind) run() error {
 	return nil
 }
 
-// writeBlock writes a block; what is zero in it stays a hole. It returns false if it was stopped on
-// the way. stop may be nil.
+// writeBlock writes a block but for its zeros. whole is false if stop, which may be nil, is set.
 func writeBlock(to *os.File, block []byte, at uint64, stop *atomic.Bool) (whole bool, err error) {
 	for len(block) > 0 {
 		if stop != nil && stop.Load() {

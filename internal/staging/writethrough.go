@@ -286,8 +286,7 @@ func (t *WriteThrough) drop(pidfd int, from, to uint64) {
 // WriteThrough returns what bounds the memory of a file on a disk, nil for one in memory.
 func (b *File) WriteThrough() *WriteThrough { return b.through }
 
-// Undropped returns, after Wait, why pages stay in the page cache until the kernel wants their
-// room; nil if they do not.
+// Undropped returns, after Wait, why pages stay in the page cache; nil if they do not.
 func (t *WriteThrough) Undropped() error { return t.undropped }
 
 // Near reports whether the driver's thread must be stopped: too much behind it is not written yet,

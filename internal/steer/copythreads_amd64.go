@@ -152,8 +152,7 @@ func (c *copyThreads) stack(t *ptrace.Thread) (uint64, error) {
 	return c.page + at, t.Write64(c.page+at, c.page+copierEntry)
 }
 
-// isCopierPage reports whether an address of a process's memory is that of our code, left
-// there by a tracer that died.
+// isCopierPage reports whether our code is at an address, left by a tracer that died.
 func isCopierPage(mem *os.File, at uint64) bool {
 	code := make([]byte, len(copierCode))
 	_, err := mem.ReadAt(code, int64(at))

@@ -13,9 +13,8 @@
 // (Stop, Commit), so that CRIU finds nothing to dump: the file is the image. Before the driver's
 // restore the file is mapped over the area again (Map).
 //
-// While the driver copies, threads of ours in its process help it (copythreads_amd64.go). While
-// memory is short, or the file is not filled yet, the tracer throttles the driver
-// (throttle_amd64.go).
+// While the driver copies, threads of ours help it (copythreads_amd64.go). While memory is short,
+// or the file is not filled yet, the tracer throttles it (throttle_amd64.go).
 //
 // The tracer also holds threads for its caller (Hold, package ptrace). When it dies the kernel
 // detaches from all its threads; each goes on, none is left stopped.

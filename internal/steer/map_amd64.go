@@ -78,8 +78,7 @@ func hugeZeros() bool {
 	return err == nil && strings.TrimSpace(string(setting)) == "1"
 }
 
-// mapsFile returns nil if a process has the whole area mapped to its file, in one piece and at the
-// right offset.
+// mapsFile returns nil if a process has the whole area mapped to its file at the right offset.
 func mapsFile(pid int, b *stagingArea) error {
 	// On btrfs and others, stat reports another device than the memory map does.
 	page, err := unix.MmapPtr(int(b.Handle.Fd()), 0, nil, staging.PageSize, unix.PROT_READ, unix.MAP_SHARED)

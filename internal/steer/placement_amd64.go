@@ -16,8 +16,7 @@ import (
 //
 // Left alone, the kernel puts a staging area right below another mapping, at any page. The area's
 // address decides its offset in its file (staging.File.Offset), and the layers of a checkpoint
-// image are cut at the file's offsets. So two checkpoints of the same memory would have no layer in
-// common.
+// image are cut at the file's offsets. So two checkpoints would have no layer in common.
 func alignedGap(pid int, length uint64) (uint64, error) {
 	maps, err := proc.Maps(pid)
 	return gapIn(maps, length), err

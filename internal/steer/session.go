@@ -83,9 +83,8 @@ func (s *Session) Abort() error {
 	return err
 }
 
-// Map maps files over areas, those of different processes at once, each by a call in the thread
-// named, which must not be frozen nor held. On an error any of them may be done; doing them again
-// does no harm.
+// Map maps files over areas, several processes' at once, by calls in the threads named, which must
+// not be frozen nor held. On an error any of them may be done; doing them again does no harm.
 func (s *Session) Map(mappings []Mapping) error {
 	_, err := s.call("map staging areas", order{Op: opMap, Mappings: mappings})
 	return err

@@ -22,8 +22,7 @@ import (
 const CanSteer = true
 
 // spinFor is how long a steering looks for the next stop without sleeping. A PyTorch process's
-// driver makes thousands of system calls in a checkpoint, mostly microseconds apart; each stops
-// twice.
+// driver makes thousands of system calls in a checkpoint, mostly microseconds apart.
 const spinFor = 100 * time.Microsecond
 
 // lookEvery bounds how long a stop goes unseen whose SIGCHLD was merged with another's.
@@ -111,8 +110,7 @@ func steer(target Target, how tuning) (*steering, error) {
 // throttled reports whether the thread must be kept behind anything.
 func (s *steering) throttled() bool { return s.filling != nil || len(s.through) > 0 }
 
-// follow watches the thread's system calls until the steering is ended. If t, which is
-// the same thread, is nil, follow changes nothing.
+// follow watches the thread's system calls until the steering ends. If t is nil it changes nothing.
 func (s *steering) follow(t *ptrace.Thread) error {
 	var pending *unix.PtraceRegs // the mmap that the thread is in, at its begin
 	inside := false

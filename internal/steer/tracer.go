@@ -32,10 +32,9 @@ type tuning struct {
 	// throttledArea is the smallest area, in bytes, whose driver is kept behind the
 	// filling when copy threads copy to it: smaller areas are filled first.
 	throttledArea uint64
-	// untracedArea is the smallest area, in bytes, during whose copy system calls are
-	// let by, and untracedLeft what is left of it when they are traced again: the
-	// driver may map another area then. It takes 5 ms for untracedLeft at the speed of
-	// the bus.
+	// untracedArea is the smallest area, in bytes, during whose copy system calls are let by, and
+	// untracedLeft what is left of it when they are traced again: the driver may map another area
+	// then. The bus takes 5 ms for untracedLeft.
 	untracedArea, untracedLeft uint64
 }
 
@@ -47,9 +46,8 @@ func usualTuning() tuning {
 }
 
 // Each hold and each steering has a thread of its own, whose end detaches what it traced. The
-// process's first thread, which ends only with the process, must not become one of them. Go
-// promises that the first goroutine is on the first thread only until main begins: the tracer locks
-// it there.
+// process's first thread, which ends only with the process, must not be one. Go promises that the
+// first goroutine is on the first thread only until main begins: the tracer locks it there.
 func init() {
 	if IsTracer() {
 		runtime.LockOSThread()

@@ -84,9 +84,8 @@ type outcome[R any] struct {
 	Result R      `json:"result"`
 }
 
-// Order has a worker that runs Obey carry out an order. It is not given up halfway:
-// nobody would know what the worker has done. The result is the worker's, also after an
-// error of the order itself.
+// Order has a worker that runs Obey carry out an order. It is not given up halfway: nobody would
+// know what it has done. The result is the worker's, also after an error of the order itself.
 //
 //nolint:contextcheck // see above
 func Order[R any](w *Worker, doing string, order any) (R, error) {

@@ -215,8 +215,7 @@ func (w *Worker) ends(within time.Duration) bool {
 // Call sends a request, waits for its answer and decodes it into answer. doing begins the errors.
 // limit is how long the process may take before it is killed.
 //
-// When the context ends, Call returns its error at once. The process goes on, and its answer is
-// dropped.
+// When the context ends, Call returns its error at once. The process goes on, and drops its answer.
 func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit time.Duration) (err error) {
 	defer func() {
 		if err != nil {

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package wire holds the requests of package cuda to gpuckpt-cuda-helper, and the replies, which
-// package worker carries. Requests for different processes are served at once, those for one in the
-// order in which they were sent.
+// package worker carries. Those for one process are served in the order of sending.
 package wire
 
 import (
@@ -23,8 +22,7 @@ const JoinEnv = "_GPUCKPT_JOIN"
 // driver's libraries. Without it the loader of the host finds them.
 const DriverEnv = "_GPUCKPT_DRIVER_DIR"
 
-// VisibleEnv names CUDA's environment variable of the GPUs that a program is to see: for a helper a
-// list of UUIDs, or nothing.
+// VisibleEnv names CUDA's environment variable of the GPUs that a program is to see.
 const VisibleEnv = "CUDA_VISIBLE_DEVICES"
 
 // MaxMessage bounds a message in bytes. A reply with 64 GPUs needs about 16 KiB.
