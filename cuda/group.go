@@ -136,7 +136,6 @@ func (g Group) found(states ...State) Group {
 	return slices.DeleteFunc(slices.Clone(g), func(p Process) bool { return !slices.Contains(states, p.State) })
 }
 
-// each calls do for all processes at once and returns their errors in order.
 func (g Group) each(do func(Process) error) []error {
 	return atOnce(len(g), func(i int) error { return do(g[i]) })
 }

@@ -59,7 +59,6 @@ If they have too little memory free, the container stays suspended.`,
 	return c
 }
 
-// orderCommand completes a command that gives a container's task orders.
 func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (map[string]string, error)) *cobra.Command {
 	var d daemon
 	c.Args = cobra.ExactArgs(1)

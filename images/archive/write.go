@@ -107,7 +107,6 @@ func (w *writer) dumps(c Contents) error {
 	return nil
 }
 
-// checkpoint writes the files of the checkpoint, the areas whole.
 func (w *writer) checkpoint(c *images.Checkpoint) error {
 	const dir = metadata.CheckpointDirectory + "/"
 	files := func(in string, which func(name string) bool) error {

@@ -33,7 +33,6 @@ func (v *conversion) intoContainerd(ctx context.Context) error {
 	return v.intoStore(ctx, c.ContentStore(), true, func(m ocispec.Descriptor) error { return localstore.Tag(ctx, c, v.to.Name, m) })
 }
 
-// intoLayout writes into a layout, which is made if there is none.
 func (v *conversion) intoLayout(ctx context.Context) (err error) {
 	if v.to.Name == "" {
 		return errNoName

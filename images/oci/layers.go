@@ -221,7 +221,6 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 	return l, err
 }
 
-// note remembers a blob that the store did not have.
 func (b *builder) note(d digest.Digest) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -308,7 +307,6 @@ func exists(ctx context.Context, store content.InfoProvider, d digest.Digest) (b
 	return err == nil, err
 }
 
-// copyBlob makes the store have a blob.
 func (b *builder) copyBlob(ctx context.Context, desc ocispec.Descriptor) (err error) {
 	if ok, err := exists(ctx, b.store, desc.Digest); ok || err != nil {
 		return err

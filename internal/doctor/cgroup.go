@@ -42,7 +42,6 @@ func CheckCgroup(n *Node) []Check {
 	return a.checks
 }
 
-// mounts returns the machine's mounts, in the order they were mounted.
 func (n *Node) mounts() ([]*mountinfo.Info, error) {
 	f, err := os.Open(n.path("proc/self/mountinfo"))
 	if err != nil {

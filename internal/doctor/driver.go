@@ -167,7 +167,6 @@ func unusable(d cuda.Device) string {
 	return ""
 }
 
-// processes names the running programs whose names begin with prefix, with their pids.
 func (n *Node) processes(prefix string) (found []string) {
 	files, _ := filepath.Glob(n.path("proc/[0-9]*/comm"))
 	for _, f := range files {

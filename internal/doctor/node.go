@@ -125,7 +125,6 @@ func (n *Node) Look(name string) (string, error) {
 	return "", fmt.Errorf("no %s in %s", name, n.env("PATH"))
 }
 
-// path returns a path below the root.
 func (n *Node) path(elem ...string) string {
 	return filepath.Join(append([]string{"/", n.Root}, elem...)...)
 }

@@ -108,7 +108,6 @@ func (a *Area) hold(f *os.File) {
 	a.Area = a.In(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()))
 }
 
-// release closes the file that holds the area's bytes.
 func (a *Area) release() {
 	if a.held != nil {
 		a.held.Close()

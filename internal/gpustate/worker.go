@@ -28,7 +28,6 @@ type tracers struct {
 	sweep   bool           // a tracer died: something of it may be open in the processes
 }
 
-// started returns a tracer that lives.
 func (t *tracers) started(ctx context.Context) (*steer.Session, error) {
 	if t.session != nil && t.session.Alive() {
 		return t.session, nil

@@ -32,7 +32,6 @@ type device struct {
 	major, minor int64
 }
 
-// numbers reads the numbers of a node of this machine.
 func numbers(path string) (device, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -114,7 +113,6 @@ func inDev(pid int, do func(dev int) error) error {
 	})
 }
 
-// makeNode makes one node, unless it is there.
 func makeNode(dev int, d specs.LinuxDevice) error {
 	want := device{unix.S_IFCHR, d.Major, d.Minor}
 	if d.Type == "b" {

@@ -69,7 +69,6 @@ func (p *Restored) has(at string) bool {
 			slices.ContainsFunc(p.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at }))
 }
 
-// removeNodes removes NVIDIA's nodes that the spec does not grant.
 func (p *Restored) removeNodes(dev int) error {
 	return eachNode(dev, func(name, at string) error {
 		if p.has(at) {

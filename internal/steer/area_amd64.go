@@ -23,7 +23,6 @@ type stagingArea struct {
 	emptied bool   // an empty area is in its place in the process
 }
 
-// describe returns the area of a process for others.
 func (b *stagingArea) describe(pid int) Area {
 	return Area{PID: pid, Start: b.Start, Bytes: b.Length, Path: b.Path(), Offset: b.Offset}
 }

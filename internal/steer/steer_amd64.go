@@ -107,7 +107,6 @@ func steer(target Target, how tuning) (*steering, error) {
 	return s, nil
 }
 
-// throttled reports whether the thread must be kept behind anything.
 func (s *steering) throttled() bool { return s.filling != nil || len(s.through) > 0 }
 
 // follow watches the thread's system calls until the steering ends. If t is nil it changes nothing.

@@ -191,7 +191,6 @@ func (w *Worker) Close() error {
 	return err
 }
 
-// reap waits until the process is reaped and kills it when it takes too long.
 func (w *Worker) reap(patience time.Duration) error {
 	if w.ends(patience) {
 		return nil
