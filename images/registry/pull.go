@@ -19,6 +19,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 )
 
 // keepFor is how long containerd keeps what a pull that failed has fetched.
@@ -33,11 +35,10 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 			err = fmt.Errorf("pull %s: %w", ref, err)
 		}
 	}()
-	o := options.defaults()
-	spec, err := parse(ref)
-	if err != nil {
+	if err := localstore.CheckName(ref); err != nil {
 		return nil, nil, err
 	}
+	o := options.defaults()
 	// The lease keeps containerd from collecting what comes in. Each image's has a name of its own,
 	// and outlives a pull that failed.
 	l := leases.Lease{ID: "gpuckpt-pull-" + digest.FromString(ref).Encoded()}
@@ -57,7 +58,7 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 		return err
 	})
 	if err != nil {
-		return nil, nil, explain(err, spec.Hostname())
+		return nil, nil, explain(err, ref)
 	}
 	if err := c.LeasesService().Delete(context.WithoutCancel(ctx), l); err != nil && !errdefs.IsNotFound(err) {
 		return nil, nil, fmt.Errorf("let go of what was fetched: %w", err)

@@ -15,7 +15,6 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
-	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
@@ -41,10 +40,6 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 		}
 	}()
 	o := options.defaults()
-	spec, err := parse(ref)
-	if err != nil {
-		return nil, err
-	}
 	blobs, manifests, err := contents(ctx, store, image)
 	if err != nil {
 		return nil, err
@@ -69,18 +64,10 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 		}
 	}
 	if err != nil {
-		return nil, explain(err, spec.Hostname())
+		return nil, explain(err, ref)
 	}
 	p.meter.End("pushed")
 	return p.result(), nil
-}
-
-func parse(ref string) (reference.Spec, error) {
-	spec, err := reference.Parse(ref)
-	if err != nil {
-		err = fmt.Errorf("it is not an image reference such as example.com/job:1: %w", err)
-	}
-	return spec, err
 }
 
 // contents lists an image's blobs, each once, and the manifests, an index after what it names.

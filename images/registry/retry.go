@@ -73,8 +73,9 @@ func notAuthorized(err error) bool {
 	return errors.Is(err, docker.ErrInvalidAuthorization)
 }
 
-func explain(err error, host string) error {
+func explain(err error, ref string) error {
 	if notAuthorized(err) {
+		host, _, _ := strings.Cut(ref, "/")
 		return fmt.Errorf("%w: log in with `docker login %s`, or any tool that writes the credentials to $DOCKER_CONFIG/config.json: %w", ErrNotAuthorized, host, err)
 	}
 	return err

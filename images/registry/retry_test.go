@@ -86,11 +86,11 @@ func TestAttempts(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	err := explain(status(401), "example.com")
+	err := explain(status(401), "example.com/job:1")
 	if !errors.Is(err, ErrNotAuthorized) || !strings.Contains(err.Error(), "docker login example.com") {
 		t.Errorf("got %v", err)
 	}
-	if err := explain(status(500), "example.com"); errors.Is(err, ErrNotAuthorized) || err == nil {
+	if err := explain(status(500), "example.com/job:1"); errors.Is(err, ErrNotAuthorized) || err == nil {
 		t.Errorf("got %v", err)
 	}
 }
