@@ -147,7 +147,11 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 	if expected != "" && expected != d {
 		return fmt.Errorf("unexpected commit digest %s, expected %s: %w", d, expected, errdefs.ErrFailedPrecondition)
 	}
-	if err := w.place(d); err != nil {
+	err := w.place(d)
+	if errors.Is(err, os.ErrClosed) {
+		err = fmt.Errorf("%w: %w", errdefs.ErrFailedPrecondition, err)
+	}
+	if err != nil {
 		return fmt.Errorf("put %s into containerd's content store: %w", d, err)
 	}
 	//nolint:contextcheck // the writer's own, with the namespace and the lease it was opened in
