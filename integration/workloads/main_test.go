@@ -1,14 +1,14 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pytorch tests the main job on the programs that people run: PyTorch,
+// Package workloads tests the main job on the programs that people run: PyTorch,
 // in containers that an unmodified ctr checkpoints, and restores after their end.
 //
 // The containers are made of the host's Python and PyTorch: an image of a few
 // small files, with the host's directories mounted into it. PyTorch needs a real
 // GPU; on the software GPU only Python itself is tested, and the tests of PyTorch
 // are skipped. GPUCKPT_PYTHON names the Python to use.
-package pytorch
+package workloads
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/workloads/hostroot"
 )
 
 var (
@@ -27,20 +28,22 @@ var (
 	results *harness.Results
 	// host is the host's Python, nil when there is none that will do; why says
 	// what it lacks.
-	host *python
+	host *hostroot.Python
 	why  error
+	// atEnd has a function called when all tests have ended.
+	atEnd func(func() error)
 )
 
 func TestMain(m *testing.M) {
 	harness.Main(m.Run, func(s *harness.Session) (err error) {
-		gpu, results = s.GPU, s.Results
+		gpu, results, atEnd = s.GPU, s.Results, s.AtEnd
 		if gpu.Kind != harness.RealGPU {
 			fmt.Println("NOT TESTED HERE: PyTorch. It needs a real GPU; its tests are skipped.")
 		}
-		if host, why = findPython(s.Context(), gpu.Kind == harness.RealGPU); why != nil {
+		if host, why = hostroot.FindPython(s.Context(), gpu.Kind == harness.RealGPU); why != nil {
 			fmt.Printf("NOT TESTED HERE: %v\n", why)
-			if os.Getenv(envPython) != "" {
-				return fmt.Errorf("%s names a Python that will not do", envPython)
+			if os.Getenv(hostroot.EnvPython) != "" {
+				return fmt.Errorf("%s names a Python that will not do", hostroot.EnvPython)
 			}
 		} else {
 			fmt.Printf("Python: %s, %v\n", host.Executable, host.Versions)
@@ -82,7 +85,7 @@ func within(t *testing.T, k *harness.Container, what string, so func() bool) {
 // await is within until the context ends.
 func await(ctx context.Context, t *testing.T, k *harness.Container, what string, so func() bool) {
 	t.Helper()
-	for began := time.Now(); !so(); time.Sleep(20 * time.Millisecond) {
+	for began := time.Now(); !so(); time.Sleep(50 * time.Millisecond) {
 		if ctx.Err() != nil {
 			t.Fatalf("%s: not within %v; it wrote:\n%s", what, time.Since(began).Round(time.Second), tail(k.Logs()))
 		}

@@ -1,19 +1,25 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pytorch
+package workloads
 
 import (
 	"context"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"golang.org/x/sync/semaphore"
+
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
 )
 
 const (
@@ -23,34 +29,55 @@ const (
 	rounds    = 3            // of checkpoint, kill and restore
 )
 
+// Workloads run beside each other as far as these GiB allow: of a GPU, and of the machine's memory,
+// in which their checkpoints are too. An H200 and its machine have somewhat more.
+var (
+	gpuRoom  = semaphore.NewWeighted(130)
+	hostRoom = semaphore.NewWeighted(100)
+)
+
+// takeRoom waits until there is room for a test that runs beside others, and keeps it until the
+// test's end.
+func takeRoom(t *testing.T, gpu, host int64) {
+	t.Helper()
+	for _, room := range []struct {
+		of   *semaphore.Weighted
+		want int64
+	}{{gpuRoom, gpu}, {hostRoom, host}} {
+		if err := room.of.Acquire(t.Context(), room.want); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { room.of.Release(room.want) })
+	}
+}
+
 // A journey is what happens to a container between its begin and its end. It returns the container
 // that then runs to the end.
 type journey func(context.Context, *testing.T, *harness.TestResult, *harness.Container) *harness.Container
 
 // Programs as people run them, with default settings: each is checkpointed, killed and restored
-// three times in a row, and has the lines of a run that nobody interrupted.
+// three times in a row, and has the lines of a run that nobody interrupted. Or its checkpoint is
+// refused, and it runs on and has them too.
 func TestWorkloads(t *testing.T) {
-	for _, w := range []struct {
-		name, program string
-		module        string // that the program needs beside PyTorch
-		limit         time.Duration
-		travel        journey
-	}{
-		{"dataloader", "dataloader.py", "", 2 * time.Minute, travel},
-		{"compile", "compiled.py", "", 4 * time.Minute, travel},
-		{"multiprocessing", "processes.py", "", 2 * time.Minute, travel},
-		{"jax", "jax_training.py", "jax", 2 * time.Minute, travel},
-		{"nvml", "nvml_monitor.py", "pynvml", 2 * time.Minute, travel},
-		{"ipc", "cuda_ipc.py", "", 2 * time.Minute, refusedForIPC},
-	} {
-		t.Run(w.name, func(t *testing.T) {
+	t.Parallel()
+	for _, p := range programs.List {
+		t.Run(p.Name, func(t *testing.T) {
 			result := results.Add(t)
 			needsPyTorch(t)
-			needsModule(t, w.module)
-			ctx, cancel := context.WithTimeout(t.Context(), w.limit)
+			needsModule(t, p.Module)
+			if filepath.Ext(p.File) == ".cu" {
+				needsNvcc(t)
+			}
+			t.Parallel()
+			takeRoom(t, p.GPU, p.Host)
+			ctx, cancel := context.WithTimeout(t.Context(), p.Limit)
 			defer cancel()
-			compare(ctx, t, result, w.travel, true, w.program)
-			if w.name != "ipc" {
+			journey := travel
+			if p.Refused != nil {
+				journey = refused(p.Refused...)
+			}
+			compare(ctx, t, result, journey, true, p)
+			if p.Refused == nil {
 				wantGPUState(t, result)
 			}
 		})
@@ -63,22 +90,30 @@ func TestMultiprocessing(t *testing.T) {
 	needsPython(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	compare(ctx, t, result, travel, false, "processes.py", "--device", "none")
+	compare(ctx, t, result, travel, false, programs.Program{File: "processes.py", Args: []string{"--device", "none"}})
 }
 
-// compare runs a workload twice, one of them with travel, and compares their steps. Both run at
+// compare runs a workload twice, one of them with a journey, and compares their steps. Both run at
 // once, which saves a minute where a program takes long to begin.
-func compare(ctx context.Context, t *testing.T, result *harness.TestResult, travel journey, cuda bool, program string, args ...string) {
+func compare(ctx context.Context, t *testing.T, result *harness.TestResult, travel journey, cuda bool, p programs.Program) {
 	t.Helper()
-	args = append(args, "--steps", strconv.Itoa(workSteps), "--file", workFile)
-	whole := start(t, cuda, harness.RunSpec{ID: harness.Name(t) + "-whole"}, program, args...)
-	k := start(t, cuda, harness.RunSpec{ID: harness.Name(t)}, program, append(args, "--pause", workPause)...)
+	args := append(slices.Clone(p.Args), "--steps", strconv.Itoa(workSteps), "--file", workFile)
+	spec := harness.RunSpec{OwnNetwork: p.Connected}
+	if p.Connected {
+		// Its connections have both ends in the container.
+		spec.Annotations = map[string]string{"dev.gpuckpt.criu.tcp-established": "true"}
+	}
+	spec.ID = harness.Name(t) + "-whole"
+	whole := start(t, cuda, spec, p.File, args...)
+	spec.ID = harness.Name(t)
+	k := start(t, cuda, spec, p.File, append(args, "--pause", workPause)...)
 	defer func() {
 		if t.Failed() {
-			t.Logf("the shim's log ends with:\n%s", tail(shared.Log()))
+			t.Logf("the shim's log says of it:\n%s", tail(linesWith(shared.Log(), k.ID)))
 		}
 	}()
 
+	skipUnable(ctx, t, whole)
 	got := finished(ctx, t, travel(ctx, t, result, k))
 	want := finished(ctx, t, whole)
 	if !slices.Equal(got.steps, want.steps) {
@@ -89,6 +124,36 @@ func compare(ctx context.Context, t *testing.T, result *harness.TestResult, trav
 	}
 	t.Logf("%d steps and digest %s compared with an uninterrupted run", len(got.steps), got.digest)
 	result.Number("steps_count", workSteps)
+}
+
+// skipUnable waits for a program's first step, and skips the test of one that ends and says that this
+// machine lacks what it needs: workload.py's skip.
+func skipUnable(ctx context.Context, t *testing.T, k *harness.Container) {
+	t.Helper()
+	unable := func() string {
+		_, why, _ := strings.Cut("\n"+k.Logs(), "\nskipped: ")
+		return why
+	}
+	for ctx.Err() == nil && unable() == "" && parse(t, k.Logs()).last() == 0 {
+		if status, err := k.Status(ctx); err != nil || status != client.Running {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if why := unable(); why != "" {
+		t.Skip(why)
+	}
+}
+
+// linesWith returns the lines that have a word.
+func linesWith(text, word string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, word) {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }
 
 // travel checkpoints, kills and restores a container three times in a row, each time from the
@@ -112,16 +177,33 @@ func travel(ctx context.Context, t *testing.T, result *harness.TestResult, k *ha
 			t.Fatalf("restore %d began with step %d; its checkpoint was taken after step %d", round+1, first, before)
 		}
 		t.Logf("round %d: checkpoint after step %d, restored and running", round+1, before)
+		result.Number("rounds_count", float64(round+1))
+		forgetImage(ctx, t, ref)
 	}
 	return k
 }
 
-// refusedForIPC has a checkpoint refused, after which the container runs on.
-func refusedForIPC(ctx context.Context, t *testing.T, _ *harness.TestResult, k *harness.Container) *harness.Container {
+// forgetImage removes an image of which all that is to be restored has been: it may have gigabytes
+// of memory.
+func forgetImage(ctx context.Context, t *testing.T, ref string) {
 	t.Helper()
-	await(ctx, t, k, "the first steps", func() bool { return parse(t, k.Logs()).last() >= workSteps/5 })
-	harness.Says(t, k.Checkpoint(ctx, "checkpoint.test/"+harness.Name(t)+":1"), "CUDA IPC")
-	return k
+	if err := shared.Client().ImageService().Delete(ctx, ref, ctdimages.SynchronousDelete()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused is a journey on which a checkpoint is refused, after which the container runs on.
+func refused(words ...string) journey {
+	return func(ctx context.Context, t *testing.T, _ *harness.TestResult, k *harness.Container) *harness.Container {
+		t.Helper()
+		await(ctx, t, k, "the first steps", func() bool { return parse(t, k.Logs()).last() >= workSteps/5 })
+		for round := range rounds {
+			harness.Says(t, k.Checkpoint(ctx, fmt.Sprintf("checkpoint.test/%s:%d", harness.Name(t), round+1)), words...)
+			before := parse(t, k.Logs()).last()
+			await(ctx, t, k, "a step after the refusal", func() bool { return parse(t, k.Logs()).last() > before })
+		}
+		return k
+	}
 }
 
 // finished waits for the end of a workload and returns its record: the steps of its file, which

@@ -1,10 +1,6 @@
 # Copyright The gpuckpt Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small network with JAX, by one function that jit compiled.
-
-XLA chooses among kernels by a benchmark unless it is asked for the same results in each run. The
-options have changed their names over time: the first set that this XLA knows is taken.
-"""
+"""Trains a small network with JAX, by one function that jit compiled."""
 
 import os
 
@@ -14,14 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy
 
+from same_xla import compile_same
 from workload import Record, say, short
-
-OPTIONS = [
-    {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0},
-    {"xla_gpu_deterministic_ops": True},
-    {"xla_gpu_autotune_level": 0},
-    {},
-]
 
 
 def loss_of(weights, x, y):
@@ -36,21 +26,6 @@ def train(weights, key):
     return jax.tree.map(lambda w, g: w - 0.01 * g, weights, gradient), key, loss
 
 
-def compile_train(*args):
-    """Compiles train for the same results in each run."""
-    lowered = jax.jit(train).lower(*args)
-    for options in OPTIONS:
-        try:
-            compiled = lowered.compile(compiler_options=options)
-        except Exception as err:
-            if not options:
-                raise
-            say("XLA refuses", options, str(err).replace("\n", " ")[:200])
-            continue
-        say("XLA's options", options)
-        return compiled
-
-
 def main():
     record = Record(__doc__)
     say("JAX", jax.__version__, jax.devices())
@@ -62,7 +37,14 @@ def main():
         "second": jnp.asarray(random.standard_normal((128, 32)) / 8, dtype=jnp.float32),
     }
     key = jax.random.key(2)
-    step = compile_train(weights, key)
+    step = compile_same(jax.jit(train), weights, key)
+
+    def flip():
+        first = numpy.array(weights["first"])
+        first.view(numpy.uint8).reshape(-1)[first.nbytes // 2] ^= 1
+        weights["first"] = jnp.asarray(first)
+
+    record.guards(flip)
     for _ in range(record.steps):
         weights, key, loss = step(weights, key)
         record.step(float(loss).hex())

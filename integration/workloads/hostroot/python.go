@@ -1,7 +1,10 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pytorch
+// Package hostroot makes containers' roots out of the host's own directories: its Python with what is
+// installed there, PyTorch for one, and the programs that the tests run. An image of a few small
+// files is mounted full of them, so gigabytes need not be packed.
+package hostroot
 
 import (
 	"context"
@@ -15,8 +18,8 @@ import (
 	"strings"
 )
 
-// envPython names the Python to use.
-const envPython = "GPUCKPT_PYTHON"
+// EnvPython names the Python to use.
+const EnvPython = "GPUCKPT_PYTHON"
 
 // usualPythons are looked at in this order; a name without a slash is found in
 // PATH.
@@ -27,8 +30,8 @@ var usualPythons = []string{"python3", "/opt/torch/.venv/bin/python3", "/usr/bin
 //go:embed probe.py
 var probe string
 
-// python is one on the host.
-type python struct {
+// Python is one on the host.
+type Python struct {
 	// Executable is what to start; in a virtual environment its own link, by
 	// which Python finds that.
 	Executable string `json:"executable"`
@@ -38,11 +41,11 @@ type python struct {
 	Versions map[string]string `json:"versions"`
 }
 
-// findPython finds a Python, with PyTorch and torchvision if so wanted. The
+// FindPython finds a Python, with PyTorch and torchvision if so wanted. The
 // error says what each that was tried lacks.
-func findPython(ctx context.Context, torch bool) (*python, error) {
+func FindPython(ctx context.Context, torch bool) (*Python, error) {
 	programs := usualPythons
-	if named := os.Getenv(envPython); named != "" {
+	if named := os.Getenv(EnvPython); named != "" {
 		programs = []string{named}
 	}
 	var errs []error
@@ -57,11 +60,11 @@ func findPython(ctx context.Context, torch bool) (*python, error) {
 	if torch {
 		what = "Python with torch and torchvision"
 	}
-	return nil, fmt.Errorf("no %s (%s names one): %w", what, envPython, errors.Join(errs...))
+	return nil, fmt.Errorf("no %s (%s names one): %w", what, EnvPython, errors.Join(errs...))
 }
 
 // ask runs a Python and has it tell of itself.
-func ask(ctx context.Context, program string, torch bool) (*python, error) {
+func ask(ctx context.Context, program string, torch bool) (*Python, error) {
 	args := []string{"-c", probe}
 	if torch {
 		args = append(args, "--torch")
@@ -74,7 +77,7 @@ func ask(ctx context.Context, program string, torch bool) (*python, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := new(python)
+	p := new(Python)
 	if err := json.Unmarshal(out, p); err != nil {
 		return nil, fmt.Errorf("%s: %w", program, err)
 	}

@@ -4,7 +4,8 @@
 
 Two runs with the same arguments on the same GPU write the same: everything
 random comes from --seed, and PyTorch is held to deterministic algorithms. Each
-step is one line "step NUMBER LOSS", the loss as float.hex() has it, both in
+step is one line "step NUMBER LOSS", the loss as float.hex() has it and after it
+a number over all weights and momenta as the step found them. It is both in
 --file and on standard output, in this order. After the last step comes
 "done DIGEST", the SHA-256 of the trained weights; the program then waits to be
 killed, so that its file can be read through /proc.
@@ -27,9 +28,12 @@ class NoNetwork:
     def __init__(self, args):
         self.random = random.Random(args.seed)
 
+    def flip(self):
+        self.random.random()
+
     def step(self):
         time.sleep(0.005)
-        return self.random.random()
+        return self.random.random().hex()
 
     def digest(self):
         return hashlib.sha256(repr(self.random.getstate()).encode()).hexdigest()
@@ -63,14 +67,22 @@ class Network:
         self.data = torch.Generator(device=args.device).manual_seed(args.seed + 1)
         print(f"PyTorch {torch.__version__}, torchvision {torchvision.__version__}", flush=True)
 
+    def flip(self):
+        from workload import flip_bit
+
+        flip_bit(self.model.fc.weight)
+
     def step(self):
+        from workload import state
+
+        found = state(self.model, self.optimizer)
         images = self.torch.randn(self.shape, generator=self.data, device=self.device)
         labels = self.torch.randint(1000, self.shape[:1], generator=self.data, device=self.device)
         self.optimizer.zero_grad()
         loss = self.loss(self.model(images), labels)
         loss.backward()
         self.optimizer.step()
-        return loss.item()
+        return f"{loss.item().hex()}-{found}"
 
     def digest(self):
         digest = hashlib.sha256()
@@ -89,14 +101,19 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--file", default="losses")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
+    parser.add_argument("--flip", type=int, default=0, help="flip one bit of a weight before this step")
     args = parser.parse_args()
 
     training = NoNetwork(args) if args.model == "none" else Network(args)
     with open(args.file, "w", encoding="ascii") as file:
         for number in range(1, args.steps + 1):
-            line = f"step {number} {training.step().hex()}"
+            if number == args.flip:
+                training.flip()
+            line = f"step {number} {training.step()}"
             print(line, file=file, flush=True)
             print(line, flush=True)
+            time.sleep(args.pause)
     print("done", training.digest(), flush=True)
     signal.pause()
 

@@ -1,12 +1,13 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pytorch
+package workloads
 
 import (
 	"context"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,9 +15,11 @@ import (
 	"testing"
 
 	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/workloads/hostroot"
 )
 
 // nodes are the device nodes that PyTorch may open.
@@ -28,29 +31,16 @@ var nodes = []string{
 // importImage makes the image and puts it into the shared containerd, once, and
 // gives what is to be mounted into containers made of it.
 var importImage = sync.OnceValues(func() ([]specs.Mount, error) {
-	dirs := slices.Clone(host.Directories)
-	if gpu.Kind == harness.RealGPU {
-		dirs = append(dirs, driverDir())
-	}
-	root, err := newHostRoot(dirs)
+	root, err := hostroot.New(host, gpu)
 	if err != nil {
 		return nil, err
 	}
-	img, err := root.buildImage(context.Background())
+	img, err := root.Image(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	return root.mounts, shared.Import(context.Background(), image, img)
+	return root.Mounts, shared.Import(context.Background(), hostroot.ImageName, img)
 })
-
-// driverDir is the directory of libcuda.so.1 and the libraries that belong to it.
-func driverDir() string {
-	files := gpu.LibraryFiles()
-	at := slices.IndexFunc(files, func(file string) bool { return strings.HasPrefix(filepath.Base(file), "libcuda.so.") })
-	return filepath.Dir(files[at]) // no real GPU is found without it
-}
-
-const alternatives = "/etc/alternatives"
 
 // start runs one of the programs in a container of the host's Python, with the
 // first GPU if cuda is set. It is removed when the test ends.
@@ -64,18 +54,19 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 	if spec.Mounts, err = importImage(); err != nil {
 		t.Fatal(err)
 	}
-	// XLA runs CUDA's assembler; Debian's link from /usr/local/cuda leads through this directory.
-	if _, err := os.Stat(alternatives); err == nil {
-		spec.Mounts = append(spec.Mounts, specs.Mount{Type: "bind", Source: alternatives, Destination: alternatives, Options: []string{"rbind", "ro"}})
+	spec.Image = hostroot.ImageName
+	if path.Ext(program) == ".cu" {
+		dir, err := compiled()
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec.Mounts = append(slices.Clone(spec.Mounts), specs.Mount{Type: "bind", Source: dir, Destination: compiledDir, Options: []string{"bind", "ro", "rprivate"}})
+		spec.Args = append([]string{path.Join(compiledDir, strings.TrimSuffix(program, ".cu"))}, args...)
+	} else {
+		spec.Args = append([]string{host.Executable, path.Join(hostroot.ProgramsDir, program)}, args...)
 	}
-	spec.Image = image
-	spec.Args = append([]string{host.Executable, programs + "/" + program}, args...)
-	spec.Env = []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1", "PATH=" + os.Getenv("PATH")}
-	if path := os.Getenv("PYTHONPATH"); path != "" {
-		spec.Env = append(spec.Env, "PYTHONPATH="+path)
-	}
+	spec.Env = host.Env(gpu, cuda)
 	if cuda {
-		spec.Env = append(spec.Env, "LD_LIBRARY_PATH="+driverDir(), "TRITON_LIBCUDA_PATH="+driverDir(), "CUDA_VISIBLE_DEVICES="+gpu.Devices[0].UUID)
 		for _, pattern := range nodes {
 			paths, err := filepath.Glob(pattern)
 			if err != nil {
@@ -111,7 +102,7 @@ func checkpointAs(ctx context.Context, t *testing.T, result *harness.TestResult,
 		t.Fatalf("%v\n%s", err, tail(shared.Log()))
 	}
 	t.Cleanup(func() {
-		if err := shared.Client().ImageService().Delete(context.Background(), ref, ctdimages.SynchronousDelete()); err != nil {
+		if err := shared.Client().ImageService().Delete(context.Background(), ref, ctdimages.SynchronousDelete()); err != nil && !errdefs.IsNotFound(err) {
 			t.Error(err)
 		}
 	})

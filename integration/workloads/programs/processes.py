@@ -20,6 +20,9 @@ class Counter:
         self.value = (self.value * 1103515245 + number) % 2147483647
         return self.value
 
+    def flip(self):
+        self.value ^= 1
+
 
 class CUDACounter:
     """Many of them, on the GPU."""
@@ -33,6 +36,9 @@ class CUDACounter:
     def add(self, number):
         self.values = (self.values * 1103515245 + number) % 2147483647
         return int(self.values.sum().item())
+
+    def flip(self):
+        self.values[511] ^= 1
 
 
 def square(n):
@@ -59,6 +65,7 @@ def main():
     producer.start()
     with fork.Pool(2) as forked, spawn.Pool(2) as spawned:
         say("all processes run")
+        record.guards(counter.flip)
         for _ in range(record.steps):
             wanted.release()
             number = queue.get(timeout=60)

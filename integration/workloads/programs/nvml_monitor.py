@@ -44,6 +44,11 @@ def main():
     counter = torch.full((1024,), 3, dtype=torch.int64, device="cuda")
     say("PyTorch", torch.__version__)
     before = "1"
+
+    def flip():
+        counter[511] ^= 1
+
+    record.guards(flip)
     for number in range(record.steps):
         print(number, file=watcher.stdin, flush=True)
         answer = watcher.stdout.readline().split()

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pytorch
+package workloads
 
 import (
 	"slices"
@@ -18,17 +18,8 @@ const steps = 360
 // lossFile is where a training writes its losses, in the container's own layer.
 const lossFile = "/tmp/losses"
 
-// A training of torchvision's resnet152 that is checkpointed, killed and restored
-// gives the losses and the weights of one that nobody interrupted, bit for bit.
-func TestResnet152(t *testing.T) {
-	result := results.Add(t)
-	needsPyTorch(t)
-	interrupt(t, result, true, "--model", "resnet152")
-	wantGPUState(t, result)
-}
-
-// The same with Python alone, on any machine: a container of the host's
-// directories is restored, and what lives in host memory goes on where it stopped.
+// A container of the host's directories is restored on any machine, and what lives in host memory
+// goes on where it stopped. On a GPU, train.py is one of the workloads.
 func TestPython(t *testing.T) {
 	result := results.Add(t)
 	needsPython(t)

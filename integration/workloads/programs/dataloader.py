@@ -13,7 +13,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from workload import Record, say, short
+from workload import Record, flip_bit, say, short, state
 
 PIXELS = 96
 
@@ -43,17 +43,19 @@ def main():
         generator=torch.Generator().manual_seed(2),
     )
     say("PyTorch", torch.__version__)
+    record.guards(lambda: flip_bit(model[1].weight))
     while record.number < record.steps:
         for images, labels in loader:
             if not images.is_pinned():
                 raise RuntimeError("a batch is not in pinned memory")
+            found = state(model, optimizer)
             images = images.cuda(non_blocking=True)
             labels = labels.cuda(non_blocking=True)
             optimizer.zero_grad()
             loss = loss_of(model(images), labels)
             loss.backward()
             optimizer.step()
-            record.step(loss.item().hex())
+            record.step(f"{found}-{loss.item().hex()}")
             if record.number == record.steps:
                 break
     record.done(short(b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())).encode())
