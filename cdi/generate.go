@@ -26,8 +26,7 @@ var ErrNoDriver = errors.New("the NVIDIA driver's files are not there")
 
 // Node is a node that Generate writes a specification of.
 type Node struct {
-	// GPUs are to be named. Partitioned are those in MIG mode, which are left out but count in the
-	// indices. Index is NVML's.
+	// GPUs are to be named. Partitioned ones (MIG) are not, but count in NVML's indices.
 	GPUs, Partitioned []GPU
 	// Driver is the driver's version, with which the names of its libraries end.
 	Driver string

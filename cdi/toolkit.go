@@ -17,8 +17,7 @@ import (
 // Toolkit is how this node's NVIDIA container toolkit is configured: which containers get the GPUs
 // that a variable or mounts of theirs name. The zero value stands for privileged ones only.
 type Toolkit struct {
-	// Runtime reports that the OCI runtime is the toolkit's, nvidia-container-runtime, which adds
-	// GPUs without a hook in the spec.
+	// Runtime reports that the OCI runtime is nvidia-container-runtime, which needs no hook.
 	Runtime bool `toml:"-"`
 	// Variable reports that NVIDIA_VISIBLE_DEVICES counts in unprivileged containers.
 	Variable bool `toml:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
@@ -76,8 +75,7 @@ func isToolkitHook(h specs.Hook) bool {
 	return name == "nvidia-container-runtime-hook" || name == "nvidia-container-toolkit"
 }
 
-// cliHook reports whether a hook calls libnvidia-container's program, as nerdctl's does, and
-// returns the GPUs that it names.
+// cliHook reports whether a hook calls libnvidia-container's program, and returns its GPUs.
 func cliHook(h specs.Hook) (names []string, ours bool) {
 	for _, arg := range h.Args {
 		if path.Base(arg) == "nvidia-container-cli" {

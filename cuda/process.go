@@ -137,8 +137,7 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 	return p, nil
 }
 
-// deviceFiles returns the minors of the /dev/nvidiaN that a process has open, ascending, each once,
-// and -1 for any other /dev/nvidia*.
+// deviceFiles returns the minors of the open /dev/nvidiaN, ascending, -1 for other /dev/nvidia*.
 func deviceFiles(pid int) ([]int, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	files, err := os.ReadDir(dir)

@@ -153,8 +153,7 @@ func ImageDirs(roots ...string) ([]string, error) {
 	if len(dirs) == 0 {
 		return nil, nil
 	}
-	// The topmost layer of a checkpoint is complete without the others. What is above it, or is
-	// left of a checkpoint without it, is none.
+	// The checkpoint's topmost layer has it. What is above, or is left without it, is none.
 	if _, err := os.Lstat(filepath.Join(dirs[0], MetadataName)); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %s has no %s", ErrDamaged, dirs[0], MetadataName)
 	} else if err != nil {

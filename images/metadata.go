@@ -92,15 +92,13 @@ type Process struct {
 	GPUs []string `json:"gpus"`
 	// Bytes is the size of the process's GPU state.
 	Bytes uint64 `json:"bytes"`
-	// RestoreThread is the driver's own thread, counted as PID is, which a restore makes map the
-	// areas; 0 if it is not known.
+	// RestoreThread is the driver's thread, counted as PID is, that maps the areas; 0: unknown.
 	RestoreThread int `json:"restoreThread,omitempty"`
 	// Areas hold the GPU state in files of their own. Without any it is in CRIU's images.
 	Areas []Area `json:"areas,omitempty"`
 }
 
-// BlockBytes is the size of the blocks that are digested, from the begin of the area's range on.
-// The last block may be shorter.
+// BlockBytes is the size of digested blocks, from the range's begin on. The last may be shorter.
 const BlockBytes = 64 << 20
 
 // DigestBlock returns the digest of a block, "xxh3-128:" and 32 hexadecimal digits: XXH3 with 128

@@ -17,8 +17,7 @@ type Step struct {
 	Name string
 	// Done and Total count bytes. Total is 0 while it is not known.
 	Done, Total uint64
-	// Note is a line for the user: why a blob is sent again, or, of a step that has Ended, what was
-	// done. A step that fails does not end.
+	// Note is for the user: why a blob is sent again, or, of a step that has Ended, what was done.
 	Note  string
 	Ended bool
 }

@@ -48,8 +48,7 @@ type Options struct {
 	Unpack bool
 	// Build says how the image is built: Compression, Level, Threads, LayerBytes.
 	Build oci.Options
-	// Previous names an earlier checkpoint image of the container in containerd, or is empty: what
-	// has not changed is not stored again.
+	// Previous names an earlier checkpoint image, or is empty: what it has is not stored again.
 	Previous string
 	// Progress receives the steps "dump" and "image".
 	Progress images.Progress

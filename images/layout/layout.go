@@ -80,8 +80,7 @@ func (l *Dir) Close() error {
 	return nil
 }
 
-// Tag puts an image into the index under a name, "example.com/job:1". An image that
-// had the name before loses it.
+// Tag puts an image into the index under a name, which another image of that name loses.
 func (l *Dir) Tag(ctx context.Context, name string, manifest ocispec.Descriptor) error {
 	index, err := l.readIndex()
 	if err == nil {
@@ -118,8 +117,7 @@ func find(index *ocispec.Index, name string) (ocispec.Descriptor, error) {
 	return ocispec.Descriptor{}, fmt.Errorf("no image %q; name one of its images after an @: it has %q: %w", name, names, errdefs.ErrNotFound)
 }
 
-// NameOf returns the name that an index has for an image: containerd's annotation,
-// which holds the full name, else the specification's.
+// NameOf returns an image's name in an index: containerd's, which is full, or else the standard's.
 func NameOf(d ocispec.Descriptor) string {
 	if name, ok := d.Annotations[cimages.AnnotationImageName]; ok {
 		return name

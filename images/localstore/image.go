@@ -23,8 +23,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Of opens the directory of a containerd's content store, if the store is containerd's own and on
-// this machine. known is as for Open.
+// Of opens a containerd's content store if it is its own and on this machine; known as for Open.
 func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store, error) {
 	answer, err := c.IntrospectionService().Plugins(ctx,
 		"type=="+string(plugins.ContentPlugin)+",id==content", "type=="+string(plugins.MetadataPlugin)+",id==bolt")

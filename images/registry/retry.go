@@ -45,8 +45,7 @@ type localError struct{ error }
 
 func (e localError) Unwrap() error { return e.error }
 
-// transient reports whether the same request may succeed later. An error that is not known to be
-// final counts as a fault of the network.
+// transient reports whether the same request may succeed later. Unknown errors may.
 func transient(err error) bool {
 	if errors.As(err, new(localError)) || errors.Is(err, docker.ErrInvalidAuthorization) || notAuthorized(err) {
 		return false

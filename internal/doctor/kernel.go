@@ -53,8 +53,7 @@ func CheckKernel(n *Node) []Check {
 	return a.checks
 }
 
-// rights checks the capabilities of this program that CRIU and ptrace need. They stand for the
-// shim's: root in a container lacks some.
+// rights checks this program's capabilities that CRIU and ptrace need, in place of the shim's.
 func (a *area) rights(n *Node) {
 	have, err := strconv.ParseUint(proc.Status(n.read("proc/self/status")).Field("CapEff"), 16, 64)
 	names, _ := cap.FromBitmap(have)

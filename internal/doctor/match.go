@@ -90,8 +90,7 @@ func (f Facts) Annotations() map[string]string {
 	return a
 }
 
-// FromAnnotations reads facts. The error is ErrNoFacts without a schema among the annotations, and
-// another one for a value that makes no sense.
+// FromAnnotations reads facts. Without a schema among the annotations it returns ErrNoFacts.
 func FromAnnotations(a map[string]string) (f Facts, err error) {
 	if _, ok := a[annotations.Schema]; !ok {
 		return Facts{}, ErrNoFacts

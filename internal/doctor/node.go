@@ -142,8 +142,7 @@ func (n *Node) exists(elem ...string) bool {
 
 const runTimeout = 30 * time.Second
 
-// Run runs a program in the environment of shims and returns its outputs. The error is an
-// *exec.ExitError when its status is not 0.
+// Run runs a program in the environment of shims. A status that is not 0 is an *exec.ExitError.
 func (n *Node) Run(ctx context.Context, program string, args ...string) (stdout, stderr string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()

@@ -22,8 +22,7 @@ const ShimName = "containerd-shim-gpuckpt-v2"
 
 const installFix = "make install  # in gpuckpt's sources: shim, helper and gpuckpt to /usr/local/bin"
 
-// runcCheckpoint is the annotation of `runc features` that reports whether it was built with
-// checkpoints (runc, features.go).
+// runcCheckpoint is runc's annotation of whether it was built with checkpoints (features.go).
 const runcCheckpoint = "org.opencontainers.runc.checkpoint.enabled"
 
 // CheckPrograms looks at this project's programs and at its configuration, which lies at path;

@@ -82,8 +82,7 @@ func memoryShort(node config.Staging, state uint64) (short string, room uint64, 
 	return short, room, nil
 }
 
-// chooseWindow shares the buffer, or what of it there is room for, among the
-// processes that are going to be checkpointed.
+// chooseWindow shares the buffer, as far as there is room for it, among the processes.
 func chooseWindow(node config.Staging, room uint64, procs []cuda.Process) (uint64, error) {
 	n := uint64(0)
 	for _, p := range procs {

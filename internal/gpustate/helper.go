@@ -143,8 +143,7 @@ func (k *helpers) startOutside(ctx context.Context, visible []string, ask asking
 // nothing else holds a GPU. Nobody misses a helper that fails to end well.
 func closeAsync(h *cuda.Helper) { go h.Close() }
 
-// Visible returns the UUIDs of the GPUs that a spec grants; nil, which is all of the
-// node's GPUs, where that is not certain.
+// Visible returns the UUIDs of the GPUs that a spec grants; nil, all, where that is not certain.
 func Visible(request cdi.Request) []string { return visibleGPUs(cuda.ProcGPUs, request) }
 
 // visibleGPUs is Visible for a directory like cuda.ProcGPUs.

@@ -205,8 +205,7 @@ func eachBlock(files []FileRange, workers int, do func(block) (string, error)) (
 	})
 }
 
-// diskReaders bounds how many blocks are read at once, each by way of 2 MiB of memory: where files
-// are digested on a disk there is little of it.
+// diskReaders bounds how many blocks of disks are read at once, by way of 2 MiB of memory each.
 const diskReaders = 8
 
 func syncAll(files []*os.File) error {

@@ -129,8 +129,7 @@ func (fl *Filler) NewFile(path string, start, length uint64) (_ *File, err error
 // Lead is how many bytes filling has to be ahead of the driver.
 func (b *File) Lead() uint64 { return min(max(b.size/2, b.chunk), maxLead) }
 
-// checkSpace refuses an area that would not fit, before anything is filled: a fill that fails
-// half-way costs the whole checkpoint.
+// checkSpace refuses an area that does not fit: a fill that fails costs the whole checkpoint.
 func (b *File) checkSpace() error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(b.Handle.Fd()), &st); err != nil {

@@ -258,8 +258,7 @@ func (t *WriteThrough) flush(pidfd int) error {
 	return nil
 }
 
-// passed returns how much of the file, in whole chunks, the driver has left behind. It may be
-// filling more than one place at a time.
+// passed returns how much of the file, in whole chunks, the driver has well behind it.
 func (t *WriteThrough) passed() uint64 {
 	b := t.b
 	at := t.touched.Load()

@@ -87,11 +87,9 @@ type Area struct {
 	// Path names the file by one of the tracer's own descriptors, /proc/PID/fd/N. It
 	// is valid while the tracer lives, even if the directory is removed.
 	Path string `json:"path"`
-	// Offset is where in the file the area begins, below 2 MiB: the area's addresses
-	// and the file's huge pages are then aligned alike.
+	// Offset is where the area begins in the file, below 2 MiB, aligned alike in huge pages.
 	Offset uint64 `json:"offset"`
-	// Written are the digests of the blocks that are in CopyTo's file already; "" for
-	// those that are not. nil if there is no file.
+	// Written are the digests of blocks in CopyTo's file, "" of others; nil without a file.
 	Written []string `json:"written,omitempty"`
 }
 

@@ -55,8 +55,7 @@ func writeFrame(to io.Writer, id uint64, body []byte) error {
 	return err
 }
 
-// readFrame reads a message. The error is io.EOF at the end, and errFrame for
-// something else than a message of at most so many bytes.
+// readFrame reads a message. It returns io.EOF at the end, errFrame for anything else.
 func readFrame(from io.Reader, most int) (id uint64, body []byte, err error) {
 	var header [headerBytes]byte
 	if _, err := io.ReadFull(from, header[:]); err != nil {

@@ -33,8 +33,7 @@ import (
 )
 
 const (
-	// reapTimeout bounds the wait for a process that was told to end or was killed. Only one that
-	// is stuck in the kernel takes longer.
+	// reapTimeout bounds the end of a process; only one stuck in the kernel takes longer.
 	reapTimeout = 10 * time.Second
 	// sendTimeout bounds the writing of a request. The socket takes hundreds of small
 	// ones; a process that lets them pile up hangs.
