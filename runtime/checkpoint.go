@@ -254,7 +254,7 @@ func (k *checkpointing) admitOwn(ctx context.Context) error {
 	if _, err := rebindFiles(ctx, view.Node, file.Spec, dumped); err != nil {
 		return err
 	}
-	return vet.Images(ctx, file.Spec, dumped)
+	return vet.Images(ctx, file.Spec, dumped, vet.Rootfs(k.c.bundle, file.Spec))
 }
 
 // store waits until the files of the GPU state are complete.

@@ -134,7 +134,7 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if err := denyIOUring(c, spec, dump); err != nil {
 		return err
 	}
-	return vet.Dump(ctx, spec, dump)
+	return vet.Dump(ctx, spec, images, dump, "")
 }
 
 // checkRestore refuses a GPU checkpoint that cannot work here.

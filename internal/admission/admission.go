@@ -10,9 +10,9 @@
 // cgroups and mounts. A process may have what it could have got by itself in a
 // container of the spec.
 //
-// Check does not compare all that CRIU reads (paths of open files, roots of mounts,
-// properties of cgroups and more), so it is no boundary against a forged image:
-// docs/secure.md lists what is missing.
+// Entries compares the rest, entry by entry: open files, directories, mappings, sockets,
+// terminals, watches, removed files. The list of fields (criu/image, fields.txt) names the
+// rule of each field.
 //
 // The package opens no file and starts no program: it compares what it is handed.
 package admission
@@ -40,6 +40,11 @@ type Host struct {
 	OwnsNamespace func(specs.LinuxNamespace) bool
 	// HasFile reports whether a file of the kernel (/proc, /sys) is on the host.
 	HasFile func(path string) bool
+	// OOMScore is the oom_score_adj that a new container gets if its spec has none.
+	OOMScore int
+	// Direct refuses the path of a file in the container that a symbolic link is on the way of. It
+	// is nil where the container's file system cannot be looked at.
+	Direct func(path string) error
 }
 
 // Check refuses a dump that asks for more than the spec grants, or that CRIU could
@@ -84,6 +89,9 @@ func allowanceOf(spec *specs.Spec, host Host) *allowance {
 
 func (a *allowance) has(capability uint) bool { return a.bounding&(1<<capability) != 0 }
 
+// admin reports whether the container could mount what it likes.
+func (a *allowance) admin() bool { return a.has(unix.CAP_SYS_ADMIN) }
+
 // attainable returns the capabilities that a process can come to have: by executing
 // a program that has them all of the bounding set, unless the spec bars that.
 func (a *allowance) attainable() uint64 {
@@ -112,6 +120,9 @@ func (a *allowance) task(d *criu.Dump, t criu.Task) error {
 		}
 	}
 	if err := a.userNamespace(d, t); err != nil {
+		return err
+	}
+	if err := a.otherNamespaces(d, t); err != nil {
 		return err
 	}
 	for _, thread := range t.Threads {
@@ -162,11 +173,17 @@ func (a *allowance) credentials(c *creds.CredsEntry) error {
 			}
 		}
 	}
+	if bits := c.GetSecbits(); bits&^secbitKeepCaps != 0 && may&(1<<unix.CAP_SETPCAP) == 0 {
+		return fmt.Errorf("it has the secure bits %#x, and the spec no CAP_SETPCAP", bits)
+	}
 	if a.spec.Process.NoNewPrivileges && c.GetNoNewPrivs() == 0 {
 		return fmt.Errorf("it may gain privileges, which the spec forbids (no_new_privs)")
 	}
 	return nil
 }
+
+// secbitKeepCaps is the one secure bit that every process may set (linux/securebits.h).
+const secbitKeepCaps = 1 << 4
 
 // confinement compares the LSM profile, seccomp and scheduling of a thread.
 func (a *allowance) confinement(mode criucore.SeccompMode, thread *criucore.ThreadCoreEntry) error {
@@ -201,9 +218,12 @@ func (a *allowance) limits(have []*rlimit.RlimitEntry) error {
 	}
 	for _, want := range a.spec.Process.Rlimits {
 		n := slices.Index(rlimits, want.Type)
-		// Others are the kernel's default, or CRIU leaves them alone.
-		if n >= 0 && n < len(have) && have[n].GetMax() > want.Hard {
-			return fmt.Errorf("its %s is %d, and the spec's %d without CAP_SYS_RESOURCE", want.Type, have[n].GetMax(), want.Hard)
+		switch {
+		case n < 0: // none that the kernel has
+		case n >= len(have):
+			return fmt.Errorf("its images have no %s, and the spec has one", want.Type)
+		case have[n].GetMax() > want.Hard || have[n].GetCur() > want.Hard:
+			return fmt.Errorf("its %s is %d to %d, and the spec's %d without CAP_SYS_RESOURCE", want.Type, have[n].GetCur(), have[n].GetMax(), want.Hard)
 		}
 	}
 	return nil

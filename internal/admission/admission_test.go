@@ -80,9 +80,13 @@ func dumpOfTest() *criu.Dump {
 		}}
 	}
 	mount := func(id, parent uint32, at string, kind mnt.Fstype, flags uint32, key string) *mnt.MntEntry {
+		dev, root := id, "/"
+		if at == "/proc/sys" {
+			dev, root = 2, "/sys"
+		}
 		m := &mnt.MntEntry{
-			Fstype: new(uint32(kind)), MntId: &id, RootDev: new(uint32), ParentMntId: &parent, Flags: &flags,
-			Root: new("/"), Mountpoint: &at, Source: new(""), Options: new(""),
+			Fstype: new(uint32(kind)), MntId: &id, RootDev: &dev, ParentMntId: &parent, Flags: &flags,
+			Root: &root, Mountpoint: &at, Source: new(""), Options: new(""),
 		}
 		if key != "" {
 			m.ExtKey = &key
@@ -197,7 +201,7 @@ func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
 		}, says: "no seccomp filter"},
 		"real time":          {dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedPolicy = proto.Uint32(1) }, says: "real-time"},
 		"nice":               {dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedNice = proto.Int32(-5) }, says: "nice"},
-		"open files":         {dump: func(d *criu.Dump) { *d.Tasks[0].Limits[7].Max = 4096 }, says: "RLIMIT_NOFILE is 4096"},
+		"open files":         {dump: func(d *criu.Dump) { *d.Tasks[0].Limits[7].Max = 4096 }, says: "RLIMIT_NOFILE is 1024 to 4096"},
 		"a cgroup elsewhere": {dump: func(d *criu.Dump) { *d.Cgroups.Sets[0].Ctls[0].Path = "/other" }, says: "not the container's"},
 		"a cgroup above":     {dump: func(d *criu.Dump) { *d.Cgroups.Sets[0].Ctls[0].Path = "/ns/job/../.." }, says: "not the container's"},
 		"a cgroup's name":    {dump: func(d *criu.Dump) { *d.Cgroups.Controllers[0].Dirs[0].DirName = "ns/../job" }, says: "leads elsewhere"},
@@ -256,8 +260,8 @@ func bare(d *criu.Dump) {
 	}
 }
 
-// image is one of CRIU's images.
-func image(t testing.TB, kind string, entries ...proto.Message) []byte {
+// imageOf is one of CRIU's images.
+func imageOf(t testing.TB, kind string, entries ...proto.Message) []byte {
 	t.Helper()
 	magics := magic.LoadMagic().ByName
 	var b []byte
@@ -283,14 +287,14 @@ func FuzzCheck(f *testing.F) {
 		mounts = append(mounts, m)
 	}
 	task := d.Tasks[0]
-	f.Add(image(f, "INVENTORY", d.Inventory), image(f, "CGROUP", d.Cgroups), image(f, "CORE", &criucore.CoreEntry{
+	f.Add(imageOf(f, "INVENTORY", d.Inventory), imageOf(f, "CGROUP", d.Cgroups), imageOf(f, "CORE", &criucore.CoreEntry{
 		Mtype: criucore.CoreEntry_X86_64.Enum(), ThreadCore: task.Threads[0],
 		Tc: &criucore.TaskCoreEntry{
 			TaskState: proto.Uint32(1), ExitCode: new(uint32), Personality: new(uint32), Flags: new(uint32), BlkSigset: new(uint64), Comm: new("job"),
 			Rlimits: &criucore.TaskRlimitsEntry{Rlimits: task.Limits}, OomScoreAdj: proto.Int32(0),
 		},
-	}), image(f, "IDS", task.IDs), image(f, "MNTS", mounts...))
-	tree := image(f, "PSTREE", &pstree.PstreeEntry{Pid: proto.Uint32(1), Ppid: new(uint32), Pgid: new(uint32), Sid: new(uint32), Threads: []uint32{1}})
+	}), imageOf(f, "IDS", task.IDs), imageOf(f, "MNTS", mounts...))
+	tree := imageOf(f, "PSTREE", &pstree.PstreeEntry{Pid: proto.Uint32(1), Ppid: new(uint32), Pgid: new(uint32), Sid: new(uint32), Threads: []uint32{1}})
 	f.Fuzz(func(t *testing.T, inv, cg, core, ids, mounts []byte) {
 		dir := t.TempDir()
 		for name, data := range map[string][]byte{

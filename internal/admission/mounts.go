@@ -6,6 +6,7 @@ package admission
 import (
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -35,6 +36,11 @@ func checkCgroups(c *criucgroup.CgroupEntry) error {
 		return nil
 	}
 	for _, ctl := range c.GetControllers() {
+		for _, name := range ctl.GetCnames() {
+			if !controller.MatchString(name) {
+				return fmt.Errorf("cgroups: %q is no controller", name)
+			}
+		}
 		if err := dirs(ctl.GetDirs()); err != nil {
 			return err
 		}
@@ -53,6 +59,9 @@ func checkCgroups(c *criucgroup.CgroupEntry) error {
 			if from, ok := begin[m.GetName()]; ok {
 				known = at == from || strings.HasPrefix(at, strings.TrimSuffix(from, "/")+"/")
 			}
+			if int64(m.GetCgnsPrefix()) > int64(len(m.GetPath())) {
+				return fmt.Errorf("cgroup %q has %d letters of a prefix", m.GetPath(), m.GetCgnsPrefix())
+			}
 			if !known || leadsOut(m.GetPath()) {
 				return fmt.Errorf("cgroup %q of %q is not the container's", m.GetPath(), m.GetName())
 			}
@@ -60,6 +69,10 @@ func checkCgroups(c *criucgroup.CgroupEntry) error {
 	}
 	return nil
 }
+
+// controller is the name of a hierarchy: CRIU makes a directory of that name. That of version 2 is
+// empty.
+var controller = regexp.MustCompile(`^(name=)?[a-zA-Z0-9_-]*$`)
 
 // leadsOut reports whether a path has a part "..".
 func leadsOut(name string) bool { return slices.Contains(strings.Split(name, "/"), "..") }
@@ -87,8 +100,8 @@ func (a *allowance) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
 			notes = append(notes, fmt.Sprintf("the spec's mount %s is not there after the restore: the dump has none", at))
 		}
 	}
-	if a.has(unix.CAP_SYS_ADMIN) {
-		return notes, nil
+	if a.admin() {
+		return notes, a.mountForm(dumped)
 	}
 	if err := layered(dumped); err != nil {
 		return nil, err
@@ -99,7 +112,7 @@ func (a *allowance) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
 			return nil, fmt.Errorf("%s is neither masked nor read-only in the dump, as the spec has it", at)
 		}
 	}
-	return notes, nil
+	return notes, a.mountForm(dumped)
 }
 
 // layered refuses mounts that hide others: two at one path, or a mount that is not
@@ -148,7 +161,7 @@ func isOf(m *mnt.MntEntry, at string) bool { return path.Clean("/"+m.GetExtKey()
 
 // mount compares one mount of the dump.
 func (a *allowance) mount(m *mnt.MntEntry, at string) error {
-	external := m.GetExtMount() || m.GetExtKey() != ""
+	external := isExternal(m)
 	if at == "/" {
 		return nil // CRIU mounts the new root there, whatever it was
 	}
@@ -158,7 +171,7 @@ func (a *allowance) mount(m *mnt.MntEntry, at string) error {
 	if external && spec == nil && !masked && !readonly && !device {
 		return fmt.Errorf("mount %s of the dump is missing in the spec: add a mount there, from whatever source this container is to have", at)
 	}
-	if a.has(unix.CAP_SYS_ADMIN) {
+	if a.admin() {
 		return nil
 	}
 	// By the key CRIU finds what is mounted there.
@@ -170,9 +183,11 @@ func (a *allowance) mount(m *mnt.MntEntry, at string) error {
 	kind := mnt.Fstype(m.GetFstype())
 	switch {
 	case spec != nil:
-	case masked && (nulled || kind == mnt.Fstype_TMPFS), device:
+	case masked && (nulled || kind == mnt.Fstype_TMPFS && m.GetFlags()&unix.MS_RDONLY != 0):
 		return nil
-	case readonly && (m.GetFlags()|m.GetSbFlags())&unix.MS_RDONLY != 0:
+	case device && (external || at == consolePath && kind == mnt.Fstype_DEVPTS):
+		return nil
+	case readonly && kernels(m) && m.GetFlags()&unix.MS_RDONLY != 0:
 		return nil
 	case masked, readonly:
 		return fmt.Errorf("mount %s neither masks it nor makes it read-only, as the spec has it", at)
@@ -192,7 +207,7 @@ func (a *allowance) mount(m *mnt.MntEntry, at string) error {
 		if o.flag == unix.MS_RDONLY && kind == mnt.Fstype_TMPFS && strings.HasPrefix(spec.Type, "cgroup") {
 			continue // what runc mounts the hierarchies of version 1 in is never read-only
 		}
-		if slices.Contains(spec.Options, o.name) && (m.GetFlags()|m.GetSbFlags())&o.flag == 0 {
+		if slices.Contains(spec.Options, o.name) && m.GetFlags()&o.flag == 0 { // CRIU gives a mount no other
 			return fmt.Errorf("mount %s is not %s, as the spec has it", at, o.name)
 		}
 	}

@@ -34,6 +34,23 @@ func (a *allowance) userNamespace(d *criu.Dump, t criu.Task) error {
 	return idMap("group", maps.GetGidMap(), a.spec.Linux.GIDMappings)
 }
 
+// otherNamespaces refuses a process in a namespace that the spec does not have, or that is not the
+// first process's: only a process with CAP_SYS_ADMIN can make one.
+func (a *allowance) otherNamespaces(d *criu.Dump, t criu.Task) error {
+	if a.admin() {
+		return nil
+	}
+	host, first, own := namespaceIDs(d.Inventory.GetRootIds()), namespaceIDs(d.Tasks[0].IDs), namespaceIDs(t.IDs)
+	for kind, id := range own {
+		has := slices.ContainsFunc(a.spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == kind })
+		has = has || kind == specs.TimeNamespace // CRIU makes one in every restore
+		if id != first[kind] || id != host[kind] && id != 0 && !has {
+			return fmt.Errorf("it is in a %s namespace that is not the container's, and the spec has no CAP_SYS_ADMIN", kind)
+		}
+	}
+	return nil
+}
+
 // idMap refuses a map that has more than the spec's.
 func idMap(kind string, have []*userns.UidGidExtent, spec []specs.LinuxIDMapping) error {
 	for _, e := range have {

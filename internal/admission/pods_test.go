@@ -40,7 +40,7 @@ func TestCheckOfPods(t *testing.T) {
 	cgroupMount := func(flags uint32) func(*criu.Dump) {
 		return func(d *criu.Dump) {
 			d.Mounts = append(d.Mounts, &mnt.MntEntry{
-				Fstype: proto.Uint32(uint32(mnt.Fstype_TMPFS)), MntId: proto.Uint32(7), RootDev: new(uint32), ParentMntId: proto.Uint32(1),
+				Fstype: proto.Uint32(uint32(mnt.Fstype_TMPFS)), MntId: proto.Uint32(7), RootDev: proto.Uint32(7), ParentMntId: proto.Uint32(1),
 				Flags: &flags, Root: new("/"), Mountpoint: new("/sys/fs/cgroup"), Source: new(""), Options: new(""),
 			})
 		}

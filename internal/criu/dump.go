@@ -57,12 +57,8 @@ const numLimits = 16
 // maxThreads bounds the threads of a dump: each has an image of its own.
 const maxThreads = 100_000
 
-// Dump reads what is compared with a spec, as CRIU reads it, and refuses what Copy would refuse in
-// any of the images.
+// Dump reads what must be known of a dump as a whole, as CRIU reads it.
 func (im *Images) Dump() (*Dump, error) {
-	if err := im.Check(); err != nil {
-		return nil, err
-	}
 	d := &Dump{UserNS: make(map[uint32]*userns.UsernsEntry)}
 	var err error
 	d.Inventory, err = one[inventory.InventoryEntry](im, "inventory.img")

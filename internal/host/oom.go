@@ -71,6 +71,16 @@ func (c *Cgroup) RaiseOOMScores(to int) error {
 	return nil
 }
 
+// OOMScore returns the oom_score_adj of this process, which its children get; 0 if it is not known.
+func OOMScore() int {
+	text, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		return 0
+	}
+	adj, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return adj
+}
+
 func raiseOOMScore(pid, to int) error {
 	path := fmt.Sprintf("/proc/%d/oom_score_adj", pid)
 	text, err := os.ReadFile(path)

@@ -5,7 +5,6 @@ package tmpfs
 
 import (
 	"archive/tar"
-	"bufio"
 	"bytes"
 	"compress/gzip"
 	"errors"
@@ -73,42 +72,17 @@ func (l *loader) add(e *entry, image *os.File) error {
 
 // archive reads a tar archive as CRIU has it made.
 func (l *loader) archive(image io.Reader) error {
-	packed := bufio.NewReaderSize(image, 1<<20)
-	plain, err := gzip.NewReader(packed)
-	if err != nil {
-		return fmt.Errorf("%w: it is neither an image of gpuckpt's nor a compressed archive: %w", images.ErrDamaged, err)
-	}
-	in := tar.NewReader(plain)
-	for n := 0; ; n++ {
-		h, err := in.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("%w: archive: %w", images.ErrDamaged, err)
-		}
-		if n >= maxEntries {
-			return fmt.Errorf("%w: archive: more than %d entries", images.ErrDamaged, maxEntries)
-		}
-		e, err := fromTar(h)
-		if err != nil {
-			return err
-		}
+	return eachInArchive(image, func(e *entry, data io.Reader) error {
 		f, err := l.tree.put(e)
-		if err != nil {
+		if err != nil || f == nil {
 			return err
 		}
-		if f == nil {
-			continue
-		}
-		err = unpack(f, in)
+		err = unpack(f, data)
 		if serr := settle(f, e); err == nil {
 			err = serr
 		}
-		if err != nil {
-			return err
-		}
-	}
+		return err
+	})
 }
 
 // fromTar returns the entry of a tar header, checked.

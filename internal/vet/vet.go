@@ -9,6 +9,7 @@ package vet
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -20,21 +21,33 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
-// Images refuses what a restore would refuse of a directory with images.
-func Images(ctx context.Context, spec *specs.Spec, images *criu.Images) error {
+// Images refuses what a restore would refuse of a directory with images. rootfs is the container's
+// root file system, "" where it cannot be looked at.
+func Images(ctx context.Context, spec *specs.Spec, images *criu.Images, rootfs string) error {
 	d, err := images.Dump()
 	if err != nil {
 		return err
 	}
-	return Dump(ctx, spec, d)
+	return Dump(ctx, spec, images, d, rootfs)
 }
 
-// Dump refuses a restore that asks for more than the container's spec.
-func Dump(ctx context.Context, spec *specs.Spec, d *criu.Dump) error {
+// Dump refuses a restore of a dump, which was read from the images, that asks for more than the
+// container's spec.
+func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string) error {
 	if spec.Process == nil || spec.Linux == nil {
 		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
 	}
-	notes, err := admission.Check(spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
+	of := admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile, OOMScore: host.OOMScore()}
+	if rootfs != "" {
+		of.Direct = newPaths(spec, rootfs).direct
+	}
+	notes, err := admission.Check(spec, d, of)
+	if err == nil {
+		entries := admission.EntriesOf(spec, d, of)
+		if err = contents(images, d, entries); err == nil {
+			err = images.All(entries.Check)
+		}
+	}
 	for _, n := range notes {
 		log.G(ctx).Warn(n)
 	}
@@ -55,9 +68,21 @@ func Copy(ctx context.Context, from, to string) (_ *criu.Copy, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := Images(ctx, file.Spec, criu.Open(images.Path())); err != nil {
+	if err := Images(ctx, file.Spec, criu.Open(images.Path()), Rootfs(to, file.Spec)); err != nil {
 		images.Close()
 		return nil, err
 	}
 	return images, nil
+}
+
+// Rootfs returns where a container's root file system is mounted, by its bundle; "" if the spec has
+// none.
+func Rootfs(bundle string, spec *specs.Spec) string {
+	if spec.Root == nil {
+		return ""
+	}
+	if filepath.IsAbs(spec.Root.Path) {
+		return spec.Root.Path
+	}
+	return filepath.Join(bundle, spec.Root.Path)
 }

@@ -112,17 +112,22 @@ func (s *Set) Has(name string) bool {
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-// All calls do with every entry of every image, by the names of the files.
+// All calls do with every entry of every image, by the names of the files. It refuses what Copy
+// would refuse.
 func (s *Set) All(do func(*Entry) error) error {
 	names, err := s.Names()
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if KindOf(name).form == entries {
-			if err := s.Each(name, do); err != nil {
-				return err
-			}
+		switch k := KindOf(name); k.form {
+		case entries:
+			err = s.Each(name, do)
+		case descriptors, devices:
+			_, err = s.text(name, k)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -149,6 +154,12 @@ func (s *Set) Each(name string, do func(*Entry) error) error {
 		}
 		return nil
 	})
+}
+
+// OpenFile opens a file of the set that is not read here. It is a regular file.
+func (s *Set) OpenFile(name string) (*os.File, error) {
+	f, _, err := s.open(name)
+	return f, err
 }
 
 // open opens an image, and charges it to its budget.

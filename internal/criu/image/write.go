@@ -42,23 +42,6 @@ func (s *Set) Copy(to *Dir, edit func(*Entry) error) error {
 	return nil
 }
 
-// Check reads all that Copy would write, and refuses what Copy would refuse.
-func (s *Set) Check() error {
-	names, err := s.Names()
-	for _, name := range names {
-		if err != nil {
-			return err
-		}
-		switch k := KindOf(name); k.form {
-		case entries:
-			err = s.Each(name, func(*Entry) error { return nil })
-		case descriptors, devices:
-			_, err = s.text(name, k)
-		}
-	}
-	return err
-}
-
 // text reads a file that is text.
 func (s *Set) text(name string, k *Kind) ([]byte, error) {
 	f, _, err := s.open(name)

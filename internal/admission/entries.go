@@ -1,0 +1,386 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fown"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fs"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fsnotify"
+	ghostfile "github.com/checkpoint-restore/go-criu/v8/crit/images/ghost-file"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/ns"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
+	remapfilepath "github.com/checkpoint-restore/go-criu/v8/crit/images/remap-file-path"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/tty"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+)
+
+// Entries compares the entries of a dump's images with a spec, one after the other.
+type Entries struct {
+	*allowance
+	ids    map[uint32]bool // namespaces of the container
+	mounts map[uint32]*mnt.MntEntry
+	files  map[uint32]string // names of regular files
+	links  map[string]bool   // symbolic links of tmpfs mounts, by their paths in the container
+}
+
+// EntriesOf returns what compares the entries of a dump. Check must have accepted the dump.
+func EntriesOf(spec *specs.Spec, d *criu.Dump, host Host) *Entries {
+	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool)}
+	for _, id := range namespaceIDs(d.Tasks[0].IDs) {
+		e.ids[id] = true
+	}
+	for _, m := range d.Mounts {
+		e.mounts[m.GetMntId()] = m
+	}
+	return e
+}
+
+// Check refuses an entry that asks for more than the spec grants. Entries of files.img must come
+// before those of other images that name files, as they do by the order of the images' names. Its
+// error names the image, the entry and the rule.
+func (e *Entries) Check(i *image.Entry) error {
+	rule, err := e.check(i.Message)
+	if err != nil {
+		return i.Errorf("%s: %w", rule, err)
+	}
+	return nil
+}
+
+// check returns the name of the rule that it has applied: that of fields.txt.
+func (e *Entries) check(m proto.Message) (rule string, err error) {
+	switch m := m.(type) {
+	case *inventory.InventoryEntry:
+		return "lsm", e.lsm(m)
+	case *criucore.CoreEntry:
+		return e.core(m)
+	case *fdinfo.FdinfoEntry:
+		if label := m.GetXattrSecuritySelinux(); label != "" && label != e.spec.Process.SelinuxLabel {
+			return "lsm", fmt.Errorf("a file has the SELinux label %q, and the spec %q", label, e.spec.Process.SelinuxLabel)
+		}
+	case *fdinfo.FileEntry:
+		return e.file(m)
+	case *fs.FsEntry:
+		if _, ok := e.files[m.GetCwdId()]; !ok {
+			return "directories", fmt.Errorf("the working directory is file %d, which there is not", m.GetCwdId())
+		}
+		if root, ok := e.files[m.GetRootId()]; !ok || root != "/" && !e.has(unix.CAP_SYS_CHROOT) {
+			return "directories", fmt.Errorf("the root is file %d, %q, and the spec has no CAP_SYS_CHROOT", m.GetRootId(), root)
+		}
+	case *mm.MmEntry:
+		if _, ok := e.files[m.GetExeFileId()]; !ok {
+			return "exe", fmt.Errorf("the program is file %d, which there is not", m.GetExeFileId())
+		}
+		return "maps", maps(m)
+	case *remapfilepath.RemapFilePathEntry:
+		if _, ok := e.files[m.GetOrigId()]; !ok {
+			return "removed files", fmt.Errorf("file %d is removed, and there is none", m.GetOrigId())
+		}
+		if _, ok := e.files[m.GetRemapId()]; !ok && m.GetRemapType() == remapfilepath.RemapType_LINKED {
+			return "removed files", fmt.Errorf("file %d has another name, that of file %d, which there is not", m.GetOrigId(), m.GetRemapId())
+		}
+	case *ghostfile.GhostFileEntry:
+		return "removed files", ghost(m)
+	case *tty.TtyInfoEntry:
+		return "terminals", e.terminal(m)
+	}
+	return "", nil
+}
+
+// lsm refuses images of a machine without the security module that the spec relies on: CRIU would
+// set no profile at all.
+func (e *Entries) lsm(m *inventory.InventoryEntry) error {
+	if p := e.spec.Process; p.ApparmorProfile != "" && m.GetLsmtype() != inventory.Lsmtype_APPARMOR ||
+		p.SelinuxLabel != "" && m.GetLsmtype() != inventory.Lsmtype_SELINUX {
+		return fmt.Errorf("it was made with %s, and the spec has the AppArmor profile %q and the SELinux label %q", m.GetLsmtype(), p.ApparmorProfile, p.SelinuxLabel)
+	}
+	return nil
+}
+
+func (e *Entries) core(m *criucore.CoreEntry) (string, error) {
+	for _, t := range m.GetTc().GetTimers().GetPosix() {
+		if err := e.clock(t.GetClockId()); err != nil {
+			return "timers", err
+		}
+	}
+	// A spec's own score is set after the restore, if it is higher.
+	if score := m.GetTc().GetOomScoreAdj(); score < 0 && e.spec.Process.OOMScoreAdj == nil && int(score) < e.host.OOMScore && !e.has(unix.CAP_SYS_RESOURCE) {
+		return "oom score", fmt.Errorf("oom_score_adj is %d, and a new container's %d", score, e.host.OOMScore)
+	}
+	if label := m.GetThreadCore().GetCreds().GetLsmSockcreate(); label != "" && label != e.spec.Process.SelinuxLabel {
+		return "lsm", fmt.Errorf("its sockets have the SELinux label %q, and the spec %q", label, e.spec.Process.SelinuxLabel)
+	}
+	return "", nil
+}
+
+// clock refuses clocks that wake the machine.
+func (e *Entries) clock(id uint32) error {
+	if (id == unix.CLOCK_REALTIME_ALARM || id == unix.CLOCK_BOOTTIME_ALARM) && !e.has(unix.CAP_WAKE_ALARM) {
+		return fmt.Errorf("a timer has the clock %d, and the spec no CAP_WAKE_ALARM", id)
+	}
+	return nil
+}
+
+// file compares one open or mapped file.
+func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
+	kinds := 0
+	var err error
+	rule := "owners"
+	m.ProtoReflect().Range(messages(func(part proto.Message) {
+		kinds++
+		if o, ok := part.(interface{ GetFown() *fown.FownEntry }); ok && err == nil {
+			err = e.owner(o.GetFown())
+		}
+	}))
+	if err != nil {
+		return rule, err
+	}
+	if kinds > 1 {
+		return "files", fmt.Errorf("it is %d kinds of files", kinds)
+	}
+	switch {
+	case m.GetReg() != nil:
+		return "files", e.regular(m.GetReg())
+	case m.GetIsk() != nil:
+		return "sockets", e.inet(m.GetIsk())
+	case m.GetUsk() != nil:
+		return "sockets", e.unix(m.GetUsk())
+	case m.GetNsf() != nil:
+		return "namespace files", e.namespaceFile(m.GetNsf())
+	case m.GetTfd() != nil:
+		return "timers", e.clock(m.GetTfd().GetClockid())
+	case m.GetIfy() != nil:
+		return "inotify", e.inotify(m.GetIfy())
+	case m.GetFifo() != nil && m.GetFifo().RegfId != nil:
+		if _, ok := e.files[m.GetFifo().GetRegfId()]; !ok {
+			return "files", fmt.Errorf("a FIFO is file %d, which there is not", m.GetFifo().GetRegfId())
+		}
+	case m.GetTty() != nil:
+		if name, ok := e.files[m.GetTty().GetRegfId()]; m.GetTty().RegfId != nil && (!ok || !strings.HasPrefix(name, "/dev/")) {
+			return "terminals", fmt.Errorf("a terminal is file %d, %q, which is none", m.GetTty().GetRegfId(), name)
+		}
+		return "terminals", openFlags(m.GetTty().GetFlags())
+	}
+	return "", nil
+}
+
+// fileFlags are what a descriptor can have (F_GETFL), and no flag that makes or cuts a file.
+const fileFlags = unix.O_ACCMODE | unix.O_APPEND | unix.O_NONBLOCK | unix.O_DSYNC | unix.O_SYNC | unix.O_ASYNC | unix.O_DIRECT | 0o100000 |
+	unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NOATIME | unix.O_PATH | unix.O_CLOEXEC
+
+func openFlags(flags uint32) error {
+	if more := flags &^ uint32(fileFlags); more != 0 {
+		return fmt.Errorf("it has the flags %#o, which no open file has", more)
+	}
+	return nil
+}
+
+// regular compares a file that is opened by its name. CRIU opens it as root.
+func (e *Entries) regular(r *regfile.RegFileEntry) error {
+	name := r.GetName()
+	if _, twice := e.files[r.GetId()]; twice {
+		return fmt.Errorf("file %d is there twice", r.GetId())
+	}
+	e.files[r.GetId()] = name
+	if err := cleanPath(name); err != nil {
+		return err
+	}
+	if err := openFlags(r.GetFlags()); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	m := e.mounts[uint32(r.GetMntId())]
+	if r.MntId == nil || m == nil {
+		return fmt.Errorf("%s is on mount %d, which there is not", name, r.GetMntId())
+	}
+	at := path.Clean("/" + m.GetMountpoint())
+	if name != at && at != "/" && !strings.HasPrefix(name, at+"/") {
+		return fmt.Errorf("%s is not on the mount %s", name, at)
+	}
+	if kernels(m) && !e.has(unix.CAP_SYS_ADMIN) {
+		if err := kernelFile(strings.TrimPrefix(name, at), r.GetFlags()); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
+		if e.links[dir] {
+			return fmt.Errorf("%s: there is a symbolic link on the way to it, %s", name, dir)
+		}
+	}
+	if e.host.Direct != nil {
+		if err := e.host.Direct(name); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// runcNodes are the device nodes that runc gives every container.
+var runcNodes = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/console", "/dev/ptmx"}
+
+// Content compares a name in the content of a tmpfs: its path in the container, its mode, as in
+// struct stat, and its owner. It must be called for all names before Check.
+func (e *Entries) Content(name string, mode, uid, gid uint32) error {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFLNK:
+		e.links[name] = true
+	case unix.S_IFCHR, unix.S_IFBLK:
+		known := slices.Contains(runcNodes, name) || cdi.IsNode(name) || e.device(name)
+		if !known && !e.has(unix.CAP_MKNOD) {
+			return fmt.Errorf("content of tmpfs: %s is a device, and the spec has neither it nor CAP_MKNOD", name)
+		}
+	case unix.S_IFREG:
+		user, may := e.spec.Process.User, e.attainable()
+		if mode&unix.S_ISUID != 0 && uid != user.UID && may&(1<<unix.CAP_SETUID) == 0 ||
+			mode&unix.S_ISGID != 0 && gid != user.GID && may&(1<<unix.CAP_SETGID) == 0 {
+			return fmt.Errorf("content of tmpfs: %s runs as user %d and group %d (mode %#o), and the spec has neither CAP_SETUID nor CAP_SETGID", name, uid, gid, mode)
+		}
+	}
+	return nil
+}
+
+// cleanPath refuses a path that leads elsewhere than it says.
+func cleanPath(name string) error {
+	if !path.IsAbs(name) || path.Clean(name) != name {
+		return fmt.Errorf("%q is not an absolute, clean path", name)
+	}
+	return nil
+}
+
+// kernels reports whether the files of a mount are the kernel's.
+func kernels(m *mnt.MntEntry) bool {
+	switch mnt.Fstype(m.GetFstype()) {
+	case mnt.Fstype_PROC, mnt.Fstype_SYSFS, mnt.Fstype_CGROUP, mnt.Fstype_CGROUP2, mnt.Fstype_SECURITYFS, mnt.Fstype_DEBUGFS, mnt.Fstype_TRACEFS, mnt.Fstype_BINFMT_MISC:
+		return true
+	}
+	return false
+}
+
+// magicLinks are files of /proc that lead out of it, whatever they are called there, and memory.
+var magicLinks = []string{"fd", "cwd", "root", "exe", "map_files", "ns", "mem"}
+
+// kernelFile refuses files of proc, sysfs and cgroups that lead elsewhere, or are open for writing:
+// a process that may write to them opens them again.
+func kernelFile(name string, flags uint32) error {
+	for part := range strings.SplitSeq(name, "/") {
+		if slices.Contains(magicLinks, part) {
+			return fmt.Errorf("it leads to what another process has (%s)", part)
+		}
+	}
+	if flags&unix.O_ACCMODE != unix.O_RDONLY {
+		return errors.New("a file of the kernel is open for writing, and the spec has no CAP_SYS_ADMIN")
+	}
+	return nil
+}
+
+// owner compares whom the kernel signals for a file, and in whose name.
+func (e *Entries) owner(f *fown.FownEntry) error {
+	if f.GetPid() == 0 || e.attainable()&(1<<unix.CAP_SETUID) != 0 {
+		return nil
+	}
+	for _, uid := range []uint32{f.GetUid(), f.GetEuid()} {
+		if uid != e.spec.Process.User.UID {
+			return fmt.Errorf("it signals in the name of user %d, and the spec has %d without CAP_SETUID", uid, e.spec.Process.User.UID)
+		}
+	}
+	return nil
+}
+
+// namespaceFile refuses the file of a namespace that is not the container's: the host's, by its
+// number.
+func (e *Entries) namespaceFile(f *ns.NsFileEntry) error {
+	if !e.ids[f.GetNsId()] {
+		return fmt.Errorf("namespace %d is none of the container's", f.GetNsId())
+	}
+	return nil
+}
+
+// maxHandle is how many words of a file's handle CRIU has room for.
+const maxHandle = 16
+
+// inotify refuses watches by handle, which reach any file of a file system, and long handles.
+func (e *Entries) inotify(f *fsnotify.InotifyFileEntry) error {
+	for _, w := range f.GetWd() {
+		h := w.GetFHandle()
+		switch {
+		case len(h.GetHandle()) > maxHandle || int(h.GetBytes()) > 8*len(h.GetHandle()):
+			return fmt.Errorf("a handle has %d words and %d bytes", len(h.GetHandle()), h.GetBytes())
+		case h.Path == nil && !e.has(unix.CAP_DAC_READ_SEARCH):
+			return errors.New("a watch is by handle, and the spec has no CAP_DAC_READ_SEARCH: watch a directory of a tmpfs, or none")
+		case leadsOut(h.GetPath()):
+			return fmt.Errorf("a watch is of %q", h.GetPath())
+		case h.MntId != nil && e.mounts[h.GetMntId()] == nil:
+			return fmt.Errorf("a watch is on mount %d, which there is not", h.GetMntId())
+		}
+	}
+	return nil
+}
+
+// terminal refuses terminals that are not pseudo terminals.
+func (e *Entries) terminal(t *tty.TtyInfoEntry) error {
+	major := unix.Major(uint64(t.GetRdev()))
+	if major >= 136 && major <= 143 || major == 5 {
+		return nil
+	}
+	return fmt.Errorf("terminal %d is a device of the major %d, and no pseudo terminal", t.GetId(), major)
+}
+
+// ghost refuses a removed file that could do more than hold content.
+func ghost(g *ghostfile.GhostFileEntry) error {
+	switch mode := g.GetMode(); mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		if mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
+			return fmt.Errorf("it is setuid or setgid (mode %#o)", mode)
+		}
+	case unix.S_IFDIR, unix.S_IFIFO, unix.S_IFSOCK:
+	default:
+		return fmt.Errorf("it is a device or a link (mode %#o)", mode)
+	}
+	return nil
+}
+
+// Addresses of a program, and the one page that the kernel has above them (vsyscall).
+const (
+	pageSize     = 4096
+	addressEnd   = 1 << 56
+	vsyscallPage = 0xffffffffff600000
+)
+
+// mapStatus are what a mapping can be (criu/include/image.h).
+const mapStatus = 0x1ffff&^0x10 | 1<<27 | 1<<28 | 1<<29
+
+// maps refuses mappings that overlap: CRIU's own code lies where the images leave room, and works
+// as root until it is done.
+func maps(m *mm.MmEntry) error {
+	end := uint64(0)
+	for i, v := range m.GetVmas() {
+		switch {
+		case v.GetStatus()&^mapStatus != 0:
+			return fmt.Errorf("mapping %d at %#x is of an unknown kind (%#x)", i, v.GetStart(), v.GetStatus())
+		case v.GetStart() == vsyscallPage && v.GetEnd() == vsyscallPage+pageSize:
+		case v.GetStart() < end || v.GetStart() >= v.GetEnd() || v.GetEnd() > addressEnd || v.GetStart()%pageSize != 0 || v.GetEnd()%pageSize != 0:
+			return fmt.Errorf("mapping %d from %#x to %#x overlaps the one before, or is no range of pages", i, v.GetStart(), v.GetEnd())
+		}
+		if err := openFlags(v.GetFdflags()); err != nil {
+			return fmt.Errorf("mapping %d: %w", i, err)
+		}
+		end = v.GetEnd()
+	}
+	return nil
+}

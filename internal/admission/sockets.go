@@ -1,0 +1,96 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
+	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
+	skunix "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-unix"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// messages returns what calls do with each field that is a message, for Range.
+func messages(do func(proto.Message)) func(protoreflect.FieldDescriptor, protoreflect.Value) bool {
+	return func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		if fd.Kind() == protoreflect.MessageKind && !fd.IsList() {
+			do(v.Message().Interface())
+		}
+		return true
+	}
+}
+
+// words are how many words of four bytes an address has.
+var words = map[uint32]int{unix.AF_INET: 1, unix.AF_INET6: 4}
+
+// inet compares a socket of the Internet's. CRIU makes and binds it as root.
+func (e *Entries) inet(s *skinet.InetSkEntry) error {
+	if n := words[s.GetFamily()]; len(s.GetSrcAddr()) != n || len(s.GetDstAddr()) != n {
+		return fmt.Errorf("an address of the family %d has %d and %d words", s.GetFamily(), len(s.GetSrcAddr()), len(s.GetDstAddr()))
+	}
+	if port := s.GetSrcPort(); port > 65535 || port != 0 && port < e.firstPort() && !e.has(unix.CAP_NET_BIND_SERVICE) {
+		return fmt.Errorf("it has the port %d, and the spec no CAP_NET_BIND_SERVICE", port)
+	}
+	return e.socketOptions(s.GetOpts())
+}
+
+// firstPort returns the first port that anybody may bind.
+func (e *Entries) firstPort() uint32 {
+	if n, err := strconv.ParseUint(strings.TrimSpace(e.spec.Linux.Sysctl["net.ipv4.ip_unprivileged_port_start"]), 10, 16); err == nil {
+		return uint32(n)
+	}
+	return 1024
+}
+
+// socketOptions compares options that only some may set (net/core/sock.c).
+func (e *Entries) socketOptions(o *skopts.SkOptsEntry) error {
+	admin := e.has(unix.CAP_NET_ADMIN)
+	switch {
+	case o.GetSoPriority() > 6 && !admin:
+		return fmt.Errorf("it has the priority %d, and the spec no CAP_NET_ADMIN", o.GetSoPriority())
+	case o.GetSoMark() != 0 && !admin:
+		return fmt.Errorf("it has the mark %d, and the spec no CAP_NET_ADMIN", o.GetSoMark())
+	case o.GetSoBoundDev() != "" && !admin && !e.has(unix.CAP_NET_RAW):
+		return fmt.Errorf("it is bound to the device %q, and the spec has no CAP_NET_RAW", o.GetSoBoundDev())
+	}
+	return nil
+}
+
+// unix compares a local socket. CRIU makes its name as root.
+func (e *Entries) unix(s *skunix.UnixSkEntry) error {
+	if err := e.socketOptions(s.GetOpts()); err != nil {
+		return err
+	}
+	if mode := s.GetFilePerms().GetMode(); mode&^(unix.S_IFSOCK|0o777) != 0 {
+		return fmt.Errorf("its name has the mode %#o", mode)
+	}
+	if s.MntId != nil && s.GetMntId() >= 0 && e.mounts[uint32(s.GetMntId())] == nil {
+		return fmt.Errorf("it is on mount %d, which there is not", s.GetMntId())
+	}
+	if s.NameDir != nil {
+		if err := cleanPath(s.GetNameDir()); err != nil {
+			return err
+		}
+	}
+	name := strings.TrimSuffix(string(s.GetName()), "\x00")
+	if name == "" || name[0] == 0 {
+		return nil // it has none, or one that is no file
+	}
+	if strings.Contains(name, "\x00") || leadsOut(name) {
+		return fmt.Errorf("its name is %q", name)
+	}
+	if s.NameDir == nil {
+		return cleanPath(name)
+	}
+	if strings.HasPrefix(name, "/") {
+		return errors.New("its name is absolute, and below a directory")
+	}
+	return nil
+}
