@@ -331,7 +331,6 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 		}
 		settings.GhostLimit = host.MemoryLimit(c.pid)
 	case c.restore != nil:
-		settings.Restoring = true
 		settings.Gate = c.restore.gpu != nil
 		devices = c.restore.gpus.Nodes()
 	}

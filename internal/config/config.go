@@ -113,6 +113,9 @@ const (
 	Stop = "stop" // the container ends
 )
 
+// Accept is the other value of [restore] changed_files.
+const Accept = "accept"
+
 // The values of [checkpoint] shells: Refuse or End.
 const End = "end"
 
@@ -147,7 +150,7 @@ func Default() Node {
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
 		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
 		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
-		Restore:      Restore{Policy: Annotated, Images: []string{}},
+		Restore:      Restore{Policy: Annotated, Images: []string{}, ChangedFiles: Refuse},
 	}
 }
 
