@@ -239,26 +239,3 @@ func shmemOf(t *testing.T, k *harness.Container) uint64 {
 	t.Fatalf("no cgroup in %q says how much shared memory it has", dirs)
 	return 0
 }
-
-func TestScratchRenamed(t *testing.T) {
-	for _, at := range []string{"/dev/shm/r", "/r", "/vol/r"} {
-		vol := t.TempDir()
-		k := shared.Work(t, harness.RunSpec{ID: "renamed", Mounts: []specs.Mount{{Destination: "/vol", Source: vol, Type: "bind", Options: []string{"rbind", "rw"}}}}, "plain", "--renamed", at)
-		k.Expect(t, "count", "101")
-		ref := "checkpoint.test/renamed:" + strings.ReplaceAll(at, "/", "-")
-		err := k.Checkpoint(t.Context(), ref)
-		t.Log(at, "checkpoint", err)
-		names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/root%s/*", k.MustPid(t), filepath.Dir(at)))
-		t.Log(names)
-		k.MustRemove(t)
-		r, err := shared.Restore(t.Context(), k.ID, ref, k.Port)
-		t.Log(at, "restore", err)
-		names, _ = filepath.Glob(vol + "/*")
-		t.Log(names)
-		if err == nil {
-			r.MustRemove(t)
-		} else {
-			shared.Remove(t.Context(), k.ID)
-		}
-	}
-}

@@ -14,7 +14,9 @@
 
 static const char usage[] =
 	"usage: gpuwork WORKLOAD [--port P] [OPTIONS]\n"
-	"  counter [--start N] [--gpu I]     counts packets in device memory\n"
+	"  counter [--start N] [--gpu I] [--log PATH | --file PATH]\n"
+	"                                    counts packets in device memory, and appends\n"
+	"                                    each value to a log, or writes it to a file\n"
 	"  managed [--start N] [--gpu I]     the same in managed memory\n"
 	"  loop    [--start N] [--gpu I] [--interface I] [--peer ADDRESS:PORT]\n"
 	"                                    counter, and a TCP connection to itself, by the\n"

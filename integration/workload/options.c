@@ -104,6 +104,8 @@ struct options options_parse(char **args)
 			o.start = number(name, value);
 		else if (!strcmp(name, "--file"))
 			o.file = value;
+		else if (!strcmp(name, "--log"))
+			o.log = value;
 		else if (!strcmp(name, "--interface"))
 			o.interface = value;
 		else if (!strcmp(name, "--peer"))
