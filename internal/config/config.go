@@ -97,7 +97,8 @@ type Staging struct {
 // CRIU is the section [criu].
 type CRIU struct {
 	// Path of the criu to use, absolute and of that name; its directory comes first
-	// in $PATH, where runc looks. Empty: the one that $PATH has.
+	// in $PATH, where runc looks. Empty: the one of this release, in
+	// ../lib/gpuckpt/criu, else the one that $PATH has.
 	Path string `toml:"path"`
 	// PluginDir is where criu looks for its plugins. A cuda_plugin.so there is kept
 	// from acting a second time.
@@ -163,7 +164,7 @@ func Load() (Node, error) {
 	}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) && !named {
-		return Default(), nil
+		return Default().withBundled(), nil
 	}
 	if err != nil {
 		return Node{}, fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -172,7 +173,21 @@ func Load() (Node, error) {
 	if err != nil {
 		return Node{}, fmt.Errorf("%w: %s: %w", ErrInvalid, path, err)
 	}
-	return node, nil
+	return node.withBundled(), nil
+}
+
+// withBundled returns the configuration with the criu of the release that this program belongs to,
+// if there is one and the file names none.
+func (n Node) withBundled() Node {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	bundled := filepath.Join(filepath.Dir(self), "..", "lib", "gpuckpt", "criu", "criu")
+	if _, missing := os.Stat(bundled); err == nil && missing == nil && n.CRIU.Path == "" {
+		n.CRIU.Path = bundled
+	}
+	return n
 }
 
 // parse is strict: a setting that it does not know is an error.
