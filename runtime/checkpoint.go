@@ -27,6 +27,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
+	"github.com/gpuckpt/gpuckpt/internal/refit"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
@@ -85,7 +86,10 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 				return err
 			}
 		}
-		return s.dump(ctx, c, r, read)
+		if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
+			return err
+		}
+		return refit.CheckRemoved(criu.Open(r.Path).Set)
 	}
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
@@ -219,6 +223,9 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 		}
 	}()
 	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.path, Options: encoded}, k.read); err != nil {
+		return 0, err
+	}
+	if err := refit.CheckRemoved(criu.Open(k.images.Path).Set); err != nil {
 		return 0, err
 	}
 	return sizeOf(k.images.path)

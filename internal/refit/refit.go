@@ -20,7 +20,6 @@ package refit
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -69,13 +68,13 @@ const (
 	tcpListen = 10
 )
 
-// Make returns a plan. each calls its argument with every open file of the dump.
-func Make(place Place, each func(func(*fdinfo.FileEntry) error) error) (*Plan, error) {
+// Make returns a plan for all open files of a dump.
+func Make(place Place, files []*fdinfo.FileEntry) *Plan {
 	p := &Plan{place: place, ends: make(map[end]bool), own: make(map[netip.Addr]bool)}
-	err := each(func(f *fdinfo.FileEntry) error {
+	for _, f := range files {
 		s := f.GetIsk()
 		if s == nil {
-			return nil
+			continue
 		}
 		from, to := source(s), destination(s)
 		if isConnection(s) && !place.Closed {
@@ -84,12 +83,8 @@ func Make(place Place, each func(func(*fdinfo.FileEntry) error) error) (*Plan, e
 		if from.Addr().IsValid() && !everywhere(from.Addr()) {
 			p.own[from.Addr()] = true
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look at the open files: %w", err)
 	}
-	return p, nil
+	return p
 }
 
 // Edit changes an entry of the dump, if it is of a kind that the plan is about.

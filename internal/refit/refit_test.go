@@ -68,17 +68,7 @@ func addresses(list ...string) (all []netip.Addr) {
 // edited returns the entries after a Plan of all of them has edited each.
 func edited(t *testing.T, place Place, files ...*fdinfo.FileEntry) (texts []string) {
 	t.Helper()
-	p, err := Make(place, func(do func(*fdinfo.FileEntry) error) error {
-		for _, f := range files {
-			if err := do(f); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := Make(place, files)
 	for _, f := range files {
 		if p.Edit(f); f.GetIsk() != nil {
 			texts = append(texts, text(f))
@@ -182,10 +172,6 @@ func FuzzEdit(f *testing.F) {
 			return
 		}
 		place := Place{Connections: true, Moves: true, Addresses: addresses("10.0.0.9", "fd00::9")}
-		p, err := Make(place, func(do func(*fdinfo.FileEntry) error) error { return do(e) })
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.Edit(e)
+		Make(place, []*fdinfo.FileEntry{e}).Edit(e)
 	})
 }
