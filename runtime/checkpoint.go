@@ -225,7 +225,7 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.path, Options: encoded}, k.read); err != nil {
 		return 0, err
 	}
-	if err := refit.CheckRemoved(criu.Open(k.images.Path).Set); err != nil {
+	if err := refit.CheckRemoved(criu.Open(k.images.path).Set); err != nil {
 		return 0, err
 	}
 	return sizeOf(k.images.path)
