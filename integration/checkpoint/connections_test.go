@@ -65,7 +65,7 @@ func TestConnections(t *testing.T) {
 // In a network namespace that the client made, as a pod's, the address is another one after a
 // restore. A connection by the old address, both of whose ends are in the container, is open by the
 // new one.
-func TestNewAddress(t *testing.T) {
+func TestConnectionsByNewAddress(t *testing.T) {
 	results.Add(t)
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("no program ip, which makes the networks")
