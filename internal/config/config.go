@@ -117,7 +117,7 @@ const (
 // Accept is the other value of [restore] changed_files.
 const Accept = "accept"
 
-// The values of [checkpoint] shells: Refuse or End.
+// End is the other value of [checkpoint] shells.
 const End = "end"
 
 // The values of when_short.

@@ -110,7 +110,7 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 	case s == nil:
 	case !isConnection(s):
 		p.move(s)
-	case p.place.Connections && !(p.inner(s) && p.move(s)):
+	case p.place.Connections && (!p.inner(s) || !p.move(s)):
 		closed := uint32(tcpClose)
 		s.State, s.SrcPort, s.DstPort = &closed, new(uint32), new(uint32)
 		s.SrcAddr, s.DstAddr = make([]uint32, len(s.SrcAddr)), make([]uint32, len(s.DstAddr))

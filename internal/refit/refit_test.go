@@ -43,9 +43,9 @@ func socket(kind uint32, from, to string) *fdinfo.FileEntry {
 		v6 = v6 || dst.Addr().Is6()
 	}
 	return &fdinfo.FileEntry{Isk: &skinet.InetSkEntry{
-		Proto: proto.Uint32(kind), State: &state, NsId: proto.Uint32(9),
-		SrcPort: proto.Uint32(uint32(src.Port())), SrcAddr: wordsOf(src.Addr(), v6),
-		DstPort: proto.Uint32(uint32(dst.Port())), DstAddr: wordsOf(dst.Addr(), v6),
+		Proto: new(kind), State: &state, NsId: new(uint32(9)),
+		SrcPort: new(uint32(src.Port())), SrcAddr: wordsOf(src.Addr(), v6),
+		DstPort: new(uint32(dst.Port())), DstAddr: wordsOf(dst.Addr(), v6),
 	}}
 }
 
@@ -129,7 +129,7 @@ func TestConnections(t *testing.T) {
 // The ends of a connection are in one network namespace.
 func TestOtherNamespace(t *testing.T) {
 	a, b := socket(unix.IPPROTO_TCP, "127.0.0.1:80", "127.0.0.1:5000"), socket(unix.IPPROTO_TCP, "127.0.0.1:5000", "127.0.0.1:80")
-	b.Isk.NsId = proto.Uint32(10)
+	b.Isk.NsId = new(uint32(10))
 	for _, got := range edited(t, Place{Connections: true}, a, b) {
 		if got != "closed 0 0 [0] [0]" {
 			t.Errorf("a connection between namespaces is %s", got)
@@ -151,7 +151,7 @@ func TestSizes(t *testing.T) {
 		{"write on a volume that may have changed", unix.O_WRONLY, 2, true},
 		{"read on a volume that may have changed", unix.O_RDONLY, 2, true},
 	} {
-		f := &fdinfo.FileEntry{Reg: &regfile.RegFileEntry{Flags: &test.flags, MntId: &test.mount, Size: proto.Uint64(7)}}
+		f := &fdinfo.FileEntry{Reg: &regfile.RegFileEntry{Flags: &test.flags, MntId: &test.mount, Size: new(uint64(7))}}
 		edited(t, Place{Volumes: map[int32]bool{2: true}}, f)
 		if forgotten := f.GetReg().Size == nil; forgotten != test.forget {
 			t.Errorf("%s: the size is forgotten: %v", test.name, forgotten)
