@@ -163,7 +163,7 @@ func row(b *bytes.Buffer, p programs.Program, o, kubelet outcome) {
 	if o.passed() {
 		result = "same"
 	}
-	if p.Connected {
+	if o.Numbers["tcp_established_count"] > 0 {
 		result += ", with `tcp-established`"
 	}
 	if kubelet.TestResult != nil {
