@@ -25,7 +25,7 @@ import (
 const (
 	workSteps = 200          // of each workload
 	workFile  = "/tmp/steps" // where it writes them, in the container's own layer
-	workPause = "0.04"       // seconds between two steps of one that is checkpointed
+	workPause = "0.06"       // seconds between two steps of one that is checkpointed
 	rounds    = 3            // of checkpoint, kill and restore
 )
 
