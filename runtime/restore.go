@@ -18,6 +18,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 )
@@ -137,7 +138,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		}
 		return 0, sequence.Join(err, k.s.kill(context.WithoutCancel(ctx), k.c))
 	}
-	return sizeOf(k.c.restore.dir)
+	return imagedir.Size(k.c.restore.dir)
 }
 
 // awaitRunc waits until runc and CRIU have ended. On an error nothing of the container is left.
