@@ -102,7 +102,7 @@ func compare(ctx context.Context, t *testing.T, result *harness.TestResult, trav
 	if p.Connected {
 		// Its connections have both ends in the container.
 		spec.Annotations = map[string]string{"dev.gpuckpt.criu.tcp-established": "true"}
-		result.Number("tcp_established_count", 1) // the page says that it was asked for
+		result.Number("tcp_established_count", 1) // the page says what was asked for
 	}
 	spec.ID = harness.Name(t) + "-whole"
 	whole := start(t, cuda, spec, p.File, args...)
