@@ -30,6 +30,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
@@ -253,11 +254,7 @@ func (k *checkpointing) admitOwn(ctx context.Context) error {
 	if _, err := rebindFiles(ctx, view.Node, file.Spec, dumped); err != nil {
 		return err
 	}
-	dump, err := dumped.Dump()
-	if err != nil {
-		return err
-	}
-	return k.c.admit(ctx, file.Spec, dump)
+	return vet.Images(ctx, file.Spec, dumped)
 }
 
 // store waits until the files of the GPU state are complete.
