@@ -21,12 +21,12 @@ const uskCallback = 1 << 2
 // program of PyTorch's DataLoader, in one of some fifty checkpoints: its processes open and close
 // connections all the time.
 func (im *Images) tornSockets() ([]TornSocket, error) {
-	if !im.has("files.img") {
+	if !im.Has("files.img") {
 		return nil, nil
 	}
 	var connected []TornSocket
 	known := make(map[uint32]bool)
-	err := each(im, "files.img", "FILES", func(f *fdinfo.FileEntry) error {
+	err := each(im, "files.img", func(f *fdinfo.FileEntry) error {
 		if s := f.GetUsk(); s != nil {
 			known[s.GetIno()] = true
 			if s.GetPeer() != 0 && s.GetUflags()&uskCallback == 0 {

@@ -17,9 +17,9 @@ import (
 
 // unixSocket is an entry of files.img.
 func unixSocket(inode, peer, flags uint32) *fdinfo.FileEntry {
-	none := proto.Uint32(0)
+	none, one := proto.Uint32(0), proto.Uint32(1) // a stream, connected
 	return &fdinfo.FileEntry{Type: fdinfo.FdTypes_UNIXSK.Enum(), Id: &inode, Usk: &skunix.UnixSkEntry{
-		Id: &inode, Ino: &inode, Type: none, State: none, Flags: none, Uflags: &flags, Backlog: none, Peer: &peer,
+		Id: &inode, Ino: &inode, Type: one, State: one, Flags: none, Uflags: &flags, Backlog: none, Peer: &peer,
 		Fown: &fown.FownEntry{Uid: none, Euid: none, Signum: none, PidType: none, Pid: none},
 		Opts: &skopts.SkOptsEntry{SoSndbuf: none, SoRcvbuf: none, SoSndTmoSec: proto.Uint64(0), SoSndTmoUsec: proto.Uint64(0), SoRcvTmoSec: proto.Uint64(0), SoRcvTmoUsec: proto.Uint64(0)},
 		Name: []byte{},
@@ -32,7 +32,7 @@ func TestTornSockets(t *testing.T) {
 	dir := t.TempDir()
 	found := func(entries ...proto.Message) []TornSocket {
 		t.Helper()
-		writeFile(t, filepath.Join(dir, "files.img"), string(image(t, "FILES", entries...)))
+		writeFile(t, filepath.Join(dir, "files.img"), string(imageOf(t, "FILES", entries...)))
 		torn, err := Open(dir).tornSockets()
 		if err != nil {
 			t.Fatal(err)
