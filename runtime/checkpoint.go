@@ -23,6 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/dumpdir"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -75,7 +76,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		return err
 	}
 	if !gpu {
-		if err := requireEmptyDir(r.Path); err != nil {
+		if err := dumpdir.RequireEmpty(r.Path); err != nil {
 			return err
 		}
 		if c.pid > 0 {
@@ -91,7 +92,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
-	k := &checkpointing{pausing: pausing{s, c, read}, q: sequence.New("checkpoint", c.id), images: imageDir{path: r.Path}, opts: opts}
+	k := &checkpointing{pausing: pausing{s, c, read}, q: sequence.New("checkpoint", c.id), images: dumpdir.Dir{Path: r.Path}, opts: opts}
 	return k.run(ctx)
 }
 
@@ -100,7 +101,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 type checkpointing struct {
 	pausing
 	q      *sequence.Sequence
-	images imageDir
+	images dumpdir.Dir
 	opts   *options.CheckpointOptions
 
 	metadata *images.Metadata // of preflight
@@ -123,7 +124,7 @@ func (k *checkpointing) run(ctx context.Context) error {
 		)
 	}
 	begin = append(begin,
-		sequence.Step{Name: "preflight", Do: k.preflight, Back: "remove images", Undo: k.images.leave, UntilComplete: true},
+		sequence.Step{Name: "preflight", Do: k.preflight, Back: "remove images", Undo: k.images.Leave, UntilComplete: true},
 		sequence.Step{Name: "save GPU state", Do: k.save, Back: "give GPU state back", Undo: k.c.gpu.RestoreInPlace},
 		sequence.Step{Name: "dump", Do: k.dump, Back: "end writing", Undo: k.endWriting, UntilComplete: true},
 	)
@@ -146,17 +147,17 @@ func (k *checkpointing) run(ctx context.Context) error {
 		}
 		return sequence.Join(err, stuck)
 	case stuck != nil:
-		return fmt.Errorf("the checkpoint in %s is complete, but the container did not go on: %w", k.images.path, stuck)
+		return fmt.Errorf("the checkpoint in %s is complete, but the container did not go on: %w", k.images.Path, stuck)
 	}
 	return nil
 }
 
 // preflight refuses what cannot work before anything is touched.
 func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
-	err := k.images.prepare()
+	err := k.images.Prepare()
 	if err == nil {
 		if err = k.check(ctx); err != nil {
-			err = sequence.Join(err, k.images.leave(ctx))
+			err = sequence.Join(err, k.images.Leave(ctx))
 		}
 	}
 	return 0, err
@@ -166,7 +167,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
 	}
-	if err := k.c.gpu.Preflight(ctx, k.images.path); err != nil {
+	if err := k.c.gpu.Preflight(ctx, k.images.Path); err != nil {
 		return err
 	}
 	if err := execs.Refuse(execed(k.c)); err != nil {
@@ -187,13 +188,13 @@ func (k *checkpointing) check(ctx context.Context) error {
 }
 
 func (k *checkpointing) save(ctx context.Context) (uint64, error) {
-	return k.c.gpu.Save(ctx, k.images.path)
+	return k.c.gpu.Save(ctx, k.images.Path)
 }
 
 // dump has CRIU dump what is left in the processes, and begins to write what was
 // taken out of them: beside CRIU, and beside the way back.
 func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
-	if err := clientWaits(k.images.path); err != nil {
+	if err := dumpdir.ClientWaits(k.images.Path); err != nil {
 		return 0, err
 	}
 	// A process may have come in past runc while the container was thawed.
@@ -208,7 +209,7 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("encode checkpoint options: %w", err)
 	}
-	if k.writer, err = k.c.gpu.Store(ctx, k.images.path, !k.opts.Exit); err != nil {
+	if k.writer, err = k.c.gpu.Store(ctx, k.images.Path, !k.opts.Exit); err != nil {
 		return 0, err
 	}
 	defer func() {
@@ -216,10 +217,10 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 			k.writer.Close()
 		}
 	}()
-	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.path, Options: encoded}, k.read); err != nil {
+	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read); err != nil {
 		return 0, err
 	}
-	return sizeOf(k.images.path)
+	return dumpdir.Size(k.images.Path)
 }
 
 // endWriting ends what dump has begun.
@@ -247,7 +248,7 @@ func (k *checkpointing) admitOwn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	dumped := criu.Open(k.images.path)
+	dumped := criu.Open(k.images.Path)
 	if _, err := rebindFiles(ctx, view.Node, file.Spec, dumped); err != nil {
 		return err
 	}
@@ -272,7 +273,7 @@ func (k *checkpointing) writeMetadata(context.Context) (uint64, error) {
 	}
 	k.writer.Describe(k.metadata)
 	k.metadata.Phases = k.q.Phases()
-	return 0, images.WriteMetadata(k.images.path, k.metadata)
+	return 0, images.WriteMetadata(k.images.Path, k.metadata)
 }
 
 // stop ends the container. It is frozen until then, so nothing runs in between.

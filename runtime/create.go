@@ -27,13 +27,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/dumpdir"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
-
-// temporaryPrefix begins the names of the directories that containerd makes for
-// the images of one checkpoint, and for unpacking a checkpoint image for one
-// restore (plugins/services/tasks). containerd never removes those for a restore.
-const temporaryPrefix = "ctrd-checkpoint"
 
 // restoreDirName is the file in the bundle that names such a directory, for
 // the case that the shim dies before it removes it.
@@ -72,7 +68,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		}
 	}()
 	if r.Checkpoint != "" {
-		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && isTemporary(r.Checkpoint)}
+		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && dumpdir.IsTemporary(r.Checkpoint)}
 		if c.restore.unpacked {
 			if err := os.WriteFile(filepath.Join(r.Bundle, restoreDirName), []byte(r.Checkpoint), 0o600); err != nil {
 				return nil, fmt.Errorf("remember the restore directory: %w", err)
@@ -152,12 +148,6 @@ func (c *container) admit(ctx context.Context, spec *specs.Spec, d *criu.Dump) e
 		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	return nil
-}
-
-// isTemporary reports whether containerd made a directory for a single checkpoint or
-// restore, by its name: containerd makes it with MkdirTemp.
-func isTemporary(dir string) bool {
-	return strings.HasPrefix(filepath.Base(filepath.Clean(dir)), temporaryPrefix)
 }
 
 // checkRestore refuses a GPU checkpoint that cannot work here.

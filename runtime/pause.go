@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -128,6 +129,19 @@ func (c *container) lock(ctx context.Context, read config.Source) error {
 		facts := c.gpu.Facts()
 		log.G(ctx).WithFields(log.Fields{"phase": "lock", "took": facts.LockTook, "processes": facts.Processes}).Info("phase")
 	}
+	return nil
+}
+
+// requireLock refuses a container whose CUDA processes are not locked. It notes
+// in the sequence how long the lock took.
+func (c *container) requireLock(q *sequence.Sequence) error {
+	if c.lockErr != nil {
+		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
+	}
+	if c.gpu.Phase() == gpustate.Unlocked {
+		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
+	}
+	q.Note(images.Phase{Name: "lock", Took: c.gpu.Facts().LockTook})
 	return nil
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/dumpdir"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
@@ -132,7 +133,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		}
 		return 0, sequence.Join(err, k.s.kill(context.WithoutCancel(ctx), k.c))
 	}
-	return sizeOf(k.c.restore.dir)
+	return dumpdir.Size(k.c.restore.dir)
 }
 
 // awaitRunc waits until runc and CRIU have ended. On an error nothing of the container is left.

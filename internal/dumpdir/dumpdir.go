@@ -1,7 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+// Package dumpdir is the directory that a checkpoint writes its images to.
+//
+// Its life: the client names it, or containerd makes it for one checkpoint or restore. Prepare
+// makes it where there is none. It stays if the checkpoint is complete; else Leave leaves it as
+// Prepare found it.
+package dumpdir
 
 import (
 	"context"
@@ -10,68 +15,57 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
-// requireLock refuses a container whose CUDA processes are not locked. It notes
-// in the sequence how long the lock took.
-func (c *container) requireLock(q *sequence.Sequence) error {
-	if c.lockErr != nil {
-		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
-	}
-	if c.gpu.Phase() == gpustate.Unlocked {
-		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
-	}
-	q.Note(images.Phase{Name: "lock", Took: c.gpu.Facts().LockTook})
-	return nil
-}
+// Dir is the directory that a checkpoint writes its images to.
+type Dir struct {
+	// Path is where it is.
+	Path string
 
-// imageDir is the directory that a checkpoint writes its images to.
-type imageDir struct {
-	path string
 	made bool     // the checkpoint made it
 	had  []string // what was in it before
 }
 
-// prepare refuses a directory that requireEmptyDir refuses. It makes the directory if
+// Prepare refuses a directory that RequireEmpty refuses. It makes the directory if
 // there is none, as runc does when it gets to it, unless the directory's maker has
-// taken it away (clientWaits). On an error the directory is as it was.
-func (d *imageDir) prepare() error {
-	if err := requireEmptyDir(d.path); err != nil {
+// taken it away (ClientWaits). On an error the directory is as it was.
+func (d *Dir) Prepare() error {
+	if err := RequireEmpty(d.Path); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(d.path)
+	entries, err := os.ReadDir(d.Path)
 	for _, e := range entries {
 		d.had = append(d.had, e.Name())
 	}
-	if !errors.Is(err, os.ErrNotExist) || isTemporary(d.path) {
+	if !errors.Is(err, os.ErrNotExist) || IsTemporary(d.Path) {
 		return nil
 	}
-	if err := os.MkdirAll(d.path, 0o755); err != nil {
+	if err := os.MkdirAll(d.Path, 0o755); err != nil {
 		return fmt.Errorf("make the directory for the images: %w", err)
 	}
 	d.made = true
 	return nil
 }
 
-// leave leaves the directory as prepare found it. In a directory that was not empty
+// Leave leaves the directory as Prepare found it. In a directory that was not empty
 // only new area files are known to be the checkpoint's: those are removed.
-func (d *imageDir) leave(context.Context) error {
+func (d *Dir) Leave(context.Context) error {
 	var entries []os.DirEntry
 	var err error
 	if d.made {
-		err = os.RemoveAll(d.path)
-	} else if entries, err = os.ReadDir(d.path); errors.Is(err, os.ErrNotExist) {
+		err = os.RemoveAll(d.Path)
+	} else if entries, err = os.ReadDir(d.Path); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
 		if !slices.Contains(d.had, e.Name()) && (d.had == nil || images.IsAreaFile(e.Name())) {
-			err = sequence.Join(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
+			err = sequence.Join(err, os.RemoveAll(filepath.Join(d.Path, e.Name())))
 		}
 	}
 	if err != nil {
@@ -80,11 +74,11 @@ func (d *imageDir) leave(context.Context) error {
 	return nil
 }
 
-// requireEmptyDir refuses a directory that holds a GPU checkpoint, which another dump
+// RequireEmpty refuses a directory that holds a GPU checkpoint, which another dump
 // would spoil, or GPU state of a checkpoint that was cut short, by a shim that was
 // killed, say. Beside that state a new checkpoint would be complete and could not be
 // restored: its gpuckpt.json knows nothing of those files.
-func requireEmptyDir(dir string) error {
+func RequireEmpty(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
 	}
@@ -104,18 +98,18 @@ func requireEmptyDir(dir string) error {
 	return nil
 }
 
-// clientWaits returns an error if nobody waits for the checkpoint any more. ttrpc
+// ClientWaits returns an error if nobody waits for the checkpoint any more. ttrpc
 // does not tell of a client that has given up, but containerd then removes the
 // directory that it made for the images, and runc would make it again for nobody.
-func clientWaits(path string) error {
-	if _, err := os.Stat(path); isTemporary(path) && errors.Is(err, os.ErrNotExist) {
+func ClientWaits(path string) error {
+	if _, err := os.Stat(path); IsTemporary(path) && errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("the client has given up, %s is gone: %w", path, context.Canceled)
 	}
 	return nil
 }
 
-// sizeOf returns the bytes of the files in a flat directory.
-func sizeOf(dir string) (bytes uint64, err error) {
+// Size returns the bytes of the files in a flat directory.
+func Size(dir string) (bytes uint64, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return 0, fmt.Errorf("measure the images: %w", err)
@@ -130,4 +124,15 @@ func sizeOf(dir string) (bytes uint64, err error) {
 		}
 	}
 	return bytes, nil
+}
+
+// temporaryPrefix begins the names of the directories that containerd makes for
+// the images of one checkpoint, and for unpacking a checkpoint image for one
+// restore (plugins/services/tasks). containerd never removes those for a restore.
+const temporaryPrefix = "ctrd-checkpoint"
+
+// IsTemporary reports whether containerd made a directory for a single checkpoint or
+// restore, by its name: containerd makes it with MkdirTemp.
+func IsTemporary(dir string) bool {
+	return strings.HasPrefix(filepath.Base(filepath.Clean(dir)), temporaryPrefix)
 }

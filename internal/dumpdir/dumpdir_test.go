@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package dumpdir
 
 import (
 	"os"
@@ -21,8 +21,8 @@ func TestIsTemporary(t *testing.T) {
 		"/":                              false,
 		"":                               false,
 	} {
-		if got := isTemporary(dir); got != want {
-			t.Errorf("isTemporary(%q) is %v", dir, got)
+		if got := IsTemporary(dir); got != want {
+			t.Errorf("IsTemporary(%q) is %v", dir, got)
 		}
 	}
 }
@@ -36,24 +36,31 @@ func TestClientWaits(t *testing.T) {
 		filepath.Join(dir, "not-made-yet"):       false,
 		filepath.Join(dir, "ctrd-checkpoint123"): true,
 	} {
-		if err := clientWaits(path); (err != nil) != gone {
+		if err := ClientWaits(path); (err != nil) != gone {
 			t.Errorf("%s: error %v", path, err)
 		}
 	}
 }
 
-func TestSizeOf(t *testing.T) {
+func TestSize(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "a"), "12345")
 	writeFile(t, filepath.Join(dir, "b"), "678")
 	if err := os.Symlink("a", filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := sizeOf(dir); err != nil || got != 8 {
+	if got, err := Size(dir); err != nil || got != 8 {
 		t.Errorf("got %d, error %v; want 8", got, err)
 	}
-	if _, err := sizeOf(filepath.Join(dir, "none")); err == nil {
+	if _, err := Size(filepath.Join(dir, "none")); err == nil {
 		t.Error("no error for a directory that is not there")
+	}
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -67,7 +74,7 @@ func writeFileIn(t *testing.T, dir, name string) {
 }
 
 // A failed checkpoint leaves the directory for the images as it was found.
-func TestImageDir(t *testing.T) {
+func TestLeave(t *testing.T) {
 	list := func(dir string) (names []string) {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
@@ -84,36 +91,36 @@ func TestImageDir(t *testing.T) {
 		{"empty", []string{}, nil},
 		{"with something", []string{"notes.txt"}, []string{"inventory.img", "notes.txt"}},
 	} {
-		d := &imageDir{path: filepath.Join(t.TempDir(), "images")}
+		d := &Dir{Path: filepath.Join(t.TempDir(), "images")}
 		if test.had != nil {
-			if err := os.Mkdir(d.path, 0o700); err != nil {
+			if err := os.Mkdir(d.Path, 0o700); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, name := range test.had {
-			writeFile(t, filepath.Join(d.path, name), "")
+			writeFile(t, filepath.Join(d.Path, name), "")
 		}
-		if err := d.prepare(); err != nil {
+		if err := d.Prepare(); err != nil {
 			t.Fatal(err)
 		}
 		for _, name := range []string{"gpu-1-0", "inventory.img"} {
-			writeFile(t, filepath.Join(d.path, name), "")
+			writeFile(t, filepath.Join(d.Path, name), "")
 		}
-		if err := d.leave(t.Context()); err != nil {
+		if err := d.Leave(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if _, err := os.Stat(d.path); os.IsNotExist(err) != (test.had == nil) {
+		if _, err := os.Stat(d.Path); os.IsNotExist(err) != (test.had == nil) {
 			t.Errorf("%s: the directory: %v", test.name, err)
 		}
-		if got := list(d.path); !slices.Equal(got, test.left) {
+		if got := list(d.Path); !slices.Equal(got, test.left) {
 			t.Errorf("%s: left %q, want %q", test.name, got, test.left)
 		}
-		writeFileIn(t, d.path, "gpu-7-0")
-		d = &imageDir{path: d.path}
-		if err := d.prepare(); err == nil {
+		writeFileIn(t, d.Path, "gpu-7-0")
+		d = &Dir{Path: d.Path}
+		if err := d.Prepare(); err == nil {
 			t.Errorf("%s: a directory with GPU state: no error", test.name)
 		}
-		if err := os.Remove(filepath.Join(d.path, "gpu-7-0")); err != nil {
+		if err := os.Remove(filepath.Join(d.Path, "gpu-7-0")); err != nil {
 			t.Errorf("%s: GPU state of another checkpoint: %v", test.name, err)
 		}
 	}
