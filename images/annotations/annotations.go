@@ -29,6 +29,9 @@ const (
 	// Shells decides for a container what [checkpoint] shells decides for the node: "refuse" a
 	// checkpoint while somebody has a shell in the container, or "end" the shell.
 	Shells = "dev.gpuckpt.shells"
+	// HookPrefix begins the annotations of hooks: dev.gpuckpt.hook.before-checkpoint,
+	// …after-checkpoint and …after-restore, each also with .timeout and .on-failure.
+	HookPrefix = "dev.gpuckpt.hook."
 	// CRIUPrefix begins the annotations that set an option of CRIU:
 	// dev.gpuckpt.criu.tcp-established = "true".
 	CRIUPrefix = "dev.gpuckpt.criu."
