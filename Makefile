@@ -94,6 +94,10 @@ package: build ## Pack what a node needs into .build/gpuckpt.tar.gz.
 	install -D -m 644 deploy/containerd.toml $(OUT)/package/etc/containerd/conf.d/gpuckpt.toml
 	tar -C $(OUT)/package --sort=name --owner=0 --group=0 --numeric-owner -czf $(OUT)/gpuckpt.tar.gz .
 
+.PHONY: compatibility
+compatibility: ## Write docs/compatibility.md out of docs/results.
+	go -C integration run ./compatibility
+
 .PHONY: bench-build
 bench-build: setup build testbeds
 	go -C bench build $(GOFLAGS_SMALL) -o $(abspath $(BIN))/bench .

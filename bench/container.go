@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/typeurl/v2"
 	"golang.org/x/sync/errgroup"
 
@@ -51,6 +52,9 @@ func startContainer(ctx context.Context, c *harness.Containerd, method, id, imag
 		// This project's shim finds CRIU settings that work on the machine;
 		// runc's must be told.
 		spec.Annotations = map[string]string{"org.criu.config": c.CRIUConfigPath()}
+	}
+	if w.Shm > 0 {
+		spec.Amend = []oci.SpecOpts{oci.WithDevShmSize(int64(w.Shm>>10) + 1<<10)}
 	}
 	k, err := c.Run(ctx, spec)
 	if err != nil {

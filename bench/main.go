@@ -105,6 +105,7 @@ func parse(args []string) (*command, error) {
 	imagesSize := set.String("images-size", "", "GPU memory of --images; default 8GiB, with the software GPU 256MiB")
 	set.IntVar(&cmd.gpus, "gpus", 0, "GPUs to deal processes out to, at most; 0 for all")
 	set.BoolVar(&cmd.plain, "plain", false, "measure a container without CUDA too")
+	shm := set.String("shm", "0", "measure a container without CUDA with so much in /dev/shm too; 0 for none")
 	set.BoolVar(&cmd.limitCase, "limit-case", false, "checkpoint a container whose memory limit is below its GPU memory")
 	set.BoolVar(&cmd.writeThrough, "write-through", false, "checkpoint to a disk with too little memory for the GPU state, beside the usual way")
 	set.BoolVar(&cmd.images, "images", false, "make checkpoint images, also by ctr with the methods ours and stock, and send them to a registry and back")
@@ -140,6 +141,7 @@ func parse(args []string) (*command, error) {
 	}
 	size(&cmd.warmMemory, "warm-memory", *warm)
 	size(&cmd.diskProbe, "disk-probe", *probe)
+	size(&cmd.shm, "shm", *shm)
 	size(&cmd.limitSize, "limit-size", *limitSize)
 	size(&cmd.limitMemory, "limit-memory", *limitMemory)
 	size(&cmd.throughSize, "through-size", *throughSize)

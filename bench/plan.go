@@ -50,8 +50,10 @@ type shape struct {
 	// Size is each process's GPU memory, in bytes.
 	Size uint64 `json:"sizeBytes"`
 	// Procs is the number of CUDA processes, GPUs what they are dealt out to.
-	Procs int    `json:"procs"`
-	GPUs  int    `json:"gpus"`
+	Procs int `json:"procs"`
+	GPUs  int `json:"gpus"`
+	// Shm is what is in the container's /dev/shm, in bytes: without CUDA only.
+	Shm   uint64 `json:"shmBytes,omitempty"`
 	Media string `json:"media"`
 	Mode  string `json:"mode"`
 }
@@ -61,6 +63,9 @@ func (s shape) bytes() uint64 { return s.Size * uint64(s.Procs) }
 
 // String names the shape for people.
 func (s shape) String() string {
+	if s.Content == contentNone && s.Shm > 0 {
+		return fmt.Sprintf("no CUDA, %s in /dev/shm, %s, %s", formatSize(s.Shm), s.Media, s.Mode)
+	}
 	if s.Content == contentNone {
 		return fmt.Sprintf("no CUDA, %s, %s", s.Media, s.Mode)
 	}
@@ -89,8 +94,9 @@ type selection struct {
 	procsSizes []uint64
 	// gpus is how many GPUs processes are dealt out to, at most.
 	gpus int
-	// plain adds a container without CUDA.
+	// plain adds a container without CUDA, and shm one with so many bytes in /dev/shm, 0 for none.
 	plain bool
+	shm   uint64
 }
 
 // plan lists the cases in the order in which they are measured.
@@ -112,6 +118,9 @@ func (s selection) plan() []planned {
 		for _, mode := range s.modes {
 			if s.plain {
 				add(shape{Content: contentNone, Media: media, Mode: mode, Procs: 1})
+			}
+			if s.shm > 0 {
+				add(shape{Content: contentNone, Shm: s.shm, Media: media, Mode: mode, Procs: 1})
 			}
 			for _, procs := range s.procs {
 				sizes := s.sizes

@@ -252,6 +252,10 @@ func (b *bench) fill(ctx context.Context, r *run, memoryLimit uint64) (err error
 	if err := w.verify(ctx, 101); err != nil { // which also waits until it is ready
 		return fmt.Errorf("before the checkpoint: %w", err)
 	}
+	shm, err := fillShm(ctx, s, w.Shm)
+	if err != nil {
+		return err
+	}
 	var ping *pinger
 	if leave && w.Content != contentNone {
 		ping = startPinger(ctx, w.port)
@@ -288,6 +292,9 @@ func (b *bench) fill(ctx context.Context, r *run, memoryLimit uint64) (err error
 		return fmt.Errorf("restore: %w", err)
 	}
 	if err := w.verify(ctx, 102); err != nil {
+		return fmt.Errorf("after the restore: %w", err)
+	}
+	if err := shm.verify(ctx); err != nil {
 		return fmt.Errorf("after the restore: %w", err)
 	}
 	r.Verified = true

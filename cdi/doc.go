@@ -1,9 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cdi knows which GPUs a container is to have: what its spec asks for and
-// grants, which GPU takes the place of which GPU of a checkpoint, and which of the
-// driver's files go with them.
+// Package cdi knows which GPUs a container is to have: what its spec asks for and grants, which GPU
+// takes the place of which GPU of a checkpoint, and which of the driver's files go with them.
 //
 // The way of a GPU into a container:
 //
@@ -15,10 +14,10 @@
 //	   v
 //	the container        /dev/nvidiaN, which is what the driver goes by
 //
-// Only what stands in the spec is granted (Read). What hooks of the toolkit would do
-// outside the spec, unseen by runc and CRIU, Inject does inside it.
+// Only what stands in the spec is granted (Read). What hooks of the toolkit would do outside the
+// spec, unseen by runc and CRIU, Inject does inside it.
 //
-// At a restore and at the end of a suspension, Pairs decides to which GPU the state of
-// each goes. At a restore Rebind decides which file of this node takes the place of each
-// driver file of the dump. Both refuse, before anything is changed, what cannot work.
+// At a restore and after a suspension, Pairs decides to which GPU the state of each goes. At a
+// restore Rebind decides which file of this node takes the place of each driver file of the dump.
+// Both refuse, before anything is changed, what cannot work.
 package cdi

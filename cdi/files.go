@@ -18,17 +18,15 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// ErrFiles reports that this node has no counterpart of a driver file that a
-// checkpoint has mounted.
+// ErrFiles reports that this node lacks the like of a driver file that a checkpoint has mounted.
 var ErrFiles = errors.New("the driver's files do not fit the checkpoint")
 
-// File is a file of the driver or of its tools: its path on this node and its path
-// in containers.
+// File is a file of the driver or its tools: its paths on this node and in containers.
 type File struct{ Host, Container string }
 
 var (
-	// versionForm is a driver's version in the name of a library or in the path
-	// of its firmware: libcuda.so.580.159.04, nvidia/580.159.04/gsp_ga10x.bin.
+	// versionForm is a driver's version in the path of a library or of its firmware:
+	// libcuda.so.580.159.04, nvidia/580.159.04/gsp_ga10x.bin.
 	versionForm = regexp.MustCompile(`(\.so\.|/nvidia/)([0-9]{3,}\.[0-9]+(?:\.[0-9]+)?)(/|$)`)
 	// driverForm matches the names of the driver's files and tools.
 	driverForm = regexp.MustCompile(`^(lib(cuda|cudadebugger|nvcuvid|nvoptix)\.so(\..*)?|.*nvidia.*|gsp_.*\.bin)$`)
@@ -49,8 +47,7 @@ func IsDriverFile(file string) bool {
 	return DriverVersion(file) != "" || driverForm.MatchString(path.Base(file)) || socketForm.MatchString(path.Clean(file))
 }
 
-// likeness returns what a file has in common with its counterpart of another
-// version or in another distribution's directory.
+// likeness returns what a file has in common with its like of another version or distribution.
 func likeness(file string) string {
 	file = path.Clean(file)
 	if m := versionForm.FindStringSubmatchIndex(file); m != nil {
@@ -62,8 +59,8 @@ func likeness(file string) string {
 	return strings.TrimPrefix(cmp.Or(socketForm.FindString(file), path.Base(file)), "/")
 }
 
-// counterpart returns the file that takes the place of another: a file at the same
-// path, else one with the same name, else one whose name differs in the version only.
+// counterpart returns the file that takes the place of another: one at the same path, else of the
+// same name, else of a name that differs in the version only.
 func counterpart(file string, files []File) (File, bool) {
 	for _, same := range []func(File) bool{
 		func(f File) bool { return f.Container == file },
@@ -85,19 +82,18 @@ type Substitution struct {
 	Host string // the file that is mounted there now
 }
 
-// Rebind makes a spec fit the mounts of a dump: runc and CRIU need a mount at each
-// path at which the container had one, and know nothing of versions.
+// Rebind makes a spec fit the mounts of a dump: runc and CRIU need a mount at each path at which
+// the container had one, and know nothing of versions.
 //
-//   - A mount of a driver file whose source this node lacks gets the counterpart as
-//     its source.
-//   - A driver file that only the dump has mounted is mounted: the counterpart among
-//     the spec's own mounts, or among files, which are this node's (Registry.Files).
-//   - A device node that only the dump has mounted gets /dev/null. Its path is in stray:
-//     the caller must remove it after the restore. A device at that path leaves the
-//     spec, for which runc would have CRIU mount this machine's node, whatever its numbers.
+//   - A mount of a driver file whose source this node lacks gets the counterpart as its source.
+//   - A driver file that only the dump has mounted is mounted: the counterpart among the spec's own
+//     mounts, or among files, which are this node's (Registry.Files).
+//   - A device node that only the dump has mounted gets /dev/null. Its path is in stray: the caller
+//     must remove it after the restore. A device at that path leaves the spec, for which runc would
+//     have CRIU mount this machine's node, whatever its numbers.
 //
-// mapped are files that the dump's processes have open or mapped. Rebind refuses a
-// counterpart of another version for these: a process cannot change its library.
+// Of files that the dump's processes have open or mapped, Rebind refuses a counterpart of another
+// version: a process cannot change its library.
 //
 // The error is ErrFiles. The spec is then of no use.
 func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (substituted []Substitution, stray []string, err error) {
@@ -158,7 +154,6 @@ func sameVersion(substituted []Substitution, mapped []string) error {
 	return nil
 }
 
-// specFiles returns the driver files that a spec mounts and this node has.
 func specFiles(spec *specs.Spec) []File {
 	var files []File
 	for _, m := range spec.Mounts {
@@ -169,8 +164,7 @@ func specFiles(spec *specs.Spec) []File {
 	return files
 }
 
-// bind returns a mount of a driver file, with the options of NVIDIA's own CDI
-// specifications.
+// bind returns a mount of a driver file with the options of NVIDIA's own CDI specifications.
 func bind(host, at string) specs.Mount {
 	return specs.Mount{Destination: at, Source: host, Type: "bind", Options: []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}}
 }
@@ -180,7 +174,6 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// clone copies a spec.
 func clone(spec *specs.Spec) (*specs.Spec, error) {
 	data, err := json.Marshal(spec)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/atomicwriter"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -25,13 +26,11 @@ var ErrNoDriver = errors.New("the NVIDIA driver's files are not there")
 
 // Node is a node that Generate writes a specification of.
 type Node struct {
-	// GPUs are the GPUs to name. Partitioned are those in MIG mode, which are left
-	// out but count in the indices. Index is NVML's.
+	// GPUs are to be named. Partitioned ones (MIG) are not, but count in NVML's indices.
 	GPUs, Partitioned []GPU
 	// Driver is the driver's version, with which the names of its libraries end.
 	Driver string
-	// Root is the directory below which the driver's files are: "/", or
-	// "/run/nvidia/driver".
+	// Root is the directory of the driver's files: "/", or "/run/nvidia/driver".
 	Root string
 }
 
@@ -53,10 +52,9 @@ var (
 	sharedNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 )
 
-// Generate returns a CDI specification of the node: its GPUs by index, by UUID and
-// together as "all", and the driver's libraries and tools for computing. It has no
-// hooks: a library is mounted under each of its names, so that a container whose
-// loader looks in that directory needs no new cache.
+// Generate returns a CDI specification of the node: its GPUs by index, by UUID and together as
+// "all", and the driver's libraries and tools for computing. It has no hooks: a library is mounted
+// under each of its names, so that the loader needs no new cache.
 func (n Node) Generate() (*cdispecs.Spec, error) {
 	if n.Root == "" {
 		n.Root = "/"
@@ -115,9 +113,8 @@ func (n Node) numbered() []GPU {
 	return n.GPUs
 }
 
-// files returns the driver's libraries, under each of their names, and its tools.
-// Containers have them at the same paths, without symbolic links: CRIU handles
-// these paths best.
+// files returns the driver's libraries, under each of their names, and its tools. Containers have
+// them at the same paths, without symbolic links, which CRIU handles best.
 func (n Node) files() ([]File, error) {
 	dir, err := n.libraryDir()
 	if err != nil {
@@ -158,8 +155,7 @@ func (n Node) files() ([]File, error) {
 	return files, nil
 }
 
-// ours reports whether a library belongs to this driver: another version may lie
-// beside it.
+// ours reports whether a library is this driver's: another version may lie beside it.
 func (n Node) ours(name string) bool {
 	real, err := filepath.EvalSymlinks(name)
 	version := DriverVersion(real)
@@ -225,9 +221,8 @@ func Encode(spec *cdispecs.Spec) (_ []byte, err error) {
 	return data, nil
 }
 
-// WriteFile writes a specification as JSON, by rename. It refuses one that CDI would
-// not accept, and a name that does not end in .json. On an error the file is as it
-// was.
+// WriteFile writes a specification as JSON, by rename. It refuses one that CDI would not accept,
+// and a name that does not end in .json. On an error the file is as it was.
 func WriteFile(name string, spec *cdispecs.Spec) (err error) {
 	defer func() {
 		if err != nil {
@@ -244,16 +239,5 @@ func WriteFile(name string, spec *cdispecs.Spec) (err error) {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	temp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".") // without the ending: nobody reads it
-	if err != nil {
-		return err
-	}
-	_, err = temp.Write(data)
-	if err = errors.Join(err, temp.Chmod(0o644), temp.Close()); err == nil {
-		err = os.Rename(temp.Name(), name)
-	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(temp.Name()))
-	}
-	return err
+	return atomicwriter.WriteFile(name, data, 0o644)
 }

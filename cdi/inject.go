@@ -19,8 +19,7 @@ import (
 // Kind is the kind of NVIDIA's GPUs in CDI specifications.
 const Kind = "nvidia.com/gpu"
 
-// ErrNoDevice reports that the node's CDI specifications lack a device that a
-// container asks for.
+// ErrNoDevice reports that the CDI specifications lack a device that a container asks for.
 var ErrNoDevice = errors.New("no such CDI device")
 
 // Registry holds the node's CDI specifications as of Open.
@@ -29,9 +28,8 @@ type Registry struct {
 	dirs  []string
 }
 
-// Open reads the CDI specifications in the directories; later directories win. The
-// default is CDI's own, /etc/cdi and /var/run/cdi. Open ignores a directory that
-// does not exist and a file that it cannot read.
+// Open reads the CDI specifications in the directories, CDI's own by default (/etc/cdi,
+// /var/run/cdi); later ones win. It ignores directories and files that it cannot read.
 func Open(dirs ...string) (*Registry, error) {
 	if len(dirs) == 0 {
 		dirs = slices.Clone(cdilib.DefaultSpecDirs)
@@ -50,8 +48,7 @@ func (r *Registry) Devices() []string {
 	})
 }
 
-// Files returns the driver files that the specifications mount into containers, each
-// once.
+// Files returns the driver files that the specifications mount into containers, each once.
 func (r *Registry) Files() []File {
 	var files []File
 	add := func(edits cdispecs.ContainerEdits) {
@@ -75,12 +72,12 @@ func (r *Registry) Files() []File {
 	return files
 }
 
-// Inject puts into a spec the GPUs that NVIDIA's container toolkit would add outside of
-// it by hooks, by the CDI specifications, and removes the hooks. It returns false, and
-// changes nothing, if the toolkit would add nothing or the spec has GPUs already.
+// Inject puts into a spec, by the CDI specifications, the GPUs that hooks of NVIDIA's container
+// toolkit would add outside of it, and removes the hooks. It returns false, and changes nothing, if
+// the toolkit would add nothing or the spec has GPUs already.
 //
-// The error is ErrNoDevice if the specifications lack a GPU that the spec asks for, or
-// name files that this machine does not have. The spec is then as it was.
+// The error is ErrNoDevice if the specifications lack a GPU that the spec asks for, or name files
+// that this machine does not have. The spec is then as it was.
 func (r *Registry) Inject(spec *specs.Spec, toolkit Toolkit) (bool, error) {
 	request := Read(spec)
 	given := toolkit.adds(request)

@@ -17,8 +17,8 @@ import (
 const maxLinks = 40
 
 // ResolveMounts makes one mount of several of one driver file at links to one another, such as
-// libcuda.so.1 and libcuda.so.580.65.06 in a directory of the host that is mounted too. runc follows
-// the links: it would mount the file twice at one place, and CRIU knows a mount by its place.
+// libcuda.so.1 and libcuda.so.580.65.06 in a mounted directory of the host. runc follows the links:
+// it would mount the file twice at one place, and CRIU knows a mount by its place.
 func ResolveMounts(spec *specs.Spec) {
 	var kept []specs.Mount
 	for _, m := range spec.Mounts {

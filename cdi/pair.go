@@ -17,18 +17,15 @@ import (
 	"github.com/docker/go-units"
 )
 
-// PairsAnnotation is the annotation of a container that decides which GPU takes
-// the place of which GPU of the checkpoint: "OLD=NEW,OLD=NEW…". Each side is a
-// UUID or an index: OLD's index is that of gpuckpt.json, NEW's is nvidia-smi's on
-// this node.
+// PairsAnnotation is a container's annotation that decides which GPU takes the place of which GPU
+// of the checkpoint: "OLD=NEW,OLD=NEW…", by UUIDs or indices. OLD's index is that of gpuckpt.json,
+// NEW's is nvidia-smi's on this node.
 const PairsAnnotation = "dev.gpuckpt.gpus"
 
 var (
-	// ErrPairs reports that the GPUs granted to a container cannot take the place
-	// of those of its checkpoint.
+	// ErrPairs reports that granted GPUs cannot take the place of those of the checkpoint.
 	ErrPairs = errors.New("the GPUs do not fit the checkpoint")
-	// ErrMemory is an ErrPairs that may pass in a moment: other programs use too
-	// much of the GPUs' memory.
+	// ErrMemory is an ErrPairs that may pass in a moment: others use too much of the memory.
 	ErrMemory = fmt.Errorf("%w: too little free memory", ErrPairs)
 )
 
@@ -43,8 +40,7 @@ type GPU struct {
 	PCIBusID string
 	// Free is how much of the memory nobody uses; 0 is unknown.
 	Free uint64
-	// Users are the processes that use the memory, in words for an error; empty
-	// if unknown.
+	// Users are the processes that use the memory, in words for an error; empty if unknown.
 	Users string
 	// MIG reports that the GPU is partitioned, VGPU that it is a virtual one.
 	MIG, VGPU bool
@@ -72,11 +68,11 @@ type Pair struct {
 	Old, New GPU
 }
 
-// Pairs finds a GPU among granted for each GPU of a checkpoint: of the same model,
-// whole, with enough free memory, and each for one only. What decided says, in the form
-// of PairsAnnotation, comes first. Then a GPU that is still there keeps its place. The
-// others are taken in order: the checkpoint's by index, this node's by bus id. The pairs
-// are in the order of the checkpoint's indices. The error is ErrPairs.
+// Pairs finds a GPU among granted for each GPU of a checkpoint: of the same model, whole, with
+// enough free memory, and each for one only. What decided says, in the form of PairsAnnotation,
+// comes first. Then a GPU that is still there keeps its place. The others are taken in order, the
+// checkpoint's by index, this node's by bus id. The pairs are in the order of the checkpoint's
+// indices. The error is ErrPairs.
 func Pairs(need Requirement, granted []GPU, decided string) ([]Pair, error) {
 	olds := slices.SortedStableFunc(slices.Values(need.GPUs), func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
 	news := slices.SortedStableFunc(slices.Values(granted), func(a, b GPU) int {
@@ -121,9 +117,9 @@ var errDecided = errors.New("decided otherwise")
 // memoryPatience is how long PairWhenFree waits for memory that is in use.
 const memoryPatience = 3 * time.Second
 
-// PairWhenFree calls Pairs with the GPUs that look returns. If Pairs refuses them, it
-// looks again at once, since the first look may be of old; and then for up to 3 s as long
-// as only memory is missing: a driver may free it some time after a process has ended.
+// PairWhenFree calls Pairs with the GPUs that look returns. If Pairs refuses them, it looks again
+// at once, since the first look may be of old, and for up to 3 s as long as only memory is missing:
+// a driver may free it some time after a process has ended.
 func PairWhenFree(ctx context.Context, need Requirement, decided string, look func(context.Context) ([]GPU, error)) ([]Pair, error) {
 	var refusal error
 	patience := time.Now().Add(memoryPatience)
@@ -153,10 +149,9 @@ func PairWhenFree(ctx context.Context, need Requirement, decided string, look fu
 	}
 }
 
-// Subsets returns the sets of pairs to offer to the driver for one process, for
-// which it accepts only the GPUs that it counts as the process's. Each of uuids
-// names GPUs of the checkpoint; nil names all. Sets that are empty, or the same as
-// an earlier one, are left out.
+// Subsets returns the sets of pairs to offer to the driver for one process, for which it accepts
+// only the GPUs that it counts as the process's. Each of uuids names GPUs of the checkpoint; nil
+// names all. Empty sets and repetitions are left out.
 func Subsets(pairs []Pair, uuids ...[]string) (sets [][]Pair) {
 	for _, names := range uuids {
 		var set []Pair
@@ -177,8 +172,7 @@ func IsIdentity(pairs []Pair) bool {
 	return !slices.ContainsFunc(pairs, func(p Pair) bool { return p.Old.UUID != p.New.UUID })
 }
 
-// fits returns why a GPU cannot take the place of another with so many bytes of
-// state; nil if it can.
+// fits returns why a GPU cannot take the place of another with so many bytes of state, or nil.
 func fits(old, now GPU, state uint64) error {
 	switch {
 	case now.MIG:
@@ -198,8 +192,7 @@ func fits(old, now GPU, state uint64) error {
 
 func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }
 
-// together checks the processes that use several GPUs. How much of their state is
-// on each is not known.
+// together checks the processes that use several GPUs, on each of which they have an unknown part.
 func together(need Requirement, pairs []Pair) error {
 	for _, p := range need.Processes {
 		if len(p.GPUs) < 2 {
@@ -228,9 +221,8 @@ type matching struct {
 	fits       func(o, n int) error
 }
 
-// run first places the GPUs that are still there. Each of the others gets the first
-// GPU that is free; one that is placed moves only if there is no other way
-// (augmenting paths).
+// run first places the GPUs that are still there. Each other gets the first GPU that is free; one
+// that is placed moves only if there is no other way (augmenting paths).
 func (m *matching) run() error {
 	var rest []int
 	for o, old := range m.olds {
@@ -266,8 +258,7 @@ func (m *matching) place(o int, seen map[int]bool) bool {
 	return false
 }
 
-// why returns the error for one of olds that has no place. It has the reason for
-// each of news.
+// why returns the error for one of olds that has no place, with the reason for each of news.
 func (m *matching) why(o int) error {
 	var reasons []string
 	kind, busy := ErrMemory, false
@@ -291,8 +282,7 @@ func (m *matching) why(o int) error {
 	return fmt.Errorf("%w: nothing can take the place of %v: %s", kind, m.olds[o], strings.Join(reasons, "; "))
 }
 
-// parsePairs reads the annotation: which of news each of olds gets, by their places
-// in these lists.
+// parsePairs reads the annotation: which of news each of olds gets, by their places in these lists.
 func parsePairs(annotation string, olds, news []GPU) (map[int]int, error) {
 	given := map[int]int{}
 	if strings.TrimSpace(annotation) == "" {

@@ -17,8 +17,8 @@ import (
 
 // Source is one place in a spec that asks for GPUs.
 type Source struct {
-	// How names the place in the spec: "linux.devices", "mounts",
-	// "annotation cdi.k8s.io/…", "NVIDIA_VISIBLE_DEVICES", a hook's program.
+	// How names the place: "linux.devices", "mounts", "annotation cdi.k8s.io/…",
+	// "NVIDIA_VISIBLE_DEVICES", a hook's program.
 	How string
 	// Names are the GPUs there: nodes, indices, UUIDs, CDI names, "all".
 	Names []string
@@ -26,16 +26,14 @@ type Source struct {
 
 // Request is what a spec asks for and what it grants.
 type Request struct {
-	// Sources are all places that ask for GPUs, also those that grant none by
-	// themselves.
+	// Sources are all places that ask for GPUs, also those that grant none by themselves.
 	Sources []Source
 	// Minors are N of each /dev/nvidiaN that the container gets, ascending.
 	Minors []int
 	// AllNodes reports that the container has the host's /dev, and so every GPU.
 	AllNodes bool
-	// MIG is the place that asks for an instance of a partitioned GPU, and MPS the
-	// one that asks for a share by NVIDIA's multi-process service; empty if the spec
-	// does not.
+	// MIG is the place that asks for an instance of a partitioned GPU, MPS the one that asks for a
+	// share by NVIDIA's multi-process service; empty without.
 	MIG, MPS string
 
 	variable, mounted []string // GPUs that the toolkit reads from the spec
@@ -47,8 +45,7 @@ type Request struct {
 // Grants reports whether the spec grants a GPU of this node.
 func (r Request) Grants(g GPU) bool { return r.AllNodes || slices.Contains(r.Minors, g.Minor) }
 
-// Complete reports whether Minors are all the GPUs that the container gets: nothing
-// else in the spec grants one, and none of them is shared or partitioned.
+// Complete reports whether the container gets Minors and no other GPU, none shared or partitioned.
 func (r Request) Complete() bool {
 	return len(r.Minors) > 0 && !r.AllNodes && !r.hook && len(r.arguments) == 0 && r.MIG == "" && r.MPS == ""
 }
@@ -67,9 +64,8 @@ const (
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	// mpsPipe is the variable by which CUDA programs find MPS.
 	mpsPipe = "CUDA_MPS_PIPE_DIRECTORY"
-	// deviceMounts is the directory in which a device plugin mounts /dev/null once
-	// for each GPU, under its name: the toolkit's way around variables that an image
-	// sets (accept-nvidia-visible-devices-as-volume-mounts).
+	// deviceMounts is where a device plugin mounts /dev/null once for each GPU, under its name: the
+	// toolkit's way around an image's variables (accept-nvidia-visible-devices-as-volume-mounts).
 	deviceMounts = "/var/run/nvidia-container-devices"
 )
 
@@ -107,7 +103,6 @@ func (r *Request) Replace(revoked, granted []int) {
 
 func ascending(minors []int) []int { return slices.Compact(slices.Sorted(slices.Values(minors))) }
 
-// readNodes reads the device nodes that runc makes.
 func (r *Request) readNodes(spec *specs.Spec) {
 	if spec.Linux == nil {
 		return
@@ -125,8 +120,7 @@ func (r *Request) readNodes(spec *specs.Spec) {
 	r.ask("linux.devices", gpus...)
 }
 
-// readMounts reads the device nodes that are mounted, singly or with all of /dev, and
-// the names that a device plugin left.
+// readMounts reads nodes that are mounted, singly or with all of /dev, and a device plugin's names.
 func (r *Request) readMounts(spec *specs.Spec) {
 	var nodes []string
 	for _, m := range spec.Mounts {
@@ -160,8 +154,7 @@ func IsBind(m specs.Mount) bool {
 	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 }
 
-// readAnnotations reads the CDI names that clients leave beside what they have
-// injected.
+// readAnnotations reads the CDI names that clients leave beside what they have injected.
 func (r *Request) readAnnotations(spec *specs.Spec) {
 	for _, key := range slices.Sorted(maps.Keys(spec.Annotations)) {
 		if strings.HasPrefix(key, cdilib.AnnotationPrefix) {
@@ -170,8 +163,7 @@ func (r *Request) readAnnotations(spec *specs.Spec) {
 	}
 }
 
-// readProcess reads the names in NVIDIA_VISIBLE_DEVICES. Many images set it to "all":
-// by itself it grants nothing.
+// readProcess reads NVIDIA_VISIBLE_DEVICES, which grants nothing: many images set it to "all".
 func (r *Request) readProcess(spec *specs.Spec) {
 	if spec.Process == nil {
 		return
@@ -193,8 +185,7 @@ func (r *Request) readProcess(spec *specs.Spec) {
 	r.ask(visibleDevices, r.variable...)
 }
 
-// readHooks reads the hooks of NVIDIA's container toolkit, which add GPUs to the
-// container outside of the spec.
+// readHooks reads the toolkit's hooks, which add GPUs outside of the spec.
 func (r *Request) readHooks(spec *specs.Spec) {
 	if spec.Hooks == nil {
 		return
@@ -210,8 +201,7 @@ func (r *Request) readHooks(spec *specs.Spec) {
 	}
 }
 
-// namesInstance reports whether a name means a MIG instance: "MIG-…", or "0:1", the
-// instance by its GPU's index.
+// namesInstance reports whether a name means a MIG instance: "MIG-…", or "0:1" by its GPU's index.
 func namesInstance(name string) bool {
 	device := name[strings.Index(name, "=")+1:]
 	var gpu, instance int

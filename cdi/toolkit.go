@@ -14,26 +14,20 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// Toolkit is how NVIDIA's container toolkit is configured on this node: which
-// containers get the GPUs that a variable or mounts of theirs name. The zero value
-// stands for privileged containers only.
+// Toolkit is how this node's NVIDIA container toolkit is configured: which containers get the GPUs
+// that a variable or mounts of theirs name. The zero value stands for privileged ones only.
 type Toolkit struct {
-	// Runtime reports that the OCI runtime is the toolkit's, nvidia-container-runtime,
-	// which adds GPUs without a hook in the spec.
+	// Runtime reports that the OCI runtime is nvidia-container-runtime, which needs no hook.
 	Runtime bool `toml:"-"`
-	// Variable reports that NVIDIA_VISIBLE_DEVICES counts in containers that are not
-	// privileged.
+	// Variable reports that NVIDIA_VISIBLE_DEVICES counts in unprivileged containers.
 	Variable bool `toml:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
-	// Mounts reports that mounts in /var/run/nvidia-container-devices count, before the
-	// variable.
+	// Mounts reports that mounts in /var/run/nvidia-container-devices count, before the variable.
 	Mounts bool `toml:"accept-nvidia-visible-devices-as-volume-mounts"`
 }
 
-// toolkitConfig is the toolkit's file.
 const toolkitConfig = "/etc/nvidia-container-runtime/config.toml"
 
-// readToolkit reads the toolkit's file. The defaults are the toolkit's own; a file that
-// cannot be understood is an error.
+// readToolkit reads the toolkit's file over the toolkit's own defaults.
 func readToolkit(path string) (Toolkit, error) {
 	t := Toolkit{Variable: true}
 	data, err := os.ReadFile(path)
@@ -46,9 +40,8 @@ func readToolkit(path string) (Toolkit, error) {
 	return t, nil
 }
 
-// InjectHooked calls Inject for the toolkit as it is configured on this machine. runtime
-// reports that the OCI runtime is the toolkit's; specDirs are the directories of CDI
-// specifications.
+// InjectHooked calls Inject for the toolkit as this machine has it. runtime reports that the OCI
+// runtime is the toolkit's; specDirs are the directories of CDI specifications.
 func InjectHooked(spec *specs.Spec, runtime bool, specDirs []string) (bool, error) {
 	registry, err := Open(specDirs...)
 	if err != nil {
@@ -62,8 +55,7 @@ func InjectHooked(spec *specs.Spec, runtime bool, specDirs []string) (bool, erro
 	return registry.Inject(spec, toolkit)
 }
 
-// adds returns the GPUs that the toolkit would add to a container outside of its
-// spec: by its own hook or runtime, or by hooks with arguments.
+// adds returns the GPUs that the toolkit would add outside of the spec, by hooks or its runtime.
 func (t Toolkit) adds(r Request) []string {
 	names := r.arguments
 	switch {
@@ -78,14 +70,12 @@ func (t Toolkit) adds(r Request) []string {
 	return names
 }
 
-// isToolkitHook reports whether a hook is the toolkit's own.
 func isToolkitHook(h specs.Hook) bool {
 	name := path.Base(h.Path)
 	return name == "nvidia-container-runtime-hook" || name == "nvidia-container-toolkit"
 }
 
-// cliHook reports whether a hook calls libnvidia-container's program, as nerdctl's
-// does, and returns the GPUs that it names.
+// cliHook reports whether a hook calls libnvidia-container's program, and returns its GPUs.
 func cliHook(h specs.Hook) (names []string, ours bool) {
 	for _, arg := range h.Args {
 		if path.Base(arg) == "nvidia-container-cli" {

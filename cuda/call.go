@@ -35,16 +35,15 @@ type Info struct {
 	Partitioned []GPU `json:"partitioned,omitempty"`
 }
 
-// Info asks which driver and GPUs there are. Errors are ErrNoDriver,
-// ErrDriverTooOld (below 570), an *Error, or the helper's end. GPU.Free is as it was
-// when the helper was first asked; see InfoNow.
+// Info asks which driver and GPUs there are. Errors are ErrNoDriver, ErrDriverTooOld (below 570),
+// an *Error, or the helper's end. GPU.Free is as at the helper's first answer; see InfoNow.
 func (h *Helper) Info(ctx context.Context) (Info, error) {
 	return ask[Info](ctx, h, wire.Request{Op: wire.OpInfo})
 }
 
-// InfoEarly is Info without waiting until the driver has brought the GPUs up, 0.15 to
-// 0.25 s for each that nobody has open. It lacks CUDAVersion. If the driver then fails
-// to bring one up, later calls return the error. It waits if NVML does not know all.
+// InfoEarly is Info without waiting until the driver has brought the GPUs up, 0.15 to 0.25 s for
+// each that nobody has open. It lacks CUDAVersion. If the driver then fails to bring one up, later
+// calls return the error. It waits if NVML does not know all.
 func (h *Helper) InfoEarly(ctx context.Context) (Info, error) {
 	return ask[Info](ctx, h, wire.Request{Op: wire.OpInfo, Early: true})
 }
@@ -54,7 +53,6 @@ func (h *Helper) InfoNow(ctx context.Context) (Info, error) {
 	return ask[Info](ctx, h, wire.Request{Op: wire.OpInfo, Fresh: true})
 }
 
-// ask sends a request that is answered by a T.
 func ask[T any](ctx context.Context, h *Helper, q wire.Request) (answer T, err error) {
 	r, err := h.do(ctx, q, h.opts.CallTimeout)
 	if err != nil {
@@ -66,15 +64,13 @@ func ask[T any](ctx context.Context, h *Helper, q wire.Request) (answer T, err e
 	return answer, nil
 }
 
-// Survey is what NVML reports of the driver and its GPUs, also of a driver that
-// is too old for checkpoints or that CUDA cannot use.
+// Survey is what NVML reports, also of a driver too old for checkpoints or that CUDA cannot use.
 type Survey struct {
 	DriverVersion string   `json:"driver_version"` // empty if unknown
 	Devices       []Device `json:"devices"`
 }
 
-// Device is one GPU of a survey. A nil pointer or an empty text is what this NVML,
-// or this GPU, does not report. Index is nvidia-smi's.
+// Device is one GPU of a survey; nil pointers and empty texts are unknown. Index is nvidia-smi's.
 type Device struct {
 	GPU
 	Persistence    *bool       `json:"persistence,omitempty"`
@@ -84,30 +80,26 @@ type Device struct {
 	Users          []DeviceUse `json:"users,omitempty"`
 }
 
-// DeviceUse is the GPU memory of one process on one GPU, in bytes, contexts
-// included; 0 if the driver does not report it.
+// DeviceUse is one process's memory on one GPU in bytes, contexts included; 0 if unknown.
 type DeviceUse struct {
 	PID   int    `json:"pid"` // as the machine counts
 	Bytes uint64 `json:"bytes"`
 }
 
-// Survey asks NVML, not CUDA. The error is ErrNoDriver where there is no NVML
-// or it has no driver to talk to, else the helper's end.
+// Survey asks NVML, not CUDA. The error is ErrNoDriver without NVML or a driver.
 func (h *Helper) Survey(ctx context.Context) (Survey, error) {
 	return ask[Survey](ctx, h, wire.Request{Op: wire.OpSurvey})
 }
 
-// State returns a process's state. pid, here and below, is the process's number as
-// the helper counts: in this program's pid namespace, or in that of Options.Join.
-// The error is ErrNotCUDA if the driver knows no CUDA state of the process.
+// State returns a process's state. pid, here and below, is as the helper counts (Options.Join). The
+// error is ErrNotCUDA if the driver knows no CUDA state of the process.
 func (h *Helper) State(ctx context.Context, pid int) (State, error) {
 	r, err := h.do(ctx, wire.Request{Op: wire.OpState, PID: pid}, h.opts.CallTimeout)
 	return State(r.Value), err
 }
 
-// RestoreThread returns the thread of a process that serves the driver's checkpoint
-// calls. The thread must be able to run during these calls. The error is ErrNotCUDA
-// if the driver knows no CUDA state of the process.
+// RestoreThread returns the thread of a process that serves the driver's checkpoint calls, and must
+// be able to run during these. The error is ErrNotCUDA as State's.
 func (h *Helper) RestoreThread(ctx context.Context, pid int) (int, error) {
 	r, err := h.do(ctx, wire.Request{Op: wire.OpRestoreThread, PID: pid}, h.opts.CallTimeout)
 	return r.Value, err
@@ -125,10 +117,9 @@ func (h *Helper) Imported(ctx context.Context, pid int, minors []int) (bytes uin
 	return uint64(r.Value), err
 }
 
-// Lock takes a process from running to locked: it blocks the process's further CUDA
-// calls and waits until the work that it has submitted is done. If that takes longer
-// than timeout, the error has the Result NotReady and the process runs on. With a
-// timeout of 0 it waits up to Options.CopyTimeout.
+// Lock takes a process from running to locked: it blocks further CUDA calls and waits until the
+// work submitted is done. After the timeout the error has the Result NotReady and the process runs
+// on. With a timeout of 0 it waits up to Options.CopyTimeout.
 func (h *Helper) Lock(ctx context.Context, pid int, timeout time.Duration) error {
 	q := wire.Request{Op: wire.OpLock, PID: pid}
 	limit := h.opts.CopyTimeout
@@ -144,19 +135,17 @@ func (h *Helper) Lock(ctx context.Context, pid int, timeout time.Duration) error
 	return err
 }
 
-// Checkpoint takes a process from locked to checkpointed: the driver copies all GPU
-// memory of the process into new host memory of the process and releases the GPUs.
-// If the driver refuses (NotSupported: managed memory), the process stays locked and
-// runs on after Unlock.
+// Checkpoint takes a process from locked to checkpointed: the driver copies all its GPU memory into
+// new host memory of the process and releases the GPUs. If the driver refuses (NotSupported:
+// managed memory), the process stays locked and runs on after Unlock.
 func (h *Helper) Checkpoint(ctx context.Context, pid int) error {
 	_, err := h.do(ctx, wire.Request{Op: wire.OpCheckpoint, PID: pid}, h.opts.CopyTimeout)
 	return err
 }
 
-// Restore takes a process from checkpointed to locked. Without pairs it returns to the
-// GPUs it had. Pairs must name every GPU that the process could open at the checkpoint,
-// used or not, and lead to as many different GPUs. If the driver refuses, the process
-// stays checkpointed.
+// Restore takes a process from checkpointed to locked. Without pairs it returns to the GPUs it had.
+// Pairs must name every GPU that the process could open at the checkpoint, used or not, and lead to
+// as many different GPUs. If the driver refuses, the process stays checkpointed.
 func (h *Helper) Restore(ctx context.Context, pid int, pairs []Pair) error {
 	_, err := h.do(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, h.opts.CopyTimeout)
 	return err
@@ -168,8 +157,7 @@ func (h *Helper) Unlock(ctx context.Context, pid int) error {
 	return err
 }
 
-// do sends a request, waits for its reply and turns a refusal into an error.
-// limit is how long the helper may take before it is killed.
+// do sends a request and turns a refusal into an error. After limit the helper is killed.
 func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (wire.Reply, error) {
 	doing := doing(q.Op, q.PID)
 	// Refuse here what the helper would take as a reason to end.
@@ -183,7 +171,6 @@ func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (w
 	return r, refusal(q, r)
 }
 
-// refusal returns the error in a reply, nil if the driver did as asked.
 func refusal(q wire.Request, r wire.Reply) error {
 	op := q.Op
 	switch r.Fault {

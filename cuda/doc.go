@@ -1,27 +1,24 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cuda takes the CUDA state of running processes off their GPUs and
-// puts it back, through the checkpoint functions of NVIDIA's driver (group
-// CUDA_CHECKPOINT of the CUDA driver API, driver 570 and newer).
+// Package cuda takes the CUDA state of running processes off their GPUs and back, by the checkpoint
+// functions of NVIDIA's driver (CUDA driver API, group CUDA_CHECKPOINT, from driver 570 on).
 //
 // The life of a CUDA process, and who changes it:
 //
-//	            Lock                 Checkpoint
+//	           Lock                 Checkpoint
 //	running ------------> locked ------------------> checkpointed
 //	        <------------        <------------------
-//	            Unlock                 Restore
+//	           Unlock                 Restore
 //
-// A process is running until someone locks it. Locked, its calls into CUDA block and
-// the work it had submitted is done. Checkpointed, its GPU memory is in its own host
-// memory and it holds no device file: CRIU can dump it. A process in which a step went
-// wrong beyond repair is failed and can only be killed.
+// Locked, a process's calls into CUDA block and the work it had submitted is done. Checkpointed,
+// its GPU memory is in its own host memory and it holds no device file: CRIU can dump it. A process
+// in which a step went wrong beyond repair is failed and can only be killed.
 //
-// The program gpuckpt-cuda-helper loads the driver, and this package talks to it over
-// a socket: a crash in the driver, its memory and its threads stay out of the caller.
-// The helper can enter a container's namespaces, and then sees the GPUs as the
-// container sees them (Options.Join).
+// The program gpuckpt-cuda-helper loads the driver, and this package talks to it over a socket: a
+// crash in the driver, its memory and its threads stay out of the caller. The helper can enter a
+// container's namespaces, and then sees the GPUs as the container does (Options.Join).
 //
-// A thread of the driver inside the target process serves the steps. In a frozen
-// process at least the thread that Helper.RestoreThread names must run.
+// A thread of the driver inside the process serves the steps. In a frozen process at least the one
+// that Helper.RestoreThread names must run.
 package cuda

@@ -28,8 +28,7 @@ var (
 	ErrHelperGarbled = errors.New("CUDA helper answered garbage and was killed")
 )
 
-// Error is a call that the driver refused. The process is in the state it had before
-// the call, except as the driver documents; ask Helper.State.
+// Error is a call that the driver refused. Helper.State has the state then.
 type Error struct {
 	Op     string // "lock", "checkpoint", "restore", "unlock", "state", "restore-tid", "info" or "init"
 	PID    int    // as the helper's namespace counts; 0 for "info" and "init"
@@ -38,8 +37,7 @@ type Error struct {
 	Hint   string // what it means here and what to do; may be empty
 }
 
-// Error reads "lock CUDA process 123: CUDA_ERROR_NOT_READY (600): device not
-// ready: hint".
+// Error reads "lock CUDA process 123: CUDA_ERROR_NOT_READY (600): device not ready: hint".
 func (e *Error) Error() string {
 	text := fmt.Sprintf("%s: %s (%d): %s", doing(e.Op, e.PID), e.Result, int(e.Result), cmp.Or(e.Text, e.Result.Text()))
 	if e.Hint != "" {
@@ -48,7 +46,6 @@ func (e *Error) Error() string {
 	return text
 }
 
-// doing words an operation.
 func doing(op string, pid int) string {
 	switch op {
 	case wire.OpState, wire.OpRestoreThread:
@@ -65,12 +62,11 @@ func doing(op string, pid int) string {
 	return fmt.Sprintf("%s CUDA process %d", op, pid)
 }
 
-// Is makes errors.Is(err, ErrNotCUDA) true for the two answers with which the
-// driver says that a process has no CUDA state.
+// Is makes an ErrNotCUDA of the two answers that mean that a process has no CUDA state.
 //
-// NVIDIA documents neither; Dynamo's snapshot helper takes both for it as well
-// (ai-dynamo/snapshot, agent/cmd/cuda-checkpoint-helper). Other operations answer the
-// same codes for other reasons, and a cuInit that failed has the Op "init".
+// NVIDIA documents neither; Dynamo's snapshot helper takes both for it as well (ai-dynamo/snapshot,
+// agent/cmd/cuda-checkpoint-helper). Other operations answer the same codes for other reasons, and
+// a cuInit that failed has the Op "init".
 func (e *Error) Is(target error) bool {
 	return target == ErrNotCUDA && (e.Op == wire.OpState || e.Op == wire.OpRestoreThread) &&
 		(e.Result == NotInitialized || e.Result == InvalidValue)
@@ -79,9 +75,8 @@ func (e *Error) Is(target error) bool {
 // opInit is the Op of an Error when cuInit failed, which no request asks for.
 const opInit = "init"
 
-// hint returns what an answer means for the step that got it. Sources: the CUDA
-// driver API reference, the issues of NVIDIA/cuda-checkpoint, and this
-// project's own measurements.
+// hint returns what an answer means for the step that got it, by the CUDA driver API reference, the
+// issues of NVIDIA/cuda-checkpoint and this project's measurements.
 func hint(op string, r Result) string {
 	switch {
 	case op == opInit && r == NoDevice:
@@ -97,8 +92,7 @@ func hint(op string, r Result) string {
 	case op == wire.OpCheckpoint && r == NotSupported:
 		return "it uses managed memory (cudaMallocManaged, UVM) or another feature that this driver cannot checkpoint; it stays locked and runs on once unlocked"
 	case op == wire.OpCheckpoint && r == Unknown:
-		// Driver 580 on an H200, a process with managed memory: 801 the first
-		// time, 999 from then on.
+		// Driver 580 on an H200, with managed memory: 801 the first time, 999 from then on.
 		return "if the driver has refused this process before, the reason it gave then holds still (managed memory, for one); it stays locked and runs on once unlocked"
 	case op == wire.OpRestore && r == InvalidValue:
 		return "GPU pairs must name every checkpointed GPU once and lead to different GPUs that are visible here"

@@ -14,23 +14,20 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// Group is the CUDA processes of one container. Its steps act on all of them at
-// once, because the driver serves processes in parallel (two processes of 16 GiB
-// on two GPUs: 5.9 s at once, 12.2 s in turn).
+// Group is the CUDA processes of one container. Its steps act on all of them at once, as the driver
+// can (two of 16 GiB on two GPUs: 5.9 s at once, 12.2 s in turn).
 //
-// The group leaves each process in the end in the state in which Find saw it
-// (Process.State). A process that somebody had locked by hand is checkpointed and
-// restored with the others, but neither locked nor unlocked. One that was already
-// checkpointed stays so throughout.
+// Each process is left in the end in the state in which Find saw it (Process.State). One that
+// somebody had locked by hand is checkpointed and restored with the others, but neither locked nor
+// unlocked. One that was already checkpointed stays so throughout.
 //
-// When a step fails for one process, or its context ends, the step is undone for
-// all, on a context of its own (Options.CopyTimeout), with a fresh helper if this one
-// is lost. If the undoing fails as well, the error says so and for which process.
+// When a step fails for one process, or its context ends, it is undone for all, on a context of its
+// own (Options.CopyTimeout), with a fresh helper if this one is lost. If the undoing fails as well,
+// the error says so and for which process.
 type Group []Process
 
-// Lock takes the running processes of the group to locked. timeout is each one's,
-// see Helper.Lock. It refuses a group with a process that is failed or in the
-// middle of another's step, before it touches any.
+// Lock takes the running processes to locked, each within timeout, see Helper.Lock. Before it
+// touches any, it refuses a group with one that is failed or in the middle of another's step.
 func (g Group) Lock(ctx context.Context, h *Helper, timeout time.Duration) error {
 	for _, p := range g {
 		if p.State != Running && p.State != Locked && p.State != Checkpointed {
@@ -47,12 +44,10 @@ func (g Group) Checkpoint(ctx context.Context, h *Helper) error {
 	return g.found(Running, Locked).step(ctx, h, Locked, h.opts.CopyTimeout, h.Checkpoint)
 }
 
-// Restore takes back to locked the processes of the group that Checkpoint took to
-// checkpointed. pairs are as in Helper.Restore, the same for each process; nil
-// returns each to the GPUs it had.
+// Restore takes back to locked the processes that Checkpoint took to checkpointed. pairs are as in
+// Helper.Restore, the same for each process; nil returns each to the GPUs it had.
 //
-// A process that is not checkpointed any more, because somebody has restored it
-// by hand, is done: the driver says so at once.
+// A process that somebody has restored by hand is done: the driver says so at once.
 func (g Group) Restore(ctx context.Context, h *Helper, pairs []Pair) error {
 	tries := map[int][][]Pair{}
 	for _, p := range g {
@@ -62,14 +57,13 @@ func (g Group) Restore(ctx context.Context, h *Helper, pairs []Pair) error {
 	return err
 }
 
-// RestoreRemapped is Restore with GPU pairs of each process's own: tries has the sets to
-// try in turn, by pid as the helper counts. The driver accepts exactly the GPUs that it
-// counts as the process's, and cannot be asked which these are; a set that it refuses
-// changes nothing. A process without an entry returns to its GPUs. taken is the index of
-// the set that each process took, by the same pid.
+// RestoreRemapped is Restore with GPU pairs of each process's own: tries has the sets to try in
+// turn, by pid as the helper counts. The driver accepts exactly the GPUs that it counts as the
+// process's, and cannot be asked which; a set that it refuses changes nothing. A process without an
+// entry returns to its GPUs. taken is the index of the set that each process took, by the same pid.
 //
-// The error is that of the last try. The group is then checkpointed as before,
-// but a process that had come through has as its own the GPUs that it had come to.
+// The error is that of the last try. The group is then checkpointed as before, but a process that
+// had come through has as its own the GPUs that it had come to.
 func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][]Pair) (taken map[int]int, err error) {
 	taken = map[int]int{}
 	var mu sync.Mutex
@@ -93,7 +87,6 @@ func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][
 	return taken, err
 }
 
-// restored restores one process.
 func restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
 	err := h.Restore(ctx, pid, pairs)
 	if isRefusal(err, IllegalState) {
@@ -104,21 +97,19 @@ func restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
 	return err
 }
 
-// IsDeviceMapRejected reports whether the driver refused a restore because of the
-// pairs, or because there were none: InvalidValue if they are not exactly the process's GPUs,
-// NotSupported if they lead elsewhere than it can go.
+// IsDeviceMapRejected reports whether the driver refused a restore because of the pairs, or because
+// there were none: InvalidValue if they are not exactly the process's GPUs, NotSupported if they
+// lead elsewhere than it can go.
 func IsDeviceMapRejected(err error) bool { return isRefusal(err, InvalidValue, NotSupported) }
 
-// isRefusal reports whether the driver refused a step with one of the results.
 func isRefusal(err error, results ...Result) bool {
 	refused, ok := errors.AsType[*Error](err)
 	return ok && slices.Contains(results, refused.Result)
 }
 
-// Unlock takes back to running the processes of the group that Lock took to
-// locked. It is never undone, since an unlocked process has run on: it unlocks as
-// many as it can and then says which it could not. A process that somebody has
-// unlocked by hand, or that has ended, is done. It ignores the end of ctx.
+// Unlock takes back to running the processes that Lock took to locked. It is never undone, since an
+// unlocked process has run on: it unlocks as many as it can and says which it could not. One that
+// somebody has unlocked by hand, or that has ended, is done. It ignores the end of ctx.
 func (g Group) Unlock(ctx context.Context, h *Helper) error {
 	ctx = context.WithoutCancel(ctx)
 	return sum(g.found(Running).each(func(p Process) error {
@@ -141,12 +132,10 @@ func (g Group) Living() Group {
 	})
 }
 
-// found returns the processes that were found in one of the states.
 func (g Group) found(states ...State) Group {
 	return slices.DeleteFunc(slices.Clone(g), func(p Process) bool { return !slices.Contains(states, p.State) })
 }
 
-// each calls do for all processes at once and returns their errors in order.
 func (g Group) each(do func(Process) error) []error {
 	return atOnce(len(g), func(i int) error { return do(g[i]) })
 }
@@ -162,8 +151,7 @@ func atOnce(n int, do func(i int) error) []error {
 	return errs
 }
 
-// step takes all processes through one step at once, each within limit. If it
-// fails for any, it brings all of them back to the state before.
+// step takes all processes through one step at once, within limit, or brings all back to before.
 func (g Group) step(ctx context.Context, h *Helper, before State, limit time.Duration, do func(ctx context.Context, pid int) error) error {
 	errs := g.each(func(p Process) error { return do(ctx, h.number(p.PID)) })
 	err := sum(errs)
@@ -176,8 +164,7 @@ func (g Group) step(ctx context.Context, h *Helper, before State, limit time.Dur
 	return err
 }
 
-// undo brings the processes back to a state after a step that ended with errs and
-// was to take no longer than limit.
+// undo brings the processes back to a state after a step of that limit ended with errs.
 func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, h.opts.CopyTimeout)
 	defer cancel()
@@ -205,10 +192,9 @@ func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, 
 	}))
 }
 
-// settle waits until a process has ended a call whose caller was lost. The call goes on
-// in the process's own driver thread, and State need not show it. That thread serves
-// one call at a time, so a lock is served only afterwards: it fails because of the
-// state, or leaves the process locked.
+// settle waits until a process has ended a call whose caller was lost, which State need not show.
+// The call goes on in the driver's thread of the process, which serves one at a time. So a lock is
+// served only afterwards: it fails because of the state, or leaves the process locked.
 func settle(ctx context.Context, h *Helper, pid int, limit time.Duration) error {
 	barrier := wire.Request{Op: wire.OpLock, PID: pid, TimeoutMS: 1000}
 	_, err := h.do(ctx, barrier, limit)
@@ -229,8 +215,7 @@ func settle(ctx context.Context, h *Helper, pid int, limit time.Duration) error 
 	}
 }
 
-// driveTo takes a process to running, locked or checkpointed, step by step from
-// whichever of these states it is in.
+// driveTo takes a process from any of running, locked and checkpointed to another, step by step.
 func driveTo(ctx context.Context, h *Helper, pid int, want State) error {
 	const attempts = 4 // two steps lie between the farthest states
 	for range attempts {
@@ -264,18 +249,16 @@ func ended(p PID, err error) error {
 	if err == nil || errors.Is(err, ErrNotCUDA) {
 		return nil
 	}
-	// The driver answers OPERATING_SYSTEM, among others, about a process that has
-	// ended; /proc knows, also of a zombie.
+	// The driver answers OPERATING_SYSTEM, among others; /proc knows, also of a zombie.
 	if p.Host != 0 && len(Group{{PID: p}}.Living()) == 0 {
 		return nil
 	}
 	return err
 }
 
-// Toggle takes a running process to checkpointed, or a checkpointed one to
-// running, and returns the state it is in afterwards. timeout is the lock's, see
-// Helper.Lock; pairs are the restore's. If a step fails the process is brought
-// back to the state it had. A process in any other state is refused.
+// Toggle takes a running process to checkpointed, or a checkpointed one to running, and returns its
+// state afterwards. timeout is the lock's, see Helper.Lock; pairs are the restore's. If a step
+// fails the process is brought back. A process in any other state is refused.
 func Toggle(ctx context.Context, h *Helper, pid int, timeout time.Duration, pairs []Pair) (State, error) {
 	s, err := h.State(ctx, pid)
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
-// drainTimeout is how long the helper goes on with calls after its client has
-// gone (package driver), and some time to exit.
+// drainTimeout is how long the helper may go on without its client (package driver), and exit.
 const drainTimeout = 2*time.Minute + 10*time.Second
 
 // kind is what all helpers have in common.
@@ -24,17 +23,16 @@ var kind = worker.Kind{
 	MaxMessage: wire.MaxMessage, Drain: drainTimeout,
 }
 
-// Helper is a running gpuckpt-cuda-helper. It initialises the driver with its
-// first call (45 to 520 ms on real hardware) and answers any number of concurrent
-// calls. Keep one for a whole operation.
+// Helper is a running gpuckpt-cuda-helper. It initialises the driver with its first call (45 to 520
+// ms on real hardware) and answers any number of concurrent calls. Keep one for a whole operation.
 //
-// A call that exceeds its limit (Options) returns ErrHelperHung, and the helper is
-// killed. Calls beside it, and those of a helper that dies, return ErrHelperGone. What
-// such a call did to its process is unknown: ask State of a new Helper.
+// A call that exceeds its limit (Options) returns ErrHelperHung, and the helper is killed. Calls
+// beside it, and those of a helper that dies, return ErrHelperGone. What such a call did to its
+// process is unknown: ask State of a new Helper.
 //
-// A context that ends makes the call return at once. The call goes on in the helper,
-// because a driver call whose caller dies midway may leave the process out of step with
-// the driver (checkpoint-restore/criu#2547). Later calls for the process wait for its end.
+// A context that ends makes the call return at once. It goes on in the helper, because a driver
+// call whose caller dies midway may leave the process out of step with the driver
+// (checkpoint-restore/criu#2547). Later calls for the process wait for its end.
 //
 // The helper ends by itself when this end of its socket closes, at most 2 min later.
 type Helper struct {
@@ -43,8 +41,7 @@ type Helper struct {
 	worker *worker.Worker
 }
 
-// Start starts a helper. The first call reports whether there is a driver. The
-// context only bounds Start itself.
+// Start starts a helper within ctx. The first call reports whether there is a driver.
 func Start(ctx context.Context, opts Options) (*Helper, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("start CUDA helper: %w", err)
@@ -54,21 +51,19 @@ func Start(ctx context.Context, opts Options) (*Helper, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A process group of its own: Ctrl-C in a terminal must not end a driver
-	// call midway.
+	// A process group of its own: Ctrl-C in a terminal must not end a driver call midway.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	w, err := worker.Start(kind, cmd, opts.Run, opts.Stderr)
+	w, err := worker.Start(kind, cmd, opts.Run)
 	if err != nil {
 		return nil, err
 	}
 	return &Helper{opts: opts, cmd: cmd, worker: w}, nil
 }
 
-// Alive reports whether the helper still answers, as far as is known without asking
-// it.
+// Alive reports whether the helper still answers, as far as is known without asking it.
 func (h *Helper) Alive() bool { return h.worker.Alive() }
 
-// Close ends the helper and reaps it. It waits 10 s for that, or 2 min while a call is
-// under way whose context has ended, and then kills it. It may be called twice. Its
-// error reports that the helper had to be killed or could not be reaped.
+// Close ends the helper and reaps it. It waits 10 s for that, or 2 min while a call is under way
+// whose context has ended, and then kills it. It may be called twice. Its error reports that the
+// helper had to be killed or could not be reaped.
 func (h *Helper) Close() error { return h.worker.Close() }

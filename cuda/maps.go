@@ -14,9 +14,8 @@ type Range struct {
 // Bytes returns the range's length.
 func (r Range) Bytes() uint64 { return r.End - r.Start }
 
-// AnonymousRanges returns the private anonymous rw-p ranges of a process, ascending,
-// without heap, stack and others that the kernel names. The driver's checkpoint
-// puts GPU memory into one new range of this kind.
+// AnonymousRanges returns the private anonymous rw-p ranges of a process, ascending, without heap,
+// stack and others that the kernel names. The driver puts GPU memory into a new one.
 func AnonymousRanges(pid int) ([]Range, error) {
 	mappings, err := proc.Maps(pid)
 	if err != nil {
@@ -34,9 +33,8 @@ func anonymous(mappings []proc.Mapping) (ranges []Range) {
 	return ranges
 }
 
-// NewRanges returns what is in after and was not in before, ascending. Both must
-// be ascending, as AnonymousRanges returns them. It compares addresses, not ranges:
-// the kernel may have joined a new range with an old neighbour.
+// NewRanges returns what is in after and was not in before; all are ascending. It compares
+// addresses, not ranges: the kernel may have joined a new range with an old neighbour.
 func NewRanges(before, after []Range) []Range {
 	var fresh []Range
 	i := 0

@@ -5,7 +5,6 @@ package cuda
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,35 +23,27 @@ const HelperName = "gpuckpt-cuda-helper"
 type Options struct {
 	// Path of the helper. Empty: beside the running executable, then in $PATH.
 	Path string
-	// LibraryDir is the directory from which the helper loads the driver's libraries.
-	// Empty: the loader of the host finds them.
+	// LibraryDir has the driver's libraries. Empty: the loader of the host finds them.
 	LibraryDir string
-	// Join is a pid whose mount and pid namespaces the helper enters after it
-	// has loaded this namespace's driver library and before it initialises it:
-	// it then sees the GPUs as that process does, and counts pids as it does.
-	// 0 stays outside. Needed to restore onto GPUs other than the checkpoint's.
+	// Join is a pid whose mount and pid namespaces the helper enters between loading this
+	// namespace's driver library and initialising it: it then sees GPUs and pids as that process
+	// does. 0 stays outside. Needed to restore onto GPUs other than the checkpoint's.
 	Join int
-	// Visible are the UUIDs of the GPUs that the driver is to bring up in the
-	// helper, which takes 0.2 s for each that nobody else has open; Info lists
-	// no others. Empty: all. UUIDs finds them. It serves processes that use the
-	// others as well, but for pairs: those want all that the process sees, in its
-	// order.
+	// Visible are the UUIDs of the GPUs that the driver is to bring up in the helper, which takes
+	// 0.2 s for each that nobody else has open; Info lists no others. Empty: all. UUIDs finds them.
+	// It serves other processes too, but for pairs: those want all that the process sees.
 	Visible []string
 	// Env is added to this program's environment, "KEY=value" each.
 	Env []string
-	// Stderr gets what the helper prints beside what errors quote. May be nil.
-	Stderr io.Writer
-	// CallTimeout bounds Info, State, RestoreThread and Unlock, and is the
-	// grace that Lock gets beyond its own timeout. 0: 30 s.
+	// CallTimeout bounds Info, State, RestoreThread and Unlock, and is the grace that Lock gets
+	// beyond its own timeout. 0: 30 s.
 	CallTimeout time.Duration
-	// CopyTimeout bounds Checkpoint and Restore, which copy all GPU memory in
-	// use (2 to 6 GB/s), a Lock without timeout, and the undoing of a group's
-	// step. 0: 30 min.
+	// CopyTimeout bounds Checkpoint and Restore, which copy all GPU memory in use (2 to 6 GB/s), a
+	// Lock without timeout, and the undoing of a group's step. 0: 30 min.
 	CopyTimeout time.Duration
-	// Run starts the helper and returns a function that waits for its exit
-	// status (128 + N for signal N). A program that reaps all its children, as
-	// containerd's shims do, passes its reaper here; otherwise the exit status
-	// is lost to the reaper. nil: exec.Cmd's Start and Wait.
+	// Run starts the helper and returns what waits for its exit status (128 + N for signal N). A
+	// program that reaps all its children, as containerd's shims do, passes its reaper here, which
+	// would take the status otherwise. nil: exec.Cmd's Start and Wait.
 	Run func(*exec.Cmd) (wait func() (int, error), err error)
 }
 
@@ -73,8 +64,7 @@ func (o Options) command() (*exec.Cmd, error) {
 		return nil, err
 	}
 	cmd := exec.Command(path)
-	// These would hide or reorder GPUs, and the driver wants every GPU of a
-	// checkpoint named and visible at restore.
+	// These would hide or reorder GPUs; a restore needs every GPU of a checkpoint visible.
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
 		return name == wire.VisibleEnv || name == "CUDA_DEVICE_ORDER" || name == wire.JoinEnv || name == wire.DriverEnv

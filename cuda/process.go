@@ -39,9 +39,8 @@ func (h *Helper) number(p PID) int {
 	return p.Host
 }
 
-// MayUseCUDA reports from /proc alone whether a process may be a CUDA process: it has
-// libcuda.so mapped or a file /dev/nvidia* open. If not, the driver need not be asked.
-// A process that has ended is none.
+// MayUseCUDA reports from /proc alone whether a process may be a CUDA process: it has libcuda.so
+// mapped or a file /dev/nvidia* open.  A process that has ended is none.
 func MayUseCUDA(pid int) (bool, error) {
 	has, err := HoldsDevice(pid)
 	if err == nil && !has {
@@ -53,8 +52,8 @@ func MayUseCUDA(pid int) (bool, error) {
 	return has, nil
 }
 
-// HoldsDevice reports whether a process has a file /dev/nvidia* open: it has a
-// CUDA context, or is making one. A process that has ended has none.
+// HoldsDevice reports whether a process has a file /dev/nvidia* open: it has a CUDA context, or is
+// making one. A process that has ended has none.
 func HoldsDevice(pid int) (bool, error) {
 	devices, err := deviceFiles(pid)
 	if err != nil && !proc.Ended(err) {
@@ -82,9 +81,8 @@ func SharesMemory(ctx context.Context, h *Helper, p Process) (bool, error) {
 	return imported != 0, err
 }
 
-// Find returns those of the processes for which the driver answers, in the order of
-// pids. It leaves out those that end meanwhile. The helper must count pids as this
-// program does (no Options.Join).
+// Find returns those processes for which the driver answers, in the order of pids, without those
+// that end meanwhile. The helper must count pids as this program does (no Options.Join).
 func Find(ctx context.Context, h *Helper, pids []int) (Group, error) {
 	found := make([]*Process, len(pids))
 	err := sum(atOnce(len(pids), func(i int) (err error) {
@@ -139,8 +137,7 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 	return p, nil
 }
 
-// deviceFiles returns the minors of the /dev/nvidiaN that a process has open,
-// ascending, each once, and -1 for any other /dev/nvidia*.
+// deviceFiles returns the minors of the open /dev/nvidiaN, ascending, -1 for other /dev/nvidia*.
 func deviceFiles(pid int) ([]int, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	files, err := os.ReadDir(dir)
@@ -170,8 +167,7 @@ func deviceFiles(pid int) ([]int, error) {
 	return slices.Compact(minors), nil
 }
 
-// NSPID returns the number of a process, or of a thread, in its innermost pid
-// namespace.
+// NSPID returns the number of a process or thread in its innermost pid namespace.
 func NSPID(pid int) (int, error) {
 	status, err := proc.StatusOf(pid)
 	if err != nil {

@@ -74,7 +74,6 @@ func softHelper(t *testing.T, dev string, more func(*Options)) *Helper {
 		Path:        filepath.Join(dir, HelperName),
 		Env:         []string{"LD_LIBRARY_PATH=" + dir, "SOFTCUDA_DEV=" + dev},
 		CallTimeout: time.Minute,
-		Stderr:      testWriter{t},
 	}
 	if more != nil {
 		more(&o)
@@ -85,13 +84,6 @@ func softHelper(t *testing.T, dev string, more func(*Options)) *Helper {
 	}
 	t.Cleanup(func() { h.Close() })
 	return h
-}
-
-type testWriter struct{ t *testing.T }
-
-func (w testWriter) Write(p []byte) (int, error) {
-	w.t.Logf("helper: %s", p)
-	return len(p), nil
 }
 
 // work is a running gpuwork.

@@ -11,9 +11,8 @@ import (
 // Result is the driver's answer to a call, a CUresult.
 type Result int
 
-// The answers that callers of this package act on. The checkpoint functions
-// document Success, InvalidValue, NotInitialized, IllegalState, NotReady and
-// NotSupported; the others were seen from them on real drivers.
+// The answers that callers of this package act on. The checkpoint functions document Success,
+// InvalidValue, NotInitialized, IllegalState, NotReady and NotSupported.
 const (
 	Success         Result = 0
 	InvalidValue    Result = 1
@@ -28,8 +27,8 @@ const (
 	Unknown         Result = 999
 )
 
-// results holds each code's name in cuda.h and the driver's words for it
-// (cuGetErrorString), for the calls of this package and the general ones.
+// results holds each code's name in cuda.h and the driver's words for it (cuGetErrorString), for
+// the calls of this package and the general ones.
 var results = map[Result]struct{ name, text string }{
 	0:   {"CUDA_SUCCESS", "no error"},
 	1:   {"CUDA_ERROR_INVALID_VALUE", "invalid argument"},
@@ -66,15 +65,13 @@ var results = map[Result]struct{ name, text string }{
 // String returns the code's name in cuda.h, such as CUDA_ERROR_NOT_READY.
 func (r Result) String() string { return cmp.Or(results[r].name, fmt.Sprintf("CUresult %d", int(r))) }
 
-// Text returns the driver's words for the code, such as "device not ready", and
-// "unknown error" for a code that is not in this package's table.
+// Text returns the driver's words for the code, such as "device not ready", or "unknown error".
 func (r Result) Text() string { return cmp.Or(results[r].text, results[Unknown].text) }
 
 // State is where a CUDA process stands, the driver's CUprocessState.
 type State int
 
-// The values are the driver's own. Checkpointing and Restoring are reported by
-// drivers from CUDA 13.4 on, while a step is under way.
+// The driver's values; from CUDA 13.4 on Checkpointing and Restoring while a step is under way.
 const (
 	Running       State = 0 // CUDA calls go through
 	Locked        State = 1 // CUDA calls block, submitted work is done

@@ -16,14 +16,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// ProcGPUs is where NVIDIA's kernel module describes the GPUs, each in a directory.
-// Reading it wakes no GPU.
+// ProcGPUs has a directory of NVIDIA's kernel module for each GPU. Reading it wakes none.
 const ProcGPUs = "/proc/driver/nvidia/gpus"
 
-// UUIDs returns the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), for
-// Options.Visible, in the order of the bus; for GPUs of one model that is CUDA's. dir is
-// a directory like ProcGPUs. The error reports a GPU that is not there, or that has not
-// been in use: the module knows its UUID only then.
+// UUIDs returns the UUIDs of the GPUs with these minors (N of /dev/nvidiaN), for Options.Visible,
+// in the order of the bus; for GPUs of one model that is CUDA's. dir is a directory like ProcGPUs.
+// It is an error if a GPU is not there, or has not been in use: its UUID is not known then.
 func UUIDs(dir string, minors []int) ([]string, error) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*", "information"))
 	known := map[int]bool{}
@@ -69,9 +67,8 @@ func parseInformation(text string) (minor int, uuid string, err error) {
 // Pair moves what was on GPU Old to GPU New. Both are UUIDs as GPU.UUID.
 type Pair = wire.Pair
 
-// ParsePairs reads "OLD=NEW,OLD=NEW…", the form of cuda-checkpoint's
-// --device-map. It refuses a map that cannot be a bijection: a GPU that is
-// named twice on one side. An empty string is no pairs.
+// ParsePairs reads "OLD=NEW,OLD=NEW…", the form of cuda-checkpoint's --device-map; empty is no
+// pairs. It refuses a GPU that is named twice on one side.
 func ParsePairs(s string) ([]Pair, error) {
 	if s == "" {
 		return nil, nil

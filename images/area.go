@@ -17,14 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Area is a range of a process's memory whose bytes are in files beside CRIU's
-// images. CRIU's images hold the range as empty; a restore maps the files over it.
-// gpuckpt.json has everything but the Location, which Open finds.
+// Area is a range of a process's memory whose bytes are in files beside CRIU's images, where it is
+// empty. A restore maps the files over it. gpuckpt.json has all but the Location, which Open finds.
 type Area struct {
 	// File is the name of the area's file in a flat checkpoint, see AreaFile.
 	File string `json:"file"`
-	// Start is the range's address, Bytes its length, and Offset the place in
-	// the file where it begins. All three are multiples of 4 KiB.
+	// The range's address, its length, and its begin in the file: multiples of 4 KiB.
 	Start  uint64 `json:"start"`
 	Bytes  uint64 `json:"bytes"`
 	Offset uint64 `json:"offset"`
@@ -55,8 +53,7 @@ func (l Location) Arriving() bool {
 
 // Piece is a part of an area's bytes.
 type Piece struct {
-	// Path opens the file that holds the piece. If Data is set, Path only names the
-	// piece in errors.
+	// Path opens the file that holds the piece. With Data it is only a name for errors.
 	Path string `json:"path"`
 	// Known is the path by which errors call the file, if it is not Path.
 	Known string `json:"known,omitempty"`
@@ -65,8 +62,7 @@ type Piece struct {
 	// Arrival is set if the piece's bytes are still arriving; nil for a complete piece.
 	// An AreaReader waits for what it reads. Who reads by the Path must wait as well.
 	Arrival Arrival `json:"-"`
-	// Offset is where the piece begins, counted as Area.Offset is: from the begin
-	// of the area's one file in a flat checkpoint. Bytes is its length.
+	// Offset is where the piece begins, counted as Area.Offset is, and Bytes its length.
 	Offset uint64 `json:"offset"`
 	Bytes  uint64 `json:"bytes"`
 }
@@ -89,8 +85,7 @@ type ReaderAtCloser interface {
 	io.Closer
 }
 
-// openAt opens a file. It refuses a symbolic link, and does not wait for the
-// other end of a pipe.
+// openAt opens a file. It refuses a symbolic link, and does not wait for the other end of a pipe.
 func openAt(path string, data io.ReaderAt) (ReaderAtCloser, error) {
 	if data != nil {
 		return unclosed{data}, nil
@@ -108,8 +103,7 @@ func (l Location) at(offset uint64) int {
 	return sort.Search(len(l), func(i int) bool { return offset < l[i].Offset+l[i].Bytes })
 }
 
-// arrange orders the pieces of an area and checks that they do not overlap. It
-// leaves out what is behind the end of the area's range.
+// arrange orders the pieces, refuses those that overlap, and cuts what is behind the area's end.
 func (l Location) arrange(a *Area) error {
 	slices.SortFunc(l, func(x, y Piece) int { return cmp.Compare(x.Offset, y.Offset) })
 	var at uint64
@@ -134,9 +128,8 @@ type Extent struct {
 	Offset       uint64 // in the file
 }
 
-// Extents returns the parts of the area that may be other than zero, in order.
-// Without digests these are all pieces. Memory that is zero, with each extent mapped
-// at its address, has the area's bytes.
+// Extents returns the parts of the area that may be other than zero, in order; without digests all
+// pieces. Memory that is zero, with each extent mapped at its address, has the area's bytes.
 func (a *Area) Extents() (extents []Extent) {
 	for _, p := range a.Location {
 		from, to := max(p.Offset, a.Offset), min(p.Offset+p.Bytes, a.End())
@@ -161,8 +154,7 @@ func (a *Area) Extents() (extents []Extent) {
 	return extents
 }
 
-// AreaReader reads the bytes of an area. Offsets count as Area.Offset does. Several
-// goroutines may read at once.
+// AreaReader reads the bytes of an area, by offsets as Area.Offset. Several goroutines may read.
 type AreaReader struct {
 	area *Area
 	ctx  context.Context // ends the wait for bytes that are still arriving
@@ -177,9 +169,8 @@ func (a *Area) Open(ctx context.Context) *AreaReader {
 	return &AreaReader{area: a, ctx: ctx, open: make(map[int]ReaderAtCloser)}
 }
 
-// ReadAt fills p with the bytes at an offset. Bytes outside of the area's range,
-// and those in no piece, are zero. It waits for bytes that are still arriving. If a file ends
-// too early the error is ErrDamaged; other errors are those of opening and reading a file.
+// ReadAt fills p with the bytes at an offset, and waits for those that are still arriving. Those
+// outside of the area's range or in no piece are zero. If a file ends early it is ErrDamaged.
 func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 	at, whole, pieces := uint64(offset), len(p), r.area.Location
 	zeros := func(to uint64) {
@@ -219,7 +210,6 @@ func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 	return whole, nil
 }
 
-// file returns an open piece.
 func (r *AreaReader) file(i int) (io.ReaderAt, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -246,8 +236,8 @@ func (r *AreaReader) Close() error {
 	return errors.Join(errs...)
 }
 
-// NextData returns the offset of the next byte, at an offset or behind it, that may be
-// other than zero; the end of the range if there is none. It goes by files' holes.
+// NextData returns the offset of the next byte, from an offset on, that may be other than zero; the
+// end of the range if there is none. It goes by files' holes.
 func (r *AreaReader) NextData(offset uint64) uint64 {
 	pieces := r.area.Location
 	for i := pieces.at(offset); i < len(pieces); i++ {

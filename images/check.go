@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// BlockError reports a block of an area whose content is not what was dumped.
-// It is an ErrDamaged.
+// BlockError is an ErrDamaged: a block of an area whose content is not what was dumped.
 type BlockError struct {
 	// Area is the name of the area's file, Block the index in Area.Digests.
 	Area  string
@@ -37,14 +36,11 @@ func (e *BlockError) Error() string {
 // Is makes a BlockError an ErrDamaged.
 func (e *BlockError) Is(target error) bool { return target == ErrDamaged }
 
-// maxBlockErrors bounds how many wrong blocks a check names.
 const maxBlockErrors = 32
 
-// Check reads every byte of the areas and compares the digests of all blocks.
-// workers is the number of blocks that it reads at a time; 0 means one for each
-// core. progress receives the step "verify". The error joins a BlockError for each
-// wrong block, up to 32. It waits for blocks that are still arriving, and checks them in
-// the order of the areas.
+// Check reads every byte of the areas, so many blocks at a time (0: one for each core), and
+// compares their digests. It waits for blocks that are still arriving, and goes in their order.
+// progress receives the step "verify". The error joins a BlockError for each wrong block, up to 32.
 func Check(ctx context.Context, areas []Area, workers int, progress Progress) error {
 	var total uint64
 	for _, a := range areas {

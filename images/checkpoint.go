@@ -22,22 +22,20 @@ import (
 // ImageDir is the directory of the checkpoint in a checkpoint image, below its root.
 const ImageDir = ".gpuckpt"
 
-// PieceAlign divides the offset of every piece, in bytes. It is the size of huge
-// pages: a piece is mapped with the alignment of its area.
+// PieceAlign divides the offset of every piece, in bytes: the size of huge pages, since a piece is
+// mapped with the alignment of its area.
 const PieceAlign = 2 << 20
 
-// ErrDamaged reports that a checkpoint is not what was written: a file is
-// missing, is not a regular file, is too short, or has other content.
+// ErrDamaged reports that a checkpoint is not what was written: a file is missing, too short, not a
+// regular file, or has other content.
 var ErrDamaged = errors.New("damaged checkpoint")
 
-// Checkpoint is a checkpoint on a disk, opened for a restore, for verifying or
-// for building an image. It holds no file open. Nothing changes its files.
+// Checkpoint is an opened checkpoint on a disk. It holds no file open. Nothing changes its files.
 type Checkpoint struct {
-	// Dir holds CRIU's images and gpuckpt.json. In a checkpoint image it is the
-	// ImageDir of the topmost of the checkpoint's layers.
+	// Dir holds CRIU's images and gpuckpt.json: in a checkpoint image, the ImageDir of the topmost
+	// of the checkpoint's layers.
 	Dir string
-	// Metadata is the content of gpuckpt.json, with the Location of each area.
-	// It is nil for a checkpoint without gpuckpt.json, see AllowWithoutGPU.
+	// Metadata is gpuckpt.json with the Location of each area; nil without, see AllowWithoutGPU.
 	Metadata *Metadata
 	// Files are all files except the pieces of areas, by name. gpuckpt.json is one.
 	Files []File
@@ -49,11 +47,10 @@ type Checkpoint struct {
 type File struct {
 	// Name without a directory.
 	Name string
-	// Path of the file. If Data is set, Path only names the file in errors.
+	// Path of the file. With Data it is only a name for errors.
 	Path  string
 	Bytes uint64
-	// Data reads the file if it is a part of an archive; it is nil for a file
-	// that is opened by its Path.
+	// Data reads the file if it is a part of an archive, else nil.
 	Data io.ReaderAt
 	// Arrival is set if the file's bytes are still arriving; nil for a file that is
 	// complete. Only the files of areas may arrive late.
@@ -68,8 +65,8 @@ type Arrival interface {
 	Await(ctx context.Context, from, to uint64) error
 }
 
-// Open opens the file for reading. It refuses a file that has become a symbolic
-// link since it was found, and does not wait for one that has become a pipe.
+// Open opens the file for reading. It refuses a file that has become a symbolic link since it was
+// found, and does not wait for one that has become a pipe.
 func (f File) Open() (ReaderAtCloser, error) { return openAt(f.Path, f.Data) }
 
 // PieceFile returns the name of the piece of an area's file that begins at an offset.
@@ -83,14 +80,12 @@ var pieceForm = regexp.MustCompile(`^(gpu-[1-9][0-9]*-[0-9]+)(?:\.([0-9a-f]{12})
 // Option changes what Open and OpenFiles accept.
 type Option int
 
-// AllowWithoutGPU accepts the checkpoint of a container that used no GPU: it has an
-// inventory.img, but no gpuckpt.json and no files of areas. A dump that was cut short looks
-// the same, so the caller must know that the dump was complete.
+// AllowWithoutGPU accepts the checkpoint of a container that used no GPU: without gpuckpt.json and
+// areas. A dump that was cut short looks the same, so the caller must know.
 const AllowWithoutGPU Option = 1
 
-// Open opens a checkpoint in a flat directory, as a dump leaves it. The errors
-// are ErrNoMetadata (a checkpoint without GPU state, or no checkpoint), ErrSchema,
-// ErrMalformed and ErrDamaged, or those of reading files.
+// Open opens a checkpoint in a flat directory, as a dump leaves it. The errors are ErrNoMetadata
+// (no GPU state, or no checkpoint), ErrSchema, ErrMalformed, ErrDamaged, or those of reading.
 func Open(dir string, opts ...Option) (*Checkpoint, error) {
 	c, err := list([]string{dir})
 	if err != nil {
@@ -99,8 +94,7 @@ func Open(dir string, opts ...Option) (*Checkpoint, error) {
 	return c.complete(true, opts...)
 }
 
-// OpenFiles opens a flat checkpoint whose files are known already, such as parts
-// of an archive. The Checkpoint has no Dir. Errors are as those of Open.
+// OpenFiles is Open for known files, such as parts of an archive. The Checkpoint has no Dir.
 func OpenFiles(files []File, opts ...Option) (*Checkpoint, error) {
 	c := &Checkpoint{pieces: make(map[string]Location)}
 	for _, f := range files {
@@ -118,9 +112,8 @@ func (c *Checkpoint) file(name string) *File {
 	return &c.Files[at]
 }
 
-// OpenImage opens the checkpoint of an unpacked checkpoint image. roots is its root
-// directory, or those of its layers, the topmost first. Errors are as those of Open;
-// ErrNoMetadata also reports an image that is not a checkpoint.
+// OpenImage is Open for an unpacked checkpoint image. roots is its root directory, or those of its
+// layers, the topmost first. ErrNoMetadata also reports an image that is not a checkpoint.
 func OpenImage(roots ...string) (*Checkpoint, error) {
 	dirs, err := ImageDirs(roots...)
 	if err != nil {
@@ -136,9 +129,8 @@ func OpenImage(roots ...string) (*Checkpoint, error) {
 	return c.complete(false)
 }
 
-// ImageDirs returns the ImageDir of those layers that have one, the topmost
-// first; none if the image is not a checkpoint. It costs an lstat for each layer. A layer
-// that hides the layers below it, or in which the name is not a directory, is the last.
+// ImageDirs returns the ImageDir of those layers that have one, the topmost first; none if the
+// image is not a checkpoint. A layer that hides those below is the last.
 func ImageDirs(roots ...string) ([]string, error) {
 	var dirs []string
 	for _, root := range roots {
@@ -161,8 +153,7 @@ func ImageDirs(roots ...string) ([]string, error) {
 	if len(dirs) == 0 {
 		return nil, nil
 	}
-	// The topmost layer of a checkpoint is complete without the others. What
-	// is above it, or is left of a checkpoint of which a layer is gone, is none.
+	// The checkpoint's topmost layer has it. What is above, or is left without it, is none.
 	if _, err := os.Lstat(filepath.Join(dirs[0], MetadataName)); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %s has no %s", ErrDamaged, dirs[0], MetadataName)
 	} else if err != nil {
@@ -171,8 +162,7 @@ func ImageDirs(roots ...string) ([]string, error) {
 	return dirs, nil
 }
 
-// opaque reports whether a directory of an overlay's layer hides the same directory
-// in lower layers.
+// opaque reports whether a directory of an overlay's layer hides those in lower layers.
 func opaque(dir string) bool {
 	for _, name := range []string{"trusted.overlay.opaque", "user.overlay.opaque"} {
 		value := make([]byte, 1)
@@ -183,8 +173,7 @@ func opaque(dir string) bool {
 	return false
 }
 
-// list sorts in the files of directories. A file in an earlier directory hides a
-// file of the same name in a later one.
+// list sorts in the files of directories. An earlier one hides a later one's file of that name.
 func list(dirs []string) (*Checkpoint, error) {
 	c := &Checkpoint{Dir: dirs[0], pieces: make(map[string]Location)}
 	seen := make(map[string]bool)
@@ -214,7 +203,6 @@ func list(dirs []string) (*Checkpoint, error) {
 	return c, nil
 }
 
-// take sorts one file in.
 func (c *Checkpoint) take(f File) {
 	area, offset, piece := ParsePieceFile(f.Name)
 	switch {
@@ -249,7 +237,6 @@ func (c *Checkpoint) complete(flat bool, opts ...Option) (*Checkpoint, error) {
 	return c, c.arrange(flat)
 }
 
-// withoutGPU checks a checkpoint that has no gpuckpt.json.
 func (c *Checkpoint) withoutGPU() error {
 	for name := range c.pieces {
 		return fmt.Errorf("%w: it has %s, a file of GPU state, and no %s", ErrDamaged, name, MetadataName)
@@ -260,8 +247,7 @@ func (c *Checkpoint) withoutGPU() error {
 	return nil
 }
 
-// arrange gives each area its Location, and checks that every piece belongs to
-// an area.
+// arrange gives each area its Location, and refuses a piece that belongs to no area.
 func (c *Checkpoint) arrange(flat bool) error {
 	areas := make(map[string]bool)
 	for _, p := range c.Metadata.Processes {

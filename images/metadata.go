@@ -3,14 +3,12 @@
 
 // Package images reads, checks and writes the files of a checkpoint.
 //
-// A checkpoint begins as a flat directory that CRIU fills with its images and the shim
-// with GPU state. It is a complete GPU checkpoint once gpuckpt.json appears in it, which
-// WriteMetadata writes last and by rename. Nothing changes the files after that. In a
-// checkpoint image the GPU state is cut into pieces, in layers of their own.
+// A checkpoint begins as a flat directory that CRIU fills with its images and the shim with GPU
+// state. It is complete once it has gpuckpt.json, which WriteMetadata writes last and by rename.
+// Nothing changes the files after that. A checkpoint image has GPU state in pieces, in layers.
 //
-// A reader opens the files where they are (Open, OpenFiles, OpenImage), and has for
-// each Area of GPU state a Location: the pieces that hold its bytes. Check compares
-// the bytes with the digests in gpuckpt.json.
+// A reader opens the files where they are (Open, OpenFiles, OpenImage), and has for each Area of
+// GPU state a Location: the pieces that hold its bytes. Check compares these with their digests.
 package images
 
 import (
@@ -26,7 +24,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containerd/containerd/v2/pkg/atomicfile"
+	"github.com/moby/sys/atomicwriter"
 	"github.com/zeebo/blake3"
 	"github.com/zeebo/xxh3"
 )
@@ -38,43 +36,36 @@ const MetadataName = "gpuckpt.json"
 // versions 1 to this one. docs/format.md, "What may change how", says when it grows.
 const SchemaVersion = 1
 
-// maxMetadata is the largest metadata file that is read, in bytes. A block of
-// 64 MiB takes about 90 bytes of it: enough for eight GPUs of 1.4 TiB each.
+// maxMetadata bounds the file, in bytes. 64 MiB of state take 90: eight GPUs of 1.4 TiB fit.
 const maxMetadata = 16 << 20
 
 var (
-	// ErrNoMetadata reports that there is no gpuckpt.json: the files are a
-	// checkpoint without GPU state, or not a checkpoint.
+	// ErrNoMetadata reports that there is no gpuckpt.json: no GPU state, or no checkpoint.
 	ErrNoMetadata = errors.New("no " + MetadataName)
-	// ErrSchema reports a gpuckpt.json of a schema version that this package
-	// does not know.
+	// ErrSchema reports a gpuckpt.json of a schema version that is not known.
 	ErrSchema = errors.New("unknown schema version")
-	// ErrMalformed reports a gpuckpt.json that is damaged or was not written by
-	// this project.
+	// ErrMalformed reports a gpuckpt.json that is damaged or not this project's.
 	ErrMalformed = errors.New("malformed " + MetadataName)
 )
 
-// Metadata is the content of gpuckpt.json. docs/format.md describes it for
-// readers in other languages.
+// Metadata is the content of gpuckpt.json. docs/format.md describes it for others.
 type Metadata struct {
 	// SchemaVersion is the version that the file was written in.
 	SchemaVersion int `json:"schemaVersion"`
 	// Created is the time at which the checkpoint began.
 	Created time.Time `json:"created"`
-	// DriverVersion is the version of the NVIDIA driver, such as "580.159.04". A
-	// driver of another version cannot restore the checkpoint.
+	// DriverVersion is that of the NVIDIA driver, such as "580.159.04": no other can restore.
 	DriverVersion string `json:"driverVersion"`
 	// CUDAVersion is the newest CUDA version the driver supports, "13.0".
 	CUDAVersion string `json:"cudaVersion"`
 	// GPUs are the GPUs of all processes, by index.
 	GPUs []GPU `json:"gpus"`
-	// Processes are the CUDA processes. The image of a container that used no GPU has
-	// none, and no driver version.
+	// Processes are the CUDA processes; none for a container that used no GPU.
 	Processes []Process `json:"processes"`
 	// Phases are the steps of the checkpoint in the order they began.
 	Phases []Phase `json:"phases"`
-	// Digest is the BLAKE3 digest of all bytes of the file before the digest's own
-	// 64 hexadecimal digits, with which the file ends. EncodeMetadata sets it.
+	// Digest is the BLAKE3 digest of all bytes of the file before its own 64 hexadecimal digits,
+	// with which the file ends. EncodeMetadata sets it.
 	Digest string `json:"digest"`
 }
 
@@ -94,28 +85,25 @@ type GPU struct {
 type Process struct {
 	// PID is the process's id inside the container's pid namespace.
 	PID int `json:"pid"`
-	// State is the CUDA state before the checkpoint, to which a restore returns:
-	// "running", "locked" or "checkpointed".
+	// State is the CUDA state before the checkpoint, to which a restore returns: "running",
+	// "locked" or "checkpointed".
 	State string `json:"state"`
 	// GPUs are the UUIDs of the GPUs the process could open, used or not.
 	GPUs []string `json:"gpus"`
 	// Bytes is the size of the process's GPU state.
 	Bytes uint64 `json:"bytes"`
-	// RestoreThread is the driver's own thread in the process, counted as PID is. A
-	// restore makes it map the areas. 0 if it is not known.
+	// RestoreThread is the driver's thread, counted as PID is, that maps the areas; 0: unknown.
 	RestoreThread int `json:"restoreThread,omitempty"`
-	// Areas hold the GPU state in files of their own. If there are none the state
-	// is in CRIU's images, as memory of the process.
+	// Areas hold the GPU state in files of their own. Without any it is in CRIU's images.
 	Areas []Area `json:"areas,omitempty"`
 }
 
-// BlockBytes is the size of the blocks that are digested, counted from the begin of
-// the area's range. The last block may be shorter.
+// BlockBytes is the size of digested blocks, from the range's begin on. The last may be shorter.
 const BlockBytes = 64 << 20
 
-// DigestBlock returns the digest of a block, "xxh3-128:" and 32 hexadecimal digits:
-// XXH3 with 128 bits, seed 0, in the canonical (big-endian) form. It finds damage, as fast
-// as memory is read. It is no proof against a forger; the digests of an image's layers are.
+// DigestBlock returns the digest of a block, "xxh3-128:" and 32 hexadecimal digits: XXH3 with 128
+// bits, seed 0, big-endian. It finds damage as fast as memory is read, and stops no forger; the
+// digests of an image's layers do.
 func DigestBlock(b []byte) string {
 	h := NewBlockHash()
 	h.Write(b)
@@ -142,8 +130,7 @@ const digestPrefix = "xxh3-128:"
 // ZeroBlockDigest is the digest of a whole block of zeros.
 const ZeroBlockDigest = digestPrefix + "8c5a2179ae9f1c910939aaa27d431ff2"
 
-// AreaFile returns the name of the file of a process's area. pid is the process's
-// inside the container, number counts its areas from 0.
+// AreaFile names the file of an area, by the process's pid inside and the area's number from 0.
 func AreaFile(pid, number int) string { return fmt.Sprintf("%s%d", AreaPrefix(pid), number) }
 
 // AreaPrefix returns what the names of all area files of a process begin with.
@@ -161,8 +148,8 @@ type Phase struct {
 	Bytes uint64 `json:"bytes,omitempty"`
 }
 
-// ReadMetadata reads and checks the gpuckpt.json in dir. The errors are
-// ErrNoMetadata, ErrSchema and ErrMalformed, or those of reading a file.
+// ReadMetadata reads and checks the gpuckpt.json in dir. The errors are ErrNoMetadata, ErrSchema
+// and ErrMalformed, or those of reading.
 func ReadMetadata(dir string) (*Metadata, error) {
 	f := File{Name: MetadataName, Path: filepath.Join(dir, MetadataName)}
 	st, err := os.Lstat(f.Path)
@@ -178,7 +165,6 @@ func ReadMetadata(dir string) (*Metadata, error) {
 	return f.metadata()
 }
 
-// metadata reads the file as a gpuckpt.json.
 func (f File) metadata() (*Metadata, error) {
 	r, err := f.Open()
 	if err != nil {
@@ -196,15 +182,14 @@ func (f File) metadata() (*Metadata, error) {
 	return m, nil
 }
 
-// ParseMetadata decodes and checks the bytes of a gpuckpt.json. A file without its
-// digest, impossible values and duplicates are ErrMalformed, an unknown schema version is
-// ErrSchema. Fields that it does not know are ignored: a later gpuckpt may add some.
+// ParseMetadata decodes and checks the bytes of a gpuckpt.json. The errors are ErrSchema, and
+// ErrMalformed for a missing digest, impossible values and duplicates. Fields that it does not know
+// are ignored: a later gpuckpt may add some.
 func ParseMetadata(data []byte) (*Metadata, error) {
 	if len(data) > maxMetadata {
 		return nil, fmt.Errorf("%w: larger than %d bytes", ErrMalformed, maxMetadata)
 	}
-	// The version is looked at first and alone, so that a newer file is called
-	// newer and not malformed.
+	// The version is looked at first, so that a newer file is called newer and not malformed.
 	var version struct {
 		SchemaVersion *int `json:"schemaVersion"`
 	}
@@ -230,22 +215,20 @@ func ParseMetadata(data []byte) (*Metadata, error) {
 	return m, nil
 }
 
-// WriteMetadata checks m and writes it into dir as gpuckpt.json. It first flushes all
-// files of the directory: a power failure leaves either a complete checkpoint or one
-// without gpuckpt.json. On an error, gpuckpt.json is as it was.
+// WriteMetadata checks m and writes it into dir as gpuckpt.json. It flushes all other files first:
+// a power failure leaves a complete checkpoint or one without gpuckpt.json.
 func WriteMetadata(dir string, m *Metadata) error {
 	data, err := EncodeMetadata(m)
 	if err == nil {
 		err = flush(dir)
 	}
 	if err == nil {
-		err = writeFile(filepath.Join(dir, MetadataName), data)
+		err = atomicwriter.WriteFile(filepath.Join(dir, MetadataName), data, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write checkpoint metadata: %w", err)
 	}
-	// A directory that cannot be flushed is not an error: the file is complete, and is
-	// either found or not.
+	// Without this flush too the file is complete, and is either found or not.
 	_ = flushFile(dir)
 	return nil
 }
@@ -281,7 +264,6 @@ const (
 	sealEnd = "\"\n}"
 )
 
-// checkSeal checks the digest that a gpuckpt.json ends with.
 func checkSeal(data []byte) error {
 	rest, ok := bytes.CutSuffix(data, []byte(sealEnd+"\n"))
 	if !ok || len(rest) < sealDigits {
@@ -315,17 +297,6 @@ func flushFile(name string) error {
 		return err
 	}
 	return errors.Join(f.Sync(), f.Close())
-}
-
-func writeFile(name string, data []byte) error {
-	f, err := atomicfile.New(name, 0o600)
-	if err != nil {
-		return err
-	}
-	if _, err := f.Write(data); err != nil {
-		return errors.Join(err, f.Cancel())
-	}
-	return f.Close()
 }
 
 // uuidForm matches a GPU's UUID as the driver prints it.

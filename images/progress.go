@@ -9,24 +9,20 @@ import (
 	"sync"
 )
 
-// Progress receives how far the steps of an operation are. Every function that
-// takes a Progress accepts nil. Calls for one operation do not overlap.
+// Progress receives how far the steps of an operation are, one call at a time. It may be nil.
 type Progress func(Step)
 
 // Step is how far one step is: the building of an image, a push.
 type Step struct {
 	Name string
-	// Done and Total count bytes. Total is 0 while it is not known. Done goes back
-	// when bytes have to be sent again.
+	// Done and Total count bytes. Total is 0 while it is not known.
 	Done, Total uint64
-	// Note is a line for the user: why a blob is sent again, or, once the step has
-	// Ended, what was done in it. A step that fails does not end.
+	// Note is for the user: why a blob is sent again, or, of a step that has Ended, what was done.
 	Note  string
 	Ended bool
 }
 
-// Meter counts the bytes of one step, from any number of goroutines. A nil Meter
-// counts nothing.
+// Meter counts the bytes of one step, from any number of goroutines. It may be nil.
 type Meter struct {
 	mu     sync.Mutex
 	report Progress
@@ -53,7 +49,7 @@ func (m *Meter) update(change func(*Step)) {
 	m.step.Note = ""
 }
 
-// Add adds to the bytes done; a negative number takes back.
+// Add adds to the bytes done.
 func (m *Meter) Add(bytes int64) { m.update(func(s *Step) { s.Done += uint64(bytes) }) }
 
 // Grow adds to the total.

@@ -15,9 +15,9 @@ import (
 // maxTarEntries bounds the table of an archive. CRIU writes some twenty files a process.
 const maxTarEntries = 1 << 20
 
-// ReadTar reads a tar archive that nobody trusts. It calls entry for each file and
-// directory, in order, with the cleaned name; entry may read as much of data as it
-// likes. ReadTar returns the first error of entry, or ErrDamaged for
+// ReadTar reads a tar archive that nobody trusts. It calls entry for each file and directory, in
+// order, with the cleaned name; entry may read as much of data as it likes. ReadTar returns the
+// first error of entry, or ErrDamaged for
 //
 //   - an entry that is neither a plain file nor a directory, or is a sparse file;
 //   - a name that CleanTarName refuses, a file without a name, a whiteout (".wh.");
@@ -85,17 +85,15 @@ func CleanTarName(name string) (string, error) {
 	return path.Clean(name), nil
 }
 
-// TarFiles returns the files of an uncompressed tar archive, by the rules of
-// ReadTar. Nothing is copied: each file reads its own part of the archive. Name is
-// the whole path in the archive.
+// TarFiles returns the files of an uncompressed tar archive, by the rules of ReadTar and with their
+// whole paths for names. Nothing is copied: each reads its own part of the archive.
 func TarFiles(archive io.ReaderAt, size int64) (files []File, err error) {
 	whole := io.NewSectionReader(archive, 0, size)
 	err = ReadTar(whole, func(name string, h *tar.Header, _ io.Reader) error {
 		if h.Typeflag == tar.TypeDir {
 			return nil
 		}
-		// The tar reader reads headers in whole blocks and nothing ahead of them: the
-		// position is where the file's data begins.
+		// The tar reader reads whole blocks of headers and no further: the file's data begins here.
 		at, err := whole.Seek(0, io.SeekCurrent)
 		if err != nil {
 			return err
@@ -111,9 +109,8 @@ func TarFiles(archive io.ReaderAt, size int64) (files []File, err error) {
 	return files, err
 }
 
-// ReadLayer reads the archive of a layer that a checkpoint adds to an image, and
-// calls file for each of its files. Besides what ReadTar refuses, it refuses all but
-// files that lie directly in ImageDir and are named so in full.
+// ReadLayer reads the archive of a layer that a checkpoint adds to an image, and calls file for
+// each of its files. It is ReadTar that refuses all but files directly in ImageDir, named in full.
 func ReadLayer(r io.Reader, file func(name string, size int64, data io.Reader) error) error {
 	return ReadTar(r, func(name string, h *tar.Header, data io.Reader) error {
 		switch plain := strings.TrimSuffix(h.Name, "/") == name; {

@@ -23,13 +23,15 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/dumpdir"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
@@ -77,7 +79,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		return err
 	}
 	if !gpu {
-		if err := dumpdir.RequireEmpty(r.Path); err != nil {
+		if err := imagedir.RequireEmpty(r.Path); err != nil {
 			return err
 		}
 		if c.pid > 0 {
@@ -93,7 +95,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
-	k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: dumpdir.Dir{Path: r.Path}, opts: opts}
+	k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
 	return k.run(ctx)
 }
 
@@ -102,7 +104,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 type checkpointing struct {
 	pausing
 	q      *sequence.Sequence
-	images dumpdir.Dir
+	images imagedir.Dir
 	opts   *options.CheckpointOptions
 
 	metadata *images.Metadata // of preflight
@@ -202,7 +204,7 @@ func (k *checkpointing) save(ctx context.Context) (uint64, error) {
 // dump has CRIU dump what is left in the processes, and begins to write what was
 // taken out of them: beside CRIU, and beside the way back.
 func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
-	if err := dumpdir.ClientWaits(k.images.Path); err != nil {
+	if err := imagedir.ClientWaits(k.images.Path); err != nil {
 		return 0, err
 	}
 	// A process may have come in past runc while the container was thawed.
@@ -228,7 +230,7 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read); err != nil {
 		return 0, err
 	}
-	return dumpdir.Size(k.images.Path)
+	return imagedir.Size(k.images.Path)
 }
 
 // endWriting ends what dump has begun.
@@ -260,11 +262,7 @@ func (k *checkpointing) admitOwn(ctx context.Context) error {
 	if _, err := rebindFiles(ctx, view.Node, file.Spec, dumped); err != nil {
 		return err
 	}
-	dump, err := dumped.Dump()
-	if err != nil {
-		return err
-	}
-	return k.c.admit(ctx, file.Spec, dump)
+	return vet.Images(ctx, file.Spec, dumped)
 }
 
 // store waits until the files of the GPU state are complete.
@@ -307,6 +305,10 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if _, err := c.writeSettings(ctx, view); err != nil {
 		return err
 	}
+	programs, err := tmpfs.Install(c.bundle, r.Path)
+	if err != nil {
+		return err
+	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
 	if err := dumpLog.Remove(); err != nil {
 		return err
@@ -315,7 +317,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	watch := criu.StartWatch(ctx, false)
-	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path), r)
+	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
 		return sequence.Join(dumpLog.Explain(err), criu.EndAll())
 	}

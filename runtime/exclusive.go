@@ -14,7 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
-	"github.com/gpuckpt/gpuckpt/internal/dumpdir"
+	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 )
 
 // exclusive keeps two checkpoints of a container that its client has paused from
@@ -46,7 +46,7 @@ func (e *exclusive) refuse() error {
 // claim notes the work directory of a checkpoint until the container goes on, and refuses
 // a second checkpoint with that directory until then.
 func (e *exclusive) claim(dir string) error {
-	if !dumpdir.IsTemporary(dir) {
+	if !imagedir.IsTemporary(dir) {
 		return nil
 	}
 	if dir = filepath.Clean(dir); dir == e.workDir {

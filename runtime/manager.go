@@ -16,7 +16,7 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/dumpdir"
+	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
@@ -44,7 +44,7 @@ func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, erro
 		warn("remove the spilled GPU state", staging.RemoveDeadSpill(bundle))
 		warn("end the CRIU of a checkpoint", criu.EndOfDeadShim(bundle))
 		warn("remove what a restore has left", removeDeadMounts(ctx, bundle, id))
-		if dir, err := os.ReadFile(filepath.Join(bundle, restoreDirName)); err == nil && dumpdir.IsTemporary(string(dir)) {
+		if dir, err := os.ReadFile(filepath.Join(bundle, restoreDirName)); err == nil && imagedir.IsTemporary(string(dir)) {
 			warn("remove the unpacked checkpoint", os.RemoveAll(string(dir)))
 		}
 	}

@@ -17,10 +17,12 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/dumpdir"
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
 // Start starts a container or an exec'd process, or restores a container that
@@ -55,6 +57,7 @@ type restoring struct {
 
 	view    config.View
 	told    hooks.Hooks
+	images  *criu.Copy
 	gate    *criu.Gate // nil without GPU state
 	watch   *criu.Watch
 	within  time.Duration // that CRIU may take, from since on
@@ -83,10 +86,12 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
 	defer c.restore.close()
+	defer func() { k.images.Close() }()
 	if err := c.restore.reopen(); err != nil {
 		return nil, err
 	}
 	steps := []sequence.Step{
+		{Name: "copy images", Do: k.copyImages},
 		{Name: "restore processes", Do: k.restoreProcesses, Back: "kill", Undo: k.kill},
 		{Name: "watch cgroup", Do: k.watchCgroup},
 		{Name: "device nodes", Do: k.fixNodes},
@@ -116,16 +121,26 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	return k.resp, nil
 }
 
+// copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
+func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
+	k.images, err = vet.Copy(ctx, k.c.restore.images(), k.c.bundle)
+	return 0, err
+}
+
 // restoreProcesses has runc and CRIU restore the processes. With a gate it returns when CRIU
 // has restored them and holds each of their threads; else when they run. CRIU is not given up
 // once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
-	bytes, err := dumpdir.Size(k.c.restore.images())
+	bytes, err := imagedir.Size(k.c.restore.images())
 	if err != nil {
 		return 0, err
 	}
 	k.within = criu.Patience(time.Duration(k.view.CRIU.RestoreTimeout), bytes)
 	k.since = time.Now()
+	programs, err := tmpfs.Install(k.c.bundle, k.images.Path())
+	if err != nil {
+		return 0, err
+	}
 	k.watch, k.started = criu.StartWatch(ctx, true), make(chan struct{})
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
@@ -134,7 +149,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		// and a thread that has entered a namespace ends: no other goroutine may use this one.
 		goruntime.LockOSThread()
 		defer goruntime.UnlockOSThread()
-		k.resp, k.err = k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path), k.request)
+		k.resp, k.err = k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.request)
 		cancel(errors.New("CRIU ended"))
 	}()
 	if k.gate == nil {

@@ -63,7 +63,6 @@ update.`,
 	return group(&cobra.Command{Use: "cdi", Short: "Write the node's CDI specification, by which GPUs get into containers"}, generate)
 }
 
-// describeNode asks the driver for this node's GPUs.
 func describeNode(ctx context.Context, opts cuda.Options) (node cdi.Node, err error) {
 	h, err := cuda.Start(ctx, opts)
 	if err != nil {
@@ -79,8 +78,7 @@ func describeNode(ctx context.Context, opts cuda.Options) (node cdi.Node, err er
 		node.Partitioned = append(node.Partitioned, cdi.GPU{UUID: g.UUID, Index: g.Index, Minor: g.Minor})
 	}
 	for _, g := range info.GPUs {
-		// CUDA lists an instance of a partitioned GPU by a UUID that NVML's
-		// list of nodes does not have.
+		// CUDA lists a MIG instance by a UUID that NVML's list of nodes does not have.
 		if g.Minor >= 0 || len(info.Partitioned) == 0 {
 			node.GPUs = append(node.GPUs, cdi.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index, Minor: g.Minor, PCIBusID: g.PCIBusID})
 		}

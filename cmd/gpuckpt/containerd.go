@@ -25,22 +25,19 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/convert"
 )
 
-// dialLimit bounds the wait for containerd's socket, completeLimit what a shell
-// waits for a completion.
+// dialLimit bounds the wait for containerd's socket, completeLimit a shell's for a completion.
 const (
 	dialLimit     = 10 * time.Second
 	completeLimit = time.Second
 )
 
-// daemon says which containerd a command talks to, in ctr's words, and how it
-// answers.
+// daemon says which containerd a command talks to, in ctr's words, and how it answers.
 type daemon struct {
 	address, namespace string
 	json, quiet        bool
 }
 
-// flags adds the flags of commands that talk to containerd and tell how far they
-// are.
+// flags adds the flags of commands that talk to containerd and tell how far they are.
 func (d *daemon) flags(c *cobra.Command) {
 	d.addressFlags(c)
 	c.Flags().BoolVar(&d.json, "json", false, "print JSON, and no progress")
@@ -54,12 +51,11 @@ func (d *daemon) addressFlags(c *cobra.Command) {
 		"containerd's namespace ($CONTAINERD_NAMESPACE); Kubernetes uses k8s.io")
 }
 
-// work is what a command does. It returns the answer, in JSON and in words. ctx has
-// containerd's namespace.
+// work is what a command does, in containerd's namespace. It answers for JSON and in words.
 type work func(ctx context.Context, dial convert.Dial, progress images.Progress) (answer any, words string, err error)
 
-// run does the work of a command, shows how far it is, and prints the answer. The
-// connection to containerd is made once, when it is needed.
+// run does the work of a command, shows how far it is, and prints the answer. The connection to
+// containerd is made once, when it is needed.
 func (d *daemon) run(cmd *cobra.Command, do work) (err error) {
 	var c *client.Client
 	defer func() {
@@ -82,7 +78,6 @@ func (d *daemon) run(cmd *cobra.Command, do work) (err error) {
 	return d.print(cmd, answer, words)
 }
 
-// print answers with v in JSON, or else in words.
 func (d *daemon) print(cmd *cobra.Command, v any, words string) error {
 	if d.json {
 		e := json.NewEncoder(cmd.OutOrStdout())
@@ -94,7 +89,6 @@ func (d *daemon) print(cmd *cobra.Command, v any, words string) error {
 	return err
 }
 
-// size words a number of bytes.
 func size[T int64 | uint64](bytes T) string { return units.BytesSize(float64(bytes)) }
 
 // connect connects to containerd. The context it returns carries the namespace.
@@ -113,8 +107,7 @@ func (d *daemon) connect(ctx context.Context) (_ context.Context, c *client.Clie
 	return namespaces.WithNamespace(ctx, d.namespace), c, nil
 }
 
-// snapshotter returns the one named, or else the one that containerd's namespace has
-// for a default.
+// snapshotter returns the one named, or else the default of containerd's namespace.
 func (d *daemon) snapshotter(ctx context.Context, c *client.Client, named string) (string, error) {
 	if named != "" {
 		return named, nil
@@ -177,5 +170,4 @@ func (d *daemon) list(cmd *cobra.Command, ask func(context.Context, *client.Clie
 	return names
 }
 
-// joinClose adds the error of closing something to that of a command.
 func joinClose(err *error, c io.Closer) { *err = errors.Join(*err, c.Close()) }

@@ -16,20 +16,15 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
-// cudaCall is one call of a sub-command of "gpuckpt cuda": its flags, and what it does
-// them with.
-type cudaCall struct {
-	helper    string
-	join      int
-	json      bool
-	timeout   uint32 // milliseconds
-	deviceMap string
-	*cuda.Helper
-	pid   int
-	pairs []cuda.Pair
+// cudaStep is what "gpuckpt cuda" and cuda-checkpoint do with one process.
+type cudaStep struct {
+	op      string // "state", "restore-tid", "toggle", "lock", "checkpoint", "restore" or "unlock"
+	pid     int
+	timeout time.Duration // of a lock
+	pairs   []cuda.Pair   // of a restore
 }
 
-// cudaAnswer is what a sub-command prints, as JSON if asked. A step prints no text.
+// cudaAnswer is what came of a step, and what is printed of it without --json.
 type cudaAnswer struct {
 	PID           int         `json:"pid"`
 	State         *cuda.State `json:"state,omitempty"`
@@ -37,17 +32,41 @@ type cudaAnswer struct {
 	text          string
 }
 
+func (s cudaStep) take(ctx context.Context, h *cuda.Helper) (cudaAnswer, error) {
+	a := cudaAnswer{PID: s.pid, State: new(cuda.State)}
+	var err error
+	switch s.op {
+	case "state":
+		*a.State, err = h.State(ctx, s.pid)
+		a.text = a.State.String() + "\n"
+	case "restore-tid":
+		a.State = nil
+		a.RestoreThread, err = h.RestoreThread(ctx, s.pid)
+		a.text = strconv.Itoa(a.RestoreThread) + "\n"
+	case "toggle":
+		*a.State, err = cuda.Toggle(ctx, h, s.pid, s.timeout, s.pairs)
+	case "lock":
+		*a.State, err = cuda.Locked, h.Lock(ctx, s.pid, s.timeout)
+	case "checkpoint":
+		*a.State, err = cuda.Checkpointed, h.Checkpoint(ctx, s.pid)
+	case "restore":
+		*a.State, err = cuda.Locked, h.Restore(ctx, s.pid, s.pairs)
+	default:
+		*a.State, err = cuda.Running, h.Unlock(ctx, s.pid)
+	}
+	return a, err
+}
+
+type cudaFlags struct {
+	helper    string
+	join      int
+	json      bool
+	timeout   uint32 // milliseconds
+	deviceMap string
+}
+
 func cudaCommand() *cobra.Command {
-	var o cudaCall
-	withTimeout := func(c *cobra.Command) *cobra.Command {
-		c.Flags().Uint32Var(&o.timeout, "timeout", 0, "milliseconds to wait for the process's GPU work to end (0: forever)")
-		return c
-	}
-	withMap := func(c *cobra.Command) *cobra.Command {
-		c.Flags().StringVar(&o.deviceMap, "device-map", "", "OLD=NEW,… UUIDs: restore onto other GPUs, naming every GPU of the checkpoint")
-		return c
-	}
-	lockTimeout := func() time.Duration { return time.Duration(o.timeout) * time.Millisecond }
+	var o cudaFlags
 	c := group(&cobra.Command{
 		Use:   "cuda",
 		Short: "Take single processes off their GPUs and back, by pid",
@@ -56,31 +75,33 @@ func cudaCommand() *cobra.Command {
 A process is running, locked or checkpointed:
 
   running --lock--> locked --checkpoint--> checkpointed --restore--> locked --unlock--> running`,
-	},
-		o.command("state", "Print the state of a process", func(ctx context.Context) (cudaAnswer, error) {
-			s, err := o.State(ctx, o.pid)
-			return cudaAnswer{State: &s, text: s.String() + "\n"}, err
-		}),
-		o.command("restore-tid", "Print the thread of a process that serves the driver", func(ctx context.Context) (cudaAnswer, error) {
-			tid, err := o.RestoreThread(ctx, o.pid)
-			return cudaAnswer{RestoreThread: tid, text: strconv.Itoa(tid) + "\n"}, err
-		}),
-		withTimeout(o.step("lock", "Block the CUDA calls of a process and wait for its GPU work", func(ctx context.Context) (cuda.State, error) {
-			return cuda.Locked, o.Lock(ctx, o.pid, lockTimeout())
-		})),
-		o.step("checkpoint", "Take the GPU memory of a locked process into host memory", func(ctx context.Context) (cuda.State, error) {
-			return cuda.Checkpointed, o.Checkpoint(ctx, o.pid)
-		}),
-		withMap(o.step("restore", "Return its GPU memory to a checkpointed process", func(ctx context.Context) (cuda.State, error) {
-			return cuda.Locked, o.Restore(ctx, o.pid, o.pairs)
-		})),
-		o.step("unlock", "Let a locked process run on", func(ctx context.Context) (cuda.State, error) {
-			return cuda.Running, o.Unlock(ctx, o.pid)
-		}),
-		withMap(withTimeout(o.step("toggle", "Checkpoint a running process, or return a checkpointed one to running", func(ctx context.Context) (cuda.State, error) {
-			return cuda.Toggle(ctx, o.Helper, o.pid, lockTimeout(), o.pairs)
-		}))),
-	)
+	})
+	for _, sub := range []struct {
+		op, short      string
+		timeout, remap bool
+	}{
+		{op: "state", short: "Print the state of a process"},
+		{op: "restore-tid", short: "Print the thread of a process that serves the driver"},
+		{op: "lock", short: "Block the CUDA calls of a process and wait for its GPU work", timeout: true},
+		{op: "checkpoint", short: "Take the GPU memory of a locked process into host memory"},
+		{op: "restore", short: "Return its GPU memory to a checkpointed process", remap: true},
+		{op: "unlock", short: "Let a locked process run on"},
+		{op: "toggle", short: "Checkpoint a running process, or return a checkpointed one to running", timeout: true, remap: true},
+	} {
+		step := &cobra.Command{
+			Use:   sub.op + " PID",
+			Short: sub.short,
+			Args:  cobra.ExactArgs(1),
+			RunE:  func(cmd *cobra.Command, args []string) error { return o.take(cmd, sub.op, args[0]) },
+		}
+		if sub.timeout {
+			step.Flags().Uint32Var(&o.timeout, "timeout", 0, "milliseconds to wait for the process's GPU work to end (0: forever)")
+		}
+		if sub.remap {
+			step.Flags().StringVar(&o.deviceMap, "device-map", "", "OLD=NEW,… UUIDs: restore onto other GPUs, naming every GPU of the checkpoint")
+		}
+		c.AddCommand(step)
+	}
 	f := c.PersistentFlags()
 	f.StringVar(&o.helper, "helper", "", "path of "+cuda.HelperName+" (default: beside this program, then in $PATH)")
 	f.IntVar(&o.join, "join", 0, "act from inside the mount and pid namespaces of this pid; PID then counts there")
@@ -89,43 +110,29 @@ A process is running, locked or checkpointed:
 	return c
 }
 
-// step makes a sub-command that takes a process to the state which it returns.
-func (o *cudaCall) step(name, short string, do func(context.Context) (cuda.State, error)) *cobra.Command {
-	return o.command(name, short, func(ctx context.Context) (cudaAnswer, error) {
-		s, err := do(ctx)
-		return cudaAnswer{State: &s}, err
-	})
-}
-
-// command makes one sub-command, which runs do with a helper of its own.
-func (o *cudaCall) command(name, short string, do func(context.Context) (cudaAnswer, error)) *cobra.Command {
-	return &cobra.Command{
-		Use:   name + " PID",
-		Short: short,
-		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.pid, err = parsePID(args[0]); err != nil {
-				return err
-			}
-			if o.pairs, err = cuda.ParsePairs(o.deviceMap); err != nil {
-				return err
-			}
-			if o.Helper, err = startHelper(cmd.Context(), cuda.Options{Path: o.helper, Join: o.join}); err != nil {
-				return err
-			}
-			defer joinClose(&err, o.Helper)
-			answer, err := do(cmd.Context())
-			if err != nil {
-				return err
-			}
-			answer.PID = o.pid
-			if o.json {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(answer)
-			}
-			_, err = io.WriteString(cmd.OutOrStdout(), answer.text)
-			return err
-		},
+// take takes one step with a helper of its own, and prints the answer.
+func (o *cudaFlags) take(cmd *cobra.Command, op, pid string) (err error) {
+	s := cudaStep{op: op, timeout: time.Duration(o.timeout) * time.Millisecond}
+	if s.pid, err = parsePID(pid); err != nil {
+		return err
 	}
+	if s.pairs, err = cuda.ParsePairs(o.deviceMap); err != nil {
+		return err
+	}
+	h, err := startHelper(cmd.Context(), cuda.Options{Path: o.helper, Join: o.join})
+	if err != nil {
+		return err
+	}
+	defer joinClose(&err, h)
+	answer, err := s.take(cmd.Context(), h)
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(answer)
+	}
+	_, err = io.WriteString(cmd.OutOrStdout(), answer.text)
+	return err
 }
 
 func parsePID(s string) (int, error) {

@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -20,78 +20,29 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/version"
 )
 
-// This file is NVIDIA's cuda-checkpoint utility, version 580, as CRIU's CUDA
-// plugin and existing scripts know it. NVIDIA's is closed; sources:
-//   - options and help: its --help, in NVIDIA/cuda-checkpoint's README and
-//     issues 18, 35 and 46;
-//   - what CRIU passes and reads: checkpoint-restore/criu,
-//     plugins/cuda/cuda_plugin.c;
-//   - messages: NVIDIA/cuda-checkpoint issues 25, 35, 44 ("Error toggling CUDA
-//     in process ID", "Could not restore on process ID"), criu#3040 ("Could not
-//     find restore thread"), criu#2993 ("Error initializing CUDA"), and NVIDIA's
-//     nvcf for "Error getting process state";
-//   - exit status: "When cuda-checkpoint fails an operation it always returns
-//     the positive CUDA error code" (criu#2540, by NVIDIA).
+// This file is NVIDIA's cuda-checkpoint utility, version 580, as CRIU's CUDA plugin and existing
+// scripts know it. NVIDIA's is closed; sources:
+//   - options: its --help, in NVIDIA/cuda-checkpoint's README and issues 18, 35 and 46;
+//   - what CRIU passes and reads: checkpoint-restore/criu, plugins/cuda/cuda_plugin.c;
+//   - messages: NVIDIA/cuda-checkpoint issues 25, 35, 44 ("Error toggling CUDA in process ID",
+//     "Could not restore on process ID"), criu#3040 ("Could not find restore thread"), criu#2993
+//     ("Error initializing CUDA"), and NVIDIA's nvcf for "Error getting process state";
+//   - exit status: "When cuda-checkpoint fails an operation it always returns the positive CUDA
+//     error code" (criu#2540, by NVIDIA).
 //
-// Answers go to standard output, errors to standard error. --pid takes the id
-// of a thread as well as of a process, as NVIDIA's does: CRIU asks for the state
-// of the restore thread. Here the driver is given the process's id, since a step
-// by a thread's id was seen to end a process (NVIDIA/cuda-checkpoint#41).
+// --pid takes the id of a thread as well as of a process, as NVIDIA's does: CRIU asks for the state
+// of the restore thread. Here the driver is given the process's id, since a step by a thread's id
+// was seen to end a process (NVIDIA/cuda-checkpoint#41).
 
-// checkpointHelp is short enough for CRIU, which looks for "--action" in its
-// first 2047 bytes.
-const checkpointHelp = `CUDA checkpoint and restore utility.
-Version %s (gpuckpt).
-
-Operations:
---get-state --pid <pid>
-	Prints the current checkpoint state of the process specified by <pid>
-
---action lock | checkpoint | restore | unlock --pid <pid> [--timeout <ms>] [--device-map <uuids>]
-	Performs the specified action on <pid>.
-	For the lock action a timeout can be provided: how many milliseconds to wait for it to succeed.
-	For the restore action a device map can be provided: oldUuid=newUuid,oldUuid=newUuid,...
-
---toggle --pid <pid>
-	Toggles the CUDA state in the specified process between the running and checkpointed states
-
---get-restore-tid --pid <pid>
-	Retrieves the CUDA restore thread ID of the process specified by <pid>
-
-Options:
---pid|-p <pid>
-	The pid upon which to perform the operation
-
---timeout|-t <timeout>
-	Timeout for the lock action in milliseconds
-
---device-map|-d <deviceUuids>
-	Maps old devices onto new ones during the restore action: oldUuid1=newUuid1,oldUuid2=newUuid2,...
-	Must contain all checkpointed devices.
-
---help|-h
-	Print this help message
-`
-
-// checkpointArgs is a command line of cuda-checkpoint.
-type checkpointArgs struct {
-	op      string // "get-state", "get-restore-tid", "toggle", or an action
-	pid     int
-	timeout time.Duration
-	pairs   []cuda.Pair
-	help    bool
-}
-
-// cudaCheckpoint runs as NVIDIA's utility and returns the exit status: 0, the
-// driver's error code, or 1 for everything else.
+// cudaCheckpoint is NVIDIA's utility. Its exit status is 0, the driver's error code, or else 1.
 func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer) int {
-	args, err := parseCheckpointArgs(argv)
+	step, help, err := parseCheckpointArgs(argv)
 	if err != nil {
 		fmt.Fprintf(stderr, "%v\nTry 'cuda-checkpoint --help'\n", err)
 		return 1
 	}
-	if args.help {
-		fmt.Fprintf(stdout, checkpointHelp, version.Short())
+	if help != "" {
+		fmt.Fprint(stdout, help)
 		return 0
 	}
 	h, err := startHelper(ctx, cuda.Options{})
@@ -100,41 +51,19 @@ func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer
 		return 1
 	}
 	defer h.Close()
-	answer, err := args.perform(ctx, h)
+	status, _ := proc.StatusOf(step.pid) // nothing of an id that is neither a process nor a thread
+	step.pid = cmp.Or(status.Process(), step.pid)
+	answer, err := step.take(ctx, h)
 	if err != nil {
-		fmt.Fprintln(stderr, args.message(err))
+		fmt.Fprintln(stderr, step.message(err))
 		return exitStatus(err)
 	}
-	fmt.Fprint(stdout, answer)
+	fmt.Fprint(stdout, answer.text)
 	return 0
 }
 
-func (a checkpointArgs) perform(ctx context.Context, h *cuda.Helper) (string, error) {
-	a.pid = threadGroup(a.pid)
-	switch a.op {
-	case "get-state":
-		s, err := h.State(ctx, a.pid)
-		return s.String() + "\n", err
-	case "get-restore-tid":
-		tid, err := h.RestoreThread(ctx, a.pid)
-		return strconv.Itoa(tid) + "\n", err
-	case "toggle":
-		_, err := cuda.Toggle(ctx, h, a.pid, a.timeout, a.pairs)
-		return "", err
-	case "lock":
-		return "", h.Lock(ctx, a.pid, a.timeout)
-	case "checkpoint":
-		return "", h.Checkpoint(ctx, a.pid)
-	case "restore":
-		return "", h.Restore(ctx, a.pid, a.pairs)
-	default:
-		return "", h.Unlock(ctx, a.pid)
-	}
-}
-
-// message words an error as NVIDIA's utility does where the driver refused, and
-// in this project's words where something else is wrong.
-func (a checkpointArgs) message(err error) string {
+// message words an error of the driver's as NVIDIA's utility does, any other as this project does.
+func (s cudaStep) message(err error) string {
 	var e *cuda.Error
 	if !errors.As(err, &e) {
 		return err.Error()
@@ -143,14 +72,14 @@ func (a checkpointArgs) message(err error) string {
 	switch {
 	case e.Op == "init":
 		return fmt.Sprintf("Error initializing CUDA: \"%s\"", text)
-	case a.op == "get-state":
-		return fmt.Sprintf("Error getting process state for process ID %d: \"%s\"", a.pid, text)
-	case a.op == "get-restore-tid":
-		return fmt.Sprintf("Could not find restore thread for process ID %d", a.pid)
-	case a.op == "toggle":
-		return fmt.Sprintf("Error toggling CUDA in process ID %d: \"%s\"", a.pid, text)
+	case s.op == "state":
+		return fmt.Sprintf("Error getting process state for process ID %d: \"%s\"", s.pid, text)
+	case s.op == "restore-tid":
+		return fmt.Sprintf("Could not find restore thread for process ID %d", s.pid)
+	case s.op == "toggle":
+		return fmt.Sprintf("Error toggling CUDA in process ID %d: \"%s\"", s.pid, text)
 	}
-	return fmt.Sprintf("Could not %s on process ID %d: \"%s\"", a.op, a.pid, text)
+	return fmt.Sprintf("Could not %s on process ID %d: \"%s\"", s.op, s.pid, text)
 }
 
 // exitStatus is the driver's error code as far as a process can return it.
@@ -162,60 +91,59 @@ func exitStatus(err error) int {
 	return 1
 }
 
-// parseCheckpointArgs reads options as getopt_long does: "--pid 1", "--pid=1",
-// "-p 1" and "-p1", in any order.
-func parseCheckpointArgs(argv []string) (a checkpointArgs, err error) {
+// parseCheckpointArgs reads options as getopt_long does: "--pid 1", "--pid=1", "-p 1" and "-p1", in
+// any order. help is not empty if asked for; CRIU looks for "--action" in its first 2047 bytes.
+func parseCheckpointArgs(argv []string) (s cudaStep, help string, err error) {
 	f := pflag.NewFlagSet("cuda-checkpoint", pflag.ContinueOnError)
 	set := func(op string) error {
-		if a.op != "" {
-			return fmt.Errorf("more than one operation: %s and %s", a.op, op)
+		if s.op != "" {
+			return fmt.Errorf("more than one operation: %s and %s", s.op, op)
 		}
-		a.op = op
+		s.op = op
 		return nil
 	}
-	for _, op := range []string{"get-state", "get-restore-tid", "toggle"} {
-		f.BoolFunc(op, "", func(value string) error {
+	for flag, usage := range map[string]string{
+		"get-state":       "print the checkpoint state of the process",
+		"get-restore-tid": "print the process's CUDA restore thread",
+		"toggle":          "take the process from running to checkpointed, or back",
+	} {
+		f.BoolFunc(flag, usage, func(value string) error {
 			if value != "true" {
 				return errors.New("it takes no value")
 			}
-			return set(op)
+			return set(strings.TrimPrefix(flag, "get-"))
 		})
 	}
-	f.Func("action", "", func(action string) error {
+	f.Func("action", "`what` to do with the process: lock, checkpoint, restore or unlock", func(action string) error {
 		if !slices.Contains([]string{"lock", "checkpoint", "restore", "unlock"}, action) {
 			return errors.New("unknown action")
 		}
 		return set(action)
 	})
-	f.FuncP("pid", "p", "", func(value string) (err error) {
-		a.pid, err = parsePID(value)
+	f.FuncP("pid", "p", "the process's `pid`", func(value string) (err error) {
+		s.pid, err = parsePID(value)
 		return err
 	})
-	f.FuncP("device-map", "d", "", func(value string) (err error) {
-		a.pairs, err = cuda.ParsePairs(value)
+	ms := f.Uint32P("timeout", "t", 0, "of a lock, in `ms`")
+	f.FuncP("device-map", "d", "`oldUuid=newUuid,...` for all GPUs of the checkpoint, of a restore", func(value string) (err error) {
+		s.pairs, err = cuda.ParsePairs(value)
 		return err
 	})
-	ms := f.Uint32P("timeout", "t", 0, "") // of no effect but on locks
-	f.BoolVarP(&a.help, "help", "h", false, "")
+	asked := f.BoolP("help", "h", false, "print this help message")
 	err = f.Parse(argv)
-	a.timeout = time.Duration(*ms) * time.Millisecond
+	s.timeout = time.Duration(*ms) * time.Millisecond
 	switch {
-	case err != nil || a.help:
-		return a, err
+	case err != nil:
+	case *asked:
+		help = fmt.Sprintf("CUDA checkpoint and restore utility.\nVersion %s (gpuckpt).\n\n%s", version.Short(), f.FlagUsages())
 	case f.NArg() > 0:
-		return a, fmt.Errorf("unknown option %q", f.Arg(0))
-	case a.op == "":
-		return a, errors.New("no operation given")
-	case a.pid == 0:
-		return a, errors.New("no pid given")
-	case f.Changed("device-map") && a.op != "restore" && a.op != "toggle":
-		return a, errors.New("a device map is for the restore action only")
+		err = fmt.Errorf("unknown option %q", f.Arg(0))
+	case s.op == "":
+		err = errors.New("no operation given")
+	case s.pid == 0:
+		err = errors.New("no pid given")
+	case f.Changed("device-map") && s.op != "restore" && s.op != "toggle":
+		err = errors.New("a device map is for the restore action only")
 	}
-	return a, nil
-}
-
-// threadGroup returns the process of a thread, or the id itself if it is neither.
-func threadGroup(tid int) int {
-	status, _ := proc.StatusOf(tid)
-	return cmp.Or(status.Process(), tid)
+	return s, help, err
 }

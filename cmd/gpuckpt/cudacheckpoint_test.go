@@ -19,25 +19,23 @@ const (
 func TestCheckpointArgs(t *testing.T) {
 	for _, c := range []struct {
 		argv []string
-		want checkpointArgs
+		want cudaStep
 	}{
-		{[]string{"-h"}, checkpointArgs{help: true}},
-		{[]string{"--help"}, checkpointArgs{help: true}},
-		{[]string{"--get-state", "--pid", "12"}, checkpointArgs{op: "get-state", pid: 12}},
-		{[]string{"--pid", "12", "--get-state"}, checkpointArgs{op: "get-state", pid: 12}},
-		{[]string{"--get-restore-tid", "--pid=12"}, checkpointArgs{op: "get-restore-tid", pid: 12}},
-		{[]string{"--toggle", "-p", "12"}, checkpointArgs{op: "toggle", pid: 12}},
-		{[]string{"--toggle", "-p12"}, checkpointArgs{op: "toggle", pid: 12}},
-		{[]string{"--action", "lock", "--pid", "12", "--timeout", "10000"}, checkpointArgs{op: "lock", pid: 12, timeout: 10 * time.Second}},
-		{[]string{"--action", "lock", "--pid", "12", "-t", "0"}, checkpointArgs{op: "lock", pid: 12}},
-		{[]string{"--action=checkpoint", "--pid", "12"}, checkpointArgs{op: "checkpoint", pid: 12}},
-		{[]string{"--action", "unlock", "--pid", "12", "--timeout", "5"}, checkpointArgs{op: "unlock", pid: 12, timeout: 5 * time.Millisecond}},
+		{[]string{"--get-state", "--pid", "12"}, cudaStep{op: "state", pid: 12}},
+		{[]string{"--pid", "12", "--get-state"}, cudaStep{op: "state", pid: 12}},
+		{[]string{"--get-restore-tid", "--pid=12"}, cudaStep{op: "restore-tid", pid: 12}},
+		{[]string{"--toggle", "-p", "12"}, cudaStep{op: "toggle", pid: 12}},
+		{[]string{"--toggle", "-p12"}, cudaStep{op: "toggle", pid: 12}},
+		{[]string{"--action", "lock", "--pid", "12", "--timeout", "10000"}, cudaStep{op: "lock", pid: 12, timeout: 10 * time.Second}},
+		{[]string{"--action", "lock", "--pid", "12", "-t", "0"}, cudaStep{op: "lock", pid: 12}},
+		{[]string{"--action=checkpoint", "--pid", "12"}, cudaStep{op: "checkpoint", pid: 12}},
+		{[]string{"--action", "unlock", "--pid", "12", "--timeout", "5"}, cudaStep{op: "unlock", pid: 12, timeout: 5 * time.Millisecond}},
 		{[]string{"--action", "restore", "--pid", "12", "-d", uuidA + "=" + uuidB},
-			checkpointArgs{op: "restore", pid: 12, pairs: []cuda.Pair{{Old: uuidA, New: uuidB}}}},
+			cudaStep{op: "restore", pid: 12, pairs: []cuda.Pair{{Old: uuidA, New: uuidB}}}},
 		{[]string{"--action", "restore", "--pid", "12", "--device-map", uuidA + "=" + uuidB},
-			checkpointArgs{op: "restore", pid: 12, pairs: []cuda.Pair{{Old: uuidA, New: uuidB}}}},
+			cudaStep{op: "restore", pid: 12, pairs: []cuda.Pair{{Old: uuidA, New: uuidB}}}},
 	} {
-		if got, err := parseCheckpointArgs(c.argv); err != nil || !reflect.DeepEqual(got, c.want) {
+		if got, _, err := parseCheckpointArgs(c.argv); err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%q: got %+v, %v", c.argv, got, err)
 		}
 	}
@@ -49,7 +47,7 @@ func TestCheckpointArgs(t *testing.T) {
 		{"--action", "lock", "--pid", "12", "--device-map", uuidA + "=" + uuidB},
 		{"--action", "restore", "--pid", "12", "--device-map", "0=1"}, {"-x", "--pid", "12"},
 	} {
-		if got, err := parseCheckpointArgs(argv); err == nil {
+		if got, _, err := parseCheckpointArgs(argv); err == nil {
 			t.Errorf("%q was read as %+v", argv, got)
 		}
 	}
@@ -68,14 +66,14 @@ func TestCheckpointMessages(t *testing.T) {
 		{"checkpoint", refused("checkpoint", cuda.OperatingSystem), `Could not checkpoint on process ID 4711: "OS call failed or operation not supported on this OS"`, 304 & 0xff},
 		{"lock", refused("lock", cuda.NotInitialized), `Could not lock on process ID 4711: "initialization error"`, 3},
 		{"lock", refused("lock", cuda.NotReady), `Could not lock on process ID 4711: "device not ready"`, 600 & 0xff},
-		{"get-restore-tid", refused("restore-tid", cuda.NotInitialized), `Could not find restore thread for process ID 4711`, 3},
+		{"restore-tid", refused("restore-tid", cuda.NotInitialized), `Could not find restore thread for process ID 4711`, 3},
 		{"toggle", refused("lock", cuda.NotPermitted), `Error toggling CUDA in process ID 4711: "operation not permitted"`, 800 & 0xff},
-		{"get-state", refused("state", cuda.NotInitialized), `Error getting process state for process ID 4711: "initialization error"`, 3},
-		{"get-state", refused("init", cuda.NoDevice), `Error initializing CUDA: "no CUDA-capable device is detected"`, 100},
-		{"get-state", cuda.ErrNoDriver, "no NVIDIA driver", 1},
+		{"state", refused("state", cuda.NotInitialized), `Error getting process state for process ID 4711: "initialization error"`, 3},
+		{"state", refused("init", cuda.NoDevice), `Error initializing CUDA: "no CUDA-capable device is detected"`, 100},
+		{"state", cuda.ErrNoDriver, "no NVIDIA driver", 1},
 		{"lock", refused("lock", 512), `Could not lock on process ID 4711: "unknown error"`, 1}, // never 0
 	} {
-		a := checkpointArgs{op: c.op, pid: 4711}
+		a := cudaStep{op: c.op, pid: 4711}
 		if got := a.message(c.err); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
 		}

@@ -24,7 +24,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/doctor"
 )
 
-// doctorOptions are the flags of doctor.
 type doctorOptions struct {
 	daemon
 	annotations bool
@@ -105,8 +104,7 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// configure reads the configuration that the shims read, and returns where it is and
-// what is wrong with it.
+// configure reads the shims' configuration, and returns where it is and what is wrong with it.
 func configure(n *doctor.Node) (path string, err error) {
 	for _, kv := range n.Env {
 		if v, ok := strings.CutPrefix(kv, config.Env+"="); ok {
@@ -125,8 +123,7 @@ func configure(n *doctor.Node) (path string, err error) {
 	return path, nil
 }
 
-// needs returns what a checkpoint needs, by gpuckpt.json in a directory, or of the
-// annotations of an image.
+// needs returns what a checkpoint needs, by gpuckpt.json in a directory or an image's annotations.
 func (o *doctorOptions) needs(ctx context.Context) (need doctor.Facts, err error) {
 	if st, serr := os.Stat(o.image); serr == nil && st.IsDir() {
 		m, err := images.ReadMetadata(o.image)
@@ -154,8 +151,7 @@ func (o *doctorOptions) needs(ctx context.Context) (need doctor.Facts, err error
 	return need, err
 }
 
-// reportText has a line for each check, and below it what does not work and how to fix
-// it.
+// reportText has a line for each check, and below it what does not work and how to fix it.
 func reportText(r *doctor.Report) string {
 	var b strings.Builder
 	width, last := 0, ""
@@ -184,7 +180,6 @@ func reportText(r *doctor.Report) string {
 	return b.String()
 }
 
-// count words a number of things.
 func count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing

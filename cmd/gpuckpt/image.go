@@ -15,7 +15,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// places explains the places where checkpoints are, in the help of commands.
 const places = `A PLACE is
   containerd:REF                an image in containerd; a bare REF is one too
   oci:DIR[@REF]                 an OCI layout; @REF names one of several images
@@ -52,8 +51,7 @@ its digest. Anything else is built into a checkpoint image.
 	})
 }
 
-// conversionCommand completes a command that takes a checkpoint from one place to
-// another; build refuses sources that are built already.
+// conversionCommand completes a command that takes a checkpoint from one place to another.
 func conversionCommand(build bool, c *cobra.Command) *cobra.Command {
 	var d daemon
 	var b buildFlags
@@ -68,7 +66,6 @@ func conversionCommand(build bool, c *cobra.Command) *cobra.Command {
 	return c
 }
 
-// convert converts a checkpoint and prints what came of it.
 func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o convert.Options) (err error) {
 	if o.Build, err = b.options(); err != nil {
 		return err
@@ -99,8 +96,7 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 	})
 }
 
-// verifyAnswer is what "image verify" prints. A source that is not an image has no
-// Layers.
+// verifyAnswer is what "image verify" prints, without Layers of a source that is no image.
 type verifyAnswer struct {
 	Source string `json:"source"`
 	*oci.Report
@@ -148,7 +144,6 @@ func verify(ctx context.Context, s *convert.Source, progress images.Progress) (*
 	return r, images.Check(ctx, s.Checkpoint.Areas(), 0, progress)
 }
 
-// buildFlags are the flags of commands that make a checkpoint image.
 type buildFlags struct {
 	compression string
 	level       int

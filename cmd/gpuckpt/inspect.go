@@ -19,7 +19,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// openPlace opens what a command reads.
 func openPlace(ctx context.Context, dial convert.Dial, name string) (*convert.Source, error) {
 	ref, err := convert.ParseRef(name)
 	if err != nil {
@@ -28,11 +27,9 @@ func openPlace(ctx context.Context, dial convert.Dial, name string) (*convert.So
 	return convert.Open(ctx, ref, dial)
 }
 
-// inspectAnswer is what "image inspect" prints.
 type inspectAnswer struct {
 	Source string `json:"source"`
-	// Image is what a checkpoint image says of itself; Metadata is gpuckpt.json
-	// of another source. One is there.
+	// Image is what a checkpoint image says of itself, Metadata the gpuckpt.json of another source.
 	Image    *oci.Image       `json:"image,omitempty"`
 	Metadata *images.Metadata `json:"metadata,omitempty"`
 	// Files are those of a source that is not an image, without the areas.
@@ -162,7 +159,6 @@ func (a *inspectAnswer) words() string {
 	return text.String()
 }
 
-// sizes adds how large the parts are.
 func (a *inspectAnswer) sizes(row func(string, string, ...any)) {
 	if a.Image == nil {
 		var bytes uint64

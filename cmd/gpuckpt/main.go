@@ -1,12 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpuckpt is the operator's command line. Each sub-command is a file.
-// Under the name cuda-checkpoint it is a stand-in for NVIDIA's utility of that
-// name, see cudacheckpoint.go.
+// Command gpuckpt is the operator's command line. Each sub-command is a file. Under the name
+// cuda-checkpoint it is a stand-in for NVIDIA's utility, see cudacheckpoint.go.
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -36,7 +36,11 @@ func run(ctx context.Context, args []string) int {
 	root := rootCommand()
 	root.SetArgs(args[1:])
 	called := false
-	atCall(root, func() { called = true })
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		err := cmp.Or(c.ValidateRequiredFlags(), c.ValidateFlagGroups()) // cobra does so only after this
+		called = err == nil
+		return err
+	}
 	command, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return 0
@@ -48,21 +52,8 @@ func run(ctx context.Context, args []string) int {
 	return 1
 }
 
-// atCall has do called when a command's flags and arguments are right.
-func atCall(c *cobra.Command, do func()) {
-	if inner := c.RunE; inner != nil {
-		c.RunE = func(c *cobra.Command, args []string) error {
-			do()
-			return inner(c, args)
-		}
-	}
-	for _, sub := range c.Commands() {
-		atCall(sub, do)
-	}
-}
-
-// dedupLines leaves out lines that an earlier part of the text has: an error that comes
-// from containerd names its kind in its words, and again for each hand it went through.
+// dedupLines leaves out lines that an earlier part of the text has: an error that comes from
+// containerd names its kind in its words, and again for each hand it went through.
 func dedupLines(text string) string {
 	var lines []string
 	for line := range strings.SplitSeq(text, "\n") {
@@ -98,7 +89,7 @@ can do it.`,
 	}
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), installCommand(), uninstallCommand(), versionCommand())
 	root.Version = version.String()
 	root.SetVersionTemplate("gpuckpt {{.Version}}\n")
 	return root

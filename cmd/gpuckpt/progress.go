@@ -20,8 +20,7 @@ import (
 // plainEvery is how often a line says how far a step is, where there is no terminal.
 const plainEvery = 10 * time.Second
 
-// progress shows how far the steps of a command are: bars on a terminal, lines
-// elsewhere.
+// progress shows how far the steps of a command are: bars on a terminal, lines elsewhere.
 type progress struct {
 	out   io.Writer
 	bars  *mpb.Progress // nil without a terminal
@@ -29,7 +28,6 @@ type progress struct {
 	steps map[string]*step // those that have not ended
 }
 
-// step is a step that is shown.
 type step struct {
 	began, told time.Time
 	bar         *mpb.Bar
@@ -61,7 +59,6 @@ func (p *progress) wait() {
 	p.bars.Wait()
 }
 
-// show is an images.Progress.
 func (p *progress) show(now images.Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

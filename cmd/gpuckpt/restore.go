@@ -42,7 +42,6 @@ const (
 	gpuKind = "nvidia.com/gpu"
 )
 
-// restoreOptions are the flags of "gpuckpt restore".
 type restoreOptions struct {
 	daemon
 	name, base, runtime, snapshotter, log string
@@ -141,7 +140,6 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	return task, nil
 }
 
-// newName makes a container's name of an image's.
 func newName(ref string) string {
 	name, _, _ := strings.Cut(path.Base(ref), "@")
 	name, _, _ = strings.Cut(name, ":")
@@ -182,8 +180,7 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 			err = errors.Join(err, container.Delete(back, client.WithSnapshotCleanup))
 		}
 	}()
-	// By way of the shim's pipes even to nowhere: CRIU could not dump a process
-	// that has a file of the host open.
+	// By the shim's pipes even to nowhere: CRIU cannot dump a process with a file of the host open.
 	file, err := filepath.Abs(cmp.Or(o.log, os.DevNull))
 	if err != nil {
 		return nil, err

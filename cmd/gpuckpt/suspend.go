@@ -59,7 +59,6 @@ If they have too little memory free, the container stays suspended.`,
 	return c
 }
 
-// orderCommand completes a command that gives a container's task orders.
 func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (map[string]string, error)) *cobra.Command {
 	var d daemon
 	c.Args = cobra.ExactArgs(1)
@@ -78,8 +77,8 @@ func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (ma
 	return c
 }
 
-// annotate sends a container's task an update with annotations alone, and checks that
-// the task came to the state that they ask for: other runtimes ignore them.
+// annotate sends a container's task an update with annotations alone, and checks that the task came
+// to the state that they ask for: other runtimes ignore them.
 func (d *daemon) annotate(ctx context.Context, id string, annotations map[string]string, want client.ProcessStatus) (err error) {
 	ctx, c, err := d.connect(ctx)
 	if err != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/registry"
 )
 
-// transferFlags are those of push and pull.
 type transferFlags struct {
 	daemon
 	registry.Options
@@ -34,7 +33,6 @@ func (t *transferFlags) flags(c *cobra.Command) {
 	_ = c.MarkFlagDirname("hosts-dir")
 }
 
-// transferAnswer is what push and pull print.
 type transferAnswer struct {
 	Image  string        `json:"image"`
 	Digest digest.Digest `json:"digest"`

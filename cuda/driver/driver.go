@@ -102,7 +102,6 @@ func uuid(s string) C.gk_uuid {
 	return *(*C.gk_uuid)(unsafe.Pointer(&id))
 }
 
-// info lists the GPUs that this process sees.
 func info(known facts) wire.Reply {
 	var version, count C.int
 	r := C.gk_driver_version(&version)
@@ -143,7 +142,6 @@ func info(known facts) wire.Reply {
 	return answer(found)
 }
 
-// answer returns a reply with a value for the client.
 func answer(value any) wire.Reply {
 	data, _ := json.Marshal(value) // of plain structs: it does not fail
 	return wire.Reply{Answer: data}

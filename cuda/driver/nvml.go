@@ -17,8 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
-// ask calls a function of NVML, which is in use, if NVML has it: go-nvml aborts the
-// program when it calls a function that is missing.
+// ask calls a function if NVML has it: go-nvml aborts the program at a function that is missing.
 func ask[T any](function string, call func() (T, nvml.Return)) (value T, r nvml.Return) {
 	if nvml.Extensions().LookupSymbol(function) != nil {
 		return value, nvml.ERROR_FUNCTION_NOT_FOUND
@@ -40,8 +39,7 @@ func devices(do func(index int, device nvml.Device)) (count int, r nvml.Return) 
 	return count, nvml.SUCCESS
 }
 
-// askNVML returns what NVML knows of the GPUs, by UUID, and whether it knows all of
-// every GPU.
+// askNVML returns what NVML knows of the GPUs, by UUID, and whether that is all of every GPU.
 func askNVML() (found map[string]cuda.Device, all bool) {
 	found, all = map[string]cuda.Device{}, true
 	if nvml.Init() != nvml.SUCCESS {
@@ -58,9 +56,8 @@ func askNVML() (found map[string]cuda.Device, all bool) {
 	return found, all && r == nvml.SUCCESS && len(found) == count
 }
 
-// describe asks for what CUDA needs NVML for. What this NVML, or this GPU, does not
-// report stays empty, and Minor is then -1. The index is by bus, as the numbers of the
-// device files are; CUDA's ordinals are by speed.
+// describe asks for what CUDA needs NVML for. What is not reported stays empty, and Minor is then
+// -1. The index is by bus, as the numbers of the device files are; CUDA's ordinals are by speed.
 func describe(index int, device nvml.Device) cuda.Device {
 	d := cuda.Device{GPU: cuda.GPU{Index: index, Minor: -1}}
 	d.UUID, _ = ask("nvmlDeviceGetUUID", device.GetUUID)
@@ -87,8 +84,7 @@ func describe(index int, device nvml.Device) cuda.Device {
 	return d
 }
 
-// infoEarly lists the GPUs that this process is to see, without CUDA. ok is false
-// where not all is known of them.
+// infoEarly lists the GPUs that this process is to see, without CUDA; ok: all is known of them.
 func infoEarly(f facts) (_ wire.Reply, ok bool) {
 	if !f.all || f.version == "" {
 		return wire.Reply{}, false
@@ -105,7 +101,6 @@ func infoEarly(f facts) (_ wire.Reply, ok bool) {
 	}), true
 }
 
-// partitioned are the GPUs in MIG mode.
 func partitioned(all map[string]cuda.Device) []cuda.GPU { return list(all, inMIG) }
 
 func inMIG(d cuda.Device) bool { return d.MIG != nil && *d.MIG }
@@ -121,8 +116,7 @@ func list(all map[string]cuda.Device, pick func(cuda.Device) bool) (gpus []cuda.
 	return gpus
 }
 
-// survey asks NVML about the GPUs. The fault is no-driver where there is no
-// NVML, which comes with the driver.
+// survey asks NVML, which comes with the driver: without it the fault is no-driver.
 func survey() wire.Reply {
 	if r := nvml.Init(); r != nvml.SUCCESS {
 		why := "libnvidia-ml.so.1 is not installed"
@@ -140,7 +134,6 @@ func survey() wire.Reply {
 	return answer(found)
 }
 
-// surveyDevice asks for all that one GPU reports.
 func surveyDevice(index int, device nvml.Device) cuda.Device {
 	d := describe(index, device)
 	if mode, r := ask("nvmlDeviceGetPersistenceMode", device.GetPersistenceMode); r == nvml.SUCCESS {

@@ -17,9 +17,8 @@ import (
 // drain is how long calls under way may go on after the client has gone.
 const drain = 2 * time.Minute
 
-// Serve answers the requests of its client until the client closes its end of the
-// socket. An error is a broken socket or a client that speaks otherwise; nothing more
-// can be served then.
+// Serve answers the requests of its client until the client closes its end of the socket. An error
+// is a broken socket or a client that speaks otherwise: nothing more can be served.
 func Serve() error {
 	client, err := worker.NewServer(wire.MaxMessage)
 	if err != nil {

@@ -45,9 +45,8 @@ func driverVersion() string {
 	return parseVersion(string(b))
 }
 
-// parseVersion finds the version in /proc/driver/nvidia/version, whose line
-// reads "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03
-// Release Build …".
+// parseVersion finds the version in /proc/driver/nvidia/version, "NVRM version: NVIDIA UNIX Open
+// Kernel Module for x86_64  580.159.03  Release Build …".
 func parseVersion(s string) string {
 	for line := range strings.Lines(s) {
 		if strings.HasPrefix(line, "NVRM version:") {

@@ -20,11 +20,9 @@ const (
 	// OnCheckpoint decides whether the container continues after a checkpoint
 	// whose request has no options, the kubelet's and nerdctl's: "keep" or "stop".
 	OnCheckpoint = "dev.gpuckpt.on-checkpoint"
-	// WhenShort decides for a container what [staging] when_short decides for the
-	// node.
+	// WhenShort decides for a container what [staging] when_short does for the node.
 	WhenShort = "dev.gpuckpt.when-short"
-	// IOUring decides whether the container may use io_uring, which CRIU cannot dump: "allow", or
-	// "deny", the default.
+	// IOUring decides about io_uring, which CRIU cannot dump: "allow", or "deny", the default.
 	IOUring = "dev.gpuckpt.io-uring"
 	// Shells decides for a container what [checkpoint] shells decides for the node: "refuse" a
 	// checkpoint while somebody has a shell in the container, or "end" the shell.
@@ -64,9 +62,8 @@ const (
 	Offset = "dev.gpuckpt.offset"
 )
 
-// On the manifest of a checkpoint image, for schedulers and people: a copy of what
-// gpuckpt.json has. A node has facts under the same keys, so that the two can be
-// compared.
+// On the manifest of a checkpoint image, for schedulers and people: a copy of what gpuckpt.json
+// has. A node has facts under the same keys, to compare.
 const (
 	// LayerBytes is the size of the pieces that GPU state was cut into.
 	LayerBytes = "dev.gpuckpt.layer.bytes"

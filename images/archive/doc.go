@@ -30,34 +30,31 @@ import (
 )
 
 var (
-	// ErrMalformed reports a file that is not an archive of a checkpoint, is damaged, or
-	// has what images.ReadTar refuses: links, devices, names that lead out of it.
+	// ErrMalformed reports a file that is not an archive of a checkpoint, is damaged, or has what
+	// images.ReadTar refuses: links, devices, names that lead out of it.
 	ErrMalformed = errors.New("malformed checkpoint archive")
-	// ErrUnsupported reports an archive with something that a restore could not bring
-	// back, volumes or shared memory apart, and one that is compressed as a whole.
+	// ErrUnsupported reports an archive with what a restore could not bring back (volumes, shared
+	// memory apart), or compressed as a whole.
 	ErrUnsupported = errors.New("unsupported checkpoint archive")
 )
 
-// Config is the content of config.dump: RootfsImage is the image as the user called
-// it, RootfsImageRef its digest or id, RootfsImageName its full name.
+// Config is config.dump: RootfsImage is the image as the user called it, RootfsImageRef its digest
+// or id, RootfsImageName its full name.
 type Config = metadata.ContainerConfig
 
 // Contents are what an archive is written of.
 type Contents struct {
-	// Checkpoint is read in place. Files of the names that an archive has at
-	// its root (spec.dump, dump.log and so on) go there, the rest to checkpoint/.
+	// Checkpoint is read in place. Its files with names of an archive's root (spec.dump, dump.log
+	// and so on) go there, the rest to checkpoint/.
 	Checkpoint *images.Checkpoint
-	// Config, Spec, Status are written unless the checkpoint has files for them.
+	// Config and Spec are written unless the checkpoint has files for them.
 	Config Config
 	Spec   json.RawMessage
-	Status json.RawMessage
 	// Layers are the writable files, bottom up: plain tar archives.
 	Layers []Layer
 }
 
-// rootFile reports whether a name is one of the files at an archive's root that stay
-// with a checkpoint when it becomes an image. An archive made of the image has them
-// again.
+// rootFile reports whether a file at an archive's root stays with the checkpoint in an image.
 func rootFile(name string) bool {
 	return slices.Contains([]string{
 		metadata.ConfigDumpFile, metadata.SpecDumpFile, metadata.StatusDumpFile, metadata.NetworkStatusFile,

@@ -20,9 +20,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// whiteout begins the names of a layer's entries that remove a file from the
-// layers below; whiteoutOpaque empties its directory. OCI image specification,
-// "Whiteouts".
+// whiteout begins the names of entries that remove a file of the layers below; whiteoutOpaque
+// empties its directory (OCI image specification, "Whiteouts").
 const (
 	whiteout       = ".wh."
 	whiteoutOpaque = ".wh..wh..opq"
@@ -49,9 +48,9 @@ func cleanDeleted(name string) (string, error) {
 	return name, err
 }
 
-// RootFS returns the container's writable files as a layer: a plain tar archive, in
-// which the deleted files are whiteouts. It returns nil when there are none. Reading the
-// layer fails with ErrMalformed where the archive's own is not a tar archive.
+// RootFS returns the container's writable files as a layer, a plain tar archive in which the
+// deleted files are whiteouts; nil without any. Reading fails with ErrMalformed where the archive's
+// own layer is not a tar archive.
 func (a *Archive) RootFS(ctx context.Context) (io.ReadCloser, error) {
 	if a.rootfs == nil && len(a.deleted) == 0 {
 		return nil, nil
@@ -99,8 +98,7 @@ func (a *Archive) writeRootFS(ctx context.Context, w io.Writer, plain io.ReadClo
 	return out.Close()
 }
 
-// entries calls do for each entry of a tar archive, with its cleaned name. An archive
-// that cannot be read is an unreadable.
+// entries calls do for each entry of a tar archive, by its cleaned name, or returns unreadable.
 func entries(ctx context.Context, r io.Reader, unreadable error, do func(name string, h *tar.Header, data io.Reader) error) error {
 	for in := tar.NewReader(r); ; {
 		h, err := in.Next()
@@ -122,10 +120,8 @@ func entries(ctx context.Context, r io.Reader, unreadable error, do func(name st
 	}
 }
 
-// copyEntry writes an entry with what it holds.
 func copyEntry(out *tar.Writer, h *tar.Header, in io.Reader) error {
-	// What a reader made of a sparse file is written whole, in whatever form
-	// holds its name and times.
+	// A sparse file is written whole, in whatever form holds its name and times.
 	h.Format = tar.FormatUnknown
 	if h.Typeflag == tar.TypeGNUSparse {
 		h.Typeflag = tar.TypeReg
@@ -140,10 +136,9 @@ func copyEntry(out *tar.Writer, h *tar.Header, in io.Reader) error {
 	return nil
 }
 
-// merge writes layers, bottom up, as one rootfs-diff.tar. It returns the list for
-// deleted.files: what a layer removes and no layer above puts back. That list has no
-// form for an opaque directory, whose whiteout stays in the tar, where readers that know
-// layers understand it.
+// merge writes layers, bottom up, as one rootfs-diff.tar. It returns the list for deleted.files:
+// what a layer removes and no layer above puts back. The list has no form for an opaque directory,
+// whose whiteout stays in the tar for readers that know layers.
 func merge(ctx context.Context, w io.Writer, layers []Layer) (deleted []string, err error) {
 	out := tar.NewWriter(w)
 	gone := make(map[string]bool)

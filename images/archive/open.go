@@ -25,9 +25,8 @@ const maxDump = 16 << 20
 
 // Archive is an open archive.
 type Archive struct {
-	// Checkpoint reads its files where they lie; the files at the archive's
-	// root that tell of the container are among them. Without GPU state its
-	// Metadata is nil.
+	// Checkpoint reads its files where they lie, those at the archive's root that tell of the
+	// container among them. Without GPU state its Metadata is nil.
 	Checkpoint *images.Checkpoint
 	// Config is config.dump.
 	Config Config
@@ -37,9 +36,7 @@ type Archive struct {
 	file    io.Closer
 }
 
-// Open opens an archive. The errors are ErrMalformed, ErrUnsupported, those of
-// images.OpenFiles (images.ErrSchema, images.ErrMalformed, images.ErrDamaged), or
-// those of reading a file.
+// Open opens an archive. The errors are ErrMalformed, ErrUnsupported, or those of images.OpenFiles.
 func Open(ctx context.Context, name string) (*Archive, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -64,7 +61,6 @@ func Open(ctx context.Context, name string) (*Archive, error) {
 // Close closes the archive, and with it the files of the checkpoint.
 func (a *Archive) Close() error { return a.file.Close() }
 
-// read opens an archive of that size.
 func read(ctx context.Context, r io.ReaderAt, size int64) (*Archive, error) {
 	if err := refuseCompressed(r); err != nil {
 		return nil, err
@@ -131,8 +127,7 @@ func read(ctx context.Context, r io.ReaderAt, size int64) (*Archive, error) {
 	return a, nil
 }
 
-// decode reads a file of JSON. Fields it does not know are left out: Podman and
-// CRI-O write many more.
+// decode reads a file of JSON. Fields it does not know are left out: others write many more.
 func decode(e images.File, into any) error {
 	if e.Bytes > maxDump {
 		return fmt.Errorf("%w: %s has more than %d bytes", ErrMalformed, e.Name, maxDump)
@@ -148,8 +143,7 @@ func decode(e images.File, into any) error {
 	return nil
 }
 
-// refuseCompressed explains archives that are compressed as a whole, Podman's
-// by default.
+// refuseCompressed explains archives that are compressed as a whole, as Podman's are.
 func refuseCompressed(r io.ReaderAt) error {
 	var magic [6]byte
 	if _, err := r.ReadAt(magic[:], 0); err != nil && !errors.Is(err, io.EOF) {
@@ -163,9 +157,8 @@ func refuseCompressed(r io.ReaderAt) error {
 	return nil
 }
 
-// refuseContent refuses an archive in an archive that has anything but a directory's
-// own entry. Podman puts what is in /dev/shm into one, apart from the container's
-// other files, and writes it for a container with an empty /dev/shm as well.
+// refuseContent refuses an archive in an archive that has more than a directory's own entry. Podman
+// puts /dev/shm into one, also where it is empty.
 func refuseContent(ctx context.Context, e images.File) error {
 	inner := io.NewSectionReader(e.Data, 0, int64(e.Bytes))
 	err := entries(ctx, inner, ErrMalformed, func(name string, h *tar.Header, _ io.Reader) error {

@@ -21,10 +21,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// Write writes an archive under that name. It appears when it is complete; on
-// an error there is none, and one that was there is as it was. Beside it lies
-// meanwhile a file with the container's writable files, whose size must be known
-// before they are. progress receives the step "archive": the bytes written.
+// Write writes an archive under that name. It appears when it is complete; on an error the name is
+// as it was. A file beside it takes the writable files, whose size must be known before they are.
+// progress receives the step "archive": the bytes written.
 func Write(ctx context.Context, name string, c Contents, progress images.Progress) (err error) {
 	defer func() {
 		if err != nil {
@@ -56,7 +55,6 @@ func Write(ctx context.Context, name string, c Contents, progress images.Progres
 	return nil
 }
 
-// writer writes one archive.
 type writer struct {
 	ctx   context.Context
 	tar   *tar.Writer
@@ -96,7 +94,7 @@ func (w *writer) dumps(c Contents) error {
 	for _, f := range []struct {
 		name string
 		data any
-	}{{metadata.ConfigDumpFile, c.Config}, {metadata.SpecDumpFile, c.Spec}, {metadata.StatusDumpFile, c.Status}, {metadata.NetworkStatusFile, struct{}{}}} {
+	}{{metadata.ConfigDumpFile, c.Config}, {metadata.SpecDumpFile, c.Spec}, {metadata.NetworkStatusFile, struct{}{}}} {
 		raw, ok := f.data.(json.RawMessage)
 		there := slices.ContainsFunc(c.Checkpoint.Files, func(had images.File) bool { return had.Name == f.name })
 		if there || ok && len(raw) == 0 {
@@ -109,7 +107,6 @@ func (w *writer) dumps(c Contents) error {
 	return nil
 }
 
-// checkpoint writes the files of the checkpoint, the areas whole.
 func (w *writer) checkpoint(c *images.Checkpoint) error {
 	const dir = metadata.CheckpointDirectory + "/"
 	files := func(in string, which func(name string) bool) error {
@@ -145,7 +142,6 @@ func (w *writer) checkpoint(c *images.Checkpoint) error {
 	return files(dir, func(name string) bool { return name == images.MetadataName }) // last, as at a dump
 }
 
-// json writes an entry of JSON.
 func (w *writer) json(name string, value any) error {
 	data, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -154,7 +150,6 @@ func (w *writer) json(name string, value any) error {
 	return w.file(name, int64(len(data)), bytes.NewReader(data))
 }
 
-// file writes an entry of that size.
 func (w *writer) file(name string, size int64, r io.ReaderAt) error {
 	err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, Size: size})
 	if err == nil {

@@ -3,10 +3,9 @@
 
 // Package capture takes a checkpoint of a running container in containerd as an image.
 //
-// Container does it in order: look at all that can be wrong; pause the container; have
-// the shim dump it while containerd takes the container's writable files; build the image
-// while the shim gives the GPU back; name the image; let the container run on, or end it.
-// If a step fails, the steps before it are undone.
+// Container looks at all that can be wrong; pauses the container; has the shim dump it while
+// containerd takes its writable files; builds the image while the shim gives the GPU back; names
+// the image; lets the container run on, or ends it. If a step fails, those before it are undone.
 package capture
 
 import (
@@ -20,7 +19,6 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
@@ -34,28 +32,23 @@ import (
 const (
 	// DefaultDir is where dumps are made. It need not exist.
 	DefaultDir = "/var/lib/gpuckpt/checkpoints"
-	// undoLimit bounds each undo, and the end of a container: a resume waits until the
-	// shim has filled the GPUs.
+	// undoLimit bounds each undo, and the end of a container: a resume fills the GPUs.
 	undoLimit = 30 * time.Minute
-	// leaseLimit is when containerd collects what a program that was killed has left.
-	leaseLimit = 24 * time.Hour
 )
 
 // Options say how a checkpoint is taken.
 type Options struct {
 	// Image is the name of the image, "example.com/job:1".
 	Image string
-	// Dir is the directory on this machine in which the dump is made; empty: DefaultDir.
+	// Dir is where the dump is made, on this machine; empty: DefaultDir.
 	Dir string
-	// LeaveRunning lets the container run on as soon as its GPU is filled again. Without
-	// it the container ends once the image is complete.
+	// LeaveRunning lets the container run on. Else it ends once the image is complete.
 	LeaveRunning bool
 	// Unpack unpacks the image too, for the container's snapshotter.
 	Unpack bool
 	// Build says how the image is built: Compression, Level, Threads, LayerBytes.
 	Build oci.Options
-	// Previous is the name of an earlier checkpoint image of the container in
-	// containerd: what has not changed is not stored again. It may be empty.
+	// Previous names an earlier checkpoint image, or is empty: what it has is not stored again.
 	Previous string
 	// Progress receives the steps "dump" and "image".
 	Progress images.Progress
@@ -76,7 +69,6 @@ type Result struct {
 	SecondsOverall float64 `json:"seconds"`
 }
 
-// run is one checkpoint on its way.
 type run struct {
 	Options
 	client   *client.Client
@@ -88,9 +80,8 @@ type run struct {
 	result   Result
 }
 
-// Container takes a checkpoint of a container. ctx carries containerd's namespace. On
-// an error the container is as it was before and there is no image, unless the error
-// says that the image is complete.
+// Container takes a checkpoint of a container. ctx carries containerd's namespace. On an error the
+// container is as before and there is no image, unless the error says that it is complete.
 func Container(ctx context.Context, c *client.Client, id string, o Options) (_ *Result, err error) {
 	began := time.Now()
 	r := &run{Options: o, client: c, result: Result{Container: id, Image: o.Image, Running: o.LeaveRunning}}
@@ -99,11 +90,11 @@ func Container(ctx context.Context, c *client.Client, id string, o Options) (_ *
 		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
 	}
 	// What is written belongs to nobody else until the image has its name.
-	ctx, release, err := c.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(leaseLimit))
+	ctx, release, err := localstore.Lease(ctx, c)
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint %s: keep containerd from collecting the image: %w", id, err)
+		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
 	}
-	defer func() { err = errors.Join(err, release(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, release()) }()
 	if err := r.take(ctx); err != nil {
 		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
 	}
@@ -206,8 +197,8 @@ func (r *run) unpaused() {
 	}
 }
 
-// build builds the image of the dump; it has no name yet. The layers go straight into
-// the directory of containerd's content store, if that is to be had.
+// build builds the image of the dump, without a name. The layers go straight into the directory of
+// containerd's content store, if that is to be had.
 func (r *run) build(ctx context.Context) (none ocispec.Descriptor, err error) {
 	began := time.Now()
 	if r.Build.Checkpoint, err = convert.OpenDump(r.dumpDir); err != nil {
@@ -249,7 +240,6 @@ func (r *run) kill(ctx context.Context) error {
 	return nil
 }
 
-// unpack unpacks the image for the snapshotter of the container.
 func (r *run) unpack(ctx context.Context) error {
 	began := time.Now()
 	found, err := localstore.Find(ctx, r.client, r.Image)

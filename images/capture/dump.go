@@ -23,28 +23,24 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// completeEvery is how often complete looks at a dump. A GPU needs tenths of a second to
-// be filled again.
+// completeEvery is how often complete looks. A GPU needs tenths of a second to be filled again.
 const completeEvery = 5 * time.Millisecond
 
-// runningDump is a dump whose files are complete. The shim may not be done with
-// the container.
+// runningDump is a dump whose files are complete. The shim may still be at it.
 type runningDump struct {
 	began time.Time
 	done  chan struct{} // closed when the shim has answered; err is then set
 	err   error
 }
 
-// wait waits until the shim is done with the container. Without an error the container
-// is then as it was before the dump.
+// wait waits until the shim has done with the container, which without an error is then as before.
 func (d *runningDump) wait() error {
 	<-d.done
 	return d.err
 }
 
-// dump has the shim dump the processes while containerd takes the container's writable
-// files. It returns when all files are complete. After an error nothing goes on in the
-// shim.
+// dump has the shim dump the processes while containerd takes the writable files. It returns when
+// all files are complete. After an error nothing goes on in the shim.
 func (r *run) dump(ctx context.Context) (*runningDump, error) {
 	if err := r.describe(); err != nil {
 		return nil, err
@@ -75,8 +71,7 @@ func (r *run) dump(ctx context.Context) (*runningDump, error) {
 	return nil, err
 }
 
-// complete waits until the dump has metadata, or the shim has answered. It reports
-// whether all files are complete.
+// complete waits for metadata or the shim's answer, and reports whether all files are complete.
 func (d *runningDump) complete(metadata string) (bool, error) {
 	tick := time.NewTicker(completeEvery)
 	defer tick.Stop()
@@ -98,7 +93,6 @@ func (d *runningDump) complete(metadata string) (bool, error) {
 	}
 }
 
-// takeDiff makes the layer with the container's writable files.
 func (r *run) takeDiff(ctx context.Context) error {
 	if r.info.SnapshotKey == "" {
 		return nil
@@ -112,8 +106,7 @@ func (r *run) takeDiff(ctx context.Context) error {
 	return nil
 }
 
-// describe writes beside the dump what the container is, for readers of the image and
-// for a Kubernetes archive made of it.
+// describe writes beside the dump what the container is, for readers and Kubernetes archives.
 func (r *run) describe() error {
 	spec := []byte("{}")
 	if r.info.Spec != nil {

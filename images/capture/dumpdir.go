@@ -12,16 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dumpPrefix begins the names of the dumps' own directories. containerd's begin so, and
-// by it the shim knows that a missing directory means a client that gave up.
+// dumpPrefix begins the names of the dumps' directories, like those of containerd's: by it the shim
+// knows that a missing directory means a client that gave up.
 const dumpPrefix = "ctrd-checkpoint-gpuckpt-"
 
-// makeDumpDir makes a directory for one dump in another, and removes the directories
-// that killed programs have left. A program holds a lock on its directory for as long as
-// it lives. release removes the directory.
+// makeDumpDir makes a directory for one dump in another, and removes those of killed programs: a
+// program that lives holds a lock on its own. release removes the directory.
 func makeDumpDir(in string) (dir string, release func() error, err error) {
-	// One at a time: between the making and the locking, another program would take the
-	// directory for one that was left.
+	// One at a time: before it is locked, another would take the directory for one left over.
 	turn, err := os.Open(in)
 	if err != nil {
 		return "", nil, err

@@ -75,8 +75,8 @@ func (r *run) prepare(ctx context.Context, id string) error {
 	if r.Dir, err = filepath.Abs(r.Dir); err != nil { // containerd has another working directory
 		return err
 	}
-	// Only the last part of a directory of the user's is made: a disk that is not mounted
-	// must not become a directory on the root file system.
+	// Only the last part of a user's directory is made: a disk that is not mounted must not become
+	// a directory on the root file system.
 	mkdir := os.Mkdir
 	if r.Dir == DefaultDir {
 		mkdir = os.MkdirAll
@@ -87,8 +87,7 @@ func (r *run) prepare(ctx context.Context, id string) error {
 	return nil
 }
 
-// base finds the container's image. It refuses a name that no longer means the image on
-// which the container's files lie.
+// base finds the container's image. It refuses a name that now means another one.
 func (r *run) base(ctx context.Context) (none ocispec.Descriptor, _ error) {
 	if r.info.Image == "" {
 		return none, fmt.Errorf("it was not made from an image, so its checkpoint cannot be an image: use `ctr tasks checkpoint --image-path DIR`: %w", errdefs.ErrFailedPrecondition)

@@ -23,14 +23,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// ContainerdCheckpoint is a checkpoint as containerd itself stores it
-// (`ctr containers checkpoint`): an index of raw blobs.
+// ContainerdCheckpoint is containerd's own form of a checkpoint, an index of raw blobs.
 type ContainerdCheckpoint struct {
-	// Checkpoint reads its files where they lie in the archive; it is good until
-	// Close. Without GPU state its Metadata is nil.
+	// Checkpoint reads the archive, until Close. Without GPU state its Metadata is nil.
 	Checkpoint *images.Checkpoint
-	// Base is the container's image. It is zero when the checkpoint was made without
-	// --image.
+	// Base is the container's image; zero when the checkpoint was made without --image.
 	Base ocispec.Descriptor
 	// RW is the layer of the container's writable files, nil without --rw.
 	RW *ocispec.Descriptor
@@ -44,8 +41,8 @@ type ContainerdCheckpoint struct {
 // Close closes the archive.
 func (s *ContainerdCheckpoint) Close() error { return s.archive.Close() }
 
-// OpenContainerd opens a checkpoint that containerd made, and copies nothing. The
-// error is oci.ErrNotCheckpoint if the index has no archive of CRIU's images.
+// OpenContainerd opens a checkpoint that containerd made, and copies nothing. The error is
+// oci.ErrNotCheckpoint if the index has no archive of CRIU's images.
 func OpenContainerd(ctx context.Context, provider content.Provider, index ocispec.Descriptor) (*ContainerdCheckpoint, error) {
 	if !cimages.IsIndexType(index.MediaType) {
 		return nil, fmt.Errorf("%w: %s is of the type %s", oci.ErrNotCheckpoint, index.Digest, index.MediaType)
@@ -97,8 +94,7 @@ func OpenContainerd(ctx context.Context, provider content.Provider, index ocispe
 	return s, nil
 }
 
-// Record reads what the checkpoint says of its container, and the container's OCI
-// spec.
+// Record reads what the checkpoint says of its container, and the container's OCI spec.
 func (s *ContainerdCheckpoint) Record(ctx context.Context) (config archive.Config, spec json.RawMessage, err error) {
 	spec = []byte("{}")
 	// Clients write the name in either of two places.

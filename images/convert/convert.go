@@ -1,13 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package convert takes a checkpoint from any form to any form: images in containerd,
-// OCI layouts and OCI archives, containerd's own checkpoints, the kubelet's archives,
-// dumps.
+// Package convert takes a checkpoint from any form to any form: images in containerd, OCI layouts
+// and archives, containerd's own checkpoints, the kubelet's archives, dumps.
 //
-// A Ref names a place, Open opens the checkpoint there as a Source, Convert writes it to
-// another place. An image is copied and keeps its digest; from every other form an image
-// is built. The destination appears when it is complete; if Convert fails it is as before.
+// A Ref names a place, Open opens the checkpoint there as a Source, Convert writes it to another
+// place. An image is copied and keeps its digest; of every other form an image is built. The
+// destination appears when it is complete; if Convert fails it is as before.
 package convert
 
 import (
@@ -16,21 +15,17 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
-
-// leaseLimit is when containerd collects what a program that was killed has left.
-const leaseLimit = 24 * time.Hour
 
 // Options say how a checkpoint is converted.
 type Options struct {
@@ -38,9 +33,8 @@ type Options struct {
 	Dial Dial
 	// Build says how an image is built: Compression, Level, Threads, LayerBytes.
 	Build oci.Options
-	// Base is the Ref of the image that the container was made from; empty: as the
-	// source says. Previous is the Ref of an earlier checkpoint image of the container.
-	// Both are for building an image.
+	// For building an image: Base is the Ref of the image that the container was made from, empty:
+	// as the source says; Previous that of an earlier checkpoint image of the container.
 	Base, Previous string
 	// MustBuild refuses a source that is an image already.
 	MustBuild bool
@@ -59,7 +53,6 @@ type Result struct {
 	*oci.Result
 }
 
-// conversion is one conversion.
 type conversion struct {
 	Options
 	src     *Source
@@ -70,8 +63,7 @@ type conversion struct {
 
 func (v *conversion) atEnd(do func() error) { v.closers = append(v.closers, do) }
 
-// Convert writes a checkpoint to another place. On an error the destination is as it
-// was.
+// Convert writes a checkpoint to another place, which is as before after an error.
 func Convert(ctx context.Context, from, to Ref, o Options) (_ *Result, err error) {
 	if err := o.Build.Check(); err != nil {
 		return nil, err
@@ -88,12 +80,11 @@ func Convert(ctx context.Context, from, to Ref, o Options) (_ *Result, err error
 			return nil, err
 		}
 		// What is written belongs to nobody else until it has a name.
-		leased, release, err := c.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(leaseLimit))
-		if err != nil {
-			return nil, fmt.Errorf("keep containerd from collecting the image: %w", err)
+		var release func() error
+		if ctx, release, err = localstore.Lease(ctx, c); err != nil {
+			return nil, err
 		}
-		v.atEnd(func() error { return release(context.WithoutCancel(leased)) })
-		ctx = leased
+		v.atEnd(release)
 	}
 	if v.src, err = v.open(ctx, from); err != nil {
 		return nil, err

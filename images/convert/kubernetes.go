@@ -21,7 +21,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// intoKubernetes writes an archive as the kubelet keeps them.
 func (v *conversion) intoKubernetes(ctx context.Context) (err error) {
 	contents := archive.Contents{Checkpoint: v.src.Checkpoint, Spec: []byte("{}")}
 	switch s := v.src; {
@@ -59,13 +58,11 @@ func (v *conversion) intoKubernetes(ctx context.Context) (err error) {
 	return archive.Write(ctx, v.to.Path, contents, v.Progress)
 }
 
-// layer opens a layer of the source's for an archive.
 func (s *Source) layer(d ocispec.Descriptor) archive.Layer {
 	return func(ctx context.Context) (io.ReadCloser, error) { return oci.OpenLayer(ctx, s.Provider, d, nil) }
 }
 
-// extract unpacks the checkpoint's own layers of an image into a directory, and opens
-// and checks what came of it.
+// extract unpacks the checkpoint's own layers of an image into a directory, opens and checks them.
 func extract(ctx context.Context, provider content.Provider, image *oci.Image, root string, progress images.Progress) (*images.Checkpoint, error) {
 	dir := filepath.Join(root, images.ImageDir)
 	if err := os.Mkdir(dir, 0o700); err != nil {

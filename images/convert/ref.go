@@ -46,12 +46,10 @@ func (r Ref) String() string {
 	return r.Path
 }
 
-// IsPath reports whether text names a file rather than an image: no full name of an
-// image begins like a path.
+// IsPath reports whether text names a file: no full name of an image begins like a path.
 func IsPath(text string) bool { return strings.HasPrefix(text, "/") || strings.HasPrefix(text, ".") }
 
-// ParseRef reads KIND:PATH[@NAME], containerd:NAME, a bare NAME, or a bare path, which
-// must exist: ParseRef looks at the file to see its kind.
+// ParseRef reads KIND:PATH[@NAME], containerd:NAME, a bare NAME, or a bare path that exists.
 func ParseRef(text string) (Ref, error) {
 	if kind, rest, ok := strings.Cut(text, ":"); ok {
 		switch kind {
@@ -82,7 +80,6 @@ func ParseRef(text string) (Ref, error) {
 	return Ref{Kind: kind, Path: path, Name: name}, err
 }
 
-// kindOf looks at a file or directory.
 func kindOf(path string) (string, error) {
 	st, err := os.Stat(path)
 	if err != nil {

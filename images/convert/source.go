@@ -24,8 +24,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
-// Dial connects to containerd. A function that is given a Dial calls it only when a
-// Ref is in containerd, and does not close the client.
+// Dial connects to containerd, only for a Ref there. Who calls it does not close the client.
 type Dial func() (*client.Client, error)
 
 func (d Dial) client() (*client.Client, error) {
@@ -38,12 +37,11 @@ func (d Dial) client() (*client.Client, error) {
 // Source is an open checkpoint, good until Close.
 type Source struct {
 	Ref
-	// Image is the checkpoint image, or nil: then Checkpoint is what an image can be
-	// built from.
+	// Image is the checkpoint image; nil: an image can be built from Checkpoint.
 	Image      *ocispec.Descriptor
 	Checkpoint *images.Checkpoint
 	// Provider reads an image, and the blobs of containerd's own checkpoint.
-	Provider content.Provider
+	Provider content.InfoReaderProvider
 
 	containerd *ContainerdCheckpoint
 	archive    *archive.Archive
@@ -111,7 +109,7 @@ func (s *Source) named(err error) error {
 
 // get takes an image from a layout that was opened, or returns err.
 func (s *Source) get(ctx context.Context, from interface {
-	content.Provider
+	content.InfoReaderProvider
 	io.Closer
 	Get(name string) (ocispec.Descriptor, error)
 }, err error) error {
@@ -130,7 +128,6 @@ func (s *Source) get(ctx context.Context, from interface {
 	return s.take(ctx, found)
 }
 
-// take looks at what kind of image was found.
 func (s *Source) take(ctx context.Context, found ocispec.Descriptor) (err error) {
 	s.containerd, err = OpenContainerd(ctx, s.Provider, found)
 	if errors.Is(err, oci.ErrNotCheckpoint) { // of that form

@@ -16,7 +16,6 @@ import (
 	"github.com/containerd/containerd/v2/pkg/atomicfile"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
 
@@ -26,7 +25,6 @@ import (
 
 var errNoName = errors.New("the image needs a name: write it after the path, PATH@example.com/job:1")
 
-// intoContainerd writes into containerd, under its name at the end.
 func (v *conversion) intoContainerd(ctx context.Context) error {
 	c, err := v.Dial.client()
 	if err != nil {
@@ -35,7 +33,6 @@ func (v *conversion) intoContainerd(ctx context.Context) error {
 	return v.intoStore(ctx, c.ContentStore(), true, func(m ocispec.Descriptor) error { return localstore.Tag(ctx, c, v.to.Name, m) })
 }
 
-// intoLayout writes into a layout, which is made if there is none.
 func (v *conversion) intoLayout(ctx context.Context) (err error) {
 	if v.to.Name == "" {
 		return errNoName
@@ -54,8 +51,7 @@ func (v *conversion) intoLayout(ctx context.Context) (err error) {
 	return v.intoStore(ctx, dir, false, func(m ocispec.Descriptor) error { return dir.Tag(ctx, v.to.Name, m) })
 }
 
-// intoArchive writes an OCI archive, by way of a layout beside it where there is no
-// image yet.
+// intoArchive writes an OCI archive, of what is no image by way of a layout beside it.
 func (v *conversion) intoArchive(ctx context.Context) (err error) {
 	if v.to.Name == "" {
 		return errNoName
@@ -85,7 +81,7 @@ func (v *conversion) intoArchive(ctx context.Context) (err error) {
 	}
 	defer func() { _ = out.Cancel() }() // nothing once it is closed
 	meter := v.Progress.Begin("archive", 0)
-	if err := ociarchive.Export(ctx, withInfo{provider}, meter.Writer(ctx, out), ociarchive.WithManifest(*manifest, v.to.Name),
+	if err := ociarchive.Export(ctx, provider, meter.Writer(ctx, out), ociarchive.WithManifest(*manifest, v.to.Name),
 		ociarchive.WithSkipDockerManifest(), ociarchive.WithAllPlatforms()); err != nil {
 		return err
 	}
@@ -96,8 +92,7 @@ func (v *conversion) intoArchive(ctx context.Context) (err error) {
 	return nil
 }
 
-// beside makes a directory beside the file that is to be written, on the same disk. It
-// is removed at the end.
+// beside makes a directory beside the file that is to be written, until the end.
 func (v *conversion) beside() (string, error) {
 	dir, err := os.MkdirTemp(filepath.Dir(v.to.Path), "."+filepath.Base(v.to.Path)+".")
 	if err == nil {
@@ -106,12 +101,10 @@ func (v *conversion) beside() (string, error) {
 	return dir, err
 }
 
-// copiesAtOnce is how many blobs are copied at the same time.
 const copiesAtOnce = 4
 
-// copyImage copies the image's blobs, several at a time. An incomplete image has no
-// name, and containerd's lease keeps what is there of it. By labels on the blobs
-// containerd's garbage collector follows an image; a layout has none.
+// copyImage copies the image's blobs, several at a time. containerd's lease keeps what is there of
+// an image without a name; its garbage collector follows labels on the blobs. A layout has neither.
 func (v *conversion) copyImage(ctx context.Context, to content.Store, collected bool) error {
 	from := v.src.Provider
 	children := cimages.FilterPlatforms(cimages.ChildrenHandler(from), platforms.All)
@@ -136,15 +129,4 @@ func (v *conversion) copyImage(ctx context.Context, to content.Store, collected 
 	}
 	meter.End("copied")
 	return nil
-}
-
-// withInfo adds an Info that knows only a blob's name to a provider that has none:
-// Export asks which repositories a blob came from.
-type withInfo struct{ content.Provider }
-
-func (w withInfo) Info(ctx context.Context, dgst digest.Digest) (content.Info, error) {
-	if p, ok := w.Provider.(content.InfoProvider); ok {
-		return p.Info(ctx, dgst)
-	}
-	return content.Info{Digest: dgst}, nil
 }

@@ -1,12 +1,10 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package layout reads and writes OCI image layouts: directories, and layouts in a
-// tar archive, which are read only.
+// Package layout reads and writes OCI image layouts in directories, and reads tar archives.
 //
-// A layout is a content store and an index, index.json, of the images in it. An
-// image's blobs come first. Tag then puts the image into the index, by rename; before
-// that nobody finds it. A layout has no garbage collector.
+// A layout is a content store and an index of the images in it, index.json. An image's blobs come
+// first. Tag then puts it into the index. A layout has no garbage collector.
 package layout
 
 import (
@@ -18,22 +16,20 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/plugins/content/local"
-	"github.com/containerd/continuity"
 	"github.com/containerd/errdefs"
+	"github.com/moby/sys/atomicwriter"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Dir is a layout in a directory.
+// Dir is a layout in a directory. Only one goroutine may Tag at a time.
 type Dir struct {
 	content.Store
 	dir string
-	mu  sync.Mutex // one change of the index at a time
 }
 
 // Open opens a layout, or makes one where there is no directory or an empty one.
@@ -84,11 +80,8 @@ func (l *Dir) Close() error {
 	return nil
 }
 
-// Tag puts an image into the index under a name, "example.com/job:1". An image that
-// had the name before loses it.
+// Tag puts an image into the index under a name, which another image of that name loses.
 func (l *Dir) Tag(ctx context.Context, name string, manifest ocispec.Descriptor) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	index, err := l.readIndex()
 	if err == nil {
 		_, err = l.Info(ctx, manifest.Digest)
@@ -106,8 +99,6 @@ func (l *Dir) Tag(ctx context.Context, name string, manifest ocispec.Descriptor)
 
 // Get finds an image by its name; an empty name stands for the only image.
 func (l *Dir) Get(name string) (none ocispec.Descriptor, _ error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	index, err := l.readIndex()
 	if err != nil {
 		return none, err
@@ -115,7 +106,6 @@ func (l *Dir) Get(name string) (none ocispec.Descriptor, _ error) {
 	return find(index, name)
 }
 
-// find finds an image in an index.
 func find(index *ocispec.Index, name string) (ocispec.Descriptor, error) {
 	var names []string
 	for _, d := range index.Manifests {
@@ -127,8 +117,7 @@ func find(index *ocispec.Index, name string) (ocispec.Descriptor, error) {
 	return ocispec.Descriptor{}, fmt.Errorf("no image %q; name one of its images after an @: it has %q: %w", name, names, errdefs.ErrNotFound)
 }
 
-// NameOf returns the name that an index has for an image: containerd's annotation,
-// which holds the full name, else the specification's.
+// NameOf returns an image's name in an index: containerd's, which is full, or else the standard's.
 func NameOf(d ocispec.Descriptor) string {
 	if name, ok := d.Annotations[cimages.AnnotationImageName]; ok {
 		return name
@@ -167,5 +156,5 @@ func writeJSON(path string, value any) error {
 	if err != nil {
 		return err
 	}
-	return continuity.AtomicWriteFile(path, data, 0o644)
+	return atomicwriter.WriteFile(path, data, 0o644)
 }

@@ -19,8 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// Tar is a layout in a tar archive. Nothing is unpacked: each blob reads its own part
-// of the archive.
+// Tar is a layout in a tar archive. Each blob reads its own part of the archive.
 type Tar struct {
 	file  io.Closer
 	index *ocispec.Index
@@ -84,6 +83,15 @@ func (t *Tar) ReaderAt(_ context.Context, d ocispec.Descriptor) (content.ReaderA
 		return nil, fmt.Errorf("the archive has no %s: %w", d.Digest, errdefs.ErrNotFound)
 	}
 	return blob{f.Data.(*io.SectionReader)}, nil
+}
+
+// Info says that a blob is there, and its size.
+func (t *Tar) Info(_ context.Context, d digest.Digest) (content.Info, error) {
+	f, ok := t.blobs[d]
+	if !ok {
+		return content.Info{}, fmt.Errorf("the archive has no %s: %w", d, errdefs.ErrNotFound)
+	}
+	return content.Info{Digest: d, Size: int64(f.Bytes)}, nil
 }
 
 type blob struct{ *io.SectionReader }

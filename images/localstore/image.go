@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/reference"
@@ -21,8 +23,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Of opens the directory of a containerd's content store, if the store is
-// containerd's own and on this machine. known is as for Open.
+// Of opens a containerd's content store if it is its own and on this machine; known as for Open.
 func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store, error) {
 	answer, err := c.IntrospectionService().Plugins(ctx,
 		"type=="+string(plugins.ContentPlugin)+",id==content", "type=="+string(plugins.MetadataPlugin)+",id==bolt")
@@ -35,8 +36,7 @@ func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store
 			exports[p.ID+"."+k] = v
 		}
 	}
-	// See containerd's plugins/metadata: with the policy "isolated", a namespace cannot
-	// have a blob by asking for it.
+	// With "isolated" (plugins/metadata) a namespace has no blob by asking for it.
 	if policy := exports["bolt.policy"]; policy != "shared" {
 		return nil, fmt.Errorf("containerd's content sharing policy is %q", policy)
 	}
@@ -47,8 +47,17 @@ func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store
 	return Open(c.ContentStore(), root, known)
 }
 
-// CheckName refuses what is not the full name of an image: registries and containerd
-// would find nothing under it.
+// Lease keeps containerd from collecting what is written with the context that it returns, until
+// release, or for a day if the program is killed.
+func Lease(ctx context.Context, c *client.Client) (_ context.Context, release func() error, _ error) {
+	leased, end, err := c.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(24*time.Hour))
+	if err != nil {
+		return nil, nil, fmt.Errorf("keep containerd from collecting the image: %w", err)
+	}
+	return leased, func() error { return end(context.WithoutCancel(leased)) }, nil
+}
+
+// CheckName refuses what is not an image's full name, by which nobody would find it.
 func CheckName(name string) error {
 	spec, err := reference.Parse(name)
 	if err != nil || spec.Object == "" {
@@ -70,8 +79,7 @@ func Find(ctx context.Context, c *client.Client, name string) (images.Image, err
 	return found, nil
 }
 
-// Tag gives an image in containerd its name, in one step. An image that had the name
-// before loses it.
+// Tag gives an image in containerd its name, in one step. Another image of that name loses it.
 func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Descriptor) (err error) {
 	image := images.Image{Name: name, Target: target}
 	for {
@@ -88,9 +96,9 @@ func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Desc
 	return nil
 }
 
-// Unpack makes an image in containerd ready to run, unless it is. Where the snapshotter
-// can put layers together afterwards, as overlayfs can from containerd 2.2 on, Unpack
-// unpacks several at once. image.Unpack of containerd's client takes them one by one.
+// Unpack makes an image in containerd ready to run, unless it is. For a snapshotter that puts
+// layers together afterwards (overlayfs, from containerd 2.2 on) it unpacks several at once, where
+// image.Unpack of containerd's client takes them one by one.
 func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshotter string) (err error) {
 	defer func() {
 		if err != nil {

@@ -1,20 +1,18 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package localstore works with the images of a containerd on this machine: it finds,
-// names and unpacks them, and writes large blobs into the content store of containerd
-// without sending them through its socket.
+// Package localstore works with the images of a containerd on this machine: it finds, names and
+// unpacks them, and writes large blobs into its content store past its socket, which carries little
+// more than 1 GB/s per connection.
 //
-// containerd's API carries little more than 1 GB/s per connection. So a blob is written
-// to a file without a name on the store's own file system, hashed on the way, and linked
-// to the place that its digest gives it. containerd is then asked to write a blob of that
-// digest: with the sharing policy "shared" it finds the bytes and enters them for the
-// namespace, with the lease of the request, as if another namespace had pulled them.
+// A blob is written to a file without a name on the store's file system, hashed on the way, and
+// linked to the place of its digest. containerd is then asked to write a blob of that digest: with
+// the sharing policy "shared" it finds the bytes and enters them for the namespace, with the lease
+// of the request, as if another namespace had pulled them.
 //
-// The life of a blob: Writer, Write, Commit. A process that is killed before the link
-// leaves nothing. After the link the blob is complete. containerd's garbage collector
-// removes a blob that containerd was never asked for; if the collector was faster than
-// the question, the bytes go through the socket.
+// The life of a blob: Writer, Write, Commit. A process that is killed before the link leaves
+// nothing. After the link the blob is complete, and containerd's garbage collector removes one that
+// it was never asked for. If it was faster than the question, the bytes go through the socket.
 package localstore
 
 import (
@@ -25,7 +23,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -34,17 +31,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Store is containerd's content store. Blobs whose digest is not known
-// beforehand are written to its directory; all else is containerd's answer.
+// Store is containerd's content store. Blobs whose digest is not known beforehand go to its
+// directory; all else is containerd's answer.
 type Store struct {
 	content.Store
 	blobs string // the directory of the blobs with digests of digest.Canonical
 }
 
-// Open returns the store whose directory is root, the export "root" of containerd's
-// content plugin, whose sharing policy must be "shared". known is a blob that containerd
-// has: a directory without that blob belongs to another containerd. After an error the
-// caller can write to containerd's own store, which is slower.
+// Open returns the store whose directory is root, the export "root" of containerd's content plugin,
+// whose sharing policy must be "shared". known is a blob of containerd's: a directory without it
+// belongs to another. After an error containerd's own store is there, which is slower.
 func Open(store content.Store, root string, known ocispec.Descriptor) (*Store, error) {
 	if known.Digest.Algorithm() != digest.Canonical {
 		return nil, fmt.Errorf("%s is not a %s digest", known.Digest, digest.Canonical)
@@ -88,7 +84,7 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 	if err != nil {
 		return nil, err
 	}
-	return &writer{ctx: ctx, store: s, ref: o.Ref, total: o.Desc.Size, file: f, digester: digest.Canonical.Digester(), began: time.Now()}, nil
+	return &writer{ctx: ctx, store: s, ref: o.Ref, total: o.Desc.Size, file: f, digester: digest.Canonical.Digester()}, nil
 }
 
 // writer is a blob that has no name yet.
@@ -97,22 +93,16 @@ type writer struct {
 	store    *Store
 	ref      string
 	total    int64
-	file     *os.File // nil once closed
+	file     *os.File
 	digester digest.Digester
 	size     int64
-	began    time.Time
-	written  time.Time
 }
 
 // Write appends to the blob.
 func (w *writer) Write(p []byte) (int, error) {
-	if w.file == nil {
-		return 0, errClosed()
-	}
 	n, err := w.file.Write(p)
 	w.digester.Hash().Write(p[:n])
 	w.size += int64(n)
-	w.written = time.Now()
 	return n, err
 }
 
@@ -121,15 +111,11 @@ func (w *writer) Digest() digest.Digest { return w.digester.Digest() }
 
 // Status returns how far the blob is.
 func (w *writer) Status() (content.Status, error) {
-	return content.Status{Ref: w.ref, Offset: w.size, Total: w.total, StartedAt: w.began, UpdatedAt: w.written}, nil
+	return content.Status{Ref: w.ref, Offset: w.size, Total: w.total}, nil
 }
 
-// Truncate begins anew. Other sizes than 0 are refused, as by containerd's own
-// writers.
+// Truncate begins anew. It refuses other sizes than 0, as containerd's own writers do.
 func (w *writer) Truncate(size int64) error {
-	if w.file == nil {
-		return errClosed()
-	}
 	if size != 0 {
 		return fmt.Errorf("truncate a blob to %d bytes: only 0 is possible: %w", size, errdefs.ErrInvalidArgument)
 	}
@@ -144,21 +130,15 @@ func (w *writer) Truncate(size int64) error {
 
 // Close discards what was not committed.
 func (w *writer) Close() error {
-	if w.file == nil {
-		return nil
+	if err := w.file.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
 	}
-	err := w.file.Close()
-	w.file = nil
-	return err
+	return nil
 }
 
-// Commit makes the blob one of containerd's. The writer is closed after it; on
-// an error, containerd's garbage collector removes what may be there.
-// ErrAlreadyExists says that the namespace has the blob.
+// Commit makes the blob one of containerd's and closes the writer. After an error the garbage
+// collector removes what may be there. ErrAlreadyExists says that the namespace has the blob.
 func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest, opts ...content.Opt) error {
-	if w.file == nil {
-		return errClosed()
-	}
 	defer w.Close()
 	d := w.Digest()
 	if size > 0 && size != w.size {
@@ -167,7 +147,11 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 	if expected != "" && expected != d {
 		return fmt.Errorf("unexpected commit digest %s, expected %s: %w", d, expected, errdefs.ErrFailedPrecondition)
 	}
-	if err := w.place(d); err != nil {
+	err := w.place(d)
+	if errors.Is(err, os.ErrClosed) {
+		err = fmt.Errorf("%w: %w", errdefs.ErrFailedPrecondition, err)
+	}
+	if err != nil {
 		return fmt.Errorf("put %s into containerd's content store: %w", d, err)
 	}
 	//nolint:contextcheck // the writer's own, with the namespace and the lease it was opened in
@@ -187,8 +171,7 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 	return content.Copy(ctx, remote, io.NewSectionReader(w.file, 0, w.size), w.size, d, opts...)
 }
 
-// place gives the file the name of its digest, safe from a crash of the machine
-// as far as containerd makes its own so. It does nothing where there is one.
+// place gives the file the name of its digest, unless there is one, as safely as containerd does.
 func (w *writer) place(d digest.Digest) error {
 	if err := w.file.Sync(); err != nil {
 		return err
@@ -207,8 +190,4 @@ func (w *writer) place(d digest.Digest) error {
 		return &os.LinkError{Op: "link", Old: self, New: filepath.Join(w.store.blobs, d.Encoded()), Err: err}
 	}
 	return dir.Sync()
-}
-
-func errClosed() error {
-	return fmt.Errorf("the writer of a blob is closed: %w", errdefs.ErrFailedPrecondition)
 }

@@ -12,10 +12,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
-// areaCheck compares the blocks of an area while its layers are read in any order,
-// several at once. Blocks are counted from the begin of the range and layers from that
-// of the file, at most 2 MiB before. So the first bytes of a part end the last block of
-// the part before: finish compares those blocks.
+// areaCheck compares the blocks of an area while its layers are read in any order, several at once.
+// Blocks count from the begin of the range and layers from that of the file, at most 2 MiB before.
+// So the first bytes of a part end the last block of the part before, which finish compares.
 type areaCheck struct {
 	v     *verifier
 	area  images.Area

@@ -37,46 +37,42 @@ const (
 
 // Options say what an image is built from.
 type Options struct {
-	// Checkpoint is what goes into the image. Its Metadata may be nil, see
-	// images.AllowWithoutGPU.
+	// Checkpoint goes into the image. Its Metadata may be nil, see images.AllowWithoutGPU.
 	Checkpoint *images.Checkpoint
 
-	// Base is the manifest of the container's image, or an index of it. A base that is a
-	// checkpoint image counts without its GPU and CRIU layers. A zero Base builds an
-	// image of the checkpoint alone, which can be verified and moved but not run.
+	// Base is the manifest of the container's image, or an index of it; of a checkpoint image the
+	// GPU and CRIU layers do not count. A zero Base builds an image that cannot be run.
 	Base ocispec.Descriptor
 	// Provider reads Base, RW and Previous; nil: the store that is written to.
 	Provider content.Provider
 	// BaseName goes into the annotations; it may be empty.
 	BaseName string
 
-	// RW is a layer with the container's writable files, of any media type of a
-	// layer; or RWTar reads such a layer as a plain tar archive. At most one.
+	// RW is a layer with the container's writable files, of any media type of a layer. RWTar reads
+	// one as a plain tar archive. At most one of them is set.
 	RW    *ocispec.Descriptor
 	RWTar io.Reader
 
-	// Previous is the manifest of a checkpoint image of the same container: the GPU state
-	// is cut as it was then, and layers that have not changed are not written again.
+	// Previous is the manifest of an earlier checkpoint image of the container: GPU state is cut as
+	// it was then, and layers that have not changed are not written again.
 	Previous *ocispec.Descriptor
 
 	// Compression, and its Level as the zstd or gzip program counts; 0 is the fastest.
 	Compression Compression
 	Level       int
-	// Threads is how many layers are made at once, each on a processor of its
-	// own; 0: one for each processor. Each takes about 10 MiB of memory.
+	// Threads is how many layers are made at once, each on a processor and in about 10 MiB of
+	// memory; 0: one for each processor.
 	Threads int
-	// LayerBytes is what GPU state is cut into: a power of two, 64 MiB or more.
-	// 0: Previous's, else by the size of the state, see docs/images.md.
+	// LayerBytes is what GPU state is cut into, a power of two from 64 MiB on; 0: as Previous, else
+	// by the size of the state, see docs/images.md.
 	LayerBytes uint64
 
 	// Annotations go onto the manifest beside this package's own.
 	Annotations map[string]string
 
-	// Progress receives the step "image": the bytes of the checkpoint's files that
-	// went into layers.
+	// Progress receives the step "image": the bytes of files that went into layers.
 	Progress images.Progress
-	// Discard removes the blobs that a build which fails has written. It is for a
-	// store without a garbage collector.
+	// Discard removes the blobs of a build that fails, for a store without a garbage collector.
 	Discard bool
 }
 
@@ -84,33 +80,29 @@ type Options struct {
 type Result struct {
 	// Manifest is the image. It has no name yet.
 	Manifest ocispec.Descriptor `json:"-"`
-	// GPUBytes is the size of the GPU state; GPULayers how many layers hold
-	// it. What is zero needs none.
+	// GPUBytes is the size of the GPU state, GPULayers how many layers hold it; zeros need none.
 	GPUBytes  uint64 `json:"gpuBytes"`
 	GPULayers int    `json:"-"`
-	// Bytes are the sizes of the layers the checkpoint added, as stored. Reused and
-	// Written say how much of it was there and how much is new, among all and among the
-	// GPU layers. A layer that the store had under its digest counts as reused.
+	// Bytes are the sizes of the layers that the checkpoint added, as stored. Reused and Written
+	// say how much was there and how much is new, of all and of the GPU layers. A layer that the
+	// store had under its digest is reused.
 	Bytes           uint64 `json:"bytes"`
 	Written         uint64 `json:"writtenBytes"`
 	Reused          uint64 `json:"reusedBytes"`
 	GPUWritten      uint64 `json:"gpuWrittenBytes"`
 	GPUReused       uint64 `json:"gpuReusedBytes"`
 	GPULayersReused int    `json:"-"`
-	// Base is the size of the base image's layers.
-	Base uint64 `json:"-"`
 }
 
 // ErrNotCheckpoint reports that an image is not a checkpoint image.
 var ErrNotCheckpoint = errors.New("not a checkpoint image")
 
-// Build writes a checkpoint image into a content store: the layers, those of
-// the base image if the store does not have them, the config and the manifest.
-// With containerd's store, ctx should carry a lease until the image has a
-// name, else the garbage collector may take what is written.
+// Build writes a checkpoint image into a content store: the layers, those of the base image if the
+// store lacks them, the config and the manifest. For containerd's store, ctx should carry a lease
+// until the image has a name, against the garbage collector.
 //
-// On an error there is no manifest and no unfinished ingest. Layers that were
-// complete are left to the store's garbage collector, or removed, see Discard.
+// On an error there is no manifest and no unfinished ingest. Layers that were complete are left to
+// the store's garbage collector, or removed, see Discard.
 func Build(ctx context.Context, store content.Store, o Options) (*Result, error) {
 	b, err := newBuilder(store, o)
 	if err != nil {
@@ -137,8 +129,7 @@ type builder struct {
 	wrote  []digest.Digest // blobs that the store did not have
 }
 
-// Check reports what is wrong with the options that say how an image is built:
-// Compression, Level, Threads, LayerBytes.
+// Check reports what is wrong with Compression, Level, Threads or LayerBytes.
 func (o *Options) Check() error {
 	if err := o.Compression.check(o.Level); err != nil {
 		return err
@@ -188,7 +179,6 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 		if err := b.copyBlob(ctx, l.desc); err != nil {
 			return nil, fmt.Errorf("layer %s of the base image: %w", l.desc.Digest, err)
 		}
-		b.result.Base += uint64(l.desc.Size)
 	}
 	rw, err := b.writable(ctx)
 	if err != nil {
@@ -210,8 +200,7 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 	return &b.result, nil
 }
 
-// metadata returns the checkpoint with a gpuckpt.json: its own, or, without GPU state,
-// one that has no processes.
+// metadata returns the checkpoint with its gpuckpt.json, or one without processes.
 func (b *builder) metadata() (*images.Checkpoint, error) {
 	if b.Checkpoint.Metadata != nil {
 		return b.Checkpoint, nil

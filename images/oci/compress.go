@@ -5,7 +5,6 @@ package oci
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/archive/compression"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -42,8 +42,7 @@ func (c Compression) check(level int) error {
 	return nil
 }
 
-// writer compresses on the calling goroutine: what it writes then depends on
-// nothing but what it is given.
+// writer compresses on the calling goroutine, so that its output depends on its input alone.
 func (c Compression) writer(w io.Writer, level int) (io.WriteCloser, error) {
 	switch c {
 	case None:
@@ -59,8 +58,8 @@ type unclosed struct{ io.Writer }
 
 func (unclosed) Close() error { return nil }
 
-// maxWindow bounds the memory that a zstd stream may ask for, in bytes: what
-// zstd's level 22 uses at most without --ultra --long.
+// maxWindow bounds the memory that a zstd stream may ask for, in bytes: what zstd's level 22 uses
+// at most without --ultra --long.
 const maxWindow = 128 << 20
 
 // Decompress reads a layer of any media type as a plain archive. With no media type
@@ -76,7 +75,9 @@ func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	}
 	if kind == "unknown" { // Docker's type for plain archives is also used for others
 		b := bufio.NewReader(r)
-		kind, r = sniff(b), b
+		begin, _ := b.Peek(10) // shorter: it is none
+		kind = map[compression.Compression]string{compression.Gzip: "gzip", compression.Zstd: "zstd"}[compression.DetectCompression(begin)]
+		r = b
 	}
 	switch kind {
 	case "":
@@ -93,20 +94,7 @@ func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	return nil, fmt.Errorf("layers of the media type %s are not supported", mediaType)
 }
 
-// sniff returns the compression by how a layer begins.
-func sniff(b *bufio.Reader) string {
-	begin, _ := b.Peek(4) // shorter: it is none
-	switch {
-	case bytes.HasPrefix(begin, []byte{0x1f, 0x8b}):
-		return "gzip"
-	case bytes.HasPrefix(begin, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		return "zstd"
-	}
-	return ""
-}
-
-// OpenLayer opens a layer of a store as a plain archive. meter counts the bytes as
-// stored. Reading ends with ctx.
+// OpenLayer opens a layer as a plain archive, until ctx ends. meter counts the bytes as stored.
 func OpenLayer(ctx context.Context, provider content.Provider, layer ocispec.Descriptor, meter *images.Meter) (io.ReadCloser, error) {
 	data, err := provider.ReaderAt(ctx, layer)
 	if err != nil {

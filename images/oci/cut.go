@@ -12,21 +12,18 @@ import (
 )
 
 const (
-	// blockBytes is the unit in which zeros are found: the offset of every
-	// piece is a multiple of it.
+	// blockBytes is the unit in which zeros are found: it divides the offset of every piece.
 	blockBytes = images.PieceAlign
-	// gapBytes is how long a run of zeros must be to end a piece. Shorter ones
-	// are kept: they compress to nothing, and each piece is a file to open and
-	// a mapping of the restored process.
+	// gapBytes is how long a run of zeros must be to end a piece. Shorter ones compress to nothing,
+	// and each piece is a file to open and a mapping of the restored process.
 	gapBytes = 16 << 20
 	// minLayerBytes is the smallest cut; a multiple of images.BlockBytes.
 	minLayerBytes = 64 << 20
 )
 
-// chooseLayerBytes returns the size of the pieces that GPU state is cut into. They are
-// small enough that one changed byte sends little again and that several layers move
-// at once, and large enough that an overlay can stack them: at most 64 layers for up
-// to 16 GiB and 128 for more, where overlayfs stacks up to 500.
+// chooseLayerBytes returns the size of the pieces that GPU state is cut into. They are so small
+// that one changed byte sends little again and several layers move at once, and so large that an
+// overlay can stack them: at most 64 layers for up to 16 GiB and 128 for more, of overlayfs's 500.
 func chooseLayerBytes(state uint64) uint64 {
 	size, most := uint64(minLayerBytes), uint64(64)
 	for state > size*most {
@@ -37,11 +34,10 @@ func chooseLayerBytes(state uint64) uint64 {
 	return size
 }
 
-// span is a range of an area's file.
 type span struct{ from, to uint64 }
 
-// runs finds what of a range has to be stored. from is a multiple of
-// blockBytes. Of a block that is not zero it reads little, of one that is, all.
+// runs finds what of a range has to be stored; from is a multiple of blockBytes. It reads little of
+// a block that is not zero, and all of one that is.
 func runs(r *images.AreaReader, from, to uint64) ([]span, error) {
 	var found []span
 	data := r.NextData(from) // before it there are holes only

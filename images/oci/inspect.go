@@ -24,8 +24,7 @@ type Image struct {
 	// Digest of the manifest, and its annotations.
 	Digest      digest.Digest     `json:"digest"`
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// Metadata is gpuckpt.json; it has no processes in an image without GPU
-	// state.
+	// Metadata is gpuckpt.json; without GPU state it has no processes.
 	Metadata *images.Metadata `json:"metadata"`
 	// BaseName may be empty.
 	BaseName string `json:"baseName,omitempty"`
@@ -67,9 +66,8 @@ func (i *Image) Bytes(kind string) (bytes uint64) {
 	return bytes
 }
 
-// Inspect reads the manifest, the config and gpuckpt.json of a checkpoint image, or of
-// the one for this platform in an index. The error is ErrNotCheckpoint if the image is
-// not a checkpoint image.
+// Inspect reads the manifest, the config and gpuckpt.json of a checkpoint image, in an index of the
+// one for this platform. The error of another image is ErrNotCheckpoint.
 func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (_ *Image, err error) {
 	defer func() {
 		if err != nil {
@@ -106,8 +104,7 @@ func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.De
 	return i, err
 }
 
-// inspectMetadata reads gpuckpt.json out of its layer, of which it is the first
-// file.
+// inspectMetadata reads gpuckpt.json out of its layer, of which it is the first file.
 func inspectMetadata(ctx context.Context, provider content.Provider, layer ocispec.Descriptor) (*images.Metadata, error) {
 	r, err := OpenLayer(ctx, provider, layer, nil)
 	if err != nil {
@@ -136,8 +133,7 @@ func inspectMetadata(ctx context.Context, provider content.Provider, layer ocisp
 
 // Comparison is what a checkpoint image shares with a previous one.
 type Comparison struct {
-	// Layers are all of the checkpoint's own layers, Bytes their sizes as
-	// stored; Shared are those of them that the previous image has too.
+	// Layers are the checkpoint's own, Bytes their sizes as stored; Shared: of both images.
 	Layers, SharedLayers       int
 	Bytes, SharedBytes         uint64
 	GPULayers, SharedGPULayers int

@@ -25,18 +25,15 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
-// plan is a layer to be made.
 type plan struct {
 	kind string
-	// A GPU layer's area and range of the area's file. The range of another layer is
-	// as long as its entries.
+	// A GPU layer's area and range of its file. The range of another is as long as its entries.
 	area *images.AreaReader
 	name string
 	span
 	entries []entry
 }
 
-// key finds the layer in a previous image.
 func (p *plan) key() string { return layerKey(p.kind, p.name, strconv.FormatUint(p.from, 10)) }
 
 func layerKey(kind, area, offset string) string {
@@ -54,8 +51,7 @@ func (p *plan) annotations() map[string]string {
 	return a
 }
 
-// checkpointLayers makes the layers of GPU state and the one of CRIU's images, several
-// at once. GPU state that is zero needs no layer.
+// checkpointLayers makes the layers of GPU state but zeros, and of CRIU's images, several at once.
 func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
 	var plans []plan
 	areas := c.Areas()
@@ -99,8 +95,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	return layers, nil
 }
 
-// criuPlan is the layer with CRIU's images. gpuckpt.json is its first file, so
-// that it is found without reading the rest. done closes the files.
+// criuPlan is the layer with CRIU's images. gpuckpt.json is its first file. done closes the files.
 func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
 	var open []io.Closer
 	done = func() {
@@ -146,8 +141,7 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 		return nil, nil
 	}
 	if old, ok := previous[p.key()]; ok {
-		// Reading it twice if it has changed is cheaper than compressing it
-		// for nothing if it has not.
+		// Reading what has changed twice is cheaper than compressing what has not.
 		h := digest.Canonical.Digester()
 		if err := writeTar(ctx, h.Hash(), p.entries, nil); err != nil {
 			return nil, err
@@ -169,8 +163,7 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 	return l, nil
 }
 
-// writeLayer compresses what fill writes into a layer of the store. On an error
-// nothing of it is left there.
+// writeLayer compresses what fill writes into a layer of the store. On an error nothing is left.
 func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writer) error) (_ *layer, err error) {
 	ref := b.id + " " + name
 	w, err := content.OpenWriter(ctx, b.store, content.WithRef(ref))
@@ -190,8 +183,7 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 	if err != nil {
 		return nil, err
 	}
-	// The store hashes what it gets; what is not compressed need not be hashed
-	// a second time.
+	// The store hashes what it gets, which without compression is the same.
 	plain, into := digest.Canonical.Digester(), io.Writer(packed)
 	if b.Compression != None {
 		into = io.MultiWriter(packed, plain.Hash())
@@ -229,14 +221,12 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 	return l, err
 }
 
-// note remembers a blob that the store did not have.
 func (b *builder) note(d digest.Digest) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.wrote = append(b.wrote, d)
 }
 
-// abort removes an ingest.
 func abort(ctx context.Context, store content.IngestManager, ref string) {
 	ctx = context.WithoutCancel(ctx)
 	if err := store.Abort(ctx, ref); err != nil && !errdefs.IsNotFound(err) {
@@ -244,7 +234,6 @@ func abort(ctx context.Context, store content.IngestManager, ref string) {
 	}
 }
 
-// counter counts what is written.
 type counter struct {
 	w     io.Writer
 	bytes int64
@@ -291,8 +280,7 @@ func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
 	return []layer{*l}, nil
 }
 
-// diffID returns the digest of the unpacked layer, from the store's labels or by
-// unpacking the layer.
+// diffID returns the digest of the unpacked layer, by the store's labels or by unpacking it.
 func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) (digest.Digest, error) {
 	if store, ok := provider.(content.InfoProvider); ok {
 		info, err := store.Info(ctx, desc.Digest)
@@ -311,7 +299,6 @@ func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descrip
 	return digest.Canonical.FromReader(r)
 }
 
-// exists reports whether the store has a blob.
 func exists(ctx context.Context, store content.InfoProvider, d digest.Digest) (bool, error) {
 	_, err := store.Info(ctx, d)
 	if errdefs.IsNotFound(err) {
@@ -320,7 +307,6 @@ func exists(ctx context.Context, store content.InfoProvider, d digest.Digest) (b
 	return err == nil, err
 }
 
-// copyBlob makes the store have a blob.
 func (b *builder) copyBlob(ctx context.Context, desc ocispec.Descriptor) (err error) {
 	if ok, err := exists(ctx, b.store, desc.Digest); ok || err != nil {
 		return err
@@ -360,8 +346,8 @@ type entry struct {
 	offset, len uint64
 }
 
-// writeTar writes a layer's archive. It depends on the names and the content
-// alone, so that the same content has the same digest. meter counts the bytes read.
+// writeTar writes a layer's archive, which depends on names and content alone: the same content has
+// the same digest. meter counts the bytes read.
 func writeTar(ctx context.Context, w io.Writer, entries []entry, meter *images.Meter) error {
 	t := tar.NewWriter(w)
 	h := tar.Header{Typeflag: tar.TypeDir, Name: images.ImageDir + "/", Mode: 0o700, ModTime: time.Unix(0, 0)}

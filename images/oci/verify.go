@@ -41,13 +41,12 @@ const maxDocument = 8 << 20
 // maxFaults bounds how many faults are named.
 const maxFaults = 32
 
-// Verify reads every byte of a checkpoint image: each blob must have its digest, each
-// layer its diff_id, and each block of GPU state its digest; the checkpoint's layers hold
-// plain files where they belong and nothing else. progress receives the step "verify".
+// Verify reads every byte of a checkpoint image: each blob must have its digest, each layer its
+// diff_id, each block of GPU state its digest; the checkpoint's layers hold plain files where they
+// belong and nothing else. progress receives the step "verify".
 //
-// The error joins all that is wrong, up to 32 faults, each with the name of the blob or
-// file. They are images.ErrDamaged, images.ErrSchema, images.ErrMalformed,
-// ErrNotCheckpoint, or those of reading.
+// The error joins up to 32 faults with their blobs or files: images.ErrDamaged, images.ErrSchema,
+// images.ErrMalformed, ErrNotCheckpoint, or those of reading.
 func Verify(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor, progress images.Progress) (*Report, error) {
 	v := &verifier{provider: provider, meter: progress.Begin("verify", 0)}
 	if err := v.open(ctx, manifest); err != nil {
@@ -213,8 +212,7 @@ func criuLayer(m *ocispec.Manifest) (int, error) {
 	return top, nil
 }
 
-// sort returns a job for each other layer, and one for each part of an area that has
-// no layer because it is zero.
+// sort returns a job for each other layer, and for each part of an area that is zero and has none.
 func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(context.Context)) {
 	areas = make(map[string]*areaCheck)
 	size, err := layerBytes(v.manifest.Annotations)
@@ -270,8 +268,8 @@ func (v *verifier) nameOf(i int) string {
 	}
 }
 
-// layer reads a layer to its end and compares its digests. read, if not nil,
-// reads the archive. layer reports whether the archive was read without an error.
+// layer reads a layer to its end and compares its digests. read, which may be nil, reads the
+// archive. layer reports whether that went without an error.
 func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error) bool {
 	desc := v.manifest.Layers[i]
 	if err := desc.Digest.Validate(); err != nil {

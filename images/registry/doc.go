@@ -1,15 +1,14 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package registry moves images between a registry and a content store, by way
-// of containerd's resolver: its hosts directory (hosts.toml), mirrors, tokens
-// and certificates work as in containerd, and the credentials are those of the
-// user's Docker configuration.
+// Package registry moves images between a registry and a content store, by way of containerd's
+// resolver: its hosts directory (hosts.toml), mirrors, tokens and certificates work as in
+// containerd. The credentials are those of the user's Docker configuration.
 //
-// A blob arrives whole or not at all, and blobs that the other side has are left out. So
-// the next transfer continues one that ended early, a pull even in the middle of a blob.
-// The image gets its name last. Blobs move several at a time. Each is tried again when
-// the network or the registry fails; the first failure for good ends the transfer.
+// A blob arrives whole or not at all, and blobs that the other side has are left out. So the next
+// transfer continues one that ended early, a pull even in the middle of a blob. Several blobs move
+// at a time, and the image gets its name last. What the network or the registry fails at is tried
+// again; the first failure for good ends the transfer.
 package registry
 
 import (
@@ -25,24 +24,20 @@ var ErrNotAuthorized = errors.New("the registry refused access")
 
 // Options say how an image is moved. The zero value works.
 type Options struct {
-	// HostsDir is a directory of registries' configuration, as containerd's
-	// config_path; empty is DefaultHostsDir. It need not be there.
+	// HostsDir has registries' configuration, as containerd's config_path; empty: DefaultHostsDir.
 	HostsDir string
-	// PlainHTTP talks HTTP to every registry. Without it, only one on a
-	// loopback address may answer in HTTP.
+	// PlainHTTP talks HTTP to every registry, not only to one on a loopback address.
 	PlainHTTP bool
-	// Credentials give the user's name and secret for a registry's host. An
-	// empty name with a secret is an identity token; both empty is nobody.
-	// Nil: DockerCredentials.
+	// Credentials give the name and the secret for a registry's host; a secret without a name is an
+	// identity token, neither is nobody. Nil: DockerCredentials.
 	Credentials func(host string) (user, secret string, err error)
 	// Parallel is how many blobs move at once; 0 is DefaultParallel.
 	Parallel int
-	// Attempts is how often a blob is tried; 0 is DefaultAttempts. Pause is the
-	// wait before the second, doubled for each further one; 0 is a second.
+	// Attempts is how often a blob is tried; 0 is DefaultAttempts. Pause is the wait before the
+	// second, doubled for each further one; 0 is a second.
 	Attempts int
 	Pause    time.Duration
-	// Progress receives the step "push" or "pull": the bytes moved, or found to be
-	// there already, and why a blob is sent again.
+	// Progress receives the step "push" or "pull": bytes moved or found, and why one is retried.
 	Progress images.Progress
 }
 
@@ -58,17 +53,14 @@ type Result struct {
 	// Blobs and Bytes that the image has, manifests and config among them.
 	Blobs int   `json:"blobs"`
 	Bytes int64 `json:"bytes"`
-	// Moved are the bytes that went over the wire, Reused those that were on
-	// the other side already.
+	// Moved are the bytes that went over the wire, Reused those that the other side had.
 	Moved  int64 `json:"movedBytes"`
 	Reused int64 `json:"reusedBytes"`
-	// GPUBytes and GPUReused are the same for layers of GPU state; a pull does
-	// not tell them apart and leaves both 0.
+	// GPUBytes and GPUReused are Bytes and Reused of the layers of GPU state.
 	GPUBytes  int64 `json:"gpuBytes,omitempty"`
 	GPUReused int64 `json:"gpuReusedBytes,omitempty"`
 }
 
-// defaults fills in what is not set.
 func (o Options) defaults() Options {
 	o.HostsDir = cmp.Or(o.HostsDir, DefaultHostsDir)
 	if o.Credentials == nil {

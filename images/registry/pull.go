@@ -5,7 +5,6 @@ package registry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -21,38 +20,33 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
 
-	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 )
 
 // keepFor is how long containerd keeps what a pull that failed has fetched.
 const keepFor = 24 * time.Hour
 
-// Pull fetches an image into containerd and, with a snapshotter's name, unpacks
-// it there while it comes in. The image gets its name when it is complete. What a
-// pull that fails has fetched stays with containerd for a day, for the next
-// pull of the same name to go on with.
+// Pull fetches an image into containerd and, with a snapshotter's name, unpacks it there while it
+// comes in. The image gets its name when it is complete. containerd keeps what a pull that fails
+// has fetched for a day, for the next pull of that name.
 func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, options Options) (_ client.Image, _ *Result, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("pull %s: %w", ref, err)
 		}
 	}()
-	o := options.defaults()
-	spec, err := parse(ref)
-	if err != nil {
+	if err := localstore.CheckName(ref); err != nil {
 		return nil, nil, err
 	}
-	// The lease keeps containerd from collecting what the pull brings in. It has a name of
-	// its own for each image, and outlives a pull that failed.
+	o := options.defaults()
+	// The lease keeps containerd from collecting what comes in. Each image's has a name of its own,
+	// and outlives a pull that failed.
 	l := leases.Lease{ID: "gpuckpt-pull-" + digest.FromString(ref).Encoded()}
 	if _, err := c.LeasesService().Create(ctx, leases.WithID(l.ID), leases.WithExpiration(keepFor)); err != nil && !errdefs.IsAlreadyExists(err) {
 		return nil, nil, fmt.Errorf("keep containerd from collecting what is fetched: %w", err)
 	}
 	ctx = leases.WithLease(ctx, l.ID)
-	p := &pull{
-		Options: o, Resolver: newResolver(ctx, o),
-		slots: semaphore.NewWeighted(int64(o.Parallel)), blobs: make(map[digest.Digest]*pulled), meter: o.Progress.Begin("pull", 0),
-	}
+	p := &pull{transfer: newTransfer("pull", o), Resolver: newResolver(ctx, o), slots: semaphore.NewWeighted(int64(o.Parallel))}
 	opts := []client.RemoteOpt{client.WithResolver(p), client.WithImageHandlerWrapper(p.observe)}
 	if snapshotter != "" {
 		opts = append(opts, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
@@ -64,33 +58,20 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 		return err
 	})
 	if err != nil {
-		return nil, nil, explain(err, spec.Hostname())
+		return nil, nil, explain(err, ref)
 	}
 	if err := c.LeasesService().Delete(context.WithoutCancel(ctx), l); err != nil && !errdefs.IsNotFound(err) {
 		return nil, nil, fmt.Errorf("let go of what was fetched: %w", err)
 	}
 	p.meter.End("pulled")
-	return image, p.sum(), nil
+	return image, p.result(), nil
 }
 
-// pull is one pull. It is a resolver whose fetchers count, and let only so many
-// blobs move at once.
+// pull is a resolver whose fetchers count, and let only so many blobs move at once.
 type pull struct {
-	Options
+	*transfer
 	remotes.Resolver
 	slots *semaphore.Weighted
-	meter *images.Meter
-
-	mu    sync.Mutex
-	total int64
-	blobs map[digest.Digest]*pulled
-}
-
-// pulled is one blob of the image.
-type pulled struct {
-	size    int64
-	moved   int64 // bytes that came over the wire
-	reached int64 // how far the progress has been told
 }
 
 // observe sees each descriptor of the image, once its parent was read.
@@ -105,29 +86,6 @@ func (p *pull) observe(next cimages.Handler) cimages.Handler {
 		}
 		return children, err
 	})
-}
-
-// know counts a blob in.
-func (p *pull) know(d ocispec.Descriptor) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.blobs[d.Digest] == nil {
-		p.blobs[d.Digest] = &pulled{size: d.Size}
-		p.total += d.Size
-		p.meter.Grow(d.Size)
-	}
-}
-
-func (p *pull) sum() *Result {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	r := &Result{Blobs: len(p.blobs), Bytes: p.total}
-	for _, b := range p.blobs {
-		moved := min(b.moved, b.size)
-		r.Moved += moved
-		r.Reused += b.size - moved
-	}
-	return r
 }
 
 // Fetcher is the resolver's, wrapped.
@@ -146,53 +104,6 @@ func (p *pull) Fetcher(ctx context.Context, ref string) (remotes.Fetcher, error)
 			return nil, err
 		}
 		p.know(d)
-		return &fetched{ReadCloser: data, pull: p, digest: d.Digest, release: sync.OnceFunc(func() { p.slots.Release(1) })}, nil
+		return &moving{ReadCloser: data, ctx: ctx, of: p.transfer, digest: d.Digest, done: sync.OnceFunc(func() { p.slots.Release(1) })}, nil
 	}), nil
-}
-
-// fetched is a blob on its way in.
-type fetched struct {
-	io.ReadCloser
-	pull    *pull
-	digest  digest.Digest
-	release func()
-	at      int64
-}
-
-func (f *fetched) Read(b []byte) (int, error) {
-	n, err := f.ReadCloser.Read(b)
-	f.reach(f.at+int64(n), int64(n))
-	return n, err
-}
-
-// Seek goes on where the store has got to.
-func (f *fetched) Seek(offset int64, whence int) (int64, error) {
-	s, ok := f.ReadCloser.(io.Seeker)
-	if !ok {
-		return 0, errors.New("the registry cannot go on in the middle of a blob")
-	}
-	at, err := s.Seek(offset, whence)
-	if err == nil {
-		f.reach(at, 0)
-	}
-	return at, err
-}
-
-// reach counts progress beyond what is counted already: a retry begins before that.
-func (f *fetched) reach(at, moved int64) {
-	f.at = at
-	f.pull.mu.Lock()
-	blob := f.pull.blobs[f.digest]
-	blob.moved += moved
-	news := at - blob.reached
-	blob.reached = max(blob.reached, at)
-	f.pull.mu.Unlock()
-	if news > 0 {
-		f.pull.meter.Add(news)
-	}
-}
-
-func (f *fetched) Close() error {
-	defer f.release()
-	return f.ReadCloser.Close()
 }

@@ -11,36 +11,28 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
-	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
-
-	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 // ErrNotPushable says that an image is in a form that registries refuse.
 var ErrNotPushable = errors.New("registries do not take this form of image")
 
-// distributionSource begins the labels by which containerd remembers the
-// repositories that a blob came from: one of them may have it mounted.
+// distributionSource begins the labels of the repositories that a blob came from, to be mounted.
 const distributionSource = "containerd.io/distribution.source."
 
-// Push sends an image to the registry that ref names, "example.com/job:1". The
-// manifest goes last: on an error the registry has the old image of that name, or
-// none, and blobs that the next push will find.
+// Push sends an image to the registry that ref names, "example.com/job:1". The manifest goes last:
+// after an error the registry has the old image of that name, or none, and the blobs sent.
 //
-// The errors are ErrNotAuthorized, ErrNotPushable, errdefs.ErrNotFound where the
-// store lacks a blob, or those of the registry and the network.
+// The errors are ErrNotAuthorized, ErrNotPushable, errdefs.ErrNotFound where the store lacks a
+// blob, or those of the registry and the network.
 func Push(ctx context.Context, store content.Provider, ref string, image ocispec.Descriptor, options Options) (_ *Result, err error) {
 	defer func() {
 		if err != nil {
@@ -48,10 +40,6 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 		}
 	}()
 	o := options.defaults()
-	spec, err := parse(ref)
-	if err != nil {
-		return nil, err
-	}
 	blobs, manifests, err := contents(ctx, store, image)
 	if err != nil {
 		return nil, err
@@ -60,13 +48,10 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 	if err != nil {
 		return nil, err
 	}
-	p := &push{Options: o, store: store, pusher: pusher}
+	p := &push{transfer: newTransfer("push", o), store: store, pusher: pusher}
 	for _, d := range slices.Concat(blobs, manifests) {
-		p.result.Blobs++
-		p.result.Bytes += d.Size
+		p.know(d)
 	}
-	p.meter = o.Progress.Begin("push", uint64(p.result.Bytes))
-
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(o.Parallel)
 	for _, d := range blobs {
@@ -79,23 +64,13 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 		}
 	}
 	if err != nil {
-		return nil, explain(err, spec.Hostname())
+		return nil, explain(err, ref)
 	}
 	p.meter.End("pushed")
-	return &p.result, nil
+	return p.result(), nil
 }
 
-// parse reads the name of an image in a registry.
-func parse(ref string) (reference.Spec, error) {
-	spec, err := reference.Parse(ref)
-	if err != nil {
-		err = fmt.Errorf("it is not an image reference such as example.com/job:1: %w", err)
-	}
-	return spec, err
-}
-
-// contents lists an image's blobs, each once, and the manifests in the order in
-// which a registry takes them: an index after what it names.
+// contents lists an image's blobs, each once, and the manifests, an index after what it names.
 func contents(ctx context.Context, store content.Provider, image ocispec.Descriptor) (blobs, manifests []ocispec.Descriptor, err error) {
 	seen := make(map[digest.Digest]bool)
 	platform := cimages.FilterPlatforms(cimages.ChildrenHandler(store), platforms.All)
@@ -131,76 +106,52 @@ func contents(ctx context.Context, store content.Provider, image ocispec.Descrip
 	return blobs, manifests, err
 }
 
-// push is one push.
 type push struct {
-	Options
+	*transfer
 	store  content.Provider
 	pusher remotes.Pusher
-	meter  *images.Meter
-
-	mu     sync.Mutex
-	result Result
 }
 
-// send sends one blob unless it is there.
 func (p *push) send(ctx context.Context, d ocispec.Descriptor) error {
-	gpu := d.Annotations[annotations.Layer] == oci.LayerGPU
-	var reused bool
-	err := p.attempts(ctx, p.meter, func() (err error) {
-		reused, err = p.try(ctx, d)
-		return err
-	})
-	if err != nil {
+	if err := p.attempts(ctx, p.meter, func() error { return p.try(ctx, d) }); err != nil {
 		return fmt.Errorf("%s: %w", d.Digest, err)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if gpu {
-		p.result.GPUBytes += d.Size
-	}
-	if reused {
-		p.result.Reused += d.Size
-		if gpu {
-			p.result.GPUReused += d.Size
-		}
-	} else {
-		p.result.Moved += d.Size
 	}
 	return nil
 }
 
-// try sends one blob once. On an error it takes back what it has counted.
-func (p *push) try(ctx context.Context, d ocispec.Descriptor) (reused bool, err error) {
+func (p *push) try(ctx context.Context, d ocispec.Descriptor) error {
 	w, err := p.pusher.Push(ctx, p.withSources(ctx, d))
 	if errdefs.IsAlreadyExists(err) {
-		p.meter.Add(d.Size)
-		return true, nil
+		p.reach(d.Digest, d.Size, 0)
+		return nil
 	}
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer w.Close()
 	data, err := p.store.ReaderAt(ctx, d)
 	if err != nil {
-		return false, localError{fmt.Errorf("read it from the store: %w", err)}
+		return localError{fmt.Errorf("read it from the store: %w", err)}
 	}
 	defer data.Close()
 	if data.Size() != d.Size {
-		return false, localError{fmt.Errorf("the store has %d bytes of %d", data.Size(), d.Size)}
+		return localError{fmt.Errorf("the store has %d bytes of %d", data.Size(), d.Size)}
 	}
-	counted := &counter{ReadSeeker: io.NewSectionReader(data, 0, d.Size), ctx: ctx, meter: p.meter}
-	if err := content.Copy(ctx, w, counted, d.Size, d.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
-		p.meter.Add(-counted.at)
-		if counted.err != nil {
-			return false, localError{counted.err}
+	blob := struct {
+		io.ReadSeeker
+		io.Closer
+	}{io.NewSectionReader(data, 0, d.Size), data}
+	m := &moving{ReadCloser: blob, ctx: ctx, of: p.transfer, digest: d.Digest}
+	if err := content.Copy(ctx, w, m, d.Size, d.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
+		if m.err != nil {
+			return localError{m.err}
 		}
-		return false, err
+		return err
 	}
-	return false, nil
+	return nil
 }
 
-// withSources adds to a blob's descriptor where containerd had it from, so that
-// a registry can take it from its other repository.
+// withSources adds where containerd had a blob from: the registry can take it from there.
 func (p *push) withSources(ctx context.Context, d ocispec.Descriptor) ocispec.Descriptor {
 	d.Annotations = nil // those of the manifest are nothing to the registry
 	infos, ok := p.store.(content.InfoProvider)
@@ -214,37 +165,4 @@ func (p *push) withSources(ctx context.Context, d ocispec.Descriptor) ocispec.De
 	d.Annotations = maps.Clone(info.Labels)
 	maps.DeleteFunc(d.Annotations, func(name, _ string) bool { return !strings.HasPrefix(name, distributionSource) })
 	return d
-}
-
-// counter reports what is read, by the furthest position: a retry inside
-// containerd's writer seeks back. It fails when ctx ends, for the writer to
-// the registry does not look.
-type counter struct {
-	io.ReadSeeker
-	ctx   context.Context
-	meter *images.Meter
-	at    int64
-	err   error // of reading
-}
-
-func (c *counter) Read(p []byte) (int, error) {
-	if err := context.Cause(c.ctx); err != nil {
-		return 0, err
-	}
-	n, err := c.ReadSeeker.Read(p)
-	c.at += int64(n)
-	c.meter.Add(int64(n))
-	if err != nil && !errors.Is(err, io.EOF) {
-		c.err = err
-	}
-	return n, err
-}
-
-func (c *counter) Seek(offset int64, whence int) (int64, error) {
-	at, err := c.ReadSeeker.Seek(offset, whence)
-	if err == nil {
-		c.meter.Add(at - c.at)
-		c.at = at
-	}
-	return at, err
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 )
 
-// newResolver makes containerd's resolver of the options, which must have their
-// defaults.
+// newResolver makes containerd's resolver of options that have their defaults.
 func newResolver(ctx context.Context, o Options) remotes.Resolver {
 	hosts := config.HostOptions{
 		HostDir:     config.HostDirFromRoot(o.HostsDir),
@@ -29,9 +28,8 @@ func newResolver(ctx context.Context, o Options) remotes.Resolver {
 	})
 }
 
-// DockerCredentials looks a host up in the user's Docker configuration
-// (config.json in $DOCKER_CONFIG or ~/.docker, Podman's auth.json), with the
-// credential helpers that it names.
+// DockerCredentials looks a host up in the user's Docker configuration (config.json in
+// $DOCKER_CONFIG or ~/.docker, Podman's auth.json), with its credential helpers.
 func DockerCredentials(host string) (user, secret string, err error) {
 	var found *authn.AuthConfig
 	auth, err := authn.DefaultKeychain.Resolve(registryHost(host))

@@ -45,8 +45,7 @@ type localError struct{ error }
 
 func (e localError) Unwrap() error { return e.error }
 
-// transient reports whether the same request may succeed later. An error that is not
-// known to be final counts as a fault of the network.
+// transient reports whether the same request may succeed later. Unknown errors may.
 func transient(err error) bool {
 	if errors.As(err, new(localError)) || errors.Is(err, docker.ErrInvalidAuthorization) || notAuthorized(err) {
 		return false
@@ -73,9 +72,9 @@ func notAuthorized(err error) bool {
 	return errors.Is(err, docker.ErrInvalidAuthorization)
 }
 
-// explain adds what a user can do about an error.
-func explain(err error, host string) error {
+func explain(err error, ref string) error {
 	if notAuthorized(err) {
+		host, _, _ := strings.Cut(ref, "/")
 		return fmt.Errorf("%w: log in with `docker login %s`, or any tool that writes the credentials to $DOCKER_CONFIG/config.json: %w", ErrNotAuthorized, host, err)
 	}
 	return err

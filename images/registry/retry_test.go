@@ -17,8 +17,11 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 func status(code int) error {
@@ -83,27 +86,44 @@ func TestAttempts(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	err := explain(status(401), "example.com")
+	err := explain(status(401), "example.com/job:1")
 	if !errors.Is(err, ErrNotAuthorized) || !strings.Contains(err.Error(), "docker login example.com") {
 		t.Errorf("got %v", err)
 	}
-	if err := explain(status(500), "example.com"); errors.Is(err, ErrNotAuthorized) || err == nil {
+	if err := explain(status(500), "example.com/job:1"); errors.Is(err, ErrNotAuthorized) || err == nil {
 		t.Errorf("got %v", err)
 	}
 }
 
-// What has been told is what has been read, also when it is read again.
-func TestCounter(t *testing.T) {
+// What has been told is how far a blob is, also when it is read again; what moved is
+// never more than its size.
+func TestMoving(t *testing.T) {
 	var told uint64
-	meter := images.Progress(func(s images.Step) { told = s.Done }).Begin("push", 100)
-	c := &counter{ReadSeeker: bytes.NewReader(make([]byte, 100)), ctx: t.Context(), meter: meter}
-	if _, err := io.CopyN(io.Discard, c, 60); err != nil || told != 60 {
+	progress := images.Progress(func(s images.Step) { told = s.Done })
+	of := newTransfer("push", Options{Progress: progress})
+	of.know(ocispec.Descriptor{Digest: "sha256:1", Size: 100})
+	of.know(ocispec.Descriptor{Digest: "sha256:2", Size: 10, Annotations: map[string]string{annotations.Layer: oci.LayerGPU}})
+	blob := struct {
+		io.ReadSeeker
+		io.Closer
+	}{bytes.NewReader(make([]byte, 100)), io.NopCloser(nil)}
+	m := &moving{ReadCloser: blob, ctx: t.Context(), of: of, digest: "sha256:1"}
+	if _, err := io.CopyN(io.Discard, m, 60); err != nil || told != 60 {
 		t.Fatalf("told of %d bytes, %v", told, err)
 	}
-	if _, err := c.Seek(0, io.SeekStart); err != nil || told != 0 {
+	if _, err := m.Seek(0, io.SeekStart); err != nil || told != 60 {
 		t.Fatalf("told of %d bytes, %v", told, err)
 	}
-	if _, err := io.Copy(io.Discard, c); err != nil || told != 100 {
+	if _, err := io.Copy(io.Discard, m); err != nil || told != 100 {
 		t.Fatalf("told of %d bytes, %v", told, err)
+	}
+	of.reach("sha256:2", 10, 0)
+	if got, want := *of.result(), (Result{Blobs: 2, Bytes: 110, Moved: 100, Reused: 10, GPUBytes: 10, GPUReused: 10}); got != want || told != 110 {
+		t.Errorf("result %+v, want %+v; told of %d bytes", got, want, told)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := (&moving{ReadCloser: blob, ctx: ctx, of: of, digest: "sha256:1"}).Read(make([]byte, 1)); err == nil {
+		t.Error("no error after the end of the context")
 	}
 }

@@ -196,7 +196,7 @@ func (c *Containerd) LogTail(n int) string {
 // startDaemon starts containerd in a process group of its own, so that Ctrl-C at
 // a terminal reaches this program alone, which then stops it in order.
 func (c *Containerd) startDaemon(program string) error {
-	log, err := os.Create(c.home.log())
+	log, err := os.OpenFile(c.home.log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return fmt.Errorf("make containerd's log: %w", err)
 	}
@@ -209,10 +209,10 @@ func (c *Containerd) startDaemon(program string) error {
 	if err := c.daemon.Start(); err != nil {
 		return fmt.Errorf("start containerd: %w", err)
 	}
-	go func() {
-		_ = c.daemon.Wait() // how it ended is in the log
-		close(c.exited)
-	}()
+	go func(daemon *exec.Cmd, exited chan struct{}) {
+		_ = daemon.Wait() // how it ended is in the log
+		close(exited)
+	}(c.daemon, c.exited)
 	return nil
 }
 

@@ -29,7 +29,8 @@ static const char usage[] =
 	"                                    device memory\n"
 	"  monitor [--start N]               plain, with NVML in use\n"
 	"  ring    [--start N] [--gpu I]     counter, with io_uring in use where there is one\n"
-	"any of these with --open PATH keeps that file open, with --unlinked PATH a new one without its name\n"
+	"any of these with --open PATH keeps that file open, with --shared PATH a new one of\n"
+	"8 MiB mapped, with --unlinked PATH the same without its name\n"
 	"gpuwork list: the GPUs that NVML shows, as nvidia-smi -L; try: uses each that CUDA shows, once\n"
 	"gpuwork sleep | exit CODE | echo TEXT... | cat | eat MIB | send HOST:PORT TEXT\n";
 

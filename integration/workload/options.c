@@ -43,9 +43,9 @@ static void keep_open(const char *path)
 	}
 }
 
-// keep_unlinked makes a file of 8 MiB with a pattern, maps it, and removes its name: what PyTorch
-// does for tensors that processes share. File and mapping stay for the rest of the process's life.
-static void keep_unlinked(const char *path)
+// keep_mapped makes a file of 8 MiB with a pattern and maps it, as programs share memory, PyTorch its
+// tensors. File and mapping stay for the rest of the process's life; the name goes with unnamed.
+static void keep_mapped(const char *option, const char *path, int unnamed)
 {
 	const size_t bytes = 8 << 20;
 	int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -53,8 +53,8 @@ static void keep_unlinked(const char *path)
 
 	if (fd >= 0 && !ftruncate(fd, (off_t)bytes))
 		words = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (words == MAP_FAILED || unlink(path)) {
-		fprintf(stderr, "gpuwork: --unlinked %s: %s\n", path, strerror(errno));
+	if (words == MAP_FAILED || (unnamed && unlink(path))) {
+		fprintf(stderr, "gpuwork: %s %s: %s\n", option, path, strerror(errno));
 		exit(2);
 	}
 	for (size_t i = 0; i < bytes / sizeof *words; i++)
@@ -96,7 +96,9 @@ struct options options_parse(char **args)
 		else if (!strcmp(name, "--open"))
 			keep_open(value);
 		else if (!strcmp(name, "--unlinked"))
-			keep_unlinked(value);
+			keep_mapped(name, value, 1);
+		else if (!strcmp(name, "--shared"))
+			keep_mapped(name, value, 0);
 		else {
 			fprintf(stderr, "gpuwork: unknown option %s\n", name);
 			exit(2);

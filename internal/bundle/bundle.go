@@ -3,9 +3,8 @@
 
 // Package bundle reads and writes the config.json of a container's bundle.
 //
-// The client writes the file before Create. Create reads it once, its steps edit the
-// Spec in memory, and Save writes what they changed, once, before runc reads it. From
-// then on nobody changes it.
+// The client writes the file before Create. Create reads it once, its steps edit the Spec in
+// memory, and Save writes what they changed, once, before runc reads it.
 package bundle
 
 import (

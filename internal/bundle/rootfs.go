@@ -16,14 +16,13 @@ import (
 
 // Rootfs is where a container's files can be looked at before they are mounted.
 type Rootfs struct {
-	// roots are directories, the topmost layer first; nil when mounts must be mounted
-	// first.
+	// roots are directories, the topmost layer first; nil: mounts must be mounted first.
 	roots  []string
 	mounts []mount.Mount
 }
 
-// RootfsOf finds the layers of an overlay, or the one directory of a bind mount, among
-// the mounts of a Create request. Without mounts the root is the spec's.
+// RootfsOf finds the layers of an overlay, or the one directory of a bind mount, among the mounts
+// of a Create request. Without mounts the root is the spec's.
 func RootfsOf(dir string, mounts []*types.Mount, spec *specs.Spec) Rootfs {
 	switch len(mounts) {
 	case 0:
@@ -51,9 +50,8 @@ func RootfsOf(dir string, mounts []*types.Mount, spec *specs.Spec) Rootfs {
 	return f
 }
 
-// lowerDirs returns the layers of an overlay, the topmost first; nil when they are not
-// written in a way that is known here. The container's own writable layer is not among
-// them: what the container did there does not change the image.
+// lowerDirs returns the layers of an overlay, the topmost first, without the container's own: what
+// it did does not change the image. nil: they are not written in a way that is known here.
 func lowerDirs(options []string) (dirs []string) {
 	for _, o := range options {
 		list, ok := strings.CutPrefix(o, "lowerdir=")

@@ -1,12 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config is what an operator and a user decide: the node's TOML file, and
-// the annotations of a container, which come before it.
+// Package config is what an operator and a user decide: the node's TOML file, and the annotations
+// of a container, which come before it.
 //
-// An operation on a container (create and restore, pause, checkpoint, suspend) has
-// one Source. It reads the file once, when somebody first asks. So an edit of the file
-// needs no restart, and an operation never goes by halves of two files.
+// An operation on a container (create and restore, pause, checkpoint, suspend) has one Source,
+// which reads the file once, when somebody first asks. So an edit of the file needs no restart, and
+// an operation never goes by halves of two files.
 package config
 
 import (
@@ -26,8 +26,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
-// Env names a file in place of Path, in the environment of containerd, which its
-// shims inherit.
+// Env names a file in place of Path, in containerd's environment, which its shims inherit.
 const Env = "GPUCKPT_CONFIG"
 
 // Path is the node's file. It need not exist.
@@ -38,23 +37,19 @@ var ErrInvalid = errors.New("gpuckpt configuration")
 
 // Node is the node's file; docs/configuration.md describes it.
 type Node struct {
-	// Helper is the path of gpuckpt-cuda-helper. Empty: beside the shim, then in
-	// $PATH.
+	// Helper is gpuckpt-cuda-helper's path. Empty: beside the shim, then in $PATH.
 	Helper string `toml:"helper"`
-	// DriverRoot is the directory below which the driver's libraries are. Empty: found
-	// by package driverroot.
+	// DriverRoot is the directory of the driver's libraries. Empty: package driverroot finds it.
 	DriverRoot string `toml:"driver_root"`
-	// LockTimeout is how long the work that a process has submitted to its GPUs may
-	// take to finish. CRIU's CUDA plugin has the same default, 10 s.
+	// LockTimeout is how long the work that a process has submitted to its GPUs may take. CRIU's
+	// CUDA plugin has the same default, 10 s.
 	LockTimeout Duration `toml:"lock_timeout"`
-	// OnCheckpoint decides whether a container continues after a checkpoint whose
-	// request does not decide: Keep or Stop.
+	// OnCheckpoint is Keep or Stop, for a checkpoint whose request does not decide.
 	OnCheckpoint string `toml:"on_checkpoint"`
-	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a
-	// container.
+	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a container.
 	LogDir string `toml:"log_dir"`
-	// CDISpecDirs are the directories of the node's CDI specifications. A later one
-	// overrides an earlier one, as in containerd's configuration.
+	// CDISpecDirs are the directories of the node's CDI specifications. A later one overrides an
+	// earlier one, as in containerd's configuration.
 	CDISpecDirs []string   `toml:"cdi_spec_dirs"`
 	Checkpoint  Checkpoint `toml:"checkpoint"`
 	Staging     Staging    `toml:"staging"`
@@ -75,20 +70,19 @@ type Checkpoint struct {
 
 // Staging is the section [staging]: where GPU state goes on its way.
 type Staging struct {
-	// Steer decides whether GPU state bypasses CRIU, in files of its own. Without,
-	// the driver fills memory of the container and CRIU dumps it.
+	// Steer decides whether GPU state bypasses CRIU, in files of its own. Without, the driver fills
+	// memory of the container and CRIU dumps it.
 	Steer bool `toml:"steer"`
-	// CopyThreads is how many threads copy GPU state in each process, the driver's
-	// own included; 0 leaves the copying to the driver. Fewer do so where the
-	// container or the machine has fewer processors.
+	// CopyThreads is how many threads copy GPU state in each process, the driver's own included; 0
+	// leaves the copying to the driver. Fewer processors have fewer.
 	CopyThreads int `toml:"copy_threads"`
-	// Cgroup is what the memory for GPU state is charged to, a path from the root
-	// of the memory hierarchy. Empty: the cgroup of containerd's shims.
+	// Cgroup is what the memory for GPU state is charged to, a path from the root of the memory
+	// hierarchy. Empty: the cgroup of containerd's shims.
 	Cgroup string `toml:"cgroup"`
 	// MemoryLimit bounds that cgroup, in bytes; 0 leaves it as it is.
 	MemoryLimit int64 `toml:"memory_limit"`
-	// WhenShort decides what becomes of a checkpoint whose GPU state does not fit
-	// in memory: Refuse, WriteThrough or Driver.
+	// WhenShort decides what becomes of a checkpoint whose GPU state does not fit in memory:
+	// Refuse, WriteThrough or Driver.
 	WhenShort string `toml:"when_short"`
 	// Buffer is the memory, in bytes, through which state is written to a disk.
 	Buffer int64 `toml:"buffer"`
@@ -96,17 +90,16 @@ type Staging struct {
 
 // CRIU is the section [criu].
 type CRIU struct {
-	// Path of the criu to use, absolute and of that name; its directory comes first
-	// in $PATH, where runc looks. Empty: the one that $PATH has.
+	// Path of the criu to use, absolute and of that name; its directory comes first in $PATH, where
+	// runc looks. Empty: the one of this release, in ../lib/gpuckpt/criu, else that of $PATH.
 	Path string `toml:"path"`
-	// PluginDir is where criu looks for its plugins. A cuda_plugin.so there is kept
-	// from acting a second time.
+	// PluginDir has criu's plugins. A cuda_plugin.so there is kept from acting a second time.
 	PluginDir string `toml:"plugin_dir"`
 	// RestoreTimeout is how long CRIU may take to restore the processes of a container without
 	// memory; criu.Patience adds to it.
 	RestoreTimeout Duration `toml:"restore_timeout"`
-	// Options are lines for CRIU's configuration file, by the names of its command
-	// line: true, a string, a number, or a list of strings.
+	// Options are lines for CRIU's configuration file, by the names of its command line: true, a
+	// string, a number, or a list of strings.
 	Options map[string]any `toml:"options"`
 }
 
@@ -123,8 +116,7 @@ const End = "end"
 const (
 	Refuse       = "refuse"
 	WriteThrough = "write-through" // to the disk, as the driver fills
-	// Driver heeds the host's memory alone: what does not fit in the staging cgroup
-	// is left to the driver and CRIU.
+	// Driver heeds the host's memory alone: what the staging cgroup lacks is left to CRIU.
 	Driver = "driver"
 )
 
@@ -155,8 +147,7 @@ func Default() Node {
 	}
 }
 
-// Load reads the node's file. Without one it returns the defaults, unless Env names
-// it. All errors are ErrInvalid.
+// Load reads the node's file, or the one that Env names. All errors are ErrInvalid.
 func Load() (Node, error) {
 	path, named := os.LookupEnv(Env)
 	if !named {
@@ -164,7 +155,7 @@ func Load() (Node, error) {
 	}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) && !named {
-		return Default(), nil
+		return Default().withBundled(), nil
 	}
 	if err != nil {
 		return Node{}, fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -173,7 +164,21 @@ func Load() (Node, error) {
 	if err != nil {
 		return Node{}, fmt.Errorf("%w: %s: %w", ErrInvalid, path, err)
 	}
-	return node, nil
+	return node.withBundled(), nil
+}
+
+// withBundled returns the configuration with the criu of the release that this program belongs to,
+// if there is one and the file names none.
+func (n Node) withBundled() Node {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	bundled := filepath.Join(filepath.Dir(self), "..", "lib", "gpuckpt", "criu", "criu")
+	if _, missing := os.Stat(bundled); err == nil && missing == nil && n.CRIU.Path == "" {
+		n.CRIU.Path = bundled
+	}
+	return n
 }
 
 // parse is strict: a setting that it does not know is an error.
@@ -258,9 +263,8 @@ func oneOf(value string, words ...string) error {
 
 var optionForm = regexp.MustCompile(`^[a-z0-9-]+$`)
 
-// CRIULines returns an option of CRIU as lines of its configuration file, see
-// criu(8), "CONFIGURATION FILES". An option that is false has none. No value can
-// bring a line with it that sets another option.
+// CRIULines returns an option of CRIU as lines of its configuration file, see criu(8),
+// "CONFIGURATION FILES"; false has none. No value brings a line that sets another option.
 func CRIULines(name string, value any) (string, error) {
 	if !optionForm.MatchString(name) {
 		return "", fmt.Errorf("%q is not a name of an option of CRIU", name)
@@ -299,8 +303,7 @@ func CRIULines(name string, value any) (string, error) {
 	return "", fmt.Errorf("%s: value %v is neither true, false, a string, a whole number nor a list of strings", name, value)
 }
 
-// Decode decodes TOML strictly: its error names the settings that into does not
-// have, in one line.
+// Decode decodes TOML strictly: its error names the settings that into does not have.
 func Decode(data []byte, into any) error {
 	dec := toml.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()

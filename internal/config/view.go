@@ -22,8 +22,7 @@ type View struct {
 	Annotations map[string]string // the container's
 }
 
-// Source returns the View of one operation. It reads the node's file when it is
-// first called; later calls return the same View, or the same error.
+// Source returns the View of one operation. Its first call reads the node's file.
 type Source func() (View, error)
 
 // For returns the Source of one operation on a container with these annotations.
@@ -34,15 +33,14 @@ func For(annotations map[string]string) Source {
 	})
 }
 
-// StopsAfterCheckpoint reports whether the container ends after a checkpoint whose
-// request does not decide.
+// StopsAfterCheckpoint reports whether a checkpoint ends the container by default.
 func (v View) StopsAfterCheckpoint() (bool, error) {
 	want, err := v.choose(annotations.OnCheckpoint, v.OnCheckpoint, Keep, Stop)
 	return want == Stop, err
 }
 
-// WhenShort returns what becomes of a checkpoint of the container whose GPU state
-// does not fit in memory: Refuse, WriteThrough or Driver.
+// WhenShort returns what becomes of a checkpoint of the container whose GPU state does not fit in
+// memory: Refuse, WriteThrough or Driver.
 func (v View) WhenShort() (string, error) {
 	return v.choose(annotations.WhenShort, v.Staging.WhenShort, Refuse, WriteThrough, Driver)
 }
@@ -66,8 +64,7 @@ const (
 	Allow = "allow"
 )
 
-// choose returns the value of an annotation, which must be one of the words, or the
-// node's without that annotation.
+// choose returns the value of an annotation, which must be one of the words, or else the node's.
 func (v View) choose(key, node string, words ...string) (string, error) {
 	value, annotated := v.Annotations[key]
 	if !annotated {
@@ -79,9 +76,8 @@ func (v View) choose(key, node string, words ...string) (string, error) {
 	return value, nil
 }
 
-// criuAnnotations are the options of CRIU that a container may set for itself.
-// Others (action-script, libdir, external) reach beyond the container, so only the
-// node's file may.
+// criuAnnotations are the options of CRIU that a container may set for itself. Others
+// (action-script, libdir, external) reach beyond the container, so only the node's file may.
 var criuAnnotations = []string{
 	"tcp-established", "tcp-close", "skip-in-flight", "file-locks", "link-remap",
 	"ghost-limit", "timeout", "manage-cgroups", "network-lock",
@@ -118,13 +114,11 @@ const (
 	Always    = "always"
 )
 
-// Restore is the section [restore]: which containers of checkpoint images are
-// restored.
+// Restore is the section [restore]: which containers of checkpoint images are restored.
 type Restore struct {
 	// Policy is Never, Annotated (if the container asks for it) or Always.
 	Policy string `toml:"policy"`
-	// Images are patterns (path.Match) of the names of the images that may be
-	// restored. Empty: all.
+	// Images are patterns (path.Match) of the images that may be restored. Empty: all.
 	Images []string `toml:"images"`
 }
 
@@ -145,9 +139,8 @@ func AsksForRestore(container map[string]string) bool {
 	return container[annotations.Restore] == "true"
 }
 
-// StartsAfresh decides whether a container of a checkpoint image is restored. If
-// not, it returns the reason to start the container afresh, or an error when
-// whoever made the container cannot have meant that.
+// StartsAfresh decides whether a container of a checkpoint image is restored. If not, it returns
+// the reason to start it afresh, or an error when whoever made it cannot have meant that.
 func (v View) StartsAfresh() (reason string, err error) {
 	const key = annotations.Restore
 	switch value, annotated := v.Annotations[key]; {

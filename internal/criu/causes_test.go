@@ -46,6 +46,8 @@ func TestFirstCause(t *testing.T) {
 		{name: "lock", log: "Error (criu/file-lock.c:110): Some file locks are hold by dumping tasks! You can try --file-locks to dump them.\n", said: "Error", means: "criu.file-locks=true"},
 		{name: "changed file", log: "Error (criu/files-reg.c:2175): File data/log has bad size 20 (expect 10)\n", said: "Error", means: "has changed since the checkpoint"},
 		{name: "disk", log: "Error (criu/bfd.c:132): bfd: Error flushing image: No space left on device\nError (criu/cr-dump.c:2128): Dumping FAILED.\n", said: "Error (criu/bfd.c:132)", means: "is full"},
+		{name: "tmpfs too small", log: "Error (gpuckpt tmpfs): /dev/shm: restore the content of a tmpfs: it does not fit: write a: no space left on device\n", said: "Error (gpuckpt tmpfs)", means: "a tmpfs is smaller"},
+		{name: "no room for a tmpfs", log: "Error (gpuckpt tmpfs): save the content of a tmpfs: write x.img: no space left on device\n", said: "Error (gpuckpt tmpfs)", means: "the images is full"},
 		{name: "terminal", log: "Error (criu/tty.c:1018): tty: Don't have tty to inherit session from, aborting\n", said: "Error", means: "--tty"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

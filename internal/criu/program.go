@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -69,13 +70,20 @@ func Find(r Runner, configured string) (path string, err error) {
 	return configured, nil
 }
 
-// WithPath returns a context with which runc finds the configured criu. runc looks
-// for one in its $PATH and nowhere else.
-func WithPath(ctx context.Context, configured string) context.Context {
-	if configured == "" {
+// WithPath returns a context with which runc finds the configured criu, and criu finds programs in
+// first before any other place. runc looks for criu in its $PATH and nowhere else.
+func WithPath(ctx context.Context, configured, first string) context.Context {
+	dirs := []string{os.Getenv("PATH")}
+	if configured != "" {
+		dirs = slices.Insert(dirs, 0, filepath.Dir(configured))
+	}
+	if first != "" {
+		dirs = slices.Insert(dirs, 0, first)
+	}
+	if len(dirs) == 1 {
 		return ctx
 	}
-	return runc.WithExtraEnv(ctx, "PATH="+filepath.Dir(configured)+string(os.PathListSeparator)+os.Getenv("PATH"))
+	return runc.WithExtraEnv(ctx, "PATH="+strings.Join(dirs, string(os.PathListSeparator)))
 }
 
 // Version asks a criu for its version, "4.2.1".

@@ -65,20 +65,25 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// The configured criu is the first in runc's $PATH, and in nobody else's.
+// The directory given is the first in runc's $PATH, then the configured criu's, and in nobody else's.
 func TestWithPath(t *testing.T) {
 	monitor := runc.Monitor
 	defer func() { runc.Monitor = monitor }()
 	dir := usePrograms(t, map[string]string{"runc": `echo "$PATH" >"$GPUCKPT_TEST_OUT"`, "x": ""})
 	out := filepath.Join(t.TempDir(), "out")
 	t.Setenv("GPUCKPT_TEST_OUT", out)
-	for configured, want := range map[string]string{"": dir, "/opt/criu/criu": "/opt/criu:" + dir} {
-		if err := new(runc.Runc).Delete(WithPath(t.Context(), configured), "id", nil); err != nil {
+	for _, test := range []struct{ configured, first, want string }{
+		{want: dir},
+		{configured: "/opt/criu/criu", want: "/opt/criu:" + dir},
+		{first: "/first", want: "/first:" + dir},
+		{configured: "/opt/criu/criu", first: "/first", want: "/first:/opt/criu:" + dir},
+	} {
+		if err := new(runc.Runc).Delete(WithPath(t.Context(), test.configured, test.first), "id", nil); err != nil {
 			t.Fatal(err)
 		}
 		got, err := os.ReadFile(out)
-		if err != nil || strings.TrimSpace(string(got)) != want || os.Getenv("PATH") != dir {
-			t.Errorf("%q: runc's is %s, %v, want %s; and the shim's %s", configured, got, err, want, os.Getenv("PATH"))
+		if err != nil || strings.TrimSpace(string(got)) != test.want || os.Getenv("PATH") != dir {
+			t.Errorf("%+v: runc's is %s, %v; and the shim's %s", test, got, err, os.Getenv("PATH"))
 		}
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 )
 
-// cdiFix writes a specification.
 const cdiFix = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml  # or, without NVIDIA's container toolkit, gpuckpt cdi generate --output=/etc/cdi/nvidia.json"
 
 // CheckCDI looks at the node's CDI specifications, in containerd's directories
@@ -69,8 +68,7 @@ func CheckCDI(n *Node, dirs []string) []Check {
 	return a.checks
 }
 
-// hostPaths returns the files of the node that a device, or its specification, brings
-// into a container.
+// hostPaths returns the node's files that a device, or its specification, brings into a container.
 func hostPaths(d *cdiapi.Device) (paths []string) {
 	edits := d.GetSpec().ContainerEdits
 	for _, m := range slices.Concat(edits.Mounts, d.ContainerEdits.Mounts) {

@@ -12,8 +12,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// CheckCgroup looks at the cgroup controllers that freeze containers and that memory
-// for GPU state is charged to.
+// CheckCgroup looks at the controllers that freeze containers and that memory is charged to.
 func CheckCgroup(n *Node) []Check {
 	a := area{name: "cgroup"}
 	mounts, err := n.mounts()
@@ -43,7 +42,6 @@ func CheckCgroup(n *Node) []Check {
 	return a.checks
 }
 
-// mounts returns the machine's mounts, in the order they were mounted.
 func (n *Node) mounts() ([]*mountinfo.Info, error) {
 	f, err := os.Open(n.path("proc/self/mountinfo"))
 	if err != nil {

@@ -32,7 +32,6 @@ type containerdConfig struct {
 	} `toml:"plugins"`
 }
 
-// criConfig is the configuration of the CRI plugin.
 type criConfig struct {
 	CDI        *bool    `toml:"enable_cdi"`
 	CDIDirs    []string `toml:"cdi_spec_dirs"`
@@ -46,9 +45,9 @@ type criConfig struct {
 	} `toml:"containerd"`
 }
 
-// CheckContainerd looks at a containerd, through its socket, and at its
-// configuration. It returns the directories of containerd's CDI specifications, nil
-// for the usual ones, and the directory of its content. err is why there is no daemon.
+// CheckContainerd looks at a containerd, through its socket, and at its configuration. It returns
+// the directories of its CDI specifications, nil for the usual ones, and of its content. err is why
+// there is no daemon.
 func CheckContainerd(ctx context.Context, n *Node, address string, err error) (checks []Check, cdiDirs []string, root string) {
 	a := area{name: "containerd"}
 	d := n.Containerd
@@ -129,8 +128,7 @@ func (a *area) checkCRI(d *Daemon, disabled []string, cri *criConfig) {
 	}
 }
 
-// passes reports whether a list of patterns lets gpuckpt's annotations through
-// (containerd, internal/cri/util: path.Match).
+// passes reports whether patterns let gpuckpt's annotations through, as containerd's CRI does.
 func passes(patterns []string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		ok, err := path.Match(p, annotations.OnCheckpoint)

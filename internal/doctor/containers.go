@@ -30,8 +30,7 @@ type Container struct {
 	Shim string
 }
 
-// CheckContainers checks whether there is room for a checkpoint of each GPU
-// container.
+// CheckContainers checks whether there is room for a checkpoint of each GPU container.
 func CheckContainers(ctx context.Context, n *Node, g GPUs, r Room) []Check {
 	a := area{name: "container"}
 	if n.Containerd == nil || g.SurveyErr != nil {
@@ -47,7 +46,6 @@ func CheckContainers(ctx context.Context, n *Node, g GPUs, r Room) []Check {
 	return a.checks
 }
 
-// container checks one.
 func (a *area) container(n *Node, c Container, r Room) {
 	name := c.Namespace + "/" + c.ID
 	var bytes uint64
@@ -81,8 +79,8 @@ func (a *area) container(n *Node, c Container, r Room) {
 	a.either(problems == nil, name, found+": a checkpoint fits", Warning, found, strings.Join(problems, "; "), strings.Join(fixes, "\n"))
 }
 
-// containers returns the containers of all namespaces for which NVML counts GPU
-// memory. A process belongs to the container in whose cgroup it is.
+// containers returns the containers of all namespaces for which NVML counts GPU memory. A process
+// belongs to the container in whose cgroup it is.
 func containers(ctx context.Context, d *Daemon, survey cuda.Survey) ([]Container, error) {
 	c, err := client.New(d.Address, client.WithTimeout(dialTimeout))
 	if err != nil {

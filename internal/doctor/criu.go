@@ -10,7 +10,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
-// criuFix installs a CRIU that is new enough.
 const criuFix = "add-apt-repository --yes ppa:criu/ppa && apt-get install --yes criu  # Ubuntu; elsewhere hack/setup criu builds it: name it in [criu] path of /etc/gpuckpt/config.toml"
 
 // CheckCRIU looks at the criu that a shim would use, and has criu look at the kernel.
@@ -43,8 +42,7 @@ func CheckCRIU(ctx context.Context, n *Node) []Check {
 	return a.checks
 }
 
-// criuChecks has CRIU look at the kernel: what it must have, then what only
-// some containers need.
+// criuChecks has CRIU look at the kernel: what it must have, then what only some containers need.
 func (a *area) criuChecks(ctx context.Context, n *Node, path string) {
 	if _, stderr, err := n.Run(ctx, path, "check"); err != nil {
 		a.add(Failure, "check", "`criu check` fails: "+firstLine(errorsOf(stderr), err), "CRIU cannot dump or restore on this kernel",
@@ -61,7 +59,6 @@ func (a *area) criuChecks(ctx context.Context, n *Node, path string) {
 	a.ok("check", "the kernel has all that gpuckpt needs; it lacks, and gpuckpt does not use: %s", missing)
 }
 
-// networkLock looks at how packets are kept away during a dump.
 func (a *area) networkLock(ctx context.Context, n *Node, path string) {
 	switch method, iptables := criu.NetworkLock(ctx, n, path); method {
 	case criu.LockIptables:
@@ -73,8 +70,7 @@ func (a *area) networkLock(ctx context.Context, n *Node, path string) {
 	}
 }
 
-// errorsOf returns what CRIU's warnings and errors say, without their origin:
-// "Warn  (criu/cr-check.c:824): Dirty tracking is OFF. …".
+// errorsOf returns CRIU's warnings and errors without "Warn  (criu/cr-check.c:824): ".
 func errorsOf(stderr string) string {
 	var b strings.Builder
 	for line := range strings.Lines(stderr) {

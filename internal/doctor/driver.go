@@ -16,7 +16,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/driverroot"
 )
 
-// driverFix is how to get a driver.
 const driverFix = "ubuntu-drivers install --gpgpu nvidia:580-server  # Ubuntu; elsewhere see https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"
 
 // GPUs is what the CUDA helper has found out about the driver and the GPUs.
@@ -32,8 +31,7 @@ type GPUs struct {
 	SurveyErr error
 }
 
-// AskDriver starts the helper that a shim would start, and asks it. It never fails:
-// an error is part of the answer.
+// AskDriver asks the helper that a shim would start. An error is part of the answer.
 func AskDriver(ctx context.Context, n *Node) GPUs {
 	path, err := n.helper()
 	g := GPUs{Helper: path, InfoErr: err, SurveyErr: err}
@@ -55,8 +53,7 @@ func AskDriver(ctx context.Context, n *Node) GPUs {
 	return g
 }
 
-// helper finds the CUDA helper as a shim does: the configured, the one beside
-// the shim, the first in $PATH.
+// helper finds the CUDA helper as a shim does: configured, beside the shim, or in $PATH.
 func (n *Node) helper() (string, error) {
 	if n.Helper != "" {
 		return n.Helper, nil
@@ -122,7 +119,6 @@ func (n *Node) driverFailure(g GPUs, version string) (found, fix string) {
 	return found, "ldd " + g.Helper + "  # what keeps it from running"
 }
 
-// checkGPUs looks at each GPU.
 func checkGPUs(g GPUs) []Check {
 	a := area{name: "gpu"}
 	if g.SurveyErr != nil {
@@ -158,8 +154,7 @@ func checkGPUs(g GPUs) []Check {
 	return a.checks
 }
 
-// unusable returns what keeps a GPU's programs from being checkpointed: "MIG",
-// "vGPU", "prohibited" or "".
+// unusable returns why a GPU's programs cannot be checkpointed: "MIG", "vGPU", "prohibited" or "".
 func unusable(d cuda.Device) string {
 	switch {
 	case d.MIG != nil && *d.MIG:
@@ -172,7 +167,6 @@ func unusable(d cuda.Device) string {
 	return ""
 }
 
-// processes names the running programs whose names begin with prefix, with their pids.
 func (n *Node) processes(prefix string) (found []string) {
 	files, _ := filepath.Glob(n.path("proc/[0-9]*/comm"))
 	for _, f := range files {

@@ -20,17 +20,15 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// kernelOptions are the options without which a dump fails, by criu.org/Linux_kernel
-// and `criu check`, without those that running containers already prove.
-// MEMFD_CREATE is for the driver's staging areas.
+// kernelOptions are those without which a dump fails (criu.org/Linux_kernel, `criu check`), without
+// those that running containers already prove. MEMFD_CREATE is for the driver's staging areas.
 var kernelOptions = []string{
 	"CHECKPOINT_RESTORE", "NAMESPACES", "UTS_NS", "IPC_NS", "PID_NS", "NET_NS", "FHANDLE", "EVENTFD", "EPOLL",
 	"SIGNALFD", "TIMERFD", "INOTIFY_USER", "MEMFD_CREATE",
 	"UNIX_DIAG", "INET_DIAG", "INET_UDP_DIAG", "PACKET_DIAG", "NETLINK_DIAG",
 }
 
-// diagModules are the modules of the options that may be modules. The kernel loads
-// them on demand unless that is forbidden.
+// diagModules are the modules of options that may be modules. They are loaded on demand.
 var diagModules = map[string]string{
 	"UNIX_DIAG": "unix_diag", "INET_DIAG": "inet_diag", "INET_UDP_DIAG": "udp_diag", "PACKET_DIAG": "af_packet_diag", "NETLINK_DIAG": "netlink_diag",
 }
@@ -55,8 +53,7 @@ func CheckKernel(n *Node) []Check {
 	return a.checks
 }
 
-// rights checks the capabilities of this program that CRIU and ptrace need. They
-// stand for the shim's: root in a container lacks some.
+// rights checks this program's capabilities that CRIU and ptrace need, in place of the shim's.
 func (a *area) rights(n *Node) {
 	have, err := strconv.ParseUint(proc.Status(n.read("proc/self/status")).Field("CapEff"), 16, 64)
 	names, _ := cap.FromBitmap(have)
@@ -67,7 +64,6 @@ func (a *area) rights(n *Node) {
 		Failure, "this program lacks "+strings.Join(missing, ", "), "without these most checks below cannot look at anything", "sudo gpuckpt doctor")
 }
 
-// options checks how the kernel was built.
 func (a *area) options(n *Node, release string) {
 	config, from := n.kernelConfig(release)
 	if config == nil {
@@ -97,8 +93,8 @@ func (a *area) options(n *Node, release string) {
 	}
 }
 
-// kernelConfig reads the kernel's build configuration, by option without CONFIG_,
-// and returns where it was found; nil where it cannot be read.
+// kernelConfig reads the kernel's build configuration, by option without CONFIG_, and returns where
+// it was found; nil where it cannot be read.
 func (n *Node) kernelConfig(release string) (map[string]string, string) {
 	for _, path := range []string{"/proc/config.gz", "/boot/config-" + release, "/lib/modules/" + release + "/config"} {
 		f, err := os.Open(n.path(path))

@@ -25,15 +25,15 @@ type Facts struct {
 	Schema int
 	Driver string
 	CUDA   string
-	// Count of GPUs, the product names among them, and the sum of their memory
-	// in bytes. Of a checkpoint: of the GPUs that it needs.
+	// Count of GPUs, their products, and the sum of their memory in bytes; of a checkpoint: of the
+	// GPUs that it needs.
 	Count  int
 	Models []string
 	Memory uint64
 	// State is the checkpoint's GPU state in bytes; 0 for a node.
 	State uint64
-	// Free is the node's free GPU memory in bytes, and HostFree its free host
-	// memory, which changes too fast for an annotation; 0 where not known.
+	// Free is the node's free GPU memory in bytes; HostFree is its free host memory, which changes
+	// too fast for an annotation. 0: not known.
 	Free     uint64
 	HostFree uint64
 }
@@ -90,8 +90,7 @@ func (f Facts) Annotations() map[string]string {
 	return a
 }
 
-// FromAnnotations reads facts. The error is ErrNoFacts when there is no schema among
-// the annotations, and another one when a value makes no sense.
+// FromAnnotations reads facts. Without a schema among the annotations it returns ErrNoFacts.
 func FromAnnotations(a map[string]string) (f Facts, err error) {
 	if _, ok := a[annotations.Schema]; !ok {
 		return Facts{}, ErrNoFacts
@@ -118,8 +117,8 @@ func FromAnnotations(a map[string]string) (f Facts, err error) {
 	return f, nil
 }
 
-// Match checks whether a checkpoint can be restored on a node. It judges by sums,
-// as annotations have them; the shim pairs single GPUs at the restore.
+// Match checks whether a checkpoint can be restored on a node. It judges by sums, as annotations
+// have them; the shim pairs single GPUs at the restore.
 func Match(need, have Facts) []Check {
 	a := area{name: "checkpoint"}
 	a.either(need.Schema >= 1 && need.Schema <= have.Schema, "schema", fmt.Sprintf("version %d", need.Schema),

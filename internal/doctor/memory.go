@@ -20,8 +20,7 @@ const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 // Room is the free space of a node for checkpoints, in bytes.
 type Room struct {
 	Memory uint64 // that programs can still take; 0 if it is not known
-	// Temp is the directory where containerd has the images of a checkpoint or
-	// restore during the operation.
+	// Temp is where containerd has the images of a checkpoint or restore meanwhile.
 	Temp     string
 	TempFree uint64
 	// Root is containerd's directory, where checkpoint images are kept.
@@ -29,7 +28,6 @@ type Room struct {
 	RootFree uint64
 }
 
-// size words a number of bytes.
 func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }
 
 // CheckMemory looks at the memory and the disks that checkpoints take.
@@ -62,8 +60,7 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 	return a.checks, r
 }
 
-// free returns the room in a directory's file system, in bytes; 0 if there is none,
-// or no such directory.
+// free returns the room in a directory's file system, in bytes; 0 without such a directory.
 func (n *Node) free(dir string) uint64 {
 	var st unix.Statfs_t
 	if err := unix.Statfs(n.path(dir), &st); err != nil {

@@ -21,18 +21,16 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// Node is where the checks look. The zero value is this machine, with this
-// program's environment.
+// Node is where the checks look. The zero value is this machine, with this program's environment.
 type Node struct {
 	// Root is put before /proc, /sys, /boot and so on; for tests.
 	Root string
-	// Env is the environment that shims are started with, KEY=value each:
-	// containerd's. nil: this program's.
+	// Env is the environment of shims, containerd's, KEY=value each. nil: this program's.
 	Env []string
 	// Containerd is the daemon, nil where none was found.
 	Containerd *Daemon
 	// What is configured: criu, the CUDA helper, where the driver is, the directories of CDI
-	// specifications, and the limit of the memory for GPU state in bytes.
+	// specifications, the limit in bytes of the memory for GPU state.
 	CRIU, Helper string
 	DriverRoot   string
 	CDISpecDirs  []string
@@ -54,8 +52,7 @@ const defaultConfig = "/etc/containerd/config.toml"
 // dialTimeout bounds the connection to a socket of this machine.
 const dialTimeout = 5 * time.Second
 
-// Find finds the containerd that listens at an address of this machine, by the
-// process at the other end of its socket. It needs root.
+// Find finds the containerd that listens at an address, by its socket's other end. It needs root.
 func Find(address string) (*Daemon, error) {
 	address = strings.TrimPrefix(address, "unix://")
 	conn, err := net.DialTimeout("unix", address, dialTimeout)
@@ -128,29 +125,24 @@ func (n *Node) Look(name string) (string, error) {
 	return "", fmt.Errorf("no %s in %s", name, n.env("PATH"))
 }
 
-// path returns a path below the root.
 func (n *Node) path(elem ...string) string {
 	return filepath.Join(append([]string{"/", n.Root}, elem...)...)
 }
 
-// read returns a file's text without white space around it, "" if it cannot be
-// read.
+// read returns a file's text without white space around it, "" if it cannot be read.
 func (n *Node) read(elem ...string) string {
 	data, _ := os.ReadFile(n.path(elem...))
 	return strings.TrimSpace(string(data))
 }
 
-// exists reports whether a path exists.
 func (n *Node) exists(elem ...string) bool {
 	_, err := os.Stat(n.path(elem...))
 	return err == nil
 }
 
-// runTimeout bounds each program that is run.
 const runTimeout = 30 * time.Second
 
-// Run runs a program in the environment of shims and returns its outputs. The error
-// is an *exec.ExitError when its status is not 0.
+// Run runs a program in the environment of shims. A status that is not 0 is an *exec.ExitError.
 func (n *Node) Run(ctx context.Context, program string, args ...string) (stdout, stderr string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()

@@ -20,15 +20,13 @@ import (
 // ShimName is the file name of this project's shim.
 const ShimName = "containerd-shim-gpuckpt-v2"
 
-// installFix installs this project's programs.
 const installFix = "make install  # in gpuckpt's sources: shim, helper and gpuckpt to /usr/local/bin"
 
-// runcCheckpoint is the annotation in the output of `runc features` that reports
-// whether it was built with checkpoints (runc, features.go).
+// runcCheckpoint is runc's annotation of whether it was built with checkpoints (features.go).
 const runcCheckpoint = "org.opencontainers.runc.checkpoint.enabled"
 
-// CheckPrograms looks at this project's programs and its configuration;
-// configured is the error of reading the latter, and path where it lies.
+// CheckPrograms looks at this project's programs and at its configuration, which lies at path;
+// configured is the error of reading that.
 func CheckPrograms(n *Node, path string, configured error) []Check {
 	a := area{name: "gpuckpt"}
 	found := path
@@ -63,8 +61,7 @@ func CheckPrograms(n *Node, path string, configured error) []Check {
 	return a.checks
 }
 
-// buildOf returns ", version …" of a Go program and what it was built of, "" each
-// where that is unknown.
+// buildOf returns ", version …" of a Go program and what it was built of, "" where unknown.
 func buildOf(program string) (version, revision string) {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
@@ -110,5 +107,4 @@ func CheckRunc(ctx context.Context, n *Node) []Check {
 	return a.checks
 }
 
-// isShim reports whether a path names this project's shim.
 func isShim(path string) bool { return filepath.Base(path) == ShimName }

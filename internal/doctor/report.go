@@ -8,8 +8,7 @@ import "fmt"
 // Status is the outcome of a check.
 type Status string
 
-// The outcomes of a check. A Warning makes things slower, or keeps some containers
-// from working; a Failure keeps all of them from it.
+// The outcomes of a check: a Warning is slow or keeps some containers from working, a Failure all.
 const (
 	OK      Status = "ok"
 	Warning Status = "warning"
@@ -18,8 +17,8 @@ const (
 
 // Check is one thing that was looked at.
 type Check struct {
-	// Area groups checks: "kernel", "criu", "cgroup", "driver", "gpu", "cdi",
-	// "containerd", "runc", "gpuckpt", "memory", "container", "checkpoint".
+	// Area groups checks: "kernel", "criu", "cgroup", "driver", "gpu", "cdi", "containerd", "runc",
+	// "gpuckpt", "memory", "container", "checkpoint".
 	Area string `json:"area"`
 	// Name is the name of the thing, unique in its area.
 	Name   string `json:"name"`
@@ -28,8 +27,8 @@ type Check struct {
 	Found string `json:"found"`
 	// Problem is what does not work because of it; empty if everything works.
 	Problem string `json:"problem,omitempty"`
-	// Fix is the shell command that corrects it, or a shell comment with what to do
-	// where no single command does; empty if there is nothing to correct.
+	// Fix is the shell command that corrects it, or a shell comment with what to do where no
+	// command does; empty if there is nothing to correct.
 	Fix string `json:"fix,omitempty"`
 }
 
@@ -63,7 +62,6 @@ func (r *Report) Add(checks ...Check) {
 	}
 }
 
-// area makes the checks of one area.
 type area struct {
 	name   string
 	checks []Check

@@ -21,9 +21,9 @@ import (
 // staging cgroup beside GPU state, in bytes.
 const tracerMemory = 24 << 20
 
-// choosePath chooses the way that GPU state takes to dir, "" for memory only. It
-// returns an error if memory is short and the state may not, or cannot, be written
-// through to dir. State of unknown size is written through where it may be.
+// choosePath chooses the way that GPU state takes to dir, "" for memory only. It is an error if
+// memory is short and the state may not, or cannot, be written through to dir. State of unknown
+// size is written through where it may be.
 func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage) (DataPath, error) {
 	state, known := use.total(), use.byGPU != nil
 	short, room, err := memoryShort(node, state)
@@ -54,8 +54,7 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 	return memoryFirst{}, nil
 }
 
-// memoryShort returns in words that memory is too short for state of that size, ""
-// if it is not, and how much there is.
+// memoryShort says that memory is too short for such state, "" if not, and how much there is.
 func memoryShort(node config.Staging, state uint64) (short string, room uint64, err error) {
 	room, known := host.MemAvailable()
 	if known && room < state {
@@ -83,8 +82,7 @@ func memoryShort(node config.Staging, state uint64) (short string, room uint64, 
 	return short, room, nil
 }
 
-// chooseWindow shares the buffer, or what of it there is room for, among the
-// processes that are going to be checkpointed.
+// chooseWindow shares the buffer, as far as there is room for it, among the processes.
 func chooseWindow(node config.Staging, room uint64, procs []cuda.Process) (uint64, error) {
 	n := uint64(0)
 	for _, p := range procs {
@@ -105,5 +103,4 @@ func chooseWindow(node config.Staging, room uint64, procs []cuda.Process) (uint6
 	return window, nil
 }
 
-// size words a number of bytes.
 func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }

@@ -13,14 +13,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
-// Left alone the driver copies GPU state on one thread of each process, at a
-// fraction of the bus's speed. Copy threads in the process share its copies: during
-// a Save (steer.Target) and for a Restore (startCopyThreads).
+// Left alone the driver copies GPU state on one thread of each process, far below the bus's speed.
+// Copy threads help in a Save (steer.Target) and a Restore (startCopyThreads).
 
-// copyThreads returns how many threads are to copy in each of the processes; the
-// setting is the most. Threads beyond the processors that the container or one of
-// the processes may use would only take these from each other. init is the
-// container's first process.
+// copyThreads returns how many threads are to copy in each of the processes; the setting is the
+// most. More than the processors that the container or a process may use would only take these from
+// each other. init is the container's first process.
 func copyThreads(setting, init int, pids []int) int {
 	if setting == 0 {
 		return 0
@@ -32,8 +30,7 @@ func copyThreads(setting, init int, pids []int) int {
 	return max(1, n)
 }
 
-// startCopyThreads has the driver copy faster from the areas that were mapped. A
-// driver that cannot be helped copies as it always does.
+// startCopyThreads has the driver copy faster from mapped areas, where it can be helped.
 func startCopyThreads(ctx context.Context, tracer *steer.Session, mappings []steer.Mapping, threads int) error {
 	if threads < 2 {
 		return nil // alone the driver reads faster than our code (measured, H200): 1.9 s for 16 GiB, not 2.4 s
@@ -49,8 +46,7 @@ func startCopyThreads(ctx context.Context, tracer *steer.Session, mappings []ste
 	return err
 }
 
-// stopCopyThreads undoes startCopyThreads. An error is for the log: the processes
-// are right as they are.
+// stopCopyThreads undoes startCopyThreads. An error is for the log: the processes are right.
 func stopCopyThreads(ctx context.Context, tracer *steer.Session) {
 	notes, err := tracer.StopCopyThreads()
 	logNotes(ctx, notes)
@@ -59,7 +55,6 @@ func stopCopyThreads(ctx context.Context, tracer *steer.Session) {
 	}
 }
 
-// logNotes logs the notes of a tracer.
 func logNotes(ctx context.Context, notes []string) {
 	for _, n := range notes {
 		log.G(ctx).Info("staging area: " + n)

@@ -15,13 +15,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// Describe returns the metadata of the locked processes and their GPUs, for a
-// checkpoint that began then. Sizes, areas and phases are not known yet, see
-// Writer.Describe.
+// Describe returns the metadata of the locked processes and their GPUs, for a checkpoint that began
+// then. Writer.Describe adds sizes and areas.
 //
 // A process's GPUs are all that it could open, used or not, and also those that
-// CUDA_VISIBLE_DEVICES hid from it: the driver wants a place for each (measured,
-// driver 580). A process that somebody has checkpointed by hand is left to them.
+// CUDA_VISIBLE_DEVICES hid from it: the driver wants a place for each (measured, driver 580). A
+// process that somebody has checkpointed by hand is left to them.
 func (s *State) Describe(began time.Time) (*images.Metadata, error) {
 	m := &images.Metadata{
 		SchemaVersion: images.SchemaVersion,

@@ -15,14 +15,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/driverroot"
 )
 
-// helperIdle is how long a locked container keeps its CUDA helper for a checkpoint
-// that may follow. The helper has the driver loaded: 0.3 s to load again, some
-// 100 MB of memory meanwhile.
+// helperIdle is how long a locked container keeps its CUDA helper for a checkpoint that may follow.
+// The helper has the driver loaded: 0.3 s to load again, some 100 MB of memory meanwhile.
 const helperIdle = 30 * time.Second
 
-// helpers starts CUDA helpers, and keeps one outside of the container for as long as
-// it is needed. The timer that ends an idle helper fires between the State's calls,
-// hence the mutex.
+// helpers starts CUDA helpers, and keeps one outside of the container for as long as it is needed.
+// The timer that ends an idle helper fires between the State's calls, hence the mutex.
 type helpers struct {
 	run  Run
 	node config.Node // where the helper and the driver are
@@ -47,8 +45,7 @@ func (k *helpers) begin(ctx context.Context, ask asking) (*cuda.Helper, cuda.Inf
 	return helper, info, err
 }
 
-// get returns a helper that stays until idleAfter or close: the one that is kept, or
-// a fresh one if there is none or it has died.
+// get returns a helper that stays until idleAfter or close, a fresh one if none is kept that lives.
 func (k *helpers) get(ctx context.Context) (*cuda.Helper, error) {
 	k.mu.Lock()
 	k.stopIdle()
@@ -92,7 +89,6 @@ func (k *helpers) idleAfter(wait time.Duration) {
 	k.idle = idle
 }
 
-// close ends the helper.
 func (k *helpers) close() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -124,9 +120,8 @@ func (k *helpers) start(ctx context.Context, opts cuda.Options) (*cuda.Helper, e
 	return cuda.Start(ctx, opts)
 }
 
-// startOutside starts a helper that brings up these GPUs only, and asks it for them.
-// If the driver cannot bring these up alone, as with a partitioned GPU, it brings up
-// all (nil).
+// startOutside starts a helper that brings up these GPUs only, and asks it for them; all of them
+// (nil) if the driver cannot bring these up alone, as with a partitioned GPU.
 func (k *helpers) startOutside(ctx context.Context, visible []string, ask asking) (*cuda.Helper, cuda.Info, error) {
 	helper, err := k.start(ctx, cuda.Options{Visible: visible})
 	if err != nil {
@@ -144,13 +139,11 @@ func (k *helpers) startOutside(ctx context.Context, visible []string, ask asking
 	return helper, info, nil
 }
 
-// closeAsync ends a helper and does not wait for its end: the driver takes 0.1 to
-// 0.2 s to come down when nothing else holds a GPU. Nobody misses a helper that
-// fails to end well, and it goes with this process.
+// closeAsync ends a helper and does not wait: the driver takes 0.1 to 0.2 s to come down when
+// nothing else holds a GPU. Nobody misses a helper that fails to end well.
 func closeAsync(h *cuda.Helper) { go h.Close() }
 
-// Visible returns the UUIDs of the GPUs that a spec grants; nil, which is all of the
-// node's GPUs, where that is not certain.
+// Visible returns the UUIDs of the GPUs that a spec grants; nil, all, where that is not certain.
 func Visible(request cdi.Request) []string { return visibleGPUs(cuda.ProcGPUs, request) }
 
 // visibleGPUs is Visible for a directory like cuda.ProcGPUs.

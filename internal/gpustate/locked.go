@@ -36,14 +36,12 @@ type locked struct {
 	areas []Area   // state that is not in the processes
 }
 
-// usage is GPU memory in bytes as NVML counts it; the maps are nil if it is not
-// known.
+// usage is GPU memory in bytes as NVML counts it; the maps are nil if it is not known.
 type usage struct {
 	byGPU map[string]uint64 // by UUID
 	byPID map[int]uint64
 }
 
-// total returns the sum over all GPUs.
 func (u usage) total() (bytes uint64) {
 	for _, n := range u.byGPU {
 		bytes += n
@@ -87,8 +85,7 @@ func (l *locked) find(ctx context.Context, helpers *helpers, pids []int) (helper
 	return helper, err
 }
 
-// unlisted returns a process that has a GPU open which the helper does not list; nil if
-// there is none.
+// unlisted returns a process that has a GPU open which the helper does not list, or nil.
 func (l *locked) unlisted() (p *cuda.Process, minor int) {
 	for i, p := range l.procs {
 		for _, minor := range p.GPUs {
@@ -105,12 +102,10 @@ func (l *locked) unlisted() (p *cuda.Process, minor int) {
 // CRIU dumps its files by gpuckpt's plugin.
 type bystander struct {
 	pid int
-	// mapped is where the process has files of NVIDIA's devices mapped. It changes when the
-	// process begins to use CUDA.
+	// mapped is where the process has files of NVIDIA's devices mapped. CUDA changes it.
 	mapped string
 }
 
-// bystandersAmong returns the bystanders among pids.
 func (l *locked) bystandersAmong(pids []int) (all []bystander, err error) {
 	for _, pid := range pids {
 		if slices.ContainsFunc(l.procs, func(p cuda.Process) bool { return p.PID.Host == pid }) {
@@ -186,8 +181,7 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper) error {
 	return nil
 }
 
-// useOf asks how much GPU memory the processes have. The helper must count pids as
-// the machine does.
+// useOf asks how much GPU memory the processes have. The helper counts pids as the machine does.
 func useOf(ctx context.Context, helper *cuda.Helper, procs cuda.Group) (usage, error) {
 	survey, err := helper.Survey(ctx)
 	if err != nil {
@@ -209,8 +203,7 @@ func useOf(ctx context.Context, helper *cuda.Helper, procs cuda.Group) (usage, e
 	return u, nil
 }
 
-// had returns the GPUs that the processes had open when they were locked, in CUDA's
-// order.
+// had returns the GPUs that the processes had open when they were locked, in CUDA's order.
 func (l *locked) had() (had []cuda.GPU) {
 	for _, d := range l.info.GPUs {
 		if slices.ContainsFunc(l.procs, func(p cuda.Process) bool { return slices.Contains(p.GPUs, d.Minor) }) {
@@ -243,8 +236,7 @@ func (l *locked) memory() ([][]cuda.Range, error) {
 	return all, nil
 }
 
-// measure notes the bytes of GPU state of each process: the memory that it has now and
-// did not have before.
+// measure notes each process's bytes of GPU state: the memory that it has now and had not before.
 func (l *locked) measure(before [][]cuda.Range) error {
 	after, err := l.memory()
 	if err != nil {
@@ -259,10 +251,9 @@ func (l *locked) measure(before [][]cuda.Range) error {
 	return nil
 }
 
-// anySaved reports whether the driver still has one of the processes checkpointed
-// after a step that was undone: undoing may have failed. It reports true if it
-// cannot find out: RestoreInPlace is tried then, and reports. The container is
-// thawed.
+// anySaved reports whether the driver still has one of the processes checkpointed after a step
+// whose undoing may have failed, or whether that is not known: RestoreInPlace is tried then, and
+// reports. The container is thawed.
 func (l *locked) anySaved(ctx context.Context, helpers *helpers) bool {
 	helper, err := helpers.get(ctx)
 	if err != nil {
@@ -280,11 +271,10 @@ func (l *locked) anySaved(ctx context.Context, helpers *helpers) bool {
 	return false
 }
 
-// putBack has the data path put the areas back, once: what is in a process
-// afterwards is the driver's, also if it fails for another process. It then
-// checkpoints this one again, to wherever it likes, and something else may lie
-// where the area was. A process that is not checkpointed any more is an error:
-// somebody has had the driver restore it by hand, from an area that was empty.
+// putBack has the data path put the areas back, once: what is in a process afterwards is the
+// driver's. If it fails for another process, it checkpoints this one again, to wherever it likes,
+// and something else may lie where the area was. A process that is not checkpointed any more is an
+// error: somebody has had the driver restore it by hand, from an area that was empty.
 func (l *locked) putBack(ctx context.Context, helper *cuda.Helper, job *Job) (done func(context.Context), err error) {
 	var areas []Area
 	living := l.procs.Living()
@@ -313,8 +303,7 @@ func (l *locked) putBack(ctx context.Context, helper *cuda.Helper, job *Job) (do
 	return done, nil
 }
 
-// dropAreas forgets the areas, whose bytes are with the processes or, complete, in
-// an image. Memory is freed.
+// dropAreas forgets the areas, whose bytes are with the processes or, complete, in an image.
 func (l *locked) dropAreas() {
 	for i := range l.areas {
 		l.areas[i].release()

@@ -23,16 +23,14 @@ import (
 // Move is what a container gets and loses that resumes on other GPUs.
 type Move struct {
 	Had []cuda.GPU // what the processes had open when they were locked
-	// Grant are GPUs that the container has no access to and needs for the resume.
-	// Revoke are those in whose place they come.
+	// Grant are GPUs that a resume needs access to, Revoke those whose place they take.
 	Grant, Revoke []cuda.GPU
 }
 
-// ChooseGPUs decides on which GPUs RestoreInPlace restores: those named, UUIDs or
-// CUDA's indices, one for each that the processes had and in their order; nil for
-// the same as before. It checks that they can take the state before the driver is
-// asked: a restore that fails for want of memory can spoil the process for later
-// ones (NVIDIA/cuda-checkpoint#44). On an error nothing is chosen.
+// ChooseGPUs decides on which GPUs RestoreInPlace restores: those named, UUIDs or CUDA's indices,
+// one for each that the processes had and in their order; nil for the same as before. It checks
+// that they can take the state before the driver is asked: a restore that fails for want of memory
+// can spoil the process for later ones (NVIDIA/cuda-checkpoint#44). On an error nothing is chosen.
 func (s *State) ChooseGPUs(ctx context.Context, names []string) (Move, error) {
 	s.onto = nil
 	if err := s.require("choose GPUs", Saved, Spilled); err != nil {
@@ -108,10 +106,9 @@ func listGPUs(gpus []cuda.GPU) string {
 	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
-// pairOnto returns where the state of each GPU goes: from those that the processes
-// had to onto, in their order, and from those that they only saw to what is left. The
-// driver wants a pair for each that was seen (docs/gpus.md). It refuses GPUs that
-// cannot take the state: of another model, or without room.
+// pairOnto returns where the state of each GPU goes: from those that the processes had to onto, in
+// their order, and from those that they only saw to what is left, since the driver wants a pair for
+// each that was seen (docs/gpus.md). It refuses GPUs of another model, or without room.
 func (l *locked) pairOnto(ctx context.Context, helpers *helpers, had, onto, seen []cuda.GPU) ([]cdi.Pair, error) {
 	helper, err := helpers.get(ctx)
 	if err != nil {
@@ -170,8 +167,7 @@ func surveyed(gpus []cuda.GPU, survey cuda.Survey) (all []cdi.GPU) {
 	return all
 }
 
-// restoreOnto has the driver give the GPU state back to the GPUs of ChooseGPUs. Only a
-// helper inside the container's namespaces can ask for it.
+// restoreOnto restores to the GPUs of ChooseGPUs, by a helper in the container's namespaces.
 func (l *locked) restoreOnto(ctx context.Context, helpers *helpers, init int, onto []cdi.Pair) error {
 	inside, err := helpers.start(ctx, cuda.Options{Join: init})
 	if err != nil {
@@ -186,10 +182,9 @@ func (l *locked) restoreOnto(ctx context.Context, helpers *helpers, init int, on
 	return err
 }
 
-// tries returns the sets of pairs to restore each process with, by its pid in the
-// container: all, as the driver was measured to want them; those of the GPUs that it
-// had open; those whose memory it had; then the same for a process that an earlier try
-// has moved already.
+// tries returns the sets of pairs to restore each process with, by its pid in the container: all,
+// as the driver was measured to want them; those of the GPUs that it had open; those whose memory
+// it had; then the same for a process that an earlier try has moved already.
 func (l *locked) tries(onto []cdi.Pair) map[int][][]cuda.Pair {
 	tries := make(map[int][][]cuda.Pair)
 	for _, p := range l.procs {

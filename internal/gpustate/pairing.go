@@ -17,9 +17,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// pair decides where the checkpoint's GPUs go, or refuses. info is what the helper
-// has said early of this node's GPUs. NVML's word is enough to agree; before
-// anything is refused CUDA is asked.
+// pair decides where the checkpoint's GPUs go, or refuses. info is what the helper has said early
+// of this node's GPUs. NVML's word is enough to agree; before anything is refused CUDA is asked.
 func (r *Restoration) pair(ctx context.Context, helper *cuda.Helper, info cuda.Info, m *images.Metadata, wanted string) error {
 	request := r.s.opts.Request
 	switch {
@@ -87,9 +86,8 @@ func requirementOf(m *images.Metadata) cdi.Requirement {
 // same reports whether the container has the checkpoint's GPUs, and no others.
 func (r *Restoration) same() bool { return cdi.IsIdentity(r.pairs) && r.granted == len(r.pairs) }
 
-// onto has the driver restore the processes onto the GPUs of the pairs. The helper
-// at hand can ask for it if all return to the GPUs that they had; only a helper
-// inside the container's namespaces can ask for others.
+// onto has the driver restore the processes onto the GPUs of the pairs. The helper at hand can ask
+// for it if all keep their GPUs; one inside the container's namespaces, for others.
 func (r *Restoration) onto(ctx context.Context, helper *cuda.Helper) error {
 	s := r.s
 	if r.same() {
@@ -112,11 +110,11 @@ func (r *Restoration) onto(ctx context.Context, helper *cuda.Helper) error {
 	return err
 }
 
-// tries returns the sets of GPU pairs to restore each process with, by its pid in the
-// container: pairs of the GPUs that it could see at the checkpoint. If the spec did
-// not tell those, the metadata names the ones that the process had open; the
-// checkpoint's GPUs all together come nearer, so they are tried next. No pairs at all,
-// which leaves every GPU its place, come first where nothing has changed.
+// tries returns the sets of GPU pairs to restore each process with, by its pid in the container:
+// pairs of the GPUs that it could see at the checkpoint. If the spec did not tell those, the
+// metadata names the ones that the process had open; the checkpoint's GPUs all together come
+// nearer, so they are tried next. No pairs at all, which leaves every GPU its place, come first
+// where nothing has changed.
 func (r *Restoration) tries() map[int][][]cuda.Pair {
 	tries := map[int][][]cuda.Pair{}
 	for _, p := range r.metadata.Processes {

@@ -58,10 +58,9 @@ type Gate interface {
 	Hold(tid int) error
 }
 
-// Prepare refuses a checkpoint that cannot be restored on this node's GPUs, and
-// starts the helper that is used in Restore: while nobody has a GPU open, the
-// driver takes 0.25 to 0.5 s longer to begin. wanted is the container's annotation
-// cdi.PairsAnnotation. On an error the helper is ended.
+// Prepare refuses a checkpoint that cannot be restored on this node's GPUs, and starts the helper
+// that is used in Restore: while nobody has a GPU open, the driver takes 0.25 to 0.5 s longer to
+// begin. wanted is the container's annotation cdi.PairsAnnotation. On an error the helper is ended.
 func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, opts Options) (_ *Restoration, err error) {
 	if err := s.require("prepare a restore", Unlocked); err != nil {
 		return nil, err
@@ -88,8 +87,8 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 	return r, nil
 }
 
-// Load opens the checkpoint's files where they lie now, and begins to compare
-// their digests. gate will hold the processes' threads.
+// Load opens the checkpoint's files where they lie now, and begins to compare their digests. gate
+// will hold the processes' threads.
 func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, gate Gate, opts Options) error {
 	s := r.s
 	if err := s.require("load GPU state", Prepared); err != nil {
@@ -142,10 +141,8 @@ func (r *Restoration) beginCheck(ctx context.Context) (err error) {
 	return nil
 }
 
-// Map finds the processes that CRIU has restored, and puts the areas back into
-// them. It returns the size of the areas. Files on a disk are mapped as well: what
-// the digests have read, the driver finds in the page cache. Map waits for bytes that are
-// still arriving: the driver is given no block before its digest is right.
+// Map finds the processes that CRIU has restored, puts the areas back into them, and returns their
+// size. Files on a disk are mapped as well: the digests have read them into the page cache.
 func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	s := r.s
 	if err := s.require("map GPU state", Loaded); err != nil {
@@ -174,8 +171,7 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	return bytesOf(r.areas), err
 }
 
-// driven returns the processes that the driver restores: all but those that somebody had
-// checkpointed by hand, which stay so.
+// driven returns the processes to restore: all but those that were checkpointed by hand.
 func (r *Restoration) driven() cuda.Group {
 	return slices.DeleteFunc(slices.Clone(r.s.procs), func(p cuda.Process) bool { return p.State == cuda.Checkpointed })
 }
@@ -201,8 +197,7 @@ func (r *Restoration) find(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// The container may share its pids with others, whose processes the
-		// driver would take as well.
+		// The container may share its pids with others, whose processes are not to be taken.
 		pid, ok := inside[p.PID]
 		if !ok {
 			return fmt.Errorf("the restored container has no process %d: %w", p.PID, errdefs.ErrNotFound)
@@ -225,9 +220,9 @@ func (r *Restoration) find(ctx context.Context) error {
 	return nil
 }
 
-// Restore has the driver move the state of the restored processes to the GPUs, and
-// unlocks them. Until then every CUDA call of theirs blocks. The digests are
-// compared while the driver works, and must be right before the unlock.
+// Restore has the driver move the state of the restored processes to the GPUs, and unlocks them.
+// Until then every CUDA call of theirs blocks. The digests are compared meanwhile, and must be
+// right before the unlock.
 func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	s := r.s
 	if err := s.require("restore GPU state", Loaded); err != nil {

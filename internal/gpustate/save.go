@@ -20,12 +20,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
-// Preflight chooses the data path for a Save to dir. It refuses a Save while CUDA
-// processes are not locked, one of processes that share GPU memory, and one for
-// which there is no room: in memory or, if dir is not empty, in the file system of that
-// directory. The room is an estimate: the driver leaves out what of its own it can make
-// again, and others take room meanwhile. If NVML does not report the use, Preflight does
-// not look for room. The container is frozen.
+// Preflight chooses the data path for a Save to dir. It refuses a Save while CUDA processes are not
+// locked, one of processes that share GPU memory, and one for which there is no room: in memory or,
+// if dir is not empty, in its file system. The room is an estimate: the driver leaves out what of
+// its own it can make again, and others take room meanwhile. If NVML does not report the use,
+// Preflight does not look for room. The container is frozen.
 func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
 		return err
@@ -67,11 +66,10 @@ func (s *State) job() *Job {
 	return &Job{Processes: s.procs, Tracer: s.tracers.session, Use: s.locked.use.byPID, CopyThreads: s.copyThreads, Sweep: s.tracers.sweep}
 }
 
-// Save has the driver move the GPU state of all processes into their memory, and
-// the data path take it from there. dir is where Store or Spill will write it; ""
-// for none. It returns the bytes of GPU state. The container is frozen before and
-// after; while it is thawed, every thread but the driver's is held. On an error
-// the state is where it was; if it could not be brought back, the State is Saved.
+// Save has the driver move the GPU state of all processes into their memory, and the data path take
+// it from there, and returns its bytes. dir is where Store or Spill will write it; "" for none. The
+// container is frozen before and after; while it is thawed, every thread but the driver's is held.
+// On an error the state is where it was; if it could not be brought back, the State is Saved.
 func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
 		return 0, err
@@ -133,10 +131,9 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	return s.measure(before)
 }
 
-// RestoreInPlace has the driver move the GPU state back to the GPUs: those it came
-// from, or those of ChooseGPUs. The container is frozen before and after, as in
-// Save. It does nothing if nothing is saved. On an error the State stays as it was,
-// and RestoreInPlace can be called again.
+// RestoreInPlace has the driver move the GPU state, if any is saved, back to the GPUs: those it
+// came from, or those of ChooseGPUs. The container is frozen before and after, as in Save. On an
+// error the State stays as it was, and RestoreInPlace can be called again.
 func (s *State) RestoreInPlace(ctx context.Context) error {
 	if s.phase != Saved && s.phase != Spilled {
 		return nil
@@ -178,9 +175,8 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 	return err
 }
 
-// Spill writes the saved state to a directory on a disk, that of Save, except for
-// what is there already, and frees the memory. It returns the bytes. On an error
-// the state is still in memory.
+// Spill writes the saved state to a directory on a disk, that of Save, except for what is there
+// already, frees the memory, and returns the bytes. On an error the state is still in memory.
 func (s *State) Spill(ctx context.Context, dir string) (bytes uint64, err error) {
 	if err := s.require("spill GPU state", Saved); err != nil {
 		return 0, err
@@ -210,8 +206,7 @@ func (s *State) Spill(ctx context.Context, dir string) (bytes uint64, err error)
 	return bytesOf(s.areas), nil
 }
 
-// checkInAreas refuses a spill when some state was left to the driver, in memory of
-// its process: it would stay there.
+// checkInAreas refuses a spill when some state was left in memory of its process, to the driver.
 func (l *locked) checkInAreas() error {
 	for i, p := range l.procs {
 		if p.State == cuda.Checkpointed || l.sizes[i] == 0 {
@@ -225,9 +220,8 @@ func (l *locked) checkInAreas() error {
 	return nil
 }
 
-// CheckSpilled reads spilled state and compares its digests, before any of it is
-// given back; the driver then finds it in the page cache. It returns the bytes, and
-// does nothing if nothing is spilled.
+// CheckSpilled reads spilled state, if any, and compares its digests, before any of it is given
+// back; the driver then finds it in the page cache. It returns the bytes.
 func (s *State) CheckSpilled(ctx context.Context) (uint64, error) {
 	if s.phase != Spilled || len(s.areas) == 0 {
 		return 0, nil
@@ -248,7 +242,6 @@ func checkDigests(worker *staging.Digester, areas []Area) error {
 	return nil
 }
 
-// imageAreas returns the areas as images describes them.
 func imageAreas(areas []Area) (all []images.Area) {
 	for _, a := range areas {
 		all = append(all, a.Area)

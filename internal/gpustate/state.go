@@ -34,8 +34,7 @@ func (p Phase) String() string {
 	return [...]string{"unlocked", "locked", "saved", "spilled", "prepared", "loaded"}[p]
 }
 
-// Target is what a State may do to its container. All pids are as this process
-// counts them.
+// Target is what a State may do to its container, by pids as this process counts them.
 type Target interface {
 	// Init returns the pid of the container's first process.
 	Init() int
@@ -52,8 +51,7 @@ type Target interface {
 type Cgroup interface {
 	// Pids returns the pids of all processes in it, ascending.
 	Pids() ([]int, error)
-	// Freeze stops all processes and returns once they have stopped. On an error
-	// some of them may be stopped.
+	// Freeze stops all processes and returns once they have stopped. On an error some may be.
 	Freeze() error
 	// Thaw lets all processes run.
 	Thaw() error
@@ -62,16 +60,13 @@ type Cgroup interface {
 	ThawIfKilled(first int) error
 }
 
-// Options are what a State needs to know of the node and of the container's spec.
-// They are read anew for each operation.
+// Options are what a State needs to know of the node and the container's spec, for one operation.
 type Options struct {
-	// Config is the node's configuration, with what the container's annotations
-	// change of it.
+	// Config is the node's configuration, as the container's annotations change it.
 	Config config.Node
 	// Request is what the container's spec grants.
 	Request cdi.Request
-	// Visible are the UUIDs of the GPUs that the driver brings up in a helper;
-	// nil for all, see Visible.
+	// Visible are the UUIDs of the GPUs that the driver brings up in a helper; nil for all.
 	Visible []string
 }
 
@@ -79,8 +74,7 @@ type Options struct {
 // program that reaps all its children passes its reaper.
 type Run = func(*exec.Cmd) (wait func() (int, error), err error)
 
-// State is the GPU state of one container. The package comment says which call is
-// legal when.
+// State is the GPU state of one container. The package comment says which call is legal when.
 type State struct {
 	target  Target
 	phase   Phase
@@ -116,7 +110,6 @@ func (s *State) use(opts Options) {
 	s.tracers.node = opts.Config.Staging
 }
 
-// pidsOf returns the pids of a container's processes.
 func pidsOf(target Target) ([]int, error) {
 	cgroup, err := target.Cgroup()
 	if err != nil {
@@ -145,10 +138,9 @@ func (s *State) Candidates() ([]int, error) {
 	return may, nil
 }
 
-// Lock finds the CUDA processes among the candidates and locks them all. The
-// State stays Unlocked if no candidate has files of a GPU; with bystanders alone it is
-// Locked, and there is no GPU state. The container must be running. On an error the
-// processes are as they were.
+// Lock finds the CUDA processes among the candidates and locks them all. The State stays Unlocked
+// if no candidate has files of a GPU; with bystanders alone it is Locked, and there is no GPU
+// state. The container must be running. On an error the processes are as they were.
 func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error {
 	if err := s.require("lock CUDA processes", Unlocked); err != nil {
 		return err
@@ -183,9 +175,8 @@ func (s *State) Facts() Facts {
 	return Facts{Processes: len(s.procs), LockTook: s.took, AreaBytes: bytesOf(s.areas)}
 }
 
-// Unlock lets the CUDA processes go on; the container must not be frozen. A process
-// that has ended is not an error. On an error some of them may go on, and Unlock
-// can be called again.
+// Unlock lets the CUDA processes that have not ended go on; the container must not be frozen. On an
+// error some of them may go on, and Unlock can be called again.
 func (s *State) Unlock(ctx context.Context) error {
 	if s.phase == Unlocked {
 		return nil
@@ -205,8 +196,7 @@ func (s *State) Unlock(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the helper and the tracer. The state stays, and a later call starts
-// others.
+// Close ends the helper and the tracer. The state stays, and a later call starts others.
 func (s *State) Close() {
 	s.tracers.close()
 	s.helpers.close()

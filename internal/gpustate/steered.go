@@ -51,9 +51,8 @@ func (steered) save(ctx context.Context, job *Job, target steer.Target, strict b
 	return take(ctx, job)
 }
 
-// take takes the steered areas out of their processes. It opens their files
-// first: a tracer that ends meanwhile, killed for its memory, say, takes nothing
-// with it.
+// take takes the steered areas out of their processes. It opens their files first: a tracer that
+// ends meanwhile, killed for its memory, say, takes nothing with it.
 func take(ctx context.Context, job *Job) ([]Area, error) {
 	settled, err := job.Tracer.Stop()
 	if err != nil {
@@ -93,9 +92,8 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 // Abort ends the steering.
 func (steered) Abort(job *Job) error { return job.Tracer.Abort() }
 
-// Restore maps the areas' files over the areas, each by a call in the driver's own
-// thread, and starts copy threads. The parts of an area that its digests tell to
-// be zero stay the empty area, whose pages cost little to read.
+// Restore maps the areas' files over the areas, each by a call in the driver's own thread, and
+// starts copy threads. What an area's digests tell to be zero stays the empty area.
 func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(context.Context), error) {
 	var mappings []steer.Mapping
 	for _, a := range areas {
@@ -128,9 +126,8 @@ func ranges(areas []Area) []staging.FileRange {
 	return files
 }
 
-// memoryFirst has the driver fill memory without a name, which goes to a disk
-// later: partly behind the driver, while it fills, and the rest in Store. Without
-// a directory the state stays in memory.
+// memoryFirst has the driver fill memory without a name, which goes to a disk later: partly behind
+// the driver, while it fills, and the rest in Store. Without a directory the state stays in memory.
 type memoryFirst struct{ steered }
 
 func (p memoryFirst) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
@@ -145,8 +142,7 @@ func (memoryFirst) Store(_ context.Context, worker *staging.Digester, areas []Ar
 	return worker.Copy(files)
 }
 
-// imageFile has the driver fill the image's own file, in a directory on a tmpfs:
-// that file is memory already.
+// imageFile has the driver fill the image's own file on a tmpfs, which is memory already.
 type imageFile struct{ steered }
 
 func (p imageFile) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
@@ -163,9 +159,8 @@ func (imageFile) Store(_ context.Context, worker *staging.Digester, areas []Area
 	return worker.Digest(files)
 }
 
-// writeThrough has the driver fill the image's own file on a disk through a small
-// buffer, where memory is too short for the whole. A process that cannot be
-// steered is an error.
+// writeThrough has the driver fill the image's own file on a disk through a small buffer, where
+// memory is too short for the whole. A process that cannot be steered is an error.
 type writeThrough struct {
 	steered
 	window uint64 // bytes of each area that may be in memory at a time

@@ -20,8 +20,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
-// tracers starts worker processes in the cgroup that memory for GPU state is charged
-// to, and keeps one tracer.
+// tracers starts workers in the cgroup that pays for GPU state, and keeps one tracer.
 type tracers struct {
 	run     Run
 	node    config.Staging
@@ -29,7 +28,6 @@ type tracers struct {
 	sweep   bool           // a tracer died: something of it may be open in the processes
 }
 
-// started returns a tracer that lives.
 func (t *tracers) started(ctx context.Context) (*steer.Session, error) {
 	if t.session != nil && t.session.Alive() {
 		return t.session, nil
@@ -40,7 +38,6 @@ func (t *tracers) started(ctx context.Context) (*steer.Session, error) {
 	return t.session, err
 }
 
-// digester starts a digester.
 func (t *tracers) digester(ctx context.Context) (*staging.Digester, error) {
 	return startCharged(ctx, t.run, t.node, staging.StartDigester)
 }
@@ -55,10 +52,9 @@ func (t *tracers) close() {
 	}
 }
 
-// held runs do while every thread of the container, except the driver's own in procs,
-// is held by ptrace. do is to call thaw, after which the driver's threads can work.
-// The order is: frozen, held, thawed, frozen again, let go; no instruction of the
-// application runs between the two freezes.
+// held runs do while every thread of the container, except the driver's own in procs, is held by
+// ptrace. do is to call thaw, after which the driver's threads can work. The order is: frozen,
+// held, thawed, frozen again, let go; the application does not run in between.
 func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do func(thaw func() error) error) error {
 	cgroup, err := target.Cgroup()
 	if err != nil {
@@ -94,14 +90,12 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 	return sequence.Join(err, cgroup.Freeze(), tracer.Release(), cgroup.ThawIfKilled(target.Init()))
 }
 
-// process is a worker process that has started.
 type process interface {
 	Pid() int
 	Close() error
 }
 
-// startCharged starts a worker process in the cgroup that staging memory is charged
-// to.
+// startCharged starts a worker process in the cgroup that staging memory is charged to.
 func startCharged[P process](ctx context.Context, run Run, node config.Staging, start func(worker.Run, *os.File) (P, error)) (P, error) {
 	if node.Cgroup == "" {
 		return start(run, nil)

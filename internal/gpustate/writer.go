@@ -15,9 +15,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
-// Writer makes the areas of a State files among the images, and digests them,
-// while CRIU dumps the rest and while the state returns to the GPUs. It has a
-// worker and descriptors of its own, so it outlives the areas.
+// Writer makes the areas of a State files among the images, and digests them, while CRIU dumps the
+// rest and while the state returns to the GPUs. Its worker and descriptors outlive the areas.
 type Writer struct {
 	areas  []Area // their files are duplicates
 	sizes  []uint64
@@ -29,8 +28,8 @@ type Writer struct {
 	err     error
 }
 
-// Store begins to write the areas to dir. Close must be called on the Writer.
-// stays says that the state is to return to the GPUs from the areas.
+// Store begins to write the areas to dir. Close must be called on the Writer. stays says that the
+// state is to return to the GPUs from the areas.
 func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, err error) {
 	if err := s.require("store GPU state", Saved); err != nil {
 		return nil, err
@@ -68,8 +67,7 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 	return w, nil
 }
 
-// Wait waits until the files are complete. On an error some of them may be there
-// in part.
+// Wait waits until the files are complete. On an error some may be there in part.
 func (w *Writer) Wait() error {
 	<-w.done
 	return w.err
@@ -91,8 +89,7 @@ func (w *Writer) Describe(m *images.Metadata) {
 	}
 }
 
-// Close ends the writing, if it is not over, and lets go of the areas. It can be
-// called on nil, and again.
+// Close ends the writing and lets go of the areas. It can be called on nil, and again.
 func (w *Writer) Close() {
 	if w == nil {
 		return

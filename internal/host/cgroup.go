@@ -1,12 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package host is what the runtime uses of the machine that it runs on: cgroups,
-// memory, mounts, and what the kernel kills first.
+// Package host is what the runtime uses of the machine that it runs on: cgroups, memory, mounts,
+// and what the kernel kills first.
 //
-// The life of a Cgroup: runc makes it, CgroupOf finds it by a process in it, and
-// runc removes it with the container. In between Freeze and Thaw may be called in
-// any order. Both versions of cgroups are served, of a machine with both version 1.
+// The life of a Cgroup: runc makes it, CgroupOf finds it by a process in it, and runc removes it
+// with the container. In between Freeze and Thaw may be called in any order. Both versions of
+// cgroups are served, of a machine with both version 1.
 package host
 
 import (
@@ -27,12 +27,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// unifiedRoot is where cgroups of version 2 are mounted, and the controllers of version 1
-// in directories of their names.
+// unifiedRoot has cgroups of version 2, or directories of version 1's controllers by their names.
 const unifiedRoot = "/sys/fs/cgroup"
 
-// freezeTimeout bounds the wait for processes to freeze, each of which must leave
-// the kernel first. runc waits as long (opencontainers/cgroups, fs2).
+// freezeTimeout bounds the wait for processes to freeze, each of which must leave the kernel first.
+// runc waits as long (opencontainers/cgroups, fs2).
 const freezeTimeout = 10 * time.Second
 
 // Cgroup is the cgroup of a container, of either version.
@@ -83,8 +82,7 @@ func (c *Cgroup) Pids() ([]int, error) {
 	return slices.Compact(pids), nil
 }
 
-// Metrics returns the statistics of the cgroup in the types that containerd's
-// clients decode.
+// Metrics returns the statistics of the cgroup in types that containerd's clients decode.
 func (c *Cgroup) Metrics() (metrics any, err error) {
 	if c.Unified() {
 		metrics, err = c.v2.Stat()
@@ -97,10 +95,8 @@ func (c *Cgroup) Metrics() (metrics any, err error) {
 	return metrics, nil
 }
 
-// Freeze stops every process in the cgroup and returns once all have stopped. On
-// an error some of them may be stopped.
-//
-// docs/decisions/0009-own-freezer.md explains why opencontainers/cgroups does not do.
+// Freeze stops every process in the cgroup and returns once all have stopped. On an error some may
+// be stopped. docs/decisions/0009-own-freezer.md explains why opencontainers/cgroups does not do.
 func (c *Cgroup) Freeze() error {
 	return c.setFreezer("FROZEN", "1", "frozen 1")
 }
@@ -125,10 +121,10 @@ func (c *Cgroup) setFreezer(v1, v2, event string) error {
 	return nil
 }
 
-// ask writes a state into a freezer's file and waits until the file of answers has
-// the answer; "" is not waited for. A file that is both, in version 1, is written to
-// again each time: a process that was forked meanwhile may have missed what was
-// written before (Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst).
+// ask writes a state into a freezer's file and waits until the file of answers has the answer; ""
+// is not waited for. A file that is both, in version 1, is written to again each time: a process
+// that was forked meanwhile may have missed it
+// (Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst).
 func ask(file, state, answers, answer string, timeout time.Duration) error {
 	for began, asked := time.Now(), false; ; time.Sleep(time.Millisecond) {
 		if !asked || file == answers {
@@ -156,9 +152,9 @@ func ask(file, state, answers, answer string, timeout time.Duration) error {
 	}
 }
 
-// ThawIfKilled thaws the cgroup of a container whose first process was killed, and
-// returns an error that says so. Version 1 holds those of its threads that had not
-// ended when it froze, and runc does not thaw a container that has ended.
+// ThawIfKilled thaws the cgroup of a container whose first process was killed, and returns an error
+// that says so. Version 1 holds those of its threads that had not ended when it froze, and runc
+// does not thaw a container that has ended.
 func (c *Cgroup) ThawIfKilled(first int) error {
 	if status, _ := proc.StatusOf(first); !status.Ended() {
 		return nil
@@ -170,10 +166,9 @@ func (c *Cgroup) ThawIfKilled(first int) error {
 	return killed
 }
 
-// IsNamed reports whether the cgroup is that of a container, by its name. The name is
-// the last part of the path that the spec asks for (linux.cgroupsPath), or the
-// container's id where the spec asks for none. It stands alone or, by systemd's
-// rules, in "PREFIX-NAME.scope".
+// IsNamed reports whether the cgroup is that of a container, by its name: the last part of the path
+// that the spec asks for (linux.cgroupsPath), or the container's id where it asks for none. It
+// stands alone or, by systemd's rules, in "PREFIX-NAME.scope".
 func (c *Cgroup) IsNamed(asked, id string) bool {
 	name := id
 	if asked != "" {

@@ -16,11 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runc's init brings the loopback interface up in a network namespace that runc makes,
-// and does not run in a restore. With the interface down CRIU could not bind the sockets
-// of a connection inside the container. So a hook brings it up when CRIU has made the
-// namespace and no socket yet. In a namespace of the client's, a pod's, the interface is
-// the client's.
+// runc's init brings the loopback interface up in a network namespace that runc makes, and does not
+// run in a restore. With the interface down CRIU could not bind the sockets of a connection inside
+// the container. So a hook brings it up when CRIU has made the namespace and no socket yet. In a
+// namespace of the client's, a pod's, the interface is the client's.
 
 // loopbackHook is the name under which this program is the hook.
 const loopbackHook = "gpuckpt-loopback"
@@ -43,13 +42,11 @@ func HookLoopback(spec *specs.Spec) {
 	})
 }
 
-// IsLoopbackHook reports whether this process was started to be the hook: main then
-// calls LoopbackHook and nothing else.
+// IsLoopbackHook reports whether this process is the hook: main then only calls LoopbackHook.
 func IsLoopbackHook() bool { return len(os.Args) == 1 && os.Args[0] == loopbackHook }
 
-// LoopbackHook brings the loopback interface up in the network namespace of the
-// container whose state is on standard input, and ends the program. runc shows what
-// it writes to standard error when it fails.
+// LoopbackHook brings the loopback interface up in the network namespace of the container whose
+// state is on standard input, and ends the program. runc shows its standard error if it fails.
 func LoopbackHook() {
 	if err := loopbackUp(os.Stdin); err != nil {
 		fmt.Fprintf(os.Stderr, "bring the loopback interface up: %v\n", err)

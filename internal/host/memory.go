@@ -36,8 +36,8 @@ type MemoryCgroup struct {
 	add func(pid uint64) error
 }
 
-// MakeMemoryCgroup makes a cgroup if it does not exist, by its path from the root of the
-// memory hierarchy, and sets its limit in bytes; 0 leaves the limit as it is.
+// MakeMemoryCgroup makes a cgroup, if need be, by its path from the root of the memory hierarchy,
+// and sets its limit in bytes; 0 leaves that as it is.
 func MakeMemoryCgroup(path string, limit int64) (*MemoryCgroup, error) {
 	if cgroups.Mode() == cgroups.Unified {
 		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
@@ -68,8 +68,8 @@ func MakeMemoryCgroup(path string, limit int64) (*MemoryCgroup, error) {
 // Add moves a process into the cgroup.
 func (m *MemoryCgroup) Add(pid int) error { return m.add(uint64(pid)) }
 
-// Open opens the cgroup's directory, for a process that is to start in it
-// (syscall.SysProcAttr, CgroupFD). It returns nil for version 1, which has no such way.
+// Open opens the cgroup's directory, for a process that is to start in it (syscall.SysProcAttr,
+// CgroupFD). It returns nil for version 1, which has no such way.
 func (m *MemoryCgroup) Open() (*os.File, error) {
 	if m.dir == "" {
 		return nil, nil
@@ -77,10 +77,9 @@ func (m *MemoryCgroup) Open() (*os.File, error) {
 	return os.Open(m.dir)
 }
 
-// Headroom returns how much more memory the processes of a cgroup may take before its
-// limit, or that of one above it, is reached, in bytes. The cgroup is a path from the
-// root of the memory hierarchy; "" is that of this process. A value that cannot be read
-// is no limit.
+// Headroom returns how much more memory, in bytes, the processes of a cgroup may take before its
+// limit, or that of one above it, is reached. The cgroup is a path from the root of the memory
+// hierarchy; "" is this process's. A value that cannot be read is no limit.
 func Headroom(cgroup string) uint64 {
 	usage, cache := "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}
 	if cgroups.Mode() == cgroups.Unified {
@@ -107,8 +106,7 @@ func MemoryLimit(pid int) uint64 {
 }
 
 // leastOf returns the least value of a memory cgroup and of those above it, whose limits hold as
-// well. read is given the cgroup's directory and the name of the file with its limit. "" is the
-// cgroup of the process.
+// well. read is given the cgroup's directory and the file of its limit. "" is the process's cgroup.
 func leastOf(pid int, cgroup string, read func(dir, limit string) uint64) uint64 {
 	root, controller, limit := "/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes"
 	if cgroups.Mode() == cgroups.Unified {

@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InMountNamespace runs do in the mount namespace of a process, on a thread that ends
-// afterwards.
+// InMountNamespace runs do in the mount namespace of a process, on a thread that ends then.
 func InMountNamespace(pid int, do func() error) error {
 	ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -36,9 +35,27 @@ func InMountNamespace(pid int, do func() error) error {
 	return <-result
 }
 
-// onThread runs do on a thread that ends afterwards. It never uses the process's first
-// thread: that one would not end but stay where do has taken it, and /proc/self shows its
-// mounts and cgroups to all others.
+// InNewMountNamespace runs do on a thread with a mount namespace of its own, a copy of this
+// process's, that no mount comes into or out of. The namespace ends with the thread unless do
+// keeps it open.
+func InNewMountNamespace(do func() error) error {
+	result := make(chan error, 1)
+	go onThread(func() {
+		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
+			result <- fmt.Errorf("make a mount namespace: %w", err)
+			return
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			result <- fmt.Errorf("make a mount namespace: %w", err)
+			return
+		}
+		result <- do()
+	})
+	return <-result
+}
+
+// onThread runs do on a thread that ends afterwards, never the process's first: that would not end
+// but stay where do has taken it, and /proc/self shows its mounts and cgroups to all.
 func onThread(do func()) {
 	runtime.LockOSThread() // and not unlocked: the thread is of no more use
 	if unix.Gettid() != os.Getpid() {
@@ -54,8 +71,8 @@ func onThread(do func()) {
 	runtime.UnlockOSThread()
 }
 
-// OwnsNamespace reports whether a spec's namespace is the host's own, by its path:
-// CRI writes that of a pod with the host's network into the specs of its containers.
+// OwnsNamespace reports whether a spec's namespace is the host's own, by its path: CRI writes that
+// of a pod with the host's network into the specs of its containers.
 func OwnsNamespace(ns specs.LinuxNamespace) bool {
 	named := map[specs.LinuxNamespaceType]string{specs.NetworkNamespace: "net", specs.MountNamespace: "mnt"}
 	given, err := os.Stat(ns.Path)

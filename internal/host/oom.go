@@ -19,8 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// OOMWatch publishes the OOM events of cgroups as containerd's task events. It
-// costs nothing before the first Add.
+// OOMWatch publishes the OOM events of cgroups as containerd's, at no cost before the first Add.
 type OOMWatch struct {
 	ctx       context.Context
 	publisher events.Publisher
@@ -56,9 +55,9 @@ func (o *OOMWatch) Add(id string, cg *Cgroup) error {
 	return nil
 }
 
-// RaiseOOMScores raises the oom_score_adj of a restored container's processes to what
-// the spec asks for. CRIU restores what they had, and the kubelet computes another from
-// a pod's class and the node's memory. A higher one stays.
+// RaiseOOMScores raises the oom_score_adj of a restored container's processes to the spec's. CRIU
+// restores what they had, and the kubelet computes another from a pod's class and the node's
+// memory. A higher one stays.
 func (c *Cgroup) RaiseOOMScores(to int) error {
 	pids, err := c.Pids()
 	if err != nil {

@@ -16,8 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// RunsOn returns how many processors a process may run on, and so the threads that
-// it makes.
+// RunsOn returns how many processors a process may run on, and so the threads that it makes.
 func RunsOn(pid int) int {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(pid, &set); err != nil {
@@ -26,8 +25,7 @@ func RunsOn(pid int) int {
 	return set.Count()
 }
 
-// Processors returns how many processors a process may use: those it may run on, or
-// what its cgroup's quota comes to.
+// Processors returns how many processors a process may use, also by its cgroup's quota.
 func Processors(pid int) int {
 	n := RunsOn(pid)
 	root, controller := unifiedRoot, ""
@@ -41,8 +39,8 @@ func Processors(pid int) int {
 	return n
 }
 
-// cpuQuota returns the processors that the quotas of a cgroup and of those above it,
-// up to root, come to, of either version; 0 if there are none.
+// cpuQuota returns the processors that the quotas of a cgroup and of those above it, up to root,
+// come to, of either version; 0 if there are none.
 func cpuQuota(root, dir string) (least float64) {
 	for ; dir != "" && dir != "/" && dir != "."; dir = filepath.Dir(dir) {
 		var quota, period float64

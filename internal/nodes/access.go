@@ -23,14 +23,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// Access changes which devices a running container may use: the nodes in its /dev, and
-// the rules of its cgroup. runc's update of resources leaves both as they are. A file
-// that the container has open stays open.
+// Access changes which devices a running container may use: the nodes in its /dev, and the rules of
+// its cgroup, both of which runc's update of resources leaves alone. An open file stays open.
 //
-// A cgroup of version 1 has a list of rules. In version 2 the rules are a program, and
-// of several programs each must allow a device. So the program is replaced by one made
-// of runc's rules, which are in runc's state, and of the rules set here
-// (docs/decisions/0011-own-device-rules.md).
+// A cgroup of version 1 has a list of rules. In version 2 the rules are a program, and of several
+// each must allow a device. So the program is replaced by one made of runc's rules, which are in
+// runc's state, and of those set here (docs/decisions/0011-own-device-rules.md).
 type Access struct {
 	// State is where runc keeps the state of the container, its state.json.
 	State string
@@ -38,9 +36,8 @@ type Access struct {
 	rules []specs.LinuxDeviceCgroup // set since the container was created
 }
 
-// Grant lets a container use the character devices that paths name on this machine, and
-// makes the nodes there in the container. pid is a process of the container. On an error
-// the container has access to none of them.
+// Grant lets a container use the character devices of this machine's paths, and makes the nodes
+// there in the container. pid is a process of it. On an error it has access to none of them.
 func (a *Access) Grant(pid int, paths []string) error {
 	for i, path := range paths {
 		err := a.grant(pid, path)
@@ -68,8 +65,7 @@ func (a *Access) grant(pid int, path string) error {
 	})
 }
 
-// Revoke undoes Grant. A device that one of the paths of keep has too stays allowed. It
-// does what it can, and returns the first error.
+// Revoke undoes Grant as far as it can, but for devices of keep, and returns the first error.
 func (a *Access) Revoke(pid int, paths, keep []string) (first error) {
 	kept := make(map[device]bool)
 	for _, path := range keep {
@@ -133,8 +129,7 @@ func writeDeviceRule(pid int, rule specs.LinuxDeviceCgroup) error {
 	return cgroups.WriteFile(filepath.Join("/sys/fs/cgroup/devices", path), file, fmt.Sprintf("%s %d:%d %s", rule.Type, *rule.Major, *rule.Minor, rule.Access))
 }
 
-// runcState is the part of runc's state.json that is read here. The type of a device is
-// the code of a character, and -1 is every number.
+// runcState is a part of runc's state.json. A device's type is a character; -1 is every number.
 type runcState struct {
 	Config struct {
 		Cgroups struct {
@@ -143,8 +138,8 @@ type runcState struct {
 	} `json:"config"`
 }
 
-// runcDeviceRules reads the rules that runc has set for a container, with its own for
-// /dev/null and the like. The last rule that fits a device decides.
+// runcDeviceRules reads the rules that runc has set for a container, with its own for /dev/null and
+// the like. The last rule that fits a device decides.
 func runcDeviceRules(path string) ([]specs.LinuxDeviceCgroup, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -167,9 +162,8 @@ func runcDeviceRules(path string) ([]specs.LinuxDeviceCgroup, error) {
 	return rules, nil
 }
 
-// replaceDeviceProgram sets the rules of a cgroup v2. On an error the rules are as they
-// were, unless several programs were attached and not all could be detached: the rest
-// allows no more than the old or the new rules.
+// replaceDeviceProgram sets the rules of a cgroup v2. On an error they are as before, unless not
+// all of several programs could be detached: the rest allows no more than the old or the new rules.
 func replaceDeviceProgram(dir string, rules []specs.LinuxDeviceCgroup) (err error) {
 	instructions, license, err := cgroup2.DeviceFilter(rules)
 	if err != nil {
@@ -185,8 +179,7 @@ func replaceDeviceProgram(dir string, rules []specs.LinuxDeviceCgroup) (err erro
 	if err != nil {
 		return fmt.Errorf("list the programs of %s: %w", dir, err)
 	}
-	// Until those before are gone both must allow: at no time is more allowed
-	// than before and after.
+	// Until those before are gone both must allow: never is more allowed than before and after.
 	detach, err := cgroup2.LoadAttachCgroupDeviceFilter(instructions, license, target)
 	if err != nil {
 		return err

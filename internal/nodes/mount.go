@@ -52,9 +52,8 @@ func openTree(m specs.Mount) (tree, error) {
 	return tree{path.Clean(m.Destination), fd}, nil
 }
 
-// mount attaches the tree in the thread's mount namespace, if nothing is
-// mounted there. Links in the image's directories are followed, as runc does,
-// but never out of the container, whose root is the thread's.
+// mount attaches the tree in the thread's mount namespace, unless something is mounted there. Links
+// in the image's directories are followed, as runc does, but never out of the container.
 func (t tree) mount() error {
 	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -83,8 +82,7 @@ func (t tree) mount() error {
 	return unix.MoveMount(t.fd, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// placeholder makes an empty file to mount on. Its directory is there: runc has
-// prepared it, or it is /dev.
+// placeholder makes an empty file to mount on, in a directory that runc has prepared, or /dev.
 func placeholder(root int, at string) error {
 	dir, err := unix.Openat2(root, path.Dir(at), &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,

@@ -1,16 +1,13 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodes changes the device nodes in a container's /dev, and the rules of its
-// cgroup that allow their use.
+// Package nodes changes the device nodes of a container, and its cgroup's rules for them.
 //
-// runc makes the nodes of a container that is created. CRIU restores the nodes of the
-// dump, with the numbers of another machine or of another GPU; Restored.Fix replaces
-// them by those of the spec. Access adds and removes nodes while the container lives,
-// when it is resumed on other GPUs.
+// runc makes the nodes of a container that is created. CRIU restores the nodes of the dump, with
+// the numbers of another machine or GPU; Restored.Fix replaces them by those of the spec. Access
+// adds and removes nodes while the container lives, when it is resumed on other GPUs.
 //
-// The container owns its /dev and may be hostile: nothing here follows a symbolic link
-// in it, or leaves it.
+// The container owns its /dev and may be hostile: nothing here follows a link in it or leaves it.
 package nodes
 
 import (
@@ -35,7 +32,6 @@ type device struct {
 	major, minor int64
 }
 
-// numbers reads the numbers of a node of this machine.
 func numbers(path string) (device, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -47,10 +43,42 @@ func numbers(path string) (device, error) {
 	return device{unix.S_IFCHR, int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))}, nil
 }
 
-// inDev calls do with the /dev of a container, by the pid of a process in it. It does
-// nothing when the container has no /dev, or has the host's: every node is in that one,
-// and it is not ours to change.
-func inDev(pid int, do func(dev int) error) error {
+// List returns NVIDIA's nodes in the /dev of a container, by the pid of a process in it:
+// those of its spec, and those that a resume on other GPUs or NVIDIA's library has added.
+func List(pid int) (found []specs.LinuxDevice, err error) {
+	err = withDev(pid, func(dev int) error {
+		return eachNode(dev, func(name, at string) error {
+			var st unix.Stat_t
+			if unix.Fstatat(dev, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR {
+				found = append(found, specs.LinuxDevice{Path: at, Type: "c", Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev))})
+			}
+			return nil
+		})
+	})
+	return found, err
+}
+
+// eachNode calls do for NVIDIA's nodes, by their paths below a /dev and in the container.
+func eachNode(dev int, do func(name, at string) error) error {
+	for _, dir := range cdi.NodeDirs() {
+		names, err := listBeneath(dev, dir)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("list the container's %s: %w", path.Join("/dev", dir), err)
+		}
+		for _, name := range names {
+			name = path.Join(dir, name)
+			if at := path.Join("/dev", name); cdi.IsNode(at) {
+				if err := do(name, at); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// withDev calls do with a container's /dev, if it has one, by the pid of a process in it.
+func withDev(pid int, do func(dev int) error) error {
 	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open the container's root: %w", err)
@@ -64,20 +92,27 @@ func inDev(pid int, do func(dev int) error) error {
 		return fmt.Errorf("open the container's /dev: %w", err)
 	}
 	defer unix.Close(dev)
-	var theirs, ours unix.Stat_t
-	if err := unix.Fstat(dev, &theirs); err != nil {
-		return fmt.Errorf("inspect the container's /dev: %w", err)
-	}
-	if err := unix.Stat("/dev", &ours); err != nil {
-		return fmt.Errorf("inspect /dev: %w", err)
-	}
-	if theirs.Dev == ours.Dev && theirs.Ino == ours.Ino {
-		return nil
-	}
 	return do(dev)
 }
 
-// makeNode makes one node, unless it is there.
+// inDev is withDev for changes. It does nothing when the container has the host's /dev:
+// every node is in that one, and it is not ours to change.
+func inDev(pid int, do func(dev int) error) error {
+	return withDev(pid, func(dev int) error {
+		var theirs, ours unix.Stat_t
+		if err := unix.Fstat(dev, &theirs); err != nil {
+			return fmt.Errorf("inspect the container's /dev: %w", err)
+		}
+		if err := unix.Stat("/dev", &ours); err != nil {
+			return fmt.Errorf("inspect /dev: %w", err)
+		}
+		if theirs.Dev == ours.Dev && theirs.Ino == ours.Ino {
+			return nil
+		}
+		return do(dev)
+	})
+}
+
 func makeNode(dev int, d specs.LinuxDevice) error {
 	want := device{unix.S_IFCHR, d.Major, d.Minor}
 	if d.Type == "b" {
@@ -112,8 +147,7 @@ func makeNode(dev int, d specs.LinuxDevice) error {
 	return own(dir, name, want.kind, rdev, mode, d)
 }
 
-// own sets the owner and the mode of a new node, after a check that the node is the one
-// that was made: the container may have put something else there.
+// own sets the owner and the mode of a new node, unless the container has replaced it.
 func own(dir int, name string, kind uint32, rdev uint64, mode uint32, d specs.LinuxDevice) error {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -153,7 +187,6 @@ func openBeneath(at int, name string) (int, error) {
 	return unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
 }
 
-// listBeneath lists a directory below another.
 func listBeneath(at int, dir string) ([]string, error) {
 	fd, err := unix.Openat2(at, dir, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
 	if err != nil {
@@ -164,7 +197,6 @@ func listBeneath(at int, dir string) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// removeBeneath removes a file below a directory.
 func removeBeneath(at int, name string) error {
 	dir, err := openBeneath(at, path.Dir(name))
 	if err != nil {
@@ -177,10 +209,9 @@ func removeBeneath(at int, name string) error {
 	return nil
 }
 
-// Refresh changes the numbers of the nodes in a spec whose major number is each
-// kernel's own choice (nvidia-uvm) to those that they have here, in the cgroup's rules
-// as well: a spec out of a checkpoint image is another node's. A node that this machine
-// does not have is refused.
+// Refresh changes the numbers of a spec's nodes whose major number is each kernel's own choice
+// (nvidia-uvm) to those of this machine, in the cgroup's rules as well: a spec out of a checkpoint
+// image is another node's. A node that this machine does not have is refused.
 func Refresh(spec *specs.Spec) error { return refresh(spec, numbers) }
 
 func refresh(spec *specs.Spec, numbers func(path string) (device, error)) error {

@@ -4,7 +4,6 @@
 package nodes
 
 import (
-	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -23,14 +22,13 @@ type Restored struct {
 	Spec *specs.Spec
 	// Devices are those that the container gets; its spec may lack some (cdi.Rebind).
 	Devices []specs.LinuxDevice
-	// Stray are paths in the container at which CRIU mounts a node that the spec does
-	// not grant, and that must go.
+	// Stray are paths at which CRIU mounts a node that the spec does not grant, and that must go.
 	Stray []string
 }
 
-// Fix replaces the GPU nodes that CRIU has restored by those of the spec, and mounts the
-// driver's files that the spec mounts and the dump did not have. The processes may run
-// meanwhile. On an error some nodes are replaced and some are not.
+// Fix replaces the GPU nodes that CRIU has restored by those of the spec, and mounts the driver's
+// files that the spec mounts and the dump did not have. The processes may run meanwhile. On an
+// error some nodes are replaced and some are not.
 func (p *Restored) Fix(pid int) error {
 	if p.Spec == nil {
 		return nil
@@ -71,31 +69,19 @@ func (p *Restored) has(at string) bool {
 			slices.ContainsFunc(p.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at }))
 }
 
-// removeNodes removes NVIDIA's nodes that the spec does not grant.
 func (p *Restored) removeNodes(dev int) error {
-	for _, dir := range cdi.NodeDirs() {
-		names, err := listBeneath(dev, dir)
-		if errors.Is(err, unix.ENOENT) {
-			continue
+	return eachNode(dev, func(name, at string) error {
+		if p.has(at) {
+			return nil
 		}
-		if err != nil {
-			return fmt.Errorf("list the container's %s: %w", path.Join("/dev", dir), err)
+		if err := removeBeneath(dev, name); err != nil {
+			return fmt.Errorf("remove %s from the container: %w", at, err)
 		}
-		for _, name := range names {
-			at := path.Join("/dev", dir, name)
-			if !cdi.IsNode(at) || p.has(at) {
-				continue
-			}
-			if err := removeBeneath(dev, path.Join(dir, name)); err != nil {
-				return fmt.Errorf("remove %s from the container: %w", at, err)
-			}
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
-// dropStray unmounts the nodes that CRIU had to mount; removeNodes removes the files
-// that they were mounted on.
+// dropStray unmounts the nodes that CRIU had to mount; removeNodes removes the files below.
 func (p *Restored) dropStray(pid int) error {
 	if len(p.Stray) == 0 {
 		return nil
@@ -118,8 +104,7 @@ func (p *Restored) dropStray(pid int) error {
 	})
 }
 
-// mountMissing mounts what the spec mounts of the driver and the container does
-// not have: CRIU restores the dump's mounts and no others.
+// mountMissing mounts the spec's files of the driver that the dump did not have.
 func (p *Restored) mountMissing(pid int) error {
 	mounts := slices.DeleteFunc(slices.Clone(p.Spec.Mounts), func(m specs.Mount) bool {
 		at := path.Clean(m.Destination)

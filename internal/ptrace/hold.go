@@ -22,12 +22,9 @@ type Hold struct {
 	tid int           // this process's own thread
 }
 
-// HoldThreads seizes every thread of the processes, and asks each to stop. It
-// leaves out the threads in except, and those for which leave, if it is not nil,
-// returns true. It repeats until a pass over all the processes finds no new
-// thread: frozen processes make none, so the second pass is the last.
-//
-// On an error nothing is held.
+// HoldThreads seizes every thread of the processes, and asks each to stop. It leaves out those in
+// except, and those for which leave, if not nil, returns true. It repeats until a pass finds no new
+// thread: frozen processes make none, so the second is the last. An error holds none.
 func HoldThreads(processes, except []int, leave func(pid, tid int) bool) (*Hold, error) {
 	h := &Hold{end: make(chan struct{})}
 	seized := make(chan error)
@@ -50,11 +47,10 @@ func HoldThreads(processes, except []int, leave func(pid, tid int) bool) (*Hold,
 // reapEvery is the time between two looks for held threads that have ended.
 const reapEvery = 10 * time.Millisecond
 
-// reap waits for held threads that end, until all are let go. A killed process is
-// not gone before its tracers have waited for each of its threads. If it is a
-// container's first process, the thread that ends last waits in the kernel for all
-// others (kernel/pid_namespace.c, zap_pid_ns_processes). That may be the thread
-// that is not held, and that a caller waits for.
+// reap waits for held threads that end, until all are let go. A killed process is not gone before
+// its tracers have waited for each of its threads. If it is a container's first process, the thread
+// that ends last, maybe one that is not held and that a caller waits for, waits in the kernel for
+// all others (kernel/pid_namespace.c, zap_pid_ns_processes).
 func (h *Hold) reap() {
 	look := time.NewTicker(reapEvery)
 	defer look.Stop()
@@ -74,8 +70,7 @@ func (h *Hold) reap() {
 	}
 }
 
-// waitThread waits until a thread of this process is gone. By then the kernel has
-// detached all threads that it traced.
+// waitThread waits until a thread of this process is gone, and has let go of its own.
 func waitThread(tid int) {
 	for {
 		if _, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid)); err != nil {
@@ -124,11 +119,9 @@ func seizeAll(processes, except []int, leave func(pid, tid int) bool) error {
 	}
 }
 
-// Threads lists the threads of a process. A process that has ended has none.
-//
-// If a thread ends during the listing, the listing may lack another thread that
-// lives on: the kernel finds the next thread from the last one (fs/proc/base.c,
-// next_tid), or counts anew. Two equal listings in a row lack none.
+// Threads lists the threads of a process; one that has ended has none. If a thread ends during the
+// listing, that may lack another that lives on: the kernel finds the next thread from the last one
+// (fs/proc/base.c, next_tid), or counts anew. Two equal listings in a row lack none.
 func Threads(pid int) ([]int, error) {
 	var before []int
 	for range 1000 {

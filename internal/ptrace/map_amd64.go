@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MapFile maps a file over an area of the process, at the address given, with the
-// flags of mmap(2).
+// MapFile maps a file over an area of the process, at the address given, by mmap(2)'s flags.
 func (t *Thread) MapFile(f *os.File, start, length, offset uint64, flags uint64) error {
 	fd, err := t.sendFD(f)
 	if err != nil {
@@ -34,8 +33,7 @@ func (t *Thread) MapFile(f *os.File, start, length, offset uint64, flags uint64)
 	return nil
 }
 
-// PreferHuge asks the kernel for huge pages in an area. If it has none, nothing
-// changes.
+// PreferHuge asks the kernel for huge pages in an area, if it has any.
 func (t *Thread) PreferHuge(start, length uint64) {
 	_, _ = t.Syscall(unix.SYS_MADVISE, start, length, unix.MADV_HUGEPAGE)
 }
@@ -56,12 +54,11 @@ func mapFixed(t *Thread, start, length, flags, fd, offset uint64) error {
 	return err
 }
 
-// sendFD sends the process a descriptor of a file that this process has open, and
-// returns its number there. It makes a socket pair in the process for that, so the
-// file needs no name that the process could see. The descriptor is close-on-exec;
-// the caller must close it in the process. A tracer that dies on the way leaves at
-// most three descriptors open in the process, all close-on-exec; the next tracer's
-// Sweep closes them.
+// sendFD sends the process a descriptor of a file that this process has open, and returns its
+// number there. It makes a socket pair in the process for that, so the file needs no name that the
+// process could see. The descriptor is close-on-exec; the caller must close it in the process. A
+// tracer that dies on the way leaves at most three descriptors open there, all close-on-exec; the
+// next tracer's Sweep closes them.
 func (t *Thread) sendFD(f *os.File) (fd uint64, err error) {
 	ours, theirs, err := t.socketpair()
 	if err != nil {
@@ -99,9 +96,8 @@ func (t *Thread) sendFD(f *os.File) (fd uint64, err error) {
 	return t.receiveFD(theirs)
 }
 
-// leftSignal marks the files and sockets that a tracer sends into a process: it is
-// their signal (F_SETSIG), with nobody to send it to (F_SETOWN). No program has a
-// use for that.
+// leftSignal marks the files and sockets that a tracer sends into a process: it is their signal
+// (F_SETSIG), with nobody to send it to (F_SETOWN). No program has a use for that.
 const leftSignal = 61
 
 // Sweep closes the descriptors that sendFD has left open in the process because its

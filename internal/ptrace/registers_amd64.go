@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sigFrame is struct rt_sigframe without its siginfo, which rt_sigreturn does
-// not read.
+// sigFrame is struct rt_sigframe without its siginfo, which rt_sigreturn does not read.
 type sigFrame struct {
 	Pretcode                               uint64
 	UcFlags, UcLink                        uint64
@@ -33,8 +32,7 @@ type sigFrame struct {
 
 const (
 	ucFlags = 1 | 2 | 4 // UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS
-	// badStackFlags make rt_sigreturn leave the alternate signal stack alone:
-	// it ignores the EINVAL that these give.
+	// badStackFlags have rt_sigreturn leave the alternate signal stack, ignoring EINVAL.
 	badStackFlags = 0x7ffffff0
 
 	ntX86XState = 0x202
@@ -53,8 +51,7 @@ const (
 	ptraceSetSigmask = 0x420b
 )
 
-// Results of a system call that the kernel means to make again
-// (include/linux/errno.h).
+// Results of a system call that the kernel means to make again (include/linux/errno.h).
 const (
 	eRestartSys          = -512
 	eRestartNoIntr       = -513
@@ -62,10 +59,9 @@ const (
 	eRestartRestartBlock = -516
 )
 
-// restart makes registers, taken while a system call was being interrupted,
-// those with which the thread makes it again, as the kernel would. For a call
-// with a timeout (-516) the kernel would go on with what is left of it; here it
-// starts anew, since rt_sigreturn forgets what was left.
+// restart makes registers, taken while a system call was being interrupted, those with which the
+// thread makes it again, as the kernel would. A call with a timeout (-516) starts anew, not with
+// what is left of it: rt_sigreturn forgets that.
 func restart(r *unix.PtraceRegs) {
 	if int64(r.Orig_rax) < 0 {
 		return
@@ -125,8 +121,7 @@ func newFrame(r *unix.PtraceRegs, back, fpstate, mask uint64) *sigFrame {
 	}
 }
 
-// vectorState returns the thread's x87, SSE, AVX… registers in the form that
-// rt_sigreturn reads.
+// vectorState returns the thread's x87, SSE, AVX… registers as rt_sigreturn reads them.
 func vectorState(tid int) ([]byte, error) {
 	state := make([]byte, xstateMax)
 	iov := unix.Iovec{Base: &state[0]}
@@ -147,8 +142,7 @@ func vectorState(tid int) ([]byte, error) {
 		return nil, fmt.Errorf("read vector registers: %d bytes of %d", iov.Len, size)
 	}
 	state = state[:size:size]
-	// PTRACE_GETREGSET puts the features in use where the frame wants its own
-	// description: take them, then write that.
+	// PTRACE_GETREGSET has the features in use where the frame wants its own description.
 	features := binary.LittleEndian.Uint64(state[fxSwOffset:])
 	sw := state[fxSwOffset:512]
 	clear(sw)
@@ -171,7 +165,6 @@ func xsaveEnd(features uint64) int {
 	return end
 }
 
-// cpuid is the processor's instruction.
 func cpuid(leaf, sub uint32) (eax, ebx, ecx, edx uint32)
 
 // signalMask makes a request of ptrace that reads or sets a thread's signal mask.

@@ -17,8 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StopThread seizes a thread, waits until it stands still, and prepares system
-// calls in it as OpenThread does.
+// StopThread seizes a thread, waits until it stands still, and prepares system calls in it.
 func StopThread(pid, tid int, step func(string)) (*Thread, error) {
 	if err := Seize(pid, tid, unix.PTRACE_O_TRACESYSGOOD); err != nil {
 		return nil, err
@@ -29,8 +28,7 @@ func StopThread(pid, tid int, step func(string)) (*Thread, error) {
 	return OpenThread(pid, tid, step)
 }
 
-// InThreads stops threads, all at once, calls do with each and its place in ids, and
-// lets it go. It returns the error of each.
+// InThreads stops threads at once, calls do with each and its place in ids, and lets them go.
 func InThreads(ids []ThreadID, step func(string), do func(i int, t *Thread) error) []error {
 	errs := make([]error, len(ids))
 	var all sync.WaitGroup
@@ -88,8 +86,7 @@ func (t *Thread) Detach() error {
 	return nil
 }
 
-// RunBriefly lets the thread, which is in a stop outside of a system call, run for
-// an instant.
+// RunBriefly lets the thread, in a stop outside of a system call, run for an instant.
 func (t *Thread) RunBriefly() error {
 	if err := unix.PtraceCont(t.TID, 0); err != nil {
 		return fmt.Errorf("go on: %w", err)
@@ -101,8 +98,7 @@ func (t *Thread) RunBriefly() error {
 	return AwaitInterrupt(t.TID)
 }
 
-// SyscallStop is the signal of a stop at a system call, with
-// PTRACE_O_TRACESYSGOOD.
+// SyscallStop is the signal of a stop at a system call, with PTRACE_O_TRACESYSGOOD.
 const SyscallStop = unix.SIGTRAP | 0x80
 
 // waitStop waits for the thread's next stop. All other threads that the calling

@@ -19,20 +19,17 @@ import (
 
 // How a system call runs in another process's thread
 //
-// The thread stands in a ptrace stop outside of any system call, or in one that
-// was interrupted. A signal frame with its registers, its vector registers and
-// its signal mask is written below its stack, as the kernel writes one to
-// deliver a signal. Then a single PTRACE_SETREGS makes it run: a "syscall; ret"
-// somewhere in its code, with the call's arguments; the "ret" takes it to the C
-// library's own __restore_rt, which calls rt_sigreturn, which puts back every
-// register. From that SETREGS on the thread finishes the call and returns to
-// what it did without further help: a tracer that dies at any instant leaves a
-// thread that is as it was, or runs one more system call first.
+// The thread stands in a ptrace stop outside of any system call, or in one that was interrupted. A
+// signal frame with its registers, its vector registers and its signal mask is written below its
+// stack, as the kernel writes one to deliver a signal. Then a single PTRACE_SETREGS makes it run: a
+// "syscall; ret" somewhere in its code, with the call's arguments; the "ret" takes it to the C
+// library's own __restore_rt, which calls rt_sigreturn, which puts back every register. From that
+// SETREGS on the thread finishes the call and returns to what it did without further help: a tracer
+// that dies at any instant leaves a thread that is as it was, or runs one more system call first.
 //
-// Sources: arch/x86/kernel/signal_64.c and arch/x86/include/uapi/asm/sigcontext.h
-// for the frame, arch/x86/kernel/fpu/signal.c for the vector registers,
-// arch/x86/kernel/signal.c for the restart of system calls; CRIU cures its
-// parasite in the same way.
+// Sources: arch/x86/kernel/signal_64.c and arch/x86/include/uapi/asm/sigcontext.h for the frame,
+// arch/x86/kernel/fpu/signal.c for the vector registers, arch/x86/kernel/signal.c for the restart
+// of system calls; CRIU cures its parasite in the same way.
 
 // errNoGadget says that a process's code lacks what a call needs.
 var errNoGadget = errors.New("no system call and signal return found in its code")
@@ -52,13 +49,11 @@ type Thread struct {
 // scratchBytes is the room for what a call reads and writes.
 const scratchBytes = 256
 
-// The red zone below a stack pointer belongs to the function that runs
-// (System V ABI for AMD64, 3.2.2).
+// The red zone below a stack pointer is the running function's (System V ABI for AMD64, 3.2.2).
 const redZone = 128
 
-// OpenThread prepares system calls in a thread that is in a ptrace stop. It calls
-// step, if step is not nil, after everything that it does to the thread: a test
-// ends the tracer there.
+// OpenThread prepares system calls in a thread that is in a ptrace stop. It calls step, which may
+// be nil, after everything that it does to the thread: a test ends the tracer there.
 func OpenThread(pid, tid int, step func(string)) (*Thread, error) {
 	if step == nil {
 		step = func(string) {}
@@ -81,8 +76,7 @@ func OpenThread(pid, tid int, step func(string)) (*Thread, error) {
 // Close closes what OpenThread opened. It does not detach.
 func (t *Thread) Close() { t.Mem.Close() }
 
-// refuseShadowStack refuses a thread whose returns the processor checks: the
-// "ret" into __restore_rt would be a fault.
+// refuseShadowStack refuses a thread whose returns the processor checks: "ret" would be a fault.
 func refuseShadowStack(pid, tid int) error {
 	status, err := proc.ThreadStatus(pid, tid)
 	if err != nil {
@@ -127,16 +121,14 @@ func findGadgets(pid int, mem io.ReaderAt) (call, back uint64, err error) {
 	return 0, 0, errNoGadget
 }
 
-// Syscall runs one system call in the thread, whose arguments are numbers alone,
-// and returns its result. The thread is in a ptrace stop before and after, with the
-// same registers. If a system call was interrupted when the thread stopped, the
-// thread makes it again when it goes on.
+// Syscall runs one system call in the thread, whose arguments are numbers alone, and returns its
+// result. The thread is in a ptrace stop before and after, with the same registers. A system call
+// that was interrupted when it stopped is made again when it goes on.
 func (t *Thread) Syscall(nr uint64, args ...uint64) (uint64, error) {
 	return t.RunCode(t.call, nr, args...)
 }
 
-// RunCode is Syscall by code in the thread's process, which makes the system call
-// nr and returns.
+// RunCode is Syscall by code in the thread's process, which makes the system call nr and returns.
 func (t *Thread) RunCode(code, nr uint64, args ...uint64) (uint64, error) {
 	return t.run(code, nr, func(uint64) (_ []byte, a [6]uint64) {
 		copy(a[:], args)
@@ -164,8 +156,7 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	if err := signalMask(ptraceGetSigmask, t.TID, &mask); err != nil {
 		return 0, err
 	}
-	// From above: the red zone, the vector state (64-byte aligned, as XRSTOR
-	// wants it), the frame, the scratch room.
+	// From above: red zone, vector state (64-byte aligned for XRSTOR), frame, scratch.
 	fpstate := (was.Rsp - redZone - uint64(len(vector))) &^ 63
 	frameAt := fpstate - uint64(binary.Size(sigFrame{}))
 	t.scratch = (frameAt - scratchBytes) &^ 15
@@ -217,8 +208,7 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	return result, nil
 }
 
-// finish lets the thread run through the call and the signal return, stop by
-// stop, and returns the call's result.
+// finish lets the thread run to the end of the call and the signal return, and returns the result.
 func (t *Thread) finish(nr uint64) (uint64, error) {
 	var result uint64
 	for i, want := range []uint64{nr, nr, unix.SYS_RT_SIGRETURN, unix.SYS_RT_SIGRETURN} {

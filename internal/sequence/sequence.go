@@ -1,12 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sequence runs the steps of an operation on a container in order, remembers
-// the way back, and keeps the times.
+// Package sequence runs the steps of an operation on a container in order, remembers the way back,
+// and keeps the times.
 //
-// The life of a Sequence: New, then Run with the steps, which undoes what was done if a
-// step fails; then Save writes the timeline. An operation whose way back is also its
-// end, a checkpoint that leaves the container running, calls RunBeside after Run.
+// The life of a Sequence: New, then Run with the steps, which undoes what was done if a step fails;
+// then Save writes the timeline. An operation whose way back is also its end, a checkpoint that
+// leaves the container running, calls RunBeside after Run.
 package sequence
 
 import (
@@ -25,9 +25,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// Step is one step of an operation. Its Undo, nil where there is nothing to undo, is
-// called only after Do has succeeded; a Do that fails leaves things as they were
-// before it.
+// Step is one step of an operation. A Do that fails leaves things as before; Undo, which may be
+// nil, is called only after Do has succeeded.
 type Step struct {
 	Name string
 	Do   func(ctx context.Context) (bytes uint64, err error)
@@ -53,15 +52,14 @@ type Sequence struct {
 	phases []images.Phase
 }
 
-// New returns the sequence of an operation, "checkpoint", "restore", "suspend" or
-// "resume", on the container of this id, which begins now.
+// New returns the sequence of an operation ("checkpoint", "restore", "suspend", "resume") on the
+// container of this id, which begins now.
 func New(operation, id string) *Sequence {
 	return &Sequence{operation: operation, id: id, began: time.Now()}
 }
 
-// Run takes the steps in order. When one fails, or the context has ended before
-// it, Run goes back all the way and returns that error, joined by what went
-// wrong on the way back.
+// Run takes the steps in order. When one fails, or the context has ended before it, Run goes back
+// all the way and returns that error, joined by what went wrong on the way back.
 func (q *Sequence) Run(ctx context.Context, steps ...Step) error {
 	for _, st := range steps {
 		if err := q.take(ctx, st); err != nil {
@@ -78,10 +76,9 @@ func (q *Sequence) Run(ctx context.Context, steps ...Step) error {
 	return nil
 }
 
-// RunBeside goes back all the way, except for what takes results away, and
-// meanwhile takes steps that need no undo and complete the operation. When one of
-// these fails, or the context has ended before it, err is that error, and the
-// results are taken away afterwards. back is the error of the way back.
+// RunBeside goes back all the way, except for what takes results away, and meanwhile takes steps
+// that need no undo and complete the operation. When one of these fails, or the context has ended
+// before it, err is that error, and the results are taken away. back is the error of the way back.
 func (q *Sequence) RunBeside(ctx context.Context, steps ...Step) (back, err error) {
 	results := slices.DeleteFunc(slices.Clone(q.back), func(st Step) bool { return !st.UntilComplete })
 	q.back = slices.DeleteFunc(q.back, takesResults)
@@ -116,8 +113,7 @@ func (q *Sequence) take(ctx context.Context, st Step) error {
 	return q.time(ctx, st.Name, st.Do)
 }
 
-// goBack undoes the steps done, the last first, on a context that does not end
-// with the client's. It undoes as many as it can.
+// goBack undoes as many of the steps done as it can, the last first, whether or not ctx ends.
 func (q *Sequence) goBack(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	var errs []error
@@ -143,7 +139,6 @@ func Join(err error, back ...error) error {
 	return err
 }
 
-// time runs one phase and logs it.
 func (q *Sequence) time(ctx context.Context, name string, do func(context.Context) (uint64, error)) error {
 	start := time.Now()
 	bytes, err := do(ctx)
@@ -187,8 +182,7 @@ type Timeline struct {
 	Took      time.Duration  `json:"tookNs"` // the whole, nanoseconds
 }
 
-// Save writes the timeline into the bundle. It is a courtesy: that it cannot
-// be written is logged and no more.
+// Save writes the timeline into the bundle. That it cannot be written is logged and no more.
 func (q *Sequence) Save(ctx context.Context, bundle string) {
 	data, err := json.MarshalIndent(Timeline{Operation: q.operation, Phases: q.Phases(), Took: time.Since(q.began)}, "", "  ")
 	if err == nil {

@@ -15,11 +15,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// ioBytes is the unit of reading and writing, a multiple of what O_DIRECT
-// wants on any disk.
+// ioBytes is the unit of reading and writing, a multiple of what O_DIRECT wants on any disk.
 const ioBytes = 4 << 20
 
-// block is one block of one of several files.
 type block struct {
 	file, number int
 	from, to     uint64 // in the file
@@ -32,19 +30,15 @@ type FileRange struct {
 	Bytes  uint64 `json:"bytes"`
 	// To is the file that a copy makes, with the same offsets.
 	To string `json:"to,omitempty"`
-	// Written are an area's blocks that the write-behind has written: To exists
-	// already, with these blocks in it.
+	// Written are an area's blocks that the write-behind has written to To already.
 	Written []string `json:"written,omitempty"`
-	// Disk says that this file is on a disk: a digest flushes it first, and reads it
-	// past the page cache.
+	// Disk says that this file is on a disk: a digest flushes it and reads past the page cache.
 	Disk bool `json:"disk,omitempty"`
-	// Punch has a digest make holes of what is zero: of whole blocks, and on a
-	// disk of huge pages.
+	// Punch has a digest make holes of zeros: of whole blocks, and on a disk of huge pages.
 	Punch bool `json:"punch,omitempty"`
 }
 
-// digestAll digests the files' blocks on all cores. If one of the files is on a
-// disk, it uses diskReaders cores at most.
+// digestAll digests the files' blocks on all cores, at most diskReaders if a file is on a disk.
 func digestAll(files []FileRange) ([][]string, error) {
 	memory := make([][]byte, len(files))
 	disk := make([]*os.File, len(files))
@@ -81,8 +75,7 @@ func digestAll(files []FileRange) ([][]string, error) {
 		if !r.Punch || digest != images.ZeroBlockDigest {
 			return digest, nil
 		}
-		// The block must not be touched by way of a mapping from now on: that would
-		// fill the hole again, with small pages.
+		// The block must not be touched by way of a mapping from now on, which would fill the hole.
 		f, err := os.OpenFile(r.Path, os.O_RDWR, 0)
 		if err != nil {
 			return "", err
@@ -96,7 +89,6 @@ func digestAll(files []FileRange) ([][]string, error) {
 	return digests, syncAll(disk) // the holes
 }
 
-// punch makes a hole in a file.
 func punch(f *os.File, from, to uint64) error {
 	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from)); err != nil {
 		return fmt.Errorf("make a hole in %s: %w", f.Name(), err)
@@ -133,8 +125,8 @@ func LongEnough(f *os.File, size uint64) error {
 	return nil
 }
 
-// copyAll copies the files' ranges, which are memory, and digests them in the
-// same pass. It does not write a block again that is written already and unchanged.
+// copyAll copies the files' ranges, which are memory, and digests them in the same pass. It does
+// not write a block again that is written already and unchanged.
 func copyAll(files []FileRange) ([][]string, error) {
 	sources := make([][]byte, len(files))
 	to := make([]*os.File, len(files))
@@ -149,8 +141,7 @@ func copyAll(files []FileRange) ([][]string, error) {
 		if r.Written != nil {
 			flags = os.O_WRONLY
 		}
-		// Past the page cache where the file system can: GPU state is larger
-		// than what the cache is good for.
+		// Past the page cache, which GPU state is too large for, where the file system can.
 		if to[i], err = openDirect(r.To, flags); err != nil {
 			return nil, err
 		}
@@ -192,14 +183,12 @@ func openDirect(path string, flags int) (*os.File, error) {
 	return f, err
 }
 
-// zero reports whether a buffer, of one byte or more, holds only zeros: then it
-// equals itself one byte on.
+// zero reports whether a buffer that is not empty holds only zeros: it equals itself one byte on.
 func zero(b []byte) bool {
 	return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }
 
-// eachBlock calls do for every block of every file, for so many at a time, and
-// returns what do returned, by file and block.
+// eachBlock calls do for every block of every file, and returns the results by file and block.
 func eachBlock(files []FileRange, workers int, do func(block) (string, error)) ([][]string, error) {
 	var blocks []block
 	out := make([][]string, len(files))
@@ -216,11 +205,9 @@ func eachBlock(files []FileRange, workers int, do func(block) (string, error)) (
 	})
 }
 
-// diskReaders bounds how many blocks are read at once, each by way of 2 MiB of
-// memory: where files are digested on a disk there is little of it.
+// diskReaders bounds how many blocks of disks are read at once, by way of 2 MiB of memory each.
 const diskReaders = 8
 
-// syncAll flushes the files that are not nil.
 func syncAll(files []*os.File) error {
 	for _, f := range files {
 		if f == nil {
@@ -233,8 +220,7 @@ func syncAll(files []*os.File) error {
 	return nil
 }
 
-// digestBlockOf reads a block by parts that end where huge pages do, and makes
-// holes of those huge pages that are zero.
+// digestBlockOf reads a block by parts that end where huge pages do, and makes holes of zeros.
 func digestBlockOf(f *os.File, b block, holes bool) (string, error) {
 	// Memory from mmap is aligned as O_DIRECT wants it.
 	buf, err := unix.Mmap(-1, 0, HugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)

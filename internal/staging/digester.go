@@ -23,8 +23,8 @@ var kind = worker.Kind{
 	Gone: ErrDigesterGone, Hung: ErrDigesterGone, Garbled: ErrDigesterGone,
 }
 
-// Digester is a process that digests, copies and checks files of GPU state. Its
-// calls take turns. After ErrDigesterGone only Close is left to do.
+// Digester is a process that digests, copies and checks files of GPU state, one call at a time.
+// After ErrDigesterGone only Close is left to do.
 type Digester struct{ *worker.Worker }
 
 // StartDigester starts a digester, in a cgroup if one is given: see worker.StartSelf.
@@ -36,21 +36,18 @@ func StartDigester(run worker.Run, cgroup *os.File) (*Digester, error) {
 	return &Digester{w}, nil
 }
 
-// Digest returns the digest of each block of each range (images.DigestBlock). It
-// works in parallel over all of them.
+// Digest returns the digest of each block of each range (images.DigestBlock), in parallel.
 func (d *Digester) Digest(files []FileRange) ([][]string, error) {
 	return worker.Order[[][]string](d.Worker, "digest GPU state", request{Op: opDigest, Files: files})
 }
 
-// Copy copies ranges to the files To in parallel and flushes them, and returns
-// their digests as Digest does. The ranges are memory. On an error a To may be
-// there in part.
+// Copy copies ranges, which are memory, to the files To in parallel and flushes them, and returns
+// their digests as Digest does. On an error a To may be there in part.
 func (d *Digester) Copy(files []FileRange) ([][]string, error) {
 	return worker.Order[[][]string](d.Worker, "copy GPU state", request{Op: opCopy, Files: files})
 }
 
-// Check reads the areas from their files and compares each block's digest. The
-// error names the first blocks that are wrong, and their files.
+// Check compares each block's digest. The error names the first wrong blocks, and their files.
 func (d *Digester) Check(areas []images.Area) error {
 	q := request{Op: opCheck, Areas: areas}
 	for _, a := range areas {
@@ -67,8 +64,7 @@ const (
 	opCheck  = "check"
 )
 
-// request is what a digester is asked for. It answers the digests of each file, by
-// block.
+// request is what a digester is asked for. It answers the digests of each file, by block.
 type request struct {
 	Op string `json:"op"`
 	// Files of a digest or a copy.
@@ -78,12 +74,10 @@ type request struct {
 	Places []images.Location `json:"places,omitempty"`
 }
 
-// IsDigester reports whether this process was started to be a digester: main then
-// calls DigesterMain and nothing else.
+// IsDigester reports whether this process is a digester: main then only calls DigesterMain.
 func IsDigester() bool { return kind.IsSelf() }
 
-// DigesterMain is a digester's whole life: it answers requests until its standard
-// input ends.
+// DigesterMain is a digester's whole life: it answers requests until its socket ends.
 func DigesterMain() { worker.Obey(kind, request.do) }
 
 func (q request) do() ([][]string, error) {

@@ -28,22 +28,22 @@ const (
 	HugePage = 2 << 20
 )
 
-// A file is filled in chunks, one thread a chunk, in the order of the file. All threads
-// are at work before the first chunk is done, so chunks are small. Lead is how far
-// filling must be ahead of the driver.
+// A file is filled in chunks, one thread a chunk, in the order of the file. All threads are at work
+// before the first chunk is done, so chunks are small. Lead is how far filling must be ahead of the
+// driver.
 const (
-	// Measured on an H200's host with 64 cores: the first GiB of a file is filled
-	// after 27 ms, and all as fast as in larger chunks, with which it was 74 ms.
+	// Measured on an H200's host with 64 cores: the first GiB of a file is filled after 27 ms
+	// instead of 74 ms with larger chunks, and all as fast.
 	maxFillChunk = 16 << 20
 	fillChunks   = 32 // of a file that is smaller than this many of the largest
 	maxLead      = 1 << 30
 )
 
-// Filler makes the files of staging areas and fills them with pages. One Filler is
-// for all areas of this process: it bounds the threads that fill.
+// Filler makes the files of staging areas and fills them with pages. One Filler is for all areas of
+// this process: it bounds the threads that fill.
 type Filler struct {
-	// Step is called after each part of a write-through. Fill is called before a
-	// chunk is filled; its error ends the filling. Tests replace them.
+	// Step is called after each part of a write-through, Fill before a chunk is filled; its error
+	// ends the filling. Tests replace them.
 	Step func(what string)
 	Fill func(from uint64) error
 
@@ -51,9 +51,9 @@ type Filler struct {
 	threads int           // that fill one area
 }
 
-// NewFiller returns a Filler. What it leaves of the processors is for the threads
-// that copy. A third of the processors fills one area faster than its driver copies
-// (measured, 16 cores), but half of them does not fill four areas (64 cores).
+// NewFiller returns a Filler, which leaves processors to the threads that copy. A third of them
+// fills one area faster than its driver copies (measured, 16 cores), but half of them does not fill
+// four areas (64 cores).
 func NewFiller() *Filler {
 	return &Filler{
 		Step:    func(string) {},
@@ -95,10 +95,9 @@ func (fl *Filler) newFile(name string, start, length uint64) *File {
 	return b
 }
 
-// NewFile makes a file for an area and begins to fill it with pages: huge pages if
-// the file system has them, on half of the cores. Wait waits for the end of that. An
-// empty path is memory without a name. On an error the file is gone; a file system or
-// a memory limit that is too small is an error.
+// NewFile makes a file for an area and begins to fill it with pages, huge ones if the file system
+// has them, on half of the cores. Wait waits for the end of that. An empty path is memory without a
+// name. On an error, such as a file system or a memory limit that is too small, the file is gone.
 func (fl *Filler) NewFile(path string, start, length uint64) (_ *File, err error) {
 	b := fl.newFile(path, start, length)
 	b.chunk = min(max(HugePage, b.size/fillChunks&^(HugePage-1)), maxFillChunk)
@@ -130,8 +129,7 @@ func (fl *Filler) NewFile(path string, start, length uint64) (_ *File, err error
 // Lead is how many bytes filling has to be ahead of the driver.
 func (b *File) Lead() uint64 { return min(max(b.size/2, b.chunk), maxLead) }
 
-// checkSpace refuses an area that would not fit, before anything is filled: a fill
-// that fails half-way costs the whole checkpoint.
+// checkSpace refuses an area that does not fit: a fill that fails costs the whole checkpoint.
 func (b *File) checkSpace() error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(b.Handle.Fd()), &st); err != nil {
@@ -147,11 +145,11 @@ func (b *File) checkSpace() error {
 	return nil
 }
 
-// fill populates the file's pages, so that they are there before the driver writes to
-// them, and are charged to this process's cgroup.
+// fill populates the file's pages, so that they are there before the driver writes to them, and are
+// charged to this process's cgroup.
 func (b *File) fill() error {
-	// Unlike a write, touching a page that the file system has no room for is
-	// SIGBUS; MADV_POPULATE_WRITE answers EFAULT or ENOMEM in its place.
+	// A touch of a page that the file system has no room for is SIGBUS; MADV_POPULATE_WRITE answers
+	// EFAULT or ENOMEM in its place.
 	mem, unmap, err := mapAligned(b.Handle, b.size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return fmt.Errorf("map the file: %w", err)
@@ -175,10 +173,9 @@ func (b *File) fill() error {
 	})
 }
 
-// populate fills a part of a mapping with pages. A tmpfs that is mounted without
-// huge pages, as /dev/shm mostly is, has them all the same by MADV_COLLAPSE
-// (Linux 6.1), which needs one small page in each to begin with. Where that fails
-// the pages stay small.
+// populate fills a part of a mapping with pages. A tmpfs that is mounted without huge pages, as
+// /dev/shm mostly is, has them all the same by MADV_COLLAPSE (Linux 6.1), which needs one small
+// page in each to begin with. Where that fails the pages stay small.
 func populate(mem []byte, from, to uint64) error {
 	for at := from; at < to; at += HugePage {
 		if err := populatePages(mem[at : at+PageSize]); err != nil {
@@ -197,7 +194,6 @@ func populatePages(mem []byte) error {
 	return err
 }
 
-// advance notes that a chunk is filled.
 func (b *File) advance(from uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -210,8 +206,7 @@ func (b *File) advance(from uint64) {
 	b.advanced = make(chan struct{})
 }
 
-// FilledTo returns how far the file is filled, and a channel that is closed when
-// that grows.
+// FilledTo returns how far the file is filled, and a channel that is closed when that grows.
 func (b *File) FilledTo() (uint64, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -235,12 +230,11 @@ func (b *File) AwaitFilled(to uint64) error {
 	}
 }
 
-// Filled returns a channel that is closed at the end of filling: Wait then returns at
-// once, except for a write-through, which ends it anyway.
+// Filled returns a channel that is closed at the end of filling: Wait then returns at once, except
+// for a write-through, which it ends.
 func (b *File) Filled() <-chan struct{} { return b.filled }
 
-// Wait waits for the end of filling. It ends a write-through, which goes on as long
-// as the driver does.
+// Wait waits for the end of filling. It ends a write-through, which goes on with the driver.
 func (b *File) Wait() error {
 	if b.through != nil {
 		b.cancel.Store(true)
@@ -264,8 +258,7 @@ func mapAligned(f *os.File, size uint64, prot int) (mem []byte, unmap func(), er
 	return unsafe.Slice((*byte)(at), size), unmap, nil
 }
 
-// inThreads calls do for [0, size) in chunks, so many at once, and returns the first
-// error; chunks after it are not begun.
+// inThreads calls do for [0, size) in chunks, so many at once, and returns the first error.
 func inThreads(threads int, size, chunk uint64, do func(from, to uint64) error) error {
 	var next atomic.Uint64
 	group, ctx := errgroup.WithContext(context.Background())
@@ -302,8 +295,7 @@ func (b *File) Remove() {
 	b.Handle.Close()
 }
 
-// WrittenBeyond reports whether the area has anything but zeros from a point of its
-// file on.
+// WrittenBeyond reports whether the area has more than zeros from a point of its file on.
 func (b *File) WrittenBeyond(from uint64) (bool, error) {
 	buf, zeros := make([]byte, 1<<20), make([]byte, 1<<20)
 	for end := b.Offset + b.Length; from < end; {
@@ -326,11 +318,10 @@ func (b *File) WrittenBeyond(from uint64) (bool, error) {
 	return false, nil
 }
 
-// memoryFile makes a file of memory without a name, with huge pages for mappings
-// that ask for them by madvise. A memfd has huge pages only if the whole machine's
-// shmem_enabled says so, which is "never" by default; the driver takes twice as long
-// to fill small pages. So the file is made in a tmpfs of its own, which is mounted
-// nowhere and goes with the file. If the kernel refuses that, it is a memfd.
+// memoryFile makes a file of memory without a name, with huge pages for mappings that ask for them
+// by madvise. A memfd has huge pages only if the whole machine's shmem_enabled says so, which is
+// "never" by default; the driver takes twice as long to fill small pages. So the file is made in a
+// tmpfs of its own, which is mounted nowhere and goes with it. Else it is a memfd.
 func memoryFile() (*os.File, error) {
 	if f, err := hugeFile(); err == nil {
 		return f, nil
@@ -342,8 +333,7 @@ func memoryFile() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "gpuckpt-staging"), nil
 }
 
-// hugeFile makes a file in a new tmpfs. See fsopen(2), and
-// Documentation/filesystems/tmpfs.rst for the options.
+// hugeFile makes a file in a new tmpfs: fsopen(2), Documentation/filesystems/tmpfs.rst.
 func hugeFile() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

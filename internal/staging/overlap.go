@@ -15,11 +15,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// writeBehind writes an area's memory to a disk while the driver still fills it.
-// The driver goes from the begin to the end, as far as anybody has seen. What is
-// well behind the driver is written, and its digest is kept. The copy that follows
-// the driver's end digests everything, and writes again each block whose digest has
-// changed. So the copy is right even if the driver went back.
+// writeBehind writes an area's memory to a disk while the driver still fills it, from the begin to
+// the end as far as anybody has seen. What is well behind the driver is written, and its digest is
+// kept. The copy that follows the driver's end digests everything, and writes again each block
+// whose digest has changed. So the copy is right even if the driver went back.
 type writeBehind struct {
 	b       *File
 	path    string
@@ -27,34 +26,29 @@ type writeBehind struct {
 	stopped atomic.Bool
 	done    chan struct{} // closed at the end; written is then set
 
-	// written are the digests of the blocks that are in the file, "" of those that
-	// are not; nil when there is no file.
+	// written are the digests of the blocks that are in the file, "" of others; nil without a file.
 	written []string
 }
 
 const (
-	// behindDistance is the distance kept from the driver, which may be filling
-	// more than one place at a time.
+	// behindDistance is kept from the driver, which may be filling more than one place at a time.
 	behindDistance = 2 * images.BlockBytes
 	// behindLook is the time between two looks at where it is: 30 MB for it.
 	behindLook = 5 * time.Millisecond
 )
 
-// StartWriteBehind begins to write the area to a new file. touched returns how many
-// bytes of the area the driver has touched.
+// StartWriteBehind begins to write to a new file what the driver has touched of the area, in bytes.
 func (b *File) StartWriteBehind(path string, touched func() (uint64, error)) {
 	c := &writeBehind{b: b, path: path, touched: touched, done: make(chan struct{})}
 	b.behind = c
 	go func() {
 		defer close(c.done)
-		// What fails here, on a full disk for example, fails again in the copy that
-		// follows, which reports it.
+		// What fails here, on a full disk for example, fails again in the copy, which reports it.
 		_ = c.run()
 	}()
 }
 
-// StopWriteBehind stops writing, and returns the digests of the blocks that are in
-// the file, "" for those that are not; nil if there is no file.
+// StopWriteBehind stops writing and returns the digests of written blocks; nil without a file.
 func (b *File) StopWriteBehind() []string { return b.behind.end() }
 
 func (c *writeBehind) run() error {
@@ -108,8 +102,7 @@ func (c *writeBehind) run() error {
 	return nil
 }
 
-// writeBlock writes a block; what is zero in it stays a hole. It returns false if it
-// was stopped on the way. stop may be nil.
+// writeBlock writes a block but for its zeros. whole is false if stop, which may be nil, is set.
 func writeBlock(to *os.File, block []byte, at uint64, stop *atomic.Bool) (whole bool, err error) {
 	for len(block) > 0 {
 		if stop != nil && stop.Load() {
@@ -126,7 +119,6 @@ func writeBlock(to *os.File, block []byte, at uint64, stop *atomic.Bool) (whole 
 	return true, nil
 }
 
-// end stops the copy and returns what is written.
 func (c *writeBehind) end() []string {
 	if c == nil {
 		return nil
@@ -136,7 +128,6 @@ func (c *writeBehind) end() []string {
 	return c.written
 }
 
-// remove stops the copy and removes its file.
 func (c *writeBehind) remove() {
 	// A zero copy has no file.
 	if c.end() != nil {

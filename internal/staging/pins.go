@@ -14,16 +14,14 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// Pins hold the directories with a checkpoint's GPU state from before a container's
-// processes run. The processes may have these directories in their own root file
-// system, where a hostile process would put a link to a file of the host in the place
-// of its state, and so have that file mapped into itself.
+// Pins hold the directories with a checkpoint's GPU state from before a container's processes run.
+// A hostile process may have them in its own root file system: it would put a link to a file of the
+// host in the place of its state, and so have that file mapped into itself.
 type Pins struct {
 	dirs map[string]int // descriptors, by path
 }
 
-// Pin opens the directories of all pieces of a checkpoint's areas. The caller must
-// call Close.
+// Pin opens the directories of all pieces of a checkpoint's areas until Close.
 func Pin(checkpoint *images.Checkpoint) (_ *Pins, err error) {
 	p := &Pins{dirs: make(map[string]int)}
 	defer func() {
@@ -46,10 +44,9 @@ func Pin(checkpoint *images.Checkpoint) (_ *Pins, err error) {
 	return p, nil
 }
 
-// openReadOnly opens a directory by a mount of its own that nothing can be
-// written through: a process gets a descriptor of a file in it for a moment, and
-// as the host's root could open the file again by that. Where the file system
-// cannot be mounted so, it is opened as it is.
+// openReadOnly opens a directory by a mount of its own that nothing can be written through: a
+// process gets a descriptor of a file in it for a moment, and as the host's root could open the
+// file again by that. Where such a mount cannot be made, the directory is opened as it is.
 func openReadOnly(dir string) (int, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err == nil {

@@ -20,9 +20,8 @@ type SpillDir struct {
 	note string // the file that names it
 }
 
-// spillPrefix begins the names of such directories. spillNote is the file in the
-// container's bundle that names the container's, for the case that the shim dies
-// before it removes it.
+// spillPrefix begins the names of such directories. spillNote is the file in the container's bundle
+// that names its own, for the case that the shim dies before it removes it.
 const (
 	spillPrefix = "gpuckpt-spill-"
 	spillNote   = "gpuckpt-spill-dir"
@@ -41,8 +40,7 @@ func CheckSpillParent(dir string) error {
 	return nil
 }
 
-// MakeSpillDir makes a directory in parent for the container of this name, and
-// notes it in the bundle.
+// MakeSpillDir makes a directory in parent for the container of this name, noted in the bundle.
 func MakeSpillDir(parent, name, bundle string) (*SpillDir, error) {
 	d := &SpillDir{Path: filepath.Join(parent, spillPrefix+name), note: filepath.Join(bundle, spillNote)}
 	if err := os.Mkdir(d.Path, 0o700); errors.Is(err, os.ErrExist) {

@@ -17,8 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MinWindow is the least memory, in bytes, that a process's state is written
-// through by.
+// MinWindow is the least memory, in bytes, through which a process's state is written.
 const MinWindow = 16 << 20
 
 const (
@@ -27,14 +26,12 @@ const (
 	pagemapPages = 8192                 // that one look reads: 64 KiB, for 32 MiB of memory
 )
 
-// WriteThrough bounds the memory of an area whose file is on a disk. This process puts
-// pages into the page cache ahead of the driver, so its cgroup pays for them. It writes
-// what is well behind the driver, and takes that out of the process and out of the
-// cache. The pages between are at most the window: the driver's thread is held while
-// the disk is slower.
+// WriteThrough bounds the memory of an area whose file is on a disk. This process puts pages into
+// the page cache ahead of the driver, so its cgroup pays for them. It writes what is well behind
+// the driver, and takes that out of the process and out of the cache. The pages between are at most
+// the window: the driver's thread is held while the disk is slower.
 //
-// The content is right in any case. The process has the file mapped, shared: what the
-// driver reads or writes again comes from the file and goes to the file.
+// The content is right in any case: the process has the file mapped, shared.
 type WriteThrough struct {
 	b      *File
 	pid    int
@@ -42,13 +39,11 @@ type WriteThrough struct {
 
 	touched atomic.Uint64 // in the file: the driver has been up to here; 0 before it begins
 	flushed atomic.Uint64 // all before it is on the disk and out of memory
-	// undropped is why pages stay in the cache until the kernel wants them; it is
-	// set when the filling has ended.
+	// undropped is why pages stay in the cache for now; set at the end of filling.
 	undropped error
 }
 
-// Reserve makes a file with room on its disk: if a page had no room when it is
-// written to, that would be a fatal signal in the process that writes.
+// Reserve makes a file with room on its disk: to write to a page without room is a fatal signal.
 func Reserve(path string, size uint64) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -73,9 +68,8 @@ func allocate(f *os.File, size uint64) error {
 	return nil
 }
 
-// NewWriteThrough makes a reserved file that of an area of a process, whose memory is
-// at most the window. It returns when the first part is filled. On an error the file
-// is gone.
+// NewWriteThrough makes a reserved file that of an area of a process, whose memory is at most the
+// window. It returns when the first part is filled. On an error the file is gone.
 func (fl *Filler) NewWriteThrough(f *os.File, pid int, window, start, length uint64) (*File, error) {
 	b := fl.newFile(f.Name(), start, length)
 	b.Handle = f
@@ -102,8 +96,7 @@ func (fl *Filler) NewWriteThrough(f *os.File, pid int, window, start, length uin
 	return b, nil
 }
 
-// lead is what is filled of an area that the driver has not begun: it may have
-// mapped others, which it fills first.
+// lead is what is filled of an area that the driver has not begun: it may fill others first.
 func (t *WriteThrough) lead() uint64 { return 2 * t.b.chunk }
 
 // run goes on until all is written, the backing is cancelled, or something fails.
@@ -144,9 +137,9 @@ func (t *WriteThrough) run() error {
 	return all.Wait()
 }
 
-// look updates touched. See Documentation/admin-guide/mm/pagemap.rst: a page has 8
-// bytes there, whose highest bit is "present". If the driver leaves something out, a
-// look further on finds it.
+// look updates touched, by the highest bit, "present", of the 8 bytes of a page
+// (Documentation/admin-guide/mm/pagemap.rst). If the driver leaves something out, a look further on
+// finds it.
 func (t *WriteThrough) look(pages *os.File) error {
 	RaisePriority()
 	b := t.b
@@ -178,16 +171,15 @@ func (t *WriteThrough) look(pages *os.File) error {
 	return nil
 }
 
-// RaisePriority locks the calling goroutine to its thread and has the kernel schedule
-// that thread before others: what bounds memory must be quicker than what fills it.
-// The thread ends with the goroutine.
+// RaisePriority locks the calling goroutine to its thread, which ends with it, and has the kernel
+// schedule that thread before others: what bounds memory must be quicker than what fills it.
 func RaisePriority() {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20)
 }
 
-// lastPresent returns the end of the last page that the process has in its memory,
-// of those that one look reads from an offset in the file on; 0 if there is none.
+// lastPresent returns the end of the last page that the process has in its memory, of those that
+// one look reads from an offset in the file on; 0 if there is none.
 func (t *WriteThrough) lastPresent(pages *os.File, buf []byte, from uint64) (uint64, error) {
 	b := t.b
 	if from >= b.Offset+b.Length {
@@ -266,8 +258,7 @@ func (t *WriteThrough) flush(pidfd int) error {
 	return nil
 }
 
-// passed returns how many bytes of the file, in whole chunks, the driver has left
-// behind. The driver may be filling more than one place at a time.
+// passed returns how much of the file, in whole chunks, the driver has well behind it.
 func (t *WriteThrough) passed() uint64 {
 	b := t.b
 	at := t.touched.Load()
@@ -277,9 +268,8 @@ func (t *WriteThrough) passed() uint64 {
 	return (at - min(at, 2*b.chunk)) / b.chunk * b.chunk
 }
 
-// drop takes written pages out of the process and out of the cache; pages that were
-// changed since stay. MADV_PAGEOUT never changes the content of a process's memory
-// (process_madvise(2), Linux 5.10).
+// drop takes written pages out of the process and out of the cache, but for those that were changed
+// since. MADV_PAGEOUT never changes memory's content (process_madvise(2), Linux 5.10).
 func (t *WriteThrough) drop(pidfd int, from, to uint64) {
 	b := t.b
 	first, last := max(from, b.Offset), min(to, b.Offset+b.Length)
@@ -292,16 +282,14 @@ func (t *WriteThrough) drop(pidfd int, from, to uint64) {
 	_ = unix.Fadvise(int(b.Handle.Fd()), int64(from), int64(to-from), unix.FADV_DONTNEED) // advice
 }
 
-// WriteThrough returns what bounds the memory of a file on a disk; nil for a file
-// that is memory.
+// WriteThrough returns what bounds the memory of a file on a disk, nil for one in memory.
 func (b *File) WriteThrough() *WriteThrough { return b.through }
 
-// Undropped returns why pages stay in the page cache until the kernel wants their
-// room, nil if they do not. It is valid after Wait.
+// Undropped returns, after Wait, why pages stay in the page cache; nil if they do not.
 func (t *WriteThrough) Undropped() error { return t.undropped }
 
-// Near reports whether the driver's thread must be stopped: too much behind it is not
-// written yet, or it is about to get to what is not filled.
+// Near reports whether the driver's thread must be stopped: too much behind it is not written yet,
+// or what is before it is not filled.
 func (t *WriteThrough) Near() bool {
 	select {
 	case <-t.b.filled:

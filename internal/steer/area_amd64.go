@@ -23,21 +23,19 @@ type stagingArea struct {
 	emptied bool   // an empty area is in its place in the process
 }
 
-// describe returns the area of a process for others.
 func (b *stagingArea) describe(pid int) Area {
 	return Area{PID: pid, Start: b.Start, Bytes: b.Length, Path: b.Path(), Offset: b.Offset}
 }
 
-// touched returns the most that the driver can have touched of the area, in bytes, if
-// it is the last that was mapped: what has become resident since.
+// touched returns the most that the driver can have touched of the area, in bytes, if it is the
+// last that was mapped: what has become resident since.
 func (b *stagingArea) touched(pid int) (uint64, error) {
 	shared, err := sharedMemory(pid)
 	return shared - min(shared, b.before), err
 }
 
-// minArea is the size, in bytes, of the smallest mmap that counts as a staging area. A
-// bare CUDA context has hundreds of megabytes on real hardware; the driver's other
-// populated mappings have a few pages.
+// minArea is the size, in bytes, of the smallest mmap that counts as a staging area. A bare CUDA
+// context has hundreds of megabytes; the driver's other populated mappings have a few pages.
 const minArea = 1 << 20
 
 // noteArea is the size, in bytes, from which a writable mapping that is no staging
@@ -47,18 +45,17 @@ const (
 	maxNotes = 8
 )
 
-// mapsStaging reports whether a system call that is about to be made maps a staging
-// area, as drivers 580 do it: new, private, anonymous, readable and writable,
-// populated. The tracer leaves all other mappings alone.
+// mapsStaging reports whether a system call that is about to be made maps a staging area, as
+// drivers 580 do it: new, private, anonymous, readable and writable, populated.
 func mapsStaging(r *unix.PtraceRegs) bool {
 	const prot = unix.PROT_READ | unix.PROT_WRITE
 	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
 	return r.Orig_rax == unix.SYS_MMAP && r.Rsi >= minArea && r.Rdx == prot && r.R10&^unix.MAP_NORESERVE == flags
 }
 
-// begin changes a system call that is about to be made: a staging area is mapped
-// without being filled. That alone changes nothing for the driver but the time that
-// the call takes. It returns what the driver had asked for, nil for any other call.
+// begin changes a system call that is about to be made: a staging area is mapped without being
+// filled, which changes for the driver only the time that it takes. It returns what the driver had
+// asked for, nil for any other call.
 func (s *steering) begin(t *ptrace.Thread) (*unix.PtraceRegs, error) {
 	r, err := t.Registers()
 	if err != nil {
@@ -137,8 +134,8 @@ func (s *steering) back(t *ptrace.Thread, start, length uint64) error {
 	}
 	lead := b.Lead()
 	if s.target.CopyThreads > 0 && length < s.throttledArea {
-		// Copy threads would be at its end before the thread could be stopped. It takes
-		// 25 ms to fill the largest of these (43 GB/s, H200's host).
+		// Copy threads would be at its end before the thread could be stopped. It takes 25 ms to
+		// fill the largest of these (43 GB/s, H200's host).
 		lead = math.MaxUint64
 	}
 	if err := b.AwaitFilled(lead); err != nil {
@@ -174,13 +171,11 @@ func (s *steering) mapArea(t *ptrace.Thread, b *stagingArea) (err error) {
 	return nil
 }
 
-// name is that of the next area's file.
 func (s *steering) name() string { return fmt.Sprintf("%s%d", s.target.Name, len(s.areas)) }
 
-// backThrough is back for an area whose file is on a disk. If that fails, for want of
-// room for example, the driver does not get its area: there is no memory that it could
-// have instead. The driver then answers an error of its own, and the end of the
-// steering says why.
+// backThrough is back for an area whose file is on a disk. If that fails, for want of room for
+// example, the driver does not get its area, since there is no other memory. It then answers an
+// error of its own, and the end of the steering says why.
 func (s *steering) backThrough(t *ptrace.Thread, start, length uint64) error {
 	b, err := s.mapThrough(t, start, length)
 	if err == nil {
@@ -219,7 +214,6 @@ func (s *steering) mapThrough(t *ptrace.Thread, start, length uint64) (*stagingA
 	return b, s.mapArea(t, b)
 }
 
-// reserve makes room on the disk for the next area.
 func (s *steering) reserve(bytes uint64) (err error) {
 	s.reserved, err = staging.Reserve(filepath.Join(s.target.Dir, s.name()), bytes)
 	return err

@@ -21,24 +21,22 @@ import (
 
 // How the copy threads work
 //
-// The driver moves GPU memory through a small buffer that the GPU reads and
-// writes, 2 MiB at a time, and has the C library's memcpy copy between that and
-// the staging area, on one thread. It asks for memcpy's oldest version
-// (GLIBC_2.2.5), which knows of no processor later than SSE2, and whose loop
-// goes backward where both addresses are pages: 6.5 GB/s on an H200's host,
-// where the bus carries 55 (measured, driver 580; docs/results).
+// The driver moves GPU memory through a small buffer that the GPU reads and writes, 2 MiB at a
+// time, and has the C library's memcpy copy between that and the staging area, on one thread. It
+// asks for memcpy's oldest version (GLIBC_2.2.5), which knows of no processor later than SSE2, and
+// whose loop goes backward where both addresses are pages: 6.5 GB/s on an H200's host, where the
+// bus carries 55 (measured, driver 580; docs/results).
 //
-// The buffer can be reached from the driver's process only. So its memcpy is
-// replaced there, while it works: the driver's library calls memcpy by a pointer in
-// its table of functions (the PLT entry). The tracer makes that point to code of
-// ours, copier/copier.S, in a page of its own. It copies past the cache, in slices
-// that threads of ours in that process, the copy threads, take as well. A copy that
-// is short, odd or overlapping goes to the memcpy that was there.
+// The buffer can be reached from the driver's process only. So its memcpy is replaced there, while
+// it works: the driver's library calls memcpy by a pointer in its table of functions (the PLT
+// entry). The tracer makes that point to code of ours, copier/copier.S, in a page of its own. It
+// copies past the cache, in slices that threads of ours in that process, the copy threads, take as
+// well. A copy that is short, odd or overlapping goes to the memcpy that was there.
 //
-// The order keeps the process right at every instant: page, copy threads, PLT entry;
-// then PLT entry, copy threads, page. A tracer that dies in between leaves a process
-// with another memcpy; the copy threads end by themselves (patience), and callers do
-// without them. The next tracer takes over what it finds.
+// The order keeps the process right at every instant: page, copy threads, PLT entry; then PLT
+// entry, copy threads, page. A tracer that dies in between leaves a process with another memcpy;
+// the copy threads end by themselves (patience), and callers do without them. The next tracer takes
+// over what it finds.
 
 //go:embed copier/copier.bin
 var copierCode []byte
@@ -69,17 +67,16 @@ const (
 	// copyThreadsEnd bounds the wait for copy threads that were told to end, and for
 	// threads in the middle of a copy, which takes less than a millisecond.
 	copyThreadsEnd = 5 * time.Second
-	// lookTwice is for how long a thread that runs is not stopped: it may soon be seen
-	// where it waits.
+	// lookTwice is how long a running thread is not stopped: it may soon be seen waiting.
 	lookTwice = 2 * time.Millisecond
 )
 
 // futexWakePrivate is FUTEX_WAKE_PRIVATE (include/uapi/linux/futex.h).
 const futexWakePrivate = 1 | 128
 
-// cloneFlags is how a copy thread is made: as the C library makes a thread, with
-// nothing of its own but a word of stack. The kernel writes its number beside that
-// before it runs, and zero when it runs no more: clone(2), CLONE_CHILD_CLEARTID.
+// cloneFlags is how a copy thread is made: as the C library makes a thread, with nothing of its own
+// but a word of stack. The kernel writes its number beside that before it runs, and zero when it
+// runs no more: clone(2), CLONE_CHILD_CLEARTID.
 const cloneFlags = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD | unix.CLONE_SYSVSEM |
 	unix.CLONE_PARENT_SETTID | unix.CLONE_CHILD_CLEARTID
 
@@ -93,9 +90,8 @@ type copyThreads struct {
 	threads int // of ours
 }
 
-// newCopyThreads has the driver of the thread's process copy by as many threads, its
-// own among them. If the result is not nil the caller must stop it, also after an
-// error. Fewer threads than asked for are no error.
+// newCopyThreads has the driver of the thread's process copy by as many threads, its own among
+// them, or fewer. If the result is not nil the caller must stop it, also after an error.
 func newCopyThreads(t *ptrace.Thread, threads int, step func(string)) (_ *copyThreads, err error) {
 	entry, was, err := memcpyPLTEntry(t.PID, t.Mem)
 	if err != nil {
@@ -156,8 +152,7 @@ func (c *copyThreads) stack(t *ptrace.Thread) (uint64, error) {
 	return c.page + at, t.Write64(c.page+at, c.page+copierEntry)
 }
 
-// isCopierPage reports whether an address of a process's memory is that of our code, left
-// there by a tracer that died.
+// isCopierPage reports whether our code is at an address, left by a tracer that died.
 func isCopierPage(mem *os.File, at uint64) bool {
 	code := make([]byte, len(copierCode))
 	_, err := mem.ReadAt(code, int64(at))
@@ -198,8 +193,7 @@ func (c *copyThreads) swap(t *ptrace.Thread, value uint64) (old uint64, err erro
 	return t.Read64(c.page + copierWas)
 }
 
-// stop takes out what newCopyThreads has put in. The thread is one of the process's,
-// in a stop; others may run.
+// stop undoes newCopyThreads by a thread of the process, which is in a stop; others may run.
 func (c *copyThreads) stop(t *ptrace.Thread) error {
 	if c == nil || c.page == 0 {
 		return nil
@@ -259,11 +253,9 @@ func (c *copyThreads) note(t *ptrace.Thread) string {
 	return fmt.Sprintf("process %d: %d bytes were copied for the driver, by %d threads", c.pid, copied, 1+c.threads)
 }
 
-// within reports whether an address is in the page of code.
 func (c *copyThreads) within(at uint64) bool { return at-c.page < staging.PageSize }
 
-// leavePage lets the thread go on until it is not in our code, where it does not
-// come again.
+// leavePage lets the thread go on until it is not in our code, where it does not come again.
 func (c *copyThreads) leavePage(t *ptrace.Thread) error {
 	for end := time.Now().Add(copyThreadsEnd); time.Now().Before(end); {
 		if r, err := t.Registers(); err != nil || !c.within(r.Rip) {
@@ -363,8 +355,7 @@ type copying struct {
 	thread Thread
 }
 
-// startCopyThreads starts copy threads in all processes at once. The notes say where
-// that failed.
+// startCopyThreads starts copy threads in all processes at once. The notes say where that failed.
 func startCopyThreads(threads []Thread, n int, step func(string)) (all []copying, notes []string) {
 	made := make([]*copyThreads, len(threads))
 	errs := ptrace.InThreads(threads, step, func(i int, t *ptrace.Thread) (err error) {

@@ -35,9 +35,8 @@ func mapAll(mappings []Mapping, step func(string)) error {
 	})...)
 }
 
-// openMapped opens a file for reading, which is enough for a private mapping. It
-// refuses links, because a container may have put them there, but for the kernel's
-// links to open files.
+// openMapped opens a file for reading, which is enough for a private mapping. It refuses links,
+// which a container may have put there, but for the kernel's to open files.
 func openMapped(path string) (*os.File, error) {
 	flags := os.O_RDONLY | unix.O_NONBLOCK // no FIFO is waited for either
 	if descriptor, _ := filepath.Match("/proc/*/fd/*", path); !descriptor {
@@ -46,7 +45,6 @@ func openMapped(path string) (*os.File, error) {
 	return os.OpenFile(path, flags, 0)
 }
 
-// mapInto maps files over areas of one process.
 func mapInto(t *ptrace.Thread, mappings []Mapping) error {
 	for _, m := range mappings {
 		if m.Path == "" {
@@ -72,16 +70,15 @@ func mapInto(t *ptrace.Thread, mappings []Mapping) error {
 	return nil
 }
 
-// hugeZeros reports whether the kernel has a huge page of zeros for what was never
-// written. Without one, the kernel would make a huge page of memory for each that is
-// read, and charge it to the container. See Documentation/admin-guide/mm/transhuge.rst.
+// hugeZeros reports whether the kernel has a huge page of zeros for what was never written. Without
+// one, it would make a huge page for each that is read, and charge it to the container. See
+// Documentation/admin-guide/mm/transhuge.rst.
 func hugeZeros() bool {
 	setting, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/use_zero_page")
 	return err == nil && strings.TrimSpace(string(setting)) == "1"
 }
 
-// mapsFile returns nil if a process has the whole area mapped to its file, in one
-// piece and at the right offset.
+// mapsFile returns nil if a process has the whole area mapped to its file at the right offset.
 func mapsFile(pid int, b *stagingArea) error {
 	// On btrfs and others, stat reports another device than the memory map does.
 	page, err := unix.MmapPtr(int(b.Handle.Fd()), 0, nil, staging.PageSize, unix.PROT_READ, unix.MAP_SHARED)
@@ -103,8 +100,7 @@ func mapsFile(pid int, b *stagingArea) error {
 	return nil
 }
 
-// mappedAt returns a process's mapping that has this place; the zero Mapping if there
-// is none.
+// mappedAt returns a process's mapping that has this place, or the zero Mapping.
 func mappedAt(pid int, at, length uint64) (proc.Mapping, error) {
 	maps, err := proc.Maps(pid)
 	m, _ := findMapping(maps, func(m proc.Mapping) bool { return m.Start == at && m.End == at+length })

@@ -10,14 +10,13 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
-// alignedGap returns an address for a mapping of that many bytes, at the begin of
-// a huge page of the process, 0 if there is none. It is in the gap that the
-// kernel would choose, the highest one below a mapping that holds it.
+// alignedGap returns an address for a mapping of that many bytes, at the begin of a huge page of
+// the process, 0 if there is none. It is in the gap that the kernel would choose, the highest one
+// below a mapping that holds it.
 //
-// Left alone, the kernel puts a staging area right below another mapping, at any page.
-// The area's address decides its offset in its file (staging.File.Offset), and the
-// layers of a checkpoint image are cut at the file's offsets. So two checkpoints of the
-// same memory would have no layer in common.
+// Left alone, the kernel puts a staging area right below another mapping, at any page. The area's
+// address decides its offset in its file (staging.File.Offset), and the layers of a checkpoint
+// image are cut at the file's offsets. So two checkpoints would have no layer in common.
 func alignedGap(pid int, length uint64) (uint64, error) {
 	maps, err := proc.Maps(pid)
 	return gapIn(maps, length), err
@@ -41,10 +40,9 @@ func gapIn(maps []proc.Mapping, length uint64) (at uint64) {
 	return at
 }
 
-// lonelyPlace returns an address for a mapping that is far from all others: in the
-// middle of the largest gap between two. Left alone, the kernel puts a mapping into the
-// first hole that is large enough. The driver may have made that hole, and may fill it
-// again at that address, or unmap it together with what is around it.
+// lonelyPlace returns an address for a mapping that is far from all others: in the middle of the
+// largest gap between two. Left alone, the kernel puts a mapping into the first hole that is large
+// enough, which the driver may have made, and may fill or unmap again with what is around.
 func lonelyPlace(maps []proc.Mapping) (at uint64) {
 	below, largest := uint64(0), uint64(0)
 	for _, m := range maps {

@@ -21,8 +21,8 @@ import (
 // driverLibrary begins the file name of the CUDA driver's library.
 const driverLibrary = "libcuda.so"
 
-// maxTable bounds what is read of a library, which is the container's file, in
-// bytes. The driver's longest such table has 100 KiB.
+// maxTable bounds what is read of a library, which is the container's file, in bytes. The driver's
+// longest such table has 100 KiB.
 const maxTable = 4 << 20
 
 // tables are the sections that the names of functions are read from.
@@ -69,8 +69,7 @@ func memcpyPLTEntry(pid int, mem io.ReaderAt) (entry, value uint64, err error) {
 	return entry, value, nil
 }
 
-// findMapping returns the first mapping that is wanted; the zero Mapping if there is
-// none.
+// findMapping returns the first mapping that is wanted, or the zero Mapping.
 func findMapping(maps []proc.Mapping, wanted func(proc.Mapping) bool) (proc.Mapping, bool) {
 	i := slices.IndexFunc(maps, wanted)
 	if i < 0 {
@@ -79,9 +78,8 @@ func findMapping(maps []proc.Mapping, wanted func(proc.Mapping) bool) (proc.Mapp
 	return maps[i], true
 }
 
-// pltEntryIn returns the place, from where a library's file begins in memory, of the
-// word by which it calls a function of another library: that of a relocation
-// R_X86_64_JMP_SLOT (System V ABI for AMD64, 4.4).
+// pltEntryIn returns the place, from where a library's file begins in memory, of the word by which
+// it calls a function of another: a relocation R_X86_64_JMP_SLOT (System V ABI for AMD64, 4.4).
 func pltEntryIn(file io.ReaderAt, function string) (uint64, error) {
 	f, err := elf.NewFile(file)
 	if err != nil {

@@ -21,13 +21,11 @@ import (
 // CanSteer reports whether this build can steer: it knows the machine's registers.
 const CanSteer = true
 
-// spinFor is how long a steering looks for the next stop without sleeping. A
-// PyTorch process's driver makes thousands of system calls in a checkpoint, most
-// of them microseconds apart, and each stops twice.
+// spinFor is how long a steering looks for the next stop without sleeping. A PyTorch process's
+// driver makes thousands of system calls in a checkpoint, mostly microseconds apart.
 const spinFor = 100 * time.Microsecond
 
-// lookEvery bounds the time that a stop can go unseen, should its SIGCHLD have
-// been merged with another's.
+// lookEvery bounds how long a stop goes unseen whose SIGCHLD was merged with another's.
 const lookEvery = 2 * time.Millisecond
 
 // steering is the tracing of one driver's thread, by a thread of the tracer's own.
@@ -35,8 +33,8 @@ type steering struct {
 	tuning
 	target Target
 	stop   chan struct{} // closed to end it
-	// stopped is closed when the thread stands still for the end, all its areas
-	// filled and in place. Then one of the next two decides.
+	// stopped is closed when the thread stands still for the end, all its areas filled and in
+	// place. Then one of the next two decides.
 	stopped chan struct{}
 	empty   chan struct{} // closed: empty areas take their place
 	aborted chan struct{} // closed, before stop or after: they stay as they are
@@ -51,8 +49,8 @@ type steering struct {
 	leaving bool   // the thread was interrupted for the end
 
 	copies *copyThreads // from the first area on
-	// untraced says that the thread's system calls are let by: helped by copy threads
-	// it waits for the GPU in thousands of them.
+	// untraced says that the thread's system calls are let by: helped by copy threads it waits for
+	// the GPU in thousands of them.
 	untraced bool
 
 	filling *stagingArea // the area that is being filled still; nil when none is
@@ -109,11 +107,9 @@ func steer(target Target, how tuning) (*steering, error) {
 	return s, nil
 }
 
-// throttled reports whether the thread must be kept behind anything.
 func (s *steering) throttled() bool { return s.filling != nil || len(s.through) > 0 }
 
-// follow watches the thread's system calls until the steering is ended. If t, which is
-// the same thread, is nil, follow changes nothing.
+// follow watches the thread's system calls until the steering ends. If t is nil it changes nothing.
 func (s *steering) follow(t *ptrace.Thread) error {
 	var pending *unix.PtraceRegs // the mmap that the thread is in, at its begin
 	inside := false
@@ -239,14 +235,12 @@ func (s *steering) nearEnd() (bool, error) {
 	return !s.untraced, nil
 }
 
-// note adds a line for the log.
 func (s *steering) note(format string, args ...any) {
 	s.notes = append(s.notes, fmt.Sprintf("process %d: ", s.target.PID)+fmt.Sprintf(format, args...))
 }
 
-// leave puts an empty area in the place of each steered one, unless they are given
-// up, and lets the thread go. If the process has not mapped all of an area to our
-// file, that is an error.
+// leave puts an empty area in the place of each steered one, unless they are given up, and lets the
+// thread go. An area that the process has not mapped whole to our file is an error.
 func (s *steering) leave(t *ptrace.Thread) error {
 	if err := s.stopCopies(t); err != nil {
 		return err

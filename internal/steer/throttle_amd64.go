@@ -12,11 +12,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
-// near reports whether the thread must be stopped because it may be about to write to
-// what is not filled yet, which its cgroup would have to pay for. The driver writes
-// from the area's begin to its end; in any case it has not touched more than has become
-// resident. At the speed of the bus, 60 GB/s, it takes 12 ms for three quarters of the
-// largest lead.
+// near reports whether the thread must be stopped because it may be about to write to what is not
+// filled yet, which its cgroup would have to pay for. The driver writes from the area's begin to
+// its end, and has not touched more than has become resident. At the speed of the bus, 60 GB/s, it
+// takes 12 ms for three quarters of the largest lead.
 func (s *steering) near() (bool, error) {
 	for _, b := range s.through {
 		if b.WriteThrough().Near() {
@@ -75,8 +74,7 @@ func (s *steering) keepBehind(t *ptrace.Thread, atCall bool) error {
 	return s.putRestBack(t, b)
 }
 
-// putRestBack replaces what is not filled of an area by what the driver had asked
-// for.
+// putRestBack replaces what is not filled of an area by what the driver had asked for.
 func (s *steering) putRestBack(t *ptrace.Thread, b *stagingArea) error {
 	if err := s.stopCopies(t); err != nil { // they may be writing there
 		return err
@@ -86,8 +84,7 @@ func (s *steering) putRestBack(t *ptrace.Thread, b *stagingArea) error {
 	if from >= b.Start+b.Length {
 		return nil
 	}
-	// A driver that does not go from begin to end may have been there, or one that was
-	// not stopped in time.
+	// A driver that goes elsewhere, or was not stopped in time, may have been there.
 	written, err := b.WrittenBeyond(from - b.Start + b.Offset)
 	if err != nil || written {
 		return err
@@ -99,7 +96,6 @@ func (s *steering) putRestBack(t *ptrace.Thread, b *stagingArea) error {
 	return nil
 }
 
-// stopCopies ends the copy threads, if there are any.
 func (s *steering) stopCopies(t *ptrace.Thread) error {
 	if s.copies == nil {
 		return nil

@@ -14,31 +14,27 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
-// tracer is the state of a tracer process.
 type tracer struct {
 	tuning
 	hold  *ptrace.Hold
 	steer []*steering
 	// copying are the processes with copy threads.
 	copying []copying
-	// kept are the files of committed areas, open for those who know them by
-	// this process's descriptors.
+	// kept are the files of committed areas, open for those who know this process's descriptors.
 	kept []*os.File
 }
 
 // tuning is what tests change of a tracer.
 type tuning struct {
-	// step is called after everything that a tracer does to a thread. A test ends the
-	// tracer there.
+	// step is called after all that a tracer does to a thread. A test ends the tracer there.
 	step   func(string)
 	filler *staging.Filler
 	// throttledArea is the smallest area, in bytes, whose driver is kept behind the
 	// filling when copy threads copy to it: smaller areas are filled first.
 	throttledArea uint64
-	// untracedArea is the smallest area, in bytes, during whose copy system calls are
-	// let by, and untracedLeft what is left of it when they are traced again: the
-	// driver may map another area then. It takes 5 ms for untracedLeft at the speed of
-	// the bus.
+	// untracedArea is the smallest area, in bytes, during whose copy system calls are let by, and
+	// untracedLeft what is left of it when they are traced again: the driver may map another area
+	// then. The bus takes 5 ms for untracedLeft.
 	untracedArea, untracedLeft uint64
 }
 
@@ -49,18 +45,16 @@ func usualTuning() tuning {
 	}
 }
 
-// Each hold and each steering has a thread of its own, whose end detaches what it
-// traced. The process's first thread must not become one of them, because it ends only
-// with the process. Go promises that the first goroutine is on the first thread until
-// main begins, no longer: so the tracer locks it there.
+// Each hold and each steering has a thread of its own, whose end detaches what it traced. The
+// process's first thread, which ends only with the process, must not be one. Go promises that the
+// first goroutine is on the first thread only until main begins: the tracer locks it there.
 func init() {
 	if IsTracer() {
 		runtime.LockOSThread()
 	}
 }
 
-// Main is a tracer's whole life: it carries out orders one after the other
-// until its standard input ends.
+// Main is a tracer's whole life: it carries out orders until its socket ends.
 func Main() { serve(usualTuning()) }
 
 func serve(how tuning) {

@@ -52,8 +52,7 @@ type Target struct {
 	// PID and TID, as the tracer counts.
 	PID int `json:"pid"`
 	TID int `json:"tid"`
-	// Dir is the directory of the areas' files; their names are Name and a number. An
-	// empty Dir is memory without a name.
+	// Dir has the areas' files, called Name and a number. An empty Dir is memory without a name.
 	Dir  string `json:"dir"`
 	Name string `json:"name"`
 	// CopyTo is a directory on a disk, for memory without a name: while the driver is at
@@ -66,8 +65,8 @@ type Target struct {
 	// for anything. With a Window only.
 	Reserve uint64 `json:"reserve,omitempty"`
 	// CopyThreads is the number of threads that copy, the driver's own among them, see
-	// StartCopyThreads; 0 leaves it to the driver. None with a Window: they would get
-	// too far ahead of what bounds it.
+	// StartCopyThreads; 0 leaves it to the driver. None with a Window: they would get too far ahead
+	// of what bounds it.
 	CopyThreads int `json:"copyThreads,omitempty"`
 	// Sweep closes first what a tracer that died has left open in the process.
 	Sweep bool `json:"sweep,omitempty"`
@@ -88,11 +87,9 @@ type Area struct {
 	// Path names the file by one of the tracer's own descriptors, /proc/PID/fd/N. It
 	// is valid while the tracer lives, even if the directory is removed.
 	Path string `json:"path"`
-	// Offset is where in the file the area begins, below 2 MiB: the area's addresses
-	// and the file's huge pages are then aligned alike.
+	// Offset is where the area begins in the file, below 2 MiB, aligned alike in huge pages.
 	Offset uint64 `json:"offset"`
-	// Written are the digests of the blocks that are in CopyTo's file already; "" for
-	// those that are not. nil if there is no file.
+	// Written are the digests of blocks in CopyTo's file, "" of others; nil without a file.
 	Written []string `json:"written,omitempty"`
 }
 
@@ -103,8 +100,7 @@ type Mapping struct {
 	// PID and TID are the process, and its thread that makes the system call.
 	PID int `json:"pid"`
 	TID int `json:"tid"`
-	// The area and the file, as in Area. The mapping is private: the process cannot
-	// change the file.
+	// The area and the file, as in Area. The process cannot change the file.
 	Start  uint64 `json:"start"`
 	Bytes  uint64 `json:"bytes"`
 	Path   string `json:"path,omitempty"`

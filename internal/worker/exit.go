@@ -6,7 +6,6 @@ package worker
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os/exec"
 	"strings"
 	"sync"
@@ -43,10 +42,7 @@ func describe(code int, err error) string {
 	return fmt.Sprintf("exit status %d", code)
 }
 
-// tail keeps the last bytes written to it, and passes all on to also.
 type tail struct {
-	also io.Writer // may be nil
-
 	mu  sync.Mutex
 	end []byte
 }
@@ -59,9 +55,6 @@ func (t *tail) Write(p []byte) (int, error) {
 	t.end = append(t.end, p...)
 	if extra := len(t.end) - tailBytes; extra > 0 {
 		t.end = append(t.end[:0], t.end[extra:]...)
-	}
-	if t.also != nil {
-		_, _ = t.also.Write(p) // what the caller does with it must not stop the worker
 	}
 	return len(p), nil
 }

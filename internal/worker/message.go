@@ -12,8 +12,7 @@ import (
 	"io"
 )
 
-// headerBytes is the size of what precedes a message: its length (4 bytes) and the
-// number of its request (8 bytes), in little-endian order.
+// headerBytes precede a message: its length (4 bytes) and its request's number (8), little-endian.
 const headerBytes = 12
 
 // errFrame says that what was read is no frame.
@@ -56,8 +55,7 @@ func writeFrame(to io.Writer, id uint64, body []byte) error {
 	return err
 }
 
-// readFrame reads a message. The error is io.EOF at the end, and errFrame for
-// something else than a message of at most so many bytes.
+// readFrame reads a message. It returns io.EOF at the end, errFrame for anything else.
 func readFrame(from io.Reader, most int) (id uint64, body []byte, err error) {
 	var header [headerBytes]byte
 	if _, err := io.ReadFull(from, header[:]); err != nil {

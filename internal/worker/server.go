@@ -28,8 +28,7 @@ type Server struct {
 	mu   sync.Mutex // one frame is written at a time
 }
 
-// NewServer returns the server of this process, whose messages have at most so many
-// bytes.
+// NewServer returns the server of this process, whose messages have at most so many bytes.
 func NewServer(most int) (*Server, error) {
 	if kind, err := unix.GetsockoptInt(FD, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_STREAM {
 		return nil, ErrNotWorker
@@ -38,8 +37,7 @@ func NewServer(most int) (*Server, error) {
 	return &Server{sock: os.NewFile(FD, "socket"), most: most}, nil
 }
 
-// Next waits for the next request. The error is io.EOF when the client has closed its
-// end, or has ended.
+// Next waits for the next request. The error is io.EOF when the client's end is closed.
 func (s *Server) Next() (id uint64, body []byte, err error) {
 	id, body, err = readFrame(s.sock, s.most)
 	if errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -60,8 +58,7 @@ func (s *Server) Answer(id uint64, answer any) error {
 	return nil
 }
 
-// Serve is the whole life of a worker that answers one request after the other. It
-// exits when the client has closed its end.
+// Serve is a worker's whole life: it answers one request after the other until its client is gone.
 func Serve(most int, answer func(body []byte) any) {
 	s, err := NewServer(most)
 	for err == nil {
@@ -78,8 +75,7 @@ func Serve(most int, answer func(body []byte) any) {
 	os.Exit(1)
 }
 
-// orderTimeout bounds one order. The longest writes or digests all GPU state: 30 minutes
-// is 64 GiB at 40 MB/s.
+// orderTimeout bounds one order. The longest moves all GPU state: 64 GiB at 40 MB/s.
 const orderTimeout = 30 * time.Minute
 
 // outcome is the answer to an order. Some results come with an error.
@@ -88,9 +84,8 @@ type outcome[R any] struct {
 	Result R      `json:"result"`
 }
 
-// Order has a worker that runs Obey carry out an order. It is not given up halfway:
-// nobody would know what the worker has done. The result is the worker's, also after an
-// error of the order itself.
+// Order has a worker that runs Obey carry out an order. It is not given up halfway: nobody would
+// know what it has done. The result is the worker's, also after an error of the order itself.
 //
 //nolint:contextcheck // see above
 func Order[R any](w *Worker, doing string, order any) (R, error) {
@@ -104,8 +99,7 @@ func Order[R any](w *Worker, doing string, order any) (R, error) {
 	return a.Result, nil
 }
 
-// Obey is the whole life of a worker that carries out orders of the type O, one after
-// the other.
+// Obey is the whole life of a worker that carries out orders of the type O, one by one.
 func Obey[O, R any](kind Kind, do func(O) (R, error)) {
 	Serve(kind.MaxMessage, func(body []byte) any {
 		var order O

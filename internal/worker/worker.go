@@ -1,31 +1,28 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package worker runs a child process that answers requests, and is the one way in
-// which a program of this module talks to a child of its own.
+// Package worker runs a child process that answers requests, and is the one way in which a program
+// of this module talks to a child of its own.
 //
-// The life of a Worker: Start starts the process, with one end of a socket pair as
-// its file descriptor 3. Each Call sends one request and waits for the answer with
-// the same number; any number of calls may be under way. The process ends by itself
-// when this end of the socket closes, so it does not outlive its parent by more than
-// the requests that it has. Close ends it and waits for that. Kill ends it at once.
+// The life of a Worker: Start starts the process, with one end of a socket pair as its file
+// descriptor 3. Each Call sends one request and waits for the answer with the same number; any
+// number of calls may be under way. The process ends by itself when this end of the socket closes,
+// so it does not outlive its parent by more than the requests that it has. Close ends it and waits
+// for that. Kill ends it at once.
 //
-// No call hangs. Each has a limit; when it passes, the process is killed: that call
-// fails with Kind.Hung, those beside it and all later ones with the same error. If
-// the process ends by itself, calls fail with Kind.Gone, which quotes its exit status
-// and its last words. An answer that makes no sense is Kind.Garbled, and the process
-// is killed as well.
+// No call hangs. Each has a limit; when it passes, the process is killed: that call fails with
+// Kind.Hung, those beside it and all later ones with the same error. If the process ends by itself,
+// calls fail with Kind.Gone, which quotes its exit status and its last words. An answer that makes
+// no sense is Kind.Garbled, and the process is killed as well.
 //
-// The other side is a Server. A message is a frame of a length, a number and a value
-// in JSON; both sides are of one build, so a message with anything unknown in it is
-// refused rather than guessed at.
+// The other side is a Server. A message is a frame of a length, a number and a value in JSON. Both
+// sides are of one build, so anything unknown in it is refused rather than guessed at.
 package worker
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"sync"
@@ -36,8 +33,7 @@ import (
 )
 
 const (
-	// reapTimeout bounds the wait for a process that was told to end or was killed.
-	// Only a process stuck in the kernel takes longer.
+	// reapTimeout bounds the end of a process; only one stuck in the kernel takes longer.
 	reapTimeout = 10 * time.Second
 	// sendTimeout bounds the writing of a request. The socket takes hundreds of small
 	// ones; a process that lets them pile up hangs.
@@ -58,9 +54,8 @@ type Kind struct {
 	Drain time.Duration
 }
 
-// Run starts a command and returns what waits for it and returns its exit status
-// (128 + N for signal N). A program that reaps all its children, as containerd's
-// shims do, passes its reaper.
+// Run starts a command and returns what waits for its exit status (128 + N for signal N). A program
+// that reaps all its children, as containerd's shims do, passes its reaper.
 type Run func(*exec.Cmd) (wait func() (int, error), err error)
 
 // Worker is a running worker process.
@@ -81,15 +76,13 @@ type Worker struct {
 	err     error
 }
 
-// call is a request that waits for its answer.
 type call struct {
 	answer chan []byte // of capacity 1
 	limit  *time.Timer // kills the process
 }
 
-// Start starts a command as a worker. A nil run is exec.Cmd's Start and Wait. stderr
-// gets what the process prints, beside what errors quote; it may be nil.
-func Start(kind Kind, cmd *exec.Cmd, run Run, stderr io.Writer) (*Worker, error) {
+// Start starts a command as a worker. A nil run is exec.Cmd's Start and Wait.
+func Start(kind Kind, cmd *exec.Cmd, run Run) (*Worker, error) {
 	if run == nil {
 		run = StartAndWait
 	}
@@ -104,7 +97,7 @@ func Start(kind Kind, cmd *exec.Cmd, run Run, stderr io.Writer) (*Worker, error)
 		return nil, fmt.Errorf("set up the socket of the %s: %w", kind.Name, err)
 	}
 	w := &Worker{
-		kind: kind, cmd: cmd, sock: os.NewFile(uintptr(fds[0]), kind.Name), stderr: tail{also: stderr},
+		kind: kind, cmd: cmd, sock: os.NewFile(uintptr(fds[0]), kind.Name),
 		exited: make(chan struct{}), down: make(chan struct{}), calls: make(map[uint64]*call),
 	}
 	cmd.Stderr = &w.stderr
@@ -134,7 +127,7 @@ func StartSelf(kind Kind, run Run, cgroup *os.File) (*Worker, error) {
 	if cgroup != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
 	}
-	return Start(kind, cmd, run, nil)
+	return Start(kind, cmd, run)
 }
 
 // IsSelf reports whether StartSelf has started this process as a worker of the kind.
@@ -146,8 +139,7 @@ func (w *Worker) Pid() int { return w.cmd.Process.Pid }
 // Done returns a channel that is closed when the process has ended and is reaped.
 func (w *Worker) Done() <-chan struct{} { return w.exited }
 
-// Alive reports whether the worker still answers, as far as is known without asking
-// it.
+// Alive reports whether the worker still answers, as far as is known without asking it.
 func (w *Worker) Alive() bool {
 	select {
 	case <-w.exited:
@@ -166,18 +158,16 @@ func (w *Worker) Pending() int {
 	return len(w.calls)
 }
 
-// Kill ends the process at once: calls under way fail with Kind.Gone. The caller must
-// still call Close.
+// Kill ends the process at once: calls fail with Kind.Gone. The caller must still call Close.
 func (w *Worker) Kill() {
 	if w.Alive() {
 		w.cmd.Process.Kill()
 	}
 }
 
-// Close ends the process and reaps it. It waits 10 s for that, or Kind.Drain while a
-// call is under way whose context has ended, and then kills it. It may be called
-// twice, also at once. Its error says that the process had to be killed or could not
-// be reaped; either way it is of no more use.
+// Close ends the process and reaps it. It waits 10 s for that, or Kind.Drain while a call is under
+// way whose context has ended, and then kills it. It may be called twice, also at once. Its error
+// says that the process had to be killed or could not be reaped; either way it is of no more use.
 func (w *Worker) Close() error {
 	w.mu.Lock()
 	closed := w.closed
@@ -200,7 +190,6 @@ func (w *Worker) Close() error {
 	return err
 }
 
-// reap waits until the process is reaped and kills it when it takes too long.
 func (w *Worker) reap(patience time.Duration) error {
 	if w.ends(patience) {
 		return nil
@@ -212,7 +201,6 @@ func (w *Worker) reap(patience time.Duration) error {
 	return fmt.Errorf("close the %s: process %d could not be killed", w.kind.Name, w.Pid())
 }
 
-// ends reports whether the process ends within a time.
 func (w *Worker) ends(within time.Duration) bool {
 	select {
 	case <-w.exited:
@@ -222,11 +210,10 @@ func (w *Worker) ends(within time.Duration) bool {
 	}
 }
 
-// Call sends a request, waits for its answer and decodes it into answer. doing begins
-// the errors. limit is how long the process may take before it is killed.
+// Call sends a request, waits for its answer and decodes it into answer. doing begins the errors.
+// limit is how long the process may take before it is killed.
 //
-// A context that ends makes Call return at once with the context's error. The process
-// cannot be called back: it goes on, and its answer is dropped.
+// When the context ends, Call returns its error at once. The process goes on, and drops its answer.
 func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit time.Duration) (err error) {
 	defer func() {
 		if err != nil {
@@ -288,7 +275,6 @@ func (w *Worker) send(c *call, body []byte, doing string, limit time.Duration) e
 	return nil
 }
 
-// register makes a call known to read and starts its limit.
 func (w *Worker) register(c *call, doing string, limit time.Duration) (id uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

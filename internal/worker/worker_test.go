@@ -59,7 +59,7 @@ func start(t *testing.T, how string) *Worker {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), behaviour+"="+how)
-	w, err := Start(Kind{Name: "test", Gone: errGone, Hung: errHung, Garbled: errGarbled, MaxMessage: most}, cmd, nil, nil)
+	w, err := Start(Kind{Name: "test", Gone: errGone, Hung: errHung, Garbled: errGarbled, MaxMessage: most}, cmd, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,16 +166,12 @@ func TestSocketIsClosed(t *testing.T) {
 	<-w.Done()
 }
 
-func TestStderrIsPassedOnAndItsEndKept(t *testing.T) {
-	var all bytes.Buffer
-	s := &tail{also: &all}
+func TestTheEndOfStderrIsKept(t *testing.T) {
+	s := new(tail)
 	for range 1000 {
 		s.Write([]byte("a line like others\n"))
 	}
 	s.Write([]byte("the last\n"))
-	if all.Len() != 1000*19+9 {
-		t.Errorf("%d bytes passed on", all.Len())
-	}
 	if got := s.String(); got != "a line like others | a line like others | a line like others | the last" {
 		t.Errorf("kept %q", got)
 	}

@@ -1,9 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wire holds the requests of package cuda to gpuckpt-cuda-helper, and the
-// replies. Package worker carries them. Requests for different processes are served
-// at once, those for one process in the order in which they were sent.
+// Package wire holds the requests of package cuda to gpuckpt-cuda-helper, and the replies, which
+// package worker carries. Those for one process are served in the order of sending.
 package wire
 
 import (
@@ -15,17 +14,15 @@ import (
 	"strings"
 )
 
-// JoinEnv names the environment variable that makes the helper enter the mount
-// and pid namespaces of the process whose pid it holds, before it does anything
-// else. Package driver's C code reads it under the same name.
+// JoinEnv names the environment variable with the pid of the process whose mount and pid namespaces
+// the helper enters first of all. Package driver's C code reads it under the same name.
 const JoinEnv = "_GPUCKPT_JOIN"
 
-// DriverEnv names the environment variable that holds the directory from which the
-// helper loads the driver's libraries. Without it the loader of the host finds them.
+// DriverEnv names the environment variable with the directory from which the helper loads the
+// driver's libraries. Without it the loader of the host finds them.
 const DriverEnv = "_GPUCKPT_DRIVER_DIR"
 
-// VisibleEnv names CUDA's environment variable that says which GPUs a program
-// is to see. A helper has a list of UUIDs there, or none.
+// VisibleEnv names CUDA's environment variable of the GPUs that a program is to see.
 const VisibleEnv = "CUDA_VISIBLE_DEVICES"
 
 // MaxMessage bounds a message in bytes. A reply with 64 GPUs needs about 16 KiB.
@@ -133,8 +130,7 @@ func (r Reply) Check() error {
 	return nil
 }
 
-// ParseUUID reads "GPU-" and a UUID in lower or upper case, as nvidia-smi -L
-// prints it. The prefix may be missing.
+// ParseUUID reads "GPU-", which may be missing, and a UUID in lower or upper case (nvidia-smi -L).
 func ParseUUID(s string) ([16]byte, error) {
 	var id [16]byte
 	digits := strings.TrimPrefix(s, "GPU-")

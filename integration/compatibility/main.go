@@ -1,0 +1,250 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Compatibility writes docs/compatibility.md: what became of the programs that people run, as raw
+// results of real GPUs have it (docs/results), and recipes.
+//
+//	compatibility [RESULTS [PAGE]]
+//
+// Of each test the latest result counts. `make compatibility` runs it, and a test fails while the
+// committed page is another than the committed results make.
+package main
+
+import (
+	"bytes"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
+)
+
+// recipes are the parts of the page that no result makes.
+//
+//go:embed recipes.md
+var recipes string
+
+func main() {
+	results, out := "../docs/results", "../docs/compatibility.md"
+	if len(os.Args) > 1 {
+		results = os.Args[1]
+	}
+	if len(os.Args) > 2 {
+		out = os.Args[2]
+	}
+	data, err := page(os.DirFS(results))
+	if err == nil {
+		err = os.WriteFile(out, data, 0o644)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "compatibility:", err)
+		os.Exit(1)
+	}
+}
+
+// outcome is a test's result and the run that it is of.
+type outcome struct {
+	*harness.TestResult
+	run *harness.Results
+	// file is the run's, below the directory of results.
+	file string
+}
+
+// passed reports whether there is a result and the test passed.
+func (o outcome) passed() bool { return o.TestResult != nil && o.Outcome == harness.Passed }
+
+// read returns the latest outcome of each test on a real GPU, skipped tests left out. Kubernetes'
+// have that word before their names.
+func read(results fs.FS) (map[string]outcome, error) {
+	latest := make(map[string]outcome)
+	for prefix, pattern := range map[string]string{"": "*/workloads*.json", "kubernetes/": "*/kubernetes*.json"} {
+		files, err := fs.Glob(results, pattern)
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			data, err := fs.ReadFile(results, file)
+			if err != nil {
+				return nil, err
+			}
+			run := new(harness.Results)
+			if err := json.Unmarshal(data, run); err != nil {
+				return nil, fmt.Errorf("%s: %w", file, err)
+			}
+			if run.GPUKind != harness.RealGPU || len(run.GPUs) == 0 {
+				continue
+			}
+			for _, test := range run.Tests {
+				name := prefix + test.Name
+				// Dates are RFC 3339 in UTC: their order is that of the texts.
+				if known, ok := latest[name]; test.Outcome != harness.Skipped && (!ok || known.run.Date < run.Date) {
+					latest[name] = outcome{test, run, file}
+				}
+			}
+		}
+	}
+	return latest, nil
+}
+
+// page is the document.
+func page(results fs.FS) ([]byte, error) {
+	latest, err := read(results)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	b.WriteString(head)
+	var refused, notRun []programs.Program
+	b.WriteString("\n## Programs that travel\n\n" + tableHead)
+	for _, p := range programs.List {
+		switch o := latest["TestWorkloads/"+p.Name]; {
+		case o.TestResult == nil:
+			notRun = append(notRun, p)
+		case p.Refused != nil:
+			refused = append(refused, p)
+		default:
+			row(&b, p, o, latest["kubernetes/TestPrograms/"+p.Name])
+		}
+	}
+	b.WriteString(features)
+	b.WriteString("\n## Refused, and the program runs on\n\n| program | result | way round | GPU, driver | results |\n|---|---|---|---|---|\n")
+	for _, p := range refused {
+		o := latest["TestWorkloads/"+p.Name]
+		result := "**not as it should be**"
+		if o.passed() {
+			result = "refused, runs on"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", p.What, result, p.WayRound, machine(o.run), link(o))
+	}
+	measured(&b, latest)
+	if len(notRun) > 0 {
+		b.WriteString("\n## Not run yet\n\nThese have a test and no raw result.\n\n| program | source |\n|---|---|\n")
+		for _, p := range notRun {
+			fmt.Fprintf(&b, "| %s | [%s](../integration/workloads/programs/%s) |\n", p.What, p.Name, p.File)
+		}
+	}
+	b.WriteString("\n" + recipes)
+	return b.Bytes(), nil
+}
+
+const head = `# Compatibility
+
+<!-- Written by make compatibility out of docs/results. Do not edit. -->
+
+What became of programs as people run them, with default settings, on real GPUs.
+Each program was checkpointed, killed and restored three times in a row, each time from the
+checkpoint before. It then had the lines and the digest of a run that nobody interrupted. Each line
+follows from the whole state of the program, so one lost bit shows.
+[Their sources](../integration/workloads/programs) are short. To run them, see
+[change-it.md](change-it.md#on-a-machine-with-a-gpu).
+`
+
+const tableHead = `| program | result | GPU state | image | checkpoint | restore | kubelet | GPU, driver | results |
+|---|---|---|---|---|---|---|---|---|
+`
+
+const features = `
+- "Checkpoint" and "restore" are what the shim takes, in the last of the three rounds. ` + "`ctr`" + `
+  needs more: it writes the image twice, and unpacks it.
+- "Image" is CRIU's files and GPU state. Memory on the host is most of it.
+- "CUDA C" is streams, events, textures, surfaces, the device's heap, cooperative launches, VMM,
+  mapped and registered host memory, pools, graphs with host nodes, variables and constants.
+`
+
+// row writes what became of a program that is to travel.
+func row(b *bytes.Buffer, p programs.Program, o, kubelet outcome) {
+	result, byKubelet := "**fails**", "not run"
+	if o.passed() {
+		result = "same"
+	}
+	if p.Connected {
+		result += ", with `tcp-established`"
+	}
+	if kubelet.TestResult != nil {
+		byKubelet = map[bool]string{true: "same", false: "**fails**"}[kubelet.passed()]
+	}
+	var state float64
+	for name, bytes := range o.Numbers {
+		if strings.HasPrefix(name, "process") && strings.HasSuffix(name, "_gpu_state_bytes") {
+			state += bytes
+		}
+	}
+	fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", p.What, result, size(state), size(o.Numbers["image_bytes"]),
+		seconds(o.Times["checkpoint/whole"]), seconds(o.Times["restore/whole"]), byKubelet, machine(o.run), link(o))
+}
+
+// measured writes what tests other than the programs' own have found.
+func measured(b *bytes.Buffer, latest map[string]outcome) {
+	if o := latest["TestServer"]; o.passed() {
+		fmt.Fprintf(b, `
+## A server under load
+
+A server of Llama 3 8B's shape was checkpointed with `+"`--leave-running`"+`, suspended and resumed while
+%.0f requests came in. None failed; the longest took %s. Then it was killed and restored three times:
+%s and %s. What each session said is what a server said that nobody interrupted ([results](results/%s)).
+`, o.Numbers["requests_count"], seconds(o.Numbers["longest_request_seconds"]), seconds(o.Times["checkpoint/whole"]),
+			seconds(o.Times["restore/whole"]), o.file)
+	}
+	if o := latest["TestFirstAnswer/tmpfs"]; o.passed() {
+		b.WriteString("\n## The first answer\n\nA server of that shape with an empty KV cache, from the begin of the restore to the first answer:\n\n" +
+			"| images on | GPU memory | images | restore | first answer | results |\n|---|---|---|---|---|---|\n")
+		for _, medium := range []string{"tmpfs", "disk"} {
+			if o := latest["TestFirstAnswer/"+medium]; o.passed() {
+				fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n", medium, size(o.Numbers["gpu_bytes"]), size(o.Numbers["image_bytes"]),
+					seconds(o.Numbers["restored_seconds"]), seconds(o.Numbers["first_answer_seconds"]), link(o))
+			}
+		}
+	}
+	if o := latest["TestCycles"]; o.passed() {
+		var all []string
+		for name, value := range o.Numbers {
+			if what, ok := strings.CutSuffix(name, "_drift_ratio"); ok {
+				what, _, _ = strings.Cut(what, "_")
+				all = append(all, fmt.Sprintf("%s %+.1f %%", what, value*100))
+			}
+		}
+		slices.Sort(all)
+		fmt.Fprintf(b, `
+## Again and again
+
+The training with DataLoader's workers went there and back %.0f times. From the first quarter of the
+rounds to the last it changed by: %s ([results](results/%s)).
+`, o.Numbers["cycles_count"], strings.Join(all, ", "), o.file)
+	}
+}
+
+// size is bytes for people.
+func size(bytes float64) string {
+	switch {
+	case bytes == 0:
+		return ""
+	case bytes < 1e9:
+		return fmt.Sprintf("%.0f MB", bytes/1e6)
+	default:
+		return fmt.Sprintf("%.1f GB", bytes/1e9)
+	}
+}
+
+// seconds is a time for people.
+func seconds(s float64) string {
+	if s == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.1f s", s)
+}
+
+// machine is a run's GPU and driver.
+func machine(run *harness.Results) string {
+	return strings.TrimPrefix(run.GPUs[0].Name, "NVIDIA ") + ", " + run.Driver
+}
+
+// link is a link to an outcome's file.
+func link(o outcome) string {
+	return fmt.Sprintf("[%s](results/%s)", strings.TrimSuffix(path.Base(o.file), ".json"), o.file)
+}

@@ -1,0 +1,85 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// The page is what the results make.
+func TestCommitted(t *testing.T) {
+	want, err := page(os.DirFS("../../docs/results"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile("../../docs/compatibility.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Error("docs/compatibility.md is not what docs/results make: run `make compatibility`")
+	}
+}
+
+// results makes a file of one test.
+func results(date, kind, test, outcome string) *fstest.MapFile {
+	return &fstest.MapFile{Data: []byte(`{"date": "` + date + `", "gpuKind": "` + kind + `", "driver": "580.1",
+		"gpus": [{"name": "NVIDIA H200"}],
+		"tests": [{"name": "` + test + `", "outcome": "` + outcome + `", "times": {"checkpoint/whole": 1.234},
+			"numbers": {"image_bytes": 3e9, "process0_gpu_state_bytes": 4e8, "process1_gpu_state_bytes": 5e8}}]}`)}
+}
+
+// line returns the line of the page that begins so.
+func line(t *testing.T, files fstest.MapFS, begin string) string {
+	t.Helper()
+	data, err := page(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for l := range strings.Lines(string(data)) {
+		if strings.HasPrefix(l, begin) {
+			return strings.TrimSpace(l)
+		}
+	}
+	return ""
+}
+
+// The latest result of a test counts, that of another kind of GPU or of a skipped test does not.
+func TestPage(t *testing.T) {
+	const jax, name = "| JAX in training", "TestWorkloads/jax"
+	files := fstest.MapFS{"a/workloads.json": results("2026-01-02T00:00:00Z", "real", name, "failed")}
+	if got := line(t, files, jax); !strings.Contains(got, "**fails**") {
+		t.Errorf("of a failure it says %q", got)
+	}
+	files["b/workloads.json"] = results("2026-01-03T00:00:00Z", "real", name, "passed")
+	want := jax + " | same | 900 MB | 3.0 GB | 1.2 s |  | not run | H200, 580.1 | [workloads](results/b/workloads.json) |"
+	if got := line(t, files, jax); got != want {
+		t.Errorf("it says\n%q, want\n%q", got, want)
+	}
+	files["c/workloads.json"] = results("2026-01-04T00:00:00Z", "software", name, "failed")
+	files["d/workloads.json"] = results("2026-01-04T00:00:00Z", "real", name, "skipped")
+	if got := line(t, files, jax); got != want {
+		t.Errorf("after results that do not count it says\n%q", got)
+	}
+	files["e/kubernetes.json"] = results("2026-01-01T00:00:00Z", "real", "TestPrograms/jax", "passed")
+	if got := line(t, files, jax); !strings.Contains(got, "| 1.2 s |  | same | H200") {
+		t.Errorf("with the kubelet it says\n%q", got)
+	}
+	delete(files, "b/workloads.json")
+	files["a/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestWorkloads/managed", "passed")
+	if got := line(t, files, "| managed"); !strings.Contains(got, "refused, runs on") {
+		t.Errorf("of a refusal it says %q", got)
+	}
+	files["f/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/tmpfs", "passed")
+	if got := line(t, files, "| tmpfs |"); !strings.Contains(got, "| 3.0 GB |") {
+		t.Errorf("of the first answer it says %q", got)
+	}
+	if got := line(t, files, jax); !strings.Contains(got, "jax_training.py") {
+		t.Error("what has no result is not listed")
+	}
+}

@@ -1,0 +1,246 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package workloads
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
+)
+
+const (
+	workSteps = 200          // of each workload
+	workFile  = "/tmp/steps" // where it writes them, in the container's own layer
+	workPause = "0.04"       // seconds between two steps of one that is checkpointed
+	rounds    = 3            // of checkpoint, kill and restore
+)
+
+// Workloads run beside each other as far as these GiB allow: of a GPU, and of the machine's memory,
+// in which their checkpoints are too. An H200 and its machine have somewhat more.
+var (
+	gpuRoom  = semaphore.NewWeighted(130)
+	hostRoom = semaphore.NewWeighted(100)
+)
+
+// takeRoom waits until there is room for a test that runs beside others, and keeps it until the
+// test's end.
+func takeRoom(t *testing.T, gpu, host int64) {
+	t.Helper()
+	for _, room := range []struct {
+		of   *semaphore.Weighted
+		want int64
+	}{{gpuRoom, gpu}, {hostRoom, host}} {
+		if err := room.of.Acquire(t.Context(), room.want); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { room.of.Release(room.want) })
+	}
+}
+
+// A journey is what happens to a container between its begin and its end. It returns the container
+// that then runs to the end.
+type journey func(context.Context, *testing.T, *harness.TestResult, *harness.Container) *harness.Container
+
+// Programs as people run them, with default settings: each is checkpointed, killed and restored
+// three times in a row, and has the lines of a run that nobody interrupted. Or its checkpoint is
+// refused, and it runs on and has them too.
+func TestWorkloads(t *testing.T) {
+	t.Parallel()
+	for _, p := range programs.List {
+		t.Run(p.Name, func(t *testing.T) {
+			result := results.Add(t)
+			needsPyTorch(t)
+			needsModule(t, p.Module)
+			if filepath.Ext(p.File) == ".cu" {
+				needsNvcc(t)
+			}
+			t.Parallel()
+			takeRoom(t, p.GPU, p.Host)
+			ctx, cancel := context.WithTimeout(t.Context(), p.Limit)
+			defer cancel()
+			journey := travel
+			if p.Refused != nil {
+				journey = refused(p.Refused...)
+			}
+			compare(ctx, t, result, journey, true, p)
+			if p.Refused == nil {
+				wantGPUState(t, result)
+			}
+		})
+	}
+}
+
+// Python's multiprocessing alone, on any machine: its pools, queue and semaphores come back.
+func TestMultiprocessing(t *testing.T) {
+	result := results.Add(t)
+	needsPython(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	compare(ctx, t, result, travel, false, programs.Program{File: "processes.py", Args: []string{"--device", "none"}})
+}
+
+// compare runs a workload twice, one of them with a journey, and compares their steps. Both run at
+// once, which saves a minute where a program takes long to begin.
+func compare(ctx context.Context, t *testing.T, result *harness.TestResult, travel journey, cuda bool, p programs.Program) {
+	t.Helper()
+	args := append(slices.Clone(p.Args), "--steps", strconv.Itoa(workSteps), "--file", workFile)
+	spec := harness.RunSpec{OwnNetwork: p.Connected}
+	if p.Connected {
+		// Its connections have both ends in the container.
+		spec.Annotations = map[string]string{"dev.gpuckpt.criu.tcp-established": "true"}
+	}
+	spec.ID = harness.Name(t) + "-whole"
+	whole := start(t, cuda, spec, p.File, args...)
+	spec.ID = harness.Name(t)
+	k := start(t, cuda, spec, p.File, append(args, "--pause", workPause)...)
+	defer func() {
+		if t.Failed() {
+			t.Logf("the shim's log says of it:\n%s", tail(linesWith(shared.Log(), k.ID)))
+		}
+	}()
+
+	skipUnable(ctx, t, whole)
+	got := finished(ctx, t, travel(ctx, t, result, k))
+	want := finished(ctx, t, whole)
+	if !slices.Equal(got.steps, want.steps) {
+		t.Errorf("the steps are not those of an uninterrupted run: %s", difference(got.steps, want.steps))
+	}
+	if got.digest != want.digest {
+		t.Errorf("the digest is %s, that of an uninterrupted run %s", got.digest, want.digest)
+	}
+	t.Logf("%d steps and digest %s compared with an uninterrupted run", len(got.steps), got.digest)
+	result.Number("steps_count", workSteps)
+}
+
+// skipUnable waits for a program's first step, and skips the test of one that ends and says that this
+// machine lacks what it needs: workload.py's skip.
+func skipUnable(ctx context.Context, t *testing.T, k *harness.Container) {
+	t.Helper()
+	unable := func() string {
+		_, why, _ := strings.Cut("\n"+k.Logs(), "\nskipped: ")
+		return why
+	}
+	for ctx.Err() == nil && unable() == "" && parse(t, k.Logs()).last() == 0 {
+		if status, err := k.Status(ctx); err != nil || status != client.Running {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if why := unable(); why != "" {
+		t.Skip(why)
+	}
+}
+
+// linesWith returns the lines that have a word.
+func linesWith(text, word string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, word) {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// travel checkpoints, kills and restores a container three times in a row, each time from the
+// checkpoint before, and returns the last.
+func travel(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container) *harness.Container {
+	t.Helper()
+	var killed string // the output of all before
+	for round := range rounds {
+		output := func() record { return parse(t, strings.TrimPrefix(k.Logs(), killed)) }
+		at := workSteps * (round + 1) / (rounds + 2)
+		await(ctx, t, k, fmt.Sprintf("step %d", at), func() bool { return output().last() >= at })
+		before := output().last()
+		ref := fmt.Sprintf("checkpoint.test/%s:%d", harness.Name(t), round+1)
+		checkpointAs(ctx, t, result, k, ref)
+		k.MustRemove(t)
+		killed = k.Logs()
+
+		k = restoreWithin(ctx, t, result, k, ref)
+		await(ctx, t, k, fmt.Sprintf("a step after restore %d", round+1), func() bool { return output().last() > 0 })
+		if first := output().steps[0].number; first <= before {
+			t.Fatalf("restore %d began with step %d; its checkpoint was taken after step %d", round+1, first, before)
+		}
+		t.Logf("round %d: checkpoint after step %d, restored and running", round+1, before)
+		result.Number("rounds_count", float64(round+1))
+		forgetImage(ctx, t, ref)
+	}
+	return k
+}
+
+// forgetImage removes an image of which all that is to be restored has been: it may have gigabytes
+// of memory.
+func forgetImage(ctx context.Context, t *testing.T, ref string) {
+	t.Helper()
+	if err := shared.Client().ImageService().Delete(ctx, ref, ctdimages.SynchronousDelete()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused is a journey on which a checkpoint is refused, after which the container runs on.
+func refused(words ...string) journey {
+	return func(ctx context.Context, t *testing.T, _ *harness.TestResult, k *harness.Container) *harness.Container {
+		t.Helper()
+		await(ctx, t, k, "the first steps", func() bool { return parse(t, k.Logs()).last() >= workSteps/5 })
+		for round := range rounds {
+			harness.Says(t, k.Checkpoint(ctx, fmt.Sprintf("checkpoint.test/%s:%d", harness.Name(t), round+1)), words...)
+			before := parse(t, k.Logs()).last()
+			await(ctx, t, k, "a step after the refusal", func() bool { return parse(t, k.Logs()).last() > before })
+		}
+		return k
+	}
+}
+
+// finished waits for the end of a workload and returns its record: the steps of its file, which
+// has each step once if the file and the memory are of one moment.
+func finished(ctx context.Context, t *testing.T, k *harness.Container) record {
+	t.Helper()
+	digest := func() string { return parse(t, k.Logs()).digest }
+	var r record
+	await(ctx, t, k, k.ID+" ends", func() bool {
+		if digest() == "" {
+			return false
+		}
+		r = parse(t, readFile(t, k, workFile))
+		return r.last() >= workSteps
+	})
+	r.digest = digest()
+	values := map[string]bool{}
+	for i, s := range r.steps {
+		if s.number != i+1 {
+			t.Fatalf("%s: step %d comes as number %d", k.ID, s.number, i+1)
+		}
+		values[s.loss] = true
+	}
+	if len(r.steps) != workSteps || len(values) < workSteps/2 {
+		t.Fatalf("%s: %d steps with %d different values, want %d steps", k.ID, len(r.steps), len(values), workSteps)
+	}
+	return r
+}
+
+// needsModule skips a test where Python lacks a module; "" is none.
+func needsModule(t *testing.T, module string) {
+	t.Helper()
+	if module == "" {
+		return
+	}
+	const find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+	if err := exec.CommandContext(t.Context(), host.Executable, "-c", find, module).Run(); err != nil {
+		t.Skipf("%s has no module %s", host.Executable, module)
+	}
+}

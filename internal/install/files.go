@@ -1,0 +1,266 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// installed are the parts of a release that a node needs.
+var installed = []string{"bin", "lib/gpuckpt", "share/doc/gpuckpt"}
+
+// copyTree copies the source below the prefix: every file beside its place first, then all by
+// rename. It returns the files, as the node sees them. On an error no file has changed, unless a
+// rename failed.
+func (o Options) copyTree(r *record, result *Result) (files []string, err error) {
+	if _, err := os.Stat(filepath.Join(o.Source, "bin", ShimName)); err != nil {
+		return nil, fmt.Errorf("%s is no release of gpuckpt: %w", o.Source, err)
+	}
+	staged := map[string]string{}
+	defer func() {
+		for _, temp := range staged {
+			err = errors.Join(err, os.Remove(temp))
+		}
+	}()
+	for _, part := range installed {
+		err := filepath.WalkDir(filepath.Join(o.Source, part), func(path string, d fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // a part that the release does not have
+			}
+			if err != nil || d.IsDir() {
+				return err
+			}
+			name, err := filepath.Rel(o.Source, path)
+			if err != nil {
+				return err
+			}
+			target := filepath.Join(o.Prefix, name)
+			files = append(files, target)
+			temp, err := o.stage(r, path, target)
+			if temp != "" {
+				staged[target] = temp
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	// The shim comes last: whoever starts it finds the rest.
+	order := slices.Clone(files)
+	slices.SortStableFunc(order, func(a, b string) int { return boolRank(filepath.Base(a)) - boolRank(filepath.Base(b)) })
+	for _, target := range order {
+		temp := staged[target]
+		if temp == "" {
+			continue
+		}
+		if err := os.Rename(temp, o.at(target)); err != nil {
+			return nil, err
+		}
+		delete(staged, target)
+		result.Changed = append(result.Changed, target)
+	}
+	return files, nil
+}
+
+func boolRank(name string) int {
+	if name == ShimName {
+		return 1
+	}
+	return 0
+}
+
+// stage copies a file beside its target, unless the target has its content and mode already.
+func (o Options) stage(r *record, from, target string) (temp string, err error) {
+	st, err := os.Lstat(from)
+	if err != nil {
+		return "", err
+	}
+	if err := r.makeDirs(o.Root, filepath.Dir(target)); err != nil {
+		return "", err
+	}
+	if st.Mode()&fs.ModeSymlink != 0 {
+		link, err := os.Readlink(from)
+		if now, _ := os.Readlink(o.at(target)); err != nil || now == link {
+			return "", err
+		}
+		temp = o.at(target) + ".gpuckpt-new"
+		_ = os.Remove(temp)
+		return temp, os.Symlink(link, temp)
+	}
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return "", err
+	}
+	if now, err := os.Lstat(o.at(target)); err == nil && now.Mode() == st.Mode() && now.Size() == st.Size() {
+		if have, err := os.ReadFile(o.at(target)); err == nil && bytes.Equal(have, data) {
+			return "", nil
+		}
+	}
+	return writeTemp(o.at(target), data, st.Mode().Perm())
+}
+
+// makeDirs makes a directory of the node, and records each that was not there.
+func (r *record) makeDirs(root, dir string) error {
+	var missing []string
+	for d := dir; d != "/" && d != "."; d = filepath.Dir(d) {
+		if _, err := os.Stat(filepath.Join(root, d)); err == nil {
+			break
+		}
+		missing = append(missing, d)
+	}
+	for _, d := range slices.Backward(missing) {
+		if err := os.Mkdir(filepath.Join(root, d), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		r.Dirs = append(r.Dirs, d)
+	}
+	return nil
+}
+
+// writeTemp writes a file beside its place.
+func writeTemp(path string, data []byte, mode fs.FileMode) (temp string, err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".gpuckpt-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(data)
+	return f.Name(), errors.Join(err, f.Chmod(mode), f.Close())
+}
+
+// replaceFile writes a file by rename.
+func replaceFile(path string, data []byte, mode fs.FileMode) error {
+	temp, err := writeTemp(path, data, mode)
+	if err == nil {
+		err = os.Rename(temp, path)
+	}
+	if err != nil && temp != "" {
+		err = errors.Join(err, os.Remove(temp))
+	}
+	return err
+}
+
+// edit is a change of a file of the node's.
+type edit struct {
+	Path string `json:"path"`
+	// Made is whether the whole file was made; otherwise Added was put into it.
+	Made  bool   `json:"made,omitempty"`
+	Added string `json:"added,omitempty"`
+}
+
+// changes are edits of the node's files. Each is in the record before it is made, so that an
+// Uninstall finds those of an Install that was killed.
+type changes struct {
+	o      Options
+	record *record
+	result *Result
+	// before has the files as they were, and the edits that the record had.
+	before map[string][]byte // nil: no such file
+	edits  []edit
+}
+
+func newChanges(o Options, r *record, result *Result) *changes {
+	return &changes{o: o, record: r, result: result, before: map[string][]byte{}, edits: slices.Clone(r.Edits)}
+}
+
+// write makes a file that has this text. A file of that name that is not the installer's must have
+// the text already.
+func (c *changes) write(path, text string) error {
+	data, err := os.ReadFile(c.o.at(path))
+	mine := slices.IndexFunc(c.record.Edits, func(e edit) bool { return e.Path == path && e.Made })
+	switch {
+	case err == nil && string(data) == text:
+		return nil
+	case err == nil && mine < 0:
+		return fmt.Errorf("%s exists and is not of this installer: remove it, and run this again", path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	if mine < 0 {
+		c.record.Edits = append(c.record.Edits, edit{Path: path, Made: true})
+	}
+	if err := c.record.makeDirs(c.o.Root, filepath.Dir(path)); err != nil {
+		return err
+	}
+	return c.change(path, data, []byte(text), 0o644)
+}
+
+// insert puts text into a file at an offset.
+func (c *changes) insert(path string, at int, text string) error {
+	st, err := os.Stat(c.o.at(path))
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(c.o.at(path))
+	if err != nil {
+		return err
+	}
+	c.record.Edits = append(c.record.Edits, edit{Path: path, Added: text})
+	return c.change(path, data, slices.Concat(data[:at], []byte(text), data[at:]), st.Mode().Perm())
+}
+
+// change replaces a file that is in the record's edits.
+func (c *changes) change(path string, from, to []byte, mode fs.FileMode) error {
+	if err := c.o.writeRecord(c.record); err != nil {
+		return err
+	}
+	if _, known := c.before[path]; !known {
+		c.before[path] = from
+	}
+	c.result.Changed = append(c.result.Changed, path)
+	return replaceFile(c.o.at(path), to, mode)
+}
+
+// rollback makes all files what they were when the changes began.
+func (c *changes) rollback() error {
+	for path, data := range c.before {
+		var err error
+		if data == nil {
+			err = os.Remove(c.o.at(path))
+		} else if st, serr := os.Stat(c.o.at(path)); serr == nil {
+			err = replaceFile(c.o.at(path), data, st.Mode().Perm())
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		c.result.Changed = slices.DeleteFunc(c.result.Changed, func(p string) bool { return p == path })
+	}
+	c.before, c.record.Edits = map[string][]byte{}, slices.Clone(c.edits)
+	return nil
+}
+
+// undo takes back all edits of the record, the last first. An edit whose text is gone from a file
+// was taken back by somebody else.
+func (c *changes) undo() error {
+	for len(c.record.Edits) > 0 {
+		last := len(c.record.Edits) - 1
+		e := c.record.Edits[last]
+		data, err := os.ReadFile(c.o.at(e.Path))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = nil
+		case err != nil:
+		case e.Made:
+			err = os.Remove(c.o.at(e.Path))
+		case strings.Contains(string(data), e.Added):
+			var st fs.FileInfo
+			if st, err = os.Stat(c.o.at(e.Path)); err == nil {
+				err = replaceFile(c.o.at(e.Path), []byte(strings.Replace(string(data), e.Added, "", 1)), st.Mode().Perm())
+			}
+		}
+		if err != nil {
+			return err
+		}
+		c.record.Edits = c.record.Edits[:last]
+		c.result.Changed = append(c.result.Changed, e.Path)
+	}
+	return nil
+}

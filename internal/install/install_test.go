@@ -1,0 +1,260 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// release makes a directory like that of a release, of a version.
+func release(t *testing.T, version string, more ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range append([]string{"bin/gpuckpt", "bin/" + ShimName, "lib/gpuckpt/gpuckpt_criu.so", "lib/gpuckpt/criu/criu"}, more...) {
+		put(t, filepath.Join(dir, name), version+" "+name, 0o755)
+	}
+	if err := os.Symlink("gpuckpt", filepath.Join(dir, "bin/cuda-checkpoint")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func put(t *testing.T, path, text string, mode fs.FileMode) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = os.WriteFile(path, []byte(text), mode)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tree is all that is in a directory: files with mode and content, links, directories.
+func tree(t *testing.T, root string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		text := ""
+		switch {
+		case d.Type() == fs.ModeSymlink:
+			text, err = os.Readlink(path)
+		case !d.IsDir():
+			var data []byte
+			data, err = os.ReadFile(path)
+			text = string(data)
+		}
+		found[strings.TrimPrefix(path, root)] = st.Mode().String() + " " + text
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func same(t *testing.T, what string, got, want map[string]string) {
+	t.Helper()
+	for path, text := range want {
+		if got[path] != text {
+			t.Errorf("%s: %s is %q, want %q", what, path, got[path], text)
+		}
+	}
+	for path := range got {
+		if _, ok := want[path]; !ok {
+			t.Errorf("%s: %s is left", what, path)
+		}
+	}
+}
+
+// What was installed is there, a second run changes nothing, a newer release replaces it, and
+// nothing is left when it is removed.
+func TestPrograms(t *testing.T) {
+	root := t.TempDir()
+	put(t, filepath.Join(root, "usr/local/bin/other"), "another's", 0o755)
+	before := tree(t, root)
+	o := Options{Root: root, Source: release(t, "1", "lib/gpuckpt/old.so"), WithoutContainerd: true}
+	r, err := Install(t.Context(), o)
+	if err != nil || r.Prefix != "/usr/local" || r.Restart {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	shim := filepath.Join(root, "usr/local/bin", ShimName)
+	running, err := os.Open(shim) // as a shim that runs holds its program
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer running.Close()
+	installed := tree(t, root)
+	if r, err := Install(t.Context(), o); err != nil || len(r.Changed) != 0 {
+		t.Errorf("a second time: %+v, %v", r, err)
+	}
+	same(t, "a second time", tree(t, root), installed)
+
+	o.Source = release(t, "2")
+	if r, err := Install(t.Context(), o); err != nil || len(r.Changed) != 5 { // four new, one gone
+		t.Errorf("the next version: %+v, %v", r, err)
+	}
+	if data, err := os.ReadFile(shim); err != nil || !strings.HasPrefix(string(data), "2 ") {
+		t.Errorf("the shim is %q, %v", data, err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "usr/local/lib/gpuckpt/old.so")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a file of the last version: %v", err)
+	}
+	if data := make([]byte, 2); true {
+		if _, err := running.ReadAt(data, 0); err != nil || string(data) != "1 " {
+			t.Errorf("who runs the shim has %q of it, %v", data, err)
+		}
+	}
+	if _, err := Uninstall(t.Context(), o); err != nil {
+		t.Error(err)
+	}
+	same(t, "removed", tree(t, root), before)
+	if r, err := Uninstall(t.Context(), o); err != nil || r.Prefix != "" {
+		t.Errorf("removed again: %+v, %v", r, err)
+	}
+}
+
+// Where a prefix cannot be written the next one is taken.
+func TestPrefix(t *testing.T) {
+	root := t.TempDir()
+	put(t, filepath.Join(root, "usr/local"), "no directory", 0o600) // as a file system that is read-only
+	r, err := Install(t.Context(), Options{Root: root, Source: release(t, "1"), WithoutContainerd: true})
+	if err != nil || r.Prefix != "/opt/gpuckpt" {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// A source that is no release changes nothing.
+func TestNoRelease(t *testing.T) {
+	root := t.TempDir()
+	if _, err := Install(t.Context(), Options{Root: root, Source: t.TempDir(), WithoutContainerd: true}); err == nil || !strings.Contains(err.Error(), "is no release of gpuckpt") {
+		t.Error(err)
+	}
+	same(t, "refused", tree(t, root), map[string]string{"": tree(t, root)[""]})
+}
+
+// Containers that run with the shim keep it.
+func TestInUse(t *testing.T) {
+	root := t.TempDir()
+	o := Options{Root: root, Source: release(t, "1"), WithoutContainerd: true}
+	if _, err := Install(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(root, "proc/7/comm"), "shim", 0o600)
+	if err := os.Symlink("/usr/local/bin/"+ShimName+" (deleted)", filepath.Join(root, "proc/7/exe")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Uninstall(t.Context(), o); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "pid 7") {
+		t.Errorf("in use: %v", err)
+	}
+	o.Force = true
+	if _, err := Uninstall(t.Context(), o); err != nil {
+		t.Error(err)
+	}
+}
+
+// k3s and RKE2 generate containerd's configuration: from a template, or with imports.
+func TestGenerated(t *testing.T) {
+	const user = "{{ template \"base\" . }}\n\n[debug]\n  level = 'debug'\n"
+	for _, c := range []struct {
+		name, dir, config, template string
+		file                        string
+		words                       []string
+	}{
+		{name: "k3s with imports", dir: distributions[0], config: "version = 3\nimports = ['" + distributions[0] + "/config-v3.toml.d/*.toml']\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\nSystemdCgroup = true\n",
+			file: "config-v3.toml.d/gpuckpt.toml", words: []string{"version = 3", "cri.v1.runtime'.containerd.runtimes.gpuckpt]", "SystemdCgroup = true", `runtime_path = "/opt/gpuckpt/bin/containerd-shim-gpuckpt-v2"`}},
+		{name: "k3s", dir: distributions[0], config: "version = 3\n", file: "config-v3.toml.tmpl", words: []string{"{{ template \"base\" . }}\n", "SystemdCgroup = false"}},
+		{name: "RKE2 before its first start", dir: distributions[1], file: "config-v3.toml.tmpl", words: []string{"{{ template \"base\" . }}\n"}},
+		{name: "RKE2 of containerd 1.7", dir: distributions[1], config: "version = 2\n", file: "config.toml.tmpl", words: []string{"grpc.v1.cri'.containerd.runtimes.gpuckpt]"}},
+		{name: "a template of the user's", dir: distributions[0], config: "version = 3\n", template: user, file: "config-v3.toml.tmpl", words: []string{user, "runtimes.gpuckpt]"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root := t.TempDir()
+			if err := os.MkdirAll(filepath.Join(root, c.dir), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if c.config != "" {
+				put(t, filepath.Join(root, c.dir, "config.toml"), c.config, 0o600)
+			}
+			if c.template != "" {
+				put(t, filepath.Join(root, c.dir, c.file), c.template, 0o640)
+			}
+			before := tree(t, root)
+			o := Options{Root: root, Source: release(t, "1"), Prefix: "/opt/gpuckpt"}
+			r, err := Install(t.Context(), o)
+			if err != nil || r.Config != filepath.Join(c.dir, c.file) || !r.Restart {
+				t.Fatalf("%+v, %v", r, err)
+			}
+			data, err := os.ReadFile(filepath.Join(root, r.Config))
+			for _, word := range c.words {
+				if !strings.Contains(string(data), word) {
+					t.Errorf("no %q in %s, %v", word, data, err)
+				}
+			}
+			if r, err := Install(t.Context(), o); err != nil || len(r.Changed) != 0 || r.Restart {
+				t.Errorf("a second time: %+v, %v", r, err)
+			}
+			if _, err := Uninstall(t.Context(), o); err != nil {
+				t.Error(err)
+			}
+			same(t, "removed", tree(t, root), before)
+		})
+	}
+}
+
+// A file of the user's at the drop-in's place is left as it is, and the runtime is not installed.
+func TestOthersFile(t *testing.T) {
+	root := t.TempDir()
+	config := "version = 3\nimports = ['" + distributions[0] + "/config-v3.toml.d/*.toml']\n"
+	put(t, filepath.Join(root, distributions[0], "config.toml"), config, 0o600)
+	path := filepath.Join(root, distributions[0], "config-v3.toml.d/gpuckpt.toml")
+	put(t, path, "mine", 0o600)
+	_, err := Install(t.Context(), Options{Root: root, Source: release(t, "1"), Prefix: "/opt/gpuckpt"})
+	if err == nil || !strings.Contains(err.Error(), "is not of this installer") {
+		t.Error(err)
+	}
+	if data, _ := os.ReadFile(path); string(data) != "mine" {
+		t.Errorf("it is %q", data)
+	}
+}
+
+// An import is added to containerd's configuration in each of its forms, and nothing else changes.
+func TestAddImport(t *testing.T) {
+	const file, config = "/etc/containerd/conf.d/gpuckpt.toml", "/etc/containerd/config.toml"
+	for _, c := range []struct{ had, want string }{
+		{"version = 2\n", "version = 2\nimports = [\"" + file + "\"] # by gpuckpt install\n"},
+		{"version = 3\n[grpc]\nimports = []\n", "version = 3\nimports = [\"" + file + "\"] # by gpuckpt install\n[grpc]\nimports = []\n"},
+		{"imports = []\nversion = 3\n", "imports = [\"" + file + "\"]\nversion = 3\n"},
+		{"imports = [\n  'a.toml', # mine\n]\n", "imports = [\"" + file + "\", \n  'a.toml', # mine\n]\n"},
+	} {
+		root := t.TempDir()
+		put(t, filepath.Join(root, config), c.had, 0o640)
+		o := Options{Root: root, Record: recordFile}
+		changes := newChanges(o, new(record), new(Result))
+		if err := o.addImport(changes, config, file); err != nil {
+			t.Fatal(err)
+		}
+		if data, _ := os.ReadFile(filepath.Join(root, config)); string(data) != c.want {
+			t.Errorf("%q became %q, want %q", c.had, data, c.want)
+		}
+		if err := changes.undo(); err != nil {
+			t.Fatal(err)
+		}
+		if data, _ := os.ReadFile(filepath.Join(root, config)); string(data) != c.had {
+			t.Errorf("%q came back as %q", c.had, data)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package tmpfs
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
+)
+
+// The name that CRIU calls, and files beside it: what Main is to do, and the note that it has
+// carried what is mounted from outside.
+const (
+	program  = "tar"
+	settings = "tmpfs.json"
+	carried  = "carried"
+)
+
+// task is what Main is to do beside what CRIU asks for.
+type task struct {
+	// Shm is the directory of the host that is mounted at /dev/shm; "" for none.
+	Shm string `json:"shm,omitempty"`
+	// Images is the directory of the checkpoint.
+	Images string `json:"images,omitempty"`
+}
+
+// Install makes the directory that is to come first in CRIU's $PATH, anew for each run of CRIU. It
+// lies in the container's bundle, whose spec says what is mounted from outside. images is the
+// directory of the checkpoint.
+func Install(containerBundle, images string) (dir string, err error) {
+	file, err := bundle.Read(containerBundle)
+	if err != nil {
+		return "", err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find this program: %w", err)
+	}
+	dir = filepath.Join(containerBundle, "criu-path")
+	text, err := json.Marshal(task{Shm: outsideShm(file.Spec), Images: images})
+	if err == nil {
+		err = os.RemoveAll(dir)
+	}
+	if err == nil {
+		err = os.Mkdir(dir, 0o755) // a user namespace's root looks into it
+	}
+	if err == nil {
+		err = os.Symlink(self, filepath.Join(dir, program))
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, settings), text, 0o644)
+	}
+	if err != nil {
+		return "", fmt.Errorf("set up what saves a tmpfs: %w", err)
+	}
+	return dir, nil
+}
+
+// IsProgram reports whether this process was started by CRIU as `tar`: main then calls Main and
+// nothing else.
+func IsProgram() bool { return len(os.Args) > 1 && os.Args[0] == program }
+
+// Main does what CRIU asks `tar` for, and ends the program. At a dump standard input is the mount's
+// root and standard output the image; at a restore standard input is the image. CRIU's log gets
+// standard error.
+func Main() {
+	if err := run(os.Args[1:]); err != nil {
+		// "Error (" is what CRIU's errors begin with.
+		fmt.Fprintf(os.Stderr, "Error (gpuckpt tmpfs): %v\n", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func run(args []string) error {
+	unix.Umask(0)
+	at := slices.Index(args, "--directory")
+	if at < 0 || at+1 >= len(args) {
+		return fmt.Errorf("%q: CRIU asks for something unknown; report it with CRIU's version", args)
+	}
+	dir, err := os.Open(args[at+1])
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	switch {
+	case slices.Contains(args, "--create"):
+		if err := Save(dir, os.Stdout); err != nil {
+			return err
+		}
+		return beside(saveShm)
+	case slices.Contains(args, "--extract"):
+		if err := beside(loadShm); err != nil {
+			return err
+		}
+		return Load(os.Stdin, dir, false)
+	}
+	return fmt.Errorf("%q: CRIU asks for something unknown; report it with CRIU's version", args)
+}
+
+// beside carries what is mounted at /dev/shm from outside, once in a run of CRIU.
+func beside(carry func(shm *os.File, name string) error) error {
+	self, err := exec.LookPath(program)
+	if err != nil {
+		return err
+	}
+	home := filepath.Dir(self)
+	text, err := os.ReadFile(filepath.Join(home, settings))
+	if err != nil {
+		return err
+	}
+	var todo task
+	if err := json.Unmarshal(text, &todo); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Join(home, settings), err)
+	}
+	if todo.Shm == "" {
+		return nil
+	}
+	note, err := os.OpenFile(filepath.Join(home, carried), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	note.Close()
+	shm, err := os.Open(todo.Shm)
+	if err != nil {
+		return err
+	}
+	defer shm.Close()
+	if err := carry(shm, filepath.Join(todo.Images, ShmImage)); err != nil {
+		return fmt.Errorf("%s: %w", shmPath, err)
+	}
+	return nil
+}
+
+func saveShm(shm *os.File, name string) error {
+	image, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	err = Save(shm, image)
+	if cerr := image.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// loadShm restores the content, if the checkpoint has any.
+func loadShm(shm *os.File, name string) error {
+	image, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if errors.Is(err, unix.ELOOP) {
+		return fmt.Errorf("%w: %s is a symbolic link", images.ErrDamaged, name)
+	}
+	if err != nil {
+		return err
+	}
+	defer image.Close()
+	return Load(image, shm, true)
+}

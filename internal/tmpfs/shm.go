@@ -1,0 +1,55 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package tmpfs
+
+import (
+	"path"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// ShmImage is the file of a checkpoint that has what was mounted at /dev/shm from outside.
+const ShmImage = "gpuckpt-dev-shm.img"
+
+const shmPath = "/dev/shm"
+
+// outsideShm returns the directory of the host that a spec mounts at /dev/shm, if its content is to
+// travel: "" if there is none. In a pod that is the tmpfs that all its containers share, or a volume
+// in memory. The node's own /dev/shm is none, and in a user namespace owners would be others.
+func outsideShm(spec *specs.Spec) (dir string) {
+	for _, m := range spec.Mounts {
+		if path.Clean("/"+m.Destination) != shmPath {
+			continue
+		}
+		dir = ""
+		if m.Type == "bind" || isBind(m.Options) {
+			dir = m.Source
+		}
+	}
+	if dir == "" || spec.Linux != nil && len(spec.Linux.UIDMappings) > 0 {
+		return ""
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+		return ""
+	}
+	var st, node unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return ""
+	}
+	if err := unix.Stat(shmPath, &node); err == nil && node.Dev == st.Dev {
+		return ""
+	}
+	return dir
+}
+
+func isBind(options []string) bool {
+	for _, o := range options {
+		if o == "bind" || o == "rbind" {
+			return true
+		}
+	}
+	return false
+}
