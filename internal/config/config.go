@@ -109,7 +109,7 @@ const (
 	Stop = "stop" // the container ends
 )
 
-// The values of [checkpoint] shells: Refuse or End.
+// End is a value of [checkpoint] shells, as Refuse is.
 const End = "end"
 
 // The values of when_short.
