@@ -29,6 +29,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
+	"github.com/gpuckpt/gpuckpt/internal/refit"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
@@ -87,7 +88,10 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 				return err
 			}
 		}
-		return s.dump(ctx, c, r, read)
+		if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
+			return err
+		}
+		return refit.CheckRemoved(criu.Open(r.Path).Set)
 	}
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
@@ -230,6 +234,9 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read); err != nil {
 		return 0, err
 	}
+	if err := refit.CheckRemoved(criu.Open(k.images.Path).Set); err != nil {
+		return 0, err
+	}
 	return imagedir.Size(k.images.Path)
 }
 
@@ -337,7 +344,6 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 		}
 		settings.GhostLimit = host.MemoryLimit(c.pid)
 	case c.restore != nil:
-		settings.Restoring = true
 		settings.Gate = c.restore.gpu != nil
 		devices = c.restore.gpus.Nodes()
 	}

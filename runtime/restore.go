@@ -123,7 +123,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
-	k.images, err = vet.Copy(ctx, k.c.restore.images(), k.c.bundle)
+	k.images, err = vet.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
 	return 0, err
 }
 

@@ -30,6 +30,8 @@ const (
 	// HookPrefix begins the annotations of hooks: dev.gpuckpt.hook.before-checkpoint,
 	// …after-checkpoint and …after-restore, each also with .timeout and .on-failure.
 	HookPrefix = "dev.gpuckpt.hook."
+	// ChangedFiles decides for a container what [restore] changed_files decides for the node.
+	ChangedFiles = "dev.gpuckpt.changed-files"
 	// CRIUPrefix begins the annotations that set an option of CRIU:
 	// dev.gpuckpt.criu.tcp-established = "true".
 	CRIUPrefix = "dev.gpuckpt.criu."
