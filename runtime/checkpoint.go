@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	goruntime "runtime"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
@@ -25,9 +26,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
+	"github.com/gpuckpt/gpuckpt/internal/refit"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
@@ -86,7 +89,10 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 				return err
 			}
 		}
-		return s.dump(ctx, c, r, read)
+		if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
+			return err
+		}
+		return refit.CheckRemoved(criu.Open(r.Path).Set)
 	}
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
@@ -94,7 +100,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
-	k := &checkpointing{pausing: pausing{s, c, read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
+	k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
 	return k.run(ctx)
 }
 
@@ -115,12 +121,16 @@ type checkpointing struct {
 // takes, but keeps the files; meanwhile these are completed. So the container waits
 // for CRIU, not for the disk; and who waits for the files, whose metadata comes
 // last, does not wait for the driver.
-func (k *checkpointing) run(ctx context.Context) error {
+func (k *checkpointing) run(ctx context.Context) (err error) {
+	if k.told, err = hooks.Read(k.c.annotations); err != nil {
+		return err
+	}
 	defer func() { k.q.Save(context.WithoutCancel(ctx), k.c.bundle) }()
 	clientPaused := k.c.paused
 	var begin []sequence.Step
 	if !clientPaused {
 		begin = append(begin,
+			sequence.Step{Name: "tell before", Do: k.tellBefore, Back: "tell after", Undo: k.tellAfter},
 			sequence.Step{Name: "hold execs", Do: k.holdExecs, Back: "let execs in", Undo: k.letExecsIn},
 			sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume},
 		)
@@ -135,7 +145,7 @@ func (k *checkpointing) run(ctx context.Context) error {
 		{Name: "store GPU state", Do: k.store},
 		{Name: "write metadata", Do: k.writeMetadata, Completes: true},
 	}
-	var stuck, err error // stuck is that of the way back
+	var stuck error // stuck is that of the way back
 	if k.opts.Exit {
 		finish = append(finish, sequence.Step{Name: "stop", Do: k.stop})
 		err = k.q.Run(ctx, append(begin, finish...)...)
@@ -166,6 +176,9 @@ func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
 }
 
 func (k *checkpointing) check(ctx context.Context) error {
+	if k.c.hookErr != nil {
+		return fmt.Errorf("the program was not ready for a checkpoint when the container was paused: %w", k.c.hookErr)
+	}
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
 	}
@@ -220,6 +233,9 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 		}
 	}()
 	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read); err != nil {
+		return 0, err
+	}
+	if err := refit.CheckRemoved(criu.Open(k.images.Path).Set); err != nil {
 		return 0, err
 	}
 	return imagedir.Size(k.images.Path)
@@ -279,7 +295,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 	if err := k.s.kill(ctx, k.c); err != nil {
 		return 0, err
 	}
-	k.c.paused = false
+	k.c.paused, k.c.told = false, nil
 	k.c.execs.End("it has ended with its checkpoint")
 	k.c.gpu.Forget()
 	log.G(ctx).Info("stopped after its checkpoint")
@@ -329,8 +345,8 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 		}
 		settings.GhostLimit = host.MemoryLimit(c.pid)
 	case c.restore != nil:
-		settings.Restoring = true
-		settings.Gate = c.restore.gpu != nil
+		settings.Gate = true
+		settings.Sandbox = &criu.Sandbox{Spec: c.restore.gpus.Spec, Work: c.workDir, Programs: tmpfs.Programs(c.bundle), Root: filepath.Join(c.runcState, "criu-root")}
 		devices = c.restore.gpus.Nodes()
 	}
 	for _, d := range devices {

@@ -57,7 +57,7 @@ var causes = []cause{
 	{[]string{"file locks are hold"},
 		"a program holds a file lock: annotation dev.gpuckpt.criu.file-locks=true dumps it"},
 	{[]string{"has bad size"},
-		"a file on a volume has changed since the checkpoint: restore it as it was"},
+		"a file has changed since the checkpoint: restore it as it was; of a volume, annotation dev.gpuckpt.changed-files=accept takes it as it is"},
 	{[]string{"has bad mode"},
 		"the mode of a file on a volume has changed since the checkpoint: restore it as it was"},
 	{[]string{"Can't open file", "No such file or directory"},
@@ -76,6 +76,8 @@ var causes = []cause{
 		"the file system of the images is full: make room, or choose another directory"},
 	{[]string{"Cannot allocate memory"},
 		"memory is short on the node or in the container: make room, or raise the limit"},
+	{[]string{"Error (gpuckpt/sandbox"},
+		"CRIU could not enter its sandbox: look for the path, a kernel before 5.12, or a mount that is gone"},
 	{[]string{"Don't have tty to inherit"},
 		"the container was dumped with a terminal: restore it with one (--tty)"},
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/refit"
 )
 
 // Images refuses what a restore would refuse of a directory with images. rootfs is the container's
@@ -57,18 +58,24 @@ func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Du
 	return nil
 }
 
-// Copy writes the images of a directory again, for CRIU alone, and refuses what CRIU would read
-// there if the container's spec, which is in the bundle, does not grant it. Close must be called.
-func Copy(ctx context.Context, from, to string) (_ *criu.Copy, err error) {
-	file, err := bundle.Read(to)
+// Copy writes the images of a directory again, for CRIU alone, as they fit the place of the restore
+// (package refit), and refuses what CRIU would read there if the container's spec, which is in the
+// bundle, does not grant it. Close must be called.
+func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Copy, err error) {
+	file, err := bundle.Read(settings.Bundle)
 	if err != nil {
 		return nil, err
 	}
-	images, err := criu.Open(from).Copy(to, 0, nil)
+	dumped := criu.Open(from)
+	edit, err := refit.ForRestore(file.Spec, dumped.Set, settings)
 	if err != nil {
 		return nil, err
 	}
-	if err := Images(ctx, file.Spec, criu.Open(images.Path()), Rootfs(to, file.Spec)); err != nil {
+	images, err := dumped.Copy(settings.Bundle, 0, edit)
+	if err != nil {
+		return nil, err
+	}
+	if err := Images(ctx, file.Spec, criu.Open(images.Path()), Rootfs(settings.Bundle, file.Spec)); err != nil {
 		images.Close()
 		return nil, err
 	}
