@@ -25,6 +25,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
@@ -98,7 +99,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
-	k := &checkpointing{pausing: pausing{s, c, read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
+	k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
 	return k.run(ctx)
 }
 
@@ -119,12 +120,16 @@ type checkpointing struct {
 // takes, but keeps the files; meanwhile these are completed. So the container waits
 // for CRIU, not for the disk; and who waits for the files, whose metadata comes
 // last, does not wait for the driver.
-func (k *checkpointing) run(ctx context.Context) error {
+func (k *checkpointing) run(ctx context.Context) (err error) {
+	if k.told, err = hooks.Read(k.c.annotations); err != nil {
+		return err
+	}
 	defer func() { k.q.Save(context.WithoutCancel(ctx), k.c.bundle) }()
 	clientPaused := k.c.paused
 	var begin []sequence.Step
 	if !clientPaused {
 		begin = append(begin,
+			sequence.Step{Name: "tell before", Do: k.tellBefore, Back: "tell after", Undo: k.tellAfter},
 			sequence.Step{Name: "hold execs", Do: k.holdExecs, Back: "let execs in", Undo: k.letExecsIn},
 			sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume},
 		)
@@ -139,7 +144,7 @@ func (k *checkpointing) run(ctx context.Context) error {
 		{Name: "store GPU state", Do: k.store},
 		{Name: "write metadata", Do: k.writeMetadata, Completes: true},
 	}
-	var stuck, err error // stuck is that of the way back
+	var stuck error // stuck is that of the way back
 	if k.opts.Exit {
 		finish = append(finish, sequence.Step{Name: "stop", Do: k.stop})
 		err = k.q.Run(ctx, append(begin, finish...)...)
@@ -170,6 +175,9 @@ func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
 }
 
 func (k *checkpointing) check(ctx context.Context) error {
+	if k.c.hookErr != nil {
+		return fmt.Errorf("the program was not ready for a checkpoint when the container was paused: %w", k.c.hookErr)
+	}
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
 	}
@@ -286,7 +294,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 	if err := k.s.kill(ctx, k.c); err != nil {
 		return 0, err
 	}
-	k.c.paused = false
+	k.c.paused, k.c.told = false, nil
 	k.c.execs.End("it has ended with its checkpoint")
 	k.c.gpu.Forget()
 	log.G(ctx).Info("stopped after its checkpoint")

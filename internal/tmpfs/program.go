@@ -12,10 +12,10 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/bundle"
 )
 
 // The name that CRIU calls, and files beside it: what Main is to do, and the note that it has
@@ -38,7 +38,7 @@ type task struct {
 // lies in the container's bundle, whose spec says what is mounted from outside. images is the
 // directory of the checkpoint.
 func Install(containerBundle, images string) (dir string, err error) {
-	file, err := bundle.Read(containerBundle)
+	spec, err := readSpec(containerBundle)
 	if err != nil {
 		return "", err
 	}
@@ -47,7 +47,7 @@ func Install(containerBundle, images string) (dir string, err error) {
 		return "", fmt.Errorf("find this program: %w", err)
 	}
 	dir = filepath.Join(containerBundle, "criu-path")
-	text, err := json.Marshal(task{Shm: outsideShm(file.Spec), Images: images})
+	text, err := json.Marshal(task{Shm: outsideShm(spec), Images: images})
 	if err == nil {
 		err = os.RemoveAll(dir)
 	}
@@ -66,8 +66,30 @@ func Install(containerBundle, images string) (dir string, err error) {
 	return dir, nil
 }
 
-// IsProgram reports whether this process was started by CRIU as `tar`: main then calls Main and
-// nothing else.
+// readSpec reads the spec of a bundle. Package bundle does that too: it brings packages that Main
+// would wait for.
+func readSpec(bundle string) (*specs.Spec, error) {
+	text, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return nil, fmt.Errorf("read the container's spec: %w", err)
+	}
+	spec := new(specs.Spec)
+	if err := json.Unmarshal(text, spec); err != nil {
+		return nil, fmt.Errorf("read the container's spec: %w", err)
+	}
+	return spec, nil
+}
+
+// CRIU runs this program for each tmpfs, and most have a few files. So it does not wait until all
+// packages of the shim have set themselves up, a third of its time: this one imports little, and its
+// turn comes early. main never sees this program.
+func init() {
+	if IsProgram() {
+		Main()
+	}
+}
+
+// IsProgram reports whether this process was started by CRIU as `tar`.
 func IsProgram() bool { return len(os.Args) > 1 && os.Args[0] == program }
 
 // Main does what CRIU asks `tar` for, and ends the program. At a dump standard input is the mount's
@@ -109,7 +131,7 @@ func run(args []string) error {
 }
 
 // beside carries what is mounted at /dev/shm from outside, once in a run of CRIU.
-func beside(carry func(shm *os.File, name string) error) error {
+func beside(carry func(shm, images *os.File) error) error {
 	self, err := exec.LookPath(program)
 	if err != nil {
 		return err
@@ -139,14 +161,19 @@ func beside(carry func(shm *os.File, name string) error) error {
 		return err
 	}
 	defer shm.Close()
-	if err := carry(shm, filepath.Join(todo.Images, ShmImage)); err != nil {
+	images, err := os.Open(todo.Images)
+	if err != nil {
+		return err
+	}
+	defer images.Close()
+	if err := carry(shm, images); err != nil {
 		return fmt.Errorf("%s: %w", shmPath, err)
 	}
 	return nil
 }
 
-func saveShm(shm *os.File, name string) error {
-	image, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+func saveShm(shm, images *os.File) error {
+	image, err := openAt(images, ShmImage, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC)
 	if err != nil {
 		return err
 	}
@@ -158,17 +185,25 @@ func saveShm(shm *os.File, name string) error {
 }
 
 // loadShm restores the content, if the checkpoint has any.
-func loadShm(shm *os.File, name string) error {
-	image, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+func loadShm(shm, checkpoint *os.File) error {
+	image, err := openAt(checkpoint, ShmImage, unix.O_RDONLY|unix.O_NONBLOCK)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if errors.Is(err, unix.ELOOP) {
-		return fmt.Errorf("%w: %s is a symbolic link", images.ErrDamaged, name)
+		return fmt.Errorf("%w: %s is a symbolic link", images.ErrDamaged, ShmImage)
 	}
 	if err != nil {
 		return err
 	}
 	defer image.Close()
 	return Load(image, shm, true)
+}
+
+func openAt(dir *os.File, name string, flags int) (*os.File, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	return os.NewFile(uintptr(fd), name), nil
 }
