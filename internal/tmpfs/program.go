@@ -12,10 +12,10 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
 )
 
 // The name that CRIU calls, and files beside it: what Main is to do, and the note that it has
@@ -34,11 +34,14 @@ type task struct {
 	Images string `json:"images,omitempty"`
 }
 
+// Programs returns the directory that Install makes.
+func Programs(containerBundle string) string { return filepath.Join(containerBundle, "criu-path") }
+
 // Install makes the directory that is to come first in CRIU's $PATH, anew for each run of CRIU. It
 // lies in the container's bundle, whose spec says what is mounted from outside. images is the
 // directory of the checkpoint.
 func Install(containerBundle, images string) (dir string, err error) {
-	spec, err := readSpec(containerBundle)
+	file, err := bundle.Read(containerBundle)
 	if err != nil {
 		return "", err
 	}
@@ -46,8 +49,8 @@ func Install(containerBundle, images string) (dir string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("find this program: %w", err)
 	}
-	dir = filepath.Join(containerBundle, "criu-path")
-	text, err := json.Marshal(task{Shm: outsideShm(spec), Images: images})
+	dir = Programs(containerBundle)
+	text, err := json.Marshal(task{Shm: outsideShm(file.Spec), Images: images})
 	if err == nil {
 		err = os.RemoveAll(dir)
 	}
@@ -66,30 +69,8 @@ func Install(containerBundle, images string) (dir string, err error) {
 	return dir, nil
 }
 
-// readSpec reads the spec of a bundle. Package bundle does that too: it brings packages that Main
-// would wait for.
-func readSpec(bundle string) (*specs.Spec, error) {
-	text, err := os.ReadFile(filepath.Join(bundle, "config.json"))
-	if err != nil {
-		return nil, fmt.Errorf("read the container's spec: %w", err)
-	}
-	spec := new(specs.Spec)
-	if err := json.Unmarshal(text, spec); err != nil {
-		return nil, fmt.Errorf("read the container's spec: %w", err)
-	}
-	return spec, nil
-}
-
-// CRIU runs this program for each tmpfs, and most have a few files. So it does not wait until all
-// packages of the shim have set themselves up, a third of its time: this one imports little, and its
-// turn comes early. main never sees this program.
-func init() {
-	if IsProgram() {
-		Main()
-	}
-}
-
-// IsProgram reports whether this process was started by CRIU as `tar`.
+// IsProgram reports whether this process was started by CRIU as `tar`: main then calls Main and
+// nothing else.
 func IsProgram() bool { return len(os.Args) > 1 && os.Args[0] == program }
 
 // Main does what CRIU asks `tar` for, and ends the program. At a dump standard input is the mount's
