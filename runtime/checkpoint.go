@@ -28,8 +28,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
+	"github.com/gpuckpt/gpuckpt/internal/refit"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
@@ -85,7 +87,10 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 				return err
 			}
 		}
-		return s.dump(ctx, c, r, read)
+		if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
+			return err
+		}
+		return refit.CheckRemoved(criu.Open(r.Path).Set)
 	}
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
@@ -221,6 +226,9 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read); err != nil {
 		return 0, err
 	}
+	if err := refit.CheckRemoved(criu.Open(k.images.Path).Set); err != nil {
+		return 0, err
+	}
 	return imagedir.Size(k.images.Path)
 }
 
@@ -253,11 +261,7 @@ func (k *checkpointing) admitOwn(ctx context.Context) error {
 	if _, err := rebindFiles(ctx, view.Node, file.Spec, dumped); err != nil {
 		return err
 	}
-	dump, err := dumped.Dump()
-	if err != nil {
-		return err
-	}
-	return k.c.admit(ctx, file.Spec, dump)
+	return vet.Images(ctx, file.Spec, dumped)
 }
 
 // store waits until the files of the GPU state are complete.
@@ -332,7 +336,6 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 		}
 		settings.GhostLimit = host.MemoryLimit(c.pid)
 	case c.restore != nil:
-		settings.Restoring = true
 		settings.Gate = c.restore.gpu != nil
 		devices = c.restore.gpus.Nodes()
 	}

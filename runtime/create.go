@@ -23,12 +23,11 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
 // restoreDirName is the file in the bundle that names such a directory, for
@@ -98,6 +97,9 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if err := file.Save(); err != nil {
 		return nil, err
 	}
+	if c.restore != nil {
+		r.Checkpoint = criu.CopyPath(r.Bundle)
+	}
 	resp, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
 		return nil, err
@@ -132,22 +134,7 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if err := denyIOUring(c, spec, dump); err != nil {
 		return err
 	}
-	return c.admit(ctx, spec, dump)
-}
-
-// admit refuses a restore that asks for more than the container's spec.
-func (c *container) admit(ctx context.Context, spec *specs.Spec, d *criu.Dump) error {
-	if spec.Process == nil || spec.Linux == nil {
-		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
-	}
-	notes, err := admission.Check(spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
-	for _, n := range notes {
-		log.G(ctx).WithField("id", c.id).Warn(n)
-	}
-	if err != nil {
-		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
-	}
-	return nil
+	return vet.Dump(ctx, spec, dump)
 }
 
 // checkRestore refuses a GPU checkpoint that cannot work here.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
@@ -40,7 +41,8 @@ func toGRPC(err error) error {
 		code = codes.DeadlineExceeded
 	case refused != nil,
 		errors.Is(err, cuda.ErrNoDriver), errors.Is(err, cuda.ErrDriverTooOld),
-		errors.Is(err, images.ErrSchema), errors.Is(err, images.ErrMalformed), errors.Is(err, images.ErrDamaged), errors.Is(err, config.ErrInvalid),
+		errors.Is(err, images.ErrSchema), errors.Is(err, images.ErrMalformed), errors.Is(err, images.ErrDamaged), errors.Is(err, image.ErrRefused),
+		errors.Is(err, config.ErrInvalid),
 		errors.Is(err, exec.ErrNotFound), errors.As(err, &program) && program.Op == "fork/exec":
 		code = codes.FailedPrecondition
 	case errors.Is(err, cuda.ErrHelperGone), errors.Is(err, cuda.ErrHelperHung), errors.Is(err, cuda.ErrHelperGarbled),

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
 // Start starts a container or an exec'd process, or restores a container that
@@ -54,6 +55,7 @@ type restoring struct {
 	request *taskAPI.StartRequest
 
 	view    config.View
+	images  *criu.Copy
 	gate    *criu.Gate // nil without GPU state
 	watch   *criu.Watch
 	started chan struct{} // closed when runc's Start has ended; resp and err are its results
@@ -77,10 +79,12 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
 	defer c.restore.close()
+	defer func() { k.images.Close() }()
 	if err := c.restore.reopen(); err != nil {
 		return nil, err
 	}
 	steps := []sequence.Step{
+		{Name: "copy images", Do: k.copyImages},
 		{Name: "restore processes", Do: k.restoreProcesses, Back: "kill", Undo: k.kill},
 		{Name: "watch cgroup", Do: k.watchCgroup},
 		{Name: "device nodes", Do: k.fixNodes},
@@ -106,11 +110,17 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	return k.resp, nil
 }
 
+// copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
+func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
+	k.images, err = vet.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
+	return 0, err
+}
+
 // restoreProcesses has runc and CRIU restore the processes. With a gate it returns when CRIU
 // has restored them and holds each of their threads; else when they run. CRIU is not given up
 // once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
-	programs, err := tmpfs.Install(k.c.bundle, k.c.restore.images())
+	programs, err := tmpfs.Install(k.c.bundle, k.images.Path())
 	if err != nil {
 		return 0, err
 	}

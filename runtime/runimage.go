@@ -69,7 +69,6 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 			c.restore.dir = filepath.Join(r.Bundle, "rootfs", images.ImageDir)
 			c.restore.mounted = filepath.Join(r.Bundle, "rootfs")
 		}
-		r.Checkpoint = c.restore.dir
 		entry.Info("the image is a checkpoint and is restored")
 		return c.fit(ctx, spec) // while it can be read
 	})

@@ -27,6 +27,8 @@ const (
 	// Shells decides for a container what [checkpoint] shells decides for the node: "refuse" a
 	// checkpoint while somebody has a shell in the container, or "end" the shell.
 	Shells = "dev.gpuckpt.shells"
+	// ChangedFiles decides for a container what [restore] changed_files decides for the node.
+	ChangedFiles = "dev.gpuckpt.changed-files"
 	// CRIUPrefix begins the annotations that set an option of CRIU:
 	// dev.gpuckpt.criu.tcp-established = "true".
 	CRIUPrefix = "dev.gpuckpt.criu."

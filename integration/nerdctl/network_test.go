@@ -68,13 +68,13 @@ func TestBridgeKeep(t *testing.T) {
 }
 
 // A network of the user's, with an address of the user's choice: a connection inside
-// the container is open afterwards where the container asks for it.
+// the container is open afterwards.
 func TestOwnNetwork(t *testing.T) {
 	results.Add(t)
 	const address = "10.77.0.9"
 	must(t, "network", "create", "--subnet", "10.77.0.0/24", "own")
 	k := run(t, container{strings.ToLower(t.Name()), 0}, "loop", inside, "--network", "own", "--ip", address,
-		"--annotation", "dev.gpuckpt.on-checkpoint=stop", "--annotation", "dev.gpuckpt.criu.tcp-established=true")
+		"--annotation", "dev.gpuckpt.on-checkpoint=stop")
 	at := net.JoinHostPort(address, strconv.Itoa(inside))
 	answers(t, at, "101 open")
 	must(t, "checkpoint", "create", k.name, "own")
@@ -88,7 +88,7 @@ func TestOwnNetwork(t *testing.T) {
 func TestNoNetwork(t *testing.T) {
 	results.Add(t)
 	k := run(t, container{strings.ToLower(t.Name()), 0}, "loop", inside, "--network", "none",
-		"--annotation", "dev.gpuckpt.on-checkpoint=stop", "--annotation", "dev.gpuckpt.criu.tcp-established=true")
+		"--annotation", "dev.gpuckpt.on-checkpoint=stop")
 	k.says(t, "101 open")
 	must(t, "checkpoint", "create", k.name, "none")
 	must(t, "start", "--checkpoint", "none", k.name)

@@ -3,19 +3,38 @@
 
 // Counters: each packet adds one and is answered with the new value. In a variable in device
 // memory, as in the demonstration of cuda-checkpoint on NVIDIA's blog; in managed memory; and in
-// host memory, for a container without CUDA.
+// host memory, for a container without CUDA. With a log each value is written to it.
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "gpu.h"
 #include "udp.h"
 #include "workloads.h"
 
+static int log_file = -1;
+
+// open_log opens the log for appending, or an earlier file from its beginning.
+static void open_log(const struct options *o)
+{
+	const char *path = o->log ? o->log : o->file;
+
+	if (path && (log_file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (o->log ? O_APPEND : 0), 0644)) < 0) {
+		fprintf(stderr, "gpuwork: open %s: %s\n", path, strerror(errno));
+		exit(1);
+	}
+}
+
 static void say(uint64_t value, char *reply)
 {
 	snprintf(reply, UDP_TEXT, "%" PRIu64, value);
 	puts(reply);
+	if (log_file >= 0)
+		dprintf(log_file, "%" PRIu64 "\n", value);
 }
 
 static void count_on_gpu(void *arg, const char *request, char *reply)
@@ -36,6 +55,7 @@ void run_counter(const struct options *o)
 	int s = udp_listen(o->port);
 	struct gpu g = gpu_open(o->gpu);
 
+	open_log(o);
 	gpu_write(g.counter, o->start);
 	udp_serve(s, count_on_gpu, &g);
 }
@@ -54,6 +74,7 @@ void run_plain(const struct options *o)
 {
 	static uint64_t counter;
 
+	open_log(o);
 	counter = o->start;
 	udp_serve(udp_listen(o->port), count_on_host, &counter);
 }

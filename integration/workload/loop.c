@@ -2,10 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A counter in device memory that sends each value through a TCP connection to itself, as programs
-// of several processes do. It answers "N open", or "N closed" when the value does not come back.
+// of several processes do. It answers "N open", or "N closed" when the value does not come back; with
+// a connection to a peer also "peer open" or "peer closed".
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <ifaddrs.h>
 #include <inttypes.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -21,6 +23,7 @@
 struct loop {
 	struct gpu gpu;
 	int near, far; // the connection's ends
+	int peer;      // or -1
 };
 
 static void fail(const char *what)
@@ -29,12 +32,46 @@ static void fail(const char *what)
 	exit(1);
 }
 
-static void make_connection(struct loop *l)
+// address_of returns the first IPv4 address of an interface.
+static struct in_addr address_of(const char *interface)
+{
+	struct ifaddrs *all;
+
+	if (getifaddrs(&all))
+		fail("getifaddrs");
+	for (struct ifaddrs *i = all; i; i = i->ifa_next)
+		if (!strcmp(i->ifa_name, interface) && i->ifa_addr && i->ifa_addr->sa_family == AF_INET)
+			return ((struct sockaddr_in *)i->ifa_addr)->sin_addr;
+	fprintf(stderr, "gpuwork: %s has no address\n", interface);
+	exit(1);
+}
+
+// connect_peer connects to "10.0.0.1:80".
+static int connect_peer(const char *peer)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET};
+	char host[64];
+	unsigned short port;
+	int s = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (sscanf(peer, "%63[^:]:%hu", host, &port) != 2 || inet_pton(AF_INET, host, &address.sin_addr) != 1) {
+		fprintf(stderr, "gpuwork: --peer %s is not ADDRESS:PORT\n", peer);
+		exit(2);
+	}
+	address.sin_port = htons(port);
+	if (s < 0 || connect(s, (struct sockaddr *)&address, sizeof address))
+		fail("connect to the peer");
+	return s;
+}
+
+static void make_connection(struct loop *l, const char *interface)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t size = sizeof address;
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
 
+	if (interface)
+		address.sin_addr = address_of(interface);
 	if (listener < 0 || bind(listener, (struct sockaddr *)&address, size) || listen(listener, 1) ||
 	    getsockname(listener, (struct sockaddr *)&address, &size))
 		fail("listen");
@@ -55,16 +92,18 @@ static void count(void *arg, const char *request, char *reply)
 		   recv(l->far, &back, sizeof back, MSG_WAITALL) == sizeof back && back == value;
 
 	(void)request;
-	snprintf(reply, UDP_TEXT, "%" PRIu64 " %s", value, open ? "open" : "closed");
+	int n = snprintf(reply, UDP_TEXT, "%" PRIu64 " %s", value, open ? "open" : "closed");
+	if (l->peer >= 0)
+		snprintf(reply + n, UDP_TEXT - n, " peer %s", send(l->peer, "x", 1, MSG_NOSIGNAL) == 1 ? "open" : "closed");
 	puts(reply);
 }
 
 void run_loop(const struct options *o)
 {
 	int s = udp_listen(o->port);
-	struct loop l = {.gpu = gpu_open(o->gpu)};
+	struct loop l = {.gpu = gpu_open(o->gpu), .peer = o->peer ? connect_peer(o->peer) : -1};
 
 	gpu_write(l.gpu.counter, o->start);
-	make_connection(&l);
+	make_connection(&l, o->interface);
 	udp_serve(s, count, &l);
 }

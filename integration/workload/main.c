@@ -14,9 +14,13 @@
 
 static const char usage[] =
 	"usage: gpuwork WORKLOAD [--port P] [OPTIONS]\n"
-	"  counter [--start N] [--gpu I]     counts packets in device memory\n"
+	"  counter [--start N] [--gpu I] [--log PATH | --file PATH]\n"
+	"                                    counts packets in device memory, and appends\n"
+	"                                    each value to a log, or writes it to a file\n"
 	"  managed [--start N] [--gpu I]     the same in managed memory\n"
-	"  loop    [--start N] [--gpu I]     counter, and a TCP connection to itself\n"
+	"  loop    [--start N] [--gpu I] [--interface I] [--peer ADDRESS:PORT]\n"
+	"                                    counter, and a TCP connection to itself, by the\n"
+	"                                    loopback address or that of I, and one to a peer\n"
 	"  plain   [--start N]               the same in host memory, without CUDA\n"
 	"  pattern [--bytes N] [--chunks K] [--gpus G] [--gpu I] [--seed S] [--content C]\n"
 	"                                    N bytes of pattern on each of G GPUs; C is\n"

@@ -61,6 +61,19 @@ static void keep_mapped(const char *option, const char *path, int unnamed)
 		words[i] = (unsigned)i * 2654435761u;
 }
 
+// keep_renamed makes a file of two names, PATH and PATH.other, opens it by the first and removes that.
+static void keep_renamed(const char *path)
+{
+	char other[4096];
+	int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+
+	snprintf(other, sizeof other, "%s.other", path);
+	if (fd < 0 || write(fd, "renamed", 7) != 7 || link(path, other) || unlink(path)) {
+		fprintf(stderr, "gpuwork: --renamed %s: %s\n", path, strerror(errno));
+		exit(2);
+	}
+}
+
 struct options options_parse(char **args)
 {
 	struct options o = {.port = 10000, .chunks = 1, .gpus = 1, .procs = 2, .bytes = 64 << 20, .start = 100, .content = "pattern"};
@@ -91,6 +104,12 @@ struct options options_parse(char **args)
 			o.start = number(name, value);
 		else if (!strcmp(name, "--file"))
 			o.file = value;
+		else if (!strcmp(name, "--log"))
+			o.log = value;
+		else if (!strcmp(name, "--interface"))
+			o.interface = value;
+		else if (!strcmp(name, "--peer"))
+			o.peer = value;
 		else if (!strcmp(name, "--content"))
 			o.content = value;
 		else if (!strcmp(name, "--open"))
@@ -99,6 +118,8 @@ struct options options_parse(char **args)
 			keep_mapped(name, value, 1);
 		else if (!strcmp(name, "--shared"))
 			keep_mapped(name, value, 0);
+		else if (!strcmp(name, "--renamed"))
+			keep_renamed(value);
 		else {
 			fprintf(stderr, "gpuwork: unknown option %s\n", name);
 			exit(2);

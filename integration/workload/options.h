@@ -9,7 +9,7 @@
 struct options {
 	int port, chunks, gpus, gpu, procs, seconds;
 	unsigned long long bytes, seed, start;
-	const char *file;
+	const char *file, *log, *interface, *peer;
 	const char *content; // of pattern: "pattern", "zero" or "weights"
 };
 

@@ -106,7 +106,10 @@ const (
 	Stop = "stop" // the container ends
 )
 
-// The values of [checkpoint] shells: Refuse or End.
+// Accept is the other value of [restore] changed_files.
+const Accept = "accept"
+
+// End is the other value of [checkpoint] shells.
 const End = "end"
 
 // The values of when_short.
@@ -139,7 +142,7 @@ func Default() Node {
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
 		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
 		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
-		Restore:      Restore{Policy: Annotated, Images: []string{}},
+		Restore:      Restore{Policy: Annotated, Images: []string{}, ChangedFiles: Refuse},
 	}
 }
 

@@ -52,6 +52,13 @@ func (v View) EndsShells() (bool, error) {
 	return want == End, err
 }
 
+// AcceptsChangedFiles reports whether files on the container's volumes may have changed since the
+// checkpoint.
+func (v View) AcceptsChangedFiles() (bool, error) {
+	want, err := v.choose(annotations.ChangedFiles, v.Restore.ChangedFiles, Refuse, Accept)
+	return want == Accept, err
+}
+
 // AllowsIOUring reports whether the container may use io_uring.
 func (v View) AllowsIOUring() (bool, error) {
 	want, err := v.choose(annotations.IOUring, Deny, Deny, Allow)
@@ -120,11 +127,17 @@ type Restore struct {
 	Policy string `toml:"policy"`
 	// Images are patterns (path.Match) of the images that may be restored. Empty: all.
 	Images []string `toml:"images"`
+	// ChangedFiles decides what becomes of a restore when a file on a volume, which a program had
+	// open or mapped, has another size: Refuse or Accept. One that is open for appending may grow.
+	ChangedFiles string `toml:"changed_files"`
 }
 
 func (r Restore) check() error {
 	if err := oneOf(r.Policy, Never, Annotated, Always); err != nil {
 		return fmt.Errorf("policy %w", err)
+	}
+	if err := oneOf(r.ChangedFiles, Refuse, Accept); err != nil {
+		return fmt.Errorf("changed_files %w", err)
 	}
 	for _, pattern := range r.Images {
 		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {

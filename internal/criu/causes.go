@@ -57,7 +57,7 @@ var causes = []cause{
 	{[]string{"file locks are hold"},
 		"a program holds a file lock: annotation dev.gpuckpt.criu.file-locks=true dumps it"},
 	{[]string{"has bad size"},
-		"a file on a volume has changed since the checkpoint: restore it as it was"},
+		"a file has changed since the checkpoint: restore it as it was; of a volume, annotation dev.gpuckpt.changed-files=accept takes it as it is"},
 	{[]string{"has bad mode"},
 		"the mode of a file on a volume has changed since the checkpoint: restore it as it was"},
 	{[]string{"Can't open file", "No such file or directory"},

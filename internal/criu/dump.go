@@ -54,21 +54,23 @@ const taskDead = 2
 // numLimits is how many resource limits there are (RLIM_NLIMITS).
 const numLimits = 16
 
-// maxThreads bounds the threads of a dump: each has an image of its own, and maxBytes
-// is spent by far fewer.
+// maxThreads bounds the threads of a dump: each has an image of its own.
 const maxThreads = 100_000
 
-// Dump reads what is compared with a spec, as CRIU reads it. CRIU takes the first
-// of what should be there once, so more than one is an error.
+// Dump reads what is compared with a spec, as CRIU reads it, and refuses what Copy would refuse in
+// any of the images.
 func (im *Images) Dump() (*Dump, error) {
+	if err := im.Check(); err != nil {
+		return nil, err
+	}
 	d := &Dump{UserNS: make(map[uint32]*userns.UsernsEntry)}
 	var err error
-	d.Inventory, err = one[inventory.InventoryEntry](im, "inventory.img", "INVENTORY")
+	d.Inventory, err = one[inventory.InventoryEntry](im, "inventory.img")
 	if err == nil {
-		d.Cgroups, err = one[cgroup.CgroupEntry](im, "cgroup.img", "CGROUP")
+		d.Cgroups, err = one[cgroup.CgroupEntry](im, "cgroup.img")
 	}
-	if err == nil && im.has("seccomp.img") {
-		d.Seccomp, err = one[seccomp.SeccompEntry](im, "seccomp.img", "SECCOMP")
+	if err == nil && im.Has("seccomp.img") {
+		d.Seccomp, err = one[seccomp.SeccompEntry](im, "seccomp.img")
 	}
 	if err == nil {
 		err = im.readTasks(d)
@@ -77,8 +79,8 @@ func (im *Images) Dump() (*Dump, error) {
 		return nil, err
 	}
 	// CRIU has written what it calls a network namespace that it wants to be given.
-	if name := fmt.Sprintf("netns-%d.img", d.Tasks[0].IDs.GetNetNsId()); im.has(name) {
-		n, err := one[netdev.NetnsEntry](im, name, "NETNS")
+	if name := fmt.Sprintf("netns-%d.img", d.Tasks[0].IDs.GetNetNsId()); im.Has(name) {
+		n, err := one[netdev.NetnsEntry](im, name)
 		if err != nil {
 			return nil, err
 		}
@@ -97,8 +99,9 @@ func (im *Images) Dump() (*Dump, error) {
 func (im *Images) readTasks(d *Dump) error {
 	var tree [][]uint32            // each process's threads, its first thread first
 	known := make(map[uint32]bool) // processes and threads
-	err := each(im, "pstree.img", "PSTREE", func(p *pstree.PstreeEntry) error {
-		isFirst := func(tid uint32) bool { return tid == p.GetPid() }
+	err := each(im, "pstree.img", func(p *pstree.PstreeEntry) error {
+		// A process that has ended has one thread, of the number 0.
+		isFirst := func(tid uint32) bool { return tid == p.GetPid() || tid == 0 }
 		tids := append([]uint32{p.GetPid()}, slices.DeleteFunc(p.GetThreads(), isFirst)...)
 		for _, tid := range tids {
 			if known[tid] {
@@ -124,7 +127,7 @@ func (im *Images) readTasks(d *Dump) error {
 			return err
 		}
 		if id := t.IDs.GetUserNsId(); id != 0 && id != d.Inventory.GetRootIds().GetUserNsId() && d.UserNS[id] == nil {
-			if d.UserNS[id], err = one[userns.UsernsEntry](im, fmt.Sprintf("userns-%d.img", id), "USERNS"); err != nil {
+			if d.UserNS[id], err = one[userns.UsernsEntry](im, fmt.Sprintf("userns-%d.img", id)); err != nil {
 				return err
 			}
 		}
@@ -137,7 +140,7 @@ func (im *Images) readTasks(d *Dump) error {
 func (im *Images) readTask(tids []uint32) (Task, error) {
 	t := Task{PID: tids[0]}
 	for i, tid := range tids {
-		core, err := one[criucore.CoreEntry](im, fmt.Sprintf("core-%d.img", tid), "CORE")
+		core, err := one[criucore.CoreEntry](im, fmt.Sprintf("core-%d.img", tid))
 		if err != nil {
 			return t, err
 		}
@@ -162,6 +165,6 @@ func (im *Images) readTask(tids []uint32) (Task, error) {
 		return t, nil
 	}
 	var err error
-	t.IDs, err = one[criucore.TaskKobjIdsEntry](im, fmt.Sprintf("ids-%d.img", t.PID), "IDS")
+	t.IDs, err = one[criucore.TaskKobjIdsEntry](im, fmt.Sprintf("ids-%d.img", t.PID))
 	return t, err
 }

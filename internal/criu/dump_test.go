@@ -47,13 +47,13 @@ func dumpDir(t testing.TB) string {
 	ids := &criucore.TaskKobjIdsEntry{VmId: new(uint32), FilesId: new(uint32), FsId: new(uint32), SighandId: new(uint32), NetNsId: proto.Uint32(12)}
 	dir := t.TempDir()
 	for name, data := range map[string][]byte{
-		"inventory.img":     image(t, "INVENTORY", &inventory.InventoryEntry{ImgVersion: proto.Uint32(2), RootIds: ids}),
-		"cgroup.img":        image(t, "CGROUP", &cgroup.CgroupEntry{}),
-		"pstree.img":        image(t, "PSTREE", processOf(1, 1, 2)),
-		"core-1.img":        image(t, "CORE", coreOf(3)),
-		"core-2.img":        image(t, "CORE", coreOf(4)),
-		"ids-1.img":         image(t, "IDS", ids),
-		"mountpoints-1.img": image(t, "MNTS", mountOf("/", "")),
+		"inventory.img":     imageOf(t, "INVENTORY", &inventory.InventoryEntry{ImgVersion: proto.Uint32(2), RootIds: ids}),
+		"cgroup.img":        imageOf(t, "CGROUP", &cgroup.CgroupEntry{}),
+		"pstree.img":        imageOf(t, "PSTREE", processOf(1, 1, 2)),
+		"core-1.img":        imageOf(t, "CORE", coreOf(3)),
+		"core-2.img":        imageOf(t, "CORE", coreOf(4)),
+		"ids-1.img":         imageOf(t, "IDS", ids),
+		"mountpoints-1.img": imageOf(t, "MNTS", mountOf("/", "")),
 	} {
 		writeFile(t, filepath.Join(dir, name), string(data))
 	}
@@ -80,9 +80,9 @@ func TestDump(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		damaged := map[string]string{"empty": "", "cut": string(good[:len(good)-1]), "another's": string(image(t, "FILES"))}
+		damaged := map[string]string{"empty": "", "cut": string(good[:len(good)-1]), "another's": string(imageOf(t, "FILES"))}
 		if e.Name() != "pstree.img" && e.Name() != "mountpoints-1.img" {
-			again := image(t, "CORE", &criucore.ThreadSasEntry{SsSp: new(uint64), SsSize: new(uint64), SsFlags: new(uint32)})[8:]
+			again := imageOf(t, "CORE", &criucore.ThreadSasEntry{SsSp: new(uint64), SsSize: new(uint64), SsFlags: new(uint32)})[8:]
 			damaged["twice"] = string(good) + string(again)
 		}
 		for name, data := range damaged {
@@ -116,7 +116,7 @@ func TestDumpIsBounded(t *testing.T) {
 		"process": {processOf(1), processOf(1)}, "thread": {processOf(1, 1, 2, 2)}, "thread of another": {processOf(1, 1, 2), processOf(2)},
 	} {
 		dir := dumpDir(t)
-		writeFile(t, filepath.Join(dir, "pstree.img"), string(image(t, "PSTREE", tree...)))
+		writeFile(t, filepath.Join(dir, "pstree.img"), string(imageOf(t, "PSTREE", tree...)))
 		if _, err := Open(dir).Dump(); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "twice") {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -125,7 +125,7 @@ func TestDumpIsBounded(t *testing.T) {
 	for i := range threads {
 		threads[i] = uint32(i + 1)
 	}
-	writeFile(t, filepath.Join(dir, "pstree.img"), string(image(t, "PSTREE", processOf(1, threads...))))
+	writeFile(t, filepath.Join(dir, "pstree.img"), string(imageOf(t, "PSTREE", processOf(1, threads...))))
 	if _, err := Open(dir).Dump(); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "threads") {
 		t.Errorf("too many threads: got %v", err)
 	}
@@ -139,11 +139,11 @@ func TestNetworkGiven(t *testing.T) {
 		given   bool
 		damaged bool
 	}{
-		"CRIU's own":     {image(t, "NETNS", &netdev.NetnsEntry{}), false, false},
-		"to be given":    {image(t, "NETNS", &netdev.NetnsEntry{ExtKey: new("extRootNetNS")}), true, false},
-		"another's":      {image(t, "CORE", &netdev.NetnsEntry{}), false, true},
-		"twice":          {image(t, "NETNS", &netdev.NetnsEntry{}, &netdev.NetnsEntry{}), false, true},
-		"without any":    {image(t, "NETNS"), false, true},
+		"CRIU's own":     {imageOf(t, "NETNS", &netdev.NetnsEntry{}), false, false},
+		"to be given":    {imageOf(t, "NETNS", &netdev.NetnsEntry{ExtKey: new("extRootNetNS")}), true, false},
+		"another's":      {imageOf(t, "CORE", &netdev.NetnsEntry{}), false, true},
+		"twice":          {imageOf(t, "NETNS", &netdev.NetnsEntry{}, &netdev.NetnsEntry{}), false, true},
+		"without any":    {imageOf(t, "NETNS"), false, true},
 		"nothing at all": {nil, false, true},
 	} {
 		writeFile(t, filepath.Join(dir, "netns-12.img"), string(c.data))

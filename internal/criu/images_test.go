@@ -18,7 +18,6 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	"github.com/checkpoint-restore/go-criu/v8/magic"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -33,8 +32,8 @@ func header(kind string) (b []byte) {
 	return binary.LittleEndian.AppendUint32(b, uint32(magics[kind]))
 }
 
-// image writes entries as CRIU does.
-func image(t testing.TB, kind string, entries ...proto.Message) []byte {
+// imageOf writes entries as CRIU does.
+func imageOf(t testing.TB, kind string, entries ...proto.Message) []byte {
 	t.Helper()
 	b := header(kind)
 	for _, e := range entries {
@@ -87,35 +86,22 @@ func TestMountsAndFiles(t *testing.T) {
 		t.Helper()
 		writeFile(t, filepath.Join(dir, name), string(data))
 	}
-	write("mountpoints-12.img", image(t, "MNTS", mountOf("/", ""), mountOf("/dev/nvidia0", "/dev/nvidia0"), mountOf("/lib", "/usr/lib/libcuda.so.1")))
-	write("mountpoints-13.img", image(t, "MNTS", mountOf("/x", "/dev/nvidia0")))
-	// The last is of a kind that is not known here.
-	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 200)
-	write("files.img", append(image(t, "FILES", fileOf("/usr/lib/libc.so.6"), &fdinfo.FileEntry{Type: fdinfo.FdTypes_UNIXSK.Enum(), Id: proto.Uint32(2)}),
-		append([]byte{byte(len(unknown)), 0, 0, 0}, unknown...)...))
+	write("mountpoints-12.img", imageOf(t, "MNTS", mountOf("/", ""), mountOf("/dev/nvidia0", "/dev/nvidia0"), mountOf("/lib", "/usr/lib/libcuda.so.1")))
+	write("mountpoints-13.img", imageOf(t, "MNTS", mountOf("/x", "/dev/nvidia0")))
+	write("files.img", imageOf(t, "FILES", fileOf("/usr/lib/libc.so.6"), fileOf("/usr/lib/libc.so.6"), fileOf("/x")))
 	im := Open(dir)
 	mounts, err := im.Mounts()
 	if want := []string{"/dev/nvidia0", "/usr/lib/libcuda.so.1"}; err != nil || !slices.Equal(mounts, want) {
 		t.Errorf("mounts %v, error %v; want %v", mounts, err, want)
 	}
 	files, err := im.Files()
-	if want := []string{"/usr/lib/libc.so.6"}; err != nil || !slices.Equal(files, want) {
+	if want := []string{"/usr/lib/libc.so.6", "/x"}; err != nil || !slices.Equal(files, want) {
 		t.Errorf("files %v, error %v; want %v", files, err, want)
 	}
 
-	good := image(t, "FILES", fileOf("/"))
-	for name, data := range map[string][]byte{
-		"empty":              {},
-		"of another kind":    image(t, "MNTS"),
-		"cut short":          good[:len(good)-1],
-		"a length cut short": append(slices.Clone(good), 1, 0),
-		"an entry too large": append(slices.Clone(good), 1, 0, 16, 0),
-		"no message":         append(header("FILES"), 1, 0, 0, 0, 0xff),
-	} {
-		write("files.img", data)
-		if files, err := Open(dir).Files(); !errors.Is(err, images.ErrDamaged) || len(files) > 0 {
-			t.Errorf("%s: %v, error %v; want images.ErrDamaged", name, files, err)
-		}
+	write("files.img", []byte{1, 2, 3})
+	if files, err := Open(dir).Files(); !errors.Is(err, images.ErrDamaged) || len(files) > 0 {
+		t.Errorf("%v, error %v; want images.ErrDamaged", files, err)
 	}
 	if err := os.Remove(filepath.Join(dir, "files.img")); err != nil {
 		t.Fatal(err)
@@ -128,45 +114,12 @@ func TestMountsAndFiles(t *testing.T) {
 	}
 }
 
-// All readers of one dump together read no more than maxBytes, and no more mounts
-// than a kernel has.
-func TestImagesAreBounded(t *testing.T) {
+// A dump has no more mounts than a kernel.
+func TestMountsAreBounded(t *testing.T) {
 	dir := t.TempDir()
-	large := image(t, "FILES", fileOf(strings.Repeat("x", maxEntry/2)))
-	for len(large) < maxBytes/2 {
-		large = append(large, large[8:]...)
-	}
-	large = large[:maxBytes/2]
-	for _, name := range []string{"files.img", "mountpoints-1.img"} {
-		writeFile(t, filepath.Join(dir, name), string(large))
-	}
-	im := Open(dir)
-	im.left--
-	_, _ = im.Files() // it is cut short
-	if _, err := im.Mounts(); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "bytes") {
-		t.Errorf("got %v", err)
-	}
-	entry := image(t, "MNTS", mountOf("/", ""))[8:]
+	entry := imageOf(t, "MNTS", mountOf("/", ""))[8:]
 	writeFile(t, filepath.Join(dir, "mountpoints-1.img"), string(append(header("MNTS"), bytes.Repeat(entry, maxMounts+1)...)))
 	if _, err := Open(dir).Mounts(); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "mounts") {
 		t.Errorf("got %v", err)
 	}
-}
-
-// Whatever an image holds, its entries are within it.
-func FuzzImage(f *testing.F) {
-	f.Add(image(f, "MNTS", mountOf("/x", "/dev/nvidia0")))
-	f.Add(image(f, "FILES", fileOf("/x")))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, kind := range []string{"MNTS", "FILES"} {
-			size := 4 // and 4 more with the common magic number
-			err := Open("").frames(bytes.NewReader(data), kind, func(entry []byte) error {
-				size += 4 + len(entry)
-				return nil
-			})
-			if err == nil && size != len(data) && size+4 != len(data) {
-				t.Errorf("entries of %d bytes in %d", size, len(data))
-			}
-		}
-	})
 }

@@ -29,8 +29,6 @@ const runcSettings = "/etc/criu/runc.conf"
 type Settings struct {
 	// Bundle is the container's bundle, where the file is written.
 	Bundle string
-	// Restoring reports whether the file is for a restore.
-	Restoring bool
 	// View has the options of the node and of the container.
 	View config.View
 	// Devices are the container's GPU devices, whose files CRIU dumps and restores by gpuckpt's
@@ -55,27 +53,18 @@ func (s Settings) base() string {
 // have had without this project, then the node's options and the container's. CRIU
 // lets later lines win, and all of them win over what runc asks for.
 func (s Settings) Write(ctx context.Context, r Runner) error {
-	options, err := s.View.CRIUOptions()
+	base, options, err := s.read()
 	if err != nil {
 		return err
-	}
-	base := ""
-	if name := s.base(); name != "" {
-		text, err := os.ReadFile(name)
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // runc ignores a missing file as well
-			return fmt.Errorf("read CRIU settings: %w", err)
-		}
-		base = string(text)
-		if base != "" && !strings.HasSuffix(base, "\n") {
-			base += "\n"
-		}
 	}
 	isSet := func(name string) bool {
 		_, set := options[name]
 		return set || hasOption(base, name)
 	}
-	if !isSet("tcp-established") && !isSet("tcp-close") {
-		options[tcpDefault(s.Restoring)] = true
+	// A dump takes established TCP connections as they are, and so does not fail because of one. In
+	// a restore their own entries decide, see ConnectionsDecided.
+	if !decidesTCP(base, options) {
+		options["tcp-established"] = true
 	}
 	// A program whose files lost their names, such as the semaphores of Python's
 	// multiprocessing, is dumped without being asked: CRIU links these files anew beside where
@@ -117,16 +106,39 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 	return nil
 }
 
-// tcpDefault returns the option that decides what becomes of established TCP
-// connections where nobody has decided. A dump takes them as they are, and so does
-// not fail because of one. A restore closes them: their other ends know nothing of
-// the restore, and the address may be another. Who wants them open, which is right
-// for connections inside the container, sets tcp-established.
-func tcpDefault(restoring bool) string {
-	if restoring {
-		return "tcp-close"
+// read returns what CRIU would be told without this project, and the options of the node and of the
+// container.
+func (s Settings) read() (base string, options map[string]any, err error) {
+	if options, err = s.View.CRIUOptions(); err != nil {
+		return "", nil, err
 	}
-	return "tcp-established"
+	if name := s.base(); name != "" {
+		text, err := os.ReadFile(name)
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // runc ignores a missing file as well
+			return "", nil, fmt.Errorf("read CRIU settings: %w", err)
+		}
+		base = string(text)
+		if base != "" && !strings.HasSuffix(base, "\n") {
+			base += "\n"
+		}
+	}
+	return base, options, nil
+}
+
+// ConnectionsDecided reports whether somebody has said what becomes of established TCP connections,
+// of all of them alike. Else package refit decides for each.
+func (s Settings) ConnectionsDecided() (bool, error) {
+	base, options, err := s.read()
+	return decidesTCP(base, options), err
+}
+
+func decidesTCP(base string, options map[string]any) bool {
+	for _, name := range []string{"tcp-established", "tcp-close"} {
+		if _, set := options[name]; set || hasOption(base, name) {
+			return true
+		}
+	}
+	return false
 }
 
 // hasOption reports whether a configuration text sets an option.

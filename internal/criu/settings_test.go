@@ -147,22 +147,24 @@ func TestNetworkLock(t *testing.T) {
 	}
 }
 
+// Established connections are dumped, and restored as package refit has edited them, unless somebody
+// decides for all of them.
 func TestTCPDefault(t *testing.T) {
 	for name, test := range map[string]struct {
-		restoring bool
-		options   map[string]any
-		base      string
-		want      string
+		options map[string]any
+		base    string
+		want    string
+		decided bool
 	}{
-		"dump":                        {false, nil, "", "tcp-established\n"},
-		"restore":                     {true, nil, "", "tcp-close\n"},
-		"open on request":             {true, map[string]any{"tcp-established": true}, "", "tcp-established\n"},
-		"dump refused on request":     {false, map[string]any{"tcp-established": false}, "", ""},
-		"as CRIU's configuration has": {false, nil, "tcp-close\n", "tcp-close\n"},
+		"nobody":                      {nil, "", "tcp-established\n", false},
+		"open on request":             {map[string]any{"tcp-established": true}, "", "tcp-established\n", true},
+		"closed on request":           {map[string]any{"tcp-close": true}, "", "tcp-close\n", true},
+		"refused on request":          {map[string]any{"tcp-established": false}, "", "", true},
+		"as CRIU's configuration has": {nil, "tcp-close\n", "tcp-close\n", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			base := filepath.Join(t.TempDir(), "runc.conf")
-			settings := Settings{Bundle: t.TempDir(), Restoring: test.restoring}
+			settings := Settings{Bundle: t.TempDir()}
 			settings.View.Annotations = map[string]string{annotations.CRIUConfig: base}
 			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
 			writeFile(t, base, test.base+"network-lock skip\n")
@@ -172,6 +174,9 @@ func TestTCPDefault(t *testing.T) {
 			got := strings.NewReplacer("network-lock skip\n", "", "link-remap\n", "", "libdir "+filepath.Join(settings.Bundle, "criu-plugins")+"\n", "").Replace(readSettings(t, settings.Bundle))
 			if got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if decided, err := settings.ConnectionsDecided(); err != nil || decided != test.decided {
+				t.Errorf("decided: %v, %v", decided, err)
 			}
 		})
 	}

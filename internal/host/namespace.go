@@ -35,6 +35,25 @@ func InMountNamespace(pid int, do func() error) error {
 	return <-result
 }
 
+// InNewMountNamespace runs do on a thread with a mount namespace of its own, a copy of this
+// process's, that no mount comes into or out of. The namespace ends with the thread unless do
+// keeps it open.
+func InNewMountNamespace(do func() error) error {
+	result := make(chan error, 1)
+	go onThread(func() {
+		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
+			result <- fmt.Errorf("make a mount namespace: %w", err)
+			return
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			result <- fmt.Errorf("make a mount namespace: %w", err)
+			return
+		}
+		result <- do()
+	})
+	return <-result
+}
+
 // onThread runs do on a thread that ends afterwards, never the process's first: that would not end
 // but stay where do has taken it, and /proc/self shows its mounts and cgroups to all.
 func onThread(do func()) {

@@ -1,0 +1,204 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// ErrOmit is returned by an edit to leave an entry out, and the data behind it.
+var ErrOmit = errors.New("leave this entry out")
+
+// maxText bounds a file that is text, in bytes.
+const maxText = 1 << 20
+
+// Copy writes all that CRIU may read into a directory: each entry again, in the one form that
+// its type has, and what is lent to CRIU as it is. edit, if it is not nil, gets each entry
+// before it is written, may change the message, and may refuse the image by an error or leave
+// the entry out by ErrOmit. It must not change how much data follows. After an error the
+// directory is of no use.
+func (s *Set) Copy(to *Dir, edit func(*Entry) error) error {
+	names, err := s.Names()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := s.copy(to, name, edit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Check reads all that Copy would write, and refuses what Copy would refuse.
+func (s *Set) Check() error {
+	names, err := s.Names()
+	for _, name := range names {
+		if err != nil {
+			return err
+		}
+		switch k := KindOf(name); k.form {
+		case entries:
+			err = s.Each(name, func(*Entry) error { return nil })
+		case descriptors, devices:
+			_, err = s.text(name, k)
+		}
+	}
+	return err
+}
+
+// text reads a file that is text.
+func (s *Set) text(name string, k *Kind) ([]byte, error) {
+	f, _, err := s.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := readText(k.form, f)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrRefused, name, err)
+	}
+	return data, nil
+}
+
+func (s *Set) copy(to *Dir, name string, edit func(*Entry) error) error {
+	k := KindOf(name)
+	if k.form == leftOut {
+		return nil
+	}
+	f, size, err := s.open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	switch k.form {
+	case lent:
+		return to.Bind(name, f)
+	case descriptors, devices:
+		data, err := s.text(name, k)
+		if err != nil {
+			return err
+		}
+		return to.write(name, func(w io.Writer) error {
+			_, err := w.Write(data)
+			return err
+		})
+	}
+	return to.write(name, func(w io.Writer) error { return s.rewrite(w, k, f, size, name, edit) })
+}
+
+// rewrite writes an image of entries again.
+func (s *Set) rewrite(w io.Writer, k *Kind, f io.Reader, size int64, name string, edit func(*Entry) error) error {
+	b := bufio.NewWriter(w)
+	for _, word := range s.head(k) {
+		if err := binary.Write(b, binary.LittleEndian, word); err != nil {
+			return err
+		}
+	}
+	if err := s.read(f, size, name, func(e *Entry, data io.Reader) error { return put(b, e, data, edit) }); err != nil {
+		return err
+	}
+	return b.Flush()
+}
+
+// put writes one entry and its data.
+func put(w *bufio.Writer, e *Entry, data io.Reader, edit func(*Entry) error) error {
+	if edit != nil {
+		before := dataOf(e)
+		err := edit(e)
+		if errors.Is(err, ErrOmit) {
+			return skip(data.(*io.LimitedReader))
+		}
+		if err != nil {
+			return err
+		}
+		if dataOf(e) != before {
+			return e.Errorf("an edit changed how much data follows")
+		}
+		if err := check(e.Message.ProtoReflect()); err != nil {
+			return e.Errorf("an edit: %w", err)
+		}
+	}
+	body, err := (proto.MarshalOptions{Deterministic: true}).Marshal(e.Message)
+	if err != nil {
+		return e.Errorf("%w", err)
+	}
+	var length [4]byte
+	binary.LittleEndian.PutUint32(length[:], uint32(len(body)))
+	if _, err := w.Write(append(length[:], body...)); err != nil {
+		return err
+	}
+	if e.Data == 0 {
+		return nil
+	}
+	n, err := io.Copy(w, data)
+	if err == nil && n != e.Data {
+		err = fmt.Errorf("%w: %w", images.ErrDamaged, e.Errorf("it is cut short: %w", io.ErrUnexpectedEOF))
+	}
+	return err
+}
+
+// dataOf returns what an entry says about what follows it.
+func dataOf(e *Entry) [2]int64 {
+	l := &layout{kind: e.Kind}
+	n := l.read(e.Message)
+	return [2]int64{n, int64(l.left)}
+}
+
+// readText reads a file that is text, and returns it in canonical form.
+func readText(of form, f io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(f, maxText+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxText {
+		return nil, fmt.Errorf("it has more than %d bytes", maxText)
+	}
+	if of == descriptors {
+		return readDescriptors(data)
+	}
+	for line := range strings.Lines(string(data)) {
+		if !deviceFile.MatchString(line) {
+			return nil, fmt.Errorf("%q is not a file of a device", line)
+		}
+	}
+	return data, nil
+}
+
+// pipe is how runc writes a container's standard stream that is a pipe.
+var pipe = regexp.MustCompile(`^pipe:\[[0-9]{1,20}\]$`)
+
+// deviceFile is what gpuckpt's CRIU plugin notes of an open file: its number, flags and device.
+// The plugin opens the container's own devices alone, which it knows from the shim.
+var deviceFile = regexp.MustCompile(`^[0-9]{1,10}\t[0-9]{1,10}\t/[ -~]{1,254}\n$`)
+
+// readDescriptors reads what runc notes of a container's three standard streams. runc hands CRIU
+// its own stream of that number in the place of each pipe, by the number's place in the list
+// alone.
+func readDescriptors(data []byte) ([]byte, error) {
+	var streams []string
+	if err := json.Unmarshal(data, &streams); err != nil {
+		return nil, err
+	}
+	if len(streams) > 3 {
+		return nil, fmt.Errorf("it has %d descriptors, and a container three streams", len(streams))
+	}
+	for i, name := range streams {
+		if !pipe.MatchString(name) {
+			streams[i] = "" // runc has no use for others
+		}
+	}
+	return json.Marshal(streams)
+}

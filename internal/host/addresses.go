@@ -1,0 +1,54 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Addresses returns the addresses of all interfaces in a network namespace, by its path; "" is the
+// shim's own.
+func Addresses(namespace string) ([]netip.Addr, error) {
+	if namespace == "" {
+		return addresses()
+	}
+	ns, err := unix.Open(namespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open the network namespace %s: %w", namespace, err)
+	}
+	defer unix.Close(ns)
+	var found []netip.Addr
+	done := make(chan error, 1)
+	go onThread(func() {
+		if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("enter the network namespace %s: %w", namespace, err)
+			return
+		}
+		var err error
+		found, err = addresses()
+		done <- err
+	})
+	return found, <-done
+}
+
+// addresses returns those of the thread's network namespace.
+func addresses() ([]netip.Addr, error) {
+	list, err := net.InterfaceAddrs() // asks by a socket of this thread's
+	if err != nil {
+		return nil, fmt.Errorf("list network addresses: %w", err)
+	}
+	all := make([]netip.Addr, 0, len(list))
+	for _, a := range list {
+		if n, ok := a.(*net.IPNet); ok {
+			if addr, ok := netip.AddrFromSlice(n.IP); ok {
+				all = append(all, addr.Unmap())
+			}
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,70 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package vet says whether a dump may be restored into a container, and makes what CRIU restores it
+// from. It brings together what is known of the images (criu/image), of the spec (admission) and of
+// this machine (host).
+package vet
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/internal/admission"
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/refit"
+)
+
+// Images refuses what a restore would refuse of a directory with images.
+func Images(ctx context.Context, spec *specs.Spec, images *criu.Images) error {
+	d, err := images.Dump()
+	if err != nil {
+		return err
+	}
+	return Dump(ctx, spec, d)
+}
+
+// Dump refuses a restore that asks for more than the container's spec.
+func Dump(ctx context.Context, spec *specs.Spec, d *criu.Dump) error {
+	if spec.Process == nil || spec.Linux == nil {
+		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
+	}
+	notes, err := admission.Check(spec, d, admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile})
+	for _, n := range notes {
+		log.G(ctx).Warn(n)
+	}
+	if err != nil {
+		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// Copy writes the images of a directory again, for CRIU alone, as they fit the place of the restore
+// (package refit), and refuses what CRIU would read there if the container's spec, which is in the
+// bundle, does not grant it. Close must be called.
+func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Copy, err error) {
+	file, err := bundle.Read(settings.Bundle)
+	if err != nil {
+		return nil, err
+	}
+	dumped := criu.Open(from)
+	edit, err := refit.ForRestore(file.Spec, dumped.Set, settings)
+	if err != nil {
+		return nil, err
+	}
+	images, err := dumped.Copy(settings.Bundle, 0, edit)
+	if err != nil {
+		return nil, err
+	}
+	if err := Images(ctx, file.Spec, criu.Open(images.Path())); err != nil {
+		images.Close()
+		return nil, err
+	}
+	return images, nil
+}
