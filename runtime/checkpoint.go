@@ -98,9 +98,18 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
-	k := &checkpointing{pausing: pausing{s, c, read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
-	return k.run(ctx)
+	for try := 1; ; try++ {
+		k := &checkpointing{pausing: pausing{s, c, read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
+		// A container that the client has paused stays so, and the other end of a connection with it.
+		if err = k.run(ctx); try == tries || c.paused || !errors.Is(err, criu.ErrHalfMade) {
+			return err
+		}
+		log.G(ctx).WithError(err).WithField("try", try).Info("the container runs on for a moment, and is checkpointed again")
+	}
 }
+
+// tries is how often a checkpoint is tried that a moment's work of the program stood in the way of.
+const tries = 5
 
 // checkpointing is one checkpoint of a GPU container. Its steps leave their results
 // in it.
