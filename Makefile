@@ -86,6 +86,22 @@ gpu-bundle: setup build ## Pack the tests into one archive for a machine with a 
 gpu-bundle-kubernetes: setup setup-kubernetes build ## The same for the tests with a kubelet and nerdctl.
 	hack/bundle kubernetes
 
+# KEY is an Ed25519 private key in PEM to sign with.
+.PHONY: release
+release: setup ## Build a release into dist/: VERSION=1.2.3 [KEY=FILE].
+	@hack/release/build "$(or $(VERSION),$(error VERSION is not set: make release VERSION=1.2.3))" dist $(KEY)
+
+# A release that is built twice, and installed, tried and removed on clean roots.
+.PHONY: test-release
+test-release: setup ## Build a release of this tree and test it on clean roots (needs root; minutes).
+	@mkdir -p $(OUT)/test-release
+	@openssl genpkey -algorithm ed25519 -out $(OUT)/test-release/key.pem
+	@openssl pkey -in $(OUT)/test-release/key.pem -pubout -out $(OUT)/test-release/public.pem
+	@hack/release/build 0.0.1 $(OUT)/test-release/dist $(OUT)/test-release/key.pem
+	@source hack/packages.bash && install_packages rpm >&2
+	GPUCKPT_DIST="$(abspath $(OUT))/test-release/dist" GPUCKPT_VERSION=0.0.1 GPUCKPT_PUBLIC_KEY="$(abspath $(OUT))/test-release/public.pem" \
+		go -C hack/release test -count=1 -v ./whole
+
 # What a node gets: unpacked at its root, it restarts nothing.
 .PHONY: package
 package: build ## Pack what a node needs into .build/gpuckpt.tar.gz.
@@ -119,7 +135,7 @@ bench-gpu: bench-build ## Measure real sizes on this machine's GPUs, beside the 
 rooms: ## Print each package's size and imports; fail where a wall is down.
 	@go run ./hack/rooms
 
-SCRIPTS = .ci/run $(addprefix hack/,bundle bundle-criu bundle-run compiler criu-source setup test versions) \
+SCRIPTS = .ci/run $(addprefix hack/release/,build clean-root whole/in-root) $(addprefix hack/,bundle bundle-criu bundle-run compiler criu-source setup test versions) \
 	$(wildcard hack/*.bash hack/recipes/*.bash)
 
 .PHONY: lint

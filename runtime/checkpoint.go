@@ -20,11 +20,13 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
@@ -99,9 +101,9 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		opts = &options.CheckpointOptions{}
 	}
 	for try := 1; ; try++ {
-		k := &checkpointing{pausing: pausing{s, c, read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
+		k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
 		// A container that the client has paused stays so, and the other end of a connection with it.
-		if err = k.run(ctx); try == tries || c.paused || !errors.Is(err, criu.ErrHalfMade) {
+		if err = k.run(ctx); try == tries || c.paused || !errors.Is(err, admission.ErrTorn) {
 			return err
 		}
 		log.G(ctx).WithError(err).WithField("try", try).Info("the container runs on for a moment, and is checkpointed again")
@@ -128,12 +130,16 @@ type checkpointing struct {
 // takes, but keeps the files; meanwhile these are completed. So the container waits
 // for CRIU, not for the disk; and who waits for the files, whose metadata comes
 // last, does not wait for the driver.
-func (k *checkpointing) run(ctx context.Context) error {
+func (k *checkpointing) run(ctx context.Context) (err error) {
+	if k.told, err = hooks.Read(k.c.annotations); err != nil {
+		return err
+	}
 	defer func() { k.q.Save(context.WithoutCancel(ctx), k.c.bundle) }()
 	clientPaused := k.c.paused
 	var begin []sequence.Step
 	if !clientPaused {
 		begin = append(begin,
+			sequence.Step{Name: "tell before", Do: k.tellBefore, Back: "tell after", Undo: k.tellAfter},
 			sequence.Step{Name: "hold execs", Do: k.holdExecs, Back: "let execs in", Undo: k.letExecsIn},
 			sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume},
 		)
@@ -148,7 +154,7 @@ func (k *checkpointing) run(ctx context.Context) error {
 		{Name: "store GPU state", Do: k.store},
 		{Name: "write metadata", Do: k.writeMetadata, Completes: true},
 	}
-	var stuck, err error // stuck is that of the way back
+	var stuck error // stuck is that of the way back
 	if k.opts.Exit {
 		finish = append(finish, sequence.Step{Name: "stop", Do: k.stop})
 		err = k.q.Run(ctx, append(begin, finish...)...)
@@ -179,6 +185,9 @@ func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
 }
 
 func (k *checkpointing) check(ctx context.Context) error {
+	if k.c.hookErr != nil {
+		return fmt.Errorf("the program was not ready for a checkpoint when the container was paused: %w", k.c.hookErr)
+	}
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
 	}
@@ -295,7 +304,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 	if err := k.s.kill(ctx, k.c); err != nil {
 		return 0, err
 	}
-	k.c.paused = false
+	k.c.paused, k.c.told = false, nil
 	k.c.execs.End("it has ended with its checkpoint")
 	k.c.gpu.Forget()
 	log.G(ctx).Info("stopped after its checkpoint")

@@ -53,8 +53,11 @@ type container struct {
 	// directory with the GPU state, nil if that is in memory.
 	suspended bool
 	spill     *staging.SpillDir
-	// lockErr is why Pause froze a CUDA container without its lock.
-	lockErr error
+	// lockErr is why Pause froze a CUDA container without its lock, and hookErr why a checkpoint
+	// may not follow.
+	lockErr, hookErr error
+	// told is set between a client's Pause and its Resume, if the program's hooks were run.
+	told *pausing
 	// restore is set when the container was created from a checkpoint.
 	restore *restoreState
 	// cgroup of a restored container, which runc's service does not know. It is

@@ -13,8 +13,10 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
@@ -37,16 +39,13 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	if c.suspended {
 		return nil, toGRPC(fmt.Errorf("cannot pause a suspended container: resume it first: %w", errdefs.ErrFailedPrecondition))
 	}
-	read := config.For(c.annotations)
+	k := &pausing{s: s, c: c, read: config.For(c.annotations)}
 	if candidates, err := c.gpu.Candidates(); err == nil && len(candidates) > 0 && !c.paused {
-		if _, err := (&pausing{s, c, read}).holdExecs(ctx); err != nil {
-			log.G(ctx).WithError(err).Warn("pausing beside exec'd processes: the container cannot be checkpointed until they have ended")
-			c.execs.Hold()
-		}
+		k.prepare(ctx)
 	}
-	resp, err := s.pause(ctx, c, read)
+	resp, err := s.pause(ctx, c, k.read)
 	if !c.paused {
-		c.execs.LetIn()
+		c.goesOn(ctx)
 	}
 	return resp, toGRPC(err)
 }
@@ -96,6 +95,38 @@ type pausing struct {
 	s    *Service
 	c    *container
 	read config.Source // of the operation
+	told hooks.Hooks   // of the container; none for a suspension
+}
+
+// prepare does what a checkpoint would do before its pause, for a client that pauses, since a
+// checkpoint may follow. A pause does not fail by it.
+func (p *pausing) prepare(ctx context.Context) {
+	p.told, p.c.hookErr = hooks.Read(p.c.annotations)
+	if p.c.hookErr == nil {
+		_, p.c.hookErr = p.tellBefore(ctx)
+	}
+	if p.c.hookErr == nil {
+		p.c.told = p
+	} else {
+		log.G(ctx).WithError(p.c.hookErr).Warn("pausing a program that is not ready for a checkpoint: the container cannot be checkpointed until it is resumed and paused again")
+	}
+	if _, err := p.holdExecs(ctx); err != nil {
+		log.G(ctx).WithError(err).Warn("pausing beside exec'd processes: the container cannot be checkpointed until they have ended")
+		p.c.execs.Hold()
+	}
+}
+
+// goesOn undoes what prepare did. In a container that has ended it does no more than that those
+// who wait get an error.
+func (c *container) goesOn(ctx context.Context) {
+	c.execs.LetIn()
+	if told := c.told; told != nil {
+		c.told = nil
+		if err := told.tellAfter(context.WithoutCancel(ctx)); err != nil {
+			log.G(ctx).WithError(err).Warn("hook failed")
+		}
+	}
+	c.hookErr = nil
 }
 
 func (p *pausing) pause(ctx context.Context) (uint64, error) {
@@ -131,11 +162,24 @@ func (c *container) lock(ctx context.Context, read config.Source) error {
 	return nil
 }
 
+// requireLock refuses a container whose CUDA processes are not locked. It notes
+// in the sequence how long the lock took.
+func (c *container) requireLock(q *sequence.Sequence) error {
+	if c.lockErr != nil {
+		return fmt.Errorf("the container's CUDA processes could not be locked when it was paused: %w", c.lockErr)
+	}
+	if c.gpu.Phase() == gpustate.Unlocked {
+		return fmt.Errorf("the container began to use CUDA while it was being paused; resume it and try again: %w", errdefs.ErrFailedPrecondition)
+	}
+	q.Note(images.Phase{Name: "lock", Took: c.gpu.Facts().LockTook})
+	return nil
+}
+
 // resume brings the GPU state back where a checkpoint could not, thaws, unlocks and lets execs in.
 func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, err error) {
 	defer func() {
 		if _, gone := proc.StatusOf(c.pid); err == nil || proc.Ended(gone) {
-			c.execs.LetIn() // runc refuses those of a container that has ended
+			c.goesOn(ctx)
 		}
 	}()
 	if err := c.gpu.RestoreInPlace(ctx); err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
@@ -55,9 +56,12 @@ type restoring struct {
 	request *taskAPI.StartRequest
 
 	view    config.View
+	told    hooks.Hooks
 	images  *criu.Copy
 	gate    *criu.Gate // nil without GPU state
 	watch   *criu.Watch
+	within  time.Duration // that CRIU may take, from since on
+	since   time.Time
 	started chan struct{} // closed when runc's Start has ended; resp and err are its results
 	resp    *taskAPI.StartResponse
 	err     error
@@ -70,6 +74,9 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	q := sequence.New("restore", c.id)
 	k.view, err = c.config()
 	if err != nil {
+		return nil, err
+	}
+	if k.told, err = hooks.Read(c.annotations); err != nil {
 		return nil, err
 	}
 	settings, err := c.writeSettings(ctx, k.view)
@@ -101,9 +108,13 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		steps = append(steps,
 			sequence.Step{Name: "map GPU state", Do: gpu.Map},
 			sequence.Step{Name: "restore GPU state", Do: gpu.Restore},
+			sequence.Step{Name: "note", Do: k.note},
 			sequence.Step{Name: "open the gate", Do: k.openGate},
 		)
+	} else {
+		steps = append(steps, sequence.Step{Name: "note", Do: k.note})
 	}
+	steps = append(steps, sequence.Step{Name: "tell restored", Do: k.tell})
 	if err := q.Run(ctx, steps...); err != nil {
 		return nil, err
 	}
@@ -120,6 +131,12 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 // has restored them and holds each of their threads; else when they run. CRIU is not given up
 // once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
+	bytes, err := imagedir.Size(k.c.restore.images())
+	if err != nil {
+		return 0, err
+	}
+	k.within = criu.Patience(time.Duration(k.view.CRIU.RestoreTimeout), bytes)
+	k.since = time.Now()
 	programs, err := tmpfs.Install(k.c.bundle, k.images.Path())
 	if err != nil {
 		return 0, err
@@ -139,7 +156,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		if err := k.awaitRunc(); err != nil {
 			return 0, err
 		}
-	} else if pid, err := k.gate.Await(ended); err == nil {
+	} else if pid, err := k.gate.Await(ended, k.within); err == nil {
 		k.c.pid = pid
 	} else {
 		k.gate.Close()
@@ -148,13 +165,23 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		}
 		return 0, sequence.Join(err, k.s.kill(context.WithoutCancel(ctx), k.c))
 	}
-	return imagedir.Size(k.c.restore.dir)
+	return bytes, nil
 }
 
-// awaitRunc waits until runc and CRIU have ended. On an error nothing of the container is left.
+// awaitRunc waits until runc and CRIU have ended, and ends a CRIU whose time is over. On an error
+// nothing of the container is left.
 func (k *restoring) awaitRunc() error {
-	<-k.started
+	var hung error
+	select {
+	case <-k.started:
+	case <-time.After(time.Until(k.since.Add(k.within))):
+		hung = sequence.Join(criu.Hangs(k.within), criu.EndRestoring(k.c.id))
+		<-k.started
+	}
 	if err := k.watch.Stop(errgrpc.ToNative(k.err)); err != nil {
+		if hung != nil {
+			err = fmt.Errorf("%w: %w", hung, err)
+		}
 		k.c.pid = 0
 		restoreLog := criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id)
 		return sequence.Join(restoreLog.Explain(err), k.c.removeHalf(k.watch))
@@ -165,6 +192,7 @@ func (k *restoring) awaitRunc() error {
 
 // openGate lets all threads of the restored processes run.
 func (k *restoring) openGate(context.Context) (uint64, error) {
+	k.since = time.Now()
 	err := k.gate.Open()
 	if err == nil {
 		err = k.awaitRunc()

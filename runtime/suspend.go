@@ -83,7 +83,7 @@ func (want *suspension) apply(ctx context.Context, s *Service, c *container) err
 	case want.suspend && c.suspended:
 		return fmt.Errorf("the container is suspended already: %w", errdefs.ErrFailedPrecondition)
 	case want.suspend:
-		return (&suspending{pausing: pausing{s, c, config.For(c.annotations)}, parent: want.spill}).run(ctx)
+		return (&suspending{pausing: pausing{s: s, c: c, read: config.For(c.annotations)}, parent: want.spill}).run(ctx)
 	case c.suspended:
 		return (&resuming{s: s, c: c, gpus: want.gpus}).run(ctx)
 	case c.gpu.Phase() != gpustate.Unlocked && !c.paused && want.gpus == nil: // an unlock that failed

@@ -81,7 +81,7 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		}
 		return o.print(cmd, facts, text.String())
 	default:
-		r.Add(doctor.CheckPrograms(&n, path, configured)...)
+		r.Add(doctor.CheckPrograms(ctx, &n, path, configured)...)
 		daemonChecks, cdiDirs, root := doctor.CheckContainerd(ctx, &n, o.address, found)
 		r.Add(daemonChecks...)
 		r.Add(doctor.CheckRunc(ctx, &n)...)

@@ -27,6 +27,9 @@ const (
 	// Shells decides for a container what [checkpoint] shells decides for the node: "refuse" a
 	// checkpoint while somebody has a shell in the container, or "end" the shell.
 	Shells = "dev.gpuckpt.shells"
+	// HookPrefix begins the annotations of hooks: dev.gpuckpt.hook.before-checkpoint,
+	// …after-checkpoint and …after-restore, each also with .timeout and .on-failure.
+	HookPrefix = "dev.gpuckpt.hook."
 	// ChangedFiles decides for a container what [restore] changed_files decides for the node.
 	ChangedFiles = "dev.gpuckpt.changed-files"
 	// CRIUPrefix begins the annotations that set an option of CRIU:

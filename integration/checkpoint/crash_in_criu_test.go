@@ -23,6 +23,17 @@ import (
 // while something is done, and gives the error of that, which must come to an end.
 func killWhile(t *testing.T, do func() error, find func() int) error {
 	t.Helper()
+	return signalWhile(t, unix.SIGKILL, do, find)
+}
+
+// stopWhile is killWhile of a process that is not killed, and does nothing any more.
+func stopWhile(t *testing.T, do func() error, find func() int) error {
+	t.Helper()
+	return signalWhile(t, unix.SIGSTOP, do, find)
+}
+
+func signalWhile(t *testing.T, signal unix.Signal, do func() error, find func() int) error {
+	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- do() }()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
@@ -32,7 +43,7 @@ func killWhile(t *testing.T, do func() error, find func() int) error {
 		default:
 		}
 		if pid := find(); pid != 0 {
-			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
 				t.Error(err)
 			}
 			break
@@ -173,6 +184,41 @@ func TestKilledInRestore(t *testing.T) {
 			goesOn(t, k)
 		})
 	}
+}
+
+// A CRIU that hangs in a restore is ended when its time is over, and another restore works.
+func TestHungInRestore(t *testing.T) {
+	results.Add(t)
+	k, dir := checkpointed(t)
+	undo := shared.Configured(t, "[criu]\nrestore_timeout = \"2s\"\n")
+	runc, stopped := 0, 0
+	var err error
+	for range tries {
+		err = stopWhile(t, func() error { return restoreTask(t, shared, k, dir) }, func() int {
+			if runc == 0 || commandLine(runc) == "" {
+				runc = runcOf(k)
+			}
+			if stopped = childOf(runc, "criu"); len(childrenOf(runc, "criu")) > 1 {
+				return stopped
+			}
+			return 0
+		})
+		if err != nil {
+			break
+		}
+		endTask(t, shared, k)
+	}
+	harness.Says(t, err, "restore processes", "CRIU hangs", "restore_timeout in [criu]")
+	nothingRuns(t, shared, k)
+	if commandLine(stopped) != "" {
+		t.Errorf("CRIU's process %d is left", stopped)
+	}
+	ctr(t, shared, "tasks", "delete", k.ID)
+	undo()
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	goesOn(t, k)
 }
 
 // The tracer that has mapped the GPU state is killed while the driver restores: all is

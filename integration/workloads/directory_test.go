@@ -46,13 +46,16 @@ func memoryDir(t *testing.T) string {
 
 // checkpointInto has a container checkpointed into a directory, which makes its task end, and
 // removes the task. It returns the bytes of GPU state.
-func checkpointInto(ctx context.Context, t *testing.T, k *harness.Container, dir string) (state uint64) {
+func checkpointInto(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container, dir string) (state uint64) {
 	t.Helper()
 	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: dir, Exit: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := shared.Client().TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: opts}); err != nil {
+	if err := untilTaken(ctx, t, result, func() error {
+		_, err := shared.Client().TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: opts})
+		return err
+	}); err != nil {
 		t.Fatalf("%v\n%s", err, tail(linesWith(shared.Log(), k.ID)))
 	}
 	m, err := images.ReadMetadata(dir)

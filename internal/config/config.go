@@ -95,6 +95,9 @@ type CRIU struct {
 	Path string `toml:"path"`
 	// PluginDir has criu's plugins. A cuda_plugin.so there is kept from acting a second time.
 	PluginDir string `toml:"plugin_dir"`
+	// RestoreTimeout is how long CRIU may take to restore the processes of a container without
+	// memory; criu.Patience adds to it.
+	RestoreTimeout Duration `toml:"restore_timeout"`
 	// Options are lines for CRIU's configuration file, by the names of its command line: true, a
 	// string, a number, or a list of strings.
 	Options map[string]any `toml:"options"`
@@ -143,6 +146,7 @@ func Default() Node {
 		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
 		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
 		Restore:      Restore{Policy: Annotated, Images: []string{}, ChangedFiles: Refuse},
+		CRIU:         CRIU{RestoreTimeout: Duration(2 * time.Minute)},
 	}
 }
 
@@ -210,6 +214,9 @@ func (n *Node) check() error {
 	}
 	if path := n.CRIU.Path; path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "criu") {
 		return fmt.Errorf("[criu] path is %q; it must be an absolute path that ends in /criu, the name that runc looks for", path)
+	}
+	if n.CRIU.RestoreTimeout <= 0 {
+		return fmt.Errorf("[criu] restore_timeout is %v; it must be more than 0", time.Duration(n.CRIU.RestoreTimeout))
 	}
 	for name, value := range n.CRIU.Options {
 		if _, err := CRIULines(name, value); err != nil {

@@ -30,6 +30,8 @@ type Dump struct {
 	Cgroups *cgroup.CgroupEntry
 	Seccomp *seccomp.SeccompEntry          // nil without filters
 	UserNS  map[uint32]*userns.UsernsEntry // by the ids of the namespaces
+	// Torn are connections of which CRIU has one end only.
+	Torn []TornSocket
 	// NetworkGiven reports whether CRIU wants to be given the network namespace of
 	// the first process.
 	NetworkGiven bool
@@ -58,12 +60,9 @@ const numLimits = 16
 const maxThreads = 100_000
 
 // Dump reads what is compared with a spec, as CRIU reads it, and refuses what Copy would refuse in
-// any of the images. The error is ErrHalfMade for a dump in the middle of a connection.
+// any of the images.
 func (im *Images) Dump() (*Dump, error) {
 	if err := im.Check(); err != nil {
-		return nil, err
-	}
-	if err := im.checkPeers(); err != nil {
 		return nil, err
 	}
 	d := &Dump{UserNS: make(map[uint32]*userns.UsernsEntry)}
@@ -79,6 +78,9 @@ func (im *Images) Dump() (*Dump, error) {
 		err = im.readTasks(d)
 	}
 	if err != nil {
+		return nil, err
+	}
+	if d.Torn, err = im.tornSockets(); err != nil {
 		return nil, err
 	}
 	// CRIU has written what it calls a network namespace that it wants to be given.

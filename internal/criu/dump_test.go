@@ -13,14 +13,10 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/cgroup"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/creds"
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
-	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
-	"github.com/checkpoint-restore/go-criu/v8/crit/images/fown"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/netdev"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
-	sk_opts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
-	sk_unix "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -154,38 +150,6 @@ func TestNetworkGiven(t *testing.T) {
 		d, err := Open(dir).Dump()
 		if errors.Is(err, images.ErrDamaged) != c.damaged || err != nil && !c.damaged || err == nil && d.NetworkGiven != c.given {
 			t.Errorf("%s: got %+v, %v", name, d, err)
-		}
-	}
-}
-
-// A dump in the middle of a connection is refused: CRIU's restore would miss the other end.
-func TestHalfMadeConnection(t *testing.T) {
-	socket := func(ino, peer, flags uint32) *fdinfo.FileEntry {
-		return &fdinfo.FileEntry{Type: fdinfo.FdTypes_UNIXSK.Enum(), Id: proto.Uint32(ino), Usk: &sk_unix.UnixSkEntry{
-			Id: proto.Uint32(ino), Ino: proto.Uint32(ino), Peer: proto.Uint32(peer), Uflags: proto.Uint32(flags),
-			Type: proto.Uint32(1), State: proto.Uint32(1), Flags: proto.Uint32(2), Backlog: proto.Uint32(0),
-			Fown: &fown.FownEntry{Uid: proto.Uint32(0), Euid: proto.Uint32(0), Signum: proto.Uint32(0), PidType: proto.Uint32(0), Pid: proto.Uint32(0)},
-			Opts: &sk_opts.SkOptsEntry{
-				SoSndbuf: proto.Uint32(1), SoRcvbuf: proto.Uint32(1), SoSndTmoSec: proto.Uint64(0), SoSndTmoUsec: proto.Uint64(0),
-				SoRcvTmoSec: proto.Uint64(0), SoRcvTmoUsec: proto.Uint64(0),
-			},
-			Name: []byte{},
-		}}
-	}
-	for name, test := range map[string]struct {
-		sockets []proto.Message
-		want    error
-	}{
-		"a pair":             {[]proto.Message{socket(7, 8, 0), socket(8, 7, 0)}, nil},
-		"not connected":      {[]proto.Message{socket(7, 0, 0)}, nil},
-		"a callback's":       {[]proto.Message{socket(7, 9, 4)}, nil},
-		"half of one":        {[]proto.Message{socket(7, 8, 0), socket(8, 7, 0), socket(10, 11, 0)}, ErrHalfMade},
-		"to one that is not": {[]proto.Message{socket(7, 9, 0)}, ErrHalfMade},
-	} {
-		dir := dumpDir(t)
-		writeFile(t, filepath.Join(dir, "files.img"), string(imageOf(t, "FILES", test.sockets...)))
-		if _, err := Open(dir).Dump(); !errors.Is(err, test.want) {
-			t.Errorf("%s: %v, want %v", name, err, test.want)
 		}
 	}
 }

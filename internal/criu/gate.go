@@ -116,8 +116,11 @@ func ListenGate(dir string) (*Gate, error) {
 }
 
 // Await waits until CRIU has restored all processes and holds their threads. It returns the pid of
-// the container's first process, as this program counts. It ends with the context.
-func (g *Gate) Await(ctx context.Context) (int, error) {
+// the container's first process, as this program counts. It ends with the context, and with
+// ErrHangs when the time is over.
+func (g *Gate) Await(ctx context.Context, within time.Duration) (int, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, within, Hangs(within))
+	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = g.listener.SetDeadline(time.Now()) })
 	defer stop()
 	conn, err := g.listener.AcceptUnix()
@@ -125,7 +128,7 @@ func (g *Gate) Await(ctx context.Context) (int, error) {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return 0, fmt.Errorf("wait for CRIU's plugin: %w", err)
+		return 0, fmt.Errorf("wait for CRIU to restore the processes: %w", err)
 	}
 	g.conn = conn
 	text, err := g.receive()

@@ -12,7 +12,23 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
+
+// A CRIU that hangs is waited for as long as it may take.
+func TestGateOfHungCRIU(t *testing.T) {
+	gate, err := ListenGate(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gate.Close()
+	if _, err := gate.Await(t.Context(), 20*time.Millisecond); !errors.Is(err, ErrHangs) || !strings.Contains(err.Error(), "in 20ms") {
+		t.Errorf("error %v", err)
+	}
+	if got := Patience(time.Minute, 1<<30); got != time.Minute+32*time.Second {
+		t.Errorf("1 GiB may take %v", got)
+	}
+}
 
 // The shim and a plugin talk at a gate whose directory has a path longer than a socket's address.
 func TestGate(t *testing.T) {
@@ -61,7 +77,7 @@ func TestGate(t *testing.T) {
 		}
 		plugin <- heard
 	}()
-	pid, err := gate.Await(t.Context())
+	pid, err := gate.Await(t.Context(), time.Minute)
 	if err != nil || pid != 4711 {
 		t.Fatalf("pid %d, error %v", pid, err)
 	}
@@ -92,7 +108,7 @@ func TestGateGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	failed := errors.New("CRIU failed")
 	cancel(failed)
-	if _, err := gate.Await(ctx); !errors.Is(err, failed) {
+	if _, err := gate.Await(ctx, time.Minute); !errors.Is(err, failed) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -5,7 +5,6 @@ package doctor
 
 import (
 	"context"
-	"debug/buildinfo"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -27,7 +26,7 @@ const runcCheckpoint = "org.opencontainers.runc.checkpoint.enabled"
 
 // CheckPrograms looks at this project's programs and at its configuration, which lies at path;
 // configured is the error of reading that.
-func CheckPrograms(n *Node, path string, configured error) []Check {
+func CheckPrograms(ctx context.Context, n *Node, path string, configured error) []Check {
 	a := area{name: "gpuckpt"}
 	found := path
 	if _, err := os.Stat(path); err != nil {
@@ -39,7 +38,7 @@ func CheckPrograms(n *Node, path string, configured error) []Check {
 		a.ok("configuration", "%s", found)
 	}
 	shim, err := n.Look(ShimName)
-	version, revision := buildOf(shim)
+	version := n.buildOf(ctx, shim)
 	a.either(err == nil, "shim", shim+version,
 		Failure, "no "+ShimName+" in containerd's $PATH", "containers cannot use the runtime by its name, nor be checkpointed", installFix)
 	const without = "GPU containers can be neither checkpointed nor restored nor suspended"
@@ -50,8 +49,8 @@ func CheckPrograms(n *Node, path string, configured error) []Check {
 	if _, err := os.Stat(helper); err != nil {
 		return a.with(Failure, "helper", err.Error(), without, "# change helper in "+path)
 	}
-	itsVersion, itsRevision := buildOf(helper)
-	a.either(shim == "" || revision == itsRevision, "helper", helper+itsVersion,
+	itsVersion := n.buildOf(ctx, helper)
+	a.either(shim == "" || version == itsVersion, "helper", helper+itsVersion,
 		Failure, helper+itsVersion+", and the shim"+version, "programs of different builds do not understand each other", installFix)
 	if shim != "" {
 		plugin, err := criu.FindPlugin(shim)
@@ -61,21 +60,17 @@ func CheckPrograms(n *Node, path string, configured error) []Check {
 	return a.checks
 }
 
-// buildOf returns ", version …" of a Go program and what it was built of, "" where unknown.
-func buildOf(program string) (version, revision string) {
-	info, err := buildinfo.ReadFile(program)
-	if err != nil {
-		return "", ""
+// buildOf returns ", version …", what a program says of its build, "" where it says nothing.
+func (n *Node) buildOf(ctx context.Context, program string) string {
+	if program == "" {
+		return ""
 	}
-	if info.Main.Version != "" {
-		version = ", version " + info.Main.Version
+	out, _, err := n.Run(ctx, program, "--version")
+	_, text, ok := strings.Cut(strings.TrimSpace(out), " ")
+	if err != nil || !ok {
+		return ""
 	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			return version, s.Value
-		}
-	}
-	return version, info.Main.Version
+	return ", version " + text
 }
 
 // CheckRunc looks at the runc that shims run.

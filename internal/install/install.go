@@ -44,8 +44,9 @@ type Options struct {
 	// Source is the directory of a release, with bin and lib. If it is the prefix, as a package has
 	// it, nothing is copied.
 	Source string
-	// Prefix is the directory to install below. Empty: that of the last installation, else the
-	// first of Prefixes that can be written and executed from.
+	// Prefix is the directory to install below. Empty: the source, if it is /usr or one of Prefixes,
+	// else that of the last installation, else the first of Prefixes that can be written and
+	// executed from.
 	Prefix string
 	// Config is containerd's configuration. Empty: that of k3s or RKE2 where there is one, else
 	// /etc/containerd/config.toml.
@@ -221,8 +222,12 @@ func (o Options) writeRecord(r *record) error {
 	return replaceFile(o.at(o.Record), data, 0o644)
 }
 
-// choosePrefix returns the prefix of the last installation, or the first that can be used.
+// choosePrefix returns the source where that is a prefix already, as a package's is; else the
+// prefix of the last installation, or the first that can be used.
 func (o Options) choosePrefix(old record) (string, error) {
+	if o.Root == "/" && (o.Source == "/usr" || slices.Contains(Prefixes, o.Source)) {
+		return o.Source, nil
+	}
 	if old.Prefix != "" {
 		return old.Prefix, nil
 	}

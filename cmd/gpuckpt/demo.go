@@ -1,0 +1,41 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func demoCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "demo",
+		Short: "Show a checkpoint and a restore, without a GPU",
+		Long: `Show a checkpoint and a restore of a container that counts in GPU memory.
+
+It uses a GPU of this machine, or else a software GPU, and starts a containerd of its own, which it
+stops at the end. Its programs come in the package gpuckpt-demo.`,
+		Example: `  gpuckpt demo`,
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			release, err := releaseOf()
+			if err != nil {
+				return err
+			}
+			lib := filepath.Join(release, "lib", "gpuckpt")
+			program := filepath.Join(lib, "demo", "demo")
+			if _, err := os.Stat(program); err != nil {
+				return fmt.Errorf("the demo is not installed: install the package gpuckpt-demo, or unpack its archive over %s: %w", release, err)
+			}
+			dirs := []string{filepath.Join(release, "bin"), lib, filepath.Join(lib, "criu"), filepath.Join(lib, "demo")}
+			env := append(os.Environ(), "GPUCKPT_BIN="+strings.Join(dirs, string(os.PathListSeparator)))
+			return fmt.Errorf("start %s: %w", program, syscall.Exec(program, []string{program}, env))
+		},
+	}
+}

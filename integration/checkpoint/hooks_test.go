@@ -1,0 +1,214 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+const (
+	beforeCheckpoint = "dev.gpuckpt.hook.before-checkpoint"
+	afterCheckpoint  = "dev.gpuckpt.hook.after-checkpoint"
+	afterRestore     = "dev.gpuckpt.hook.after-restore"
+)
+
+// hooked is a counter with hooks, of which each that is "count" counts one: what the program has
+// heard is in its memory on the GPU.
+func hooked(t *testing.T, hooks map[string]string) *harness.Container {
+	t.Helper()
+	port, err := harness.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	hooks = maps.Clone(hooks)
+	for key, value := range hooks {
+		if value == "count" {
+			hooks[key] = fmt.Sprintf("gpuwork send 127.0.0.1:%d count", port)
+		}
+	}
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Port: port, Annotations: hooks}, "counter")
+	k.Expect(t, "count", "101")
+	return k
+}
+
+// The program hears of a checkpoint before it, and in time for what it does to be in the checkpoint.
+// Then it hears in the old container that it runs on, and in the new one that it was restored.
+func TestHooks(t *testing.T) {
+	results.Add(t)
+	k := hooked(t, map[string]string{beforeCheckpoint: "count", afterCheckpoint: "count", afterRestore: "count"})
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir) // 102 in it, 103
+	k.Expect(t, "count", "104")
+	ref := takeCheckpoint(t, shared, k, "1") // ctr, which pauses: 105 in it, 106
+	k.Expect(t, "count", "107")
+	harness.Says(t, checkpointTask(t, shared, k, dir), "holds a GPU checkpoint already") // 108, 109
+	k.Expect(t, "count", "110")
+	endTask(t, shared, k)
+	if err := restoreTask(t, shared, k, dir); err != nil { // 103
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	k.Expect(t, "count", "104")
+	k.MustRemove(t)
+	r := restore(t, shared, k.ID, ref, k.Port) // 106
+	r.Expect(t, "count", "107")
+}
+
+// A hook that fails before a checkpoint refuses it, whoever has paused, and the program hears that
+// it runs on.
+func TestHookRefuses(t *testing.T) {
+	results.Add(t)
+	for _, test := range []struct {
+		name  string
+		hooks map[string]string
+		says  []string // none for a checkpoint that is made
+	}{
+		{"status", map[string]string{beforeCheckpoint: "gpuwork exit 3"}, []string{"hook before-checkpoint", `"gpuwork exit 3"`, "status 3"}},
+		{"logged", map[string]string{beforeCheckpoint: "gpuwork exit 3", beforeCheckpoint + ".on-failure": "log"}, nil},
+		{"no such program", map[string]string{beforeCheckpoint: `["nothing","there"]`}, []string{"hook before-checkpoint", "nothing"}},
+		{"late", map[string]string{beforeCheckpoint: "gpuwork sleep", beforeCheckpoint + ".timeout": "300ms"}, []string{"longer than 300ms"}},
+		{"mistyped", map[string]string{beforeCheckpoint + "s": "gpuwork exit 0"}, []string{"only the hooks"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			hooks := maps.Clone(test.hooks)
+			hooks[afterCheckpoint] = "count"
+			k := hooked(t, hooks)
+			heard := 1
+			if test.name == "mistyped" {
+				heard = 0 // the annotations say nothing for sure
+			}
+			err := checkpointTask(t, shared, k, t.TempDir())
+			paused := k.Checkpoint(t.Context(), "refused:1")
+			if test.says == nil {
+				removeImageAtEnd(t, shared, "refused:1")
+				if err := errors.Join(err, paused); err != nil {
+					t.Error(err)
+				}
+			} else {
+				harness.Says(t, err, test.says...)
+				harness.Says(t, paused, test.says...)
+				if heard > 0 {
+					harness.Says(t, paused, "was not ready for a checkpoint when the container was paused")
+				}
+			}
+			isPaused(t, k, false)
+			k.Expect(t, "count", fmt.Sprint(101+2*heard+1))
+			if pid := childOf(shimOf(t, k), "gpuwork sleep"); pid != 0 {
+				t.Errorf("the hook's process %d is left", pid)
+			}
+		})
+	}
+}
+
+// A hook that fails after a restore ends the container if it is to refuse.
+func TestHookAfterRestore(t *testing.T) {
+	results.Add(t)
+	for _, onFailure := range []string{"log", "refuse"} {
+		k := hooked(t, map[string]string{afterRestore: "gpuwork exit 3", afterRestore + ".on-failure": onFailure})
+		dir := t.TempDir()
+		checkpointInto(t, shared, k, dir)
+		endTask(t, shared, k)
+		err := restoreTask(t, shared, k, dir)
+		if onFailure == "refuse" {
+			harness.Says(t, err, "tell restored", "hook after-restore", "status 3")
+			nothingRuns(t, shared, k)
+		} else if err != nil {
+			t.Error(err)
+		} else {
+			k.Expect(t, "count", "102")
+		}
+		k.MustRemove(t)
+	}
+}
+
+func TestHookSignal(t *testing.T) {
+	results.Add(t)
+	k := hooked(t, map[string]string{afterRestore: "signal:SIGSTOP"})
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	endTask(t, shared, k)
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatal(err)
+	}
+	pid := k.MustPid(t)
+	harness.Within(t, "the program has the signal", func() bool {
+		state, err := harness.ProcessState(pid)
+		return err == nil && state == "T"
+	})
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	k.Expect(t, "count", "102")
+}
+
+// restored is what a program can read of its restores.
+type restored struct {
+	Restores int
+	ID       string
+	Time     time.Time
+}
+
+// restoredOf reads it as the program does; the zero value if there is no file.
+func restoredOf(t *testing.T, k *harness.Container) (r restored) {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/run/gpuckpt/restored", k.MustPid(t)))
+	if errors.Is(err, os.ErrNotExist) {
+		return r
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// A program can see that it was restored, how often, and which restore of several it is: with ctr's
+// tmpfs on /run, without it as nerdctl and CRI have it, and with a root that is read-only.
+func TestRestoredFile(t *testing.T) {
+	results.Add(t)
+	for name, spec := range map[string]harness.RunSpec{
+		"tmpfs":     {},
+		"root":      {Amend: []oci.SpecOpts{oci.WithoutRunMount}},
+		"read-only": {Amend: []oci.SpecOpts{oci.WithoutRunMount, oci.WithRootFSReadonly()}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec.GPUs = []int{0}
+			k := shared.Work(t, spec, "counter")
+			k.Expect(t, "count", "101")
+			if r := restoredOf(t, k); r.Restores != 0 {
+				t.Errorf("before any restore: %+v", r)
+			}
+			dirs := []string{t.TempDir(), t.TempDir()}
+			checkpointInto(t, shared, k, dirs[0])
+			ids := make(map[string]bool)
+			for i, dir := range []string{dirs[0], dirs[0], dirs[1], dirs[1]} {
+				if i == 2 {
+					checkpointInto(t, shared, k, dirs[1]) // of a restored container
+				}
+				endTask(t, shared, k)
+				if err := restoreTask(t, shared, k, dir); err != nil {
+					t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+				}
+				k.Expect(t, "count", fmt.Sprint(102+i/2))
+				r := restoredOf(t, k)
+				if want := 1 + i/2; name == "tmpfs" && r.Restores != want || r.Restores == 0 || len(r.ID) != 32 || ids[r.ID] || time.Since(r.Time) > time.Minute {
+					t.Errorf("restore %d: %+v, other ids %v", i, r, ids)
+				}
+				ids[r.ID] = true
+			}
+		})
+	}
+}

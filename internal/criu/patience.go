@@ -1,0 +1,50 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package criu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// ErrHangs reports a CRIU that neither did its work nor ended in its time.
+var ErrHangs = errors.New("CRIU hangs")
+
+// slowest is what CRIU restores in a second at the least, in bytes of images.
+const slowest = 32 << 20
+
+// Patience returns how long CRIU may take to restore images of so many bytes: base, and the time
+// that a slow disk takes to read them.
+func Patience(base time.Duration, bytes uint64) time.Duration {
+	return base + time.Duration(bytes/slowest)*time.Second
+}
+
+// Hangs returns the ErrHangs of a CRIU that had this long.
+func Hangs(within time.Duration) error {
+	return fmt.Errorf("%w: it has neither restored the processes nor ended in %v: see its log, and raise restore_timeout in [criu] of %s if it was at work", ErrHangs, within, config.Path)
+}
+
+// EndRestoring ends the CRIU that restores the container of this id, and its runc if CRIU does not
+// end: that runc waits for CRIU without a bound.
+func EndRestoring(id string) error {
+	var err error
+	for _, runc := range proc.Children(os.Getpid()) {
+		args, _ := proc.Arguments(runc)
+		if len(args) == 0 || args[len(args)-1] != id || !slices.Contains(args, "restore") {
+			continue
+		}
+		if err = end(slices.DeleteFunc(proc.Children(runc), func(pid int) bool { return !forRunc(pid) })); err != nil {
+			_ = unix.Kill(runc, unix.SIGKILL)
+		}
+	}
+	return err
+}
