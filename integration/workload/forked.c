@@ -38,10 +38,10 @@ static void *forks(void *unused)
 	for (;;) {
 		pid_t pid = fork();
 		if (!pid) {
-			usleep(30000);
+			usleep(50000);
 			_exit(0);
 		}
-		usleep(2000);
+		usleep(10000);
 		while (waitpid(-1, NULL, WNOHANG) > 0)
 			;
 	}

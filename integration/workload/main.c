@@ -29,7 +29,7 @@ static const char usage[] =
 	"  writer  --file PATH [--start N]   counter, and a thread that appends to PATH\n"
 	"  spin    [--seconds N]             a kernel that does not end by itself\n"
 	"  forked  [--start N] [--gpu I]     counter, and on port P+1 plain, in a child forked since\n"
-	"  forking [--start N] [--gpu I]     counter; forks a child every 2 ms, which lives for 30 ms\n"
+	"  forking [--start N] [--gpu I]     counter; forks a child every 10 ms, which lives for 50 ms\n"
 	"  ipc     [--start N] [--gpu I]     counter, and on port P+1 another process's of the same\n"
 	"                                    device memory\n"
 	"  monitor [--start N]               plain, with NVML in use\n"
