@@ -32,7 +32,7 @@ build: compiler ## Build the shim, the CUDA helper, CRIU's plugin and the comman
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/containerd-shim-gpuckpt-v2 ./cmd/gpuckpt
 	CGO_ENABLED=1 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/gpuckpt-cuda-helper
-	gcc -Wall -Wextra -Werror -O2 -fPIC -shared -fvisibility=hidden -s -o $(BIN)/gpuckpt_criu.so internal/criu/plugin/plugin.c
+	gcc -Wall -Wextra -Werror -O2 -fPIC -shared -fvisibility=hidden -s -o $(BIN)/gpuckpt_criu.so internal/criu/plugin/*.c
 	@ln -sf gpuckpt $(BIN)/cuda-checkpoint
 
 # Code that runs in the processes of others, kept as it is embedded: a test compares.

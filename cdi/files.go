@@ -87,7 +87,7 @@ type Substitution struct {
 //
 //   - A mount of a driver file whose source this node lacks gets the counterpart as its source.
 //   - A driver file that only the dump has mounted is mounted: the counterpart among the spec's own
-//     mounts, or among files, which are this node's (Registry.Files).
+//     mounts or, if the spec grants a GPU, among files, which are this node's (Registry.Files).
 //   - A device node that only the dump has mounted gets /dev/null. Its path is in stray: the caller
 //     must remove it after the restore. A device at that path leaves the spec, for which runc would
 //     have CRIU mount this machine's node, whatever its numbers.
@@ -97,6 +97,12 @@ type Substitution struct {
 //
 // The error is ErrFiles. The spec is then of no use.
 func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (substituted []Substitution, stray []string, err error) {
+	// A dump is not to choose files of this node for a container that has no business with them.
+	request := Read(spec)
+	granted := len(request.Minors) > 0 || request.AllNodes
+	if !granted {
+		files = nil
+	}
 	files = slices.Concat(specFiles(spec), files)
 	var lost []string
 	for i, m := range spec.Mounts {
@@ -131,6 +137,9 @@ func Rebind(spec *specs.Spec, mounted, mapped []string, files []File) (substitut
 			spec.Mounts = append(spec.Mounts, bind(f.Host, at))
 			substituted = append(substituted, Substitution{at, f.Host})
 		}
+	}
+	if len(lost) > 0 && !granted {
+		return nil, nil, fmt.Errorf("%w: it had %s mounted, and the container's spec grants no GPU", ErrFiles, strings.Join(slices.Compact(slices.Sorted(slices.Values(lost))), ", "))
 	}
 	if len(lost) > 0 {
 		slices.Sort(lost)

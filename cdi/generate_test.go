@@ -231,6 +231,20 @@ func TestInject(t *testing.T) {
 	}
 }
 
+// A dump that names files and sockets of the driver gets none of the node's into a container that
+// has no GPU.
+func TestRebindWithoutGPU(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	touch(t, path)
+	for _, at := range []string{"/x/nvidia-fabricmanager/socket", "/a/libnvidia-ml.so.580.1.2"} {
+		spec := specOf(t, `{"mounts": []}`)
+		substituted, _, err := Rebind(spec, []string{at}, nil, []File{{Host: path, Container: at}})
+		if !errors.Is(err, ErrFiles) || !strings.Contains(err.Error(), "grants no GPU") || len(spec.Mounts) > 0 {
+			t.Errorf("%s: %v, error %v, mounts %v", at, substituted, err, spec.Mounts)
+		}
+	}
+}
+
 func TestRebind(t *testing.T) {
 	here := t.TempDir()
 	lib := func(name string) string {

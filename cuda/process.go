@@ -133,6 +133,13 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 		}
 		return nil, err
 	}
+	// The driver's answer comes from the process itself, which may name any thread of the machine.
+	if _, serr := os.Stat(fmt.Sprintf("/proc/%d/task/%d", pid, p.RestoreThread.Host)); serr != nil {
+		if _, gerr := NSPID(pid); proc.Ended(gerr) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("process %d names %d as the driver's thread, which is none of its threads", pid, p.RestoreThread.Host)
+	}
 	if p.PID.NS, err = NSPID(pid); err == nil {
 		p.RestoreThread.NS, err = NSPID(p.RestoreThread.Host)
 	}

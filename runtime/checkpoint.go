@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	goruntime "runtime"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
@@ -354,7 +355,8 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 		}
 		settings.GhostLimit = host.MemoryLimit(c.pid)
 	case c.restore != nil:
-		settings.Gate = c.restore.gpu != nil
+		settings.Gate = true
+		settings.Sandbox = &criu.Sandbox{Spec: c.restore.gpus.Spec, Work: c.workDir, Programs: tmpfs.Programs(c.bundle), Root: filepath.Join(c.runcState, "criu-root")}
 		devices = c.restore.gpus.Nodes()
 	}
 	for _, d := range devices {

@@ -137,14 +137,11 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	return vet.Dump(ctx, spec, dump)
 }
 
-// checkRestore refuses a GPU checkpoint that cannot work here.
+// checkRestore refuses a checkpoint that cannot work here.
 func (c *container) checkRestore(ctx context.Context) error {
 	found, err := c.restore.open()
 	if err != nil {
 		return err
-	}
-	if found == nil {
-		return nil // a checkpoint without GPU state, runc's alone
 	}
 	view, err := c.config()
 	if err != nil {
@@ -152,6 +149,9 @@ func (c *container) checkRestore(ctx context.Context) error {
 	}
 	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
 		return err
+	}
+	if found == nil {
+		return nil // a checkpoint without GPU state
 	}
 	c.restore.gpu, err = c.gpu.Prepare(ctx, found.Metadata, c.annotations[cdi.PairsAnnotation], c.gpuOptions(view.Node))
 	return err

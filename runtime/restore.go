@@ -20,6 +20,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/inspect"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
@@ -58,7 +59,7 @@ type restoring struct {
 	view    config.View
 	told    hooks.Hooks
 	images  *criu.Copy
-	gate    *criu.Gate // nil without GPU state
+	gate    *criu.Gate
 	watch   *criu.Watch
 	within  time.Duration // that CRIU may take, from since on
 	since   time.Time
@@ -93,14 +94,15 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	steps := []sequence.Step{
 		{Name: "copy images", Do: k.copyImages},
 		{Name: "restore processes", Do: k.restoreProcesses, Back: "kill", Undo: k.kill},
+		{Name: "inspect", Do: k.inspect},
 		{Name: "watch cgroup", Do: k.watchCgroup},
 		{Name: "device nodes", Do: k.fixNodes},
 	}
+	if k.gate, err = criu.ListenGate(settings.PluginDir()); err != nil {
+		return nil, err
+	}
+	defer k.gate.Close()
 	if gpu := c.restore.gpu; gpu != nil {
-		if k.gate, err = criu.ListenGate(settings.PluginDir()); err != nil {
-			return nil, err
-		}
-		defer k.gate.Close()
 		// Before there is a process that could change anything.
 		if err := gpu.Load(ctx, c.restore.checkpoint, k.gate, c.gpuOptions(k.view.Node)); err != nil {
 			return nil, err
@@ -108,13 +110,13 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		steps = append(steps,
 			sequence.Step{Name: "map GPU state", Do: gpu.Map},
 			sequence.Step{Name: "restore GPU state", Do: gpu.Restore},
-			sequence.Step{Name: "note", Do: k.note},
-			sequence.Step{Name: "open the gate", Do: k.openGate},
 		)
-	} else {
-		steps = append(steps, sequence.Step{Name: "note", Do: k.note})
 	}
-	steps = append(steps, sequence.Step{Name: "tell restored", Do: k.tell})
+	steps = append(steps,
+		sequence.Step{Name: "note", Do: k.note},
+		sequence.Step{Name: "open the gate", Do: k.openGate},
+		sequence.Step{Name: "tell restored", Do: k.tell},
+	)
 	if err := q.Run(ctx, steps...); err != nil {
 		return nil, err
 	}
@@ -127,9 +129,8 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 	return 0, err
 }
 
-// restoreProcesses has runc and CRIU restore the processes. With a gate it returns when CRIU
-// has restored them and holds each of their threads; else when they run. CRIU is not given up
-// once begun: it would go on without runc.
+// restoreProcesses has runc and CRIU restore the processes. It returns when CRIU has restored them
+// and holds each of their threads. CRIU is not given up once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	bytes, err := imagedir.Size(k.c.restore.images())
 	if err != nil {
@@ -152,11 +153,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		k.resp, k.err = k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.request)
 		cancel(errors.New("CRIU ended"))
 	}()
-	if k.gate == nil {
-		if err := k.awaitRunc(); err != nil {
-			return 0, err
-		}
-	} else if pid, err := k.gate.Await(ended, k.within); err == nil {
+	if pid, err := k.gate.Await(ended, k.within); err == nil {
 		k.c.pid = pid
 	} else {
 		k.gate.Close()
@@ -188,6 +185,11 @@ func (k *restoring) awaitRunc() error {
 	}
 	k.c.pid = int(k.resp.Pid)
 	return nil
+}
+
+// inspect compares what CRIU has restored, and holds, with the spec.
+func (k *restoring) inspect(context.Context) (uint64, error) {
+	return 0, inspect.Held(k.c.restore.gpus.Spec, k.c.bundle, k.c.pid, k.gate)
 }
 
 // openGate lets all threads of the restored processes run.

@@ -27,6 +27,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
@@ -117,7 +118,6 @@ static void wait_for(pid_t child)
 			die("wait for joined helper", strerror(errno));
 	each_node(drop_node);
 	if (WIFSIGNALED(status)) {
-		prctl(PR_SET_DUMPABLE, 0); // the child has dumped its core, if any
 		signal(WTERMSIG(status), SIG_DFL);
 		raise(WTERMSIG(status));
 		_exit(128 + WTERMSIG(status));
@@ -192,6 +192,35 @@ static void stay_host(void)
 		die("keep the container's programs out", strerror(errno));
 }
 
+// The capabilities that the child keeps: to make, own and open device nodes, to look at and to signal
+// processes of any user, to lock memory, to administer the GPU. A process of the container that came
+// to control the child would have no more than these.
+static const int kept[] = {
+	CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER, CAP_KILL, CAP_IPC_LOCK, CAP_IPC_OWNER,
+	CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_SYS_NICE, CAP_SYS_RESOURCE, CAP_MKNOD,
+};
+
+static void drop_capabilities(void)
+{
+	unsigned long long keep = 0;
+	for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+		keep |= 1ull << kept[i];
+	for (int cap = 0; prctl(PR_CAPBSET_READ, cap) >= 0; cap++)
+		if (!(keep >> cap & 1) && prctl(PR_CAPBSET_DROP, cap) < 0)
+			die("drop a capability", strerror(errno));
+	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct have[2];
+	if (syscall(SYS_capget, &head, have) < 0)
+		die("read capabilities", strerror(errno));
+	for (int i = 0; i < 2; i++) {
+		have[i].permitted &= keep >> 32 * i;
+		have[i].effective = have[i].permitted;
+		have[i].inheritable = 0;
+	}
+	if (syscall(SYS_capset, &head, have) < 0)
+		die("drop capabilities", strerror(errno));
+}
+
 __attribute__((constructor)) static void gpuckpt_join(void)
 {
 	const char *dir = getenv(DRIVER_ENV);
@@ -212,6 +241,10 @@ __attribute__((constructor)) static void gpuckpt_join(void)
 	dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 	dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_GLOBAL);
 
+	// From here on it is in the container's /proc: only who may trace processes of any user may look
+	// at it, or attach to it.
+	if (prctl(PR_SET_DUMPABLE, 0) < 0)
+		die("hide from the container", strerror(errno));
 	int mnt = open_ns(pid, "mnt"), pidns = open_ns(pid, "pid");
 	int alive[2]; // its far end closes when the parent dies
 	if (pipe2(alive, O_CLOEXEC) < 0)
@@ -239,6 +272,8 @@ __attribute__((constructor)) static void gpuckpt_join(void)
 	struct pollfd far = { .fd = alive[0], .events = POLLIN };
 	if (poll(&far, 1, 0) != 0)
 		_exit(1);
-	close(alive[0]);	joined = 1;
+	close(alive[0]);
+	joined = 1;
+	drop_capabilities();
 	stay_host();
 }

@@ -25,7 +25,11 @@ func makeDumpDir(in string) (dir string, release func() error, err error) {
 		return "", nil, err
 	}
 	defer turn.Close() // and with it the lock
-	if err := unix.Flock(int(turn.Fd()), unix.LOCK_EX); err == nil {
+	wait := func() error { return unix.Flock(int(turn.Fd()), unix.LOCK_EX) }
+	if err = wait(); errors.Is(err, unix.EINTR) { // by a signal of Go's scheduler
+		err = wait()
+	}
+	if err == nil {
 		if err := sweepDumpDirs(in); err != nil {
 			return "", nil, fmt.Errorf("remove the dump of a program that was killed: %w", err)
 		}

@@ -106,7 +106,7 @@ func (s *ContainerdCheckpoint) Record(ctx context.Context) (config archive.Confi
 		config.CheckpointedAt = m.Created
 	}
 	if s.runtime.Digest != "" {
-		name, err := content.ReadBlob(ctx, s.provider, s.runtime)
+		name, err := oci.ReadDocument(ctx, s.provider, s.runtime)
 		if err != nil {
 			return config, nil, fmt.Errorf("read the runtime's name: %w", err)
 		}
@@ -115,7 +115,7 @@ func (s *ContainerdCheckpoint) Record(ctx context.Context) (config archive.Confi
 	if s.config.Digest == "" {
 		return config, spec, nil
 	}
-	data, err := content.ReadBlob(ctx, s.provider, s.config)
+	data, err := oci.ReadDocument(ctx, s.provider, s.config)
 	if err != nil {
 		return config, nil, fmt.Errorf("read the container's record: %w", err)
 	}

@@ -170,7 +170,7 @@ func (v *conversion) build(ctx context.Context, store content.Store, discard boo
 		o.Previous, o.Provider = previous.Image, providers{o.Provider, previous.Provider}
 	}
 	if v.Base != "" || o.Base.Digest == "" {
-		name := cmp.Or(v.Base, o.BaseName)
+		name := baseRef(v.Base, o.BaseName)
 		if name == "" {
 			return none, errors.New("name the image that the container was made from with --base")
 		}
@@ -189,6 +189,16 @@ func (v *conversion) build(ctx context.Context, store content.Store, discard boo
 	}
 	v.result.Built, v.result.Digest, v.result.Result = true, built.Manifest.Digest.String(), built
 	return built.Manifest, nil
+}
+
+// baseRef returns where the container's image is: where the user says, else among the images of
+// containerd, by the name that the checkpoint has. A checkpoint of somebody else's is not to name a
+// file of this machine.
+func baseRef(given, recorded string) string {
+	if given != "" || recorded == "" {
+		return given
+	}
+	return InContainerd + ":" + recorded
 }
 
 // describe fills in what the source says of the container, and has of its files.

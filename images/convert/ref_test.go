@@ -89,3 +89,17 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 }
+
+// A checkpoint names its base by an image's name, and no file of this machine.
+func TestBaseRef(t *testing.T) {
+	for _, name := range []string{"oci-archive:/srv/private.tar", "/srv/private.tar", "kubernetes-archive:/srv/x.tar", "../x"} {
+		if ref, err := ParseRef(baseRef("", name)); err == nil {
+			t.Errorf("%s: taken for %+v", name, ref)
+		}
+	}
+	for given, recorded := range map[string]string{"": "docker.io/library/app:1", "oci:/srv/layout@app:1": "docker.io/library/app:1"} {
+		if ref, err := ParseRef(baseRef(given, recorded)); err != nil || (ref.Kind == InContainerd) != (given == "") {
+			t.Errorf("%q, %q: %+v, %v", given, recorded, ref, err)
+		}
+	}
+}

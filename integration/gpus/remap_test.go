@@ -5,8 +5,14 @@ package gpus
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -202,4 +208,57 @@ func TestVisibleDevices(t *testing.T) {
 	r = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: given("0=1", "1=0")}, dir, k.Port)
 	r.Expect(t, "verify", "bad=0")
 	isOn(t, r, 0, uuid(0))
+}
+
+// The helper that works in the container's namespaces has no more capabilities there than the
+// driver needs.
+func TestHelperInContainer(t *testing.T) {
+	result := two(t)
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("only the software GPU can be made slow enough to look at the helper")
+	}
+	k := start(t, harness.RunSpec{GPUs: []int{0}}, pattern(1)...)
+	k.Expect(t, "verify", "bad=0")
+	dir := checkpointed(t, result, k)
+	shared.SoftwareGPU(t, "restore_delay_ms=1000\n")
+	found, end := make(chan uint64, 1), make(chan struct{})
+	go func() {
+		defer close(found)
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+			names, _ := filepath.Glob("/proc/[0-9]*/comm")
+			for _, name := range names {
+				if comm, _ := os.ReadFile(name); !strings.HasPrefix(string(comm), "gpuckpt-cuda-he") {
+					continue
+				}
+				pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+				if err != nil {
+					continue
+				}
+				inside, _ := harness.StatusField(pid, "NSpid")
+				filter, _ := harness.StatusField(pid, "Seccomp")
+				caps, _ := harness.StatusField(pid, "CapPrm")
+				if set, err := strconv.ParseUint(caps, 16, 64); err == nil && len(strings.Fields(inside)) > 1 && filter == "2" {
+					found <- set
+					return
+				}
+			}
+		}
+	}()
+	r := restored(t, result, harness.RunSpec{GPUs: []int{1}}, dir, k.Port)
+	close(end)
+	r.Expect(t, "verify", "bad=0")
+	set, ok := <-found
+	if !ok {
+		t.Fatal("no helper was seen in the container")
+	}
+	for _, no := range []int{unix.CAP_SYS_MODULE, unix.CAP_SYS_RAWIO, unix.CAP_SYS_BOOT, unix.CAP_NET_ADMIN, unix.CAP_SETUID, unix.CAP_SETPCAP, unix.CAP_SYS_CHROOT} {
+		if set&(1<<no) != 0 {
+			t.Errorf("it has capability %d (%#x)", no, set)
+		}
+	}
 }

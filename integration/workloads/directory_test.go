@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
@@ -95,8 +96,26 @@ func restoreFrom(ctx context.Context, t *testing.T, k *harness.Container, dir st
 		err = task.Start(ctx)
 	}
 	if err != nil {
-		t.Fatalf("restore %s: %v\n%s", k.ID, err, tail(linesWith(shared.Log(), k.ID)))
+		t.Fatalf("restore %s: %v\n%s\n%s", k.ID, err, criuLog(err), tail(linesWith(shared.Log(), k.ID)))
 	}
+}
+
+// criuLog is what the log of CRIU that an error names says of what the error says: the lines with its
+// numbers, and the last ones.
+func criuLog(err error) string {
+	named := regexp.MustCompile(`its log: (\S+)`).FindStringSubmatch(err.Error())
+	if named == nil {
+		return "the error names no log of CRIU"
+	}
+	data, readErr := os.ReadFile(named[1])
+	if readErr != nil {
+		return readErr.Error()
+	}
+	text := tail(string(data))
+	for _, number := range regexp.MustCompile(`\b\d{4,}\b`).FindAllString(err.Error(), -1) {
+		text = tail(linesWith(string(data), number)) + text
+	}
+	return text
 }
 
 // bytesIn returns what the files of a directory occupy.

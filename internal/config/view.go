@@ -87,7 +87,7 @@ func (v View) choose(key, node string, words ...string) (string, error) {
 // (action-script, libdir, external) reach beyond the container, so only the node's file may.
 var criuAnnotations = []string{
 	"tcp-established", "tcp-close", "skip-in-flight", "file-locks", "link-remap",
-	"ghost-limit", "timeout", "manage-cgroups", "network-lock",
+	"ghost-limit", "timeout", "network-lock",
 }
 
 // CRIUOptions returns the node's options of CRIU with the container's over them.

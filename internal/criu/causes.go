@@ -76,6 +76,8 @@ var causes = []cause{
 		"the file system of the images is full: make room, or choose another directory"},
 	{[]string{"Cannot allocate memory"},
 		"memory is short on the node or in the container: make room, or raise the limit"},
+	{[]string{"Error (gpuckpt/sandbox"},
+		"CRIU could not enter its sandbox: look for the path, a kernel before 5.12, or a mount that is gone"},
 	{[]string{"Don't have tty to inherit"},
 		"the container was dumped with a terminal: restore it with one (--tty)"},
 }

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The life of a gate: the shim listens (ListenGate) before runc starts CRIU. CRIU restores all
@@ -59,8 +61,8 @@ func FindPlugin(shim string) (string, error) {
 
 // AddPlugin puts gpuckpt's CRIU plugin and its settings into dir, a directory that CRIU's option
 // libdir names. The plugin dumps and restores files of the devices. With gate it waits at the gate
-// that ListenGate opens in the same directory.
-func AddPlugin(plugin, dir string, devices []Device, gate bool) error {
+// that ListenGate opens in the same directory. With lines for a sandbox it takes CRIU there.
+func AddPlugin(plugin, dir string, devices []Device, gate bool, sandbox []string) error {
 	var b strings.Builder
 	for _, d := range devices {
 		if strings.ContainsAny(d.Path, "\t\n") || len(d.Path) > 255 {
@@ -70,6 +72,9 @@ func AddPlugin(plugin, dir string, devices []Device, gate bool) error {
 	}
 	if gate {
 		b.WriteString("gate\n")
+	}
+	for _, line := range sandbox {
+		b.WriteString(line + "\n")
 	}
 	if err := os.WriteFile(filepath.Join(dir, pluginSettings), []byte(b.String()), 0o600); err != nil {
 		return fmt.Errorf("set up CRIU's plugin: %w", err)
@@ -141,6 +146,22 @@ func (g *Gate) Await(ctx context.Context, within time.Duration) (int, error) {
 		return 0, fmt.Errorf("CRIU's plugin says %q, not which process it restored", text)
 	}
 	return pid, nil
+}
+
+// CRIU returns the pid of the CRIU whose plugin waits. Await must have returned.
+func (g *Gate) CRIU() (int, error) {
+	raw, err := g.conn.SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("find the CRIU at the gate: %w", err)
+	}
+	var peer *unix.Ucred
+	if cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil {
+		err = cerr
+	}
+	if err != nil {
+		return 0, fmt.Errorf("find the CRIU at the gate: %w", err)
+	}
+	return int(peer.Pid), nil
 }
 
 // Free lets a thread run on, with all signals blocked.

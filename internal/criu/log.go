@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -54,9 +55,9 @@ func (l Log) Explain(err error) error {
 		return err // CRIU never ran; the error says why
 	}
 	defer log.Close()
-	said, means := firstCause(log)
+	said, means := firstCause(tail(log))
 	kept := l.Kept
-	if _, kerr := log.Seek(0, io.SeekStart); kerr != nil || keepLog(log, kept) != nil {
+	if keepLog(tail(log), kept) != nil {
 		kept = l.Path
 	}
 	if means != "" {
@@ -68,9 +69,28 @@ func (l Log) Explain(err error) error {
 	return fmt.Errorf("%w; CRIU's log: %s", err, kept)
 }
 
-// keepLog copies a log.
+// maxLog bounds what is read and kept of a log, in bytes: its end, where the errors are. A dump of a
+// program with 5,000 threads has a log of 12 MiB.
+const maxLog = 16 << 20
+
+// keptLogs bounds the logs that are kept on a node. Names of containers are new with each pod.
+const keptLogs = 100
+
+// tail returns the end of a log.
+func tail(log *os.File) io.Reader {
+	from := int64(0)
+	if st, err := log.Stat(); err == nil && st.Size() > maxLog {
+		from = st.Size() - maxLog
+	}
+	return io.NewSectionReader(log, from, maxLog)
+}
+
+// keepLog copies a log, and removes the oldest of more than keptLogs.
 func keepLog(log io.Reader, to string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+		return err
+	}
+	if err := removeOldLogs(filepath.Dir(to), keptLogs-1); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -79,4 +99,27 @@ func keepLog(log io.Reader, to string) error {
 	}
 	_, err = io.Copy(f, log)
 	return errors.Join(err, f.Close())
+}
+
+// removeOldLogs removes the oldest logs of dumps and restores but so many.
+func removeOldLogs(dir string, keep int) error {
+	var logs []os.FileInfo
+	for _, kind := range []string{"*-dump.log", "*-restore.log"} {
+		names, err := filepath.Glob(filepath.Join(dir, kind))
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if info, err := os.Lstat(name); err == nil { // or another shim has removed it
+				logs = append(logs, info)
+			}
+		}
+	}
+	slices.SortFunc(logs, func(a, b os.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
+	for _, info := range logs[min(keep, len(logs)):] {
+		if err := os.Remove(filepath.Join(dir, info.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }

@@ -5,10 +5,12 @@ package criu
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestExplain(t *testing.T) {
@@ -67,4 +69,33 @@ func TestExplain(t *testing.T) {
 		}
 		wantError(t, log.Explain(failed), "left no log")
 	})
+}
+
+// A log that a hostile checkpoint has made large is kept by its end, and logs of containers that
+// are gone do not pile up.
+func TestKeptLogsAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	failed := errors.New("criu failed: type RESTORE errno 0")
+	for n := range keptLogs + 20 {
+		log := DumpLog(t.TempDir(), dir, fmt.Sprintf("ns-%d", n))
+		writeFile(t, log.Path, "(00.1) Error (a:1): b\n")
+		_ = log.Explain(failed)
+		at := time.Unix(int64(n), 0)
+		if err := os.Chtimes(log.Kept, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept, err := filepath.Glob(filepath.Join(dir, "*.log"))
+	if err != nil || len(kept) != keptLogs {
+		t.Errorf("%d logs are kept, error %v", len(kept), err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "ns-0-dump.log")); err == nil {
+		t.Error("the oldest is kept")
+	}
+	log := DumpLog(t.TempDir(), dir, "large")
+	writeFile(t, log.Path, strings.Repeat("x", maxLog)+"\nError (a:1): at the end\n")
+	wantError(t, log.Explain(failed), "CRIU said: Error (a:1): at the end")
+	if st, err := os.Stat(log.Kept); err != nil || st.Size() != maxLog {
+		t.Errorf("kept: %v, error %v", st, err)
+	}
 }

@@ -64,7 +64,13 @@ func (s Settings) libdir(asked string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return dir, AddPlugin(plugin, dir, s.Devices, s.Gate)
+	var sandbox []string
+	if s.Sandbox != nil {
+		if sandbox, err = s.Sandbox.lines(filepath.Join(s.Bundle, sandboxName), dir); err != nil {
+			return "", fmt.Errorf("set up CRIU's sandbox: %w", err)
+		}
+	}
+	return dir, AddPlugin(plugin, dir, s.Devices, s.Gate, sandbox)
 }
 
 // PluginDir is the directory of the container's own plugins, where ListenGate listens.

@@ -121,7 +121,7 @@ func Check(ctx context.Context, r Runner, configured string) error {
 		return err
 	}
 	if TooOld(version) {
-		return fmt.Errorf("%s is version %s, too old for GPU containers: %s: %w", path, version, remedy, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s is version %s, too old: %s: %w", path, version, remedy, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }

@@ -36,6 +36,8 @@ type Settings struct {
 	Devices []Device
 	// Gate has CRIU wait at the gate after a restore, see ListenGate.
 	Gate bool
+	// Sandbox is what CRIU sees of the host; nil for all of it.
+	Sandbox *Sandbox
 	// GhostLimit is the size up to which CRIU dumps a file that is open and has no name any more,
 	// in bytes; 0 leaves it to CRIU, which takes 1 MiB.
 	GhostLimit uint64

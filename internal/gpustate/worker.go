@@ -75,6 +75,10 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 	if err != nil {
 		return err
 	}
+	if err := host.RefuseForeign(cgroup.Pids, pids); err != nil {
+		t.close()
+		return err
+	}
 	thawed := false
 	err = do(func() error {
 		if err := cgroup.Thaw(); err != nil {

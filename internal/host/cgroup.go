@@ -177,3 +177,34 @@ func (c *Cgroup) IsNamed(asked, id string) bool {
 	is := filepath.Base(c.dir)
 	return name != "" && (is == name || is == name+".scope" || strings.HasSuffix(is, "-"+name+".scope"))
 }
+
+// CgroupMounts returns where the hierarchies of version 1 are mounted.
+func CgroupMounts() ([]occgroups.Mount, error) {
+	if cgroups.Mode() == cgroups.Unified {
+		return nil, nil
+	}
+	mounts, err := occgroups.GetCgroupMounts(true)
+	if err != nil {
+		return nil, fmt.Errorf("find the mounts of cgroups: %w", err)
+	}
+	return slices.DeleteFunc(mounts, func(m occgroups.Mount) bool { return len(m.Subsystems) == 0 }), nil
+}
+
+// RefuseForeign refuses held processes that pids, of the container's cgroup, does not list: the
+// number of one that was killed may have become another's before it was held. A held process keeps
+// its number.
+func RefuseForeign(pids func() ([]int, error), held []int) error {
+	now, err := pids()
+	if err != nil {
+		return err
+	}
+	for _, pid := range held {
+		if slices.Contains(now, pid) {
+			continue
+		}
+		if status, err := proc.StatusOf(pid); !proc.Ended(err) && !status.Ended() {
+			return fmt.Errorf("process %d has left the container while it was paused", pid)
+		}
+	}
+	return nil
+}

@@ -139,3 +139,15 @@ func TestThawIfKilled(t *testing.T) {
 		}
 	}
 }
+
+// A process that is held and not the container's is refused; one that has ended is not.
+func TestRefuseForeign(t *testing.T) {
+	own, none := os.Getpid(), 1<<30
+	pids := func() ([]int, error) { return []int{own}, nil }
+	if err := RefuseForeign(pids, []int{own, none}); err != nil {
+		t.Error(err)
+	}
+	if err := RefuseForeign(pids, []int{own, os.Getppid()}); err == nil {
+		t.Error("another process is not refused")
+	}
+}

@@ -148,11 +148,23 @@ var ErrEnded = errors.New("thread has ended")
 
 // Seize attaches the calling thread to one thread, with the options of
 // PTRACE_SEIZE, and asks it to stop. The end of the calling thread detaches.
+//
+// A thread that is not one of the process's is an error: whoever named it may be wrong, or its
+// number may have become another's. It is then left as it was.
 func Seize(pid, tid, options int) error {
+	if err := isThread(pid, tid); err != nil {
+		return err
+	}
 	var err error
 	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(tid), 0, uintptr(options), 0, 0); errno != 0 {
 		err = errno
 	} else if err = unix.PtraceInterrupt(tid); err == nil {
+		// From here on its number cannot become another's.
+		if err := isThread(pid, tid); err != nil {
+			_ = AwaitInterrupt(tid)
+			_ = unix.PtraceDetach(tid) // or it has ended
+			return err
+		}
 		return nil
 	}
 	if errors.Is(err, unix.ESRCH) {
@@ -170,4 +182,20 @@ func Seize(pid, tid, options int) error {
 		return fmt.Errorf("thread %d of process %d is traced by process %d (a debugger?): end it and try again", tid, pid, tracer)
 	}
 	return fmt.Errorf("seize thread %d of process %d: %w", tid, pid, err)
+}
+
+// isThread refuses a thread that is not one of the process's. The error is ErrEnded if there is no
+// such thread at all.
+func isThread(pid, tid int) error {
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", pid, tid)); err == nil {
+		return nil
+	}
+	status, err := proc.StatusOf(tid)
+	if proc.Ended(err) || err == nil && status.Process() == pid {
+		return ErrEnded
+	}
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("thread %d is of process %d, not of process %d", tid, status.Process(), pid)
 }

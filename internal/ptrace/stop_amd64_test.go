@@ -5,19 +5,28 @@ package ptrace
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // idleEnv makes the test's executable a process with several threads, all idle.
 const idleEnv = "GPUCKPT_TEST_IDLE"
 
 func TestMain(m *testing.M) {
+	if action := os.Getenv(filterEnv); action != "" {
+		filterCall(action)
+	}
 	if os.Getenv(idleEnv) != "" {
 		for range 3 {
 			go func() {
@@ -31,10 +40,10 @@ func TestMain(m *testing.M) {
 }
 
 // idler starts that process and waits for its threads.
-func idler(t *testing.T) *exec.Cmd {
+func idler(t *testing.T, env ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), idleEnv+"=1")
+	cmd.Env = append(os.Environ(), append(env, idleEnv+"=1")...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -93,5 +102,112 @@ func TestKilledWhileWaitedFor(t *testing.T) {
 	}
 	if !errors.Is(err, ErrEnded) {
 		t.Errorf("it heard %v", err)
+	}
+}
+
+// filterEnv makes that process filter a call that it never makes itself, with the action named.
+const filterEnv = "GPUCKPT_TEST_FILTER"
+
+func filterCall(action string) {
+	result, err := strconv.ParseUint(action, 0, 32)
+	if err != nil {
+		panic(err)
+	}
+	program := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_SOCKETPAIR, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: uint32(result)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		panic(err)
+	}
+	flags := uintptr(unix.SECCOMP_FILTER_FLAG_TSYNC)
+	if result == unix.SECCOMP_RET_USER_NOTIF { // somebody could answer, and nobody does
+		flags |= unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&prog))); errno != 0 {
+		panic(errno)
+	}
+}
+
+// A filter of the program's, which would kill it for a call that is not its own, or have it wait
+// for an answer, does not see the call. Afterwards it is in force.
+func TestSeccomp(t *testing.T) {
+	for name, action := range map[string]uint32{
+		"errno": unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM), "kill thread": unix.SECCOMP_RET_KILL_THREAD, "kill process": unix.SECCOMP_RET_KILL_PROCESS,
+		"trap": unix.SECCOMP_RET_TRAP, "trace": unix.SECCOMP_RET_TRACE, "notify": unix.SECCOMP_RET_USER_NOTIF,
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := idler(t, fmt.Sprintf("%s=%#x", filterEnv, action))
+			pid := cmd.Process.Pid
+			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+				if status, _ := proc.StatusOf(pid); status.Number("Seccomp") == 2 {
+					break
+				}
+			}
+			file, err := os.Open("/dev/null")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			errs := InThreads([]ThreadID{{pid, pid}}, nil, func(_ int, thread *Thread) error {
+				fd, err := thread.sendFD(file) // which makes a socket pair in it
+				if err != nil {
+					return err
+				}
+				_, err = thread.Syscall(unix.SYS_CLOSE, fd)
+				return err
+			})
+			if errs[0] != nil {
+				t.Fatal(errs[0])
+			}
+			status, err := proc.StatusOf(pid)
+			if err != nil || status.Ended() || status.Number("Seccomp") != 2 || status.Tracer() != 0 {
+				t.Errorf("afterwards its status is %s, %v", status, err)
+			}
+		})
+	}
+}
+
+// A thread of another process than the one named is not touched.
+func TestForeignThread(t *testing.T) {
+	one, other := idler(t), idler(t)
+	tids, err := Threads(other.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tid := range tids {
+		errs := InThreads([]ThreadID{{one.Process.Pid, tid}}, nil, func(int, *Thread) error { return nil })
+		if errs[0] == nil || !strings.Contains(errs[0].Error(), "not of process") {
+			t.Errorf("thread %d: error %v", tid, errs[0])
+		}
+	}
+	if status, err := proc.StatusOf(other.Process.Pid); err != nil || status.Tracer() != 0 || status.Ended() {
+		t.Errorf("the other's status is %s, %v", status, err)
+	}
+}
+
+// counted is memory without the code that is looked for.
+type counted struct{ bytes int }
+
+func (c *counted) ReadAt(b []byte, _ int64) (int, error) {
+	c.bytes += len(b)
+	return len(b), nil
+}
+
+// A program with thousands of mappings of code is not read for minutes.
+func TestSearchIsBounded(t *testing.T) {
+	var maps []proc.Mapping
+	for i := range uint64(5000) {
+		maps = append(maps, proc.Mapping{Start: i << 30, End: i<<30 + 64<<20, Permissions: "r-xp", Path: "/x"})
+	}
+	mem := new(counted)
+	if _, _, err := gadgetsIn(maps, mem); !errors.Is(err, errNoGadget) {
+		t.Errorf("error %v", err)
+	}
+	if mem.bytes > maxCode {
+		t.Errorf("%d bytes were read", mem.bytes)
 	}
 }

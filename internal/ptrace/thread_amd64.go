@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -88,6 +89,9 @@ func refuseShadowStack(pid, tid int) error {
 	return nil
 }
 
+// maxCode bounds the code that is searched, in bytes. The C library's has 2 MiB.
+const maxCode = 256 << 20
+
 // findGadgets looks for a "syscall; ret" and a "mov $15, %rax; syscall" in a process's
 // code, in libraries with the C library in their name first.
 func findGadgets(pid int, mem io.ReaderAt) (call, back uint64, err error) {
@@ -95,30 +99,56 @@ func findGadgets(pid int, mem io.ReaderAt) (call, back uint64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
+	return gadgetsIn(maps, mem)
+}
+
+// gadgetsIn reads each mapping of code once, and no more than maxCode of all.
+func gadgetsIn(maps []proc.Mapping, mem io.ReaderAt) (call, back uint64, err error) {
 	// The C library has both; the vdso and the program itself are next best.
-	for _, wanted := range []string{"/libc.so", "/libc-", "/ld-musl", ""} {
-		for _, m := range maps {
-			if m.Permissions != "r-xp" || !strings.Contains(m.Path, wanted) || m.Path == "[vsyscall]" {
-				continue
-			}
-			code := make([]byte, min(m.End-m.Start, 64<<20))
-			n, err := mem.ReadAt(code, int64(m.Start))
-			if n == 0 && err != nil {
-				continue
-			}
-			code = code[:n]
-			if at := bytes.Index(code, []byte{0x0f, 0x05, 0xc3}); call == 0 && at >= 0 {
-				call = m.Start + uint64(at)
-			}
-			if at := bytes.Index(code, []byte{0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05}); back == 0 && at >= 0 {
-				back = m.Start + uint64(at)
-			}
-			if call != 0 && back != 0 {
-				return call, back, nil
-			}
+	rank := func(m proc.Mapping) int {
+		return slices.IndexFunc([]string{"/libc.so", "/libc-", "/ld-musl", ""}, func(name string) bool { return strings.Contains(m.Path, name) })
+	}
+	maps = slices.DeleteFunc(slices.Clone(maps), func(m proc.Mapping) bool { return m.Permissions != "r-xp" || m.Path == "[vsyscall]" })
+	slices.SortStableFunc(maps, func(a, b proc.Mapping) int { return rank(a) - rank(b) })
+	left := uint64(maxCode)
+	for _, m := range maps {
+		code := make([]byte, min(m.End-m.Start, 64<<20, left))
+		left -= uint64(len(code))
+		n, err := mem.ReadAt(code, int64(m.Start))
+		if n == 0 && err != nil {
+			continue
+		}
+		code = code[:n]
+		if at := bytes.Index(code, []byte{0x0f, 0x05, 0xc3}); call == 0 && at >= 0 {
+			call = m.Start + uint64(at)
+		}
+		if at := bytes.Index(code, []byte{0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05}); back == 0 && at >= 0 {
+			back = m.Start + uint64(at)
+		}
+		if call != 0 && back != 0 {
+			return call, back, nil
 		}
 	}
 	return 0, 0, errNoGadget
+}
+
+// longMode is the code segment of 64-bit code (arch/x86/include/asm/segment.h, __USER_CS).
+const longMode = 0x33
+
+// suspendSeccomp has the kernel let by what a thread's seccomp filters would refuse: a filter may
+// kill the program for a call that is not the program's. It ends with the tracer, at the latest.
+func suspendSeccomp(pid, tid int) error {
+	status, err := proc.ThreadStatus(pid, tid)
+	if proc.Ended(err) {
+		return ErrEnded
+	}
+	if err != nil || status.Number("Seccomp") == 0 {
+		return err
+	}
+	if err := unix.PtraceSetOptions(tid, unix.PTRACE_O_TRACESYSGOOD|unix.PTRACE_O_SUSPEND_SECCOMP); err != nil {
+		return fmt.Errorf("suspend its seccomp filters (the kernel needs CONFIG_CHECKPOINT_RESTORE, the shim CAP_SYS_ADMIN): %w", err)
+	}
+	return nil
 }
 
 // Syscall runs one system call in the thread, whose arguments are numbers alone, and returns its
@@ -143,6 +173,14 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	if err != nil {
 		return 0, err
 	}
+	if was.Cs != longMode {
+		return 0, fmt.Errorf("it runs 32-bit code (code segment %#x)", was.Cs)
+	}
+	if err := suspendSeccomp(t.PID, t.TID); err != nil {
+		return 0, err
+	}
+	// A filter of the program's applies to what the program does by itself.
+	defer func() { _ = unix.PtraceSetOptions(t.TID, unix.PTRACE_O_TRACESYSGOOD) }() // or it has ended
 	to := was
 	restart(&to)
 	if err := t.restartSequence(&to); err != nil {

@@ -90,7 +90,10 @@ func digestAll(files []FileRange) ([][]string, error) {
 }
 
 func punch(f *os.File, from, to uint64) error {
-	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from)); err != nil {
+	err := uninterrupted(func() error {
+		return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from))
+	})
+	if err != nil {
 		return fmt.Errorf("make a hole in %s: %w", f.Name(), err)
 	}
 	return nil

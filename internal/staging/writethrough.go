@@ -58,7 +58,7 @@ func Reserve(path string, size uint64) (*os.File, error) {
 }
 
 func allocate(f *os.File, size uint64) error {
-	err := unix.Fallocate(int(f.Fd()), 0, 0, int64(size))
+	err := uninterrupted(func() error { return unix.Fallocate(int(f.Fd()), 0, 0, int64(size)) })
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("the file system of %s cannot reserve room, so GPU state cannot be written through to it: %w", f.Name(), err)
 	}
@@ -66,6 +66,20 @@ func allocate(f *os.File, size uint64) error {
 		return fmt.Errorf("reserve %d bytes for %s: %w", size, f.Name(), err)
 	}
 	return nil
+}
+
+func syncRange(fd int, from, length uint64, how int) error {
+	return uninterrupted(func() error { return unix.SyncFileRange(fd, int64(from), int64(length), how) })
+}
+
+// uninterrupted makes a system call again that a signal has interrupted. Go's scheduler sends this
+// program signals, and some file systems, a tmpfs for one, break a long call off for any.
+func uninterrupted(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 // NewWriteThrough makes a reserved file that of an area of a process, whose memory is at most the
@@ -237,7 +251,7 @@ func (t *WriteThrough) flush(pidfd int) error {
 	for started := uint64(0); t.flushed.Load() < b.size && !b.cancel.Load(); {
 		from := t.flushed.Load()
 		for started < t.passed() && started < from+t.window/4 { // the disk is to have enough to do
-			if err := unix.SyncFileRange(fd, int64(started), int64(b.chunk), unix.SYNC_FILE_RANGE_WRITE); err != nil {
+			if err := syncRange(fd, started, b.chunk, unix.SYNC_FILE_RANGE_WRITE); err != nil {
 				return fmt.Errorf("write %s: %w", b.name, err)
 			}
 			started += b.chunk
@@ -247,7 +261,7 @@ func (t *WriteThrough) flush(pidfd int) error {
 			continue
 		}
 		const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
-		if err := unix.SyncFileRange(fd, int64(from), int64(b.chunk), all); err != nil {
+		if err := syncRange(fd, from, b.chunk, all); err != nil {
 			return fmt.Errorf("write %s: %w", b.name, err)
 		}
 		b.filler.Step("part written")

@@ -25,6 +25,23 @@ const driverLibrary = "libcuda.so"
 // longest such table has 100 KiB.
 const maxTable = 4 << 20
 
+// maxRead bounds all that is read of it, in bytes. A file may say that any of its tables has
+// gigabytes, which cost nothing where it has holes.
+const maxRead = 16 << 20
+
+// bounded reads of a file until so many bytes have been read.
+type bounded struct {
+	file io.ReaderAt
+	left int64
+}
+
+func (b *bounded) ReadAt(p []byte, off int64) (int, error) {
+	if b.left -= int64(len(p)); b.left < 0 {
+		return 0, fmt.Errorf("more than %d bytes of tables", maxRead)
+	}
+	return b.file.ReadAt(p, off)
+}
+
 // tables are the sections that the names of functions are read from.
 var tables = []elf.SectionType{elf.SHT_DYNSYM, elf.SHT_GNU_VERSYM, elf.SHT_GNU_VERNEED, elf.SHT_GNU_VERDEF}
 
@@ -81,7 +98,7 @@ func findMapping(maps []proc.Mapping, wanted func(proc.Mapping) bool) (proc.Mapp
 // pltEntryIn returns the place, from where a library's file begins in memory, of the word by which
 // it calls a function of another: a relocation R_X86_64_JMP_SLOT (System V ABI for AMD64, 4.4).
 func pltEntryIn(file io.ReaderAt, function string) (uint64, error) {
-	f, err := elf.NewFile(file)
+	f, err := elf.NewFile(&bounded{file: file, left: maxRead})
 	if err != nil {
 		return 0, err
 	}

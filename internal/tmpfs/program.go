@@ -34,6 +34,9 @@ type task struct {
 	Images string `json:"images,omitempty"`
 }
 
+// Programs returns the directory that Install makes.
+func Programs(containerBundle string) string { return filepath.Join(containerBundle, "criu-path") }
+
 // Install makes the directory that is to come first in CRIU's $PATH, anew for each run of CRIU. It
 // lies in the container's bundle, whose spec says what is mounted from outside. images is the
 // directory of the checkpoint.
@@ -46,7 +49,7 @@ func Install(containerBundle, images string) (dir string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("find this program: %w", err)
 	}
-	dir = filepath.Join(containerBundle, "criu-path")
+	dir = Programs(containerBundle)
 	text, err := json.Marshal(task{Shm: outsideShm(spec), Images: images})
 	if err == nil {
 		err = os.RemoveAll(dir)
@@ -131,7 +134,7 @@ func run(args []string) error {
 }
 
 // beside carries what is mounted at /dev/shm from outside, once in a run of CRIU.
-func beside(carry func(shm *os.File, name string) error) error {
+func beside(carry func(shm, images *os.File) error) error {
 	self, err := exec.LookPath(program)
 	if err != nil {
 		return err
@@ -161,14 +164,19 @@ func beside(carry func(shm *os.File, name string) error) error {
 		return err
 	}
 	defer shm.Close()
-	if err := carry(shm, filepath.Join(todo.Images, ShmImage)); err != nil {
+	images, err := os.Open(todo.Images)
+	if err != nil {
+		return err
+	}
+	defer images.Close()
+	if err := carry(shm, images); err != nil {
 		return fmt.Errorf("%s: %w", shmPath, err)
 	}
 	return nil
 }
 
-func saveShm(shm *os.File, name string) error {
-	image, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+func saveShm(shm, images *os.File) error {
+	image, err := openAt(images, ShmImage, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC)
 	if err != nil {
 		return err
 	}
@@ -180,17 +188,25 @@ func saveShm(shm *os.File, name string) error {
 }
 
 // loadShm restores the content, if the checkpoint has any.
-func loadShm(shm *os.File, name string) error {
-	image, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+func loadShm(shm, checkpoint *os.File) error {
+	image, err := openAt(checkpoint, ShmImage, unix.O_RDONLY|unix.O_NONBLOCK)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if errors.Is(err, unix.ELOOP) {
-		return fmt.Errorf("%w: %s is a symbolic link", images.ErrDamaged, name)
+		return fmt.Errorf("%w: %s is a symbolic link", images.ErrDamaged, ShmImage)
 	}
 	if err != nil {
 		return err
 	}
 	defer image.Close()
 	return Load(image, shm, true)
+}
+
+func openAt(dir *os.File, name string, flags int) (*os.File, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	return os.NewFile(uintptr(fd), name), nil
 }

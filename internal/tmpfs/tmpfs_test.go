@@ -414,3 +414,55 @@ func FuzzLoad(f *testing.F) {
 		}
 	})
 }
+
+// What is at /dev/shm is carried once, and a checkpoint whose directory is not there is no checkpoint
+// without it.
+func TestBeside(t *testing.T) {
+	home, images, from, to := t.TempDir(), t.TempDir(), mount(t, ""), mount(t, "")
+	t.Setenv("PATH", home)
+	if err := os.WriteFile(filepath.Join(home, program), nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, from)
+	prepare := func(shm, images string) {
+		t.Helper()
+		text := fmt.Sprintf(`{"shm": %q, "images": %q}`, shm, images)
+		if err := os.WriteFile(filepath.Join(home, settings), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(filepath.Join(home, carried)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prepare(to, images)
+	if err := beside(loadShm); err != nil {
+		t.Errorf("a checkpoint without it: %v", err)
+	}
+	prepare(from, images)
+	for range 2 {
+		if err := beside(saveShm); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(from, "later"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prepare(to, images)
+	if err := beside(loadShm); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(to, "later")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it was saved twice: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(to, "a/deep/file")); err != nil {
+		t.Error(err)
+	}
+	prepare(to, filepath.Join(images, "none"))
+	if err := beside(loadShm); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a checkpoint: %v", err)
+	}
+	prepare("", images)
+	if err := beside(saveShm); err != nil {
+		t.Error(err)
+	}
+}

@@ -135,6 +135,9 @@ func Messages() (all []protoreflect.MessageDescriptor) {
 // check refuses a message with a field that is not on the list, or a value that the list does
 // not allow. It names the first one. It takes away what CRIU does not get.
 func check(m protoreflect.Message) (err error) {
+	if Unchecked {
+		return nil
+	}
 	if unknown := m.GetUnknown(); len(unknown) > 0 {
 		return fmt.Errorf("%s has a field or a value that gpuckpt does not know (%d bytes)", m.Descriptor().FullName(), len(unknown))
 	}

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// gpuckpt_criu.so: a CRIU plugin with two jobs. The shim puts it, or a link to it, into the
+// gpuckpt_criu.so: a CRIU plugin with three jobs. The shim puts it, or a link to it, into the
 // directory that CRIU's option libdir names, beside a file gpuckpt.conf. Without that file the
 // plugin does nothing.
 //
@@ -18,7 +18,9 @@
 //    driver restore the GPU state. No thread of the program runs before that but those that the
 //    shim asks for, one by one: the driver's restore threads.
 //
-// gpuckpt.conf, one entry a line, fields separated by a tab:
+// 3. The sandbox: for a restore it takes CRIU to a root without the host's files (sandbox.c).
+//
+// gpuckpt.conf, one entry a line, fields separated by a tab; for those of the sandbox see there:
 //   device PATH MAJOR MINOR     a device of the container; PATH as the container sees it
 //   gate                        the shim listens at gpuckpt.sock in the same directory
 //
@@ -48,6 +50,8 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "sandbox.h"
 
 // CRIU's plugin interface, criu/include/criu-plugin.h of CRIU 4.2, interface version 0.2.0. A CRIU
 // with more hooks accepts a plugin that names fewer.
@@ -103,7 +107,7 @@ static int read_settings(void)
 		return -1;
 	*slash = 0;
 
-	char path[PATH_MAX + 32], line[512];
+	char path[PATH_MAX + 32], line[2 * PATH_MAX];
 	snprintf(path, sizeof(path), "%s/gpuckpt.conf", directory);
 	FILE *f = fopen(path, "re");
 	if (!f)
@@ -113,9 +117,13 @@ static int read_settings(void)
 		struct device d;
 		unsigned int major, minor;
 		line[strcspn(line, "\n")] = 0;
+		int taken = sandbox_line(line);
 		if (!strcmp(line, "gate")) {
 			has_gate = true;
-		} else if (sscanf(line, "device\t%255[^\t]\t%u\t%u", d.path, &major, &minor) == 3 && device_count < MAX_DEVICES) {
+		} else if (taken > 0) {
+			continue;
+		} else if (!taken && sscanf(line, "device\t%255[^\t]\t%u\t%u", d.path, &major, &minor) == 3 &&
+			   device_count < MAX_DEVICES) {
 			d.rdev = makedev(major, minor);
 			devices[device_count++] = d;
 		} else {
@@ -130,7 +138,9 @@ static int read_settings(void)
 static int start(int stage)
 {
 	stage_now = stage;
-	return read_settings();
+	if (read_settings())
+		return -1;
+	return stage == STAGE_RESTORE ? sandbox_enter() : 0;
 }
 
 static const struct device *device_by_path(const char *path)
@@ -343,7 +353,7 @@ static int hold_thread(int tid)
 
 static int wait_at_gate(int pid)
 {
-	int s = connect_gate();
+	int s = sandbox_missing() ? -1 : connect_gate();
 	if (s < 0) {
 		say(LOG_ERROR, "no shim at the gate: %s", strerror(errno));
 		return GATE_BROKEN;

@@ -1,0 +1,66 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package criu
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+func TestSandbox(t *testing.T) {
+	dir, plugins := filepath.Join(t.TempDir(), "sandbox"), t.TempDir()
+	if err := os.Symlink("/opt/criu/some.so", filepath.Join(plugins, "some.so")); err != nil {
+		t.Fatal(err)
+	}
+	spec := &specs.Spec{
+		Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_SYSLOG"}}},
+		Linux:   &specs.Linux{Devices: []specs.LinuxDevice{{Path: "/dev/null"}}},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/data", Type: "bind", Source: "/srv/data/", Options: []string{"rbind", "ro"}},
+			{Destination: "/sub", Type: "none", Source: "/srv/data/sub", Options: []string{"bind"}},
+			{Destination: "/data-2", Type: "bind", Source: "/srv/data-2"},
+			{Destination: "/certificates", Type: "bind", Source: "/usr/share/ca-certificates"},
+		},
+	}
+	lines, err := Sandbox{Spec: spec, Work: "/work", Programs: "/bundle/criu-path", Root: "/run/criu-root"}.lines(dir, plugins)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"sandbox\t" + dir, "work\t/work", "proc", "bind\tro\t" + plugins, "bind\trw\t/run/criu-root", "bind\trw\t/bundle/criu-path", "bind\tro\t/opt/criu/some.so",
+		"bind\tro\t/usr", "bind\trw\t/dev/null", "bind\tro\t/srv/data", "bind\trw\t/srv/data-2",
+	} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("no line %q in %q", want, lines)
+		}
+	}
+	for _, l := range lines {
+		if strings.HasSuffix(l, "\t/srv/data/sub") || strings.HasSuffix(l, "ca-certificates") || strings.HasSuffix(l, "\t/") || strings.Contains(l, "\t/etc\t") {
+			t.Errorf("line %q", l)
+		}
+	}
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		t.Errorf("its root: %v, %v", info, err)
+	}
+	set := Sandbox{Spec: spec}.capabilities()
+	if set&(1<<unix.CAP_SYS_ADMIN) == 0 || set&(1<<unix.CAP_SYSLOG) == 0 || set&(1<<unix.CAP_SYS_MODULE|1<<unix.CAP_SYS_RAWIO|1<<unix.CAP_SYS_BOOT|1<<unix.CAP_BPF) != 0 {
+		t.Errorf("it keeps %#x", set)
+	}
+	spec.Mounts[1].Source = "/srv/a\nbind\trw\t/etc"
+	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, plugins); err == nil {
+		t.Errorf("a newline in a path makes %q", lines)
+	}
+	// A container that has all of the host.
+	spec.Mounts[1].Source = "/"
+	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, plugins); err != nil || len(lines) != 1 || !strings.HasPrefix(lines[0], "caps\t") {
+		t.Errorf("with / mounted: %q, %v", lines, err)
+	}
+}
