@@ -30,6 +30,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/iouring"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/refit"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
@@ -86,7 +87,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 			return err
 		}
 		if c.pid > 0 {
-			if err := refuseIOUring(c); err != nil {
+			if err := iouring.Refuse(c.pids); err != nil {
 				return err
 			}
 		}
@@ -198,7 +199,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := execs.Refuse(execed(k.c)); err != nil {
 		return err
 	}
-	if err := refuseIOUring(k.c); err != nil {
+	if err := iouring.Refuse(k.c.pids); err != nil {
 		return err
 	}
 	view, err := k.read()

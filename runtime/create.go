@@ -27,6 +27,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/iouring"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
@@ -117,8 +118,9 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if err := c.fitSpec(ctx, spec); err != nil {
 		return err
 	}
+	view, hasGPU := config.View{Annotations: c.annotations}, len(c.request.Sources) > 0
 	if c.restore == nil {
-		return denyIOUring(c, spec, nil)
+		return iouring.Deny(spec, view, hasGPU, nil)
 	}
 	if err := c.checkRestore(ctx); err != nil {
 		return err
@@ -131,7 +133,7 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	if err := denyIOUring(c, spec, dump); err != nil {
+	if err := iouring.Deny(spec, view, hasGPU, dump); err != nil {
 		return err
 	}
 	return vet.Dump(ctx, spec, dump)
