@@ -89,6 +89,9 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		r.Add(doctor.CheckKernel(&n)...)
 		r.Add(doctor.CheckCgroup(&n)...)
 		r.Add(doctor.CheckDriver(&n, gpus)...)
+		if len(cdiDirs) == 0 { // containerd's configuration names none
+			cdiDirs = n.CDISpecDirs
+		}
 		r.Add(doctor.CheckCDI(&n, cdiDirs)...)
 		memory, room := doctor.CheckMemory(&n, root)
 		r.Add(memory...)

@@ -125,15 +125,24 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	if err != nil {
 		return nil, fmt.Errorf("restore %s (`gpuckpt image pull` fetches an image): %w", from, err)
 	}
+	gpus := 0
 	if dir == "" {
-		if _, err := oci.Inspect(ctx, c.ContentStore(), found.Target); err != nil {
+		image, err := oci.Inspect(ctx, c.ContentStore(), found.Target)
+		if err != nil {
 			return nil, fmt.Errorf("restore %s: %w", from, err)
 		}
+		gpus = len(image.Metadata.GPUs)
 	}
 	if o.name == "" {
 		o.name = newName(ref)
 	}
 	task, err := o.start(ctx, c, client.NewImage(c, found), dir, args)
+	if err != nil && gpus > 0 && len(o.gpus)+len(o.devices) == 0 {
+		return nil, fmt.Errorf("restore %s: %w\nthe checkpoint has %s: name as many with --gpus or --device", from, err, count(gpus, "GPU"))
+	}
+	if err != nil && strings.Contains(err.Error(), "unresolvable CDI devices") {
+		return nil, fmt.Errorf("restore %s: %w\n%s have no such device: `gpuckpt cdi generate` writes a specification, --cdi-spec-dirs names other directories", from, err, strings.Join(o.cdiDirs, ", "))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("restore %s: %w", from, err)
 	}

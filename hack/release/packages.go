@@ -74,7 +74,7 @@ func (r release) packages(name, arch string, t tree) (err error) {
 	info.RPM.BuildHost, info.RPM.Summary = "localhost", "Checkpoint and restore GPU containers"
 	if name == "gpuckpt" {
 		info.Scripts.PreRemove = script
-		info.Recommends = []string{"runc"}
+		info.Suggests = []string{"containerd", "runc"} // not more: they bring an old CRIU
 	} else {
 		info.Description = "Demonstration of gpuckpt without a GPU\n A software GPU, a program that uses it, and a containerd of their own."
 		info.RPM.Summary = "Demonstration of gpuckpt without a GPU"

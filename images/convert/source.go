@@ -145,7 +145,7 @@ func (s *Source) take(ctx context.Context, found ocispec.Descriptor) (err error)
 func OpenDump(dir string) (*images.Checkpoint, error) {
 	c, err := images.Open(dir, images.AllowWithoutGPU)
 	if _, serr := os.Stat(filepath.Join(dir, "inventory.img")); err != nil && errors.Is(serr, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s is not a checkpoint: it has no inventory.img: %w", dir, err)
+		return nil, fmt.Errorf("%s is not a checkpoint: it has no inventory.img", dir)
 	}
 	return c, err
 }

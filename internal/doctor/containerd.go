@@ -6,7 +6,9 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path"
 	"slices"
@@ -58,6 +60,9 @@ func CheckContainerd(ctx context.Context, n *Node, address string, err error) (c
 		number, err = d.version(ctx)
 	}
 	if err != nil {
+		if errors.Is(err, fs.ErrPermission) {
+			return a.with(Failure, "daemon", err.Error(), "nothing is known of it", "# run gpuckpt doctor as root"), nil, ""
+		}
 		return a.with(Failure, "daemon", err.Error(), "no container can run", "systemctl enable --now containerd  # or name its socket: gpuckpt doctor --address SOCKET"), nil, ""
 	}
 	is := semver.MajorMinor("v" + number)

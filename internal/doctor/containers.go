@@ -101,7 +101,7 @@ func containers(ctx context.Context, d *Daemon, survey cuda.Survey) ([]Container
 			if t.Status == task.Status_STOPPED || t.Pid == 0 {
 				continue
 			}
-			k := Container{Namespace: namespace, ID: t.ID, Bytes: used(int(t.Pid), survey)}
+			k := Container{Namespace: namespace, ID: t.ID, Bytes: Used(int(t.Pid), survey)}
 			if len(k.Bytes) == 0 {
 				continue
 			}
@@ -113,8 +113,8 @@ func containers(ctx context.Context, d *Daemon, survey cuda.Survey) ([]Container
 	return found, nil
 }
 
-// used adds up the GPU memory of the processes in the cgroup of one, by GPU.
-func used(pid int, survey cuda.Survey) map[int]uint64 {
+// Used adds up the GPU memory of the processes in the cgroup of one, by GPU.
+func Used(pid int, survey cuda.Survey) map[int]uint64 {
 	cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
 		return nil

@@ -66,7 +66,7 @@ func in(t *testing.T, root, command string) string {
 // files are the paths in a root, without the records of package managers and logs.
 func files(t *testing.T, root string) map[string]bool {
 	t.Helper()
-	records := regexp.MustCompile(`^/(var/lib/(dpkg|rpm)|var/log|var/cache|dist|etc/ld\.so\.cache)(/|$)`)
+	records := regexp.MustCompile(`^/(var/lib/(apt|dpkg|rpm)|var/log|var/cache|dist|etc/ld\.so\.cache)(/|$)`)
 	found := map[string]bool{}
 	err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		if path = strings.TrimPrefix(path, root); err == nil && !records.MatchString(path) {

@@ -114,7 +114,7 @@ var Kinds = []Kind{
 	{name: regexp.MustCompile(`^` + regexp.QuoteMeta(tmpfs.ShmImage) + `$`), form: lent},
 	{name: regexp.MustCompile(`^descriptors\.json$`), form: descriptors},
 	{name: regexp.MustCompile(`^gpuckpt-files\.txt$`), form: devices},
-	{name: regexp.MustCompile(`^(stats-(dump|restore)|(dump|restore|criu-dump)\.log|` + regexp.QuoteMeta(images.MetadataName) + `)$`), form: leftOut},
+	{name: regexp.MustCompile(`^(stats-(dump|restore)|(config|spec)\.dump|(dump|restore|criu-dump)\.log|` + regexp.QuoteMeta(images.MetadataName) + `)$`), form: leftOut},
 }
 
 const decimal = `(?:0|[1-9][0-9]{0,19})`

@@ -1,0 +1,202 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/doctor"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
+)
+
+// listed is one container of ps.
+type listed struct {
+	Namespace string `json:"namespace"`
+	Container string `json:"container"`
+	// State is containerd's word, or "suspended".
+	State string `json:"state"`
+	GPUs  int    `json:"gpus"`      // that the spec grants
+	Bytes uint64 `json:"gpu_bytes"` // in use
+	// Last is the last checkpoint, restore, suspend or resume, if it has had one.
+	Last *lastOperation `json:"last,omitempty"`
+	// Problem is why it cannot be checkpointed, "" if it can.
+	Problem string `json:"problem,omitempty"`
+}
+
+type lastOperation struct {
+	Operation string    `json:"operation"`
+	Ended     time.Time `json:"ended"`
+	Seconds   float64   `json:"seconds"`
+}
+
+func psCommand() *cobra.Command {
+	var d daemon
+	var everywhere, all bool
+	c := &cobra.Command{
+		Use:   "ps",
+		Short: "List the GPU containers of this node",
+		Long: `List the GPU containers of this node: their state, their GPUs, the GPU memory in use, the last
+checkpoint, restore, suspend or resume, and what keeps them from being checkpointed.`,
+		Example: `  gpuckpt ps
+  gpuckpt ps --all-namespaces --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			ctx, c, err := d.connect(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer joinClose(&err, c)
+			names := []string{d.namespace}
+			if everywhere {
+				if names, err = c.NamespaceService().List(ctx); err != nil {
+					return fmt.Errorf("list namespaces: %w", err)
+				}
+			}
+			n := doctor.Node{}
+			if running, err := doctor.Find(d.address); err == nil {
+				n.Containerd, n.Env = running, running.Env
+			}
+			if _, err := configure(&n); err != nil {
+				return err
+			}
+			survey := doctor.AskDriver(ctx, &n).Survey // empty where there is no driver
+			found := []listed{}
+			for _, name := range names {
+				some, err := list(namespaces.WithNamespace(ctx, name), c, survey, all)
+				if err != nil {
+					return fmt.Errorf("list the containers of namespace %s: %w", name, err)
+				}
+				found = append(found, some...)
+			}
+			return d.print(cmd, found, psText(found, time.Now()))
+		},
+	}
+	d.addressFlags(c)
+	c.Flags().BoolVarP(&everywhere, "all-namespaces", "A", false, "list the containers of all of containerd's namespaces")
+	c.Flags().BoolVar(&all, "all", false, "list containers without GPUs too")
+	c.Flags().BoolVar(&d.json, "json", false, "print JSON")
+	return c
+}
+
+// list returns the GPU containers of a namespace, or all of its containers.
+func list(ctx context.Context, c *client.Client, survey cuda.Survey, all bool) (found []listed, err error) {
+	containers, err := c.Containers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range containers {
+		l, err := describe(ctx, k, survey)
+		if errdefs.IsNotFound(err) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("container %s: %w", k.ID(), err)
+		}
+		if all || l.GPUs > 0 || l.Bytes > 0 {
+			found = append(found, l)
+		}
+	}
+	slices.SortFunc(found, func(a, b listed) int { return strings.Compare(a.Container, b.Container) })
+	return found, nil
+}
+
+func describe(ctx context.Context, k client.Container, survey cuda.Survey) (l listed, err error) {
+	info, err := k.Info(ctx)
+	if err != nil {
+		return l, err
+	}
+	spec, err := k.Spec(ctx)
+	if err != nil {
+		return l, err
+	}
+	namespace, _ := namespaces.Namespace(ctx)
+	l = listed{Namespace: namespace, Container: k.ID(), State: "created", GPUs: len(cdi.Read(spec).Minors)}
+	task, err := k.Task(ctx, nil)
+	if errdefs.IsNotFound(err) {
+		l.State, l.Problem = "stopped", "it does not run"
+		return l, nil
+	}
+	if err != nil {
+		return l, err
+	}
+	status, err := task.Status(ctx)
+	if err != nil {
+		return l, err
+	}
+	l.State = string(status.Status)
+	if l.State == string(client.Stopped) {
+		l.Problem = "it does not run"
+		return l, nil
+	}
+	l.Bytes = 0
+	for _, bytes := range doctor.Used(int(task.Pid()), survey) {
+		l.Bytes += bytes
+	}
+	// The shim is the parent of the container's first process, and works in the bundle.
+	process, err := proc.StatusOf(int(task.Pid()))
+	if err != nil {
+		return l, nil // it has just ended
+	}
+	shim := fmt.Sprintf("/proc/%d", process.Parent())
+	program, _ := os.Readlink(shim + "/exe")
+	if filepath.Base(strings.TrimSuffix(program, " (deleted)")) != doctor.ShimName {
+		l.Problem = "its runtime, " + info.Runtime.Name + ", is not gpuckpt's"
+		return l, nil
+	}
+	l.Last = last(filepath.Join(shim, "cwd", sequence.TimelineName))
+	if l.Last != nil && l.Last.Operation == "suspend" && status.Status == client.Paused {
+		l.State, l.Problem = "suspended", "resume it first"
+	}
+	return l, nil
+}
+
+// last reads a timeline, nil if there is none.
+func last(file string) *lastOperation {
+	var t sequence.Timeline
+	data, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(data, &t)
+	}
+	st, serr := os.Stat(file)
+	if err != nil || serr != nil {
+		return nil
+	}
+	return &lastOperation{t.Operation, st.ModTime().UTC(), t.Took.Seconds()}
+}
+
+// psText is a line for each container.
+func psText(found []listed, now time.Time) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "NAMESPACE\tCONTAINER\tSTATE\tGPUS\tGPU MEMORY\tLAST\tCHECKPOINT")
+	for _, l := range found {
+		did, can := "-", "yes"
+		if l.Last != nil {
+			did = fmt.Sprintf("%s %s ago", l.Last.Operation, units.HumanDuration(now.Sub(l.Last.Ended)))
+		}
+		if l.Problem != "" {
+			can = "no: " + l.Problem
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", l.Namespace, l.Container, l.State, l.GPUs, size(l.Bytes), did, can)
+	}
+	_ = w.Flush() // into memory
+	return b.String()
+}
