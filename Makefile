@@ -100,7 +100,7 @@ test-release: setup ## Build a release of this tree and test it on clean roots (
 	@hack/release/build 0.0.1 $(OUT)/test-release/dist $(OUT)/test-release/key.pem
 	@source hack/packages.bash && install_packages rpm >&2
 	GPUCKPT_DIST="$(abspath $(OUT))/test-release/dist" GPUCKPT_VERSION=0.0.1 GPUCKPT_PUBLIC_KEY="$(abspath $(OUT))/test-release/public.pem" \
-		go -C hack/release test -count=1 -v ./whole
+		go -C hack/release test -count=1 -timeout 60m -v ./whole
 
 # What a node gets: unpacked at its root, it restarts nothing.
 .PHONY: package

@@ -17,6 +17,9 @@
 // driver cannot take it later: a thread that is stopped in the middle of a CUDA
 // call holds what the lock waits for (docs/results, lock-probe.txt).
 //
+// Before the lock the program's hook runs (package hooks), and exec'd processes end or
+// wait (package execs).
+//
 // Checkpoint lets only the driver's own threads run, has the driver move the GPU
 // state into files, freezes again, and runs runc and CRIU. Then it goes back: GPU
 // state to the GPU, and, if the checkpoint has paused the container, thaw and unlock.

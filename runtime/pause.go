@@ -116,8 +116,7 @@ func (p *pausing) prepare(ctx context.Context) {
 	}
 }
 
-// goesOn undoes what prepare did. In a container that has ended it does no more than that those
-// who wait get an error.
+// goesOn undoes what prepare did. In a container that has ended, runc refuses those it lets in.
 func (c *container) goesOn(ctx context.Context) {
 	c.execs.LetIn()
 	if told := c.told; told != nil {
@@ -178,7 +177,10 @@ func (c *container) requireLock(q *sequence.Sequence) error {
 // resume brings the GPU state back where a checkpoint could not, thaws, unlocks and lets execs in.
 func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, err error) {
 	defer func() {
-		if _, gone := proc.StatusOf(c.pid); err == nil || proc.Ended(gone) {
+		if _, gone := proc.StatusOf(c.pid); proc.Ended(gone) {
+			c.told = nil // nobody is left to hear
+			c.goesOn(ctx)
+		} else if err == nil {
 			c.goesOn(ctx)
 		}
 	}()

@@ -13,7 +13,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
-	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/version"
 	"github.com/gpuckpt/gpuckpt/runtime"
 )
@@ -27,9 +26,6 @@ func main() {
 	}
 	if host.IsLoopbackHook() {
 		host.LoopbackHook()
-	}
-	if tmpfs.IsProgram() {
-		tmpfs.Main()
 	}
 	if version.Asked(os.Args) { // else containerd's package prints the version of containerd
 		fmt.Println("containerd-shim-gpuckpt-v2", version.String())

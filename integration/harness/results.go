@@ -170,6 +170,13 @@ func (t *TestResult) Number(name string, value float64) {
 	t.Numbers[name] = value
 }
 
+// Count adds one to a measurement that counts.
+func (t *TestResult) Count(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Numbers[name]++
+}
+
 // Write writes the results, by rename, to the file that GPUCKPT_RESULTS names,
 // else to results.json in the directory that OUT names, and returns its path;
 // with neither set it writes nothing and returns an empty path. Call it when all

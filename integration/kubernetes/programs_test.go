@@ -32,27 +32,21 @@ const (
 // times, each time the pod ends and another one is run of what the kubelet wrote. The lines are
 // those of a pod that nobody interrupted.
 func TestPrograms(t *testing.T) {
-	cuda := gpu.Kind == harness.RealGPU
-	python, err := hostroot.FindPython(t.Context(), cuda)
+	if gpu.Kind != harness.RealGPU {
+		t.Skip("PyTorch needs a real GPU")
+	}
+	python, err := hostroot.FindPython(t.Context(), true)
 	if err != nil {
 		t.Skip(err)
 	}
 	n := own(t, node.Options{})
-	if cuda {
-		dropDriverMounts(t, n)
-	}
-	pods := programPods{n: n, python: python, cuda: cuda}
+	dropDriverMounts(t, n)
+	pods := programPods{n: n, python: python}
 	pods.stage(t)
 	for _, name := range []string{"multiprocessing", "dataloader", "jax", "compile"} {
 		t.Run(name, func(t *testing.T) {
 			result := results.Add(t)
 			p := programs.Named(name)
-			if !cuda {
-				if name != "multiprocessing" {
-					t.Skip("it needs a real GPU")
-				}
-				p.Args = []string{"--device", "none"}
-			}
 			ctx, cancel := context.WithTimeout(t.Context(), p.Limit)
 			defer cancel()
 			whole := pods.run(t, podName(t)+"-whole", hostroot.ImageName, p)
@@ -137,7 +131,6 @@ const programContainer = "program"
 type programPods struct {
 	n       *node.Node
 	python  *hostroot.Python
-	cuda    bool
 	volumes []any
 	mounts  []any
 }
@@ -184,17 +177,15 @@ func (p *programPods) run(t *testing.T, name, image string, program programs.Pro
 		annotations = restoring
 	}
 	var env []any
-	for _, variable := range p.python.Env(gpu, p.cuda) {
+	for _, variable := range p.python.Env(gpu, true) {
 		key, value, _ := strings.Cut(variable, "=")
 		env = append(env, map[string]any{"name": key, "value": value})
 	}
 	command := []string{p.python.Executable, hostroot.ProgramsDir + "/" + program.File, "--steps", strconv.Itoa(programSteps), "--file", programFile}
 	container := map[string]any{
 		"name": programContainer, "image": image, "imagePullPolicy": "Never", "env": env, "volumeMounts": p.mounts,
-		"command": append(command, program.Args...),
-	}
-	if p.cuda {
-		container["resources"] = map[string]any{"limits": map[string]any{node.Resource: "1"}}
+		"command":   append(command, program.Args...),
+		"resources": map[string]any{"limits": map[string]any{node.Resource: "1"}},
 	}
 	manifest, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Pod",

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	ctdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
@@ -98,7 +99,9 @@ func checkpoint(t *testing.T, result *harness.TestResult, k *harness.Container) 
 // ends: it has gigabytes.
 func checkpointAs(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container, ref string) {
 	t.Helper()
-	if err := result.Time("checkpoint", func() error { return k.Checkpoint(ctx, ref) }); err != nil {
+	if err := result.Time("checkpoint", func() error {
+		return untilTaken(ctx, t, result, func() error { return k.Checkpoint(ctx, ref) })
+	}); err != nil {
 		t.Fatalf("%v\n%s", err, tail(shared.Log()))
 	}
 	t.Cleanup(func() {
@@ -108,6 +111,26 @@ func checkpointAs(ctx context.Context, t *testing.T, result *harness.TestResult,
 	})
 	notePhases(t, result, k)
 	noteSizes(t, result, ref)
+}
+
+// untilTaken takes a checkpoint, and again if it is refused for something that passes: a program that
+// starts a process or makes a connection at that moment. The error says so. The container runs on
+// meanwhile, and the results say how often that happened.
+func untilTaken(ctx context.Context, t *testing.T, result *harness.TestResult, take func() error) error {
+	t.Helper()
+	for tries := 1; ; tries++ {
+		err := take()
+		if err == nil || tries == 5 || !strings.Contains(err.Error(), "try again") {
+			return err
+		}
+		t.Logf("refused, and tried again: %v", err)
+		result.Count("refusals_count")
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
 }
 
 // restore restores a container of which nothing is left but its checkpoint.

@@ -93,7 +93,7 @@ func cycle(t *testing.T, result *harness.TestResult, cuda bool, cycles int, p pr
 		before := len(steps(k))
 		f := processes(t, k)
 		began := time.Now()
-		f.gpu = float64(checkpointInto(ctx, t, k, dir))
+		f.gpu = float64(checkpointInto(ctx, t, result, k, dir))
 		f.image = float64(bytesIn(t, dir))
 		took := time.Since(began)
 		endTask(ctx, t, k)

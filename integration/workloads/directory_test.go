@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
@@ -46,13 +47,16 @@ func memoryDir(t *testing.T) string {
 
 // checkpointInto has a container checkpointed into a directory, which makes its task end, and
 // removes the task. It returns the bytes of GPU state.
-func checkpointInto(ctx context.Context, t *testing.T, k *harness.Container, dir string) (state uint64) {
+func checkpointInto(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container, dir string) (state uint64) {
 	t.Helper()
 	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: dir, Exit: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := shared.Client().TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: opts}); err != nil {
+	if err := untilTaken(ctx, t, result, func() error {
+		_, err := shared.Client().TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: opts})
+		return err
+	}); err != nil {
 		t.Fatalf("%v\n%s", err, tail(linesWith(shared.Log(), k.ID)))
 	}
 	m, err := images.ReadMetadata(dir)
@@ -92,8 +96,26 @@ func restoreFrom(ctx context.Context, t *testing.T, k *harness.Container, dir st
 		err = task.Start(ctx)
 	}
 	if err != nil {
-		t.Fatalf("restore %s: %v\n%s", k.ID, err, tail(linesWith(shared.Log(), k.ID)))
+		t.Fatalf("restore %s: %v\n%s\n%s", k.ID, err, criuLog(err), tail(linesWith(shared.Log(), k.ID)))
 	}
+}
+
+// criuLog is what the log of CRIU that an error names says of what the error says: the lines with its
+// numbers, and the last ones.
+func criuLog(err error) string {
+	named := regexp.MustCompile(`its log: (\S+)`).FindStringSubmatch(err.Error())
+	if named == nil {
+		return "the error names no log of CRIU"
+	}
+	data, readErr := os.ReadFile(named[1])
+	if readErr != nil {
+		return readErr.Error()
+	}
+	text := tail(string(data))
+	for _, number := range regexp.MustCompile(`\b\d{4,}\b`).FindAllString(err.Error(), -1) {
+		text = tail(linesWith(string(data), number)) + text
+	}
+	return text
 }
 
 // bytesIn returns what the files of a directory occupy.

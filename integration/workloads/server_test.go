@@ -229,7 +229,7 @@ func TestServer(t *testing.T) {
 	for round := range rounds {
 		dir := filepath.Join(memory, strconv.Itoa(round))
 		before := s.sum(ctx, t)
-		if err := result.Time("checkpoint", func() error { checkpointInto(ctx, t, s.Container, dir); return nil }); err != nil {
+		if err := result.Time("checkpoint", func() error { checkpointInto(ctx, t, result, s.Container, dir); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		result.Phases(t, s.Container)
@@ -301,7 +301,7 @@ func firstAnswer(t *testing.T, result *harness.TestResult, parent string, runs i
 	before := s.sum(ctx, t)
 	dir := filepath.Join(parent, "server")
 	var gpu uint64
-	if err := result.Time("checkpoint", func() error { gpu = checkpointInto(ctx, t, s.Container, dir); return nil }); err != nil {
+	if err := result.Time("checkpoint", func() error { gpu = checkpointInto(ctx, t, result, s.Container, dir); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	result.Phases(t, s.Container)

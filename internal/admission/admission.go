@@ -62,6 +62,9 @@ func Check(spec *specs.Spec, d *criu.Dump, host Host) (notes []string, err error
 			return nil, fmt.Errorf("process %d: %w", t.PID, err)
 		}
 	}
+	if len(d.Torn) > 0 {
+		return nil, fmt.Errorf("a Unix socket (inode %d) is connected to one that no process has (inode %d), because a connection was just being made or handed on: CRIU cannot restore it; try again", d.Torn[0].Inode, d.Torn[0].Peer)
+	}
 	if err := checkCgroups(d.Cgroups); err != nil {
 		return nil, err
 	}

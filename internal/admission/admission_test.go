@@ -163,6 +163,7 @@ func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
 		dump func(*criu.Dump)
 		says string
 	}{
+		"half a connection":    {dump: func(d *criu.Dump) { d.Torn = []criu.TornSocket{{Inode: 20, Peer: 21}} }, says: "one that no process has (inode 21)"},
 		"host's pid namespace": {dump: func(d *criu.Dump) { *d.Tasks[0].IDs.PidNsId = 1 }, says: "host's pid namespace"},
 		"host's network":       {dump: func(d *criu.Dump) { *d.Tasks[0].IDs.NetNsId = 2 }, says: "host's network namespace"},
 		"host's mounts":        {dump: func(d *criu.Dump) { d.Inventory.RootIds.MntNsId = d.Tasks[0].IDs.MntNsId }, says: "host's mount namespace"},

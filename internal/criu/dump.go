@@ -30,6 +30,8 @@ type Dump struct {
 	Cgroups *cgroup.CgroupEntry
 	Seccomp *seccomp.SeccompEntry          // nil without filters
 	UserNS  map[uint32]*userns.UsernsEntry // by the ids of the namespaces
+	// Torn are connections of which CRIU has one end only.
+	Torn []TornSocket
 	// NetworkGiven reports whether CRIU wants to be given the network namespace of
 	// the first process.
 	NetworkGiven bool
@@ -76,6 +78,9 @@ func (im *Images) Dump() (*Dump, error) {
 		err = im.readTasks(d)
 	}
 	if err != nil {
+		return nil, err
+	}
+	if d.Torn, err = im.tornSockets(); err != nil {
 		return nil, err
 	}
 	// CRIU has written what it calls a network namespace that it wants to be given.
