@@ -35,6 +35,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/refit"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/trust"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
@@ -91,10 +92,12 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 				return err
 			}
 		}
-		if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
-			return err
-		}
-		return refit.CheckRemoved(criu.Open(r.Path).Set)
+		return trust.Seal(ctx, read, r.Path, func() error {
+			if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
+				return err
+			}
+			return refit.CheckRemoved(criu.Open(r.Path).Set)
+		})
 	}
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
@@ -123,6 +126,7 @@ type checkpointing struct {
 	images imagedir.Dir
 	opts   *options.CheckpointOptions
 
+	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
 	writer   *gpustate.Writer // of dump
 }
@@ -209,6 +213,9 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
 		return err
 	}
+	if k.sealer, err = trust.NewSealer(k.read, k.images.Path); err != nil {
+		return err
+	}
 	k.metadata, err = k.c.gpu.Describe(k.q.Began())
 	return err
 }
@@ -291,14 +298,11 @@ func (k *checkpointing) store(context.Context) (uint64, error) {
 	return k.writer.Bytes(), err
 }
 
-// writeMetadata makes the checkpoint complete.
-func (k *checkpointing) writeMetadata(context.Context) (uint64, error) {
-	if len(k.metadata.Processes) == 0 {
-		return 0, nil // bystanders have no GPU state: CRIU's images are all
-	}
+// writeMetadata signs the checkpoint and makes it complete.
+func (k *checkpointing) writeMetadata(ctx context.Context) (uint64, error) {
 	k.writer.Describe(k.metadata)
 	k.metadata.Phases = k.q.Phases()
-	return 0, images.WriteMetadata(k.images.Path, k.metadata)
+	return 0, k.sealer.Complete(ctx, k.images.Path, k.metadata)
 }
 
 // stop ends the container. It is frozen until then, so nothing runs in between.
