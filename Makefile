@@ -65,7 +65,7 @@ demo: setup build testbeds ## Checkpoint and restore a GPU container with an unm
 
 .PHONY: test
 test: setup setup-kubernetes build testbeds ## Run all tests (needs root).
-	@hack/setup imagetools skopeo
+	@hack/setup imagetools skopeo cosign
 	$(TEST_ENV) hack/test
 
 # What the tests of pods and of nerdctl need: a cluster's programs, older containerds.

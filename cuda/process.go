@@ -7,12 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
@@ -60,6 +57,22 @@ func HoldsDevice(pid int) (bool, error) {
 		return false, fmt.Errorf("look for GPUs in process %d: %w", pid, err)
 	}
 	return len(devices) > 0, nil
+}
+
+// InheritsDevices reports whether every file /dev/nvidia* that a process has open is the very
+// file that one of others has open by the same number: the process was forked from it and has
+// opened none itself. It is false on a kernel without kcmp. A process that has ended inherits.
+func InheritsDevices(pid int, others []int) (bool, error) {
+	files, err := proc.OpenFiles(pid, "/dev/nvidia")
+	if err != nil && !proc.Ended(err) {
+		return false, fmt.Errorf("look for GPUs in process %d: %w", pid, err)
+	}
+	for fd := range files {
+		if !slices.ContainsFunc(others, func(other int) bool { return proc.SameFile(pid, other, fd) }) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // SharesMemory reports whether a process maps GPU memory of another process, or shares CUDA
@@ -144,27 +157,17 @@ func inspect(ctx context.Context, h *Helper, pid int) (*Process, error) {
 	return p, nil
 }
 
-// deviceFiles returns the minors of the open /dev/nvidiaN, ascending, -1 for other /dev/nvidia*.
+// deviceFiles returns the minors of the /dev/nvidiaN that a process has open,
+// ascending, each once, and -1 for any other /dev/nvidia*.
 func deviceFiles(pid int) ([]int, error) {
-	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	files, err := os.ReadDir(dir)
+	const prefix = "/dev/nvidia"
+	files, err := proc.OpenFiles(pid, prefix)
 	if err != nil {
 		return nil, err
 	}
 	var minors []int
-	for _, f := range files {
-		target, err := os.Readlink(filepath.Join(dir, f.Name()))
-		if errors.Is(err, fs.ErrNotExist) { // closed meanwhile, or the process ended
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		rest, ok := strings.CutPrefix(target, "/dev/nvidia")
-		if !ok {
-			continue
-		}
-		minor, err := strconv.Atoi(rest)
+	for _, path := range files {
+		minor, err := strconv.Atoi(path[len(prefix):])
 		if err != nil {
 			minor = -1 // nvidiactl, nvidia-uvm, nvidia-caps/…
 		}

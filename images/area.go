@@ -138,7 +138,7 @@ func (a *Area) Extents() (extents []Extent) {
 			if a.Digests != nil {
 				block := (at - a.Offset) / BlockBytes
 				next = min(a.Offset+(block+1)*BlockBytes, to)
-				if a.Digests[block] == ZeroBlockDigest {
+				if IsZeroBlock(a.Digests[block]) {
 					at = next
 					continue
 				}

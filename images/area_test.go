@@ -5,6 +5,7 @@ package images
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -15,7 +16,7 @@ func TestExtents(t *testing.T) {
 	for _, c := range "0110d" { // zero, data, and data that is less than a block
 		digest := ZeroBlockDigest
 		if c != '0' {
-			digest = "xxh3-128:0123456789abcdef0123456789abcdef"
+			digest = "blake3:" + strings.Repeat("01", 32)
 		}
 		a.Digests = append(a.Digests, digest)
 	}

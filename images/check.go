@@ -21,7 +21,7 @@ type BlockError struct {
 	Block int
 	// Path is the file that holds the first part of the block; empty if none does.
 	Path string
-	// Got and Want are digests, see DigestBlock.
+	// Got and Want are digests, see BlockHash.
 	Got, Want string
 }
 
@@ -90,12 +90,13 @@ func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []
 	from := a.Offset + uint64(number)*BlockBytes
 	to := min(from+BlockBytes, a.End())
 	var got string
+	want := a.Digests[number]
 	i := a.Location.at(from)
 	stored := i < len(a.Location) && a.Location[i].Offset < to
 	if to-from == BlockBytes && !stored {
-		got = ZeroBlockDigest
+		got = ZeroBlockLike(want)
 	} else {
-		h := NewBlockHash()
+		h := NewBlockHashLike(want)
 		for at := from; at < to; {
 			if err := context.Cause(ctx); err != nil {
 				return 0, err
@@ -109,7 +110,6 @@ func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []
 		}
 		got = h.Digest()
 	}
-	want := a.Digests[number]
 	if got == want {
 		return to - from, nil
 	}

@@ -4,6 +4,7 @@
 package images
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -173,6 +175,17 @@ func opaque(dir string) bool {
 	return false
 }
 
+// ListDirs lists the files of a checkpoint, those of GPU state excepted, and reads none of
+// them. dirs is the checkpoint's directory, or what ImageDirs returned. It refuses whatever is
+// not a regular file.
+func ListDirs(dirs ...string) ([]File, error) {
+	c, err := list(dirs)
+	if err != nil {
+		return nil, err
+	}
+	return c.Files, nil
+}
+
 // list sorts in the files of directories. An earlier one hides a later one's file of that name.
 func list(dirs []string) (*Checkpoint, error) {
 	c := &Checkpoint{Dir: dirs[0], pieces: make(map[string]Location)}
@@ -245,6 +258,22 @@ func (c *Checkpoint) withoutGPU() error {
 		return fmt.Errorf("%w: it has no inventory.img", ErrDamaged)
 	}
 	return nil
+}
+
+// WithMetadata returns the checkpoint with a gpuckpt.json: its own, or, without GPU state,
+// one that has no processes.
+func (c *Checkpoint) WithMetadata() (*Checkpoint, error) {
+	if c.Metadata != nil {
+		return c, nil
+	}
+	with := *c
+	with.Metadata = &Metadata{SchemaVersion: SchemaVersion, Created: time.Now().UTC()}
+	data, err := EncodeMetadata(with.Metadata)
+	if err != nil {
+		return nil, err
+	}
+	with.Files = append([]File{{Name: MetadataName, Path: MetadataName, Bytes: uint64(len(data)), Data: bytes.NewReader(data)}}, c.Files...)
+	return &with, nil
 }
 
 // arrange gives each area its Location, and refuses a piece that belongs to no area.

@@ -26,7 +26,6 @@ import (
 
 	"github.com/moby/sys/atomicwriter"
 	"github.com/zeebo/blake3"
-	"github.com/zeebo/xxh3"
 )
 
 // MetadataName is the name of the metadata file inside a checkpoint directory.
@@ -34,7 +33,7 @@ const MetadataName = "gpuckpt.json"
 
 // SchemaVersion is the version of the metadata that this package writes. It reads
 // versions 1 to this one. docs/format.md, "What may change how", says when it grows.
-const SchemaVersion = 1
+const SchemaVersion = 2
 
 // maxMetadata bounds the file, in bytes. 64 MiB of state take 90: eight GPUs of 1.4 TiB fit.
 const maxMetadata = 16 << 20
@@ -97,38 +96,6 @@ type Process struct {
 	// Areas hold the GPU state in files of their own. Without any it is in CRIU's images.
 	Areas []Area `json:"areas,omitempty"`
 }
-
-// BlockBytes is the size of digested blocks, from the range's begin on. The last may be shorter.
-const BlockBytes = 64 << 20
-
-// DigestBlock returns the digest of a block, "xxh3-128:" and 32 hexadecimal digits: XXH3 with 128
-// bits, seed 0, big-endian. It finds damage as fast as memory is read, and stops no forger; the
-// digests of an image's layers do.
-func DigestBlock(b []byte) string {
-	h := NewBlockHash()
-	h.Write(b)
-	return h.Digest()
-}
-
-// BlockHash computes DigestBlock of a block that comes in parts.
-type BlockHash struct{ h *xxh3.Hasher }
-
-// NewBlockHash returns the hash of an empty block.
-func NewBlockHash() *BlockHash { return &BlockHash{xxh3.New()} }
-
-// Write adds the next part of the block.
-func (b *BlockHash) Write(part []byte) { _, _ = b.h.Write(part) } // it never fails
-
-// Digest returns the digest of all parts so far.
-func (b *BlockHash) Digest() string {
-	sum := b.h.Sum128().Bytes()
-	return digestPrefix + hex.EncodeToString(sum[:])
-}
-
-const digestPrefix = "xxh3-128:"
-
-// ZeroBlockDigest is the digest of a whole block of zeros.
-const ZeroBlockDigest = digestPrefix + "8c5a2179ae9f1c910939aaa27d431ff2"
 
 // AreaFile names the file of an area, by the process's pid inside and the area's number from 0.
 func AreaFile(pid, number int) string { return fmt.Sprintf("%s%d", AreaPrefix(pid), number) }
@@ -216,9 +183,15 @@ func ParseMetadata(data []byte) (*Metadata, error) {
 }
 
 // WriteMetadata checks m and writes it into dir as gpuckpt.json. It flushes all other files first:
-// a power failure leaves a complete checkpoint or one without gpuckpt.json.
-func WriteMetadata(dir string, m *Metadata) error {
+// a power failure leaves a complete checkpoint or one without gpuckpt.json. before is called with
+// the bytes of gpuckpt.json before the files are flushed, and may add to them.
+func WriteMetadata(dir string, m *Metadata, before ...func(encoded []byte) error) error {
 	data, err := EncodeMetadata(m)
+	for _, do := range before {
+		if err == nil {
+			err = do(data)
+		}
+	}
 	if err == nil {
 		err = flush(dir)
 	}
@@ -335,7 +308,7 @@ func (m *Metadata) validate() error {
 			return fmt.Errorf("process %d has the state %q", p.PID, p.State)
 		}
 		pids[p.PID] = true
-		if err := p.validateAreas(files); err != nil {
+		if err := p.validateAreas(files, digestForms[m.SchemaVersion]); err != nil {
 			return err
 		}
 		for _, u := range p.GPUs {
@@ -352,16 +325,13 @@ func (m *Metadata) validate() error {
 	return nil
 }
 
-var (
-	areaFileForm = regexp.MustCompile(`^gpu-[1-9][0-9]*-[0-9]+$`)
-	digestForm   = regexp.MustCompile(`^xxh3-128:[0-9a-f]{32}$`)
-)
+var areaFileForm = regexp.MustCompile(`^gpu-[1-9][0-9]*-[0-9]+$`)
 
 // pageBytes is the smallest page of the processors that CUDA runs on.
 const pageBytes = 4096
 
 // validateAreas checks the areas of one process. files are the names used so far.
-func (p *Process) validateAreas(files map[string]bool) error {
+func (p *Process) validateAreas(files map[string]bool, digests *regexp.Regexp) error {
 	for i, a := range p.Areas {
 		end := a.Start + a.Bytes
 		switch {
@@ -379,8 +349,8 @@ func (p *Process) validateAreas(files map[string]bool) error {
 			}
 		}
 		for _, d := range a.Digests {
-			if !digestForm.MatchString(d) {
-				return fmt.Errorf("area %s: digest %q is not of the form xxh3-128:…", a.File, d)
+			if !digests.MatchString(d) {
+				return fmt.Errorf("area %s: digest %q is not of the form %s", a.File, d, digests)
 			}
 		}
 	}

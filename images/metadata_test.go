@@ -20,11 +20,19 @@ import (
 
 const uuid0 = "GPU-00000000-0000-4000-8000-000000000000"
 
-var digest = "xxh3-128:" + strings.Repeat("0a", 16)
+var digest = "blake3:" + strings.Repeat("0a", 32)
 
 func TestZeroBlockDigest(t *testing.T) {
-	if want := DigestBlock(make([]byte, BlockBytes)); ZeroBlockDigest != want {
-		t.Errorf("it is %s, want %s", ZeroBlockDigest, want)
+	zeros := make([]byte, BlockBytes)
+	for _, like := range []string{ZeroBlockDigest, zeroBlockXXH} {
+		h := NewBlockHashLike(like)
+		h.Write(zeros)
+		if got := h.Digest(); got != like || ZeroBlockLike(like) != like || !IsZeroBlock(like) {
+			t.Errorf("it is %s, want %s", like, got)
+		}
+	}
+	if DigestBlock(zeros) != ZeroBlockDigest {
+		t.Error("blocks are not digested by BLAKE3")
 	}
 }
 
@@ -101,28 +109,29 @@ func TestParseMetadataRefuses(t *testing.T) {
 		data string
 		want error
 	}{
-		"empty":             {"", ErrMalformed},
-		"truncated":         {string(valid[:len(valid)/2]), ErrMalformed},
-		"no version":        {"{}", ErrMalformed},
-		"newer version":     {edit(`"schemaVersion": 1`, `"schemaVersion": 2, "new": true`), ErrSchema},
-		"version 0":         {edit(`"schemaVersion": 1`, `"schemaVersion": 0`), ErrSchema},
-		"trailing text":     {string(valid) + "{}", ErrMalformed},
-		"negative bytes":    {edit(`"bytes": 134217728`, `"bytes": -1`), ErrMalformed},
-		"pid 0":             {edit(`"pid": 1`, `"pid": 0`), ErrMalformed},
-		"negative thread":   {edit(`"restoreThread": 7`, `"restoreThread": -7`), ErrMalformed},
-		"unknown state":     {edit(`"state": "running"`, `"state": "failed"`), ErrMalformed},
-		"file outside":      {edit(`"file": "gpu-1-0"`, `"file": "../gpu-1-0"`), ErrMalformed},
-		"other file":        {edit(`"file": "gpu-1-0"`, `"file": "pages-1.img"`), ErrMalformed},
-		"half a page":       {edit(`"offset": 4096`, `"offset": 2048`), ErrMalformed},
-		"far offset":        {edit(`"offset": 4096`, `"offset": 4194304`), ErrMalformed},
-		"a digest short":    {edit(`"`+digest+`",`, ``), ErrMalformed},
-		"no digest":         {edit(digest, "xxh3-128:0"), ErrMalformed},
-		"past the end":      {edit(fmt.Sprint(0x7f0000001000), "18446744073709547520"), ErrMalformed},
-		"unknown GPU":       {edit("        \"GPU-0", "        \"GPU-1"), ErrMalformed},
-		"UUID with newline": {edit(`"uuid": "GPU-`, `"uuid": "GPU-\n`), ErrMalformed},
-		"negative phase":    {edit(`"startNs": 0`, `"startNs": -5`), ErrMalformed},
-		"no driver":         {edit("580.159.04", ""), ErrMalformed},
-		"huge":              {fmt.Sprintf(`{"schemaVersion":1,"cudaVersion":"%s"}`, strings.Repeat("a", maxMetadata)), ErrMalformed},
+		"empty":              {"", ErrMalformed},
+		"truncated":          {string(valid[:len(valid)/2]), ErrMalformed},
+		"no version":         {"{}", ErrMalformed},
+		"newer version":      {edit(`"schemaVersion": 2`, `"schemaVersion": 3, "new": true`), ErrSchema},
+		"version 0":          {edit(`"schemaVersion": 2`, `"schemaVersion": 0`), ErrSchema},
+		"trailing text":      {string(valid) + "{}", ErrMalformed},
+		"negative bytes":     {edit(`"bytes": 134217728`, `"bytes": -1`), ErrMalformed},
+		"pid 0":              {edit(`"pid": 1`, `"pid": 0`), ErrMalformed},
+		"negative thread":    {edit(`"restoreThread": 7`, `"restoreThread": -7`), ErrMalformed},
+		"unknown state":      {edit(`"state": "running"`, `"state": "failed"`), ErrMalformed},
+		"file outside":       {edit(`"file": "gpu-1-0"`, `"file": "../gpu-1-0"`), ErrMalformed},
+		"other file":         {edit(`"file": "gpu-1-0"`, `"file": "pages-1.img"`), ErrMalformed},
+		"half a page":        {edit(`"offset": 4096`, `"offset": 2048`), ErrMalformed},
+		"far offset":         {edit(`"offset": 4096`, `"offset": 4194304`), ErrMalformed},
+		"a digest short":     {edit(`"`+digest+`",`, ``), ErrMalformed},
+		"no digest":          {edit(digest, "blake3:0"), ErrMalformed},
+		"version 1's digest": {edit(digest, "xxh3-128:"+strings.Repeat("0a", 16)), ErrMalformed},
+		"past the end":       {edit(fmt.Sprint(0x7f0000001000), "18446744073709547520"), ErrMalformed},
+		"unknown GPU":        {edit("        \"GPU-0", "        \"GPU-1"), ErrMalformed},
+		"UUID with newline":  {edit(`"uuid": "GPU-`, `"uuid": "GPU-\n`), ErrMalformed},
+		"negative phase":     {edit(`"startNs": 0`, `"startNs": -5`), ErrMalformed},
+		"no driver":          {edit("580.159.04", ""), ErrMalformed},
+		"huge":               {fmt.Sprintf(`{"schemaVersion":1,"cudaVersion":"%s"}`, strings.Repeat("a", maxMetadata)), ErrMalformed},
 	} {
 		if _, err := ParseMetadata([]byte(c.data)); !errors.Is(err, c.want) {
 			t.Errorf("%s: got %v, want %v", name, err, c.want)

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
@@ -29,10 +30,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/iouring"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/refit"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/trust"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
@@ -85,14 +88,16 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 			return err
 		}
 		if c.pid > 0 {
-			if err := refuseIOUring(c); err != nil {
+			if err := iouring.Refuse(c.pids); err != nil {
 				return err
 			}
 		}
-		if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
-			return err
-		}
-		return refit.CheckRemoved(criu.Open(r.Path).Set)
+		return trust.Seal(ctx, read, r.Path, func() error {
+			if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
+				return err
+			}
+			return refit.CheckRemoved(criu.Open(r.Path).Set)
+		})
 	}
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
@@ -100,9 +105,18 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
-	k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
-	return k.run(ctx)
+	for try := 1; ; try++ {
+		k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
+		// A container that the client has paused stays so, and the other end of a connection with it.
+		if err = k.run(ctx); try == tries || c.paused || !errors.Is(err, admission.ErrTorn) {
+			return err
+		}
+		log.G(ctx).WithError(err).WithField("try", try).Info("the container runs on for a moment, and is checkpointed again")
+	}
 }
+
+// tries is how often a checkpoint is tried that a moment's work of the program stood in the way of.
+const tries = 5
 
 // checkpointing is one checkpoint of a GPU container. Its steps leave their results
 // in it.
@@ -112,6 +126,7 @@ type checkpointing struct {
 	images imagedir.Dir
 	opts   *options.CheckpointOptions
 
+	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
 	writer   *gpustate.Writer // of dump
 }
@@ -188,7 +203,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := execs.Refuse(execed(k.c)); err != nil {
 		return err
 	}
-	if err := refuseIOUring(k.c); err != nil {
+	if err := iouring.Refuse(k.c.pids); err != nil {
 		return err
 	}
 	view, err := k.read()
@@ -196,6 +211,9 @@ func (k *checkpointing) check(ctx context.Context) error {
 		return err
 	}
 	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
+		return err
+	}
+	if k.sealer, err = trust.NewSealer(k.read, k.images.Path); err != nil {
 		return err
 	}
 	k.metadata, err = k.c.gpu.Describe(k.q.Began())
@@ -280,14 +298,11 @@ func (k *checkpointing) store(context.Context) (uint64, error) {
 	return k.writer.Bytes(), err
 }
 
-// writeMetadata makes the checkpoint complete.
-func (k *checkpointing) writeMetadata(context.Context) (uint64, error) {
-	if len(k.metadata.Processes) == 0 {
-		return 0, nil // bystanders have no GPU state: CRIU's images are all
-	}
+// writeMetadata signs the checkpoint and makes it complete.
+func (k *checkpointing) writeMetadata(ctx context.Context) (uint64, error) {
 	k.writer.Describe(k.metadata)
 	k.metadata.Phases = k.q.Phases()
-	return 0, images.WriteMetadata(k.images.Path, k.metadata)
+	return 0, k.sealer.Complete(ctx, k.images.Path, k.metadata)
 }
 
 // stop ends the container. It is frozen until then, so nothing runs in between.

@@ -4,9 +4,7 @@
 package runtime
 
 import (
-	"cmp"
 	"context"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 
@@ -128,12 +126,6 @@ func (c *container) gpuOptions(node config.Node) gpustate.Options {
 		opts.Visible = gpustate.Visible(c.request)
 	}
 	return opts
-}
-
-// runcState returns where runc keeps the state of a container. root is of runc's options;
-// without one it is containerd's (pkg/process.RuncRoot).
-func runcState(root, namespace, id string) string {
-	return filepath.Join(cmp.Or(root, "/run/containerd/runc"), namespace, id)
 }
 
 // target is what the GPU state of a container may do to the container.

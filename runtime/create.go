@@ -26,11 +26,14 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/iouring"
+	"github.com/gpuckpt/gpuckpt/internal/trust"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
-// restoreDirName is the file in the bundle that names such a directory, for
+// restoreDirName is the file in the bundle that names a directory that containerd has unpacked, for
 // the case that the shim dies before it removes it.
 const restoreDirName = "gpuckpt-restore-dir"
 
@@ -58,7 +61,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if c.namespace, err = namespaces.NamespaceRequired(ctx); err != nil {
 		return nil, err
 	}
-	c.runcState = runcState(opts.Root, c.namespace, c.id)
+	c.runcState = host.RuncState(opts.Root, c.namespace, c.id)
 	c.devices.State = filepath.Join(c.runcState, "state.json")
 	defer func() {
 		if err != nil {
@@ -87,6 +90,8 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	given := c.restore
 	if given == nil {
 		err = c.restoreFromImage(ctx, r, file.Spec)
+	} else {
+		err = trust.Admit(ctx, c.config, given.dir)
 	}
 	if err == nil && c.restore == given { // else restoreFromImage did it
 		err = c.fit(ctx, file.Spec)
@@ -117,8 +122,9 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if err := c.fitSpec(ctx, spec); err != nil {
 		return err
 	}
+	view, hasGPU := config.View{Annotations: c.annotations}, len(c.request.Sources) > 0
 	if c.restore == nil {
-		return denyIOUring(c, spec, nil)
+		return iouring.Deny(spec, view, hasGPU, nil)
 	}
 	if err := c.checkRestore(ctx); err != nil {
 		return err
@@ -131,7 +137,7 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	if err := denyIOUring(c, spec, dump); err != nil {
+	if err := iouring.Deny(spec, view, hasGPU, dump); err != nil {
 		return err
 	}
 	return vet.Dump(ctx, spec, images, dump, "")

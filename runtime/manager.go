@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
@@ -61,5 +62,5 @@ func removeDeadMounts(ctx context.Context, bundle, id string) error {
 	if err != nil {
 		return err
 	}
-	return criu.RemoveMounts(cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), runcState(opts.GetRoot(), namespace, id))
+	return criu.RemoveMounts(cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), host.RuncState(opts.GetRoot(), namespace, id))
 }

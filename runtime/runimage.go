@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/trust"
 )
 
 // Running a checkpoint image restores it: a Create without a checkpoint looks for one
@@ -59,7 +60,7 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 			entry.Infof("the image is a checkpoint and starts afresh: %s", reason)
 			return nil
 		}
-		found, err := images.OpenImage(roots...)
+		found, err := trust.OpenImage(ctx, c.config, dirs, roots)
 		if err != nil {
 			return err
 		}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
+	"github.com/gpuckpt/gpuckpt/internal/progress"
 )
 
 // dialLimit bounds the wait for containerd's socket, completeLimit a shell's for a completion.
@@ -69,9 +70,9 @@ func (d *daemon) run(cmd *cobra.Command, do work) (err error) {
 		}
 		return c, err
 	}
-	shown := newProgress(d.json || d.quiet)
-	answer, words, err := do(namespaces.WithNamespace(cmd.Context(), d.namespace), dial, shown.show)
-	shown.wait()
+	shown := progress.New(d.json || d.quiet)
+	answer, words, err := do(namespaces.WithNamespace(cmd.Context(), d.namespace), dial, shown.Show)
+	shown.Wait()
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/docker/go-units"
@@ -13,6 +14,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/trust"
 )
 
 const places = `A PLACE is
@@ -24,8 +28,8 @@ const places = `A PLACE is
 A bare path (/… or ./…) that exists needs no kind before it.`
 
 func imageCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "image", Short: "Build, look at, verify, move and convert checkpoint images"},
-		buildCommand(), convertCommand(), inspectCommand(), verifyCommand(), pushCommand(), pullCommand())
+	return group(&cobra.Command{Use: "image", Short: "Build, look at, sign, verify, move and convert checkpoint images"},
+		buildCommand(), convertCommand(), signCommand(), inspectCommand(), verifyCommand(), pushCommand(), pullCommand())
 }
 
 func buildCommand() *cobra.Command {
@@ -100,15 +104,21 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 type verifyAnswer struct {
 	Source string `json:"source"`
 	*oci.Report
+	// Manifest is the digest of the seal's manifest, empty without one; SignedBy the id of
+	// a key that counts here.
+	Manifest string `json:"manifest,omitempty"`
+	SignedBy string `json:"signedBy,omitempty"`
 }
 
 func verifyCommand() *cobra.Command {
 	var d daemon
+	var keyFiles []string
 	c := &cobra.Command{
 		Use:   "verify PLACE",
-		Short: "Read every byte of a checkpoint and show what is damaged",
+		Short: "Read every byte of a checkpoint and show what is damaged, and who signed it",
 		Long: `Read every byte of a checkpoint and show what is damaged: which layer, which file,
-which block of GPU state.
+which block of GPU state. Show whether a key has signed it that counts on this node, or
+with --key, fail unless one of those keys has.
 
 ` + places,
 		Args: cobra.ExactArgs(1),
@@ -123,14 +133,52 @@ which block of GPU state.
 				if err != nil {
 					return nil, "", fmt.Errorf("verify %s: %w", args[0], err)
 				}
-				return verifyAnswer{s.Ref.String(), r}, fmt.Sprintf("%s is whole: %d layers, %s; %d blocks of GPU state, %s\n",
-					s.Ref, r.Layers, size(r.Bytes), r.Blocks, size(r.GPUBytes)), nil
+				answer := verifyAnswer{Source: s.Ref.String(), Report: r}
+				signed, err := answer.whose(keyFiles)
+				if err != nil {
+					return nil, "", fmt.Errorf("verify %s: %w", args[0], err)
+				}
+				return answer, fmt.Sprintf("%s is whole: %d layers, %s; %d blocks of GPU state, %s\n%s\n",
+					s.Ref, r.Layers, size(r.Bytes), r.Blocks, size(r.GPUBytes), signed), nil
 			})
 		},
 	}
 	c.ValidArgsFunction = first(d.images)
 	d.flags(c)
+	c.Flags().StringSliceVar(&keyFiles, "key", nil, "file or directory of public keys, one of which must have signed it (default: those that count on this node, and none need have)")
+	_ = c.MarkFlagFilename("key")
 	return c
+}
+
+// whose looks for a key that has signed the checkpoint, and words what it found.
+func (a *verifyAnswer) whose(keyFiles []string) (string, error) {
+	keys, err := seal.ReadKeys(keyFiles...)
+	if err == nil && keyFiles == nil {
+		var node config.Node
+		if node, err = config.Load(); err == nil {
+			keys, err = trust.Keys(node)
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	if a.Seal == nil || len(a.Seal.Signatures) == 0 {
+		if keyFiles != nil {
+			return "", seal.ErrUnsigned
+		}
+		return "it is not signed", nil
+	}
+	a.Manifest = seal.Digest(a.Seal.Manifest)
+	words := "its manifest is " + a.Manifest
+	key, err := a.Seal.SignedBy(keys)
+	switch {
+	case err == nil:
+		a.SignedBy = key.ID()
+		return fmt.Sprintf("%s, signed with the key %s of %s", words, key.ID(), key.Name), nil
+	case keyFiles != nil:
+		return "", err
+	}
+	return words + ", signed with no key that counts here", nil
 }
 
 func verify(ctx context.Context, s *convert.Source, progress images.Progress) (*oci.Report, error) {
@@ -140,6 +188,18 @@ func verify(ctx context.Context, s *convert.Source, progress images.Progress) (*
 	r := &oci.Report{GPUBytes: s.Checkpoint.AreaBytes()}
 	for _, a := range s.Checkpoint.Areas() {
 		r.Blocks += len(a.Digests)
+	}
+	var err error
+	if r.Seal, err = seal.Read(s.Checkpoint.Files); r.Seal != nil {
+		var m *seal.Manifest
+		if m, err = seal.Parse(r.Seal.Manifest); err == nil {
+			err = m.Check(ctx, s.Checkpoint.Files)
+		}
+	} else if errors.Is(err, seal.ErrUnsigned) {
+		err = nil
+	}
+	if err != nil {
+		return nil, err
 	}
 	return r, images.Check(ctx, s.Checkpoint.Areas(), 0, progress)
 }

@@ -365,3 +365,20 @@ func FuzzOpen(f *testing.F) {
 		}
 	})
 }
+
+// What describes a container is a list of this project's; the names are checkpointctl's.
+func TestRootFiles(t *testing.T) {
+	for _, name := range []string{
+		metadata.ConfigDumpFile, metadata.SpecDumpFile, metadata.StatusDumpFile, metadata.NetworkStatusFile,
+		metadata.DumpLogFile, metadata.StatusFile, "stats-dump", "container.log", "io.kubernetes.cri-o.LogPath",
+	} {
+		if !rootFile(name) {
+			t.Errorf("%s does not stay with the checkpoint", name)
+		}
+	}
+	for _, name := range []string{"inventory.img", images.MetadataName, metadata.RootFsDiffTar} {
+		if rootFile(name) {
+			t.Errorf("%s only describes it", name)
+		}
+	}
+}

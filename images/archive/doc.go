@@ -22,11 +22,11 @@ package archive
 import (
 	"encoding/json"
 	"errors"
-	"slices"
 
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/seal"
 )
 
 var (
@@ -55,9 +55,4 @@ type Contents struct {
 }
 
 // rootFile reports whether a file at an archive's root stays with the checkpoint in an image.
-func rootFile(name string) bool {
-	return slices.Contains([]string{
-		metadata.ConfigDumpFile, metadata.SpecDumpFile, metadata.StatusDumpFile, metadata.NetworkStatusFile,
-		metadata.DumpLogFile, metadata.StatusFile, "stats-dump", "container.log", "io.kubernetes.cri-o.LogPath",
-	}, name)
-}
+func rootFile(name string) bool { return seal.Describes(name) }

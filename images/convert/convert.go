@@ -25,6 +25,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/images/seal"
 )
 
 // Options say how a checkpoint is converted.
@@ -38,6 +39,9 @@ type Options struct {
 	Base, Previous string
 	// MustBuild refuses a source that is an image already.
 	MustBuild bool
+	// Sign, if set, has the checkpoint signed on its way. An image is then not copied: it
+	// gets another layer in place of the one with CRIU's images, and another digest.
+	Sign seal.Sign
 	// Progress receives the steps "image" or "copy", "unpack", "verify" and "archive".
 	Progress images.Progress
 }
@@ -138,7 +142,7 @@ func (v *conversion) find(ctx context.Context, text string) (*Source, error) {
 
 // intoStore copies an image into a store, or builds it there, and has it named.
 func (v *conversion) intoStore(ctx context.Context, store content.Store, collected bool, tag func(ocispec.Descriptor) error) error {
-	if v.src.Image == nil {
+	if v.src.Image == nil || v.Sign != nil {
 		built, err := v.build(ctx, store, !collected)
 		if err != nil {
 			return err
@@ -156,9 +160,15 @@ func (v *conversion) intoStore(ctx context.Context, store content.Store, collect
 }
 
 // build builds the image of a source that is none.
-func (v *conversion) build(ctx context.Context, store content.Store, discard bool) (none ocispec.Descriptor, _ error) {
+func (v *conversion) build(ctx context.Context, store content.Store, discard bool) (none ocispec.Descriptor, err error) {
 	o := v.Build
-	o.Checkpoint, o.Discard, o.Progress = v.src.Checkpoint, discard, v.Progress
+	o.Discard, o.Progress = discard, v.Progress
+	if v.src.Image != nil {
+		return v.signImage(ctx, store, o)
+	}
+	if o.Checkpoint, err = v.signed(ctx, v.src.Checkpoint); err != nil {
+		return none, err
+	}
 	if err := v.describe(ctx, &o); err != nil {
 		return none, err
 	}

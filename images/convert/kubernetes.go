@@ -22,6 +22,9 @@ import (
 )
 
 func (v *conversion) intoKubernetes(ctx context.Context) (err error) {
+	if v.Sign != nil {
+		return errors.New("a Kubernetes archive is not signed on its way: sign the source, or an image")
+	}
 	contents := archive.Contents{Checkpoint: v.src.Checkpoint, Spec: []byte("{}")}
 	switch s := v.src; {
 	case s.Image != nil:

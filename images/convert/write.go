@@ -57,7 +57,7 @@ func (v *conversion) intoArchive(ctx context.Context) (err error) {
 		return errNoName
 	}
 	provider, manifest := v.src.Provider, v.src.Image
-	if manifest != nil {
+	if manifest != nil && v.Sign == nil {
 		v.result.Digest = manifest.Digest.String()
 	} else {
 		beside, err := v.beside()

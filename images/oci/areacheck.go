@@ -116,7 +116,7 @@ func (p *part) Write(b []byte) (int, error) {
 			continue
 		}
 		if p.block == nil {
-			p.block = images.NewBlockHash()
+			p.block = images.NewBlockHashLike(p.area.Digests[0])
 		}
 		p.block.Write(bytes)
 		if p.at == to {
@@ -132,7 +132,7 @@ func (p *part) zeros(to uint64) {
 	buf := make([]byte, 256<<10)
 	for p.at < to {
 		if begin := p.area.Offset; p.block == nil && p.at >= begin && (p.at-begin)%images.BlockBytes == 0 && to-p.at >= images.BlockBytes {
-			p.compare((p.at-begin)/images.BlockBytes, images.ZeroBlockDigest)
+			p.compare((p.at-begin)/images.BlockBytes, images.ZeroBlockLike(p.area.Digests[0]))
 			p.at += images.BlockBytes
 			continue
 		}

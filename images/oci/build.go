@@ -4,7 +4,6 @@
 package oci
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -14,7 +13,6 @@ import (
 	"math/bits"
 	"runtime"
 	"sync"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -160,7 +158,7 @@ func newBuilder(store content.Store, o Options) (*builder, error) {
 
 // build is the build, step by step.
 func (b *builder) build(ctx context.Context) (*Result, error) {
-	meta, err := b.metadata()
+	meta, err := b.Checkpoint.WithMetadata()
 	if err != nil {
 		return nil, err
 	}
@@ -198,23 +196,6 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 	}
 	b.meter.End("built")
 	return &b.result, nil
-}
-
-// metadata returns the checkpoint with its gpuckpt.json, or one without processes.
-func (b *builder) metadata() (*images.Checkpoint, error) {
-	if b.Checkpoint.Metadata != nil {
-		return b.Checkpoint, nil
-	}
-	c := *b.Checkpoint
-	c.Metadata = &images.Metadata{SchemaVersion: images.SchemaVersion, Created: time.Now().UTC()}
-	data, err := images.EncodeMetadata(c.Metadata)
-	if err != nil {
-		return nil, err
-	}
-	c.Files = append([]images.File{{
-		Name: images.MetadataName, Path: images.MetadataName, Bytes: uint64(len(data)), Data: bytes.NewReader(data),
-	}}, c.Files...)
-	return &c, nil
 }
 
 // layer is a layer in the store.

@@ -200,8 +200,12 @@ func (b *builder) writeManifest(ctx context.Context, meta *images.Metadata, on *
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("make the config: %w", err)
 	}
-	m.Config, err = b.writeJSON(ctx, ocispec.MediaTypeImageConfig, config, nil)
-	if err != nil {
+	return b.writeImage(ctx, m, config)
+}
+
+// writeImage writes the config of an image, and then the manifest with it.
+func (b *builder) writeImage(ctx context.Context, m ocispec.Manifest, config map[string]json.RawMessage) (_ ocispec.Descriptor, err error) {
+	if m.Config, err = b.writeJSON(ctx, ocispec.MediaTypeImageConfig, config, nil); err != nil {
 		return ocispec.Descriptor{}, err
 	}
 	// What containerd's garbage collector goes by.

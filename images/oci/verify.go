@@ -4,6 +4,7 @@
 package oci
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/seal"
 )
 
 // Report is what Verify has read.
@@ -33,6 +35,9 @@ type Report struct {
 	Bytes    uint64 `json:"bytes,omitempty"`
 	Blocks   int    `json:"blocks"`
 	GPUBytes uint64 `json:"gpuBytes"`
+	// Seal is the checkpoint's, whose manifest is right; nil without one. Nobody has asked
+	// whose its signatures are.
+	Seal *seal.Seal `json:"-"`
 }
 
 // maxDocument bounds manifests and configs, in bytes. Registries take 4 MiB.
@@ -326,17 +331,26 @@ func (v *verifier) archive(raw io.Reader, mediaType string, plain digest.Digeste
 
 // readCRIU reads the layer with CRIU's images and gpuckpt.json.
 func (v *verifier) readCRIU(r io.Reader) error {
+	var sealed seal.Collector
 	err := images.ReadLayer(r, func(name string, size int64, r io.Reader) error {
 		if images.IsAreaFile(name) {
 			return fmt.Errorf("%w: %s is not in a layer of its own", images.ErrDamaged, name)
 		}
 		if name != images.MetadataName {
-			return nil
+			return sealed.Take(name, size, r)
 		}
-		var err error
-		v.meta, err = readMetadata(r)
-		return err
+		data, err := io.ReadAll(io.LimitReader(r, maxDocument))
+		if err != nil {
+			return fmt.Errorf("read %s: %w", images.MetadataName, err)
+		}
+		if v.meta, err = readMetadata(bytes.NewReader(data)); err != nil {
+			return err
+		}
+		return sealed.Take(name, size, bytes.NewReader(data))
 	})
+	if err == nil {
+		v.report.Seal, err = sealed.Seal()
+	}
 	if err == nil && v.meta == nil {
 		err = fmt.Errorf("%w: it has no %s", images.ErrDamaged, images.MetadataName)
 	}

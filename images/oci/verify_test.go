@@ -253,7 +253,7 @@ func TestVerifyRefusesHostileArchives(t *testing.T) {
 			refuses(t, store, replaced(t, store, r.Manifest, LayerGPU, archiveOf(t, h)), images.ErrDamaged, strings.TrimPrefix(h.Name, ".gpuckpt/"))
 		})
 	}
-	newer := bytes.Replace(meta, []byte(`"schemaVersion": 1`), []byte(`"schemaVersion": 7`), 1)
+	newer := bytes.Replace(meta, []byte(`"schemaVersion": 2`), []byte(`"schemaVersion": 7`), 1)
 	refuses(t, store, replaced(t, store, r.Manifest, LayerCRIU, plainTar(t, map[string]string{".gpuckpt/" + images.MetadataName: string(newer)})), images.ErrSchema, "version 7")
 	changed := bytes.Replace(meta, []byte("580.159.04"), []byte("580.159.05"), 1)
 	refuses(t, store, replaced(t, store, r.Manifest, LayerCRIU, plainTar(t, map[string]string{".gpuckpt/" + images.MetadataName: string(changed)})), images.ErrMalformed, images.MetadataName)

@@ -76,6 +76,23 @@ func TestTimerThreadRestored(t *testing.T) {
 	}
 }
 
+// A program that forks all the time, as PyTorch's compiler starts its workers: a child that comes up
+// between the lock and the freeze keeps the files that it was forked with, and is dumped with them.
+func TestForkedBesideTheLock(t *testing.T) {
+	results.Add(t)
+	if gpu.Kind == harness.SoftwareGPU {
+		shared.SoftwareGPU(t, "lock_delay_ms=200\n")
+	}
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "forking")
+	k.Expect(t, "count", "101")
+	for i := range 3 {
+		ref := takeCheckpoint(t, shared, k, fmt.Sprint("forking-", i))
+		k.MustRemove(t)
+		k = restore(t, shared, k.ID, ref, k.Port)
+		k.Expect(t, "count", fmt.Sprint(102+i))
+	}
+}
+
 // Two processes that share device memory by CUDA IPC, without events: the driver would checkpoint them
 // and never restore them. So they are found before it is asked, and run on.
 func TestSharedMemoryRefused(t *testing.T) {

@@ -46,7 +46,7 @@ func noneUnpacked(t *testing.T, c *harness.Containerd) {
 // where they share their pids. The driver is asked about none of them.
 func TestProcessOfAnother(t *testing.T) {
 	results.Add(t)
-	shared.Configured(t, shared.Staging("unsteered", "steer = false"))
+	shared.Configured(t, harness.AnyCheckpoint+shared.Staging("unsteered", "steer = false"))
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
 	k.Expect(t, "count", "101")
 	dir := t.TempDir()
@@ -69,6 +69,7 @@ func TestProcessOfAnother(t *testing.T) {
 // with little room on its stack. One that is not there is refused.
 func TestRestoreThread(t *testing.T) {
 	results.Add(t)
+	shared.Configured(t, harness.AnyCheckpoint)
 	k, dir := checkpointed(t)
 	m, err := images.ReadMetadata(dir)
 	if err != nil {
@@ -100,6 +101,7 @@ func TestRestoreThread(t *testing.T) {
 // anything of the container exists.
 func TestDamagedMetadata(t *testing.T) {
 	results.Add(t)
+	shared.Configured(t, harness.AnyCheckpoint)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
 	k.Expect(t, "count", "101")
 	dir := t.TempDir()
@@ -113,7 +115,7 @@ func TestDamagedMetadata(t *testing.T) {
 	for _, test := range []struct{ name, text, word string }{
 		{"cut short", string(good[:len(good)/2]), "malformed gpuckpt.json"},
 		{"a field too many", strings.Replace(string(good), "{", `{"extra": 1,`, 1), "malformed gpuckpt.json"},
-		{"of the future", strings.Replace(string(good), `"schemaVersion": 1`, `"schemaVersion": 9`, 1), "unknown schema version 9"},
+		{"of the future", strings.Replace(string(good), `"schemaVersion": 2`, `"schemaVersion": 9`, 1), "unknown schema version 9"},
 	} {
 		write(t, path, test.text, 0o600)
 		err := restoreTask(t, shared, k, dir)
@@ -152,6 +154,7 @@ func TestOtherDriver(t *testing.T) {
 // kept though the container goes; nothing runs.
 func TestCRIUFailsToRestore(t *testing.T) {
 	results.Add(t)
+	shared.Configured(t, harness.AnyCheckpoint)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
 	k.Expect(t, "count", "101")
 	dir := t.TempDir()

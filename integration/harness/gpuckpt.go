@@ -38,7 +38,10 @@ func (c *Containerd) Dumps() string { return filepath.Join(c.home.dir, "dumps") 
 // Gpuckpt runs the command line gpuckpt on the instance and reads what it answers
 // with --json into answer.
 func (c *Containerd) Gpuckpt(ctx context.Context, answer any, args ...string) error {
-	env := []string{"CONTAINERD_ADDRESS=" + c.Address(), "CONTAINERD_NAMESPACE=" + c.Namespace(), "GPUCKPT_IMAGE_PATH=" + c.Dumps()}
+	env := []string{
+		"CONTAINERD_ADDRESS=" + c.Address(), "CONTAINERD_NAMESPACE=" + c.Namespace(),
+		"GPUCKPT_IMAGE_PATH=" + c.Dumps(), "GPUCKPT_CONFIG=" + c.ShimConfigPath(),
+	}
 	out, err := c.OutputEnv(ctx, env, "gpuckpt", append(args, "--json")...)
 	if err != nil {
 		return err

@@ -11,14 +11,24 @@ import (
 )
 
 // ConfigureShim is SetShimConfig with settings that make what a shim leaves on a
-// machine go with the instance: CRIU's logs, and the cgroup of staging memory
-// unless the text has a section [staging] itself.
+// machine go with the instance: CRIU's logs, and the key that signs checkpoints and the
+// cgroup of staging memory, unless the text has the sections [signing] and [staging] itself.
 func (c *Containerd) ConfigureShim(toml string) error {
+	if !strings.Contains(toml, "[signing]") {
+		toml += fmt.Sprintf("\n[signing]\nkey = %q\n", c.SigningKey())
+	}
 	if !strings.Contains(toml, "[staging]") {
 		toml += "\n" + c.Staging("staging", "")
 	}
 	return c.SetShimConfig(fmt.Sprintf("log_dir = %q\n%s", c.CRIULogs(), toml))
 }
+
+// AnyCheckpoint is a section of a shim's configuration: a checkpoint is restored whoever made
+// it, also one that a test has changed.
+const AnyCheckpoint = "[restore]\npolicy = \"annotated\"\n"
+
+// SigningKey is the file of the key that signs the instance's checkpoints.
+func (c *Containerd) SigningKey() string { return filepath.Join(c.Dir(), "signing.key") }
 
 // CRIULogs is where the shims keep the logs of CRIU.
 func (c *Containerd) CRIULogs() string { return filepath.Join(c.Dir(), "criu-logs") }

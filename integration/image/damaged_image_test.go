@@ -77,7 +77,7 @@ func TestDamageIsRefused(t *testing.T) {
 		{"the metadata gone", meta, func(t *testing.T) { gone(t, meta) }, images.MetadataName},
 		{"the metadata a link", meta, func(t *testing.T) { link(t, meta) }, images.MetadataName},
 		{"a newer schema", meta, func(t *testing.T) {
-			write(t, meta, bytes.Replace(read(t, meta), []byte(`"schemaVersion": 1`), []byte(`"schemaVersion": 9`), 1))
+			write(t, meta, bytes.Replace(read(t, meta), []byte(`"schemaVersion": 2`), []byte(`"schemaVersion": 9`), 1))
 		}, "unknown schema version 9"},
 		{"a byte of GPU state", piece, flip(piece, 20<<20), filepath.Base(piece)[:len("gpu-1-0")]},
 		{"the last byte of GPU state", piece, flip(piece, -1), filepath.Base(piece)[:len("gpu-1-0")]},
@@ -89,7 +89,7 @@ func TestDamageIsRefused(t *testing.T) {
 		{"CRIU's inventory cut", inventory, func(t *testing.T) { truncate(t, inventory, 9) }, "inventory.img"},
 		{"CRIU's inventory a link", inventory, func(t *testing.T) { link(t, inventory) }, "inventory.img"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		damaged := func(t *testing.T, says string) {
 			data := read(t, c.path)
 			t.Cleanup(func() { // as it was, whatever has become of it
 				if err := os.Remove(c.path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -98,7 +98,12 @@ func TestDamageIsRefused(t *testing.T) {
 				write(t, c.path, data)
 			})
 			c.damage(t)
-			harness.Says(t, run(), c.says)
+			harness.Says(t, run(), says)
+		}
+		t.Run(c.name, func(t *testing.T) { damaged(t, filepath.Base(c.path)[:7]) })
+		t.Run(c.name+", unsigned", func(t *testing.T) {
+			shared.Configured(t, harness.AnyCheckpoint)
+			damaged(t, c.says)
 		})
 	}
 	if err := run(); err != nil {

@@ -85,6 +85,7 @@ func TestTheSameSpec(t *testing.T) {
 // An image whose CRIU images were made to let its process out: nothing of it is
 // started.
 func TestHostileImage(t *testing.T) {
+	shared.Configured(t, harness.AnyCheckpoint)
 	name := "example.com/hostile:1"
 	port := built(t, shared, name, harness.RunSpec{}, "counter")
 	var dir string

@@ -5,6 +5,7 @@ package registry
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -44,7 +45,7 @@ func TestAnotherNode(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	there := session.Own(t, harness.Options{})
+	there := session.Own(t, harness.Options{ShimConfig: fmt.Sprintf("[restore]\nkeys = [%q]\n", dir)})
 	const ref = "gpuckpt.test/arrived:1"
 	gpuckpt(t, there, "image", "convert", archive, ref)
 	gpuckpt(t, there, "image", "verify", ref)
@@ -69,6 +70,13 @@ func depart(t *testing.T, archive, portFile string) {
 	gpuckpt(t, here, "checkpoint", k.ID, "--image", ref)
 	k.MustRemove(t)
 	gpuckpt(t, here, "image", "convert", ref, "oci-archive:"+archive)
+	key, _, err := try(t, here, nil, "key", "show")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(archive), "departs.pub"), []byte(key), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(portFile, []byte(strconv.Itoa(k.Port)), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,7 @@ func command(ctx context.Context, t *testing.T, c *harness.Containerd, env []str
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append([]string{
 		"CONTAINERD_ADDRESS=" + c.Address(), "CONTAINERD_NAMESPACE=" + c.Namespace(),
-		"GPUCKPT_IMAGE_PATH=" + c.Dumps(), "PATH=" + bins.SearchPath(), "HOME=" + t.TempDir(), "TMPDIR=" + t.TempDir(),
+		"GPUCKPT_CONFIG=" + c.ShimConfigPath(), "GPUCKPT_IMAGE_PATH=" + c.Dumps(), "PATH=" + bins.SearchPath(), "HOME=" + t.TempDir(), "TMPDIR=" + t.TempDir(),
 	}, env...)
 	cmd.WaitDelay = time.Second
 	return cmd

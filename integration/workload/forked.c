@@ -4,10 +4,12 @@
 // A program that forks after it began to use CUDA, as PyTorch's DataLoader and gunicorn with
 // --preload do: the child keeps the parent's open files of the GPU, and can do nothing with them.
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "gpu.h"
@@ -28,4 +30,30 @@ void run_forked(const struct options *o)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	mine.port++;
 	run_plain(&mine);
+}
+
+// A child lives for a moment.
+static void *forks(void *unused)
+{
+	for (;;) {
+		pid_t pid = fork();
+		if (!pid) {
+			usleep(50000);
+			_exit(0);
+		}
+		usleep(10000);
+		while (waitpid(-1, NULL, WNOHANG) > 0)
+			;
+	}
+	return unused;
+}
+
+void run_forking(const struct options *o)
+{
+	pthread_t thread;
+
+	gpu_open(o->gpu); // the counter retains the same context
+	if (pthread_create(&thread, NULL, forks, NULL))
+		abort();
+	run_counter(o);
 }

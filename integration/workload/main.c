@@ -29,6 +29,7 @@ static const char usage[] =
 	"  writer  --file PATH [--start N]   counter, and a thread that appends to PATH\n"
 	"  spin    [--seconds N]             a kernel that does not end by itself\n"
 	"  forked  [--start N] [--gpu I]     counter, and on port P+1 plain, in a child forked since\n"
+	"  forking [--start N] [--gpu I]     counter; forks a child every 10 ms, which lives for 50 ms\n"
 	"  ipc     [--start N] [--gpu I]     counter, and on port P+1 another process's of the same\n"
 	"                                    device memory\n"
 	"  monitor [--start N]               plain, with NVML in use\n"
@@ -110,7 +111,7 @@ int main(int argc, char **argv)
 	} workloads[] = {
 		{"counter", run_counter}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
-		{"forked", run_forked}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring},
+		{"forked", run_forked}, {"forking", run_forking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
 		if (strcmp(what, workloads[i].name))

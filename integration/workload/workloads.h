@@ -16,6 +16,7 @@ __attribute__((noreturn)) void run_pattern(const struct options *o);
 __attribute__((noreturn)) void run_writer(const struct options *o);
 __attribute__((noreturn)) void run_spin(const struct options *o);
 __attribute__((noreturn)) void run_forked(const struct options *o);
+__attribute__((noreturn)) void run_forking(const struct options *o);
 __attribute__((noreturn)) void run_ipc(const struct options *o);
 // run_monitor uses NVML alone.
 __attribute__((noreturn)) void run_monitor(const struct options *o);

@@ -18,6 +18,7 @@
 package admission
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -48,6 +49,9 @@ type Host struct {
 	Direct func(path string) error
 }
 
+// ErrTorn reports a dump that was made in the middle of a connection. The next one may succeed.
+var ErrTorn = errors.New("a connection was just being made or handed on")
+
 // Check refuses a dump that asks for more than the spec grants, or that CRIU could
 // not restore because the spec lacks a mount. notes are for the log.
 func Check(spec *specs.Spec, d *criu.Dump, host Host) (notes []string, err error) {
@@ -68,7 +72,7 @@ func Check(spec *specs.Spec, d *criu.Dump, host Host) (notes []string, err error
 		}
 	}
 	if len(d.Torn) > 0 {
-		return nil, fmt.Errorf("a Unix socket (inode %d) is connected to one that no process has (inode %d), because a connection was just being made or handed on: CRIU cannot restore it; try again", d.Torn[0].Inode, d.Torn[0].Peer)
+		return nil, fmt.Errorf("a Unix socket (inode %d) is connected to one that no process has (inode %d), because %w: CRIU cannot restore it; try again", d.Torn[0].Inode, d.Torn[0].Peer, ErrTorn)
 	}
 	if err := checkCgroups(d.Cgroups); err != nil {
 		return nil, err

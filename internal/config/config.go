@@ -54,6 +54,7 @@ type Node struct {
 	Checkpoint  Checkpoint `toml:"checkpoint"`
 	Staging     Staging    `toml:"staging"`
 	Restore     Restore    `toml:"restore"`
+	Signing     Signing    `toml:"signing"`
 	CRIU        CRIU       `toml:"criu"`
 }
 
@@ -145,7 +146,8 @@ func Default() Node {
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
 		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
 		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
-		Restore:      Restore{Policy: Annotated, Images: []string{}, ChangedFiles: Refuse},
+		Restore:      Restore{Policy: Signed, Keys: []string{"/etc/gpuckpt/keys"}, Images: []string{}, ChangedFiles: Refuse},
+		Signing:      Signing{Key: "/var/lib/gpuckpt/signing.key"},
 		CRIU:         CRIU{RestoreTimeout: Duration(2 * time.Minute)},
 	}
 }
@@ -211,6 +213,9 @@ func (n *Node) check() error {
 	}
 	if err := n.Restore.check(); err != nil {
 		return fmt.Errorf("[restore] %w", err)
+	}
+	if err := n.Signing.check(); err != nil {
+		return fmt.Errorf("[signing] %w", err)
 	}
 	if path := n.CRIU.Path; path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "criu") {
 		return fmt.Errorf("[criu] path is %q; it must be an absolute path that ends in /criu, the name that runc looks for", path)

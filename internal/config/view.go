@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -117,24 +118,52 @@ func (v View) CRIUOptions() (map[string]any, error) {
 // The values of [restore] policy.
 const (
 	Never     = "never"
+	Signed    = "signed"
 	Annotated = "annotated"
 	Always    = "always"
 )
 
 // Restore is the section [restore]: which containers of checkpoint images are restored.
 type Restore struct {
-	// Policy is Never, Annotated (if the container asks for it) or Always.
+	// Policy is Never, Signed (if the container asks for it, and a signature counts),
+	// Annotated (if the container asks for it, whoever made the checkpoint) or Always.
 	Policy string `toml:"policy"`
-	// Images are patterns (path.Match) of the images that may be restored. Empty: all.
+	// Keys are files with public keys, or directories of them, whose signatures count
+	// beside the node's own.
+	Keys []string `toml:"keys"`
+	// Images are the images that may be restored: patterns (path.Match) of their names,
+	// and digests of manifests, "sha256:…". Empty: all.
 	Images []string `toml:"images"`
 	// ChangedFiles decides what becomes of a restore when a file on a volume, which a program had
 	// open or mapped, has another size: Refuse or Accept. One that is open for appending may grow.
 	ChangedFiles string `toml:"changed_files"`
 }
 
+// Signing is the section [signing].
+type Signing struct {
+	// Key is the file of the private key that signs the node's checkpoints, made when it
+	// is first needed. Empty: they are not signed.
+	Key string `toml:"key"`
+}
+
+func (s Signing) check() error {
+	if s.Key != "" && !path.IsAbs(s.Key) {
+		return fmt.Errorf("key is %q; it must be an absolute path, or empty", s.Key)
+	}
+	return nil
+}
+
+// digestForm matches a digest among Images.
+var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+
 func (r Restore) check() error {
-	if err := oneOf(r.Policy, Never, Annotated, Always); err != nil {
+	if err := oneOf(r.Policy, Never, Signed, Annotated, Always); err != nil {
 		return fmt.Errorf("policy %w", err)
+	}
+	for _, key := range r.Keys {
+		if !path.IsAbs(key) {
+			return fmt.Errorf("keys: %q is not an absolute path", key)
+		}
 	}
 	if err := oneOf(r.ChangedFiles, Refuse, Accept); err != nil {
 		return fmt.Errorf("changed_files %w", err)
@@ -146,6 +175,13 @@ func (r Restore) check() error {
 	}
 	return nil
 }
+
+// NeedsSignature reports whether a checkpoint must have a signature that counts, also one
+// that a client of containerd names.
+func (r Restore) NeedsSignature() bool { return r.Policy == Never || r.Policy == Signed }
+
+// ListsDigests reports whether Images has digests of manifests.
+func (r Restore) ListsDigests() bool { return slices.ContainsFunc(r.Images, digestForm.MatchString) }
 
 // AsksForRestore reports whether a container asks for a restore of its image.
 func AsksForRestore(container map[string]string) bool {
@@ -165,20 +201,30 @@ func (v View) StartsAfresh() (reason string, err error) {
 		return "", fmt.Errorf("annotation %s asks for a restore, and this node allows none ([restore] policy in %s): %w", key, Path, errdefs.ErrFailedPrecondition)
 	case v.Restore.Policy == Never:
 		return "[restore] policy is \"never\"", nil
-	case v.Restore.Policy == Annotated && !annotated:
+	case v.Restore.Policy != Always && !annotated:
 		return fmt.Sprintf("it has no annotation %s=true", key), nil
 	}
-	if len(v.Restore.Images) == 0 {
-		return "", nil
-	}
+	return "", nil
+}
+
+// AllowsImage refuses an image that [restore] images does not list. digest is that of the
+// checkpoint's manifest, "" if it is not known.
+func (v View) AllowsImage(digest string) error {
+	const key = annotations.Restore
 	name, known := v.Annotations[annotations.CRIImageName]
-	if !known {
-		return "", fmt.Errorf("this node restores only images that [restore] images in %s names, and the client does not say which image this is (only Kubernetes does, by %s); annotation %s=false starts it afresh: %w",
+	matches := func(pattern string) bool {
+		ok, _ := path.Match(pattern, name)
+		return known && ok || pattern == digest
+	}
+	switch {
+	case len(v.Restore.Images) == 0 || slices.ContainsFunc(v.Restore.Images, matches):
+		return nil
+	case !known && !v.Restore.ListsDigests():
+		return fmt.Errorf("this node restores only images that [restore] images in %s names, and the client does not say which image this is (only Kubernetes does, by %s); annotation %s=false starts it afresh: %w",
 			Path, annotations.CRIImageName, key, errdefs.ErrFailedPrecondition)
+	case !known:
+		name = "of the manifest " + digest
 	}
-	if slices.ContainsFunc(v.Restore.Images, func(pattern string) bool { ok, _ := path.Match(pattern, name); return ok }) {
-		return "", nil
-	}
-	return "", fmt.Errorf("image %s is not among those that this node restores, %s ([restore] images in %s); annotation %s=false starts it afresh: %w",
+	return fmt.Errorf("image %s is not among those that this node restores, %s ([restore] images in %s); annotation %s=false starts it afresh: %w",
 		name, strings.Join(v.Restore.Images, ", "), Path, key, errdefs.ErrFailedPrecondition)
 }

@@ -23,6 +23,8 @@ func TestStartsAfresh(t *testing.T) {
 		afresh    string
 		refused   error
 	}{
+		"signed, asked":     {Restore{Policy: Signed}, name("x"), "", nil},
+		"signed, not asked": {Restore{Policy: Signed}, nil, "no annotation", nil},
 		"asked":             {Restore{Policy: Annotated}, name("x"), "", nil},
 		"not asked":         {Restore{Policy: Annotated}, nil, "no annotation", nil},
 		"always":            {Restore{Policy: Always}, nil, "", nil},
@@ -30,14 +32,39 @@ func TestStartsAfresh(t *testing.T) {
 		"never":             {Restore{Policy: Never}, nil, "never", nil},
 		"never and asked":   {Restore{Policy: Never}, name("x"), "", errdefs.ErrFailedPrecondition},
 		"misspelt":          {Restore{Policy: Always}, map[string]string{annotations.Restore: "1"}, "", errdefs.ErrInvalidArgument},
-		"listed":            {Restore{Policy: Annotated, Images: []string{"a/*", "b.com/c:*"}}, name("b.com/c:1"), "", nil},
-		"listed, not asked": {Restore{Policy: Annotated, Images: []string{"a/*"}}, map[string]string{annotations.CRIImageName: "b"}, "no annotation", nil},
-		"not listed":        {Restore{Policy: Always, Images: []string{"a/*"}}, name("a/b/c"), "", errdefs.ErrFailedPrecondition},
-		"no name":           {Restore{Policy: Always, Images: []string{"a/*"}}, nil, "", errdefs.ErrFailedPrecondition},
 	} {
 		afresh, err := View{Node{Restore: c.config}, c.container}.StartsAfresh()
 		if !errors.Is(err, c.refused) || (afresh == "") != (c.afresh == "") || !strings.Contains(afresh, c.afresh) {
 			t.Errorf("%s: got %q, %v", what, afresh, err)
+		}
+	}
+}
+
+func TestAllowsImage(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0a", 32)
+	for what, c := range map[string]struct {
+		images       []string
+		name, digest string
+		refused      string
+	}{
+		"no list":             {nil, "", "", ""},
+		"listed":              {[]string{"a/*", "b.com/c:*"}, "b.com/c:1", "", ""},
+		"by its own digest":   {[]string{"b.com/*@" + digest}, "b.com/c@" + digest, "", ""},
+		"not listed":          {[]string{"a/*"}, "a/b/c", "", "image a/b/c is not among"},
+		"no name":             {[]string{"a/*"}, "", "", "does not say which image"},
+		"the manifest":        {[]string{"a/*", digest}, "b", digest, ""},
+		"the manifest, alone": {[]string{digest}, "", digest, ""},
+		"another manifest":    {[]string{digest}, "", "sha256:1", "manifest sha256:1 is not among"},
+		"no manifest":         {[]string{digest}, "", "", "is not among"},
+		"a name like one":     {[]string{digest}, digest, "", ""},
+	} {
+		container := map[string]string{}
+		if c.name != "" {
+			container[annotations.CRIImageName] = c.name
+		}
+		err := View{Node{Restore: Restore{Images: c.images}}, container}.AllowsImage(c.digest)
+		if (err == nil) != (c.refused == "") || err != nil && (!strings.Contains(err.Error(), c.refused) || !errdefs.IsFailedPrecondition(err)) {
+			t.Errorf("%s: got %v", what, err)
 		}
 	}
 }

@@ -98,22 +98,13 @@ func (im *Images) Dump() (*Dump, error) {
 
 // readTasks reads the processes, and the user namespaces that they are in.
 func (im *Images) readTasks(d *Dump) error {
-	var tree [][]uint32            // each process's threads, its first thread first
-	known := make(map[uint32]bool) // processes and threads
+	var tree []*pstree.PstreeEntry
+	total := 0
 	err := each(im, "pstree.img", func(p *pstree.PstreeEntry) error {
-		// A process that has ended has one thread, of the number 0.
-		isFirst := func(tid uint32) bool { return tid == p.GetPid() || tid == 0 }
-		tids := append([]uint32{p.GetPid()}, slices.DeleteFunc(p.GetThreads(), isFirst)...)
-		for _, tid := range tids {
-			if known[tid] {
-				return fmt.Errorf("it has %d twice", tid)
-			}
-			known[tid] = true
-		}
-		if len(known) > maxThreads {
+		if total += max(1, len(p.GetThreads())); total > maxThreads {
 			return fmt.Errorf("it has more than %d threads", maxThreads)
 		}
-		tree = append(tree, tids)
+		tree = append(tree, p)
 		return nil
 	})
 	if err != nil {
@@ -122,8 +113,9 @@ func (im *Images) readTasks(d *Dump) error {
 	if len(tree) == 0 {
 		return fmt.Errorf("%w: pstree.img in %s has no process", images.ErrDamaged, im.dir)
 	}
-	for _, tids := range tree {
-		t, err := im.readTask(tids)
+	known := make(map[uint32]bool) // processes and threads
+	for _, p := range tree {
+		t, err := im.readTask(p, known)
 		if err != nil {
 			return err
 		}
@@ -137,10 +129,15 @@ func (im *Images) readTasks(d *Dump) error {
 	return nil
 }
 
-// readTask reads a process by the ids of its threads, the first of which is its own.
-func (im *Images) readTask(tids []uint32) (Task, error) {
-	t := Task{PID: tids[0]}
+// readTask reads a process. It refuses one, or a thread, that is known already.
+func (im *Images) readTask(p *pstree.PstreeEntry, known map[uint32]bool) (Task, error) {
+	t := Task{PID: p.GetPid()}
+	tids := append([]uint32{p.GetPid()}, slices.DeleteFunc(p.GetThreads(), func(tid uint32) bool { return tid == p.GetPid() })...)
 	for i, tid := range tids {
+		if known[tid] {
+			return t, fmt.Errorf("%w: pstree.img in %s has %d twice", images.ErrDamaged, im.dir, tid)
+		}
+		known[tid] = true
 		core, err := one[criucore.CoreEntry](im, fmt.Sprintf("core-%d.img", tid))
 		if err != nil {
 			return t, err
@@ -150,17 +147,20 @@ func (im *Images) readTask(tids []uint32) (Task, error) {
 			limits := core.GetTc().GetRlimits().GetRlimits()
 			t.Limits = slices.Clone(limits[:min(len(limits), numLimits)])
 		}
-		thread := core.GetThreadCore()
-		if thread == nil {
-			if i == 0 && t.Dead {
-				continue
-			}
+		if thread := core.GetThreadCore(); thread != nil {
+			t.Threads = append(t.Threads, &criucore.ThreadCoreEntry{
+				Creds: thread.Creds, SeccompMode: thread.SeccompMode, SeccompFilter: thread.SeccompFilter,
+				SchedPolicy: thread.SchedPolicy, SchedNice: thread.SchedNice,
+			})
+		} else if !t.Dead {
 			return t, fmt.Errorf("%w: core-%d.img in %s has no thread", images.ErrDamaged, tid, im.dir)
 		}
-		t.Threads = append(t.Threads, &criucore.ThreadCoreEntry{
-			Creds: thread.Creds, SeccompMode: thread.SeccompMode, SeccompFilter: thread.SeccompFilter,
-			SchedPolicy: thread.SchedPolicy, SchedNice: thread.SchedNice,
-		})
+		if t.Dead { // CRIU never sets the number of its one thread (pstree.c), and does not read it
+			if len(p.GetThreads()) > 1 {
+				return t, fmt.Errorf("%w: pstree.img in %s: process %d has ended and has threads", images.ErrDamaged, im.dir, tid)
+			}
+			break
+		}
 	}
 	if t.Dead {
 		return t, nil

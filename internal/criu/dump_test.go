@@ -153,3 +153,24 @@ func TestNetworkGiven(t *testing.T) {
 		}
 	}
 }
+
+// CRIU writes whatever was in its memory for the thread of a process that has ended and waits for its
+// parent.
+func TestEndedProcess(t *testing.T) {
+	for name, test := range map[string]struct {
+		threads []uint32
+		good    bool
+	}{
+		"number never set": {[]uint32{3893707904}, true}, "its own number": {[]uint32{2}, true}, "none": {nil, true},
+		"several": {[]uint32{2, 3893707904}, false},
+	} {
+		dir, ended := dumpDir(t), coreOf(4)
+		ended.ThreadCore, ended.Tc.TaskState = nil, proto.Uint32(taskDead)
+		writeFile(t, filepath.Join(dir, "core-2.img"), string(imageOf(t, "CORE", ended)))
+		writeFile(t, filepath.Join(dir, "pstree.img"), string(imageOf(t, "PSTREE", processOf(1, 1), processOf(2, test.threads...))))
+		d, err := Open(dir).Dump()
+		if (err == nil) != test.good || test.good && (!d.Tasks[1].Dead || len(d.Tasks[1].Threads) != 0) {
+			t.Errorf("%s: %+v, %v", name, d, err)
+		}
+	}
+}

@@ -91,9 +91,9 @@ type Area struct {
 	images.Area
 	// Process is the process's place in Job.Processes.
 	Process int
-	// Written tells the blocks that are in the file among the images already, by
-	// the digest of what was written; "" for those that are not, nil for no file.
-	Written []string
+	// Written is what is known of the blocks that are digested, and in the file among
+	// the images if there is one; empty for the others.
+	Written []staging.Known
 
 	// held keeps the bytes if the tracer dies, or if the file's directory goes
 	// because the client does. nil for an area that a name is enough for.

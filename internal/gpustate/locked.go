@@ -20,6 +20,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
 // locked is what a State knows of the CUDA processes from their lock on.
@@ -47,6 +48,33 @@ func (u usage) total() (bytes uint64) {
 		bytes += n
 	}
 	return bytes
+}
+
+// lockTries is how often a lock is tried while processes with files of a GPU come up beside it:
+// children of PyTorch's compiler, for one, which take milliseconds each.
+const lockTries = 5
+
+// lockAll is lock, once more for those that came up meanwhile: candidates returns who is there now.
+// After the last try it leaves them for refuseUnlocked.
+func (l *locked) lockAll(ctx context.Context, helpers *helpers, pids []int, candidates func() ([]int, error), timeout time.Duration) error {
+	for try := 1; ; try++ {
+		if err := l.lock(ctx, helpers, pids, timeout); err != nil || len(l.procs)+len(l.bystanders) == 0 {
+			return err
+		}
+		now, err := candidates()
+		if err == nil && (try == lockTries || l.refuseUnlocked(now) == nil) {
+			return nil
+		}
+		helper, herr := helpers.get(ctx)
+		if herr != nil {
+			return sequence.Join(err, herr)
+		}
+		if uerr := l.procs.Unlock(ctx, helper); uerr != nil || err != nil {
+			return sequence.Join(err, uerr)
+		}
+		log.G(ctx).WithField("try", try).Info("a process began to use a GPU beside the lock: locking again")
+		pids = now
+	}
 }
 
 // lock finds the CUDA processes among pids and locks them.
@@ -136,15 +164,38 @@ func (l *locked) bystandersAmong(pids []int) (all []bystander, err error) {
 	return all, nil
 }
 
+// bornWithout reports whether a process came up after the lock and has no files of a GPU but
+// those that it was forked with: it cannot use CUDA, and is one more bystander.
+func (l *locked) bornWithout(pid int) (bool, error) {
+	known := make([]int, 0, len(l.procs)+len(l.bystanders))
+	for _, p := range l.procs {
+		known = append(known, p.PID.Host)
+	}
+	for _, b := range l.bystanders {
+		if b.pid == pid {
+			return false, nil // it was there, and has begun to use CUDA
+		}
+		known = append(known, b.pid)
+	}
+	return cuda.InheritsDevices(pid, known)
+}
+
 // refuseUnlocked refuses a process with files of a GPU that the lock did not see: a program
-// that began to use CUDA, or a child that was forked, between the lock and the freeze.
+// that began to use CUDA between the lock and the freeze.
 func (l *locked) refuseUnlocked(candidates []int) error {
 	now, err := l.bystandersAmong(candidates)
 	if err != nil {
 		return err
 	}
 	for _, b := range now {
-		if !slices.Contains(l.bystanders, b) {
+		if slices.Contains(l.bystanders, b) {
+			continue
+		}
+		born, err := l.bornWithout(b.pid)
+		if err != nil {
+			return err
+		}
+		if !born {
 			return fmt.Errorf("process %s began to use a GPU while the container was being paused, and is not locked: resume the container and try again: %w",
 				proc.Describe(b.pid), errdefs.ErrFailedPrecondition)
 		}

@@ -138,9 +138,10 @@ func (s *State) Candidates() ([]int, error) {
 	return may, nil
 }
 
-// Lock finds the CUDA processes among the candidates and locks them all. The State stays Unlocked
-// if no candidate has files of a GPU; with bystanders alone it is Locked, and there is no GPU
-// state. The container must be running. On an error the processes are as they were.
+// Lock finds the CUDA processes among the candidates and locks them all, also those that come up
+// meanwhile. The State stays Unlocked if no candidate has files of a GPU; with bystanders alone it
+// is Locked, and there is no GPU state. The container must be running. On an error the processes are
+// as they were.
 func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error {
 	if err := s.require("lock CUDA processes", Unlocked); err != nil {
 		return err
@@ -148,7 +149,7 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 	began := time.Now()
 	s.use(opts)
 	s.locked, s.onto = locked{}, nil
-	if err := s.locked.lock(ctx, &s.helpers, candidates, time.Duration(opts.Config.LockTimeout)); err != nil || len(s.procs)+len(s.bystanders) == 0 {
+	if err := s.locked.lockAll(ctx, &s.helpers, candidates, s.Candidates, time.Duration(opts.Config.LockTimeout)); err != nil || len(s.procs)+len(s.bystanders) == 0 {
 		s.Close()
 		s.locked = locked{}
 		return err

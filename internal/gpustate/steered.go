@@ -153,8 +153,8 @@ func (p imageFile) Save(ctx context.Context, job *Job, dir string, checkpoint fu
 // the driver is going to read there: it would fill them, at the container's expense.
 func (imageFile) Store(_ context.Context, worker *staging.Digester, areas []Area, _ string, stays bool) ([][]string, error) {
 	files := ranges(areas)
-	for i := range files {
-		files[i].Punch = !stays
+	for i, a := range areas {
+		files[i].Punch, files[i].Written = !stays, a.Written
 	}
 	return worker.Digest(files)
 }

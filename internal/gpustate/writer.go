@@ -79,7 +79,7 @@ func (w *Writer) Bytes() uint64 { return bytesOf(w.areas) }
 // Describe completes the processes in the metadata: the bytes and the areas of
 // each. Wait must have returned no error.
 func (w *Writer) Describe(m *images.Metadata) {
-	for i, n := range w.sizes {
+	for i, n := range w.sizes[:min(len(w.sizes), len(m.Processes))] {
 		m.Processes[i].Bytes = n
 	}
 	for i, a := range w.areas {

@@ -87,9 +87,14 @@ func (d *Dir) Leave(context.Context) error {
 // RequireEmpty refuses a directory that holds a GPU checkpoint, which another dump
 // would spoil, or GPU state of a checkpoint that was cut short, by a shim that was
 // killed, say. Beside that state a new checkpoint would be complete and could not be
-// restored: its gpuckpt.json knows nothing of those files.
+// restored: its gpuckpt.json knows nothing of those files. A checkpoint without GPU state may be
+// overwritten, as runc does it: it is then incomplete until the new one is complete.
 func RequireEmpty(dir string) error {
-	if _, err := os.Stat(filepath.Join(dir, images.MetadataName)); !errors.Is(err, os.ErrNotExist) {
+	if m, err := images.ReadMetadata(dir); err == nil && len(m.Processes) == 0 {
+		if err := os.Remove(filepath.Join(dir, images.MetadataName)); err != nil {
+			return fmt.Errorf("replace the checkpoint in the directory for the images: %w", err)
+		}
+	} else if !errors.Is(err, images.ErrNoMetadata) {
 		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
 	}
 	entries, err := os.ReadDir(dir)

@@ -4,10 +4,16 @@
 package imagedir
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 func TestIsTemporary(t *testing.T) {
@@ -123,5 +129,32 @@ func TestDir(t *testing.T) {
 		if err := os.Remove(filepath.Join(d.Path, "gpu-7-0")); err != nil {
 			t.Errorf("%s: GPU state of another checkpoint: %v", test.name, err)
 		}
+	}
+}
+
+// A checkpoint without GPU state may be overwritten, and is incomplete from then on; one with
+// GPU state may not.
+func TestRequireEmpty(t *testing.T) {
+	m := &images.Metadata{SchemaVersion: images.SchemaVersion, Created: time.Now().UTC()}
+	dir := t.TempDir()
+	if err := images.WriteMetadata(dir, m); err != nil {
+		t.Fatal(err)
+	}
+	if err := RequireEmpty(dir); err != nil {
+		t.Error(err)
+	}
+	if _, err := images.ReadMetadata(dir); !errors.Is(err, images.ErrNoMetadata) {
+		t.Errorf("it is still complete: %v", err)
+	}
+	m.DriverVersion, m.Processes = "580.1", []images.Process{{PID: 1, State: "running", GPUs: []string{}}}
+	if err := images.WriteMetadata(dir, m); err != nil {
+		t.Fatal(err)
+	}
+	if err := RequireEmpty(dir); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a GPU checkpoint: %v", err)
+	}
+	writeFile(t, filepath.Join(dir, images.MetadataName), "{")
+	if err := RequireEmpty(dir); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("something that is no checkpoint: %v", err)
 	}
 }

@@ -286,6 +286,14 @@ func TestCheck(t *testing.T) {
 		{"mount that is not in the spec", func(f *fake, _ *specs.Spec) {
 			f.edit("100/mountinfo", "56 51", "57 50 0:64 / /mnt rw - tmpfs tmpfs rw\n56 51")
 		}, "mount /mnt of the restored container: it is not in the spec"},
+		{"mount of the spec at a link", func(f *fake, s *specs.Spec) {
+			f.edit("100/mountinfo", "56 51", "57 50 8:1 /usr /run/x rw - ext4 /dev/sda1 rw\n56 51")
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/var/run/x", Type: "bind", Source: "/usr"})
+		}, ""},
+		{"mount of the spec at a link, writable", func(f *fake, s *specs.Spec) {
+			f.edit("100/mountinfo", "56 51", "57 50 8:1 /usr /run/x rw - ext4 /dev/sda1 rw\n56 51")
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/var/run/x", Type: "bind", Source: "/usr", Options: []string{"ro"}})
+		}, "mount /run/x of the restored container: it is not ro"},
 		{"the host's, with the right to mount", func(f *fake, s *specs.Spec) {
 			f.edit("100/mountinfo", "56 51", "57 50 8:1 / /mnt rw - ext4 /dev/sda1 rw\n56 51")
 			s.Process.Capabilities.Permitted = []string{"CAP_SYS_ADMIN"}

@@ -20,10 +20,20 @@ var pseudo = []string{"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts"
 // mounts compares the mounts of the container's first process with the spec's. With CAP_SYS_ADMIN a
 // container could have mounted what it likes, but nothing of the host's.
 func (c *checker) mounts() error {
-	granted := make(map[string]bool) // file systems, by device
+	granted := make(map[string]bool)        // file systems, by device
+	bound := make(map[location]expectation) // the spec's bind mounts, by what they show
+	for _, s := range c.spec.Mounts {
+		if at, found := c.host.locate(c.System, s.Source); found && isBind(s) {
+			granted[at.device] = true
+			bound[at] = expectation{known: true, source: s.Source, flags: flagsOf(s, false)}
+		}
+	}
 	var expected []expectation
 	for _, m := range c.first.mounts {
 		e := c.expected(m)
+		if same, ok := bound[location{m.device, m.root}]; ok && !e.known {
+			e = same // at a link of the image's, such as /var/run
+		}
 		if e.source != "" {
 			e.from, e.found = c.host.locate(c.System, e.source)
 			if e.found {
@@ -81,7 +91,7 @@ func (c *checker) expected(m mount) expectation {
 		case to != m.point && (!isCgroup || !strings.HasPrefix(m.point, to+"/")):
 		case isCgroup:
 			return expectation{known: true, kinds: []string{"cgroup", "cgroup2", "tmpfs"}, cgroup: true, flags: flagsOf(s, m.kind == "tmpfs")}
-		case s.Type == "bind" || slices.Contains(s.Options, "bind") || slices.Contains(s.Options, "rbind"):
+		case isBind(s):
 			return expectation{known: true, source: s.Source, flags: flagsOf(s, false)}
 		default:
 			return expectation{known: true, kinds: []string{s.Type}, flags: flagsOf(s, false), own: true}
@@ -109,6 +119,10 @@ func (c *checker) expected(m mount) expectation {
 		return expectation{known: true, kinds: []string{"devpts"}, part: m.root}
 	}
 	return expectation{}
+}
+
+func isBind(s specs.Mount) bool {
+	return s.Type == "bind" || slices.Contains(s.Options, "bind") || slices.Contains(s.Options, "rbind")
 }
 
 // flagsOf returns the options of a spec's mount that must hold.

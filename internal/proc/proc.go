@@ -14,6 +14,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,15 +64,40 @@ func list(pid int, file string) (texts []string, err error) {
 
 // HasOpen reports whether a process has a file open whose link in /proc is the text given.
 func HasOpen(pid int, link string) (bool, error) {
+	files, err := OpenFiles(pid, link)
+	return slices.Contains(slices.Collect(maps.Values(files)), link), err
+}
+
+// OpenFiles returns the links in /proc of the files that a process has open, by number: those
+// that begin with the prefix.
+func OpenFiles(pid int, prefix string) (map[int]string, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	files, err := os.ReadDir(dir)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	return slices.ContainsFunc(files, func(f os.DirEntry) bool {
-		to, _ := os.Readlink(filepath.Join(dir, f.Name())) // one that was closed has none
-		return to == link
-	}), nil
+	files := make(map[int]string)
+	for _, e := range entries {
+		to, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if errors.Is(err, fs.ErrNotExist) { // closed meanwhile, or the process ended
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if fd, err := strconv.Atoi(e.Name()); err == nil && strings.HasPrefix(to, prefix) {
+			files[fd] = to
+		}
+	}
+	return files, nil
+}
+
+// SameFile reports whether two processes share the open file of this number, as after a fork.
+// It is false on a kernel without kcmp(2).
+func SameFile(pid, other, fd int) bool {
+	const kcmpFile = 0 // KCMP_FILE of linux/kcmp.h
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(other), kcmpFile, uintptr(fd), uintptr(fd), 0)
+	return errno == 0 && order == 0
 }
 
 // Children returns the children of all threads of a process.

@@ -175,3 +175,31 @@ func TestNotBelow(t *testing.T) {
 		})
 	}
 }
+
+// Processes that were handed one open file share it; those that opened the same path do not.
+func TestSameFile(t *testing.T) {
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var pids []int
+	for range 2 {
+		cmd := exec.Command("sleep", "1000") // its standard input is /dev/null, opened anew
+		cmd.ExtraFiles = []*os.File{f}       // as descriptor 3
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer cmd.Wait()
+		defer cmd.Process.Kill()
+		pids = append(pids, cmd.Process.Pid)
+	}
+	for fd, want := range map[int]bool{0: false, 3: true, 99: false} {
+		if got := SameFile(pids[0], pids[1], fd); got != want {
+			t.Errorf("descriptor %d is the same file: %v", fd, got)
+		}
+	}
+	if files, err := OpenFiles(pids[0], os.DevNull); err != nil || files[0] != os.DevNull || files[3] != os.DevNull {
+		t.Errorf("open files %v, %v", files, err)
+	}
+}

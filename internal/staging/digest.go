@@ -30,9 +30,11 @@ type FileRange struct {
 	Bytes  uint64 `json:"bytes"`
 	// To is the file that a copy makes, with the same offsets.
 	To string `json:"to,omitempty"`
-	// Written are an area's blocks that the write-behind has written to To already.
-	Written []string `json:"written,omitempty"`
-	// Disk says that this file is on a disk: a digest flushes it and reads past the page cache.
+	// Written is what the write-behind knows of an area's blocks. For a copy, To exists
+	// already, with the blocks in it that are known.
+	Written []Known `json:"written,omitempty"`
+	// Disk says that this file is on a disk: a digest flushes it first, and reads it
+	// past the page cache.
 	Disk bool `json:"disk,omitempty"`
 	// Punch has a digest make holes of zeros: of whole blocks, and on a disk of huge pages.
 	Punch bool `json:"punch,omitempty"`
@@ -71,7 +73,7 @@ func digestAll(files []FileRange) ([][]string, error) {
 		if r.Disk {
 			return digestBlockOf(disk[b.file], b, r.Punch)
 		}
-		digest := images.DigestBlock(memory[b.file][b.from:b.to])
+		digest := knownOf(r.Written, b.number).of(memory[b.file][b.from:b.to]).Digest
 		if !r.Punch || digest != images.ZeroBlockDigest {
 			return digest, nil
 		}
@@ -155,9 +157,11 @@ func copyAll(files []FileRange) ([][]string, error) {
 	}
 	digests, err := eachBlock(files, runtime.NumCPU(), func(b block) (string, error) {
 		content := sources[b.file][b.from:b.to]
-		digest := images.DigestBlock(content)
-		if w := files[b.file].Written; b.number < len(w) && w[b.number] != "" {
-			if w[b.number] == digest {
+		written := knownOf(files[b.file].Written, b.number)
+		now := written.of(content)
+		digest := now.Digest
+		if written.Mark != "" {
+			if now == written {
 				return digest, nil
 			}
 			// Blocks that are zero now may have been written with something else.

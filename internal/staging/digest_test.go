@@ -5,8 +5,11 @@ package staging
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -67,4 +70,35 @@ func FuzzParseRequest(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What was digested behind the driver is digested again where it has changed, and only
+// there.
+func TestKnownBlocks(t *testing.T) {
+	const size = 3 * images.BlockBytes
+	path := filepath.Join(t.TempDir(), "area")
+	content := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{3}).Read(content)
+	known := make([]Known, 3)
+	for i := range known[:2] {
+		known[i] = know(content[i*images.BlockBytes:(i+1)*images.BlockBytes], nil)
+		if known[i].Digest != images.DigestBlock(content[i*images.BlockBytes:(i+1)*images.BlockBytes]) {
+			t.Errorf("block %d: the digest is wrong", i)
+		}
+	}
+	content[images.BlockBytes+7] ^= 1
+	want := []string{"kept", images.DigestBlock(content[images.BlockBytes : 2*images.BlockBytes]), images.DigestBlock(content[2*images.BlockBytes:])}
+	known[0].Digest = "kept" // so that it is seen
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := digestAll([]FileRange{{Path: path, Bytes: size, Written: known}})
+	if err != nil || !slices.Equal(got[0], want) {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+	stop := new(atomic.Bool)
+	stop.Store(true)
+	if k := know(content, stop); k != (Known{}) {
+		t.Errorf("stopped: %v", k)
+	}
 }

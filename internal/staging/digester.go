@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/worker"
@@ -87,11 +90,26 @@ func (q request) do() ([][]string, error) {
 	case opCopy:
 		return copyAll(q.Files)
 	case opCheck:
-		// CRIU and the driver are at work at the same time: some cores are left to them.
-		return nil, images.Check(context.Background(), q.Areas, (3*runtime.NumCPU()+3)/4, nil)
+		// CRIU and the driver are at work at the same time, and come first.
+		if err := yieldToOthers(); err != nil {
+			return nil, err
+		}
+		return nil, images.Check(context.Background(), q.Areas, runtime.NumCPU(), nil)
 	default:
 		return nil, fmt.Errorf("unknown request %q", q.Op)
 	}
+}
+
+// yieldToOthers has all threads of this process run where no other process wants to: those
+// that come later inherit it.
+func yieldToOthers() error {
+	threads, err := os.ReadDir("/proc/self/task")
+	for _, t := range threads {
+		if tid, aerr := strconv.Atoi(t.Name()); aerr == nil {
+			_ = unix.Setpriority(unix.PRIO_PROCESS, tid, leastUrgent) // one may have ended
+		}
+	}
+	return err
 }
 
 // Check refuses ranges that are not in pages.

@@ -15,19 +15,63 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// writeBehind writes an area's memory to a disk while the driver still fills it, from the begin to
-// the end as far as anybody has seen. What is well behind the driver is written, and its digest is
-// kept. The copy that follows the driver's end digests everything, and writes again each block
-// whose digest has changed. So the copy is right even if the driver went back.
+// Known is what the write-behind knows of a block.
+type Known struct {
+	// Mark is the block's images.MarkBlock when it was digested, "" if it was not. As
+	// long as the block has the same, it has the same Digest.
+	Mark string `json:"mark"`
+	// Digest is its images.DigestBlock.
+	Digest string `json:"digest"`
+}
+
+// know returns what is known of a block from now on; nothing if it is stopped on the way.
+// stop may be nil.
+func know(block []byte, stop *atomic.Bool) Known {
+	const part = 256 << 10 // stays in the processor's cache for the second look
+	mark, digest := images.NewBlockMark(), images.NewBlockHash()
+	for len(block) > 0 {
+		if stop != nil && stop.Load() {
+			return Known{}
+		}
+		n := min(part, len(block))
+		mark.Write(block[:n])
+		digest.Write(block[:n])
+		block = block[n:]
+	}
+	return Known{mark.Digest(), digest.Digest()}
+}
+
+// of returns what is known of a block now: the same if it has not changed.
+func (k Known) of(block []byte) Known {
+	if k.Mark != "" && k.Mark == images.MarkBlock(block) {
+		return k
+	}
+	return know(block, nil)
+}
+
+// knownOf returns what is known of a block by its number.
+func knownOf(all []Known, number int) Known {
+	if number < len(all) {
+		return all[number]
+	}
+	return Known{}
+}
+
+// writeBehind digests an area's memory while the driver still fills it, and writes it to a
+// disk if it is to go there. The driver goes from the begin to the end, as far as anybody
+// has seen. What is well behind the driver is digested and written. What follows the
+// driver's end marks everything, which is six times as fast, and digests and writes again
+// each block whose mark has changed. So the result is right even if the driver went back.
 type writeBehind struct {
 	b       *File
-	path    string
+	path    string                 // "" to digest alone
 	touched func() (uint64, error) // bytes of the area that the driver has touched
 	stopped atomic.Bool
 	done    chan struct{} // closed at the end; written is then set
 
-	// written are the digests of the blocks that are in the file, "" of others; nil without a file.
-	written []string
+	// written is what is known of the blocks that are digested, and in the file if there
+	// is one; empty of the others. nil if the file could not be made.
+	written []Known
 }
 
 const (
@@ -35,10 +79,16 @@ const (
 	behindDistance = 2 * images.BlockBytes
 	// behindLook is the time between two looks at where it is: 30 MB for it.
 	behindLook = 5 * time.Millisecond
+	// leastUrgent is the nice value of threads that yield to all others.
+	leastUrgent = 19
 )
 
-// StartWriteBehind begins to write to a new file what the driver has touched of the area, in bytes.
+// StartWriteBehind begins to digest the area, and to write it to a new file unless path is
+// "". touched returns how many bytes of the area the driver has touched.
 func (b *File) StartWriteBehind(path string, touched func() (uint64, error)) {
+	if path == "" && b.Length <= behindDistance {
+		return // it would come to nothing
+	}
 	c := &writeBehind{b: b, path: path, touched: touched, done: make(chan struct{})}
 	b.behind = c
 	go func() {
@@ -48,19 +98,28 @@ func (b *File) StartWriteBehind(path string, touched func() (uint64, error)) {
 	}()
 }
 
-// StopWriteBehind stops writing and returns the digests of written blocks; nil without a file.
-func (b *File) StopWriteBehind() []string { return b.behind.end() }
+// StopWriteBehind stops it, and returns what is known of the blocks that are digested and
+// written, empty for the others; nil if there is no file.
+func (b *File) StopWriteBehind() []Known { return b.behind.end() }
 
 func (c *writeBehind) run() error {
-	to, err := openDirect(c.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
-	if err != nil {
-		return err
-	}
-	defer to.Close()
 	end := c.b.Offset + c.b.Length
-	c.written = make([]string, (c.b.Length+images.BlockBytes-1)/images.BlockBytes)
-	if err := to.Truncate(int64(end)); err != nil {
-		return err
+	var to *os.File
+	workers := runtime.NumCPU()
+	if c.path != "" {
+		var err error
+		if to, err = openDirect(c.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL); err != nil {
+			return err
+		}
+		defer to.Close()
+	} else {
+		workers = (workers + 1) / 2 // the driver and the filling are at work
+	}
+	c.written = make([]Known, (c.b.Length+images.BlockBytes-1)/images.BlockBytes)
+	if to != nil {
+		if err := to.Truncate(int64(end)); err != nil {
+			return err
+		}
 	}
 	mem, unmap, err := mapAligned(c.b.Handle, end, unix.PROT_READ)
 	if err != nil {
@@ -68,19 +127,27 @@ func (c *writeBehind) run() error {
 	}
 	defer unmap()
 	ready := make(chan int)
-	var workers sync.WaitGroup
+	var group sync.WaitGroup
 	var failed atomic.Bool
-	for range runtime.NumCPU() {
-		workers.Go(func() {
+	for range workers {
+		group.Go(func() {
+			// What waits for nobody takes no time from the driver. The thread ends with this
+			// goroutine.
+			runtime.LockOSThread()
+			_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), leastUrgent)
 			for n := range ready {
 				from := c.b.Offset + uint64(n)*images.BlockBytes
 				block := mem[from:min(from+images.BlockBytes, end)]
-				digest := images.DigestBlock(block)
+				known := know(block, &c.stopped)
+				if to == nil || known.Mark == "" {
+					c.written[n] = known
+					continue
+				}
 				switch whole, err := writeBlock(to, block, from, &c.stopped); {
 				case err != nil:
 					failed.Store(true)
 				case whole:
-					c.written[n] = digest
+					c.written[n] = known
 				}
 			}
 		})
@@ -98,7 +165,7 @@ func (c *writeBehind) run() error {
 		next++
 	}
 	close(ready)
-	workers.Wait()
+	group.Wait()
 	return nil
 }
 
@@ -119,7 +186,8 @@ func writeBlock(to *os.File, block []byte, at uint64, stop *atomic.Bool) (whole 
 	return true, nil
 }
 
-func (c *writeBehind) end() []string {
+// end stops the copy and returns what is written.
+func (c *writeBehind) end() []Known {
 	if c == nil {
 		return nil
 	}
@@ -130,7 +198,7 @@ func (c *writeBehind) end() []string {
 
 func (c *writeBehind) remove() {
 	// A zero copy has no file.
-	if c.end() != nil {
+	if c.end() != nil && c.path != "" {
 		_ = os.Remove(c.path)
 	}
 }

@@ -145,8 +145,12 @@ func (s *steering) back(t *ptrace.Thread, start, length uint64) error {
 	if err := s.mapArea(t, b); err != nil {
 		return err
 	}
+	behind := ""
 	if s.target.CopyTo != "" {
-		b.StartWriteBehind(filepath.Join(s.target.CopyTo, s.name()), func() (uint64, error) {
+		behind = filepath.Join(s.target.CopyTo, s.name())
+	}
+	if behind != "" || s.target.Dir != "" { // else the state stays in memory, and nobody asks for its digests
+		b.StartWriteBehind(behind, func() (uint64, error) {
 			touched, err := b.touched(s.target.PID)
 			return min(touched, length), err
 		})

@@ -90,8 +90,8 @@ func TestWriteBehind(t *testing.T) {
 		t.Fatal(err, notes, areas)
 	}
 	a := areas[0]
-	if a.Written[0] == "" || a.Written[1] == "" || a.Written[4] != "" {
-		t.Fatalf("written blocks: %q", a.Written)
+	if a.Written[0].Mark == "" || a.Written[1].Mark == "" || a.Written[4].Mark != "" {
+		t.Fatalf("written blocks: %v", a.Written)
 	}
 	memory, err := os.OpenFile(a.Path, os.O_RDWR, 0)
 	if err != nil {
@@ -128,6 +128,41 @@ func TestWriteBehind(t *testing.T) {
 			t.Errorf("the digest of block %d is wrong", i)
 		}
 	}
+}
+
+// State that stays in memory is digested while the target writes.
+func TestDigestBehind(t *testing.T) {
+	const size = 5 * images.BlockBytes
+	// How far it is cannot be seen from here: each try waits longer than the one before.
+	for wait := 100 * time.Millisecond; wait < 20*time.Second; wait *= 2 {
+		dir := t.TempDir()
+		g, s := newTarget(t), session(t)
+		if err := s.Steer(Target{PID: g.pid(), TID: g.pid(), Name: "gpu-", Dir: dir}); err != nil {
+			t.Fatal(err)
+		}
+		g.ask(fmt.Sprintf("map %d %d", size, stagingFlags))
+		time.Sleep(wait)
+		areas, _, err := s.Commit()
+		if err != nil || len(areas) != 1 {
+			t.Fatal(err, areas)
+		}
+		a := areas[0]
+		if len(a.Written) < 3 || a.Written[2].Mark == "" {
+			continue
+		}
+		memory, err := os.ReadFile(a.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, k := range a.Written[:3] {
+			block := memory[a.Offset:][i*images.BlockBytes : (i+1)*images.BlockBytes]
+			if k.Mark != images.MarkBlock(block) || k.Digest != images.DigestBlock(block) {
+				t.Errorf("block %d: %+v is wrong", i, k)
+			}
+		}
+		return
+	}
+	t.Error("nothing is digested while the target works")
 }
 
 // A write-behind whose area is given up leaves no file.

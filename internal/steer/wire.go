@@ -89,8 +89,9 @@ type Area struct {
 	Path string `json:"path"`
 	// Offset is where the area begins in the file, below 2 MiB, aligned alike in huge pages.
 	Offset uint64 `json:"offset"`
-	// Written are the digests of blocks in CopyTo's file, "" of others; nil without a file.
-	Written []string `json:"written,omitempty"`
+	// Written is what is known of the blocks that are digested, and in CopyTo's file if
+	// there is one; empty for the others.
+	Written []staging.Known `json:"written,omitempty"`
 }
 
 // Mapping maps a file over an area of a process. A Mapping without a file asks for huge

@@ -443,3 +443,13 @@ func TestEveryFieldIsListed(t *testing.T) {
 	}
 	t.Logf("%d fields of %d messages, 0 unknown", n, len(Messages()))
 }
+
+// What proves who made a checkpoint, and what describes it, lies beside CRIU's images and does not
+// reach CRIU.
+func TestBesideTheImages(t *testing.T) {
+	for _, name := range []string{"gpuckpt.json", "gpuckpt.manifest", "gpuckpt.manifest.sig", "gpuckpt.manifest.0123456789abcdef.sig", "config.dump", "stats-dump"} {
+		if k := KindOf(name); k == nil || k.form != leftOut {
+			t.Errorf("%s: %+v", name, k)
+		}
+	}
+}

@@ -36,6 +36,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/seal"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 )
 
@@ -147,7 +148,7 @@ func ghostEntry(n int) proto.Message {
 
 // KindOf returns the kind of a file by its name; nil for a file that is not known.
 func KindOf(name string) *Kind {
-	if images.IsAreaFile(name) {
+	if images.IsAreaFile(name) || seal.IsSeal(name) || seal.Describes(name) {
 		return &Kind{form: leftOut}
 	}
 	for i := range Kinds {

@@ -1,7 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+// Package iouring keeps io_uring out of containers that may be checkpointed: CRIU cannot dump it.
+// Programs fall back to other calls where the kernel has none, so they are told that it has none.
+package iouring
 
 import (
 	"fmt"
@@ -19,33 +21,31 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// CRIU cannot dump io_uring. Programs fall back to other calls where the kernel has none, so a
-// container that may be checkpointed is told that it has none.
+const setup = "io_uring_setup"
 
-const ioUringSetup = "io_uring_setup"
-
-// denyIOUring has the spec's seccomp profile answer io_uring_setup with ENOSYS, unless the container
+// Deny has the spec's seccomp profile answer io_uring_setup with ENOSYS, unless the container
 // is to have it or the profile has a rule of its own for it. A container with GPUs and without a
-// profile gets one with that rule alone. dump is what a restore is made of, nil for a fresh start.
-func denyIOUring(c *container, spec *specs.Spec, dump *criu.Dump) error {
-	allowed, err := config.View{Annotations: c.annotations}.AllowsIOUring()
+// profile gets one with that rule alone. dump is what a restore is made of, nil for a fresh start. The
+// error is that of the annotation.
+func Deny(spec *specs.Spec, view config.View, hasGPU bool, dump *criu.Dump) error {
+	allowed, err := view.AllowsIOUring()
 	if err != nil || allowed || spec.Linux == nil {
 		return err
 	}
 	profile := spec.Linux.Seccomp
 	if profile == nil {
 		// Processes without a filter cannot be restored into a spec with one.
-		if len(c.request.Sources) == 0 || dump != nil && !admission.Filtered(dump) {
+		if !hasGPU || dump != nil && !admission.Filtered(dump) {
 			return nil
 		}
 		profile = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Architectures: allArchitectures()}
 	}
-	names := func(s specs.LinuxSyscall) bool { return slices.Contains(s.Names, ioUringSetup) }
+	names := func(s specs.LinuxSyscall) bool { return slices.Contains(s.Names, setup) }
 	if slices.ContainsFunc(profile.Syscalls, names) {
 		return nil
 	}
 	enosys := uint(unix.ENOSYS)
-	profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{Names: []string{ioUringSetup}, Action: specs.ActErrno, ErrnoRet: &enosys})
+	profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{Names: []string{setup}, Action: specs.ActErrno, ErrnoRet: &enosys})
 	spec.Linux.Seccomp = profile
 	return nil
 }
@@ -62,14 +62,12 @@ func allArchitectures() []specs.Arch {
 	return nil
 }
 
-// refuseIOUring refuses a container with a process that has io_uring open or mapped.
-func refuseIOUring(c *container) error {
+// Refuse refuses a container with a process that has io_uring open or mapped. list returns its
+// processes; one that has ended is not refused.
+func Refuse(list func() ([]int, error)) error {
 	const file = "anon_inode:[io_uring]"
-	pids, err := c.pids()
-	if proc.Ended(err) {
-		return nil
-	}
-	if err != nil {
+	pids, err := list()
+	if err != nil && !proc.Ended(err) {
 		return err
 	}
 	for _, pid := range pids {

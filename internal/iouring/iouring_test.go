@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+package iouring
 
 import (
 	"errors"
@@ -12,12 +12,12 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
-func TestDenyIOUring(t *testing.T) {
+func TestDeny(t *testing.T) {
 	dumpWith := func(mode criucore.SeccompMode) *criu.Dump {
 		return &criu.Dump{Tasks: []criu.Task{{Threads: []*criucore.ThreadCoreEntry{{SeccompMode: &mode}}}}}
 	}
@@ -35,7 +35,7 @@ func TestDenyIOUring(t *testing.T) {
 		"GPU":                              {gpu: true, rule: true},
 		"no GPU":                           {none: true},
 		"a profile":                        {seccomp: profile("read"), rule: true},
-		"a profile that names it":          {seccomp: profile("read", ioUringSetup), gpu: true},
+		"a profile that names it":          {seccomp: profile("read", setup), gpu: true},
 		"allowed":                          {gpu: true, annotation: "allow", none: true},
 		"allowed, with a profile":          {seccomp: profile("read"), annotation: "allow"},
 		"denied":                           {gpu: true, annotation: "deny", rule: true},
@@ -44,16 +44,13 @@ func TestDenyIOUring(t *testing.T) {
 		"restored without, into a profile": {gpu: true, seccomp: profile("read"), dump: bare, rule: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := newContainer("c", t.TempDir())
-			if test.gpu {
-				c.request.Sources = []cdi.Source{{How: "linux.devices", Names: []string{"/dev/nvidia0"}}}
-			}
+			var view config.View
 			if test.annotation != "" {
-				c.annotations = map[string]string{annotations.IOUring: test.annotation}
+				view.Annotations = map[string]string{annotations.IOUring: test.annotation}
 			}
 			spec := &specs.Spec{Linux: &specs.Linux{Seccomp: test.seccomp}}
 			for range 2 { // the second time it is there
-				if err := denyIOUring(c, spec, test.dump); err != nil {
+				if err := Deny(spec, view, test.gpu, test.dump); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -64,7 +61,7 @@ func TestDenyIOUring(t *testing.T) {
 			rules := 0
 			if got != nil {
 				for _, s := range got.Syscalls {
-					if slices.Contains(s.Names, ioUringSetup) && s.Action == specs.ActErrno && *s.ErrnoRet == 38 {
+					if slices.Contains(s.Names, setup) && s.Action == specs.ActErrno && *s.ErrnoRet == 38 {
 						rules++
 					}
 				}
@@ -77,9 +74,8 @@ func TestDenyIOUring(t *testing.T) {
 			}
 		})
 	}
-	c := newContainer("c", t.TempDir())
-	c.annotations = map[string]string{annotations.IOUring: "yes"}
-	if err := denyIOUring(c, &specs.Spec{Linux: &specs.Linux{}}, nil); !errors.Is(err, errdefs.ErrInvalidArgument) {
+	view := config.View{Annotations: map[string]string{annotations.IOUring: "yes"}}
+	if err := Deny(&specs.Spec{Linux: &specs.Linux{}}, view, true, nil); !errors.Is(err, errdefs.ErrInvalidArgument) {
 		t.Errorf("another word: %v", err)
 	}
 }

@@ -1,7 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package progress shows how far the steps of a command are.
+package progress
 
 import (
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
@@ -20,8 +22,8 @@ import (
 // plainEvery is how often a line says how far a step is, where there is no terminal.
 const plainEvery = 10 * time.Second
 
-// progress shows how far the steps of a command are: bars on a terminal, lines elsewhere.
-type progress struct {
+// Progress shows how far the steps of a command are: bars on a terminal, lines elsewhere.
+type Progress struct {
 	out   io.Writer
 	bars  *mpb.Progress // nil without a terminal
 	mu    sync.Mutex
@@ -33,9 +35,9 @@ type step struct {
 	bar         *mpb.Bar
 }
 
-// newProgress shows on standard error, or nowhere if quiet.
-func newProgress(quiet bool) *progress {
-	p := &progress{out: os.Stderr, steps: make(map[string]*step)}
+// New shows on standard error, or nowhere if quiet.
+func New(quiet bool) *Progress {
+	p := &Progress{out: os.Stderr, steps: make(map[string]*step)}
 	switch {
 	case quiet:
 		p.out = io.Discard
@@ -46,8 +48,8 @@ func newProgress(quiet bool) *progress {
 	return p
 }
 
-// wait ends the display. Bars of steps that have not ended stay as they are.
-func (p *progress) wait() {
+// Wait ends the display. Bars of steps that have not ended stay as they are.
+func (p *Progress) Wait() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.bars == nil {
@@ -59,7 +61,8 @@ func (p *progress) wait() {
 	p.bars.Wait()
 }
 
-func (p *progress) show(now images.Step) {
+// Show is an images.Progress.
+func (p *Progress) Show(now images.Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.steps[now.Name]
@@ -98,13 +101,16 @@ func (p *progress) show(now images.Step) {
 // rate says how far a step is: bytes, rate, and the time left at that rate.
 func rate(s images.Step, took time.Duration) string {
 	rate := float64(s.Done) / max(took.Seconds(), 1e-3)
-	text := size(s.Done)
+	text := size(float64(s.Done))
 	if s.Total > 0 {
-		text += " of " + size(s.Total)
+		text += " of " + size(float64(s.Total))
 	}
-	text += ", " + size(uint64(rate)) + "/s"
+	text += ", " + size(rate) + "/s"
 	if s.Done < s.Total && rate > 0 {
 		text += fmt.Sprintf(", %s left", time.Duration(float64(s.Total-s.Done)/rate*float64(time.Second)).Round(time.Second))
 	}
 	return text
 }
+
+// size words a number of bytes.
+func size(bytes float64) string { return units.BytesSize(bytes) }

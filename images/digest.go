@@ -1,0 +1,109 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package images
+
+import (
+	"encoding/hex"
+	"hash"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/zeebo/blake3"
+	"github.com/zeebo/xxh3"
+)
+
+// BlockBytes is the size of the blocks that are digested, counted from the begin of
+// the area's range. The last block may be shorter.
+const BlockBytes = 64 << 20
+
+// DigestBlock returns the digest of a block, "blake3:" and 64 hexadecimal digits. It is
+// BLAKE3 with 256 bits and no key: whoever signs the digests signs the blocks.
+func DigestBlock(b []byte) string {
+	h := NewBlockHash()
+	h.Write(b)
+	return h.Digest()
+}
+
+// BlockHash computes the digest of a block that comes in parts.
+type BlockHash struct {
+	blake hash.Hash
+	xxh   *xxh3.Hasher // of schema version 1: one of the two is set
+}
+
+// MarkBlock returns a digest that tells blocks apart as fast as memory is read, XXH3. It proves
+// nothing to anybody else.
+func MarkBlock(b []byte) string {
+	h := NewBlockMark()
+	h.Write(b)
+	return h.Digest()
+}
+
+// NewBlockMark returns the hash of an empty block, for MarkBlock's digest.
+func NewBlockMark() *BlockHash { return &BlockHash{xxh: xxh3.New()} }
+
+// NewBlockHash returns the hash of an empty block, for DigestBlock's digest.
+func NewBlockHash() *BlockHash { return &BlockHash{blake: blake3.New()} }
+
+// NewBlockHashLike returns the hash of an empty block, for a digest of the same kind as
+// like: a checkpoint of schema version 1 has XXH3's, which find damage and no forgery.
+func NewBlockHashLike(like string) *BlockHash {
+	if strings.HasPrefix(like, xxhPrefix) {
+		return NewBlockMark()
+	}
+	return NewBlockHash()
+}
+
+// Write adds the next part of the block.
+func (b *BlockHash) Write(part []byte) {
+	// Neither of them ever fails.
+	if b.xxh != nil {
+		_, _ = b.xxh.Write(part)
+	} else {
+		_, _ = b.blake.Write(part)
+	}
+}
+
+// Digest returns the digest of all parts so far.
+func (b *BlockHash) Digest() string {
+	if b.xxh != nil {
+		sum := b.xxh.Sum128().Bytes()
+		return xxhPrefix + hex.EncodeToString(sum[:])
+	}
+	return blakePrefix + hex.EncodeToString(b.blake.Sum(nil))
+}
+
+const (
+	blakePrefix = "blake3:"
+	xxhPrefix   = "xxh3-128:"
+)
+
+// ZeroBlockDigest is the digest of a whole block of zeros.
+const ZeroBlockDigest = blakePrefix + "ea7b156fc9a810c181984f9e2da433feeeb2bf88ffa4d1f0dc1a92154b5bdc8b"
+
+// zeroBlockXXH is the same in schema version 1.
+const zeroBlockXXH = xxhPrefix + "8c5a2179ae9f1c910939aaa27d431ff2"
+
+// IsZeroBlock reports whether a digest is that of a whole block of zeros.
+func IsZeroBlock(digest string) bool { return digest == ZeroBlockDigest || digest == zeroBlockXXH }
+
+// ZeroBlockLike returns the digest of a whole block of zeros that is of the same kind as like.
+func ZeroBlockLike(like string) string {
+	if strings.HasPrefix(like, xxhPrefix) {
+		return zeroBlockXXH
+	}
+	return ZeroBlockDigest
+}
+
+// digestForms match the digests of blocks, by schema version.
+var digestForms = map[int]*regexp.Regexp{
+	1: regexp.MustCompile(`^xxh3-128:[0-9a-f]{32}$`),
+	2: regexp.MustCompile(`^blake3:[0-9a-f]{64}$`),
+}
+
+// ProvesGPUState reports whether the metadata proves the bytes of GPU state to whoever trusts
+// it. The digests of schema version 1 do not.
+func (m *Metadata) ProvesGPUState() bool {
+	return m.SchemaVersion > 1 || !slices.ContainsFunc(m.Processes, func(p Process) bool { return len(p.Areas) > 0 })
+}
