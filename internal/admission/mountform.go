@@ -106,7 +106,7 @@ var fileSystemOptions = map[mnt.Fstype][]string{
 func options(m *mnt.MntEntry, spec *specs.Mount) error {
 	kind := mnt.Fstype(m.GetFstype())
 	known, compared := fileSystemOptions[kind]
-	for _, o := range strings.Split(m.GetOptions(), ",") {
+	for o := range strings.SplitSeq(m.GetOptions(), ",") {
 		name, value, _ := strings.Cut(o, "=")
 		if compared && name != "" && !slices.Contains(known, name) {
 			return fmt.Errorf("it has the option %q", o)

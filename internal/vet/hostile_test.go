@@ -290,6 +290,11 @@ func TestEveryFieldOfAHostileImage(t *testing.T) {
 					}
 					tried[fd.FullName()]++
 					all := values(m, fd)
+					if listed.May == image.Any { // the largest and the smallest will do
+						for _, kind := range []string{"number 0x3", "number 0x40", "number 0xfff", "number 0xffffffff"} {
+							delete(all, kind)
+						}
+					}
 					if m.Has(fd) {
 						all["missing"] = protoreflect.Value{}
 					}
@@ -305,7 +310,7 @@ func TestEveryFieldOfAHostileImage(t *testing.T) {
 						case err != nil:
 							refused++
 							refusedBy[fd.FullName()]++
-						case listed.May == image.Refused && value.IsValid() && !(fd.IsList() && value.List().Len() == 0):
+						case listed.May == image.Refused && value.IsValid() && (!fd.IsList() || value.List().Len() > 0):
 							escapes++
 							t.Errorf("%s: entry %d: %s, %s: it is let through, and %s", name, i, fd.FullName(), kind, listed.Why)
 						case listed.May == "":
@@ -362,7 +367,7 @@ func TestAttacks(t *testing.T) {
 		"S4: a volume's flag":             {"mountpoints-13.img", mount("/zoo", moved), nil, "mount /zoo is not ro"},
 		"S4: the flag of /proc/sys":       {"mountpoints-13.img", mount("/proc/sys", moved), nil, "/proc/sys neither masks"},
 		"S4: a mount at /dev/null":        {"mountpoints-13.img", mount("/run", func(m *mnt.MntEntry) { m.Mountpoint = new("/dev/null") }), nil, "mount /dev/null"},
-		"S4: an old external mount":       {"mountpoints-13.img", mount("/run", func(m *mnt.MntEntry) { m.ExtMount = proto.Bool(true) }), nil, "mnt_entry.ext_mount"},
+		"S4: an old external mount":       {"mountpoints-13.img", mount("/run", func(m *mnt.MntEntry) { m.ExtMount = new(true) }), nil, "mnt_entry.ext_mount"},
 		"S3: options":                     {"mountpoints-13.img", mount("/run", func(m *mnt.MntEntry) { m.Options = new("size=1t,x=y") }), nil, "mount /run"},
 		"S3: more memory":                 {"mountpoints-13.img", mount("/run", func(m *mnt.MntEntry) { m.Options = new("size=9999999k") }), nil, "9999999k bytes"},
 		"S5: a removed device":            {"ghost-file-2.img", ghostOf(0o020666), nil, "device"},
@@ -422,7 +427,7 @@ func TestAttacks(t *testing.T) {
 
 // moved takes the read-only flag to where a bind mount's is not looked for by CRIU.
 func moved(m *mnt.MntEntry) {
-	m.Flags, m.SbFlags = proto.Uint32(m.GetFlags()&^1), proto.Uint32(m.GetSbFlags()|1)
+	m.Flags, m.SbFlags = new(m.GetFlags()&^1), new(m.GetSbFlags()|1)
 }
 
 func reg(name string, change func(*regfile.RegFileEntry)) func(proto.Message) bool {
