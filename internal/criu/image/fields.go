@@ -122,8 +122,9 @@ func Messages() (all []protoreflect.MessageDescriptor) {
 			}
 		}
 	}
-	for i := range Kinds {
-		if k := &Kinds[i]; k.form == entries {
+	kinds := Kinds()
+	for i := range kinds {
+		if k := &kinds[i]; k.form == entries {
 			add(k.entry(0).ProtoReflect().Descriptor())
 			add(k.entry(1).ProtoReflect().Descriptor())
 		}

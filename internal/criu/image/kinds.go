@@ -6,6 +6,7 @@ package image
 import (
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/cgroup"
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
@@ -77,46 +78,49 @@ func always[T any, M message[T]](int) proto.Message { return M(new(T)) }
 
 // Kinds are all images that a restore can need. CRIU 4.2 writes others that only older
 // versions of it read, or that are for what a container does not have: they are refused
-// with the rest.
-var Kinds = []Kind{
-	{Magic: "INVENTORY", name: named("inventory"), entry: always[inventory.InventoryEntry], single: true},
-	{Magic: "PSTREE", name: named("pstree"), entry: always[pstree.PstreeEntry]},
-	{Magic: "CORE", name: numbered("core"), entry: always[criucore.CoreEntry], single: true},
-	{Magic: "IDS", name: numbered("ids"), entry: always[criucore.TaskKobjIdsEntry], single: true},
-	{Magic: "MM", name: numbered("mm"), entry: always[mm.MmEntry], single: true},
-	{Magic: "FS", name: numbered("fs"), entry: always[fs.FsEntry], single: true},
-	{Magic: "FDINFO", name: numbered("fdinfo"), entry: always[fdinfo.FdinfoEntry]},
-	{Magic: "FILES", name: named("files"), entry: always[fdinfo.FileEntry]},
-	{Magic: "MNTS", name: numbered("mountpoints"), entry: always[mnt.MntEntry]},
-	{Magic: "CGROUP", name: named("cgroup"), entry: always[cgroup.CgroupEntry], single: true},
-	{Magic: "SECCOMP", name: named("seccomp"), entry: always[seccomp.SeccompEntry], single: true},
-	{Magic: "USERNS", name: numbered("userns"), entry: always[userns.UsernsEntry], single: true},
-	{Magic: "UTSNS", name: numbered("utsns"), entry: always[utsns.UtsnsEntry], single: true},
-	{Magic: "TIMENS", name: numbered("timens"), entry: always[timens.TimensEntry], single: true},
-	{Magic: "NETNS", name: numbered("netns"), entry: always[netdev.NetnsEntry], single: true},
-	{Magic: "IPC_VAR", name: numbered("ipcns-var"), entry: always[ipcvar.IpcVarEntry], single: true},
-	{Magic: "IPCNS_SHM", name: numbered("ipcns-shm"), entry: always[ipcshm.IpcShmEntry]},
-	{Magic: "IPCNS_SEM", name: numbered("ipcns-sem"), entry: always[ipcsem.IpcSemEntry]},
-	{Magic: "IPCNS_MSG", name: numbered("ipcns-msg"), entry: always[ipcmsg.IpcMsgEntry]}, // and messages, see layout
-	{Magic: "REMAP_FPATH", name: named("remap-fpath"), entry: always[remapfilepath.RemapFilePathEntry]},
-	{Magic: "GHOST_FILE", name: hexNumbered("ghost-file"), entry: ghostEntry},
-	{Magic: "MEMFD_INODE", name: named("memfd"), entry: always[memfd.MemfdInodeEntry]},
-	{Magic: "PIPES_DATA", name: named("pipes-data"), entry: always[pipedata.PipeDataEntry]},
-	{Magic: "FIFO_DATA", name: named("fifo-data"), entry: always[pipedata.PipeDataEntry]},
-	{Magic: "SK_QUEUES", name: named("sk-queues"), entry: always[skpacket.SkPacketEntry]},
-	{Magic: "TCP_STREAM", name: hexNumbered("tcp-stream"), entry: always[tcpstream.TcpStreamEntry], single: true},
-	{Magic: "TTY_INFO", name: named("tty-info"), entry: always[tty.TtyInfoEntry]},
-	{Magic: "TTY_DATA", name: named("tty-data"), entry: always[tty.TtyDataEntry]},
-	{Magic: "FILE_LOCKS", name: named("filelocks"), entry: always[filelock.FileLockEntry]},
-	{Magic: "PAGEMAP", name: numbered("pagemap"), entry: pagemapEntry, large: true},
-	{Magic: "PAGEMAP", name: numbered("pagemap-shmem"), entry: pagemapEntry, large: true},
-	{name: numbered("pages"), form: lent},
-	{name: regexp.MustCompile(`^tmpfs-dev-` + decimal + `\.tar\.gz\.img$`), form: lent},
-	{name: regexp.MustCompile(`^` + regexp.QuoteMeta(tmpfs.ShmImage) + `$`), form: lent},
-	{name: regexp.MustCompile(`^descriptors\.json$`), form: descriptors},
-	{name: regexp.MustCompile(`^gpuckpt-files\.txt$`), form: devices},
-	{name: regexp.MustCompile(`^(stats-(dump|restore)|(config|spec)\.dump|(dump|restore|criu-dump)\.log|` + regexp.QuoteMeta(images.MetadataName) + `)$`), form: leftOut},
-}
+// with the rest. They are made at the first call: their expressions take 0.7 MB, and most shims
+// never restore.
+var Kinds = sync.OnceValue(func() []Kind {
+	return []Kind{
+		{Magic: "INVENTORY", name: named("inventory"), entry: always[inventory.InventoryEntry], single: true},
+		{Magic: "PSTREE", name: named("pstree"), entry: always[pstree.PstreeEntry]},
+		{Magic: "CORE", name: numbered("core"), entry: always[criucore.CoreEntry], single: true},
+		{Magic: "IDS", name: numbered("ids"), entry: always[criucore.TaskKobjIdsEntry], single: true},
+		{Magic: "MM", name: numbered("mm"), entry: always[mm.MmEntry], single: true},
+		{Magic: "FS", name: numbered("fs"), entry: always[fs.FsEntry], single: true},
+		{Magic: "FDINFO", name: numbered("fdinfo"), entry: always[fdinfo.FdinfoEntry]},
+		{Magic: "FILES", name: named("files"), entry: always[fdinfo.FileEntry]},
+		{Magic: "MNTS", name: numbered("mountpoints"), entry: always[mnt.MntEntry]},
+		{Magic: "CGROUP", name: named("cgroup"), entry: always[cgroup.CgroupEntry], single: true},
+		{Magic: "SECCOMP", name: named("seccomp"), entry: always[seccomp.SeccompEntry], single: true},
+		{Magic: "USERNS", name: numbered("userns"), entry: always[userns.UsernsEntry], single: true},
+		{Magic: "UTSNS", name: numbered("utsns"), entry: always[utsns.UtsnsEntry], single: true},
+		{Magic: "TIMENS", name: numbered("timens"), entry: always[timens.TimensEntry], single: true},
+		{Magic: "NETNS", name: numbered("netns"), entry: always[netdev.NetnsEntry], single: true},
+		{Magic: "IPC_VAR", name: numbered("ipcns-var"), entry: always[ipcvar.IpcVarEntry], single: true},
+		{Magic: "IPCNS_SHM", name: numbered("ipcns-shm"), entry: always[ipcshm.IpcShmEntry]},
+		{Magic: "IPCNS_SEM", name: numbered("ipcns-sem"), entry: always[ipcsem.IpcSemEntry]},
+		{Magic: "IPCNS_MSG", name: numbered("ipcns-msg"), entry: always[ipcmsg.IpcMsgEntry]}, // and messages, see layout
+		{Magic: "REMAP_FPATH", name: named("remap-fpath"), entry: always[remapfilepath.RemapFilePathEntry]},
+		{Magic: "GHOST_FILE", name: hexNumbered("ghost-file"), entry: ghostEntry},
+		{Magic: "MEMFD_INODE", name: named("memfd"), entry: always[memfd.MemfdInodeEntry]},
+		{Magic: "PIPES_DATA", name: named("pipes-data"), entry: always[pipedata.PipeDataEntry]},
+		{Magic: "FIFO_DATA", name: named("fifo-data"), entry: always[pipedata.PipeDataEntry]},
+		{Magic: "SK_QUEUES", name: named("sk-queues"), entry: always[skpacket.SkPacketEntry]},
+		{Magic: "TCP_STREAM", name: hexNumbered("tcp-stream"), entry: always[tcpstream.TcpStreamEntry], single: true},
+		{Magic: "TTY_INFO", name: named("tty-info"), entry: always[tty.TtyInfoEntry]},
+		{Magic: "TTY_DATA", name: named("tty-data"), entry: always[tty.TtyDataEntry]},
+		{Magic: "FILE_LOCKS", name: named("filelocks"), entry: always[filelock.FileLockEntry]},
+		{Magic: "PAGEMAP", name: numbered("pagemap"), entry: pagemapEntry, large: true},
+		{Magic: "PAGEMAP", name: numbered("pagemap-shmem"), entry: pagemapEntry, large: true},
+		{name: numbered("pages"), form: lent},
+		{name: regexp.MustCompile(`^tmpfs-dev-` + decimal + `\.tar\.gz\.img$`), form: lent},
+		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(tmpfs.ShmImage) + `$`), form: lent},
+		{name: regexp.MustCompile(`^descriptors\.json$`), form: descriptors},
+		{name: regexp.MustCompile(`^gpuckpt-files\.txt$`), form: devices},
+		{name: regexp.MustCompile(`^(stats-(dump|restore)|(config|spec)\.dump|(dump|restore|criu-dump)\.log|` + regexp.QuoteMeta(images.MetadataName) + `)$`), form: leftOut},
+	}
+})
 
 const decimal = `(?:0|[1-9][0-9]{0,19})`
 
@@ -151,9 +155,10 @@ func KindOf(name string) *Kind {
 	if images.IsAreaFile(name) || seal.IsSeal(name) || seal.Describes(name) {
 		return &Kind{form: leftOut}
 	}
-	for i := range Kinds {
-		if Kinds[i].name.MatchString(name) {
-			return &Kinds[i]
+	kinds := Kinds()
+	for i := range kinds {
+		if kinds[i].name.MatchString(name) {
+			return &kinds[i]
 		}
 	}
 	return nil
