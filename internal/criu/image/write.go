@@ -12,6 +12,7 @@ import (
 	"io"
 	"regexp"
 	"strings"
+	"sync"
 
 	"google.golang.org/protobuf/proto"
 
@@ -153,7 +154,7 @@ func readText(of form, f io.Reader) ([]byte, error) {
 		return readDescriptors(data)
 	}
 	for line := range strings.Lines(string(data)) {
-		if !deviceFile.MatchString(line) {
+		if !deviceFile().MatchString(line) {
 			return nil, fmt.Errorf("%q is not a file of a device", line)
 		}
 	}
@@ -165,7 +166,9 @@ var pipe = regexp.MustCompile(`^pipe:\[[0-9]{1,20}\]$`)
 
 // deviceFile is what gpuckpt's CRIU plugin notes of an open file: its number, flags and device.
 // The plugin opens the container's own devices alone, which it knows from the shim.
-var deviceFile = regexp.MustCompile(`^[0-9]{1,10}\t[0-9]{1,10}\t/[ -~]{1,254}\n$`)
+var deviceFile = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9]{1,10}\t[0-9]{1,10}\t/[ -~]{1,254}\n$`)
+})
 
 // readDescriptors reads what runc notes of a container's three standard streams. runc hands CRIU
 // its own stream of that number in the place of each pipe, by the number's place in the list
