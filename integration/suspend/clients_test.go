@@ -120,7 +120,8 @@ func TestSharedMemory(t *testing.T) {
 	results.Add(t)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc")
 	k.Expect(t, "count", "101")
+	k.Process(1).Expect(t, "count", "102") // it has imported
 	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "CUDA IPC")
-	k.Expect(t, "count", "102")
-	k.Process(1).Expect(t, "count", "103")
+	k.Expect(t, "count", "103")
+	k.Process(1).Expect(t, "count", "104")
 }
