@@ -94,9 +94,9 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	steps := []sequence.Step{
 		{Name: "copy images", Do: k.copyImages},
 		{Name: "restore processes", Do: k.restoreProcesses, Back: "kill", Undo: k.kill},
-		{Name: "inspect", Do: k.inspect},
 		{Name: "watch cgroup", Do: k.watchCgroup},
 		{Name: "device nodes", Do: k.fixNodes},
+		{Name: "inspect", Do: k.inspect},
 	}
 	if k.gate, err = criu.ListenGate(settings.PluginDir()); err != nil {
 		return nil, err

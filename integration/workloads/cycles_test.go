@@ -6,6 +6,7 @@ package workloads
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -179,7 +180,7 @@ func TestDrift(t *testing.T) {
 		{[]float64{100, 101, 102, 103, 104, 105, 106, 110}, 110.0/101 - 1},
 		{[]float64{200, 200, 100, 100}, -0.5},
 	} {
-		if got := drift(test.values); got != test.want {
+		if got := drift(test.values); math.Abs(got-test.want) > 1e-9 {
 			t.Errorf("drift(%v) is %v, want %v", test.values, got, test.want)
 		}
 	}

@@ -206,7 +206,10 @@ func (e *Entries) regular(r *regfile.RegFileEntry) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	m := e.mounts[uint32(r.GetMntId())]
-	if r.MntId == nil || m == nil {
+	if r.GetMntId() == noMount {
+		m = e.mountOf(name)
+	}
+	if m == nil {
 		return fmt.Errorf("%s is on mount %d, which there is not", name, r.GetMntId())
 	}
 	at := path.Clean("/" + m.GetMountpoint())
@@ -229,6 +232,22 @@ func (e *Entries) regular(r *regfile.RegFileEntry) error {
 		}
 	}
 	return nil
+}
+
+// noMount is the mount of a file that CRIU has given another name while it dumped (link_remap.N): CRIU
+// restores it by its path alone (files-reg.c, dump_linked_remap).
+const noMount = -1
+
+// mountOf returns the mount that a path is on: the last one with the longest place that leads to it.
+func (e *Entries) mountOf(name string) (found *mnt.MntEntry) {
+	longest := -1
+	for _, m := range e.mounts {
+		at := path.Clean("/" + m.GetMountpoint())
+		if (name == at || at == "/" || strings.HasPrefix(name, at+"/")) && len(at) >= longest {
+			found, longest = m, len(at)
+		}
+	}
+	return found
 }
 
 // runcNodes are the device nodes that runc gives every container.
