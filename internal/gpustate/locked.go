@@ -65,11 +65,12 @@ func (l *locked) lockAll(ctx context.Context, helpers *helpers, pids []int, cand
 		if err == nil && (try == lockTries || l.refuseUnlocked(now) == nil) {
 			return nil
 		}
-		helper, herr := helpers.get(ctx)
+		undo := context.WithoutCancel(ctx) // who has given up must not leave them locked
+		helper, herr := helpers.get(undo)
 		if herr != nil {
 			return sequence.Join(err, herr)
 		}
-		if uerr := l.procs.Unlock(ctx, helper); uerr != nil || err != nil {
+		if uerr := l.procs.Unlock(undo, helper); uerr != nil || err != nil {
 			return sequence.Join(err, uerr)
 		}
 		log.G(ctx).WithField("try", try).Info("a process began to use a GPU beside the lock: locking again")

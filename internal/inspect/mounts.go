@@ -5,13 +5,14 @@ package inspect
 
 import (
 	"fmt"
-	"os"
 	"path"
 	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/cdi"
 )
 
 // pseudo are file systems of the kernel, one for all or one for each namespace: a mount of one of
@@ -169,19 +170,18 @@ func (c *checker) mount(m mount, e expectation, granted map[string]bool) error {
 		return nil // which may change the options
 	}
 	for _, f := range e.flags {
-		if !m.is(f) && !lost(e.source, f) {
+		if !m.is(f) && !lost(m.point, f) {
 			return fmt.Errorf("it is not %s, as the spec has it", f)
 		}
 	}
 	return nil
 }
 
-// lost reports whether CRIU may lose a flag of the bind mount of source: of a single file all but ro, of
-// a device all. It makes mounts that were exchanged in an earlier restore with the flags of those before
+// lost reports whether a restore may lose a flag of the mount at a path: of a driver's file all but ro,
+// of a GPU's node all. CRIU mounts those that an earlier restore has exchanged without them
 // (TestDriverFiles and TestMountedNode of integration/gpus).
-func lost(source, flag string) bool {
-	st, err := os.Stat(source)
-	return err == nil && !st.IsDir() && (flag != "ro" || st.Mode()&os.ModeDevice != 0)
+func lost(at, flag string) bool {
+	return cdi.IsNode(at) || cdi.IsDriverFile(at) && flag != "ro"
 }
 
 // cgroupRoot refuses a mount of cgroups above the container's.
