@@ -123,6 +123,9 @@ test-release: setup ## Build a release of this tree and test it on clean roots (
 	@source hack/packages.bash && install_packages rpm >&2
 	GPUCKPT_DIST="$(abspath $(OUT))/test-release/dist" GPUCKPT_VERSION=0.0.1 GPUCKPT_PUBLIC_KEY="$(abspath $(OUT))/test-release/public.pem" \
 		go -C hack/release test -count=1 -timeout 60m -v ./whole
+	$(MAKE) -s setup-kubernetes build testbeds
+	$(TEST_ENV) GPUCKPT_NODE_IMAGE="$(abspath $(OUT))/test-release/dist/gpuckpt-node-0.0.1.oci.tar" \
+		go -C integration test -count=1 -v ./kubernetes -run 'TestDaemonSet$$'
 
 # What a node gets: unpacked at its root, it restarts nothing.
 .PHONY: package
