@@ -89,7 +89,7 @@ can do it.`,
 	}
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), installCommand(), uninstallCommand(), demoCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), versionCommand())
 	root.Version = version.String()
 	root.SetVersionTemplate("gpuckpt {{.Version}}\n")
 	return root
