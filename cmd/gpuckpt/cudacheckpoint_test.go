@@ -5,6 +5,7 @@ package main
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,6 +51,14 @@ func TestCheckpointArgs(t *testing.T) {
 		if got, _, err := parseCheckpointArgs(argv); err == nil {
 			t.Errorf("%q was read as %+v", argv, got)
 		}
+	}
+}
+
+// Scripts for drivers from 590 on are told what to do.
+func TestLaunchJob(t *testing.T) {
+	_, _, err := parseCheckpointArgs([]string{"--launch-job", "python", "train.py"})
+	if err == nil || !strings.Contains(err.Error(), "NVIDIA's own cuda-checkpoint") {
+		t.Error(err)
 	}
 }
 
