@@ -128,10 +128,12 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	gpus := 0
 	if dir == "" {
 		image, err := oci.Inspect(ctx, c.ContentStore(), found.Target)
-		if err != nil {
+		switch {
+		case err == nil:
+			gpus = len(image.Metadata.GPUs)
+		case !errors.Is(err, oci.ErrEncrypted): // containerd may be able to unpack that
 			return nil, fmt.Errorf("restore %s: %w", from, err)
 		}
-		gpus = len(image.Metadata.GPUs)
 	}
 	if o.name == "" {
 		o.name = newName(ref)
