@@ -24,7 +24,7 @@ It uses a GPU of this machine, or else a software GPU, and starts a containerd o
 stops at the end, or with --keep at Ctrl-C. Its programs come in the package gpuckpt-demo.`,
 		Example: `  gpuckpt demo
   gpuckpt demo --keep     # and try ctr and gpuckpt in another terminal`,
-		Args:    cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			release, err := releaseOf()
 			if err != nil {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command gpuckpt is the operator's command line. Each sub-command is a file. Under the name
-// cuda-checkpoint it is a stand-in for NVIDIA's utility, see cudacheckpoint.go.
+// cuda-checkpoint it is a stand-in for NVIDIA's utility, see internal/cudatool/utility.go.
 package main
 
 import (
@@ -20,6 +20,7 @@ import (
 	"github.com/containerd/log"
 	"github.com/spf13/cobra"
 
+	"github.com/gpuckpt/gpuckpt/internal/cudatool"
 	"github.com/gpuckpt/gpuckpt/internal/version"
 )
 
@@ -32,7 +33,7 @@ func main() {
 // run returns the exit status.
 func run(ctx context.Context, args []string) int {
 	if len(args) > 0 && filepath.Base(args[0]) == "cuda-checkpoint" {
-		return cudaCheckpoint(ctx, args[1:], os.Stdout, os.Stderr)
+		return cudatool.Utility(ctx, args[1:], os.Stdout, os.Stderr)
 	}
 	_ = log.SetLevel("error") // below that, containerd's packages log what errors and progress say
 	root := rootCommand()
@@ -106,7 +107,7 @@ can do it.`,
 	}
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), lsCommand(), rmCommand(), pruneCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), manCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), lsCommand(), rmCommand(), pruneCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), manCommand(), versionCommand())
 	root.Version = version.String()
 	root.SetVersionTemplate("gpuckpt {{.Version}}\n")
 	return root
