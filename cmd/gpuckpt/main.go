@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/log"
 	"github.com/spf13/cobra"
 
+	"github.com/gpuckpt/gpuckpt/internal/recovery/recovercmd"
 	"github.com/gpuckpt/gpuckpt/internal/version"
 )
 
@@ -89,7 +90,7 @@ can do it.`,
 	}
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), installCommand(), uninstallCommand(), demoCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), recovercmd.Command(), installCommand(), uninstallCommand(), demoCommand(), versionCommand())
 	root.Version = version.String()
 	root.SetVersionTemplate("gpuckpt {{.Version}}\n")
 	return root

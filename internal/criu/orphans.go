@@ -75,6 +75,33 @@ func EndOfDeadShim(bundle string) error {
 	return nil
 }
 
+// EndRestoreOfDeadShim ends the CRIU that a shim which has died has left in the middle of a restore:
+// it has the log in work open. It traces the container's processes, and would not let them end.
+func EndRestoreOfDeadShim(work string) error {
+	log, err := os.Stat(filepath.Join(work, "restore.log"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	files, err := filepath.Glob("/proc/[0-9]*/fd")
+	for _, fds := range files {
+		pid, nerr := strconv.Atoi(filepath.Base(filepath.Dir(fds)))
+		if nerr != nil || !forRunc(pid) {
+			continue
+		}
+		open, _ := filepath.Glob(filepath.Join(fds, "*"))
+		if slices.ContainsFunc(open, func(fd string) bool {
+			file, err := os.Stat(fd)
+			return err == nil && os.SameFile(file, log)
+		}) {
+			_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
+		}
+	}
+	return err
+}
+
 // end kills processes and waits until they have ended.
 func end(pids []int) error {
 	for _, pid := range pids {

@@ -41,8 +41,18 @@ type Step struct {
 	UntilComplete bool
 }
 
+// Journal is told of each step before it is taken, and of what undoes the steps before it.
+type Journal interface {
+	Note(ctx context.Context, step string, undo []string)
+}
+
 // Sequence runs the steps of one operation.
 type Sequence struct {
+	// Journal, if it is not nil, is told of the steps.
+	Journal Journal
+	// Stuck is the error of a way back that has failed.
+	Stuck error
+
 	operation string
 	id        string
 	began     time.Time
@@ -62,6 +72,7 @@ func New(operation, id string) *Sequence {
 // all the way and returns that error, joined by what went wrong on the way back.
 func (q *Sequence) Run(ctx context.Context, steps ...Step) error {
 	for _, st := range steps {
+		q.tell(ctx, st.Name)
 		if err := q.take(ctx, st); err != nil {
 			return Join(err, q.goBack(ctx))
 		}
@@ -119,10 +130,25 @@ func (q *Sequence) goBack(ctx context.Context) error {
 	var errs []error
 	for len(q.back) > 0 {
 		st := q.back[len(q.back)-1]
+		q.tell(ctx, st.Back)
 		q.back = q.back[:len(q.back)-1]
 		errs = append(errs, q.time(ctx, st.Back, func(ctx context.Context) (uint64, error) { return 0, st.Undo(ctx) }))
 	}
-	return Join(nil, errs...)
+	err := Join(nil, errs...)
+	q.Stuck = Join(q.Stuck, err)
+	return err
+}
+
+// tell tells the journal of a step, or of an undo, which is then the first of those that are left.
+func (q *Sequence) tell(ctx context.Context, name string) {
+	if q.Journal == nil {
+		return
+	}
+	var undo []string
+	for _, st := range slices.Backward(q.back) {
+		undo = append(undo, st.Back)
+	}
+	q.Journal.Note(ctx, name, undo)
 }
 
 // Join joins an error with those of the way back, in one line.
