@@ -35,6 +35,13 @@ build: compiler ## Build the shim, the CUDA helper, CRIU's plugin and the comman
 	gcc -Wall -Wextra -Werror -O2 -fPIC -shared -fvisibility=hidden -s -o $(BIN)/gpuckpt_criu.so internal/criu/plugin/*.c
 	@ln -sf gpuckpt $(BIN)/cuda-checkpoint
 
+# The same with the points at which a test makes faults; never installed.
+.PHONY: build-faults
+build-faults: build
+	@mkdir -p $(BIN)/faults
+	CGO_ENABLED=0 go build -tags faults $(GOFLAGS_SMALL) -o $(BIN)/faults/ ./cmd/containerd-shim-gpuckpt-v2 ./cmd/gpuckpt
+	@cp $(BIN)/gpuckpt-cuda-helper $(BIN)/gpuckpt_criu.so $(BIN)/faults/
+
 # Code that runs in the processes of others, kept as it is embedded: a test compares.
 internal/steer/copier/copier.bin: internal/steer/copier/copier.S
 	gcc -c -o $(@:.bin=.o) $<
@@ -64,9 +71,14 @@ demo: setup build testbeds ## Checkpoint and restore a GPU container with an unm
 	@$(TEST_ENV) exec $(BIN)/demo
 
 .PHONY: test
-test: setup setup-kubernetes build testbeds ## Run all tests (needs root).
+test: setup setup-kubernetes build-faults testbeds ## Run all tests (needs root).
 	@hack/setup imagetools skopeo cosign
 	$(TEST_ENV) hack/test
+
+# Every fault at every step (integration/faults); `make test` tries a sample.
+.PHONY: test-faults
+test-faults: setup build-faults testbeds ## Make every fault at every step (needs root; the better part of an hour).
+	$(TEST_ENV) GPUCKPT_TEST_FAULTS=all go -C integration test -count=1 -timeout 120m ./faults
 
 # What the tests of pods and of nerdctl need: a cluster's programs, older containerds.
 .PHONY: setup-kubernetes

@@ -4,9 +4,12 @@
 package images
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"sync"
+
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 )
 
 // Progress receives how far the steps of an operation are, one call at a time. It may be nil.
@@ -27,13 +30,22 @@ type Meter struct {
 	mu     sync.Mutex
 	report Progress
 	step   Step
+
+	moves  sync.Once
+	broken error // by a test
 }
 
 // Begin begins a step. total may be 0.
 func (p Progress) Begin(name string, total uint64) *Meter {
 	m := &Meter{report: p, step: Step{Name: name, Total: total}}
+	m.broken = m.at(fault.Begin)
 	m.update(func(*Step) {})
 	return m
+}
+
+// at is where a test may stop, fail or hold the step. A step fails when it moves bytes.
+func (m *Meter) at(moment string) error {
+	return fault.At(fault.Point{Operation: "command", Step: m.step.Name, Moment: moment})
 }
 
 func (m *Meter) update(change func(*Step)) {
@@ -59,7 +71,12 @@ func (m *Meter) Grow(bytes int64) { m.update(func(s *Step) { s.Total += uint64(b
 func (m *Meter) Note(text string) { m.update(func(s *Step) { s.Note = text }) }
 
 // End ends the step; result says what was done, "copied" say.
-func (m *Meter) End(result string) { m.update(func(s *Step) { s.Note, s.Ended = result, true }) }
+func (m *Meter) End(result string) {
+	m.update(func(s *Step) { s.Note, s.Ended = result, true })
+	if m != nil {
+		_ = m.at(fault.End) // it cannot fail any more
+	}
+}
 
 // Reader returns a reader of r that counts, and that fails once ctx has ended.
 func (m *Meter) Reader(ctx context.Context, r io.Reader) io.Reader {
@@ -74,6 +91,12 @@ func (m *Meter) Writer(ctx context.Context, w io.Writer) io.Writer {
 func (m *Meter) count(ctx context.Context, p []byte, move func([]byte) (int, error)) (int, error) {
 	if err := context.Cause(ctx); err != nil {
 		return 0, err
+	}
+	if m != nil {
+		m.moves.Do(func() { m.broken = cmp.Or(m.broken, m.at(fault.Move)) })
+		if m.broken != nil {
+			return 0, m.broken
+		}
 	}
 	n, err := move(p)
 	m.Add(int64(n))

@@ -134,3 +134,13 @@ func (b Bins) WithContainerd(version, dir string) (Bins, error) {
 	}
 	return NewBins(append([]string{dir}, b.dirs...)...)
 }
+
+// WithFaults gives the programs with the shim and the command line in the place of the released
+// ones that stop at each step where a test wants it (make build-faults).
+func (b Bins) WithFaults() (Bins, error) {
+	shim, err := b.Path("faults/containerd-shim-gpuckpt-v2")
+	if err != nil {
+		return Bins{}, fmt.Errorf("%w: run make build-faults", err)
+	}
+	return NewBins(append([]string{filepath.Dir(shim)}, b.dirs...)...)
+}

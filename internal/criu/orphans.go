@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
@@ -50,11 +52,14 @@ func (w *Watch) EndHalfRestored(cgroup func(pid int) (pids []int, err error)) er
 	return nil
 }
 
-// EndOfDeadShim ends the CRIU of a shim that has died, which traces the first process
-// of the container in a bundle. The process is to be killed, and CRIU may wait for it
-// and it for CRIU.
-func EndOfDeadShim(bundle string) error {
-	text, err := os.ReadFile(filepath.Join(bundle, "init.pid"))
+// EndOfDeadShim ends the CRIU of a shim that has died, in the container of a bundle: one that dumps its
+// first process, which is to be killed, and CRIU may wait for it and it for CRIU; or one that has
+// restored it in part, with what it has restored, and waits at a gate that nobody opens any more.
+func EndOfDeadShim(dir string) error {
+	if err := endHalfOfDeadShim(dir); err != nil {
+		return fmt.Errorf("end the half-restored container: %w", err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "init.pid"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -75,31 +80,34 @@ func EndOfDeadShim(bundle string) error {
 	return nil
 }
 
-// EndRestoreOfDeadShim ends the CRIU that a shim which has died has left in the middle of a restore:
-// it has the log in work open. It traces the container's processes, and would not let them end.
-func EndRestoreOfDeadShim(work string) error {
-	log, err := os.Stat(filepath.Join(work, "restore.log"))
-	if errors.Is(err, os.ErrNotExist) {
+// endHalfOfDeadShim ends all in the cgroup of a bundle's container if there is a CRIU that restores:
+// runc has put it there.
+func endHalfOfDeadShim(dir string) error {
+	file, err := bundle.Read(dir)
+	if errors.Is(err, os.ErrNotExist) || err == nil && (file.Spec.Linux == nil || file.Spec.Linux.CgroupsPath == "") {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	files, err := filepath.Glob("/proc/[0-9]*/fd")
-	for _, fds := range files {
-		pid, nerr := strconv.Atoi(filepath.Base(filepath.Dir(fds)))
-		if nerr != nil || !forRunc(pid) {
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return err
+	}
+	for _, at := range all {
+		pid, err := strconv.Atoi(filepath.Base(at))
+		if err != nil || !forRunc(pid) {
 			continue
 		}
-		open, _ := filepath.Glob(filepath.Join(fds, "*"))
-		if slices.ContainsFunc(open, func(fd string) bool {
-			file, err := os.Stat(fd)
-			return err == nil && os.SameFile(file, log)
-		}) {
-			_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
+		if cg, err := host.CgroupOf(pid); err == nil && cg.IsAt(file.Spec.Linux.CgroupsPath) {
+			pids, err := cg.Pids()
+			if err != nil {
+				return err
+			}
+			return end(pids)
 		}
 	}
-	return err
+	return nil
 }
 
 // end kills processes and waits until they have ended.

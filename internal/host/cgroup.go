@@ -42,8 +42,29 @@ type Cgroup struct {
 	dir string
 }
 
-// CgroupOf returns the cgroup of a process, as runc's service finds it.
+// CgroupOf returns the cgroup of a process, as runc's service finds it. The error is
+// errdefs.ErrNotFound for a process that is in none: one that has ended, which version 1 shows in
+// the root, and who asked for the processes there would get all of the machine's.
 func CgroupOf(pid int) (*Cgroup, error) {
+	cg, err := cgroupOf(pid)
+	if err == nil && filepath.Clean(cg.dir) == root(cg.Unified()) {
+		err = fmt.Errorf("find the cgroup of process %d: it has ended: %w", pid, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return cg, nil
+}
+
+// root is the directory of the cgroup that holds all others.
+func root(unified bool) string {
+	if unified {
+		return unifiedRoot
+	}
+	return filepath.Join(unifiedRoot, "freezer")
+}
+
+func cgroupOf(pid int) (*Cgroup, error) {
 	if cgroups.Mode() == cgroups.Unified {
 		path, err := cgroup2.PidGroupPath(pid)
 		if err != nil {
@@ -176,6 +197,15 @@ func (c *Cgroup) IsNamed(asked, id string) bool {
 	}
 	is := filepath.Base(c.dir)
 	return name != "" && (is == name || is == name+".scope" || strings.HasSuffix(is, "-"+name+".scope"))
+}
+
+// IsAt reports whether the cgroup is the one that a spec asks for (linux.cgroupsPath): a path, or,
+// by systemd's rules, "SLICE:PREFIX:NAME".
+func (c *Cgroup) IsAt(asked string) bool {
+	if strings.Contains(asked, ":") {
+		return c.IsNamed(asked, "")
+	}
+	return strings.HasSuffix(filepath.Clean(c.dir), filepath.Join("/", asked))
 }
 
 // CgroupMounts returns where the hierarchies of version 1 are mounted.

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
@@ -149,5 +150,30 @@ func TestRefuseForeign(t *testing.T) {
 	}
 	if err := RefuseForeign(pids, []int{own, os.Getppid()}); err == nil {
 		t.Error("another process is not refused")
+	}
+}
+
+// A process that has ended and was not waited for is in no cgroup: version 1 shows it in the root,
+// with all processes of the machine.
+func TestCgroupOfEnded(t *testing.T) {
+	cmd := exec.Command("true")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Wait() }()
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		if status, _ := proc.StatusOf(cmd.Process.Pid); status.Ended() {
+			break
+		}
+		if time.Since(began) > 10*time.Second {
+			t.Fatal("it does not end")
+		}
+	}
+	cg, err := CgroupOf(cmd.Process.Pid)
+	if cgroups.Mode() == cgroups.Unified && err == nil {
+		return // which remembers the cgroup of a zombie
+	}
+	if !errdefs.IsNotFound(err) {
+		t.Errorf("cgroup %v, error %v; want that there is none", cg, err)
 	}
 }

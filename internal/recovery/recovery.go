@@ -224,7 +224,7 @@ func (r *Report) remove(rec *journal.Record, dir string) (err error) {
 		err = errors.Join(err, r.removeAll("the unpacked checkpoint", rec.Unpacked))
 	}
 	if rec.Operation == "restore" && rec.Work != "" && rec.RuncState != "" {
-		err = errors.Join(err, criu.EndRestoreOfDeadShim(rec.Work), criu.RemoveMounts(rec.Work, rec.RuncState))
+		err = errors.Join(err, criu.EndOfDeadShim(rec.Bundle), criu.RemoveMounts(rec.Work, rec.RuncState))
 	}
 	return err
 }
@@ -305,7 +305,6 @@ func (r *Report) removeSpill(dir string) error {
 func BeforeDelete(ctx context.Context, bundle, work, runcState string) {
 	warn(ctx, "remove the spilled GPU state", staging.RemoveDeadSpill(bundle))
 	warn(ctx, "end the CRIU of a checkpoint", criu.EndOfDeadShim(bundle))
-	warn(ctx, "end the CRIU of a restore", criu.EndRestoreOfDeadShim(work))
 	warn(ctx, "remove what a restore has left", criu.RemoveMounts(work, runcState))
 }
 

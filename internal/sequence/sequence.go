@@ -23,6 +23,7 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 )
 
 // Step is one step of an operation. A Do that fails leaves things as before; Undo, which may be
@@ -83,6 +84,9 @@ func (q *Sequence) Run(ctx context.Context, steps ...Step) error {
 			q.back = slices.DeleteFunc(q.back, takesResults)
 			ctx = context.WithoutCancel(ctx)
 		}
+		if err := q.at(st.Name, fault.End); err != nil {
+			return Join(err, q.goBack(ctx))
+		}
 	}
 	return nil
 }
@@ -97,7 +101,10 @@ func (q *Sequence) RunBeside(ctx context.Context, steps ...Step) (back, err erro
 	go func() {
 		defer close(done)
 		for _, st := range steps {
-			if err = q.take(ctx, st); err != nil {
+			if err = q.take(ctx, st); err == nil {
+				err = q.at(st.Name, fault.End)
+			}
+			if err != nil {
 				return
 			}
 		}
@@ -121,6 +128,9 @@ func (q *Sequence) take(ctx context.Context, st Step) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("given up before %s: %w", st.Name, err)
 	}
+	if err := q.at(st.Name, fault.Begin); err != nil {
+		return err
+	}
 	return q.time(ctx, st.Name, st.Do)
 }
 
@@ -132,7 +142,12 @@ func (q *Sequence) goBack(ctx context.Context) error {
 		st := q.back[len(q.back)-1]
 		q.tell(ctx, st.Back)
 		q.back = q.back[:len(q.back)-1]
-		errs = append(errs, q.time(ctx, st.Back, func(ctx context.Context) (uint64, error) { return 0, st.Undo(ctx) }))
+		err := q.at(st.Back, fault.Begin)
+		if err == nil {
+			err = q.time(ctx, st.Back, func(ctx context.Context) (uint64, error) { return 0, st.Undo(ctx) })
+			err = Join(err, q.at(st.Back, fault.End))
+		}
+		errs = append(errs, err)
 	}
 	err := Join(nil, errs...)
 	q.Stuck = Join(q.Stuck, err)
@@ -149,6 +164,15 @@ func (q *Sequence) tell(ctx context.Context, name string) {
 		undo = append(undo, st.Back)
 	}
 	q.Journal.Note(ctx, name, undo)
+}
+
+// at is where a test may stop, fail or hold a step or an undo.
+func (q *Sequence) at(name, moment string) error {
+	err := fault.At(fault.Point{Operation: q.operation, Step: name, Moment: moment, Container: q.id})
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
 }
 
 // Join joins an error with those of the way back, in one line.

@@ -138,7 +138,7 @@ static void unlike_gpus(void)
 	struct target t = launch("pattern --bytes 64M", environment, false);
 	WANT(finish(t.pid), 1); // out of memory: its context takes some
 
-	t = start("pattern --bytes 32M", environment);
+	t = start_with_memory("pattern --bytes 32M", environment);
 	checkpoint(t);
 	WANT(restore(t.pid, 2, swap), CUDA_ERROR_OUT_OF_MEMORY);
 	WANT(state_of(t.pid), CU_PROCESS_STATE_CHECKPOINTED);

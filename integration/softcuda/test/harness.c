@@ -125,6 +125,13 @@ struct target start(const char *arguments, const char *environment)
 	return t;
 }
 
+struct target start_with_memory(const char *arguments, const char *environment)
+{
+	struct target t = start(arguments, environment);
+	ask(t, "info", 60000); // it answers when its memory is there; a context comes before that
+	return t;
+}
+
 struct target start_in_namespaces(const char *arguments)
 {
 	struct target t = launch(arguments, "", true);

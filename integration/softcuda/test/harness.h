@@ -43,6 +43,8 @@ struct target {
 // start runs gpuwork with the arguments and a port, and with environment "NAME=VALUE ..." added,
 // and waits until it has a context. in_namespaces: as pid 1 of its own pid and mount namespaces.
 struct target start(const char *arguments, const char *environment);
+// start_with_memory waits until the program has taken its memory, too.
+struct target start_with_memory(const char *arguments, const char *environment);
 struct target start_in_namespaces(const char *arguments);
 // launch does the same but does not wait.
 struct target launch(const char *arguments, const char *environment, bool in_namespaces);

@@ -43,7 +43,7 @@ static void same_bits_and_addresses(void)
 // A changed word in the staging area must show: the data really went through it.
 static void changed_word_is_seen(void)
 {
-	struct target t = start("pattern --bytes 16M", "");
+	struct target t = start_with_memory("pattern --bytes 16M", "");
 	unsigned long area;
 	uint64_t word = 1;
 
@@ -60,7 +60,7 @@ static void changed_word_is_seen(void)
 	want_reply(t, "verify", "bad=1");
 	stop(t);
 
-	t = start("pattern --bytes 16M", "");
+	t = start_with_memory("pattern --bytes 16M", "");
 	WANT(lock(t.pid, 0), CUDA_SUCCESS);
 	WANT(cu.checkpoint(t.pid, NULL), CUDA_SUCCESS);
 	size = largest_anonymous(t.pid, &area);

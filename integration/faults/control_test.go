@@ -1,0 +1,81 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+)
+
+// point is what a program says that stands at one, see internal/fault.
+type point struct {
+	Operation, Step, Moment, Container string
+	Pid                                int
+}
+
+// control is where programs that were built for it ask at each point.
+type control struct {
+	path     string
+	listener net.Listener
+
+	mu sync.Mutex
+	// lanes are asked what to answer, by the container's id. "" is to go on.
+	lanes map[string]func(point) string
+	// seen are the points that were reached.
+	seen map[point]bool
+}
+
+func listen() (*control, error) {
+	dir, err := os.MkdirTemp("", "faults") // short: a socket's path is
+	if err != nil {
+		return nil, err
+	}
+	c := &control{path: filepath.Join(dir, "s"), lanes: make(map[string]func(point) string), seen: make(map[point]bool)}
+	if c.listener, err = net.Listen("unix", c.path); err != nil {
+		return nil, err
+	}
+	go func() {
+		for {
+			conn, err := c.listener.Accept()
+			if err != nil {
+				return
+			}
+			go c.answer(conn)
+		}
+	}()
+	return c, nil
+}
+
+func (c *control) close() error {
+	_ = c.listener.Close()
+	return os.RemoveAll(filepath.Dir(c.path))
+}
+
+func (c *control) answer(conn net.Conn) {
+	defer conn.Close()
+	var p point
+	if err := json.NewDecoder(conn).Decode(&p); err != nil {
+		return
+	}
+	c.mu.Lock()
+	ask := c.lanes[p.Container]
+	c.seen[point{Operation: p.Operation, Step: p.Step, Moment: p.Moment}] = true
+	c.mu.Unlock()
+	if ask == nil {
+		return
+	}
+	if answer := ask(p); answer != "" {
+		_, _ = conn.Write([]byte(answer))
+	}
+}
+
+// at has a lane's points answered; nil lets all go on.
+func (c *control) at(container string, ask func(point) string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lanes[container] = ask
+}

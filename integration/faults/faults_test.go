@@ -1,0 +1,308 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+var (
+	session *harness.Session
+	shared  *harness.Containerd
+	steered *control
+)
+
+func TestMain(m *testing.M) {
+	harness.Main(m.Run, func(s *harness.Session) error {
+		session = s
+		var err error
+		if steered, err = listen(); err != nil {
+			return err
+		}
+		s.AtEnd(steered.close)
+		bins, err := s.Bins.WithFaults()
+		if err != nil {
+			return err
+		}
+		shared, err = s.StartWithWorkload(harness.Options{Bins: bins, Env: []string{"GPUCKPT_FAULTS=" + steered.path}})
+		return err
+	})
+}
+
+// The variables that choose among the cells.
+const (
+	// envCells is how many cells are tried: a number, or "all".
+	envCells = "GPUCKPT_TEST_FAULTS"
+	// envBudget is how long, "240s".
+	envBudget = "GPUCKPT_TEST_BUDGET"
+)
+
+// sample is how many cells are tried where nobody says how many.
+const sample = 24
+
+// choose returns the cells to try, in an order in which any first part is spread over all of them,
+// and those that have the node for themselves last.
+func choose(t *testing.T) []Cell {
+	cells := slices.DeleteFunc(Cells(), func(c Cell) bool { return c.Fault.SoftwareOnly && session.GPU.Kind != harness.SoftwareGPU })
+	rank := func(c Cell) uint32 {
+		h := fnv.New32a()
+		h.Write([]byte(c.String()))
+		return h.Sum32()
+	}
+	slices.SortFunc(cells, func(x, y Cell) int { return cmp.Compare(rank(x), rank(y)) })
+	switch want := os.Getenv(envCells); want {
+	case "all":
+	case "":
+		cells = cells[:min(sample, len(cells))]
+	default:
+		n, err := strconv.Atoi(want)
+		if err != nil {
+			t.Fatalf("%s=%s: %v", envCells, want, err)
+		}
+		cells = cells[:min(n, len(cells))]
+	}
+	return cells
+}
+
+// Faults makes each fault at each place, and looks at what is left.
+func TestFaults(t *testing.T) {
+	session.Results.Add(t)
+	cells := choose(t)
+	var end time.Time
+	if text := os.Getenv(envBudget); text != "" {
+		budget, err := time.ParseDuration(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		end = time.Now().Add(budget)
+	}
+	work := make(chan Cell)
+	go func() {
+		defer close(work)
+		for _, c := range cells {
+			if !end.IsZero() && time.Now().After(end) {
+				return
+			}
+			work <- c
+		}
+	}()
+	var tried, wrong atomic.Int64
+	var lanes sync.WaitGroup
+	for n := range min(6, max(2, runtime.NumCPU())) {
+		l := newLane(t, "lane-"+strconv.Itoa(n))
+		lanes.Go(func() {
+			for c := range work {
+				ok := t.Run(c.String(), func(t *testing.T) { l.try(t, c) })
+				tried.Add(1)
+				if !ok {
+					wrong.Add(1)
+					l.broken = true
+				}
+			}
+		})
+	}
+	lanes.Wait()
+	points, faults := make(map[string]bool), make(map[string]bool)
+	for _, c := range cells {
+		points[c.Place.String()], faults[c.Fault.Name] = true, true
+	}
+	fmt.Printf("points x faults: %d of %d cells tried, %d points x %d faults, %d violations\n",
+		tried.Load(), len(Cells()), len(points), len(faults), wrong.Load())
+}
+
+// turns has faults that touch all containers wait for their turn.
+var turns sync.RWMutex
+
+// try makes a fault at a place and looks.
+func (l *lane) try(t *testing.T, c Cell) {
+	if c.Fault.Alone {
+		turns.Lock()
+		defer turns.Unlock()
+	} else {
+		turns.RLock()
+		defer turns.RUnlock()
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(l.log())
+		}
+	})
+	if l.broken {
+		_ = shared.Remove(t.Context(), l.k.ID)
+		next := newLane(t, fmt.Sprintf("%s-%d", strings.SplitN(l.k.ID, "-again", 2)[0]+"-again", l.life+1))
+		next.life = l.life + 1
+		*l = *next
+	}
+	l.up(t)
+	before := l.look(t)
+	s := c.Place.Scenario
+	spill := ""
+	if strings.HasSuffix(s.Name, "-spill") {
+		spill = filepath.Join(l.dir, "spill")
+		if err := os.MkdirAll(spill, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	switch s.Operation {
+	case "restore":
+		dir := l.newDir()
+		if err := l.checkpoint(t.Context(), shared.Client(), dir, true); err != nil {
+			t.Fatal(err)
+		}
+		l.good(t, dir)
+		l.gone(t)
+	case "resume":
+		if err := l.suspend(t.Context(), shared.Client(), spill); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := l.newDir()
+	h := l.make(t, c, func(ctx context.Context, c *client.Client) error {
+		switch s.Name {
+		case "checkpoint":
+			return l.checkpoint(ctx, c, dir, false)
+		case "checkpoint-stop":
+			return l.checkpoint(ctx, c, dir, true)
+		case "restore":
+			return l.restore(ctx, c, l.last)
+		case "suspend", "suspend-spill":
+			return l.suspend(ctx, c, spill)
+		case "resume", "resume-spill":
+			return l.resume(ctx, c)
+		}
+		panic(s.Name)
+	})
+	l.judge(t, c, h, before, dir)
+	if spill != "" {
+		within(t, "the spilled state is removed", func() error {
+			if left := names(spill); len(left) > 0 {
+				return fmt.Errorf("%q is left", left)
+			}
+			return nil
+		})
+	}
+	if status, err := l.k.Status(t.Context()); err == nil && status == client.Running {
+		l.cycle(t)
+	}
+}
+
+// judge looks at what a fault has left, and lets the container go on.
+func (l *lane) judge(t *testing.T, c Cell, h *hit, before look, dir string) {
+	t.Helper()
+	t.Logf("the operation's error: %v", h.err)
+	if !h.reached.Load() {
+		t.Fatalf("the place was not reached; the operation's error: %v", h.err)
+	}
+	if c.Outcome == Ends {
+		h.over.Store(true)
+		l.gone(t)
+		return
+	}
+	op := c.Place.Scenario.Operation
+	// Where the client is gone, the shim may still be at work.
+	var status client.ProcessStatus
+	within(t, "the operation is over", func() error {
+		if op == "restore" && l.shim == 0 {
+			if pid, perr := l.k.Pid(t.Context()); perr == nil && pid != 0 {
+				l.found(t)
+			}
+		}
+		if h.working() {
+			return errors.New("the shim is at work")
+		}
+		if pids := helpers(l.shim); len(pids) > 0 {
+			return fmt.Errorf("the shim has %s", describe(pids))
+		}
+		status, _ = l.k.Status(t.Context()) // there is none after a restore that failed
+		return nil
+	})
+	h.over.Store(true)
+	through := h.err == nil
+	if through && c.Outcome&Through == 0 {
+		t.Errorf("the operation succeeded")
+	}
+	if !through && c.Outcome&(Back|Retry) == 0 {
+		t.Errorf("the operation failed: %v", h.err)
+	}
+	switch op {
+	case "checkpoint":
+		_, err := images.ReadMetadata(dir)
+		complete := err == nil
+		if through && !complete {
+			t.Errorf("the checkpoint is not complete: %v", err)
+		}
+		if status == client.Stopped { // it was to end with the checkpoint
+			if !complete || c.Place.Scenario.Name != "checkpoint-stop" {
+				t.Fatalf("the container has ended, and the checkpoint is not complete: %v", err)
+			}
+			l.good(t, dir)
+			l.gone(t)
+			l.up(t)
+			return
+		}
+		if !complete && c.Outcome&Retry == 0 {
+			if left := names(dir); len(left) > 0 {
+				t.Errorf("files of the checkpoint are left: %q", left)
+			}
+		}
+	case "restore":
+		if !through && status != client.Running {
+			l.gone(t)
+			return
+		}
+	case "suspend":
+		if through {
+			if status != client.Paused {
+				t.Errorf("the container is %s, want it suspended", status)
+			}
+			if err := l.resume(t.Context(), shared.Client()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	case "resume":
+		if !through {
+			if status != client.Paused && c.Outcome&Retry == 0 {
+				t.Errorf("the container is %s, want it suspended as it was", status)
+			}
+			if status == client.Paused {
+				if err := l.resume(t.Context(), shared.Client()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if status, err := l.k.Status(t.Context()); err != nil || status == client.Paused {
+		if c.Outcome&Retry == 0 {
+			t.Errorf("the container is %s, error %v; want it to run", status, err)
+		}
+		if err := l.resumeByHand(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if op == "restore" {
+		l.found(t)
+	} else {
+		l.asBefore(t, before)
+	}
+	l.counts(t)
+}

@@ -1,0 +1,320 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// limit bounds each wait of the tests for something that must come.
+const limit = 30 * time.Second
+
+// lane is a container in which one fault after the other is made. Its program counts on the GPU.
+type lane struct {
+	k *harness.Container
+	// dir has the lane's checkpoints.
+	dir string
+	// last is the newest checkpoint that is good, taken when the program had counted to lastCount.
+	last             string
+	count, lastCount int
+	taken            int
+	// pid is the program's, shim its shim's.
+	pid, shim int
+	// life counts the containers of the lane.
+	life int
+	// broken says that a fault has left what no next one can begin with.
+	broken bool
+}
+
+// newLane starts a container, and takes a checkpoint that all can go back to.
+func newLane(t *testing.T, id string) *lane {
+	t.Helper()
+	l := &lane{dir: filepath.Join(shared.Dir(), id), count: 100}
+	if err := os.MkdirAll(l.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// It outlives the test, and goes with its containerd.
+	k, err := shared.Run(session.Context(), harness.Gpuwork(t, harness.RunSpec{ID: id, GPUs: []int{0}}, "counter"))
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	l.k = k
+	l.counts(t)
+	l.found(t)
+	l.cycle(t)
+	return l
+}
+
+// counts checks that the program counts on, and with the right number.
+func (l *lane) counts(t *testing.T) {
+	t.Helper()
+	l.count++
+	l.k.Expect(t, "count", strconv.Itoa(l.count))
+}
+
+// found notes who the program and its shim are.
+func (l *lane) found(t *testing.T) {
+	t.Helper()
+	l.pid = l.k.MustPid(t)
+	shim, err := harness.Parent(l.pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.shim = shim
+}
+
+// up brings the container back from the last good checkpoint, unless it runs.
+func (l *lane) up(t *testing.T) {
+	t.Helper()
+	if status, err := l.k.Status(t.Context()); err == nil && status == client.Running {
+		return
+	}
+	l.gone(t)
+	if err := l.restore(t.Context(), shared.Client(), l.last); err != nil {
+		t.Fatalf("restore of the last checkpoint: %v", err)
+	}
+	l.count = l.lastCount
+	l.found(t)
+	l.counts(t)
+}
+
+// cycle takes a checkpoint that ends the container, and restores it.
+func (l *lane) cycle(t *testing.T) {
+	t.Helper()
+	dir := l.newDir()
+	if err := l.checkpoint(t.Context(), shared.Client(), dir, true); err != nil {
+		t.Fatalf("the next checkpoint: %v", err)
+	}
+	l.good(t, dir)
+	l.gone(t)
+	l.up(t)
+}
+
+// newDir is where the next checkpoint goes.
+func (l *lane) newDir() string {
+	l.taken++
+	return filepath.Join(l.dir, strconv.Itoa(l.taken))
+}
+
+// good makes a checkpoint the one to go back to.
+func (l *lane) good(t *testing.T, dir string) {
+	t.Helper()
+	if _, err := images.ReadMetadata(dir); err != nil {
+		t.Fatal(err)
+	}
+	if l.last != "" {
+		if err := os.RemoveAll(l.last); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.last, l.lastCount = dir, l.count
+}
+
+func (l *lane) checkpoint(ctx context.Context, c *client.Client, dir string, exit bool) error {
+	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: dir, Exit: exit})
+	if err != nil {
+		return err
+	}
+	_, err = c.TaskService().Checkpoint(ctx, &tasks.CheckpointTaskRequest{ContainerID: l.k.ID, Options: opts})
+	return err
+}
+
+func (l *lane) restore(ctx context.Context, c *client.Client, dir string) error {
+	container, err := c.LoadContainer(ctx, l.k.ID)
+	if err != nil {
+		return err
+	}
+	task, err := container.NewTask(ctx, cio.LogFile(filepath.Join(shared.Dir(), "logs", l.k.ID+".log")), client.WithRestoreImagePath(dir))
+	if err != nil {
+		return err
+	}
+	return task.Start(ctx)
+}
+
+// order sends an update with these annotations.
+func (l *lane) order(ctx context.Context, c *client.Client, orders map[string]string) error {
+	container, err := c.LoadContainer(ctx, l.k.ID)
+	if err != nil {
+		return err
+	}
+	task, err := container.Task(ctx, nil)
+	if err != nil {
+		return err
+	}
+	return task.Update(ctx, client.WithResources(&specs.LinuxResources{}), client.WithAnnotations(orders))
+}
+
+func (l *lane) suspend(ctx context.Context, c *client.Client, spill string) error {
+	orders := map[string]string{annotations.Suspend: "true"}
+	if spill != "" {
+		orders[annotations.SuspendSpill] = spill
+	}
+	return l.order(ctx, c, orders)
+}
+
+func (l *lane) resume(ctx context.Context, c *client.Client) error {
+	return l.order(ctx, c, map[string]string{annotations.Suspend: "false"})
+}
+
+// resumeByHand does what the documents say: ctr tasks resume.
+func (l *lane) resumeByHand(ctx context.Context) error {
+	container, err := shared.Client().LoadContainer(ctx, l.k.ID)
+	if err != nil {
+		return err
+	}
+	task, err := container.Task(ctx, nil)
+	if err != nil {
+		return err
+	}
+	return task.Resume(ctx)
+}
+
+// kill ends the container; it is no error when it has ended.
+func (l *lane) kill(ctx context.Context) error {
+	_, err := shared.Client().TaskService().Kill(ctx, &tasks.KillRequest{ContainerID: l.k.ID, Signal: uint32(unix.SIGKILL), All: true})
+	if errdefs.IsNotFound(err) || err != nil && (strings.Contains(err.Error(), "not found") || strings.Contains(err.Error(), "already finished")) {
+		return nil
+	}
+	return err
+}
+
+// ended waits until no process of the container is left and its task, if there still is one, has
+// ended.
+func (l *lane) ended(t *testing.T) {
+	t.Helper()
+	within(t, "the container ends", func() error {
+		if pids := l.processes(t); len(pids) > 0 {
+			return fmt.Errorf("processes are left: %s", describe(pids))
+		}
+		status, err := l.k.Status(t.Context())
+		if err == nil && status != client.Stopped && status != client.Created {
+			return fmt.Errorf("the task is %s", status)
+		}
+		if err != nil && !errdefs.IsNotFound(err) && !strings.Contains(err.Error(), "not found") {
+			return err
+		}
+		return nil
+	})
+}
+
+// gone deletes the task, which must have ended, and looks for what is left of it.
+func (l *lane) gone(t *testing.T) {
+	t.Helper()
+	l.ended(t)
+	within(t, "the task is deleted", func() error {
+		_, err := shared.Client().TaskService().Delete(t.Context(), &tasks.DeleteTaskRequest{ContainerID: l.k.ID})
+		if errdefs.IsNotFound(err) || err != nil && strings.Contains(err.Error(), "not found") {
+			return nil
+		}
+		return err
+	})
+	within(t, "nothing is left of the container", func() error { return l.left(t) })
+	l.pid, l.shim = 0, 0
+}
+
+// left is an error that names what is left on the machine of a container without a task.
+func (l *lane) left(t *testing.T) error {
+	var left []string
+	if _, err := os.Stat(shared.Bundle(l.k.ID)); !errors.Is(err, os.ErrNotExist) {
+		left = append(left, "the bundle")
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, "/"+l.k.ID+"/") {
+			left = append(left, "mount "+strings.Fields(line)[4])
+		}
+	}
+	dirs, err := harness.CgroupsOf(filepath.Join(shared.Namespace(), l.k.ID))
+	if err != nil {
+		return err
+	}
+	left = append(left, dirs...)
+	if state := filepath.Join("/run/containerd/runc", shared.Namespace(), l.k.ID); exists(state) {
+		left = append(left, state)
+	}
+	if pids := helpers(l.shim); len(pids) > 0 {
+		left = append(left, describe(pids))
+	}
+	if left != nil {
+		return errors.New(strings.Join(left, ", "))
+	}
+	return nil
+}
+
+// processes are those of the container's cgroup.
+func (l *lane) processes(t *testing.T) (pids []int) {
+	t.Helper()
+	dirs, err := harness.CgroupsOf(filepath.Join(shared.Namespace(), l.k.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err != nil {
+			continue
+		}
+		for field := range strings.FieldsSeq(string(text)) {
+			if pid, err := strconv.Atoi(field); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids)
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// log is the end of what was logged of the container, for people.
+func (l *lane) log() string { return logOf(l.k.ID) }
+
+func logOf(id string) string {
+	var lines []string
+	for line := range strings.Lines(shared.Log()) {
+		if strings.Contains(line, id) && !strings.Contains(line, "event") {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines[max(0, len(lines)-12):], "")
+}
+
+// within waits until check finds no fault, and fails the test with the last one it found.
+func within(t *testing.T, what string, check func() error) {
+	t.Helper()
+	var err error
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(3 * time.Millisecond) {
+		if err = check(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("%s: not within %v: %v", what, limit, err)
+}

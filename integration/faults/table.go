@@ -1,0 +1,182 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package faults is the table of what can go wrong at which step of which operation, and of what
+// must be found then. Its tests make each fault at each point of a shim that was built with the tag
+// "faults" (internal/fault), and look; docs/faults.md is made of the same table.
+package faults
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Outcome is what is found after a fault. More than one bit: any of these.
+type Outcome int
+
+// The outcomes.
+const (
+	// Through is an operation that succeeds in spite of the fault.
+	Through Outcome = 1 << iota
+	// Back is an operation that fails and leaves everything as it was before. Of a restore nothing
+	// is left.
+	Back
+	// Ends is a container that has ended and has left nothing.
+	Ends
+	// Retry is an operation that fails, after which "ctr tasks resume" lets the container go on.
+	Retry
+)
+
+// Scenario is an operation as somebody asks for it.
+type Scenario struct {
+	Name string
+	// Words says what it is, for people.
+	Words string
+	// Operation is the shim's word for it.
+	Operation string
+	// Steps are taken in this order.
+	Steps []string
+	// Undos are the way back, each with the step whose failure leads there.
+	Undos []Undo
+	// Completes is the step after which the operation cannot be undone; "" for none.
+	Completes string
+}
+
+// Undo is a step of the way back.
+type Undo struct{ Name, After string }
+
+// Scenarios are all of them.
+func Scenarios() []Scenario {
+	begin := []string{"tell before", "hold execs", "pause", "preflight", "save GPU state", "dump"}
+	finish := []string{"admit", "store GPU state", "write metadata"}
+	back := func(after string) []Undo {
+		return []Undo{
+			{"end writing", after}, {"give GPU state back", after}, {"remove images", after},
+			{"resume", after}, {"let execs in", after}, {"tell after", after},
+		}
+	}
+	restore := []string{
+		"copy images", "restore processes", "watch cgroup", "device nodes", "inspect", "map GPU state",
+		"restore GPU state", "note", "open the gate", "tell restored",
+	}
+	resume := []string{"choose GPUs", "check spill", "give access", "give GPU state back", "thaw and unlock"}
+	return []Scenario{
+		{
+			Name: "checkpoint", Words: "a checkpoint that leaves the container running", Operation: "checkpoint",
+			Steps: append(slices.Clip(begin), finish...), Undos: back("dump"), Completes: "write metadata",
+		},
+		{
+			Name: "checkpoint-stop", Words: "a checkpoint that ends the container", Operation: "checkpoint",
+			Steps: append(append(slices.Clip(begin), finish...), "stop"), Undos: back("store GPU state"), Completes: "write metadata",
+		},
+		{Name: "restore", Words: "a restore", Operation: "restore", Steps: restore, Undos: []Undo{{"kill", "restore GPU state"}}},
+		{
+			Name: "suspend", Words: "a suspension in memory", Operation: "suspend", Steps: []string{"pause", "preflight", "save GPU state"},
+			Undos: []Undo{{"give GPU state back", "save GPU state"}, {"resume", "save GPU state"}},
+		},
+		{
+			Name: "suspend-spill", Words: "a suspension to a disk", Operation: "suspend",
+			Steps: []string{"pause", "preflight", "make spill directory", "save GPU state", "spill"},
+			Undos: []Undo{{"give GPU state back", "spill"}, {"remove spill directory", "spill"}, {"resume", "spill"}},
+		},
+		{
+			Name: "resume", Words: "a resume from memory", Operation: "resume", Steps: resume,
+			Undos: []Undo{{"take access away", "give access"}}, Completes: "give GPU state back",
+		},
+		{
+			Name: "resume-spill", Words: "a resume from a disk", Operation: "resume", Steps: resume,
+			Undos: []Undo{{"take access away", "give access"}}, Completes: "give GPU state back",
+		},
+	}
+}
+
+// Fault is what goes wrong.
+type Fault struct {
+	Name string
+	// Words says what goes wrong, for people.
+	Words string
+	// Found says what is found then, for people.
+	Found string
+	// Outcome returns what must be found, and false where the fault is not made.
+	Outcome func(Place) (Outcome, bool)
+	// Alone says that the fault touches all containers of the node.
+	Alone bool
+	// SoftwareOnly says that a real GPU cannot be told to do this.
+	SoftwareOnly bool
+}
+
+// Place is where in a scenario a fault is made.
+type Place struct {
+	Scenario Scenario
+	Step     string
+	// Moment is "begin", "end" or "during".
+	Moment string
+	// After is the step whose end fails, so that Step is taken, which is then an undo; "" for none.
+	After string
+}
+
+// String returns the name of the place.
+func (p Place) String() string {
+	name := p.Scenario.Name + "/" + p.Step + "/" + p.Moment
+	if p.After != "" {
+		name += " of the way back"
+	}
+	return name
+}
+
+// completed reports whether the operation cannot be undone any more.
+func (p Place) completed() bool {
+	if p.Scenario.Completes == "" {
+		return false
+	}
+	for i, step := range p.Scenario.Steps {
+		if step == p.Scenario.Completes {
+			for j, at := range p.Scenario.Steps {
+				if at == p.Step {
+					return j > i || j == i && p.Moment == "end"
+				}
+			}
+		}
+	}
+	return false
+}
+
+// Places are all of them: the begin and the end of each step and of each undo, and, for what lives
+// only within a step, its middle.
+func Places() (all []Place) {
+	for _, s := range Scenarios() {
+		for _, step := range s.Steps {
+			for _, moment := range []string{"begin", "end", "during"} {
+				all = append(all, Place{Scenario: s, Step: step, Moment: moment})
+			}
+		}
+		for _, u := range s.Undos {
+			for _, moment := range []string{"begin", "end"} {
+				all = append(all, Place{Scenario: s, Step: u.Name, Moment: moment, After: u.After})
+			}
+		}
+	}
+	return all
+}
+
+// Cell is a fault at a place.
+type Cell struct {
+	Place   Place
+	Fault   Fault
+	Outcome Outcome
+}
+
+// String returns the name of the cell.
+func (c Cell) String() string { return fmt.Sprintf("%v/%s", c.Place, c.Fault.Name) }
+
+// Cells are all of them.
+func Cells() (all []Cell) {
+	for _, p := range Places() {
+		for _, f := range Faults() {
+			if outcome, made := f.Outcome(p); made {
+				all = append(all, Cell{p, f, outcome})
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,12 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !faults
+
+package fault
+
+// At is nothing.
+func At(Point) error { return nil }
+
+// Env is empty.
+func Env() []string { return []string{} }
