@@ -265,3 +265,33 @@ func recoverText(t *testing.T, c *harness.Containerd, id string, flags ...string
 	}
 	return out
 }
+
+// What a node that died has left is removed by the next shim of the namespace, which says nothing
+// where containerd reads its answer.
+func TestNextShimSweeps(t *testing.T) {
+	results.Add(t)
+	dir := filepath.Join(harness.DiskDir(t), "images")
+	record := map[string]any{
+		"schema": 1, "namespace": shared.Namespace(), "container": "gone", "boot": "another", "operation": "checkpoint", "step": "dump",
+		"images": map[string]any{"path": dir, "made": true},
+	}
+	data, err := json.Marshal(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := recordOf(shared, "gone")
+	for _, dir := range []string{dir, filepath.Dir(path)} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, filepath.Join(dir, images.AreaFile(1, 0)), "half of it", 0o600)
+	write(t, path, string(data), 0o600)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	for _, gone := range []string{path, dir} {
+		if _, err := os.Stat(gone); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", gone, err)
+		}
+	}
+}

@@ -339,6 +339,16 @@ func Sweep(ctx context.Context, node config.Node, namespace string) {
 	}
 }
 
+// SweepSilently is Sweep for a program whose output, on standard error too, is an answer to containerd.
+func SweepSilently(ctx context.Context, node config.Node, namespace string) {
+	level := log.GetLevel()
+	if err := log.SetLevel("panic"); err != nil {
+		return // nothing is urgent
+	}
+	Sweep(ctx, node, namespace)
+	_ = log.SetLevel(level.String()) // it was set before
+}
+
 func recoverLogged(ctx context.Context, node config.Node, path string) {
 	r, err := Recover(ctx, node, path, false)
 	if errors.Is(err, os.ErrNotExist) {
