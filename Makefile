@@ -98,6 +98,16 @@ gpu-bundle: setup build ## Pack the tests into one archive for a machine with a 
 gpu-bundle-kubernetes: setup setup-kubernetes build ## The same for the tests with a kubelet and nerdctl.
 	hack/bundle kubernetes
 
+# The corpus of earlier runs, in .build/fuzz-results, is where it goes on.
+.PHONY: fuzz
+fuzz: ## Fuzz all targets (needs root): FUZZFLAGS="--seconds 600 --part 1/4".
+	@hack/fuzz-build
+	$(OUT)/fuzz/fuzz --out $(OUT)/fuzz-results $(FUZZFLAGS)
+
+.PHONY: fuzz-bundle
+fuzz-bundle: ## Pack the fuzz targets into one archive for a larger machine.
+	hack/fuzz-build bundle
+
 # KEY is an Ed25519 private key in PEM to sign with.
 .PHONY: release
 release: setup ## Build a release into dist/: VERSION=1.2.3 [KEY=FILE].
@@ -113,6 +123,9 @@ test-release: setup ## Build a release of this tree and test it on clean roots (
 	@source hack/packages.bash && install_packages rpm >&2
 	GPUCKPT_DIST="$(abspath $(OUT))/test-release/dist" GPUCKPT_VERSION=0.0.1 GPUCKPT_PUBLIC_KEY="$(abspath $(OUT))/test-release/public.pem" \
 		go -C hack/release test -count=1 -timeout 60m -v ./whole
+	$(MAKE) -s setup-kubernetes build testbeds
+	$(TEST_ENV) GPUCKPT_NODE_IMAGE="$(abspath $(OUT))/test-release/dist/gpuckpt-node-0.0.1.oci.tar" \
+		go -C integration test -count=1 -v ./kubernetes -run 'TestDaemonSet$$'
 
 # What a node gets: unpacked at its root, it restarts nothing.
 .PHONY: package
@@ -147,7 +160,7 @@ bench-gpu: bench-build ## Measure real sizes on this machine's GPUs, beside the 
 rooms: ## Print each package's size and imports; fail where a wall is down.
 	@go run ./hack/rooms
 
-SCRIPTS = .ci/run $(addprefix hack/release/,build clean-root whole/in-root) $(addprefix hack/,bundle bundle-criu bundle-run compiler criu-source setup test versions) \
+SCRIPTS = .ci/run $(addprefix hack/release/,build clean-root whole/in-root) $(addprefix hack/,bundle bundle-criu bundle-run compiler criu-source fuzz-build fuzz-run setup test versions) \
 	$(wildcard hack/*.bash hack/recipes/*.bash)
 
 .PHONY: lint

@@ -151,3 +151,23 @@ func TestSoftInfoEarlyWithoutCUDA(t *testing.T) {
 	_, err = h.Info(t.Context())
 	refused(t, err, NoDevice)
 }
+
+// Pairs that are read are written and read again as they were, and no GPU is in two of them.
+func FuzzParsePairs(f *testing.F) {
+	f.Add(uuidA + "=" + uuidB)
+	f.Add(uuidA + "=" + uuidB + "," + uuidA + "=" + uuidB)
+	f.Add("GPU-0=,=")
+	f.Fuzz(func(t *testing.T, text string) {
+		pairs, err := ParsePairs(text)
+		if err != nil {
+			return
+		}
+		var words []string
+		for _, p := range pairs {
+			words = append(words, p.Old+"="+p.New)
+		}
+		if again, err := ParsePairs(strings.Join(words, ",")); err != nil || !slices.Equal(again, pairs) {
+			t.Errorf("%q became %v, and then %v, %v", text, pairs, again, err)
+		}
+	})
+}

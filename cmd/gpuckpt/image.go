@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/docker/go-units"
@@ -129,7 +128,7 @@ with --key, fail unless one of those keys has.
 					return nil, "", err
 				}
 				defer joinClose(&err, s)
-				r, err := verify(ctx, s, progress)
+				r, err := s.Verify(ctx, progress)
 				if err != nil {
 					return nil, "", fmt.Errorf("verify %s: %w", args[0], err)
 				}
@@ -179,29 +178,6 @@ func (a *verifyAnswer) whose(keyFiles []string) (string, error) {
 		return "", err
 	}
 	return words + ", signed with no key that counts here", nil
-}
-
-func verify(ctx context.Context, s *convert.Source, progress images.Progress) (*oci.Report, error) {
-	if s.Image != nil {
-		return oci.Verify(ctx, s.Provider, *s.Image, progress)
-	}
-	r := &oci.Report{GPUBytes: s.Checkpoint.AreaBytes()}
-	for _, a := range s.Checkpoint.Areas() {
-		r.Blocks += len(a.Digests)
-	}
-	var err error
-	if r.Seal, err = seal.Read(s.Checkpoint.Files); r.Seal != nil {
-		var m *seal.Manifest
-		if m, err = seal.Parse(r.Seal.Manifest); err == nil {
-			err = m.Check(ctx, s.Checkpoint.Files)
-		}
-	} else if errors.Is(err, seal.ErrUnsigned) {
-		err = nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return r, images.Check(ctx, s.Checkpoint.Areas(), 0, progress)
 }
 
 type buildFlags struct {

@@ -19,7 +19,7 @@ import (
 // installFlags are the flags of install and uninstall.
 type installFlags struct {
 	install.Options
-	json, stay bool
+	json bool
 }
 
 func installCommand() *cobra.Command {
@@ -84,6 +84,14 @@ configuration. It refuses while containers run with the shim.`,
 	return c
 }
 
+// waitCommand is what the DaemonSet's pods do when the node is done.
+func waitCommand() *cobra.Command {
+	return &cobra.Command{Use: "wait", Short: "Wait for SIGTERM", Hidden: true, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		<-cmd.Context().Done()
+		return nil
+	}}
+}
+
 func (o *installFlags) flags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.Root, "root", "/", "where the node's root is mounted")
@@ -91,20 +99,13 @@ func (o *installFlags) flags(c *cobra.Command) {
 	f.StringVar(&o.RestartCommand, "restart-command", "", "shell command for that (default: systemctl restart of containerd, k3s or RKE2)")
 	f.StringVar(&o.Record, "record", "", "where to keep what was installed")
 	_ = f.MarkHidden("record") // tests have their own
-	f.BoolVar(&o.stay, "stay", false, "when done, wait for SIGTERM: for a DaemonSet")
 	f.BoolVar(&o.json, "json", false, "print JSON")
 	_ = c.MarkFlagDirname("root")
 }
 
 // finish prints what was done.
 func (o *installFlags) finish(cmd *cobra.Command, result install.Result, done string) error {
-	if err := printResult(cmd.OutOrStdout(), result, done, o.json); err != nil {
-		return err
-	}
-	if o.stay {
-		<-cmd.Context().Done()
-	}
-	return nil
+	return printResult(cmd.OutOrStdout(), result, done, o.json)
 }
 
 func printResult(w io.Writer, r install.Result, done string, asJSON bool) error {

@@ -16,6 +16,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/registry"
+	"github.com/gpuckpt/gpuckpt/internal/confidential"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
 type transferFlags struct {
@@ -59,12 +61,17 @@ func (t *transferFlags) transfer(cmd *cobra.Command, name, verb string, move fun
 
 func pushCommand() *cobra.Command {
 	var t transferFlags
+	var recipients []string
 	c := &cobra.Command{
 		Use:   "push REF [TARGET]",
-		Short: "Send an image to a registry",
+		Short: "Send an image to a registry, encrypted if you like",
 		Long: `Send an image to the registry in its name, or in TARGET. Blobs that the registry has
 are not sent again: those of the last checkpoint, and those of an interrupted push.
-The credentials are those of "docker login".`,
+The credentials are those of "docker login".
+
+With --encrypt, or [encryption] recipients in ` + config.Path + `, the layers that the
+checkpoint added are encrypted for those keys. They are other blobs each time: none of
+them is found in the registry. They are kept in $TMPDIR, or /var/tmp, meanwhile.`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			target := strings.TrimPrefix(args[len(args)-1], convert.InContainerd+":")
@@ -77,14 +84,17 @@ The credentials are those of "docker login".`,
 				if src.Image == nil {
 					return fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", args[0], registry.ErrNotPushable)
 				}
-				a.Digest = src.Image.Digest
-				a.Result, err = registry.Push(ctx, src.Provider, target, *src.Image, t.Options)
-				return err
+				if a.Digest, a.Result, err = confidential.Push(ctx, src, target, recipients, t.Options); err != nil {
+					return fmt.Errorf("push %s: %w", args[0], err)
+				}
+				return nil
 			})
 		},
 	}
 	c.ValidArgsFunction = t.images
 	t.flags(c)
+	c.Flags().StringSliceVar(&recipients, "encrypt", nil, "file or directory of public keys or certificates that the checkpoint is encrypted for (default: [encryption] recipients)")
+	_ = c.MarkFlagFilename("encrypt")
 	return c
 }
 
@@ -92,12 +102,17 @@ func pullCommand() *cobra.Command {
 	var t transferFlags
 	var snapshotter string
 	var noUnpack bool
+	var keys []string
 	c := &cobra.Command{
 		Use:   "pull REF",
 		Short: "Fetch an image from a registry into containerd and unpack it",
 		Long: `Fetch an image from a registry into containerd and unpack it. For a day, a pull
 continues where an interrupted one ended. The credentials are those of
-"docker login".`,
+"docker login".
+
+An encrypted checkpoint is decrypted with --decrypt-key, or with a key of
+[encryption] decryption_keys in ` + config.Path + `. Without any key that is left to
+containerd.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return t.transfer(cmd, args[0], "fetched", func(ctx context.Context, dial convert.Dial, a *transferAnswer) error {
@@ -110,7 +125,7 @@ continues where an interrupted one ended. The credentials are those of
 						return err
 					}
 				}
-				image, result, err := registry.Pull(ctx, c, args[0], snapshotter, t.Options)
+				image, result, err := confidential.Pull(ctx, c, args[0], snapshotter, keys, t.Options)
 				if err != nil {
 					return err
 				}
@@ -122,6 +137,8 @@ continues where an interrupted one ended. The credentials are those of
 	c.ValidArgsFunction = first(t.images)
 	t.flags(c)
 	c.Flags().StringVar(&snapshotter, "snapshotter", "", "containerd snapshotter to unpack with (default: that of containerd's namespace)")
+	c.Flags().StringSliceVar(&keys, "decrypt-key", nil, "file or directory of private keys that decrypt the image (default: [encryption] decryption_keys)")
+	_ = c.MarkFlagFilename("decrypt-key")
 	c.Flags().BoolVar(&noUnpack, "no-unpack", false, "leave unpacking to whoever runs the image")
 	c.MarkFlagsMutuallyExclusive("snapshotter", "no-unpack")
 	return c

@@ -23,6 +23,7 @@ import (
 	kubectl "k8s.io/kubectl/pkg/cmd"
 	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
@@ -32,6 +33,8 @@ func main() {
 		etcdmain.Main(os.Args)
 	case "kube-apiserver":
 		os.Exit(cli.Run(apiserver.NewAPIServerCommand()))
+	case "kube-controller-manager":
+		os.Exit(cli.Run(controllers.NewControllerManagerCommand()))
 	case "kubelet":
 		os.Exit(cli.Run(kubelet.NewKubeletCommand(context.Background())))
 	case "kubectl":
@@ -40,7 +43,7 @@ func main() {
 			kubectlutil.CheckErr(err)
 		}
 	default:
-		fmt.Fprintf(os.Stderr, "%s: call this program as etcd, kube-apiserver, kubelet or kubectl\n", name)
+		fmt.Fprintf(os.Stderr, "%s: call this program as etcd, kube-apiserver, kube-controller-manager, kubelet or kubectl\n", name)
 		os.Exit(2)
 	}
 }

@@ -3,8 +3,8 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # read and set by setup
 #
 # A cluster of one node for the tests: the kubelet, the API server with its etcd,
-# and kubectl, in one program under four names (kubernetes/main.go). In a module
-# of its own, so that the hundreds of modules of Kubernetes do not choose
+# the controllers and kubectl, in one program under five names (kubernetes/main.go).
+# In a module of its own, so that the hundreds of modules of Kubernetes do not choose
 # containerd's. Static: one build runs on every distribution of the same
 # architecture.
 
@@ -12,7 +12,7 @@ module=k8s.io/kubernetes
 version=$(pinned kubernetes "$module")
 inputs=(kubernetes/go.mod kubernetes/go.sum kubernetes/main.go)
 packages=()
-programs=(kubelet kube-apiserver kubectl etcd)
+programs=(kubelet kube-apiserver kube-controller-manager kubectl etcd)
 
 build() {
 	local program

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
@@ -19,6 +20,9 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
+
+// ErrEncrypted reports that a layer can only be read by containerd's stream processors.
+var ErrEncrypted = errors.New("the layer is encrypted: pull the image with `gpuckpt image pull --decrypt-key`")
 
 // MediaType returns the media type of a layer so compressed.
 func (c Compression) MediaType() string {
@@ -68,6 +72,9 @@ const maxWindow = 128 << 20
 //nolint:contextcheck // DiffCompression looks at nothing of its context.
 func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	kind := "unknown"
+	if strings.HasSuffix(mediaType, "+encrypted") {
+		return nil, ErrEncrypted
+	}
 	if mediaType != "" {
 		if kind, err = cimages.DiffCompression(context.Background(), mediaType); err != nil {
 			return nil, err

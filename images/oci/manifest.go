@@ -208,12 +208,16 @@ func (b *builder) writeImage(ctx context.Context, m ocispec.Manifest, config map
 	if m.Config, err = b.writeJSON(ctx, ocispec.MediaTypeImageConfig, config, nil); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	// What containerd's garbage collector goes by.
+	return b.writeJSON(ctx, ocispec.MediaTypeImageManifest, m, References(&m))
+}
+
+// References returns the labels of a manifest that containerd's garbage collector goes by.
+func References(m *ocispec.Manifest) map[string]string {
 	refs := map[string]string{"containerd.io/gc.ref.content.config": m.Config.Digest.String()}
 	for i, l := range m.Layers {
 		refs[fmt.Sprintf("containerd.io/gc.ref.content.l.%d", i)] = l.Digest.String()
 	}
-	return b.writeJSON(ctx, ocispec.MediaTypeImageManifest, m, refs)
+	return refs
 }
 
 // writeJSON writes a small blob.

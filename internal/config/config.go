@@ -58,6 +58,7 @@ type Node struct {
 	Staging     Staging    `toml:"staging"`
 	Restore     Restore    `toml:"restore"`
 	Signing     Signing    `toml:"signing"`
+	Encryption  Encryption `toml:"encryption"`
 	CRIU        CRIU       `toml:"criu"`
 }
 
@@ -90,6 +91,16 @@ type Staging struct {
 	WhenShort string `toml:"when_short"`
 	// Buffer is the memory, in bytes, through which state is written to a disk.
 	Buffer int64 `toml:"buffer"`
+}
+
+// Encryption is the section [encryption]: checkpoints in registries. The shim does not use it.
+type Encryption struct {
+	// Recipients are files or directories of public keys that pushed checkpoints are encrypted for.
+	Recipients []string `toml:"recipients"`
+	// DecryptionKeys are files or directories of private keys that pulled images are decrypted with.
+	DecryptionKeys []string `toml:"decryption_keys"`
+	// Required refuses to push or to pull a checkpoint that is not encrypted.
+	Required bool `toml:"required"`
 }
 
 // CRIU is the section [criu].
@@ -152,6 +163,7 @@ func Default() Node {
 		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
 		Restore:      Restore{Policy: Signed, Keys: []string{"/etc/gpuckpt/keys"}, Images: []string{}, ChangedFiles: Refuse},
 		Signing:      Signing{Key: "/var/lib/gpuckpt/signing.key"},
+		Encryption:   Encryption{Recipients: []string{}, DecryptionKeys: []string{"/etc/containerd/ocicrypt/keys"}},
 		CRIU:         CRIU{RestoreTimeout: Duration(2 * time.Minute)},
 	}
 }

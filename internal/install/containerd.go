@@ -295,7 +295,7 @@ func (o Options) run(ctx context.Context, program string, args ...string) (stdou
 	defer cancel()
 	if !strings.Contains(program, "/") {
 		for _, dir := range filepath.SplitList(searchPath) {
-			if _, err := os.Stat(o.at(filepath.Join(dir, program))); err == nil {
+			if _, err := os.Lstat(o.at(filepath.Join(dir, program))); err == nil { // a link leads on in the node's root
 				program = filepath.Join(dir, program)
 				break
 			}

@@ -20,8 +20,8 @@ const (
 	kubeletUser = "kubelet" // the kubelet, towards the API server and its clients
 )
 
-// apiServer is a Kubernetes API server and its etcd. There is no scheduler and no
-// controller: pods must name their node, and nothing is made by itself.
+// apiServer is a Kubernetes API server and its etcd. There is no scheduler: pods must name
+// their node, unless Schedule runs. Without Options.Controllers nothing is made by itself.
 type apiServer struct {
 	address      string
 	etcd, server *process

@@ -36,6 +36,9 @@ type Options struct {
 	// APIServer starts an API server as well, so that pods can be run by kubectl
 	// and have secrets, accounts and runtime classes.
 	APIServer bool
+	// Controllers starts Kubernetes' controllers beside the API server. They make and keep what
+	// manifests ask for, so most tests do without.
+	Controllers bool
 	// Logf gets a line about each notable thing; nil drops them.
 	Logf func(format string, args ...any)
 }
@@ -48,6 +51,7 @@ type Node struct {
 	authority *authority
 	network   *network
 	api       *apiServer // nil for a node without
+	managers  *process   // the controllers, nil for a node without
 	kubelet   *kubelet
 	plugin    *devicePlugin
 	registry  *Registry
@@ -99,6 +103,11 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 			return nil, err
 		}
 		if err := n.establish(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Controllers {
+		if n.managers, err = n.startControllers(); err != nil {
 			return nil, err
 		}
 	}
@@ -177,6 +186,7 @@ func (n *Node) Stop() error {
 	n.stopOnce.Do(func() {
 		var errs []error
 		n.plugin.stop()
+		n.managers.stop()
 		if n.kubelet != nil {
 			n.kubelet.stop()
 		}

@@ -1,0 +1,70 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/remotes"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images/localstore"
+)
+
+// maxDocument bounds what Documents reads at once, in bytes.
+const maxDocument = 8 << 20
+
+// Documents finds an image in a registry and reads its manifests from there, into memory. It is
+// for a look at an image before a Pull: what a tag names may change in between.
+func Documents(ctx context.Context, ref string, options Options) (_ content.Provider, image ocispec.Descriptor, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("look up %s: %w", ref, explain(err, ref))
+		}
+	}()
+	if err := localstore.CheckName(ref); err != nil {
+		return nil, image, err
+	}
+	o := options.defaults()
+	var d documents
+	err = o.attempts(ctx, nil, func() (err error) {
+		resolver := newResolver(ctx, o)
+		var name string
+		if name, image, err = resolver.Resolve(ctx, ref); err == nil {
+			d.fetcher, err = resolver.Fetcher(ctx, name)
+		}
+		return err
+	})
+	return d, image, err
+}
+
+type documents struct{ fetcher remotes.Fetcher }
+
+// ReaderAt fetches a blob. Who reads it checks its digest.
+func (d documents) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	r, err := d.fetcher.Fetch(ctx, desc)
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(r, maxDocument+1))
+	if err = errors.Join(err, r.Close()); err != nil {
+		return nil, fmt.Errorf("fetch %s: %w", desc.Digest, err)
+	}
+	if len(data) > maxDocument {
+		return nil, fmt.Errorf("fetch %s: it has more than %d bytes", desc.Digest, maxDocument)
+	}
+	if got := desc.Digest.Algorithm().FromBytes(data); got != desc.Digest {
+		return nil, fmt.Errorf("fetch %s: the registry sent %s", desc.Digest, got)
+	}
+	return inMemory{bytes.NewReader(data)}, nil
+}
+
+type inMemory struct{ *bytes.Reader }
+
+func (inMemory) Close() error { return nil }

@@ -1,0 +1,256 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
+)
+
+// nodeImage is the image that deploy/node names.
+const nodeImage = "ghcr.io/gpuckpt/node:0.0.0"
+
+// covered is a directory of the machine that this program, and all that it starts, sees below
+// another: what is written there does not reach the machine.
+type covered struct{ written, below string }
+
+func cover(t *testing.T, dir string) covered {
+	t.Helper()
+	tmp := t.TempDir()
+	mount := func(source, target, kind string, flags uintptr, options string) {
+		t.Helper()
+		if err := unix.Mount(source, target, kind, flags, options); err != nil {
+			t.Fatalf("mount %s: %v", target, err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+				t.Errorf("unmount %s: %v", target, err)
+			}
+		})
+	}
+	mount("gpuckpt-test", tmp, "tmpfs", 0, "mode=755")
+	for _, sub := range []string{"upper", "work", "below"} {
+		if err := os.Mkdir(filepath.Join(tmp, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := covered{filepath.Join(tmp, "upper"), filepath.Join(tmp, "below")}
+	mount(dir, c.below, "", unix.MS_BIND, "")
+	mount("gpuckpt-test", dir, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s/work", c.below, c.written, tmp))
+	return c
+}
+
+// more are the files and directories that were written and that the machine does not have.
+func (c covered) more(t *testing.T) map[string]bool {
+	t.Helper()
+	found := map[string]bool{}
+	if err := filepath.WalkDir(c.written, func(path string, _ fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(path, c.written)
+		if _, serr := os.Lstat(c.below + name); serr != nil {
+			found[name] = true
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// systemctl stands for systemd's on the node: it knows containerd's unit, and has the test restart it.
+const systemctl = `#!/bin/sh
+case "$1" in
+is-active) [ "$3" = containerd ] ;;
+show) echo process ;;
+restart) touch %[1]s/asked; while [ ! -e %[1]s/done ]; do sleep 0.05; done; rm %[1]s/done ;;
+*) exit 1 ;;
+esac
+`
+
+// deploy/node in a cluster with controllers: the DaemonSet installs the runtime on a node that lacks
+// it, restarts containerd and lives on. GPU pods then run with it, are checkpointed by the kubelet,
+// and live through another restart, also suspended. The removal waits for the last of them, and
+// leaves nothing. GPUCKPT_NODE_IMAGE names the image of a release to run, an archive.
+func TestDaemonSet(t *testing.T) {
+	results.Add(t)
+	places := map[string]covered{}
+	for _, dir := range []string{"/etc", "/usr/local", "/var/lib"} {
+		places[dir] = cover(t, dir)
+	}
+	for _, dir := range []string{"/etc/kubernetes/node-feature-discovery", "/usr/local/bin"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	place := t.TempDir()
+	if err := os.WriteFile("/usr/local/bin/systemctl", fmt.Appendf(nil, systemctl, place), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	program, err := bins.Path("containerd")
+	if err == nil {
+		err = os.Symlink(program, "/usr/local/bin/containerd")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	n := own(t, node.Options{
+		APIServer: true, Controllers: true, Runtime: "runc",
+		Runtimes: "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n",
+	})
+	kubectl := func(args ...string) string {
+		t.Helper()
+		out, err := n.Kubectl(t.Context(), args...)
+		if err != nil {
+			t.Fatalf("%v\n%s\n%s", err, n.KubeletLog(3000), n.LogTail(2000))
+		}
+		return out
+	}
+	go func() {
+		if err := n.Schedule(t.Context()); err != nil {
+			t.Errorf("the scheduler: %v", err)
+		}
+	}()
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		for _, args := range [][]string{
+			{"describe", "pods", "--namespace", "gpuckpt"},
+			{"logs", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-node", "--container", "install"},
+		} {
+			out, err := n.Kubectl(session.Context(), args...)
+			t.Logf("%s\n%v", out, err)
+		}
+	})
+	importNodeImage(t, n)
+	before := map[string]map[string]bool{}
+	for dir, c := range places {
+		before[dir] = c.more(t)
+	}
+	config := read(t, n.ConfigPath())
+	kubectl("delete", "runtimeclass", "gpuckpt") // of the other tests
+	kubectl("apply", "-k", filepath.Join(sourceDir(t), "deploy", "node"))
+	patch := func(operation, path string, value any) {
+		t.Helper()
+		data, err := json.Marshal([]any{map[string]any{"op": operation, "path": path, "value": value}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		kubectl("patch", "--namespace", "gpuckpt", "daemonset", "gpuckpt-node", "--type=json", "--patch", string(data))
+	}
+	rolledOut := func() {
+		t.Helper()
+		kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-node", "--timeout=60s")
+	}
+
+	// The chart's value containerdConfig.
+	patch("add", "/spec/template/spec/initContainers/0/args/-", "--containerd-config="+n.ConfigPath())
+	kubectl("label", "node", node.Name, "nvidia.com/gpu.present=true")
+	harness.Within(t, "containerd is to be restarted", func() bool { return os.Remove(filepath.Join(place, "asked")) == nil })
+	restart := func() {
+		t.Helper()
+		if err := n.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	restart()
+	if err := os.WriteFile(filepath.Join(place, "done"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rolledOut()
+	if features := read(t, "/etc/kubernetes/node-feature-discovery/features.d/gpuckpt"); !strings.Contains(features, "gpuckpt.version=") {
+		t.Errorf("Node Feature Discovery reads %q", features)
+	}
+
+	running := apply(t, n, "running", counter{class: "gpuckpt"})
+	suspended := apply(t, n, "suspended", counter{class: "gpuckpt"})
+	gpuckpt := func(verb, id string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "/usr/local/bin/gpuckpt", verb, id, "--address", n.Address(), "--namespace", node.Namespace)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s\n%s", err, out, n.LogTail(3000))
+		}
+	}
+	expect(t, running, counterPort, "101")
+	expect(t, suspended, counterPort, "101")
+	gpuckpt("suspend", suspended.Container("counter"))
+	installer := kubectl("get", "pods", "--namespace", "gpuckpt", "--output", "jsonpath={.items[*].metadata.uid}")
+	restart()
+	expect(t, running, counterPort, "102")
+	gpuckpt("resume", suspended.Container("counter"))
+	expect(t, suspended, counterPort, "102")
+	if _, err := n.Checkpoint(t.Context(), "running", "counter", 0); err != nil {
+		t.Fatalf("%v\n%s", err, n.LogTail(3000))
+	}
+	expect(t, running, counterPort, "103")
+	rolledOut()
+	if now := kubectl("get", "pods", "--namespace", "gpuckpt", "--output", "jsonpath={.items[*].metadata.uid} {.items[*].status.containerStatuses[*].restartCount}"); now != installer+" 0" {
+		t.Errorf("the DaemonSet's pod was %s and is %s", installer, now)
+	}
+
+	// The chart's value uninstall.
+	patch("replace", "/spec/template/spec/initContainers/0/args", []string{"uninstall", "--root=/host", "--restart"})
+	harness.Within(t, "the removal waits for the pods", func() bool {
+		out, err := n.Kubectl(t.Context(), "logs", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-node", "--container", "install")
+		return err == nil && strings.Contains(out, "containers still run with gpuckpt's shim")
+	})
+	kubectl("delete", "pod", "running", "suspended")
+	harness.Within(t, "containerd is to be restarted", func() bool { return os.Remove(filepath.Join(place, "asked")) == nil })
+	restart()
+	if err := os.WriteFile(filepath.Join(place, "done"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rolledOut()
+	kubectl("delete", "-k", filepath.Join(sourceDir(t), "deploy", "node"), "--timeout=60s")
+	if now := read(t, n.ConfigPath()); now != config {
+		t.Errorf("containerd's configuration is %s", now)
+	}
+	for dir, c := range places {
+		for name := range c.more(t) {
+			if !before[dir][name] && !strings.HasPrefix(name, "/cni") {
+				t.Errorf("left: %s%s", dir, name)
+			}
+		}
+	}
+}
+
+// importNodeImage imports the image of a release, or makes one like it of the programs under test.
+func importNodeImage(t *testing.T, n *node.Node) {
+	t.Helper()
+	if archive := os.Getenv("GPUCKPT_NODE_IMAGE"); archive != "" {
+		if _, err := n.Output(t.Context(), "ctr", "--address", n.Address(), "--namespace", node.Namespace, "images", "import", "--index-name", nodeImage, archive); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	files := map[string]string{}
+	for place, name := range map[string]string{
+		"bin/gpuckpt": "gpuckpt", "bin/containerd-shim-gpuckpt-v2": "containerd-shim-gpuckpt-v2", "bin/gpuckpt-cuda-helper": "gpuckpt-cuda-helper",
+		"lib/gpuckpt/gpuckpt_criu.so": "gpuckpt_criu.so", "lib/gpuckpt/criu/criu": "criu",
+	} {
+		path, err := bins.Path(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files["/opt/gpuckpt/"+place] = path
+	}
+	image, err := harness.BuildImage(t.Context(), harness.ImageSpec{Files: files, Entrypoint: []string{"/opt/gpuckpt/bin/gpuckpt"}})
+	if err == nil {
+		err = n.Import(t.Context(), nodeImage, image)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
