@@ -107,7 +107,7 @@ can do it.`,
 	}
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), lsCommand(), rmCommand(), pruneCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), manCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), metricsCommand(), reportCommand(), lsCommand(), rmCommand(), pruneCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), manCommand(), versionCommand())
 	root.Version = version.String()
 	root.SetVersionTemplate("gpuckpt {{.Version}}\n")
 	return root
