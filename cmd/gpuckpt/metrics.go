@@ -19,8 +19,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/metrics"
+	"github.com/gpuckpt/gpuckpt/internal/oplog"
 )
 
 func metricsCommand() *cobra.Command {
@@ -31,8 +31,8 @@ func metricsCommand() *cobra.Command {
 		Long: `Print or serve metrics of this node's checkpoints for Prometheus: operations, failures by step,
 durations by phase, bytes, suspended containers and GPUs.
 
-The shims write each operation into a journal, operations.jsonl in log_dir. Without --listen the
-command prints what the journal has and ends; with it, it counts from its start on.`,
+The shims write each operation into a log, operations.jsonl in log_dir. Without --listen the
+command prints what the log of operations has and ends; with it, it counts from its start on.`,
 		Example: `  gpuckpt metrics --listen :9402
   gpuckpt metrics > /var/lib/node_exporter/gpuckpt.prom`,
 		Args: cobra.NoArgs,
@@ -51,7 +51,7 @@ command prints what the journal has and ends; with it, it counts from its start 
 			if listen != "" {
 				return serveMetrics(cmd.Context(), listen, logs, numbers, registry)
 			}
-			entries, err := journal.Read(logs)
+			entries, err := oplog.Read(logs)
 			if err != nil {
 				return err
 			}
@@ -66,7 +66,7 @@ command prints what the journal has and ends; with it, it counts from its start 
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", "", "serve /metrics at this address, such as :9402")
-	c.Flags().StringVar(&logs, "log-dir", "", "directory of the journal (default: log_dir of the configuration)")
+	c.Flags().StringVar(&logs, "log-dir", "", "directory of the log of operations (default: log_dir of the configuration)")
 	c.Flags().StringVar(&state, "state", defaults.DefaultStateDir, "containerd's directory of state")
 	_ = c.MarkFlagDirname("log-dir")
 	_ = c.MarkFlagDirname("state")
@@ -75,7 +75,7 @@ command prints what the journal has and ends; with it, it counts from its start 
 
 // serveMetrics serves until the context ends.
 func serveMetrics(ctx context.Context, address, logs string, numbers *metrics.Collector, registry *prometheus.Registry) error {
-	tail, err := journal.NewTail(logs)
+	tail, err := oplog.NewTail(logs)
 	if err != nil {
 		return err
 	}

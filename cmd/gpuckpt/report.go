@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
+	"github.com/gpuckpt/gpuckpt/internal/oplog"
 	"github.com/gpuckpt/gpuckpt/internal/timeline"
 )
 
@@ -27,7 +27,7 @@ func reportCommand() *cobra.Command {
 		Use:   "report [CONTAINER]",
 		Short: "Show the last operations of this node, as a list or as a picture",
 		Long: `Show the last checkpoints, restores, suspends and resumes of this node, or of a container, out of the
-journal that the shims keep in log_dir: when, how long, which step failed and why. --svg draws the
+log that the shims keep in log_dir: when, how long, which step failed and why. --svg draws the
 steps of each on an axis of time.`,
 		Example: `  gpuckpt report
   gpuckpt report job --last 1 --svg job.svg`,
@@ -43,17 +43,17 @@ steps of each on an axis of time.`,
 				}
 				logs = node.LogDir
 			}
-			found, err := journal.Read(logs)
+			found, err := oplog.Read(logs)
 			if err != nil {
 				return err
 			}
-			found = slices.DeleteFunc(found, func(e journal.Entry) bool { return len(args) > 0 && e.Container != args[0] })
-			found = append([]journal.Entry{}, found[max(0, len(found)-last):]...)
+			found = slices.DeleteFunc(found, func(e oplog.Entry) bool { return len(args) > 0 && e.Container != args[0] })
+			found = append([]oplog.Entry{}, found[max(0, len(found)-last):]...)
 			if picture == "" {
 				return d.print(cmd, found, operationsText(found, time.Now()))
 			}
 			if len(found) == 0 {
-				return fmt.Errorf("the journal in %s has no such operation", logs)
+				return fmt.Errorf("the log of operations in %s has no such operation", logs)
 			}
 			var charts []timeline.Chart
 			for _, e := range found {
@@ -69,14 +69,14 @@ steps of each on an axis of time.`,
 	f := c.Flags()
 	f.StringVar(&picture, "svg", "", "draw them into this file")
 	f.IntVar(&last, "last", 20, "how many, the last ones")
-	f.StringVar(&logs, "log-dir", "", "directory of the journal (default: log_dir of the configuration)")
+	f.StringVar(&logs, "log-dir", "", "directory of the log of operations (default: log_dir of the configuration)")
 	f.BoolVar(&d.json, "json", false, "print JSON")
 	_ = c.MarkFlagFilename("svg", "svg")
 	_ = c.MarkFlagDirname("log-dir")
 	return c
 }
 
-func operationsText(found []journal.Entry, now time.Time) string {
+func operationsText(found []oplog.Entry, now time.Time) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "WHEN\tNAMESPACE\tCONTAINER\tOPERATION\tTOOK\tRESULT")

@@ -10,10 +10,10 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
+	"github.com/gpuckpt/gpuckpt/internal/oplog"
 )
 
-// What the shims have done, and what failed, is in the journal: as metrics, as a list, as a picture.
+// What the shims have done, and what failed, is in the log of operations: as metrics, as a list, as a picture.
 func TestReport(t *testing.T) {
 	c := session.Own(t, harness.Options{})
 	k := start(t, c, harness.RunSpec{ID: "job"}, "counter")
@@ -42,7 +42,7 @@ func TestReport(t *testing.T) {
 			t.Errorf("no %s in\n%s", line, text)
 		}
 	}
-	all := asJSON[[]journal.Entry](t, c, "report")
+	all := asJSON[[]oplog.Entry](t, c, "report")
 	if len(all) != 5 || all[0].Operation != "checkpoint" || all[0].Namespace != c.Namespace() || all[4].Container != "refused" || all[4].Failed == "" {
 		t.Errorf("%+v", all)
 	}

@@ -48,6 +48,9 @@ type Node struct {
 	OnCheckpoint string `toml:"on_checkpoint"`
 	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a container.
 	LogDir string `toml:"log_dir"`
+	// StateDir keeps a record of each container that is being changed, for the case that its shim or
+	// the node dies. It must be on a disk.
+	StateDir string `toml:"state_dir"`
 	// CDISpecDirs are the directories of the node's CDI specifications. A later one overrides an
 	// earlier one, as in containerd's configuration.
 	CDISpecDirs []string   `toml:"cdi_spec_dirs"`
@@ -110,6 +113,8 @@ type CRIU struct {
 	// RestoreTimeout is how long CRIU may take to restore the processes of a container without
 	// memory; criu.Patience adds to it.
 	RestoreTimeout Duration `toml:"restore_timeout"`
+	// DumpTimeout is how long CRIU and runc may do nothing while they dump a container.
+	DumpTimeout Duration `toml:"dump_timeout"`
 	// Options are lines for CRIU's configuration file, by the names of its command line: true, a
 	// string, a number, or a list of strings.
 	Options map[string]any `toml:"options"`
@@ -154,13 +159,14 @@ func Default() Node {
 		LockTimeout:  Duration(10 * time.Second),
 		OnCheckpoint: Keep,
 		LogDir:       "/var/log/gpuckpt",
+		StateDir:     "/var/lib/gpuckpt/records",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
 		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
 		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
 		Restore:      Restore{Policy: Signed, Keys: []string{"/etc/gpuckpt/keys"}, Images: []string{}, ChangedFiles: Refuse},
 		Signing:      Signing{Key: "/var/lib/gpuckpt/signing.key"},
 		Encryption:   Encryption{Recipients: []string{}, DecryptionKeys: []string{"/etc/containerd/ocicrypt/keys"}},
-		CRIU:         CRIU{RestoreTimeout: Duration(2 * time.Minute)},
+		CRIU:         CRIU{RestoreTimeout: Duration(2 * time.Minute), DumpTimeout: Duration(2 * time.Minute)},
 	}
 }
 
@@ -214,6 +220,9 @@ func (n *Node) check() error {
 	if n.DriverRoot != "" && !filepath.IsAbs(n.DriverRoot) {
 		return fmt.Errorf("driver_root is %q; it must be an absolute path, such as /run/nvidia/driver", n.DriverRoot)
 	}
+	if !filepath.IsAbs(n.StateDir) {
+		return fmt.Errorf("state_dir is %q; it must be an absolute path, such as /var/lib/gpuckpt/records", n.StateDir)
+	}
 	if err := oneOf(n.OnCheckpoint, Keep, Stop); err != nil {
 		return fmt.Errorf("on_checkpoint %w", err)
 	}
@@ -231,6 +240,9 @@ func (n *Node) check() error {
 	}
 	if path := n.CRIU.Path; path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "criu") {
 		return fmt.Errorf("[criu] path is %q; it must be an absolute path that ends in /criu, the name that runc looks for", path)
+	}
+	if n.CRIU.DumpTimeout <= 0 {
+		return fmt.Errorf("[criu] dump_timeout is %v; it must be more than 0", time.Duration(n.CRIU.DumpTimeout))
 	}
 	if n.CRIU.RestoreTimeout <= 0 {
 		return fmt.Errorf("[criu] restore_timeout is %v; it must be more than 0", time.Duration(n.CRIU.RestoreTimeout))

@@ -1,214 +1,241 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package journal is the node's record of operations: one line of JSON for each checkpoint, restore,
-// suspend and resume, written by the shims when it is over.
+// Package journal keeps a record on disk of what is done to a container, for whoever finds the node
+// after a crash. Package recovery reads it.
 //
-// The life of a line: a shim appends it to the file Name; when the file is large it becomes Name.1,
-// and the one of that name goes; readers read both, or follow them with a Tail.
+// The life of a record: Begin writes it before an operation changes anything, and flushes it. Note
+// names each step, before it is taken, and what would undo those before. End removes the record, or
+// leaves it where the container stays as the operation left it: paused, suspended, or stuck, because
+// the way back has failed. Only Begin flushes: what Note writes is for the case that processes die. A
+// machine that loses its power loses all processes, and what is then left of an operation is in the
+// first version.
 package journal
 
 import (
-	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/containerd/log"
 
-	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
+// Schema is the version of Record. A record of a later one is refused.
+const Schema = 1
+
+// The states of a container between operations; "" while one is under way.
 const (
-	// Name is the journal's file, in the node's directory of logs.
-	Name = "operations.jsonl"
-	// maxBytes is from which size on a file is put aside.
-	maxBytes = 4 << 20
+	Paused    = "paused"
+	Suspended = "suspended"
+	Stuck     = "stuck" // a way back has failed
 )
 
-// Entry is one operation.
-type Entry struct {
-	Operation string `json:"operation"` // "checkpoint", "restore", "suspend" or "resume"
-	// Namespace and Container name the container, as containerd does.
-	Namespace string    `json:"namespace"`
-	Container string    `json:"container"`
+// Record is what is known of a container that is being changed, or stays changed.
+type Record struct {
+	Schema    int    `json:"schema"`
+	Namespace string `json:"namespace"`
+	Container string `json:"container"`
+	Bundle    string `json:"bundle"`
+	// Boot is the boot_id of the kernel that the processes are of.
+	Boot string `json:"boot"`
+	// Shim is the shim, Init the container's first process. Init is of pid 0 before there is one.
+	Shim proc.Process `json:"shim"`
+	Init proc.Process `json:"init"`
+	// Processes are the container's when the operation began.
+	Processes []proc.Process `json:"processes,omitempty"`
+	// Cgroup is the container's, as a directory; "" before there is one.
+	Cgroup string `json:"cgroup,omitempty"`
+
+	Operation string    `json:"operation"` // "pause", "checkpoint", "restore", "suspend", "resume"
 	Began     time.Time `json:"began"`
-	// Took is the whole, in nanoseconds.
-	Took   time.Duration  `json:"tookNs"`
-	Phases []images.Phase `json:"phases"`
-	// Failed is the step that failed, "" if none did; Error what it said.
-	Failed string `json:"failed,omitempty"`
-	Error  string `json:"error,omitempty"`
+	// Step is the one that was begun last, Undo what undoes the steps before it, the last first.
+	Step string   `json:"step,omitempty"`
+	Undo []string `json:"undo,omitempty"`
+	// State is where the container stays when the operation is over, and Why what went wrong.
+	State string `json:"state,omitempty"`
+	Why   string `json:"why,omitempty"`
+
+	// What the operation may leave on disks, see package recovery.
+
+	// Images is where a checkpoint writes, as it was before.
+	Images *imagedir.Dir `json:"images,omitempty"`
+	// Spill is the directory with the GPU state of a suspended container.
+	Spill string `json:"spill,omitempty"`
+	// Unpacked is a directory that containerd has made for a restore.
+	Unpacked string `json:"unpacked,omitempty"`
+	// Work and RuncState are the directories that CRIU and runc mount in for a restore.
+	Work      string `json:"work,omitempty"`
+	RuncState string `json:"runcState,omitempty"`
 }
 
-// Append adds an entry to the journal in a directory, which it makes if there is none.
-func Append(dir string, e Entry) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write the journal: %w", err)
-		}
-	}()
-	line, err := json.Marshal(e)
+// Path returns the file of a container's record below a directory of records.
+func Path(dir, namespace, id string) string { return filepath.Join(dir, namespace, id+".json") }
+
+// Journal is the journal of one container. The zero Journal has no record. Its methods may be called
+// at once: a way back is taken beside steps.
+type Journal struct {
+	mu     sync.Mutex
+	path   string
+	record *Record // nil if there is none
+}
+
+// Begin writes a record, in place of the one before, and flushes it. dir is the directory of records.
+// On an error the one before is still there.
+func (j *Journal) Begin(dir string, r Record) (err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	r.Schema, r.Began = Schema, time.Now().UTC()
+	if r.Boot, err = Boot(); err == nil {
+		r.Shim, err = proc.Identify(os.Getpid())
+	}
+	if err != nil {
+		return fmt.Errorf("write the record of the %s: %w", r.Operation, err)
+	}
+	path := Path(dir, r.Namespace, r.Container)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("write the record of the %s: %w", r.Operation, err)
+	}
+	if err := write(path, &r, true); err != nil {
+		return fmt.Errorf("write the record of the %s: %w", r.Operation, err)
+	}
+	j.path, j.record = path, &r
+	return nil
+}
+
+// Note notes that a step is begun, and what undoes the steps before it.
+func (j *Journal) Note(ctx context.Context, step string, undo []string) {
+	j.change(ctx, func(r *Record) { r.Step, r.Undo = step, undo })
+}
+
+// Spills notes where a suspension keeps GPU state.
+func (j *Journal) Spills(ctx context.Context, dir string) {
+	j.change(ctx, func(r *Record) { r.Spill = dir })
+}
+
+func (j *Journal) change(ctx context.Context, change func(*Record)) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.record == nil {
+		return
+	}
+	change(j.record)
+	if err := write(j.path, j.record, false); err != nil {
+		log.G(ctx).WithError(err).Warn("keep the container's record") // it says too little then, nothing wrong
+	}
+}
+
+// End ends the operation. The container stays in a state, because of an error if that is Stuck; "" is
+// none of them, and the record is removed.
+func (j *Journal) End(ctx context.Context, state string, why error) {
+	if state != "" {
+		j.change(ctx, func(r *Record) {
+			if r.State = state; why != nil {
+				r.Why = why.Error()
+			}
+		})
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.record == nil {
+		return
+	}
+	if err := Remove(j.path); err != nil {
+		log.G(ctx).WithError(err).Warn("remove the container's record")
+	}
+	j.record = nil
+}
+
+// write replaces a record. With toDisk it is on the disk afterwards, under its name.
+func write(path string, r *Record, toDisk bool) error {
+	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	f, err := lock(filepath.Join(dir, Name))
+	next := path + ".next"
+	f, err := os.OpenFile(next, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(append(line, '\n'))
-	return errors.Join(err, f.Close()) // which unlocks it
-}
-
-// lock opens the journal for this process alone, after it has put a large one aside.
-func lock(name string) (*os.File, error) {
-	for {
-		f, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-		if err != nil {
-			return nil, err
-		}
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
-		var st, now fs.FileInfo
-		if err == nil {
-			st, err = f.Stat()
-		}
-		if err == nil {
-			now, err = os.Stat(name)
-		}
-		switch {
-		case err != nil && !errors.Is(err, fs.ErrNotExist):
-			return nil, errors.Join(err, f.Close())
-		case err != nil || !os.SameFile(st, now): // another has put it aside meanwhile
-		case st.Size() < maxBytes:
-			return f, nil
-		default:
-			if err := os.Rename(name, name+".1"); err != nil {
-				return nil, errors.Join(err, f.Close())
-			}
-		}
-		if err := f.Close(); err != nil {
-			return nil, err
-		}
+	_, err = f.Write(append(data, '\n'))
+	if toDisk && err == nil {
+		err = f.Sync()
 	}
-}
-
-// Read returns the entries of the journal in a directory, the oldest first, none if there is none.
-func Read(dir string) ([]Entry, error) {
-	var all []Entry
-	for _, name := range []string{Name + ".1", Name} {
-		f, err := os.Open(filepath.Join(dir, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read the journal: %w", err)
-		}
-		entries, _, err := parse(f)
-		if err = errors.Join(err, f.Close()); err != nil {
-			return nil, fmt.Errorf("read the journal: %w", err)
-		}
-		all = append(all, entries...)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(next, path)
 	}
-	return all, nil
-}
-
-// parse returns the entries of whole lines, and the number of bytes of these. A line that is none of
-// an entry, which a full disk leaves, is passed over.
-func parse(r io.Reader) (entries []Entry, n int64, err error) {
-	data, err := io.ReadAll(r)
 	if err != nil {
-		return nil, 0, err
+		return errors.Join(err, os.Remove(next))
 	}
-	for {
-		line, rest, whole := bytes.Cut(data, []byte("\n"))
-		if !whole {
-			return entries, n, nil
-		}
-		var e Entry
-		if json.Unmarshal(line, &e) == nil {
-			entries = append(entries, e)
-		}
-		n += int64(len(line)) + 1
-		data = rest
+	if !toDisk {
+		return nil
 	}
-}
-
-// Tail follows the journal in a directory, from its end on.
-type Tail struct {
-	dir  string
-	file *os.File // that was read last, nil if there was none
-}
-
-// NewTail returns a Tail that has read everything.
-func NewTail(dir string) (*Tail, error) {
-	t := &Tail{dir: dir}
-	_, err := t.Next()
-	return t, err
-}
-
-// Next returns the entries since the last call.
-func (t *Tail) Next() (entries []Entry, err error) {
-	for {
-		now, err := os.Stat(filepath.Join(t.dir, Name))
-		if errors.Is(err, fs.ErrNotExist) {
-			return entries, nil
-		}
-		if err != nil {
-			return entries, fmt.Errorf("follow the journal: %w", err)
-		}
-		current := true
-		if t.file != nil {
-			st, err := t.file.Stat()
-			if err != nil {
-				return entries, fmt.Errorf("follow the journal: %w", err)
-			}
-			current = os.SameFile(st, now)
-		}
-		if t.file == nil {
-			if t.file, err = os.Open(filepath.Join(t.dir, Name)); err != nil {
-				return entries, fmt.Errorf("follow the journal: %w", err)
-			}
-		}
-		some, err := t.rest()
-		entries = append(entries, some...)
-		if err != nil || current {
-			return entries, err
-		}
-		// It was put aside, and is read to its end.
-		if err := t.Close(); err != nil {
-			return entries, err
+	for _, dir := range []string{filepath.Dir(path), filepath.Dir(filepath.Dir(path))} {
+		if err := flush(dir); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
-// rest reads the open file on.
-func (t *Tail) rest() ([]Entry, error) {
-	at, err := t.file.Seek(0, io.SeekCurrent)
+func flush(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// Remove removes a record. One that is not there is no error.
+func Remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Read reads a record. The error is os.ErrNotExist if there is none.
+func Read(path string) (*Record, error) {
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	entries, n, err := parse(t.file)
-	if err != nil {
-		return nil, fmt.Errorf("follow the journal: %w", err)
+	r := new(Record)
+	if err := json.Unmarshal(data, r); err != nil {
+		return nil, fmt.Errorf("read the record %s: %w", path, err)
 	}
-	_, err = t.file.Seek(at+n, io.SeekStart)
-	return entries, err
+	if r.Schema != Schema {
+		return nil, fmt.Errorf("the record %s has schema %d and this program knows %d: use the gpuckpt that wrote it", path, r.Schema, Schema)
+	}
+	if path != Path(filepath.Dir(filepath.Dir(path)), r.Namespace, r.Container) {
+		return nil, fmt.Errorf("the record %s is of container %s in namespace %s", path, r.Container, r.Namespace)
+	}
+	return r, nil
 }
 
-// Close closes the file that is open.
-func (t *Tail) Close() error {
-	if t.file == nil {
-		return nil
+// List returns the paths of the records of a namespace, sorted; of all namespaces if it is "*".
+func List(dir, namespace string) ([]string, error) {
+	if namespace != "*" && namespace != filepath.Base(namespace) || strings.ContainsAny(strings.TrimPrefix(namespace, "*"), "*?[") {
+		return nil, fmt.Errorf("%q is no namespace", namespace)
 	}
-	err := t.file.Close()
-	t.file = nil
-	return err
+	paths, err := filepath.Glob(filepath.Join(dir, namespace, "*.json"))
+	slices.Sort(paths)
+	return paths, err
+}
+
+// Boot returns the boot_id of the running kernel.
+func Boot() (string, error) {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(text)), err
 }

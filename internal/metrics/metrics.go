@@ -1,9 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics counts what the shims have written into the journal, for Prometheus.
+// Package metrics counts what the shims have written into the log of operations, for Prometheus.
 //
-// The life of a number: a shim ends and leaves a line in the journal, Collector takes it in at the
+// The life of a number: a shim ends and leaves a line in the log of operations, Collector takes it in at the
 // next scrape. Suspended containers are counted in the bundles, at each scrape.
 package metrics
 
@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
+	"github.com/gpuckpt/gpuckpt/internal/oplog"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
@@ -55,7 +55,7 @@ func New(state string) *Collector {
 }
 
 // Add counts operations.
-func (c *Collector) Add(entries []journal.Entry) {
+func (c *Collector) Add(entries []oplog.Entry) {
 	for _, e := range entries {
 		if e.Failed != "" {
 			c.operations.WithLabelValues(e.Operation, "failure").Inc()

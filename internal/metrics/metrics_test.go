@@ -15,7 +15,7 @@ import (
 	"net/http/httptest"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
+	"github.com/gpuckpt/gpuckpt/internal/oplog"
 )
 
 func TestCollector(t *testing.T) {
@@ -37,7 +37,7 @@ func TestCollector(t *testing.T) {
 	}
 	c := New(state)
 	dump := images.Phase{Name: "dump", Took: 2 * time.Second, Bytes: 1 << 20}
-	c.Add([]journal.Entry{
+	c.Add([]oplog.Entry{
 		{Operation: "checkpoint", Took: 3 * time.Second, Phases: []images.Phase{dump}},
 		{Operation: "checkpoint", Took: time.Second, Phases: []images.Phase{dump}, Failed: "dump", Error: "disk full"},
 	})

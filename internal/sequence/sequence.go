@@ -5,7 +5,7 @@
 // and keeps the times.
 //
 // The life of a Sequence: New, then Run with the steps, which undoes what was done if a step fails;
-// then Save writes the timeline, and a line of the node's journal. An operation whose way back is also its end, a checkpoint that
+// then Save writes the timeline, and a line of the node's log of operations. An operation whose way back is also its end, a checkpoint that
 // leaves the container running, calls RunBeside after Run.
 package sequence
 
@@ -26,7 +26,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/fault"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
+	"github.com/gpuckpt/gpuckpt/internal/oplog"
 )
 
 // Step is one step of an operation. A Do that fails leaves things as before; Undo, which may be
@@ -45,8 +45,18 @@ type Step struct {
 	UntilComplete bool
 }
 
+// Journal is told of each step before it is taken, and of what undoes the steps before it.
+type Journal interface {
+	Note(ctx context.Context, step string, undo []string)
+}
+
 // Sequence runs the steps of one operation.
 type Sequence struct {
+	// Journal, if it is not nil, is told of the steps.
+	Journal Journal
+	// Stuck is the error of a way back that has failed.
+	Stuck error
+
 	operation string
 	id        string
 	began     time.Time
@@ -68,6 +78,7 @@ func New(operation, id string) *Sequence {
 // all the way and returns that error, joined by what went wrong on the way back.
 func (q *Sequence) Run(ctx context.Context, steps ...Step) error {
 	for _, st := range steps {
+		q.tell(ctx, st.Name)
 		if err := q.take(ctx, st); err != nil {
 			return Join(err, q.goBack(ctx))
 		}
@@ -135,6 +146,7 @@ func (q *Sequence) goBack(ctx context.Context) error {
 	var errs []error
 	for len(q.back) > 0 {
 		st := q.back[len(q.back)-1]
+		q.tell(ctx, st.Back)
 		q.back = q.back[:len(q.back)-1]
 		err := q.at(st.Back, fault.Begin)
 		if err == nil {
@@ -143,7 +155,21 @@ func (q *Sequence) goBack(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
-	return Join(nil, errs...)
+	err := Join(nil, errs...)
+	q.Stuck = Join(q.Stuck, err)
+	return err
+}
+
+// tell tells the log of operations of a step, or of an undo, which is then the first of those that are left.
+func (q *Sequence) tell(ctx context.Context, name string) {
+	if q.Journal == nil {
+		return
+	}
+	var undo []string
+	for _, st := range slices.Backward(q.back) {
+		undo = append(undo, st.Back)
+	}
+	q.Journal.Note(ctx, name, undo)
 }
 
 // at is where a test may stop, fail or hold a step or an undo.
@@ -223,7 +249,7 @@ type Timeline struct {
 	Failed    bool           `json:"failed,omitempty"`
 }
 
-// Save writes the timeline into the bundle, and a line into the node's journal. That they cannot be
+// Save writes the timeline into the bundle, and a line into the node's log of operations. That they cannot be
 // written is logged and no more.
 func (q *Sequence) Save(ctx context.Context, bundle string) {
 	e := q.entry(ctx)
@@ -236,16 +262,16 @@ func (q *Sequence) Save(ctx context.Context, bundle string) {
 	}
 	node, err := config.Load()
 	if err == nil && node.LogDir != "" {
-		err = journal.Append(node.LogDir, e)
+		err = oplog.Append(node.LogDir, e)
 	}
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("note the operation")
 	}
 }
 
-// entry is the operation as a line of the journal.
-func (q *Sequence) entry(ctx context.Context) journal.Entry {
-	e := journal.Entry{Operation: q.operation, Container: q.id, Began: q.began.UTC(), Took: time.Since(q.began), Phases: q.Phases()}
+// entry is the operation as a line of the log of operations.
+func (q *Sequence) entry(ctx context.Context) oplog.Entry {
+	e := oplog.Entry{Operation: q.operation, Container: q.id, Began: q.began.UTC(), Took: time.Since(q.began), Phases: q.Phases()}
 	e.Namespace, _ = namespaces.Namespace(ctx)
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
+	"github.com/gpuckpt/gpuckpt/internal/oplog"
 )
 
 // diary notes what a sequence does.
@@ -169,9 +169,9 @@ func TestTimeline(t *testing.T) {
 	if !line.Failed {
 		t.Error("the timeline does not say that it failed")
 	}
-	noted, err := journal.Read(logs)
+	noted, err := oplog.Read(logs)
 	if err != nil || len(noted) != 1 || noted[0].Failed != "b" || noted[0].Error != "broken" || noted[0].Container != "id" || len(noted[0].Phases) != 3 {
-		t.Errorf("the journal has %+v, %v", noted, err)
+		t.Errorf("the log of operations has %+v, %v", noted, err)
 	}
 	q.Save(t.Context(), filepath.Join(bundle, "missing")) // logged, and no more
 }
@@ -255,5 +255,37 @@ func TestRunBeside(t *testing.T) {
 	}
 	if len(names) != 3 || names[0] != "save" {
 		t.Errorf("phases %q", names)
+	}
+}
+
+// told is a Journal that keeps what it is told.
+type told []string
+
+func (j *told) Note(_ context.Context, step string, undo []string) {
+	*j = append(*j, step+" < "+strings.Join(undo, ","))
+}
+
+// The journal is told of a step before it is taken, and what would then undo.
+func TestJournal(t *testing.T) {
+	var d diary
+	var j told
+	q := New("checkpoint", "id")
+	q.Journal = &j
+	stuck := errors.New("stuck")
+	c := d.step("c", nil, nil)
+	c.Do = func(context.Context) (uint64, error) {
+		if want := (told{"a < ", "b < una", "c < unb,una"}); !slices.Equal(j, want) {
+			t.Errorf("told %q, want %q", j, want)
+		}
+		return 0, errors.New("broken")
+	}
+	if err := q.Run(t.Context(), d.step("a", nil, stuck), d.step("b", nil, nil), c); err == nil {
+		t.Fatal("no error")
+	}
+	if want := (told{"unb < unb,una", "una < una"}); !slices.Equal(j[3:], want) {
+		t.Errorf("told %q, want %q", j[3:], want)
+	}
+	if !errors.Is(q.Stuck, stuck) {
+		t.Errorf("stuck is %v", q.Stuck)
 	}
 }

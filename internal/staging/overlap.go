@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 )
 
 // Known is what the write-behind knows of a block.
@@ -60,7 +61,7 @@ func knownOf(all []Known, number int) Known {
 // writeBehind digests an area's memory while the driver still fills it, and writes it to a
 // disk if it is to go there. The driver goes from the begin to the end, as far as anybody
 // has seen. What is well behind the driver is digested and written. What follows the
-// driver's end marks everything, which is six times as fast, and digests and writes again
+// driver's end marks everything, which is twice as fast, and digests and writes again
 // each block whose mark has changed. So the result is right even if the driver went back.
 type writeBehind struct {
 	b       *File
@@ -171,6 +172,9 @@ func (c *writeBehind) run() error {
 
 // writeBlock writes a block but for its zeros. whole is false if stop, which may be nil, is set.
 func writeBlock(to *os.File, block []byte, at uint64, stop *atomic.Bool) (whole bool, err error) {
+	if err := fault.At(fault.Point{Operation: "command", Step: "write", Moment: fault.Move}); err != nil {
+		return false, err
+	}
 	for len(block) > 0 {
 		if stop != nil && stop.Load() {
 			return false, nil
