@@ -1,10 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package oplogcmd
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -19,8 +21,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/timeline"
 )
 
-func reportCommand() *cobra.Command {
-	var d daemon
+// Report is "gpuckpt report".
+func Report() *cobra.Command {
+	var asJSON bool
 	var picture, logs string
 	var last int
 	c := &cobra.Command{
@@ -49,8 +52,12 @@ steps of each on an axis of time.`,
 			}
 			found = slices.DeleteFunc(found, func(e oplog.Entry) bool { return len(args) > 0 && e.Container != args[0] })
 			found = append([]oplog.Entry{}, found[max(0, len(found)-last):]...)
+			if asJSON {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(found)
+			}
 			if picture == "" {
-				return d.print(cmd, found, operationsText(found, time.Now()))
+				_, err := io.WriteString(cmd.OutOrStdout(), words(found, time.Now()))
+				return err
 			}
 			if len(found) == 0 {
 				return fmt.Errorf("the log of operations in %s has no such operation", logs)
@@ -70,13 +77,13 @@ steps of each on an axis of time.`,
 	f.StringVar(&picture, "svg", "", "draw them into this file")
 	f.IntVar(&last, "last", 20, "how many, the last ones")
 	f.StringVar(&logs, "log-dir", "", "directory of the log of operations (default: log_dir of the configuration)")
-	f.BoolVar(&d.json, "json", false, "print JSON")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
 	_ = c.MarkFlagFilename("svg", "svg")
 	_ = c.MarkFlagDirname("log-dir")
 	return c
 }
 
-func operationsText(found []oplog.Entry, now time.Time) string {
+func words(found []oplog.Entry, now time.Time) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "WHEN\tNAMESPACE\tCONTAINER\tOPERATION\tTOOK\tRESULT")

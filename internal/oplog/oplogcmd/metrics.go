@@ -1,7 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package oplogcmd is the commands of gpuckpt that show the log of operations: metrics and report.
+package oplogcmd
 
 import (
 	"context"
@@ -23,7 +24,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/oplog"
 )
 
-func metricsCommand() *cobra.Command {
+// Metrics is "gpuckpt metrics".
+func Metrics() *cobra.Command {
 	var listen, logs, state string
 	c := &cobra.Command{
 		Use:   "metrics",
