@@ -270,8 +270,8 @@ func (cmd *command) run(ctx context.Context) (err error) {
 // shimConfig is the shim's configuration, with a cgroup of that name for GPU
 // state, and further settings of [staging].
 func shimConfig(c *harness.Containerd, cgroup, settings string) string {
-	return fmt.Sprintf("log_dir = %q\n[signing]\nkey = %q\n[staging]\ncgroup = %q\n%s[criu.options]\nnetwork-lock = \"skip\"\n",
-		filepath.Join(c.Dir(), "criu"), c.SigningKey(), c.Namespace()+"/"+cgroup, settings)
+	return fmt.Sprintf("log_dir = %q\nstate_dir = %q\n[signing]\nkey = %q\n[staging]\ncgroup = %q\n%s[criu.options]\nnetwork-lock = \"skip\"\n",
+		filepath.Join(c.Dir(), "criu"), c.Records(), c.SigningKey(), c.Namespace()+"/"+cgroup, settings)
 }
 
 // start starts a containerd for containers of the workload, in a directory of its

@@ -5,12 +5,10 @@ package images
 
 import (
 	"encoding/hex"
-	"hash"
 	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/zeebo/blake3"
 	"github.com/zeebo/xxh3"
 )
 
@@ -28,7 +26,7 @@ func DigestBlock(b []byte) string {
 
 // BlockHash computes the digest of a block that comes in parts.
 type BlockHash struct {
-	blake hash.Hash
+	blake *blake
 	xxh   *xxh3.Hasher // of schema version 1: one of the two is set
 }
 
@@ -44,7 +42,7 @@ func MarkBlock(b []byte) string {
 func NewBlockMark() *BlockHash { return &BlockHash{xxh: xxh3.New()} }
 
 // NewBlockHash returns the hash of an empty block, for DigestBlock's digest.
-func NewBlockHash() *BlockHash { return &BlockHash{blake: blake3.New()} }
+func NewBlockHash() *BlockHash { return &BlockHash{blake: new(blake)} }
 
 // NewBlockHashLike returns the hash of an empty block, for a digest of the same kind as
 // like: a checkpoint of schema version 1 has XXH3's, which find damage and no forgery.
@@ -57,11 +55,10 @@ func NewBlockHashLike(like string) *BlockHash {
 
 // Write adds the next part of the block.
 func (b *BlockHash) Write(part []byte) {
-	// Neither of them ever fails.
 	if b.xxh != nil {
-		_, _ = b.xxh.Write(part)
+		_, _ = b.xxh.Write(part) // never fails
 	} else {
-		_, _ = b.blake.Write(part)
+		b.blake.Write(part)
 	}
 }
 
@@ -71,7 +68,8 @@ func (b *BlockHash) Digest() string {
 		sum := b.xxh.Sum128().Bytes()
 		return xxhPrefix + hex.EncodeToString(sum[:])
 	}
-	return blakePrefix + hex.EncodeToString(b.blake.Sum(nil))
+	sum := b.blake.Sum()
+	return blakePrefix + hex.EncodeToString(sum[:])
 }
 
 const (

@@ -25,7 +25,7 @@ import (
 	"time"
 
 	"github.com/moby/sys/atomicwriter"
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 )
 
 // MetadataName is the name of the metadata file inside a checkpoint directory.

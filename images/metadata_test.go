@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 )
 
 const uuid0 = "GPU-00000000-0000-4000-8000-000000000000"

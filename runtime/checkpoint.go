@@ -31,6 +31,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/iouring"
+	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/refit"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
@@ -83,6 +84,14 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if err != nil {
 		return err
 	}
+	if c.suspended {
+		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
+	}
+	dir, stuck := imagedir.Look(r.Path), error(nil)
+	if err := begin(ctx, c, read, journal.Record{Operation: "checkpoint", Images: &dir}); err != nil {
+		return err
+	}
+	defer func() { end(ctx, c, stuck) }()
 	if !gpu {
 		if err := imagedir.RequireEmpty(r.Path); err != nil {
 			return err
@@ -99,16 +108,15 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 			return refit.CheckRemoved(criu.Open(r.Path).Set)
 		})
 	}
-	if c.suspended {
-		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
-	}
 	if opts == nil {
 		opts = &options.CheckpointOptions{}
 	}
 	for try := 1; ; try++ {
 		k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
+		k.q.Journal = &c.journal
+		err, stuck = k.run(ctx), k.q.Stuck
 		// A container that the client has paused stays so, and the other end of a connection with it.
-		if err = k.run(ctx); try == tries || c.paused || !errors.Is(err, admission.ErrTorn) {
+		if try == tries || c.paused || !errors.Is(err, admission.ErrTorn) {
 			return err
 		}
 		log.G(ctx).WithError(err).WithField("try", try).Info("the container runs on for a moment, and is checkpointed again")

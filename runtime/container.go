@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
@@ -40,6 +41,8 @@ type container struct {
 	workDir string
 
 	exclusive exclusive
+	// journal has the record of what is being changed, for whoever finds it after a crash.
+	journal journal.Journal
 
 	mu  sync.Mutex // one change at a time: Start, Pause, Resume, Checkpoint, Delete
 	pid int        // the init process, 0 before Start

@@ -29,6 +29,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/iouring"
+	"github.com/gpuckpt/gpuckpt/internal/suspension"
 	"github.com/gpuckpt/gpuckpt/internal/trust"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
@@ -199,6 +200,7 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	c.gpu.Forget()
 	c.removeSpill(ctx)
 	c.removeRestoreDir(ctx)
+	c.journal.End(ctx, "", nil)
 	return resp, nil
 }
 
@@ -209,9 +211,9 @@ func (s *Service) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*pt
 	if c := s.container(r.ID); c != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		want, err := suspensionOf(r)
+		want, err := suspension.Read(r)
 		if err == nil && want != nil {
-			err = want.apply(c.logged(ctx), s, c)
+			err = obey(c.logged(ctx), want, s, c)
 		}
 		if err != nil {
 			return nil, toGRPC(err)

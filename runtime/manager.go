@@ -9,16 +9,17 @@ import (
 	"os"
 	"path/filepath"
 
+	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/manager"
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/log"
 
-	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
-	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/recovery"
 )
 
 // Name is the name of the runtime in containerd.
@@ -32,35 +33,37 @@ func NewManager() shim.Shim {
 
 type shimManager struct{ shim.Shim }
 
+// Start starts a shim, when what shims of the namespace that died have left is out of its way.
+func (m shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams) (*bootapi.BootstrapResult, error) {
+	if node, err := config.Load(); err == nil { // else an operation says so
+		recovery.SweepSilently(ctx, node, params.Namespace)
+	}
+	return m.Shim.Start(ctx, params)
+}
+
 // Stop cleans up after the shim of a container whose bundle is a neighbour of
 // the working directory, as containerd calls it.
 func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
-	if cwd, err := os.Getwd(); err == nil {
-		bundle := filepath.Join(filepath.Dir(cwd), id)
-		warn := func(doing string, err error) {
-			if err != nil {
-				log.G(ctx).WithError(err).Warn(doing)
-			}
-		}
-		warn("remove the spilled GPU state", staging.RemoveDeadSpill(bundle))
-		warn("end the CRIU of a checkpoint", criu.EndOfDeadShim(bundle))
-		warn("remove what a restore has left", removeDeadMounts(ctx, bundle, id))
-		if dir, err := os.ReadFile(filepath.Join(bundle, restoreDirName)); err == nil && imagedir.IsTemporary(string(dir)) {
-			warn("remove the unpacked checkpoint", os.RemoveAll(string(dir)))
-		}
+	cwd, err := os.Getwd()
+	if err != nil {
+		return shim.StopStatus{}, err
 	}
-	return m.Shim.Stop(ctx, id)
-}
-
-// removeDeadMounts is criu.RemoveMounts for a shim that died.
-func removeDeadMounts(ctx context.Context, bundle, id string) error {
 	namespace, err := namespaces.NamespaceRequired(ctx)
 	if err != nil {
-		return err
+		return shim.StopStatus{}, err
 	}
+	bundle := filepath.Join(filepath.Dir(cwd), id)
 	opts, err := runc.ReadOptions(bundle)
 	if err != nil {
-		return err
+		log.G(ctx).WithError(err).Warn("read the runtime's options")
 	}
-	return criu.RemoveMounts(cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), host.RuncState(opts.GetRoot(), namespace, id))
+	recovery.BeforeDelete(ctx, bundle, cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), host.RuncState(opts.GetRoot(), namespace, id))
+	if dir, err := os.ReadFile(filepath.Join(bundle, restoreDirName)); err == nil && imagedir.IsTemporary(string(dir)) {
+		if err := os.RemoveAll(string(dir)); err != nil {
+			log.G(ctx).WithError(err).Warn("remove the unpacked checkpoint")
+		}
+	}
+	status, err := m.Shim.Stop(ctx, id)
+	recovery.AfterDelete(ctx, namespace, id)
+	return status, err
 }

@@ -40,6 +40,9 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 		return nil, toGRPC(fmt.Errorf("cannot pause a suspended container: resume it first: %w", errdefs.ErrFailedPrecondition))
 	}
 	k := &pausing{s: s, c: c, read: config.For(c.annotations)}
+	if !c.paused {
+		beginAnyway(ctx, c, k.read, "pause")
+	}
 	if candidates, err := c.gpu.Candidates(); err == nil && len(candidates) > 0 && !c.paused {
 		k.prepare(ctx)
 	}
@@ -47,6 +50,7 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	if !c.paused {
 		c.goesOn(ctx)
 	}
+	end(ctx, c, nil)
 	return resp, toGRPC(err)
 }
 
@@ -68,6 +72,7 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	}
 	c.exclusive.keep(ctx)
 	resp, err := s.resume(context.WithoutCancel(ctx), c)
+	end(ctx, c, err)
 	return resp, toGRPC(err)
 }
 

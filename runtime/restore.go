@@ -21,6 +21,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/inspect"
+	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
@@ -80,6 +81,15 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if k.told, err = hooks.Read(c.annotations); err != nil {
 		return nil, err
 	}
+	rec := journal.Record{Operation: "restore", Work: c.workDir, RuncState: c.runcState}
+	if c.restore.unpacked {
+		rec.Unpacked = c.restore.dir
+	}
+	if err := begin(ctx, c, c.config, rec); err != nil {
+		return nil, err
+	}
+	q.Journal = &c.journal
+	defer func() { end(context.WithoutCancel(ctx), c, q.Stuck) }()
 	settings, err := c.writeSettings(ctx, k.view)
 	if err != nil {
 		return nil, err

@@ -6,21 +6,18 @@ package runtime
 import (
 	"context"
 	"fmt"
-	"path/filepath"
-	"slices"
-	"strings"
 
-	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/suspension"
 )
 
 // A suspended container is locked and frozen, and its GPU state is saved as for a
@@ -31,63 +28,22 @@ import (
 // A shim that dies takes the memory with it, and its container too: containerd kills
 // a container that has no shim.
 
-// suspension is what a Task Update asks for.
-type suspension struct {
-	suspend bool
-	spill   string   // a directory; "" for none
-	gpus    []string // to resume on; nil for the same
-}
-
-// suspensionOf reads an Update. It returns nil for one that is runc's.
-func suspensionOf(r *taskAPI.UpdateTaskRequest) (*suspension, error) {
-	var s suspension
-	want, asked := r.Annotations[annotations.Suspend]
-	spill, spills := r.Annotations[annotations.SuspendSpill]
-	gpus, moves := r.Annotations[annotations.ResumeGPUs]
-	switch {
-	case !asked && !spills && !moves:
-		return nil, nil
-	case !slices.Contains([]string{"", "{}"}, string(r.Resources.GetValue())):
-		return nil, fmt.Errorf("an update with annotation %s changes no resources: send two updates: %w", annotations.Suspend, errdefs.ErrInvalidArgument)
-	case want == "true" && !moves:
-		s.suspend = true
-	case want == "false" && !spills:
-	default:
-		return nil, fmt.Errorf("annotation %s is %q; it must be \"true\", which %s may go with, or \"false\", which %s may: %w",
-			annotations.Suspend, want, annotations.SuspendSpill, annotations.ResumeGPUs, errdefs.ErrInvalidArgument)
-	}
-	if spills {
-		if !filepath.IsAbs(spill) {
-			return nil, fmt.Errorf("annotation %s is %q; it must be an absolute path: %w", annotations.SuspendSpill, spill, errdefs.ErrInvalidArgument)
-		}
-		s.spill = filepath.Clean(spill)
-	}
-	if moves {
-		for gpu := range strings.SplitSeq(gpus, ",") {
-			if gpu = strings.TrimSpace(gpu); gpu == "" {
-				return nil, fmt.Errorf("annotation %s is %q; it must be a list of GPUs: %w", annotations.ResumeGPUs, gpus, errdefs.ErrInvalidArgument)
-			}
-			s.gpus = append(s.gpus, gpu)
-		}
-	}
-	return &s, nil
-}
-
-// apply does what an Update's annotations ask for. On an error the container is as it
+// obey does what an Update's annotations ask for. On an error the container is as it
 // was.
-func (want *suspension) apply(ctx context.Context, s *Service, c *container) error {
+func obey(ctx context.Context, want *suspension.Order, s *Service, c *container) error {
 	// A change that has begun is not given up with the client, which could not
 	// know how it ended.
 	ctx = context.WithoutCancel(ctx)
 	switch {
-	case want.suspend && c.suspended:
+	case want.Suspend && c.suspended:
 		return fmt.Errorf("the container is suspended already: %w", errdefs.ErrFailedPrecondition)
-	case want.suspend:
-		return (&suspending{pausing: pausing{s: s, c: c, read: config.For(c.annotations)}, parent: want.spill}).run(ctx)
+	case want.Suspend:
+		return (&suspending{pausing: pausing{s: s, c: c, read: config.For(c.annotations)}, parent: want.Spill}).run(ctx)
 	case c.suspended:
-		return (&resuming{s: s, c: c, gpus: want.gpus}).run(ctx)
-	case c.gpu.Phase() != gpustate.Unlocked && !c.paused && want.gpus == nil: // an unlock that failed
+		return (&resuming{s: s, c: c, gpus: want.GPUs}).run(ctx)
+	case c.gpu.Phase() != gpustate.Unlocked && !c.paused && want.GPUs == nil: // an unlock that failed
 		_, err := s.resume(ctx, c)
+		end(ctx, c, err)
 		return err
 	}
 	return fmt.Errorf("the container is not suspended: %w", errdefs.ErrFailedPrecondition)
@@ -116,8 +72,12 @@ func (k *suspending) run(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := begin(ctx, c, k.read, journal.Record{Operation: "suspend"}); err != nil {
+		return err
+	}
 	k.q = sequence.New("suspend", c.id)
-	defer func() { k.q.Save(ctx, c.bundle) }()
+	k.q.Journal = &c.journal
+	defer func() { k.q.Save(ctx, c.bundle); end(ctx, c, k.q.Stuck) }()
 	var steps []sequence.Step
 	if !c.paused {
 		steps = append(steps, sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume})
@@ -147,8 +107,9 @@ func (k *suspending) preflight(ctx context.Context) (uint64, error) {
 	return 0, k.c.gpu.Preflight(ctx, k.parent)
 }
 
-func (k *suspending) makeSpillDir(context.Context) (_ uint64, err error) {
+func (k *suspending) makeSpillDir(ctx context.Context) (_ uint64, err error) {
 	k.c.spill, err = staging.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id, k.c.bundle)
+	k.c.journal.Spills(ctx, k.c.spillDir())
 	return 0, err
 }
 
@@ -199,8 +160,10 @@ type resuming struct {
 // error it stays suspended, and can be resumed again.
 func (k *resuming) run(ctx context.Context) error {
 	c := k.c
+	beginAnyway(ctx, c, config.For(c.annotations), "resume")
 	q := sequence.New("resume", c.id)
-	defer func() { q.Save(ctx, c.bundle) }()
+	q.Journal = &c.journal
+	defer func() { q.Save(ctx, c.bundle); end(ctx, c, q.Stuck) }()
 	defer func() {
 		if c.suspended {
 			c.gpu.Close()

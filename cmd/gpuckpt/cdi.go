@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/cudatool"
 )
 
 func cdiCommand() *cobra.Command {
@@ -28,7 +29,7 @@ generate, which also knows graphics and partitioned GPUs (MIG). Write it again a
 update.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			place, err := findDriver()
+			place, err := cudatool.FindDriver()
 			if err != nil {
 				return err
 			}

@@ -14,15 +14,17 @@ import (
 )
 
 func demoCommand() *cobra.Command {
-	return &cobra.Command{
+	var keep bool
+	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Show a checkpoint and a restore, without a GPU",
 		Long: `Show a checkpoint and a restore of a container that counts in GPU memory.
 
 It uses a GPU of this machine, or else a software GPU, and starts a containerd of its own, which it
-stops at the end. Its programs come in the package gpuckpt-demo.`,
-		Example: `  gpuckpt demo`,
-		Args:    cobra.NoArgs,
+stops at the end, or with --keep at Ctrl-C. Its programs come in the package gpuckpt-demo.`,
+		Example: `  gpuckpt demo
+  gpuckpt demo --keep     # and try ctr and gpuckpt in another terminal`,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			release, err := releaseOf()
 			if err != nil {
@@ -35,7 +37,13 @@ stops at the end. Its programs come in the package gpuckpt-demo.`,
 			}
 			dirs := []string{filepath.Join(release, "bin"), lib, filepath.Join(lib, "criu"), filepath.Join(lib, "demo")}
 			env := append(os.Environ(), "GPUCKPT_BIN="+strings.Join(dirs, string(os.PathListSeparator)))
-			return fmt.Errorf("start %s: %w", program, syscall.Exec(program, []string{program}, env))
+			args := []string{program}
+			if keep {
+				args = append(args, "--keep")
+			}
+			return fmt.Errorf("start %s: %w", program, syscall.Exec(program, args, env))
 		},
 	}
+	c.Flags().BoolVar(&keep, "keep", false, "leave containerd and the restored container running until Ctrl-C, to try things")
+	return c
 }

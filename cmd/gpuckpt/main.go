@@ -2,22 +2,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command gpuckpt is the operator's command line. Each sub-command is a file. Under the name
-// cuda-checkpoint it is a stand-in for NVIDIA's utility, see cudacheckpoint.go.
+// cuda-checkpoint it is a stand-in for NVIDIA's utility, see internal/cudatool/utility.go.
 package main
 
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/containerd/log"
 	"github.com/spf13/cobra"
 
+	"github.com/gpuckpt/gpuckpt/internal/cudatool"
+	"github.com/gpuckpt/gpuckpt/internal/recovery/recovercmd"
 	"github.com/gpuckpt/gpuckpt/internal/version"
 )
 
@@ -30,7 +34,7 @@ func main() {
 // run returns the exit status.
 func run(ctx context.Context, args []string) int {
 	if len(args) > 0 && filepath.Base(args[0]) == "cuda-checkpoint" {
-		return cudaCheckpoint(ctx, args[1:], os.Stdout, os.Stderr)
+		return cudatool.Utility(ctx, args[1:], os.Stdout, os.Stderr)
 	}
 	_ = log.SetLevel("error") // below that, containerd's packages log what errors and progress say
 	root := rootCommand()
@@ -45,11 +49,26 @@ func run(ctx context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintf(os.Stderr, "gpuckpt: %s\n", dedupLines(err.Error()))
+	message, help := dedupLines(err.Error()), ""
 	if !called {
-		fmt.Fprintf(os.Stderr, "See '%s --help'.\n", command.CommandPath())
+		help = command.CommandPath() + " --help"
+	}
+	if f := command.Flags().Lookup("json"); f != nil && f.Value.String() == "true" || slices.Contains(args, "--json") {
+		_ = json.NewEncoder(os.Stderr).Encode(failure{message, help}) // there is no better place
+		return 1
+	}
+	fmt.Fprintf(os.Stderr, "gpuckpt: %s\n", message)
+	if help != "" {
+		fmt.Fprintf(os.Stderr, "See '%s'.\n", help)
 	}
 	return 1
+}
+
+// failure is an error as JSON.
+type failure struct {
+	Error string `json:"error"`
+	// Help is the command that says how the failed one is called, where it was called wrongly.
+	Help string `json:"help,omitempty"`
 }
 
 // dedupLines leaves out lines that an earlier part of the text has: an error that comes from
@@ -89,7 +108,7 @@ can do it.`,
 	}
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudaCommand(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), recovercmd.Command(), lsCommand(), rmCommand(), pruneCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), manCommand(), versionCommand())
 	root.Version = version.String()
 	root.SetVersionTemplate("gpuckpt {{.Version}}\n")
 	return root

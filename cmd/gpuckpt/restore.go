@@ -60,7 +60,7 @@ type restoreAnswer struct {
 func restoreCommand() *cobra.Command {
 	var o restoreOptions
 	c := &cobra.Command{
-		Use:   "restore REF|DIR [flags] [-- ARG...]",
+		Use:   "restore REF|DIR",
 		Short: "Restore a checkpoint in a new container",
 		Long: `Restore a checkpoint in a new container.
 
@@ -70,11 +70,11 @@ processes continue where they were. DIR is a dump ("ctr tasks checkpoint --image
 DIR"), which has no files of the container: they come from the image --base.
 
 Name again what the container had from outside: GPUs, mounts, the host's network.`,
-		Args: cobra.MinimumNArgs(1),
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd, func(ctx context.Context, dial convert.Dial, _ images.Progress) (any, string, error) {
 				began := time.Now()
-				task, err := o.restore(ctx, dial, args[0], args[1:])
+				task, err := o.restore(ctx, dial, args[0])
 				if err != nil {
 					return nil, "", err
 				}
@@ -102,7 +102,7 @@ Name again what the container had from outside: GPUs, mounts, the host's network
 	return c
 }
 
-func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from string, args []string) (_ client.Task, err error) {
+func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from string) (_ client.Task, err error) {
 	c, err := dial()
 	if err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	if o.name == "" {
 		o.name = newName(ref)
 	}
-	task, err := o.start(ctx, c, client.NewImage(c, found), dir, args)
+	task, err := o.start(ctx, c, client.NewImage(c, found), dir)
 	if err != nil && gpus > 0 && len(o.gpus)+len(o.devices) == 0 {
 		return nil, fmt.Errorf("restore %s: %w\nthe checkpoint has %s: name as many with --gpus or --device", from, err, count(gpus, "GPU"))
 	}
@@ -158,14 +158,14 @@ func newName(ref string) string {
 }
 
 // start makes the container and starts it. On an error there is none.
-func (o *restoreOptions) start(ctx context.Context, c *client.Client, image client.Image, dir string, args []string) (_ client.Task, err error) {
+func (o *restoreOptions) start(ctx context.Context, c *client.Client, image client.Image, dir string) (_ client.Task, err error) {
 	if o.snapshotter, err = o.daemon.snapshotter(ctx, c, o.snapshotter); err != nil {
 		return nil, err
 	}
 	if err := localstore.Unpack(ctx, c, image, o.snapshotter); err != nil {
 		return nil, err
 	}
-	spec, err := o.spec(image, args, dir == "")
+	spec, err := o.spec(image, dir == "")
 	if err != nil {
 		return nil, err
 	}
@@ -217,11 +217,8 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 }
 
 // spec is the container's, made as "ctr run" makes it.
-func (o *restoreOptions) spec(image client.Image, args []string, annotate bool) ([]ctroci.SpecOpts, error) {
-	opts := []ctroci.SpecOpts{ctroci.WithDefaultUnixDevices, ctroci.WithImageConfigArgs(image, args)}
-	if len(args) > 0 {
-		opts = append(opts, ctroci.WithProcessArgs(args...))
-	}
+func (o *restoreOptions) spec(image client.Image, annotate bool) ([]ctroci.SpecOpts, error) {
+	opts := []ctroci.SpecOpts{ctroci.WithDefaultUnixDevices, ctroci.WithImageConfig(image)}
 	var mounts []specs.Mount
 	for _, m := range o.mounts {
 		mount, err := parseMount(m)

@@ -59,6 +59,12 @@ If they have too little memory free, the container stays suspended.`,
 	return c
 }
 
+// ordered is what suspend and resume print as JSON.
+type ordered struct {
+	Container string `json:"container"`
+	State     string `json:"state"` // "suspended" or "running"
+}
+
 func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (map[string]string, error)) *cobra.Command {
 	var d daemon
 	c.Args = cobra.ExactArgs(1)
@@ -70,10 +76,11 @@ func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (ma
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", cmd.Name(), args[0], err)
 		}
-		return nil
+		return d.print(cmd, ordered{args[0], map[client.ProcessStatus]string{client.Paused: "suspended", client.Running: "running"}[want]}, "")
 	}
 	c.ValidArgsFunction = first(d.containers)
 	d.addressFlags(c)
+	c.Flags().BoolVar(&d.json, "json", false, "print JSON")
 	return c
 }
 

@@ -8,9 +8,23 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
 
 	"github.com/gpuckpt/gpuckpt/internal/version"
 )
+
+// manCommand is for whoever packs the program.
+func manCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "man DIR", Short: "Write a man page for each command", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			date := version.Time()
+			header := doc.GenManHeader{Section: "1", Source: "gpuckpt " + version.Short(), Manual: "gpuckpt", Date: &date}
+			cmd.Root().DisableAutoGenTag = true
+			return doc.GenManTree(cmd.Root(), &header, args[0])
+		},
+	}
+}
 
 func versionCommand() *cobra.Command {
 	var asJSON bool

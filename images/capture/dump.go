@@ -106,14 +106,40 @@ func (r *run) takeDiff(ctx context.Context) error {
 	return nil
 }
 
+// named adds the container's name to a spec where checkpointctl reads it, unless CRI has done so.
+func named(spec []byte, name string) ([]byte, error) {
+	const key = "io.kubernetes.cri.container-name"
+	var all map[string]json.RawMessage
+	var given struct {
+		Annotations map[string]string `json:"annotations"`
+	}
+	if err := errors.Join(json.Unmarshal(spec, &all), json.Unmarshal(spec, &given)); err != nil {
+		return nil, err
+	}
+	if given.Annotations[key] != "" {
+		return spec, nil
+	}
+	if given.Annotations == nil {
+		given.Annotations = map[string]string{}
+	}
+	given.Annotations[key] = name
+	data, err := json.Marshal(given.Annotations)
+	if err != nil {
+		return nil, err
+	}
+	all["annotations"] = data
+	return json.Marshal(all)
+}
+
 // describe writes beside the dump what the container is, for readers and Kubernetes archives.
 func (r *run) describe() error {
 	spec := []byte("{}")
 	if r.info.Spec != nil {
 		spec = r.info.Spec.GetValue()
 	}
-	if !json.Valid(spec) {
-		return fmt.Errorf("the spec of %s is not JSON", r.info.ID)
+	spec, err := named(spec, r.info.ID)
+	if err != nil {
+		return fmt.Errorf("the spec of %s: %w", r.info.ID, err)
 	}
 	config, err := json.Marshal(metadata.ContainerConfig{
 		ID: r.info.ID, Name: r.info.ID, RootfsImage: r.info.Image, RootfsImageName: r.info.Image,

@@ -13,10 +13,12 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/defaults"
@@ -35,8 +37,10 @@ const (
 var errLeft = errors.New("clean up")
 
 func main() {
+	keep := flag.Bool("keep", false, "leave containerd and the restored container running until Ctrl-C")
+	flag.Parse()
 	os.Exit(harness.Interruptible(func(ctx context.Context) int {
-		before, after, err := run(ctx)
+		before, after, err := run(ctx, *keep)
 		switch {
 		case ctx.Err() != nil && !errors.Is(err, errLeft):
 			// What failed failed because of the interruption.
@@ -56,8 +60,8 @@ func main() {
 }
 
 // run does everything and gives the counter's two answers. When it returns,
-// nothing that it started runs any more.
-func run(ctx context.Context) (before, after string, err error) {
+// nothing that it started runs any more. With keep it waits for Ctrl-C before it ends anything.
+func run(ctx context.Context, keep bool) (before, after string, err error) {
 	bins, err := harness.FindBins()
 	if err != nil {
 		return "", "", fmt.Errorf("%w; run `make demo`", err)
@@ -123,9 +127,24 @@ func run(ctx context.Context) (before, after string, err error) {
 	}); err != nil {
 		return "", "", err
 	}
-	after, err = count(ctx, k)
-	return before, after, err
+	if after, err = count(ctx, k); err != nil || !keep {
+		return before, after, err
+	}
+	title("It is yours until Ctrl-C. In another terminal, as root:")
+	fmt.Printf(keepText, bins.SearchPath(), c.Address(), c.Namespace(), c.ShimConfigPath(), strings.Join(c.HostEnv(), " "), name, c.Dumps())
+	<-ctx.Done()
+	return before, after, nil
 }
+
+// keepText is what somebody can type.
+const keepText = `
+export PATH=%[1]s:$PATH CONTAINERD_ADDRESS=%[2]s CONTAINERD_NAMESPACE=%[3]s GPUCKPT_CONFIG=%[4]s %[5]s
+gpuckpt ps
+gpuckpt suspend %[6]s
+gpuckpt resume %[6]s
+gpuckpt checkpoint %[6]s --image gpuckpt.test/mine:1 --leave-running --image-path %[7]s
+gpuckpt ls
+`
 
 // removeFIFOs removes the output of a restored container. ctr makes it below
 // containerd's own directory before the container has it, and leaves it there

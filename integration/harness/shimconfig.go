@@ -11,7 +11,7 @@ import (
 )
 
 // ConfigureShim is SetShimConfig with settings that make what a shim leaves on a
-// machine go with the instance: CRIU's logs, and the key that signs checkpoints and the
+// machine go with the instance: CRIU's logs, records, and the key that signs checkpoints and the
 // cgroup of staging memory, unless the text has the sections [signing] and [staging] itself.
 func (c *Containerd) ConfigureShim(toml string) error {
 	if !strings.Contains(toml, "[signing]") {
@@ -20,7 +20,7 @@ func (c *Containerd) ConfigureShim(toml string) error {
 	if !strings.Contains(toml, "[staging]") {
 		toml += "\n" + c.Staging("staging", "")
 	}
-	return c.SetShimConfig(fmt.Sprintf("log_dir = %q\n%s", c.CRIULogs(), toml))
+	return c.SetShimConfig(fmt.Sprintf("log_dir = %q\nstate_dir = %q\n%s", c.CRIULogs(), c.Records(), toml))
 }
 
 // AnyCheckpoint is a section of a shim's configuration: a checkpoint is restored whoever made
@@ -29,6 +29,9 @@ const AnyCheckpoint = "[restore]\npolicy = \"annotated\"\n"
 
 // SigningKey is the file of the key that signs the instance's checkpoints.
 func (c *Containerd) SigningKey() string { return filepath.Join(c.Dir(), "signing.key") }
+
+// Records is where the shims keep records of containers that they change.
+func (c *Containerd) Records() string { return filepath.Join(c.Dir(), "records") }
 
 // CRIULogs is where the shims keep the logs of CRIU.
 func (c *Containerd) CRIULogs() string { return filepath.Join(c.Dir(), "criu-logs") }

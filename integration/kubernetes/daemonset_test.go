@@ -254,4 +254,3 @@ func importNodeImage(t *testing.T, n *node.Node) {
 		t.Fatal(err)
 	}
 }
-

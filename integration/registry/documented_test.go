@@ -18,7 +18,7 @@ import (
 // documented are the sections of docs/cli.md whose lines make up one session,
 // in their order.
 var documented = []string{
-	"Checkpoint", "Restore", "Look at a checkpoint", "Sign a checkpoint", "Registries", "Other forms", "Single processes", "As cuda-checkpoint",
+	"Checkpoint", "Restore", "Look at a checkpoint", "Sign a checkpoint", "Registries", "Other forms", "List and remove checkpoints", "Single processes", "As cuda-checkpoint",
 }
 
 // commandsOf gives the command lines of a document, by section.

@@ -184,7 +184,7 @@ func TestKubernetesArchive(t *testing.T) {
 	gpuckpt(t, shared, "image", "convert", ref, "kubernetes-archive:"+archive)
 
 	show := tool(t, "checkpointctl", "show", archive)
-	for _, want := range []string{harness.WorkloadImage, "io.containerd.gpuckpt.v2", "containerd"} {
+	for _, want := range []string{k.ID, harness.WorkloadImage, "io.containerd.gpuckpt.v2", "containerd"} {
 		if !strings.Contains(show, want) {
 			t.Errorf("checkpointctl show does not print %q:\n%s", want, show)
 		}

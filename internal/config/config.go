@@ -48,6 +48,9 @@ type Node struct {
 	OnCheckpoint string `toml:"on_checkpoint"`
 	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a container.
 	LogDir string `toml:"log_dir"`
+	// StateDir keeps a record of each container that is being changed, for the case that its shim or
+	// the node dies. It must be on a disk.
+	StateDir string `toml:"state_dir"`
 	// CDISpecDirs are the directories of the node's CDI specifications. A later one overrides an
 	// earlier one, as in containerd's configuration.
 	CDISpecDirs []string   `toml:"cdi_spec_dirs"`
@@ -154,6 +157,7 @@ func Default() Node {
 		LockTimeout:  Duration(10 * time.Second),
 		OnCheckpoint: Keep,
 		LogDir:       "/var/log/gpuckpt",
+		StateDir:     "/var/lib/gpuckpt/records",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
 		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
 		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
@@ -213,6 +217,9 @@ func (n *Node) check() error {
 	}
 	if n.DriverRoot != "" && !filepath.IsAbs(n.DriverRoot) {
 		return fmt.Errorf("driver_root is %q; it must be an absolute path, such as /run/nvidia/driver", n.DriverRoot)
+	}
+	if !filepath.IsAbs(n.StateDir) {
+		return fmt.Errorf("state_dir is %q; it must be an absolute path, such as /var/lib/gpuckpt/records", n.StateDir)
 	}
 	if err := oneOf(n.OnCheckpoint, Keep, Stop); err != nil {
 		return fmt.Errorf("on_checkpoint %w", err)

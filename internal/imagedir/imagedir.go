@@ -37,9 +37,21 @@ func IsTemporary(dir string) bool {
 // Dir is the directory that a checkpoint writes its images to.
 type Dir struct {
 	// Path is where it is, or will be.
-	Path string
-	made bool     // the checkpoint made it
-	had  []string // what was in it before
+	Path string `json:"path"`
+	// Made says that the checkpoint makes it, Had what was in it before.
+	Made bool     `json:"made"`
+	Had  []string `json:"had,omitempty"`
+}
+
+// Look returns a directory as it is before a checkpoint writes to it.
+func Look(path string) Dir {
+	d := Dir{Path: path}
+	entries, err := os.ReadDir(path)
+	for _, e := range entries {
+		d.Had = append(d.Had, e.Name())
+	}
+	d.Made = errors.Is(err, os.ErrNotExist) && !IsTemporary(path)
+	return d
 }
 
 // Prepare refuses a directory that RequireEmpty refuses. It makes the directory if
@@ -49,17 +61,12 @@ func (d *Dir) Prepare() error {
 	if err := RequireEmpty(d.Path); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(d.Path)
-	for _, e := range entries {
-		d.had = append(d.had, e.Name())
-	}
-	if !errors.Is(err, os.ErrNotExist) || IsTemporary(d.Path) {
+	if *d = Look(d.Path); !d.Made {
 		return nil
 	}
 	if err := os.MkdirAll(d.Path, 0o755); err != nil {
 		return fmt.Errorf("make the directory for the images: %w", err)
 	}
-	d.made = true
 	return nil
 }
 
@@ -68,13 +75,13 @@ func (d *Dir) Prepare() error {
 func (d *Dir) Leave(context.Context) error {
 	var entries []os.DirEntry
 	var err error
-	if d.made {
+	if d.Made {
 		err = os.RemoveAll(d.Path)
 	} else if entries, err = os.ReadDir(d.Path); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
-		if !slices.Contains(d.had, e.Name()) && (d.had == nil || images.IsAreaFile(e.Name())) {
+		if !slices.Contains(d.Had, e.Name()) && (d.Had == nil || images.IsAreaFile(e.Name())) {
 			err = sequence.Join(err, os.RemoveAll(filepath.Join(d.Path, e.Name())))
 		}
 	}
@@ -82,6 +89,19 @@ func (d *Dir) Leave(context.Context) error {
 		return fmt.Errorf("remove the images of a failed checkpoint: %w", err)
 	}
 	return nil
+}
+
+// Complete reports whether the directory holds a checkpoint that is complete.
+func (d *Dir) Complete() bool {
+	_, err := os.Lstat(filepath.Join(d.Path, images.MetadataName))
+	return err == nil
+}
+
+// IsOfCheckpoint reports whether a checkpoint writes files of a name: CRIU's, runc's and this project's.
+func IsOfCheckpoint(name string) bool {
+	name = strings.TrimPrefix(name, ".tmp-") // what is written and then renamed
+	return images.IsAreaFile(name) || strings.HasSuffix(name, ".img") || strings.HasPrefix(name, "gpuckpt.") ||
+		slices.Contains([]string{"descriptors.json", "stats-dump", "dump.log"}, name)
 }
 
 // RequireEmpty refuses a directory that holds a GPU checkpoint, which another dump

@@ -15,7 +15,7 @@ import (
 )
 
 // installed are the parts of a release that a node needs.
-var installed = []string{"bin", "lib/gpuckpt", "share/doc/gpuckpt"}
+var installed = []string{"bin", "lib/gpuckpt", "share/doc/gpuckpt", "share/man/man1"}
 
 // copyTree copies the source below the prefix: every file beside its place first, then all by
 // rename. It returns the files, as the node sees them. On an error no file has changed, unless a

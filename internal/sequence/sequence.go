@@ -42,8 +42,18 @@ type Step struct {
 	UntilComplete bool
 }
 
+// Journal is told of each step before it is taken, and of what undoes the steps before it.
+type Journal interface {
+	Note(ctx context.Context, step string, undo []string)
+}
+
 // Sequence runs the steps of one operation.
 type Sequence struct {
+	// Journal, if it is not nil, is told of the steps.
+	Journal Journal
+	// Stuck is the error of a way back that has failed.
+	Stuck error
+
 	operation string
 	id        string
 	began     time.Time
@@ -63,6 +73,7 @@ func New(operation, id string) *Sequence {
 // all the way and returns that error, joined by what went wrong on the way back.
 func (q *Sequence) Run(ctx context.Context, steps ...Step) error {
 	for _, st := range steps {
+		q.tell(ctx, st.Name)
 		if err := q.take(ctx, st); err != nil {
 			return Join(err, q.goBack(ctx))
 		}
@@ -129,6 +140,7 @@ func (q *Sequence) goBack(ctx context.Context) error {
 	var errs []error
 	for len(q.back) > 0 {
 		st := q.back[len(q.back)-1]
+		q.tell(ctx, st.Back)
 		q.back = q.back[:len(q.back)-1]
 		err := q.at(st.Back, fault.Begin)
 		if err == nil {
@@ -137,7 +149,21 @@ func (q *Sequence) goBack(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
-	return Join(nil, errs...)
+	err := Join(nil, errs...)
+	q.Stuck = Join(q.Stuck, err)
+	return err
+}
+
+// tell tells the journal of a step, or of an undo, which is then the first of those that are left.
+func (q *Sequence) tell(ctx context.Context, name string) {
+	if q.Journal == nil {
+		return
+	}
+	var undo []string
+	for _, st := range slices.Backward(q.back) {
+		undo = append(undo, st.Back)
+	}
+	q.Journal.Note(ctx, name, undo)
 }
 
 // at is where a test may stop, fail or hold a step or an undo.

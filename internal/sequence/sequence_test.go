@@ -241,3 +241,35 @@ func TestRunBeside(t *testing.T) {
 		t.Errorf("phases %q", names)
 	}
 }
+
+// told is a Journal that keeps what it is told.
+type told []string
+
+func (j *told) Note(_ context.Context, step string, undo []string) {
+	*j = append(*j, step+" < "+strings.Join(undo, ","))
+}
+
+// The journal is told of a step before it is taken, and what would then undo.
+func TestJournal(t *testing.T) {
+	var d diary
+	var j told
+	q := New("checkpoint", "id")
+	q.Journal = &j
+	stuck := errors.New("stuck")
+	c := d.step("c", nil, nil)
+	c.Do = func(context.Context) (uint64, error) {
+		if want := (told{"a < ", "b < una", "c < unb,una"}); !slices.Equal(j, want) {
+			t.Errorf("told %q, want %q", j, want)
+		}
+		return 0, errors.New("broken")
+	}
+	if err := q.Run(t.Context(), d.step("a", nil, stuck), d.step("b", nil, nil), c); err == nil {
+		t.Fatal("no error")
+	}
+	if want := (told{"unb < unb,una", "una < una"}); !slices.Equal(j[3:], want) {
+		t.Errorf("told %q, want %q", j[3:], want)
+	}
+	if !errors.Is(q.Stuck, stuck) {
+		t.Errorf("stuck is %v", q.Stuck)
+	}
+}

@@ -60,7 +60,7 @@ func knownOf(all []Known, number int) Known {
 // writeBehind digests an area's memory while the driver still fills it, and writes it to a
 // disk if it is to go there. The driver goes from the begin to the end, as far as anybody
 // has seen. What is well behind the driver is digested and written. What follows the
-// driver's end marks everything, which is six times as fast, and digests and writes again
+// driver's end marks everything, which is twice as fast, and digests and writes again
 // each block whose mark has changed. So the result is right even if the driver went back.
 type writeBehind struct {
 	b       *File

@@ -119,11 +119,14 @@ func (d *SpillDir) Remove() error {
 // RemoveDeadSpill removes the spilled state of a container whose shim has died.
 func RemoveDeadSpill(bundle string) error {
 	dir, err := os.ReadFile(filepath.Join(bundle, spillNote))
-	if err != nil || !strings.HasPrefix(filepath.Base(string(dir)), spillPrefix) {
+	if err != nil || !IsSpillDir(string(dir)) {
 		return nil
 	}
 	return os.RemoveAll(string(dir))
 }
+
+// IsSpillDir reports whether a directory holds spilled state, by its name.
+func IsSpillDir(dir string) bool { return strings.HasPrefix(filepath.Base(dir), spillPrefix) }
 
 // OnMemory reports whether a directory is on a file system whose files are memory.
 func OnMemory(dir string) bool {

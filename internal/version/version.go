@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"time"
 )
 
 // The linker sets these for `make release`. They are empty in other builds.
@@ -29,6 +30,13 @@ func String() string {
 func Short() string {
 	number, _, _ := recorded()
 	return number
+}
+
+// Time returns the day of the commit, the zero time if it is unknown.
+func Time() time.Time {
+	_, _, date := recorded()
+	day, _ := time.Parse(time.DateOnly, date)
+	return day
 }
 
 func recorded() (number, commit, date string) {

@@ -56,7 +56,7 @@ type ContainerStatus struct {
 // RunStatic gives the kubelet a static pod, in YAML or JSON, and waits until its
 // containers are ready. The kubelet puts the node's name behind the pod's.
 func (n *Node) RunStatic(ctx context.Context, name, manifest string) (Pod, error) {
-	next := filepath.Join(n.Dir(), "next-pod")
+	next := filepath.Join(n.Dir(), "next-pod-"+name)
 	err := os.WriteFile(next, []byte(manifest), 0o600)
 	if err == nil {
 		err = os.Rename(next, n.manifest(name)) // the kubelet reads no half of it

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cudatool
 
 import (
 	"cmp"
@@ -34,9 +34,9 @@ import (
 // of the restore thread. Here the driver is given the process's id, since a step by a thread's id
 // was seen to end a process (NVIDIA/cuda-checkpoint#41).
 
-// cudaCheckpoint is NVIDIA's utility. Its exit status is 0, the driver's error code, or else 1.
-func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer) int {
-	step, help, err := parseCheckpointArgs(argv)
+// Utility is NVIDIA's utility. Its exit status is 0, the driver's error code, or else 1.
+func Utility(ctx context.Context, argv []string, stdout, stderr io.Writer) int {
+	st, help, err := parseCheckpointArgs(argv)
 	if err != nil {
 		fmt.Fprintf(stderr, "%v\nTry 'cuda-checkpoint --help'\n", err)
 		return 1
@@ -51,19 +51,19 @@ func cudaCheckpoint(ctx context.Context, argv []string, stdout, stderr io.Writer
 		return 1
 	}
 	defer h.Close()
-	status, _ := proc.StatusOf(step.pid) // nothing of an id that is neither a process nor a thread
-	step.pid = cmp.Or(status.Process(), step.pid)
-	answer, err := step.take(ctx, h)
+	status, _ := proc.StatusOf(st.pid) // nothing of an id that is neither a process nor a thread
+	st.pid = cmp.Or(status.Process(), st.pid)
+	a, err := st.take(ctx, h)
 	if err != nil {
-		fmt.Fprintln(stderr, step.message(err))
+		fmt.Fprintln(stderr, st.message(err))
 		return exitStatus(err)
 	}
-	fmt.Fprint(stdout, answer.text)
+	fmt.Fprint(stdout, a.text)
 	return 0
 }
 
 // message words an error of the driver's as NVIDIA's utility does, any other as this project does.
-func (s cudaStep) message(err error) string {
+func (s step) message(err error) string {
 	var e *cuda.Error
 	if !errors.As(err, &e) {
 		return err.Error()
@@ -93,7 +93,7 @@ func exitStatus(err error) int {
 
 // parseCheckpointArgs reads options as getopt_long does: "--pid 1", "--pid=1", "-p 1" and "-p1", in
 // any order. help is not empty if asked for; CRIU looks for "--action" in its first 2047 bytes.
-func parseCheckpointArgs(argv []string) (s cudaStep, help string, err error) {
+func parseCheckpointArgs(argv []string) (s step, help string, err error) {
 	f := pflag.NewFlagSet("cuda-checkpoint", pflag.ContinueOnError)
 	set := func(op string) error {
 		if s.op != "" {
@@ -130,6 +130,10 @@ func parseCheckpointArgs(argv []string) (s cudaStep, help string, err error) {
 		return err
 	})
 	asked := f.BoolP("help", "h", false, "print this help message")
+	if slices.ContainsFunc(argv, func(a string) bool { return a == "--launch-job" || strings.HasPrefix(a, "--launch-job=") }) {
+		return s, "", errors.New("--launch-job is not supported: it starts jobs that share GPU memory, whose checkpoints gpuckpt refuses; " +
+			"call NVIDIA's own cuda-checkpoint, of driver 590 or newer, for it")
+	}
 	err = f.Parse(argv)
 	s.timeout = time.Duration(*ms) * time.Millisecond
 	switch {

@@ -1,10 +1,11 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cudatool
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,21 +20,21 @@ const (
 func TestCheckpointArgs(t *testing.T) {
 	for _, c := range []struct {
 		argv []string
-		want cudaStep
+		want step
 	}{
-		{[]string{"--get-state", "--pid", "12"}, cudaStep{op: "state", pid: 12}},
-		{[]string{"--pid", "12", "--get-state"}, cudaStep{op: "state", pid: 12}},
-		{[]string{"--get-restore-tid", "--pid=12"}, cudaStep{op: "restore-tid", pid: 12}},
-		{[]string{"--toggle", "-p", "12"}, cudaStep{op: "toggle", pid: 12}},
-		{[]string{"--toggle", "-p12"}, cudaStep{op: "toggle", pid: 12}},
-		{[]string{"--action", "lock", "--pid", "12", "--timeout", "10000"}, cudaStep{op: "lock", pid: 12, timeout: 10 * time.Second}},
-		{[]string{"--action", "lock", "--pid", "12", "-t", "0"}, cudaStep{op: "lock", pid: 12}},
-		{[]string{"--action=checkpoint", "--pid", "12"}, cudaStep{op: "checkpoint", pid: 12}},
-		{[]string{"--action", "unlock", "--pid", "12", "--timeout", "5"}, cudaStep{op: "unlock", pid: 12, timeout: 5 * time.Millisecond}},
+		{[]string{"--get-state", "--pid", "12"}, step{op: "state", pid: 12}},
+		{[]string{"--pid", "12", "--get-state"}, step{op: "state", pid: 12}},
+		{[]string{"--get-restore-tid", "--pid=12"}, step{op: "restore-tid", pid: 12}},
+		{[]string{"--toggle", "-p", "12"}, step{op: "toggle", pid: 12}},
+		{[]string{"--toggle", "-p12"}, step{op: "toggle", pid: 12}},
+		{[]string{"--action", "lock", "--pid", "12", "--timeout", "10000"}, step{op: "lock", pid: 12, timeout: 10 * time.Second}},
+		{[]string{"--action", "lock", "--pid", "12", "-t", "0"}, step{op: "lock", pid: 12}},
+		{[]string{"--action=checkpoint", "--pid", "12"}, step{op: "checkpoint", pid: 12}},
+		{[]string{"--action", "unlock", "--pid", "12", "--timeout", "5"}, step{op: "unlock", pid: 12, timeout: 5 * time.Millisecond}},
 		{[]string{"--action", "restore", "--pid", "12", "-d", uuidA + "=" + uuidB},
-			cudaStep{op: "restore", pid: 12, pairs: []cuda.Pair{{Old: uuidA, New: uuidB}}}},
+			step{op: "restore", pid: 12, pairs: []cuda.Pair{{Old: uuidA, New: uuidB}}}},
 		{[]string{"--action", "restore", "--pid", "12", "--device-map", uuidA + "=" + uuidB},
-			cudaStep{op: "restore", pid: 12, pairs: []cuda.Pair{{Old: uuidA, New: uuidB}}}},
+			step{op: "restore", pid: 12, pairs: []cuda.Pair{{Old: uuidA, New: uuidB}}}},
 	} {
 		if got, _, err := parseCheckpointArgs(c.argv); err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%q: got %+v, %v", c.argv, got, err)
@@ -53,7 +54,15 @@ func TestCheckpointArgs(t *testing.T) {
 	}
 }
 
-// The words are those in reports of NVIDIA's users, see cudacheckpoint.go.
+// Scripts for drivers from 590 on are told what to do.
+func TestLaunchJob(t *testing.T) {
+	_, _, err := parseCheckpointArgs([]string{"--launch-job", "python", "train.py"})
+	if err == nil || !strings.Contains(err.Error(), "NVIDIA's own cuda-checkpoint") {
+		t.Error(err)
+	}
+}
+
+// The words are those in reports of NVIDIA's users, see utility.go.
 func TestCheckpointMessages(t *testing.T) {
 	refused := func(op string, r cuda.Result) error { return &cuda.Error{Op: op, PID: 4711, Result: r} }
 	for _, c := range []struct {
@@ -73,7 +82,7 @@ func TestCheckpointMessages(t *testing.T) {
 		{"state", cuda.ErrNoDriver, "no NVIDIA driver", 1},
 		{"lock", refused("lock", 512), `Could not lock on process ID 4711: "unknown error"`, 1}, // never 0
 	} {
-		a := cudaStep{op: c.op, pid: 4711}
+		a := step{op: c.op, pid: 4711}
 		if got := a.message(c.err); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
 		}

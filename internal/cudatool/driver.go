@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cudatool
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/driverroot"
 )
 
-// findDriver finds the driver as a shim does.
-func findDriver() (driverroot.Place, error) {
+// FindDriver finds the driver as a shim does.
+func FindDriver() (driverroot.Place, error) {
 	node, err := config.Load()
 	if err != nil {
 		return driverroot.Place{}, err
@@ -21,9 +21,9 @@ func findDriver() (driverroot.Place, error) {
 	return driverroot.Find(node.DriverRoot, os.Getenv("LD_LIBRARY_PATH"), node.CDISpecDirs)
 }
 
-// startHelper starts a helper that loads the driver which findDriver finds.
+// startHelper starts a helper that loads the driver which FindDriver finds.
 func startHelper(ctx context.Context, opts cuda.Options) (*cuda.Helper, error) {
-	place, err := findDriver()
+	place, err := FindDriver()
 	if err != nil {
 		return nil, err
 	}

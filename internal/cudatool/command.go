@@ -1,11 +1,17 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package cudatool takes single processes off their GPUs and back, by pid: "gpuckpt cuda", and the
+// program under the name and with the options of NVIDIA's cuda-checkpoint.
+//
+// The life of a step: it is read from the command line, a helper that has loaded the driver takes it,
+// and the process's new state is printed.
+package cudatool
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -16,24 +22,24 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
-// cudaStep is what "gpuckpt cuda" and cuda-checkpoint do with one process.
-type cudaStep struct {
+// step is what "gpuckpt cuda" and cuda-checkpoint do with one process.
+type step struct {
 	op      string // "state", "restore-tid", "toggle", "lock", "checkpoint", "restore" or "unlock"
 	pid     int
 	timeout time.Duration // of a lock
 	pairs   []cuda.Pair   // of a restore
 }
 
-// cudaAnswer is what came of a step, and what is printed of it without --json.
-type cudaAnswer struct {
+// answer is what came of a step, and what is printed of it without --json.
+type answer struct {
 	PID           int         `json:"pid"`
 	State         *cuda.State `json:"state,omitempty"`
 	RestoreThread int         `json:"restore_thread,omitempty"`
 	text          string
 }
 
-func (s cudaStep) take(ctx context.Context, h *cuda.Helper) (cudaAnswer, error) {
-	a := cudaAnswer{PID: s.pid, State: new(cuda.State)}
+func (s step) take(ctx context.Context, h *cuda.Helper) (answer, error) {
+	a := answer{PID: s.pid, State: new(cuda.State)}
 	var err error
 	switch s.op {
 	case "state":
@@ -57,7 +63,7 @@ func (s cudaStep) take(ctx context.Context, h *cuda.Helper) (cudaAnswer, error) 
 	return a, err
 }
 
-type cudaFlags struct {
+type flags struct {
 	helper    string
 	join      int
 	json      bool
@@ -65,9 +71,10 @@ type cudaFlags struct {
 	deviceMap string
 }
 
-func cudaCommand() *cobra.Command {
-	var o cudaFlags
-	c := group(&cobra.Command{
+// Command is "gpuckpt cuda".
+func Command() *cobra.Command {
+	var o flags
+	c := &cobra.Command{
 		Use:   "cuda",
 		Short: "Take single processes off their GPUs and back, by pid",
 		Long: `Take single processes off their GPUs and back, by pid.
@@ -75,7 +82,9 @@ func cudaCommand() *cobra.Command {
 A process is running, locked or checkpointed:
 
   running --lock--> locked --checkpoint--> checkpointed --restore--> locked --unlock--> running`,
-	})
+		Args: cobra.NoArgs, // so that an unknown sub-command is an error
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
 	for _, sub := range []struct {
 		op, short      string
 		timeout, remap bool
@@ -88,19 +97,19 @@ A process is running, locked or checkpointed:
 		{op: "unlock", short: "Let a locked process run on"},
 		{op: "toggle", short: "Checkpoint a running process, or return a checkpointed one to running", timeout: true, remap: true},
 	} {
-		step := &cobra.Command{
+		sc := &cobra.Command{
 			Use:   sub.op + " PID",
 			Short: sub.short,
 			Args:  cobra.ExactArgs(1),
 			RunE:  func(cmd *cobra.Command, args []string) error { return o.take(cmd, sub.op, args[0]) },
 		}
 		if sub.timeout {
-			step.Flags().Uint32Var(&o.timeout, "timeout", 0, "milliseconds to wait for the process's GPU work to end (0: forever)")
+			sc.Flags().Uint32Var(&o.timeout, "timeout", 0, "milliseconds to wait for the process's GPU work to end (0: forever)")
 		}
 		if sub.remap {
-			step.Flags().StringVar(&o.deviceMap, "device-map", "", "OLD=NEW,… UUIDs: restore onto other GPUs, naming every GPU of the checkpoint")
+			sc.Flags().StringVar(&o.deviceMap, "device-map", "", "OLD=NEW,… UUIDs: restore onto other GPUs, naming every GPU of the checkpoint")
 		}
-		c.AddCommand(step)
+		c.AddCommand(sc)
 	}
 	f := c.PersistentFlags()
 	f.StringVar(&o.helper, "helper", "", "path of "+cuda.HelperName+" (default: beside this program, then in $PATH)")
@@ -111,8 +120,8 @@ A process is running, locked or checkpointed:
 }
 
 // take takes one step with a helper of its own, and prints the answer.
-func (o *cudaFlags) take(cmd *cobra.Command, op, pid string) (err error) {
-	s := cudaStep{op: op, timeout: time.Duration(o.timeout) * time.Millisecond}
+func (o *flags) take(cmd *cobra.Command, op, pid string) (err error) {
+	s := step{op: op, timeout: time.Duration(o.timeout) * time.Millisecond}
 	if s.pid, err = parsePID(pid); err != nil {
 		return err
 	}
@@ -123,15 +132,15 @@ func (o *cudaFlags) take(cmd *cobra.Command, op, pid string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer joinClose(&err, h)
-	answer, err := s.take(cmd.Context(), h)
+	defer func() { err = errors.Join(err, h.Close()) }()
+	a, err := s.take(cmd.Context(), h)
 	if err != nil {
 		return err
 	}
 	if o.json {
-		return json.NewEncoder(cmd.OutOrStdout()).Encode(answer)
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(a)
 	}
-	_, err = io.WriteString(cmd.OutOrStdout(), answer.text)
+	_, err = io.WriteString(cmd.OutOrStdout(), a.text)
 	return err
 }
 

@@ -1,0 +1,49 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package images
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"lukechampine.com/blake3"
+)
+
+// The tree by hand is the library's, whatever the length and however it comes.
+func TestBlake(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	all := make([]byte, 40*blakeUnit)
+	for i := range all {
+		all[i] = byte(random.Uint32())
+	}
+	lengths := []int{0, 1, 63, 64, 65, 1023, 1024, 1025, 2048, 2049, 15 << 10, blakeUnit - 1, blakeUnit, blakeUnit + 1, 2 * blakeUnit, 2*blakeUnit + 1, 3*blakeUnit + 5000, 4 * blakeUnit, 31*blakeUnit + 1, len(all)}
+	for range 40 {
+		lengths = append(lengths, random.IntN(len(all)))
+	}
+	for _, length := range lengths {
+		want := blake3.Sum256(all[:length])
+		for range 3 {
+			b := new(blake)
+			for at := 0; at < length; {
+				n := min(length-at, 1+random.IntN([]int{10000, 100, 3 * blakeUnit}[random.IntN(3)]))
+				if n < 100 && length > 100000 {
+					n = min(length-at, 20000)
+				}
+				b.Write(all[at : at+n])
+				at += n
+			}
+			if got := b.Sum(); got != want || b.Sum() != want {
+				t.Fatalf("%d bytes: %x, want %x", length, got, want)
+			}
+		}
+	}
+}
+
+func BenchmarkDigestBlock(b *testing.B) {
+	block := make([]byte, BlockBytes)
+	b.SetBytes(BlockBytes)
+	for b.Loop() {
+		DigestBlock(block)
+	}
+}

@@ -1,0 +1,196 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package recovery
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/journal"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// dead is a process that is gone: no process has started at the end of time.
+var dead = proc.Process{PID: 1, Start: 1<<64 - 1}
+
+// record writes a record that another shim has left, and returns its path and the node's configuration.
+func record(t *testing.T, change func(*journal.Record)) (string, config.Node) {
+	t.Helper()
+	node := config.Default()
+	node.StateDir = t.TempDir()
+	boot, err := journal.Boot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := journal.Record{Schema: journal.Schema, Namespace: "ns", Container: "c", Boot: boot, Shim: dead, Operation: "checkpoint", Step: "dump"}
+	change(&r)
+	path := journal.Path(node.StateDir, r.Namespace, r.Container)
+	data, err := json.Marshal(r)
+	if err == nil {
+		err = errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, data, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path, node
+}
+
+func fill(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func names(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// What a checkpoint has written goes, and nothing else; a complete one stays.
+func TestImages(t *testing.T) {
+	area := images.AreaFile(1, 0)
+	for _, test := range []struct {
+		name       string
+		made       bool
+		had, found []string
+		left       []string
+	}{
+		{"made", true, nil, []string{area, "inventory.img", "descriptors.json", ".tmp-gpuckpt.json", "gpuckpt.manifest"}, nil},
+		{"made, and somebody's file", true, nil, []string{area, "notes.txt"}, []string{"notes.txt"}},
+		{"not made yet", true, nil, nil, nil},
+		{"was empty", false, nil, []string{area, "core-1.img"}, nil},
+		{"had files", false, []string{"core-1.img", "notes.txt"}, []string{area, "core-1.img", "core-2.img", "notes.txt"}, []string{"core-1.img", "core-2.img", "notes.txt"}},
+		{"complete", true, nil, []string{area, images.MetadataName, "inventory.img"}, []string{area, images.MetadataName, "inventory.img"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "images")
+			if test.found != nil || !test.made {
+				fill(t, dir, test.found...)
+			}
+			path, node := record(t, func(r *journal.Record) { r.Images = &imagedir.Dir{Path: dir, Made: test.made, Had: test.had} })
+			report, err := Recover(t.Context(), node, path, false)
+			if err != nil || len(report.ToDo) > 0 {
+				t.Fatalf("%+v, %v", report, err)
+			}
+			left := names(t, dir)
+			slices.Sort(test.left)
+			if !slices.Equal(left, test.left) {
+				t.Errorf("left are %q, want %q", left, test.left)
+			}
+			if _, err := os.Stat(dir); test.made && len(test.left) == 0 && !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the directory is still there: %v", err)
+			}
+			if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the record is still there: %v", err)
+			}
+		})
+	}
+}
+
+// A directory that another shim, which lives, writes to is not touched.
+func TestImagesOfAnother(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "images")
+	fill(t, dir, images.AreaFile(1, 0))
+	path, node := record(t, func(r *journal.Record) { r.Images = &imagedir.Dir{Path: dir, Made: true} })
+	var live journal.Journal
+	if err := live.Begin(node.StateDir, journal.Record{Namespace: "other", Container: "d", Operation: "checkpoint", Images: &imagedir.Dir{Path: dir}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Recover(t.Context(), node, path, false); err != nil {
+		t.Fatal(err)
+	}
+	if left := names(t, dir); len(left) != 1 {
+		t.Errorf("left are %q", left)
+	}
+}
+
+// Of what a restore and a suspension leave only what is theirs by name goes.
+func TestDirectories(t *testing.T) {
+	base := t.TempDir()
+	spill, unpacked, foreign := filepath.Join(base, "gpuckpt-spill-ns-c"), filepath.Join(base, "ctrd-checkpoint123"), filepath.Join(base, "home")
+	for _, dir := range []string{spill, unpacked, foreign} {
+		fill(t, dir, "file")
+	}
+	path, node := record(t, func(r *journal.Record) { r.Boot, r.Spill, r.Unpacked = "another boot", spill, unpacked })
+	report, err := Recover(t.Context(), node, path, false)
+	if err != nil || len(report.Done) != 2 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	path, node = record(t, func(r *journal.Record) { r.Spill, r.Unpacked = foreign, foreign })
+	if _, err := Recover(t.Context(), node, path, false); err == nil || !strings.Contains(err.Error(), "no directory of spilled GPU state") {
+		t.Errorf("error %v", err)
+	}
+	if left := names(t, base); !slices.Equal(left, []string{"home"}) {
+		t.Errorf("left are %q", left)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("the record went though something is left: %v", err)
+	}
+}
+
+// Where the shim lives, a person is told what it waits for, and nothing is changed.
+func TestShimLives(t *testing.T) {
+	for state, says := range map[string]string{
+		"": "is under way since", journal.Paused: "ctr -n ns tasks resume c", journal.Suspended: "gpuckpt resume -n ns c",
+		journal.Stuck: "could not undo the checkpoint (why)",
+	} {
+		dir := filepath.Join(t.TempDir(), "images")
+		fill(t, dir, images.AreaFile(1, 0))
+		self, err := proc.Identify(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		path, node := record(t, func(r *journal.Record) {
+			r.Shim, r.State, r.Why, r.Images = self, state, "why", &imagedir.Dir{Path: dir, Made: true}
+		})
+		report, err := Recover(t.Context(), node, path, false)
+		if err != nil || len(report.ToDo) != 1 || !strings.Contains(report.ToDo[0], says) {
+			t.Errorf("%q: %+v, %v", state, report, err)
+		}
+		Sweep(t.Context(), node, "ns")
+		if len(names(t, dir)) != 1 {
+			t.Errorf("%q: the images of a checkpoint under way are gone", state)
+		}
+	}
+}
+
+// A sweep takes what is left of the dead, and leaves containers that live.
+func TestSweep(t *testing.T) {
+	self, err := proc.Identify(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for init, stays := range map[proc.Process]bool{dead: false, self: true} {
+		path, node := record(t, func(r *journal.Record) { r.Init, r.State = init, journal.Suspended })
+		Sweep(t.Context(), node, "another")
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("a record of another namespace is gone: %v", err)
+		}
+		Sweep(t.Context(), node, "ns")
+		if _, err := os.Stat(path); (err == nil) != stays {
+			t.Errorf("with %v: %v, want it to stay: %v", init, err, stays)
+		}
+	}
+}

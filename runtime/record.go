@@ -1,0 +1,52 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/journal"
+	"github.com/gpuckpt/gpuckpt/internal/recovery"
+)
+
+// begin writes the record of an operation that is going to change a container. It removes before what
+// shims that died have left in the way.
+func begin(ctx context.Context, c *container, read config.Source, rec journal.Record) error {
+	view, err := read()
+	if err != nil {
+		return err
+	}
+	recovery.Sweep(ctx, view.Node, c.namespace)
+	rec.Namespace, rec.Container, rec.Bundle, rec.Spill = c.namespace, c.id, c.bundle, c.spillDir()
+	if err := recovery.Identify(&rec, c.pid); err != nil {
+		return fmt.Errorf("write the record of the %s: %w", rec.Operation, err)
+	}
+	return c.journal.Begin(view.StateDir, rec)
+}
+
+// beginAnyway is begin for what is done with or without a record.
+func beginAnyway(ctx context.Context, c *container, read config.Source, operation string) {
+	if err := begin(ctx, c, read, journal.Record{Operation: operation}); err != nil {
+		log.G(ctx).WithError(err).Warn("no record is kept for a crash")
+	}
+}
+
+// end removes the record of an operation that is over, or notes in it how the container stays.
+// stuck is the error of a way back that has failed.
+func end(ctx context.Context, c *container, stuck error) {
+	state := ""
+	switch {
+	case stuck != nil:
+		state = journal.Stuck
+	case c.suspended:
+		state = journal.Suspended
+	case c.paused:
+		state = journal.Paused
+	}
+	c.journal.End(ctx, state, stuck)
+}
