@@ -91,7 +91,7 @@ test-kubernetes: setup setup-kubernetes build testbeds ## Run the tests with a k
 	$(TEST_ENV) go -C integration test -p 1 -count=1 -timeout 30m ./kubernetes ./nerdctl
 
 .PHONY: gpu-bundle
-gpu-bundle: setup build ## Pack the tests into one archive for a machine with a GPU.
+gpu-bundle: setup build-faults ## Pack the tests into one archive for a machine with a GPU.
 	hack/bundle
 
 .PHONY: gpu-bundle-kubernetes
@@ -138,6 +138,10 @@ package: build ## Pack what a node needs into .build/gpuckpt.tar.gz.
 .PHONY: compatibility
 compatibility: ## Write docs/compatibility.md out of docs/results.
 	go -C integration run ./compatibility
+
+.PHONY: faults-page
+faults-page: ## Write docs/faults.md out of the table of faults.
+	go -C integration run ./faults/page
 
 .PHONY: bench-build
 bench-build: setup build testbeds

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 )
 
 // HelperName is the file name of the helper program.
@@ -54,6 +55,7 @@ func (o Options) withDefaults() Options {
 	if o.CopyTimeout <= 0 {
 		o.CopyTimeout = 30 * time.Minute
 	}
+	o.CallTimeout, o.CopyTimeout = fault.Bound(o.CallTimeout), fault.Bound(o.CopyTimeout)
 	return o
 }
 

@@ -63,6 +63,9 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 			group.Go(func() error {
 				buf := buffers.Get().(*[1 << 20]byte)
 				defer buffers.Put(buf)
+				if err := meter.Moving(); err != nil {
+					return err
+				}
 				n, err := a.checkBlock(gctx, r, block, buf[:])
 				meter.Add(int64(n))
 				mu.Lock()

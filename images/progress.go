@@ -48,6 +48,16 @@ func (m *Meter) at(moment string) error {
 	return fault.At(fault.Point{Operation: "command", Step: m.step.Name, Moment: moment})
 }
 
+// Moving is called before bytes are moved otherwise than by a Reader or Writer. Its error, which only a
+// test makes, is that of the move.
+func (m *Meter) Moving() error {
+	if m == nil {
+		return nil
+	}
+	m.moves.Do(func() { m.broken = cmp.Or(m.broken, m.at(fault.Move)) })
+	return m.broken
+}
+
 func (m *Meter) update(change func(*Step)) {
 	if m == nil {
 		return
@@ -92,11 +102,8 @@ func (m *Meter) count(ctx context.Context, p []byte, move func([]byte) (int, err
 	if err := context.Cause(ctx); err != nil {
 		return 0, err
 	}
-	if m != nil {
-		m.moves.Do(func() { m.broken = cmp.Or(m.broken, m.at(fault.Move)) })
-		if m.broken != nil {
-			return 0, m.broken
-		}
+	if err := m.Moving(); err != nil {
+		return 0, err
 	}
 	n, err := move(p)
 	m.Add(int64(n))

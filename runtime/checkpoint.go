@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"path/filepath"
 	goruntime "runtime"
+	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/runc/options"
@@ -347,7 +348,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
-	watch := criu.StartWatch(ctx, false)
+	watch := criu.StartWatch(ctx, false, time.Duration(view.CRIU.DumpTimeout))
 	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
 		return sequence.Join(dumpLog.Explain(err), criu.EndAll())

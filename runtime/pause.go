@@ -6,6 +6,7 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -76,6 +78,10 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	return resp, toGRPC(err)
 }
 
+// runcWithin bounds a runc that freezes or thaws a container: it waits ten seconds at most for the
+// processes.
+const runcWithin = time.Minute
+
 // pause locks and freezes. On an error the container is as it was.
 func (s *Service) pause(ctx context.Context, c *container, read config.Source) (*ptypes.Empty, error) {
 	if c.gpu.Phase() == gpustate.Unlocked && !c.paused && c.pid != 0 {
@@ -84,10 +90,15 @@ func (s *Service) pause(ctx context.Context, c *container, read config.Source) (
 		}
 	}
 	// Not given up once begun: whether the container is frozen must be known.
-	resp, err := s.TTRPCTaskService.Pause(context.WithoutCancel(ctx), &taskAPI.PauseRequest{ID: c.id})
+	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), fault.Bound(runcWithin))
+	defer cancel()
+	resp, err := s.TTRPCTaskService.Pause(within, &taskAPI.PauseRequest{ID: c.id})
 	if err == nil {
 		c.paused = true
 	} else if !c.paused {
+		if cg, cerr := host.CgroupOf(c.pid); cerr == nil { // a runc that was killed may have frozen it
+			err = sequence.Join(err, cg.Thaw())
+		}
 		if uerr := c.unlock(context.WithoutCancel(ctx)); uerr != nil {
 			log.G(ctx).WithError(uerr).Error("unlock after a failed pause")
 		}
@@ -192,16 +203,23 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 	if err := c.gpu.RestoreInPlace(ctx); err != nil {
 		return nil, fmt.Errorf("give the GPU state back (the container stays paused; resume it again to retry): %w", err)
 	}
+	c.removeSpill(ctx) // of a suspension whose way back failed
 	resp := &ptypes.Empty{}
 	// After an unlock that failed the container is thawed already.
 	if c.paused || c.gpu.Phase() == gpustate.Unlocked {
 		var err error
-		if resp, err = s.TTRPCTaskService.Resume(ctx, &taskAPI.ResumeRequest{ID: c.id}); err != nil {
+		within, cancel := context.WithTimeout(ctx, fault.Bound(runcWithin))
+		defer cancel()
+		if resp, err = s.TTRPCTaskService.Resume(within, &taskAPI.ResumeRequest{ID: c.id}); err != nil {
 			err = errgrpc.ToNative(err)
 			if cg, cerr := host.CgroupOf(c.pid); cerr == nil {
-				err = sequence.Join(err, cg.ThawIfKilled(c.pid))
+				if killed := cg.ThawIfKilled(c.pid); killed != nil {
+					err = sequence.Join(err, killed)
+				} else if c.paused { // a runc that was killed may have thawed it, and the next one must find it paused
+					err = sequence.Join(err, cg.Freeze())
+				}
 			}
-			return nil, err
+			return nil, fmt.Errorf("let it run (the container stays paused; resume it again to retry): %w", err)
 		}
 		c.paused = false
 	}

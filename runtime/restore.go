@@ -152,7 +152,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	k.watch, k.started = criu.StartWatch(ctx, true), make(chan struct{})
+	k.watch, k.started = criu.StartWatch(ctx, true, 0), make(chan struct{})
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
 		defer close(k.started)
@@ -285,5 +285,5 @@ func (c *container) removeHalf(watch *criu.Watch) error {
 		}
 		return cg.Pids()
 	}
-	return sequence.Join(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState))
+	return sequence.Join(criu.EndAll(), watch.EndHalfRestored(ours), criu.RemoveMounts(c.workDir, c.runcState), host.RemoveCgroup(asked))
 }

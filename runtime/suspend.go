@@ -114,6 +114,9 @@ func (k *suspending) makeSpillDir(ctx context.Context) (_ uint64, err error) {
 }
 
 func (k *suspending) removeSpillDir(ctx context.Context) error {
+	if k.c.gpu.Phase() == gpustate.Spilled {
+		return fmt.Errorf("%s has the GPU state, and stays until that is back", k.c.spillDir())
+	}
 	k.c.removeSpill(ctx)
 	return nil
 }

@@ -21,6 +21,9 @@ import (
 
 // attempts calls do until it succeeds, fails for good, or has been tried often enough.
 func (o *Options) attempts(ctx context.Context, meter *images.Meter, do func() error) error {
+	if err := meter.Moving(); err != nil {
+		return err
+	}
 	pause := o.Pause
 	for try := 1; ; try++ {
 		err := do()

@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 )
 
@@ -61,6 +63,9 @@ func (c *control) answer(conn net.Conn) {
 	if err := json.NewDecoder(conn).Decode(&p); err != nil {
 		return
 	}
+	if shim, ok := strings.CutPrefix(p.Container, "child of "); ok {
+		p.Container = containerOf(shim)
+	}
 	c.mu.Lock()
 	ask := c.lanes[p.Container]
 	c.seen[point{Operation: p.Operation, Step: p.Step, Moment: p.Moment}] = true
@@ -78,4 +83,14 @@ func (c *control) at(container string, ask func(point) string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lanes[container] = ask
+}
+
+// containerOf is the id of the container of a shim, as its command line has it.
+func containerOf(shim string) string {
+	line, _ := os.ReadFile(filepath.Join("/proc", shim, "cmdline"))
+	words := strings.Split(string(line), "\x00")
+	if at := slices.Index(words, "-id"); at >= 0 && at+1 < len(words) {
+		return words[at+1]
+	}
+	return ""
 }

@@ -3,6 +3,8 @@
 
 package faults
 
+import "slices"
+
 // Faults are all of them.
 func Faults() []Fault {
 	// points are the begin and the end of each step and of each undo.
@@ -20,13 +22,19 @@ func Faults() []Fault {
 		if p.After != "" {
 			return Back | Retry
 		}
+		if p.Scenario.Operation == "resume" && (p.completed() || p.Step == "thaw and unlock") {
+			return Through | Retry // it is not suspended any more
+		}
 		return Through | Back
 	}
-	return []Fault{
+	faults := []Fault{
 		{
 			Name: "error", Words: "the step fails",
-			Found:   "the steps before it are undone; the error names the step",
-			Outcome: points(failed),
+			Found: "the steps before it are undone; the error names the step",
+			Outcome: func(p Place) (Outcome, bool) {
+				outcome, made := points(failed)(p)
+				return outcome, made && (p.Moment == "end" || !slices.Contains(cannotFail, p.Step))
+			},
 		},
 		{
 			Name: "delay", Words: "the step takes long",
@@ -67,22 +75,228 @@ func Faults() []Fault {
 			Name: "SIGKILL-program", Words: "the program is killed",
 			Found: "the container ends; the operation fails, or is complete",
 			Outcome: func(p Place) (Outcome, bool) {
-				return Ends, p.Moment != "during" && p.hasProgram()
+				return Ends, p.Moment != "during" && p.has(Program)
+			},
+		},
+		{
+			Name: "no-files", Words: "the shim can open no more files",
+			Found:   "as for a step that fails",
+			Outcome: points(tried),
+		},
+		{
+			Name: "no-pids", Words: "the container can start no more processes",
+			Found: "as for a step that fails, where one is to be started",
+			Outcome: func(p Place) (Outcome, bool) {
+				return tried(p), p.Moment != "during" && p.has(Program)
+			},
+		},
+		{
+			Name: "disk-full", Words: "the disk of the checkpoint is full",
+			Found: "as for a step that fails; the error says no space left on device",
+			Outcome: func(p Place) (Outcome, bool) {
+				return tried(p), p.Moment != "during" && p.Scenario.Operation == "checkpoint"
+			},
+		},
+		{
+			Name: "no-memory", Words: "the cgroup of `[staging]` has no memory left",
+			Found: "as for a step that fails, where some is needed", Alone: true,
+			Outcome: points(tried),
+		},
+		{
+			Name: "gpu-lost", Words: "the driver refuses every call",
+			Found: "as for a step that fails. A container whose GPU cannot be given back stays paused, until `ctr tasks resume` succeeds",
+			Alone: true, SoftwareOnly: true,
+			Outcome: func(p Place) (Outcome, bool) {
+				outcome := Through | Back
+				if p.Scenario.Operation != "restore" {
+					outcome |= Retry
+				}
+				return outcome, p.Moment != "during"
 			},
 		},
 	}
+	for _, victim := range Processes {
+		faults = append(faults, Fault{
+			Name: "SIGKILL-" + victim.Name, Words: victim.Words + " is killed",
+			Found: victim.Killed, Alone: victim.Name == Containerd,
+			Outcome: func(p Place) (Outcome, bool) { return tried(p), p.has(victim.Name) },
+		})
+	}
+	for _, victim := range append([]Process{{Name: Shim, Words: "the shim"}, {Name: Program, Words: "the program"}}, Processes...) {
+		faults = append(faults, Fault{
+			Name: "SIGSTOP-" + victim.Name, Words: victim.Words + " is stopped for a moment",
+			Found: "the operation takes longer", Alone: victim.Name == Containerd,
+			Outcome: func(p Place) (Outcome, bool) {
+				made := p.has(victim.Name)
+				if victim.Name == Program { // what is stopped stays so in a checkpoint
+					made = made && p.Moment != "during" && p.Scenario.Name != "checkpoint-stop"
+				}
+				if p.After != "" {
+					return Back, made
+				}
+				return Through, made
+			},
+		})
+	}
+	for _, victim := range Processes {
+		if victim.Name == Containerd {
+			continue
+		}
+		faults = append(faults, Fault{
+			Name: "hang-" + victim.Name, Words: victim.Words + " does nothing any more",
+			Found: "it is ended when its time is over ([configuration.md](configuration.md#criu) for CRIU, a minute for another runc, half an hour for GPU memory that moves); then as if it was killed",
+			Alone: true,
+			Outcome: func(p Place) (Outcome, bool) {
+				return tried(p), p.Moment == "during" && p.has(victim.Name)
+			},
+		})
+	}
+	faults = append(faults, Fault{
+		Name: "write-error", Words: "GPU state cannot be written", Found: "as for a step that fails",
+		Outcome: func(p Place) (Outcome, bool) {
+			return Back, p.Scenario.Name == "suspend-spill" && p.Step == "spill" && p.Moment == "during"
+		},
+	}, Fault{
+		Name: "read-error", Words: "GPU state cannot be read", Found: "as for a step that fails",
+		Outcome: func(p Place) (Outcome, bool) {
+			return Back, p.Moment == "during" && (p.Scenario.Name == "resume-spill" && p.Step == "check spill" || p.Scenario.Name == "restore" && p.Step == "map GPU state")
+		},
+	})
+	for _, both := range [][2]string{{Helper, Worker}, {Helper, Containerd}} {
+		faults = append(faults, Fault{
+			Name: "SIGKILL-" + both[0] + "-and-" + both[1], Words: "the " + both[0] + " and " + both[1] + " are killed",
+			Found: "as for each of them", Alone: both[1] == Containerd,
+			Outcome: func(p Place) (Outcome, bool) {
+				return tried(p), p.Moment != "during" && p.has(both[0]) && p.has(both[1])
+			},
+		})
+	}
+	tries := func(Place) (Outcome, bool) { return Through | Back, true }
+	for _, f := range []Fault{
+		{
+			Name: "io-error", Words: "bytes cannot be read or written", Found: "there is no image, and nothing of one; the container runs on",
+			Outcome: func(p Place) (Outcome, bool) { return Back, p.Moment != "end" && p.Step != "dump" },
+		},
+		{Name: "SIGTERM", Words: "the command is ended by Ctrl-C or SIGTERM", Found: "as for an error, unless it was done", Outcome: tries},
+		{
+			Name: "SIGKILL", Words: "the command is killed",
+			Found:   "a container that it has paused stays paused until `ctr tasks resume`; what it has written goes with its lease, in a day at most",
+			Outcome: func(Place) (Outcome, bool) { return Back | Retry, true },
+		},
+		{
+			Name: "SIGSTOP", Words: "the command is stopped for a moment", Found: "it takes longer",
+			Outcome: func(Place) (Outcome, bool) { return Through, true },
+		},
+		{
+			Name: "SIGKILL-shim-of", Words: "the shim is killed meanwhile", Found: "the container ends; the image is complete, or there is none",
+			Outcome: func(p Place) (Outcome, bool) { return Ends, p.Scenario.Name == "image" },
+		},
+		{Name: "SIGKILL-containerd-of", Words: "containerd is killed meanwhile", Found: "as for an error; the container runs on, or stays paused until `ctr tasks resume`", Alone: true, Outcome: func(Place) (Outcome, bool) { return Through | Back | Retry, true }},
+	} {
+		f.Command = true
+		faults = append(faults, f)
+	}
+	return append(faults, Fault{
+		Name: "error-and-cancel", Words: "the step fails, and the client has cancelled its request",
+		Found: "as for a step that fails",
+		Outcome: func(p Place) (Outcome, bool) {
+			outcome, made := points(failed)(p)
+			return outcome | Through, made && outcome != Ends && (p.Moment == "end" || !slices.Contains(cannotFail, p.Step))
+		},
+	})
 }
 
-// hasProgram reports whether there is a process of the program.
-func (p Place) hasProgram() bool {
-	switch {
-	case p.Scenario.Operation == "restore":
-		return p.Step != "copy images" && (p.Step != "restore processes" || p.Moment == "end") && (p.Step != "kill" || p.Moment == "begin")
-	case p.Scenario.Name == "checkpoint-stop":
-		return p.Step != "stop" || p.Moment == "begin"
-	}
-	return true
+// The processes that a fault may hit.
+const (
+	Shim       = "shim"
+	Program    = "program"
+	Helper     = "helper"
+	Worker     = "worker"
+	Runc       = "runc"
+	CRIU       = "CRIU"
+	Containerd = "containerd"
+)
+
+// Process is one that a fault may hit and the operation may survive.
+type Process struct{ Name, Words, Killed string }
+
+// Processes are all of them.
+var Processes = []Process{
+	{Helper, "the CUDA helper", "another one is started, or it is as for a step that fails"},
+	{Worker, "the tracer or the digester", "as for a step that fails, or no harm is done"},
+	{Runc, "runc", "as for a step that fails; what CRIU has begun is ended"},
+	{CRIU, "CRIU", "as for a step that fails; a restore leaves nothing"},
+	{Containerd, "containerd", "the operation is undone, or completed. The next containerd has the container as it is then"},
 }
+
+// at is the number of a place in its scenario, two for each step.
+func (p Place) at(step, moment string) int {
+	n := 2 * slices.Index(p.Scenario.Steps, step)
+	if moment == "end" {
+		n++
+	}
+	return n
+}
+
+// between reports whether a place is, on the way there, at the end of a step or later, and at the moment
+// of the last step or before.
+func (p Place) between(step, last, moment string) bool {
+	n := p.at(p.Step, p.Moment)
+	return p.After == "" && p.at(step, "end") <= n && n <= p.at(last, moment)
+}
+
+// during are the steps in which a process lives for a while, or is at work.
+var during = map[string][]string{
+	Runc:   {"pause", "dump", "restore processes", "thaw and unlock"},
+	CRIU:   {"dump", "restore processes"},
+	Helper: {"save GPU state", "restore GPU state", "give GPU state back"},
+	Worker: {"save GPU state", "spill", "map GPU state", "restore GPU state", "store GPU state"},
+}
+
+// has reports whether there is the process at a place.
+func (p Place) has(process string) bool {
+	if p.Moment == "during" {
+		return slices.Contains(during[process], p.Step)
+	}
+	s := p.Scenario
+	switch process {
+	case Shim, Containerd:
+		return true
+	case Program:
+		switch {
+		case s.Operation == "restore":
+			return p.Step != "copy images" && (p.Step != "restore processes" || p.Moment == "end") && (p.Step != "kill" || p.Moment == "begin")
+		case s.Name == "checkpoint-stop":
+			return p.Step != "stop" || p.Moment == "begin"
+		}
+		return true
+	}
+	if p.After != "" {
+		return p.Moment == "begin" && (p.Step == "kill" || p.Step == "give GPU state back" && (process == Helper || process == Worker && s.Operation == "checkpoint"))
+	}
+	switch s.Operation + " " + process {
+	case "checkpoint " + Helper:
+		return p.between("pause", "dump", "end")
+	case "checkpoint " + Worker:
+		return p.between("save GPU state", "dump", "end")
+	case "restore " + Helper:
+		return true
+	case "restore " + Worker:
+		return true
+	case "restore " + Runc, "restore " + CRIU:
+		return p.between("restore processes", "open the gate", "begin")
+	case "suspend " + Helper:
+		return p.between("pause", s.Steps[len(s.Steps)-1], "end")
+	case "suspend " + Worker:
+		return p.between("save GPU state", s.Steps[len(s.Steps)-1], "begin") || s.Name == "suspend" && p.Step == "save GPU state" && p.Moment == "end"
+	case "resume " + Helper:
+		return p.between("choose GPUs", "give GPU state back", "end")
+	}
+	return false
+}
+
+// cannotFail are the undos that always do what they are to.
+var cannotFail = []string{"end writing", "let execs in", "tell after", "remove spill directory"}
 
 // failed is what is found after an error of a step.
 func failed(p Place) Outcome {

@@ -5,6 +5,12 @@ package faults
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,6 +18,7 @@ import (
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -27,10 +34,19 @@ type hit struct {
 	reached atomic.Bool
 	// over says that what follows is not the operation's.
 	over atomic.Bool
+	// ended says that the client has its answer.
+	ended atomic.Bool
 	// beside is what goes on beside the operation and ends with it.
 	beside sync.WaitGroup
 	t      *testing.T
 	err    error // the operation's
+
+	// undo is done when the operation is over.
+	undo []func()
+	// broke says that a worker was told that it cannot read or write.
+	broke atomic.Bool
+	// missed says that the process that was to be hit was not there.
+	missed atomic.Bool
 
 	mu   sync.Mutex
 	open int // points at which the shim stands
@@ -48,16 +64,30 @@ func (l *lane) make(t *testing.T, c Cell, operation func(context.Context, *clien
 	}
 	defer cl.Close()
 	h := &hit{l: l, cell: c, cancel: cancel, client: cl, t: t}
+	if strings.HasPrefix(c.Fault.Name, "hang-") {
+		bound := steered.path + ".bound"
+		if err := os.WriteFile(bound, []byte("3s"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		h.undo = append(h.undo, func() { _ = os.Remove(bound) })
+	}
 	steered.at(l.k.ID, h.answer)
 	t.Cleanup(func() { steered.at(l.k.ID, nil) })
 	done := make(chan error, 1)
 	go func() { done <- operation(ctx, cl) }()
 	select {
 	case h.err = <-done:
+		if !h.clientLeft() {
+			h.over.Store(true)
+		}
 	case <-time.After(2 * limit):
 		t.Fatalf("the operation did not end in %v", 2*limit)
 	}
+	h.ended.Store(true)
 	h.beside.Wait()
+	for _, undo := range h.undo {
+		undo()
+	}
 	return h
 }
 
@@ -73,6 +103,10 @@ func (h *hit) answer(p point) string {
 		h.mu.Unlock()
 	}()
 	place := h.cell.Place
+	if io := inWorker[h.cell.Fault.Name]; io != "" && p.Operation == Command && p.Step == io && p.Moment == "move" && !h.ended.Load() {
+		h.broke.Store(true)
+		return "input/output error, on order"
+	}
 	if p.Operation != place.Scenario.Operation || h.over.Load() {
 		return ""
 	}
@@ -90,11 +124,36 @@ func (h *hit) answer(p point) string {
 	return ""
 }
 
+// killAll kills the container as soon as that can be done: one that is being restored has no process
+// at first, and a kill is refused.
+func (h *hit) killAll(ctx context.Context) {
+	for ctx.Err() == nil {
+		_, err := shared.Client().TaskService().Kill(ctx, &tasks.KillRequest{ContainerID: h.l.k.ID, Signal: uint32(unix.SIGKILL), All: true})
+		status, serr := h.l.k.Status(ctx)
+		if err == nil || serr != nil || status == client.Stopped || status == client.Created && h.over.Load() {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// clientLeft reports whether the fault is that the client does not wait for the answer.
+func (h *hit) clientLeft() bool {
+	return h.cell.Fault.Name == "cancel" || h.cell.Fault.Name == "client-gone" || h.cell.Fault.Name == "SIGKILL-containerd"
+}
+
+// inWorker are the steps of workers that faults are made in.
+var inWorker = map[string]string{"read-error": "verify", "write-error": "write"}
+
 // working reports whether the shim was at a point a moment ago.
 func (h *hit) working() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.open > 0 || time.Since(h.last) < 100*time.Millisecond && h.err != nil
+	quiet := 100 * time.Millisecond
+	if h.clientLeft() {
+		quiet = 600 * time.Millisecond // which nobody tells when the operation is over
+	}
+	return h.open > 0 || time.Since(h.last) < quiet && h.err != nil
 }
 
 // aside does something beside the operation, and gives it a moment's advance.
@@ -145,20 +204,16 @@ var makers = map[string]func(*hit) string{
 	},
 	"kill": func(h *hit) string {
 		h.aside(func(ctx context.Context) {
-			for h.l.kill(ctx) != nil && ctx.Err() == nil {
-				time.Sleep(10 * time.Millisecond)
-			}
+			h.killAll(ctx)
 		})
 		return ""
 	},
 	"delete": func(h *hit) string {
 		h.aside(func(ctx context.Context) {
 			for ctx.Err() == nil {
-				err := h.l.kill(ctx)
-				if err == nil {
-					_, err = shared.Client().TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: h.l.k.ID})
-				}
-				if err == nil {
+				h.killAll(ctx)
+				_, err := shared.Client().TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: h.l.k.ID})
+				if err == nil || errdefs.IsNotFound(err) {
 					return
 				}
 				time.Sleep(10 * time.Millisecond)
@@ -166,17 +221,249 @@ var makers = map[string]func(*hit) string{
 		})
 		return ""
 	},
-	"SIGKILL-shim": func(h *hit) string {
+	"no-files": func(h *hit) string {
+		limit := unix.Rlimit{Cur: uint64(len(names(fmt.Sprintf("/proc/%d/fd", h.at.Pid))))}
+		var before unix.Rlimit
+		if err := unix.Prlimit(h.at.Pid, unix.RLIMIT_NOFILE, nil, &before); err != nil {
+			h.t.Error(err)
+			return ""
+		}
+		limit.Max = before.Max
+		if err := unix.Prlimit(h.at.Pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+			h.t.Error(err)
+		}
+		pid := h.at.Pid
+		h.undo = append(h.undo, func() { _ = unix.Prlimit(pid, unix.RLIMIT_NOFILE, &before, nil) })
+		return ""
+	},
+	"no-pids": func(h *hit) string {
+		h.limit(filepath.Join(shared.Namespace(), h.l.k.ID), "pids.max", "pids.current")
+		return ""
+	},
+	"no-memory": func(h *hit) string {
+		limit, usage := "memory.limit_in_bytes", "memory.usage_in_bytes"
+		if harness.CgroupVersion() == 2 {
+			limit, usage = "memory.max", "memory.current"
+		}
+		h.limit(shared.StagingCgroup("staging"), limit, usage)
+		return ""
+	},
+	"disk-full": func(h *hit) string {
+		path := filepath.Join(h.l.dir, "full")
+		f, err := os.Create(path)
+		if err != nil {
+			h.t.Error(err)
+			return ""
+		}
+		defer f.Close()
+		for size := int64(1 << 30); size >= 4096; {
+			if unix.Fallocate(int(f.Fd()), 0, end(f), size) != nil {
+				size /= 2
+			}
+		}
+		h.undo = append(h.undo, func() { _ = os.Remove(path) })
+		return ""
+	},
+	"gpu-lost": func(h *hit) string {
+		h.gpu("fail=lock:46\nfail=checkpoint:46\nfail=restore:46\nfail=unlock:46\n")
+		h.undo = append(h.undo, func() { h.gpu("") })
+		return ""
+	},
+	"io-error": func(*hit) string { return "a fault on order" },
+	"SIGTERM": func(h *hit) string {
+		_ = unix.Kill(h.at.Pid, unix.SIGTERM)
+		time.Sleep(20 * time.Millisecond)
+		return ""
+	},
+	"SIGKILL": func(h *hit) string {
 		_ = unix.Kill(h.at.Pid, unix.SIGKILL)
 		return ""
 	},
-	"SIGKILL-program": func(h *hit) string {
-		pid := h.program()
-		if pid == 0 {
-			h.t.Errorf("there is no program")
-			return ""
-		}
-		_ = unix.Kill(pid, unix.SIGKILL)
+	"SIGSTOP": func(h *hit) string {
+		h.send("the command", []int{h.at.Pid}, unix.SIGSTOP)
 		return ""
 	},
+	"SIGKILL-shim-of": func(h *hit) string {
+		_ = unix.Kill(h.l.shim, unix.SIGKILL)
+		return ""
+	},
+	"SIGKILL-containerd-of": func(h *hit) string {
+		h.signal(Containerd, unix.SIGKILL)
+		return ""
+	},
+	"read-error":  func(*hit) string { return "" }, // the worker asks, see answer
+	"write-error": func(*hit) string { return "" },
+	"error-and-cancel": func(h *hit) string {
+		h.cancel()
+		time.Sleep(20 * time.Millisecond)
+		return "a fault on order"
+	},
+}
+
+func init() {
+	for _, victim := range []string{Shim, Program, Helper, Worker, Runc, CRIU, Containerd} {
+		makers["SIGKILL-"+victim] = func(h *hit) string {
+			h.signal(victim, unix.SIGKILL)
+			return ""
+		}
+		makers["SIGSTOP-"+victim] = func(h *hit) string {
+			h.signal(victim, unix.SIGSTOP)
+			return ""
+		}
+		makers["hang-"+victim] = func(h *hit) string {
+			h.signal(victim, unix.SIGSTOP)
+			return ""
+		}
+		for _, other := range []string{Worker, Containerd} {
+			makers["SIGKILL-"+victim+"-and-"+other] = func(h *hit) string {
+				h.signal(victim, unix.SIGKILL)
+				h.signal(other, unix.SIGKILL)
+				return ""
+			}
+		}
+	}
+}
+
+// end is the size of a file.
+func end(f *os.File) int64 {
+	st, err := f.Stat()
+	if err != nil {
+		return 0
+	}
+	return st.Size()
+}
+
+// gpu tells the software GPU something.
+func (h *hit) gpu(lines string) {
+	if err := shared.SetSoftwareGPU(lines); err != nil {
+		h.t.Error(err)
+	}
+}
+
+// limit sets a limit of a cgroup to what is in use, until the operation is over.
+func (h *hit) limit(cgroup, limit, usage string) {
+	dirs, err := harness.CgroupsOf(cgroup)
+	if err != nil {
+		h.t.Error(err)
+	}
+	for _, dir := range dirs {
+		file := filepath.Join(dir, limit)
+		before, err := os.ReadFile(file)
+		if err != nil {
+			continue // another controller's
+		}
+		now, err := os.ReadFile(filepath.Join(dir, usage))
+		if err == nil {
+			err = os.WriteFile(file, now, 0)
+		}
+		if err != nil && !errors.Is(err, unix.EBUSY) { // it is above that already
+			h.t.Error(err)
+		}
+		h.undo = append(h.undo, func() {
+			text := strings.TrimSpace(string(before))
+			if n, err := strconv.ParseUint(text, 10, 64); err == nil && n > 1<<60 {
+				text = "-1"
+			}
+			if err := os.WriteFile(file, []byte(text), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+				h.t.Error(err)
+			}
+		})
+		return
+	}
+	h.t.Errorf("no %s of %s", limit, cgroup)
+}
+
+// signal signals a process: at once or, in the middle of a step, as soon as it is there. One that
+// is stopped goes on in a moment.
+func (h *hit) signal(victim string, signal unix.Signal) {
+	if h.cell.Place.Moment == "during" {
+		h.beside.Go(func() {
+			for !h.ended.Load() {
+				if pids := h.victims(victim); len(pids) > 0 {
+					switch {
+					case victim == Helper, victim == Worker: // which are there, and then at work
+						time.Sleep(time.Duration(rank(h.cell)%40) * time.Millisecond)
+					case h.cell.Place.Scenario.Operation == "restore":
+						time.Sleep(time.Duration(rank(h.cell)%100) * time.Millisecond)
+					}
+					h.send(victim, pids, signal)
+					return
+				}
+			}
+			h.missed.Store(true)
+		})
+		return
+	}
+	pids := h.victims(victim)
+	if len(pids) == 0 {
+		h.t.Errorf("there is no %s", victim)
+	}
+	h.send(victim, pids, signal)
+}
+
+func (h *hit) send(victim string, pids []int, signal unix.Signal) {
+	switch {
+	case victim == Containerd && signal == unix.SIGKILL:
+		// It is waited for, and started again when the operation has failed.
+		if err := unix.Kill(pids[0], signal); err != nil {
+			h.t.Error(err)
+		}
+		h.undo = append(h.undo, func() {
+			err := shared.Halt(session.Context(), unix.SIGKILL)
+			if err == nil || errors.Is(err, os.ErrProcessDone) {
+				err = shared.StartAgain(session.Context())
+			}
+			if err != nil {
+				h.t.Error(err)
+			}
+		})
+		return
+	}
+	for _, pid := range pids {
+		_ = unix.Kill(pid, signal) // or it has ended
+	}
+	if strings.HasPrefix(h.cell.Fault.Name, "hang-") {
+		h.undo = append(h.undo, func() {
+			for _, pid := range pids {
+				_ = unix.Kill(pid, unix.SIGCONT) // or it was ended
+			}
+		})
+	} else if signal == unix.SIGSTOP {
+		h.beside.Go(func() {
+			time.Sleep(300 * time.Millisecond)
+			for _, pid := range pids {
+				_ = unix.Kill(pid, unix.SIGCONT)
+			}
+		})
+	}
+}
+
+// victims are the processes of that name.
+func (h *hit) victims(victim string) (pids []int) {
+	one := func(pid int) []int {
+		if pid == 0 {
+			return nil
+		}
+		return []int{pid}
+	}
+	switch victim {
+	case Shim:
+		return one(h.at.Pid)
+	case Containerd:
+		return one(shared.Pid())
+	case Program:
+		return one(h.program())
+	case Runc:
+		return one(childNamed(h.at.Pid, "runc"))
+	case CRIU:
+		return one(childNamed(childNamed(h.at.Pid, "runc"), "criu"))
+	}
+	children, _ := harness.Children(h.at.Pid)
+	for _, pid := range children {
+		name := nameOf(pid)
+		if helper := name == "gpuckpt-cuda-helper"; strings.HasPrefix(name, "gpuckpt-") && helper == (victim == Helper) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }

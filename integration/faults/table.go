@@ -87,8 +87,14 @@ func Scenarios() []Scenario {
 			Name: "resume-spill", Words: "a resume from a disk", Operation: "resume", Steps: resume,
 			Undos: []Undo{{"take access away", "give access"}}, Completes: "give GPU state back",
 		},
+		{Name: "image", Words: "`gpuckpt checkpoint --image --leave-running`", Operation: Command, Steps: []string{"dump", "image"}},
+		{Name: "push", Words: "`gpuckpt image push`", Operation: Command, Steps: []string{"push"}},
+		{Name: "pull", Words: "`gpuckpt image pull`", Operation: Command, Steps: []string{"pull"}},
 	}
 }
+
+// Command is the operation of scenarios that are commands.
+const Command = "command"
 
 // Fault is what goes wrong.
 type Fault struct {
@@ -101,6 +107,8 @@ type Fault struct {
 	Outcome func(Place) (Outcome, bool)
 	// Alone says that the fault touches all containers of the node.
 	Alone bool
+	// Command says that it is a fault of commands alone.
+	Command bool
 	// SoftwareOnly says that a real GPU cannot be told to do this.
 	SoftwareOnly bool
 }
@@ -145,8 +153,15 @@ func (p Place) completed() bool {
 // only within a step, its middle.
 func Places() (all []Place) {
 	for _, s := range Scenarios() {
+		moments := []string{"begin", "end", "during"}
+		if s.Operation == Command {
+			moments = []string{"begin", "move", "end"}
+		}
 		for _, step := range s.Steps {
-			for _, moment := range []string{"begin", "end", "during"} {
+			for _, moment := range moments {
+				if step == "dump" && moment == "move" {
+					continue // which moves no bytes itself
+				}
 				all = append(all, Place{Scenario: s, Step: step, Moment: moment})
 			}
 		}
@@ -173,7 +188,7 @@ func (c Cell) String() string { return fmt.Sprintf("%v/%s", c.Place, c.Fault.Nam
 func Cells() (all []Cell) {
 	for _, p := range Places() {
 		for _, f := range Faults() {
-			if outcome, made := f.Outcome(p); made {
+			if outcome, made := f.Outcome(p); made && f.Command == (p.Scenario.Operation == Command) {
 				all = append(all, Cell{p, f, outcome})
 			}
 		}

@@ -113,6 +113,8 @@ type CRIU struct {
 	// RestoreTimeout is how long CRIU may take to restore the processes of a container without
 	// memory; criu.Patience adds to it.
 	RestoreTimeout Duration `toml:"restore_timeout"`
+	// DumpTimeout is how long CRIU and runc may do nothing while they dump a container.
+	DumpTimeout Duration `toml:"dump_timeout"`
 	// Options are lines for CRIU's configuration file, by the names of its command line: true, a
 	// string, a number, or a list of strings.
 	Options map[string]any `toml:"options"`
@@ -164,7 +166,7 @@ func Default() Node {
 		Restore:      Restore{Policy: Signed, Keys: []string{"/etc/gpuckpt/keys"}, Images: []string{}, ChangedFiles: Refuse},
 		Signing:      Signing{Key: "/var/lib/gpuckpt/signing.key"},
 		Encryption:   Encryption{Recipients: []string{}, DecryptionKeys: []string{"/etc/containerd/ocicrypt/keys"}},
-		CRIU:         CRIU{RestoreTimeout: Duration(2 * time.Minute)},
+		CRIU:         CRIU{RestoreTimeout: Duration(2 * time.Minute), DumpTimeout: Duration(2 * time.Minute)},
 	}
 }
 
@@ -238,6 +240,9 @@ func (n *Node) check() error {
 	}
 	if path := n.CRIU.Path; path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "criu") {
 		return fmt.Errorf("[criu] path is %q; it must be an absolute path that ends in /criu, the name that runc looks for", path)
+	}
+	if n.CRIU.DumpTimeout <= 0 {
+		return fmt.Errorf("[criu] dump_timeout is %v; it must be more than 0", time.Duration(n.CRIU.DumpTimeout))
 	}
 	if n.CRIU.RestoreTimeout <= 0 {
 		return fmt.Errorf("[criu] restore_timeout is %v; it must be more than 0", time.Duration(n.CRIU.RestoreTimeout))

@@ -66,6 +66,7 @@ shells = "end"
 [criu]
 path = "/opt/criu/criu"
 restore_timeout = "1s"
+dump_timeout = "1m"
 plugin_dir = "/opt/criu/plugins"
 [criu.options]
 tcp-established = true
@@ -76,7 +77,7 @@ external = ["mnt[a]:b", "dev[c]:d"]
 			c.Helper, c.LockTimeout, c.OnCheckpoint, c.LogDir = "/opt/helper", Duration(90*time.Second), "stop", "/logs"
 			c.Staging = Staging{Cgroup: "a/b", MemoryLimit: 100, WhenShort: WriteThrough, Buffer: 32 << 20}
 			c.Checkpoint = Checkpoint{ExecHold: Duration(5 * time.Second), Shells: "end"}
-			c.CRIU = CRIU{Path: "/opt/criu/criu", PluginDir: "/opt/criu/plugins", RestoreTimeout: Duration(time.Second), Options: map[string]any{
+			c.CRIU = CRIU{Path: "/opt/criu/criu", PluginDir: "/opt/criu/plugins", RestoreTimeout: Duration(time.Second), DumpTimeout: Duration(time.Minute), Options: map[string]any{
 				"tcp-established": true, "ghost-limit": int64(1048576), "network-lock": "skip",
 				"external": []any{"mnt[a]:b", "dev[c]:d"},
 			}}
@@ -95,6 +96,7 @@ external = ["mnt[a]:b", "dev[c]:d"]
 		{name: "empty choice", text: `on_checkpoint = ""`, err: `on_checkpoint is ""`},
 		{name: "negative wait", text: "[checkpoint]\nexec_hold = \"-1s\"", err: "[checkpoint] exec_wait and exec_hold must not be negative"},
 		{name: "no such end of a shell", text: "[checkpoint]\nshells = \"kill\"", err: `shells is "kill"; it must be "refuse" or "end"`},
+		{name: "no time for a dump", text: "[criu]\ndump_timeout = \"0s\"", err: "it must be more than 0"},
 		{name: "no time for CRIU", text: "[criu]\nrestore_timeout = \"0s\"", err: "it must be more than 0"},
 		{name: "no such way", text: "[staging]\nwhen_short = \"spill\"", err: `when_short is "spill"; it must be "refuse", "write-through" or "driver"`},
 		{name: "too many threads", text: "[staging]\ncopy_threads = 33", err: "copy_threads is 33; it must be from 0 to 32"},

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
@@ -25,7 +26,7 @@ const slowest = 32 << 20
 // Patience returns how long CRIU may take to restore images of so many bytes: base, and the time
 // that a slow disk takes to read them.
 func Patience(base time.Duration, bytes uint64) time.Duration {
-	return base + time.Duration(bytes/slowest)*time.Second
+	return fault.Bound(base + time.Duration(bytes/slowest)*time.Second)
 }
 
 // Hangs returns the ErrHangs of a CRIU that had this long.

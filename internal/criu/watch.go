@@ -14,6 +14,8 @@ import (
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
@@ -31,6 +33,10 @@ import (
 //     --timeout).
 //   - CRIU itself, while a child of CRIU's looks at what the kernel can do. The child
 //     is stopped, and keeps the socket open.
+//
+// Nor does it end where CRIU or runc is stopped, or waits for a file system that does not answer. A
+// restore has a time by its size. How much a dump will write nobody knows before, so there the watch
+// looks for work: processes that take no time of a processor do none.
 
 // interval is the time between two looks of a Watch.
 const interval = 500 * time.Millisecond
@@ -51,25 +57,37 @@ type Watch struct {
 	stop, done chan struct{}
 	before     []int    // the shim's children when the watch began
 	ended      []string // what was found, for people; set when done is closed
+	idle       time.Duration
+	hung       bool // as ended
 }
 
-// StartWatch watches the runc of this process and its CRIU until Stop is called.
-func StartWatch(ctx context.Context, restoring bool) *Watch {
-	return startWatch(ctx, restoring, interval)
+// StartWatch watches the runc of this process and its CRIU until Stop is called. In a dump it ends
+// both if they do nothing for as long as idle.
+func StartWatch(ctx context.Context, restoring bool, idle time.Duration) *Watch {
+	return startWatch(ctx, restoring, fault.Bound(idle), interval)
 }
 
-func startWatch(ctx context.Context, restoring bool, interval time.Duration) *Watch {
-	w := &Watch{stop: make(chan struct{}), done: make(chan struct{}), before: proc.Children(os.Getpid())}
+func startWatch(ctx context.Context, restoring bool, idle, interval time.Duration) *Watch {
+	w := &Watch{idle: idle, stop: make(chan struct{}), done: make(chan struct{}), before: proc.Children(os.Getpid())}
 	go func() {
 		defer close(w.done)
 		look := time.NewTicker(interval)
 		defer look.Stop()
 		seen := make(map[int]int)
+		work, since := uint64(0), time.Now()
 		for {
 			select {
 			case <-w.stop:
 				return
 			case <-look.C:
+			}
+			if now := workBelow(os.Getpid()); restoring || now != work {
+				work, since = now, time.Now()
+			} else if time.Since(since) > w.idle {
+				log.G(ctx).Warnf("CRIU and runc have done nothing for %v, and are ended", w.idle)
+				w.hung = true
+				endDump(os.Getpid())
+				since = time.Now()
 			}
 			stuck := stuckCRIU(os.Getpid(), restoring)
 			for pid := range seen {
@@ -102,6 +120,8 @@ func (w *Watch) Stop(err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case w.hung:
+		return fmt.Errorf("%w: it and runc did nothing for %v in the dump: see its log, and raise dump_timeout in [criu] of %s if a disk was as slow: %w", ErrHangs, w.idle, config.Path, err)
 	case len(w.ended) > 0:
 		return fmt.Errorf("%s, possibly out of memory (see dmesg); try again: %w", strings.Join(w.ended, ", "), err)
 	case strings.Contains(err.Error(), "exit status 137"): // 128 + SIGKILL
@@ -118,6 +138,32 @@ func cutOff(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, "unixpacket") && (strings.Contains(text, "EOF") || strings.Contains(text, "reset by peer")) ||
 		strings.Contains(text, "readlink /proc/") // runc reads what CRIU has open
+}
+
+// dumping are the runcs below a shim that have a CRIU or are to have one, and the CRIUs.
+func dumping(shim int) (pids []int) {
+	for _, pid := range proc.Children(shim) {
+		args, _ := proc.Arguments(pid)
+		below := slices.DeleteFunc(proc.Children(pid), func(child int) bool { return !forRunc(child) })
+		if len(below) > 0 || forRunc(pid) || slices.Contains(args, "checkpoint") {
+			pids = append(append(pids, pid), below...)
+		}
+	}
+	return pids
+}
+
+// workBelow is the processors' time that these have taken, in ticks.
+func workBelow(shim int) (ticks uint64) {
+	for _, pid := range dumping(shim) {
+		ticks += proc.Ticks(pid)
+	}
+	return ticks
+}
+
+func endDump(shim int) {
+	for _, pid := range slices.Backward(dumping(shim)) {
+		_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
+	}
 }
 
 // stuckCRIU returns the processes of CRIU below a shim that will not end by

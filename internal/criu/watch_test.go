@@ -142,7 +142,7 @@ func TestWatch(t *testing.T) {
 				}
 				_ = cmd.Wait()
 			})
-			w := startWatch(t.Context(), test.restoring, interval)
+			w := startWatch(t.Context(), test.restoring, time.Hour, interval)
 			wait := 20 * time.Second
 			if test.ended == "" {
 				wait = 2 * dumpLooks * interval
@@ -176,7 +176,7 @@ func TestCutOff(t *testing.T) {
 		"criu failed: type DUMP errno 0 path= /x.log":                                     "",
 	} {
 		failed := errors.New(text)
-		err := StartWatch(t.Context(), false).Stop(failed)
+		err := StartWatch(t.Context(), false, time.Hour).Stop(failed)
 		if !errors.Is(err, failed) || (err.Error() == text) != (means == "") {
 			t.Errorf("%q became %v", text, err)
 		}
@@ -184,7 +184,38 @@ func TestCutOff(t *testing.T) {
 			wantError(t, err, means)
 		}
 	}
-	if err := StartWatch(t.Context(), false).Stop(nil); err != nil {
+	if err := StartWatch(t.Context(), false, time.Hour).Stop(nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// A dump in which nobody does anything is ended, when its time is over.
+func TestWatchIdle(t *testing.T) {
+	failed := errors.New("criu failed")
+	for _, restoring := range []bool{false, true} {
+		cmd := startFake("runc,criu:swrk 3", 0)
+		criu := proc.Children(cmd.Process.Pid)
+		t.Cleanup(func() {
+			for _, pid := range append(criu, cmd.Process.Pid) {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+			_ = cmd.Wait()
+		})
+		if len(criu) != 1 {
+			t.Fatalf("runc has %v", criu)
+		}
+		w := startWatch(t.Context(), restoring, 200*time.Millisecond, 20*time.Millisecond)
+		ended, wait := false, 10*time.Second
+		if restoring {
+			wait = time.Second
+		}
+		for began := time.Now(); !ended && time.Since(began) < wait; time.Sleep(time.Millisecond) {
+			status, _ := proc.StatusOf(criu[0])
+			ended = status.Ended()
+		}
+		err := w.Stop(failed)
+		if ended == restoring || errors.Is(err, ErrHangs) == restoring || !errors.Is(err, failed) {
+			t.Errorf("in a restore %t: ended %t, %v", restoring, ended, err)
+		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"strconv"
+	"time"
 )
 
 // variable names the socket at which a test listens.
@@ -23,6 +25,9 @@ func At(p Point) error {
 		return nil
 	}
 	p.Pid = os.Getpid()
+	if p.Container == "" {
+		p.Container = os.Getenv(variable + "_AS")
+	}
 	conn, err := net.Dial("unix", socket)
 	if err != nil {
 		return nil // the test is over
@@ -42,5 +47,21 @@ func At(p Point) error {
 	return errors.New(string(answer))
 }
 
+// Bound returns how long something is waited for: what the test wants, from a file beside its socket,
+// where that is less.
+func Bound(d time.Duration) time.Duration {
+	text, err := os.ReadFile(os.Getenv(variable) + ".bound")
+	if err != nil {
+		return d
+	}
+	want, err := time.ParseDuration(string(text))
+	if err != nil {
+		return d
+	}
+	return min(d, want)
+}
+
 // Env is what a process of this program's that is started without an environment needs to ask, too.
-func Env() []string { return []string{variable + "=" + os.Getenv(variable)} }
+func Env() []string {
+	return []string{variable + "=" + os.Getenv(variable), variable + "_AS=child of " + strconv.Itoa(os.Getpid())}
+}

@@ -9,6 +9,8 @@
 // while it stands at exactly this point. Without the variable, or where nobody listens, the
 // operation goes on.
 //
+// Each bound of a wait goes through Bound, so that a test sees it end.
+//
 // A program that is built without the tag, as releases are, has no points: At is nothing.
 package fault
 
@@ -26,7 +28,8 @@ type Point struct {
 	Operation string `json:"operation"`
 	Step      string `json:"step"`
 	Moment    string `json:"moment"`
-	// Container is the id of the container; "" in a command.
+	// Container is the id of the container; in a command what GPUCKPT_FAULTS_AS says, "child of
+	// PID" in a worker.
 	Container string `json:"container"`
 	// Pid is the process that stands at the point. At fills it in.
 	Pid int `json:"pid"`

@@ -208,6 +208,28 @@ func (c *Cgroup) IsAt(asked string) bool {
 	return strings.HasSuffix(filepath.Clean(c.dir), filepath.Join("/", asked))
 }
 
+// RemoveCgroup removes the cgroup that a spec asks for (linux.cgroupsPath), and those in it, from all
+// hierarchies. It is for one whose runc was killed before it could. It is no error if there is none,
+// or if systemd has it, which removes it.
+func RemoveCgroup(asked string) error {
+	path := filepath.Join("/", asked)
+	if path == "/" || strings.Contains(asked, ":") {
+		return nil
+	}
+	roots := []string{unifiedRoot}
+	mounts, err := CgroupMounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		roots = append(roots, m.Mountpoint)
+	}
+	for _, at := range roots {
+		err = errors.Join(err, occgroups.RemovePath(filepath.Join(at, path)))
+	}
+	return err
+}
+
 // CgroupMounts returns where the hierarchies of version 1 are mounted.
 func CgroupMounts() ([]occgroups.Mount, error) {
 	if cgroups.Mode() == cgroups.Unified {

@@ -177,3 +177,31 @@ func TestCgroupOfEnded(t *testing.T) {
 		t.Errorf("cgroup %v, error %v; want that there is none", cg, err)
 	}
 }
+
+// A cgroup goes with those in it, if nobody is there; and none that is not a container's.
+func TestRemoveCgroup(t *testing.T) {
+	root := unifiedRoot
+	if cgroups.Mode() != cgroups.Unified {
+		root = filepath.Join(unifiedRoot, "pids")
+	}
+	name := fmt.Sprintf("gpuckpt-test-%d/container", os.Getpid())
+	if err := os.MkdirAll(filepath.Join(root, name, "below"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time there is none
+		if err := RemoveCgroup("/" + name); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(filepath.Join(root, name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("it is there, %v", err)
+		}
+	}
+	if err := os.Remove(filepath.Dir(filepath.Join(root, name))); err != nil {
+		t.Error(err) // the one above stays
+	}
+	for _, none := range []string{"", "/", "system.slice:cri:x", "/../.."} {
+		if err := RemoveCgroup(none); err != nil {
+			t.Errorf("%q: %v", none, err)
+		}
+	}
+}

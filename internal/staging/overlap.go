@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 )
 
 // Known is what the write-behind knows of a block.
@@ -171,6 +172,9 @@ func (c *writeBehind) run() error {
 
 // writeBlock writes a block but for its zeros. whole is false if stop, which may be nil, is set.
 func writeBlock(to *os.File, block []byte, at uint64, stop *atomic.Bool) (whole bool, err error) {
+	if err := fault.At(fault.Point{Operation: "command", Step: "write", Moment: fault.Move}); err != nil {
+		return false, err
+	}
 	for len(block) > 0 {
 		if stop != nil && stop.Load() {
 			return false, nil

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 )
 
 // FD is the worker's end of the socket pair.
@@ -90,7 +92,7 @@ type outcome[R any] struct {
 //nolint:contextcheck // see above
 func Order[R any](w *Worker, doing string, order any) (R, error) {
 	var a outcome[R]
-	if err := w.Call(context.Background(), doing, order, &a, orderTimeout); err != nil {
+	if err := w.Call(context.Background(), doing, order, &a, fault.Bound(orderTimeout)); err != nil {
 		return *new(R), err
 	}
 	if a.Error != "" {

@@ -30,6 +30,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 )
 
 const (
@@ -123,7 +125,7 @@ func Start(kind Kind, cmd *exec.Cmd, run Run) (*Worker, error) {
 func StartSelf(kind Kind, run Run, cgroup *os.File) (*Worker, error) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = []string{kind.Self}
-	cmd.Env = []string{} // it needs none, and GODEBUG and the like are not for it
+	cmd.Env = fault.Env() // it needs none, and GODEBUG and the like are not for it
 	if cgroup != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
 	}
