@@ -106,6 +106,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if c.restore != nil {
 		r.Checkpoint = criu.CopyPath(r.Bundle)
 	}
+	r.Rootfs = bundle.WithoutCheckpoint(r.Rootfs)
 	resp, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
 		return nil, err

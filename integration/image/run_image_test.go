@@ -5,7 +5,10 @@ package image
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"reflect"
+	"slices"
 	"testing"
 
 	cimages "github.com/containerd/containerd/v2/core/images"
@@ -39,6 +42,7 @@ func TestRunResumes(t *testing.T) {
 	if len(before) == 0 {
 		t.Fatal("no unpacked checkpoint was found")
 	}
+	hidden(t, r)
 	r.Expect(t, "verify", "bad=0")
 	r.Expect(t, "count", "101")
 	r.Expect(t, "write 500", "wrote 500")
@@ -51,6 +55,7 @@ func TestRunResumes(t *testing.T) {
 	if err := r.Start(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 	}
+	hidden(t, r)
 	r.Expect(t, "verify", "bad=0")
 	r.Expect(t, "count", "101")
 	if after := files(t, checkpointDirs(t, shared)...); !reflect.DeepEqual(before, after) {
@@ -104,8 +109,29 @@ func TestRunResumes(t *testing.T) {
 		t.Errorf("the image of a resumed container has %d layers more", n)
 	}
 	r2 := start(t, shared, harness.RunSpec{ID: harness.Name(t) + "-2", Image: second, Port: k.Port, Annotations: asked}, "pattern")
+	hidden(t, r2)
 	r2.Expect(t, "verify", "bad=0")
 	r2.Expect(t, "count", "102")
+}
+
+// hidden lists / as the program of a restored container sees it: the checkpoint is not there.
+func hidden(t *testing.T, k *harness.Container) {
+	t.Helper()
+	if shared.Snapshotter() != "overlayfs" {
+		t.Logf("the snapshotter %s makes one directory of all layers: the checkpoint is visible in it", shared.Snapshotter())
+		return
+	}
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root", k.MustPid(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if slices.Contains(names, images.ImageDir) || !slices.Contains(names, "dev") {
+		t.Errorf("the program has in its root directory %q", names)
+	}
 }
 
 // The image of TestRunResumes' kind under other circumstances.

@@ -6,12 +6,16 @@ package bundle
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // Rootfs is where a container's files can be looked at before they are mounted.
@@ -95,4 +99,37 @@ func (f Rootfs) Visit(ctx context.Context, do func(roots []string) error) error 
 		return fmt.Errorf("look for a checkpoint in the image: %w", err)
 	}
 	return nil
+}
+
+// WithoutCheckpoint returns the mounts of a Create request without the layers of an overlay that
+// have nothing but the image's checkpoint: the container has no use for it, and its files hold all
+// memory of a program. Other mounts, and layers with more in them, stay as they are.
+func WithoutCheckpoint(mounts []*types.Mount) []*types.Mount {
+	if len(mounts) != 1 || mounts[0].Type != "overlay" {
+		return mounts
+	}
+	all := lowerDirs(mounts[0].Options)
+	kept := slices.DeleteFunc(slices.Clone(all), onlyCheckpoint)
+	if len(kept) == 0 || len(kept) == len(all) {
+		return mounts
+	}
+	m := &types.Mount{Type: "overlay", Source: mounts[0].Source, Target: mounts[0].Target}
+	upper := false
+	for _, o := range mounts[0].Options {
+		upper = upper || strings.HasPrefix(o, "upperdir=")
+		if !strings.HasPrefix(o, "lowerdir=") {
+			m.Options = append(m.Options, o)
+		}
+	}
+	m.Options = append(m.Options, "lowerdir="+strings.Join(kept, ":"))
+	if len(kept) == 1 && !upper { // no overlay is of one layer alone
+		m.Type, m.Source, m.Options = "bind", kept[0], []string{"ro", "rbind"}
+	}
+	return []*types.Mount{m}
+}
+
+// onlyCheckpoint reports whether a layer has a checkpoint's directory and nothing else.
+func onlyCheckpoint(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	return err == nil && len(entries) == 1 && entries[0].Name() == images.ImageDir && entries[0].IsDir()
 }

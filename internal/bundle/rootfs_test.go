@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/containerd/containerd/api/types"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -90,6 +92,51 @@ func TestRootfsOf(t *testing.T) {
 		got := RootfsOf("/bundle", c.mounts, &specs.Spec{Root: &specs.Root{Path: "rootfs"}})
 		if !reflect.DeepEqual(got.roots, c.want) || len(c.mounts) > 0 && c.want == nil && len(got.mounts) != len(c.mounts) {
 			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+}
+
+// Layers of a checkpoint alone are left out, and nothing else of a root file system.
+func TestWithoutCheckpoint(t *testing.T) {
+	layers := t.TempDir()
+	layer := func(name string, paths ...string) string {
+		dir := filepath.Join(layers, name)
+		for _, p := range append(paths, ".") {
+			if err := os.MkdirAll(filepath.Join(dir, p), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return dir
+	}
+	criu, gpu, base := layer("criu", ".gpuckpt"), layer("gpu", ".gpuckpt"), layer("base", "usr")
+	mixed, empty, beside := layer("mixed", ".gpuckpt", "etc"), layer("empty"), layer("beside", ".gpuckptx")
+	file := layer("file")
+	if err := os.WriteFile(filepath.Join(file, ".gpuckpt"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	overlay := func(options ...string) []*types.Mount {
+		return []*types.Mount{{Type: "overlay", Source: "overlay", Options: options}}
+	}
+	lower := func(dirs ...string) string { return "lowerdir=" + strings.Join(dirs, ":") }
+	for name, c := range map[string]struct{ mounts, want []*types.Mount }{
+		"a checkpoint image": {
+			overlay("index=off", "workdir=/w", "upperdir=/u", lower(criu, gpu, base)), overlay("index=off", "workdir=/w", "upperdir=/u", lower(base)),
+		},
+		"a later one":         {overlay("upperdir=/u", lower(criu, empty, gpu, base)), overlay("upperdir=/u", lower(empty, base))},
+		"read-only":           {overlay(lower(criu, mixed, base)), overlay(lower(mixed, base))},
+		"read-only, one left": {overlay(lower(criu, base)), []*types.Mount{{Type: "bind", Source: base, Options: []string{"ro", "rbind"}}}},
+		"no base":             {overlay("upperdir=/u", lower(criu, gpu)), nil},
+		"another image":       {overlay("upperdir=/u", lower(mixed, empty, beside, file, base)), nil},
+		"another form":        {overlay("upperdir=/u", `lowerdir=/a\:b:`+criu), nil},
+		"several":             {append(overlay(lower(criu, base)), &types.Mount{Type: "tmpfs"}), nil},
+		"a bind mount":        {[]*types.Mount{{Type: "bind", Source: mixed}}, nil},
+		"none":                {nil, nil},
+	} {
+		if c.want == nil {
+			c.want = c.mounts
+		}
+		if got := WithoutCheckpoint(c.mounts); !slices.EqualFunc(got, c.want, func(a, b *types.Mount) bool { return proto.Equal(a, b) }) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
 }
