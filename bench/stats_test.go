@@ -91,13 +91,3 @@ func TestDriverSeconds(t *testing.T) {
 		t.Errorf("driver %v s by name, want 0.08", got)
 	}
 }
-
-func TestTick(t *testing.T) {
-	for whole, want := range map[time.Duration]time.Duration{
-		0: time.Second, time.Second: 200 * time.Millisecond, 3700 * time.Millisecond: 500 * time.Millisecond, 560 * time.Millisecond: 100 * time.Millisecond,
-	} {
-		if got := tick(whole); got != want {
-			t.Errorf("tick of %v is %v, want %v", whole, got, want)
-		}
-	}
-}

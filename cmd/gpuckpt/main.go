@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/internal/cudatool"
+	"github.com/gpuckpt/gpuckpt/internal/oplog/oplogcmd"
 	"github.com/gpuckpt/gpuckpt/internal/recovery/recovercmd"
 	"github.com/gpuckpt/gpuckpt/internal/version"
 )
@@ -108,7 +109,7 @@ can do it.`,
 	}
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), recovercmd.Command(), lsCommand(), rmCommand(), pruneCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), manCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), recovercmd.Command(), oplogcmd.Metrics(), oplogcmd.Report(), lsCommand(), rmCommand(), pruneCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), manCommand(), versionCommand())
 	root.Version = version.String()
 	root.SetVersionTemplate("gpuckpt {{.Version}}\n")
 	return root

@@ -90,6 +90,8 @@ func TestChartValues(t *testing.T) {
 		{"uninstall: true", []string{"- uninstall", "--restart"}, []string{"- install"}},
 		{"{prefix: /opt/gpuckpt, containerdConfig: /etc/c.toml, restart: false}", []string{"- --prefix=/opt/gpuckpt", "- --containerd-config=/etc/c.toml"}, []string{"--restart"}},
 		{"{image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}", []string{"image: \"r.example/node:9\"", "name: s"}, nil},
+		{"metrics: {port: 9999, state: /run/k3s/containerd}", []string{"--listen=:9999", "path: /run/k3s/containerd"}, []string{"[wait]"}},
+		{"metrics: {port: 0}", []string{"[wait]"}, []string{"--listen", "path: /run/containerd"}},
 		{"nodeSelector: null", []string{"privileged: true"}, []string{"nvidia.com/gpu.present"}},
 	} {
 		text := render(t, c.values)["daemonset.yaml"]

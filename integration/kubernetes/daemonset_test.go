@@ -6,7 +6,9 @@ package kubernetes
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -155,7 +157,8 @@ func TestDaemonSet(t *testing.T) {
 		kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-node", "--timeout=60s")
 	}
 
-	// The chart's value containerdConfig.
+	// The chart's values metrics.logs and containerdConfig.
+	patch("replace", "/spec/template/spec/volumes/0/hostPath/path", n.CRIULogs())
 	patch("add", "/spec/template/spec/initContainers/0/args/-", "--containerd-config="+n.ConfigPath())
 	kubectl("label", "node", node.Name, "nvidia.com/gpu.present=true")
 	harness.Within(t, "containerd is to be restarted", func() bool { return os.Remove(filepath.Join(place, "asked")) == nil })
@@ -196,6 +199,10 @@ func TestDaemonSet(t *testing.T) {
 	}
 	expect(t, running, counterPort, "103")
 	rolledOut()
+	address := kubectl("get", "pods", "--namespace", "gpuckpt", "--output", "jsonpath={.items[0].status.podIP}")
+	if text := get(t, "http://"+address+":9402/metrics"); !strings.Contains(text, `gpuckpt_operations_total{operation="checkpoint",outcome="success"} 1`) {
+		t.Errorf("the metrics are %s", text)
+	}
 	if now := kubectl("get", "pods", "--namespace", "gpuckpt", "--output", "jsonpath={.items[*].metadata.uid} {.items[*].status.containerStatuses[*].restartCount}"); now != installer+" 0" {
 		t.Errorf("the DaemonSet's pod was %s and is %s", installer, now)
 	}
@@ -224,6 +231,20 @@ func TestDaemonSet(t *testing.T) {
 			}
 		}
 	}
+}
+
+func get(t *testing.T, url string) string {
+	t.Helper()
+	answer, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // importNodeImage imports the image of a release, or makes one like it of the programs under test.

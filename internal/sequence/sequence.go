@@ -5,7 +5,7 @@
 // and keeps the times.
 //
 // The life of a Sequence: New, then Run with the steps, which undoes what was done if a step fails;
-// then Save writes the timeline. An operation whose way back is also its end, a checkpoint that
+// then Save writes the timeline, and a line of the node's log of operations. An operation whose way back is also its end, a checkpoint that
 // leaves the container running, calls RunBeside after Run.
 package sequence
 
@@ -20,10 +20,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/fault"
+	"github.com/gpuckpt/gpuckpt/internal/oplog"
 )
 
 // Step is one step of an operation. A Do that fails leaves things as before; Undo, which may be
@@ -61,6 +64,8 @@ type Sequence struct {
 
 	mu     sync.Mutex // steps may run beside the way back
 	phases []images.Phase
+	failed string // the first step that failed
+	why    error
 }
 
 // New returns the sequence of an operation ("checkpoint", "restore", "suspend", "resume") on the
@@ -126,6 +131,7 @@ func (q *Sequence) Began() time.Time { return q.began }
 // take takes a step, unless the context has ended.
 func (q *Sequence) take(ctx context.Context, st Step) error {
 	if err := ctx.Err(); err != nil {
+		q.fail(st.Name, err)
 		return fmt.Errorf("given up before %s: %w", st.Name, err)
 	}
 	if err := q.at(st.Name, fault.Begin); err != nil {
@@ -154,7 +160,7 @@ func (q *Sequence) goBack(ctx context.Context) error {
 	return err
 }
 
-// tell tells the journal of a step, or of an undo, which is then the first of those that are left.
+// tell tells the log of operations of a step, or of an undo, which is then the first of those that are left.
 func (q *Sequence) tell(ctx context.Context, name string) {
 	if q.Journal == nil {
 		return
@@ -198,11 +204,21 @@ func (q *Sequence) time(ctx context.Context, name string, do func(context.Contex
 		"id": q.id, "operation": q.operation, "phase": name, "took": p.Took, "bytes": bytes,
 	})
 	if err != nil {
+		q.fail(name, err)
 		entry.WithError(err).Error("phase failed")
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	entry.Info("phase")
 	return nil
+}
+
+// fail remembers the first failure.
+func (q *Sequence) fail(step string, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.why == nil {
+		q.failed, q.why = step, err
+	}
 }
 
 // Note adds a phase to the timeline.
@@ -230,15 +246,37 @@ type Timeline struct {
 	Operation string         `json:"operation"` // "checkpoint", "restore", "suspend" or "resume"
 	Phases    []images.Phase `json:"phases"`
 	Took      time.Duration  `json:"tookNs"` // the whole, nanoseconds
+	Failed    bool           `json:"failed,omitempty"`
 }
 
-// Save writes the timeline into the bundle. That it cannot be written is logged and no more.
+// Save writes the timeline into the bundle, and a line into the node's log of operations. That they cannot be
+// written is logged and no more.
 func (q *Sequence) Save(ctx context.Context, bundle string) {
-	data, err := json.MarshalIndent(Timeline{Operation: q.operation, Phases: q.Phases(), Took: time.Since(q.began)}, "", "  ")
+	e := q.entry(ctx)
+	data, err := json.MarshalIndent(Timeline{Operation: e.Operation, Phases: e.Phases, Took: e.Took, Failed: e.Failed != ""}, "", "  ")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(bundle, TimelineName), data, 0o600)
 	}
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("write the timeline")
 	}
+	node, err := config.Load()
+	if err == nil && node.LogDir != "" {
+		err = oplog.Append(node.LogDir, e)
+	}
+	if err != nil {
+		log.G(ctx).WithError(err).Warn("note the operation")
+	}
+}
+
+// entry is the operation as a line of the log of operations.
+func (q *Sequence) entry(ctx context.Context) oplog.Entry {
+	e := oplog.Entry{Operation: q.operation, Container: q.id, Began: q.began.UTC(), Took: time.Since(q.began), Phases: q.Phases()}
+	e.Namespace, _ = namespaces.Namespace(ctx)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.why != nil {
+		e.Failed, e.Error = q.failed, q.why.Error()
+	}
+	return e
 }

@@ -7,11 +7,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/oplog"
 )
 
 // diary notes what a sequence does.
@@ -129,7 +133,12 @@ func TestSequenceGoBack(t *testing.T) {
 }
 
 func TestTimeline(t *testing.T) {
-	bundle := t.TempDir()
+	bundle, logs := t.TempDir(), t.TempDir()
+	node := filepath.Join(bundle, "config.toml")
+	if err := os.WriteFile(node, fmt.Appendf(nil, "log_dir = %q\n", logs), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(config.Env, node)
 	var d diary
 	q := New("restore", "id")
 	if err := q.Run(t.Context(), d.step("a", nil, nil), d.step("b", errors.New("broken"), nil)); err == nil {
@@ -156,6 +165,13 @@ func TestTimeline(t *testing.T) {
 	}
 	if line.Phases[0].Bytes != 7 {
 		t.Errorf("%d bytes, want 7", line.Phases[0].Bytes)
+	}
+	if !line.Failed {
+		t.Error("the timeline does not say that it failed")
+	}
+	noted, err := oplog.Read(logs)
+	if err != nil || len(noted) != 1 || noted[0].Failed != "b" || noted[0].Error != "broken" || noted[0].Container != "id" || len(noted[0].Phases) != 3 {
+		t.Errorf("the log of operations has %+v, %v", noted, err)
 	}
 	q.Save(t.Context(), filepath.Join(bundle, "missing")) // logged, and no more
 }

@@ -1,0 +1,48 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package timeline
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+func TestTick(t *testing.T) {
+	for whole, want := range map[time.Duration]time.Duration{
+		0: time.Second, time.Second: 200 * time.Millisecond, 3700 * time.Millisecond: 500 * time.Millisecond, 560 * time.Millisecond: 100 * time.Millisecond,
+	} {
+		if got := tick(whole); got != want {
+			t.Errorf("tick of %v is %v, want %v", whole, got, want)
+		}
+	}
+}
+
+// A picture is well-formed, has a bar for each phase with what it says, and marks what failed.
+func TestSVG(t *testing.T) {
+	picture := string(SVG(Chart{Title: "checkpoint of <job> & more", Whole: time.Second, Failed: "dump", Phases: []images.Phase{
+		{Name: "save GPU state", Took: 600 * time.Millisecond, Bytes: 2 << 30}, {Name: "dump", Start: 600 * time.Millisecond, Took: 400 * time.Millisecond},
+	}}))
+	decoder := xml.NewDecoder(strings.NewReader(picture))
+	for {
+		if _, err := decoder.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range []string{"checkpoint of &lt;job&gt; &amp; more", ">save GPU state<", "600 ms, 2GiB", `fill="#d55e00"`, `fill="#b00020"`, ">1s<"} {
+		if !strings.Contains(picture, want) {
+			t.Errorf("no %q in %s", want, picture)
+		}
+	}
+	if bars := strings.Count(picture, "<rect"); bars != 3 { // and the background
+		t.Errorf("%d rectangles", bars)
+	}
+}
