@@ -117,8 +117,12 @@ func TestFaults(t *testing.T) {
 	}()
 	var tried, wrong atomic.Int64
 	var lanes sync.WaitGroup
+	// All are there before the first fault, which may be one of all containers.
+	var all []*lane
 	for n := range min(6, max(2, runtime.NumCPU())) {
-		l := newLane(t, "lane-"+strconv.Itoa(n))
+		all = append(all, newLane(t, "lane-"+strconv.Itoa(n)))
+	}
+	for _, l := range all {
 		lanes.Go(func() {
 			for c := range work {
 				ok := t.Run(c.String(), func(t *testing.T) {
