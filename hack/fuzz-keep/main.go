@@ -3,7 +3,7 @@
 
 // Fuzz-keep takes over what a fuzz run has found: of each target's corpus the few inputs that reach
 // what all of it reaches, which it writes into testdata/fuzz of the target's package. CORPUS is the
-// folder "corpus" of the run's results. Inputs larger than 4 KiB stay out, and so do those that
+// folder "corpus" of the run's results. Inputs larger than 16 KiB stay out, and so do those that
 // reach nothing that the seeds and the inputs in the repository do not. It must run at the root of
 // the repository, as root.
 //
@@ -24,7 +24,7 @@ import (
 )
 
 // maxInput bounds an input that is kept, in bytes.
-const maxInput = 4 << 10
+const maxInput = 16 << 10
 
 func main() {
 	most := flag.Int("most", 12, "inputs of a target at most")

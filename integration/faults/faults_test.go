@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
@@ -123,6 +122,7 @@ func TestFaults(t *testing.T) {
 		lanes.Go(func() {
 			for c := range work {
 				ok := t.Run(c.String(), func(t *testing.T) {
+					session.Results.Add(t)
 					tried.Add(1)
 					l.try(t, c)
 				})
@@ -174,10 +174,7 @@ func (l *lane) try(t *testing.T, c Cell) {
 	before := l.look(t)
 	spill := ""
 	if strings.HasSuffix(s.Name, "-spill") {
-		spill = filepath.Join(shared.Dir(), l.k.ID+"-spill")
-		if err := os.MkdirAll(spill, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		spill = harness.DiskDir(t)
 	}
 	switch s.Operation {
 	case "restore":
@@ -341,4 +338,5 @@ func (l *lane) judge(t *testing.T, c Cell, h *hit, before look, dir string) {
 		l.asBefore(t, before)
 	}
 	l.counts(t)
+	l.execs(t)
 }

@@ -82,6 +82,50 @@ func (l *lane) counts(t *testing.T) {
 	l.k.Expect(t, "count", strconv.Itoa(l.count))
 }
 
+// execs checks that a process can be exec'd into the container: none waits at the gate for ever.
+func (l *lane) execs(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	err := func() error {
+		container, err := shared.Client().LoadContainer(ctx, l.k.ID)
+		if err != nil {
+			return err
+		}
+		task, err := container.Task(ctx, nil)
+		if err != nil {
+			return err
+		}
+		spec, err := container.Spec(ctx)
+		if err != nil {
+			return err
+		}
+		spec.Process.Args = []string{"gpuwork"} // which lists what it can do
+		l.taken++
+		process, err := task.Exec(ctx, "exec-"+strconv.Itoa(l.taken), spec.Process, cio.NullIO)
+		if err != nil {
+			return err
+		}
+		exit, err := process.Wait(ctx)
+		if err != nil {
+			return err
+		}
+		if err := process.Start(ctx); err != nil {
+			return err
+		}
+		select {
+		case <-exit:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		_, err = process.Delete(ctx)
+		return err
+	}()
+	if err != nil {
+		t.Fatalf("a process that is exec'd: %v", err)
+	}
+}
+
 // found notes who the program and its shim are.
 func (l *lane) found(t *testing.T) {
 	t.Helper()
