@@ -95,6 +95,12 @@ setup-kubernetes: compiler
 test-kubernetes: setup setup-kubernetes build agent testbeds ## Run the tests with a kubelet, crictl and nerdctl.
 	$(TEST_ENV) go -C integration test -p 1 -count=1 -timeout 30m ./kubernetes ./nerdctl
 
+# Part of `make test`, which tries a sample. CHANGES=8:3 tries every eighth change, from the fourth on.
+CHANGES ?= all
+.PHONY: test-hostile
+test-hostile: setup build testbeds ## Restore every change of every field of a checkpoint (needs root; an hour).
+	$(TEST_ENV) GPUCKPT_HOSTILE=$(CHANGES) go -C integration test -count=1 -v -timeout 120m ./hostile -run 'TestEveryField|TestEachRule'
+
 .PHONY: gpu-bundle
 gpu-bundle: setup build-faults ## Pack the tests into one archive for a machine with a GPU.
 	hack/bundle
