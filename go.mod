@@ -21,6 +21,7 @@ require (
 	github.com/containerd/typeurl/v2 v2.3.0
 	github.com/containers/ocicrypt v1.3.2
 	github.com/docker/go-units v0.5.0
+	github.com/elastic/go-seccomp-bpf v1.6.0
 	github.com/google/go-containerregistry v0.22.1
 	github.com/klauspost/compress v1.20.0
 	github.com/moby/sys/atomicwriter v0.1.0

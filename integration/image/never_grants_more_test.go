@@ -42,7 +42,7 @@ func TestAnotherSpec(t *testing.T) {
 		{name: "more capabilities", mounts: mounts, flags: []string{"--cap-add", "CAP_SYS_ADMIN"}},
 		{name: "a mount less", says: "mount /data of the dump is missing in the spec"},
 		{name: "a capability less", mounts: mounts, flags: []string{"--cap-drop", "CAP_NET_RAW"}, says: "CAP_NET_RAW"},
-		{name: "seccomp", mounts: mounts, flags: []string{"--seccomp"}, says: "no seccomp filter"},
+		{name: "seccomp", mounts: mounts, flags: []string{"--seccomp"}, says: "weaker than the spec's profile"},
 		{name: "own network", mounts: mounts, own: true, says: "host's network namespace"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

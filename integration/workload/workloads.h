@@ -21,6 +21,8 @@ __attribute__((noreturn)) void run_ipc(const struct options *o);
 // run_monitor uses NVML alone.
 __attribute__((noreturn)) void run_monitor(const struct options *o);
 __attribute__((noreturn)) void run_ring(const struct options *o);
+// run_zoo has one of everything that a restore takes.
+__attribute__((noreturn)) void run_zoo(const struct options *o);
 
 // run_multi returns the exit status of the first child that ended; the others are killed.
 int run_multi(const struct options *o);

@@ -26,6 +26,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
@@ -58,7 +59,7 @@ func EntriesOf(spec *specs.Spec, d *criu.Dump, host Host) *Entries {
 // error names the image, the entry and the rule.
 func (e *Entries) Check(i *image.Entry) error {
 	rule, err := e.check(i.Message)
-	if err != nil {
+	if err != nil && !image.Without(rule) {
 		return i.Errorf("%s: %w", rule, err)
 	}
 	return nil
@@ -152,8 +153,9 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 	if err != nil {
 		return rule, err
 	}
-	if kinds > 1 {
-		return "files", fmt.Errorf("it is %d kinds of files", kinds)
+	// CRIU believes the type, and looks for the message of it.
+	if want := messageOf[m.GetType()]; kinds != 1 || want == "" || !m.ProtoReflect().Has(m.ProtoReflect().Descriptor().Fields().ByName(want)) {
+		return "files", fmt.Errorf("it has the type %v, and not what describes a file of this type alone", m.GetType())
 	}
 	switch {
 	case m.GetReg() != nil:
@@ -179,6 +181,13 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 		return "terminals", openFlags(m.GetTty().GetFlags())
 	}
 	return "", nil
+}
+
+// messageOf are the fields that describe files, by the files' types.
+var messageOf = map[fdinfo.FdTypes]protoreflect.Name{
+	fdinfo.FdTypes_REG: "reg", fdinfo.FdTypes_PIPE: "pipe", fdinfo.FdTypes_FIFO: "fifo", fdinfo.FdTypes_INETSK: "isk", fdinfo.FdTypes_UNIXSK: "usk",
+	fdinfo.FdTypes_EVENTFD: "efd", fdinfo.FdTypes_EVENTPOLL: "epfd", fdinfo.FdTypes_INOTIFY: "ify", fdinfo.FdTypes_SIGNALFD: "sgfd", fdinfo.FdTypes_TTY: "tty",
+	fdinfo.FdTypes_NS: "nsf", fdinfo.FdTypes_EXT: "ext", fdinfo.FdTypes_TIMERFD: "tfd", fdinfo.FdTypes_MEMFD: "memfd", fdinfo.FdTypes_PIDFD: "pidfd",
 }
 
 // fileFlags are what a descriptor can have (F_GETFL), and no flag that makes or cuts a file.

@@ -4,63 +4,54 @@
 package admission
 
 import (
-	"encoding/binary"
-	"slices"
+	"errors"
+	"fmt"
 
-	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
-	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+
+	"github.com/gpuckpt/gpuckpt/internal/seccomp"
 )
 
-// A container with GPUs and without a seccomp profile gets a filter that answers io_uring_setup
-// with ENOSYS and allows all else. A dump with that filter alone is not confined as a profile
-// wants it.
+var errNoFilter = errors.New("it has no seccomp filter, and the spec has one")
 
-// restricts reports whether a profile does more than to answer one call with an error.
-func restricts(profile *specs.LinuxSeccomp) bool {
-	return profile != nil && (profile.DefaultAction != specs.ActAllow || len(profile.Syscalls) > 1 ||
-		len(profile.Syscalls) == 1 && !slices.Equal(profile.Syscalls[0].Names, []string{"io_uring_setup"}))
-}
-
-// The instructions of a classic BPF program, linux/bpf_common.h, that libseccomp compiles such a
-// filter to.
-const (
-	loadWord     = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
-	jumpEqual    = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
-	jumpNotBelow = unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K
-	jump         = unix.BPF_JMP | unix.BPF_JA
-	answer       = unix.BPF_RET | unix.BPF_K
-)
-
-// x32Bit marks the calls of x32 programs (asm/unistd.h, __X32_SYSCALL_BIT).
-const x32Bit = 0x40000000
-
-// beyondIOUring reports whether a filter looks at any call but io_uring_setup, which has the same
-// number on all architectures.
-func beyondIOUring(filter *seccomp.SeccompFilter) bool {
-	program := filter.GetFilter()
-	for ; len(program) >= 8; program = program[8:] {
-		code, k := binary.NativeEndian.Uint16(program), binary.NativeEndian.Uint32(program[4:])
-		switch code {
-		case jump, answer:
-		case loadWord:
-			if k > 4 { // beyond the number and the architecture of the call: its arguments
-				return true
-			}
-		case jumpEqual:
-			switch k {
-			case unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_SETUP | x32Bit, ^uint32(0),
-				unix.AUDIT_ARCH_X86_64, unix.AUDIT_ARCH_I386, unix.AUDIT_ARCH_AARCH64, unix.AUDIT_ARCH_ARM:
-			default:
-				return true
-			}
-		case jumpNotBelow:
-			if k != x32Bit {
-				return true
-			}
-		default:
-			return true
+// seccomp compares the filters of a thread with the spec's profile. All filters of a thread hold at
+// once, so one of them must be at least as strict as the profile; the others are the program's own.
+func (a *allowance) seccomp(mode criucore.SeccompMode, last *uint32) error {
+	profile := a.spec.Linux.Seccomp
+	switch {
+	case profile == nil || mode == criucore.SeccompMode_strict: // read, write and exit alone
+		return nil
+	case mode != criucore.SeccompMode_filter || last == nil:
+		return errNoFilter
+	case profile.DefaultAction == "" && len(profile.Syscalls) == 0: // none, for runc
+		return nil
+	}
+	var err error
+	for range len(a.filters) + 1 { // a chain, in which each may be once
+		if uint64(*last) >= uint64(len(a.filters)) {
+			return fmt.Errorf("its seccomp filter is number %d, which there is not", *last)
+		}
+		f := a.filters[*last]
+		if err = a.judge(f.GetFilter()); err == nil {
+			return nil
+		}
+		if last = f.Prev; last == nil {
+			// The first one is what the runtime has set.
+			return fmt.Errorf("its seccomp filter is weaker than the spec's profile: %w", err)
 		}
 	}
-	return false
+	return fmt.Errorf("its seccomp filters have no end: %w", errNoFilter)
+}
+
+// judge compares a filter with the profile. Most threads have the same one.
+func (a *allowance) judge(program []byte) error {
+	err, known := a.judged[string(program)]
+	if !known {
+		var f *seccomp.Filter
+		if f, err = seccomp.Parse(program); err == nil {
+			err = f.Within(a.spec.Linux.Seccomp)
+		}
+		a.judged[string(program)] = err
+	}
+	return err
 }

@@ -80,8 +80,14 @@ func (e *Entries) unix(s *skunix.UnixSkEntry) error {
 		}
 	}
 	name := strings.TrimSuffix(string(s.GetName()), "\x00")
+	if s.GetDeleted() && (name == "" || name[0] == 0) {
+		return errors.New("its name is removed, and it has none")
+	}
 	if name == "" || name[0] == 0 {
 		return nil // it has none, or one that is no file
+	}
+	if name == string(s.GetName()) {
+		return errors.New("its name has no end, and CRIU would read on")
 	}
 	if strings.Contains(name, "\x00") || leadsOut(name) {
 		return fmt.Errorf("its name is %q", name)

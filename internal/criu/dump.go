@@ -114,11 +114,17 @@ func (im *Images) readTasks(d *Dump) error {
 		return fmt.Errorf("%w: pstree.img in %s has no process", images.ErrDamaged, im.dir)
 	}
 	known := make(map[uint32]bool) // processes and threads
-	for _, p := range tree {
+	processes := map[uint32]bool{0: true}
+	for i, p := range tree {
 		t, err := im.readTask(p, known)
 		if err != nil {
 			return err
 		}
+		// CRIU writes parents first, and believes that.
+		if parent := p.GetPpid(); !processes[parent] || (parent == 0) != (i == 0) {
+			return fmt.Errorf("%w: pstree.img in %s: the parent of process %d is %d, which does not come before it", images.ErrDamaged, im.dir, p.GetPid(), parent)
+		}
+		processes[p.GetPid()] = true
 		if id := t.IDs.GetUserNsId(); id != 0 && id != d.Inventory.GetRootIds().GetUserNsId() && d.UserNS[id] == nil {
 			if d.UserNS[id], err = one[userns.UsernsEntry](im, fmt.Sprintf("userns-%d.img", id)); err != nil {
 				return err

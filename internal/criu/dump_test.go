@@ -37,8 +37,9 @@ func coreOf(capability uint32) *criucore.CoreEntry {
 	}
 }
 
+// processOf is a process whose parent is the first one.
 func processOf(pid uint32, threads ...uint32) *pstree.PstreeEntry {
-	return &pstree.PstreeEntry{Pid: &pid, Ppid: new(uint32), Pgid: new(uint32), Sid: new(uint32), Threads: threads}
+	return &pstree.PstreeEntry{Pid: &pid, Ppid: new(min(pid-1, 1)), Pgid: new(uint32), Sid: new(uint32), Threads: threads}
 }
 
 // dumpDir writes the dump of a process with two threads, as CRIU does.
@@ -119,6 +120,19 @@ func TestDumpIsBounded(t *testing.T) {
 		writeFile(t, filepath.Join(dir, "pstree.img"), string(imageOf(t, "PSTREE", tree...)))
 		if _, err := Open(dir).Dump(); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "twice") {
 			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	for name, parent := range map[string]uint32{"none": 0, "itself": 2, "a later one": 3} {
+		dir, orphan := dumpDir(t), processOf(2)
+		orphan.Ppid = &parent
+		for _, name := range []string{"core", "ids"} {
+			if err := os.Link(filepath.Join(dir, name+"-1.img"), filepath.Join(dir, name+"-2.img")); err != nil && !errors.Is(err, os.ErrExist) {
+				t.Fatal(err)
+			}
+		}
+		writeFile(t, filepath.Join(dir, "pstree.img"), string(imageOf(t, "PSTREE", processOf(1, 1), orphan)))
+		if _, err := Open(dir).Dump(); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "the parent of process 2") {
+			t.Errorf("parent %s: got %v", name, err)
 		}
 	}
 	dir, threads := dumpDir(t), make([]uint32, maxThreads+1)

@@ -31,6 +31,10 @@ type Sandbox struct {
 	Programs string
 	// Root is where runc mounts the container's root file system for CRIU.
 	Root string
+	// Holds reports whether threads are let go at the gate and held again, as a CUDA driver's are. CRIU
+	// then keeps CAP_SYS_PTRACE, with which /proc/PID/root leads to the host's files: other threads it
+	// seizes while they still have its own credentials.
+	Holds bool
 }
 
 // Programs of the host that CRIU may run (tar, iptables), with their libraries.
@@ -55,13 +59,16 @@ var namespaced = []string{
 // for. Those that the spec grants are needed too, since CRIU cannot give what it does not have.
 var restoring = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID",
-	"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_IPC_OWNER", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE",
+	"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_IPC_OWNER", "CAP_SYS_CHROOT",
 	"CAP_SYS_ADMIN", "CAP_SYS_NICE", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_MKNOD", "CAP_LEASE", "CAP_SETFCAP", "CAP_CHECKPOINT_RESTORE",
 }
 
 // capabilities returns the set that CRIU keeps, a bit each.
 func (s Sandbox) capabilities() (set uint64) {
 	names := slices.Clone(restoring)
+	if s.Holds {
+		names = append(names, "CAP_SYS_PTRACE")
+	}
 	if caps := s.Spec.Process.Capabilities; caps != nil {
 		names = slices.Concat(names, caps.Bounding, caps.Permitted, caps.Inheritable, caps.Ambient)
 	}

@@ -54,6 +54,10 @@ func TestSandbox(t *testing.T) {
 	if set&(1<<unix.CAP_SYS_ADMIN) == 0 || set&(1<<unix.CAP_SYSLOG) == 0 || set&(1<<unix.CAP_SYS_MODULE|1<<unix.CAP_SYS_RAWIO|1<<unix.CAP_SYS_BOOT|1<<unix.CAP_BPF) != 0 {
 		t.Errorf("it keeps %#x", set)
 	}
+	// With it /proc/PID/root leads to the host.
+	if holds := (Sandbox{Spec: spec, Holds: true}).capabilities(); set&(1<<unix.CAP_SYS_PTRACE) != 0 || holds != set|1<<unix.CAP_SYS_PTRACE {
+		t.Errorf("it keeps %#x, and %#x to hold threads", set, holds)
+	}
 	spec.Mounts[1].Source = "/srv/a\nbind\trw\t/etc"
 	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, plugins); err == nil {
 		t.Errorf("a newline in a path makes %q", lines)

@@ -11,8 +11,6 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuckpt/gpuckpt/cdi"
 )
 
 // pseudo are file systems of the kernel, one for all or one for each namespace: a mount of one of
@@ -170,18 +168,11 @@ func (c *checker) mount(m mount, e expectation, granted map[string]bool) error {
 		return nil // which may change the options
 	}
 	for _, f := range e.flags {
-		if !m.is(f) && !lost(m.point, f) {
+		if !m.is(f) {
 			return fmt.Errorf("it is not %s, as the spec has it", f)
 		}
 	}
 	return nil
-}
-
-// lost reports whether a restore may lose a flag of the mount at a path: of a driver's file all but ro,
-// of a GPU's node all. CRIU mounts those that an earlier restore has exchanged without them
-// (TestDriverFiles and TestMountedNode of integration/gpus).
-func lost(at, flag string) bool {
-	return cdi.IsNode(at) || cdi.IsDriverFile(at) && flag != "ro"
 }
 
 // cgroupRoot refuses a mount of cgroups above the container's.

@@ -26,8 +26,8 @@ type Restored struct {
 	Stray []string
 }
 
-// Fix replaces the GPU nodes that CRIU has restored by those of the spec, and mounts the driver's
-// files that the spec mounts and the dump did not have. The processes may run meanwhile. On an
+// Fix replaces the GPU nodes that CRIU has restored by those of the spec, mounts the driver's files
+// that the spec mounts and the dump did not have, and gives bind mounts the options of the spec. The processes may run meanwhile. On an
 // error some nodes are replaced and some are not.
 func (p *Restored) Fix(pid int) error {
 	if p.Spec == nil {
@@ -47,7 +47,32 @@ func (p *Restored) Fix(pid int) error {
 				}
 			}
 		}
-		return p.mountMissing(pid)
+		if err := p.mountMissing(pid); err != nil {
+			return err
+		}
+		return p.barMounts(pid)
+	})
+}
+
+// barMounts gives the spec's bind mounts the flags that bar something. A container with CAP_SYS_ADMIN
+// may have changed its own.
+func (p *Restored) barMounts(pid int) error {
+	if caps := p.Spec.Process.Capabilities; caps != nil && slices.Contains(caps.Bounding, "CAP_SYS_ADMIN") {
+		return nil
+	}
+	mounts := slices.DeleteFunc(slices.Clone(p.Spec.Mounts), func(m specs.Mount) bool {
+		return !cdi.IsBind(m) || flagsOf(m) == 0 || slices.Contains(p.Stray, path.Clean(m.Destination))
+	})
+	if len(mounts) == 0 {
+		return nil
+	}
+	return host.InMountNamespace(pid, func() error {
+		for _, m := range mounts {
+			if err := bar(m.Destination, flagsOf(m)); err != nil {
+				return fmt.Errorf("set the options of mount %s in the container: %w", m.Destination, err)
+			}
+		}
+		return nil
 	})
 }
 

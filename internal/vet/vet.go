@@ -18,7 +18,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/refit"
 )
@@ -44,7 +43,7 @@ func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Du
 		of.Direct = newPaths(spec, rootfs).direct
 	}
 	notes, err := admission.Check(spec, d, of)
-	if err == nil && !image.Unchecked {
+	if err == nil {
 		entries := admission.EntriesOf(spec, d, of)
 		if err = contents(images, d, entries); err == nil {
 			err = images.All(entries.Check)

@@ -136,15 +136,15 @@ func Messages() (all []protoreflect.MessageDescriptor) {
 // check refuses a message with a field that is not on the list, or a value that the list does
 // not allow. It names the first one. It takes away what CRIU does not get.
 func check(m protoreflect.Message) (err error) {
-	if Unchecked {
-		return nil
-	}
-	if unknown := m.GetUnknown(); len(unknown) > 0 {
+	if unknown := m.GetUnknown(); len(unknown) > 0 && !Without("unknown fields") {
 		return fmt.Errorf("%s has a field or a value that gpuckpt does not know (%d bytes)", m.Descriptor().FullName(), len(unknown))
 	}
 	fields := Fields()
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		f, known := fields[fd.FullName()]
+		if Without(string(fd.FullName())) {
+			return true
+		}
 		switch {
 		case !known:
 			err = fmt.Errorf("%s: gpuckpt does not know this field", fd.FullName())

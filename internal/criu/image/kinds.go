@@ -67,6 +67,9 @@ type Kind struct {
 	large bool
 }
 
+// New returns an empty message for the entry of that number, of an image with entries.
+func (k *Kind) New(n int) proto.Message { return k.entry(n) }
+
 // message is a protobuf message that is made of T.
 type message[T any] interface {
 	*T

@@ -1,15 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sandbox has hostile checkpoints restored by a shim that believes them: a build without
-// the checks that come before CRIU. What is left is CRIU's sandbox, and the inspection of what
-// CRIU has restored.
-package sandbox
+package hostile
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -31,38 +28,6 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
-
-var shared *harness.Containerd
-
-func TestMain(m *testing.M) {
-	harness.Main(m.Run, func(s *harness.Session) error {
-		dir, err := os.MkdirTemp("", "gpuckpt-unchecked")
-		if err != nil {
-			return err
-		}
-		s.AtEnd(func() error { return os.RemoveAll(dir) })
-		shim := filepath.Join(dir, "containerd-shim-gpuckpt-v2")
-		build := exec.CommandContext(s.Context(), "go", "build", "-tags", "gpuckpt_unchecked", "-o", shim, "./cmd/containerd-shim-gpuckpt-v2")
-		build.Dir, build.Stderr = "../..", os.Stderr
-		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-		if err := build.Run(); err != nil {
-			return err
-		}
-		plugin, err := s.Bins.Path("gpuckpt_criu.so")
-		if err != nil {
-			return err
-		}
-		if err := os.Symlink(plugin, filepath.Join(dir, "gpuckpt_criu.so")); err != nil {
-			return err
-		}
-		bins, err := harness.NewBins(append([]string{dir}, filepath.SplitList(os.Getenv(harness.EnvBin))...)...)
-		if err != nil {
-			return err
-		}
-		shared, err = s.StartWithWorkload(harness.Options{Bins: bins, ShimConfig: harness.AnyCheckpoint}) // these walls alone
-		return err
-	})
-}
 
 // change reads an image of CRIU's, has its entries changed, and writes it.
 func change[T any, M interface {
@@ -109,21 +74,28 @@ func restricted(t *testing.T) harness.RunSpec {
 	return harness.RunSpec{ID: harness.Name(t), CtrFlags: []string{"--seccomp"}, Amend: []coci.SpecOpts{coci.WithCapabilities(nil), coci.WithNoNewPrivileges}}
 }
 
-// restoreOf checkpoints a container, has the images changed, and restores it from them.
+// restoreOf is restoreFrom with a restricted container and the shim that believes images.
 func restoreOf(t *testing.T, hostile func(dir string)) error {
 	t.Helper()
-	k := shared.Work(t, restricted(t), "plain")
+	return restoreFrom(t, shared, restricted(t), hostile)
+}
+
+// restoreFrom checkpoints a container, has the images changed, and restores it from them.
+func restoreFrom(t *testing.T, c *harness.Containerd, spec harness.RunSpec, hostile func(dir string)) error {
+	t.Helper()
+	k := c.Work(t, spec, "plain")
+	defer k.MustRemove(t)
 	k.Expect(t, "count", "101")
 	dir := t.TempDir()
 	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: dir, Exit: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := shared.Client().TaskService().Checkpoint(t.Context(), &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: opts}); err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	if _, err := c.Client().TaskService().Checkpoint(t.Context(), &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: opts}); err != nil {
+		t.Fatalf("%v\n%s", err, c.LogTail(3000))
 	}
 	hostile(dir)
-	container, err := shared.Client().LoadContainer(t.Context(), k.ID)
+	container, err := c.Client().LoadContainer(t.Context(), k.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,6 +240,12 @@ func TestNoHost(t *testing.T) {
 		{"a file that is emptied when it is opened", func(t *testing.T, dir, canary string) {
 			workingDirectory(t, dir, func(r *regfile.RegFileEntry) {
 				r.Name, r.Flags = new(hostFile(canary)), proto.Uint32(unix.O_RDWR|unix.O_TRUNC)
+			})
+		}},
+		// CRIU has /proc open, and this program is a process of the host's.
+		{"a file by a process of the host's", func(t *testing.T, dir, canary string) {
+			workingDirectory(t, dir, func(r *regfile.RegFileEntry) {
+				r.Name, r.Flags = new(fmt.Sprintf("/proc/self/fd/121/%d/root%s", os.Getpid(), canary)), proto.Uint32(unix.O_RDWR|unix.O_TRUNC)
 			})
 		}},
 		{"a mount of what is above", aboveMount},

@@ -1,0 +1,283 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hostile
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// secret is what no container may have a copy of.
+const secret = "as the host has it, and nobody else"
+
+// canaries are things of the host that no restore may change.
+type canaries struct {
+	dir     string // files of the host's
+	pid     int    // a process of the host's
+	cgroup  string // a cgroup of the host's, by its name in each hierarchy
+	before  map[string]string
+	skipped map[string]bool // what changes by itself
+}
+
+// newCanaries makes them. The machine's own are looked at as well: /etc, its settings, its mounts.
+func newCanaries(t *testing.T) *canaries {
+	t.Helper()
+	c := &canaries{dir: t.TempDir(), cgroup: "/gpuckpt-canary-" + filepath.Base(t.TempDir()) + fmt.Sprint(os.Getpid()), skipped: make(map[string]bool)}
+	if err := os.WriteFile(c.file(), []byte(secret), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(c.file(), filepath.Join(c.dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(c.dir, "directory"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	process := exec.Command("sleep", "1000000")
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.pid = process.Process.Pid
+	harness.Within(t, "the host's process is there", func() bool {
+		name, err := harness.StatusField(c.pid, "Name")
+		return err == nil && name == "sleep"
+	})
+	for _, dir := range hierarchies(t) {
+		at := dir + c.cgroup
+		if err := os.Mkdir(at, 0o755); err != nil {
+			t.Logf("no cgroup in %s: %v", dir, err)
+			continue
+		}
+		_ = os.WriteFile(at+"/cgroup.procs", fmt.Append(nil, c.pid), 0) // cpuset needs settings first
+		t.Cleanup(func() {
+			if err := os.Remove(at); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		if err := process.Process.Kill(); err != nil {
+			t.Errorf("the host's process is gone: %v", err)
+		}
+		_ = process.Wait()
+	})
+	return c
+}
+
+func (c *canaries) file() string { return filepath.Join(c.dir, "canary") }
+
+// paths lead to the file in the ways that are known, and to CRIU's descriptors.
+func (c *canaries) paths() []string {
+	return []string{
+		c.file(), hostFile(c.file()), strings.Repeat("../", 30) + c.file()[1:],
+		"/proc/1/root" + c.file(), fmt.Sprintf("/proc/%d/root%s", c.pid, c.file()), "/proc/self/fd/126",
+	}
+}
+
+// keep takes what the canaries are like now for what they must be like. What is different between two
+// looks changes by itself.
+func (c *canaries) keep(t *testing.T, between func()) {
+	t.Helper()
+	first := c.look()
+	between()
+	c.before = c.look()
+	for name := range c.before {
+		if first[name] != c.before[name] {
+			c.skipped[name] = true
+		}
+	}
+	// A canary that is not looked at says nothing.
+	for _, name := range []string{c.file(), "/etc/passwd", "mounts", "/proc/sys/kernel/core_pattern", fmt.Sprintf("process %d: status", c.pid)} {
+		if c.before[name] == "" || c.skipped[name] {
+			t.Errorf("the canary %s is not looked at", name)
+		}
+	}
+	lsm := "no AppArmor on this machine"
+	if c.before[apparmor] != "" {
+		lsm = "AppArmor's list of profiles"
+	}
+	t.Logf("%d canaries; %s; %d that change by themselves: %v", len(c.before)-len(c.skipped), lsm, len(c.skipped), slices.Sorted(maps.Keys(c.skipped)))
+}
+
+const apparmor = "/sys/kernel/security/apparmor/profiles"
+
+// changed returns the canaries that are not as they were. What is so for a moment only, as a list that
+// is read while another restore mounts something, is looked at again.
+func (c *canaries) changed() (names []string) {
+	for range 3 {
+		if names = c.differences(); len(names) == 0 {
+			return nil
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return names
+}
+
+func (c *canaries) differences() (names []string) {
+	now := c.look()
+	for name, was := range c.before {
+		if is := now[name]; is != was && !c.skipped[name] {
+			at := 0
+			for at < min(len(was), len(is)) && was[at] == is[at] {
+				at++
+			}
+			names = append(names, fmt.Sprintf("%s: from byte %d on it was %.200q and is %.200q", name, at, was[at:], is[at:]))
+		}
+	}
+	for name := range now {
+		if _, there := c.before[name]; !there && !c.skipped[name] {
+			names = append(names, name+" is new")
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// volatile are settings that change by themselves, now and then.
+var volatile = regexp.MustCompile(`^/proc/sys/(kernel/(random/|ns_last_pid|pty/nr|perf_event_max_sample_rate|sched_domain/)|fs/(.*-nr|.*-state|quota/|aio-nr)|net/netfilter/.*count|vm/stat_refresh)`)
+
+// look returns what the canaries are like, by names.
+func (c *canaries) look() map[string]string {
+	seen := make(map[string]string)
+	for _, root := range []string{c.dir, "/etc", "/var/spool", "/usr/local/bin"} {
+		_ = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+			if err == nil {
+				seen[path] = status(path)
+			}
+			return nil
+		})
+	}
+	for _, dir := range []string{"/", "/root", "/root/.ssh", "/root/.bashrc", "/usr/bin", "/usr/sbin", "/usr/lib", "/boot"} {
+		seen[dir] = status(dir)
+	}
+	if nodes, err := os.ReadDir("/dev"); err == nil {
+		for _, n := range nodes {
+			var st unix.Stat_t
+			if err := unix.Lstat("/dev/"+n.Name(), &st); err == nil {
+				seen["/dev/"+n.Name()] = fmt.Sprint(st.Mode, st.Uid, st.Gid, st.Rdev)
+			}
+		}
+	}
+	_ = filepath.WalkDir("/proc/sys", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && !volatile.MatchString(path) {
+			data, _ := os.ReadFile(path)
+			seen[path] = string(data)
+		}
+		return nil
+	})
+	for _, name := range []string{"route", "if_inet6", "raw", "raw6", "packet", "udp", "udp6"} {
+		data, _ := os.ReadFile("/proc/net/" + name)
+		seen["/proc/net/"+name] = string(data)
+	}
+	for _, name := range []string{"shm", "sem", "msg"} {
+		data, _ := os.ReadFile("/proc/sysvipc/" + name)
+		seen["/proc/sysvipc/"+name] = string(data)
+	}
+	if data, err := os.ReadFile(apparmor); err == nil {
+		seen[apparmor] = string(data)
+	}
+	seen["mounts"] = mounted("/proc/self/mountinfo")
+	c.lookAtProcess(seen)
+	c.lookAtCgroups(seen)
+	return seen
+}
+
+// status returns what a file is like. Reading it changes nothing of that.
+func status(path string) string {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return err.Error()
+	}
+	return fmt.Sprint(st.Ino, st.Mode, st.Uid, st.Gid, st.Rdev, st.Size, st.Mtim, st.Ctim, st.Nlink)
+}
+
+// mounted returns the mounts but those of the containerds of this test and of others, which go when
+// their directories are removed.
+func mounted(path string) string {
+	data, _ := os.ReadFile(path)
+	var kept []string
+	for line := range strings.Lines(string(data)) {
+		if !strings.Contains(line, "/gpuckpt-") && !strings.Contains(line, shared.Namespace()) && !strings.Contains(line, checking.Namespace()) {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "")
+}
+
+func (c *canaries) lookAtProcess(seen map[string]string) {
+	at := fmt.Sprintf("/proc/%d/", c.pid)
+	note := func(name, value string) { seen[fmt.Sprintf("process %d: %s", c.pid, name)] = value }
+	for _, name := range []string{"limits", "oom_score_adj", "loginuid", "sessionid", "cgroup", "environ", "cmdline", "maps", "timerslack_ns", "coredump_filter", "uid_map"} {
+		data, _ := os.ReadFile(at + name)
+		note(name, string(data))
+	}
+	data, _ := os.ReadFile(at + "status")
+	var kept []string
+	for line := range strings.Lines(string(data)) {
+		if !strings.Contains(line, "ctxt_switches") && !strings.HasPrefix(line, "Vm") && !strings.HasPrefix(line, "Rss") && !strings.HasPrefix(line, "SigQ") {
+			kept = append(kept, line)
+		}
+	}
+	note("status", strings.Join(kept, ""))
+	for _, name := range []string{"cwd", "root", "exe", "fd/0", "fd/1", "fd/2", "ns/mnt", "ns/net", "ns/ipc", "ns/uts", "ns/pid", "ns/user", "ns/cgroup"} {
+		to, _ := os.Readlink(at + name)
+		note(name, to)
+	}
+	note("mounts", mounted(at+"mountinfo"))
+}
+
+// hierarchies are the mounted hierarchies of cgroups.
+func hierarchies(t *testing.T) []string {
+	t.Helper()
+	dirs, err := harness.CgroupsOf("/")
+	if err != nil || len(dirs) == 0 {
+		t.Fatal(dirs, err)
+	}
+	return dirs
+}
+
+func (c *canaries) lookAtCgroups(seen map[string]string) {
+	tops, _ := harness.CgroupsOf("/")
+	for _, dir := range slices.Concat(tops, existing(tops, c.cgroup)) {
+		files, _ := os.ReadDir(dir)
+		for _, f := range files {
+			path := filepath.Join(dir, f.Name())
+			var st unix.Stat_t
+			if err := unix.Lstat(path, &st); err != nil || f.IsDir() {
+				continue // cgroups of others come and go
+			}
+			text := fmt.Sprint(st.Mode, st.Uid, st.Gid)
+			if st.Mode&0o200 != 0 && st.Mode&0o400 != 0 && st.Mode&unix.S_IFMT == unix.S_IFREG && !counts.MatchString(f.Name()) {
+				data, _ := os.ReadFile(path)
+				text += fmt.Sprintf(" %x %.300s", sha256.Sum256(data), data)
+			}
+			seen[path] = text
+		}
+	}
+}
+
+// counts are files of cgroups that can be written to, and change by themselves.
+var counts = regexp.MustCompile(`usage|\.stat|procs|tasks|threads|pressure|events|reset|failcnt|io_|time`)
+
+func existing(tops []string, name string) (dirs []string) {
+	for _, top := range tops {
+		if _, err := os.Stat(top + name); err == nil {
+			dirs = append(dirs, top+name)
+		}
+	}
+	return dirs
+}

@@ -1,0 +1,229 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hostile
+
+import (
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image/imagetest"
+	"github.com/gpuckpt/gpuckpt/internal/vet"
+)
+
+// Which changes are tried: "all", every nth ("50", or "50:3" for others), or those that an expression
+// finds. `make test-hostile` sets it.
+const envChanges = "GPUCKPT_HOSTILE"
+
+// chosen returns a function that reports whether a change is tried.
+func chosen(t *testing.T, nth int) func(imagetest.Change) bool {
+	t.Helper()
+	text, seed := os.Getenv(envChanges), uint64(0)
+	if number, shift, ok := strings.Cut(text, ":"); ok {
+		if n, err := strconv.ParseUint(shift, 10, 32); err == nil {
+			text, seed = number, n
+		}
+	}
+	switch n, err := strconv.Atoi(text); {
+	case text == "all":
+		return func(imagetest.Change) bool { return true }
+	case err == nil:
+		nth = n
+	case text != "":
+		want, err := regexp.Compile(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func(c imagetest.Change) bool { return want.MatchString(c.String()) }
+	}
+	t.Logf("every %dth change is tried; make test-hostile tries all", nth)
+	return func(c imagetest.Change) bool {
+		h := fnv.New64a()
+		fmt.Fprintf(h, "%s %s", c.Field, c.Kind)
+		return h.Sum64()%uint64(nth) == seed%uint64(nth)
+	}
+}
+
+// Every field of every image is changed by every kind of value. What the checks before CRIU let
+// through is restored for real: it is refused with a reason, or nothing of the host is changed, what
+// was restored is as the spec has it (the shim inspects it), and nothing is left of it.
+func TestEveryField(t *testing.T) {
+	z := newZoo(t, checking)
+	restoreEach(t, z, chosen(t, 150), func(dir string) error { return vet.Images(t.Context(), z.spec, criu.Open(dir), "") })
+}
+
+// The same without the checks before CRIU, for what they refuse: CRIU's sandbox and the inspection
+// are enough for these changes.
+func TestEveryFieldUnchecked(t *testing.T) {
+	z := newZoo(t, shared)
+	restoreEach(t, z, chosen(t, 400), func(string) error { return nil })
+}
+
+// trial is a change that is restored.
+type trial struct {
+	change imagetest.Change
+	failed error
+	wrong  []string
+}
+
+// restoreEach restores every chosen change of a dump that check lets through.
+func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, check func(dir string) error) {
+	c := newCanaries(t)
+	var cages []*cage
+	for n := range 2 {
+		cages = append(cages, z.newCage(t, n))
+	}
+	c.keep(t, func() {
+		for _, g := range cages {
+			if wrong, failed := g.restore(t, "", nil); failed != nil || len(wrong) > 0 {
+				t.Fatalf("the dump as it was: %v, %v\n%s", failed, wrong, z.c.LogTail(4000))
+			}
+		}
+	})
+	dir := t.TempDir()
+	if out, err := exec.Command("cp", "-a", z.dir+"/.", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var (
+		mu       sync.Mutex
+		wg       sync.WaitGroup
+		trials   []trial
+		inFlight = make(map[*cage]imagetest.Change)
+		queue    = make(chan imagetest.Change)
+	)
+	for _, g := range cages {
+		wg.Go(func() {
+			for change := range queue {
+				mu.Lock()
+				inFlight[g] = change
+				mu.Unlock()
+				wrong, failed := g.restore(t, change.File, change.Image)
+				if len(wrong) > 0 {
+					wrong = append(wrong, z.c.LogTail(2000))
+				}
+				mu.Lock()
+				if changed := c.changed(); len(changed) > 0 {
+					wrong = append(wrong, fmt.Sprintf("of the host is changed, by one of %v: %v", slices.Collect(maps.Values(inFlight)), changed))
+					c.before = c.look()
+				}
+				change.Image = nil
+				trials = append(trials, trial{change, failed, wrong})
+				mu.Unlock()
+			}
+		})
+	}
+	changes, refused := 0, 0
+	started := time.Now()
+	tried, _, err := imagetest.Each(dir, c.paths(), func(change imagetest.Change) bool {
+		if !choose(change) || t.Context().Err() != nil {
+			return false
+		}
+		changes++
+		undo := putImage(t, dir, change)
+		err := check(dir)
+		undo()
+		if err != nil {
+			refused++
+			return true
+		}
+		queue <- change
+		return false
+	})
+	close(queue)
+	wg.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	report(t, trials)
+	escapes := 0
+	for _, r := range trials {
+		if len(r.wrong) > 0 {
+			escapes++
+			t.Errorf("%v: the restore said %v, and: %v", r.change, r.failed, r.wrong)
+		} else if r.failed != nil && !clear(r.failed) {
+			t.Errorf("%v: the error does not say why: %v", r.change, r.failed)
+		}
+	}
+	if changes == 0 {
+		t.Error("no change was tried")
+	}
+	maps.DeleteFunc(tried, func(name protoreflect.FullName, _ int) bool { return image.Fields()[name].May == "" })
+	t.Logf("%d fields x kinds, of which %d changes were tried: %d refused by name, %d accepted, %d restored for real (%v each), %d escapes",
+		len(tried), changes, refused, changes-refused, len(trials), (time.Since(started) / time.Duration(max(1, len(trials)))).Round(time.Millisecond), escapes)
+}
+
+// putImage makes a change in a dump.
+func putImage(t *testing.T, dir string, c imagetest.Change) (undo func()) {
+	t.Helper()
+	path := filepath.Join(dir, c.File)
+	was, err := os.ReadFile(path)
+	there := err == nil
+	if err := os.WriteFile(path, c.Image, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		err := os.Remove(path)
+		if there {
+			err = os.WriteFile(path, was, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// clear reports whether an error says more than that CRIU has failed.
+func clear(err error) bool {
+	text := err.Error()
+	for _, words := range []string{"CRIU said: ", "does not fit the container's spec", "gpuckpt does not restore it", "damaged checkpoint", "restored process", "of the restored container", "CRIU hangs", "was killed while CRIU had it"} {
+		if strings.Contains(text, words) {
+			return true
+		}
+	}
+	return false
+}
+
+var numbers = regexp.MustCompile(`0x[0-9a-f]+|[0-9]+`)
+
+// report writes how the restores ended: how many of each kind, and each one into a file that is named.
+func report(t *testing.T, trials []trial) {
+	t.Helper()
+	kinds := make(map[string]int)
+	var all strings.Builder
+	for _, r := range trials {
+		kind := "restored, and harmless"
+		if r.failed != nil {
+			_, said, ok := strings.Cut(r.failed.Error(), "CRIU said: ")
+			if !ok {
+				said = r.failed.Error()
+			}
+			kind = numbers.ReplaceAllString(said[:min(len(said), 90)], "N")
+		}
+		kinds[kind]++
+		fmt.Fprintf(&all, "%v\t%v\t%v\n", r.change, r.failed, r.wrong)
+	}
+	for _, kind := range slices.SortedFunc(maps.Keys(kinds), func(a, b string) int { return kinds[b] - kinds[a] }) {
+		t.Logf("%5d %s", kinds[kind], kind)
+	}
+	if path := os.Getenv("GPUCKPT_HOSTILE_LOG"); path != "" {
+		if err := os.WriteFile(path+"."+harness.Name(t), []byte(all.String()), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+}
