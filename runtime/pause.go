@@ -101,6 +101,9 @@ func (s *Service) pause(ctx context.Context, c *container, read config.Source) (
 		if cg, cerr := host.CgroupOf(c.pid); cerr == nil { // a runc that was killed may have frozen it
 			err = sequence.Join(err, cg.Thaw())
 		}
+		if within.Err() != nil {
+			err = fmt.Errorf("runc hangs, and was killed: %w", err)
+		}
 		if uerr := c.unlock(context.WithoutCancel(ctx)); uerr != nil {
 			log.G(ctx).WithError(uerr).Error("unlock after a failed pause")
 		}
@@ -220,6 +223,9 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 				} else if c.paused { // a runc that was killed may have thawed it, and the next one must find it paused
 					err = sequence.Join(err, cg.Freeze())
 				}
+			}
+			if within.Err() != nil {
+				err = fmt.Errorf("runc hangs, and was killed: %w", err)
 			}
 			return nil, fmt.Errorf("let it run (the container stays paused; resume it again to retry): %w", err)
 		}

@@ -297,7 +297,7 @@ func (l *lane) left(t *testing.T) error {
 		return err
 	}
 	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, "/"+l.k.ID+"/") {
+		if strings.Contains(line, shared.Namespace()+"/"+l.k.ID+"/") {
 			left = append(left, "mount "+strings.Fields(line)[4])
 		}
 	}

@@ -116,7 +116,10 @@ func end(pids []int) error {
 		_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
 	}
 	for end := time.Now().Add(killTimeout); ; time.Sleep(time.Millisecond) {
-		pids = slices.DeleteFunc(pids, func(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+		pids = slices.DeleteFunc(pids, func(pid int) bool { // one whose parent is stopped is not waited for
+			status, gone := proc.StatusOf(pid)
+			return proc.Ended(gone) || status.Ended()
+		})
 		if len(pids) == 0 {
 			return nil
 		}

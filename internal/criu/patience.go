@@ -34,8 +34,8 @@ func Hangs(within time.Duration) error {
 	return fmt.Errorf("%w: it has neither restored the processes nor ended in %v: see its log, and raise restore_timeout in [criu] of %s if it was at work", ErrHangs, within, config.Path)
 }
 
-// EndRestoring ends the CRIU that restores the container of this id, and its runc if CRIU does not
-// end: that runc waits for CRIU without a bound.
+// EndRestoring ends the CRIU that restores the container of this id, and then its runc if that does
+// not end by itself: it may be stopped, or wait for a CRIU that cannot be ended.
 func EndRestoring(id string) error {
 	var err error
 	for _, runc := range proc.Children(os.Getpid()) {
@@ -43,9 +43,16 @@ func EndRestoring(id string) error {
 		if len(args) == 0 || args[len(args)-1] != id || !slices.Contains(args, "restore") {
 			continue
 		}
-		if err = end(slices.DeleteFunc(proc.Children(runc), func(pid int) bool { return !forRunc(pid) })); err != nil {
-			_ = unix.Kill(runc, unix.SIGKILL)
+		err = end(slices.DeleteFunc(proc.Children(runc), func(pid int) bool { return !forRunc(pid) }))
+		for until := time.Now().Add(fault.Bound(runcEnds)); err == nil && time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+			if status, gone := proc.StatusOf(runc); proc.Ended(gone) || status.Ended() {
+				return nil
+			}
 		}
+		_ = unix.Kill(runc, unix.SIGKILL) // or it has ended
 	}
 	return err
 }
+
+// runcEnds is how long runc may take to clean up after its CRIU.
+const runcEnds = 10 * time.Second

@@ -231,7 +231,7 @@ func RemoveCgroup(asked string) error {
 	if path == "/" || strings.Contains(asked, ":") {
 		return nil
 	}
-	roots := []string{unifiedRoot}
+	roots := []string{unifiedRoot, filepath.Join(unifiedRoot, "unified")} // the second where both versions are
 	mounts, err := CgroupMounts()
 	if err != nil {
 		return err

@@ -146,6 +146,9 @@ type ThreadID struct {
 // ErrEnded says that a thread has ended, or is a zombie: it executes nothing.
 var ErrEnded = errors.New("thread has ended")
 
+// errHeldHere says that another thread of this process traces a thread.
+var errHeldHere = errors.New("this process traces it already")
+
 // Seize attaches the calling thread to one thread, with the options of
 // PTRACE_SEIZE, and asks it to stop. The end of the calling thread detaches.
 //
@@ -178,6 +181,9 @@ func Seize(pid, tid, options int) error {
 		// The status names the thread that traces.
 		if of, serr := proc.StatusOf(tracer); serr == nil {
 			tracer = of.Process()
+		}
+		if tracer == os.Getpid() {
+			return fmt.Errorf("seize thread %d of process %d: %w", tid, pid, errHeldHere)
 		}
 		return fmt.Errorf("thread %d of process %d is traced by process %d (a debugger?): end it and try again", tid, pid, tracer)
 	}

@@ -145,7 +145,11 @@ func Where(pid, tid int, insist bool) (at, stack uint64, err error) {
 	if !insist {
 		return 0, 0, ErrRunning
 	}
-	if err := Seize(pid, tid, 0); err != nil {
+	err = Seize(pid, tid, 0)
+	if errors.Is(err, errHeldHere) {
+		return 0, 0, ErrRunning // held, and not at its stop yet: on a busy machine it takes its time
+	}
+	if err != nil {
 		return 0, 0, err
 	}
 	defer func() { _ = unix.PtraceDetach(tid) }() // or it ends, or this thread does

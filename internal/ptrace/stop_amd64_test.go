@@ -189,6 +189,25 @@ func TestForeignThread(t *testing.T) {
 	}
 }
 
+// A thread that this process holds is not taken for one that a debugger has.
+func TestHeldHere(t *testing.T) {
+	cmd := idler(t)
+	pid := cmd.Process.Pid
+	held, done := make(chan error), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // never unlocked: its end detaches
+		held <- Seize(pid, pid, 0)
+		<-done
+	}()
+	defer close(done)
+	if err := <-held; err != nil {
+		t.Fatal(err)
+	}
+	if err := Seize(pid, pid, 0); !errors.Is(err, errHeldHere) {
+		t.Errorf("error %v, want %v", err, errHeldHere)
+	}
+}
+
 // counted is memory without the code that is looked for.
 type counted struct{ bytes int }
 
