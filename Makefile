@@ -85,6 +85,13 @@ test: setup setup-kubernetes build-faults agent testbeds ## Run all tests (needs
 test-faults: setup build-faults testbeds ## Make every fault at every step (needs root; the better part of an hour).
 	$(TEST_ENV) GPUCKPT_TEST_FAULTS=all go -C integration test -count=1 -timeout 120m ./faults
 
+# SOAK is how long; `make test` tries two short rounds. Results: GPUCKPT_RESULTS names a file.
+SOAK ?= 1h
+.PHONY: soak
+soak: setup build testbeds ## Checkpoint, restore and suspend 20 containers at once, for an hour (needs root).
+	$(TEST_ENV) GPUCKPT_TEST_SOAK=$(SOAK) go -C integration test -count=1 -timeout 24h -v ./soak
+	$(TEST_ENV) GPUCKPT_TEST_SOAK=$(SOAK) go -C integration test -count=1 -v -run TestPowerLost ./checkpoint
+
 # What the tests of pods and of nerdctl need: a cluster's programs, older containerds.
 .PHONY: setup-kubernetes
 setup-kubernetes: compiler

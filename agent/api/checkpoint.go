@@ -30,10 +30,10 @@ func AddTo(s *runtime.Scheme) error {
 // Checkpoint asks for the checkpoint of a pod, once.
 type Checkpoint struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitempty"`
+	metav1.ObjectMeta `json:"metadata,omitzero"`
 
 	Spec   Spec   `json:"spec"`
-	Status Status `json:"status,omitempty"`
+	Status Status `json:"status,omitzero"`
 }
 
 // Spec is what is asked for.
@@ -103,7 +103,7 @@ type Container struct {
 // CheckpointList is a list of them.
 type CheckpointList struct {
 	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata,omitempty"`
+	metav1.ListMeta `json:"metadata,omitzero"`
 
 	Items []Checkpoint `json:"items"`
 }
