@@ -14,7 +14,7 @@ TEST_ENV = GPUCKPT_BIN="$(abspath $(BIN)):$$(hack/setup --print-path)"
 
 # go.work is for people; what is made here is made from each module's go.mod alone.
 export GOWORK := off
-MODULES := . integration bench
+MODULES := . agent integration bench
 
 .DEFAULT_GOAL := help
 
@@ -48,6 +48,11 @@ internal/steer/copier/copier.bin: internal/steer/copier/copier.S
 	objcopy -O binary -j .text $(@:.bin=.o) $@
 	rm $(@:.bin=.o)
 
+# A module of its own: Kubernetes' libraries stay out of the others.
+.PHONY: agent
+agent: ## Build the agent that does what Checkpoint objects ask for into .build/bin.
+	CGO_ENABLED=0 go -C agent build $(GOFLAGS_SMALL) -o $(abspath $(BIN))/gpuckpt-agent .
+
 .PHONY: install
 install: build ## Install them into PREFIX/bin (default /usr/local).
 	install -d $(DESTDIR)$(PREFIX)/bin
@@ -71,7 +76,7 @@ demo: setup build testbeds ## Checkpoint and restore a GPU container with an unm
 	@$(TEST_ENV) exec $(BIN)/demo
 
 .PHONY: test
-test: setup setup-kubernetes build-faults testbeds ## Run all tests (needs root).
+test: setup setup-kubernetes build-faults agent testbeds ## Run all tests (needs root).
 	@hack/setup imagetools skopeo cosign
 	$(TEST_ENV) hack/test
 
@@ -80,6 +85,13 @@ test: setup setup-kubernetes build-faults testbeds ## Run all tests (needs root)
 test-faults: setup build-faults testbeds ## Make every fault at every step (needs root; the better part of an hour).
 	$(TEST_ENV) GPUCKPT_TEST_FAULTS=all go -C integration test -count=1 -timeout 120m ./faults
 
+# SOAK is how long; `make test` tries two short rounds. Results: GPUCKPT_RESULTS names a file.
+SOAK ?= 1h
+.PHONY: soak
+soak: setup build testbeds ## Checkpoint, restore and suspend 20 containers at once, for an hour (needs root).
+	$(TEST_ENV) GPUCKPT_TEST_SOAK=$(SOAK) go -C integration test -count=1 -timeout 24h -v ./soak
+	$(TEST_ENV) GPUCKPT_TEST_SOAK=$(SOAK) go -C integration test -count=1 -v -run TestPowerLost ./checkpoint
+
 # What the tests of pods and of nerdctl need: a cluster's programs, older containerds.
 .PHONY: setup-kubernetes
 setup-kubernetes: compiler
@@ -87,7 +99,7 @@ setup-kubernetes: compiler
 
 # Part of `make test`.
 .PHONY: test-kubernetes
-test-kubernetes: setup setup-kubernetes build testbeds ## Run the tests with a kubelet, crictl and nerdctl.
+test-kubernetes: setup setup-kubernetes build agent testbeds ## Run the tests with a kubelet, crictl and nerdctl.
 	$(TEST_ENV) go -C integration test -p 1 -count=1 -timeout 30m ./kubernetes ./nerdctl
 
 # Part of `make test`, which tries a sample. CHANGES=8:3 tries every eighth change, from the fourth on.

@@ -92,7 +92,9 @@ func (s *Service) pause(ctx context.Context, c *container, read config.Source) (
 	// Not given up once begun: whether the container is frozen must be known.
 	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), fault.Bound(runcWithin))
 	defer cancel()
-	resp, err := s.TTRPCTaskService.Pause(within, &taskAPI.PauseRequest{ID: c.id})
+	resp, err := host.RetryFreeze(func() (*ptypes.Empty, error) {
+		return s.TTRPCTaskService.Pause(within, &taskAPI.PauseRequest{ID: c.id})
+	})
 	if err == nil {
 		c.paused = true
 	} else if !c.paused {

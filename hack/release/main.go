@@ -76,7 +76,16 @@ func (r release) make(key string) (err error) {
 		if err := r.packages("gpuckpt", arch, t); err != nil {
 			return err
 		}
-		image, err := r.image(arch, t)
+		agent, err := readTree(filepath.Join(r.built, "agent-"+arch))
+		if err != nil {
+			return err
+		}
+		if found, licences, err = r.parts(agent); err != nil {
+			return err
+		}
+		parts = append(parts, found...)
+		agent.add("agent/licences", licences)
+		image, err := r.image(arch, append(slices.Clone(t), agent...))
 		if err != nil {
 			return err
 		}

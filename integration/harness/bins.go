@@ -144,3 +144,8 @@ func (b Bins) WithFaults() (Bins, error) {
 	}
 	return NewBins(append([]string{filepath.Dir(shim)}, b.dirs...)...)
 }
+
+// Before gives the programs with those of a directory first.
+func (b Bins) Before(dir string) (Bins, error) {
+	return NewBins(append([]string{dir}, b.dirs...)...)
+}

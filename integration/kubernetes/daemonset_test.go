@@ -86,6 +86,7 @@ esac
 // leaves nothing. GPUCKPT_NODE_IMAGE names the image of a release to run, an archive.
 func TestDaemonSet(t *testing.T) {
 	results.Add(t)
+	needs(t, "kube-controller-manager")
 	places := map[string]covered{}
 	for _, dir := range []string{"/etc", "/usr/local", "/var/lib"} {
 		places[dir] = cover(t, dir)

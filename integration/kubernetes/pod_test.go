@@ -121,7 +121,7 @@ func needs(t *testing.T, program string) {
 		return
 	}
 	if os.Getenv("GPUCKPT_SOURCE") == "" {
-		t.Fatalf("%s is not there; run `make setup-kubernetes`", program)
+		t.Fatalf("%s is not there; run `make setup-kubernetes agent`", program)
 	}
 	t.Skip(program + " is not in the bundle")
 }

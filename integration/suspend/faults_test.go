@@ -4,8 +4,12 @@
 package suspend
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -32,27 +36,45 @@ func TestKillSuspended(t *testing.T) {
 	}
 }
 
-// containerd ends the container of a shim that has died, suspended or not; no
-// spilled state is left behind.
+// containerd ends the container of a shim that has died, suspended or not: it forgets the task and
+// deletes the bundle, and nobody could take the container over (docs/limits.md). No spilled state and
+// no record is left behind.
 func TestShimDies(t *testing.T) {
-	results.Add(t)
-	dir := diskDir(t)
-	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
-	k.Expect(t, "verify", "bad=0")
-	suspend(t, shared, k, "--spill", dir)
-	pid := k.MustPid(t)
-	shim, err := harness.Parent(pid)
-	if err != nil {
-		t.Fatal(err)
+	for name, spill := range map[string]bool{"memory": false, "disk": true} {
+		t.Run(name, func(t *testing.T) {
+			results.Add(t)
+			dir := diskDir(t)
+			var flags []string
+			if spill {
+				flags = []string{"--spill", dir}
+			}
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "8M")
+			k.Expect(t, "verify", "bad=0")
+			suspend(t, shared, k, flags...)
+			pid := k.MustPid(t)
+			shim, err := harness.Parent(pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Kill(shim, unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			harness.Within(t, "the container ends", func() bool {
+				state, err := harness.ProcessState(pid)
+				return err != nil || state == "Z"
+			})
+			harness.Within(t, "the spilled state is removed", func() bool { return len(spilledFiles(t, dir)) == 0 })
+			harness.Within(t, "containerd forgets the task", func() bool {
+				_, err := k.Status(t.Context())
+				_, bundle := os.Stat(shared.Bundle(k.ID))
+				return errdefs.IsNotFound(err) && errors.Is(bundle, os.ErrNotExist)
+			})
+			harness.Within(t, "the record is removed", func() bool {
+				left, err := filepath.Glob(filepath.Join(shared.Records(), "*", k.ID+".json"))
+				return err == nil && len(left) == 0
+			})
+		})
 	}
-	if err := unix.Kill(shim, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	harness.Within(t, "the container ends", func() bool {
-		state, err := harness.ProcessState(pid)
-		return err != nil || state == "Z"
-	})
-	harness.Within(t, "the spilled state is removed", func() bool { return len(spilledFiles(t, dir)) == 0 })
 }
 
 // A driver that fails leaves the container as it was: running when it was to be

@@ -106,10 +106,12 @@ func cycle(t *testing.T, result *harness.TestResult, cuda bool, cycles int, p pr
 			t.Fatal(err)
 		}
 		all = append(all, f)
+		result.Number(fmt.Sprintf("cycle%03d_checkpoint_seconds", number+1), took.Seconds())
+		result.Number(fmt.Sprintf("cycle%03d_restore_seconds", number+1), restored.Seconds())
+		for name, value := range f.values() {
+			result.Number(fmt.Sprintf("cycle%03d_%s", number+1, name), value)
+		}
 		if number%10 == 9 || number == 0 {
-			for name, value := range f.values() {
-				result.Number(fmt.Sprintf("cycle%03d_%s", number+1, name), value)
-			}
 			t.Logf("cycle %d: at step %d, %+v, checkpoint %v, restore %v", number+1, before, f, took, restored)
 		}
 	}

@@ -34,6 +34,9 @@ const unifiedRoot = "/sys/fs/cgroup"
 // runc waits as long (opencontainers/cgroups, fs2).
 const freezeTimeout = 10 * time.Second
 
+// freezePause is what the processes get to run between two tries of runc's.
+const freezePause = 20 * time.Millisecond
+
 // Cgroup is the cgroup of a container, of either version.
 type Cgroup struct {
 	v1 cgroup1.Cgroup   // nil on a host with unified cgroups
@@ -125,6 +128,18 @@ func (c *Cgroup) Freeze() error {
 // Thaw lets the processes run on. In version 2 they may do so a moment later.
 func (c *Cgroup) Thaw() error {
 	return c.setFreezer("THAWED", "0", "")
+}
+
+// RetryFreeze has runc freeze a container, again while runc says that it could not, for freezeTimeout.
+// With version 1 runc tries a thousand times, which are over on a busy machine before each process has
+// had a turn to stop (opencontainers/cgroups, fs/freezer.go). runc has thawed the container then.
+func RetryFreeze[R any](freeze func() (R, error)) (R, error) {
+	for began := time.Now(); ; time.Sleep(freezePause) {
+		answer, err := freeze()
+		if err == nil || !strings.Contains(err.Error(), "unable to freeze") || time.Since(began) > freezeTimeout {
+			return answer, err
+		}
+	}
 }
 
 func (c *Cgroup) setFreezer(v1, v2, event string) error {

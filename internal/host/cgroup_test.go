@@ -205,3 +205,22 @@ func TestRemoveCgroup(t *testing.T) {
 		}
 	}
 }
+
+// runc is asked again as long as it could not freeze, and not after any other error.
+func TestRetryFreeze(t *testing.T) {
+	gone := errors.New("container not running")
+	for _, test := range []struct {
+		answers []error
+		want    error
+	}{
+		{[]error{nil}, nil},
+		{[]error{errors.New("OCI runtime pause failed: unable to freeze"), errors.New("unable to freeze"), nil}, nil},
+		{[]error{errors.New("unable to freeze"), gone}, gone},
+	} {
+		asked := 0
+		answer, err := RetryFreeze(func() (int, error) { asked++; return asked, test.answers[asked-1] })
+		if !errors.Is(err, test.want) || asked != len(test.answers) || answer != asked {
+			t.Errorf("%v: asked %d times, answer %d, error %v", test.answers, asked, answer, err)
+		}
+	}
+}

@@ -48,6 +48,8 @@ type Record struct {
 	Bundle    string `json:"bundle"`
 	// Boot is the boot_id of the kernel that the processes are of.
 	Boot string `json:"boot"`
+	// PIDNamespace is what the pids are numbers of, as /proc/self/ns/pid.
+	PIDNamespace string `json:"pidNamespace"`
 	// Shim is the shim, Init the container's first process. Init is of pid 0 before there is one.
 	Shim proc.Process `json:"shim"`
 	Init proc.Process `json:"init"`
@@ -96,6 +98,9 @@ func (j *Journal) Begin(dir string, r Record) (err error) {
 	defer j.mu.Unlock()
 	r.Schema, r.Began = Schema, time.Now().UTC()
 	if r.Boot, err = Boot(); err == nil {
+		r.PIDNamespace, err = PIDNamespace()
+	}
+	if err == nil {
 		r.Shim, err = proc.Identify(os.Getpid())
 	}
 	if err != nil {
@@ -233,6 +238,9 @@ func List(dir, namespace string) ([]string, error) {
 	slices.Sort(paths)
 	return paths, err
 }
+
+// PIDNamespace returns the pid namespace of this process.
+func PIDNamespace() (string, error) { return os.Readlink("/proc/self/ns/pid") }
 
 // Boot returns the boot_id of the running kernel.
 func Boot() (string, error) {

@@ -69,11 +69,11 @@ func Recover(ctx context.Context, node config.Node, path string, kill bool) (Rep
 		return Report{}, err
 	}
 	r := Report{Namespace: rec.Namespace, Container: rec.Container, Operation: rec.Operation, Step: rec.Step}
-	boot, err := journal.Boot()
+	here, err := runs(rec)
 	if err != nil {
 		return r, err
 	}
-	switch here := rec.Boot == boot; {
+	switch {
 	case here && rec.Shim.Lives():
 		r.waits(rec)
 		return r, nil
@@ -93,6 +93,20 @@ func Recover(ctx context.Context, node config.Node, path string, kill bool) (Rep
 		return r, err
 	}
 	return r, journal.Remove(path)
+}
+
+// runs reports whether the record's processes may live: they are of the kernel that runs. The error says
+// that it cannot be seen from here.
+func runs(rec *journal.Record) (bool, error) {
+	boot, err := journal.Boot()
+	if err != nil || rec.Boot != boot {
+		return false, err
+	}
+	namespace, err := journal.PIDNamespace()
+	if err == nil && namespace != rec.PIDNamespace {
+		err = fmt.Errorf("the record is of a shim in the pid namespace %s, whose processes cannot be seen from %s: call it on the host", rec.PIDNamespace, namespace)
+	}
+	return true, err
 }
 
 // waits says what a shim that lives waits for.
@@ -264,7 +278,7 @@ func (r *Report) removeImages(rec *journal.Record, dir string) error {
 		if slices.Contains(d.Had, e.Name()) || len(d.Had) > 0 && !images.IsAreaFile(e.Name()) || !imagedir.IsOfCheckpoint(e.Name()) {
 			continue
 		}
-		if err := os.Remove(filepath.Join(d.Path, e.Name())); err != nil {
+		if err := os.Remove(filepath.Join(d.Path, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 		n++
@@ -332,8 +346,8 @@ func Sweep(ctx context.Context, node config.Node, namespace string) {
 			warn(ctx, "read a record of a shim", err)
 			continue
 		}
-		boot, err := journal.Boot()
-		if err == nil && (rec.Boot != boot || !rec.Shim.Lives() && !rec.Init.Lives()) {
+		here, err := runs(rec)
+		if err == nil && (!here || !rec.Shim.Lives() && !rec.Init.Lives()) {
 			recoverLogged(ctx, node, path)
 		}
 	}

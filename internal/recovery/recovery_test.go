@@ -31,7 +31,11 @@ func record(t *testing.T, change func(*journal.Record)) (string, config.Node) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := journal.Record{Schema: journal.Schema, Namespace: "ns", Container: "c", Boot: boot, Shim: dead, Operation: "checkpoint", Step: "dump"}
+	pids, err := journal.PIDNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := journal.Record{PIDNamespace: pids, Schema: journal.Schema, Namespace: "ns", Container: "c", Boot: boot, Shim: dead, Operation: "checkpoint", Step: "dump"}
 	change(&r)
 	path := journal.Path(node.StateDir, r.Namespace, r.Container)
 	data, err := json.Marshal(r)
@@ -123,6 +127,22 @@ func TestImagesOfAnother(t *testing.T) {
 	}
 	if left := names(t, dir); len(left) != 1 {
 		t.Errorf("left are %q", left)
+	}
+}
+
+// From a container of its own nobody can see whether the shim lives: nothing is touched.
+func TestAnotherPIDNamespace(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "images")
+	fill(t, dir, images.AreaFile(1, 0))
+	path, node := record(t, func(r *journal.Record) {
+		r.PIDNamespace, r.Images = "pid:[1]", &imagedir.Dir{Path: dir, Made: true}
+	})
+	if _, err := Recover(t.Context(), node, path, true); err == nil || !strings.Contains(err.Error(), "cannot be seen from") {
+		t.Errorf("error %v", err)
+	}
+	Sweep(t.Context(), node, "ns")
+	if len(names(t, dir)) != 1 {
+		t.Error("the images are gone")
 	}
 }
 

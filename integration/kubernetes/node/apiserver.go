@@ -97,6 +97,9 @@ func (s *apiServer) stop() {
 	}
 }
 
+// APIAddress is the API server's host and port.
+func (n *Node) APIAddress() string { return n.api.address }
+
 // writeKubeconfig writes the file with which a user of those issued reaches the API
 // server, and gives its path.
 func (n *Node) writeKubeconfig(user string) (string, error) {

@@ -58,7 +58,6 @@ const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 readOnlyPort: 0
 healthzPort: 0
-authorization: {mode: AlwaysAllow}
 cgroupDriver: cgroupfs
 failCgroupV1: false
 failSwapOn: false
@@ -127,9 +126,14 @@ func (n *Node) kubeletCommand(port string) (*exec.Cmd, error) {
 	if err := os.WriteFile(filepath.Join(n.Dir(), "resolv.conf"), []byte("nameserver 127.0.0.1\n"), 0o644); err != nil {
 		return nil, err
 	}
+	mode := "AlwaysAllow"
+	if n.opts.KubeletAsks {
+		mode = "Webhook"
+	}
 	config := kubeletConfig + fmt.Sprintf(`address: %s
 port: %s
-authentication: {anonymous: {enabled: false}, webhook: {enabled: false}, x509: {clientCAFile: %s}}
+authentication: {anonymous: {enabled: false}, webhook: {enabled: %t}, x509: {clientCAFile: %s}}
+authorization: {mode: %s}
 tlsCertFile: %s
 tlsPrivateKeyFile: %s
 cgroupRoot: /%s
@@ -138,7 +142,7 @@ podLogsDir: %s
 resolvConf: %s
 staticPodPath: %s
 volumePluginDir: %s
-%s`, n.network.gateway, port, n.authority.path("ca"), n.authority.path(kubeletUser), n.authority.keyPath(kubeletUser),
+%s`, n.network.gateway, port, n.opts.KubeletAsks, n.authority.path("ca"), mode, n.authority.path(kubeletUser), n.authority.keyPath(kubeletUser),
 		n.Cgroup(), n.Address(), filepath.Join(n.Dir(), "logs"), filepath.Join(n.Dir(), "resolv.conf"), n.podDir(),
 		filepath.Join(n.Dir(), "plugins"), n.opts.KubeletConfig)
 	file := filepath.Join(n.Dir(), "kubelet.yaml")
@@ -165,6 +169,9 @@ volumePluginDir: %s
 	cmd.Dir, cmd.Env, cmd.SysProcAttr = own.Dir, own.Env, own.SysProcAttr
 	return cmd, nil
 }
+
+// KubeletURL is where the kubelet answers.
+func (n *Node) KubeletURL() string { return "https://" + n.kubelet.address }
 
 // StatusError is an answer of the kubelet's that is no success.
 type StatusError struct {

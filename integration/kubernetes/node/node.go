@@ -39,6 +39,9 @@ type Options struct {
 	// Controllers starts Kubernetes' controllers beside the API server. They make and keep what
 	// manifests ask for, so most tests do without.
 	Controllers bool
+	// KubeletAsks has the kubelet ask the API server who a client is and what it may, as kubelets do.
+	// Without, clients need a certificate, and may everything.
+	KubeletAsks bool
 	// Logf gets a line about each notable thing; nil drops them.
 	Logf func(format string, args ...any)
 }

@@ -1,0 +1,137 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api is the custom resource by which a cluster's users ask for checkpoints.
+//
+// The life of a Checkpoint: its user makes it, the agent of the pod's node sets the phase Running,
+// checkpoints and pushes one container after the other, and sets Succeeded or Failed. Neither is left
+// again: another try is another object.
+package api
+
+import (
+	"maps"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupVersion is the group of the resources.
+var GroupVersion = schema.GroupVersion{Group: "gpuckpt.dev", Version: "v1alpha1"}
+
+// AddTo makes the types known.
+func AddTo(s *runtime.Scheme) error {
+	s.AddKnownTypes(GroupVersion, &Checkpoint{}, &CheckpointList{})
+	metav1.AddToGroupVersion(s, GroupVersion)
+	return nil
+}
+
+// Checkpoint asks for the checkpoint of a pod, once.
+type Checkpoint struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitzero"`
+
+	Spec   Spec   `json:"spec"`
+	Status Status `json:"status,omitzero"`
+}
+
+// Spec is what is asked for.
+type Spec struct {
+	// Pod is the name of a pod in the object's namespace.
+	Pod string `json:"pod"`
+	// Container is one of the pod's; empty: all that run, one after the other.
+	Container string `json:"container,omitempty"`
+	// Repository is where the image goes, such as registry.example.com/team/job. Its tag is the
+	// object's name, with "-" and the container's name where there are several.
+	Repository string `json:"repository"`
+	// PushSecret is a secret of the type kubernetes.io/dockerconfigjson; empty: none is needed.
+	PushSecret string `json:"pushSecret,omitempty"`
+	// LeaveRunning leaves the pod running; otherwise it is deleted when all is pushed. Nil is true.
+	LeaveRunning *bool `json:"leaveRunning,omitempty"`
+	// TimeoutSeconds bounds the kubelet's checkpoint of each container; 0: the kubelet's own limit.
+	TimeoutSeconds int64 `json:"timeoutSeconds,omitempty"`
+}
+
+// Phase is how far a Checkpoint is.
+type Phase string
+
+// The phases. An object without one waits.
+const (
+	Running   Phase = "Running"
+	Succeeded Phase = "Succeeded"
+	Failed    Phase = "Failed"
+)
+
+// Over reports whether the phase is not left again.
+func (p Phase) Over() bool { return p == Succeeded || p == Failed }
+
+// The types of conditions, as a Job has them: each is there and true, or not there.
+const (
+	Complete    = "Complete"
+	HasFailed   = "Failed"
+	Interrupted = "Interrupted" // a reason of Failed
+)
+
+// Status is what came of it.
+type Status struct {
+	Phase      Phase              `json:"phase,omitempty"`
+	Node       string             `json:"node,omitempty"`
+	Started    *metav1.Time       `json:"started,omitempty"`
+	Completed  *metav1.Time       `json:"completed,omitempty"`
+	Containers []Container        `json:"containers,omitempty"` // those that are pushed
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Container is the checkpoint of one container.
+type Container struct {
+	Name string `json:"name"`
+	// Image is the image's name, with its tag; Digest that of its manifest.
+	Image  string `json:"image"`
+	Digest string `json:"digest"`
+	// Bytes are those of the layers that the checkpoint has beside its base's, GPUBytes its GPU
+	// state, Pushed what the registry lacked.
+	Bytes    int64 `json:"bytes"`
+	GPUBytes int64 `json:"gpuBytes"`
+	Pushed   int64 `json:"pushed"`
+	// How long each part took. The pod is paused for less than Checkpoint.
+	Checkpoint metav1.Duration `json:"checkpoint"`
+	Build      metav1.Duration `json:"build"`
+	Push       metav1.Duration `json:"push"`
+}
+
+// CheckpointList is a list of them.
+type CheckpointList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitzero"`
+
+	Items []Checkpoint `json:"items"`
+}
+
+// DeepCopyObject is of runtime.Object.
+func (c *Checkpoint) DeepCopyObject() runtime.Object { return c.DeepCopy() }
+
+// DeepCopy returns a copy that shares nothing.
+func (c *Checkpoint) DeepCopy() *Checkpoint {
+	to := *c
+	c.ObjectMeta.DeepCopyInto(&to.ObjectMeta)
+	to.Labels, to.Annotations = maps.Clone(c.Labels), maps.Clone(c.Annotations)
+	if c.Spec.LeaveRunning != nil {
+		to.Spec.LeaveRunning = new(*c.Spec.LeaveRunning)
+	}
+	to.Status.Started, to.Status.Completed = c.Status.Started.DeepCopy(), c.Status.Completed.DeepCopy()
+	to.Status.Containers = slices.Clone(c.Status.Containers)
+	to.Status.Conditions = slices.Clone(c.Status.Conditions)
+	return &to
+}
+
+// DeepCopyObject is of runtime.Object.
+func (l *CheckpointList) DeepCopyObject() runtime.Object {
+	to := *l
+	l.ListMeta.DeepCopyInto(&to.ListMeta)
+	to.Items = make([]Checkpoint, len(l.Items))
+	for i := range l.Items {
+		to.Items[i] = *l.Items[i].DeepCopy()
+	}
+	return &to
+}

@@ -1,0 +1,140 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/record"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+	"github.com/gpuckpt/gpuckpt/agent/node"
+)
+
+// diary is a worker that notes what is asked of it, and fails at one thing.
+type diary struct {
+	did   []string
+	fails string
+}
+
+func (d *diary) do(what string) error {
+	d.did = append(d.did, what)
+	if what == d.fails {
+		return errors.New("broken")
+	}
+	return nil
+}
+
+func (d *diary) Checkpoint(_ context.Context, namespace, pod, container string, _ int64) (string, error) {
+	return "/" + container + ".tar", d.do("checkpoint " + namespace + "/" + pod + "/" + container)
+}
+
+func (d *diary) Build(_ context.Context, archive, image string) (node.Built, error) {
+	return node.Built{Digest: "sha256:1", Bytes: 2, GPUBytes: 3}, d.do("build " + archive + " " + image)
+}
+
+func (d *diary) Push(_ context.Context, image string, credentials []byte) (int64, error) {
+	return 4, d.do("push " + image + " " + string(credentials))
+}
+
+func TestController(t *testing.T) {
+	pod := func(nodeName string, containers ...string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: nodeName}}
+		for _, name := range containers {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: name})
+			p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
+		}
+		return p
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "registry"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte("{auths}")}}
+	for _, c := range []struct {
+		name   string
+		pod    *corev1.Pod
+		spec   api.Spec
+		before api.Status
+		fails  string
+		did    []string
+		phase  api.Phase
+		reason string
+		gone   bool // the pod
+	}{
+		{name: "one container", pod: pod("here", "a"), spec: api.Spec{PushSecret: "registry"},
+			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {auths}"}, phase: api.Succeeded, reason: "Pushed"},
+		{name: "all of two", pod: pod("here", "a", "b"),
+			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k-a", "push r/job:k-a {}", "checkpoint ns/pod/b", "build /b.tar r/job:k-b", "push r/job:k-b {}"}, phase: api.Succeeded, reason: "Pushed"},
+		{name: "one of two", pod: pod("here", "a", "b"), spec: api.Spec{Container: "b"},
+			did: []string{"checkpoint ns/pod/b", "build /b.tar r/job:k-b", "push r/job:k-b {}"}, phase: api.Succeeded, reason: "Pushed"},
+		{name: "the pod goes", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)},
+			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {}"}, phase: api.Succeeded, reason: "Pushed", gone: true},
+		{name: "a push that fails keeps the pod", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)}, fails: "push r/job:k {}",
+			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {}"}, phase: api.Failed, reason: "PushFailed"},
+		{name: "a checkpoint that is refused", pod: pod("here", "a"), fails: "checkpoint ns/pod/a", did: []string{"checkpoint ns/pod/a"}, phase: api.Failed, reason: "CheckpointFailed"},
+		{name: "no secret", pod: pod("here", "a"), spec: api.Spec{PushSecret: "other"}, phase: api.Failed, reason: "NoSecret"},
+		{name: "no such container", pod: pod("here", "a"), spec: api.Spec{Container: "c"}, phase: api.Failed, reason: "NotRunning"},
+		{name: "no pod", phase: api.Failed, reason: "PodNotFound"},
+		{name: "another node's", pod: pod("there", "a")},
+		{name: "not scheduled yet", pod: pod("", "a")},
+		{name: "an agent that was killed", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "here"}, phase: api.Failed, reason: api.Interrupted},
+		{name: "another agent is at it", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "there"}, phase: api.Running},
+		{name: "it is over", pod: pod("here", "a"), before: api.Status{Phase: api.Succeeded}, phase: api.Succeeded},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			scheme := runtime.NewScheme()
+			if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+				t.Fatal(err)
+			}
+			c.spec.Pod, c.spec.Repository = "pod", "r/job"
+			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}, Spec: c.spec, Status: c.before}
+			objects := []client.Object{k, secret.DeepCopy()}
+			if c.pod != nil {
+				objects = append(objects, c.pod)
+			}
+			cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(objects...).Build()
+			d, events := &diary{fails: c.fails}, record.NewFakeRecorder(10)
+			r := &controller{client: cluster, direct: cluster, events: events, node: "here", work: d, now: time.Now}
+			key := client.ObjectKeyFromObject(k)
+			if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(d.did, c.did) {
+				t.Errorf("it did %q, want %q", d.did, c.did)
+			}
+			if err := cluster.Get(t.Context(), key, k); err != nil {
+				t.Fatal(err)
+			}
+			if k.Status.Phase != c.phase {
+				t.Errorf("it is %q, want %q", k.Status.Phase, c.phase)
+			}
+			said := meta.FindStatusCondition(k.Status.Conditions, map[api.Phase]string{api.Succeeded: api.Complete, api.Failed: api.HasFailed}[c.phase])
+			if c.reason != "" && (said == nil || said.Reason != c.reason || len(events.Events) != 1) {
+				t.Errorf("its conditions are %+v, %d events", k.Status.Conditions, len(events.Events))
+			}
+			if c.phase == api.Succeeded && c.reason != "" && (len(k.Status.Containers) != len(c.did)/3 || k.Status.Containers[0].Digest != "sha256:1" || k.Status.Containers[0].Pushed != 4) {
+				t.Errorf("%+v", k.Status.Containers)
+			}
+			if c.pod != nil {
+				err := cluster.Get(t.Context(), client.ObjectKeyFromObject(c.pod), &corev1.Pod{})
+				if apierrors.IsNotFound(err) != c.gone {
+					t.Errorf("the pod: %v", err)
+				}
+			}
+			if c.fails != "" && (said == nil || !strings.Contains(said.Message, "broken")) {
+				t.Errorf("it says %+v", said)
+			}
+		})
+	}
+}

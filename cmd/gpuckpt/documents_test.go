@@ -1,0 +1,79 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// Every gpuckpt command in the documents and in the help texts' examples is one that there is, with
+// flags that it has and as many arguments as it takes. Tests elsewhere run those of cli.md,
+// kubernetes.md and install.md.
+func TestDocumentsCall(t *testing.T) {
+	files, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := regexp.MustCompile("(?ms)^ *```(?:sh)?\n(.*?)^ *```")
+	lines := map[string][]string{}
+	for _, file := range append(files, "../../README.md") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range block.FindAllStringSubmatch(string(text), -1) {
+			lines[file] = append(lines[file], strings.Split(m[1], "\n")...)
+		}
+	}
+	var examples func(c *cobra.Command)
+	examples = func(c *cobra.Command) {
+		lines[c.CommandPath()] = strings.Split(c.Example, "\n")
+		for _, sub := range c.Commands() {
+			examples(sub)
+		}
+	}
+	examples(rootCommand())
+	call := regexp.MustCompile(`^(?:\$ )?(?:CRIU_PATH=\S+ )?gpuckpt ([^ ].*)$`)
+	end := regexp.MustCompile(`\s+#.*$|\s*[|>].*$|\s*&&.*$`)
+	checked := 0
+	for where, some := range lines {
+		for _, line := range some {
+			m := call.FindStringSubmatch(strings.TrimSpace(line))
+			if m == nil {
+				continue
+			}
+			checked++
+			if err := parses(strings.Fields(end.ReplaceAllString(m[1], ""))); err != nil {
+				t.Errorf("%s: %s: %v", where, line, err)
+			}
+		}
+	}
+	if checked < 60 {
+		t.Errorf("only %d commands were found", checked)
+	}
+}
+
+// parses reads a call as cobra does, and runs nothing.
+func parses(args []string) error {
+	root := rootCommand()
+	c, rest, err := root.Find(args)
+	if err != nil {
+		return err
+	}
+	c.InitDefaultHelpFlag()
+	c.InitDefaultVersionFlag()
+	if err := c.ParseFlags(rest); err != nil {
+		return err
+	}
+	if c.Flags().Changed("help") || c.Flags().Changed("version") || c.Name() == "completion" || c.Parent() != nil && c.Parent().Name() == "completion" {
+		return nil
+	}
+	return c.ValidateArgs(c.Flags().Args())
+}

@@ -1,0 +1,75 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// What a machine may have otherwise than this one, as far as it can be made here: a container is
+// checkpointed, suspended, resumed and restored.
+func TestOtherMachines(t *testing.T) {
+	t.Run("native snapshotter", func(t *testing.T) {
+		thereAndBack(t, session.Own(t, harness.Options{Snapshotter: "native"}), harness.RunSpec{GPUs: []int{0}})
+	})
+	t.Run("cgroup version 2", func(t *testing.T) {
+		if harness.CgroupVersion() == 2 {
+			t.Skip("this machine has it already")
+		}
+		c := session.Own(t, harness.Options{Bins: unified(t)})
+		k := thereAndBack(t, c, harness.RunSpec{GPUs: []int{0}})
+		cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", k.MustPid(t)))
+		if err != nil || !strings.Contains(string(cgroups), "0::/"+c.Namespace()+"/"+k.ID) {
+			t.Errorf("the container's cgroups are %s, error %v; want one of version 2", cgroups, err)
+		}
+	})
+}
+
+// unified gives the programs with a containerd that sees cgroups of version 2 alone. The kernel has
+// its controllers of version 1 in use, so there is the freezer and no limit.
+func unified(t *testing.T) harness.Bins {
+	t.Helper()
+	program, err := bins.Path("containerd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	script := "#!/bin/sh\nexec unshare --mount sh -c 'mount --make-rprivate / && umount -lR /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec " + program + " \"$@\"' containerd \"$@\"\n"
+	write(t, filepath.Join(dir, "containerd"), script, 0o755)
+	b, err := bins.Before(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// thereAndBack takes a container through every operation, and returns it as it was restored.
+func thereAndBack(t *testing.T, c *harness.Containerd, spec harness.RunSpec) *harness.Container {
+	t.Helper()
+	results.Add(t)
+	k := c.Work(t, spec, "counter")
+	k.Expect(t, "count", "101")
+	dir := t.TempDir()
+	checkpointInto(t, c, k, dir)
+	k.Expect(t, "count", "102")
+	for _, operation := range []string{"suspend", "resume"} {
+		if _, err := c.OutputEnv(t.Context(), env(c), "gpuckpt", operation, k.ID); err != nil {
+			t.Fatal(errors.Join(err, errors.New(c.LogTail(3000))))
+		}
+	}
+	k.Expect(t, "count", "103")
+	endTask(t, c, k)
+	if err := restoreTask(t, c, k, dir); err != nil {
+		t.Fatalf("%v\n%s", err, c.LogTail(3000))
+	}
+	k.Expect(t, "count", "102")
+	return k
+}
