@@ -99,8 +99,14 @@ func Faults() []Fault {
 		},
 		{
 			Name: "no-memory", Words: "the cgroup of `[staging]` has no memory left",
-			Found: "as for a step that fails, where some is needed", Alone: true,
-			Outcome: points(tried),
+			Found: "as for a step that fails, where some is needed. A container whose GPU state cannot be given back stays paused, until `ctr tasks resume` succeeds",
+			Alone: true,
+			Outcome: points(func(p Place) Outcome {
+				if p.Scenario.Operation == "restore" {
+					return tried(p)
+				}
+				return tried(p) | Retry
+			}),
 		},
 		{
 			Name: "gpu-lost", Words: "the driver refuses every call",
