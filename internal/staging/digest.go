@@ -73,7 +73,7 @@ func digestAll(files []FileRange) ([][]string, error) {
 		if r.Disk {
 			return digestBlockOf(disk[b.file], b, r.Punch)
 		}
-		digest := knownOf(r.Written, b.number).of(memory[b.file][b.from:b.to]).Digest
+		digest, _ := knownOf(r.Written, b.number).of(memory[b.file][b.from:b.to])
 		if !r.Punch || digest != images.ZeroBlockDigest {
 			return digest, nil
 		}
@@ -158,12 +158,11 @@ func copyAll(files []FileRange) ([][]string, error) {
 	digests, err := eachBlock(files, runtime.NumCPU(), func(b block) (string, error) {
 		content := sources[b.file][b.from:b.to]
 		written := knownOf(files[b.file].Written, b.number)
-		now := written.of(content)
-		digest := now.Digest
+		digest, same := written.of(content)
+		if same {
+			return digest, nil
+		}
 		if written.Mark != "" {
-			if now == written {
-				return digest, nil
-			}
 			// Blocks that are zero now may have been written with something else.
 			if err := punch(to[b.file], b.from, b.to); err != nil {
 				return "", err

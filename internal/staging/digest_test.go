@@ -81,7 +81,7 @@ func TestKnownBlocks(t *testing.T) {
 	_, _ = rand.NewChaCha8([32]byte{3}).Read(content)
 	known := make([]Known, 3)
 	for i := range known[:2] {
-		known[i] = know(content[i*images.BlockBytes:(i+1)*images.BlockBytes], nil)
+		known[i] = know(content[i*images.BlockBytes:(i+1)*images.BlockBytes], new(atomic.Bool))
 		if known[i].Digest != images.DigestBlock(content[i*images.BlockBytes:(i+1)*images.BlockBytes]) {
 			t.Errorf("block %d: the digest is wrong", i)
 		}

@@ -26,12 +26,11 @@ type Known struct {
 }
 
 // know returns what is known of a block from now on; nothing if it is stopped on the way.
-// stop may be nil.
 func know(block []byte, stop *atomic.Bool) Known {
 	const part = 256 << 10 // stays in the processor's cache for the second look
 	mark, digest := images.NewBlockMark(), images.NewBlockHash()
 	for len(block) > 0 {
-		if stop != nil && stop.Load() {
+		if stop.Load() {
 			return Known{}
 		}
 		n := min(part, len(block))
@@ -42,12 +41,12 @@ func know(block []byte, stop *atomic.Bool) Known {
 	return Known{mark.Digest(), digest.Digest()}
 }
 
-// of returns what is known of a block now: the same if it has not changed.
-func (k Known) of(block []byte) Known {
+// of returns the block's digest now, and whether it is as it was known.
+func (k Known) of(block []byte) (digest string, same bool) {
 	if k.Mark != "" && k.Mark == images.MarkBlock(block) {
-		return k
+		return k.Digest, true
 	}
-	return know(block, nil)
+	return images.DigestBlock(block), false
 }
 
 // knownOf returns what is known of a block by its number.
@@ -114,7 +113,8 @@ func (c *writeBehind) run() error {
 		}
 		defer to.Close()
 	} else {
-		workers = (workers + 1) / 2 // the driver and the filling are at work
+		// The driver and the filling are at work: a quarter of the processors is theirs.
+		workers = max(1, workers*3/4)
 	}
 	c.written = make([]Known, (c.b.Length+images.BlockBytes-1)/images.BlockBytes)
 	if to != nil {
