@@ -158,7 +158,7 @@ func TestWrite(t *testing.T) {
 		}
 		for _, want := range map[string][]string{
 			"chart.svg":    {"gpuckpt", "CRIU with its CUDA plugin", "50 GB/s"},
-			"timeline.svg": {"checkpoint of 16 GiB", "restore of 16 GiB", "save GPU state", "a &lt; b", "16.00 GiB"},
+			"timeline.svg": {"checkpoint of 16 GiB", "restore of 16 GiB", "save GPU state", "a &lt; b", "16GiB"},
 		}[name] {
 			if !bytes.Contains(data, []byte(want)) {
 				t.Errorf("%s lacks %q", name, want)
