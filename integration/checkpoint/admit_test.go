@@ -56,10 +56,10 @@ func TestMountsAtLinks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	mounts := []specs.Mount{{Type: "bind", Source: dir, Destination: "/usr/local/nvidia", Options: []string{"rbind", "ro"}}}
+	mounts := []specs.Mount{{Type: "bind", Source: dir, Destination: "/usr/local/links", Options: []string{"rbind", "ro"}}}
 	for _, name := range []string{"libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1", version} {
 		mounts = append(mounts, specs.Mount{
-			Type: "bind", Source: filepath.Join(dir, version), Destination: "/usr/local/nvidia/" + name, Options: []string{"rbind", "ro"},
+			Type: "bind", Source: filepath.Join(dir, version), Destination: "/usr/local/links/" + name, Options: []string{"rbind", "ro"},
 		})
 	}
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Mounts: mounts}, "counter")
@@ -68,8 +68,8 @@ func TestMountsAtLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(string(mounted), " /usr/local/nvidia/"); n != 1 {
-		t.Errorf("%d mounts below /usr/local/nvidia, want one:\n%s", n, mounted)
+	if n := strings.Count(string(mounted), " /usr/local/links/"); n != 1 {
+		t.Errorf("%d mounts below /usr/local/links, want one:\n%s", n, mounted)
 	}
 	images := t.TempDir()
 	checkpointInto(t, shared, k, images)

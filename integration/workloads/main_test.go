@@ -40,6 +40,9 @@ func TestMain(m *testing.M) {
 		if gpu.Kind != harness.RealGPU {
 			fmt.Println("NOT TESTED HERE: PyTorch. It needs a real GPU; its tests are skipped.")
 		}
+		if python, err := s.Bins.Path("python3-zmq"); err == nil && os.Getenv(hostroot.EnvPython) == "" {
+			os.Setenv(hostroot.EnvPython, python) // the distribution's, with modules from its packages
+		}
 		if host, why = hostroot.FindPython(s.Context(), gpu.Kind == harness.RealGPU); why != nil {
 			fmt.Printf("NOT TESTED HERE: %v\n", why)
 			if os.Getenv(hostroot.EnvPython) != "" {

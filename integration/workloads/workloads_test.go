@@ -93,6 +93,17 @@ func TestMultiprocessing(t *testing.T) {
 	compare(ctx, t, result, travel, false, programs.Program{File: "processes.py", Args: []string{"--device", "none"}})
 }
 
+// A kernel such as Jupyter's without its GPU: its sockets and those of its client, TCP within the
+// container, go on.
+func TestNotebook(t *testing.T) {
+	result := results.Add(t)
+	needsPython(t)
+	needsModule(t, "zmq")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	compare(ctx, t, result, travel, false, programs.Program{File: "notebook.py", Args: []string{"--device", "none"}, Connected: true})
+}
+
 // compare runs a workload twice, one of them with a journey, and compares their steps. Both run at
 // once, which saves a minute where a program takes long to begin.
 func compare(ctx context.Context, t *testing.T, result *harness.TestResult, travel journey, cuda bool, p programs.Program) {

@@ -17,10 +17,19 @@ try:
 except ImportError:
     zmq = None
 
-CELL = """
-x = (x * 1103515245 + {number}) % 2147483647
-print(int(x.sum().item()))
-"""
+# What the cells are, on the GPU and without one: the first, each step's, and one that flips a bit.
+CELLS = {
+    "cuda": (
+        "import torch; x = torch.arange(1 << 16, dtype=torch.int64, device='cuda'); print('made')",
+        "x = (x * 1103515245 + {number}) % 2147483647; print(int(x.sum().item()))",
+        "x[12345] ^= 1; print('flipped')",
+    ),
+    "none": (
+        "x = list(range(1 << 12)); print('made')",
+        "x = [(v * 1103515245 + {number}) % 2147483647 for v in x]; print(sum(x))",
+        "x[1234] ^= 1; print('flipped')",
+    ),
+}
 
 
 def echo(context, ports):
@@ -37,8 +46,6 @@ def kernel(pipe):
     import contextlib
     import io
 
-    import torch
-
     context = zmq.Context()
     shell, output = context.socket(zmq.ROUTER), context.socket(zmq.PUB)
     ports = {"bound": threading.Event()}
@@ -46,7 +53,7 @@ def kernel(pipe):
     ports["output"] = output.bind_to_random_port("tcp://127.0.0.1")
     threading.Thread(target=echo, args=(context, ports), daemon=True).start()
     ports.pop("bound").wait()
-    names = {"torch": torch}
+    names = {}
     pipe.send(ports)
     while True:
         sender, number, code = shell.recv_multipart()
@@ -99,10 +106,11 @@ def main():
         except zmq.Again:
             say("no output yet")
     output.setsockopt(zmq.RCVTIMEO, 60_000)
-    run(2_000_000, "x = torch.arange(1 << 16, dtype=torch.int64, device='cuda'); print('made')")
-    record.guards(lambda: run(3_000_000, "x[12345] ^= 1; print('flipped')"))
+    first, step, flip = CELLS[record.args.device]
+    run(2_000_000, first)
+    record.guards(lambda: run(3_000_000, flip))
     for number in range(record.steps):
-        value = int(run(number, CELL.format(number=number)))
+        value = int(run(number, step.format(number=number)))
         beats()
         record.step(f"{value:x}")
     record.done()
