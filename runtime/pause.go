@@ -227,6 +227,9 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 			if within.Err() != nil {
 				err = fmt.Errorf("runc hangs, and was killed: %w", err)
 			}
+			if !c.paused { // it is runc's to say why
+				return nil, err
+			}
 			return nil, fmt.Errorf("let it run (the container stays paused; resume it again to retry): %w", err)
 		}
 		c.paused = false

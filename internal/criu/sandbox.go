@@ -31,10 +31,11 @@ type Sandbox struct {
 	Programs string
 	// Root is where runc mounts the container's root file system for CRIU.
 	Root string
-	// Holds reports whether threads are let go at the gate and held again, as a CUDA driver's are. CRIU
-	// then keeps CAP_SYS_PTRACE, with which /proc/PID/root leads to the host's files: other threads it
-	// seizes while they still have its own credentials.
-	Holds bool
+	// Traces reports whether CRIU keeps CAP_SYS_PTRACE, with which /proc/PID/root leads to the host's
+	// files: where threads are let go at the gate and held again, as a CUDA driver's are, because other
+	// threads it seizes while they still have its own credentials; and where a program that it starts
+	// opens a descriptor of the shim's.
+	Traces bool
 }
 
 // Programs of the host that CRIU may run (tar, iptables), with their libraries.
@@ -66,7 +67,7 @@ var restoring = []string{
 // capabilities returns the set that CRIU keeps, a bit each.
 func (s Sandbox) capabilities() (set uint64) {
 	names := slices.Clone(restoring)
-	if s.Holds {
+	if s.Traces {
 		names = append(names, "CAP_SYS_PTRACE")
 	}
 	if caps := s.Spec.Process.Capabilities; caps != nil {

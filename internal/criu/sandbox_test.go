@@ -55,7 +55,7 @@ func TestSandbox(t *testing.T) {
 		t.Errorf("it keeps %#x", set)
 	}
 	// With it /proc/PID/root leads to the host.
-	if holds := (Sandbox{Spec: spec, Holds: true}).capabilities(); set&(1<<unix.CAP_SYS_PTRACE) != 0 || holds != set|1<<unix.CAP_SYS_PTRACE {
+	if holds := (Sandbox{Spec: spec, Traces: true}).capabilities(); set&(1<<unix.CAP_SYS_PTRACE) != 0 || holds != set|1<<unix.CAP_SYS_PTRACE {
 		t.Errorf("it keeps %#x, and %#x to hold threads", set, holds)
 	}
 	spec.Mounts[1].Source = "/srv/a\nbind\trw\t/etc"

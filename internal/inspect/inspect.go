@@ -59,11 +59,14 @@ func Check(r Restored, system System) error {
 			c.first = p
 		}
 		if c.first == nil {
-			return fmt.Errorf("inspect the restored processes: the first, %d, has ended", r.PIDs[0])
+			break
 		}
 		if err := c.process(p); err != nil {
 			return fmt.Errorf("restored process %d (%s): %w", pid, p.name, err)
 		}
+	}
+	if c.first == nil {
+		return fmt.Errorf("inspect the restored processes: the first, %d, has ended", r.PIDs[0])
 	}
 	return c.mounts()
 }

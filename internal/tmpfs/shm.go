@@ -15,6 +15,10 @@ const ShmImage = "gpuckpt-dev-shm.img"
 
 const shmPath = "/dev/shm"
 
+// Carries reports whether the content of a spec's /dev/shm comes from outside the container: Main
+// then opens the checkpoint's directory, which is a descriptor of the shim's.
+func Carries(spec *specs.Spec) bool { return outsideShm(spec) != "" }
+
 // outsideShm returns the directory of the host that a spec mounts at /dev/shm, if its content is to
 // travel: "" if there is none. In a pod that is the tmpfs that all its containers share, or a volume
 // in memory. The node's own /dev/shm is none, and in a user namespace owners would be others.
