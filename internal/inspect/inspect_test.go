@@ -197,6 +197,10 @@ func TestCheck(t *testing.T) {
 		refusal string // "" for none
 	}{
 		{name: "as the spec has it", change: func(*fake, *specs.Spec) {}},
+		{"all have ended", func(f *fake, _ *specs.Spec) {
+			f.edit("100/status", "S (sleeping)", "Z (zombie)")
+			f.edit("101/status", "S (sleeping)", "Z (zombie)")
+		}, "the first, 100, has ended"},
 		{name: "a zombie", change: func(f *fake, _ *specs.Spec) { f.edit("101/status", "S (sleeping)", "Z (zombie)") }},
 
 		{"user", func(f *fake, _ *specs.Spec) { f.edit(status, "Uid:	1000	1000", "Uid:	1000	0") }, "user id 0"},
