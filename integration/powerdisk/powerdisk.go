@@ -20,6 +20,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -71,7 +72,7 @@ func Make(dir string, size int64) (_ *Disk, err error) {
 		return nil, fmt.Errorf("serve the disk: %w", err)
 	}
 	if err := run("mount", "-t", "ext4", "-o", "loop,nodiscard", filepath.Join(served, "disk"), d.Dir); err != nil {
-		return nil, errors.Join(err, d.server.Unmount())
+		return nil, errors.Join(err, d.unmount())
 	}
 	return d, nil
 }
@@ -94,7 +95,18 @@ func (d *Disk) Stop() error {
 	if ended {
 		return nil
 	}
-	return errors.Join(run("umount", d.Dir), d.server.Unmount(), d.now.Close())
+	return errors.Join(run("umount", d.Dir), d.unmount(), d.now.Close())
+}
+
+// unmount ends the serving. The loop device keeps its file open for as long as some mount namespace,
+// that of a container which is just being made for one, has a copy of the mount.
+func (d *Disk) unmount() (err error) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		if err = d.server.Unmount(); err == nil {
+			break
+		}
+	}
+	return err
 }
 
 // Crashes returns the flushes up to an event, by their numbers, and that event: the power may be lost
