@@ -94,13 +94,12 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	}
 	defer func() { end(ctx, c, stuck) }()
 	if !gpu {
-		if err := imagedir.RequireEmpty(r.Path); err != nil {
-			return err
+		err := imagedir.RequireEmpty(r.Path)
+		if err == nil && c.pid > 0 {
+			err = iouring.Refuse(c.pids)
 		}
-		if c.pid > 0 {
-			if err := iouring.Refuse(c.pids); err != nil {
-				return err
-			}
+		if err != nil {
+			return err
 		}
 		return trust.Seal(ctx, read, r.Path, func() error {
 			if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
@@ -342,7 +341,10 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 		return err
 	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
-	if err := dumpLog.Remove(); err != nil {
+	if err = dumpLog.Remove(); err == nil {
+		err = imagedir.BeginDump(r.Path)
+	}
+	if err != nil {
 		return err
 	}
 	// The kernel kills runc when the thread that started it ends, see restoreProcesses.

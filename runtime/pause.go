@@ -78,8 +78,7 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	return resp, toGRPC(err)
 }
 
-// runcWithin bounds a runc that freezes or thaws a container: it waits ten seconds at most for the
-// processes.
+// runcWithin bounds a runc that freezes or thaws: it waits for processes ten seconds at most.
 const runcWithin = time.Minute
 
 // pause locks and freezes. On an error the container is as it was.

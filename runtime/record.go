@@ -14,8 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/recovery"
 )
 
-// begin writes the record of an operation that is going to change a container. It removes before what
-// shims that died have left in the way.
+// begin writes the record of an operation, when what dead shims have left is out of its way.
 func begin(ctx context.Context, c *container, read config.Source, rec journal.Record) error {
 	view, err := read()
 	if err != nil {

@@ -79,7 +79,7 @@ type Status struct {
 	Node       string             `json:"node,omitempty"`
 	Started    *metav1.Time       `json:"started,omitempty"`
 	Completed  *metav1.Time       `json:"completed,omitempty"`
-	Containers []Container        `json:"containers,omitempty"` // those that are pushed
+	Containers []Container        `json:"containers,omitempty"` // the pushed ones
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 

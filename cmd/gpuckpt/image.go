@@ -144,7 +144,7 @@ with --key, fail unless one of those keys has.
 	}
 	c.ValidArgsFunction = first(d.images)
 	d.flags(c)
-	c.Flags().StringSliceVar(&keyFiles, "key", nil, "file or directory of public keys, one of which must have signed it (default: those that count on this node, and none need have)")
+	c.Flags().StringSliceVar(&keyFiles, "key", nil, "file or directory of public keys: fail unless one of them has signed it")
 	_ = c.MarkFlagFilename("key")
 	return c
 }

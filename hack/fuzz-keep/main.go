@@ -3,7 +3,7 @@
 
 // Fuzz-keep takes over what a fuzz run has found: of each target's corpus the few inputs that reach
 // what all of it reaches, which it writes into testdata/fuzz of the target's package. CORPUS is the
-// folder "corpus" of the run's results. Inputs larger than 16 KiB stay out, and so do those that
+// folder "corpus" of the run's results. It leaves out inputs larger than 16 KiB, and those that
 // reach nothing that the seeds and the inputs in the repository do not. It must run at the root of
 // the repository, as root.
 //

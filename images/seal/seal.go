@@ -178,9 +178,8 @@ func (s *Signer) Signature(manifest []byte) (string, []byte, error) {
 	return SignatureName(s.Key), []byte(base64.StdEncoding.EncodeToString(signature) + "\n"), nil
 }
 
-// Add returns the files of a checkpoint with a signature beside those that they have. If
-// there is no manifest, or if it is of other files, it makes one, and the other signatures
-// go. What is new is in memory (File.Data).
+// Add adds a signature to a checkpoint, and returns all of its files. If there is no manifest,
+// or if it is of other files, Add makes one, and drops the other signatures. What is new is in memory (File.Data).
 func Add(ctx context.Context, files []images.File, sign Sign) ([]images.File, error) {
 	out, manifest, err := WithManifest(ctx, files)
 	if err != nil {

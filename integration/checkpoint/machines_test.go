@@ -33,7 +33,7 @@ func TestOtherMachines(t *testing.T) {
 	})
 }
 
-// unified gives the programs with a containerd that sees cgroups of version 2 alone. The kernel has
+// unified returns the programs with a containerd that sees cgroups of version 2 alone. The kernel has
 // its controllers of version 1 in use, so there is the freezer and no limit.
 func unified(t *testing.T) harness.Bins {
 	t.Helper()

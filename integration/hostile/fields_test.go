@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -135,9 +134,14 @@ func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, check
 			return false
 		}
 		changes++
-		undo := putImage(t, dir, change)
-		err := check(dir)
-		undo()
+		undo, err := change.Put(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = check(dir)
+		if err := undo(); err != nil {
+			t.Fatal(err)
+		}
 		if err != nil {
 			refused++
 			return true
@@ -166,26 +170,6 @@ func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, check
 	maps.DeleteFunc(tried, func(name protoreflect.FullName, _ int) bool { return image.Fields()[name].May == "" })
 	t.Logf("%d fields x kinds, of which %d changes were tried: %d refused by name, %d accepted, %d restored for real (%v each), %d escapes",
 		len(tried), changes, refused, changes-refused, len(trials), (time.Since(started) / time.Duration(max(1, len(trials)))).Round(time.Millisecond), escapes)
-}
-
-// putImage makes a change in a dump.
-func putImage(t *testing.T, dir string, c imagetest.Change) (undo func()) {
-	t.Helper()
-	path := filepath.Join(dir, c.File)
-	was, err := os.ReadFile(path)
-	there := err == nil
-	if err := os.WriteFile(path, c.Image, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		err := os.Remove(path)
-		if there {
-			err = os.WriteFile(path, was, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 // clear reports whether an error says more than that CRIU has failed.

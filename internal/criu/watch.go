@@ -152,10 +152,19 @@ func dumping(shim int) (pids []int) {
 	return pids
 }
 
-// workBelow is the processors' time that these have taken, in ticks.
+// workBelow is the processors' time that these have taken, in ticks, with all that they have started:
+// what packs a tmpfs works for minutes while CRIU waits for it.
 func workBelow(shim int) (ticks uint64) {
 	for _, pid := range dumping(shim) {
-		ticks += proc.Ticks(pid)
+		ticks += workOf(pid)
+	}
+	return ticks
+}
+
+func workOf(pid int) uint64 {
+	ticks := proc.Ticks(pid)
+	for _, child := range proc.Children(pid) {
+		ticks += workOf(child)
 	}
 	return ticks
 }

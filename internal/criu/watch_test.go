@@ -43,6 +43,13 @@ func TestMain(m *testing.M) {
 		traceAndKill(0)
 	case "criu traces init":
 		traceAndKill(unix.CLONE_NEWPID)
+	case "criu packs":
+		startFake("packs", 0)
+	case "packs":
+		fmt.Println("works")
+		for end := time.Now().Add(3 * time.Second); time.Now().Before(end); { // longer than the test looks
+		}
+		os.Exit(0)
 	case "ended":
 		fmt.Println("ends")
 		os.Exit(0)
@@ -189,11 +196,15 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// A dump in which nobody does anything is ended, when its time is over.
+// A dump in which nobody does anything is ended, when its time is over: neither CRIU nor what it has
+// started.
 func TestWatchIdle(t *testing.T) {
 	failed := errors.New("criu failed")
-	for _, restoring := range []bool{false, true} {
-		cmd := startFake("runc,criu:swrk 3", 0)
+	for _, test := range []struct {
+		processes       string
+		restoring, left bool
+	}{{"runc,criu:swrk 3", false, false}, {"runc,criu packs:swrk 3", false, true}, {"runc,criu:swrk 3", true, true}} {
+		cmd := startFake(test.processes, 0)
 		criu := proc.Children(cmd.Process.Pid)
 		t.Cleanup(func() {
 			for _, pid := range append(criu, cmd.Process.Pid) {
@@ -204,9 +215,9 @@ func TestWatchIdle(t *testing.T) {
 		if len(criu) != 1 {
 			t.Fatalf("runc has %v", criu)
 		}
-		w := startWatch(t.Context(), restoring, 200*time.Millisecond, 20*time.Millisecond)
+		w := startWatch(t.Context(), test.restoring, 200*time.Millisecond, 20*time.Millisecond)
 		ended, wait := false, 10*time.Second
-		if restoring {
+		if test.left {
 			wait = time.Second
 		}
 		for began := time.Now(); !ended && time.Since(began) < wait; time.Sleep(time.Millisecond) {
@@ -214,8 +225,8 @@ func TestWatchIdle(t *testing.T) {
 			ended = status.Ended()
 		}
 		err := w.Stop(failed)
-		if ended == restoring || errors.Is(err, ErrHangs) == restoring || !errors.Is(err, failed) {
-			t.Errorf("in a restore %t: ended %t, %v", restoring, ended, err)
+		if ended == test.left || errors.Is(err, ErrHangs) == test.left || !errors.Is(err, failed) {
+			t.Errorf("%+v: ended %t, %v", test, ended, err)
 		}
 	}
 }

@@ -108,13 +108,9 @@ func IsOfCheckpoint(name string) bool {
 // would spoil, or GPU state of a checkpoint that was cut short, by a shim that was
 // killed, say. Beside that state a new checkpoint would be complete and could not be
 // restored: its gpuckpt.json knows nothing of those files. A checkpoint without GPU state may be
-// overwritten, as runc does it: it is then incomplete until the new one is complete.
+// overwritten, as runc does it: see BeginDump.
 func RequireEmpty(dir string) error {
-	if m, err := images.ReadMetadata(dir); err == nil && len(m.Processes) == 0 {
-		if err := os.Remove(filepath.Join(dir, images.MetadataName)); err != nil {
-			return fmt.Errorf("replace the checkpoint in the directory for the images: %w", err)
-		}
-	} else if !errors.Is(err, images.ErrNoMetadata) {
+	if m, err := images.ReadMetadata(dir); !errors.Is(err, images.ErrNoMetadata) && (err != nil || len(m.Processes) > 0) {
 		return fmt.Errorf("%s holds a GPU checkpoint already: choose an empty directory: %w", dir, errdefs.ErrAlreadyExists)
 	}
 	entries, err := os.ReadDir(dir)
@@ -129,6 +125,15 @@ func RequireEmpty(dir string) error {
 			return fmt.Errorf("%s is GPU state of a checkpoint that was cut short: choose an empty directory, or remove what is in %s: %w",
 				filepath.Join(dir, e.Name()), dir, errdefs.ErrAlreadyExists)
 		}
+	}
+	return nil
+}
+
+// BeginDump makes a checkpoint that is about to be overwritten incomplete, until the new one is
+// complete: there is no way back for it from here on.
+func BeginDump(dir string) error {
+	if err := os.Remove(filepath.Join(dir, images.MetadataName)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("replace the checkpoint in the directory for the images: %w", err)
 	}
 	return nil
 }

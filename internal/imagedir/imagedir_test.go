@@ -132,8 +132,8 @@ func TestDir(t *testing.T) {
 	}
 }
 
-// A checkpoint without GPU state may be overwritten, and is incomplete from then on; one with
-// GPU state may not.
+// A checkpoint without GPU state may be overwritten, and is incomplete from the dump on, not before;
+// one with GPU state may not.
 func TestRequireEmpty(t *testing.T) {
 	m := &images.Metadata{SchemaVersion: images.SchemaVersion, Created: time.Now().UTC()}
 	dir := t.TempDir()
@@ -142,6 +142,14 @@ func TestRequireEmpty(t *testing.T) {
 	}
 	if err := RequireEmpty(dir); err != nil {
 		t.Error(err)
+	}
+	if _, err := images.ReadMetadata(dir); err != nil {
+		t.Errorf("it was changed before the dump: %v", err)
+	}
+	for range 2 { // the second time there is none
+		if err := BeginDump(dir); err != nil {
+			t.Error(err)
+		}
 	}
 	if _, err := images.ReadMetadata(dir); !errors.Is(err, images.ErrNoMetadata) {
 		t.Errorf("it is still complete: %v", err)

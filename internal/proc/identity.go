@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 )
 
 // Process is a process that cannot be taken for another: a pid is used again, not with the same start.
@@ -19,17 +20,26 @@ type Process struct {
 
 // Identify returns which process has a pid now. The error is one of Ended if there is none.
 func Identify(pid int) (Process, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	fields, err := stat(pid)
 	if err != nil {
 		return Process{}, err
 	}
-	// The second field, the program's name, may hold spaces and parentheses (proc(5)).
-	fields := bytes.Fields(data[bytes.LastIndexByte(data, ')')+1:])
-	if len(fields) < 20 {
-		return Process{}, fmt.Errorf("/proc/%d/stat has %d fields after the name", pid, len(fields))
-	}
-	start, err := strconv.ParseUint(string(fields[19]), 10, 64)
+	start, err := strconv.ParseUint(fields[22], 10, 64)
 	return Process{pid, start}, err
+}
+
+// stat returns the fields of /proc/PID/stat by their numbers in proc(5); 0 to 2 are empty: the second
+// one, the program's name, may hold spaces and parentheses.
+func stat(pid int) ([]string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil, err
+	}
+	fields := append(make([]string, 3), strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))...)
+	if len(fields) < 23 {
+		return nil, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+	}
+	return fields, nil
 }
 
 // Lives reports whether the process is still there and has not ended.

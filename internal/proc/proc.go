@@ -103,13 +103,11 @@ func SameFile(pid, other, fd int) bool {
 // Ticks returns the time that a process, with those of its children that have ended, has taken from
 // the processors, in ticks of a hundredth of a second as a rule; 0 for one that is gone.
 func Ticks(pid int) (ticks uint64) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	fields, err := stat(pid)
 	if err != nil {
 		return 0
 	}
-	// utime, stime, cutime and cstime are the fields 14 to 17; the name, field 2, may have spaces.
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	for _, field := range fields[min(11, len(fields)):min(15, len(fields))] {
+	for _, field := range fields[14:18] { // utime, stime, cutime, cstime
 		n, _ := strconv.ParseUint(field, 10, 64)
 		ticks += n
 	}

@@ -114,9 +114,14 @@ func TestEveryFieldOfAHostileImage(t *testing.T) {
 	}
 	changes, refusals, harmless, escapes := 0, 0, 0, 0
 	tried, refused, err := imagetest.Each(dir, nil, func(c imagetest.Change) bool {
-		undo := put(t, dir, c)
-		err := images()
-		undo()
+		undo, err := c.Put(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = images()
+		if err := undo(); err != nil {
+			t.Fatal(err)
+		}
 		listed := image.Fields()[c.Field]
 		changes++
 		switch {
@@ -165,26 +170,6 @@ func neverRead(message protoreflect.FullName) bool {
 		}
 	}
 	return true
-}
-
-// put makes a change in a dump.
-func put(t *testing.T, dir string, c imagetest.Change) (undo func()) {
-	t.Helper()
-	path := filepath.Join(dir, c.File)
-	was, err := os.ReadFile(path)
-	there := err == nil
-	if err := os.WriteFile(path, c.Image, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		err := os.Remove(path)
-		if there {
-			err = os.WriteFile(path, was, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 // What the review of security did to images, and what it read that could be done (S1 to S8): each is

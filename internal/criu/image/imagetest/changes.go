@@ -4,9 +4,12 @@
 package imagetest
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -272,4 +275,18 @@ func (w *walk) values(m protoreflect.Message, fd protoreflect.FieldDescriptor) m
 		}
 	}
 	return v
+}
+
+// Put makes the change in a dump. undo brings the image back that was there, or none.
+func (c Change) Put(dir string) (undo func() error, err error) {
+	path := filepath.Join(dir, c.File)
+	was, err := os.ReadFile(path)
+	undo = func() error { return os.WriteFile(path, was, 0o600) }
+	if errors.Is(err, os.ErrNotExist) {
+		undo, err = func() error { return os.Remove(path) }, nil
+	}
+	if err == nil {
+		err = os.WriteFile(path, c.Image, 0o600)
+	}
+	return undo, err
 }
