@@ -5,6 +5,7 @@ package inspect
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -340,7 +341,16 @@ func TestKernel(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to see map_files")
 	}
-	cmd := exec.Command("sleep", "1000")
+	// cat, which has answered once: a program that the loader still works on opens and closes files meanwhile.
+	cmd := exec.Command("cat")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -348,6 +358,12 @@ func TestKernel(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}()
+	if _, err := in.Write([]byte{'\n'}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
 	s := Kernel()
 	p, err := s.read(cmd.Process.Pid)
 	if err != nil {
