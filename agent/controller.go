@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -103,7 +105,7 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, pod *cor
 		return err
 	}
 	for _, name := range names {
-		image := k.Spec.Repository + ":" + k.Name
+		image := k.Spec.Repository + ":" + cmp.Or(k.Spec.Tag, k.Name)
 		if len(pod.Spec.Containers) > 1 {
 			image += "-" + name
 		}
@@ -181,9 +183,21 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, err error) erro
 		}
 	}
 	meta.SetStatusCondition(&k.Status.Conditions, condition)
-	if err := c.client.Status().Update(ctx, k); err != nil {
+	status := k.Status
+	err = c.client.Status().Update(ctx, k)
+	for ; apierrors.IsConflict(err); err = c.client.Status().Update(ctx, k) { // somebody has put a label to it, or it is over
+		if err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k); err != nil || k.Status.Phase.Over() {
+			return client.IgnoreNotFound(err)
+		}
+		k.Status = status
+	}
+	if err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	c.events.Event(k, kind, condition.Reason, condition.Message)
+	if uid := k.Labels[api.EvictedLabel]; uid != "" {
+		pod := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: k.Namespace, Name: k.Spec.Pod, UID: types.UID(uid)}
+		c.events.Event(pod, kind, condition.Reason, fmt.Sprintf("the checkpoint %s before its end: %s", k.Name, condition.Message))
+	}
 	return nil
 }

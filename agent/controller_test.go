@@ -138,3 +138,72 @@ func TestController(t *testing.T) {
 		})
 	}
 }
+
+// behind is a client that still has an object as it was.
+type behind struct {
+	client.Client
+	k *api.Checkpoint
+}
+
+func (b behind) Get(_ context.Context, _ client.ObjectKey, to client.Object, _ ...client.GetOption) error {
+	*to.(*api.Checkpoint) = *b.k.DeepCopy()
+	return nil
+}
+
+// busybody is a worker during whose work somebody puts a label to the Checkpoint.
+type busybody struct {
+	*diary
+	put func() error
+}
+
+func (b busybody) Checkpoint(ctx context.Context, namespace, pod, container string, seconds int64) (string, error) {
+	if err := b.put(); err != nil {
+		return "", err
+	}
+	return b.diary.Checkpoint(ctx, namespace, pod, container, seconds)
+}
+
+// What came of a Checkpoint is written also when somebody has changed the object meanwhile, and never
+// over what came of it before.
+func TestConflicts(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", Labels: map[string]string{api.EvictedLabel: "1"}}, Spec: api.Spec{Pod: "pod", Repository: "r/job", Tag: "current"}}
+	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
+	key := client.ObjectKeyFromObject(k)
+	d, events := &diary{}, record.NewFakeRecorder(10)
+	var old api.Checkpoint
+	r := &controller{client: cluster, direct: cluster, events: events, node: "here", now: time.Now, work: busybody{d, func() error {
+		if err := cluster.Get(t.Context(), key, &old); err != nil {
+			return err
+		}
+		labelled := old.DeepCopy()
+		labelled.Labels["some"] = "body"
+		return cluster.Update(t.Context(), labelled)
+	}}}
+	reconcile := func() api.Checkpoint {
+		t.Helper()
+		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
+			t.Fatal(err)
+		}
+		var now api.Checkpoint
+		if err := cluster.Get(t.Context(), key, &now); err != nil {
+			t.Fatal(err)
+		}
+		return now
+	}
+	if now := reconcile(); now.Status.Phase != api.Succeeded || now.Labels["some"] != "body" || len(events.Events) != 2 { // one of the pod's
+		t.Fatalf("%+v, %d events", now, len(events.Events))
+	}
+	if want := "push r/job:current {}"; !slices.Contains(d.did, want) {
+		t.Errorf("it did %q", d.did)
+	}
+	r.client = behind{cluster, &old}
+	if now := reconcile(); now.Status.Phase != api.Succeeded || len(now.Status.Conditions) != 1 {
+		t.Fatalf("%+v", now.Status)
+	}
+}

@@ -3,13 +3,16 @@
 
 // Command gpuckpt-agent runs on each node of a cluster and does what Checkpoint objects ask for, of
 // the pods of its node. It asks the node's kubelet for the checkpoint; the node's gpuckpt makes the
-// image and pushes it.
+// image and pushes it. With --controller it runs once in a cluster, on any node, and makes
+// Checkpoints: for Migrations, by schedules, and of pods that end.
 package main
 
 import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"time"
 
@@ -17,10 +20,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
+	"github.com/gpuckpt/gpuckpt/agent/cluster"
+	"github.com/gpuckpt/gpuckpt/agent/hook"
 	"github.com/gpuckpt/gpuckpt/agent/node"
 )
 
@@ -47,8 +53,11 @@ func run() error {
 		n.Env = append(n.Env, v)
 		return nil
 	})
+	hooks := flag.String("hooks", "localhost:9403", "where preStop hooks of the node's pods are answered; empty: nowhere")
+	central := flag.Bool("controller", false, "be the cluster's controller, not a node's agent")
+	namespace := flag.String("lease-namespace", os.Getenv("NAMESPACE"), "where controllers agree on which of them works ($NAMESPACE); empty: there is one")
 	flag.Parse()
-	if *name == "" {
+	if *name == "" && !*central {
 		return errors.New("--node is not given")
 	}
 	ctrl.SetLogger(klog.Background())
@@ -60,16 +69,45 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	m, err := ctrl.NewManager(config, manager.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"}})
+	options := manager.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"}}
+	if *central {
+		options.LeaderElection, options.LeaderElectionID, options.LeaderElectionNamespace = *namespace != "", "gpuckpt-controller", *namespace
+		options.LeaderElectionReleaseOnCancel = true
+		options.Cache.DefaultTransform = cache.TransformStripManagedFields()
+	}
+	m, err := ctrl.NewManager(config, options)
 	if err != nil {
 		return err
 	}
+	if *central {
+		err = cluster.Add(m, n.PlainHTTP)
+	} else {
+		err = agent(m, n, *name, *hooks)
+	}
+	if err != nil {
+		return err
+	}
+	return m.Start(ctrl.SetupSignalHandler())
+}
+
+// agent has a manager do what is done on a node.
+func agent(m manager.Manager, n node.Node, name, hooks string) error {
 	c := &controller{
 		client: m.GetClient(), direct: m.GetAPIReader(), events: m.GetEventRecorderFor("gpuckpt"), //nolint:staticcheck // the newer one has no messages
-		node: *name, work: n, now: time.Now,
+		node: name, work: n, now: time.Now,
 	}
 	if err := ctrl.NewControllerManagedBy(m).Named("checkpoint").For(&api.Checkpoint{}).Complete(c); err != nil {
 		return err
 	}
-	return m.Start(ctrl.SetupSignalHandler())
+	if hooks == "" {
+		return nil
+	}
+	listener, err := net.Listen("tcp", hooks)
+	if err != nil {
+		return fmt.Errorf("answer preStop hooks: %w", err)
+	}
+	return m.Add(&manager.Server{
+		Name: "hooks", Listener: listener,
+		Server: &http.Server{Handler: &hook.Server{Cluster: m.GetAPIReader(), Node: name, Settle: 3 * time.Second}, ReadHeaderTimeout: time.Minute},
+	})
 }

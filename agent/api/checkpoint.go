@@ -1,7 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api is the custom resource by which a cluster's users ask for checkpoints.
+// Package api has the custom resources by which a cluster's users ask for checkpoints, and what else
+// users and the programs of a cluster have to call alike.
 //
 // The life of a Checkpoint: its user makes it, the agent of the pod's node sets the phase Running,
 // checkpoints and pushes one container after the other, and sets Succeeded or Failed. Neither is left
@@ -22,7 +23,7 @@ var GroupVersion = schema.GroupVersion{Group: "gpuckpt.dev", Version: "v1alpha1"
 
 // AddTo makes the types known.
 func AddTo(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &Checkpoint{}, &CheckpointList{})
+	s.AddKnownTypes(GroupVersion, &Checkpoint{}, &CheckpointList{}, &Migration{}, &MigrationList{}, &CheckpointSchedule{}, &CheckpointScheduleList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }
@@ -42,9 +43,11 @@ type Spec struct {
 	Pod string `json:"pod"`
 	// Container is one of the pod's; empty: all that run, one after the other.
 	Container string `json:"container,omitempty"`
-	// Repository is where the image goes, such as registry.example.com/team/job. Its tag is the
-	// object's name, with "-" and the container's name where there are several.
+	// Repository is where the image goes, such as registry.example.com/team/job. Its tag is Tag, or
+	// the object's name, with "-" and the container's name where there are several.
 	Repository string `json:"repository"`
+	// Tag is one that moves from checkpoint to checkpoint; empty: the object's name.
+	Tag string `json:"tag,omitempty"`
 	// PushSecret is a secret of the type kubernetes.io/dockerconfigjson; empty: none is needed.
 	PushSecret string `json:"pushSecret,omitempty"`
 	// LeaveRunning leaves the pod running; otherwise it is deleted when all is pushed. Nil is true.

@@ -88,7 +88,7 @@ func TestChartIsKustomization(t *testing.T) {
 		count  int
 	}{
 		{"", []string{"node"}, 2},
-		{withAgent, []string{"node", "agent"}, 7},
+		{withAgent, []string{"node", "agent"}, 15},
 	} {
 		want := map[string]string{}
 		for _, dir := range c.dirs {
@@ -120,14 +120,21 @@ func TestChartIsKustomization(t *testing.T) {
 
 // Each value of the agent reaches the agent, and with uninstall there is none.
 func TestChartAgent(t *testing.T) {
-	text := render(t, "{agent: {enabled: true, containerd: /c.sock, kubeletCA: /ca.crt, kubeletInsecure: true, args: [--plain-http]}, image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}")["agent-daemonset.yaml"]
+	controller := render(t, "agent: {enabled: true, controller: {replicas: 2, args: [--plain-http], nodeSelector: {a: b}, tolerations: [{operator: Exists}]}}")["controller-deployment.yaml"]
+	canonical(t, controller)
+	for _, word := range []string{"replicas: 2", `"--plain-http"`, "a: b", "operator: Exists"} {
+		if !strings.Contains(controller, word) {
+			t.Errorf("no %q in\n%s", word, controller)
+		}
+	}
+	text := render(t, "{agent: {enabled: true, containerd: /c.sock, kubeletCA: /ca.crt, kubeletInsecure: true, hooks: 'localhost:1', args: [--plain-http]}, image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}")["agent-daemonset.yaml"]
 	canonical(t, text)
-	for _, word := range []string{"--containerd=/c.sock", "--kubelet-ca=/host/ca.crt", "--kubelet-insecure", `"--plain-http"`, `image: "r.example/node:9"`, "name: s"} {
+	for _, word := range []string{"--containerd=/c.sock", "--kubelet-ca=/host/ca.crt", "--kubelet-insecure", "--hooks=localhost:1", `"--plain-http"`, `image: "r.example/node:9"`, "name: s"} {
 		if !strings.Contains(text, word) {
 			t.Errorf("no %q in\n%s", word, text)
 		}
 	}
-	if out := render(t, "{agent: {enabled: true}, uninstall: true}"); out["agent-daemonset.yaml"] != "" || out["agent-crds.yaml"] == "" {
+	if out := render(t, "{agent: {enabled: true}, uninstall: true}"); out["agent-daemonset.yaml"] != "" || out["controller-deployment.yaml"] != "" || out["agent-crds.yaml"] == "" {
 		t.Error("with uninstall, the agent is to go and what it made is to stay")
 	}
 }

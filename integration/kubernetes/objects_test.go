@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,29 +17,34 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
 )
 
-// deploy/agent in a cluster whose kubelet asks the API server who may what: a Checkpoint object has a
-// GPU pod checkpointed by the account's one right at the kubelet, and pushed with a named secret. A
-// pod of that image continues. What the driver refuses is told by the object, and the pod runs on.
-func TestCheckpointObject(t *testing.T) {
+// deploy/agent in a cluster of two nodes whose kubelets ask the API server who may what: objects have
+// GPU pods checkpointed by the agents' one right at kubelets, and pushed with a named secret; moved to
+// the other node; checkpointed before an eviction; and by a schedule. What the driver refuses is told
+// by the objects, and the pods run on.
+func TestObjects(t *testing.T) {
 	results.Add(t)
 	needs(t, "gpuckpt-agent")
 	needs(t, "kube-controller-manager")
 	n := own(t, node.Options{APIServer: true, Controllers: true, KubeletAsks: true})
-	kubectl := func(args ...string) string {
-		t.Helper()
-		out, err := n.Kubectl(t.Context(), args...)
-		if err != nil {
-			logs, _ := n.Kubectl(t.Context(), "logs", "--namespace", "gpuckpt", "daemonset/gpuckpt-agent")
-			t.Fatalf("%v\nthe agent says\n%s\n%s", err, logs, n.LogTail(2000))
-		}
-		return out
-	}
+	other := own(t, node.Options{Join: n, KubeletAsks: true, ShimConfig: fmt.Sprintf("[signing]\nkey = %q\n", n.SigningKey())})
+	k := objects{n, other}
+	kubectl := func(args ...string) string { t.Helper(); return k.kubectl(t, args...) }
 	go func() {
 		if err := n.Schedule(t.Context()); err != nil {
 			t.Errorf("the scheduler: %v", err)
 		}
 	}()
-	importAgent(t, n)
+	places := t.TempDir() // what is at other places on each node
+	for _, each := range []*node.Node{n, other} {
+		importAgent(t, each)
+		for kind, path := range map[string]string{".sock": each.Address(), ".toml": each.ShimConfigPath()} {
+			if err := os.Symlink(path, filepath.Join(places, each.Name()+kind)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		kubectl("label", "node", each.Name(), "nvidia.com/gpu.present=true")
+	}
+	kubectl("label", "node", other.Name(), "zone=b")
 	givePullSecret(t, n)
 	kubectl("create", "namespace", "gpuckpt")
 	kubectl("apply", "-k", filepath.Join(sourceDir(t), "deploy", "agent"))
@@ -49,39 +56,103 @@ func TestCheckpointObject(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What a test's node has elsewhere.
-	patch, err := json.Marshal([]any{
-		map[string]any{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": []string{
-			"--kubelet=" + n.KubeletURL(), "--containerd=" + n.Address(), "--gpuckpt=" + gpuckpt, "--plain-http", "--env=GPUCKPT_CONFIG=" + n.ShimConfigPath(),
-		}},
-		map[string]any{"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": map[string]any{"name": "KUBERNETES_SERVICE_HOST", "value": host}},
-		map[string]any{"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": map[string]any{"name": "KUBERNETES_SERVICE_PORT", "value": port}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubectl("patch", "--namespace", "gpuckpt", "daemonset", "gpuckpt-agent", "--type=json", "--patch", string(patch))
-	kubectl("label", "node", node.Name, "nvidia.com/gpu.present=true")
-	kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-agent", "--timeout=60s")
-	for what, want := range map[string]string{
-		"create nodes --subresource=checkpoint": "yes", "create nodes --subresource=proxy": "no", "get nodes --subresource=proxy": "no", "list secrets": "no", "create pods": "no",
-	} {
-		out, err := n.Kubectl(t.Context(), append([]string{"auth", "can-i", "--as=system:serviceaccount:gpuckpt:gpuckpt-agent"}, strings.Fields(what)...)...)
-		got := strings.TrimSpace(out)
-		if err != nil { // kubectl's way to say no
-			got = "no"
-		}
-		if got != want {
-			t.Errorf("may the agent %s? %s, want %s: %v", what, got, want, err)
-		}
-	}
-
-	object := func(name, pod string) {
+	patch := func(object string, args []string, more ...any) {
 		t.Helper()
-		if err := n.Apply(t.Context(), fmt.Sprintf("{apiVersion: gpuckpt.dev/v1alpha1, kind: Checkpoint, metadata: {name: %s}, spec: {pod: %s, repository: %s/job, pushSecret: %s}}",
-			name, pod, n.Registry().Host, pullSecret)); err != nil {
+		changes := []any{map[string]any{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": args}}
+		for name, value := range map[string]string{"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port} {
+			changes = append(changes, map[string]any{"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": map[string]any{"name": name, "value": value}})
+		}
+		data, err := json.Marshal(append(changes, more...))
+		if err != nil {
 			t.Fatal(err)
 		}
+		kubectl("patch", "--namespace", "gpuckpt", object, "--type=json", "--patch", string(data))
+	}
+	patch("daemonset/gpuckpt-agent", []string{
+		"--containerd=" + places + "/$(NODE_NAME).sock", "--env=GPUCKPT_CONFIG=" + places + "/$(NODE_NAME).toml",
+		"--hooks=$(NODE_IP):9403", "--gpuckpt=" + gpuckpt, "--plain-http",
+	})
+	// The API server is at an address of the host alone.
+	patch("deployment/gpuckpt-controller", []string{"--controller", "--plain-http"}, map[string]any{"op": "add", "path": "/spec/template/spec/hostNetwork", "value": true})
+	kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-agent", "--timeout=120s")
+	kubectl("rollout", "status", "--namespace", "gpuckpt", "deployment/gpuckpt-controller", "--timeout=120s")
+	for _, c := range []struct {
+		account string
+		may     map[string]string
+	}{
+		{"agent", map[string]string{
+			"create nodes --subresource=checkpoint": "yes", "create nodes --subresource=proxy": "no", "get nodes --subresource=proxy": "no",
+			"list secrets": "no", "create pods": "no", "create checkpoints.gpuckpt.dev": "no",
+		}},
+		{"controller", map[string]string{
+			"create pods": "yes", "create nodes --subresource=checkpoint": "no", "get nodes --subresource=proxy": "no", "list secrets": "no", "create pods --subresource=exec": "no",
+		}},
+	} {
+		for what, want := range c.may {
+			out, err := n.Kubectl(t.Context(), append([]string{"auth", "can-i", "--as=system:serviceaccount:gpuckpt:gpuckpt-" + c.account}, strings.Fields(what)...)...)
+			got := strings.TrimSpace(out)
+			if err != nil { // kubectl's way to say no
+				got = "no"
+			}
+			if got != want {
+				t.Errorf("may the %s %s? %s, want %s: %v", c.account, what, got, want, err)
+			}
+		}
+	}
+	t.Run("checkpoint", k.testCheckpoint)
+	t.Run("migration", k.testMigration)
+	t.Run("schedule", k.testSchedule)
+	t.Run("eviction", k.testEviction)
+}
+
+// objects is a cluster of two nodes with the agents and the controller.
+type objects struct {
+	n, other *node.Node
+}
+
+// kubectl runs kubectl, and ends the test on an error with what the cluster says of it.
+func (k objects) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := k.n.Kubectl(t.Context(), args...)
+	if err == nil {
+		return out
+	}
+	said := fmt.Sprint(err)
+	for _, args := range []string{
+		"logs --namespace gpuckpt --selector app.kubernetes.io/name=gpuckpt-agent --tail=20 --prefix", "logs --namespace gpuckpt deployment/gpuckpt-controller --tail=20",
+		"get pods,migrations,checkpointschedules --all-namespaces", "get events", "get checkpoints --output jsonpath={.items[*].status}",
+	} {
+		out, err := k.n.Kubectl(session.Context(), strings.Fields(args)...)
+		said += fmt.Sprintf("\n%s: %v\n%s", args, err, out)
+	}
+	t.Fatalf("%s\n%s\n%s", said, k.n.LogTail(2000), k.other.LogTail(2000))
+	return ""
+}
+
+// make makes an object of a spec.
+func (k objects) make(t *testing.T, kind, name, spec string) {
+	t.Helper()
+	if err := k.n.Apply(t.Context(), fmt.Sprintf("{apiVersion: gpuckpt.dev/v1alpha1, kind: %s, metadata: {name: %s}, spec: {repository: %s/job, pushSecret: %s, %s}}",
+		kind, name, k.n.Registry().Host, pullSecret, spec)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// event waits for an event of an object.
+func (k objects) event(t *testing.T, kind, name, reason string) {
+	t.Helper()
+	harness.Within(t, "the event is there", func() bool {
+		out, err := k.n.Kubectl(t.Context(), "get", "events", "--field-selector", "involvedObject.kind="+kind+",involvedObject.name="+name+",reason="+reason, "--output", "name")
+		return err == nil && out != ""
+	})
+}
+
+func (k objects) testCheckpoint(t *testing.T) {
+	n := k.n
+	kubectl := func(args ...string) string { t.Helper(); return k.kubectl(t, args...) }
+	object := func(name, pod string) {
+		t.Helper()
+		k.make(t, "Checkpoint", name, "pod: "+pod)
 	}
 	first := apply(t, n, "first", counter{})
 	expect(t, first, counterPort, "101")
@@ -108,11 +179,7 @@ func TestCheckpointObject(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(n.Dir(), "kubelet", "checkpoints", "*")); err != nil || len(left) > 0 {
 		t.Errorf("left are %v, %v", left, err)
 	}
-	second := apply(t, n, "second", counter{
-		image: made.Status.Containers[0].Image + "@" + made.Status.Containers[0].Digest, annotations: restoring,
-		pod: map[string]any{"imagePullSecrets": []any{map[string]any{"name": pullSecret}}},
-	})
-	expect(t, second, counterPort, "102")
+	scaleOut(t, k, made.Status.Containers[0].Image+"@"+made.Status.Containers[0].Digest)
 
 	refused := apply(t, n, "refused", counter{workload: "managed"})
 	expect(t, refused, counterPort, "101")
@@ -121,11 +188,172 @@ func TestCheckpointObject(t *testing.T) {
 	if why := kubectl("get", "checkpoint", "refused", "--output", "jsonpath={.status.conditions[0].reason}: {.status.conditions[0].message}"); !strings.Contains(why, "CheckpointFailed") || !strings.Contains(why, "not supported") {
 		t.Errorf("it says %s", why)
 	}
-	harness.Within(t, "the event is there", func() bool {
-		out, err := n.Kubectl(t.Context(), "get", "events", "--field-selector", "involvedObject.kind=Checkpoint,reason=CheckpointFailed", "--output", "name")
-		return err == nil && out != ""
-	})
+	k.event(t, "Checkpoint", "refused", "CheckpointFailed")
 	expect(t, refused, counterPort, "102")
+
+	// A Migration leaves it where it is, too.
+	k.make(t, "Migration", "refused-elsewhere", "pod: refused")
+	kubectl("wait", "--for=condition=Failed", "migration/refused-elsewhere", "--timeout=120s")
+	if why := kubectl("get", "migration", "refused-elsewhere", "--output", "jsonpath={.status.conditions[0].reason}: {.status.conditions[0].message}"); !strings.Contains(why, "CheckpointFailed") || !strings.Contains(why, "not supported") {
+		t.Errorf("it says %s", why)
+	}
+	kubectl("wait", "--for=delete", "pod/refused-elsewhere", "--timeout=60s")
+	expect(t, refused, counterPort, "103")
+}
+
+// scaleOut runs deploy/deployment-restored.yaml of a checkpoint, and more pods of it.
+func scaleOut(t *testing.T, k objects, image string) {
+	t.Helper()
+	file := read(t, filepath.Join(sourceDir(t), "deploy", "deployment-restored.yaml"))
+	if err := k.n.Apply(t.Context(), strings.Replace(file, "REGISTRY/counter:1", image, 1)); err != nil {
+		t.Fatal(err)
+	}
+	k.kubectl(t, "rollout", "status", "deployment/counter-restored", "--timeout=120s")
+	k.kubectl(t, "scale", "deployment/counter-restored", "--replicas=2")
+	k.kubectl(t, "rollout", "status", "deployment/counter-restored", "--timeout=120s")
+	addresses := strings.Fields(k.kubectl(t, "get", "pods", "--selector", "app=counter-restored", "--output", "jsonpath={.items[*].status.podIP}"))
+	if len(addresses) != 2 {
+		t.Errorf("the pods are at %q", addresses)
+	}
+	for _, address := range addresses {
+		pod := node.Pod{}
+		pod.Status.PodIP = address
+		expect(t, pod, counterPort, "102")
+	}
+	k.kubectl(t, "delete", "deployment", "counter-restored", "--cascade=foreground", "--timeout=60s")
+}
+
+// A Migration has a pod go on, on a node that has a label.
+func (k objects) testMigration(t *testing.T) {
+	pod := apply(t, k.n, "traveller", counter{})
+	expect(t, pod, counterPort, "101")
+	k.make(t, "Migration", "arrived", "pod: traveller, nodeSelector: {zone: b}")
+	removed(t, k.n, "arrived")
+	k.kubectl(t, "wait", "--for=condition=Complete", "migration/arrived", "--timeout=120s")
+	moved, err := k.other.WaitReady(t.Context(), "arrived")
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, moved, counterPort, "102")
+	if path := k.kubectl(t, "get", "migration", "arrived", "--output", "jsonpath={.status.from} {.status.to}"); path != node.Name+" "+node.JoinedName {
+		t.Errorf("it went %s", path)
+	}
+	if left := k.kubectl(t, "get", "pod", "traveller", "--ignore-not-found"); left != "" {
+		t.Errorf("there is still %s", left)
+	}
+}
+
+// A schedule keeps the newest Checkpoint of a pod, and deletes the images of the others.
+func (k objects) testSchedule(t *testing.T) {
+	pod := apply(t, k.n, "scheduled", counter{meta: map[string]any{"labels": map[string]string{"app": "scheduled"}}})
+	if err := k.n.Apply(t.Context(), fmt.Sprintf("{apiVersion: gpuckpt.dev/v1alpha1, kind: CheckpointSchedule, metadata: {name: often}, spec: {schedule: '@every 1s', keep: 1, selector: {matchLabels: {app: scheduled}}, checkpoint: {repository: %s/often, pushSecret: %s}}}",
+		k.n.Registry().Host, pullSecret)); err != nil {
+		t.Fatal(err)
+	}
+	done := func() []string { // NAME=DIGEST of those that have succeeded
+		return strings.Fields(k.kubectl(t, "get", "checkpoints", "--selector", "gpuckpt.dev/schedule=often", "--output",
+			`jsonpath={range .items[?(@.status.phase=="Succeeded")]}{.metadata.name}={.status.containers[0].digest} {end}`))
+	}
+	var first string
+	harness.Within(t, "the schedule has made one", func() bool {
+		if all := done(); len(all) > 0 {
+			first = all[0]
+		}
+		return first != ""
+	})
+	name, digest, _ := strings.Cut(first, "=")
+	k.kubectl(t, "wait", "--for=delete", "checkpoint/"+name, "--timeout=120s")
+	k.kubectl(t, "patch", "checkpointschedule", "often", "--type=merge", "--patch", `{"spec":{"suspend":true}}`)
+	if code := k.manifest(t, "often", digest); code != http.StatusNotFound {
+		t.Errorf("the registry answers %d for the image of a Checkpoint that is gone", code)
+	}
+	harness.Within(t, "one is left", func() bool {
+		return len(strings.Fields(k.kubectl(t, "get", "checkpoints", "--selector", "gpuckpt.dev/schedule=often", "--output", "name"))) == 1
+	})
+	harness.Within(t, "it has succeeded", func() bool { return len(done()) == 1 })
+	if _, digest, _ := strings.Cut(done()[0], "="); k.manifest(t, "often", digest) != http.StatusOK {
+		t.Error("the registry does not have the image of the Checkpoint that is kept")
+	}
+	expect(t, pod, counterPort, "101")
+}
+
+// manifest returns the registry's status for a manifest.
+func (k objects) manifest(t *testing.T, repository, digest string) int {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodHead, "http://"+k.n.Registry().Host+"/v2/"+repository+"/manifests/"+digest, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.SetBasicAuth(k.n.Registry().Login())
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Body.Close()
+	return answer.StatusCode
+}
+
+// ending is a pod that is checkpointed before it is evicted.
+func (k objects) ending(what string, grace int) counter {
+	return counter{
+		annotations: map[string]string{"gpuckpt.dev/on-eviction": what, "gpuckpt.dev/repository": k.n.Registry().Host + "/evicted", "gpuckpt.dev/push-secret": pullSecret},
+		pod:         map[string]any{"terminationGracePeriodSeconds": grace},
+		container:   map[string]any{"env": []any{map[string]any{"name": "GPUWORK_ENDS", "value": "1"}}, "lifecycle": map[string]any{"preStop": map[string]any{"httpGet": map[string]any{"host": k.n.IP(), "port": 9403, "path": "/checkpoint"}}}},
+	}
+}
+
+// A pod whose node is drained is checkpointed within its grace period, and goes on elsewhere. A pod
+// that cannot make it says so.
+func (k objects) testEviction(t *testing.T) {
+	c := k.ending("migrate", 600)
+	c.meta = map[string]any{"labels": map[string]string{"app": "evicted"}}
+	pod := apply(t, k.n, "evicted", c)
+	expect(t, pod, counterPort, "101")
+	k.kubectl(t, "drain", k.n.Name(), "--pod-selector=app=evicted", "--force", "--timeout=180s")
+	t.Cleanup(func() {
+		if _, err := k.n.Kubectl(session.Context(), "uncordon", k.n.Name()); err != nil {
+			t.Error(err)
+		}
+	})
+	name := "evicted-" + pod.Metadata.UID[:8]
+	removed(t, k.n, name)
+	k.kubectl(t, "wait", "--for=condition=Complete", "migration/"+name, "--timeout=120s")
+	moved, err := k.other.WaitReady(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, moved, counterPort, "102")
+	k.event(t, "Pod", "evicted", "CheckpointBegins")
+
+	if gpu.Kind != harness.SoftwareGPU {
+		return // no other is slow when told to
+	}
+	// The finalizer keeps the object of the pod for as long as this takes.
+	c = k.ending("checkpoint", 5)
+	c.meta = map[string]any{"finalizers": []string{"gpuckpt.dev/test"}}
+	late := apply(t, k.n, "late", c)
+	t.Cleanup(func() {
+		if _, err := k.n.Kubectl(session.Context(), "patch", "pod", "late", "--type=merge", "--patch", `{"metadata":{"finalizers":null}}`); err != nil {
+			t.Error(err)
+		}
+	})
+	softwareGPU(t, k.n, "checkpoint_delay_ms=60000\n")
+	eviction := filepath.Join(t.TempDir(), "eviction.json")
+	if err := os.WriteFile(eviction, []byte(`{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "late"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k.kubectl(t, "create", "--raw", "/api/v1/namespaces/default/pods/late/eviction", "-f", eviction)
+	name = "late-" + late.Metadata.UID[:8]
+	harness.Within(t, "the Checkpoint is made", func() bool {
+		_, err := k.n.Kubectl(t.Context(), "get", "checkpoint", name)
+		return err == nil
+	})
+	k.kubectl(t, "wait", "--for=condition=Failed", "checkpoint/"+name, "--timeout=120s")
+	t.Log(k.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.conditions[0].reason}: {.status.conditions[0].message}"))
+	harness.Within(t, "the pod says so", func() bool {
+		out, err := k.n.Kubectl(t.Context(), "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name=late,type=Warning", "--output", "jsonpath={.items[*].message}")
+		return err == nil && strings.Contains(out, "before its end")
+	})
 }
 
 // importAgent makes the part of the image for nodes that deploy/agent runs.

@@ -36,6 +36,7 @@ type counter struct {
 	port        int            // empty: counterPort
 	pod         map[string]any // more of the pod's spec, and
 	container   map[string]any // of the container's
+	meta        map[string]any // and of the pod's metadata
 }
 
 // manifest is the pod as JSON.
@@ -69,11 +70,9 @@ func (c counter) manifest(name string) string {
 		spec["hostNetwork"] = true
 	}
 	maps.Copy(spec, c.pod)
-	data, err := json.Marshal(map[string]any{
-		"apiVersion": "v1", "kind": "Pod",
-		"metadata": map[string]any{"name": name, "namespace": node.PodNamespace, "annotations": c.annotations},
-		"spec":     spec,
-	})
+	meta := map[string]any{"name": name, "namespace": node.PodNamespace, "annotations": c.annotations}
+	maps.Copy(meta, c.meta)
+	data, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
 	if err != nil {
 		panic(err) // it is made of strings and maps
 	}
@@ -89,13 +88,7 @@ func podName(t *testing.T) string {
 // is ready.
 func apply(t *testing.T, n *node.Node, name string, c counter) node.Pod {
 	t.Helper()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-		defer cancel()
-		if _, err := n.Kubectl(ctx, "delete", "pod", name, "--ignore-not-found", "--timeout=60s"); err != nil {
-			t.Error(err)
-		}
-	})
+	removed(t, n, name)
 	if err := n.Apply(t.Context(), c.manifest(name)); err != nil {
 		t.Fatal(err)
 	}
@@ -104,6 +97,18 @@ func apply(t *testing.T, n *node.Node, name string, c counter) node.Pod {
 		t.Fatalf("%v\n%s\n%s", err, n.KubeletLog(4000), n.LogTail(4000))
 	}
 	return pod
+}
+
+// removed deletes a pod when the test ends.
+func removed(t *testing.T, n *node.Node, name string) {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		if _, err := n.Kubectl(ctx, "delete", "pod", name, "--ignore-not-found", "--timeout=60s"); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // has says whether a program is there. All are, but in a bundle, which has to be

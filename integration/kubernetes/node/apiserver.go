@@ -14,11 +14,8 @@ import (
 	"time"
 )
 
-// The users of the API server, by the files of their certificates.
-const (
-	adminUser   = "admin"   // kubectl, and the tests
-	kubeletUser = "kubelet" // the kubelet, towards the API server and its clients
-)
+// adminUser is who kubectl and the tests are, by the file of the certificate.
+const adminUser = "admin"
 
 // apiServer is a Kubernetes API server and its etcd. There is no scheduler: pods must name
 // their node, unless Schedule runs. Without Options.Controllers nothing is made by itself.

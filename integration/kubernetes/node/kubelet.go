@@ -23,8 +23,18 @@ const (
 	endLimit   = time.Minute
 )
 
-// Name is the node's name, which pods must give: there is no scheduler.
-const Name = "gpuckpt-node"
+// Name is the node's name, which pods must give: there is no scheduler. JoinedName is that of a node
+// that joins it.
+const (
+	Name       = "gpuckpt-node"
+	JoinedName = "gpuckpt-node-2"
+)
+
+// kubeletPort is where a kubelet answers, at an address that is its node's alone.
+const kubeletPort = "10250"
+
+// kubeletUser is the kubelet towards the API server and its clients.
+func (n *Node) kubeletUser() string { return "kubelet-" + n.Name() }
 
 // kubelet is one running kubelet.
 type kubelet struct {
@@ -83,15 +93,12 @@ func (n *Node) startKubelet(ctx context.Context) (*kubelet, error) {
 	if err := copySettings(n.settings()); err != nil {
 		return nil, fmt.Errorf("start the kubelet: %w", err)
 	}
-	ports, err := freePorts(1)
-	if err != nil {
-		return nil, fmt.Errorf("start the kubelet: %w", err)
-	}
-	k := &kubelet{address: net.JoinHostPort(n.network.gateway, ports[0])}
+	k := &kubelet{address: net.JoinHostPort(n.network.gateway, kubeletPort)}
+	var err error
 	if k.client, err = n.authority.client(adminUser); err != nil {
 		return nil, err
 	}
-	if err := n.authority.issue(kubeletUser, "system:node:"+Name, []string{"system:nodes"}, n.network.gateway); err != nil {
+	if err := n.authority.issue(n.kubeletUser(), "system:node:"+n.Name(), []string{"system:nodes"}, n.network.gateway); err != nil {
 		return nil, err
 	}
 	// What the kubelet mounts into pods must be seen by containerd.
@@ -101,7 +108,7 @@ func (n *Node) startKubelet(ctx context.Context) (*kubelet, error) {
 	if err := unix.Mount("", root, "", unix.MS_SHARED, ""); err != nil {
 		return nil, fmt.Errorf("start the kubelet: share %s: %w", root, err)
 	}
-	cmd, err := n.kubeletCommand(ports[0])
+	cmd, err := n.kubeletCommand()
 	if err != nil {
 		return nil, fmt.Errorf("start the kubelet: %w", err)
 	}
@@ -122,7 +129,7 @@ func (n *Node) startKubelet(ctx context.Context) (*kubelet, error) {
 }
 
 // kubeletCommand writes the kubelet's configuration and gives its command.
-func (n *Node) kubeletCommand(port string) (*exec.Cmd, error) {
+func (n *Node) kubeletCommand() (*exec.Cmd, error) {
 	if err := os.WriteFile(filepath.Join(n.Dir(), "resolv.conf"), []byte("nameserver 127.0.0.1\n"), 0o644); err != nil {
 		return nil, err
 	}
@@ -142,7 +149,7 @@ podLogsDir: %s
 resolvConf: %s
 staticPodPath: %s
 volumePluginDir: %s
-%s`, n.network.gateway, port, n.opts.KubeletAsks, n.authority.path("ca"), mode, n.authority.path(kubeletUser), n.authority.keyPath(kubeletUser),
+%s`, n.network.gateway, kubeletPort, n.opts.KubeletAsks, n.authority.path("ca"), mode, n.authority.path(n.kubeletUser()), n.authority.keyPath(n.kubeletUser()),
 		n.Cgroup(), n.Address(), filepath.Join(n.Dir(), "logs"), filepath.Join(n.Dir(), "resolv.conf"), n.podDir(),
 		filepath.Join(n.Dir(), "plugins"), n.opts.KubeletConfig)
 	file := filepath.Join(n.Dir(), "kubelet.yaml")
@@ -151,11 +158,11 @@ volumePluginDir: %s
 	}
 	args := []string{
 		"--config", file, "--root-dir", n.kubeletRoot(), "--cert-dir", filepath.Join(n.Dir(), "pki"),
-		"--hostname-override", Name, "--node-ip", n.network.gateway, "--v=2",
+		"--hostname-override", n.Name(), "--node-ip", n.network.gateway, "--v=2",
 		"--containerd", n.Address(), // else cAdvisor asks the machine's
 	}
 	if n.api != nil {
-		kubeconfig, err := n.writeKubeconfig(kubeletUser)
+		kubeconfig, err := n.writeKubeconfig(n.kubeletUser())
 		if err != nil {
 			return nil, err
 		}

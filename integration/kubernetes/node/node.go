@@ -42,6 +42,9 @@ type Options struct {
 	// KubeletAsks has the kubelet ask the API server who a client is and what it may, as kubelets do.
 	// Without, clients need a certificate, and may everything.
 	KubeletAsks bool
+	// Join makes it another node of the cluster of that one, which has an API server and outlives it.
+	// Its name is JoinedName.
+	Join *Node
 	// Logf gets a line about each notable thing; nil drops them.
 	Logf func(format string, args ...any)
 }
@@ -73,6 +76,9 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 		opts.Runtime = ByPath
 	}
 	n := &Node{opts: opts}
+	if opts.Join != nil {
+		n.authority, n.registry, n.api = opts.Join.authority, opts.Join.registry, opts.Join.api
+	}
 	config, err := n.criConfig()
 	if err != nil {
 		return nil, err
@@ -85,8 +91,10 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 			err = errors.Join(fmt.Errorf("%w\nthe kubelet's log:\n%s", err, n.KubeletLog(2000)), n.Stop())
 		}
 	}()
-	if n.registry, err = newRegistry(n.network.gateway); err != nil {
-		return nil, err
+	if opts.Join == nil {
+		if n.registry, err = newRegistry(n.network.gateway); err != nil {
+			return nil, err
+		}
 	}
 	n.Containerd, err = harness.Start(ctx, harness.Options{
 		Bins: opts.Bins, GPU: opts.GPU, Dir: opts.Dir, ShimConfig: opts.ShimConfig, Logf: opts.Logf,
@@ -98,7 +106,11 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 	if err := n.prepare(ctx); err != nil {
 		return nil, err
 	}
-	if opts.APIServer {
+	if opts.Join != nil {
+		if _, err := n.writeKubeconfig(adminUser); err != nil {
+			return nil, err
+		}
+	} else if opts.APIServer {
 		if n.api, err = n.startAPIServer(ctx); err != nil {
 			return nil, err
 		}
@@ -129,11 +141,13 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 // the cgroup that they will be in.
 func (n *Node) prepare(ctx context.Context) error {
 	var err error
-	if n.authority, err = newAuthority(filepath.Join(n.Dir(), "certificates")); err != nil {
-		return err
-	}
-	if err := n.authority.issue(adminUser, "admin", []string{"system:masters"}); err != nil {
-		return err
+	if n.opts.Join == nil {
+		if n.authority, err = newAuthority(filepath.Join(n.Dir(), "certificates")); err != nil {
+			return err
+		}
+		if err := n.authority.issue(adminUser, "admin", []string{"system:masters"}); err != nil {
+			return err
+		}
 	}
 	if err := n.network.write(n.Dir()); err != nil {
 		return err
@@ -172,6 +186,14 @@ func (n *Node) importPause(ctx context.Context) error {
 // IP is the node's own address, which pods with the host's network have too.
 func (n *Node) IP() string { return n.network.gateway }
 
+// Name is the node's name in its cluster.
+func (n *Node) Name() string {
+	if n.opts.Join != nil {
+		return JoinedName
+	}
+	return Name
+}
+
 // Registry is the node's registry.
 func (n *Node) Registry() *Registry { return n.registry }
 
@@ -193,11 +215,16 @@ func (n *Node) Stop() error {
 		if n.kubelet != nil {
 			n.kubelet.stop()
 		}
-		n.api.stop()
+		if n.opts.Join == nil {
+			n.api.stop()
+		}
 		if n.Containerd != nil {
 			errs = append(errs, n.Containerd.Stop())
 		}
-		errs = append(errs, n.registry.close(), n.network.remove())
+		if n.opts.Join == nil {
+			errs = append(errs, n.registry.close())
+		}
+		errs = append(errs, n.network.remove())
 		n.stopErr = errors.Join(errs...)
 	})
 	return n.stopErr

@@ -1,0 +1,62 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import corev1 "k8s.io/api/core/v1"
+
+// Annotations of a pod that is to be checkpointed before it ends.
+const (
+	// OnEviction has the pod checkpointed when it is evicted, preempted or its node is drained. Its
+	// value is DoCheckpoint or DoMigrate.
+	OnEviction = "gpuckpt.dev/on-eviction"
+	// OnDeletion has the pod checkpointed when it is deleted otherwise. Its value is DoCheckpoint.
+	OnDeletion = "gpuckpt.dev/on-deletion"
+	// Repository, Tag and PushSecret are the fields of the Checkpoint.
+	Repository = "gpuckpt.dev/repository"
+	Tag        = "gpuckpt.dev/tag"
+	PushSecret = "gpuckpt.dev/push-secret" //nolint:gosec // the name of an annotation
+
+	DoCheckpoint = "checkpoint"
+	DoMigrate    = "migrate" // and restored on another node
+)
+
+// Labels and annotations of what the controller makes.
+const (
+	// EvictedLabel has the UID of the pod that a Checkpoint or Migration was made for, at its end.
+	EvictedLabel = "gpuckpt.dev/evicted"
+	// ScheduleLabel has the name of the schedule that made a Checkpoint.
+	ScheduleLabel = "gpuckpt.dev/schedule"
+	// MigrationAnnotation of a pod is the UID of the Migration that made it.
+	MigrationAnnotation = "gpuckpt.dev/migration"
+	// RestoreAnnotation of a pod has the runtime continue its checkpoint image.
+	RestoreAnnotation = "dev.gpuckpt.restore"
+	// Gate keeps a Migration's pod from being scheduled until its image is there.
+	Gate = "gpuckpt.dev/checkpoint"
+	// ImageFinalizer of a Checkpoint has its images deleted in the registry before it goes.
+	ImageFinalizer = "gpuckpt.dev/image"
+)
+
+// EvictionName is the name of the Checkpoint or Migration that is made for a pod at its end.
+func EvictionName(pod, uid string) string {
+	const most = 50 // it is a tag, and part of the name of a pod
+	return pod[:min(len(pod), most)] + "-" + uid[:min(len(uid), 8)]
+}
+
+// Ending returns what is to be done for a pod that ends and says so in its annotations: nothing, or
+// DoCheckpoint or DoMigrate.
+func Ending(p *corev1.Pod) string {
+	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		return ""
+	}
+	for _, c := range p.Status.Conditions {
+		// The API server, the scheduler and the kubelet set it before they end a pod.
+		if c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && p.Annotations[OnEviction] != "" {
+			return p.Annotations[OnEviction]
+		}
+	}
+	if p.DeletionTimestamp != nil {
+		return p.Annotations[OnDeletion]
+	}
+	return ""
+}

@@ -1,0 +1,59 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster is what one program does for all nodes: Migrations, schedules, the checkpoints of
+// pods at their end, and the images of Checkpoints that are deleted. It makes Checkpoint objects and
+// pods; the agents of the nodes do the checkpoints.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+)
+
+// cluster is what all of them work with.
+type cluster struct {
+	client client.Client
+	// direct is not behind: what is decided on the state of a pod is decided on the newest.
+	direct client.Reader
+	events record.EventRecorder
+	now    func() time.Time
+}
+
+// Add has a manager run all of it. plainHTTP talks HTTP to registries.
+func Add(m manager.Manager, plainHTTP bool) error {
+	c := cluster{
+		client: m.GetClient(), direct: m.GetAPIReader(), now: time.Now,
+		events: m.GetEventRecorderFor("gpuckpt"), //nolint:staticcheck // the newer one has no messages
+	}
+	own := handler.EnqueueRequestForOwner(m.GetScheme(), m.GetRESTMapper(), &api.Migration{})
+	bySchedule := handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []ctrl.Request {
+		name := o.GetLabels()[api.ScheduleLabel]
+		if name == "" {
+			return nil
+		}
+		return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace(), Name: name}}}
+	})
+	ends := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool {
+		return o.GetAnnotations()[api.OnEviction] != "" || o.GetAnnotations()[api.OnDeletion] != ""
+	}))
+	build := func(name string) *ctrl.Builder { return ctrl.NewControllerManagedBy(m).Named(name) }
+	return errors.Join(
+		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(&migrations{c}),
+		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(&schedules{c}),
+		build("ending").For(&corev1.Pod{}, ends).Complete(&endings{c}),
+		build("image").For(&api.Checkpoint{}).Complete(&pruner{c, plainHTTP}),
+	)
+}

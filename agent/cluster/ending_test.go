@@ -1,0 +1,90 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+)
+
+// A pod that ends gets what its annotations ask for, once.
+func TestEnding(t *testing.T) {
+	disrupted := []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI"}}
+	for _, c := range []struct {
+		name        string
+		annotations map[string]string
+		conditions  []corev1.PodCondition
+		deleted     bool
+		owned       bool
+		phase       corev1.PodPhase
+		made        string
+	}{
+		{name: "evicted", annotations: map[string]string{api.OnEviction: "checkpoint"}, conditions: disrupted, deleted: true, made: "Checkpoint"},
+		{name: "by its kubelet", annotations: map[string]string{api.OnEviction: "checkpoint"}, conditions: disrupted, made: "Checkpoint"},
+		{name: "to go on elsewhere", annotations: map[string]string{api.OnEviction: "migrate"}, conditions: disrupted, deleted: true, made: "Migration"},
+		{name: "a Deployment's", annotations: map[string]string{api.OnEviction: "migrate"}, conditions: disrupted, deleted: true, owned: true, made: "Checkpoint"},
+		{name: "deleted", annotations: map[string]string{api.OnEviction: "checkpoint"}, deleted: true},
+		{name: "deleted, and wants it", annotations: map[string]string{api.OnDeletion: "checkpoint"}, deleted: true, made: "Checkpoint"},
+		{name: "evicted is deleted, too", annotations: map[string]string{api.OnDeletion: "checkpoint"}, conditions: disrupted, deleted: true, made: "Checkpoint"},
+		{name: "runs on", annotations: map[string]string{api.OnEviction: "checkpoint", api.OnDeletion: "checkpoint"}},
+		{name: "at its end", annotations: map[string]string{api.OnDeletion: "checkpoint"}, deleted: true, phase: corev1.PodSucceeded},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			pod := running("job", "here")
+			pod.Annotations = map[string]string{api.Repository: "r/job", api.Tag: "current", api.PushSecret: "s"}
+			for name, value := range c.annotations {
+				pod.Annotations[name] = value
+			}
+			pod.Status.Conditions = c.conditions
+			if c.phase != "" {
+				pod.Status.Phase = c.phase
+			}
+			if c.owned {
+				pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "rs", UID: "1", Controller: new(true)}}
+			}
+			if c.deleted {
+				at := metav1.NewTime(start.Add(2 * time.Second))
+				pod.DeletionTimestamp, pod.Finalizers = &at, []string{"t/t"}
+			}
+			k := newTest(t, pod)
+			for range 2 {
+				if _, err := (&endings{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(pod)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var checkpoint api.Checkpoint
+			var migration api.Migration
+			made := ""
+			seconds := int64(0)
+			if c.deleted {
+				seconds = 2
+			}
+			if k.get("job-12345678", &checkpoint) {
+				made = "Checkpoint"
+				if s := checkpoint.Spec; s.Pod != "job" || s.Repository != "r/job" || s.Tag != "current" || s.PushSecret != "s" || s.TimeoutSeconds != seconds {
+					t.Errorf("%+v", s)
+				}
+			}
+			if k.get("job-12345678", &migration) {
+				made += "Migration"
+				if s := migration.Spec; s.Pod != "job" || s.Repository != "r/job" || migration.Labels[api.EvictedLabel] != "12345678-9" {
+					t.Errorf("%+v", migration)
+				}
+			}
+			if made != c.made {
+				t.Errorf("it made %q, want %q", made, c.made)
+			}
+			if want := min(len(c.made), 1); len(k.events.Events) != want {
+				t.Errorf("%d events, want %d", len(k.events.Events), want)
+			}
+		})
+	}
+}

@@ -1,0 +1,100 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	corev1 "k8s.io/api/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+)
+
+// pruneLimit is how long a registry that does not answer keeps a Checkpoint from going.
+const pruneLimit = 10 * time.Minute
+
+// pruner deletes the images of Checkpoints that go, where they have the finalizer for it.
+type pruner struct {
+	cluster
+	plainHTTP bool
+}
+
+// Reconcile is called for each change of a Checkpoint.
+func (r *pruner) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	var k api.Checkpoint
+	if err := r.client.Get(ctx, request.NamespacedName, &k); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if k.DeletionTimestamp == nil || !controllerutil.ContainsFinalizer(&k, api.ImageFinalizer) {
+		return ctrl.Result{}, nil
+	}
+	if err := r.prune(ctx, &k); err != nil {
+		refused, ok := errors.AsType[*transport.Error](err)
+		if temporary := !ok || refused.StatusCode >= http.StatusInternalServerError; temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
+			return ctrl.Result{}, err
+		}
+		r.events.Event(&k, corev1.EventTypeWarning, "ImageKept", err.Error())
+	}
+	controllerutil.RemoveFinalizer(&k, api.ImageFinalizer)
+	return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, &k))
+}
+
+// prune deletes the manifests of a Checkpoint's images. Their blobs are the registry's to collect.
+func (r *pruner) prune(ctx context.Context, k *api.Checkpoint) error {
+	for _, c := range k.Status.Containers {
+		var options []name.Option
+		if r.plainHTTP {
+			options = append(options, name.Insecure)
+		}
+		image, err := name.NewDigest(k.Spec.Repository+"@"+c.Digest, options...)
+		if err != nil {
+			return err
+		}
+		login, err := r.login(ctx, k, image.RegistryStr())
+		if err != nil {
+			return err
+		}
+		err = remote.Delete(image, remote.WithAuth(login), remote.WithContext(ctx))
+		if refused, ok := errors.AsType[*transport.Error](err); ok && refused.StatusCode == http.StatusNotFound {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("delete the image %s: %w", image, err)
+		}
+	}
+	return nil
+}
+
+// login returns what the Checkpoint's secret has for a registry.
+func (r *pruner) login(ctx context.Context, k *api.Checkpoint, registry string) (authn.Authenticator, error) {
+	if k.Spec.PushSecret == "" {
+		return authn.Anonymous, nil
+	}
+	var secret corev1.Secret
+	if err := r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.PushSecret}, &secret); err != nil {
+		return nil, fmt.Errorf("read the push secret: %w", err)
+	}
+	var config struct {
+		Auths map[string]authn.AuthConfig `json:"auths"`
+	}
+	if err := json.Unmarshal(secret.Data[corev1.DockerConfigJsonKey], &config); err != nil {
+		return nil, fmt.Errorf("read the push secret %s: %w", secret.Name, err)
+	}
+	if registry == name.DefaultRegistry {
+		registry = authn.DefaultAuthKey
+	}
+	return authn.FromConfig(config.Auths[registry]), nil
+}

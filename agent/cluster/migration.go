@@ -1,0 +1,337 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+)
+
+const (
+	// readyLimit is how long a new pod may take, if the Migration does not say.
+	readyLimit = 10 * time.Minute
+	// again is how long until a pod is looked at again that is on its way.
+	again = time.Second
+	// soon is the grace period of a pod that goes on elsewhere, in seconds. 0 would not wait for its end.
+	soon = 1
+)
+
+// migrations does Migrations. Each step looks at what is there and does what is missing, so it does
+// not matter who did the steps before.
+type migrations struct{ cluster }
+
+// failure is an error that no other try would mend.
+type failure struct {
+	reason string
+	err    error
+}
+
+func (f failure) Error() string { return f.err.Error() }
+func (f failure) Unwrap() error { return f.err }
+
+func failed(reason, format string, args ...any) error {
+	return failure{reason, fmt.Errorf(format, args...)}
+}
+
+// errWait is the error of a step that goes on by itself.
+var errWait = errors.New("not yet")
+
+// Reconcile is called for each change of a Migration, of its Checkpoint and of its pod.
+func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	var m api.Migration
+	if err := r.client.Get(ctx, request.NamespacedName, &m); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if m.Status.Phase.Over() || m.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil
+	}
+	before := m.DeepCopy()
+	err := r.migrate(ctx, &m)
+	if errors.Is(err, errWait) {
+		if meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) == nil && m.Status.Phase == api.Running {
+			return ctrl.Result{}, r.save(ctx, before, &m) // the Checkpoint's end comes by itself
+		}
+		return ctrl.Result{RequeueAfter: again}, r.save(ctx, before, &m)
+	}
+	reason, message := "Migrated", fmt.Sprintf("the pod %s goes on as %s on the node %s", m.Spec.Pod, m.Status.NewPod, m.Status.To)
+	kind, event := api.Complete, corev1.EventTypeNormal
+	m.Status.Phase = api.Succeeded
+	if err != nil {
+		f, ok := errors.AsType[failure](err)
+		if !ok {
+			return ctrl.Result{}, err
+		}
+		if err := r.undo(ctx, &m); err != nil {
+			return ctrl.Result{}, err
+		}
+		m.Status.Phase, kind, event, reason, message = api.Failed, api.HasFailed, corev1.EventTypeWarning, f.reason, f.Error()
+	}
+	now := metav1.NewTime(r.now())
+	m.Status.Completed = &now
+	condition(&m, kind, reason, message)
+	if err := r.save(ctx, before, &m); err != nil {
+		return ctrl.Result{}, err
+	}
+	r.events.Event(&m, event, reason, message)
+	return ctrl.Result{}, nil
+}
+
+// save writes the status, if it has changed. A conflict is an error: another round sees what is new.
+func (r *migrations) save(ctx context.Context, before, m *api.Migration) error {
+	if fmt.Sprintf("%+v", before.Status) == fmt.Sprintf("%+v", m.Status) {
+		return nil
+	}
+	return client.IgnoreNotFound(r.client.Status().Update(ctx, m))
+}
+
+func condition(m *api.Migration, kind, reason, message string) {
+	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: message, ObservedGeneration: m.Generation})
+}
+
+// migrate does what is to be done next, and returns errWait while something else is at work. Its
+// steps: note the pod; make the new one, gated; checkpoint; open the gate; wait; delete the old one.
+func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
+	var old corev1.Pod
+	err := r.pod(ctx, m, m.Spec.Pod, &old)
+	gone := apierrors.IsNotFound(err) || err == nil && m.Status.SourceUID != "" && string(old.UID) != m.Status.SourceUID
+	if err != nil && !gone {
+		return err
+	}
+	if m.Status.Phase == "" {
+		return r.begin(m, &old, gone)
+	}
+	fresh, err := r.newPod(ctx, m, &old, gone)
+	if err != nil {
+		return err
+	}
+	k, err := r.checkpoint(ctx, m)
+	if err != nil {
+		return err
+	}
+	condition(m, api.Checkpointed, "Pushed", "the checkpoint is in the registry: "+k.Name)
+	if m.Spec.DeleteFirst {
+		if err := r.remove(ctx, &old, gone); err != nil {
+			return err
+		}
+	}
+	if err := r.open(ctx, k, fresh); err != nil {
+		return err
+	}
+	if err := r.ready(m, k, fresh); err != nil {
+		return err
+	}
+	condition(m, api.Restored, "Ready", "the new pod is ready")
+	// From here on the new pod does not go with the Migration.
+	if len(fresh.OwnerReferences) > 0 {
+		fresh.OwnerReferences = nil
+		if err := r.client.Update(ctx, fresh); err != nil {
+			return err
+		}
+	}
+	return r.remove(ctx, &old, gone)
+}
+
+func (r *migrations) pod(ctx context.Context, m *api.Migration, name string, to *corev1.Pod) error {
+	return r.direct.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: name}, to)
+}
+
+// begin refuses what cannot be migrated, before anything is touched.
+func (r *migrations) begin(m *api.Migration, old *corev1.Pod, gone bool) error {
+	m.Status.NewPod = m.Spec.NewPod
+	if m.Status.NewPod == "" {
+		m.Status.NewPod = m.Name
+	}
+	owner := metav1.GetControllerOf(old)
+	switch {
+	case gone:
+		return failed("PodNotFound", "there is no pod %s in the namespace %s", m.Spec.Pod, m.Namespace)
+	case m.Status.NewPod == m.Spec.Pod:
+		return failed("NameTaken", "the new pod cannot have the name of the old one: set newPod")
+	case owner != nil:
+		return failed("Owned", "the pod %s is of the %s %s, which would replace it: migrate pods that nothing owns, or have it restored from a tag that moves", old.Name, owner.Kind, owner.Name)
+	case old.Spec.NodeName == "" || old.Status.Phase != corev1.PodRunning:
+		return failed("NotRunning", "the pod %s does not run", old.Name)
+	case old.Spec.NodeName == m.Spec.NodeName:
+		return failed("SameNode", "the pod %s runs on the node %s already", old.Name, m.Spec.NodeName)
+	}
+	now := metav1.NewTime(r.now())
+	m.Status.Phase, m.Status.SourceUID, m.Status.From, m.Status.Started = api.Running, string(old.UID), old.Spec.NodeName, &now
+	return errWait
+}
+
+// newPod returns the pod that goes on, and makes it where it is missing.
+func (r *migrations) newPod(ctx context.Context, m *api.Migration, old *corev1.Pod, gone bool) (*corev1.Pod, error) {
+	var fresh corev1.Pod
+	err := r.pod(ctx, m, m.Status.NewPod, &fresh)
+	switch {
+	case err == nil && fresh.Annotations[api.MigrationAnnotation] != string(m.UID):
+		return nil, failed("NameTaken", "there is another pod %s: set newPod", fresh.Name)
+	case err == nil && fresh.DeletionTimestamp != nil:
+		return nil, failed("NewPodDeleted", "the new pod %s was deleted", fresh.Name)
+	case err == nil:
+		return &fresh, nil
+	case !apierrors.IsNotFound(err):
+		return nil, err
+	case meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) != nil:
+		return nil, failed("NewPodDeleted", "the new pod %s was deleted", m.Status.NewPod)
+	case gone:
+		return nil, failed("PodNotFound", "the pod %s is gone", m.Spec.Pod)
+	}
+	made := copyOf(old, m)
+	if err := controllerutil.SetOwnerReference(m, made, r.client.Scheme()); err != nil {
+		return nil, err
+	}
+	switch err := r.client.Create(ctx, made); {
+	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err): // a quota, an admission
+		return nil, failed("NewPodRefused", "make the new pod: %w", err)
+	case err != nil:
+		return nil, err
+	}
+	return made, nil
+}
+
+// checkpoint returns the Checkpoint, when it has succeeded, and makes it where it is missing.
+func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Checkpoint, error) {
+	var k api.Checkpoint
+	err := r.direct.Get(ctx, client.ObjectKeyFromObject(m), &k)
+	if apierrors.IsNotFound(err) {
+		k = api.Checkpoint{
+			ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name},
+			Spec:       api.Spec{Pod: m.Spec.Pod, Repository: m.Spec.Repository, PushSecret: m.Spec.PushSecret, TimeoutSeconds: m.Spec.TimeoutSeconds},
+		}
+		if uid := m.Labels[api.EvictedLabel]; uid != "" {
+			k.Labels = map[string]string{api.EvictedLabel: uid}
+		}
+		if err := controllerutil.SetControllerReference(m, &k, r.client.Scheme()); err != nil {
+			return nil, err
+		}
+		if err := r.client.Create(ctx, &k); err != nil {
+			return nil, err
+		}
+		return nil, errWait
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !metav1.IsControlledBy(&k, m) {
+		return nil, failed("NameTaken", "there is another Checkpoint %s: give the Migration another name", k.Name)
+	}
+	switch k.Status.Phase {
+	case api.Succeeded:
+		return &k, nil
+	case api.Failed:
+		why := "it does not say why"
+		if c := meta.FindStatusCondition(k.Status.Conditions, api.HasFailed); c != nil {
+			why = c.Message
+		}
+		return nil, failed("CheckpointFailed", "the Checkpoint %s has failed: %s", k.Name, why)
+	}
+	return nil, errWait
+}
+
+// open gives the new pod its images and lets it be scheduled.
+func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.Pod) error {
+	if len(fresh.Spec.SchedulingGates) == 0 {
+		return nil
+	}
+	images := map[string]string{}
+	for _, c := range k.Status.Containers {
+		images[c.Name] = c.Image + "@" + c.Digest
+	}
+	for i := range fresh.Spec.Containers {
+		c := &fresh.Spec.Containers[i]
+		image, ok := images[c.Name]
+		if !ok {
+			return failed("NotRunning", "the container %s did not run at the checkpoint", c.Name)
+		}
+		c.Image = image
+	}
+	fresh.Spec.SchedulingGates = nil
+	return r.client.Update(ctx, fresh)
+}
+
+// ready waits until the new pod is, for a time.
+func (r *migrations) ready(m *api.Migration, k *api.Checkpoint, fresh *corev1.Pod) error {
+	m.Status.To = fresh.Spec.NodeName
+	limit := readyLimit
+	if m.Spec.ReadySeconds > 0 {
+		limit = time.Duration(m.Spec.ReadySeconds) * time.Second
+	}
+	late := k.Status.Completed != nil && r.now().Sub(k.Status.Completed.Time) > limit
+	why := "it is " + string(fresh.Status.Phase)
+	for _, c := range fresh.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return nil
+		}
+		if c.Type == corev1.PodScheduled && c.Status != corev1.ConditionTrue {
+			why = "no node takes it: " + c.Message
+		}
+	}
+	for _, s := range fresh.Status.ContainerStatuses {
+		if w := s.State.Waiting; w != nil {
+			why = fmt.Sprintf("its container %s waits: %s: %s", s.Name, w.Reason, w.Message)
+		} else if t := s.LastTerminationState.Terminated; t != nil {
+			why = fmt.Sprintf("its container %s ended: %s: %s", s.Name, t.Reason, t.Message)
+		}
+	}
+	switch {
+	case fresh.Status.Phase == corev1.PodSucceeded: // it went on, to its end
+		return nil
+	case fresh.Status.Phase == corev1.PodFailed || late:
+		return failed("RestoreFailed", "the new pod is not ready %s after the checkpoint: %s", limit, why)
+	}
+	return errWait
+}
+
+// remove deletes the old pod and waits until it is gone. What it would do in its grace period, the
+// new one does, so it gets none. It is not checkpointed again. One that ends already takes its time.
+func (r *migrations) remove(ctx context.Context, old *corev1.Pod, gone bool) error {
+	if gone {
+		return nil
+	}
+	if old.DeletionTimestamp != nil {
+		return errWait
+	}
+	if old.Annotations[api.OnDeletion] != "" {
+		delete(old.Annotations, api.OnDeletion)
+		if err := r.client.Update(ctx, old); err != nil {
+			return err
+		}
+	}
+	if err := r.client.Delete(ctx, old, client.Preconditions{UID: &old.UID}, client.GracePeriodSeconds(soon)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete the old pod: %w", err)
+	}
+	return errWait
+}
+
+// undo deletes the new pod, if it is this Migration's. When the old one ends or is gone, the new one
+// is the only one: it stays, and the kubelet tries on.
+func (r *migrations) undo(ctx context.Context, m *api.Migration) error {
+	var old, fresh corev1.Pod
+	if err := r.pod(ctx, m, m.Status.NewPod, &fresh); err != nil || fresh.Annotations[api.MigrationAnnotation] != string(m.UID) {
+		return client.IgnoreNotFound(err)
+	}
+	err := r.pod(ctx, m, m.Spec.Pod, &old)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	ends := err != nil || string(old.UID) != m.Status.SourceUID || old.DeletionTimestamp != nil
+	if ends && len(fresh.Spec.SchedulingGates) == 0 {
+		fresh.OwnerReferences = nil
+		return client.IgnoreNotFound(r.client.Update(ctx, &fresh))
+	}
+	return client.IgnoreNotFound(r.client.Delete(ctx, &fresh, client.Preconditions{UID: &fresh.UID}))
+}

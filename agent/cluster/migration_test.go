@@ -1,0 +1,289 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/record"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+)
+
+// start is when the tests' clock begins.
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// test is a cluster in memory, with a clock that the test sets.
+type test struct {
+	*testing.T
+	cluster
+
+	clock  time.Time
+	events *record.FakeRecorder
+}
+
+func newTest(t *testing.T, objects ...client.Object) *test {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	k := &test{T: t, clock: start, events: record.NewFakeRecorder(100)}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.Checkpoint{}, &api.Migration{}, &api.CheckpointSchedule{}, &corev1.Pod{}).WithObjects(objects...).Build()
+	k.cluster = cluster{client: c, direct: c, events: k.events, now: func() time.Time { return k.clock }}
+	return k
+}
+
+// get reads an object, and reports whether it is there.
+func (k *test) get(name string, to client.Object) bool {
+	k.Helper()
+	err := k.client.Get(k.Context(), client.ObjectKey{Namespace: "ns", Name: name}, to)
+	if client.IgnoreNotFound(err) != nil {
+		k.Fatal(err)
+	}
+	return err == nil
+}
+
+func (k *test) must(err error) {
+	k.Helper()
+	if err != nil {
+		k.Fatal(err)
+	}
+}
+
+func running(name, nodeName string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: "12345678-9", Labels: map[string]string{"app": "a"}},
+		Spec: corev1.PodSpec{
+			NodeName: nodeName, NodeSelector: map[string]string{"gpu": "h200"}, Containers: []corev1.Container{{Name: "main", Image: "app"}},
+			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpExists}}}},
+			}}},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+}
+
+// step has a Migration reconciled by a controller that knows nothing, as one that was restarted.
+func (k *test) step() api.Migration {
+	k.Helper()
+	r := &migrations{k.cluster}
+	for range 3 { // more often than there is a reason to
+		if _, err := r.Reconcile(k.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "m"}}); err != nil {
+			k.Fatal(err)
+		}
+	}
+	var m api.Migration
+	k.get("m", &m)
+	return m
+}
+
+// checkpointed ends the Checkpoint.
+func (k *test) checkpointed(phase api.Phase) {
+	k.Helper()
+	var c api.Checkpoint
+	if !k.get("m", &c) {
+		k.Fatal("there is no Checkpoint")
+	}
+	now := metav1.NewTime(k.clock)
+	c.Status.Phase, c.Status.Completed = phase, &now
+	if phase == api.Succeeded {
+		c.Status.Containers = []api.Container{{Name: "main", Image: "r/job:m", Digest: "sha256:1"}}
+	} else {
+		c.Status.Conditions = []metav1.Condition{{Type: api.HasFailed, Status: metav1.ConditionTrue, Reason: "CheckpointFailed", Message: "broken", LastTransitionTime: now}}
+	}
+	k.must(k.client.Status().Update(k.Context(), &c))
+}
+
+// restored has the new pod be scheduled and ready.
+func (k *test) restored() {
+	k.Helper()
+	var p corev1.Pod
+	if !k.get("m", &p) || len(p.Spec.SchedulingGates) > 0 {
+		k.Fatalf("the new pod is %+v", p.Spec)
+	}
+	p.Spec.NodeName = "there"
+	k.must(k.client.Update(k.Context(), &p))
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	k.must(k.client.Status().Update(k.Context(), &p))
+}
+
+func migration(change func(*api.MigrationSpec)) *api.Migration {
+	m := &api.Migration{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", UID: "mig"}, Spec: api.MigrationSpec{Pod: "old", Repository: "r/job", PushSecret: "s"}}
+	if change != nil {
+		change(&m.Spec)
+	}
+	return m
+}
+
+// A Migration makes a gated pod, checkpoints, opens the gate, and deletes the old pod when the new one
+// is ready, not before. Each step is done once, however often it is looked at.
+func TestMigration(t *testing.T) {
+	k := newTest(t, running("old", "here"), migration(func(s *api.MigrationSpec) { s.NodeSelector = map[string]string{"zone": "b"} }))
+	if m := k.step(); m.Status.Phase != api.Running || m.Status.From != "here" || m.Status.NewPod != "m" {
+		t.Fatalf("%+v", m.Status)
+	}
+	var fresh corev1.Pod
+	if !k.get("m", &fresh) || len(fresh.Spec.SchedulingGates) != 1 || fresh.Spec.NodeName != "" || fresh.Annotations[api.RestoreAnnotation] != "true" || fresh.Labels["app"] != "a" {
+		t.Fatalf("the new pod is %+v", fresh)
+	}
+	if want := map[string]string{"gpu": "h200", "zone": "b"}; !reflect.DeepEqual(fresh.Spec.NodeSelector, want) {
+		t.Errorf("it goes to %v", fresh.Spec.NodeSelector)
+	}
+	term := fresh.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0]
+	if f := term.MatchFields[0]; len(term.MatchExpressions) != 1 || f.Operator != corev1.NodeSelectorOpNotIn || f.Values[0] != "here" {
+		t.Errorf("it goes to %+v", term)
+	}
+	if len(fresh.Spec.ImagePullSecrets) != 1 || len(fresh.OwnerReferences) != 1 {
+		t.Errorf("%+v, %+v", fresh.Spec.ImagePullSecrets, fresh.OwnerReferences)
+	}
+	k.checkpointed(api.Succeeded)
+	k.step()
+	k.get("m", &fresh)
+	if fresh.Spec.Containers[0].Image != "r/job:m@sha256:1" {
+		t.Errorf("its image is %s", fresh.Spec.Containers[0].Image)
+	}
+	if !k.get("old", &corev1.Pod{}) {
+		t.Fatal("the old pod is gone before the new one is ready")
+	}
+	k.restored()
+	m := k.step()
+	if m.Status.Phase != api.Succeeded || m.Status.To != "there" || k.get("old", &corev1.Pod{}) || len(k.events.Events) != 1 {
+		t.Fatalf("%+v", m.Status)
+	}
+	for _, kind := range []string{api.Checkpointed, api.Restored, api.Complete} {
+		if !meta.IsStatusConditionTrue(m.Status.Conditions, kind) {
+			t.Errorf("not %s: %+v", kind, m.Status.Conditions)
+		}
+	}
+	if k.get("m", &fresh); len(fresh.OwnerReferences) > 0 {
+		t.Errorf("the new pod goes with the Migration: %+v", fresh.OwnerReferences)
+	}
+}
+
+// With DeleteFirst the new pod waits until the old one is gone.
+func TestMigrationDeletesFirst(t *testing.T) {
+	k := newTest(t, running("old", "here"), migration(func(s *api.MigrationSpec) { s.NodeName, s.DeleteFirst = "there", true }))
+	var old, fresh corev1.Pod
+	k.get("old", &old)
+	old.Finalizers = []string{"t/t"} // it takes time to end
+	k.must(k.client.Update(t.Context(), &old))
+	k.step()
+	k.checkpointed(api.Succeeded)
+	k.step()
+	k.get("m", &fresh)
+	if k.get("old", &old); old.DeletionTimestamp == nil || len(fresh.Spec.SchedulingGates) != 1 {
+		t.Fatalf("%+v, %+v", old.ObjectMeta, fresh.Spec)
+	}
+	old.Finalizers = nil
+	k.must(k.client.Update(t.Context(), &old))
+	k.step()
+	// A restore that fails now leaves the pod: there is no other.
+	k.clock = k.clock.Add(time.Hour)
+	if m := k.step(); m.Status.Phase != api.Failed || !k.get("m", &fresh) || len(fresh.OwnerReferences) > 0 {
+		t.Fatalf("%+v, %+v", m.Status, fresh.ObjectMeta)
+	}
+}
+
+// A Migration that fails leaves the old pod, and no other.
+func TestMigrationFails(t *testing.T) {
+	owner := func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "rs", UID: "1", Controller: new(true)}}
+	}
+	for _, c := range []struct {
+		name, reason, says string
+		pod                func(*corev1.Pod)
+		spec               func(*api.MigrationSpec)
+		then               func(*test)
+	}{
+		{name: "no pod", reason: "PodNotFound", spec: func(s *api.MigrationSpec) { s.Pod = "other" }},
+		{name: "an owner", reason: "Owned", says: "ReplicaSet rs", pod: owner},
+		{name: "not running", reason: "NotRunning", pod: func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }},
+		{name: "there already", reason: "SameNode", spec: func(s *api.MigrationSpec) { s.NodeName = "here" }},
+		{name: "its own name", reason: "NameTaken", spec: func(s *api.MigrationSpec) { s.NewPod = "old" }},
+		{name: "the name of another", reason: "NameTaken", spec: func(s *api.MigrationSpec) { s.NewPod = "taken" }},
+		{name: "the checkpoint fails", reason: "CheckpointFailed", says: "broken", then: func(k *test) { k.checkpointed(api.Failed) }},
+		{name: "no node takes it", reason: "RestoreFailed", says: "no GPU", spec: func(s *api.MigrationSpec) { s.ReadySeconds = 5 }, then: func(k *test) {
+			k.checkpointed(api.Succeeded)
+			k.step()
+			var p corev1.Pod
+			k.get("m", &p)
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no GPU"}}
+			k.must(k.client.Status().Update(k.Context(), &p))
+			k.clock = k.clock.Add(6 * time.Second)
+		}},
+		{name: "the restore is refused", reason: "RestoreFailed", says: "no signature", then: func(k *test) {
+			k.checkpointed(api.Succeeded)
+			k.step()
+			var p corev1.Pod
+			k.get("m", &p)
+			p.Status.Phase = corev1.PodFailed
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "RunContainerError", Message: "no signature"}}}}
+			k.must(k.client.Status().Update(k.Context(), &p))
+		}},
+		{name: "somebody deletes the new pod", reason: "NewPodDeleted", then: func(k *test) {
+			k.checkpointed(api.Succeeded)
+			k.step()
+			k.must(k.client.Delete(k.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}}))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			pod := running("old", "here")
+			if c.pod != nil {
+				c.pod(pod)
+			}
+			taken := running("taken", "there")
+			taken.UID = "another"
+			k := newTest(t, pod, taken, migration(c.spec))
+			m := k.step()
+			if c.then != nil {
+				c.then(k)
+				m = k.step()
+			}
+			said := meta.FindStatusCondition(m.Status.Conditions, api.HasFailed)
+			if m.Status.Phase != api.Failed || said == nil || said.Reason != c.reason || !strings.Contains(said.Message, c.says) {
+				t.Errorf("%+v", m.Status)
+			}
+			var old corev1.Pod
+			if !k.get("old", &old) || old.DeletionTimestamp != nil || k.get("m", &corev1.Pod{}) || !k.get("taken", &old) {
+				t.Errorf("the pods are not as they were: %+v", old)
+			}
+		})
+	}
+}
+
+// An API server that does not answer ends no Migration.
+func TestMigrationTriesAgain(t *testing.T) {
+	k := newTest(t, running("old", "here"), migration(nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := &migrations{k.cluster}
+	r.direct = broken{r.direct}
+	if _, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "m"}}); err == nil {
+		t.Error("it says nothing")
+	}
+	if m := k.step(); m.Status.Phase != api.Running {
+		t.Errorf("%+v", m.Status)
+	}
+}
+
+// broken is an API server that does not answer.
+type broken struct{ client.Reader }
+
+func (broken) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return apierrors.NewServiceUnavailable("test")
+}

@@ -1,0 +1,142 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/robfig/cron/v3"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+)
+
+// keep is how many a schedule keeps that does not say.
+const keep = 3
+
+// schedules makes the Checkpoints of CheckpointSchedules, and deletes old ones.
+type schedules struct{ cluster }
+
+// Reconcile is called for each change of a schedule and of its Checkpoints, and when it is time.
+func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	var s api.CheckpointSchedule
+	if err := r.client.Get(ctx, request.NamespacedName, &s); err != nil || s.DeletionTimestamp != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	times, err := cron.ParseStandard(s.Spec.Schedule)
+	var pods labels.Selector
+	if err == nil {
+		pods, err = metav1.LabelSelectorAsSelector(s.Spec.Selector)
+	}
+	if err != nil {
+		return ctrl.Result{}, r.say(ctx, &s, metav1.ConditionFalse, "Invalid", err.Error())
+	}
+	var made api.CheckpointList
+	if err := r.direct.List(ctx, &made, client.InNamespace(s.Namespace), client.MatchingLabels{api.ScheduleLabel: s.Name}); err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := r.drop(ctx, &s, made.Items); err != nil || s.Spec.Suspend {
+		return ctrl.Result{}, err
+	}
+	last := s.CreationTimestamp.Time
+	if s.Status.Last != nil {
+		last = s.Status.Last.Time
+	}
+	now := r.now()
+	next := times.Next(last.UTC())
+	if next.After(now) {
+		if s.Status.Next == nil || !s.Status.Next.Time.Equal(next) {
+			at := metav1.NewTime(next)
+			s.Status.Next = &at
+			if err := r.say(ctx, &s, metav1.ConditionTrue, "Valid", "it waits for the next time"); err != nil {
+				return ctrl.Result{}, err
+			}
+		}
+		return ctrl.Result{RequeueAfter: next.Sub(now)}, nil
+	}
+	if err := r.make(ctx, &s, pods, next, made.Items); err != nil {
+		return ctrl.Result{}, err
+	}
+	// Times that have gone by while nobody looked are not made up for.
+	for after := times.Next(next); !after.After(now); after = times.Next(after) {
+		next = after
+	}
+	at, after := metav1.NewTime(next), metav1.NewTime(times.Next(next))
+	s.Status.Last, s.Status.Next = &at, &after
+	return ctrl.Result{RequeueAfter: after.Sub(now)}, r.say(ctx, &s, metav1.ConditionTrue, "Valid", "it waits for the next time")
+}
+
+// say writes the status.
+func (r *schedules) say(ctx context.Context, s *api.CheckpointSchedule, valid metav1.ConditionStatus, reason, message string) error {
+	changed := meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: "Ready", Status: valid, Reason: reason, Message: message, ObservedGeneration: s.Generation})
+	if !changed && valid == metav1.ConditionFalse {
+		return nil
+	}
+	return client.IgnoreNotFound(r.client.Status().Update(ctx, s))
+}
+
+// make makes the Checkpoints of a time. Their names follow from it: who comes again makes no others.
+func (r *schedules) make(ctx context.Context, s *api.CheckpointSchedule, which labels.Selector, at time.Time, made []api.Checkpoint) error {
+	var pods corev1.PodList
+	if err := r.direct.List(ctx, &pods, client.InNamespace(s.Namespace), client.MatchingLabelsSelector{Selector: which}); err != nil {
+		return err
+	}
+	for _, pod := range pods.Items {
+		busy := slices.ContainsFunc(made, func(k api.Checkpoint) bool { return k.Spec.Pod == pod.Name && !k.Status.Phase.Over() })
+		if busy || pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil {
+			continue
+		}
+		t := s.Spec.Checkpoint
+		k := &api.Checkpoint{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: s.Namespace, Name: fmt.Sprintf("%s-%s-%d", s.Name, pod.UID[:min(8, len(pod.UID))], at.Unix()),
+				Labels: map[string]string{api.ScheduleLabel: s.Name},
+			},
+			Spec: api.Spec{Pod: pod.Name, Container: t.Container, Repository: t.Repository, PushSecret: t.PushSecret, TimeoutSeconds: t.TimeoutSeconds},
+		}
+		if !s.Spec.KeepImages {
+			k.Finalizers = []string{api.ImageFinalizer}
+		}
+		if err := r.client.Create(ctx, k); client.IgnoreAlreadyExists(err) != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// drop deletes Checkpoints of the schedule: of each pod all but the newest that succeeded, and all
+// but the newest that failed.
+func (r *schedules) drop(ctx context.Context, s *api.CheckpointSchedule, made []api.Checkpoint) error {
+	most := cmp.Or(s.Spec.Keep, keep)
+	slices.SortFunc(made, func(a, b api.Checkpoint) int { // the newest first
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
+	})
+	type kind struct {
+		pod   string
+		phase api.Phase
+	}
+	count := map[kind]int{}
+	for _, k := range made {
+		if !k.Status.Phase.Over() || k.DeletionTimestamp != nil {
+			continue
+		}
+		of := kind{k.Spec.Pod, k.Status.Phase}
+		if count[of]++; count[of] <= most {
+			continue
+		}
+		if err := r.client.Delete(ctx, &k); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	return nil
+}

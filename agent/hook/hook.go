@@ -1,0 +1,127 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hook is where pods wait for their checkpoint before they end: their preStop hook asks the
+// agent of their node, and the kubelet lets the pod run on until the answer, for as long as its grace
+// period lasts.
+package hook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+)
+
+// look is how often the server looks at what has changed.
+const look = 200 * time.Millisecond
+
+// Server answers preStop hooks. A hook does not say of which pod it is, so pods are found by its path.
+type Server struct {
+	// Cluster has pods and Checkpoints as the API server has them.
+	Cluster client.Reader
+	Node    string // the node's name
+	// Settle is how long the API server may take to say that a pod ends whose hook is here.
+	Settle time.Duration
+}
+
+// ServeHTTP answers when the Checkpoints of all pods of the node are over that end and have a hook
+// with the path. The answer is 200 if there are none, or all have succeeded.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	err := s.wait(r.Context(), r.URL.Path)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	fmt.Fprintln(w, "done")
+}
+
+func (s *Server) wait(ctx context.Context, path string) error {
+	pods, err := s.ending(ctx, path)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, pod := range pods {
+		errs = append(errs, s.checkpointed(ctx, &pod))
+	}
+	return errors.Join(errs...)
+}
+
+// ending returns the pods that are to be checkpointed. None is right after a deletion for which
+// nobody wants a checkpoint, and after a restart of a container, which the API server never hears of.
+func (s *Server) ending(ctx context.Context, path string) (found []corev1.Pod, err error) {
+	for began := time.Now(); ; {
+		var pods corev1.PodList
+		if err := s.Cluster.List(ctx, &pods, client.MatchingFields{"spec.nodeName": s.Node}); err != nil {
+			return nil, fmt.Errorf("list the pods of the node: %w", err)
+		}
+		deleted := false
+		for _, pod := range pods.Items {
+			switch {
+			case !hooked(&pod, path):
+			case api.Ending(&pod) != "":
+				found = append(found, pod)
+			case pod.DeletionTimestamp != nil:
+				deleted = true
+			}
+		}
+		if len(found) > 0 || deleted || time.Since(began) > s.Settle {
+			return found, nil
+		}
+		if err := pause(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// hooked reports whether a pod has a preStop hook with the path.
+func hooked(pod *corev1.Pod, path string) bool {
+	for _, c := range pod.Spec.Containers {
+		if l := c.Lifecycle; l != nil && l.PreStop != nil && l.PreStop.HTTPGet != nil && l.PreStop.HTTPGet.Path == path {
+			return true
+		}
+	}
+	return false
+}
+
+// checkpointed waits until the Checkpoint of a pod is over.
+func (s *Server) checkpointed(ctx context.Context, pod *corev1.Pod) error {
+	key := client.ObjectKey{Namespace: pod.Namespace, Name: api.EvictionName(pod.Name, string(pod.UID))}
+	for {
+		var k api.Checkpoint
+		err := s.Cluster.Get(ctx, key, &k)
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("read the Checkpoint %s: %w", key, err)
+		}
+		if err == nil && k.Status.Phase == api.Succeeded {
+			return nil
+		}
+		if err == nil && k.Status.Phase == api.Failed {
+			why := ""
+			if c := meta.FindStatusCondition(k.Status.Conditions, api.HasFailed); c != nil {
+				why = c.Message
+			}
+			return fmt.Errorf("the pod %s ends without a checkpoint: %s", key, why)
+		}
+		if err := pause(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func pause(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(look):
+		return nil
+	}
+}

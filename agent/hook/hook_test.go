@@ -1,0 +1,121 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hook
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+)
+
+// reads is a cluster that tells of each time that it is asked for a Checkpoint.
+type reads struct {
+	client.Client
+	asked chan struct{}
+}
+
+func (r reads) Get(ctx context.Context, key client.ObjectKey, to client.Object, options ...client.GetOption) error {
+	r.asked <- struct{}{}
+	return r.Client.Get(ctx, key, to, options...)
+}
+
+// A hook is answered when the Checkpoints of the pods that end are over, with what came of them.
+// Pods that end otherwise, or have another hook or node, are not waited for.
+func TestHook(t *testing.T) {
+	for _, c := range []struct {
+		name, path string
+		change     func(*corev1.Pod)
+		phase      api.Phase
+		code       int
+		waits      bool
+	}{
+		{name: "succeeds", phase: api.Succeeded, code: http.StatusOK, waits: true},
+		{name: "fails", phase: api.Failed, code: http.StatusInternalServerError, waits: true},
+		{name: "deleted", change: func(p *corev1.Pod) { p.Status.Conditions = nil }, code: http.StatusOK},
+		{name: "runs on", change: func(p *corev1.Pod) { p.DeletionTimestamp, p.Status.Conditions = nil, nil }, code: http.StatusOK},
+		{name: "another hook", path: "/other", code: http.StatusOK},
+		{name: "another node", change: func(p *corev1.Pod) { p.Spec.NodeName = "there" }, code: http.StatusOK},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			now := metav1.Now()
+			pod := &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "job", UID: "12345678-9", DeletionTimestamp: &now, Finalizers: []string{"t/t"}, Annotations: map[string]string{api.OnEviction: api.DoCheckpoint}},
+				Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "main", Lifecycle: &corev1.Lifecycle{
+					PreStop: &corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/checkpoint"}},
+				}}}},
+				Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}},
+			}
+			if c.change != nil {
+				c.change(pod)
+			}
+			scheme := runtime.NewScheme()
+			if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+				t.Fatal(err)
+			}
+			cluster := reads{asked: make(chan struct{}), Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(pod).WithStatusSubresource(&api.Checkpoint{}).
+				WithIndex(&corev1.Pod{}, "spec.nodeName", func(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }).Build()}
+			path := c.path
+			if path == "" {
+				path = "/checkpoint"
+			}
+			answer, answered := httptest.NewRecorder(), make(chan struct{})
+			go func() {
+				(&Server{Cluster: cluster, Node: "here", Settle: time.Second}).ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+				close(answered)
+			}()
+			if c.waits {
+				// It asks again while there is no Checkpoint, and while there is one that is not over.
+				<-cluster.asked
+				<-cluster.asked
+				k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "job-12345678"}}
+				if err := cluster.Create(t.Context(), k); err != nil {
+					t.Fatal(err)
+				}
+				<-cluster.asked
+				<-cluster.asked
+				k.Status = api.Status{Phase: c.phase, Conditions: []metav1.Condition{{Type: api.HasFailed, Message: "broken"}}}
+				if err := cluster.Status().Update(t.Context(), k); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for done := false; !done; {
+				select {
+				case <-cluster.asked:
+				case <-answered:
+					done = true
+				}
+			}
+			if answer.Code != c.code || c.phase == api.Failed && !strings.Contains(answer.Body.String(), "broken") {
+				t.Errorf("it answers %d, %s", answer.Code, answer.Body)
+			}
+		})
+	}
+}
+
+// When the grace period is over the kubelet hangs up.
+func TestHookEnds(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "job", UID: "1"}}
+	err := (&Server{Cluster: fake.NewClientBuilder().WithScheme(scheme).Build()}).checkpointed(ctx, pod)
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
