@@ -29,8 +29,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// limit bounds each wait of the tests for something that must come.
-const limit = 15 * time.Second
+// limit bounds each wait of the tests for something that must come. No machine under load reaches it.
+const limit = time.Minute
 
 // lane is a container in which one fault after the other is made. Its program counts on the GPU.
 type lane struct {

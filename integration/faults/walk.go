@@ -1,0 +1,58 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Tried is one cell that was tried, and what came of it: a line of the log of a walk.
+type Tried struct {
+	// Commit is what the tests were built from.
+	Commit string
+	// Programs names the programs under test by their content.
+	Programs string
+	Passed   bool
+	Took     time.Duration
+	// Cell is the name of the cell.
+	Cell string
+}
+
+// Write appends the line to a log. A line is written whole, so several walks may share a log.
+func (r Tried) Write(w io.Writer) error {
+	outcome := "failed"
+	if r.Passed {
+		outcome = "passed"
+	}
+	_, err := fmt.Fprintf(w, "%s %s %s %.1f %s\n", r.Commit, r.Programs, outcome, r.Took.Seconds(), r.Cell)
+	return err
+}
+
+// ReadWalk reads the log of a walk.
+func ReadWalk(r io.Reader) (all []Tried, err error) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		words := strings.SplitN(lines.Text(), " ", 5)
+		if len(words) != 5 || words[2] != "passed" && words[2] != "failed" {
+			return nil, fmt.Errorf("read the log of a walk: %q is no line of one", lines.Text())
+		}
+		seconds, err := strconv.ParseFloat(words[3], 64)
+		if err != nil {
+			return nil, fmt.Errorf("read the log of a walk: %w", err)
+		}
+		all = append(all, Tried{
+			Commit: words[0], Programs: words[1], Passed: words[2] == "passed",
+			Took: time.Duration(seconds * float64(time.Second)), Cell: words[4],
+		})
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read the log of a walk: %w", err)
+	}
+	return all, nil
+}
