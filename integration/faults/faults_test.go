@@ -286,18 +286,19 @@ func (l *lane) judge(t *testing.T, c Cell, h *hit, before look, dir string) {
 		return
 	}
 	op := c.Place.Scenario.Operation
+	if op == "restore" {
+		l.shim = h.at.Pid
+	}
 	// Where the client is gone, the shim may still be at work.
 	var status client.ProcessStatus
 	within(t, "the operation is over", func() error {
-		if op == "restore" && l.shim == 0 {
-			if pid, perr := l.k.Pid(t.Context()); perr == nil && pid != 0 {
-				l.found(t)
-			}
-		}
 		if h.working() {
 			return errors.New("the shim is at work")
 		}
 		status, _ = l.k.Status(t.Context()) // there is none after a restore that failed
+		if op == "restore" && status == client.Running {
+			l.found(t)
+		}
 		if pids := helpers(l.shim); len(pids) > 0 && (status != client.Paused || c.Outcome&Retry == 0) {
 			return fmt.Errorf("the shim has %s", describe(pids))
 		}

@@ -66,7 +66,7 @@ func newLane(t *testing.T, id string) *lane {
 	// It outlives the test, and goes with its containerd.
 	k, err := shared.Run(session.Context(), harness.Gpuwork(t, harness.RunSpec{ID: id, GPUs: []int{0}}, "counter"))
 	if err != nil {
-		t.Fatalf("%v", err)
+		t.Fatal(errors.Join(err, unix.Unmount(l.dir, unix.MNT_DETACH)))
 	}
 	l.k = k
 	l.counts(t)
