@@ -7,6 +7,8 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -55,4 +57,49 @@ func ReadWalk(r io.Reader) (all []Tried, err error) {
 		return nil, fmt.Errorf("read the log of a walk: %w", err)
 	}
 	return all, nil
+}
+
+// tally is what came of some cells.
+type tally struct{ cells, walked, passed, mended int }
+
+// tallied counts the cells that belong to something, and what a walk found of them. Mended is one that
+// passed after it had failed.
+func tallied(walk []Tried, belongs func(Cell) bool) (n tally) {
+	failed, last := make(map[string]bool), make(map[string]bool)
+	for _, r := range walk {
+		last[r.Cell] = r.Passed
+		failed[r.Cell] = failed[r.Cell] || !r.Passed
+	}
+	for _, c := range Cells() {
+		if !belongs(c) {
+			continue
+		}
+		n.cells++
+		passed, walked := last[c.String()]
+		if walked {
+			n.walked++
+		}
+		if passed {
+			n.passed++
+			if failed[c.String()] {
+				n.mended++
+			}
+		}
+	}
+	return n
+}
+
+func (n tally) row() string {
+	return fmt.Sprintf("%d | %d | %d | %d", n.cells, n.walked, n.passed, n.mended)
+}
+
+// commits are those that a walk was made with, the first that was used first.
+func commits(walk []Tried) []string {
+	first := make(map[string]int)
+	for i, r := range walk {
+		if _, ok := first[r.Commit]; !ok {
+			first[r.Commit] = i
+		}
+	}
+	return slices.SortedFunc(maps.Keys(first), func(x, y string) int { return first[x] - first[y] })
 }
