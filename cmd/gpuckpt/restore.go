@@ -140,9 +140,9 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	}
 	found, err := localstore.Find(ctx, c, ref)
 	if o.pull && dir == "" && errdefs.IsNotFound(err) {
-		task, gpus, err := o.arriving(ctx, c, ref)
-		if !errors.Is(err, arriving.ErrHere) {
-			return task, o.explain(from, gpus, err)
+		task, gpus, aerr := o.arriving(ctx, c, ref)
+		if !errors.Is(aerr, arriving.ErrHere) {
+			return task, o.explain(from, gpus, aerr)
 		}
 		found, err = localstore.Find(ctx, c, ref)
 	}
@@ -196,7 +196,7 @@ func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, ref str
 	if err != nil {
 		return nil, gpus, err
 	}
-	if _, _, err := i.Finish(); err != nil {
+	if _, _, err := i.Finish(); err != nil { //nolint:contextcheck // Begin got it
 		err = fmt.Errorf("the container runs, but its image is not kept: %w", err)
 		return nil, gpus, err
 	}

@@ -113,7 +113,7 @@ func Begin(ctx context.Context, c *client.Client, ref, snapshotter string, o reg
 	if err := i.claim(); err != nil {
 		return nil, err
 	}
-	return i, i.begin()
+	return i, i.begin() //nolint:contextcheck // i.ctx is made of it
 }
 
 // plan sorts the layers.

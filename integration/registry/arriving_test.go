@@ -161,6 +161,10 @@ func TestRestoreWhileItArrives(t *testing.T) {
 	if got := r.fetched.Load(); got != before {
 		t.Errorf("%d bytes were fetched again", got-before)
 	}
+	fails(t, r.c, nil, []string{"gpuckpt image pull --no-unpack"}, "image", "push", r.name, r.ref("elsewhere:1"))
+	fails(t, r.c, nil, []string{"gpuckpt image pull --no-unpack"}, "image", "verify", r.name)
+	gpuckpt(t, r.c, "image", "pull", "--no-unpack", r.name)
+	gpuckpt(t, r.c, "image", "verify", r.name)
 	if out := gpuckpt(t, r.c, "ls"); !strings.Contains(out, r.name) {
 		t.Errorf("gpuckpt ls prints %s", out)
 	}
