@@ -4,8 +4,10 @@
 package main
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,29 +57,78 @@ func canonical(t *testing.T, text string) string {
 	return string(data)
 }
 
-// The chart's objects are those of deploy/node, which Kustomize takes.
+// withAgent are the values of the agent beside the defaults.
+const withAgent = "agent: {enabled: true}"
+
+// objects returns the documents of templates as JSON, by kind and name.
+func objects(t *testing.T, texts ...string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, text := range texts {
+		for document := range strings.SplitSeq(text, "\n---\n") {
+			var o struct {
+				Kind     string
+				Metadata struct{ Name string }
+			}
+			if err := yaml.Unmarshal([]byte(document), &o); err != nil {
+				t.Fatalf("%v in\n%s", err, document)
+			}
+			found[o.Kind+"/"+o.Metadata.Name] = canonical(t, document)
+		}
+	}
+	return found
+}
+
+// The chart's objects are those of deploy/node, and with the agent those of deploy/agent as well,
+// which Kustomize takes.
 func TestChartIsKustomization(t *testing.T) {
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), "../../deploy/node")
-	if err != nil {
-		t.Fatal(err)
+	for _, c := range []struct {
+		values string
+		dirs   []string
+		count  int
+	}{
+		{"", []string{"node"}, 2},
+		{withAgent, []string{"node", "agent"}, 7},
+	} {
+		want := map[string]string{}
+		for _, dir := range c.dirs {
+			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), "../../deploy/"+dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range built.Resources() {
+				text, err := r.AsYAML()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if r.GetKind() != "Namespace" { // Helm makes it: --create-namespace
+					want[r.GetKind()+"/"+r.GetName()] = canonical(t, string(text))
+				}
+			}
+		}
+		got := objects(t, slices.Collect(maps.Values(render(t, c.values)))...)
+		for name, object := range want {
+			if got[name] != object {
+				t.Errorf("of %s, Kustomize has\n%s\nand the chart\n%s", name, object, got[name])
+			}
+		}
+		if len(got) != len(want) || len(got) != c.count {
+			t.Errorf("%q: %d objects of Kustomize, %d of the chart", c.values, len(want), len(got))
+		}
 	}
-	kinds := 0
-	chart := render(t, "")
-	for _, r := range built.Resources() {
-		text, err := r.AsYAML()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r.GetKind() == "Namespace" { // Helm makes it: --create-namespace
-			continue
-		}
-		kinds++
-		if got, want := canonical(t, string(text)), canonical(t, chart[strings.ToLower(r.GetKind())+".yaml"]); got != want {
-			t.Errorf("deploy/node has\n%s\nand the chart\n%s", got, want)
+}
+
+// Each value of the agent reaches the agent, and with uninstall there is none.
+func TestChartAgent(t *testing.T) {
+	text := render(t, "{agent: {enabled: true, containerd: /c.sock, kubeletCA: /ca.crt, kubeletInsecure: true, args: [--plain-http]}, image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}")["agent-daemonset.yaml"]
+	canonical(t, text)
+	for _, word := range []string{"--containerd=/c.sock", "--kubelet-ca=/host/ca.crt", "--kubelet-insecure", `"--plain-http"`, `image: "r.example/node:9"`, "name: s"} {
+		if !strings.Contains(text, word) {
+			t.Errorf("no %q in\n%s", word, text)
 		}
 	}
-	if kinds != len(chart) || kinds != 2 {
-		t.Errorf("%d objects in deploy/node, %d in the chart", kinds, len(chart))
+	if out := render(t, "{agent: {enabled: true}, uninstall: true}"); out["agent-daemonset.yaml"] != "" || out["agent-crds.yaml"] == "" {
+		t.Error("with uninstall, the agent is to go and what it made is to stay")
 	}
 }
 
@@ -112,14 +163,19 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
-// With UPDATE set the test writes deploy/node anew.
+// With UPDATE set the test writes deploy/node and deploy/agent anew.
 func TestUpdate(t *testing.T) {
 	if os.Getenv("UPDATE") == "" {
 		return
 	}
-	for name, text := range render(t, "") {
+	node := render(t, "")
+	for name, text := range render(t, withAgent) {
+		dir := "../../deploy/agent"
+		if node[name] != "" {
+			dir = "../../deploy/node"
+		}
 		head := "# Copyright The gpuckpt Authors.\n# SPDX-License-Identifier: Apache-2.0\n#\n# Of deploy/chart with its defaults; a test compares.\n"
-		if err := os.WriteFile(filepath.Join("../../deploy/node", name), []byte(head+text), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(head+strings.TrimSpace(text)+"\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -93,8 +93,9 @@ func TestExecedProcess(t *testing.T) {
 	r.Expect(t, "count", "103")
 }
 
-// Probes go on as if there were no checkpoints, ten a second as the kubelet runs them: no probe
-// fails, and none makes a checkpoint fail.
+// Probes go on as if there were no checkpoints: three of them, each ten times a second, and none
+// begun before its last has ended, as the kubelet runs them. No probe fails, and none makes a
+// checkpoint fail.
 func TestProbesBesideCheckpoints(t *testing.T) {
 	results.Add(t)
 	shared.SoftwareGPU(t, "checkpoint_delay_ms=300\n")
@@ -102,29 +103,32 @@ func TestProbesBesideCheckpoints(t *testing.T) {
 	k.Expect(t, "count", "101")
 	task := taskOf(t, shared, k)
 	stop := make(chan struct{})
+	end := sync.OnceFunc(func() { close(stop) })
 	var probes, waited atomic.Int32
 	var all sync.WaitGroup
-	all.Go(func() {
-		every := time.NewTicker(100 * time.Millisecond)
-		defer every.Stop()
-		for i := 0; ; i++ {
-			select {
-			case <-stop:
-				return
-			case <-every.C:
-			}
-			all.Go(func() { // one more, whatever became of the last
+	defer all.Wait() // also where a checkpoint fails: nobody may report to a test that is over
+	defer end()
+	for p := range 3 {
+		all.Go(func() {
+			every := time.NewTicker(100 * time.Millisecond)
+			defer every.Stop()
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				case <-every.C:
+				}
 				began := time.Now()
-				if code, err := probe(t.Context(), task, fmt.Sprintf("probe-%d", i), sendSpec(k)); err != nil || code != 0 {
-					t.Errorf("probe %d: it ended with %d, %v", i, code, err)
+				if code, err := probe(t.Context(), task, fmt.Sprintf("probe-%d-%d", p, i), sendSpec(k)); err != nil || code != 0 {
+					t.Errorf("probe %d of %d: it ended with %d, %v", i, p, code, err)
 				}
 				probes.Add(1)
 				if time.Since(began) > 300*time.Millisecond {
 					waited.Add(1)
 				}
-			})
-		}
-	})
+			}
+		})
+	}
 	for i := range 4 {
 		time.Sleep(300 * time.Millisecond)
 		if err := checkpointTask(t, shared, k, t.TempDir()); err != nil {
@@ -132,7 +136,7 @@ func TestProbesBesideCheckpoints(t *testing.T) {
 		}
 		takeCheckpoint(t, shared, k, fmt.Sprint(i)) // ctr, which pauses
 	}
-	close(stop)
+	end()
 	all.Wait()
 	t.Logf("%d probes, of which %d took more than 300 ms", probes.Load(), waited.Load())
 	if waited.Load() == 0 {
