@@ -46,7 +46,7 @@ func writeImage(t testing.TB, dir, name, kind string, entries ...proto.Message) 
 // mapping is one of CRIU's, of so many pages from a page on.
 func mapping(from, pages uint64, change ...func(*vma.VmaEntry)) *vma.VmaEntry {
 	v := &vma.VmaEntry{
-		Start: proto.Uint64(from * pageBytes), End: proto.Uint64((from + pages) * pageBytes), Pgoff: proto.Uint64(0), Shmid: proto.Uint64(0),
+		Start: new(from * pageBytes), End: new((from + pages) * pageBytes), Pgoff: proto.Uint64(0), Shmid: proto.Uint64(0),
 		Prot: proto.Uint32(unix.PROT_READ | unix.PROT_WRITE), Flags: proto.Uint32(unix.MAP_PRIVATE | unix.MAP_ANONYMOUS),
 		Status: proto.Uint32(vmaRegular | vmaAnonPrivate), Fd: proto.Int64(-1),
 	}
@@ -67,10 +67,10 @@ func memory(vmas ...*vma.VmaEntry) *mm.MmEntry {
 	return m
 }
 
-func head(id uint32) *pagemap.PagemapHead { return &pagemap.PagemapHead{PagesId: proto.Uint32(id)} }
+func head(id uint32) *pagemap.PagemapHead { return &pagemap.PagemapHead{PagesId: new(id)} }
 
 func run(from, pages uint64) *pagemap.PagemapEntry {
-	return &pagemap.PagemapEntry{Vaddr: proto.Uint64(from * pageBytes), CompatNrPages: proto.Uint32(0), Flags: proto.Uint32(4), NrPages: proto.Uint64(pages)}
+	return &pagemap.PagemapEntry{Vaddr: new(from * pageBytes), CompatNrPages: proto.Uint32(0), Flags: proto.Uint32(4), NrPages: new(pages)}
 }
 
 // writePages makes the memory of so many pages, each full of its number from 1 on.
@@ -163,10 +163,10 @@ func TestPlanLeaves(t *testing.T) {
 		"a file":         func(v *vma.VmaEntry) { v.Status = proto.Uint32(vmaRegular | 1<<6) },
 		"shared memory":  func(v *vma.VmaEntry) { v.Status = proto.Uint32(vmaRegular | 1<<8) },
 		"read-only":      func(v *vma.VmaEntry) { v.Prot = proto.Uint32(unix.PROT_READ) },
-		"a stack":        func(v *vma.VmaEntry) { v.Flags = proto.Uint32(v.GetFlags() | unix.MAP_GROWSDOWN) },
-		"locked":         func(v *vma.VmaEntry) { v.Flags = proto.Uint32(v.GetFlags() | unix.MAP_LOCKED) },
-		"huge pages":     func(v *vma.VmaEntry) { v.Flags = proto.Uint32(v.GetFlags() | unix.MAP_HUGETLB) },
-		"a shadow stack": func(v *vma.VmaEntry) { v.Status = proto.Uint32(v.GetStatus() | 1<<15) },
+		"a stack":        func(v *vma.VmaEntry) { v.Flags = new(v.GetFlags() | unix.MAP_GROWSDOWN) },
+		"locked":         func(v *vma.VmaEntry) { v.Flags = new(v.GetFlags() | unix.MAP_LOCKED) },
+		"huge pages":     func(v *vma.VmaEntry) { v.Flags = new(v.GetFlags() | unix.MAP_HUGETLB) },
+		"a shadow stack": func(v *vma.VmaEntry) { v.Status = new(v.GetStatus() | 1<<15) },
 	} {
 		dir := t.TempDir()
 		writeImage(t, dir, "mm-7.img", "MM", memory(mapping(100, 80, change)))
