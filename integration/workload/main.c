@@ -26,6 +26,10 @@ static const char usage[] =
 	"                                    N bytes of pattern on each of G GPUs; C is\n"
 	"                                    pattern, zero or weights (bf16)\n"
 	"  multi   --procs P [as pattern]    P of those, on ports P, P+1, ...\n"
+	"  ranks   --procs P [--gpus G] [--work US] [--ahead N]\n"
+	"                                    P processes whose kernels wait for each other, all\n"
+	"                                    the time, on ports P, P+1, ...; process i computes\n"
+	"                                    i times US microseconds before N steps\n"
 	"  writer  --file PATH [--start N]   counter, and a thread that appends to PATH\n"
 	"  spin    [--seconds N]             a kernel that does not end by itself\n"
 	"  forked  [--start N] [--gpu I]     counter, and on port P+1 plain, in a child forked since\n"
@@ -123,6 +127,10 @@ int main(int argc, char **argv)
 	if (!strcmp(what, "multi")) {
 		struct options o = options_parse(rest);
 		return run_multi(&o);
+	}
+	if (!strcmp(what, "ranks")) {
+		struct options o = options_parse(rest);
+		return run_ranks(&o);
 	}
 	fputs(usage, stderr);
 	return 2;
