@@ -38,6 +38,8 @@ static const char usage[] =
 	"                                    device memory\n"
 	"  monitor [--start N]               plain, with NVML in use\n"
 	"  ring    [--start N] [--gpu I]     counter, with io_uring in use where there is one\n"
+	"  turns   --file PATH --start 0|1 [--gpu I]\n"
+	"                                    one of two that count in turns in PATH\n"
 	"  zoo                               one of every kind of file, timer and IPC object\n"
 	"any of these with --open PATH keeps that file open, with --shared PATH a new one of\n"
 	"8 MiB mapped, with --unlinked PATH the same without its name\n"
@@ -116,7 +118,7 @@ int main(int argc, char **argv)
 	} workloads[] = {
 		{"counter", run_counter}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
-		{"forked", run_forked}, {"forking", run_forking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"zoo", run_zoo},
+		{"forked", run_forked}, {"forking", run_forking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"zoo", run_zoo},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
 		if (strcmp(what, workloads[i].name))

@@ -21,6 +21,8 @@ __attribute__((noreturn)) void run_ipc(const struct options *o);
 // run_monitor uses NVML alone.
 __attribute__((noreturn)) void run_monitor(const struct options *o);
 __attribute__((noreturn)) void run_ring(const struct options *o);
+// run_turns is one of two, in two processes, that count in turns in --file; --start is 0 or 1.
+__attribute__((noreturn)) void run_turns(const struct options *o);
 // run_zoo has one of everything that a restore takes.
 __attribute__((noreturn)) void run_zoo(const struct options *o);
 
