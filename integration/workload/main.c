@@ -26,6 +26,8 @@ static const char usage[] =
 	"  pattern [--bytes N] [--chunks K] [--gpus G] [--gpu I] [--seed S] [--content C]\n"
 	"                                    N bytes of pattern on each of G GPUs; C is\n"
 	"                                    pattern, zero or weights (bf16)\n"
+	"  memory  [--bytes N]               N bytes of host memory, a child, no CUDA\n"
+	"  gpumemory [--bytes N] [--gpu I]   the same with a GPU in use\n"
 	"  multi   --procs P [as pattern]    P of those, on ports P, P+1, ...\n"
 	"  ranks   --procs P [--gpus G] [--work US] [--ahead N]\n"
 	"                                    P processes whose kernels wait for each other, all\n"
@@ -120,7 +122,7 @@ int main(int argc, char **argv)
 	} workloads[] = {
 		{"counter", run_counter}, {"peer", run_peer}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
-		{"forked", run_forked}, {"forking", run_forking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"zoo", run_zoo},
+		{"forked", run_forked}, {"forking", run_forking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
 		if (strcmp(what, workloads[i].name))

@@ -20,6 +20,8 @@ __attribute__((noreturn)) void run_spin(const struct options *o);
 __attribute__((noreturn)) void run_forked(const struct options *o);
 __attribute__((noreturn)) void run_forking(const struct options *o);
 __attribute__((noreturn)) void run_ipc(const struct options *o);
+__attribute__((noreturn)) void run_memory(const struct options *o);
+__attribute__((noreturn)) void run_gpumemory(const struct options *o);
 // run_monitor uses NVML alone.
 __attribute__((noreturn)) void run_monitor(const struct options *o);
 __attribute__((noreturn)) void run_ring(const struct options *o);
