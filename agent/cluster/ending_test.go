@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"maps"
 	"testing"
 	"time"
 
@@ -40,9 +41,7 @@ func TestEnding(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			pod := running("job", "here")
 			pod.Annotations = map[string]string{api.Repository: "r/job", api.Tag: "current", api.PushSecret: "s"}
-			for name, value := range c.annotations {
-				pod.Annotations[name] = value
-			}
+			maps.Copy(pod.Annotations, c.annotations)
 			pod.Status.Conditions = c.conditions
 			if c.phase != "" {
 				pod.Status.Phase = c.phase

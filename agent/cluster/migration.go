@@ -251,6 +251,11 @@ func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.
 	for _, c := range k.Status.Containers {
 		images[c.Name] = c.Image + "@" + c.Digest
 	}
+	for i := range fresh.Spec.InitContainers { // sidecars are among them
+		if c := &fresh.Spec.InitContainers[i]; images[c.Name] != "" {
+			c.Image = images[c.Name]
+		}
+	}
 	for i := range fresh.Spec.Containers {
 		c := &fresh.Spec.Containers[i]
 		image, ok := images[c.Name]

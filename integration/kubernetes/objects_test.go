@@ -10,8 +10,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
@@ -74,8 +76,8 @@ func TestObjects(t *testing.T) {
 	})
 	// The API server is at an address of the host alone.
 	patch("deployment/gpuckpt-controller", []string{"--controller", "--plain-http"}, map[string]any{"op": "add", "path": "/spec/template/spec/hostNetwork", "value": true})
-	kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-agent", "--timeout=120s")
-	kubectl("rollout", "status", "--namespace", "gpuckpt", "deployment/gpuckpt-controller", "--timeout=120s")
+	kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-agent", "--timeout=180s")
+	kubectl("rollout", "status", "--namespace", "gpuckpt", "deployment/gpuckpt-controller", "--timeout=180s")
 	for _, c := range []struct {
 		account string
 		may     map[string]string
@@ -100,6 +102,7 @@ func TestObjects(t *testing.T) {
 		}
 	}
 	t.Run("checkpoint", k.testCheckpoint)
+	t.Run("pair", k.testPair)
 	t.Run("migration", k.testMigration)
 	t.Run("schedule", k.testSchedule)
 	t.Run("eviction", k.testEviction)
@@ -138,10 +141,21 @@ func (k objects) make(t *testing.T, kind, name, spec string) {
 	}
 }
 
+// within waits until something is so, for minutes: a checkpoint on a machine that does much else takes
+// half of one.
+func within(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(3 * time.Minute); !so(); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within three minutes", what)
+		}
+	}
+}
+
 // event waits for an event of an object.
 func (k objects) event(t *testing.T, kind, name, reason string) {
 	t.Helper()
-	harness.Within(t, "the event is there", func() bool {
+	within(t, "the event is there", func() bool {
 		out, err := k.n.Kubectl(t.Context(), "get", "events", "--field-selector", "involvedObject.kind="+kind+",involvedObject.name="+name+",reason="+reason, "--output", "name")
 		return err == nil && out != ""
 	})
@@ -157,7 +171,7 @@ func (k objects) testCheckpoint(t *testing.T) {
 	first := apply(t, n, "first", counter{})
 	expect(t, first, counterPort, "101")
 	object("first", "first")
-	kubectl("wait", "--for=condition=Complete", "checkpoint/first", "--timeout=60s")
+	kubectl("wait", "--for=condition=Complete", "checkpoint/first", "--timeout=180s")
 	var made struct {
 		Status struct {
 			Phase, Node string
@@ -184,7 +198,7 @@ func (k objects) testCheckpoint(t *testing.T) {
 	refused := apply(t, n, "refused", counter{workload: "managed"})
 	expect(t, refused, counterPort, "101")
 	object("refused", "refused")
-	kubectl("wait", "--for=condition=Failed", "checkpoint/refused", "--timeout=60s")
+	kubectl("wait", "--for=condition=Failed", "checkpoint/refused", "--timeout=180s")
 	if why := kubectl("get", "checkpoint", "refused", "--output", "jsonpath={.status.conditions[0].reason}: {.status.conditions[0].message}"); !strings.Contains(why, "CheckpointFailed") || !strings.Contains(why, "not supported") {
 		t.Errorf("it says %s", why)
 	}
@@ -193,12 +207,61 @@ func (k objects) testCheckpoint(t *testing.T) {
 
 	// A Migration leaves it where it is, too.
 	k.make(t, "Migration", "refused-elsewhere", "pod: refused")
-	kubectl("wait", "--for=condition=Failed", "migration/refused-elsewhere", "--timeout=120s")
+	kubectl("wait", "--for=condition=Failed", "migration/refused-elsewhere", "--timeout=180s")
 	if why := kubectl("get", "migration", "refused-elsewhere", "--output", "jsonpath={.status.conditions[0].reason}: {.status.conditions[0].message}"); !strings.Contains(why, "CheckpointFailed") || !strings.Contains(why, "not supported") {
 		t.Errorf("it says %s", why)
 	}
-	kubectl("wait", "--for=delete", "pod/refused-elsewhere", "--timeout=60s")
+	kubectl("wait", "--for=delete", "pod/refused-elsewhere", "--timeout=180s")
 	expect(t, refused, counterPort, "103")
+}
+
+// A pod of two programs that share a count is checkpointed in one cut.
+func (k objects) testPair(t *testing.T) {
+	n := k.n
+	inTurns := func(name string, annotations map[string]string, images ...string) node.Pod {
+		var containers []any
+		for i, image := range images {
+			containers = append(containers, map[string]any{
+				"name": fmt.Sprint("place", i), "image": image, "imagePullPolicy": "IfNotPresent",
+				"args":      []string{"turns", "--port", strconv.Itoa(counterPort + i), "--file", "/dev/shm/count", "--start", strconv.Itoa(i)},
+				"resources": map[string]any{"limits": map[string]any{node.Resource: "1"}},
+			})
+		}
+		return apply(t, n, name, counter{annotations: annotations, pod: map[string]any{
+			"containers": containers, "imagePullSecrets": []any{map[string]any{"name": pullSecret}},
+		}})
+	}
+	pair := inTurns("pair", nil, harness.WorkloadImage, harness.WorkloadImage)
+	countOn(t, pair, 2)
+	k.make(t, "Checkpoint", "pair", "pod: pair")
+	k.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/pair", "--timeout=180s")
+	countOn(t, pair, 2)
+	images := strings.Fields(k.kubectl(t, "get", "checkpoint", "pair", "--output", "jsonpath={.status.containers[*].image}"))
+	if len(images) != 2 || !strings.HasSuffix(images[0], ":pair-place0") || !strings.HasSuffix(images[1], ":pair-place1") {
+		t.Fatalf("made were %q", images)
+	}
+	k.kubectl(t, "delete", "pod", "pair")
+	countOn(t, inTurns("pair-again", restoring, images...), 2)
+}
+
+// countOn waits until each container of a pod has seen ten turns more of programs that count in turns
+// in /dev/shm. It fails the test if one finds that the count is not that of its GPU.
+func countOn(t *testing.T, pod node.Pod, containers int) {
+	t.Helper()
+	for i := range containers {
+		first := -1
+		within(t, "the programs count on", func() bool {
+			answer := ask(t, pod, counterPort+i, "count")
+			now, err := strconv.Atoi(answer)
+			if err != nil {
+				t.Fatalf("container %d: %s", i, answer)
+			}
+			if first < 0 {
+				first = now
+			}
+			return now > first+10
+		})
+	}
 }
 
 // scaleOut runs deploy/deployment-restored.yaml of a checkpoint, and more pods of it.
@@ -208,9 +271,9 @@ func scaleOut(t *testing.T, k objects, image string) {
 	if err := k.n.Apply(t.Context(), strings.Replace(file, "REGISTRY/counter:1", image, 1)); err != nil {
 		t.Fatal(err)
 	}
-	k.kubectl(t, "rollout", "status", "deployment/counter-restored", "--timeout=120s")
+	k.kubectl(t, "rollout", "status", "deployment/counter-restored", "--timeout=180s")
 	k.kubectl(t, "scale", "deployment/counter-restored", "--replicas=2")
-	k.kubectl(t, "rollout", "status", "deployment/counter-restored", "--timeout=120s")
+	k.kubectl(t, "rollout", "status", "deployment/counter-restored", "--timeout=180s")
 	addresses := strings.Fields(k.kubectl(t, "get", "pods", "--selector", "app=counter-restored", "--output", "jsonpath={.items[*].status.podIP}"))
 	if len(addresses) != 2 {
 		t.Errorf("the pods are at %q", addresses)
@@ -220,7 +283,7 @@ func scaleOut(t *testing.T, k objects, image string) {
 		pod.Status.PodIP = address
 		expect(t, pod, counterPort, "102")
 	}
-	k.kubectl(t, "delete", "deployment", "counter-restored", "--cascade=foreground", "--timeout=60s")
+	k.kubectl(t, "delete", "deployment", "counter-restored", "--cascade=foreground", "--timeout=180s")
 }
 
 // A Migration has a pod go on, on a node that has a label.
@@ -229,7 +292,7 @@ func (k objects) testMigration(t *testing.T) {
 	expect(t, pod, counterPort, "101")
 	k.make(t, "Migration", "arrived", "pod: traveller, nodeSelector: {zone: b}")
 	removed(t, k.n, "arrived")
-	k.kubectl(t, "wait", "--for=condition=Complete", "migration/arrived", "--timeout=120s")
+	k.kubectl(t, "wait", "--for=condition=Complete", "migration/arrived", "--timeout=180s")
 	moved, err := k.other.WaitReady(t.Context(), "arrived")
 	if err != nil {
 		t.Fatal(err)
@@ -255,22 +318,22 @@ func (k objects) testSchedule(t *testing.T) {
 			`jsonpath={range .items[?(@.status.phase=="Succeeded")]}{.metadata.name}={.status.containers[0].digest} {end}`))
 	}
 	var first string
-	harness.Within(t, "the schedule has made one", func() bool {
+	within(t, "the schedule has made one", func() bool {
 		if all := done(); len(all) > 0 {
 			first = all[0]
 		}
 		return first != ""
 	})
 	name, digest, _ := strings.Cut(first, "=")
-	k.kubectl(t, "wait", "--for=delete", "checkpoint/"+name, "--timeout=120s")
+	k.kubectl(t, "wait", "--for=delete", "checkpoint/"+name, "--timeout=180s")
 	k.kubectl(t, "patch", "checkpointschedule", "often", "--type=merge", "--patch", `{"spec":{"suspend":true}}`)
 	if code := k.manifest(t, "often", digest); code != http.StatusNotFound {
 		t.Errorf("the registry answers %d for the image of a Checkpoint that is gone", code)
 	}
-	harness.Within(t, "one is left", func() bool {
+	within(t, "one is left", func() bool {
 		return len(strings.Fields(k.kubectl(t, "get", "checkpoints", "--selector", "gpuckpt.dev/schedule=often", "--output", "name"))) == 1
 	})
-	harness.Within(t, "it has succeeded", func() bool { return len(done()) == 1 })
+	within(t, "it has succeeded", func() bool { return len(done()) == 1 })
 	if _, digest, _ := strings.Cut(done()[0], "="); k.manifest(t, "often", digest) != http.StatusOK {
 		t.Error("the registry does not have the image of the Checkpoint that is kept")
 	}
@@ -317,7 +380,7 @@ func (k objects) testEviction(t *testing.T) {
 	})
 	name := "evicted-" + pod.Metadata.UID[:8]
 	removed(t, k.n, name)
-	k.kubectl(t, "wait", "--for=condition=Complete", "migration/"+name, "--timeout=120s")
+	k.kubectl(t, "wait", "--for=condition=Complete", "migration/"+name, "--timeout=180s")
 	moved, err := k.other.WaitReady(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
@@ -344,13 +407,13 @@ func (k objects) testEviction(t *testing.T) {
 	}
 	k.kubectl(t, "create", "--raw", "/api/v1/namespaces/default/pods/late/eviction", "-f", eviction)
 	name = "late-" + late.Metadata.UID[:8]
-	harness.Within(t, "the Checkpoint is made", func() bool {
+	within(t, "the Checkpoint is made", func() bool {
 		_, err := k.n.Kubectl(t.Context(), "get", "checkpoint", name)
 		return err == nil
 	})
-	k.kubectl(t, "wait", "--for=condition=Failed", "checkpoint/"+name, "--timeout=120s")
+	k.kubectl(t, "wait", "--for=condition=Failed", "checkpoint/"+name, "--timeout=180s")
 	t.Log(k.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.conditions[0].reason}: {.status.conditions[0].message}"))
-	harness.Within(t, "the pod says so", func() bool {
+	within(t, "the pod says so", func() bool {
 		out, err := k.n.Kubectl(t.Context(), "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name=late,type=Warning", "--output", "jsonpath={.items[*].message}")
 		return err == nil && strings.Contains(out, "before its end")
 	})

@@ -26,6 +26,7 @@ struct pinned {
 	struct pinned *next;
 	char *address;
 	size_t bytes;
+	bool registered; // the program's own memory
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -95,7 +96,10 @@ CUresult memory_map(struct allocation *a)
 	if (fd < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	CUresult r = map_file(a, fd, MAP_FIXED_NOREPLACE);
-	close(fd);
+	if (!r && a->kind == KIND_HANDLE)
+		a->export = fd;
+	else
+		close(fd);
 	return r;
 }
 
@@ -167,7 +171,7 @@ static CUresult release(CUdeviceptr address, bool imported)
 
 	pthread_mutex_lock(&mutex);
 	for (struct allocation **l = &allocations; *l; l = &(*l)->next) {
-		if ((*l)->address == address && (*l)->kind != KIND_CONTEXT &&
+		if ((*l)->address == address && (*l)->kind != KIND_CONTEXT && (*l)->kind != KIND_HANDLE &&
 		    ((*l)->kind == KIND_IMPORTED) == imported) {
 			drop(l);
 			r = CUDA_SUCCESS;
@@ -220,6 +224,16 @@ CUresult memory_export(CUdeviceptr address, int *fd, size_t *bytes)
 	return r;
 }
 
+static struct allocation *allocation_at(CUdeviceptr address)
+{
+	pthread_mutex_lock(&mutex);
+	struct allocation *a = allocations;
+	while (a && a->address != address)
+		a = a->next;
+	pthread_mutex_unlock(&mutex);
+	return a;
+}
+
 CUresult memory_import(CUcontext context, int fd, size_t bytes, CUdeviceptr *address)
 {
 	fcntl(fd, F_ADD_SEALS, F_SEAL_GROW); // so that the exporter knows
@@ -227,6 +241,37 @@ CUresult memory_import(CUcontext context, int fd, size_t bytes, CUdeviceptr *add
 	CUresult r = add(context, KIND_IMPORTED, bytes, fd, address);
 	pthread_mutex_unlock(&mutex);
 	return r;
+}
+
+CUresult memory_import_handle(CUcontext context, int fd, size_t bytes, CUmemGenericAllocationHandle *handle)
+{
+	int own = fcntl(fd, F_DUPFD_CLOEXEC, 0); // the caller may close its own
+
+	if (own < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	CUresult r = memory_import(context, own, bytes, handle);
+	if (r)
+		close(own);
+	else
+		allocation_at(*handle)->export = own;
+	return r;
+}
+
+struct allocation *memory_handle(CUmemGenericAllocationHandle handle)
+{
+	struct allocation *a = allocation_at(handle);
+
+	return a && (a->kind == KIND_HANDLE || (a->kind == KIND_IMPORTED && a->export >= 0)) ? a : NULL;
+}
+
+void memory_drop(struct allocation *a)
+{
+	pthread_mutex_lock(&mutex);
+	struct allocation **l = &allocations;
+	while (*l != a)
+		l = &(*l)->next;
+	drop(l);
+	pthread_mutex_unlock(&mutex);
 }
 
 void memory_release_context(CUcontext context)
@@ -255,7 +300,7 @@ void *memory_at(CUdeviceptr address, size_t bytes)
 		    bytes <= p->bytes - (address - (CUdeviceptr)p->address))
 			found = (void *)address;
 	pthread_mutex_unlock(&mutex);
-	return found;
+	return found || !vmm_has(address, bytes) ? found : (void *)address;
 }
 
 // enter_context enters the gate and asks for a current context; on an error the gate has been left.
@@ -310,6 +355,48 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 	return gate_leave(release(address, false));
 }
 
+// pin makes host memory known to the GPU: the program's own, or new one at *address.
+static CUresult pin(char **address, size_t bytes, bool registered)
+{
+	struct pinned *p = calloc(1, sizeof *p);
+	char *at = registered ? *address : MAP_FAILED;
+
+	if (p && !registered)
+		at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (!p || at == MAP_FAILED) {
+		free(p);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	p->address = *address = at;
+	p->bytes = bytes;
+	p->registered = registered;
+	pthread_mutex_lock(&mutex);
+	p->next = pinned;
+	pinned = p;
+	pthread_mutex_unlock(&mutex);
+	return CUDA_SUCCESS;
+}
+
+static CUresult unpin(const void *address, bool registered)
+{
+	CUresult r = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&mutex);
+	for (struct pinned **l = &pinned; *l; l = &(*l)->next) {
+		struct pinned *p = *l;
+		if (p->address != address || p->registered != registered)
+			continue;
+		*l = p->next;
+		if (!registered)
+			munmap(p->address, p->bytes);
+		free(p);
+		r = CUDA_SUCCESS;
+		break;
+	}
+	pthread_mutex_unlock(&mutex);
+	return r;
+}
+
 CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flags)
 {
 	CUcontext c;
@@ -319,20 +406,26 @@ CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flags)
 	(void)flags; // portable, mapped and write-combined are all the same here
 	if (!address || !bytes)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
-	struct pinned *p = calloc(1, sizeof *p);
-	void *at = p ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-	             : MAP_FAILED;
-	if (at == MAP_FAILED) {
-		free(p);
-		return gate_leave(CUDA_ERROR_OUT_OF_MEMORY);
-	}
-	p->address = *address = at;
-	p->bytes = bytes;
-	pthread_mutex_lock(&mutex);
-	p->next = pinned;
-	pinned = p;
-	pthread_mutex_unlock(&mutex);
-	return gate_leave(CUDA_SUCCESS);
+	return gate_leave(pin((char **)address, bytes, false));
+}
+
+CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	(void)flags;
+	if (!address || !bytes)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	return gate_leave(pin((char **)&address, bytes, true));
+}
+
+CUresult cuMemHostUnregister(void *address)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	return r ? r : gate_leave(unpin(address, true));
 }
 
 CUresult cuMemAllocHost_v2(void **address, size_t bytes)
@@ -344,22 +437,7 @@ CUresult cuMemFreeHost(void *address)
 {
 	CUcontext c;
 	CUresult r = enter_context(&c);
-	if (r)
-		return r;
-	r = CUDA_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&mutex);
-	for (struct pinned **l = &pinned; *l; l = &(*l)->next) {
-		struct pinned *p = *l;
-		if (p->address != address)
-			continue;
-		*l = p->next;
-		munmap(p->address, p->bytes);
-		free(p);
-		r = CUDA_SUCCESS;
-		break;
-	}
-	pthread_mutex_unlock(&mutex);
-	return gate_leave(r);
+	return r ? r : gate_leave(unpin(address, false));
 }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned int flags)
