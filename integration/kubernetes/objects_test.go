@@ -372,7 +372,7 @@ func (k objects) testEviction(t *testing.T) {
 	c.meta = map[string]any{"labels": map[string]string{"app": "evicted"}}
 	pod := apply(t, k.n, "evicted", c)
 	expect(t, pod, counterPort, "101")
-	k.kubectl(t, "drain", k.n.Name(), "--pod-selector=app=evicted", "--force", "--timeout=180s")
+	k.kubectl(t, "drain", k.n.Name(), "--pod-selector=app=evicted", "--force", "--timeout=300s")
 	t.Cleanup(func() {
 		if _, err := k.n.Kubectl(session.Context(), "uncordon", k.n.Name()); err != nil {
 			t.Error(err)
