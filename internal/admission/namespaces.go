@@ -21,7 +21,7 @@ func (a *allowance) userNamespace(d *criu.Dump, t criu.Task) error {
 	if id == 0 || id == d.Inventory.GetRootIds().GetUserNsId() {
 		return nil // the host's: whether the spec has that is compared with the others
 	}
-	if !a.ownUsers() {
+	if !a.host.ownUsers(a.spec) {
 		return errors.New("it is in a user namespace of its own, and the spec has none")
 	}
 	maps := d.UserNS[id]
@@ -32,9 +32,9 @@ func (a *allowance) userNamespace(d *criu.Dump, t criu.Task) error {
 }
 
 // ownUsers reports whether the spec has a user namespace that is not the host's.
-func (a *allowance) ownUsers() bool {
-	return slices.ContainsFunc(a.spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
-		return n.Type == specs.UserNamespace && !a.host.OwnsNamespace(n)
+func (h Host) ownUsers(spec *specs.Spec) bool {
+	return slices.ContainsFunc(spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+		return n.Type == specs.UserNamespace && !h.OwnsNamespace(n)
 	})
 }
 
