@@ -80,10 +80,14 @@ test: setup setup-kubernetes build-faults agent testbeds ## Run all tests (needs
 	@hack/setup imagetools skopeo cosign pyzmq
 	$(TEST_ENV) hack/test
 
-# Every fault at every step (integration/faults); `make test` tries a sample.
+# Every fault at every step (integration/faults); `make test` tries a sample. What was tried is noted
+# in WALK, and a run goes on where the last one was cut off, until the programs are others.
+# PART=2/3 is the second of three parts, LANES=3 uses three containers at once.
+WALK ?= $(OUT)/faults-walk.txt
 .PHONY: test-faults
-test-faults: setup build-faults testbeds ## Make every fault at every step (needs root; the better part of an hour).
-	$(TEST_ENV) GPUCKPT_TEST_FAULTS=all go -C integration test -count=1 -timeout 120m ./faults
+test-faults: setup build-faults testbeds ## Make every fault at every step (needs root; an hour or more).
+	$(TEST_ENV) GPUCKPT_TEST_FAULTS=all GPUCKPT_TEST_FAULTS_WALK="$(abspath $(WALK))" GPUCKPT_TEST_FAULTS_PART=$(PART) \
+		GPUCKPT_TEST_FAULTS_LANES=$(LANES) go -C integration test -count=1 -timeout 24h ./faults
 
 # SOAK is how long; `make test` tries two short rounds. Results: GPUCKPT_RESULTS names a file.
 SOAK ?= 1h

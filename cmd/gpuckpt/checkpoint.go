@@ -6,8 +6,10 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -19,20 +21,37 @@ import (
 // dumpDirEnv names the directory for dumps in place of capture.DefaultDir.
 const dumpDirEnv = "GPUCKPT_IMAGE_PATH"
 
+// cut is what checkpoint prints as JSON of several containers.
+type cut struct {
+	Containers []*capture.Result `json:"containers"`
+}
+
 func checkpointCommand() *cobra.Command {
 	var d daemon
 	var b buildFlags
 	var o capture.Options
+	var pod string
 	c := &cobra.Command{
-		Use:   "checkpoint CONTAINER --image REF",
+		Use:   "checkpoint CONTAINER... --image REF",
 		Short: "Make a checkpoint image of a running container",
 		Long: `Make a checkpoint image of a running container.
 
 The container is paused and dumped into a directory, and the image is built of the dump
 in containerd. With --leave-running the container runs on as soon as the dump is complete
 and its GPU filled again. Otherwise it ends once the image is complete. If anything fails,
-the container is as it was before, and there is no image.`,
-		Args: cobra.ExactArgs(1),
+the container is as it was before, and there is no image.
+
+Several containers, or all of a pod (--pod), are taken in one cut: none is dumped before all
+are paused, none runs on before all are dumped, and if one fails all run on. The image of
+each has "-" and the container's name behind its tag.`,
+		Example: `  gpuckpt checkpoint job --image example.com/job:1 --leave-running
+  gpuckpt checkpoint --namespace k8s.io --pod default/trainer --image registry.example.com/trainer:1`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if (len(args) > 0) == (pod != "") {
+				return errors.New("name containers, or a pod with --pod")
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if o.Build, err = b.options(); err != nil {
 				return err
@@ -42,25 +61,43 @@ the container is as it was before, and there is no image.`,
 				if err != nil {
 					return nil, "", err
 				}
-				o.Previous, o.Progress = b.previous, progress
-				made, err := capture.Container(ctx, client, args[0], o)
+				o.Progress = progress
+				targets := []capture.Target{{Image: o.Image, Previous: b.previous}}
+				switch {
+				case pod != "":
+					targets, err = capture.Pod(ctx, client, pod, o.Image, b.previous)
+				case len(args) == 1:
+					targets[0].ID = args[0]
+				default:
+					targets = nil
+					for _, id := range args {
+						targets = append(targets, capture.NewTarget(id, id, o.Image, b.previous))
+					}
+				}
 				if err != nil {
 					return nil, "", err
 				}
-				state := "the container has ended"
-				if made.Running {
-					state = fmt.Sprintf("the container runs on, it was paused for %.2f s", made.PausedSeconds)
+				made, err := capture.Containers(ctx, client, targets, o)
+				if err != nil {
+					return nil, "", err
 				}
-				return made, fmt.Sprintf("%s@%s\n%s of GPU state; layers of %s, %s of it reused; %.2f s; %s\n",
-					made.Image, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.Reused), made.SecondsOverall, state), nil
+				var words strings.Builder
+				for _, m := range made {
+					words.WriteString(captured(m))
+				}
+				if pod != "" || len(made) > 1 {
+					return cut{made}, words.String(), nil
+				}
+				return made[0], words.String(), nil
 			})
 		},
 	}
-	c.ValidArgsFunction = first(d.containers)
+	c.ValidArgsFunction = d.containers
 	d.flags(c)
 	b.flags(c, d.images)
 	f := c.Flags()
 	f.StringVarP(&o.Image, "image", "i", "", "name of the image, example.com/job:1 (needed)")
+	f.StringVar(&pod, "pod", "", "all running containers of this pod of Kubernetes, NAME or NAMESPACE/NAME, in one cut")
 	f.BoolVar(&o.LeaveRunning, "leave-running", false, "let the container run on, as soon as the dump is complete and its GPU filled again")
 	f.BoolVar(&o.Unpack, "unpack", false, "unpack the image as well, so that whoever runs it on this node need not")
 	f.StringVar(&o.Dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), capture.DefaultDir),
@@ -69,4 +106,14 @@ the container is as it was before, and there is no image.`,
 	_ = c.RegisterFlagCompletionFunc("image", d.images)
 	_ = c.MarkFlagDirname("image-path")
 	return c
+}
+
+// captured says what was made of a container.
+func captured(made *capture.Result) string {
+	state := "the container has ended"
+	if made.Running {
+		state = fmt.Sprintf("the container runs on, it was paused for %.2f s", made.PausedSeconds)
+	}
+	return fmt.Sprintf("%s@%s\n%s of GPU state; layers of %s, %s of it reused; %.2f s; %s\n",
+		made.Image, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.Reused), made.SecondsOverall, state)
 }

@@ -6,6 +6,9 @@
 // Container looks at all that can be wrong; pauses the container; has the shim dump it while
 // containerd takes its writable files; builds the image while the shim gives the GPU back; names
 // the image; lets the container run on, or ends it. If a step fails, those before it are undone.
+//
+// Containers does so with several, as those of a pod (Pod), in one cut: each step is taken for all
+// before the next one begins, and undone for all if it fails for one.
 package capture
 
 import (
@@ -20,13 +23,11 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sync/errgroup"
-
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 const (
@@ -57,8 +58,10 @@ type Options struct {
 // Result says what was made.
 type Result struct {
 	Container string `json:"container"`
-	Image     string `json:"image"`
-	Digest    string `json:"digest"`
+	// Name is the container's name in its pod, if it is in one.
+	Name   string `json:"name,omitempty"`
+	Image  string `json:"image"`
+	Digest string `json:"digest"`
 	// Running reports whether the container runs on.
 	Running bool `json:"running"`
 	oci.Result
@@ -75,6 +78,9 @@ type run struct {
 	info     containers.Container
 	task     client.Task
 	dumpDir  string
+	release  func() error // of dumpDir
+	dumped   *runningDump // nil before its files are complete
+	manifest ocispec.Descriptor
 	pausedAt time.Time // zero while the container is as it was found
 	paused   time.Duration
 	result   Result
@@ -82,79 +88,12 @@ type run struct {
 
 // Container takes a checkpoint of a container. ctx carries containerd's namespace. On an error the
 // container is as before and there is no image, unless the error says that it is complete.
-func Container(ctx context.Context, c *client.Client, id string, o Options) (_ *Result, err error) {
-	began := time.Now()
-	r := &run{Options: o, client: c, result: Result{Container: id, Image: o.Image, Running: o.LeaveRunning}}
-	r.Dir = cmp.Or(o.Dir, DefaultDir)
-	if err := r.prepare(ctx, id); err != nil {
-		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
-	}
-	// What is written belongs to nobody else until the image has its name.
-	ctx, release, err := localstore.Lease(ctx, c)
+func Container(ctx context.Context, c *client.Client, id string, o Options) (*Result, error) {
+	all, err := Containers(ctx, c, []Target{{ID: id, Image: o.Image, Previous: o.Previous}}, o)
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, release()) }()
-	if err := r.take(ctx); err != nil {
-		return nil, fmt.Errorf("checkpoint %s: %w", id, err)
-	}
-	r.result.SecondsOverall = time.Since(began).Seconds()
-	return &r.result, nil
-}
-
-// take is the checkpoint, in order, with the undo of each step.
-func (r *run) take(ctx context.Context) (err error) {
-	var release func() error
-	if r.dumpDir, release, err = makeDumpDir(r.Dir); err != nil {
-		return fmt.Errorf("make the directory for the dump: %w", err)
-	}
-	defer func() { err = errors.Join(err, release()) }()
-
-	if err := r.pause(ctx); err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, r.resume(context.WithoutCancel(ctx)))
-		}
-	}()
-	dump, err := r.dump(ctx)
-	if err != nil {
-		return err
-	}
-	// The image is built of the files while the shim gives the GPU back.
-	var group errgroup.Group
-	group.Go(func() error {
-		err := dump.wait()
-		r.result.DumpSeconds = time.Since(dump.began).Seconds()
-		if err == nil && r.LeaveRunning {
-			err = r.resume(ctx)
-		}
-		return err
-	})
-	manifest, err := r.build(ctx)
-	stuck := group.Wait()
-	if err == nil {
-		err = localstore.Tag(ctx, r.client, r.Image, manifest)
-	}
-	if err != nil {
-		return errors.Join(err, stuck)
-	}
-	if stuck != nil {
-		return fmt.Errorf("the image %s is complete, but the container did not go on: %w", r.Image, stuck)
-	}
-	if !r.LeaveRunning {
-		if err := r.kill(ctx); err != nil {
-			return fmt.Errorf("the image %s is complete, but the container did not end: %w", r.Image, err)
-		}
-	}
-	r.result.PausedSeconds = r.paused.Seconds()
-	if r.Unpack {
-		if err := r.unpack(ctx); err != nil {
-			return fmt.Errorf("the image %s is complete, but: %w", r.Image, err)
-		}
-	}
-	return nil
+	return all[0], nil
 }
 
 // pause freezes the container, unless it is paused already.
@@ -199,10 +138,10 @@ func (r *run) unpaused() {
 
 // build builds the image of the dump, without a name. The layers go straight into the directory of
 // containerd's content store, if that is to be had.
-func (r *run) build(ctx context.Context) (none ocispec.Descriptor, err error) {
+func (r *run) build(ctx context.Context) (err error) {
 	began := time.Now()
 	if r.Build.Checkpoint, err = convert.OpenDump(r.dumpDir); err != nil {
-		return none, err
+		return err
 	}
 	r.Build.Annotations = annotations(r.info)
 	r.Build.Progress = r.Progress
@@ -214,10 +153,11 @@ func (r *run) build(ctx context.Context) (none ocispec.Descriptor, err error) {
 	}
 	built, err := oci.Build(ctx, store, r.Build)
 	if err != nil {
-		return none, err
+		return err
 	}
+	r.manifest = built.Manifest
 	r.result.Result, r.result.Digest, r.result.BuildSeconds = *built, built.Manifest.Digest.String(), time.Since(began).Seconds()
-	return built.Manifest, nil
+	return nil
 }
 
 // kill ends the container. It is frozen until then.

@@ -39,15 +39,25 @@ func (d *runningDump) wait() error {
 	return d.err
 }
 
+// wait waits for the dump of dump. Its error is nil where there is none.
+func (r *run) wait() error {
+	if r.dumped == nil {
+		return nil
+	}
+	err := r.dumped.wait()
+	r.result.DumpSeconds = time.Since(r.dumped.began).Seconds()
+	return err
+}
+
 // dump has the shim dump the processes while containerd takes the writable files. It returns when
 // all files are complete. After an error nothing goes on in the shim.
-func (r *run) dump(ctx context.Context) (*runningDump, error) {
+func (r *run) dump(ctx context.Context) error {
 	if err := r.describe(); err != nil {
-		return nil, err
+		return err
 	}
 	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: r.dumpDir})
 	if err != nil {
-		return nil, fmt.Errorf("encode the request: %w", err)
+		return fmt.Errorf("encode the request: %w", err)
 	}
 	meter := r.Progress.Begin("dump", 0)
 	d := &runningDump{began: time.Now(), done: make(chan struct{})}
@@ -61,14 +71,15 @@ func (r *run) dump(ctx context.Context) (*runningDump, error) {
 	complete, metaErr := d.complete(filepath.Join(r.dumpDir, images.MetadataName))
 	if complete && diffErr == nil {
 		meter.End("dumped")
-		return d, nil
+		r.dumped = d
+		return nil
 	}
 	err = errors.Join(d.wait(), diffErr, metaErr)
 	if ctx.Err() != nil {
 		// The shim gives up a dump whose directory is gone.
 		err = errors.Join(err, os.RemoveAll(r.dumpDir))
 	}
-	return nil, err
+	return err
 }
 
 // complete waits for metadata or the shim's answer, and reports whether all files are complete.

@@ -16,6 +16,20 @@ import (
 // knows that a missing directory means a client that gave up.
 const dumpPrefix = "ctrd-checkpoint-gpuckpt-"
 
+func (r *run) makeDumpDir() (err error) {
+	if r.dumpDir, r.release, err = makeDumpDir(r.Dir); err != nil {
+		return fmt.Errorf("make the directory for the dump: %w", err)
+	}
+	return nil
+}
+
+func (r *run) removeDumpDir() error {
+	if r.release == nil {
+		return nil
+	}
+	return r.release()
+}
+
 // makeDumpDir makes a directory for one dump in another, and removes those of killed programs: a
 // program that lives holds a lock on its own. release removes the directory.
 func makeDumpDir(in string) (dir string, release func() error, err error) {

@@ -45,6 +45,7 @@ func (r *run) prepare(ctx context.Context, id string) error {
 	if r.info, err = container.Info(ctx, client.WithoutRefreshedMetadata); err != nil {
 		return err
 	}
+	r.result.Name = r.info.Labels[labelContainer]
 	if r.task, err = container.Task(ctx, nil); err != nil {
 		if errdefs.IsNotFound(err) {
 			return fmt.Errorf("it has no task, so nothing runs in it: %w", errdefs.ErrFailedPrecondition)
@@ -125,10 +126,10 @@ func annotations(info containers.Container) map[string]string {
 		metadata.CheckpointAnnotationHostArch:                 runtime.GOARCH,
 	}
 	for label, key := range map[string]string{
-		"io.kubernetes.container.name": annotate.ContainerName,
-		"io.kubernetes.pod.name":       metadata.CheckpointAnnotationPod,
-		"io.kubernetes.pod.namespace":  metadata.CheckpointAnnotationNamespace,
-		"io.kubernetes.pod.uid":        metadata.CheckpointAnnotationPodUID,
+		labelContainer: annotate.ContainerName,
+		labelPod:       metadata.CheckpointAnnotationPod,
+		labelNamespace: metadata.CheckpointAnnotationNamespace,
+		labelUID:       metadata.CheckpointAnnotationPodUID,
 	} {
 		if v := info.Labels[label]; v != "" {
 			a[key] = v

@@ -19,6 +19,9 @@ type point struct {
 	Pid                                int
 }
 
+// over is the step at whose end an operation is over (internal/fault).
+const over = "over"
+
 // control is where programs that were built for it ask at each point.
 type control struct {
 	path     string
@@ -55,6 +58,24 @@ func listen() (*control, error) {
 func (c *control) close() error {
 	_ = c.listener.Close()
 	return os.RemoveAll(filepath.Dir(c.path))
+}
+
+// unknown are the points that were reached and that the table does not have.
+func (c *control) unknown() (points []point) {
+	known := make(map[point]bool)
+	operations := make(map[string]bool)
+	for _, p := range Places() {
+		operations[p.Scenario.Operation] = true
+		known[point{Operation: p.Scenario.Operation, Step: p.Step, Moment: p.Moment}] = true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for p := range c.seen {
+		if operations[p.Operation] && p.Operation != Command && p.Step != over && !known[p] {
+			points = append(points, p)
+		}
+	}
+	return points
 }
 
 func (c *control) answer(conn net.Conn) {

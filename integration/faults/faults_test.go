@@ -56,6 +56,13 @@ const (
 	envCells = "GPUCKPT_TEST_FAULTS"
 	// envBudget is how long, "240s".
 	envBudget = "GPUCKPT_TEST_BUDGET"
+	// envPart is a part of those cells, "2/3" for the second of three.
+	envPart = "GPUCKPT_TEST_FAULTS_PART"
+	// envLanes is how many containers are used at once.
+	envLanes = "GPUCKPT_TEST_FAULTS_LANES"
+	// envWalk names a file that each cell is written into when it has been tried. Cells that it has
+	// as passed with the same programs are left out, so a walk goes on where it was cut off.
+	envWalk = "GPUCKPT_TEST_FAULTS_WALK"
 )
 
 // sample is how many cells are tried where nobody says how many.
@@ -79,9 +86,18 @@ func choose(t *testing.T) []Cell {
 			if err != nil {
 				t.Fatalf("%s=%s: %v", envCells, want, err)
 			}
-			return slices.DeleteFunc(cells, func(c Cell) bool { return !named.MatchString(c.String()) })
+			cells = slices.DeleteFunc(cells, func(c Cell) bool { return !named.MatchString(c.String()) })
+			break
 		}
 		cells = cells[min(first, len(cells)):min(max(first, last), len(cells))]
+	}
+	if part := os.Getenv(envPart); part != "" {
+		var k, n int
+		if _, err := fmt.Sscanf(part, "%d/%d", &k, &n); err != nil || k < 1 || k > n {
+			t.Fatalf("%s=%s is no part such as 2/3", envPart, part)
+		}
+		first := 0
+		cells = slices.DeleteFunc(cells, func(Cell) bool { first++; return (first-1)%n != k-1 })
 	}
 	return cells
 }
@@ -96,7 +112,8 @@ func rank(c Cell) uint32 {
 // Each fault is made at each place, and what is left is looked at.
 func TestFaults(t *testing.T) {
 	session.Results.Add(t)
-	cells := choose(t)
+	walk := openWalk(t)
+	cells := walk.left(choose(t))
 	var end time.Time
 	if text := os.Getenv(envBudget); text != "" {
 		budget, err := time.ParseDuration(text)
@@ -109,7 +126,7 @@ func TestFaults(t *testing.T) {
 	go func() {
 		defer close(work)
 		for _, c := range cells {
-			if !end.IsZero() && time.Now().After(end) {
+			if session.Context().Err() != nil || !end.IsZero() && time.Now().After(end) {
 				return
 			}
 			work <- c
@@ -119,17 +136,19 @@ func TestFaults(t *testing.T) {
 	var lanes sync.WaitGroup
 	// All are there before the first fault, which may be one of all containers.
 	var all []*lane
-	for n := range min(6, max(2, runtime.NumCPU())) {
+	for n := range lanesAtOnce(t) {
 		all = append(all, newLane(t, "lane-"+strconv.Itoa(n)))
 	}
 	for _, l := range all {
 		lanes.Go(func() {
 			for c := range work {
+				began := time.Now()
 				ok := t.Run(c.String(), func(t *testing.T) {
 					session.Results.Add(t)
 					tried.Add(1)
 					l.try(t, c)
 				})
+				walk.note(t, c, ok, time.Since(began))
 				if !ok {
 					wrong.Add(1)
 					l.broken = true
@@ -138,12 +157,28 @@ func TestFaults(t *testing.T) {
 		})
 	}
 	lanes.Wait()
+	for _, p := range steered.unknown() {
+		t.Errorf("the table lacks the step %q of the operation %q, of which there is the %s", p.Step, p.Operation, p.Moment)
+	}
 	points, faults := make(map[string]bool), make(map[string]bool)
 	for _, c := range cells {
 		points[c.Place.String()], faults[c.Fault.Name] = true, true
 	}
 	fmt.Printf("points x faults: %d of %d cells tried, %d points x %d faults, %d violations\n",
 		tried.Load(), len(Cells()), len(points), len(faults), wrong.Load())
+}
+
+// lanesAtOnce is how many containers are used at once.
+func lanesAtOnce(t *testing.T) int {
+	text := os.Getenv(envLanes)
+	if text == "" {
+		return min(6, max(2, runtime.NumCPU()))
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("%s=%s is no number of containers", envLanes, text)
+	}
+	return n
 }
 
 // turns has faults that touch all containers wait for their turn.
@@ -210,6 +245,11 @@ func (l *lane) try(t *testing.T, c Cell) {
 		panic(s.Name)
 	})
 	l.judge(t, c, h, before, dir)
+	if dir != l.last { // else the small disk of a long walk is full at last
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	}
 	if spill != "" {
 		within(t, "the spilled state is removed", func() error {
 			if left := names(spill); len(left) > 0 {
@@ -251,18 +291,19 @@ func (l *lane) judge(t *testing.T, c Cell, h *hit, before look, dir string) {
 		return
 	}
 	op := c.Place.Scenario.Operation
+	if op == "restore" {
+		l.shim = h.at.Pid
+	}
 	// Where the client is gone, the shim may still be at work.
 	var status client.ProcessStatus
 	within(t, "the operation is over", func() error {
-		if op == "restore" && l.shim == 0 {
-			if pid, perr := l.k.Pid(t.Context()); perr == nil && pid != 0 {
-				l.found(t)
-			}
-		}
 		if h.working() {
 			return errors.New("the shim is at work")
 		}
 		status, _ = l.k.Status(t.Context()) // there is none after a restore that failed
+		if op == "restore" && status == client.Running {
+			l.found(t)
+		}
 		if pids := helpers(l.shim); len(pids) > 0 && (status != client.Paused || c.Outcome&Retry == 0) {
 			return fmt.Errorf("the shim has %s", describe(pids))
 		}

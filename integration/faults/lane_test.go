@@ -29,8 +29,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// limit bounds each wait of the tests for something that must come.
-const limit = 15 * time.Second
+// limit bounds each wait of the tests for something that must come. No machine under load reaches it.
+const limit = time.Minute
 
 // lane is a container in which one fault after the other is made. Its program counts on the GPU.
 type lane struct {
@@ -66,7 +66,7 @@ func newLane(t *testing.T, id string) *lane {
 	// It outlives the test, and goes with its containerd.
 	k, err := shared.Run(session.Context(), harness.Gpuwork(t, harness.RunSpec{ID: id, GPUs: []int{0}}, "counter"))
 	if err != nil {
-		t.Fatalf("%v", err)
+		t.Fatal(errors.Join(err, unix.Unmount(l.dir, unix.MNT_DETACH)))
 	}
 	l.k = k
 	l.counts(t)

@@ -50,7 +50,8 @@ type hit struct {
 
 	mu   sync.Mutex
 	open int // points at which the shim stands
-	last time.Time
+	// at work is the shim that has begun the operation and is not through with it; 0 for none.
+	atWork int
 }
 
 // make runs an operation and makes the fault in it. It returns when both are over.
@@ -99,7 +100,12 @@ func (h *hit) answer(p point) string {
 	defer func() {
 		h.mu.Lock()
 		h.open--
-		h.last = time.Now()
+		if p.Operation == h.cell.Place.Scenario.Operation {
+			h.atWork = p.Pid
+			if p.Step == over {
+				h.atWork = 0
+			}
+		}
 		h.mu.Unlock()
 	}()
 	place := h.cell.Place
@@ -139,21 +145,21 @@ func (h *hit) killAll(ctx context.Context) {
 
 // clientLeft reports whether the fault is that the client does not wait for the answer.
 func (h *hit) clientLeft() bool {
-	return h.cell.Fault.Name == "cancel" || h.cell.Fault.Name == "client-gone" || h.cell.Fault.Name == "SIGKILL-containerd"
+	switch h.cell.Fault.Name {
+	case "cancel", "client-gone", "error-and-cancel", "SIGKILL-containerd", "SIGKILL-helper-and-containerd":
+		return true
+	}
+	return false
 }
 
 // inWorker are the steps of workers that faults are made in.
 var inWorker = map[string]string{"read-error": "verify", "write-error": "write"}
 
-// working reports whether the shim was at a point a moment ago.
+// working reports whether the shim is at work: it may be when its client has left.
 func (h *hit) working() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	quiet := 100 * time.Millisecond
-	if h.clientLeft() {
-		quiet = 600 * time.Millisecond // which nobody tells when the operation is over
-	}
-	return h.open > 0 || time.Since(h.last) < quiet && h.err != nil
+	return h.open > 0 || h.atWork != 0 && nameOf(h.atWork) != ""
 }
 
 // aside does something beside the operation, and gives it a moment's advance.

@@ -5,6 +5,7 @@ package faults
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -34,8 +35,11 @@ the errors.
 | ends | the container ends, and nothing of it is left |
 `
 
-// Page returns docs/faults.md.
-func Page() string {
+// WalkPath is the log of the last walk, from the root of the repository.
+const WalkPath = "docs/results/2026-11-22-c8e401f-software-faults/walk.txt"
+
+// Page returns docs/faults.md, with what a walk found.
+func Page(walk []Tried) string {
 	var b strings.Builder
 	b.WriteString(pageHead)
 	cells := Cells()
@@ -94,6 +98,35 @@ func Page() string {
 				name += ", on the way back"
 			}
 			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, fails.words(), other.words(), counted(n, "fault"))
+		}
+	}
+	b.WriteString(walkPart(walk))
+	return b.String()
+}
+
+// walkPart is what a walk found.
+func walkPart(walk []Tried) string {
+	var b strings.Builder
+	dir, _ := filepath.Split(strings.TrimPrefix(WalkPath, "docs/"))
+	fmt.Fprintf(&b, `
+## The last walk
+
+`+"`make test-faults`"+` tries each fault at each place on the software GPU, and notes what came of it.
+This is the last walk, of the commits %s
+([its log](%s)).
+Mended is what failed at first, by an error of the product or of the test, and then passed.
+
+| what goes wrong | cells | walked | passed | of them mended |
+|---|---|---|---|---|
+`, strings.Join(commits(walk), ", "), dir)
+	for _, f := range Faults() {
+		fmt.Fprintf(&b, "| %s | %s |\n", f.Words, tallied(walk, func(c Cell) bool { return c.Fault.Name == f.Name }).row())
+	}
+	fmt.Fprintf(&b, "| all | %s |\n", tallied(walk, func(Cell) bool { return true }).row())
+	b.WriteString("\n| place | cells | walked | passed | of them mended |\n|---|---|---|---|---|\n")
+	for _, p := range Places() {
+		if n := tallied(walk, func(c Cell) bool { return c.Place.String() == p.String() }); n.cells > 0 {
+			fmt.Fprintf(&b, "| %v | %s |\n", p, n.row())
 		}
 	}
 	return b.String()

@@ -22,6 +22,9 @@ const (
 	Move = "move"
 )
 
+// Over is the step at whose end an operation is over, whatever has become of it.
+const Over = "over"
+
 // Point is a place in an operation.
 type Point struct {
 	// Operation is "checkpoint", "restore", "suspend" or "resume"; for a command, the program.

@@ -267,6 +267,7 @@ func (q *Sequence) Save(ctx context.Context, bundle string) {
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("note the operation")
 	}
+	_ = q.at(fault.Over, fault.End)
 }
 
 // entry is the operation as a line of the log of operations.

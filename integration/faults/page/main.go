@@ -1,20 +1,39 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Page writes docs/faults.md out of the table of faults. `make faults-page` runs it, and a test fails
+// Page writes docs/faults.md out of the table of faults and the log of the last walk. `make faults-page` runs it, and a test fails
 // while the committed page is another.
 package main
 
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/gpuckpt/gpuckpt/integration/faults"
 )
 
 func main() {
-	if err := os.WriteFile("../docs/faults.md", []byte(faults.Page()), 0o644); err != nil {
+	page, err := page("..")
+	if err == nil {
+		err = os.WriteFile("../docs/faults.md", []byte(page), 0o644)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "page:", err)
 		os.Exit(1)
 	}
+}
+
+// page makes the page out of the table and the last walk; root is that of the repository.
+func page(root string) (string, error) {
+	log, err := os.Open(filepath.Join(root, faults.WalkPath))
+	if err != nil {
+		return "", err
+	}
+	defer log.Close()
+	walk, err := faults.ReadWalk(log)
+	if err != nil {
+		return "", err
+	}
+	return faults.Page(walk), nil
 }

@@ -1,0 +1,83 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package capture
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+)
+
+// The labels by which the kubelet knows its containers, and the one by which containerd's CRI service
+// tells a pod's containers from the pod's sandbox.
+const (
+	labelContainer = "io.kubernetes.container.name"
+	labelPod       = "io.kubernetes.pod.name"
+	labelNamespace = "io.kubernetes.pod.namespace"
+	labelUID       = "io.kubernetes.pod.uid"
+	labelKind      = "io.cri-containerd.kind"
+)
+
+// Pod returns the running containers of a pod of Kubernetes' by its name, or NAMESPACE/NAME, in the
+// order of their names. Their images are to be called as image and previous are, with "-" and the
+// container's name behind; an empty previous stays empty. ctx carries containerd's namespace.
+func Pod(ctx context.Context, c *client.Client, pod, image, previous string) ([]Target, error) {
+	filter := fmt.Sprintf("labels.%q==%q,labels.%q==container", labelPod, pod, labelKind)
+	if namespace, name, ok := strings.Cut(pod, "/"); ok {
+		filter = fmt.Sprintf("labels.%q==%q,labels.%q==%q,labels.%q==container", labelPod, name, labelNamespace, namespace, labelKind)
+	}
+	found, err := c.ContainerService().List(ctx, filter)
+	if err != nil {
+		return nil, fmt.Errorf("look for the containers of the pod %s: %w", pod, err)
+	}
+	list, err := c.TaskService().List(ctx, &tasks.ListTasksRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("look for the containers of the pod %s: %w", pod, errgrpc.ToNative(err))
+	}
+	found = slices.DeleteFunc(found, func(k containers.Container) bool {
+		return !slices.ContainsFunc(list.Tasks, func(t *tasktypes.Process) bool {
+			return t.ID == k.ID && (t.Status == tasktypes.Status_RUNNING || t.Status == tasktypes.Status_PAUSED)
+		})
+	})
+	return podTargets(ctx, found, pod, image, previous)
+}
+
+// podTargets makes the targets of a pod's running containers.
+func podTargets(ctx context.Context, found []containers.Container, pod, image, previous string) ([]Target, error) {
+	if len(found) == 0 {
+		namespace, _ := namespaces.Namespace(ctx)
+		return nil, fmt.Errorf("no container of a pod %s runs in containerd's namespace %s of this node: %w", pod, namespace, errdefs.ErrNotFound)
+	}
+	slices.SortFunc(found, func(a, b containers.Container) int {
+		return strings.Compare(a.Labels[labelContainer], b.Labels[labelContainer])
+	})
+	targets := make([]Target, 0, len(found))
+	for _, k := range found {
+		if k.Labels[labelUID] != found[0].Labels[labelUID] {
+			return nil, fmt.Errorf("there are pods %s in the namespaces %s and %s: say which, as NAMESPACE/%s: %w",
+				pod, found[0].Labels[labelNamespace], k.Labels[labelNamespace], pod, errdefs.ErrInvalidArgument)
+		}
+		targets = append(targets, NewTarget(k.ID, k.Labels[labelContainer], image, previous))
+	}
+	return targets, nil
+}
+
+// NewTarget returns a container of several, whose images are called as image and previous are, with
+// "-" and its name behind.
+func NewTarget(id, name, image, previous string) Target {
+	t := Target{ID: id, Image: image + "-" + name}
+	if previous != "" {
+		t.Previous = previous + "-" + name
+	}
+	return t
+}
