@@ -1,8 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package documents runs the commands of the documents as they are there, and requires a test or a
-// reason for each.
+// Package documents runs the commands of the documents as they are there: those that no other test runs
+// (docs/commands).
 package documents
 
 import (

@@ -12,39 +12,26 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/gpuckpt/gpuckpt/docs/commands"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// session are the sections whose lines TestSessions runs, one after the other, beside those that
-// the table of others has.
-var session = []struct {
-	document string
-	sections []string
-	before   string // commands that the lines need
-}{
-	{document: "gpus.md", sections: []string{"The CDI specification"}},
-	{document: "gpu-host.md", sections: []string{
-		"3. Write a CDI specification", "4. Check the host", "5. Run a container", "6. Checkpoint and restore", "7. Suspend and resume",
-	}, before: "ctr images push HOST/workload:1 " + harness.WorkloadImage + "\n"},
-	{document: "README.md", sections: []string{"Install", "Use"}},
-	{document: "suspend.md", sections: []string{"Suspend a container in place"}, before: run},
-	{document: "images.md", sections: []string{"Run it to restore"}, before: run + checkpoint + remove},
-	{document: "nerdctl.md", sections: []string{"nerdctl"}},
-	{document: "configuration.md", sections: []string{"Annotations of a container"}},
-	{document: "doctor.md", sections: []string{"gpuckpt doctor", "A machine without a GPU", "For schedulers"},
-		before: run + checkpoint + "ctr tasks checkpoint --image-path /var/lib/checkpoints/job job\n"},
-	{document: "operate.md", sections: []string{
-		"Check a node", "See the GPU containers", "What was done, and how long it took", "A container is stuck", "A client was killed between its pause and its resume",
-	}, before: run},
-	{document: "cli.md", sections: []string{"Recover after a crash"}},
-	{document: "secure.md", sections: []string{"Signatures"}, before: run + checkpoint + "ctr images tag example.com/job:1 registry.example.com/job:2\n" +
-		"openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out release.key\nopenssl pkey -in release.key -pubout -out release.pub\n"},
+// before are commands that a document's lines need.
+var before = map[string]string{
+	"gpu-host.md": "ctr images push HOST/workload:1 " + harness.WorkloadImage + "\n",
+	"suspend.md":  run,
+	"images.md":   run + checkpoint + remove,
+	"doctor.md":   run + checkpoint + "ctr tasks checkpoint --image-path /var/lib/checkpoints/job job\n",
+	"operate.md":  run,
+	"secure.md": run + checkpoint + "ctr images tag example.com/job:1 registry.example.com/job:2\n" +
+		"openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out release.key\nopenssl pkey -in release.key -pubout -out release.pub\n",
 }
 
 const (
@@ -88,50 +75,35 @@ func TestSessions(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(u.dir, "nerdctl.toml"), []byte("cgroup_manager = \"cgroupfs\"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range session {
-		t.Run(s.document, func(t *testing.T) {
+	for _, s := range commands.Sessions {
+		t.Run(s.Document, func(t *testing.T) {
 			defer u.clean(t)
 			writeCDI()
-			for text := range strings.Lines(s.before) {
+			for text := range strings.Lines(before[s.Document]) {
 				u.do(t, strings.TrimSpace(text))
 			}
-			path := "../../docs/" + s.document
-			if s.document == "README.md" {
+			path := "../../docs/" + s.Document
+			if s.Document == "README.md" {
 				path = "../../README.md"
 			}
-			for _, l := range commandLines(t, path) {
-				if !has(s.sections, l.section) || excepted(t, l) {
+			lines, err := commands.Of(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range lines {
+				if !s.Is(l) || slices.ContainsFunc(commands.Others, func(o commands.Elsewhere) bool { return o.Covers(l) }) {
 					continue
 				}
-				for text := range strings.Lines(needs[l.text]) {
+				for text := range strings.Lines(needs[l.Text]) {
 					u.do(t, strings.TrimSpace(text))
 				}
-				u.do(t, l.text)
-				if strings.HasPrefix(l.text, "gpuckpt cdi generate") {
+				u.do(t, l.Text)
+				if strings.HasPrefix(l.Text, "gpuckpt cdi generate") {
 					writeCDI() // that one has the driver's files and not the software GPU's settings
 				}
 			}
 		})
 	}
-}
-
-func has(sections []string, name string) bool {
-	for _, s := range sections {
-		if s == name {
-			return true
-		}
-	}
-	return false
-}
-
-func excepted(t *testing.T, l line) bool {
-	t.Helper()
-	for _, o := range others {
-		if o.covers(t, l) {
-			return true
-		}
-	}
-	return false
 }
 
 // user is who types the lines.
@@ -150,7 +122,7 @@ type user struct {
 // host's network.
 func (u *user) do(t *testing.T, text string) {
 	t.Helper()
-	if program, _, _ := strings.Cut(text, " "); !has(programs, program) {
+	if program, _, _ := strings.Cut(text, " "); !slices.Contains(programs, program) {
 		t.Fatalf("%q is not run: %s is not among the programs that may run here", text, program)
 	}
 	suspends, resumes := strings.HasPrefix(text, "gpuckpt suspend "), strings.HasPrefix(text, "gpuckpt resume ")
