@@ -36,7 +36,7 @@
 
 #include "sandbox.h"
 
-extern void print_on_level(unsigned int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+extern void print_on_level(unsigned int level, const char *format, ...) __attribute__((weak, format(printf, 2, 3)));
 // CRIU keeps descriptors of /proc, which lead to the host's. It opens them anew.
 extern void close_proc(void) __attribute__((weak));
 
