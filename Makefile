@@ -94,7 +94,8 @@ SOAK ?= 1h
 .PHONY: soak
 soak: setup build testbeds ## Checkpoint, restore and suspend 20 containers at once, for an hour (needs root).
 	$(TEST_ENV) GPUCKPT_TEST_SOAK=$(SOAK) go -C integration test -count=1 -timeout 24h -v ./soak
-	$(TEST_ENV) GPUCKPT_TEST_SOAK=$(SOAK) go -C integration test -count=1 -v -run TestPowerLost ./checkpoint
+	$(TEST_ENV) GPUCKPT_TEST_SOAK=$(SOAK) GPUCKPT_TEST_CYCLES=200 go -C integration test -count=1 -timeout 24h -v \
+		-run 'TestPowerLost|TestManyCheckpoints|TestManyRestores' ./checkpoint
 
 # What the tests of pods and of nerdctl need: a cluster's programs, older containerds.
 .PHONY: setup-kubernetes
