@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +28,9 @@ const unscheduled = 5 * time.Second
 // worker does the work on the node; a test has its own.
 type worker interface {
 	Checkpoint(ctx context.Context, namespace, pod, container string, seconds int64) (archive string, err error)
+	CheckpointPod(ctx context.Context, namespace, pod, image string, seconds int64) ([]node.Captured, error)
+	Discard(ctx context.Context, image string) error
+	Recover(ctx context.Context) error
 	Build(ctx context.Context, archive, image string) (node.Built, error)
 	Push(ctx context.Context, image string, credentials []byte) (sent int64, err error)
 }
@@ -65,7 +69,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 			return ctrl.Result{}, nil
 		}
 		// This agent does one after the other: another one has begun it and is gone.
-		return ctrl.Result{}, c.end(ctx, &k, failure{api.Interrupted, errors.New("the node's agent was restarted meanwhile; the pod runs on")})
+		return ctrl.Result{}, c.end(ctx, &k, failure{api.Interrupted, errors.Join(errors.New("the node's agent was restarted meanwhile; the pod runs on"), c.work.Recover(ctx))})
 	}
 	var pod corev1.Pod
 	err := c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod)
@@ -87,10 +91,10 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	return ctrl.Result{}, c.end(ctx, &k, c.checkpoint(ctx, &k, &pod))
 }
 
-// checkpoint checkpoints and pushes the pod's containers, one after the other.
+// checkpoint checkpoints and pushes the pod's containers: several in one cut.
 func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod) error {
 	var names []string
-	for _, s := range pod.Status.ContainerStatuses {
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) { // sidecars are among the first
 		if s.State.Running != nil && (k.Spec.Container == "" || k.Spec.Container == s.Name) {
 			names = append(names, s.Name)
 		}
@@ -101,6 +105,12 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, pod *cor
 	credentials, err := c.credentials(ctx, k)
 	if err != nil {
 		return err
+	}
+	if len(names) > 1 {
+		if err := c.pod(ctx, k, k.Spec.Repository+":"+k.Name, names, credentials); err != nil {
+			return err
+		}
+		names = nil
 	}
 	for _, name := range names {
 		image := k.Spec.Repository + ":" + k.Name

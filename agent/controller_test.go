@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -43,6 +44,18 @@ func (d *diary) Checkpoint(_ context.Context, namespace, pod, container string, 
 	return "/" + container + ".tar", d.do("checkpoint " + namespace + "/" + pod + "/" + container)
 }
 
+func (d *diary) CheckpointPod(_ context.Context, namespace, pod, image string, _ int64) ([]node.Captured, error) {
+	made := []node.Captured{{Name: "a", Image: image + "-a"}, {Name: "b", Image: image + "-b"}}
+	for i := range made {
+		made[i].Built = node.Built{Digest: "sha256:1", Bytes: 2, GPUBytes: 3}
+	}
+	return made, d.do("checkpoint " + namespace + "/" + pod + " as " + image)
+}
+
+func (d *diary) Discard(_ context.Context, image string) error { return d.do("discard " + image) }
+
+func (d *diary) Recover(context.Context) error { return d.do("recover") }
+
 func (d *diary) Build(_ context.Context, archive, image string) (node.Built, error) {
 	return node.Built{Digest: "sha256:1", Bytes: 2, GPUBytes: 3}, d.do("build " + archive + " " + image)
 }
@@ -71,11 +84,18 @@ func TestController(t *testing.T) {
 		phase  api.Phase
 		reason string
 		gone   bool // the pod
+		made   int  // images; 0: one for three things that it did
 	}{
 		{name: "one container", pod: pod("here", "a"), spec: api.Spec{PushSecret: "registry"},
 			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {auths}"}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "all of two", pod: pod("here", "a", "b"),
-			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k-a", "push r/job:k-a {}", "checkpoint ns/pod/b", "build /b.tar r/job:k-b", "push r/job:k-b {}"}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"checkpoint ns/pod as r/job:k", "push r/job:k-a {}", "push r/job:k-b {}"}, phase: api.Succeeded, reason: "Pushed", made: 2},
+		{name: "all of two, and one is refused", pod: pod("here", "a", "b"), fails: "checkpoint ns/pod as r/job:k",
+			did: []string{"checkpoint ns/pod as r/job:k"}, phase: api.Failed, reason: "CheckpointFailed"},
+		{name: "all of two, and one cannot be pushed", pod: pod("here", "a", "b"), fails: "push r/job:k-a {}",
+			did: []string{"checkpoint ns/pod as r/job:k", "push r/job:k-a {}", "discard r/job:k-b"}, phase: api.Failed, reason: "PushFailed"},
+		{name: "one of three has ended meanwhile", pod: pod("here", "a", "b", "c"),
+			did: []string{"checkpoint ns/pod as r/job:k", "discard r/job:k-a", "discard r/job:k-b"}, phase: api.Failed, reason: "CheckpointFailed"},
 		{name: "one of two", pod: pod("here", "a", "b"), spec: api.Spec{Container: "b"},
 			did: []string{"checkpoint ns/pod/b", "build /b.tar r/job:k-b", "push r/job:k-b {}"}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "the pod goes", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)},
@@ -88,7 +108,7 @@ func TestController(t *testing.T) {
 		{name: "no pod", phase: api.Failed, reason: "PodNotFound"},
 		{name: "another node's", pod: pod("there", "a")},
 		{name: "not scheduled yet", pod: pod("", "a")},
-		{name: "an agent that was killed", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "here"}, phase: api.Failed, reason: api.Interrupted},
+		{name: "an agent that was killed", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "here"}, did: []string{"recover"}, phase: api.Failed, reason: api.Interrupted},
 		{name: "another agent is at it", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "there"}, phase: api.Running},
 		{name: "it is over", pod: pod("here", "a"), before: api.Status{Phase: api.Succeeded}, phase: api.Succeeded},
 	} {
@@ -123,7 +143,7 @@ func TestController(t *testing.T) {
 			if c.reason != "" && (said == nil || said.Reason != c.reason || len(events.Events) != 1) {
 				t.Errorf("its conditions are %+v, %d events", k.Status.Conditions, len(events.Events))
 			}
-			if c.phase == api.Succeeded && c.reason != "" && (len(k.Status.Containers) != len(c.did)/3 || k.Status.Containers[0].Digest != "sha256:1" || k.Status.Containers[0].Pushed != 4) {
+			if c.phase == api.Succeeded && c.reason != "" && (len(k.Status.Containers) != cmp.Or(c.made, len(c.did)/3) || k.Status.Containers[0].Digest != "sha256:1" || k.Status.Containers[0].Pushed != 4) {
 				t.Errorf("%+v", k.Status.Containers)
 			}
 			if c.pod != nil {

@@ -26,15 +26,23 @@ import (
 // the error says so and for which process.
 type Group []Process
 
-// Lock takes the running processes to locked, each within timeout, see Helper.Lock. Before it
-// touches any, it refuses a group with one that is failed or in the middle of another's step.
+// Lock takes the running processes to locked, all within timeout, see Helper.Lock. Processes whose
+// work on their GPUs waits for each other are let go and locked again until all stand still. Before it
+// touches any, Lock refuses a group with one that is failed or in the middle of another's step.
 func (g Group) Lock(ctx context.Context, h *Helper, timeout time.Duration) error {
 	for _, p := range g {
 		if p.State != Running && p.State != Locked && p.State != Checkpointed {
 			return fmt.Errorf("lock CUDA process %d: it is %v", h.number(p.PID), p.State)
 		}
 	}
-	return g.found(Running).step(ctx, h, Running, timeout+h.opts.CallTimeout, func(ctx context.Context, pid int) error {
+	running := g.found(Running)
+	if len(running) > 1 {
+		if timeout <= 0 {
+			timeout = h.opts.CopyTimeout
+		}
+		return running.lockAll(ctx, h, timeout)
+	}
+	return running.step(ctx, h, Running, timeout+h.opts.CallTimeout, func(ctx context.Context, pid int) error {
 		return h.Lock(ctx, pid, timeout)
 	})
 }
@@ -154,7 +162,11 @@ func atOnce(n int, do func(i int) error) []error {
 // step takes all processes through one step at once, within limit, or brings all back to before.
 func (g Group) step(ctx context.Context, h *Helper, before State, limit time.Duration, do func(ctx context.Context, pid int) error) error {
 	errs := g.each(func(p Process) error { return do(ctx, h.number(p.PID)) })
-	err := sum(errs)
+	return g.undone(ctx, h, sum(errs), errs, before, limit)
+}
+
+// undone undoes a step of that limit that ended with err, by process with errs, and returns the error.
+func (g Group) undone(ctx context.Context, h *Helper, err error, errs []error, before State, limit time.Duration) error {
 	if refused, ok := errors.AsType[*Error](err); err == nil || ok && refused.Op == opInit {
 		return err // or no process was asked for anything
 	}

@@ -64,7 +64,7 @@ func TestGroupGoesThereAndBack(t *testing.T) {
 
 func TestFailedLockUnlocksTheOthers(t *testing.T) {
 	h := fake(t, "machine:1=running;2=running;3=locked;!lock 2=600", nil)
-	err := group(t, h, 3).Lock(t.Context(), h, time.Second)
+	err := group(t, h, 3).Lock(t.Context(), h, 200*time.Millisecond)
 	var e *Error
 	if !errors.As(err, &e) || e.PID != 2 || e.Result != NotReady {
 		t.Errorf("got %v", err)

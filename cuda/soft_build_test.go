@@ -167,6 +167,30 @@ func (w *work) is(h *Helper, want State) {
 	}
 }
 
+// stop stops a workload, and waits until all of its threads stand: the signal alone leaves the driver's
+// thread time for a step.
+func (w *work) stop() {
+	w.t.Helper()
+	do(w.t, syscall.Kill(w.pid, syscall.SIGSTOP))
+	for end := time.Now().Add(time.Minute); !w.stands(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			w.t.Fatalf("process %d does not stop", w.pid)
+		}
+	}
+}
+
+func (w *work) stands() bool {
+	w.t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", w.pid))
+	do(w.t, err)
+	for _, thread := range threads {
+		if status, err := os.ReadFile(thread); err == nil && !strings.Contains(string(status), "\nState:\tT") {
+			return false
+		}
+	}
+	return len(threads) > 0
+}
+
 // contained runs gpuwork as pid 1 of new mount and pid namespaces whose /dev
 // has only the device files named.
 func contained(t *testing.T, files string, args ...string) *work {

@@ -183,7 +183,7 @@ func TestSoftLockOfAStoppedProcessEndsAtItsLimit(t *testing.T) {
 	h := softHelper(t, dev, func(o *Options) { o.CallTimeout = 500 * time.Millisecond })
 	w := start(t, dev, nil, "counter")
 	w.counts(101)
-	do(t, syscall.Kill(w.pid, syscall.SIGSTOP))
+	w.stop()
 	within(t, func() {
 		err := Group{{PID: PID{Host: w.pid}, State: Running}}.Lock(t.Context(), h, 100*time.Millisecond)
 		wants(t, err, ErrHelperHung, "lock CUDA process", "undo") // which cannot work either
@@ -203,7 +203,7 @@ func TestSoftOtherProcessesAreServedMeanwhile(t *testing.T) {
 	b := start(t, dev, nil, "counter", "--gpu", "1")
 	a.counts(101)
 	b.counts(101)
-	do(t, syscall.Kill(a.pid, syscall.SIGSTOP))
+	a.stop()
 	locked := make(chan error)
 	go func() { locked <- h.Lock(ctx, a.pid, 0) }()
 	waitForCalls(t, h, 1)

@@ -17,11 +17,13 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/inspect"
 	"github.com/gpuckpt/gpuckpt/internal/journal"
+	"github.com/gpuckpt/gpuckpt/internal/pages"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
@@ -60,6 +62,7 @@ type restoring struct {
 	view    config.View
 	told    hooks.Hooks
 	images  *criu.Copy
+	memory  *pages.Plan // what of the images CRIU does not restore
 	gate    *criu.Gate
 	watch   *criu.Watch
 	within  time.Duration // that CRIU may take, from since on
@@ -97,7 +100,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
 	defer c.restore.close()
-	defer func() { k.images.Close() }()
+	defer func() { k.images.Close(); k.memory.Close() }()
 	if err := c.restore.reopen(); err != nil {
 		return nil, err
 	}
@@ -107,6 +110,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		{Name: "watch cgroup", Do: k.watchCgroup},
 		{Name: "device nodes", Do: k.fixNodes},
 		{Name: "inspect", Do: k.inspect},
+		{Name: "fill memory", Do: k.fillMemory},
 	}
 	if k.gate, err = criu.ListenGate(settings.PluginDir()); err != nil {
 		return nil, err
@@ -135,7 +139,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
-	k.images, err = vet.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
+	k.images, k.memory, err = vet.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
 	return 0, err
 }
 
@@ -200,6 +204,13 @@ func (k *restoring) awaitRunc() error {
 // inspect compares what CRIU has restored, and holds, with the spec.
 func (k *restoring) inspect(context.Context) (uint64, error) {
 	return 0, inspect.Held(k.c.restore.gpus.Spec, k.c.bundle, k.c.pid, k.gate)
+}
+
+// fillMemory gives the processes the memory that CRIU has left to this shim.
+func (k *restoring) fillMemory(ctx context.Context) (uint64, error) {
+	return k.memory.Fill(func() (*pages.Worker, error) {
+		return gpustate.StartCharged(ctx, reap, k.view.Staging, pages.StartWorker)
+	}, k.c.pid, k.c.pids)
 }
 
 // openGate lets all threads of the restored processes run.

@@ -40,7 +40,7 @@ type Checkpoint struct {
 type Spec struct {
 	// Pod is the name of a pod in the object's namespace.
 	Pod string `json:"pod"`
-	// Container is one of the pod's; empty: all that run, one after the other.
+	// Container is one of the pod's; empty: all that run, in one cut.
 	Container string `json:"container,omitempty"`
 	// Repository is where the image goes, such as registry.example.com/team/job. Its tag is the
 	// object's name, with "-" and the container's name where there are several.
@@ -49,7 +49,7 @@ type Spec struct {
 	PushSecret string `json:"pushSecret,omitempty"`
 	// LeaveRunning leaves the pod running; otherwise it is deleted when all is pushed. Nil is true.
 	LeaveRunning *bool `json:"leaveRunning,omitempty"`
-	// TimeoutSeconds bounds the kubelet's checkpoint of each container; 0: the kubelet's own limit.
+	// TimeoutSeconds bounds the checkpoint; 0: the kubelet's own limit, and none for several containers.
 	TimeoutSeconds int64 `json:"timeoutSeconds,omitempty"`
 }
 

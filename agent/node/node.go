@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Node is the node that the agent runs on.
@@ -112,6 +113,39 @@ func (n Node) Build(ctx context.Context, archive, image string) (b Built, err er
 	return b, n.gpuckpt(ctx, "", &b, "image", "build", "kubernetes-archive:"+archive, image)
 }
 
+// Captured is the image that was made of a container of a pod.
+type Captured struct {
+	Name          string  `json:"name"`
+	Image         string  `json:"image"`
+	PausedSeconds float64 `json:"pausedSeconds"`
+	BuildSeconds  float64 `json:"buildSeconds"`
+	Built
+}
+
+// CheckpointPod makes images of all running containers of a pod, in one cut; each is called as image
+// is, with "-" and the container's name behind. seconds bounds it, 0 is no bound. On an error all
+// containers are as they were, and there is no image.
+func (n Node) CheckpointPod(ctx context.Context, namespace, pod, image string, seconds int64) ([]Captured, error) {
+	if seconds > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(seconds)*time.Second)
+		defer cancel()
+	}
+	var made struct{ Containers []Captured }
+	err := n.gpuckpt(ctx, "", &made, "checkpoint", "--pod", namespace+"/"+pod, "--image", image, "--leave-running")
+	return made.Containers, err
+}
+
+// Discard removes an image from the node's containerd.
+func (n Node) Discard(ctx context.Context, image string) error {
+	return n.gpuckpt(ctx, "", nil, "rm", image)
+}
+
+// Recover resumes what checkpoints that were killed with their agent have left paused.
+func (n Node) Recover(ctx context.Context) error {
+	return n.gpuckpt(ctx, "", nil, "recover")
+}
+
 // Push pushes an image, with the credentials of a docker config.json, and takes it from the node's
 // containerd. It returns the bytes that the registry lacked.
 func (n Node) Push(ctx context.Context, image string, credentials []byte) (sent int64, err error) {
@@ -129,7 +163,7 @@ func (n Node) Push(ctx context.Context, image string, credentials []byte) (sent 
 	}
 	var pushed struct{ MovedBytes int64 }
 	err = n.gpuckpt(ctx, strings.TrimPrefix(dir, filepath.Clean(n.Root)), &pushed, args...)
-	return pushed.MovedBytes, errors.Join(err, n.gpuckpt(context.WithoutCancel(ctx), "", nil, "rm", image))
+	return pushed.MovedBytes, errors.Join(err, n.Discard(context.WithoutCancel(ctx), image))
 }
 
 // gpuckpt runs the node's gpuckpt in the node's root.
@@ -141,6 +175,8 @@ func (n Node) gpuckpt(ctx context.Context, dockerConfig string, answer any, args
 	cmd := exec.CommandContext(ctx, program, append(args, "--json", "--address", n.Containerd, "--namespace", "k8s.io")...)
 	cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Chroot: n.Root}, "/"
 	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "DOCKER_CONFIG=" + dockerConfig}, n.Env...)
+	// It undoes what it has begun, if it is not killed.
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, time.Minute
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {

@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/gpuckpt/gpuckpt/internal/bootstrap"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/pages"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 	"github.com/gpuckpt/gpuckpt/internal/version"
@@ -24,6 +26,9 @@ func main() {
 	if staging.IsDigester() {
 		staging.DigesterMain()
 	}
+	if pages.IsWorker() {
+		pages.Main()
+	}
 	if host.IsLoopbackHook() {
 		host.LoopbackHook()
 	}
@@ -32,5 +37,5 @@ func main() {
 		return
 	}
 	runtime.Register()
-	runtime.Run(context.Background(), runtime.NewManager())
+	bootstrap.Run(context.Background(), runtime.NewManager())
 }

@@ -105,6 +105,9 @@ func (r *run) pause(ctx context.Context) error {
 	if status.Status == client.Paused {
 		return nil
 	}
+	if err := r.note(ctx); err != nil {
+		return err
+	}
 	r.pausedAt = time.Now()
 	if err := r.task.Pause(ctx); err != nil {
 		// When it was this client that gave up, the container may be paused all the same.

@@ -63,6 +63,8 @@ func Containers(ctx context.Context, c *client.Client, targets []Target, o Optio
 			return nil, r.failed(err)
 		}
 	}
+	// What it cannot do is no reason to refuse these: "gpuckpt recover" tells.
+	_, _ = Recover(ctx, func() (*client.Client, error) { return c, nil }, o.Dir)
 	// What is written belongs to nobody else until the image has its name.
 	ctx, release, err := localstore.Lease(ctx, c)
 	if err != nil {

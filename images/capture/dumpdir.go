@@ -27,7 +27,8 @@ func (r *run) removeDumpDir() error {
 	if r.release == nil {
 		return nil
 	}
-	return r.release()
+	// In this order: a note has a directory.
+	return errors.Join(ignoreNotExist(os.Remove(noteOf(r.dumpDir))), r.release())
 }
 
 // makeDumpDir makes a directory for one dump in another, and removes those of killed programs: a
@@ -59,7 +60,8 @@ func makeDumpDir(in string) (dir string, release func() error, err error) {
 	return dir, func() error { return errors.Join(os.RemoveAll(dir), lock.Close()) }, nil
 }
 
-// sweepDumpDirs removes the dumps' directories that nobody holds.
+// sweepDumpDirs removes the dumps' directories that nobody holds, but those with a note, which are
+// Recover's.
 func sweepDumpDirs(in string) error {
 	left, err := filepath.Glob(filepath.Join(in, dumpPrefix+"*"))
 	for _, dir := range left {
@@ -70,7 +72,8 @@ func sweepDumpDirs(in string) error {
 		if oerr != nil {
 			return oerr
 		}
-		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+		_, noted := os.Stat(noteOf(dir))
+		if noted != nil && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 		f.Close()

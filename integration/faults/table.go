@@ -56,7 +56,7 @@ func Scenarios() []Scenario {
 		}
 	}
 	restore := []string{
-		"copy images", "restore processes", "watch cgroup", "device nodes", "inspect", "map GPU state",
+		"copy images", "restore processes", "watch cgroup", "device nodes", "inspect", "fill memory", "map GPU state",
 		"restore GPU state", "note", "open the gate", "tell restored",
 	}
 	resume := []string{"choose GPUs", "check spill", "give access", "give GPU state back", "thaw and unlock"}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -126,6 +127,52 @@ func TestCheckpointObject(t *testing.T) {
 		return err == nil && out != ""
 	})
 	expect(t, refused, counterPort, "102")
+
+	kubectl("delete", "pod", "first", "second", "refused") // there are two GPUs
+	inTurns := func(name string, annotations map[string]string, images ...string) node.Pod {
+		var containers []any
+		for i, image := range images {
+			containers = append(containers, map[string]any{
+				"name": fmt.Sprint("place", i), "image": image, "imagePullPolicy": "IfNotPresent",
+				"args":      []string{"turns", "--port", strconv.Itoa(counterPort + i), "--file", "/dev/shm/count", "--start", strconv.Itoa(i)},
+				"resources": map[string]any{"limits": map[string]any{node.Resource: "1"}},
+			})
+		}
+		return apply(t, n, name, counter{annotations: annotations, pod: map[string]any{
+			"containers": containers, "imagePullSecrets": []any{map[string]any{"name": pullSecret}},
+		}})
+	}
+	pair := inTurns("pair", nil, harness.WorkloadImage, harness.WorkloadImage)
+	countOn(t, pair, 2)
+	object("pair", "pair")
+	kubectl("wait", "--for=condition=Complete", "checkpoint/pair", "--timeout=120s")
+	countOn(t, pair, 2)
+	images := strings.Fields(kubectl("get", "checkpoint", "pair", "--output", "jsonpath={.status.containers[*].image}"))
+	if len(images) != 2 || !strings.HasSuffix(images[0], ":pair-place0") || !strings.HasSuffix(images[1], ":pair-place1") {
+		t.Fatalf("made were %q", images)
+	}
+	kubectl("delete", "pod", "pair")
+	countOn(t, inTurns("pair-again", restoring, images...), 2)
+}
+
+// countOn waits until each container of a pod has seen ten turns more of programs that count in turns
+// in /dev/shm. It fails the test if one finds that the count is not that of its GPU.
+func countOn(t *testing.T, pod node.Pod, containers int) {
+	t.Helper()
+	for i := range containers {
+		first := -1
+		harness.Within(t, "the programs count on", func() bool {
+			answer := ask(t, pod, counterPort+i, "count")
+			now, err := strconv.Atoi(answer)
+			if err != nil {
+				t.Fatalf("container %d: %s", i, answer)
+			}
+			if first < 0 {
+				first = now
+			}
+			return now > first+10
+		})
+	}
 }
 
 // importAgent makes the part of the image for nodes that deploy/agent runs.

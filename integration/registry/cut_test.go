@@ -91,6 +91,45 @@ func TestCut(t *testing.T) {
 	countOn(t, both)
 }
 
+// A checkpoint that was killed has left its containers paused: gpuckpt recover resumes them.
+func TestKilledCut(t *testing.T) {
+	results.Add(t)
+	c := session.Own(t, harness.Options{})
+	var both []*harness.Container
+	for i := range 2 {
+		k := c.Work(t, harness.RunSpec{ID: harness.Name(t) + "-" + strconv.Itoa(i), GPUs: []int{0}}, "counter")
+		k.Expect(t, "next", "101")
+		both = append(both, k)
+	}
+	c.SoftwareGPU(t, "checkpoint_delay_ms=60000")
+	cmd := command(t.Context(), t, c, nil, "checkpoint", both[0].ID, both[1].ID, "--image", "gpuckpt.test/killed:1")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range both {
+		harness.Within(t, k.ID+" is paused", func() bool {
+			status, err := k.Status(t.Context())
+			return err == nil && status == client.Paused
+		})
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	for _, k := range both {
+		if status, err := k.Status(t.Context()); err != nil || status != client.Paused {
+			t.Fatalf("%s is %q, %v", k.ID, status, err)
+		}
+	}
+	gpuckpt(t, c, "recover", "--address", c.Address(), "--namespace", c.Namespace())
+	for _, k := range both {
+		k.Expect(t, "next", "102")
+	}
+	if left := dumps(c); len(left) > 0 {
+		t.Errorf("left are %q", left)
+	}
+}
+
 // countOn waits until programs that count in turns have counted ten turns more. It fails the test if
 // one finds that the count is not its own.
 func countOn(t *testing.T, both []*harness.Container) {

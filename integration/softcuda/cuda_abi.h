@@ -57,6 +57,7 @@ enum {
 
 enum { CU_MEM_ATTACH_GLOBAL = 1 };
 enum { CU_MEMHOSTALLOC_DEVICEMAP = 2 };
+enum { CU_MEMHOSTREGISTER_DEVICEMAP = 2 };
 enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
 
 typedef struct {
@@ -135,6 +136,8 @@ CUDA_API CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flag
 CUDA_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host,
                                                unsigned int flags);
 CUDA_API CUresult cuMemFreeHost(void *address);
+CUDA_API CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags);
+CUDA_API CUresult cuMemHostUnregister(void *address);
 CUDA_API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUDA_API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 CUDA_API CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes);

@@ -72,6 +72,29 @@ static CUresult spin(void **params)
 	return CUDA_SUCCESS;
 }
 
+// meet(u64 *board, u64 ranks, u64 rank, u64 *state): one step of an all-reduce. The rank writes its
+// word of this step to the board and waits until all have; state is the number of the step and the
+// sum of all words so far, from which the next word follows.
+static CUresult meet(void **params)
+{
+	uint64_t ranks = word_param(params, 1), rank = word_param(params, 2);
+	uint64_t *board = memory_at(word_param(params, 0), 3 * 64 * sizeof *board);
+	uint64_t *state = memory_at(word_param(params, 3), 2 * sizeof *state);
+	if (!board || !state || ranks > 64)
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	uint64_t step = state[0] + 1, *words = board + 64 + 64 * (step & 1);
+	struct timespec pause = {.tv_nsec = 20000};
+	words[rank] = mix(state[1] + step + (rank << 32));
+	__atomic_store_n(&board[rank], step, __ATOMIC_RELEASE);
+	for (uint64_t i = 0; i < ranks; i++) {
+		while (__atomic_load_n(&board[i], __ATOMIC_ACQUIRE) < step)
+			nanosleep(&pause, NULL); // a GPU would take no CPU time either
+		state[1] += words[i];
+	}
+	state[0] = step;
+	return CUDA_SUCCESS;
+}
+
 const struct kernel *kernel_named(const char *name, size_t len)
 {
 	static const struct kernel kernels[] = {
@@ -79,6 +102,7 @@ const struct kernel *kernel_named(const char *name, size_t len)
 		{"fill", fill},
 		{"check", check},
 		{"spin", spin},
+		{"meet", meet},
 	};
 
 	for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)

@@ -26,6 +26,7 @@ struct pinned {
 	struct pinned *next;
 	char *address;
 	size_t bytes;
+	bool registered; // the program's own memory
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -310,6 +311,48 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 	return gate_leave(release(address, false));
 }
 
+// pin makes host memory known to the GPU: the program's own, or new one at *address.
+static CUresult pin(char **address, size_t bytes, bool registered)
+{
+	struct pinned *p = calloc(1, sizeof *p);
+	char *at = registered ? *address : MAP_FAILED;
+
+	if (p && !registered)
+		at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (!p || at == MAP_FAILED) {
+		free(p);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	p->address = *address = at;
+	p->bytes = bytes;
+	p->registered = registered;
+	pthread_mutex_lock(&mutex);
+	p->next = pinned;
+	pinned = p;
+	pthread_mutex_unlock(&mutex);
+	return CUDA_SUCCESS;
+}
+
+static CUresult unpin(const void *address, bool registered)
+{
+	CUresult r = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&mutex);
+	for (struct pinned **l = &pinned; *l; l = &(*l)->next) {
+		struct pinned *p = *l;
+		if (p->address != address || p->registered != registered)
+			continue;
+		*l = p->next;
+		if (!registered)
+			munmap(p->address, p->bytes);
+		free(p);
+		r = CUDA_SUCCESS;
+		break;
+	}
+	pthread_mutex_unlock(&mutex);
+	return r;
+}
+
 CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flags)
 {
 	CUcontext c;
@@ -319,20 +362,26 @@ CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flags)
 	(void)flags; // portable, mapped and write-combined are all the same here
 	if (!address || !bytes)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
-	struct pinned *p = calloc(1, sizeof *p);
-	void *at = p ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-	             : MAP_FAILED;
-	if (at == MAP_FAILED) {
-		free(p);
-		return gate_leave(CUDA_ERROR_OUT_OF_MEMORY);
-	}
-	p->address = *address = at;
-	p->bytes = bytes;
-	pthread_mutex_lock(&mutex);
-	p->next = pinned;
-	pinned = p;
-	pthread_mutex_unlock(&mutex);
-	return gate_leave(CUDA_SUCCESS);
+	return gate_leave(pin((char **)address, bytes, false));
+}
+
+CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	(void)flags;
+	if (!address || !bytes)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	return gate_leave(pin((char **)&address, bytes, true));
+}
+
+CUresult cuMemHostUnregister(void *address)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	return r ? r : gate_leave(unpin(address, true));
 }
 
 CUresult cuMemAllocHost_v2(void **address, size_t bytes)
@@ -344,22 +393,7 @@ CUresult cuMemFreeHost(void *address)
 {
 	CUcontext c;
 	CUresult r = enter_context(&c);
-	if (r)
-		return r;
-	r = CUDA_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&mutex);
-	for (struct pinned **l = &pinned; *l; l = &(*l)->next) {
-		struct pinned *p = *l;
-		if (p->address != address)
-			continue;
-		*l = p->next;
-		munmap(p->address, p->bytes);
-		free(p);
-		r = CUDA_SUCCESS;
-		break;
-	}
-	pthread_mutex_unlock(&mutex);
-	return gate_leave(r);
+	return r ? r : gate_leave(unpin(address, false));
 }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned int flags)

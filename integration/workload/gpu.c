@@ -23,6 +23,7 @@
 	X(MemAlloc, cuMemAlloc_v2)                                  \
 	X(MemAllocManaged, cuMemAllocManaged)                       \
 	X(MemHostAlloc, cuMemHostAlloc)                             \
+	X(MemHostRegister, cuMemHostRegister_v2)                    \
 	X(MemHostGetDevicePointer, cuMemHostGetDevicePointer_v2)    \
 	X(IpcGetMemHandle, cuIpcGetMemHandle)                       \
 	X(IpcOpenMemHandle, cuIpcOpenMemHandle_v2)                  \
@@ -100,6 +101,7 @@ struct gpu gpu_open(int ordinal)
 	CHECK(ModuleGetFunction(&g.fill, module, "fill"));
 	CHECK(ModuleGetFunction(&g.check, module, "check"));
 	CHECK(ModuleGetFunction(&g.spin, module, "spin"));
+	CHECK(ModuleGetFunction(&g.meet, module, "meet"));
 	CHECK(ModuleGetGlobal(&g.counter, NULL, module, "counter"));
 	return g;
 }
@@ -140,6 +142,14 @@ void *gpu_alloc_pinned(size_t bytes, CUdeviceptr *device)
 	void *p;
 	CHECK(MemHostAlloc(&p, bytes, CU_MEMHOSTALLOC_DEVICEMAP));
 	CHECK(MemHostGetDevicePointer(device, p, 0));
+	return p;
+}
+
+CUdeviceptr gpu_register(void *memory, size_t bytes)
+{
+	CUdeviceptr p;
+	CHECK(MemHostRegister(memory, bytes, CU_MEMHOSTREGISTER_DEVICEMAP));
+	CHECK(MemHostGetDevicePointer(&p, memory, 0));
 	return p;
 }
 

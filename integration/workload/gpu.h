@@ -12,7 +12,7 @@
 
 struct gpu {
 	CUcontext context;
-	CUfunction increment, fill, check, spin;
+	CUfunction increment, fill, check, spin, meet;
 	CUdeviceptr counter; // u64, 100 at first
 };
 
@@ -32,6 +32,8 @@ CUdeviceptr gpu_alloc(size_t bytes);
 CUdeviceptr gpu_alloc_managed(size_t bytes);
 // gpu_alloc_pinned returns host memory; *device is where the GPU sees it.
 void *gpu_alloc_pinned(size_t bytes, CUdeviceptr *device);
+// gpu_register makes memory of the program's own the GPU's, and returns where the GPU sees it.
+CUdeviceptr gpu_register(void *memory, size_t bytes);
 // gpu_export lets other processes map device memory; gpu_import maps another process's.
 CUipcMemHandle gpu_export(CUdeviceptr address);
 CUdeviceptr gpu_import(CUipcMemHandle handle);

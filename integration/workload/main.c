@@ -25,7 +25,13 @@ static const char usage[] =
 	"  pattern [--bytes N] [--chunks K] [--gpus G] [--gpu I] [--seed S] [--content C]\n"
 	"                                    N bytes of pattern on each of G GPUs; C is\n"
 	"                                    pattern, zero or weights (bf16)\n"
+	"  memory  [--bytes N]               N bytes of host memory, a child, no CUDA\n"
+	"  gpumemory [--bytes N] [--gpu I]   the same with a GPU in use\n"
 	"  multi   --procs P [as pattern]    P of those, on ports P, P+1, ...\n"
+	"  ranks   --procs P [--gpus G] [--work US] [--ahead N]\n"
+	"                                    P processes whose kernels wait for each other, all\n"
+	"                                    the time, on ports P, P+1, ...; process i computes\n"
+	"                                    i times US microseconds before N steps\n"
 	"  writer  --file PATH [--start N]   counter, and a thread that appends to PATH\n"
 	"  spin    [--seconds N]             a kernel that does not end by itself\n"
 	"  forked  [--start N] [--gpu I]     counter, and on port P+1 plain, in a child forked since\n"
@@ -114,7 +120,7 @@ int main(int argc, char **argv)
 	} workloads[] = {
 		{"counter", run_counter}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
-		{"forked", run_forked}, {"forking", run_forking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"zoo", run_zoo},
+		{"forked", run_forked}, {"forking", run_forking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
 		if (strcmp(what, workloads[i].name))
@@ -125,6 +131,10 @@ int main(int argc, char **argv)
 	if (!strcmp(what, "multi")) {
 		struct options o = options_parse(rest);
 		return run_multi(&o);
+	}
+	if (!strcmp(what, "ranks")) {
+		struct options o = options_parse(rest);
+		return run_ranks(&o);
 	}
 	fputs(usage, stderr);
 	return 2;

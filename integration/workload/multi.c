@@ -26,7 +26,7 @@ static void pass_on(int signal)
 			kill(children[i], signal);
 }
 
-static pid_t start(const struct options *o, int index)
+static pid_t start(const struct options *o, int index, void (*run)(const struct options *, int))
 {
 	struct options mine = *o;
 
@@ -40,10 +40,22 @@ static pid_t start(const struct options *o, int index)
 	mine.gpu = index % o->gpus;
 	mine.gpus = 1;
 	mine.seed = o->seed + (unsigned long long)index;
-	run_pattern(&mine);
+	run(&mine, index);
+	exit(1);
+}
+
+static void run_one(const struct options *o, int index)
+{
+	(void)index;
+	run_pattern(o);
 }
 
 int run_multi(const struct options *o)
+{
+	return run_each(o, run_one);
+}
+
+int run_each(const struct options *o, void (*run)(const struct options *, int))
 {
 	int status = 0;
 
@@ -53,7 +65,7 @@ int run_multi(const struct options *o)
 	}
 	signal(SIGTERM, pass_on);
 	for (int i = 0; i < o->procs; i++) {
-		children[i] = start(o, i);
+		children[i] = start(o, i, run);
 		if (children[i] < 0) {
 			fprintf(stderr, "gpuwork: fork: %s\n", strerror(errno));
 			pass_on(SIGKILL);

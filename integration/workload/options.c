@@ -76,7 +76,7 @@ static void keep_renamed(const char *path)
 
 struct options options_parse(char **args)
 {
-	struct options o = {.port = 10000, .chunks = 1, .gpus = 1, .procs = 2, .bytes = 64 << 20, .start = 100, .content = "pattern"};
+	struct options o = {.port = 10000, .chunks = 1, .gpus = 1, .procs = 2, .ahead = 1, .bytes = 64 << 20, .start = 100, .content = "pattern"};
 
 	for (; *args; args += 2) {
 		const char *name = args[0], *value = args[1];
@@ -96,6 +96,10 @@ struct options options_parse(char **args)
 			o.procs = (int)number(name, value);
 		else if (!strcmp(name, "--seconds"))
 			o.seconds = (int)number(name, value);
+		else if (!strcmp(name, "--ahead"))
+			o.ahead = (int)number(name, value);
+		else if (!strcmp(name, "--work"))
+			o.work_us = (int)number(name, value);
 		else if (!strcmp(name, "--bytes"))
 			o.bytes = number(name, value);
 		else if (!strcmp(name, "--seed"))
@@ -125,8 +129,8 @@ struct options options_parse(char **args)
 			exit(2);
 		}
 	}
-	if (o.chunks < 1 || o.gpus < 1 || o.procs < 1) {
-		fprintf(stderr, "gpuwork: --chunks, --gpus and --procs are at least 1\n");
+	if (o.chunks < 1 || o.gpus < 1 || o.procs < 1 || o.ahead < 1 || o.work_us < 0) {
+		fprintf(stderr, "gpuwork: --chunks, --gpus, --procs and --ahead are at least 1, --work 0\n");
 		exit(2);
 	}
 	return o;

@@ -7,7 +7,7 @@
 #define GPUCKPT_OPTIONS_H
 
 struct options {
-	int port, chunks, gpus, gpu, procs, seconds;
+	int port, chunks, gpus, gpu, procs, seconds, ahead, work_us;
 	unsigned long long bytes, seed, start;
 	const char *file, *log, *interface, *peer;
 	const char *content; // of pattern: "pattern", "zero" or "weights"

@@ -18,6 +18,8 @@ __attribute__((noreturn)) void run_spin(const struct options *o);
 __attribute__((noreturn)) void run_forked(const struct options *o);
 __attribute__((noreturn)) void run_forking(const struct options *o);
 __attribute__((noreturn)) void run_ipc(const struct options *o);
+__attribute__((noreturn)) void run_memory(const struct options *o);
+__attribute__((noreturn)) void run_gpumemory(const struct options *o);
 // run_monitor uses NVML alone.
 __attribute__((noreturn)) void run_monitor(const struct options *o);
 __attribute__((noreturn)) void run_ring(const struct options *o);
@@ -26,8 +28,12 @@ __attribute__((noreturn)) void run_turns(const struct options *o);
 // run_zoo has one of everything that a restore takes.
 __attribute__((noreturn)) void run_zoo(const struct options *o);
 
-// run_multi returns the exit status of the first child that ended; the others are killed.
+// run_multi and run_ranks return the exit status of the first child that ended; the others are killed.
 int run_multi(const struct options *o);
+int run_ranks(const struct options *o);
+
+// run_each is what both do: it runs a function in each of the children, with its place among them.
+int run_each(const struct options *o, void (*run)(const struct options *, int));
 
 // list_gpus prints what NVML shows; try_gpus uses each GPU that CUDA shows. Both return an exit status.
 int list_gpus(void);

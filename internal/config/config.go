@@ -89,6 +89,9 @@ type Staging struct {
 	// WhenShort decides what becomes of a checkpoint whose GPU state does not fit in memory:
 	// Refuse, WriteThrough or Driver.
 	WhenShort string `toml:"when_short"`
+	// Memory is how much memory of its own, in bytes, a mapping holds that is copied past CRIU; 0
+	// leaves all to CRIU.
+	Memory int64 `toml:"memory"`
 	// Buffer is the memory, in bytes, through which state is written to a disk.
 	Buffer int64 `toml:"buffer"`
 }
@@ -162,7 +165,7 @@ func Default() Node {
 		StateDir:     "/var/lib/gpuckpt/records",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
 		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
-		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Buffer: 1 << 30},
+		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Memory: 64 << 20, Buffer: 1 << 30},
 		Restore:      Restore{Policy: Signed, Keys: []string{"/etc/gpuckpt/keys"}, Images: []string{}, ChangedFiles: Refuse},
 		Signing:      Signing{Key: "/var/lib/gpuckpt/signing.key"},
 		Encryption:   Encryption{Recipients: []string{}, DecryptionKeys: []string{"/etc/containerd/ocicrypt/keys"}},
@@ -265,6 +268,15 @@ func (c *Checkpoint) check() error {
 	return nil
 }
 
+// LargeMemory returns the memory that a mapping holds, in bytes, for it to be copied past CRIU; 0 if
+// none is.
+func (s *Staging) LargeMemory() uint64 {
+	if !s.Steer {
+		return 0
+	}
+	return uint64(max(s.Memory, 0))
+}
+
 func (s *Staging) check() error {
 	if s.Cgroup != "" && !filepath.IsLocal(s.Cgroup) {
 		return fmt.Errorf("cgroup is %q; it must be a path from the root of the hierarchy, without a leading slash", s.Cgroup)
@@ -277,6 +289,9 @@ func (s *Staging) check() error {
 	}
 	if err := oneOf(s.WhenShort, Refuse, WriteThrough, Driver); err != nil {
 		return fmt.Errorf("when_short %w", err)
+	}
+	if s.Memory < 0 {
+		return fmt.Errorf("memory is %d; it must not be negative", s.Memory)
 	}
 	if s.Buffer < staging.MinWindow {
 		return fmt.Errorf("buffer is %d; it must be %d or more", s.Buffer, staging.MinWindow)

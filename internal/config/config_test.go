@@ -58,6 +58,7 @@ copy_threads = 0
 cgroup = "a/b"
 memory_limit = 100
 when_short = "write-through"
+memory = 1048576
 buffer = 33554432
 [checkpoint]
 exec_wait = "0s"
@@ -75,7 +76,7 @@ network-lock = "skip"
 external = ["mnt[a]:b", "dev[c]:d"]
 `, want: with(func(c *Node) {
 			c.Helper, c.LockTimeout, c.OnCheckpoint, c.LogDir = "/opt/helper", Duration(90*time.Second), "stop", "/logs"
-			c.Staging = Staging{Cgroup: "a/b", MemoryLimit: 100, WhenShort: WriteThrough, Buffer: 32 << 20}
+			c.Staging = Staging{Cgroup: "a/b", MemoryLimit: 100, WhenShort: WriteThrough, Memory: 1 << 20, Buffer: 32 << 20}
 			c.Checkpoint = Checkpoint{ExecHold: Duration(5 * time.Second), Shells: "end"}
 			c.CRIU = CRIU{Path: "/opt/criu/criu", PluginDir: "/opt/criu/plugins", RestoreTimeout: Duration(time.Second), DumpTimeout: Duration(time.Minute), Options: map[string]any{
 				"tcp-established": true, "ghost-limit": int64(1048576), "network-lock": "skip",

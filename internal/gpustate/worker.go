@@ -34,12 +34,12 @@ func (t *tracers) started(ctx context.Context) (*steer.Session, error) {
 	}
 	t.close()
 	var err error
-	t.session, err = startCharged(ctx, t.run, t.node, steer.Start)
+	t.session, err = StartCharged(ctx, t.run, t.node, steer.Start)
 	return t.session, err
 }
 
 func (t *tracers) digester(ctx context.Context) (*staging.Digester, error) {
-	return startCharged(ctx, t.run, t.node, staging.StartDigester)
+	return StartCharged(ctx, t.run, t.node, staging.StartDigester)
 }
 
 // close ends the tracer, and notes whether it had died before.
@@ -99,8 +99,8 @@ type process interface {
 	Close() error
 }
 
-// startCharged starts a worker process in the cgroup that staging memory is charged to.
-func startCharged[P process](ctx context.Context, run Run, node config.Staging, start func(worker.Run, *os.File) (P, error)) (P, error) {
+// StartCharged starts a worker process in the cgroup that staging memory is charged to.
+func StartCharged[P process](ctx context.Context, run Run, node config.Staging, start func(worker.Run, *os.File) (P, error)) (P, error) {
 	if node.Cgroup == "" {
 		return start(run, nil)
 	}

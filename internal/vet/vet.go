@@ -7,6 +7,7 @@
 package vet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -18,7 +19,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/pages"
 	"github.com/gpuckpt/gpuckpt/internal/refit"
 )
 
@@ -60,26 +63,32 @@ func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Du
 
 // Copy writes the images of a directory again, for CRIU alone, as they fit the place of the restore
 // (package refit), and refuses what CRIU would read there if the container's spec, which is in the
-// bundle, does not grant it. Close must be called.
-func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Copy, err error) {
+// bundle, does not grant it. The copies lack the memory of the plan. Both must be closed.
+func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Copy, _ *pages.Plan, err error) {
 	file, err := bundle.Read(settings.Bundle)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	dumped := criu.Open(from)
 	edit, err := refit.ForRestore(file.Spec, dumped.Set, settings)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	images, err := dumped.Copy(settings.Bundle, 0, edit)
+	plan, err := pages.NewPlan(dumped.Set, settings.View.Staging.LargeMemory())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := Images(ctx, file.Spec, criu.Open(images.Path()), Rootfs(settings.Bundle, file.Spec)); err != nil {
+	dumped.Parts = plan.Parts
+	images, err := dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error { return cmp.Or(edit(e), plan.Edit(e)) })
+	if err == nil {
+		err = Images(ctx, file.Spec, criu.Open(images.Path()), Rootfs(settings.Bundle, file.Spec))
+	}
+	if err != nil {
 		images.Close()
-		return nil, err
+		plan.Close()
+		return nil, nil, err
 	}
-	return images, nil
+	return images, plan, nil
 }
 
 // Rootfs returns where a container's root file system is mounted, by its bundle; "" if the spec has

@@ -89,5 +89,6 @@ void test_faults(void);
 void test_nvml(void);
 void test_remap(void);
 void test_habits(void);
+void test_ranks(void);
 
 #endif

@@ -42,6 +42,10 @@ var ErrRefused = errors.New("gpuckpt does not restore it")
 // Set is the images of one dump. All errors of a Set are images.ErrDamaged or ErrRefused, but
 // those of a file that cannot be opened or read.
 type Set struct {
+	// Parts, if it is not nil, returns which parts of a file that is lent to CRIU, by its name, Copy
+	// writes in its place, one behind the other; some is false for one that CRIU gets whole.
+	Parts func(name string) (parts []Part, some bool)
+
 	dir    string
 	magics map[string]uint64
 	// Bytes that may still be read: of the files of each budget, each once.

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"regexp"
 	"strings"
 	"sync"
@@ -24,6 +25,9 @@ var ErrOmit = errors.New("leave this entry out")
 
 // maxText bounds a file that is text, in bytes.
 const maxText = 1 << 20
+
+// Part is a part of a file, in bytes.
+type Part struct{ Offset, Bytes uint64 }
 
 // Copy writes all that CRIU may read into a directory: each entry again, in the one form that
 // its type has, and what is lent to CRIU as it is. edit, if it is not nil, gets each entry
@@ -69,6 +73,11 @@ func (s *Set) copy(to *Dir, name string, edit func(*Entry) error) error {
 	defer f.Close()
 	switch k.form {
 	case lent:
+		if s.Parts != nil {
+			if parts, some := s.Parts(name); some {
+				return to.write(name, func(w io.Writer) error { return copyParts(w, f, parts) })
+			}
+		}
 		return to.Bind(name, f)
 	case descriptors, devices:
 		data, err := s.text(name, k)
@@ -81,6 +90,20 @@ func (s *Set) copy(to *Dir, name string, edit func(*Entry) error) error {
 		})
 	}
 	return to.write(name, func(w io.Writer) error { return s.rewrite(w, k, f, size, name, edit) })
+}
+
+// copyParts writes parts of a file, one behind the other.
+func copyParts(w io.Writer, f *os.File, parts []Part) error {
+	for _, p := range parts {
+		n, err := io.Copy(w, io.NewSectionReader(f, int64(p.Offset), int64(p.Bytes)))
+		if err == nil && uint64(n) != p.Bytes {
+			err = fmt.Errorf("%w: %s is cut short: %w", images.ErrDamaged, f.Name(), io.ErrUnexpectedEOF)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // rewrite writes an image of entries again.

@@ -5,15 +5,21 @@
 package recovercmd
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"time"
 
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/spf13/cobra"
 
+	"github.com/gpuckpt/gpuckpt/images/capture"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/recovery"
@@ -21,7 +27,7 @@ import (
 
 // Command returns the command.
 func Command() *cobra.Command {
-	var namespace string
+	var namespace, address, dumps string
 	var asJSON, kill bool
 	c := &cobra.Command{
 		Use:   "recover [CONTAINER]",
@@ -32,7 +38,8 @@ It reads the records that shims keep of containers that they change (state_dir i
 configuration). Where the shim is dead it thaws and unlocks the container if containerd has
 not ended it, and removes incomplete checkpoints, GPU state that is of no use, and what a
 restore has left. It prints what it did and what you must do. It leaves complete
-checkpoints alone, and containers whose shim lives.`,
+checkpoints alone, and containers whose shim lives. It also resumes the containers that a
+killed "gpuckpt checkpoint" had paused.`,
 		Example: `  gpuckpt recover
   gpuckpt recover --namespace k8s.io CONTAINER`,
 		Args: cobra.MaximumNArgs(1),
@@ -47,6 +54,9 @@ checkpoints alone, and containers whose shim lives.`,
 			}
 			reports := []recovery.Report{}
 			var failed error
+			if len(args) == 0 {
+				reports, failed = clients(cmd.Context(), address, dumps)
+			}
 			for _, path := range paths {
 				r, err := recovery.Recover(cmd.Context(), node, path, kill)
 				if errors.Is(err, os.ErrNotExist) {
@@ -61,9 +71,35 @@ checkpoints alone, and containers whose shim lives.`,
 		},
 	}
 	c.Flags().StringVarP(&namespace, "namespace", "n", os.Getenv(namespaces.NamespaceEnvVar), "containerd's namespace ($CONTAINERD_NAMESPACE; default: all, or \"default\" for one CONTAINER)")
+	c.Flags().StringVarP(&address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), defaults.DefaultAddress), "containerd's socket ($CONTAINERD_ADDRESS)")
+	c.Flags().StringVar(&dumps, "image-path", cmp.Or(os.Getenv("GPUCKPT_IMAGE_PATH"), capture.DefaultDir), "where \"gpuckpt checkpoint\" makes its dumps ($GPUCKPT_IMAGE_PATH)")
+	_ = c.MarkFlagDirname("image-path")
 	c.Flags().BoolVar(&kill, "kill", false, "end containers that cannot go on, because their GPU state went with their shim")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
+}
+
+// clients lets what killed checkpoints had paused run on.
+func clients(ctx context.Context, address, dumps string) (reports []recovery.Report, err error) {
+	var c *client.Client
+	left, err := capture.Recover(ctx, func() (_ *client.Client, err error) {
+		if c == nil {
+			c, err = client.New(address, client.WithTimeout(10*time.Second))
+		}
+		return c, err
+	}, dumps)
+	if c != nil {
+		err = errors.Join(err, c.Close())
+	}
+	reports = []recovery.Report{}
+	for _, l := range left {
+		r := recovery.Report{Namespace: l.Namespace, Container: l.Container, Operation: "gpuckpt checkpoint", Done: []string{"removed its dump"}}
+		if l.Resumed {
+			r.Done = append(r.Done, "resumed it")
+		}
+		reports = append(reports, r)
+	}
+	return reports, err
 }
 
 // chosen returns the paths of the records to look at.

@@ -1,7 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runtime
+// Package bootstrap runs a shim, whatever version the daemon is that starts it.
+package bootstrap
 
 import (
 	"context"

@@ -1,0 +1,62 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// Large mappings of host memory go past CRIU and come back bit by bit, in a container with a GPU and
+// in one without, beside memory that CRIU restores: small, shared with a child, or read-only. What is
+// restored can be checkpointed again.
+func TestHostMemory(t *testing.T) {
+	for _, workload := range []string{"memory", "gpumemory"} {
+		t.Run(workload, func(t *testing.T) {
+			results.Add(t)
+			var spec harness.RunSpec
+			if workload == "gpumemory" {
+				spec.GPUs = []int{0}
+			}
+			k := shared.Work(t, spec, workload, "--bytes", "144M")
+			k.Expect(t, "verify", "bad=0,0")
+			where := k.Answer(t, "where")
+			first := takeCheckpoint(t, shared, k, "1")
+			k.Expect(t, "verify", "bad=0,0") // it was left running
+			k.Expect(t, "write 5", "wrote")
+			second := takeCheckpoint(t, shared, k, "2")
+			k.MustRemove(t)
+			for _, ref := range []string{first, second} {
+				r := restore(t, shared, k.ID, ref, k.Port)
+				r.Expect(t, "verify", "bad=0,0")
+				r.Expect(t, "where", where)
+				filled(t, r)
+				r.Expect(t, "write 9", "wrote")
+				if ref == second {
+					ref = takeCheckpoint(t, shared, r, "3")
+					r.MustRemove(t)
+					r = restore(t, shared, k.ID, ref, k.Port)
+					r.Expect(t, "verify", "bad=0,0")
+				}
+				r.MustRemove(t)
+			}
+		})
+	}
+}
+
+// filled fails the test unless the large mappings were restored past CRIU.
+func filled(t *testing.T, r *harness.Container) {
+	t.Helper()
+	timeline, err := shared.Timeline(r.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range timeline.Phases {
+		if p.Name == "fill memory" && p.Bytes >= 128<<20 && p.Bytes < 160<<20 {
+			return
+		}
+	}
+	t.Errorf("CRIU has restored the large mappings: %+v", timeline.Phases)
+}

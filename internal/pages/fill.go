@@ -1,0 +1,193 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pages
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// Fill copies the memory of the chosen mappings into the restored processes, and returns its bytes.
+// No thread of them may run. init is the container's first process, pids are all, as this process
+// counts. On an error any part may be there.
+func (p *Plan) Fill(start Start, init int, pids func() ([]int, error)) (filled uint64, err error) {
+	if len(p.tasks) == 0 {
+		return 0, nil
+	}
+	all, err := pids()
+	if err != nil {
+		return 0, err
+	}
+	inside, err := proc.Inside(all, init)
+	if err != nil {
+		return 0, err
+	}
+	w, err := start()
+	if err != nil {
+		return 0, err
+	}
+	defer w.Close()
+	for _, t := range p.tasks {
+		pid, found := inside[t.pid]
+		if !found {
+			return filled, fmt.Errorf("fill the memory of process %d: %w", t.pid, errNoProcess)
+		}
+		n, err := w.fill(pid, t.file, t.pieces)
+		if filled += n; err != nil {
+			return filled, fmt.Errorf("fill the memory of process %d: %w", t.pid, err)
+		}
+	}
+	return filled, nil
+}
+
+// chunkBytes is what is copied at once, in bytes: a processor's own cache has it.
+const chunkBytes = 1 << 20
+
+// fill copies pieces of a file into a process.
+func fill(pid int, path string, pieces []Piece) (uint64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	// Nothing is changed that CRIU has not restored as plain memory of the process's own.
+	spans, err := plainMemory(pid)
+	if err != nil {
+		return 0, err
+	}
+	total := uint64(0)
+	for _, p := range pieces {
+		if p.Start+p.Bytes < p.Start || !covers(spans, span{p.Start, p.Start + p.Bytes}) {
+			return 0, fmt.Errorf("%w: from %#x, %d bytes are not memory of its own", images.ErrDamaged, p.Start, p.Bytes)
+		}
+		total += p.Bytes
+	}
+	return total, eachChunk(pieces, func(p Piece, buf []byte) error {
+		if _, err := f.ReadAt(buf, int64(p.Offset)); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = fmt.Errorf("%w: %s is truncated", images.ErrDamaged, path)
+			}
+			return err
+		}
+		return writeMemory(pid, p.Start, buf)
+	})
+}
+
+// plainMemory returns the private mappings without a file that a process can read and write.
+func plainMemory(pid int) (spans []span, err error) {
+	maps, err := proc.Maps(pid)
+	for _, m := range maps {
+		if isPlain(m) {
+			spans = append(spans, span{m.Start, m.End})
+		}
+	}
+	return spans, err
+}
+
+func isPlain(m proc.Mapping) bool {
+	return strings.HasPrefix(m.Permissions, "rw") && m.Permissions[3] == 'p' && m.Inode == 0 &&
+		(m.Path == "" || m.Path == "[heap]" || strings.HasPrefix(m.Path, "[anon:"))
+}
+
+// eachChunk calls do with parts of pieces, of chunkBytes at most, and a buffer as long, on all
+// processors.
+func eachChunk(pieces []Piece, do func(p Piece, buf []byte) error) error {
+	buffers := sync.Pool{New: func() any { return new([chunkBytes]byte) }}
+	var group errgroup.Group
+	group.SetLimit(runtime.NumCPU())
+	var failed sync.Once
+	stop := make(chan struct{})
+	send := func(batch []Piece) {
+		group.Go(func() error {
+			buf := buffers.Get().(*[chunkBytes]byte)
+			defer buffers.Put(buf)
+			for _, p := range batch {
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				if err := do(p, buf[:p.Bytes]); err != nil {
+					failed.Do(func() { close(stop) })
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	var batch []Piece
+	bytes := uint64(0)
+	for _, p := range pieces {
+		for at := uint64(0); at < p.Bytes; {
+			n := min(p.Bytes-at, chunkBytes-bytes)
+			batch = append(batch, Piece{p.Start + at, n, p.Offset + at})
+			at += n
+			if bytes += n; bytes == chunkBytes {
+				send(batch)
+				batch, bytes = nil, 0
+			}
+		}
+	}
+	send(batch)
+	return group.Wait()
+}
+
+var zeros [pageBytes]byte
+
+// writeMemory writes whole pages into a process. Pages of zeros are left out: what CRIU has mapped
+// is empty.
+func writeMemory(pid int, start uint64, data []byte) error {
+	const most = 512 // of the kernel's 1024 ranges
+	var local []unix.Iovec
+	var remote []unix.RemoteIovec
+	left := 0
+	flush := func() error {
+		if left == 0 {
+			return nil
+		}
+		n, err := unix.ProcessVMWritev(pid, local, remote, 0)
+		switch {
+		case err != nil:
+			return fmt.Errorf("write %d bytes at %#x of process %s (is its memory limit too low?): %w", left, remote[0].Base, proc.Describe(pid), err)
+		case n != left:
+			return fmt.Errorf("write %d bytes at %#x of process %s (is its memory limit too low?): the kernel has written %d", left, remote[0].Base, proc.Describe(pid), n)
+		}
+		local, remote, left = local[:0], remote[:0], 0
+		return nil
+	}
+	for at := 0; at < len(data); {
+		if bytes.Equal(data[at:at+pageBytes], zeros[:]) {
+			at += pageBytes
+			continue
+		}
+		end := at + pageBytes
+		for end < len(data) && !bytes.Equal(data[end:end+pageBytes], zeros[:]) {
+			end += pageBytes
+		}
+		var v unix.Iovec
+		v.Base = &data[at]
+		v.SetLen(end - at)
+		local = append(local, v)
+		remote = append(remote, unix.RemoteIovec{Base: uintptr(start) + uintptr(at), Len: end - at})
+		left += end - at
+		if at = end; len(local) == most {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return flush()
+}

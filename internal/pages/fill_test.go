@@ -1,0 +1,119 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pages
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// mapMemory maps memory of this process's own, with a mapping of no rights on both sides.
+func mapMemory(t *testing.T, pages, flags, fd int) []byte {
+	t.Helper()
+	at, err := unix.MmapPtr(-1, 0, nil, uintptr(pages+2)*pageBytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.MunmapPtr(at, uintptr(pages+2)*pageBytes) })
+	inner := unsafe.Add(at, pageBytes)
+	if _, err := unix.MmapPtr(fd, 0, inner, uintptr(pages)*pageBytes, unix.PROT_READ|unix.PROT_WRITE, flags|unix.MAP_FIXED); err != nil {
+		t.Fatal(err)
+	}
+	return unsafe.Slice((*byte)(inner), pages*pageBytes)
+}
+
+func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
+
+// resident reports which pages of memory are there.
+func resident(t *testing.T, b []byte) []bool {
+	t.Helper()
+	f, err := os.Open("/proc/self/pagemap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	entries := make([]byte, len(b)/pageBytes*8)
+	if _, err := f.ReadAt(entries, int64(addressOf(b)/pageBytes*8)); err != nil {
+		t.Fatal(err)
+	}
+	var there []bool
+	for at := 7; at < len(entries); at += 8 {
+		there = append(there, entries[at]>>6 != 0)
+	}
+	return there
+}
+
+// Memory is filled from anywhere in the file, across chunks; pages of zeros stay empty.
+func TestFill(t *testing.T) {
+	const pages = 2*chunkBytes/pageBytes + 100
+	want := make([]byte, pages*pageBytes)
+	for i := range pages {
+		if i%3 != 1 {
+			copy(want[i*pageBytes:], bytes.Repeat([]byte{byte(i%250 + 1)}, pageBytes))
+		}
+	}
+	name := filepath.Join(t.TempDir(), "pages-1.img")
+	if err := os.WriteFile(name, append(make([]byte, 3*pageBytes), want...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	memory := mapMemory(t, pages, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
+	at := addressOf(memory)
+	const half = pages / 2 * pageBytes
+	pieces := []Piece{{at, half, 3 * pageBytes}, {at + half, pages*pageBytes - half, half + 3*pageBytes}}
+	n, err := fill(os.Getpid(), name, pieces)
+	if err != nil || n != pages*pageBytes {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+	for i, there := range resident(t, memory) {
+		if there != (i%3 != 1) {
+			t.Fatalf("page %d is there: %t", i, there)
+		}
+	}
+	if !bytes.Equal(memory, want) {
+		t.Error("the memory is not what the file has")
+	}
+	if n, err := fill(os.Getpid(), name, []Piece{{at, pageBytes, (pages + 3) * pageBytes}}); !errors.Is(err, images.ErrDamaged) {
+		t.Errorf("past the file's end: %d bytes, %v", n, err)
+	}
+}
+
+// Nothing but plain memory of the process is written to.
+func TestFillRefuses(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "mapped"))
+	if err == nil {
+		_, err = f.Write(make([]byte, 8*pageBytes))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	name := filepath.Join(t.TempDir(), "pages-1.img")
+	if err := os.WriteFile(name, bytes.Repeat([]byte{1}, 16*pageBytes), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	plain := addressOf(mapMemory(t, 8, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1))
+	for what, p := range map[string]Piece{
+		"a shared file":   {addressOf(mapMemory(t, 8, unix.MAP_SHARED, int(f.Fd()))), pageBytes, 0},
+		"a private file":  {addressOf(mapMemory(t, 8, unix.MAP_PRIVATE, int(f.Fd()))), pageBytes, 0},
+		"shared memory":   {addressOf(mapMemory(t, 8, unix.MAP_SHARED|unix.MAP_ANONYMOUS, -1)), pageBytes, 0},
+		"past its end":    {plain, 9 * pageBytes, 0},
+		"before it":       {plain - pageBytes, 2 * pageBytes, 0},
+		"round the world": {plain, 1<<64 - pageBytes, 0},
+	} {
+		if _, err := fill(os.Getpid(), name, []Piece{p}); !errors.Is(err, images.ErrDamaged) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := fill(os.Getpid(), name, []Piece{{plain, 8 * pageBytes, 0}}); err != nil {
+		t.Error(err)
+	}
+}

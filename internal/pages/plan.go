@@ -1,0 +1,309 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pages
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+)
+
+// pageBytes is the size of the pages that CRIU counts.
+const pageBytes = 4096
+
+// leastRun is the average size, in bytes, of a mapping's runs of pages, from which on the mapping is
+// chosen. Each run takes two system calls.
+const leastRun = 16 << 10
+
+// span is a range of addresses.
+type span struct {
+	Start uint64 `json:"start"`
+	End   uint64 `json:"end"`
+}
+
+// Piece is a run of memory of a process, and where it is in its file.
+type Piece struct {
+	Start  uint64 `json:"start"`
+	Bytes  uint64 `json:"bytes"`
+	Offset uint64 `json:"offset"`
+}
+
+// Plan is what of a dump's memory CRIU does not restore. The zero Plan leaves all of it to CRIU.
+type Plan struct {
+	set   *image.Set
+	tasks map[string]*task // by the names of their pagemap images
+}
+
+// task is one process of a Plan.
+type task struct {
+	pid    int    // as the process counts
+	spans  []span // the mappings that are filled here, ascending
+	pages  string // the image that has the memory
+	file   *os.File
+	at     uint64 // where the next entry's memory is in it
+	pieces []Piece
+	rest   []image.Part
+}
+
+// NewPlan chooses mappings that hold at least so many bytes; 0 chooses none. Close must be called.
+func NewPlan(set *image.Set, least uint64) (*Plan, error) {
+	p := &Plan{set: set, tasks: make(map[string]*task)}
+	if least == 0 {
+		return p, nil
+	}
+	names, err := set.Names()
+	if err != nil {
+		return nil, err
+	}
+	maps, known, err := mappings(set, names)
+	if err != nil {
+		return nil, err
+	}
+	for number, all := range maps {
+		all = slices.DeleteFunc(all, func(s span) bool { return known[s] > 1 })
+		if name := "pagemap-" + number + ".img"; len(all) > 0 && set.Has(name) {
+			if err := p.choose(name, number, all, least); err != nil {
+				p.Close()
+				return nil, err
+			}
+		}
+	}
+	return p, p.open(names)
+}
+
+// mappings returns the mappings that may be chosen, by the number of their process, and how many
+// processes have a private mapping at each place.
+func mappings(set *image.Set, names []string) (may map[string][]span, known map[span]int, err error) {
+	may, known = make(map[string][]span), make(map[span]int)
+	for _, name := range names {
+		number, ok := numberOf(name, "mm-")
+		if !ok {
+			continue
+		}
+		err := set.Each(name, func(e *image.Entry) error {
+			m, ok := e.Message.(*mm.MmEntry)
+			if !ok {
+				return nil
+			}
+			for _, v := range m.GetVmas() {
+				s := span{v.GetStart(), v.GetEnd()}
+				known[s]++
+				if fillable(v) {
+					may[number] = append(may[number], s)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	return may, known, nil
+}
+
+// Kinds of mappings, as CRIU has them (criu/include/image.h).
+const (
+	vmaRegular     = 1 << 0
+	vmaHeap        = 1 << 5
+	vmaAnonPrivate = 1 << 9
+)
+
+// fillable reports whether CRIU restores a mapping as plain memory that a process can write to.
+func fillable(v *vma.VmaEntry) bool {
+	const prot = unix.PROT_READ | unix.PROT_WRITE
+	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	return v.GetStatus()&^vmaHeap == vmaRegular|vmaAnonPrivate && v.GetProt()&prot == prot &&
+		v.GetFlags()&^unix.MAP_NORESERVE&^unix.MAP_STACK == flags && v.GetStart() < v.GetEnd()
+}
+
+// choose chooses those of a process's mappings that hold enough memory.
+func (p *Plan) choose(name, number string, may []span, least uint64) error {
+	var pid int
+	if _, err := fmt.Sscanf(number, "%d", &pid); err != nil {
+		return nil
+	}
+	bytes, runs := make([]uint64, len(may)), make([]uint64, len(may))
+	t := &task{pid: pid}
+	plain := true
+	err := p.set.Each(name, func(e *image.Entry) error {
+		switch m := e.Message.(type) {
+		case *pagemap.PagemapHead:
+			t.pages = fmt.Sprintf("pages-%d.img", m.GetPagesId())
+		case *pagemap.PagemapEntry:
+			s, ok := spanOf(m)
+			if plain = plain && ok; !ok {
+				return nil
+			}
+			for i := indexOf(may, s.Start); i < len(may) && may[i].Start < s.End; i++ {
+				bytes[i] += min(s.End, may[i].End) - max(s.Start, may[i].Start)
+				runs[i]++
+			}
+		}
+		return nil
+	})
+	if err != nil || !plain {
+		return err
+	}
+	for i, s := range may {
+		if bytes[i] >= least && bytes[i]/runs[i] >= leastRun {
+			t.spans = append(t.spans, s)
+		}
+	}
+	if len(t.spans) > 0 {
+		p.tasks[name] = t
+	}
+	return nil
+}
+
+// open opens the images that have the memory. One that two images refer to stays with CRIU.
+func (p *Plan) open(names []string) (err error) {
+	users := make(map[string]int)
+	for _, name := range names {
+		if !strings.HasPrefix(name, "pagemap-") {
+			continue
+		}
+		err := p.set.Each(name, func(e *image.Entry) error {
+			if m, ok := e.Message.(*pagemap.PagemapHead); ok {
+				users[fmt.Sprintf("pages-%d.img", m.GetPagesId())]++
+			}
+			return nil
+		})
+		if err != nil {
+			p.Close()
+			return err
+		}
+	}
+	for name, t := range p.tasks {
+		if users[t.pages] > 1 {
+			delete(p.tasks, name)
+			continue
+		}
+		if t.file, err = p.set.OpenFile(t.pages); err != nil {
+			p.Close()
+			return err
+		}
+	}
+	return nil
+}
+
+// spanOf returns the addresses of an entry. ok is false for one whose memory is not in the image, and
+// for one that is no range of addresses.
+func spanOf(m *pagemap.PagemapEntry) (s span, ok bool) {
+	const present = 1 << 2
+	n := m.GetNrPages()
+	if m.NrPages == nil {
+		n = uint64(m.GetCompatNrPages())
+	}
+	s = span{m.GetVaddr(), m.GetVaddr() + n*pageBytes}
+	return s, m.Flags != nil && m.GetFlags()&present != 0 && !m.GetInParent() && n > 0 && n < 1<<40 && s.Start < s.End && s.Start%pageBytes == 0
+}
+
+// indexOf returns the index of the first span that ends behind an address.
+func indexOf(spans []span, at uint64) int {
+	i, _ := slices.BinarySearchFunc(spans, at, func(s span, at uint64) int {
+		if s.End <= at {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
+// covers reports whether spans, ascending, have all of the addresses.
+func covers(spans []span, s span) bool {
+	for i := indexOf(spans, s.Start); i < len(spans) && spans[i].Start <= s.Start; i++ {
+		if s.Start = spans[i].End; s.Start >= s.End {
+			return true
+		}
+	}
+	return false
+}
+
+// errChanged says that the images are not those that the Plan was made of.
+var errChanged = fmt.Errorf("%w: CRIU's images have changed while they were read", images.ErrDamaged)
+
+// Edit is an edit of the images for image.Set.Copy: it leaves out the memory of the chosen mappings.
+func (p *Plan) Edit(e *image.Entry) error {
+	t := p.tasks[e.File]
+	if t == nil {
+		return nil
+	}
+	switch m := e.Message.(type) {
+	case *pagemap.PagemapHead:
+		if t.pages != fmt.Sprintf("pages-%d.img", m.GetPagesId()) {
+			return errChanged
+		}
+	case *pagemap.PagemapEntry:
+		s, ok := spanOf(m)
+		if !ok {
+			return errChanged
+		}
+		bytes, at := s.End-s.Start, t.at
+		t.at += bytes
+		if !covers(t.spans, s) {
+			t.rest = addPart(t.rest, image.Part{Offset: at, Bytes: bytes})
+			return nil
+		}
+		if n := len(t.pieces) - 1; n >= 0 && t.pieces[n].Start+t.pieces[n].Bytes == s.Start && t.pieces[n].Offset+t.pieces[n].Bytes == at {
+			t.pieces[n].Bytes += bytes
+		} else {
+			t.pieces = append(t.pieces, Piece{Start: s.Start, Bytes: bytes, Offset: at})
+		}
+		return image.ErrOmit
+	}
+	return nil
+}
+
+func addPart(parts []image.Part, next image.Part) []image.Part {
+	if n := len(parts) - 1; n >= 0 && parts[n].Offset+parts[n].Bytes == next.Offset {
+		parts[n].Bytes += next.Bytes
+		return parts
+	}
+	return append(parts, next)
+}
+
+// Parts returns what CRIU gets of an image with memory, for image.Set.Parts. The pagemap image, which
+// comes before it, must have gone through Edit.
+func (p *Plan) Parts(name string) (parts []image.Part, some bool) {
+	for _, t := range p.tasks {
+		if t.pages == name {
+			return t.rest, true
+		}
+	}
+	return nil, false
+}
+
+// Close closes the images. It can be called on nil.
+func (p *Plan) Close() {
+	if p == nil {
+		return
+	}
+	for _, t := range p.tasks {
+		if t.file != nil {
+			t.file.Close()
+		}
+	}
+	clear(p.tasks)
+}
+
+// numberOf returns the number in an image's name.
+func numberOf(name, prefix string) (number string, ok bool) {
+	rest, ok := strings.CutPrefix(name, prefix)
+	if !ok {
+		return "", false
+	}
+	return strings.CutSuffix(rest, ".img")
+}
+
+var errNoProcess = errors.New("CRIU has restored no such process")

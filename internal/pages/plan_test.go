@@ -1,0 +1,216 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pages
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
+	"github.com/checkpoint-restore/go-criu/v8/magic"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+)
+
+// least is what a mapping of the tests must hold: 64 pages.
+const least = 64 * pageBytes
+
+func writeImage(t testing.TB, dir, name, kind string, entries ...proto.Message) {
+	t.Helper()
+	magics := magic.LoadMagic().ByName
+	b := binary.LittleEndian.AppendUint32(nil, uint32(magics["IMG_COMMON"]))
+	b = binary.LittleEndian.AppendUint32(b, uint32(magics[kind]))
+	for _, e := range entries {
+		data, err := proto.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = append(binary.LittleEndian.AppendUint32(b, uint32(len(data))), data...)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mapping is one of CRIU's, of so many pages from a page on.
+func mapping(from, pages uint64, change ...func(*vma.VmaEntry)) *vma.VmaEntry {
+	v := &vma.VmaEntry{
+		Start: new(from * pageBytes), End: new((from + pages) * pageBytes), Pgoff: proto.Uint64(0), Shmid: proto.Uint64(0),
+		Prot: proto.Uint32(unix.PROT_READ | unix.PROT_WRITE), Flags: proto.Uint32(unix.MAP_PRIVATE | unix.MAP_ANONYMOUS),
+		Status: proto.Uint32(vmaRegular | vmaAnonPrivate), Fd: proto.Int64(-1),
+	}
+	for _, do := range change {
+		do(v)
+	}
+	return v
+}
+
+func memory(vmas ...*vma.VmaEntry) *mm.MmEntry {
+	m := &mm.MmEntry{ExeFileId: proto.Uint32(1), Vmas: vmas}
+	for _, at := range []**uint64{
+		&m.MmStartCode, &m.MmEndCode, &m.MmStartData, &m.MmEndData, &m.MmStartStack, &m.MmStartBrk, &m.MmBrk,
+		&m.MmArgStart, &m.MmArgEnd, &m.MmEnvStart, &m.MmEnvEnd,
+	} {
+		*at = proto.Uint64(0)
+	}
+	return m
+}
+
+func head(id uint32) *pagemap.PagemapHead { return &pagemap.PagemapHead{PagesId: new(id)} }
+
+func run(from, pages uint64) *pagemap.PagemapEntry {
+	return &pagemap.PagemapEntry{Vaddr: new(from * pageBytes), CompatNrPages: proto.Uint32(0), Flags: proto.Uint32(4), NrPages: new(pages)}
+}
+
+// writePages makes the memory of so many pages, each full of its number from 1 on.
+func writePages(t testing.TB, dir, name string, pages int) {
+	t.Helper()
+	var b []byte
+	for i := range pages {
+		b = append(b, bytes.Repeat([]byte{byte(i + 1)}, pageBytes)...)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func plan(t testing.TB, dir string) *Plan {
+	t.Helper()
+	p, err := NewPlan(image.Open(dir), least)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// copyBy copies the images by a plan, and returns where CRIU would read them.
+func copyBy(t testing.TB, dir string, p *Plan) string {
+	t.Helper()
+	to, err := image.NewDir(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(to.Close)
+	p.set.Parts = p.Parts
+	if err := p.set.Copy(to, p.Edit); err != nil {
+		t.Fatal(err)
+	}
+	if err := to.Seal(); err != nil {
+		t.Fatal(err)
+	}
+	return to.Path()
+}
+
+// CRIU gets all but the runs that lie in large mappings; what it gets is where its pagemap says.
+func TestPlan(t *testing.T) {
+	dir := t.TempDir()
+	writeImage(t, dir, "mm-7.img", "MM", memory(
+		mapping(10, 20),  // too little
+		mapping(100, 80), // chosen, with two runs
+		mapping(180, 70), // chosen; its first run begins in the one before
+		mapping(250, 100, func(v *vma.VmaEntry) { v.Flags = proto.Uint32(unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_LOCKED) }),
+	))
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(10, 5), run(100, 30), run(140, 60), run(205, 45), run(250, 70))
+	writePages(t, dir, "pages-3.img", 5+30+60+45+70)
+	p := plan(t, dir)
+	to := copyBy(t, dir, p)
+
+	var left []span
+	err := image.Open(to).Each("pagemap-7.img", func(e *image.Entry) error {
+		if m, ok := e.Message.(*pagemap.PagemapEntry); ok {
+			s, _ := spanOf(m)
+			left = append(left, span{s.Start / pageBytes, s.End / pageBytes})
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []span{{10, 15}, {250, 320}}; !reflect.DeepEqual(left, want) {
+		t.Errorf("CRIU restores %v, want %v", left, want)
+	}
+	rest, err := os.ReadFile(filepath.Join(to, "pages-3.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rest) != 75*pageBytes || rest[0] != 1 || rest[5*pageBytes] != 5+30+60+45+1 {
+		t.Errorf("CRIU gets %d bytes, page 5 of them %d", len(rest), rest[5*pageBytes])
+	}
+	want := []Piece{
+		{100 * pageBytes, 30 * pageBytes, 5 * pageBytes}, {140 * pageBytes, 60 * pageBytes, 35 * pageBytes}, {205 * pageBytes, 45 * pageBytes, 95 * pageBytes},
+	}
+	if got := p.tasks["pagemap-7.img"].pieces; !reflect.DeepEqual(got, want) {
+		t.Errorf("filled are %v, want %v", got, want)
+	}
+}
+
+// What is not plain memory of one process alone stays with CRIU, and so does what is in many small
+// runs.
+func TestPlanLeaves(t *testing.T) {
+	for name, change := range map[string]func(*vma.VmaEntry){
+		"a file":         func(v *vma.VmaEntry) { v.Status = proto.Uint32(vmaRegular | 1<<6) },
+		"shared memory":  func(v *vma.VmaEntry) { v.Status = proto.Uint32(vmaRegular | 1<<8) },
+		"read-only":      func(v *vma.VmaEntry) { v.Prot = proto.Uint32(unix.PROT_READ) },
+		"a stack":        func(v *vma.VmaEntry) { v.Flags = new(v.GetFlags() | unix.MAP_GROWSDOWN) },
+		"locked":         func(v *vma.VmaEntry) { v.Flags = new(v.GetFlags() | unix.MAP_LOCKED) },
+		"huge pages":     func(v *vma.VmaEntry) { v.Flags = new(v.GetFlags() | unix.MAP_HUGETLB) },
+		"a shadow stack": func(v *vma.VmaEntry) { v.Status = new(v.GetStatus() | 1<<15) },
+	} {
+		dir := t.TempDir()
+		writeImage(t, dir, "mm-7.img", "MM", memory(mapping(100, 80, change)))
+		writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(100, 80))
+		writePages(t, dir, "pages-3.img", 80)
+		if p := plan(t, dir); len(p.tasks) > 0 {
+			t.Errorf("%s: it is chosen", name)
+		}
+	}
+	dir := t.TempDir()
+	writeImage(t, dir, "mm-7.img", "MM", memory(mapping(100, 80), mapping(300, 300)))
+	writeImage(t, dir, "mm-8.img", "MM", memory(mapping(100, 80)))
+	small := []proto.Message{head(3), run(100, 80)}
+	for at := uint64(300); at < 600; at += 3 {
+		small = append(small, run(at, 2))
+	}
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", small...)
+	writeImage(t, dir, "pagemap-8.img", "PAGEMAP", head(4), run(100, 80))
+	writePages(t, dir, "pages-3.img", 280)
+	writePages(t, dir, "pages-4.img", 80)
+	if p := plan(t, dir); len(p.tasks) > 0 {
+		t.Errorf("a mapping of two processes, or one in small runs, is chosen: %v", p.tasks)
+	}
+	writeImage(t, dir, "mm-8.img", "MM", memory(mapping(1000, 80)))
+	writeImage(t, dir, "pagemap-8.img", "PAGEMAP", head(3), run(1000, 80))
+	if p := plan(t, dir); len(p.tasks) > 0 {
+		t.Errorf("two processes have their memory in one file, and it is chosen: %v", p.tasks)
+	}
+}
+
+// Images that were exchanged after they were looked at are refused.
+func TestPlanChanged(t *testing.T) {
+	dir := t.TempDir()
+	writeImage(t, dir, "mm-7.img", "MM", memory(mapping(100, 80)))
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(100, 80))
+	writePages(t, dir, "pages-3.img", 80)
+	p := plan(t, dir)
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(4), run(100, 80))
+	to, err := image.NewDir(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
+	if err := p.set.Copy(to, p.Edit); !errors.Is(err, images.ErrDamaged) {
+		t.Errorf("got %v, want %v", err, images.ErrDamaged)
+	}
+}
