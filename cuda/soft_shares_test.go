@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,35 +20,70 @@ import (
 func TestSoftSharesMemory(t *testing.T) {
 	dev := devices(t, 2)
 	h, ctx := softHelper(t, dev, nil), t.Context()
-	alone, exporter := start(t, dev, nil, "counter"), start(t, dev, nil, "ipc")
+	alone, unshared := start(t, dev, nil, "counter"), start(t, dev, nil, "ipc", "--share", "handle", "--procs", "1")
 	alone.counts(101)
-	exporter.counts(101)
-	second := &work{t: t, port: exporter.port + 1}
-	second.counts(102)
-	importer := proc.Children(exporter.pid)[0]
-	for name, want := range map[string]struct {
-		pid    int
-		minors []int
-		bytes  uint64
-	}{
-		"alone":                    {alone.pid, []int{0, 1}, 0},
-		"exporter":                 {exporter.pid, []int{0, 1}, 0},
-		"importer":                 {importer, []int{0, 1}, 2 << 20},
-		"importer, the other GPU":  {importer, []int{1}, 0},
-		"importer, no GPU at all":  {importer, nil, 0},
-		"a process that has ended": {1 << 22, []int{0}, 0},
-	} {
-		if got, err := h.Imported(ctx, want.pid, want.minors); got != want.bytes || err != nil {
-			t.Errorf("%s: %d bytes, %v, want %d", name, got, err, want.bytes)
+	unshared.counts(101)
+	for _, way := range []string{"ipc", "handle"} {
+		t.Run(way, func(t *testing.T) {
+			exporter := start(t, dev, nil, "ipc", "--share", way, "--gpus", "2") // the importer is on the other GPU
+			exporter.counts(101)
+			second := &work{t: t, port: exporter.port + 1}
+			second.counts(102)
+			exporter.counts(103)
+			importer := proc.Children(exporter.pid)[0]
+			for name, want := range map[string]struct {
+				pid    int
+				minors []int
+				bytes  uint64
+			}{
+				"alone":                    {alone.pid, []int{0, 1}, 0},
+				"nobody imports":           {unshared.pid, []int{0, 1}, 0},
+				"exporter":                 {exporter.pid, []int{0, 1}, 0},
+				"importer":                 {importer, []int{0, 1}, 2 << 20},
+				"importer, the other GPU":  {importer, []int{1}, 0},
+				"importer, no GPU at all":  {importer, nil, 0},
+				"a process that has ended": {1 << 22, []int{0}, 0},
+			} {
+				if got, err := h.Imported(ctx, want.pid, want.minors); got != want.bytes || err != nil {
+					t.Errorf("%s: %d bytes, %v, want %d", name, got, err, want.bytes)
+				}
+			}
+			if _, err := h.Imported(ctx, importer, []int{7}); !errors.Is(err, ErrNotReported) {
+				t.Errorf("a GPU that is none: %v", err)
+			}
+			mute := softHelper(t, dev, func(o *Options) { o.Env = append(o.Env, "SOFTCUDA_MUTE=1") })
+			if _, err := mute.Imported(ctx, importer, []int{0}); !errors.Is(err, ErrNotReported) {
+				t.Errorf("a driver that does not report it: %v", err)
+			}
+
+			// Who does not ask loses them: the driver checkpoints both and restores neither.
+			for _, pid := range []int{exporter.pid, importer} {
+				do(t, h.Lock(ctx, pid, time.Minute))
+				do(t, h.Checkpoint(ctx, pid))
+			}
+			refused(t, h.Restore(ctx, exporter.pid, nil), NotSupported)
+			refused(t, h.Restore(ctx, importer, nil), InvalidValue)
+		})
+	}
+}
+
+// Memory with a handle comes back at its address, also where the handle has been exported and nobody
+// has imported it.
+func TestSoftMemoryWithAHandle(t *testing.T) {
+	dev := devices(t, 1)
+	h, ctx := softHelper(t, dev, nil), t.Context()
+	w := start(t, dev, nil, "ipc", "--share", "handle", "--procs", "1")
+	for count := range 3 {
+		w.counts(101 + count)
+		do(t, h.Lock(ctx, w.pid, time.Minute))
+		do(t, h.Checkpoint(ctx, w.pid))
+		if open, err := proc.OpenFiles(w.pid, "/memfd:softcuda"); err != nil || len(open) > 0 {
+			t.Errorf("checkpointed, it has GPU memory open: %v, %v", open, err)
 		}
+		do(t, h.Restore(ctx, w.pid, nil))
+		do(t, h.Unlock(ctx, w.pid))
 	}
-	if _, err := h.Imported(ctx, importer, []int{7}); !errors.Is(err, ErrNotReported) {
-		t.Errorf("a GPU that is none: %v", err)
-	}
-	mute := softHelper(t, dev, func(o *Options) { o.Env = append(o.Env, "SOFTCUDA_MUTE=1") })
-	if _, err := mute.Imported(ctx, importer, []int{0}); !errors.Is(err, ErrNotReported) {
-		t.Errorf("a driver that does not report it: %v", err)
-	}
+	w.counts(104)
 }
 
 // A file as the driver maps it for events that processes share is recognised, wherever the process sees it, and also

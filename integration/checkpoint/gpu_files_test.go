@@ -93,16 +93,49 @@ func TestForkedBesideTheLock(t *testing.T) {
 	}
 }
 
-// Two processes that share device memory by CUDA IPC, without events: the driver would checkpoint them
-// and never restore them. So they are found before it is asked, and run on.
+// Two processes that share device memory, by CUDA IPC without events or by an exported handle: the
+// driver would checkpoint them and never restore them. So they are found before it is asked, and run
+// on. Where there are two GPUs, one maps memory of the other's.
 func TestSharedMemoryRefused(t *testing.T) {
+	for _, way := range []string{"ipc", "handle"} {
+		t.Run(way, func(t *testing.T) {
+			results.Add(t)
+			gpus := allGPUs()
+			k := shared.Work(t, harness.RunSpec{GPUs: gpus, Ports: 2}, "ipc", "--share", way, "--gpus", strconv.Itoa(len(gpus)))
+			k.Expect(t, "count", "101")
+			k.Process(1).Expect(t, "count", "102")
+			for try := range sharedTries(t) {
+				harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "shares GPU memory", "CUDA IPC", "gpuwork", "NCCL_P2P_DISABLE=1", "--launch-job")
+				k.Expect(t, "count", strconv.Itoa(103+2*try))
+				k.Process(1).Expect(t, "count", strconv.Itoa(104+2*try))
+			}
+		})
+	}
+}
+
+// sharedTries is how often TestSharedMemoryRefused asks for a checkpoint: $GPUCKPT_TEST_SHARED, else once.
+func sharedTries(t *testing.T) int {
+	t.Helper()
+	text := os.Getenv("GPUCKPT_TEST_SHARED")
+	if text == "" {
+		return 1
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// Memory with an exported handle that nobody has imported is restored as any other.
+func TestExportedMemory(t *testing.T) {
 	results.Add(t)
-	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "ipc", "--share", "handle", "--procs", "1")
 	k.Expect(t, "count", "101")
-	k.Process(1).Expect(t, "count", "102")
-	harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "shares GPU memory", "CUDA IPC", "gpuwork", "NCCL_P2P_DISABLE=1", "--launch-job")
-	k.Expect(t, "count", "103")
-	k.Process(1).Expect(t, "count", "104")
+	ref := takeCheckpoint(t, shared, k, "exported")
+	k.MustRemove(t)
+	r := restore(t, shared, k.ID, ref, k.Port)
+	r.Expect(t, "count", "102")
 }
 
 // A driver whose kernel module does not say what a process has imported is not trusted with it.

@@ -336,7 +336,7 @@ func (l *lane) judge(t testing.TB, c Cell, h *hit, before look, dir string) {
 	})
 	h.over.Store(true)
 	through := h.err == nil
-	if h.clientLeft() { // who is not told: the shim goes on, or has undone it
+	if h.clientLeft() && c.Place.After == "" { // who is not told: the shim goes on, or has undone it
 		through = through || op == "suspend" && status == client.Paused || op == "resume" && status == client.Running
 	}
 	if through && c.Outcome&Through == 0 {

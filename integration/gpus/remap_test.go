@@ -54,6 +54,26 @@ func TestAnotherGPU(t *testing.T) {
 	}
 }
 
+// One process whose kernel on a GPU reaches the memory of another one: it goes on, also with the two
+// swapped. A driver that cannot do so must refuse the checkpoint, and the program runs on.
+func TestPeerAccess(t *testing.T) {
+	result := two(t)
+	k := start(t, harness.RunSpec{GPUs: []int{0, 1}}, "peer")
+	k.Expect(t, "count", "101")
+	dir := t.TempDir()
+	if err := checkpointInto(t, k, dir); err != nil {
+		k.Expect(t, "count", "102")
+		t.Fatalf("refused, and it runs on: %v", err)
+	}
+	result.Phases(t, k)
+	k.MustRemove(t)
+	for i, annotations := range []map[string]string{nil, given(uuid(0)+"="+uuid(1), uuid(1)+"="+uuid(0))} {
+		k = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: annotations}, dir, k.Port)
+		k.Expect(t, "count", fmt.Sprint(102+i))
+		dir = checkpointed(t, result, k)
+	}
+}
+
 // A child that was forked after CUDA began has the old GPU's file open, and goes on where there is
 // only another GPU.
 func TestForkedOnAnotherGPU(t *testing.T) {

@@ -38,16 +38,22 @@ func start(t *testing.T, spec harness.RunSpec, args ...string) *harness.Containe
 func checkpointed(t *testing.T, result *harness.TestResult, k *harness.Container) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := shared.Client().TaskService().Checkpoint(t.Context(), &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: opts}); err != nil {
+	if err := checkpointInto(t, k, dir); err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
 	}
 	result.Phases(t, k)
 	k.MustRemove(t)
 	return dir
+}
+
+func checkpointInto(t *testing.T, k *harness.Container, dir string) error {
+	t.Helper()
+	opts, err := typeurl.MarshalAnyToProto(&options.CheckpointOptions{ImagePath: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = shared.Client().TaskService().Checkpoint(t.Context(), &tasks.CheckpointTaskRequest{ContainerID: k.ID, Options: opts})
+	return err
 }
 
 // metadata reads the gpuckpt.json of a checkpoint.

@@ -141,6 +141,7 @@ static CUresult checkpoint(const struct config *config)
 	staging = to;
 	staged = bytes;
 	lost = CUDA_SUCCESS;
+	vmm_hide();
 	for (struct allocation *a = memory_first(); a; a = a->next) {
 		if (a->kind == KIND_IMPORTED)
 			lost = CUDA_ERROR_INVALID_VALUE;
@@ -233,7 +234,7 @@ static CUresult map_all(void)
 			return r;
 		}
 	}
-	return CUDA_SUCCESS;
+	return vmm_show();
 }
 
 // intact tells whether a context's image is what the context wrote there.

@@ -159,6 +159,20 @@ CUresult cuCtxGetDevice(CUdevice *device)
 	return gate_leave(CUDA_SUCCESS);
 }
 
+// A kernel here reaches the memory of all GPUs of its process.
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	CUcontext c = context_current();
+	if (flags)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	if (!c || !peer || !peer->alive || peer->ordinal == c->ordinal)
+		return gate_leave(CUDA_ERROR_INVALID_CONTEXT);
+	return gate_leave(CUDA_SUCCESS);
+}
+
 // Kernels have ended when their launch returns, so there is nothing to wait for.
 CUresult cuCtxSynchronize(void)
 {

@@ -64,6 +64,29 @@ typedef struct {
 	char reserved[64];
 } CUipcMemHandle;
 
+typedef unsigned long long CUmemGenericAllocationHandle;
+typedef struct {
+	int type, id;
+} CUmemLocation;
+typedef struct {
+	int type, requestedHandleTypes;
+	CUmemLocation location;
+	void *win32HandleMetaData;
+	struct {
+		unsigned char compressionType, gpuDirectRDMACapable;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} allocFlags;
+} CUmemAllocationProp;
+typedef struct {
+	CUmemLocation location;
+	int flags;
+} CUmemAccessDesc;
+enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
+enum { CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 };
+
 typedef int CUprocessState;
 enum {
 	CU_PROCESS_STATE_RUNNING = 0,
@@ -126,6 +149,7 @@ CUDA_API CUresult cuCtxSetCurrent(CUcontext context);
 CUDA_API CUresult cuCtxGetCurrent(CUcontext *context);
 CUDA_API CUresult cuCtxGetDevice(CUdevice *device);
 CUDA_API CUresult cuCtxSynchronize(void);
+CUDA_API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags);
 
 CUDA_API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 CUDA_API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
@@ -141,6 +165,24 @@ CUDA_API CUresult cuMemHostUnregister(void *address);
 CUDA_API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUDA_API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 CUDA_API CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes);
+
+CUDA_API CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+                                                int option);
+CUDA_API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment,
+                                      CUdeviceptr wanted, uint64_t flags);
+CUDA_API CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes);
+CUDA_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
+                              const CUmemAllocationProp *prop, uint64_t flags);
+CUDA_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
+CUDA_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
+                           CUmemGenericAllocationHandle handle, uint64_t flags);
+CUDA_API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes);
+CUDA_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *desc,
+                                 size_t count);
+CUDA_API CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                               int type, uint64_t flags);
+CUDA_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
+                                                 void *os_handle, int type);
 
 CUDA_API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address);
 CUDA_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle,

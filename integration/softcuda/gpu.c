@@ -104,13 +104,13 @@ int gpus_chosen(struct gpu *gpus, int n)
 	return kept;
 }
 
-// held_by adds up the mappings of a GPU's memory in one process; memory.c names them, and maps
-// imported memory executable.
+// held_by adds up a GPU's memory that one process has mapped; memory.c names its files, and maps
+// imported memory executable. Of a file that is mapped twice (vmm.c) each mapping is all of it.
 static size_t held_by(const char *pid, const char *name, bool imported)
 {
 	char path[300], line[512], perms[8];
-	size_t bytes = 0, len = strlen(name);
-	unsigned long from, to;
+	size_t bytes = 0, len = strlen(name), n = 0;
+	unsigned long from, to, inode, seen[256];
 
 	snprintf(path, sizeof path, "/proc/%s/maps", pid);
 	FILE *maps = fopen(path, "re");
@@ -118,8 +118,17 @@ static size_t held_by(const char *pid, const char *name, bool imported)
 		return 0;
 	while (fgets(line, sizeof line, maps)) {
 		char *at = strstr(line, name);
-		if (at && !isalnum((unsigned char)at[len]) && at[len] != '@' && sscanf(line, "%lx-%lx %7s", &from, &to, perms) == 3 && (perms[2] == 'x') == imported)
-			bytes += to - from;
+		if (!at || isalnum((unsigned char)at[len]) || at[len] == '@' ||
+		    sscanf(line, "%lx-%lx %7s %*s %*s %lu", &from, &to, perms, &inode) != 4 || (perms[2] == 'x') != imported)
+			continue;
+		size_t i = 0;
+		while (i < n && seen[i] != inode)
+			i++;
+		if (i < n)
+			continue;
+		if (n < sizeof seen / sizeof *seen)
+			seen[n++] = inode;
+		bytes += to - from;
 	}
 	fclose(maps);
 	return bytes;

@@ -96,7 +96,10 @@ CUresult memory_map(struct allocation *a)
 	if (fd < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	CUresult r = map_file(a, fd, MAP_FIXED_NOREPLACE);
-	close(fd);
+	if (!r && a->kind == KIND_HANDLE)
+		a->export = fd;
+	else
+		close(fd);
 	return r;
 }
 
@@ -168,7 +171,7 @@ static CUresult release(CUdeviceptr address, bool imported)
 
 	pthread_mutex_lock(&mutex);
 	for (struct allocation **l = &allocations; *l; l = &(*l)->next) {
-		if ((*l)->address == address && (*l)->kind != KIND_CONTEXT &&
+		if ((*l)->address == address && (*l)->kind != KIND_CONTEXT && (*l)->kind != KIND_HANDLE &&
 		    ((*l)->kind == KIND_IMPORTED) == imported) {
 			drop(l);
 			r = CUDA_SUCCESS;
@@ -221,6 +224,16 @@ CUresult memory_export(CUdeviceptr address, int *fd, size_t *bytes)
 	return r;
 }
 
+static struct allocation *allocation_at(CUdeviceptr address)
+{
+	pthread_mutex_lock(&mutex);
+	struct allocation *a = allocations;
+	while (a && a->address != address)
+		a = a->next;
+	pthread_mutex_unlock(&mutex);
+	return a;
+}
+
 CUresult memory_import(CUcontext context, int fd, size_t bytes, CUdeviceptr *address)
 {
 	fcntl(fd, F_ADD_SEALS, F_SEAL_GROW); // so that the exporter knows
@@ -228,6 +241,37 @@ CUresult memory_import(CUcontext context, int fd, size_t bytes, CUdeviceptr *add
 	CUresult r = add(context, KIND_IMPORTED, bytes, fd, address);
 	pthread_mutex_unlock(&mutex);
 	return r;
+}
+
+CUresult memory_import_handle(CUcontext context, int fd, size_t bytes, CUmemGenericAllocationHandle *handle)
+{
+	int own = fcntl(fd, F_DUPFD_CLOEXEC, 0); // the caller may close its own
+
+	if (own < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	CUresult r = memory_import(context, own, bytes, handle);
+	if (r)
+		close(own);
+	else
+		allocation_at(*handle)->export = own;
+	return r;
+}
+
+struct allocation *memory_handle(CUmemGenericAllocationHandle handle)
+{
+	struct allocation *a = allocation_at(handle);
+
+	return a && (a->kind == KIND_HANDLE || (a->kind == KIND_IMPORTED && a->export >= 0)) ? a : NULL;
+}
+
+void memory_drop(struct allocation *a)
+{
+	pthread_mutex_lock(&mutex);
+	struct allocation **l = &allocations;
+	while (*l != a)
+		l = &(*l)->next;
+	drop(l);
+	pthread_mutex_unlock(&mutex);
 }
 
 void memory_release_context(CUcontext context)
@@ -256,7 +300,7 @@ void *memory_at(CUdeviceptr address, size_t bytes)
 		    bytes <= p->bytes - (address - (CUdeviceptr)p->address))
 			found = (void *)address;
 	pthread_mutex_unlock(&mutex);
-	return found;
+	return found || !vmm_has(address, bytes) ? found : (void *)address;
 }
 
 // enter_context enters the gate and asks for a current context; on an error the gate has been left.

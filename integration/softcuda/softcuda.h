@@ -115,14 +115,16 @@ struct CUctx_st {
 CUcontext context_current(void);
 
 // memory.c: device memory, one mapping per allocation, at addresses of its own
-enum kind { KIND_DEVICE, KIND_MANAGED, KIND_CONTEXT, KIND_IMPORTED };
+enum kind { KIND_DEVICE, KIND_MANAGED, KIND_CONTEXT, KIND_IMPORTED, KIND_HANDLE };
 struct allocation {
 	struct allocation *next;
 	CUdeviceptr address;
 	size_t bytes; // whole pages
 	enum kind kind;
 	CUcontext context;
-	int export; // its memory file, once another process may map it; else -1
+	int export; // its memory file, once another process may map it or it has a handle; else -1
+	int views;     // of a handle: where vmm.c has it mapped
+	bool released; // of a handle: the program has given it back
 };
 CUresult memory_allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address);
 void memory_release_context(CUcontext context);
@@ -136,10 +138,20 @@ CUresult memory_export(CUdeviceptr address, int *fd, size_t *bytes);
 CUresult memory_import(CUcontext context, int fd, size_t bytes, CUdeviceptr *address);
 // memory_imported_from tells whether another process has imported an allocation, then or now.
 bool memory_imported_from(const struct allocation *a);
+// memory_import_handle is memory_import for a handle, which is its address.
+CUresult memory_import_handle(CUcontext context, int fd, size_t bytes, CUmemGenericAllocationHandle *handle);
+// memory_handle returns the allocation of a handle; NULL for none. memory_drop ends it.
+struct allocation *memory_handle(CUmemGenericAllocationHandle handle);
+void memory_drop(struct allocation *a);
 CUresult memory_release_imported(CUdeviceptr address);
 struct allocation *memory_first(void);
 CUresult memory_map(struct allocation *a);
 void memory_unmap(struct allocation *a);
+
+// vmm.c: where handles are mapped. vmm_hide unmaps all of them, and vmm_show maps them again.
+bool vmm_has(CUdeviceptr address, size_t bytes);
+void vmm_hide(void);
+CUresult vmm_show(void);
 
 // kernels.c: what the software GPU can run, by the name of the PTX entry
 struct kernel {

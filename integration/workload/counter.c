@@ -60,6 +60,17 @@ void run_counter(const struct options *o)
 	udp_serve(s, count_on_gpu, &g);
 }
 
+void run_peer(const struct options *o)
+{
+	int s = udp_listen(o->port);
+	struct gpu far = gpu_open(1), near = gpu_open(0); // which is in use from here on
+
+	gpu_reach(&far);
+	near.counter = far.counter;
+	gpu_write(near.counter, o->start);
+	udp_serve(s, count_on_gpu, &near);
+}
+
 void run_managed(const struct options *o)
 {
 	int s = udp_listen(o->port);

@@ -20,11 +20,18 @@
 	X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)         \
 	X(CtxSetCurrent, cuCtxSetCurrent)                           \
 	X(CtxSynchronize, cuCtxSynchronize)                         \
+	X(CtxEnablePeerAccess, cuCtxEnablePeerAccess)               \
 	X(MemAlloc, cuMemAlloc_v2)                                  \
 	X(MemAllocManaged, cuMemAllocManaged)                       \
 	X(MemHostAlloc, cuMemHostAlloc)                             \
 	X(MemHostRegister, cuMemHostRegister_v2)                    \
 	X(MemHostGetDevicePointer, cuMemHostGetDevicePointer_v2)    \
+	X(MemAddressReserve, cuMemAddressReserve)                   \
+	X(MemCreate, cuMemCreate)                                   \
+	X(MemMap, cuMemMap)                                         \
+	X(MemSetAccess, cuMemSetAccess)                             \
+	X(MemExport, cuMemExportToShareableHandle)                  \
+	X(MemImport, cuMemImportFromShareableHandle)                \
 	X(IpcGetMemHandle, cuIpcGetMemHandle)                       \
 	X(IpcOpenMemHandle, cuIpcOpenMemHandle_v2)                  \
 	X(MemcpyHtoD, cuMemcpyHtoD_v2)                              \
@@ -165,6 +172,44 @@ CUdeviceptr gpu_import(CUipcMemHandle handle)
 	CUdeviceptr p;
 	CHECK(IpcOpenMemHandle(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
 	return p;
+}
+
+static CUdeviceptr map(int ordinal, size_t bytes, CUmemGenericAllocationHandle handle)
+{
+	CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUdeviceptr p;
+
+	CHECK(MemAddressReserve(&p, bytes, 0, 0, 0));
+	CHECK(MemMap(p, bytes, 0, handle, 0));
+	CHECK(MemSetAccess(p, bytes, &access, 1));
+	return p;
+}
+
+CUdeviceptr gpu_create(int ordinal, size_t bytes, int *fd)
+{
+	CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal},
+	};
+	CUmemGenericAllocationHandle handle;
+
+	CHECK(MemCreate(&handle, bytes, &prop, 0));
+	CHECK(MemExport(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	return map(ordinal, bytes, handle);
+}
+
+CUdeviceptr gpu_map(int ordinal, size_t bytes, int fd)
+{
+	CUmemGenericAllocationHandle handle;
+
+	CHECK(MemImport(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	return map(ordinal, bytes, handle);
+}
+
+void gpu_reach(const struct gpu *other)
+{
+	CHECK(CtxEnablePeerAccess(other->context, 0));
 }
 
 void gpu_write(CUdeviceptr to, uint64_t value)

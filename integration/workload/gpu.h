@@ -37,6 +37,12 @@ CUdeviceptr gpu_register(void *memory, size_t bytes);
 // gpu_export lets other processes map device memory; gpu_import maps another process's.
 CUipcMemHandle gpu_export(CUdeviceptr address);
 CUdeviceptr gpu_import(CUipcMemHandle handle);
+// gpu_create makes device memory with a handle that other processes can import by the descriptor;
+// gpu_map imports another process's. Both are for the GPU ordinal to use.
+CUdeviceptr gpu_create(int ordinal, size_t bytes, int *fd);
+CUdeviceptr gpu_map(int ordinal, size_t bytes, int fd);
+// gpu_reach lets kernels of the GPU in use reach another one's memory.
+void gpu_reach(const struct gpu *other);
 void gpu_write(CUdeviceptr to, uint64_t value);
 uint64_t gpu_read(CUdeviceptr from);
 

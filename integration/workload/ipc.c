@@ -1,21 +1,28 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Two processes that share device memory by CUDA IPC, as PyTorch's multiprocessing and NCCL do.
-// The second is forked before any CUDA call. Both count in the memory of the first; "pid" is
-// answered with the process's.
+// Two processes that share device memory: by CUDA IPC, as PyTorch's multiprocessing does, or with
+// --share handle by an exported handle, as NCCL does. The second is forked before any CUDA call, and
+// has the next GPU of --gpus. Both count in the memory of the first; "pid" is answered with the
+// process's.
+//
+// With --procs 1 there is no second process: memory that is exported, and nobody imports.
 
 #include <inttypes.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "gpu.h"
 #include "udp.h"
 #include "workloads.h"
+
+enum { BYTES = 2 << 20 };
 
 static struct {
 	struct gpu gpu;
@@ -37,32 +44,71 @@ static void fail(const char *what)
 	exit(1);
 }
 
+// A message is a handle of CUDA IPC, and a descriptor if fd is none of -1.
+union control {
+	struct cmsghdr header;
+	char room[CMSG_SPACE(sizeof(int))];
+};
+
+static void send_handle(int to, CUipcMemHandle *handle, int fd)
+{
+	struct iovec data = {handle, sizeof *handle};
+	union control control = {.header = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+	struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1};
+
+	if (fd >= 0) {
+		m.msg_control = &control;
+		m.msg_controllen = sizeof control;
+		memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+	}
+	if (sendmsg(to, &m, 0) != sizeof *handle)
+		fail("gpuwork: send the handle");
+}
+
+static int receive_handle(int from, CUipcMemHandle *handle)
+{
+	struct iovec data = {handle, sizeof *handle};
+	union control control;
+	struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	int fd = -1;
+
+	if (recvmsg(from, &m, 0) != sizeof *handle)
+		fail("gpuwork: receive the handle");
+	if (CMSG_FIRSTHDR(&m))
+		memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof fd);
+	return fd;
+}
+
 void run_ipc(const struct options *o)
 {
-	CUipcMemHandle handle;
-	int to_child[2];
+	bool by_handle = !strcmp(o->share, "handle");
+	CUipcMemHandle handle = {{0}};
+	int pair[2], fd = -1;
 
-	if (pipe(to_child))
-		fail("gpuwork: pipe");
-	pid_t pid = fork();
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair))
+		fail("gpuwork: socketpair");
+	pid_t pid = o->procs > 1 ? fork() : getpid();
 	if (pid < 0)
 		fail("gpuwork: fork");
 	int s = udp_listen(o->port + !pid);
 	if (pid) {
 		shared.gpu = gpu_open(o->gpu);
-		shared.counter = gpu_alloc(2 << 20);
+		shared.counter = by_handle ? gpu_create(o->gpu, BYTES, &fd) : gpu_alloc(BYTES);
 		gpu_write(shared.counter, o->start);
-		handle = gpu_export(shared.counter);
-		if (write(to_child[1], &handle, sizeof handle) != sizeof handle)
-			fail("gpuwork: write the handle");
+		if (!by_handle)
+			handle = gpu_export(shared.counter);
+		if (o->procs > 1)
+			send_handle(pair[1], &handle, fd);
 	} else {
+		int mine = o->gpus > 1 ? (o->gpu + 1) % o->gpus : o->gpu;
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		if (read(to_child[0], &handle, sizeof handle) != sizeof handle)
-			fail("gpuwork: read the handle");
-		shared.gpu = gpu_open(o->gpu);
-		shared.counter = gpu_import(handle);
+		fd = receive_handle(pair[0], &handle);
+		shared.gpu = gpu_open(mine);
+		shared.counter = by_handle ? gpu_map(mine, BYTES, fd) : gpu_import(handle);
 	}
-	close(to_child[0]);
-	close(to_child[1]);
+	if (fd >= 0)
+		close(fd);
+	close(pair[0]);
+	close(pair[1]);
 	udp_serve(s, answer, NULL);
 }

@@ -21,6 +21,7 @@ static const char usage[] =
 	"  loop    [--start N] [--gpu I] [--interface I] [--peer ADDRESS:PORT]\n"
 	"                                    counter, and a TCP connection to itself, by the\n"
 	"                                    loopback address or that of I, and one to a peer\n"
+	"  peer    [--start N]               the same in memory of GPU 1, by a kernel of GPU 0\n"
 	"  plain   [--start N]               the same in host memory, without CUDA\n"
 	"  pattern [--bytes N] [--chunks K] [--gpus G] [--gpu I] [--seed S] [--content C]\n"
 	"                                    N bytes of pattern on each of G GPUs; C is\n"
@@ -36,7 +37,8 @@ static const char usage[] =
 	"  spin    [--seconds N]             a kernel that does not end by itself\n"
 	"  forked  [--start N] [--gpu I]     counter, and on port P+1 plain, in a child forked since\n"
 	"  forking [--start N] [--gpu I]     counter; forks a child every 10 ms, which lives for 50 ms\n"
-	"  ipc     [--start N] [--gpu I]     counter, and on port P+1 another process's of the same\n"
+	"  ipc     [--start N] [--gpu I] [--gpus G] [--share ipc|handle] [--procs 1]\n"
+	"                                    counter, and on port P+1 another process's of the same\n"
 	"                                    device memory\n"
 	"  monitor [--start N]               plain, with NVML in use\n"
 	"  ring    [--start N] [--gpu I]     counter, with io_uring in use where there is one\n"
@@ -118,7 +120,7 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(const struct options *);
 	} workloads[] = {
-		{"counter", run_counter}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
+		{"counter", run_counter}, {"peer", run_peer}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
 		{"forked", run_forked}, {"forking", run_forking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo},
 	};

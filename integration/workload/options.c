@@ -76,7 +76,7 @@ static void keep_renamed(const char *path)
 
 struct options options_parse(char **args)
 {
-	struct options o = {.port = 10000, .chunks = 1, .gpus = 1, .procs = 2, .ahead = 1, .bytes = 64 << 20, .start = 100, .content = "pattern"};
+	struct options o = {.port = 10000, .chunks = 1, .gpus = 1, .procs = 2, .ahead = 1, .bytes = 64 << 20, .start = 100, .share = "ipc", .content = "pattern"};
 
 	for (; *args; args += 2) {
 		const char *name = args[0], *value = args[1];
@@ -114,6 +114,8 @@ struct options options_parse(char **args)
 			o.interface = value;
 		else if (!strcmp(name, "--peer"))
 			o.peer = value;
+		else if (!strcmp(name, "--share"))
+			o.share = value;
 		else if (!strcmp(name, "--content"))
 			o.content = value;
 		else if (!strcmp(name, "--open"))

@@ -10,6 +10,7 @@ struct options {
 	int port, chunks, gpus, gpu, procs, seconds, ahead, work_us;
 	unsigned long long bytes, seed, start;
 	const char *file, *log, *interface, *peer;
+	const char *share;   // of ipc: "ipc" or "handle"
 	const char *content; // of pattern: "pattern", "zero" or "weights"
 };
 

@@ -9,6 +9,8 @@
 #include "options.h"
 
 __attribute__((noreturn)) void run_counter(const struct options *o);
+// run_peer counts by a kernel of GPU 0 in the memory of GPU 1.
+__attribute__((noreturn)) void run_peer(const struct options *o);
 __attribute__((noreturn)) void run_loop(const struct options *o);
 __attribute__((noreturn)) void run_managed(const struct options *o);
 __attribute__((noreturn)) void run_plain(const struct options *o);

@@ -64,6 +64,16 @@ var List = []Program{
 	{Name: "multiprocessing", What: "Python `multiprocessing` beside CUDA", File: "processes.py", GPU: 2, Host: 12, Limit: short},
 	{Name: "ddp", What: "DDP, two processes on one GPU, gloo", File: "ddp.py", Connected: true, GPU: 4, Host: 14, Limit: short},
 	{Name: "nccl", What: "DDP, NCCL with one rank", File: "nccl.py", Connected: true, GPU: 3, Host: 10, Limit: short},
+	{Name: "nccl-shm", What: "DDP, NCCL with two ranks over shared host memory", File: "nccl_ranks.py", Args: []string{"--variant", "shm"}, Connected: true, GPU: 4, Host: 20, Limit: short},
+	{Name: "nccl-sockets", What: "DDP, NCCL with two ranks over sockets", File: "nccl_ranks.py", Args: []string{"--variant", "sockets"}, Connected: true, GPU: 4, Host: 20, Limit: short},
+	{
+		Name: "nccl-cumem", What: "DDP, NCCL with two ranks over NVLink, by exported handles", File: "nccl_ranks.py", Args: []string{"--variant", "cumem"}, Connected: true,
+		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1`", GPU: 4, Host: 12, Limit: short,
+	},
+	{
+		Name: "nccl-ipc", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC", File: "nccl_ranks.py", Args: []string{"--variant", "ipc"}, Connected: true,
+		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1`", GPU: 4, Host: 12, Limit: short,
+	},
 	{Name: "jax", What: "JAX in training", File: "jax_training.py", Module: "jax", GPU: 4, Host: 8, Limit: short},
 	{Name: "jax-inference", What: "JAX inference, KV cache, preallocated memory", File: "jax_inference.py", Module: "jax", GPU: 10, Host: 14, Limit: short},
 	{Name: "graphs", What: "CUDA graphs of PyTorch", File: "graphs.py", GPU: 2, Host: 8, Limit: short},

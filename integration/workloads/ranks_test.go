@@ -1,0 +1,79 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package workloads
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
+)
+
+// envRanks is how often TestLockOverNCCL locks, as in integration/gpus.
+const envRanks = "GPUCKPT_TEST_RANKS"
+
+// Two ranks of a training over NCCL are locked in every try, while they take steps without a pause, and go
+// on. GPUCKPT_TEST_RANKS is how many tries.
+func TestLockOverNCCL(t *testing.T) {
+	for _, name := range []string{"nccl-shm", "nccl-sockets"} {
+		t.Run(name, func(t *testing.T) {
+			result := results.Add(t)
+			needsPyTorch(t)
+			p := programs.Named(name)
+			takeRoom(t, p.GPU, p.Host)
+			tries := 20
+			if text := os.Getenv(envRanks); text != "" {
+				var err error
+				if tries, err = strconv.Atoi(text); err != nil {
+					t.Fatalf("%s: %v", envRanks, err)
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(tries)*15*time.Second)
+			defer cancel()
+			k := start(t, true, harness.RunSpec{ID: harness.Name(t), OwnNetwork: p.Connected}, p.File, slices.Concat(p.Args, []string{"--steps", "1000000", "--file", workFile})...)
+			skipUnable(ctx, t, k)
+			await(ctx, t, k, "the first steps", func() bool { return parse(t, k.Logs()).last() >= 20 })
+			lockInTurn(ctx, t, result, k, tries)
+		})
+	}
+}
+
+// lockInTurn pauses and resumes a container, and fails the test if one of the pauses had no lock.
+func lockInTurn(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container, tries int) {
+	t.Helper()
+	count := func(words string) int { return strings.Count(linesWith(shared.Log(), "id="+k.ID+" "), words) }
+	var longest, all time.Duration
+	for try := range tries {
+		began := time.Now()
+		if out, err := shared.Ctr(ctx, "tasks", "pause", k.ID); err != nil {
+			t.Fatal(out, err)
+		}
+		took := time.Since(began)
+		longest, all = max(longest, took), all+took
+		for count("phase=lock")+count("without the CUDA lock") == try {
+			if ctx.Err() != nil {
+				t.Fatal("the shim says nothing of the lock")
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		if got := count("phase=lock"); got != try+1 {
+			t.Fatalf("%d of %d locks came about:\n%s", got, try+1, tail(linesWith(shared.Log(), k.ID)))
+		}
+		before := parse(t, k.Logs()).last()
+		if out, err := shared.Ctr(ctx, "tasks", "resume", k.ID); err != nil {
+			t.Fatal(out, err)
+		}
+		await(ctx, t, k, "a step after the lock", func() bool { return parse(t, k.Logs()).last() > before+2 })
+	}
+	t.Logf("%d locks, the longest in %v, on average in %v with ctr's pause", tries, longest, all/time.Duration(tries))
+	result.Number("locks_count", float64(tries))
+	result.Number("longest_lock_seconds", longest.Seconds())
+	result.Number("mean_lock_seconds", (all / time.Duration(tries)).Seconds())
+}
