@@ -105,7 +105,8 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 			if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
 				return err
 			}
-			return refit.CheckRemoved(criu.Open(r.Path).Set)
+			images := criu.Open(r.Path)
+			return errors.Join(refit.CheckRemoved(images.Set), vet.Own(ctx, c.bundle, images))
 		})
 	}
 	if opts == nil {
@@ -275,28 +276,19 @@ func (k *checkpointing) endWriting(context.Context) error {
 
 // admit refuses a checkpoint that a restore by the container's own spec would refuse.
 func (k *checkpointing) admit(ctx context.Context) (uint64, error) {
-	if err := k.admitOwn(ctx); err != nil {
-		return 0, fmt.Errorf("its own restore would refuse it: %w", err)
-	}
-	return 0, nil
-}
-
-// admitOwn does what a restore by the container's spec would do, as far as it concerns the images and
-// the spec.
-func (k *checkpointing) admitOwn(ctx context.Context) error {
 	view, err := k.read()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	file, err := bundle.Read(k.c.bundle)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	dumped := criu.Open(k.images.Path)
 	if _, err := rebindFiles(ctx, view.Node, file.Spec, dumped); err != nil {
-		return err
+		return 0, fmt.Errorf("its own restore would refuse it: %w", err)
 	}
-	return vet.Images(ctx, file.Spec, dumped, vet.Rootfs(k.c.bundle, file.Spec))
+	return 0, vet.Own(ctx, k.c.bundle, dumped)
 }
 
 // store waits until the files of the GPU state are complete.

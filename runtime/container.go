@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/feed"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
@@ -75,6 +76,8 @@ type restoreState struct {
 	unpacked bool
 	// checkpoint is what open returned, nil before it was called.
 	checkpoint *images.Checkpoint
+	// arriving tells what of the checkpoint has arrived; nil if all of it is here.
+	arriving *feed.Source
 	// mounted is the root file system in which the checkpoint of an image can
 	// be read once it is mounted; "" where it can be read before.
 	mounted string
@@ -88,6 +91,9 @@ type restoreState struct {
 func (r *restoreState) close() {
 	if r != nil && r.gpu != nil {
 		r.gpu.Close()
+	}
+	if r != nil {
+		r.arriving.Close()
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -30,13 +29,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/iouring"
 	"github.com/gpuckpt/gpuckpt/internal/suspension"
-	"github.com/gpuckpt/gpuckpt/internal/trust"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
-
-// restoreDirName is the file in the bundle that names a directory that containerd has unpacked, for
-// the case that the shim dies before it removes it.
-const restoreDirName = "gpuckpt-restore-dir"
 
 // Create creates a container. A restore is checked here, before anything of it
 // exists: the metadata, the driver and the GPUs. It then happens in Start.
@@ -73,8 +67,8 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if r.Checkpoint != "" {
 		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && imagedir.IsTemporary(r.Checkpoint)}
 		if c.restore.unpacked {
-			if err := os.WriteFile(filepath.Join(r.Bundle, restoreDirName), []byte(r.Checkpoint), 0o600); err != nil {
-				return nil, fmt.Errorf("remember the restore directory: %w", err)
+			if err := imagedir.NoteUnpacked(r.Bundle, r.Checkpoint); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -92,7 +86,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	if given == nil {
 		err = c.restoreFromImage(ctx, r, file.Spec)
 	} else {
-		err = trust.Admit(ctx, c.config, given.dir)
+		err = given.admit(ctx, c.config)
 	}
 	if err == nil && c.restore == given { // else restoreFromImage did it
 		err = c.fit(ctx, file.Spec)
@@ -170,12 +164,11 @@ func (c *container) removeRestoreDir(ctx context.Context) {
 	if c.restore == nil || !c.restore.unpacked {
 		return
 	}
-	if err := os.RemoveAll(c.restore.dir); err != nil {
-		log.G(ctx).WithError(err).WithField("id", c.id).Warn("remove the unpacked checkpoint")
+	if err := imagedir.RemoveUnpacked(c.bundle); err != nil {
+		log.G(ctx).WithError(err).Warn("remove the unpacked checkpoint")
 		return
 	}
 	c.restore.unpacked = false
-	os.Remove(filepath.Join(c.bundle, restoreDirName))
 }
 
 // Delete removes a container or an exec'd process, and with a container all

@@ -58,10 +58,8 @@ func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, erro
 		log.G(ctx).WithError(err).Warn("read the runtime's options")
 	}
 	recovery.BeforeDelete(ctx, bundle, cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), host.RuncState(opts.GetRoot(), namespace, id))
-	if dir, err := os.ReadFile(filepath.Join(bundle, restoreDirName)); err == nil && imagedir.IsTemporary(string(dir)) {
-		if err := os.RemoveAll(string(dir)); err != nil {
-			log.G(ctx).WithError(err).Warn("remove the unpacked checkpoint")
-		}
+	if err := imagedir.RemoveUnpacked(bundle); err != nil {
+		log.G(ctx).WithError(err).Warn("remove the unpacked checkpoint")
 	}
 	status, err := m.Shim.Stop(ctx, id)
 	recovery.AfterDelete(ctx, namespace, id)

@@ -47,11 +47,7 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 			}
 			return err
 		}
-		view, err := c.config()
-		if err != nil {
-			return err
-		}
-		reason, err := view.StartsAfresh()
+		found, reason, err := trust.OpenImage(ctx, c.config, dirs, roots)
 		if err != nil {
 			return err
 		}
@@ -59,10 +55,6 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 		if reason != "" {
 			entry.Infof("the image is a checkpoint and starts afresh: %s", reason)
 			return nil
-		}
-		found, err := trust.OpenImage(ctx, c.config, dirs, roots)
-		if err != nil {
-			return err
 		}
 		c.restore = &restoreState{dir: found.Dir, checkpoint: found}
 		if rootfs.NeedsMount() {
@@ -73,6 +65,17 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 		entry.Info("the image is a checkpoint and is restored")
 		return c.fit(ctx, spec) // while it can be read
 	})
+}
+
+// admit refuses a checkpoint that the client names, if the node's policy does not let it in.
+func (r *restoreState) admit(ctx context.Context, read config.Source) (err error) {
+	if !r.unpacked {
+		r.checkpoint, r.arriving, err = trust.OpenArriving(ctx, read, r.dir)
+	}
+	if err != nil || r.checkpoint != nil {
+		return err
+	}
+	return trust.Admit(ctx, read, r.dir)
 }
 
 // open returns the checkpoint that a container is restored from; nil for one

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	ctdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
@@ -96,6 +97,9 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		memory, room := doctor.CheckMemory(&n, root)
 		r.Add(memory...)
 		r.Add(doctor.CheckContainers(ctx, &n, gpus, room)...)
+		if n.LogDir != "" { // it is unknown where the configuration cannot be read
+			r.Add(doctor.CheckOperations(n.LogDir, time.Now()))
+		}
 		r.Annotations = doctor.OfNode(gpus, room).Annotations()
 	}
 	if err := o.print(cmd, &r, reportText(&r)); err != nil {
@@ -122,6 +126,7 @@ func configure(n *doctor.Node) (path string, err error) {
 		return path, err
 	}
 	n.DriverRoot, n.CDISpecDirs = node.DriverRoot, node.CDISpecDirs
+	n.LogDir = node.LogDir
 	n.CRIU, n.Helper, n.StagingLimit = node.CRIU.Path, node.Helper, uint64(node.Staging.MemoryLimit)
 	return path, nil
 }

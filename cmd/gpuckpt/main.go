@@ -37,12 +37,12 @@ func run(ctx context.Context, args []string) int {
 	if len(args) > 0 && filepath.Base(args[0]) == "cuda-checkpoint" {
 		return cudatool.Utility(ctx, args[1:], os.Stdout, os.Stderr)
 	}
-	_ = log.SetLevel("error") // below that, containerd's packages log what errors and progress say
 	root := rootCommand()
 	root.SetArgs(args[1:])
 	called := false
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
-		err := cmp.Or(c.ValidateRequiredFlags(), c.ValidateFlagGroups()) // cobra does so only after this
+		level, _ := c.Flags().GetString(logLevel)                                             // rootCommand has it
+		err := cmp.Or(log.SetLevel(level), c.ValidateRequiredFlags(), c.ValidateFlagGroups()) // cobra does the last two only after this
 		called = err == nil
 		return err
 	}
@@ -84,6 +84,9 @@ func dedupLines(text string) string {
 	return strings.Join(lines, "\n")
 }
 
+// logLevel is the flag for how much is logged.
+const logLevel = "log-level"
+
 // group completes a command that only has sub-commands.
 func group(c *cobra.Command, subs ...*cobra.Command) *cobra.Command {
 	c.Args = cobra.NoArgs // so that an unknown sub-command is an error
@@ -110,6 +113,9 @@ can do it.`,
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), recovercmd.Command(), oplogcmd.Metrics(), oplogcmd.Report(), lsCommand(), rmCommand(), pruneCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), manCommand(), versionCommand())
+	// Above "error", containerd's packages log what errors and progress say.
+	root.PersistentFlags().String(logLevel, "error", "log this and what is graver to standard error: trace, debug, info, warn, error")
+	_ = root.RegisterFlagCompletionFunc(logLevel, cobra.FixedCompletions([]string{"trace", "debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
 	root.Version = version.String()
 	root.SetVersionTemplate("gpuckpt {{.Version}}\n")
 	return root

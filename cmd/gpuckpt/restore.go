@@ -30,9 +30,12 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/arriving"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/images/registry"
+	"github.com/gpuckpt/gpuckpt/internal/confidential"
 )
 
 const (
@@ -48,7 +51,8 @@ type restoreOptions struct {
 	gpus                                  []int
 	cdiDirs                               []string
 	devices, mounts, annotations          []string
-	netHost                               bool
+	netHost, pull                         bool
+	registry                              registry.Options
 }
 
 type restoreAnswer struct {
@@ -69,11 +73,16 @@ with this project's runtime and the annotation ` + annotations.Restore + `=true,
 processes continue where they were. DIR is a dump ("ctr tasks checkpoint --image-path
 DIR"), which has no files of the container: they come from the image --base.
 
+With --pull, an image that containerd lacks comes from its registry. The restore begins
+when CRIU's images are there, and GPU state streams in behind. Then containerd has the
+image, unpacked.
+
 Name again what the container had from outside: GPUs, mounts, the host's network.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.run(cmd, func(ctx context.Context, dial convert.Dial, _ images.Progress) (any, string, error) {
+			return o.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
 				began := time.Now()
+				o.registry.Progress = progress
 				task, err := o.restore(ctx, dial, args[0])
 				if err != nil {
 					return nil, "", err
@@ -91,6 +100,8 @@ Name again what the container had from outside: GPUs, mounts, the host's network
 	f.StringSliceVar(&o.cdiDirs, "cdi-spec-dirs", cdi.DefaultSpecDirs, "directories of CDI specifications")
 	f.StringArrayVar(&o.mounts, "mount", nil, "type=bind,src=PATH,dst=PATH,options=rbind:ro, a mount; once for each")
 	f.StringArrayVar(&o.annotations, "annotation", nil, "NAME=VALUE, a further annotation; once for each")
+	f.BoolVar(&o.pull, "pull", false, "restore an image that containerd lacks while it comes from its registry")
+	registryFlags(c, &o.registry)
 	f.BoolVar(&o.netHost, "net-host", false, "the host's network, for a container that had it")
 	f.StringVar(&o.base, "base", "", "for a DIR: the image that the container was made from")
 	f.StringVar(&o.runtime, "runtime", runtimeName, "containerd runtime")
@@ -121,9 +132,22 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	} else if o.base != "" {
 		return nil, errors.New("--base is for restoring from a directory; a checkpoint image has its own")
 	}
+	if o.name == "" {
+		o.name = newName(ref)
+	}
+	if o.snapshotter, err = o.daemon.snapshotter(ctx, c, o.snapshotter); err != nil {
+		return nil, err
+	}
 	found, err := localstore.Find(ctx, c, ref)
+	if o.pull && dir == "" && errdefs.IsNotFound(err) {
+		task, gpus, aerr := o.arriving(ctx, c, ref)
+		if !errors.Is(aerr, arriving.ErrHere) {
+			return task, o.explain(from, gpus, aerr)
+		}
+		found, err = localstore.Find(ctx, c, ref)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("restore %s (`gpuckpt image pull` fetches an image): %w", from, err)
+		return nil, fmt.Errorf("restore %s (`gpuckpt image pull` fetches an image, --pull restores it meanwhile): %w", from, err)
 	}
 	gpus := 0
 	if dir == "" {
@@ -135,20 +159,48 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 			return nil, fmt.Errorf("restore %s: %w", from, err)
 		}
 	}
-	if o.name == "" {
-		o.name = newName(ref)
-	}
 	task, err := o.start(ctx, c, client.NewImage(c, found), dir)
-	if err != nil && gpus > 0 && len(o.gpus)+len(o.devices) == 0 {
-		return nil, fmt.Errorf("restore %s: %w\nthe checkpoint has %s: name as many with --gpus or --device", from, err, count(gpus, "GPU"))
+	return task, o.explain(from, gpus, err)
+}
+
+// explain says what can be done about a restore of a checkpoint with so many GPUs that failed.
+func (o *restoreOptions) explain(from string, gpus int, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case gpus > 0 && len(o.gpus)+len(o.devices) == 0:
+		return fmt.Errorf("restore %s: %w\nthe checkpoint has %s: name as many with --gpus or --device", from, err, count(gpus, "GPU"))
+	case strings.Contains(err.Error(), "unresolvable CDI devices"):
+		return fmt.Errorf("restore %s: %w\n%s have no such device: `gpuckpt cdi generate` writes a specification, --cdi-spec-dirs names other directories", from, err, strings.Join(o.cdiDirs, ", "))
 	}
-	if err != nil && strings.Contains(err.Error(), "unresolvable CDI devices") {
-		return nil, fmt.Errorf("restore %s: %w\n%s have no such device: `gpuckpt cdi generate` writes a specification, --cdi-spec-dirs names other directories", from, err, strings.Join(o.cdiDirs, ", "))
+	return fmt.Errorf("restore %s: %w", from, err)
+}
+
+// arriving restores an image while it comes from its registry. gpus is how many its checkpoint has.
+func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, ref string) (_ client.Task, gpus int, err error) {
+	i, err := confidential.Arrive(ctx, c, ref, o.snapshotter, o.registry)
+	if errors.Is(err, arriving.ErrWhole) {
+		image, _, err := confidential.Pull(ctx, c, ref, o.snapshotter, nil, o.registry)
+		if err != nil {
+			return nil, 0, err
+		}
+		task, err := o.start(ctx, c, image, "")
+		return task, 0, err
 	}
 	if err != nil {
-		return nil, fmt.Errorf("restore %s: %w", from, err)
+		return nil, 0, err
 	}
-	return task, nil
+	defer func() { err = errors.Join(err, i.Close()) }()
+	gpus = len(i.Metadata.GPUs)
+	task, err := o.start(ctx, c, i.Below, i.Dir)
+	if err != nil {
+		return nil, gpus, err
+	}
+	if _, _, err := i.Finish(); err != nil { //nolint:contextcheck // Begin got it
+		err = fmt.Errorf("the container runs, but its image is not kept: %w", err)
+		return nil, gpus, err
+	}
+	return task, gpus, nil
 }
 
 func newName(ref string) string {
@@ -159,13 +211,10 @@ func newName(ref string) string {
 
 // start makes the container and starts it. On an error there is none.
 func (o *restoreOptions) start(ctx context.Context, c *client.Client, image client.Image, dir string) (_ client.Task, err error) {
-	if o.snapshotter, err = o.daemon.snapshotter(ctx, c, o.snapshotter); err != nil {
-		return nil, err
-	}
 	if err := localstore.Unpack(ctx, c, image, o.snapshotter); err != nil {
 		return nil, err
 	}
-	spec, err := o.spec(image, dir == "")
+	spec, err := o.spec(image, o.base == "")
 	if err != nil {
 		return nil, err
 	}

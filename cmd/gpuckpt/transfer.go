@@ -27,6 +27,11 @@ type transferFlags struct {
 
 func (t *transferFlags) flags(c *cobra.Command) {
 	t.daemon.flags(c)
+	registryFlags(c, &t.Options)
+}
+
+// registryFlags adds the flags of commands that talk to a registry.
+func registryFlags(c *cobra.Command, t *registry.Options) {
 	f := c.Flags()
 	f.StringVar(&t.HostsDir, "hosts-dir", registry.DefaultHostsDir, "containerd's directory of registries (hosts.toml)")
 	f.BoolVar(&t.PlainHTTP, "plain-http", false, "talk HTTP; a registry on a loopback address may do so without")

@@ -24,6 +24,8 @@ type Image struct {
 	// Digest of the manifest, and its annotations.
 	Digest      digest.Digest     `json:"digest"`
 	Annotations map[string]string `json:"annotations,omitempty"`
+	// Config of the image.
+	Config ocispec.Descriptor `json:"-"`
 	// Metadata is gpuckpt.json; without GPU state it has no processes.
 	Metadata *images.Metadata `json:"metadata"`
 	// BaseName may be empty.
@@ -68,7 +70,24 @@ func (i *Image) Bytes(kind string) (bytes uint64) {
 
 // Inspect reads the manifest, the config and gpuckpt.json of a checkpoint image, in an index of the
 // one for this platform. The error of another image is ErrNotCheckpoint.
-func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (_ *Image, err error) {
+func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (*Image, error) {
+	i, err := Outline(ctx, provider, manifest)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range i.Layers {
+		if l.Kind != LayerCRIU {
+			continue
+		}
+		if i.Metadata, err = inspectMetadata(ctx, provider, l.Descriptor()); err != nil {
+			return nil, fmt.Errorf("inspect %s: %w", manifest.Digest, err)
+		}
+	}
+	return i, nil
+}
+
+// Outline is Inspect without the Metadata: it reads no layer.
+func Outline(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor) (_ *Image, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("inspect %s: %w", manifest.Digest, err)
@@ -78,15 +97,14 @@ func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.De
 	if err != nil {
 		return nil, err
 	}
-	top, err := criuLayer(&m)
-	if err != nil {
+	if _, err := criuLayer(&m); err != nil {
 		return nil, err
 	}
 	_, ids, err := readConfig(ctx, provider, &m)
 	if err != nil {
 		return nil, err
 	}
-	i := &Image{Digest: desc.Digest, Annotations: m.Annotations, BaseName: m.Annotations[annotations.Base]}
+	i := &Image{Digest: desc.Digest, Config: m.Config, Annotations: m.Annotations, BaseName: m.Annotations[annotations.Base]}
 	if i.LayerBytes, err = layerBytes(m.Annotations); err != nil {
 		return nil, err
 	}
@@ -100,8 +118,7 @@ func Inspect(ctx context.Context, provider content.Provider, manifest ocispec.De
 		}
 		i.Layers = append(i.Layers, l)
 	}
-	i.Metadata, err = inspectMetadata(ctx, provider, m.Layers[top])
-	return i, err
+	return i, nil
 }
 
 // inspectMetadata reads gpuckpt.json out of its layer, of which it is the first file.

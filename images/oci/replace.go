@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -69,4 +70,27 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 	}
 	b.result.Manifest, err = b.writeImage(ctx, m, config)
 	return err
+}
+
+// Below writes an image of the layers below the checkpoint in an image: the base image's and those
+// of the container's writable files. image is in the store; its layers need not be.
+func Below(ctx context.Context, store content.Store, image ocispec.Descriptor) (ocispec.Descriptor, error) {
+	b, err := newBuilder(store, Options{Base: image})
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	base, err := b.readBase(ctx)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
+	rootfs := ocispec.RootFS{Type: "layers"}
+	for _, l := range base.layers {
+		m.Layers, rootfs.DiffIDs = append(m.Layers, l.desc), append(rootfs.DiffIDs, l.diffID)
+	}
+	if base.config["rootfs"], err = json.Marshal(rootfs); err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	delete(base.config, "history")
+	return b.writeImage(ctx, m, base.config)
 }

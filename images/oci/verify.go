@@ -115,7 +115,7 @@ func ReadDocument(ctx context.Context, provider content.Provider, desc ocispec.D
 // missing says that a blob is not there.
 func missing(what string, err error) error {
 	if errdefs.IsNotFound(err) {
-		return fmt.Errorf("%w: %s is missing: %w", images.ErrDamaged, what, err)
+		return fmt.Errorf("%w: %s is missing; `gpuckpt image pull --no-unpack` fetches what an image lacks: %w", images.ErrDamaged, what, err)
 	}
 	return fmt.Errorf("read %s: %w", what, err)
 }

@@ -37,6 +37,8 @@ type Options struct {
 	// second, doubled for each further one; 0 is a second.
 	Attempts int
 	Pause    time.Duration
+	// Stall is how long a connection of a Source may say nothing before it is cut; 0 is a minute.
+	Stall time.Duration
 	// Progress receives the step "push" or "pull": bytes moved or found, and why one is retried.
 	Progress images.Progress
 }
@@ -72,6 +74,6 @@ func (o Options) defaults() Options {
 	if o.Attempts <= 0 {
 		o.Attempts = DefaultAttempts
 	}
-	o.Pause = cmp.Or(o.Pause, time.Second)
+	o.Pause, o.Stall = cmp.Or(o.Pause, time.Second), cmp.Or(o.Stall, time.Minute)
 	return o
 }

@@ -13,8 +13,6 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/remotes"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-
-	"github.com/gpuckpt/gpuckpt/images/localstore"
 )
 
 // maxDocument bounds what Documents reads at once, in bytes.
@@ -22,26 +20,13 @@ const maxDocument = 8 << 20
 
 // Documents finds an image in a registry and reads its manifests from there, into memory. It is
 // for a look at an image before a Pull: what a tag names may change in between.
-func Documents(ctx context.Context, ref string, options Options) (_ content.Provider, image ocispec.Descriptor, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("look up %s: %w", ref, explain(err, ref))
-		}
-	}()
-	if err := localstore.CheckName(ref); err != nil {
-		return nil, image, err
+func Documents(ctx context.Context, ref string, options Options) (content.Provider, ocispec.Descriptor, error) {
+	options.Progress = nil
+	s, err := Open(ctx, ref, "look up", options)
+	if err != nil {
+		return nil, ocispec.Descriptor{}, err
 	}
-	o := options.defaults()
-	var d documents
-	err = o.attempts(ctx, nil, func() (err error) {
-		resolver := newResolver(ctx, o)
-		var name string
-		if name, image, err = resolver.Resolve(ctx, ref); err == nil {
-			d.fetcher, err = resolver.Fetcher(ctx, name)
-		}
-		return err
-	})
-	return d, image, err
+	return s, s.Image, nil
 }
 
 type documents struct{ fetcher remotes.Fetcher }

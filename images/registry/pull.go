@@ -39,13 +39,10 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 		return nil, nil, err
 	}
 	o := options.defaults()
-	// The lease keeps containerd from collecting what comes in. Each image's has a name of its own,
-	// and outlives a pull that failed.
-	l := leases.Lease{ID: "gpuckpt-pull-" + digest.FromString(ref).Encoded()}
-	if _, err := c.LeasesService().Create(ctx, leases.WithID(l.ID), leases.WithExpiration(keepFor)); err != nil && !errdefs.IsAlreadyExists(err) {
-		return nil, nil, fmt.Errorf("keep containerd from collecting what is fetched: %w", err)
+	ctx, release, err := Lease(ctx, c, ref)
+	if err != nil {
+		return nil, nil, err
 	}
-	ctx = leases.WithLease(ctx, l.ID)
 	p := &pull{transfer: newTransfer("pull", o), Resolver: newResolver(ctx, o), slots: semaphore.NewWeighted(int64(o.Parallel))}
 	opts := []client.RemoteOpt{client.WithResolver(p), client.WithImageHandlerWrapper(p.observe)}
 	if snapshotter != "" {
@@ -60,11 +57,27 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 	if err != nil {
 		return nil, nil, explain(err, ref)
 	}
-	if err := c.LeasesService().Delete(context.WithoutCancel(ctx), l); err != nil && !errdefs.IsNotFound(err) {
-		return nil, nil, fmt.Errorf("let go of what was fetched: %w", err)
+	if err := release(); err != nil {
+		return nil, nil, err
 	}
 	p.meter.End("pulled")
 	return image, p.result(), nil
+}
+
+// Lease keeps containerd from collecting what comes in. Each image's has a name of its own, and
+// outlives a pull that failed. release ends it.
+func Lease(ctx context.Context, c *client.Client, ref string) (_ context.Context, release func() error, _ error) {
+	l := leases.Lease{ID: "gpuckpt-pull-" + digest.FromString(ref).Encoded()}
+	if _, err := c.LeasesService().Create(ctx, leases.WithID(l.ID), leases.WithExpiration(keepFor)); err != nil && !errdefs.IsAlreadyExists(err) {
+		return nil, nil, fmt.Errorf("keep containerd from collecting what is fetched: %w", err)
+	}
+	ctx = leases.WithLease(ctx, l.ID)
+	return ctx, func() error {
+		if err := c.LeasesService().Delete(context.WithoutCancel(ctx), l); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("let go of what was fetched: %w", err)
+		}
+		return nil
+	}, nil
 }
 
 // pull is a resolver whose fetchers count, and let only so many blobs move at once.

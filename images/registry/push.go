@@ -130,6 +130,9 @@ func (p *push) try(ctx context.Context, d ocispec.Descriptor) error {
 	}
 	defer w.Close()
 	data, err := p.store.ReaderAt(ctx, d)
+	if errdefs.IsNotFound(err) {
+		return localError{fmt.Errorf("it is not in the store; `gpuckpt image pull --no-unpack` fetches what an image lacks: %w", err)}
+	}
 	if err != nil {
 		return localError{fmt.Errorf("read it from the store: %w", err)}
 	}

@@ -31,7 +31,7 @@ func (o *Options) attempts(ctx context.Context, meter *images.Meter, do func() e
 			return err
 		}
 		if try == o.Attempts {
-			return fmt.Errorf("given up after %d attempts: %w", try, err)
+			return finalError{fmt.Errorf("given up after %d attempts: %w", try, err)}
 		}
 		meter.Note(fmt.Sprintf("trying again: %v", err))
 		select {
@@ -48,9 +48,14 @@ type localError struct{ error }
 
 func (e localError) Unwrap() error { return e.error }
 
+// finalError is one that was tried again already, or that no further attempt can mend.
+type finalError struct{ error }
+
+func (e finalError) Unwrap() error { return e.error }
+
 // transient reports whether the same request may succeed later. Unknown errors may.
 func transient(err error) bool {
-	if errors.As(err, new(localError)) || errors.Is(err, docker.ErrInvalidAuthorization) || notAuthorized(err) {
+	if errors.As(err, new(localError)) || errors.As(err, new(finalError)) || errors.Is(err, docker.ErrInvalidAuthorization) || notAuthorized(err) {
 		return false
 	}
 	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {

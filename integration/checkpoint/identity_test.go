@@ -4,24 +4,30 @@
 package checkpoint
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/containerd/containerd/v2/contrib/apparmor"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/oci"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// keepsIdentity checkpoints a counter in GPU memory, removes it and restores it. has is asked of the process before and after, and must answer the same.
-func keepsIdentity(t *testing.T, spec harness.RunSpec, has func(t *testing.T, pid int) string) {
+// keepsIdentity checkpoints a program that counts, removes it and restores it. has is asked of the process before and after, and must answer the same.
+func keepsIdentity(t *testing.T, spec harness.RunSpec, program string, has func(t *testing.T, pid int) string) {
 	t.Helper()
-	k := shared.Work(t, spec, "counter")
+	k := shared.Work(t, spec, program)
 	k.Expect(t, "count", "101")
 	before := has(t, k.MustPid(t))
 	ref := strings.ToLower(harness.Name(t)) + ":1"
@@ -75,7 +81,7 @@ func TestAnotherUser(t *testing.T) {
 	needsResource(t)
 	keepsIdentity(t, harness.RunSpec{GPUs: []int{0}, Amend: []oci.SpecOpts{
 		oci.WithUIDGID(1000, 1000), oci.WithAdditionalGIDs("2000"), oci.WithCapabilities(nil), oci.WithNoNewPrivileges,
-	}}, func(t *testing.T, pid int) string {
+	}}, "counter", func(t *testing.T, pid int) string {
 		got := credentials(t, pid)
 		if !strings.Contains(got, "Uid=1000,1000,1000,1000 Gid=1000,1000,1000,1000") || !strings.Contains(got, "CapBnd=0000000000000000") {
 			t.Errorf("it runs with %q", got)
@@ -93,7 +99,7 @@ func TestAppArmor(t *testing.T) {
 	if err := apparmor.LoadDefaultProfile(profile); err != nil {
 		t.Skipf("no profile can be loaded here: %v", err)
 	}
-	keepsIdentity(t, harness.RunSpec{GPUs: []int{0}, Amend: []oci.SpecOpts{oci.WithApparmorProfile(profile)}}, func(t *testing.T, pid int) string {
+	keepsIdentity(t, harness.RunSpec{GPUs: []int{0}, Amend: []oci.SpecOpts{oci.WithApparmorProfile(profile)}}, "counter", func(t *testing.T, pid int) string {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/attr/current", pid))
 		if err != nil || !strings.HasPrefix(string(text), profile+" ") {
 			t.Errorf("it runs under %q, %v", text, err)
@@ -109,7 +115,7 @@ func TestCgroup2(t *testing.T) {
 		t.Skip("the cgroups here are not those of version 2 alone")
 	}
 	const limit = 2 << 30
-	keepsIdentity(t, harness.RunSpec{GPUs: []int{0}, MemoryLimit: limit}, func(t *testing.T, pid int) string {
+	keepsIdentity(t, harness.RunSpec{GPUs: []int{0}, MemoryLimit: limit}, "counter", func(t *testing.T, pid int) string {
 		path, err := proc.CgroupPath(pid, "")
 		if err != nil {
 			t.Fatal(err)
@@ -122,4 +128,47 @@ func TestCgroup2(t *testing.T) {
 		}
 		return path
 	})
+}
+
+// In a user namespace of its own, as of a pod with hostUsers: false, the program goes on with the
+// same users, on the host and inside. runc binds the nodes of GPUs there, which a software GPU
+// does not have: the program of a machine without nodes uses none.
+func TestUserNamespace(t *testing.T) {
+	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 200000, Size: 65536}}
+	spec := harness.RunSpec{Amend: []oci.SpecOpts{
+		oci.WithUserNamespace(ids, ids), ownedBy(200000),
+		oci.WithoutMounts("/sys"), // which a user of another network namespace may not mount
+		oci.WithMaskedPaths(nil), oci.WithReadonlyPaths(nil),
+	}}
+	program := "plain"
+	if _, err := os.Stat("/dev/nvidiactl"); err == nil {
+		spec.GPUs, program = []int{0}, "counter"
+	}
+	keepsIdentity(t, spec, program, func(t *testing.T, pid int) string {
+		got := credentials(t, pid)
+		if !strings.Contains(got, "Uid=200000,200000,200000,200000") {
+			t.Errorf("it runs with %q", got)
+		}
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/uid_map", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got + " " + string(maps)
+	})
+}
+
+// ownedBy hands all files of a container's file system to one user, as containerd's clients do
+// for a user namespace. ctr makes such a container with "run" alone, which also starts it.
+func ownedBy(id int) oci.SpecOpts {
+	return func(ctx context.Context, c oci.Client, container *containers.Container, _ *oci.Spec) error {
+		mounts, err := c.SnapshotService(container.Snapshotter).Mounts(ctx, container.SnapshotKey)
+		if err != nil {
+			return err
+		}
+		return mount.WithTempMount(ctx, mounts, func(root string) error {
+			return filepath.WalkDir(root, func(name string, _ fs.DirEntry, err error) error {
+				return errors.Join(err, os.Lchown(name, id, id))
+			})
+		})
+	}
 }

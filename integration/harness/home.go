@@ -42,6 +42,9 @@ func newHome(parent string) (home, error) {
 	}
 	h := home{dir: dir}
 	start, err := processStart(os.Getpid())
+	if err == nil { // containers of other users look for their bundles below it
+		err = os.Chmod(dir, 0o711) //nolint:gosec // as containerd's own directories
+	}
 	if err == nil {
 		err = os.WriteFile(h.owner(), fmt.Appendf(nil, "%d %s", os.Getpid(), start), 0o600)
 	}

@@ -237,7 +237,7 @@ func TestDeletedMeanwhile(t *testing.T) {
 		done <- answer{archive, err}
 	}()
 	locked(t, shared, pod)
-	if _, err := shared.Kubectl(t.Context(), "delete", "pod", name, "--timeout=60s"); err != nil {
+	if _, err := shared.Kubectl(t.Context(), "delete", "pod", name, "--timeout=180s"); err != nil {
 		t.Fatal(err)
 	}
 	got := <-done
@@ -257,14 +257,14 @@ func TestTimeout(t *testing.T) {
 	if gpu.Kind != harness.SoftwareGPU {
 		t.Skip("only the software GPU can be told to take its time")
 	}
-	n := own(t, node.Options{KubeletConfig: "runtimeRequestTimeout: 4s\n"})
+	n := own(t, node.Options{KubeletConfig: "runtimeRequestTimeout: 10s\n"})
 	name := podName(t)
 	pod, err := n.RunStatic(t.Context(), name, counter{}.manifest(name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	expect(t, pod, counterPort, "101")
-	softwareGPU(t, n, "checkpoint_delay_ms=6000\n")
+	softwareGPU(t, n, "checkpoint_delay_ms=12000\n")
 	_, err = n.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
 	isStatus(t, err, http.StatusInternalServerError, "DeadlineExceeded")
 	expect(t, pod, counterPort, "102")

@@ -92,7 +92,7 @@ func apply(t *testing.T, n *node.Node, name string, c counter) node.Pod {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
-		if _, err := n.Kubectl(ctx, "delete", "pod", name, "--ignore-not-found", "--timeout=60s"); err != nil {
+		if _, err := n.Kubectl(ctx, "delete", "pod", name, "--ignore-not-found", "--timeout=110s"); err != nil {
 			t.Error(err)
 		}
 	})

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -37,6 +38,9 @@ type server struct {
 	// breakAfter is how many bytes of blobs still go through before connections
 	// are cut; negative is no limit.
 	breakAfter atomic.Int64
+	// meddle is called with each part of a blob that is fetched, and where it is in the blob, if it
+	// is set. It may change the part, take its time, or cut the connection by an error.
+	meddle atomic.Pointer[func(r *http.Request, at int64, part []byte) error]
 }
 
 // serve starts a registry that the test's end stops.
@@ -106,7 +110,7 @@ func serve(t *testing.T, authenticate bool) *server {
 		},
 		ModifyResponse: func(r *http.Response) error {
 			if r.Request.Method == http.MethodGet {
-				r.Body = &through{r.Body, s, &s.fetched}
+				r.Body = &through{ReadCloser: r.Body, s: s, count: &s.fetched, fetch: r.Request, at: begin(r)}
 			}
 			return nil
 		},
@@ -114,7 +118,7 @@ func serve(t *testing.T, authenticate bool) *server {
 	}
 	web := &http.Server{ReadHeaderTimeout: time.Minute, ErrorLog: nil, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPut || r.Method == http.MethodPatch {
-			r.Body = &through{r.Body, s, &s.sent}
+			r.Body = &through{ReadCloser: r.Body, s: s, count: &s.sent}
 		}
 		proxy.ServeHTTP(w, r)
 	})}
@@ -131,6 +135,14 @@ type through struct {
 	io.ReadCloser
 	s     *server
 	count *atomic.Int64
+	fetch *http.Request // of what is fetched
+	at    int64
+}
+
+// begin is where in a blob an answer begins.
+func begin(r *http.Response) (at int64) {
+	_, _ = fmt.Sscanf(r.Header.Get("Content-Range"), "bytes %d-", &at) // 0 without
+	return at
 }
 
 func (b *through) Read(p []byte) (int, error) {
@@ -139,6 +151,12 @@ func (b *through) Read(p []byte) (int, error) {
 	}
 	n, err := b.ReadCloser.Read(p)
 	b.count.Add(int64(n))
+	if meddle := b.s.meddle.Load(); meddle != nil && n > 0 && b.fetch != nil && strings.Contains(b.fetch.URL.Path, "/blobs/") {
+		if merr := (*meddle)(b.fetch, b.at, p[:n]); merr != nil {
+			return 0, merr
+		}
+	}
+	b.at += int64(n)
 	if left := b.s.breakAfter.Load(); left >= 0 && n > 0 {
 		if b.s.breakAfter.Add(int64(-n)) < 0 {
 			b.s.breakAfter.Store(0)

@@ -44,6 +44,8 @@ type Host struct {
 	HasFile func(path string) bool
 	// OOMScore is the oom_score_adj that a new container gets if its spec has none.
 	OOMScore int
+	// DefaultNodes are the devices of every container, which runc binds in a user namespace.
+	DefaultNodes []string
 	// Direct refuses the path of a file in the container that a symbolic link is on the way of. It
 	// is nil where the container's file system cannot be looked at.
 	Direct func(path string) error

@@ -237,7 +237,7 @@ const consolePath = "/dev/console"
 
 // device reports whether a path is of a device that runc binds, or of the console.
 func (a *allowance) device(at string) bool {
-	if at == consolePath || at == "/dev/null" {
+	if at == consolePath || at == "/dev/null" || a.host.ownUsers(a.spec) && slices.Contains(a.host.DefaultNodes, at) {
 		return true
 	}
 	return slices.ContainsFunc(a.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == at })

@@ -17,14 +17,11 @@ import (
 // userNamespace compares what the ids in a process's user namespace are on the host.
 // CRIU makes that namespace with the maps of the images, not with those of the spec.
 func (a *allowance) userNamespace(d *criu.Dump, t criu.Task) error {
-	own := slices.ContainsFunc(a.spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
-		return n.Type == specs.UserNamespace && !a.host.OwnsNamespace(n)
-	})
 	id := t.IDs.GetUserNsId()
 	if id == 0 || id == d.Inventory.GetRootIds().GetUserNsId() {
 		return nil // the host's: whether the spec has that is compared with the others
 	}
-	if !own {
+	if !a.host.ownUsers(a.spec) {
 		return errors.New("it is in a user namespace of its own, and the spec has none")
 	}
 	maps := d.UserNS[id]
@@ -32,6 +29,13 @@ func (a *allowance) userNamespace(d *criu.Dump, t criu.Task) error {
 		return err
 	}
 	return idMap("group", maps.GetGidMap(), a.spec.Linux.GIDMappings)
+}
+
+// ownUsers reports whether the spec has a user namespace that is not the host's.
+func (h Host) ownUsers(spec *specs.Spec) bool {
+	return slices.ContainsFunc(spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+		return n.Type == specs.UserNamespace && !h.OwnsNamespace(n)
+	})
 }
 
 // otherNamespaces refuses a process in a namespace that the spec does not have, or that is not the

@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/gpuckpt/gpuckpt/images/arriving"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/crypt"
 	"github.com/gpuckpt/gpuckpt/images/layout"
@@ -146,6 +147,31 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFil
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	return image, result, nil
+}
+
+// Arrive is arriving.Begin, which refuses what Pull refuses. The error is arriving.ErrWhole for an
+// image that is encrypted.
+func Arrive(ctx context.Context, c *client.Client, ref, snapshotter string, o registry.Options) (*arriving.Image, error) {
+	node, err := config.Load()
+	if err != nil {
+		return nil, err
+	}
+	image, err := arriving.Begin(ctx, c, ref, snapshotter, o, func(from content.Provider, found ocispec.Descriptor) error {
+		m, err := crypt.Manifest(ctx, from, found)
+		switch {
+		case err != nil:
+			return err
+		case crypt.NeedsKey(m):
+			return fmt.Errorf("it is encrypted: %w", arriving.ErrWhole)
+		case crypt.StateOf(m) == crypt.Plain && node.Encryption.Required:
+			return ErrPlain
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	return image, nil
 }
 
 // decrypt has an image in containerd give its name to the decrypted one, and unpacks that. After an

@@ -93,6 +93,11 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 		return nil, err
 	}
 	lines := []string{fmt.Sprintf("caps\t%x", s.capabilities()), "sandbox\t" + dir, "work\t" + s.Work, "proc"}
+	if slices.ContainsFunc(s.Spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+		return n.Type == specs.UserNamespace && !host.OwnsNamespace(n)
+	}) {
+		lines = append(lines, "users")
+	}
 	for _, path := range namespaced {
 		lines = append(lines, "writable\t"+path)
 	}

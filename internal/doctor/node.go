@@ -30,8 +30,9 @@ type Node struct {
 	// Containerd is the daemon, nil where none was found.
 	Containerd *Daemon
 	// What is configured: criu, the CUDA helper, where the driver is, the directories of CDI
-	// specifications, the limit in bytes of the memory for GPU state.
+	// specifications, the directory of logs, the limit in bytes of the memory for GPU state.
 	CRIU, Helper string
+	LogDir       string
 	DriverRoot   string
 	CDISpecDirs  []string
 	StagingLimit uint64

@@ -34,6 +34,32 @@ func IsTemporary(dir string) bool {
 	return strings.HasPrefix(filepath.Base(filepath.Clean(dir)), temporaryPrefix)
 }
 
+// unpackedName is the file in a bundle that names a directory that containerd has unpacked for a
+// restore, for the case that the shim dies before it removes it.
+const unpackedName = "gpuckpt-restore-dir"
+
+// NoteUnpacked notes in a bundle that containerd has unpacked a directory for its restore.
+func NoteUnpacked(bundle, dir string) error {
+	if err := os.WriteFile(filepath.Join(bundle, unpackedName), []byte(dir), 0o600); err != nil {
+		return fmt.Errorf("remember the restore directory: %w", err)
+	}
+	return nil
+}
+
+// RemoveUnpacked removes the directory that a bundle notes, if there is one, and the note.
+func RemoveUnpacked(bundle string) error {
+	note := filepath.Join(bundle, unpackedName)
+	dir, err := os.ReadFile(note)
+	if err != nil || !IsTemporary(string(dir)) {
+		return nil
+	}
+	if err := os.RemoveAll(string(dir)); err != nil {
+		return err
+	}
+	_ = os.Remove(note) // it goes with the bundle
+	return nil
+}
+
 // Dir is the directory that a checkpoint writes its images to.
 type Dir struct {
 	// Path is where it is, or will be.

@@ -32,6 +32,9 @@ func (c *checker) places(p *process) error {
 			if c.host.internal[f.mount] || strings.HasPrefix(f.link, "/[aio]") {
 				continue // shared memory without a file
 			}
+			if f.emptyStdio() {
+				continue
+			}
 			return fmt.Errorf("its %s (%s) is on no mount of the container", f.name, f.link)
 		}
 		if err := c.onMount(f, on); err != nil {
@@ -39,6 +42,14 @@ func (c *checker) places(p *process) error {
 		}
 	}
 	return nil
+}
+
+// emptyStdio reports whether a file is the host's /dev/null in the place of standard input or
+// output. Runc gives it to a program that was dumped with a pipe there, where the client has none for
+// it. Every container has this device, and nothing can be reached from it.
+func (f file) emptyStdio() bool {
+	stdio := f.name == "file 0" || f.name == "file 1" || f.name == "file 2"
+	return stdio && f.link == "/dev/null" && !f.block && f.device == unix.Mkdev(1, 3)
 }
 
 // nameless refuses a descriptor of a namespace of the host's that the spec has one for.

@@ -261,6 +261,19 @@ func TestCheck(t *testing.T) {
 		{"working directory", func(f *fake, _ *specs.Spec) { f.file("101/cwd", "/", 1) }, "its cwd"},
 		{"program", func(f *fake, _ *specs.Spec) { f.file("101/exe", "/usr/sbin/criu", 1) }, "its exe (/usr/sbin/criu)"},
 		{"open file", func(f *fake, _ *specs.Spec) { f.file("101/fd/3", "/etc/shadow", 1) }, "its file 3 (/etc/shadow) is on no mount"},
+		{"no standard input", func(f *fake, _ *specs.Spec) {
+			f.file("101/fd/0", "/dev/null", 1)
+			f.stat["101/fd/0"] = unix.Statx_t{Mnt_id: 1, Mode: unix.S_IFCHR, Rdev_major: 1, Rdev_minor: 3}
+		}, ""},
+		{"the host's /dev/null elsewhere", func(f *fake, _ *specs.Spec) {
+			f.file("101/fd/3", "/dev/null", 1)
+			f.stat["101/fd/3"] = unix.Statx_t{Mnt_id: 1, Mode: unix.S_IFCHR, Rdev_major: 1, Rdev_minor: 3}
+		}, "its file 3 (/dev/null) is on no mount"},
+		{"a file of the host's as standard input", func(f *fake, _ *specs.Spec) { f.file("101/fd/0", "/dev/null", 1) }, "its file 0 (/dev/null) is on no mount"},
+		{"a disk of the host's as standard input", func(f *fake, _ *specs.Spec) {
+			f.file("101/fd/0", "/dev/null", 1)
+			f.stat["101/fd/0"] = unix.Statx_t{Mnt_id: 1, Mode: unix.S_IFBLK, Rdev_major: 1, Rdev_minor: 3}
+		}, "its file 0 (/dev/null) is on no mount"},
 		{"mapped file", func(f *fake, _ *specs.Spec) { f.file("101/map_files/1000-2000", "/etc/shadow", 1) }, "its mapped file (/etc/shadow)"},
 		{"namespace held open", func(f *fake, _ *specs.Spec) { f.link("101/fd/4", "mnt:[4]") }, "is the host's mnt namespace"},
 		{"raw socket", func(f *fake, _ *specs.Spec) {

@@ -11,6 +11,8 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 // pseudo are file systems of the kernel, one for all or one for each namespace: a mount of one of
@@ -70,9 +72,6 @@ type expectation struct {
 	own    bool // a file system of its own
 }
 
-// devices are mounted by runc in a user namespace, which may make no nodes.
-var devices = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/random", "/dev/urandom"}
-
 // consolePath is where runc mounts the terminal of a container that has one.
 const consolePath = "/dev/console"
 
@@ -97,7 +96,7 @@ func (c *checker) expected(m mount) expectation {
 			return expectation{known: true, kinds: []string{s.Type}, flags: flagsOf(s, false), own: true}
 		}
 	}
-	if slices.Contains(devices, m.point) || slices.ContainsFunc(c.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == m.point }) {
+	if slices.Contains(host.DefaultNodes, m.point) || slices.ContainsFunc(c.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == m.point }) {
 		return expectation{known: true, source: m.point}
 	}
 	if slices.ContainsFunc(c.spec.Linux.MaskedPaths, func(p string) bool { return path.Clean(p) == m.point }) {

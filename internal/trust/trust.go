@@ -24,6 +24,7 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/feed"
 	"github.com/gpuckpt/gpuckpt/images/seal"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 )
@@ -99,12 +100,52 @@ func Seal(ctx context.Context, read config.Source, dir string, dump func() error
 }
 
 // OpenImage opens the checkpoint of an unpacked image, as images.OpenImage does, unless the node's
-// policy does not let it in. dirs is what images.ImageDirs returned of roots.
-func OpenImage(ctx context.Context, read config.Source, dirs, roots []string) (*images.Checkpoint, error) {
+// policy does not let it in. dirs is what images.ImageDirs returned of roots. A container of the
+// image that is to start from the beginning gets no checkpoint, and the reason.
+func OpenImage(ctx context.Context, read config.Source, dirs, roots []string) (_ *images.Checkpoint, afresh string, err error) {
+	view, err := read()
+	if err != nil {
+		return nil, "", err
+	}
+	if afresh, err = view.StartsAfresh(); err != nil || afresh != "" {
+		return nil, afresh, err
+	}
 	if err := AdmitImage(ctx, read, dirs...); err != nil {
+		return nil, "", err
+	}
+	found, err := images.OpenImage(roots...)
+	return found, "", err
+}
+
+// OpenArriving is OpenImage for an image whose GPU state is still arriving, which can only be
+// restored. It returns nil if nothing arrives in dir. The source is to be closed after the restore.
+func OpenArriving(ctx context.Context, read config.Source, dir string) (*images.Checkpoint, *feed.Source, error) {
+	source, err := feed.Open(dir)
+	if source == nil || err != nil {
+		return nil, nil, err
+	}
+	found, err := openArriving(ctx, read, source.Roots)
+	if err != nil {
+		source.Close()
+		return nil, nil, err
+	}
+	source.Set(found)
+	return found, source, nil
+}
+
+func openArriving(ctx context.Context, read config.Source, roots []string) (*images.Checkpoint, error) {
+	dirs, err := images.ImageDirs(roots...)
+	if err != nil {
 		return nil, err
 	}
-	return images.OpenImage(roots...)
+	if len(dirs) == 0 {
+		return nil, fmt.Errorf("%w in the image that arrives", images.ErrNoMetadata)
+	}
+	found, afresh, err := OpenImage(ctx, read, dirs, roots)
+	if afresh != "" {
+		err = fmt.Errorf("the image is restored while it arrives, and may not be: %s: %w", afresh, errdefs.ErrFailedPrecondition)
+	}
+	return found, err
 }
 
 // AdmitImage refuses the checkpoint of an image that the node's policy does not let in.

@@ -35,13 +35,26 @@ func Images(ctx context.Context, spec *specs.Spec, images *criu.Images, rootfs s
 	return Dump(ctx, spec, images, d, rootfs)
 }
 
+// Own refuses a directory with images of a container, whose bundle is given, that a restore by the
+// container's own spec would refuse.
+func Own(ctx context.Context, dir string, images *criu.Images) error {
+	file, err := bundle.Read(dir)
+	if err == nil {
+		err = Images(ctx, file.Spec, images, Rootfs(dir, file.Spec))
+	}
+	if err != nil {
+		return fmt.Errorf("its own restore would refuse it: %w", err)
+	}
+	return nil
+}
+
 // Dump refuses a restore of a dump, which was read from the images, that asks for more than the
 // container's spec.
 func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string) error {
 	if spec.Process == nil || spec.Linux == nil {
 		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
 	}
-	of := admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile, OOMScore: host.OOMScore()}
+	of := admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile, OOMScore: host.OOMScore(), DefaultNodes: host.DefaultNodes}
 	if rootfs != "" {
 		of.Direct = newPaths(spec, rootfs).direct
 	}

@@ -16,6 +16,7 @@
 //                          mounted, and ROOT what of the hierarchy is mounted there
 //   work PATH              CRIU's working directory
 //   proc                   /proc of the host's processes, with the host's settings read-only
+//   users                  the container has a user namespace of its own
 //   writable PATH          one of these settings that a namespace of the container's has too
 //   caps HEX               the capabilities that CRIU keeps
 #define _GNU_SOURCE
@@ -73,7 +74,7 @@ int sandbox_line(char *text)
 		const char *name;
 		int words;
 	} kinds[] = {
-		{ "sandbox", 2 }, { "bind", 3 }, { "link", 3 }, { "cgroup", 4 }, { "work", 2 }, { "proc", 1 }, { "writable", 2 }, { "caps", 2 },
+		{ "sandbox", 2 }, { "bind", 3 }, { "link", 3 }, { "cgroup", 4 }, { "work", 2 }, { "proc", 1 }, { "users", 1 }, { "writable", 2 }, { "caps", 2 },
 	};
 	size_t name = strcspn(text, "\t");
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++) {
@@ -230,6 +231,24 @@ static int mount_writable(const char *root, const char *path)
 	return mount(from, to, NULL, MS_BIND, NULL) ? fail("make %s writable", path) : 0;
 }
 
+// mount_whole mounts /proc and /sys where nothing covers them. The kernel lets a user namespace mount
+// only what its mount namespace has already as a whole ("VFS: Mount too revealing"). The processes
+// of the user namespace do not get there: it is CRIU's root alone, which they leave.
+static int mount_whole(const char *root)
+{
+	static const struct {
+		const char *type, *place;
+		unsigned long flags;
+	} whole[] = { { "proc", "/.whole/proc", 0 }, { "sysfs", "/.whole/sys", MS_RDONLY } };
+	for (size_t i = 0; i < sizeof(whole) / sizeof(*whole); i++) {
+		char buf[PATH_MAX], *at = under(buf, root, whole[i].place);
+		if (!at || make_place(at, strlen(root), true) || mount(whole[i].type, at, whole[i].type, MS_NOSUID | MS_NODEV | MS_NOEXEC | whole[i].flags, NULL))
+			return fail("mount %s", whole[i].place);
+	}
+	char buf[PATH_MAX], *at = under(buf, root, "/.whole");
+	return !at || chmod(at, 0700) ? fail("close /.whole") : 0;
+}
+
 static int make_root(const char *root)
 {
 	// Nothing that is mounted from here on is to be seen by the host.
@@ -248,6 +267,8 @@ static int make_root(const char *root)
 			err = bind_cgroup(root, l->words[1], l->words[2], l->words[3]);
 		else if (!strcmp(kind, "proc"))
 			err = mount_proc(root);
+		else if (!strcmp(kind, "users"))
+			err = mount_whole(root);
 		else if (!strcmp(kind, "writable"))
 			err = mount_writable(root, l->words[1]);
 		else if (!strcmp(kind, "link")) {

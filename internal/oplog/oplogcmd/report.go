@@ -23,7 +23,7 @@ import (
 
 // Report is "gpuckpt report".
 func Report() *cobra.Command {
-	var asJSON bool
+	var asJSON, asOTLP bool
 	var picture, logs string
 	var last int
 	c := &cobra.Command{
@@ -31,7 +31,7 @@ func Report() *cobra.Command {
 		Short: "Show the last operations of this node, as a list or as a picture",
 		Long: `Show the last checkpoints, restores, suspends and resumes of this node, or of a container, out of the
 log that the shims keep in log_dir: when, how long, which step failed and why. --svg draws the
-steps of each on an axis of time.`,
+steps of each on an axis of time. --otlp prints them as spans for an OpenTelemetry collector.`,
 		Example: `  gpuckpt report
   gpuckpt report job --last 1 --svg job.svg`,
 		Args: cobra.MaximumNArgs(1),
@@ -52,6 +52,13 @@ steps of each on an axis of time.`,
 			}
 			found = slices.DeleteFunc(found, func(e oplog.Entry) bool { return len(args) > 0 && e.Container != args[0] })
 			found = append([]oplog.Entry{}, found[max(0, len(found)-last):]...)
+			if asOTLP {
+				host, err := os.Hostname()
+				if err != nil {
+					return err
+				}
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(otlp(found, host))
+			}
 			if asJSON {
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(found)
 			}
@@ -78,6 +85,8 @@ steps of each on an axis of time.`,
 	f.IntVar(&last, "last", 20, "how many, the last ones")
 	f.StringVar(&logs, "log-dir", "", "directory of the log of operations (default: log_dir of the configuration)")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
+	f.BoolVar(&asOTLP, "otlp", false, "print spans, as a line of OTLP's JSON")
+	c.MarkFlagsMutuallyExclusive("json", "otlp", "svg")
 	_ = c.MarkFlagFilename("svg", "svg")
 	_ = c.MarkFlagDirname("log-dir")
 	return c

@@ -1,0 +1,517 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package arriving fetches a checkpoint image from a registry while it is restored.
+//
+// Begin fetches what is below the checkpoint, and CRIU's images. The restore can start then: its
+// container has the files of Below, and the shim is given Dir, where it is told what arrives
+// (package feed). GPU state streams in behind, several layers at once, each straight into the
+// snapshot that it becomes: a byte is written once, and containerd's content store has no copy of
+// it. A layer counts as arrived when its digests are right. Finish makes the snapshots the image's
+// and gives the image its name.
+//
+// What has arrived is kept for a day, by the lease of a pull, and the next Begin continues there.
+// One process fetches an image at a time; another one waits for it.
+package arriving
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
+	cimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/feed"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
+	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/images/registry"
+)
+
+// ErrWhole reports that an image cannot be restored while it arrives: it has to be pulled before.
+var ErrWhole = errors.New("it has to be pulled before it is restored")
+
+// ErrHere reports that the image is in containerd meanwhile, fetched by another process.
+var ErrHere = errors.New("it was fetched by somebody else meanwhile")
+
+// Image is a checkpoint image that arrives.
+type Image struct {
+	// Below is the image that the container's files come from. It has the checkpoint's name.
+	Below client.Image
+	// Dir is what the shim is given for the checkpoint.
+	Dir string
+	// Metadata is gpuckpt.json. Nobody has asked whether it is right.
+	Metadata *images.Metadata
+
+	c      *client.Client
+	ctx    context.Context // of all that is fetched, with the lease
+	cancel context.CancelFunc
+	release,
+	letGo func() error
+	src   *registry.Source
+	ref   string
+	image *oci.Image
+	shots snapshots.Snapshotter
+	name  string // the snapshotter's
+	chain []digest.Digest
+	own   []*layer // the checkpoint's, bottom up: GPU state and then CRIU's images
+	feed  *feed.Feed
+	group *errgroup.Group
+}
+
+// Begin finds an image in a registry and begins to fetch it into containerd. It returns when the
+// restore can start. admit may refuse the image by its manifest. The errors are ErrWhole, ErrHere,
+// admit's, or those of a pull.
+func Begin(ctx context.Context, c *client.Client, ref, snapshotter string, o registry.Options, admit func(content.Provider, ocispec.Descriptor) error) (_ *Image, err error) {
+	i := &Image{c: c, ref: ref, name: snapshotter, shots: c.SnapshotService(snapshotter)}
+	capabilities, err := c.GetSnapshotterCapabilities(ctx, snapshotter)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(capabilities, snapshots.RebaseCap) {
+		return nil, fmt.Errorf("the snapshotter %s puts no layers together afterwards: %w", snapshotter, ErrWhole)
+	}
+	if i.src, err = registry.Open(ctx, ref, "pull", o); err != nil {
+		return nil, err
+	}
+	if err := admit(i.src, i.src.Image); err != nil {
+		return nil, err
+	}
+	if i.image, err = oci.Outline(ctx, i.src, i.src.Image); err != nil {
+		return nil, err
+	}
+	ctx, i.release, err = registry.Lease(ctx, c, ref)
+	if err != nil {
+		return nil, err
+	}
+	// The way of all bytes ends with Close, and not with whoever has asked for the first of them.
+	i.ctx, i.cancel = context.WithCancel(ctx)
+	i.group, i.ctx = errgroup.WithContext(i.ctx)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, i.Close())
+		}
+	}()
+	if err := i.plan(); err != nil {
+		return nil, err
+	}
+	if err := i.claim(); err != nil {
+		return nil, err
+	}
+	return i, i.begin() //nolint:contextcheck // i.ctx is made of it
+}
+
+// plan sorts the layers.
+func (i *Image) plan() error {
+	if i.image.Digest != i.src.Image.Digest {
+		return fmt.Errorf("%s is an index of images: %w", i.ref, ErrWhole)
+	}
+	var ids []digest.Digest
+	for n, l := range i.image.Layers {
+		ids = append(ids, l.DiffID)
+		switch {
+		case l.Kind == oci.LayerGPU || l.Kind == oci.LayerCRIU:
+			i.own = append(i.own, &layer{Layer: l, i: i, number: n})
+		case len(i.own) > 0:
+			return fmt.Errorf("the layers of %s are not in order: %w", i.ref, ErrWhole)
+		}
+	}
+	if i.criu().Kind != oci.LayerCRIU || i.own[0].number == 0 {
+		return fmt.Errorf("the layers of %s are not in order: %w", i.ref, ErrWhole)
+	}
+	i.chain = identity.ChainIDs(ids)
+	return nil
+}
+
+// criu returns the layer with CRIU's images.
+func (i *Image) criu() *layer { return i.own[len(i.own)-1] }
+
+// claim makes this process the one that fetches the image, by a lock on the directory that CRIU's
+// images go to.
+func (i *Image) claim() error {
+	for {
+		if err := i.criu().prepare(); err != nil {
+			return err
+		}
+		root, err := os.Open(i.criu().root)
+		if err != nil {
+			if errors.Is(err, os.ErrNotExist) {
+				continue // it was committed or removed
+			}
+			return err
+		}
+		for {
+			if err = unix.Flock(int(root.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+				break
+			}
+			select {
+			case <-i.ctx.Done():
+				return errors.Join(context.Cause(i.ctx), root.Close())
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("lock %s: %w", root.Name(), err), root.Close())
+		}
+		i.letGo = root.Close
+		mounts, err := i.shots.Mounts(i.ctx, i.criu().key())
+		if err == nil && len(mounts) == 1 && mounts[0].Source == i.criu().root {
+			return nil
+		}
+		if err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+		// Whoever had it is done with it.
+		i.letGo = nil
+		root.Close()
+		if found, err := localstore.Find(i.ctx, i.c, i.ref); err == nil && found.Target.Digest == i.image.Digest {
+			return ErrHere
+		}
+	}
+}
+
+// begin fetches what the restore begins with, and has the rest come behind.
+func (i *Image) begin() error {
+	store := i.c.ContentStore()
+	first := []ocispec.Descriptor{i.src.Image, i.image.Config}
+	for _, l := range i.image.Layers {
+		if l.Kind != oci.LayerGPU {
+			first = append(first, l.Descriptor())
+		}
+	}
+	group, ctx := errgroup.WithContext(i.ctx)
+	for _, d := range first {
+		group.Go(func() error { return i.src.Store(ctx, store, d) })
+	}
+	roots := make([]string, len(i.own))
+	roots[0] = i.criu().root
+	gpu := i.own[:len(i.own)-1]
+	for n, l := range gpu {
+		group.Go(func() error {
+			err := l.prepare()
+			roots[n+1] = l.root
+			if err == nil {
+				err = l.make()
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if err := i.keepAll(); err != nil {
+		return err
+	}
+	for _, l := range gpu {
+		i.group.Go(func() error { return l.fetch() })
+	}
+	below, err := oci.Below(i.ctx, store, i.src.Image)
+	if err != nil {
+		return err
+	}
+	i.Below = client.NewImage(i.c, cimages.Image{Name: i.ref, Target: below})
+	if err := i.criu().unpack(store); err != nil {
+		return err
+	}
+	i.Dir = i.criu().root
+	if i.Metadata, err = images.ReadMetadata(filepath.Join(i.Dir, images.ImageDir)); err != nil {
+		return err
+	}
+	if i.feed, err = feed.Begin(i.Dir, roots); err != nil {
+		return err
+	}
+	go i.tell(i.feed, gpu)
+	return nil
+}
+
+// tell tells of each layer once it is there, in their order. The first error is the last it tells.
+func (i *Image) tell(to *feed.Feed, gpu []*layer) {
+	for _, l := range gpu {
+		select {
+		case <-l.here:
+		case <-i.ctx.Done():
+		}
+		select {
+		case <-l.here:
+			to.Arrived(l.file())
+		default:
+			to.Fail(context.Cause(i.ctx))
+			return
+		}
+	}
+}
+
+// keepAll has containerd keep the blobs of the manifest that are in its store.
+func (i *Image) keepAll() error {
+	labels := map[string]string{"containerd.io/gc.ref.content.config": i.image.Config.Digest.String()}
+	for n, l := range i.image.Layers {
+		if l.Kind != oci.LayerGPU {
+			labels[fmt.Sprintf("containerd.io/gc.ref.content.l.%d", n)] = l.Digest.String()
+		}
+	}
+	return i.label(i.image.Digest, labels)
+}
+
+// label adds labels to a blob.
+func (i *Image) label(d digest.Digest, labels map[string]string) error {
+	var fields []string
+	for key := range labels {
+		fields = append(fields, "labels."+key)
+	}
+	if _, err := i.c.ContentStore().Update(i.ctx, content.Info{Digest: d, Labels: labels}, fields...); err != nil {
+		return fmt.Errorf("have containerd keep %s: %w", d, err)
+	}
+	return nil
+}
+
+// Finish waits until all of the image has arrived, and makes it an image of containerd, unpacked.
+func (i *Image) Finish() (client.Image, *registry.Result, error) {
+	image, err := i.finish()
+	if err != nil {
+		return nil, nil, fmt.Errorf("pull %s: %w", i.ref, err)
+	}
+	return image, i.src.End("pulled"), nil
+}
+
+func (i *Image) finish() (client.Image, error) {
+	if err := i.group.Wait(); err != nil {
+		return nil, err
+	}
+	ctx := context.WithoutCancel(i.ctx) // which ends with the group
+	if err := localstore.Unpack(ctx, i.c, i.Below, i.name); err != nil {
+		return nil, err
+	}
+	if err := i.endFeed(); err != nil {
+		return nil, err
+	}
+	for _, l := range i.own {
+		if err := l.commit(ctx); err != nil {
+			return nil, err
+		}
+	}
+	i.ctx = ctx
+	top := i.chain[len(i.chain)-1].String()
+	if err := i.label(i.image.Config.Digest, map[string]string{"containerd.io/gc.ref.snapshot." + i.name: top}); err != nil {
+		return nil, err
+	}
+	if err := localstore.Tag(ctx, i.c, i.ref, i.src.Image); err != nil {
+		return nil, err
+	}
+	err := i.release()
+	return client.NewImage(i.c, cimages.Image{Name: i.ref, Target: i.src.Image}), err
+}
+
+func (i *Image) endFeed() (err error) {
+	if i.feed != nil {
+		err = i.feed.Close()
+		i.feed = nil
+	}
+	return err
+}
+
+// Close ends what is under way. What has arrived stays for the next Begin.
+func (i *Image) Close() error {
+	i.cancel()
+	_ = i.group.Wait() // Finish has its error, and so has the restore
+	err := i.endFeed()
+	if i.letGo != nil {
+		err = errors.Join(err, i.letGo())
+	}
+	return err
+}
+
+// layer is a layer of the checkpoint, on its way into a snapshot of its own.
+type layer struct {
+	oci.Layer
+	i      *Image
+	number int
+	root   string // of the snapshot
+	kept   bool   // it had arrived before
+	here   chan struct{}
+}
+
+// key is the name of the snapshot while the layer arrives.
+func (l *layer) key() string {
+	return fmt.Sprintf("gpuckpt-arriving-%s-%d", l.i.image.Digest.Encoded(), l.number)
+}
+
+// arrivedLabel is on the snapshot of a layer that has arrived, with its diff_id.
+const arrivedLabel = "dev.gpuckpt.arrived"
+
+// prepare makes the layer's snapshot, or finds the one of an earlier try.
+func (l *layer) prepare() error {
+	ctx, shots := l.i.ctx, l.i.shots
+	l.here = make(chan struct{})
+	mounts, err := shots.Prepare(ctx, l.key(), "")
+	if errdefs.IsAlreadyExists(err) {
+		var info snapshots.Info
+		if info, err = shots.Stat(ctx, l.key()); err == nil {
+			l.kept = info.Labels[arrivedLabel] == l.DiffID.String()
+			mounts, err = shots.Mounts(ctx, l.key())
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make a snapshot for layer %s: %w", l.Digest, err)
+	}
+	if len(mounts) != 1 || mounts[0].Type != "bind" {
+		return fmt.Errorf("the snapshotter %s has no directories: %w", l.i.name, ErrWhole)
+	}
+	l.root = mounts[0].Source
+	return nil
+}
+
+// dir is where the layer's files are.
+func (l *layer) dir() string { return filepath.Join(l.root, images.ImageDir) }
+
+// file is the one file that a layer of GPU state becomes, with holes where it has zeros.
+func (l *layer) file() string { return filepath.Join(l.dir(), images.PieceFile(l.Area, l.Offset)) }
+
+// descriptor finds the layer in the registry.
+func (l *layer) descriptor() ocispec.Descriptor {
+	d := l.Descriptor()
+	d.Annotations = map[string]string{annotations.Layer: l.Kind}
+	return d
+}
+
+// empty makes the layer's directory, and removes what is in it.
+func (l *layer) empty() error {
+	if err := os.RemoveAll(l.dir()); err != nil {
+		return err
+	}
+	return os.Mkdir(l.dir(), 0o700)
+}
+
+// make makes the file of a layer of GPU state at its full size, unless it has arrived.
+func (l *layer) make() error {
+	if l.kept {
+		return nil
+	}
+	if _, _, ok := images.ParsePieceFile(filepath.Base(l.file())); !ok || l.Offset%l.i.image.LayerBytes != 0 {
+		return fmt.Errorf("%w: layer %s says it is %s from %d", images.ErrDamaged, l.Digest, l.Area, l.Offset)
+	}
+	err := l.empty()
+	if err == nil {
+		err = os.WriteFile(l.file(), nil, 0o600)
+	}
+	if err == nil {
+		err = os.Truncate(l.file(), int64(l.i.image.LayerBytes))
+	}
+	return err
+}
+
+// fetch fetches a layer of GPU state into its file.
+func (l *layer) fetch() error {
+	if !l.kept {
+		d := l.descriptor()
+		if err := l.i.src.Try(l.i.ctx, d, func() error { return l.try(d) }); err != nil {
+			return err
+		}
+		info := snapshots.Info{Name: l.key(), Labels: map[string]string{arrivedLabel: l.DiffID.String()}}
+		if _, err := l.i.shots.Update(l.i.ctx, info, "labels."+arrivedLabel); err != nil {
+			return fmt.Errorf("keep layer %s: %w", l.Digest, err)
+		}
+	}
+	close(l.here)
+	return nil
+}
+
+// try fetches the layer once, from its begin.
+func (l *layer) try(d ocispec.Descriptor) error {
+	f, err := os.OpenFile(l.file(), os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// Another try may have written what is to be zero.
+	if err := errors.Join(f.Truncate(0), f.Truncate(int64(l.i.image.LayerBytes))); err != nil {
+		return err
+	}
+	data, err := l.i.src.Stream(l.i.ctx, d)
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	buf := make([]byte, 1<<20)
+	return l.read(data, func(name string, size int64, r io.Reader) error {
+		area, offset, ok := images.ParsePieceFile(name)
+		end := l.Offset + l.i.image.LayerBytes
+		if !ok || area != l.Area || offset%images.PieceAlign != 0 || offset < l.Offset || offset > end || uint64(size) > end-offset {
+			return fmt.Errorf("%w: %s, %d bytes, is not a piece of %s from %d to %d", images.ErrDamaged, name, size, l.Area, l.Offset, end)
+		}
+		_, err := io.CopyBuffer(io.NewOffsetWriter(f, int64(offset-l.Offset)), struct{ io.Reader }{r}, buf)
+		return err
+	})
+}
+
+// read reads the layer's archive, and compares its digests.
+func (l *layer) read(data io.Reader, file func(name string, size int64, r io.Reader) error) error {
+	stored, plain := l.Digest.Algorithm().Hash(), l.DiffID.Algorithm().Hash()
+	data = io.TeeReader(data, stored)
+	archive, err := oci.Decompress(data, l.MediaType)
+	if err != nil {
+		return fmt.Errorf("layer %s: %w", l.Digest, err)
+	}
+	defer archive.Close()
+	whole := io.TeeReader(archive, plain)
+	if err = images.ReadLayer(whole, file); err == nil {
+		_, err = io.Copy(io.Discard, whole) // what is behind the end mark counts for the digest
+	}
+	if err == nil {
+		_, err = io.Copy(io.Discard, data)
+	}
+	if got := digest.NewDigest(l.Digest.Algorithm(), stored); err == nil && got != l.Digest {
+		err = fmt.Errorf("%w: it has the digest %s", registry.ErrWrongBytes, got)
+	}
+	if got := digest.NewDigest(l.DiffID.Algorithm(), plain); err == nil && got != l.DiffID {
+		err = fmt.Errorf("%w: unpacked it has the digest %s, not %s", images.ErrDamaged, got, l.DiffID)
+	}
+	return err
+}
+
+// unpack unpacks the layer with CRIU's images.
+func (l *layer) unpack(store content.Provider) error {
+	if err := l.empty(); err != nil {
+		return err
+	}
+	blob, err := store.ReaderAt(l.i.ctx, l.Descriptor())
+	if err != nil {
+		return err
+	}
+	defer blob.Close()
+	return l.read(content.NewReader(blob), func(name string, size int64, r io.Reader) error {
+		f, err := os.OpenFile(filepath.Join(l.dir(), name), os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+		if err == nil {
+			_, err = io.CopyN(f, r, size)
+			err = errors.Join(err, f.Close())
+		}
+		return err
+	})
+}
+
+// commit makes the layer's snapshot that of the image.
+func (l *layer) commit(ctx context.Context) error {
+	chain, parent := l.i.chain[l.number].String(), l.i.chain[l.number-1].String()
+	err := l.i.shots.Commit(ctx, chain, l.key(), snapshots.WithParent(parent), snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: chain}))
+	if errdefs.IsAlreadyExists(err) {
+		err = l.i.shots.Remove(ctx, l.key())
+	}
+	if err != nil {
+		return fmt.Errorf("keep layer %s: %w", l.Digest, err)
+	}
+	return nil
+}

@@ -1,0 +1,280 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package feed has one process restore a checkpoint whose GPU state another process still writes.
+//
+// The writer makes every file at its full size, and then a Feed in a directory: a socket there. It
+// calls Arrived for each file that is complete and does not change any more, or Fail. The reader
+// opens the Source of that directory, which is told of all this, and sets it as the images.Arrival
+// of the files. Nothing that the writer says is believed: the reader compares digests as ever. If
+// the writer ends too early, whoever waits gets an error.
+package feed
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// socketName is the name of the socket in the directory of a feed.
+const socketName = "gpuckpt-arriving.sock"
+
+// ErrEnded reports that the program that fetches a checkpoint ended before all of it was there.
+var ErrEnded = errors.New("the program that fetches the checkpoint has ended")
+
+// note is one message of a Feed.
+type note struct {
+	// Roots is the first note: the roots of the image's layers, as images.OpenImage wants them.
+	Roots []string `json:"roots,omitempty"`
+	// Arrived is the path of a file that is complete.
+	Arrived string `json:"arrived,omitempty"`
+	// Failed is why no more will arrive.
+	Failed string `json:"failed,omitempty"`
+}
+
+// Feed tells any number of Sources which files have arrived.
+type Feed struct {
+	path     string
+	listener *net.UnixListener
+	serving  sync.WaitGroup
+
+	mu    sync.Mutex
+	notes []note
+	more  chan struct{} // closed, and replaced, when there is another note
+	over  bool
+}
+
+// Begin makes a feed in a directory that only root can enter. roots are those of images.OpenImage.
+// A socket that a feed has left there is replaced.
+func Begin(dir string, roots []string) (*Feed, error) {
+	f := &Feed{path: filepath.Join(dir, socketName), notes: []note{{Roots: roots}}, more: make(chan struct{})}
+	if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("tell of what arrives: %w", err)
+	}
+	err := short(dir, func(address *net.UnixAddr) (err error) {
+		f.listener, err = net.ListenUnix("unix", address)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("tell of what arrives: %w", err)
+	}
+	f.listener.SetUnlinkOnClose(false) // its name is of this moment alone
+	f.serving.Go(f.serve)
+	return f, nil
+}
+
+// short calls do with an address of the socket in a directory that is short enough for a socket's.
+func short(dir string, do func(*net.UnixAddr) error) error {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer unix.Close(fd)
+	return do(&net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", fd, socketName)})
+}
+
+func (f *Feed) serve() {
+	for {
+		c, err := f.listener.AcceptUnix()
+		if err != nil {
+			return // it is closed
+		}
+		f.serving.Go(func() {
+			defer c.Close()
+			f.send(c)
+		})
+	}
+}
+
+// send sends all notes to a Source until the last, or until it has gone.
+func (f *Feed) send(c *net.UnixConn) {
+	out := json.NewEncoder(c)
+	for at := 0; ; {
+		f.mu.Lock()
+		notes, more, over := f.notes[at:], f.more, f.over
+		f.mu.Unlock()
+		for _, n := range notes {
+			if out.Encode(n) != nil {
+				return
+			}
+		}
+		if at += len(notes); over {
+			return
+		}
+		if len(notes) == 0 {
+			<-more
+		}
+	}
+}
+
+func (f *Feed) tell(n ...note) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.notes = append(f.notes, n...)
+	close(f.more)
+	f.more = make(chan struct{})
+}
+
+// Arrived tells that a file is complete.
+func (f *Feed) Arrived(path string) { f.tell(note{Arrived: path}) }
+
+// Fail tells that no more will arrive.
+func (f *Feed) Fail(err error) { f.tell(note{Failed: err.Error()}) }
+
+// Close ends the feed and removes its socket.
+func (f *Feed) Close() error {
+	f.mu.Lock()
+	f.over = true
+	f.mu.Unlock()
+	f.tell()
+	err := f.listener.Close()
+	f.serving.Wait()
+	if rerr := os.Remove(f.path); !errors.Is(rerr, fs.ErrNotExist) {
+		err = errors.Join(err, rerr)
+	}
+	return err
+}
+
+// Source is the other end of a Feed.
+type Source struct {
+	// Roots are the roots of the image's layers.
+	Roots []string
+
+	conn *net.UnixConn
+	mu   sync.Mutex
+	here map[string]bool
+	err  error         // why no more arrives
+	more chan struct{} // closed, and replaced, when one of these changes
+}
+
+// Open opens the source of a directory. It returns nil if there is no feed. Another user's
+// is refused.
+func Open(dir string) (*Source, error) {
+	if _, err := os.Lstat(filepath.Join(dir, socketName)); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	s := &Source{here: make(map[string]bool), more: make(chan struct{})}
+	err := short(dir, func(address *net.UnixAddr) (err error) {
+		s.conn, err = net.DialUnix("unix", nil, address)
+		return err
+	})
+	if err == nil {
+		err = s.begin()
+	}
+	if err != nil {
+		s.Close()
+		return nil, fmt.Errorf("%s is still arriving: %w: %w", dir, ErrEnded, err)
+	}
+	return s, nil
+}
+
+// begin reads the roots.
+func (s *Source) begin() error {
+	if err := s.fromOurselves(); err != nil {
+		return err
+	}
+	in := json.NewDecoder(s.conn)
+	var first note
+	if err := in.Decode(&first); err != nil {
+		return err
+	}
+	if len(first.Roots) == 0 {
+		return errors.New("it says nothing of any layer")
+	}
+	s.Roots = first.Roots
+	go s.listen(in)
+	return nil
+}
+
+// fromOurselves refuses a feed of another user.
+func (s *Source) fromOurselves() error {
+	raw, err := s.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(cerr, err); err != nil {
+		return err
+	}
+	if int(peer.Uid) != os.Geteuid() {
+		return fmt.Errorf("it is of another user, %d", peer.Uid)
+	}
+	return nil
+}
+
+// listen takes all notes until the end.
+func (s *Source) listen(in *json.Decoder) {
+	for {
+		var n note
+		err := in.Decode(&n)
+		s.mu.Lock()
+		switch {
+		case err != nil:
+			s.err = ErrEnded
+		case n.Failed != "":
+			err = errors.New(n.Failed)
+			s.err = err
+		default:
+			s.here[n.Arrived] = true
+		}
+		close(s.more)
+		s.more = make(chan struct{})
+		s.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// Set makes the source the Arrival of all GPU state of a checkpoint of its Roots.
+func (s *Source) Set(c *images.Checkpoint) {
+	for _, a := range c.Areas() {
+		for i := range a.Location {
+			a.Location[i].Arrival = arrival{s, a.Location[i].Path}
+		}
+	}
+}
+
+// Close ends the connection. Whoever waits gets ErrEnded. It can be called on nil.
+func (s *Source) Close() {
+	if s != nil && s.conn != nil {
+		s.conn.Close()
+	}
+}
+
+// arrival is a file of a source.
+type arrival struct {
+	s    *Source
+	path string
+}
+
+// Await waits until the whole file has arrived.
+func (a arrival) Await(ctx context.Context, _, _ uint64) error {
+	for {
+		a.s.mu.Lock()
+		here, err, more := a.s.here[a.path], a.s.err, a.s.more
+		a.s.mu.Unlock()
+		switch {
+		case here:
+			return nil
+		case err != nil:
+			return err
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

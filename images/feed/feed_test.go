@@ -1,0 +1,150 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package feed
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// both makes a feed and opens its source.
+func both(t *testing.T) (*Feed, *Source) {
+	t.Helper()
+	// Longer than a socket's address may be.
+	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Begin(dir, []string{"/top", "/below"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return f, s
+}
+
+// of is a checkpoint with a piece for each path, which arrives from s.
+func of(s *Source, paths ...string) *images.Checkpoint {
+	a := images.Area{File: "gpu-1-0"}
+	for _, p := range paths {
+		a.Location = append(a.Location, images.Piece{Path: p})
+	}
+	c := &images.Checkpoint{Metadata: &images.Metadata{Processes: []images.Process{{Areas: []images.Area{a}}}}}
+	s.Set(c)
+	return c
+}
+
+func await(ctx context.Context, c *images.Checkpoint, piece int) error {
+	return c.Areas()[0].Location[piece].Arrival.Await(ctx, 0, 1)
+}
+
+// Who waits for a file goes on when it has arrived, also one that came later than the source, and
+// one that arrived before another failed.
+func TestArrives(t *testing.T) {
+	f, s := both(t)
+	if !slices.Equal(s.Roots, []string{"/top", "/below"}) {
+		t.Errorf("the roots are %q", s.Roots)
+	}
+	c := of(s, "a", "b", "c")
+	f.Arrived("b")
+	if err := await(t.Context(), c, 1); err != nil {
+		t.Error(err)
+	}
+	waiting := make(chan error)
+	go func() { waiting <- await(t.Context(), c, 0) }()
+	f.Arrived("a")
+	if err := <-waiting; err != nil {
+		t.Error(err)
+	}
+	given, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := await(given, c, 2); !errors.Is(err, context.Canceled) {
+		t.Errorf("given up: %v", err)
+	}
+	go func() { waiting <- await(t.Context(), c, 2) }()
+	f.Fail(errors.New("the registry is gone"))
+	if err := <-waiting; err == nil || err.Error() != "the registry is gone" {
+		t.Errorf("a file that never comes: %v", err)
+	}
+	if err := await(t.Context(), c, 0); err != nil {
+		t.Errorf("a file that is here: %v", err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whoever waits hears of the end of the program that fetches.
+func TestEnds(t *testing.T) {
+	f, s := both(t)
+	c := of(s, "a")
+	waiting := make(chan error)
+	go func() { waiting <- await(t.Context(), c, 0) }()
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-waiting; !errors.Is(err, ErrEnded) {
+		t.Errorf("got %v", err)
+	}
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(f.path), "*")); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %q, %v", left, err)
+	}
+}
+
+// A directory without a feed has none. One whose program has ended, and one that is no feed's, are
+// errors. A new feed takes the place of an old one.
+func TestOpenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	if s, err := Open(dir); s != nil || err != nil {
+		t.Errorf("without a feed: %v, %v", s, err)
+	}
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(dir, socketName)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	said := make(chan error, 1)
+	go func() {
+		c, err := stale.Accept()
+		if err == nil {
+			_, err = c.Write([]byte("{}\n"))
+			c.Close()
+		}
+		said <- err
+	}()
+	if _, err := Open(dir); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "says nothing of any layer") {
+		t.Errorf("no feed: %v", err)
+	}
+	if err := <-said; err != nil {
+		t.Error(err)
+	}
+	stale.Close()
+	if _, err := Open(dir); !errors.Is(err, ErrEnded) {
+		t.Errorf("a feed that has ended: %v", err)
+	}
+	f, err := Begin(dir, []string{"/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+}
