@@ -127,13 +127,15 @@ func fillable(v *vma.VmaEntry) bool {
 		v.GetFlags()&^unix.MAP_NORESERVE&^unix.MAP_STACK == flags && v.GetStart() < v.GetEnd()
 }
 
-// choose chooses those of a process's mappings that hold enough memory.
+// choose chooses those of a process's mappings that hold enough memory: none if the process has much
+// beside them.
 func (p *Plan) choose(name, number string, may []span, least uint64) error {
 	var pid int
 	if _, err := fmt.Sscanf(number, "%d", &pid); err != nil {
 		return nil
 	}
 	bytes, runs := make([]uint64, len(may)), make([]uint64, len(may))
+	total, chosen := uint64(0), uint64(0)
 	t := &task{pid: pid}
 	plain := true
 	err := p.set.Each(name, func(e *image.Entry) error {
@@ -145,6 +147,7 @@ func (p *Plan) choose(name, number string, may []span, least uint64) error {
 			if plain = plain && ok; !ok {
 				return nil
 			}
+			total += s.End - s.Start
 			for i := indexOf(may, s.Start); i < len(may) && may[i].Start < s.End; i++ {
 				bytes[i] += min(s.End, may[i].End) - max(s.Start, may[i].Start)
 				runs[i]++
@@ -158,9 +161,11 @@ func (p *Plan) choose(name, number string, may []span, least uint64) error {
 	for i, s := range may {
 		if bytes[i] >= least && bytes[i]/runs[i] >= leastRun {
 			t.spans = append(t.spans, s)
+			chosen += bytes[i]
 		}
 	}
-	if len(t.spans) > 0 {
+	// What is left is copied once more, for CRIU: that takes time and memory too.
+	if len(t.spans) > 0 && total-chosen <= chosen/2 {
 		p.tasks[name] = t
 	}
 	return nil

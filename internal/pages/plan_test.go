@@ -122,8 +122,8 @@ func TestPlan(t *testing.T) {
 		mapping(180, 70), // chosen; its first run begins in the one before
 		mapping(250, 100, func(v *vma.VmaEntry) { v.Flags = proto.Uint32(unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_LOCKED) }),
 	))
-	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(10, 5), run(100, 30), run(140, 60), run(205, 45), run(250, 70))
-	writePages(t, dir, "pages-3.img", 5+30+60+45+70)
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(10, 5), run(100, 30), run(140, 60), run(205, 45), run(250, 60))
+	writePages(t, dir, "pages-3.img", 5+30+60+45+60)
 	p := plan(t, dir)
 	to := copyBy(t, dir, p)
 
@@ -138,14 +138,14 @@ func TestPlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []span{{10, 15}, {250, 320}}; !reflect.DeepEqual(left, want) {
+	if want := []span{{10, 15}, {250, 310}}; !reflect.DeepEqual(left, want) {
 		t.Errorf("CRIU restores %v, want %v", left, want)
 	}
 	rest, err := os.ReadFile(filepath.Join(to, "pages-3.img"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(rest) != 75*pageBytes || rest[0] != 1 || rest[5*pageBytes] != 5+30+60+45+1 {
+	if len(rest) != 65*pageBytes || rest[0] != 1 || rest[5*pageBytes] != 5+30+60+45+1 {
 		t.Errorf("CRIU gets %d bytes, page 5 of them %d", len(rest), rest[5*pageBytes])
 	}
 	want := []Piece{
@@ -191,9 +191,23 @@ func TestPlanLeaves(t *testing.T) {
 		t.Errorf("a mapping of two processes, or one in small runs, is chosen: %v", p.tasks)
 	}
 	writeImage(t, dir, "mm-8.img", "MM", memory(mapping(1000, 80)))
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(100, 80))
 	writeImage(t, dir, "pagemap-8.img", "PAGEMAP", head(3), run(1000, 80))
 	if p := plan(t, dir); len(p.tasks) > 0 {
 		t.Errorf("two processes have their memory in one file, and it is chosen: %v", p.tasks)
+	}
+}
+
+// What CRIU restores is copied for it: a process with much of that stays with CRIU.
+func TestPlanMuchBeside(t *testing.T) {
+	for beside, chosen := range map[uint64]int{40: 1, 41: 0} {
+		dir := t.TempDir()
+		writeImage(t, dir, "mm-7.img", "MM", memory(mapping(100, 80), mapping(500, 50)))
+		writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(100, 80), run(500, beside))
+		writePages(t, dir, "pages-3.img", 80+int(beside))
+		if p := plan(t, dir); len(p.tasks) != chosen {
+			t.Errorf("with %d pages beside 80, %d processes are chosen", beside, len(p.tasks))
+		}
 	}
 }
 
