@@ -107,6 +107,12 @@ setup-kubernetes: compiler
 test-kubernetes: setup setup-kubernetes build agent testbeds ## Run the tests with a kubelet, crictl and nerdctl.
 	$(TEST_ENV) go -C integration test -p 1 -count=1 -timeout 30m ./kubernetes ./nerdctl
 
+# hack/setup gets no dockerd: DOCKER is the directory of one, and of docker.
+DOCKER ?= /usr/bin
+.PHONY: test-docker
+test-docker: setup build testbeds ## Run the tests with a dockerd (needs root): DOCKER=DIR.
+	GPUCKPT_BIN="$(abspath $(BIN)):$(DOCKER):$$(hack/setup --print-path)" go -C integration test -count=1 -timeout 10m ./docker
+
 # Part of `make test`, which tries a sample. CHANGES=8:3 tries every eighth change, from the fourth on.
 CHANGES ?= all
 .PHONY: test-hostile
