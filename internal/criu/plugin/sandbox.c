@@ -154,6 +154,9 @@ static int bind_to(const char *root, const char *path, const char *place, bool r
 
 static int bind(const char *root, const char *path, bool read_only)
 {
+	// A node of the host that has gone since the shim saw it is as one that it never had.
+	if (!strncmp(path, "/dev/", 5) && access(path, F_OK) && errno == ENOENT)
+		return 0;
 	return bind_to(root, path, path, read_only);
 }
 
