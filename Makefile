@@ -94,7 +94,8 @@ SOAK ?= 1h
 .PHONY: soak
 soak: setup build testbeds ## Checkpoint, restore and suspend 20 containers at once, for an hour (needs root).
 	$(TEST_ENV) GPUCKPT_TEST_SOAK=$(SOAK) go -C integration test -count=1 -timeout 24h -v ./soak
-	$(TEST_ENV) GPUCKPT_TEST_SOAK=$(SOAK) go -C integration test -count=1 -v -run TestPowerLost ./checkpoint
+	$(TEST_ENV) GPUCKPT_TEST_SOAK=$(SOAK) GPUCKPT_TEST_CYCLES=200 go -C integration test -count=1 -timeout 24h -v \
+		-run 'TestPowerLost|TestManyCheckpoints|TestManyRestores' ./checkpoint
 
 # What the tests of pods and of nerdctl need: a cluster's programs, older containerds.
 .PHONY: setup-kubernetes
@@ -105,6 +106,12 @@ setup-kubernetes: compiler
 .PHONY: test-kubernetes
 test-kubernetes: setup setup-kubernetes build agent testbeds ## Run the tests with a kubelet, crictl and nerdctl.
 	$(TEST_ENV) go -C integration test -p 1 -count=1 -timeout 30m ./kubernetes ./nerdctl
+
+# hack/setup gets no dockerd: DOCKER is the directory of one, and of docker.
+DOCKER ?= /usr/bin
+.PHONY: test-docker
+test-docker: setup build testbeds ## Run the tests with a dockerd (needs root): DOCKER=DIR.
+	GPUCKPT_BIN="$(abspath $(BIN)):$(DOCKER):$$(hack/setup --print-path)" go -C integration test -count=1 -timeout 10m ./docker
 
 # Part of `make test`, which tries a sample. CHANGES=8:3 tries every eighth change, from the fourth on.
 CHANGES ?= all

@@ -53,7 +53,9 @@ type shape struct {
 	Procs int `json:"procs"`
 	GPUs  int `json:"gpus"`
 	// Shm is what is in the container's /dev/shm, in bytes: without CUDA only.
-	Shm   uint64 `json:"shmBytes,omitempty"`
+	Shm uint64 `json:"shmBytes,omitempty"`
+	// Host is the program's host memory, in bytes: without CUDA only.
+	Host  uint64 `json:"hostBytes,omitempty"`
 	Media string `json:"media"`
 	Mode  string `json:"mode"`
 }
@@ -65,6 +67,9 @@ func (s shape) bytes() uint64 { return s.Size * uint64(s.Procs) }
 func (s shape) String() string {
 	if s.Content == contentNone && s.Shm > 0 {
 		return fmt.Sprintf("no CUDA, %s in /dev/shm, %s, %s", formatSize(s.Shm), s.Media, s.Mode)
+	}
+	if s.Content == contentNone && s.Host > 0 {
+		return fmt.Sprintf("no CUDA, %s of host memory, %s, %s", formatSize(s.Host), s.Media, s.Mode)
 	}
 	if s.Content == contentNone {
 		return fmt.Sprintf("no CUDA, %s, %s", s.Media, s.Mode)
@@ -94,9 +99,11 @@ type selection struct {
 	procsSizes []uint64
 	// gpus is how many GPUs processes are dealt out to, at most.
 	gpus int
-	// plain adds a container without CUDA, and shm one with so many bytes in /dev/shm, 0 for none.
+	// plain adds a container without CUDA, shm one with so many bytes in /dev/shm, and host one with
+	// so many bytes of host memory; 0 for none.
 	plain bool
 	shm   uint64
+	host  uint64
 }
 
 // plan lists the cases in the order in which they are measured.
@@ -121,6 +128,9 @@ func (s selection) plan() []planned {
 			}
 			if s.shm > 0 {
 				add(shape{Content: contentNone, Shm: s.shm, Media: media, Mode: mode, Procs: 1})
+			}
+			if s.host > 0 {
+				add(shape{Content: contentNone, Host: s.host, Media: media, Mode: mode, Procs: 1})
 			}
 			for _, procs := range s.procs {
 				sizes := s.sizes

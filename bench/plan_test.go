@@ -87,6 +87,7 @@ func TestWorkloadArgs(t *testing.T) {
 		want  string
 	}{
 		{shape{Content: contentNone, Procs: 1}, "plain --port 9"},
+		{shape{Content: contentNone, Host: 8192, Procs: 1}, "memory --bytes 8192 --port 9"},
 		{shape{Content: contentZero, Size: 5, Procs: 1, GPUs: 1}, "pattern --bytes 5 --content zero --seed 7 --port 9"},
 		{shape{Content: contentPattern, Size: 5, Procs: 4, GPUs: 2}, "multi --procs 4 --gpus 2 --bytes 5 --content pattern --seed 7 --port 9"},
 	} {

@@ -28,6 +28,7 @@ type registryServer struct {
 	host  string // "127.0.0.1:4711"
 	blobs *blobFiles
 	web   *http.Server
+	limit *limiter
 }
 
 // startRegistry starts one with its blobs in a new directory in parent. Its end
@@ -43,9 +44,10 @@ func startRegistry(parent string) (*registryServer, error) {
 	}
 	blobs := &blobFiles{dir: dir}
 	handler := registry.New(registry.WithBlobHandler(blobs), registry.Logger(log.New(io.Discard, "", 0)))
+	limit := new(limiter)
 	s := &registryServer{
-		host: listener.Addr().String(), blobs: blobs,
-		web: &http.Server{Handler: inOneRequest(handler), ReadHeaderTimeout: time.Minute},
+		host: listener.Addr().String(), blobs: blobs, limit: limit,
+		web: &http.Server{Handler: limit.handler(inOneRequest(handler)), ReadHeaderTimeout: time.Minute},
 	}
 	go func() { _ = s.web.Serve(listener) }() // until close
 	return s, nil

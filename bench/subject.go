@@ -74,6 +74,9 @@ func newWorkload(s shape) (workload, error) {
 // args are gpuwork's.
 func (w workload) args() []string {
 	port := strconv.Itoa(w.port)
+	if w.Content == contentNone && w.Host > 0 {
+		return []string{"memory", "--bytes", strconv.FormatUint(w.Host, 10), "--port", port}
+	}
 	if w.Content == contentNone {
 		return []string{"plain", "--port", port}
 	}
@@ -93,12 +96,15 @@ func (w workload) gpus() []int {
 	return indices
 }
 
-// verify asks each process whether all of its memory is right; one without
-// CUDA has nothing but its count, which must be the one given.
+// verify asks each process whether all of its memory is right; one that has
+// none has nothing but its count, which must be the one given.
 func (w workload) verify(ctx context.Context, count int) error {
 	for i := range w.Procs {
 		question, want := "verify", "bad=0"
-		if w.Content == contentNone {
+		switch {
+		case w.Host > 0:
+			want = "bad=0,0" // its own, and its child's
+		case w.Content == contentNone:
 			question, want = "count", strconv.Itoa(count)
 		}
 		k := &harness.Container{ID: fmt.Sprintf("process %d", i), Port: w.port + i}

@@ -98,6 +98,7 @@ func (r *results) markdown() string {
 	section("A second checkpoint, and a registry", fmt.Sprintf("A program is left running, and writes to %g %% of its GPU memory between two checkpoints; both are pushed to a registry of the benchmark's own, on a loopback port of the same machine. "+
 		"New and reused are bytes of GPU state as stored, when the image is made; reused on push are those that the registry had.", rewrittenPermille/10.0), sentTable(r.RegistryRuns))
 	section("And back", "All of it is removed from containerd, and the second checkpoint pulled, which unpacks it; ctr run then has the program go on, verified bit by bit.", pullTable(r.RegistryRuns))
+	section("While it arrives", "The same image in one command, gpuckpt restore --pull, from a registry that sends so much a second over all connections: the restore begins with CRIU's images, and GPU state streams in behind. The last column is the pull and the run above, one after the other.", arrivalTable(r.RegistryRuns))
 	b.WriteString(r.limitText())
 	b.WriteString(r.shortText())
 	b.WriteString(r.troubleText())

@@ -28,6 +28,8 @@ type registryRun struct {
 	Fetched uint64  `json:"fetchedBytes"`
 	// Resume is ctr starting a container of the image.
 	Resume float64 `json:"resumeSeconds"`
+	// Arrivals are restores while the image arrives, at arrivalRates.
+	Arrivals arrivals `json:"arrivals"`
 }
 
 // sentImage is a checkpoint image on its way from the program to a registry.
@@ -107,6 +109,9 @@ func (i *imageCase) thereAndBack(ctx context.Context, r *registryRun) (err error
 		return err
 	}
 	if err := errors.Join(s.remove(ctx), i.c.ForgetImages(ctx)); err != nil {
+		return err
+	}
+	if r.Arrivals, err = i.arrive(ctx, server, second, s.workload.port); err != nil {
 		return err
 	}
 	var pulled harness.TransferAnswer

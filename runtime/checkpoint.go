@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	goruntime "runtime"
 	"time"
@@ -34,6 +35,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/iouring"
 	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
+	"github.com/gpuckpt/gpuckpt/internal/pages"
 	"github.com/gpuckpt/gpuckpt/internal/refit"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
@@ -342,12 +344,37 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
+	memory := s.pastCRIU(ctx, c, r, view)
+	defer memory.Close()
 	watch := criu.StartWatch(ctx, false, time.Duration(view.CRIU.DumpTimeout))
-	_, err = s.TTRPCTaskService.Checkpoint(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs), r)
+	_, err = s.TTRPCTaskService.Checkpoint(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
 		return sequence.Join(dumpLog.Explain(err), criu.EndAll())
 	}
-	return nil
+	return memory.Complete()
+}
+
+// pastCRIU begins to take memory past CRIU. That needs processes that stay frozen: nobody else may
+// thaw or end them.
+func (s *Service) pastCRIU(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, view config.View) *pages.Dump {
+	of := pages.Dumping{
+		Images: r.Path, List: filepath.Join(c.bundle, "gpuckpt-left-out.txt"), Init: c.pid, Pids: c.pids,
+		Start: func() (*pages.Worker, error) {
+			return gpustate.StartCharged(ctx, reap, view.Staging, pages.StartWorker)
+		},
+	}
+	opts := new(options.CheckpointOptions)
+	self, err := os.Executable()
+	if err == nil {
+		of.Library, err = criu.FindPlugin(self)
+	}
+	if err == nil && r.Options != nil {
+		err = typeurl.UnmarshalTo(r.Options, opts)
+	}
+	if err == nil && c.paused && !opts.Exit {
+		of.Least = view.Staging.LargeMemory()
+	}
+	return pages.BeginDump(ctx, of)
 }
 
 // writeSettings writes the settings of CRIU: for a dump if the container has processes, else

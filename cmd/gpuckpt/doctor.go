@@ -102,7 +102,7 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		}
 		r.Annotations = doctor.OfNode(gpus, room).Annotations()
 	}
-	if err := o.print(cmd, &r, reportText(&r)); err != nil {
+	if err := o.print(cmd, &r, r.Text()); err != nil {
 		return err
 	}
 	if r.Failures > 0 {
@@ -157,35 +157,6 @@ func (o *doctorOptions) needs(ctx context.Context) (need doctor.Facts, err error
 		err = fmt.Errorf("the image %s: %w", o.image, err)
 	}
 	return need, err
-}
-
-// reportText has a line for each check, and below it what does not work and how to fix it.
-func reportText(r *doctor.Report) string {
-	var b strings.Builder
-	width, last := 0, ""
-	for _, c := range r.Checks {
-		width = max(width, min(len(c.Name), 24))
-	}
-	for _, c := range r.Checks {
-		area := c.Area
-		if area == last {
-			area = ""
-		}
-		last = c.Area
-		fmt.Fprintf(&b, "%-10s  %-7s  %-*s  %s\n", area, c.Status, width, c.Name, c.Found)
-		if c.Problem != "" {
-			fmt.Fprintf(&b, "%21s%s\n", "", c.Problem)
-		}
-		if c.Fix != "" {
-			mark := "$ "
-			if strings.HasPrefix(c.Fix, "# ") {
-				mark = "" // advice
-			}
-			fmt.Fprintf(&b, "%21s%s%s\n", "", mark, strings.ReplaceAll(c.Fix, "\n", "\n"+strings.Repeat(" ", 21+len(mark))))
-		}
-	}
-	fmt.Fprintf(&b, "%s, %s\n", count(r.Failures, "failure"), count(r.Warnings, "warning"))
-	return b.String()
 }
 
 func count(n int, thing string) string {

@@ -35,6 +35,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/images/registry"
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/confidential"
 )
 
@@ -270,7 +271,7 @@ func (o *restoreOptions) spec(image client.Image, annotate bool) ([]ctroci.SpecO
 	opts := []ctroci.SpecOpts{ctroci.WithDefaultUnixDevices, ctroci.WithImageConfig(image)}
 	var mounts []specs.Mount
 	for _, m := range o.mounts {
-		mount, err := parseMount(m)
+		mount, err := bundle.ParseMount(m)
 		if err != nil {
 			return nil, err
 		}
@@ -309,27 +310,4 @@ func (o *restoreOptions) spec(image client.Image, annotate bool) ([]ctroci.SpecO
 		return nil, fmt.Errorf("read the CDI specifications in %s: %w", strings.Join(o.cdiDirs, ", "), err)
 	}
 	return append(opts, cdispec.WithCDIDevices(devices...)), nil
-}
-
-// parseMount reads a mount as ctr does.
-func parseMount(s string) (m specs.Mount, _ error) {
-	for part := range strings.SplitSeq(s, ",") {
-		key, value, _ := strings.Cut(part, "=")
-		switch key {
-		case "type":
-			m.Type = value
-		case "source", "src":
-			m.Source = value
-		case "destination", "dst":
-			m.Destination = value
-		case "options":
-			m.Options = strings.Split(value, ":")
-		default:
-			return m, fmt.Errorf("--mount %q: unknown part %q", s, key)
-		}
-	}
-	if m.Destination == "" {
-		return m, fmt.Errorf("--mount %q has no dst=", s)
-	}
-	return m, nil
 }

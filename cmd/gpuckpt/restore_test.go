@@ -4,24 +4,9 @@
 package main
 
 import (
-	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
 )
-
-func TestParseMount(t *testing.T) {
-	got, err := parseMount("type=bind,src=/a,dst=/b,options=rbind:ro")
-	if want := (specs.Mount{Type: "bind", Source: "/a", Destination: "/b", Options: []string{"rbind", "ro"}}); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, %v", got, err)
-	}
-	for _, bad := range []string{"", "type=bind", "dst=/b,owner=me"} {
-		if _, err := parseMount(bad); err == nil {
-			t.Errorf("%q was accepted", bad)
-		}
-	}
-}
 
 func TestLayerSize(t *testing.T) {
 	for text, want := range map[string]uint64{"64MiB": 64 << 20, "1GiB": 1 << 30, "1G": 1 << 30, "128mib": 128 << 20, "67108864": 64 << 20} {

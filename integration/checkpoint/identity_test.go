@@ -131,8 +131,8 @@ func TestCgroup2(t *testing.T) {
 }
 
 // In a user namespace of its own, as of a pod with hostUsers: false, the program goes on with the
-// same users, on the host and inside. runc binds the nodes of GPUs there, which a software GPU
-// does not have: the program of a machine without nodes uses none.
+// same users, on the host and inside. runc binds the nodes of GPUs there, which the software
+// GPU does not have: the program uses none there.
 func TestUserNamespace(t *testing.T) {
 	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 200000, Size: 65536}}
 	spec := harness.RunSpec{Amend: []oci.SpecOpts{
@@ -141,7 +141,7 @@ func TestUserNamespace(t *testing.T) {
 		oci.WithMaskedPaths(nil), oci.WithReadonlyPaths(nil),
 	}}
 	program := "plain"
-	if _, err := os.Stat("/dev/nvidiactl"); err == nil {
+	if gpu.Kind != harness.SoftwareGPU {
 		spec.GPUs, program = []int{0}, "counter"
 	}
 	keepsIdentity(t, spec, program, func(t *testing.T, pid int) string {

@@ -8,14 +8,21 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// cycles is how often the tests here go there and back.
-const cycles = 30
+// cycles is how often the tests here go there and back: 30 times, or as GPUCKPT_TEST_CYCLES says.
+var cycles = sync.OnceValue(func() int {
+	if n, err := strconv.Atoi(os.Getenv("GPUCKPT_TEST_CYCLES")); err == nil && n > 0 {
+		return n
+	}
+	return 30
+})
 
 // openFiles are what a process has open, sockets and pipes without their numbers.
 // Left out are descriptors of processes: those of runc's that containerd's packages
@@ -69,7 +76,7 @@ func TestManyCheckpoints(t *testing.T) {
 	take(1)
 	harness.Within(t, "helper and tracer end", settled)
 	files, threads, bundle := openFiles(t, shim), threadsOf(t, shim), names(t, shared.Bundle(k.ID))
-	for n := range cycles {
+	for n := range cycles() {
 		take(n)
 	}
 	harness.Within(t, "helper and tracer end", settled)
@@ -79,7 +86,7 @@ func TestManyCheckpoints(t *testing.T) {
 	}
 	// Go keeps the threads it has; their number may grow a little by chance, and
 	// not with each checkpoint.
-	if now := threadsOf(t, shim); now >= threads+cycles/3 {
+	if now := threadsOf(t, shim); now >= threads+cycles()/3 {
 		t.Errorf("the shim has %d threads, before it had %d", now, threads)
 	}
 	if now := names(t, shared.Bundle(k.ID)); !slices.Equal(now, bundle) {
@@ -113,7 +120,7 @@ func TestManyRestores(t *testing.T) {
 		!slices.ContainsFunc(before, func(s string) bool { return strings.HasPrefix(s, "cgroup ") }) {
 		t.Fatalf("a running container has a mount and a cgroup, and these were not found: %q", before)
 	}
-	for n := range cycles {
+	for n := range cycles() {
 		cycle(n)
 	}
 	harness.Within(t, "the helpers end", func() bool { return len(childrenOf(shimOf(t, k), "gpuckpt-")) == 0 })

@@ -37,7 +37,7 @@ func (l *lane) gpuckpt(ctx context.Context, args ...string) error {
 }
 
 // tryCommand makes a fault in a command and looks. Then the command must work.
-func (l *lane) tryCommand(t *testing.T, c Cell) {
+func (l *lane) tryCommand(t testing.TB, c Cell) {
 	name := c.Place.Scenario.Name
 	l.taken++
 	ref := fmt.Sprintf("%s/%s:%d", remote(), l.k.ID, l.taken)
@@ -110,7 +110,7 @@ func (l *lane) tryCommand(t *testing.T, c Cell) {
 }
 
 // forget removes an image, if there is one.
-func (l *lane) forget(t *testing.T, ref string) {
+func (l *lane) forget(t testing.TB, ref string) {
 	t.Helper()
 	if err := shared.Client().ImageService().Delete(t.Context(), ref, images.SynchronousDelete()); err != nil && !errdefs.IsNotFound(err) {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func (l *lane) forget(t *testing.T, ref string) {
 }
 
 // leftByCommand checks that no lease stays for ever.
-func (l *lane) leftByCommand(t *testing.T) {
+func (l *lane) leftByCommand(t testing.TB) {
 	t.Helper()
 	leases, err := shared.Client().LeasesService().List(t.Context())
 	if err != nil {

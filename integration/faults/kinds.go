@@ -158,6 +158,46 @@ func Faults() []Fault {
 		})
 	}
 	faults = append(faults, Fault{
+		Name: "disk-fills-up", Words: "the disk of the checkpoint fills up in the middle of a write",
+		Found: "as for a full disk",
+		Outcome: func(p Place) (Outcome, bool) {
+			return tried(p), p.Moment != "during" && p.Scenario.Operation == "checkpoint" && p.After == ""
+		},
+	}, Fault{
+		Name: "spill-disk-full", Words: "the disk of the spill is full, or fills up in the middle of a write",
+		Found: "as for a step that fails; the error says no space left on device",
+		Outcome: func(p Place) (Outcome, bool) {
+			outcome := Back
+			if p.Step == "spill" { // which waits for what was written beside the driver
+				outcome |= Through
+			}
+			return outcome, p.Scenario.Name == "suspend-spill" && p.Moment == "begin" && slices.Contains([]string{"make spill directory", "save GPU state", "spill"}, p.Step)
+		},
+	}, Fault{
+		Name: "pause", Words: "`ctr tasks pause` in the middle",
+		Found: "it waits for the end of the operation; `ctr tasks resume` lets the container run",
+		Outcome: points(func(p Place) Outcome {
+			if p.After != "" {
+				return Back | Retry
+			}
+			return Through | Retry
+		}),
+	}, Fault{
+		Name: "resume", Words: "`ctr tasks resume` in the middle",
+		Found: "it waits for the end of the operation, and lets a container run that is suspended then",
+		Outcome: points(func(p Place) Outcome {
+			if p.After != "" {
+				return Back | Retry
+			}
+			return Through
+		}),
+	}, Fault{
+		Name: "hook-fails", Words: "a hook of the program fails", Found: "as for a step that fails, where the hook is to refuse",
+		Outcome: hooked,
+	}, Fault{
+		Name: "hook-hangs", Words: "a hook of the program does nothing any more", Found: "it is ended when its time is over; then as if it had failed",
+		Outcome: hooked,
+	}, Fault{
 		Name: "write-error", Words: "GPU state cannot be written", Found: "as for a step that fails",
 		Outcome: func(p Place) (Outcome, bool) {
 			return Back, p.Scenario.Name == "suspend-spill" && p.Step == "spill" && p.Moment == "during"
@@ -299,6 +339,11 @@ func (p Place) has(process string) bool {
 		return p.between("choose GPUs", "give GPU state back", "end")
 	}
 	return false
+}
+
+// hooked is what is found after a fault of a hook.
+func hooked(p Place) (Outcome, bool) {
+	return Back, p.Moment == "begin" && p.After == "" && (p.Step == "tell before" || p.Step == "tell restored")
 }
 
 // cannotFail are the undos that always do what they are to.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,6 +42,8 @@ type lane struct {
 	last             string
 	count, lastCount int
 	taken            int
+	// spill is the directory of the spill of a cell, "" for none.
+	spill string
 	// pid is the program's, shim its shim's.
 	pid, shim int
 	// life counts the containers of the lane.
@@ -50,7 +53,7 @@ type lane struct {
 }
 
 // newLane starts a container, and takes a checkpoint that all can go back to.
-func newLane(t *testing.T, id string) *lane {
+func newLane(t testing.TB, id string) *lane {
 	t.Helper()
 	l := &lane{dir: filepath.Join(shared.Dir(), id), count: 100}
 	if err := os.MkdirAll(l.dir, 0o700); err != nil {
@@ -76,14 +79,14 @@ func newLane(t *testing.T, id string) *lane {
 }
 
 // counts checks that the program counts on, and with the right number.
-func (l *lane) counts(t *testing.T) {
+func (l *lane) counts(t testing.TB) {
 	t.Helper()
 	l.count++
 	l.k.Expect(t, "count", strconv.Itoa(l.count))
 }
 
 // execs checks that a process can be exec'd into the container: none waits at the gate for ever.
-func (l *lane) execs(t *testing.T) {
+func (l *lane) execs(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -127,7 +130,7 @@ func (l *lane) execs(t *testing.T) {
 }
 
 // found notes who the program and its shim are.
-func (l *lane) found(t *testing.T) {
+func (l *lane) found(t testing.TB) {
 	t.Helper()
 	l.pid = l.k.MustPid(t)
 	shim, err := harness.Parent(l.pid)
@@ -138,7 +141,7 @@ func (l *lane) found(t *testing.T) {
 }
 
 // up brings the container back from the last good checkpoint, unless it runs.
-func (l *lane) up(t *testing.T) {
+func (l *lane) up(t testing.TB) {
 	t.Helper()
 	if status, err := l.k.Status(t.Context()); err == nil && status == client.Running {
 		return
@@ -153,7 +156,7 @@ func (l *lane) up(t *testing.T) {
 }
 
 // cycle takes a checkpoint that ends the container, and restores it.
-func (l *lane) cycle(t *testing.T) {
+func (l *lane) cycle(t testing.TB) {
 	t.Helper()
 	dir := l.newDir()
 	if err := l.checkpoint(t.Context(), shared.Client(), dir, true); err != nil {
@@ -164,6 +167,43 @@ func (l *lane) cycle(t *testing.T) {
 	l.up(t)
 }
 
+// again ends the container, and brings it back with its spec as it is now.
+func (l *lane) again(t testing.TB) {
+	t.Helper()
+	if err := l.kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.gone(t)
+	l.up(t)
+}
+
+// hook gives the container's spec the hook of a cell, and no other. It counts from the next task on.
+func (l *lane) hook(t testing.TB, c Cell) {
+	t.Helper()
+	container, err := shared.Client().LoadContainer(t.Context(), l.k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := container.Spec(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps.DeleteFunc(spec.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, annotations.HookPrefix) })
+	if name := map[string]string{"tell before": "before-checkpoint", "tell restored": "after-restore"}[c.Place.Step]; name != "" {
+		name = annotations.HookPrefix + name
+		if spec.Annotations == nil {
+			spec.Annotations = make(map[string]string)
+		}
+		spec.Annotations[name], spec.Annotations[name+".on-failure"] = "gpuwork exit 3", "refuse"
+		if c.Fault.Name == "hook-hangs" {
+			spec.Annotations[name], spec.Annotations[name+".timeout"] = "gpuwork sleep", "300ms"
+		}
+	}
+	if err := container.Update(t.Context(), client.UpdateContainerOpts(client.WithSpec(spec))); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // newDir is where the next checkpoint goes.
 func (l *lane) newDir() string {
 	l.taken++
@@ -171,7 +211,7 @@ func (l *lane) newDir() string {
 }
 
 // good makes a checkpoint the one to go back to.
-func (l *lane) good(t *testing.T, dir string) {
+func (l *lane) good(t testing.TB, dir string) {
 	t.Helper()
 	if _, err := images.ReadMetadata(dir); err != nil {
 		t.Fatal(err)
@@ -254,7 +294,7 @@ func (l *lane) kill(ctx context.Context) error {
 
 // ended waits until no process of the container is left and its task, if there still is one, has
 // ended.
-func (l *lane) ended(t *testing.T) {
+func (l *lane) ended(t testing.TB) {
 	t.Helper()
 	within(t, "the container ends", func() error {
 		if pids := l.processes(t); len(pids) > 0 {
@@ -272,7 +312,7 @@ func (l *lane) ended(t *testing.T) {
 }
 
 // gone deletes the task, which must have ended, and looks for what is left of it.
-func (l *lane) gone(t *testing.T) {
+func (l *lane) gone(t testing.TB) {
 	t.Helper()
 	l.ended(t)
 	within(t, "the task is deleted", func() error {
@@ -283,11 +323,34 @@ func (l *lane) gone(t *testing.T) {
 		return err
 	})
 	within(t, "nothing is left of the container", func() error { return l.left(t) })
+	// A shim that has not ended yet would be taken for that of the next task.
+	within(t, "the shim has ended, and what containerd cleans up with", func() error {
+		if pids := shimsOf(l.k.ID); len(pids) > 0 {
+			return errors.New(describe(pids))
+		}
+		return nil
+	})
 	l.pid, l.shim = 0, 0
 }
 
+// shimsOf are the shims of a container, among them the one that cleans up after another.
+func shimsOf(id string) (pids []int) {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range lines {
+		line, _ := os.ReadFile(file) // or it has ended
+		words := strings.Split(string(line), "\x00")
+		if at := slices.Index(words, "-id"); at < 0 || at+1 == len(words) || words[at+1] != id || !slices.Contains(words, shared.Namespace()) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 // left is an error that names what is left on the machine of a container without a task.
-func (l *lane) left(t *testing.T) error {
+func (l *lane) left(t testing.TB) error {
 	var left []string
 	if _, err := os.Stat(shared.Bundle(l.k.ID)); !errors.Is(err, os.ErrNotExist) {
 		left = append(left, "the bundle")
@@ -319,7 +382,7 @@ func (l *lane) left(t *testing.T) error {
 }
 
 // processes are those of the container's cgroup.
-func (l *lane) processes(t *testing.T) (pids []int) {
+func (l *lane) processes(t testing.TB) (pids []int) {
 	t.Helper()
 	dirs, err := harness.CgroupsOf(filepath.Join(shared.Namespace(), l.k.ID))
 	if err != nil {
@@ -359,7 +422,7 @@ func logOf(id string) string {
 }
 
 // within waits until check finds no fault, and fails the test with the last one it found.
-func within(t *testing.T, what string, check func() error) {
+func within(t testing.TB, what string, check func() error) {
 	t.Helper()
 	var err error
 	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {

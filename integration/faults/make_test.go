@@ -38,7 +38,7 @@ type hit struct {
 	ended atomic.Bool
 	// beside is what goes on beside the operation and ends with it.
 	beside sync.WaitGroup
-	t      *testing.T
+	t      testing.TB
 	err    error // the operation's
 
 	// undo is done when the operation is over.
@@ -55,7 +55,7 @@ type hit struct {
 }
 
 // make runs an operation and makes the fault in it. It returns when both are over.
-func (l *lane) make(t *testing.T, c Cell, operation func(context.Context, *client.Client) error) *hit {
+func (l *lane) make(t testing.TB, c Cell, operation func(context.Context, *client.Client) error) *hit {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -254,22 +254,23 @@ var makers = map[string]func(*hit) string{
 		h.limit(shared.StagingCgroup("staging"), limit, usage)
 		return ""
 	},
-	"disk-full": func(h *hit) string {
-		path := filepath.Join(h.l.dir, "full")
-		f, err := os.Create(path)
-		if err != nil {
-			h.t.Error(err)
-			return ""
-		}
-		defer f.Close()
-		for size := int64(1 << 30); size >= 4096; {
-			if unix.Fallocate(int(f.Fd()), 0, end(f), size) != nil {
-				size /= 2
-			}
-		}
-		h.undo = append(h.undo, func() { _ = os.Remove(path) })
+	"disk-full":       func(h *hit) string { return h.fill(h.l.dir, 0) },
+	"disk-fills-up":   func(h *hit) string { return h.fill(h.l.dir, 300<<10) },
+	"spill-disk-full": func(h *hit) string { return h.fill(h.l.spill, int64(rank(h.cell)%2)*(300<<10)) },
+	"pause": func(h *hit) string {
+		h.aside(func(ctx context.Context) {
+			_, _ = shared.Client().TaskService().Pause(ctx, &tasks.PauseTaskRequest{ContainerID: h.l.k.ID})
+		})
 		return ""
 	},
+	"resume": func(h *hit) string {
+		h.aside(func(ctx context.Context) {
+			_, _ = shared.Client().TaskService().Resume(ctx, &tasks.ResumeTaskRequest{ContainerID: h.l.k.ID})
+		})
+		return ""
+	},
+	"hook-fails": func(*hit) string { return "" }, // which the container was made with, see hook
+	"hook-hangs": func(*hit) string { return "" },
 	"gpu-lost": func(h *hit) string {
 		h.gpu("fail=lock:46\nfail=checkpoint:46\nfail=restore:46\nfail=unlock:46\n")
 		h.undo = append(h.undo, func() { h.gpu("") })
@@ -337,6 +338,27 @@ func end(f *os.File) int64 {
 		return 0
 	}
 	return st.Size()
+}
+
+// fill leaves so many bytes of a small file system free until the operation is over.
+func (h *hit) fill(dir string, free int64) string {
+	path := filepath.Join(dir, "full")
+	f, err := os.Create(path)
+	if err != nil {
+		h.t.Error(err)
+		return ""
+	}
+	defer f.Close()
+	for size := int64(1 << 30); size >= 4096; {
+		if unix.Fallocate(int(f.Fd()), 0, end(f), size) != nil {
+			size /= 2
+		}
+	}
+	if err := f.Truncate(max(0, end(f)-free)); err != nil {
+		h.t.Error(err)
+	}
+	h.undo = append(h.undo, func() { _ = os.Remove(path) })
+	return ""
 }
 
 // gpu tells the software GPU something.

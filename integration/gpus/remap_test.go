@@ -67,10 +67,10 @@ func TestPeerAccess(t *testing.T) {
 	}
 	result.Phases(t, k)
 	k.MustRemove(t)
-	for i, annotations := range []map[string]string{nil, given(uuid(0)+"="+uuid(1), uuid(1)+"="+uuid(0))} {
+	for _, annotations := range []map[string]string{nil, given(uuid(0)+"="+uuid(1), uuid(1)+"="+uuid(0))} {
 		k = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: annotations}, dir, k.Port)
-		k.Expect(t, "count", fmt.Sprint(102+i))
-		dir = checkpointed(t, result, k)
+		k.Expect(t, "count", "102")
+		k.MustRemove(t)
 	}
 }
 

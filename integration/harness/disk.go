@@ -5,6 +5,7 @@ package harness
 
 import (
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,4 +32,40 @@ func DiskDir(t T) string {
 	}
 	t.Fatal("neither the directory for temporary files nor /var/tmp is on a disk")
 	return ""
+}
+
+// SmallDisk is a directory with room for so many bytes ("8m", as a tmpfs is asked for them) that is no
+// tmpfs to those who look: an overlay over one.
+func SmallDisk(t T, size string) string {
+	t.Helper()
+	base, err := os.MkdirTemp("", "gpuckpt-small-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(base); err != nil {
+			t.Error(err)
+		}
+	})
+	mount := func(source, target, kind, data string) {
+		if err := unix.Mount(source, target, kind, 0, data); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	mount("tmpfs", base, "tmpfs", "size="+size)
+	var dirs []string
+	for _, name := range []string{"lower", "upper", "work", "disk"} {
+		dir := filepath.Join(base, name)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, dir)
+	}
+	mount("overlay", dirs[3], "overlay", "lowerdir="+dirs[0]+",upperdir="+dirs[1]+",workdir="+dirs[2])
+	return dirs[3]
 }

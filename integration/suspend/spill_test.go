@@ -96,7 +96,7 @@ func TestSpillDiskFull(t *testing.T) {
 	results.Add(t)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "32M")
 	k.Expect(t, "verify", "bad=0")
-	full := smallDisk(t)
+	full := harness.SmallDisk(t, "8m")
 	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", full, k.ID), "spill", "no space left on device", full)
 	isPaused(t, shared, k, false)
 	k.Expect(t, "verify", "bad=0")
@@ -108,34 +108,6 @@ func TestSpillDiskFull(t *testing.T) {
 	suspend(t, shared, k, "--spill", diskDir(t))
 	resume(t, shared, k)
 	k.Expect(t, "verify", "bad=0")
-}
-
-// smallDisk is a directory on a file system that is no tmpfs to those who ask,
-// with room for 8 MiB.
-func smallDisk(t *testing.T) string {
-	t.Helper()
-	base := t.TempDir()
-	mount := func(source, target, kind, data string) {
-		if err := unix.Mount(source, target, kind, 0, data); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	mount("tmpfs", base, "tmpfs", "size=8m")
-	var dirs []string
-	for _, name := range []string{"lower", "upper", "work", "disk"} {
-		dir := filepath.Join(base, name)
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		dirs = append(dirs, dir)
-	}
-	mount("overlay", dirs[3], "overlay", "lowerdir="+dirs[0]+",upperdir="+dirs[1]+",workdir="+dirs[2])
-	return dirs[3]
 }
 
 // What a spill cannot work with is refused, and the container runs on.

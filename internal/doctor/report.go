@@ -3,7 +3,10 @@
 
 package doctor
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Status is the outcome of a check.
 type Status string
@@ -88,4 +91,40 @@ func (a *area) with(status Status, name, found, problem, fix string) []Check {
 
 func (a *area) add(status Status, name, found, problem, fix string) {
 	a.checks = append(a.checks, Check{Area: a.name, Name: name, Status: status, Found: found, Problem: problem, Fix: fix})
+}
+
+// Text has a line for each check, and below it what does not work and how to fix it.
+func (r *Report) Text() string {
+	var b strings.Builder
+	width, last := 0, ""
+	for _, c := range r.Checks {
+		width = max(width, min(len(c.Name), 24))
+	}
+	for _, c := range r.Checks {
+		area := c.Area
+		if area == last {
+			area = ""
+		}
+		last = c.Area
+		fmt.Fprintf(&b, "%-10s  %-7s  %-*s  %s\n", area, c.Status, width, c.Name, c.Found)
+		if c.Problem != "" {
+			fmt.Fprintf(&b, "%21s%s\n", "", c.Problem)
+		}
+		if c.Fix != "" {
+			mark := "$ "
+			if strings.HasPrefix(c.Fix, "# ") {
+				mark = "" // advice
+			}
+			fmt.Fprintf(&b, "%21s%s%s\n", "", mark, strings.ReplaceAll(c.Fix, "\n", "\n"+strings.Repeat(" ", 21+len(mark))))
+		}
+	}
+	fmt.Fprintf(&b, "%s, %s\n", plural(r.Failures, "failure"), plural(r.Warnings, "warning"))
+	return b.String()
+}
+
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }

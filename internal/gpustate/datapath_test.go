@@ -5,14 +5,19 @@ package gpustate
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
@@ -221,6 +226,43 @@ func TestPhases(t *testing.T) {
 		if err := call(); !errors.Is(err, errdefs.ErrFailedPrecondition) || s.Phase() != Unlocked {
 			t.Errorf("%s: the state is %v: %v", name, s.Phase(), err)
 		}
+	}
+	w.verify()
+}
+
+// A helper that is killed beside an unlock is replaced: nobody may ask again, and the program would
+// wait for ever.
+func TestUnlockBesideKill(t *testing.T) {
+	w := startWork(t, "1M")
+	s := w.lock()
+	var helper int
+	for _, pid := range proc.Children(os.Getpid()) {
+		if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil && strings.HasPrefix(string(name), cuda.HelperName[:15]) {
+			helper = pid
+		}
+	}
+	if helper == 0 {
+		t.Fatal("there is no helper")
+	}
+	// Stopped it lives, as far as anybody can tell, and does not answer.
+	if err := unix.Kill(helper, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	unlocked := make(chan error, 1)
+	go func() { unlocked <- s.Unlock(t.Context()) }()
+	select {
+	case err := <-unlocked:
+		t.Fatalf("a stopped helper has unlocked: %v", err)
+	case <-time.After(50 * time.Millisecond): // or later: either way it is the call that fails
+	}
+	if err := unix.Kill(helper, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-unlocked; err != nil {
+		t.Fatal(err)
+	}
+	if s.Phase() != Unlocked {
+		t.Errorf("the state is %v", s.Phase())
 	}
 	w.verify()
 }

@@ -5,6 +5,7 @@ package gpustate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -185,12 +186,19 @@ func (s *State) Unlock(ctx context.Context) error {
 	if err := s.require("unlock CUDA processes", Locked); err != nil {
 		return err
 	}
-	helper, err := s.helpers.get(ctx)
-	if err != nil {
-		return err
-	}
 	defer s.Close()
-	if err := s.procs.Living().Unlock(ctx, helper); err != nil {
+	unlock := func() error {
+		helper, err := s.helpers.get(ctx)
+		if err != nil {
+			return err
+		}
+		return s.procs.Living().Unlock(ctx, helper)
+	}
+	err := unlock()
+	if errors.Is(err, cuda.ErrHelperGone) { // a helper that was killed is noticed by its first call
+		err = unlock()
+	}
+	if err != nil {
 		return err
 	}
 	s.phase, s.locked = Unlocked, locked{}

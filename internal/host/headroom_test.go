@@ -4,11 +4,13 @@
 package host
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"testing"
 
+	ccgroups "github.com/containerd/cgroups/v3"
 	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 )
@@ -59,5 +61,51 @@ func TestMemoryLimit(t *testing.T) {
 	total := machine.Totalram * uint64(machine.Unit)
 	if limit := MemoryLimit(os.Getpid()); limit < 1<<20 || limit > total {
 		t.Errorf("%d bytes of %d", limit, total)
+	}
+}
+
+// A limit that is in force is not written again: the kernel refuses it while more is charged, and 20
+// checkpoints at once had some refused.
+func TestLimitIsSetOnce(t *testing.T) {
+	path := fmt.Sprintf("/gpuckpt-test-%d", os.Getpid())
+	root, name := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	if ccgroups.Mode() == ccgroups.Unified {
+		root, name = unifiedRoot, "memory.max"
+	}
+	file := filepath.Join(root, path, name)
+	t.Cleanup(func() {
+		if err := os.Remove(filepath.Dir(file)); err != nil {
+			t.Error(err)
+		}
+	})
+	limit := func(bytes int64) {
+		t.Helper()
+		if _, err := MakeMemoryCgroup(path, bytes); err != nil {
+			t.Fatal(err)
+		}
+		if !isLimit(path, bytes) {
+			t.Errorf("the limit is not %d", bytes)
+		}
+	}
+	limit(64 << 20)
+	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(watch)
+	if _, err := unix.InotifyAddWatch(watch, file, unix.IN_MODIFY); err != nil {
+		t.Fatal(err)
+	}
+	written := func() bool {
+		n, err := unix.Read(watch, make([]byte, 4096))
+		return err == nil && n > 0
+	}
+	limit(64 << 20)
+	if written() {
+		t.Error("it was written again")
+	}
+	limit(32 << 20)
+	if !written() {
+		t.Error("the test does not see what is written")
 	}
 }

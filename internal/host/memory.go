@@ -39,6 +39,9 @@ type MemoryCgroup struct {
 // MakeMemoryCgroup makes a cgroup, if need be, by its path from the root of the memory hierarchy,
 // and sets its limit in bytes; 0 leaves that as it is.
 func MakeMemoryCgroup(path string, limit int64) (*MemoryCgroup, error) {
+	if isLimit(path, limit) {
+		limit = 0 // while a little more than that is charged, as may be for a moment, the kernel refuses it
+	}
 	if cgroups.Mode() == cgroups.Unified {
 		resources := &cgroup2.Resources{Memory: &cgroup2.Memory{}}
 		if limit > 0 {
@@ -103,6 +106,16 @@ func MemoryLimit(pid int) uint64 {
 		return limit
 	}
 	return min(limit, machine.Totalram*uint64(machine.Unit))
+}
+
+// isLimit reports whether the limit of a cgroup is that one. The kernel keeps whole pages.
+func isLimit(cgroup string, limit int64) bool {
+	root, file := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	if cgroups.Mode() == cgroups.Unified {
+		root, file = unifiedRoot, "memory.max"
+	}
+	have, err := fscommon.GetCgroupParamUint(filepath.Join(root, cgroup), file)
+	return err == nil && have == uint64(limit)&^uint64(os.Getpagesize()-1)
 }
 
 // leastOf returns the least value of a memory cgroup and of those above it, whose limits hold as

@@ -168,6 +168,25 @@ func writeMemory(pid int, start uint64, data []byte) error {
 		local, remote, left = local[:0], remote[:0], 0
 		return nil
 	}
+	err := eachWritten(data, func(from, to int) error {
+		var v unix.Iovec
+		v.Base = &data[from]
+		v.SetLen(to - from)
+		local = append(local, v)
+		remote = append(remote, unix.RemoteIovec{Base: uintptr(start) + uintptr(from), Len: to - from})
+		if left += to - from; len(local) == most {
+			return flush()
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return flush()
+}
+
+// eachWritten calls do with each run of pages that are not zeros.
+func eachWritten(data []byte, do func(from, to int) error) error {
 	for at := 0; at < len(data); {
 		if bytes.Equal(data[at:at+pageBytes], zeros[:]) {
 			at += pageBytes
@@ -177,17 +196,10 @@ func writeMemory(pid int, start uint64, data []byte) error {
 		for end < len(data) && !bytes.Equal(data[end:end+pageBytes], zeros[:]) {
 			end += pageBytes
 		}
-		var v unix.Iovec
-		v.Base = &data[at]
-		v.SetLen(end - at)
-		local = append(local, v)
-		remote = append(remote, unix.RemoteIovec{Base: uintptr(start) + uintptr(at), Len: end - at})
-		left += end - at
-		if at = end; len(local) == most {
-			if err := flush(); err != nil {
-				return err
-			}
+		if err := do(at, end); err != nil {
+			return err
 		}
+		at = end
 	}
-	return flush()
+	return nil
 }

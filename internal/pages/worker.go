@@ -38,31 +38,72 @@ func StartWorker(run worker.Run, cgroup *os.File) (*Worker, error) {
 func IsWorker() bool { return kind.IsSelf() }
 
 // Main is a worker's whole life.
-func Main() { worker.Obey(kind, order.do) }
+func Main() {
+	d := &dumper{runs: make(map[int][]span), kept: make(map[int][]span)}
+	worker.Obey(kind, d.do)
+}
 
 // The operations of a worker.
-const opFill = "fill"
+const (
+	opFill  = "fill"
+	opScan  = "scan"
+	opMerge = "merge"
+)
 
-// order is what a worker is asked for. It answers bytes.
+// order is what a worker is asked for.
 type order struct {
-	Op     string  `json:"op"`
-	PID    int     `json:"pid"`
-	Path   string  `json:"path"`
-	Pieces []Piece `json:"pieces"`
+	Op  string `json:"op"`
+	PID int    `json:"pid"`
+	// Path of the file that has the Pieces of a fill, or of the directory of a merge.
+	Path   string  `json:"path,omitempty"`
+	Pieces []Piece `json:"pieces,omitempty"`
+	// Spans of a scan, and what one must hold.
+	Spans []span `json:"spans,omitempty"`
+	Least uint64 `json:"least,omitempty"`
+	// Number of the process in the images of a merge.
+	Number int `json:"number,omitempty"`
+}
+
+// answer is what a worker says to it.
+type answer struct {
+	Bytes uint64 `json:"bytes,omitempty"`
+	Spans []span `json:"spans,omitempty"`
+}
+
+func (w *Worker) ask(doing string, o order) (answer, error) {
+	return worker.Order[answer](w.Worker, doing, o)
 }
 
 func (w *Worker) fill(pid int, f *os.File, pieces []Piece) (uint64, error) {
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
-	return worker.Order[uint64](w.Worker, "copy "+f.Name(), order{Op: opFill, PID: pid, Path: path, Pieces: pieces})
+	a, err := w.ask("copy "+f.Name(), order{Op: opFill, PID: pid, Path: path, Pieces: pieces})
+	return a.Bytes, err
 }
 
-func (o order) do() (uint64, error) {
+// scan returns those of the spans that hold so much memory.
+func (w *Worker) scan(pid int, spans []span, least uint64) ([]span, error) {
+	a, err := w.ask("look for memory", order{Op: opScan, PID: pid, Spans: spans, Least: least})
+	return a.Spans, err
+}
+
+// merge puts what scan has found into the images in a directory.
+func (w *Worker) merge(pid, number int, dir string) (uint64, error) {
+	a, err := w.ask("copy into CRIU's images", order{Op: opMerge, PID: pid, Number: number, Path: dir})
+	return a.Bytes, err
+}
+
+func (d *dumper) do(o order) (a answer, err error) {
 	switch o.Op {
 	case opFill:
-		return fill(o.PID, o.Path, o.Pieces)
+		a.Bytes, err = fill(o.PID, o.Path, o.Pieces)
+	case opScan:
+		a.Spans, err = d.scan(o.PID, o.Spans, o.Least)
+	case opMerge:
+		a.Bytes, err = d.merge(o.PID, o.Number, o.Path)
 	default:
-		return 0, fmt.Errorf("unknown order %q", o.Op)
+		err = fmt.Errorf("unknown order %q", o.Op)
 	}
+	return a, err
 }
 
 // Check refuses what is not in pages.

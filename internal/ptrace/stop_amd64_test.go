@@ -171,6 +171,42 @@ func TestSeccomp(t *testing.T) {
 	}
 }
 
+// A SIGSTOP in the middle of a call of ours does not break the call, and is not lost: the process is
+// stopped when its thread is let go.
+func TestStopInACall(t *testing.T) {
+	cmd := idler(t)
+	pid := cmd.Process.Pid
+	errs := InThreads([]ThreadID{{pid, pid}}, nil, func(_ int, thread *Thread) error {
+		if err := unix.Tgkill(pid, pid, unix.SIGSTOP); err != nil {
+			return err
+		}
+		for range 3 {
+			if got, err := thread.Syscall(unix.SYS_GETPID); err != nil || int(got) != pid {
+				return fmt.Errorf("getpid: %d, error %w", got, err)
+			}
+		}
+		return nil
+	})
+	if errs[0] != nil {
+		t.Fatal(errs[0])
+	}
+	state := func(want string) {
+		t.Helper()
+		var status proc.Status
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if status, _ = proc.StatusOf(pid); strings.HasPrefix(status.Field("State"), want) {
+				return
+			}
+		}
+		t.Fatalf("its status is %s, want the state %s", status, want)
+	}
+	state("T")
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	state("S")
+}
+
 // A thread of another process than the one named is not touched.
 func TestForeignThread(t *testing.T) {
 	one, other := idler(t), idler(t)

@@ -270,20 +270,25 @@ func (t *Thread) finish(nr uint64) (uint64, error) {
 }
 
 // nextSyscallStop lets the thread run to the begin or end of a system call. An
-// event stop on the way (a group stop, SIGCONT) is none of ours.
+// event stop on the way (a group stop, SIGCONT) is none of ours. SIGSTOP cannot be blocked: it stops
+// the process, and this thread when it is let go.
 func nextSyscallStop(tid int) error {
+	signal := 0
 	for {
-		if err := unix.PtraceSyscall(tid, 0); err != nil {
+		if err := unix.PtraceSyscall(tid, signal); err != nil {
 			return fmt.Errorf("go on: %w", err)
 		}
 		status, err := waitStop(tid)
 		if err != nil {
 			return err
 		}
+		signal = 0
 		switch {
 		case status.StopSignal() == SyscallStop:
 			return nil
 		case status>>16 == unix.PTRACE_EVENT_STOP:
+		case status.StopSignal() == unix.SIGSTOP && status>>16 == 0:
+			signal = int(unix.SIGSTOP)
 		default:
 			return fmt.Errorf("stopped by signal %d in a call of ours", status.StopSignal())
 		}

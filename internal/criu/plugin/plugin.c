@@ -20,6 +20,8 @@
 //
 // 3. The sandbox: for a restore it takes CRIU to a root without the host's files (sandbox.c).
 //
+// leave_out.c is no part of the plugin: it works in a CRIU that the library was loaded into before.
+//
 // gpuckpt.conf, one entry a line, fields separated by a tab; for those of the sandbox see there:
 //   device PATH MAJOR MINOR     a device of the container; PATH as the container sees it
 //   gate                        the shim listens at gpuckpt.sock in the same directory
@@ -75,8 +77,9 @@ typedef struct {
 	void *hooks[HOOK_MAX];
 } cr_plugin_desc_t;
 
-extern int criu_get_image_dir(void);
-extern void print_on_level(unsigned int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// Weak: leave_out.c has this library loaded into programs that CRIU runs, too.
+extern int criu_get_image_dir(void) __attribute__((weak));
+extern void print_on_level(unsigned int level, const char *format, ...) __attribute__((weak, format(printf, 2, 3)));
 
 enum { LOG_ERROR = 1, LOG_WARN = 2, LOG_INFO = 3 }; // criu/include/log.h
 #define say(level, format, ...) print_on_level(level, "gpuckpt: " format "\n", ##__VA_ARGS__)

@@ -1,0 +1,177 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pages
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+)
+
+// compile builds C sources into a temporary directory.
+func compile(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("no C compiler")
+	}
+	to := filepath.Join(t.TempDir(), name)
+	if out, err := exec.Command("gcc", append([]string{"-O2", "-o", to}, args...)...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	return to
+}
+
+// A program that the library is loaded into does not see the pages that are left out, in either way
+// of looking; one that has no list sees all.
+func TestLeaveOut(t *testing.T) {
+	sources, err := filepath.Glob("../criu/plugin/*.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	library := compile(t, "library.so", append([]string{"-fPIC", "-shared", "-fvisibility=hidden"}, sources...)...)
+	looks := compile(t, "looks", "testdata/looks.c")
+	list := filepath.Join(t.TempDir(), "list")
+	for _, test := range []struct{ ranges, want string }{
+		{"", "16, read 16"},
+		{"$$ 100000000000 100000010000", "0, read 0"},
+		{"$$ 100000004000 100000008000", "12, read 12"},
+		{"$$ 0ffffffff000 100000001000\n$$ 100000003000 100000004000\n$$ 10000000f000 100000020000", "13, read 13"},
+		{"1 100000004000 100000008000", "16, read 16"}, // another process's
+	} {
+		cmd := exec.Command("sh", "-c", `printf "`+strings.ReplaceAll(test.ranges, "\n", `\n`)+`\n" > "$GPUCKPT_LEFT_OUT"; exec "$0"`, looks)
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LD_BIND_NOW=1", "LD_PRELOAD=" + library, "GPUCKPT_LEFT_OUT=" + list}
+		out, err := cmd.CombinedOutput()
+		got := strings.Replace(string(out), "scanned -1,", "scanned "+strings.Fields(test.want)[0], 1) // before Linux 6.7
+		if err != nil || strings.TrimSpace(got) != "scanned "+test.want {
+			t.Errorf("%q: %v, %s, want %s", test.ranges, err, out, test.want)
+		}
+	}
+}
+
+// What has memory of its own is found: not what was never written, nor only read.
+func TestScan(t *testing.T) {
+	memory := mapMemory(t, 12, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
+	for _, page := range []int{0, 1, 5, 11} {
+		memory[page*pageBytes] = 1
+	}
+	if memory[8*pageBytes] != 0 {
+		t.Fatal("new memory is not empty")
+	}
+	d := &dumper{runs: make(map[int][]span), kept: make(map[int][]span)}
+	at := addressOf(memory)
+	all := []span{{at, at + 12*pageBytes}}
+	if kept, err := d.scan(os.Getpid(), all, 5*pageBytes); err != nil || len(kept) > 0 {
+		t.Errorf("with four pages: kept %v, %v", kept, err)
+	}
+	if _, err := d.scan(os.Getpid(), all, pageBytes); err != nil {
+		t.Fatal(err)
+	}
+	if len(d.kept) > 0 {
+		t.Errorf("small runs are kept: %v", d.runs)
+	}
+	f, err := os.Open("/proc/self/pagemap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	zero, err := zeroFrame()
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs, err := scan(f, all[0], zero)
+	want := []span{{at, at + 2*pageBytes}, {at + 5*pageBytes, at + 6*pageBytes}, {at + 11*pageBytes, at + 12*pageBytes}}
+	if err != nil || !reflect.DeepEqual(runs, want) {
+		t.Errorf("found %v, %v, want %v", runs, err, want)
+	}
+}
+
+// dumped makes the images of a process whose mapping CRIU has left out, and returns where it is.
+func dumped(t *testing.T, dir string) (d *dumper, content []byte, page uint64) {
+	t.Helper()
+	const pages = 300
+	content = mapMemory(t, pages, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
+	for i := range pages {
+		if i != 200 { // written, and zeros
+			content[i*pageBytes+7] = byte(i%250 + 1)
+		} else {
+			content[i*pageBytes+7] = 0
+		}
+	}
+	at := addressOf(content)
+	page = at / pageBytes
+	d = &dumper{runs: make(map[int][]span), kept: make(map[int][]span)}
+	if kept, err := d.scan(os.Getpid(), []span{{at, at + pages*pageBytes}}, least); err != nil || len(kept) != 1 {
+		t.Fatalf("kept %v, %v", kept, err)
+	}
+	writeImage(t, dir, "mm-7.img", "MM", memory(mapping(page, pages)))
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(10, 5), run(page+pages+10, 3))
+	writePages(t, dir, "pages-3.img", 20)
+	return d, content, page
+}
+
+// The images are then as CRIU would have made them: in order, and all memory where the pagemap says.
+func TestMerge(t *testing.T) {
+	dir := t.TempDir()
+	d, content, page := dumped(t, dir)
+	n, err := d.merge(os.Getpid(), 7, dir)
+	if err != nil || n != uint64(len(content)) {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+	_, runs, err := readRuns(image.Open(dir), "pagemap-7.img")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []span
+	for _, r := range runs {
+		got = append(got, span{r.Start / pageBytes, r.End / pageBytes})
+	}
+	if want := []span{{10, 15}, {page, page + 300}, {page + 310, page + 313}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("the pagemap has %v, want %v", got, want)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "pages-3.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(data) != 308*pageBytes || data[0] != 1 || data[305*pageBytes] != 6 || !bytes.Equal(data[5*pageBytes:305*pageBytes], content) {
+		t.Errorf("the memory is not where the pagemap says: %d bytes", len(data))
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, temporary+"*")); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}
+
+// A CRIU that was not kept from dumping has the memory already.
+func TestMergeLeavesWhatCRIUHas(t *testing.T) {
+	dir := t.TempDir()
+	d, _, page := dumped(t, dir)
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(10, 5), run(page+100, 2), run(page+310, 3))
+	before, err := os.ReadFile(filepath.Join(dir, "pagemap-7.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := d.merge(os.Getpid(), 7, dir); err != nil || n != 0 {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	if after, err := os.ReadFile(filepath.Join(dir, "pagemap-7.img")); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the image has changed: %v", err)
+	}
+}
+
+// A mapping that CRIU has not dumped is an error: its memory would be lost.
+func TestMergeRefuses(t *testing.T) {
+	dir := t.TempDir()
+	d, _, page := dumped(t, dir)
+	writeImage(t, dir, "mm-7.img", "MM", memory(mapping(page, 299)))
+	if n, err := d.merge(os.Getpid(), 7, dir); err == nil || !strings.Contains(err.Error(), "CRIU has dumped no mapping") {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}

@@ -1,0 +1,241 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pages
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// maxRun bounds an entry of a pagemap, in bytes.
+const maxRun = 64 << 20
+
+// temporary begins the name of an image until it is complete.
+const temporary = ".tmp-"
+
+// run is a run of pages of a pagemap.
+type memoryRun struct {
+	span
+	entry *pagemap.PagemapEntry // CRIU's; nil for one that CRIU has left out
+	from  uint64                // where CRIU's memory is in CRIU's file
+}
+
+// merge puts into the images of a process what CRIU has left out, and returns its bytes. 0 is that
+// CRIU has left out nothing. CRIU's files stay as they were until the new ones take their place.
+func (d *dumper) merge(pid, number int, dir string) (uint64, error) {
+	name := fmt.Sprintf("pagemap-%d.img", number)
+	set := image.Open(dir)
+	if err := d.mapped(set, pid, number); err != nil {
+		return 0, err
+	}
+	pages, runs, err := readRuns(set, name)
+	if err != nil {
+		return 0, err
+	}
+	left, total := d.leftOut(pid, runs)
+	if len(left) == 0 {
+		return 0, nil
+	}
+	runs = append(runs, left...)
+	slices.SortStableFunc(runs, func(a, b memoryRun) int { return cmp.Compare(a.Start, b.Start) })
+	old, err := set.OpenFile(pages)
+	if err != nil {
+		return 0, err
+	}
+	defer old.Close()
+	if err := writePagesOf(filepath.Join(dir, pages), old, pid, runs); err != nil {
+		return 0, err
+	}
+	return total, writePagemap(dir, name, runs)
+}
+
+// mapped refuses a dump that lacks a mapping of which something was left out.
+func (d *dumper) mapped(set *image.Set, pid, number int) error {
+	var spans []span
+	err := set.Each(fmt.Sprintf("mm-%d.img", number), func(e *image.Entry) error {
+		if m, ok := e.Message.(*mm.MmEntry); ok {
+			for _, v := range m.GetVmas() {
+				if fillable(v) {
+					spans = append(spans, span{v.GetStart(), v.GetEnd()})
+				}
+			}
+		}
+		return nil
+	})
+	for _, s := range d.kept[pid] {
+		if err == nil && !covers(spans, s) {
+			err = fmt.Errorf("CRIU has dumped no mapping of memory from %#x to %#x: the program has changed it meanwhile", s.Start, s.End)
+		}
+	}
+	return err
+}
+
+// readRuns reads a pagemap of CRIU's.
+func readRuns(set *image.Set, name string) (pages string, runs []memoryRun, err error) {
+	at := uint64(0)
+	err = set.Each(name, func(e *image.Entry) error {
+		switch m := e.Message.(type) {
+		case *pagemap.PagemapHead:
+			pages = fmt.Sprintf("pages-%d.img", m.GetPagesId())
+		case *pagemap.PagemapEntry:
+			s, ok := spanOf(m)
+			if !ok {
+				return e.Errorf("its memory is not in the image")
+			}
+			runs = append(runs, memoryRun{s, proto.CloneOf(m), at})
+			at += s.End - s.Start
+		}
+		return nil
+	})
+	return pages, runs, err
+}
+
+// leftOut returns the runs of the mappings that CRIU has left out, and their bytes: of one that CRIU
+// has dumped itself, none.
+func (d *dumper) leftOut(pid int, criu []memoryRun) (left []memoryRun, total uint64) {
+	dumped := func(s span) bool {
+		return slices.ContainsFunc(criu, func(r memoryRun) bool { return r.Start < s.End && s.Start < r.End })
+	}
+	kept := slices.DeleteFunc(slices.Clone(d.kept[pid]), dumped)
+	for _, r := range d.runs[pid] {
+		if !covers(kept, r) {
+			continue
+		}
+		for at := r.Start; at < r.End; at += maxRun {
+			left = append(left, memoryRun{span: span{at, min(at+maxRun, r.End)}})
+		}
+		total += r.End - r.Start
+	}
+	return left, total
+}
+
+// writePagesOf writes the memory of all runs in the place of CRIU's file. Pages of zeros become holes.
+func writePagesOf(path string, old *os.File, pid int, runs []memoryRun) (err error) {
+	info, err := old.Stat()
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(filepath.Dir(path), temporary+filepath.Base(path))
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, info.Mode().Perm())
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+		if err == nil {
+			err = os.Rename(name, path)
+		}
+		if err != nil {
+			_ = os.Remove(name)
+		}
+	}()
+	var copied, taken []Piece // by where they are in CRIU's file, and in the process
+	at := uint64(0)
+	for _, r := range runs {
+		p := Piece{r.Start, r.End - r.Start, at}
+		if r.entry != nil {
+			p.Start = r.from
+			copied = append(copied, p)
+		} else {
+			taken = append(taken, p)
+		}
+		at += p.Bytes
+	}
+	if err := f.Truncate(int64(at)); err != nil {
+		return err
+	}
+	err = eachChunk(copied, func(p Piece, buf []byte) error {
+		if _, err := old.ReadAt(buf, int64(p.Start)); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return fmt.Errorf("read %s: %w", old.Name(), err)
+		}
+		_, err := f.WriteAt(buf, int64(p.Offset))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return eachChunk(taken, func(p Piece, buf []byte) error {
+		if err := readMemory(pid, p.Start, buf); err != nil {
+			return err
+		}
+		return eachWritten(buf, func(from, to int) error {
+			_, err := f.WriteAt(buf[from:to], int64(p.Offset)+int64(from))
+			return err
+		})
+	})
+}
+
+func readMemory(pid int, start uint64, buf []byte) error {
+	local := []unix.Iovec{{Base: &buf[0]}}
+	local[0].SetLen(len(buf))
+	n, err := unix.ProcessVMReadv(pid, local, []unix.RemoteIovec{{Base: uintptr(start), Len: len(buf)}}, 0)
+	if err == nil && n != len(buf) {
+		err = fmt.Errorf("the kernel has read %d", n)
+	}
+	if err != nil {
+		return fmt.Errorf("read %d bytes at %#x of process %s: %w", len(buf), start, proc.Describe(pid), err)
+	}
+	return nil
+}
+
+// writePagemap writes a pagemap anew, with the head that it has.
+func writePagemap(dir, name string, runs []memoryRun) error {
+	path := filepath.Join(dir, name)
+	old, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	const magics = 8
+	if len(old) < magics+4 {
+		return io.ErrUnexpectedEOF
+	}
+	end := magics + 4 + int(binary.LittleEndian.Uint32(old[magics:]))
+	if end > len(old) {
+		return io.ErrUnexpectedEOF
+	}
+	var b bytes.Buffer
+	b.Write(old[:end])
+	const present = 1 << 2
+	for _, r := range runs {
+		entry := r.entry
+		if entry == nil {
+			entry = &pagemap.PagemapEntry{Vaddr: &r.Start, CompatNrPages: new(uint32(0)), Flags: new(uint32(present)), NrPages: new((r.End - r.Start) / pageBytes)}
+		}
+		data, err := proto.Marshal(entry)
+		if err != nil {
+			return err
+		}
+		b.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(data))))
+		b.Write(data)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	next := filepath.Join(dir, temporary+name)
+	if err := os.WriteFile(next, b.Bytes(), info.Mode().Perm()); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
+}
