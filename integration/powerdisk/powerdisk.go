@@ -124,10 +124,17 @@ func (d *Disk) Crashes(until int) (at []int) {
 // calls look with the directory. Of what was written and not flushed a part is on the disk, any part:
 // lost chooses, 0 for none of it.
 func (d *Disk) At(crash int, lost uint64, look func(dir string) error) (err error) {
-	image, dir := filepath.Join(d.dir, "crashed"), filepath.Join(d.dir, "look")
+	// A place of its own each time: a mount namespace that is just being made for a container can
+	// have the last one mounted for a while, and a second mount of one file is the first one's.
+	place, err := os.MkdirTemp(d.dir, "crashed")
+	if err != nil {
+		return err
+	}
+	image, dir := filepath.Join(place, "disk"), filepath.Join(place, "look")
 	if err := run("cp", "--sparse=always", d.base(), image); err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, os.Remove(image)) }()
 	f, err := os.OpenFile(image, os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -153,7 +160,7 @@ func (d *Disk) At(crash int, lost uint64, look func(dir string) error) (err erro
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
 	if err := run("mount", "-t", "ext4", "-o", "loop", image, dir); err != nil {
