@@ -31,8 +31,8 @@ func commandsOf(t *testing.T, path string) map[string][]string {
 	lines, section := make(map[string][]string), ""
 	for line := range strings.Lines(string(data)) {
 		line = strings.TrimSuffix(line, "\n")
-		if title, ok := strings.CutPrefix(line, "## "); ok {
-			section = title
+		if title := strings.TrimLeft(line, "#"); strings.HasPrefix(line, "##") && strings.HasPrefix(title, " ") {
+			section = title[1:] // also of a part of a section, which another test runs
 		}
 		if command, ok := strings.CutPrefix(line, "$ "); ok {
 			lines[section] = append(lines[section], command)
