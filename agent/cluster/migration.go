@@ -242,7 +242,7 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 	return nil, errWait
 }
 
-// open gives the new pod its images and lets it be scheduled.
+// open sets the images of the new pod and removes its gate: the scheduler may bind it then.
 func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.Pod) error {
 	if len(fresh.Spec.SchedulingGates) == 0 {
 		return nil

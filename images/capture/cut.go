@@ -211,20 +211,20 @@ func (all cut) tag(ctx context.Context) error {
 	var undo []func(context.Context) error
 	for _, r := range all {
 		had, err := localstore.Find(ctx, r.client, r.Image)
-		if err == nil {
-			undo = append(undo, func(ctx context.Context) error { return localstore.Tag(ctx, r.client, r.Image, had.Target) })
-		} else if errdefs.IsNotFound(err) {
-			undo = append(undo, func(ctx context.Context) error { return r.client.ImageService().Delete(ctx, r.Image) })
+		back := func(ctx context.Context) error { return localstore.Tag(ctx, r.client, r.Image, had.Target) }
+		if errdefs.IsNotFound(err) {
+			back = func(ctx context.Context) error { return r.client.ImageService().Delete(ctx, r.Image) }
 			err = nil
 		}
 		if err == nil {
 			err = localstore.Tag(ctx, r.client, r.Image, r.manifest)
 		}
 		if err == nil {
+			undo = append(undo, back)
 			continue
 		}
 		err = r.failed(err)
-		for _, back := range undo[:max(0, len(undo)-1)] {
+		for _, back := range undo {
 			err = errors.Join(err, back(context.WithoutCancel(ctx)))
 		}
 		return err

@@ -153,7 +153,7 @@ func TestMerge(t *testing.T) {
 func TestMergeLeavesWhatCRIUHas(t *testing.T) {
 	dir := t.TempDir()
 	d, _, page := dumped(t, dir)
-	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(10, 5), run(page+100, 2), run(page+310, 3))
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(10, 5), run(page, 300), run(page+310, 3))
 	before, err := os.ReadFile(filepath.Join(dir, "pagemap-7.img"))
 	if err != nil {
 		t.Fatal(err)
@@ -163,6 +163,36 @@ func TestMergeLeavesWhatCRIUHas(t *testing.T) {
 	}
 	if after, err := os.ReadFile(filepath.Join(dir, "pagemap-7.img")); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the image has changed: %v", err)
+	}
+}
+
+// Of a mapping that CRIU has dumped in part, the other pages are saved: none is lost, none is twice.
+func TestMergeOfAPart(t *testing.T) {
+	dir := t.TempDir()
+	d, content, page := dumped(t, dir)
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(page+100, 2), run(page+298, 2))
+	writePages(t, dir, "pages-3.img", 4)
+	if n, err := d.merge(os.Getpid(), 7, dir); err != nil || n != 296*pageBytes {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+	_, runs, err := readRuns(image.Open(dir), "pagemap-7.img")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []span
+	for _, r := range runs {
+		got = append(got, span{r.Start / pageBytes, r.End / pageBytes})
+	}
+	if want := []span{{page, page + 100}, {page + 100, page + 102}, {page + 102, page + 298}, {page + 298, page + 300}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("the pagemap has %v, want %v", got, want)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "pages-3.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(data) != 300*pageBytes || data[100*pageBytes] != 1 || data[298*pageBytes] != 3 ||
+		!bytes.Equal(data[:100*pageBytes], content[:100*pageBytes]) || !bytes.Equal(data[102*pageBytes:298*pageBytes], content[102*pageBytes:298*pageBytes]) {
+		t.Errorf("the memory is not where the pagemap says: %d bytes", len(data))
 	}
 }
 

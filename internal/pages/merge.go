@@ -106,21 +106,28 @@ func readRuns(set *image.Set, name string) (pages string, runs []memoryRun, err 
 	return pages, runs, err
 }
 
-// leftOut returns the runs of the mappings that CRIU has left out, and their bytes: of one that CRIU
-// has dumped itself, none.
+// leftOut returns the memory that CRIU has left out, and its bytes. What CRIU has dumped all the same
+// is not among it, so each page is there once, whatever CRIU heeded.
 func (d *dumper) leftOut(pid int, criu []memoryRun) (left []memoryRun, total uint64) {
-	dumped := func(s span) bool {
-		return slices.ContainsFunc(criu, func(r memoryRun) bool { return r.Start < s.End && s.Start < r.End })
+	add := func(start, end uint64) {
+		for ; start < end; start += maxRun {
+			s := span{start, min(start+maxRun, end)}
+			left = append(left, memoryRun{span: s})
+			total += s.End - s.Start
+		}
 	}
-	kept := slices.DeleteFunc(slices.Clone(d.kept[pid]), dumped)
 	for _, r := range d.runs[pid] {
-		if !covers(kept, r) {
-			continue
+		i, _ := slices.BinarySearchFunc(criu, r.Start, func(c memoryRun, at uint64) int {
+			if c.End <= at {
+				return -1
+			}
+			return 1
+		})
+		for ; i < len(criu) && criu[i].Start < r.End; i++ {
+			add(r.Start, min(criu[i].Start, r.End))
+			r.Start = max(r.Start, criu[i].End)
 		}
-		for at := r.Start; at < r.End; at += maxRun {
-			left = append(left, memoryRun{span: span{at, min(at+maxRun, r.End)}})
-		}
-		total += r.End - r.Start
+		add(r.Start, r.End)
 	}
 	return left, total
 }
