@@ -68,7 +68,7 @@ func TestFind(t *testing.T) {
 	if _, err := Find(none, onHost, nil); !errors.Is(err, ErrNotFound) {
 		t.Errorf("a driver_root without a driver: %v", err)
 	}
-	usual = nil
+	usual, loaderCache = nil, filepath.Join(none, "no cache")
 	if got, err := Find("", "", []string{none}); got != (Place{}) || err != nil {
 		t.Errorf("no driver: %+v, %v", got, err)
 	}
