@@ -77,7 +77,7 @@ demo: setup build testbeds ## Checkpoint and restore a GPU container with an unm
 
 .PHONY: test
 test: setup setup-kubernetes build-faults agent testbeds ## Run all tests (needs root).
-	@hack/setup imagetools skopeo cosign pyzmq
+	@hack/setup imagetools skopeo cosign pyzmq gotestsum
 	$(TEST_ENV) hack/test
 
 # Every fault at every step (integration/faults); `make test` tries a sample. What was tried is noted
