@@ -226,7 +226,7 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper) error {
 			return err
 		}
 		if shares {
-			return fmt.Errorf("process %s shares GPU memory with another process (CUDA IPC, or an exported handle): driver %s would checkpoint it and never restore it; share through host memory (NCCL_P2P_DISABLE=1 for NCCL), or use driver %d or newer and start the program with cuda-checkpoint --launch-job: %w",
+			return fmt.Errorf("process %s shares GPU memory with another process (CUDA IPC, or an exported handle): driver %s would checkpoint it and never restore it; share through host memory (NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0 for NCCL), or use driver %d or newer and start the program with cuda-checkpoint --launch-job: %w",
 				proc.Describe(p.PID.Host), cmp.Or(l.info.DriverVersion, "of unknown version"), sharesFrom, errdefs.ErrFailedPrecondition)
 		}
 	}

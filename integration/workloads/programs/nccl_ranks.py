@@ -16,7 +16,7 @@ import socket
 from workload import Record, deterministic_torch, flip_bit, say, short, skip, state, tensor_bytes
 
 VARIANTS = {
-    "shm": {"NCCL_P2P_DISABLE": "1"},
+    "shm": {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"},
     "sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
     "cumem": {},
     "ipc": {"NCCL_CUMEM_ENABLE": "0"},

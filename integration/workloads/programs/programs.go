@@ -68,11 +68,11 @@ var List = []Program{
 	{Name: "nccl-sockets", What: "DDP, NCCL with two ranks over sockets", File: "nccl_ranks.py", Args: []string{"--variant", "sockets"}, Connected: true, GPU: 4, Host: 20, Limit: short},
 	{
 		Name: "nccl-cumem", What: "DDP, NCCL with two ranks over NVLink, by exported handles", File: "nccl_ranks.py", Args: []string{"--variant", "cumem"}, Connected: true,
-		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1`", GPU: 4, Host: 12, Limit: short,
+		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
 	},
 	{
 		Name: "nccl-ipc", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC", File: "nccl_ranks.py", Args: []string{"--variant", "ipc"}, Connected: true,
-		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1`", GPU: 4, Host: 12, Limit: short,
+		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
 	},
 	{Name: "jax", What: "JAX in training", File: "jax_training.py", Module: "jax", GPU: 4, Host: 8, Limit: short},
 	{Name: "jax-inference", What: "JAX inference, KV cache, preallocated memory", File: "jax_inference.py", Module: "jax", GPU: 10, Host: 14, Limit: short},
