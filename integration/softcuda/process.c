@@ -9,8 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,8 +79,31 @@ static void in_child(void)
 	process.forked = true;
 }
 
+// listen_for_importers does as the real driver, by whose socket other processes ask for what they
+// import. Nobody asks here. The socket stays open until the process ends, and in forked children.
+// Another socket of the name in the network namespace is an error, as with the real one.
+static CUresult listen_for_importers(int *to)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct stat namespace;
+
+	if (stat("/proc/self/ns/pid", &namespace))
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	int len = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "cuda-uvmfd-%lu-%d", (unsigned long)namespace.st_ino, getpid());
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	if (bind(fd, (struct sockaddr *)&address, offsetof(struct sockaddr_un, sun_path) + 1 + (socklen_t)len) || listen(fd, 16)) {
+		close(fd);
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	*to = fd;
+	return CUDA_SUCCESS;
+}
+
 static CUresult initialise(void)
 {
+	int named = -1;
 	struct config config;
 	struct gpu gpus[MAX_GPUS];
 	CUresult r;
@@ -104,7 +129,9 @@ static CUresult initialise(void)
 		process_close();
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	if ((r = control_start())) {
+	if ((r = listen_for_importers(&named)) || (r = control_start())) {
+		if (named >= 0)
+			close(named);
 		process_close();
 		return r;
 	}

@@ -30,7 +30,7 @@ func Here(spec *specs.Spec, mounts []*mnt.MntEntry, accept bool) (place Place, e
 			}
 		}
 	}
-	if !made {
+	if place.Shared = !made; !made {
 		place.Addresses, err = host.Addresses(path)
 	}
 	return place, err

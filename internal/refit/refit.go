@@ -12,6 +12,7 @@
 //     own server. Its other end would be elsewhere otherwise, and knows nothing of the restore: it
 //     becomes a socket without a connection, as CRIU's own switch makes it.
 //   - A socket that has the old pod's address gets the new one's.
+//   - The socket of NVIDIA's driver gets a name that nobody has taken.
 //   - A file that is open for appending may have grown. Another file on a volume may have changed
 //     if the node or the container says so.
 //
@@ -44,6 +45,9 @@ type Place struct {
 	// Moves reports whether sockets of an address that is not among Addresses get one that is: in a
 	// pod's network, not in the host's.
 	Moves bool
+	// Shared reports whether other programs may be in the network namespace: it is not made with the
+	// container.
+	Shared bool
 	// Volumes are the mounts of the dump, by their number, on which a file may have changed.
 	Volumes map[int32]bool
 }
@@ -53,6 +57,7 @@ type Plan struct {
 	place Place
 	ends  map[end]bool        // of connections
 	own   map[netip.Addr]bool // addresses that sockets of the dump are bound to
+	names map[string]string   // new names of the driver's sockets, by the old ones
 }
 
 // end is one end of a TCP connection.
@@ -70,7 +75,7 @@ const (
 
 // Make returns a plan for all open files of a dump.
 func Make(place Place, files []*fdinfo.FileEntry) *Plan {
-	p := &Plan{place: place, ends: make(map[end]bool), own: make(map[netip.Addr]bool)}
+	p := &Plan{place: place, ends: make(map[end]bool), own: make(map[netip.Addr]bool), names: make(map[string]string)}
 	for _, f := range files {
 		s := f.GetIsk()
 		if s == nil {
@@ -104,6 +109,9 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 		if r.GetFlags()&unix.O_APPEND != 0 || p.place.Volumes[r.GetMntId()] {
 			r.Size = nil // CRIU compares no size then
 		}
+	}
+	if u := f.GetUsk(); u != nil {
+		p.name(u)
 	}
 	s := f.GetIsk()
 	switch {

@@ -2,13 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // What the driver leaves in processes and keeps from them: files in forked children and in users of
-// NVML, a thread that reads what is mapped by a timer, memory that two processes share.
+// NVML, a thread that reads what is mapped by a timer, memory that two processes share, a socket's name.
 
 #include <errno.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -129,6 +133,26 @@ static void shared_memory(void)
 	stop(t);
 }
 
+// The driver's name of a process is taken, by the process itself before it loads the driver.
+static void name_taken(void)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct stat namespace;
+
+	pid_t caller = fork();
+	if (caller) {
+		WANT(finish(caller), CUDA_ERROR_OPERATING_SYSTEM & 0xff);
+		return;
+	}
+	if (stat("/proc/self/ns/pid", &namespace))
+		die("stat: %s", strerror(errno));
+	int len = sprintf(address.sun_path + 1, "cuda-uvmfd-%lu-%d", (unsigned long)namespace.st_ino, getpid());
+	if (bind(socket(AF_UNIX, SOCK_SEQPACKET, 0), (struct sockaddr *)&address, offsetof(struct sockaddr_un, sun_path) + 1 + (socklen_t)len))
+		die("bind: %s", strerror(errno));
+	execl("/proc/self/exe", "conform", "--call", "init", "0", (char *)NULL);
+	die("run myself: %s", strerror(errno));
+}
+
 void test_habits(void)
 {
 	forked_child();
@@ -137,4 +161,5 @@ void test_habits(void)
 		return;
 	timer();
 	shared_memory();
+	name_taken();
 }
