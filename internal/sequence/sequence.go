@@ -5,8 +5,9 @@
 // and keeps the times.
 //
 // The life of a Sequence: New, then Run with the steps, which undoes what was done if a step fails;
-// then Save writes the timeline, and a line of the node's log of operations. An operation whose way back is also its end, a checkpoint that
-// leaves the container running, calls RunBeside after Run.
+// then Save writes the timeline, and a line of the node's log of operations. An operation whose way
+// back is also its end, a checkpoint that leaves the container running, calls RunBeside after Run.
+// From Run on it holds file descriptors for the way back; Save must be called to close them.
 package sequence
 
 import (
@@ -61,6 +62,7 @@ type Sequence struct {
 	id        string
 	began     time.Time
 	back      []Step // those done that have an undo
+	spare     spare  // until the way back, or the end
 
 	mu     sync.Mutex // steps may run beside the way back
 	phases []images.Phase
@@ -77,6 +79,7 @@ func New(operation, id string) *Sequence {
 // Run takes the steps in order. When one fails, or the context has ended before it, Run goes back
 // all the way and returns that error, joined by what went wrong on the way back.
 func (q *Sequence) Run(ctx context.Context, steps ...Step) error {
+	q.spare.take()
 	for _, st := range steps {
 		q.tell(ctx, st.Name)
 		if err := q.take(ctx, st); err != nil {
@@ -142,6 +145,7 @@ func (q *Sequence) take(ctx context.Context, st Step) error {
 
 // goBack undoes as many of the steps done as it can, the last first, whether or not ctx ends.
 func (q *Sequence) goBack(ctx context.Context) error {
+	q.spare.release()
 	ctx = context.WithoutCancel(ctx)
 	var errs []error
 	for len(q.back) > 0 {
@@ -252,6 +256,7 @@ type Timeline struct {
 // Save writes the timeline into the bundle, and a line into the node's log of operations. That they cannot be
 // written is logged and no more.
 func (q *Sequence) Save(ctx context.Context, bundle string) {
+	q.spare.release()
 	e := q.entry(ctx)
 	data, err := json.MarshalIndent(Timeline{Operation: e.Operation, Phases: e.Phases, Took: e.Took, Failed: e.Failed != ""}, "", "  ")
 	if err == nil {
