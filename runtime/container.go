@@ -49,6 +49,8 @@ type container struct {
 	pid int        // the init process, 0 before Start
 	// paused is set between a client's Pause and its Resume.
 	paused bool
+	// frozen is the cgroup of a paused container. Delete reads it in the middle of anything.
+	frozen atomic.Pointer[host.Cgroup]
 	// gpu is the state that the container's processes have on GPUs.
 	gpu *gpustate.State
 	// suspended is set between a suspension and the resume; spill is then the

@@ -174,13 +174,13 @@ func (c *container) removeRestoreDir(ctx context.Context) {
 // Delete removes a container or an exec'd process, and with a container all
 // that this service keeps of it.
 func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAPI.DeleteResponse, error) {
-	resp, err := s.TTRPCTaskService.Delete(ctx, r)
-	if err != nil || r.ExecID != "" {
-		return resp, err
-	}
 	c := s.container(r.ID)
-	if c == nil {
-		return resp, nil
+	if c != nil && r.ExecID == "" {
+		c.thawEnded(c.logged(ctx), s.TTRPCTaskService)
+	}
+	resp, err := s.TTRPCTaskService.Delete(ctx, r)
+	if err != nil || r.ExecID != "" || c == nil {
+		return resp, err
 	}
 	s.mu.Lock()
 	delete(s.containers, r.ID)

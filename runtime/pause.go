@@ -5,10 +5,13 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/task"
 	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -96,6 +99,9 @@ func (s *Service) pause(ctx context.Context, c *container, read config.Source) (
 	})
 	if err == nil {
 		c.paused = true
+		if cg, cerr := host.CgroupOf(c.pid); cerr == nil { // nobody finds it by a process that has ended
+			c.frozen.Store(cg)
+		}
 	} else if !c.paused {
 		if cg, cerr := host.CgroupOf(c.pid); cerr == nil { // a runc that was killed may have frozen it
 			err = sequence.Join(err, cg.Thaw())
@@ -232,11 +238,29 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 			return nil, fmt.Errorf("let it run (the container stays paused; resume it again to retry): %w", err)
 		}
 		c.paused = false
+		c.frozen.Store(nil)
 	}
 	if err := c.unlock(ctx); err != nil {
 		return nil, fmt.Errorf("the container runs, but its CUDA calls are still blocked (resume it again to retry): %w", err)
 	}
 	return resp, nil
+}
+
+// thawEnded thaws the cgroup of a container that was killed while it was frozen. With version 2 the
+// processes end, the cgroup stays frozen, and runc takes the container for a paused one, which it
+// does not delete.
+func (c *container) thawEnded(ctx context.Context, runc taskAPI.TTRPCTaskService) {
+	cg := c.frozen.Load()
+	if cg == nil {
+		return
+	}
+	state, err := runc.State(ctx, &taskAPI.StateRequest{ID: c.id})
+	if err != nil || state.Status != task.Status_STOPPED {
+		return
+	}
+	if err := cg.Thaw(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		log.G(ctx).WithError(err).Warn("thaw a container that was killed")
+	}
 }
 
 // unlock ends the container's CUDA lock, if it has one.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -21,16 +23,39 @@ func TestOtherMachines(t *testing.T) {
 		thereAndBack(t, session.Own(t, harness.Options{Snapshotter: "native"}), harness.RunSpec{GPUs: []int{0}})
 	})
 	t.Run("cgroup version 2", func(t *testing.T) {
-		if harness.CgroupVersion() == 2 {
-			t.Skip("this machine has it already")
+		c := shared
+		if harness.CgroupVersion() != 2 {
+			c = session.Own(t, harness.Options{Bins: unified(t)})
 		}
-		c := session.Own(t, harness.Options{Bins: unified(t)})
 		k := thereAndBack(t, c, harness.RunSpec{GPUs: []int{0}})
 		cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", k.MustPid(t)))
 		if err != nil || !strings.Contains(string(cgroups), "0::/"+c.Namespace()+"/"+k.ID) {
 			t.Errorf("the container's cgroups are %s, error %v; want one of version 2", cgroups, err)
 		}
+		killedWhileFrozen(t, c, k)
 	})
+}
+
+// killedWhileFrozen has the first process of a suspended container killed, as the kernel does when
+// memory is short. The task can be deleted, though runc finds its cgroup frozen.
+func killedWhileFrozen(t *testing.T, c *harness.Containerd, k *harness.Container) {
+	t.Helper()
+	if _, err := c.OutputEnv(t.Context(), env(c), "gpuckpt", "suspend", k.ID); err != nil {
+		t.Fatal(errors.Join(err, errors.New(c.LogTail(3000))))
+	}
+	exit, err := taskOf(t, c, k).Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(k.MustPid(t), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if code := (<-exit).ExitCode(); code != 128+9 {
+		t.Errorf("exit code %d, want 137", code)
+	}
+	if _, err := c.Ctr(t.Context(), "tasks", "delete", k.ID); err != nil {
+		t.Fatal(errors.Join(err, errors.New(c.LogTail(3000))))
+	}
 }
 
 // unified returns the programs with a containerd that sees cgroups of version 2 alone. The kernel has
