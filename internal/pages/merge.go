@@ -133,27 +133,11 @@ func (d *dumper) leftOut(pid int, criu []memoryRun) (left []memoryRun, total uin
 }
 
 // writePagesOf writes the memory of all runs in the place of CRIU's file. Pages of zeros become holes.
-func writePagesOf(path string, old *os.File, pid int, runs []memoryRun) (err error) {
+func writePagesOf(path string, old *os.File, pid int, runs []memoryRun) error {
 	info, err := old.Stat()
 	if err != nil {
 		return err
 	}
-	name := filepath.Join(filepath.Dir(path), temporary+filepath.Base(path))
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, info.Mode().Perm())
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if cerr := f.Close(); err == nil {
-			err = cerr
-		}
-		if err == nil {
-			err = os.Rename(name, path)
-		}
-		if err != nil {
-			_ = os.Remove(name)
-		}
-	}()
 	var copied, taken []Piece // by where they are in CRIU's file, and in the process
 	at := uint64(0)
 	for _, r := range runs {
@@ -166,31 +150,51 @@ func writePagesOf(path string, old *os.File, pid int, runs []memoryRun) (err err
 		}
 		at += p.Bytes
 	}
-	if err := f.Truncate(int64(at)); err != nil {
-		return err
-	}
-	err = eachChunk(copied, func(p Piece, buf []byte) error {
-		if _, err := old.ReadAt(buf, int64(p.Start)); err != nil {
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF
-			}
-			return fmt.Errorf("read %s: %w", old.Name(), err)
+	return replace(path, info.Mode().Perm(), func(f *os.File) error {
+		if err := f.Truncate(int64(at)); err != nil {
+			return err
 		}
-		_, err := f.WriteAt(buf, int64(p.Offset))
-		return err
+		err := eachChunk(copied, func(p Piece, buf []byte) error {
+			if _, err := old.ReadAt(buf, int64(p.Start)); err != nil {
+				if errors.Is(err, io.EOF) {
+					err = io.ErrUnexpectedEOF
+				}
+				return fmt.Errorf("read %s: %w", old.Name(), err)
+			}
+			_, err := f.WriteAt(buf, int64(p.Offset))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return eachChunk(taken, func(p Piece, buf []byte) error {
+			if err := readMemory(pid, p.Start, buf); err != nil {
+				return err
+			}
+			return eachWritten(buf, func(from, to int) error {
+				_, err := f.WriteAt(buf[from:to], int64(p.Offset)+int64(from))
+				return err
+			})
+		})
 	})
+}
+
+// replace writes a file anew. On an error it is as it was, and nothing lies beside it.
+func replace(path string, perm os.FileMode, write func(*os.File) error) error {
+	name := filepath.Join(filepath.Dir(path), temporary+filepath.Base(path))
+	_ = os.Remove(name) // of a worker that was killed
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, perm)
 	if err != nil {
 		return err
 	}
-	return eachChunk(taken, func(p Piece, buf []byte) error {
-		if err := readMemory(pid, p.Start, buf); err != nil {
-			return err
-		}
-		return eachWritten(buf, func(from, to int) error {
-			_, err := f.WriteAt(buf[from:to], int64(p.Offset)+int64(from))
-			return err
-		})
-	})
+	err = write(f)
+	if err = cmp.Or(err, f.Close()); err == nil {
+		err = os.Rename(name, path)
+	}
+	if err != nil {
+		_ = os.Remove(name)
+	}
+	return err
 }
 
 func readMemory(pid int, start uint64, buf []byte) error {
@@ -240,9 +244,8 @@ func writePagemap(dir, name string, runs []memoryRun) error {
 	if err != nil {
 		return err
 	}
-	next := filepath.Join(dir, temporary+name)
-	if err := os.WriteFile(next, b.Bytes(), info.Mode().Perm()); err != nil {
+	return replace(path, info.Mode().Perm(), func(f *os.File) error {
+		_, err := f.Write(b.Bytes())
 		return err
-	}
-	return os.Rename(next, path)
+	})
 }
