@@ -83,7 +83,13 @@ func (l *lane) tryCommand(t testing.TB, c Cell) {
 	}
 	l.counts(t)
 	if name != "push" && h.err != nil && !strings.Contains(h.err.Error(), "is complete") {
-		if _, err := shared.Client().ImageService().Get(t.Context(), ref); err == nil {
+		// What kills a command that has done its work leaves it no time to say so.
+		done := c.Place.Moment == "end" && c.Fault.Name == "SIGKILL"
+		if _, err := shared.Client().ImageService().Get(t.Context(), ref); err == nil && done {
+			if err := l.gpuckpt(t.Context(), "image", "verify", ref); err != nil {
+				t.Error(err)
+			}
+		} else if err == nil {
 			t.Errorf("%s failed and there is an image", name)
 		} else if !errdefs.IsNotFound(err) {
 			t.Error(err)

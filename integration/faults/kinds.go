@@ -226,7 +226,7 @@ func Faults() []Fault {
 		{Name: "SIGTERM", Words: "the command is ended by Ctrl-C or SIGTERM", Found: "as for an error, unless it was done", Outcome: tries},
 		{
 			Name: "SIGKILL", Words: "the command is killed",
-			Found:   "a container that it has paused stays paused until `ctr tasks resume`; what it has written goes with its lease, in a day at most",
+			Found:   "the image is complete, or there is none; a container that it has paused stays paused until `ctr tasks resume`; what it has written goes with its lease, in a day at most",
 			Outcome: func(Place) (Outcome, bool) { return Back | Retry, true },
 		},
 		{
