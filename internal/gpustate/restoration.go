@@ -22,13 +22,14 @@ import (
 // Restoration brings the GPU state of a checkpoint into a new container:
 //
 //  1. Prepare, before anything of the container exists: decide where the GPUs go.
-//  2. Load, before there are processes: hold the checkpoint's files, and begin to
-//     compare their digests, since the reading takes memory bandwidth that the
-//     driver wants later.
-//  3. CRIU restores the processes, and holds all of their threads.
-//  4. Map has the driver's own threads let go, and puts the areas back into the
+//  2. Hold, as soon as the checkpoint's files lie where they will be read: hold
+//     them, and begin to compare their digests, since the reading takes memory
+//     bandwidth that the driver wants later.
+//  3. Load, before there are processes.
+//  4. CRIU restores the processes, and holds all of their threads.
+//  5. Map has the driver's own threads let go, and puts the areas back into the
 //     processes.
-//  5. Restore has the driver move the state to the GPUs, unlocks, and has the driver's
+//  6. Restore has the driver move the state to the GPUs, unlocks, and has the driver's
 //     threads held again. The program can then run.
 //
 // After an error the container must end. Close is always called.
@@ -43,7 +44,7 @@ type Restoration struct {
 	pinned   *staging.Pins
 	areas    []Area
 	arriving bool              // bytes of the areas are still arriving
-	checker  *staging.Digester // compares digests; nil without areas, and while they arrive
+	checker  *staging.Digester // compares digests, and ends then; nil without areas, and while they arrive
 	checked  func() error      // waits for the digests, and returns the answer
 	stop     func()            // ends the check
 	done     func(context.Context)
@@ -87,30 +88,48 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 	return r, nil
 }
 
-// Load opens the checkpoint's files where they lie now, and begins to compare their digests. gate
-// will hold the processes' threads.
-func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, gate Gate, opts Options) error {
-	s := r.s
-	if err := s.require("load GPU state", Prepared); err != nil {
+// Hold opens the checkpoint's files where they lie now, and begins to compare their digests. The
+// container may never be started: what Hold holds is a descriptor for each directory of the files,
+// until Close, and a process, until the digests are compared. On an error it holds nothing.
+func (r *Restoration) Hold(ctx context.Context, checkpoint *images.Checkpoint, opts Options) (err error) {
+	if err := r.s.require("hold GPU state", Prepared); err != nil {
 		return err
 	}
-	pinned, err := staging.Pin(checkpoint)
-	if err != nil {
+	r.s.use(opts)
+	if r.pinned, err = staging.Pin(checkpoint); err != nil {
 		return err
 	}
-	s.use(opts)
-	s.path, r.gate = memoryFirst{}, gate // it reads what every data path's Store leaves
-	r.metadata, r.pinned = checkpoint.Metadata, pinned
+	r.metadata = checkpoint.Metadata
 	for i, p := range r.metadata.Processes {
 		for _, a := range p.Areas {
-			a.Location = pinned.At(a.Location)
+			a.Location = r.pinned.At(a.Location)
 			r.areas = append(r.areas, Area{Area: a, Process: i})
 			r.arriving = r.arriving || a.Location.Arriving()
 		}
 	}
 	if err := r.beginCheck(ctx); err != nil {
+		r.letGo()
 		return err
 	}
+	return nil
+}
+
+// Load holds the checkpoint's files, unless Hold has and they are as they were. gate will hold the processes' threads.
+func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, gate Gate, opts Options) error {
+	s := r.s
+	if err := s.require("load GPU state", Prepared); err != nil {
+		return err
+	}
+	if r.metadata != nil && r.pinned.Changed() { // whatever the digests were
+		r.letGo()
+	}
+	if r.metadata == nil {
+		if err := r.Hold(ctx, checkpoint, opts); err != nil {
+			return err
+		}
+	}
+	s.use(opts)
+	s.path, r.gate = memoryFirst{}, gate // it reads what every data path's Store leaves
 	s.phase = Loaded
 	return nil
 }
@@ -136,7 +155,12 @@ func (r *Restoration) beginCheck(ctx context.Context) (err error) {
 		if r.checker, err = r.s.tracers.digester(ctx); err != nil {
 			return err
 		}
-		go func() { answer <- checkDigests(r.checker, r.areas) }()
+		checker := r.checker
+		go func() {
+			err := checkDigests(checker, r.areas)
+			checker.Close() // nobody knows for how long the container is not started
+			answer <- err
+		}()
 	}
 	return nil
 }
@@ -259,6 +283,12 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 
 // Close ends what is under way. The State is Unlocked then.
 func (r *Restoration) Close() {
+	r.letGo()
+	r.s.Forget()
+}
+
+// letGo gives up what Hold holds.
+func (r *Restoration) letGo() {
 	if r.stop != nil {
 		r.stop()
 	}
@@ -268,5 +298,5 @@ func (r *Restoration) Close() {
 		r.checker = nil
 	}
 	r.pinned.Close()
-	r.s.Forget()
+	r.metadata, r.pinned, r.areas = nil, nil, nil
 }

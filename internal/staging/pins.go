@@ -19,11 +19,28 @@ import (
 // host in the place of its state, and so have that file mapped into itself.
 type Pins struct {
 	dirs map[string]int // descriptors, by path
+	// files are the states of the files that have arrived, by their path through a pinned directory.
+	files map[string]fileState
+}
+
+// fileState tells whether a file was exchanged or written to.
+type fileState struct {
+	device, inode   uint64
+	size            int64
+	written, change unix.Timespec
+}
+
+func stateOf(path string) (fileState, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return fileState{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return fileState{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}, nil
 }
 
 // Pin opens the directories of all pieces of a checkpoint's areas until Close.
 func Pin(checkpoint *images.Checkpoint) (_ *Pins, err error) {
-	p := &Pins{dirs: make(map[string]int)}
+	p := &Pins{dirs: make(map[string]int), files: make(map[string]fileState)}
 	defer func() {
 		if err != nil {
 			p.Close()
@@ -32,16 +49,36 @@ func Pin(checkpoint *images.Checkpoint) (_ *Pins, err error) {
 	for _, a := range checkpoint.Areas() {
 		for _, q := range a.Location {
 			dir := filepath.Dir(q.Path)
-			if _, ok := p.dirs[dir]; ok {
-				continue
+			if _, ok := p.dirs[dir]; !ok {
+				if p.dirs[dir], err = openReadOnly(dir); err != nil {
+					delete(p.dirs, dir)
+					return nil, fmt.Errorf("open the directory of the GPU state: %w", err)
+				}
 			}
-			if p.dirs[dir], err = openReadOnly(dir); err != nil {
-				delete(p.dirs, dir)
-				return nil, fmt.Errorf("open the directory of the GPU state: %w", err)
+			if q.Arrival == nil {
+				path := p.pathOf(q)
+				if p.files[path], err = stateOf(path); err != nil {
+					return nil, fmt.Errorf("look at the GPU state: %w", err)
+				}
 			}
 		}
 	}
 	return p, nil
+}
+
+// Changed reports whether a file that had arrived at Pin was exchanged or written to since.
+func (p *Pins) Changed() bool {
+	for path, was := range p.files {
+		if is, err := stateOf(path); err != nil || is != was {
+			return true
+		}
+	}
+	return false
+}
+
+// pathOf returns the path of a piece's file through its pinned directory.
+func (p *Pins) pathOf(q images.Piece) string {
+	return fmt.Sprintf("/proc/%d/fd/%d/%s", os.Getpid(), p.dirs[filepath.Dir(q.Path)], filepath.Base(q.Path))
 }
 
 // openReadOnly opens a directory by a mount of its own that nothing can be written through: a
@@ -66,8 +103,8 @@ func openReadOnly(dir string) (int, error) {
 func (p *Pins) At(l images.Location) images.Location {
 	l = slices.Clone(l)
 	for i, q := range l {
-		if fd, ok := p.dirs[filepath.Dir(q.Path)]; ok {
-			l[i] = q.At(fmt.Sprintf("/proc/%d/fd/%d/%s", os.Getpid(), fd, filepath.Base(q.Path)))
+		if _, ok := p.dirs[filepath.Dir(q.Path)]; ok {
+			l[i] = q.At(p.pathOf(q))
 		}
 	}
 	return l

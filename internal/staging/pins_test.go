@@ -82,6 +82,9 @@ func TestPins(t *testing.T) {
 		t.Errorf("opened for writing: %v", err)
 		f.Close()
 	}
+	if p.Changed() {
+		t.Error("the pinned file is as it was")
+	}
 	// So does the file.
 	file := filepath.Join(dir+"-was", "gpu-1-0")
 	if err := os.Remove(file); err != nil {
@@ -93,5 +96,35 @@ func TestPins(t *testing.T) {
 	if f, err := piece.Open(); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("opened a link: %v", err)
 		f.Close()
+	}
+	if !p.Changed() {
+		t.Error("a link took the place of the file, and nobody has seen it")
+	}
+}
+
+// What was written to a file since Pin is seen, also where its size is the same.
+func TestPinsSeeWrites(t *testing.T) {
+	dir := t.TempDir()
+	p, err := Pin(checkpointIn(t, dir, make([]byte, 8192)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if p.Changed() {
+		t.Error("changed before anything was written")
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "gpu-1-0"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	// A file's time of change may be no finer than the kernel's clock, some milliseconds.
+	for began := time.Now(); !p.Changed(); {
+		if _, err := f.WriteAt([]byte{1}, 5000); err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatal("what was written was not seen")
+		}
 	}
 }
