@@ -30,10 +30,16 @@ type Registry struct {
 
 // Open reads the CDI specifications in the directories, CDI's own by default (/etc/cdi,
 // /var/run/cdi); later ones win. It ignores directories and files that it cannot read.
-func Open(dirs ...string) (*Registry, error) {
+func Open(dirs ...string) (_ *Registry, err error) {
 	if len(dirs) == 0 {
 		dirs = slices.Clone(cdilib.DefaultSpecDirs)
 	}
+	defer func() {
+		// CDI's library (1.1.1) dereferences entries that are null. A shim has more to do than to read these.
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("read CDI specifications in %s: one of them is damaged: %v", strings.Join(dirs, ", "), cause)
+		}
+	}()
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(dirs...), cdilib.WithAutoRefresh(false))
 	if err != nil {
 		return nil, fmt.Errorf("read CDI specifications in %s: %w", strings.Join(dirs, ", "), err)

@@ -446,6 +446,11 @@ func (l *layer) try(d ocispec.Descriptor) error {
 		return err
 	}
 	defer data.Close()
+	return l.fill(f, data)
+}
+
+// fill writes the pieces in the layer's archive to where they belong in its file.
+func (l *layer) fill(f io.WriterAt, data io.Reader) error {
 	buf := make([]byte, 1<<20)
 	return l.read(data, func(name string, size int64, r io.Reader) error {
 		area, offset, ok := images.ParsePieceFile(name)

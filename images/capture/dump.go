@@ -127,6 +127,9 @@ func named(spec []byte, name string) ([]byte, error) {
 	if err := errors.Join(json.Unmarshal(spec, &all), json.Unmarshal(spec, &given)); err != nil {
 		return nil, err
 	}
+	if all == nil {
+		return nil, errors.New("the container has no spec")
+	}
 	if given.Annotations[key] != "" {
 		return spec, nil
 	}

@@ -158,17 +158,24 @@ type Source struct {
 }
 
 // Open opens the source of a directory. It returns nil if there is no feed. Another user's
-// is refused.
+// is refused, and so is anything but a socket: a link could lead to a socket of the host.
 func Open(dir string) (*Source, error) {
-	if _, err := os.Lstat(filepath.Join(dir, socketName)); errors.Is(err, fs.ErrNotExist) {
+	path := filepath.Join(dir, socketName)
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return nil, errors.Join(fmt.Errorf("%s is no socket: remove it", path), err)
+	}
 	s := &Source{here: make(map[string]bool), more: make(chan struct{})}
-	err := short(dir, func(address *net.UnixAddr) (err error) {
-		s.conn, err = net.DialUnix("unix", nil, address)
-		return err
-	})
-	if err == nil {
+	// What was looked at is what is connected to.
+	if s.conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d", fd)}); err == nil {
 		err = s.begin()
 	}
 	if err != nil {
@@ -184,6 +191,15 @@ func (s *Source) begin() error {
 		return err
 	}
 	in := json.NewDecoder(s.conn)
+	if err := s.readRoots(in); err != nil {
+		return err
+	}
+	go s.listen(in)
+	return nil
+}
+
+// readRoots reads the first note.
+func (s *Source) readRoots(in *json.Decoder) error {
 	var first note
 	if err := in.Decode(&first); err != nil {
 		return err
@@ -192,7 +208,6 @@ func (s *Source) begin() error {
 		return errors.New("it says nothing of any layer")
 	}
 	s.Roots = first.Roots
-	go s.listen(in)
 	return nil
 }
 

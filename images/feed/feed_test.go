@@ -4,7 +4,9 @@
 package feed
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -147,4 +149,51 @@ func TestOpenRefuses(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A link in the place of the socket is not followed, nor is a file taken for one.
+func TestOpenFollowsNoLink(t *testing.T) {
+	f, _ := both(t)
+	defer f.Close()
+	dir := t.TempDir()
+	if err := os.Symlink(f.path, filepath.Join(dir, socketName)); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Open(dir); err == nil || !strings.Contains(err.Error(), "is no socket") {
+		s.Close()
+		t.Errorf("a link: %v", err)
+	}
+	dir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, socketName), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "is no socket") {
+		t.Errorf("a file: %v", err)
+	}
+}
+
+// Whatever the other side sends, the source ends with it, and whoever waits for a file that it did
+// not name gets an error.
+func FuzzSource(f *testing.F) {
+	f.Add([]byte(`{"roots":["/a","/b"]}{"arrived":"a"}{"failed":"why"}`))
+	f.Add([]byte(`{"roots":[null]}{"arrived":"b"}`))
+	f.Add([]byte(`{"roots":{}}`))
+	f.Fuzz(func(t *testing.T, sent []byte) {
+		s := &Source{here: make(map[string]bool), more: make(chan struct{})}
+		in := json.NewDecoder(bytes.NewReader(sent))
+		if s.readRoots(in) != nil {
+			return
+		}
+		if len(s.Roots) == 0 {
+			t.Fatal("no roots were taken for some")
+		}
+		s.listen(in)
+		c := of(s, "a", "never named "+string(sent))
+		if await(t.Context(), c, 1) == nil {
+			t.Fatal("a file that nobody has named has arrived")
+		}
+		if err := await(t.Context(), c, 0); (err == nil) != s.here["a"] {
+			t.Fatalf("a file that was named: %v", err)
+		}
+	})
 }

@@ -62,6 +62,11 @@ func readConfig(ctx context.Context, provider content.Provider, m *ocispec.Manif
 	if len(rootfs.DiffIDs) != len(m.Layers) {
 		return nil, nil, fmt.Errorf("%w: config %s has %d diff_ids for %d layers", images.ErrDamaged, m.Config.Digest, len(rootfs.DiffIDs), len(m.Layers))
 	}
+	for _, id := range rootfs.DiffIDs {
+		if err := id.Validate(); err != nil {
+			return nil, nil, fmt.Errorf("%w: diff_id %q of config %s: %w", images.ErrDamaged, id, m.Config.Digest, err)
+		}
+	}
 	return config, rootfs.DiffIDs, nil
 }
 

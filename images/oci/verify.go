@@ -91,6 +91,9 @@ func (v *verifier) fault(err error) {
 
 // ReadDocument reads a small blob, a manifest say, and checks its digest.
 func ReadDocument(ctx context.Context, provider content.Provider, desc ocispec.Descriptor) ([]byte, error) {
+	if err := checkDescriptor(desc); err != nil {
+		return nil, err
+	}
 	if desc.Size > maxDocument {
 		return nil, fmt.Errorf("%w: %s has %d bytes, more than %d", images.ErrDamaged, desc.Digest, desc.Size, maxDocument)
 	}
@@ -102,9 +105,6 @@ func ReadDocument(ctx context.Context, provider content.Provider, desc ocispec.D
 	data, err := io.ReadAll(io.NewSectionReader(ra, 0, min(ra.Size(), maxDocument)))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", desc.Digest, err)
-	}
-	if err := desc.Digest.Validate(); err != nil {
-		return nil, fmt.Errorf("%w: digest %q: %w", images.ErrDamaged, desc.Digest, err)
 	}
 	if got := desc.Digest.Algorithm().FromBytes(data); got != desc.Digest {
 		return nil, fmt.Errorf("%w: blob %s has the digest %s", images.ErrDamaged, desc.Digest, got)
@@ -149,7 +149,24 @@ func manifestOf(ctx context.Context, provider content.Provider, desc ocispec.Des
 	if err := json.Unmarshal(data, &m); err != nil {
 		return m, desc, fmt.Errorf("%w: manifest %s: %w", images.ErrDamaged, desc.Digest, err)
 	}
+	for _, d := range append(slices.Clip(m.Layers), m.Config) {
+		if err := checkDescriptor(d); err != nil {
+			return m, desc, fmt.Errorf("manifest %s: %w", desc.Digest, err)
+		}
+	}
 	return m, desc, nil
+}
+
+// checkDescriptor refuses a descriptor that names no blob. Whoever asks a digest that is none for
+// its algorithm panics.
+func checkDescriptor(d ocispec.Descriptor) error {
+	if err := d.Digest.Validate(); err != nil {
+		return fmt.Errorf("%w: digest %q: %w", images.ErrDamaged, d.Digest, err)
+	}
+	if d.Size < 0 {
+		return fmt.Errorf("%w: %s has %d bytes", images.ErrDamaged, d.Digest, d.Size)
+	}
+	return nil
 }
 
 // open reads the manifest and the config.

@@ -33,6 +33,9 @@ type documents struct{ fetcher remotes.Fetcher }
 
 // ReaderAt fetches a blob. Who reads it checks its digest.
 func (d documents) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	if err := desc.Digest.Validate(); err != nil { // it comes from the registry as well
+		return nil, fmt.Errorf("fetch %q: %w", desc.Digest, err)
+	}
 	r, err := d.fetcher.Fetch(ctx, desc)
 	if err != nil {
 		return nil, err

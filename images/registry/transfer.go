@@ -41,6 +41,7 @@ func (t *transfer) know(d ocispec.Descriptor) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.blobs[d.Digest] == nil {
+		d.Size = max(d.Size, 0) // of a manifest that nobody has checked
 		t.blobs[d.Digest] = &blob{size: d.Size, gpu: d.Annotations[annotations.Layer] == oci.LayerGPU}
 		t.meter.Grow(d.Size)
 	}

@@ -50,6 +50,7 @@ type task struct {
 	pid    int    // as the process counts
 	spans  []span // the mappings that are filled here, ascending
 	pages  string // the image that has the memory
+	bytes  uint64 // that the image must have
 	file   *os.File
 	at     uint64 // where the next entry's memory is in it
 	pieces []Piece
@@ -147,7 +148,10 @@ func (p *Plan) choose(name, number string, may []span, least uint64) error {
 			if plain = plain && ok; !ok {
 				return nil
 			}
-			total += s.End - s.Start
+			if total += s.End - s.Start; total >= 1<<62 { // no file has as much
+				plain = false
+				return nil
+			}
 			for i := indexOf(may, s.Start); i < len(may) && may[i].Start < s.End; i++ {
 				bytes[i] += min(s.End, may[i].End) - max(s.Start, may[i].Start)
 				runs[i]++
@@ -164,6 +168,7 @@ func (p *Plan) choose(name, number string, may []span, least uint64) error {
 			chosen += bytes[i]
 		}
 	}
+	t.bytes = total
 	// What is left is copied once more, for CRIU: that takes time and memory too.
 	if len(t.spans) > 0 && total-chosen <= chosen/2 {
 		p.tasks[name] = t
@@ -194,12 +199,24 @@ func (p *Plan) open(names []string) (err error) {
 			delete(p.tasks, name)
 			continue
 		}
-		if t.file, err = p.set.OpenFile(t.pages); err != nil {
+		if t.file, err = p.set.OpenFile(t.pages); err == nil {
+			err = longEnough(t.file, t.bytes)
+		}
+		if err != nil {
 			p.Close()
 			return err
 		}
 	}
 	return nil
+}
+
+// longEnough refuses an image that lacks memory which its pagemap says it has.
+func longEnough(f *os.File, bytes uint64) error {
+	info, err := f.Stat()
+	if err == nil && uint64(info.Size()) < bytes {
+		err = fmt.Errorf("%w: %s has %d bytes of memory of %d", images.ErrDamaged, f.Name(), info.Size(), bytes)
+	}
+	return err
 }
 
 // spanOf returns the addresses of an entry. ok is false for one whose memory is not in the image, and

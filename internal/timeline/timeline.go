@@ -27,6 +27,10 @@ const (
 	axisHeight   = 40
 )
 
+// longest is the longest axis. The log of operations may hold a number that is no time of anything,
+// and twice the axis must be a duration.
+const longest = 1000 * time.Hour
+
 // Chart is one operation.
 type Chart struct {
 	Title string
@@ -61,6 +65,7 @@ func (c Chart) draw(out *bytes.Buffer, y int) int {
 	for _, p := range phases {
 		whole = max(whole, p.Start+p.Took)
 	}
+	whole = min(whole, longest)
 	width := float64(pictureWidth - labelWidth - valueWidth)
 	x := func(t time.Duration) float64 {
 		if whole <= 0 {
