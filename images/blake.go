@@ -19,6 +19,7 @@ type blake struct {
 	last   [blakeUnit]byte
 	length int
 	units  uint64
+	touch  byte // what fetch has read, so that it is not compiled away
 	// subtrees has the chaining value of the subtree of 1<<i units, for each bit i in units.
 	subtrees [64][8]uint32
 }
@@ -31,6 +32,7 @@ func (b *blake) Write(p []byte) {
 			b.length = 0
 		}
 		if b.length == 0 && len(p) > blakeUnit {
+			b.fetch((*[blakeUnit]byte)(p))
 			b.add((*[blakeUnit]byte)(p))
 			p = p[blakeUnit:]
 			continue
@@ -38,6 +40,16 @@ func (b *blake) Write(p []byte) {
 		n := copy(b.last[b.length:], p)
 		b.length += n
 		p = p[n:]
+	}
+}
+
+// fetch brings a unit into the processor's cache: it reads each line, in order. The library reads a
+// line of each of 16 chunks in turn, which no prefetcher follows. Of memory that no cache has, BLAKE3
+// is by half faster with it (BenchmarkDigestBlock).
+func (b *blake) fetch(unit *[blakeUnit]byte) {
+	const line = 64
+	for i := 0; i < blakeUnit; i += line {
+		b.touch ^= unit[i]
 	}
 }
 

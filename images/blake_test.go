@@ -40,10 +40,24 @@ func TestBlake(t *testing.T) {
 	}
 }
 
+// The digests of memory that no cache has, as GPU state is, beside those of memory that one has.
 func BenchmarkDigestBlock(b *testing.B) {
-	block := make([]byte, BlockBytes)
-	b.SetBytes(BlockBytes)
-	for b.Loop() {
-		DigestBlock(block)
+	memory := make([]byte, 8*BlockBytes)
+	for i := 0; i < len(memory); i += 4096 { // memory that was never written is one page of zeros
+		memory[i] = 1
+	}
+	for _, test := range []struct {
+		name  string
+		bytes int
+	}{{"memory", len(memory)}, {"cache", 16 * blakeUnit}} {
+		b.Run(test.name, func(b *testing.B) {
+			b.SetBytes(int64(len(memory)))
+			for b.Loop() {
+				h := NewBlockHash()
+				for range len(memory) / test.bytes {
+					h.Write(memory[:test.bytes])
+				}
+			}
+		})
 	}
 }

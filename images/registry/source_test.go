@@ -175,3 +175,19 @@ func TestStreamIsGivenUp(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// anything is a fetcher that has whatever it is asked for.
+type anything []byte
+
+func (a anything) Fetch(context.Context, ocispec.Descriptor) (io.ReadCloser, error) {
+	return io.NopCloser(bytes.NewReader(a)), nil
+}
+
+// A document by a digest that is none is refused: a registry's index may name it so.
+func TestNoDigest(t *testing.T) {
+	for _, d := range []digest.Digest{"", "no digest", "sha256:", "sha256:00", "blake3:" + digest.Digest(strings.Repeat("0", 64))} {
+		if _, err := (documents{anything("{}")}).ReaderAt(t.Context(), ocispec.Descriptor{Digest: d, Size: -1}); err == nil {
+			t.Errorf("%q was read", d)
+		}
+	}
+}
