@@ -14,8 +14,17 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/recovery"
 )
 
-// begin writes the record of an operation, when what dead shims have left is out of its way.
+// begin writes the record of an operation, and flushes it, when what dead shims have left is out of
+// its way.
 func begin(ctx context.Context, c *container, read config.Source, rec journal.Record) error {
+	if err := beginUnflushed(ctx, c, read, rec); err != nil {
+		return err
+	}
+	return c.journal.FlushBeside()()
+}
+
+// beginUnflushed is begin for an operation that flushes the record later.
+func beginUnflushed(ctx context.Context, c *container, read config.Source, rec journal.Record) error {
 	view, err := read()
 	if err != nil {
 		return err
@@ -25,7 +34,7 @@ func begin(ctx context.Context, c *container, read config.Source, rec journal.Re
 	if err := recovery.Identify(&rec, c.pid); err != nil {
 		return fmt.Errorf("write the record of the %s: %w", rec.Operation, err)
 	}
-	return c.journal.Begin(view.StateDir, rec)
+	return c.journal.Write(view.StateDir, rec)
 }
 
 // beginAnyway is begin for what is done with or without a record.

@@ -88,7 +88,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if c.restore.unpacked {
 		rec.Unpacked = c.restore.dir
 	}
-	if err := begin(ctx, c, c.config, rec); err != nil {
+	if err := beginUnflushed(ctx, c, c.config, rec); err != nil {
 		return nil, err
 	}
 	q.Journal = &c.journal
@@ -156,6 +156,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
+	flushed := k.c.journal.FlushBeside()
 	k.watch, k.started = criu.StartWatch(ctx, true, 0), make(chan struct{})
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
@@ -169,6 +170,10 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	}()
 	if pid, err := k.gate.Await(ended, k.within); err == nil {
 		k.c.pid = pid
+		// From here on there is something that a crash would leave.
+		if err := flushed(); err != nil {
+			return 0, sequence.Join(err, k.kill(context.WithoutCancel(ctx)))
+		}
 	} else {
 		k.gate.Close()
 		if rerr := k.awaitRunc(); rerr != nil {

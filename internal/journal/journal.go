@@ -10,6 +10,10 @@
 // the way back has failed. Only Begin flushes: what Note writes is for the case that processes die. A
 // machine that loses its power loses all processes, and what is then left of an operation is in the
 // first version.
+//
+// A restore changes nothing of a program that runs. It begins with Write, which is enough for the
+// case that processes die, and flushes beside CRIU: no step is noted, and so none is taken, before
+// the record is on the disk.
 package journal
 
 import (
@@ -89,11 +93,21 @@ type Journal struct {
 	mu     sync.Mutex
 	path   string
 	record *Record // nil if there is none
+
+	sync func(*os.File) error // a test's; nil is File.Sync
 }
 
 // Begin writes a record, in place of the one before, and flushes it. dir is the directory of records.
-// On an error the one before is still there.
-func (j *Journal) Begin(dir string, r Record) (err error) {
+// On an error the one before is still there, or the new one that is not flushed.
+func (j *Journal) Begin(dir string, r Record) error {
+	if err := j.Write(dir, r); err != nil {
+		return err
+	}
+	return j.FlushBeside()()
+}
+
+// Write is Begin without the flush. On an error the record before is still there.
+func (j *Journal) Write(dir string, r Record) (err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	r.Schema, r.Began = Schema, time.Now().UTC()
@@ -103,17 +117,51 @@ func (j *Journal) Begin(dir string, r Record) (err error) {
 	if err == nil {
 		r.Shim, err = proc.Identify(os.Getpid())
 	}
+	path := Path(dir, r.Namespace, r.Container)
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o700)
+	}
+	if err == nil {
+		err = write(path, &r)
+	}
 	if err != nil {
 		return fmt.Errorf("write the record of the %s: %w", r.Operation, err)
 	}
-	path := Path(dir, r.Namespace, r.Container)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("write the record of the %s: %w", r.Operation, err)
-	}
-	if err := write(path, &r, true); err != nil {
-		return fmt.Errorf("write the record of the %s: %w", r.Operation, err)
-	}
 	j.path, j.record = path, &r
+	return nil
+}
+
+// FlushBeside begins to flush the record that was written. wait returns when it is on the disk, under
+// its name. Whatever would change the record waits as well.
+func (j *Journal) FlushBeside() (wait func() error) {
+	j.mu.Lock()
+	done := make(chan error, 1)
+	go func() {
+		defer j.mu.Unlock()
+		done <- j.flush()
+	}()
+	return func() error { return <-done }
+}
+
+// flush flushes the record, its name, and that of its directory.
+func (j *Journal) flush() error {
+	if j.record == nil {
+		return nil
+	}
+	for _, path := range []string{j.path, filepath.Dir(j.path), filepath.Dir(filepath.Dir(j.path))} {
+		f, err := os.Open(path)
+		if err == nil {
+			if j.sync != nil {
+				err = j.sync(f)
+			} else {
+				err = f.Sync()
+			}
+			err = errors.Join(err, f.Close())
+		}
+		if err != nil {
+			return fmt.Errorf("flush the record of the %s: %w", j.record.Operation, err)
+		}
+	}
 	return nil
 }
 
@@ -134,7 +182,7 @@ func (j *Journal) change(ctx context.Context, change func(*Record)) {
 		return
 	}
 	change(j.record)
-	if err := write(j.path, j.record, false); err != nil {
+	if err := write(j.path, j.record); err != nil {
 		log.G(ctx).WithError(err).Warn("keep the container's record") // it says too little then, nothing wrong
 	}
 }
@@ -161,45 +209,20 @@ func (j *Journal) End(ctx context.Context, state string, why error) {
 	j.record = nil
 }
 
-// write replaces a record. With toDisk it is on the disk afterwards, under its name.
-func write(path string, r *Record, toDisk bool) error {
+// write replaces a record.
+func write(path string, r *Record) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
 	next := path + ".next"
-	f, err := os.OpenFile(next, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(data, '\n'))
-	if toDisk && err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
+	if err = os.WriteFile(next, append(data, '\n'), 0o600); err == nil {
 		err = os.Rename(next, path)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(next))
 	}
-	if !toDisk {
-		return nil
-	}
-	for _, dir := range []string{filepath.Dir(path), filepath.Dir(filepath.Dir(path))} {
-		if err := flush(dir); err != nil {
-			return err
-		}
-	}
 	return nil
-}
-
-func flush(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 // Remove removes a record. One that is not there is no error.

@@ -115,3 +115,43 @@ func TestLives(t *testing.T) {
 		t.Error("a process with another start is taken for this one")
 	}
 }
+
+// A record that is written is there for a crash of processes. It is on the disk, with its name, before
+// anything else can be noted.
+func TestFlushBeside(t *testing.T) {
+	dir := t.TempDir()
+	j := new(Journal)
+	var flushed []string
+	j.sync = func(f *os.File) error {
+		if j.mu.TryLock() {
+			j.mu.Unlock()
+			t.Error("the record can change while it is flushed")
+		}
+		flushed = append(flushed, f.Name())
+		return f.Sync()
+	}
+	if err := j.Write(dir, Record{Namespace: "ns", Container: "c", Operation: "restore"}); err != nil {
+		t.Fatal(err)
+	}
+	path := Path(dir, "ns", "c")
+	if _, err := Read(path); err != nil || flushed != nil {
+		t.Errorf("after the write: %v, flushed are %q", err, flushed)
+	}
+	wait := j.FlushBeside()
+	j.Note(t.Context(), "next", nil)
+	if want := []string{path, filepath.Dir(path), dir}; !slices.Equal(flushed, want) {
+		t.Errorf("at the next note flushed are %q, want %q", flushed, want)
+	}
+	if err := wait(); err != nil {
+		t.Error(err)
+	}
+	full := errors.New("the disk is gone")
+	j.sync = func(*os.File) error { return full }
+	if err := j.FlushBeside()(); !errors.Is(err, full) {
+		t.Errorf("the error is %v", err)
+	}
+	j.End(t.Context(), "", nil)
+	if err := j.FlushBeside()(); err != nil {
+		t.Errorf("without a record: %v", err)
+	}
+}
