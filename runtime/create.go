@@ -190,7 +190,7 @@ func (c *container) removeRestoreDir(ctx context.Context) {
 func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAPI.DeleteResponse, error) {
 	c := s.container(r.ID)
 	if c != nil && r.ExecID == "" {
-		c.thawEnded(c.logged(ctx), s.TTRPCTaskService)
+		thawEnded(c.logged(ctx), c, s.TTRPCTaskService)
 	}
 	resp, err := s.TTRPCTaskService.Delete(ctx, r)
 	if err != nil || r.ExecID != "" || c == nil {

@@ -249,7 +249,7 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 // thawEnded thaws the cgroup of a container that was killed while it was frozen. With version 2 the
 // processes end, the cgroup stays frozen, and runc takes the container for a paused one, which it
 // does not delete.
-func (c *container) thawEnded(ctx context.Context, runc taskAPI.TTRPCTaskService) {
+func thawEnded(ctx context.Context, c *container, runc taskAPI.TTRPCTaskService) {
 	cg := c.frozen.Load()
 	if cg == nil {
 		return
