@@ -61,17 +61,17 @@ type Image struct {
 	c      *client.Client
 	ctx    context.Context // of all that is fetched, with the lease
 	cancel context.CancelFunc
-	release,
-	letGo func() error
-	src   *registry.Source
-	ref   string
-	image *oci.Image
-	shots snapshots.Snapshotter
-	name  string // the snapshotter's
-	chain []digest.Digest
-	own   []*layer // the checkpoint's, bottom up: GPU state and then CRIU's images
-	feed  *feed.Feed
-	group *errgroup.Group
+	end    func(complete bool) error // of the lease
+	letGo  func() error
+	src    *registry.Source
+	ref    string
+	image  *oci.Image
+	shots  snapshots.Snapshotter
+	name   string // the snapshotter's
+	chain  []digest.Digest
+	own    []*layer // the checkpoint's, bottom up: GPU state and then CRIU's images
+	feed   *feed.Feed
+	group  *errgroup.Group
 }
 
 // Begin finds an image in a registry and begins to fetch it into containerd. It returns when the
@@ -95,7 +95,7 @@ func Begin(ctx context.Context, c *client.Client, ref, snapshotter string, o reg
 	if i.image, err = oci.Outline(ctx, i.src, i.src.Image); err != nil {
 		return nil, err
 	}
-	ctx, i.release, err = registry.Lease(ctx, c, ref)
+	ctx, i.end, err = registry.Lease(ctx, c, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -312,7 +312,7 @@ func (i *Image) finish() (client.Image, error) {
 	if err := localstore.Tag(ctx, i.c, i.ref, i.src.Image); err != nil {
 		return nil, err
 	}
-	err := i.release()
+	err := i.end(true)
 	return client.NewImage(i.c, cimages.Image{Name: i.ref, Target: i.src.Image}), err
 }
 
@@ -328,7 +328,7 @@ func (i *Image) endFeed() (err error) {
 func (i *Image) Close() error {
 	i.cancel()
 	_ = i.group.Wait() // Finish has its error, and so has the restore
-	err := i.endFeed()
+	err := errors.Join(i.endFeed(), i.end(false))
 	if i.letGo != nil {
 		err = errors.Join(err, i.letGo())
 	}

@@ -5,6 +5,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -39,10 +40,11 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 		return nil, nil, err
 	}
 	o := options.defaults()
-	ctx, release, err := Lease(ctx, c, ref)
+	ctx, end, err := Lease(ctx, c, ref)
 	if err != nil {
 		return nil, nil, err
 	}
+	defer func() { err = errors.Join(err, end(err == nil)) }()
 	p := &pull{transfer: newTransfer("pull", o), Resolver: newResolver(ctx, o), slots: semaphore.NewWeighted(int64(o.Parallel))}
 	opts := []client.RemoteOpt{client.WithResolver(p), client.WithImageHandlerWrapper(p.observe)}
 	if snapshotter != "" {
@@ -57,27 +59,62 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 	if err != nil {
 		return nil, nil, explain(err, ref)
 	}
-	if err := release(); err != nil {
+	if err := end(true); err != nil {
 		return nil, nil, err
 	}
 	p.meter.End("pulled")
 	return image, p.result(), nil
 }
 
-// Lease keeps containerd from collecting what comes in. Each image's has a name of its own, and
-// outlives a pull that failed. release ends it.
-func Lease(ctx context.Context, c *client.Client, ref string) (_ context.Context, release func() error, _ error) {
-	l := leases.Lease{ID: "gpuckpt-pull-" + digest.FromString(ref).Encoded()}
-	if _, err := c.LeasesService().Create(ctx, leases.WithID(l.ID), leases.WithExpiration(keepFor)); err != nil && !errdefs.IsAlreadyExists(err) {
+// Lease keeps containerd from collecting what comes in. Each pull has a lease of its own, so that one
+// that ends takes nothing from another of the same name. end ends it: complete says that the image
+// is there. What has come in otherwise is kept for a day, for the next pull of the name, by a lease
+// that all failed pulls of the name share. So it is if the program is killed, by the pull's own.
+// Only the first call of end counts.
+func Lease(ctx context.Context, c *client.Client, ref string) (_ context.Context, end func(complete bool) error, _ error) {
+	service := c.LeasesService()
+	own, err := service.Create(ctx, leases.WithRandomID(), leases.WithExpiration(keepFor))
+	if err != nil {
 		return nil, nil, fmt.Errorf("keep containerd from collecting what is fetched: %w", err)
 	}
-	ctx = leases.WithLease(ctx, l.ID)
-	return ctx, func() error {
-		if err := c.LeasesService().Delete(context.WithoutCancel(ctx), l); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("let go of what was fetched: %w", err)
+	failed := leases.Lease{ID: "gpuckpt-pull-" + digest.FromString(ref).Encoded()}
+	ended := false
+	return leases.WithLease(ctx, own.ID), func(complete bool) error {
+		if ended {
+			return nil
+		}
+		ended = true
+		ctx := context.WithoutCancel(ctx)
+		ends := []leases.Lease{own}
+		if complete {
+			ends = append(ends, failed)
+		} else if err := hand(ctx, service, own, failed); err != nil {
+			return fmt.Errorf("keep what was fetched: %w", err)
+		}
+		for _, l := range ends {
+			if err := service.Delete(ctx, l); err != nil && !errdefs.IsNotFound(err) {
+				return fmt.Errorf("let go of what was fetched: %w", err)
+			}
 		}
 		return nil
 	}, nil
+}
+
+// hand gives what one lease keeps to another as well, which is made if need be.
+func hand(ctx context.Context, service leases.Manager, from, to leases.Lease) error {
+	all, err := service.ListResources(ctx, from)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	if _, err := service.Create(ctx, leases.WithID(to.ID), leases.WithExpiration(keepFor)); err != nil && !errdefs.IsAlreadyExists(err) {
+		return err
+	}
+	for _, r := range all {
+		if err := service.AddResource(ctx, to, r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // pull is a resolver whose fetchers count, and let only so many blobs move at once.
