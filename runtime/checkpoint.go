@@ -40,6 +40,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/trust"
+	"github.com/gpuckpt/gpuckpt/internal/turns"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
@@ -90,6 +91,11 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
 	}
+	turn, err := takeTurn(ctx, read)
+	if err != nil {
+		return err
+	}
+	defer turn.Give()
 	dir, stuck := imagedir.Look(r.Path), error(nil)
 	if err := begin(ctx, c, read, journal.Record{Operation: "checkpoint", Images: &dir}); err != nil {
 		return err
@@ -124,6 +130,15 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		}
 		log.G(ctx).WithError(err).WithField("try", try).Info("the container runs on for a moment, and is checkpointed again")
 	}
+}
+
+// takeTurn waits until the workers of an operation have room in the cgroup of [staging].
+func takeTurn(ctx context.Context, read config.Source) (*turns.Turn, error) {
+	view, err := read()
+	if err != nil {
+		return nil, err
+	}
+	return turns.Take(ctx, view.Staging)
 }
 
 // tries is how often a checkpoint is tried that a moment's work of the program stood in the way of.

@@ -26,6 +26,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/pages"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/turns"
 	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
@@ -84,6 +85,11 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if k.told, err = hooks.Read(c.annotations); err != nil {
 		return nil, err
 	}
+	turn, err := turns.Take(ctx, k.view.Staging)
+	if err != nil {
+		return nil, err
+	}
+	defer turn.Give()
 	rec := journal.Record{Operation: "restore", Work: c.workDir, RuncState: c.runcState}
 	if c.restore.unpacked {
 		rec.Unpacked = c.restore.dir

@@ -72,6 +72,11 @@ func (k *suspending) run(ctx context.Context) error {
 			return err
 		}
 	}
+	turn, err := takeTurn(ctx, k.read)
+	if err != nil {
+		return err
+	}
+	defer turn.Give()
 	if err := begin(ctx, c, k.read, journal.Record{Operation: "suspend"}); err != nil {
 		return err
 	}
@@ -163,6 +168,11 @@ type resuming struct {
 // error it stays suspended, and can be resumed again.
 func (k *resuming) run(ctx context.Context) error {
 	c := k.c
+	turn, err := takeTurn(ctx, config.For(c.annotations))
+	if err != nil {
+		return err
+	}
+	defer turn.Give()
 	beginAnyway(ctx, c, config.For(c.annotations), "resume")
 	q := sequence.New("resume", c.id)
 	q.Journal = &c.journal

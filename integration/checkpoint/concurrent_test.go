@@ -134,3 +134,39 @@ func TestOneShim(t *testing.T) {
 	ks[0].Expect(t, "count", "102")
 	ks[1].Expect(t, "count", "104")
 }
+
+// Where the cgroup of [staging] has room for the workers of one operation, many at once take turns.
+// The kernel would kill workers otherwise, and their checkpoints fail.
+func TestTurnsUnderALimit(t *testing.T) {
+	results.Add(t)
+	var ks []*harness.Container
+	var dirs []string
+	for i := range 8 {
+		ks = append(ks, shared.Work(t, harness.RunSpec{ID: fmt.Sprintf("%s-%d", harness.Name(t), i), GPUs: []int{0}}, "counter"))
+		dirs = append(dirs, t.TempDir())
+	}
+	for _, k := range ks {
+		k.Expect(t, "count", "101")
+	}
+	limit := uint64(64 << 20)
+	if session.GPU.Kind != harness.SoftwareGPU {
+		limit = 1 << 30 // a context takes half a gigabyte
+	}
+	shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d\nbuffer = 16777216", limit)))
+	for i, err := range atOnce(len(ks), func(i int) error { return checkpointTask(t, shared, ks[i], dirs[i]) }) {
+		if err != nil {
+			t.Errorf("container %d: %v\n%s", i, err, shared.LogTail(3000))
+		}
+	}
+	for _, k := range ks {
+		k.Expect(t, "count", "102")
+		endTask(t, shared, k)
+	}
+	for i, err := range atOnce(len(ks), func(i int) error { return restoreTask(t, shared, ks[i], dirs[i]) }) {
+		if err != nil {
+			t.Errorf("container %d: %v\n%s", i, err, shared.LogTail(3000))
+			continue
+		}
+		ks[i].Expect(t, "count", "102")
+	}
+}
