@@ -47,11 +47,17 @@ func killedWhileFrozen(t *testing.T, c *harness.Containerd, k *harness.Container
 	if err != nil {
 		t.Fatal(err)
 	}
+	shim := shimOf(t, k)
 	if err := unix.Kill(k.MustPid(t), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	if code := (<-exit).ExitCode(); code != 128+9 {
 		t.Errorf("exit code %d, want 137", code)
+	}
+	// Something may have thawed it by now, and that is not to be relied on.
+	freezer := fmt.Sprintf("/proc/%d/root/sys/fs/cgroup/%s/%s/cgroup.freeze", shim, c.Namespace(), k.ID)
+	if err := os.WriteFile(freezer, []byte("1"), 0); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := c.Ctr(t.Context(), "tasks", "delete", k.ID); err != nil {
 		t.Fatal(errors.Join(err, errors.New(c.LogTail(3000))))
