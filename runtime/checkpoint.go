@@ -59,7 +59,14 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	defer c.mu.Unlock()
 	c.exclusive.running.Store(c.paused)
 	defer c.exclusive.running.Store(false)
-	return &ptypes.Empty{}, toGRPC(s.checkpoint(c.logged(ctx), c, r))
+	ctx, began := c.logged(ctx), time.Now()
+	err := s.checkpoint(ctx, c, r)
+	size, _ := imagedir.Size(r.Path) // of what is there, for the event
+	s.announce.Over(ctx, "checkpoint", c.id, began, size, err)
+	if err == nil {
+		s.announce.Checkpointed(ctx, c.id, r.Path)
+	}
+	return &ptypes.Empty{}, toGRPC(err)
 }
 
 func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) (err error) {

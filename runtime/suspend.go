@@ -6,6 +6,7 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -38,7 +39,10 @@ func obey(ctx context.Context, want *suspension.Order, s *Service, c *container)
 	case want.Suspend && c.suspended:
 		return fmt.Errorf("the container is suspended already: %w", errdefs.ErrFailedPrecondition)
 	case want.Suspend:
-		return (&suspending{pausing: pausing{s: s, c: c, read: config.For(c.annotations)}, parent: want.Spill}).run(ctx)
+		began := time.Now()
+		err := (&suspending{pausing: pausing{s: s, c: c, read: config.For(c.annotations)}, parent: want.Spill}).run(ctx)
+		s.announce.Over(ctx, "suspend", c.id, began, 0, err)
+		return err
 	case c.suspended:
 		return (&resuming{s: s, c: c, gpus: want.GPUs}).run(ctx)
 	case c.gpu.Phase() != gpustate.Unlocked && !c.paused && want.GPUs == nil: // an unlock that failed
@@ -161,8 +165,9 @@ type resuming struct {
 // run returns a suspended container to GPUs, step by step: those named, or the ones that
 // it had. The container then runs, also if it was paused when it was suspended. On an
 // error it stays suspended, and can be resumed again.
-func (k *resuming) run(ctx context.Context) error {
-	c := k.c
+func (k *resuming) run(ctx context.Context) (err error) {
+	c, began := k.c, time.Now()
+	defer func() { k.s.announce.Over(ctx, "resume", c.id, began, 0, err) }()
 	beginAnyway(ctx, c, config.For(c.annotations), "resume")
 	q := sequence.New("resume", c.id)
 	q.Journal = &c.journal
