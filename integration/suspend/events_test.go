@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -137,12 +138,13 @@ func TestEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("/gpuckpt/checkpointed", "checkpoint", "")
-	if err := k.Checkpoint(t.Context(), "events:1"); err != nil {
+	image := "events:" + strconv.FormatInt(time.Now().UnixNano(), 36) // not that of an earlier try
+	if err := k.Checkpoint(t.Context(), image); err != nil {
 		t.Fatal(err)
 	}
 	expect("/gpuckpt/checkpointed", "checkpoint", "")
 	k.MustRemove(t)
-	r, err := shared.Restore(t.Context(), k.ID, "events:1", k.Port)
+	r, err := shared.Restore(t.Context(), k.ID, image, k.Port)
 	if err != nil {
 		t.Fatal(err)
 	}
