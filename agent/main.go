@@ -8,6 +8,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -55,7 +56,7 @@ func run() error {
 	})
 	hooks := flag.String("hooks", "localhost:9403", "where preStop hooks of the node's pods are answered; empty: nowhere")
 	central := flag.Bool("controller", false, "be the cluster's controller, not a node's agent")
-	namespace := flag.String("lease-namespace", os.Getenv("NAMESPACE"), "where controllers agree on which of them works ($NAMESPACE); empty: there is one")
+	namespace := flag.String("lease-namespace", os.Getenv("NAMESPACE"), "where the agents are, and controllers agree on which of them works ($NAMESPACE); empty: there is one controller, and agents anywhere")
 	flag.Parse()
 	if *name == "" && !*central {
 		return errors.New("--node is not given")
@@ -80,7 +81,7 @@ func run() error {
 		return err
 	}
 	if *central {
-		err = cluster.Add(m, n.PlainHTTP)
+		err = cluster.Add(m, n.PlainHTTP, *namespace)
 	} else {
 		err = agent(m, n, *name, *hooks)
 	}
@@ -97,6 +98,15 @@ func agent(m manager.Manager, n node.Node, name, hooks string) error {
 		node: name, work: n, now: time.Now,
 	}
 	if err := ctrl.NewControllerManagedBy(m).Named("checkpoint").For(&api.Checkpoint{}).Complete(c); err != nil {
+		return err
+	}
+	// A Checkpoint whose agent was killed may be over by now: the controller ends it while no agent is here.
+	if err := m.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		if err := n.Recover(ctx); err != nil {
+			ctrl.Log.Error(err, "resume what killed checkpoints have left paused")
+		}
+		return nil
+	})); err != nil {
 		return err
 	}
 	if hooks == "" {

@@ -60,7 +60,14 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	defer c.mu.Unlock()
 	c.exclusive.running.Store(c.paused)
 	defer c.exclusive.running.Store(false)
-	return &ptypes.Empty{}, toGRPC(s.checkpoint(c.logged(ctx), c, r))
+	ctx, began := c.logged(ctx), time.Now()
+	err := s.checkpoint(ctx, c, r)
+	size, _ := imagedir.Size(r.Path) // of what is there, for the event
+	s.announce.Over(ctx, "checkpoint", c.id, began, size, err)
+	if err == nil {
+		s.announce.Checkpointed(ctx, c.id, r.Path)
+	}
+	return &ptypes.Empty{}, toGRPC(err)
 }
 
 func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) (err error) {
@@ -91,7 +98,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
 	}
-	turn, err := takeTurn(ctx, read)
+	turn, err := turns.TakeBy(ctx, read)
 	if err != nil {
 		return err
 	}
@@ -130,15 +137,6 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		}
 		log.G(ctx).WithError(err).WithField("try", try).Info("the container runs on for a moment, and is checkpointed again")
 	}
-}
-
-// takeTurn waits until the workers of an operation have room in the cgroup of [staging].
-func takeTurn(ctx context.Context, read config.Source) (*turns.Turn, error) {
-	view, err := read()
-	if err != nil {
-		return nil, err
-	}
-	return turns.Take(ctx, view.Staging)
 }
 
 // tries is how often a checkpoint is tried that a moment's work of the program stood in the way of.

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"path/filepath"
 	"strings"
+	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/runc/options"
@@ -58,7 +59,12 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	}
 	c.runcState = host.RuncState(opts.Root, c.namespace, c.id)
 	c.devices.State = filepath.Join(c.runcState, "state.json")
+	began, restores := time.Now(), r.Checkpoint != ""
 	defer func() {
+		if err != nil && restores {
+			s.announce.Over(ctx, "restore", c.id, began, 0, err)
+			s.announce.Flush(flushWithin)
+		}
 		if err != nil {
 			c.restore.close()
 			c.removeRestoreDir(ctx)
@@ -85,6 +91,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	given := c.restore
 	if given == nil {
 		err = c.restoreFromImage(ctx, r, file.Spec)
+		restores = err != nil || c.restore != nil
 	} else {
 		err = given.admit(ctx, c.config)
 	}
@@ -114,6 +121,10 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 	s.mu.Unlock()
 	return resp, nil
 }
+
+// flushWithin bounds the wait for an event of a Create that has failed: a containerd that has asked for
+// it takes it at once.
+const flushWithin = 2 * time.Second
 
 // fit makes the container's spec fit this node, and a restore fit the spec, or
 // refuses it. What is granted is compared last, with the spec as it will be.

@@ -50,7 +50,9 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 		}
 		return resp, err
 	}
-	resp, err := (&restoring{s: s, c: c, request: r}).run(c.logged(ctx))
+	ctx, began := c.logged(ctx), time.Now()
+	resp, err := (&restoring{s: s, c: c, request: r}).run(ctx)
+	s.announce.Over(ctx, "restore", c.id, began, 0, err)
 	return resp, toGRPC(err)
 }
 

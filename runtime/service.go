@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/containerd/typeurl/v2"
 
+	"github.com/gpuckpt/gpuckpt/internal/announce"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
@@ -28,7 +29,8 @@ import (
 type Service struct {
 	taskAPI.TTRPCTaskService // runc's
 
-	oom *host.OOMWatch
+	oom      *host.OOMWatch
+	announce *announce.Announcer
 
 	mu         sync.Mutex
 	containers map[string]*container
@@ -62,6 +64,7 @@ func newService(ctx context.Context, publisher shim.Publisher, down shutdown.Ser
 	return &Service{
 		TTRPCTaskService: inner,
 		oom:              host.NewOOMWatch(ctx, publisher),
+		announce:         announce.New(ctx, publisher),
 		containers:       make(map[string]*container),
 	}, nil
 }

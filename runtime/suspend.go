@@ -6,6 +6,7 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -18,6 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/suspension"
+	"github.com/gpuckpt/gpuckpt/internal/turns"
 )
 
 // A suspended container is locked and frozen, and its GPU state is saved as for a
@@ -38,7 +40,10 @@ func obey(ctx context.Context, want *suspension.Order, s *Service, c *container)
 	case want.Suspend && c.suspended:
 		return fmt.Errorf("the container is suspended already: %w", errdefs.ErrFailedPrecondition)
 	case want.Suspend:
-		return (&suspending{pausing: pausing{s: s, c: c, read: config.For(c.annotations)}, parent: want.Spill}).run(ctx)
+		began := time.Now()
+		err := (&suspending{pausing: pausing{s: s, c: c, read: config.For(c.annotations)}, parent: want.Spill}).run(ctx)
+		s.announce.Over(ctx, "suspend", c.id, began, 0, err)
+		return err
 	case c.suspended:
 		return (&resuming{s: s, c: c, gpus: want.GPUs}).run(ctx)
 	case c.gpu.Phase() != gpustate.Unlocked && !c.paused && want.GPUs == nil: // an unlock that failed
@@ -72,7 +77,7 @@ func (k *suspending) run(ctx context.Context) error {
 			return err
 		}
 	}
-	turn, err := takeTurn(ctx, k.read)
+	turn, err := turns.TakeBy(ctx, k.read)
 	if err != nil {
 		return err
 	}
@@ -166,9 +171,10 @@ type resuming struct {
 // run returns a suspended container to GPUs, step by step: those named, or the ones that
 // it had. The container then runs, also if it was paused when it was suspended. On an
 // error it stays suspended, and can be resumed again.
-func (k *resuming) run(ctx context.Context) error {
-	c := k.c
-	turn, err := takeTurn(ctx, config.For(c.annotations))
+func (k *resuming) run(ctx context.Context) (err error) {
+	c, began := k.c, time.Now()
+	defer func() { k.s.announce.Over(ctx, "resume", c.id, began, 0, err) }()
+	turn, err := turns.TakeBy(ctx, config.For(c.annotations))
 	if err != nil {
 		return err
 	}

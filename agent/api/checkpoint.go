@@ -74,6 +74,7 @@ const (
 	Complete    = "Complete"
 	HasFailed   = "Failed"
 	Interrupted = "Interrupted" // a reason of Failed
+	NoAgent     = "NoAgent"     // another
 )
 
 // Status is what came of it.

@@ -37,6 +37,13 @@ const (
 	ImageFinalizer = "gpuckpt.dev/image"
 )
 
+// NameLabel is the label by which the agents' pods are found, and AgentName what they have there, as
+// their DaemonSet has.
+const (
+	NameLabel = "app.kubernetes.io/name"
+	AgentName = "gpuckpt-agent"
+)
+
 // EvictionName is the name of the Checkpoint or Migration that is made for a pod at its end.
 func EvictionName(pod, uid string) string {
 	const most = 50 // it is a tag, and part of the name of a pod

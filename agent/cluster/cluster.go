@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -32,8 +33,9 @@ type cluster struct {
 	now    func() time.Time
 }
 
-// Add has a manager run all of it. plainHTTP talks HTTP to registries.
-func Add(m manager.Manager, plainHTTP bool) error {
+// Add has a manager run all of it. plainHTTP talks HTTP to registries; namespace is that of the agents,
+// empty if they are anywhere.
+func Add(m manager.Manager, plainHTTP bool, namespace string) error {
 	c := cluster{
 		client: m.GetClient(), direct: m.GetAPIReader(), now: time.Now,
 		events: m.GetEventRecorderFor("gpuckpt"), //nolint:staticcheck // the newer one has no messages
@@ -54,6 +56,7 @@ func Add(m manager.Manager, plainHTTP bool) error {
 		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(&migrations{c}),
 		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(&schedules{c}),
 		build("ending").For(&corev1.Pod{}, ends).Complete(&endings{c}),
+		build("attendance").For(&api.Checkpoint{}).Complete(&attendance{cluster: c, namespace: namespace, since: make(map[types.UID]time.Time)}),
 		build("image").For(&api.Checkpoint{}).Complete(&pruner{c, plainHTTP}),
 	)
 }

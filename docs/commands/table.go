@@ -22,10 +22,12 @@ var Others = []Elsewhere{
 	{Document: "cli.md", Section: "Checkpoint|Restore|Look at a checkpoint|Sign a checkpoint|Registries|Other forms|List and remove checkpoints|Single processes|As cuda-checkpoint", Lines: `^(gpuckpt|ctr|openssl|cuda-checkpoint|mkdir) `, Test: "integration/registry/documented_test.go:TestDocumentedCommands"},
 	{Document: "cli.md", Section: "Other forms|List and remove checkpoints", Lines: `^(gpuckpt ls|mkdir dump)$`, Test: "integration/registry/documented_test.go:TestDocumentedCommands"},
 	{Document: "cli.md", Section: "Several containers in one cut", Lines: `trainer reader`, Test: "integration/registry/cut_test.go:TestCut"},
-	{Document: "cli.md", Section: "Several containers in one cut", Lines: `--pod `, Reason: "not run with a kubelet's pod yet: TestCut names the containers"},
+	{Document: "cli.md", Section: "Several containers in one cut", Lines: `--pod `, Test: "integration/kubernetes/pod_by_command_test.go:TestPodByCommand"},
 	{Document: "cli.md", Section: "While the image arrives", Test: "integration/registry/arriving_test.go:TestRestoreWhileItArrives"},
 	{Document: "cli.md", Section: "Sign a checkpoint", Lines: `^cosign `, Test: "integration/registry/sign_test.go:TestCosign"},
 	{Document: "cli.md", Section: "As cuda-checkpoint", Lines: `^ln -s `, Reason: "it writes into the system; make has such a link in .build/bin, which the test of the other lines runs"},
+	{Document: "operate.md", Section: "What was done, and how long it took", Lines: `^ctr events `, Test: "integration/suspend/events_test.go:TestEvents"},
+	{Document: "nerdctl.md", Section: "Compose", Test: "integration/nerdctl/compose_test.go:TestCompose"},
 	{Document: "docker.md", Test: "integration/docker/docker_test.go:TestDocker"}, // make test-docker
 	{Document: "kubernetes.md", Section: "From nothing to a restored pod in ten commands", Test: "integration/kubernetes/documented_test.go:TestDocument"},
 	{Document: "kubernetes.md", Section: "Nodes by a DaemonSet", Lines: `^kubectl `, Test: "integration/kubernetes/daemonset_test.go:TestDaemonSet"},

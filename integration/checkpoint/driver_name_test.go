@@ -23,6 +23,12 @@ func TestDriverNameIsTaken(t *testing.T) {
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
 	k.Expect(t, "count", "101")
 	first := driverName(t, k.MustPid(t))
+	// Its number stays with it: a container of another test would get it with the name, and no cuInit.
+	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", k.MustPid(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close()
 	names := map[string]bool{first: true}
 	name := first
 	for i := range 2 { // what was restored is checkpointed again

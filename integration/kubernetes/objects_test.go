@@ -87,7 +87,7 @@ func TestObjects(t *testing.T) {
 			"list secrets": "no", "create pods": "no", "create checkpoints.gpuckpt.dev": "no",
 		}},
 		{"controller", map[string]string{
-			"create pods": "yes", "create nodes --subresource=checkpoint": "no", "get nodes --subresource=proxy": "no", "list secrets": "no", "create pods --subresource=exec": "no",
+			"create pods": "yes", "update checkpoints.gpuckpt.dev --subresource=status": "yes", "create nodes --subresource=checkpoint": "no", "get nodes --subresource=proxy": "no", "list secrets": "no", "create pods --subresource=exec": "no",
 		}},
 	} {
 		for what, want := range c.may {

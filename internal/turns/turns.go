@@ -66,6 +66,15 @@ func Take(ctx context.Context, node config.Staging) (*Turn, error) {
 	return claim(ctx, dir, limit, need, fault.Bound(within))
 }
 
+// TakeBy is Take with the settings of an operation.
+func TakeBy(ctx context.Context, read config.Source) (*Turn, error) {
+	view, err := read()
+	if err != nil {
+		return nil, err
+	}
+	return Take(ctx, view.Staging)
+}
+
 // claim is Take with a directory of claims.
 func claim(ctx context.Context, dir string, limit, need uint64, within time.Duration) (*Turn, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
