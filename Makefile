@@ -28,11 +28,12 @@ compiler:
 	@hack/compiler
 
 .PHONY: build
-build: compiler ## Build the shim, the CUDA helper, CRIU's plugin and the command line into .build/bin.
+build: compiler ## Build the shim, the CUDA helper, CRIU's plugin, the companion and the command line into .build/bin.
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/containerd-shim-gpuckpt-v2 ./cmd/gpuckpt
 	CGO_ENABLED=1 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/gpuckpt-cuda-helper
 	gcc -Wall -Wextra -Werror -O2 -fPIC -shared -fvisibility=hidden -s -o $(BIN)/gpuckpt_criu.so internal/criu/plugin/*.c
+	@[ "$$(uname -m)" != x86_64 ] || $(MAKE) -s -C companion OUT=$(abspath $(BIN))
 	@ln -sf gpuckpt $(BIN)/cuda-checkpoint
 
 # The same with the points at which a test makes faults; never installed.
@@ -41,6 +42,7 @@ build-faults: build
 	@mkdir -p $(BIN)/faults
 	CGO_ENABLED=0 go build -tags faults $(GOFLAGS_SMALL) -o $(BIN)/faults/ ./cmd/containerd-shim-gpuckpt-v2 ./cmd/gpuckpt
 	@cp $(BIN)/gpuckpt-cuda-helper $(BIN)/gpuckpt_criu.so $(BIN)/faults/
+	@[ "$$(uname -m)" != x86_64 ] || cp $(BIN)/libgpuckpt.so $(BIN)/faults/
 
 # Code that runs in the processes of others, kept as it is embedded: a test compares.
 internal/steer/copier/copier.bin: internal/steer/copier/copier.S
@@ -58,6 +60,7 @@ install: build ## Install them into PREFIX/bin (default /usr/local).
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(addprefix $(BIN)/,containerd-shim-gpuckpt-v2 gpuckpt gpuckpt-cuda-helper) $(DESTDIR)$(PREFIX)/bin/
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/lib/gpuckpt $(BIN)/gpuckpt_criu.so
+	[ "$$(uname -m)" != x86_64 ] || install -m 755 -t $(DESTDIR)$(PREFIX)/lib/gpuckpt $(BIN)/libgpuckpt.so
 
 .PHONY: setup
 setup: compiler ## Get containerd, runc and CRIU in the pinned versions (cached, not installed).

@@ -29,6 +29,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/cluster"
 	"github.com/gpuckpt/gpuckpt/agent/hook"
 	"github.com/gpuckpt/gpuckpt/agent/node"
+	"github.com/gpuckpt/gpuckpt/agent/tell"
 )
 
 const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
@@ -107,6 +108,9 @@ func agent(m manager.Manager, n node.Node, name, hooks string) error {
 		}
 		return nil
 	})); err != nil {
+		return err
+	}
+	if err := m.Add(&tell.Teller{Root: n.Root, Socket: n.Containerd, Events: c.events}); err != nil {
 		return err
 	}
 	if hooks == "" {

@@ -27,6 +27,7 @@ var methodStyles = []struct {
 }{
 	{ours, "gpuckpt", color.RGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}, draw.CircleGlyph{}},
 	{steered, "gpuckpt, copy_threads = 0", color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff}, draw.PyramidGlyph{}},
+	{companion, "gpuckpt with the companion", color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff}, draw.CrossGlyph{}},
 	{criugpu, "CRIU with its CUDA plugin", color.RGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}, draw.TriangleGlyph{}},
 	{stock, "runc's shim, CUDA steps by hand", color.RGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff}, draw.BoxGlyph{}},
 }

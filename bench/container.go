@@ -23,6 +23,7 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
@@ -53,6 +54,9 @@ func startContainer(ctx context.Context, c *harness.Containerd, method, id, imag
 		// runc's must be told.
 		spec.Annotations = map[string]string{"org.criu.config": c.CRIUConfigPath()}
 	}
+	if method == companion {
+		spec.Annotations = map[string]string{annotations.Companion: "true"}
+	}
 	if w.Shm > 0 {
 		spec.Amend = []oci.SpecOpts{oci.WithDevShmSize(int64(w.Shm>>10) + 1<<10)}
 	}
@@ -62,7 +66,7 @@ func startContainer(ctx context.Context, c *harness.Containerd, method, id, imag
 	}
 	return &containerSubject{
 		c: c, k: k, images: images, workload: w,
-		byHand: method == stock && cuda, timeline: (method == ours || method == steered) && cuda,
+		byHand: method == stock && cuda, timeline: isOurs(method) && cuda,
 	}, nil
 }
 

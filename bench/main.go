@@ -89,7 +89,7 @@ func parse(args []string) (*command, error) {
 		fmt.Fprintf(set.Output(), "usage: bench [OPTIONS]           measure\n       bench --out DIR FILE...  draw results files, merged\n\n")
 		set.PrintDefaults()
 	}
-	methods := set.String("methods", "ours,criugpu,stock", "what to compare; steered is ours without copy_threads, criugpu CRIU with its own plugin, stock runc's shim with CUDA steps by hand")
+	methods := set.String("methods", "ours,criugpu,stock", "what to compare; steered is ours without copy_threads, companion ours with dev.gpuckpt.companion, criugpu CRIU with its own plugin, stock runc's shim with CUDA steps by hand")
 	sizes := set.String("sizes", "16MiB,64MiB,256MiB", "GPU memory of each process; a list, or none for no such cases")
 	procs := set.String("procs", "1", "CUDA processes; a list")
 	procsSizes := set.String("procs-sizes", "", "sizes for cases of more than one process; default --sizes")
@@ -130,7 +130,7 @@ func parse(args []string) (*command, error) {
 		*to, err = oneOf(name, list, known...)
 		errs = append(errs, err)
 	}
-	words(&cmd.methods, "methods", *methods, ours, steered, criugpu, stock)
+	words(&cmd.methods, "methods", *methods, ours, steered, companion, criugpu, stock)
 	words(&cmd.contents, "content", *contents, contentPattern, contentZero, contentWeights)
 	words(&cmd.media, "media", *media, onTmpfs, onDisk)
 	words(&cmd.modes, "modes", *modes, modeExit, modeLeave)

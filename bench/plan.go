@@ -18,6 +18,8 @@ const (
 	ours = "ours"
 	// steered is ours with [staging] copy_threads = 0: the driver copies by itself.
 	steered = "steered"
+	// companion is ours, with the annotation dev.gpuckpt.companion.
+	companion = "companion"
 	// criugpu is CRIU with its own CUDA plugin, without a container.
 	criugpu = "criugpu"
 	// stock is runc's shim, with the CUDA steps taken by hand before and after.
@@ -43,6 +45,9 @@ const (
 	contentWeights = "weights" // bf16 numbers of small magnitude
 	contentNone    = "none"    // a process without CUDA
 )
+
+// isOurs reports whether a method is this project's shim.
+func isOurs(method string) bool { return method == ours || method == steered || method == companion }
 
 // shape is what a run is about, but for the method.
 type shape struct {

@@ -219,7 +219,7 @@ func (g group) of(method string, number func(run) float64) spread {
 // methods are those of the group that have runs, ours first.
 func (g group) methods() []string {
 	var present []string
-	for _, m := range []string{ours, steered, criugpu, stock} {
+	for _, m := range []string{ours, steered, companion, criugpu, stock} {
 		if len(g.runs[m]) > 0 {
 			present = append(present, m)
 		}

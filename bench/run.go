@@ -140,7 +140,7 @@ func (b *bench) unfit(s shape, method string) string {
 	// The state is in host memory once. The peers have it there as the
 	// processes' memory; what they write to a tmpfs comes on top.
 	need := s.bytes()
-	if method != ours && method != steered && s.Media == onTmpfs {
+	if !isOurs(method) && s.Media == onTmpfs {
 		need *= 2
 	}
 	memory, err := readMemory()
@@ -166,7 +166,7 @@ func (b *bench) unfit(s shape, method string) string {
 func (b *bench) expected(s shape, method string) time.Duration {
 	const base, oursPerGiB, peerPerGiB = 2, 0.75, 2 // seconds
 	guess := oursPerGiB
-	if method != ours {
+	if !isOurs(method) {
 		guess = peerPerGiB
 	}
 	worst, known := base+guess*float64(s.bytes())/(1<<30), false

@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -32,6 +33,9 @@ func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 		return err
 	}
 	if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
+		return err
+	}
+	if err := companion.Put(spec, view); err != nil {
 		return err
 	}
 	cdi.ResolveMounts(spec)

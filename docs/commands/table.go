@@ -28,6 +28,7 @@ var Others = []Elsewhere{
 	{Document: "cli.md", Section: "As cuda-checkpoint", Lines: `^ln -s `, Reason: "it writes into the system; make has such a link in .build/bin, which the test of the other lines runs"},
 	{Document: "operate.md", Section: "What was done, and how long it took", Lines: `^ctr events `, Test: "integration/suspend/events_test.go:TestEvents"},
 	{Document: "nerdctl.md", Section: "Compose", Test: "integration/nerdctl/compose_test.go:TestCompose"},
+	{Document: "companion.md", Section: "Use it", Test: "integration/checkpoint/companion_test.go:TestCompanion"},
 	{Document: "docker.md", Test: "integration/docker/docker_test.go:TestDocker"}, // make test-docker
 	{Document: "kubernetes.md", Section: "From nothing to a restored pod in ten commands", Test: "integration/kubernetes/documented_test.go:TestDocument"},
 	{Document: "kubernetes.md", Section: "Nodes by a DaemonSet", Lines: `^kubectl `, Test: "integration/kubernetes/daemonset_test.go:TestDaemonSet"},

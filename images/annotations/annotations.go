@@ -24,6 +24,8 @@ const (
 	WhenShort = "dev.gpuckpt.when-short"
 	// IOUring decides about io_uring, which CRIU cannot dump: "allow", or "deny", the default.
 	IOUring = "dev.gpuckpt.io-uring"
+	// Companion has a container's programs load the companion, "true" (package companion).
+	Companion = "dev.gpuckpt.companion"
 	// Shells decides for a container what [checkpoint] shells decides for the node: "refuse" a
 	// checkpoint while somebody has a shell in the container, or "end" the shell.
 	Shells = "dev.gpuckpt.shells"

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -178,30 +179,48 @@ func unpackedDirs(t *testing.T) []string {
 func TestRecoverLetsGo(t *testing.T) {
 	results.Add(t)
 	c := session.Own(t, harness.Options{})
-	k := c.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "16M")
-	k.Expect(t, "verify", "bad=0")
-	ctr(t, c, "tasks", "pause", k.ID)
-	pid := k.MustPid(t)
-	shim := shimOf(t, k)
-	harness.Says(t, errors.New(recoverText(t, c, k.ID)), "paused", "its shim lives", "tasks resume "+k.ID)
-
-	killBoth(t, c, shim)
-	frozen, err := harness.Frozen(pid)
-	if err != nil || !frozen {
-		t.Fatalf("frozen: %v, error %v; want it so", frozen, err)
+	var all []*harness.Container
+	var pids []int
+	for i, spec := range []harness.RunSpec{{GPUs: []int{0}}, withCompanion()} { // whose memory its companion has
+		spec.ID = harness.Name(t) + strconv.Itoa(i)
+		k := c.Work(t, spec, "pattern", "--bytes", "16M")
+		k.Expect(t, "verify", "bad=0")
+		ctr(t, c, "tasks", "pause", k.ID)
+		pids = append(pids, k.MustPid(t))
+		harness.Says(t, errors.New(recoverText(t, c, k.ID)), "paused", "its shim lives", "tasks resume "+k.ID)
+		all = append(all, k)
 	}
-	text := recoverText(t, c, k.ID)
-	harness.Says(t, errors.New(text), "thawed", "unlocked CUDA processes: 1", "runs on without a shim")
-	k.Expect(t, "verify", "bad=0")
-	k.Expect(t, "write 500", "wrote 500")
-	k.Expect(t, "verify", "bad=0")
-	if _, err := os.Stat(recordOf(c, k.ID)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the record is still there: %v", err)
+	shims := []int{shimOf(t, all[0]), shimOf(t, all[1])}
+	killBoth(t, c, shims[0])
+	if shims[1] != shims[0] {
+		if err := unix.Kill(shims[1], unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		harness.Within(t, "the other shim ends", func() bool {
+			state, err := harness.ProcessState(shims[1])
+			return err != nil || state == "Z"
+		})
+	}
+	for i, k := range all {
+		frozen, err := harness.Frozen(pids[i])
+		if err != nil || !frozen {
+			t.Fatalf("frozen: %v, error %v; want it so", frozen, err)
+		}
+		text := recoverText(t, c, k.ID)
+		harness.Says(t, errors.New(text), "thawed", "unlocked CUDA processes: 1", "runs on without a shim")
+		k.Expect(t, "verify", "bad=0")
+		k.Expect(t, "write 500", "wrote 500")
+		k.Expect(t, "verify", "bad=0")
+		if _, err := os.Stat(recordOf(c, k.ID)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the record is still there: %v", err)
+		}
 	}
 	if err := c.StartAgain(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	harness.Within(t, "containerd ends the container", func() bool { return len(processesOf(t, c, k)) == 0 })
+	for _, k := range all {
+		harness.Within(t, "containerd ends the container", func() bool { return len(processesOf(t, c, k)) == 0 })
+	}
 }
 
 // The same when GPU state was out of the processes: recover says what a person must do. What lies on

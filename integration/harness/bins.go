@@ -86,7 +86,7 @@ func (b Bins) SearchPath() string {
 }
 
 // daemonPrograms are what a containerd's shims look for in $PATH, and beside themselves.
-var daemonPrograms = []string{"containerd-shim-gpuckpt-v2", "gpuckpt-cuda-helper", "gpuckpt_criu.so", "runc", "criu", "mount", "umount"}
+var daemonPrograms = []string{"containerd-shim-gpuckpt-v2", "gpuckpt-cuda-helper", "gpuckpt_criu.so", "libgpuckpt.so", "runc", "criu", "mount", "umount"}
 
 // PathWithout fills an empty directory with the programs that a containerd's
 // shims need, but for one: a value for PATH. They are copies, since what lies

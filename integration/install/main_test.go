@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 // programs are a release's, by their places in it.
 var programs = map[string]string{
 	"bin/gpuckpt": "gpuckpt", "bin/" + install.ShimName: install.ShimName, "bin/gpuckpt-cuda-helper": "gpuckpt-cuda-helper",
-	"lib/gpuckpt/gpuckpt_criu.so": "gpuckpt_criu.so", "lib/gpuckpt/criu/criu": "criu",
+	"lib/gpuckpt/gpuckpt_criu.so": "gpuckpt_criu.so", "lib/gpuckpt/libgpuckpt.so": "libgpuckpt.so", "lib/gpuckpt/criu/criu": "criu",
 }
 
 // release makes a directory like that of a release. end is put behind each program, which makes it

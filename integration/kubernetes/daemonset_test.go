@@ -260,7 +260,7 @@ func importNodeImage(t *testing.T, n *node.Node) {
 	files := map[string]string{}
 	for place, name := range map[string]string{
 		"bin/gpuckpt": "gpuckpt", "bin/containerd-shim-gpuckpt-v2": "containerd-shim-gpuckpt-v2", "bin/gpuckpt-cuda-helper": "gpuckpt-cuda-helper",
-		"lib/gpuckpt/gpuckpt_criu.so": "gpuckpt_criu.so", "lib/gpuckpt/criu/criu": "criu",
+		"lib/gpuckpt/gpuckpt_criu.so": "gpuckpt_criu.so", "lib/gpuckpt/libgpuckpt.so": "libgpuckpt.so", "lib/gpuckpt/criu/criu": "criu",
 	} {
 		path, err := bins.Path(name)
 		if err != nil {

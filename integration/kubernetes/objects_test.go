@@ -193,6 +193,15 @@ func (k objects) testCheckpoint(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(n.Dir(), "kubelet", "checkpoints", "*")); err != nil || len(left) > 0 {
 		t.Errorf("left are %v, %v", left, err)
 	}
+	// What is done on the node itself is told of the pod, too.
+	_, id, _ := strings.Cut(first.Status.ContainerStatuses[0].ContainerID, "://")
+	for _, command := range []string{"suspend", "resume"} {
+		if _, err := n.Output(t.Context(), "gpuckpt", command, "--address", n.Address(), "--namespace", node.Namespace, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.event(t, "Pod", "first", "Suspended")
+	k.event(t, "Pod", "first", "Resumed")
 	scaleOut(t, k, made.Status.Containers[0].Image+"@"+made.Status.Containers[0].Digest)
 
 	refused := apply(t, n, "refused", counter{workload: "managed"})
@@ -203,6 +212,7 @@ func (k objects) testCheckpoint(t *testing.T) {
 		t.Errorf("it says %s", why)
 	}
 	k.event(t, "Checkpoint", "refused", "CheckpointFailed")
+	k.event(t, "Pod", "refused", "CheckpointFailed")
 	expect(t, refused, counterPort, "102")
 
 	// A Migration leaves it where it is, too.
@@ -235,6 +245,7 @@ func (k objects) testPair(t *testing.T) {
 	countOn(t, pair, 2)
 	k.make(t, "Checkpoint", "pair", "pod: pair")
 	k.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/pair", "--timeout=180s")
+	k.event(t, "Pod", "pair", "Checkpointed")
 	countOn(t, pair, 2)
 	images := strings.Fields(k.kubectl(t, "get", "checkpoint", "pair", "--output", "jsonpath={.status.containers[*].image}"))
 	if len(images) != 2 || !strings.HasSuffix(images[0], ":pair-place0") || !strings.HasSuffix(images[1], ":pair-place1") {
@@ -298,6 +309,7 @@ func (k objects) testMigration(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, moved, counterPort, "102")
+	k.event(t, "Pod", "arrived", "Restored")
 	if path := k.kubectl(t, "get", "migration", "arrived", "--output", "jsonpath={.status.from} {.status.to}"); path != node.Name+" "+node.JoinedName {
 		t.Errorf("it went %s", path)
 	}

@@ -83,6 +83,20 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 	return gate_leave(r);
 }
 
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	if (!flags || !active || device < 0 || device >= process.gpus)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	*flags = 0;
+	pthread_mutex_lock(&mutex);
+	*active = primary[device].alive;
+	pthread_mutex_unlock(&mutex);
+	return gate_leave(CUDA_SUCCESS);
+}
+
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
 	CUresult r = gate_enter();

@@ -141,6 +141,7 @@ CUDA_API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice devic
 
 CUDA_API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUDA_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUDA_API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active);
 CUDA_API CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
 CUDA_API CUresult cuCtxCreate_v4(CUcontext *context, void *params, unsigned int flags,
                                  CUdevice device);
@@ -164,6 +165,9 @@ CUDA_API CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int
 CUDA_API CUresult cuMemHostUnregister(void *address);
 CUDA_API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUDA_API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
+CUDA_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
+CUDA_API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUDA_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address);
 CUDA_API CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes);
 
 CUDA_API CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,

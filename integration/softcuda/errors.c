@@ -64,11 +64,12 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **address, int cudaVersion
 {
 	static const char *const suffixes[] = {"_v4", "_v2", ""};
 	enum { FOUND = 0, SYMBOL_NOT_FOUND = 1 };
+	static const char here = 0; // a function may be another library's, preloaded
 	Dl_info self;
 	char name[128];
 
 	(void)cudaVersion, (void)flags;
-	if (!symbol || !address || !dladdr((void *)cuGetProcAddress_v2, &self))
+	if (!symbol || !address || !dladdr(&here, &self))
 		return CUDA_ERROR_INVALID_VALUE;
 	*address = NULL;
 	void *library = dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD);

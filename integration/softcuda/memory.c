@@ -478,6 +478,40 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 	return gate_leave(CUDA_SUCCESS);
 }
 
+// Work is done when its call returns, whatever the stream.
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+	(void)stream;
+	return cuMemcpyHtoD_v2(to, from, bytes);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+	(void)stream;
+	return cuMemcpyDtoH_v2(to, from, bytes);
+}
+
+// The range of what cuMemAlloc has returned.
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	r = CUDA_ERROR_NOT_FOUND;
+	pthread_mutex_lock(&mutex);
+	for (struct allocation *a = allocations; a; a = a->next) {
+		if (a->kind != KIND_DEVICE || address < a->address || address - a->address >= a->bytes)
+			continue;
+		if (base)
+			*base = a->address;
+		if (bytes)
+			*bytes = a->bytes;
+		r = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&mutex);
+	return gate_leave(r);
+}
+
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes)
 {
 	CUcontext c;

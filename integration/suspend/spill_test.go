@@ -180,3 +180,19 @@ func TestSpillDamaged(t *testing.T) {
 	resume(t, shared, k)
 	k.Expect(t, "verify", "bad=0")
 }
+
+// The same with a companion, whose memory is spilled beside the driver's; and without a spill.
+func TestCompanion(t *testing.T) {
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Annotations: map[string]string{"dev.gpuckpt.companion": "true"}}, "pattern", "--bytes", "16M", "--chunks", "2")
+	k.Expect(t, "verify", "bad=0")
+	dir := diskDir(t)
+	for _, flags := range [][]string{{"--spill", dir}, nil} {
+		suspend(t, shared, k, flags...)
+		if files := spilledFiles(t, dir); flags != nil && len(files) != 2 {
+			t.Errorf("on the disk are %v, want the companion's state and the driver's", files)
+		}
+		resume(t, shared, k)
+		k.Expect(t, "verify", "bad=0")
+		k.Expect(t, "write 500", "wrote 500")
+	}
+}

@@ -60,6 +60,12 @@ func (v View) AcceptsChangedFiles() (bool, error) {
 	return want == Accept, err
 }
 
+// HasCompanion reports whether the container's programs load the companion.
+func (v View) HasCompanion() (bool, error) {
+	want, err := v.choose(annotations.Companion, "false", "true", "false")
+	return want == "true", err
+}
+
 // AllowsIOUring reports whether the container may use io_uring.
 func (v View) AllowsIOUring() (bool, error) {
 	want, err := v.choose(annotations.IOUring, Deny, Deny, Allow)

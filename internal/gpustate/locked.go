@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
@@ -32,6 +33,7 @@ type locked struct {
 	use         usage
 	copyThreads int
 
+	taken uint64   // bytes that companions have in host memory
 	path  DataPath // of Preflight
 	sizes []uint64 // bytes of GPU state by place in procs; nil before Save
 	areas []Area   // state that is not in the processes
@@ -56,9 +58,9 @@ const lockTries = 5
 
 // lockAll is lock, once more for those that came up meanwhile: candidates returns who is there now.
 // After the last try it leaves them for refuseUnlocked.
-func (l *locked) lockAll(ctx context.Context, helpers *helpers, pids []int, candidates func() ([]int, error), timeout time.Duration) error {
+func (l *locked) lockAll(ctx context.Context, helpers *helpers, tracers *tracers, pids []int, candidates func() ([]int, error), timeout time.Duration) error {
 	for try := 1; ; try++ {
-		if err := l.lock(ctx, helpers, pids, timeout); err != nil || len(l.procs)+len(l.bystanders) == 0 {
+		if err := l.lock(ctx, helpers, tracers, pids, timeout); err != nil || len(l.procs)+len(l.bystanders) == 0 {
 			return err
 		}
 		now, err := candidates()
@@ -70,16 +72,25 @@ func (l *locked) lockAll(ctx context.Context, helpers *helpers, pids []int, cand
 		if herr != nil {
 			return sequence.Join(err, herr)
 		}
-		if uerr := l.procs.Unlock(undo, helper); uerr != nil || err != nil {
+		if uerr := unlock(undo, l.procs, helper); uerr != nil || err != nil {
 			return sequence.Join(err, uerr)
 		}
+		tracers.close()
 		log.G(ctx).WithField("try", try).Info("a process began to use a GPU beside the lock: locking again")
 		pids = now
 	}
 }
 
-// lock finds the CUDA processes among pids and locks them.
-func (l *locked) lock(ctx context.Context, helpers *helpers, pids []int, timeout time.Duration) error {
+// unlock unlocks those that have not ended, and has their companions bring back what they took.
+func unlock(ctx context.Context, procs cuda.Group, helper *cuda.Helper) error {
+	if err := procs.Living().Unlock(ctx, helper); err != nil {
+		return err
+	}
+	return companion.Open(ctx, procs)
+}
+
+// lock finds the CUDA processes among pids and locks them, their companions first.
+func (l *locked) lock(ctx context.Context, helpers *helpers, tracers *tracers, pids []int, timeout time.Duration) error {
 	helper, err := l.find(ctx, helpers, pids)
 	if err != nil {
 		return err
@@ -95,10 +106,13 @@ func (l *locked) lock(ctx context.Context, helpers *helpers, pids []int, timeout
 	if l.bystanders, err = l.bystandersAmong(pids); err != nil || len(l.procs) == 0 {
 		return err
 	}
+	l.taken = tracers.takeDown(ctx, l.procs, timeout)
 	var survey sync.WaitGroup
 	var unknown error
 	survey.Go(func() { l.use, unknown = useOf(ctx, helper, l.procs) }) // which takes as long as the lock
-	err = l.procs.Lock(ctx, helper, timeout)
+	if err = l.procs.Lock(ctx, helper, timeout); err != nil {
+		err = sequence.Join(err, companion.Open(ctx, l.procs))
+	}
 	if survey.Wait(); unknown != nil {
 		log.G(ctx).WithError(unknown).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
 	}

@@ -48,6 +48,7 @@ var buildSoft = sync.OnceValue(func() error {
 	for _, args := range [][]string{
 		{"make", "-s", "-C", "../../integration/softcuda", "OUT=" + softDir, "all"},
 		{"make", "-s", "-C", "../../integration/workload", "OUT=" + softDir, "all"},
+		{"make", "-s", "-C", "../../companion", "OUT=" + softDir},
 		{"go", "build", "-o", filepath.Join(softDir, cuda.HelperName), "../../cmd/" + cuda.HelperName},
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
@@ -66,7 +67,7 @@ type work struct {
 }
 
 // startWork starts a process whose GPU memory has a pattern of so many bytes.
-func startWork(t *testing.T, bytes string) *work {
+func startWork(t *testing.T, bytes string, environment ...string) *work {
 	t.Helper()
 	if err := buildSoft(); err != nil {
 		t.Fatal(err)
@@ -87,7 +88,7 @@ func startWork(t *testing.T, bytes string) *work {
 	free.Close()
 	_, port, _ := net.SplitHostPort(at)
 	cmd := exec.Command(filepath.Join(softDir, "gpuwork"), "pattern", "--bytes", bytes, "--port", port)
-	cmd.Stderr = os.Stderr
+	cmd.Stderr, cmd.Env = os.Stderr, append(os.Environ(), environment...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

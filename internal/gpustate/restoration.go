@@ -15,8 +15,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // Restoration brings the GPU state of a checkpoint into a new container:
@@ -240,7 +242,7 @@ func (r *Restoration) find(ctx context.Context) error {
 		}
 		s.procs = append(s.procs, q)
 	}
-	s.copyThreads = copyThreads(s.opts.Config.Staging.CopyThreads, s.target.Init(), copying)
+	s.copyThreads = steer.CopyThreads(s.opts.Config.Staging.CopyThreads, s.target.Init(), copying)
 	return nil
 }
 
@@ -270,6 +272,9 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 		r.done(ctx)
 	}
 	if err := s.procs.Unlock(ctx, helper); err != nil {
+		return 0, err
+	}
+	if err := companion.OpenHeld(ctx, r.driven(), r.gate); err != nil {
 		return 0, err
 	}
 	for _, p := range r.driven() {

@@ -51,13 +51,19 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 			return fmt.Errorf("look at the room in %s: %w", dir, err)
 		}
 		// A tmpfs without a size has no blocks.
-		state := s.locked.use.total()
+		state := s.locked.use.total() + s.taken
 		if room := st.Bavail * uint64(st.Bsize); st.Blocks > 0 && room < state {
 			return fmt.Errorf("the GPU state takes %s and %s has room for %s: free some, or choose another directory: %w: %w",
 				size(state), dir, size(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
 		}
 	}
 	s.path, err = choosePath(s.opts.Config.Staging, dir, s.procs, s.locked.use)
+	if _, through := s.path.(writeThrough); through && s.taken > 0 {
+		return fmt.Errorf("the companion has %s of GPU state in memory, and there is too little for the rest: free some: %w", size(s.taken), errdefs.ErrResourceExhausted)
+	}
+	if s.taken > 0 { // which Store takes there
+		s.path = memoryFirst{}
+	}
 	return err
 }
 
@@ -93,6 +99,7 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 	if err != nil && s.phase == Saved {
 		err = sequence.Join(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
 	}
+	bytes = s.taken
 	for _, n := range s.sizes {
 		bytes += n
 	}
@@ -124,6 +131,9 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	}
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
 		s.phase = Saved
+	}
+	if err == nil && bytesOf(areas) < s.taken {
+		err = fmt.Errorf("the tracer that had the companion's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
 	}
 	if err != nil {
 		return err

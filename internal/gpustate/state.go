@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // Phase is where the GPU state of a container is; the package comment has the order.
@@ -150,7 +151,7 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 	began := time.Now()
 	s.use(opts)
 	s.locked, s.onto = locked{}, nil
-	if err := s.locked.lockAll(ctx, &s.helpers, candidates, s.Candidates, time.Duration(opts.Config.LockTimeout)); err != nil || len(s.procs)+len(s.bystanders) == 0 {
+	if err := s.locked.lockAll(ctx, &s.helpers, &s.tracers, candidates, s.Candidates, time.Duration(opts.Config.LockTimeout)); err != nil || len(s.procs)+len(s.bystanders) == 0 {
 		s.Close()
 		s.locked = locked{}
 		return err
@@ -160,7 +161,7 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 	for i, p := range s.procs {
 		pids[i] = p.PID.Host
 	}
-	s.copyThreads = copyThreads(opts.Config.Staging.CopyThreads, s.target.Init(), pids)
+	s.copyThreads = steer.CopyThreads(opts.Config.Staging.CopyThreads, s.target.Init(), pids)
 	s.helpers.idleAfter(helperIdle)
 	return nil
 }
@@ -192,7 +193,7 @@ func (s *State) Unlock(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return s.procs.Living().Unlock(ctx, helper)
+		return unlock(ctx, s.procs, helper)
 	}
 	err := unlock()
 	if errors.Is(err, cuda.ErrHelperGone) { // a helper that was killed is noticed by its first call

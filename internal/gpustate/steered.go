@@ -78,7 +78,7 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 	// After an error it is not known which areas the processes still have. All are
 	// returned: each will be mapped over by its own bytes.
 	taken, notes, err := job.Tracer.Commit()
-	logNotes(ctx, notes)
+	steer.LogNotes(ctx, notes)
 	for _, t := range taken {
 		i := slices.IndexFunc(areas, func(a Area) bool { return job.Processes[a.Process].PID.Host == t.PID && a.Start == t.Start })
 		areas[i].Written = t.Written
@@ -107,14 +107,14 @@ func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(contex
 			})
 		}
 	}
-	done := func(ctx context.Context) { stopCopyThreads(ctx, job.Tracer) }
+	done := func(ctx context.Context) { steer.EndCopy(ctx, job.Tracer) }
 	if len(mappings) == 0 {
 		return done, nil
 	}
 	if err := job.Tracer.Map(mappings); err != nil {
 		return nil, err
 	}
-	return done, startCopyThreads(ctx, job.Tracer, mappings, job.CopyThreads)
+	return done, steer.HelpCopy(ctx, job.Tracer, mappings, job.CopyThreads)
 }
 
 // ranges returns the areas, each as its part of the file that it is in.

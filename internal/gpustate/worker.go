@@ -4,14 +4,17 @@
 package gpustate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
@@ -42,6 +45,24 @@ func (t *tracers) digester(ctx context.Context) (*staging.Digester, error) {
 	return StartCharged(ctx, t.run, t.node, staging.StartDigester)
 }
 
+// takeDown has the companions of processes take GPU memory to steered host memory, and returns the bytes.
+func (t *tracers) takeDown(ctx context.Context, procs cuda.Group, timeout time.Duration) uint64 {
+	if !t.node.Steer || !steer.CanSteer {
+		return 0
+	}
+	taken, err := companion.TakeDown(ctx, procs, timeout, func(bytes uint64) (*steer.Session, error) {
+		if short, _, err := memoryShort(t.node, bytes); err != nil || short != "" {
+			return nil, cmp.Or(err, errors.New(short))
+		}
+		return t.started(ctx)
+	})
+	if err != nil {
+		log.G(ctx).WithError(err).Warn("the companion's GPU memory is left to the driver")
+		t.close()
+	}
+	return taken
+}
+
 // close ends the tracer, and notes whether it had died before.
 func (t *tracers) close() {
 	if t.session != nil {
@@ -64,7 +85,7 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 	if err != nil {
 		return err
 	}
-	var drivers []int
+	drivers := companion.Threads(procs) // steered, and waiting
 	for _, p := range procs {
 		drivers = append(drivers, p.RestoreThread.Host)
 	}

@@ -82,10 +82,13 @@ func (w *Writer) Describe(m *images.Metadata) {
 	for i, n := range w.sizes[:min(len(w.sizes), len(m.Processes))] {
 		m.Processes[i].Bytes = n
 	}
+	in := make([]uint64, len(m.Processes))
 	for i, a := range w.areas {
 		a.Digests = w.digests[i]
 		p := &m.Processes[a.Process]
 		p.Areas = append(p.Areas, a.Area)
+		in[a.Process] += a.Area.Bytes
+		p.Bytes = max(p.Bytes, in[a.Process]) // a companion's areas are not the driver's
 	}
 }
 

@@ -30,6 +30,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/driverroot"
@@ -223,7 +224,10 @@ func unlock(ctx context.Context, node config.Node, pids []int) (n int, err error
 			locked = append(locked, p)
 		}
 	}
-	return len(locked), locked.Unlock(ctx, helper)
+	if err := locked.Unlock(ctx, helper); err != nil {
+		return len(locked), err
+	}
+	return len(locked), companion.Open(ctx, found)
 }
 
 // remove removes what the operation has left of files, directories and mounts. dir has the records.

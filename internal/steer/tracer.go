@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 
 	"github.com/gpuckpt/gpuckpt/internal/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
@@ -78,7 +79,9 @@ func (t *tracer) do(o order) (r reply, err error) {
 	case opSteer:
 		var s *steering
 		if s, err = steer(o.Target, t.tuning); err == nil {
-			t.steer = append(t.steer, s)
+			// The driver's thread comes last, after a companion's, and its files are counted first:
+			// a write-behind has named them already.
+			t.steer = slices.Insert(t.steer, 0, s)
 		}
 	case opStop:
 		r.Areas, err = stop(t.steer)

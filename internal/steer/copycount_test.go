@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package gpustate
+package steer
 
 import (
 	"os"
@@ -41,7 +41,7 @@ func pinnedProcess(t *testing.T) (pid int) {
 	return cmd.Process.Pid
 }
 
-func TestCopyThreads(t *testing.T) {
+func TestHowManyCopyThreads(t *testing.T) {
 	pid := os.Getpid()
 	all := host.Processors(pid)
 	if all < 1 || all > runtime.NumCPU() {
@@ -60,7 +60,7 @@ func TestCopyThreads(t *testing.T) {
 		{32, slices.Repeat([]int{pid}, 100*all), 1},
 		{32, []int{pinned}, 1},
 	} {
-		if got := copyThreads(test.setting, pid, test.pids); got != test.want {
+		if got := CopyThreads(test.setting, pid, test.pids); got != test.want {
 			t.Errorf("copy_threads = %d, %d processes: got %d, want %d", test.setting, len(test.pids), got, test.want)
 		}
 	}

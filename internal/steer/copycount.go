@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package gpustate
+package steer
 
 import (
 	"context"
@@ -10,16 +10,15 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // Left alone the driver copies GPU state on one thread of each process, far below the bus's speed.
-// Copy threads help in a Save (steer.Target) and a Restore (startCopyThreads).
+// Copy threads help in a Save (Target) and a Restore (HelpCopy).
 
-// copyThreads returns how many threads are to copy in each of the processes; the setting is the
+// CopyThreads returns how many threads are to copy in each of the processes; the setting is the
 // most. More than the processors that the container or a process may use would only take these from
 // each other. init is the container's first process.
-func copyThreads(setting, init int, pids []int) int {
+func CopyThreads(setting, init int, pids []int) int {
 	if setting == 0 {
 		return 0
 	}
@@ -30,32 +29,33 @@ func copyThreads(setting, init int, pids []int) int {
 	return max(1, n)
 }
 
-// startCopyThreads has the driver copy faster from mapped areas, where it can be helped.
-func startCopyThreads(ctx context.Context, tracer *steer.Session, mappings []steer.Mapping, threads int) error {
+// HelpCopy has the driver copy faster from mapped areas, where it can be helped.
+func HelpCopy(ctx context.Context, tracer *Session, mappings []Mapping, threads int) error {
 	if threads < 2 {
 		return nil // alone the driver reads faster than our code (measured, H200): 1.9 s for 16 GiB, not 2.4 s
 	}
-	var drivers []steer.Thread
+	var drivers []Thread
 	for _, m := range mappings {
-		if t := (steer.Thread{PID: m.PID, TID: m.TID}); !slices.Contains(drivers, t) {
+		if t := (Thread{PID: m.PID, TID: m.TID}); !slices.Contains(drivers, t) {
 			drivers = append(drivers, t)
 		}
 	}
 	notes, err := tracer.StartCopyThreads(drivers, threads)
-	logNotes(ctx, notes)
+	LogNotes(ctx, notes)
 	return err
 }
 
-// stopCopyThreads undoes startCopyThreads. An error is for the log: the processes are right.
-func stopCopyThreads(ctx context.Context, tracer *steer.Session) {
+// EndCopy undoes HelpCopy. An error is for the log: the processes are right.
+func EndCopy(ctx context.Context, tracer *Session) {
 	notes, err := tracer.StopCopyThreads()
-	logNotes(ctx, notes)
+	LogNotes(ctx, notes)
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("code that copied for the driver is left in a process")
 	}
 }
 
-func logNotes(ctx context.Context, notes []string) {
+// LogNotes logs the notes of a tracer.
+func LogNotes(ctx context.Context, notes []string) {
 	for _, n := range notes {
 		log.G(ctx).Info("staging area: " + n)
 	}

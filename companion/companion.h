@@ -1,0 +1,95 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The rooms of the companion.
+//
+//	thunks.S   before each function of the driver: counts its calls, holds them at the gate
+//	route.c    which function of the driver is behind which thunk; dlsym, cuGetProcAddress
+//	gate.c     the calls that are under way, and those that wait
+//	memory.c   GPU memory of the companion's own making
+//	worker.c   the thread that does what the shim asks for; the control block
+
+#ifndef GPUCKPT_COMPANION_H
+#define GPUCKPT_COMPANION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// What is needed of cuda.h. Numbers and layouts are the driver's ABI.
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUhandle;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUstream_st *CUstream;
+enum {
+	CUDA_SUCCESS = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_OPERATING_SYSTEM = 304,
+	CUDA_ERROR_ILLEGAL_STATE = 401,
+	CUDA_ERROR_NOT_FOUND = 500,
+	CUDA_ERROR_NOT_READY = 600,
+	CUDA_ERROR_NOT_SUPPORTED = 801,
+};
+typedef struct {
+	int type, id;
+} CUmemLocation;
+typedef struct {
+	int type, requestedHandleTypes;
+	CUmemLocation location;
+	void *win32HandleMetaData;
+	unsigned char allocFlags[8];
+} CUmemAllocationProp;
+typedef struct {
+	CUmemLocation location;
+	int flags;
+} CUmemAccessDesc;
+enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READWRITE = 3 };
+
+// route.c
+// companion_real returns the driver's function of that name, NULL if it has none.
+void *companion_real(const char *name);
+// companion_passive says that the companion does nothing in this process.
+extern bool companion_passive;
+// companion_say writes a line to stderr, once for each place that calls it.
+#define companion_say(text)                                                     \
+	do {                                                                    \
+		static bool said;                                               \
+		if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))        \
+			companion_write("gpuckpt companion: " text "\n");       \
+	} while (0)
+void companion_write(const char *text);
+// companion_bypassed reports whether an object in this process is linked to a function of the driver
+// that is unknown here, whose calls would not wait at the gate.
+bool companion_bypassed(void);
+
+// gate.c
+void gate_close(void);
+void gate_open(void);
+// gate_drain waits until no call is under way. false: not in time, or *cancelled was set.
+bool gate_drain(unsigned timeout_ms, const uint32_t *cancelled, uint32_t number);
+// gate_exempt lets the calls of this thread by for ever.
+void gate_exempt(void);
+// gate_forked is for a child: nobody waits, nothing is under way.
+void gate_forked(void);
+
+// memory.c: the functions that stand in for the driver's; NULL for none. They run inside the gate.
+void *memory_override(const char *name);
+// memory_synchronize waits for the GPU work of all contexts.
+CUresult memory_synchronize(void);
+// memory_total returns how many bytes memory_save would copy.
+uint64_t memory_total(void);
+// memory_save copies the GPU memory to new host memory and gives it back to the driver; the addresses
+// stay reserved. On an error all of it is there as before.
+CUresult memory_save(uint64_t *start, uint64_t *bytes);
+// memory_restore brings the GPU memory back. On an error none of it is there, and the host memory
+// still is.
+CUresult memory_restore(uint64_t start, uint64_t bytes);
+
+// worker.c
+// worker_start has the thread at work, or returns false.
+bool worker_start(void);
+
+#endif

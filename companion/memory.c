@@ -1,0 +1,675 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// GPU memory of the companion's own making. What a program has by cuMemAlloc, from MIN_BYTES on, is a
+// handle of cuMemCreate, mapped at an address that was reserved for it. So the memory can be given back
+// and had again, and the address stays.
+//
+//	cuMemAlloc --> mapped --memory_save--> reserved --memory_restore--> mapped --> cuMemFree
+//
+// The functions here that stand in for the driver's run inside the gate, and the worker changes blocks
+// only while nobody is inside. The mutex is for the program's threads among each other, and is never
+// held across a call that waits for the GPU.
+
+#include "companion.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+// The driver gives memory by pieces of 2 MiB, and several small allocations share one. A handle has
+// pieces of its own: from 4 MiB on that wastes less than a third, at PyTorch's 20 MiB nothing.
+#define MIN_BYTES ((size_t)4 << 20)
+
+// What is registered and copied at a time, by two streams in turns. Not chosen by measuring yet.
+#define WINDOW ((size_t)64 << 20)
+
+enum { MAX_DEVICES = 64, MAX_CONTEXTS = 256 };
+
+struct block {
+	struct block *next;
+	CUdeviceptr address;
+	size_t asked, bytes; // bytes: whole pieces
+	CUhandle handle;
+	CUdevice device;
+	CUcontext context; // that was current
+	bool mapped;
+	bool given; // its handle has left the companion: it stays where it is
+};
+
+struct context {
+	CUcontext it;
+	int primary_of; // a device; -1
+};
+
+static struct block *blocks;
+static struct context contexts[MAX_CONTEXTS];
+static int context_count;
+static uint64_t may_access[MAX_DEVICES]; // devices whose kernels reach the memory of one
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static struct {
+	CUresult (*MemAlloc)(CUdeviceptr *, size_t);
+	CUresult (*MemFree)(CUdeviceptr);
+	CUresult (*DriverGetVersion)(int *);
+	CUresult (*CtxGetCurrent)(CUcontext *);
+	CUresult (*CtxSetCurrent)(CUcontext);
+	CUresult (*CtxGetDevice)(CUdevice *);
+	CUresult (*CtxSynchronize)(void);
+	CUresult (*Granularity)(size_t *, const CUmemAllocationProp *, int);
+	CUresult (*AddressReserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, uint64_t);
+	CUresult (*AddressFree)(CUdeviceptr, size_t);
+	CUresult (*Create)(CUhandle *, size_t, const CUmemAllocationProp *, uint64_t);
+	CUresult (*Release)(CUhandle);
+	CUresult (*Map)(CUdeviceptr, size_t, size_t, CUhandle, uint64_t);
+	CUresult (*Unmap)(CUdeviceptr, size_t);
+	CUresult (*SetAccess)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+	CUresult (*CopyOut)(void *, CUdeviceptr, size_t);
+	CUresult (*CopyIn)(CUdeviceptr, const void *, size_t);
+	// The rest may be missing.
+	CUresult (*Register)(void *, size_t, unsigned);
+	CUresult (*Unregister)(void *);
+	CUresult (*StreamCreate)(CUstream *, unsigned);
+	CUresult (*StreamSynchronize)(CUstream);
+	CUresult (*StreamDestroy)(CUstream);
+	CUresult (*CopyOutAsync)(void *, CUdeviceptr, size_t, CUstream);
+	CUresult (*CopyInAsync)(CUdeviceptr, const void *, size_t, CUstream);
+} cu;
+
+static const struct {
+	const char *name;
+	void *function;
+	bool may_be_missing;
+} functions[] = {
+	{"cuMemAlloc_v2", &cu.MemAlloc, false},
+	{"cuMemFree_v2", &cu.MemFree, false},
+	{"cuDriverGetVersion", &cu.DriverGetVersion, false},
+	{"cuCtxGetCurrent", &cu.CtxGetCurrent, false},
+	{"cuCtxSetCurrent", &cu.CtxSetCurrent, false},
+	{"cuCtxGetDevice", &cu.CtxGetDevice, false},
+	{"cuCtxSynchronize", &cu.CtxSynchronize, false},
+	{"cuMemGetAllocationGranularity", &cu.Granularity, false},
+	{"cuMemAddressReserve", &cu.AddressReserve, false},
+	{"cuMemAddressFree", &cu.AddressFree, false},
+	{"cuMemCreate", &cu.Create, false},
+	{"cuMemRelease", &cu.Release, false},
+	{"cuMemMap", &cu.Map, false},
+	{"cuMemUnmap", &cu.Unmap, false},
+	{"cuMemSetAccess", &cu.SetAccess, false},
+	{"cuMemcpyDtoH_v2", &cu.CopyOut, false},
+	{"cuMemcpyHtoD_v2", &cu.CopyIn, false},
+	{"cuMemHostRegister_v2", &cu.Register, true},
+	{"cuMemHostUnregister", &cu.Unregister, true},
+	{"cuStreamCreate", &cu.StreamCreate, true},
+	{"cuStreamSynchronize", &cu.StreamSynchronize, true},
+	{"cuStreamDestroy_v2", &cu.StreamDestroy, true},
+	{"cuMemcpyDtoHAsync_v2", &cu.CopyOutAsync, true},
+	{"cuMemcpyHtoDAsync_v2", &cu.CopyInAsync, true},
+};
+
+static bool is_known;
+
+static void look(void)
+{
+	const char *set = getenv("GPUCKPT_COMPANION");
+	int version = 0;
+
+	if (set && !strcmp(set, "off")) {
+		companion_say("GPUCKPT_COMPANION=off: it does nothing here");
+		return;
+	}
+	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+		void *f = companion_real(functions[i].name);
+		if (!f && !functions[i].may_be_missing) {
+			companion_say("the driver lacks a function that the companion needs: it does nothing here");
+			return;
+		}
+		memcpy(functions[i].function, &f, sizeof f);
+	}
+	if (cu.DriverGetVersion(&version) || version < 12000 || version >= 14000) {
+		companion_say("the driver is none of CUDA 12 or 13: it does nothing here");
+		return;
+	}
+	if (!worker_start()) {
+		companion_say("there is no thread for it: it does nothing here");
+		return;
+	}
+	is_known = true;
+}
+
+// known looks the driver over, once. false: a driver that is not known, and nothing is made here.
+static bool known(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, look);
+	return is_known;
+}
+
+static void note_context(CUcontext c, int primary_of)
+{
+	int i;
+
+	pthread_mutex_lock(&mutex);
+	for (i = 0; i < context_count && contexts[i].it != c; i++)
+		;
+	if (i < MAX_CONTEXTS) {
+		contexts[i] = (struct context){c, primary_of >= 0 || i == context_count ? primary_of : contexts[i].primary_of};
+		context_count += i == context_count;
+	}
+	pthread_mutex_unlock(&mutex);
+}
+
+static struct block *block_at(CUdeviceptr p)
+{
+	struct block *b;
+
+	pthread_mutex_lock(&mutex);
+	for (b = blocks; b && (p < b->address || p - b->address >= b->asked); b = b->next)
+		;
+	pthread_mutex_unlock(&mutex);
+	return b;
+}
+
+static CUmemAllocationProp on(CUdevice device)
+{
+	return (CUmemAllocationProp){.type = CU_PINNED, .location = {CU_DEVICE, device}};
+}
+
+// allow lets the kernels of all GPUs reach a block that would reach it if it were the driver's.
+static CUresult allow(const struct block *b)
+{
+	CUmemAccessDesc desc[MAX_DEVICES];
+	size_t n = 0;
+
+	for (int d = 0; d < MAX_DEVICES; d++)
+		if (d == b->device || may_access[b->device] >> d & 1)
+			desc[n++] = (CUmemAccessDesc){{CU_DEVICE, d}, CU_READWRITE};
+	return cu.SetAccess(b->address, b->bytes, desc, n);
+}
+
+// have takes memory and maps it at the block's address. On an error nothing is mapped.
+static CUresult have(struct block *b)
+{
+	CUmemAllocationProp prop = on(b->device);
+	CUresult r = cu.Create(&b->handle, b->bytes, &prop, 0);
+
+	if (r)
+		return r;
+	if (!(r = cu.Map(b->address, b->bytes, 0, b->handle, 0))) {
+		if (!(r = allow(b))) {
+			b->mapped = true;
+			return CUDA_SUCCESS;
+		}
+		cu.Unmap(b->address, b->bytes);
+	}
+	cu.Release(b->handle);
+	return r;
+}
+
+// give gives the memory back to the driver, and keeps the address.
+static CUresult give(struct block *b)
+{
+	CUresult r = cu.Unmap(b->address, b->bytes);
+
+	if (r)
+		return r;
+	b->mapped = false;
+	return cu.Release(b->handle);
+}
+
+static CUresult alloc(CUdeviceptr *address, size_t bytes)
+{
+	struct block *b = NULL;
+	CUdevice device;
+	size_t piece = 0;
+
+	if (!known() || !address || bytes < MIN_BYTES || cu.CtxGetDevice(&device) || device < 0 || device >= MAX_DEVICES)
+		goto drivers;
+	CUmemAllocationProp prop = on(device);
+	if (cu.Granularity(&piece, &prop, 0) || !piece || bytes > SIZE_MAX - piece || !(b = calloc(1, sizeof *b)))
+		goto drivers;
+	b->asked = bytes;
+	b->bytes = (bytes + piece - 1) / piece * piece;
+	b->device = device;
+	if (cu.CtxGetCurrent(&b->context) || cu.AddressReserve(&b->address, b->bytes, 0, 0, 0))
+		goto drivers;
+	if (have(b)) {
+		cu.AddressFree(b->address, b->bytes);
+		goto drivers;
+	}
+	note_context(b->context, -1);
+	pthread_mutex_lock(&mutex);
+	b->next = blocks;
+	blocks = b;
+	pthread_mutex_unlock(&mutex);
+	*address = b->address;
+	return CUDA_SUCCESS;
+
+drivers: // whose error, if there is one, is the program's
+	free(b);
+	CUresult (*real)(CUdeviceptr *, size_t) = companion_real("cuMemAlloc_v2");
+	return real ? real(address, bytes) : CUDA_ERROR_NOT_FOUND;
+}
+
+static void forget(struct block *gone)
+{
+	pthread_mutex_lock(&mutex);
+	for (struct block **l = &blocks; *l; l = &(*l)->next) {
+		if (*l == gone) {
+			*l = gone->next;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&mutex);
+	free(gone);
+}
+
+static CUresult end(struct block *b)
+{
+	CUresult r = give(b);
+
+	if (r)
+		return r;
+	r = cu.AddressFree(b->address, b->bytes);
+	forget(b);
+	return r;
+}
+
+static CUresult in_context(CUcontext c, CUresult (*do_it)(void))
+{
+	CUcontext before = NULL;
+	CUresult r = cu.CtxGetCurrent(&before);
+
+	if (r || (before != c && (r = cu.CtxSetCurrent(c))))
+		return r;
+	r = do_it();
+	if (before != c)
+		cu.CtxSetCurrent(before);
+	return r;
+}
+
+// As the driver's, it waits until nothing uses the memory any more.
+static CUresult free_memory(CUdeviceptr address)
+{
+	struct block *b = address ? block_at(address) : NULL;
+	CUresult r;
+
+	if (!b || b->address != address) {
+		CUresult (*real)(CUdeviceptr) = companion_real("cuMemFree_v2");
+		return real ? real(address) : CUDA_ERROR_NOT_FOUND;
+	}
+	if ((r = in_context(b->context, cu.CtxSynchronize)))
+		return r;
+	return end(b);
+}
+
+static CUresult get_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr p)
+{
+	CUresult (*real)(CUdeviceptr *, size_t *, CUdeviceptr) = companion_real("cuMemGetAddressRange_v2");
+	struct block *b = block_at(p);
+
+	if (!b)
+		return real ? real(base, bytes, p) : CUDA_ERROR_NOT_FOUND;
+	if (base)
+		*base = b->address;
+	if (bytes)
+		*bytes = b->asked;
+	return CUDA_SUCCESS;
+}
+
+// CU_POINTER_ATTRIBUTE_*: what the driver would answer otherwise for memory of cuMemAlloc.
+enum { ATTRIBUTE_CONTEXT = 1, ATTRIBUTE_RANGE_START = 11, ATTRIBUTE_RANGE_SIZE = 12 };
+
+static bool attribute_of(const struct block *b, void *data, int attribute)
+{
+	switch (attribute) {
+	case ATTRIBUTE_CONTEXT:
+		memcpy(data, &b->context, sizeof b->context);
+		return true;
+	case ATTRIBUTE_RANGE_START:
+		memcpy(data, &b->address, sizeof b->address);
+		return true;
+	case ATTRIBUTE_RANGE_SIZE:
+		memcpy(data, &b->asked, sizeof b->asked);
+		return true;
+	}
+	return false;
+}
+
+static CUresult pointer_attribute(void *data, int attribute, CUdeviceptr p)
+{
+	CUresult (*real)(void *, int, CUdeviceptr) = companion_real("cuPointerGetAttribute");
+	struct block *b = block_at(p);
+
+	if (b && data && attribute_of(b, data, attribute))
+		return CUDA_SUCCESS;
+	return real ? real(data, attribute, p) : CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult pointer_attributes(unsigned n, int *attributes, void **data, CUdeviceptr p)
+{
+	CUresult (*real)(unsigned, int *, void **, CUdeviceptr) = companion_real("cuPointerGetAttributes");
+	struct block *b = block_at(p);
+	CUresult r = real ? real(n, attributes, data, p) : CUDA_ERROR_NOT_FOUND;
+
+	for (unsigned i = 0; b && !r && i < n; i++)
+		attribute_of(b, data[i], attributes[i]);
+	return r;
+}
+
+static CUresult ipc_get(void *handle, CUdeviceptr p)
+{
+	CUresult (*real)(void *, CUdeviceptr) = companion_real("cuIpcGetMemHandle");
+
+	if (!block_at(p))
+		return real ? real(handle, p) : CUDA_ERROR_NOT_FOUND;
+	companion_say("CUDA IPC (cuIpcGetMemHandle) cannot share memory of the companion's: start the program without dev.gpuckpt.companion, or have it share by cuMemExportToShareableHandle");
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static CUresult retain(CUhandle *handle, void *p)
+{
+	CUresult (*real)(CUhandle *, void *) = companion_real("cuMemRetainAllocationHandle");
+	struct block *b = block_at((CUdeviceptr)p);
+	CUresult r = real ? real(handle, p) : CUDA_ERROR_NOT_FOUND;
+
+	if (!r && b)
+		b->given = true;
+	return r;
+}
+
+static CUresult range_handle(void *handle, CUdeviceptr p, size_t bytes, int type, unsigned long long flags)
+{
+	CUresult (*real)(void *, CUdeviceptr, size_t, int, unsigned long long) = companion_real("cuMemGetHandleForAddressRange");
+	struct block *b = block_at(p);
+	CUresult r = real ? real(handle, p, bytes, type, flags) : CUDA_ERROR_NOT_FOUND;
+
+	if (!r && b)
+		b->given = true;
+	return r;
+}
+
+static CUresult enable_peer(CUcontext peer, unsigned flags)
+{
+	CUresult (*real)(CUcontext, unsigned) = companion_real("cuCtxEnablePeerAccess");
+	CUresult r = real ? real(peer, flags) : CUDA_ERROR_NOT_FOUND;
+	CUdevice here, there;
+	CUcontext c;
+
+	if (r || !known() || cu.CtxGetDevice(&here) || cu.CtxGetCurrent(&c) || cu.CtxSetCurrent(peer))
+		return r;
+	bool failed = cu.CtxGetDevice(&there);
+	cu.CtxSetCurrent(c);
+	if (failed || here < 0 || here >= MAX_DEVICES || there < 0 || there >= MAX_DEVICES)
+		return r;
+	note_context(c, -1);
+	may_access[there] |= 1ull << here;
+	pthread_mutex_lock(&mutex);
+	for (struct block *b = blocks; b && !r; b = b->next)
+		if (b->device == there)
+			r = allow(b);
+	pthread_mutex_unlock(&mutex);
+	return r;
+}
+
+// The driver frees the memory of a context with it.
+static void context_ended(CUcontext c)
+{
+	for (;;) {
+		struct block *b;
+		pthread_mutex_lock(&mutex);
+		for (b = blocks; b && b->context != c; b = b->next)
+			;
+		pthread_mutex_unlock(&mutex);
+		if (!b)
+			break;
+		if (end(b))
+			forget(b);
+	}
+	pthread_mutex_lock(&mutex);
+	for (int i = 0; i < context_count; i++)
+		if (contexts[i].it == c)
+			contexts[i] = contexts[--context_count];
+	pthread_mutex_unlock(&mutex);
+}
+
+#define CREATED(name, symbol, parameters, arguments)                             \
+	static CUresult name parameters                                          \
+	{                                                                        \
+		CUresult(*real) parameters = companion_real(symbol);             \
+		CUresult r = real ? real arguments : CUDA_ERROR_NOT_FOUND;       \
+		if (!r && context)                                               \
+			note_context(*context, -1);                              \
+		return r;                                                        \
+	}
+CREATED(create_v2, "cuCtxCreate_v2", (CUcontext *context, unsigned f, CUdevice d), (context, f, d))
+CREATED(create_v3, "cuCtxCreate_v3", (CUcontext *context, void *p, int n, unsigned f, CUdevice d), (context, p, n, f, d))
+CREATED(create_v4, "cuCtxCreate_v4", (CUcontext *context, void *p, unsigned f, CUdevice d), (context, p, f, d))
+
+static CUresult primary_retain(CUcontext *context, CUdevice d)
+{
+	CUresult (*real)(CUcontext *, CUdevice) = companion_real("cuDevicePrimaryCtxRetain");
+	CUresult r = real ? real(context, d) : CUDA_ERROR_NOT_FOUND;
+
+	if (!r)
+		note_context(*context, d);
+	return r;
+}
+
+static CUresult destroy(CUcontext c)
+{
+	CUresult (*real)(CUcontext) = companion_real("cuCtxDestroy_v2");
+	CUresult r = real ? real(c) : CUDA_ERROR_NOT_FOUND;
+
+	if (!r)
+		context_ended(c);
+	return r;
+}
+
+static CUresult primary_ended(const char *name, CUdevice d)
+{
+	CUresult (*real)(CUdevice) = companion_real(name);
+	CUresult (*state)(CUdevice, unsigned *, int *) = companion_real("cuDevicePrimaryCtxGetState");
+	CUresult r = real ? real(d) : CUDA_ERROR_NOT_FOUND;
+	unsigned flags;
+	int active = 1;
+
+	if (r || !state || state(d, &flags, &active) || active)
+		return r;
+	for (int i = 0; i < context_count; i++) {
+		if (contexts[i].primary_of == d) {
+			context_ended(contexts[i].it);
+			break;
+		}
+	}
+	return r;
+}
+
+static CUresult primary_release(CUdevice d)
+{
+	return primary_ended("cuDevicePrimaryCtxRelease_v2", d);
+}
+
+static CUresult primary_reset(CUdevice d)
+{
+	return primary_ended("cuDevicePrimaryCtxReset_v2", d);
+}
+
+void *route_override(const char *name); // route.c
+
+void *memory_override(const char *name)
+{
+	// With the suffix of the library, and without, as cuGetProcAddress is asked for them.
+	static const struct {
+		const char *name;
+		void *function;
+	} overrides[] = {
+		{"cuMemAlloc_v2", alloc}, {"cuMemAlloc", alloc},
+		{"cuMemFree_v2", free_memory}, {"cuMemFree", free_memory},
+		{"cuMemGetAddressRange_v2", get_address_range}, {"cuMemGetAddressRange", get_address_range},
+		{"cuPointerGetAttribute", pointer_attribute}, {"cuPointerGetAttributes", pointer_attributes},
+		{"cuIpcGetMemHandle", ipc_get}, {"cuMemRetainAllocationHandle", retain},
+		{"cuMemGetHandleForAddressRange", range_handle}, {"cuCtxEnablePeerAccess", enable_peer},
+		{"cuCtxCreate_v2", create_v2}, {"cuCtxCreate_v3", create_v3}, {"cuCtxCreate_v4", create_v4},
+		{"cuCtxDestroy_v2", destroy}, {"cuCtxDestroy", destroy},
+		{"cuDevicePrimaryCtxRetain", primary_retain},
+		{"cuDevicePrimaryCtxRelease_v2", primary_release}, {"cuDevicePrimaryCtxRelease", primary_release},
+		{"cuDevicePrimaryCtxReset_v2", primary_reset}, {"cuDevicePrimaryCtxReset", primary_reset},
+	};
+
+	for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++)
+		if (!strcmp(name, overrides[i].name))
+			return overrides[i].function;
+	return route_override(name);
+}
+
+CUresult memory_synchronize(void)
+{
+	for (int i = 0; i < context_count; i++) {
+		CUresult r = cu.CtxSetCurrent(contexts[i].it);
+		if (!r)
+			r = cu.CtxSynchronize();
+		if (r)
+			return r;
+	}
+	return CUDA_SUCCESS;
+}
+
+// A lane is a stream, and the host memory that is registered for what it copies.
+struct lane {
+	CUstream stream;
+	char *registered;
+};
+
+static CUresult wait_for(struct lane *lane)
+{
+	CUresult r = lane->stream ? cu.StreamSynchronize(lane->stream) : CUDA_SUCCESS;
+
+	if (lane->registered)
+		cu.Unregister(lane->registered);
+	lane->registered = NULL;
+	return r;
+}
+
+// CU_MEMHOSTREGISTER_*
+enum { PORTABLE = 1, READ_ONLY = 8 };
+
+static CUresult copy_window(struct lane *lane, const struct block *b, size_t at, char *host, size_t bytes, bool out)
+{
+	CUresult r = wait_for(lane);
+
+	if (r)
+		return r;
+	if (lane->stream && cu.Register && cu.Unregister && !cu.Register(host, bytes, out ? PORTABLE : PORTABLE | READ_ONLY))
+		lane->registered = host;
+	if (lane->stream) // memory that is not registered is copied all the same
+		return out ? cu.CopyOutAsync(host, b->address + at, bytes, lane->stream)
+		           : cu.CopyInAsync(b->address + at, host, bytes, lane->stream);
+	return out ? cu.CopyOut(host, b->address + at, bytes) : cu.CopyIn(b->address + at, host, bytes);
+}
+
+static CUresult copy_block(const struct block *b, char *host, bool out)
+{
+	struct lane lanes[2] = {{NULL, NULL}, {NULL, NULL}};
+	bool streams = cu.StreamCreate && cu.StreamSynchronize && cu.StreamDestroy && cu.CopyOutAsync && cu.CopyInAsync;
+	CUresult r = cu.CtxSetCurrent(b->context), last;
+
+	for (int i = 0; i < 2 && streams; i++)
+		if (cu.StreamCreate(&lanes[i].stream, 1)) // CU_STREAM_NON_BLOCKING
+			lanes[i].stream = NULL;
+	for (size_t at = 0, n = 0; at < b->bytes && !r; at += WINDOW, n++)
+		r = copy_window(&lanes[n % 2], b, at, host + at, b->bytes - at < WINDOW ? b->bytes - at : WINDOW, out);
+	for (int i = 0; i < 2; i++) {
+		last = wait_for(&lanes[i]);
+		r = r ? r : last;
+		if (lanes[i].stream)
+			cu.StreamDestroy(lanes[i].stream);
+	}
+	return r;
+}
+
+// taken reports whether a block is saved: one whose memory somebody else has too stays.
+static bool taken(const struct block *b)
+{
+	return !b->given;
+}
+
+uint64_t memory_total(void)
+{
+	uint64_t bytes = 0;
+
+	for (struct block *b = blocks; b; b = b->next)
+		bytes += taken(b) ? b->bytes : 0;
+	return bytes;
+}
+
+// bring maps and fills the blocks that are not mapped.
+static CUresult bring(char *host)
+{
+	CUresult r = CUDA_SUCCESS;
+
+	for (struct block *b = blocks; b && !r; b = b->next) {
+		if (!taken(b))
+			continue;
+		if (!b->mapped) {
+			if (!(r = cu.CtxSetCurrent(b->context)))
+				r = have(b);
+			if (!r && (r = copy_block(b, host, false)))
+				give(b);
+		}
+		host += b->bytes;
+	}
+	return r;
+}
+
+CUresult memory_save(uint64_t *start, uint64_t *size)
+{
+	uint64_t bytes = memory_total();
+	CUresult r = CUDA_SUCCESS;
+
+	*start = *size = 0;
+	if (!bytes)
+		return CUDA_SUCCESS;
+	// In this form exactly, as the driver maps its own: the shim's tracer looks for it, drops
+	// MAP_POPULATE and puts a file behind it.
+	char *area = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	if (area == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	char *at = area;
+	for (struct block *b = blocks; b && !r; b = b->next) {
+		if (!taken(b))
+			continue;
+		r = copy_block(b, at, true);
+		at += b->bytes;
+	}
+	for (struct block *b = blocks; b && !r; b = b->next) {
+		if (!taken(b))
+			continue;
+		r = cu.CtxSetCurrent(b->context);
+		r = r ? r : give(b);
+	}
+	if (!r) {
+		*start = (uint64_t)area;
+		*size = bytes;
+		return CUDA_SUCCESS;
+	}
+	CUresult back = bring(area);
+	if (back) { // some of it is nowhere else
+		*start = (uint64_t)area;
+		*size = bytes;
+		return back;
+	}
+	munmap(area, bytes);
+	return r;
+}
+
+CUresult memory_restore(uint64_t start, uint64_t bytes)
+{
+	CUresult r = bring((char *)start);
+
+	if (!r && bytes)
+		munmap((void *)start, bytes);
+	return r;
+}

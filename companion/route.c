@@ -1,0 +1,278 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Which function of the driver is behind which thunk. Programs reach the driver in three ways: linked
+// to it, by dlsym, and by cuGetProcAddress, which they have from one of the first two. CUDA's runtime
+// library, static or not, uses dlsym and then cuGetProcAddress.
+
+#include "companion.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+extern const char companion_thunks[], companion_thunks_end[];
+extern void *dlvsym(void *, const char *, const char *) __attribute__((weak));
+extern int dl_iterate_phdr(int (*)(struct dl_phdr_info *, size_t, void *), void *) __attribute__((weak));
+
+bool companion_passive;
+
+static const char *const direct[] = {
+#define DIRECT(name) #name,
+#include "direct.inc"
+#undef DIRECT
+};
+enum { DIRECTS = sizeof direct / sizeof *direct };
+
+static const char *const quiet[] = {
+#define QUIET(name) #name,
+#include "quiet.inc"
+#undef QUIET
+};
+
+// What each thunk calls. The first DIRECTS have names, and are looked up at their first call.
+static void *targets[THUNKS];
+static void *reals[THUNKS]; // the driver's function, where the target is the companion's
+static unsigned used = DIRECTS;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void *(*libc_dlsym)(void *, const char *);
+
+void companion_write(const char *text)
+{
+	ssize_t n = write(2, text, strlen(text));
+	(void)n;
+}
+
+static void *no_dlsym(void *handle, const char *name)
+{
+	(void)handle, (void)name;
+	companion_say("this C library has no dlvsym: start the program without the companion");
+	return NULL;
+}
+
+static void *(*find_dlsym(void))(void *, const char *)
+{
+	void *found = __atomic_load_n(&libc_dlsym, __ATOMIC_ACQUIRE);
+
+	if (!found && dlvsym) // the version that every C library of GNU's has on x86-64
+		found = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+	if (!found)
+		found = no_dlsym;
+	__atomic_store_n(&libc_dlsym, found, __ATOMIC_RELEASE);
+	return found;
+}
+
+// is_driver reports whether an address is in the driver's library.
+static bool is_driver(void *address)
+{
+	Dl_info info;
+
+	if (!address || !dladdr(address, &info) || !info.dli_fname)
+		return false;
+	const char *base = strrchr(info.dli_fname, '/');
+	return !strncmp(base ? base + 1 : info.dli_fname, "libcuda.so", 10);
+}
+
+static void *driver(void)
+{
+	static void *handle;
+
+	if (!handle)
+		handle = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+	return handle;
+}
+
+void *companion_real(const char *name)
+{
+	void *found = NULL;
+
+	if (driver())
+		found = find_dlsym()(driver(), name);
+	return is_driver(found) ? found : NULL;
+}
+
+static CUresult missing(void)
+{
+	return CUDA_ERROR_NOT_FOUND;
+}
+
+static bool is_thunk(const void *p)
+{
+	return (const char *)p >= companion_thunks && (const char *)p < companion_thunks_end;
+}
+
+void *companion_target(uint32_t thunk) __attribute__((visibility("hidden")));
+void *companion_target(uint32_t thunk)
+{
+	void *target = __atomic_load_n(&targets[thunk], __ATOMIC_ACQUIRE);
+
+	if (target || thunk >= DIRECTS)
+		return target;
+	void *real = companion_real(direct[thunk]);
+	if (!real)
+		return missing;
+	target = companion_passive ? NULL : memory_override(direct[thunk]);
+	reals[thunk] = real;
+	__atomic_store_n(&targets[thunk], target ? target : real, __ATOMIC_RELEASE);
+	return targets[thunk];
+}
+
+static bool is_quiet(const char *name)
+{
+	for (size_t i = 0; i < sizeof quiet / sizeof *quiet; i++)
+		if (!strcmp(name, quiet[i]))
+			return true;
+	return false;
+}
+
+// thunk_for returns the thunk of a function of the driver's: the same for the same function.
+static void *thunk_for(const char *name, void *real)
+{
+	void *override, *thunk = real;
+
+	if (companion_passive || is_thunk(real) || is_quiet(name))
+		return real;
+	for (unsigned i = 0; i < DIRECTS; i++)
+		if (!strcmp(name, direct[i]) && companion_real(name) == real)
+			return (void *)(companion_thunks + 16 * (size_t)i);
+	override = memory_override(name);
+	pthread_mutex_lock(&mutex);
+	for (unsigned i = 0; i < used; i++) {
+		if (reals[i] == real && (targets[i] != real) == (override != NULL)) {
+			thunk = (void *)(companion_thunks + 16 * (size_t)i);
+			goto out;
+		}
+	}
+	if (used == THUNKS) {
+		companion_passive = true; // a call past the gate would reach memory that is not there
+		companion_say("the program uses more functions of the driver than the companion has room for: it does nothing here");
+		goto out;
+	}
+	reals[used] = real;
+	__atomic_store_n(&targets[used], override ? override : real, __ATOMIC_RELEASE);
+	thunk = (void *)(companion_thunks + 16 * (size_t)used++);
+out:
+	pthread_mutex_unlock(&mutex);
+	return thunk;
+}
+
+// our_dlsym is dlsym for names that the driver's functions could have.
+static void *our_dlsym(void *handle, const char *name)
+{
+	void *real = find_dlsym()(handle, name);
+
+	return is_driver(real) ? thunk_for(name, real) : real;
+}
+
+// companion_route returns the function that answers a dlsym of that name.
+void *companion_route(const char *name) __attribute__((visibility("hidden")));
+void *companion_route(const char *name)
+{
+	void *(*libc)(void *, const char *) = find_dlsym();
+
+	return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z' ? our_dlsym : libc;
+}
+
+// The driver adds _v2 and the like to the name by the version that is asked for.
+static CUresult wrap(CUresult r, const char *symbol, void **address)
+{
+	static const char *const suffixes[] = {"", "_v2", "_v3", "_v4"};
+	char name[128];
+	Dl_info info;
+
+	if (r || !symbol || !address || !*address || is_thunk(*address))
+		return r;
+	// By what it is in the library, if that has it: cuMemAlloc is cuMemAlloc_v2 there.
+	for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+		if (strlen(symbol) + 4 > sizeof name)
+			return r;
+		strcpy(name, symbol);
+		strcat(name, suffixes[i]);
+		if (companion_real(name) == *address) {
+			*address = thunk_for(name, *address);
+			return r;
+		}
+	}
+	if (is_quiet(symbol))
+		return r;
+	// A variant that the library does not export by such a name: per-thread streams, for one.
+	*address = thunk_for(dladdr(*address, &info) && info.dli_sname && info.dli_saddr == *address ? info.dli_sname : symbol, *address);
+	return r;
+}
+
+static CUresult get_proc_address(const char *symbol, void **address, int version, uint64_t flags)
+{
+	CUresult (*real)(const char *, void **, int, uint64_t) = companion_real("cuGetProcAddress");
+	return real ? wrap(real(symbol, address, version, flags), symbol, address) : CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult get_proc_address_v2(const char *symbol, void **address, int version, uint64_t flags, int *status)
+{
+	CUresult (*real)(const char *, void **, int, uint64_t, int *) = companion_real("cuGetProcAddress_v2");
+	return real ? wrap(real(symbol, address, version, flags, status), symbol, address) : CUDA_ERROR_NOT_FOUND;
+}
+
+void *route_override(const char *name)
+{
+	if (!strcmp(name, "cuGetProcAddress_v2"))
+		return get_proc_address_v2;
+	return strcmp(name, "cuGetProcAddress") ? NULL : get_proc_address;
+}
+
+static bool is_known(const char *name)
+{
+	for (size_t i = 0; i < DIRECTS; i++)
+		if (!strcmp(name, direct[i]))
+			return true;
+	return is_quiet(name);
+}
+
+// unknown reports whether relocations of an object name a function of the driver that is not known.
+static int unknown(struct dl_phdr_info *info, size_t size, void *arg)
+{
+	const ElfW(Dyn) *d = NULL;
+	const ElfW(Rela) *tables[2] = {NULL, NULL};
+	size_t bytes[2] = {0, 0};
+	const ElfW(Sym) *symbols = NULL;
+	const char *strings = NULL, *base = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
+
+	(void)size, (void)arg;
+	if (base && !strncmp(base, "/libcuda.so", 11))
+		return 0; // it calls itself
+	for (int i = 0; i < info->dlpi_phnum; i++)
+		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+			d = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+	for (; d && d->d_tag != DT_NULL; d++) {
+		// The loader has made addresses of what are offsets in the file, but not in the vDSO.
+		if (d->d_un.d_ptr < info->dlpi_addr && (d->d_tag == DT_SYMTAB || d->d_tag == DT_STRTAB))
+			return 0;
+		switch (d->d_tag) {
+		case DT_SYMTAB: symbols = (const ElfW(Sym) *)d->d_un.d_ptr; break;
+		case DT_STRTAB: strings = (const char *)d->d_un.d_ptr; break;
+		case DT_JMPREL: tables[0] = (const ElfW(Rela) *)d->d_un.d_ptr; break;
+		case DT_PLTRELSZ: bytes[0] = d->d_un.d_val; break;
+		case DT_RELA: tables[1] = (const ElfW(Rela) *)d->d_un.d_ptr; break;
+		case DT_RELASZ: bytes[1] = d->d_un.d_val; break;
+		}
+	}
+	for (int t = 0; t < 2 && symbols && strings; t++) {
+		for (size_t i = 0; tables[t] && i < bytes[t] / sizeof *tables[t]; i++) {
+			size_t s = ELF64_R_SYM(tables[t][i].r_info);
+			const char *name = strings + symbols[s].st_name;
+			if (!s || symbols[s].st_shndx != SHN_UNDEF || name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z')
+				continue;
+			if (!is_known(name) && companion_real(name))
+				return 1;
+		}
+	}
+	return 0;
+}
+
+bool companion_bypassed(void)
+{
+	return !dl_iterate_phdr || dl_iterate_phdr(unknown, NULL);
+}

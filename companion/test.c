@@ -1,0 +1,115 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// A program with the companion preloaded, on the software GPU: what the driver's functions answer for the
+// companion's memory and for the driver's own, by each way that a program has to the driver.
+// Answers nothing and ends with 0, or says what is wrong.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef unsigned long long CUdeviceptr;
+
+#define WANT(what)                                                              \
+	do {                                                                    \
+		if (!(what)) {                                                  \
+			fprintf(stderr, "line %d: %s is not so\n", __LINE__, #what); \
+			exit(1);                                                \
+		}                                                               \
+	} while (0)
+
+enum { KIB = 1 << 10, MIB = 1 << 20 };
+
+static int (*proc_address)(const char *, void **, int, uint64_t, int *);
+static void *library;
+
+// by_name finds a function by dlsym, by_driver by cuGetProcAddress.
+static void *by_name(const char *name)
+{
+	void *f = dlsym(library, name);
+	WANT(f);
+	return f;
+}
+
+static void *by_driver(const char *name)
+{
+	void *f = NULL;
+	WANT(!proc_address(name, &f, 12000, 0, NULL) && f);
+	return f;
+}
+
+#define CALL(result, f, parameters, arguments) ((result(*) parameters)(f)) arguments
+
+int main(void)
+{
+	CUdeviceptr large, small, other, base;
+	char *bytes = calloc(1, 16 * MIB), handle[64];
+	size_t size;
+	void *context, *second;
+	int n = 0;
+
+	library = dlopen("libcuda.so.1", RTLD_NOW);
+	WANT(library);
+	proc_address = dlsym(library, "cuGetProcAddress_v2");
+	WANT(proc_address);
+	// A function has one thunk, whichever way it is found, and one that needs no gate has none.
+	WANT(by_name("cuMemAlloc_v2") == by_driver("cuMemAlloc"));
+	WANT(by_name("cuMemAlloc_v2") == dlsym(RTLD_DEFAULT, "cuMemAlloc_v2"));
+	WANT(by_name("cuInit") == by_driver("cuInit"));
+	WANT(!dlsym(library, "cuThereIsNone"));
+	WANT(dlsym(RTLD_NEXT, "malloc") && dlsym(RTLD_DEFAULT, "cuthereisnone") == NULL);
+
+	void *alloc = by_name("cuMemAlloc_v2"), *release = by_driver("cuMemFree"), *range = by_name("cuMemGetAddressRange_v2");
+	void *out = by_name("cuMemcpyDtoH_v2"), *in = by_name("cuMemcpyHtoD_v2"), *ipc = by_name("cuIpcGetMemHandle");
+	WANT(CALL(int, alloc, (CUdeviceptr *, size_t), (&large, 8 * MIB)) == 3); // before cuInit
+	WANT(!CALL(int, by_name("cuInit"), (unsigned), (0)));
+	WANT(CALL(int, alloc, (CUdeviceptr *, size_t), (&large, 8 * MIB)) == 201); // without a context
+	WANT(!CALL(int, by_driver("cuDevicePrimaryCtxRetain"), (void **, int), (&context, 0)));
+	WANT(!CALL(int, by_name("cuCtxSetCurrent"), (void *), (context)));
+	WANT(!CALL(int, alloc, (CUdeviceptr *, size_t), (&large, 5 * MIB)));
+	WANT(!CALL(int, alloc, (CUdeviceptr *, size_t), (&small, 64 * KIB)));
+	WANT(CALL(int, alloc, (CUdeviceptr *, size_t), (&other, (size_t)1 << 50)) == 2);
+	// Memory of the companion's is answered for as the driver does for its own.
+	WANT(!CALL(int, range, (CUdeviceptr *, size_t *, CUdeviceptr), (&base, &size, large + 5 * MIB - 1)));
+	WANT(base == large && size == 5 * MIB);
+	WANT(!CALL(int, range, (CUdeviceptr *, size_t *, CUdeviceptr), (&base, &size, small + 1)) && base == small);
+	WANT(CALL(int, range, (CUdeviceptr *, size_t *, CUdeviceptr), (&base, &size, large + 5 * MIB)));
+	for (size_t i = 0; i < 5 * MIB; i++)
+		bytes[i] = (char)(i * 7);
+	WANT(!CALL(int, in, (CUdeviceptr, const void *, size_t), (large + 12, bytes, 5 * MIB - 12)));
+	WANT(!CALL(int, out, (void *, CUdeviceptr, size_t), (bytes + 8 * MIB, large + 12, 5 * MIB - 12)));
+	WANT(!memcmp(bytes, bytes + 8 * MIB, 5 * MIB - 12));
+	// Legacy IPC is refused for the one and goes on for the other.
+	WANT(CALL(int, ipc, (void *, CUdeviceptr), (handle, large)) == 801);
+	WANT(!CALL(int, ipc, (void *, CUdeviceptr), (handle, small)));
+	// A child of fork has no CUDA, and does not wait for ever.
+	pid_t child = fork();
+	if (!child)
+		_exit(CALL(int, alloc, (CUdeviceptr *, size_t), (&other, 8 * MIB)) == 3 ? 0 : 1);
+	WANT(waitpid(child, &n, 0) == child && !n);
+	WANT(!CALL(int, release, (CUdeviceptr), (large)));
+	WANT(CALL(int, release, (CUdeviceptr), (large)));
+	WANT(!CALL(int, release, (CUdeviceptr), (small)));
+	// Memory goes with its context: as much as there is can be had again.
+	size_t whole, left;
+	WANT(!CALL(int, by_name("cuMemGetInfo_v2"), (size_t *, size_t *), (&left, &whole)));
+	size_t most = (left - 64 * MIB) / (2 * MIB) * (2 * MIB);
+	for (int i = 0; i < 3; i++) {
+		WANT(!CALL(int, by_name("cuCtxCreate_v2"), (void **, unsigned, int), (&second, 0, 0)));
+		WANT(!CALL(int, alloc, (CUdeviceptr *, size_t), (&large, most)));
+		WANT(!CALL(int, by_name("cuCtxDestroy_v2"), (void *), (second)));
+	}
+	WANT(!CALL(int, by_name("cuCtxSetCurrent"), (void *), (context)));
+	WANT(!CALL(int, alloc, (CUdeviceptr *, size_t), (&large, most)));
+	WANT(!CALL(int, by_name("cuDevicePrimaryCtxRelease_v2"), (int), (0)));
+	WANT(!CALL(int, by_driver("cuDevicePrimaryCtxRetain"), (void **, int), (&context, 0)));
+	WANT(!CALL(int, by_name("cuCtxSetCurrent"), (void *), (context)));
+	WANT(!CALL(int, alloc, (CUdeviceptr *, size_t), (&large, most)));
+	return 0;
+}

@@ -1,0 +1,175 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The thread that does what the shim asks for, and the control block by which it is asked.
+//
+// The shim finds the block by its magic in the library's writable mapping, writes a request into it, by
+// /proc/PID/mem, and sends the thread SIGNAL, which the thread waits for. No descriptor is used, since
+// programs close those that they do not know, and CRIU has nothing to restore. Nobody in the container
+// can ask for more than root in it could do to the process anyway.
+//
+//	open --PARK--> parked --SAVE--> saved --OPEN--> open
+//	               parked --OPEN--> open
+
+#include "companion.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { OPEN = 0, PARKING = 1, PARKED = 2, SAVED = 3 };  // states
+enum { ASK_PARK = 1, ASK_SAVE = 2, ASK_OPEN = 3 };      // requests
+enum { SIGNAL = 60 };                                   // one of the real-time signals
+
+// The layout is known to internal/companion. The shim writes request, cancelled and argument.
+static struct {
+	char magic[32];
+	uint32_t version;
+	int32_t pid, tid;   // in the process's pid namespace; 0 before there is a thread
+	uint32_t state;
+	uint32_t request;   // a number that counts up, times 4, and what is asked for
+	uint32_t answered;  // the request that result belongs to
+	int32_t result;     // a CUresult
+	uint32_t argument;  // of a PARK: its timeout in milliseconds
+	uint32_t cancelled; // a PARK that is to be given up, whatever it waits for
+	uint32_t unused;
+	uint64_t start, bytes; // the host memory with what is saved; parked, the bytes that it will take
+} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 1};
+
+static uint32_t load(const uint32_t *p)
+{
+	return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+
+static void set_state(uint32_t state)
+{
+	__atomic_store_n(&control.state, state, __ATOMIC_SEQ_CST);
+}
+
+bool companion_cancelled(void) __attribute__((visibility("hidden")));
+bool companion_cancelled(void)
+{
+	// In this order: park() looks whether it was cancelled after it has left PARKING.
+	return load(&control.cancelled) && load(&control.cancelled) == load(&control.request) && load(&control.state) == PARKING;
+}
+
+static CUresult park(uint32_t number)
+{
+	CUresult r = CUDA_SUCCESS;
+
+	if (load(&control.state) != OPEN)
+		return CUDA_ERROR_ILLEGAL_STATE;
+	if (companion_bypassed()) {
+		companion_say("the program is linked to a function of the driver that the companion does not know: its memory is left to the driver");
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
+	set_state(PARKING);
+	gate_close();
+	if (!gate_drain(load(&control.argument), &control.cancelled, number))
+		r = CUDA_ERROR_NOT_READY;
+	if (!r)
+		r = memory_synchronize();
+	if (!r && load(&control.cancelled) == number)
+		r = CUDA_ERROR_NOT_READY;
+	if (!r)
+		control.bytes = memory_total();
+	// A thread that has opened the gate by itself has seen PARKING.
+	set_state(r ? OPEN : PARKED);
+	if (!r && load(&control.cancelled) == number) {
+		r = CUDA_ERROR_NOT_READY;
+		set_state(OPEN);
+	}
+	if (r)
+		gate_open();
+	return r;
+}
+
+static CUresult open_again(void)
+{
+	if (load(&control.state) == SAVED) {
+		CUresult r = memory_restore(control.start, control.bytes);
+		if (r)
+			return r;
+	}
+	control.start = control.bytes = 0;
+	set_state(OPEN);
+	gate_open();
+	return CUDA_SUCCESS;
+}
+
+static CUresult obey(uint32_t request)
+{
+	CUresult r;
+
+	switch (request & 3) {
+	case ASK_PARK:
+		return park(request);
+	case ASK_SAVE:
+		if (load(&control.state) != PARKED)
+			return CUDA_ERROR_ILLEGAL_STATE;
+		r = memory_save(&control.start, &control.bytes);
+		if (!r || control.bytes)
+			set_state(SAVED);
+		if (!r && load(&control.cancelled) == request) { // nobody waits for it any more
+			r = open_again();
+			return r ? r : CUDA_ERROR_NOT_READY;
+		}
+		return r;
+	case ASK_OPEN:
+		return open_again();
+	}
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+static void *work(void *arg)
+{
+	sigset_t wanted;
+
+	(void)arg;
+	gate_exempt();
+	prctl(PR_SET_NAME, "gpuckpt-compan");
+	control.pid = getpid();
+	sigemptyset(&wanted);
+	sigaddset(&wanted, SIGNAL);
+	__atomic_store_n(&control.tid, (int32_t)syscall(SYS_gettid), __ATOMIC_SEQ_CST);
+	for (;;) {
+		// By a system call: the C library's may be another one after a restore. A tracer ends it
+		// early, and a signal may have come for a request that was seen already.
+		syscall(SYS_rt_sigtimedwait, &wanted, NULL, NULL, 8);
+		uint32_t request = load(&control.request);
+		if (request == load(&control.answered))
+			continue;
+		control.result = obey(request);
+		__atomic_store_n(&control.answered, request, __ATOMIC_SEQ_CST);
+	}
+	return NULL;
+}
+
+// A child of fork has no worker, and no CUDA.
+static void forked(void)
+{
+	control.pid = control.tid = 0;
+	set_state(OPEN);
+	companion_passive = true;
+	gate_forked();
+}
+
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
+extern int pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) __attribute__((weak));
+
+bool worker_start(void)
+{
+	sigset_t all, before;
+	pthread_t thread;
+
+	if (!pthread_create || !__register_atfork || __register_atfork(NULL, NULL, forked, NULL))
+		return false;
+	sigfillset(&all); // no handler of the program's runs on it
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	bool started = !pthread_create(&thread, NULL, work, NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return started;
+}

@@ -1,0 +1,147 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
+)
+
+// withCompanion is a container with the companion and a GPU.
+func withCompanion() harness.RunSpec {
+	return harness.RunSpec{GPUs: []int{0}, Annotations: map[string]string{annotations.Companion: "true"}}
+}
+
+// companionArea checks that the last checkpoint of a process has GPU state by the companion, and by the
+// driver.
+func companionArea(t *testing.T, ref string, want int) {
+	t.Helper()
+	if areas := metadataOf(t, shared, ref).Processes[0].Areas; len(areas) != want {
+		t.Errorf("%s has %d areas, want %d", ref, len(areas), want)
+	}
+}
+
+// A program whose memory its companion makes, above the threshold and below: it runs on, is restored,
+// checkpointed once more as the restored program that it is, and every bit is right each time.
+func TestCompanion(t *testing.T) {
+	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3", "--seed", "7")
+	k.Expect(t, "verify", "bad=0")
+	k.Expect(t, "count", "101") // in memory of a module's
+	first := takeCheckpoint(t, shared, k, "1")
+	companionArea(t, first, 2)
+	k.Expect(t, "count", "102")
+	k.Expect(t, "verify", "bad=0") // it was left running
+	k.Expect(t, "write 250", "wrote 250")
+	second := takeCheckpoint(t, shared, k, "2")
+	k.MustRemove(t)
+
+	r := restore(t, shared, k.ID, second, k.Port)
+	r.Expect(t, "verify", "bad=0")
+	r.Expect(t, "write 900", "wrote 900")
+	third := takeCheckpoint(t, shared, r, "3")
+	companionArea(t, third, 2)
+	r.Expect(t, "verify", "bad=0")
+	r.MustRemove(t)
+	for _, ref := range []string{third, first} {
+		r = restore(t, shared, k.ID, ref, k.Port)
+		r.Expect(t, "verify", "bad=0")
+		r.MustRemove(t)
+	}
+}
+
+// A companion without memory of its own does nothing, and a container without the annotation has none.
+func TestCompanionWithoutWork(t *testing.T) {
+	for name, spec := range map[string]harness.RunSpec{"small": withCompanion(), "none": {GPUs: []int{0}}} {
+		k := shared.Work(t, spec, "pattern", "--bytes", "3M", "--chunks", "1")
+		k.Expect(t, "verify", "bad=0")
+		ref := takeCheckpoint(t, shared, k, "without-work-"+name)
+		companionArea(t, ref, 1)
+		k.Expect(t, "verify", "bad=0")
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", k.MustPid(t)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if has := strings.Contains(string(maps), companion.InContainer); has != (name == "small") {
+			t.Errorf("%s: the program has the companion: %v", name, has)
+		}
+		k.MustRemove(t)
+	}
+}
+
+// Failures on the way, and the death of who works for the shim, cost the program nothing: it runs on with
+// its memory, and the next checkpoint is good.
+func TestCompanionUndone(t *testing.T) {
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("a real driver makes no faults on demand")
+	}
+	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "16M", "--chunks", "2")
+	k.Expect(t, "verify", "bad=0") // it uses CUDA from here on
+	for _, test := range []struct{ name, soft, words string }{
+		{"lock", "fail=lock:304:1\n", "lock"},
+		{"checkpoint", "fail=checkpoint:304:1\n", "checkpoint"},
+	} {
+		undo := shared.SoftwareGPU(t, test.soft)
+		err := k.Checkpoint(t.Context(), "undone:1")
+		undo()
+		harness.Says(t, err, test.words)
+		goesOn(t, k)
+	}
+	for _, kill := range []struct {
+		name string
+		do   func(t *testing.T, shim int)
+	}{{"helper", killHelper}, {"tracer", func(t *testing.T, shim int) {
+		if err := unix.Kill(childOf(shim, "gpuckpt-tracer"), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}}} {
+		undo := shared.SoftwareGPU(t, "checkpoint_delay_ms=500\n")
+		done := make(chan error, 1)
+		go func() { done <- k.Checkpoint(t.Context(), "killed:1") }()
+		inCheckpoint(t, k)
+		kill.do(t, shimOf(t, k))
+		undo()
+		if err := <-done; err == nil {
+			removeImageAtEnd(t, shared, "killed:1")
+		}
+		goesOn(t, k)
+	}
+	companionArea(t, takeCheckpoint(t, shared, k, "undone"), 2)
+	goesOn(t, k)
+}
+
+// Between a pause and what comes after it, GPU memory is in host memory: a tracer that dies then takes
+// nothing with it, neither from a program that only goes on nor from one that is checkpointed.
+func TestCompanionPaused(t *testing.T) {
+	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "16M", "--chunks", "2")
+	k.Expect(t, "verify", "bad=0")
+	kill := func() {
+		if err := unix.Kill(childOf(shimOf(t, k), "gpuckpt-tracer"), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, killed := range []bool{false, true} {
+		ctr(t, shared, "tasks", "pause", k.ID)
+		if killed {
+			kill()
+		}
+		ctr(t, shared, "tasks", "resume", k.ID)
+		goesOn(t, k)
+	}
+	ctr(t, shared, "tasks", "pause", k.ID)
+	kill()
+	// As the shim has seen it by now, or finds it out.
+	harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "save GPU state", "tracer", "ended", "code = Unavailable")
+	ctr(t, shared, "tasks", "resume", k.ID)
+	goesOn(t, k)
+	checkpointInto(t, shared, k, t.TempDir())
+	goesOn(t, k)
+}

@@ -1,0 +1,77 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64
+
+package companion
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// build builds the companion, its test program and the software GPU into a directory with device nodes.
+func build(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, args := range [][]string{
+		{"make", "-s", "-C", "../../companion", "OUT=" + dir},
+		{"make", "-s", "-C", "../../integration/softcuda", "OUT=" + dir, "all"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "direct"), "../../companion/test.c", "-ldl"},
+	} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s (a C compiler and make are needed): %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	for _, name := range []string{"nvidiactl", "nvidia0"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func preloaded(dir, program string, env ...string) (string, error) {
+	cmd := exec.Command(program)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LD_PRELOAD=" + filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH=" + dir, "SOFTCUDA_DEV=" + dir}, env...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func TestLibrary(t *testing.T) {
+	dir := build(t)
+	t.Run("program", func(t *testing.T) { program(t, dir) })
+	t.Run("passes through", func(t *testing.T) { passesThrough(t, dir) })
+}
+
+// What a program sees of the driver with its companion. It says so on stderr, once, where it refuses.
+func program(t *testing.T, dir string) {
+	t.Helper()
+	out, err := preloaded(dir, filepath.Join(dir, "direct"))
+	if err != nil || strings.Count(out, "gpuckpt companion: CUDA IPC") != 1 {
+		t.Errorf("%v: %s", err, out)
+	}
+	// Programs without CUDA do not notice it, also where all functions are looked up at the start.
+	for _, env := range []string{"A=b", "LD_BIND_NOW=1"} {
+		if out, err := preloaded(dir, "/bin/true", env); err != nil || out != "" {
+			t.Errorf("%s: %v: %s", env, err, out)
+		}
+	}
+}
+
+// Told so, or with a driver that it does not know, it leaves all to the driver: IPC works then.
+func passesThrough(t *testing.T, dir string) {
+	t.Helper()
+	for _, env := range []string{"GPUCKPT_COMPANION=off", "SOFTCUDA_CONF=" + filepath.Join(dir, "old")} {
+		if err := os.WriteFile(filepath.Join(dir, "old"), []byte("cuda = 11080\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := preloaded(dir, filepath.Join(dir, "direct"), env)
+		if err == nil || !strings.Contains(out, "== 801 is not so") || strings.Count(out, "it does nothing here") != 1 {
+			t.Errorf("%s: %v: %s", env, err, out)
+		}
+	}
+}
