@@ -142,12 +142,13 @@ func (r *Restoration) beginCheck(ctx context.Context) (err error) {
 	answer := make(chan error, 1)
 	r.checked = sync.OnceValue(func() error { return <-answer })
 	ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx))
+	areas := r.areas // letGo takes them from r, and does not wait
 	switch {
 	case len(r.areas) == 0:
 		answer <- nil
 	case r.arriving:
 		go func() {
-			err := images.Check(ctx, imageAreas(r.areas), 0, nil)
+			err := images.Check(ctx, imageAreas(areas), 0, nil)
 			if errors.Is(err, images.ErrDamaged) {
 				err = fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 			}
@@ -159,7 +160,7 @@ func (r *Restoration) beginCheck(ctx context.Context) (err error) {
 		}
 		checker := r.checker
 		go func() {
-			err := checkDigests(checker, r.areas)
+			err := checkDigests(checker, areas)
 			checker.Close() // nobody knows for how long the container is not started
 			answer <- err
 		}()
