@@ -47,7 +47,7 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 			}
 			return err
 		}
-		found, reason, err := trust.OpenImage(ctx, c.config, dirs, roots)
+		found, source, reason, err := trust.OpenUnpacked(ctx, c.config, dirs, roots)
 		if err != nil {
 			return err
 		}
@@ -56,7 +56,7 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 			entry.Infof("the image is a checkpoint and starts afresh: %s", reason)
 			return nil
 		}
-		c.restore = &restoreState{dir: found.Dir, checkpoint: found}
+		c.restore = &restoreState{dir: found.Dir, checkpoint: found, arriving: source}
 		if rootfs.NeedsMount() {
 			// By Start runc's service has mounted the root file system.
 			c.restore.dir = filepath.Join(r.Bundle, "rootfs", images.ImageDir)

@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gpuckpt/gpuckpt/internal/install/installcmd"
 )
 
 func demoCommand() *cobra.Command {
@@ -26,7 +28,7 @@ stops at the end, or with --keep at Ctrl-C. Its programs come in the package gpu
   gpuckpt demo --keep     # and try ctr and gpuckpt in another terminal`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			release, err := releaseOf()
+			release, err := installcmd.ReleaseOf()
 			if err != nil {
 				return err
 			}

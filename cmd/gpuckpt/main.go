@@ -21,8 +21,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/internal/cudatool"
+	"github.com/gpuckpt/gpuckpt/internal/install/installcmd"
 	"github.com/gpuckpt/gpuckpt/internal/oplog/oplogcmd"
 	"github.com/gpuckpt/gpuckpt/internal/recovery/recovercmd"
+	"github.com/gpuckpt/gpuckpt/internal/snapshotter/snapshottercmd"
 	"github.com/gpuckpt/gpuckpt/internal/version"
 )
 
@@ -112,7 +114,7 @@ can do it.`,
 	}
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), recovercmd.Command(), oplogcmd.Metrics(), oplogcmd.Report(), lsCommand(), rmCommand(), pruneCommand(), installCommand(), uninstallCommand(), waitCommand(), demoCommand(), manCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), recovercmd.Command(), snapshottercmd.Command(), oplogcmd.Metrics(), oplogcmd.Report(), lsCommand(), rmCommand(), pruneCommand(), installcmd.Install(), installcmd.Uninstall(), installcmd.Wait(), demoCommand(), manCommand(), versionCommand())
 	// Above "error", containerd's packages log what errors and progress say.
 	root.PersistentFlags().String(logLevel, "error", "log this and what is graver to standard error: trace, debug, info, warn, error")
 	_ = root.RegisterFlagCompletionFunc(logLevel, cobra.FixedCompletions([]string{"trace", "debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))

@@ -18,7 +18,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,7 +35,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/feed"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
@@ -126,7 +124,7 @@ func (i *Image) plan() error {
 		ids = append(ids, l.DiffID)
 		switch {
 		case l.Kind == oci.LayerGPU || l.Kind == oci.LayerCRIU:
-			i.own = append(i.own, &layer{Layer: l, i: i, number: n})
+			i.own = append(i.own, &layer{Target: Target{Layer: l, LayerBytes: i.image.LayerBytes}, i: i, number: n})
 		case len(i.own) > 0:
 			return fmt.Errorf("the layers of %s are not in order: %w", i.ref, ErrWhole)
 		}
@@ -148,7 +146,7 @@ func (i *Image) claim() error {
 		if err := i.criu().prepare(); err != nil {
 			return err
 		}
-		root, err := os.Open(i.criu().root)
+		root, err := os.Open(i.criu().Root)
 		if err != nil {
 			if errors.Is(err, os.ErrNotExist) {
 				continue // it was committed or removed
@@ -170,7 +168,7 @@ func (i *Image) claim() error {
 		}
 		i.letGo = root.Close
 		mounts, err := i.shots.Mounts(i.ctx, i.criu().key())
-		if err == nil && len(mounts) == 1 && mounts[0].Source == i.criu().root {
+		if err == nil && len(mounts) == 1 && mounts[0].Source == i.criu().Root {
 			return nil
 		}
 		if err != nil && !errdefs.IsNotFound(err) {
@@ -199,14 +197,14 @@ func (i *Image) begin() error {
 		group.Go(func() error { return i.src.Store(ctx, store, d) })
 	}
 	roots := make([]string, len(i.own))
-	roots[0] = i.criu().root
+	roots[0] = i.criu().Root
 	gpu := i.own[:len(i.own)-1]
 	for n, l := range gpu {
 		group.Go(func() error {
 			err := l.prepare()
-			roots[n+1] = l.root
-			if err == nil {
-				err = l.make()
+			roots[n+1] = l.Root
+			if err == nil && !l.kept {
+				err = l.Make()
 			}
 			return err
 		})
@@ -225,10 +223,10 @@ func (i *Image) begin() error {
 		return err
 	}
 	i.Below = client.NewImage(i.c, cimages.Image{Name: i.ref, Target: below})
-	if err := i.criu().unpack(store); err != nil {
+	if err := i.criu().Unpack(i.ctx, store); err != nil {
 		return err
 	}
-	i.Dir = i.criu().root
+	i.Dir = i.criu().Root
 	if i.Metadata, err = images.ReadMetadata(filepath.Join(i.Dir, images.ImageDir)); err != nil {
 		return err
 	}
@@ -248,7 +246,7 @@ func (i *Image) tell(to *feed.Feed, gpu []*layer) {
 		}
 		select {
 		case <-l.here:
-			to.Arrived(l.file())
+			to.Arrived(l.File())
 		default:
 			to.Fail(context.Cause(i.ctx))
 			return
@@ -337,11 +335,10 @@ func (i *Image) Close() error {
 
 // layer is a layer of the checkpoint, on its way into a snapshot of its own.
 type layer struct {
-	oci.Layer
+	Target
 	i      *Image
 	number int
-	root   string // of the snapshot
-	kept   bool   // it had arrived before
+	kept   bool // it had arrived before
 	here   chan struct{}
 }
 
@@ -371,54 +368,14 @@ func (l *layer) prepare() error {
 	if len(mounts) != 1 || mounts[0].Type != "bind" {
 		return fmt.Errorf("the snapshotter %s has no directories: %w", l.i.name, ErrWhole)
 	}
-	l.root = mounts[0].Source
+	l.Root = mounts[0].Source
 	return nil
-}
-
-// dir is where the layer's files are.
-func (l *layer) dir() string { return filepath.Join(l.root, images.ImageDir) }
-
-// file is the one file that a layer of GPU state becomes, with holes where it has zeros.
-func (l *layer) file() string { return filepath.Join(l.dir(), images.PieceFile(l.Area, l.Offset)) }
-
-// descriptor finds the layer in the registry.
-func (l *layer) descriptor() ocispec.Descriptor {
-	d := l.Descriptor()
-	d.Annotations = map[string]string{annotations.Layer: l.Kind}
-	return d
-}
-
-// empty makes the layer's directory, and removes what is in it.
-func (l *layer) empty() error {
-	if err := os.RemoveAll(l.dir()); err != nil {
-		return err
-	}
-	return os.Mkdir(l.dir(), 0o700)
-}
-
-// make makes the file of a layer of GPU state at its full size, unless it has arrived.
-func (l *layer) make() error {
-	if l.kept {
-		return nil
-	}
-	if _, _, ok := images.ParsePieceFile(filepath.Base(l.file())); !ok || l.Offset%l.i.image.LayerBytes != 0 {
-		return fmt.Errorf("%w: layer %s says it is %s from %d", images.ErrDamaged, l.Digest, l.Area, l.Offset)
-	}
-	err := l.empty()
-	if err == nil {
-		err = os.WriteFile(l.file(), nil, 0o600)
-	}
-	if err == nil {
-		err = os.Truncate(l.file(), int64(l.i.image.LayerBytes))
-	}
-	return err
 }
 
 // fetch fetches a layer of GPU state into its file.
 func (l *layer) fetch() error {
 	if !l.kept {
-		d := l.descriptor()
-		if err := l.i.src.Try(l.i.ctx, d, func() error { return l.try(d) }); err != nil {
+		if err := l.Fetch(l.i.ctx, l.i.src); err != nil {
 			return err
 		}
 		info := snapshots.Info{Name: l.key(), Labels: map[string]string{arrivedLabel: l.DiffID.String()}}
@@ -428,84 +385,6 @@ func (l *layer) fetch() error {
 	}
 	close(l.here)
 	return nil
-}
-
-// try fetches the layer once, from its begin.
-func (l *layer) try(d ocispec.Descriptor) error {
-	f, err := os.OpenFile(l.file(), os.O_WRONLY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	// Another try may have written what is to be zero.
-	if err := errors.Join(f.Truncate(0), f.Truncate(int64(l.i.image.LayerBytes))); err != nil {
-		return err
-	}
-	data, err := l.i.src.Stream(l.i.ctx, d)
-	if err != nil {
-		return err
-	}
-	defer data.Close()
-	return l.fill(f, data)
-}
-
-// fill writes the pieces in the layer's archive to where they belong in its file.
-func (l *layer) fill(f io.WriterAt, data io.Reader) error {
-	buf := make([]byte, 1<<20)
-	return l.read(data, func(name string, size int64, r io.Reader) error {
-		area, offset, ok := images.ParsePieceFile(name)
-		end := l.Offset + l.i.image.LayerBytes
-		if !ok || area != l.Area || offset%images.PieceAlign != 0 || offset < l.Offset || offset > end || uint64(size) > end-offset {
-			return fmt.Errorf("%w: %s, %d bytes, is not a piece of %s from %d to %d", images.ErrDamaged, name, size, l.Area, l.Offset, end)
-		}
-		_, err := io.CopyBuffer(io.NewOffsetWriter(f, int64(offset-l.Offset)), struct{ io.Reader }{r}, buf)
-		return err
-	})
-}
-
-// read reads the layer's archive, and compares its digests.
-func (l *layer) read(data io.Reader, file func(name string, size int64, r io.Reader) error) error {
-	stored, plain := l.Digest.Algorithm().Hash(), l.DiffID.Algorithm().Hash()
-	data = io.TeeReader(data, stored)
-	archive, err := oci.Decompress(data, l.MediaType)
-	if err != nil {
-		return fmt.Errorf("layer %s: %w", l.Digest, err)
-	}
-	defer archive.Close()
-	whole := io.TeeReader(archive, plain)
-	if err = images.ReadLayer(whole, file); err == nil {
-		_, err = io.Copy(io.Discard, whole) // what is behind the end mark counts for the digest
-	}
-	if err == nil {
-		_, err = io.Copy(io.Discard, data)
-	}
-	if got := digest.NewDigest(l.Digest.Algorithm(), stored); err == nil && got != l.Digest {
-		err = fmt.Errorf("%w: it has the digest %s", registry.ErrWrongBytes, got)
-	}
-	if got := digest.NewDigest(l.DiffID.Algorithm(), plain); err == nil && got != l.DiffID {
-		err = fmt.Errorf("%w: unpacked it has the digest %s, not %s", images.ErrDamaged, got, l.DiffID)
-	}
-	return err
-}
-
-// unpack unpacks the layer with CRIU's images.
-func (l *layer) unpack(store content.Provider) error {
-	if err := l.empty(); err != nil {
-		return err
-	}
-	blob, err := store.ReaderAt(l.i.ctx, l.Descriptor())
-	if err != nil {
-		return err
-	}
-	defer blob.Close()
-	return l.read(content.NewReader(blob), func(name string, size int64, r io.Reader) error {
-		f, err := os.OpenFile(filepath.Join(l.dir(), name), os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-		if err == nil {
-			_, err = io.CopyN(f, r, size)
-			err = errors.Join(err, f.Close())
-		}
-		return err
-	})
 }
 
 // commit makes the layer's snapshot that of the image.

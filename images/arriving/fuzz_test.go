@@ -41,11 +41,11 @@ func FuzzLayer(f *testing.F) {
 		f.Add(archive.Bytes(), uint64(layerBytes))
 	}
 	f.Fuzz(func(t *testing.T, data []byte, offset uint64) {
-		l := &layer{i: &Image{image: &oci.Image{LayerBytes: layerBytes}}, Layer: oci.Layer{
+		l := &Target{LayerBytes: layerBytes, Layer: oci.Layer{
 			Digest: digest.FromBytes(data), DiffID: digest.FromBytes(data), MediaType: ocispec.MediaTypeImageLayer,
 			Area: "gpu-1-0", Offset: offset,
 		}}
-		if offset%layerBytes != 0 { // make refuses it
+		if offset%layerBytes != 0 { // Make refuses it
 			return
 		}
 		if err := l.fill(within(layerBytes), bytes.NewReader(data)); errors.Is(err, errBeyond) {

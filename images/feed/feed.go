@@ -19,6 +19,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -58,29 +59,39 @@ type Feed struct {
 // A socket that a feed has left there is replaced.
 func Begin(dir string, roots []string) (*Feed, error) {
 	f := &Feed{path: filepath.Join(dir, socketName), notes: []note{{Roots: roots}}, more: make(chan struct{})}
-	if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("tell of what arrives: %w", err)
+	// By a rename: at no moment is there no socket where one was, which would say that all is here.
+	err := os.Remove(f.path + begun)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = short(dir, func(address *net.UnixAddr) (err error) {
+			if f.listener, err = net.ListenUnix("unix", address); err == nil {
+				f.listener.SetUnlinkOnClose(false) // its name is of this moment alone
+			}
+			return err
+		})
 	}
-	err := short(dir, func(address *net.UnixAddr) (err error) {
-		f.listener, err = net.ListenUnix("unix", address)
-		return err
-	})
+	if err == nil {
+		if err = os.Rename(f.path+begun, f.path); err != nil {
+			f.listener.Close()
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("tell of what arrives: %w", err)
 	}
-	f.listener.SetUnlinkOnClose(false) // its name is of this moment alone
 	f.serving.Go(f.serve)
 	return f, nil
 }
 
-// short calls do with an address of the socket in a directory that is short enough for a socket's.
+// begun is behind the name of a socket that is not in its place yet.
+const begun = ".new"
+
+// short calls do with an address, short enough for a socket's, of a new socket in a directory.
 func short(dir string, do func(*net.UnixAddr) error) error {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: dir, Err: err}
 	}
 	defer unix.Close(fd)
-	return do(&net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", fd, socketName)})
+	return do(&net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s%s", fd, socketName, begun)})
 }
 
 func (f *Feed) serve() {
@@ -104,7 +115,7 @@ func (f *Feed) send(c *net.UnixConn) {
 		notes, more, over := f.notes[at:], f.more, f.over
 		f.mu.Unlock()
 		for _, n := range notes {
-			if out.Encode(n) != nil {
+			if out.Encode(n) != nil || n.Failed != "" {
 				return
 			}
 		}
@@ -130,6 +141,15 @@ func (f *Feed) Arrived(path string) { f.tell(note{Arrived: path}) }
 
 // Fail tells that no more will arrive.
 func (f *Feed) Fail(err error) { f.tell(note{Failed: err.Error()}) }
+
+// Retry has the feed no longer tell that it failed: what is missing is fetched again. Sources that
+// were told stay as they are.
+func (f *Feed) Retry() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	// A copy: send works on the old ones. It has sent none behind a failure, so its place is right.
+	f.notes = slices.DeleteFunc(slices.Clone(f.notes), func(n note) bool { return n.Failed != "" })
+}
 
 // Close ends the feed and removes its socket.
 func (f *Feed) Close() error {
@@ -183,6 +203,16 @@ func Open(dir string) (*Source, error) {
 		return nil, fmt.Errorf("%s is still arriving: %w: %w", dir, ErrEnded, err)
 	}
 	return s, nil
+}
+
+// Beside opens the source of an unpacked image whose snapshotter still fetches GPU state: its feed is
+// beside the root of the topmost layer of the checkpoint. dirs is what images.ImageDirs returned. It
+// returns nil if there is no feed, since all is here.
+func Beside(dirs []string) (*Source, error) {
+	if len(dirs) == 0 {
+		return nil, nil
+	}
+	return Open(filepath.Dir(filepath.Dir(dirs[0])))
 }
 
 // begin reads the roots.

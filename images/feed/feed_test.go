@@ -197,3 +197,48 @@ func FuzzSource(f *testing.F) {
 		}
 	})
 }
+// Beside an unpacked image, and tried again after a failure: who comes later is told of no failure,
+// and of all that has arrived. A dead feed, which says that something is missing, is replaced.
+func TestRetry(t *testing.T) {
+	snapshot := t.TempDir()
+	dirs := []string{filepath.Join(snapshot, "fs", images.ImageDir)}
+	if s, err := Beside(dirs); s != nil || err != nil {
+		t.Fatalf("without a feed: %v, %v", s, err)
+	}
+	for range 2 {
+		f, err := Begin(snapshot, []string{"/top"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, err := Beside(dirs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer first.Close()
+		f.Arrived("/a")
+		f.Fail(errors.New("no more"))
+		if err := await(t.Context(), of(first, "/b"), 0); err == nil || err.Error() != "no more" {
+			t.Errorf("a failure is told as %v", err)
+		}
+		f.Arrived("/b")
+		f.Retry()
+		f.Arrived("/c")
+		second, err := Beside(dirs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer second.Close()
+		c := of(second, "/a", "/b", "/c")
+		for i := range 3 {
+			if err := await(t.Context(), c, i); err != nil {
+				t.Errorf("file %d: %v", i, err)
+			}
+		}
+		if err := f.listener.Close(); err != nil { // it dies
+			t.Fatal(err)
+		}
+	}
+	if _, err := Beside(dirs); !errors.Is(err, ErrEnded) {
+		t.Errorf("a dead feed: %v", err)
+	}
+}

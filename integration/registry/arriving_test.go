@@ -39,7 +39,13 @@ type blob struct {
 // image to a registry.
 func sent(t *testing.T) *away {
 	t.Helper()
-	r := &away{server: serve(t, false), c: session.Own(t, harness.Options{})}
+	return sentBy(t, session.Own(t, harness.Options{}))
+}
+
+// sentBy is sent with a containerd that is there.
+func sentBy(t *testing.T, c *harness.Containerd) *away {
+	t.Helper()
+	r := &away{server: serve(t, false), c: c}
 	r.name = r.ref("job:1")
 	k := start(t, r.c, harness.RunSpec{}, "pattern", "--bytes", "201326592", "--chunks", "3", "--seed", "7")
 	k.Expect(t, "count", "101")

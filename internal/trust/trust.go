@@ -117,6 +117,24 @@ func OpenImage(ctx context.Context, read config.Source, dirs, roots []string) (_
 	return found, "", err
 }
 
+// OpenUnpacked is OpenImage for an image of which a snapshotter may still fetch GPU state. The source,
+// nil if all is here, is to be closed after the restore.
+func OpenUnpacked(ctx context.Context, read config.Source, dirs, roots []string) (_ *images.Checkpoint, _ *feed.Source, afresh string, err error) {
+	source, serr := feed.Beside(dirs) // before anything is read: it goes when all is here
+	found, afresh, err := OpenImage(ctx, read, dirs, roots)
+	if err == nil && afresh == "" {
+		err = serr
+	}
+	if err != nil || afresh != "" {
+		source.Close()
+		return nil, nil, afresh, err
+	}
+	if source != nil {
+		source.Set(found)
+	}
+	return found, source, "", nil
+}
+
 // OpenArriving is OpenImage for an image whose GPU state is still arriving, which can only be
 // restored. It returns nil if nothing arrives in dir. The source is to be closed after the restore.
 func OpenArriving(ctx context.Context, read config.Source, dir string) (*images.Checkpoint, *feed.Source, error) {

@@ -1,7 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package installcmd is the sub-commands "gpuckpt install" and "gpuckpt uninstall".
+package installcmd
 
 import (
 	"encoding/json"
@@ -22,7 +23,8 @@ type installFlags struct {
 	json bool
 }
 
-func installCommand() *cobra.Command {
+// Install returns the command "install".
+func Install() *cobra.Command {
 	var o installFlags
 	c := &cobra.Command{
 		Use:   "install",
@@ -43,7 +45,7 @@ leaves containers running, suspended ones too.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
-			if o.Source, err = releaseOf(); err != nil {
+			if o.Source, err = ReleaseOf(); err != nil {
 				return err
 			}
 			result, err := install.Install(cmd.Context(), o.Options)
@@ -62,7 +64,8 @@ leaves containers running, suspended ones too.`,
 	return c
 }
 
-func uninstallCommand() *cobra.Command {
+// Uninstall returns the command "uninstall".
+func Uninstall() *cobra.Command {
 	var o installFlags
 	c := &cobra.Command{
 		Use:   "uninstall",
@@ -84,8 +87,8 @@ configuration. It refuses while containers run with the shim.`,
 	return c
 }
 
-// waitCommand is what the DaemonSet's pods do when the node is done.
-func waitCommand() *cobra.Command {
+// Wait returns a command that waits for SIGTERM: what the DaemonSet's pods do when the node is done.
+func Wait() *cobra.Command {
 	return &cobra.Command{Use: "wait", Short: "Wait for SIGTERM", Hidden: true, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		<-cmd.Context().Done()
 		return nil
@@ -119,7 +122,11 @@ func printResult(w io.Writer, r install.Result, done string, asJSON bool) error 
 	case len(r.Changed) == 0:
 		fmt.Fprintf(&b, "gpuckpt %s was %s in %s already\n", r.Version, done, r.Prefix)
 	default:
-		fmt.Fprintf(&b, "%s gpuckpt %s in %s: %s changed\n", done, r.Version, r.Prefix, count(len(r.Changed), "file"))
+		files := "files"
+		if len(r.Changed) == 1 {
+			files = "file"
+		}
+		fmt.Fprintf(&b, "%s gpuckpt %s in %s: %d %s changed\n", done, r.Version, r.Prefix, len(r.Changed), files)
 	}
 	if r.Config != "" {
 		fmt.Fprintf(&b, "containerd knows the runtime by %s\n", r.Config)
@@ -131,8 +138,8 @@ func printResult(w io.Writer, r install.Result, done string, asJSON bool) error 
 	return err
 }
 
-// releaseOf returns the directory of the release that this program lies in, in bin.
-func releaseOf() (string, error) {
+// ReleaseOf returns the directory of the release that this program lies in, in bin.
+func ReleaseOf() (string, error) {
 	self, err := os.Executable()
 	if err == nil {
 		self, err = filepath.EvalSymlinks(self)

@@ -1,0 +1,177 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package arriving
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/images/registry"
+)
+
+// Target is where a layer of a checkpoint arrives: the root of its snapshot. Whoever calls its
+// methods is the only one who writes there.
+type Target struct {
+	oci.Layer
+	// LayerBytes is that of the image.
+	LayerBytes uint64 `json:"layerBytes"`
+	// Root is the directory that holds the layer's files, and no others.
+	Root string `json:"root"`
+}
+
+// dir is where the layer's files are.
+func (t *Target) dir() string { return filepath.Join(t.Root, images.ImageDir) }
+
+// File returns the path of the one file that a layer of GPU state becomes, with holes where it has
+// zeros.
+func (t *Target) File() string { return filepath.Join(t.dir(), images.PieceFile(t.Area, t.Offset)) }
+
+// descriptor finds the layer in the registry.
+func (t *Target) descriptor() ocispec.Descriptor {
+	d := t.Descriptor()
+	d.Annotations = map[string]string{annotations.Layer: t.Kind}
+	return d
+}
+
+// empty makes the layer's directory, and removes what is in it.
+func (t *Target) empty() error {
+	if err := os.RemoveAll(t.dir()); err != nil {
+		return err
+	}
+	return os.Mkdir(t.dir(), 0o700)
+}
+
+// Make makes the file of a layer of GPU state at its full size. What was there is removed.
+func (t *Target) Make() error {
+	if _, _, ok := images.ParsePieceFile(filepath.Base(t.File())); !ok || t.LayerBytes == 0 || t.Offset%t.LayerBytes != 0 {
+		return fmt.Errorf("%w: layer %s says it is %s from %d", images.ErrDamaged, t.Digest, t.Area, t.Offset)
+	}
+	err := t.empty()
+	if err == nil {
+		err = os.WriteFile(t.File(), nil, 0o600)
+	}
+	if err == nil {
+		err = os.Truncate(t.File(), int64(t.LayerBytes))
+	}
+	return err
+}
+
+// Fetch fetches a layer of GPU state into its file, which Make has made. The file is right when it
+// returns nil: the layer's digests are compared. After an error it has anything in it.
+func (t *Target) Fetch(ctx context.Context, from *registry.Source) error {
+	d := t.descriptor()
+	return from.Try(ctx, d, func() error {
+		f, err := t.open()
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		data, err := from.Stream(ctx, d)
+		if err != nil {
+			return err
+		}
+		defer data.Close()
+		return t.fill(f, data)
+	})
+}
+
+// Copy is Fetch out of a content store.
+func (t *Target) Copy(ctx context.Context, store content.Provider) error {
+	blob, err := store.ReaderAt(ctx, t.Descriptor())
+	if err != nil {
+		return err
+	}
+	defer blob.Close()
+	f, err := t.open()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return t.fill(f, content.NewReader(blob))
+}
+
+// open opens the file that Make has made, and empties it: another try may have written what is to be
+// zero.
+func (t *Target) open() (*os.File, error) {
+	f, err := os.OpenFile(t.File(), os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(f.Truncate(0), f.Truncate(int64(t.LayerBytes))); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// fill writes the pieces in the layer's archive to where they belong in its file.
+func (t *Target) fill(f io.WriterAt, data io.Reader) error {
+	buf := make([]byte, 1<<20)
+	return t.read(data, func(name string, size int64, r io.Reader) error {
+		area, offset, ok := images.ParsePieceFile(name)
+		end := t.Offset + t.LayerBytes
+		if !ok || area != t.Area || offset%images.PieceAlign != 0 || offset < t.Offset || offset > end || uint64(size) > end-offset {
+			return fmt.Errorf("%w: %s, %d bytes, is not a piece of %s from %d to %d", images.ErrDamaged, name, size, t.Area, t.Offset, end)
+		}
+		_, err := io.CopyBuffer(io.NewOffsetWriter(f, int64(offset-t.Offset)), struct{ io.Reader }{r}, buf)
+		return err
+	})
+}
+
+// read reads the layer's archive, and compares its digests.
+func (t *Target) read(data io.Reader, file func(name string, size int64, r io.Reader) error) error {
+	stored, plain := t.Digest.Algorithm().Hash(), t.DiffID.Algorithm().Hash()
+	data = io.TeeReader(data, stored)
+	archive, err := oci.Decompress(data, t.MediaType)
+	if err != nil {
+		return fmt.Errorf("layer %s: %w", t.Digest, err)
+	}
+	defer archive.Close()
+	whole := io.TeeReader(archive, plain)
+	if err = images.ReadLayer(whole, file); err == nil {
+		_, err = io.Copy(io.Discard, whole) // what is behind the end mark counts for the digest
+	}
+	if err == nil {
+		_, err = io.Copy(io.Discard, data)
+	}
+	if got := digest.NewDigest(t.Digest.Algorithm(), stored); err == nil && got != t.Digest {
+		err = fmt.Errorf("%w: it has the digest %s", registry.ErrWrongBytes, got)
+	}
+	if got := digest.NewDigest(t.DiffID.Algorithm(), plain); err == nil && got != t.DiffID {
+		err = fmt.Errorf("%w: unpacked it has the digest %s, not %s", images.ErrDamaged, got, t.DiffID)
+	}
+	return err
+}
+
+// Unpack unpacks the layer with CRIU's images out of a content store. What was there is removed.
+func (t *Target) Unpack(ctx context.Context, store content.Provider) error {
+	if err := t.empty(); err != nil {
+		return err
+	}
+	blob, err := store.ReaderAt(ctx, t.Descriptor())
+	if err != nil {
+		return err
+	}
+	defer blob.Close()
+	return t.read(content.NewReader(blob), func(name string, size int64, r io.Reader) error {
+		f, err := os.OpenFile(filepath.Join(t.dir(), name), os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+		if err == nil {
+			_, err = io.CopyN(f, r, size)
+			err = errors.Join(err, f.Close())
+		}
+		return err
+	})
+}
