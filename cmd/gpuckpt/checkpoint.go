@@ -10,20 +10,29 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/capture"
 	"github.com/gpuckpt/gpuckpt/images/convert"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
+	"github.com/gpuckpt/gpuckpt/images/registry"
+	"github.com/gpuckpt/gpuckpt/internal/confidential"
 )
 
 // dumpDirEnv names the directory for dumps in place of capture.DefaultDir.
 const dumpDirEnv = "GPUCKPT_IMAGE_PATH"
 
-// cut is what checkpoint prints as JSON of several containers.
+// checkpointAnswer is what checkpoint prints as JSON of a container, cut of several.
+type checkpointAnswer struct {
+	*capture.Result
+	Push *transferAnswer `json:"push,omitempty"`
+}
+
 type cut struct {
-	Containers []*capture.Result `json:"containers"`
+	Containers []checkpointAnswer `json:"containers"`
 }
 
 func checkpointCommand() *cobra.Command {
@@ -31,6 +40,7 @@ func checkpointCommand() *cobra.Command {
 	var b buildFlags
 	var o capture.Options
 	var pod string
+	var p pushed
 	c := &cobra.Command{
 		Use:   "checkpoint CONTAINER... --image REF",
 		Short: "Make a checkpoint image of a running container",
@@ -43,8 +53,12 @@ the container is as it was before, and there is no image.
 
 Several containers, or all of a pod (--pod), are taken in one cut: none is dumped before all
 are paused, none runs on before all are dumped, and if one fails all run on. The image of
-each has "-" and the container's name behind its tag.`,
+each has "-" and the container's name behind its tag.
+
+With --push the image is sent to a registry as well, as "gpuckpt image push" does. If that
+fails, the image stays in containerd.`,
 		Example: `  gpuckpt checkpoint job --image example.com/job:1 --leave-running
+  gpuckpt checkpoint job --push registry.example.com/job:1
   gpuckpt checkpoint --namespace k8s.io --pod default/trainer --image registry.example.com/trainer:1`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if (len(args) > 0) == (pod != "") {
@@ -54,6 +68,9 @@ each has "-" and the container's name behind its tag.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if o.Build, err = b.options(); err != nil {
+				return err
+			}
+			if err := p.check(&o); err != nil {
 				return err
 			}
 			return d.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
@@ -82,13 +99,18 @@ each has "-" and the container's name behind its tag.`,
 					return nil, "", err
 				}
 				var words strings.Builder
+				var answers []checkpointAnswer
 				for _, m := range made {
 					words.WriteString(captured(m))
+					answers = append(answers, checkpointAnswer{Result: m})
+				}
+				if err := p.push(ctx, dial, &o, answers, &words); err != nil {
+					return nil, "", err
 				}
 				if pod != "" || len(made) > 1 {
-					return cut{made}, words.String(), nil
+					return cut{answers}, words.String(), nil
 				}
-				return made[0], words.String(), nil
+				return answers[0], words.String(), nil
 			})
 		},
 	}
@@ -96,13 +118,14 @@ each has "-" and the container's name behind its tag.`,
 	d.flags(c)
 	b.flags(c, d.images)
 	f := c.Flags()
-	f.StringVarP(&o.Image, "image", "i", "", "name of the image, example.com/job:1 (needed)")
+	p.flags(c)
+	f.StringVarP(&o.Image, "image", "i", "", "name of the image, example.com/job:1 (default: that of --push)")
 	f.StringVar(&pod, "pod", "", "all running containers of this pod of Kubernetes, NAME or NAMESPACE/NAME, in one cut")
 	f.BoolVar(&o.LeaveRunning, "leave-running", false, "let the container run on, as soon as the dump is complete and its GPU filled again")
 	f.BoolVar(&o.Unpack, "unpack", false, "unpack the image as well, so that whoever runs it on this node need not")
 	f.StringVar(&o.Dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), capture.DefaultDir),
 		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest ($"+dumpDirEnv+")")
-	_ = c.MarkFlagRequired("image")
+	c.MarkFlagsOneRequired("image", "push")
 	_ = c.RegisterFlagCompletionFunc("image", d.images)
 	_ = c.MarkFlagDirname("image-path")
 	return c
@@ -116,4 +139,50 @@ func captured(made *capture.Result) string {
 	}
 	return fmt.Sprintf("%s@%s\n%s of GPU state; layers of %s, %s of it reused; %.2f s; %s\n",
 		made.Image, made.Digest, size(made.GPUBytes), size(made.Bytes), size(made.Reused), made.SecondsOverall, state)
+}
+
+// pushed is where the images of a checkpoint are sent to.
+type pushed struct {
+	to         string // "" for nowhere
+	recipients []string
+	registry.Options
+}
+
+func (p *pushed) flags(c *cobra.Command) {
+	c.Flags().StringVar(&p.to, "push", "", "send the image to a registry by this name, registry.example.com/job:1")
+	registryFlags(c, &p.Options)
+	encryptFlag(c, &p.recipients)
+}
+
+// check refuses a name that cannot be pushed to before anything is dumped.
+func (p *pushed) check(o *capture.Options) error {
+	if p.to == "" {
+		return nil
+	}
+	o.Image = cmp.Or(o.Image, p.to)
+	if err := localstore.CheckName(p.to); err != nil {
+		return err
+	}
+	return confidential.MayPush(p.recipients)
+}
+
+// push sends the images that were made, and adds what it did to their answers.
+func (p *pushed) push(ctx context.Context, dial convert.Dial, o *capture.Options, made []checkpointAnswer, words *strings.Builder) error {
+	if p.to == "" {
+		return nil
+	}
+	p.Progress = o.Progress
+	var failed []error
+	for i, m := range made {
+		// The images of several containers have different ends.
+		began, a := time.Now(), &transferAnswer{Image: p.to + strings.TrimPrefix(m.Image, o.Image)}
+		if err := sendImage(ctx, dial, m.Image, a, p.recipients, p.Options); err != nil {
+			failed = append(failed, fmt.Errorf("%w\n%s is in containerd: `gpuckpt image push %s %s` sends it", err, m.Image, m.Image, a.Image))
+			continue
+		}
+		a.Seconds = time.Since(began).Seconds()
+		made[i].Push = a
+		words.WriteString(a.words("sent"))
+	}
+	return errors.Join(failed...)
 }

@@ -59,9 +59,35 @@ func (t *transferFlags) transfer(cmd *cobra.Command, name, verb string, move fun
 			return nil, "", err
 		}
 		a.Seconds = time.Since(began).Seconds()
-		return a, fmt.Sprintf("%s@%s\n%s %s of %s, %s reused; %.2f s\n",
-			name, a.Digest, size(a.Moved), verb, size(a.Bytes), size(a.Reused), a.Seconds), nil
+		return a, a.words(verb), nil
 	})
+}
+
+// words says what was moved.
+func (a *transferAnswer) words(verb string) string {
+	return fmt.Sprintf("%s@%s\n%s %s of %s, %s reused; %.2f s\n",
+		a.Image, a.Digest, size(a.Moved), verb, size(a.Bytes), size(a.Reused), a.Seconds)
+}
+
+// sendImage sends what is in a place to the registry that the answer's image names.
+func sendImage(ctx context.Context, dial convert.Dial, from string, a *transferAnswer, recipients []string, o registry.Options) (err error) {
+	src, err := openPlace(ctx, dial, from)
+	if err != nil {
+		return err
+	}
+	defer joinClose(&err, src)
+	if src.Image == nil {
+		return fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", from, registry.ErrNotPushable)
+	}
+	if a.Digest, a.Result, err = confidential.Push(ctx, src, a.Image, recipients, o); err != nil {
+		return fmt.Errorf("push %s: %w", from, err)
+	}
+	return nil
+}
+
+func encryptFlag(c *cobra.Command, recipients *[]string) {
+	c.Flags().StringSliceVar(recipients, "encrypt", nil, "file or directory of public keys or certificates that the checkpoint is encrypted for (default: [encryption] recipients)")
+	_ = c.MarkFlagFilename("encrypt")
 }
 
 func pushCommand() *cobra.Command {
@@ -80,26 +106,14 @@ them is found in the registry. They are kept in $TMPDIR, or /var/tmp, meanwhile.
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			target := strings.TrimPrefix(args[len(args)-1], convert.InContainerd+":")
-			return t.transfer(cmd, target, "sent", func(ctx context.Context, dial convert.Dial, a *transferAnswer) (err error) {
-				src, err := openPlace(ctx, dial, args[0])
-				if err != nil {
-					return err
-				}
-				defer joinClose(&err, src)
-				if src.Image == nil {
-					return fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", args[0], registry.ErrNotPushable)
-				}
-				if a.Digest, a.Result, err = confidential.Push(ctx, src, target, recipients, t.Options); err != nil {
-					return fmt.Errorf("push %s: %w", args[0], err)
-				}
-				return nil
+			return t.transfer(cmd, target, "sent", func(ctx context.Context, dial convert.Dial, a *transferAnswer) error {
+				return sendImage(ctx, dial, args[0], a, recipients, t.Options)
 			})
 		},
 	}
 	c.ValidArgsFunction = t.images
 	t.flags(c)
-	c.Flags().StringSliceVar(&recipients, "encrypt", nil, "file or directory of public keys or certificates that the checkpoint is encrypted for (default: [encryption] recipients)")
-	_ = c.MarkFlagFilename("encrypt")
+	encryptFlag(c, &recipients)
 	return c
 }
 

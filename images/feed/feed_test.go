@@ -197,6 +197,7 @@ func FuzzSource(f *testing.F) {
 		}
 	})
 }
+
 // Beside an unpacked image, and tried again after a failure: who comes later is told of no failure,
 // and of all that has arrived. A dead feed, which says that something is missing, is replaced.
 func TestRetry(t *testing.T) {

@@ -92,9 +92,14 @@ func gpuckpt(t *testing.T, c *harness.Containerd, args ...string) string {
 // asJSON runs gpuckpt with --json.
 func asJSON[T any](t *testing.T, c *harness.Containerd, args ...string) (v T) {
 	t.Helper()
-	out := gpuckpt(t, c, append(args, "--json")...)
+	return decoded[T](t, gpuckpt(t, c, append(args, "--json")...))
+}
+
+// decoded reads what gpuckpt has printed as JSON.
+func decoded[T any](t *testing.T, out string) (v T) {
+	t.Helper()
 	if err := json.Unmarshal([]byte(out), &v); err != nil {
-		t.Fatalf("gpuckpt %s --json: %v\n%s", strings.Join(args, " "), err, out)
+		t.Fatalf("%v\n%s", err, out)
 	}
 	return v
 }

@@ -31,6 +31,18 @@ import (
 // ErrPlain refuses a checkpoint that is not encrypted where the node's configuration wants it so.
 var ErrPlain = errors.New("the checkpoint is not encrypted, and [encryption] required in " + config.Path + " is true")
 
+// MayPush refuses, before there is a checkpoint, what Push would refuse of any plain one. The error is
+// ErrPlain.
+func MayPush(recipients []string) error {
+	node, err := config.Load()
+	if err == nil && node.Encryption.Required && len(recipients) == 0 && len(node.Encryption.Recipients) == 0 {
+		err = errNobody
+	}
+	return err
+}
+
+var errNobody = fmt.Errorf("%w: name a public key with --encrypt, or in [encryption] recipients", ErrPlain)
+
 // Push is registry.Push of a source's image, which it encrypts before: for the recipients, files of
 // public keys, or where there are none, for those of the node's configuration. It returns the digest
 // of what it sent. The error is ErrPlain where the configuration wants encryption and has nobody to
@@ -52,7 +64,7 @@ func Push(ctx context.Context, src *convert.Source, target string, recipients []
 	case len(recipients) > 0 && state == crypt.Encrypted:
 		return "", nil, errors.New("it is encrypted already: push it without --encrypt, or pull it decrypted first")
 	case len(recipients) == 0 && state == crypt.Plain && node.Encryption.Required:
-		return "", nil, fmt.Errorf("%w: name a public key with --encrypt, or in [encryption] recipients", ErrPlain)
+		return "", nil, errNobody
 	case len(recipients) == 0:
 		result, err := registry.Push(ctx, src.Provider, target, *src.Image, o)
 		return src.Image.Digest, result, err

@@ -1,0 +1,55 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// One command makes a checkpoint and sends it to a registry with a password. Where that fails, the
+// image stays in containerd, and the error says how to go on. What cannot be sent is refused before.
+func TestCheckpointPush(t *testing.T) {
+	results.Add(t)
+	s := serve(t, true)
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--chunks", "3", "--seed", "7")
+	k.Expect(t, "count", "101")
+	ref, env := s.ref("job:1"), dockerConfig(t, s.host, "test", testPassword)
+
+	undo := c.Configured(t, "[encryption]\nrequired = true\n")
+	fails(t, c, env, []string{"not encrypted", "--encrypt"}, "checkpoint", k.ID, "--push", ref)
+	undo()
+	fails(t, c, env, []string{"[image push]"}, "checkpoint", k.ID)
+	k.Expect(t, "count", "102") // it runs as before
+
+	// Without the password: the image is there all the same.
+	fails(t, c, nil, []string{"docker login", "gpuckpt image push gpuckpt.test/job:1 " + ref}, "checkpoint", k.ID, "--image", "gpuckpt.test/job:1", "--push", ref, "--leave-running")
+	if _, err := c.Client().ImageService().Get(t.Context(), "gpuckpt.test/job:1"); err != nil {
+		t.Errorf("the image did not stay: %v", err)
+	}
+	k.Expect(t, "count", "103")
+
+	out, errs, err := try(t, c, env, "checkpoint", k.ID, "--push", ref, "--json")
+	if err != nil {
+		t.Fatalf("%v\n%s%s\n%s", err, out, errs, c.LogTail(3000))
+	}
+	made := decoded[struct {
+		harness.CheckpointAnswer
+		Push harness.TransferAnswer
+	}](t, out)
+	if made.Push.Digest != made.Digest || made.Push.MovedBytes == 0 || s.sent.Load() < int64(made.Push.MovedBytes) {
+		t.Errorf("gpuckpt checkpoint answers %+v after the registry got %d bytes", made, s.sent.Load())
+	}
+	k.MustRemove(t)
+	forget(t, c)
+	if _, errs, err := try(t, c, env, "image", "pull", ref, "--snapshotter", c.Snapshotter()); err != nil {
+		t.Fatalf("%v\n%s", err, errs)
+	}
+	r := resume(t, c, ref, k.Port)
+	r.Expect(t, "verify", "bad=0")
+	r.Expect(t, "count", "104")
+	r.MustRemove(t)
+}
