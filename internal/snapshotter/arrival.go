@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -210,9 +211,7 @@ func (a *arrival) make(ctx context.Context, n int, key, parent string, labels ma
 	if err != nil {
 		return err
 	}
-	for k, v := range labels {
-		committed[k] = v
-	}
+	maps.Copy(committed, labels)
 	if err := a.s.Snapshotter.Commit(ctx, name, key, snapshots.WithLabels(committed)); err != nil {
 		return err
 	}
