@@ -269,7 +269,7 @@ func roots(mounts []mount.Mount) (root string, below []string, err error) {
 	return root, below, nil
 }
 
-// sync has a file on the disk before it counts as arrived.
+// syncFile puts a file onto the disk: before that it does not count as arrived.
 func syncFile(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
