@@ -362,7 +362,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	watch := criu.StartWatch(ctx, false, time.Duration(view.CRIU.DumpTimeout))
 	_, err = s.TTRPCTaskService.Checkpoint(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
-		return sequence.Join(dumpLog.Explain(err), criu.EndAll())
+		return sequence.Join(dumpLog.Explain(err), criu.EndDumps())
 	}
 	return memory.Complete()
 }

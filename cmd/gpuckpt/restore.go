@@ -238,7 +238,7 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, container.Delete(back, client.WithSnapshotCleanup))
+			err = errors.Join(err, removeGivenUp(back, container))
 		}
 	}()
 	// By the shim's pipes even to nowhere: CRIU cannot dump a process with a file of the host open.
@@ -264,6 +264,31 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 		return nil, errors.Join(err, derr)
 	}
 	return task, nil
+}
+
+// removeGivenUp removes a container whose start has failed or was given up. containerd may have made the task
+// of a client that no longer waited for it, or be about to take it back: such a task is deleted first.
+func removeGivenUp(ctx context.Context, container client.Container) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		err := container.Delete(ctx, client.WithSnapshotCleanup)
+		if !errdefs.IsFailedPrecondition(err) {
+			return err
+		}
+		task, terr := container.Task(ctx, nil)
+		if terr == nil {
+			_, terr = task.Delete(ctx) // one that was not started
+		}
+		if errdefs.IsFailedPrecondition(terr) {
+			_, terr = task.Delete(ctx, client.WithProcessKill)
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, terr)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // spec is the container's, made as "ctr run" makes it.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
@@ -98,7 +99,9 @@ func checkpointed(t *testing.T) (k *harness.Container, dir string) {
 	return k, dir
 }
 
-// CRIU, or runc, is killed while CRIU dumps a container: the container goes on.
+// CRIU, or runc, is killed while CRIU dumps a container: the container goes on. It does not if CRIU
+// is killed in the moment in which it has its own code in the program (docs/limits.md): then another
+// container is tried.
 func TestKilledInDump(t *testing.T) {
 	for who, find := range map[string]func(shim, criu int) int{
 		"CRIU": func(_, criu int) int { return criu },
@@ -106,25 +109,43 @@ func TestKilledInDump(t *testing.T) {
 	} {
 		t.Run(who, func(t *testing.T) {
 			results.Add(t)
-			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
-			k.Expect(t, "verify", "bad=0")
-			pid, shim := k.MustPid(t), shimOf(t, k)
-			var err error
-			for try := 0; try < tries && err == nil; try++ {
-				dir := t.TempDir()
-				err = killWhile(t, func() error { return checkpointTask(t, shared, k, dir) }, func() int {
-					if tracer := tracerOf(pid); strings.HasPrefix(commandLine(tracer), "criu") {
-						return find(shim, tracer)
-					}
-					return 0
-				})
+			for try := 0; ; try++ {
+				k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+				k.Expect(t, "verify", "bad=0")
+				err := killInDump(t, k, find)
+				harness.Says(t, err, "dump", who+" was killed", "try again", shared.CRIULogs())
+				status, serr := k.Status(t.Context())
+				if serr != nil {
+					t.Fatal(serr)
+				}
+				if who == "CRIU" && status == client.Stopped && try < tries {
+					t.Logf("the program ended with CRIU's code in it: %v", err)
+					k.MustRemove(t)
+					continue
+				}
+				goesOn(t, k)
+				checkpointInto(t, shared, k, t.TempDir())
+				goesOn(t, k)
+				return
 			}
-			harness.Says(t, err, "dump", who+" was killed", "try again", shared.CRIULogs())
-			goesOn(t, k)
-			checkpointInto(t, shared, k, t.TempDir())
-			goesOn(t, k)
 		})
 	}
+}
+
+// killInDump kills a process, given the shim's and CRIU's, while CRIU has a container that it dumps.
+func killInDump(t *testing.T, k *harness.Container, find func(shim, criu int) int) (err error) {
+	t.Helper()
+	pid, shim := k.MustPid(t), shimOf(t, k)
+	for try := 0; try < tries && err == nil; try++ {
+		dir := t.TempDir()
+		err = killWhile(t, func() error { return checkpointTask(t, shared, k, dir) }, func() int {
+			if tracer := tracerOf(pid); strings.HasPrefix(commandLine(tracer), "criu") {
+				return find(shim, tracer)
+			}
+			return 0
+		})
+	}
+	return err
 }
 
 // CRIU, runc or the program is killed while CRIU restores it: the restore fails, nothing

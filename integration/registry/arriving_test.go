@@ -293,6 +293,7 @@ func TestInterruptedArrival(t *testing.T) {
 	if err := cmd.Wait(); err == nil || !strings.Contains(errs.String(), "context canceled") {
 		t.Errorf("gpuckpt ended with %v and %s", err, errs.String())
 	}
+	t.Log(errs.String()) // in a way back that failed is the reason
 	r.gone(t, "interrupted")
 	r.meddle.Store(nil)
 	gpuckpt(t, r.c, r.args("after")...)

@@ -160,7 +160,7 @@ func TestCheckpointRefuses(t *testing.T) {
 	const ref = "gpuckpt.test/refused:1"
 	fails(t, shared, nil, []string{"no such container"}, "checkpoint", "nobody", "--image", ref)
 	fails(t, shared, nil, []string{"not a full image name"}, "checkpoint", k.ID, "--image", "job")
-	fails(t, shared, nil, []string{`"image" not set`}, "checkpoint", k.ID)
+	fails(t, shared, nil, []string{"[image push] is required"}, "checkpoint", k.ID)
 	fails(t, shared, nil, []string{"zstd, gzip or none"}, "checkpoint", k.ID, "--image", ref, "--compression", "zip")
 	fails(t, shared, nil, []string{"power of two"}, "checkpoint", k.ID, "--image", ref, "--layer-size", "100MiB")
 	fails(t, shared, nil, []string{"make the directory"}, "checkpoint", k.ID, "--image", ref, "--image-path", "/proc/none")

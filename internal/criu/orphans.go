@@ -24,11 +24,32 @@ import (
 // than the kernel's time.
 const killTimeout = 30 * time.Second
 
+// endsByItself bounds the wait for a CRIU that dumps and has lost its runc. It ends at the next word
+// that it has for runc, when the memory is copied at the latest.
+const endsByItself = 20 * time.Second
+
 // EndAll ends each CRIU of this process whose runc was killed. Such a CRIU would go
 // on without runc and keep the processes that it dumps, which nobody else can trace
 // until then.
 func EndAll() error {
-	return end(slices.DeleteFunc(proc.Children(os.Getpid()), func(pid int) bool { return !forRunc(pid) }))
+	return end(left())
+}
+
+// EndDumps is EndAll where nothing but dumps can be under way. Each CRIU gets time to end by itself
+// before: one that is killed while its code is in a process takes the process with it.
+func EndDumps() error {
+	for late := time.Now().Add(endsByItself); len(left()) > 0 && time.Now().Before(late); {
+		time.Sleep(time.Millisecond)
+	}
+	return EndAll()
+}
+
+// left returns the CRIUs of this process that live and whose runc does not.
+func left() []int {
+	return slices.DeleteFunc(proc.Children(os.Getpid()), func(pid int) bool {
+		status, gone := proc.StatusOf(pid)
+		return !forRunc(pid) || proc.Ended(gone) || status.Ended()
+	})
 }
 
 // EndHalfRestored ends the processes of a container that CRIU has restored in part.
