@@ -48,14 +48,14 @@ var reasons = map[string]string{
 	"checkpoint-failed": "CheckpointFailed", "restore-failed": "RestoreFailed", "suspend-failed": "SuspendFailed", "resume-failed": "ResumeFailed",
 }
 
-// Teller tells what the shims of a node do.
+// Teller makes events of pods out of what the shims of a node say.
 type Teller struct {
 	// Root is where the node's root is mounted, Socket that of containerd, as the node sees it.
 	Root, Socket string
 	Events       record.EventRecorder
 }
 
-// Start tells until ctx ends. A containerd that does not answer is asked again and again.
+// Start listens until ctx ends. A containerd that does not answer is asked again and again.
 func (t *Teller) Start(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := t.listen(ctx); err != nil && ctx.Err() == nil {
@@ -69,7 +69,7 @@ func (t *Teller) Start(ctx context.Context) error {
 	return nil
 }
 
-// listen tells what containerd says, until the connection is lost.
+// listen makes events until the connection to containerd is lost, which is its error.
 func (t *Teller) listen(ctx context.Context) error {
 	socket, err := securejoin.SecureJoin(t.Root, t.Socket) // a link is of the node's root
 	if err != nil {
