@@ -85,12 +85,13 @@ test: setup setup-kubernetes build-faults agent testbeds ## Run all tests (needs
 
 # Every fault at every step (integration/faults); `make test` tries a sample. What was tried is noted
 # in WALK, and a run goes on where the last one was cut off, until the programs are others.
-# PART=2/3 is the second of three parts, LANES=3 uses three containers at once.
+# PART=2/3 is the second of three parts, LANES=3 uses three containers at once. KNOWN is the log of an
+# earlier walk, whose cells are left out where they passed, with whatever programs.
 WALK ?= $(OUT)/faults-walk.txt
 .PHONY: test-faults
 test-faults: setup build-faults testbeds ## Make every fault at every step (needs root; an hour or more).
 	$(TEST_ENV) GPUCKPT_TEST_FAULTS=all GPUCKPT_TEST_FAULTS_WALK="$(abspath $(WALK))" GPUCKPT_TEST_FAULTS_PART=$(PART) \
-		GPUCKPT_TEST_FAULTS_LANES=$(LANES) go -C integration test -count=1 -timeout 24h ./faults
+		GPUCKPT_TEST_FAULTS_LANES=$(LANES) GPUCKPT_TEST_FAULTS_KNOWN="$(if $(KNOWN),$(abspath $(KNOWN)))" go -C integration test -count=1 -timeout 24h ./faults
 
 # SOAK is how long; `make test` tries two short rounds. Results: GPUCKPT_RESULTS names a file.
 SOAK ?= 1h

@@ -63,6 +63,9 @@ const (
 	// envWalk names a file that each cell is written into when it has been tried. Cells that it has
 	// as passed with the same programs are left out, so a walk goes on where it was cut off.
 	envWalk = "GPUCKPT_TEST_FAULTS_WALK"
+	// envKnown names the log of an earlier walk. Cells that passed in it when they were last tried are
+	// left out, whatever programs it was of, before the parts are made.
+	envKnown = "GPUCKPT_TEST_FAULTS_KNOWN"
 )
 
 // sample is how many cells are tried where nobody says how many.
@@ -90,6 +93,18 @@ func choose(t *testing.T) []Cell {
 			break
 		}
 		cells = cells[min(first, len(cells)):min(max(first, last), len(cells))]
+	}
+	if path := os.Getenv(envKnown); path != "" {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		all, err := ReadWalk(f)
+		if err != nil {
+			t.Fatalf("%s=%s: %v", envKnown, path, err)
+		}
+		cells = Unknown(cells, all)
 	}
 	if part := os.Getenv(envPart); part != "" {
 		var k, n int

@@ -423,6 +423,10 @@ func (h *hit) signal(victim string, signal unix.Signal) {
 		return
 	}
 	pids := h.victims(victim)
+	if len(pids) == 0 && victim == Worker && h.cell.Place.Scenario.Operation == "restore" {
+		h.missed.Store(true) // the digester begins when the container is created, and may be done
+		return
+	}
 	if len(pids) == 0 {
 		h.t.Errorf("there is no %s", victim)
 	}

@@ -59,6 +59,15 @@ func ReadWalk(r io.Reader) (all []Tried, err error) {
 	return all, nil
 }
 
+// Unknown returns the cells that did not pass when the walk tried them last, and those it did not try.
+func Unknown(cells []Cell, walk []Tried) []Cell {
+	last := make(map[string]bool)
+	for _, r := range walk {
+		last[r.Cell] = r.Passed
+	}
+	return slices.DeleteFunc(slices.Clone(cells), func(c Cell) bool { return last[c.String()] })
+}
+
 // tally is what came of some cells.
 type tally struct{ cells, walked, passed, mended int }
 

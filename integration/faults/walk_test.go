@@ -40,9 +40,17 @@ func openWalk(t *testing.T) *walk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &walk{file: file, commit: session.Results.Commit, programs: digestOfPrograms(t)}
+	w := &walk{file: file, commit: short(session.Results.Commit), programs: digestOfPrograms(t)}
 	w.continues(all)
 	return w
+}
+
+// short is a commit as the log has it: a bundle knows all 40 digits.
+func short(commit string) string {
+	if len(commit) < 40 {
+		return commit
+	}
+	return commit[:7] + commit[40:] // "-dirty" stays
 }
 
 // continues notes what has passed with the same programs.
@@ -116,5 +124,24 @@ func TestWalkGoesOn(t *testing.T) {
 	left := w.left(slices.Clone(cells))
 	if want := cells[1:]; len(left) != len(want) || left[0].String() != want[0].String() {
 		t.Errorf("left are %v, want %v", left, want)
+	}
+}
+
+// What is known of an earlier walk is what came of a cell's last try, with whatever programs.
+func TestUnknown(t *testing.T) {
+	cells := Cells()[:4]
+	walk := []Tried{
+		{Programs: "some", Passed: true, Cell: cells[0].String()},
+		{Programs: "others", Passed: false, Cell: cells[0].String()},
+		{Programs: "some", Passed: false, Cell: cells[1].String()},
+		{Programs: "others", Passed: true, Cell: cells[1].String()},
+		{Programs: "some", Passed: true, Cell: cells[2].String()},
+	}
+	var names []string
+	for _, c := range Unknown(cells, walk) {
+		names = append(names, c.String())
+	}
+	if want := []string{cells[0].String(), cells[3].String()}; !slices.Equal(names, want) {
+		t.Errorf("unknown are %v, want %v", names, want)
 	}
 }
