@@ -3,6 +3,8 @@
 # shellcheck shell=bash disable=SC2154 # set by setup
 #
 # The distribution's packages: the only thing here that touches the system.
+# $cache is setup's directory; who sources this without setup gets the same.
+: "${cache:=${GPUCKPT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpuckpt}}"
 
 # install_packages NAME...: installs those that are missing. Where that cannot
 # be done it says which they are and fails.
@@ -22,6 +24,7 @@ install_packages() {
 		echo "missing, and only root can install them: apt-get install ${missing[*]}" >&2
 		return 1
 	fi
+	mkdir -p "$cache"
 	exec {lock}>"$cache/.apt.lock"
 	flock "$lock"
 	# The package lists may be absent (a fresh image) or name files that are
