@@ -128,7 +128,7 @@ gpu-bundle: setup build-faults ## Pack the tests into one archive for a machine 
 	hack/bundle
 
 .PHONY: gpu-bundle-kubernetes
-gpu-bundle-kubernetes: setup setup-kubernetes build ## The same for the tests with a kubelet and nerdctl.
+gpu-bundle-kubernetes: setup setup-kubernetes build agent ## The same for the tests with a kubelet and nerdctl.
 	hack/bundle kubernetes
 
 # The corpus of earlier runs, in .build/fuzz-results, is where it goes on.

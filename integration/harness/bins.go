@@ -115,6 +115,31 @@ func (b Bins) PathWithout(t T, dir, left string) string {
 	return dir
 }
 
+// releasePrograms are a release's, by their places in it.
+var releasePrograms = map[string]string{
+	"bin/gpuckpt": "gpuckpt", "bin/containerd-shim-gpuckpt-v2": "containerd-shim-gpuckpt-v2", "bin/gpuckpt-cuda-helper": "gpuckpt-cuda-helper",
+	"lib/gpuckpt/gpuckpt_criu.so": "gpuckpt_criu.so", "lib/gpuckpt/libgpuckpt.so": "libgpuckpt.so", "lib/gpuckpt/criu/criu": "criu",
+}
+
+// Release returns the files of a release, paths by their places in it. CRIU's libraries are among them
+// where they lie beside it, as in a bundle.
+func (b Bins) Release() (map[string]string, error) {
+	files := make(map[string]string)
+	for place, name := range releasePrograms {
+		path, err := b.Path(name)
+		if err != nil {
+			return nil, err
+		}
+		files[place] = path
+	}
+	const criu = "lib/gpuckpt/criu"
+	libraries, err := filepath.Glob(filepath.Join(filepath.Dir(files[criu+"/criu"]), "lib", "*"))
+	for _, path := range libraries {
+		files[criu+"/lib/"+filepath.Base(path)] = path
+	}
+	return files, err
+}
+
 // OlderContainerds are the versions of containerd beside the newest that are
 // supported: the first starts shims in the way of those before 2.3.
 var OlderContainerds = []string{"2.2", "2.3"}

@@ -4,6 +4,7 @@
 package install
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,7 +18,9 @@ import (
 // docs/install.md's way to install from the image once: the container writes to the node's root, asks
 // the containerd there, and what it installed is what the node runs.
 func TestFromImage(t *testing.T) {
-	document, err := os.ReadFile("../../docs/install.md")
+	results.Add(t)
+	source := cmp.Or(os.Getenv("GPUCKPT_SOURCE"), "../..") // of a bundle, or the tree
+	document, err := os.ReadFile(filepath.Join(source, "docs", "install.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,11 +29,13 @@ func TestFromImage(t *testing.T) {
 		t.Fatal("docs/install.md does not run the image")
 	}
 	c := session.Own(t, harness.Options{})
+	programs, err := bins.Release()
+	if err != nil {
+		t.Fatal(err)
+	}
 	in := map[string]string{}
-	for place, name := range programs {
-		if in["/opt/gpuckpt/"+place], err = bins.Path(name); err != nil {
-			t.Fatal(err)
-		}
+	for place, path := range programs {
+		in["/opt/gpuckpt/"+place] = path
 	}
 	image, err := harness.BuildImage(t.Context(), harness.ImageSpec{Files: in, Entrypoint: []string{"/opt/gpuckpt/bin/gpuckpt"}})
 	if err == nil {

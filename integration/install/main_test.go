@@ -24,19 +24,15 @@ import (
 var (
 	session *harness.Session
 	bins    harness.Bins
+	gpu     harness.GPU
+	results *harness.Results
 )
 
 func TestMain(m *testing.M) {
 	harness.Main(m.Run, func(s *harness.Session) error {
-		session, bins = s, s.Bins
+		session, bins, gpu, results = s, s.Bins, s.GPU, s.Results
 		return nil
 	})
-}
-
-// programs are a release's, by their places in it.
-var programs = map[string]string{
-	"bin/gpuckpt": "gpuckpt", "bin/" + install.ShimName: install.ShimName, "bin/gpuckpt-cuda-helper": "gpuckpt-cuda-helper",
-	"lib/gpuckpt/gpuckpt_criu.so": "gpuckpt_criu.so", "lib/gpuckpt/libgpuckpt.so": "libgpuckpt.so", "lib/gpuckpt/criu/criu": "criu",
 }
 
 // release makes a directory like that of a release. end is put behind each program, which makes it
@@ -44,10 +40,14 @@ var programs = map[string]string{
 func release(t *testing.T, end string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for place, name := range programs {
-		from, err := bins.Path(name)
-		if err != nil {
-			t.Fatal(err)
+	programs, err := bins.Release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for place, from := range programs {
+		if strings.Contains(place, "/criu/lib/") { // the loader reads all of these
+			copyFile(t, from, filepath.Join(dir, place), "")
+			continue
 		}
 		copyFile(t, from, filepath.Join(dir, place), end)
 	}

@@ -20,6 +20,7 @@ import (
 // that is suspended live on, also while a newer release takes the place of theirs. A removal is
 // refused while they run, and leaves nothing after them.
 func TestContainersLiveOn(t *testing.T) {
+	results.Add(t)
 	node := t.TempDir()
 	prefix := filepath.Join(node, "opt")
 	c := session.Own(t, harness.Options{CRI: true, Env: []string{"PATH=" + filepath.Join(prefix, "bin") + ":" + bins.SearchPath()}})
@@ -54,7 +55,7 @@ func TestContainersLiveOn(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	running := c.Work(t, harness.RunSpec{ID: "running", GPUs: []int{0}}, "counter")
-	suspended := c.Work(t, harness.RunSpec{ID: "suspended", GPUs: []int{1}}, "counter")
+	suspended := c.Work(t, harness.RunSpec{ID: "suspended", GPUs: []int{1 % len(gpu.Devices)}}, "counter")
 	running.Expect(t, "count", "101")
 	suspended.Expect(t, "count", "101")
 	command := func(args ...string) {

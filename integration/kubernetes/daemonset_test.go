@@ -257,15 +257,12 @@ func importNodeImage(t *testing.T, n *node.Node) {
 		}
 		return
 	}
+	programs, err := bins.Release()
+	if err != nil {
+		t.Fatal(err)
+	}
 	files := map[string]string{}
-	for place, name := range map[string]string{
-		"bin/gpuckpt": "gpuckpt", "bin/containerd-shim-gpuckpt-v2": "containerd-shim-gpuckpt-v2", "bin/gpuckpt-cuda-helper": "gpuckpt-cuda-helper",
-		"lib/gpuckpt/gpuckpt_criu.so": "gpuckpt_criu.so", "lib/gpuckpt/libgpuckpt.so": "libgpuckpt.so", "lib/gpuckpt/criu/criu": "criu",
-	} {
-		path, err := bins.Path(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for place, path := range programs {
 		files["/opt/gpuckpt/"+place] = path
 	}
 	image, err := harness.BuildImage(t.Context(), harness.ImageSpec{Files: files, Entrypoint: []string{"/opt/gpuckpt/bin/gpuckpt"}})
