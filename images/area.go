@@ -159,14 +159,15 @@ type AreaReader struct {
 	area *Area
 	ctx  context.Context // ends the wait for bytes that are still arriving
 
-	mu   sync.Mutex
-	open map[int]ReaderAtCloser
+	mu    sync.Mutex
+	open  map[int]ReaderAtCloser
+	views map[int]view
 }
 
 // Open returns a reader of the area's bytes. The caller must close it. The end of ctx ends
 // its waits for bytes that are still arriving.
 func (a *Area) Open(ctx context.Context) *AreaReader {
-	return &AreaReader{area: a, ctx: ctx, open: make(map[int]ReaderAtCloser)}
+	return &AreaReader{area: a, ctx: ctx, open: make(map[int]ReaderAtCloser), views: make(map[int]view)}
 }
 
 // ReadAt fills p with the bytes at an offset, and waits for those that are still arriving. Those
@@ -224,7 +225,7 @@ func (r *AreaReader) file(i int) (io.ReaderAt, error) {
 	return f, nil
 }
 
-// Close closes the files.
+// Close closes the files. Nobody may read a view then.
 func (r *AreaReader) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -232,7 +233,13 @@ func (r *AreaReader) Close() error {
 	for _, f := range r.open {
 		errs = append(errs, f.Close())
 	}
+	for _, v := range r.views {
+		if v.mem != nil {
+			v.unmap()
+		}
+	}
 	clear(r.open)
+	clear(r.views)
 	return errors.Join(errs...)
 }
 

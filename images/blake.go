@@ -4,24 +4,36 @@
 package images
 
 import (
+	"unsafe"
+
 	"lukechampine.com/blake3/guts"
 )
 
-// blakeUnit is what the library's widest instructions compress at once: 16 chunks.
+// blakeUnit is what the widest instructions compress at once: 16 chunks.
 const blakeUnit = guts.MaxSIMD * guts.ChunkSize
+
+// blakeGroup is how many units have their chunks' values merged at once, 16 parents at a time.
+const (
+	blakeGroupBits = 4
+	blakeGroup     = 1 << blakeGroupBits
+)
 
 // blake computes a BLAKE3 digest of 256 bits in the thread that calls it. The library's own hash
 // starts goroutines for each write, on threads that nobody has made yield to the driver.
 //
 // The tree is that of the BLAKE3 paper, section 2.1: units are its subtrees of 16 chunks, and the
-// last one, which may be the root, waits in last until it is known to be the last.
+// last one, which may be the root, waits in last until it is known to be the last. With AVX-512,
+// compress16 of this package does the work: it takes half of the library's time, whose 16 loads of
+// a word each from 16 places are slow (BenchmarkDigestBlock). Else the library does.
 type blake struct {
 	last   [blakeUnit]byte
 	length int
 	units  uint64
 	touch  byte // what fetch has read, so that it is not compiled away
-	// subtrees has the chaining value of the subtree of 1<<i units, for each bit i in units.
+	// subtrees has the chaining value of the subtree of 1<<i units, for each bit i in units. With
+	// compress16, chunks has those of the last units%blakeGroup units in their place.
 	subtrees [64][8]uint32
+	chunks   [blakeGroup][16][8]uint32
 }
 
 // Write adds to what is digested.
@@ -32,7 +44,6 @@ func (b *blake) Write(p []byte) {
 			b.length = 0
 		}
 		if b.length == 0 && len(p) > blakeUnit {
-			b.fetch((*[blakeUnit]byte)(p))
 			b.add((*[blakeUnit]byte)(p))
 			p = p[blakeUnit:]
 			continue
@@ -43,25 +54,42 @@ func (b *blake) Write(p []byte) {
 	}
 }
 
+// add adds a unit that is not the last one.
+func (b *blake) add(unit *[blakeUnit]byte) {
+	if !wide {
+		b.fetch(unit)
+		b.merge(guts.ChainingValue(b.node(unit, blakeUnit)), 0)
+		b.units++
+		return
+	}
+	var counters [2][16]uint32
+	for i := range uint64(16) {
+		counter := b.units*guts.MaxSIMD + i
+		counters[0][i], counters[1][i] = uint32(counter), uint32(counter>>32)
+	}
+	compress16(&b.chunks[b.units%blakeGroup], &unit[0], guts.ChunkSize, guts.ChunkSize/guts.BlockSize, &counters, &chunkFlags)
+	if b.units%blakeGroup == blakeGroup-1 {
+		b.merge(subtree(b.chunks[:]), blakeGroupBits)
+	}
+	b.units++
+}
+
+// merge adds a subtree of 1<<height units to those before it.
+func (b *blake) merge(value [8]uint32, height int) {
+	for ; b.units>>height&1 != 0; height++ {
+		value = guts.ChainingValue(guts.ParentNode(b.subtrees[height], value, &guts.IV, 0))
+	}
+	b.subtrees[height] = value
+}
+
 // fetch brings a unit into the processor's cache: it reads each line, in order. The library reads a
 // line of each of 16 chunks in turn, which no prefetcher follows. Of memory that no cache has, BLAKE3
-// is by half faster with it (BenchmarkDigestBlock).
+// is by half faster with it.
 func (b *blake) fetch(unit *[blakeUnit]byte) {
 	const line = 64
 	for i := 0; i < blakeUnit; i += line {
 		b.touch ^= unit[i]
 	}
-}
-
-// add adds a unit that is not the last one.
-func (b *blake) add(unit *[blakeUnit]byte) {
-	value := guts.ChainingValue(b.node(unit, blakeUnit))
-	height := 0
-	for ; b.units>>height&1 != 0; height++ {
-		value = guts.ChainingValue(guts.ParentNode(b.subtrees[height], value, &guts.IV, 0))
-	}
-	b.subtrees[height] = value
-	b.units++
 }
 
 func (b *blake) node(unit *[blakeUnit]byte, length int) guts.Node {
@@ -72,11 +100,37 @@ func (b *blake) node(unit *[blakeUnit]byte, length int) guts.Node {
 func (b *blake) Sum() [32]byte {
 	root := b.node(&b.last, b.length)
 	for height := range b.subtrees {
-		if b.units>>height&1 != 0 {
-			root = guts.ParentNode(b.subtrees[height], guts.ChainingValue(root), &guts.IV, 0)
+		if b.units>>height&1 == 0 {
+			continue
 		}
+		value := b.subtrees[height]
+		if wide && height < blakeGroupBits {
+			end := b.units % blakeGroup >> height << height
+			value = subtree(b.chunks[end-1<<height : end])
+		}
+		root = guts.ParentNode(value, guts.ChainingValue(root), &guts.IV, 0)
 	}
 	root.Flags |= guts.FlagRoot
 	out := guts.WordsToBytes(guts.CompressNode(root))
 	return [32]byte(out[:])
+}
+
+// The flags of compress16: of the blocks of a chunk, and of the one of a parent.
+var (
+	chunkFlags  = [16]uint32{0: guts.FlagChunkStart, guts.ChunkSize/guts.BlockSize - 1: guts.FlagChunkEnd}
+	parentFlags = [16]uint32{guts.FlagParent}
+)
+
+// subtree returns the chaining value of a subtree of 1, 2, 4 ... units, by those of its chunks. After
+// the last unit there must be another one, unless there are blakeGroup: compress16 reads 32 values.
+func subtree(chunks [][16][8]uint32) [8]uint32 {
+	var values [blakeGroup / 2][16][8]uint32
+	var counters [2][16]uint32 // a parent's is 0
+	for from, n := chunks, 16*len(chunks); n > 1; from, n = values[:], n/2 {
+		for i := 0; i < n; i += 32 {
+			in := (*byte)(unsafe.Pointer(&from[i/16]))
+			compress16(&values[i/32], in, guts.BlockSize, 1, &counters, &parentFlags)
+		}
+	}
+	return values[0][0]
 }

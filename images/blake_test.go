@@ -4,20 +4,30 @@
 package images
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"lukechampine.com/blake3"
 )
 
-// The tree by hand is the library's, whatever the length and however it comes.
+// The tree by hand is the library's, whatever the length and however it comes, with AVX-512 and
+// without.
 func TestBlake(t *testing.T) {
+	defer func(as bool) { wide = as }(wide)
+	for _, wide = range slices.Compact([]bool{wide, false}) {
+		t.Run(fmt.Sprintf("wide=%v", wide), testBlake)
+	}
+}
+
+func testBlake(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	all := make([]byte, 40*blakeUnit)
+	all := make([]byte, 100*blakeUnit)
 	for i := range all {
 		all[i] = byte(random.Uint32())
 	}
-	lengths := []int{0, 1, 63, 64, 65, 1023, 1024, 1025, 2048, 2049, 15 << 10, blakeUnit - 1, blakeUnit, blakeUnit + 1, 2 * blakeUnit, 2*blakeUnit + 1, 3*blakeUnit + 5000, 4 * blakeUnit, 31*blakeUnit + 1, len(all)}
+	lengths := []int{0, 1, 63, 64, 65, 1023, 1024, 1025, 2048, 2049, 15 << 10, blakeUnit - 1, blakeUnit, blakeUnit + 1, 2 * blakeUnit, 2*blakeUnit + 1, 3*blakeUnit + 5000, 4 * blakeUnit, 31*blakeUnit + 1, blakeGroup * blakeUnit, blakeGroup*blakeUnit + 1, 3 * blakeGroup * blakeUnit, 63*blakeUnit + 1, 64*blakeUnit + 1, 95*blakeUnit + 7, len(all)}
 	for range 40 {
 		lengths = append(lengths, random.IntN(len(all)))
 	}

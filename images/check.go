@@ -103,18 +103,27 @@ func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []
 		got = ZeroBlockLike(want)
 	} else {
 		h := NewBlockHashLike(want)
+		view := r.view(from, to-from)
 		for at := from; at < to; {
 			if err := context.Cause(ctx); err != nil {
 				return 0, err
 			}
 			part := buf[:min(uint64(len(buf)), to-at)]
-			if r.NextData(at) >= at+uint64(len(part)) {
-				part = zeros[:len(part)]
-			} else if _, err := r.ReadAt(part, int64(at)); err != nil {
-				return 0, err
+			next := at + uint64(len(part))
+			switch {
+			case view != nil:
+				if err := hashView(h, view[at-from:next-from]); err != nil {
+					return 0, fmt.Errorf("%s: %w", &a.Location[i], err)
+				}
+			case r.NextData(at) >= next:
+				h.Write(zeros[:len(part)])
+			default:
+				if _, err := r.ReadAt(part, int64(at)); err != nil {
+					return 0, err
+				}
+				h.Write(part)
 			}
-			h.Write(part)
-			at += uint64(len(part))
+			at = next
 		}
 		got = h.Digest()
 	}

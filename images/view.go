@@ -1,0 +1,112 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package images
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// hugePage is the size of the huge pages of x86-64 and arm64 (4 KiB granule).
+const hugePage = 2 << 20
+
+// view is a piece on a tmpfs, mapped: its bytes need not be copied to be digested.
+type view struct {
+	mem   []byte // nil if the piece is elsewhere
+	unmap func()
+	holes bool // a read of a hole by way of a mapping fills it with memory
+}
+
+// view returns n bytes at an offset where they are in memory, until the reader is closed; nil if
+// they must be read. They may be gone at any time, see hashView.
+func (r *AreaReader) view(offset, n uint64) []byte {
+	i := r.area.Location.at(offset)
+	if i == len(r.area.Location) {
+		return nil
+	}
+	q := &r.area.Location[i]
+	if q.Data != nil || q.Arrival != nil || offset < q.Offset || offset+n > q.Offset+q.Bytes {
+		return nil
+	}
+	open, err := r.file(i)
+	f, ok := open.(*os.File)
+	if err != nil || !ok {
+		return nil
+	}
+	r.mu.Lock()
+	v, ok := r.views[i]
+	if !ok {
+		v = mapView(f, q.Bytes)
+		r.views[i] = v
+	}
+	r.mu.Unlock()
+	if v.mem == nil {
+		return nil
+	}
+	mem := v.mem[offset-q.Offset:][:n]
+	if v.holes && !resident(mem) {
+		return nil
+	}
+	return mem
+}
+
+// mapView maps a file of a tmpfs at an address that huge pages can be used at. Without a mapping the
+// file is read, and an error shows then.
+func mapView(f *os.File, size uint64) (v view) {
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	if unix.Fstatfs(int(f.Fd()), &fs) != nil || fs.Type != unix.TMPFS_MAGIC || unix.Fstat(int(f.Fd()), &st) != nil {
+		return v
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || uint64(st.Size) < size {
+		return v
+	}
+	room, err := unix.MmapPtr(-1, 0, nil, uintptr(size)+hugePage, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return v
+	}
+	at := unsafe.Add(room, (hugePage-uintptr(room)%hugePage)%hugePage)
+	if _, err := unix.MmapPtr(int(f.Fd()), 0, at, uintptr(size), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		_ = unix.MunmapPtr(room, uintptr(size)+hugePage)
+		return v
+	}
+	return view{
+		mem:   unsafe.Slice((*byte)(at), size),
+		unmap: func() { _ = unix.MunmapPtr(room, uintptr(size)+hugePage) },
+		holes: uint64(st.Blocks)*512 < uint64(st.Size),
+	}
+}
+
+// resident reports whether memory has all pages of a part of a mapping.
+func resident(mem []byte) bool {
+	from := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	if from%pageBytes != 0 {
+		return false
+	}
+	pages := make([]byte, (len(mem)+pageBytes-1)/pageBytes)
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, from, uintptr(len(mem)), uintptr(unsafe.Pointer(unsafe.SliceData(pages))))
+	return errno == 0 && bytes.IndexByte(pages, 0) < 0 // nothing but the lowest bit is used
+}
+
+// hashView adds a view to a digest. It is ErrDamaged if the file has become shorter.
+func hashView(h *BlockHash, view []byte) (err error) {
+	// The goroutine panics in the place of a fatal signal.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch fault := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }:
+			err = fmt.Errorf("%w: a file of GPU state was cut short while it was read", ErrDamaged)
+		default:
+			panic(fault)
+		}
+	}()
+	h.Write(view)
+	return nil
+}
