@@ -151,18 +151,19 @@ func writePagesOf(path string, old *os.File, pid int, runs []memoryRun) error {
 		at += p.Bytes
 	}
 	return replace(path, info.Mode().Perm(), func(f *os.File) error {
-		if err := f.Truncate(int64(at)); err != nil {
+		to, err := newPagesFile(f, at, inMemory(f))
+		if err != nil {
 			return err
 		}
-		err := eachChunk(copied, func(p Piece, buf []byte) error {
+		defer to.close()
+		err = eachChunk(copied, func(p Piece, buf []byte) error {
 			if _, err := old.ReadAt(buf, int64(p.Start)); err != nil {
 				if errors.Is(err, io.EOF) {
 					err = io.ErrUnexpectedEOF
 				}
 				return fmt.Errorf("read %s: %w", old.Name(), err)
 			}
-			_, err := f.WriteAt(buf, int64(p.Offset))
-			return err
+			return to.write(buf, p.Offset)
 		})
 		if err != nil {
 			return err
@@ -171,10 +172,7 @@ func writePagesOf(path string, old *os.File, pid int, runs []memoryRun) error {
 			if err := readMemory(pid, p.Start, buf); err != nil {
 				return err
 			}
-			return eachWritten(buf, func(from, to int) error {
-				_, err := f.WriteAt(buf[from:to], int64(p.Offset)+int64(from))
-				return err
-			})
+			return to.write(buf, p.Offset)
 		})
 	})
 }
@@ -182,8 +180,8 @@ func writePagesOf(path string, old *os.File, pid int, runs []memoryRun) error {
 // replace writes a file anew. On an error it is as it was, and nothing lies beside it.
 func replace(path string, perm os.FileMode, write func(*os.File) error) error {
 	name := filepath.Join(filepath.Dir(path), temporary+filepath.Base(path))
-	_ = os.Remove(name) // of a worker that was killed
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, perm)
+	_ = os.Remove(name)                                                                // of a worker that was killed
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, perm) // to be mapped
 	if err != nil {
 		return err
 	}
