@@ -14,6 +14,7 @@ package registry
 import (
 	"cmp"
 	"errors"
+	"runtime"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -31,7 +32,7 @@ type Options struct {
 	// Credentials give the name and the secret for a registry's host; a secret without a name is an
 	// identity token, neither is nobody. Nil: DockerCredentials.
 	Credentials func(host string) (user, secret string, err error)
-	// Parallel is how many blobs move at once; 0 is DefaultParallel.
+	// Parallel is how many blobs move at once; 0 is DefaultParallel().
 	Parallel int
 	// Attempts is how often a blob is tried; 0 is DefaultAttempts. Pause is the wait before the
 	// second, doubled for each further one; 0 is a second.
@@ -46,9 +47,12 @@ type Options struct {
 // The defaults of Options.
 const (
 	DefaultHostsDir = "/etc/containerd/certs.d"
-	DefaultParallel = 4
 	DefaultAttempts = 5
 )
+
+// DefaultParallel returns half the number of processors, at least 4 and at most 12. Each blob is
+// digested by one processor, with SHA-256, while it moves.
+func DefaultParallel() int { return min(max(4, runtime.NumCPU()/2), 12) }
 
 // Result is what a transfer did.
 type Result struct {
@@ -69,7 +73,7 @@ func (o Options) defaults() Options {
 		o.Credentials = DockerCredentials
 	}
 	if o.Parallel <= 0 {
-		o.Parallel = DefaultParallel
+		o.Parallel = DefaultParallel()
 	}
 	if o.Attempts <= 0 {
 		o.Attempts = DefaultAttempts
