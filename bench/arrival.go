@@ -7,10 +7,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/docker/go-units"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
 // arrivalRun is "gpuckpt restore --pull" from a registry that sends so many bytes a second. Times
@@ -18,46 +27,96 @@ import (
 type arrivalRun struct {
 	// Rate is in bytes a second; 0 is no limit.
 	Rate uint64 `json:"bytesPerSecond"`
-	// Restore is until the program runs and containerd has the image, unpacked.
+	// Running is until the program answers, Restore until containerd has the image too, unpacked.
+	Running float64 `json:"runningSeconds"`
 	Restore float64 `json:"restoreSeconds"`
 	// Fetched are the bytes of blobs that the registry has sent.
 	Fetched uint64 `json:"fetchedBytes"`
+	// Phases are the shim's, from its Start on.
+	Phases []images.Phase `json:"phases,omitempty"`
 }
 
-// arrivals are runs at each of arrivalRates.
-type arrivals [3]arrivalRun
-
-// arrivalRates returns the limits of the registry.
-func arrivalRates() [len(arrivals{})]uint64 { return [...]uint64{100e6, 1e9, 0} }
-
-// allowed is how long such a restore may take: a tenth more than the bytes take, and half a second.
-func (r arrivalRun) allowed() float64 {
-	return 1.1*float64(r.Fetched)/float64(r.Rate) + 0.5
+// parseRates reads a list of rates, "100MB,1GB,0", in bytes a second.
+func parseRates(list string) (rates []uint64, _ error) {
+	for text := range strings.SplitSeq(list, ",") {
+		n, err := units.FromHumanSize(text)
+		if err != nil || n < 0 {
+			return nil, fmt.Errorf("--arrival-rates: %q is not a rate such as 100MB or 0", text)
+		}
+		rates = append(rates, uint64(n))
+	}
+	return rates, nil
 }
 
 // arrive restores an image from a registry at each rate. Nothing of it stays in containerd.
-func (i *imageCase) arrive(ctx context.Context, server *registryServer, ref string, port int) (runs arrivals, err error) {
+func (i *imageCase) arrive(ctx context.Context, server *registryServer, ref string, port int) (runs []arrivalRun, err error) {
 	defer server.limit.set(0)
-	for n, rate := range arrivalRates() {
+	for _, rate := range i.rates {
+		if _, err := i.cold(); err != nil {
+			return runs, err
+		}
 		server.limit.set(rate)
 		r, id := arrivalRun{Rate: rate}, i.id()
+		first := firstAnswer(ctx, port)
 		r.Restore, err = timed(func() error {
 			return i.c.Gpuckpt(ctx, &struct{}{}, "restore", ref, "--pull", "--name", id, "--net-host", "--gpus", "0", "--cdi-spec-dirs", i.cdi, "--snapshotter", i.c.Snapshotter())
 		})
+		r.Running = first()
 		if err != nil {
 			return runs, err
 		}
 		r.Fetched = server.limit.count()
 		k := i.c.Adopt(id, port)
+		line, err := i.c.Timeline(id)
+		if err != nil {
+			return runs, err
+		}
+		r.Phases = line.Phases
+		i.b.logf("from a registry of %s: running %s, image kept %s: %s", rateText(rate), seconds(r.Running), seconds(r.Restore), phaseText(r.Phases))
 		if err := i.counts(ctx, k, "102"); err != nil {
 			return runs, fmt.Errorf("after a restore from a registry of %s: %w", rateText(rate), err)
 		}
 		if err := errors.Join(k.Remove(ctx), i.c.ForgetImages(ctx)); err != nil {
 			return runs, err
 		}
-		runs[n] = r
+		runs = append(runs, r)
 	}
 	return runs, nil
+}
+
+// firstAnswer begins to ask a program that is not there yet. The function that it returns says when
+// the first answer came, in seconds, and ends the asking; 0 is that there was none.
+func firstAnswer(ctx context.Context, port int) func() float64 {
+	ctx, cancel := context.WithCancel(ctx)
+	began, answered := time.Now(), make(chan float64, 1)
+	go func() {
+		defer close(answered)
+		for ctx.Err() == nil {
+			// A port without a program answers at once that there is none.
+			if _, err := harness.Ask(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), "info"); err == nil {
+				answered <- time.Since(began).Seconds()
+				return
+			}
+		}
+	}()
+	return func() float64 {
+		// The command ends behind the program's start, so the answer is on its way.
+		stop := time.AfterFunc(10*time.Second, cancel)
+		defer stop.Stop()
+		defer cancel()
+		return <-answered
+	}
+}
+
+// phaseText lists what took a tenth of a second or more.
+func phaseText(phases []images.Phase) string {
+	var parts []string
+	for _, p := range byStart(phases) {
+		if p.Took >= 100*time.Millisecond {
+			parts = append(parts, fmt.Sprintf("%s %.2f–%.2f", p.Name, p.Start.Seconds(), (p.Start+p.Took).Seconds()))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 func rateText(rate uint64) string {
@@ -70,29 +129,57 @@ func rateText(rate uint64) string {
 // arrivalTable compares restores from a registry with a pull and a run, one after the other, from the
 // same one without a limit, and with how long the bytes take.
 func arrivalTable(runs []registryRun) table {
-	t := table{columns: []string{"GPU memory", "the registry sends", "runs", "fetched", "restore --pull", "the bytes alone", "at most 1.1 × that + 0.5 s", "pull, then ctr run"}}
-	perRegistrySize(runs, func(size uint64, of func(func(registryRun) float64) spread) {
-		for n, rate := range arrivalRates() {
-			number := func(value func(arrivalRun) float64) spread {
-				return of(func(r registryRun) float64 { return value(r.Arrivals[n]) })
-			}
-			took := number(func(r arrivalRun) float64 { return r.Restore })
-			fetched := number(func(r arrivalRun) float64 { return float64(r.Fetched) }).Median
-			alone, allowed, apart := "", "", ""
-			if rate > 0 {
-				last := number(arrivalRun.allowed).Median
-				alone, allowed = seconds(fetched/float64(rate)), "kept"
-				if took.Median > last {
-					allowed = "missed"
+	t := table{columns: []string{"GPU memory", "the registry sends", "runs", "fetched", "running", "image kept", "the bytes alone", "at most 1.1 × that + 0.5 s", "pull, then ctr run"}}
+	perRegistrySize(runs, func(size imageShape, of func(func(registryRun) float64) spread) {
+		var rates []uint64
+		for _, r := range runs {
+			for _, a := range r.Arrivals {
+				if !slices.Contains(rates, a.Rate) {
+					rates = append(rates, a.Rate)
 				}
-				allowed += ", " + seconds(last)
-			} else {
+			}
+		}
+		for _, rate := range rates {
+			number := func(value func(registryRun, arrivalRun) float64) spread {
+				return of(func(r registryRun) float64 {
+					at := slices.IndexFunc(r.Arrivals, func(a arrivalRun) bool { return a.Rate == rate })
+					if at < 0 {
+						return 0
+					}
+					return value(r, r.Arrivals[at])
+				})
+			}
+			running := number(func(_ registryRun, a arrivalRun) float64 { return a.Running })
+			kept := number(func(_ registryRun, a arrivalRun) float64 { return a.Restore })
+			fetched := number(func(_ registryRun, a arrivalRun) float64 { return float64(a.Fetched) }).Median
+			alone := number(func(r registryRun, a arrivalRun) float64 { return r.alone(a) }).Median
+			allowed, apart := "", ""
+			if alone > 0 {
+				last := 1.1*alone + 0.5
+				allowed = "kept, " + seconds(last)
+				if running.Median > last {
+					allowed = "missed, " + seconds(last)
+				}
+			}
+			if rate == 0 {
 				apart = of(func(r registryRun) float64 { return r.Pull + r.Resume }).text()
 			}
-			t.add(formatSize(size), rateText(rate), fmt.Sprint(took.N), roundSize(fetched), took.text(), alone, allowed, apart)
+			t.add(size.String(), rateText(rate), fmt.Sprint(running.N), roundSize(fetched), running.text(), kept.text(), seconds(alone), allowed, apart)
 		}
 	})
 	return t
+}
+
+// alone is how long the bytes of an arrival take: by the limit, or by what the registry itself can do.
+func (r registryRun) alone(a arrivalRun) float64 {
+	rate := r.Alone
+	if a.Rate > 0 && (rate == 0 || float64(a.Rate) < rate) {
+		rate = float64(a.Rate)
+	}
+	if rate == 0 {
+		return 0
+	}
+	return float64(a.Fetched) / rate
 }
 
 // limiter holds back what a registry sends of blobs, over all connections, and counts it.
@@ -114,6 +201,12 @@ func (l *limiter) count() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.sent
+}
+
+func (l *limiter) limits() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rate > 0
 }
 
 // take returns how long the sender of so many bytes has to wait.
@@ -145,6 +238,17 @@ func (l *limiter) handler(next http.Handler) http.Handler {
 type limited struct {
 	http.ResponseWriter
 	limit *limiter
+}
+
+// ReadFrom has the kernel send a file by itself while there is no limit, as registries do.
+func (w *limited) ReadFrom(r io.Reader) (int64, error) {
+	from, ok := w.ResponseWriter.(io.ReaderFrom)
+	if !ok || w.limit.limits() {
+		return io.Copy(struct{ io.Writer }{w}, r)
+	}
+	n, err := from.ReadFrom(r)
+	w.limit.take(int(n), time.Now())
+	return n, err
 }
 
 func (w *limited) Write(p []byte) (int, error) {

@@ -37,7 +37,7 @@ var methodStyles = []struct {
 func (r *results) charted() []group {
 	var picked []group
 	for _, g := range r.groups() { // tmpfs comes first
-		if g.Procs != 1 || g.Content == contentNone {
+		if g.Procs != 1 || g.Content == contentNone || g.Host > 0 {
 			continue
 		}
 		if len(picked) > 0 && (g.Media != picked[0].Media || g.Mode != picked[0].Mode || g.Content != picked[0].Content) {

@@ -34,6 +34,9 @@ type imageRun struct {
 	Build float64 `json:"buildSeconds,omitempty"`
 	// Stored is by how much containerd's content store grew, in bytes.
 	Stored uint64 `json:"storedBytes"`
+	// Flush is how long the image then took to be on the disk for good, on a disk. Each restore
+	// after it begins with nothing of the image in memory.
+	Flush float64 `json:"flushSeconds,omitempty"`
 	// Restore is "gpuckpt restore", which unpacks the image, or "ctr containers
 	// restore" and two CUDA steps.
 	Restore float64 `json:"restoreSeconds"`
@@ -43,8 +46,9 @@ type imageRun struct {
 
 // imageOutcome is what there is to say of each run of a checkpoint image.
 type imageOutcome struct {
-	// Size is the GPU memory, in bytes.
+	// Size is the GPU memory, in bytes, and Media where containerd is; empty for a tmpfs.
 	Size  uint64 `json:"sizeBytes"`
+	Media string `json:"media,omitempty"`
 	Round int    `json:"round"`
 	// Verified says that every bit was right after each restore. A run that is
 	// not counts for nothing.
@@ -54,12 +58,26 @@ type imageOutcome struct {
 	Whole float64 `json:"wholeSeconds"`
 }
 
+// What --images measures of ours.
+const (
+	caseNone     = "none"
+	caseZstd     = "zstd"
+	caseRegistry = "registry"
+	caseMany     = "many"
+)
+
 // imageCase measures checkpoint images in a containerd whose store, snapshots
-// and dumps are on the tmpfs for images.
+// and dumps are on the tmpfs for images, or on the disk.
 type imageCase struct {
-	b    *bench
-	c    *harness.Containerd
-	size uint64
+	b     *bench
+	c     *harness.Containerd
+	size  uint64
+	media string
+	// cases are what is measured of ours, rates those of the registry, many and gpus how many restores
+	// begin at once, and on how many GPUs.
+	cases      []string
+	rates      []uint64
+	many, gpus int
 	// cdi is the directory of a CDI specification of the GPUs.
 	cdi string
 	// ids are the containers of the run that is being made.
@@ -67,6 +85,7 @@ type imageCase struct {
 
 	runs      []imageRun
 	transfers []registryRun
+	manyRuns  []manyRun
 }
 
 // imageTurn is what is measured once in each round.
@@ -83,8 +102,8 @@ type imageTurn struct {
 }
 
 // newImageCase prepares a containerd for it.
-func newImageCase(b *bench, c *harness.Containerd, size uint64) (*imageCase, error) {
-	i := &imageCase{b: b, c: c, size: size, cdi: filepath.Join(c.Dir(), "cdi")}
+func newImageCase(b *bench, c *harness.Containerd, size uint64, media string) (*imageCase, error) {
+	i := &imageCase{b: b, c: c, size: size, media: media, cdi: filepath.Join(c.Dir(), "cdi")}
 	return i, c.WriteCDISpec(i.cdi)
 }
 
@@ -109,10 +128,18 @@ func (i *imageCase) turns(methods []string) []imageTurn {
 	for _, method := range methods {
 		switch method {
 		case ours:
-			for _, compression := range []string{"none", "zstd"} {
-				all = append(all, imageTurn{name: imageWay(ours, compression), rounds: i.b.rounds, expected: guess(1.5), do: way(ours, compression, i.ours)})
+			for _, name := range i.cases {
+				t := imageTurn{rounds: i.b.rounds}
+				switch name {
+				case caseRegistry:
+					t.name, t.expected, t.do = "a registry", guess(6), i.transfer
+				case caseMany:
+					t.name, t.expected, t.do = fmt.Sprintf("%d at once", i.many), guess(3), i.manyAtOnce
+				default:
+					t.name, t.expected, t.do = imageWay(ours, name), guess(1.5), way(ours, name, i.ours)
+				}
+				all = append(all, t)
 			}
-			all = append(all, imageTurn{name: "a registry", rounds: i.b.rounds, expected: guess(6), do: i.transfer})
 		case stock:
 			all = append(all, imageTurn{name: imageWay(stock, ""), rounds: i.b.peerRounds, expected: guess(4), do: way(stock, "", i.stock)})
 		}
@@ -132,7 +159,11 @@ func (i *imageCase) measure(ctx context.Context, methods []string) {
 			}
 			why := i.refusal(ctx, t.expected)
 			if why == "" {
-				o := t.do(ctx, imageOutcome{Size: i.size, Round: round + 1})
+				o := imageOutcome{Size: i.size, Round: round + 1}
+				if i.media != onTmpfs {
+					o.Media = i.media
+				}
+				o = t.do(ctx, o)
 				if took := time.Duration(o.Whole * float64(time.Second)); o.Error == "" {
 					if !t.known || took > t.expected {
 						t.expected, t.known = took, true
@@ -179,7 +210,7 @@ func (i *imageCase) refusal(ctx context.Context, expected time.Duration) string 
 }
 
 func (i *imageCase) shape() shape {
-	return shape{Content: contentPattern, Size: i.size, Procs: 1, GPUs: 1, Media: onTmpfs, Mode: modeExit}
+	return shape{Content: contentPattern, Size: i.size, Procs: 1, GPUs: 1, Media: i.media, Mode: modeExit}
 }
 
 // once makes a run. Nothing of it stays in containerd.
@@ -282,6 +313,9 @@ func (i *imageCase) ours(ctx context.Context, r *imageRun) error {
 	if err := s.remove(ctx); err != nil {
 		return err
 	}
+	if r.Flush, err = i.cold(); err != nil {
+		return err
+	}
 	id := i.id()
 	r.Restore, err = timed(func() error {
 		return i.c.Gpuckpt(ctx, &struct{}{}, "restore", ref, "--name", id, "--net-host", "--gpus", "0", "--cdi-spec-dirs", i.cdi, "--snapshotter", i.c.Snapshotter())
@@ -296,8 +330,21 @@ func (i *imageCase) ours(ctx context.Context, r *imageRun) error {
 	if err := restored.Remove(ctx); err != nil {
 		return err
 	}
+	if _, err := i.cold(); err != nil {
+		return err
+	}
 	r.Resume, err = i.resume(ctx, ref, s.workload.port)
 	return err
+}
+
+// cold has all of containerd's files on the disk and none in memory, on a disk, and returns how long
+// the first took, in seconds.
+func (i *imageCase) cold() (float64, error) {
+	if i.media != onDisk {
+		return 0, nil
+	}
+	took, err := syncDir(filepath.Join(i.c.Dir(), "root"))
+	return took.Seconds(), err
 }
 
 // resume starts a container of a checkpoint image with ctr, and gives how long

@@ -21,7 +21,8 @@ func TestImages(t *testing.T) {
 	}
 	out := t.TempDir()
 	const size = 48 << 20
-	cmd, err := parse([]string{"--sizes", "none", "--warm-up=false", "--methods", "ours,stock", "--runs", "1", "--images", "--images-size", "48MiB", "--out", out})
+	cmd, err := parse([]string{"--sizes", "none", "--warm-up=false", "--methods", "ours,stock", "--runs", "1", "--images", "--images-size", "48MiB",
+		"--image-cases", "none,zstd,registry,many", "--many", "2", "--arrival-rates", "200MB,0", "--out", out})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,11 +59,25 @@ func TestImages(t *testing.T) {
 	if !m.Verified || m.LayerBytes != 64<<20 || m.Pull <= 0 || m.Fetched < size || m.Resume <= 0 {
 		t.Errorf("%s: %+v", m.name(), m)
 	}
+	if m.NextPull <= 0 || m.NextFetched == 0 || m.NextFetched > m.Fetched || m.Alone <= 0 || len(m.Arrivals) != 2 {
+		t.Errorf("%s: %+v", m.name(), m)
+	}
+	for _, a := range m.Arrivals {
+		if a.Running <= 0 || a.Restore <= 0 || a.Fetched < size || len(a.Phases) == 0 {
+			t.Errorf("%s: %+v", m.name(), a)
+		}
+	}
+	if len(r.ManyRuns) != 1 {
+		t.Fatalf("%d runs of several restores, want one", len(r.ManyRuns))
+	}
+	if m := r.ManyRuns[0]; !m.Verified || m.Count != 2 || m.One <= 0 || m.All <= 0 {
+		t.Errorf("%s: %+v", m.name(), m)
+	}
 	text, err := os.ReadFile(filepath.Join(out, "results.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, title := range []string{"## Checkpoint images", "## A second checkpoint, and a registry", "## And back"} {
+	for _, title := range []string{"## Checkpoint images", "## Several restores of one image", "## A second checkpoint, and a registry", "## And back", "## While it arrives"} {
 		if !strings.Contains(string(text), title) {
 			t.Errorf("the tables lack %q", title)
 		}

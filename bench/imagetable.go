@@ -27,17 +27,35 @@ func (r registryRun) name() string {
 	return fmt.Sprintf("checkpoint image of %s, a registry, round %d", formatSize(r.Size), r.Round)
 }
 
-// imageSizes are the amounts of GPU memory of runs that were verified, the least
-// first.
-func imageSizes[R any](runs []R, of func(R) imageOutcome) []uint64 {
-	var sizes []uint64
+// imageShape is what runs of images have in common.
+type imageShape struct {
+	size  uint64
+	media string
+}
+
+// shape returns the run's.
+func (o imageOutcome) shape() imageShape { return imageShape{o.Size, o.Media} }
+
+// String names the shape for people: a tmpfs needs no mention.
+func (s imageShape) String() string {
+	if s.media == "" {
+		return formatSize(s.size)
+	}
+	return formatSize(s.size) + ", " + s.media
+}
+
+// imageSizes are the shapes of runs that were verified, the least GPU memory first.
+func imageSizes[R any](runs []R, of func(R) imageOutcome) []imageShape {
+	var shapes []imageShape
 	for _, r := range runs {
 		if o := of(r); o.Verified {
-			sizes = append(sizes, o.Size)
+			shapes = append(shapes, o.shape())
 		}
 	}
-	slices.Sort(sizes)
-	return slices.Compact(sizes)
+	slices.SortFunc(shapes, func(a, b imageShape) int {
+		return cmp.Or(cmp.Compare(a.media, b.media), cmp.Compare(a.size, b.size))
+	})
+	return slices.Compact(shapes)
 }
 
 func imageTable(runs []imageRun) table {
@@ -46,7 +64,7 @@ func imageTable(runs []imageRun) table {
 		of := func(way string, number func(imageRun) float64) spread {
 			var values []float64
 			for _, r := range runs {
-				if r.Verified && r.Size == size && imageWay(r.Method, r.Compression) == way {
+				if r.Verified && r.shape() == size && imageWay(r.Method, r.Compression) == way {
 					values = append(values, number(r))
 				}
 			}
@@ -60,7 +78,7 @@ func imageTable(runs []imageRun) table {
 			if check.N == 0 {
 				continue
 			}
-			cells := []string{formatSize(size), way, fmt.Sprint(check.N)}
+			cells := []string{size.String(), way, fmt.Sprint(check.N)}
 			for _, number := range []func(imageRun) float64{func(r imageRun) float64 { return r.Checkpoint }, func(r imageRun) float64 { return r.Restore }, resume} {
 				took := of(way, number)
 				cells = append(cells, took.text(), times(took, of(plain, number)))
@@ -73,12 +91,12 @@ func imageTable(runs []imageRun) table {
 
 // perRegistrySize calls row for each size of verified runs, with what gives the
 // spread of a number over them.
-func perRegistrySize(runs []registryRun, row func(size uint64, of func(func(registryRun) float64) spread)) {
+func perRegistrySize(runs []registryRun, row func(size imageShape, of func(func(registryRun) float64) spread)) {
 	for _, size := range imageSizes(runs, func(r registryRun) imageOutcome { return r.imageOutcome }) {
 		row(size, func(number func(registryRun) float64) spread {
 			var values []float64
 			for _, r := range runs {
-				if r.Verified && r.Size == size {
+				if r.Verified && r.shape() == size {
 					values = append(values, number(r))
 				}
 			}
@@ -89,7 +107,7 @@ func perRegistrySize(runs []registryRun, row func(size uint64, of func(func(regi
 
 func sentTable(runs []registryRun) table {
 	t := table{columns: []string{"GPU memory", "layers of", "image", "runs", "made in", "stood still", "new", "reused", "push", "sent", "reused on push"}}
-	perRegistrySize(runs, func(size uint64, of func(func(registryRun) float64) spread) {
+	perRegistrySize(runs, func(size imageShape, of func(func(registryRun) float64) spread) {
 		layers := of(func(r registryRun) float64 { return float64(r.LayerBytes) }).Median
 		for _, image := range []struct {
 			name string
@@ -102,7 +120,7 @@ func sentTable(runs []registryRun) table {
 				return of(func(r registryRun) float64 { return value(image.of(r)) })
 			}
 			made := number(func(s sentImage) float64 { return s.Checkpoint })
-			t.add(formatSize(size), formatSize(uint64(layers)), image.name, fmt.Sprint(made.N), made.text(),
+			t.add(size.String(), formatSize(uint64(layers)), image.name, fmt.Sprint(made.N), made.text(),
 				number(func(s sentImage) float64 { return s.Paused }).text(),
 				roundSize(number(func(s sentImage) float64 { return float64(s.GPUWritten) }).Median),
 				percent(number(sentImage.builtShare)),
@@ -118,12 +136,35 @@ func sentTable(runs []registryRun) table {
 func percent(share spread) string { return fmt.Sprintf("%.1f %%", 100*share.Median) }
 
 func pullTable(runs []registryRun) table {
-	t := table{columns: []string{"GPU memory", "runs", "pull", "fetched", "ctr run"}}
-	perRegistrySize(runs, func(size uint64, of func(func(registryRun) float64) spread) {
+	t := table{columns: []string{"GPU memory", "runs", "pull", "fetched", "ctr run", "pull beside the first", "fetched", "of all"}}
+	perRegistrySize(runs, func(size imageShape, of func(func(registryRun) float64) spread) {
 		pull := of(func(r registryRun) float64 { return r.Pull })
-		t.add(formatSize(size), fmt.Sprint(pull.N), pull.text(),
-			roundSize(of(func(r registryRun) float64 { return float64(r.Fetched) }).Median),
-			of(func(r registryRun) float64 { return r.Resume }).text())
+		fetched := of(func(r registryRun) float64 { return float64(r.Fetched) }).Median
+		again := of(func(r registryRun) float64 { return float64(r.NextFetched) }).Median
+		t.add(size.String(), fmt.Sprint(pull.N), pull.text(), roundSize(fetched),
+			of(func(r registryRun) float64 { return r.Resume }).text(),
+			of(func(r registryRun) float64 { return r.NextPull }).text(), roundSize(again), fmt.Sprintf("%.1f %%", 100*again/max(1, fetched)))
 	})
+	return t
+}
+
+// diskImageTable compares images on a disk with the disk.
+func diskImageTable(runs []imageRun, write, read float64) table {
+	t := table{columns: []string{"GPU memory", "method", "stored", "checkpoint", "with the flush", "bytes at the disk's rate", "factor", "restore", "bytes read and written", "factor", "ctr run", "bytes read", "factor"}}
+	if write == 0 || read == 0 {
+		return t
+	}
+	for _, r := range runs {
+		if !r.Verified || r.Media != onDisk || r.Method != ours {
+			continue
+		}
+		stored := float64(r.Stored)
+		bound := func(took, least float64) (string, string) { return seconds(least), fmt.Sprintf("%.2f×", took/least) }
+		made, madeBy := bound(r.Checkpoint+r.Flush, stored/write)
+		unpacked, unpackedBy := bound(r.Restore, stored/read+float64(r.Size)/write)
+		run, runBy := bound(r.Resume, float64(r.Size)/read)
+		t.add(r.shape().String(), imageWay(r.Method, r.Compression), roundSize(stored), seconds(r.Checkpoint), seconds(r.Checkpoint+r.Flush), made, madeBy,
+			seconds(r.Restore), unpacked, unpackedBy, seconds(r.Resume), run, runBy)
+	}
 	return t
 }

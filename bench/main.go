@@ -54,6 +54,9 @@ type command struct {
 	throughSize, buffer    uint64
 	images                 bool
 	imagesSize             uint64 // 0 for one that suits the kind of GPU
+	imageCases, imageMedia []string
+	rates                  []uint64
+	many                   int
 	pcie                   float64
 	pcieSource             string
 	args, files            []string
@@ -89,7 +92,7 @@ func parse(args []string) (*command, error) {
 		fmt.Fprintf(set.Output(), "usage: bench [OPTIONS]           measure\n       bench --out DIR FILE...  draw results files, merged\n\n")
 		set.PrintDefaults()
 	}
-	methods := set.String("methods", "ours,criugpu,stock", "what to compare; steered is ours without copy_threads, companion ours with dev.gpuckpt.companion, criugpu CRIU with its own plugin, stock runc's shim with CUDA steps by hand")
+	methods := set.String("methods", "ours,criugpu,stock", "what to compare; steered is ours without copy_threads, bycriu ours with CRIU moving the host memory, companion ours with dev.gpuckpt.companion, criugpu CRIU with its own plugin, stock runc's shim with CUDA steps by hand")
 	sizes := set.String("sizes", "16MiB,64MiB,256MiB", "GPU memory of each process; a list, or none for no such cases")
 	procs := set.String("procs", "1", "CUDA processes; a list")
 	procsSizes := set.String("procs-sizes", "", "sizes for cases of more than one process; default --sizes")
@@ -103,10 +106,16 @@ func parse(args []string) (*command, error) {
 	buffer := set.String("through-buffer", "1GiB", "memory that --write-through may take for it")
 	limitMemory := set.String("limit-memory", "2GiB", "memory limit of --limit-case; the software GPU gets its GPU memory on top")
 	imagesSize := set.String("images-size", "", "GPU memory of --images; default 8GiB, with the software GPU 256MiB")
+	imageCases := set.String("image-cases", "none,zstd,registry", "what --images measures: none, zstd: images of that compression; registry: to a registry and back; many: several restores of one image at once; a list")
+	imageMedia := set.String("image-media", onTmpfs, "where containerd is for --images: tmpfs, disk; a list")
+	rates := set.String("arrival-rates", "100MB,1GB,0", "what the registry of --images sends a second; 0 is no limit; a list")
+	set.IntVar(&cmd.many, "many", 4, "restores at once of --image-cases many")
 	set.IntVar(&cmd.gpus, "gpus", 0, "GPUs to deal processes out to, at most; 0 for all")
 	set.BoolVar(&cmd.plain, "plain", false, "measure a container without CUDA too")
 	shm := set.String("shm", "0", "measure a container without CUDA with so much in /dev/shm too; 0 for none")
 	host := set.String("host-memory", "0", "measure a container without CUDA with so much host memory too; 0 for none")
+	beside := set.String("host-memory-beside", "0", "measure each size again with so much host memory of the program beside it; 0 for none")
+	set.BoolVar(&cmd.pinned, "pinned", false, "have the driver page-lock what --host-memory-beside is")
 	set.BoolVar(&cmd.limitCase, "limit-case", false, "checkpoint a container whose memory limit is below its GPU memory")
 	set.BoolVar(&cmd.writeThrough, "write-through", false, "checkpoint to a disk with too little memory for the GPU state, beside the usual way")
 	set.BoolVar(&cmd.images, "images", false, "make checkpoint images, also by ctr with the methods ours and stock, and send them to a registry and back")
@@ -130,9 +139,11 @@ func parse(args []string) (*command, error) {
 		*to, err = oneOf(name, list, known...)
 		errs = append(errs, err)
 	}
-	words(&cmd.methods, "methods", *methods, ours, steered, companion, criugpu, stock)
+	words(&cmd.methods, "methods", *methods, ours, steered, byCRIU, companion, criugpu, stock)
 	words(&cmd.contents, "content", *contents, contentPattern, contentZero, contentWeights)
 	words(&cmd.media, "media", *media, onTmpfs, onDisk)
+	words(&cmd.imageCases, "image-cases", *imageCases, caseNone, caseZstd, caseRegistry, caseMany)
+	words(&cmd.imageMedia, "image-media", *imageMedia, onTmpfs, onDisk)
 	words(&cmd.modes, "modes", *modes, modeExit, modeLeave)
 	size := func(to *uint64, name, text string) {
 		var err error
@@ -144,6 +155,7 @@ func parse(args []string) (*command, error) {
 	size(&cmd.diskProbe, "disk-probe", *probe)
 	size(&cmd.shm, "shm", *shm)
 	size(&cmd.host, "host-memory", *host)
+	size(&cmd.beside, "host-memory-beside", *beside)
 	size(&cmd.limitSize, "limit-size", *limitSize)
 	size(&cmd.limitMemory, "limit-memory", *limitMemory)
 	size(&cmd.throughSize, "through-size", *throughSize)
@@ -164,6 +176,11 @@ func parse(args []string) (*command, error) {
 	}
 	cmd.selection.procs, err = parseCounts("procs", *procs)
 	errs = append(errs, err)
+	cmd.rates, err = parseRates(*rates)
+	errs = append(errs, err)
+	if cmd.many < 1 {
+		errs = append(errs, errors.New("--many is at least 1"))
+	}
 	if cmd.rounds < 1 || cmd.peerRounds < 0 {
 		errs = append(errs, errors.New("--runs is at least 1"))
 	}
@@ -251,7 +268,7 @@ func (cmd *command) run(ctx context.Context) (err error) {
 		return fmt.Errorf("make a directory for images: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(b.dirs[onDisk])) }()
-	if (cmd.writeThrough || slices.Contains(cmd.media, onDisk)) && inMemory(b.dirs[onDisk]) {
+	if (cmd.writeThrough || slices.Contains(cmd.media, onDisk) || cmd.images && slices.Contains(cmd.imageMedia, onDisk)) && inMemory(b.dirs[onDisk]) {
 		return fmt.Errorf("--disk-dir %s is in memory", cmd.diskDir)
 	}
 	if b.c, err = start(ctx, bins, gpu, cmd.dir, b.settings); err != nil {
@@ -294,16 +311,13 @@ func start(ctx context.Context, bins harness.Bins, gpu harness.GPU, dir, setting
 // measure makes all the measurements; the runs are in b.
 func (cmd *command) measure(ctx context.Context, b *bench, r *results) error {
 	plan := cmd.plan()
-	for _, p := range plan {
-		if p.Media == onDisk {
-			write, read, err := diskRates(b.dirs[onDisk], cmd.diskProbe)
-			if err != nil {
-				return err
-			}
-			b.logf("the disk takes %.2f GB/s and gives %.2f GB/s", write/1e9, read/1e9)
-			r.Calls[0].DiskRate, r.Calls[0].DiskReadRate = write, read
-			break
+	if slices.ContainsFunc(plan, func(p planned) bool { return p.Media == onDisk }) || cmd.images && slices.Contains(cmd.imageMedia, onDisk) {
+		write, read, err := diskRates(b.dirs[onDisk], cmd.diskProbe)
+		if err != nil {
+			return err
 		}
+		b.logf("the disk takes %.2f GB/s and gives %.2f GB/s", write/1e9, read/1e9)
+		r.Calls[0].DiskRate, r.Calls[0].DiskReadRate = write, read
 	}
 	if cmd.warmUp {
 		for _, method := range cmd.methods {
@@ -339,25 +353,36 @@ func (cmd *command) measure(ctx context.Context, b *bench, r *results) error {
 	return err
 }
 
-// measureImages measures checkpoint images, in a containerd that has all of its
-// directories on the tmpfs for images.
-func (cmd *command) measureImages(ctx context.Context, b *bench, r *results) (err error) {
+// measureImages measures checkpoint images, in a containerd for each of the media that has all of
+// its directories there.
+func (cmd *command) measureImages(ctx context.Context, b *bench, r *results) error {
 	size := cmd.imagesSize
 	if size == 0 {
 		if size = 256 << 20; b.c.GPU().Kind == harness.RealGPU {
 			size = 8 << 30
 		}
 	}
-	c, err := start(ctx, b.c.Bins(), b.c.GPU(), b.dirs[onTmpfs], b.settings)
+	for _, media := range cmd.imageMedia {
+		if err := cmd.measureImagesOn(ctx, b, r, size, media); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (cmd *command) measureImagesOn(ctx context.Context, b *bench, r *results, size uint64, media string) (err error) {
+	c, err := start(ctx, b.c.Bins(), b.c.GPU(), b.dirs[media], b.settings)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Stop()) }()
-	i, err := newImageCase(b, c, size)
+	i, err := newImageCase(b, c, size, media)
 	if err != nil {
 		return err
 	}
+	i.cases, i.rates, i.many = cmd.imageCases, cmd.rates, cmd.many
+	i.gpus = cmd.gpus
 	i.measure(ctx, cmd.methods)
-	r.ImageRuns, r.RegistryRuns = i.runs, i.transfers
+	r.ImageRuns, r.RegistryRuns, r.ManyRuns = append(r.ImageRuns, i.runs...), append(r.RegistryRuns, i.transfers...), append(r.ManyRuns, i.manyRuns...)
 	return nil
 }

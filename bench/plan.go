@@ -18,6 +18,8 @@ const (
 	ours = "ours"
 	// steered is ours with [staging] copy_threads = 0: the driver copies by itself.
 	steered = "steered"
+	// byCRIU is ours with [staging] memory = 0: CRIU moves the host memory by itself.
+	byCRIU = "bycriu"
 	// companion is ours, with the annotation dev.gpuckpt.companion.
 	companion = "companion"
 	// criugpu is CRIU with its own CUDA plugin, without a container.
@@ -47,7 +49,9 @@ const (
 )
 
 // isOurs reports whether a method is this project's shim.
-func isOurs(method string) bool { return method == ours || method == steered || method == companion }
+func isOurs(method string) bool {
+	return method == ours || method == steered || method == companion || method == byCRIU
+}
 
 // shape is what a run is about, but for the method.
 type shape struct {
@@ -59,10 +63,11 @@ type shape struct {
 	GPUs  int `json:"gpus"`
 	// Shm is what is in the container's /dev/shm, in bytes: without CUDA only.
 	Shm uint64 `json:"shmBytes,omitempty"`
-	// Host is the program's host memory, in bytes: without CUDA only.
-	Host  uint64 `json:"hostBytes,omitempty"`
-	Media string `json:"media"`
-	Mode  string `json:"mode"`
+	// Host is the program's host memory, in bytes, and Pinned whether it is page-locked by the driver.
+	Host   uint64 `json:"hostBytes,omitempty"`
+	Pinned bool   `json:"pinned,omitempty"`
+	Media  string `json:"media"`
+	Mode   string `json:"mode"`
 }
 
 // bytes is the GPU memory of all processes.
@@ -85,6 +90,13 @@ func (s shape) String() string {
 		if s.GPUs > 1 {
 			text += "s"
 		}
+	}
+	if s.Host > 0 {
+		kind := "host memory"
+		if s.Pinned {
+			kind = "pinned host memory"
+		}
+		text += fmt.Sprintf(" and %s of %s", formatSize(s.Host), kind)
 	}
 	return fmt.Sprintf("%s, %s, %s, %s", text, s.Content, s.Media, s.Mode)
 }
@@ -109,6 +121,10 @@ type selection struct {
 	plain bool
 	shm   uint64
 	host  uint64
+	// beside adds each case of one process again, with so many bytes of host memory beside its GPU
+	// memory, and pinned has that page-locked.
+	beside uint64
+	pinned bool
 }
 
 // plan lists the cases in the order in which they are measured.
@@ -119,6 +135,9 @@ func (s selection) plan() []planned {
 		for _, m := range s.methods {
 			if m == criugpu && sh.Content == contentNone {
 				continue // its plugin has nothing to do, and there is no container
+			}
+			if m == byCRIU && sh.Host == 0 {
+				continue // it is ours
 			}
 			p.methods = append(p.methods, m)
 		}
@@ -144,7 +163,12 @@ func (s selection) plan() []planned {
 				}
 				for _, size := range sizes {
 					for _, content := range s.contents {
-						add(shape{Content: content, Size: size, Procs: procs, GPUs: min(procs, s.gpus), Media: media, Mode: mode})
+						sh := shape{Content: content, Size: size, Procs: procs, GPUs: min(procs, s.gpus), Media: media, Mode: mode}
+						add(sh)
+						if procs == 1 && s.beside > 0 {
+							sh.Host, sh.Pinned = s.beside, s.pinned
+							add(sh)
+						}
 					}
 				}
 			}

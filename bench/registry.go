@@ -20,6 +20,10 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuckpt/gpuckpt/images/oci"
+	connections "github.com/gpuckpt/gpuckpt/images/registry"
 )
 
 // registryServer is a registry on a loopback port, go-containerregistry's, with
@@ -55,6 +59,39 @@ func startRegistry(parent string) (*registryServer, error) {
 
 // ref is an image's name in the registry.
 func (s *registryServer) ref(name string) string { return s.host + "/" + name }
+
+// rate fetches all layers of GPU state without a limit and throws them away, over as many connections as
+// gpuckpt has, and returns the bytes a second.
+func (s *registryServer) rate(ctx context.Context, image *oci.Image) (float64, error) {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(connections.DefaultParallel())
+	var fetched atomic.Int64
+	began := time.Now()
+	for _, l := range image.Layers {
+		if l.Kind != oci.LayerGPU {
+			continue
+		}
+		group.Go(func() error {
+			q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.ref("v2/job/blobs/"+l.Digest.String()), nil)
+			if err != nil {
+				return err
+			}
+			answer, err := http.DefaultClient.Do(q)
+			if err != nil {
+				return err
+			}
+			defer answer.Body.Close()
+			if answer.StatusCode != http.StatusOK {
+				return fmt.Errorf("fetch %s: %s", l.Digest, answer.Status)
+			}
+			n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, answer.Body, make([]byte, 1<<20))
+			fetched.Add(n)
+			return err
+		})
+	}
+	err := group.Wait()
+	return float64(fetched.Load()) / time.Since(began).Seconds(), err
+}
 
 // sent is how many bytes of blobs were sent to the registry up to now.
 func (s *registryServer) sent() uint64 { return uint64(s.blobs.received.Load()) }

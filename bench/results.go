@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -52,6 +53,10 @@ type results struct {
 	// ImageRuns and RegistryRuns are checkpoints as images (--images).
 	ImageRuns    []imageRun    `json:"imageRuns,omitempty"`
 	RegistryRuns []registryRun `json:"registryRuns,omitempty"`
+	// ManyRuns are several restores of one image at once.
+	ManyRuns []manyRun `json:"manyRuns,omitempty"`
+	// HugePages are the kernel's settings of transparent huge pages, by file.
+	HugePages map[string]string `json:"hugePages,omitempty"`
 }
 
 // newResults takes the machine's description from the harness.
@@ -59,8 +64,22 @@ func newResults(h *harness.Results, args []string, cpus int, memory uint64) *res
 	return &results{
 		Commit: h.Commit, GPUKind: h.GPUKind, Driver: h.Driver, GPUs: h.GPUs, Kernel: h.Kernel,
 		CgroupVersion: h.CgroupVersion, Versions: h.Versions, CPUs: cpus, MemoryBytes: memory,
-		Calls: []call{{Date: h.Date, Args: args}},
+		Calls: []call{{Date: h.Date, Args: args}}, HugePages: hugePages(),
 	}
+}
+
+// hugePages reads how the kernel gives out huge pages: much of what is measured depends on it.
+func hugePages() map[string]string {
+	settings := make(map[string]string)
+	for _, name := range []string{"enabled", "shmem_enabled", "defrag"} {
+		data, err := os.ReadFile(filepath.Join("/sys/kernel/mm/transparent_hugepage", name))
+		if err != nil {
+			continue // a kernel without them
+		}
+		_, chosen, _ := strings.Cut(string(data), "[")
+		settings[name], _, _ = strings.Cut(chosen, "]")
+	}
+	return settings
 }
 
 // readResults reads and merges result files, which must be of one commit, one
@@ -106,6 +125,7 @@ func (r *results) merge(o *results) error {
 	r.Short = cmp.Or(r.Short, o.Short)
 	r.ImageRuns = append(r.ImageRuns, o.ImageRuns...)
 	r.RegistryRuns = append(r.RegistryRuns, o.RegistryRuns...)
+	r.ManyRuns = append(r.ManyRuns, o.ManyRuns...)
 	return nil
 }
 
@@ -130,6 +150,11 @@ func (r *results) firstFailed() string {
 		}
 	}
 	for _, m := range r.RegistryRuns {
+		if !m.Verified {
+			return m.name()
+		}
+	}
+	for _, m := range r.ManyRuns {
 		if !m.Verified {
 			return m.name()
 		}
@@ -192,7 +217,7 @@ func (r *results) groups() []group {
 	}
 	slices.SortStableFunc(all, func(a, b group) int {
 		return cmp.Or(-cmp.Compare(a.Media, b.Media), cmp.Compare(a.Mode, b.Mode), cmp.Compare(a.Content, b.Content),
-			cmp.Compare(a.Procs, b.Procs), cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(a.Size, b.Size))
+			cmp.Compare(a.Procs, b.Procs), cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(a.Size, b.Size), cmp.Compare(a.Host, b.Host))
 	})
 	return all
 }
@@ -219,7 +244,7 @@ func (g group) of(method string, number func(run) float64) spread {
 // methods are those of the group that have runs, ours first.
 func (g group) methods() []string {
 	var present []string
-	for _, m := range []string{ours, steered, companion, criugpu, stock} {
+	for _, m := range []string{ours, steered, byCRIU, companion, criugpu, stock} {
 		if len(g.runs[m]) > 0 {
 			present = append(present, m)
 		}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -74,7 +75,7 @@ func madeImages() ([]imageRun, []registryRun) {
 		imageRun{imageOutcome: imageOutcome{Size: 8 << 30, Round: 2, Error: "no\nmore"}, Method: stock, Checkpoint: 0.1})
 	return images, []registryRun{
 		{
-			imageOutcome: outcome(1), LayerBytes: 128 << 20, Pull: 7, Fetched: 8 << 30, Resume: 2,
+			imageOutcome: outcome(1), LayerBytes: 128 << 20, Pull: 7, Fetched: 8 << 30, Resume: 2, NextPull: 1.5, NextFetched: 256 << 20,
 			First: sentImage{Checkpoint: 5, Paused: 3, GPUWritten: 8 << 30, Push: 6, Sent: 8 << 30, PushGPU: 8 << 30},
 			Second: sentImage{Checkpoint: 4, Paused: 3.5, GPUWritten: 256 << 20, GPUReused: 8<<30 - 256<<20, Push: 0.5, Sent: 257 << 20,
 				PushGPU: 8 << 30, PushGPUReused: 8<<30 - 128<<20},
@@ -90,6 +91,12 @@ func TestMarkdown(t *testing.T) {
 	pair.Usual.Checkpoint.StagingPeak, pair.Through.Checkpoint.StagingPeak = 17<<30, 1<<30
 	r.Short = &shortResult{Size: 16 << 30, Buffer: 1 << 30, Pairs: []shortRun{pair}}
 	r.ImageRuns, r.RegistryRuns = madeImages()
+	r.ImageRuns = append(r.ImageRuns, imageRun{
+		imageOutcome: imageOutcome{Size: 8 << 30, Media: onDisk, Verified: true}, Method: ours, Compression: "none", Checkpoint: 4, Flush: 1, Restore: 9, Resume: 5, Stored: 8 << 30,
+	})
+	r.ManyRuns = []manyRun{{
+		imageOutcome: imageOutcome{Size: 8 << 30, Verified: true}, Count: 4, GPUs: 1, One: 1, All: 1.4, OneMemory: memoryPeak{Used: 8 << 30}, AllMemory: memoryPeak{Used: 17 << 29},
+	}}
 	text := r.markdown()
 	// Spaces only align.
 	squeezed := strings.Join(strings.Fields(text), " ")
@@ -114,7 +121,9 @@ func TestMarkdown(t *testing.T) {
 		"writes to 1 % of its GPU memory",
 		"| 8 GiB | 128 MiB | first | 1 | 5.00 | 3.00 | 8.00 GiB | 0.0 % | 6.00 | 8.00 GiB | 0.0 % |",
 		"| 8 GiB | 128 MiB | second | 1 | 4.00 | 3.50 | 256.0 MiB | 96.9 % | 0.500 | 257.0 MiB | 98.4 % |",
-		"| 8 GiB | 1 | 7.00 | 8.00 GiB | 2.00 |",
+		"| 8 GiB | 1 | 7.00 | 8.00 GiB | 2.00 | 1.50 | 256.0 MiB | 3.1 % |",
+		"| 8 GiB | 4 | 1 | 1.00 s | 1.40 s | 1.40× | kept | 8.00 GiB | 8.50 GiB |",
+		"| 8 GiB, disk | gpuckpt, none | 8.00 GiB | 4.00 s | 5.00 s | 4.29 s | 1.16× | 9.00 s |",
 		"- failed: 8 GiB, pattern, tmpfs, exit, ours, round 0: bits differ",
 		"- failed: checkpoint image of 8 GiB, ctr, CUDA steps by hand, round 2: no",
 		"- failed: checkpoint image of 8 GiB, a registry, round 2: cut off",
@@ -174,7 +183,7 @@ func TestWrite(t *testing.T) {
 	if want := 2 * len(all.Runs); len(r.Runs) != want || len(r.Calls) != 2 {
 		t.Errorf("%d runs of %d calls, want %d of 2", len(r.Runs), len(r.Calls), want)
 	}
-	if !slices.Equal(r.ImageRuns, append(all.ImageRuns, all.ImageRuns...)) || !slices.Equal(r.RegistryRuns, append(all.RegistryRuns, all.RegistryRuns...)) {
+	if !slices.Equal(r.ImageRuns, append(all.ImageRuns, all.ImageRuns...)) || !reflect.DeepEqual(r.RegistryRuns, append(all.RegistryRuns, all.RegistryRuns...)) {
 		t.Errorf("images read as %+v and %+v", r.ImageRuns, r.RegistryRuns)
 	}
 }

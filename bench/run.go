@@ -139,23 +139,25 @@ func (b *bench) unfit(s shape, method string) string {
 	}
 	// The state is in host memory once. The peers have it there as the
 	// processes' memory; what they write to a tmpfs comes on top.
-	need := s.bytes()
+	need := s.bytes() + s.Host
 	if !isOurs(method) && s.Media == onTmpfs {
 		need *= 2
+	} else if s.Media == onTmpfs {
+		need += s.Host
 	}
 	memory, err := readMemory()
 	if err != nil {
 		return err.Error()
 	}
-	if s.bytes() > spare/4 && need+spare > memory.available {
+	if need > spare/4 && need+spare > memory.available {
 		return fmt.Sprintf("it needs %s of memory, %s are available", formatSize(need+spare), formatSize(memory.available))
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(b.dirs[s.Media], &st); err != nil {
 		return fmt.Sprintf("look at the space for images: %v", err)
 	}
-	if room := st.Bavail * uint64(st.Bsize); s.bytes()+s.bytes()/16 > room {
-		return fmt.Sprintf("its images need %s on the %s, which has %s", formatSize(s.bytes()), s.Media, formatSize(room))
+	if room, bytes := st.Bavail*uint64(st.Bsize), s.bytes()+s.Host; bytes+bytes/16 > room {
+		return fmt.Sprintf("its images need %s on the %s, which has %s", formatSize(bytes), s.Media, formatSize(room))
 	}
 	return ""
 }
@@ -169,9 +171,9 @@ func (b *bench) expected(s shape, method string) time.Duration {
 	if !isOurs(method) {
 		guess = peerPerGiB
 	}
-	worst, known := base+guess*float64(s.bytes())/(1<<30), false
+	worst, known := base+(guess*float64(s.bytes())+peerPerGiB*float64(s.Host))/(1<<30), false
 	for _, r := range b.runs {
-		if r.Method != method || r.Error != "" || r.Content == contentNone {
+		if r.Method != method || r.Error != "" || r.Content == contentNone || r.Host != s.Host {
 			continue
 		}
 		scale := max(1, float64(s.bytes())/float64(r.bytes()))
@@ -192,12 +194,15 @@ func (b *bench) expected(s shape, method string) time.Duration {
 func (b *bench) once(ctx context.Context, s shape, method string, round int, memoryLimit uint64) (r run) {
 	began := time.Now()
 	r = run{shape: s, Method: method, Round: round + 1}
-	ctx, cancel := context.WithTimeout(ctx, runLimit+time.Duration(s.bytes()/slowRate)*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, runLimit+time.Duration((s.bytes()+s.Host)/slowRate)*time.Second)
 	defer cancel()
 	var err error
-	if method == steered {
+	switch method {
+	case steered:
 		err = b.configured("copy_threads = 0\n", func() error { return b.fill(ctx, &r, memoryLimit) })
-	} else {
+	case byCRIU:
+		err = b.configured("memory = 0\n", func() error { return b.fill(ctx, &r, memoryLimit) })
+	default:
 		err = b.fill(ctx, &r, memoryLimit)
 	}
 	if err != nil {

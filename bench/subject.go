@@ -84,6 +84,12 @@ func (w workload) args() []string {
 	if w.Procs > 1 {
 		args = []string{"multi", "--procs", strconv.Itoa(w.Procs), "--gpus", strconv.Itoa(w.GPUs)}
 	}
+	if w.Host > 0 {
+		args = append(args, "--host-bytes", strconv.FormatUint(w.Host, 10))
+	}
+	if w.Pinned {
+		args = append(args, "--pinned", "1")
+	}
 	return append(args, "--bytes", strconv.FormatUint(w.Size, 10), "--content", w.Content, "--seed", "7", "--port", port)
 }
 
@@ -102,7 +108,7 @@ func (w workload) verify(ctx context.Context, count int) error {
 	for i := range w.Procs {
 		question, want := "verify", "bad=0"
 		switch {
-		case w.Host > 0:
+		case w.Content == contentNone && w.Host > 0:
 			want = "bad=0,0" // its own, and its child's
 		case w.Content == contentNone:
 			question, want = "count", strconv.Itoa(count)

@@ -89,16 +89,19 @@ func (r *results) markdown() string {
 		"The bound is the larger of the same on a tmpfs and the images' bytes over the rate; flush is what the images then took to be on the disk for good.", write/1e9, read/1e9),
 		diskTable(groups, write, read))
 	section("A container without CUDA", "Beside runc's own shim.", plainTable(groups))
+	section("Host memory beside GPU memory", "What the host memory adds to the same GPU memory alone, by gpuckpt, and where CRIU moves it by itself (bycriu); the rate is the host memory over that.", besideTable(groups))
 	if r.GPUKind != "real" {
 		section("What it costs", "Least squares over all runs without a disk: seconds = container + MiB · per MiB + (processes − 1) · per process. "+
 			"The software GPU's copies say nothing about a real one's.", costTable(r.Runs))
 	}
 	section("Checkpoint images", "A checkpoint becomes an image in containerd, and a container of it goes on: by gpuckpt, its layers compressed or not, and by ctr with runc's shim and the CUDA steps by hand. "+
 		"containerd is on a tmpfs. A restore unpacks the image, ctr run finds it unpacked before; of ctr's own there is one restore, in both columns. The factor is over gpuckpt without compression; stored is by how much containerd's content store grew.", imageTable(r.ImageRuns))
+	section("Checkpoint images on a disk", fmt.Sprintf("containerd is on the disk, which takes %.2f GB/s and gives %.2f GB/s (measured in the same call). The flush is until the image is on the disk for good; each restore begins with nothing of it in memory. gpuckpt restore unpacks the image: it reads it, and writes it again.", write/1e9, read/1e9), diskImageTable(r.ImageRuns, write, read))
+	section("Several restores of one image", "ctr run of an image that is unpacked: one container, and several at once. Memory is the most that the machine's available memory fell by.", manyTable(r.ManyRuns))
 	section("A second checkpoint, and a registry", fmt.Sprintf("A program is left running, and writes to %g %% of its GPU memory between two checkpoints; both are pushed to a registry of the benchmark's own, on a loopback port of the same machine. "+
 		"New and reused are bytes of GPU state as stored, when the image is made; reused on push are those that the registry had.", rewrittenPermille/10.0), sentTable(r.RegistryRuns))
-	section("And back", "All of it is removed from containerd, and the second checkpoint pulled, which unpacks it; ctr run then has the program go on, verified bit by bit.", pullTable(r.RegistryRuns))
-	section("While it arrives", "The same image in one command, gpuckpt restore --pull, from a registry that sends so much a second over all connections: the restore begins with CRIU's images, and GPU state streams in behind. The last column is the pull and the run above, one after the other.", arrivalTable(r.RegistryRuns))
+	section("And back", "All of it is removed from containerd, and the second checkpoint pulled, which unpacks it; ctr run then has the program go on, verified bit by bit. Beside the first: containerd has the first checkpoint, and the second is pulled.", pullTable(r.RegistryRuns))
+	section("While it arrives", "The same image in one command, gpuckpt restore --pull, from a registry that sends so much a second over all connections: the restore begins with CRIU's images, and GPU state streams in behind. Running is until the program answers. The bytes alone are those over the limit, or over what the registry sends to a client that throws everything away, measured in the same call. The last column is the pull and the run above, one after the other.", arrivalTable(r.RegistryRuns))
 	b.WriteString(r.limitText())
 	b.WriteString(r.shortText())
 	b.WriteString(r.troubleText())
@@ -256,6 +259,37 @@ func plainTable(groups []group) table {
 	return t
 }
 
+// besideTable says what host memory adds to the GPU memory that it is beside.
+func besideTable(groups []group) table {
+	t := table{columns: []string{"case", "method", "operation", "whole", "without it", "more", "rate"}}
+	for _, g := range groups {
+		if g.Content == contentNone || g.Host == 0 {
+			continue
+		}
+		alone := g.shape
+		alone.Host, alone.Pinned = 0, false
+		base := find(groups, alone)
+		for _, m := range g.methods() {
+			same := m
+			if len(base.runs[m]) == 0 { // what is left of it without host memory is ours
+				same = ours
+			}
+			for _, o := range operations {
+				whole, without := g.of(m, o.seconds), base.of(same, o.seconds)
+				if without.N == 0 {
+					continue
+				}
+				more, rate := whole.Median-without.Median, "–"
+				if more > 0 {
+					rate = fmt.Sprintf("%.1f GB/s", float64(g.Host)/more/1e9)
+				}
+				t.add(g.shape.String(), m, o.name, whole.text(), without.text(), fmt.Sprintf("%+.2f s", more), rate)
+			}
+		}
+	}
+	return t
+}
+
 // costTable fits what a checkpoint and a restore are made of.
 func costTable(runs []run) table {
 	t := table{columns: []string{"method", "operation", "container", "per GiB", "per further process"}}
@@ -314,6 +348,11 @@ func (r *results) troubleText() string {
 		}
 	}
 	for _, m := range r.RegistryRuns {
+		if !m.Verified {
+			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.name(), firstLine(m.Error)))
+		}
+	}
+	for _, m := range r.ManyRuns {
 		if !m.Verified {
 			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.name(), firstLine(m.Error)))
 		}

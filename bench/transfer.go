@@ -28,8 +28,15 @@ type registryRun struct {
 	Fetched uint64  `json:"fetchedBytes"`
 	// Resume is ctr starting a container of the image.
 	Resume float64 `json:"resumeSeconds"`
-	// Arrivals are restores while the image arrives, at arrivalRates.
-	Arrivals arrivals `json:"arrivals"`
+	// NextPull is the pull of the second image where the first is, and NextFetched what came over the
+	// wire.
+	NextPull    float64 `json:"nextPullSeconds,omitempty"`
+	NextFetched uint64  `json:"nextFetchedBytes,omitempty"`
+	// Alone is the registry's own rate, in bytes a second: all layers of GPU state are fetched without a
+	// limit, over as many connections as gpuckpt has, and thrown away.
+	Alone float64 `json:"aloneBytesPerSecond,omitempty"`
+	// Arrivals are restores while the image arrives, at each of the rates asked for.
+	Arrivals []arrivalRun `json:"arrivals"`
 }
 
 // sentImage is a checkpoint image on its way from the program to a registry.
@@ -83,7 +90,7 @@ func (i *imageCase) transfer(ctx context.Context, o imageOutcome) imageOutcome {
 }
 
 func (i *imageCase) thereAndBack(ctx context.Context, r *registryRun) (err error) {
-	server, err := startRegistry(i.c.Dir())
+	server, err := startRegistry(i.b.dirs[onTmpfs]) // which is no limit
 	if err != nil {
 		return err
 	}
@@ -105,7 +112,15 @@ func (i *imageCase) thereAndBack(ctx context.Context, r *registryRun) (err error
 	if err := answers(ctx, s.k, "verify", "bad=0"); err != nil {
 		return fmt.Errorf("after the checkpoints: %w", err)
 	}
-	if r.LayerBytes, err = i.layerBytes(ctx, second); err != nil {
+	found, err := i.inspect(ctx, second)
+	if err != nil {
+		return err
+	}
+	r.LayerBytes = found.LayerBytes
+	if r.Alone, err = server.rate(ctx, found); err != nil {
+		return err
+	}
+	if err := i.pullNext(ctx, first, second, r); err != nil {
 		return err
 	}
 	if err := errors.Join(s.remove(ctx), i.c.ForgetImages(ctx)); err != nil {
@@ -147,15 +162,29 @@ func (i *imageCase) send(ctx context.Context, server *registryServer, k *harness
 	return nil
 }
 
-// layerBytes is what an image's GPU state is cut into.
-func (i *imageCase) layerBytes(ctx context.Context, ref string) (uint64, error) {
+// inspect looks at an image.
+func (i *imageCase) inspect(ctx context.Context, ref string) (*oci.Image, error) {
 	image, err := i.c.Client().ImageService().Get(ctx, ref)
 	if err != nil {
-		return 0, fmt.Errorf("look at the image %s: %w", ref, err)
+		return nil, fmt.Errorf("look at the image %s: %w", ref, err)
 	}
-	found, err := oci.Inspect(ctx, i.c.Client().ContentStore(), image.Target)
-	if err != nil {
-		return 0, err
+	return oci.Inspect(ctx, i.c.Client().ContentStore(), image.Target)
+}
+
+// pullNext pulls the second image into a containerd that has the first, and nothing of the second
+// but what both have.
+func (i *imageCase) pullNext(ctx context.Context, first, second string, r *registryRun) (err error) {
+	if err := i.c.ForgetImages(ctx); err != nil {
+		return err
 	}
-	return found.LayerBytes, nil
+	var pulled harness.TransferAnswer
+	pull := func(ref string) error {
+		return i.c.Gpuckpt(ctx, &pulled, "image", "pull", ref, "--snapshotter", i.c.Snapshotter())
+	}
+	if err := pull(first); err != nil {
+		return err
+	}
+	r.NextPull, err = timed(func() error { return pull(second) })
+	r.NextFetched = pulled.MovedBytes
+	return err
 }

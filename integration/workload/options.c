@@ -102,6 +102,10 @@ struct options options_parse(char **args)
 			o.work_us = (int)number(name, value);
 		else if (!strcmp(name, "--bytes"))
 			o.bytes = number(name, value);
+		else if (!strcmp(name, "--host-bytes"))
+			o.host_bytes = number(name, value);
+		else if (!strcmp(name, "--pinned"))
+			o.pinned = (int)number(name, value);
 		else if (!strcmp(name, "--seed"))
 			o.seed = number(name, value);
 		else if (!strcmp(name, "--start"))

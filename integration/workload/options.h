@@ -8,7 +8,8 @@
 
 struct options {
 	int port, chunks, gpus, gpu, procs, seconds, ahead, work_us;
-	unsigned long long bytes, seed, start;
+	int pinned; // of pattern: its host memory is page-locked
+	unsigned long long bytes, seed, start, host_bytes;
 	const char *file, *log, *interface, *peer;
 	const char *share;   // of ipc: "ipc" or "handle"
 	const char *content; // of pattern: "pattern", "zero" or "weights"

@@ -6,19 +6,23 @@
 // another; which seed is where is remembered in host memory, so that every bit can be checked.
 //
 // Requests: "verify" answers bad=N, "count" the next value of a counter in device memory, "write
-// PERMILLE" rewrites that share of each chunk, "info" answers bytes, GPUs and addresses.
+// PERMILLE" rewrites that share of each chunk, "info" answers bytes, GPUs and addresses. With
+// --host-bytes there is as much host memory beside it, page-locked with --pinned 1, which "verify"
+// checks as well.
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "gpu.h"
 #include "udp.h"
 #include "workloads.h"
 
-enum { MAX_PATTERN_GPUS = 16, SLICES = 1000 };
+enum { MAX_PATTERN_GPUS = 16, SLICES = 1000, HOST_THREADS = 8 };
 
 struct chunk {
 	int gpu; // index into pattern.gpu
@@ -35,7 +39,73 @@ struct pattern {
 	struct chunk *chunk;
 	uint64_t seed, writes;
 	uint64_t keep, fixed; // a word is (mix & keep) | fixed
+	uint64_t *host;       // host memory beside it
+	size_t host_words;
 };
+
+// host_part is what one thread does with the host memory.
+struct host_part {
+	uint64_t *words;
+	size_t from, to;
+	int check;
+	uint64_t bad;
+};
+
+static void *host_work(void *arg)
+{
+	struct host_part *h = arg;
+
+	for (size_t i = h->from; i < h->to; i++) {
+		uint64_t word = (i + 1) * 0x9e3779b97f4a7c15ull;
+		if (!h->check)
+			h->words[i] = word;
+		else
+			h->bad += h->words[i] != word;
+	}
+	return NULL;
+}
+
+// host_all fills or checks the host memory. It returns the number of words that are wrong.
+static uint64_t host_all(const struct pattern *p, int check)
+{
+	struct host_part parts[HOST_THREADS];
+	pthread_t threads[HOST_THREADS];
+	uint64_t bad = 0;
+
+	for (int i = 0; i < HOST_THREADS; i++) {
+		parts[i] = (struct host_part){p->host, p->host_words / HOST_THREADS * (size_t)i, p->host_words / HOST_THREADS * (size_t)(i + 1), check, 0};
+		if (i == HOST_THREADS - 1)
+			parts[i].to = p->host_words;
+		if (pthread_create(&threads[i], NULL, host_work, &parts[i])) {
+			fprintf(stderr, "gpuwork: no thread\n");
+			exit(1);
+		}
+	}
+	for (int i = 0; i < HOST_THREADS; i++) {
+		pthread_join(threads[i], NULL);
+		bad += parts[i].bad;
+	}
+	return bad;
+}
+
+static void host_begin(struct pattern *p, const struct options *o)
+{
+	CUdeviceptr device;
+
+	if (!o->host_bytes)
+		return;
+	p->host_words = o->host_bytes / sizeof(uint64_t);
+	if (o->pinned) {
+		p->host = gpu_alloc_pinned(o->host_bytes, &device);
+	} else {
+		p->host = mmap(NULL, o->host_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (p->host == MAP_FAILED) {
+			perror("gpuwork: mmap");
+			exit(1);
+		}
+	}
+	host_all(p, 0);
+}
 
 // choose sets the masks for a kind of content.
 static void choose(struct pattern *p, const char *content)
@@ -106,6 +176,8 @@ static uint64_t verify(struct pattern *p)
 		gpu_wait();
 		bad += gpu_read(p->bad[g]);
 	}
+	if (p->host_words)
+		bad += host_all(p, 1);
 	return bad;
 }
 
@@ -189,6 +261,7 @@ void run_pattern(const struct options *o)
 			fill(&p, c, SLICES, seed_of(&p, i));
 		}
 	}
+	host_begin(&p, o);
 	puts("ready");
 	udp_serve(s, answer, &p);
 }
