@@ -226,7 +226,7 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 				if killed := cg.ThawIfKilled(c.pid); killed != nil {
 					err = sequence.Join(err, killed)
 				} else if c.paused { // a runc that was killed may have thawed it, and the next one must find it paused
-					err = sequence.Join(err, cg.Freeze())
+					err = sequence.Join(err, cg.Freeze(), cg.ThawIfKilled(c.pid))
 				}
 			}
 			if within.Err() != nil {

@@ -189,10 +189,10 @@ func ask(file, state, answers, answer string, timeout time.Duration) error {
 }
 
 // ThawIfKilled thaws the cgroup of a container whose first process was killed, and returns an error
-// that says so. Version 1 holds those of its threads that had not ended when it froze, and runc
-// does not thaw a container that has ended.
+// that says so. Version 1 holds those of its threads that had not ended when it froze, or all of them,
+// and runc does not thaw a container that has ended.
 func (c *Cgroup) ThawIfKilled(first int) error {
-	if status, _ := proc.StatusOf(first); !status.Ended() {
+	if status, _ := proc.StatusOf(first); !status.Ended() && !status.Killed() {
 		return nil
 	}
 	killed := errors.New("the container was killed meanwhile")

@@ -108,7 +108,7 @@ func TestThawIfKilled(t *testing.T) {
 		}
 		t.Errorf("%s is left", dir)
 	})
-	for what, killed := range map[string]bool{"lives": false, "first thread ended": true} {
+	for what, killed := range map[string]bool{"lives": false, "first thread ended": true, "killed while frozen": true} {
 		cmd := startFake(t, what)
 		t.Cleanup(func() {
 			_ = cmd.Process.Kill()
@@ -116,7 +116,7 @@ func TestThawIfKilled(t *testing.T) {
 			_ = cmd.Wait()
 		})
 		pid := cmd.Process.Pid
-		for began := time.Now(); killed && time.Since(began) < 20*time.Second; time.Sleep(time.Millisecond) {
+		for began := time.Now(); what == "first thread ended" && time.Since(began) < 20*time.Second; time.Sleep(time.Millisecond) {
 			if status, _ := proc.StatusOf(pid); status.Ended() {
 				break
 			}
@@ -126,6 +126,11 @@ func TestThawIfKilled(t *testing.T) {
 		}
 		if err := cg.Freeze(); err != nil {
 			t.Fatal(err)
+		}
+		if what == "killed while frozen" {
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
 		}
 		err := cg.ThawIfKilled(pid)
 		state, rerr := os.ReadFile(filepath.Join(dir, "freezer.state"))

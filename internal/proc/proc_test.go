@@ -203,3 +203,17 @@ func TestSameFile(t *testing.T) {
 		t.Errorf("open files %v, %v", files, err)
 	}
 }
+
+func TestKilled(t *testing.T) {
+	for text, want := range map[string]bool{
+		"SigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n": false,
+		"SigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n": true,
+		"SigPnd:\t0000000000000000\nShdPnd:\t0000000000004100\n": true,
+		"SigPnd:\t0000000000004000\nShdPnd:\t0000000000000000\n": false, // SIGTERM
+		"": false,
+	} {
+		if got := Status(text).Killed(); got != want {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+}

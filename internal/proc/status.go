@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Status is the text of a status file, lines of "Name:\tvalue", see
@@ -46,6 +47,18 @@ func (s Status) Number(name string) int {
 func (s Status) Ended() bool {
 	state := s.Field("State")
 	return strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
+}
+
+// Killed reports whether a SIGKILL waits for the thread. A thread in a frozen cgroup of version 1 has
+// it until the cgroup is thawed.
+func (s Status) Killed() bool {
+	for _, name := range []string{"SigPnd", "ShdPnd"} {
+		mask, _ := strconv.ParseUint(s.Field(name), 16, 64)
+		if mask&(1<<(uint(syscall.SIGKILL)-1)) != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // Tracer returns the thread that traces the thread, 0 for none.
