@@ -105,9 +105,6 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 		return nil, err
 	}
 	if c.restore != nil {
-		if err := c.holdGPUState(ctx); err != nil {
-			return nil, err
-		}
 		r.Checkpoint = criu.CopyPath(r.Bundle)
 	}
 	r.Rootfs = bundle.WithoutCheckpoint(r.Rootfs)
@@ -169,19 +166,15 @@ func (c *container) checkRestore(ctx context.Context) error {
 	if found == nil {
 		return nil // a checkpoint without GPU state
 	}
-	c.restore.gpu, err = c.gpu.Prepare(ctx, found.Metadata, c.annotations[cdi.PairsAnnotation], c.gpuOptions(view.Node))
-	return err
-}
-
-// holdGPUState begins to compare the digests of GPU state, beside what containerd and runc do until
-// Start. Start does it where the checkpoint lies elsewhere by then, and where memory is limited: a
-// container that nobody starts must not keep others from theirs.
-func (c *container) holdGPUState(ctx context.Context) error {
-	view, err := c.config()
-	if err != nil || c.restore.gpu == nil || c.restore.mounted != "" || view.Staging.MemoryLimit > 0 {
-		return err
+	// The digests of GPU state are compared beside what containerd and runc do until Start. Start begins
+	// with it where the checkpoint lies elsewhere by then, and where memory is limited: a container that
+	// nobody starts must not keep others from theirs.
+	held := found
+	if c.restore.mounted != "" || view.Staging.MemoryLimit > 0 {
+		held = nil
 	}
-	return c.restore.gpu.Hold(ctx, c.restore.checkpoint, c.gpuOptions(view.Node))
+	c.restore.gpu, err = c.gpu.Prepare(ctx, found.Metadata, c.annotations[cdi.PairsAnnotation], held, c.gpuOptions(view.Node))
+	return err
 }
 
 // removeRestoreDir removes what containerd unpacked for this restore.

@@ -181,7 +181,7 @@ func TestRestoreWhileArriving(t *testing.T) {
 			m := w.leave(dir)
 			s := New(w, runPlain)
 			opts := w.options()
-			r, err := s.Prepare(t.Context(), m, "", opts)
+			r, err := s.Prepare(t.Context(), m, "", nil, opts)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -226,7 +226,7 @@ func TestGiveUpWhileArriving(t *testing.T) {
 	dir := diskDir(t)
 	m := w.leave(dir)
 	s := New(w, runPlain)
-	r, err := s.Prepare(t.Context(), m, "", w.options())
+	r, err := s.Prepare(t.Context(), m, "", nil, w.options())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -204,7 +204,7 @@ func TestPhases(t *testing.T) {
 		"Store":      func() error { _, err := s.Store(ctx, "", true); return err },
 		"Spill":      func() error { _, err := s.Spill(ctx, ""); return err },
 		"ChooseGPUs": func() error { _, err := s.ChooseGPUs(ctx, nil); return err },
-		"Prepare":    func() error { _, err := s.Prepare(ctx, nil, "", Options{}); return err },
+		"Prepare":    func() error { _, err := s.Prepare(ctx, nil, "", nil, Options{}); return err },
 	}
 	for name, call := range calls {
 		if err := call(); !errors.Is(err, errdefs.ErrFailedPrecondition) || s.Phase() != Locked {

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
-// Digests are compared from Hold on, by a process that ends when it is done. What changes between
-// Hold and Load is compared again, and a restore that is given up holds no file.
+// Digests are compared from Prepare on, by a process that ends when it is done. What changes between
+// Prepare and Load is compared again, and a restore that is given up holds no file.
 func TestHold(t *testing.T) {
 	w := startWork(t, "12M")
 	dir := diskDir(t)
@@ -28,14 +28,11 @@ func TestHold(t *testing.T) {
 	opts := w.options()
 	hold := func() *Restoration {
 		t.Helper()
-		r, err := New(w, runPlain).Prepare(t.Context(), m, "", opts)
+		r, err := New(w, runPlain).Prepare(t.Context(), m, "", checkpoint, opts)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(r.Close)
-		if err := r.Hold(t.Context(), checkpoint, opts); err != nil {
-			t.Fatal(err)
-		}
 		if err := r.checked(); err != nil {
 			t.Fatal(err)
 		}
@@ -53,6 +50,14 @@ func TestHold(t *testing.T) {
 	r.Close()
 	if held := descriptorsOf(t, dir); held != 0 {
 		t.Errorf("a restore that was given up holds the directory %d times", held)
+	}
+	other := *m
+	other.DriverVersion = "1.0"
+	if _, err := New(w, runPlain).Prepare(t.Context(), &other, "", checkpoint, opts); !errors.Is(err, errdefs.ErrFailedPrecondition) {
+		t.Errorf("another driver: %v", err)
+	}
+	if held := descriptorsOf(t, dir); held != 0 {
+		t.Errorf("a restore that was refused holds the directory %d times", held)
 	}
 	r = hold()
 	path := filepath.Join(dir, r.areas[0].File)

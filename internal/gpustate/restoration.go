@@ -23,15 +23,15 @@ import (
 
 // Restoration brings the GPU state of a checkpoint into a new container:
 //
-//  1. Prepare, before anything of the container exists: decide where the GPUs go.
-//  2. Hold, as soon as the checkpoint's files lie where they will be read: hold
-//     them, and begin to compare their digests, since the reading takes memory
-//     bandwidth that the driver wants later.
-//  3. Load, before there are processes.
-//  4. CRIU restores the processes, and holds all of their threads.
-//  5. Map has the driver's own threads let go, and puts the areas back into the
+//  1. Prepare, before anything of the container exists: hold the checkpoint's files,
+//     if they lie where they will be read, and begin to compare their digests, since
+//     the reading takes memory bandwidth that the driver wants later. Decide where the
+//     GPUs go meanwhile.
+//  2. Load, before there are processes. It holds the files if Prepare has not.
+//  3. CRIU restores the processes, and holds all of their threads.
+//  4. Map has the driver's own threads let go, and puts the areas back into the
 //     processes.
-//  6. Restore has the driver move the state to the GPUs, unlocks, and has the driver's
+//  5. Restore has the driver move the state to the GPUs, unlocks, and has the driver's
 //     threads held again. The program can then run.
 //
 // After an error the container must end. Close is always called.
@@ -63,8 +63,9 @@ type Gate interface {
 
 // Prepare refuses a checkpoint that cannot be restored on this node's GPUs, and starts the helper
 // that is used in Restore: while nobody has a GPU open, the driver takes 0.25 to 0.5 s longer to
-// begin. wanted is the container's annotation cdi.PairsAnnotation. On an error the helper is ended.
-func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, opts Options) (_ *Restoration, err error) {
+// begin. wanted is the container's annotation cdi.PairsAnnotation. held is the checkpoint, if its files
+// lie where Load will find them, or nil. On an error nothing is held and the helper is ended.
+func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, held *images.Checkpoint, opts Options) (_ *Restoration, err error) {
 	if err := s.require("prepare a restore", Unlocked); err != nil {
 		return nil, err
 	}
@@ -72,9 +73,15 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 	r := &Restoration{s: s}
 	defer func() {
 		if err != nil {
+			r.letGo()
 			s.helpers.close()
 		}
 	}()
+	if held != nil {
+		if err := r.hold(ctx, held); err != nil {
+			return nil, err
+		}
+	}
 	helper, info, err := s.helpers.begin(ctx, (*cuda.Helper).InfoEarly)
 	if err != nil {
 		return nil, err
@@ -90,14 +97,10 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 	return r, nil
 }
 
-// Hold opens the checkpoint's files where they lie now, and begins to compare their digests. The
-// container may never be started: what Hold holds is a descriptor for each directory of the files,
+// hold opens the checkpoint's files where they lie now, and begins to compare their digests. The
+// container may never be started: what it holds is a descriptor for each directory of the files,
 // until Close, and a process, until the digests are compared. On an error it holds nothing.
-func (r *Restoration) Hold(ctx context.Context, checkpoint *images.Checkpoint, opts Options) (err error) {
-	if err := r.s.require("hold GPU state", Prepared); err != nil {
-		return err
-	}
-	r.s.use(opts)
+func (r *Restoration) hold(ctx context.Context, checkpoint *images.Checkpoint) (err error) {
 	if r.pinned, err = staging.Pin(checkpoint); err != nil {
 		return err
 	}
@@ -116,21 +119,22 @@ func (r *Restoration) Hold(ctx context.Context, checkpoint *images.Checkpoint, o
 	return nil
 }
 
-// Load holds the checkpoint's files, unless Hold has and they are as they were. gate will hold the processes' threads.
+// Load holds the checkpoint's files, unless Prepare has and they are as they were. gate will hold the
+// processes' threads.
 func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, gate Gate, opts Options) error {
 	s := r.s
 	if err := s.require("load GPU state", Prepared); err != nil {
 		return err
 	}
+	s.use(opts)
 	if r.metadata != nil && r.pinned.Changed() { // whatever the digests were
 		r.letGo()
 	}
 	if r.metadata == nil {
-		if err := r.Hold(ctx, checkpoint, opts); err != nil {
+		if err := r.hold(ctx, checkpoint); err != nil {
 			return err
 		}
 	}
-	s.use(opts)
 	s.path, r.gate = memoryFirst{}, gate // it reads what every data path's Store leaves
 	s.phase = Loaded
 	return nil
@@ -293,7 +297,7 @@ func (r *Restoration) Close() {
 	r.s.Forget()
 }
 
-// letGo gives up what Hold holds.
+// letGo gives up what hold holds.
 func (r *Restoration) letGo() {
 	if r.stop != nil {
 		r.stop()
