@@ -196,6 +196,7 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, err error) erro
 			condition.Reason = f.reason
 		}
 	}
+	meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
 	meta.SetStatusCondition(&k.Status.Conditions, condition)
 	status := k.Status
 	err = c.client.Status().Update(ctx, k)

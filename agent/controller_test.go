@@ -108,7 +108,7 @@ func TestController(t *testing.T) {
 		{name: "no pod", phase: api.Failed, reason: "PodNotFound"},
 		{name: "another node's", pod: pod("there", "a")},
 		{name: "not scheduled yet", pod: pod("", "a")},
-		{name: "an agent that was killed", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "here"}, did: []string{"recover"}, phase: api.Failed, reason: api.Interrupted},
+		{name: "an agent that was killed", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "here", Conditions: []metav1.Condition{{Type: api.Waiting, Status: metav1.ConditionTrue, Reason: api.NoAgent}}}, did: []string{"recover"}, phase: api.Failed, reason: api.Interrupted},
 		{name: "another agent is at it", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "there"}, phase: api.Running},
 		{name: "it is over", pod: pod("here", "a"), before: api.Status{Phase: api.Succeeded}, phase: api.Succeeded},
 	} {
@@ -140,7 +140,7 @@ func TestController(t *testing.T) {
 				t.Errorf("it is %q, want %q", k.Status.Phase, c.phase)
 			}
 			said := meta.FindStatusCondition(k.Status.Conditions, map[api.Phase]string{api.Succeeded: api.Complete, api.Failed: api.HasFailed}[c.phase])
-			if c.reason != "" && (said == nil || said.Reason != c.reason || len(events.Events) != 1) {
+			if c.reason != "" && (said == nil || said.Reason != c.reason || len(k.Status.Conditions) != 1 || len(events.Events) != 1) {
 				t.Errorf("its conditions are %+v, %d events", k.Status.Conditions, len(events.Events))
 			}
 			if c.phase == api.Succeeded && c.reason != "" && (len(k.Status.Containers) != cmp.Or(c.made, len(c.did)/3) || k.Status.Containers[0].Digest != "sha256:1" || k.Status.Containers[0].Pushed != 4) {

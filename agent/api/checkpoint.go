@@ -6,7 +6,8 @@
 //
 // The life of a Checkpoint: its user makes it, the agent of the pod's node sets the phase Running,
 // checkpoints and pushes one container after the other, and sets Succeeded or Failed. Neither is left
-// again: another try is another object.
+// again: another try is another object. One that no agent can begin says so in the condition Waiting,
+// and fails after a while.
 package api
 
 import (
@@ -75,6 +76,10 @@ const (
 	HasFailed   = "Failed"
 	Interrupted = "Interrupted" // a reason of Failed
 	NoAgent     = "NoAgent"     // another
+	// Waiting is there while a Checkpoint waits for what may never come. NoAgent and NotScheduled are
+	// its reasons, and those of Failed when it has waited in vain.
+	Waiting      = "Waiting"
+	NotScheduled = "PodNotScheduled"
 )
 
 // Status is what came of it.

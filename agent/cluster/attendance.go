@@ -25,19 +25,29 @@ const (
 	// patience is how long a node may be without an agent before its Checkpoints fail: an agent is
 	// away for seconds while its DaemonSet is updated, and for a minute while a node starts.
 	patience = 2 * time.Minute
+	// unscheduled is how long a pod may be without a node before its Checkpoints fail: a cluster that
+	// grows has a new node with GPUs in some minutes.
+	unscheduled = 10 * time.Minute
 	// glance is how often a Checkpoint is looked at that an agent has.
 	glance = 30 * time.Second
 )
 
-// attendance ends Checkpoints that no agent will ever end: their pod's node has none. Those that
-// wait for a busy agent are left alone, however long it takes.
+// attendance ends Checkpoints that no agent will ever end: their pod has no node, or its node no agent.
+// Until then they say in a condition what they wait for. Those that wait for a busy agent are left
+// alone, however long it takes.
 type attendance struct {
 	cluster
 
 	namespace string // the agents'; empty: any
 
 	mu    sync.Mutex
-	since map[types.UID]time.Time // when a Checkpoint was first seen to be alone
+	since map[types.UID]wait // of the Checkpoints that are alone
+}
+
+// wait is since when a Checkpoint is alone, for one reason.
+type wait struct {
+	reason string
+	since  time.Time
 }
 
 // Reconcile is called for each change of a Checkpoint, and again while it is not over.
@@ -56,17 +66,21 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	if alone == nil {
 		r.attended(&k)
-		return ctrl.Result{RequeueAfter: glance}, nil
+		return ctrl.Result{RequeueAfter: glance}, r.waits(ctx, &k, nil)
 	}
-	waited, first := r.waited(&k)
-	if left := patience - waited; left > 0 {
-		if first && alone.reason == api.NoAgent {
-			r.events.Event(&k, corev1.EventTypeWarning, alone.reason, fmt.Sprintf("%v; the Checkpoint fails if there is none in %s", alone, patience))
+	limit := patience
+	if alone.reason == api.NotScheduled {
+		limit = unscheduled
+	}
+	if left := limit - r.waited(&k, alone.reason); left > 0 {
+		if alone.reason != "PodNotFound" { // the agents say that at once, if there are any
+			err = r.waits(ctx, &k, &failure{alone.reason, fmt.Errorf("%w. The Checkpoint fails if that lasts for %s", alone, limit)})
 		}
-		return ctrl.Result{RequeueAfter: min(left, glance)}, nil
+		return ctrl.Result{RequeueAfter: min(left, glance)}, err
 	}
 	now := metav1.NewTime(r.now())
 	k.Status.Phase, k.Status.Completed = api.Failed, &now
+	meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
 	meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.HasFailed, Status: metav1.ConditionTrue, Reason: alone.reason, Message: alone.Error(), ObservedGeneration: k.Generation})
 	// A conflict is an error: an agent has come meanwhile, and the next round sees what it did.
 	if err := r.client.Status().Update(ctx, &k); err != nil {
@@ -75,6 +89,27 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	r.attended(&k)
 	r.events.Event(&k, corev1.EventTypeWarning, alone.reason, alone.Error())
 	return ctrl.Result{}, nil
+}
+
+// waits has a Checkpoint say what it waits for, nil for nothing more, and tells it in an event. The
+// agents change the same status: a conflict is an error, and another round sees what is new.
+func (r *attendance) waits(ctx context.Context, k *api.Checkpoint, why *failure) error {
+	said := meta.FindStatusCondition(k.Status.Conditions, api.Waiting)
+	switch {
+	case why == nil && said == nil, why != nil && said != nil && said.Reason == why.reason && said.Message == why.Error():
+		return nil
+	case why == nil:
+		meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
+	default:
+		meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.Waiting, Status: metav1.ConditionTrue, Reason: why.reason, Message: why.Error(), ObservedGeneration: k.Generation})
+	}
+	if err := r.client.Status().Update(ctx, k); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if why != nil && (said == nil || said.Reason != why.reason) {
+		r.events.Event(k, corev1.EventTypeWarning, why.reason, why.Error())
+	}
+	return nil
 }
 
 // alone returns why no agent works for a Checkpoint; nil if one does, or may yet.
@@ -89,7 +124,7 @@ func (r *attendance) alone(ctx context.Context, k *api.Checkpoint) (*failure, er
 		case err != nil:
 			return nil, err
 		case pod.Spec.NodeName == "":
-			return nil, nil
+			return &failure{api.NotScheduled, fmt.Errorf("the pod %s is on no node yet: %s; make a Checkpoint of it when it runs", k.Spec.Pod, whyPending(&pod))}, nil
 		}
 		node = pod.Spec.NodeName
 	}
@@ -125,16 +160,29 @@ func ready(pod *corev1.Pod) bool {
 	return false
 }
 
-// waited returns for how long a Checkpoint has been alone, and whether it was not before.
-func (r *attendance) waited(k *api.Checkpoint) (_ time.Duration, first bool) {
+// whyPending returns what the scheduler says of a pod without a node.
+func whyPending(pod *corev1.Pod) string {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status != corev1.ConditionTrue && c.Message != "" {
+			return c.Message
+		}
+	}
+	if len(pod.Spec.SchedulingGates) > 0 {
+		return "it has the scheduling gate " + pod.Spec.SchedulingGates[0].Name
+	}
+	return "no scheduler has said why"
+}
+
+// waited returns for how long a Checkpoint has been alone for a reason.
+func (r *attendance) waited(k *api.Checkpoint, reason string) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	since, ok := r.since[k.UID]
-	if !ok {
-		since = r.now()
-		r.since[k.UID] = since
+	w, ok := r.since[k.UID]
+	if !ok || w.reason != reason {
+		w = wait{reason, r.now()}
+		r.since[k.UID] = w
 	}
-	return r.now().Sub(since), !ok
+	return r.now().Sub(w.since)
 }
 
 func (r *attendance) attended(k *api.Checkpoint) {

@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 	"time"
@@ -26,16 +27,17 @@ func agentOn(nodeName string, ready corev1.ConditionStatus) *corev1.Pod {
 	return p
 }
 
-// A Checkpoint whose node has no agent fails after a while and says so. Every other one is left to
-// the agents.
+// A Checkpoint whose pod has no node, or whose node has no agent, says at once what it waits for, and
+// fails after a while. Every other one is left to the agents.
 func TestAttendance(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		pod    *corev1.Pod
 		agent  *corev1.Pod
 		status api.Status
-		gone   bool   // no agents' namespace is known
-		reason string // of its failure; empty: it is left alone
+		gone   bool          // no agents' namespace is known
+		limit  time.Duration // how long it waits; 0: patience
+		reason string        // of its failure; empty: it is left alone
 		says   string
 	}{
 		{name: "no agent", pod: running("job", "here"), reason: api.NoAgent, says: "no agent works on the node here of the pod job"},
@@ -46,7 +48,8 @@ func TestAttendance(t *testing.T) {
 		{name: "no pod", reason: "PodNotFound", says: "no pod job in the namespace ns"},
 		{name: "a busy agent", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue)},
 		{name: "in the middle", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue), status: api.Status{Phase: api.Running, Node: "here"}},
-		{name: "not scheduled", pod: running("job", "")},
+		{name: "no node has room", pod: pending(corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}), limit: unscheduled, reason: api.NotScheduled, says: "the pod job is on no node yet: 0/3 nodes are available"},
+		{name: "no scheduler", pod: pending(), limit: unscheduled, reason: api.NotScheduled, says: "no scheduler has said why"},
 		{name: "over", pod: running("job", "here"), status: api.Status{Phase: api.Succeeded}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -57,7 +60,7 @@ func TestAttendance(t *testing.T) {
 				}
 			}
 			k := newTest(t, objects...)
-			r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]time.Time)}
+			r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
 			if c.gone {
 				r.namespace = ""
 			}
@@ -71,9 +74,15 @@ func TestAttendance(t *testing.T) {
 				k.get("k", &now)
 				return now, result.RequeueAfter
 			}
-			for end := k.clock.Add(patience); k.clock.Before(end); k.clock = k.clock.Add(patience / 10) {
-				if now, again := look(); now.Status.Phase != c.status.Phase || (again == 0) != c.status.Phase.Over() {
+			limit := cmp.Or(c.limit, patience)
+			for end := k.clock.Add(limit); k.clock.Before(end); k.clock = k.clock.Add(limit / 10) {
+				now, again := look()
+				if now.Status.Phase != c.status.Phase || (again == 0) != c.status.Phase.Over() {
 					t.Fatalf("after %s it is %+v, and looked at again in %s", k.clock.Sub(start), now.Status, again)
+				}
+				waits := meta.FindStatusCondition(now.Status.Conditions, api.Waiting)
+				if says := c.reason != "" && c.reason != "PodNotFound"; says != (waits != nil) || says && (waits.Reason != c.reason || !strings.Contains(waits.Message, c.says)) {
+					t.Fatalf("after %s it waits for %+v", k.clock.Sub(start), waits)
 				}
 			}
 			k.clock = k.clock.Add(time.Second)
@@ -85,11 +94,11 @@ func TestAttendance(t *testing.T) {
 				return
 			}
 			said := meta.FindStatusCondition(now.Status.Conditions, api.HasFailed)
-			if now.Status.Phase != api.Failed || now.Status.Completed == nil || said == nil || said.Reason != c.reason || !strings.Contains(said.Message, c.says) {
+			if now.Status.Phase != api.Failed || now.Status.Completed == nil || said == nil || said.Reason != c.reason || !strings.Contains(said.Message, c.says) || len(now.Status.Conditions) != 1 {
 				t.Errorf("%+v", now.Status)
 			}
 			want := 1
-			if c.reason == api.NoAgent {
+			if c.reason != "PodNotFound" {
 				want = 2 // it says at once what it waits for
 			}
 			if len(k.events.Events) != want || len(r.since) > 0 {
@@ -99,10 +108,47 @@ func TestAttendance(t *testing.T) {
 	}
 }
 
+// pending is a pod that no node has taken.
+func pending(conditions ...corev1.PodCondition) *corev1.Pod {
+	p := running("job", "")
+	p.Status.Phase, p.Status.Conditions = corev1.PodPending, conditions
+	return p
+}
+
+// A Checkpoint that waited for its pod to be scheduled waits for the node's agent from then on, and for
+// nothing when that is there: its conditions say so.
+func TestAttendanceOfAPodThatIsScheduled(t *testing.T) {
+	pod := pending()
+	k := newTest(t, pod, &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r/job"}})
+	r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
+	look := func(reason string) {
+		t.Helper()
+		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil {
+			t.Fatal(err)
+		}
+		var now api.Checkpoint
+		k.get("k", &now)
+		waits := meta.FindStatusCondition(now.Status.Conditions, api.Waiting)
+		if now.Status.Phase != "" || (waits != nil) != (reason != "") || waits != nil && waits.Reason != reason {
+			t.Fatalf("%+v, want %q", now.Status, reason)
+		}
+	}
+	look(api.NotScheduled)
+	k.clock = k.clock.Add(unscheduled - time.Second)
+	look(api.NotScheduled)
+	k.get("job", pod)
+	pod.Spec.NodeName = "here"
+	k.must(k.client.Update(t.Context(), pod))
+	k.clock = k.clock.Add(2 * time.Second)
+	look(api.NoAgent)
+	k.must(k.client.Create(t.Context(), agentOn("here", corev1.ConditionTrue)))
+	look("")
+}
+
 // An agent that is away for a moment, such as for an update, ends nothing.
 func TestAttendanceOfAnAgentThatComesBack(t *testing.T) {
 	k := newTest(t, running("job", "here"), &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r/job"}})
-	r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]time.Time)}
+	r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
 	for range 5 {
 		for _, there := range []bool{false, true} {
 			agent := agentOn("here", corev1.ConditionTrue)
@@ -127,7 +173,7 @@ func TestAttendanceOfAnAgentThatComesBack(t *testing.T) {
 func TestMigrationWithoutAnAgent(t *testing.T) {
 	k := newTest(t, running("old", "here"), migration(nil))
 	k.step()
-	r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]time.Time)}
+	r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
 	for range 2 {
 		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "m"}}); err != nil {
 			t.Fatal(err)

@@ -56,7 +56,7 @@ func Add(m manager.Manager, plainHTTP bool, namespace string) error {
 		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(&migrations{c}),
 		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(&schedules{c}),
 		build("ending").For(&corev1.Pod{}, ends).Complete(&endings{c}),
-		build("attendance").For(&api.Checkpoint{}).Complete(&attendance{cluster: c, namespace: namespace, since: make(map[types.UID]time.Time)}),
+		build("attendance").For(&api.Checkpoint{}).Complete(&attendance{cluster: c, namespace: namespace, since: make(map[types.UID]wait)}),
 		build("image").For(&api.Checkpoint{}).Complete(&pruner{c, plainHTTP}),
 	)
 }
