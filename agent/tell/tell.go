@@ -11,6 +11,7 @@ package tell
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,6 +30,7 @@ import (
 	apitypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 const (
@@ -42,9 +44,12 @@ const (
 	again = 3 * time.Second
 )
 
+// suspended is the reason of the event of a suspension.
+const suspended = "Suspended"
+
 // reasons are the events of pods, by what is behind the prefix of a topic.
 var reasons = map[string]string{
-	"checkpointed": "Checkpointed", "restored": "Restored", "suspended": "Suspended", "resumed": "Resumed",
+	"checkpointed": "Checkpointed", "restored": "Restored", "suspended": suspended, "resumed": "Resumed",
 	"checkpoint-failed": "CheckpointFailed", "restore-failed": "RestoreFailed", "suspend-failed": "SuspendFailed", "resume-failed": "ResumeFailed",
 }
 
@@ -53,6 +58,8 @@ type Teller struct {
 	// Root is where the node's root is mounted, Socket that of containerd, as the node sees it.
 	Root, Socket string
 	Events       record.EventRecorder
+	// Pods has the pods as the API server has them.
+	Pods client.Reader
 }
 
 // Start listens until ctx ends. A containerd that does not answer is asked again and again.
@@ -126,6 +133,27 @@ func (t *Teller) tell(ctx context.Context, all containers.ContainersClient, e *t
 		kind, message = corev1.EventTypeWarning, fmt.Sprintf("container %s: %s", name, why)
 	}
 	t.Events.Event(pod, kind, reason, short(message))
+	if reason == suspended {
+		t.warn(ctx, pod, name)
+	}
+}
+
+// warn says of a container that was suspended how long its kubelet lets it be. Nobody else can: neither
+// containerd nor the shim hears of probes.
+func (t *Teller) warn(ctx context.Context, of *corev1.ObjectReference, container string) {
+	var pod corev1.Pod
+	if err := t.Pods.Get(ctx, client.ObjectKey{Namespace: of.Namespace, Name: of.Name}, &pod); err != nil || pod.UID != of.UID {
+		return // it ends
+	}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) { // sidecars are among the first
+		p := c.LivenessProbe
+		if c.Name != container || p == nil || p.Exec != nil { // the kubelet ignores an exec that is refused
+			continue
+		}
+		left := time.Duration(max(p.FailureThreshold, 1)*max(p.PeriodSeconds, 1)) * time.Second
+		t.Events.Event(of, corev1.EventTypeWarning, "LivenessProbe", fmt.Sprintf("container %s is suspended and answers no probe: "+
+			"after about %s without an answer the kubelet restarts it, and its work is lost. Resume it before, and give its liveness probe an exec, which the kubelet lets fail meanwhile", container, left))
+	}
 }
 
 // short cuts what the API server would refuse.

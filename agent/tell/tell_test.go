@@ -24,7 +24,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apitypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 )
 
 // daemon is a containerd that has one container of a pod, one of nobody's, and events.
@@ -105,9 +109,12 @@ func TestTell(t *testing.T) {
 	stop := d.serve(t, filepath.Join(root, "run", "c.sock"))
 	recorder := record.NewFakeRecorder(100)
 	recorder.IncludeObject = true
+	pods := fake.NewClientBuilder().WithObjects(probed("1-2", corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{}})).Build()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- (&Teller{Root: root, Socket: "/var/link.sock", Events: recorder}).Start(ctx) }()
+	go func() {
+		ended <- (&Teller{Root: root, Socket: "/var/link.sock", Events: recorder, Pods: pods}).Start(ctx)
+	}()
 	await := func(what string, of <-chan string) string {
 		t.Helper()
 		select {
@@ -150,6 +157,12 @@ func TestTell(t *testing.T) {
 		if got := await("event of "+c.topic, recorder.Events); !strings.HasPrefix(got, c.want) || !strings.Contains(got, "Pod") {
 			t.Errorf("%s: %s, want %s", c.topic, got, c.want)
 		}
+		if c.topic != "suspended" {
+			continue
+		}
+		if got := await("warning", recorder.Events); !strings.HasPrefix(got, "Warning LivenessProbe container main is suspended and answers no probe: after about 30s ") {
+			t.Error(got)
+		}
 	}
 	d.says <- said(t, "/gpuckpt/unheard-of", "pods", nil)
 	d.says <- &types.Envelope{Topic: "/gpuckpt/restored", Event: &anypb.Any{Value: []byte{0xff}}}
@@ -163,6 +176,32 @@ func TestTell(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// probed is the pod of the daemon's container, with a liveness probe.
+func probed(uid apitypes.UID, probe corev1.ProbeHandler) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "job", UID: uid},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", LivenessProbe: &corev1.Probe{ProbeHandler: probe, FailureThreshold: 3, PeriodSeconds: 10}}}},
+	}
+}
+
+// Nobody is warned of a liveness probe that is an exec, of none, or of the probe of another pod.
+func TestNoWarning(t *testing.T) {
+	unprobed := probed("1-2", corev1.ProbeHandler{})
+	unprobed.Spec.Containers[0].LivenessProbe = nil
+	for name, pod := range map[string]*corev1.Pod{
+		"an exec": probed("1-2", corev1.ProbeHandler{Exec: &corev1.ExecAction{}}),
+		"none":    unprobed,
+		"another": probed("3-4", corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{}}),
+	} {
+		recorder := record.NewFakeRecorder(10)
+		teller := &Teller{Events: recorder, Pods: fake.NewClientBuilder().WithObjects(pod).Build()}
+		teller.warn(t.Context(), &corev1.ObjectReference{Namespace: "ns", Name: "job", UID: "1-2"}, "main")
+		if len(recorder.Events) > 0 {
+			t.Errorf("%s: %s", name, <-recorder.Events)
+		}
 	}
 }
 

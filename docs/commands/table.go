@@ -35,7 +35,7 @@ var Others = []Elsewhere{
 	{Document: "kubernetes.md", Section: "Nodes by a DaemonSet", Lines: `^kubectl `, Test: "integration/kubernetes/daemonset_test.go:TestDaemonSet"},
 	{Document: "kubernetes.md", Section: "Checkpoints as objects", Lines: `^kubectl `, Test: "integration/kubernetes/objects_test.go:TestObjects"},
 	{Document: "objects.md", Section: "Move a pod", Test: "integration/kubernetes/objects_test.go:TestObjects"},
-	{Document: "objects.md", Section: "Scale out from a checkpoint", Test: "integration/kubernetes/objects_test.go:TestObjects"},
+	{Document: "objects.md", Section: "Scale out from a checkpoint|A Job that is preempted", Test: "integration/kubernetes/objects_test.go:TestObjects"},
 	{Document: "install.md", Section: "Check what you downloaded", Test: "hack/release/whole/whole_test.go:TestDocument"},
 	{Document: "install.md", Section: "Debian and Ubuntu", Test: "hack/release/whole/whole_test.go:TestDocument"},
 	{Document: "install.md", Section: "Any other Linux", Test: "hack/release/whole/whole_test.go:TestDocument"},

@@ -60,7 +60,7 @@ func TestDocument(t *testing.T) {
 	runtimes := strings.NewReplacer("/usr/local/bin/containerd-shim-gpuckpt-v2", shim, "SystemdCgroup = true", "SystemdCgroup = false", "version = 3", "").Replace(snippet)
 	n := own(t, node.Options{APIServer: true, Runtimes: runtimes})
 	givePullSecret(t, n)
-	pushWorkload(t, n)
+	pushWorkload(t, n, "gpuwork:latest")
 	go func() {
 		if err := n.Schedule(t.Context()); err != nil {
 			t.Errorf("the scheduler: %v", err)
@@ -134,24 +134,24 @@ func read(t *testing.T, file string) string {
 }
 
 // pushWorkload puts the workload's image into the node's registry.
-func pushWorkload(t *testing.T, n *node.Node) {
+func pushWorkload(t *testing.T, n *node.Node, image string) {
 	t.Helper()
 	program, err := bins.Path("gpuwork")
 	if err != nil {
 		t.Fatal(err)
 	}
-	image, err := harness.BuildImage(t.Context(), harness.ImageSpec{
+	made, err := harness.BuildImage(t.Context(), harness.ImageSpec{
 		Files: map[string]string{"/usr/bin/gpuwork": program}, Guests: gpu.LibraryFiles(), Entrypoint: []string{"/usr/bin/gpuwork"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ref, err := name.ParseReference(n.Registry().Host+"/gpuwork:latest", name.Insecure)
+	ref, err := name.ParseReference(n.Registry().Host+"/"+image, name.Insecure)
 	if err != nil {
 		t.Fatal(err)
 	}
 	user, password := n.Registry().Login()
-	if err := remote.Write(ref, image, remote.WithAuth(&authn.Basic{Username: user, Password: password}), remote.WithContext(t.Context())); err != nil {
+	if err := remote.Write(ref, made, remote.WithAuth(&authn.Basic{Username: user, Password: password}), remote.WithContext(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 }

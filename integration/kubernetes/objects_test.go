@@ -21,7 +21,7 @@ import (
 
 // deploy/agent in a cluster of two nodes whose kubelets ask the API server who may what: objects have
 // GPU pods checkpointed by the agents' one right at kubelets, and pushed with a named secret; moved to
-// the other node; checkpointed before an eviction; and by a schedule. What the driver refuses is told
+// the other node; checkpointed before an eviction or the suspension of a Job; and by a schedule. What the driver refuses is told
 // by the objects, and the pods run on.
 func TestObjects(t *testing.T) {
 	results.Add(t)
@@ -105,6 +105,7 @@ func TestObjects(t *testing.T) {
 	t.Run("pair", k.testPair)
 	t.Run("migration", k.testMigration)
 	t.Run("schedule", k.testSchedule)
+	t.Run("job", k.testJob)
 	t.Run("eviction", k.testEviction)
 }
 
@@ -366,6 +367,53 @@ func (k objects) manifest(t *testing.T, repository, digest string) int {
 	}
 	_ = answer.Body.Close()
 	return answer.StatusCode
+}
+
+// A Job of deploy/job-preempted.yaml that is suspended, as Kueue does to preempt it, is checkpointed,
+// and goes on when it is resumed. Until the first checkpoint the tag is the program's own image.
+func (k objects) testJob(t *testing.T) {
+	pushWorkload(t, k.n, "trainer:current")
+	file := read(t, filepath.Join(sourceDir(t), "deploy", "job-preempted.yaml"))
+	if err := k.n.Apply(t.Context(), strings.NewReplacer("REGISTRY", k.n.Registry().Host, "host: localhost", "host: "+k.n.IP()).Replace(file)); err != nil {
+		t.Fatal(err)
+	}
+	defer k.kubectl(t, "delete", "job", "trainer", "--cascade=foreground", "--timeout=180s")
+	// By the lines of docs/objects.md.
+	suspend := func(yes bool) {
+		t.Helper()
+		k.kubectl(t, "patch", "job", "trainer", "--type=merge", "--patch", fmt.Sprintf(`{"spec":{"suspend":%t}}`, yes))
+	}
+	current := func() node.Pod {
+		t.Helper()
+		var names []string
+		within(t, "the Job has a pod", func() bool {
+			names = strings.Fields(k.kubectl(t, "get", "pods", "--selector", "batch.kubernetes.io/job-name=trainer", "--output", "jsonpath={.items[*].metadata.name}"))
+			return len(names) == 1
+		})
+		pod, err := k.n.WaitReady(t.Context(), names[0])
+		if err != nil {
+			t.Fatalf("%v\n%s", err, k.kubectl(t, "describe", "pod", names[0]))
+		}
+		return pod
+	}
+	first := current()
+	expect(t, first, counterPort, "101")
+	suspend(true)
+	k.kubectl(t, "wait", "--for=delete", "pod/"+first.Metadata.Name, "--timeout=180s")
+	k.kubectl(t, "wait", "--for=condition=Suspended", "job/trainer", "--timeout=180s")
+	if phase := k.kubectl(t, "get", "checkpoints", "--selector", "gpuckpt.dev/evicted="+first.Metadata.UID, "--output", "jsonpath={.items[*].status.phase}"); phase != "Succeeded" {
+		t.Fatalf("the Checkpoints are %q", phase)
+	}
+	suspend(false)
+	second := current()
+	expect(t, second, counterPort, "102")
+	suspend(true) // and once more, from what was restored
+	k.kubectl(t, "wait", "--for=delete", "pod/"+second.Metadata.Name, "--timeout=180s")
+	suspend(false)
+	expect(t, current(), counterPort, "103")
+	if over := k.kubectl(t, "get", "job", "trainer", "--output", "jsonpath={.status.succeeded}{.status.completionTime}"); over != "" {
+		t.Errorf("the Job is over: %s", over)
+	}
 }
 
 // ending is a pod that is checkpointed before it is evicted.
