@@ -7,6 +7,7 @@
 //	route.c    which function of the driver is behind which thunk; dlsym, cuGetProcAddress
 //	gate.c     the calls that are under way, and those that wait
 //	memory.c   GPU memory of the companion's own making
+//	copy.c     copies of it, by several threads
 //	worker.c   the thread that does what the shim asks for; the control block
 
 #ifndef GPUCKPT_COMPANION_H
@@ -87,6 +88,21 @@ CUresult memory_save(uint64_t *start, uint64_t *bytes);
 // memory_restore brings the GPU memory back. On an error none of it is there, and the host memory
 // still is.
 CUresult memory_restore(uint64_t start, uint64_t bytes);
+
+// copy.c
+struct piece {
+	CUcontext context;
+	CUdeviceptr device;
+	char *host;
+	size_t bytes;
+};
+// copy_ready looks for the driver's functions. false: it lacks one that is needed.
+bool copy_ready(void);
+// copy_start starts at most so many copiers, and writes their tids. There must be pthread_create.
+void copy_start(int32_t *tids, int most);
+// copy_all copies all pieces out of the GPU's memory or into it, and returns the first error. Pieces are
+// not empty and do not overlap. One call at a time.
+CUresult copy_all(const struct piece *pieces, size_t count, bool out);
 
 // worker.c
 // worker_start has the thread at work, or returns false.

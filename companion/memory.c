@@ -22,9 +22,6 @@
 // pieces of its own: from 4 MiB on that wastes less than a third, at PyTorch's 20 MiB nothing.
 #define MIN_BYTES ((size_t)4 << 20)
 
-// What is registered and copied at a time, by two streams in turns. Not chosen by measuring yet.
-#define WINDOW ((size_t)64 << 20)
-
 enum { MAX_DEVICES = 64, MAX_CONTEXTS = 256 };
 
 struct block {
@@ -35,7 +32,8 @@ struct block {
 	CUdevice device;
 	CUcontext context; // that was current
 	bool mapped;
-	bool given; // its handle has left the companion: it stays where it is
+	bool given;  // its handle has left the companion: it stays where it is
+	bool is_new; // bring has mapped it, and not filled it yet
 };
 
 struct context {
@@ -65,47 +63,27 @@ static struct {
 	CUresult (*Map)(CUdeviceptr, size_t, size_t, CUhandle, uint64_t);
 	CUresult (*Unmap)(CUdeviceptr, size_t);
 	CUresult (*SetAccess)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
-	CUresult (*CopyOut)(void *, CUdeviceptr, size_t);
-	CUresult (*CopyIn)(CUdeviceptr, const void *, size_t);
-	// The rest may be missing.
-	CUresult (*Register)(void *, size_t, unsigned);
-	CUresult (*Unregister)(void *);
-	CUresult (*StreamCreate)(CUstream *, unsigned);
-	CUresult (*StreamSynchronize)(CUstream);
-	CUresult (*StreamDestroy)(CUstream);
-	CUresult (*CopyOutAsync)(void *, CUdeviceptr, size_t, CUstream);
-	CUresult (*CopyInAsync)(CUdeviceptr, const void *, size_t, CUstream);
 } cu;
 
 static const struct {
 	const char *name;
 	void *function;
-	bool may_be_missing;
 } functions[] = {
-	{"cuMemAlloc_v2", &cu.MemAlloc, false},
-	{"cuMemFree_v2", &cu.MemFree, false},
-	{"cuDriverGetVersion", &cu.DriverGetVersion, false},
-	{"cuCtxGetCurrent", &cu.CtxGetCurrent, false},
-	{"cuCtxSetCurrent", &cu.CtxSetCurrent, false},
-	{"cuCtxGetDevice", &cu.CtxGetDevice, false},
-	{"cuCtxSynchronize", &cu.CtxSynchronize, false},
-	{"cuMemGetAllocationGranularity", &cu.Granularity, false},
-	{"cuMemAddressReserve", &cu.AddressReserve, false},
-	{"cuMemAddressFree", &cu.AddressFree, false},
-	{"cuMemCreate", &cu.Create, false},
-	{"cuMemRelease", &cu.Release, false},
-	{"cuMemMap", &cu.Map, false},
-	{"cuMemUnmap", &cu.Unmap, false},
-	{"cuMemSetAccess", &cu.SetAccess, false},
-	{"cuMemcpyDtoH_v2", &cu.CopyOut, false},
-	{"cuMemcpyHtoD_v2", &cu.CopyIn, false},
-	{"cuMemHostRegister_v2", &cu.Register, true},
-	{"cuMemHostUnregister", &cu.Unregister, true},
-	{"cuStreamCreate", &cu.StreamCreate, true},
-	{"cuStreamSynchronize", &cu.StreamSynchronize, true},
-	{"cuStreamDestroy_v2", &cu.StreamDestroy, true},
-	{"cuMemcpyDtoHAsync_v2", &cu.CopyOutAsync, true},
-	{"cuMemcpyHtoDAsync_v2", &cu.CopyInAsync, true},
+	{"cuMemAlloc_v2", &cu.MemAlloc},
+	{"cuMemFree_v2", &cu.MemFree},
+	{"cuDriverGetVersion", &cu.DriverGetVersion},
+	{"cuCtxGetCurrent", &cu.CtxGetCurrent},
+	{"cuCtxSetCurrent", &cu.CtxSetCurrent},
+	{"cuCtxGetDevice", &cu.CtxGetDevice},
+	{"cuCtxSynchronize", &cu.CtxSynchronize},
+	{"cuMemGetAllocationGranularity", &cu.Granularity},
+	{"cuMemAddressReserve", &cu.AddressReserve},
+	{"cuMemAddressFree", &cu.AddressFree},
+	{"cuMemCreate", &cu.Create},
+	{"cuMemRelease", &cu.Release},
+	{"cuMemMap", &cu.Map},
+	{"cuMemUnmap", &cu.Unmap},
+	{"cuMemSetAccess", &cu.SetAccess},
 };
 
 static bool is_known;
@@ -121,11 +99,15 @@ static void look(void)
 	}
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
 		void *f = companion_real(functions[i].name);
-		if (!f && !functions[i].may_be_missing) {
+		if (!f) {
 			companion_say("the driver lacks a function that the companion needs: it does nothing here");
 			return;
 		}
 		memcpy(functions[i].function, &f, sizeof f);
+	}
+	if (!copy_ready()) {
+		companion_say("the driver lacks a function that the companion needs: it does nothing here");
+		return;
 	}
 	if (cu.DriverGetVersion(&version) || version < 12000 || version >= 14000) {
 		companion_say("the driver is none of CUDA 12 or 13: it does nothing here");
@@ -537,59 +519,6 @@ CUresult memory_synchronize(void)
 	return CUDA_SUCCESS;
 }
 
-// A lane is a stream, and the host memory that is registered for what it copies.
-struct lane {
-	CUstream stream;
-	char *registered;
-};
-
-static CUresult wait_for(struct lane *lane)
-{
-	CUresult r = lane->stream ? cu.StreamSynchronize(lane->stream) : CUDA_SUCCESS;
-
-	if (lane->registered)
-		cu.Unregister(lane->registered);
-	lane->registered = NULL;
-	return r;
-}
-
-// CU_MEMHOSTREGISTER_*
-enum { PORTABLE = 1, READ_ONLY = 8 };
-
-static CUresult copy_window(struct lane *lane, const struct block *b, size_t at, char *host, size_t bytes, bool out)
-{
-	CUresult r = wait_for(lane);
-
-	if (r)
-		return r;
-	if (lane->stream && cu.Register && cu.Unregister && !cu.Register(host, bytes, out ? PORTABLE : PORTABLE | READ_ONLY))
-		lane->registered = host;
-	if (lane->stream) // memory that is not registered is copied all the same
-		return out ? cu.CopyOutAsync(host, b->address + at, bytes, lane->stream)
-		           : cu.CopyInAsync(b->address + at, host, bytes, lane->stream);
-	return out ? cu.CopyOut(host, b->address + at, bytes) : cu.CopyIn(b->address + at, host, bytes);
-}
-
-static CUresult copy_block(const struct block *b, char *host, bool out)
-{
-	struct lane lanes[2] = {{NULL, NULL}, {NULL, NULL}};
-	bool streams = cu.StreamCreate && cu.StreamSynchronize && cu.StreamDestroy && cu.CopyOutAsync && cu.CopyInAsync;
-	CUresult r = cu.CtxSetCurrent(b->context), last;
-
-	for (int i = 0; i < 2 && streams; i++)
-		if (cu.StreamCreate(&lanes[i].stream, 1)) // CU_STREAM_NON_BLOCKING
-			lanes[i].stream = NULL;
-	for (size_t at = 0, n = 0; at < b->bytes && !r; at += WINDOW, n++)
-		r = copy_window(&lanes[n % 2], b, at, host + at, b->bytes - at < WINDOW ? b->bytes - at : WINDOW, out);
-	for (int i = 0; i < 2; i++) {
-		last = wait_for(&lanes[i]);
-		r = r ? r : last;
-		if (lanes[i].stream)
-			cu.StreamDestroy(lanes[i].stream);
-	}
-	return r;
-}
-
 // taken reports whether a block is saved: one whose memory somebody else has too stays.
 static bool taken(const struct block *b)
 {
@@ -605,21 +534,57 @@ uint64_t memory_total(void)
 	return bytes;
 }
 
-// bring maps and fills the blocks that are not mapped.
+// pieces_of returns what is to be copied from or to host memory: of the blocks that are taken, those
+// that wanted names. NULL: there is no memory for the list. The caller frees it.
+static struct piece *pieces_of(char *host, bool (*wanted)(const struct block *), size_t *count)
+{
+	size_t n = 0;
+
+	*count = 0;
+	for (struct block *b = blocks; b; b = b->next)
+		n++;
+	struct piece *pieces = calloc(n + 1, sizeof *pieces);
+	for (struct block *b = blocks; b && pieces; b = b->next) {
+		if (!taken(b))
+			continue;
+		if (wanted(b))
+			pieces[(*count)++] = (struct piece){b->context, b->address, host, b->bytes};
+		host += b->bytes;
+	}
+	return pieces;
+}
+
+static bool any(const struct block *b)
+{
+	(void)b;
+	return true;
+}
+
+static bool is_new(const struct block *b)
+{
+	return b->is_new;
+}
+
+// bring maps and fills the blocks that are not mapped. On an error those are unmapped again.
 static CUresult bring(char *host)
 {
 	CUresult r = CUDA_SUCCESS;
+	size_t count = 0;
 
 	for (struct block *b = blocks; b && !r; b = b->next) {
-		if (!taken(b))
+		if (!taken(b) || b->mapped)
 			continue;
-		if (!b->mapped) {
-			if (!(r = cu.CtxSetCurrent(b->context)))
-				r = have(b);
-			if (!r && (r = copy_block(b, host, false)))
-				give(b);
-		}
-		host += b->bytes;
+		if (!(r = cu.CtxSetCurrent(b->context)) && !(r = have(b)))
+			b->is_new = true;
+	}
+	struct piece *pieces = r ? NULL : pieces_of(host, is_new, &count);
+	if (!r)
+		r = pieces ? copy_all(pieces, count, false) : CUDA_ERROR_OUT_OF_MEMORY;
+	free(pieces);
+	for (struct block *b = blocks; b; b = b->next) {
+		if (b->is_new && r)
+			give(b);
+		b->is_new = false;
 	}
 	return r;
 }
@@ -627,7 +592,8 @@ static CUresult bring(char *host)
 CUresult memory_save(uint64_t *start, uint64_t *size)
 {
 	uint64_t bytes = memory_total();
-	CUresult r = CUDA_SUCCESS;
+	CUresult r;
+	size_t count;
 
 	*start = *size = 0;
 	if (!bytes)
@@ -637,13 +603,9 @@ CUresult memory_save(uint64_t *start, uint64_t *size)
 	char *area = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	if (area == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	char *at = area;
-	for (struct block *b = blocks; b && !r; b = b->next) {
-		if (!taken(b))
-			continue;
-		r = copy_block(b, at, true);
-		at += b->bytes;
-	}
+	struct piece *pieces = pieces_of(area, any, &count);
+	r = pieces ? copy_all(pieces, count, true) : CUDA_ERROR_OUT_OF_MEMORY;
+	free(pieces);
 	for (struct block *b = blocks; b && !r; b = b->next) {
 		if (!taken(b))
 			continue;

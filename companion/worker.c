@@ -23,6 +23,7 @@
 enum { OPEN = 0, PARKING = 1, PARKED = 2, SAVED = 3 };  // states
 enum { ASK_PARK = 1, ASK_SAVE = 2, ASK_OPEN = 3 };      // requests
 enum { SIGNAL = 60 };                                   // one of the real-time signals
+enum { COPIERS = 7 };                                   // beside the thread itself; see copy.c
 
 // The layout is known to internal/companion. The shim writes request, cancelled and argument.
 static struct {
@@ -37,7 +38,8 @@ static struct {
 	uint32_t cancelled; // a PARK that is to be given up, whatever it waits for
 	uint32_t unused;
 	uint64_t start, bytes; // the host memory with what is saved; parked, the bytes that it will take
-} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 1};
+	int32_t copiers[COPIERS]; // their tids as tid's; 0 after the last
+} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 2};
 
 static uint32_t load(const uint32_t *p)
 {
@@ -152,6 +154,7 @@ static void *work(void *arg)
 static void forked(void)
 {
 	control.pid = control.tid = 0;
+	memset(control.copiers, 0, sizeof control.copiers);
 	set_state(OPEN);
 	companion_passive = true;
 	gate_forked();
@@ -169,6 +172,7 @@ bool worker_start(void)
 		return false;
 	sigfillset(&all); // no handler of the program's runs on it
 	pthread_sigmask(SIG_SETMASK, &all, &before);
+	copy_start(control.copiers, COPIERS);
 	bool started = !pthread_create(&thread, NULL, work, NULL);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return started;

@@ -25,8 +25,9 @@ var ErrBusy = errors.New("its calls or its work on the GPU did not end in time")
 // The control block of companion/worker.c.
 const (
 	magic      = "gpuckpt companion control block\x00"
-	version    = 1
-	controlLen = 88
+	version    = 2
+	copiers    = 7 // at most
+	controlLen = offCopiers + 4*copiers
 	alignment  = 64
 	// maxData bounds what is searched of a mapping; the library's data are some pages.
 	maxData = 1 << 20
@@ -41,6 +42,7 @@ const (
 	offCancelled = 64
 	offStart     = 72
 	offBytes     = 80
+	offCopiers   = 88
 )
 
 type state uint32
@@ -70,6 +72,7 @@ const patience = 10 * time.Minute
 // Companion is one in a process, by the pid and tid that this process counts.
 type Companion struct {
 	PID, TID int
+	Copiers  []int  // its other threads, which work when it does
 	at       uint64 // the control block
 }
 
@@ -118,12 +121,27 @@ func at(pid int, place uint64, data []byte) (*Companion, error) {
 		}
 		return nil, fmt.Errorf("the companion of process %d is of version %d, and this shim's of %d", pid, v, version)
 	}
-	tid, err := proc.ThreadInside(pid, int(inside))
-	if err != nil {
+	c := &Companion{PID: pid, at: place}
+	var err error
+	if c.TID, err = proc.ThreadInside(pid, int(inside)); err != nil {
 		return nil, fmt.Errorf("the companion of process %d: %w", pid, err)
 	}
-	return &Companion{PID: pid, TID: tid, at: place}, nil
+	for i := range copiers {
+		inside := int32(binary.LittleEndian.Uint32(data[offCopiers+4*i:])) //nolint:gosec // as it is written
+		if inside <= 0 {
+			break
+		}
+		tid, err := proc.ThreadInside(pid, int(inside))
+		if err != nil {
+			return nil, fmt.Errorf("the companion of process %d: %w", pid, err)
+		}
+		c.Copiers = append(c.Copiers, tid)
+	}
+	return c, nil
 }
+
+// threads returns all of them.
+func (c *Companion) threads() []int { return append([]int{c.TID}, c.Copiers...) }
 
 // access reads or writes a process's memory.
 func access(pid int, at uint64, data []byte, write bool) error {

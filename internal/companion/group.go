@@ -37,7 +37,7 @@ func of(procs cuda.Group) (all []*Companion, err error) {
 func Threads(procs cuda.Group) (tids []int) {
 	all, _ := of(procs) // who cannot be found does nothing
 	for _, c := range all {
-		tids = append(tids, c.TID)
+		tids = append(tids, c.threads()...)
 	}
 	return tids
 }
@@ -120,16 +120,20 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate) error {
 		now, err := c.read()
 		return err == nil && now.state == open
 	})
+	var threads []int
 	for _, c := range all {
-		if err := gate.Free(c.TID); err != nil {
+		threads = append(threads, c.threads()...)
+	}
+	for _, tid := range threads {
+		if err := gate.Free(tid); err != nil {
 			return err
 		}
 	}
 	if err := openAll(ctx, all); err != nil {
 		return err
 	}
-	for _, c := range all {
-		if err := gate.Hold(c.TID); err != nil {
+	for _, tid := range threads {
+		if err := gate.Hold(tid); err != nil {
 			return err
 		}
 	}

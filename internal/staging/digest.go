@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/fault"
 )
 
 // ioBytes is the unit of reading and writing, a multiple of what O_DIRECT wants on any disk.
@@ -134,6 +135,7 @@ func LongEnough(f *os.File, size uint64) error {
 // not write a block again that is written already and unchanged.
 func copyAll(files []FileRange) ([][]string, error) {
 	sources := make([][]byte, len(files))
+	memory := make([][]byte, len(files)) // of a To that is memory too
 	to := make([]*os.File, len(files))
 	for i, r := range files {
 		mem, unmap, err := mapSource(r)
@@ -142,9 +144,9 @@ func copyAll(files []FileRange) ([][]string, error) {
 		}
 		defer unmap()
 		sources[i] = mem
-		flags := os.O_WRONLY | os.O_CREATE | os.O_EXCL
+		flags := os.O_RDWR | os.O_CREATE | os.O_EXCL
 		if r.Written != nil {
-			flags = os.O_WRONLY
+			flags = os.O_RDWR
 		}
 		// Past the page cache, which GPU state is too large for, where the file system can.
 		if to[i], err = openDirect(r.To, flags); err != nil {
@@ -154,6 +156,10 @@ func copyAll(files []FileRange) ([][]string, error) {
 		if err := to[i].Truncate(int64(r.Offset + r.Bytes)); err != nil {
 			return nil, fmt.Errorf("size %s: %w", r.To, err)
 		}
+		if memory[i], unmap, err = mapMemory(to[i], r.Offset+r.Bytes); err != nil {
+			return nil, err
+		}
+		defer unmap()
 	}
 	digests, err := eachBlock(files, runtime.NumCPU(), func(b block) (string, error) {
 		content := sources[b.file][b.from:b.to]
@@ -168,7 +174,13 @@ func copyAll(files []FileRange) ([][]string, error) {
 				return "", err
 			}
 		}
-		if _, err := writeBlock(to[b.file], content, b.from, nil); err != nil {
+		var err error
+		if mem := memory[b.file]; mem != nil {
+			err = fillBlock(mem, content, b.from)
+		} else {
+			_, err = writeBlock(to[b.file], content, b.from, nil)
+		}
+		if err != nil {
 			return "", fmt.Errorf("write %s at %d: %w", files[b.file].To, b.from, err)
 		}
 		return digest, nil
@@ -177,6 +189,42 @@ func copyAll(files []FileRange) ([][]string, error) {
 		return nil, err
 	}
 	return digests, syncAll(to)
+}
+
+// mapMemory maps a file on a tmpfs; nil for any other. Writes to one file of a tmpfs wait for each
+// other, and take small pages; the threads of a mapping do not wait, and take huge ones.
+func mapMemory(f *os.File, size uint64) (mem []byte, unmap func(), err error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return nil, nil, err
+	}
+	if st.Type != unix.TMPFS_MAGIC {
+		return nil, func() {}, nil
+	}
+	if mem, unmap, err = mapAligned(f, size, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return nil, nil, fmt.Errorf("map %s: %w", f.Name(), err)
+	}
+	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // without huge pages, small ones
+	return mem, unmap, nil
+}
+
+// fillBlock is writeBlock for a file that is mapped: zeros stay holes.
+func fillBlock(mem, block []byte, at uint64) error {
+	if err := fault.At(fault.Point{Operation: "command", Step: "write", Moment: fault.Move}); err != nil {
+		return err
+	}
+	for len(block) > 0 {
+		part := block[:min(HugePage-at%HugePage, uint64(len(block)))]
+		if !zero(part) {
+			// A page that there is no room for would be a fatal signal.
+			if err := populatePages(mem[at&^(PageSize-1) : at+uint64(len(part))]); err != nil {
+				return err
+			}
+			copy(mem[at:], part)
+		}
+		block, at = block[len(part):], at+uint64(len(part))
+	}
+	return nil
 }
 
 // openDirect opens a file for O_DIRECT, or without where that is not to be had.

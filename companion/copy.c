@@ -1,0 +1,220 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The copies between GPU memory and host memory. The host memory is a file's: to register it for the
+// GPU costs more than the copy (11 s for 16 GiB of a private mapping, which the kernel copies page by
+// page: H200, driver 580). So several threads copy by way of pinned buffers, each with a stream of its
+// own: while the GPU moves one buffer, the thread moves the other.
+//
+// The copiers are there from the companion's start on, since the shim lets only threads that it knows
+// run while GPU memory comes back. They wait for work without the driver.
+
+#include "companion.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// What a buffer holds, and a thread copies at a time. Two for each thread are pinned during copies.
+#define CHUNK ((size_t)4 << 20)
+
+static struct {
+	CUresult (*SetCurrent)(CUcontext);
+	CUresult (*Out)(void *, CUdeviceptr, size_t);
+	CUresult (*In)(CUdeviceptr, const void *, size_t);
+	// The rest may be missing.
+	CUresult (*HostAlloc)(void **, size_t, unsigned);
+	CUresult (*FreeHost)(void *);
+	CUresult (*StreamCreate)(CUstream *, unsigned);
+	CUresult (*StreamSynchronize)(CUstream);
+	CUresult (*StreamDestroy)(CUstream);
+	CUresult (*OutAsync)(void *, CUdeviceptr, size_t, CUstream);
+	CUresult (*InAsync)(CUdeviceptr, const void *, size_t, CUstream);
+} cu;
+
+static const struct {
+	const char *name;
+	void *function;
+} functions[] = {
+	{"cuCtxSetCurrent", &cu.SetCurrent},
+	{"cuMemcpyDtoH_v2", &cu.Out},
+	{"cuMemcpyHtoD_v2", &cu.In},
+	{"cuMemHostAlloc", &cu.HostAlloc},
+	{"cuMemFreeHost", &cu.FreeHost},
+	{"cuStreamCreate", &cu.StreamCreate},
+	{"cuStreamSynchronize", &cu.StreamSynchronize},
+	{"cuStreamDestroy_v2", &cu.StreamDestroy},
+	{"cuMemcpyDtoHAsync_v2", &cu.OutAsync},
+	{"cuMemcpyHtoDAsync_v2", &cu.InAsync},
+};
+
+// One job at a time, which all copiers and its caller work on.
+static struct {
+	const struct piece *pieces;
+	size_t chunks, next; // next: the chunk that nobody has taken
+	bool out, streams;
+	CUresult result; // of the first that failed
+	uint32_t busy;   // copiers that have not ended
+} job;
+static uint32_t round_number; // counts jobs up; copiers wait for it to change
+static int copiers;
+
+bool copy_ready(void)
+{
+	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+		void *f = companion_real(functions[i].name);
+		memcpy(functions[i].function, &f, sizeof f);
+	}
+	return cu.SetCurrent && cu.Out && cu.In;
+}
+
+// A side is one of a thread's two buffers, and what it is doing.
+struct side {
+	CUstream stream;
+	char *buffer;
+	char *host; // where the buffer's bytes go when the GPU has written them; NULL for nowhere
+	size_t bytes;
+};
+
+static CUresult settle(struct side *s)
+{
+	CUresult r = s->stream ? cu.StreamSynchronize(s->stream) : CUDA_SUCCESS;
+
+	if (!r && s->host)
+		memcpy(s->host, s->buffer, s->bytes);
+	s->host = NULL;
+	return r;
+}
+
+static void end_stream(struct side *s)
+{
+	if (s->stream)
+		cu.StreamDestroy(s->stream);
+	s->stream = NULL;
+}
+
+// begin has a side move bytes, or moves them itself where there is no stream or no buffer.
+static CUresult begin(struct side *s, char *host, CUdeviceptr device, size_t bytes)
+{
+	if (job.streams && !s->buffer && cu.HostAlloc((void **)&s->buffer, CHUNK, 1)) // CU_MEMHOSTALLOC_PORTABLE
+		s->buffer = NULL;
+	if (job.streams && !s->stream && cu.StreamCreate(&s->stream, 1)) // CU_STREAM_NON_BLOCKING
+		s->stream = NULL;
+	if (!s->buffer || !s->stream)
+		return job.out ? cu.Out(host, device, bytes) : cu.In(device, host, bytes);
+	if (job.out) {
+		s->host = host;
+		s->bytes = bytes;
+		return cu.OutAsync(s->buffer, device, bytes, s->stream);
+	}
+	memcpy(s->buffer, host, bytes);
+	return cu.InAsync(device, s->buffer, bytes, s->stream);
+}
+
+// share copies chunks until there are none.
+static void share(void)
+{
+	struct side sides[2] = {{0}};
+	const struct piece *p = job.pieces;
+	size_t first = 0, n, turn = 0; // first: the chunk that p begins with
+	CUcontext current = NULL;
+	CUresult r = CUDA_SUCCESS, last;
+
+	while (!r && !__atomic_load_n(&job.result, __ATOMIC_RELAXED) && (n = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED)) < job.chunks) {
+		for (; n - first >= (p->bytes + CHUNK - 1) / CHUNK; p++)
+			first += (p->bytes + CHUNK - 1) / CHUNK;
+		if (p->context != current) {
+			for (int i = 0; i < 2; i++) { // a stream is its context's
+				last = settle(&sides[i]);
+				r = r ? r : last;
+				end_stream(&sides[i]);
+			}
+			if (r || (r = cu.SetCurrent(p->context)))
+				break;
+			current = p->context;
+		}
+		struct side *s = &sides[turn++ % 2];
+		size_t at = (n - first) * CHUNK;
+		if (!(r = settle(s)))
+			r = begin(s, p->host + at, p->device + at, p->bytes - at < CHUNK ? p->bytes - at : CHUNK);
+	}
+	for (int i = 0; i < 2; i++) {
+		last = settle(&sides[i]);
+		r = r ? r : last;
+		end_stream(&sides[i]);
+		if (sides[i].buffer)
+			cu.FreeHost(sides[i].buffer);
+	}
+	if (r) {
+		CUresult none = CUDA_SUCCESS;
+		__atomic_compare_exchange_n(&job.result, &none, r, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+	}
+}
+
+static void futex(uint32_t *word, int operation, uint32_t value)
+{
+	syscall(SYS_futex, word, operation, value, NULL, NULL, 0);
+}
+
+static void *work(void *tid)
+{
+	uint32_t seen = 0;
+
+	gate_exempt();
+	prctl(PR_SET_NAME, "gpuckpt-copy");
+	__atomic_store_n((int32_t *)tid, (int32_t)syscall(SYS_gettid), __ATOMIC_SEQ_CST);
+	for (;;) {
+		uint32_t now = __atomic_load_n(&round_number, __ATOMIC_SEQ_CST);
+		if (now == seen) {
+			futex(&round_number, FUTEX_WAIT_PRIVATE, seen);
+			continue;
+		}
+		seen = now;
+		share();
+		if (!__atomic_sub_fetch(&job.busy, 1, __ATOMIC_SEQ_CST))
+			futex(&job.busy, FUTEX_WAKE_PRIVATE, 1);
+	}
+	return NULL;
+}
+
+extern int pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) __attribute__((weak));
+
+void copy_start(int32_t *tids, int most)
+{
+	cpu_set_t cpus;
+	pthread_t thread;
+
+	// The caller copies too.
+	int wanted = sched_getaffinity(0, sizeof cpus, &cpus) ? 1 : CPU_COUNT(&cpus) - 1;
+	if (wanted > most)
+		wanted = most;
+	while (copiers < wanted && !pthread_create(&thread, NULL, work, &tids[copiers])) {
+		while (!__atomic_load_n(&tids[copiers], __ATOMIC_SEQ_CST))
+			sched_yield();
+		copiers++;
+	}
+}
+
+CUresult copy_all(const struct piece *pieces, size_t count, bool out)
+{
+	job.pieces = pieces;
+	job.chunks = job.next = 0;
+	for (size_t i = 0; i < count; i++)
+		job.chunks += (pieces[i].bytes + CHUNK - 1) / CHUNK;
+	job.out = out;
+	job.streams = cu.HostAlloc && cu.FreeHost && cu.StreamCreate && cu.StreamSynchronize && cu.StreamDestroy && cu.OutAsync && cu.InAsync;
+	job.result = CUDA_SUCCESS;
+	__atomic_store_n(&job.busy, (uint32_t)copiers, __ATOMIC_SEQ_CST);
+	__atomic_add_fetch(&round_number, 1, __ATOMIC_SEQ_CST);
+	futex(&round_number, FUTEX_WAKE_PRIVATE, INT_MAX);
+	share();
+	for (uint32_t busy; (busy = __atomic_load_n(&job.busy, __ATOMIC_SEQ_CST));)
+		futex(&job.busy, FUTEX_WAIT_PRIVATE, busy);
+	return job.result;
+}
