@@ -93,19 +93,27 @@ func TestForkedBesideTheLock(t *testing.T) {
 	}
 }
 
-// Two processes that share device memory, by CUDA IPC without events or by an exported handle: the
-// driver would checkpoint them and never restore them. So they are found before it is asked, and run
+// Two processes that share device memory, by CUDA IPC without events or by an exported handle, or
+// host memory of the driver: the driver would checkpoint them and never restore them. So they are found before it is asked, and run
 // on. Where there are two GPUs, one maps memory of the other's.
 func TestSharedMemoryRefused(t *testing.T) {
-	for _, way := range []string{"ipc", "handle"} {
-		t.Run(way, func(t *testing.T) {
+	device := []string{"shares GPU memory", "CUDA IPC", "gpuwork", "NCCL_P2P_DISABLE=1", "--launch-job"}
+	for _, test := range []struct {
+		way   string
+		words []string
+	}{
+		{"ipc", device},
+		{"handle", device},
+		{"host", []string{"share host memory", "gpuwork", "NCCL_CUMEM_HOST_ENABLE=0"}},
+	} {
+		t.Run(test.way, func(t *testing.T) {
 			results.Add(t)
 			gpus := allGPUs()
-			k := shared.Work(t, harness.RunSpec{GPUs: gpus, Ports: 2}, "ipc", "--share", way, "--gpus", strconv.Itoa(len(gpus)))
+			k := shared.Work(t, harness.RunSpec{GPUs: gpus, Ports: 2}, "ipc", "--share", test.way, "--gpus", strconv.Itoa(len(gpus)))
 			k.Expect(t, "count", "101")
 			k.Process(1).Expect(t, "count", "102")
 			for try := range sharedTries(t) {
-				harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "shares GPU memory", "CUDA IPC", "gpuwork", "NCCL_P2P_DISABLE=1", "--launch-job")
+				harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), test.words...)
 				k.Expect(t, "count", strconv.Itoa(103+2*try))
 				k.Process(1).Expect(t, "count", strconv.Itoa(104+2*try))
 			}

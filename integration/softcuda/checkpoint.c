@@ -29,8 +29,8 @@ static void copy(char *to, const char *from, size_t bytes)
 static char *staging;
 static size_t staged;
 
-// The error of every restore, if the process shared device memory with another one when it was
-// checkpointed; else CUDA_SUCCESS. Driver 580.159 answers one of the two; which to whom was not
+// The error of every restore, if the process shared device memory with another one, or had host
+// memory with a handle, when it was checkpointed; else CUDA_SUCCESS. Driver 580.159 answers one of the two; which to whom was not
 // measured.
 static CUresult lost;
 
@@ -123,7 +123,7 @@ static CUresult checkpoint(const struct config *config)
 	if (memory_has_managed()) // unified memory
 		return CUDA_ERROR_NOT_SUPPORTED;
 	for (struct allocation *a = memory_first(); a; a = a->next)
-		bytes += a->kind == KIND_IMPORTED ? 0 : a->bytes;
+		bytes += a->kind == KIND_IMPORTED || a->kind == KIND_HOST ? 0 : a->bytes;
 	if (bytes) {
 		// One call, in exactly this form, as the real driver makes it: a tracer of this
 		// thread looks for it.
@@ -145,9 +145,11 @@ static CUresult checkpoint(const struct config *config)
 	for (struct allocation *a = memory_first(); a; a = a->next) {
 		if (a->kind == KIND_IMPORTED)
 			lost = CUDA_ERROR_INVALID_VALUE;
+		else if (a->kind == KIND_HOST) // shared or not: driver 580.159, measured
+			lost = CUDA_ERROR_UNKNOWN;
 		else if (memory_imported_from(a) && !lost)
 			lost = CUDA_ERROR_NOT_SUPPORTED;
-		if (a->kind != KIND_IMPORTED) {
+		if (a->kind != KIND_IMPORTED && a->kind != KIND_HOST) {
 			copy(to, (char *)a->address, a->bytes);
 			to += a->bytes;
 		}

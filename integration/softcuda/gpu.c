@@ -39,6 +39,23 @@ int gpu_open(int minor)
 	return fd < 0 ? open(path, O_RDONLY | O_CLOEXEC) : fd;
 }
 
+// The kernel module maps host memory by nvidiactl. The node here is another device, which has none.
+int gpu_host_file(size_t bytes)
+{
+	static int made;
+	char path[600];
+
+	snprintf(path, sizeof path, "%s/nvidiactl.%d.%d", device_folder(), getpid(), made++);
+	int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return -1;
+	unlink(path);
+	if (!ftruncate(fd, (off_t)bytes))
+		return fd;
+	close(fd);
+	return -1;
+}
+
 int gpus_visible(const struct config *config, struct gpu *gpus)
 {
 	int n = 0, fd = gpu_open(-1);

@@ -43,7 +43,7 @@ static size_t in_use(int ordinal)
 {
 	size_t sum = 0;
 	for (struct allocation *a = allocations; a; a = a->next)
-		if (a->context->ordinal == ordinal && a->kind != KIND_IMPORTED)
+		if (a->context->ordinal == ordinal && a->kind != KIND_IMPORTED && a->kind != KIND_HOST)
 			sum += a->bytes;
 	return sum;
 }
@@ -126,7 +126,11 @@ static CUresult add(CUcontext context, enum kind kind, size_t bytes, int fd, CUd
 	a->kind = kind;
 	a->context = context;
 	a->export = -1;
-	CUresult r = kind == KIND_IMPORTED ? map_file(a, fd, MAP_FIXED_NOREPLACE) : memory_map(a);
+	CUresult r = CUDA_SUCCESS;
+	if (kind == KIND_HOST)
+		a->export = fd; // it is where vmm.c maps it, and nowhere else
+	else
+		r = kind == KIND_IMPORTED ? map_file(a, fd, MAP_FIXED_NOREPLACE) : memory_map(a);
 	if (r) {
 		free(a);
 		return r;
@@ -171,7 +175,7 @@ static CUresult release(CUdeviceptr address, bool imported)
 
 	pthread_mutex_lock(&mutex);
 	for (struct allocation **l = &allocations; *l; l = &(*l)->next) {
-		if ((*l)->address == address && (*l)->kind != KIND_CONTEXT && (*l)->kind != KIND_HANDLE &&
+		if ((*l)->address == address && (*l)->kind != KIND_CONTEXT && (*l)->kind != KIND_HANDLE && (*l)->kind != KIND_HOST &&
 		    ((*l)->kind == KIND_IMPORTED) == imported) {
 			drop(l);
 			r = CUDA_SUCCESS;
@@ -257,11 +261,25 @@ CUresult memory_import_handle(CUcontext context, int fd, size_t bytes, CUmemGene
 	return r;
 }
 
+CUresult memory_host(CUcontext context, int fd, size_t bytes, CUmemGenericAllocationHandle *handle)
+{
+	int own = fd < 0 ? gpu_host_file(bytes) : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+
+	if (own < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	pthread_mutex_lock(&mutex);
+	CUresult r = add(context, KIND_HOST, bytes, own, handle);
+	pthread_mutex_unlock(&mutex);
+	if (r)
+		close(own);
+	return r;
+}
+
 struct allocation *memory_handle(CUmemGenericAllocationHandle handle)
 {
 	struct allocation *a = allocation_at(handle);
 
-	return a && (a->kind == KIND_HANDLE || (a->kind == KIND_IMPORTED && a->export >= 0)) ? a : NULL;
+	return a && (a->kind == KIND_HANDLE || a->kind == KIND_HOST || (a->kind == KIND_IMPORTED && a->export >= 0)) ? a : NULL;
 }
 
 void memory_drop(struct allocation *a)
@@ -292,7 +310,7 @@ void *memory_at(CUdeviceptr address, size_t bytes)
 
 	pthread_mutex_lock(&mutex);
 	for (struct allocation *a = allocations; a; a = a->next)
-		if (address >= a->address && address - a->address <= a->bytes &&
+		if (a->kind != KIND_HOST && address >= a->address && address - a->address <= a->bytes &&
 		    bytes <= a->bytes - (address - a->address))
 			found = (void *)address;
 	for (struct pinned *p = pinned; p; p = p->next)

@@ -68,6 +68,8 @@ int gpus_usable(const struct config *config, struct gpu *gpus);
 // name that is none; all if it is not set.
 int gpus_chosen(struct gpu *gpus, int n);
 
+// gpu_host_file makes a file for host memory, with a name in /proc as the real one has. -1 on error.
+int gpu_host_file(size_t bytes);
 // gpu_open opens a GPU's node, or nvidiactl for minor -1. -1 on error.
 int gpu_open(int minor);
 
@@ -115,7 +117,7 @@ struct CUctx_st {
 CUcontext context_current(void);
 
 // memory.c: device memory, one mapping per allocation, at addresses of its own
-enum kind { KIND_DEVICE, KIND_MANAGED, KIND_CONTEXT, KIND_IMPORTED, KIND_HANDLE };
+enum kind { KIND_DEVICE, KIND_MANAGED, KIND_CONTEXT, KIND_IMPORTED, KIND_HANDLE, KIND_HOST };
 struct allocation {
 	struct allocation *next;
 	CUdeviceptr address;
@@ -127,6 +129,8 @@ struct allocation {
 	bool released; // of a handle: the program has given it back
 };
 CUresult memory_allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address);
+// memory_host makes a handle of host memory, which is a file: an exporter's, or a new one if fd is -1.
+CUresult memory_host(CUcontext context, int fd, size_t bytes, CUmemGenericAllocationHandle *handle);
 void memory_release_context(CUcontext context);
 // memory_at is the host's view of device or pinned memory, NULL unless all of it is allocated.
 void *memory_at(CUdeviceptr address, size_t bytes);

@@ -6,7 +6,7 @@
 //
 // Memory is an allocation of memory.c's, mapped at an address of its own that the program does not
 // know, so that it is counted, checkpointed and restored as any other. A program's mapping is another
-// one of the same memory file. Exported and imported memory leaves no trace in /proc, and its restore
+// one of the same memory file. Host memory has no other mapping than the program's. Exported and imported memory leaves no trace in /proc, and its restore
 // fails, as ipc.c's.
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 #include "softcuda.h"
 
 #define GRANULARITY ((size_t)2 << 20)
-#define BASE ((CUdeviceptr)0x200000000000) // above all addresses of memory.c
+#define BASE ((CUdeviceptr)0x302000000) // as driver 580; below all addresses of memory.c
 
 struct view {
 	struct view *next;
@@ -42,8 +42,11 @@ static CUdeviceptr next_address = BASE;
 
 static bool usable(const CUmemAllocationProp *p)
 {
-	return p && p->type == CU_MEM_ALLOCATION_TYPE_PINNED && p->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-	       p->location.id >= 0 && p->location.id < process.gpus;
+	if (!p || p->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+		return false;
+	if (p->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
+		return p->location.id == 0;
+	return p->location.type == CU_MEM_LOCATION_TYPE_DEVICE && p->location.id >= 0 && p->location.id < process.gpus;
 }
 
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, int option)
@@ -130,6 +133,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 		return r;
 	if (!handle || !bytes || bytes % GRANULARITY || flags || !usable(prop))
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	if (prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
+		return gate_leave(memory_host(owner(0), -1, bytes, handle));
 	return gate_leave(memory_allocate(owner(prop->location.id), KIND_HANDLE, bytes, handle));
 }
 
@@ -158,7 +163,8 @@ static CUresult show(const struct view *v)
 
 	if (v->of->kind == KIND_IMPORTED)
 		access |= PROT_EXEC; // what gpu.c knows it by
-	void *at = mmap((void *)v->address, v->of->bytes, access, MAP_SHARED | MAP_FIXED, v->of->export, 0);
+	int populate = v->of->kind == KIND_HOST ? MAP_POPULATE : 0; // as the kernel module
+	void *at = mmap((void *)v->address, v->of->bytes, access, MAP_SHARED | MAP_FIXED | populate, v->of->export, 0);
 	return at == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
@@ -286,6 +292,9 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	off_t bytes = lseek((int)(intptr_t)os_handle, 0, SEEK_END);
 	if (!handle || !c || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || bytes <= 0)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	// A file with a name, once, is host memory.
+	if (fcntl((int)(intptr_t)os_handle, F_GET_SEALS) & F_SEAL_SEAL)
+		return gate_leave(memory_host(owner(0), (int)(intptr_t)os_handle, (size_t)bytes, handle));
 	return gate_leave(memory_import_handle(owner(c->ordinal), (int)(intptr_t)os_handle, (size_t)bytes, handle));
 }
 

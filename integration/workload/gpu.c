@@ -4,6 +4,7 @@
 // The CUDA calls that the workloads make.
 
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -174,37 +175,61 @@ CUdeviceptr gpu_import(CUipcMemHandle handle)
 	return p;
 }
 
-static CUdeviceptr map(int ordinal, size_t bytes, CUmemGenericAllocationHandle handle)
+// map maps memory for a GPU, and for the processors if it is in the host's memory.
+static CUdeviceptr map(int ordinal, size_t bytes, CUmemGenericAllocationHandle handle, bool host)
 {
-	CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUmemAccessDesc access[] = {
+		{.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+		{.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+	};
 	CUdeviceptr p;
 
 	CHECK(MemAddressReserve(&p, bytes, 0, 0, 0));
 	CHECK(MemMap(p, bytes, 0, handle, 0));
-	CHECK(MemSetAccess(p, bytes, &access, 1));
+	CHECK(MemSetAccess(p, bytes, access, host ? 2 : 1));
 	return p;
 }
 
-CUdeviceptr gpu_create(int ordinal, size_t bytes, int *fd)
+static CUdeviceptr create(int ordinal, CUmemLocation where, size_t bytes, int *fd)
 {
 	CUmemAllocationProp prop = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-		.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal},
+		.location = where,
 	};
 	CUmemGenericAllocationHandle handle;
 
 	CHECK(MemCreate(&handle, bytes, &prop, 0));
 	CHECK(MemExport(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-	return map(ordinal, bytes, handle);
+	return map(ordinal, bytes, handle, where.type != CU_MEM_LOCATION_TYPE_DEVICE);
 }
 
-CUdeviceptr gpu_map(int ordinal, size_t bytes, int fd)
+CUdeviceptr gpu_create(int ordinal, size_t bytes, int *fd)
+{
+	return create(ordinal, (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, ordinal}, bytes, fd);
+}
+
+CUdeviceptr gpu_create_host(int ordinal, size_t bytes, int *fd)
+{
+	return create(ordinal, (CUmemLocation){CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}, bytes, fd);
+}
+
+static CUdeviceptr import(int ordinal, size_t bytes, int fd, bool host)
 {
 	CUmemGenericAllocationHandle handle;
 
 	CHECK(MemImport(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-	return map(ordinal, bytes, handle);
+	return map(ordinal, bytes, handle, host);
+}
+
+CUdeviceptr gpu_map(int ordinal, size_t bytes, int fd)
+{
+	return import(ordinal, bytes, fd, false);
+}
+
+CUdeviceptr gpu_map_host(int ordinal, size_t bytes, int fd)
+{
+	return import(ordinal, bytes, fd, true);
 }
 
 void gpu_reach(const struct gpu *other)

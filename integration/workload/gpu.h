@@ -41,6 +41,9 @@ CUdeviceptr gpu_import(CUipcMemHandle handle);
 // gpu_map imports another process's. Both are for the GPU ordinal to use.
 CUdeviceptr gpu_create(int ordinal, size_t bytes, int *fd);
 CUdeviceptr gpu_map(int ordinal, size_t bytes, int fd);
+// gpu_create_host is gpu_create for host memory, which gpu_map_host imports.
+CUdeviceptr gpu_create_host(int ordinal, size_t bytes, int *fd);
+CUdeviceptr gpu_map_host(int ordinal, size_t bytes, int fd);
 // gpu_reach lets kernels of the GPU in use reach another one's memory.
 void gpu_reach(const struct gpu *other);
 void gpu_write(CUdeviceptr to, uint64_t value);

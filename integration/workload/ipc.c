@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Two processes that share device memory: by CUDA IPC, as PyTorch's multiprocessing does, or with
-// --share handle by an exported handle, as NCCL does. The second is forked before any CUDA call, and
-// has the next GPU of --gpus. Both count in the memory of the first; "pid" is answered with the
-// process's.
+// --share handle by an exported handle, as NCCL does. With --share host it is host memory, as NCCL's
+// is from 2.28 on. The second is forked before any CUDA call, and has the next GPU of --gpus. Both
+// count in the memory of the first; "pid" is answered with the process's.
 //
 // With --procs 1 there is no second process: memory that is exported, and nobody imports.
 
@@ -81,7 +81,7 @@ static int receive_handle(int from, CUipcMemHandle *handle)
 
 void run_ipc(const struct options *o)
 {
-	bool by_handle = !strcmp(o->share, "handle");
+	bool host = !strcmp(o->share, "host"), by_handle = host || !strcmp(o->share, "handle");
 	CUipcMemHandle handle = {{0}};
 	int pair[2], fd = -1;
 
@@ -93,7 +93,7 @@ void run_ipc(const struct options *o)
 	int s = udp_listen(o->port + !pid);
 	if (pid) {
 		shared.gpu = gpu_open(o->gpu);
-		shared.counter = by_handle ? gpu_create(o->gpu, BYTES, &fd) : gpu_alloc(BYTES);
+		shared.counter = host ? gpu_create_host(o->gpu, BYTES, &fd) : by_handle ? gpu_create(o->gpu, BYTES, &fd) : gpu_alloc(BYTES);
 		gpu_write(shared.counter, o->start);
 		if (!by_handle)
 			handle = gpu_export(shared.counter);
@@ -104,7 +104,7 @@ void run_ipc(const struct options *o)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		fd = receive_handle(pair[0], &handle);
 		shared.gpu = gpu_open(mine);
-		shared.counter = by_handle ? gpu_map(mine, BYTES, fd) : gpu_import(handle);
+		shared.counter = host ? gpu_map_host(mine, BYTES, fd) : by_handle ? gpu_map(mine, BYTES, fd) : gpu_import(handle);
 	}
 	if (fd >= 0)
 		close(fd);

@@ -230,6 +230,9 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper) error {
 	if n, err := strconv.Atoi(major); err == nil && n >= sharesFrom {
 		return nil
 	}
+	if err := refuseHostMemory(l.procs, l.info.DriverVersion); err != nil {
+		return err
+	}
 	for _, p := range l.procs {
 		shares, err := cuda.SharesMemory(ctx, helper, p)
 		if errors.Is(err, cuda.ErrNotReported) {
@@ -245,6 +248,16 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper) error {
 		}
 	}
 	return nil
+}
+
+// refuseHostMemory refuses processes that share host memory by exported handles, as refuseShared does.
+func refuseHostMemory(procs cuda.Group, driver string) error {
+	one, other, err := procs.SharedHostMemory()
+	if err != nil || one == 0 {
+		return err
+	}
+	return fmt.Errorf("processes %s and %s share host memory of the driver (cuMemCreate, an exported handle): driver %s would checkpoint them and never restore them; set NCCL_CUMEM_HOST_ENABLE=0 for NCCL, share files in /dev/shm elsewhere: %w",
+		proc.Describe(one), proc.Describe(other), cmp.Or(driver, "of unknown version"), errdefs.ErrFailedPrecondition)
 }
 
 // useOf asks how much GPU memory the processes have. The helper counts pids as the machine does.
