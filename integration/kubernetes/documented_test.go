@@ -142,6 +142,9 @@ func pushWorkload(t *testing.T, n *node.Node, image string) {
 	}
 	made, err := harness.BuildImage(t.Context(), harness.ImageSpec{
 		Files: map[string]string{"/usr/bin/gpuwork": program}, Guests: gpu.LibraryFiles(), Entrypoint: []string{"/usr/bin/gpuwork"},
+		// It must not be the workload's own: the kubelet runs what it has pulled with a secret, by whatever
+		// name, for nobody without that secret.
+		Env: []string{"GPUWORK_IMAGE=" + image},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -4,11 +4,12 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -44,11 +45,22 @@ type place struct {
 	Spec struct{ Unschedulable bool }
 }
 
+// scheduler talks to the API server itself: a kubectl for each look would take a good part of a core.
+type scheduler struct {
+	server string // https://HOST:PORT
+	client *http.Client
+}
+
 // Schedule binds pods that name no node, as a cluster's scheduler would, until the context ends. Each
 // goes to the first node of the cluster that it may go to, by the nodes' labels and names.
 func (n *Node) Schedule(ctx context.Context) error {
+	client, err := n.authority.client(adminUser)
+	if err != nil {
+		return err
+	}
+	s := scheduler{"https://" + n.api.address, client}
 	for {
-		err := n.schedule(ctx)
+		err := s.schedule(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -61,9 +73,9 @@ func (n *Node) Schedule(ctx context.Context) error {
 	}
 }
 
-func (n *Node) schedule(ctx context.Context) error {
+func (s scheduler) schedule(ctx context.Context) error {
 	var pods struct{ Items []pending }
-	if err := n.list(ctx, &pods, "pods", "--all-namespaces", "--field-selector", "spec.nodeName="); err != nil {
+	if err := s.list(ctx, &pods, "/api/v1/pods?fieldSelector=spec.nodeName%3D"); err != nil {
 		return fmt.Errorf("find pods without a node: %w", err)
 	}
 	var places struct{ Items []place }
@@ -72,13 +84,13 @@ func (n *Node) schedule(ctx context.Context) error {
 			continue
 		}
 		if len(places.Items) == 0 {
-			if err := n.list(ctx, &places, "nodes"); err != nil {
+			if err := s.list(ctx, &places, "/api/v1/nodes"); err != nil {
 				return fmt.Errorf("find nodes: %w", err)
 			}
 			slices.SortFunc(places.Items, func(a, b place) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
 		}
 		if i := slices.IndexFunc(places.Items, pod.fits); i >= 0 {
-			if err := n.bind(ctx, pod, places.Items[i].Metadata.Name); err != nil {
+			if err := s.bind(ctx, pod, places.Items[i].Metadata.Name); err != nil {
 				return fmt.Errorf("bind the pod %s: %w", pod.Metadata.Name, err)
 			}
 		}
@@ -107,16 +119,16 @@ func (p pending) fits(to place) bool {
 }
 
 // list reads objects.
-func (n *Node) list(ctx context.Context, to any, args ...string) error {
-	out, err := n.Kubectl(ctx, append([]string{"get", "--output", "json"}, args...)...)
+func (s scheduler) list(ctx context.Context, to any, path string) error {
+	out, err := s.ask(ctx, http.MethodGet, path, nil)
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal([]byte(out), to)
+	return json.Unmarshal(out, to)
 }
 
 // bind binds a pod to a node. A pod that is gone meanwhile needs none.
-func (n *Node) bind(ctx context.Context, pod pending, to string) error {
+func (s scheduler) bind(ctx context.Context, pod pending, to string) error {
 	data, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Binding",
 		"metadata": map[string]string{"name": pod.Metadata.Name},
@@ -125,14 +137,29 @@ func (n *Node) bind(ctx context.Context, pod pending, to string) error {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(n.Dir(), "binding.json")
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		return err
-	}
-	_, err = n.Kubectl(ctx, "create", "--raw", "/api/v1/namespaces/"+pod.Metadata.Namespace+"/pods/"+pod.Metadata.Name+"/binding", "-f", file)
+	_, err = s.ask(ctx, http.MethodPost, "/api/v1/namespaces/"+pod.Metadata.Namespace+"/pods/"+pod.Metadata.Name+"/binding", data)
 	// Also one that ends meanwhile is not bound.
 	if err != nil && (strings.Contains(err.Error(), "not found") || strings.Contains(err.Error(), "is being deleted")) {
 		return nil
 	}
 	return err
+}
+
+// ask sends a request to the API server. What it refuses is an error with its words.
+func (s scheduler) ask(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, method, s.server+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	answer, err := s.client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	out, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode >= http.StatusBadRequest {
+		err = fmt.Errorf("%s: %s", answer.Status, out)
+	}
+	return out, err
 }
