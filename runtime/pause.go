@@ -94,7 +94,7 @@ func (s *Service) pause(ctx context.Context, c *container, read config.Source) (
 	// Not given up once begun: whether the container is frozen must be known.
 	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), fault.Bound(runcWithin))
 	defer cancel()
-	resp, err := host.RetryFreeze(func() (*ptypes.Empty, error) {
+	resp, err := host.RetryFreeze(c.pid, func() (*ptypes.Empty, error) {
 		return s.TTRPCTaskService.Pause(within, &taskAPI.PauseRequest{ID: c.id})
 	})
 	if err == nil {

@@ -93,6 +93,20 @@ func TestForkedBesideTheLock(t *testing.T) {
 	}
 }
 
+// A program that spawns processes by vfork: the child shares its memory, and the thread that called
+// waits in the kernel, where CRIU cannot stop it. The freeze waits until neither is so.
+func TestStoppedInFork(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "vforking")
+	k.Expect(t, "count", "101")
+	for i := range 2 {
+		ref := takeCheckpoint(t, shared, k, fmt.Sprint("vforking-", i))
+		k.MustRemove(t)
+		k = restore(t, shared, k.ID, ref, k.Port)
+		k.Expect(t, "count", fmt.Sprint(102+i))
+	}
+}
+
 // Two processes that share device memory, by CUDA IPC without events or by an exported handle, or
 // host memory of the driver: the driver would checkpoint them and never restore them. So they are found before it is asked, and run
 // on. Where there are two GPUs, one maps memory of the other's.

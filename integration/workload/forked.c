@@ -4,12 +4,14 @@
 // A program that forks after it began to use CUDA, as PyTorch's DataLoader and gunicorn with
 // --preload do: the child keeps the parent's open files of the GPU, and can do nothing with them.
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "gpu.h"
@@ -54,6 +56,34 @@ void run_forking(const struct options *o)
 
 	gpu_open(o->gpu); // the counter retains the same context
 	if (pthread_create(&thread, NULL, forks, NULL))
+		abort();
+	run_counter(o);
+}
+
+// A child of vfork shares the memory of its parent, a thread of which waits in the kernel until the
+// child executes another program or ends. This one takes its time.
+static void *vforks(void *unused)
+{
+	for (;;) {
+		struct timespec while_waiting = {.tv_nsec = 50000000}, between = {.tv_nsec = 20000000};
+		pid_t pid = vfork();
+		if (!pid) {
+			nanosleep(&while_waiting, NULL);
+			_exit(0);
+		}
+		while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+			;
+		nanosleep(&between, NULL);
+	}
+	return unused;
+}
+
+void run_vforking(const struct options *o)
+{
+	pthread_t thread;
+
+	gpu_open(o->gpu); // the counter retains the same context
+	if (pthread_create(&thread, NULL, vforks, NULL))
 		abort();
 	run_counter(o);
 }

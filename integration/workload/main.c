@@ -38,6 +38,7 @@ static const char usage[] =
 	"  spin    [--seconds N]             a kernel that does not end by itself\n"
 	"  forked  [--start N] [--gpu I]     counter, and on port P+1 plain, in a child forked since\n"
 	"  forking [--start N] [--gpu I]     counter; forks a child every 10 ms, which lives for 50 ms\n"
+	"  vforking [--start N] [--gpu I]    counter; vforks a child every 20 ms, which lives for 50 ms\n"
 	"  ipc     [--start N] [--gpu I] [--gpus G] [--share ipc|handle] [--procs 1]\n"
 	"                                    counter, and on port P+1 another process's of the same\n"
 	"                                    device memory\n"
@@ -125,7 +126,7 @@ int main(int argc, char **argv)
 	} workloads[] = {
 		{"counter", run_counter}, {"peer", run_peer}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
-		{"forked", run_forked}, {"forking", run_forking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo},
+		{"forked", run_forked}, {"forking", run_forking}, {"vforking", run_vforking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
 		if (strcmp(what, workloads[i].name))

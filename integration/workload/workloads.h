@@ -19,6 +19,7 @@ __attribute__((noreturn)) void run_writer(const struct options *o);
 __attribute__((noreturn)) void run_spin(const struct options *o);
 __attribute__((noreturn)) void run_forked(const struct options *o);
 __attribute__((noreturn)) void run_forking(const struct options *o);
+__attribute__((noreturn)) void run_vforking(const struct options *o);
 __attribute__((noreturn)) void run_ipc(const struct options *o);
 __attribute__((noreturn)) void run_memory(const struct options *o);
 __attribute__((noreturn)) void run_gpumemory(const struct options *o);

@@ -34,6 +34,8 @@ type cause struct {
 var causes = []cause{
 	{[]string{"bind inet socket", "Address already in use"},
 		"a port of the container is taken: end the program that listens on it, or give the container a network of its own"},
+	{[]string{"Timeout reached. Try to interrupt"},
+		"a thread of the container does not stop within CRIU's timeout: it waits in the kernel, for a child of vfork or a file system, say; try again when it is through"},
 	{[]string{"Can't bind", "Cannot assign requested address"},
 		"the container's address is not here: restore it where it has the same address"},
 	{[]string{"Can't fork for", "File exists"},

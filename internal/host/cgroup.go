@@ -130,12 +130,16 @@ func (c *Cgroup) Thaw() error {
 	return c.setFreezer("THAWED", "0", "")
 }
 
-// RetryFreeze has runc freeze a container, again while runc says that it could not, for freezeTimeout.
-// With version 1 runc tries a thousand times, which are over on a busy machine before each process has
-// had a turn to stop (opencontainers/cgroups, fs/freezer.go). runc has thawed the container then.
-func RetryFreeze[R any](freeze func() (R, error)) (R, error) {
+// RetryFreeze has runc freeze the container of a process, again while runc says that it could not, for
+// freezeTimeout. With version 1 runc tries a thousand times, which are over on a busy machine before
+// each process has had a turn to stop (opencontainers/cgroups, fs/freezer.go). runc has thawed the
+// container then. No process is frozen between vfork and exec, if it does not stay there.
+func RetryFreeze[R any](pid int, freeze func() (R, error)) (R, error) {
 	for began := time.Now(); ; time.Sleep(freezePause) {
 		answer, err := freeze()
+		if cg, cerr := CgroupOf(pid); err == nil && cerr == nil {
+			err = cg.freezeOutsideForks(forkPatience)
+		}
 		if err == nil || !strings.Contains(err.Error(), "unable to freeze") || time.Since(began) > freezeTimeout {
 			return answer, err
 		}

@@ -223,7 +223,7 @@ func TestRetryFreeze(t *testing.T) {
 		{[]error{errors.New("unable to freeze"), gone}, gone},
 	} {
 		asked := 0
-		answer, err := RetryFreeze(func() (int, error) { asked++; return asked, test.answers[asked-1] })
+		answer, err := RetryFreeze(1<<30, func() (int, error) { asked++; return asked, test.answers[asked-1] })
 		if !errors.Is(err, test.want) || asked != len(test.answers) || answer != asked {
 			t.Errorf("%v: asked %d times, answer %d, error %v", test.answers, asked, answer, err)
 		}

@@ -96,7 +96,19 @@ func OpenFiles(pid int, prefix string) (map[int]string, error) {
 // It is false on a kernel without kcmp(2).
 func SameFile(pid, other, fd int) bool {
 	const kcmpFile = 0 // KCMP_FILE of linux/kcmp.h
-	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(other), kcmpFile, uintptr(fd), uintptr(fd), 0)
+	return same(pid, other, kcmpFile, fd)
+}
+
+// SharesMemory reports whether two processes have one address space, as a child of vfork and its
+// parent do. It is false on a kernel without kcmp(2), and for two that have none any more.
+func SharesMemory(pid, other int) bool {
+	const kcmpVM = 1 // KCMP_VM of linux/kcmp.h
+	return same(pid, other, kcmpVM, 0)
+}
+
+// same reports whether two processes have the same of a kind, by kcmp(2).
+func same(pid, other, kind, fd int) bool {
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(other), uintptr(kind), uintptr(fd), uintptr(fd), 0)
 	return errno == 0 && order == 0
 }
 

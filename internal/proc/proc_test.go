@@ -217,3 +217,20 @@ func TestKilled(t *testing.T) {
 		}
 	}
 }
+
+// The threads of a process have one address space; a process and its parent have two.
+func TestSharesMemory(t *testing.T) {
+	tids, err := Threads(os.Getpid())
+	if err != nil || len(tids) < 2 {
+		t.Fatal(tids, err)
+	}
+	if !SharesMemory(os.Getpid(), tids[len(tids)-1]) {
+		t.Error("a process does not share the memory of its thread")
+	}
+	if SharesMemory(os.Getpid(), os.Getppid()) {
+		t.Error("a process shares the memory of its parent")
+	}
+	if SharesMemory(os.Getpid(), 1<<30) {
+		t.Error("a process shares the memory of none")
+	}
+}
