@@ -164,6 +164,10 @@ func TestFaults(t *testing.T) {
 					tried.Add(1)
 					l.try(t, c)
 				})
+				if l.lost {
+					t.Errorf("%s cannot be started anew: its walk ends", l.k.ID)
+					return
+				}
 				walk.note(t, c, ok, time.Since(began))
 				if !ok {
 					wrong.Add(1)
@@ -218,6 +222,7 @@ func (l *lane) try(t testing.TB, c Cell) {
 		}
 	})
 	if l.broken {
+		l.lost = true
 		_ = shared.Remove(t.Context(), l.k.ID)
 		next := newLane(t, fmt.Sprintf("%s-%d", strings.SplitN(l.k.ID, "-again", 2)[0]+"-again", l.life+1))
 		next.life = l.life + 1

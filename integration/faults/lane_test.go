@@ -50,6 +50,8 @@ type lane struct {
 	life int
 	// broken says that a fault has left what no next one can begin with.
 	broken bool
+	// lost says that no next one could be started.
+	lost bool
 }
 
 // newLane starts a container, and takes a checkpoint that all can go back to.

@@ -436,10 +436,7 @@ func (h *hit) signal(victim string, signal unix.Signal) {
 func (h *hit) send(victim string, pids []int, signal unix.Signal) {
 	switch {
 	case victim == Containerd && signal == unix.SIGKILL:
-		// It is waited for, and started again when the operation has failed.
-		if err := unix.Kill(pids[0], signal); err != nil {
-			h.t.Error(err)
-		}
+		// It is waited for, and started again when the operation has failed: which it has at once.
 		h.undo = append(h.undo, func() {
 			err := shared.Halt(session.Context(), unix.SIGKILL)
 			if err == nil || errors.Is(err, os.ErrProcessDone) {
@@ -449,6 +446,9 @@ func (h *hit) send(victim string, pids []int, signal unix.Signal) {
 				h.t.Error(err)
 			}
 		})
+		if err := unix.Kill(pids[0], signal); err != nil {
+			h.t.Error(err)
+		}
 		return
 	}
 	for _, pid := range pids {
