@@ -15,12 +15,15 @@
 package arriving
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -124,7 +127,7 @@ func (i *Image) plan() error {
 		ids = append(ids, l.DiffID)
 		switch {
 		case l.Kind == oci.LayerGPU || l.Kind == oci.LayerCRIU:
-			i.own = append(i.own, &layer{Target: Target{Layer: l, LayerBytes: i.image.LayerBytes}, i: i, number: n})
+			i.own = append(i.own, &layer{Target: Target{Layer: l, LayerBytes: i.image.LayerBytes}, i: i, number: n, made: make(chan struct{})})
 		case len(i.own) > 0:
 			return fmt.Errorf("the layers of %s are not in order: %w", i.ref, ErrWhole)
 		}
@@ -185,7 +188,6 @@ func (i *Image) claim() error {
 
 // begin fetches what the restore begins with, and has the rest come behind.
 func (i *Image) begin() error {
-	store := i.c.ContentStore()
 	first := []ocispec.Descriptor{i.src.Image, i.image.Config}
 	for _, l := range i.image.Layers {
 		if l.Kind != oci.LayerGPU {
@@ -193,9 +195,8 @@ func (i *Image) begin() error {
 		}
 	}
 	group, ctx := errgroup.WithContext(i.ctx)
-	for _, d := range first {
-		group.Go(func() error { return i.src.Store(ctx, store, d) })
-	}
+	stored := i.store(ctx, group, first)
+	i.group.SetLimit(i.src.Parallel + 1) // and who begins them
 	roots := make([]string, len(i.own))
 	roots[0] = i.criu().Root
 	gpu := i.own[:len(i.own)-1]
@@ -206,24 +207,25 @@ func (i *Image) begin() error {
 			if err == nil && !l.kept {
 				err = l.Make()
 			}
+			if err == nil {
+				close(l.made)
+			}
 			return err
 		})
 	}
+	i.group.Go(func() error { return i.fetchAll(stored, gpu) })
 	if err := group.Wait(); err != nil {
-		return err
+		return cmp.Or(context.Cause(i.ctx), err) // which is that of a layer
 	}
 	if err := i.keepAll(); err != nil {
 		return err
 	}
-	for _, l := range gpu {
-		i.group.Go(func() error { return l.fetch() })
-	}
-	below, err := oci.Below(i.ctx, store, i.src.Image)
+	below, err := oci.Below(i.ctx, i.c.ContentStore(), i.src.Image)
 	if err != nil {
 		return err
 	}
 	i.Below = client.NewImage(i.c, cimages.Image{Name: i.ref, Target: below})
-	if err := i.criu().Unpack(i.ctx, store); err != nil {
+	if err := i.criu().Unpack(i.ctx, i.c.ContentStore()); err != nil {
 		return err
 	}
 	i.Dir = i.criu().Root
@@ -234,6 +236,47 @@ func (i *Image) begin() error {
 		return err
 	}
 	go i.tell(i.feed, gpu)
+	return nil
+}
+
+// store fetches blobs into containerd's store, in a group. The channel that it returns is closed when
+// all are there.
+func (i *Image) store(ctx context.Context, group *errgroup.Group, blobs []ocispec.Descriptor) <-chan struct{} {
+	done := make(chan struct{})
+	var left sync.WaitGroup
+	left.Add(len(blobs))
+	var failed atomic.Bool
+	for _, d := range blobs {
+		group.Go(func() error {
+			defer left.Done()
+			err := i.src.Store(ctx, i.c.ContentStore(), d)
+			if err != nil {
+				failed.Store(true)
+			}
+			return err
+		})
+	}
+	go func() {
+		if left.Wait(); !failed.Load() {
+			close(done)
+		}
+	}()
+	return done
+}
+
+// fetchAll begins to fetch layers, in their order, which is that of the digests' check: once what the
+// restore begins with is here, and each once its own snapshot is there.
+func (i *Image) fetchAll(first <-chan struct{}, gpu []*layer) error {
+	for _, l := range gpu {
+		for _, ready := range []<-chan struct{}{first, l.made} {
+			select {
+			case <-ready:
+			case <-i.ctx.Done():
+				return context.Cause(i.ctx)
+			}
+		}
+		i.group.Go(l.fetch)
+	}
 	return nil
 }
 
@@ -338,8 +381,9 @@ type layer struct {
 	Target
 	i      *Image
 	number int
-	kept   bool // it had arrived before
-	here   chan struct{}
+	kept   bool          // it had arrived before
+	made   chan struct{} // closed when there is a file for it
+	here   chan struct{} // closed when it has arrived
 }
 
 // key is the name of the snapshot while the layer arrives.

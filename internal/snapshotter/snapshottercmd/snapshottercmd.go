@@ -73,7 +73,7 @@ incomplete when the command ends is fetched after its next start.`,
 	f.StringVarP(&address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), defaults.DefaultAddress), "containerd's socket ($CONTAINERD_ADDRESS)")
 	f.StringVar(&from.HostsDir, "hosts-dir", registry.DefaultHostsDir, "containerd's directory of registries (hosts.toml)")
 	f.BoolVar(&from.PlainHTTP, "plain-http", false, "talk HTTP; a registry on a loopback address may do so without")
-	f.IntVar(&from.Parallel, "parallel", 0, "layers of an image that move at once (default: half the processors, 4 to 12)")
+	f.IntVar(&from.Parallel, "parallel", 0, "layers of an image that move at once (default: as many as processors, 4 to 12)")
 	f.IntVar(&from.Attempts, "attempts", registry.DefaultAttempts, "how often a layer is tried")
 	_ = c.MarkFlagDirname("root")
 	_ = c.MarkFlagDirname("hosts-dir")
