@@ -34,6 +34,8 @@ type arrivalRun struct {
 	Fetched uint64 `json:"fetchedBytes"`
 	// Phases are the shim's, from its Start on.
 	Phases []images.Phase `json:"phases,omitempty"`
+	// Flow is how far the bytes were meanwhile.
+	Flow []flowPoint `json:"flow,omitempty"`
 }
 
 // parseRates reads a list of rates, "100MB,1GB,0", in bytes a second.
@@ -57,11 +59,11 @@ func (i *imageCase) arrive(ctx context.Context, server *registryServer, ref stri
 		}
 		server.limit.set(rate)
 		r, id := arrivalRun{Rate: rate}, i.id()
-		first := firstAnswer(ctx, port)
+		first, flow := firstAnswer(ctx, port), watchFlow(ctx, server.limit, port, i.c.GPU().Kind)
 		r.Restore, err = timed(func() error {
 			return i.c.Gpuckpt(ctx, &struct{}{}, "restore", ref, "--pull", "--name", id, "--net-host", "--gpus", "0", "--cdi-spec-dirs", i.cdi, "--snapshotter", i.c.Snapshotter())
 		})
-		r.Running = first()
+		r.Running, r.Flow = first(), flow()
 		if err != nil {
 			return runs, err
 		}
@@ -246,9 +248,15 @@ func (w *limited) ReadFrom(r io.Reader) (int64, error) {
 	if !ok || w.limit.limits() {
 		return io.Copy(struct{ io.Writer }{w}, r)
 	}
-	n, err := from.ReadFrom(r)
-	w.limit.take(int(n), time.Now())
-	return n, err
+	const piece = 4 << 20 // so that it is counted on the way
+	total := int64(0)
+	for {
+		n, err := from.ReadFrom(io.LimitReader(r, piece))
+		w.limit.take(int(n), time.Now())
+		if total += n; err != nil || n < piece {
+			return total, err
+		}
+	}
 }
 
 func (w *limited) Write(p []byte) (int, error) {

@@ -63,7 +63,7 @@ func TestImages(t *testing.T) {
 		t.Errorf("%s: %+v", m.name(), m)
 	}
 	for _, a := range m.Arrivals {
-		if a.Running <= 0 || a.Restore <= 0 || a.Fetched < size || len(a.Phases) == 0 {
+		if a.Running <= 0 || a.Restore <= 0 || a.Fetched < size || len(a.Phases) == 0 || len(a.Flow) < 2 || a.Flow[len(a.Flow)-1].Sent < size || a.Flow[len(a.Flow)-1].Copied < size/2 {
 			t.Errorf("%s: %+v", m.name(), a)
 		}
 	}
@@ -72,6 +72,9 @@ func TestImages(t *testing.T) {
 	}
 	if m := r.ManyRuns[0]; !m.Verified || m.Count != 2 || m.One <= 0 || m.All <= 0 {
 		t.Errorf("%s: %+v", m.name(), m)
+	}
+	if picture, err := os.ReadFile(filepath.Join(out, "arrival.svg")); err != nil || !strings.Contains(string(picture), "sent by the registry") {
+		t.Errorf("there is no picture of the bytes: %v", err)
 	}
 	text, err := os.ReadFile(filepath.Join(out, "results.md"))
 	if err != nil {

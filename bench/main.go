@@ -16,7 +16,8 @@
 // a container with too small a memory limit (--limit-case).
 //
 // It writes results.json (every run), results.md (tables), chart.svg (time
-// against size) and timeline.svg (the phases of a median run) into --out. The
+// against size), timeline.svg (the phases of a median run) and arrival.svg (bytes
+// over time of restores from a registry) into --out. The
 // programs under test come from GPUCKPT_BIN; nothing else of this repository is
 // needed. With file arguments it measures nothing, and draws those results
 // files merged.

@@ -185,10 +185,14 @@ func (r *results) write(dir string) error {
 	if chart != nil {
 		files["chart.svg"] = chart
 	}
+	flow, ferr := r.flowPicture()
+	if flow != nil {
+		files["arrival.svg"] = flow
+	}
 	if t := r.timeline(); t != nil {
 		files["timeline.svg"] = t
 	}
-	errs := []error{cerr}
+	errs := []error{cerr, ferr}
 	for name, data := range files {
 		errs = append(errs, os.WriteFile(filepath.Join(dir, name), data, 0o644))
 	}
