@@ -48,6 +48,26 @@ func TestHostMemory(t *testing.T) {
 	}
 }
 
+// Host memory that the driver has page-locked comes back at its place, and the GPU sees it there: what
+// cuMemHostAlloc returned, and what cuMemHostRegister was given.
+func TestPinnedHostMemory(t *testing.T) {
+	for name, kind := range map[string]string{"allocated": "1", "registered": "2"} {
+		t.Run(name, func(t *testing.T) {
+			results.Add(t)
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "16M", "--host-bytes", "96M", "--pinned", kind)
+			k.Expect(t, "verify", "bad=0")
+			where := k.Answer(t, "where")
+			ref := takeCheckpoint(t, shared, k, "1")
+			k.Expect(t, "verify", "bad=0") // it was left running
+			k.MustRemove(t)
+			r := restore(t, shared, k.ID, ref, k.Port)
+			r.Expect(t, "where", where)
+			r.Expect(t, "verify", "bad=0")
+			r.Expect(t, "count", "101")
+		})
+	}
+}
+
 // pastCRIU fails the test unless the large mappings were dumped past CRIU, whose statistics count the
 // pages that it has written.
 func pastCRIU(t *testing.T, k *harness.Container) {

@@ -7,8 +7,9 @@
 //
 // Requests: "verify" answers bad=N, "count" the next value of a counter in device memory, "write
 // PERMILLE" rewrites that share of each chunk, "info" answers bytes, GPUs and addresses. With
-// --host-bytes there is as much host memory beside it, page-locked with --pinned 1, which "verify"
-// checks as well.
+// --host-bytes there is as much host memory beside it, which "verify" checks as well; with --pinned 1
+// cuMemHostAlloc's, with 2 page-locked by cuMemHostRegister, where the GPU must see it too. "where"
+// answers its address.
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -41,6 +42,7 @@ struct pattern {
 	uint64_t keep, fixed; // a word is (mix & keep) | fixed
 	uint64_t *host;       // host memory beside it
 	size_t host_words;
+	CUdeviceptr host_device; // where the GPU has it
 };
 
 // host_part is what one thread does with the host memory.
@@ -88,15 +90,31 @@ static uint64_t host_all(const struct pattern *p, int check)
 	return bad;
 }
 
+// host_seen returns the number of places where the GPU and the processor do not have the same memory.
+static uint64_t host_seen(const struct pattern *p)
+{
+	uint64_t bad = 0;
+
+	for (int i = 0; p->host_device && i < 64; i++) {
+		size_t at = p->host_words / 64 * (size_t)i;
+		CUdeviceptr there = p->host_device + at * sizeof(uint64_t);
+		uint64_t was = p->host[at];
+
+		bad += gpu_read(there) != was;
+		gpu_write(there, ~was);
+		bad += ((volatile uint64_t *)p->host)[at] != ~was;
+		p->host[at] = was;
+	}
+	return bad;
+}
+
 static void host_begin(struct pattern *p, const struct options *o)
 {
-	CUdeviceptr device;
-
 	if (!o->host_bytes)
 		return;
 	p->host_words = o->host_bytes / sizeof(uint64_t);
-	if (o->pinned) {
-		p->host = gpu_alloc_pinned(o->host_bytes, &device);
+	if (o->pinned == 1) {
+		p->host = gpu_alloc_pinned(o->host_bytes, &p->host_device);
 	} else {
 		p->host = mmap(NULL, o->host_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (p->host == MAP_FAILED) {
@@ -104,6 +122,8 @@ static void host_begin(struct pattern *p, const struct options *o)
 			exit(1);
 		}
 	}
+	if (o->pinned == 2)
+		p->host_device = gpu_register(p->host, o->host_bytes);
 	host_all(p, 0);
 }
 
@@ -177,7 +197,7 @@ static uint64_t verify(struct pattern *p)
 		bad += gpu_read(p->bad[g]);
 	}
 	if (p->host_words)
-		bad += host_all(p, 1);
+		bad += host_all(p, 1) + host_seen(p);
 	return bad;
 }
 
@@ -225,8 +245,10 @@ static void answer(void *arg, const char *request, char *reply)
 		snprintf(reply, UDP_TEXT, "wrote %d", permille);
 	} else if (!strcmp(request, "info")) {
 		info(p, reply);
+	} else if (!strcmp(request, "where")) {
+		snprintf(reply, UDP_TEXT, "%" PRIxPTR, (uintptr_t)p->host);
 	} else {
-		snprintf(reply, UDP_TEXT, "verify, count, write PERMILLE or info");
+		snprintf(reply, UDP_TEXT, "verify, count, write PERMILLE, info or where");
 	}
 }
 
