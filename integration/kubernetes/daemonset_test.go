@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/docs/commands"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
 )
@@ -83,7 +84,8 @@ esac
 // deploy/node in a cluster with controllers: the DaemonSet installs the runtime on a node that lacks
 // it, restarts containerd and lives on. GPU pods then run with it, are checkpointed by the kubelet,
 // and live through another restart, also suspended. The removal waits for the last of them, and
-// leaves nothing. GPUCKPT_NODE_IMAGE names the image of a release to run, an archive.
+// leaves nothing. GPUCKPT_NODE_IMAGE and GPUCKPT_CHART name the image and the chart of a release:
+// then the nodes pull it from a registry, and helm installs it, by the lines of docs/install.md.
 func TestDaemonSet(t *testing.T) {
 	results.Add(t)
 	needs(t, "kube-controller-manager")
@@ -137,14 +139,16 @@ func TestDaemonSet(t *testing.T) {
 			t.Logf("%s\n%v", out, err)
 		}
 	})
-	importNodeImage(t, n)
+	chart := os.Getenv("GPUCKPT_CHART")
+	if chart == "" {
+		importNodeImage(t, n)
+	}
 	before := map[string]map[string]bool{}
 	for dir, c := range places {
 		before[dir] = c.more(t)
 	}
 	config := read(t, n.ConfigPath())
 	kubectl("delete", "runtimeclass", "gpuckpt") // of the other tests
-	kubectl("apply", "-k", filepath.Join(sourceDir(t), "deploy", "node"))
 	patch := func(operation, path string, value any) {
 		t.Helper()
 		data, err := json.Marshal([]any{map[string]any{"op": operation, "path": path, "value": value}})
@@ -158,9 +162,17 @@ func TestDaemonSet(t *testing.T) {
 		kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-node", "--timeout=60s")
 	}
 
-	// The chart's values metrics.logs and containerdConfig.
-	patch("replace", "/spec/template/spec/volumes/0/hostPath/path", n.CRIULogs())
-	patch("add", "/spec/template/spec/initContainers/0/args/-", "--containerd-config="+n.ConfigPath())
+	removal := "install" // the container that does it
+	if chart == "" {
+		kubectl("apply", "-k", filepath.Join(sourceDir(t), "deploy", "node"))
+		// The chart's values metrics.logs and containerdConfig.
+		patch("replace", "/spec/template/spec/volumes/0/hostPath/path", n.CRIULogs())
+		patch("add", "/spec/template/spec/initContainers/0/args/-", "--containerd-config="+n.ConfigPath())
+	} else {
+		removal = "uninstall"
+		values := pushNodeImage(t, n)
+		helm(t, n, "A cluster", "helm install ", append(values, "metrics.logs="+n.CRIULogs(), "containerdConfig="+n.ConfigPath())...)
+	}
 	kubectl("label", "node", node.Name, "nvidia.com/gpu.present=true")
 	harness.Within(t, "containerd is to be restarted", func() bool { return os.Remove(filepath.Join(place, "asked")) == nil })
 	restart := func() {
@@ -208,10 +220,13 @@ func TestDaemonSet(t *testing.T) {
 		t.Errorf("the DaemonSet's pod was %s and is %s", installer, now)
 	}
 
-	// The chart's value uninstall.
-	patch("replace", "/spec/template/spec/initContainers/0/args", []string{"uninstall", "--root=/host", "--restart"})
+	if chart == "" { // as the chart's value uninstall
+		patch("replace", "/spec/template/spec/initContainers/0/args", []string{"uninstall", "--root=/host", "--restart"})
+	} else {
+		helm(t, n, "Uninstall", "helm upgrade ")
+	}
 	harness.Within(t, "the removal waits for the pods", func() bool {
-		out, err := n.Kubectl(t.Context(), "logs", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-node", "--container", "install")
+		out, err := n.Kubectl(t.Context(), "logs", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-node", "--container", removal)
 		return err == nil && strings.Contains(out, "containers still run with gpuckpt's shim")
 	})
 	kubectl("delete", "pod", "running", "suspended")
@@ -221,7 +236,12 @@ func TestDaemonSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	rolledOut()
-	kubectl("delete", "-k", filepath.Join(sourceDir(t), "deploy", "node"), "--timeout=60s")
+	if chart == "" {
+		kubectl("delete", "-k", filepath.Join(sourceDir(t), "deploy", "node"), "--timeout=60s")
+	} else {
+		helm(t, n, "Uninstall", "helm uninstall ")
+		kubectl("delete", "namespace", "gpuckpt", "--timeout=60s")
+	}
 	if now := read(t, n.ConfigPath()); now != config {
 		t.Errorf("containerd's configuration is %s", now)
 	}
@@ -232,6 +252,66 @@ func TestDaemonSet(t *testing.T) {
 			}
 		}
 	}
+}
+
+// helm runs the line of a section of docs/install.md that begins with those words, with the chart of
+// the release and more values.
+func helm(t *testing.T, n *node.Node, section, begin string, values ...string) {
+	t.Helper()
+	args := strings.Fields(strings.ReplaceAll(line(t, section, begin), "gpuckpt-chart-VERSION.tgz", os.Getenv("GPUCKPT_CHART")))[1:]
+	for _, value := range values {
+		args = append(args, "--set", value)
+	}
+	t.Logf("helm %q", args)
+	out, err := n.OutputEnv(t.Context(), append(n.KubectlEnv(), "HOME="+t.TempDir()), "helm", args...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// line returns the command of a section of docs/install.md that begins with those words.
+func line(t *testing.T, section, begin string) string {
+	t.Helper()
+	lines, err := commands.Of(filepath.Join(sourceDir(t), "docs", "install.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range lines {
+		if l.Section == section && strings.HasPrefix(l.Text, begin) {
+			return l.Text
+		}
+	}
+	t.Fatalf("docs/install.md has no line %q… in %q", begin, section)
+	return ""
+}
+
+// pushNodeImage takes the image of a release to where a cluster without a network has it, by the lines
+// of docs/install.md: the node's containerd, and a registry. It returns the values of the chart with
+// which the nodes pull it from there.
+func pushNodeImage(t *testing.T, n *node.Node) []string {
+	t.Helper()
+	repository := n.Registry().Host + "/gpuckpt/node"
+	user, password := n.Registry().Login()
+	run := func(begin string, more ...string) {
+		t.Helper()
+		text := strings.NewReplacer("gpuckpt-node-VERSION.oci.tar", os.Getenv("GPUCKPT_NODE_IMAGE"), "registry.example.com/gpuckpt/node:VERSION", repository+":release").Replace(line(t, "Offline", begin))
+		args := append(strings.Fields(text), more...)
+		if out, err := n.Output(t.Context(), args[0], args[1:]...); err != nil {
+			t.Fatalf("%s: %v\n%s", text, err, out)
+		}
+	}
+	run("ctr ", "--address", n.Address())
+	run("skopeo ", "--dest-tls-verify=false", "--dest-creds", user+":"+password)
+	givePullSecret(t, n)
+	for _, args := range [][]string{
+		{"create", "namespace", "gpuckpt"},
+		{"create", "secret", "docker-registry", pullSecret, "--namespace", "gpuckpt", "--from-file=.dockerconfigjson=" + filepath.Join(credentialsDir(n), "config.json")},
+	} {
+		if _, err := n.Kubectl(t.Context(), args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return []string{"image.repository=" + repository, "image.tag=release", "imagePullSecrets[0].name=" + pullSecret}
 }
 
 func get(t *testing.T, url string) string {
@@ -248,15 +328,9 @@ func get(t *testing.T, url string) string {
 	return string(text)
 }
 
-// importNodeImage imports the image of a release, or makes one like it of the programs under test.
+// importNodeImage makes an image like a release's, of the programs under test.
 func importNodeImage(t *testing.T, n *node.Node) {
 	t.Helper()
-	if archive := os.Getenv("GPUCKPT_NODE_IMAGE"); archive != "" {
-		if _, err := n.Output(t.Context(), "ctr", "--address", n.Address(), "--namespace", node.Namespace, "images", "import", "--index-name", nodeImage, archive); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
 	programs, err := bins.Release()
 	if err != nil {
 		t.Fatal(err)

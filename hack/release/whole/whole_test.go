@@ -164,6 +164,28 @@ func TestArchive(t *testing.T) {
 	nothingLeft(t, root, before)
 }
 
+// The programs for arm64 run in emulation, install themselves and leave nothing. Of gpuckpt, what makes
+// no checkpoint: emulation has neither ptrace nor CRIU. make test-arm64 runs unit tests so.
+func TestArm64(t *testing.T) {
+	dir, root := t.TempDir(), t.TempDir()
+	run(t, dir, "tar", "-xzf", filepath.Join(dist, "gpuckpt-"+version+"-linux-arm64.tar.gz"))
+	emulated := func(program string, args ...string) string {
+		t.Helper()
+		program = "gpuckpt-" + version + "-linux-arm64/bin/" + program
+		return run(t, dir, "qemu-aarch64-static", append([]string{"-L", "/usr/aarch64-linux-gnu", program}, args...)...)
+	}
+	before := files(t, root)
+	for _, program := range []string{"gpuckpt", "containerd-shim-gpuckpt-v2", "gpuckpt-cuda-helper"} {
+		says(t, emulated(program, "--version"), program+" "+version+", commit ", "linux/arm64")
+	}
+	says(t, emulated("gpuckpt", "install", "--without-containerd", "--root", root), "installed gpuckpt "+version)
+	for _, name := range []string{"bin/gpuckpt", "lib/gpuckpt/gpuckpt_criu.so"} {
+		says(t, run(t, "", "readelf", "--file-header", filepath.Join(root, "usr/local", name)), "AArch64")
+	}
+	says(t, emulated("gpuckpt", "uninstall", "--root", root), "uninstalled gpuckpt")
+	nothingLeft(t, root, before)
+}
+
 // The rpm installs and erases; its database is the test's.
 func TestRpm(t *testing.T) {
 	root := clean(t)
