@@ -120,15 +120,21 @@ func imageBytes(dir string) (bytes uint64, err error) {
 	return bytes, err
 }
 
+// walkFiles calls do for the files below dir. What is removed meanwhile does not count: containerd
+// removes snapshots behind its answer.
 func walkFiles(dir string, do func(path string, st *unix.Stat_t) error) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
-			return err
+		if err == nil && entry.Type().IsRegular() {
+			var st unix.Stat_t
+			if err = unix.Stat(path, &st); err != nil {
+				err = fmt.Errorf("look at %s: %w", path, err)
+			} else {
+				err = do(path, &st)
+			}
 		}
-		var st unix.Stat_t
-		if err := unix.Stat(path, &st); err != nil {
-			return fmt.Errorf("look at %s: %w", path, err)
+		if path != dir && errors.Is(err, fs.ErrNotExist) {
+			return nil
 		}
-		return do(path, &st)
+		return err
 	})
 }

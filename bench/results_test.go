@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -280,6 +282,30 @@ func TestCgroupPath(t *testing.T) {
 		if got, ok := cgroupPath(test.text, test.controller); got != test.want || ok != test.ok {
 			t.Errorf("the cgroup of %q in %q is %q, %t, want %q", test.controller, test.text, got, ok, test.want)
 		}
+	}
+}
+
+// What is removed while files are walked through does not count, but the directory itself does.
+func TestWalkFiles(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b", "c/d", "e"} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(name), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := 0
+	err := walkFiles(dir, func(path string, _ *unix.Stat_t) error {
+		if seen++; seen == 1 { // after the directory was listed
+			return errors.Join(os.RemoveAll(filepath.Join(dir, "c")), os.Remove(filepath.Join(dir, "b")))
+		}
+		return nil
+	})
+	if err != nil || seen != 2 {
+		t.Errorf("%d files were seen, %v; want 2", seen, err)
+	}
+	if err := walkFiles(filepath.Join(dir, "c"), nil); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("of a directory that is not there: %v", err)
 	}
 }
 

@@ -95,7 +95,7 @@ func (r *results) markdown() string {
 			"The software GPU's copies say nothing about a real one's.", costTable(r.Runs))
 	}
 	section("Checkpoint images", "A checkpoint becomes an image in containerd, and a container of it goes on: by gpuckpt, its layers compressed or not, and by ctr with runc's shim and the CUDA steps by hand. "+
-		"containerd is on a tmpfs. A restore unpacks the image, ctr run finds it unpacked before; of ctr's own there is one restore, in both columns. The factor is over gpuckpt without compression; stored is by how much containerd's content store grew.", imageTable(r.ImageRuns))
+		"containerd is on a tmpfs, where a row does not say disk. A restore unpacks the image, ctr run finds it unpacked before; of ctr's own there is one restore, in both columns. The factor is over gpuckpt without compression; stored is by how much containerd's content store grew.", imageTable(r.ImageRuns))
 	section("Checkpoint images on a disk", fmt.Sprintf("containerd is on the disk, which takes %.2f GB/s and gives %.2f GB/s (measured in the same call). The flush is until the image is on the disk for good; each restore begins with nothing of it in memory. gpuckpt restore unpacks the image: it reads it, and writes it again.", write/1e9, read/1e9), diskImageTable(r.ImageRuns, write, read))
 	section("Several restores of one image", "ctr run of an image that is unpacked: one container, and several at once. Memory is the most that the machine's available memory fell by.", manyTable(r.ManyRuns))
 	section("A second checkpoint, and a registry", fmt.Sprintf("A program is left running, and writes to %g %% of its GPU memory between two checkpoints; both are pushed to a registry of the benchmark's own, on a loopback port of the same machine. "+
