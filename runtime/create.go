@@ -133,6 +133,18 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if c.restore == nil {
 		return iouring.Deny(spec, view, hasGPU, nil)
 	}
+	node, err := c.config()
+	if err != nil {
+		return err
+	}
+	capable := make(chan error, 1) // criu is asked beside the rest: that takes milliseconds
+	go func() { capable <- criu.Check(ctx, criu.Shim{}, node.CRIU.Path) }()
+	err = c.fitRestore(ctx, spec, view, hasGPU)
+	return cmp.Or(<-capable, err)
+}
+
+// fitRestore is fit for a restore.
+func (c *container) fitRestore(ctx context.Context, spec *specs.Spec, view config.View, hasGPU bool) error {
 	if err := c.checkRestore(ctx); err != nil {
 		return err
 	}
@@ -153,18 +165,12 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 // checkRestore refuses a checkpoint that cannot work here.
 func (c *container) checkRestore(ctx context.Context) error {
 	found, err := c.restore.open()
-	if err != nil {
+	if err != nil || found == nil { // a checkpoint without GPU state
 		return err
 	}
 	view, err := c.config()
 	if err != nil {
 		return err
-	}
-	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
-		return err
-	}
-	if found == nil {
-		return nil // a checkpoint without GPU state
 	}
 	// The digests of GPU state are compared beside what containerd and runc do until Start. Start begins
 	// with it where the checkpoint lies elsewhere by then, and where memory is limited: a container that

@@ -150,6 +150,21 @@ func TestOtherDriver(t *testing.T) {
 	r.Expect(t, "count", "102")
 }
 
+// A CRIU that is too old for a restore is refused before there is a container, which costs nothing.
+func TestOldCRIURefusesRestore(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{}, "plain")
+	k.Expect(t, "count", "101")
+	ref := takeCheckpoint(t, shared, k, "1")
+	k.MustRemove(t)
+	criu := filepath.Join(t.TempDir(), "criu")
+	write(t, criu, "#!/bin/sh\necho Version: 3.17.1\n", 0o755)
+	shared.Configured(t, "[criu]\npath = \""+criu+"\"\n")
+	_, err := shared.Restore(t.Context(), k.ID, ref, k.Port)
+	harness.Says(t, err, "version 3.17.1", "too old", "install CRIU 4.2 or newer")
+	nothingLeft(t, shared, k)
+}
+
 // When CRIU cannot restore, the error quotes it and names its log, which is
 // kept though the container goes; nothing runs.
 func TestCRIUFailsToRestore(t *testing.T) {
