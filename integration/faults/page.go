@@ -112,7 +112,8 @@ func walkPart(walk []Tried) string {
 ## The last walk
 
 `+"`make test-faults`"+` tries each fault at each place on the software GPU, and notes what came of it.
-This is the last walk, of the commits %s
+This is the last walk, of the commits
+%s
 ([its log](%s)).
 Mended is what failed at first, by an error of the product or of the test, and then passed.
 
