@@ -32,8 +32,14 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	if os.Getenv(hasMemory) != "" {
-		memory, err := unix.Mmap(-1, 0, programBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		// Between pages of another kind: the kernel would make one mapping of it and a neighbour.
+		room, err := unix.Mmap(-1, 0, programBytes+2*pageBytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		memory := room[pageBytes : pageBytes+programBytes]
+		if err := unix.Mprotect(memory, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}

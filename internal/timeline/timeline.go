@@ -123,7 +123,7 @@ func tick(whole time.Duration) time.Duration {
 	power := math.Pow(10, math.Floor(math.Log10(float64(whole)/5)))
 	for _, m := range []float64{5, 2} {
 		if power*m*5 <= float64(whole) {
-			return time.Duration(power * m)
+			return max(1, time.Duration(power*m)) // of a nanosecond there is no half
 		}
 	}
 	return max(1, time.Duration(power))

@@ -16,7 +16,7 @@ import (
 
 func TestTick(t *testing.T) {
 	for whole, want := range map[time.Duration]time.Duration{
-		0: time.Second, time.Second: 200 * time.Millisecond, 3700 * time.Millisecond: 500 * time.Millisecond, 560 * time.Millisecond: 100 * time.Millisecond,
+		0: time.Second, time.Second: 200 * time.Millisecond, 3700 * time.Millisecond: 500 * time.Millisecond, 560 * time.Millisecond: 100 * time.Millisecond, 2: 1,
 	} {
 		if got := tick(whole); got != want {
 			t.Errorf("tick of %v is %v, want %v", whole, got, want)
