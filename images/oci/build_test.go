@@ -140,11 +140,11 @@ func spreadState(t *testing.T, fill func(at int64) []byte) string {
 
 // One percent of the state changed, in one place: at least 95 % is reused.
 func TestAnUnchangedPartIsReused(t *testing.T) {
+	store := newLayout(t)
+	base := newBase(t, store)
 	noise := random(2 << 20)
 	same := func(int64) []byte { return noise }
 	for _, c := range []Compression{Zstd, None} {
-		store := newLayout(t)
-		base := newBase(t, store)
 		first := build(t, store, spreadState(t, same), Options{Base: base, Compression: c})
 		if first.GPULayers != 64 {
 			t.Fatalf("cut into %d layers", first.GPULayers)
@@ -173,48 +173,6 @@ func TestAnUnchangedPartIsReused(t *testing.T) {
 		}
 		if c := now.Compare(was); c.SharedGPUBytes != second.GPUReused || c.GPUBytes != all || c.SharedGPULayers != second.GPULayersReused {
 			t.Errorf("the comparison says %+v, the build %+v", c, second)
-		}
-	}
-}
-
-// What zstd makes no smaller is stored as it is, unless a level is asked for; and only that.
-func TestWhatDoesNotCompressIsStoredAsItIs(t *testing.T) {
-	dull := bytes.Repeat([]byte("dull text, "), 3<<20/11+1)[:3<<20]
-	// A tenth of the layer compresses, which is more than the least that counts.
-	mixed := append(random(9<<20), dull[:1<<20]...)
-	for name, test := range map[string]struct {
-		content []byte
-		o       Options
-		want    string
-	}{
-		"noise":            {random(3 << 20), Options{}, ocispec.MediaTypeImageLayer},
-		"noise, by level":  {random(3 << 20), Options{Level: 1}, ocispec.MediaTypeImageLayerZstd},
-		"noise, by gzip":   {random(3 << 20), Options{Compression: Gzip}, ocispec.MediaTypeImageLayerGzip},
-		"text":             {dull, Options{}, ocispec.MediaTypeImageLayerZstd},
-		"a page":           {random(4096), Options{}, ocispec.MediaTypeImageLayer},
-		"a tenth is text":  {mixed, Options{}, ocispec.MediaTypeImageLayerZstd},
-		"text, by nothing": {dull, Options{Compression: None}, ocispec.MediaTypeImageLayer},
-	} {
-		store := newLayout(t)
-		r := build(t, store, newCheckpoint(t, 0, test.content), test.o)
-		if _, err := Verify(t.Context(), store, r.Manifest, nil); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		image, err := Inspect(t.Context(), store, r.Manifest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		gpu := 0
-		for _, l := range image.Layers {
-			if l.Kind != LayerGPU {
-				continue
-			}
-			if gpu++; l.MediaType != test.want || (l.DiffID == l.Digest) != (test.want == ocispec.MediaTypeImageLayer) {
-				t.Errorf("%s: the layer is %s with digest %s and diff_id %s, want %s", name, l.MediaType, l.Digest, l.DiffID, test.want)
-			}
-		}
-		if gpu != 1 {
-			t.Errorf("%s: %d layers of GPU state", name, gpu)
 		}
 	}
 }

@@ -58,57 +58,6 @@ func (c Compression) writer(w io.Writer, level int) (io.WriteCloser, error) {
 		zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true))
 }
 
-// The sample of a layer by which worthwhile decides.
-const (
-	samples     = 16
-	sampleBytes = 64 << 10
-	// leastSaved is the share of the sample that zstd must save. Below that it costs whoever makes
-	// the layer, and whoever restores it, more than the bytes do: each then digests it twice.
-	leastSaved = 0.05
-)
-
-// worthwhile returns Zstd for files of which zstd, at its fastest, makes less, and None for such as
-// random numbers. It looks at samples that are spread evenly, so it goes by the content alone.
-func worthwhile(files []entry) (Compression, error) {
-	total := uint64(0)
-	for _, f := range files {
-		total += f.len
-	}
-	taken, packed := 0, new(counter)
-	packed.w = io.Discard
-	z, err := Zstd.writer(packed, 0)
-	if err != nil {
-		return Zstd, err
-	}
-	buf := make([]byte, sampleBytes)
-	step := max(total/samples, sampleBytes) // of less than that, all
-	for from := uint64(0); from < total; from += step {
-		at := from
-		for _, f := range files {
-			if at >= f.len {
-				at -= f.len
-				continue
-			}
-			n := min(sampleBytes, f.len-at)
-			if _, err := f.from.ReadAt(buf[:n], int64(f.offset+at)); err != nil {
-				return Zstd, errors.Join(err, z.Close())
-			}
-			if _, err := z.Write(buf[:n]); err != nil {
-				return Zstd, errors.Join(err, z.Close())
-			}
-			taken += int(n)
-			break
-		}
-	}
-	if err := z.Close(); err != nil {
-		return Zstd, err
-	}
-	if float64(packed.bytes) > (1-leastSaved)*float64(taken) {
-		return None, nil
-	}
-	return Zstd, nil
-}
-
 type unclosed struct{ io.Writer }
 
 func (unclosed) Close() error { return nil }

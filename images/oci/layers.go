@@ -153,14 +153,7 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 			return &old, nil
 		}
 	}
-	with := b.Compression
-	if p.kind == LayerGPU && with == Zstd && b.Level == 0 {
-		var err error
-		if with, err = worthwhile(p.entries); err != nil {
-			return nil, err
-		}
-	}
-	l, err := b.writeLayer(ctx, p.key(), with, func(w io.Writer) error {
+	l, err := b.writeLayer(ctx, p.key(), func(w io.Writer) error {
 		return writeTar(ctx, w, p.entries, b.meter)
 	})
 	if err != nil {
@@ -171,7 +164,7 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 }
 
 // writeLayer compresses what fill writes into a layer of the store. On an error nothing is left.
-func (b *builder) writeLayer(ctx context.Context, name string, with Compression, fill func(io.Writer) error) (_ *layer, err error) {
+func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writer) error) (_ *layer, err error) {
 	ref := b.id + " " + name
 	w, err := content.OpenWriter(ctx, b.store, content.WithRef(ref))
 	if err != nil {
@@ -186,13 +179,13 @@ func (b *builder) writeLayer(ctx context.Context, name string, with Compression,
 	}()
 	counted := &counter{w: w}
 	buffered := bufio.NewWriterSize(counted, 1<<20)
-	packed, err := with.writer(buffered, b.Level)
+	packed, err := b.Compression.writer(buffered, b.Level)
 	if err != nil {
 		return nil, err
 	}
 	// The store hashes what it gets, which without compression is the same.
 	plain, into := digest.Canonical.Digester(), io.Writer(packed)
-	if with != None {
+	if b.Compression != None {
 		into = io.MultiWriter(packed, plain.Hash())
 	}
 	err = fill(into)
@@ -213,8 +206,8 @@ func (b *builder) writeLayer(ctx context.Context, name string, with Compression,
 	if status.Offset != counted.bytes {
 		return nil, fmt.Errorf("the store has %d of %d bytes", status.Offset, counted.bytes)
 	}
-	l := &layer{desc: ocispec.Descriptor{MediaType: with.MediaType(), Digest: w.Digest(), Size: counted.bytes}}
-	if l.diffID = l.desc.Digest; with != None {
+	l := &layer{desc: ocispec.Descriptor{MediaType: b.Compression.MediaType(), Digest: w.Digest(), Size: counted.bytes}}
+	if l.diffID = l.desc.Digest; b.Compression != None {
 		l.diffID = plain.Digest()
 	}
 	err = w.Commit(ctx, counted.bytes, l.desc.Digest, content.WithLabels(map[string]string{labels.LabelUncompressed: l.diffID.String()}))
@@ -262,7 +255,7 @@ func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
 	l := new(layer)
 	switch rw := b.RW; {
 	case b.RWTar != nil:
-		l, err = b.writeLayer(ctx, LayerRW, b.Compression, func(w io.Writer) error {
+		l, err = b.writeLayer(ctx, LayerRW, func(w io.Writer) error {
 			_, err := io.Copy(w, b.RWTar)
 			return err
 		})
