@@ -26,7 +26,8 @@ type pagesFile struct {
 // hugePage is the size of a huge page, in bytes.
 const hugePage = 2 << 20
 
-// newPagesFile gives an empty file, open for reading and writing, its size. close must be called.
+// newPagesFile makes an empty file, open for reading and writing, as long as its pages are, and maps it
+// if that is asked for. close must be called.
 func newPagesFile(f *os.File, bytes uint64, mapped bool) (*pagesFile, error) {
 	p := &pagesFile{f: f}
 	if err := f.Truncate(int64(bytes)); err != nil || !mapped || bytes == 0 {
