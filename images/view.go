@@ -11,10 +11,9 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-)
 
-// hugePage is the size of the huge pages of x86-64 and arm64 (4 KiB granule).
-const hugePage = 2 << 20
+	"github.com/gpuckpt/gpuckpt/internal/mapped"
+)
 
 // view is a piece on a tmpfs, mapped: its bytes need not be copied to be digested.
 type view struct {
@@ -59,28 +58,18 @@ func (r *AreaReader) view(offset, n uint64) []byte {
 // mapView maps a file of a tmpfs at an address that huge pages can be used at. Without a mapping the
 // file is read, and an error shows then.
 func mapView(f *os.File, size uint64) (v view) {
-	var fs unix.Statfs_t
 	var st unix.Stat_t
-	if unix.Fstatfs(int(f.Fd()), &fs) != nil || fs.Type != unix.TMPFS_MAGIC || unix.Fstat(int(f.Fd()), &st) != nil {
+	if !mapped.InMemory(f) || unix.Fstat(int(f.Fd()), &st) != nil {
 		return v
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || uint64(st.Size) < size {
 		return v
 	}
-	room, err := unix.MmapPtr(-1, 0, nil, uintptr(size)+hugePage, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	mem, unmap, err := mapped.File(f, size, unix.PROT_READ)
 	if err != nil {
 		return v
 	}
-	at := unsafe.Add(room, (hugePage-uintptr(room)%hugePage)%hugePage)
-	if _, err := unix.MmapPtr(int(f.Fd()), 0, at, uintptr(size), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-		_ = unix.MunmapPtr(room, uintptr(size)+hugePage)
-		return v
-	}
-	return view{
-		mem:   unsafe.Slice((*byte)(at), size),
-		unmap: func() { _ = unix.MunmapPtr(room, uintptr(size)+hugePage) },
-		holes: uint64(st.Blocks)*512 < uint64(st.Size),
-	}
+	return view{mem: mem, unmap: unmap, holes: uint64(st.Blocks)*512 < uint64(st.Size)}
 }
 
 // resident reports whether memory has all pages of a part of a mapping.

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/mapped"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
@@ -151,7 +152,7 @@ func writePagesOf(path string, old *os.File, pid int, runs []memoryRun) error {
 		at += p.Bytes
 	}
 	return replace(path, info.Mode().Perm(), func(f *os.File) error {
-		to, err := newPagesFile(f, at, inMemory(f))
+		to, err := newPagesFile(f, at, mapped.InMemory(f))
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/mapped"
 )
 
 // An image that is mapped has the same bytes as one that is written, wherever the pieces are. Much
@@ -74,7 +76,7 @@ func TestPagesFileFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if !inMemory(f) {
+	if !mapped.InMemory(f) {
 		t.Error("a file of a tmpfs is not in memory")
 	}
 	to, err := newPagesFile(f, 1<<20, true)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/fault"
+	"github.com/gpuckpt/gpuckpt/internal/mapped"
 )
 
 // ioBytes is the unit of reading and writing, a multiple of what O_DIRECT wants on any disk.
@@ -113,7 +114,7 @@ func mapSource(r FileRange) (mem []byte, unmap func(), err error) {
 	if err := LongEnough(f, r.Offset+r.Bytes); err != nil {
 		return nil, nil, err
 	}
-	if mem, unmap, err = mapAligned(f, r.Offset+r.Bytes, unix.PROT_READ); err != nil {
+	if mem, unmap, err = mapped.File(f, r.Offset+r.Bytes, unix.PROT_READ); err != nil {
 		return nil, nil, fmt.Errorf("map %s: %w", r.Path, err)
 	}
 	return mem, unmap, nil
@@ -201,7 +202,7 @@ func mapMemory(f *os.File, size uint64) (mem []byte, unmap func(), err error) {
 	if st.Type != unix.TMPFS_MAGIC {
 		return nil, func() {}, nil
 	}
-	if mem, unmap, err = mapAligned(f, size, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	if mem, unmap, err = mapped.File(f, size, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return nil, nil, fmt.Errorf("map %s: %w", f.Name(), err)
 	}
 	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // without huge pages, small ones
@@ -217,7 +218,7 @@ func fillBlock(mem, block []byte, at uint64) error {
 		part := block[:min(HugePage-at%HugePage, uint64(len(block)))]
 		if !zero(part) {
 			// A page that there is no room for would be a fatal signal.
-			if err := populatePages(mem[at&^(PageSize-1) : at+uint64(len(part))]); err != nil {
+			if err := mapped.Populate(mem[at&^(PageSize-1) : at+uint64(len(part))]); err != nil {
 				return err
 			}
 			copy(mem[at:], part)

@@ -13,19 +13,19 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/mapped"
 )
 
 const (
-	// PageSize is the smallest page of the processes.
+	// PageSize is the smallest page of the processes, in bytes.
 	PageSize = 4096
-	// HugePage is the size of the huge pages of x86-64 and arm64 (4 KiB granule).
-	HugePage = 2 << 20
+	// HugePage is the size of a huge page, in bytes.
+	HugePage = mapped.HugePage
 )
 
 // A file is filled in chunks, one thread a chunk, in the order of the file. All threads are at work
@@ -148,9 +148,7 @@ func (b *File) checkSpace() error {
 // fill populates the file's pages, so that they are there before the driver writes to them, and are
 // charged to this process's cgroup.
 func (b *File) fill() error {
-	// A touch of a page that the file system has no room for is SIGBUS; MADV_POPULATE_WRITE answers
-	// EFAULT or ENOMEM in its place.
-	mem, unmap, err := mapAligned(b.Handle, b.size, unix.PROT_READ|unix.PROT_WRITE)
+	mem, unmap, err := mapped.File(b.Handle, b.size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return fmt.Errorf("map the file: %w", err)
 	}
@@ -178,20 +176,12 @@ func (b *File) fill() error {
 // page in each to begin with. Where that fails the pages stay small.
 func populate(mem []byte, from, to uint64) error {
 	for at := from; at < to; at += HugePage {
-		if err := populatePages(mem[at : at+PageSize]); err != nil {
+		if err := mapped.Populate(mem[at : at+PageSize]); err != nil {
 			return err
 		}
 	}
 	_ = unix.Madvise(mem[from:to], unix.MADV_COLLAPSE)
-	return populatePages(mem[from:to])
-}
-
-func populatePages(mem []byte) error {
-	err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
-	if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EHWPOISON) {
-		return unix.ENOSPC // what tmpfs means by a fault
-	}
-	return err
+	return mapped.Populate(mem[from:to])
 }
 
 func (b *File) advance(from uint64) {
@@ -241,21 +231,6 @@ func (b *File) Wait() error {
 	}
 	<-b.filled
 	return b.err
-}
-
-// mapAligned maps a whole file at an address that huge pages can be used at.
-func mapAligned(f *os.File, size uint64, prot int) (mem []byte, unmap func(), err error) {
-	room, err := unix.MmapPtr(-1, 0, nil, uintptr(size)+HugePage, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil {
-		return nil, nil, err
-	}
-	unmap = func() { _ = unix.MunmapPtr(room, uintptr(size)+HugePage) }
-	at := unsafe.Add(room, (HugePage-uintptr(room)%HugePage)%HugePage)
-	if _, err := unix.MmapPtr(int(f.Fd()), 0, at, uintptr(size), prot, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-		unmap()
-		return nil, nil, err
-	}
-	return unsafe.Slice((*byte)(at), size), unmap, nil
 }
 
 // inThreads calls do for [0, size) in chunks, so many at once, and returns the first error.

@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/mapped"
 )
 
 // A tmpfs that is mounted without huge pages gives them all the same.
@@ -33,7 +35,7 @@ func TestHugePagesWithoutTheMountOption(t *testing.T) {
 	if err := b.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	mem, unmap, err := mapAligned(b.Handle, size, unix.PROT_READ)
+	mem, unmap, err := mapped.File(b.Handle, size, unix.PROT_READ)
 	if err != nil {
 		t.Fatal(err)
 	}

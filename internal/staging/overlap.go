@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/fault"
+	"github.com/gpuckpt/gpuckpt/internal/mapped"
 )
 
 // Known is what the write-behind knows of a block.
@@ -122,7 +123,7 @@ func (c *writeBehind) run() error {
 			return err
 		}
 	}
-	mem, unmap, err := mapAligned(c.b.Handle, end, unix.PROT_READ)
+	mem, unmap, err := mapped.File(c.b.Handle, end, unix.PROT_READ)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/mapped"
 )
 
 // MinWindow is the least memory, in bytes, through which a process's state is written.
@@ -115,7 +117,7 @@ func (t *WriteThrough) lead() uint64 { return 2 * t.b.chunk }
 
 // run goes on until all is written, the backing is cancelled, or something fails.
 func (t *WriteThrough) run() error {
-	mem, unmap, err := mapAligned(t.b.Handle, t.b.size, unix.PROT_READ|unix.PROT_WRITE)
+	mem, unmap, err := mapped.File(t.b.Handle, t.b.size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return fmt.Errorf("map the file: %w", err)
 	}
@@ -228,7 +230,7 @@ func (t *WriteThrough) fill(mem []byte) error {
 		}
 		to := min(from+b.chunk, b.size)
 		err := inThreads(runtime.NumCPU(), to-from, max(PageSize, b.chunk/uint64(runtime.NumCPU())&^(PageSize-1)), func(i, j uint64) error {
-			return populatePages(mem[from+i : from+j])
+			return mapped.Populate(mem[from+i : from+j])
 		})
 		if err != nil {
 			return fmt.Errorf("fill %d bytes for the area: %w", b.size, err)
