@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -149,7 +150,7 @@ func (w *work) leave(dir string) *images.Metadata {
 	return m
 }
 
-// A restore reads GPU state while it arrives. The driver is given no byte before all digests are
+// A restore reads GPU state while it arrives, on all processors, also in a shim that uses few. The driver is given no byte before all digests are
 // right, and a source that fails half way is the restore's error.
 func TestRestoreWhileArriving(t *testing.T) {
 	cut := errors.New("connection reset by peer")
@@ -186,9 +187,12 @@ func TestRestoreWhileArriving(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer r.Close()
-			begin := make(chan struct{})
+			before := runtime.GOMAXPROCS(1)
+			defer runtime.GOMAXPROCS(before)
+			begin, most := make(chan struct{}), 0
 			checkpoint := arrivingCheckpoint(t, dir, func(data []byte, missing int) error {
 				<-begin
+				most = max(most, runtime.GOMAXPROCS(0))
 				return test.chunk(data, missing)
 			})
 			if err := r.Load(t.Context(), checkpoint, openGate{}, opts); err != nil {
@@ -211,6 +215,9 @@ func TestRestoreWhileArriving(t *testing.T) {
 			}
 			if err != nil {
 				t.Fatal(err)
+			}
+			if now := runtime.GOMAXPROCS(0); test.name == "slow" && most != runtime.NumCPU() || now != 1 {
+				t.Errorf("the digests were compared on %d processors, and %d are used after them", most, now)
 			}
 			if bytes, err := r.Restore(t.Context()); err != nil || bytes < 12<<20 {
 				t.Fatalf("%d bytes: %v", bytes, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
@@ -152,7 +153,9 @@ func (r *Restoration) beginCheck(ctx context.Context) (err error) {
 		answer <- nil
 	case r.arriving:
 		go func() {
+			back := host.AllProcessors()
 			err := images.Check(ctx, imageAreas(areas), 0, nil)
+			back()
 			if errors.Is(err, images.ErrDamaged) {
 				err = fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 			}

@@ -6,6 +6,7 @@ package host
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 )
 
@@ -38,4 +39,24 @@ func TestCPUQuota(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Whoever comes first and last, all processors are used while anybody needs them.
+func TestAllProcessors(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	using := func(want int) {
+		t.Helper()
+		if n := runtime.GOMAXPROCS(0); n != want {
+			t.Fatalf("the process uses %d processors, want %d", n, want)
+		}
+	}
+	first := AllProcessors()
+	using(runtime.NumCPU())
+	second := AllProcessors()
+	first()
+	using(runtime.NumCPU())
+	second()
+	using(1)
+	AllProcessors()()
+	using(1)
 }

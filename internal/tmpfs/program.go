@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -99,6 +100,7 @@ func IsProgram() bool { return len(os.Args) > 1 && os.Args[0] == program }
 // root and standard output the image; at a restore standard input is the image. CRIU's log gets
 // standard error.
 func Main() {
+	runtime.GOMAXPROCS(workers()) // containerd has a shim, and all that it starts, use two processors
 	if err := run(os.Args[1:]); err != nil {
 		// "Error (" is what CRIU's errors begin with.
 		fmt.Fprintf(os.Stderr, "Error (gpuckpt tmpfs): %v\n", err)

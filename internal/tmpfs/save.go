@@ -24,7 +24,7 @@ const maxWorkers = 8
 // chunk is what a thread copies at a time, in bytes.
 const chunk = 8 << 20
 
-func workers() int { return min(maxWorkers, runtime.GOMAXPROCS(0)) }
+func workers() int { return min(maxWorkers, runtime.NumCPU()) }
 
 // Save writes what is in a directory to an image, which is empty. It stays in the directory's file
 // system, and leaves sockets out. A file that changes meanwhile is saved in part as it was and in

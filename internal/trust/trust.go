@@ -27,6 +27,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/feed"
 	"github.com/gpuckpt/gpuckpt/images/seal"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 // Sealer signs checkpoints with the node's key.
@@ -78,6 +79,7 @@ func (s *Sealer) Complete(ctx context.Context, dir string, m *images.Metadata) e
 		if s.signer == nil {
 			return nil
 		}
+		defer host.AllProcessors()()
 		return seal.Write(ctx, dir, s.signer, map[string][]byte{images.MetadataName: encoded})
 	})
 }
@@ -223,8 +225,10 @@ func admit(ctx context.Context, read config.Source, image bool, dirs []string) e
 	if err != nil {
 		return err
 	}
-	began := time.Now()
-	if err := m.Check(ctx, files); err != nil {
+	began, back := time.Now(), host.AllProcessors()
+	err = m.Check(ctx, files)
+	back()
+	if err != nil {
 		return err
 	}
 	meta, err := images.ReadMetadata(dirs[0])
