@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
@@ -133,17 +132,39 @@ func (t *Target) fill(f io.WriterAt, data io.Reader) error {
 
 // read reads the layer's archive, and compares its digests.
 func (t *Target) read(data io.Reader, file func(name string, size int64, r io.Reader) error) error {
-	stored := t.Digest.Algorithm().Hash()
+	stored := newHasher(t.Digest.Algorithm())
+	var plain hasher // nil: a layer that is stored as it is has one digest
+	if t.MediaType != ocispec.MediaTypeImageLayer {
+		plain = newHasher(t.DiffID.Algorithm())
+	}
+	err := t.unpack(data, stored, plain, file)
+	got := stored.end()
+	unpacked := got
+	if plain != nil {
+		unpacked = plain.end()
+	}
+	switch {
+	case err != nil:
+		return err
+	case got != t.Digest:
+		return fmt.Errorf("%w: it has the digest %s", registry.ErrWrongBytes, got)
+	case unpacked != t.DiffID:
+		return fmt.Errorf("%w: unpacked it has the digest %s, not %s", images.ErrDamaged, unpacked, t.DiffID)
+	}
+	return nil
+}
+
+// unpack reads the layer's archive to the end, and digests it as it is stored and, unless plain is
+// nil, as it is unpacked.
+func (t *Target) unpack(data io.Reader, stored, plain io.Writer, file func(name string, size int64, r io.Reader) error) error {
 	data = io.TeeReader(data, stored)
 	archive, err := oci.Decompress(data, t.MediaType)
 	if err != nil {
 		return fmt.Errorf("layer %s: %w", t.Digest, err)
 	}
 	defer archive.Close()
-	// A layer that is stored as it is has one digest. SHA-256 is the slowest part of a fetch.
-	plain, whole := stored, io.Reader(archive)
-	if t.MediaType != ocispec.MediaTypeImageLayer {
-		plain = t.DiffID.Algorithm().Hash()
+	whole := io.Reader(archive)
+	if plain != nil {
 		whole = io.TeeReader(archive, plain)
 	}
 	if err = images.ReadLayer(whole, file); err == nil {
@@ -151,12 +172,6 @@ func (t *Target) read(data io.Reader, file func(name string, size int64, r io.Re
 	}
 	if err == nil {
 		_, err = io.Copy(io.Discard, data)
-	}
-	if got := digest.NewDigest(t.Digest.Algorithm(), stored); err == nil && got != t.Digest {
-		err = fmt.Errorf("%w: it has the digest %s", registry.ErrWrongBytes, got)
-	}
-	if got := digest.NewDigest(t.DiffID.Algorithm(), plain); err == nil && got != t.DiffID {
-		err = fmt.Errorf("%w: unpacked it has the digest %s, not %s", images.ErrDamaged, got, t.DiffID)
 	}
 	return err
 }

@@ -153,7 +153,16 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 			return &old, nil
 		}
 	}
-	l, err := b.writeLayer(ctx, p.key(), func(w io.Writer) error {
+	pack := b.pack
+	if b.Compression == Zstd && b.Level == 0 {
+		switch saves, err := worthwhile(p.entries); {
+		case err != nil:
+			return nil, err
+		case !saves:
+			pack = func(w io.Writer) (io.WriteCloser, error) { return newRawWriter(w), nil }
+		}
+	}
+	l, err := b.writeLayer(ctx, p.key(), pack, func(w io.Writer) error {
 		return writeTar(ctx, w, p.entries, b.meter)
 	})
 	if err != nil {
@@ -163,8 +172,12 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 	return l, nil
 }
 
-// writeLayer compresses what fill writes into a layer of the store. On an error nothing is left.
-func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writer) error) (_ *layer, err error) {
+// pack compresses as the Options say.
+func (b *builder) pack(w io.Writer) (io.WriteCloser, error) { return b.Compression.writer(w, b.Level) }
+
+// writeLayer writes what fill writes, through pack, into a layer of the store. On an error nothing is
+// left.
+func (b *builder) writeLayer(ctx context.Context, name string, pack func(io.Writer) (io.WriteCloser, error), fill func(io.Writer) error) (_ *layer, err error) {
 	ref := b.id + " " + name
 	w, err := content.OpenWriter(ctx, b.store, content.WithRef(ref))
 	if err != nil {
@@ -179,7 +192,7 @@ func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writ
 	}()
 	counted := &counter{w: w}
 	buffered := bufio.NewWriterSize(counted, 1<<20)
-	packed, err := b.Compression.writer(buffered, b.Level)
+	packed, err := pack(buffered)
 	if err != nil {
 		return nil, err
 	}
@@ -255,7 +268,7 @@ func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
 	l := new(layer)
 	switch rw := b.RW; {
 	case b.RWTar != nil:
-		l, err = b.writeLayer(ctx, LayerRW, func(w io.Writer) error {
+		l, err = b.writeLayer(ctx, LayerRW, b.pack, func(w io.Writer) error {
 			_, err := io.Copy(w, b.RWTar)
 			return err
 		})
