@@ -53,15 +53,15 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	if c == nil {
 		return s.TTRPCTaskService.Checkpoint(ctx, r)
 	}
-	if err := c.exclusive.refuse(); err != nil {
+	if err := c.exclusive.Refuse(); err != nil {
 		return nil, toGRPC(err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.exclusive.running.Store(c.paused)
-	defer c.exclusive.running.Store(false)
+	c.exclusive.Begin(c.paused)
 	ctx, began := c.logged(ctx), time.Now()
 	err := s.checkpoint(ctx, c, r)
+	c.exclusive.End(err)
 	size, _ := imagedir.Size(r.Path) // of what is there, for the event
 	s.announce.Over(ctx, "checkpoint", c.id, began, size, err)
 	if err == nil {
@@ -81,15 +81,10 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 			return fmt.Errorf("encode checkpoint options: %w", err)
 		}
 		if c.paused {
-			if err := c.exclusive.claim(opts.WorkPath); err != nil {
+			if err := c.exclusive.Claim(opts.WorkPath); err != nil {
 				return err
 			}
 		}
-		defer func() {
-			if err != nil {
-				c.exclusive.workDir = "" // for another try, by whoever makes it
-			}
-		}()
 	}
 	gpu, err := c.hasGPU()
 	if err != nil {

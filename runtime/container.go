@@ -14,6 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/feed"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/exclusive"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -41,7 +42,7 @@ type container struct {
 	// workDir is where runc lets CRIU log during a restore.
 	workDir string
 
-	exclusive exclusive
+	exclusive exclusive.Checkpoints
 	// journal has the record of what is being changed, for whoever finds it after a crash.
 	journal journal.Journal
 

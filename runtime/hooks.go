@@ -13,14 +13,14 @@ import (
 )
 
 // program returns the container's program, which its hooks tell of checkpoints and restores.
-func (s *Service) program(c *container) hooks.Program {
+func program(s *Service, c *container) hooks.Program {
 	return hooks.Container{Task: s.TTRPCTaskService, ID: c.id, Bundle: c.bundle}
 }
 
 // tellBefore tells the program of a checkpoint that is to come. On an error the program has heard
 // that it runs on.
 func (p *pausing) tellBefore(ctx context.Context) (uint64, error) {
-	err := p.told.BeforeCheckpoint.Tell(ctx, p.s.program(p.c))
+	err := p.told.BeforeCheckpoint.Tell(ctx, program(p.s, p.c))
 	if err != nil {
 		err = sequence.Join(err, p.tellAfter(context.WithoutCancel(ctx)))
 	}
@@ -29,7 +29,7 @@ func (p *pausing) tellBefore(ctx context.Context) (uint64, error) {
 
 // tellAfter tells the program that it runs on.
 func (p *pausing) tellAfter(ctx context.Context) error {
-	return p.told.AfterCheckpoint.Tell(ctx, p.s.program(p.c))
+	return p.told.AfterCheckpoint.Tell(ctx, program(p.s, p.c))
 }
 
 // note writes into the container that it was restored. That it cannot be written is logged and no
@@ -46,5 +46,5 @@ func (k *restoring) note(ctx context.Context) (uint64, error) {
 
 // tell tells the program that it was restored.
 func (k *restoring) tell(ctx context.Context) (uint64, error) {
-	return 0, k.told.AfterRestore.Tell(ctx, k.s.program(k.c))
+	return 0, k.told.AfterRestore.Tell(ctx, program(k.s, k.c))
 }

@@ -35,7 +35,7 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	if c == nil {
 		return s.TTRPCTaskService.Pause(ctx, r)
 	}
-	if err := c.exclusive.refuse(); err != nil {
+	if err := c.exclusive.Refuse(); err != nil {
 		return nil, toGRPC(err)
 	}
 	c.mu.Lock()
@@ -75,7 +75,7 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	if c.suspended {
 		return &ptypes.Empty{}, toGRPC((&resuming{s: s, c: c}).run(context.WithoutCancel(ctx)))
 	}
-	c.exclusive.keep(ctx)
+	c.exclusive.Keep(ctx)
 	resp, err := s.resume(context.WithoutCancel(ctx), c)
 	end(ctx, c, err)
 	return resp, toGRPC(err)

@@ -217,6 +217,13 @@ func Faults() []Fault {
 			},
 		})
 	}
+	faults = append(faults, Fault{
+		Name: "SIGKILL-containerd-slow-end", Words: "containerd is killed, and the container's first process takes seconds to end",
+		Found: "as for a containerd that is killed", Alone: true,
+		Outcome: func(p Place) (Outcome, bool) {
+			return tried(p), p.Moment != "during" && p.Scenario.Operation == "restore" && p.has(Program)
+		},
+	})
 	tries := func(Place) (Outcome, bool) { return Through | Back, true }
 	for _, f := range []Fault{
 		{

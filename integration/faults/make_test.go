@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -146,7 +148,7 @@ func (h *hit) killAll(ctx context.Context) {
 // clientLeft reports whether the fault is that the client does not wait for the answer.
 func (h *hit) clientLeft() bool {
 	switch h.cell.Fault.Name {
-	case "cancel", "client-gone", "error-and-cancel", "SIGKILL-containerd", "SIGKILL-helper-and-containerd":
+	case "cancel", "client-gone", "error-and-cancel", "SIGKILL-containerd", "SIGKILL-helper-and-containerd", slowEnd:
 		return true
 	}
 	return false
@@ -298,6 +300,12 @@ var makers = map[string]func(*hit) string{
 		h.signal(Containerd, unix.SIGKILL)
 		return ""
 	},
+	slowEnd: func(h *hit) string {
+		let := h.holdEnd()
+		h.signal(Containerd, unix.SIGKILL) // whose undo starts it again
+		let()
+		return ""
+	},
 	"read-error":  func(*hit) string { return "" }, // the worker asks, see answer
 	"write-error": func(*hit) string { return "" },
 	"error-and-cancel": func(h *hit) string {
@@ -329,6 +337,79 @@ func init() {
 			}
 		}
 	}
+}
+
+// slowEnd is the fault that holdEnd is for.
+const slowEnd = "SIGKILL-containerd-slow-end"
+
+// holdEnd keeps the container's first process from ending until the next containerd has been at work
+// for a while. The first process of a pid namespace waits, after SIGKILL, for the parents of all
+// others to have waited for them, and this test is the parent of one. So does a process with a real
+// driver, which takes seconds to free GPU memory. The kernel does not list a process that is so far.
+func (h *hit) holdEnd() (let func()) {
+	held, err := inPIDNamespace(h.program(), "sleep", "600")
+	if err != nil {
+		h.t.Error(err)
+		return func() {}
+	}
+	again, over, freed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		err := endedOr(held.Process.Pid, over)
+		<-again
+		select {
+		case <-over:
+		case <-time.After(2 * time.Second): // in which containerd is there and has asked
+		}
+		_ = held.Wait() // it was killed
+		freed <- err
+	}()
+	h.undo = append(h.undo, func() { close(again) })
+	return func() {
+		h.undo = append(h.undo, func() {
+			time.AfterFunc(2*time.Second, func() { close(over) })
+			if err := <-freed; err != nil {
+				h.t.Error(err)
+			}
+		})
+	}
+}
+
+// endedOr waits until a child has ended, and leaves it unwaited for. When over is closed, it kills it.
+func endedOr(pid int, over <-chan struct{}) error {
+	for {
+		var info unix.Siginfo
+		if err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil); err != nil {
+			return fmt.Errorf("wait for process %d: %w", pid, err)
+		}
+		if info.Signo != 0 {
+			return nil
+		}
+		select {
+		case <-over:
+			_ = unix.Kill(pid, unix.SIGKILL)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// inPIDNamespace starts a command in the pid namespace of a process.
+func inPIDNamespace(pid int, name string, args ...string) (*exec.Cmd, error) {
+	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	if err != nil {
+		return nil, err
+	}
+	defer namespace.Close()
+	cmd := exec.Command(name, args...)
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and it ends with this goroutine
+		err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWPID)
+		if err == nil {
+			err = cmd.Start()
+		}
+		started <- err
+	}()
+	return cmd, <-started
 }
 
 // end is the size of a file.
