@@ -24,6 +24,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/burst"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -133,6 +134,7 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if c.restore == nil {
 		return iouring.Deny(spec, view, hasGPU, nil)
 	}
+	burst.Begin()
 	node, err := c.config()
 	if err != nil {
 		return err
@@ -221,9 +223,8 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	return resp, nil
 }
 
-// Update is runc's, and suspends and resumes a container whose annotations say
-// so (suspend.go). A change of limits takes its turn after a checkpoint rather
-// than in the middle of one.
+// Update is runc's, and suspends and resumes a container whose annotations say so (suspend.go). A
+// change of limits takes its turn after a checkpoint rather than in the middle of one.
 func (s *Service) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*ptypes.Empty, error) {
 	if c := s.container(r.ID); c != nil {
 		c.mu.Lock()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/internal/burst"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/recovery"
@@ -25,6 +26,7 @@ func begin(ctx context.Context, c *container, read config.Source, rec journal.Re
 
 // beginUnflushed is begin for an operation that flushes the record later.
 func beginUnflushed(ctx context.Context, c *container, read config.Source, rec journal.Record) error {
+	burst.Begin()
 	view, err := read()
 	if err != nil {
 		return err

@@ -30,9 +30,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/vet"
 )
 
-// Start starts a container or an exec'd process, or restores a container that
-// was created from a checkpoint. After a restore that failed no process of the
-// container is left.
+// Start starts a container or an exec'd process, or restores a container that was created from a
+// checkpoint. After a restore that failed no process of the container is left.
 func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
 	c := s.container(r.ID)
 	if c == nil {

@@ -93,6 +93,31 @@ func isMount(fd int) (bool, error) {
 	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, err
 }
 
+// missing returns those of the spec's mounts at whose destinations nothing is mounted in the thread's
+// mount namespace.
+func missing(mounts []specs.Mount) (found []specs.Mount, err error) {
+	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(root)
+	for _, m := range mounts {
+		mounted := false
+		at, err := unix.Openat2(root, m.Destination, inRoot())
+		if err == nil {
+			mounted, err = isMount(at)
+			unix.Close(at)
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return nil, fmt.Errorf("look for mount %s in the container: %w", m.Destination, err)
+		}
+		if !mounted {
+			found = append(found, m)
+		}
+	}
+	return found, nil
+}
+
 // mount attaches the tree in the thread's mount namespace, unless something is mounted there.
 func (t tree) mount() error {
 	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

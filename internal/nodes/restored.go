@@ -143,6 +143,15 @@ func (p *Restored) mountMissing(pid int) error {
 	if len(mounts) == 0 {
 		return nil
 	}
+	// As a rule none is missing. The end of each tree waits for all processors (synchronize_rcu_expedited
+	// in namespace_unlock). While another process unmapped 6 GB, 20 trees took 2 ms, and up to 69.
+	err := host.InMountNamespace(pid, func() (err error) {
+		mounts, err = missing(mounts)
+		return err
+	})
+	if err != nil || len(mounts) == 0 {
+		return err
+	}
 	var trees []tree
 	defer func() {
 		for _, t := range trees {

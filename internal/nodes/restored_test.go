@@ -11,6 +11,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/host"
 )
 
 // devDir is a /dev of a container, and a descriptor of it.
@@ -126,5 +128,40 @@ func TestRemoveNodes(t *testing.T) {
 	})
 	if want := []string{"null", "nvidia2", "nvidiactl"}; err != nil || !slices.Equal(left, want) {
 		t.Errorf("left are %v, error %v; want %v", left, err, want)
+	}
+}
+
+// What is mounted already is not mounted again, wherever the container's links lead.
+func TestMissing(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"mounted", "plain"} {
+		if err := os.WriteFile(at(name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("mounted", at("link")); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	err := host.InNewMountNamespace(func() error {
+		if err := unix.Mount("/dev/null", at("mounted"), "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
+		var mounts []specs.Mount
+		for _, name := range []string{"mounted", "plain", "link", "none"} {
+			mounts = append(mounts, specs.Mount{Destination: at(name)})
+		}
+		found, err := missing(mounts)
+		for _, m := range found {
+			names = append(names, filepath.Base(m.Destination))
+		}
+		return err
+	})
+	if want := []string{"plain", "none"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("missing are %v, error %v; want %v", names, err, want)
 	}
 }
