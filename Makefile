@@ -207,7 +207,7 @@ bench-gpu: bench-build ## Measure real sizes on this machine's GPUs, beside the 
 rooms: ## Print each package's size and imports; fail where a wall is down.
 	@go run ./hack/rooms
 
-SCRIPTS = .ci/run $(addprefix hack/release/,build clean-root whole/in-root) $(addprefix hack/,bundle bundle-criu bundle-run compiler criu-source fuzz-build fuzz-run setup test versions) \
+SCRIPTS = .ci/run $(addprefix hack/release/,build clean-root whole/in-root) $(addprefix hack/,bundle bundle-criu bundle-run bundle-zmq compiler criu-source fuzz-build fuzz-run setup test versions) \
 	$(wildcard hack/*.bash hack/recipes/*.bash)
 
 .PHONY: lint

@@ -16,11 +16,13 @@ import (
 	"time"
 
 	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/workloads/hostroot"
+	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
 )
 
 // nodes are the device nodes that PyTorch may open.
@@ -42,6 +44,15 @@ var importImage = sync.OnceValues(func() ([]specs.Mount, error) {
 	}
 	return root.Mounts, shared.Import(context.Background(), hostroot.ImageName, img)
 })
+
+// specOf is what a program needs of its container, which lacks a name.
+func specOf(p programs.Program) harness.RunSpec {
+	spec := harness.RunSpec{OwnNetwork: p.Connected}
+	if p.Shm > 0 {
+		spec.Amend = append(spec.Amend, oci.WithDevShmSize(p.Shm<<10))
+	}
+	return spec
+}
 
 // start runs one of the programs in a container of the host's Python, with the
 // first GPU if cuda is set. It is removed when the test ends.

@@ -37,7 +37,9 @@ func TestLockOverNCCL(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(tries)*15*time.Second)
 			defer cancel()
-			k := start(t, true, harness.RunSpec{ID: harness.Name(t), OwnNetwork: p.Connected}, p.File, slices.Concat(p.Args, []string{"--steps", "1000000", "--file", workFile})...)
+			spec := specOf(p)
+			spec.ID = harness.Name(t)
+			k := start(t, true, spec, p.File, slices.Concat(p.Args, []string{"--steps", "1000000", "--file", workFile})...)
 			skipUnable(ctx, t, k)
 			await(ctx, t, k, "the first steps", func() bool { return parse(t, k.Logs()).last() >= 20 })
 			lockInTurn(ctx, t, result, k, tries)

@@ -21,6 +21,9 @@ import (
 // EnvPython names the Python to use.
 const EnvPython = "GPUCKPT_PYTHON"
 
+// EnvZMQ names a libzmq.so.5, for a Python without pyzmq. Its directory has what it needs.
+const EnvZMQ = "GPUCKPT_TEST_ZMQ"
+
 // usualPythons are looked at in this order; a name without a slash is found in
 // PATH.
 var usualPythons = []string{"python3", "/opt/torch/.venv/bin/python3", "/usr/bin/python3"}

@@ -54,6 +54,9 @@ type Root struct {
 // New makes one of the system's directories, a Python's, and the driver's of a real GPU.
 func New(python *Python, gpu harness.GPU) (Root, error) {
 	dirs := slices.Clone(python.Directories)
+	if library := os.Getenv(EnvZMQ); library != "" {
+		dirs = append(dirs, filepath.Dir(library))
+	}
 	if gpu.Kind == harness.RealGPU {
 		dirs = append(dirs, driverDir(gpu))
 	}
@@ -130,6 +133,9 @@ func (p *Python) Env(gpu harness.GPU, cuda bool) []string {
 	env := []string{"HOME=/tmp", "USER=root", "PYTHONDONTWRITEBYTECODE=1", "PATH=" + os.Getenv("PATH")}
 	if path := os.Getenv("PYTHONPATH"); path != "" {
 		env = append(env, "PYTHONPATH="+path)
+	}
+	if library := os.Getenv(EnvZMQ); library != "" {
+		env = append(env, EnvZMQ+"="+library)
 	}
 	if cuda {
 		env = append(env, "LD_LIBRARY_PATH="+driverDir(gpu), "TRITON_LIBCUDA_PATH="+driverDir(gpu), "CUDA_VISIBLE_DEVICES="+gpu.Devices[0].UUID)

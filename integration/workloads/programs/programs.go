@@ -31,6 +31,8 @@ type Program struct {
 	Module string
 	// Connected programs talk to themselves over TCP, in a network of their own.
 	Connected bool
+	// Shm is how large its /dev/shm is, in MiB; 0 is what the client makes it, 64.
+	Shm int64
 	// Refused are words of the error with which a checkpoint is refused; none where it is not.
 	Refused []string
 	// WayRound says what to do about a refusal.
@@ -65,7 +67,7 @@ var List = []Program{
 	{Name: "ddp", What: "DDP, two processes on one GPU, gloo", File: "ddp.py", Connected: true, GPU: 4, Host: 14, Limit: short},
 	{Name: "nccl", What: "DDP, NCCL with one rank", File: "nccl.py", Connected: true, GPU: 3, Host: 10, Limit: short},
 	{Name: "nccl-shm", What: "DDP, NCCL with two ranks over shared host memory", File: "nccl_ranks.py", Args: []string{"--variant", "shm"}, Connected: true, GPU: 4, Host: 20, Limit: short},
-	{Name: "nccl-sockets", What: "DDP, NCCL with two ranks over sockets", File: "nccl_ranks.py", Args: []string{"--variant", "sockets"}, Connected: true, GPU: 4, Host: 20, Limit: short},
+	{Name: "nccl-sockets", What: "DDP, NCCL with two ranks over sockets", File: "nccl_ranks.py", Args: []string{"--variant", "sockets"}, Connected: true, Shm: 1024, GPU: 4, Host: 20, Limit: short},
 	{
 		Name: "nccl-cumem", What: "DDP, NCCL with two ranks over NVLink, by exported handles", File: "nccl_ranks.py", Args: []string{"--variant", "cumem"}, Connected: true,
 		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
