@@ -72,6 +72,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(2)
 	}
+	if cmd.images && slices.Contains(cmd.imageCases, caseWays) {
+		// CNI keeps what it has done in that directory, wherever a network's own is.
+		if err := harness.InOwnNetwork("/var/lib/cni"); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+	}
 	os.Exit(harness.Interruptible(func(ctx context.Context) int {
 		run := cmd.run
 		if len(cmd.files) > 0 {
@@ -107,7 +114,7 @@ func parse(args []string) (*command, error) {
 	buffer := set.String("through-buffer", "1GiB", "memory that --write-through may take for it")
 	limitMemory := set.String("limit-memory", "2GiB", "memory limit of --limit-case; the software GPU gets its GPU memory on top")
 	imagesSize := set.String("images-size", "", "GPU memory of --images; default 8GiB, with the software GPU 256MiB")
-	imageCases := set.String("image-cases", "none,zstd,registry", "what --images measures: none, zstd: images of that compression; registry: to a registry and back; many: several restores of one image at once; a list")
+	imageCases := set.String("image-cases", "none,zstd,registry", "what --images measures: none, zstd: images of that compression; registry: to a registry and back; many: several restores of one image at once; ways: from the registry by gpuckpt, ctr and a pod beside each other, which needs Kubernetes' programs; a list")
 	imageMedia := set.String("image-media", onTmpfs, "where containerd is for --images: tmpfs, disk; a list")
 	rates := set.String("arrival-rates", "100MB,1GB,0", "what the registry of --images sends a second; 0 is no limit; a list")
 	set.IntVar(&cmd.many, "many", 4, "restores at once of --image-cases many")
@@ -143,7 +150,7 @@ func parse(args []string) (*command, error) {
 	words(&cmd.methods, "methods", *methods, ours, steered, byCRIU, companion, criugpu, stock)
 	words(&cmd.contents, "content", *contents, contentPattern, contentZero, contentWeights)
 	words(&cmd.media, "media", *media, onTmpfs, onDisk)
-	words(&cmd.imageCases, "image-cases", *imageCases, caseNone, caseZstd, caseRegistry, caseMany)
+	words(&cmd.imageCases, "image-cases", *imageCases, caseNone, caseZstd, caseRegistry, caseMany, caseWays)
 	words(&cmd.imageMedia, "image-media", *imageMedia, onTmpfs, onDisk)
 	words(&cmd.modes, "modes", *modes, modeExit, modeLeave)
 	size := func(to *uint64, name, text string) {
@@ -368,7 +375,10 @@ func (cmd *command) measureImages(ctx context.Context, b *bench, r *results) err
 			return err
 		}
 	}
-	return nil
+	if !slices.Contains(cmd.imageCases, caseWays) {
+		return nil
+	}
+	return cmd.measureWays(ctx, b, r, size)
 }
 
 func (cmd *command) measureImagesOn(ctx context.Context, b *bench, r *results, size uint64, media string) (err error) {

@@ -55,6 +55,8 @@ type results struct {
 	RegistryRuns []registryRun `json:"registryRuns,omitempty"`
 	// ManyRuns are several restores of one image at once.
 	ManyRuns []manyRun `json:"manyRuns,omitempty"`
+	// WayRuns are images from a registry of a limited rate, in several ways.
+	WayRuns []wayRun `json:"wayRuns,omitempty"`
 	// HugePages are the kernel's settings of transparent huge pages, by file.
 	HugePages map[string]string `json:"hugePages,omitempty"`
 }
@@ -126,6 +128,7 @@ func (r *results) merge(o *results) error {
 	r.ImageRuns = append(r.ImageRuns, o.ImageRuns...)
 	r.RegistryRuns = append(r.RegistryRuns, o.RegistryRuns...)
 	r.ManyRuns = append(r.ManyRuns, o.ManyRuns...)
+	r.WayRuns = append(r.WayRuns, o.WayRuns...)
 	return nil
 }
 
@@ -155,6 +158,11 @@ func (r *results) firstFailed() string {
 		}
 	}
 	for _, m := range r.ManyRuns {
+		if !m.Verified {
+			return m.name()
+		}
+	}
+	for _, m := range r.WayRuns {
 		if !m.Verified {
 			return m.name()
 		}

@@ -101,6 +101,7 @@ func (r *results) markdown() string {
 	section("A second checkpoint, and a registry", fmt.Sprintf("A program is left running, and writes to %g %% of its GPU memory between two checkpoints; both are pushed to a registry of the benchmark's own, on a loopback port of the same machine. "+
 		"New and reused are bytes of GPU state as stored, when the image is made; reused on push are those that the registry had.", rewrittenPermille/10.0), sentTable(r.RegistryRuns))
 	section("And back", "All of it is removed from containerd, and the second checkpoint pulled, which unpacks it; ctr run then has the program go on, verified bit by bit. Beside the first: containerd has the first checkpoint, and the second is pulled.", pullTable(r.RegistryRuns))
+	section("While it arrives, on a node", "An image from a registry that sends so much a second over all connections, by gpuckpt alone, by ctr, and as a pod of a kubelet whose CRI has gpuckpt's snapshotter; the last as without gpuckpt's snapshotter. Running is from the client's command, or from the pod's manifest, until the program answers.", wayTable(r.WayRuns))
 	section("While it arrives", "The same image in one command, gpuckpt restore --pull, from a registry that sends so much a second over all connections: the restore begins with CRIU's images, and GPU state streams in behind. Running is until the program answers. The bytes alone are those over the limit, or over what the registry sends to a client that throws everything away, measured in the same call. The last column is the pull and the run above, one after the other.", arrivalTable(r.RegistryRuns))
 	b.WriteString(r.limitText())
 	b.WriteString(r.shortText())
@@ -353,6 +354,11 @@ func (r *results) troubleText() string {
 		}
 	}
 	for _, m := range r.ManyRuns {
+		if !m.Verified {
+			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.name(), firstLine(m.Error)))
+		}
+	}
+	for _, m := range r.WayRuns {
 		if !m.Verified {
 			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.name(), firstLine(m.Error)))
 		}

@@ -1,0 +1,381 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
+)
+
+// wayRun is one checkpoint image that comes from a registry of a limited rate and runs, in one of the
+// ways that a node can do it. Times are the client's, in seconds.
+type wayRun struct {
+	imageOutcome
+	Way string `json:"way"`
+	// Rate is in bytes a second; 0 is no limit.
+	Rate uint64 `json:"bytesPerSecond"`
+	// Running is from the client's command, or the pod's manifest, until the program answers.
+	Running float64 `json:"runningSeconds"`
+	// Fetched are the bytes of blobs that the registry had sent by then.
+	Fetched uint64 `json:"fetchedBytes"`
+	// Alone is the registry's own rate, as registryRun's.
+	Alone float64 `json:"aloneBytesPerSecond"`
+}
+
+// The ways, in the order in which they take turns.
+const (
+	wayRestore = "gpuckpt restore --pull"
+	wayCtr     = "ctr pull, ctr run, gpuckpt's snapshotter"
+	wayPod     = "a pod, gpuckpt's snapshotter"
+	wayPulled  = "ctr pull, ctr run, overlayfs"
+)
+
+func (r wayRun) name() string {
+	return fmt.Sprintf("image of %s from a registry of %s, %s, round %d", formatSize(r.Size), rateText(r.Rate), r.Way, r.Round)
+}
+
+// limit is what the run may take, in seconds, and alone what its bytes take.
+func (r wayRun) limit() (alone, limit float64) {
+	rate := r.Alone
+	if r.Rate > 0 && (rate == 0 || float64(r.Rate) < rate) {
+		rate = float64(r.Rate)
+	}
+	if rate == 0 {
+		return 0, 0
+	}
+	alone = float64(r.Fetched) / rate
+	return alone, 1.1*alone + 0.5
+}
+
+// waysCase is a node with a kubelet, whose CRI has gpuckpt's snapshotter, and a registry.
+type waysCase struct {
+	b      *bench
+	n      *node.Node
+	server *registryServer
+	plugin *exec.Cmd
+	cdi    string
+	size   uint64
+	ref    string // the image of ctr's container, and podRef that of a pod's
+	podRef string
+	alone  float64
+	keep   []digest.Digest // images that are the node's own
+	runs   []wayRun
+}
+
+// measureWays measures all ways at each rate, round by round.
+func (cmd *command) measureWays(ctx context.Context, b *bench, r *results, size uint64) (err error) {
+	dir, err := os.MkdirTemp(b.dirs[onTmpfs], "ways")
+	if err != nil {
+		return fmt.Errorf("make a directory for a node: %w", err)
+	}
+	w := &waysCase{b: b, size: size}
+	defer func() { err = errors.Join(err, w.close(), os.RemoveAll(dir)) }()
+	if err := w.start(ctx, dir); err != nil {
+		return err
+	}
+	port, err := w.send(ctx)
+	if err != nil {
+		return err
+	}
+	for round := range b.rounds {
+		for _, rate := range cmd.rates {
+			for _, way := range []string{wayRestore, wayCtr, wayPod, wayPulled} {
+				o := wayRun{imageOutcome: imageOutcome{Size: size, Round: round + 1}, Way: way, Rate: rate, Alone: w.alone}
+				if ctx.Err() != nil || time.Now().After(b.end) {
+					b.notRun = append(b.notRun, o.name()+": the time is over")
+					continue
+				}
+				began := time.Now()
+				if err := w.once(ctx, &o, port); err != nil {
+					o.Error = err.Error()
+					b.logf("%s: FAILED: %s", o.name(), o.Error)
+				} else {
+					_, limit := o.limit()
+					o.Verified = true
+					b.logf("%s: running %s, at most %s, verified", o.name(), seconds(o.Running), seconds(limit))
+				}
+				o.Whole = time.Since(began).Seconds()
+				r.WayRuns = append(r.WayRuns, o)
+			}
+		}
+	}
+	return nil
+}
+
+// start starts the node, the snapshotter and the registry.
+func (w *waysCase) start(ctx context.Context, dir string) error {
+	var begun error
+	config := func(home string) string {
+		root, socket := filepath.Join(home, "snap"), filepath.Join(home, "snap.sock")
+		begun = w.startPlugin(root, socket, filepath.Join(home, "c.sock"))
+		return fmt.Sprintf(`
+[proxy_plugins.gpuckpt]
+type = "snapshot"
+address = %q
+[proxy_plugins.gpuckpt.exports]
+enable_remote_snapshot_annotations = "true"
+root = %q
+[[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
+platform = "linux"
+snapshotter = "overlayfs"
+[[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
+platform = "linux"
+snapshotter = "gpuckpt"
+[plugins.'io.containerd.cri.v1.images']
+snapshotter = "gpuckpt"
+`, socket, root)
+	}
+	var err error
+	w.n, err = node.Start(ctx, node.Options{Bins: w.b.c.Bins(), GPU: w.b.c.GPU(), Dir: dir, ConfigIn: config})
+	if err = errors.Join(begun, err); err != nil {
+		return err
+	}
+	if err := w.n.SetShimConfig(shimConfig(w.n.Containerd, "staging", w.b.settings)); err != nil {
+		return err
+	}
+	w.cdi = filepath.Join(w.n.Dir(), "cdi")
+	list, err := w.n.Client().ImageService().List(ctx)
+	if err != nil {
+		return fmt.Errorf("list the node's images: %w", err)
+	}
+	for _, i := range list {
+		w.keep = append(w.keep, i.Target.Digest)
+	}
+	w.server, err = startRegistry(w.b.dirs[onTmpfs])
+	return err
+}
+
+// startPlugin starts gpuckpt's snapshotter, and waits until it answers.
+func (w *waysCase) startPlugin(root, socket, containerd string) error {
+	program, err := w.b.c.Bins().Path("gpuckpt")
+	if err != nil {
+		return err
+	}
+	w.plugin = exec.Command(program, "snapshotter", "--root", root, "--listen", socket, "--address", containerd)
+	w.plugin.Env = []string{"HOME=" + filepath.Dir(root), "PATH=" + w.b.c.Bins().SearchPath()}
+	w.plugin.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := w.plugin.Start(); err != nil {
+		return fmt.Errorf("start gpuckpt's snapshotter: %w", err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		c, err := net.Dial("unix", socket)
+		if err == nil {
+			return c.Close()
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("wait for gpuckpt's snapshotter: %w", err)
+		}
+	}
+}
+
+func (w *waysCase) close() (err error) {
+	if w.n != nil {
+		err = w.n.Stop()
+	}
+	if w.plugin != nil && w.plugin.Process != nil {
+		_ = w.plugin.Process.Kill()
+		_ = w.plugin.Wait() // by the signal
+	}
+	if w.server != nil {
+		err = errors.Join(err, w.server.close())
+	}
+	return err
+}
+
+// waysContainer is the name of the container in each way.
+const waysContainer = "ways"
+
+// send makes an image of a container of ctr's and one of a pod's, which have other mounts, pushes them,
+// and forgets them. port is where the program listens.
+func (w *waysCase) send(ctx context.Context) (port int, err error) {
+	of, err := newWorkload(shape{Content: contentPattern, Size: w.size, Procs: 1, GPUs: 1, Media: onTmpfs, Mode: modeExit})
+	if err != nil {
+		return 0, err
+	}
+	s, err := startContainer(ctx, w.n.Containerd, ours, waysContainer, "", of, 0)
+	if err != nil {
+		return 0, err
+	}
+	w.ref, w.podRef = w.server.ref("job:1"), w.server.ref("pod:1")
+	if err := w.push(ctx, waysContainer, w.ref, of.port); err != nil {
+		return 0, err
+	}
+	if err := s.remove(ctx); err != nil {
+		return 0, err
+	}
+	pod, err := w.n.RunStatic(ctx, waysContainer, w.manifest(harness.WorkloadImage, nil, of.args()...))
+	if err != nil {
+		return 0, err
+	}
+	if err := w.push(ctx, pod.Container(podContainer), w.podRef, of.port); err != nil {
+		return 0, err
+	}
+	i := imageCase{c: w.n.Containerd}
+	found, err := i.inspect(ctx, w.ref)
+	if err != nil {
+		return 0, err
+	}
+	if w.alone, err = w.server.rate(ctx, found); err != nil {
+		return 0, err
+	}
+	return of.port, errors.Join(w.n.DeleteStatic(ctx, waysContainer), w.forget(ctx))
+}
+
+// push makes an image of a container, which runs on, and pushes it.
+func (w *waysCase) push(ctx context.Context, id, ref string, port int) error {
+	if err := w.answers(ctx, port, "count", "101"); err != nil {
+		return err
+	}
+	if err := w.n.Gpuckpt(ctx, &struct{}{}, "checkpoint", id, "--image", ref, "--leave-running"); err != nil {
+		return err
+	}
+	return w.n.Gpuckpt(ctx, &struct{}{}, "image", "push", ref)
+}
+
+// once measures a way, and leaves nothing of the image on the node.
+func (w *waysCase) once(ctx context.Context, r *wayRun, port int) (err error) {
+	w.server.limit.set(r.Rate)
+	defer w.server.limit.set(0)
+	ctx, cancel := context.WithTimeout(ctx, runLimit+imageCopies*time.Duration(w.size/slowRate)*time.Second)
+	defer cancel()
+	clean := context.WithoutCancel(ctx)
+	first := firstAnswer(ctx, port)
+	remove := func() error { return w.n.Remove(clean, waysContainer) }
+	switch r.Way {
+	case wayRestore:
+		err = w.n.Gpuckpt(ctx, &struct{}{}, "restore", w.ref, "--pull", "--name", waysContainer, "--net-host", "--gpus", "0", "--cdi-spec-dirs", w.cdi, "--snapshotter", "overlayfs")
+	case wayCtr:
+		err = w.run(ctx, "gpuckpt", port)
+	case wayPulled:
+		err = w.run(ctx, "overlayfs", port)
+	case wayPod:
+		remove = func() error { return w.n.DeleteStatic(clean, waysContainer) }
+		_, err = w.n.RunStatic(ctx, waysContainer, w.manifest(w.podRef, map[string]string{annotations.Restore: "true"}, "pattern"))
+	}
+	r.Running, r.Fetched = first(), w.server.limit.count()
+	if err == nil {
+		err = w.answers(ctx, port, "verify", "bad=0")
+	}
+	if err == nil {
+		err = w.answers(ctx, port, "count", "102")
+	}
+	if err != nil {
+		err = fmt.Errorf("%w\nthe end of containerd's log:\n%s", err, w.n.LogTail(2000))
+	}
+	return errors.Join(err, remove(), w.forget(clean))
+}
+
+// run pulls and runs the image with ctr.
+func (w *waysCase) run(ctx context.Context, snapshotter string, port int) error {
+	if _, err := w.n.Ctr(ctx, "images", "pull", "--plain-http", "--snapshotter", snapshotter, w.ref); err != nil {
+		return err
+	}
+	_, err := w.n.Run(ctx, harness.RunSpec{
+		ID: waysContainer, Image: w.ref, GPUs: []int{0}, Port: port, Args: []string{"gpuwork"}, Snapshotter: snapshotter,
+		Annotations: map[string]string{annotations.Restore: "true"},
+	})
+	return err
+}
+
+// podContainer is the name of a pod's container.
+const podContainer = "job"
+
+// manifest is a pod of an image, with these arguments of gpuwork.
+func (w *waysCase) manifest(image string, annotations map[string]string, args ...string) string {
+	text, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"name": waysContainer, "namespace": node.PodNamespace, "annotations": annotations},
+		"spec": map[string]any{
+			"hostNetwork": true, "terminationGracePeriodSeconds": 1, "dnsPolicy": "Default",
+			"containers": []any{map[string]any{
+				"name": podContainer, "image": image, "imagePullPolicy": "IfNotPresent", "args": args,
+				"resources": map[string]any{"limits": map[string]any{node.Resource: "1"}},
+			}},
+		},
+	})
+	if err != nil {
+		panic(err) // it is made of strings and maps
+	}
+	return string(text)
+}
+
+// answers asks the program that listens at a port.
+func (w *waysCase) answers(ctx context.Context, port int, question, want string) error {
+	answer, err := harness.Ask(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), question)
+	if err == nil && answer != want {
+		err = fmt.Errorf("the program answers %q to %q, it should be %q", answer, question, want)
+	}
+	return err
+}
+
+// forget removes all images but the node's own.
+func (w *waysCase) forget(ctx context.Context) error {
+	list, err := w.n.Client().ImageService().List(ctx)
+	if err != nil {
+		return fmt.Errorf("list the images: %w", err)
+	}
+	for _, i := range list {
+		if slices.Contains(w.keep, i.Target.Digest) {
+			continue
+		}
+		err := w.n.Client().ImageService().Delete(ctx, i.Name, images.SynchronousDelete())
+		if err != nil && !strings.Contains(err.Error(), "not found") { // CRI removes names of its own
+			return fmt.Errorf("remove the image %s: %w", i.Name, err)
+		}
+	}
+	return nil
+}
+
+// wayTable compares the ways with how long the bytes take, by medians.
+func wayTable(runs []wayRun) table {
+	t := table{columns: []string{"GPU memory", "the registry sends", "way", "runs", "fetched", "running", "the bytes alone", "at most 1.1 × that + 0.5 s"}}
+	for _, size := range imageSizes(runs, func(r wayRun) imageOutcome { return r.imageOutcome }) {
+		var rates []uint64
+		for _, r := range runs {
+			if r.shape() == size && !slices.Contains(rates, r.Rate) {
+				rates = append(rates, r.Rate)
+			}
+		}
+		for _, rate := range rates {
+			for _, way := range []string{wayRestore, wayCtr, wayPod, wayPulled} {
+				var running, fetched, alone, limit []float64
+				for _, r := range runs {
+					if r.Verified && r.shape() == size && r.Rate == rate && r.Way == way {
+						a, l := r.limit()
+						running, fetched = append(running, r.Running), append(fetched, float64(r.Fetched))
+						alone, limit = append(alone, a), append(limit, l)
+					}
+				}
+				took, most := spreadOf(running), spreadOf(limit).Median
+				if took.N == 0 {
+					continue
+				}
+				verdict := "kept, "
+				if took.Median > most {
+					verdict = "missed, "
+				}
+				t.add(size.String(), rateText(rate), way, fmt.Sprint(took.N), roundSize(spreadOf(fetched).Median), took.text(), seconds(spreadOf(alone).Median), verdict+seconds(most))
+			}
+		}
+	}
+	return t
+}
