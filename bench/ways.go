@@ -10,12 +10,10 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -71,7 +69,7 @@ type waysCase struct {
 	b      *bench
 	n      *node.Node
 	server *registryServer
-	plugin *exec.Cmd
+	plugin *harness.Snapshotter
 	cdi    string
 	size   uint64
 	ref    string // the image of ctr's container, and podRef that of a pod's
@@ -125,24 +123,10 @@ func (cmd *command) measureWays(ctx context.Context, b *bench, r *results, size 
 func (w *waysCase) start(ctx context.Context, dir string) error {
 	var begun error
 	config := func(home string) string {
-		root, socket := filepath.Join(home, "snap"), filepath.Join(home, "snap.sock")
-		begun = w.startPlugin(root, socket, filepath.Join(home, "c.sock"))
-		return fmt.Sprintf(`
-[proxy_plugins.gpuckpt]
-type = "snapshot"
-address = %q
-[proxy_plugins.gpuckpt.exports]
-enable_remote_snapshot_annotations = "true"
-root = %q
-[[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
-platform = "linux"
-snapshotter = "overlayfs"
-[[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
-platform = "linux"
-snapshotter = "gpuckpt"
-[plugins.'io.containerd.cri.v1.images']
-snapshotter = "gpuckpt"
-`, socket, root)
+		if w.plugin, begun = harness.StartSnapshotter(w.b.c.Bins(), home, nil); begun != nil {
+			return ""
+		}
+		return w.plugin.Config()
 	}
 	var err error
 	w.n, err = node.Start(ctx, node.Options{Bins: w.b.c.Bins(), GPU: w.b.c.GPU(), Dir: dir, ConfigIn: config})
@@ -164,37 +148,11 @@ snapshotter = "gpuckpt"
 	return err
 }
 
-// startPlugin starts gpuckpt's snapshotter, and waits until it answers.
-func (w *waysCase) startPlugin(root, socket, containerd string) error {
-	program, err := w.b.c.Bins().Path("gpuckpt")
-	if err != nil {
-		return err
-	}
-	w.plugin = exec.Command(program, "snapshotter", "--root", root, "--listen", socket, "--address", containerd)
-	w.plugin.Env = []string{"HOME=" + filepath.Dir(root), "PATH=" + w.b.c.Bins().SearchPath()}
-	w.plugin.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := w.plugin.Start(); err != nil {
-		return fmt.Errorf("start gpuckpt's snapshotter: %w", err)
-	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		c, err := net.Dial("unix", socket)
-		if err == nil {
-			return c.Close()
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("wait for gpuckpt's snapshotter: %w", err)
-		}
-	}
-}
-
 func (w *waysCase) close() (err error) {
 	if w.n != nil {
 		err = w.n.Stop()
 	}
-	if w.plugin != nil && w.plugin.Process != nil {
-		_ = w.plugin.Process.Kill()
-		_ = w.plugin.Wait() // by the signal
-	}
+	w.plugin.Stop()
 	if w.server != nil {
 		err = errors.Join(err, w.server.close())
 	}
