@@ -150,7 +150,7 @@ resolvConf: %s
 staticPodPath: %s
 volumePluginDir: %s
 %s`, n.network.gateway, kubeletPort, n.opts.KubeletAsks, n.authority.path("ca"), mode, n.authority.path(n.kubeletUser()), n.authority.keyPath(n.kubeletUser()),
-		n.Cgroup(), n.Address(), filepath.Join(n.Dir(), "logs"), filepath.Join(n.Dir(), "resolv.conf"), n.podDir(),
+		n.Cgroup(), n.Address(), filepath.Join(n.Dir(), "pod-logs"), filepath.Join(n.Dir(), "resolv.conf"), n.podDir(),
 		filepath.Join(n.Dir(), "plugins"), n.opts.KubeletConfig)
 	file := filepath.Join(n.Dir(), "kubelet.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
