@@ -76,7 +76,6 @@ type waysCase struct {
 	podRef string
 	alone  float64
 	keep   []digest.Digest // images that are the node's own
-	runs   []wayRun
 }
 
 // measureWays measures all ways at each rate, round by round.
