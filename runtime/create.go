@@ -136,20 +136,22 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	}
 	burst.Begin()
 	node, err := c.config()
+	if err == nil {
+		_, err = c.restore.open()
+	}
 	if err != nil {
 		return err
 	}
-	capable := make(chan error, 1) // criu is asked beside the rest: that takes milliseconds
+	// criu is asked, which takes milliseconds, and the driver, which takes 100, beside the rest.
+	capable, works := make(chan error, 1), make(chan error, 1)
 	go func() { capable <- criu.Check(ctx, criu.Shim{}, node.CRIU.Path) }()
+	go func() { works <- c.checkRestore(ctx) }()
 	err = c.fitRestore(ctx, spec, view, hasGPU)
-	return cmp.Or(<-capable, err)
+	return cmp.Or(<-capable, <-works, err)
 }
 
-// fitRestore is fit for a restore.
+// fitRestore is fit for a restore whose checkpoint is open.
 func (c *container) fitRestore(ctx context.Context, spec *specs.Spec, view config.View, hasGPU bool) error {
-	if err := c.checkRestore(ctx); err != nil {
-		return err
-	}
 	images := criu.Open(c.restore.images())
 	if err := c.fitFiles(ctx, spec, images); err != nil {
 		return err

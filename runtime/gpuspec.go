@@ -51,7 +51,7 @@ func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 	return nil
 }
 
-// fitFiles edits the spec of a restore whose GPUs have been found to fit: the driver's
+// fitFiles edits the spec of a restore, beside the look at whether its GPUs fit: the driver's
 // files are mounted where the dump has them.
 func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
 	view, err := c.config()
