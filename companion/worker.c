@@ -8,8 +8,9 @@
 // programs close those that they do not know, and CRIU has nothing to restore. Nobody in the container
 // can ask for more than root in it could do to the process anyway.
 //
-//	open --PARK--> parked --SAVE--> saved --OPEN--> open
+//	open --PARK--> parked --SAVE--> saved --BACK--> parked
 //	               parked --OPEN--> open
+//	                                saved --OPEN--> open
 
 #include "companion.h"
 
@@ -21,7 +22,7 @@
 #include <unistd.h>
 
 enum { OPEN = 0, PARKING = 1, PARKED = 2, SAVED = 3 };  // states
-enum { ASK_PARK = 1, ASK_SAVE = 2, ASK_OPEN = 3 };      // requests
+enum { ASK_PARK = 1, ASK_SAVE = 2, ASK_OPEN = 3, ASK_BACK = 4, ASKS = 8 }; // requests
 enum { SIGNAL = 60 };                                   // one of the real-time signals
 enum { COPIERS = 7 };                                   // beside the thread itself; see copy.c
 
@@ -31,15 +32,15 @@ static struct {
 	uint32_t version;
 	int32_t pid, tid;   // in the process's pid namespace; 0 before there is a thread
 	uint32_t state;
-	uint32_t request;   // a number that counts up, times 4, and what is asked for
+	uint32_t request;   // a number that counts up, times ASKS, and what is asked for
 	uint32_t answered;  // the request that result belongs to
 	int32_t result;     // a CUresult
 	uint32_t argument;  // of a PARK: its timeout in milliseconds
-	uint32_t cancelled; // a PARK that is to be given up, whatever it waits for
+	uint32_t cancelled; // a PARK that is to be given up, whatever it waits for; a SAVE that is to be undone
 	uint32_t unused;
 	uint64_t start, bytes; // the host memory with what is saved; parked, the bytes that it will take
 	int32_t copiers[COPIERS]; // their tids as tid's; 0 after the last
-} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 2};
+} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 3};
 
 static uint32_t load(const uint32_t *p)
 {
@@ -89,10 +90,24 @@ static CUresult park(uint32_t number)
 	return r;
 }
 
-static CUresult open_again(void)
+// bring_back has a saved program parked; one that is parked stays so.
+static CUresult bring_back(void)
 {
 	if (load(&control.state) == SAVED) {
 		CUresult r = memory_restore(control.start, control.bytes);
+		if (r)
+			return r;
+		set_state(PARKED);
+	}
+	control.start = 0;
+	control.bytes = memory_total();
+	return load(&control.state) == PARKED ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+}
+
+static CUresult open_again(void)
+{
+	if (load(&control.state) == SAVED) {
+		CUresult r = bring_back();
 		if (r)
 			return r;
 	}
@@ -106,7 +121,7 @@ static CUresult obey(uint32_t request)
 {
 	CUresult r;
 
-	switch (request & 3) {
+	switch (request % ASKS) {
 	case ASK_PARK:
 		return park(request);
 	case ASK_SAVE:
@@ -116,10 +131,12 @@ static CUresult obey(uint32_t request)
 		if (!r || control.bytes)
 			set_state(SAVED);
 		if (!r && load(&control.cancelled) == request) { // nobody waits for it any more
-			r = open_again();
+			r = bring_back();
 			return r ? r : CUDA_ERROR_NOT_READY;
 		}
 		return r;
+	case ASK_BACK:
+		return bring_back();
 	case ASK_OPEN:
 		return open_again();
 	}

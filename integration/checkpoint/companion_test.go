@@ -14,6 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // withCompanion is a container with the companion and a GPU.
@@ -87,6 +88,7 @@ func TestCompanionUndone(t *testing.T) {
 	k.Expect(t, "verify", "bad=0") // it uses CUDA from here on
 	for _, test := range []struct{ name, soft, words string }{
 		{"lock", "fail=lock:304:1\n", "lock"},
+		{"unlock", "fail=unlock:304:1\n", "unlock"},
 		{"checkpoint", "fail=checkpoint:304:1\n", "checkpoint"},
 	} {
 		undo := shared.SoftwareGPU(t, test.soft)
@@ -103,45 +105,59 @@ func TestCompanionUndone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}}} {
-		undo := shared.SoftwareGPU(t, "checkpoint_delay_ms=500\n")
-		done := make(chan error, 1)
-		go func() { done <- k.Checkpoint(t.Context(), "killed:1") }()
-		inCheckpoint(t, k)
-		kill.do(t, shimOf(t, k))
-		undo()
-		if err := <-done; err == nil {
-			removeImageAtEnd(t, shared, "killed:1")
+		for _, step := range []string{"lock", "checkpoint"} { // the companion has saved its memory before either
+			undo := shared.SoftwareGPU(t, step+"_delay_ms=500\n")
+			done := make(chan error, 1)
+			go func() { done <- k.Checkpoint(t.Context(), "killed:1") }()
+			inCheckpoint(t, k)
+			kill.do(t, shimOf(t, k))
+			undo()
+			if err := <-done; err == nil {
+				removeImageAtEnd(t, shared, "killed:1")
+			}
+			goesOn(t, k)
 		}
-		goesOn(t, k)
 	}
 	companionArea(t, takeCheckpoint(t, shared, k, "undone"), 2)
 	goesOn(t, k)
 }
 
-// Between a pause and what comes after it, GPU memory is in host memory: a tracer that dies then takes
-// nothing with it, neither from a program that only goes on nor from one that is checkpointed.
+// A pause alone moves no GPU memory and keeps the program off the GPU. Checkpoints in one pause, also after
+// one that failed, have the companion's memory each.
 func TestCompanionPaused(t *testing.T) {
 	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "16M", "--chunks", "2")
 	k.Expect(t, "verify", "bad=0")
-	kill := func() {
-		if err := unix.Kill(childOf(shimOf(t, k), "gpuckpt-tracer"), unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, killed := range []bool{false, true} {
-		ctr(t, shared, "tasks", "pause", k.ID)
-		if killed {
-			kill()
-		}
-		ctr(t, shared, "tasks", "resume", k.ID)
-		goesOn(t, k)
-	}
+	before := resident(t, k.MustPid(t))
 	ctr(t, shared, "tasks", "pause", k.ID)
-	kill()
-	// As the shim has seen it by now, or finds it out.
-	harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "save GPU state", "tracer", "ended", "code = Unavailable")
+	if now := resident(t, k.MustPid(t)); now > before+8<<20 {
+		t.Errorf("the paused program has %d bytes of memory, and had %d", now, before)
+	}
 	ctr(t, shared, "tasks", "resume", k.ID)
 	goesOn(t, k)
+	ctr(t, shared, "tasks", "pause", k.ID)
+	for range 2 {
+		checkpointInto(t, shared, k, t.TempDir())
+	}
+	if gpu.Kind == harness.SoftwareGPU {
+		for _, fault := range []string{"fail=lock:304\n", "fail=checkpoint:304:1\n"} {
+			undo := shared.SoftwareGPU(t, fault)
+			harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "save GPU state")
+			undo()
+		}
+	}
 	checkpointInto(t, shared, k, t.TempDir())
+	ctr(t, shared, "tasks", "resume", k.ID)
 	goesOn(t, k)
+	companionArea(t, takeCheckpoint(t, shared, k, "paused"), 2)
+	goesOn(t, k)
+}
+
+// resident returns the bytes of memory that a process has.
+func resident(t *testing.T, pid int) (bytes uint64) {
+	t.Helper()
+	status, err := proc.StatusOf(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint64(status.Number("VmRSS")) << 10 //nolint:gosec // as the kernel writes it
 }

@@ -181,7 +181,7 @@ func TestRecoverLetsGo(t *testing.T) {
 	c := session.Own(t, harness.Options{})
 	var all []*harness.Container
 	var pids []int
-	for i, spec := range []harness.RunSpec{{GPUs: []int{0}}, withCompanion()} { // whose memory its companion has
+	for i, spec := range []harness.RunSpec{{GPUs: []int{0}}, withCompanion()} { // which waits at its companion's gate
 		spec.ID = harness.Name(t) + strconv.Itoa(i)
 		k := c.Work(t, spec, "pattern", "--bytes", "16M")
 		k.Expect(t, "verify", "bad=0")

@@ -25,7 +25,7 @@ var ErrBusy = errors.New("its calls or its work on the GPU did not end in time")
 // The control block of companion/worker.c.
 const (
 	magic      = "gpuckpt companion control block\x00"
-	version    = 2
+	version    = 3
 	copiers    = 7 // at most
 	controlLen = offCopiers + 4*copiers
 	alignment  = 64
@@ -58,6 +58,9 @@ const (
 	askPark = 1 + iota
 	askSave
 	askOpen
+	askBack
+
+	asks = 8 // a request is a number times this, and what is asked for
 )
 
 // wake is the signal that a companion's thread waits for.
@@ -194,9 +197,9 @@ func (c *Companion) begin(what uint32, argument time.Duration) (request uint32, 
 	if now.request != now.answered {
 		return 0, fmt.Errorf("the companion of process %d is busy with an earlier request: %w", c.PID, ErrBusy)
 	}
-	request = (now.request&^3 + 4) | what
+	request = (now.request&^(asks-1) + asks) | what
 	if request == what { // 0 would be no number
-		request += 4
+		request += asks
 	}
 	if err := c.write(offArgument, uint32(argument.Milliseconds())); err != nil { //nolint:gosec // minutes at most
 		return 0, err

@@ -90,7 +90,7 @@ func TestAnswers(t *testing.T) {
 		t.Errorf("not answered: %v", err)
 	}
 	request := word(offRequest)
-	if request&3 != askPark || word(offCancelled) != request || word(offArgument) != 1000 {
+	if request%asks != askPark || word(offCancelled) != request || word(offArgument) != 1000 {
 		t.Errorf("asked for %#x, cancelled %#x, argument %d", request, word(offCancelled), word(offArgument))
 	}
 	if _, err := c.ask(t.Context(), "park", askPark, 0, time.Minute); !errors.Is(err, ErrBusy) {
@@ -111,7 +111,7 @@ func TestAnswers(t *testing.T) {
 	// The number of requests begins anew, and none is 0.
 	binary.LittleEndian.PutUint32(block[offRequest:], 1<<32-1)
 	binary.LittleEndian.PutUint32(block[offAnswered:], 1<<32-1)
-	if request, err := c.begin(askOpen, 0); err != nil || request != 4|askOpen {
+	if request, err := c.begin(askOpen, 0); err != nil || request != asks|askOpen {
 		t.Errorf("request %#x, %v", request, err)
 	}
 }

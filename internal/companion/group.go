@@ -7,13 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/steer"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // of returns the companions of the processes that may be taken through steps.
@@ -33,63 +34,130 @@ func of(procs cuda.Group) (all []*Companion, err error) {
 	return all, nil
 }
 
-// Threads returns the threads of the processes' companions, by their tids.
+// eventThread is the name of the driver's thread without which it locks no process.
+const eventThread = "cuda-EvtHandlr"
+
+// Threads returns, by their tids, the threads of the processes that must run while their companions
+// save: the companions' own, and the driver's for the lock.
 func Threads(procs cuda.Group) (tids []int) {
 	all, _ := of(procs) // who cannot be found does nothing
 	for _, c := range all {
 		tids = append(tids, c.threads()...)
+		threads, _ := proc.Threads(c.PID)
+		for _, tid := range threads {
+			name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/comm", c.PID, tid))
+			if strings.TrimSpace(string(name)) == eventThread {
+				tids = append(tids, tid)
+			}
+		}
 	}
 	return tids
 }
 
-// TakeDown takes the companions of processes to saved, and returns the bytes of GPU memory that are in
-// host memory then. Half of timeout is for the programs' calls and GPU work to end: the rest is left to
-// those who lock them if they wait for each other. tracer is asked for
-// one when all are parked, and told the bytes of host memory that will be taken; it may refuse. The
-// companions' threads are steered by it: their areas are taken with the driver's.
-//
-// On an error all companions are open again, unless the error says that one could not be opened, and
-// the steering is left to the caller to end. The processes must not be frozen.
-func TakeDown(ctx context.Context, procs cuda.Group, timeout time.Duration, tracer func(bytes uint64) (*steer.Session, error)) (total uint64, err error) {
+// Parked are processes whose calls of the driver wait at their companions' gates, and whose GPU memory
+// the companions can save.
+type Parked struct {
+	Procs cuda.Group
+	Bytes uint64       // of GPU memory that they can save
+	all   []*Companion // of each process
+	leave bool         // all of it to the driver
+}
+
+// Park closes the gates of the processes' companions, and returns those that have memory to save; nil
+// for none. Half of timeout is for the programs' calls and GPU work to end: the rest is left to those
+// who lock them if they wait for each other. If none has memory, and on an error, all companions are
+// open again, unless the error says that one could not be opened. The processes must not be frozen.
+func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (_ *Parked, err error) {
 	all, err := of(procs)
 	if err != nil || len(all) == 0 {
-		return 0, err
+		return nil, err
 	}
-	defer func() {
-		if err == nil && total > 0 {
-			return
-		}
-		if oerr := openAll(context.WithoutCancel(ctx), all); oerr != nil {
-			err = errors.Join(err, fmt.Errorf("on the way back: %w", oerr))
-		}
-	}()
 	bytes, err := each(all, func(c *Companion) (uint64, error) {
 		now, err := c.ask(ctx, "park", askPark, timeout/2, timeout/2+time.Second)
 		return now.bytes, err
 	})
-	if sum := sumOf(bytes); err != nil || sum == 0 {
-		return 0, err
-	}
-	session, err := tracer(sumOf(bytes))
-	if err != nil {
-		return 0, err
-	}
+	p := new(Parked)
 	for i, c := range all {
-		if bytes[i] == 0 {
-			continue
+		at := slices.IndexFunc(procs, func(q cuda.Process) bool { return q.PID.Host == c.PID })
+		if bytes[i] > 0 {
+			p.Procs, p.all, p.Bytes = append(p.Procs, procs[at]), append(p.all, c), p.Bytes+bytes[i]
 		}
-		if err := session.Steer(steer.Target{PID: c.PID, TID: c.TID, Name: images.AreaPrefix(c.PID)}); err != nil {
+	}
+	if err == nil && p.Bytes > 0 {
+		return p, nil
+	}
+	if oerr := openAll(context.WithoutCancel(ctx), all); oerr != nil {
+		err = errors.Join(err, fmt.Errorf("on the way back: %w", oerr))
+	}
+	return nil, err
+}
+
+// LeaveToDriver says whether the memory is left to the driver; it can be called on nil.
+func (p *Parked) LeaveToDriver(leave bool) {
+	if p != nil {
+		p.leave = leave
+	}
+}
+
+// Saver returns the thread that will map the host memory of a process's companion, if it is parked.
+func (p *Parked) Saver(pid int) (tid int, ok bool) {
+	if p == nil || p.leave {
+		return 0, false
+	}
+	i := slices.IndexFunc(p.all, func(c *Companion) bool { return c.PID == pid })
+	if i < 0 {
+		return 0, false
+	}
+	return p.all[i].TID, true
+}
+
+// Save has the companions save the GPU memory, unless it is left to the driver, and returns the bytes.
+// It can be called on nil. The processes come locked by the
+// driver and leave so: for the companions' sake they are unlocked meanwhile. All threads but those of
+// Threads must be held. What was saved before is saved anew.
+//
+// On an error the memory is back on the GPUs and the processes are locked, unless the error says that
+// one of this failed as well: Open is the way back then. Save ignores the end of ctx.
+func (p *Parked) Save(ctx context.Context, h *cuda.Helper, timeout time.Duration) (bytes uint64, err error) {
+	ctx = context.WithoutCancel(ctx)
+	if p == nil {
+		return 0, nil
+	}
+	if p.leave {
+		return 0, p.Lock(ctx, h, timeout)
+	}
+	if err := p.Procs.Unlock(ctx, h); err != nil {
+		return 0, errors.Join(err, p.Lock(ctx, h, timeout))
+	}
+	sizes, err := each(p.all, func(c *Companion) (uint64, error) {
+		if _, err := c.ask(ctx, "bring back the GPU memory of", askBack, 0, patience); err != nil {
 			return 0, err
 		}
-	}
-	bytes, err = each(all, func(c *Companion) (uint64, error) {
 		now, err := c.ask(ctx, "save the GPU memory of", askSave, 0, patience)
 		return now.bytes, err
 	})
-	if err != nil {
-		return 0, err
+	if err == nil {
+		if err = p.Lock(ctx, h, timeout); err == nil {
+			return sumOf(sizes), nil
+		}
 	}
-	return sumOf(bytes), nil
+	_, back := each(p.all, func(c *Companion) (uint64, error) {
+		_, err := c.ask(ctx, "bring back the GPU memory of", askBack, 0, patience)
+		return 0, err
+	})
+	if back = errors.Join(back, p.Lock(ctx, h, timeout)); back != nil {
+		err = fmt.Errorf("%w; on the way back: %w", err, back)
+	}
+	return 0, err
+}
+
+// Lock has the driver lock those of the processes that it has not locked.
+func (p *Parked) Lock(ctx context.Context, h *cuda.Helper, timeout time.Duration) error {
+	loose := slices.DeleteFunc(slices.Clone(p.Procs), func(q cuda.Process) bool {
+		state, err := h.State(ctx, q.PID.Host)
+		return err == nil && state == cuda.Locked
+	})
+	return loose.Lock(ctx, h, timeout)
 }
 
 // Open has the companions of processes bring GPU memory back, where it is saved, and let the programs'

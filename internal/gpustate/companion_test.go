@@ -4,6 +4,9 @@
 package gpustate
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,7 +15,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
-// A process with a companion: its memory is taken before the driver's lock, is an area of the checkpoint
+// A process with a companion: its memory is taken before the driver's checkpoint, is an area of the checkpoint
 // as the driver's is, and comes back, again and again.
 func TestCompanion(t *testing.T) {
 	if !steer.CanSteer {
@@ -23,8 +26,8 @@ func TestCompanion(t *testing.T) {
 			w := startWork(t, "12M", "LD_PRELOAD="+softDir+"/"+companion.LibraryName)
 			for range 2 {
 				s := w.lock()
-				if s.taken != 12<<20 {
-					t.Fatalf("the companion has taken %d bytes", s.taken)
+				if s.parked == nil || s.parked.Bytes != 12<<20 {
+					t.Fatalf("the companion has parked %+v", s.parked)
 				}
 				to := place(t)
 				if err := s.Preflight(t.Context(), to); err != nil {
@@ -67,4 +70,87 @@ func TestCompanion(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Whatever fails of a Save, the program has its memory and its lock as before, and the next Save is good:
+// also in the same pause, and of memory that the companion has saved already.
+func TestCompanionUndone(t *testing.T) {
+	if !steer.CanSteer {
+		t.Skip("a companion is for processors whose processes can be steered")
+	}
+	for _, test := range []struct{ fault, words string }{
+		{"fail=unlock:304:1", "unlock"},
+		{"fail=lock:304:1", "lock"},
+		{"fail=lock:304", "on the way back"},
+		{"fail=checkpoint:304:1", "checkpoint"},
+	} {
+		t.Run(test.fault, func(t *testing.T) {
+			faults := filepath.Join(t.TempDir(), "faults")
+			inject := func(text string) {
+				if err := os.WriteFile(faults, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			inject("")
+			w := startWork(t, "12M", "LD_PRELOAD="+softDir+"/"+companion.LibraryName, "SOFTCUDA_CONF="+faults)
+			s, dir := w.lock(), memoryDir(t)
+			inject(test.fault)
+			if err := s.Preflight(t.Context(), dir); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Save(t.Context(), dir); err == nil || !strings.Contains(err.Error(), test.words) || s.Phase() != Locked {
+				t.Fatalf("%v: %v", s.Phase(), err)
+			}
+			inject("")
+			for range 2 { // the second has the companion save what it has saved
+				if n, err := s.Save(t.Context(), memoryDir(t)); err != nil || n < 12<<20 || len(s.areas) != 2 {
+					t.Fatalf("saved %d bytes in %d areas: %v", n, len(s.areas), err)
+				}
+				if err := s.RestoreInPlace(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := s.Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.verify()
+			s = w.lock()
+			inject(strings.TrimSuffix(test.fault, ":1")) // always
+			if err := s.Preflight(t.Context(), dir); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Save(t.Context(), memoryDir(t)); err == nil {
+				t.Fatal("it did not fail")
+			}
+			inject("")
+			if err := s.Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.verify()
+		})
+	}
+}
+
+// What is written through to a disk is the driver's alone.
+func TestCompanionWrittenThrough(t *testing.T) {
+	if !steer.CanSteer {
+		t.Skip("a companion is for processors whose processes can be steered")
+	}
+	w := startWork(t, "12M", "LD_PRELOAD="+softDir+"/"+companion.LibraryName)
+	s, dir := w.lock(), diskDir(t)
+	if err := s.Preflight(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	s.path = writeThrough{window: 16 << 20}
+	s.parked.LeaveToDriver(true)
+	if _, err := s.Save(t.Context(), dir); err != nil || len(s.areas) != 1 || s.areas[0].Bytes < 12<<20 {
+		t.Fatalf("saved %d areas: %v", len(s.areas), err)
+	}
+	if err := s.RestoreInPlace(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.verify()
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
@@ -76,6 +77,8 @@ type Job struct {
 	// Processes are the container's CUDA processes by their pid in it. One with the
 	// State cuda.Checkpointed is somebody else's: it must not be touched.
 	Processes cuda.Group
+	// Parked are those of them whose companions save GPU memory when Save calls checkpoint; nil for none.
+	Parked *companion.Parked
 	// Tracer can stop the driver's threads and call the kernel in them.
 	Tracer *steer.Session
 	// Use is the GPU memory of each process in bytes, by pid; nil if not known.

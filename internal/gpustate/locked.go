@@ -33,10 +33,10 @@ type locked struct {
 	use         usage
 	copyThreads int
 
-	taken uint64   // bytes that companions have in host memory
-	path  DataPath // of Preflight
-	sizes []uint64 // bytes of GPU state by place in procs; nil before Save
-	areas []Area   // state that is not in the processes
+	parked *companion.Parked // with memory that Save has their companions save; nil for none
+	path   DataPath          // of Preflight
+	sizes  []uint64          // bytes of GPU state by place in procs; nil before Save
+	areas  []Area            // state that is not in the processes
 }
 
 // usage is GPU memory in bytes as NVML counts it; the maps are nil if it is not known.
@@ -75,7 +75,6 @@ func (l *locked) lockAll(ctx context.Context, helpers *helpers, tracers *tracers
 		if uerr := unlock(undo, l.procs, helper); uerr != nil || err != nil {
 			return sequence.Join(err, uerr)
 		}
-		tracers.close()
 		log.G(ctx).WithField("try", try).Info("a process began to use a GPU beside the lock: locking again")
 		pids = now
 	}
@@ -106,7 +105,7 @@ func (l *locked) lock(ctx context.Context, helpers *helpers, tracers *tracers, p
 	if l.bystanders, err = l.bystandersAmong(pids); err != nil || len(l.procs) == 0 {
 		return err
 	}
-	l.taken = tracers.takeDown(ctx, l.procs, timeout)
+	l.parked = tracers.park(ctx, l.procs, timeout)
 	var survey sync.WaitGroup
 	var unknown error
 	survey.Go(func() { l.use, unknown = useOf(ctx, helper, l.procs) }) // which takes as long as the lock

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -51,25 +52,21 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 			return fmt.Errorf("look at the room in %s: %w", dir, err)
 		}
 		// A tmpfs without a size has no blocks.
-		state := s.locked.use.total() + s.taken
+		state := s.locked.use.total()
 		if room := st.Bavail * uint64(st.Bsize); st.Blocks > 0 && room < state {
 			return fmt.Errorf("the GPU state takes %s and %s has room for %s: free some, or choose another directory: %w: %w",
 				size(state), dir, size(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
 		}
 	}
 	s.path, err = choosePath(s.opts.Config.Staging, dir, s.procs, s.locked.use)
-	if _, through := s.path.(writeThrough); through && s.taken > 0 {
-		return fmt.Errorf("the companion has %s of GPU state in memory, and there is too little for the rest: free some: %w", size(s.taken), errdefs.ErrResourceExhausted)
-	}
-	if s.taken > 0 { // which Store takes there
-		s.path = memoryFirst{}
-	}
+	_, through := s.path.(writeThrough) // a small buffer, which many threads at once would not keep to
+	s.parked.LeaveToDriver(through)
 	return err
 }
 
 // job is what the data path works on now.
 func (s *State) job() *Job {
-	return &Job{Processes: s.procs, Tracer: s.tracers.session, Use: s.locked.use.byPID, CopyThreads: s.copyThreads, Sweep: s.tracers.sweep}
+	return &Job{Processes: s.procs, Parked: s.parked, Tracer: s.tracers.session, Use: s.locked.use.byPID, CopyThreads: s.copyThreads, Sweep: s.tracers.sweep}
 }
 
 // Save has the driver move the GPU state of all processes into their memory, and the data path take
@@ -95,19 +92,21 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 	if err := s.target.RefuseStartingExecs(); err != nil {
 		return 0, err
 	}
-	err = s.tracers.held(ctx, s.target, s.procs, func(thaw func() error) error { return s.save(ctx, helper, dir, thaw) })
+	err = s.tracers.held(ctx, s.target, s.procs, func(thaw func() error) (err error) {
+		bytes, err = s.save(ctx, helper, dir, thaw)
+		return err
+	})
 	if err != nil && s.phase == Saved {
 		err = sequence.Join(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
 	}
-	bytes = s.taken
 	for _, n := range s.sizes {
 		bytes += n
 	}
 	return bytes, err
 }
 
-// save is Save while the threads are held.
-func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw func() error) error {
+// save is Save while the threads are held, and returns the bytes that companions have saved.
+func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw func() error) (taken uint64, err error) {
 	var before [][]cuda.Range
 	var thawed, refused bool
 	areas, err := s.path.Save(ctx, s.job(), dir, func() (err error) {
@@ -115,6 +114,9 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 			return err
 		}
 		thawed = true
+		if taken, err = s.parked.Save(ctx, helper, time.Duration(s.opts.Config.LockTimeout)); err != nil {
+			return err
+		}
 		if before, err = s.memory(); err != nil {
 			return err
 		}
@@ -132,13 +134,13 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
 		s.phase = Saved
 	}
-	if err == nil && bytesOf(areas) < s.taken {
+	if err == nil && bytesOf(areas) < taken {
 		err = fmt.Errorf("the tracer that had the companion's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return s.measure(before)
+	return taken, s.measure(before)
 }
 
 // RestoreInPlace has the driver move the GPU state, if any is saved, back to the GPUs: those it

@@ -31,7 +31,15 @@ func (steered) save(ctx context.Context, job *Job, target steer.Target, strict b
 			continue
 		}
 		t := target
-		t.PID, t.TID, t.Name, t.Sweep = p.PID.Host, p.RestoreThread.Host, images.AreaPrefix(p.PID.NS), job.Sweep
+		t.PID, t.Name = p.PID.Host, images.AreaPrefix(p.PID.NS)
+		if tid, ok := job.Parked.Saver(t.PID); ok {
+			t.TID = tid
+			if err := job.Tracer.Steer(t); err != nil {
+				return nil, err
+			}
+			t.First = 1
+		}
+		t.TID, t.Sweep = p.RestoreThread.Host, job.Sweep
 		if t.Window > 0 {
 			t.Reserve = job.Use[p.PID.Host]
 		} else {

@@ -4,7 +4,6 @@
 package gpustate
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,22 +44,16 @@ func (t *tracers) digester(ctx context.Context) (*staging.Digester, error) {
 	return StartCharged(ctx, t.run, t.node, staging.StartDigester)
 }
 
-// takeDown has the companions of processes take GPU memory to steered host memory, and returns the bytes.
-func (t *tracers) takeDown(ctx context.Context, procs cuda.Group, timeout time.Duration) uint64 {
+// park has the companions of processes close their gates; nil: there is nothing that they will save.
+func (t *tracers) park(ctx context.Context, procs cuda.Group, timeout time.Duration) *companion.Parked {
 	if !t.node.Steer || !steer.CanSteer {
-		return 0
+		return nil
 	}
-	taken, err := companion.TakeDown(ctx, procs, timeout, func(bytes uint64) (*steer.Session, error) {
-		if short, _, err := memoryShort(t.node, bytes); err != nil || short != "" {
-			return nil, cmp.Or(err, errors.New(short))
-		}
-		return t.started(ctx)
-	})
+	parked, err := companion.Park(ctx, procs, timeout)
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("the companion's GPU memory is left to the driver")
-		t.close()
 	}
-	return taken
+	return parked
 }
 
 // close ends the tracer, and notes whether it had died before.

@@ -175,7 +175,9 @@ func (s *steering) mapArea(t *ptrace.Thread, b *stagingArea) (err error) {
 	return nil
 }
 
-func (s *steering) name() string { return fmt.Sprintf("%s%d", s.target.Name, len(s.areas)) }
+func (s *steering) name() string {
+	return fmt.Sprintf("%s%d", s.target.Name, s.target.First+len(s.areas))
+}
 
 // backThrough is back for an area whose file is on a disk. If that fails, for want of room for
 // example, the driver does not get its area, since there is no other memory. It then answers an

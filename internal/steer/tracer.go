@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"slices"
 
 	"github.com/gpuckpt/gpuckpt/internal/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
@@ -79,9 +78,7 @@ func (t *tracer) do(o order) (r reply, err error) {
 	case opSteer:
 		var s *steering
 		if s, err = steer(o.Target, t.tuning); err == nil {
-			// The driver's thread comes last, after a companion's, and its files are counted first:
-			// a write-behind has named them already.
-			t.steer = slices.Insert(t.steer, 0, s)
+			t.steer = append(t.steer, s)
 		}
 	case opStop:
 		r.Areas, err = stop(t.steer)

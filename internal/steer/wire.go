@@ -55,6 +55,8 @@ type Target struct {
 	// Dir has the areas' files, called Name and a number. An empty Dir is memory without a name.
 	Dir  string `json:"dir"`
 	Name string `json:"name"`
+	// First is the number of the first area: of how many another thread of the process has areas.
+	First int `json:"first,omitempty"`
 	// CopyTo is a directory on a disk, for memory without a name: while the driver is at
 	// work a write-behind begins files of these names there. Empty: it does not.
 	CopyTo string `json:"copyTo,omitempty"`
