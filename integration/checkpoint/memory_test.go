@@ -4,6 +4,8 @@
 package checkpoint
 
 import (
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -35,6 +37,7 @@ func TestHostMemory(t *testing.T) {
 				r.Expect(t, "verify", "bad=0,0")
 				r.Expect(t, "where", where)
 				filled(t, r)
+				inHugePages(t, r)
 				r.Expect(t, "write 9", "wrote")
 				if ref == second {
 					ref = takeCheckpoint(t, shared, r, "3")
@@ -93,4 +96,32 @@ func filled(t *testing.T, r *harness.Container) {
 		}
 	}
 	t.Errorf("CRIU has restored the large mappings: %+v", timeline.Phases)
+}
+
+// inHugePages fails the test unless restored memory is in huge pages, where the kernel has some for those
+// who ask.
+func inHugePages(t *testing.T, r *harness.Container) {
+	t.Helper()
+	setting, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/enabled")
+	if err != nil || strings.Contains(string(setting), "[never]") {
+		t.Logf("not checked: the kernel gives no huge pages: %s, %v", setting, err)
+		return
+	}
+	pid, err := r.Pid(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	advised := 0
+	for _, line := range strings.Split(string(text), "\n") {
+		if strings.HasPrefix(line, "VmFlags:") && strings.Contains(line+" ", " hg ") {
+			advised++
+		}
+	}
+	if advised == 0 {
+		t.Errorf("nothing of the restored memory was to be in huge pages:\n%s", text)
+	}
 }

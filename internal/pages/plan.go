@@ -49,6 +49,7 @@ type Plan struct {
 type task struct {
 	pid    int    // as the process counts
 	spans  []span // the mappings that are filled here, ascending
+	full   []span // those of them that are filled with huge pages
 	pages  string // the image that has the memory
 	bytes  uint64 // that the image must have
 	file   *os.File
@@ -166,6 +167,9 @@ func (p *Plan) choose(name, number string, may []span, least uint64) error {
 		if bytes[i] >= least && bytes[i]/runs[i] >= leastRun {
 			t.spans = append(t.spans, s)
 			chosen += bytes[i]
+			if isFull(s, bytes[i]) {
+				t.full = append(t.full, s)
+			}
 		}
 	}
 	t.bytes = total
@@ -255,8 +259,15 @@ func covers(spans []span, s span) bool {
 // errChanged says that the images are not those that the Plan was made of.
 var errChanged = fmt.Errorf("%w: CRIU's images have changed while they were read", images.ErrDamaged)
 
-// Edit is an edit of the images for image.Set.Copy: it leaves out the memory of the chosen mappings.
+// Edit is an edit of the images for image.Set.Copy: it leaves out the memory of the chosen mappings, and
+// has CRIU advise huge pages for those that are full.
 func (p *Plan) Edit(e *image.Entry) error {
+	if m, ok := e.Message.(*mm.MmEntry); ok {
+		if number, ok := numberOf(e.File, "mm-"); ok && p.tasks["pagemap-"+number+".img"] != nil {
+			p.tasks["pagemap-"+number+".img"].advise(m)
+		}
+		return nil
+	}
 	t := p.tasks[e.File]
 	if t == nil {
 		return nil

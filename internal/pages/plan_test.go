@@ -228,3 +228,35 @@ func TestPlanChanged(t *testing.T) {
 		t.Errorf("got %v, want %v", err, images.ErrDamaged)
 	}
 }
+
+// CRIU advises huge pages for a mapping that is filled here, has next to all of its pages, and is large
+// enough; and for no other, nor against the program's own advice.
+func TestPlanHugePages(t *testing.T) {
+	dir := t.TempDir()
+	const size = hugePage / pageBytes
+	against := func(v *vma.VmaEntry) { v.Madv = proto.Uint64(1 << unix.MADV_NOHUGEPAGE) }
+	merge := func(v *vma.VmaEntry) { v.Madv = proto.Uint64(1 << unix.MADV_MERGEABLE) }
+	writeImage(t, dir, "mm-7.img", "MM", memory(
+		mapping(size, size, merge), // full but for some
+		mapping(3*size, size),      // not full
+		mapping(5*size, size, against),
+		mapping(7*size, 100), // full, and small
+		mapping(9*size, size, func(v *vma.VmaEntry) { v.Prot = proto.Uint32(unix.PROT_READ) }),
+	))
+	const few = size / 20
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(size, size-few), run(3*size, size-size/8), run(5*size, size), run(7*size, 100), run(9*size, size))
+	writePages(t, dir, "pages-3.img", size-few+size-size/8+size+100+size)
+	p := plan(t, dir)
+	to := copyBy(t, dir, p)
+	var advice []uint64
+	err := image.Open(to).Each("mm-7.img", func(e *image.Entry) error {
+		for _, v := range e.Message.(*mm.MmEntry).GetVmas() {
+			advice = append(advice, v.GetMadv())
+		}
+		return nil
+	})
+	want := []uint64{1<<unix.MADV_MERGEABLE | 1<<unix.MADV_HUGEPAGE, 0, 1 << unix.MADV_NOHUGEPAGE, 0, 0}
+	if err != nil || !reflect.DeepEqual(advice, want) {
+		t.Errorf("CRIU advises %b, %v; want %b", advice, err, want)
+	}
+}
