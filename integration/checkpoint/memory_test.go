@@ -116,7 +116,7 @@ func inHugePages(t *testing.T, r *harness.Container) {
 		t.Fatal(err)
 	}
 	advised := 0
-	for _, line := range strings.Split(string(text), "\n") {
+	for line := range strings.SplitSeq(string(text), "\n") {
 		if strings.HasPrefix(line, "VmFlags:") && strings.Contains(line+" ", " hg ") {
 			advised++
 		}
