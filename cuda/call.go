@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
@@ -139,16 +140,43 @@ func (h *Helper) Lock(ctx context.Context, pid int, timeout time.Duration) error
 // new host memory of the process and releases the GPUs. If the driver refuses (NotSupported:
 // managed memory), the process stays locked and runs on after Unlock.
 func (h *Helper) Checkpoint(ctx context.Context, pid int) error {
-	_, err := h.do(ctx, wire.Request{Op: wire.OpCheckpoint, PID: pid}, h.opts.CopyTimeout)
-	return err
+	return h.copies(ctx, wire.Request{Op: wire.OpCheckpoint, PID: pid}, h.onHost(pid))
 }
 
 // Restore takes a process from checkpointed to locked. Without pairs it returns to the GPUs it had.
 // Pairs must name every GPU that the process could open at the checkpoint, used or not, and lead to
 // as many different GPUs. If the driver refuses, the process stays checkpointed.
 func (h *Helper) Restore(ctx context.Context, pid int, pairs []Pair) error {
-	_, err := h.do(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, h.opts.CopyTimeout)
+	return h.copies(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, h.onHost(pid))
+}
+
+// copies sends a request whose call copies GPU memory by a thread of the process. host is the pid of
+// the process on the host, 0 if it is not known.
+func (h *Helper) copies(ctx context.Context, q wire.Request, host int) error {
+	_, err := h.within(ctx, q, h.whileItMoves(host))
 	return err
+}
+
+// whileItMoves is the limit of a call in which a thread of a process is at work. It is the processor's
+// time that counts (decision 0035).
+func (h *Helper) whileItMoves(host int) worker.Limit {
+	limit := worker.Limit{Most: h.opts.CopyTimeout}
+	if host != 0 {
+		limit.Still = h.opts.StallTimeout
+		limit.Moved = func() (uint64, bool) {
+			ticks, err := proc.OwnTicks(host)
+			return ticks, err == nil
+		}
+	}
+	return limit
+}
+
+// onHost is a pid on the host that the helper counts so, 0 if it is not known.
+func (h *Helper) onHost(pid int) int {
+	if h.opts.Join != 0 {
+		return 0
+	}
+	return pid
 }
 
 // Unlock takes a process from locked to running.
@@ -159,13 +187,18 @@ func (h *Helper) Unlock(ctx context.Context, pid int) error {
 
 // do sends a request and turns a refusal into an error. After limit the helper is killed.
 func (h *Helper) do(ctx context.Context, q wire.Request, limit time.Duration) (wire.Reply, error) {
+	return h.within(ctx, q, worker.Limit{Most: limit})
+}
+
+// within is do with a limit that may end when nothing moves.
+func (h *Helper) within(ctx context.Context, q wire.Request, limit worker.Limit) (wire.Reply, error) {
 	doing := doing(q.Op, q.PID)
 	// Refuse here what the helper would take as a reason to end.
 	if err := q.Check(); err != nil {
 		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)
 	}
 	var r wire.Reply
-	if err := h.worker.Call(ctx, doing, q, &r, limit); err != nil {
+	if err := h.worker.CallWhile(ctx, doing, q, &r, limit); err != nil {
 		return wire.Reply{}, err
 	}
 	return r, refusal(q, r)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // Group is the CUDA processes of one container. Its steps act on all of them at once, as the driver
@@ -42,14 +43,16 @@ func (g Group) Lock(ctx context.Context, h *Helper, timeout time.Duration) error
 		}
 		return running.lockAll(ctx, h, timeout)
 	}
-	return running.step(ctx, h, Running, timeout+h.opts.CallTimeout, func(ctx context.Context, pid int) error {
-		return h.Lock(ctx, pid, timeout)
+	return running.step(ctx, h, Running, timeout+h.opts.CallTimeout, func(ctx context.Context, p PID) error {
+		return h.Lock(ctx, h.number(p), timeout)
 	})
 }
 
 // Checkpoint takes the locked processes of the group to checkpointed.
 func (g Group) Checkpoint(ctx context.Context, h *Helper) error {
-	return g.found(Running, Locked).step(ctx, h, Locked, h.opts.CopyTimeout, h.Checkpoint)
+	return g.found(Running, Locked).step(ctx, h, Locked, h.opts.CopyTimeout, func(ctx context.Context, p PID) error {
+		return h.copies(ctx, wire.Request{Op: wire.OpCheckpoint, PID: h.number(p)}, p.Host)
+	})
 }
 
 // Restore takes back to locked the processes that Checkpoint took to checkpointed. pairs are as in
@@ -75,13 +78,14 @@ func (g Group) Restore(ctx context.Context, h *Helper, pairs []Pair) error {
 func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][]Pair) (taken map[int]int, err error) {
 	taken = map[int]int{}
 	var mu sync.Mutex
-	err = g.found(Running, Locked).step(ctx, h, Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, pid int) error {
+	err = g.found(Running, Locked).step(ctx, h, Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, p PID) error {
+		pid := h.number(p)
 		if tries[pid] == nil {
-			return restored(ctx, h, pid, nil)
+			return restored(ctx, h, p, nil)
 		}
 		var err error
 		for i, pairs := range tries[pid] {
-			if err = restored(ctx, h, pid, pairs); err == nil {
+			if err = restored(ctx, h, p, pairs); err == nil {
 				mu.Lock()
 				taken[pid] = i
 				mu.Unlock()
@@ -95,8 +99,9 @@ func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][
 	return taken, err
 }
 
-func restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
-	err := h.Restore(ctx, pid, pairs)
+func restored(ctx context.Context, h *Helper, p PID, pairs []Pair) error {
+	pid := h.number(p)
+	err := h.copies(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, p.Host)
 	if isRefusal(err, IllegalState) {
 		if s, serr := h.State(ctx, pid); serr == nil && (s == Locked || s == Running) {
 			return nil
@@ -160,8 +165,8 @@ func atOnce(n int, do func(i int) error) []error {
 }
 
 // step takes all processes through one step at once, within limit, or brings all back to before.
-func (g Group) step(ctx context.Context, h *Helper, before State, limit time.Duration, do func(ctx context.Context, pid int) error) error {
-	errs := g.each(func(p Process) error { return do(ctx, h.number(p.PID)) })
+func (g Group) step(ctx context.Context, h *Helper, before State, limit time.Duration, do func(context.Context, PID) error) error {
+	errs := g.each(func(p Process) error { return do(ctx, p.PID) })
 	return g.undone(ctx, h, sum(errs), errs, before, limit)
 }
 
@@ -196,7 +201,11 @@ func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, 
 	}
 	return sum(g.each(func(p Process) error {
 		if lost[p.PID] {
-			if err := settle(ctx, h, h.number(p.PID), limit); err != nil {
+			wait := worker.Limit{Most: limit}
+			if before != Running { // a copy that goes on
+				wait = h.whileItMoves(p.PID.Host)
+			}
+			if err := settle(ctx, h, h.number(p.PID), wait); err != nil {
 				return ended(p.PID, err)
 			}
 		}
@@ -207,9 +216,9 @@ func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, 
 // settle waits until a process has ended a call whose caller was lost, which State need not show.
 // The call goes on in the driver's thread of the process, which serves one at a time. So a lock is
 // served only afterwards: it fails because of the state, or leaves the process locked.
-func settle(ctx context.Context, h *Helper, pid int, limit time.Duration) error {
+func settle(ctx context.Context, h *Helper, pid int, limit worker.Limit) error {
 	barrier := wire.Request{Op: wire.OpLock, PID: pid, TimeoutMS: 1000}
-	_, err := h.do(ctx, barrier, limit)
+	_, err := h.within(ctx, barrier, limit)
 	if _, refused := errors.AsType[*Error](err); err != nil && !refused {
 		return err
 	}

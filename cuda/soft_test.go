@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // refused fails the test unless the driver answered this code.
@@ -191,7 +193,7 @@ func TestSoftLockOfAStoppedProcessEndsAtItsLimit(t *testing.T) {
 	do(t, syscall.Kill(w.pid, syscall.SIGCONT))
 	// It now carries out what it was asked; then it can be brought back.
 	h = softHelper(t, dev, nil)
-	do(t, settle(t.Context(), h, w.pid, time.Minute))
+	do(t, settle(t.Context(), h, w.pid, worker.Limit{Most: time.Minute}))
 	do(t, driveTo(t.Context(), h, w.pid, Running))
 	w.counts(102)
 }

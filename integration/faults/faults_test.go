@@ -315,7 +315,7 @@ func (l *lane) judge(t testing.TB, c Cell, h *hit, before look, dir string) {
 	if strings.HasPrefix(c.Fault.Name, "hang-") && h.err != nil && !regexp.MustCompile("longer than|hangs|did nothing|killed|deadline").MatchString(h.err.Error()) {
 		t.Errorf("the error does not say what hung: %v", h.err)
 	}
-	if says := map[string]string{"hook-fails": "status 3", "hook-hangs": "longer than 300ms", "spill-disk-full": "no space left"}[c.Fault.Name]; says != "" && h.err != nil && !strings.Contains(h.err.Error(), says) {
+	if says := map[string]string{"hook-fails": "status 3", "hook-hangs": "longer than 300ms", "spill-disk-full": "no space left", hangDriver: "nothing has moved for 1.5s"}[c.Fault.Name]; says != "" && h.err != nil && !strings.Contains(h.err.Error(), says) {
 		t.Errorf("the error does not say %q: %v", says, h.err)
 	}
 	if h.missed.Load() {

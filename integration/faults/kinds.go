@@ -150,14 +150,29 @@ func Faults() []Fault {
 		}
 		faults = append(faults, Fault{
 			Name: "hang-" + victim.Name, Words: victim.Words + " does nothing any more",
-			Found: "it is ended when its time is over ([configuration.md](configuration.md#criu) for CRIU, a minute for another runc, half an hour for GPU memory that moves); then as if it was killed",
+			Found: "it is ended when its time is over ([configuration.md](configuration.md#criu) for CRIU, a minute for another runc, `stall_timeout` for a driver that does nothing, half an hour for GPU memory that moves); then as if it was killed",
 			Alone: true,
 			Outcome: func(p Place) (Outcome, bool) {
-				return tried(p), p.Moment == "during" && p.has(victim.Name)
+				outcome := tried(p)
+				if p.Scenario.Operation == "resume" {
+					outcome |= Retry // the helper is hit as late as in the unlock
+				}
+				return outcome, p.Moment == "during" && p.has(victim.Name)
 			},
 		})
 	}
 	faults = append(faults, Fault{
+		Name: hangDriver, Words: "the driver does nothing any more in the middle of a copy",
+		Found: "it is given up after `stall_timeout`, a minute. The container stays paused, until the driver goes on and `ctr tasks resume` succeeds; of a restore nothing is left",
+		Alone: true, SoftwareOnly: true,
+		Outcome: func(p Place) (Outcome, bool) {
+			outcome := Back
+			if p.Scenario.Operation != "restore" {
+				outcome |= Retry
+			}
+			return outcome, p.Moment == "during" && p.has(Helper)
+		},
+	}, Fault{
 		Name: "disk-fills-up", Words: "the disk of the checkpoint fills up in the middle of a write",
 		Found: "as for a full disk",
 		Outcome: func(p Place) (Outcome, bool) {
@@ -272,6 +287,9 @@ const (
 
 // Process is one that a fault may hit and the operation may survive.
 type Process struct{ Name, Words, Killed string }
+
+// hangDriver is the fault of a driver that hangs.
+const hangDriver = "hang-driver"
 
 // Processes are all of them.
 var Processes = []Process{

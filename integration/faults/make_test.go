@@ -278,6 +278,11 @@ var makers = map[string]func(*hit) string{
 		h.undo = append(h.undo, func() { h.gpu("") })
 		return ""
 	},
+	hangDriver: func(h *hit) string {
+		h.gpu("hang=checkpoint\nhang=restore\n")
+		h.undo = append(h.undo, func() { h.gpu("") }) // it goes on
+		return ""
+	},
 	"io-error": func(*hit) string { return "a fault on order" },
 	"SIGTERM": func(h *hit) string {
 		_ = unix.Kill(h.at.Pid, unix.SIGTERM)

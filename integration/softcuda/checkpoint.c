@@ -19,12 +19,6 @@ static CUprocessState state = CU_PROCESS_STATE_RUNNING;
 // The real driver moves data through a buffer of this size, a memcpy each.
 #define PIECE (2 << 20)
 
-static void copy(char *to, const char *from, size_t bytes)
-{
-	for (size_t at = 0; at < bytes; at += PIECE)
-		memcpy(to + at, from + at, bytes - at < PIECE ? bytes - at : PIECE);
-}
-
 // While CHECKPOINTED: the device memory of all GPUs, allocation after allocation.
 static char *staging;
 static size_t staged;
@@ -38,6 +32,33 @@ static void pause_ms(unsigned ms)
 {
 	struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
 	nanosleep(&t, NULL);
+}
+
+static long long now_ms(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+}
+
+// A driver that is slow is at work, as the real one is while it waits for the bus. One that hangs
+// sleeps, until the file of the configuration has it go on.
+static void slow_or_hung(struct config *config, enum step step)
+{
+	for (long long end = now_ms() + config->piece_ms; config->piece_ms && now_ms() < end;)
+		;
+	while (config->hang[step]) {
+		pause_ms(500);
+		config_load(config);
+	}
+}
+
+static void copy(struct config *config, enum step step, char *to, const char *from, size_t bytes)
+{
+	for (size_t at = 0; at < bytes; at += PIECE) {
+		memcpy(to + at, from + at, bytes - at < PIECE ? bytes - at : PIECE);
+		slow_or_hung(config, step);
+	}
 }
 
 // injected is the fault that the configuration asks of this step, after its delay.
@@ -115,7 +136,7 @@ static void remember_seen(const struct config *config)
 	}
 }
 
-static CUresult checkpoint(const struct config *config)
+static CUresult checkpoint(struct config *config)
 {
 	size_t bytes = 0;
 	char *to = NULL;
@@ -150,7 +171,7 @@ static CUresult checkpoint(const struct config *config)
 		else if (memory_imported_from(a) && !lost)
 			lost = CUDA_ERROR_NOT_SUPPORTED;
 		if (a->kind != KIND_IMPORTED && a->kind != KIND_HOST) {
-			copy(to, (char *)a->address, a->bytes);
+			copy(config, STEP_CHECKPOINT, to, (char *)a->address, a->bytes);
 			to += a->bytes;
 		}
 		memory_unmap(a);
@@ -249,7 +270,7 @@ static bool intact(const struct allocation *a)
 	return true;
 }
 
-static CUresult restore(const struct config *config, const struct request *request)
+static CUresult restore(struct config *config, const struct request *request)
 {
 	struct gpu chosen[MAX_GPUS], before[MAX_GPUS];
 	bool whole = true;
@@ -269,7 +290,7 @@ static CUresult restore(const struct config *config, const struct request *reque
 	}
 	char *from = staging;
 	for (struct allocation *a = memory_first(); a; a = a->next) {
-		copy((char *)a->address, from, a->bytes);
+		copy(config, STEP_RESTORE, (char *)a->address, from, a->bytes);
 		whole &= a->kind != KIND_CONTEXT || intact(a);
 		from += a->bytes;
 	}

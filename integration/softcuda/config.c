@@ -74,6 +74,12 @@ static void set(struct config *c, const char *key, const char *value)
 		c->timer_ms = (unsigned)strtoul(value, NULL, 10);
 	} else if (!strcmp(key, "cuda")) {
 		c->cuda_version = atoi(value);
+	} else if (!strcmp(key, "piece_ms")) {
+		c->piece_ms = (unsigned)strtoul(value, NULL, 10);
+	} else if (!strcmp(key, "hang")) {
+		int step = step_named(value, strlen(value));
+		if (step >= 0)
+			c->hang[step] = true;
 	} else if (!strcmp(key, "fail")) {
 		parse_fail(c->fail, value);
 	} else if (strlen(key) > 9 && !strcmp(key + strlen(key) - 9, "_delay_ms")) {
@@ -145,6 +151,8 @@ void config_load(struct config *c)
 	} environment[] = {
 		{"SOFTCUDA_DRIVER", "driver"},
 		{"SOFTCUDA_FAIL", "fail"},
+		{"SOFTCUDA_HANG", "hang"},
+		{"SOFTCUDA_PIECE_MS", "piece_ms"},
 		{"SOFTCUDA_MUTE", "mute"},
 		{"SOFTCUDA_TIMER_MS", "timer_ms"},
 		{"SOFTCUDA_LOCK_DELAY_MS", "lock_delay_ms"},

@@ -43,6 +43,8 @@ struct config {
 	bool mute;         // the kernel module does not tell whose memory a process has mapped
 	unsigned timer_ms; // 0: no such thread (timer.c)
 	unsigned delay_ms[STEPS];
+	bool hang[STEPS];  // in the middle of its copy
+	unsigned piece_ms; // that each piece of a copy takes a processor longer
 	struct fault fail[STEPS];
 	struct fault gpu_fail[MAX_GPUS][STEPS]; // of processes with memory on it
 };

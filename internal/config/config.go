@@ -44,6 +44,9 @@ type Node struct {
 	// LockTimeout is how long the work that a process has submitted to its GPUs may take. CRIU's
 	// CUDA plugin has the same default, 10 s.
 	LockTimeout Duration `toml:"lock_timeout"`
+	// StallTimeout is how long the driver may do nothing while it moves GPU memory, before it is taken
+	// for hung.
+	StallTimeout Duration `toml:"stall_timeout"`
 	// OnCheckpoint is Keep or Stop, for a checkpoint whose request does not decide.
 	OnCheckpoint string `toml:"on_checkpoint"`
 	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a container.
@@ -160,6 +163,7 @@ func (d *Duration) UnmarshalText(text []byte) error {
 func Default() Node {
 	return Node{
 		LockTimeout:  Duration(10 * time.Second),
+		StallTimeout: Duration(time.Minute),
 		OnCheckpoint: Keep,
 		LogDir:       "/var/log/gpuckpt",
 		StateDir:     "/var/lib/gpuckpt/records",
@@ -219,6 +223,9 @@ func parse(data []byte) (Node, error) {
 func (n *Node) check() error {
 	if time.Duration(n.LockTimeout) < time.Millisecond { // the driver counts in these; "10" alone is 10 ns
 		return fmt.Errorf("lock_timeout is %v; it must be 1ms or more, and a text with its unit, such as \"10s\"", time.Duration(n.LockTimeout))
+	}
+	if time.Duration(n.StallTimeout) < time.Second { // the kernel counts a process's time in hundredths of one
+		return fmt.Errorf("stall_timeout is %v; it must be 1s or more, and a text with its unit, such as \"60s\"", time.Duration(n.StallTimeout))
 	}
 	if n.DriverRoot != "" && !filepath.IsAbs(n.DriverRoot) {
 		return fmt.Errorf("driver_root is %q; it must be an absolute path, such as /run/nvidia/driver", n.DriverRoot)

@@ -117,6 +117,7 @@ func (k *helpers) start(ctx context.Context, opts cuda.Options) (*cuda.Helper, e
 		return nil, err
 	}
 	opts.Path, opts.LibraryDir, opts.Run = k.node.Helper, place.Dir, k.run
+	opts.StallTimeout = time.Duration(k.node.StallTimeout)
 	return cuda.Start(ctx, opts)
 }
 

@@ -126,6 +126,23 @@ func Ticks(pid int) (ticks uint64) {
 	return ticks
 }
 
+// OwnTicks returns the time that a process itself has taken from the processors, as Ticks does. The
+// error is os.ErrNotExist or ESRCH for one that is gone.
+func OwnTicks(pid int) (ticks uint64, err error) {
+	fields, err := stat(pid)
+	if err != nil {
+		return 0, err
+	}
+	for _, field := range fields[14:16] { // utime, stime
+		n, err := strconv.ParseUint(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read the times of process %d: %w", pid, err)
+		}
+		ticks += n
+	}
+	return ticks, nil
+}
+
 // Children returns the children of all threads of a process.
 func Children(pid int) (pids []int) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))

@@ -10,7 +10,8 @@
 // so it does not outlive its parent by more than the requests that it has. Close ends it and waits
 // for that. Kill ends it at once.
 //
-// No call hangs. Each has a limit; when it passes, the process is killed: that call fails with
+// No call hangs. Each has a limit, of its time or of the time in which nothing moves; when it passes,
+// the process is killed: that call fails with
 // Kind.Hung, those beside it and all later ones with the same error. If the process ends by itself,
 // calls fail with Kind.Gone, which quotes its exit status and its last words. An answer that makes
 // no sense is Kind.Garbled, and the process is killed as well.
@@ -212,11 +213,27 @@ func (w *Worker) ends(within time.Duration) bool {
 	}
 }
 
+// Limit is how long a process may take to answer before it is killed.
+type Limit struct {
+	// Most is how long in all.
+	Most time.Duration
+	// Still is how long it may take while Moved returns the same number; 0: as long as Most.
+	Still time.Duration
+	// Moved returns a number that changes while the process is at work, and false where it cannot be
+	// told, which counts as work. It is called some times within Still.
+	Moved func() (count uint64, known bool)
+}
+
 // Call sends a request, waits for its answer and decodes it into answer. doing begins the errors.
 // limit is how long the process may take before it is killed.
 //
 // When the context ends, Call returns its error at once. The process goes on, and drops its answer.
-func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit time.Duration) (err error) {
+func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit time.Duration) error {
+	return w.CallWhile(ctx, doing, request, answer, Limit{Most: limit})
+}
+
+// CallWhile is Call with a limit that may end before its time, when nothing moves.
+func (w *Worker) CallWhile(ctx context.Context, doing string, request, answer any, limit Limit) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("%s: %w", doing, err)
@@ -259,7 +276,7 @@ func (w *Worker) decode(body []byte, answer any) error {
 }
 
 // send makes a call known to read, starts its limit and writes its request.
-func (w *Worker) send(c *call, body []byte, doing string, limit time.Duration) error {
+func (w *Worker) send(c *call, body []byte, doing string, limit Limit) error {
 	w.sending.Lock() // requests arrive in the order of their calls
 	defer w.sending.Unlock()
 	id, err := w.register(c, doing, limit)
@@ -277,7 +294,7 @@ func (w *Worker) send(c *call, body []byte, doing string, limit time.Duration) e
 	return nil
 }
 
-func (w *Worker) register(c *call, doing string, limit time.Duration) (id uint64, err error) {
+func (w *Worker) register(c *call, doing string, limit Limit) (id uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -287,11 +304,40 @@ func (w *Worker) register(c *call, doing string, limit time.Duration) (id uint64
 		return 0, w.err
 	}
 	w.last++
-	c.limit = time.AfterFunc(limit, func() {
-		w.fail(fmt.Errorf("%w: %s took longer than %v", w.kind.Hung, doing, limit))
+	id = w.last
+	w.calls[id] = c
+	if limit.Still <= 0 {
+		c.limit = time.AfterFunc(limit.Most, func() { w.fail(w.late(doing, limit.Most)) })
+		return id, nil
+	}
+	began := time.Now()
+	since, count := began, uint64(0)
+	c.limit = time.AfterFunc(limit.Still/looks, func() {
+		now, known := limit.Moved()
+		switch at := time.Now(); {
+		case at.Sub(began) >= limit.Most:
+			w.fail(w.late(doing, limit.Most))
+			return
+		case !known || now != count:
+			since, count = at, now
+		case at.Sub(since) >= limit.Still:
+			w.fail(fmt.Errorf("%w: nothing has moved for %v in %s", w.kind.Hung, limit.Still, doing))
+			return
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.calls[id] == c {
+			c.limit.Reset(limit.Still / looks)
+		}
 	})
-	w.calls[w.last] = c
-	return w.last, nil
+	return id, nil
+}
+
+// looks is how often it is looked within Limit.Still whether something has moved.
+const looks = 8
+
+func (w *Worker) late(doing string, limit time.Duration) error {
+	return fmt.Errorf("%w: %s took longer than %v", w.kind.Hung, doing, limit)
 }
 
 // fail ends all calls with err and kills the process. Only the first counts.

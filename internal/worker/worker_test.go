@@ -134,6 +134,48 @@ func TestCallThatTakesTooLong(t *testing.T) {
 	<-w.Done()
 }
 
+// A call ends when nothing has moved for a while, and not before: neither while something moves, nor
+// where that cannot be told. Its whole time is bounded all the same.
+func TestCallInWhichNothingMoves(t *testing.T) {
+	const still, moves = 80 * time.Millisecond, 400 * time.Millisecond
+	for _, c := range []struct {
+		name  string
+		most  time.Duration
+		moved func(since time.Duration) (uint64, bool)
+		least time.Duration
+		says  string
+	}{
+		{"nothing moves", time.Minute, func(time.Duration) (uint64, bool) { return 7, true }, still, "nothing has moved for 80ms in ask"},
+		{"it moves at first", time.Minute, func(d time.Duration) (uint64, bool) { return uint64(min(d, moves)), true }, moves, "nothing has moved for 80ms in ask"},
+		{"it is not known at first", time.Minute, func(d time.Duration) (uint64, bool) { return 0, d > moves }, moves, "nothing has moved for 80ms in ask"},
+		{"it moves for ever", moves, func(d time.Duration) (uint64, bool) { return uint64(d), true }, moves, "ask took longer than 400ms"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w, began := start(t, "stay"), time.Now()
+			limit := Limit{Most: c.most, Still: still, Moved: func() (uint64, bool) { return c.moved(time.Since(began)) }}
+			err := w.CallWhile(t.Context(), "ask", echo{}, &echo{}, limit)
+			if !errors.Is(err, errHung) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v", err)
+			}
+			if took := time.Since(began); took < c.least {
+				t.Errorf("it ended after %v, want %v at least", took, c.least)
+			}
+			<-w.Done()
+		})
+	}
+	w := start(t, "echo")
+	var e echo
+	limit := Limit{Most: time.Minute, Still: still, Moved: func() (uint64, bool) { return 0, true }}
+	if err := w.CallWhile(t.Context(), "ask", echo{"x"}, &e, limit); err != nil || e.Text != "x" {
+		t.Errorf("an answer: %q, %v", e.Text, err)
+	}
+	time.Sleep(2 * still)
+	if _, err := ask(t, w, "later"); err != nil {
+		t.Errorf("after a call whose time is over: %v", err)
+	}
+}
+
 func TestKilledAndCancelled(t *testing.T) {
 	w := start(t, "stay")
 	ctx, cancel := context.WithCancel(t.Context())
