@@ -93,7 +93,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
 	}
-	turn, err := turns.TakeBy(ctx, read)
+	turn, err := turns.TakeBy(ctx, turns.Who{Operation: "checkpoint", Container: c.id}, read)
 	if err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if k.told, err = hooks.Read(c.annotations); err != nil {
 		return nil, err
 	}
-	turn, err := turns.Take(ctx, k.view.Staging)
+	turn, err := turns.Take(ctx, turns.Who{Operation: "restore", Container: c.id}, k.view.Staging)
 	if err != nil {
 		return nil, err
 	}

@@ -77,7 +77,7 @@ func (k *suspending) run(ctx context.Context) error {
 			return err
 		}
 	}
-	turn, err := turns.TakeBy(ctx, k.read)
+	turn, err := turns.TakeBy(ctx, turns.Who{Operation: "suspend", Container: c.id}, k.read)
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ type resuming struct {
 func (k *resuming) run(ctx context.Context) (err error) {
 	c, began := k.c, time.Now()
 	defer func() { k.s.announce.Over(ctx, "resume", c.id, began, 0, err) }()
-	turn, err := turns.TakeBy(ctx, config.For(c.annotations))
+	turn, err := turns.TakeBy(ctx, turns.Who{Operation: "resume", Container: c.id}, config.For(c.annotations))
 	if err != nil {
 		return err
 	}

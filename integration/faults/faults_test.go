@@ -209,7 +209,7 @@ var turns sync.RWMutex
 
 // try makes a fault at a place and looks.
 func (l *lane) try(t testing.TB, c Cell) {
-	if c.Fault.Alone {
+	if c.Fault.Alone || c.Place.Scenario.InTurn {
 		turns.Lock()
 		defer turns.Unlock()
 	} else {
@@ -230,6 +230,9 @@ func (l *lane) try(t testing.TB, c Cell) {
 	}
 	l.up(t)
 	s := c.Place.Scenario
+	if s.InTurn {
+		defer shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d\nbuffer = %d", turnLimit, turnLimit/4)))()
+	}
 	if s.Operation == Command {
 		l.tryCommand(t, c)
 		return
@@ -266,7 +269,7 @@ func (l *lane) try(t testing.TB, c Cell) {
 	}
 	dir := l.newDir()
 	h := l.make(t, c, func(ctx context.Context, c *client.Client) error {
-		switch s.Name {
+		switch strings.TrimSuffix(s.Name, "-in-turn") {
 		case "checkpoint":
 			return l.checkpoint(ctx, c, dir, false)
 		case "checkpoint-stop":

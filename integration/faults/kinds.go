@@ -335,6 +335,8 @@ func (p Place) has(process string) bool {
 		return true
 	case Program:
 		switch {
+		case s.Name == "restore-in-turn":
+			return p.Step == gives
 		case s.Operation == "restore":
 			return p.Step != "copy images" && (p.Step != "restore processes" || p.Moment == "end") && (p.Step != "kill" || p.Moment == "begin")
 		case s.Name == "checkpoint-stop":

@@ -43,6 +43,8 @@ type hit struct {
 	t      testing.TB
 	err    error // the operation's
 
+	// giveTurn ends what takeTurn has begun.
+	giveTurn func()
 	// undo is done when the operation is over.
 	undo []func()
 	// broke says that a worker was told that it cannot read or write.
@@ -74,6 +76,10 @@ func (l *lane) make(t testing.TB, c Cell, operation func(context.Context, *clien
 		}
 		h.undo = append(h.undo, func() { _ = os.Remove(bound) })
 	}
+	if c.Place.Scenario.InTurn {
+		h.takeTurn()
+		defer h.giveTurn()
+	}
 	steered.at(l.k.ID, h.answer)
 	t.Cleanup(func() { steered.at(l.k.ID, nil) })
 	done := make(chan error, 1)
@@ -102,15 +108,19 @@ func (h *hit) answer(p point) string {
 	defer func() {
 		h.mu.Lock()
 		h.open--
-		if p.Operation == h.cell.Place.Scenario.Operation {
+		// A turn is taken before an operation's first step, and given after its end.
+		if p.Operation == h.cell.Place.Scenario.Operation && (p.Step != gives || p.Moment == "end") {
 			h.atWork = p.Pid
-			if p.Step == over {
+			if p.Step == over || p.Step == gives {
 				h.atWork = 0
 			}
 		}
 		h.mu.Unlock()
 	}()
 	place := h.cell.Place
+	if p.Step == waits && p.Moment == "begin" {
+		defer time.AfterFunc(100*time.Millisecond, h.giveTurn)
+	}
 	if io := inWorker[h.cell.Fault.Name]; io != "" && p.Operation == Command && p.Step == io && p.Moment == "move" && !h.ended.Load() {
 		h.broke.Store(true)
 		return "input/output error, on order"
@@ -342,6 +352,39 @@ func init() {
 			}
 		}
 	}
+}
+
+// turnLimit is a memory_limit, in bytes, that is enough for one operation at a time.
+const turnLimit = 64 << 20
+
+// takeTurn claims all memory of [staging], as the shim of another container does (internal/turns), until
+// giveTurn.
+func (h *hit) takeTurn() {
+	name := strings.ReplaceAll(strings.Trim(shared.StagingCgroup("turns"), "/"), "/", ":")
+	dir := filepath.Join("/run/gpuckpt/turns", name)
+	f, err := os.Create(filepath.Join(dir, "claim-of-the-test"))
+	if errors.Is(err, os.ErrNotExist) {
+		if err = os.MkdirAll(dir, 0o700); err == nil {
+			f, err = os.Create(filepath.Join(dir, "claim-of-the-test"))
+		}
+	}
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err == nil {
+		_, err = f.WriteString(strconv.Itoa(turnLimit))
+	}
+	if err != nil {
+		h.t.Fatalf("take a turn: %v", err)
+	}
+	h.giveTurn = sync.OnceFunc(func() {
+		_ = os.Remove(f.Name())
+		_ = f.Close()
+	})
+	h.t.Cleanup(func() {
+		h.giveTurn()
+		_ = os.Remove(dir) // unless a shim that was killed has left a claim
+	})
 }
 
 // slowEnd is the fault that holdEnd is for.

@@ -40,6 +40,9 @@ type Scenario struct {
 	Undos []Undo
 	// Completes is the step after which the operation cannot be undone; "" for none.
 	Completes string
+	// InTurn says that the node has memory for one operation, and that another one has it at first. Of
+	// the steps only these are walked.
+	InTurn bool
 }
 
 // Undo is a step of the way back.
@@ -60,6 +63,7 @@ func Scenarios() []Scenario {
 		"restore GPU state", "note", "open the gate", "tell restored",
 	}
 	resume := []string{"choose GPUs", "check spill", "give access", "give GPU state back", "thaw and unlock"}
+	turn := func(middle string) []string { return []string{waits, middle, gives} }
 	return []Scenario{
 		{
 			Name: "checkpoint", Words: "a checkpoint that leaves the container running", Operation: "checkpoint",
@@ -87,11 +91,33 @@ func Scenarios() []Scenario {
 			Name: "resume-spill", Words: "a resume from a disk", Operation: "resume", Steps: resume,
 			Undos: []Undo{{"take access away", "give access"}}, Completes: "give GPU state back",
 		},
+		{
+			Name: "checkpoint-in-turn", Words: "a checkpoint that waits for its turn, where `memory_limit` is small", Operation: "checkpoint",
+			Steps: turn("save GPU state"), Completes: gives, InTurn: true,
+		},
+		{
+			Name: "restore-in-turn", Words: "a restore that waits for its turn", Operation: "restore",
+			Steps: turn("restore GPU state"), Completes: gives, InTurn: true,
+		},
+		{
+			Name: "suspend-in-turn", Words: "a suspension that waits for its turn", Operation: "suspend",
+			Steps: turn("save GPU state"), Completes: gives, InTurn: true,
+		},
+		{
+			Name: "resume-in-turn", Words: "a resume that waits for its turn", Operation: "resume",
+			Steps: turn("give GPU state back"), Completes: gives, InTurn: true,
+		},
 		{Name: "image", Words: "`gpuckpt checkpoint --image --leave-running`", Operation: Command, Steps: []string{"dump", "image"}},
 		{Name: "push", Words: "`gpuckpt image push`", Operation: Command, Steps: []string{"push"}},
 		{Name: "pull", Words: "`gpuckpt image pull`", Operation: Command, Steps: []string{"pull"}},
 	}
 }
+
+// The steps of a turn (internal/turns).
+const (
+	waits = "wait for a turn"
+	gives = "give the turn"
+)
 
 // Command is the operation of scenarios that are commands.
 const Command = "command"
@@ -153,11 +179,16 @@ func (p Place) completed() bool {
 // only within a step, its middle.
 func Places() (all []Place) {
 	for _, s := range Scenarios() {
-		moments := []string{"begin", "end", "during"}
-		if s.Operation == Command {
-			moments = []string{"begin", "move", "end"}
-		}
 		for _, step := range s.Steps {
+			moments := []string{"begin", "end", "during"}
+			switch {
+			case s.Operation == Command:
+				moments = []string{"begin", "move", "end"}
+			case s.InTurn && step != waits && step != gives:
+				moments = []string{"during"} // the rest is walked without a turn
+			case s.InTurn:
+				moments = []string{"begin", "end"}
+			}
 			for _, moment := range moments {
 				if step == "dump" && moment == "move" {
 					continue // which moves no bytes itself
@@ -184,10 +215,27 @@ type Cell struct {
 // String returns the name of the cell.
 func (c Cell) String() string { return fmt.Sprintf("%v/%s", c.Place, c.Fault.Name) }
 
+// inTurn reports whether a fault is made at a place of an operation that takes a turn: what ends the
+// operation, whose turn must not be lost with it, and what ends or hangs its processes.
+func inTurn(p Place, f Fault) bool {
+	switch f.Name {
+	case "error":
+		return p.Step == waits
+	case "cancel", "kill", "SIGKILL-" + Shim, "SIGKILL-" + Program, "SIGKILL-" + Containerd, "no-files":
+		return p.Step != gives || p.Moment == "begin"
+	case "SIGKILL-" + Helper, "SIGKILL-" + Worker, "hang-" + Helper, "hang-" + Worker:
+		return p.Moment == "during"
+	}
+	return false
+}
+
 // Cells are all of them.
 func Cells() (all []Cell) {
 	for _, p := range Places() {
 		for _, f := range Faults() {
+			if p.Scenario.InTurn && !inTurn(p, f) {
+				continue
+			}
 			if outcome, made := f.Outcome(p); made && f.Command == (p.Scenario.Operation == Command) {
 				all = append(all, Cell{p, f, outcome})
 			}

@@ -45,14 +45,34 @@ const (
 	pause = 20 * time.Millisecond
 )
 
+// Who takes a turn.
+type Who struct {
+	Operation string // "checkpoint", "restore", "suspend", "resume"
+	Container string // its id
+}
+
+// The steps of a turn, at which a test makes faults. The first begins where there is a wait.
+const (
+	waits = "wait for a turn"
+	gives = "give the turn"
+)
+
+// at is where a test may stop, fail or hold a step.
+func (w Who) at(step, moment string) error {
+	return fault.At(fault.Point{Operation: w.Operation, Step: step, Moment: moment, Container: w.Container})
+}
+
 // Turn is a claim of memory; nil is none.
-type Turn struct{ file *os.File }
+type Turn struct {
+	file *os.File
+	who  Who
+}
 
 // Take claims the memory that an operation takes in the cgroup of [staging] beside GPU state that is
 // kept in memory: its workers', and the buffer of write-through, as far as the limit leaves it. It
 // waits while others have claimed too much of the limit. Without a cgroup or a limit there is no
 // Turn, and no error. The error is errdefs.ErrResourceExhausted after five minutes, or ctx's.
-func Take(ctx context.Context, node config.Staging) (*Turn, error) {
+func Take(ctx context.Context, who Who, node config.Staging) (*Turn, error) {
 	if node.Cgroup == "" || node.MemoryLimit <= 0 {
 		return nil, nil
 	}
@@ -63,31 +83,47 @@ func Take(ctx context.Context, node config.Staging) (*Turn, error) {
 	}
 	// A path's parts become one name.
 	dir := filepath.Join(Dir, strings.ReplaceAll(strings.Trim(filepath.Clean("/"+node.Cgroup), "/"), "/", ":"))
-	return claim(ctx, dir, limit, need, fault.Bound(within))
+	return who.claim(ctx, dir, limit, need, fault.Bound(within))
 }
 
 // TakeBy is Take with the settings of an operation.
-func TakeBy(ctx context.Context, read config.Source) (*Turn, error) {
+func TakeBy(ctx context.Context, who Who, read config.Source) (*Turn, error) {
 	view, err := read()
 	if err != nil {
 		return nil, err
 	}
-	return Take(ctx, view.Staging)
+	return Take(ctx, who, view.Staging)
 }
 
 // claim is Take with a directory of claims.
-func claim(ctx context.Context, dir string, limit, need uint64, within time.Duration) (*Turn, error) {
+func (w Who) claim(ctx context.Context, dir string, limit, need uint64, within time.Duration) (_ *Turn, err error) {
+	defer func() {
+		if err != nil {
+			_ = w.at(gives, fault.End) // there is none
+		}
+	}()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("take turns in the cgroup of [staging]: %w", err)
 	}
 	for began, told := time.Now(), false; ; {
 		turn, err := try(dir, limit, need)
-		if turn != nil || err != nil {
-			return turn, err
+		if err != nil {
+			return nil, err
+		}
+		if turn != nil {
+			turn.who = w
+			if err := w.at(waits, fault.End); err != nil {
+				turn.Give()
+				return nil, fmt.Errorf("%s: %w", waits, err)
+			}
+			return turn, nil
 		}
 		if !told {
 			told = true
 			log.G(ctx).WithField("bytes", need).Info("other operations have the memory of [staging]: waiting for a turn")
+			if err := w.at(waits, fault.Begin); err != nil {
+				return nil, fmt.Errorf("%s: %w", waits, err)
+			}
 		}
 		if time.Since(began) > within {
 			return nil, fmt.Errorf("other operations have had the memory of [staging] for %v, of whose memory_limit of %s this one takes %s: try again, or raise memory_limit: %w",
@@ -189,6 +225,8 @@ func (t *Turn) Give() {
 	if t == nil {
 		return
 	}
+	_ = t.who.at(gives, fault.Begin) // a turn is given in any case
 	_ = os.Remove(t.file.Name())
 	_ = t.file.Close()
+	_ = t.who.at(gives, fault.End)
 }

@@ -21,6 +21,8 @@ import (
 
 const long = time.Minute
 
+var who = Who{Operation: "checkpoint", Container: "c"}
+
 // Of many that claim at once, never more than the limit has room for have a turn, and each has one.
 func TestClaims(t *testing.T) {
 	dir := t.TempDir()
@@ -28,7 +30,7 @@ func TestClaims(t *testing.T) {
 	var all sync.WaitGroup
 	for range 12 {
 		all.Go(func() {
-			turn, err := claim(t.Context(), dir, 100, 45, long)
+			turn, err := who.claim(t.Context(), dir, 100, 45, long)
 			if err != nil {
 				t.Error(err)
 				return
@@ -54,29 +56,29 @@ func TestClaims(t *testing.T) {
 // and with its client.
 func TestClaimOfMore(t *testing.T) {
 	dir := t.TempDir()
-	first, err := claim(t.Context(), dir, 100, 10, long)
+	first, err := who.claim(t.Context(), dir, 100, 10, long)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = claim(t.Context(), dir, 100, 200, 0)
+	_, err = who.claim(t.Context(), dir, 100, 200, 0)
 	if !errors.Is(err, errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "memory_limit of 100B this one takes 200B") {
 		t.Errorf("error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err = claim(ctx, dir, 100, 200, long); !errors.Is(err, context.Canceled) {
+	if _, err = who.claim(ctx, dir, 100, 200, long); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 	first.Give()
-	large, err := claim(t.Context(), dir, 100, 200, long)
+	large, err := who.claim(t.Context(), dir, 100, 200, long)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err = claim(t.Context(), dir, 100, 10, 0); !errors.Is(err, errdefs.ErrResourceExhausted) {
+	if _, err = who.claim(t.Context(), dir, 100, 10, 0); !errors.Is(err, errdefs.ErrResourceExhausted) {
 		t.Errorf("beside one that takes all: error %v", err)
 	}
 	large.Give()
-	last, err := claim(t.Context(), dir, 100, 10, 0)
+	last, err := who.claim(t.Context(), dir, 100, 10, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +91,7 @@ func TestClaimOfTheDead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "claim-1"), []byte("100"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	turn, err := claim(t.Context(), dir, 100, 100, 0)
+	turn, err := who.claim(t.Context(), dir, 100, 100, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +104,7 @@ func TestClaimOfTheDead(t *testing.T) {
 // Without a limit nobody takes a turn.
 func TestNoTurns(t *testing.T) {
 	for _, node := range []config.Staging{{}, {Cgroup: "gpuckpt"}, {MemoryLimit: 1 << 20}} {
-		turn, err := Take(t.Context(), node)
+		turn, err := Take(t.Context(), who, node)
 		if turn != nil || err != nil {
 			t.Errorf("%+v: a turn %v, error %v", node, turn, err)
 		}
