@@ -326,10 +326,14 @@ var during = map[string][]string{
 
 // has reports whether there is the process at a place.
 func (p Place) has(process string) bool {
+	s := p.Scenario
 	if p.Moment == "during" {
+		// The tracer of a resume, and the digester of what was spilled.
+		if s.Operation == "resume" && process == Worker {
+			return p.Step == "give GPU state back" || s.Name == "resume-spill" && p.Step == "check spill"
+		}
 		return slices.Contains(during[process], p.Step)
 	}
-	s := p.Scenario
 	switch process {
 	case Shim, Containerd:
 		return true
