@@ -56,7 +56,7 @@ func threadsOf(t *testing.T, pid int) int {
 // A shim that takes many checkpoints keeps nothing of them open, nor threads,
 // nor children, nor files.
 func TestManyCheckpoints(t *testing.T) {
-	results.Add(t)
+	result := results.Add(t)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
 	k.Expect(t, "count", "101")
 	shim := shimOf(t, k)
@@ -76,10 +76,20 @@ func TestManyCheckpoints(t *testing.T) {
 	take(1)
 	harness.Within(t, "helper and tracer end", settled)
 	files, threads, bundle := openFiles(t, shim), threadsOf(t, shim), names(t, shared.Bundle(k.ID))
+	show := func(when string) {
+		memory, err := harness.ProcessMemory(shim)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s the shim has %d bytes of memory, %d threads, %d files", when, memory.RSS, threadsOf(t, shim), len(openFiles(t, shim)))
+		result.Number("shim_"+when+"_bytes", float64(memory.RSS))
+	}
+	show("before")
 	for n := range cycles() {
 		take(n)
 	}
 	harness.Within(t, "helper and tracer end", settled)
+	show("after")
 	harness.Within(t, "as many files are open as before", func() bool { return len(openFiles(t, shim)) <= len(files) })
 	if now := openFiles(t, shim); len(now) > len(files) {
 		t.Errorf("the shim has open\n%q, before it had\n%q", now, files)
