@@ -82,10 +82,13 @@ void *memory_override(const char *name);
 CUresult memory_synchronize(void);
 // memory_total returns how many bytes memory_save would copy.
 uint64_t memory_total(void);
+// memory_peers returns how many contexts' access to others' memory memory_save would end.
+uint32_t memory_peers(void);
 // memory_save copies the GPU memory to new host memory and gives it back to the driver; the addresses
-// stay reserved. On an error all of it is there as before.
+// stay reserved. The driver loses what cuCtxEnablePeerAccess has allowed (580, measured), so that is
+// ended as well. On an error all of it is there as before.
 CUresult memory_save(uint64_t *start, uint64_t *bytes);
-// memory_restore brings the GPU memory back. On an error none of it is there, and the host memory
+// memory_restore brings the GPU memory and the access back. On an error none of it is there, and the host memory
 // still is.
 CUresult memory_restore(uint64_t start, uint64_t bytes);
 

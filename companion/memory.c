@@ -41,6 +41,14 @@ struct context {
 	int primary_of; // a device; -1
 };
 
+// peer is what a cuCtxEnablePeerAccess has allowed: from's kernels reach memory of to's.
+struct peer {
+	struct peer *next;
+	CUcontext from, to;
+	bool ended; // by peers_end
+};
+
+static struct peer *peers;
 static struct block *blocks;
 static struct context contexts[MAX_CONTEXTS];
 static int context_count;
@@ -373,6 +381,91 @@ static CUresult range_handle(void *handle, CUdeviceptr p, size_t bytes, int type
 	return r;
 }
 
+static void note_peer(CUcontext from, CUcontext to)
+{
+	struct peer *p = calloc(1, sizeof *p);
+
+	if (!p) {
+		companion_say("no memory to note cuCtxEnablePeerAccess: kernels that need it fail after a restore");
+		return;
+	}
+	p->from = from;
+	p->to = to;
+	pthread_mutex_lock(&mutex);
+	p->next = peers;
+	peers = p;
+	pthread_mutex_unlock(&mutex);
+}
+
+// forget_peers forgets what from's kernels reach of to's; NULL is any.
+static void forget_peers(CUcontext from, CUcontext to)
+{
+	pthread_mutex_lock(&mutex);
+	for (struct peer **l = &peers; *l;) {
+		struct peer *p = *l;
+		if ((from && p->from != from) || (to && p->to != to)) {
+			l = &p->next;
+			continue;
+		}
+		*l = p->next;
+		free(p);
+	}
+	pthread_mutex_unlock(&mutex);
+}
+
+static CUresult disable_peer(CUcontext peer)
+{
+	CUresult (*real)(CUcontext) = companion_real("cuCtxDisablePeerAccess");
+	CUresult r = real ? real(peer) : CUDA_ERROR_NOT_FOUND;
+	CUcontext c;
+
+	if (!r && known() && !cu.CtxGetCurrent(&c))
+		forget_peers(c, peer);
+	return r;
+}
+
+// peers_allow allows again what peers_end has ended, and returns the first error.
+static CUresult peers_allow(void)
+{
+	CUresult (*enable)(CUcontext, unsigned) = companion_real("cuCtxEnablePeerAccess");
+	CUresult first = CUDA_SUCCESS;
+
+	for (struct peer *p = peers; p; p = p->next) {
+		if (!p->ended)
+			continue;
+		CUresult r = enable ? cu.CtxSetCurrent(p->from) : CUDA_ERROR_NOT_FOUND;
+		r = r ? r : enable(p->to, 0);
+		p->ended = r != CUDA_SUCCESS;
+		first = first ? first : r;
+	}
+	return first;
+}
+
+// peers_end ends all that is allowed. On an error all of it is allowed.
+static CUresult peers_end(void)
+{
+	CUresult (*disable)(CUcontext) = companion_real("cuCtxDisablePeerAccess");
+	CUresult r = CUDA_SUCCESS;
+
+	for (struct peer *p = peers; p && !r; p = p->next) {
+		r = disable ? cu.CtxSetCurrent(p->from) : CUDA_ERROR_NOT_FOUND;
+		r = r ? r : disable(p->to);
+		p->ended = !r;
+	}
+	if (r)
+		peers_allow();
+	return r;
+}
+
+uint32_t memory_peers(void)
+{
+	uint32_t n = 0;
+
+	for (struct peer *p = peers; p; p = p->next)
+		n++;
+	return n;
+}
+
 static CUresult enable_peer(CUcontext peer, unsigned flags)
 {
 	CUresult (*real)(CUcontext, unsigned) = companion_real("cuCtxEnablePeerAccess");
@@ -380,7 +473,10 @@ static CUresult enable_peer(CUcontext peer, unsigned flags)
 	CUdevice here, there;
 	CUcontext c;
 
-	if (r || !known() || cu.CtxGetDevice(&here) || cu.CtxGetCurrent(&c) || cu.CtxSetCurrent(peer))
+	if (r || !known() || cu.CtxGetCurrent(&c))
+		return r;
+	note_peer(c, peer);
+	if (cu.CtxGetDevice(&here) || cu.CtxSetCurrent(peer))
 		return r;
 	bool failed = cu.CtxGetDevice(&there);
 	cu.CtxSetCurrent(c);
@@ -399,6 +495,8 @@ static CUresult enable_peer(CUcontext peer, unsigned flags)
 // The driver frees the memory of a context with it.
 static void context_ended(CUcontext c)
 {
+	forget_peers(c, NULL);
+	forget_peers(NULL, c);
 	for (;;) {
 		struct block *b;
 		pthread_mutex_lock(&mutex);
@@ -494,6 +592,7 @@ void *memory_override(const char *name)
 		{"cuPointerGetAttribute", pointer_attribute}, {"cuPointerGetAttributes", pointer_attributes},
 		{"cuIpcGetMemHandle", ipc_get}, {"cuMemRetainAllocationHandle", retain},
 		{"cuMemGetHandleForAddressRange", range_handle}, {"cuCtxEnablePeerAccess", enable_peer},
+		{"cuCtxDisablePeerAccess", disable_peer},
 		{"cuCtxCreate_v2", create_v2}, {"cuCtxCreate_v3", create_v3}, {"cuCtxCreate_v4", create_v4},
 		{"cuCtxDestroy_v2", destroy}, {"cuCtxDestroy", destroy},
 		{"cuDevicePrimaryCtxRetain", primary_retain},
@@ -589,7 +688,7 @@ static CUresult bring(char *host)
 	return r;
 }
 
-CUresult memory_save(uint64_t *start, uint64_t *size)
+static CUresult save(uint64_t *start, uint64_t *size)
 {
 	uint64_t bytes = memory_total();
 	CUresult r;
@@ -627,10 +726,20 @@ CUresult memory_save(uint64_t *start, uint64_t *size)
 	return r;
 }
 
+CUresult memory_save(uint64_t *start, uint64_t *size)
+{
+	CUresult r = peers_end();
+
+	if (!r && (r = save(start, size)) && !*size)
+		peers_allow();
+	return r;
+}
+
 CUresult memory_restore(uint64_t start, uint64_t bytes)
 {
-	CUresult r = bring((char *)start);
+	CUresult r = peers_allow();
 
+	r = r ? r : bring((char *)start);
 	if (!r && bytes)
 		munmap((void *)start, bytes);
 	return r;

@@ -37,7 +37,7 @@ static struct {
 	int32_t result;     // a CUresult
 	uint32_t argument;  // of a PARK: its timeout in milliseconds
 	uint32_t cancelled; // a PARK that is to be given up, whatever it waits for; a SAVE that is to be undone
-	uint32_t unused;
+	uint32_t peers;     // parked or saved: how often a SAVE takes one GPU's access to another's memory
 	uint64_t start, bytes; // the host memory with what is saved; parked, the bytes that it will take
 	int32_t copiers[COPIERS]; // their tids as tid's; 0 after the last
 } control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 3};
@@ -79,6 +79,7 @@ static CUresult park(uint32_t number)
 		r = CUDA_ERROR_NOT_READY;
 	if (!r)
 		control.bytes = memory_total();
+	control.peers = memory_peers();
 	// A thread that has opened the gate by itself has seen PARKING.
 	set_state(r ? OPEN : PARKED);
 	if (!r && load(&control.cancelled) == number) {
@@ -127,6 +128,7 @@ static CUresult obey(uint32_t request)
 	case ASK_SAVE:
 		if (load(&control.state) != PARKED)
 			return CUDA_ERROR_ILLEGAL_STATE;
+		control.start = control.bytes = 0;
 		r = memory_save(&control.start, &control.bytes);
 		if (!r || control.bytes)
 			set_state(SAVED);

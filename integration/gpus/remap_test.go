@@ -5,6 +5,7 @@ package gpus
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -54,22 +56,29 @@ func TestAnotherGPU(t *testing.T) {
 	}
 }
 
-// One process whose kernel on a GPU reaches the memory of another one: it goes on, also with the two
-// swapped. A driver that cannot do so must refuse the checkpoint, and the program runs on.
+// One process whose kernel on a GPU reaches the memory of another one, with the companion: it goes on
+// beside its checkpoint and after it, also with the two swapped.
 func TestPeerAccess(t *testing.T) {
 	result := two(t)
-	k := start(t, harness.RunSpec{GPUs: []int{0, 1}}, "peer")
+	with := map[string]string{annotations.Companion: "true"}
+	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Annotations: with}, "peer")
 	k.Expect(t, "count", "101")
 	dir := t.TempDir()
+	if err := checkpointInto(t, k, t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	k.Expect(t, "count", "102")
 	if err := checkpointInto(t, k, dir); err != nil {
-		k.Expect(t, "count", "102")
-		t.Fatalf("refused, and it runs on: %v", err)
+		t.Fatal(err)
 	}
 	result.Phases(t, k)
+	k.Expect(t, "count", "103")
 	k.MustRemove(t)
-	for _, annotations := range []map[string]string{nil, given(uuid(0)+"="+uuid(1), uuid(1)+"="+uuid(0))} {
-		k = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: annotations}, dir, k.Port)
-		k.Expect(t, "count", "102")
+	swapped := given(uuid(0)+"="+uuid(1), uuid(1)+"="+uuid(0))
+	maps.Copy(swapped, with)
+	for _, how := range []map[string]string{with, swapped} {
+		k = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: how}, dir, k.Port)
+		k.Expect(t, "count", "103")
 		k.MustRemove(t)
 	}
 }

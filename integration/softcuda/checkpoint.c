@@ -176,6 +176,7 @@ static CUresult checkpoint(struct config *config)
 		}
 		memory_unmap(a);
 	}
+	peers_lose();
 	remember_seen(config);
 	process_close();
 	return CUDA_SUCCESS;

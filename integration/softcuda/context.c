@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "softcuda.h"
 
@@ -173,18 +174,46 @@ CUresult cuCtxGetDevice(CUdevice *device)
 	return gate_leave(CUDA_SUCCESS);
 }
 
-// A kernel here reaches the memory of all GPUs of its process.
+// What is allowed, by ordinals. A kernel here reaches the memory of all GPUs of its process, but for
+// what was allowed at a checkpoint: driver 580.159 loses that, and the kernel fails. Whether the access
+// counts as allowed then was not measured.
+static bool peer_allowed[MAX_GPUS][MAX_GPUS], peer_lost[MAX_GPUS][MAX_GPUS];
+
+void peers_lose(void)
+{
+	memcpy(peer_lost, peer_allowed, sizeof peer_lost);
+}
+
+bool peer_reaches(int from, int to)
+{
+	return from < 0 || to < 0 || !peer_lost[from][to];
+}
+
+static CUresult change_peer(CUcontext peer, bool allow)
+{
+	CUcontext c = context_current();
+
+	if (!c || !peer || !peer->alive || peer->ordinal == c->ordinal)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (peer_allowed[c->ordinal][peer->ordinal] == allow)
+		return allow ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+	peer_allowed[c->ordinal][peer->ordinal] = allow;
+	peer_lost[c->ordinal][peer->ordinal] = false;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext peer)
+{
+	CUresult r = gate_enter();
+	return r ? r : gate_leave(change_peer(peer, false));
+}
+
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 {
 	CUresult r = gate_enter();
 	if (r)
 		return r;
-	CUcontext c = context_current();
-	if (flags)
-		return gate_leave(CUDA_ERROR_INVALID_VALUE);
-	if (!c || !peer || !peer->alive || peer->ordinal == c->ordinal)
-		return gate_leave(CUDA_ERROR_INVALID_CONTEXT);
-	return gate_leave(CUDA_SUCCESS);
+	return gate_leave(flags ? CUDA_ERROR_INVALID_VALUE : change_peer(peer, true));
 }
 
 // Kernels have ended when their launch returns, so there is nothing to wait for.

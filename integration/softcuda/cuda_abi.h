@@ -28,6 +28,8 @@ enum {
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_READY = 600,
 	CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+	CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
+	CUDA_ERROR_PEER_ACCESS_NOT_ENABLED = 705,
 	CUDA_ERROR_LAUNCH_FAILED = 719,
 	CUDA_ERROR_NOT_PERMITTED = 800,
 	CUDA_ERROR_NOT_SUPPORTED = 801,
@@ -151,6 +153,7 @@ CUDA_API CUresult cuCtxGetCurrent(CUcontext *context);
 CUDA_API CUresult cuCtxGetDevice(CUdevice *device);
 CUDA_API CUresult cuCtxSynchronize(void);
 CUDA_API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags);
+CUDA_API CUresult cuCtxDisablePeerAccess(CUcontext peer);
 
 CUDA_API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 CUDA_API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);

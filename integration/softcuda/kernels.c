@@ -22,10 +22,17 @@ static uint64_t word_param(void **params, int i)
 	return *(uint64_t *)params[i];
 }
 
+// reach is memory_at for the kernel of the current context.
+static void *reach(CUdeviceptr address, size_t bytes)
+{
+	CUcontext c = context_current();
+	return peer_reaches(c ? c->ordinal : -1, memory_ordinal(address)) ? memory_at(address, bytes) : NULL;
+}
+
 // increment(u64 *counter)
 static CUresult increment(void **params)
 {
-	uint64_t *counter = memory_at(word_param(params, 0), sizeof *counter);
+	uint64_t *counter = reach(word_param(params, 0), sizeof *counter);
 	if (!counter)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	++*counter;
@@ -37,7 +44,7 @@ static CUresult fill(void **params)
 {
 	uint64_t count = word_param(params, 1), seed = word_param(params, 2);
 	uint64_t keep = word_param(params, 3), fixed = word_param(params, 4);
-	uint64_t *words = memory_at(word_param(params, 0), count * sizeof *words);
+	uint64_t *words = reach(word_param(params, 0), count * sizeof *words);
 	if (!words)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	for (uint64_t i = 0; i < count; i++)
@@ -51,8 +58,8 @@ static CUresult check(void **params)
 {
 	uint64_t count = word_param(params, 1), seed = word_param(params, 2);
 	uint64_t keep = word_param(params, 3), fixed = word_param(params, 4);
-	uint64_t *words = memory_at(word_param(params, 0), count * sizeof *words);
-	uint64_t *bad = memory_at(word_param(params, 5), sizeof *bad);
+	uint64_t *words = reach(word_param(params, 0), count * sizeof *words);
+	uint64_t *bad = reach(word_param(params, 5), sizeof *bad);
 	if (!words || !bad)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	for (uint64_t i = 0; i < count; i++)
@@ -63,7 +70,7 @@ static CUresult check(void **params)
 // spin(u32 *flag): runs until the flag is set
 static CUresult spin(void **params)
 {
-	uint32_t *flag = memory_at(word_param(params, 0), sizeof *flag);
+	uint32_t *flag = reach(word_param(params, 0), sizeof *flag);
 	if (!flag)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	struct timespec pause = {.tv_nsec = 1000000};
@@ -78,8 +85,8 @@ static CUresult spin(void **params)
 static CUresult meet(void **params)
 {
 	uint64_t ranks = word_param(params, 1), rank = word_param(params, 2);
-	uint64_t *board = memory_at(word_param(params, 0), 3 * 64 * sizeof *board);
-	uint64_t *state = memory_at(word_param(params, 3), 2 * sizeof *state);
+	uint64_t *board = reach(word_param(params, 0), 3 * 64 * sizeof *board);
+	uint64_t *state = reach(word_param(params, 3), 2 * sizeof *state);
 	if (!board || !state || ranks > 64)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	uint64_t step = state[0] + 1, *words = board + 64 + 64 * (step & 1);

@@ -48,6 +48,11 @@ static size_t in_use(int ordinal)
 	return sum;
 }
 
+int memory_ordinal(CUdeviceptr address)
+{
+	return address >= BASE && address < BASE + MAX_GPUS * SPAN ? (int)((address - BASE) / SPAN) : -1;
+}
+
 size_t memory_in_use(int ordinal)
 {
 	pthread_mutex_lock(&mutex);

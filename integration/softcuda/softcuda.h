@@ -117,6 +117,10 @@ struct CUctx_st {
 	CUdeviceptr image;
 };
 CUcontext context_current(void);
+// peers_lose is for a checkpoint: kernels do not reach other GPUs' memory any more that they could.
+void peers_lose(void);
+// peer_reaches tells whether kernels of one GPU reach memory of another; -1 is any.
+bool peer_reaches(int from, int to);
 
 // memory.c: device memory, one mapping per allocation, at addresses of its own
 enum kind { KIND_DEVICE, KIND_MANAGED, KIND_CONTEXT, KIND_IMPORTED, KIND_HANDLE, KIND_HOST };
@@ -137,6 +141,8 @@ void memory_release_context(CUcontext context);
 // memory_at is the host's view of device or pinned memory, NULL unless all of it is allocated.
 void *memory_at(CUdeviceptr address, size_t bytes);
 size_t memory_in_use(int ordinal);
+// memory_ordinal is the GPU that an address is of; -1 for one that cuMemMap or the host has.
+int memory_ordinal(CUdeviceptr address);
 bool memory_has_managed(void);
 // memory_export makes an allocation's memory file one that another process can open: fd is it.
 CUresult memory_export(CUdeviceptr address, int *fd, size_t *bytes);

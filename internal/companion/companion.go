@@ -40,6 +40,7 @@ const (
 	offResult    = 56
 	offArgument  = 60
 	offCancelled = 64
+	offPeers     = 68
 	offStart     = 72
 	offBytes     = 80
 	offCopiers   = 88
@@ -84,6 +85,7 @@ type control struct {
 	state             state
 	request, answered uint32
 	result            int32
+	peers             uint32
 	start, bytes      uint64
 }
 
@@ -180,6 +182,7 @@ func (c *Companion) read() (control, error) {
 	return control{
 		state: state(number(offState)), request: number(offRequest), answered: number(offAnswered),
 		result: int32(number(offResult)), //nolint:gosec // as it is written
+		peers:  number(offPeers),
 		start:  binary.LittleEndian.Uint64(data[offStart:]), bytes: binary.LittleEndian.Uint64(data[offBytes:]),
 	}, nil
 }

@@ -54,36 +54,37 @@ func Threads(procs cuda.Group) (tids []int) {
 	return tids
 }
 
-// Parked are processes whose calls of the driver wait at their companions' gates, and whose GPU memory
-// the companions can save.
+// Parked are processes whose calls of the driver wait at their companions' gates, and of which the
+// companions can save GPU memory, or GPUs' access to each other's memory.
 type Parked struct {
 	Procs cuda.Group
 	Bytes uint64       // of GPU memory that they can save
 	all   []*Companion // of each process
+	bytes []uint64     // of each
 	leave bool         // all of it to the driver
 }
 
-// Park closes the gates of the processes' companions, and returns those that have memory to save; nil
-// for none. Half of timeout is for the programs' calls and GPU work to end: the rest is left to those
-// who lock them if they wait for each other. If none has memory, and on an error, all companions are
+// Park closes the gates of the processes' companions, and returns those that have something to save;
+// nil for none. Half of timeout is for the programs' calls and GPU work to end: the rest is left to those
+// who lock them if they wait for each other. If none has anything, and on an error, all companions are
 // open again, unless the error says that one could not be opened. The processes must not be frozen.
 func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (_ *Parked, err error) {
 	all, err := of(procs)
 	if err != nil || len(all) == 0 {
 		return nil, err
 	}
-	bytes, err := each(all, func(c *Companion) (uint64, error) {
-		now, err := c.ask(ctx, "park", askPark, timeout/2, timeout/2+time.Second)
-		return now.bytes, err
+	parked, err := each(all, func(c *Companion) (control, error) {
+		return c.ask(ctx, "park", askPark, timeout/2, timeout/2+time.Second)
 	})
 	p := new(Parked)
 	for i, c := range all {
 		at := slices.IndexFunc(procs, func(q cuda.Process) bool { return q.PID.Host == c.PID })
-		if bytes[i] > 0 {
-			p.Procs, p.all, p.Bytes = append(p.Procs, procs[at]), append(p.all, c), p.Bytes+bytes[i]
+		if bytes := parked[i].bytes; bytes > 0 || parked[i].peers > 0 {
+			p.Procs, p.all, p.bytes = append(p.Procs, procs[at]), append(p.all, c), append(p.bytes, bytes)
+			p.Bytes += bytes
 		}
 	}
-	if err == nil && p.Bytes > 0 {
+	if err == nil && len(p.all) > 0 {
 		return p, nil
 	}
 	if oerr := openAll(context.WithoutCancel(ctx), all); oerr != nil {
@@ -99,13 +100,13 @@ func (p *Parked) LeaveToDriver(leave bool) {
 	}
 }
 
-// Saver returns the thread that will map the host memory of a process's companion, if it is parked.
+// Saver returns the thread that will map the host memory of a process's companion, if it will save any.
 func (p *Parked) Saver(pid int) (tid int, ok bool) {
 	if p == nil || p.leave {
 		return 0, false
 	}
 	i := slices.IndexFunc(p.all, func(c *Companion) bool { return c.PID == pid })
-	if i < 0 {
+	if i < 0 || p.bytes[i] == 0 {
 		return 0, false
 	}
 	return p.all[i].TID, true
@@ -238,8 +239,8 @@ func (c *Companion) settled(ctx context.Context) (control, error) {
 }
 
 // each calls do for all at once.
-func each(all []*Companion, do func(c *Companion) (uint64, error)) ([]uint64, error) {
-	values, errs := make([]uint64, len(all)), make([]error, len(all))
+func each[T any](all []*Companion, do func(c *Companion) (T, error)) ([]T, error) {
+	values, errs := make([]T, len(all)), make([]error, len(all))
 	var group sync.WaitGroup
 	for i, c := range all {
 		group.Go(func() { values[i], errs[i] = do(c) })
