@@ -6,6 +6,7 @@ package checkpoint
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -181,7 +182,7 @@ func TestRecoverLetsGo(t *testing.T) {
 	c := session.Own(t, harness.Options{})
 	var all []*harness.Container
 	var pids []int
-	for i, spec := range []harness.RunSpec{{GPUs: []int{0}}, withCompanion()} { // which waits at its companion's gate
+	for i, spec := range []harness.RunSpec{{GPUs: []int{0}}, withCompanion(), withCompanion()} { // the last one within its checkpoint
 		spec.ID = harness.Name(t) + strconv.Itoa(i)
 		k := c.Work(t, spec, "pattern", "--bytes", "16M")
 		k.Expect(t, "verify", "bad=0")
@@ -190,24 +191,38 @@ func TestRecoverLetsGo(t *testing.T) {
 		harness.Says(t, errors.New(recoverText(t, c, k.ID)), "paused", "its shim lives", "tasks resume "+k.ID)
 		all = append(all, k)
 	}
-	shims := []int{shimOf(t, all[0]), shimOf(t, all[1])}
+	shims := []int{shimOf(t, all[0]), shimOf(t, all[1]), shimOf(t, all[2])}
+	const locking = time.Second
+	undo := c.SoftwareGPU(t, fmt.Sprintf("lock_delay_ms=%d\n", locking.Milliseconds()))
+	dir, over := t.TempDir(), make(chan error, 1)
+	go func() { over <- checkpointTask(t, c, all[2], dir) }()
+	inCheckpoint(t, all[2])
 	killBoth(t, c, shims[0])
-	if shims[1] != shims[0] {
-		if err := unix.Kill(shims[1], unix.SIGKILL); err != nil {
+	for _, shim := range shims[1:] {
+		if err := unix.Kill(shim, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 			t.Fatal(err)
 		}
 		harness.Within(t, "the other shim ends", func() bool {
-			state, err := harness.ProcessState(shims[1])
+			state, err := harness.ProcessState(shim)
 			return err != nil || state == "Z"
 		})
 	}
+	if err := <-over; err == nil {
+		t.Error("the checkpoint did not fail")
+	}
+	undo()
+	time.Sleep(locking + time.Second/2) // the driver's call ends by itself, if it had begun
 	for i, k := range all {
 		frozen, err := harness.Frozen(pids[i])
-		if err != nil || !frozen {
-			t.Fatalf("frozen: %v, error %v; want it so", frozen, err)
+		if err != nil || frozen != (i < 2) {
+			t.Fatalf("frozen: %v, error %v", frozen, err)
 		}
 		text := recoverText(t, c, k.ID)
-		harness.Says(t, errors.New(text), "thawed", "unlocked CUDA processes: 1", "runs on without a shim")
+		says := []string{"runs on without a shim"}
+		if i < 2 {
+			says = append(says, "thawed", "unlocked CUDA processes: 1")
+		}
+		harness.Says(t, errors.New(text), says...)
 		k.Expect(t, "verify", "bad=0")
 		k.Expect(t, "write 500", "wrote 500")
 		k.Expect(t, "verify", "bad=0")

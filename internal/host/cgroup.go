@@ -146,6 +146,16 @@ func RetryFreeze[R any](pid int, freeze func() (R, error)) (R, error) {
 	}
 }
 
+// Frozen reports whether the cgroup's processes are stopped, or are to be.
+func (c *Cgroup) Frozen() (bool, error) {
+	file, thawed := "freezer.state", "THAWED"
+	if c.Unified() {
+		file, thawed = "cgroup.freeze", "0"
+	}
+	text, err := os.ReadFile(filepath.Join(c.dir, file))
+	return strings.TrimSpace(string(text)) != thawed, err
+}
+
 func (c *Cgroup) setFreezer(v1, v2, event string) error {
 	var err error
 	if c.Unified() {

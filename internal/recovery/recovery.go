@@ -16,6 +16,7 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -166,7 +167,7 @@ func cgroupOf(rec *journal.Record) (*host.Cgroup, error) {
 
 // letGo lets a container run on whose shim is dead.
 func (r *Report) letGo(ctx context.Context, node config.Node, rec *journal.Record) error {
-	if out := rec.State == journal.Suspended || rec.Operation == "resume" || rec.Step == "save GPU state" || slices.Contains(rec.Undo, "give GPU state back"); out {
+	if out := rec.State == journal.Suspended || rec.Operation == "resume" || slices.Contains(rec.Undo, "give GPU state back"); out {
 		return errLost
 	}
 	if err := criu.EndOfDeadShim(rec.Bundle); err != nil {
@@ -176,15 +177,22 @@ func (r *Report) letGo(ctx context.Context, node config.Node, rec *journal.Recor
 	if err != nil {
 		return err
 	}
+	// In the middle of this step the processes were thawed, and the driver says where the state is.
+	saving := rec.Step == "save GPU state"
+	if frozen, err := cg.Frozen(); err != nil || frozen && saving {
+		return cmp.Or(err, errLost)
+	}
 	if err := cg.Thaw(); err != nil {
 		return err
 	}
-	r.did("thawed")
+	if !saving {
+		r.did("thawed")
+	}
 	pids, err := cg.Pids()
 	if err != nil {
 		return err
 	}
-	n, err := unlock(ctx, node, pids)
+	n, err := unlock(ctx, node, pids, saving)
 	if n > 0 {
 		r.did("unlocked CUDA processes: %d", n)
 	}
@@ -195,8 +203,9 @@ func (r *Report) letGo(ctx context.Context, node config.Node, rec *journal.Recor
 	return nil
 }
 
-// unlock unlocks those of the processes that are locked, and returns how many.
-func unlock(ctx context.Context, node config.Node, pids []int) (n int, err error) {
+// unlock unlocks those of the processes that are locked, and returns how many. If their state was being
+// saved, none is unlocked if the driver has checkpointed one.
+func unlock(ctx context.Context, node config.Node, pids []int, saving bool) (n int, err error) {
 	pids = slices.DeleteFunc(pids, func(pid int) bool {
 		may, err := cuda.MayUseCUDA(pid)
 		return err == nil && !may
@@ -219,6 +228,9 @@ func unlock(ctx context.Context, node config.Node, pids []int) (n int, err error
 	}
 	var locked cuda.Group
 	for _, p := range found {
+		if p.State == cuda.Checkpointed && saving {
+			return 0, errLost
+		}
 		if p.State == cuda.Locked {
 			p.State = cuda.Running // to which Unlock takes it
 			locked = append(locked, p)
