@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
@@ -140,43 +141,51 @@ func (h *Helper) Lock(ctx context.Context, pid int, timeout time.Duration) error
 // new host memory of the process and releases the GPUs. If the driver refuses (NotSupported:
 // managed memory), the process stays locked and runs on after Unlock.
 func (h *Helper) Checkpoint(ctx context.Context, pid int) error {
-	return h.copies(ctx, wire.Request{Op: wire.OpCheckpoint, PID: pid}, h.onHost(pid))
+	return h.copies(ctx, wire.Request{Op: wire.OpCheckpoint, PID: pid}, h.whileItWorks(pid))
 }
 
 // Restore takes a process from checkpointed to locked. Without pairs it returns to the GPUs it had.
 // Pairs must name every GPU that the process could open at the checkpoint, used or not, and lead to
 // as many different GPUs. If the driver refuses, the process stays checkpointed.
 func (h *Helper) Restore(ctx context.Context, pid int, pairs []Pair) error {
-	return h.copies(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, h.onHost(pid))
+	return h.copies(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, h.whileItWorks(pid))
 }
 
-// copies sends a request whose call copies GPU memory by a thread of the process. host is the pid of
-// the process on the host, 0 if it is not known.
-func (h *Helper) copies(ctx context.Context, q wire.Request, host int) error {
-	_, err := h.within(ctx, q, h.whileItMoves(host))
+// copies sends a request whose call copies GPU memory by a thread of the process.
+func (h *Helper) copies(ctx context.Context, q wire.Request, limit worker.Limit) error {
+	_, err := h.within(ctx, q, limit)
 	return err
 }
 
-// whileItMoves is the limit of a call in which a thread of a process is at work. It is the processor's
-// time that counts (decision 0035).
-func (h *Helper) whileItMoves(host int) worker.Limit {
+// whileTheyWork is the limit of a call in which the driver copies GPU memory of some processes: it may
+// stand still for a while when none of them works (decision 0035). They are counted together, because
+// the driver may have one wait for another. hosts are their pids on the host, 0 for one that is not
+// known, with which the limit is CopyTimeout alone.
+func (h *Helper) whileTheyWork(hosts []int) worker.Limit {
 	limit := worker.Limit{Most: h.opts.CopyTimeout}
-	if host != 0 {
-		limit.Still = h.opts.StallTimeout
-		limit.Moved = func() (uint64, bool) {
-			ticks, err := proc.OwnTicks(host)
-			return ticks, err == nil
+	if len(hosts) == 0 || slices.Contains(hosts, 0) {
+		return limit
+	}
+	limit.Still = h.opts.StallTimeout
+	limit.Moved = func() (count uint64, known bool) {
+		for _, pid := range hosts {
+			n, err := proc.Work(pid)
+			if err != nil && !proc.Ended(err) {
+				return 0, false
+			}
+			count, known = count+n, known || err == nil
 		}
+		return count, known
 	}
 	return limit
 }
 
-// onHost is a pid on the host that the helper counts so, 0 if it is not known.
-func (h *Helper) onHost(pid int) int {
+// whileItWorks is whileTheyWork for one process, by its pid as the helper counts.
+func (h *Helper) whileItWorks(pid int) worker.Limit {
 	if h.opts.Join != 0 {
-		return 0
+		pid = 0 // the host's is not known
 	}
-	return pid
+	return h.whileTheyWork([]int{pid})
 }
 
 // Unlock takes a process from locked to running.

@@ -50,8 +50,9 @@ func (g Group) Lock(ctx context.Context, h *Helper, timeout time.Duration) error
 
 // Checkpoint takes the locked processes of the group to checkpointed.
 func (g Group) Checkpoint(ctx context.Context, h *Helper) error {
-	return g.found(Running, Locked).step(ctx, h, Locked, h.opts.CopyTimeout, func(ctx context.Context, p PID) error {
-		return h.copies(ctx, wire.Request{Op: wire.OpCheckpoint, PID: h.number(p)}, p.Host)
+	g = g.found(Running, Locked)
+	return g.step(ctx, h, Locked, h.opts.CopyTimeout, func(ctx context.Context, p PID) error {
+		return h.copies(ctx, wire.Request{Op: wire.OpCheckpoint, PID: h.number(p)}, g.whileAnyWorks(h))
 	})
 }
 
@@ -78,14 +79,15 @@ func (g Group) Restore(ctx context.Context, h *Helper, pairs []Pair) error {
 func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][]Pair) (taken map[int]int, err error) {
 	taken = map[int]int{}
 	var mu sync.Mutex
-	err = g.found(Running, Locked).step(ctx, h, Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, p PID) error {
+	g = g.found(Running, Locked)
+	err = g.step(ctx, h, Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, p PID) error {
 		pid := h.number(p)
 		if tries[pid] == nil {
-			return restored(ctx, h, p, nil)
+			return g.restored(ctx, h, pid, nil)
 		}
 		var err error
 		for i, pairs := range tries[pid] {
-			if err = restored(ctx, h, p, pairs); err == nil {
+			if err = g.restored(ctx, h, pid, pairs); err == nil {
 				mu.Lock()
 				taken[pid] = i
 				mu.Unlock()
@@ -99,9 +101,18 @@ func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][
 	return taken, err
 }
 
-func restored(ctx context.Context, h *Helper, p PID, pairs []Pair) error {
-	pid := h.number(p)
-	err := h.copies(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, p.Host)
+// whileAnyWorks is the limit of a call in which the driver copies GPU memory of one of the processes,
+// while it copies that of the others.
+func (g Group) whileAnyWorks(h *Helper) worker.Limit {
+	var hosts []int
+	for _, p := range g {
+		hosts = append(hosts, p.PID.Host)
+	}
+	return h.whileTheyWork(hosts)
+}
+
+func (g Group) restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
+	err := h.copies(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, g.whileAnyWorks(h))
 	if isRefusal(err, IllegalState) {
 		if s, serr := h.State(ctx, pid); serr == nil && (s == Locked || s == Running) {
 			return nil
@@ -199,17 +210,18 @@ func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, 
 			lost[g[i].PID] = true
 		}
 	}
+	copying := g.whileAnyWorks(h)
 	return sum(g.each(func(p Process) error {
 		if lost[p.PID] {
 			wait := worker.Limit{Most: limit}
 			if before != Running { // a copy that goes on
-				wait = h.whileItMoves(p.PID.Host)
+				wait = copying
 			}
 			if err := settle(ctx, h, h.number(p.PID), wait); err != nil {
 				return ended(p.PID, err)
 			}
 		}
-		return ended(p.PID, driveTo(ctx, h, h.number(p.PID), before))
+		return ended(p.PID, driveTo(ctx, h, h.number(p.PID), before, copying))
 	}))
 }
 
@@ -237,7 +249,8 @@ func settle(ctx context.Context, h *Helper, pid int, limit worker.Limit) error {
 }
 
 // driveTo takes a process from any of running, locked and checkpointed to another, step by step.
-func driveTo(ctx context.Context, h *Helper, pid int, want State) error {
+// copying is the limit of a step that copies GPU memory.
+func driveTo(ctx context.Context, h *Helper, pid int, want State, copying worker.Limit) error {
 	const attempts = 4 // two steps lie between the farthest states
 	for range attempts {
 		s, err := h.State(ctx, pid)
@@ -250,11 +263,11 @@ func driveTo(ctx context.Context, h *Helper, pid int, want State) error {
 		case s == Running:
 			err = h.Lock(ctx, pid, h.opts.CallTimeout)
 		case s == Checkpointed:
-			err = h.Restore(ctx, pid, nil)
+			err = h.copies(ctx, wire.Request{Op: wire.OpRestore, PID: pid}, copying)
 		case s == Locked && want == Running:
 			err = h.Unlock(ctx, pid)
 		case s == Locked:
-			err = h.Checkpoint(ctx, pid)
+			err = h.copies(ctx, wire.Request{Op: wire.OpCheckpoint, PID: pid}, copying)
 		default:
 			return fmt.Errorf("bring CUDA process %d to %v: it is %v", pid, want, s)
 		}

@@ -42,9 +42,10 @@ type Options struct {
 	// CopyTimeout bounds Checkpoint and Restore, which copy all GPU memory in use (2 to 6 GB/s), a
 	// Lock without timeout, and the undoing of a group's step. 0: 30 min.
 	CopyTimeout time.Duration
-	// StallTimeout bounds how long the process may take no time from the processors while the driver
-	// copies its GPU memory, in Checkpoint and Restore of a Group whose processes have host pids: the
-	// driver copies by a thread of the process. At most half of CopyTimeout. 0: 1 min.
+	// StallTimeout bounds how long the processes may neither compute nor touch fresh memory while the
+	// driver copies their GPU memory, in Checkpoint and Restore: the driver copies by a thread of each
+	// process. Those of a Group are counted together. It needs their host pids. At most half of
+	// CopyTimeout. 0: 1 min.
 	StallTimeout time.Duration
 	// Run starts the helper and returns what waits for its exit status (128 + N for signal N). A
 	// program that reaps all its children, as containerd's shims do, passes its reaper here, which

@@ -4,6 +4,7 @@
 package cuda
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -41,8 +42,8 @@ func TestSoftDriverHangs(t *testing.T) {
 				wants(t, err, ErrHelperHung, step+" CUDA process", "nothing has moved for 500ms", "undo")
 			})
 			do(t, os.WriteFile(file, nil, 0o600))
-			do(t, settle(ctx, h, w.pid, h.whileItMoves(w.pid)))
-			do(t, driveTo(ctx, h, w.pid, Running))
+			do(t, settle(ctx, h, w.pid, h.whileItWorks(w.pid)))
+			do(t, driveTo(ctx, h, w.pid, Running, h.whileItWorks(w.pid)))
 			w.counts(102)
 		})
 	}
@@ -67,4 +68,51 @@ func TestSoftDriverIsSlow(t *testing.T) {
 	do(t, procs.Restore(ctx, h, nil))
 	do(t, procs.Unlock(ctx, h))
 	w.counts(102)
+}
+
+// A process of a group whose driver does nothing is not given up while that of another one works: it
+// may wait for it.
+func TestSoftDriverWaitsForAnother(t *testing.T) {
+	for _, step := range []string{"checkpoint", "restore"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			const stall = 500 * time.Millisecond
+			dev, file := devices(t, 2), filepath.Join(t.TempDir(), "softcuda.conf")
+			do(t, os.WriteFile(file, nil, 0o600))
+			patient, ctx := softHelper(t, dev, nil), t.Context()
+			h := softHelper(t, dev, func(o *Options) { o.CallTimeout, o.StallTimeout = stall, stall })
+			waits := start(t, dev, []string{"SOFTCUDA_CONF=" + file}, "counter")
+			works := start(t, dev, []string{"SOFTCUDA_PIECE_MS=1000"}, "counter")
+			all := []*work{waits, works}
+			for _, w := range all {
+				w.counts(101)
+			}
+			procs, err := Find(ctx, patient, []int{waits.pid, works.pid})
+			do(t, err)
+			do(t, procs.Lock(ctx, patient, time.Minute))
+			take := procs.Checkpoint
+			if step == "restore" {
+				do(t, procs.Checkpoint(ctx, patient))
+				take = func(ctx context.Context, h *Helper) error { return procs.Restore(ctx, h, nil) }
+			}
+			do(t, os.WriteFile(file, []byte("hang="+step+"\n"), 0o600))
+			do(t, func() error { _, err := h.Info(ctx); return err }()) // which takes a while
+			began := time.Now()
+			took := make(chan error, 1)
+			go func() { took <- take(ctx, h) }()
+			time.Sleep(2 * stall) // in which the other one copies its first piece
+			do(t, os.WriteFile(file, nil, 0o600))
+			do(t, <-took)
+			if took := time.Since(began); took < 3*stall {
+				t.Errorf("the copies took %v: one was to wait for %v, and the other to work meanwhile", took, 2*stall)
+			}
+			if step == "checkpoint" {
+				do(t, procs.Restore(ctx, patient, nil))
+			}
+			do(t, procs.Unlock(ctx, patient))
+			for _, w := range all {
+				w.counts(102)
+			}
+		})
+	}
 }

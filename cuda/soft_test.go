@@ -194,7 +194,7 @@ func TestSoftLockOfAStoppedProcessEndsAtItsLimit(t *testing.T) {
 	// It now carries out what it was asked; then it can be brought back.
 	h = softHelper(t, dev, nil)
 	do(t, settle(t.Context(), h, w.pid, worker.Limit{Most: time.Minute}))
-	do(t, driveTo(t.Context(), h, w.pid, Running))
+	do(t, driveTo(t.Context(), h, w.pid, Running, h.whileItWorks(w.pid)))
 	w.counts(102)
 }
 

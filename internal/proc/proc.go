@@ -126,21 +126,22 @@ func Ticks(pid int) (ticks uint64) {
 	return ticks
 }
 
-// OwnTicks returns the time that a process itself has taken from the processors, as Ticks does. The
-// error is os.ErrNotExist or ESRCH for one that is gone.
-func OwnTicks(pid int) (ticks uint64, err error) {
+// Work returns a number that grows while a process itself computes, or touches memory that it has not
+// touched before: its page faults, and the time that it has taken from the processors in ticks of a
+// hundredth of a second as a rule. The error satisfies Ended for a process that is gone.
+func Work(pid int) (count uint64, err error) {
 	fields, err := stat(pid)
 	if err != nil {
 		return 0, err
 	}
-	for _, field := range fields[14:16] { // utime, stime
-		n, err := strconv.ParseUint(field, 10, 64)
+	for _, at := range []int{10, 12, 14, 15} { // minflt, majflt, utime, stime: proc_pid_stat(5)
+		n, err := strconv.ParseUint(fields[at], 10, 64)
 		if err != nil {
-			return 0, fmt.Errorf("read the times of process %d: %w", pid, err)
+			return 0, fmt.Errorf("read the work of process %d: %w", pid, err)
 		}
-		ticks += n
+		count += n
 	}
-	return ticks, nil
+	return count, nil
 }
 
 // Children returns the children of all threads of a process.

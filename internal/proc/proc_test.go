@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const nobody = 1 << 30 // above every pid
@@ -54,6 +56,45 @@ func TestProcess(t *testing.T) {
 	status, err := StatusOf(pid)
 	if err != nil || status.Ended() || status.Tracer() != 0 || status.Parent() != os.Getpid() || status.Process() != pid || status.Field("Nothing") != "" {
 		t.Errorf("the status is %s, %v", status, err)
+	}
+}
+
+// A process works when it touches fresh memory, long before the kernel counts a hundredth of a second.
+// One that sleeps does not.
+func TestWork(t *testing.T) {
+	work := func(pid int) uint64 {
+		t.Helper()
+		n, err := Work(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	const pages = 1000
+	mem, err := unix.Mmap(-1, 0, pages*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err == nil {
+		err = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(mem) }()
+	before := work(os.Getpid())
+	for at := 0; at < len(mem); at += os.Getpagesize() {
+		mem[at] = 1
+	}
+	if did := work(os.Getpid()) - before; did < pages {
+		t.Errorf("%d pages were touched, and the work grew by %d", pages, did)
+	}
+	pid := sleeper(t)
+	time.Sleep(20 * time.Millisecond) // in which it begins to sleep
+	before = work(pid)
+	time.Sleep(100 * time.Millisecond)
+	if did := work(pid) - before; did != 0 {
+		t.Errorf("a process that sleeps worked %d", did)
+	}
+	if _, err := Work(nobody); !Ended(err) {
+		t.Errorf("Work of nobody returns %v", err)
 	}
 }
 
