@@ -28,9 +28,9 @@ compiler:
 	@hack/compiler
 
 .PHONY: build
-build: compiler ## Build the shim, the CUDA helper, CRIU's plugin, the companion and the command line into .build/bin.
+build: compiler ## Build the shim, its helpers, CRIU's plugin, the companion and the command line into .build/bin.
 	@mkdir -p $(BIN)
-	CGO_ENABLED=0 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/containerd-shim-gpuckpt-v2 ./cmd/gpuckpt
+	CGO_ENABLED=0 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/containerd-shim-gpuckpt-v2 ./cmd/gpuckpt ./cmd/gpuckpt-tmpfs
 	CGO_ENABLED=1 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/gpuckpt-cuda-helper
 	gcc -Wall -Wextra -Werror -O2 -fPIC -shared -fvisibility=hidden -s -o $(BIN)/gpuckpt_criu.so internal/criu/plugin/*.c
 	@[ "$$(uname -m)" != x86_64 ] || $(MAKE) -s -C companion OUT=$(abspath $(BIN))
@@ -41,7 +41,7 @@ build: compiler ## Build the shim, the CUDA helper, CRIU's plugin, the companion
 build-faults: build
 	@mkdir -p $(BIN)/faults
 	CGO_ENABLED=0 go build -tags faults $(GOFLAGS_SMALL) -o $(BIN)/faults/ ./cmd/containerd-shim-gpuckpt-v2 ./cmd/gpuckpt
-	@cp $(BIN)/gpuckpt-cuda-helper $(BIN)/gpuckpt_criu.so $(BIN)/faults/
+	@cp $(BIN)/gpuckpt-cuda-helper $(BIN)/gpuckpt-tmpfs $(BIN)/gpuckpt_criu.so $(BIN)/faults/
 	@[ "$$(uname -m)" != x86_64 ] || cp $(BIN)/libgpuckpt.so $(BIN)/faults/
 
 # Code that runs in the processes of others, kept as it is embedded: a test compares.
@@ -59,7 +59,7 @@ agent: ## Build the agent that does what Checkpoint objects ask for into .build/
 install: build ## Install them into PREFIX/bin (default /usr/local).
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(addprefix $(BIN)/,containerd-shim-gpuckpt-v2 gpuckpt gpuckpt-cuda-helper) $(DESTDIR)$(PREFIX)/bin/
-	install -D -m 755 -t $(DESTDIR)$(PREFIX)/lib/gpuckpt $(BIN)/gpuckpt_criu.so
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/lib/gpuckpt $(BIN)/gpuckpt_criu.so $(BIN)/gpuckpt-tmpfs
 	[ "$$(uname -m)" != x86_64 ] || install -m 755 -t $(DESTDIR)$(PREFIX)/lib/gpuckpt $(BIN)/libgpuckpt.so
 
 .PHONY: setup

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/tarname"
 )
 
 // ImageDir is the directory of the checkpoint in a checkpoint image, below its root.
@@ -30,7 +32,7 @@ const PieceAlign = 2 << 20
 
 // ErrDamaged reports that a checkpoint is not what was written: a file is missing, too short, not a
 // regular file, or has other content.
-var ErrDamaged = errors.New("damaged checkpoint")
+var ErrDamaged = tarname.ErrDamaged
 
 // Checkpoint is an opened checkpoint on a disk. It holds no file open. Nothing changes its files.
 type Checkpoint struct {

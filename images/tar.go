@@ -10,6 +10,8 @@ import (
 	"io"
 	"path"
 	"strings"
+
+	"github.com/gpuckpt/gpuckpt/internal/tarname"
 )
 
 // maxTarEntries bounds the table of an archive. CRIU writes some twenty files a process.
@@ -73,17 +75,7 @@ func checkTarEntry(h *tar.Header) (name string, err error) {
 
 // CleanTarName returns an entry's name without "./" and without a slash at the end.
 // A name that is empty, absolute, has a NUL or a ".." is ErrDamaged.
-func CleanTarName(name string) (string, error) {
-	if name == "" || strings.ContainsRune(name, 0) || path.IsAbs(name) {
-		return "", fmt.Errorf("%w: archive: the name %q is empty, absolute or not text", ErrDamaged, name)
-	}
-	for part := range strings.SplitSeq(name, "/") {
-		if part == ".." {
-			return "", fmt.Errorf("%w: archive: %q leads out of the archive", ErrDamaged, name)
-		}
-	}
-	return path.Clean(name), nil
-}
+func CleanTarName(name string) (string, error) { return tarname.Clean(name) }
 
 // TarFiles returns the files of an uncompressed tar archive, by the rules of ReadTar and with their
 // whole paths for names. Nothing is copied: each reads its own part of the archive.

@@ -53,6 +53,9 @@ func TestTmpfs(t *testing.T) {
 		if n := ours(t, dir); n < 2 { // those of /dev and /dev/shm at least
 			t.Errorf("%d images of a tmpfs are gpuckpt's", n)
 		}
+		if tar, err := os.Readlink(filepath.Join(shared.Bundle(k.ID), "criu-path", "tar")); err != nil || filepath.Base(tar) != "gpuckpt-tmpfs" {
+			t.Errorf("CRIU's tar is %q, %v", tar, err)
+		}
 		ref := takeCheckpoint(t, shared, k, "1")
 		k.Expect(t, "count", "102")
 		k.MustRemove(t)

@@ -133,6 +133,13 @@ func TestDoctorFailures(t *testing.T) {
 	}
 }
 
+// Without gpuckpt-tmpfs everything works, slower.
+func TestDoctorWithoutTmpfsHelper(t *testing.T) {
+	c := session.Own(t, harness.Options{Env: []string{"PATH=" + bins.PathWithout(t, t.TempDir(), "gpuckpt-tmpfs")}})
+	r, _ := report(t, c)
+	is(t, find(t, r, "gpuckpt", "tmpfs helper"), doctor.Warning, "gpuckpt-tmpfs", "make install")
+}
+
 // Without a containerd it says what it can of the rest.
 func TestDoctorNoContainerd(t *testing.T) {
 	c := session.Own(t, harness.Options{})

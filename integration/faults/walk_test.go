@@ -82,7 +82,7 @@ func (w *walk) note(t *testing.T, c Cell, passed bool, took time.Duration) {
 func digestOfPrograms(t *testing.T) string {
 	t.Helper()
 	h := sha256.New()
-	for _, program := range []string{"containerd-shim-gpuckpt-v2", "gpuckpt", "gpuckpt-cuda-helper", "gpuckpt_criu.so", "libgpuckpt.so"} {
+	for _, program := range []string{"containerd-shim-gpuckpt-v2", "gpuckpt", "gpuckpt-cuda-helper", "gpuckpt-tmpfs", "gpuckpt_criu.so", "libgpuckpt.so"} {
 		path, err := session.Bins.Path("faults/" + program)
 		if err != nil {
 			t.Fatal(err)

@@ -86,7 +86,7 @@ func (b Bins) SearchPath() string {
 }
 
 // daemonPrograms are what a containerd's shims look for in $PATH, and beside themselves.
-var daemonPrograms = []string{"containerd-shim-gpuckpt-v2", "gpuckpt-cuda-helper", "gpuckpt_criu.so", "libgpuckpt.so", "runc", "criu", "mount", "umount"}
+var daemonPrograms = []string{"containerd-shim-gpuckpt-v2", "gpuckpt-cuda-helper", "gpuckpt-tmpfs", "gpuckpt_criu.so", "libgpuckpt.so", "runc", "criu", "mount", "umount"}
 
 // PathWithout fills an empty directory with the programs that a containerd's
 // shims need, but for one: a value for PATH. They are copies, since what lies
@@ -118,7 +118,7 @@ func (b Bins) PathWithout(t T, dir, left string) string {
 // releasePrograms are a release's, by their places in it.
 var releasePrograms = map[string]string{
 	"bin/gpuckpt": "gpuckpt", "bin/containerd-shim-gpuckpt-v2": "containerd-shim-gpuckpt-v2", "bin/gpuckpt-cuda-helper": "gpuckpt-cuda-helper",
-	"lib/gpuckpt/gpuckpt_criu.so": "gpuckpt_criu.so", "lib/gpuckpt/libgpuckpt.so": "libgpuckpt.so", "lib/gpuckpt/criu/criu": "criu",
+	"lib/gpuckpt/gpuckpt_criu.so": "gpuckpt_criu.so", "lib/gpuckpt/gpuckpt-tmpfs": "gpuckpt-tmpfs", "lib/gpuckpt/libgpuckpt.so": "libgpuckpt.so", "lib/gpuckpt/criu/criu": "criu",
 }
 
 // Release returns the files of a release, paths by their places in it. CRIU's libraries are among them

@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 )
 
 // sandboxName is the directory in the bundle that CRIU mounts its root on. The mounts are CRIU's
@@ -27,7 +28,7 @@ type Sandbox struct {
 	Spec *specs.Spec
 	// Work is the directory that CRIU works in.
 	Work string
-	// Programs is the directory of programs that come first in CRIU's $PATH, and are this one.
+	// Programs is the directory of programs that come first in CRIU's $PATH: of tmpfs.Programs.
 	Programs string
 	// Root is where runc mounts the container's root file system for CRIU.
 	Root string
@@ -101,12 +102,12 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 	for _, path := range namespaced {
 		lines = append(lines, "writable\t"+path)
 	}
-	self, err := os.Executable()
+	tar, err := tmpfs.Program()
 	if err != nil {
 		return nil, err
 	}
 	// CRIU has the images by a descriptor of a directory in a mount namespace of its own (Copy).
-	sees := []visible{{plugins, true}, {s.Root, false}, {s.Programs, false}, {self, true}}
+	sees := []visible{{plugins, true}, {s.Root, false}, {s.Programs, false}, {tar, true}}
 	for _, path := range hostPrograms {
 		// On most systems all but /usr are links.
 		if to, err := os.Readlink(path); err == nil && filepath.Dir(path) == "/" {

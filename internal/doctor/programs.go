@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
 )
 
 // ShimName is the file name of this project's shim.
@@ -56,6 +57,16 @@ func CheckPrograms(ctx context.Context, n *Node, path string, configured error) 
 		plugin, err := criu.FindPlugin(shim)
 		a.either(err == nil, "CRIU plugin", plugin,
 			Failure, "no "+criu.PluginName+" beside the shim, nor in ../lib/gpuckpt", "GPU containers can be suspended, but neither checkpointed nor restored", installFix)
+		tar, ok := tmpfs.Beside(shim)
+		its := n.buildOf(ctx, tar)
+		switch {
+		case !ok:
+			a.add(Warning, "tmpfs helper", "no "+tmpfs.ProgramName+" beside the shim, nor in ../lib/gpuckpt", "a checkpoint and a restore take some 4 ms longer for each tmpfs of a container", installFix)
+		case its != version:
+			a.add(Failure, "tmpfs helper", tar+its+", and the shim"+version, "programs of different builds do not understand each other", installFix)
+		default:
+			a.ok("tmpfs helper", "%s%s", tar, its)
+		}
 	}
 	return a.checks
 }

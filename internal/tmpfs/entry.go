@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/tarname"
 )
 
 // An image begins with a header: the magic, and where the table is (two words, little endian: its
@@ -65,7 +65,7 @@ func (e *entry) check() error {
 	if err := checkName(string(e.Name)); err != nil {
 		return err
 	}
-	bad := func(what string) error { return fmt.Errorf("%w: tmpfs: %q has %s", images.ErrDamaged, e.Name, what) }
+	bad := func(what string) error { return fmt.Errorf("%w: tmpfs: %q has %s", tarname.ErrDamaged, e.Name, what) }
 	if e.Same != nil {
 		if e.kind() == unix.S_IFDIR || string(e.Name) == "." || string(e.Same) == "." {
 			return bad("a second name, and is a directory")
@@ -99,18 +99,18 @@ func (e *entry) check() error {
 	return nil
 }
 
-// checkName refuses a name that images.CleanTarName refuses, or that is not clean.
+// checkName refuses a name that tarname.Clean refuses, or that is not clean.
 func checkName(name string) error {
-	clean, err := images.CleanTarName(name)
+	clean, err := tarname.Clean(name)
 	if err != nil {
 		return err
 	}
 	if clean != name || len(name) >= unix.PathMax {
-		return fmt.Errorf("%w: tmpfs: the name %q is not clean", images.ErrDamaged, name)
+		return fmt.Errorf("%w: tmpfs: the name %q is not clean", tarname.ErrDamaged, name)
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		if len(part) > unix.NAME_MAX {
-			return fmt.Errorf("%w: tmpfs: the name %q is too long", images.ErrDamaged, name)
+			return fmt.Errorf("%w: tmpfs: the name %q is too long", tarname.ErrDamaged, name)
 		}
 	}
 	return nil
@@ -138,20 +138,20 @@ func readTable(image io.ReaderAt, size int64, do func(*entry) error) error {
 	at := int64(binary.LittleEndian.Uint64(header[len(magic):]))
 	length := int64(binary.LittleEndian.Uint64(header[len(magic)+8:]))
 	if at < pageSize || length < 0 || at > size || length > size-at {
-		return fmt.Errorf("%w: tmpfs: the image is cut short", images.ErrDamaged)
+		return fmt.Errorf("%w: tmpfs: the image is cut short", tarname.ErrDamaged)
 	}
 	lines := bufio.NewScanner(io.NewSectionReader(image, at, length))
 	lines.Buffer(make([]byte, 64<<10), maxLine)
 	used := int64(pageSize)
 	for n := 0; lines.Scan(); n++ {
 		if n >= maxEntries {
-			return fmt.Errorf("%w: tmpfs: more than %d files", images.ErrDamaged, maxEntries)
+			return fmt.Errorf("%w: tmpfs: more than %d files", tarname.ErrDamaged, maxEntries)
 		}
 		e := new(entry)
 		line := json.NewDecoder(bytes.NewReader(lines.Bytes()))
 		line.DisallowUnknownFields()
 		if err := line.Decode(e); err != nil {
-			return fmt.Errorf("%w: tmpfs: entry %d: %w", images.ErrDamaged, n, err)
+			return fmt.Errorf("%w: tmpfs: entry %d: %w", tarname.ErrDamaged, n, err)
 		}
 		if err := e.check(); err != nil {
 			return err
@@ -159,7 +159,7 @@ func readTable(image io.ReaderAt, size int64, do func(*entry) error) error {
 		end := int64(0) // in the file
 		for _, p := range e.Data {
 			if p.Bytes <= 0 || p.Offset < end || p.Offset > e.Size || p.Bytes > e.Size-p.Offset || p.At < used || p.At > at || p.Bytes > at-p.At {
-				return fmt.Errorf("%w: tmpfs: the data of %q is not in the image", images.ErrDamaged, e.Name)
+				return fmt.Errorf("%w: tmpfs: the data of %q is not in the image", tarname.ErrDamaged, e.Name)
 			}
 			end, used = p.Offset+p.Bytes, p.At+p.Bytes
 		}
@@ -168,7 +168,7 @@ func readTable(image io.ReaderAt, size int64, do func(*entry) error) error {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return fmt.Errorf("%w: tmpfs: read the table: %w", images.ErrDamaged, err)
+		return fmt.Errorf("%w: tmpfs: read the table: %w", tarname.ErrDamaged, err)
 	}
 	return nil
 }

@@ -17,17 +17,17 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/tarname"
 )
 
 // Load puts what an image has into a directory, the root of a mount. It reads an image of Save's or
 // a compressed tar archive. With keep, what the directory has already stays as it is: then several
 // containers of a pod may bring the same files. Without keep the directory is empty. On an error a
-// part may be there. An image that no tmpfs can have made is images.ErrDamaged.
+// part may be there. An image that no tmpfs can have made is tarname.ErrDamaged.
 func Load(image, dir *os.File, keep bool) error {
 	st, err := image.Stat()
 	if err == nil && !st.Mode().IsRegular() {
-		err = fmt.Errorf("%w: tmpfs: the image is no regular file", images.ErrDamaged)
+		err = fmt.Errorf("%w: tmpfs: the image is no regular file", tarname.ErrDamaged)
 	}
 	if err != nil {
 		return fmt.Errorf("restore the content of a tmpfs: %w", err)
@@ -87,7 +87,7 @@ func (l *loader) archive(image io.Reader) error {
 
 // fromTar returns the entry of a tar header, checked.
 func fromTar(h *tar.Header) (*entry, error) {
-	name, err := images.CleanTarName(h.Name)
+	name, err := tarname.Clean(h.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func fromTar(h *tar.Header) (*entry, error) {
 		e.Link = []byte(h.Linkname)
 	case tar.TypeLink:
 		e.Mode |= unix.S_IFREG
-		if name, err = images.CleanTarName(h.Linkname); err != nil {
+		if name, err = tarname.Clean(h.Linkname); err != nil {
 			return nil, err
 		}
 		e.Same = []byte(name)
@@ -116,7 +116,7 @@ func fromTar(h *tar.Header) (*entry, error) {
 	case tar.TypeFifo:
 		e.Mode |= unix.S_IFIFO
 	default:
-		return nil, fmt.Errorf("%w: archive: %q is of the unknown type %q", images.ErrDamaged, h.Name, h.Typeflag)
+		return nil, fmt.Errorf("%w: archive: %q is of the unknown type %q", tarname.ErrDamaged, h.Name, h.Typeflag)
 	}
 	if k := e.kind(); k == unix.S_IFCHR || k == unix.S_IFBLK {
 		e.Device = unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor))
@@ -128,7 +128,7 @@ func fromTar(h *tar.Header) (*entry, error) {
 func unpack(f *os.File, from io.Reader) error {
 	_, err := io.CopyBuffer(&sparse{f: f}, struct{ io.Reader }{from}, make([]byte, chunk/8))
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, gzip.ErrChecksum) {
-		err = fmt.Errorf("%w: archive: %w", images.ErrDamaged, err)
+		err = fmt.Errorf("%w: archive: %w", tarname.ErrDamaged, err)
 	}
 	return err
 }

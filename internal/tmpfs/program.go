@@ -10,13 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/tarname"
 )
 
 // The name that CRIU calls, and files beside it: what Main is to do, and the note that it has
@@ -26,6 +25,10 @@ const (
 	settings = "tmpfs.json"
 	carried  = "carried"
 )
+
+// ProgramName is the file name of the program that CRIU runs as tar. One start of it takes 2 ms of
+// processor time, and one of the shim 6 ms.
+const ProgramName = "gpuckpt-tmpfs"
 
 // task is what Main is to do beside what CRIU asks for.
 type task struct {
@@ -46,9 +49,9 @@ func Install(containerBundle, images string) (dir string, err error) {
 	if err != nil {
 		return "", err
 	}
-	self, err := os.Executable()
+	self, err := Program()
 	if err != nil {
-		return "", fmt.Errorf("find this program: %w", err)
+		return "", err
 	}
 	dir = Programs(containerBundle)
 	text, err := json.Marshal(task{Shm: outsideShm(spec), Images: images})
@@ -70,6 +73,34 @@ func Install(containerBundle, images string) (dir string, err error) {
 	return dir, nil
 }
 
+// Program returns the path of the program that Install makes CRIU's tar. It lies beside this program,
+// or in ../lib/gpuckpt of this program's directory. Without it this program is its own tar, if it is
+// the shim.
+func Program() (string, error) {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find this program: %w", err)
+	}
+	if path, ok := Beside(self); ok {
+		return path, nil
+	}
+	return self, nil
+}
+
+// Beside looks for the program of Install beside a shim, or in ../lib/gpuckpt of its directory.
+func Beside(shim string) (path string, ok bool) {
+	dir := filepath.Dir(shim)
+	for _, path := range []string{filepath.Join(dir, ProgramName), filepath.Join(dir, "..", "lib", "gpuckpt", ProgramName)} {
+		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+			return path, true
+		}
+	}
+	return "", false
+}
+
 // readSpec reads the spec of a bundle. Package bundle does that too: it brings packages that Main
 // would wait for.
 func readSpec(bundle string) (*specs.Spec, error) {
@@ -84,9 +115,8 @@ func readSpec(bundle string) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// CRIU runs this program for each tmpfs, and most have a few files. So it does not wait until all
-// packages of the shim have set themselves up, a third of its time: this one imports little, and its
-// turn comes early. main never sees this program.
+// The shim is this program where there is none beside it. Then it does not wait until all packages
+// have set themselves up, a third of its time: this one imports little, and its turn comes early.
 func init() {
 	if IsProgram() {
 		Main()
@@ -100,7 +130,6 @@ func IsProgram() bool { return len(os.Args) > 1 && os.Args[0] == program }
 // root and standard output the image; at a restore standard input is the image. CRIU's log gets
 // standard error.
 func Main() {
-	runtime.GOMAXPROCS(workers()) // containerd has a shim, and all that it starts, use two processors
 	if err := run(os.Args[1:]); err != nil {
 		// "Error (" is what CRIU's errors begin with.
 		fmt.Fprintf(os.Stderr, "Error (gpuckpt tmpfs): %v\n", err)
@@ -196,7 +225,7 @@ func loadShm(shm, checkpoint *os.File) error {
 		return nil
 	}
 	if errors.Is(err, unix.ELOOP) {
-		return fmt.Errorf("%w: %s is a symbolic link", images.ErrDamaged, ShmImage)
+		return fmt.Errorf("%w: %s is a symbolic link", tarname.ErrDamaged, ShmImage)
 	}
 	if err != nil {
 		return err

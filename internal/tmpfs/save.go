@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
@@ -23,6 +24,10 @@ const maxWorkers = 8
 
 // chunk is what a thread copies at a time, in bytes.
 const chunk = 8 << 20
+
+// parallel has the threads that copy run at once: containerd has a shim, and all that it starts, use
+// two processors. It stops the world, which a tmpfs without data need not wait for.
+var parallel = sync.OnceFunc(func() { runtime.GOMAXPROCS(workers()) })
 
 func workers() int { return min(maxWorkers, runtime.NumCPU()) }
 
@@ -229,34 +234,51 @@ func xattrs(f *os.File) (map[string][]byte, error) {
 	return all, nil
 }
 
+// little is how much data of a file is copied at once, in bytes: to have another thread begin takes
+// longer.
+const little = 64 << 10
+
 // copyPieces has do called for parts of at most chunk bytes of each piece, in parallel, and done
 // after the last one. Both may be called after it has returned, until group.Wait does.
 func copyPieces(group *errgroup.Group, all []piece, do func(piece, *buffer) error, done func() error) {
 	var parts []piece
+	var total int64
 	for _, p := range all {
-		for ; p.Bytes > chunk; p.Bytes -= chunk {
+		for total += p.Bytes; p.Bytes > chunk; p.Bytes -= chunk {
 			parts = append(parts, piece{p.Offset, chunk, p.At})
 			p.Offset, p.At = p.Offset+chunk, p.At+chunk
 		}
 		parts = append(parts, p)
 	}
 	if len(parts) == 0 {
-		group.Go(done)
-		return
+		parts = []piece{{}} // for done alone
 	}
 	var left atomic.Int64
 	left.Store(int64(len(parts)))
-	for _, p := range parts {
-		group.Go(func() error {
+	copyOne := func(p piece) error {
+		var err error
+		if p.Bytes > 0 {
 			buf := buffers.Get().(*buffer)
-			err := do(p, buf)
+			err = do(p, buf)
 			buffers.Put(buf)
-			if left.Add(-1) == 0 {
-				if derr := done(); err == nil {
-					err = derr
-				}
+		}
+		if left.Add(-1) == 0 {
+			if derr := done(); err == nil {
+				err = derr
 			}
-			return err
-		})
+		}
+		return err
+	}
+	if total > little {
+		parallel()
+		for _, p := range parts {
+			group.Go(func() error { return copyOne(p) })
+		}
+		return
+	}
+	for _, p := range parts {
+		if err := copyOne(p); err != nil {
+			group.Go(func() error { return err })
+		}
 	}
 }

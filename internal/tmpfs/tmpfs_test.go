@@ -466,3 +466,58 @@ func TestBeside(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The program that starts four times in each operation starts fast because it imports little: the
+// shim's other packages take twice as long as the rest of it.
+func TestProgramImportsLittle(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../../cmd/gpuckpt-tmpfs").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range strings.Lines(string(out)) {
+		switch host, _, _ := strings.Cut(pkg, "/"); {
+		case !strings.Contains(host, "."), strings.HasPrefix(pkg, "golang.org/x/"), strings.HasPrefix(pkg, "github.com/opencontainers/runtime-spec/"):
+		case slices.Contains([]string{"cmd/gpuckpt-tmpfs", "internal/tmpfs", "internal/tarname", "internal/version"},
+			strings.TrimPrefix(strings.TrimSpace(pkg), "github.com/gpuckpt/gpuckpt/")):
+		default:
+			t.Errorf("it imports %s", pkg)
+		}
+	}
+}
+
+func TestProgram(t *testing.T) {
+	dir := t.TempDir()
+	shim := filepath.Join(dir, "bin", "shim")
+	put := func(name string, mode os.FileMode) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, mode); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	if path, ok := Beside(shim); ok {
+		t.Errorf("found %s, where there is none", path)
+	}
+	put("bin/"+ProgramName, 0o644)
+	want := put("lib/gpuckpt/"+ProgramName, 0o755)
+	if path, _ := Beside(shim); path != want {
+		t.Errorf("found %q, want %s: the other is no program", path, want)
+	}
+	if err := os.Chmod(filepath.Join(dir, "bin", ProgramName), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if path, _ := Beside(shim); path != filepath.Join(dir, "bin", ProgramName) {
+		t.Errorf("found %q, want the one beside it", path)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if path, err := Program(); err != nil || path != self {
+		t.Errorf("without one it is %q, %v; want this program, %s", path, err, self)
+	}
+}

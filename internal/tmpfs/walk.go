@@ -12,12 +12,12 @@ import (
 	"io"
 	"os"
 
-	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/tarname"
 )
 
 // Walk calls do for each name in an image that Load would read: its mode, as in struct stat, and its
 // owner. A second name of a file has the mode 0. It stops at the first error of do. An image that no
-// tmpfs can have made is images.ErrDamaged.
+// tmpfs can have made is tarname.ErrDamaged.
 func Walk(image *os.File, do func(name string, mode, uid, gid uint32) error) error {
 	st, err := image.Stat()
 	if err != nil {
@@ -39,7 +39,7 @@ func Walk(image *os.File, do func(name string, mode, uid, gid uint32) error) err
 func eachInArchive(image io.Reader, do func(e *entry, data io.Reader) error) error {
 	plain, err := gzip.NewReader(bufio.NewReaderSize(image, 1<<20))
 	if err != nil {
-		return fmt.Errorf("%w: it is neither an image of gpuckpt's nor a compressed archive: %w", images.ErrDamaged, err)
+		return fmt.Errorf("%w: it is neither an image of gpuckpt's nor a compressed archive: %w", tarname.ErrDamaged, err)
 	}
 	in := tar.NewReader(plain)
 	for n := 0; ; n++ {
@@ -48,10 +48,10 @@ func eachInArchive(image io.Reader, do func(e *entry, data io.Reader) error) err
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("%w: archive: %w", images.ErrDamaged, err)
+			return fmt.Errorf("%w: archive: %w", tarname.ErrDamaged, err)
 		}
 		if n >= maxEntries {
-			return fmt.Errorf("%w: archive: more than %d entries", images.ErrDamaged, maxEntries)
+			return fmt.Errorf("%w: archive: more than %d entries", tarname.ErrDamaged, maxEntries)
 		}
 		e, err := fromTar(h)
 		if err != nil {

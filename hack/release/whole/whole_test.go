@@ -179,7 +179,7 @@ func TestArm64(t *testing.T) {
 		says(t, emulated(program, "--version"), program+" "+version+", commit ", "linux/arm64")
 	}
 	says(t, emulated("gpuckpt", "install", "--without-containerd", "--root", root), "installed gpuckpt "+version)
-	for _, name := range []string{"bin/gpuckpt", "lib/gpuckpt/gpuckpt_criu.so"} {
+	for _, name := range []string{"bin/gpuckpt", "lib/gpuckpt/gpuckpt_criu.so", "lib/gpuckpt/gpuckpt-tmpfs"} {
 		says(t, run(t, "", "readelf", "--file-header", filepath.Join(root, "usr/local", name)), "AArch64")
 	}
 	says(t, emulated("gpuckpt", "uninstall", "--root", root), "uninstalled gpuckpt")

@@ -1,0 +1,22 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command gpuckpt-tmpfs takes the place of the tar that CRIU runs for each tmpfs of a container. It
+// is started by CRIU, never by hand.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/version"
+)
+
+func main() {
+	if version.Asked(os.Args) {
+		fmt.Println(tmpfs.ProgramName, version.String())
+		return
+	}
+	tmpfs.Main()
+}
