@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,25 +17,10 @@ import (
 
 	"github.com/docker/go-units"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
-
-// arrivalRun is "gpuckpt restore --pull" from a registry that sends so many bytes a second. Times
-// are the client's, in seconds.
-type arrivalRun struct {
-	// Rate is in bytes a second; 0 is no limit.
-	Rate uint64 `json:"bytesPerSecond"`
-	// Running is until the program answers, Restore until containerd has the image too, unpacked.
-	Running float64 `json:"runningSeconds"`
-	Restore float64 `json:"restoreSeconds"`
-	// Fetched are the bytes of blobs that the registry has sent.
-	Fetched uint64 `json:"fetchedBytes"`
-	// Phases are the shim's, from its Start on.
-	Phases []images.Phase `json:"phases,omitempty"`
-	// Flow is how far the bytes were meanwhile.
-	Flow []flowPoint `json:"flow,omitempty"`
-}
 
 // parseRates reads a list of rates, "100MB,1GB,0", in bytes a second.
 func parseRates(list string) (rates []uint64, _ error) {
@@ -51,14 +35,14 @@ func parseRates(list string) (rates []uint64, _ error) {
 }
 
 // arrive restores an image from a registry at each rate. Nothing of it stays in containerd.
-func (i *imageCase) arrive(ctx context.Context, server *registryServer, ref string, port int) (runs []arrivalRun, err error) {
+func (i *imageCase) arrive(ctx context.Context, server *registryServer, ref string, port int) (runs []report.ArrivalRun, err error) {
 	defer server.limit.set(0)
 	for _, rate := range i.rates {
 		if _, err := i.cold(); err != nil {
 			return runs, err
 		}
 		server.limit.set(rate)
-		r, id := arrivalRun{Rate: rate}, i.id()
+		r, id := report.ArrivalRun{Rate: rate}, i.id()
 		first, flow := firstAnswer(ctx, port), watchFlow(ctx, server.limit, port, i.c.GPU().Kind)
 		r.Restore, err = timed(func() error {
 			return i.c.Gpuckpt(ctx, &struct{}{}, "restore", ref, "--pull", "--name", id, "--net-host", "--gpus", "0", "--cdi-spec-dirs", i.cdi, "--snapshotter", i.c.Snapshotter())
@@ -74,9 +58,9 @@ func (i *imageCase) arrive(ctx context.Context, server *registryServer, ref stri
 			return runs, err
 		}
 		r.Phases = line.Phases
-		i.b.logf("from a registry of %s: running %s, image kept %s: %s", rateText(rate), seconds(r.Running), seconds(r.Restore), phaseText(r.Phases))
+		i.b.logf("from a registry of %s: running %s, image kept %s: %s", report.RateText(rate), report.Seconds(r.Running), report.Seconds(r.Restore), phaseText(r.Phases))
 		if err := i.counts(ctx, k, "102"); err != nil {
-			return runs, fmt.Errorf("after a restore from a registry of %s: %w", rateText(rate), err)
+			return runs, fmt.Errorf("after a restore from a registry of %s: %w", report.RateText(rate), err)
 		}
 		if err := errors.Join(k.Remove(ctx), i.c.ForgetImages(ctx)); err != nil {
 			return runs, err
@@ -113,75 +97,12 @@ func firstAnswer(ctx context.Context, port int) func() float64 {
 // phaseText lists what took a tenth of a second or more.
 func phaseText(phases []images.Phase) string {
 	var parts []string
-	for _, p := range byStart(phases) {
+	for _, p := range report.ByStart(phases) {
 		if p.Took >= 100*time.Millisecond {
 			parts = append(parts, fmt.Sprintf("%s %.2f–%.2f", p.Name, p.Start.Seconds(), (p.Start+p.Took).Seconds()))
 		}
 	}
 	return strings.Join(parts, ", ")
-}
-
-func rateText(rate uint64) string {
-	if rate == 0 {
-		return "no limit"
-	}
-	return fmt.Sprintf("%d MB/s", rate/1e6)
-}
-
-// arrivalTable compares restores from a registry with a pull and a run, one after the other, from the
-// same one without a limit, and with how long the bytes take.
-func arrivalTable(runs []registryRun) table {
-	t := table{columns: []string{"GPU memory", "the registry sends", "runs", "fetched", "running", "image kept", "the bytes alone", "at most 1.1 × that + 0.5 s", "pull, then ctr run"}}
-	perRegistrySize(runs, func(size imageShape, of func(func(registryRun) float64) spread) {
-		var rates []uint64
-		for _, r := range runs {
-			for _, a := range r.Arrivals {
-				if !slices.Contains(rates, a.Rate) {
-					rates = append(rates, a.Rate)
-				}
-			}
-		}
-		for _, rate := range rates {
-			number := func(value func(registryRun, arrivalRun) float64) spread {
-				return of(func(r registryRun) float64 {
-					at := slices.IndexFunc(r.Arrivals, func(a arrivalRun) bool { return a.Rate == rate })
-					if at < 0 {
-						return 0
-					}
-					return value(r, r.Arrivals[at])
-				})
-			}
-			running := number(func(_ registryRun, a arrivalRun) float64 { return a.Running })
-			kept := number(func(_ registryRun, a arrivalRun) float64 { return a.Restore })
-			fetched := number(func(_ registryRun, a arrivalRun) float64 { return float64(a.Fetched) }).Median
-			alone := number(func(r registryRun, a arrivalRun) float64 { return r.alone(a) }).Median
-			allowed, apart := "", ""
-			if alone > 0 {
-				last := 1.1*alone + 0.5
-				allowed = "kept, " + seconds(last)
-				if running.Median > last {
-					allowed = "missed, " + seconds(last)
-				}
-			}
-			if rate == 0 {
-				apart = of(func(r registryRun) float64 { return r.Pull + r.Resume }).text()
-			}
-			t.add(size.String(), rateText(rate), fmt.Sprint(running.N), roundSize(fetched), running.text(), kept.text(), seconds(alone), allowed, apart)
-		}
-	})
-	return t
-}
-
-// alone is how long the bytes of an arrival take: by the limit, or by what the registry itself can do.
-func (r registryRun) alone(a arrivalRun) float64 {
-	rate := r.Alone
-	if a.Rate > 0 && (rate == 0 || float64(a.Rate) < rate) {
-		rate = float64(a.Rate)
-	}
-	if rate == 0 {
-		return 0
-	}
-	return float64(a.Fetched) / rate
 }
 
 // limiter holds back what a registry sends of blobs, over all connections, and counts it.

@@ -23,6 +23,7 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
@@ -46,15 +47,15 @@ type containerSubject struct {
 // startContainer runs a workload with the shim of a method. memoryLimit is the
 // cgroup's, in bytes, 0 for none.
 func startContainer(ctx context.Context, c *harness.Containerd, method, id, images string, w workload, memoryLimit uint64) (*containerSubject, error) {
-	cuda := w.Content != contentNone
+	cuda := w.Content != report.ContentNone
 	spec := harness.RunSpec{ID: id, GPUs: w.gpus(), Port: w.port, Args: append([]string{"gpuwork"}, w.args()...), MemoryLimit: memoryLimit}
-	if method == stock {
+	if method == report.Stock {
 		spec.Runtime = harness.RuncRuntime
 		// This project's shim finds CRIU settings that work on the machine;
 		// runc's must be told.
 		spec.Annotations = map[string]string{"org.criu.config": c.CRIUConfigPath()}
 	}
-	if method == companion {
+	if method == report.Companion {
 		spec.Annotations = map[string]string{annotations.Companion: "true"}
 	}
 	if w.Shm > 0 {
@@ -66,7 +67,7 @@ func startContainer(ctx context.Context, c *harness.Containerd, method, id, imag
 	}
 	return &containerSubject{
 		c: c, k: k, images: images, workload: w,
-		byHand: method == stock && cuda, timeline: isOurs(method) && cuda,
+		byHand: method == report.Stock && cuda, timeline: isOurs(method) && cuda,
 	}, nil
 }
 
@@ -83,7 +84,7 @@ func (s *containerSubject) load(ctx context.Context) (client.Task, error) {
 	return task, nil
 }
 
-func (s *containerSubject) checkpoint(ctx context.Context, leave bool) (op operation, err error) {
+func (s *containerSubject) checkpoint(ctx context.Context, leave bool) (op report.Operation, err error) {
 	task, err := s.load(ctx)
 	if err != nil {
 		return op, err
@@ -166,7 +167,7 @@ func (s *containerSubject) end(ctx context.Context) error {
 	return err
 }
 
-func (s *containerSubject) restore(ctx context.Context) (op operation, err error) {
+func (s *containerSubject) restore(ctx context.Context) (op report.Operation, err error) {
 	container, err := s.c.Client().LoadContainer(ctx, s.k.ID)
 	if err != nil {
 		return op, fmt.Errorf("load the container: %w", err)

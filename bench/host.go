@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -101,7 +102,7 @@ func firstError(log string) string {
 	return ""
 }
 
-func (s *hostSubject) checkpoint(ctx context.Context, leave bool) (op operation, err error) {
+func (s *hostSubject) checkpoint(ctx context.Context, leave bool) (op report.Operation, err error) {
 	pid := s.cmd.Process.Pid
 	children, err := harness.Children(pid)
 	if err != nil {
@@ -164,7 +165,7 @@ func (s *hostSubject) gone(ctx context.Context) error {
 	return nil
 }
 
-func (s *hostSubject) restore(ctx context.Context) (op operation, err error) {
+func (s *hostSubject) restore(ctx context.Context) (op report.Operation, err error) {
 	watch := startWatch()
 	if err := s.run(ctx, "restore", "-d", "-o", "restore.log"); err != nil {
 		return op, err

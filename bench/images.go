@@ -12,51 +12,10 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
-
-// imageRun is one checkpoint of a program as an image in containerd, and a
-// container from it again. Times are the client's, in seconds.
-type imageRun struct {
-	imageOutcome
-	// Method is ours, the command line gpuckpt, or stock: ctr with runc's shim,
-	// and the CUDA steps by hand.
-	Method string `json:"method"`
-	// Compression is that of the layers of ours, "none" or "zstd".
-	Compression string `json:"compression,omitempty"`
-	// Checkpoint is "gpuckpt checkpoint --image", or two CUDA steps and "ctr
-	// containers checkpoint".
-	Checkpoint float64 `json:"checkpointSeconds"`
-	// Dump and Build are gpuckpt's own: until the shim had answered, and making
-	// the image, which begins before that.
-	Dump  float64 `json:"dumpSeconds,omitempty"`
-	Build float64 `json:"buildSeconds,omitempty"`
-	// Stored is by how much containerd's content store grew, in bytes.
-	Stored uint64 `json:"storedBytes"`
-	// Flush is how long the image then took to be on the disk for good, on a disk. Each restore
-	// after it begins with nothing of the image in memory.
-	Flush float64 `json:"flushSeconds,omitempty"`
-	// Restore is "gpuckpt restore", which unpacks the image, or "ctr containers
-	// restore" and two CUDA steps.
-	Restore float64 `json:"restoreSeconds"`
-	// Resume is, of ours, ctr starting a container of the image, unpacked before.
-	Resume float64 `json:"resumeSeconds,omitempty"`
-}
-
-// imageOutcome is what there is to say of each run of a checkpoint image.
-type imageOutcome struct {
-	// Size is the GPU memory, in bytes, and Media where containerd is; empty for a tmpfs.
-	Size  uint64 `json:"sizeBytes"`
-	Media string `json:"media,omitempty"`
-	Round int    `json:"round"`
-	// Verified says that every bit was right after each restore. A run that is
-	// not counts for nothing.
-	Verified bool   `json:"verified"`
-	Error    string `json:"error,omitempty"`
-	// Whole is what the run cost of the budget, in seconds.
-	Whole float64 `json:"wholeSeconds"`
-}
 
 // What --images measures of ours.
 const (
@@ -84,9 +43,9 @@ type imageCase struct {
 	// ids are the containers of the run that is being made.
 	ids []string
 
-	runs      []imageRun
-	transfers []registryRun
-	manyRuns  []manyRun
+	runs      []report.ImageRun
+	transfers []report.RegistryRun
+	manyRuns  []report.ManyRun
 }
 
 // imageTurn is what is measured once in each round.
@@ -97,7 +56,7 @@ type imageTurn struct {
 	// so far.
 	expected time.Duration
 	known    bool
-	do       func(ctx context.Context, o imageOutcome) imageOutcome
+	do       func(ctx context.Context, o report.ImageOutcome) report.ImageOutcome
 	failed   int
 	ended    bool
 }
@@ -112,23 +71,23 @@ func newImageCase(b *bench, c *harness.Containerd, size uint64, media string) (*
 func (i *imageCase) turns(methods []string) []imageTurn {
 	gib := float64(i.size) / (1 << 30)
 	guess := func(perGiB float64) time.Duration { return time.Duration((3 + perGiB*gib) * float64(time.Second)) }
-	way := func(method, compression string, do func(context.Context, *imageRun) error) func(context.Context, imageOutcome) imageOutcome {
-		return func(ctx context.Context, o imageOutcome) imageOutcome {
-			r := imageRun{imageOutcome: o, Method: method, Compression: compression}
-			i.once(ctx, &r.imageOutcome, func(ctx context.Context) error { return do(ctx, &r) })
+	way := func(method, compression string, do func(context.Context, *report.ImageRun) error) func(context.Context, report.ImageOutcome) report.ImageOutcome {
+		return func(ctx context.Context, o report.ImageOutcome) report.ImageOutcome {
+			r := report.ImageRun{ImageOutcome: o, Method: method, Compression: compression}
+			i.once(ctx, &r.ImageOutcome, func(ctx context.Context) error { return do(ctx, &r) })
 			if r.Verified {
-				i.b.logf("%s: checkpoint %s, restore %s, resume %s, verified", r.name(), seconds(r.Checkpoint), seconds(r.Restore), seconds(r.Resume))
+				i.b.logf("%s: checkpoint %s, restore %s, resume %s, verified", r.Name(), report.Seconds(r.Checkpoint), report.Seconds(r.Restore), report.Seconds(r.Resume))
 			}
 			if ctx.Err() == nil { // else it was broken off
 				i.runs = append(i.runs, r)
 			}
-			return r.imageOutcome
+			return r.ImageOutcome
 		}
 	}
 	var all []imageTurn
 	for _, method := range methods {
 		switch method {
-		case ours:
+		case report.Ours:
 			for _, name := range i.cases {
 				t := imageTurn{rounds: i.b.rounds}
 				switch name {
@@ -139,12 +98,12 @@ func (i *imageCase) turns(methods []string) []imageTurn {
 				case caseMany:
 					t.name, t.expected, t.do = fmt.Sprintf("%d at once", i.many), guess(3), i.manyAtOnce
 				default:
-					t.name, t.expected, t.do = imageWay(ours, name), guess(1.5), way(ours, name, i.ours)
+					t.name, t.expected, t.do = report.ImageWay(report.Ours, name), guess(1.5), way(report.Ours, name, i.ours)
 				}
 				all = append(all, t)
 			}
-		case stock:
-			all = append(all, imageTurn{name: imageWay(stock, ""), rounds: i.b.peerRounds, expected: guess(4), do: way(stock, "", i.stock)})
+		case report.Stock:
+			all = append(all, imageTurn{name: report.ImageWay(report.Stock, ""), rounds: i.b.peerRounds, expected: guess(4), do: way(report.Stock, "", i.stock)})
 		}
 	}
 	return all
@@ -162,8 +121,8 @@ func (i *imageCase) measure(ctx context.Context, methods []string) {
 			}
 			why := i.refusal(ctx, t.expected)
 			if why == "" {
-				o := imageOutcome{Size: i.size, Round: round + 1}
-				if i.media != onTmpfs {
+				o := report.ImageOutcome{Size: i.size, Round: round + 1}
+				if i.media != report.OnTmpfs {
 					o.Media = i.media
 				}
 				o = t.do(ctx, o)
@@ -175,13 +134,13 @@ func (i *imageCase) measure(ctx context.Context, methods []string) {
 				}
 				if ctx.Err() == nil {
 					t.failed++
-					i.b.logf("checkpoint image of %s, %s: FAILED: %s", formatSize(i.size), t.name, o.Error)
+					i.b.logf("checkpoint image of %s, %s: FAILED: %s", report.FormatSize(i.size), t.name, o.Error)
 					continue
 				}
 				why = interrupted
 			}
 			t.ended = true
-			i.b.notRun = append(i.b.notRun, fmt.Sprintf("checkpoint image of %s, %s, from round %d of %d on: %s", formatSize(i.size), t.name, round+1, t.rounds, why))
+			i.b.notRun = append(i.b.notRun, fmt.Sprintf("checkpoint image of %s, %s, from round %d of %d on: %s", report.FormatSize(i.size), t.name, round+1, t.rounds, why))
 		}
 	}
 }
@@ -196,7 +155,7 @@ func (i *imageCase) refusal(ctx context.Context, expected time.Duration) string 
 	if ctx.Err() != nil {
 		return interrupted
 	}
-	if why := i.b.unfit(i.shape(), ours); why != "" {
+	if why := i.b.unfit(i.shape(), report.Ours); why != "" {
 		return why
 	}
 	memory, err := readMemory()
@@ -204,7 +163,7 @@ func (i *imageCase) refusal(ctx context.Context, expected time.Duration) string 
 		return err.Error()
 	}
 	if need := imageCopies*i.size + spare; i.size > spare/4 && need > memory.available {
-		return fmt.Sprintf("it needs %s of memory, %s are available", formatSize(need), formatSize(memory.available))
+		return fmt.Sprintf("it needs %s of memory, %s are available", report.FormatSize(need), report.FormatSize(memory.available))
 	}
 	if time.Until(i.b.end) < expected {
 		return fmt.Sprintf("the time is over (one takes some %.0f s)", expected.Seconds())
@@ -212,12 +171,12 @@ func (i *imageCase) refusal(ctx context.Context, expected time.Duration) string 
 	return ""
 }
 
-func (i *imageCase) shape() shape {
-	return shape{Content: contentPattern, Size: i.size, Procs: 1, GPUs: 1, Media: i.media, Mode: modeExit}
+func (i *imageCase) shape() report.Shape {
+	return report.Shape{Content: report.ContentPattern, Size: i.size, Procs: 1, GPUs: 1, Media: i.media, Mode: report.ModeExit}
 }
 
 // once makes a run. Nothing of it stays in containerd.
-func (i *imageCase) once(ctx context.Context, o *imageOutcome, do func(context.Context) error) {
+func (i *imageCase) once(ctx context.Context, o *report.ImageOutcome, do func(context.Context) error) {
 	began := time.Now()
 	limit := runLimit + imageCopies*time.Duration(i.size/slowRate)*time.Second
 	inTime, cancel := context.WithTimeout(ctx, limit)
@@ -290,8 +249,8 @@ func timed(do func() error) (float64, error) {
 
 // ours makes an image with gpuckpt, and resumes it twice: with gpuckpt, which
 // unpacks it, and with ctr, as on a node that has unpacked what it pulled.
-func (i *imageCase) ours(ctx context.Context, r *imageRun) error {
-	s, err := i.start(ctx, ours)
+func (i *imageCase) ours(ctx context.Context, r *report.ImageRun) error {
+	s, err := i.start(ctx, report.Ours)
 	if err != nil {
 		return err
 	}
@@ -343,7 +302,7 @@ func (i *imageCase) ours(ctx context.Context, r *imageRun) error {
 // cold has all of containerd's files on the disk and none in memory, on a disk, and returns how long
 // the first took, in seconds.
 func (i *imageCase) cold() (float64, error) {
-	if i.media != onDisk {
+	if i.media != report.OnDisk {
 		return 0, nil
 	}
 	took, err := syncDir(filepath.Join(i.c.Dir(), "root"))
@@ -373,8 +332,8 @@ func (i *imageCase) resume(ctx context.Context, ref string, port int) (took floa
 
 // stock makes an image with ctr and runc's shim, and restores it, with the CUDA
 // steps by hand before and after.
-func (i *imageCase) stock(ctx context.Context, r *imageRun) error {
-	s, err := i.start(ctx, stock)
+func (i *imageCase) stock(ctx context.Context, r *report.ImageRun) error {
+	s, err := i.start(ctx, report.Stock)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -29,7 +30,7 @@ func TestImages(t *testing.T) {
 	if err := cmd.run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r, err := readResults([]string{filepath.Join(out, "results.json")})
+	r, err := report.Read([]string{filepath.Join(out, "results.json")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,9 +39,9 @@ func TestImages(t *testing.T) {
 	}
 	var ways []string
 	for _, m := range r.ImageRuns {
-		ways = append(ways, imageWay(m.Method, m.Compression))
-		if !m.Verified || m.Checkpoint <= 0 || m.Restore <= 0 || (m.Resume > 0) != (m.Method == ours) || m.Stored < size || m.Stored > 3*size {
-			t.Errorf("%s: %+v", m.name(), m)
+		ways = append(ways, report.ImageWay(m.Method, m.Compression))
+		if !m.Verified || m.Checkpoint <= 0 || m.Restore <= 0 || (m.Resume > 0) != (m.Method == report.Ours) || m.Stored < size || m.Stored > 3*size {
+			t.Errorf("%s: %+v", m.Name(), m)
 		}
 	}
 	if want := []string{"gpuckpt, none", "gpuckpt, zstd", "ctr, CUDA steps by hand"}; !slices.Equal(ways, want) {
@@ -51,27 +52,27 @@ func TestImages(t *testing.T) {
 	}
 	// One layer of 64 MiB: all of it is new each time.
 	m := r.RegistryRuns[0]
-	for _, s := range []sentImage{m.First, m.Second} {
+	for _, s := range []report.SentImage{m.First, m.Second} {
 		if s.Checkpoint <= 0 || s.Paused <= 0 || s.Push <= 0 || s.Sent < size || s.Sent > 2*size || s.GPUWritten < size {
-			t.Errorf("%s: sent %+v", m.name(), s)
+			t.Errorf("%s: sent %+v", m.Name(), s)
 		}
 	}
 	if !m.Verified || m.LayerBytes != 64<<20 || m.Pull <= 0 || m.Fetched < size || m.Resume <= 0 {
-		t.Errorf("%s: %+v", m.name(), m)
+		t.Errorf("%s: %+v", m.Name(), m)
 	}
 	if m.NextPull <= 0 || m.NextFetched == 0 || m.NextFetched > m.Fetched || m.Alone <= 0 || len(m.Arrivals) != 2 {
-		t.Errorf("%s: %+v", m.name(), m)
+		t.Errorf("%s: %+v", m.Name(), m)
 	}
 	for _, a := range m.Arrivals {
 		if a.Running <= 0 || a.Restore <= 0 || a.Fetched < size || len(a.Phases) == 0 || len(a.Flow) < 2 || a.Flow[len(a.Flow)-1].Sent < size || a.Flow[len(a.Flow)-1].Copied < size/2 {
-			t.Errorf("%s: %+v", m.name(), a)
+			t.Errorf("%s: %+v", m.Name(), a)
 		}
 	}
 	if len(r.ManyRuns) != 1 {
 		t.Fatalf("%d runs of several restores, want one", len(r.ManyRuns))
 	}
 	if m := r.ManyRuns[0]; !m.Verified || m.Count != 2 || m.One <= 0 || m.All <= 0 {
-		t.Errorf("%s: %+v", m.name(), m)
+		t.Errorf("%s: %+v", m.Name(), m)
 	}
 	if picture, err := os.ReadFile(filepath.Join(out, "arrival.svg")); err != nil || !strings.Contains(string(picture), "sent by the registry") {
 		t.Errorf("there is no picture of the bytes: %v", err)

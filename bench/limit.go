@@ -14,49 +14,24 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/typeurl/v2"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// limitResult is what becomes of a container whose memory limit is below its
-// GPU memory.
-type limitResult struct {
-	Size uint64 `json:"sizeBytes"`
-	// Limit is the container's memory limit in bytes; on the software GPU,
-	// whose memory counts for the container, that plus Size.
-	Limit uint64 `json:"limitBytes"`
-	// Ours is a run with this project's shim.
-	Ours run `json:"ours"`
-	// Stock is the same tried with runc's shim and the CUDA steps by hand.
-	Stock limitStock `json:"stock"`
-}
-
-// limitStock is how the stock way ended.
-type limitStock struct {
-	// OOM says that containerd told of a process killed for the limit.
-	OOM bool `json:"oom"`
-	// ExitCode is the container's, -1 when it did not end.
-	ExitCode int `json:"exitCode"`
-	// Error is what the checkpoint answered.
-	Error string `json:"error,omitempty"`
-}
-
-// killed says that the stock way cost the container its life.
-func (s limitStock) killed() bool { return s.OOM && s.ExitCode == 137 }
-
 // limitCase checkpoints containers with a memory limit, ours and the stock way.
-func (b *bench) limitCase(ctx context.Context, size, limit uint64) (*limitResult, error) {
+func (b *bench) limitCase(ctx context.Context, size, limit uint64) (*report.LimitResult, error) {
 	if b.c.GPU().Kind == harness.SoftwareGPU {
 		limit += size
 	}
-	l := &limitResult{Size: size, Limit: limit}
-	sh := shape{Content: contentPattern, Size: size, Procs: 1, GPUs: 1, Media: onTmpfs, Mode: modeLeave}
-	b.logf("memory limit: %s of GPU memory in a container of %s", formatSize(size), formatSize(limit))
-	l.Ours = b.once(ctx, sh, ours, 0, limit)
+	l := &report.LimitResult{Size: size, Limit: limit}
+	sh := report.Shape{Content: report.ContentPattern, Size: size, Procs: 1, GPUs: 1, Media: report.OnTmpfs, Mode: report.ModeLeave}
+	b.logf("memory limit: %s of GPU memory in a container of %s", report.FormatSize(size), report.FormatSize(limit))
+	l.Ours = b.once(ctx, sh, report.Ours, 0, limit)
 	if l.Ours.Error != "" {
 		b.logf("memory limit, ours: FAILED: %s", l.Ours.Error)
 	} else {
 		b.logf("memory limit, ours: checkpoint %s, restore %s, verified, cgroup peak %s",
-			seconds(l.Ours.Checkpoint.Seconds), seconds(l.Ours.Restore.Seconds), formatSize(l.Ours.Checkpoint.CgroupPeak))
+			report.Seconds(l.Ours.Checkpoint.Seconds), report.Seconds(l.Ours.Restore.Seconds), report.FormatSize(l.Ours.Checkpoint.CgroupPeak))
 	}
 	var err error
 	if l.Stock, err = b.stockLimit(ctx, sh, limit); err != nil {
@@ -67,7 +42,7 @@ func (b *bench) limitCase(ctx context.Context, size, limit uint64) (*limitResult
 }
 
 // stockLimit tries the stock way and watches the container.
-func (b *bench) stockLimit(ctx context.Context, sh shape, limit uint64) (l limitStock, err error) {
+func (b *bench) stockLimit(ctx context.Context, sh report.Shape, limit uint64) (l report.LimitStock, err error) {
 	ctx, cancel := context.WithTimeout(ctx, runLimit)
 	defer cancel()
 	w, err := newWorkload(sh)
@@ -80,7 +55,7 @@ func (b *bench) stockLimit(ctx context.Context, sh shape, limit uint64) (l limit
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	b.serial++
-	s, err := startContainer(ctx, b.c, stock, fmt.Sprintf("limit-%d", b.serial), dir, w, limit)
+	s, err := startContainer(ctx, b.c, report.Stock, fmt.Sprintf("limit-%d", b.serial), dir, w, limit)
 	if err != nil {
 		return l, err
 	}

@@ -34,6 +34,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -104,9 +105,9 @@ func parse(args []string) (*command, error) {
 	sizes := set.String("sizes", "16MiB,64MiB,256MiB", "GPU memory of each process; a list, or none for no such cases")
 	procs := set.String("procs", "1", "CUDA processes; a list")
 	procsSizes := set.String("procs-sizes", "", "sizes for cases of more than one process; default --sizes")
-	contents := set.String("content", contentPattern, "what the memory holds: pattern (random), zero, weights (bf16); a list")
-	media := set.String("media", onTmpfs, "where images lie: tmpfs, disk; a list")
-	modes := set.String("modes", modeExit, "after the checkpoint: exit, leave (running); a list")
+	contents := set.String("content", report.ContentPattern, "what the memory holds: pattern (random), zero, weights (bf16); a list")
+	media := set.String("media", report.OnTmpfs, "where images lie: tmpfs, disk; a list")
+	modes := set.String("modes", report.ModeExit, "after the checkpoint: exit, leave (running); a list")
 	warm := set.String("warm-memory", "0", "host memory to touch once before anything is timed")
 	probe := set.String("disk-probe", "4GiB", "bytes to write to measure the disk's rate, with --media disk")
 	limitSize := set.String("limit-size", "16GiB", "GPU memory of --limit-case")
@@ -115,7 +116,7 @@ func parse(args []string) (*command, error) {
 	limitMemory := set.String("limit-memory", "2GiB", "memory limit of --limit-case; the software GPU gets its GPU memory on top")
 	imagesSize := set.String("images-size", "", "GPU memory of --images; default 8GiB, with the software GPU 256MiB")
 	imageCases := set.String("image-cases", "none,zstd,registry", "what --images measures: none, zstd: images of that compression; registry: to a registry and back; many: several restores of one image at once; ways: from the registry by gpuckpt, ctr and a pod beside each other, which needs Kubernetes' programs; a list")
-	imageMedia := set.String("image-media", onTmpfs, "where containerd is for --images: tmpfs, disk; a list")
+	imageMedia := set.String("image-media", report.OnTmpfs, "where containerd is for --images: tmpfs, disk; a list")
 	rates := set.String("arrival-rates", "100MB,1GB,0", "what the registry of --images sends a second; 0 is no limit; a list")
 	set.IntVar(&cmd.many, "many", 4, "restores at once of --image-cases many")
 	set.IntVar(&cmd.gpus, "gpus", 0, "GPUs to deal processes out to, at most; 0 for all")
@@ -147,12 +148,12 @@ func parse(args []string) (*command, error) {
 		*to, err = oneOf(name, list, known...)
 		errs = append(errs, err)
 	}
-	words(&cmd.methods, "methods", *methods, ours, steered, byCRIU, companion, criugpu, stock)
-	words(&cmd.contents, "content", *contents, contentPattern, contentZero, contentWeights)
-	words(&cmd.media, "media", *media, onTmpfs, onDisk)
+	words(&cmd.methods, "methods", *methods, report.Ours, report.Steered, report.ByCRIU, report.Companion, report.CRIUPlugin, report.Stock)
+	words(&cmd.contents, "content", *contents, report.ContentPattern, report.ContentZero, report.ContentWeights)
+	words(&cmd.media, "media", *media, report.OnTmpfs, report.OnDisk)
 	words(&cmd.imageCases, "image-cases", *imageCases, caseNone, caseZstd, caseRegistry, caseMany, caseWays)
-	words(&cmd.imageMedia, "image-media", *imageMedia, onTmpfs, onDisk)
-	words(&cmd.modes, "modes", *modes, modeExit, modeLeave)
+	words(&cmd.imageMedia, "image-media", *imageMedia, report.OnTmpfs, report.OnDisk)
+	words(&cmd.modes, "modes", *modes, report.ModeExit, report.ModeLeave)
 	size := func(to *uint64, name, text string) {
 		var err error
 		if *to, err = parseSize(text); err != nil {
@@ -208,7 +209,7 @@ func defaultOut() string {
 
 // draw merges results files and writes their tables and pictures.
 func (cmd *command) draw(context.Context) error {
-	r, err := readResults(cmd.files)
+	r, err := report.Read(cmd.files)
 	if err != nil {
 		return err
 	}
@@ -216,12 +217,12 @@ func (cmd *command) draw(context.Context) error {
 }
 
 // finish writes the results and prints the tables.
-func (cmd *command) finish(r *results) error {
+func (cmd *command) finish(r *report.Results) error {
 	if err := os.MkdirAll(cmd.out, 0o755); err != nil {
 		return fmt.Errorf("write the results: %w", err)
 	}
-	err := r.write(cmd.out)
-	fmt.Printf("\n%s\nresults: %s\n", r.markdown(), cmd.out)
+	err := r.Write(cmd.out)
+	fmt.Printf("\n%s\nresults: %s\n", r.Markdown(), cmd.out)
 	return err
 }
 
@@ -247,17 +248,17 @@ func (cmd *command) run(ctx context.Context) (err error) {
 	if gpu.Kind == harness.RealGPU && cmd.pcie > 0 {
 		r.PCIe, r.PCIeSource = cmd.pcie*1e9, cmd.pcieSource
 	}
-	logf("%d × %s, driver %s, %d CPUs, %s of memory", len(gpu.Devices), r.model(), gpu.Driver, r.CPUs, formatSize(memory.total))
+	logf("%d × %s, driver %s, %d CPUs, %s of memory", len(gpu.Devices), r.Model(), gpu.Driver, r.CPUs, report.FormatSize(memory.total))
 	if cmd.gpus == 0 || cmd.gpus > len(gpu.Devices) {
 		cmd.gpus = len(gpu.Devices)
 	}
 	if cmd.warmMemory > 0 {
-		logf("touching %s of memory", formatSize(cmd.warmMemory))
+		logf("touching %s of memory", report.FormatSize(cmd.warmMemory))
 		if err := warmMemory(cmd.warmMemory); err != nil {
 			return err
 		}
 	}
-	if slices.Contains(cmd.methods, criugpu) {
+	if slices.Contains(cmd.methods, report.CRIUPlugin) {
 		if err := adoptOrphans(); err != nil {
 			return err
 		}
@@ -271,12 +272,12 @@ func (cmd *command) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, unmount()) }()
-	b.dirs[onTmpfs] = tmpfs
-	if b.dirs[onDisk], err = os.MkdirTemp(cmd.diskDir, "gpuckpt-bench-disk"); err != nil {
+	b.dirs[report.OnTmpfs] = tmpfs
+	if b.dirs[report.OnDisk], err = os.MkdirTemp(cmd.diskDir, "gpuckpt-bench-disk"); err != nil {
 		return fmt.Errorf("make a directory for images: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(b.dirs[onDisk])) }()
-	if (cmd.writeThrough || slices.Contains(cmd.media, onDisk) || cmd.images && slices.Contains(cmd.imageMedia, onDisk)) && inMemory(b.dirs[onDisk]) {
+	defer func() { err = errors.Join(err, os.RemoveAll(b.dirs[report.OnDisk])) }()
+	if (cmd.writeThrough || slices.Contains(cmd.media, report.OnDisk) || cmd.images && slices.Contains(cmd.imageMedia, report.OnDisk)) && inMemory(b.dirs[report.OnDisk]) {
 		return fmt.Errorf("--disk-dir %s is in memory", cmd.diskDir)
 	}
 	if b.c, err = start(ctx, bins, gpu, cmd.dir, b.settings); err != nil {
@@ -288,7 +289,7 @@ func (cmd *command) run(ctx context.Context) (err error) {
 	r.Runs = b.runs
 	r.Calls[0].NotRun = b.notRun
 	err = errors.Join(failed, cmd.finish(r))
-	if failed := r.firstFailed(); failed != "" {
+	if failed := r.FirstFailed(); failed != "" {
 		err = errors.Join(err, fmt.Errorf("%w: %s", errRuns, failed))
 	}
 	return err
@@ -317,10 +318,10 @@ func start(ctx context.Context, bins harness.Bins, gpu harness.GPU, dir, setting
 }
 
 // measure makes all the measurements; the runs are in b.
-func (cmd *command) measure(ctx context.Context, b *bench, r *results) error {
+func (cmd *command) measure(ctx context.Context, b *bench, r *report.Results) error {
 	plan := cmd.plan()
-	if slices.ContainsFunc(plan, func(p planned) bool { return p.Media == onDisk }) || cmd.images && slices.Contains(cmd.imageMedia, onDisk) {
-		write, read, err := diskRates(b.dirs[onDisk], cmd.diskProbe)
+	if slices.ContainsFunc(plan, func(p planned) bool { return p.Media == report.OnDisk }) || cmd.images && slices.Contains(cmd.imageMedia, report.OnDisk) {
+		write, read, err := diskRates(b.dirs[report.OnDisk], cmd.diskProbe)
 		if err != nil {
 			return err
 		}
@@ -329,7 +330,7 @@ func (cmd *command) measure(ctx context.Context, b *bench, r *results) error {
 	}
 	if cmd.warmUp {
 		for _, method := range cmd.methods {
-			s := shape{Content: contentPattern, Size: 16 << 20, Procs: 1, GPUs: 1, Media: onTmpfs, Mode: modeExit}
+			s := report.Shape{Content: report.ContentPattern, Size: 16 << 20, Procs: 1, GPUs: 1, Media: report.OnTmpfs, Mode: report.ModeExit}
 			if m := b.once(ctx, s, method, 0, 0); m.Error != "" {
 				b.logf("the warm-up of %s FAILED: %s", method, m.Error)
 			} else {
@@ -363,7 +364,7 @@ func (cmd *command) measure(ctx context.Context, b *bench, r *results) error {
 
 // measureImages measures checkpoint images, in a containerd for each of the media that has all of
 // its directories there.
-func (cmd *command) measureImages(ctx context.Context, b *bench, r *results) error {
+func (cmd *command) measureImages(ctx context.Context, b *bench, r *report.Results) error {
 	size := cmd.imagesSize
 	if size == 0 {
 		if size = 256 << 20; b.c.GPU().Kind == harness.RealGPU {
@@ -381,7 +382,7 @@ func (cmd *command) measureImages(ctx context.Context, b *bench, r *results) err
 	return cmd.measureWays(ctx, b, r, size)
 }
 
-func (cmd *command) measureImagesOn(ctx context.Context, b *bench, r *results, size uint64, media string) (err error) {
+func (cmd *command) measureImagesOn(ctx context.Context, b *bench, r *report.Results, size uint64, media string) (err error) {
 	c, err := start(ctx, b.c.Bins(), b.c.GPU(), b.dirs[media], b.settings)
 	if err != nil {
 		return err

@@ -14,46 +14,26 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// manyRun is containers of one checkpoint image that are restored at once, beside one alone. The
-// image is unpacked before. Times are the client's, in seconds.
-type manyRun struct {
-	imageOutcome
-	// Count containers are restored at once, on GPUs GPUs in turns.
-	Count int `json:"count"`
-	GPUs  int `json:"gpus"`
-	// One is ctr starting one of them, All until the last of all runs.
-	One float64 `json:"oneSeconds"`
-	All float64 `json:"allSeconds"`
-	// OneMemory and AllMemory are what that takes of the machine's memory. The software GPU's memory is
-	// the machine's too.
-	OneMemory memoryPeak `json:"oneMemory"`
-	AllMemory memoryPeak `json:"allMemory"`
-}
-
-// name is the run's for people.
-func (r manyRun) name() string {
-	return fmt.Sprintf("checkpoint image of %s, %d at once, round %d", formatSize(r.Size), r.Count, r.Round)
-}
-
 // manyAtOnce makes such a run. Each container has a network of its own, since all have one port.
-func (i *imageCase) manyAtOnce(ctx context.Context, o imageOutcome) imageOutcome {
-	r := manyRun{imageOutcome: o, Count: i.many, GPUs: max(1, min(i.gpus, i.many))}
-	i.once(ctx, &r.imageOutcome, func(ctx context.Context) error { return i.restoreMany(ctx, &r) })
+func (i *imageCase) manyAtOnce(ctx context.Context, o report.ImageOutcome) report.ImageOutcome {
+	r := report.ManyRun{ImageOutcome: o, Count: i.many, GPUs: max(1, min(i.gpus, i.many))}
+	i.once(ctx, &r.ImageOutcome, func(ctx context.Context) error { return i.restoreMany(ctx, &r) })
 	if r.Verified {
-		i.b.logf("%s: one %s, all %s, memory %s and %s, verified", r.name(), seconds(r.One), seconds(r.All),
-			roundSize(float64(r.OneMemory.Used)), roundSize(float64(r.AllMemory.Used)))
+		i.b.logf("%s: one %s, all %s, memory %s and %s, verified", r.Name(), report.Seconds(r.One), report.Seconds(r.All),
+			report.RoundSize(float64(r.OneMemory.Used)), report.RoundSize(float64(r.AllMemory.Used)))
 	}
 	if ctx.Err() == nil { // else it was broken off
 		i.manyRuns = append(i.manyRuns, r)
 	}
-	return r.imageOutcome
+	return r.ImageOutcome
 }
 
-func (i *imageCase) restoreMany(ctx context.Context, r *manyRun) (err error) {
+func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err error) {
 	w, err := newWorkload(i.shape())
 	if err != nil {
 		return err
@@ -83,7 +63,7 @@ func (i *imageCase) restoreMany(ctx context.Context, r *manyRun) (err error) {
 	if _, err := i.cold(); err != nil {
 		return err
 	}
-	one, err := i.runOf(ctx, ref, 1, 1, func(took float64, m memoryPeak) { r.One, r.OneMemory = took, m })
+	one, err := i.runOf(ctx, ref, 1, 1, func(took float64, m report.MemoryPeak) { r.One, r.OneMemory = took, m })
 	if err != nil {
 		return err
 	}
@@ -93,7 +73,7 @@ func (i *imageCase) restoreMany(ctx context.Context, r *manyRun) (err error) {
 	if _, err := i.cold(); err != nil {
 		return err
 	}
-	all, err := i.runOf(ctx, ref, r.GPUs, r.Count, func(took float64, m memoryPeak) { r.All, r.AllMemory = took, m })
+	all, err := i.runOf(ctx, ref, r.GPUs, r.Count, func(took float64, m report.MemoryPeak) { r.All, r.AllMemory = took, m })
 	for _, k := range all {
 		if err == nil {
 			err = i.countsInside(ctx, k, w.port, "102")
@@ -103,7 +83,7 @@ func (i *imageCase) restoreMany(ctx context.Context, r *manyRun) (err error) {
 }
 
 // runOf starts so many containers of an image at once, on GPUs in turns, and measures it.
-func (i *imageCase) runOf(ctx context.Context, ref string, gpus, count int, measured func(float64, memoryPeak)) ([]*harness.Container, error) {
+func (i *imageCase) runOf(ctx context.Context, ref string, gpus, count int, measured func(float64, report.MemoryPeak)) ([]*harness.Container, error) {
 	started := make([]*harness.Container, count)
 	ids := make([]string, count)
 	for n := range ids {
@@ -171,21 +151,4 @@ func askInside(ctx context.Context, pid, port int, question string) (answer stri
 	}()
 	<-done
 	return answer, err
-}
-
-// manyTable compares restores at once with one.
-func manyTable(runs []manyRun) table {
-	t := table{columns: []string{"GPU memory", "at once", "GPUs", "one", "all", "", "at most 1.5 ×", "memory, one", "memory, all"}}
-	for _, r := range runs {
-		if !r.Verified {
-			continue
-		}
-		kept := "kept"
-		if r.All > 1.5*r.One {
-			kept = "missed"
-		}
-		t.add(r.shape().String(), fmt.Sprint(r.Count), fmt.Sprint(r.GPUs), seconds(r.One), seconds(r.All), fmt.Sprintf("%.2f×", r.All/r.One), kept,
-			roundSize(float64(r.OneMemory.Used)), roundSize(float64(r.AllMemory.Used)))
-	}
-	return t
 }

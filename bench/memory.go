@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"golang.org/x/sys/unix"
 )
 
@@ -65,20 +66,11 @@ func parseMemory(text string) (hostMemory, error) {
 	return m, nil
 }
 
-// memoryPeak is how much memory an operation took at its most, in bytes, over
-// what was in use when it began.
-type memoryPeak struct {
-	// Used is by how much available memory fell.
-	Used uint64 `json:"usedBytes"`
-	// Shmem is by how much files in memory grew, images on a tmpfs among them.
-	Shmem uint64 `json:"shmemBytes"`
-}
-
 // memorySampler watches the machine's memory.
 type memorySampler struct {
 	stopping chan struct{}
 	done     sync.WaitGroup
-	peak     memoryPeak
+	peak     report.MemoryPeak
 	err      error
 }
 
@@ -111,7 +103,7 @@ func startSampler() (*memorySampler, error) {
 }
 
 // stop gives the peak since the start.
-func (s *memorySampler) stop() (memoryPeak, error) {
+func (s *memorySampler) stop() (report.MemoryPeak, error) {
 	close(s.stopping)
 	s.done.Wait()
 	return s.peak, s.err

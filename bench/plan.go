@@ -10,100 +10,17 @@ import (
 	"strings"
 
 	"github.com/docker/go-units"
-)
-
-// The methods that are compared.
-const (
-	// ours is this project's shim, asked by the task API.
-	ours = "ours"
-	// steered is ours with [staging] copy_threads = 0: the driver copies by itself.
-	steered = "steered"
-	// byCRIU is ours with [staging] memory = 0: CRIU moves the host memory by itself.
-	byCRIU = "bycriu"
-	// companion is ours, with the annotation dev.gpuckpt.companion.
-	companion = "companion"
-	// criugpu is CRIU with its own CUDA plugin, without a container.
-	criugpu = "criugpu"
-	// stock is runc's shim, with the CUDA steps taken by hand before and after.
-	stock = "stock"
-)
-
-// Where images lie.
-const (
-	onTmpfs = "tmpfs"
-	onDisk  = "disk"
-)
-
-// What becomes of the processes after a checkpoint.
-const (
-	modeExit  = "exit"
-	modeLeave = "leave"
-)
-
-// What the memory holds.
-const (
-	contentPattern = "pattern" // random 64-bit words
-	contentZero    = "zero"
-	contentWeights = "weights" // bf16 numbers of small magnitude
-	contentNone    = "none"    // a process without CUDA
+	"github.com/gpuckpt/gpuckpt/bench/report"
 )
 
 // isOurs reports whether a method is this project's shim.
 func isOurs(method string) bool {
-	return method == ours || method == steered || method == companion || method == byCRIU
-}
-
-// shape is what a run is about, but for the method.
-type shape struct {
-	Content string `json:"content"`
-	// Size is each process's GPU memory, in bytes.
-	Size uint64 `json:"sizeBytes"`
-	// Procs is the number of CUDA processes, GPUs what they are dealt out to.
-	Procs int `json:"procs"`
-	GPUs  int `json:"gpus"`
-	// Shm is what is in the container's /dev/shm, in bytes: without CUDA only.
-	Shm uint64 `json:"shmBytes,omitempty"`
-	// Host is the program's host memory, in bytes, and Pinned whether it is page-locked by the driver.
-	Host   uint64 `json:"hostBytes,omitempty"`
-	Pinned bool   `json:"pinned,omitempty"`
-	Media  string `json:"media"`
-	Mode   string `json:"mode"`
-}
-
-// bytes is the GPU memory of all processes.
-func (s shape) bytes() uint64 { return s.Size * uint64(s.Procs) }
-
-// String names the shape for people.
-func (s shape) String() string {
-	if s.Content == contentNone && s.Shm > 0 {
-		return fmt.Sprintf("no CUDA, %s in /dev/shm, %s, %s", formatSize(s.Shm), s.Media, s.Mode)
-	}
-	if s.Content == contentNone && s.Host > 0 {
-		return fmt.Sprintf("no CUDA, %s of host memory, %s, %s", formatSize(s.Host), s.Media, s.Mode)
-	}
-	if s.Content == contentNone {
-		return fmt.Sprintf("no CUDA, %s, %s", s.Media, s.Mode)
-	}
-	text := formatSize(s.Size)
-	if s.Procs > 1 {
-		text = fmt.Sprintf("%d × %s on %d GPU", s.Procs, text, s.GPUs)
-		if s.GPUs > 1 {
-			text += "s"
-		}
-	}
-	if s.Host > 0 {
-		kind := "host memory"
-		if s.Pinned {
-			kind = "pinned host memory"
-		}
-		text += fmt.Sprintf(" and %s of %s", formatSize(s.Host), kind)
-	}
-	return fmt.Sprintf("%s, %s, %s, %s", text, s.Content, s.Media, s.Mode)
+	return method == report.Ours || method == report.Steered || method == report.Companion || method == report.ByCRIU
 }
 
 // planned is a shape and the methods it is measured with, in turns.
 type planned struct {
-	shape
+	report.Shape
 	methods []string
 }
 
@@ -130,13 +47,13 @@ type selection struct {
 // plan lists the cases in the order in which they are measured.
 func (s selection) plan() []planned {
 	var all []planned
-	add := func(sh shape) {
-		p := planned{shape: sh}
+	add := func(sh report.Shape) {
+		p := planned{Shape: sh}
 		for _, m := range s.methods {
-			if m == criugpu && sh.Content == contentNone {
+			if m == report.CRIUPlugin && sh.Content == report.ContentNone {
 				continue // its plugin has nothing to do, and there is no container
 			}
-			if m == byCRIU && sh.Host == 0 {
+			if m == report.ByCRIU && sh.Host == 0 {
 				continue // it is ours
 			}
 			p.methods = append(p.methods, m)
@@ -148,13 +65,13 @@ func (s selection) plan() []planned {
 	for _, media := range s.media {
 		for _, mode := range s.modes {
 			if s.plain {
-				add(shape{Content: contentNone, Media: media, Mode: mode, Procs: 1})
+				add(report.Shape{Content: report.ContentNone, Media: media, Mode: mode, Procs: 1})
 			}
 			if s.shm > 0 {
-				add(shape{Content: contentNone, Shm: s.shm, Media: media, Mode: mode, Procs: 1})
+				add(report.Shape{Content: report.ContentNone, Shm: s.shm, Media: media, Mode: mode, Procs: 1})
 			}
 			if s.host > 0 {
-				add(shape{Content: contentNone, Host: s.host, Media: media, Mode: mode, Procs: 1})
+				add(report.Shape{Content: report.ContentNone, Host: s.host, Media: media, Mode: mode, Procs: 1})
 			}
 			for _, procs := range s.procs {
 				sizes := s.sizes
@@ -163,7 +80,7 @@ func (s selection) plan() []planned {
 				}
 				for _, size := range sizes {
 					for _, content := range s.contents {
-						sh := shape{Content: content, Size: size, Procs: procs, GPUs: min(procs, s.gpus), Media: media, Mode: mode}
+						sh := report.Shape{Content: content, Size: size, Procs: procs, GPUs: min(procs, s.gpus), Media: media, Mode: mode}
 						add(sh)
 						if procs == 1 && s.beside > 0 {
 							sh.Host, sh.Pinned = s.beside, s.pinned
@@ -190,12 +107,6 @@ func oneOf(flag, list string, known ...string) ([]string, error) {
 	}
 	return words, nil
 }
-
-// suffixes are those of sizes.
-var suffixes = []struct {
-	name  string
-	bytes uint64
-}{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
 
 // parseSize reads "16GiB", "64M" or a number of bytes.
 func parseSize(text string) (uint64, error) {
@@ -236,17 +147,4 @@ func parseCounts(flag, list string) ([]int, error) {
 		counts = append(counts, n)
 	}
 	return counts, nil
-}
-
-// formatSize is parseSize's inverse for whole units, and rounds others.
-func formatSize(bytes uint64) string {
-	for _, u := range suffixes {
-		if bytes >= u.bytes {
-			if bytes%u.bytes == 0 {
-				return fmt.Sprintf("%d %s", bytes/u.bytes, u.name)
-			}
-			return fmt.Sprintf("%.2f %s", float64(bytes)/float64(u.bytes), u.name)
-		}
-	}
-	return fmt.Sprintf("%d B", bytes)
 }

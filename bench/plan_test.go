@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuckpt/gpuckpt/bench/report"
 )
 
 func TestParseSize(t *testing.T) {
@@ -22,20 +24,12 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-func TestFormatSize(t *testing.T) {
-	for bytes, want := range map[uint64]string{16 << 30: "16 GiB", 64 << 20: "64 MiB", 3 << 29: "1.50 GiB", 12: "12 B", 0: "0 B"} {
-		if got := formatSize(bytes); got != want {
-			t.Errorf("formatSize(%d) is %q, want %q", bytes, got, want)
-		}
-	}
-}
-
 func TestParse(t *testing.T) {
 	cmd, err := parse(strings.Fields("--methods criugpu,ours,ours --sizes 8GiB,16GiB --procs 1,2 --procs-sizes 1GiB --media tmpfs,disk --modes leave --content zero,weights --runs 7 --peer-runs 2 --budget 60 --warm-memory 4GiB"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(cmd.methods, []string{criugpu, ours}) || !slices.Equal(cmd.sizes, []uint64{8 << 30, 16 << 30}) ||
+	if !slices.Equal(cmd.methods, []string{report.CRIUPlugin, report.Ours}) || !slices.Equal(cmd.sizes, []uint64{8 << 30, 16 << 30}) ||
 		!slices.Equal(cmd.procsSizes, []uint64{1 << 30}) || cmd.rounds != 7 || cmd.peerRounds != 2 || cmd.budget != 60 || cmd.warmMemory != 4<<30 {
 		t.Errorf("command line read as %+v", cmd)
 	}
@@ -59,12 +53,12 @@ func TestParse(t *testing.T) {
 
 func TestPlan(t *testing.T) {
 	s := selection{
-		methods: []string{ours, criugpu}, contents: []string{contentPattern}, media: []string{onTmpfs}, modes: []string{modeExit},
+		methods: []string{report.Ours, report.CRIUPlugin}, contents: []string{report.ContentPattern}, media: []string{report.OnTmpfs}, modes: []string{report.ModeExit},
 		sizes: []uint64{1 << 30, 2 << 30}, procs: []int{1, 4}, procsSizes: []uint64{1 << 30}, gpus: 2, plain: true,
 	}
 	var got []string
 	for _, p := range s.plan() {
-		got = append(got, p.shape.String()+": "+strings.Join(p.methods, " "))
+		got = append(got, p.Shape.String()+": "+strings.Join(p.methods, " "))
 	}
 	want := []string{
 		"no CUDA, tmpfs, exit: ours", // CRIU's plugin has nothing to do there
@@ -75,7 +69,7 @@ func TestPlan(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("plan\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	s.methods = []string{criugpu}
+	s.methods = []string{report.CRIUPlugin}
 	if p := s.plan(); len(p) != 3 {
 		t.Errorf("a case without a method was planned: %v", p)
 	}
@@ -83,15 +77,15 @@ func TestPlan(t *testing.T) {
 
 func TestWorkloadArgs(t *testing.T) {
 	for _, test := range []struct {
-		shape shape
+		shape report.Shape
 		want  string
 	}{
-		{shape{Content: contentNone, Procs: 1}, "plain --port 9"},
-		{shape{Content: contentNone, Host: 8192, Procs: 1}, "memory --bytes 8192 --port 9"},
-		{shape{Content: contentZero, Size: 5, Procs: 1, GPUs: 1}, "pattern --bytes 5 --content zero --seed 7 --port 9"},
-		{shape{Content: contentPattern, Size: 5, Procs: 4, GPUs: 2}, "multi --procs 4 --gpus 2 --bytes 5 --content pattern --seed 7 --port 9"},
+		{report.Shape{Content: report.ContentNone, Procs: 1}, "plain --port 9"},
+		{report.Shape{Content: report.ContentNone, Host: 8192, Procs: 1}, "memory --bytes 8192 --port 9"},
+		{report.Shape{Content: report.ContentZero, Size: 5, Procs: 1, GPUs: 1}, "pattern --bytes 5 --content zero --seed 7 --port 9"},
+		{report.Shape{Content: report.ContentPattern, Size: 5, Procs: 4, GPUs: 2}, "multi --procs 4 --gpus 2 --bytes 5 --content pattern --seed 7 --port 9"},
 	} {
-		if got := strings.Join((workload{shape: test.shape, port: 9}).args(), " "); got != test.want {
+		if got := strings.Join((workload{Shape: test.shape, port: 9}).args(), " "); got != test.want {
 			t.Errorf("%s: arguments %q, want %q", test.shape, got, test.want)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -26,27 +27,6 @@ const (
 	giveUpAfter = 2
 )
 
-// run is one measurement of a method: a checkpoint and a restore from it.
-type run struct {
-	shape
-	Method string `json:"method"`
-	Round  int    `json:"round"`
-	// Verified says that every bit was right after the restore, and after a
-	// checkpoint that left the program running. A run that is not counts for
-	// nothing.
-	Verified bool   `json:"verified"`
-	Error    string `json:"error,omitempty"`
-	// ImageBytes is the space that the images take.
-	ImageBytes uint64    `json:"imageBytes"`
-	Checkpoint operation `json:"checkpoint"`
-	Restore    operation `json:"restore"`
-	// Flush is how long the images then took to be on the disk for good, in
-	// seconds; with images on a disk only.
-	Flush float64 `json:"flushSeconds,omitempty"`
-	// Whole is what the run cost of the budget, in seconds.
-	Whole float64 `json:"wholeSeconds"`
-}
-
 // bench runs the measurements.
 type bench struct {
 	c *harness.Containerd
@@ -58,7 +38,7 @@ type bench struct {
 	end  time.Time
 	logf func(format string, args ...any)
 
-	runs   []run
+	runs   []report.Run
 	notRun []string
 	serial int
 	// settings are those of [staging] for ours.
@@ -76,24 +56,24 @@ func (b *bench) measure(ctx context.Context, plan []planned) {
 		for round := range max(b.rounds, b.peerRounds) {
 			for _, method := range p.methods {
 				rounds := b.rounds
-				if method != ours {
+				if method != report.Ours {
 					rounds = b.peerRounds
 				}
 				if round >= rounds || failed[method] >= giveUpAfter || left[method] != "" {
 					continue
 				}
-				label := fmt.Sprintf("%s, %s, round %d", p.shape, method, round+1)
-				why := b.refusal(ctx, p.shape, method)
-				var r run
+				label := fmt.Sprintf("%s, %s, round %d", p.Shape, method, round+1)
+				why := b.refusal(ctx, p.Shape, method)
+				var r report.Run
 				if why == "" {
-					r = b.once(ctx, p.shape, method, round, 0)
+					r = b.once(ctx, p.Shape, method, round, 0)
 					if r.Error != "" && ctx.Err() != nil {
 						why = interrupted
 					}
 				}
 				if why != "" {
 					// No later round will do better.
-					left[method] = fmt.Sprintf("%s, %s, from round %d of %d on: %s", p.shape, method, round+1, rounds, why)
+					left[method] = fmt.Sprintf("%s, %s, from round %d of %d on: %s", p.Shape, method, round+1, rounds, why)
 					b.notRun = append(b.notRun, left[method])
 					continue
 				}
@@ -101,7 +81,7 @@ func (b *bench) measure(ctx context.Context, plan []planned) {
 					failed[method]++
 					b.logf("%s: FAILED: %s", label, r.Error)
 				} else {
-					b.logf("%s: checkpoint %s, restore %s, verified (%.1f s in all)", label, seconds(r.Checkpoint.Seconds), seconds(r.Restore.Seconds), r.Whole)
+					b.logf("%s: checkpoint %s, restore %s, verified (%.1f s in all)", label, report.Seconds(r.Checkpoint.Seconds), report.Seconds(r.Restore.Seconds), r.Whole)
 				}
 				b.runs = append(b.runs, r)
 			}
@@ -113,7 +93,7 @@ func (b *bench) measure(ctx context.Context, plan []planned) {
 const interrupted = "interrupted"
 
 // refusal says why a run is not to be made; empty when it is.
-func (b *bench) refusal(ctx context.Context, s shape, method string) string {
+func (b *bench) refusal(ctx context.Context, s report.Shape, method string) string {
 	if ctx.Err() != nil {
 		return interrupted
 	}
@@ -131,18 +111,18 @@ func (b *bench) refusal(ctx context.Context, s shape, method string) string {
 const spare = 2 << 30
 
 // unfit says why the machine is too small for a case; empty when it is not.
-func (b *bench) unfit(s shape, method string) string {
+func (b *bench) unfit(s report.Shape, method string) string {
 	gpus := b.c.GPU().Devices
 	onOne := s.Size * uint64((s.Procs+max(1, s.GPUs)-1)/max(1, s.GPUs))
-	if s.Content != contentNone && onOne > gpus[0].Memory-gpus[0].Memory/32 {
-		return fmt.Sprintf("it needs %s on a GPU of %s", formatSize(onOne), formatSize(gpus[0].Memory))
+	if s.Content != report.ContentNone && onOne > gpus[0].Memory-gpus[0].Memory/32 {
+		return fmt.Sprintf("it needs %s on a GPU of %s", report.FormatSize(onOne), report.FormatSize(gpus[0].Memory))
 	}
 	// The state is in host memory once. The peers have it there as the
 	// processes' memory; what they write to a tmpfs comes on top.
-	need := s.bytes() + s.Host
-	if !isOurs(method) && s.Media == onTmpfs {
+	need := s.Bytes() + s.Host
+	if !isOurs(method) && s.Media == report.OnTmpfs {
 		need *= 2
-	} else if s.Media == onTmpfs {
+	} else if s.Media == report.OnTmpfs {
 		need += s.Host
 	}
 	memory, err := readMemory()
@@ -150,14 +130,14 @@ func (b *bench) unfit(s shape, method string) string {
 		return err.Error()
 	}
 	if need > spare/4 && need+spare > memory.available {
-		return fmt.Sprintf("it needs %s of memory, %s are available", formatSize(need+spare), formatSize(memory.available))
+		return fmt.Sprintf("it needs %s of memory, %s are available", report.FormatSize(need+spare), report.FormatSize(memory.available))
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(b.dirs[s.Media], &st); err != nil {
 		return fmt.Sprintf("look at the space for images: %v", err)
 	}
-	if room, bytes := st.Bavail*uint64(st.Bsize), s.bytes()+s.Host; bytes+bytes/16 > room {
-		return fmt.Sprintf("its images need %s on the %s, which has %s", formatSize(bytes), s.Media, formatSize(room))
+	if room, bytes := st.Bavail*uint64(st.Bsize), s.Bytes()+s.Host; bytes+bytes/16 > room {
+		return fmt.Sprintf("its images need %s on the %s, which has %s", report.FormatSize(bytes), s.Media, report.FormatSize(room))
 	}
 	return ""
 }
@@ -165,20 +145,20 @@ func (b *bench) unfit(s shape, method string) string {
 // expected is how long a run will take, judged by the method's slowest so far
 // at this size or a smaller one, of at least a GiB where this one has that; where
 // there was none, by what an H200 did.
-func (b *bench) expected(s shape, method string) time.Duration {
+func (b *bench) expected(s report.Shape, method string) time.Duration {
 	const base, oursPerGiB, peerPerGiB = 2, 0.75, 2 // seconds
 	guess := oursPerGiB
 	if !isOurs(method) {
 		guess = peerPerGiB
 	}
-	worst, known := base+(guess*float64(s.bytes())+peerPerGiB*float64(s.Host))/(1<<30), false
+	worst, known := base+(guess*float64(s.Bytes())+peerPerGiB*float64(s.Host))/(1<<30), false
 	for _, r := range b.runs {
-		if r.Method != method || r.Error != "" || r.Content == contentNone || r.Host != s.Host {
+		if r.Method != method || r.Error != "" || r.Content == report.ContentNone || r.Host != s.Host {
 			continue
 		}
-		scale := max(1, float64(s.bytes())/float64(r.bytes()))
+		scale := max(1, float64(s.Bytes())/float64(r.Bytes()))
 		// What a small run takes is no matter of its size.
-		if r.bytes() > s.bytes() || r.bytes() < 1<<30 && s.bytes() >= 1<<30 {
+		if r.Bytes() > s.Bytes() || r.Bytes() < 1<<30 && s.Bytes() >= 1<<30 {
 			continue
 		}
 		if !known {
@@ -191,16 +171,16 @@ func (b *bench) expected(s shape, method string) time.Duration {
 
 // once makes one run; memoryLimit is that of its container, in bytes, 0 for
 // none. Nothing of it stays but what it answers.
-func (b *bench) once(ctx context.Context, s shape, method string, round int, memoryLimit uint64) (r run) {
+func (b *bench) once(ctx context.Context, s report.Shape, method string, round int, memoryLimit uint64) (r report.Run) {
 	began := time.Now()
-	r = run{shape: s, Method: method, Round: round + 1}
-	ctx, cancel := context.WithTimeout(ctx, runLimit+time.Duration((s.bytes()+s.Host)/slowRate)*time.Second)
+	r = report.Run{Shape: s, Method: method, Round: round + 1}
+	ctx, cancel := context.WithTimeout(ctx, runLimit+time.Duration((s.Bytes()+s.Host)/slowRate)*time.Second)
 	defer cancel()
 	var err error
 	switch method {
-	case steered:
+	case report.Steered:
 		err = b.configured("copy_threads = 0\n", func() error { return b.fill(ctx, &r, memoryLimit) })
-	case byCRIU:
+	case report.ByCRIU:
 		err = b.configured("memory = 0\n", func() error { return b.fill(ctx, &r, memoryLimit) })
 	default:
 		err = b.fill(ctx, &r, memoryLimit)
@@ -223,15 +203,15 @@ func (b *bench) configured(settings string, do func() error) error {
 // start runs a workload under a method.
 func (b *bench) start(ctx context.Context, method, images string, w workload, memoryLimit uint64) (subject, error) {
 	b.serial++
-	if method == criugpu {
+	if method == report.CRIUPlugin {
 		return startHost(b.c, images, w)
 	}
 	return startContainer(ctx, b.c, method, fmt.Sprintf("%s-%d", method, b.serial), images, w, memoryLimit)
 }
 
 // fill measures a run.
-func (b *bench) fill(ctx context.Context, r *run, memoryLimit uint64) (err error) {
-	w, err := newWorkload(r.shape)
+func (b *bench) fill(ctx context.Context, r *report.Run, memoryLimit uint64) (err error) {
+	w, err := newWorkload(r.Shape)
 	if err != nil {
 		return err
 	}
@@ -253,7 +233,7 @@ func (b *bench) fill(ctx context.Context, r *run, memoryLimit uint64) (err error
 		err = errors.Join(err, s.remove(ctx))
 	}()
 
-	leave := r.Mode == modeLeave
+	leave := r.Mode == report.ModeLeave
 	if err := w.verify(ctx, 101); err != nil { // which also waits until it is ready
 		return fmt.Errorf("before the checkpoint: %w", err)
 	}
@@ -262,10 +242,10 @@ func (b *bench) fill(ctx context.Context, r *run, memoryLimit uint64) (err error
 		return err
 	}
 	var ping *pinger
-	if leave && w.Content != contentNone {
+	if leave && w.Content != report.ContentNone {
 		ping = startPinger(ctx, w.port)
 	}
-	r.Checkpoint, err = measured(func() (operation, error) { return s.checkpoint(ctx, leave) })
+	r.Checkpoint, err = measured(func() (report.Operation, error) { return s.checkpoint(ctx, leave) })
 	if ping != nil {
 		gap, perr := ping.stop()
 		r.Checkpoint.Gap = gap.Seconds()
@@ -286,14 +266,14 @@ func (b *bench) fill(ctx context.Context, r *run, memoryLimit uint64) (err error
 	if r.ImageBytes, err = imageBytes(dir); err != nil {
 		return fmt.Errorf("measure the images: %w", err)
 	}
-	if r.Media == onDisk {
+	if r.Media == report.OnDisk {
 		flush, err := syncDir(dir)
 		if err != nil {
 			return err
 		}
 		r.Flush = flush.Seconds()
 	}
-	if r.Restore, err = measured(func() (operation, error) { return s.restore(ctx) }); err != nil {
+	if r.Restore, err = measured(func() (report.Operation, error) { return s.restore(ctx) }); err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
 	if err := w.verify(ctx, 102); err != nil {
@@ -307,11 +287,11 @@ func (b *bench) fill(ctx context.Context, r *run, memoryLimit uint64) (err error
 }
 
 // measured watches the machine's memory during an operation.
-func measured(do func() (operation, error)) (operation, error) {
+func measured(do func() (report.Operation, error)) (report.Operation, error) {
 	runtime.GC() // this program's own is not to be measured
 	sampler, err := startSampler()
 	if err != nil {
-		return operation{}, err
+		return report.Operation{}, err
 	}
 	op, err := do()
 	peak, serr := sampler.stop()

@@ -10,49 +10,20 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
-
-// operation is what was measured of one checkpoint or restore. Times are in
-// seconds.
-type operation struct {
-	// Seconds is the whole, from the client's first request to the last
-	// answer: of a checkpoint, the pause before it is part.
-	Seconds float64 `json:"seconds"`
-	// Pause is the client's pause before the checkpoint.
-	Pause float64 `json:"pauseSeconds,omitempty"`
-	// Down is, of a checkpoint that leaves the program running, the time from
-	// the first request until it may run again.
-	Down float64 `json:"downSeconds,omitempty"`
-	// Gap is the longest time for which the program did not answer a client.
-	Gap float64 `json:"gapSeconds,omitempty"`
-	// Driver is what the driver's calls took, where that is known: of the
-	// operation without the way back of one that leaves the program running.
-	Driver float64 `json:"driverSeconds,omitempty"`
-	// Covered is the share of Seconds, without Pause, that the phases explain.
-	Covered float64 `json:"covered,omitempty"`
-	// Phases begin at the request that the shim gets after the pause.
-	Phases []images.Phase `json:"phases,omitempty"`
-	// Memory is what it took of the machine's.
-	Memory memoryPeak `json:"peakMemory"`
-	// CgroupPeak is the most that the container's own cgroup was charged with
-	// since its start, in bytes.
-	CgroupPeak uint64 `json:"cgroupPeakBytes,omitempty"`
-	// StagingPeak is the same of the cgroup for GPU state, of a checkpoint where
-	// that is what is measured.
-	StagingPeak uint64 `json:"stagingPeakBytes,omitempty"`
-}
 
 // subject is a workload under one method. Its calls come in this order:
 // checkpoint, end, restore, remove; remove also after a failure.
 type subject interface {
 	// checkpoint dumps the workload. Unless leave, it has ended then.
-	checkpoint(ctx context.Context, leave bool) (operation, error)
+	checkpoint(ctx context.Context, leave bool) (report.Operation, error)
 	// end ends what still runs, and waits for it.
 	end(ctx context.Context) error
 	// restore has the workload go on from its images.
-	restore(ctx context.Context) (operation, error)
+	restore(ctx context.Context) (report.Operation, error)
 	// remove ends and removes all but the images.
 	remove(ctx context.Context) error
 	// logs is what may explain a failure.
@@ -61,23 +32,23 @@ type subject interface {
 
 // workload is how gpuwork is run for a shape.
 type workload struct {
-	shape
+	report.Shape
 	port int // of the first process; the others follow
 }
 
 // newWorkload finds ports for it.
-func newWorkload(s shape) (workload, error) {
+func newWorkload(s report.Shape) (workload, error) {
 	port, err := harness.FreePorts(s.Procs)
-	return workload{shape: s, port: port}, err
+	return workload{Shape: s, port: port}, err
 }
 
 // args are gpuwork's.
 func (w workload) args() []string {
 	port := strconv.Itoa(w.port)
-	if w.Content == contentNone && w.Host > 0 {
+	if w.Content == report.ContentNone && w.Host > 0 {
 		return []string{"memory", "--bytes", strconv.FormatUint(w.Host, 10), "--port", port}
 	}
-	if w.Content == contentNone {
+	if w.Content == report.ContentNone {
 		return []string{"plain", "--port", port}
 	}
 	args := []string{"pattern"}
@@ -108,9 +79,9 @@ func (w workload) verify(ctx context.Context, count int) error {
 	for i := range w.Procs {
 		question, want := "verify", "bad=0"
 		switch {
-		case w.Content == contentNone && w.Host > 0:
+		case w.Content == report.ContentNone && w.Host > 0:
 			want = "bad=0,0" // its own, and its child's
-		case w.Content == contentNone:
+		case w.Content == report.ContentNone:
 			question, want = "count", strconv.Itoa(count)
 		}
 		k := &harness.Container{ID: fmt.Sprintf("process %d", i), Port: w.port + i}
@@ -170,7 +141,7 @@ func driverSeconds(phases []images.Phase) float64 {
 // The lock is left out when it was taken in a pause before.
 func covered(phases []images.Phase, whole float64) float64 {
 	var union, end time.Duration
-	for _, p := range byStart(phases) {
+	for _, p := range report.ByStart(phases) {
 		if p.Name == "lock" {
 			continue
 		}

@@ -19,50 +19,11 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
 )
-
-// wayRun is one checkpoint image that comes from a registry of a limited rate and runs, in one of the
-// ways that a node can do it. Times are the client's, in seconds.
-type wayRun struct {
-	imageOutcome
-	Way string `json:"way"`
-	// Rate is in bytes a second; 0 is no limit.
-	Rate uint64 `json:"bytesPerSecond"`
-	// Running is from the client's command, or the pod's manifest, until the program answers.
-	Running float64 `json:"runningSeconds"`
-	// Fetched are the bytes of blobs that the registry had sent by then.
-	Fetched uint64 `json:"fetchedBytes"`
-	// Alone is the registry's own rate, as registryRun's.
-	Alone float64 `json:"aloneBytesPerSecond"`
-}
-
-// The ways, in the order in which they take turns.
-const (
-	wayRestore = "gpuckpt restore --pull"
-	wayCtr     = "ctr pull, ctr run, gpuckpt's snapshotter"
-	wayPod     = "a pod, gpuckpt's snapshotter"
-	wayPulled  = "ctr pull, ctr run, overlayfs"
-)
-
-func (r wayRun) name() string {
-	return fmt.Sprintf("image of %s from a registry of %s, %s, round %d", formatSize(r.Size), rateText(r.Rate), r.Way, r.Round)
-}
-
-// limit is what the run may take, in seconds, and alone what its bytes take.
-func (r wayRun) limit() (alone, limit float64) {
-	rate := r.Alone
-	if r.Rate > 0 && (rate == 0 || float64(r.Rate) < rate) {
-		rate = float64(r.Rate)
-	}
-	if rate == 0 {
-		return 0, 0
-	}
-	alone = float64(r.Fetched) / rate
-	return alone, 1.1*alone + 0.5
-}
 
 // waysCase is a node with a kubelet, whose CRI has gpuckpt's snapshotter, and a registry.
 type waysCase struct {
@@ -79,8 +40,8 @@ type waysCase struct {
 }
 
 // measureWays measures all ways at each rate, round by round.
-func (cmd *command) measureWays(ctx context.Context, b *bench, r *results, size uint64) (err error) {
-	dir, err := os.MkdirTemp(b.dirs[onTmpfs], "ways")
+func (cmd *command) measureWays(ctx context.Context, b *bench, r *report.Results, size uint64) (err error) {
+	dir, err := os.MkdirTemp(b.dirs[report.OnTmpfs], "ways")
 	if err != nil {
 		return fmt.Errorf("make a directory for a node: %w", err)
 	}
@@ -95,20 +56,20 @@ func (cmd *command) measureWays(ctx context.Context, b *bench, r *results, size 
 	}
 	for round := range b.rounds {
 		for _, rate := range cmd.rates {
-			for _, way := range []string{wayRestore, wayCtr, wayPod, wayPulled} {
-				o := wayRun{imageOutcome: imageOutcome{Size: size, Round: round + 1}, Way: way, Rate: rate, Alone: w.alone}
+			for _, way := range []string{report.WayRestore, report.WayCtr, report.WayPod, report.WayPulled} {
+				o := report.WayRun{ImageOutcome: report.ImageOutcome{Size: size, Round: round + 1}, Way: way, Rate: rate, Alone: w.alone}
 				if ctx.Err() != nil || time.Now().After(b.end) {
-					b.notRun = append(b.notRun, o.name()+": the time is over")
+					b.notRun = append(b.notRun, o.Name()+": the time is over")
 					continue
 				}
 				began := time.Now()
 				if err := w.once(ctx, &o, port); err != nil {
 					o.Error = err.Error()
-					b.logf("%s: FAILED: %s", o.name(), o.Error)
+					b.logf("%s: FAILED: %s", o.Name(), o.Error)
 				} else {
-					_, limit := o.limit()
+					_, limit := o.Limit()
 					o.Verified = true
-					b.logf("%s: running %s, at most %s, verified", o.name(), seconds(o.Running), seconds(limit))
+					b.logf("%s: running %s, at most %s, verified", o.Name(), report.Seconds(o.Running), report.Seconds(limit))
 				}
 				o.Whole = time.Since(began).Seconds()
 				r.WayRuns = append(r.WayRuns, o)
@@ -143,7 +104,7 @@ func (w *waysCase) start(ctx context.Context, dir string) error {
 	for _, i := range list {
 		w.keep = append(w.keep, i.Target.Digest)
 	}
-	w.server, err = startRegistry(w.b.dirs[onTmpfs])
+	w.server, err = startRegistry(w.b.dirs[report.OnTmpfs])
 	return err
 }
 
@@ -164,11 +125,11 @@ const waysContainer = "ways"
 // send makes an image of a container of ctr's and one of a pod's, which have other mounts, pushes them,
 // and forgets them. port is where the program listens.
 func (w *waysCase) send(ctx context.Context) (port int, err error) {
-	of, err := newWorkload(shape{Content: contentPattern, Size: w.size, Procs: 1, GPUs: 1, Media: onTmpfs, Mode: modeExit})
+	of, err := newWorkload(report.Shape{Content: report.ContentPattern, Size: w.size, Procs: 1, GPUs: 1, Media: report.OnTmpfs, Mode: report.ModeExit})
 	if err != nil {
 		return 0, err
 	}
-	s, err := startContainer(ctx, w.n.Containerd, ours, waysContainer, "", of, 0)
+	s, err := startContainer(ctx, w.n.Containerd, report.Ours, waysContainer, "", of, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -209,7 +170,7 @@ func (w *waysCase) push(ctx context.Context, id, ref string, port int) error {
 }
 
 // once measures a way, and leaves nothing of the image on the node.
-func (w *waysCase) once(ctx context.Context, r *wayRun, port int) (err error) {
+func (w *waysCase) once(ctx context.Context, r *report.WayRun, port int) (err error) {
 	w.server.limit.set(r.Rate)
 	defer w.server.limit.set(0)
 	ctx, cancel := context.WithTimeout(ctx, runLimit+imageCopies*time.Duration(w.size/slowRate)*time.Second)
@@ -218,13 +179,13 @@ func (w *waysCase) once(ctx context.Context, r *wayRun, port int) (err error) {
 	first := firstAnswer(ctx, port)
 	remove := func() error { return w.n.Remove(clean, waysContainer) }
 	switch r.Way {
-	case wayRestore:
+	case report.WayRestore:
 		err = w.n.Gpuckpt(ctx, &struct{}{}, "restore", w.ref, "--pull", "--name", waysContainer, "--net-host", "--gpus", "0", "--cdi-spec-dirs", w.cdi, "--snapshotter", "overlayfs")
-	case wayCtr:
+	case report.WayCtr:
 		err = w.run(ctx, "gpuckpt", port)
-	case wayPulled:
+	case report.WayPulled:
 		err = w.run(ctx, "overlayfs", port)
-	case wayPod:
+	case report.WayPod:
 		remove = func() error { return w.n.DeleteStatic(clean, waysContainer) }
 		_, err = w.n.RunStatic(ctx, waysContainer, w.manifest(w.podRef, map[string]string{annotations.Restore: "true"}, "pattern"))
 	}
@@ -300,39 +261,4 @@ func (w *waysCase) forget(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// wayTable compares the ways with how long the bytes take, by medians.
-func wayTable(runs []wayRun) table {
-	t := table{columns: []string{"GPU memory", "the registry sends", "way", "runs", "fetched", "running", "the bytes alone", "at most 1.1 × that + 0.5 s"}}
-	for _, size := range imageSizes(runs, func(r wayRun) imageOutcome { return r.imageOutcome }) {
-		var rates []uint64
-		for _, r := range runs {
-			if r.shape() == size && !slices.Contains(rates, r.Rate) {
-				rates = append(rates, r.Rate)
-			}
-		}
-		for _, rate := range rates {
-			for _, way := range []string{wayRestore, wayCtr, wayPod, wayPulled} {
-				var running, fetched, alone, limit []float64
-				for _, r := range runs {
-					if r.Verified && r.shape() == size && r.Rate == rate && r.Way == way {
-						a, l := r.limit()
-						running, fetched = append(running, r.Running), append(fetched, float64(r.Fetched))
-						alone, limit = append(alone, a), append(limit, l)
-					}
-				}
-				took, most := spreadOf(running), spreadOf(limit).Median
-				if took.N == 0 {
-					continue
-				}
-				verdict := "kept, "
-				if took.Median > most {
-					verdict = "missed, "
-				}
-				t.add(size.String(), rateText(rate), way, fmt.Sprint(took.N), roundSize(spreadOf(fetched).Median), took.text(), seconds(spreadOf(alone).Median), verdict+seconds(most))
-			}
-		}
-	}
-	return t
 }

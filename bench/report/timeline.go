@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"fmt"
@@ -13,9 +13,9 @@ import (
 
 // timeline draws the phases of one run of ours, of the largest size charted:
 // its median checkpoint and its median restore. nil when there is none.
-func (r *results) timeline() []byte {
+func (r *Results) timeline() []byte {
 	groups := r.charted()
-	for len(groups) > 0 && len(groups[len(groups)-1].runs[ours]) == 0 {
+	for len(groups) > 0 && len(groups[len(groups)-1].runs[Ours]) == 0 {
 		groups = groups[:len(groups)-1]
 	}
 	if len(groups) == 0 {
@@ -29,7 +29,7 @@ func (r *results) timeline() []byte {
 			return nil
 		}
 		op := o.of(m)
-		title := fmt.Sprintf("%s of %s: %s, the median of %d", o.name, g.shape, seconds(op.Seconds), len(g.runs[ours]))
+		title := fmt.Sprintf("%s of %s: %s, the median of %d", o.name, g.Shape, Seconds(op.Seconds), len(g.runs[Ours]))
 		charts = append(charts, timeline.Chart{Title: title, Phases: clientPhases(op), Whole: time.Duration(op.Seconds * float64(time.Second))})
 	}
 	return timeline.SVG(charts...)
@@ -37,9 +37,9 @@ func (r *results) timeline() []byte {
 
 // clientPhases are an operation's phases on the client's clock: its pause comes
 // first, with the lock in it.
-func clientPhases(op operation) []images.Phase {
+func clientPhases(op Operation) []images.Phase {
 	if op.Covered == 0 || op.Pause == 0 { // no timeline of the shim's, or no pause
-		return byStart(op.Phases)
+		return ByStart(op.Phases)
 	}
 	pause := time.Duration(op.Pause * float64(time.Second))
 	phases := []images.Phase{{Name: "pause", Took: pause}}
@@ -49,5 +49,5 @@ func clientPhases(op operation) []images.Phase {
 		}
 		phases = append(phases, p)
 	}
-	return byStart(phases)
+	return ByStart(phases)
 }

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"fmt"
@@ -52,9 +52,9 @@ func (s spread) text() string {
 		return "–"
 	}
 	if s.N == 1 {
-		return strings.TrimSuffix(seconds(s.Median), " s")
+		return strings.TrimSuffix(Seconds(s.Median), " s")
 	}
-	return fmt.Sprintf("%s (%s–%s)", strings.TrimSuffix(seconds(s.Median), " s"), strings.TrimSuffix(seconds(s.Min), " s"), strings.TrimSuffix(seconds(s.Max), " s"))
+	return fmt.Sprintf("%s (%s–%s)", strings.TrimSuffix(Seconds(s.Median), " s"), strings.TrimSuffix(Seconds(s.Min), " s"), strings.TrimSuffix(Seconds(s.Max), " s"))
 }
 
 // times is a ratio of medians, "4.58×".
@@ -65,8 +65,8 @@ func times(a, b spread) string {
 	return fmt.Sprintf("%.2f×", a.Median/b.Median)
 }
 
-// markdown is results.md.
-func (r *results) markdown() string {
+// Markdown is results.md.
+func (r *Results) Markdown() string {
 	var b strings.Builder
 	section := func(title, about string, t table) {
 		if text := t.String(); text != "" {
@@ -99,7 +99,7 @@ func (r *results) markdown() string {
 	section("Checkpoint images on a disk", fmt.Sprintf("containerd is on the disk, which takes %.2f GB/s and gives %.2f GB/s (measured in the same call). The flush is until the image is on the disk for good; each restore begins with nothing of it in memory. gpuckpt restore unpacks the image: it reads it, and writes it again.", write/1e9, read/1e9), diskImageTable(r.ImageRuns, write, read))
 	section("Several restores of one image", "ctr run of an image that is unpacked: one container, and several at once. Memory is the most that the machine's available memory fell by.", manyTable(r.ManyRuns))
 	section("A second checkpoint, and a registry", fmt.Sprintf("A program is left running, and writes to %g %% of its GPU memory between two checkpoints; both are pushed to a registry of the benchmark's own, on a loopback port of the same machine. "+
-		"New and reused are bytes of GPU state as stored, when the image is made; reused on push are those that the registry had.", rewrittenPermille/10.0), sentTable(r.RegistryRuns))
+		"New and reused are bytes of GPU state as stored, when the image is made; reused on push are those that the registry had.", RewrittenPermille/10.0), sentTable(r.RegistryRuns))
 	section("And back", "All of it is removed from containerd, and the second checkpoint pulled, which unpacks it; ctr run then has the program go on, verified bit by bit. Beside the first: containerd has the first checkpoint, and the second is pulled.", pullTable(r.RegistryRuns))
 	section("While it arrives, on a node", "An image from a registry that sends so much a second over all connections, by gpuckpt alone, by ctr, and as a pod of a kubelet whose CRI has gpuckpt's snapshotter; the last as without gpuckpt's snapshotter. Running is from the client's command, or from the pod's manifest, until the program answers.", wayTable(r.WayRuns))
 	section("While it arrives", "The same image in one command, gpuckpt restore --pull, from a registry that sends so much a second over all connections: the restore begins with CRIU's images, and GPU state streams in behind. Running is until the program answers. The bytes alone are those over the limit, or over what the registry sends to a client that throws everything away, measured in the same call. The last column is the pull and the run above, one after the other.", arrivalTable(r.RegistryRuns))
@@ -110,7 +110,7 @@ func (r *results) markdown() string {
 }
 
 // header says what was measured on, and when.
-func (r *results) header() string {
+func (r *Results) header() string {
 	var b strings.Builder
 	var versions []string
 	for _, name := range []string{"criu", "containerd", "runc"} {
@@ -122,7 +122,7 @@ func (r *results) header() string {
 		}
 	}
 	fmt.Fprintf(&b, "%d × %s (%s GPU), driver %s; %d CPUs, %s of memory; kernel %s, cgroup v%d. %s. Commit %s.\n",
-		len(r.GPUs), r.model(), r.GPUKind, r.Driver, r.CPUs, formatSize(r.MemoryBytes), r.Kernel, r.CgroupVersion, strings.Join(versions, "; "), r.Commit)
+		len(r.GPUs), r.Model(), r.GPUKind, r.Driver, r.CPUs, FormatSize(r.MemoryBytes), r.Kernel, r.CgroupVersion, strings.Join(versions, "; "), r.Commit)
 	for _, c := range r.Calls {
 		fmt.Fprintf(&b, "\n    %s  bench %s\n", c.Date, strings.Join(c.Args, " "))
 	}
@@ -132,22 +132,23 @@ func (r *results) header() string {
 func mainTable(groups []group) table {
 	t := table{columns: []string{"case", "method", "runs", "checkpoint", "", "restore", "", "images", "memory, checkpoint", "memory, restore"}}
 	for _, g := range groups {
-		name := g.shape.String()
+		name := g.Shape.String()
 		for _, m := range g.methods() {
 			check, rest := g.of(m, checkpointSeconds), g.of(m, restoreSeconds)
-			bytes := g.of(m, func(r run) float64 { return float64(r.ImageBytes) })
+			bytes := g.of(m, func(r Run) float64 { return float64(r.ImageBytes) })
 			memory := func(i int) string {
-				return roundSize(g.of(m, func(r run) float64 { return float64(operations[i].of(r).Memory.Used) }).Median)
+				return RoundSize(g.of(m, func(r Run) float64 { return float64(operations[i].of(r).Memory.Used) }).Median)
 			}
-			t.add(name, m, fmt.Sprint(check.N), check.text(), times(check, g.of(ours, checkpointSeconds)),
-				rest.text(), times(rest, g.of(ours, restoreSeconds)), roundSize(bytes.Median), memory(0), memory(1))
+			t.add(name, m, fmt.Sprint(check.N), check.text(), times(check, g.of(Ours, checkpointSeconds)),
+				rest.text(), times(rest, g.of(Ours, restoreSeconds)), RoundSize(bytes.Median), memory(0), memory(1))
 			name = ""
 		}
 	}
 	return t
 }
 
-func roundSize(bytes float64) string {
+// RoundSize is a number of bytes as text, in the largest unit of which there is one.
+func RoundSize(bytes float64) string {
 	if bytes >= 1<<30 {
 		return fmt.Sprintf("%.2f GiB", bytes/(1<<30))
 	}
@@ -157,14 +158,14 @@ func roundSize(bytes float64) string {
 func shareTable(groups []group) table {
 	t := table{columns: []string{"case", "operation", "whole", "driver", "all else", "explained"}}
 	for _, g := range groups {
-		if g.Content == contentNone || len(g.runs[ours]) == 0 {
+		if g.Content == ContentNone || len(g.runs[Ours]) == 0 {
 			continue
 		}
 		for _, o := range operations {
-			driver := g.of(ours, func(r run) float64 { return o.of(r).Driver })
-			rest := g.of(ours, func(r run) float64 { return o.of(r).Seconds - o.of(r).Driver })
-			t.add(g.shape.String(), o.name, g.of(ours, o.seconds).text(), driver.text(), rest.text(),
-				fmt.Sprintf("%.1f %%", 100*g.of(ours, func(r run) float64 { return o.of(r).Covered }).Median))
+			driver := g.of(Ours, func(r Run) float64 { return o.of(r).Driver })
+			rest := g.of(Ours, func(r Run) float64 { return o.of(r).Seconds - o.of(r).Driver })
+			t.add(g.Shape.String(), o.name, g.of(Ours, o.seconds).text(), driver.text(), rest.text(),
+				fmt.Sprintf("%.1f %%", 100*g.of(Ours, func(r Run) float64 { return o.of(r).Covered }).Median))
 		}
 	}
 	return t
@@ -172,7 +173,7 @@ func shareTable(groups []group) table {
 
 // driverDown is the driver's share of the time for which a program that was
 // left running stood still, in seconds: its checkpoint and its restore.
-func driverDown(r run) (s float64) {
+func driverDown(r Run) (s float64) {
 	for _, p := range r.Checkpoint.Phases {
 		if p.Name == "give GPU state back" {
 			s += p.Took.Seconds()
@@ -184,16 +185,16 @@ func driverDown(r run) (s float64) {
 func downTable(groups []group) table {
 	t := table{columns: []string{"case", "method", "down", "driver", "no answer for"}}
 	for _, g := range groups {
-		if g.Mode != modeLeave {
+		if g.Mode != ModeLeave {
 			continue
 		}
 		for _, m := range g.methods() {
 			driver := "–"
-			if m == ours && g.Content != contentNone {
+			if m == Ours && g.Content != ContentNone {
 				driver = g.of(m, driverDown).text()
 			}
-			t.add(g.shape.String(), m, g.of(m, func(r run) float64 { return r.Checkpoint.Down }).text(), driver,
-				g.of(m, func(r run) float64 { return r.Checkpoint.Gap }).text())
+			t.add(g.Shape.String(), m, g.of(m, func(r Run) float64 { return r.Checkpoint.Down }).text(), driver,
+				g.of(m, func(r Run) float64 { return r.Checkpoint.Gap }).text())
 		}
 	}
 	return t
@@ -202,7 +203,7 @@ func downTable(groups []group) table {
 func procsTable(groups []group) table {
 	t := table{columns: []string{"case", "method", "checkpoint", "", "restore", ""}}
 	for _, g := range groups {
-		one := g.shape
+		one := g.Shape
 		one.Procs, one.GPUs = 1, 1
 		single := find(groups, one)
 		for _, m := range g.methods() {
@@ -210,7 +211,7 @@ func procsTable(groups []group) table {
 				continue
 			}
 			check, rest := g.of(m, checkpointSeconds), g.of(m, restoreSeconds)
-			t.add(g.shape.String(), m, check.text(), times(check, single.of(m, checkpointSeconds)), rest.text(), times(rest, single.of(m, restoreSeconds)))
+			t.add(g.Shape.String(), m, check.text(), times(check, single.of(m, checkpointSeconds)), rest.text(), times(rest, single.of(m, restoreSeconds)))
 		}
 	}
 	return t
@@ -219,27 +220,27 @@ func procsTable(groups []group) table {
 func diskTable(groups []group, write, read float64) table {
 	t := table{columns: []string{"case", "method", "operation", "time", "bound", "factor", "flush"}}
 	for _, g := range groups {
-		if g.Media != onDisk || g.Content == contentNone || write == 0 || read == 0 {
+		if g.Media != OnDisk || g.Content == ContentNone || write == 0 || read == 0 {
 			continue
 		}
-		memory := g.shape
-		memory.Media = onTmpfs
+		memory := g.Shape
+		memory.Media = OnTmpfs
 		for _, m := range g.methods() {
 			for _, o := range operations {
 				rate := write
 				if o.name == "restore" {
 					rate = read
 				}
-				bound := g.of(m, func(r run) float64 { return float64(r.ImageBytes) / rate })
+				bound := g.of(m, func(r Run) float64 { return float64(r.ImageBytes) / rate })
 				if quick := find(groups, memory).of(m, o.seconds); quick.Median > bound.Median {
 					bound = quick
 				}
 				flush := "–"
 				if o.name == "checkpoint" {
-					flush = g.of(m, func(r run) float64 { return r.Flush }).text()
+					flush = g.of(m, func(r Run) float64 { return r.Flush }).text()
 				}
 				took := g.of(m, o.seconds)
-				t.add(g.shape.String(), m, o.name, took.text(), seconds(bound.Median), times(took, bound), flush)
+				t.add(g.Shape.String(), m, o.name, took.text(), Seconds(bound.Median), times(took, bound), flush)
 			}
 		}
 	}
@@ -249,12 +250,12 @@ func diskTable(groups []group, write, read float64) table {
 func plainTable(groups []group) table {
 	t := table{columns: []string{"case", "operation", "ours", "stock", "ours over stock"}}
 	for _, g := range groups {
-		if g.Content != contentNone {
+		if g.Content != ContentNone {
 			continue
 		}
 		for _, o := range operations {
-			a, b := g.of(ours, o.seconds), g.of(stock, o.seconds)
-			t.add(g.shape.String(), o.name, a.text(), b.text(), times(a, b))
+			a, b := g.of(Ours, o.seconds), g.of(Stock, o.seconds)
+			t.add(g.Shape.String(), o.name, a.text(), b.text(), times(a, b))
 		}
 	}
 	return t
@@ -264,16 +265,16 @@ func plainTable(groups []group) table {
 func besideTable(groups []group) table {
 	t := table{columns: []string{"case", "method", "operation", "whole", "without it", "more", "rate"}}
 	for _, g := range groups {
-		if g.Content == contentNone || g.Host == 0 {
+		if g.Content == ContentNone || g.Host == 0 {
 			continue
 		}
-		alone := g.shape
+		alone := g.Shape
 		alone.Host, alone.Pinned = 0, false
 		base := find(groups, alone)
 		for _, m := range g.methods() {
 			same := m
 			if len(base.runs[m]) == 0 { // what is left of it without host memory is ours
-				same = ours
+				same = Ours
 			}
 			for _, o := range operations {
 				whole, without := g.of(m, o.seconds), base.of(same, o.seconds)
@@ -284,7 +285,7 @@ func besideTable(groups []group) table {
 				if more > 0 {
 					rate = fmt.Sprintf("%.1f GB/s", float64(g.Host)/more/1e9)
 				}
-				t.add(g.shape.String(), m, o.name, whole.text(), without.text(), fmt.Sprintf("%+.2f s", more), rate)
+				t.add(g.Shape.String(), m, o.name, whole.text(), without.text(), fmt.Sprintf("%+.2f s", more), rate)
 			}
 		}
 	}
@@ -292,14 +293,14 @@ func besideTable(groups []group) table {
 }
 
 // costTable fits what a checkpoint and a restore are made of.
-func costTable(runs []run) table {
+func costTable(runs []Run) table {
 	t := table{columns: []string{"method", "operation", "container", "per GiB", "per further process"}}
-	for _, m := range []string{ours, criugpu, stock} {
+	for _, m := range []string{Ours, CRIUPlugin, Stock} {
 		for _, o := range operations {
 			var points []point
 			for _, r := range runs {
-				if r.Verified && r.Method == m && r.Media == onTmpfs && r.Content != contentNone {
-					points = append(points, point{mib: float64(r.bytes()) / (1 << 20), procs: r.Procs, seconds: o.seconds(r)})
+				if r.Verified && r.Method == m && r.Media == OnTmpfs && r.Content != ContentNone {
+					points = append(points, point{mib: float64(r.Bytes()) / (1 << 20), procs: r.Procs, seconds: o.seconds(r)})
 				}
 			}
 			if c, err := fitCost(points); err == nil {
@@ -311,7 +312,7 @@ func costTable(runs []run) table {
 }
 
 // limitText tells of the container with a memory limit.
-func (r *results) limitText() string {
+func (r *Results) limitText() string {
 	l := r.Limit
 	if l == nil {
 		return ""
@@ -319,7 +320,7 @@ func (r *results) limitText() string {
 	our := "failed: " + firstLine(l.Ours.Error)
 	if l.Ours.Verified {
 		our = fmt.Sprintf("checkpoint %s, restore %s, verified; its cgroup was charged with %s at most",
-			seconds(l.Ours.Checkpoint.Seconds), seconds(l.Ours.Restore.Seconds), roundSize(float64(l.Ours.Checkpoint.CgroupPeak)))
+			Seconds(l.Ours.Checkpoint.Seconds), Seconds(l.Ours.Restore.Seconds), RoundSize(float64(l.Ours.Checkpoint.CgroupPeak)))
 	}
 	fate := "lived"
 	if l.Stock.killed() {
@@ -332,35 +333,35 @@ func (r *results) limitText() string {
 		said = "; the step answered: " + firstLine(l.Stock.Error)
 	}
 	return fmt.Sprintf("\n## A memory limit below the GPU memory\n\n%s of GPU memory in a container limited to %s.\n\n- ours: %s\n- stock: the container %s%s\n",
-		formatSize(l.Size), formatSize(l.Limit), our, fate, said)
+		FormatSize(l.Size), FormatSize(l.Limit), our, fate, said)
 }
 
 // troubleText lists the runs that failed and those that were not made.
-func (r *results) troubleText() string {
+func (r *Results) troubleText() string {
 	var lines []string
 	for _, m := range r.Runs {
 		if !m.Verified {
-			lines = append(lines, fmt.Sprintf("- failed: %s, %s, round %d: %s", m.shape, m.Method, m.Round, firstLine(m.Error)))
+			lines = append(lines, fmt.Sprintf("- failed: %s, %s, round %d: %s", m.Shape, m.Method, m.Round, firstLine(m.Error)))
 		}
 	}
 	for _, m := range r.ImageRuns {
 		if !m.Verified {
-			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.name(), firstLine(m.Error)))
+			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.Name(), firstLine(m.Error)))
 		}
 	}
 	for _, m := range r.RegistryRuns {
 		if !m.Verified {
-			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.name(), firstLine(m.Error)))
+			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.Name(), firstLine(m.Error)))
 		}
 	}
 	for _, m := range r.ManyRuns {
 		if !m.Verified {
-			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.name(), firstLine(m.Error)))
+			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.Name(), firstLine(m.Error)))
 		}
 	}
 	for _, m := range r.WayRuns {
 		if !m.Verified {
-			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.name(), firstLine(m.Error)))
+			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.Name(), firstLine(m.Error)))
 		}
 	}
 	for _, c := range r.Calls {

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"bytes"
@@ -25,19 +25,19 @@ var methodStyles = []struct {
 	color          color.RGBA
 	glyph          draw.GlyphDrawer
 }{
-	{ours, "gpuckpt", color.RGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}, draw.CircleGlyph{}},
-	{steered, "gpuckpt, copy_threads = 0", color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff}, draw.PyramidGlyph{}},
-	{companion, "gpuckpt with the companion", color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff}, draw.CrossGlyph{}},
-	{criugpu, "CRIU with its CUDA plugin", color.RGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}, draw.TriangleGlyph{}},
-	{stock, "runc's shim, CUDA steps by hand", color.RGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff}, draw.BoxGlyph{}},
+	{Ours, "gpuckpt", color.RGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}, draw.CircleGlyph{}},
+	{Steered, "gpuckpt, copy_threads = 0", color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff}, draw.PyramidGlyph{}},
+	{Companion, "gpuckpt with the companion", color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff}, draw.CrossGlyph{}},
+	{CRIUPlugin, "CRIU with its CUDA plugin", color.RGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}, draw.TriangleGlyph{}},
+	{Stock, "runc's shim, CUDA steps by hand", color.RGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff}, draw.BoxGlyph{}},
 }
 
 // charted picks the shapes of the chart: one process, on a tmpfs where there
 // are any, of the mode and content that come first; by size.
-func (r *results) charted() []group {
+func (r *Results) charted() []group {
 	var picked []group
 	for _, g := range r.groups() { // tmpfs comes first
-		if g.Procs != 1 || g.Content == contentNone || g.Host > 0 {
+		if g.Procs != 1 || g.Content == ContentNone || g.Host > 0 {
 			continue
 		}
 		if len(picked) > 0 && (g.Media != picked[0].Media || g.Mode != picked[0].Mode || g.Content != picked[0].Content) {
@@ -50,7 +50,7 @@ func (r *results) charted() []group {
 
 // chart draws time against size, checkpoint and restore side by side; nil when
 // there is nothing to draw.
-func (r *results) chart() ([]byte, error) {
+func (r *Results) chart() ([]byte, error) {
 	groups := r.charted()
 	if len(groups) == 0 {
 		return nil, nil
@@ -150,12 +150,12 @@ func (s samples) YError(i int) (low, high float64) {
 }
 
 // middle is the run of ours whose time is the median's; ok is false without any.
-func (g group) middle(seconds func(run) float64) (middle run, ok bool) {
-	runs := slices.Clone(g.runs[ours])
+func (g group) middle(seconds func(Run) float64) (middle Run, ok bool) {
+	runs := slices.Clone(g.runs[Ours])
 	if len(runs) == 0 {
-		return run{}, false
+		return Run{}, false
 	}
-	slices.SortFunc(runs, func(a, b run) int {
+	slices.SortFunc(runs, func(a, b Run) int {
 		if seconds(a) < seconds(b) {
 			return -1
 		}
