@@ -53,8 +53,7 @@ type SentImage struct {
 	PushGPUReused uint64 `json:"pushGPUReusedBytes"`
 }
 
-// builtShare is the share of the GPU state's bytes that were in containerd when
-// the image was made, pushedShare that of those that were in the registry.
+// builtShare is the share of the GPU state's bytes that were in containerd when the image was made.
 func (s SentImage) builtShare() float64 {
 	return float64(s.GPUReused) / float64(max(1, s.GPUWritten+s.GPUReused))
 }
