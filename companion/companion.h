@@ -6,7 +6,8 @@
 //	thunks.S   before each function of the driver: counts its calls, holds them at the gate
 //	route.c    which function of the driver is behind which thunk; dlsym, cuGetProcAddress
 //	gate.c     the calls that are under way, and those that wait
-//	memory.c   GPU memory of the companion's own making
+//	memory.c   GPU memory of the companion's own making, and what others' companions have made
+//	share.c    how the companions of two processes hand descriptors of memory to each other
 //	copy.c     copies of it, by several threads
 //	worker.c   the thread that does what the shim asks for; the control block
 
@@ -29,9 +30,12 @@ enum {
 	CUDA_ERROR_INVALID_VALUE = 1,
 	CUDA_ERROR_OUT_OF_MEMORY = 2,
 	CUDA_ERROR_OPERATING_SYSTEM = 304,
+	CUDA_ERROR_INVALID_CONTEXT = 201,
+	CUDA_ERROR_INVALID_HANDLE = 400,
 	CUDA_ERROR_ILLEGAL_STATE = 401,
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_READY = 600,
+	CUDA_ERROR_NOT_PERMITTED = 800,
 	CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 typedef struct {
@@ -47,7 +51,10 @@ typedef struct {
 	CUmemLocation location;
 	int flags;
 } CUmemAccessDesc;
-enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READWRITE = 3 };
+enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READWRITE = 3, CU_POSIX_FD = 1 };
+typedef struct {
+	char bytes[64];
+} CUipcMemHandle;
 
 // route.c
 // companion_real returns the driver's function of that name, NULL if it has none.
@@ -92,6 +99,57 @@ CUresult memory_save(uint64_t *start, uint64_t *bytes);
 // still is.
 CUresult memory_restore(uint64_t start, uint64_t bytes);
 
+// memory_imports returns how much memory of other processes' companions is mapped, in pieces.
+uint32_t memory_imports(void);
+// memory_leave gives that memory back, and keeps its addresses. Its exporters must be in the cut of that
+// number and parked. On an error all of it is there as before.
+CUresult memory_leave(uint64_t cut);
+// memory_unknown reports whether the program shares GPU memory in a way that is not brought back.
+bool memory_unknown(void);
+// memory_away reports whether some of it is still to come back.
+bool memory_away(void);
+// memory_join has that memory again from those who made it. Memory of a process that has ended is lost,
+// and that is CUDA_ERROR_NOT_FOUND. On another error some of it is not there, and memory_join can be
+// called again.
+CUresult memory_join(void);
+// memory_export makes a descriptor of a block that others may have, by its number.
+CUresult memory_export(uint64_t number, int *fd);
+// memory_exports reports whether there is a block of that number, which a checkpoint would save.
+bool memory_exports(uint64_t number);
+
+// share.c
+// A ticket is what a program has of cuIpcGetMemHandle for memory of the companion's, in the place of the
+// driver's handle. Who has it may map the memory, as with the driver's.
+struct ticket {
+	char magic[8];
+	unsigned char exporter[16]; // at random; the exporter's socket has it in its name
+	unsigned char key[16];      // at random; nobody else knows it
+	uint64_t number;            // of the block, from 1 on
+	uint64_t bytes, asked;      // as in the block
+};
+enum { SHARE_OPEN = 1, SHARE_CLOSE = 2, SHARE_LEAVE = 3 };
+// share_ticket completes a ticket that has the number and the sizes, and has a thread answer for it.
+// false: it cannot.
+bool share_ticket(struct ticket *t);
+// share_known reports whether bytes are a companion's ticket, share_own whether it is this process's.
+bool share_known(const struct ticket *t);
+bool share_own(const struct ticket *t);
+// share_ask asks a ticket's exporter. OPEN: for a descriptor, which is the caller's then. CLOSE: nothing,
+// this process has the memory no more. LEAVE: whether this process may give it back for the cut. It is
+// CUDA_ERROR_NOT_FOUND if the exporter has ended or does not answer now.
+CUresult share_ask(const struct ticket *t, int what, uint64_t cut, int *fd);
+// share_listens reports whether this process has tickets out.
+bool share_listens(void);
+// share_rest has nobody answer any more, and no descriptor open for it. It is CUDA_ERROR_NOT_PERMITTED, and nothing
+// has changed, if a process has memory of this one.
+CUresult share_rest(void);
+// share_rests reports whether that is so.
+bool share_rests(void);
+// share_wake undoes share_rest.
+CUresult share_wake(void);
+// share_forked is for a child: it answers for nobody.
+void share_forked(void);
+
 // copy.c
 struct piece {
 	CUcontext context;
@@ -110,5 +168,10 @@ CUresult copy_all(const struct piece *pieces, size_t count, bool out);
 // worker.c
 // worker_start has the thread at work, or returns false.
 bool worker_start(void);
+// worker_cut returns the number of the cut that this process is parked for; 0 for none.
+uint64_t worker_cut(void);
+// worker_note_thread returns where the shim looks for the tid of one more thread of the companion's; NULL: there
+// is no room.
+int32_t *worker_note_thread(void);
 
 #endif

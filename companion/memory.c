@@ -7,6 +7,11 @@
 //
 //	cuMemAlloc --> mapped --memory_save--> reserved --memory_restore--> mapped --> cuMemFree
 //
+// Another process may have such memory mapped as well, by cuIpcOpenMemHandle: an import. It is not saved
+// there, but given back before the exporter saves it, and had again from the exporter after that:
+//
+//	cuIpcOpenMemHandle --> mapped --memory_leave--> away --memory_join--> mapped --> cuIpcCloseMemHandle
+//
 // The functions here that stand in for the driver's run inside the gate, and the worker changes blocks
 // only while nobody is inside. The mutex is for the program's threads among each other, and is never
 // held across a call that waits for the GPU.
@@ -17,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 // The driver gives memory by pieces of 2 MiB, and several small allocations share one. A handle has
 // pieces of its own: from 4 MiB on that wastes less than a third, at PyTorch's 20 MiB nothing.
@@ -34,6 +40,11 @@ struct block {
 	bool mapped;
 	bool given;  // its handle has left the companion: it stays where it is
 	bool is_new; // bring has mapped it, and not filled it yet
+	bool exportable;    // the driver was told so when it was made
+	uint64_t number;    // in tickets of it; 0 before the first
+	struct ticket from; // of an import; its number is 0 otherwise
+	unsigned opened;    // of an import: how often
+	bool away;          // of an import: between memory_leave and memory_join
 };
 
 struct context {
@@ -54,6 +65,10 @@ static struct context contexts[MAX_CONTEXTS];
 static int context_count;
 static uint64_t may_access[MAX_DEVICES]; // devices whose kernels reach the memory of one
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; // one cuIpcOpenMemHandle or Close at a time
+static pthread_mutex_t exporting = PTHREAD_MUTEX_INITIALIZER; // no handle ends while one is exported
+static uint64_t last_number; // of a block
+static const char *unknown_sharing; // what the program has used that the companion does not bring back
 
 static struct {
 	CUresult (*MemAlloc)(CUdeviceptr *, size_t);
@@ -71,6 +86,8 @@ static struct {
 	CUresult (*Map)(CUdeviceptr, size_t, size_t, CUhandle, uint64_t);
 	CUresult (*Unmap)(CUdeviceptr, size_t);
 	CUresult (*SetAccess)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+	CUresult (*Export)(void *, CUhandle, int, uint64_t);
+	CUresult (*Import)(CUhandle *, void *, int);
 } cu;
 
 static const struct {
@@ -92,6 +109,8 @@ static const struct {
 	{"cuMemMap", &cu.Map},
 	{"cuMemUnmap", &cu.Unmap},
 	{"cuMemSetAccess", &cu.SetAccess},
+	{"cuMemExportToShareableHandle", &cu.Export},
+	{"cuMemImportFromShareableHandle", &cu.Import},
 };
 
 static bool is_known;
@@ -164,7 +183,7 @@ static struct block *block_at(CUdeviceptr p)
 
 static CUmemAllocationProp on(CUdevice device)
 {
-	return (CUmemAllocationProp){.type = CU_PINNED, .location = {CU_DEVICE, device}};
+	return (CUmemAllocationProp){.type = CU_PINNED, .requestedHandleTypes = CU_POSIX_FD, .location = {CU_DEVICE, device}};
 }
 
 // allow lets the kernels of all GPUs reach a block that would reach it if it were the driver's.
@@ -179,11 +198,41 @@ static CUresult allow(const struct block *b)
 	return cu.SetAccess(b->address, b->bytes, desc, n);
 }
 
-// have takes memory and maps it at the block's address. On an error nothing is mapped.
-static CUresult have(struct block *b)
+static bool is_import(const struct block *b)
+{
+	return b->from.number != 0;
+}
+
+static CUresult create(struct block *b)
 {
 	CUmemAllocationProp prop = on(b->device);
 	CUresult r = cu.Create(&b->handle, b->bytes, &prop, 0);
+
+	b->exportable = !r;
+	if (!r || r == CUDA_ERROR_OUT_OF_MEMORY)
+		return r;
+	prop.requestedHandleTypes = 0; // a driver without that kind of handle
+	return cu.Create(&b->handle, b->bytes, &prop, 0);
+}
+
+static CUresult import(struct block *b)
+{
+	int fd = -1;
+	CUresult r = share_ask(&b->from, SHARE_OPEN, 0, &fd);
+
+	if (r)
+		return r;
+	r = cu.Import(&b->handle, (void *)(intptr_t)fd, CU_POSIX_FD);
+	close(fd);
+	if (r)
+		share_ask(&b->from, SHARE_CLOSE, 0, NULL);
+	return r;
+}
+
+// have takes memory and maps it at the block's address. On an error nothing is mapped.
+static CUresult have(struct block *b)
+{
+	CUresult r = is_import(b) ? import(b) : create(b);
 
 	if (r)
 		return r;
@@ -195,18 +244,25 @@ static CUresult have(struct block *b)
 		cu.Unmap(b->address, b->bytes);
 	}
 	cu.Release(b->handle);
+	if (is_import(b))
+		share_ask(&b->from, SHARE_CLOSE, 0, NULL);
 	return r;
 }
 
 // give gives the memory back to the driver, and keeps the address.
 static CUresult give(struct block *b)
 {
-	CUresult r = cu.Unmap(b->address, b->bytes);
+	CUresult r = CUDA_SUCCESS;
 
-	if (r)
+	if (!b->mapped) // an import whose exporter has ended
 		return r;
-	b->mapped = false;
-	return cu.Release(b->handle);
+	pthread_mutex_lock(&exporting);
+	if (!(r = cu.Unmap(b->address, b->bytes))) {
+		b->mapped = false;
+		r = cu.Release(b->handle);
+	}
+	pthread_mutex_unlock(&exporting);
+	return r;
 }
 
 static CUresult alloc(CUdeviceptr *address, size_t bytes)
@@ -245,6 +301,7 @@ drivers: // whose error, if there is one, is the program's
 
 static void forget(struct block *gone)
 {
+	pthread_mutex_lock(&exporting);
 	pthread_mutex_lock(&mutex);
 	for (struct block **l = &blocks; *l; l = &(*l)->next) {
 		if (*l == gone) {
@@ -253,15 +310,19 @@ static void forget(struct block *gone)
 		}
 	}
 	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&exporting);
 	free(gone);
 }
 
 static CUresult end(struct block *b)
 {
+	bool had = b->mapped;
 	CUresult r = give(b);
 
 	if (r)
 		return r;
+	if (is_import(b) && had)
+		share_ask(&b->from, SHARE_CLOSE, 0, NULL); // who ends is missed
 	r = cu.AddressFree(b->address, b->bytes);
 	forget(b);
 	return r;
@@ -286,6 +347,8 @@ static CUresult free_memory(CUdeviceptr address)
 	struct block *b = address ? block_at(address) : NULL;
 	CUresult r;
 
+	if (b && is_import(b))
+		return CUDA_ERROR_INVALID_VALUE;
 	if (!b || b->address != address) {
 		CUresult (*real)(CUdeviceptr) = companion_real("cuMemFree_v2");
 		return real ? real(address) : CUDA_ERROR_NOT_FOUND;
@@ -353,10 +416,145 @@ static CUresult ipc_get(void *handle, CUdeviceptr p)
 {
 	CUresult (*real)(void *, CUdeviceptr) = companion_real("cuIpcGetMemHandle");
 
-	if (!block_at(p))
+	struct block *b = block_at(p);
+	struct ticket t = {.number = 0};
+
+	if (!b)
 		return real ? real(handle, p) : CUDA_ERROR_NOT_FOUND;
-	companion_say("CUDA IPC (cuIpcGetMemHandle) cannot share memory of the companion's: start the program without dev.gpuckpt.companion, or have it share by cuMemExportToShareableHandle");
-	return CUDA_ERROR_NOT_SUPPORTED;
+	if (!handle || is_import(b))
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&mutex);
+	if (!b->number)
+		b->number = ++last_number;
+	t.number = b->number;
+	pthread_mutex_unlock(&mutex);
+	t.bytes = b->bytes;
+	t.asked = b->asked;
+	if (!b->exportable || !share_ticket(&t)) {
+		companion_say("CUDA IPC (cuIpcGetMemHandle) cannot share memory of the companion's here: start the program without dev.gpuckpt.companion");
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
+	memcpy(handle, &t, sizeof t);
+	return CUDA_SUCCESS;
+}
+
+static struct block *import_of(const struct ticket *t, CUcontext c)
+{
+	struct block *b;
+
+	pthread_mutex_lock(&mutex);
+	for (b = blocks; b && !(is_import(b) && b->context == c && b->from.number == t->number && !memcmp(b->from.exporter, t->exporter, sizeof t->exporter)); b = b->next)
+		;
+	pthread_mutex_unlock(&mutex);
+	return b;
+}
+
+// map_import maps memory of another process for the first time.
+static CUresult map_import(CUdeviceptr *address, const struct ticket *t, CUcontext c)
+{
+	struct block *b = calloc(1, sizeof *b);
+	CUresult r;
+
+	if (!b)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	b->from = *t;
+	b->asked = t->asked;
+	b->bytes = t->bytes;
+	b->context = c;
+	b->opened = 1;
+	if (!(r = cu.CtxGetDevice(&b->device)) && b->device >= 0 && b->device < MAX_DEVICES &&
+	    !(r = cu.AddressReserve(&b->address, b->bytes, 0, 0, 0)) && (r = have(b)))
+		cu.AddressFree(b->address, b->bytes);
+	if (r || !b->mapped) {
+		free(b);
+		return r && r != CUDA_ERROR_NOT_FOUND ? r : CUDA_ERROR_INVALID_HANDLE;
+	}
+	note_context(c, -1);
+	pthread_mutex_lock(&mutex);
+	b->next = blocks;
+	blocks = b;
+	pthread_mutex_unlock(&mutex);
+	*address = b->address;
+	return CUDA_SUCCESS;
+}
+
+// A handle that is opened once more has the address that it has.
+static CUresult ipc_open(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
+{
+	CUresult (*real)(CUdeviceptr *, CUipcMemHandle, unsigned) = companion_real("cuIpcOpenMemHandle_v2");
+	CUcontext c = NULL;
+	struct ticket t;
+	CUresult r;
+
+	memcpy(&t, &handle, sizeof t);
+	if (!share_known(&t))
+		return real ? real(address, handle, flags) : CUDA_ERROR_NOT_FOUND;
+	if (!known())
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (!address || flags != 1) // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+		return CUDA_ERROR_INVALID_VALUE;
+	if ((r = cu.CtxGetCurrent(&c)) || !c || share_own(&t)) // as the driver, which has it already
+		return r ? r : CUDA_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&opening);
+	struct block *b = import_of(&t, c);
+	if (b) {
+		b->opened++;
+		*address = b->address;
+	} else {
+		r = map_import(address, &t, c);
+	}
+	pthread_mutex_unlock(&opening);
+	return r;
+}
+
+static CUresult ipc_close(CUdeviceptr address)
+{
+	CUresult (*real)(CUdeviceptr) = companion_real("cuIpcCloseMemHandle");
+	struct block *b = address ? block_at(address) : NULL;
+	CUresult r = CUDA_SUCCESS;
+
+	if (!b)
+		return real ? real(address) : CUDA_ERROR_NOT_FOUND;
+	if (!is_import(b) || b->address != address)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&opening);
+	if (b->opened > 1)
+		b->opened--;
+	else if (!(r = in_context(b->context, cu.CtxSynchronize)))
+		r = end(b);
+	pthread_mutex_unlock(&opening);
+	return r;
+}
+
+// What the companion does not bring back is noted, so that the shim refuses a checkpoint.
+static CUresult multicast(CUhandle *handle, const void *prop)
+{
+	CUresult (*real)(CUhandle *, const void *) = companion_real("cuMulticastCreate");
+	CUresult r = real ? real(handle, prop) : CUDA_ERROR_NOT_FOUND;
+
+	if (!r)
+		unknown_sharing = "multicast";
+	return r;
+}
+
+static CUresult export_handle(void *shareable, CUhandle handle, int type, uint64_t flags)
+{
+	CUresult (*real)(void *, CUhandle, int, uint64_t) = companion_real("cuMemExportToShareableHandle");
+	CUresult r = real ? real(shareable, handle, type, flags) : CUDA_ERROR_NOT_FOUND;
+
+	if (!r && type != CU_POSIX_FD)
+		unknown_sharing = "fabric";
+	return r;
+}
+
+static CUresult import_handle(CUhandle *handle, void *shareable, int type)
+{
+	CUresult (*real)(CUhandle *, void *, int) = companion_real("cuMemImportFromShareableHandle");
+	CUresult r = real ? real(handle, shareable, type) : CUDA_ERROR_NOT_FOUND;
+
+	if (!r && type != CU_POSIX_FD)
+		unknown_sharing = "fabric";
+	return r;
 }
 
 static CUresult retain(CUhandle *handle, void *p)
@@ -486,7 +684,7 @@ static CUresult enable_peer(CUcontext peer, unsigned flags)
 	may_access[there] |= 1ull << here;
 	pthread_mutex_lock(&mutex);
 	for (struct block *b = blocks; b && !r; b = b->next)
-		if (b->device == there)
+		if (b->device == there && b->mapped)
 			r = allow(b);
 	pthread_mutex_unlock(&mutex);
 	return r;
@@ -591,6 +789,9 @@ void *memory_override(const char *name)
 		{"cuMemGetAddressRange_v2", get_address_range}, {"cuMemGetAddressRange", get_address_range},
 		{"cuPointerGetAttribute", pointer_attribute}, {"cuPointerGetAttributes", pointer_attributes},
 		{"cuIpcGetMemHandle", ipc_get}, {"cuMemRetainAllocationHandle", retain},
+		{"cuIpcOpenMemHandle_v2", ipc_open}, {"cuIpcOpenMemHandle", ipc_open}, {"cuIpcCloseMemHandle", ipc_close},
+		{"cuMulticastCreate", multicast}, {"cuMemExportToShareableHandle", export_handle},
+		{"cuMemImportFromShareableHandle", import_handle},
 		{"cuMemGetHandleForAddressRange", range_handle}, {"cuCtxEnablePeerAccess", enable_peer},
 		{"cuCtxDisablePeerAccess", disable_peer},
 		{"cuCtxCreate_v2", create_v2}, {"cuCtxCreate_v3", create_v3}, {"cuCtxCreate_v4", create_v4},
@@ -618,10 +819,116 @@ CUresult memory_synchronize(void)
 	return CUDA_SUCCESS;
 }
 
-// taken reports whether a block is saved: one whose memory somebody else has too stays.
+// taken reports whether a block is saved: one whose handle the program has stays, and an import is saved by
+// its exporter.
 static bool taken(const struct block *b)
 {
-	return !b->given;
+	return !b->given && !is_import(b);
+}
+
+uint32_t memory_imports(void)
+{
+	uint32_t n = 0;
+
+	pthread_mutex_lock(&mutex);
+	for (struct block *b = blocks; b; b = b->next)
+		n += is_import(b) && b->mapped;
+	pthread_mutex_unlock(&mutex);
+	return n;
+}
+
+bool memory_unknown(void)
+{
+	return unknown_sharing != NULL;
+}
+
+bool memory_away(void)
+{
+	bool away = false;
+
+	for (struct block *b = blocks; b; b = b->next)
+		away |= b->away;
+	return away;
+}
+
+CUresult memory_join(void)
+{
+	CUresult first = CUDA_SUCCESS;
+
+	for (struct block *b = blocks; b; b = b->next) {
+		if (!b->away)
+			continue;
+		CUresult r = cu.CtxSetCurrent(b->context);
+		r = r ? r : have(b);
+		b->away = r && r != CUDA_ERROR_NOT_FOUND;
+		if (r == CUDA_ERROR_NOT_FOUND)
+			companion_say("the process that shared GPU memory with this one has ended: that memory is lost");
+		if (r && (!first || first == CUDA_ERROR_NOT_FOUND))
+			first = r;
+	}
+	return first;
+}
+
+static CUresult leave(struct block *b, uint64_t cut)
+{
+	if (b->given)
+		return CUDA_ERROR_NOT_PERMITTED;
+	CUresult r = cu.CtxSetCurrent(b->context);
+	r = r ? r : share_ask(&b->from, SHARE_LEAVE, cut, NULL);
+	if (r)
+		return r == CUDA_ERROR_NOT_FOUND ? CUDA_ERROR_NOT_PERMITTED : r;
+	r = give(b);
+	b->away = !b->mapped;
+	if (b->mapped) { // the exporter is to count it again
+		int fd = -1;
+		if (!share_ask(&b->from, SHARE_OPEN, 0, &fd))
+			close(fd);
+	}
+	return r;
+}
+
+CUresult memory_leave(uint64_t cut)
+{
+	CUresult r = CUDA_SUCCESS;
+
+	for (struct block *b = blocks; b && !r; b = b->next)
+		if (is_import(b) && b->mapped)
+			r = leave(b, cut);
+	if (r)
+		memory_join();
+	return r;
+}
+
+static struct block *exported(uint64_t number)
+{
+	struct block *b;
+
+	pthread_mutex_lock(&mutex);
+	for (b = blocks; b && (!number || b->number != number); b = b->next)
+		;
+	pthread_mutex_unlock(&mutex);
+	return b;
+}
+
+bool memory_exports(uint64_t number)
+{
+	pthread_mutex_lock(&exporting);
+	struct block *b = exported(number);
+	bool has = b && b->mapped && !b->given;
+	pthread_mutex_unlock(&exporting);
+	return has;
+}
+
+CUresult memory_export(uint64_t number, int *fd)
+{
+	CUresult r = CUDA_ERROR_INVALID_HANDLE;
+
+	pthread_mutex_lock(&exporting);
+	struct block *b = exported(number);
+	if (b && b->mapped && !(r = cu.CtxSetCurrent(b->context)))
+		r = cu.Export(fd, b->handle, CU_POSIX_FD, 0);
+	pthread_mutex_unlock(&exporting);
+	return r;
 }
 
 uint64_t memory_total(void)

@@ -15,6 +15,9 @@
 #include <unistd.h>
 
 typedef unsigned long long CUdeviceptr;
+struct handle {
+	char bytes[64];
+};
 
 #define WANT(what)                                                              \
 	do {                                                                    \
@@ -85,9 +88,19 @@ int main(void)
 	WANT(!CALL(int, in, (CUdeviceptr, const void *, size_t), (large + 12, bytes, 5 * MIB - 12)));
 	WANT(!CALL(int, out, (void *, CUdeviceptr, size_t), (bytes + 8 * MIB, large + 12, 5 * MIB - 12)));
 	WANT(!memcmp(bytes, bytes + 8 * MIB, 5 * MIB - 12));
-	// Legacy IPC is refused for the one and goes on for the other.
-	WANT(CALL(int, ipc, (void *, CUdeviceptr), (handle, large)) == 801);
+	// The one has a ticket for a handle, the other the driver's. A process opens none of its own.
 	WANT(!CALL(int, ipc, (void *, CUdeviceptr), (handle, small)));
+	WANT(memcmp(handle, "gpuckpt", 8));
+	WANT(!CALL(int, ipc, (void *, CUdeviceptr), (handle, large)));
+	WANT(!memcmp(handle, "gpuckpt", 8));
+	struct handle own;
+	memcpy(&own, handle, sizeof own);
+	void *opens = by_driver("cuIpcOpenMemHandle"), *closes = by_name("cuIpcCloseMemHandle");
+	WANT(opens == by_name("cuIpcOpenMemHandle_v2"));
+	WANT(CALL(int, opens, (CUdeviceptr *, struct handle, unsigned), (&other, own, 1)) == 201);
+	own.bytes[8] ^= 1; // of an exporter that is not there
+	WANT(CALL(int, opens, (CUdeviceptr *, struct handle, unsigned), (&other, own, 1)) == 400);
+	WANT(CALL(int, closes, (CUdeviceptr), (large)) == 1);
 	// A child of fork has no CUDA, and does not wait for ever.
 	pid_t child = fork();
 	if (!child)

@@ -11,6 +11,10 @@
 //	open --PARK--> parked --SAVE--> saved --BACK--> parked
 //	               parked --OPEN--> open
 //	                                saved --OPEN--> open
+//
+// What processes share is taken down while they are parked, each step in all of them before the next:
+// LEAVE (what it imports goes), REST (nobody has what it exports, and nobody can ask for it), and the
+// other way round WAKE and JOIN, before OPEN.
 
 #include "companion.h"
 
@@ -22,9 +26,11 @@
 #include <unistd.h>
 
 enum { OPEN = 0, PARKING = 1, PARKED = 2, SAVED = 3 };  // states
-enum { ASK_PARK = 1, ASK_SAVE = 2, ASK_OPEN = 3, ASK_BACK = 4, ASKS = 8 }; // requests
+enum { ASK_PARK = 1, ASK_SAVE, ASK_OPEN, ASK_BACK, ASK_LEAVE, ASK_REST, ASK_WAKE, ASK_JOIN, ASKS = 16 }; // requests
+enum { IMPORTS = 1, EXPORTS = 2, APART = 4, UNKNOWN = 8 }; // how it shares memory: see describe
 enum { SIGNAL = 60 };                                   // one of the real-time signals
 enum { COPIERS = 7 };                                   // beside the thread itself; see copy.c
+enum { THREADS = COPIERS + 1 };                         // and share.c's
 
 // The layout is known to internal/companion. The shim writes request, cancelled and argument.
 static struct {
@@ -39,8 +45,10 @@ static struct {
 	uint32_t cancelled; // a PARK that is to be given up, whatever it waits for; a SAVE that is to be undone
 	uint32_t peers;     // parked or saved: how often a SAVE takes one GPU's access to another's memory
 	uint64_t start, bytes; // the host memory with what is saved; parked, the bytes that it will take
-	int32_t copiers[COPIERS]; // their tids as tid's; 0 after the last
-} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 3};
+	int32_t copiers[THREADS]; // their tids as tid's; 0 after the last
+	uint64_t cut;     // a number of the shim's, the same in all processes that are parked together
+	uint32_t sharing; // as of the last request
+} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 4};
 
 static uint32_t load(const uint32_t *p)
 {
@@ -50,6 +58,31 @@ static uint32_t load(const uint32_t *p)
 static void set_state(uint32_t state)
 {
 	__atomic_store_n(&control.state, state, __ATOMIC_SEQ_CST);
+}
+
+uint64_t worker_cut(void)
+{
+	return load(&control.state) == PARKED ? __atomic_load_n(&control.cut, __ATOMIC_SEQ_CST) : 0;
+}
+
+int32_t *worker_note_thread(void)
+{
+	for (int i = 0; i < THREADS; i++)
+		if (!control.copiers[i])
+			return &control.copiers[i];
+	return NULL;
+}
+
+// describe notes whether there are imports that are mapped, tickets, either of both that is taken down,
+// and what is not known.
+static void describe(void)
+{
+	uint32_t sharing = memory_imports() ? IMPORTS : 0;
+
+	sharing |= share_listens() ? EXPORTS : 0;
+	sharing |= share_rests() || memory_away() ? APART : 0;
+	sharing |= memory_unknown() ? UNKNOWN : 0;
+	__atomic_store_n(&control.sharing, sharing, __ATOMIC_SEQ_CST);
 }
 
 bool companion_cancelled(void) __attribute__((visibility("hidden")));
@@ -112,7 +145,10 @@ static CUresult open_again(void)
 		if (r)
 			return r;
 	}
+	if (share_rests() || memory_away())
+		return CUDA_ERROR_ILLEGAL_STATE;
 	control.start = control.bytes = 0;
+	control.cut = 0;
 	set_state(OPEN);
 	gate_open();
 	return CUDA_SUCCESS;
@@ -142,6 +178,18 @@ static CUresult obey(uint32_t request)
 	case ASK_OPEN:
 		return open_again();
 	}
+	if (load(&control.state) != PARKED)
+		return CUDA_ERROR_ILLEGAL_STATE;
+	switch (request % ASKS) {
+	case ASK_LEAVE:
+		return memory_leave(control.cut);
+	case ASK_REST:
+		return share_rest();
+	case ASK_WAKE:
+		return share_wake();
+	case ASK_JOIN:
+		return memory_join();
+	}
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -164,6 +212,7 @@ static void *work(void *arg)
 		if (request == load(&control.answered))
 			continue;
 		control.result = obey(request);
+		describe();
 		__atomic_store_n(&control.answered, request, __ATOMIC_SEQ_CST);
 	}
 	return NULL;
@@ -175,6 +224,7 @@ static void forked(void)
 	control.pid = control.tid = 0;
 	memset(control.copiers, 0, sizeof control.copiers);
 	set_state(OPEN);
+	share_forked();
 	companion_passive = true;
 	gate_forked();
 }

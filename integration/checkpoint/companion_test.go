@@ -6,6 +6,7 @@ package checkpoint
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -56,6 +57,48 @@ func TestCompanion(t *testing.T) {
 		r = restore(t, shared, k.ID, ref, k.Port)
 		r.Expect(t, "verify", "bad=0")
 		r.MustRemove(t)
+	}
+}
+
+// Two processes that share GPU memory by CUDA IPC, with the companion: they run on after a checkpoint, are
+// restored, checkpointed once more as the restored programs that they are, and suspended. The memory is
+// saved once, by the process that made it. In one case the two have a GPU each, if there are two.
+func TestCompanionShared(t *testing.T) {
+	for n := range min(2, len(allGPUs())) {
+		t.Run(fmt.Sprint(n+1, " GPUs"), func(t *testing.T) {
+			used := allGPUs()[:n+1]
+			spec := withCompanion()
+			spec.GPUs, spec.Ports = used, 2
+			k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "24M", "--gpus", strconv.Itoa(len(used)))
+			k.Expect(t, "count", "101")
+			both := func(k *harness.Container, next int) {
+				t.Helper()
+				k.Process(1).Expect(t, "count", strconv.Itoa(next))
+				k.Expect(t, "count", strconv.Itoa(next+1))
+				k.Expect(t, "verify", "bad=0")
+				k.Process(1).Expect(t, "verify", "bad=0")
+			}
+			both(k, 102)
+			first := takeCheckpoint(t, shared, k, "1")
+			both(k, 104) // left running
+			second := takeCheckpoint(t, shared, k, "2")
+			for i, want := range []int{2, 1} {
+				if areas := metadataOf(t, shared, second).Processes[i].Areas; len(areas) != want {
+					t.Errorf("process %d has %d areas, want %d", i, len(areas), want)
+				}
+			}
+			k.MustRemove(t)
+			r := restore(t, shared, k.ID, second, k.Port)
+			both(r, 106)
+			third := takeCheckpoint(t, shared, r, "3")
+			both(r, 108)
+			r.MustRemove(t)
+			for ref, next := range map[string]int{third: 108, first: 104} {
+				r = restore(t, shared, k.ID, ref, k.Port)
+				both(r, next)
+				r.MustRemove(t)
+			}
+		})
 	}
 }
 

@@ -3,7 +3,8 @@
 
 // Two processes that share device memory: by CUDA IPC, as PyTorch's multiprocessing does, or with
 // --share handle by an exported handle, as NCCL does. With --share host it is host memory, as NCCL's
-// is from 2.28 on. The second is forked before any CUDA call, and has the next GPU of --gpus. Both
+// is from 2.28 on. With --share large it is CUDA IPC of --bytes, which the first fills with a pattern; "verify"
+// checks it, in either. The second is forked before any CUDA call, and has the next GPU of --gpus. Both
 // count in the memory of the first; "pid" is answered with the process's.
 //
 // With --procs 1 there is no second process: memory that is exported, and nobody imports.
@@ -22,18 +23,39 @@
 #include "udp.h"
 #include "workloads.h"
 
-enum { BYTES = 2 << 20 };
+enum { BYTES = 2 << 20, SEED = 1 };
 
 static struct {
 	struct gpu gpu;
-	CUdeviceptr counter;
+	CUdeviceptr counter;  // and the pattern from the next word on
+	CUdeviceptr bad;      // this process's
+	uint64_t words;       // of the pattern
 } shared;
+
+static void run_pattern_kernel(CUfunction kernel)
+{
+	CUdeviceptr at = shared.counter + sizeof(uint64_t);
+	uint64_t seed = SEED, keep = ~0ull, fixed = 0;
+	void *params[] = {&at, &shared.words, &seed, &keep, &fixed, &shared.bad};
+
+	gpu_launch(kernel, 1024, 256, params);
+	gpu_wait();
+}
+
+static uint64_t verify(void)
+{
+	gpu_write(shared.bad, 0);
+	run_pattern_kernel(shared.gpu.check);
+	return gpu_read(shared.bad);
+}
 
 static void answer(void *unused, const char *request, char *reply)
 {
 	(void)unused;
 	if (!strcmp(request, "pid"))
 		snprintf(reply, UDP_TEXT, "%d", getpid());
+	else if (!strcmp(request, "verify") && shared.words)
+		snprintf(reply, UDP_TEXT, "bad=%" PRIu64, verify());
 	else
 		snprintf(reply, UDP_TEXT, "%" PRIu64, gpu_increment(&shared.gpu, shared.counter));
 }
@@ -83,6 +105,7 @@ void run_ipc(const struct options *o)
 {
 	bool host = !strcmp(o->share, "host"), by_handle = host || !strcmp(o->share, "handle");
 	CUipcMemHandle handle = {{0}};
+	size_t bytes = strcmp(o->share, "large") ? BYTES : o->bytes;
 	int pair[2], fd = -1;
 
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair))
@@ -93,7 +116,7 @@ void run_ipc(const struct options *o)
 	int s = udp_listen(o->port + !pid);
 	if (pid) {
 		shared.gpu = gpu_open(o->gpu);
-		shared.counter = host ? gpu_create_host(o->gpu, BYTES, &fd) : by_handle ? gpu_create(o->gpu, BYTES, &fd) : gpu_alloc(BYTES);
+		shared.counter = host ? gpu_create_host(o->gpu, BYTES, &fd) : by_handle ? gpu_create(o->gpu, BYTES, &fd) : gpu_alloc(bytes);
 		gpu_write(shared.counter, o->start);
 		if (!by_handle)
 			handle = gpu_export(shared.counter);
@@ -101,10 +124,17 @@ void run_ipc(const struct options *o)
 			send_handle(pair[1], &handle, fd);
 	} else {
 		int mine = o->gpus > 1 ? (o->gpu + 1) % o->gpus : o->gpu;
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (bytes == BYTES) // large: tests have the first end alone
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
 		fd = receive_handle(pair[0], &handle);
 		shared.gpu = gpu_open(mine);
 		shared.counter = host ? gpu_map_host(mine, BYTES, fd) : by_handle ? gpu_map(mine, BYTES, fd) : gpu_import(handle);
+	}
+	if (bytes != BYTES) {
+		shared.words = bytes / sizeof(uint64_t) - 1;
+		shared.bad = gpu_alloc(sizeof(uint64_t));
+		if (pid)
+			run_pattern_kernel(shared.gpu.fill);
 	}
 	if (fd >= 0)
 		close(fd);

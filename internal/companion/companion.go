@@ -25,9 +25,9 @@ var ErrBusy = errors.New("its calls or its work on the GPU did not end in time")
 // The control block of companion/worker.c.
 const (
 	magic      = "gpuckpt companion control block\x00"
-	version    = 3
-	copiers    = 7 // at most
-	controlLen = offCopiers + 4*copiers
+	version    = 4
+	copiers    = 8 // at most, and the thread that answers importers
+	controlLen = offSharing + 8
 	alignment  = 64
 	// maxData bounds what is searched of a mapping; the library's data are some pages.
 	maxData = 1 << 20
@@ -44,6 +44,8 @@ const (
 	offStart     = 72
 	offBytes     = 80
 	offCopiers   = 88
+	offCut       = 120
+	offSharing   = 128
 )
 
 type state uint32
@@ -60,15 +62,24 @@ const (
 	askSave
 	askOpen
 	askBack
+	askLeave
+	askRest
+	askWake
+	askJoin
 
-	asks = 8 // a request is a number times this, and what is asked for
+	asks = 16 // a request is a number times this, and what is asked for
 )
 
 // wake is the signal that a companion's thread waits for.
 const wake = unix.Signal(60)
 
-// notReady is CUDA_ERROR_NOT_READY, the answer of a companion that could not park.
-const notReady = 600
+// The answers of a companion that is not let by something else than the driver: CUDA_ERROR_NOT_FOUND,
+// NOT_READY, NOT_PERMITTED.
+const (
+	notFound     = 500
+	notReady     = 600
+	notPermitted = 800
+)
 
 // patience bounds the wait for an answer that copies memory; a driver that hangs ends it.
 const patience = 10 * time.Minute
@@ -86,6 +97,7 @@ type control struct {
 	request, answered uint32
 	result            int32
 	peers             uint32
+	sharing           sharing
 	start, bytes      uint64
 }
 
@@ -182,8 +194,8 @@ func (c *Companion) read() (control, error) {
 	return control{
 		state: state(number(offState)), request: number(offRequest), answered: number(offAnswered),
 		result: int32(number(offResult)), //nolint:gosec // as it is written
-		peers:  number(offPeers),
-		start:  binary.LittleEndian.Uint64(data[offStart:]), bytes: binary.LittleEndian.Uint64(data[offBytes:]),
+		peers:  number(offPeers), sharing: sharing(number(offSharing)),
+		start: binary.LittleEndian.Uint64(data[offStart:]), bytes: binary.LittleEndian.Uint64(data[offBytes:]),
 	}, nil
 }
 
@@ -222,6 +234,12 @@ func (c *Companion) await(ctx context.Context, doing string, request uint32) (co
 		}
 		if now.answered == request && now.result == notReady {
 			return now, fmt.Errorf("%s process %d: %w", doing, c.PID, ErrBusy)
+		}
+		if now.answered == request && now.result == notFound && request%asks == askJoin {
+			return now, fmt.Errorf("%s process %d: %w", doing, c.PID, errGone)
+		}
+		if now.answered == request && now.result == notPermitted {
+			return now, fmt.Errorf("%s process %d: %w", doing, c.PID, errElsewhere)
 		}
 		if now.answered == request && now.result != 0 {
 			return now, fmt.Errorf("%s process %d: the driver answers its companion with error %d", doing, c.PID, now.result)

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
@@ -62,12 +64,16 @@ type Parked struct {
 	all   []*Companion // of each process
 	bytes []uint64     // of each
 	leave bool         // all of it to the driver
+
+	shared  bool  // what they share is taken down
+	refusal error // it cannot be
 }
 
 // Park closes the gates of the processes' companions, and returns those that have something to save;
 // nil for none. Half of timeout is for the programs' calls and GPU work to end: the rest is left to those
 // who lock them if they wait for each other. If none has anything, and on an error, all companions are
-// open again, unless the error says that one could not be opened. The processes must not be frozen.
+// open again, unless the error says that one could not be opened. What the processes share is taken down;
+// if it cannot be, a Parked is returned with the error, and it has a Refusal. The processes must not be frozen.
 func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (_ *Parked, err error) {
 	all, err := of(procs)
 	if err != nil || len(all) == 0 {
@@ -84,20 +90,34 @@ func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (_ *Park
 			p.Bytes += bytes
 		}
 	}
+	shares := slices.ContainsFunc(parked, func(now control) bool { return now.sharing != 0 })
+	if err == nil {
+		p.shared, err = takeDown(context.WithoutCancel(ctx), all)
+		shares = p.shared
+	}
 	if err == nil && len(p.all) > 0 {
 		return p, nil
 	}
-	if oerr := openAll(context.WithoutCancel(ctx), all); oerr != nil {
+	if oerr := openAll(context.WithoutCancel(ctx), all, false); oerr != nil {
 		err = errors.Join(err, fmt.Errorf("on the way back: %w", oerr))
+	}
+	if err != nil && shares {
+		return &Parked{refusal: err}, err
 	}
 	return nil, err
 }
 
-// LeaveToDriver says whether the memory is left to the driver; it can be called on nil.
-func (p *Parked) LeaveToDriver(leave bool) {
-	if p != nil {
-		p.leave = leave
+// LeaveToDriver says whether the memory is left to the driver; it can be called on nil. The driver would
+// not restore memory that was shared: that is an error.
+func (p *Parked) LeaveToDriver(leave bool) error {
+	if p == nil {
+		return nil
 	}
+	p.leave = leave
+	if leave && p.shared {
+		return fmt.Errorf("the processes share GPU memory by their companions, which need room in memory for it: checkpoint to a directory in memory, or raise the limit: %w", errdefs.ErrFailedPrecondition)
+	}
+	return nil
 }
 
 // Saver returns the thread that will map the host memory of a process's companion, if it will save any.
@@ -170,7 +190,7 @@ func Open(ctx context.Context, procs cuda.Group) error {
 	if err != nil {
 		return err
 	}
-	return openAll(context.WithoutCancel(ctx), all)
+	return openAll(context.WithoutCancel(ctx), all, false)
 }
 
 // Gate holds the threads of restored processes, as gpustate.Gate.
@@ -198,7 +218,7 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate) error {
 			return err
 		}
 	}
-	if err := openAll(ctx, all); err != nil {
+	if err := openAll(ctx, all, true); err != nil {
 		return err
 	}
 	for _, tid := range threads {
@@ -209,15 +229,28 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate) error {
 	return nil
 }
 
-func openAll(ctx context.Context, all []*Companion) error {
-	_, err := each(all, func(c *Companion) (uint64, error) {
-		if now, err := c.settled(ctx); err != nil || now.state == open || now.state == parking {
-			return 0, err
+// openAll opens those that are parked or saved. On an error those are open whose memory and whose sharing is
+// back, and it can be called again. strict: memory that was lost with another process is an error.
+func openAll(ctx context.Context, all []*Companion, strict bool) error {
+	states, err := each(all, func(c *Companion) (control, error) { return c.settled(ctx) })
+	var closed []*Companion
+	for i, c := range all {
+		if states[i].state == parked || states[i].state == saved {
+			closed = append(closed, c)
 		}
-		_, err := c.ask(ctx, "bring back the GPU memory of", askOpen, 0, patience)
-		return 0, err
-	})
-	return err
+	}
+	err = errors.Join(err, step(ctx, closed, "bring back the GPU memory of", askBack))
+	if err == nil {
+		err = together(ctx, closed, strict)
+	}
+	return errors.Join(err, inAll(closed, func(c *Companion) error {
+		now, err := c.read()
+		if err != nil || now.state != parked || now.sharing&apart != 0 {
+			return err
+		}
+		_, err = c.ask(ctx, "let go on", askOpen, 0, patience)
+		return err
+	}))
 }
 
 // settled returns what a companion says when it is busy with nothing, or parks: a park that was

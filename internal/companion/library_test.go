@@ -14,12 +14,29 @@ import (
 )
 
 // build builds the companion, its test program and the software GPU into a directory with device nodes.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if built != "" {
+		os.RemoveAll(built)
+	}
+	os.Exit(code)
+}
+
+var built string
+
 func build(t *testing.T) (dir string) {
 	t.Helper()
-	dir = t.TempDir()
+	if built != "" {
+		return built
+	}
+	dir, err := os.MkdirTemp("", "gpuckpt-companion-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, args := range [][]string{
 		{"make", "-s", "-C", "../../companion", "OUT=" + dir},
 		{"make", "-s", "-C", "../../integration/softcuda", "OUT=" + dir, "all"},
+		{"make", "-s", "-C", "../../integration/workload", "OUT=" + dir, "all"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "direct"), "../../companion/test.c", "-ldl"},
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
@@ -31,6 +48,7 @@ func build(t *testing.T) (dir string) {
 			t.Fatal(err)
 		}
 	}
+	built = dir
 	return dir
 }
 
@@ -51,7 +69,7 @@ func TestLibrary(t *testing.T) {
 func program(t *testing.T, dir string) {
 	t.Helper()
 	out, err := preloaded(dir, filepath.Join(dir, "direct"))
-	if err != nil || strings.Count(out, "gpuckpt companion: CUDA IPC") != 1 {
+	if err != nil || out != "" {
 		t.Errorf("%v: %s", err, out)
 	}
 	// Programs without CUDA do not notice it, also where all functions are looked up at the start.
@@ -70,7 +88,7 @@ func passesThrough(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 		out, err := preloaded(dir, filepath.Join(dir, "direct"), env)
-		if err == nil || !strings.Contains(out, "== 801 is not so") || strings.Count(out, "it does nothing here") != 1 {
+		if err == nil || !strings.Contains(out, "!memcmp(handle, \"gpuckpt\", 8) is not so") || strings.Count(out, "it does nothing here") != 1 {
 			t.Errorf("%s: %v: %s", env, err, out)
 		}
 	}

@@ -142,7 +142,9 @@ func TestCompanionWrittenThrough(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.path = writeThrough{window: 16 << 20}
-	s.parked.LeaveToDriver(true)
+	if err := s.parked.LeaveToDriver(true); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := s.Save(t.Context(), dir); err != nil || len(s.areas) != 1 || s.areas[0].Bytes < 12<<20 {
 		t.Fatalf("saved %d areas: %v", len(s.areas), err)
 	}

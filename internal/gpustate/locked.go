@@ -229,7 +229,7 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper) error {
 	if n, err := strconv.Atoi(major); err == nil && n >= sharesFrom {
 		return nil
 	}
-	if err := refuseHostMemory(l.procs, l.info.DriverVersion); err != nil {
+	if err := cmp.Or(l.parked.Refusal(), refuseHostMemory(l.procs, l.info.DriverVersion)); err != nil {
 		return err
 	}
 	for _, p := range l.procs {

@@ -60,8 +60,7 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 	}
 	s.path, err = choosePath(s.opts.Config.Staging, dir, s.procs, s.locked.use)
 	_, through := s.path.(writeThrough) // a small buffer, which many threads at once would not keep to
-	s.parked.LeaveToDriver(through)
-	return err
+	return errors.Join(err, s.parked.LeaveToDriver(through))
 }
 
 // job is what the data path works on now.

@@ -1,0 +1,255 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package companion
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+)
+
+// rank is one of two processes that share GPU memory by their companions.
+type rank struct {
+	t    *testing.T
+	pid  int
+	conn net.Conn
+}
+
+func (r rank) says(request, want string) {
+	r.t.Helper()
+	buf := make([]byte, 2048)
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		r.conn.SetDeadline(time.Now().Add(10 * time.Second))
+		n := 0
+		_, err := r.conn.Write([]byte(request))
+		if err == nil {
+			n, err = r.conn.Read(buf)
+		}
+		if err != nil && time.Since(began) < 10*time.Second {
+			continue // it is not there yet
+		}
+		if got := strings.TrimRight(string(buf[:n]), "\x00\n"); err != nil || (want != "" && got != want) {
+			r.t.Fatalf("%q: %q, want %q: %v", request, got, want, err)
+		}
+		return
+	}
+}
+
+// process is the rank as who parks it knows it.
+func (r rank) process() cuda.Process { return cuda.Process{PID: cuda.PID{Host: r.pid, NS: r.pid}} }
+
+// imported reports whether the rank has memory of the other one mapped.
+func (r rank) imported() bool {
+	r.t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", r.pid))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		if strings.Contains(line, "rwxs") && strings.Contains(line, "softcuda") {
+			return true
+		}
+	}
+	return false
+}
+
+// pair starts two processes of which the second has memory of the first one mapped.
+func pair(t *testing.T, dir string) (exporter, importer rank) {
+	t.Helper()
+	var conns []net.Conn
+	port := 0
+	for port == 0 { // two ports one after the other
+		a, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := a.LocalAddr().(*net.UDPAddr).Port
+		if b, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.1:%d", n+1)); err == nil {
+			port = n
+			b.Close()
+		}
+		a.Close()
+	}
+	for i := range 2 {
+		conn, err := net.Dial("udp", fmt.Sprintf("127.0.0.1:%d", port+i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		conns = append(conns, conn)
+	}
+	cmd := exec.Command(filepath.Join(dir, "gpuwork"), "ipc", "--share", "large", "--bytes", "8M", "--port", strconv.Itoa(port))
+	cmd.Env = append(os.Environ(), "LD_PRELOAD="+filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH="+dir, "SOFTCUDA_DEV="+dir)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	t.Cleanup(func() {
+		if importer.pid != 0 {
+			unix.Kill(importer.pid, unix.SIGKILL)
+		}
+	})
+	exporter = rank{t, cmd.Process.Pid, conns[0]}
+	exporter.says("", "101")
+	rank{t, 0, conns[1]}.says("", "102")
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", exporter.pid, exporter.pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := strconv.Atoi(strings.TrimSpace(string(children)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exporter, rank{t, child, conns[1]}
+}
+
+func (r rank) sharing() sharing {
+	r.t.Helper()
+	c, err := Find(r.pid)
+	if err != nil || c == nil {
+		r.t.Fatalf("%v, %v", c, err)
+	}
+	now, err := c.read()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return now.sharing
+}
+
+// Memory that two processes share by CUDA IPC is taken down when they are parked and there again when they
+// go on, at the same addresses and with what is in it: also after it was saved and made anew.
+func TestShared(t *testing.T) {
+	dir := build(t)
+	exporter, importer := pair(t, dir)
+	importer.says("verify", "bad=0")
+	both := cuda.Group{exporter.process(), importer.process()}
+	next := 103
+	count := func() {
+		t.Helper()
+		exporter.says("", strconv.Itoa(next))
+		importer.says("", strconv.Itoa(next+1))
+		importer.says("verify", "bad=0")
+		exporter.says("verify", "bad=0")
+		next += 2
+	}
+	for _, save := range []bool{false, true, true} {
+		p, err := Park(t.Context(), both, time.Minute)
+		if err != nil || p.Refusal() != nil || p.Bytes != 8<<20 || len(p.all) != 1 {
+			t.Fatalf("parked %+v: %v", p, err)
+		}
+		if importer.imported() {
+			t.Error("the memory is mapped still")
+		}
+		sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", exporter.pid))
+		if err != nil || strings.Contains(string(sockets), "@gpuckpt-companion-") {
+			t.Errorf("the exporter has its socket still: %v", err)
+		}
+		if err := p.LeaveToDriver(true); err == nil {
+			t.Error("memory that is shared was left to the driver")
+		}
+		if save {
+			if _, err := p.all[0].ask(t.Context(), "save", askSave, 0, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := Open(t.Context(), both); err != nil {
+			t.Fatal(err)
+		}
+		if !importer.imported() {
+			t.Error("the memory is not mapped again")
+		}
+		count()
+	}
+}
+
+// What cannot be taken down stays as it is, and is refused.
+func TestSharedRefused(t *testing.T) {
+	dir := build(t)
+	exporter, importer := pair(t, dir)
+	next := 103
+	for name, procs := range map[string]cuda.Group{
+		"the importer is not parked": {exporter.process()},
+		"the exporter is not parked": {importer.process()},
+	} {
+		p, err := Park(t.Context(), procs, time.Minute)
+		if !errors.Is(err, errElsewhere) || !errors.Is(p.Refusal(), errElsewhere) {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+		if !importer.imported() || exporter.sharing() != exports {
+			t.Errorf("%s: sharing is %d", name, exporter.sharing())
+		}
+		exporter.says("", strconv.Itoa(next))
+		importer.says("", strconv.Itoa(next+1))
+		importer.says("verify", "bad=0")
+		next += 2
+	}
+	var none *Parked
+	if err := errors.Join(none.Refusal(), none.LeaveToDriver(true)); err != nil {
+		t.Error(err)
+	}
+}
+
+// An importer that ends is missed, and an exporter that ends while they are parked takes its memory with it:
+// a restore says so, and otherwise the importer goes on until it uses it.
+func TestSharedWithTheDead(t *testing.T) {
+	dir := build(t)
+	kill := func(r rank) {
+		t.Helper()
+		if err := unix.Kill(r.pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		for { // a zombie has no memory
+			if maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", r.pid)); err != nil || len(maps) == 0 {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	t.Run("importer", func(t *testing.T) {
+		exporter, importer := pair(t, dir)
+		kill(importer)
+		procs := cuda.Group{exporter.process()}
+		if p, err := Park(t.Context(), procs, time.Minute); err != nil || p.Refusal() != nil {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		if err := Open(t.Context(), procs); err != nil {
+			t.Fatal(err)
+		}
+		exporter.says("", "103")
+	})
+	t.Run("exporter", func(t *testing.T) {
+		exporter, importer := pair(t, dir)
+		if _, err := Park(t.Context(), cuda.Group{exporter.process(), importer.process()}, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Find(importer.pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kill(exporter)
+		if err := openAll(context.Background(), []*Companion{c}, true); !errors.Is(err, errGone) {
+			t.Errorf("got %v", err)
+		}
+		if err := openAll(context.Background(), []*Companion{c}, false); err != nil {
+			t.Error(err)
+		}
+		importer.says("pid", strconv.Itoa(importer.pid))
+	})
+}
