@@ -71,13 +71,7 @@ func TestCompanionShared(t *testing.T) {
 			spec.GPUs, spec.Ports = used, 2
 			k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "24M", "--gpus", strconv.Itoa(len(used)))
 			k.Expect(t, "count", "101")
-			both := func(k *harness.Container, next int) {
-				t.Helper()
-				k.Process(1).Expect(t, "count", strconv.Itoa(next))
-				k.Expect(t, "count", strconv.Itoa(next+1))
-				k.Expect(t, "verify", "bad=0")
-				k.Process(1).Expect(t, "verify", "bad=0")
-			}
+			both := func(k *harness.Container, next int) { t.Helper(); bothCount(t, k, next) }
 			both(k, 102)
 			first := takeCheckpoint(t, shared, k, "1")
 			both(k, 104) // left running
@@ -99,6 +93,53 @@ func TestCompanionShared(t *testing.T) {
 				r.MustRemove(t)
 			}
 		})
+	}
+}
+
+// bothCount checks that two processes that share memory, which the second imports, go on with it.
+func bothCount(t *testing.T, k *harness.Container, next int) {
+	t.Helper()
+	k.Process(1).Expect(t, "count", strconv.Itoa(next))
+	k.Expect(t, "count", strconv.Itoa(next+1))
+	k.Expect(t, "verify", "bad=0")
+	k.Process(1).Expect(t, "verify", "bad=0")
+}
+
+// Failures on the way leave processes that share GPU memory by their companions as they were.
+func TestCompanionSharedUndone(t *testing.T) {
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("a real driver makes no faults on demand")
+	}
+	spec := withCompanion()
+	spec.Ports = 2
+	k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "8M")
+	k.Expect(t, "count", "101")
+	next := 102
+	for _, step := range []string{"lock", "checkpoint"} {
+		undo := shared.SoftwareGPU(t, "fail="+step+":304:1\n")
+		err := k.Checkpoint(t.Context(), "undone:1")
+		undo()
+		harness.Says(t, err, step)
+		bothCount(t, k, next)
+		next += 2
+	}
+	takeCheckpoint(t, shared, k, "undone")
+	bothCount(t, k, next)
+}
+
+// What the companion does not make itself is refused as without it: memory below its threshold, and the
+// program's own handles.
+func TestCompanionSharedRefused(t *testing.T) {
+	for _, way := range []string{"ipc", "handle"} {
+		spec := withCompanion()
+		spec.Ports = 2
+		k := shared.Work(t, spec, "ipc", "--share", way)
+		k.Expect(t, "count", "101")
+		k.Process(1).Expect(t, "count", "102")
+		harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "shares GPU memory", "NCCL_P2P_DISABLE=1")
+		k.Expect(t, "count", "103")
+		k.Process(1).Expect(t, "count", "104")
+		k.MustRemove(t)
 	}
 }
 

@@ -134,8 +134,12 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 	if (!handle || !bytes || bytes % GRANULARITY || flags || !usable(prop))
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
 	if (prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
-		return gate_leave(memory_host(owner(0), -1, bytes, handle));
-	return gate_leave(memory_allocate(owner(prop->location.id), KIND_HANDLE, bytes, handle));
+		r = memory_host(owner(0), -1, bytes, handle);
+	else
+		r = memory_allocate(owner(prop->location.id), KIND_HANDLE, bytes, handle);
+	if (!r)
+		memory_handle(*handle)->shareable = prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	return gate_leave(r);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
@@ -274,7 +278,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	if (r)
 		return r;
 	struct allocation *a = memory_handle(handle);
-	if (!shareable || !a || a->released || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
+	if (!shareable || !a || a->released || !a->shareable || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
 	int fd = fcntl(a->export, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0)

@@ -196,3 +196,17 @@ func TestCompanion(t *testing.T) {
 		k.Expect(t, "write 500", "wrote 500")
 	}
 }
+
+// Two processes that share GPU memory by their companions are suspended and resumed.
+func TestCompanionShared(t *testing.T) {
+	spec := harness.RunSpec{GPUs: []int{0}, Ports: 2, Annotations: map[string]string{"dev.gpuckpt.companion": "true"}}
+	k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "8M")
+	k.Expect(t, "count", "101")
+	for i, flags := range [][]string{{"--spill", diskDir(t)}, nil} {
+		suspend(t, shared, k, flags...)
+		resume(t, shared, k)
+		k.Process(1).Expect(t, "count", strconv.Itoa(102+2*i))
+		k.Expect(t, "count", strconv.Itoa(103+2*i))
+		k.Process(1).Expect(t, "verify", "bad=0")
+	}
+}

@@ -31,6 +31,8 @@
 	X(MemCreate, cuMemCreate)                                   \
 	X(MemMap, cuMemMap)                                         \
 	X(MemSetAccess, cuMemSetAccess)                             \
+	X(MemUnmap, cuMemUnmap)                                     \
+	X(MemRelease, cuMemRelease)                                 \
 	X(MemExport, cuMemExportToShareableHandle)                  \
 	X(MemImport, cuMemImportFromShareableHandle)                \
 	X(IpcGetMemHandle, cuIpcGetMemHandle)                       \
@@ -175,6 +177,9 @@ CUdeviceptr gpu_import(CUipcMemHandle handle)
 	return p;
 }
 
+static CUmemGenericAllocationHandle mapped; // the last
+static CUdeviceptr dropped;                 // where gpu_drop has left a place
+
 // map maps memory for a GPU, and for the processors if it is in the host's memory.
 static CUdeviceptr map(int ordinal, size_t bytes, CUmemGenericAllocationHandle handle, bool host)
 {
@@ -182,12 +187,22 @@ static CUdeviceptr map(int ordinal, size_t bytes, CUmemGenericAllocationHandle h
 		{.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
 		{.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
 	};
-	CUdeviceptr p;
+	CUdeviceptr p = dropped;
 
-	CHECK(MemAddressReserve(&p, bytes, 0, 0, 0));
+	mapped = handle;
+	dropped = 0;
+	if (!p)
+		CHECK(MemAddressReserve(&p, bytes, 0, 0, 0));
 	CHECK(MemMap(p, bytes, 0, handle, 0));
 	CHECK(MemSetAccess(p, bytes, access, host ? 2 : 1));
 	return p;
+}
+
+void gpu_drop(CUdeviceptr address, size_t bytes)
+{
+	CHECK(MemUnmap(address, bytes));
+	CHECK(MemRelease(mapped));
+	dropped = address;
 }
 
 static CUdeviceptr create(int ordinal, CUmemLocation where, size_t bytes, int *fd)

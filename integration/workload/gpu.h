@@ -41,6 +41,8 @@ CUdeviceptr gpu_import(CUipcMemHandle handle);
 // gpu_map imports another process's. Both are for the GPU ordinal to use.
 CUdeviceptr gpu_create(int ordinal, size_t bytes, int *fd);
 CUdeviceptr gpu_map(int ordinal, size_t bytes, int fd);
+// gpu_drop gives back the memory that either has mapped last. The next one is mapped at its address.
+void gpu_drop(CUdeviceptr address, size_t bytes);
 // gpu_create_host is gpu_create for host memory, which gpu_map_host imports.
 CUdeviceptr gpu_create_host(int ordinal, size_t bytes, int *fd);
 CUdeviceptr gpu_map_host(int ordinal, size_t bytes, int fd);

@@ -7,6 +7,9 @@
 // checks it, in either. The second is forked before any CUDA call, and has the next GPU of --gpus. Both
 // count in the memory of the first; "pid" is answered with the process's.
 //
+// With --share handle "drop" gives the memory back, in each of the two, and "remake" has it again at the same
+// address: new in the first, with the value 1000, and imported once more in the second.
+//
 // With --procs 1 there is no second process: memory that is exported, and nobody imports.
 
 #include <inttypes.h>
@@ -30,6 +33,8 @@ static struct {
 	CUdeviceptr counter;  // and the pattern from the next word on
 	CUdeviceptr bad;      // this process's
 	uint64_t words;       // of the pattern
+	int ordinal;
+	int first, second; // sockets: of the first process, and of the second
 } shared;
 
 static void run_pattern_kernel(CUfunction kernel)
@@ -49,11 +54,36 @@ static uint64_t verify(void)
 	return gpu_read(shared.bad);
 }
 
+static void send_handle(int to, CUipcMemHandle *handle, int fd);
+static int receive_handle(int from, CUipcMemHandle *handle);
+
+static void remake(void)
+{
+	CUipcMemHandle none = {{0}};
+	int fd = -1;
+
+	if (shared.first >= 0) {
+		shared.counter = gpu_create(shared.ordinal, BYTES, &fd);
+		gpu_write(shared.counter, 1000);
+		send_handle(shared.first, &none, fd);
+	} else {
+		fd = receive_handle(shared.second, &none);
+		shared.counter = gpu_map(shared.ordinal, BYTES, fd);
+	}
+	close(fd);
+}
+
 static void answer(void *unused, const char *request, char *reply)
 {
 	(void)unused;
+	if (!strcmp(request, "drop"))
+		gpu_drop(shared.counter, BYTES);
+	if (!strcmp(request, "remake"))
+		remake();
 	if (!strcmp(request, "pid"))
 		snprintf(reply, UDP_TEXT, "%d", getpid());
+	else if (!strcmp(request, "drop") || !strcmp(request, "remake"))
+		snprintf(reply, UDP_TEXT, "done");
 	else if (!strcmp(request, "verify") && shared.words)
 		snprintf(reply, UDP_TEXT, "bad=%" PRIu64, verify());
 	else
@@ -115,6 +145,7 @@ void run_ipc(const struct options *o)
 		fail("gpuwork: fork");
 	int s = udp_listen(o->port + !pid);
 	if (pid) {
+		shared.ordinal = o->gpu;
 		shared.gpu = gpu_open(o->gpu);
 		shared.counter = host ? gpu_create_host(o->gpu, BYTES, &fd) : by_handle ? gpu_create(o->gpu, BYTES, &fd) : gpu_alloc(bytes);
 		gpu_write(shared.counter, o->start);
@@ -127,6 +158,7 @@ void run_ipc(const struct options *o)
 		if (bytes == BYTES) // large: tests have the first end alone
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
 		fd = receive_handle(pair[0], &handle);
+		shared.ordinal = mine;
 		shared.gpu = gpu_open(mine);
 		shared.counter = host ? gpu_map_host(mine, BYTES, fd) : by_handle ? gpu_map(mine, BYTES, fd) : gpu_import(handle);
 	}
@@ -138,7 +170,10 @@ void run_ipc(const struct options *o)
 	}
 	if (fd >= 0)
 		close(fd);
-	close(pair[0]);
-	close(pair[1]);
+	shared.first = pid ? pair[1] : -1;
+	shared.second = pair[0];
+	for (int i = 0; i < 2; i++)
+		if (!by_handle || host || o->procs == 1 || i == !pid)
+			close(pair[i]);
 	udp_serve(s, answer, NULL);
 }

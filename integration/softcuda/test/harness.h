@@ -90,5 +90,6 @@ void test_nvml(void);
 void test_remap(void);
 void test_habits(void);
 void test_ranks(void);
+void test_shared(void);
 
 #endif

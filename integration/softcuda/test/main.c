@@ -123,7 +123,7 @@ int main(int argc, char **argv)
 		{"namespaces", test_namespaces, false}, {"devices", test_devices, true},
 		{"faults", test_faults, true},          {"nvml", test_nvml, true},
 		{"remap", test_remap, false},           {"habits", test_habits, false},
-		{"ranks", test_ranks, false},
+		{"ranks", test_ranks, false},           {"shared", test_shared, false},
 	};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
