@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +27,29 @@ import (
 
 // unscheduled is how long a pod without a node is left alone.
 const unscheduled = 5 * time.Second
+
+// patience is how an API server is asked again that does not answer: it may be restarted or replaced
+// while a checkpoint is made. After three minutes it is over.
+var patience = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 1.5, Steps: 18}
+
+// patiently asks the API server, and asks again if it was not there or could not answer. The error is the last.
+func patiently(ctx context.Context, ask func() error) (err error) {
+	_ = wait.ExponentialBackoffWithContext(ctx, patience, func(context.Context) (over bool, _ error) { // its error says only that time is over
+		err = ask()
+		return !passes(err), nil
+	})
+	return err
+}
+
+// passes reports whether an error may go away by itself: it is none of the API server's answers, or one
+// that says so.
+func passes(err error) bool {
+	if err == nil {
+		return false
+	}
+	return apierrors.ReasonForError(err) == metav1.StatusReasonUnknown || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsTooManyRequests(err) || apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err)
+}
 
 // worker does the work on the node; a test has its own.
 type worker interface {
@@ -133,7 +157,10 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, pod *cor
 		return nil
 	}
 	uid := pod.UID
-	if err := c.client.Delete(ctx, pod, client.Preconditions{UID: &uid}); err != nil {
+	err = patiently(ctx, func() error {
+		return client.IgnoreNotFound(c.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
+	})
+	if err != nil {
 		return failure{"DeleteFailed", fmt.Errorf("it is pushed, and the pod is not deleted: %w", err)}
 	}
 	return nil
@@ -145,7 +172,10 @@ func (c *controller) credentials(ctx context.Context, k *api.Checkpoint) ([]byte
 		return []byte("{}"), nil
 	}
 	var secret corev1.Secret
-	if err := c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.PushSecret}, &secret); err != nil {
+	err := patiently(ctx, func() error {
+		return c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.PushSecret}, &secret)
+	})
+	if err != nil {
 		return nil, failure{"NoSecret", fmt.Errorf("read the push secret: %w", err)}
 	}
 	data, ok := secret.Data[corev1.DockerConfigJsonKey]
@@ -182,6 +212,23 @@ func (c *controller) container(ctx context.Context, k *api.Checkpoint, name, ima
 	return done, nil
 }
 
+// write writes the status of a Checkpoint. over says that somebody has said before what came of it.
+func (c *controller) write(ctx context.Context, k *api.Checkpoint) (over bool, err error) {
+	status := k.Status
+	err = patiently(ctx, func() error {
+		err := c.client.Status().Update(ctx, k)
+		for ; apierrors.IsConflict(err); err = c.client.Status().Update(ctx, k) { // somebody has put a label to it, or it is over
+			if err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k); err != nil || k.Status.Phase.Over() {
+				over = err == nil
+				return err
+			}
+			k.Status = status
+		}
+		return err
+	})
+	return over, err
+}
+
 // end says what came of a Checkpoint: in its status, and as an event of it.
 func (c *controller) end(ctx context.Context, k *api.Checkpoint, err error) error {
 	ctx = context.WithoutCancel(ctx) // an agent that ends says so
@@ -198,15 +245,8 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, err error) erro
 	}
 	meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
 	meta.SetStatusCondition(&k.Status.Conditions, condition)
-	status := k.Status
-	err = c.client.Status().Update(ctx, k)
-	for ; apierrors.IsConflict(err); err = c.client.Status().Update(ctx, k) { // somebody has put a label to it, or it is over
-		if err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k); err != nil || k.Status.Phase.Over() {
-			return client.IgnoreNotFound(err)
-		}
-		k.Status = status
-	}
-	if err != nil {
+	over, err := c.write(ctx, k)
+	if err != nil || over {
 		return client.IgnoreNotFound(err)
 	}
 	c.events.Event(k, kind, condition.Reason, condition.Message)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
 	"github.com/gpuckpt/gpuckpt/agent/node"
@@ -225,5 +227,79 @@ func TestConflicts(t *testing.T) {
 	r.client = behind{cluster, &old}
 	if now := reconcile(); now.Status.Phase != api.Succeeded || len(now.Status.Conditions) != 1 {
 		t.Fatalf("%+v", now.Status)
+	}
+}
+
+// What came of a Checkpoint is written also if the API server was away for a moment, and what it
+// refuses is not asked again.
+func TestAwayForAMoment(t *testing.T) {
+	usual := patience
+	patience.Duration = time.Millisecond
+	defer func() { patience = usual }()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name  string
+		err   error
+		times int // that the server answers so when it is told what came of it
+		phase api.Phase
+		asked int
+	}{
+		{"not there", syscall.ECONNREFUSED, 5, api.Succeeded, 6},
+		{"not ready", apierrors.NewServiceUnavailable("it starts"), 5, api.Succeeded, 6},
+		{"never there", syscall.ECONNREFUSED, 1000, api.Running, patience.Steps},
+		{"refused", apierrors.NewForbidden(corev1.Resource("checkpoints"), "k", nil), 1000, api.Running, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "registry"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte("{}")}}
+			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job", PushSecret: "registry", LeaveRunning: new(bool)}}
+			told, reads, deletes := 0, 0, 0
+			away := func(n *int) error {
+				if *n++; *n <= c.times && c.times < 1000 {
+					return c.err
+				}
+				return nil
+			}
+			cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod, secret).WithInterceptorFuncs(interceptor.Funcs{
+				SubResourceUpdate: func(ctx context.Context, to client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+					if o.(*api.Checkpoint).Status.Phase.Over() {
+						if told++; told <= c.times {
+							return c.err
+						}
+					}
+					return to.SubResource(sub).Update(ctx, o, opts...)
+				},
+				Get: func(ctx context.Context, from client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+					if _, ok := o.(*corev1.Secret); ok {
+						if err := away(&reads); err != nil {
+							return err
+						}
+					}
+					return from.Get(ctx, key, o, opts...)
+				},
+				Delete: func(ctx context.Context, from client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+					if err := away(&deletes); err != nil {
+						return err
+					}
+					return from.Delete(ctx, o, opts...)
+				},
+			}).Build()
+			r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", work: &diary{}, now: time.Now}
+			key := client.ObjectKeyFromObject(k)
+			_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+			if (err == nil) != (c.phase == api.Succeeded) || err != nil && !errors.Is(err, c.err) {
+				t.Errorf("error %v", err)
+			}
+			if err := cluster.Get(t.Context(), key, k); err != nil {
+				t.Fatal(err)
+			}
+			if k.Status.Phase != c.phase || told != c.asked {
+				t.Errorf("it is %q, and the server was told %d times, want %q and %d", k.Status.Phase, told, c.phase, c.asked)
+			}
+		})
 	}
 }

@@ -3,7 +3,11 @@
 
 package api
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
 
 // Annotations of a pod that is to be checkpointed before it ends.
 const (
@@ -47,7 +51,7 @@ const (
 // EvictionName is the name of the Checkpoint or Migration that is made for a pod at its end.
 func EvictionName(pod, uid string) string {
 	const most = 50 // it is a tag, and part of the name of a pod
-	return pod[:min(len(pod), most)] + "-" + uid[:min(len(uid), 8)]
+	return strings.TrimRight(pod[:min(len(pod), most)], "-.") + "-" + uid[:min(len(uid), 8)]
 }
 
 // Ending returns what is to be done for a pod that ends and says so in its annotations: nothing, or

@@ -205,6 +205,11 @@ func (k objects) testCheckpoint(t *testing.T) {
 	k.event(t, "Pod", "first", "Resumed")
 	scaleOut(t, k, made.Status.Containers[0].Image+"@"+made.Status.Containers[0].Digest)
 
+	// The name is a tag: one that is too long for a registry is refused at once.
+	if err := n.Apply(t.Context(), fmt.Sprintf("{apiVersion: gpuckpt.dev/v1alpha1, kind: Checkpoint, metadata: {name: %s}, spec: {repository: r.test/job, pod: first}}", strings.Repeat("n", 64))); err == nil || !strings.Contains(err.Error(), "metadata.name") {
+		t.Errorf("a name of 64 letters: %v", err)
+	}
+
 	refused := apply(t, n, "refused", counter{workload: "managed"})
 	expect(t, refused, counterPort, "101")
 	object("refused", "refused")
