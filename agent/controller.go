@@ -205,11 +205,24 @@ func (c *controller) container(ctx context.Context, k *api.Checkpoint, name, ima
 	}
 	done.Build = lap()
 	done.Digest, done.Bytes, done.GPUBytes = built.Digest, built.Bytes, built.GPUBytes
-	if done.Pushed, err = c.work.Push(ctx, image, credentials); err != nil {
+	if done.Pushed, err = c.push(ctx, k, image, credentials); err != nil {
 		return done, failure{"PushFailed", err}
 	}
 	done.Push = lap()
 	return done, nil
+}
+
+// ends reports whether a Checkpoint is of a pod that ends, and was made for that.
+func ends(k *api.Checkpoint) bool { return k.Labels[api.EvictedLabel] != "" }
+
+// push sends an image to the registry, and takes it from the node. If the pod ends, and the image cannot
+// be sent, it is all that is left of the pod: it stays on the node, and the error says where.
+func (c *controller) push(ctx context.Context, k *api.Checkpoint, image string, credentials []byte) (sent int64, err error) {
+	sent, err = c.work.Push(ctx, image, credentials)
+	if err != nil && ends(k) {
+		return 0, fmt.Errorf("%w; the pod ends, so its image stays on the node %s: there, gpuckpt image push --namespace k8s.io %s sends it", err, c.node, image)
+	}
+	return sent, errors.Join(err, c.work.Discard(context.WithoutCancel(ctx), image))
 }
 
 // write writes the status of a Checkpoint. over says that somebody has said before what came of it.

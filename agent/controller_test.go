@@ -86,24 +86,29 @@ func TestController(t *testing.T) {
 		phase  api.Phase
 		reason string
 		gone   bool // the pod
-		made   int  // images; 0: one for three things that it did
+		made   int  // images; 0: one for four things that it did
+		ends   bool // the pod ends, which the Checkpoint is made for
 	}{
 		{name: "one container", pod: pod("here", "a"), spec: api.Spec{PushSecret: "registry"},
-			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {auths}"}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {auths}", "discard r/job:k"}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "all of two", pod: pod("here", "a", "b"),
-			did: []string{"checkpoint ns/pod as r/job:k", "push r/job:k-a {}", "push r/job:k-b {}"}, phase: api.Succeeded, reason: "Pushed", made: 2},
+			did: []string{"checkpoint ns/pod as r/job:k", "push r/job:k-a {}", "discard r/job:k-a", "push r/job:k-b {}", "discard r/job:k-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
 		{name: "all of two, and one is refused", pod: pod("here", "a", "b"), fails: "checkpoint ns/pod as r/job:k",
 			did: []string{"checkpoint ns/pod as r/job:k"}, phase: api.Failed, reason: "CheckpointFailed"},
 		{name: "all of two, and one cannot be pushed", pod: pod("here", "a", "b"), fails: "push r/job:k-a {}",
-			did: []string{"checkpoint ns/pod as r/job:k", "push r/job:k-a {}", "discard r/job:k-b"}, phase: api.Failed, reason: "PushFailed"},
+			did: []string{"checkpoint ns/pod as r/job:k", "push r/job:k-a {}", "discard r/job:k-a", "discard r/job:k-b"}, phase: api.Failed, reason: "PushFailed"},
 		{name: "one of three has ended meanwhile", pod: pod("here", "a", "b", "c"),
 			did: []string{"checkpoint ns/pod as r/job:k", "discard r/job:k-a", "discard r/job:k-b"}, phase: api.Failed, reason: "CheckpointFailed"},
 		{name: "one of two", pod: pod("here", "a", "b"), spec: api.Spec{Container: "b"},
-			did: []string{"checkpoint ns/pod/b", "build /b.tar r/job:k-b", "push r/job:k-b {}"}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"checkpoint ns/pod/b", "build /b.tar r/job:k-b", "push r/job:k-b {}", "discard r/job:k-b"}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "the pod goes", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)},
-			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {}"}, phase: api.Succeeded, reason: "Pushed", gone: true},
+			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {}", "discard r/job:k"}, phase: api.Succeeded, reason: "Pushed", gone: true},
 		{name: "a push that fails keeps the pod", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)}, fails: "push r/job:k {}",
+			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {}", "discard r/job:k"}, phase: api.Failed, reason: "PushFailed"},
+		{name: "a push that fails keeps the image of a pod that ends", pod: pod("here", "a"), ends: true, fails: "push r/job:k {}",
 			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {}"}, phase: api.Failed, reason: "PushFailed"},
+		{name: "of two that end one can be pushed", pod: pod("here", "a", "b"), ends: true, fails: "push r/job:k-a {}",
+			did: []string{"checkpoint ns/pod as r/job:k", "push r/job:k-a {}", "push r/job:k-b {}", "discard r/job:k-b"}, phase: api.Failed, reason: "PushFailed"},
 		{name: "a checkpoint that is refused", pod: pod("here", "a"), fails: "checkpoint ns/pod/a", did: []string{"checkpoint ns/pod/a"}, phase: api.Failed, reason: "CheckpointFailed"},
 		{name: "no secret", pod: pod("here", "a"), spec: api.Spec{PushSecret: "other"}, phase: api.Failed, reason: "NoSecret"},
 		{name: "no such container", pod: pod("here", "a"), spec: api.Spec{Container: "c"}, phase: api.Failed, reason: "NotRunning"},
@@ -121,6 +126,9 @@ func TestController(t *testing.T) {
 			}
 			c.spec.Pod, c.spec.Repository = "pod", "r/job"
 			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}, Spec: c.spec, Status: c.before}
+			if c.ends {
+				k.Labels = map[string]string{api.EvictedLabel: "1"}
+			}
 			objects := []client.Object{k, secret.DeepCopy()}
 			if c.pod != nil {
 				objects = append(objects, c.pod)
@@ -142,10 +150,10 @@ func TestController(t *testing.T) {
 				t.Errorf("it is %q, want %q", k.Status.Phase, c.phase)
 			}
 			said := meta.FindStatusCondition(k.Status.Conditions, map[api.Phase]string{api.Succeeded: api.Complete, api.Failed: api.HasFailed}[c.phase])
-			if c.reason != "" && (said == nil || said.Reason != c.reason || len(k.Status.Conditions) != 1 || len(events.Events) != 1) {
+			if c.reason != "" && (said == nil || said.Reason != c.reason || len(k.Status.Conditions) != 1 || len(events.Events) != 1 && !c.ends) {
 				t.Errorf("its conditions are %+v, %d events", k.Status.Conditions, len(events.Events))
 			}
-			if c.phase == api.Succeeded && c.reason != "" && (len(k.Status.Containers) != cmp.Or(c.made, len(c.did)/3) || k.Status.Containers[0].Digest != "sha256:1" || k.Status.Containers[0].Pushed != 4) {
+			if c.phase == api.Succeeded && c.reason != "" && (len(k.Status.Containers) != cmp.Or(c.made, len(c.did)/4) || k.Status.Containers[0].Digest != "sha256:1" || k.Status.Containers[0].Pushed != 4) {
 				t.Errorf("%+v", k.Status.Containers)
 			}
 			if c.pod != nil {
@@ -156,6 +164,9 @@ func TestController(t *testing.T) {
 			}
 			if c.fails != "" && (said == nil || !strings.Contains(said.Message, "broken")) {
 				t.Errorf("it says %+v", said)
+			}
+			if c.ends && said != nil && !strings.Contains(said.Message, "stays on the node here") {
+				t.Errorf("it says %s", said.Message)
 			}
 		})
 	}

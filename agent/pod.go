@@ -28,17 +28,20 @@ func (c *controller) pod(ctx context.Context, k *api.Checkpoint, image string, n
 		return failure{"CheckpointFailed", err}
 	}
 	err = lacks(made, names)
+	each := err == nil && ends(k) // is sent by itself: whichever arrives is not lost
 	for _, m := range made {
-		if err != nil {
+		if err != nil && !each {
 			err = errors.Join(err, c.work.Discard(context.WithoutCancel(ctx), m.Image))
 			continue
 		}
 		began := c.now()
 		done := api.Container{Name: m.Name, Image: m.Image, Digest: m.Digest, Bytes: m.Bytes, GPUBytes: m.GPUBytes, Checkpoint: seconds(m.PausedSeconds), Build: seconds(m.BuildSeconds)}
-		if done.Pushed, err = c.work.Push(ctx, m.Image, credentials); err != nil {
-			err = failure{"PushFailed", fmt.Errorf("container %s: %w", m.Name, err)}
+		sent, perr := c.push(ctx, k, m.Image, credentials)
+		if perr != nil {
+			err = errors.Join(err, failure{"PushFailed", fmt.Errorf("container %s: %w", m.Name, perr)})
 			continue
 		}
+		done.Pushed = sent
 		done.Push = metav1.Duration{Duration: c.now().Sub(began).Round(time.Millisecond)}
 		k.Status.Containers = append(k.Status.Containers, done)
 	}

@@ -146,8 +146,8 @@ func (n Node) Recover(ctx context.Context) error {
 	return n.gpuckpt(ctx, "", nil, "recover")
 }
 
-// Push pushes an image, with the credentials of a docker config.json, and takes it from the node's
-// containerd. It returns the bytes that the registry lacked.
+// Push pushes an image, with the credentials of a docker config.json. It returns the bytes that the
+// registry lacked.
 func (n Node) Push(ctx context.Context, image string, credentials []byte) (sent int64, err error) {
 	dir, err := os.MkdirTemp(filepath.Join(n.Root, "run"), "gpuckpt-agent-")
 	if err != nil {
@@ -163,7 +163,7 @@ func (n Node) Push(ctx context.Context, image string, credentials []byte) (sent 
 	}
 	var pushed struct{ MovedBytes int64 }
 	err = n.gpuckpt(ctx, strings.TrimPrefix(dir, filepath.Clean(n.Root)), &pushed, args...)
-	return pushed.MovedBytes, errors.Join(err, n.Discard(context.WithoutCancel(ctx), image))
+	return pushed.MovedBytes, err
 }
 
 // gpuckpt runs the node's gpuckpt in the node's root.
