@@ -216,6 +216,12 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
 	}
+	view, err := k.read()
+	if err != nil {
+		return err
+	}
+	capable := make(chan error, 1) // criu is asked, which takes milliseconds, beside the rest
+	go func() { capable <- k.c.criu.Check(ctx, criu.Shim{}, view.CRIU.Path) }()
 	if err := k.c.gpu.Preflight(ctx, k.images.Path); err != nil {
 		return err
 	}
@@ -225,18 +231,13 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := iouring.Refuse(k.c.pids); err != nil {
 		return err
 	}
-	view, err := k.read()
-	if err != nil {
-		return err
-	}
-	if err := criu.Check(ctx, criu.Shim{}, view.CRIU.Path); err != nil {
-		return err
-	}
 	if k.sealer, err = trust.NewSealer(k.read, k.images.Path); err != nil {
 		return err
 	}
-	k.metadata, err = k.c.gpu.Describe(k.q.Began())
-	return err
+	if k.metadata, err = k.c.gpu.Describe(k.q.Began()); err != nil {
+		return err
+	}
+	return <-capable
 }
 
 func (k *checkpointing) save(ctx context.Context) (uint64, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/feed"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/exclusive"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
@@ -41,6 +42,9 @@ type container struct {
 	toolkit bool
 	// workDir is where runc lets CRIU log during a restore.
 	workDir string
+
+	// criu is whether CRIU is there, and new enough.
+	criu criu.Checker
 
 	exclusive exclusive.Checkpoints
 	// journal has the record of what is being changed, for whoever finds it after a crash.

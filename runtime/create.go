@@ -127,6 +127,12 @@ const flushWithin = 2 * time.Second
 // fit makes the container's spec fit this node, and a restore fit the spec, or
 // refuses it. What is granted is compared last, with the spec as it will be.
 func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
+	// criu is asked, which takes milliseconds, and the driver, which takes 100, beside the rest.
+	capable, works := make(chan error, 1), make(chan error, 1)
+	node, err := c.config()
+	if c.restore != nil && err == nil {
+		go func() { capable <- c.criu.Check(ctx, criu.Shim{}, node.CRIU.Path) }()
+	}
 	if err := c.fitSpec(ctx, spec); err != nil {
 		return err
 	}
@@ -135,16 +141,12 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 		return iouring.Deny(spec, view, hasGPU, nil)
 	}
 	burst.Begin()
-	node, err := c.config()
 	if err == nil {
 		_, err = c.restore.open()
 	}
 	if err != nil {
 		return err
 	}
-	// criu is asked, which takes milliseconds, and the driver, which takes 100, beside the rest.
-	capable, works := make(chan error, 1), make(chan error, 1)
-	go func() { capable <- criu.Check(ctx, criu.Shim{}, node.CRIU.Path) }()
 	go func() { works <- c.checkRestore(ctx) }()
 	err = c.fitRestore(ctx, spec, view, hasGPU)
 	return cmp.Or(<-capable, <-works, err)

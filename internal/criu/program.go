@@ -13,10 +13,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
 	"golang.org/x/mod/semver"
+	"golang.org/x/sys/unix"
 )
 
 // Minimum is the oldest CRIU that dumps what a CUDA process has open.
@@ -124,4 +126,29 @@ func Check(ctx context.Context, r Runner, configured string) error {
 		return fmt.Errorf("%s is version %s, too old: %s: %w", path, version, remedy, errdefs.ErrFailedPrecondition)
 	}
 	return nil
+}
+
+// Checker is Check that asks a criu once: it remembers the one that it has found good, until the file
+// is another or has changed. The zero value is ready, for any goroutine.
+type Checker struct {
+	mu   sync.Mutex
+	good unix.Stat_t // of the file, without the times of its reads
+}
+
+// Check is the function Check.
+func (c *Checker) Check(ctx context.Context, r Runner, configured string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var is unix.Stat_t
+	if path, err := Find(r, configured); err == nil && unix.Stat(path, &is) == nil {
+		is.Atim = unix.Timespec{}
+		if is == c.good {
+			return nil
+		}
+	}
+	err := Check(ctx, r, configured)
+	if err == nil {
+		c.good = is
+	}
+	return err
 }

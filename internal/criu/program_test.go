@@ -65,6 +65,42 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// A criu that is good is asked once, until it is another. One that is not is asked each time.
+func TestChecker(t *testing.T) {
+	dir := usePrograms(t, map[string]string{"criu": `echo asked >>"${0%/*}/asked"; echo Version: 4.2`})
+	var c Checker
+	check := func(asked int, text string) {
+		t.Helper()
+		wantError(t, c.Check(t.Context(), Shim{}, ""), text)
+		if found, err := os.ReadFile(filepath.Join(dir, "asked")); err != nil || strings.Count(string(found), "asked") != asked {
+			t.Errorf("asked %d times, %v; want %d", strings.Count(string(found), "asked"), err, asked)
+		}
+	}
+	criu := filepath.Join(dir, "criu")
+	replace := func(version string) {
+		t.Helper()
+		script := "#!/bin/sh\n" + `echo asked >>"${0%/*}/asked"; echo Version: ` + version + "\n"
+		if err := os.WriteFile(criu+".new", []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(criu+".new", criu); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(1, "")
+	check(1, "")
+	replace("3.9")
+	check(2, "too old")
+	check(3, "too old")
+	replace("4.3")
+	check(4, "")
+	check(4, "")
+	if err := os.Remove(criu); err != nil {
+		t.Fatal(err)
+	}
+	check(4, "no criu")
+}
+
 // The directory given is the first in runc's $PATH, then the configured criu's, and in nobody else's.
 func TestWithPath(t *testing.T) {
 	monitor := runc.Monitor
