@@ -172,7 +172,10 @@ func (a *Area) Open(ctx context.Context) *AreaReader {
 
 // ReadAt fills p with the bytes at an offset, and waits for those that are still arriving. Those
 // outside of the area's range or in no piece are zero. If a file ends early it is ErrDamaged.
-func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
+func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) { return r.read(p, offset, nil) }
+
+// read is ReadAt. With early it takes bytes that may change once more, and notes their tries.
+func (r *AreaReader) read(p []byte, offset int64, early tries) (int, error) {
 	at, whole, pieces := uint64(offset), len(p), r.area.Location
 	zeros := func(to uint64) {
 		n := min(uint64(len(p)), max(to, at)-at)
@@ -192,7 +195,7 @@ func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 			break
 		}
 		if q.Arrival != nil {
-			if err := q.Arrival.Await(r.ctx, at-q.Offset, at-q.Offset+n); err != nil {
+			if err := early.await(r.ctx, pieces, i, at-q.Offset, at-q.Offset+n); err != nil {
 				return whole - len(p), fmt.Errorf("wait for %s to arrive: %w", q, err)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -41,9 +42,13 @@ const maxBlockErrors = 32
 // zeros are what holes are digested as. Nobody writes to them, so the kernel has one page for all.
 var zeros [1 << 20]byte
 
-// Check reads every byte of the areas but those in holes of files, so many blocks at a time (0: one for each core), and
-// compares their digests. It waits for blocks that are still arriving, and goes in their order.
-// progress receives the step "verify". The error joins a BlockError for each wrong block, up to 32.
+// arrivingBlocks is how many blocks are read at a time while they arrive: most of them wait. More than
+// twelve do not arrive at once (registry.DefaultParallel).
+const arrivingBlocks = 16
+
+// Check reads every byte of the areas but those in holes of files, so many blocks at a time (0: one
+// for each core, and more while they arrive), and compares their digests. It reads blocks while they
+// arrive, in their order, and once more where they were written anew. progress receives the step "verify". The error joins a BlockError for each wrong block, up to 32.
 func Check(ctx context.Context, areas []Area, workers int, progress Progress) error {
 	var total uint64
 	for _, a := range areas {
@@ -54,7 +59,11 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 	var wrong []error
 	buffers := sync.Pool{New: func() any { return new([len(zeros)]byte) }}
 	group, gctx := errgroup.WithContext(ctx)
+	if workers == 0 && slices.ContainsFunc(areas, func(a Area) bool { return a.Location.Arriving() }) {
+		workers = max(arrivingBlocks, runtime.NumCPU())
+	}
 	group.SetLimit(cmp.Or(workers, runtime.NumCPU()))
+	var again []func() error
 	for i := range areas {
 		a := &areas[i]
 		r := a.Open(gctx)
@@ -69,10 +78,20 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 				if err := meter.Moving(); err != nil {
 					return err
 				}
-				n, err := a.checkBlock(gctx, r, block, buf[:])
+				early := make(tries)
+				n, err := a.checkBlock(gctx, r, block, buf[:], early)
 				meter.Add(int64(n))
 				mu.Lock()
 				defer mu.Unlock()
+				if len(early) > 0 && gctx.Err() == nil {
+					first := err
+					again = append(again, func() error {
+						buf := buffers.Get().(*[len(zeros)]byte)
+						defer buffers.Put(buf)
+						return a.settle(ctx, block, buf[:], early, first)
+					})
+					return nil
+				}
 				if errors.As(err, new(*BlockError)) && len(wrong) < maxBlockErrors-1 {
 					wrong = append(wrong, err)
 					return nil
@@ -82,6 +101,9 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 		}
 	}
 	err := group.Wait()
+	if err == nil {
+		err = settle(ctx, again, &wrong)
+	}
 	if err == nil && len(wrong) == 0 {
 		err = context.Cause(ctx)
 	}
@@ -91,8 +113,66 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 	return err
 }
 
-// checkBlock reads one block through buf, and returns its size.
-func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte) (uint64, error) {
+// tries are the pieces of which bytes were read that might change, by their numbers, and the try of
+// each; -1 for bytes of several. With nil bytes that may change are waited for.
+type tries map[int]int
+
+// await waits for a range of a piece that is arriving.
+func (t tries) await(ctx context.Context, pieces Location, i int, from, to uint64) error {
+	a, ok := pieces[i].Arrival.(EarlyArrival)
+	if t == nil || !ok {
+		return pieces[i].Arrival.Await(ctx, from, to)
+	}
+	try, err := a.AwaitEarly(ctx, from, to)
+	if was, ok := t[i]; err != nil || ok && was != try {
+		try = -1
+	}
+	t[i] = try
+	return err
+}
+
+// settle does what is left to be done when all blocks were read for the first time.
+func settle(ctx context.Context, again []func() error, wrong *[]error) error {
+	group, _ := errgroup.WithContext(ctx)
+	group.SetLimit(runtime.NumCPU())
+	var mu sync.Mutex
+	for _, do := range again {
+		group.Go(func() error {
+			err := do()
+			mu.Lock()
+			defer mu.Unlock()
+			if errors.As(err, new(*BlockError)) && len(*wrong) < maxBlockErrors-1 {
+				*wrong = append(*wrong, err)
+				return nil
+			}
+			return err
+		})
+	}
+	return group.Wait()
+}
+
+// settle waits until the files of a block that was read early have arrived. It reads the block again if
+// one of them was written anew since, or if the block was not right: it may be now.
+func (a *Area) settle(ctx context.Context, number int, buf []byte, early tries, first error) error {
+	same := first == nil
+	for i, try := range early {
+		q := &a.Location[i]
+		if err := q.Arrival.Await(ctx, 0, q.Bytes); err != nil {
+			return fmt.Errorf("wait for %s to arrive: %w", q, err)
+		}
+		same = same && q.Arrival.(EarlyArrival).Try() == try
+	}
+	if same {
+		return nil
+	}
+	r := a.Open(ctx)
+	defer r.Close()
+	_, err := a.checkBlock(ctx, r, number, buf, nil)
+	return err
+}
+
+// checkBlock reads one block through buf, and returns its size. See tries for early.
+func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte, early tries) (uint64, error) {
 	from := a.Offset + uint64(number)*BlockBytes
 	to := min(from+BlockBytes, a.End())
 	var got string
@@ -118,7 +198,7 @@ func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []
 			case r.NextData(at) >= next:
 				h.Write(zeros[:len(part)])
 			default:
-				if _, err := r.ReadAt(part, int64(at)); err != nil {
+				if _, err := r.read(part, int64(at), early); err != nil {
 					return 0, err
 				}
 				h.Write(part)

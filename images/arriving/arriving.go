@@ -235,6 +235,9 @@ func (i *Image) begin() error {
 	if i.feed, err = feed.Begin(i.Dir, roots); err != nil {
 		return err
 	}
+	for _, l := range gpu {
+		l.tellParts(i.feed)
+	}
 	go i.tell(i.feed, gpu)
 	return nil
 }
@@ -384,6 +387,28 @@ type layer struct {
 	kept   bool          // it had arrived before
 	made   chan struct{} // closed when there is a file for it
 	here   chan struct{} // closed when it has arrived
+
+	mu   sync.Mutex
+	part uint64     // what is there of a layer that has not arrived
+	feed *feed.Feed // nil until there is one
+}
+
+// grows notes what is there, and tells it.
+func (l *layer) grows(bytes uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.part = bytes; l.feed != nil {
+		l.feed.Part(l.File(), bytes)
+	}
+}
+
+// tellParts tells a feed what is there, from here on.
+func (l *layer) tellParts(to *feed.Feed) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.feed = to; l.part > 0 {
+		to.Part(l.File(), l.part)
+	}
 }
 
 // key is the name of the snapshot while the layer arrives.
@@ -419,6 +444,7 @@ func (l *layer) prepare() error {
 // fetch fetches a layer of GPU state into its file.
 func (l *layer) fetch() error {
 	if !l.kept {
+		l.Part = l.grows
 		if err := l.Fetch(l.i.ctx, l.i.src); err != nil {
 			return err
 		}

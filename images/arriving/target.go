@@ -29,6 +29,45 @@ type Target struct {
 	LayerBytes uint64 `json:"layerBytes"`
 	// Root is the directory that holds the layer's files, and no others.
 	Root string `json:"root"`
+	// Part, if set, is called while the file of a layer of GPU state is written: its first bytes are
+	// there, though no digest says so yet. Fewer than before mean that the file is written anew.
+	Part func(bytes uint64) `json:"-"`
+}
+
+// partBytes is how much is written before Part is called again: once the last byte of a layer has
+// arrived, a reader has no more than that to digest.
+const partBytes = 4 << 20
+
+// growing writes a file from its begin to its end, and tells of it.
+type growing struct {
+	to      io.WriterAt
+	at      int64
+	told    int64
+	part    func(bytes uint64)
+	jumbled bool // the archive is not in the file's order
+}
+
+func (g *growing) tell(bytes int64) {
+	if g.told = bytes; g.part != nil {
+		g.part(uint64(bytes))
+	}
+}
+
+// begin goes on at an offset in the file. What is between is zero.
+func (g *growing) begin(at int64) {
+	if at < g.at && !g.jumbled {
+		g.jumbled = true
+		g.tell(0)
+	}
+	g.at = at
+}
+
+func (g *growing) Write(p []byte) (int, error) {
+	n, err := g.to.WriteAt(p, g.at)
+	if g.at += int64(n); !g.jumbled && g.at-g.told >= partBytes {
+		g.tell(g.at)
+	}
+	return n, err
 }
 
 // dir is where the layer's files are.
@@ -109,6 +148,9 @@ func (t *Target) open() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	if t.Part != nil {
+		t.Part(0)
+	}
 	if err := errors.Join(f.Truncate(0), f.Truncate(int64(t.LayerBytes))); err != nil {
 		f.Close()
 		return nil, err
@@ -119,13 +161,15 @@ func (t *Target) open() (*os.File, error) {
 // fill writes the pieces in the layer's archive to where they belong in its file.
 func (t *Target) fill(f io.WriterAt, data io.Reader) error {
 	buf := make([]byte, 1<<20)
+	to := &growing{to: f, part: t.Part}
 	return t.read(data, func(name string, size int64, r io.Reader) error {
 		area, offset, ok := images.ParsePieceFile(name)
 		end := t.Offset + t.LayerBytes
 		if !ok || area != t.Area || offset%images.PieceAlign != 0 || offset < t.Offset || offset > end || uint64(size) > end-offset {
 			return fmt.Errorf("%w: %s, %d bytes, is not a piece of %s from %d to %d", images.ErrDamaged, name, size, t.Area, t.Offset, end)
 		}
-		_, err := io.CopyBuffer(io.NewOffsetWriter(f, int64(offset-t.Offset)), struct{ io.Reader }{r}, buf)
+		to.begin(int64(offset - t.Offset))
+		_, err := io.CopyBuffer(to, struct{ io.Reader }{r}, buf)
 		return err
 	})
 }

@@ -4,8 +4,8 @@
 // Package feed has one process restore a checkpoint whose GPU state another process still writes.
 //
 // The writer makes every file at its full size, and then a Feed in a directory: a socket there. It
-// calls Arrived for each file that is complete and does not change any more, or Fail. The reader
-// opens the Source of that directory, which is told of all this, and sets it as the images.Arrival
+// calls Arrived for each file that is complete and does not change any more, or Fail; before, Part
+// for how much of a file is there. The reader opens the Source of that directory, which is told of all this, and sets it as the images.Arrival
 // of the files. Nothing that the writer says is believed: the reader compares digests as ever. If
 // the writer ends too early, whoever waits gets an error.
 package feed
@@ -39,6 +39,10 @@ type note struct {
 	Roots []string `json:"roots,omitempty"`
 	// Arrived is the path of a file that is complete.
 	Arrived string `json:"arrived,omitempty"`
+	// Part is the path of a file whose first Bytes are there. Fewer than before mean that it is written
+	// anew. A Source of an early version does not know it.
+	Part  string `json:"part,omitempty"`
+	Bytes uint64 `json:"bytes,omitempty"`
 	// Failed is why no more will arrive.
 	Failed string `json:"failed,omitempty"`
 }
@@ -139,6 +143,10 @@ func (f *Feed) tell(n ...note) {
 // Arrived tells that a file is complete.
 func (f *Feed) Arrived(path string) { f.tell(note{Arrived: path}) }
 
+// Part tells that the first bytes of a file are there. They may change once more: fewer bytes than
+// before tell that what was told counts no longer.
+func (f *Feed) Part(path string, bytes uint64) { f.tell(note{Part: path, Bytes: bytes}) }
+
 // Fail tells that no more will arrive.
 func (f *Feed) Fail(err error) { f.tell(note{Failed: err.Error()}) }
 
@@ -173,8 +181,19 @@ type Source struct {
 	conn *net.UnixConn
 	mu   sync.Mutex
 	here map[string]bool
-	err  error         // why no more arrives
-	more chan struct{} // closed, and replaced, when one of these changes
+	part map[string]part // of files that are not here
+	err  error           // why no more arrives
+	more chan struct{}   // closed, and replaced, when one of these changes
+}
+
+// part is what is told of a file that is not complete.
+type part struct {
+	bytes uint64
+	try   int // how often it was written anew
+}
+
+func newSource() *Source {
+	return &Source{here: make(map[string]bool), part: make(map[string]part), more: make(chan struct{})}
 }
 
 // Open opens the source of a directory. It returns nil if there is no feed. Another user's
@@ -193,7 +212,7 @@ func Open(dir string) (*Source, error) {
 	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		return nil, errors.Join(fmt.Errorf("%s is no socket: remove it", path), err)
 	}
-	s := &Source{here: make(map[string]bool), more: make(chan struct{})}
+	s := newSource()
 	// What was looked at is what is connected to.
 	if s.conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d", fd)}); err == nil {
 		err = s.begin()
@@ -270,6 +289,13 @@ func (s *Source) listen(in *json.Decoder) {
 		case n.Failed != "":
 			err = errors.New(n.Failed)
 			s.err = err
+		case n.Part != "":
+			is := s.part[n.Part]
+			if n.Bytes < is.bytes {
+				is.try++
+			}
+			is.bytes = n.Bytes
+			s.part[n.Part] = is
 		default:
 			s.here[n.Arrived] = true
 		}
@@ -306,20 +332,38 @@ type arrival struct {
 
 // Await waits until the whole file has arrived.
 func (a arrival) Await(ctx context.Context, _, _ uint64) error {
+	_, err := a.wait(ctx, func(part) bool { return false })
+	return err
+}
+
+// AwaitEarly waits until a range of the file is there. It may change once more.
+func (a arrival) AwaitEarly(ctx context.Context, _, to uint64) (try int, err error) {
+	return a.wait(ctx, func(is part) bool { return is.bytes >= to })
+}
+
+// Try returns how often the file was written anew.
+func (a arrival) Try() int {
+	a.s.mu.Lock()
+	defer a.s.mu.Unlock()
+	return a.s.part[a.path].try
+}
+
+// wait waits until the file has arrived, or enough of it.
+func (a arrival) wait(ctx context.Context, enough func(part) bool) (try int, err error) {
 	for {
 		a.s.mu.Lock()
-		here, err, more := a.s.here[a.path], a.s.err, a.s.more
+		here, is, err, more := a.s.here[a.path], a.s.part[a.path], a.s.err, a.s.more
 		a.s.mu.Unlock()
 		switch {
-		case here:
-			return nil
+		case here, enough(is):
+			return is.try, nil
 		case err != nil:
-			return err
+			return 0, err
 		}
 		select {
 		case <-more:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return 0, context.Cause(ctx)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -83,6 +84,45 @@ func TestArrives(t *testing.T) {
 	}
 	if err := await(t.Context(), c, 0); err != nil {
 		t.Errorf("a file that is here: %v", err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A part of a file is told before the file: only to whoever takes bytes that may change once more.
+func TestParts(t *testing.T) {
+	f, s := both(t)
+	at := of(s, "a").Areas()[0].Location[0].Arrival.(images.EarlyArrival)
+	early := func(to uint64, want int) {
+		t.Helper()
+		if try, err := at.AwaitEarly(t.Context(), 0, to); err != nil || try != want {
+			t.Errorf("%d bytes: try %d, %v; want try %d", to, try, err, want)
+		}
+	}
+	f.Part("a", 10)
+	early(10, 0)
+	given, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := at.AwaitEarly(given, 0, 11); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("more than there is: %v", err)
+	}
+	if err := at.Await(given, 0, 1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a part counts as the whole: %v", err)
+	}
+	f.Part("a", 0)
+	f.Part("a", 12)
+	early(12, 1)
+	f.Arrived("a")
+	early(100, 1)
+	if err := at.Await(t.Context(), 0, 100); err != nil || at.Try() != 1 {
+		t.Errorf("%v, try %d", err, at.Try())
+	}
+	f.Part("b", 10)
+	f.Fail(errors.New("gone"))
+	other := of(s, "b").Areas()[0].Location[0].Arrival.(images.EarlyArrival)
+	if _, err := other.AwaitEarly(t.Context(), 0, 11); err == nil || err.Error() != "gone" {
+		t.Errorf("a part that never comes: %v", err)
 	}
 	if err := f.Close(); err != nil {
 		t.Error(err)
@@ -178,8 +218,9 @@ func FuzzSource(f *testing.F) {
 	f.Add([]byte(`{"roots":["/a","/b"]}{"arrived":"a"}{"failed":"why"}`))
 	f.Add([]byte(`{"roots":[null]}{"arrived":"b"}`))
 	f.Add([]byte(`{"roots":{}}`))
+	f.Add([]byte(`{"roots":["/a"]}{"part":"a","bytes":9}{"part":"a","bytes":3}{"part":"a","bytes":-1}`))
 	f.Fuzz(func(t *testing.T, sent []byte) {
-		s := &Source{here: make(map[string]bool), more: make(chan struct{})}
+		s := newSource()
 		in := json.NewDecoder(bytes.NewReader(sent))
 		if s.readRoots(in) != nil {
 			return

@@ -182,12 +182,14 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	if err := s.require("map GPU state", Loaded); err != nil {
 		return 0, err
 	}
-	if r.arriving {
-		if err := r.checked(); err != nil {
-			return 0, err
-		}
+	err = r.find(ctx)
+	if err == nil && len(r.areas) > 0 {
+		_, err = s.tracers.started(ctx)
 	}
-	if err := r.find(ctx); err != nil {
+	if err == nil && r.arriving { // what does not need the bytes is done
+		err = r.checked()
+	}
+	if err != nil {
 		return 0, err
 	}
 	for _, p := range r.driven() {
@@ -197,9 +199,6 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	}
 	if len(r.areas) == 0 {
 		return 0, nil
-	}
-	if _, err := s.tracers.started(ctx); err != nil {
-		return 0, err
 	}
 	r.done, err = s.path.Restore(ctx, s.job(), r.areas)
 	return bytesOf(r.areas), err

@@ -63,6 +63,7 @@ type part struct {
 
 	cancel context.CancelFunc // nil: nobody fetches it
 	done   chan struct{}
+	there  uint64 // bytes of it that are there while it is fetched
 }
 
 // begin looks at an image of which a layer is to be prepared. It returns false if containerd is to
@@ -268,6 +269,11 @@ func (a *arrival) tell() (err error) {
 	if a.feed, err = feed.Begin(a.Dir, a.Roots); err != nil {
 		return err
 	}
+	for _, p := range a.Parts {
+		if p.there > 0 && !p.Arrived {
+			a.feed.Part(p.File(), p.there)
+		}
+	}
 	for _, file := range a.Files {
 		if !slices.ContainsFunc(a.Parts, func(p *part) bool { return !p.Arrived && p.File() == file }) {
 			a.feed.Arrived(file)
@@ -283,12 +289,22 @@ func (a *arrival) tell() (err error) {
 func (a *arrival) start(p *part) {
 	ctx, cancel := context.WithCancel(namespaces.WithNamespace(a.s.ctx, a.Namespace))
 	p.cancel, p.done = cancel, make(chan struct{})
+	p.Part = func(bytes uint64) { a.grows(p, bytes) }
 	a.s.under.Go(func() {
 		defer close(p.done)
 		err := a.fetch(ctx, p)
 		cancel()
 		a.arrived(p, err)
 	})
+}
+
+// grows notes what is there of a layer, and tells it.
+func (a *arrival) grows(p *part, bytes uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p.there = bytes; a.feed != nil {
+		a.feed.Part(p.File(), bytes)
+	}
 }
 
 // fetch fetches a layer of GPU state: from the content store if it is there, else from the registry.
