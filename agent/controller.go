@@ -28,27 +28,16 @@ import (
 // unscheduled is how long a pod without a node is left alone.
 const unscheduled = 5 * time.Second
 
-// patience is how an API server is asked again that does not answer: it may be restarted or replaced
-// while a checkpoint is made. After three minutes it is over.
+// patience is how an API server is asked again that does not answer. After three minutes it is over.
 var patience = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 1.5, Steps: 18}
 
 // patiently asks the API server, and asks again if it was not there or could not answer. The error is the last.
 func patiently(ctx context.Context, ask func() error) (err error) {
 	_ = wait.ExponentialBackoffWithContext(ctx, patience, func(context.Context) (over bool, _ error) { // its error says only that time is over
 		err = ask()
-		return !passes(err), nil
+		return !api.Passes(err), nil
 	})
 	return err
-}
-
-// passes reports whether an error may go away by itself: it is none of the API server's answers, or one
-// that says so.
-func passes(err error) bool {
-	if err == nil {
-		return false
-	}
-	return apierrors.ReasonForError(err) == metav1.StatusReasonUnknown || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
-		apierrors.IsTooManyRequests(err) || apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err)
 }
 
 // worker does the work on the node; a test has its own.

@@ -60,7 +60,10 @@ func (s *Server) wait(ctx context.Context, path string) error {
 func (s *Server) ending(ctx context.Context, path string) (found []corev1.Pod, err error) {
 	for began := time.Now(); ; {
 		var pods corev1.PodList
-		if err := s.Cluster.List(ctx, &pods, client.MatchingFields{"spec.nodeName": s.Node}); err != nil {
+		err := s.Cluster.List(ctx, &pods, client.MatchingFields{"spec.nodeName": s.Node})
+		if api.Passes(err) && ctx.Err() == nil {
+			began = time.Now() // it is asked again, as long as the pod's grace period lasts
+		} else if err != nil {
 			return nil, fmt.Errorf("list the pods of the node: %w", err)
 		}
 		deleted := false
@@ -98,7 +101,7 @@ func (s *Server) checkpointed(ctx context.Context, pod *corev1.Pod) error {
 	for {
 		var k api.Checkpoint
 		err := s.Cluster.Get(ctx, key, &k)
-		if client.IgnoreNotFound(err) != nil {
+		if client.IgnoreNotFound(err) != nil && (!api.Passes(err) || ctx.Err() != nil) {
 			return fmt.Errorf("read the Checkpoint %s: %w", key, err)
 		}
 		if err == nil && k.Status.Phase == api.Succeeded {

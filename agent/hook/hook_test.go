@@ -9,10 +9,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -21,15 +23,28 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
 
-// reads is a cluster that tells of each time that it is asked for a Checkpoint.
+// reads is a cluster that tells of each time that it is asked for a Checkpoint. It does not answer the
+// first questions of each kind.
 type reads struct {
 	client.Client
-	asked chan struct{}
+	asked       chan struct{}
+	gets, lists int // that are not answered
+	err         error
 }
 
-func (r reads) Get(ctx context.Context, key client.ObjectKey, to client.Object, options ...client.GetOption) error {
+func (r *reads) Get(ctx context.Context, key client.ObjectKey, to client.Object, options ...client.GetOption) error {
 	r.asked <- struct{}{}
+	if r.gets--; r.gets >= 0 {
+		return r.err
+	}
 	return r.Client.Get(ctx, key, to, options...)
+}
+
+func (r *reads) List(ctx context.Context, to client.ObjectList, options ...client.ListOption) error {
+	if r.lists--; r.lists >= 0 {
+		return r.err
+	}
+	return r.Client.List(ctx, to, options...)
 }
 
 // A hook is answered when the Checkpoints of the pods that end are over, with what came of them.
@@ -41,9 +56,12 @@ func TestHook(t *testing.T) {
 		phase      api.Phase
 		code       int
 		waits      bool
+		away       error // of the API server, at first
 	}{
 		{name: "succeeds", phase: api.Succeeded, code: http.StatusOK, waits: true},
 		{name: "fails", phase: api.Failed, code: http.StatusInternalServerError, waits: true},
+		{name: "the API server is away", phase: api.Succeeded, code: http.StatusOK, waits: true, away: syscall.ECONNREFUSED},
+		{name: "the API server refuses", code: http.StatusInternalServerError, away: apierrors.NewForbidden(corev1.Resource("pods"), "", nil)},
 		{name: "deleted", change: func(p *corev1.Pod) { p.Status.Conditions = nil }, code: http.StatusOK},
 		{name: "runs on", change: func(p *corev1.Pod) { p.DeletionTimestamp, p.Status.Conditions = nil, nil }, code: http.StatusOK},
 		{name: "another hook", path: "/other", code: http.StatusOK},
@@ -65,8 +83,11 @@ func TestHook(t *testing.T) {
 			if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
 				t.Fatal(err)
 			}
-			cluster := reads{asked: make(chan struct{}), Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(pod).WithStatusSubresource(&api.Checkpoint{}).
+			cluster := &reads{asked: make(chan struct{}), err: c.away, Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(pod).WithStatusSubresource(&api.Checkpoint{}).
 				WithIndex(&corev1.Pod{}, "spec.nodeName", func(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }).Build()}
+			if c.away != nil {
+				cluster.gets, cluster.lists = 2, 3
+			}
 			path := c.path
 			if path == "" {
 				path = "/checkpoint"
