@@ -7,6 +7,7 @@
 //	route.c    which function of the driver is behind which thunk; dlsym, cuGetProcAddress
 //	gate.c     the calls that are under way, and those that wait
 //	memory.c   GPU memory of the companion's own making, and what others' companions have made
+//	vmm.c      the same for memory that a program makes and imports by handles
 //	share.c    how the companions of two processes hand descriptors of memory to each other
 //	copy.c     copies of it, by several threads
 //	worker.c   the thread that does what the shim asks for; the control block

@@ -16,7 +16,7 @@
 // only while nobody is inside. The mutex is for the program's threads among each other, and is never
 // held across a call that waits for the GPU.
 
-#include "companion.h"
+#include "block.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -28,24 +28,7 @@
 // pieces of its own: from 4 MiB on that wastes less than a third, at PyTorch's 20 MiB nothing.
 #define MIN_BYTES ((size_t)4 << 20)
 
-enum { MAX_DEVICES = 64, MAX_CONTEXTS = 256 };
-
-struct block {
-	struct block *next;
-	CUdeviceptr address;
-	size_t asked, bytes; // bytes: whole pieces
-	CUhandle handle;
-	CUdevice device;
-	CUcontext context; // that was current
-	bool mapped;
-	bool given;  // its handle has left the companion: it stays where it is
-	bool is_new; // bring has mapped it, and not filled it yet
-	bool exportable;    // the driver was told so when it was made
-	uint64_t number;    // in tickets of it; 0 before the first
-	struct ticket from; // of an import; its number is 0 otherwise
-	unsigned opened;    // of an import: how often
-	bool away;          // of an import: between memory_leave and memory_join
-};
+enum { MAX_CONTEXTS = 256 };
 
 struct context {
 	CUcontext it;
@@ -60,15 +43,15 @@ struct peer {
 };
 
 static struct peer *peers;
-static struct block *blocks;
+struct block *blocks;
 static struct context contexts[MAX_CONTEXTS];
 static int context_count;
 static uint64_t may_access[MAX_DEVICES]; // devices whose kernels reach the memory of one
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t blocks_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; // one cuIpcOpenMemHandle or Close at a time
 static pthread_mutex_t exporting = PTHREAD_MUTEX_INITIALIZER; // no handle ends while one is exported
 static uint64_t last_number; // of a block
-static const char *unknown_sharing; // what the program has used that the companion does not bring back
+static bool unknown_sharing; // what the program has used that the companion does not bring back
 
 static struct {
 	CUresult (*MemAlloc)(CUdeviceptr *, size_t);
@@ -148,7 +131,7 @@ static void look(void)
 }
 
 // known looks the driver over, once. false: a driver that is not known, and nothing is made here.
-static bool known(void)
+bool block_ready(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -160,24 +143,24 @@ static void note_context(CUcontext c, int primary_of)
 {
 	int i;
 
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&blocks_mutex);
 	for (i = 0; i < context_count && contexts[i].it != c; i++)
 		;
 	if (i < MAX_CONTEXTS) {
 		contexts[i] = (struct context){c, primary_of >= 0 || i == context_count ? primary_of : contexts[i].primary_of};
 		context_count += i == context_count;
 	}
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&blocks_mutex);
 }
 
-static struct block *block_at(CUdeviceptr p)
+struct block *block_at(CUdeviceptr p)
 {
 	struct block *b;
 
-	pthread_mutex_lock(&mutex);
-	for (b = blocks; b && (p < b->address || p - b->address >= b->asked); b = b->next)
+	pthread_mutex_lock(&blocks_mutex);
+	for (b = blocks; b && (!b->visible || p < b->address || p - b->address >= b->asked); b = b->next)
 		;
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&blocks_mutex);
 	return b;
 }
 
@@ -198,18 +181,18 @@ static CUresult allow(const struct block *b)
 	return cu.SetAccess(b->address, b->bytes, desc, n);
 }
 
-static bool is_import(const struct block *b)
+bool block_is_import(const struct block *b)
 {
 	return b->from.number != 0;
 }
 
 static CUresult create(struct block *b)
 {
-	CUmemAllocationProp prop = on(b->device);
+	CUmemAllocationProp prop = b->prop.type ? b->prop : on(b->device);
 	CUresult r = cu.Create(&b->handle, b->bytes, &prop, 0);
 
 	b->exportable = !r;
-	if (!r || r == CUDA_ERROR_OUT_OF_MEMORY)
+	if (!r || r == CUDA_ERROR_OUT_OF_MEMORY || b->prop.type)
 		return r;
 	prop.requestedHandleTypes = 0; // a driver without that kind of handle
 	return cu.Create(&b->handle, b->bytes, &prop, 0);
@@ -229,22 +212,23 @@ static CUresult import(struct block *b)
 	return r;
 }
 
-// have takes memory and maps it at the block's address. On an error nothing is mapped.
-static CUresult have(struct block *b)
+CUresult block_have(struct block *b)
 {
-	CUresult r = is_import(b) ? import(b) : create(b);
+	CUresult r = block_is_import(b) ? import(b) : create(b);
 
 	if (r)
 		return r;
-	if (!(r = cu.Map(b->address, b->bytes, 0, b->handle, 0))) {
-		if (!(r = allow(b))) {
+	if (!b->address || !(r = cu.Map(b->address, b->bytes, 0, b->handle, 0))) {
+		r = b->address ? allow(b) : r;
+		if (!r && !(r = vmm_show(b))) {
 			b->mapped = true;
 			return CUDA_SUCCESS;
 		}
-		cu.Unmap(b->address, b->bytes);
+		if (b->address)
+			cu.Unmap(b->address, b->bytes);
 	}
 	cu.Release(b->handle);
-	if (is_import(b))
+	if (block_is_import(b))
 		share_ask(&b->from, SHARE_CLOSE, 0, NULL);
 	return r;
 }
@@ -257,12 +241,45 @@ static CUresult give(struct block *b)
 	if (!b->mapped) // an import whose exporter has ended
 		return r;
 	pthread_mutex_lock(&exporting);
-	if (!(r = cu.Unmap(b->address, b->bytes))) {
+	if (!(r = vmm_hide(b)) && b->address && (r = cu.Unmap(b->address, b->bytes)))
+		vmm_show(b);
+	if (!r) {
 		b->mapped = false;
 		r = cu.Release(b->handle);
 	}
 	pthread_mutex_unlock(&exporting);
 	return r;
+}
+
+void block_add(struct block *b)
+{
+	note_context(b->context, -1);
+	pthread_mutex_lock(&blocks_mutex);
+	b->next = blocks;
+	blocks = b;
+	pthread_mutex_unlock(&blocks_mutex);
+}
+
+struct block *block_here(size_t bytes)
+{
+	struct block *b = calloc(1, sizeof *b);
+
+	if (b && !cu.CtxGetCurrent(&b->context) && b->context && !cu.CtxGetDevice(&b->device) && b->device >= 0 && b->device < MAX_DEVICES) {
+		b->asked = b->bytes = bytes;
+		return b;
+	}
+	free(b);
+	return NULL;
+}
+
+CUresult block_reserve(struct block *b)
+{
+	return cu.AddressReserve(&b->address, b->bytes, 0, 0, 0);
+}
+
+void block_unknown(void)
+{
+	unknown_sharing = true;
 }
 
 static CUresult alloc(CUdeviceptr *address, size_t bytes)
@@ -271,7 +288,7 @@ static CUresult alloc(CUdeviceptr *address, size_t bytes)
 	CUdevice device;
 	size_t piece = 0;
 
-	if (!known() || !address || bytes < MIN_BYTES || cu.CtxGetDevice(&device) || device < 0 || device >= MAX_DEVICES)
+	if (!block_ready() || !address || bytes < MIN_BYTES || cu.CtxGetDevice(&device) || device < 0 || device >= MAX_DEVICES)
 		goto drivers;
 	CUmemAllocationProp prop = on(device);
 	if (cu.Granularity(&piece, &prop, 0) || !piece || bytes > SIZE_MAX - piece || !(b = calloc(1, sizeof *b)))
@@ -279,17 +296,14 @@ static CUresult alloc(CUdeviceptr *address, size_t bytes)
 	b->asked = bytes;
 	b->bytes = (bytes + piece - 1) / piece * piece;
 	b->device = device;
+	b->visible = true;
 	if (cu.CtxGetCurrent(&b->context) || cu.AddressReserve(&b->address, b->bytes, 0, 0, 0))
 		goto drivers;
-	if (have(b)) {
+	if (block_have(b)) {
 		cu.AddressFree(b->address, b->bytes);
 		goto drivers;
 	}
-	note_context(b->context, -1);
-	pthread_mutex_lock(&mutex);
-	b->next = blocks;
-	blocks = b;
-	pthread_mutex_unlock(&mutex);
+	block_add(b);
 	*address = b->address;
 	return CUDA_SUCCESS;
 
@@ -302,28 +316,29 @@ drivers: // whose error, if there is one, is the program's
 static void forget(struct block *gone)
 {
 	pthread_mutex_lock(&exporting);
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&blocks_mutex);
 	for (struct block **l = &blocks; *l; l = &(*l)->next) {
 		if (*l == gone) {
 			*l = gone->next;
 			break;
 		}
 	}
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&blocks_mutex);
 	pthread_mutex_unlock(&exporting);
 	free(gone);
 }
 
-static CUresult end(struct block *b)
+CUresult block_end(struct block *b)
 {
 	bool had = b->mapped;
 	CUresult r = give(b);
 
 	if (r)
 		return r;
-	if (is_import(b) && had)
+	if (block_is_import(b) && had)
 		share_ask(&b->from, SHARE_CLOSE, 0, NULL); // who ends is missed
-	r = cu.AddressFree(b->address, b->bytes);
+	if (b->address)
+		r = cu.AddressFree(b->address, b->bytes);
 	forget(b);
 	return r;
 }
@@ -347,7 +362,7 @@ static CUresult free_memory(CUdeviceptr address)
 	struct block *b = address ? block_at(address) : NULL;
 	CUresult r;
 
-	if (b && is_import(b))
+	if (b && block_is_import(b))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!b || b->address != address) {
 		CUresult (*real)(CUdeviceptr) = companion_real("cuMemFree_v2");
@@ -355,7 +370,9 @@ static CUresult free_memory(CUdeviceptr address)
 	}
 	if ((r = in_context(b->context, cu.CtxSynchronize)))
 		return r;
-	return end(b);
+	if (vmm_keeps(b))
+		return CUDA_SUCCESS;
+	return block_end(b);
 }
 
 static CUresult get_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr p)
@@ -412,25 +429,28 @@ static CUresult pointer_attributes(unsigned n, int *attributes, void **data, CUd
 	return r;
 }
 
+bool block_ticket(struct block *b, struct ticket *t)
+{
+	pthread_mutex_lock(&blocks_mutex);
+	if (!b->number)
+		b->number = ++last_number;
+	*t = (struct ticket){.number = b->number, .bytes = b->bytes, .asked = b->asked};
+	pthread_mutex_unlock(&blocks_mutex);
+	return b->exportable && share_ticket(t);
+}
+
 static CUresult ipc_get(void *handle, CUdeviceptr p)
 {
 	CUresult (*real)(void *, CUdeviceptr) = companion_real("cuIpcGetMemHandle");
 
 	struct block *b = block_at(p);
-	struct ticket t = {.number = 0};
+	struct ticket t;
 
 	if (!b)
 		return real ? real(handle, p) : CUDA_ERROR_NOT_FOUND;
-	if (!handle || is_import(b))
+	if (!handle || block_is_import(b))
 		return CUDA_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&mutex);
-	if (!b->number)
-		b->number = ++last_number;
-	t.number = b->number;
-	pthread_mutex_unlock(&mutex);
-	t.bytes = b->bytes;
-	t.asked = b->asked;
-	if (!b->exportable || !share_ticket(&t)) {
+	if (!block_ticket(b, &t)) {
 		companion_say("CUDA IPC (cuIpcGetMemHandle) cannot share memory of the companion's here: start the program without dev.gpuckpt.companion");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
@@ -442,10 +462,10 @@ static struct block *import_of(const struct ticket *t, CUcontext c)
 {
 	struct block *b;
 
-	pthread_mutex_lock(&mutex);
-	for (b = blocks; b && !(is_import(b) && b->context == c && b->from.number == t->number && !memcmp(b->from.exporter, t->exporter, sizeof t->exporter)); b = b->next)
+	pthread_mutex_lock(&blocks_mutex);
+	for (b = blocks; b && !(block_is_import(b) && b->visible && b->context == c && b->from.number == t->number && !memcmp(b->from.exporter, t->exporter, sizeof t->exporter)); b = b->next)
 		;
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&blocks_mutex);
 	return b;
 }
 
@@ -462,18 +482,15 @@ static CUresult map_import(CUdeviceptr *address, const struct ticket *t, CUconte
 	b->bytes = t->bytes;
 	b->context = c;
 	b->opened = 1;
+	b->visible = true;
 	if (!(r = cu.CtxGetDevice(&b->device)) && b->device >= 0 && b->device < MAX_DEVICES &&
-	    !(r = cu.AddressReserve(&b->address, b->bytes, 0, 0, 0)) && (r = have(b)))
+	    !(r = cu.AddressReserve(&b->address, b->bytes, 0, 0, 0)) && (r = block_have(b)))
 		cu.AddressFree(b->address, b->bytes);
 	if (r || !b->mapped) {
 		free(b);
 		return r && r != CUDA_ERROR_NOT_FOUND ? r : CUDA_ERROR_INVALID_HANDLE;
 	}
-	note_context(c, -1);
-	pthread_mutex_lock(&mutex);
-	b->next = blocks;
-	blocks = b;
-	pthread_mutex_unlock(&mutex);
+	block_add(b);
 	*address = b->address;
 	return CUDA_SUCCESS;
 }
@@ -489,7 +506,7 @@ static CUresult ipc_open(CUdeviceptr *address, CUipcMemHandle handle, unsigned f
 	memcpy(&t, &handle, sizeof t);
 	if (!share_known(&t))
 		return real ? real(address, handle, flags) : CUDA_ERROR_NOT_FOUND;
-	if (!known())
+	if (!block_ready())
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!address || flags != 1) // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 		return CUDA_ERROR_INVALID_VALUE;
@@ -515,67 +532,27 @@ static CUresult ipc_close(CUdeviceptr address)
 
 	if (!b)
 		return real ? real(address) : CUDA_ERROR_NOT_FOUND;
-	if (!is_import(b) || b->address != address)
+	if (!block_is_import(b) || b->address != address)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&opening);
 	if (b->opened > 1)
 		b->opened--;
-	else if (!(r = in_context(b->context, cu.CtxSynchronize)))
-		r = end(b);
+	else if (!(r = in_context(b->context, cu.CtxSynchronize)) && !vmm_keeps(b))
+		r = block_end(b);
 	pthread_mutex_unlock(&opening);
-	return r;
-}
-
-// What the companion does not bring back is noted, so that the shim refuses a checkpoint.
-static CUresult multicast(CUhandle *handle, const void *prop)
-{
-	CUresult (*real)(CUhandle *, const void *) = companion_real("cuMulticastCreate");
-	CUresult r = real ? real(handle, prop) : CUDA_ERROR_NOT_FOUND;
-
-	if (!r)
-		unknown_sharing = "multicast";
-	return r;
-}
-
-static CUresult export_handle(void *shareable, CUhandle handle, int type, uint64_t flags)
-{
-	CUresult (*real)(void *, CUhandle, int, uint64_t) = companion_real("cuMemExportToShareableHandle");
-	CUresult r = real ? real(shareable, handle, type, flags) : CUDA_ERROR_NOT_FOUND;
-
-	if (!r && type != CU_POSIX_FD)
-		unknown_sharing = "fabric";
-	return r;
-}
-
-static CUresult import_handle(CUhandle *handle, void *shareable, int type)
-{
-	CUresult (*real)(CUhandle *, void *, int) = companion_real("cuMemImportFromShareableHandle");
-	CUresult r = real ? real(handle, shareable, type) : CUDA_ERROR_NOT_FOUND;
-
-	if (!r && type != CU_POSIX_FD)
-		unknown_sharing = "fabric";
-	return r;
-}
-
-static CUresult retain(CUhandle *handle, void *p)
-{
-	CUresult (*real)(CUhandle *, void *) = companion_real("cuMemRetainAllocationHandle");
-	struct block *b = block_at((CUdeviceptr)p);
-	CUresult r = real ? real(handle, p) : CUDA_ERROR_NOT_FOUND;
-
-	if (!r && b)
-		b->given = true;
 	return r;
 }
 
 static CUresult range_handle(void *handle, CUdeviceptr p, size_t bytes, int type, unsigned long long flags)
 {
 	CUresult (*real)(void *, CUdeviceptr, size_t, int, unsigned long long) = companion_real("cuMemGetHandleForAddressRange");
-	struct block *b = block_at(p);
+	struct block *b = block_at(p), *view = vmm_block(p);
 	CUresult r = real ? real(handle, p, bytes, type, flags) : CUDA_ERROR_NOT_FOUND;
 
 	if (!r && b)
 		b->given = true;
+	if (!r && view)
+		view->given = true;
 	return r;
 }
 
@@ -589,16 +566,16 @@ static void note_peer(CUcontext from, CUcontext to)
 	}
 	p->from = from;
 	p->to = to;
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&blocks_mutex);
 	p->next = peers;
 	peers = p;
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&blocks_mutex);
 }
 
 // forget_peers forgets what from's kernels reach of to's; NULL is any.
 static void forget_peers(CUcontext from, CUcontext to)
 {
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&blocks_mutex);
 	for (struct peer **l = &peers; *l;) {
 		struct peer *p = *l;
 		if ((from && p->from != from) || (to && p->to != to)) {
@@ -608,7 +585,7 @@ static void forget_peers(CUcontext from, CUcontext to)
 		*l = p->next;
 		free(p);
 	}
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&blocks_mutex);
 }
 
 static CUresult disable_peer(CUcontext peer)
@@ -617,7 +594,7 @@ static CUresult disable_peer(CUcontext peer)
 	CUresult r = real ? real(peer) : CUDA_ERROR_NOT_FOUND;
 	CUcontext c;
 
-	if (!r && known() && !cu.CtxGetCurrent(&c))
+	if (!r && block_ready() && !cu.CtxGetCurrent(&c))
 		forget_peers(c, peer);
 	return r;
 }
@@ -671,7 +648,7 @@ static CUresult enable_peer(CUcontext peer, unsigned flags)
 	CUdevice here, there;
 	CUcontext c;
 
-	if (r || !known() || cu.CtxGetCurrent(&c))
+	if (r || !block_ready() || cu.CtxGetCurrent(&c))
 		return r;
 	note_peer(c, peer);
 	if (cu.CtxGetDevice(&here) || cu.CtxSetCurrent(peer))
@@ -682,11 +659,11 @@ static CUresult enable_peer(CUcontext peer, unsigned flags)
 		return r;
 	note_context(c, -1);
 	may_access[there] |= 1ull << here;
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&blocks_mutex);
 	for (struct block *b = blocks; b && !r; b = b->next)
-		if (b->device == there && b->mapped)
+		if (b->device == there && b->mapped && b->address)
 			r = allow(b);
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&blocks_mutex);
 	return r;
 }
 
@@ -697,20 +674,24 @@ static void context_ended(CUcontext c)
 	forget_peers(NULL, c);
 	for (;;) {
 		struct block *b;
-		pthread_mutex_lock(&mutex);
+		pthread_mutex_lock(&blocks_mutex);
 		for (b = blocks; b && b->context != c; b = b->next)
 			;
-		pthread_mutex_unlock(&mutex);
+		pthread_mutex_unlock(&blocks_mutex);
 		if (!b)
 			break;
-		if (end(b))
+		if (!b->visible) { // memory with a handle stays, and there is no context to copy it in
+			b->context = NULL;
+			b->given = true;
+		} else if (block_end(b)) {
 			forget(b);
+		}
 	}
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&blocks_mutex);
 	for (int i = 0; i < context_count; i++)
 		if (contexts[i].it == c)
 			contexts[i] = contexts[--context_count];
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&blocks_mutex);
 }
 
 #define CREATED(name, symbol, parameters, arguments)                             \
@@ -788,10 +769,8 @@ void *memory_override(const char *name)
 		{"cuMemFree_v2", free_memory}, {"cuMemFree", free_memory},
 		{"cuMemGetAddressRange_v2", get_address_range}, {"cuMemGetAddressRange", get_address_range},
 		{"cuPointerGetAttribute", pointer_attribute}, {"cuPointerGetAttributes", pointer_attributes},
-		{"cuIpcGetMemHandle", ipc_get}, {"cuMemRetainAllocationHandle", retain},
+		{"cuIpcGetMemHandle", ipc_get},
 		{"cuIpcOpenMemHandle_v2", ipc_open}, {"cuIpcOpenMemHandle", ipc_open}, {"cuIpcCloseMemHandle", ipc_close},
-		{"cuMulticastCreate", multicast}, {"cuMemExportToShareableHandle", export_handle},
-		{"cuMemImportFromShareableHandle", import_handle},
 		{"cuMemGetHandleForAddressRange", range_handle}, {"cuCtxEnablePeerAccess", enable_peer},
 		{"cuCtxDisablePeerAccess", disable_peer},
 		{"cuCtxCreate_v2", create_v2}, {"cuCtxCreate_v3", create_v3}, {"cuCtxCreate_v4", create_v4},
@@ -804,7 +783,8 @@ void *memory_override(const char *name)
 	for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++)
 		if (!strcmp(name, overrides[i].name))
 			return overrides[i].function;
-	return route_override(name);
+	void *function = vmm_override(name);
+	return function ? function : route_override(name);
 }
 
 CUresult memory_synchronize(void)
@@ -823,23 +803,23 @@ CUresult memory_synchronize(void)
 // its exporter.
 static bool taken(const struct block *b)
 {
-	return !b->given && !is_import(b);
+	return !b->given && !block_is_import(b);
 }
 
 uint32_t memory_imports(void)
 {
 	uint32_t n = 0;
 
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&blocks_mutex);
 	for (struct block *b = blocks; b; b = b->next)
-		n += is_import(b) && b->mapped;
-	pthread_mutex_unlock(&mutex);
+		n += block_is_import(b) && b->mapped;
+	pthread_mutex_unlock(&blocks_mutex);
 	return n;
 }
 
 bool memory_unknown(void)
 {
-	return unknown_sharing != NULL;
+	return unknown_sharing;
 }
 
 bool memory_away(void)
@@ -859,7 +839,7 @@ CUresult memory_join(void)
 		if (!b->away)
 			continue;
 		CUresult r = cu.CtxSetCurrent(b->context);
-		r = r ? r : have(b);
+		r = r ? r : block_have(b);
 		b->away = r && r != CUDA_ERROR_NOT_FOUND;
 		if (r == CUDA_ERROR_NOT_FOUND)
 			companion_say("the process that shared GPU memory with this one has ended: that memory is lost");
@@ -892,7 +872,7 @@ CUresult memory_leave(uint64_t cut)
 	CUresult r = CUDA_SUCCESS;
 
 	for (struct block *b = blocks; b && !r; b = b->next)
-		if (is_import(b) && b->mapped)
+		if (block_is_import(b) && b->mapped)
 			r = leave(b, cut);
 	if (r)
 		memory_join();
@@ -903,10 +883,10 @@ static struct block *exported(uint64_t number)
 {
 	struct block *b;
 
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&blocks_mutex);
 	for (b = blocks; b && (!number || b->number != number); b = b->next)
 		;
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&blocks_mutex);
 	return b;
 }
 
@@ -980,7 +960,7 @@ static CUresult bring(char *host)
 	for (struct block *b = blocks; b && !r; b = b->next) {
 		if (!taken(b) || b->mapped)
 			continue;
-		if (!(r = cu.CtxSetCurrent(b->context)) && !(r = have(b)))
+		if (!(r = cu.CtxSetCurrent(b->context)) && !(r = block_have(b)))
 			b->is_new = true;
 	}
 	struct piece *pieces = r ? NULL : pieces_of(host, is_new, &count);

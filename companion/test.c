@@ -101,6 +101,57 @@ int main(void)
 	own.bytes[8] ^= 1; // of an exporter that is not there
 	WANT(CALL(int, opens, (CUdeviceptr *, struct handle, unsigned), (&other, own, 1)) == 400);
 	WANT(CALL(int, closes, (CUdeviceptr), (large)) == 1);
+	// Memory of cuMemCreate that can be exported: a process imports its own as well, by the same number.
+	struct {
+		int type, types, where, id;
+		void *metadata;
+		char flags[8];
+	} prop = {1, 1, 1, 0, NULL, {0}}, got;
+	struct {
+		int where, id, flags;
+	} access = {1, 0, 3};
+	unsigned long long memory, again, plain;
+	int fd = -1;
+	char word[4] = "abc", back[4] = "";
+	void *create = by_name("cuMemCreate"), *map = by_name("cuMemMap"), *unmap = by_name("cuMemUnmap"), *drop = by_name("cuMemRelease");
+	void *reserve = by_name("cuMemAddressReserve"), *give = by_name("cuMemAddressFree");
+	WANT(!CALL(int, create, (void *, size_t, void *, uint64_t), (&memory, 4 * MIB, &prop, 0)));
+	WANT(memory >> 32 == 0x67706b74);
+	prop.types = 0;
+	WANT(!CALL(int, create, (void *, size_t, void *, uint64_t), (&plain, 4 * MIB, &prop, 0)) && plain >> 32 != 0x67706b74);
+	WANT(!CALL(int, by_name("cuMemGetAllocationPropertiesFromHandle"), (void *, unsigned long long), (&got, memory)) && got.types == 1);
+	WANT(CALL(int, by_name("cuMemExportToShareableHandle"), (int *, unsigned long long, int, uint64_t), (&fd, plain, 1, 0)));
+	WANT(!CALL(int, by_name("cuMemExportToShareableHandle"), (int *, unsigned long long, int, uint64_t), (&fd, memory, 1, 0)) && fd >= 0);
+	WANT(!CALL(int, by_name("cuMemImportFromShareableHandle"), (void *, long, int), (&again, fd, 1)) && again == memory);
+	WANT(!close(fd));
+	WANT(!CALL(int, reserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, uint64_t), (&base, 8 * MIB, 0, 0, 0)));
+	for (int i = 0; i < 2; i++) { // twice
+		WANT(!CALL(int, map, (CUdeviceptr, size_t, size_t, unsigned long long, uint64_t), (base + 4 * MIB * i, 4 * MIB, 0, memory, 0)));
+		WANT(!CALL(int, by_name("cuMemSetAccess"), (CUdeviceptr, size_t, void *, size_t), (base + 4 * MIB * i, 4 * MIB, &access, 1)));
+	}
+	WANT(!CALL(int, in, (CUdeviceptr, const void *, size_t), (base, word, 4)));
+	WANT(!CALL(int, out, (void *, CUdeviceptr, size_t), (back, base + 4 * MIB, 4)) && !strcmp(word, back));
+	WANT(!CALL(int, by_name("cuMemRetainAllocationHandle"), (void *, CUdeviceptr), (&again, base + 5 * MIB)) && again == memory);
+	for (int i = 0; i < 3; i++)
+		WANT(!CALL(int, drop, (unsigned long long), (memory)));
+	WANT(CALL(int, drop, (unsigned long long), (memory))); // it is mapped, and has no handle any more
+	WANT(!CALL(int, out, (void *, CUdeviceptr, size_t), (back, base, 4)) && !strcmp(word, back));
+	WANT(!CALL(int, unmap, (CUdeviceptr, size_t), (base, 8 * MIB)) && CALL(int, unmap, (CUdeviceptr, size_t), (base, 8 * MIB)));
+	WANT(!CALL(int, give, (CUdeviceptr, size_t), (base, 8 * MIB)) && !CALL(int, drop, (unsigned long long), (plain)));
+	WANT(CALL(int, map, (CUdeviceptr, size_t, size_t, unsigned long long, uint64_t), (base, 4 * MIB, 0, memory, 0)));
+	// Memory of cuMemAlloc has a handle too, which is as good as another, and keeps it.
+	CUdeviceptr kept;
+	WANT(!CALL(int, alloc, (CUdeviceptr *, size_t), (&kept, 4 * MIB)));
+	WANT(!CALL(int, by_name("cuMemRetainAllocationHandle"), (void *, CUdeviceptr), (&memory, kept + 1)) && memory >> 32 == 0x67706b74);
+	WANT(!CALL(int, in, (CUdeviceptr, const void *, size_t), (kept, word, 4)) && !CALL(int, release, (CUdeviceptr), (kept)));
+	WANT(CALL(int, release, (CUdeviceptr), (kept)));
+	WANT(!CALL(int, reserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, uint64_t), (&base, 4 * MIB, 0, 0, 0)));
+	WANT(!CALL(int, map, (CUdeviceptr, size_t, size_t, unsigned long long, uint64_t), (base, 4 * MIB, 0, memory, 0)));
+	WANT(!CALL(int, by_name("cuMemSetAccess"), (CUdeviceptr, size_t, void *, size_t), (base, 4 * MIB, &access, 1)));
+	memset(back, 0, sizeof back);
+	WANT(!CALL(int, out, (void *, CUdeviceptr, size_t), (back, base, 4)) && !strcmp(word, back));
+	WANT(!CALL(int, unmap, (CUdeviceptr, size_t), (base, 4 * MIB)));
+	WANT(!CALL(int, drop, (unsigned long long), (memory)) && CALL(int, drop, (unsigned long long), (memory)));
 	// A child of fork has no CUDA, and does not wait for ever.
 	pid_t child = fork();
 	if (!child)

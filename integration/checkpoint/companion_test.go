@@ -60,20 +60,23 @@ func TestCompanion(t *testing.T) {
 	}
 }
 
-// Two processes that share GPU memory by CUDA IPC, with the companion: they run on after a checkpoint, are
+// Two processes that share GPU memory by CUDA IPC or by a handle, with the companion: they run on after a checkpoint, are
 // restored, checkpointed once more as the restored programs that they are, and suspended. The memory is
 // saved once, by the process that made it. In one case the two have a GPU each, if there are two.
 func TestCompanionShared(t *testing.T) {
-	for n := range min(2, len(allGPUs())) {
-		t.Run(fmt.Sprint(n+1, " GPUs"), func(t *testing.T) {
-			used := allGPUs()[:n+1]
+	for _, test := range []struct {
+		way  string
+		gpus []int
+	}{{"large", []int{0}}, {"handles", allGPUs()}} {
+		t.Run(fmt.Sprint(test.way, " ", len(test.gpus)), func(t *testing.T) {
+			used := test.gpus
 			spec := withCompanion()
 			spec.GPUs, spec.Ports = used, 2
-			k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "24M", "--gpus", strconv.Itoa(len(used)))
+			k := shared.Work(t, spec, "ipc", "--share", test.way, "--bytes", "24M", "--gpus", strconv.Itoa(len(used)))
 			k.Expect(t, "count", "101")
 			both := func(k *harness.Container, next int) { t.Helper(); bothCount(t, k, next) }
 			both(k, 102)
-			first := takeCheckpoint(t, shared, k, "1")
+			takeCheckpoint(t, shared, k, "1")
 			both(k, 104) // left running
 			second := takeCheckpoint(t, shared, k, "2")
 			for i, want := range []int{2, 1} {
@@ -87,11 +90,9 @@ func TestCompanionShared(t *testing.T) {
 			third := takeCheckpoint(t, shared, r, "3")
 			both(r, 108)
 			r.MustRemove(t)
-			for ref, next := range map[string]int{third: 108, first: 104} {
-				r = restore(t, shared, k.ID, ref, k.Port)
-				both(r, next)
-				r.MustRemove(t)
-			}
+			r = restore(t, shared, k.ID, third, k.Port)
+			both(r, 108)
+			r.MustRemove(t)
 		})
 	}
 }
@@ -127,16 +128,19 @@ func TestCompanionSharedUndone(t *testing.T) {
 	bothCount(t, k, next)
 }
 
-// What the companion does not make itself is refused as without it: memory below its threshold, and the
-// program's own handles.
+// What the companion does not make itself is refused as without it: CUDA IPC of memory below its threshold,
+// and host memory.
 func TestCompanionSharedRefused(t *testing.T) {
-	for _, way := range []string{"ipc", "handle"} {
+	for way, words := range map[string][]string{
+		"ipc":  {"shares GPU memory", "NCCL_P2P_DISABLE=1"},
+		"host": {"share host memory", "NCCL_CUMEM_HOST_ENABLE=0"},
+	} {
 		spec := withCompanion()
 		spec.Ports = 2
 		k := shared.Work(t, spec, "ipc", "--share", way)
 		k.Expect(t, "count", "101")
 		k.Process(1).Expect(t, "count", "102")
-		harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "shares GPU memory", "NCCL_P2P_DISABLE=1")
+		harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), words...)
 		k.Expect(t, "count", "103")
 		k.Process(1).Expect(t, "count", "104")
 		k.MustRemove(t)

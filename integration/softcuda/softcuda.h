@@ -132,8 +132,8 @@ struct allocation {
 	CUcontext context;
 	int export; // its memory file, once another process may map it or it has a handle; else -1
 	int views;     // of a handle: where vmm.c has it mapped
-	bool released; // of a handle: the program has given it back
-	bool shareable; // of a handle: made to be exported
+	unsigned held; // of a handle: how often the program has it
+	CUmemAllocationProp prop; // of a handle that this process has made
 };
 CUresult memory_allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address);
 // memory_host makes a handle of host memory, which is a file: an exporter's, or a new one if fd is -1.

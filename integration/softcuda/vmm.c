@@ -137,8 +137,10 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 		r = memory_host(owner(0), -1, bytes, handle);
 	else
 		r = memory_allocate(owner(prop->location.id), KIND_HANDLE, bytes, handle);
-	if (!r)
-		memory_handle(*handle)->shareable = prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	if (!r) {
+		memory_handle(*handle)->held = 1;
+		memory_handle(*handle)->prop = *prop;
+	}
 	return gate_leave(r);
 }
 
@@ -150,9 +152,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	r = CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&mutex);
 	struct allocation *a = memory_handle(handle);
-	if (a && !a->released) {
-		a->released = true; // it goes with its last view
-		if (!a->views)
+	if (a && a->held) {
+		if (!--a->held && !a->views) // else it goes with its last view
 			memory_drop(a);
 		r = CUDA_SUCCESS;
 	}
@@ -214,7 +215,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 	if (r)
 		return r;
 	struct allocation *a = memory_handle(handle);
-	if (!a || a->released || offset || flags || bytes != a->bytes)
+	if (!a || !a->held || offset || flags || bytes != a->bytes)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
 	pthread_mutex_lock(&mutex);
 	r = is_free(address, bytes) ? add_view(address, a) : CUDA_ERROR_INVALID_VALUE;
@@ -241,7 +242,7 @@ static CUresult change(CUdeviceptr address, size_t bytes, bool unmap, bool acces
 		}
 		*l = v->next;
 		hide(v);
-		if (!--v->of->views && v->of->released)
+		if (!--v->of->views && !v->of->held)
 			memory_drop(v->of);
 		free(v);
 	}
@@ -278,7 +279,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	if (r)
 		return r;
 	struct allocation *a = memory_handle(handle);
-	if (!shareable || !a || a->released || !a->shareable || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
+	if (!shareable || !a || !a->held || !(a->prop.requestedHandleTypes & type) || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
 	int fd = fcntl(a->export, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0)
@@ -298,8 +299,43 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
 	// A file with a name, once, is host memory.
 	if (fcntl((int)(intptr_t)os_handle, F_GET_SEALS) & F_SEAL_SEAL)
-		return gate_leave(memory_host(owner(0), (int)(intptr_t)os_handle, (size_t)bytes, handle));
-	return gate_leave(memory_import_handle(owner(c->ordinal), (int)(intptr_t)os_handle, (size_t)bytes, handle));
+		r = memory_host(owner(0), (int)(intptr_t)os_handle, (size_t)bytes, handle);
+	else
+		r = memory_import_handle(owner(c->ordinal), (int)(intptr_t)os_handle, (size_t)bytes, handle);
+	if (!r)
+		memory_handle(*handle)->held = 1;
+	return gate_leave(r);
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	r = CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&mutex);
+	for (struct view *v = views; v && handle; v = v->next) {
+		if ((CUdeviceptr)address < v->address || (CUdeviceptr)address - v->address >= v->of->bytes)
+			continue;
+		v->of->held++;
+		*handle = v->of->address;
+		r = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&mutex);
+	return gate_leave(r);
+}
+
+// Of imported memory it is not known here what its exporter has said.
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	struct allocation *a = memory_handle(handle);
+	if (!prop || !a || !a->held || !a->prop.type)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	*prop = a->prop;
+	return gate_leave(CUDA_SUCCESS);
 }
 
 bool vmm_has(CUdeviceptr address, size_t bytes)

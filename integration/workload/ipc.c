@@ -3,8 +3,8 @@
 
 // Two processes that share device memory: by CUDA IPC, as PyTorch's multiprocessing does, or with
 // --share handle by an exported handle, as NCCL does. With --share host it is host memory, as NCCL's
-// is from 2.28 on. With --share large it is CUDA IPC of --bytes, which the first fills with a pattern; "verify"
-// checks it, in either. The second is forked before any CUDA call, and has the next GPU of --gpus. Both
+// is from 2.28 on. With --share large it is CUDA IPC of --bytes, and with handles an exported handle, which
+// the first fills with a pattern; "verify" checks it, in either. The second is forked before any CUDA call, and has the next GPU of --gpus. Both
 // count in the memory of the first; "pid" is answered with the process's.
 //
 // With --share handle "drop" gives the memory back, in each of the two, and "remake" has it again at the same
@@ -33,6 +33,7 @@ static struct {
 	CUdeviceptr counter;  // and the pattern from the next word on
 	CUdeviceptr bad;      // this process's
 	uint64_t words;       // of the pattern
+	size_t bytes;
 	int ordinal;
 	int first, second; // sockets: of the first process, and of the second
 } shared;
@@ -63,12 +64,12 @@ static void remake(void)
 	int fd = -1;
 
 	if (shared.first >= 0) {
-		shared.counter = gpu_create(shared.ordinal, BYTES, &fd);
+		shared.counter = gpu_create(shared.ordinal, shared.bytes, &fd);
 		gpu_write(shared.counter, 1000);
 		send_handle(shared.first, &none, fd);
 	} else {
 		fd = receive_handle(shared.second, &none);
-		shared.counter = gpu_map(shared.ordinal, BYTES, fd);
+		shared.counter = gpu_map(shared.ordinal, shared.bytes, fd);
 	}
 	close(fd);
 }
@@ -77,7 +78,7 @@ static void answer(void *unused, const char *request, char *reply)
 {
 	(void)unused;
 	if (!strcmp(request, "drop"))
-		gpu_drop(shared.counter, BYTES);
+		gpu_drop(shared.counter, shared.bytes);
 	if (!strcmp(request, "remake"))
 		remake();
 	if (!strcmp(request, "pid"))
@@ -133,9 +134,10 @@ static int receive_handle(int from, CUipcMemHandle *handle)
 
 void run_ipc(const struct options *o)
 {
-	bool host = !strcmp(o->share, "host"), by_handle = host || !strcmp(o->share, "handle");
+	bool host = !strcmp(o->share, "host"), by_handle = host || !strncmp(o->share, "handle", strlen("handle"));
 	CUipcMemHandle handle = {{0}};
-	size_t bytes = strcmp(o->share, "large") ? BYTES : o->bytes;
+	bool filled = !strcmp(o->share, "large") || !strcmp(o->share, "handles");
+	size_t bytes = filled ? o->bytes : BYTES;
 	int pair[2], fd = -1;
 
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair))
@@ -147,7 +149,7 @@ void run_ipc(const struct options *o)
 	if (pid) {
 		shared.ordinal = o->gpu;
 		shared.gpu = gpu_open(o->gpu);
-		shared.counter = host ? gpu_create_host(o->gpu, BYTES, &fd) : by_handle ? gpu_create(o->gpu, BYTES, &fd) : gpu_alloc(bytes);
+		shared.counter = host ? gpu_create_host(o->gpu, BYTES, &fd) : by_handle ? gpu_create(o->gpu, bytes, &fd) : gpu_alloc(bytes);
 		gpu_write(shared.counter, o->start);
 		if (!by_handle)
 			handle = gpu_export(shared.counter);
@@ -155,14 +157,15 @@ void run_ipc(const struct options *o)
 			send_handle(pair[1], &handle, fd);
 	} else {
 		int mine = o->gpus > 1 ? (o->gpu + 1) % o->gpus : o->gpu;
-		if (bytes == BYTES) // large: tests have the first end alone
+		if (!filled) // of these, tests have the first end alone
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
 		fd = receive_handle(pair[0], &handle);
 		shared.ordinal = mine;
 		shared.gpu = gpu_open(mine);
-		shared.counter = host ? gpu_map_host(mine, BYTES, fd) : by_handle ? gpu_map(mine, BYTES, fd) : gpu_import(handle);
+		shared.counter = host ? gpu_map_host(mine, BYTES, fd) : by_handle ? gpu_map(mine, bytes, fd) : gpu_import(handle);
 	}
-	if (bytes != BYTES) {
+	shared.bytes = bytes;
+	if (filled) {
 		shared.words = bytes / sizeof(uint64_t) - 1;
 		shared.bad = gpu_alloc(sizeof(uint64_t));
 		if (pid)

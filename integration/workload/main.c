@@ -39,7 +39,7 @@ static const char usage[] =
 	"  forked  [--start N] [--gpu I]     counter, and on port P+1 plain, in a child forked since\n"
 	"  forking [--start N] [--gpu I]     counter; forks a child every 10 ms, which lives for 50 ms\n"
 	"  vforking [--start N] [--gpu I]    counter; vforks a child every 20 ms, which lives for 50 ms\n"
-	"  ipc     [--start N] [--gpu I] [--gpus G] [--share ipc|large|handle|host] [--bytes N] [--procs 1]\n"
+	"  ipc     [--start N] [--gpu I] [--gpus G] [--share ipc|large|handle|handles|host] [--bytes N] [--procs 1]\n"
 	"                                    counter, and on port P+1 another process's of the same\n"
 	"                                    device memory\n"
 	"  monitor [--start N]               plain, with NVML in use\n"

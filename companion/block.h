@@ -1,0 +1,81 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What memory.c and vmm.c share: a block is GPU memory of the companion's.
+
+#ifndef GPUCKPT_BLOCK_H
+#define GPUCKPT_BLOCK_H
+
+#include "companion.h"
+
+#include <pthread.h>
+
+enum { MAX_DEVICES = 64 };
+
+// view is where the program has mapped a block that it holds by a number.
+struct view {
+	struct view *next;
+	CUdeviceptr address;
+	size_t bytes, offset;
+	uint64_t flags;
+	unsigned count; // of access
+	CUmemAccessDesc access[MAX_DEVICES];
+	bool shown;
+};
+
+struct block {
+	struct block *next;
+	CUdeviceptr address; // 0 for an import that the program maps itself
+	size_t asked, bytes; // bytes: whole pieces
+	CUhandle handle;
+	CUdevice device;
+	CUcontext context; // that was current
+	bool mapped;
+	bool given;  // its handle has left the companion: it stays where it is
+	bool is_new; // bring has mapped it, and not filled it yet
+	bool exportable;    // the driver was told so when it was made
+	uint64_t number;    // in tickets of it; 0 before the first
+	struct ticket from; // of an import; its number is 0 otherwise
+	unsigned opened;    // of an import: how often
+	bool away;          // of an import: between memory_leave and memory_join
+
+	bool visible;  // the program has the address, by cuMemAlloc or cuIpcOpenMemHandle
+	CUhandle id;   // what the program has for a handle, since the driver's is another one after a checkpoint; or 0
+	unsigned held; // how often the program has it
+	CUmemAllocationProp prop; // of cuMemCreate; its type is 0 otherwise
+	struct view *views;
+};
+
+// memory.c
+extern struct block *blocks;
+extern pthread_mutex_t blocks_mutex; // of the list
+// block_ready looks the driver over, once. false: a driver that is not known, and nothing is made here.
+bool block_ready(void);
+bool block_is_import(const struct block *b);
+// block_have takes memory and maps it at the block's address and in its views. On an error nothing is mapped.
+CUresult block_have(struct block *b);
+// block_add has a block in the list. block_end gives its memory back and forgets it.
+void block_add(struct block *b);
+CUresult block_end(struct block *b);
+// block_ticket makes a ticket of a block. false: it cannot be shared.
+bool block_ticket(struct block *b, struct ticket *t);
+// block_here returns a block for the current context, NULL without one or without memory. The caller frees it.
+struct block *block_here(size_t bytes);
+// block_reserve has an address for it.
+CUresult block_reserve(struct block *b);
+// block_at returns the block that the program has at an address by cuMemAlloc or cuIpcOpenMemHandle; NULL for none.
+struct block *block_at(CUdeviceptr p);
+// block_unknown notes that the program shares memory in a way that is not brought back.
+void block_unknown(void);
+
+// vmm.c: the functions that stand in for the driver's; NULL for none.
+void *vmm_override(const char *name);
+// vmm_show maps a block's views, vmm_hide unmaps them. On an error of vmm_show none is mapped.
+CUresult vmm_show(struct block *b);
+CUresult vmm_hide(struct block *b);
+// vmm_keeps makes a block invisible that the program frees and has a handle or a view of. false: it has none.
+bool vmm_keeps(struct block *b);
+// vmm_block returns the block that the program has mapped at an address; NULL for none.
+struct block *vmm_block(CUdeviceptr p);
+
+#endif

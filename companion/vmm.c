@@ -1,0 +1,411 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// GPU memory that a program makes by cuMemCreate so that other processes can import it, and what it
+// imports from them. The program has numbers of the companion's for handles, and for descriptors files
+// with a ticket (share.c). So the driver's can be others after a checkpoint.
+//
+// The companion has such memory mapped once more, at an address of its own, from which it is saved.
+
+#include "block.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ID_BASE ((CUhandle)0x67706b74 << 32) // no address, as the driver's are
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // one of the program's calls at a time
+static CUhandle last_id = ID_BASE;
+
+#define REAL(name, ...) CUresult (*real)(__VA_ARGS__) = companion_real(name)
+#define ANSWER(...) (real ? real(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
+
+static struct block *block_of(CUhandle id)
+{
+	struct block *b;
+
+	pthread_mutex_lock(&blocks_mutex);
+	for (b = blocks; b && (b->id != id || !id); b = b->next)
+		;
+	pthread_mutex_unlock(&blocks_mutex);
+	return b;
+}
+
+struct block *vmm_block(CUdeviceptr p)
+{
+	struct block *found = NULL;
+
+	pthread_mutex_lock(&blocks_mutex);
+	for (struct block *b = blocks; b && !found; b = b->next)
+		for (struct view *v = b->views; v && !found; v = v->next)
+			if (p >= v->address && p - v->address < v->bytes)
+				found = b;
+	pthread_mutex_unlock(&blocks_mutex);
+	return found;
+}
+
+static CUresult show(struct block *b);
+
+CUresult vmm_hide(struct block *b)
+{
+	REAL("cuMemUnmap", CUdeviceptr, size_t);
+	CUresult r = CUDA_SUCCESS;
+
+	for (struct view *v = b->views; v && !r; v = v->next)
+		if (v->shown && !(r = ANSWER(v->address, v->bytes)))
+			v->shown = false;
+	if (r)
+		show(b);
+	return r;
+}
+
+static CUresult show(struct block *b)
+{
+	REAL("cuMemMap", CUdeviceptr, size_t, size_t, CUhandle, uint64_t);
+	CUresult (*access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t) = companion_real("cuMemSetAccess");
+	CUresult r = CUDA_SUCCESS;
+
+	for (struct view *v = b->views; v && !r; v = v->next) {
+		if (v->shown || (r = ANSWER(v->address, v->bytes, v->offset, b->handle, v->flags)))
+			continue;
+		v->shown = true;
+		if (v->count)
+			r = access ? access(v->address, v->bytes, v->access, v->count) : CUDA_ERROR_NOT_FOUND;
+	}
+	return r;
+}
+
+CUresult vmm_show(struct block *b)
+{
+	CUresult r = show(b);
+
+	if (r)
+		vmm_hide(b);
+	return r;
+}
+
+// is_ours reports whether memory is for other processes, which may import it by a descriptor.
+static bool is_ours(const CUmemAllocationProp *p)
+{
+	return p && p->type == CU_PINNED && p->location.type == CU_DEVICE && p->requestedHandleTypes & CU_POSIX_FD;
+}
+
+static CUhandle hand_out(struct block *b)
+{
+	pthread_mutex_lock(&mutex);
+	b->id = ++last_id;
+	b->held = 1;
+	pthread_mutex_unlock(&mutex);
+	block_add(b);
+	return b->id;
+}
+
+static CUresult create(CUhandle *handle, size_t bytes, const CUmemAllocationProp *prop, uint64_t flags)
+{
+	REAL("cuMemCreate", CUhandle *, size_t, const CUmemAllocationProp *, uint64_t);
+	struct block *b = NULL;
+
+	if (!block_ready() || !handle || !bytes || flags || !is_ours(prop) || !(b = block_here(bytes)) || b->device != prop->location.id || block_reserve(b))
+		goto drivers;
+	b->prop = *prop;
+	CUresult r = block_have(b);
+	if (!r) {
+		*handle = hand_out(b);
+		return r;
+	}
+	block_end(b);
+	b = NULL;
+drivers: // whose error, if there is one, is the program's
+	free(b);
+	return ANSWER(handle, bytes, prop, flags);
+}
+
+static void settle(struct block *b)
+{
+	if (!b->held && !b->views && !b->visible)
+		block_end(b);
+}
+
+bool vmm_keeps(struct block *b)
+{
+	pthread_mutex_lock(&mutex);
+	bool keeps = b->held || b->views;
+	b->visible = b->visible && !keeps;
+	pthread_mutex_unlock(&mutex);
+	return keeps;
+}
+
+static CUresult release(CUhandle handle)
+{
+	REAL("cuMemRelease", CUhandle);
+	CUresult r = CUDA_SUCCESS;
+
+	pthread_mutex_lock(&mutex);
+	struct block *b = block_of(handle);
+	if (b && !b->held)
+		r = CUDA_ERROR_INVALID_VALUE;
+	else if (b)
+		b->held--, settle(b);
+	pthread_mutex_unlock(&mutex);
+	return b ? r : ANSWER(handle);
+}
+
+static CUresult map(CUdeviceptr address, size_t bytes, size_t offset, CUhandle handle, uint64_t flags)
+{
+	REAL("cuMemMap", CUdeviceptr, size_t, size_t, CUhandle, uint64_t);
+	struct block *b = block_of(handle);
+	struct view *v = b ? calloc(1, sizeof *v) : NULL;
+
+	if (!b)
+		return ANSWER(address, bytes, offset, handle, flags);
+	if (!v)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*v = (struct view){.address = address, .bytes = bytes, .offset = offset, .flags = flags, .shown = true};
+	pthread_mutex_lock(&mutex);
+	CUresult r = b->mapped ? ANSWER(address, bytes, offset, b->handle, flags) : CUDA_ERROR_INVALID_VALUE;
+	if (!r) {
+		pthread_mutex_lock(&blocks_mutex);
+		v->next = b->views;
+		b->views = v;
+		pthread_mutex_unlock(&blocks_mutex);
+	}
+	pthread_mutex_unlock(&mutex);
+	if (r)
+		free(v);
+	return r;
+}
+
+// forget_views takes a range's views from the blocks, and returns how many there were.
+static unsigned forget_views(CUdeviceptr address, size_t bytes)
+{
+	unsigned n = 0;
+
+	pthread_mutex_lock(&blocks_mutex);
+	for (struct block *b = blocks; b; b = b->next) {
+		for (struct view **l = &b->views; *l;) {
+			struct view *v = *l;
+			if (v->address < address || v->address + v->bytes > address + bytes) {
+				l = &v->next;
+				continue;
+			}
+			*l = v->next;
+			free(v);
+			n++;
+		}
+	}
+	pthread_mutex_unlock(&blocks_mutex);
+	return n;
+}
+
+// is_lost reports whether a range is one of a block whose memory is lost: the driver has nothing there.
+static bool is_lost(CUdeviceptr address)
+{
+	struct block *b = vmm_block(address);
+	return b && !b->mapped;
+}
+
+static struct block *unused(void)
+{
+	struct block *b;
+
+	pthread_mutex_lock(&blocks_mutex);
+	for (b = blocks; b && !(b->id && !b->held && !b->views && !b->visible); b = b->next)
+		;
+	pthread_mutex_unlock(&blocks_mutex);
+	return b;
+}
+
+static CUresult unmap(CUdeviceptr address, size_t bytes)
+{
+	REAL("cuMemUnmap", CUdeviceptr, size_t);
+	struct block *b;
+
+	pthread_mutex_lock(&mutex);
+	CUresult r = is_lost(address) ? CUDA_SUCCESS : ANSWER(address, bytes);
+	if (!r && forget_views(address, bytes))
+		while ((b = unused()) && !block_end(b))
+			;
+	pthread_mutex_unlock(&mutex);
+	return r;
+}
+
+static void note_access(struct view *v, const CUmemAccessDesc *desc)
+{
+	unsigned i = 0;
+
+	while (i < v->count && (v->access[i].location.type != desc->location.type || v->access[i].location.id != desc->location.id))
+		i++;
+	if (i == MAX_DEVICES)
+		return;
+	v->access[i] = *desc;
+	v->count += i == v->count;
+}
+
+static CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *desc, size_t count)
+{
+	REAL("cuMemSetAccess", CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+
+	pthread_mutex_lock(&mutex);
+	CUresult r = ANSWER(address, bytes, desc, count);
+	pthread_mutex_lock(&blocks_mutex);
+	for (struct block *b = blocks; b && !r; b = b->next)
+		for (struct view *v = b->views; v; v = v->next)
+			for (size_t i = 0; i < count && v->address < address + bytes && address < v->address + v->bytes; i++)
+				note_access(v, &desc[i]);
+	pthread_mutex_unlock(&blocks_mutex);
+	pthread_mutex_unlock(&mutex);
+	return r;
+}
+
+static CUresult retain(CUhandle *handle, void *p)
+{
+	REAL("cuMemRetainAllocationHandle", CUhandle *, void *);
+	struct block *b = vmm_block((CUdeviceptr)p);
+
+	b = b ? b : block_at((CUdeviceptr)p);
+	if (!b || !handle)
+		return ANSWER(handle, p);
+	pthread_mutex_lock(&mutex);
+	b->id = b->id ? b->id : ++last_id;
+	b->held++;
+	*handle = b->id;
+	pthread_mutex_unlock(&mutex);
+	return CUDA_SUCCESS;
+}
+
+static CUresult properties(CUmemAllocationProp *prop, CUhandle handle)
+{
+	REAL("cuMemGetAllocationPropertiesFromHandle", CUmemAllocationProp *, CUhandle);
+	struct block *b = block_of(handle);
+
+	return ANSWER(prop, b ? b->handle : handle);
+}
+
+static CUresult bind(CUhandle multicast, size_t to, CUhandle handle, size_t from, size_t bytes, uint64_t flags)
+{
+	REAL("cuMulticastBindMem", CUhandle, size_t, CUhandle, size_t, size_t, uint64_t);
+	struct block *b = block_of(handle);
+	CUresult r = ANSWER(multicast, to, b ? b->handle : handle, from, bytes, flags);
+
+	if (!r && b)
+		b->given = true;
+	return r;
+}
+
+static CUresult multicast(CUhandle *handle, const void *prop)
+{
+	REAL("cuMulticastCreate", CUhandle *, const void *);
+	CUresult r = ANSWER(handle, prop);
+
+	if (!r)
+		block_unknown();
+	return r;
+}
+
+// file_of makes a file with a ticket, which a program passes on as it would the driver's descriptor.
+static int file_of(const struct ticket *t)
+{
+	int fd = (int)syscall(SYS_memfd_create, "gpuckpt", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (fd >= 0 && pwrite(fd, t, sizeof *t, 0) == sizeof *t && !fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE))
+		return fd;
+	if (fd >= 0)
+		close(fd);
+	return -1;
+}
+
+static CUresult export(void *shareable, CUhandle handle, int type, uint64_t flags)
+{
+	REAL("cuMemExportToShareableHandle", void *, CUhandle, int, uint64_t);
+	struct block *b = block_of(handle);
+	struct ticket t = {.number = 0};
+
+	if (!b || type != CU_POSIX_FD || !shareable || flags) {
+		CUresult r = ANSWER(shareable, b ? b->handle : handle, type, flags);
+		if (!r && type != CU_POSIX_FD)
+			block_unknown();
+		return r;
+	}
+	if (block_is_import(b))
+		t = b->from;
+	else if (!block_ticket(b, &t))
+		return CUDA_ERROR_NOT_SUPPORTED;
+	int fd = file_of(&t);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	*(int *)shareable = fd;
+	return CUDA_SUCCESS;
+}
+
+// own returns a block of this process's own by its ticket, held once more.
+static struct block *own(const struct ticket *t)
+{
+	struct block *b;
+
+	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&blocks_mutex);
+	for (b = blocks; b && !(b->id && b->number == t->number); b = b->next)
+		;
+	pthread_mutex_unlock(&blocks_mutex);
+	if (b)
+		b->held++;
+	pthread_mutex_unlock(&mutex);
+	return b;
+}
+
+static CUresult import(CUhandle *handle, void *shareable, int type)
+{
+	REAL("cuMemImportFromShareableHandle", CUhandle *, void *, int);
+	struct ticket t;
+	struct block *b;
+	CUresult r;
+
+	if (type != CU_POSIX_FD || pread((int)(intptr_t)shareable, &t, sizeof t, 0) != sizeof t || !share_known(&t)) {
+		r = ANSWER(handle, shareable, type);
+		if (!r && type != CU_POSIX_FD)
+			block_unknown();
+		return r;
+	}
+	if (!block_ready())
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!handle)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (share_own(&t)) {
+		if ((b = own(&t)))
+			*handle = b->id;
+		return b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!(b = block_here(t.bytes)))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	b->from = t;
+	if ((r = block_have(b))) {
+		free(b);
+		return r == CUDA_ERROR_NOT_FOUND ? CUDA_ERROR_INVALID_VALUE : r;
+	}
+	*handle = hand_out(b);
+	return r;
+}
+
+void *vmm_override(const char *name)
+{
+	static const struct {
+		const char *name;
+		void *function;
+	} overrides[] = {
+		{"cuMemCreate", create}, {"cuMemRelease", release}, {"cuMemMap", map}, {"cuMemUnmap", unmap},
+		{"cuMemSetAccess", set_access}, {"cuMemRetainAllocationHandle", retain},
+		{"cuMemGetAllocationPropertiesFromHandle", properties}, {"cuMulticastCreate", multicast},
+		{"cuMulticastBindMem", bind}, {"cuMemExportToShareableHandle", export},
+		{"cuMemImportFromShareableHandle", import},
+	};
+
+	for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++)
+		if (!strcmp(name, overrides[i].name))
+			return overrides[i].function;
+	return NULL;
+}
