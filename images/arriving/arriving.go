@@ -7,7 +7,7 @@
 // container has the files of Below, and the shim is given Dir, where it is told what arrives
 // (package feed). GPU state streams in behind, several layers at once, each straight into the
 // snapshot that it becomes: a byte is written once, and containerd's content store has no copy of
-// it. A layer counts as arrived when its digests are right. Finish makes the snapshots the image's
+// it. A layer counts as arrived when its diff_id is right. Finish makes the snapshots the image's
 // and gives the image its name.
 //
 // What has arrived is kept for a day, by the lease of a pull, and the next Begin continues there.

@@ -20,7 +20,7 @@ type hasher interface {
 }
 
 // newHasher returns one for a fetch of several at once. Where there are more processors than fetches
-// it works aside: SHA-256 is the slowest part of a fetch, and most layers have two digests.
+// it works aside: SHA-256 is the slowest part of a fetch.
 func newHasher(a digest.Algorithm) hasher {
 	if runtime.NumCPU() > registry.DefaultParallel() {
 		return newAside(a)
