@@ -52,7 +52,7 @@ func (g Group) Lock(ctx context.Context, h *Helper, timeout time.Duration) error
 func (g Group) Checkpoint(ctx context.Context, h *Helper) error {
 	g = g.found(Running, Locked)
 	return g.step(ctx, h, Locked, h.opts.CopyTimeout, func(ctx context.Context, p PID) error {
-		return h.copies(ctx, wire.Request{Op: wire.OpCheckpoint, PID: h.number(p)}, g.whileAnyWorks(h))
+		return explained(p, h.copies(ctx, wire.Request{Op: wire.OpCheckpoint, PID: h.number(p)}, g.whileAnyWorks(h)))
 	})
 }
 
@@ -83,11 +83,11 @@ func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][
 	err = g.step(ctx, h, Checkpointed, h.opts.CopyTimeout, func(ctx context.Context, p PID) error {
 		pid := h.number(p)
 		if tries[pid] == nil {
-			return g.restored(ctx, h, pid, nil)
+			return g.restored(ctx, h, p, nil)
 		}
 		var err error
 		for i, pairs := range tries[pid] {
-			if err = g.restored(ctx, h, pid, pairs); err == nil {
+			if err = g.restored(ctx, h, p, pairs); err == nil {
 				mu.Lock()
 				taken[pid] = i
 				mu.Unlock()
@@ -111,12 +111,22 @@ func (g Group) whileAnyWorks(h *Helper) worker.Limit {
 	return h.whileTheyWork(hosts)
 }
 
-func (g Group) restored(ctx context.Context, h *Helper, pid int, pairs []Pair) error {
+func (g Group) restored(ctx context.Context, h *Helper, p PID, pairs []Pair) error {
+	pid := h.number(p)
 	err := h.copies(ctx, wire.Request{Op: wire.OpRestore, PID: pid, Pairs: pairs}, g.whileAnyWorks(h))
 	if isRefusal(err, IllegalState) {
 		if s, serr := h.State(ctx, pid); serr == nil && (s == Locked || s == Running) {
 			return nil
 		}
+	}
+	return explained(p, err)
+}
+
+// explained says of a driver's refusal that the process has ended, which the driver does not say. It
+// copies by a thread of the process, which gets SIGBUS where a file cannot be read.
+func explained(p PID, err error) error {
+	if refused, ok := errors.AsType[*Error](err); ok && p.Host != 0 && len(Group{{PID: p}}.Living()) == 0 {
+		refused.Hint = "the process has ended: it was killed, for its memory perhaps, or its GPU state could not be read from a disk (SIGBUS); see the kernel's log"
 	}
 	return err
 }

@@ -4,6 +4,7 @@
 package cuda
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -82,6 +83,32 @@ func TestSoftStepsInTheWrongState(t *testing.T) {
 	do(t, h.Checkpoint(ctx, w.pid))
 	refused(t, h.Unlock(ctx, w.pid), IllegalState)
 	refused(t, h.Checkpoint(ctx, w.pid), IllegalState)
+}
+
+// The error of a step says that the process has ended meanwhile, which the driver does not say.
+func TestSoftProcessEndsInAStep(t *testing.T) {
+	for _, step := range []string{"checkpoint", "restore"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			dev := devices(t, 1)
+			h, ctx := softHelper(t, dev, nil), t.Context()
+			w := start(t, dev, []string{"SOFTCUDA_" + strings.ToUpper(step) + "_DELAY_MS=60000"}, "counter")
+			w.counts(101)
+			procs, err := Find(ctx, h, []int{w.pid})
+			do(t, err)
+			do(t, procs.Lock(ctx, h, time.Minute))
+			take := procs.Checkpoint
+			if step == "restore" {
+				do(t, procs.Checkpoint(ctx, h))
+				take = func(ctx context.Context, h *Helper) error { return procs.Restore(ctx, h, nil) }
+			}
+			time.AfterFunc(300*time.Millisecond, func() { _ = syscall.Kill(w.pid, syscall.SIGKILL) })
+			err = take(ctx, h)
+			if err == nil || !strings.Contains(err.Error(), "the process has ended") {
+				t.Errorf("the error is %v", err)
+			}
+		})
+	}
 }
 
 func TestSoftInfo(t *testing.T) {

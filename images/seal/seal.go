@@ -17,7 +17,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/containerd/containerd/v2/pkg/atomicfile"
+	"github.com/moby/sys/atomicwriter"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -258,16 +258,7 @@ func remove(dir string, files []images.File) error {
 }
 
 // writeFile writes a file, whole or not at all.
-func writeFile(path string, data []byte) error {
-	f, err := atomicfile.New(path, 0o600)
-	if err != nil {
-		return err
-	}
-	if _, err := f.Write(data); err != nil {
-		return errors.Join(err, f.Cancel())
-	}
-	return f.Close()
-}
+func writeFile(path string, data []byte) error { return atomicwriter.WriteFile(path, data, 0o600) }
 
 // Collector takes the files of a checkpoint one after the other, as an archive has them.
 type Collector struct {

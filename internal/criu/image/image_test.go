@@ -7,12 +7,14 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/cgroup"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
@@ -292,6 +294,17 @@ func TestRefused(t *testing.T) {
 			if _, err := copied(t, dir, nil); !errors.Is(err, images.ErrDamaged) {
 				t.Errorf("%s %s: error %v, want images.ErrDamaged", name, file, err)
 			}
+		}
+	}
+}
+
+// A disk that cannot be read is no damaged checkpoint.
+func TestReadError(t *testing.T) {
+	good := append(imageOf(t, "FILES", fileOf("/")), entry(t, fileOf("/a"))...)
+	for n := range good {
+		err := Open("images").read(io.MultiReader(bytes.NewReader(good[:n]), iotest.ErrReader(unix.EIO)), int64(len(good)), "files.img", func(*Entry, io.Reader) error { return nil })
+		if !errors.Is(err, unix.EIO) || errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "files.img") {
+			t.Fatalf("after %d of %d bytes: %v", n, len(good), err)
 		}
 	}
 }

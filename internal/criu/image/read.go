@@ -212,6 +212,14 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(e *Entry, data 
 	if k == nil || k.form != entries {
 		return damaged("it is no image with entries")
 	}
+	// cut is the error of a read that has not come to its end: of an image that is shorter than it
+	// says, or of a disk.
+	cut := func(err error) error {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return damaged("it is cut short: %w", err)
+		}
+		return fmt.Errorf("read %s: %w", filepath.Join(s.dir, name), err)
+	}
 	b := bufio.NewReaderSize(io.LimitReader(f, size), 1<<16)
 	at := int64(0)
 	word := func() (uint32, error) {
@@ -221,7 +229,11 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(e *Entry, data 
 		return binary.LittleEndian.Uint32(w[:]), err
 	}
 	for _, want := range s.head(k) {
-		if w, err := word(); err != nil || w != want {
+		w, err := word()
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return cut(err)
+		}
+		if err != nil || w != want {
 			return damaged("it begins with %#x, and is not of the kind %s", w, k.Magic)
 		}
 	}
@@ -237,7 +249,7 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(e *Entry, data 
 			return nil
 		}
 		if err != nil {
-			return damaged("it is cut short: %w", err)
+			return cut(err)
 		}
 		if length > maxEntry {
 			return damaged("an entry has %d bytes, more than %d", length, maxEntry)
@@ -252,7 +264,7 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(e *Entry, data 
 		}
 		body = slices.Grow(body[:0], int(length))[:length]
 		if _, err := io.ReadFull(b, body); err != nil {
-			return damaged("it is cut short: %w", err)
+			return cut(err)
 		}
 		at += int64(length)
 		m := l.next()
@@ -295,8 +307,10 @@ func skip(l *io.LimitedReader) error {
 	if b, ok := l.R.(*bufio.Reader); ok {
 		for l.N > 0 {
 			n, err := b.Discard(int(min(l.N, 1<<30)))
-			if l.N -= int64(n); err != nil {
+			if l.N -= int64(n); errors.Is(err, io.EOF) {
 				return fmt.Errorf("%w: it is cut short: %w", images.ErrDamaged, err)
+			} else if err != nil {
+				return err
 			}
 		}
 	}
