@@ -60,6 +60,9 @@ func (l *lane) tryCommand(t testing.TB, c Cell) {
 	h := l.make(t, c, func(ctx context.Context, _ *client.Client) error { return l.gpuckpt(ctx, do[name]...) })
 	t.Logf("the command's error: %v", h.err)
 	h.over.Store(true)
+	if c.Fault.Name == "store-full" && (h.err == nil || !strings.Contains(h.err.Error(), "no space left")) {
+		t.Errorf("the content store was full, and the command's error is %v", h.err)
+	}
 	if !h.reached.Load() {
 		t.Fatal("the place was not reached")
 	}

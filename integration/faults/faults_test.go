@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -44,9 +46,46 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			return err
 		}
-		shared, err = s.StartWithWorkload(harness.Options{Bins: bins, Env: []string{"GPUCKPT_FAULTS=" + steered.path}})
+		shared, err = s.Start(harness.Options{Bins: bins, Env: []string{"GPUCKPT_FAULTS=" + steered.path}})
+		if err == nil {
+			err = smallDisks()
+		}
+		if err == nil {
+			err = shared.ImportWorkload(s.Context())
+		}
 		return err
 	})
+}
+
+// Directories of the containerd, each with a small file system of its own, so that it can be filled up.
+func bundles() string { return filepath.Dir(filepath.Dir(shared.Bundle("any"))) }
+func roots() string {
+	return filepath.Join(shared.Dir(), "root", "io.containerd.snapshotter.v1."+shared.Snapshotter(), "snapshots")
+}
+
+func contents() string {
+	return filepath.Join(shared.Dir(), "root", "io.containerd.content.v1.content")
+}
+
+// smallDisks mounts them. They go with the containerd.
+func smallDisks() error {
+	images := "256m"
+	if session.GPU.Kind == harness.RealGPU {
+		images = "4g"
+	}
+	for dir, size := range map[string]string{bundles(): "32m", roots(): images, contents(): images, shared.Records(): "1m"} {
+		err := os.MkdirAll(dir, 0o711) //nolint:gosec // as containerd's own directories
+		if err == nil {
+			err = unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=711,size="+size)
+		}
+		if err == nil && dir == contents() { // which is there when containerd has started
+			err = os.Mkdir(filepath.Join(dir, "ingest"), 0o700)
+		}
+		if err != nil {
+			return fmt.Errorf("mount a small disk at %s: %w", dir, err)
+		}
+	}
+	return nil
 }
 
 // The variables that choose among the cells.
@@ -243,8 +282,17 @@ func (l *lane) try(t testing.TB, c Cell) {
 		l.again(t)
 	}
 	before := l.look(t)
+	l.disk = nil
+	if strings.HasPrefix(c.Fault.Name, "block-") {
+		l.disk = newDisk(t)
+	}
 	spill := ""
 	switch {
+	case l.disk != nil && strings.HasSuffix(s.Name, "-spill"):
+		spill = filepath.Join(l.disk.Dir, "spill")
+		if err := os.Mkdir(spill, 0o700); err != nil {
+			t.Fatal(err)
+		}
 	case c.Fault.Name == "spill-disk-full":
 		spill = harness.SmallDisk(t, "8m")
 	case strings.HasSuffix(s.Name, "-spill"):
@@ -253,7 +301,7 @@ func (l *lane) try(t testing.TB, c Cell) {
 	l.spill = spill
 	switch s.Operation {
 	case "restore":
-		dir := l.newDir()
+		dir := l.dirOfCell()
 		if err := l.checkpoint(t.Context(), shared.Client(), dir, true); err != nil {
 			t.Fatal(err)
 		}
@@ -267,7 +315,7 @@ func (l *lane) try(t testing.TB, c Cell) {
 			t.Fatal(err)
 		}
 	}
-	dir := l.newDir()
+	dir := l.dirOfCell()
 	h := l.make(t, c, func(ctx context.Context, c *client.Client) error {
 		switch strings.TrimSuffix(s.Name, "-in-turn") {
 		case "checkpoint":
@@ -289,6 +337,12 @@ func (l *lane) try(t testing.TB, c Cell) {
 	l.judge(t, c, h, before, dir)
 	if hooked && s.Operation != "restore" {
 		l.again(t)
+	}
+	if l.disk != nil {
+		l.up(t)
+		l.cycle(t) // to have the last checkpoint elsewhere
+		l.disk.judge(t, c, h, dir)
+		return
 	}
 	if dir != l.last { // else the small disk of a long walk is full at last
 		if err := os.RemoveAll(dir); err != nil {
@@ -320,6 +374,9 @@ func (l *lane) judge(t testing.TB, c Cell, h *hit, before look, dir string) {
 	}
 	if says := map[string]string{"hook-fails": "status 3", "hook-hangs": "longer than 300ms", "spill-disk-full": "no space left", hangDriver: "nothing has moved for 1.5s"}[c.Fault.Name]; says != "" && h.err != nil && !strings.Contains(h.err.Error(), says) {
 		t.Errorf("the error does not say %q: %v", says, h.err)
+	}
+	if c.Fault.Name == recordsFull && c.Place.first() && c.Outcome == Back && (h.err == nil || !strings.Contains(h.err.Error(), "no space left")) {
+		t.Errorf("the operation has no record, and its error is %v", h.err)
 	}
 	if h.missed.Load() {
 		t.Log("the process was not there, or gone before it was hit")
@@ -387,7 +444,7 @@ func (l *lane) judge(t testing.TB, c Cell, h *hit, before look, dir string) {
 			return
 		}
 		if !complete && c.Outcome&Retry == 0 {
-			if left := names(dir); len(left) > 0 {
+			if left := names(dir); len(left) > 0 && l.disk == nil {
 				t.Errorf("files of the checkpoint are left: %q", left)
 			}
 		}

@@ -79,6 +79,19 @@ func Faults() []Fault {
 			},
 		},
 		{
+			Name: "SIGSEGV-shim", Words: "the shim crashes (SIGSEGV)",
+			Found:   "as for a shim that is killed",
+			Outcome: func(p Place) (Outcome, bool) { return Ends, p.sampled() },
+		},
+		{
+			Name: "SIGSEGV-program", Words: "the program crashes (SIGSEGV)",
+			Found: "as for a program that is killed. One that is held meanwhile crashes when it goes on",
+			Outcome: func(p Place) (Outcome, bool) {
+				runs := p.Moment == "begin" && !p.Scenario.InTurn && slices.Contains([]string{"tell before", "pause", "tell restored"}, p.Step)
+				return Ends, (runs || p.sampled()) && p.has(Program)
+			},
+		},
+		{
 			Name: "no-files", Words: "the shim can open no more files",
 			Found:   "as for a step that fails",
 			Outcome: points(tried),
@@ -126,6 +139,18 @@ func Faults() []Fault {
 			Name: "SIGKILL-" + victim.Name, Words: victim.Words + " is killed",
 			Found: victim.Killed, Alone: victim.Name == Containerd,
 			Outcome: func(p Place) (Outcome, bool) { return tried(p), p.has(victim.Name) },
+		})
+	}
+	for _, victim := range Processes {
+		if victim.Name == Containerd {
+			continue
+		}
+		faults = append(faults, Fault{
+			Name: "SIGSEGV-" + victim.Name, Words: victim.Words + " crashes (SIGSEGV)",
+			Found: "as if it was killed",
+			Outcome: func(p Place) (Outcome, bool) {
+				return tried(p), p.Moment == "during" && p.has(victim.Name)
+			},
 		})
 	}
 	for _, victim := range append([]Process{{Name: Shim, Words: "the shim"}, {Name: Program, Words: "the program"}}, Processes...) {
@@ -189,6 +214,50 @@ func Faults() []Fault {
 			return outcome, p.Scenario.Name == "suspend-spill" && p.Moment == "begin" && slices.Contains([]string{"make spill directory", "save GPU state", "spill"}, p.Step)
 		},
 	}, Fault{
+		Name: "state-full", Words: "the disk of containerd's state, where the bundle is, is full",
+		Found: "as for a step that fails, where something is to be written; the error says no space left on device",
+		Alone: true,
+		Outcome: func(p Place) (Outcome, bool) {
+			return tried(p), p.Moment != "during" && p.Scenario.Operation == "restore"
+		},
+	}, Fault{
+		Name: "rootfs-full", Words: "the disk of the container's root file system is full",
+		Found: "as for a step that fails, where something is to be written",
+		Alone: true,
+		Outcome: func(p Place) (Outcome, bool) {
+			return tried(p), p.Moment == "begin" && p.After == "" && p.Scenario.Operation == "restore"
+		},
+	}, Fault{
+		Name: recordsFull, Words: "the disk of `state_dir` is full",
+		Found: "the operation is refused, and the error says no space left on device; a resume goes on without. Where the disk is full later, the record says too little and the operation goes on",
+		Alone: true,
+		Outcome: func(p Place) (Outcome, bool) {
+			if p.first() && p.Scenario.Operation != "resume" {
+				return Back, true
+			}
+			return tried(p), p.Moment == "begin" && p.After == ""
+		},
+	}, Fault{
+		Name: "block-writes", Words: "the block device below a file system fails to write: that of the checkpoint, or of the spill",
+		Found:        "as for a step that fails; the error says input/output error, or that the file system is read-only. Files may be left there, and are no checkpoint when the disk is good again",
+		SoftwareOnly: true,
+		Outcome: func(p Place) (Outcome, bool) {
+			return Back, p.Moment == "begin" && p.After == "" && p.writesDisk()
+		},
+	}, Fault{
+		Name: "block-reads", Words: "the block device below a file system fails to read: that of the checkpoint, or of the spill",
+		Found:        "as for a step that fails, where the kernel does not have the bytes in memory; the error says input/output error. Where it has dropped them since the shim has read them, the program ends by SIGBUS in the driver: of a restore nothing is left, and a suspended container ends",
+		SoftwareOnly: true,
+		Outcome: func(p Place) (Outcome, bool) {
+			if p.Scenario.Name == "resume-spill" && p.Step == "give GPU state back" {
+				return Ends, p.Moment == "begin" // by SIGBUS, in the driver
+			}
+			if p.Scenario.Name == "resume-spill" {
+				return Back, p.Step == "check spill" && p.Moment == "begin"
+			}
+			return tried(p), p.Scenario.Name == "restore" && p.Moment == "begin" && p.After == ""
+		},
+	}, Fault{
 		Name: "pause", Words: "`ctr tasks pause` in the middle",
 		Found: "it waits for the end of the operation; `ctr tasks resume` lets the container run",
 		Outcome: points(func(p Place) Outcome {
@@ -245,6 +314,13 @@ func Faults() []Fault {
 			Name: "io-error", Words: "bytes cannot be read or written", Found: "there is no image, and nothing of one; the container runs on",
 			Outcome: func(p Place) (Outcome, bool) { return Back, p.Moment != "end" && p.Step != "dump" },
 		},
+		{
+			Name: "store-full", Words: "the disk of containerd's content store is full", Found: "as for bytes that cannot be written; the error says no space left on device",
+			Alone: true,
+			Outcome: func(p Place) (Outcome, bool) {
+				return Back, p.Moment != "end" && (p.Step == "image" || p.Step == "pull")
+			},
+		},
 		{Name: "SIGTERM", Words: "the command is ended by Ctrl-C or SIGTERM", Found: "as for an error, unless it was done", Outcome: tries},
 		{
 			Name: "SIGKILL", Words: "the command is killed",
@@ -288,8 +364,13 @@ const (
 // Process is one that a fault may hit and the operation may survive.
 type Process struct{ Name, Words, Killed string }
 
-// hangDriver is the fault of a driver that hangs.
-const hangDriver = "hang-driver"
+const (
+	// hangDriver is the fault of a driver that hangs.
+	hangDriver = "hang-driver"
+	// recordsFull is the fault of a disk of records that is full. At the first place of an operation it
+	// is so before the operation begins, whose first act is to write its record.
+	recordsFull = "records-full"
+)
 
 // Processes are all of them.
 var Processes = []Process{
@@ -368,6 +449,32 @@ func (p Place) has(process string) bool {
 		return p.between("save GPU state", s.Steps[len(s.Steps)-1], "begin") || s.Name == "suspend" && p.Step == "save GPU state" && p.Moment == "end"
 	case "resume " + Helper:
 		return p.between("choose GPUs", "give GPU state back", "end")
+	}
+	return false
+}
+
+// first reports whether a place is the first one of its operation.
+func (p Place) first() bool {
+	return p.After == "" && p.Step == p.Scenario.Steps[0] && p.Moment == "begin"
+}
+
+// sampled reports whether a place is one of those at which a crash by a signal is tried, which differs
+// from SIGKILL in that the process may do something before it ends: the begins of the steps in which
+// there is most to lose.
+func (p Place) sampled() bool {
+	return p.Moment == "begin" && p.After == "" && !p.Scenario.InTurn && slices.Contains([]string{
+		"save GPU state", "dump", "write metadata", "spill", "restore processes", "restore GPU state", "give GPU state back", "thaw and unlock",
+	}, p.Step)
+}
+
+// writesDisk reports whether a step writes to the disk of the checkpoint or of the spill, or one
+// behind it does.
+func (p Place) writesDisk() bool {
+	switch p.Scenario.Name {
+	case "checkpoint", "checkpoint-stop":
+		return slices.Contains([]string{"save GPU state", "dump", "admit", "store GPU state", "write metadata"}, p.Step)
+	case "suspend-spill":
+		return slices.Contains([]string{"make spill directory", "save GPU state", "spill"}, p.Step)
 	}
 	return false
 }

@@ -44,6 +44,8 @@ type lane struct {
 	taken            int
 	// spill is the directory of the spill of a cell, "" for none.
 	spill string
+	// disk is one that a cell breaks, nil for none.
+	disk *disk
 	// pid is the program's, shim its shim's.
 	pid, shim int
 	// life counts the containers of the lane.
@@ -210,6 +212,15 @@ func (l *lane) hook(t testing.TB, c Cell) {
 func (l *lane) newDir() string {
 	l.taken++
 	return filepath.Join(l.dir, strconv.Itoa(l.taken))
+}
+
+// dirOfCell is newDir on the disk that the cell breaks, if it does.
+func (l *lane) dirOfCell() string {
+	dir := l.newDir()
+	if l.disk != nil {
+		dir = filepath.Join(l.disk.Dir, filepath.Base(dir))
+	}
+	return dir
 }
 
 // good makes a checkpoint the one to go back to.

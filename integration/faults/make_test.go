@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/powerdisk"
 )
 
 // hit is a fault that is made.
@@ -79,6 +81,10 @@ func (l *lane) make(t testing.TB, c Cell, operation func(context.Context, *clien
 	if c.Place.Scenario.InTurn {
 		h.takeTurn()
 		defer h.giveTurn()
+	}
+	if c.Fault.Name == recordsFull && c.Place.first() {
+		makers[recordsFull](h)
+		h.reached.Store(true)
 	}
 	steered.at(l.k.ID, h.answer)
 	t.Cleanup(func() { steered.at(l.k.ID, nil) })
@@ -269,6 +275,12 @@ var makers = map[string]func(*hit) string{
 	"disk-full":       func(h *hit) string { return h.fill(h.l.dir, 0) },
 	"disk-fills-up":   func(h *hit) string { return h.fill(h.l.dir, 300<<10) },
 	"spill-disk-full": func(h *hit) string { return h.fill(h.l.spill, int64(rank(h.cell)%2)*(300<<10)) },
+	"state-full":      func(h *hit) string { return h.fill(bundles(), 0) },
+	"rootfs-full":     func(h *hit) string { return h.fill(roots(), 0) },
+	"store-full":      func(h *hit) string { return h.fill(contents(), 0) },
+	recordsFull:       func(h *hit) string { return h.fill(shared.Records(), 0) },
+	"block-writes":    func(h *hit) string { return h.breaks(powerdisk.Writes) },
+	"block-reads":     func(h *hit) string { return h.breaks(powerdisk.Reads) },
 	"pause": func(h *hit) string {
 		h.aside(func(ctx context.Context) {
 			_, _ = shared.Client().TaskService().Pause(ctx, &tasks.PauseTaskRequest{ContainerID: h.l.k.ID})
@@ -323,6 +335,18 @@ var makers = map[string]func(*hit) string{
 	},
 	"read-error":  func(*hit) string { return "" }, // the worker asks, see answer
 	"write-error": func(*hit) string { return "" },
+	// The kernel drops a SIGSEGV that somebody sends to the first process of a container: it has to crash.
+	"SIGSEGV-program": func(h *hit) string {
+		conn, err := net.Dial("udp", net.JoinHostPort("127.0.0.1", strconv.Itoa(h.l.k.Port)))
+		if err == nil {
+			_, err = conn.Write([]byte("crash"))
+			_ = conn.Close()
+		}
+		if err != nil {
+			h.t.Error(err)
+		}
+		return ""
+	},
 	"error-and-cancel": func(h *hit) string {
 		h.cancel()
 		time.Sleep(20 * time.Millisecond)
@@ -335,6 +359,12 @@ func init() {
 		makers["SIGKILL-"+victim] = func(h *hit) string {
 			h.signal(victim, unix.SIGKILL)
 			return ""
+		}
+		if victim != Program {
+			makers["SIGSEGV-"+victim] = func(h *hit) string {
+				h.signal(victim, unix.SIGSEGV)
+				return ""
+			}
 		}
 		makers["SIGSTOP-"+victim] = func(h *hit) string {
 			h.signal(victim, unix.SIGSTOP)

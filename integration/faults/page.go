@@ -35,6 +35,30 @@ the errors.
 | ends | the container ends, and nothing of it is left |
 `
 
+const holesHead = `
+## Faults by phase
+
+How many faults are tested in each phase of an operation, by kind. A fault may be of two kinds.
+Where there is none, a letter names the reason.
+
+`
+
+const notMade = `
+## What is not made
+
+- **The wall clock jumps.** No wait goes by it: a test reads the product's source for times without
+  the monotonic clock, and knows what each is for. The clock of a machine that others use cannot be
+  set, and a time namespace has no wall clock of its own. containerd ends leases by the wall clock:
+  a jump of a day can end that of an image that is being built.
+- **The private copy of CRIU's images is full.** It is memory with a bound of its own, which a unit
+  test reaches.
+- **A SIGSEGV that somebody sends to the program.** The kernel drops it, as the program is the first
+  process of its container. The test has the program crash.
+- **A block device loses a write and says nothing.** The digests of GPU state and of signed
+  checkpoints find what is wrong; loss of power at each flush is tested (TestPowerLost).
+- **A fault of the machine's hardware or of its kernel.**
+`
+
 // WalkPath is the log of the last walk, from the root of the repository.
 const WalkPath = "docs/results/2026-11-22-c8e401f-software-faults/walk.txt"
 
@@ -48,6 +72,9 @@ func Page(walk []Tried) string {
 		places[c.Place.String()] = true
 	}
 	fmt.Fprintf(&b, "\nThere are %d places and %d faults. %d of the pairs make sense and are tested.\n", len(places), len(Faults()), len(cells))
+	b.WriteString(holesHead)
+	b.WriteString(holes())
+	b.WriteString(notMade)
 	for _, command := range []bool{false, true} {
 		if command {
 			b.WriteString("\n## Faults of commands\n\n")

@@ -135,7 +135,8 @@ type Fault struct {
 	Alone bool
 	// Command says that it is a fault of commands alone.
 	Command bool
-	// SoftwareOnly says that a real GPU cannot be told to do this.
+	// SoftwareOnly says that a real GPU cannot be told to do this, or has more state than the test has
+	// room for.
 	SoftwareOnly bool
 }
 

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package powerdisk is a disk of which every write and every flush is remembered, so that a test can
-// have it as it would be had the power been lost at any of the flushes.
+// have it as it would be had the power been lost at any of the flushes. It can also be told to break:
+// then the block device below the file system fails to read or to write.
 //
 // The life of a Disk: Make makes a file system and mounts it. Whoever writes there does so through
 // the kernel's own ext4, a loop device, and a file that this process serves by FUSE and which keeps
@@ -46,6 +47,41 @@ type Disk struct {
 	now    *os.File // what has been written
 	events []event
 	ended  bool
+	broken Broken
+	failed int // reads, writes and flushes
+}
+
+// Broken is what the block device fails to do.
+type Broken int
+
+// What a Disk may fail to do: any of these bits.
+const (
+	Reads Broken = 1 << iota
+	Writes
+)
+
+// Break has the block device fail from now on, with "input/output error", or mends it: 0. What the
+// kernel has of it in memory stays. A file system whose journal could not be written takes no writes
+// until it is mounted again.
+func (d *Disk) Break(what Broken) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.broken = what
+}
+
+// Failed returns how often the block device has failed.
+func (d *Disk) Failed() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed
+}
+
+// fails reports whether the block device is to fail now. The mutex is held.
+func (d *Disk) fails(what Broken) bool {
+	if d.broken&what != 0 {
+		d.failed++
+	}
+	return d.broken&what != 0
 }
 
 // Make makes a disk of so many bytes, in a directory of the caller's.
@@ -65,6 +101,11 @@ func Make(dir string, size int64) (_ *Disk, err error) {
 		return nil, err
 	}
 	if err := run("cp", "--sparse=always", d.now.Name(), d.base()); err != nil {
+		return nil, err
+	}
+	// What is unmounted below a mount that is shared is so in all mount namespaces that were made
+	// meanwhile, those of containers and of restores.
+	if err := errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED, "")); err != nil {
 		return nil, err
 	}
 	d.server, err = fs.Mount(served, &root{disk: d}, &fs.Options{MountOptions: fuse.MountOptions{DirectMount: true, FsName: "powerdisk"}})
@@ -95,7 +136,19 @@ func (d *Disk) Stop() error {
 	if ended {
 		return nil
 	}
-	return errors.Join(run("umount", d.Dir), d.unmount(), d.now.Close())
+	return errors.Join(run("umount", d.Dir), d.unmount(), d.now.Close(), unix.Unmount(d.dir, unix.MNT_DETACH))
+}
+
+// Look mounts the disk as Stop has left it, and calls look with the directory.
+func (d *Disk) Look(look func(dir string) error) error {
+	dir, err := os.MkdirTemp(d.dir, "look")
+	if err != nil {
+		return err
+	}
+	if err := run("mount", "-t", "ext4", "-o", "loop", d.now.Name(), dir); err != nil {
+		return err
+	}
+	return errors.Join(look(dir), run("umount", dir))
 }
 
 // unmount ends the serving. The loop device keeps its file open for as long as some mount namespace,
@@ -210,6 +263,12 @@ func (f *file) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) sy
 }
 
 func (f *file) Read(_ context.Context, _ fs.FileHandle, to []byte, off int64) (fuse.ReadResult, syscall.Errno) {
+	f.disk.mu.Lock()
+	fails := f.disk.fails(Reads)
+	f.disk.mu.Unlock()
+	if fails {
+		return nil, syscall.EIO
+	}
 	n, err := f.disk.now.ReadAt(to, off)
 	if err != nil && n == 0 {
 		return nil, syscall.EIO
@@ -221,6 +280,9 @@ func (f *file) Write(_ context.Context, _ fs.FileHandle, data []byte, off int64)
 	d := f.disk
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.fails(Writes) {
+		return 0, syscall.EIO
+	}
 	if _, err := d.now.WriteAt(data, off); err != nil {
 		return 0, syscall.EIO
 	}
@@ -234,6 +296,9 @@ func (f *file) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	d := f.disk
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.fails(Writes) {
+		return syscall.EIO
+	}
 	if !d.ended {
 		d.events = append(d.events, event{})
 	}
