@@ -106,7 +106,8 @@ func (l *lane) make(t testing.TB, c Cell, operation func(context.Context, *clien
 	return h
 }
 
-// answer is the control's question.
+// answer is what the control calls when a program stands at a point. It makes the cell's fault there,
+// once, and returns the error that the program's step is to fail with; "" has it go on.
 func (h *hit) answer(p point) string {
 	h.mu.Lock()
 	h.open++
@@ -135,14 +136,14 @@ func (h *hit) answer(p point) string {
 		return ""
 	}
 	moment := place.Moment
-	if moment == "during" {
+	if moment == "during" { // the maker waits beside the operation until the process is there, see signal
 		moment = "begin"
 	}
 	if p.Step == place.Step && p.Moment == moment && h.reached.CompareAndSwap(false, true) {
 		h.at = p
 		return makers[h.cell.Fault.Name](h)
 	}
-	if place.After != "" && p.Step == place.After && p.Moment == "end" {
+	if place.After != "" && p.Step == place.After && p.Moment == "end" { // so that the undo is taken
 		return "a fault on order leads back"
 	}
 	return ""

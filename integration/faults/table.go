@@ -4,6 +4,25 @@
 // Package faults is the table of what can go wrong at which step of which operation, and of what
 // must be found then. Its tests make each fault at each point of a shim that was built with the tag
 // "faults" (internal/fault), and look; docs/faults.md is made of the same table.
+//
+// A Scenario is an operation with its steps and its way back (this file). A Place is a moment of a step.
+// A Fault is what goes wrong, and says at which places it is made and which Outcome is right there
+// (kinds.go). A Cell is a fault at a place. Phases and kinds sum cells up, and name why there are none
+// (holes.go). A walk is the log of the cells that were tried (walk.go). All these make the page (page.go).
+//
+// A test takes a cell so (faults_test.go, lane.try):
+//
+//  1. The lane's container runs a program that counts on the GPU; it is restored if it does not run
+//     (lane_test.go). A look notes what the container and its shim have (look_test.go).
+//  2. The operation is begun. At each point the shim asks the test over a socket (control_test.go). At
+//     the point of the cell the test makes the fault, by the function of that name in makers
+//     (make_test.go), and then has the shim go on or fail.
+//  3. The operation is over, and the fault is undone: what was stopped goes on, a full disk has room.
+//  4. The judge compares what is left with the outcome and with the look.
+//  5. The next checkpoint and its restore must work. A lane that fails begins again with a new container.
+//
+// The program's commands, such as gpuckpt image push, have points and cells of their own
+// (commands_test.go).
 package faults
 
 import (

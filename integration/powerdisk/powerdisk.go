@@ -152,9 +152,10 @@ func (d *Disk) Look(look func(dir string) error) error {
 }
 
 // unmount ends the serving. The loop device keeps its file open for as long as some mount namespace,
-// that of a container which is just being made for one, has a copy of the mount.
+// that of a container which is just being made for one, has a copy of the mount: minutes, where the
+// tests of another containerd have runc or CRIU hang meanwhile.
 func (d *Disk) unmount() (err error) {
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		if err = d.server.Unmount(); err == nil {
 			break
 		}

@@ -1,8 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Page writes docs/faults.md out of the table of faults and the log of the last walk. `make faults-page` runs it, and a test fails
-// while the committed page is another.
+// Page writes docs/faults.md out of the table of faults and the log of the last walk. `make
+// faults-page` runs it, and a test fails while the committed page is another.
 package main
 
 import (
