@@ -175,6 +175,42 @@ func testShared(t *testing.T, way string) {
 	}
 }
 
+// Whoever took the sharing down may die at each step: Open is the way back from there.
+func TestSharedHalfWay(t *testing.T) {
+	for _, way := range ways {
+		exporter, importer := pair(t, build(t), way)
+		both := cuda.Group{exporter.process(), importer.process()}
+		next := 103
+		for _, steps := range [][]uint32{{}, {askLeave}, {askLeave, askRest}, {askLeave, askRest, askWake}} {
+			all, err := of(both)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := inAll(all, func(c *Companion) error {
+				if err := access(c.PID, c.at+offCut, []byte{1, 2, 3, 4, 5, 6, 7, 8}, true); err != nil {
+					return err
+				}
+				_, err := c.ask(t.Context(), "park", askPark, time.Second, time.Minute)
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			for _, what := range steps {
+				if err := step(t.Context(), all, "take a step with", what); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := Open(t.Context(), both); err != nil {
+				t.Fatalf("%s, after %v: %v", way, steps, err)
+			}
+			exporter.says("", strconv.Itoa(next))
+			importer.says("", strconv.Itoa(next+1))
+			importer.says("verify", "bad=0")
+			next += 2
+		}
+	}
+}
+
 // What cannot be taken down stays as it is, and is refused.
 func TestSharedRefused(t *testing.T) {
 	for _, way := range ways {
