@@ -304,10 +304,15 @@ func (c *Containerd) daemonEnv() []string {
 // ShimConfigPath is the shim's configuration file, the value of GPUCKPT_CONFIG.
 func (c *Containerd) ShimConfigPath() string { return c.home.shimConfig() }
 
-// SetShimConfig replaces the shim's configuration. Shims that run read it at
-// their next start.
+// SetShimConfig replaces the shim's configuration, at once: a shim that begins meanwhile would take an
+// empty file for the defaults. Shims that run read it at their next start.
 func (c *Containerd) SetShimConfig(toml string) error {
-	if err := os.WriteFile(c.home.shimConfig(), []byte(toml), 0o600); err != nil {
+	path := c.home.shimConfig()
+	err := os.WriteFile(path+".new", []byte(toml), 0o600)
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
 		return fmt.Errorf("write the shim's configuration: %w", err)
 	}
 	return nil
