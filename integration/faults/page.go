@@ -60,7 +60,7 @@ const notMade = `
 `
 
 // WalkPath is the log of the last walk, from the root of the repository.
-const WalkPath = "docs/results/2026-11-22-c8e401f-software-faults/walk.txt"
+const WalkPath = "docs/results/2026-11-23-e59b635-software-faults/walk.txt"
 
 // Page returns docs/faults.md, with what a walk found.
 func Page(walk []Tried) string {
