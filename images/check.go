@@ -48,7 +48,8 @@ const arrivingBlocks = 16
 
 // Check reads every byte of the areas but those in holes of files, so many blocks at a time (0: one
 // for each core, and more while they arrive), and compares their digests. It reads blocks while they
-// arrive, in their order, and once more where they were written anew. progress receives the step "verify". The error joins a BlockError for each wrong block, up to 32.
+// arrive, in their order, and once more where they were written anew. progress receives the step
+// "verify". The error joins a BlockError for each wrong block, up to 32.
 func Check(ctx context.Context, areas []Area, workers int, progress Progress) error {
 	var total uint64
 	for _, a := range areas {

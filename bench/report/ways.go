@@ -31,7 +31,7 @@ const (
 	WayPulled  = "ctr pull, ctr run, overlayfs"
 )
 
-// Name tells the run from the others.
+// Name returns the name of the run in logs and tables.
 func (r WayRun) Name() string {
 	return fmt.Sprintf("image of %s from a registry of %s, %s, round %d", FormatSize(r.Size), RateText(r.Rate), r.Way, r.Round)
 }

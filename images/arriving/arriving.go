@@ -402,7 +402,7 @@ func (l *layer) grows(bytes uint64) {
 	}
 }
 
-// tellParts tells a feed what is there, from here on.
+// tellParts has grows tell a feed, and tells it what is there.
 func (l *layer) tellParts(to *feed.Feed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -4,10 +4,10 @@
 // Package feed has one process restore a checkpoint whose GPU state another process still writes.
 //
 // The writer makes every file at its full size, and then a Feed in a directory: a socket there. It
-// calls Arrived for each file that is complete and does not change any more, or Fail; before, Part
-// for how much of a file is there. The reader opens the Source of that directory, which is told of all this, and sets it as the images.Arrival
-// of the files. Nothing that the writer says is believed: the reader compares digests as ever. If
-// the writer ends too early, whoever waits gets an error.
+// calls Part for how much of a file is there, Arrived for each file that is complete and does not
+// change any more, or Fail. The reader opens the Source of that directory, which is told of all this,
+// and sets it as the images.Arrival of the files. Nothing that the writer says is believed: the reader
+// compares digests as ever. If the writer ends too early, whoever waits gets an error.
 package feed
 
 import (

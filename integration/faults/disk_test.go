@@ -4,13 +4,9 @@
 package faults
 
 import (
-	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -38,31 +34,13 @@ func newDisk(t testing.TB) *disk {
 func (h *hit) breaks(what powerdisk.Broken) string {
 	d := h.l.disk
 	if what == powerdisk.Reads {
-		if err := d.forget(); err != nil {
+		if err := harness.ForgetCache(d.Dir); err != nil {
 			h.t.Error(err)
 		}
 	}
 	d.Break(what)
 	h.undo = append(h.undo, func() { d.Break(0) })
 	return ""
-}
-
-// forget has the kernel keep nothing of the files in memory, but what is mapped or in use.
-func (d *disk) forget() error {
-	return filepath.WalkDir(d.Dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
-			return err
-		}
-		f, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		if err := f.Sync(); err != nil {
-			return err
-		}
-		return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
-	})
 }
 
 // judge looks at what is on the disk when it is good again and mounted anew. dir is that of the

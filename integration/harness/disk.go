@@ -4,6 +4,7 @@
 package harness
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -68,4 +69,23 @@ func SmallDisk(t T, size string) string {
 	}
 	mount("overlay", dirs[3], "overlay", "lowerdir="+dirs[0]+",upperdir="+dirs[1]+",workdir="+dirs[2])
 	return dirs[3]
+}
+
+// ForgetCache has the kernel drop what it keeps in memory of a directory's files on a disk, but what is
+// mapped or in use: the next read of them is one of the disk.
+func ForgetCache(dir string) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := f.Sync(); err != nil {
+			return err
+		}
+		return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	})
 }

@@ -136,25 +136,3 @@ func bytesIn(t *testing.T, dir string) (n int64) {
 	}
 	return n
 }
-
-// forgetCache has the kernel drop what it keeps of a directory's files on a disk, so that they are
-// read from there.
-func forgetCache(t *testing.T, dir string) {
-	t.Helper()
-	if err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
-			return err
-		}
-		f, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		if err := f.Sync(); err != nil {
-			return err
-		}
-		return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
-	}); err != nil {
-		t.Fatal(err)
-	}
-}
