@@ -175,6 +175,27 @@ func TestSoftFind(t *testing.T) {
 	do(t, h.Unlock(t.Context(), b.pid))
 }
 
+// The driver calls a process that uses NVML alone running. It is no CUDA process for that.
+func TestSoftMonitorIsNoCUDAProcess(t *testing.T) {
+	dev := devices(t, 1)
+	// The library is there, so that Find does ask the driver.
+	h, w, ctx := softHelper(t, dev, nil), start(t, dev, []string{"LD_PRELOAD=libcuda.so.1"}, "monitor"), t.Context()
+	w.counts(101)
+	if may, err := MayUseCUDA(w.pid); err != nil || !may {
+		t.Fatalf("it may use CUDA: %v, error %v", may, err)
+	}
+	w.is(h, Running)
+	_, err := h.RestoreThread(ctx, w.pid)
+	wants(t, err, ErrNotCUDA)
+	procs, err := Find(ctx, h, []int{w.pid})
+	if err != nil || len(procs) > 0 {
+		t.Errorf("found %+v, error %v", procs, err)
+	}
+	_, err = Toggle(ctx, h, w.pid, time.Second, nil)
+	refused(t, err, NotInitialized)
+	w.counts(102)
+}
+
 func TestSoftManagedMemoryIsRefusedAndTheProcessGoesOn(t *testing.T) {
 	dev := devices(t, 1)
 	h, w, ctx := softHelper(t, dev, nil), start(t, dev, nil, "managed"), t.Context()

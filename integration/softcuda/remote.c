@@ -218,11 +218,41 @@ static CUresult send_request(int pid, struct request *request, CUprocessState *s
 	return r;
 }
 
+// uses_nvml reports whether a process has NVML in use: its library, and nvidiactl open.
+static bool uses_nvml(int pid)
+{
+	char path[300], to[4352];
+	bool mapped = false, opened = false;
+
+	snprintf(path, sizeof path, "/proc/%d/maps", pid);
+	FILE *maps = fopen(path, "re");
+	while (maps && !mapped && fgets(to, sizeof to, maps))
+		mapped = strstr(to, "/libnvidia-ml.so") != NULL;
+	if (maps)
+		fclose(maps);
+	snprintf(path, sizeof path, "/proc/%d/fd", pid);
+	DIR *files = mapped ? opendir(path) : NULL;
+	for (struct dirent *e; files && !opened && (e = readdir(files));) {
+		snprintf(path, sizeof path, "/proc/%d/fd/%s", pid, e->d_name);
+		ssize_t len = readlink(path, to, sizeof to - 1);
+		to[len < 0 ? 0 : len] = 0;
+		opened = strstr(to, "/nvidiactl") != NULL;
+	}
+	if (files)
+		closedir(files);
+	return opened;
+}
+
+// A process that uses NVML alone is RUNNING, though it has no restore thread and cannot be locked.
 CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state)
 {
 	struct request request = {.step = ASK_STATE};
+	CUresult r = state ? send_request(pid, &request, state) : CUDA_ERROR_INVALID_VALUE;
 
-	return state ? send_request(pid, &request, state) : CUDA_ERROR_INVALID_VALUE;
+	if (r != CUDA_ERROR_NOT_INITIALIZED || !uses_nvml(pid))
+		return r;
+	*state = CU_PROCESS_STATE_RUNNING;
+	return CUDA_SUCCESS;
 }
 
 static bool all_zero(const void *bytes, size_t len)

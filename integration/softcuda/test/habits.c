@@ -20,7 +20,7 @@
 
 static struct target second_of(struct target t)
 {
-	return (struct target){.port = t.port + 1};
+	return (struct target){.port = t.port + 1, .launched = t.launched};
 }
 
 // child_of finds the only child of a process.
@@ -65,16 +65,32 @@ static void forked_child(void)
 	stop(t); // the child dies with it
 }
 
-// Who uses NVML alone has nvidiactl open, and is no CUDA process.
+// Who uses NVML alone has nvidiactl open, and the driver calls it RUNNING. It is no CUDA process: it has
+// no restore thread, and cannot be locked. So a state alone does not make a CUDA process.
 static void monitor(void)
 {
 	struct target t = launch("monitor", "", false);
+	int tid = 0;
 
 	want_reply(t, "", "101");
 	WANT(gpu_fds(t.pid) > 0, true);
 	if (!real_driver)
 		WANT(gpu_fds(t.pid), 1);
-	WANT(state_of(t.pid), -CUDA_ERROR_NOT_INITIALIZED);
+	bool as_known = WANT(state_of(t.pid), CU_PROCESS_STATE_RUNNING);
+	as_known &= WANT(finish(call_elsewhere("state", t.pid)), 10 + CU_PROCESS_STATE_RUNNING);
+	as_known &= WANT(cu.tid(t.pid, &tid), CUDA_ERROR_NOT_INITIALIZED);
+	CUresult locked = lock(t.pid, 1000);
+	as_known &= WANT(locked, CUDA_ERROR_NOT_INITIALIZED);
+	if (!as_known)
+		describe(t.pid);
+	if (!locked) { // then it is served as a CUDA process is, all the way
+		fprintf(stderr, "the thread %d serves it; locked, its state is %d\n", tid, state_of(t.pid));
+		WANT(cu.checkpoint(t.pid, NULL), CUDA_SUCCESS);
+		fprintf(stderr, "checkpointed, it has %d files of GPUs, and its state is %d\n", gpu_fds(t.pid), state_of(t.pid));
+		WANT(restore(t.pid, 0, NULL), CUDA_SUCCESS);
+		WANT(cu.unlock(t.pid, NULL), CUDA_SUCCESS);
+	}
+	want_reply(t, "", "102");
 	stop(t);
 }
 

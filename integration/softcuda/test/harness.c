@@ -94,6 +94,7 @@ struct target launch(const char *arguments, const char *environment, bool in_nam
 	t.pid = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
 	if (t.pid < 0)
 		die("start gpuwork: %s", strerror(errno));
+	t.launched = t.pid;
 	if (t.pid)
 		return t;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -106,13 +107,22 @@ struct target launch(const char *arguments, const char *environment, bool in_nam
 	die("%s: %s", gpuwork_path, strerror(errno));
 }
 
+// must_live dies where a target's program has ended, which stop and others still wait for.
+static void must_live(struct target t)
+{
+	siginfo_t end = {0};
+
+	if (waitid(P_PID, (id_t)t.launched, &end, WEXITED | WNOHANG | WNOWAIT) || end.si_pid != t.launched)
+		return;
+	die("gpuwork ended with %s %d", end.si_code == CLD_EXITED ? "status" : "signal", end.si_status);
+}
+
 static void wait_for_context(struct target t)
 {
 	for (int i = 0; i < 6000; i++) { // 60 s
 		if (state_of(t.pid) == CU_PROCESS_STATE_RUNNING)
 			return;
-		if (waitpid(t.pid, NULL, WNOHANG) == t.pid)
-			die("gpuwork ended");
+		must_live(t);
 		usleep(10000);
 	}
 	die("gpuwork has made no context");
@@ -163,6 +173,7 @@ const char *ask(struct target t, const char *request, int timeout_ms)
 		n = recv(s, reply, sizeof reply - 1, 0);
 		if (n > 0 || errno != ECONNREFUSED)
 			break;
+		must_live(t);
 		usleep(10000);
 	}
 	close(s);
@@ -245,6 +256,14 @@ int gpu_fds(pid_t pid)
 	return n;
 }
 
+int gpu_count(void)
+{
+	int n = 0;
+	if (cu.count(&n))
+		die("the GPUs cannot be counted");
+	return n;
+}
+
 static FILE *open_maps(pid_t pid)
 {
 	char path[64];
@@ -265,6 +284,43 @@ int gpu_mappings(pid_t pid)
 		n += strstr(line, "memfd:softcuda") || strstr(line, "/dev/nvidia");
 	fclose(maps);
 	return n;
+}
+
+// list prints the links of a directory of /proc, or of its threads the names.
+static void list(pid_t pid, const char *folder, const char *file)
+{
+	char path[600], text[300];
+
+	snprintf(path, sizeof path, "/proc/%d/%s", pid, folder);
+	DIR *d = opendir(path);
+	for (struct dirent *e; d && (e = readdir(d));) {
+		ssize_t n;
+		snprintf(path, sizeof path, "/proc/%d/%s/%s%s", pid, folder, e->d_name, file);
+		int fd = *file ? open(path, O_RDONLY) : -1;
+		n = fd < 0 ? readlink(path, text, sizeof text - 1) : read(fd, text, sizeof text - 1);
+		close(fd);
+		if (n < 1 || e->d_name[0] == '.')
+			continue;
+		text[n] = 0;
+		text[strcspn(text, "\n")] = 0;
+		fprintf(stderr, "  %s %s: %s\n", folder, e->d_name, text);
+	}
+	if (d)
+		closedir(d);
+}
+
+void describe(pid_t pid)
+{
+	char line[4352];
+	FILE *maps = open_maps(pid);
+
+	fprintf(stderr, "process %d has\n", pid);
+	while (fgets(line, sizeof line, maps))
+		if (strstr(line, "libcuda") || strstr(line, "nvidia"))
+			fprintf(stderr, "  %s", line);
+	fclose(maps);
+	list(pid, "fd", "");
+	list(pid, "task", "/comm");
 }
 
 size_t largest_anonymous(pid_t pid, unsigned long *start)

@@ -16,6 +16,7 @@
 // cu holds the calls under test, loaded from libcuda.so.1.
 extern struct cuda {
 	CUresult (*init)(unsigned int);
+	CUresult (*count)(int *);
 	CUresult (*state)(int, CUprocessState *);
 	CUresult (*tid)(int, int *);
 	CUresult (*lock)(int, CUcheckpointLockArgs *);
@@ -38,6 +39,7 @@ __attribute__((noreturn, format(printf, 1, 2))) void die(const char *form, ...);
 struct target {
 	pid_t pid;
 	int port;
+	pid_t launched; // the process that was launched, of which pid may be a child
 };
 
 // start runs gpuwork with the arguments and a port, and with environment "NAME=VALUE ..." added,
@@ -50,7 +52,8 @@ struct target start_in_namespaces(const char *arguments);
 struct target launch(const char *arguments, const char *environment, bool in_namespaces);
 void stop(struct target t);
 
-// ask sends a request and gives the reply without its line end, or NULL when none came in time.
+// ask sends a request and gives the reply without its line end, or NULL when none came in time. It dies
+// where the process that was launched has ended.
 const char *ask(struct target t, const char *request, int timeout_ms);
 // want_reply asks with a generous deadline.
 void want_reply(struct target t, const char *request, const char *want);
@@ -68,9 +71,13 @@ int finish(pid_t caller);
 // look into a process
 int gpu_fds(pid_t pid);      // open files named .../nvidia*
 int gpu_mappings(pid_t pid); // mappings of device memory
+// describe prints what a process has of the driver: libraries, device files, threads.
+void describe(pid_t pid);
 // largest_anonymous finds the largest private anonymous rw mapping; returns its size.
 size_t largest_anonymous(pid_t pid, unsigned long *start);
 bool is_thread_of(pid_t pid, int tid);
+
+int gpu_count(void); // of the real driver
 
 void add_node(int minor); // nvidiaN, or nvidiactl for -1
 void remove_node(int minor);

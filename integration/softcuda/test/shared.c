@@ -33,6 +33,7 @@ void test_shared(void)
 	const char *pid;
 
 	both[1].port = both[0].port + 1;
+	both[1].launched = both[0].launched;
 	want_reply(both[0], "", "101");
 	want_reply(both[1], "", "102");
 	pid = ask(both[1], "pid", 60000);
