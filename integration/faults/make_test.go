@@ -385,8 +385,15 @@ func init() {
 	}
 }
 
-// turnLimit is a memory_limit, in bytes, that is enough for one operation at a time.
-const turnLimit = 64 << 20
+// turnLimit is a memory_limit, in bytes, of which takeTurn claims all. It has room for a lane's GPU state three
+// times, since checkpoints on a tmpfs count: the last one, the next, and a suspended container. A context on a
+// real GPU takes half a gigabyte (520 MiB on an H200), on the software GPU 2 MiB.
+func turnLimit() int64 {
+	if session.GPU.Kind == harness.RealGPU {
+		return 2 << 30
+	}
+	return 64 << 20
+}
 
 // takeTurn claims all memory of [staging], as the shim of another container does (internal/turns), until
 // giveTurn.
@@ -403,7 +410,7 @@ func (h *hit) takeTurn() {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
 	}
 	if err == nil {
-		_, err = f.WriteString(strconv.Itoa(turnLimit))
+		_, err = f.WriteString(strconv.FormatInt(turnLimit(), 10))
 	}
 	if err != nil {
 		h.t.Fatalf("take a turn: %v", err)
