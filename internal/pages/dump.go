@@ -7,9 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/go-runc"
@@ -71,14 +73,19 @@ func (d *Dump) begin(of Dumping) error {
 	}
 	may, known := make(map[int][]span), make(map[span]int)
 	for _, pid := range pids {
+		status, err := proc.StatusOf(pid)
+		if err != nil {
+			return err
+		}
 		maps, err := proc.Maps(pid)
 		if err != nil {
 			return err
 		}
+		holds := ownMemory(status)
 		for _, m := range maps {
 			s := span{m.Start, m.End}
 			known[s]++
-			if isPlain(m) && s.End-s.Start >= of.Least {
+			if holds >= of.Least && isPlain(m) && s.End-s.Start >= of.Least {
 				may[pid] = append(may[pid], s)
 			}
 		}
@@ -106,6 +113,20 @@ func (d *Dump) begin(of Dumping) error {
 		return nil
 	}
 	return os.WriteFile(d.list, []byte(list.String()), 0o600)
+}
+
+// ownMemory returns how much memory the private mappings of a process hold at most, in bytes. Programs
+// map far more than they use, and only the worker, whose start takes time, looks at each page.
+func ownMemory(status proc.Status) (bytes uint64) {
+	for _, name := range []string{"RssAnon", "VmSwap"} {
+		text := status.Field(name) // "1234 kB"
+		n, err := strconv.ParseUint(strings.TrimSuffix(text, " kB"), 10, 64)
+		if text == "" || err != nil {
+			return math.MaxUint64
+		}
+		bytes += n << 10
+	}
+	return bytes
 }
 
 // Environment returns a context with which CRIU leaves out what was chosen.

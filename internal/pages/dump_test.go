@@ -5,6 +5,8 @@ package pages
 
 import (
 	"bytes"
+	"errors"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // compile builds C sources into a temporary directory.
@@ -91,6 +94,28 @@ func TestScan(t *testing.T) {
 	want := []span{{at, at + 2*pageBytes}, {at + 5*pageBytes, at + 6*pageBytes}, {at + 11*pageBytes, at + 12*pageBytes}}
 	if err != nil || !reflect.DeepEqual(runs, want) {
 		t.Errorf("found %v, %v, want %v", runs, err, want)
+	}
+}
+
+// No worker is started for a process whose memory is less than one mapping would have to hold, however much
+// it maps.
+func TestNoWorkerForEmptyMappings(t *testing.T) {
+	mapMemory(t, 4<<30/pageBytes, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE, -1)
+	for least, want := range map[uint64]bool{4 << 30: false, pageBytes: true} {
+		started := false
+		of := Dumping{List: filepath.Join(t.TempDir(), "list"), Least: least, Init: os.Getpid()}
+		of.Pids = func() ([]int, error) { return []int{os.Getpid()}, nil }
+		of.Start = func() (*Worker, error) { started = true; return nil, errors.New("none is needed") }
+		BeginDump(t.Context(), of).Close()
+		if started != want {
+			t.Errorf("at least %d bytes: a worker is started: %v", least, started)
+		}
+	}
+	if got := ownMemory(proc.Status("RssAnon:\t    1234 kB\nVmSwap:\t       2 kB\n")); got != 1236<<10 {
+		t.Errorf("%d bytes", got)
+	}
+	if got := ownMemory(nil); got != math.MaxUint64 {
+		t.Errorf("of an unknown process: %d bytes", got)
 	}
 }
 
