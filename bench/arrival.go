@@ -132,6 +132,10 @@ func (l *limiter) limits() bool {
 	return l.rate > 0
 }
 
+// maxBehind is how much time the senders make up for. A sleep takes a millisecond longer than it was to on
+// some machines, more than a piece takes to send.
+const maxBehind = 20 * time.Millisecond
+
 // take returns how long the sender of so many bytes has to wait.
 func (l *limiter) take(bytes int, now time.Time) time.Duration {
 	l.mu.Lock()
@@ -140,10 +144,10 @@ func (l *limiter) take(bytes int, now time.Time) time.Duration {
 	if l.rate == 0 {
 		return 0
 	}
-	if l.next.Before(now) {
-		l.next = now
+	if least := now.Add(-maxBehind); l.next.Before(least) {
+		l.next = least
 	}
-	wait := l.next.Sub(now)
+	wait := max(l.next.Sub(now), 0)
 	l.next = l.next.Add(time.Duration(float64(bytes) / float64(l.rate) * float64(time.Second)))
 	return wait
 }
@@ -167,7 +171,7 @@ type limited struct {
 func (w *limited) ReadFrom(r io.Reader) (int64, error) {
 	from, ok := w.ResponseWriter.(io.ReaderFrom)
 	if !ok || w.limit.limits() {
-		return io.Copy(struct{ io.Writer }{w}, r)
+		return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, 256<<10))
 	}
 	const piece = 4 << 20 // so that it is counted on the way
 	total := int64(0)

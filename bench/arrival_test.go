@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Bytes wait for those before them, and no longer; time without any is lost.
+// Bytes wait for those before them, and no longer; of the time without any, all but maxBehind is lost.
 func TestLimiter(t *testing.T) {
 	var l limiter
 	now := time.Unix(1, 0)
@@ -18,9 +18,10 @@ func TestLimiter(t *testing.T) {
 		bytes int
 		wait  time.Duration
 	}{
-		{0, 50, 0}, {0, 50, 500 * time.Millisecond}, {time.Second, 100, 0}, {time.Minute, 1, 0},
+		{0, 50, 0}, {0, 50, 500*time.Millisecond - maxBehind}, {time.Second, 100, 0}, {time.Minute, 1, 0}, {0, 3, 0},
+		{0, 1, 40*time.Millisecond - maxBehind}, {25 * time.Millisecond, 1, 5 * time.Millisecond},
 	} {
-		if step.bytes == 50 && l.rate == 0 {
+		if l.rate == 0 {
 			l.set(100)
 		}
 		now = now.Add(step.after)
@@ -28,7 +29,7 @@ func TestLimiter(t *testing.T) {
 			t.Errorf("%d bytes wait for %v, want %v", step.bytes, got, step.wait)
 		}
 	}
-	if got := l.count(); got != 201 {
+	if got := l.count(); got != 206 {
 		t.Errorf("%d bytes were sent", got)
 	}
 	l.set(0)

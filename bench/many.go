@@ -64,6 +64,9 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 		return err
 	}
 	one, err := i.runOf(ctx, ref, 1, 1, func(took float64, m report.MemoryPeak) { r.One, r.OneMemory = took, m })
+	if err == nil {
+		r.OneDriver, err = i.longestDriver(one)
+	}
 	if err != nil {
 		return err
 	}
@@ -74,12 +77,27 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 		return err
 	}
 	all, err := i.runOf(ctx, ref, r.GPUs, r.Count, func(took float64, m report.MemoryPeak) { r.All, r.AllMemory = took, m })
+	if err == nil {
+		r.AllDriver, err = i.longestDriver(all)
+	}
 	for _, k := range all {
 		if err == nil {
 			err = i.countsInside(ctx, k, w.port, "102")
 		}
 	}
 	return err
+}
+
+// longestDriver returns the longest that the driver took to restore one of the containers, in seconds.
+func (i *imageCase) longestDriver(containers []*harness.Container) (longest float64, err error) {
+	for _, k := range containers {
+		line, err := i.c.Timeline(k.ID)
+		if err != nil {
+			return 0, err
+		}
+		longest = max(longest, driverSeconds(line.Phases))
+	}
+	return longest, nil
 }
 
 // runOf starts so many containers of an image at once, on GPUs in turns, and measures it.

@@ -17,6 +17,9 @@ type ManyRun struct {
 	// One is ctr starting one of them, All until the last of all runs.
 	One float64 `json:"oneSeconds"`
 	All float64 `json:"allSeconds"`
+	// OneDriver and AllDriver are the longest of the driver's steps in these.
+	OneDriver float64 `json:"oneDriverSeconds,omitempty"`
+	AllDriver float64 `json:"allDriverSeconds,omitempty"`
 	// OneMemory and AllMemory are what that takes of the machine's memory. The software GPU's memory is
 	// the machine's too.
 	OneMemory MemoryPeak `json:"oneMemory"`
@@ -30,7 +33,7 @@ func (r ManyRun) Name() string {
 
 // manyTable compares restores at once with one.
 func manyTable(runs []ManyRun) table {
-	t := table{columns: []string{"GPU memory", "at once", "GPUs", "one", "all", "", "at most 1.5 ×", "memory, one", "memory, all"}}
+	t := table{columns: []string{"GPU memory", "at once", "GPUs", "one", "driver", "all", "driver", "", "at most 1.5 ×", "memory, one", "memory, all"}}
 	for _, r := range runs {
 		if !r.Verified {
 			continue
@@ -39,7 +42,7 @@ func manyTable(runs []ManyRun) table {
 		if r.All > 1.5*r.One {
 			kept = "missed"
 		}
-		t.add(r.shape().String(), fmt.Sprint(r.Count), fmt.Sprint(r.GPUs), Seconds(r.One), Seconds(r.All), fmt.Sprintf("%.2f×", r.All/r.One), kept,
+		t.add(r.shape().String(), fmt.Sprint(r.Count), fmt.Sprint(r.GPUs), Seconds(r.One), Seconds(r.OneDriver), Seconds(r.All), Seconds(r.AllDriver), fmt.Sprintf("%.2f×", r.All/r.One), kept,
 			RoundSize(float64(r.OneMemory.Used)), RoundSize(float64(r.AllMemory.Used)))
 	}
 	return t

@@ -95,7 +95,7 @@ func TestMarkdown(t *testing.T) {
 		ImageOutcome: ImageOutcome{Size: 8 << 30, Media: OnDisk, Verified: true}, Method: Ours, Compression: "none", Checkpoint: 4, Flush: 1, Restore: 9, Resume: 5, Stored: 8 << 30,
 	})
 	r.ManyRuns = []ManyRun{{
-		ImageOutcome: ImageOutcome{Size: 8 << 30, Verified: true}, Count: 4, GPUs: 1, One: 1, All: 1.4, OneMemory: MemoryPeak{Used: 8 << 30}, AllMemory: MemoryPeak{Used: 17 << 29},
+		ImageOutcome: ImageOutcome{Size: 8 << 30, Verified: true}, Count: 4, GPUs: 1, One: 1, OneDriver: 0.5, All: 1.4, AllDriver: 0.8, OneMemory: MemoryPeak{Used: 8 << 30}, AllMemory: MemoryPeak{Used: 17 << 29},
 	}}
 	text := r.Markdown()
 	// Spaces only align.
@@ -122,7 +122,7 @@ func TestMarkdown(t *testing.T) {
 		"| 8 GiB | 128 MiB | first | 1 | 5.00 | 3.00 | 8.00 GiB | 0.0 % | 6.00 | 8.00 GiB | 0.0 % |",
 		"| 8 GiB | 128 MiB | second | 1 | 4.00 | 3.50 | 256.0 MiB | 96.9 % | 0.500 | 257.0 MiB | 98.4 % |",
 		"| 8 GiB | 1 | 7.00 | 8.00 GiB | 2.00 | 1.50 | 256.0 MiB | 3.1 % |",
-		"| 8 GiB | 4 | 1 | 1.00 s | 1.40 s | 1.40× | kept | 8.00 GiB | 8.50 GiB |",
+		"| 8 GiB | 4 | 1 | 1.00 s | 0.500 s | 1.40 s | 0.800 s | 1.40× | kept | 8.00 GiB | 8.50 GiB |",
 		"| 8 GiB, disk | gpuckpt, none | 8.00 GiB | 4.00 s | 5.00 s | 4.29 s | 1.16× | 9.00 s |",
 		"- failed: 8 GiB, pattern, tmpfs, exit, ours, round 0: bits differ",
 		"- failed: checkpoint image of 8 GiB, ctr, CUDA steps by hand, round 2: no",
