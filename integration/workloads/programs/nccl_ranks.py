@@ -7,6 +7,8 @@ the GPUs: while the first process writes its line, the other's kernel waits for 
 
 --variant says how NCCL moves data: shm over shared host memory, sockets over TCP, cumem by exported
 handles (NCCL's own choice), ipc by CUDA IPC.
+
+With one GPU the two share it, over shm or sockets, if this NCCL lets them (NCCL_MULTI_RANK_GPU_ENABLE).
 """
 
 import os
@@ -29,24 +31,32 @@ def prepare(variant):
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     # /dev/shm has 64 MiB with ctr, which is too little for two ranks with NCCL's usual buffers. Over
     # sockets it takes 34 MB for each rank even so.
-    os.environ.update(VARIANTS[variant], NCCL_NVLS_ENABLE="0", NCCL_BUFFSIZE="1048576", NCCL_MAX_NCHANNELS="2")
+    os.environ.update(VARIANTS[variant], NCCL_NVLS_ENABLE="0", NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_BUFFSIZE="1048576", NCCL_MAX_NCHANNELS="2")
     return deterministic_torch()
+
+
+def may_share(variant):
+    """Whether NCCL, which torch has loaded, lets two ranks have the same GPU."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if "libnccl.so" in line}
+    return variant in ("shm", "sockets") and any(b"MULTI_RANK_GPU_ENABLE" in open(path, "rb").read() for path in paths)
 
 
 def train(torch, rank, port, steps, record=None):
     """Trains as one of the two processes; the first one keeps the record."""
     import torch.distributed as dist
 
-    torch.cuda.set_device(rank)
+    gpu = rank % torch.cuda.device_count()
+    torch.cuda.set_device(gpu)
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)).cuda()
-    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[gpu])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_of = torch.nn.CrossEntropyLoss()
     data = torch.Generator(device="cuda").manual_seed(2 + rank)
     numbers = torch.arange(1 << 18, dtype=torch.int64, device="cuda") * (rank + 1)
     if record:
-        say("NCCL", ".".join(map(str, torch.cuda.nccl.version())), "both processes run")
+        say("NCCL", ".".join(map(str, torch.cuda.nccl.version())), "both processes run, on", torch.cuda.device_count(), "GPUs")
         record.guards(lambda: flip_bit(numbers))
     for number in range(steps):
         found = state(model, optimizer)
@@ -79,7 +89,7 @@ def main():
     record = Record(__doc__, variants=list(VARIANTS))
     variant = record.args.variant
     torch = prepare(variant)
-    if torch.cuda.device_count() < 2:
+    if torch.cuda.device_count() < 2 and not may_share(variant):
         skip("it needs two GPUs")
     import multiprocessing
 
