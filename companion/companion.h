@@ -163,8 +163,9 @@ bool copy_ready(void);
 // copy_start starts at most so many copiers, and writes their tids. There must be pthread_create.
 void copy_start(int32_t *tids, int most);
 // copy_all copies all pieces out of the GPU's memory or into it, and returns the first error. Pieces are
-// not empty and do not overlap. One call at a time.
-CUresult copy_all(const struct piece *pieces, size_t count, bool out);
+// not empty and do not overlap, and are all within the host memory of bytes from host on. What comes back
+// must be what went out to that memory last. One call at a time.
+CUresult copy_all(const struct piece *pieces, size_t count, const char *host, size_t bytes, bool out);
 
 // worker.c
 // worker_start has the thread at work, or returns false.

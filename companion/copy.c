@@ -8,6 +8,9 @@
 //
 // The copiers are there from the companion's start on, since the shim lets only threads that it knows
 // run while GPU memory comes back. They wait for work without the driver.
+//
+// What was zeros when it was copied out is not read on the way back: the GPU makes it. A KV cache is mostly
+// zeros, and in the checkpoint's file they are holes, which a read would fill with pages.
 
 #include "companion.h"
 
@@ -16,6 +19,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -23,6 +27,8 @@
 
 // What a buffer holds, and a thread copies at a time. Two for each thread are pinned during copies.
 #define CHUNK ((size_t)4 << 20)
+// What is zeros or not: a piece of memory of cuMemCreate.
+#define UNIT ((size_t)2 << 20)
 
 static struct {
 	CUresult (*SetCurrent)(CUcontext);
@@ -36,6 +42,7 @@ static struct {
 	CUresult (*StreamDestroy)(CUstream);
 	CUresult (*OutAsync)(void *, CUdeviceptr, size_t, CUstream);
 	CUresult (*InAsync)(CUdeviceptr, const void *, size_t, CUstream);
+	CUresult (*SetAsync)(CUdeviceptr, unsigned char, size_t, CUstream);
 } cu;
 
 static const struct {
@@ -52,6 +59,7 @@ static const struct {
 	{"cuStreamDestroy_v2", &cu.StreamDestroy},
 	{"cuMemcpyDtoHAsync_v2", &cu.OutAsync},
 	{"cuMemcpyHtoDAsync_v2", &cu.InAsync},
+	{"cuMemsetD8Async", &cu.SetAsync},
 };
 
 // One job at a time, which all copiers and its caller work on.
@@ -62,6 +70,14 @@ static struct {
 	CUresult result; // of the first that failed
 	uint32_t busy;   // copiers that have not ended
 } job;
+
+// What the last copies out have found, by units of the host memory; NULL: nothing is known.
+static struct {
+	bool *are;
+	const char *base;
+	size_t count;
+} zeros;
+
 static uint32_t round_number; // counts jobs up; copiers wait for it to change
 static int copiers;
 
@@ -82,12 +98,47 @@ struct side {
 	size_t bytes;
 };
 
+// zeros_begin forgets what was found, and has room for what is copied out to so much host memory from now on.
+static void zeros_begin(const char *base, size_t bytes)
+{
+	free(zeros.are);
+	zeros.base = base;
+	zeros.count = bytes / UNIT;
+	zeros.are = cu.SetAsync ? calloc(zeros.count + 1, sizeof *zeros.are) : NULL;
+}
+
+// zeros_look notes which whole units of some host memory, of which there is a copy, are zeros.
+static void zeros_look(const char *host, const char *copy, size_t bytes)
+{
+	size_t at = (size_t)(host - zeros.base);
+
+	if (!zeros.are || at % UNIT)
+		return;
+	for (size_t i = 0; i + UNIT <= bytes && at / UNIT < zeros.count; i += UNIT, at += UNIT)
+		zeros.are[at / UNIT] = !copy[i] && !memcmp(copy + i, copy + i + 1, UNIT - 1);
+}
+
+// zeros_all reports whether all of some host memory is known to be zeros.
+static bool zeros_all(const char *host, size_t bytes)
+{
+	size_t at = (size_t)(host - zeros.base);
+
+	if (!zeros.are || at % UNIT || bytes % UNIT || (at + bytes) / UNIT > zeros.count)
+		return false;
+	for (size_t i = at / UNIT; i < (at + bytes) / UNIT; i++)
+		if (!zeros.are[i])
+			return false;
+	return true;
+}
+
 static CUresult settle(struct side *s)
 {
 	CUresult r = s->stream ? cu.StreamSynchronize(s->stream) : CUDA_SUCCESS;
 
-	if (!r && s->host)
+	if (!r && s->host) {
 		memcpy(s->host, s->buffer, s->bytes);
+		zeros_look(s->host, s->buffer, s->bytes);
+	}
 	s->host = NULL;
 	return r;
 }
@@ -113,6 +164,8 @@ static CUresult begin(struct side *s, char *host, CUdeviceptr device, size_t byt
 		s->bytes = bytes;
 		return cu.OutAsync(s->buffer, device, bytes, s->stream);
 	}
+	if (zeros_all(host, bytes))
+		return cu.SetAsync(device, 0, bytes, s->stream);
 	memcpy(s->buffer, host, bytes);
 	return cu.InAsync(device, s->buffer, bytes, s->stream);
 }
@@ -201,8 +254,12 @@ void copy_start(int32_t *tids, int most)
 	}
 }
 
-CUresult copy_all(const struct piece *pieces, size_t count, bool out)
+CUresult copy_all(const struct piece *pieces, size_t count, const char *host, size_t bytes, bool out)
 {
+	if (out)
+		zeros_begin(host, bytes);
+	else if (host != zeros.base || bytes / UNIT != zeros.count)
+		zeros_begin(NULL, 0); // of other memory
 	job.pieces = pieces;
 	job.chunks = job.next = 0;
 	for (size_t i = 0; i < count; i++)

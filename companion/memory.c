@@ -951,8 +951,9 @@ static bool is_new(const struct block *b)
 	return b->is_new;
 }
 
-// bring maps and fills the blocks that are not mapped. On an error those are unmapped again.
-static CUresult bring(char *host)
+// bring maps the blocks that are not mapped, and fills them from host memory of so many bytes. On an error
+// those are unmapped again.
+static CUresult bring(char *host, uint64_t bytes)
 {
 	CUresult r = CUDA_SUCCESS;
 	size_t count = 0;
@@ -965,7 +966,7 @@ static CUresult bring(char *host)
 	}
 	struct piece *pieces = r ? NULL : pieces_of(host, is_new, &count);
 	if (!r)
-		r = pieces ? copy_all(pieces, count, false) : CUDA_ERROR_OUT_OF_MEMORY;
+		r = pieces ? copy_all(pieces, count, host, bytes, false) : CUDA_ERROR_OUT_OF_MEMORY;
 	free(pieces);
 	for (struct block *b = blocks; b; b = b->next) {
 		if (b->is_new && r)
@@ -990,7 +991,7 @@ static CUresult save(uint64_t *start, uint64_t *size)
 	if (area == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	struct piece *pieces = pieces_of(area, any, &count);
-	r = pieces ? copy_all(pieces, count, true) : CUDA_ERROR_OUT_OF_MEMORY;
+	r = pieces ? copy_all(pieces, count, area, bytes, true) : CUDA_ERROR_OUT_OF_MEMORY;
 	free(pieces);
 	for (struct block *b = blocks; b && !r; b = b->next) {
 		if (!taken(b))
@@ -1003,7 +1004,7 @@ static CUresult save(uint64_t *start, uint64_t *size)
 		*size = bytes;
 		return CUDA_SUCCESS;
 	}
-	CUresult back = bring(area);
+	CUresult back = bring(area, bytes);
 	if (back) { // some of it is nowhere else
 		*start = (uint64_t)area;
 		*size = bytes;
@@ -1026,7 +1027,7 @@ CUresult memory_restore(uint64_t start, uint64_t bytes)
 {
 	CUresult r = peers_allow();
 
-	r = r ? r : bring((char *)start);
+	r = r ? r : bring((char *)start, bytes);
 	if (!r && bytes)
 		munmap((void *)start, bytes);
 	return r;

@@ -547,3 +547,9 @@ CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes)
 	memset(at, value, bytes);
 	return gate_leave(CUDA_SUCCESS);
 }
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
+{
+	(void)stream;
+	return cuMemsetD8_v2(to, value, bytes);
+}

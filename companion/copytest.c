@@ -1,0 +1,147 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Copies between "GPU" memory, which is this program's, and host memory: what was zeros on the way out is not
+// read on the way back, and everything else is. Answers nothing and ends with 0, or says what is wrong.
+
+#include "copy.c"
+
+#include <stdio.h>
+#include <sys/mman.h>
+
+#define WANT(what)                                                              \
+	do {                                                                    \
+		if (!(what)) {                                                  \
+			fprintf(stderr, "line %d: %s is not so\n", __LINE__, #what); \
+			exit(1);                                                \
+		}                                                               \
+	} while (0)
+
+enum { BLOCKS = 3, BLOCK = 6 << 20 }; // a chunk and a half each
+
+void gate_exempt(void)
+{
+}
+
+static CUresult set_current(CUcontext c)
+{
+	(void)c;
+	return CUDA_SUCCESS;
+}
+
+static CUresult out(void *to, CUdeviceptr from, size_t bytes)
+{
+	memcpy(to, (void *)from, bytes);
+	return CUDA_SUCCESS;
+}
+
+static CUresult in(CUdeviceptr to, const void *from, size_t bytes)
+{
+	memcpy((void *)to, from, bytes);
+	return CUDA_SUCCESS;
+}
+
+static CUresult host_alloc(void **at, size_t bytes, unsigned flags)
+{
+	(void)flags;
+	*at = malloc(bytes);
+	return CUDA_SUCCESS;
+}
+
+static CUresult free_host(void *at)
+{
+	free(at);
+	return CUDA_SUCCESS;
+}
+
+static CUresult stream_create(CUstream *s, unsigned flags)
+{
+	*s = (CUstream)(uintptr_t)(1 + flags);
+	return CUDA_SUCCESS;
+}
+
+static CUresult stream(CUstream s)
+{
+	(void)s;
+	return CUDA_SUCCESS;
+}
+
+static CUresult out_async(void *to, CUdeviceptr from, size_t bytes, CUstream s)
+{
+	(void)s;
+	return out(to, from, bytes);
+}
+
+static CUresult in_async(CUdeviceptr to, const void *from, size_t bytes, CUstream s)
+{
+	(void)s;
+	return in(to, from, bytes);
+}
+
+static CUresult set_async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream s)
+{
+	(void)s;
+	memset((void *)to, value, bytes);
+	return CUDA_SUCCESS;
+}
+
+static bool has_set = true;
+
+void *companion_real(const char *name)
+{
+	static const struct {
+		const char *name;
+		void *function;
+	} all[] = {
+		{"cuCtxSetCurrent", set_current}, {"cuMemcpyDtoH_v2", out}, {"cuMemcpyHtoD_v2", in},
+		{"cuMemHostAlloc", host_alloc}, {"cuMemFreeHost", free_host}, {"cuStreamCreate", stream_create},
+		{"cuStreamSynchronize", stream}, {"cuStreamDestroy_v2", stream}, {"cuMemcpyDtoHAsync_v2", out_async},
+		{"cuMemcpyHtoDAsync_v2", in_async}, {"cuMemsetD8Async", set_async},
+	};
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+		if (!strcmp(all[i].name, name))
+			return strcmp(name, "cuMemsetD8Async") || has_set ? all[i].function : NULL;
+	return NULL;
+}
+
+int main(void)
+{
+	char *device = aligned_alloc(UNIT, BLOCKS * BLOCK), *was = malloc(BLOCKS * BLOCK);
+	char *host = mmap(NULL, BLOCKS * BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct piece pieces[BLOCKS];
+
+	WANT(copy_ready());
+	for (int i = 0; i < BLOCKS; i++)
+		pieces[i] = (struct piece){NULL, (CUdeviceptr)(device + i * BLOCK), host + i * BLOCK, BLOCK};
+	// The second block is zeros. Of the first a unit in the middle is, and of the last all but a byte.
+	memset(device, 0, BLOCKS * BLOCK);
+	memset(device, 7, UNIT);
+	memset(device + 2 * UNIT, 8, UNIT);
+	device[BLOCKS * BLOCK - 1] = 9;
+	memcpy(was, device, BLOCKS * BLOCK);
+
+	WANT(!copy_all(pieces, BLOCKS, host, BLOCKS * BLOCK, true));
+	WANT(!memcmp(host, was, BLOCKS * BLOCK));
+	memset(device, 1, BLOCKS * BLOCK);
+	WANT(!mprotect(host + BLOCK, BLOCK, PROT_NONE)); // a read of it ends the program
+	WANT(!copy_all(pieces, BLOCKS, host, BLOCKS * BLOCK, false));
+	WANT(!memcmp(device, was, BLOCKS * BLOCK));
+
+	// The first block alone, as after a failure on the way.
+	memset(device, 1, BLOCK);
+	WANT(!copy_all(pieces, 1, host, BLOCKS * BLOCK, false));
+	WANT(!memcmp(device, was, BLOCK));
+
+	// Of other host memory nothing is known, nor by a driver without the function.
+	for (int i = 0; i < 2; i++) {
+		WANT(!mprotect(host, BLOCKS * BLOCK, PROT_READ | PROT_WRITE));
+		has_set = !i;
+		WANT(copy_ready());
+		if (i)
+			WANT(!copy_all(pieces, BLOCKS, host, BLOCKS * BLOCK, true));
+		memset(host, 5, BLOCKS * BLOCK);
+		WANT(!copy_all(pieces, BLOCKS, host, (i ? BLOCKS : BLOCKS - 1) * BLOCK, false));
+		WANT(device[BLOCK] == 5 && device[BLOCKS * BLOCK - 1] == 5);
+	}
+	return 0;
+}
