@@ -6,6 +6,7 @@ package workloads
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/workloads/hostroot"
 	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
@@ -54,6 +56,9 @@ func specOf(p programs.Program) harness.RunSpec {
 	return spec
 }
 
+// envCompanion, if set, gives all programs the companion.
+const envCompanion = "GPUCKPT_TEST_COMPANION"
+
 // start runs one of the programs in a container of the host's Python, with the
 // first GPU if cuda is set. It is removed when the test ends.
 //
@@ -78,6 +83,13 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 		spec.Args = append([]string{host.Executable, path.Join(hostroot.ProgramsDir, program)}, args...)
 	}
 	spec.Env = host.Env(gpu, cuda)
+	if cuda && os.Getenv(envCompanion) != "" {
+		spec.Annotations = maps.Clone(spec.Annotations)
+		if spec.Annotations == nil {
+			spec.Annotations = map[string]string{}
+		}
+		spec.Annotations[annotations.Companion] = "true"
+	}
 	if cuda {
 		for _, pattern := range nodes {
 			paths, err := filepath.Glob(pattern)
