@@ -122,7 +122,8 @@ bool memory_exports(uint64_t number);
 // A ticket is what a program has of cuIpcGetMemHandle for memory of the companion's, in the place of the
 // driver's handle. Who has it may map the memory, as with the driver's.
 struct ticket {
-	char magic[8];
+	char magic[4];
+	int32_t pid;                // the exporter's, in its pid namespace
 	unsigned char exporter[16]; // at random; the exporter's socket has it in its name
 	unsigned char key[16];      // at random; nobody else knows it
 	uint64_t number;            // of the block, from 1 on
@@ -137,7 +138,8 @@ bool share_known(const struct ticket *t);
 bool share_own(const struct ticket *t);
 // share_ask asks a ticket's exporter. OPEN: for a descriptor, which is the caller's then. CLOSE: nothing,
 // this process has the memory no more. LEAVE: whether this process may give it back for the cut. It is
-// CUDA_ERROR_NOT_FOUND if the exporter has ended or does not answer now.
+// CUDA_ERROR_NOT_FOUND if the exporter has ended or does not answer. An OPEN of the program's waits for an exporter
+// that is parked.
 CUresult share_ask(const struct ticket *t, int what, uint64_t cut, int *fd);
 // share_listens reports whether this process has tickets out.
 bool share_listens(void);

@@ -27,10 +27,14 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char magic[8] = "gpuckpt";
+static const char magic[4] = {'g', 'p', 'c', 'k'};
 
 // How long an answer may take. The exporter's thread does nothing else; it may be stopped by a debugger.
 enum { ANSWER_SECONDS = 10, REQUEST_SECONDS = 1, BACKLOG = 128 };
+
+// How long a program waits for memory of a process that is parked: a pause of a container that both are in is over
+// when this one runs, and its exporter is a moment later than it. In naps, since this one may be stopped for hours.
+enum { NAP_MS = 10, NAPS = 60 * 1000 / NAP_MS };
 
 struct request {
 	struct ticket ticket;
@@ -202,7 +206,7 @@ static bool reply(int to, CUresult r, int fd)
 		m.msg_controllen = sizeof control;
 		memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
 	}
-	return sendmsg(to, &m, MSG_NOSIGNAL) == sizeof r;
+	return sendmsg(to, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof r; // there is room for one
 }
 
 static void limit(int s, int seconds)
@@ -238,15 +242,19 @@ static void answer(int s)
 	struct ucred peer = {0};
 	socklen_t n = sizeof peer;
 	struct request q;
+	ssize_t got;
 	int fd = -1;
 
 	limit(s, REQUEST_SECONDS);
-	if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &peer, &n) || recv(s, &q, sizeof q, 0) != sizeof q)
+	if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &peer, &n))
 		return;
-	if (memcmp(q.ticket.key, key, sizeof key))
+	do
+		got = recv(s, &q, sizeof q, 0);
+	while (got < 0 && errno == EINTR); // it was stopped
+	if (got != sizeof q)
 		return;
 	// A process of another pid namespace has no pid here, and cannot be counted.
-	CUresult r = peer.pid > 0 ? obey(&q, peer.pid, &fd) : CUDA_ERROR_NOT_PERMITTED;
+	CUresult r = peer.pid > 0 && !memcmp(q.ticket.key, key, sizeof key) ? obey(&q, peer.pid, &fd) : CUDA_ERROR_NOT_PERMITTED;
 	if (!reply(s, r, r ? -1 : fd) && !r && q.what == SHARE_OPEN)
 		count(q.ticket.number, peer.pid, false);
 	if (fd >= 0)
@@ -305,6 +313,7 @@ bool share_ticket(struct ticket *t)
 	bool can = started || start();
 	pthread_mutex_unlock(&mutex);
 	memcpy(t->magic, magic, sizeof magic);
+	t->pid = getpid();
 	memcpy(t->exporter, self, sizeof self);
 	memcpy(t->key, key, sizeof key);
 	return can;
@@ -320,37 +329,63 @@ bool share_own(const struct ticket *t)
 	return started && !memcmp(t->exporter, self, sizeof self);
 }
 
-// receive reads an answer, and the descriptor that comes with it. false: there was none.
-static bool receive(int s, CUresult *r, int *fd)
+// receive reads an answer, and the descriptor that comes with it. Its result is recvmsg's.
+static ssize_t receive(int s, CUresult *r, int *fd)
 {
 	struct iovec data = {r, sizeof *r};
 	union control control;
 	struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
 
-	if (recvmsg(s, &m, MSG_CMSG_CLOEXEC) != sizeof *r)
-		return false;
-	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+	ssize_t n = recvmsg(s, &m, MSG_CMSG_CLOEXEC);
+	struct cmsghdr *h = n < 0 ? NULL : CMSG_FIRSTHDR(&m);
 	if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS && h->cmsg_len == CMSG_LEN(sizeof *fd))
 		memcpy(fd, CMSG_DATA(h), sizeof *fd);
-	return true;
+	return n;
+}
+
+// ask_once asks over a connection of its own. false: the exporter does not listen, or has not answered. A call that
+// ends early since this process was stopped is made again: the exporter would count an answer that nobody reads.
+static bool ask_once(const struct request *q, CUresult *r, int *fd)
+{
+	struct sockaddr_un a;
+	socklen_t n = name_of(q->ticket.exporter, &a);
+	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	ssize_t done;
+
+	*r = CUDA_ERROR_OPERATING_SYSTEM;
+	if (s < 0)
+		return true;
+	limit(s, ANSWER_SECONDS);
+	do
+		done = connect(s, (struct sockaddr *)&a, n);
+	while (done && errno == EINTR);
+	while (!done && (done = send(s, q, sizeof *q, MSG_NOSIGNAL) - (ssize_t)sizeof *q) && errno == EINTR)
+		done = 0;
+	while (!done && (done = receive(s, r, fd)) < 0 && errno == EINTR)
+		done = 0;
+	// Nothing at all is an end of the connection, as at a park.
+	bool answered = done == sizeof *r || (done < 0 && errno != ECONNREFUSED && errno != ECONNRESET && errno != EPIPE);
+	if (done != sizeof *r)
+		*r = CUDA_ERROR_OPERATING_SYSTEM;
+	close(s);
+	return answered;
 }
 
 CUresult share_ask(const struct ticket *t, int what, uint64_t cut, int *fd)
 {
+	struct timespec nap = {.tv_nsec = NAP_MS * 1000000};
 	struct request q = {*t, cut, what};
-	struct sockaddr_un a;
-	socklen_t n = name_of(t->exporter, &a);
-	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), got = -1;
-	CUresult r = CUDA_ERROR_OPERATING_SYSTEM;
+	CUresult r;
+	int got = -1;
 
-	if (s < 0)
-		return r;
-	limit(s, ANSWER_SECONDS);
-	if (connect(s, (struct sockaddr *)&a, n))
-		r = errno == ECONNREFUSED ? CUDA_ERROR_NOT_FOUND : r;
-	else if (send(s, &q, sizeof q, MSG_NOSIGNAL) != sizeof q || !receive(s, &r, &got))
-		r = errno == ECONNRESET || errno == EPIPE ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_OPERATING_SYSTEM;
-	close(s);
+	// While this process is parked, its companion asks: exporters answer then, or have ended.
+	for (int naps = what == SHARE_OPEN && !worker_cut() ? NAPS : 0; !ask_once(&q, &r, &got); naps--) {
+		if (!naps || !began(t->pid)) {
+			r = CUDA_ERROR_NOT_FOUND;
+			break;
+		}
+		nanosleep(&nap, NULL);
+	}
 	if (!r && what == SHARE_OPEN && got < 0) { // this process has too many files
 		share_ask(t, SHARE_CLOSE, 0, NULL);
 		r = CUDA_ERROR_OPERATING_SYSTEM;

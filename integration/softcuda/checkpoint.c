@@ -28,10 +28,11 @@ static size_t staged;
 // measured.
 static CUresult lost;
 
-static void pause_ms(unsigned ms)
+void pause_ms(unsigned ms)
 {
 	struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
-	nanosleep(&t, NULL);
+	while (nanosleep(&t, &t)) // a signal
+		;
 }
 
 static long long now_ms(void)

@@ -82,6 +82,10 @@ static void set(struct config *c, const char *key, const char *value)
 			c->hang[step] = true;
 	} else if (!strcmp(key, "fail")) {
 		parse_fail(c->fail, value);
+	} else if (!strcmp(key, "init_delay_ms")) {
+		c->init_delay_ms = (unsigned)strtoul(value, NULL, 10);
+	} else if (!strcmp(key, "context_delay_ms")) {
+		c->context_delay_ms = (unsigned)strtoul(value, NULL, 10);
 	} else if (strlen(key) > 9 && !strcmp(key + strlen(key) - 9, "_delay_ms")) {
 		int step = step_named(key, strlen(key) - 9);
 		if (step >= 0)
@@ -155,6 +159,8 @@ void config_load(struct config *c)
 		{"SOFTCUDA_PIECE_MS", "piece_ms"},
 		{"SOFTCUDA_MUTE", "mute"},
 		{"SOFTCUDA_TIMER_MS", "timer_ms"},
+		{"SOFTCUDA_INIT_DELAY_MS", "init_delay_ms"},
+		{"SOFTCUDA_CONTEXT_DELAY_MS", "context_delay_ms"},
 		{"SOFTCUDA_LOCK_DELAY_MS", "lock_delay_ms"},
 		{"SOFTCUDA_CHECKPOINT_DELAY_MS", "checkpoint_delay_ms"},
 		{"SOFTCUDA_RESTORE_DELAY_MS", "restore_delay_ms"},

@@ -23,6 +23,7 @@ CUcontext context_current(void)
 static CUresult open_context(CUcontext c, int ordinal)
 {
 	enum { IMAGE_BYTES = 2 << 20 };
+	struct config config;
 	CUresult r;
 
 	if (ordinal < 0 || ordinal >= process.gpus)
@@ -30,6 +31,8 @@ static CUresult open_context(CUcontext c, int ordinal)
 	if ((r = events_start()))
 		return r;
 	c->ordinal = ordinal;
+	config_load(&config);
+	pause_ms(config.context_delay_ms);
 	if ((r = memory_allocate(c, KIND_CONTEXT, IMAGE_BYTES, &c->image)))
 		return r;
 	uint64_t *word = memory_at(c->image, IMAGE_BYTES);

@@ -125,6 +125,7 @@ static CUresult initialise(void)
 		return CUDA_ERROR_NO_DEVICE;
 	if ((r = process_open(gpus, n)))
 		return r;
+	pause_ms(config.init_delay_ms);
 	if (pthread_atfork(NULL, NULL, in_child)) {
 		process_close();
 		return CUDA_ERROR_OUT_OF_MEMORY;

@@ -43,6 +43,7 @@ struct config {
 	bool mute;         // the kernel module does not tell whose memory a process has mapped
 	unsigned timer_ms; // 0: no such thread (timer.c)
 	unsigned delay_ms[STEPS];
+	unsigned init_delay_ms, context_delay_ms; // that cuInit takes longer with its nodes open, and a new context
 	bool hang[STEPS];  // in the middle of its copy
 	unsigned piece_ms; // that each piece of a copy takes a processor longer
 	struct fault fail[STEPS];
@@ -58,6 +59,9 @@ void parse_uuid(const char *text, CUuuid *uuid);
 
 // config_has_checkpoint tells whether the configured driver is 570 or newer.
 bool config_has_checkpoint(const struct config *config);
+
+// pause_ms sleeps, also past signals.
+void pause_ms(unsigned ms);
 
 // gpus_visible lists the GPUs whose nodes this process can open, by number. -1: no driver, that is
 // no nvidiactl.

@@ -4,10 +4,13 @@
 package suspend
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -199,14 +202,67 @@ func TestCompanion(t *testing.T) {
 
 // Two processes that share GPU memory by their companions are suspended and resumed.
 func TestCompanionShared(t *testing.T) {
-	spec := harness.RunSpec{GPUs: []int{0}, Ports: 2, Annotations: map[string]string{"dev.gpuckpt.companion": "true"}}
-	k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "8M")
-	k.Expect(t, "count", "101")
-	for i, flags := range [][]string{{"--spill", diskDir(t)}, nil} {
-		suspend(t, shared, k, flags...)
-		resume(t, shared, k)
-		k.Process(1).Expect(t, "count", strconv.Itoa(102+2*i))
-		k.Expect(t, "count", strconv.Itoa(103+2*i))
-		k.Process(1).Expect(t, "verify", "bad=0")
+	for name, up := range map[string]bool{"up": true, "starting": false} {
+		t.Run(name, func(t *testing.T) {
+			if gpu.Kind == harness.SoftwareGPU { // as on a real one, the second process is not up when the first one is
+				shared.SoftwareGPU(t, "init_delay_ms=100\ncontext_delay_ms=400\n")
+			}
+			spec := harness.RunSpec{GPUs: []int{0}, Ports: 2, Annotations: map[string]string{"dev.gpuckpt.companion": "true"}}
+			k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "8M")
+			t.Cleanup(func() { sayWhoEnded(t, k) })
+			k.Expect(t, "count", "101")
+			next := 102
+			if up {
+				k.Process(1).Expect(t, "count", strconv.Itoa(next))
+				next++
+			}
+			for _, flags := range [][]string{{"--spill", diskDir(t)}, nil} {
+				suspend(t, shared, k, flags...)
+				resume(t, shared, k)
+				k.Process(1).Expect(t, "count", strconv.Itoa(next))
+				k.Expect(t, "count", strconv.Itoa(next+1))
+				k.Process(1).Expect(t, "verify", "bad=0")
+				next += 2
+			}
+		})
+	}
+}
+
+// sayWhoEnded logs, for a test that has failed, what the shim has said, and the states and exit codes of the processes
+// that a container's first one has forked and not waited for.
+func sayWhoEnded(t *testing.T, k *harness.Container) {
+	if !t.Failed() {
+		return
+	}
+	t.Log(shared.LogTail(6000))
+	pid := k.MustPid(t)
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	t.Logf("children of %d: %s: %v", pid, children, err)
+	for child := range strings.FieldsSeq(string(children)) {
+		stat, err := os.ReadFile(filepath.Join("/proc", child, "stat"))
+		t.Logf("%s: %v", stat, err)
+	}
+}
+
+// A program that is suspended while it starts CUDA goes on, or is not suspended.
+func TestStarting(t *testing.T) {
+	if gpu.Kind == harness.SoftwareGPU {
+		shared.SoftwareGPU(t, "init_delay_ms=300\ncontext_delay_ms=300\n")
+	}
+	moments := []time.Duration{0, 100, 200, 300, 400, 500, 700, 900}
+	if gpu.Kind == harness.SoftwareGPU { // before, in and after its delays
+		moments = []time.Duration{100, 500, 900}
+	}
+	for _, after := range moments {
+		after *= time.Millisecond
+		k := shared.Work(t, harness.RunSpec{ID: fmt.Sprint("starting-", after), GPUs: []int{0}}, "counter")
+		time.Sleep(after)
+		err := gpuckpt(t, shared, "suspend", k.ID)
+		if err == nil {
+			resume(t, shared, k)
+		}
+		t.Logf("after %v: suspend: %v", after, err)
+		k.Expect(t, "count", "101")
+		k.MustRemove(t)
 	}
 }

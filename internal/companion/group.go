@@ -26,6 +26,9 @@ func of(procs cuda.Group) (all []*Companion, err error) {
 			continue
 		}
 		c, err := Find(p.PID.Host)
+		if proc.Ended(err) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -230,18 +233,33 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate) error {
 }
 
 // openAll opens those that are parked or saved. On an error those are open whose memory and whose sharing is
-// back, and it can be called again. strict: memory that was lost with another process is an error.
+// back, and it can be called again. strict: a process that ends, and memory that was lost with one, is an error.
 func openAll(ctx context.Context, all []*Companion, strict bool) error {
-	states, err := each(all, func(c *Companion) (control, error) { return c.settled(ctx) })
-	var closed []*Companion
-	for i, c := range all {
-		if states[i].state == parked || states[i].state == saved {
-			closed = append(closed, c)
-		}
+	inAll := func(all []*Companion, do func(*Companion) error) error {
+		return inAll(all, func(c *Companion) error {
+			if err := do(c); strict || !proc.Ended(err) {
+				return err
+			}
+			return nil
+		})
 	}
-	err = errors.Join(err, step(ctx, closed, "bring back the GPU memory of", askBack))
+	var mutex sync.Mutex
+	var closed []*Companion
+	err := inAll(all, func(c *Companion) error {
+		now, err := c.settled(ctx)
+		if err == nil && (now.state == parked || now.state == saved) {
+			mutex.Lock()
+			closed = append(closed, c)
+			mutex.Unlock()
+		}
+		return err
+	})
+	err = errors.Join(err, inAll(closed, func(c *Companion) error {
+		_, err := c.ask(ctx, "bring back the GPU memory of", askBack, 0, patience)
+		return err
+	}))
 	if err == nil {
-		err = together(ctx, closed, strict)
+		err = together(ctx, closed, strict, inAll)
 	}
 	return errors.Join(err, inAll(closed, func(c *Companion) error {
 		now, err := c.read()

@@ -94,7 +94,7 @@ func passesThrough(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 		out, err := preloaded(dir, filepath.Join(dir, "direct"), env)
-		if err == nil || !strings.Contains(out, "!memcmp(handle, \"gpuckpt\", 8) is not so") || strings.Count(out, "it does nothing here") != 1 {
+		if err == nil || !strings.Contains(out, "!memcmp(handle, \"gpck\", 4) is not so") || strings.Count(out, "it does nothing here") != 1 {
 			t.Errorf("%s: %v: %s", env, err, out)
 		}
 	}

@@ -64,22 +64,25 @@ func takeDown(ctx context.Context, all []*Companion) (shared bool, err error) {
 }
 
 // together undoes takeDown: exporters answer, and then importers have their memory again. Memory that is
-// lost with a process is an error if strict, and logged otherwise: the program's next use of it fails.
-func together(ctx context.Context, all []*Companion, strict bool) error {
-	var down []*Companion
-	for _, c := range all {
-		now, err := c.read()
-		if err != nil {
-			return err
-		}
-		if now.sharing&apart != 0 {
-			down = append(down, c)
-		}
+// lost with a process is an error if strict, and logged otherwise: the program's next use of it fails. inAll
+// says which errors count.
+func together(ctx context.Context, all []*Companion, strict bool, inAll func([]*Companion, func(*Companion) error) error) error {
+	apartThen := func(do func(*Companion) error) error {
+		return inAll(all, func(c *Companion) error {
+			now, err := c.read()
+			if err != nil || now.sharing&apart == 0 {
+				return err
+			}
+			return do(c)
+		})
 	}
-	if err := step(ctx, down, "share again the GPU memory of", askWake); err != nil {
+	if err := apartThen(func(c *Companion) error {
+		_, err := c.ask(ctx, "share again the GPU memory of", askWake, 0, patience)
+		return err
+	}); err != nil {
 		return err
 	}
-	return inAll(down, func(c *Companion) error {
+	return apartThen(func(c *Companion) error {
 		_, err := c.ask(ctx, "map the GPU memory that is shared with", askJoin, 0, patience)
 		if errors.Is(err, errGone) && !strict {
 			log.G(ctx).WithError(err).Warn("shared GPU memory is lost")

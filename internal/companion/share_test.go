@@ -72,6 +72,14 @@ func (r rank) imported() bool {
 // pair starts two processes of which the second has memory of the first one mapped.
 func pair(t *testing.T, dir, way string) (exporter, importer rank) {
 	t.Helper()
+	exporter, importer = starting(t, dir, way)
+	importer.says("", "102")
+	return exporter, importer
+}
+
+// starting starts them, and returns when the first one is there.
+func starting(t *testing.T, dir, way string, env ...string) (exporter, importer rank) {
+	t.Helper()
 	var conns []net.Conn
 	port := 0
 	for port == 0 { // two ports one after the other
@@ -96,6 +104,7 @@ func pair(t *testing.T, dir, way string) (exporter, importer rank) {
 	}
 	cmd := exec.Command(filepath.Join(dir, "gpuwork"), "ipc", "--share", way, "--bytes", "8M", "--port", strconv.Itoa(port))
 	cmd.Env = append(os.Environ(), "LD_PRELOAD="+filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH="+dir, "SOFTCUDA_DEV="+dir)
+	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -111,7 +120,6 @@ func pair(t *testing.T, dir, way string) (exporter, importer rank) {
 	})
 	exporter = rank{t, cmd.Process.Pid, conns[0]}
 	exporter.says("", "101")
-	rank{t, 0, conns[1]}.says("", "102")
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", exporter.pid, exporter.pid))
 	if err != nil {
 		t.Fatal(err)
@@ -260,8 +268,8 @@ func testSharedWithTheDead(t *testing.T, way string) {
 		if err := unix.Kill(r.pid, unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		for { // a zombie has no memory
-			if maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", r.pid)); err != nil || len(maps) == 0 {
+		for { // a zombie, which is later than its memory's end
+			if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.pid)); err != nil || strings.Contains(string(stat), ") Z ") {
 				return
 			}
 			time.Sleep(time.Millisecond)
@@ -276,6 +284,22 @@ func testSharedWithTheDead(t *testing.T, way string) {
 		}
 		if err := Open(t.Context(), procs); err != nil {
 			t.Fatal(err)
+		}
+		exporter.says("", "103")
+	})
+	t.Run("importer that is parked", func(t *testing.T) {
+		exporter, importer := pair(t, dir, way)
+		both := cuda.Group{exporter.process(), importer.process()}
+		if _, err := Park(t.Context(), both, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		all, err := of(both)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kill(importer)
+		if err := openAll(context.Background(), all, false); err != nil {
+			t.Error(err)
 		}
 		exporter.says("", "103")
 	})
@@ -297,4 +321,71 @@ func testSharedWithTheDead(t *testing.T, way string) {
 		}
 		importer.says("pid", strconv.Itoa(importer.pid))
 	})
+}
+
+// An importer that asks for memory while its exporter is parked waits for it, however long it is stopped itself.
+func TestSharedLater(t *testing.T) {
+	for _, way := range ways {
+		exporter, importer := starting(t, build(t), way, "SOFTCUDA_CONTEXT_DELAY_MS=300")
+		procs := cuda.Group{exporter.process()}
+		if _, err := Park(t.Context(), procs, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		importer.asks()
+		importer.stops()
+		if err := Open(t.Context(), procs); err != nil {
+			t.Fatal(err)
+		}
+		importer.says("", "102")
+		exporter.says("", "103")
+		both := append(procs, importer.process())
+		if p, err := Park(t.Context(), both, time.Minute); err != nil || p.Refusal() != nil {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		if err := Open(t.Context(), both); err != nil {
+			t.Fatal(err)
+		}
+		importer.says("", "104")
+	}
+}
+
+// The same while its exporter is stopped with the question.
+func TestSharedStopped(t *testing.T) {
+	for _, way := range ways {
+		exporter, importer := starting(t, build(t), way, "SOFTCUDA_CONTEXT_DELAY_MS=300")
+		if err := unix.Kill(exporter.pid, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		importer.asks()
+		importer.stops()
+		if err := unix.Kill(exporter.pid, unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		importer.says("", "102")
+		exporter.says("", "103")
+	}
+}
+
+// asks returns when a rank has a companion, which it has from its import on, and a moment later.
+func (r rank) asks() {
+	r.t.Helper()
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		if c, err := Find(r.pid); err != nil || time.Since(began) > 10*time.Second {
+			r.t.Fatalf("it has no companion: %v", err)
+		} else if c != nil {
+			time.Sleep(50 * time.Millisecond)
+			return
+		}
+	}
+}
+
+// stops has a rank stopped and let go on.
+func (r rank) stops() {
+	r.t.Helper()
+	for _, signal := range []unix.Signal{unix.SIGSTOP, unix.SIGCONT} {
+		if err := unix.Kill(r.pid, signal); err != nil {
+			r.t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
 }
