@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -299,6 +300,8 @@ static bool start(void)
 	sigfillset(&all); // no handler of the program's runs on it
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	started = !pthread_create(&thread, NULL, serve, tid);
+	while (started && !__atomic_load_n(tid, __ATOMIC_SEQ_CST)) // the shim must find it as well
+		sched_yield();
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (!started) {
 		close(listener);

@@ -19,6 +19,7 @@
 #include "companion.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -243,6 +244,9 @@ bool worker_start(void)
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	copy_start(control.copiers, COPIERS);
 	bool started = !pthread_create(&thread, NULL, work, NULL);
+	// The shim must find it before the program has any memory of its making.
+	while (started && !__atomic_load_n(&control.tid, __ATOMIC_SEQ_CST))
+		sched_yield();
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return started;
 }
