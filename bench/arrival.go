@@ -7,12 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/docker/go-units"
@@ -20,6 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/registryserver"
 )
 
 // parseRates reads a list of rates, "100MB,1GB,0", in bytes a second.
@@ -35,15 +33,15 @@ func parseRates(list string) (rates []uint64, _ error) {
 }
 
 // arrive restores an image from a registry at each rate. Nothing of it stays in containerd.
-func (i *imageCase) arrive(ctx context.Context, server *registryServer, ref string, port int) (runs []report.ArrivalRun, err error) {
-	defer server.limit.set(0)
+func (i *imageCase) arrive(ctx context.Context, server *registryserver.Server, ref string, port int) (runs []report.ArrivalRun, err error) {
+	defer server.Limit(0)
 	for _, rate := range i.rates {
 		if _, err := i.cold(); err != nil {
 			return runs, err
 		}
-		server.limit.set(rate)
+		server.Limit(rate)
 		r, id := report.ArrivalRun{Rate: rate}, i.id()
-		first, flow := firstAnswer(ctx, port), watchFlow(ctx, server.limit, port, i.c.GPU().Kind)
+		first, flow := firstAnswer(ctx, port), watchFlow(ctx, server, port, i.c.GPU().Kind)
 		r.Restore, err = timed(func() error {
 			return i.c.Gpuckpt(ctx, &struct{}{}, "restore", ref, "--pull", "--name", id, "--net-host", "--gpus", "0", "--cdi-spec-dirs", i.cdi, "--snapshotter", i.c.Snapshotter())
 		})
@@ -51,7 +49,7 @@ func (i *imageCase) arrive(ctx context.Context, server *registryServer, ref stri
 		if err != nil {
 			return runs, err
 		}
-		r.Fetched = server.limit.count()
+		r.Fetched = server.Sent()
 		k := i.c.Adopt(id, port)
 		line, err := i.c.Timeline(id)
 		if err != nil {
@@ -103,88 +101,4 @@ func phaseText(phases []images.Phase) string {
 		}
 	}
 	return strings.Join(parts, ", ")
-}
-
-// limiter holds back what a registry sends of blobs, over all connections, and counts it.
-type limiter struct {
-	mu   sync.Mutex
-	rate uint64    // bytes a second; 0: no limit
-	next time.Time // when the next byte may go
-	sent uint64
-}
-
-// set sets the rate, and counts from 0 on.
-func (l *limiter) set(rate uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.rate, l.next, l.sent = rate, time.Time{}, 0
-}
-
-func (l *limiter) count() uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.sent
-}
-
-func (l *limiter) limits() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.rate > 0
-}
-
-// maxBehind is how much time the senders make up for. A sleep takes a millisecond longer than it was to on
-// some machines, more than a piece takes to send.
-const maxBehind = 20 * time.Millisecond
-
-// take returns how long the sender of so many bytes has to wait.
-func (l *limiter) take(bytes int, now time.Time) time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.sent += uint64(bytes)
-	if l.rate == 0 {
-		return 0
-	}
-	if least := now.Add(-maxBehind); l.next.Before(least) {
-		l.next = least
-	}
-	wait := max(l.next.Sub(now), 0)
-	l.next = l.next.Add(time.Duration(float64(bytes) / float64(l.rate) * float64(time.Second)))
-	return wait
-}
-
-// handler limits next.
-func (l *limiter) handler(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
-			w = &limited{w, l}
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-type limited struct {
-	http.ResponseWriter
-	limit *limiter
-}
-
-// ReadFrom has the kernel send a file by itself while there is no limit, as registries do.
-func (w *limited) ReadFrom(r io.Reader) (int64, error) {
-	from, ok := w.ResponseWriter.(io.ReaderFrom)
-	if !ok || w.limit.limits() {
-		return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, 256<<10))
-	}
-	const piece = 4 << 20 // so that it is counted on the way
-	total := int64(0)
-	for {
-		n, err := from.ReadFrom(io.LimitReader(r, piece))
-		w.limit.take(int(n), time.Now())
-		if total += n; err != nil || n < piece {
-			return total, err
-		}
-	}
-}
-
-func (w *limited) Write(p []byte) (int, error) {
-	time.Sleep(w.limit.take(len(p), time.Now()))
-	return w.ResponseWriter.Write(p)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/registryserver"
 )
 
 const (
@@ -25,7 +26,7 @@ const (
 
 // watchFlow follows a restore of a program that will listen at a port. The function that it returns
 // ends that, and returns the points.
-func watchFlow(ctx context.Context, limit *limiter, port int, gpu harness.GPUKind) func() []report.FlowPoint {
+func watchFlow(ctx context.Context, server *registryserver.Server, port int, gpu harness.GPUKind) func() []report.FlowPoint {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan []report.FlowPoint, 1)
 	go func() {
@@ -36,7 +37,7 @@ func watchFlow(ctx context.Context, limit *limiter, port int, gpu harness.GPUKin
 		}
 		var points []report.FlowPoint
 		for ctx.Err() == nil {
-			p := report.FlowPoint{Seconds: time.Since(began).Seconds(), Sent: limit.count()}
+			p := report.FlowPoint{Seconds: time.Since(began).Seconds(), Sent: server.Sent()}
 			p.Digested, p.Copied = w.look()
 			if points = append(points, p); len(points) > flowMost {
 				for i := range flowMost / 2 {

@@ -12,7 +12,6 @@ require (
 	github.com/containerd/containerd/v2 v2.4.2
 	github.com/containerd/typeurl/v2 v2.3.0
 	github.com/docker/go-units v0.5.0
-	github.com/google/go-containerregistry v0.22.1
 	github.com/gpuckpt/gpuckpt v0.0.0
 	github.com/gpuckpt/gpuckpt/integration v0.0.0
 	github.com/opencontainers/go-digest v1.0.0
@@ -53,7 +52,7 @@ require (
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/godbus/dbus/v5 v5.1.0 // indirect
 	github.com/golang/freetype v0.0.0-20170609003504-e2365dfdc4a0 // indirect
-	github.com/google/go-cmp v0.7.0 // indirect
+	github.com/google/go-containerregistry v0.22.1 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/klauspost/compress v1.20.0 // indirect
 	github.com/klauspost/cpuid/v2 v2.2.10 // indirect

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/registryserver"
 )
 
 // transfer makes a run with a registry.
@@ -28,16 +29,16 @@ func (i *imageCase) transfer(ctx context.Context, o report.ImageOutcome) report.
 }
 
 func (i *imageCase) thereAndBack(ctx context.Context, r *report.RegistryRun) (err error) {
-	server, err := startRegistry(i.b.dirs[report.OnTmpfs]) // which is no limit
+	server, err := registryserver.Start(i.b.dirs[report.OnTmpfs]) // which is no limit
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, server.close()) }()
+	defer func() { err = errors.Join(err, server.Close()) }()
 	s, err := i.start(ctx, report.Ours)
 	if err != nil {
 		return err
 	}
-	first, second := server.ref("job:1"), server.ref("job:2")
+	first, second := server.Ref("job:1"), server.Ref("job:2")
 	if err := i.send(ctx, server, s.k, first, &r.First); err != nil {
 		return err
 	}
@@ -55,7 +56,7 @@ func (i *imageCase) thereAndBack(ctx context.Context, r *report.RegistryRun) (er
 		return err
 	}
 	r.LayerBytes = found.LayerBytes
-	if r.Alone, err = server.rate(ctx, found); err != nil {
+	if r.Alone, err = server.Rate(ctx, found); err != nil {
 		return err
 	}
 	if err := i.pullNext(ctx, first, second, r); err != nil {
@@ -80,7 +81,7 @@ func (i *imageCase) thereAndBack(ctx context.Context, r *report.RegistryRun) (er
 }
 
 // send makes an image of a container that runs on, and pushes it.
-func (i *imageCase) send(ctx context.Context, server *registryServer, k *harness.Container, ref string, s *report.SentImage, flags ...string) (err error) {
+func (i *imageCase) send(ctx context.Context, server *registryserver.Server, k *harness.Container, ref string, s *report.SentImage, flags ...string) (err error) {
 	var made harness.CheckpointAnswer
 	s.Checkpoint, err = timed(func() error {
 		return i.c.Gpuckpt(ctx, &made, append([]string{"checkpoint", k.ID, "--image", ref, "--leave-running"}, flags...)...)
@@ -91,12 +92,12 @@ func (i *imageCase) send(ctx context.Context, server *registryServer, k *harness
 	s.Paused, s.Bytes, s.Written = made.PausedSeconds, made.Bytes, made.WrittenBytes
 	s.GPUWritten, s.GPUReused = made.GPUWrittenBytes, made.GPUReusedBytes
 	var pushed harness.TransferAnswer
-	before := server.sent()
+	before := server.Received()
 	s.Push, err = timed(func() error { return i.c.Gpuckpt(ctx, &pushed, "image", "push", ref) })
 	if err != nil {
 		return err
 	}
-	s.Sent, s.PushGPU, s.PushGPUReused = server.sent()-before, pushed.GPUBytes, pushed.GPUReusedBytes
+	s.Sent, s.PushGPU, s.PushGPUReused = server.Received()-before, pushed.GPUBytes, pushed.GPUReusedBytes
 	return nil
 }
 

@@ -23,13 +23,14 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
+	"github.com/gpuckpt/gpuckpt/integration/registryserver"
 )
 
 // waysCase is a node with a kubelet, whose CRI has gpuckpt's snapshotter, and a registry.
 type waysCase struct {
 	b      *bench
 	n      *node.Node
-	server *registryServer
+	server *registryserver.Server
 	plugin *harness.Snapshotter
 	cdi    string
 	size   uint64
@@ -104,7 +105,7 @@ func (w *waysCase) start(ctx context.Context, dir string) error {
 	for _, i := range list {
 		w.keep = append(w.keep, i.Target.Digest)
 	}
-	w.server, err = startRegistry(w.b.dirs[report.OnTmpfs])
+	w.server, err = registryserver.Start(w.b.dirs[report.OnTmpfs])
 	return err
 }
 
@@ -114,7 +115,7 @@ func (w *waysCase) close() (err error) {
 	}
 	w.plugin.Stop()
 	if w.server != nil {
-		err = errors.Join(err, w.server.close())
+		err = errors.Join(err, w.server.Close())
 	}
 	return err
 }
@@ -133,7 +134,7 @@ func (w *waysCase) send(ctx context.Context) (port int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	w.ref, w.podRef = w.server.ref("job:1"), w.server.ref("pod:1")
+	w.ref, w.podRef = w.server.Ref("job:1"), w.server.Ref("pod:1")
 	if err := w.push(ctx, waysContainer, w.ref, of.port); err != nil {
 		return 0, err
 	}
@@ -152,7 +153,7 @@ func (w *waysCase) send(ctx context.Context) (port int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if w.alone, err = w.server.rate(ctx, found); err != nil {
+	if w.alone, err = w.server.Rate(ctx, found); err != nil {
 		return 0, err
 	}
 	return of.port, errors.Join(w.n.DeleteStatic(ctx, waysContainer), w.forget(ctx))
@@ -171,8 +172,8 @@ func (w *waysCase) push(ctx context.Context, id, ref string, port int) error {
 
 // once measures a way, and leaves nothing of the image on the node.
 func (w *waysCase) once(ctx context.Context, r *report.WayRun, port int) (err error) {
-	w.server.limit.set(r.Rate)
-	defer w.server.limit.set(0)
+	w.server.Limit(r.Rate)
+	defer w.server.Limit(0)
 	ctx, cancel := context.WithTimeout(ctx, runLimit+imageCopies*time.Duration(w.size/slowRate)*time.Second)
 	defer cancel()
 	clean := context.WithoutCancel(ctx)
@@ -189,7 +190,7 @@ func (w *waysCase) once(ctx context.Context, r *report.WayRun, port int) (err er
 		remove = func() error { return w.n.DeleteStatic(clean, waysContainer) }
 		_, err = w.n.RunStatic(ctx, waysContainer, w.manifest(w.podRef, map[string]string{annotations.Restore: "true"}, "pattern"))
 	}
-	r.Running, r.Fetched = first(), w.server.limit.count()
+	r.Running, r.Fetched = first(), w.server.Sent()
 	if err == nil {
 		err = w.answers(ctx, port, "verify", "bad=0")
 	}

@@ -165,6 +165,9 @@ func (c *container) fitRestore(ctx context.Context, spec *specs.Spec, view confi
 	if err := iouring.Deny(spec, view, hasGPU, dump); err != nil {
 		return err
 	}
+	if spec.Process != nil && len(spec.Process.Args) == 0 { // as of an image without a command
+		spec.Process.Args = []string{"restored"} // runc wants one, and starts none
+	}
 	return vet.Dump(ctx, spec, images, dump, "")
 }
 

@@ -279,6 +279,12 @@ func TestFirstAnswer(t *testing.T) {
 			firstAnswer(t, result, medium.dir(t), medium.runs)
 		})
 	}
+	t.Run("registry", func(t *testing.T) {
+		result := results.Add(t)
+		needsPyTorch(t)
+		takeRoom(t, 20, 70) // an image in the registry's tmpfs, its blobs and its layers in containerd's
+		firstAnswerFromRegistry(t, result)
+	})
 }
 
 // firstAnswer checkpoints a server into a directory and restores it some times.

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package registryserver
 
 import (
 	"bytes"
@@ -24,7 +24,7 @@ import (
 // nothing is left in the end.
 func TestRegistry(t *testing.T) {
 	dir := t.TempDir()
-	s, err := startRegistry(dir)
+	s, err := Start(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,21 +33,21 @@ func TestRegistry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := name.ParseReference(s.ref("job:1"))
+	first, err := name.ParseReference(s.Ref("job:1"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := remote.Write(first, image); err != nil {
 		t.Fatal(err)
 	}
-	sent := s.sent()
-	if sent < 4*bytes || sent > 5*bytes {
-		t.Errorf("%d bytes were sent of an image of 4 layers of %d", sent, bytes)
+	received := s.Received()
+	if received < 4*bytes || received > 5*bytes {
+		t.Errorf("%d bytes were sent of an image of 4 layers of %d", received, bytes)
 	}
 	if err := remote.Write(first.Context().Tag("2"), image); err != nil {
 		t.Fatal(err)
 	}
-	if again := s.sent() - sent; again != 0 {
+	if again := s.Received() - received; again != 0 {
 		t.Errorf("%d bytes were sent again", again)
 	}
 	back, err := remote.Image(first.Context().Tag("2"))
@@ -57,7 +57,7 @@ func TestRegistry(t *testing.T) {
 	if err := validate.Image(back); err != nil {
 		t.Error(err)
 	}
-	if err := s.close(); err != nil {
+	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -68,12 +68,12 @@ func TestRegistry(t *testing.T) {
 // Two uploads are under way at once, with the requests that containerd makes, and
 // one whose bytes are not those of its digest is refused.
 func TestRegistryUploads(t *testing.T) {
-	s, err := startRegistry(t.TempDir())
+	s, err := Start(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := s.close(); err != nil {
+		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
 	}()

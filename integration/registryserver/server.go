@@ -1,7 +1,10 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package registryserver is a registry on a loopback port, go-containerregistry's, for tests and
+// measurements on machines that have no other. Its blobs are files, because checkpoint images are too
+// large for memory, and it can send them at a rate.
+package registryserver
 
 import (
 	"context"
@@ -26,18 +29,17 @@ import (
 	connections "github.com/gpuckpt/gpuckpt/images/registry"
 )
 
-// registryServer is a registry on a loopback port, go-containerregistry's, with
-// its blobs in files: images here are too large for memory.
-type registryServer struct {
+// Server is a registry that runs.
+type Server struct {
 	host  string // "127.0.0.1:4711"
 	blobs *blobFiles
 	web   *http.Server
 	limit *limiter
 }
 
-// startRegistry starts one with its blobs in a new directory in parent. Its end
-// is close's.
-func startRegistry(parent string) (*registryServer, error) {
+// Start starts a registry with its blobs in a new directory in parent. Close ends it. On an error nothing
+// is left.
+func Start(parent string) (*Server, error) {
 	dir, err := os.MkdirTemp(parent, "registry")
 	if err != nil {
 		return nil, fmt.Errorf("start a registry: %w", err)
@@ -49,7 +51,7 @@ func startRegistry(parent string) (*registryServer, error) {
 	blobs := &blobFiles{dir: dir}
 	handler := registry.New(registry.WithBlobHandler(blobs), registry.Logger(log.New(io.Discard, "", 0)))
 	limit := new(limiter)
-	s := &registryServer{
+	s := &Server{
 		host: listener.Addr().String(), blobs: blobs, limit: limit,
 		web: &http.Server{Handler: limit.handler(inOneRequest(handler)), ReadHeaderTimeout: time.Minute},
 	}
@@ -57,12 +59,12 @@ func startRegistry(parent string) (*registryServer, error) {
 	return s, nil
 }
 
-// ref is an image's name in the registry.
-func (s *registryServer) ref(name string) string { return s.host + "/" + name }
+// Ref returns an image's name in the registry, of "job:1" for example.
+func (s *Server) Ref(name string) string { return s.host + "/" + name }
 
-// rate fetches all layers of GPU state without a limit and throws them away, over as many connections as
-// gpuckpt has, and returns the bytes a second.
-func (s *registryServer) rate(ctx context.Context, image *oci.Image) (float64, error) {
+// Rate fetches all layers of GPU state without a limit and throws them away, over as many connections as
+// gpuckpt has, and returns the bytes a second. The image must be pushed as "job".
+func (s *Server) Rate(ctx context.Context, image *oci.Image) (float64, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(connections.DefaultParallel())
 	var fetched atomic.Int64
@@ -72,7 +74,7 @@ func (s *registryServer) rate(ctx context.Context, image *oci.Image) (float64, e
 			continue
 		}
 		group.Go(func() error {
-			q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.ref("v2/job/blobs/"+l.Digest.String()), nil)
+			q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.Ref("v2/job/blobs/"+l.Digest.String()), nil)
 			if err != nil {
 				return err
 			}
@@ -93,11 +95,18 @@ func (s *registryServer) rate(ctx context.Context, image *oci.Image) (float64, e
 	return float64(fetched.Load()) / time.Since(began).Seconds(), err
 }
 
-// sent is how many bytes of blobs were sent to the registry up to now.
-func (s *registryServer) sent() uint64 { return uint64(s.blobs.received.Load()) }
+// Received returns how many bytes of blobs the registry has been sent.
+func (s *Server) Received() uint64 { return uint64(s.blobs.received.Load()) }
 
-// close ends the registry and removes its blobs.
-func (s *registryServer) close() error {
+// Limit has the registry send so many bytes of blobs a second, over all connections; 0 is no limit. Sent
+// begins anew.
+func (s *Server) Limit(rate uint64) { s.limit.set(rate) }
+
+// Sent returns how many bytes of blobs the registry has sent since the last Limit.
+func (s *Server) Sent() uint64 { return s.limit.count() }
+
+// Close ends the registry and removes its blobs.
+func (s *Server) Close() error {
 	return errors.Join(s.web.Close(), os.RemoveAll(s.blobs.dir))
 }
 

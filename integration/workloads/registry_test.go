@@ -1,0 +1,263 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package workloads
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/registryserver"
+)
+
+// A node that has nothing of a checkpoint image restores it straight from a registry.
+
+// remote is a checkpoint image in a registry on a loopback port, whose blobs lie in a tmpfs.
+type remote struct {
+	*registryserver.Server
+	ref    string
+	digest digest.Digest
+	args   []string // of "gpuckpt restore", what the container has from outside
+}
+
+// sendAway makes a checkpoint image of a container, sends it to a registry of the test's own, and
+// removes the container and all of the image from the node.
+func sendAway(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container, args ...string) *remote {
+	t.Helper()
+	server, err := registryserver.Start(memoryDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r := &remote{Server: server, ref: server.Ref("job:1"), args: args}
+	var made harness.CheckpointAnswer
+	if err := result.Time("checkpoint --image", func() error {
+		return untilTaken(ctx, t, result, func() error { return shared.Gpuckpt(ctx, &made, "checkpoint", k.ID, "--image", r.ref) })
+	}); err != nil {
+		t.Fatalf("%v\n%s", err, tail(linesWith(shared.Log(), k.ID)))
+	}
+	r.digest = digest.Digest(made.Digest)
+	t.Cleanup(func() { r.forget(t) }) // a test that fails leaves gigabytes otherwise
+	notePhases(t, result, k)
+	result.Number("gpu_bytes", float64(made.GPUBytes))
+	result.Number("image_bytes", float64(made.Bytes))
+	if err := errors.Join(
+		k.Remove(ctx),
+		result.Time("push", func() error { return shared.Gpuckpt(ctx, &struct{}{}, "image", "push", r.ref) }),
+	); err != nil {
+		t.Fatal(err)
+	}
+	r.forget(t)
+	return r
+}
+
+// forget removes the image from the node.
+func (r *remote) forget(t *testing.T) {
+	t.Helper()
+	ctx := context.Background() // also when the test is over
+	err := shared.Client().ImageService().Delete(ctx, r.ref, ctdimages.SynchronousDelete())
+	if err != nil && !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+	if _, err := shared.Client().ContentStore().Info(ctx, r.digest); !errdefs.IsNotFound(err) {
+		t.Errorf("the image is still here: %v", err)
+	}
+}
+
+// restore restores the image as a container of that name, and asks its program all the while. It returns
+// the seconds from its begin until the first answer, and until the command ended: containerd has the image
+// then.
+func (r *remote) restore(ctx context.Context, t *testing.T, id string, ask func(context.Context) error) (answered, kept float64) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r.Limit(0)
+	var failed error
+	began, done := time.Now(), make(chan struct{})
+	go func() {
+		defer close(done)
+		log := filepath.Join(shared.Dir(), "logs", id+".log")
+		failed = shared.Gpuckpt(ctx, &struct{}{}, append([]string{
+			"restore", r.ref, "--pull", "--name", id, "--net-host", "--snapshotter", shared.Snapshotter(), "--log-file", log,
+		}, r.args...)...)
+		if kept = time.Since(began).Seconds(); failed != nil {
+			cancel() // nobody will answer
+		}
+	}()
+	err := ask(ctx)
+	answered = time.Since(began).Seconds()
+	<-done
+	if failed != nil || err != nil {
+		t.Fatalf("restore %s: %v; asked: %v\n%s", id, failed, err, tail(linesWith(shared.Log(), id)))
+	}
+	return answered, kept
+}
+
+// cdiOfNodes writes a CDI specification of a device "all" with all nodes that PyTorch may open. The driver's
+// libraries come with the host's directories.
+func cdiOfNodes(t *testing.T) (dir string) {
+	t.Helper()
+	type object = map[string]any
+	var devices []object
+	for _, pattern := range nodes {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			devices = append(devices, object{"path": path})
+		}
+	}
+	data, err := json.Marshal(object{
+		"cdiVersion": "0.6.0", "kind": harness.CDIKind,
+		"devices": []object{{"name": "all", "containerEdits": object{"deviceNodes": devices}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "nodes.json"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// mountArgs are the arguments of "gpuckpt restore" for what start mounts.
+func mountArgs(t *testing.T) (args []string) {
+	t.Helper()
+	mounts, err := importImage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mounts {
+		args = append(args, "--mount", fmt.Sprintf("type=%s,src=%s,dst=%s,options=bind:ro:rprivate", m.Type, m.Source, m.Destination))
+	}
+	return args
+}
+
+// firstAnswerFromRegistry sends a server of 8B shape to a registry and restores it from there some times.
+func firstAnswerFromRegistry(t *testing.T, result *harness.TestResult) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	const cache, runs = 2, 3
+	s := serve(t, harness.Name(t), cache)
+	s.ready(ctx, t)
+	s.next(ctx, t, 0, 20)
+	before := s.sum(ctx, t)
+	r := sendAway(ctx, t, result, s.Container,
+		append(mountArgs(t), "--device", harness.CDIKind+"=all", "--cdi-spec-dirs", cdiOfNodes(t))...)
+	var answered, kept []float64
+	var answers []said
+	for run := range runs + 1 {
+		var answer said
+		var found state
+		ask := func(ctx context.Context) error { return s.patiently(ctx, "next?session=0&words=1", &answer) }
+		if run == runs { // all else is as it was: the sum before any answer
+			ask = func(ctx context.Context) error { return s.patiently(ctx, "checksum", &found) }
+		}
+		id := fmt.Sprintf("%s-%d", s.ID, run)
+		first, whole := r.restore(ctx, t, id, ask)
+		k := shared.Adopt(id, 0)
+		k.RemoveAtEnd(t)
+		if run < runs {
+			answered, kept, answers = append(answered, first), append(kept, whole), append(answers, answer)
+			result.Phases(t, k)
+			result.Number("fetched_bytes", float64(r.Sent()))
+		} else if !reflect.DeepEqual(found, before) {
+			t.Errorf("the state is %v, before it was %v", found, before)
+		}
+		k.MustRemove(t)
+		r.forget(t)
+	}
+	t.Logf("%d GiB of KV cache; seconds until the first answer %.2f, until the node had the image %.2f", cache, answered, kept)
+	slices.Sort(answered)
+	slices.Sort(kept)
+	result.Number("restored_seconds", kept[runs/2])
+	result.Number("first_answer_seconds", answered[runs/2])
+	for _, answer := range answers {
+		if answer.Place != before.Places[0]+1 || !reflect.DeepEqual(answer, answers[0]) {
+			t.Errorf("after the restores the first answers are %v; the session was at %d", answers, before.Places[0])
+		}
+	}
+}
+
+// patiently is ask, and again where a connection came before the program ran and was lost.
+func (s server) patiently(ctx context.Context, question string, answer any) error {
+	for {
+		err := s.ask(ctx, question, answer)
+		if lost := errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF); !lost || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// The same way with a program of the tests' own, on any GPU: it goes on with all of its memory, from a node
+// that has nothing of it, each time. The container's image has no command, as that of PyTorch here, and so
+// has the checkpoint image.
+func TestAnswerFromRegistry(t *testing.T) {
+	result := results.Add(t)
+	program, err := shared.Bins().Path("gpuwork")
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := harness.BuildImage(t.Context(), harness.ImageSpec{Files: map[string]string{"/usr/bin/gpuwork": program}, Guests: gpu.LibraryFiles()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "gpuckpt.test/no-command:latest"
+	if err := shared.Import(t.Context(), name, image); err != nil {
+		t.Fatal(err)
+	}
+	k := shared.Work(t, harness.RunSpec{Image: name, GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(64<<20), "--seed", "11")
+	k.Expect(t, "count", "101")
+	cdi := t.TempDir()
+	if err := shared.WriteCDISpec(cdi); err != nil {
+		t.Fatal(err)
+	}
+	r := sendAway(t.Context(), t, result, k, "--gpus", "0", "--cdi-spec-dirs", cdi)
+	for run := range 2 {
+		id := fmt.Sprintf("%s-%d", k.ID, run)
+		answered, kept := r.restore(t.Context(), t, id, func(ctx context.Context) error {
+			for {
+				answer, err := harness.Ask(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(k.Port)), "verify")
+				if err == nil && answer != "bad=0" {
+					return fmt.Errorf("the program says %q", answer)
+				}
+				if err == nil || ctx.Err() != nil {
+					return err
+				}
+			}
+		})
+		if sent := r.Sent(); answered <= 0 || answered > kept+1 || sent < 64<<20 {
+			t.Errorf("the first answer after %.2f s, the image after %.2f s, %d bytes from the registry", answered, kept, sent)
+		}
+		restored := shared.Adopt(id, k.Port)
+		restored.RemoveAtEnd(t)
+		restored.Expect(t, "count", "102")
+		restored.MustRemove(t)
+		r.forget(t)
+	}
+}
