@@ -79,11 +79,11 @@ func TestPage(t *testing.T) {
 	if got := line(t, files, "| tmpfs |"); !strings.Contains(got, "| 3.0 GB |") {
 		t.Errorf("of the first answer it says %q", got)
 	}
-	if got := line(t, files, "| registry |"); got != "" {
+	if got := line(t, files, "| a registry"); got != "" {
 		t.Errorf("of a registry that was not tried it says %q", got)
 	}
 	files["g/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/registry", "passed")
-	if got := line(t, files, "| registry |"); !strings.Contains(got, "| 3.0 GB |") {
+	if got := line(t, files, "| a registry, by ctr"); !strings.Contains(got, "| 3.0 GB |") {
 		t.Errorf("of the first answer from a registry it says %q", got)
 	}
 	if got := line(t, files, jax); !strings.Contains(got, "jax_training.py") {

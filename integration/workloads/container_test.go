@@ -33,6 +33,19 @@ var nodes = []string{
 	"/dev/nvidia[0-9]*", "/dev/nvidia-caps/*",
 }
 
+// nodesHere are those of this machine.
+func nodesHere(t *testing.T) (paths []string) {
+	t.Helper()
+	for _, pattern := range nodes {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, found...)
+	}
+	return paths
+}
+
 // importImage makes the image and puts it into the shared containerd, once, and
 // gives what is to be mounted into containers made of it.
 var importImage = sync.OnceValues(func() ([]specs.Mount, error) {
@@ -91,14 +104,8 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 		spec.Annotations[annotations.Companion] = "true"
 	}
 	if cuda {
-		for _, pattern := range nodes {
-			paths, err := filepath.Glob(pattern)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, path := range paths {
-				spec.CtrFlags = append(spec.CtrFlags, "--device", path)
-			}
+		for _, path := range nodesHere(t) {
+			spec.CtrFlags = append(spec.CtrFlags, "--device", path)
 		}
 	}
 	k, err := shared.Run(t.Context(), spec)

@@ -12,6 +12,7 @@ package workloads
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -52,8 +53,16 @@ func TestMain(m *testing.M) {
 			fmt.Printf("Python: %s, %v\n", host.Executable, host.Versions)
 			maps.Copy(results.Versions, host.Versions)
 		}
-		shared, err = s.Start(harness.Options{})
-		return err
+		var plugin *harness.Snapshotter
+		var begun error
+		shared, err = s.Start(harness.Options{ConfigIn: func(dir string) string {
+			if plugin, begun = harness.StartSnapshotter(s.Bins, dir, nil); begun != nil {
+				return ""
+			}
+			s.AtEnd(func() error { plugin.Stop(); return nil })
+			return plugin.Config()
+		}})
+		return errors.Join(begun, err)
 	})
 }
 

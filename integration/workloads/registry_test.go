@@ -9,12 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +25,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/registryserver"
 )
@@ -34,12 +37,21 @@ type remote struct {
 	*registryserver.Server
 	ref    string
 	digest digest.Digest
-	args   []string // of "gpuckpt restore", what the container has from outside
+	// has is what the container has from outside, for ctr, and cdi the directory of a CDI specification
+	// of its device, for gpuckpt.
+	has         harness.RunSpec
+	cdi, device string
 }
+
+// way restores the image as a container of that name.
+type way func(ctx context.Context, id string) error
+
+// ways are those that the documents have.
+func (r *remote) ways() map[string]way { return map[string]way{"restore": r.pull, "ctr": r.run} }
 
 // sendAway makes a checkpoint image of a container, sends it to a registry of the test's own, and
 // removes the container and all of the image from the node.
-func sendAway(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container, args ...string) *remote {
+func sendAway(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container) *remote {
 	t.Helper()
 	server, err := registryserver.Start(memoryDir(t))
 	if err != nil {
@@ -50,7 +62,7 @@ func sendAway(ctx context.Context, t *testing.T, result *harness.TestResult, k *
 			t.Error(err)
 		}
 	})
-	r := &remote{Server: server, ref: server.Ref("job:1"), args: args}
+	r := &remote{Server: server, ref: server.Ref("job:1")}
 	var made harness.CheckpointAnswer
 	if err := result.Time("checkpoint --image", func() error {
 		return untilTaken(ctx, t, result, func() error { return shared.Gpuckpt(ctx, &made, "checkpoint", k.ID, "--image", r.ref) })
@@ -85,10 +97,39 @@ func (r *remote) forget(t *testing.T) {
 	}
 }
 
-// restore restores the image as a container of that name, and asks its program all the while. It returns
-// the seconds from its begin until the first answer, and until the command ended: containerd has the image
-// then.
-func (r *remote) restore(ctx context.Context, t *testing.T, id string, ask func(context.Context) error) (answered, kept float64) {
+// pull has "gpuckpt restore" restore the image while it arrives. The node has the image when it returns.
+func (r *remote) pull(ctx context.Context, id string) error {
+	args := []string{
+		"restore", r.ref, "--pull", "--name", id, "--net-host", "--snapshotter", shared.Snapshotter(),
+		"--log-file", filepath.Join(shared.Dir(), "logs", id+".log"), "--device", r.device, "--cdi-spec-dirs", r.cdi,
+	}
+	for _, m := range r.has.Mounts {
+		args = append(args, "--mount", fmt.Sprintf("type=%s,src=%s,dst=%s,options=%s", m.Type, m.Source, m.Destination, strings.Join(m.Options, ":")))
+	}
+	for name, value := range r.has.Annotations {
+		args = append(args, "--annotation", name+"="+value)
+	}
+	return shared.Gpuckpt(ctx, &struct{}{}, args...)
+}
+
+// run pulls the image with gpuckpt's snapshotter and runs it, both by ctr. GPU state may still arrive when
+// it returns.
+func (r *remote) run(ctx context.Context, id string) error {
+	const snapshotter = "gpuckpt"
+	if _, err := shared.Ctr(ctx, "images", "pull", "--plain-http", "--snapshotter", snapshotter, r.ref); err != nil {
+		return err
+	}
+	spec := r.has
+	spec.ID, spec.Image, spec.Snapshotter = id, r.ref, snapshotter
+	spec.Annotations = map[string]string{annotations.Restore: "true"}
+	maps.Copy(spec.Annotations, r.has.Annotations)
+	_, err := shared.Run(ctx, spec)
+	return err
+}
+
+// restore restores the image in a way, and asks its program all the while. It returns the seconds from the
+// begin until the first answer, and until the last command ended.
+func (r *remote) restore(ctx context.Context, t *testing.T, by way, id string, ask func(context.Context) error) (answered, ended float64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -97,11 +138,8 @@ func (r *remote) restore(ctx context.Context, t *testing.T, id string, ask func(
 	began, done := time.Now(), make(chan struct{})
 	go func() {
 		defer close(done)
-		log := filepath.Join(shared.Dir(), "logs", id+".log")
-		failed = shared.Gpuckpt(ctx, &struct{}{}, append([]string{
-			"restore", r.ref, "--pull", "--name", id, "--net-host", "--snapshotter", shared.Snapshotter(), "--log-file", log,
-		}, r.args...)...)
-		if kept = time.Since(began).Seconds(); failed != nil {
+		failed = by(ctx, id)
+		if ended = time.Since(began).Seconds(); failed != nil {
 			cancel() // nobody will answer
 		}
 	}()
@@ -111,23 +149,34 @@ func (r *remote) restore(ctx context.Context, t *testing.T, id string, ask func(
 	if failed != nil || err != nil {
 		t.Fatalf("restore %s: %v; asked: %v\n%s", id, failed, err, tail(linesWith(shared.Log(), id)))
 	}
-	return answered, kept
+	return answered, ended
 }
 
-// cdiOfNodes writes a CDI specification of a device "all" with all nodes that PyTorch may open. The driver's
-// libraries come with the host's directories.
-func cdiOfNodes(t *testing.T) (dir string) {
+// hasPyTorch notes what start gives to a container with CUDA.
+func (r *remote) hasPyTorch(t *testing.T) {
+	t.Helper()
+	var err error
+	if r.has.Mounts, err = importImage(); err != nil {
+		t.Fatal(err)
+	}
+	paths := nodesHere(t)
+	for _, path := range paths {
+		r.has.CtrFlags = append(r.has.CtrFlags, "--device", path)
+	}
+	r.device, r.cdi = harness.CDIKind+"=all", cdiOfNodes(t, paths)
+	if os.Getenv(envCompanion) != "" {
+		r.has.Annotations = map[string]string{annotations.Companion: "true"}
+	}
+}
+
+// cdiOfNodes writes a CDI specification of a device "all" with these nodes alone: the driver's libraries come
+// with the host's directories.
+func cdiOfNodes(t *testing.T, paths []string) (dir string) {
 	t.Helper()
 	type object = map[string]any
 	var devices []object
-	for _, pattern := range nodes {
-		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, path := range paths {
-			devices = append(devices, object{"path": path})
-		}
+	for _, path := range paths {
+		devices = append(devices, object{"path": path})
 	}
 	data, err := json.Marshal(object{
 		"cdiVersion": "0.6.0", "kind": harness.CDIKind,
@@ -143,59 +192,49 @@ func cdiOfNodes(t *testing.T) (dir string) {
 	return dir
 }
 
-// mountArgs are the arguments of "gpuckpt restore" for what start mounts.
-func mountArgs(t *testing.T) (args []string) {
-	t.Helper()
-	mounts, err := importImage()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range mounts {
-		args = append(args, "--mount", fmt.Sprintf("type=%s,src=%s,dst=%s,options=bind:ro:rprivate", m.Type, m.Source, m.Destination))
-	}
-	return args
-}
-
-// firstAnswerFromRegistry sends a server of 8B shape to a registry and restores it from there some times.
+// firstAnswerFromRegistry sends a server of 8B shape to a registry and restores it from there some times, in
+// each way.
 func firstAnswerFromRegistry(t *testing.T, result *harness.TestResult) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	const cache, runs = 2, 3
 	s := serve(t, harness.Name(t), cache)
 	s.ready(ctx, t)
 	s.next(ctx, t, 0, 20)
 	before := s.sum(ctx, t)
-	r := sendAway(ctx, t, result, s.Container,
-		append(mountArgs(t), "--device", harness.CDIKind+"=all", "--cdi-spec-dirs", cdiOfNodes(t))...)
-	var answered, kept []float64
+	r := sendAway(ctx, t, result, s.Container)
+	r.hasPyTorch(t)
 	var answers []said
-	for run := range runs + 1 {
-		var answer said
-		var found state
-		ask := func(ctx context.Context) error { return s.patiently(ctx, "next?session=0&words=1", &answer) }
-		if run == runs { // all else is as it was: the sum before any answer
-			ask = func(ctx context.Context) error { return s.patiently(ctx, "checksum", &found) }
+	for _, name := range slices.Sorted(maps.Keys(r.ways())) {
+		var answered, ended []float64
+		for run := range runs + 1 {
+			var answer said
+			var found state
+			ask := func(ctx context.Context) error { return s.patiently(ctx, "next?session=0&words=1", &answer) }
+			if run == runs { // all else is as it was: the sum before any answer
+				ask = func(ctx context.Context) error { return s.patiently(ctx, "checksum", &found) }
+			}
+			id := fmt.Sprintf("%s-%s-%d", s.ID, name, run)
+			first, whole := r.restore(ctx, t, r.ways()[name], id, ask)
+			k := shared.Adopt(id, 0)
+			k.RemoveAtEnd(t)
+			if run < runs {
+				answered, ended, answers = append(answered, first), append(ended, whole), append(answers, answer)
+				result.Phases(t, k)
+				result.Number("fetched_by_"+name+"_bytes", float64(r.Sent()))
+			} else if !reflect.DeepEqual(found, before) {
+				t.Errorf("%s: the state is %v, before it was %v", name, found, before)
+			}
+			k.MustRemove(t)
+			r.forget(t)
 		}
-		id := fmt.Sprintf("%s-%d", s.ID, run)
-		first, whole := r.restore(ctx, t, id, ask)
-		k := shared.Adopt(id, 0)
-		k.RemoveAtEnd(t)
-		if run < runs {
-			answered, kept, answers = append(answered, first), append(kept, whole), append(answers, answer)
-			result.Phases(t, k)
-			result.Number("fetched_bytes", float64(r.Sent()))
-		} else if !reflect.DeepEqual(found, before) {
-			t.Errorf("the state is %v, before it was %v", found, before)
-		}
-		k.MustRemove(t)
-		r.forget(t)
+		t.Logf("%s, %d GiB of KV cache: seconds until the first answer %.2f, until the command ended %.2f", name, cache, answered, ended)
+		slices.Sort(answered)
+		slices.Sort(ended)
+		result.Number("restored_by_"+name+"_seconds", ended[runs/2])
+		result.Number("first_answer_by_"+name+"_seconds", answered[runs/2])
 	}
-	t.Logf("%d GiB of KV cache; seconds until the first answer %.2f, until the node had the image %.2f", cache, answered, kept)
-	slices.Sort(answered)
-	slices.Sort(kept)
-	result.Number("restored_seconds", kept[runs/2])
-	result.Number("first_answer_seconds", answered[runs/2])
 	for _, answer := range answers {
 		if answer.Place != before.Places[0]+1 || !reflect.DeepEqual(answer, answers[0]) {
 			t.Errorf("after the restores the first answers are %v; the session was at %d", answers, before.Places[0])
@@ -233,31 +272,35 @@ func TestAnswerFromRegistry(t *testing.T) {
 	}
 	k := shared.Work(t, harness.RunSpec{Image: name, GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(64<<20), "--seed", "11")
 	k.Expect(t, "count", "101")
-	cdi := t.TempDir()
-	if err := shared.WriteCDISpec(cdi); err != nil {
+	r := sendAway(t.Context(), t, result, k)
+	r.has.GPUs, r.has.Port = []int{0}, k.Port
+	r.device, r.cdi = harness.CDIKind+"=0", t.TempDir()
+	if err := shared.WriteCDISpec(r.cdi); err != nil {
 		t.Fatal(err)
 	}
-	r := sendAway(t.Context(), t, result, k, "--gpus", "0", "--cdi-spec-dirs", cdi)
-	for run := range 2 {
-		id := fmt.Sprintf("%s-%d", k.ID, run)
-		answered, kept := r.restore(t.Context(), t, id, func(ctx context.Context) error {
-			for {
-				answer, err := harness.Ask(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(k.Port)), "verify")
-				if err == nil && answer != "bad=0" {
-					return fmt.Errorf("the program says %q", answer)
-				}
-				if err == nil || ctx.Err() != nil {
-					return err
-				}
+	ask := func(ctx context.Context) error {
+		for {
+			answer, err := harness.Ask(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(k.Port)), "verify")
+			if err == nil && answer != "bad=0" {
+				return fmt.Errorf("the program says %q", answer)
 			}
-		})
-		if sent := r.Sent(); answered <= 0 || answered > kept+1 || sent < 64<<20 {
-			t.Errorf("the first answer after %.2f s, the image after %.2f s, %d bytes from the registry", answered, kept, sent)
+			if err == nil || ctx.Err() != nil {
+				return err
+			}
 		}
-		restored := shared.Adopt(id, k.Port)
-		restored.RemoveAtEnd(t)
-		restored.Expect(t, "count", "102")
-		restored.MustRemove(t)
-		r.forget(t)
+	}
+	for name, way := range r.ways() {
+		for run := range 2 {
+			id := fmt.Sprintf("%s-%s-%d", k.ID, name, run)
+			answered, ended := r.restore(t.Context(), t, way, id, ask)
+			if sent := r.Sent(); answered <= 0 || ended <= 0 || sent < 64<<20 {
+				t.Errorf("%s: the first answer after %.2f s, the end after %.2f s, %d bytes from the registry", name, answered, ended, sent)
+			}
+			restored := shared.Adopt(id, k.Port)
+			restored.RemoveAtEnd(t)
+			restored.Expect(t, "count", "102")
+			restored.MustRemove(t)
+			r.forget(t)
+		}
 	}
 }

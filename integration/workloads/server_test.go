@@ -282,7 +282,7 @@ func TestFirstAnswer(t *testing.T) {
 	t.Run("registry", func(t *testing.T) {
 		result := results.Add(t)
 		needsPyTorch(t)
-		takeRoom(t, 20, 70) // an image in the registry's tmpfs, its blobs and its layers in containerd's
+		takeRoom(t, 20, 75) // an image in the registry's tmpfs, its blobs and its layers in containerd's
 		firstAnswerFromRegistry(t, result)
 	})
 }
