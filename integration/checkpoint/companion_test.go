@@ -97,6 +97,22 @@ func TestCompanionShared(t *testing.T) {
 	}
 }
 
+// A process that is on its way to memory of one that is checkpointed has it then.
+func TestCompanionSharedStarting(t *testing.T) {
+	spec := withCompanion()
+	spec.Ports = 2
+	spec.Env = []string{"SOFTCUDA_CONTEXT_DELAY_MS=400"}
+	k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "8M")
+	k.Expect(t, "count", "101")
+	ref := takeCheckpoint(t, shared, k, "starting")
+	bothCount(t, k, 102)
+	if gpu.Kind != harness.SoftwareGPU { // which would have it in cuInit: docs/limits.md
+		return
+	}
+	k.MustRemove(t)
+	bothCount(t, restore(t, shared, k.ID, ref, k.Port), 102)
+}
+
 // bothCount checks that two processes that share memory, which the second imports, go on with it.
 func bothCount(t *testing.T, k *harness.Container, next int) {
 	t.Helper()

@@ -77,6 +77,7 @@ type Container struct {
 	Port int
 
 	c       *Containerd
+	of      *Container // whose program it is, for one of Process
 	mu      sync.Mutex
 	streams []io.Closer // the restored container's output
 }
@@ -185,7 +186,12 @@ func (k *Container) Start(ctx context.Context) error {
 }
 
 // log is the file of the container's output.
-func (k *Container) log() string { return filepath.Join(k.c.home.logs(), k.ID+".log") }
+func (k *Container) log() string {
+	if k.of != nil {
+		return k.of.log()
+	}
+	return filepath.Join(k.c.home.logs(), k.ID+".log")
+}
 
 // Logs is what the container's program has written up to now, standard output
 // and standard error in one; after a restore under the same id, what it wrote

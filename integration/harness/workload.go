@@ -83,9 +83,9 @@ func (k *Container) MustPid(t T) int {
 }
 
 // Process is the nth program of a container of which each listens on a port of
-// its own, one after the other; for the questions alone.
+// its own, one after the other; for the questions and the output alone.
 func (k *Container) Process(n int) *Container {
-	return &Container{ID: fmt.Sprintf("%s, process %d", k.ID, n), Port: k.Port + n, c: k.c}
+	return &Container{ID: fmt.Sprintf("%s, process %d", k.ID, n), Port: k.Port + n, c: k.c, of: k}
 }
 
 // Answer is what the program answers to a question; none fails the test.

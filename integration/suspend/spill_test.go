@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -204,12 +203,10 @@ func TestCompanion(t *testing.T) {
 func TestCompanionShared(t *testing.T) {
 	for name, up := range map[string]bool{"up": true, "starting": false} {
 		t.Run(name, func(t *testing.T) {
-			if gpu.Kind == harness.SoftwareGPU { // as on a real one, the second process is not up when the first one is
-				shared.SoftwareGPU(t, "init_delay_ms=100\ncontext_delay_ms=400\n")
-			}
 			spec := harness.RunSpec{GPUs: []int{0}, Ports: 2, Annotations: map[string]string{"dev.gpuckpt.companion": "true"}}
+			spec.Env = []string{"SOFTCUDA_CONTEXT_DELAY_MS=400"} // as with a real one, the second process is up later
 			k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "8M")
-			t.Cleanup(func() { sayWhoEnded(t, k) })
+			t.Cleanup(func() { sayShim(t) })
 			k.Expect(t, "count", "101")
 			next := 102
 			if up {
@@ -228,41 +225,34 @@ func TestCompanionShared(t *testing.T) {
 	}
 }
 
-// sayWhoEnded logs, for a test that has failed, what the shim has said, and the states and exit codes of the processes
-// that a container's first one has forked and not waited for.
-func sayWhoEnded(t *testing.T, k *harness.Container) {
-	if !t.Failed() {
-		return
-	}
-	t.Log(shared.LogTail(6000))
-	pid := k.MustPid(t)
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-	t.Logf("children of %d: %s: %v", pid, children, err)
-	for child := range strings.FieldsSeq(string(children)) {
-		stat, err := os.ReadFile(filepath.Join("/proc", child, "stat"))
-		t.Logf("%s: %v", stat, err)
+// sayShim logs what the shims have said last, for a test that has failed.
+func sayShim(t *testing.T) {
+	if t.Failed() {
+		t.Log(shared.LogTail(6000))
 	}
 }
 
 // A program that is suspended while it starts CUDA goes on, or is not suspended.
 func TestStarting(t *testing.T) {
-	if gpu.Kind == harness.SoftwareGPU {
-		shared.SoftwareGPU(t, "init_delay_ms=300\ncontext_delay_ms=300\n")
-	}
 	moments := []time.Duration{0, 100, 200, 300, 400, 500, 700, 900}
 	if gpu.Kind == harness.SoftwareGPU { // before, in and after its delays
 		moments = []time.Duration{100, 500, 900}
 	}
-	for _, after := range moments {
+	for i, after := range moments {
 		after *= time.Millisecond
-		k := shared.Work(t, harness.RunSpec{ID: fmt.Sprint("starting-", after), GPUs: []int{0}}, "counter")
+		slow := []string{"SOFTCUDA_INIT_DELAY_MS=300", "SOFTCUDA_CONTEXT_DELAY_MS=300"}
+		k := shared.Work(t, harness.RunSpec{ID: fmt.Sprint("starting-", after), GPUs: []int{0}, Env: slow}, "counter")
+		t.Cleanup(func() { sayShim(t) })
 		time.Sleep(after)
-		err := gpuckpt(t, shared, "suspend", k.ID)
+		args := []string{k.ID}
+		if i%2 == 1 {
+			args = []string{"--spill", diskDir(t), k.ID}
+		}
+		err := gpuckpt(t, shared, "suspend", args...)
 		if err == nil {
 			resume(t, shared, k)
 		}
 		t.Logf("after %v: suspend: %v", after, err)
 		k.Expect(t, "count", "101")
-		k.MustRemove(t)
 	}
 }
