@@ -77,11 +77,21 @@ type Parked struct {
 // who lock them if they wait for each other. If none has anything, and on an error, all companions are
 // open again, unless the error says that one could not be opened. What the processes share is taken down;
 // if it cannot be, a Parked is returned with the error, and it has a Refusal. The processes must not be frozen.
-func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (_ *Parked, err error) {
-	all, err := of(procs)
-	if err != nil || len(all) == 0 {
-		return nil, err
+func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (p *Parked, err error) {
+	for had := 0; ; {
+		all, ferr := of(procs)
+		if ferr != nil || len(all) == had {
+			return p, errors.Join(err, ferr)
+		}
+		// A program that has its companion from then on may import memory of one that is parked.
+		if p, err = park(ctx, procs, all, timeout); !errors.Is(err, errElsewhere) {
+			return p, err
+		}
+		had = len(all)
 	}
+}
+
+func park(ctx context.Context, procs cuda.Group, all []*Companion, timeout time.Duration) (*Parked, error) {
 	parked, err := each(all, func(c *Companion) (control, error) {
 		return c.ask(ctx, "park", askPark, timeout/2, timeout/2+time.Second)
 	})

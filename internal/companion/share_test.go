@@ -366,6 +366,38 @@ func TestSharedStopped(t *testing.T) {
 	}
 }
 
+// A process that imports memory after the others were looked for, and before all are parked, is parked as well.
+func TestSharedMeanwhile(t *testing.T) {
+	for _, way := range ways {
+		late, other := pair(t, build(t), way)
+		exporter, importer := starting(t, build(t), way, "SOFTCUDA_CONTEXT_DELAY_MS=300")
+		procs := cuda.Group{late.process(), other.process(), exporter.process(), importer.process()}
+		if err := unix.Kill(late.pid, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() {
+			p, err := Park(t.Context(), procs, time.Minute)
+			done <- errors.Join(err, p.Refusal())
+		}()
+		importer.says("", "102")
+		if err := unix.Kill(late.pid, unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if importer.imported() {
+			t.Error("the memory is mapped still")
+		}
+		if err := Open(t.Context(), procs); err != nil {
+			t.Fatal(err)
+		}
+		exporter.says("", "103")
+		importer.says("", "104")
+	}
+}
+
 // asks returns when a rank has a companion, which it has from its import on, and a moment later.
 func (r rank) asks() {
 	r.t.Helper()
