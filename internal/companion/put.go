@@ -16,10 +16,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
-// LibraryName is the companion's file name, and InContainer where a container has it.
+// LibraryName is the companion's file name, and InContainer where a container has it: in the root, where
+// no read-only mount is in the way of making a file to mount it on.
 const (
 	LibraryName = "libgpuckpt.so"
-	InContainer = "/usr/local/lib/gpuckpt/" + LibraryName
+	InContainer = "/" + LibraryName
 )
 
 const preload = "LD_PRELOAD="
