@@ -12,9 +12,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/docs/commands"
@@ -24,6 +26,22 @@ import (
 
 // nodeImage is the image that deploy/node names.
 const nodeImage = "ghcr.io/gpuckpt/node:0.0.0"
+
+// driverMounts lists the mount points below a directory that have files of the GPU driver.
+func driverMounts(t *testing.T, dir string) []string {
+	t.Helper()
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var points []string
+	for _, m := range mounts {
+		if m.Mountpoint != dir && slices.ContainsFunc(gpu.LibraryFiles(), func(file string) bool { return strings.HasPrefix(file, m.Mountpoint+"/") }) {
+			points = append(points, m.Mountpoint)
+		}
+	}
+	return points
+}
 
 // covered is a directory of the machine that this program, and all that it starts, sees below
 // another: what is written there does not reach the machine.
@@ -51,7 +69,19 @@ func cover(t *testing.T, dir string) covered {
 	}
 	c := covered{filepath.Join(tmp, "upper"), filepath.Join(tmp, "below")}
 	mount(dir, c.below, "", unix.MS_BIND, "")
+	// An overlay shows no file system that is mounted below its directory. The driver's is needed.
+	drivers := driverMounts(t, dir)
+	kept := func(i int) string { return filepath.Join(tmp, fmt.Sprint("driver", i)) }
+	for i, point := range drivers {
+		if err := os.Mkdir(kept(i), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		mount(point, kept(i), "", unix.MS_BIND, "")
+	}
 	mount("gpuckpt-test", dir, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s/work", c.below, c.written, tmp))
+	for i, point := range drivers {
+		mount(kept(i), point, "", unix.MS_BIND, "")
+	}
 	return c
 }
 
