@@ -8,10 +8,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -39,15 +41,15 @@ func checkpointCommand() *cobra.Command {
 	var d daemon
 	var b buildFlags
 	var o capture.Options
-	var pod string
+	var pod, inMemory string
 	var p pushed
 	c := &cobra.Command{
 		Use:   "checkpoint CONTAINER... --image REF",
 		Short: "Make a checkpoint image of a running container",
 		Long: `Make a checkpoint image of a running container.
 
-The container is paused and dumped into a directory, and the image is built of the dump
-in containerd. With --leave-running the container runs on as soon as the dump is complete
+The container is paused and dumped, in memory if that has room, and the image is built of the
+dump in containerd. With --leave-running the container runs on as soon as the dump is complete
 and its GPU filled again. Otherwise it ends once the image is complete. If anything fails,
 the container is as it was before, and there is no image.
 
@@ -71,6 +73,9 @@ fails, the image stays in containerd.`,
 				return err
 			}
 			if err := p.check(&o); err != nil {
+				return err
+			}
+			if o.InMemory, err = memoryFor(inMemory, cmd.Flags().Changed("image-path")); err != nil {
 				return err
 			}
 			return d.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
@@ -128,7 +133,23 @@ fails, the image stays in containerd.`,
 	c.MarkFlagsOneRequired("image", "push")
 	_ = c.RegisterFlagCompletionFunc("image", d.images)
 	_ = c.MarkFlagDirname("image-path")
+	f.StringVar(&inMemory, "in-memory", "", "most memory that the dump may take, 16GiB; 0 for none: what has no room there is dumped to the disk (default: three quarters of what is available, and none if --image-path is named)")
 	return c
+}
+
+// memoryFor returns how much memory a dump may take, in bytes.
+func memoryFor(text string, pathNamed bool) (uint64, error) {
+	switch {
+	case text == "" && pathNamed:
+		return 0, nil
+	case text == "":
+		return math.MaxUint64, nil
+	}
+	n, err := units.RAMInBytes(text)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("--in-memory: %q is not a size such as 16GiB", text)
+	}
+	return uint64(n), nil
 }
 
 // captured says what was made of a container.

@@ -194,6 +194,7 @@ func TestFlagsAreCheckedFirst(t *testing.T) {
 		{append(checkpoint, "--threads", "-1"), "-1 threads", false},
 		{append(checkpoint, "--layer-size", "65MiB"), "power of two", false},
 		{append(checkpoint, "--compression", "lz4"), "lz4", false},
+		{append(checkpoint, "--in-memory", "some"), "not a size such as 16GiB", false},
 		{checkpoint, "/nonexistent.sock", false},
 		{[]string{"image", "convert", "dir:/", "job.tar"}, "oci-archive:job.tar", false},
 		{[]string{"image", "inspect", t.TempDir()}, "is not a checkpoint", false},

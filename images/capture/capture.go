@@ -43,6 +43,10 @@ type Options struct {
 	Image string
 	// Dir is where the dump is made, on this machine; empty: DefaultDir.
 	Dir string
+	// InMemory is how much memory dumps may take, in bytes, at most three quarters of what is available:
+	// on a tmpfs of their own, mounted in Dir. What has no room there is dumped into Dir itself, from the
+	// beginning.
+	InMemory uint64
 	// LeaveRunning lets the container run on. Else it ends once the image is complete.
 	LeaveRunning bool
 	// Unpack unpacks the image too, for the container's snapshotter.
@@ -79,6 +83,7 @@ type run struct {
 	task     client.Task
 	dumpDir  string
 	release  func() error // of dumpDir
+	memory   uint64       // of the tmpfs that dumpDir is to be, in bytes; 0 for none
 	dumped   *runningDump // nil before its files are complete
 	manifest ocispec.Descriptor
 	pausedAt time.Time // zero while the container is as it was found

@@ -38,15 +38,28 @@ func Containers(ctx context.Context, c *client.Client, targets []Target, o Optio
 	if len(targets) == 0 {
 		return nil, fmt.Errorf("no container is named: %w", errdefs.ErrInvalidArgument)
 	}
+	o.Dir = cmp.Or(o.Dir, DefaultDir)
+	if o.InMemory > 0 {
+		if memory := min(o.InMemory, spareMemory(ctx, c, o.Dir)); memory > 0 {
+			results, err := containersIn(ctx, c, targets, o, memory)
+			if ctx.Err() != nil || !hasNoRoom(err) {
+				return results, err
+			}
+		}
+	}
+	return containersIn(ctx, c, targets, o, 0)
+}
+
+// containersIn is Containers, with dumps that share so much memory; 0 for dumps in the directory itself.
+func containersIn(ctx context.Context, c *client.Client, targets []Target, o Options, memory uint64) ([]*Result, error) {
 	began := time.Now()
 	var all cut
-	o.Dir = cmp.Or(o.Dir, DefaultDir)
 	var one sync.Mutex
 	for _, t := range targets {
 		if slices.ContainsFunc(all, func(r *run) bool { return r.result.Container == t.ID || r.Image == t.Image }) {
 			return nil, fmt.Errorf("checkpoint %s as %s: one of the two is named twice: %w", t.ID, t.Image, errdefs.ErrInvalidArgument)
 		}
-		r := &run{Options: o, client: c, result: Result{Container: t.ID, Image: t.Image, Running: o.LeaveRunning}}
+		r := &run{Options: o, client: c, memory: memory / uint64(len(targets)), result: Result{Container: t.ID, Image: t.Image, Running: o.LeaveRunning}}
 		r.Image, r.Previous = t.Image, t.Previous
 		if len(targets) > 1 && o.Progress != nil {
 			r.Progress = func(s images.Step) {

@@ -77,7 +77,7 @@ func (r *run) dump(ctx context.Context) error {
 	err = errors.Join(d.wait(), diffErr, metaErr)
 	if ctx.Err() != nil {
 		// The shim gives up a dump whose directory is gone.
-		err = errors.Join(err, os.RemoveAll(r.dumpDir))
+		err = errors.Join(err, removeDump(r.dumpDir))
 	}
 	return err
 }

@@ -94,7 +94,7 @@ func recoverNote(ctx context.Context, dial func() (*client.Client, error), note 
 	} else if err := left.resume(ctx, dial); err != nil && !errdefs.IsNotFound(err) {
 		return nil, err
 	}
-	return &left, errors.Join(os.RemoveAll(dumpDir), os.Remove(note))
+	return &left, errors.Join(removeDump(dumpDir), os.Remove(note))
 }
 
 func (l *Left) resume(ctx context.Context, dial func() (*client.Client, error)) error {

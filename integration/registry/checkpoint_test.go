@@ -5,8 +5,10 @@ package registry
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -65,6 +67,61 @@ func TestNoRoomForTheDump(t *testing.T) {
 	fails(t, c, nil, []string{"no space left on device"}, "checkpoint", k.ID, "--image", ref, "--image-path", dir)
 	unharmed(t, c, k, ref, dir)
 	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
+}
+
+// A dump is made in memory if that has room, and else in the directory; in either case nothing is left.
+func TestDumpInMemory(t *testing.T) {
+	c := session.Own(t, harness.Options{})
+	dumps := filepath.Join(harness.DiskDir(t), "dumps")
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "7")
+	for i, test := range []struct {
+		memory string
+		want   string // where the GPU state was last
+	}{{"0", "disk"}, {"16MiB", "disk"}, {"1GiB", "tmpfs"}} {
+		ref := fmt.Sprintf("gpuckpt.test/job:%d", i)
+		var kinds []string
+		stop, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Millisecond):
+					if found := dumpsOn(dumps); found != "" && !slices.Contains(kinds, found) {
+						kinds = append(kinds, found)
+					}
+				}
+			}
+		}()
+		gpuckpt(t, c, "checkpoint", k.ID, "--image", ref, "--leave-running", "--image-path", dumps, "--in-memory", test.memory)
+		close(stop)
+		<-ended
+		if len(kinds) == 0 || kinds[len(kinds)-1] != test.want {
+			t.Errorf("with %s of memory the dump was on %q, want %s", test.memory, kinds, test.want)
+		}
+		k.Expect(t, "verify", "bad=0")
+		if err := c.Client().ImageService().Delete(t.Context(), ref); err != nil {
+			t.Fatal(err)
+		}
+		unharmed(t, c, k, ref, dumps)
+	}
+}
+
+// dumpsOn returns the kind of file system that a dump's GPU state is on, "" if there is none.
+func dumpsOn(dir string) string {
+	found, _ := filepath.Glob(filepath.Join(dir, "*", "gpu-*")) // the pattern is sound
+	for _, path := range found {
+		var st unix.Statfs_t
+		switch err := unix.Statfs(path, &st); {
+		case err != nil:
+		case st.Type == unix.TMPFS_MAGIC:
+			return "tmpfs"
+		default:
+			return "disk"
+		}
+	}
+	return ""
 }
 
 // No room for the image in containerd's store: the container runs on, and there
