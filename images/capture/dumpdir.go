@@ -91,7 +91,11 @@ func removeDump(dir string) error {
 // It is 0 if the directory is in memory already, and where the shims would not see what this process mounts.
 func spareMemory(ctx context.Context, c *client.Client, dir string) uint64 {
 	var in unix.Statfs_t
-	if err := os.MkdirAll(dir, 0o700); err != nil || unix.Statfs(dir, &in) != nil || in.Type == unix.TMPFS_MAGIC {
+	err := unix.Statfs(dir, &in)
+	if errors.Is(err, unix.ENOENT) { // it will be made
+		err = unix.Statfs(filepath.Dir(dir), &in)
+	}
+	if err != nil || in.Type == unix.TMPFS_MAGIC {
 		return 0
 	}
 	daemon, err := c.IntrospectionService().Server(ctx)
