@@ -33,8 +33,8 @@ type imageCase struct {
 	c     *harness.Containerd
 	size  uint64
 	media string
-	// dumps is the directory for dumps; "" for one beside containerd's.
-	dumps string
+	// inMemory is checkpoint's flag of that name; "" for its default.
+	inMemory string
 	// cases are what is measured of ours, rates those of the registry, many and gpus how many restores
 	// begin at once, and on how many GPUs.
 	cases      []string
@@ -262,8 +262,8 @@ func (i *imageCase) ours(ctx context.Context, r *report.ImageRun) error {
 	}
 	ref := "gpuckpt.test/bench:" + r.Compression
 	args := []string{"checkpoint", s.k.ID, "--image", ref, "--compression", r.Compression}
-	if i.dumps != "" {
-		args = append(args, "--image-path", i.dumps)
+	if i.inMemory != "" {
+		args = append(args, "--in-memory", i.inMemory)
 	}
 	var made harness.CheckpointAnswer
 	r.Checkpoint, err = timed(func() error { return i.c.Gpuckpt(ctx, &made, args...) })

@@ -57,7 +57,7 @@ type command struct {
 	images                 bool
 	imagesSize             uint64 // 0 for one that suits the kind of GPU
 	imageCases, imageMedia []string
-	dumpsInMemory          bool
+	imageInMemory          string
 	rates                  []uint64
 	many                   int
 	pcie                   float64
@@ -117,7 +117,7 @@ func parse(args []string) (*command, error) {
 	limitMemory := set.String("limit-memory", "2GiB", "memory limit of --limit-case; the software GPU gets its GPU memory on top")
 	imagesSize := set.String("images-size", "", "GPU memory of --images; default 8GiB, with the software GPU 256MiB")
 	imageCases := set.String("image-cases", "none,zstd,registry", "what --images measures: none, zstd: images of that compression; registry: to a registry and back; many: several restores of one image at once; ways: from the registry by gpuckpt, ctr and a pod beside each other, which needs Kubernetes' programs; a list")
-	set.BoolVar(&cmd.dumpsInMemory, "image-dumps-in-memory", false, "make the dumps of --images where --dir is, whatever --image-media")
+	set.StringVar(&cmd.imageInMemory, "image-in-memory", "", "gpuckpt checkpoint's --in-memory for --images; 0 has dumps on the disk with --image-media disk")
 	imageMedia := set.String("image-media", report.OnTmpfs, "where containerd is for --images: tmpfs, disk; a list")
 	rates := set.String("arrival-rates", "100MB,1GB,0", "what the registry of --images sends a second; 0 is no limit; a list")
 	set.IntVar(&cmd.many, "many", 4, "restores at once of --image-cases many")
@@ -396,9 +396,7 @@ func (cmd *command) measureImagesOn(ctx context.Context, b *bench, r *report.Res
 	}
 	i.cases, i.rates, i.many = cmd.imageCases, cmd.rates, cmd.many
 	i.gpus = cmd.gpus
-	if cmd.dumpsInMemory {
-		i.dumps = filepath.Join(b.dirs[report.OnTmpfs], "dumps")
-	}
+	i.inMemory = cmd.imageInMemory
 	i.measure(ctx, cmd.methods)
 	r.ImageRuns, r.RegistryRuns, r.ManyRuns = append(r.ImageRuns, i.runs...), append(r.RegistryRuns, i.transfers...), append(r.ManyRuns, i.manyRuns...)
 	return nil
