@@ -94,8 +94,9 @@ func (h *Helper) Survey(ctx context.Context) (Survey, error) {
 }
 
 // State returns a process's state. pid, here and below, is as the helper counts (Options.Join). The
-// error is ErrNotCUDA if the driver knows no CUDA state of the process. A process that uses NVML alone
-// may be Running as well (measured, driver 580): ask for its RestoreThread, too, as Find does.
+// error is ErrNotCUDA if the driver knows no CUDA state of the process. The state alone is
+// not enough to tell, as a process is Running that the driver does not serve (the software GPU's, if its
+// NVML has no libcuda): ask for its RestoreThread, too, as Find does.
 func (h *Helper) State(ctx context.Context, pid int) (State, error) {
 	r, err := h.do(ctx, wire.Request{Op: wire.OpState, PID: pid}, h.opts.CallTimeout)
 	return State(r.Value), err

@@ -175,11 +175,30 @@ func TestSoftFind(t *testing.T) {
 	do(t, h.Unlock(t.Context(), b.pid))
 }
 
-// The driver calls a process that uses NVML alone running. It is no CUDA process for that.
-func TestSoftMonitorIsNoCUDAProcess(t *testing.T) {
+// NVML has the driver serve its process, which has made no call of CUDA: it goes there and back.
+func TestSoftMonitorGoesThereAndBack(t *testing.T) {
+	dev := devices(t, 1)
+	h, w, ctx := softHelper(t, dev, nil), start(t, dev, nil, "monitor"), t.Context()
+	w.counts(101)
+	procs, err := Find(ctx, h, []int{w.pid})
+	do(t, err)
+	if len(procs) != 1 || procs[0].State != Running || procs[0].RestoreThread.Host == w.pid {
+		t.Fatalf("found %+v", procs)
+	}
+	do(t, procs.Lock(ctx, h, time.Second))
+	do(t, procs.Checkpoint(ctx, h))
+	w.is(h, Checkpointed)
+	do(t, procs.Restore(ctx, h, nil))
+	do(t, procs.Unlock(ctx, h))
+	w.counts(102)
+}
+
+// The driver may call a process running that it does not serve, as one whose NVML has no libcuda: it
+// is no CUDA process for that.
+func TestSoftRunningIsNoCUDAProcess(t *testing.T) {
 	dev := devices(t, 1)
 	// The library is there, so that Find does ask the driver.
-	h, w, ctx := softHelper(t, dev, nil), start(t, dev, []string{"LD_PRELOAD=libcuda.so.1"}, "monitor"), t.Context()
+	h, w, ctx := softHelper(t, dev, nil), start(t, dev, []string{"LD_PRELOAD=libcuda.so.1", "SOFTCUDA_NVML_ALONE=1"}, "monitor"), t.Context()
 	w.counts(101)
 	if may, err := MayUseCUDA(w.pid); err != nil || !may {
 		t.Fatalf("it may use CUDA: %v, error %v", may, err)

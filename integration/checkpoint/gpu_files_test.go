@@ -36,16 +36,31 @@ func TestForkedAfterCUDA(t *testing.T) {
 	}
 }
 
-// A process that uses NVML alone keeps a file of the driver open. It is dumped and restored.
+// A process that uses NVML alone is checkpointed as a CUDA process is: NVML has the driver serve it.
 func TestMonitor(t *testing.T) {
 	results.Add(t)
+	testMonitor(t)
+}
+
+// NVML that finds no libcuda keeps a file of the driver open, and the driver does not know the process.
+// It is dumped and restored.
+func TestMonitorWithoutCUDA(t *testing.T) {
+	results.Add(t)
+	shared.SoftwareGPU(t, "nvml_alone=1\n")
+	testMonitor(t)
+}
+
+func testMonitor(t *testing.T) {
+	t.Helper()
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "monitor")
 	k.Expect(t, "count", "101")
 	ref := takeCheckpoint(t, shared, k, "monitor")
 	k.Expect(t, "count", "102")
-	k.MustRemove(t)
-	r := restore(t, shared, k.ID, ref, k.Port)
-	r.Expect(t, "count", "102")
+	for range 2 {
+		k.MustRemove(t)
+		k = restore(t, shared, k.ID, ref, k.Port)
+		k.Expect(t, "count", "102")
+	}
 }
 
 // A thread of the driver that reads a mapping of the GPU by a timer does not run while

@@ -28,6 +28,14 @@ static size_t staged;
 // measured.
 static CUresult lost;
 
+void checkpoint_forget_after_fork(void)
+{
+	state = CU_PROCESS_STATE_RUNNING;
+	staging = NULL;
+	staged = 0;
+	lost = CUDA_SUCCESS;
+}
+
 void pause_ms(unsigned ms)
 {
 	struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};

@@ -70,6 +70,8 @@ static void set(struct config *c, const char *key, const char *value)
 			snprintf(c->gpu[i].machine, sizeof c->gpu[i].machine, "%s", value);
 	} else if (!strcmp(key, "mute")) {
 		c->mute = !strcmp(value, "1");
+	} else if (!strcmp(key, "nvml_alone")) {
+		c->nvml_alone = !strcmp(value, "1");
 	} else if (!strcmp(key, "timer_ms")) {
 		c->timer_ms = (unsigned)strtoul(value, NULL, 10);
 	} else if (!strcmp(key, "cuda")) {
@@ -158,6 +160,7 @@ void config_load(struct config *c)
 		{"SOFTCUDA_HANG", "hang"},
 		{"SOFTCUDA_PIECE_MS", "piece_ms"},
 		{"SOFTCUDA_MUTE", "mute"},
+		{"SOFTCUDA_NVML_ALONE", "nvml_alone"},
 		{"SOFTCUDA_TIMER_MS", "timer_ms"},
 		{"SOFTCUDA_INIT_DELAY_MS", "init_delay_ms"},
 		{"SOFTCUDA_CONTEXT_DELAY_MS", "context_delay_ms"},

@@ -29,6 +29,11 @@ CUresult gate_enter(void)
 {
 	if (process.forked || !__atomic_load_n(&process.initialised, __ATOMIC_ACQUIRE))
 		return CUDA_ERROR_NOT_INITIALIZED;
+	return gate_enter_served();
+}
+
+CUresult gate_enter_served(void)
+{
 	pthread_mutex_lock(&mutex);
 	while (closed)
 		pthread_cond_wait(&changed, &mutex);
@@ -73,6 +78,14 @@ bool gate_close(unsigned timeout_ms)
 	}
 	pthread_mutex_unlock(&mutex);
 	return empty;
+}
+
+void gate_forget_after_fork(void)
+{
+	pthread_mutex_init(&mutex, NULL); // another thread may have held it
+	make_condition();
+	closed = false;
+	inside = 0;
 }
 
 void gate_open(void)

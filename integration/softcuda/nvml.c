@@ -4,6 +4,7 @@
 // libnvidia-ml.so.1: the few NVML calls that tell which GPUs and which driver a machine has, for
 // github.com/NVIDIA/go-nvml. Names, numbers and layouts as in NVML's manual.
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -43,10 +44,23 @@ typedef struct {
 
 static struct {
 	int users, gpus;
-	int control_fd; // nvidiactl, open while there are users
+	int control_fd; // nvidiactl, open while there are users; -1 if libcuda has it open
 	struct config config;
 	struct gpu gpu[MAX_GPUS];
 } nvml;
+
+// served_by_cuda has libcuda serve this process, as driver 580.159 does: then it has the restore thread
+// and the files of a process after cuInit. It is so until the process ends. Where there is no libcuda,
+// or it shows no GPU, NVML has its own file.
+static bool served_by_cuda(void)
+{
+	void *library = nvml.config.nvml_alone ? NULL : dlopen("libcuda.so.1", RTLD_NOW);
+	void *address = library ? dlsym(library, "softcuda_serve") : NULL;
+	int (*serve)(void);
+
+	memcpy(&serve, &address, sizeof serve);
+	return serve && !serve();
+}
 
 CUDA_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
@@ -55,8 +69,11 @@ CUDA_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 	int n = gpus_visible(&nvml.config, nvml.gpu);
 	if (n < 0)
 		return NVML_ERROR_DRIVER_NOT_LOADED;
-	if (!nvml.users && (nvml.control_fd = gpu_open(-1)) < 0)
-		return NVML_ERROR_DRIVER_NOT_LOADED;
+	if (!nvml.users) {
+		nvml.control_fd = -1;
+		if (!served_by_cuda() && (nvml.control_fd = gpu_open(-1)) < 0)
+			return NVML_ERROR_DRIVER_NOT_LOADED;
+	}
 	nvml.gpus = n;
 	nvml.users++;
 	return NVML_SUCCESS;
@@ -71,7 +88,7 @@ CUDA_API nvmlReturn_t nvmlShutdown(void)
 {
 	if (!nvml.users)
 		return NVML_ERROR_UNINITIALIZED;
-	if (!--nvml.users)
+	if (!--nvml.users && nvml.control_fd >= 0)
 		close(nvml.control_fd);
 	return NVML_SUCCESS;
 }

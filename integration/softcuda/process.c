@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// cuInit and the driver's per-process state.
+// cuInit, NVML's begin and the driver's per-process state.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -66,17 +66,23 @@ CUresult process_open(const struct gpu *gpus, int n)
 }
 
 // A forked child has inherited open nodes and pipes that are its parent's to use. The nodes stay
-// open, as with the real driver, though the child can do nothing with them.
+// open, as with the real driver, though the child can do nothing with them. A child of one that has
+// not called cuInit may do so.
 static void in_child(void)
 {
-	if (!process.initialised)
+	if (!process.served)
 		return;
 	for (int i = 0; i < process.gpus; i++)
 		process.fd[i] = -1;
 	process.control_fd = -1;
 	control_forget_after_fork();
+	process.served = false;
+	process.forked = process.initialised;
 	process.initialised = false;
-	process.forked = true;
+	if (process.forked)
+		return;
+	gate_forget_after_fork();
+	checkpoint_forget_after_fork();
 }
 
 // listen_for_importers does as the real driver, by whose socket other processes ask for what they
@@ -101,9 +107,34 @@ static CUresult listen_for_importers(int *to)
 	return CUDA_SUCCESS;
 }
 
+// serve has the driver serve this process: with files of these GPUs, the socket and the restore
+// thread, which is there delay_ms after the files.
+static CUresult serve(const struct gpu *gpus, int n, unsigned delay_ms)
+{
+	static bool follows_forks;
+	int named = -1;
+	CUresult r;
+
+	if ((r = process_open(gpus, n)))
+		return r;
+	pause_ms(delay_ms);
+	if (!follows_forks && pthread_atfork(NULL, NULL, in_child)) {
+		process_close();
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	follows_forks = true;
+	if ((r = listen_for_importers(&named)) || (r = control_start())) {
+		if (named >= 0)
+			close(named);
+		process_close();
+		return r;
+	}
+	process.served = true;
+	return CUDA_SUCCESS;
+}
+
 static CUresult initialise(void)
 {
-	int named = -1;
 	struct config config;
 	struct gpu gpus[MAX_GPUS];
 	CUresult r;
@@ -123,21 +154,16 @@ static CUresult initialise(void)
 		n = gpus_chosen(gpus, n);
 	if (n < 1)
 		return CUDA_ERROR_NO_DEVICE;
-	if ((r = process_open(gpus, n)))
-		return r;
-	pause_ms(config.init_delay_ms);
-	if (pthread_atfork(NULL, NULL, in_child)) {
+	if (process.served) { // NVML was first: the files are those of all GPUs
+		gate_enter_served();
 		process_close();
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		r = gate_leave(process_open(gpus, n));
+	} else {
+		r = serve(gpus, n, config.init_delay_ms);
 	}
-	if ((r = listen_for_importers(&named)) || (r = control_start())) {
-		if (named >= 0)
-			close(named);
-		process_close();
-		return r;
-	}
-	__atomic_store_n(&process.initialised, true, __ATOMIC_RELEASE);
-	return CUDA_SUCCESS;
+	if (!r)
+		__atomic_store_n(&process.initialised, true, __ATOMIC_RELEASE);
+	return r;
 }
 
 // reach_out does what the real driver may do in a program: it loads further libraries of its own,
@@ -168,6 +194,29 @@ CUresult cuInit(unsigned int flags)
 	if (!process.initialised)
 		reach_out();
 	CUresult r = initialise();
+	pthread_mutex_unlock(&once);
+	return r;
+}
+
+// softcuda_serve is for NVML's begin, which has libcuda serve the process, though CUDA's calls still
+// want a cuInit.
+CUDA_API CUresult softcuda_serve(void)
+{
+	struct config config;
+	struct gpu gpus[MAX_GPUS];
+	CUresult r = CUDA_SUCCESS;
+
+	if (process.forked)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	pthread_mutex_lock(&once);
+	if (!process.served) {
+		config_load(&config);
+		int n = gpus_usable(&config, gpus);
+		if (access("/proc/self/maps", R_OK))
+			r = CUDA_ERROR_OPERATING_SYSTEM;
+		else
+			r = n < 1 ? CUDA_ERROR_NO_DEVICE : serve(gpus, n, 0);
+	}
 	pthread_mutex_unlock(&once);
 	return r;
 }

@@ -218,7 +218,8 @@ static CUresult send_request(int pid, struct request *request, CUprocessState *s
 	return r;
 }
 
-// uses_nvml reports whether a process has NVML in use: its library, and nvidiactl open.
+// uses_nvml reports whether a process has NVML in use: its library, and nvidiactl open. It is for a
+// process whose NVML found no libcuda, or was told to do without (nvml_alone).
 static bool uses_nvml(int pid)
 {
 	char path[300], to[4352];
@@ -243,7 +244,7 @@ static bool uses_nvml(int pid)
 	return opened;
 }
 
-// A process that uses NVML alone is RUNNING, though it has no restore thread and cannot be locked.
+// A process that uses NVML without libcuda is RUNNING, though it has no restore thread and cannot be locked.
 CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state)
 {
 	struct request request = {.step = ASK_STATE};

@@ -40,6 +40,7 @@ struct config {
 	char driver[80];
 	int cuda_version; // 13000 is 13.0
 	struct gpu gpu[MAX_GPUS];
+	bool nvml_alone;   // NVML does not have libcuda serve its process
 	bool mute;         // the kernel module does not tell whose memory a process has mapped
 	unsigned timer_ms; // 0: no such thread (timer.c)
 	unsigned delay_ms[STEPS];
@@ -91,8 +92,9 @@ size_t gpu_memory_imported(const struct gpu *gpu, int pid);
 
 // process.c: this process's driver state. After a fork the child has none, as on the real driver.
 struct process {
-	bool initialised;
-	bool forked;
+	bool served;      // it has the files, the socket and the restore thread: from cuInit or NVML's begin on
+	bool initialised; // by cuInit
+	bool forked;      // from a process that was
 	int gpus;
 	struct gpu gpu[MAX_GPUS]; // by CUDA ordinal; replaced by a restore onto others
 	int fd[MAX_GPUS];         // open nodes; -1 while checkpointed
@@ -109,6 +111,8 @@ void process_close(void);
 
 // gate.c: every API call is inside the gate while it runs; a lock closes it.
 CUresult gate_enter(void);
+CUresult gate_enter_served(void); // for cuInit of a process that NVML has the driver serve
+void gate_forget_after_fork(void);
 CUresult gate_leave(CUresult result); // returns its argument
 bool gate_close(unsigned timeout_ms); // false: timed out and open again; 0 waits for ever
 void gate_open(void);
@@ -213,6 +217,7 @@ void control_forget_after_fork(void);
 // checkpoint.c: runs on the control thread only
 CUresult checkpoint_step(const struct request *request);
 CUprocessState checkpoint_state(void);
+void checkpoint_forget_after_fork(void);
 
 // timer.c: a thread that reads an address now and then, if the configuration asks for it. It must
 // be forgotten before it is unmapped, but by a checkpoint.

@@ -140,8 +140,8 @@ func (l *locked) unlisted() (p *cuda.Process, minor int) {
 }
 
 // A bystander is a process with files of a GPU and without CUDA state: a child that was
-// forked after CUDA began, or a user of NVML alone. The driver does not checkpoint it, and
-// CRIU dumps its files by gpuckpt's plugin.
+// forked after CUDA or NVML began. (The driver serves a user of NVML alone as a CUDA process.) The
+// driver does not checkpoint it, and CRIU dumps its files by gpuckpt's plugin.
 type bystander struct {
 	pid int
 	// mapped is where the process has files of NVIDIA's devices mapped. CUDA changes it.

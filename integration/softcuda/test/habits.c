@@ -1,8 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the driver leaves in processes and keeps from them: files in forked children and in users of
-// NVML, a thread that reads what is mapped by a timer, memory that two processes share, a socket's name.
+// What the driver leaves in processes and keeps from them: files in forked children, users of NVML, a thread that reads what is mapped by a timer, memory that two processes share, a socket's name.
 
 #include <errno.h>
 #include <signal.h>
@@ -65,31 +64,48 @@ static void forked_child(void)
 	stop(t); // the child dies with it
 }
 
-// Who uses NVML alone has nvidiactl open, and the driver calls it RUNNING. It is no CUDA process: it has
-// no restore thread, and cannot be locked. So a state alone does not make a CUDA process.
+// Who uses NVML alone is a CUDA process to the driver, which serves it all the way: NVML loads libcuda,
+// opens files of all GPUs and starts the restore thread.
 static void monitor(void)
 {
 	struct target t = launch("monitor", "", false);
+	int tid = 0, before = failures;
+
+	want_reply(t, "", "101");
+	WANT(gpu_fds(t.pid) > 1, true);
+	WANT(state_of(t.pid), CU_PROCESS_STATE_RUNNING);
+	WANT(finish(call_elsewhere("state", t.pid)), 10 + CU_PROCESS_STATE_RUNNING);
+	WANT(cu.tid(t.pid, &tid), CUDA_SUCCESS);
+	WANT(is_thread_of(t.pid, tid), true);
+	WANT(lock(t.pid, 1000), CUDA_SUCCESS);
+	WANT(state_of(t.pid), CU_PROCESS_STATE_LOCKED);
+	WANT(cu.checkpoint(t.pid, NULL), CUDA_SUCCESS);
+	WANT(gpu_fds(t.pid), 0);
+	WANT(gpu_mappings(t.pid), 0);
+	WANT(state_of(t.pid), CU_PROCESS_STATE_CHECKPOINTED);
+	WANT(restore(t.pid, 0, NULL), CUDA_SUCCESS);
+	WANT(state_of(t.pid), CU_PROCESS_STATE_LOCKED);
+	WANT(cu.unlock(t.pid, NULL), CUDA_SUCCESS);
+	want_cycle(t.pid);
+	if (failures > before)
+		describe(t.pid);
+	want_reply(t, "", "102");
+	stop(t);
+}
+
+// NVML without libcuda (here by a switch): nvidiactl is open and the state RUNNING, but there is no
+// restore thread, and no lock. So a state alone does not make a CUDA process.
+static void monitor_without_cuda(void)
+{
+	struct target t = launch("monitor", "SOFTCUDA_NVML_ALONE=1", false);
 	int tid = 0;
 
 	want_reply(t, "", "101");
-	WANT(gpu_fds(t.pid) > 0, true);
-	if (!real_driver)
-		WANT(gpu_fds(t.pid), 1);
-	bool as_known = WANT(state_of(t.pid), CU_PROCESS_STATE_RUNNING);
-	as_known &= WANT(finish(call_elsewhere("state", t.pid)), 10 + CU_PROCESS_STATE_RUNNING);
-	as_known &= WANT(cu.tid(t.pid, &tid), CUDA_ERROR_NOT_INITIALIZED);
-	CUresult locked = lock(t.pid, 1000);
-	as_known &= WANT(locked, CUDA_ERROR_NOT_INITIALIZED);
-	if (!as_known)
-		describe(t.pid);
-	if (!locked) { // then it is served as a CUDA process is, all the way
-		fprintf(stderr, "the thread %d serves it; locked, its state is %d\n", tid, state_of(t.pid));
-		WANT(cu.checkpoint(t.pid, NULL), CUDA_SUCCESS);
-		fprintf(stderr, "checkpointed, it has %d files of GPUs, and its state is %d\n", gpu_fds(t.pid), state_of(t.pid));
-		WANT(restore(t.pid, 0, NULL), CUDA_SUCCESS);
-		WANT(cu.unlock(t.pid, NULL), CUDA_SUCCESS);
-	}
+	WANT(gpu_fds(t.pid), 1);
+	WANT(state_of(t.pid), CU_PROCESS_STATE_RUNNING);
+	WANT(finish(call_elsewhere("state", t.pid)), 10 + CU_PROCESS_STATE_RUNNING);
+	WANT(cu.tid(t.pid, &tid), CUDA_ERROR_NOT_INITIALIZED);
+	WANT(lock(t.pid, 1000), CUDA_ERROR_NOT_INITIALIZED);
 	want_reply(t, "", "102");
 	stop(t);
 }
@@ -175,6 +191,7 @@ void test_habits(void)
 	monitor();
 	if (real_driver)
 		return;
+	monitor_without_cuda();
 	timer();
 	shared_memory();
 	name_taken();

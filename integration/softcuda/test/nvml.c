@@ -5,7 +5,9 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "harness.h"
 
@@ -54,6 +56,32 @@ static unsigned long long used(void *device)
 	return memory[2];
 }
 
+// NVML in use is no cuInit: CUDA's calls want one, and a forked child may make it. After it, CUDA has
+// the GPUs of the program's choice, of which the process has files.
+static void cuda_after(void)
+{
+	int n = 0;
+
+	WANT(cu.count(&n), CUDA_ERROR_NOT_INITIALIZED);
+	WANT(gpu_fds(getpid()), 3);
+	WANT(lock(getpid(), 0), CUDA_SUCCESS); // the child is not locked
+	pid_t child = fork();
+	if (!child) {
+		setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+		int inherited = gpu_fds(getpid());
+		alarm(20);
+		_exit(cu.init(0) || cu.count(&n) || n != 1 || gpu_fds(getpid()) != inherited + 2 || state_of(getpid()) != CU_PROCESS_STATE_RUNNING);
+	}
+	WANT(finish(child), 0);
+	WANT(cu.unlock(getpid(), NULL), CUDA_SUCCESS);
+	setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+	WANT(cu.init(0), CUDA_SUCCESS);
+	WANT(cu.count(&n), CUDA_SUCCESS);
+	WANT(n, 1);
+	WANT(gpu_fds(getpid()), 2);
+	want_cycle(getpid());
+}
+
 void test_nvml(void)
 {
 	enum { BYTES = 8 << 20 };
@@ -85,4 +113,5 @@ void test_nvml(void)
 	WANT(used(second) + BYTES <= busy, true);
 	stop(t);
 	WANT(nvml.shutdown(), 0);
+	cuda_after();
 }

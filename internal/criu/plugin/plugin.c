@@ -5,8 +5,8 @@
 // directory that CRIU's option libdir names, beside a file gpuckpt.conf. Without that file the
 // plugin does nothing.
 //
-// 1. Files of GPU devices in processes without CUDA state: children that were forked after CUDA
-//    began, and programs that use NVML alone. CRIU cannot dump such a character device by itself.
+// 1. Files of GPU devices in processes without CUDA state: children that were forked after CUDA or
+//    NVML began. CRIU cannot dump such a character device by itself.
 //    At a dump the plugin notes which device each file is (gpuckpt-files.txt among the images). At
 //    a restore it opens the device of the same path anew, with the numbers that the new container
 //    has for it. The driver knows nothing of a file that was opened anew: a call by it answers an
