@@ -29,7 +29,8 @@ type blake struct {
 	last   [blakeUnit]byte
 	length int
 	units  uint64
-	touch  byte // what fetch has read, so that it is not compiled away
+	first  uint64 // the number of the first unit, not 0 in a part
+	touch  byte   // what fetch has read, so that it is not compiled away
 	// subtrees has the chaining value of the subtree of 1<<i units, for each bit i in units. With
 	// compress16, chunks has those of the last units%blakeGroup units in their place.
 	subtrees [64][8]uint32
@@ -64,7 +65,7 @@ func (b *blake) add(unit *[blakeUnit]byte) {
 	}
 	var counters [2][16]uint32
 	for i := range uint64(16) {
-		counter := b.units*guts.MaxSIMD + i
+		counter := (b.first+b.units)*guts.MaxSIMD + i
 		counters[0][i], counters[1][i] = uint32(counter), uint32(counter>>32)
 	}
 	compress16(&b.chunks[b.units%blakeGroup], &unit[0], guts.ChunkSize, guts.ChunkSize/guts.BlockSize, &counters, &chunkFlags)
@@ -93,7 +94,29 @@ func (b *blake) fetch(unit *[blakeUnit]byte) {
 }
 
 func (b *blake) node(unit *[blakeUnit]byte, length int) guts.Node {
-	return guts.CompressBuffer(unit, length, &guts.IV, b.units*guts.MaxSIMD, 0)
+	return guts.CompressBuffer(unit, length, &guts.IV, (b.first+b.units)*guts.MaxSIMD, 0)
+}
+
+// A part is a subtree of units that is computed apart from what is before it.
+const (
+	blakePartBits  = 8
+	blakePartBytes = blakeUnit << blakePartBits
+)
+
+// newPart returns the hash of a part, by its number. All of its bytes are written to it, and then it has a
+// value.
+func newPart(number uint64) *blake { return &blake{first: number << blakePartBits} }
+
+// value returns the chaining value of a part.
+func (b *blake) value() [8]uint32 {
+	b.add(&b.last)
+	return b.subtrees[blakePartBits]
+}
+
+// addPart adds the value of a part that is not the last of what is digested. Before it are parts alone.
+func (b *blake) addPart(value [8]uint32) {
+	b.merge(value, blakePartBits)
+	b.units += 1 << blakePartBits
 }
 
 // Sum returns the digest of all that was written. It changes nothing.

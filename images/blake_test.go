@@ -4,7 +4,9 @@
 package images
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -46,6 +48,42 @@ func testBlake(t *testing.T) {
 			if got := b.Sum(); got != want || b.Sum() != want {
 				t.Fatalf("%d bytes: %x, want %x", length, got, want)
 			}
+		}
+	}
+}
+
+// A block that is read in parts at once has the digest of one that is written, and an error of a part is one.
+func TestDigestRead(t *testing.T) {
+	defer func(as bool) { wide = as }(wide)
+	random := rand.New(rand.NewPCG(3, 4))
+	all := make([]byte, 5*blakePartBytes+blakeUnit)
+	for i := range all {
+		all[i] = byte(random.Uint32())
+	}
+	for _, wide = range slices.Compact([]bool{wide, false}) {
+		for _, length := range []int{0, 1, blakeUnit, blakePartBytes - 1, blakePartBytes, blakePartBytes + 1, 2 * blakePartBytes, 3*blakePartBytes + 5000, 4*blakePartBytes + blakeUnit, 5 * blakePartBytes, len(all)} {
+			for _, threads := range []int{0, 1, 3} {
+				got, err := DigestRead(uint64(length), threads, func(p []byte, at uint64) error {
+					if copy(p, all[at:length]) < len(p) {
+						return io.ErrUnexpectedEOF
+					}
+					return nil
+				})
+				if want := DigestBlock(all[:length]); err != nil || got != want {
+					t.Fatalf("%d bytes, %d threads, wide=%v: %s, %v, want %s", length, threads, wide, got, err, want)
+				}
+			}
+		}
+	}
+	for at := range uint64(3) {
+		broken := errors.New("a broken disk")
+		if _, err := DigestRead(2*blakePartBytes+5, 2, func(_ []byte, from uint64) error {
+			if from/blakePartBytes == at {
+				return broken
+			}
+			return nil
+		}); !errors.Is(err, broken) {
+			t.Errorf("part %d: %v", at, err)
 		}
 	}
 }

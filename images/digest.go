@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/zeebo/xxh3"
+	"golang.org/x/sync/errgroup"
 )
 
 // BlockBytes is the size of the blocks that are digested, counted from the begin of
@@ -22,6 +23,49 @@ func DigestBlock(b []byte) string {
 	h := NewBlockHash()
 	h.Write(b)
 	return h.Digest()
+}
+
+// DigestRead returns the digest of a block of so many bytes that read returns parts of, by where they begin.
+// It reads on so many threads at once. An error is read's.
+func DigestRead(bytes uint64, threads int, read func(p []byte, at uint64) error) (string, error) {
+	whole := new(blake)
+	values := make([][8]uint32, (max(bytes, 1)-1)/blakePartBytes) // the last part may be the root
+	var group errgroup.Group
+	group.SetLimit(max(threads, 1))
+	for i := range values {
+		group.Go(func() error {
+			part := newPart(uint64(i))
+			err := readInto(part, uint64(i)*blakePartBytes, blakePartBytes, read)
+			values[i] = part.value()
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return "", err
+	}
+	for _, value := range values {
+		whole.addPart(value)
+	}
+	from := uint64(len(values)) * blakePartBytes
+	if err := readInto(whole, from, bytes-from, read); err != nil {
+		return "", err
+	}
+	sum := whole.Sum()
+	return blakePrefix + hex.EncodeToString(sum[:]), nil
+}
+
+// readInto has a hash digest so many bytes from a place on.
+func readInto(b *blake, from, bytes uint64, read func(p []byte, at uint64) error) error {
+	buf := make([]byte, min(1<<20, bytes))
+	for ; bytes > 0; bytes -= uint64(len(buf)) {
+		buf = buf[:min(uint64(len(buf)), bytes)]
+		if err := read(buf, from); err != nil {
+			return err
+		}
+		b.Write(buf)
+		from += uint64(len(buf))
+	}
+	return nil
 }
 
 // BlockHash computes the digest of a block that comes in parts.

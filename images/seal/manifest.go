@@ -116,6 +116,11 @@ func list(files []images.File) *Manifest {
 func (m *Manifest) digest(ctx context.Context, files []images.File) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(runtime.NumCPU())
+	large := 0 // blocks that take time
+	for _, f := range m.Files {
+		large += int((f.Bytes + images.BlockBytes/2) / images.BlockBytes)
+	}
+	threads := runtime.NumCPU() / max(large, 1)
 	for _, f := range files {
 		at, found := m.find(f.Name)
 		if !found {
@@ -124,7 +129,7 @@ func (m *Manifest) digest(ctx context.Context, files []images.File) error {
 		digests := m.Files[at].Digests
 		for i := range digests {
 			group.Go(func() (err error) {
-				digests[i], err = digestBlock(ctx, f, i)
+				digests[i], err = digestBlock(ctx, f, i, threads)
 				return err
 			})
 		}
@@ -132,26 +137,23 @@ func (m *Manifest) digest(ctx context.Context, files []images.File) error {
 	return group.Wait()
 }
 
-// digestBlock reads one block of a file.
-func digestBlock(ctx context.Context, f images.File, number int) (string, error) {
+// digestBlock reads one block of a file, on so many threads.
+func digestBlock(ctx context.Context, f images.File, number, threads int) (string, error) {
 	r, err := f.Open()
 	if err != nil {
 		return "", fmt.Errorf("read the checkpoint: %w", err)
 	}
 	defer r.Close()
 	from := uint64(number) * images.BlockBytes
-	left := min(images.BlockBytes, f.Bytes-from)
-	buf := make([]byte, min(1<<20, left))
-	h := images.NewBlockHash()
-	for ; left > 0 && ctx.Err() == nil; left -= uint64(len(buf)) {
-		buf = buf[:min(uint64(len(buf)), left)]
-		if _, err := r.ReadAt(buf, int64(from)); err != nil {
-			return "", fmt.Errorf("read %s: %w", f.Path, cmp.Or(shorter(err), err))
+	return images.DigestRead(min(images.BlockBytes, f.Bytes-from), threads, func(p []byte, at uint64) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		h.Write(buf)
-		from += uint64(len(buf))
-	}
-	return h.Digest(), context.Cause(ctx)
+		if _, err := r.ReadAt(p, int64(from+at)); err != nil {
+			return fmt.Errorf("read %s: %w", f.Path, cmp.Or(shorter(err), err))
+		}
+		return nil
+	})
 }
 
 // shorter returns an ErrChanged for the end of a file that comes too early.
