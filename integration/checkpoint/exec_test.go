@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -61,7 +62,12 @@ func probe(ctx context.Context, task client.Task, id string, spec *specs.Process
 	if err == nil {
 		code, _, err = (<-exits).Result()
 	}
-	_, derr := guest.Delete(ctx)
+	// containerd calls all processes of a container paused that is, those that have ended as well, and its
+	// client deletes none of them meanwhile.
+	derr := error(errdefs.ErrFailedPrecondition)
+	for began := time.Now(); errdefs.IsFailedPrecondition(derr) && time.Since(began) < 10*time.Second; time.Sleep(10 * time.Millisecond) {
+		_, derr = guest.Delete(ctx)
+	}
 	return code, errors.Join(err, derr)
 }
 
