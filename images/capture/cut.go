@@ -42,7 +42,7 @@ func Containers(ctx context.Context, c *client.Client, targets []Target, o Optio
 	if o.InMemory > 0 {
 		if memory := min(o.InMemory, spareMemory(ctx, c, o.Dir)); memory > 0 {
 			results, err := containersIn(ctx, c, targets, o, memory)
-			if ctx.Err() != nil || !hasNoRoom(err) {
+			if ctx.Err() != nil || !hadNoRoom(err) {
 				return results, err
 			}
 		}
@@ -142,7 +142,7 @@ func (all cut) take(ctx context.Context) (err error) {
 	dumping, giveUp := context.WithCancel(ctx) // until all have answered
 	defer giveUp()
 	if err := all.dump(dumping, giveUp); err != nil {
-		return err
+		return &notDumped{err}
 	}
 	// The images are built of the files while the shims give the GPUs back.
 	var group errgroup.Group

@@ -119,9 +119,16 @@ func sharesMounts(pid, pidns uint64) bool {
 		own.Ino == theirs.Ino
 }
 
-// hasNoRoom reports whether a checkpoint failed for want of room.
-func hasNoRoom(err error) bool {
-	return errdefs.IsResourceExhausted(err) || err != nil && strings.Contains(err.Error(), unix.ENOSPC.Error())
+// notDumped is an error before the dumps were complete.
+type notDumped struct{ error }
+
+func (e *notDumped) Unwrap() error { return e.error }
+
+// hadNoRoom reports whether a dump failed for want of room. CRIU's log has the C library's words.
+func hadNoRoom(err error) bool {
+	var e *notDumped
+	return errors.As(err, &e) &&
+		(errdefs.IsResourceExhausted(err) || strings.Contains(strings.ToLower(err.Error()), unix.ENOSPC.Error()))
 }
 
 // sweepDumpDirs removes the dumps' directories that nobody holds, but those with a note, which are

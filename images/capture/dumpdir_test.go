@@ -4,6 +4,7 @@
 package capture
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -135,15 +136,16 @@ func TestSharesMounts(t *testing.T) {
 	t.Error("another mount namespace is taken for this one's")
 }
 
-func TestHasNoRoom(t *testing.T) {
+func TestHadNoRoom(t *testing.T) {
 	for _, test := range []struct {
 		err  error
 		want bool
 	}{
-		{nil, false}, {errdefs.ErrFailedPrecondition, false}, {fmt.Errorf("preflight: %w", errdefs.ErrResourceExhausted), true},
-		{fmt.Errorf("write it: %w", unix.ENOSPC), true},
+		{nil, false}, {&notDumped{errdefs.ErrFailedPrecondition}, false}, {&notDumped{fmt.Errorf("preflight: %w", errdefs.ErrResourceExhausted)}, true},
+		{errors.Join(fmt.Errorf("checkpoint job: %w", &notDumped{unix.ENOSPC}), nil), true},
+		{&notDumped{errors.New("CRIU: Can't write: No space left on device")}, true}, {unix.ENOSPC, false}, // of the image
 	} {
-		if got := hasNoRoom(test.err); got != test.want {
+		if got := hadNoRoom(test.err); got != test.want {
 			t.Errorf("%v: %v", test.err, got)
 		}
 	}

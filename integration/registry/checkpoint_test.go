@@ -108,6 +108,22 @@ func TestDumpInMemory(t *testing.T) {
 	}
 }
 
+// So it is with what CRIU dumps, of which nobody knows the size before.
+func TestHostMemoryHasNoRoom(t *testing.T) {
+	c := session.Own(t, harness.Options{})
+	dumps := filepath.Join(harness.DiskDir(t), "dumps")
+	for i, workload := range []string{"memory", "gpumemory"} {
+		k := start(t, c, harness.RunSpec{}, workload, "--bytes", "50331648")
+		ref := fmt.Sprintf("gpuckpt.test/job:%d", i)
+		gpuckpt(t, c, "checkpoint", k.ID, "--image", ref, "--leave-running", "--image-path", dumps, "--in-memory", "16MiB")
+		k.Expect(t, "verify", "bad=0,0")
+		if left, _ := filepath.Glob(filepath.Join(dumps, "*")); len(left) > 0 { // the pattern is sound
+			t.Errorf("left behind: %q", left)
+		}
+		k.MustRemove(t)
+	}
+}
+
 // dumpsOn returns the kind of file system that a dump's GPU state is on, "" if there is none.
 func dumpsOn(dir string) string {
 	found, _ := filepath.Glob(filepath.Join(dir, "*", "gpu-*")) // the pattern is sound
