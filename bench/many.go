@@ -65,7 +65,7 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 	}
 	one, err := i.runOf(ctx, ref, 1, 1, func(took float64, m report.MemoryPeak) { r.One, r.OneMemory = took, m })
 	if err == nil {
-		r.OneDriver, err = i.longestDriver(one)
+		r.OneDriver, err = longestDriver(i.c, one)
 	}
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 	}
 	all, err := i.runOf(ctx, ref, r.GPUs, r.Count, func(took float64, m report.MemoryPeak) { r.All, r.AllMemory = took, m })
 	if err == nil {
-		r.AllDriver, err = i.longestDriver(all)
+		r.AllDriver, err = longestDriver(i.c, all)
 	}
 	for _, k := range all {
 		if err == nil {
@@ -89,9 +89,9 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 }
 
 // longestDriver returns the longest that the driver took to restore one of the containers, in seconds.
-func (i *imageCase) longestDriver(containers []*harness.Container) (longest float64, err error) {
+func longestDriver(c *harness.Containerd, containers []*harness.Container) (longest float64, err error) {
 	for _, k := range containers {
-		line, err := i.c.Timeline(k.ID)
+		line, err := c.Timeline(k.ID)
 		if err != nil {
 			return 0, err
 		}

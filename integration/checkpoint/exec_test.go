@@ -62,8 +62,8 @@ func probe(ctx context.Context, task client.Task, id string, spec *specs.Process
 	if err == nil {
 		code, _, err = (<-exits).Result()
 	}
-	// containerd calls all processes of a container paused that is, those that have ended as well, and its
-	// client deletes none of them meanwhile.
+	// While a container is paused, containerd reports all of its processes as paused, ended ones too, and
+	// its client deletes none of them.
 	derr := error(errdefs.ErrFailedPrecondition)
 	for began := time.Now(); errdefs.IsFailedPrecondition(derr) && time.Since(began) < 10*time.Second; time.Sleep(10 * time.Millisecond) {
 		_, derr = guest.Delete(ctx)
