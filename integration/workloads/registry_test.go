@@ -46,7 +46,7 @@ type remote struct {
 // way restores the image as a container of that name.
 type way func(ctx context.Context, id string) error
 
-// ways are those that the documents have.
+// ways returns the ways that the documents describe.
 func (r *remote) ways() map[string]way { return map[string]way{"restore": r.pull, "ctr": r.run} }
 
 // sendAway makes a checkpoint image of a container, sends it to a registry of the test's own, and
