@@ -38,7 +38,7 @@ func TestCompanion(t *testing.T) {
 					t.Fatal(err)
 				}
 				bytes, err := s.Save(t.Context(), to)
-				if err != nil || bytes < 12<<20 || len(s.areas) != 2 {
+				if err != nil || bytes != bytesOf(s.areas) || len(s.areas) != 2 {
 					t.Fatalf("saved %d bytes in %d areas: %v", bytes, len(s.areas), err)
 				}
 				writer, err := s.Store(t.Context(), to, true)

@@ -91,9 +91,8 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 	if err := s.target.RefuseStartingExecs(); err != nil {
 		return 0, err
 	}
-	err = s.tracers.held(ctx, s.target, s.procs, func(thaw func() error) (err error) {
-		bytes, err = s.save(ctx, helper, dir, thaw)
-		return err
+	err = s.tracers.held(ctx, s.target, s.procs, func(thaw func() error) error {
+		return s.save(ctx, helper, dir, thaw)
 	})
 	if err != nil && s.phase == Saved {
 		err = sequence.Join(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
@@ -104,10 +103,11 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 	return bytes, err
 }
 
-// save is Save while the threads are held, and returns the bytes that companions have saved.
-func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw func() error) (taken uint64, err error) {
+// save is Save while the threads are held.
+func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw func() error) error {
 	var before [][]cuda.Range
 	var thawed, refused bool
+	var taken uint64 // by the companions
 	areas, err := s.path.Save(ctx, s.job(), dir, func() (err error) {
 		if err := thaw(); err != nil {
 			return err
@@ -137,9 +137,9 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 		err = fmt.Errorf("the tracer that had the companion's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
 	}
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return taken, s.measure(before)
+	return s.measure(before)
 }
 
 // RestoreInPlace has the driver move the GPU state, if any is saved, back to the GPUs: those it
