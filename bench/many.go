@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/bench/report"
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -65,7 +66,7 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 	}
 	one, err := i.runOf(ctx, ref, 1, 1, func(took float64, m report.MemoryPeak) { r.One, r.OneMemory = took, m })
 	if err == nil {
-		r.OneDriver, err = longestDriver(i.c, one)
+		r.OneDriver, r.OnePhases, err = longestDriver(i.c, one)
 	}
 	if err != nil {
 		return err
@@ -78,7 +79,7 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 	}
 	all, err := i.runOf(ctx, ref, r.GPUs, r.Count, func(took float64, m report.MemoryPeak) { r.All, r.AllMemory = took, m })
 	if err == nil {
-		r.AllDriver, err = longestDriver(i.c, all)
+		r.AllDriver, r.AllPhases, err = longestDriver(i.c, all)
 	}
 	for _, k := range all {
 		if err == nil {
@@ -88,16 +89,19 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 	return err
 }
 
-// longestDriver returns the longest that the driver took to restore one of the containers, in seconds.
-func longestDriver(c *harness.Containerd, containers []*harness.Container) (longest float64, err error) {
+// longestDriver returns the longest that the driver took to restore one of the containers, in seconds, and the
+// steps of that restore.
+func longestDriver(c *harness.Containerd, containers []*harness.Container) (longest float64, phases []images.Phase, err error) {
 	for _, k := range containers {
 		line, err := c.Timeline(k.ID)
 		if err != nil {
-			return 0, err
+			return 0, nil, err
 		}
-		longest = max(longest, driverSeconds(line.Phases))
+		if took := driverSeconds(line.Phases); took >= longest {
+			longest, phases = took, line.Phases
+		}
 	}
-	return longest, nil
+	return longest, phases, nil
 }
 
 // runOf starts so many containers of an image at once, on GPUs in turns, and measures it.

@@ -5,6 +5,8 @@ package report
 
 import (
 	"fmt"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // ManyRun is containers of one checkpoint image that are restored at once, beside one alone. The
@@ -20,6 +22,9 @@ type ManyRun struct {
 	// OneDriver and AllDriver are the longest of the driver's steps in these.
 	OneDriver float64 `json:"oneDriverSeconds,omitempty"`
 	AllDriver float64 `json:"allDriverSeconds,omitempty"`
+	// OnePhases and AllPhases are the steps of the restores with these.
+	OnePhases []images.Phase `json:"onePhases,omitempty"`
+	AllPhases []images.Phase `json:"allPhases,omitempty"`
 	// OneMemory and AllMemory are what that takes of the machine's memory. The software GPU's memory is
 	// the machine's too.
 	OneMemory MemoryPeak `json:"oneMemory"`
