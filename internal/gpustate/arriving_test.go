@@ -6,6 +6,7 @@ package gpustate
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,6 +18,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/lanes"
 )
 
 // arriving is a source of checkpoint bytes of this test alone, and the example of a new one: a
@@ -240,10 +242,23 @@ func TestGiveUpWhileArriving(t *testing.T) {
 	silent := make(chan struct{})
 	checkpoint := arrivingCheckpoint(t, dir, func([]byte, int) error { <-silent; return errors.New("over") })
 	defer close(silent)
-	if err := r.Load(t.Context(), checkpoint, openGate{}, w.options()); err != nil {
+	opts := w.options()
+	opts.Config.Staging.Cgroup = fmt.Sprintf("test-%d", os.Getpid()) // of no other restore's node
+	if err := r.Load(t.Context(), checkpoint, openGate{}, opts); err != nil {
 		t.Fatal(err)
 	}
+	other, err := lanes.Take(opts.Config.Staging.Cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Leave()
+	if n := other.AtOnce(); n != 2 {
+		t.Errorf("%d restores share the processors, want 2", n)
+	}
 	r.Close()
+	if n := other.AtOnce(); n != 1 {
+		t.Errorf("%d restores share the processors after one was given up, want 1", n)
+	}
 	if err := r.checked(); !errors.Is(err, context.Canceled) {
 		t.Errorf("the check ends with %v", err)
 	}

@@ -11,12 +11,14 @@ import (
 	"sync"
 
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/lanes"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
@@ -51,6 +53,7 @@ type Restoration struct {
 	checked  func() error      // waits for the digests, and returns the answer
 	stop     func()            // ends the check
 	done     func(context.Context)
+	lane     *lanes.Lane // from Load on, if there are areas
 }
 
 // Gate holds the threads of the restored processes until their GPU state is back: a thread of
@@ -134,6 +137,12 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 	if r.metadata == nil {
 		if err := r.hold(ctx, checkpoint); err != nil {
 			return err
+		}
+	}
+	if len(r.areas) > 0 {
+		var err error
+		if r.lane, err = lanes.Take(opts.Config.Staging.Cgroup); err != nil {
+			log.G(ctx).WithError(err).Warn("restores at once do not share the processors")
 		}
 	}
 	s.path, r.gate = memoryFirst{}, gate // it reads what every data path's Store leaves
@@ -249,7 +258,7 @@ func (r *Restoration) find(ctx context.Context) error {
 		}
 		s.procs = append(s.procs, q)
 	}
-	s.copyThreads = steer.CopyThreads(s.opts.Config.Staging.CopyThreads, s.target.Init(), copying)
+	s.copyThreads = steer.CopyThreads(s.opts.Config.Staging.CopyThreads, s.target.Init(), copying, r.lane.AtOnce())
 	return nil
 }
 
@@ -295,6 +304,7 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 
 // Close ends what is under way. The State is Unlocked then.
 func (r *Restoration) Close() {
+	r.lane.Leave()
 	r.letGo()
 	r.s.Forget()
 }

@@ -161,7 +161,7 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 	for i, p := range s.procs {
 		pids[i] = p.PID.Host
 	}
-	s.copyThreads = steer.CopyThreads(opts.Config.Staging.CopyThreads, s.target.Init(), pids)
+	s.copyThreads = steer.CopyThreads(opts.Config.Staging.CopyThreads, s.target.Init(), pids, 1)
 	s.helpers.idleAfter(helperIdle)
 	return nil
 }

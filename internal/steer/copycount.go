@@ -17,12 +17,12 @@ import (
 
 // CopyThreads returns how many threads are to copy in each of the processes; the setting is the
 // most. More than the processors that the container or a process may use would only take these from
-// each other. init is the container's first process.
-func CopyThreads(setting, init int, pids []int) int {
+// each other, and so would those of operations that copy at once. init is the container's first process.
+func CopyThreads(setting, init int, pids []int, atOnce int) int {
 	if setting == 0 {
 		return 0
 	}
-	n := min(setting, host.Processors(init)/max(1, len(pids)))
+	n := min(setting, host.Processors(init)/max(1, len(pids)*atOnce))
 	for _, pid := range pids {
 		n = min(n, host.RunsOn(pid))
 	}

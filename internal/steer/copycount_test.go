@@ -51,17 +51,20 @@ func TestHowManyCopyThreads(t *testing.T) {
 	for _, test := range []struct {
 		setting int
 		pids    []int
+		atOnce  int
 		want    int
 	}{
-		{0, []int{pid}, 0},
-		{1, []int{pid}, 1},
-		{32, []int{pid}, min(32, all)},
-		{32, slices.Repeat([]int{pid}, all), 1},
-		{32, slices.Repeat([]int{pid}, 100*all), 1},
-		{32, []int{pinned}, 1},
+		{0, []int{pid}, 1, 0},
+		{1, []int{pid}, 1, 1},
+		{32, []int{pid}, 1, min(32, all)},
+		{32, slices.Repeat([]int{pid}, all), 1, 1},
+		{32, slices.Repeat([]int{pid}, 100*all), 1, 1},
+		{32, []int{pid}, 2, max(1, min(32, all/2))},
+		{32, []int{pid}, all, 1},
+		{32, []int{pinned}, 1, 1},
 	} {
-		if got := CopyThreads(test.setting, pid, test.pids); got != test.want {
-			t.Errorf("copy_threads = %d, %d processes: got %d, want %d", test.setting, len(test.pids), got, test.want)
+		if got := CopyThreads(test.setting, pid, test.pids, test.atOnce); got != test.want {
+			t.Errorf("copy_threads = %d, %d processes, %d at once: got %d, want %d", test.setting, len(test.pids), test.atOnce, got, test.want)
 		}
 	}
 }
