@@ -22,6 +22,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/trust"
 )
 
 // container is what this service remembers of a container beyond what runc's
@@ -85,6 +86,8 @@ type restoreState struct {
 	checkpoint *images.Checkpoint
 	// arriving tells what of the checkpoint has arrived; nil if all of it is here.
 	arriving *feed.Source
+	// rest compares the memory that the checkpoint has.
+	rest trust.Rest
 	// mounted is the root file system in which the checkpoint of an image can
 	// be read once it is mounted; "" where it can be read before.
 	mounted string
@@ -100,6 +103,7 @@ func (r *restoreState) close() {
 		r.gpu.Close()
 	}
 	if r != nil {
+		r.rest.Close()
 		r.arriving.Close()
 	}
 }

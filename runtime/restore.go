@@ -4,6 +4,7 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -147,6 +148,9 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 	k.images, k.memory, err = vet.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
+	if err == nil {
+		err = k.c.restore.rest.Need(k.memory.Parts)
+	}
 	return 0, err
 }
 
@@ -218,11 +222,13 @@ func (k *restoring) inspect(context.Context) (uint64, error) {
 	return 0, inspect.Held(k.c.restore.gpus.Spec, k.c.bundle, k.c.pid, k.gate)
 }
 
-// fillMemory gives the processes the memory that CRIU has left to this shim.
+// fillMemory gives the processes the memory that CRIU has left to this shim. No thread of theirs
+// runs, the driver's included, before all of the memory is compared with what was signed.
 func (k *restoring) fillMemory(ctx context.Context) (uint64, error) {
-	return k.memory.Fill(func() (*pages.Worker, error) {
+	filled, err := k.memory.Fill(func() (*pages.Worker, error) {
 		return gpustate.StartCharged(ctx, reap, k.view.Staging, pages.StartWorker)
 	}, k.c.pid, k.c.pids)
+	return filled, cmp.Or(k.c.restore.rest.Wait(), err)
 }
 
 // openGate lets all threads of the restored processes run.

@@ -47,8 +47,14 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 			}
 			return err
 		}
-		found, source, reason, err := trust.OpenUnpacked(ctx, c.config, dirs, roots)
+		var rest trust.Rest
+		beside := &rest
+		if rootfs.NeedsMount() {
+			beside = nil // it cannot be read for long
+		}
+		found, source, reason, err := trust.OpenUnpacked(ctx, c.config, dirs, roots, beside)
 		if err != nil {
+			rest.Close()
 			return err
 		}
 		entry := log.G(ctx).WithFields(log.Fields{"id": c.id, "checkpoint": dirs[0]})
@@ -56,7 +62,7 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 			entry.Infof("the image is a checkpoint and starts afresh: %s", reason)
 			return nil
 		}
-		c.restore = &restoreState{dir: found.Dir, checkpoint: found, arriving: source}
+		c.restore = &restoreState{dir: found.Dir, checkpoint: found, arriving: source, rest: rest}
 		if rootfs.NeedsMount() {
 			// By Start runc's service has mounted the root file system.
 			c.restore.dir = filepath.Join(r.Bundle, "rootfs", images.ImageDir)
@@ -70,12 +76,12 @@ func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskR
 // admit refuses a checkpoint that the client names, if the node's policy does not let it in.
 func (r *restoreState) admit(ctx context.Context, read config.Source) (err error) {
 	if !r.unpacked {
-		r.checkpoint, r.arriving, err = trust.OpenArriving(ctx, read, r.dir)
+		r.checkpoint, r.arriving, err = trust.OpenArriving(ctx, read, r.dir, &r.rest)
 	}
 	if err != nil || r.checkpoint != nil {
 		return err
 	}
-	return trust.Admit(ctx, read, r.dir)
+	return trust.Admit(ctx, read, r.dir, &r.rest)
 }
 
 // open returns the checkpoint that a container is restored from; nil for one

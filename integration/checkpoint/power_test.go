@@ -98,7 +98,7 @@ func TestPowerLost(t *testing.T) {
 
 // accept does what a restore does before it begins, and reads all GPU state.
 func accept(t *testing.T, dir string) error {
-	if err := trust.Admit(t.Context(), config.For(nil), dir); err != nil {
+	if err := trust.Admit(t.Context(), config.For(nil), dir, nil); err != nil {
 		return err
 	}
 	c, err := images.Open(dir)

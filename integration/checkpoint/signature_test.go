@@ -5,6 +5,7 @@ package checkpoint
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -154,6 +155,76 @@ func TestSignature(t *testing.T) {
 			k.Expect(t, "count", "103")
 		})
 	}
+}
+
+// The memory of processes is compared beside CRIU's restore: a byte changed, where CRIU restores it
+// and where the shim does, is found before the program runs, with GPU state and without.
+func TestSignedMemory(t *testing.T) {
+	results.Add(t)
+	for _, workload := range []string{"gpumemory", "memory"} {
+		t.Run(workload, func(t *testing.T) {
+			var spec harness.RunSpec
+			if workload == "gpumemory" {
+				spec.GPUs = []int{0}
+			}
+			k := shared.Work(t, spec, workload, "--bytes", "256M")
+			dir := t.TempDir()
+			checkpointInto(t, shared, k, dir)
+			endTask(t, shared, k)
+			f, err := os.OpenFile(largestPages(t, dir), os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			size, err := f.Seek(0, io.SeekEnd)
+			if err != nil || size <= images.BlockBytes {
+				t.Fatalf("%s has %d bytes: %v", f.Name(), size, err)
+			}
+			for _, at := range []int64{5, size / 2, size - 5} {
+				var b [1]byte
+				if _, err := f.ReadAt(b[:], at); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := f.WriteAt([]byte{b[0] ^ 1}, at); err != nil {
+					t.Fatal(err)
+				}
+				err := restoreTask(t, shared, k, dir)
+				harness.Says(t, err, "it is not what was signed", filepath.Base(f.Name())+" has other bytes")
+				if !errdefs.IsFailedPrecondition(err) {
+					t.Errorf("the error is no failed precondition: %v", err)
+				}
+				nothingRuns(t, shared, k)
+				ctr(t, shared, "tasks", "delete", k.ID) // there is no process to kill: none has run
+				if _, err := f.WriteAt(b[:], at); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := restoreTask(t, shared, k, dir); err != nil {
+				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+			}
+			k.Expect(t, "verify", "bad=0,0")
+		})
+	}
+}
+
+// largestPages returns the image that has most of the memory.
+func largestPages(t *testing.T, dir string) (path string) {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dir, "pages-*.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	largest := int64(-1)
+	for _, f := range found {
+		st, err := os.Stat(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Size() > largest {
+			path, largest = f, st.Size()
+		}
+	}
+	return path
 }
 
 // What nobody signed is restored where the policy says so, and where it was signed by hand.

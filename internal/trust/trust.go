@@ -6,7 +6,8 @@
 // The node's key is made when it is first needed. Sealer reads it before a checkpoint
 // begins, and its Seal signs the checkpoint as the last thing before it is complete. Admit
 // is the first that looks at a checkpoint in a restore: before it has returned, nobody has
-// parsed any byte of it. See docs/secure.md.
+// parsed any byte of it. A Rest compares the memory of processes, which nobody parses, meanwhile and
+// before a program runs. See docs/secure.md.
 package trust
 
 import (
@@ -103,8 +104,8 @@ func Seal(ctx context.Context, read config.Source, dir string, dump func() error
 
 // OpenImage opens the checkpoint of an unpacked image, as images.OpenImage does, unless the node's
 // policy does not let it in. dirs is what images.ImageDirs returned of roots. A container of the
-// image that is to start from the beginning gets no checkpoint, and the reason.
-func OpenImage(ctx context.Context, read config.Source, dirs, roots []string) (_ *images.Checkpoint, afresh string, err error) {
+// image that is to start from the beginning gets no checkpoint, and the reason. For rest see Rest.
+func OpenImage(ctx context.Context, read config.Source, dirs, roots []string, rest *Rest) (_ *images.Checkpoint, afresh string, err error) {
 	view, err := read()
 	if err != nil {
 		return nil, "", err
@@ -112,7 +113,7 @@ func OpenImage(ctx context.Context, read config.Source, dirs, roots []string) (_
 	if afresh, err = view.StartsAfresh(); err != nil || afresh != "" {
 		return nil, afresh, err
 	}
-	if err := AdmitImage(ctx, read, dirs...); err != nil {
+	if err := admit(ctx, read, true, dirs, rest); err != nil {
 		return nil, "", err
 	}
 	found, err := images.OpenImage(roots...)
@@ -121,9 +122,9 @@ func OpenImage(ctx context.Context, read config.Source, dirs, roots []string) (_
 
 // OpenUnpacked is OpenImage for an image of which a snapshotter may still fetch GPU state. The source,
 // nil if all is here, is to be closed after the restore.
-func OpenUnpacked(ctx context.Context, read config.Source, dirs, roots []string) (_ *images.Checkpoint, _ *feed.Source, afresh string, err error) {
+func OpenUnpacked(ctx context.Context, read config.Source, dirs, roots []string, rest *Rest) (_ *images.Checkpoint, _ *feed.Source, afresh string, err error) {
 	source, serr := feed.Beside(dirs) // before anything is read: it goes when all is here
-	found, afresh, err := OpenImage(ctx, read, dirs, roots)
+	found, afresh, err := OpenImage(ctx, read, dirs, roots, rest)
 	if err == nil && afresh == "" {
 		err = serr
 	}
@@ -139,12 +140,12 @@ func OpenUnpacked(ctx context.Context, read config.Source, dirs, roots []string)
 
 // OpenArriving is OpenImage for an image whose GPU state is still arriving, which can only be
 // restored. It returns nil if nothing arrives in dir. The source is to be closed after the restore.
-func OpenArriving(ctx context.Context, read config.Source, dir string) (*images.Checkpoint, *feed.Source, error) {
+func OpenArriving(ctx context.Context, read config.Source, dir string, rest *Rest) (*images.Checkpoint, *feed.Source, error) {
 	source, err := feed.Open(dir)
 	if source == nil || err != nil {
 		return nil, nil, err
 	}
-	found, err := openArriving(ctx, read, source.Roots)
+	found, err := openArriving(ctx, read, source.Roots, rest)
 	if err != nil {
 		source.Close()
 		return nil, nil, err
@@ -153,7 +154,7 @@ func OpenArriving(ctx context.Context, read config.Source, dir string) (*images.
 	return found, source, nil
 }
 
-func openArriving(ctx context.Context, read config.Source, roots []string) (*images.Checkpoint, error) {
+func openArriving(ctx context.Context, read config.Source, roots []string, rest *Rest) (*images.Checkpoint, error) {
 	dirs, err := images.ImageDirs(roots...)
 	if err != nil {
 		return nil, err
@@ -161,7 +162,7 @@ func openArriving(ctx context.Context, read config.Source, roots []string) (*ima
 	if len(dirs) == 0 {
 		return nil, fmt.Errorf("%w in the image that arrives", images.ErrNoMetadata)
 	}
-	found, afresh, err := OpenImage(ctx, read, dirs, roots)
+	found, afresh, err := OpenImage(ctx, read, dirs, roots, rest)
 	if afresh != "" {
 		err = fmt.Errorf("the image is restored while it arrives, and may not be: %s: %w", afresh, errdefs.ErrFailedPrecondition)
 	}
@@ -171,16 +172,16 @@ func openArriving(ctx context.Context, read config.Source, roots []string) (*ima
 // AdmitImage refuses the checkpoint of an image that the node's policy does not let in.
 // dirs is what images.ImageDirs returned.
 func AdmitImage(ctx context.Context, read config.Source, dirs ...string) error {
-	return admit(ctx, read, true, dirs)
+	return admit(ctx, read, true, dirs, nil)
 }
 
 // Admit refuses a checkpoint that the client names and that the node's policy does not let
-// in.
-func Admit(ctx context.Context, read config.Source, dir string) error {
-	return admit(ctx, read, false, []string{dir})
+// in. For rest see Rest.
+func Admit(ctx context.Context, read config.Source, dir string, rest *Rest) error {
+	return admit(ctx, read, false, []string{dir}, rest)
 }
 
-func admit(ctx context.Context, read config.Source, image bool, dirs []string) error {
+func admit(ctx context.Context, read config.Source, image bool, dirs []string, rest *Rest) error {
 	view, err := read()
 	if err != nil {
 		return err
@@ -226,7 +227,7 @@ func admit(ctx context.Context, read config.Source, image bool, dirs []string) e
 		return err
 	}
 	began, back := time.Now(), host.AllProcessors()
-	err = m.Check(ctx, files)
+	later, err := m.CheckNow(ctx, files, rest.takes)
 	back()
 	if err != nil {
 		return err
@@ -238,7 +239,12 @@ func admit(ctx context.Context, read config.Source, image bool, dirs []string) e
 	case err != nil && !errors.Is(err, images.ErrNoMetadata):
 		return err
 	}
-	entry.WithField("took", time.Since(began)).Info("the checkpoint is what was signed")
+	right := func() { entry.WithField("took", time.Since(began)).Info("the checkpoint is what was signed") }
+	if later == nil {
+		right()
+		return nil
+	}
+	rest.begin(later, right)
 	return nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/seal"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 )
 
 // node returns the configuration of a node with a state directory of its own.
@@ -72,19 +73,19 @@ func TestOwnAndOther(t *testing.T) {
 	if m, err := images.ReadMetadata(dir); err != nil || len(m.Processes) > 0 {
 		t.Errorf("got %+v, %v", m, err)
 	}
-	if err := Admit(t.Context(), source(here), dir); err != nil {
+	if err := Admit(t.Context(), source(here), dir, nil); err != nil {
 		t.Error(err)
 	}
-	err := Admit(t.Context(), source(there), dir)
+	err := Admit(t.Context(), source(there), dir, nil)
 	if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, seal.ErrUntrusted) || !strings.Contains(err.Error(), "no key counts here") {
 		t.Errorf("a node without keys: %v", err)
 	}
 	dump(t, there)
-	if err := Admit(t.Context(), source(there), dir); !strings.Contains(err.Error(), "the keys that count are ") {
+	if err := Admit(t.Context(), source(there), dir, nil); !strings.Contains(err.Error(), "the keys that count are ") {
 		t.Errorf("a node with its own key: %v", err)
 	}
 	there.Restore.Keys = []string{public(t, here)}
-	if err := Admit(t.Context(), source(there), dir); err != nil {
+	if err := Admit(t.Context(), source(there), dir, nil); err != nil {
 		t.Errorf("a node where the key counts: %v", err)
 	}
 	// The node gets another key. The old one counts as long as it is kept.
@@ -93,11 +94,11 @@ func TestOwnAndOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	dump(t, here)
-	if err := Admit(t.Context(), source(here), dir); !errors.Is(err, seal.ErrUntrusted) {
+	if err := Admit(t.Context(), source(here), dir, nil); !errors.Is(err, seal.ErrUntrusted) {
 		t.Errorf("after the key has changed: %v", err)
 	}
 	here.Restore.Keys = []string{old}
-	if err := Admit(t.Context(), source(here), dir); err != nil {
+	if err := Admit(t.Context(), source(here), dir, nil); err != nil {
 		t.Errorf("with the old key kept: %v", err)
 	}
 }
@@ -125,7 +126,7 @@ func TestPolicies(t *testing.T) {
 			want bool
 			is   error
 		}{"signed": {good, true, nil}, "unsigned": {unsigned, c.unsigned, seal.ErrUnsigned}, "forged": {forged, c.forged, seal.ErrChanged}} {
-			for how, err := range map[string]error{"image": AdmitImage(t.Context(), source(n), d.dir), "client": Admit(t.Context(), source(n), d.dir)} {
+			for how, err := range map[string]error{"image": AdmitImage(t.Context(), source(n), d.dir), "client": Admit(t.Context(), source(n), d.dir, nil)} {
 				if (err == nil) != d.want || err != nil && !errors.Is(err, d.is) {
 					t.Errorf("%s: %s, %s: %v", c.policy, what, how, err)
 				}
@@ -184,7 +185,7 @@ func TestNothingIsParsedBefore(t *testing.T) {
 		if err := os.Symlink("/proc/self/mem", filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
-		if err := Admit(t.Context(), source(there), dir); !errors.Is(err, images.ErrDamaged) {
+		if err := Admit(t.Context(), source(there), dir, nil); !errors.Is(err, images.ErrDamaged) {
 			t.Errorf("%s is a link: %v", name, err)
 		}
 		write(t, filepath.Join(dir, name+".new"), "{")
@@ -192,11 +193,67 @@ func TestNothingIsParsedBefore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := Admit(t.Context(), source(there), dir); !errors.Is(err, seal.ErrUntrusted) {
+	if err := Admit(t.Context(), source(there), dir, nil); !errors.Is(err, seal.ErrUntrusted) {
 		t.Errorf("an unknown key is not the first thing that is wrong: %v", err)
 	}
-	if err := Admit(t.Context(), source(here), dir); !errors.Is(err, seal.ErrChanged) {
+	if err := Admit(t.Context(), source(here), dir, nil); !errors.Is(err, seal.ErrChanged) {
 		t.Errorf("a changed gpuckpt.json is not the first thing that is wrong: %v", err)
+	}
+}
+
+// The memory of processes is compared later if there is a Rest, and else at once.
+func TestRest(t *testing.T) {
+	here := node(t)
+	dir := t.TempDir()
+	memory := filepath.Join(dir, "pages-1.img")
+	write(t, memory, "")
+	if err := os.Truncate(memory, images.BlockBytes+4096); err != nil {
+		t.Fatal(err)
+	}
+	sealer, err := NewSealer(source(here), dir)
+	if err == nil {
+		err = sealer.CompletePlain(t.Context(), dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	admit := func(rest *Rest) error {
+		t.Helper()
+		t.Cleanup(rest.Close)
+		return Admit(t.Context(), source(here), dir, rest)
+	}
+	first := func(string) ([]image.Part, bool) { return []image.Part{{Bytes: 4096}}, true }
+	unknown := func(string) ([]image.Part, bool) { return nil, false }
+	var rest Rest
+	if err := errors.Join(rest.Wait(), rest.Need(unknown), admit(&rest), rest.Need(first), rest.Need(unknown), rest.Wait()); err != nil {
+		t.Error(err)
+	}
+	f, err := os.OpenFile(memory, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte{1}, images.BlockBytes+1); err != nil {
+		t.Fatal(err)
+	}
+	if err := Admit(t.Context(), source(here), dir, nil); !errors.Is(err, seal.ErrChanged) {
+		t.Errorf("without a Rest: %v", err)
+	}
+	rest = Rest{}
+	if err := errors.Join(admit(&rest), rest.Need(first)); err != nil {
+		t.Errorf("what has not changed: %v", err)
+	}
+	for how, err := range map[string]error{"Need": rest.Need(unknown), "Wait": rest.Wait()} {
+		if !errors.Is(err, seal.ErrChanged) || !errors.Is(err, images.ErrDamaged) {
+			t.Errorf("%s: %v", how, err)
+		}
+	}
+	// A file of another size is no business of a Rest.
+	if err := f.Truncate(images.BlockBytes); err != nil {
+		t.Fatal(err)
+	}
+	if err := admit(new(Rest)); !errors.Is(err, seal.ErrChanged) {
+		t.Errorf("cut short: %v", err)
 	}
 }
 
@@ -218,7 +275,7 @@ func TestOldDigests(t *testing.T) {
 	if err := seal.Write(t.Context(), dir, signer, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := Admit(t.Context(), source(n), dir); !errors.Is(err, errOldDigests) || !errdefs.IsFailedPrecondition(err) {
+	if err := Admit(t.Context(), source(n), dir, nil); !errors.Is(err, errOldDigests) || !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("got %v", err)
 	}
 }
