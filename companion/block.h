@@ -57,6 +57,18 @@ CUresult block_have(struct block *b);
 // block_add has a block in the list. block_end gives its memory back and forgets it.
 void block_add(struct block *b);
 CUresult block_end(struct block *b);
+// block_give gives a block's memory back to the driver, and keeps the address.
+CUresult block_give(struct block *b);
+// block_is_taken reports whether a block's memory is saved and kept.
+bool block_is_taken(const struct block *b);
+// blocks_have maps the blocks that are taken and not mapped, and notes them as new: also on an error. blocks_settle
+// has them old, or gives them back.
+CUresult blocks_have(void);
+void blocks_settle(bool stay);
+// peers_end ends what cuCtxEnablePeerAccess has allowed. On an error all of it is allowed. peers_allow allows it
+// again, and returns the first error.
+CUresult peers_end(void);
+CUresult peers_allow(void);
 // block_ticket makes a ticket of a block. false: it cannot be shared.
 bool block_ticket(struct block *b, struct ticket *t);
 // block_here returns a block for the current context, NULL without one or without memory. The caller frees it.

@@ -9,6 +9,7 @@
 //	memory.c   GPU memory of the companion's own making, and what others' companions have made
 //	vmm.c      the same for memory that a program makes and imports by handles
 //	share.c    how the companions of two processes hand descriptors of memory to each other
+//	keep.c     the same memory, kept on the GPU by descriptors while the driver checkpoints
 //	copy.c     copies of it, by several threads
 //	worker.c   the thread that does what the shim asks for; the control block
 
@@ -100,6 +101,14 @@ CUresult memory_save(uint64_t *start, uint64_t *bytes);
 // still is.
 CUresult memory_restore(uint64_t start, uint64_t bytes);
 
+// memory_area returns host memory of so many bytes, by which the shim finds what is saved there: what it returned
+// before, if that is as large. NULL: there is none. memory_no_area gives it back, unless it is in use.
+char *memory_area(uint64_t bytes);
+void memory_no_area(void);
+// memory_keep gives all blocks back to the driver as memory_save does, and copies nothing. The area is in use then, if
+// there are any blocks: also on an error, when some of them may be given back.
+CUresult memory_keep(uint64_t *start, uint64_t *bytes);
+
 // memory_imports returns how much memory of other processes' companions is mapped, in pieces.
 uint32_t memory_imports(void);
 // memory_leave gives that memory back, and keeps its addresses. Its exporters must be in the cut of that
@@ -153,6 +162,39 @@ CUresult share_wake(void);
 // share_forked is for a child: it answers for nobody.
 void share_forked(void);
 
+// keep.c: memory is kept by descriptors that the shim holds while the process has none of it.
+enum { KEEP_BATCH = 128 }; // descriptors at a time: programs have room for 1024 mostly
+// keep_export exports the next blocks, and writes how many descriptors there are; 0 after the last. It is
+// CUDA_ERROR_OUT_OF_MEMORY if a GPU has no room for its blocks once more, and CUDA_ERROR_NOT_SUPPORTED if one cannot be
+// exported. keep_offered closes what was written last: the shim has it.
+CUresult keep_export(int32_t fds[KEEP_BATCH], uint32_t *count);
+void keep_offered(void);
+// keep_forget forgets what was exported, and what was kept and is not mapped here.
+void keep_forget(void);
+// keep_release gives the blocks to the driver, once all are exported; see memory_keep.
+CUresult keep_release(uint64_t *start, uint64_t *bytes);
+// keep_away reports whether the memory is nowhere but with the shim.
+bool keep_away(void);
+// keep_meet makes a pair of sockets, one of which is for the shim, by which it sends descriptors. *count is how many of
+// them were taken before.
+CUresult keep_meet(int32_t *fd, uint32_t *count);
+// keep_take maps what one message of the shim's has: descriptors in the order of keep_export. *count is how many were
+// taken so far, also on an error.
+CUresult keep_take(uint32_t *count);
+// keep_return makes the blocks anew and fills them, when all is taken. On an error none of them is there.
+CUresult keep_return(void);
+// keep_drain copies what is kept to a file of the shim's, which a message names, and lets go of it. On an error it is
+// let go of as well, unless it is nowhere else.
+CUresult keep_drain(void);
+// keep_drop lets go of what is kept. false: it is nowhere else.
+bool keep_drop(void);
+// keep_look drops what is kept if the shim has ended, and reports whether anything is.
+bool keep_look(void);
+// keep_wait waits until nothing is kept, and reports whether there was something. It is for the program's threads.
+bool keep_wait(void);
+// keep_forked is for a child.
+void keep_forked(void);
+
 // copy.c
 struct piece {
 	CUcontext context;
@@ -168,6 +210,8 @@ void copy_start(int32_t *tids, int most);
 // not empty and do not overlap, and are all within the host memory of bytes from host on. What comes back
 // must be what went out to that memory last. One call at a time.
 CUresult copy_all(const struct piece *pieces, size_t count, const char *host, size_t bytes, bool out);
+// copy_forget forgets what went out last.
+void copy_forget(void);
 
 // worker.c
 // worker_start has the thread at work, or returns false.

@@ -43,6 +43,7 @@ static struct {
 	CUresult (*OutAsync)(void *, CUdeviceptr, size_t, CUstream);
 	CUresult (*InAsync)(CUdeviceptr, const void *, size_t, CUstream);
 	CUresult (*SetAsync)(CUdeviceptr, unsigned char, size_t, CUstream);
+	CUresult (*CaptureMode)(int *);
 } cu;
 
 static const struct {
@@ -60,6 +61,7 @@ static const struct {
 	{"cuMemcpyDtoHAsync_v2", &cu.OutAsync},
 	{"cuMemcpyHtoDAsync_v2", &cu.InAsync},
 	{"cuMemsetD8Async", &cu.SetAsync},
+	{"cuThreadExchangeStreamCaptureMode", &cu.CaptureMode},
 };
 
 // One job at a time, which all copiers and its caller work on.
@@ -178,6 +180,10 @@ static void share(void)
 	size_t first = 0, n, turn = 0; // first: the chunk that p begins with
 	CUcontext current = NULL;
 	CUresult r = CUDA_SUCCESS, last;
+	int relaxed = 2; // CU_STREAM_CAPTURE_MODE_RELAXED: a capture of the program's goes on beside this
+
+	if (cu.CaptureMode)
+		cu.CaptureMode(&relaxed);
 
 	while (!r && !__atomic_load_n(&job.result, __ATOMIC_RELAXED) && (n = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED)) < job.chunks) {
 		for (; n - first >= (p->bytes + CHUNK - 1) / CHUNK; p++)
@@ -254,12 +260,17 @@ void copy_start(int32_t *tids, int most)
 	}
 }
 
+void copy_forget(void)
+{
+	zeros_begin(NULL, 0);
+}
+
 CUresult copy_all(const struct piece *pieces, size_t count, const char *host, size_t bytes, bool out)
 {
 	if (out)
 		zeros_begin(host, bytes);
 	else if (host != zeros.base || bytes / UNIT != zeros.count)
-		zeros_begin(NULL, 0); // of other memory
+		copy_forget(); // of other memory
 	job.pieces = pieces;
 	job.chunks = job.next = 0;
 	for (size_t i = 0; i < count; i++)

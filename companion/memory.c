@@ -233,8 +233,7 @@ CUresult block_have(struct block *b)
 	return r;
 }
 
-// give gives the memory back to the driver, and keeps the address.
-static CUresult give(struct block *b)
+CUresult block_give(struct block *b)
 {
 	CUresult r = CUDA_SUCCESS;
 
@@ -287,6 +286,7 @@ static CUresult alloc(CUdeviceptr *address, size_t bytes)
 	struct block *b = NULL;
 	CUdevice device;
 	size_t piece = 0;
+	CUresult r;
 
 	if (!block_ready() || !address || bytes < MIN_BYTES || cu.CtxGetDevice(&device) || device < 0 || device >= MAX_DEVICES)
 		goto drivers;
@@ -299,7 +299,10 @@ static CUresult alloc(CUdeviceptr *address, size_t bytes)
 	b->visible = true;
 	if (cu.CtxGetCurrent(&b->context) || cu.AddressReserve(&b->address, b->bytes, 0, 0, 0))
 		goto drivers;
-	if (block_have(b)) {
+	r = block_have(b);
+	if (r == CUDA_ERROR_OUT_OF_MEMORY && keep_wait())
+		r = block_have(b);
+	if (r) {
 		cu.AddressFree(b->address, b->bytes);
 		goto drivers;
 	}
@@ -310,7 +313,8 @@ static CUresult alloc(CUdeviceptr *address, size_t bytes)
 drivers: // whose error, if there is one, is the program's
 	free(b);
 	CUresult (*real)(CUdeviceptr *, size_t) = companion_real("cuMemAlloc_v2");
-	return real ? real(address, bytes) : CUDA_ERROR_NOT_FOUND;
+	r = real ? real(address, bytes) : CUDA_ERROR_NOT_FOUND;
+	return r == CUDA_ERROR_OUT_OF_MEMORY && keep_wait() ? real(address, bytes) : r;
 }
 
 static void forget(struct block *gone)
@@ -331,7 +335,7 @@ static void forget(struct block *gone)
 CUresult block_end(struct block *b)
 {
 	bool had = b->mapped;
-	CUresult r = give(b);
+	CUresult r = block_give(b);
 
 	if (r)
 		return r;
@@ -599,8 +603,7 @@ static CUresult disable_peer(CUcontext peer)
 	return r;
 }
 
-// peers_allow allows again what peers_end has ended, and returns the first error.
-static CUresult peers_allow(void)
+CUresult peers_allow(void)
 {
 	CUresult (*enable)(CUcontext, unsigned) = companion_real("cuCtxEnablePeerAccess");
 	CUresult first = CUDA_SUCCESS;
@@ -616,8 +619,7 @@ static CUresult peers_allow(void)
 	return first;
 }
 
-// peers_end ends all that is allowed. On an error all of it is allowed.
-static CUresult peers_end(void)
+CUresult peers_end(void)
 {
 	CUresult (*disable)(CUcontext) = companion_real("cuCtxDisablePeerAccess");
 	CUresult r = CUDA_SUCCESS;
@@ -720,6 +722,7 @@ static CUresult primary_retain(CUcontext *context, CUdevice d)
 static CUresult destroy(CUcontext c)
 {
 	CUresult (*real)(CUcontext) = companion_real("cuCtxDestroy_v2");
+	keep_wait(); // it is copied in the context
 	CUresult r = real ? real(c) : CUDA_ERROR_NOT_FOUND;
 
 	if (!r)
@@ -731,6 +734,7 @@ static CUresult primary_ended(const char *name, CUdevice d)
 {
 	CUresult (*real)(CUdevice) = companion_real(name);
 	CUresult (*state)(CUdevice, unsigned *, int *) = companion_real("cuDevicePrimaryCtxGetState");
+	keep_wait();
 	CUresult r = real ? real(d) : CUDA_ERROR_NOT_FOUND;
 	unsigned flags;
 	int active = 1;
@@ -799,9 +803,8 @@ CUresult memory_synchronize(void)
 	return CUDA_SUCCESS;
 }
 
-// taken reports whether a block is saved: one whose handle the program has stays, and an import is saved by
-// its exporter.
-static bool taken(const struct block *b)
+// One whose handle the program has stays, and an import is saved by its exporter.
+bool block_is_taken(const struct block *b)
 {
 	return !b->given && !block_is_import(b);
 }
@@ -857,7 +860,7 @@ static CUresult leave(struct block *b, uint64_t cut)
 	r = r ? r : share_ask(&b->from, SHARE_LEAVE, cut, NULL);
 	if (r)
 		return r == CUDA_ERROR_NOT_FOUND ? CUDA_ERROR_NOT_PERMITTED : r;
-	r = give(b);
+	r = block_give(b);
 	b->away = !b->mapped;
 	if (b->mapped) { // the exporter is to count it again
 		int fd = -1;
@@ -916,7 +919,7 @@ uint64_t memory_total(void)
 	uint64_t bytes = 0;
 
 	for (struct block *b = blocks; b; b = b->next)
-		bytes += taken(b) ? b->bytes : 0;
+		bytes += block_is_taken(b) ? b->bytes : 0;
 	return bytes;
 }
 
@@ -931,7 +934,7 @@ static struct piece *pieces_of(char *host, bool (*wanted)(const struct block *),
 		n++;
 	struct piece *pieces = calloc(n + 1, sizeof *pieces);
 	for (struct block *b = blocks; b && pieces; b = b->next) {
-		if (!taken(b))
+		if (!block_is_taken(b))
 			continue;
 		if (wanted(b))
 			pieces[(*count)++] = (struct piece){b->context, b->address, host, b->bytes};
@@ -951,27 +954,88 @@ static bool is_new(const struct block *b)
 	return b->is_new;
 }
 
-// bring maps the blocks that are not mapped, and fills them from host memory of so many bytes. On an error
-// those are unmapped again.
-static CUresult bring(char *host, uint64_t bytes)
+CUresult blocks_have(void)
 {
 	CUresult r = CUDA_SUCCESS;
-	size_t count = 0;
 
 	for (struct block *b = blocks; b && !r; b = b->next) {
-		if (!taken(b) || b->mapped)
+		if (!block_is_taken(b) || b->mapped)
 			continue;
 		if (!(r = cu.CtxSetCurrent(b->context)) && !(r = block_have(b)))
 			b->is_new = true;
 	}
+	return r;
+}
+
+void blocks_settle(bool stay)
+{
+	for (struct block *b = blocks; b; b = b->next) {
+		if (b->is_new && !stay)
+			block_give(b);
+		b->is_new = false;
+	}
+}
+
+// bring maps the blocks that are not mapped, and fills them from host memory of so many bytes. On an error
+// those are unmapped again.
+static CUresult bring(char *host, uint64_t bytes)
+{
+	CUresult r = blocks_have();
+	size_t count = 0;
+
 	struct piece *pieces = r ? NULL : pieces_of(host, is_new, &count);
 	if (!r)
 		r = pieces ? copy_all(pieces, count, host, bytes, false) : CUDA_ERROR_OUT_OF_MEMORY;
 	free(pieces);
-	for (struct block *b = blocks; b; b = b->next) {
-		if (b->is_new && r)
-			give(b);
-		b->is_new = false;
+	blocks_settle(!r);
+	return r;
+}
+
+static char *area; // of memory_area; NULL when there is none, or it is in use
+static uint64_t area_bytes;
+
+char *memory_area(uint64_t bytes)
+{
+	if (area && area_bytes == bytes)
+		return area;
+	memory_no_area();
+	// In this form exactly, as the driver maps its own: the shim's tracer looks for it, drops
+	// MAP_POPULATE and puts a file behind it.
+	char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	if (at == MAP_FAILED)
+		return NULL;
+	area = at;
+	area_bytes = bytes;
+	return at;
+}
+
+void memory_no_area(void)
+{
+	if (area)
+		munmap(area, area_bytes);
+	area = NULL;
+}
+
+// use_area has the area's bytes from here on.
+static void use_area(uint64_t *start, uint64_t *bytes)
+{
+	*start = (uint64_t)area;
+	*bytes = area ? area_bytes : 0;
+	area = NULL;
+}
+
+CUresult memory_keep(uint64_t *start, uint64_t *bytes)
+{
+	CUresult r = peers_end();
+
+	if (r)
+		return r;
+	use_area(start, bytes);
+	for (struct block *b = blocks; b && !r; b = b->next) {
+		if (!block_is_taken(b))
+			continue;
+		r = cu.CtxSetCurrent(b->context);
+		r = r ? r : block_give(b);
 	}
 	return r;
 }
@@ -985,32 +1049,28 @@ static CUresult save(uint64_t *start, uint64_t *size)
 	*start = *size = 0;
 	if (!bytes)
 		return CUDA_SUCCESS;
-	// In this form exactly, as the driver maps its own: the shim's tracer looks for it, drops
-	// MAP_POPULATE and puts a file behind it.
-	char *area = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-	if (area == MAP_FAILED)
+	char *host = memory_area(bytes);
+	if (!host)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	struct piece *pieces = pieces_of(area, any, &count);
-	r = pieces ? copy_all(pieces, count, area, bytes, true) : CUDA_ERROR_OUT_OF_MEMORY;
+	struct piece *pieces = pieces_of(host, any, &count);
+	r = pieces ? copy_all(pieces, count, host, bytes, true) : CUDA_ERROR_OUT_OF_MEMORY;
 	free(pieces);
 	for (struct block *b = blocks; b && !r; b = b->next) {
-		if (!taken(b))
+		if (!block_is_taken(b))
 			continue;
 		r = cu.CtxSetCurrent(b->context);
-		r = r ? r : give(b);
+		r = r ? r : block_give(b);
 	}
 	if (!r) {
-		*start = (uint64_t)area;
-		*size = bytes;
+		use_area(start, size);
 		return CUDA_SUCCESS;
 	}
-	CUresult back = bring(area, bytes);
+	CUresult back = bring(host, bytes);
 	if (back) { // some of it is nowhere else
-		*start = (uint64_t)area;
-		*size = bytes;
+		use_area(start, size);
 		return back;
 	}
-	munmap(area, bytes);
+	memory_no_area();
 	return r;
 }
 

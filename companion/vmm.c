@@ -109,11 +109,14 @@ static CUresult create(CUhandle *handle, size_t bytes, const CUmemAllocationProp
 {
 	REAL("cuMemCreate", CUhandle *, size_t, const CUmemAllocationProp *, uint64_t);
 	struct block *b = NULL;
+	CUresult r;
 
 	if (!block_ready() || !handle || !bytes || flags || !is_ours(prop) || !(b = block_here(bytes)) || b->device != prop->location.id || block_reserve(b))
 		goto drivers;
 	b->prop = *prop;
-	CUresult r = block_have(b);
+	r = block_have(b);
+	if (r == CUDA_ERROR_OUT_OF_MEMORY && keep_wait())
+		r = block_have(b);
 	if (!r) {
 		*handle = hand_out(b);
 		return r;
@@ -122,7 +125,8 @@ static CUresult create(CUhandle *handle, size_t bytes, const CUmemAllocationProp
 	b = NULL;
 drivers: // whose error, if there is one, is the program's
 	free(b);
-	return ANSWER(handle, bytes, prop, flags);
+	r = ANSWER(handle, bytes, prop, flags);
+	return r == CUDA_ERROR_OUT_OF_MEMORY && keep_wait() ? ANSWER(handle, bytes, prop, flags) : r;
 }
 
 static void settle(struct block *b)

@@ -12,6 +12,12 @@
 //	               parked --OPEN--> open
 //	                                saved --OPEN--> open
 //
+// A SAVE can keep the memory on the GPU instead, by descriptors that the shim holds (keep.c): KEEP as often as there are
+// descriptors, then RELEASE. The way back is MEET, TAKE as often as there are messages, and RETURN. What is kept is
+// copied out by DRAIN, while the program runs, or let go of by DROP.
+//
+//	parked --KEEP, RELEASE--> saved --MEET, TAKE, RETURN--> parked --OPEN--> open --DRAIN, DROP--> open
+//
 // What processes share is taken down while they are parked, each step in all of them before the next:
 // LEAVE (what it imports goes), REST (nobody has what it exports, and nobody can ask for it), and the
 // other way round WAKE and JOIN, before OPEN.
@@ -22,12 +28,16 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { OPEN = 0, PARKING = 1, PARKED = 2, SAVED = 3 };  // states
-enum { ASK_PARK = 1, ASK_SAVE, ASK_OPEN, ASK_BACK, ASK_LEAVE, ASK_REST, ASK_WAKE, ASK_JOIN, ASKS = 16 }; // requests
+enum { ASK_PARK = 1, ASK_SAVE, ASK_OPEN, ASK_BACK, ASK_LEAVE, ASK_REST, ASK_WAKE, ASK_JOIN,
+       ASK_KEEP, ASK_RELEASE, ASK_MEET, ASK_TAKE, ASK_RETURN, ASK_DRAIN, ASK_DROP, ASKS }; // requests
+enum { FROM_CHECKPOINT = 1 }; // argument of a BACK: what is saved is in the host memory, since the process was restored
 enum { IMPORTS = 1, EXPORTS = 2, APART = 4, UNKNOWN = 8 }; // how it shares memory: see describe
 enum { SIGNAL = 60 };                                   // one of the real-time signals
 enum { COPIERS = 7 };                                   // beside the thread itself; see copy.c
@@ -42,14 +52,16 @@ static struct {
 	uint32_t request;   // a number that counts up, times ASKS, and what is asked for
 	uint32_t answered;  // the request that result belongs to
 	int32_t result;     // a CUresult
-	uint32_t argument;  // of a PARK: its timeout in milliseconds
+	uint32_t argument;  // of a PARK: its timeout in milliseconds; of a BACK: FROM_CHECKPOINT or 0
 	uint32_t cancelled; // a PARK that is to be given up, whatever it waits for; a SAVE that is to be undone
 	uint32_t peers;     // parked or saved: how often a SAVE takes one GPU's access to another's memory
 	uint64_t start, bytes; // the host memory with what is saved; parked, the bytes that it will take
 	int32_t copiers[THREADS]; // their tids as tid's; 0 after the last
 	uint64_t cut;     // a number of the shim's, the same in all processes that are parked together
 	uint32_t sharing; // as of the last request
-} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 4};
+	uint32_t count;   // of a KEEP: descriptors; of a MEET and a TAKE: those taken so far
+	int32_t descriptors[KEEP_BATCH]; // of a KEEP or a MEET, open until the next request
+} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 5};
 
 static uint32_t load(const uint32_t *p)
 {
@@ -103,6 +115,7 @@ static CUresult park(uint32_t number)
 		companion_say("the program is linked to a function of the driver that the companion does not know: its memory is left to the driver");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
+	keep_drop(); // it must not be there in a checkpoint of the driver's, and calls may wait for it
 	set_state(PARKING);
 	gate_close();
 	if (!gate_drain(load(&control.argument), &control.cancelled, number))
@@ -126,8 +139,12 @@ static CUresult park(uint32_t number)
 }
 
 // bring_back has a saved program parked; one that is parked stays so.
-static CUresult bring_back(void)
+static CUresult bring_back(uint32_t from)
 {
+	if (keep_away() && from != FROM_CHECKPOINT)
+		return CUDA_ERROR_ILLEGAL_STATE; // the host memory has nothing of it
+	keep_forget();
+	memory_no_area();
 	if (load(&control.state) == SAVED) {
 		CUresult r = memory_restore(control.start, control.bytes);
 		if (r)
@@ -142,10 +159,12 @@ static CUresult bring_back(void)
 static CUresult open_again(void)
 {
 	if (load(&control.state) == SAVED) {
-		CUresult r = bring_back();
+		CUresult r = bring_back(0);
 		if (r)
 			return r;
 	}
+	keep_forget();
+	memory_no_area();
 	if (share_rests() || memory_away())
 		return CUDA_ERROR_ILLEGAL_STATE;
 	control.start = control.bytes = 0;
@@ -155,33 +174,65 @@ static CUresult open_again(void)
 	return CUDA_SUCCESS;
 }
 
+// returned has a program parked whose memory was kept.
+static CUresult returned(void)
+{
+	CUresult r = load(&control.state) == SAVED ? keep_return() : CUDA_ERROR_ILLEGAL_STATE;
+
+	if (r)
+		return r;
+	munmap((void *)control.start, control.bytes);
+	set_state(PARKED);
+	return bring_back(0);
+}
+
 static CUresult obey(uint32_t request)
 {
 	CUresult r;
 
+	keep_offered();
 	switch (request % ASKS) {
+	case ASK_MEET:
+		return keep_meet(control.descriptors, &control.count);
+	case ASK_TAKE:
+		return keep_take(&control.count);
+	case ASK_RETURN:
+		return returned();
+	case ASK_DRAIN:
+		return keep_drain();
+	case ASK_DROP:
+		return keep_drop() ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 	case ASK_PARK:
 		return park(request);
 	case ASK_SAVE:
 		if (load(&control.state) != PARKED)
 			return CUDA_ERROR_ILLEGAL_STATE;
+		keep_forget();
 		control.start = control.bytes = 0;
 		r = memory_save(&control.start, &control.bytes);
 		if (!r || control.bytes)
 			set_state(SAVED);
 		if (!r && load(&control.cancelled) == request) { // nobody waits for it any more
-			r = bring_back();
+			r = bring_back(0);
 			return r ? r : CUDA_ERROR_NOT_READY;
 		}
 		return r;
 	case ASK_BACK:
-		return bring_back();
+		return bring_back(load(&control.argument));
 	case ASK_OPEN:
 		return open_again();
 	}
 	if (load(&control.state) != PARKED)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	switch (request % ASKS) {
+	case ASK_KEEP:
+		return keep_export(control.descriptors, &control.count);
+	case ASK_RELEASE:
+		control.start = control.bytes = 0;
+		r = keep_release(&control.start, &control.bytes);
+		if (!r || control.bytes)
+			set_state(SAVED);
+		return r;
 	case ASK_LEAVE:
 		return memory_leave(control.cut);
 	case ASK_REST:
@@ -196,6 +247,7 @@ static CUresult obey(uint32_t request)
 
 static void *work(void *arg)
 {
+	struct timespec look = {.tv_sec = 1}; // while a shim that ends leaves memory here
 	sigset_t wanted;
 
 	(void)arg;
@@ -208,7 +260,7 @@ static void *work(void *arg)
 	for (;;) {
 		// By a system call: the C library's may be another one after a restore. A tracer ends it
 		// early, and a signal may have come for a request that was seen already.
-		syscall(SYS_rt_sigtimedwait, &wanted, NULL, NULL, 8);
+		syscall(SYS_rt_sigtimedwait, &wanted, NULL, keep_look() ? &look : NULL, 8);
 		uint32_t request = load(&control.request);
 		if (request == load(&control.answered))
 			continue;
@@ -226,6 +278,7 @@ static void forked(void)
 	memset(control.copiers, 0, sizeof control.copiers);
 	set_state(OPEN);
 	share_forked();
+	keep_forked();
 	companion_passive = true;
 	gate_forked();
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	goruntime "runtime"
+	"slices"
 	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
@@ -25,6 +26,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/charged"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
@@ -145,6 +147,7 @@ type checkpointing struct {
 	images imagedir.Dir
 	opts   *options.CheckpointOptions
 
+	goesOn   bool             // when it is dumped
 	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
 	writer   *gpustate.Writer // of dump
@@ -161,6 +164,7 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 	}
 	defer func() { k.q.Save(context.WithoutCancel(ctx), k.c.bundle) }()
 	clientPaused := k.c.paused
+	k.goesOn = !clientPaused && !k.opts.Exit
 	var begin []sequence.Step
 	if !clientPaused {
 		begin = append(begin,
@@ -184,6 +188,9 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 		finish = append(finish, sequence.Step{Name: "stop", Do: k.stop})
 		err = k.q.Run(ctx, append(begin, finish...)...)
 	} else if err = k.q.Run(ctx, begin...); err == nil {
+		if k.writer.Kept() {
+			finish = slices.Insert(finish, 1, sequence.Step{Name: "drain GPU state", Do: k.drain})
+		}
 		stuck, err = k.q.RunBeside(ctx, finish...)
 	}
 	switch {
@@ -241,7 +248,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 }
 
 func (k *checkpointing) save(ctx context.Context) (uint64, error) {
-	return k.c.gpu.Save(ctx, k.images.Path)
+	return k.c.gpu.Save(ctx, k.images.Path, k.goesOn)
 }
 
 // dump has CRIU dump what is left in the processes, and begins to write what was
@@ -300,6 +307,11 @@ func (k *checkpointing) admit(ctx context.Context) (uint64, error) {
 		return 0, fmt.Errorf("its own restore would refuse it: %w", err)
 	}
 	return 0, vet.Own(ctx, k.c.bundle, dumped)
+}
+
+// drain copies what was kept on the GPUs, when the program runs.
+func (k *checkpointing) drain(ctx context.Context) (uint64, error) {
+	return k.writer.Drain(ctx, k.q.Returned())
 }
 
 // store waits until the files of the GPU state are complete.
@@ -369,7 +381,7 @@ func (s *Service) pastCRIU(ctx context.Context, c *container, r *taskAPI.Checkpo
 	of := pages.Dumping{
 		Images: r.Path, List: filepath.Join(c.bundle, "gpuckpt-left-out.txt"), Init: c.pid, Pids: c.pids,
 		Start: func() (*pages.Worker, error) {
-			return gpustate.StartCharged(ctx, reap, view.Staging, pages.StartWorker)
+			return charged.Start(ctx, reap, view.Staging, pages.StartWorker)
 		},
 	}
 	opts := new(options.CheckpointOptions)

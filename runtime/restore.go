@@ -16,9 +16,9 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/charged"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
@@ -226,7 +226,7 @@ func (k *restoring) inspect(context.Context) (uint64, error) {
 // runs, the driver's included, before all of the memory is compared with what was signed.
 func (k *restoring) fillMemory(ctx context.Context) (uint64, error) {
 	filled, err := k.memory.Fill(func() (*pages.Worker, error) {
-		return gpustate.StartCharged(ctx, reap, k.view.Staging, pages.StartWorker)
+		return charged.Start(ctx, reap, k.view.Staging, pages.StartWorker)
 	}, k.c.pid, k.c.pids)
 	return filled, cmp.Or(k.c.restore.rest.Wait(), err)
 }

@@ -132,7 +132,7 @@ func (k *suspending) removeSpillDir(ctx context.Context) error {
 }
 
 func (k *suspending) save(ctx context.Context) (_ uint64, err error) {
-	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir())
+	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), false)
 	return k.bytes, err
 }
 

@@ -78,6 +78,8 @@ static void set(struct config *c, const char *key, const char *value)
 		c->cuda_version = atoi(value);
 	} else if (!strcmp(key, "piece_ms")) {
 		c->piece_ms = (unsigned)strtoul(value, NULL, 10);
+	} else if (!strcmp(key, "out_delay_ms")) {
+		c->out_delay_ms = (unsigned)strtoul(value, NULL, 10);
 	} else if (!strcmp(key, "hang")) {
 		int step = step_named(value, strlen(value));
 		if (step >= 0)

@@ -510,8 +510,26 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CU
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
+	struct config config;
+
 	(void)stream;
+	config_load(&config);
+	pause_ms(config.out_delay_ms);
 	return cuMemcpyDtoH_v2(to, from, bytes);
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+	CUcontext c;
+	CUresult r = enter_context(&c);
+	if (r)
+		return r;
+	(void)stream;
+	void *target = memory_at(to, bytes), *source = memory_at(from, bytes);
+	if (!target || !source)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	memmove(target, source, bytes);
+	return gate_leave(CUDA_SUCCESS);
 }
 
 // The range of what cuMemAlloc has returned.

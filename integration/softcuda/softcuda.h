@@ -47,6 +47,7 @@ struct config {
 	unsigned init_delay_ms, context_delay_ms; // that cuInit takes longer with its nodes open, and a new context
 	bool hang[STEPS];  // in the middle of its copy
 	unsigned piece_ms; // that each piece of a copy takes a processor longer
+	unsigned out_delay_ms; // before a cuMemcpyDtoHAsync
 	struct fault fail[STEPS];
 	struct fault gpu_fail[MAX_GPUS][STEPS]; // of processes with memory on it
 };

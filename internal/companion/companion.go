@@ -22,12 +22,15 @@ import (
 // ErrBusy says that a companion could not park its program: calls or GPU work did not end in time.
 var ErrBusy = errors.New("its calls or its work on the GPU did not end in time")
 
+// errLost says that the GPU memory of a process was kept by a shim that has ended meanwhile.
+var errLost = errors.New("its GPU memory was kept on the GPU by a process that has ended, and is lost")
+
 // The control block of companion/worker.c.
 const (
 	magic      = "gpuckpt companion control block\x00"
-	version    = 4
+	version    = 5
 	copiers    = 8 // at most, and the thread that answers importers
-	controlLen = offSharing + 8
+	controlLen = offDescriptors + 4*batch
 	alignment  = 64
 	// maxData bounds what is searched of a mapping; the library's data are some pages.
 	maxData = 1 << 20
@@ -46,6 +49,9 @@ const (
 	offCopiers   = 88
 	offCut       = 120
 	offSharing   = 128
+	offCount     = 132
+
+	offDescriptors = 136
 )
 
 type state uint32
@@ -66,6 +72,13 @@ const (
 	askRest
 	askWake
 	askJoin
+	askKeep
+	askRelease
+	askMeet
+	askTake
+	askReturn
+	askDrain
+	askDrop
 
 	asks = 16 // a request is a number times this, and what is asked for
 )
@@ -74,8 +87,9 @@ const (
 const wake = unix.Signal(60)
 
 // The answers of a companion that is not let by something else than the driver: CUDA_ERROR_NOT_FOUND,
-// NOT_READY, NOT_PERMITTED.
+// NOT_READY, NOT_PERMITTED, ILLEGAL_STATE.
 const (
+	illegalState = 401
 	notFound     = 500
 	notReady     = 600
 	notPermitted = 800
@@ -98,6 +112,7 @@ type control struct {
 	result            int32
 	peers             uint32
 	sharing           sharing
+	count             uint32
 	start, bytes      uint64
 }
 
@@ -194,7 +209,7 @@ func (c *Companion) read() (control, error) {
 	return control{
 		state: state(number(offState)), request: number(offRequest), answered: number(offAnswered),
 		result: int32(number(offResult)), //nolint:gosec // as it is written
-		peers:  number(offPeers), sharing: sharing(number(offSharing)),
+		peers:  number(offPeers), sharing: sharing(number(offSharing)), count: number(offCount),
 		start: binary.LittleEndian.Uint64(data[offStart:]), bytes: binary.LittleEndian.Uint64(data[offBytes:]),
 	}, nil
 }
@@ -237,6 +252,9 @@ func (c *Companion) await(ctx context.Context, doing string, request uint32) (co
 		}
 		if now.answered == request && now.result == notFound && request%asks == askJoin {
 			return now, fmt.Errorf("%s process %d: %w", doing, c.PID, errGone)
+		}
+		if now.answered == request && now.result == illegalState && request%asks == askBack {
+			return now, fmt.Errorf("%s process %d: %w", doing, c.PID, errLost)
 		}
 		if now.answered == request && now.result == notPermitted {
 			return now, fmt.Errorf("%s process %d: %w", doing, c.PID, errElsewhere)

@@ -67,6 +67,8 @@ type Parked struct {
 	all   []*Companion // of each process
 	bytes []uint64     // of each
 	leave bool         // all of it to the driver
+	keep  bool         // on the GPUs
+	kept  *Kept        // by the last Save; nil if it is in areas
 
 	shared  bool  // what they share is taken down
 	refusal error // it cannot be
@@ -163,26 +165,47 @@ func (p *Parked) Save(ctx context.Context, h *cuda.Helper, timeout time.Duration
 	if err := p.Procs.Unlock(ctx, h); err != nil {
 		return 0, errors.Join(err, p.Lock(ctx, h, timeout))
 	}
-	sizes, err := each(p.all, func(c *Companion) (uint64, error) {
-		if _, err := c.ask(ctx, "bring back the GPU memory of", askBack, 0, patience); err != nil {
-			return 0, err
-		}
-		now, err := c.ask(ctx, "save the GPU memory of", askSave, 0, patience)
-		return now.bytes, err
-	})
+	err = p.bringBack(ctx)
+	if err == nil {
+		bytes, err = p.save(ctx)
+	}
 	if err == nil {
 		if err = p.Lock(ctx, h, timeout); err == nil {
-			return sumOf(sizes), nil
+			return bytes, nil
 		}
 	}
-	_, back := each(p.all, func(c *Companion) (uint64, error) {
-		_, err := c.ask(ctx, "bring back the GPU memory of", askBack, 0, patience)
-		return 0, err
-	})
+	back := p.bringBack(ctx)
 	if back = errors.Join(back, p.Lock(ctx, h, timeout)); back != nil {
 		err = fmt.Errorf("%w; on the way back: %w", err, back)
 	}
 	return 0, err
+}
+
+// save has the companions save or keep the memory of parked processes.
+func (p *Parked) save(ctx context.Context) (uint64, error) {
+	if p.keep {
+		p.kept = p.export(ctx)
+	}
+	sizes, err := each(p.all, func(c *Companion) (uint64, error) {
+		if p.kept != nil {
+			return p.kept.release(ctx, c)
+		}
+		now, err := c.ask(ctx, "save the GPU memory of", askSave, 0, patience)
+		return now.bytes, err
+	})
+	return sumOf(sizes), err
+}
+
+// bringBack has all parked with their memory.
+func (p *Parked) bringBack(ctx context.Context) error {
+	if p.kept != nil {
+		if err := p.kept.bringBack(ctx); err != nil {
+			return err
+		}
+		p.kept = nil
+		return nil
+	}
+	return step(ctx, p.all, "bring back the GPU memory of", askBack)
 }
 
 // Lock has the driver lock those of the processes that it has not locked.
@@ -242,7 +265,7 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate) error {
 	return nil
 }
 
-// openAll opens those that are parked or saved. On an error those are open whose memory and whose sharing is
+// openAll opens those that are parked or saved: restored processes if strict. On an error those are open whose memory and whose sharing is
 // back, and it can be called again. strict: a process that ends, and memory that was lost with one, is an error.
 func openAll(ctx context.Context, all []*Companion, strict bool) error {
 	inAll := func(all []*Companion, do func(*Companion) error) error {
@@ -264,8 +287,12 @@ func openAll(ctx context.Context, all []*Companion, strict bool) error {
 		}
 		return err
 	})
+	var from time.Duration
+	if strict {
+		from = fromCheckpoint
+	}
 	err = errors.Join(err, inAll(closed, func(c *Companion) error {
-		_, err := c.ask(ctx, "bring back the GPU memory of", askBack, 0, patience)
+		_, err := c.ask(ctx, "bring back the GPU memory of", askBack, from, patience)
 		return err
 	}))
 	if err == nil {

@@ -133,7 +133,7 @@ func (w *work) leave(dir string) *images.Metadata {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := s.Save(w.t.Context(), dir); err != nil {
+	if _, err := s.Save(w.t.Context(), dir, false); err != nil {
 		w.t.Fatal(err)
 	}
 	writer, err := s.Store(w.t.Context(), dir, false)

@@ -4,8 +4,10 @@
 package gpustate
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +39,7 @@ func TestCompanion(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				bytes, err := s.Save(t.Context(), to)
+				bytes, err := s.Save(t.Context(), to, false)
 				if err != nil || bytes != bytesOf(s.areas) || len(s.areas) != 2 {
 					t.Fatalf("saved %d bytes in %d areas: %v", bytes, len(s.areas), err)
 				}
@@ -98,12 +100,12 @@ func TestCompanionUndone(t *testing.T) {
 			if err := s.Preflight(t.Context(), dir); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := s.Save(t.Context(), dir); err == nil || !strings.Contains(err.Error(), test.words) || s.Phase() != Locked {
+			if _, err := s.Save(t.Context(), dir, false); err == nil || !strings.Contains(err.Error(), test.words) || s.Phase() != Locked {
 				t.Fatalf("%v: %v", s.Phase(), err)
 			}
 			inject("")
 			for range 2 { // the second has the companion save what it has saved
-				if n, err := s.Save(t.Context(), memoryDir(t)); err != nil || n < 12<<20 || len(s.areas) != 2 {
+				if n, err := s.Save(t.Context(), memoryDir(t), false); err != nil || n < 12<<20 || len(s.areas) != 2 {
 					t.Fatalf("saved %d bytes in %d areas: %v", n, len(s.areas), err)
 				}
 				if err := s.RestoreInPlace(t.Context()); err != nil {
@@ -119,7 +121,7 @@ func TestCompanionUndone(t *testing.T) {
 			if err := s.Preflight(t.Context(), dir); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := s.Save(t.Context(), memoryDir(t)); err == nil {
+			if _, err := s.Save(t.Context(), memoryDir(t), false); err == nil {
 				t.Fatal("it did not fail")
 			}
 			inject("")
@@ -145,7 +147,7 @@ func TestCompanionWrittenThrough(t *testing.T) {
 	if err := s.parked.LeaveToDriver(true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Save(t.Context(), dir); err != nil || len(s.areas) != 1 || s.areas[0].Bytes < 12<<20 {
+	if _, err := s.Save(t.Context(), dir, false); err != nil || len(s.areas) != 1 || s.areas[0].Bytes < 12<<20 {
 		t.Fatalf("saved %d areas: %v", len(s.areas), err)
 	}
 	if err := s.RestoreInPlace(t.Context()); err != nil {
@@ -155,4 +157,127 @@ func TestCompanionWrittenThrough(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.verify()
+}
+
+// ask asks the process and returns its answer.
+func (w *work) ask(request string) string {
+	w.t.Helper()
+	buf := make([]byte, 2048)
+	w.conn.SetDeadline(time.Now().Add(10 * time.Second))
+	n := 0
+	_, err := w.conn.Write([]byte(request))
+	if err == nil {
+		n, err = w.conn.Read(buf)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return string(buf[:n])
+}
+
+// gpuFiles returns how many descriptors of the software GPU's memory the process has.
+func (w *work) gpuFiles() (n int) {
+	w.t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", w.pid)
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, f := range files {
+		if to, _ := os.Readlink(filepath.Join(dir, f.Name())); strings.Contains(to, "softcuda-") {
+			n++
+		}
+	}
+	return n
+}
+
+// left checkpoints the process, which is left running, and returns the metadata. The memory of its companion
+// is kept on the GPU if keep: then the process runs beside the copy out, which meanwhile sees it.
+func (w *work) left(dir string, keep bool, meanwhile func()) *images.Metadata {
+	w.t.Helper()
+	s := w.lock()
+	m, err := w.tryLeft(s, dir, keep, meanwhile)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return m
+}
+
+func (w *work) tryLeft(s *State, dir string, keep bool, meanwhile func()) (*images.Metadata, error) {
+	w.t.Helper()
+	ctx := w.t.Context()
+	if err := s.Preflight(ctx, dir); err != nil {
+		return nil, err
+	}
+	m, err := s.Describe(time.Now())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.Save(ctx, dir, keep); err != nil {
+		return nil, err
+	}
+	if n := w.gpuFiles(); n != 0 {
+		w.t.Errorf("%d descriptors of GPU memory are left in the process", n)
+	}
+	writer, err := s.Store(ctx, dir, true)
+	if err != nil {
+		return nil, err
+	}
+	defer writer.Close()
+	if writer.Kept() != keep {
+		w.t.Errorf("memory is kept: %v, want %v", writer.Kept(), keep)
+	}
+	if err := s.RestoreInPlace(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.Unlock(ctx); err != nil {
+		return nil, err
+	}
+	meanwhile()
+	if writer.Kept() {
+		if bytes, err := writer.Drain(ctx, nil); err != nil || bytes == 0 {
+			return nil, fmt.Errorf("drained %d bytes: %w", bytes, err)
+		}
+	}
+	if err := writer.Wait(); err != nil {
+		return nil, err
+	}
+	writer.Describe(m)
+	return m, images.WriteMetadata(dir, m)
+}
+
+// Memory of a companion that is kept on the GPU while the driver checkpoints: the process runs on with all of it, has
+// no more of it when it is copied, and the checkpoint has what was there at the cut, not what came after.
+func TestCompanionKept(t *testing.T) {
+	if !steer.CanSteer {
+		t.Skip("a companion is for processors whose processes can be steered")
+	}
+	for name, place := range map[string]func(*testing.T) string{"disk": diskDir, "memory": memoryDir} {
+		t.Run(name, func(t *testing.T) {
+			w := startWork(t, "12M", "LD_PRELOAD="+softDir+"/"+companion.LibraryName)
+			w.ask("write 300")
+			want := w.left(place(t), false, w.verify)
+			for range 2 {
+				w.ask("write 300")
+				want = w.left(place(t), false, func() {})
+				to := place(t)
+				got := w.left(to, true, func() {
+					w.verify()
+					w.ask("write 1000")
+				})
+				w.verify()
+				area := func(m *images.Metadata) images.Area { return m.Processes[0].Areas[0] }
+				if len(got.Processes[0].Areas) != 2 || area(got).Bytes != 12<<20 || !slices.Equal(area(got).Digests, area(want).Digests) {
+					t.Errorf("kept:   %+v\ncopied: %+v", got.Processes[0].Areas, want.Processes[0].Areas)
+				}
+				c, err := images.Open(to)
+				if err == nil {
+					err = images.Check(t.Context(), c.Areas(), 0, nil)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
 }

@@ -72,7 +72,7 @@ func (l *locked) lockAll(ctx context.Context, helpers *helpers, tracers *tracers
 		if herr != nil {
 			return sequence.Join(err, herr)
 		}
-		if uerr := unlock(undo, l.procs, helper); uerr != nil || err != nil {
+		if uerr := unlock(undo, l.procs, l.parked, helper); uerr != nil || err != nil {
 			return sequence.Join(err, uerr)
 		}
 		log.G(ctx).WithField("try", try).Info("a process began to use a GPU beside the lock: locking again")
@@ -81,11 +81,11 @@ func (l *locked) lockAll(ctx context.Context, helpers *helpers, tracers *tracers
 }
 
 // unlock unlocks those that have not ended, and has their companions bring back what they took.
-func unlock(ctx context.Context, procs cuda.Group, helper *cuda.Helper) error {
+func unlock(ctx context.Context, procs cuda.Group, parked *companion.Parked, helper *cuda.Helper) error {
 	if err := procs.Living().Unlock(ctx, helper); err != nil {
 		return err
 	}
-	return companion.Open(ctx, procs)
+	return parked.Open(ctx, procs)
 }
 
 // lock finds the CUDA processes among pids and locks them, their companions first.

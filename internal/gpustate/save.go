@@ -69,10 +69,11 @@ func (s *State) job() *Job {
 }
 
 // Save has the driver move the GPU state of all processes into their memory, and the data path take
-// it from there, and returns its bytes. dir is where Store or Spill will write it; "" for none. The
-// container is frozen before and after; while it is thawed, every thread but the driver's is held.
+// it from there, and returns its bytes. dir is where Store or Spill will write it; "" for none. goesOn
+// says that RestoreInPlace, Unlock and Writer.Drain follow: what companions have may stay on the GPUs.
+// The container is frozen before and after; while it is thawed, every thread but the driver's is held.
 // On an error the state is where it was; if it could not be brought back, the State is Saved.
-func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) {
+func (s *State) Save(ctx context.Context, dir string, goesOn bool) (bytes uint64, err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
 		return 0, err
 	}
@@ -87,6 +88,7 @@ func (s *State) Save(ctx context.Context, dir string) (bytes uint64, err error) 
 	if err != nil {
 		return 0, err
 	}
+	s.parked.Keep(goesOn)
 	defer s.target.CloseExecs()()
 	if err := s.target.RefuseStartingExecs(); err != nil {
 		return 0, err

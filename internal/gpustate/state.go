@@ -193,7 +193,7 @@ func (s *State) Unlock(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return unlock(ctx, s.procs, helper)
+		return unlock(ctx, s.procs, s.parked, helper)
 	}
 	err := unlock()
 	if errors.Is(err, cuda.ErrHelperGone) { // a helper that was killed is noticed by its first call
@@ -216,5 +216,6 @@ func (s *State) Close() {
 func (s *State) Forget() {
 	s.Close()
 	s.dropAreas()
+	s.parked.Forget()
 	s.phase, s.locked = Unlocked, locked{}
 }

@@ -6,20 +6,18 @@ package gpustate
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
 	"time"
 
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/charged"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
-	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
 // tracers starts workers in the cgroup that pays for GPU state, and keeps one tracer.
@@ -36,12 +34,12 @@ func (t *tracers) started(ctx context.Context) (*steer.Session, error) {
 	}
 	t.close()
 	var err error
-	t.session, err = StartCharged(ctx, t.run, t.node, steer.Start)
+	t.session, err = charged.Start(ctx, t.run, t.node, steer.Start)
 	return t.session, err
 }
 
 func (t *tracers) digester(ctx context.Context) (*staging.Digester, error) {
-	return StartCharged(ctx, t.run, t.node, staging.StartDigester)
+	return charged.Start(ctx, t.run, t.node, staging.StartDigester)
 }
 
 // park has the companions of processes close their gates; nil: there is nothing that they will save.
@@ -106,52 +104,4 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 		return err
 	}
 	return sequence.Join(err, cgroup.Freeze(), tracer.Release(), cgroup.ThawIfKilled(target.Init()))
-}
-
-type process interface {
-	Pid() int
-	Close() error
-}
-
-// StartCharged starts a worker process in the cgroup that staging memory is charged to.
-func StartCharged[P process](ctx context.Context, run Run, node config.Staging, start func(worker.Run, *os.File) (P, error)) (P, error) {
-	if node.Cgroup == "" {
-		return start(run, nil)
-	}
-	cg, err := host.MakeMemoryCgroup("/"+node.Cgroup, node.MemoryLimit)
-	if err == nil {
-		var p P
-		if p, err = startIn(run, cg, start); err == nil {
-			return p, nil
-		}
-	}
-	if node.MemoryLimit > 0 { // no limit is not what was asked for
-		var none P
-		return none, fmt.Errorf("limit staging memory: %w", err)
-	}
-	log.G(ctx).WithError(err).Warn("staging memory is charged to containerd's cgroup")
-	return start(run, nil)
-}
-
-// startIn starts a worker process in a cgroup.
-func startIn[P process](run Run, cg *host.MemoryCgroup, start func(worker.Run, *os.File) (P, error)) (p P, err error) {
-	dir, err := cg.Open()
-	if err != nil {
-		return p, err
-	}
-	if dir != nil {
-		defer dir.Close()
-		if p, err := start(run, dir); err == nil {
-			return p, nil
-		}
-		// A filter of system calls may know no clone3.
-	}
-	if p, err = start(run, nil); err != nil {
-		return p, err
-	}
-	if err := cg.Add(p.Pid()); err != nil {
-		p.Close()
-		return p, err
-	}
-	return p, nil
 }

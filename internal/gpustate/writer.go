@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
@@ -21,6 +22,8 @@ type Writer struct {
 	areas  []Area // their files are duplicates
 	sizes  []uint64
 	worker *staging.Digester
+	kept   *companion.Kept // what the areas lack before Drain; nil for nothing
+	write  func()          // what is to be done still
 	stop   context.CancelFunc
 	done   chan struct{} // closed at the end; then the following are set
 
@@ -29,13 +32,13 @@ type Writer struct {
 }
 
 // Store begins to write the areas to dir. Close must be called on the Writer. stays says that the
-// state is to return to the GPUs from the areas.
+// state is to return to the GPUs from the areas. If Kept reports true, it is Drain that begins.
 func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, err error) {
 	if err := s.require("store GPU state", Saved); err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	w := &Writer{sizes: slices.Clone(s.sizes), stop: stop, done: make(chan struct{})}
+	w := &Writer{sizes: slices.Clone(s.sizes), kept: s.parked.Kept(), stop: stop, done: make(chan struct{})}
 	if len(s.areas) == 0 {
 		close(w.done)
 		return w, nil
@@ -53,6 +56,7 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 				return nil, fmt.Errorf("keep the GPU state's file: %w", err)
 			}
 			a.hold(os.NewFile(uintptr(fd), a.File))
+			w.kept.Into(s.procs[a.Process].PID.Host, a.Start, a.held, a.Offset)
 		}
 		w.areas = append(w.areas, a)
 	}
@@ -60,11 +64,33 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 		return nil, err
 	}
 	path := s.path
-	go func() {
+	w.write = func() {
 		defer close(w.done)
 		w.digests, w.err = path.Store(ctx, w.worker, w.areas, dir, stays)
-	}()
+	}
+	if w.kept == nil {
+		w.begin()
+	}
 	return w, nil
+}
+
+func (w *Writer) begin() {
+	if w.write != nil {
+		go w.write()
+		w.write = nil
+	}
+}
+
+// Kept reports whether GPU memory is still on the GPUs, and Drain must be called.
+func (w *Writer) Kept() bool { return w.kept != nil }
+
+// Drain waits until the processes run again, or over is closed, copies what was kept to the areas while they run, and
+// has the areas written.
+func (w *Writer) Drain(ctx context.Context, over <-chan struct{}) (bytes uint64, err error) {
+	if bytes, err = w.kept.Drain(ctx, over); err == nil {
+		w.begin()
+	}
+	return bytes, err
 }
 
 // Wait waits until the files are complete. On an error some may be there in part.
@@ -98,8 +124,13 @@ func (w *Writer) Close() {
 		return
 	}
 	w.stop()
+	w.kept.Close(context.Background())
 	if w.worker != nil {
 		w.worker.Kill()
+	}
+	if w.write != nil { // what was kept has not come
+		close(w.done)
+		w.write = nil
 	}
 	<-w.done
 	if w.worker != nil {

@@ -61,8 +61,9 @@ type Sequence struct {
 	operation string
 	id        string
 	began     time.Time
-	back      []Step // those done that have an undo
-	spare     spare  // until the way back, or the end
+	back      []Step        // those done that have an undo
+	spare     spare         // until the way back, or the end
+	returned  chan struct{} // closed when the way back of RunBeside is over
 
 	mu     sync.Mutex // steps may run beside the way back
 	phases []images.Phase
@@ -73,7 +74,7 @@ type Sequence struct {
 // New returns the sequence of an operation ("checkpoint", "restore", "suspend", "resume") on the
 // container of this id, which begins now.
 func New(operation, id string) *Sequence {
-	return &Sequence{operation: operation, id: id, began: time.Now()}
+	return &Sequence{operation: operation, id: id, began: time.Now(), returned: make(chan struct{})}
 }
 
 // Run takes the steps in order. When one fails, or the context has ended before it, Run goes back
@@ -118,6 +119,7 @@ func (q *Sequence) RunBeside(ctx context.Context, steps ...Step) (back, err erro
 		}
 	}()
 	back = q.goBack(ctx)
+	close(q.returned)
 	<-done
 	if err != nil {
 		q.back = results
@@ -127,6 +129,9 @@ func (q *Sequence) RunBeside(ctx context.Context, steps ...Step) (back, err erro
 }
 
 func takesResults(st Step) bool { return st.UntilComplete }
+
+// Returned returns a channel that is closed when the way back of RunBeside is over, well or not.
+func (q *Sequence) Returned() <-chan struct{} { return q.returned }
 
 // Began returns when the operation began.
 func (q *Sequence) Began() time.Time { return q.began }

@@ -1,0 +1,174 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// drained reports whether the last checkpoint in a directory kept GPU memory on the GPU and copied it out later.
+func drained(t *testing.T, dir string) bool {
+	t.Helper()
+	m, err := images.ReadMetadata(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(m.Phases, func(p images.Phase) bool { return p.Name == "drain GPU state" && p.Bytes > 0 })
+}
+
+// keeps reports whether a process has memory mapped that is kept, as the software GPU shows it.
+func keeps(t *testing.T, pid int) bool {
+	t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(maps)) {
+		if strings.Contains(line, "rwxs") && strings.Contains(line, "softcuda") {
+			return true
+		}
+	}
+	return false
+}
+
+// A program that is left running changes its GPU memory while what it had is copied: it has what it wrote, and the
+// checkpoint what was there when it stood still. Its restored self is checkpointed as well.
+func TestCompanionKept(t *testing.T) {
+	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3", "--seed", "7")
+	k.Expect(t, "count", "101")
+	if gpu.Kind == harness.SoftwareGPU {
+		shared.SoftwareGPU(t, "out_delay_ms=100\n")
+	}
+	for range 2 {
+		dir := t.TempDir()
+		done := make(chan error, 1)
+		go func() { done <- checkpointTask(t, shared, k, dir) }()
+		beside := 0
+		for over := false; !over; {
+			select {
+			case err := <-done:
+				if over = true; err != nil {
+					t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+				}
+			default:
+				during := gpu.Kind == harness.SoftwareGPU && keeps(t, k.MustPid(t))
+				k.Expect(t, "write 700", "wrote 700")
+				k.Expect(t, "write 300", "wrote 300")
+				if during && keeps(t, k.MustPid(t)) {
+					beside++
+				}
+			}
+		}
+		if !drained(t, dir) {
+			t.Errorf("the memory was copied while the program stood still:\n%s", shared.LogTail(3000))
+		}
+		if beside == 0 && gpu.Kind == harness.SoftwareGPU {
+			t.Error("the program has not changed its memory while that was copied")
+		}
+		k.Expect(t, "verify", "bad=0")
+		k.Expect(t, "count", "102")
+		endTask(t, shared, k)
+		if err := restoreTask(t, shared, k, dir); err != nil {
+			t.Fatal(err)
+		}
+		k.Expect(t, "verify", "bad=0")
+		k.Expect(t, "count", "102")
+		k.Expect(t, "write 0", "wrote 0")
+		k.Expect(t, "verify", "bad=0")
+		endTask(t, shared, k)
+		if err := restoreTask(t, shared, k, dir); err != nil {
+			t.Fatal(err)
+		}
+		k.Expect(t, "verify", "bad=0")
+		k.Expect(t, "count", "102")
+		k.Expect(t, "count", "103")
+		k.MustRemove(t)
+		k = shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "200", "--seed", "9")
+		k.Expect(t, "count", "101")
+	}
+}
+
+// Without free GPU memory the program stands still while its memory is copied.
+func TestCompanionKeptNoRoom(t *testing.T) {
+	undo := shared.SoftwareGPU(t, "gpu0.memory_mib=1040\n")
+	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3")
+	k.Expect(t, "verify", "bad=0")
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	undo()
+	if drained(t, dir) {
+		t.Error("the memory was kept on a GPU that has no room for it twice")
+	}
+	if log := shared.Log(); !strings.Contains(log, "it cannot be kept on the GPU") {
+		t.Errorf("the log does not say why:\n%s", shared.LogTail(3000))
+	}
+	k.Expect(t, "verify", "bad=0")
+}
+
+// What fails after the memory was kept leaves the program with it, and the GPU without what was kept.
+func TestCompanionKeptUndone(t *testing.T) {
+	spec := withCompanion()
+	spec.CtrFlags = []string{"--device", "/dev/cpu_dma_latency"} // CRIU cannot dump it
+	k := shared.Work(t, spec, "pattern", "--bytes", "16M", "--chunks", "2")
+	k.Expect(t, "verify", "bad=0")
+	goesOn := func() {
+		t.Helper()
+		isPaused(t, k, false)
+		goesOn(t, k)
+		if pid := k.MustPid(t); gpu.Kind == harness.SoftwareGPU && keeps(t, pid) {
+			t.Error("the process has memory that is kept")
+		}
+	}
+	for _, step := range []string{"lock:304:2", "checkpoint:304:1", "restore:304:1"} {
+		undo := shared.SoftwareGPU(t, "fail="+step+"\n")
+		name, _, _ := strings.Cut(step, ":")
+		harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), name)
+		undo()
+		if name == "restore" { // the way back, which a resume goes on with
+			ctr(t, shared, "tasks", "resume", k.ID)
+		}
+		goesOn()
+	}
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	if !drained(t, dir) {
+		t.Error("the memory was not kept")
+	}
+	goesOn()
+}
+
+// A program that ends while its memory is copied: the checkpoint fails, says why, and leaves nothing.
+func TestCompanionKeptEnded(t *testing.T) {
+	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3")
+	k.Expect(t, "verify", "bad=0")
+	shared.SoftwareGPU(t, "out_delay_ms=500\n")
+	dir := t.TempDir()
+	done := make(chan error, 1)
+	go func() { done <- checkpointTask(t, shared, k, dir) }()
+	pid := k.MustPid(t)
+	harness.Within(t, "the copy beside the program", func() bool { return keeps(t, pid) })
+	k.Expect(t, "verify", "bad=0")
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-done:
+		harness.Says(t, err, "has ended before its GPU memory was copied")
+	case <-time.After(time.Minute):
+		t.Fatal("the checkpoint does not end")
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("the checkpoint has left %v, %v", left, err)
+	}
+}
