@@ -163,7 +163,7 @@ CUresult share_wake(void);
 void share_forked(void);
 
 // keep.c: memory is kept by descriptors that the shim holds while the process has none of it.
-enum { KEEP_BATCH = 128 }; // descriptors at a time: programs have room for 1024 mostly
+enum { KEEP_BATCH = 32 }; // descriptors at a time: programs may have room for few
 // keep_export exports the next blocks, and writes how many descriptors there are; 0 after the last. It is
 // CUDA_ERROR_OUT_OF_MEMORY if a GPU has no room for its blocks once more, and CUDA_ERROR_NOT_SUPPORTED if one cannot be
 // exported. keep_offered closes what was written last: the shim has it.

@@ -202,6 +202,7 @@ func (p *Parked) bringBack(ctx context.Context) error {
 		if err := p.kept.bringBack(ctx); err != nil {
 			return err
 		}
+		p.kept.drop(ctx)
 		p.kept = nil
 		return nil
 	}

@@ -30,9 +30,10 @@ import (
 type Kept struct {
 	all []*kept
 
-	mu     sync.Mutex
-	wanted bool          // somebody will drain it
-	back   chan struct{} // closed when it is returned
+	mu       sync.Mutex
+	wanted   bool          // somebody will drain it
+	returned bool          // the processes have their memory, and perhaps wait at the gate
+	open     chan struct{} // closed when they run on it
 }
 
 // kept is that of one process.
@@ -51,7 +52,7 @@ type kept struct {
 const fromCheckpoint = time.Millisecond
 
 // batch is the most descriptors at a time.
-const batch = 128
+const batch = 32
 
 // outOfMemory is CUDA_ERROR_OUT_OF_MEMORY.
 const outOfMemory = 2
@@ -74,7 +75,7 @@ func (p *Parked) Kept() *Kept {
 
 // export exports the memory of all, or of none, which is nil.
 func (p *Parked) export(ctx context.Context) *Kept {
-	k := &Kept{back: make(chan struct{})}
+	k := &Kept{open: make(chan struct{})}
 	for _, c := range p.all {
 		k.all = append(k.all, &kept{Companion: c, socket: -1})
 	}
@@ -103,11 +104,15 @@ func (k *Kept) close() {
 	}
 }
 
-func (m *kept) close() {
+func (m *kept) closeFiles() {
 	for _, fd := range m.files {
 		unix.Close(fd)
 	}
 	m.files = nil
+}
+
+func (m *kept) close() {
+	m.closeFiles()
 	if m.socket >= 0 {
 		unix.Close(m.socket)
 		m.socket = -1
@@ -241,36 +246,41 @@ func (m *kept) drain(ctx context.Context) error {
 	return err
 }
 
-// bringBack has all processes parked with their memory. What nobody wants is let go of.
+// bringBack has all processes parked with their memory. It can be called again.
 func (k *Kept) bringBack(ctx context.Context) error {
-	if k == nil || k.isBack() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.returned {
 		return nil
 	}
-	if err := k.each(func(m *kept) error {
+	err := k.each(func(m *kept) error {
 		err := m.giveBack(ctx)
 		if err == nil || proc.Ended(err) {
-			for _, fd := range m.files {
-				unix.Close(fd)
-			}
-			m.files = nil
+			m.closeFiles()
 			return nil
 		}
 		return err
-	}); err != nil {
-		return err
-	}
+	})
+	k.returned = err == nil
+	return err
+}
+
+// opened says that the processes run. What nobody wants is let go of.
+func (k *Kept) opened(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	close(k.back)
+	if k.isOpen() {
+		return
+	}
+	close(k.open)
 	if !k.wanted {
 		k.drop(ctx)
 	}
-	return nil
 }
 
-func (k *Kept) isBack() bool {
+func (k *Kept) isOpen() bool {
 	select {
-	case <-k.back:
+	case <-k.open:
 		return true
 	default:
 		return false
@@ -311,19 +321,19 @@ func (k *Kept) Into(pid int, start uint64, file *os.File, offset uint64) {
 	}
 }
 
-// Drain waits until the memory is returned, or over is closed, and copies it out while the programs run; it returns the
+// Drain waits until the programs run, or over is closed, and copies it out while the programs run; it returns the
 // bytes. On an error files may be there in part.
 func (k *Kept) Drain(ctx context.Context, over <-chan struct{}) (bytes uint64, err error) {
 	if k == nil {
 		return 0, nil
 	}
 	select {
-	case <-k.back:
+	case <-k.open:
 	case <-over:
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	if !k.isBack() {
+	if !k.isOpen() {
 		return 0, errors.New("the GPU memory is not back: nothing can be copied")
 	}
 	ctx = context.WithoutCancel(ctx) // a companion that copies cannot be stopped
@@ -342,7 +352,7 @@ func (k *Kept) Close(ctx context.Context) {
 	defer k.mu.Unlock()
 	wanted := k.wanted
 	k.wanted = false
-	if wanted && k.isBack() {
+	if wanted && k.isOpen() {
 		k.drop(ctx)
 	}
 }
@@ -350,15 +360,24 @@ func (k *Kept) Close(ctx context.Context) {
 // Open is the function Open for processes of which some may be parked by p: also those whose memory is kept. It can be
 // called on nil.
 func (p *Parked) Open(ctx context.Context, procs cuda.Group) error {
-	if err := p.Kept().bringBack(context.WithoutCancel(ctx)); err != nil {
-		return err
+	ctx = context.WithoutCancel(ctx)
+	k := p.Kept()
+	if k == nil {
+		return Open(ctx, procs)
 	}
-	return Open(ctx, procs)
+	err := k.bringBack(ctx)
+	if err == nil {
+		err = Open(ctx, procs)
+	}
+	if err == nil {
+		k.opened(ctx)
+	}
+	return err
 }
 
 // Forget gives up what is kept, for processes that have ended. It can be called on nil.
 func (p *Parked) Forget() {
-	if k := p.Kept(); k != nil && !k.isBack() {
+	if k := p.Kept(); k != nil && !k.returned {
 		for _, m := range k.all {
 			m.close()
 		}
