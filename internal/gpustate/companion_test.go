@@ -75,7 +75,7 @@ func TestCompanion(t *testing.T) {
 }
 
 // Whatever fails of a Save, the program has its memory and its lock as before, and the next Save is good:
-// also in the same pause, and of memory that the companion has saved already.
+// also in the same pause, and of memory that the companion has saved or kept already.
 func TestCompanionUndone(t *testing.T) {
 	if !steer.CanSteer {
 		t.Skip("a companion is for processors whose processes can be steered")
@@ -86,50 +86,55 @@ func TestCompanionUndone(t *testing.T) {
 		{"fail=lock:304", "on the way back"},
 		{"fail=checkpoint:304:1", "checkpoint"},
 	} {
-		t.Run(test.fault, func(t *testing.T) {
-			faults := filepath.Join(t.TempDir(), "faults")
-			inject := func(text string) {
-				if err := os.WriteFile(faults, []byte(text), 0o600); err != nil {
+		for _, keep := range []bool{false, true} {
+			t.Run(fmt.Sprint(test.fault, " ", keep), func(t *testing.T) {
+				faults := filepath.Join(t.TempDir(), "faults")
+				inject := func(text string) {
+					if err := os.WriteFile(faults, []byte(text), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				inject("")
+				w := startWork(t, "12M", "LD_PRELOAD="+softDir+"/"+companion.LibraryName, "SOFTCUDA_CONF="+faults)
+				s, dir := w.lock(), memoryDir(t)
+				inject(test.fault)
+				if err := s.Preflight(t.Context(), dir); err != nil {
 					t.Fatal(err)
 				}
-			}
-			inject("")
-			w := startWork(t, "12M", "LD_PRELOAD="+softDir+"/"+companion.LibraryName, "SOFTCUDA_CONF="+faults)
-			s, dir := w.lock(), memoryDir(t)
-			inject(test.fault)
-			if err := s.Preflight(t.Context(), dir); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := s.Save(t.Context(), dir, false); err == nil || !strings.Contains(err.Error(), test.words) || s.Phase() != Locked {
-				t.Fatalf("%v: %v", s.Phase(), err)
-			}
-			inject("")
-			for range 2 { // the second has the companion save what it has saved
-				if n, err := s.Save(t.Context(), memoryDir(t), false); err != nil || n < 12<<20 || len(s.areas) != 2 {
-					t.Fatalf("saved %d bytes in %d areas: %v", n, len(s.areas), err)
+				if _, err := s.Save(t.Context(), dir, keep); err == nil || !strings.Contains(err.Error(), test.words) || s.Phase() != Locked {
+					t.Fatalf("%v: %v", s.Phase(), err)
 				}
-				if err := s.RestoreInPlace(t.Context()); err != nil {
+				inject("")
+				for range 2 { // the second has the companion save what it has saved
+					if n, err := s.Save(t.Context(), memoryDir(t), keep); err != nil || n < 12<<20 || len(s.areas) != 2 {
+						t.Fatalf("saved %d bytes in %d areas: %v", n, len(s.areas), err)
+					}
+					if err := s.RestoreInPlace(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := s.Unlock(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-			}
-			if err := s.Unlock(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			w.verify()
-			s = w.lock()
-			inject(strings.TrimSuffix(test.fault, ":1")) // always
-			if err := s.Preflight(t.Context(), dir); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := s.Save(t.Context(), memoryDir(t), false); err == nil {
-				t.Fatal("it did not fail")
-			}
-			inject("")
-			if err := s.Unlock(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			w.verify()
-		})
+				w.verify()
+				s = w.lock()
+				inject(strings.TrimSuffix(test.fault, ":1")) // always
+				if err := s.Preflight(t.Context(), dir); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := s.Save(t.Context(), memoryDir(t), keep); err == nil {
+					t.Fatal("it did not fail")
+				}
+				inject("")
+				if err := s.Unlock(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				w.verify()
+				if n := w.imports(); n != 0 {
+					t.Errorf("%d pieces of kept memory are mapped", n)
+				}
+			})
+		}
 	}
 }
 
@@ -191,59 +196,60 @@ func (w *work) gpuFiles() (n int) {
 	return n
 }
 
+// imports returns how many pieces of kept memory the process has mapped.
+func (w *work) imports() (n int) {
+	w.t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", w.pid))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		if strings.Contains(line, "rwxs") && strings.Contains(line, "softcuda") {
+			n++
+		}
+	}
+	return n
+}
+
 // left checkpoints the process, which is left running, and returns the metadata. The memory of its companion
 // is kept on the GPU if keep: then the process runs beside the copy out, which meanwhile sees it.
 func (w *work) left(dir string, keep bool, meanwhile func()) *images.Metadata {
 	w.t.Helper()
 	s := w.lock()
-	m, err := w.tryLeft(s, dir, keep, meanwhile)
-	if err != nil {
-		w.t.Fatal(err)
+	must := func(err error) {
+		w.t.Helper()
+		if err != nil {
+			w.t.Fatal(err)
+		}
 	}
-	return m
-}
-
-func (w *work) tryLeft(s *State, dir string, keep bool, meanwhile func()) (*images.Metadata, error) {
-	w.t.Helper()
 	ctx := w.t.Context()
-	if err := s.Preflight(ctx, dir); err != nil {
-		return nil, err
-	}
+	must(s.Preflight(ctx, dir))
 	m, err := s.Describe(time.Now())
-	if err != nil {
-		return nil, err
-	}
-	if _, err := s.Save(ctx, dir, keep); err != nil {
-		return nil, err
-	}
+	must(err)
+	_, err = s.Save(ctx, dir, keep)
+	must(err)
 	if n := w.gpuFiles(); n != 0 {
 		w.t.Errorf("%d descriptors of GPU memory are left in the process", n)
 	}
 	writer, err := s.Store(ctx, dir, true)
-	if err != nil {
-		return nil, err
-	}
+	must(err)
 	defer writer.Close()
 	if writer.Kept() != keep {
 		w.t.Errorf("memory is kept: %v, want %v", writer.Kept(), keep)
 	}
-	if err := s.RestoreInPlace(ctx); err != nil {
-		return nil, err
-	}
-	if err := s.Unlock(ctx); err != nil {
-		return nil, err
-	}
+	must(s.RestoreInPlace(ctx))
+	must(s.Unlock(ctx))
 	meanwhile()
 	if writer.Kept() {
-		if bytes, err := writer.Drain(ctx, nil); err != nil || bytes == 0 {
-			return nil, fmt.Errorf("drained %d bytes: %w", bytes, err)
+		bytes, err := writer.Drain(ctx, nil)
+		if must(err); bytes == 0 {
+			w.t.Error("nothing was drained")
 		}
 	}
-	if err := writer.Wait(); err != nil {
-		return nil, err
-	}
+	must(writer.Wait())
 	writer.Describe(m)
-	return m, images.WriteMetadata(dir, m)
+	must(images.WriteMetadata(dir, m))
+	return m
 }
 
 // Memory of a companion that is kept on the GPU while the driver checkpoints: the process runs on with all of it, has
@@ -255,17 +261,18 @@ func TestCompanionKept(t *testing.T) {
 	for name, place := range map[string]func(*testing.T) string{"disk": diskDir, "memory": memoryDir} {
 		t.Run(name, func(t *testing.T) {
 			w := startWork(t, "12M", "LD_PRELOAD="+softDir+"/"+companion.LibraryName)
-			w.ask("write 300")
-			want := w.left(place(t), false, w.verify)
 			for range 2 {
 				w.ask("write 300")
-				want = w.left(place(t), false, func() {})
+				want := w.left(place(t), false, func() {})
 				to := place(t)
 				got := w.left(to, true, func() {
 					w.verify()
 					w.ask("write 1000")
 				})
 				w.verify()
+				if n := w.imports(); n != 0 {
+					t.Errorf("%d pieces of kept memory are mapped", n)
+				}
 				area := func(m *images.Metadata) images.Area { return m.Processes[0].Areas[0] }
 				if len(got.Processes[0].Areas) != 2 || area(got).Bytes != 12<<20 || !slices.Equal(area(got).Digests, area(want).Digests) {
 					t.Errorf("kept:   %+v\ncopied: %+v", got.Processes[0].Areas, want.Processes[0].Areas)
