@@ -98,5 +98,9 @@ void test_remap(void);
 void test_habits(void);
 void test_ranks(void);
 void test_shared(void);
+void test_kept(void);
+
+// kept_program is what test_kept checkpoints; s is a socket to that.
+__attribute__((noreturn)) void kept_program(int s);
 
 #endif

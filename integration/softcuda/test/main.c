@@ -151,6 +151,7 @@ int main(int argc, char **argv)
 		{"faults", test_faults, true},          {"nvml", test_nvml, true},
 		{"remap", test_remap, false},           {"habits", test_habits, false},
 		{"ranks", test_ranks, false},           {"shared", test_shared, false},
+		{"kept", test_kept, false},
 	};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -159,6 +160,8 @@ int main(int argc, char **argv)
 		bind();
 		return call(argv[2], atoi(argv[3]));
 	}
+	if (argc == 3 && !strcmp(argv[1], "--kept"))
+		kept_program(atoi(argv[2]));
 	if (argc > 2 && !strcmp(argv[1], "--real")) {
 		setenv("CONFORM_REAL", "1", 1);
 		real_driver = true;
