@@ -39,11 +39,17 @@ struct allocation *memory_first(void)
 	return allocations;
 }
 
+// is_left tells whether imported memory is one that its maker has no more: somebody must count it.
+static bool is_left(const struct allocation *a)
+{
+	return a->export >= 0 && fcntl(a->export, F_GET_SEALS) & F_SEAL_SHRINK;
+}
+
 static size_t in_use(int ordinal)
 {
 	size_t sum = 0;
 	for (struct allocation *a = allocations; a; a = a->next)
-		if (a->context->ordinal == ordinal && a->kind != KIND_IMPORTED && a->kind != KIND_HOST)
+		if (a->context->ordinal == ordinal && (a->kind != KIND_IMPORTED || is_left(a)) && a->kind != KIND_HOST)
 			sum += a->bytes;
 	return sum;
 }
@@ -111,6 +117,8 @@ CUresult memory_map(struct allocation *a)
 void memory_unmap(struct allocation *a)
 {
 	munmap((void *)a->address, a->bytes);
+	if (a->export >= 0 && a->kind == KIND_HANDLE)
+		fcntl(a->export, F_ADD_SEALS, F_SEAL_SHRINK); // for is_left
 	if (a->export >= 0)
 		close(a->export);
 	a->export = -1;

@@ -235,7 +235,10 @@ func (m *kept) drain(ctx context.Context) error {
 		return fmt.Errorf("the GPU memory of process %d has no file", m.PID)
 	}
 	place := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, m.offset), m.bytes)
-	err := m.send(place, int(m.to.Fd()))
+	_, err := m.read()
+	if err == nil {
+		err = m.send(place, int(m.to.Fd()))
+	}
 	if err == nil {
 		_, err = m.ask(ctx, "copy out the GPU memory of", askDrain, 0, patience)
 	}

@@ -38,6 +38,7 @@ func build(t *testing.T) (dir string) {
 		{"make", "-s", "-C", "../../integration/softcuda", "OUT=" + dir, "all"},
 		{"make", "-s", "-C", "../../integration/workload", "OUT=" + dir, "all"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "direct"), "../../companion/test.c", "-ldl"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "keeps"), "../../companion/keeptest.c", "-ldl"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "copies"), "../../companion/copytest.c", "-pthread"},
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
