@@ -50,8 +50,9 @@ func TestCompanionKept(t *testing.T) {
 	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "136M", "--chunks", "34", "--seed", "7")
 	k.Expect(t, "count", "101")
 	for next := 102; next < 104; next++ {
+		keptInto(t, k, t.TempDir())
 		dir := t.TempDir()
-		keptInto(t, k, dir)
+		keptInto(t, k, dir) // a process that has kept memory once
 		k.Expect(t, "verify", "bad=0")
 		endTask(t, shared, k)
 		if err := restoreTask(t, shared, k, dir); err != nil {

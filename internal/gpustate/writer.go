@@ -23,6 +23,7 @@ type Writer struct {
 	sizes  []uint64
 	worker *staging.Digester
 	kept   *companion.Kept // what the areas lack before Drain; nil for nothing
+	letGo  func()          // of what is kept
 	write  func()          // what is to be done still
 	stop   context.CancelFunc
 	done   chan struct{} // closed at the end; then the following are set
@@ -37,8 +38,10 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 	if err := s.require("store GPU state", Saved); err != nil {
 		return nil, err
 	}
-	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	w := &Writer{sizes: slices.Clone(s.sizes), kept: s.parked.Kept(), stop: stop, done: make(chan struct{})}
+	ctx = context.WithoutCancel(ctx)
+	w := &Writer{sizes: slices.Clone(s.sizes), kept: s.parked.Kept(), done: make(chan struct{})}
+	w.letGo = func() { w.kept.Close(ctx) }
+	ctx, w.stop = context.WithCancel(ctx)
 	if len(s.areas) == 0 {
 		close(w.done)
 		return w, nil
@@ -124,7 +127,7 @@ func (w *Writer) Close() {
 		return
 	}
 	w.stop()
-	w.kept.Close(context.Background())
+	w.letGo()
 	if w.worker != nil {
 		w.worker.Kill()
 	}
