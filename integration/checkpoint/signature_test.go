@@ -168,6 +168,7 @@ func TestSignedMemory(t *testing.T) {
 				spec.GPUs = []int{0}
 			}
 			k := shared.Work(t, spec, workload, "--bytes", "256M")
+			k.Expect(t, "verify", "bad=0,0") // it has its memory
 			dir := t.TempDir()
 			checkpointInto(t, shared, k, dir)
 			endTask(t, shared, k)
