@@ -181,11 +181,13 @@ CUresult keep_meet(int32_t *fd, uint32_t *count);
 // keep_take maps what one message of the shim's has: descriptors in the order of keep_export. *count is how many were
 // taken so far, also on an error.
 CUresult keep_take(uint32_t *count);
-// keep_return makes the blocks anew and fills them, when all is taken. On an error none of them is there.
-CUresult keep_return(void);
-// keep_drain copies what is kept to a file of the shim's, which a message names, and lets go of it. On an error it is
-// let go of as well, unless it is nowhere else.
-CUresult keep_drain(void);
+// keep_return makes the blocks anew and fills them, when all is taken. The host memory, that of keep_release, is keep.c's
+// then. On an error none of the blocks is there.
+CUresult keep_return(uint64_t start, uint64_t bytes);
+// keep_drain copies what is kept to the host memory, behind which the shim has put a file, and lets go of it. start and
+// bytes are those of keep_release, for memory that is nowhere else. On an error it is let go of as well, unless it is
+// nowhere else.
+CUresult keep_drain(uint64_t start, uint64_t bytes);
 // keep_drop lets go of what is kept. false: it is nowhere else.
 bool keep_drop(void);
 // keep_look drops what is kept if the shim has ended, and reports whether anything is.

@@ -48,6 +48,10 @@ static int batch[KEEP_BATCH];
 static uint32_t batched;
 static struct own near = {.fd = -1}, far = {.fd = -1};
 static bool away;       // the memory is nowhere but with the shim
+static struct {
+	void *start;
+	size_t bytes;
+} host; // where it is copied out to, once the program has its memory again; bytes 0 for nowhere
 static uint32_t mapped; // some of it is mapped here: the program's threads look at it
 
 static struct {
@@ -329,7 +333,7 @@ static CUresult fill(void)
 	return r ? r : memory_synchronize();
 }
 
-CUresult keep_return(void)
+CUresult keep_return(uint64_t start, uint64_t bytes)
 {
 	if (!away || taken != count)
 		return CUDA_ERROR_ILLEGAL_STATE;
@@ -337,7 +341,12 @@ CUresult keep_return(void)
 	if (!r && !(r = blocks_have()))
 		r = fill();
 	blocks_settle(!r);
-	away = away && r;
+	if (!r) {
+		away = false;
+		host.start = (void *)start;
+		host.bytes = bytes;
+		madvise(host.start, bytes, MADV_DONTFORK); // no child has the shim's file mapped
+	}
 	return r;
 }
 
@@ -353,6 +362,9 @@ static void let_go(void)
 		cu.AddressFree(k->address, k->bytes);
 	}
 	taken = 0;
+	if (host.bytes)
+		munmap(host.start, host.bytes);
+	host.bytes = 0;
 	keep_forget();
 	end(&near);
 	__atomic_store_n(&mapped, 0, __ATOMIC_SEQ_CST);
@@ -367,8 +379,8 @@ bool keep_drop(void)
 	return true;
 }
 
-// copy_out copies what is kept to a part of a file.
-static CUresult copy_out(int fd, uint64_t offset, uint64_t bytes)
+// copy_out copies what is kept to host memory.
+static CUresult copy_out(char *to, uint64_t bytes)
 {
 	uint64_t sum = 0;
 
@@ -377,33 +389,21 @@ static CUresult copy_out(int fd, uint64_t offset, uint64_t bytes)
 	if (!count || taken != count || bytes != sum)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct piece *pieces = calloc(count, sizeof *pieces);
-	char *host = pieces ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset) : MAP_FAILED;
-	CUresult r = CUDA_ERROR_OUT_OF_MEMORY;
-	if (host != MAP_FAILED) {
-		char *to = host;
-		for (size_t i = 0; i < count; to += all[i++].bytes)
-			pieces[i] = (struct piece){all[i].context, all[i].address, to, all[i].bytes};
-		r = copy_all(pieces, count, host, bytes, true);
-		copy_forget();
-		munmap(host, bytes);
-	}
+	CUresult r = pieces ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	char *at = to;
+	for (size_t i = 0; i < count && pieces; at += all[i++].bytes)
+		pieces[i] = (struct piece){all[i].context, all[i].address, at, all[i].bytes};
+	r = r ? r : copy_all(pieces, count, to, bytes, true);
+	copy_forget();
 	free(pieces);
 	return r;
 }
 
-CUresult keep_drain(void)
+CUresult keep_drain(uint64_t start, uint64_t bytes)
 {
-	uint64_t place[2]; // in the file: offset and bytes
-	int fds[KEEP_BATCH];
-	CUresult r = CUDA_ERROR_OPERATING_SYSTEM;
-	size_t n;
-
 	if (!taken)
 		return CUDA_ERROR_ILLEGAL_STATE;
-	if (receive(place, sizeof place, fds, &n) && n == 1)
-		r = copy_out(fds[0], place[0], place[1]);
-	while (n)
-		close(fds[--n]);
+	CUresult r = away ? copy_out((char *)start, bytes) : copy_out(host.start, host.bytes);
 	if (r && away)
 		return r;
 	let_go();
@@ -446,5 +446,6 @@ void keep_forked(void)
 	all = NULL;
 	count = exported = taken = 0;
 	away = false;
+	host.bytes = 0;
 	mapped = 0;
 }

@@ -28,7 +28,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -177,11 +176,10 @@ static CUresult open_again(void)
 // returned has a program parked whose memory was kept.
 static CUresult returned(void)
 {
-	CUresult r = load(&control.state) == SAVED ? keep_return() : CUDA_ERROR_ILLEGAL_STATE;
+	CUresult r = load(&control.state) == SAVED ? keep_return(control.start, control.bytes) : CUDA_ERROR_ILLEGAL_STATE;
 
 	if (r)
 		return r;
-	munmap((void *)control.start, control.bytes);
 	set_state(PARKED);
 	return bring_back(0);
 }
@@ -199,7 +197,7 @@ static CUresult obey(uint32_t request)
 	case ASK_RETURN:
 		return returned();
 	case ASK_DRAIN:
-		return keep_drain();
+		return keep_drain(control.start, control.bytes);
 	case ASK_DROP:
 		return keep_drop() ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 	case ASK_PARK:

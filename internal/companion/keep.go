@@ -226,7 +226,8 @@ func (m *kept) giveBack(ctx context.Context) error {
 	return err
 }
 
-// drain copies what is kept to the file.
+// drain copies what is kept to the file, by the process's mapping of it: the process gets no descriptor, by which
+// its program could make the file larger.
 func (m *kept) drain(ctx context.Context) error {
 	if m.drained || m.bytes == 0 {
 		return nil
@@ -234,10 +235,9 @@ func (m *kept) drain(ctx context.Context) error {
 	if m.to == nil {
 		return fmt.Errorf("the GPU memory of process %d has no file", m.PID)
 	}
-	place := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, m.offset), m.bytes)
-	_, err := m.read()
+	_, err := m.read() // whether it has ended
 	if err == nil {
-		err = m.send(place, int(m.to.Fd()))
+		err = m.mapsFile()
 	}
 	if err == nil {
 		_, err = m.ask(ctx, "copy out the GPU memory of", askDrain, 0, patience)
@@ -247,6 +247,26 @@ func (m *kept) drain(ctx context.Context) error {
 		return fmt.Errorf("process %d has ended before its GPU memory was copied: the checkpoint is not complete: %w", m.PID, err)
 	}
 	return err
+}
+
+// mapsFile returns nil if the process has the file mapped where it saves its memory, so that what it writes there is
+// in the file.
+func (m *kept) mapsFile() error {
+	var file unix.Stat_t
+	if err := unix.Fstat(int(m.to.Fd()), &file); err != nil {
+		return err
+	}
+	all, err := proc.Maps(m.PID)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(all, func(a proc.Mapping) bool {
+		return a.Start <= m.start && m.start+m.bytes <= a.End && a.Permissions == "rw-s" &&
+			a.Inode == file.Ino && a.Offset+m.start-a.Start == m.offset
+	}) {
+		return fmt.Errorf("process %d does not have the file of its GPU memory mapped at %#x: the checkpoint is not complete", m.PID, m.start)
+	}
+	return nil
 }
 
 // bringBack has all processes parked with their memory. It can be called again.
@@ -306,6 +326,12 @@ func (k *Kept) drop(ctx context.Context) {
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("kept GPU memory")
 	}
+}
+
+// Fills reports whether Drain makes a process write what it kept to the host memory at an address: to the file that is
+// mapped there, shared, before Open.
+func (k *Kept) Fills(pid int, start uint64) bool {
+	return k != nil && slices.ContainsFunc(k.all, func(m *kept) bool { return m.PID == pid && m.start == start && m.bytes > 0 })
 }
 
 // Into says where Drain copies the memory of a process that saved it at an address: to a file, from an offset on. The

@@ -111,7 +111,12 @@ func (k *keeper) file(p *Parked, bytes uint64) *os.File {
 		k.t.Fatal(err)
 	}
 	k.t.Cleanup(func() { f.Close() })
-	p.Kept().Into(k.pid, p.kept.all[0].start, f, 4096)
+	start := p.kept.all[0].start
+	if !p.Kept().Fills(k.pid, start) || p.Kept().Fills(k.pid, start+4096) {
+		k.t.Error("what is filled is not known")
+	}
+	p.Kept().Into(k.pid, start, f, 4096)
+	k.says(fmt.Sprintf("map %d %d 4096 %s", start, bytes, f.Name()), "ok") // as the tracer does
 	return f
 }
 
@@ -255,6 +260,21 @@ func TestKeptElsewhere(t *testing.T) {
 		t.Error("drained before it was back")
 	}
 	k.opens(p)
+	k.says("is", "5")
+	// What the program writes would be in no file.
+	p = k.kept(8 << 20)
+	f, err := os.Create(filepath.Join(t.TempDir(), "another"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	k.file(p, 8<<20)
+	p.kept.all[0].to = f
+	k.opens(p)
+	if _, err := p.Kept().Drain(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "does not have the file") {
+		t.Errorf("drained to a file that is not mapped: %v", err)
+	}
+	p.Kept().Close(t.Context())
 	k.says("is", "5")
 	p = k.kept(8 << 20)
 	k.file(p, 8<<20)

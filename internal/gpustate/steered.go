@@ -101,7 +101,8 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 func (steered) Abort(job *Job) error { return job.Tracer.Abort() }
 
 // Restore maps the areas' files over the areas, each by a call in the driver's own thread, and
-// starts copy threads. What an area's digests tell to be zero stays the empty area.
+// starts copy threads. What an area's digests tell to be zero stays the empty area. A companion can
+// write to an area of what it has kept on the GPUs.
 func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(context.Context), error) {
 	var mappings []steer.Mapping
 	for _, a := range areas {
@@ -112,6 +113,7 @@ func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(contex
 		for _, e := range a.Extents() {
 			mappings = append(mappings, steer.Mapping{
 				PID: p.PID.Host, TID: p.RestoreThread.Host, Start: e.Start, Bytes: e.Bytes, Path: e.Path, Offset: e.Offset,
+				Shared: job.Parked.Kept().Fills(p.PID.Host, a.Start),
 			})
 		}
 	}

@@ -103,11 +103,13 @@ type Mapping struct {
 	// PID and TID are the process, and its thread that makes the system call.
 	PID int `json:"pid"`
 	TID int `json:"tid"`
-	// The area and the file, as in Area. The process cannot change the file.
+	// The area and the file, as in Area.
 	Start  uint64 `json:"start"`
 	Bytes  uint64 `json:"bytes"`
 	Path   string `json:"path,omitempty"`
 	Offset uint64 `json:"offset"`
+	// Shared says that what the process writes there is written to the file.
+	Shared bool `json:"shared,omitempty"`
 }
 
 // Check is strict about what could hurt a process that is no target.
