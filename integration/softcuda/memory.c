@@ -157,7 +157,10 @@ static CUresult add(CUcontext context, enum kind kind, size_t bytes, int fd, CUd
 
 static CUresult allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address)
 {
-	size_t total = process.gpu[context->ordinal].total, used = in_use(context->ordinal);
+	struct config config;
+
+	config_load(&config);
+	size_t total = process.gpu[context->ordinal].total, used = in_use(context->ordinal) + config.taken;
 
 	if (bytes > total || used + (bytes = (bytes + PAGE - 1) & ~(PAGE - 1)) > total)
 		return CUDA_ERROR_OUT_OF_MEMORY;

@@ -48,6 +48,7 @@ struct config {
 	bool hang[STEPS];  // in the middle of its copy
 	unsigned piece_ms; // that each piece of a copy takes a processor longer
 	unsigned out_delay_ms; // before a cuMemcpyDtoHAsync
+	size_t taken; // bytes of each GPU's memory that others have
 	struct fault fail[STEPS];
 	struct fault gpu_fail[MAX_GPUS][STEPS]; // of processes with memory on it
 };

@@ -266,8 +266,9 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate) error {
 	return nil
 }
 
-// openAll opens those that are parked or saved: restored processes if strict. On an error those are open whose memory and whose sharing is
-// back, and it can be called again. strict: a process that ends, and memory that was lost with one, is an error.
+// openAll opens those that are parked or saved. strict says that they are restored processes: one that ends, and memory
+// that was lost with one, is an error. On an error those are open whose memory and sharing are back, and openAll can be
+// called again.
 func openAll(ctx context.Context, all []*Companion, strict bool) error {
 	inAll := func(all []*Companion, do func(*Companion) error) error {
 		return inAll(all, func(c *Companion) error {

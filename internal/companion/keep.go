@@ -134,7 +134,7 @@ func (m *kept) export(ctx context.Context) error {
 	}
 }
 
-// descriptors takes those that the companion offers.
+// descriptors returns duplicates of the descriptors that the companion offers, which are the caller's.
 func (m *kept) descriptors(count uint32) (fds []int, err error) {
 	if count > batch {
 		return nil, fmt.Errorf("the companion of process %d offers %d descriptors", m.PID, count)

@@ -182,6 +182,40 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// Others take the GPU's memory while a program's is kept: it is copied out and in, as without keeping.
+func TestKeptWithoutRoom(t *testing.T) {
+	const bytes = 64 << 20
+	settings := filepath.Join(t.TempDir(), "settings")
+	t.Setenv("SOFTCUDA_CONF", settings)
+	k := keeping(t, 64)
+	k.says("set 6", "ok")
+	p := k.kept(bytes)
+	f := k.file(p, bytes)
+	if err := os.WriteFile(settings, []byte("taken_mib=1960\n"), 0o600); err != nil { // of 2 GiB
+		t.Fatal(err)
+	}
+	k.opens(p)
+	if k.imported() {
+		t.Error("there was room for the program's memory beside what was kept")
+	}
+	k.says("is", "6")
+	k.says("set 99", "ok")
+	if n, err := p.Kept().Drain(t.Context(), nil); err != nil || n != bytes {
+		t.Errorf("drained %d bytes: %v", n, err)
+	}
+	p.Kept().Close(t.Context())
+	got := make([]byte, bytes)
+	if _, err := f.ReadAt(got, 4096); err != nil {
+		t.Fatal(err)
+	}
+	for at, b := range got {
+		if b != 6 {
+			t.Fatalf("byte %d is %d", at, b)
+		}
+	}
+	k.says("is", "99")
+}
+
 // What is kept and not wanted any more goes: when nobody will drain it, when who would has ended, and when the program
 // is parked again.
 func TestKeptLetGo(t *testing.T) {

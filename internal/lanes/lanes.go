@@ -84,7 +84,7 @@ func taken(path string) bool {
 	return errors.Is(err, unix.EWOULDBLOCK)
 }
 
-// Leave gives the lane back. It may be called for nil, and again.
+// Leave ends the lane. It may be called for nil, and again.
 func (l *Lane) Leave() {
 	if l == nil {
 		return
