@@ -8,7 +8,9 @@ the GPUs: while the first process writes its line, the other's kernel waits for 
 --variant says how NCCL moves data: shm over shared host memory, sockets over TCP, cumem by exported
 handles (NCCL's own choice), ipc by CUDA IPC.
 
-With one GPU the two share it, over shm or sockets, if this NCCL lets them (NCCL_MULTI_RANK_GPU_ENABLE).
+With one GPU the two share it: over sockets each takes the other for a process of another host
+(NCCL_HOSTID), which NCCL does not ask for its GPU; over shm if this NCCL lets them
+(NCCL_MULTI_RANK_GPU_ENABLE).
 """
 
 import os
@@ -25,21 +27,25 @@ VARIANTS = {
 }
 
 
-def prepare(variant):
+def prepare(variant, rank):
     """Sets NCCL up, before CUDA starts, and returns torch."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the tests name one GPU
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     # /dev/shm has 64 MiB with ctr, which is too little for two ranks with NCCL's usual buffers. Over
     # sockets it takes 34 MB for each rank even so.
     os.environ.update(VARIANTS[variant], NCCL_NVLS_ENABLE="0", NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_BUFFSIZE="1048576", NCCL_MAX_NCHANNELS="2")
+    if variant == "sockets":
+        os.environ["NCCL_HOSTID"] = f"host-{rank}"
     return deterministic_torch()
 
 
 def may_share(variant):
     """Whether NCCL, which torch has loaded, lets two ranks have the same GPU."""
+    if variant == "sockets":
+        return True
     with open("/proc/self/maps") as maps:
         paths = {line.split()[-1] for line in maps if "libnccl.so" in line}
-    return variant in ("shm", "sockets") and any(b"MULTI_RANK_GPU_ENABLE" in open(path, "rb").read() for path in paths)
+    return variant == "shm" and any(b"MULTI_RANK_GPU_ENABLE" in open(path, "rb").read() for path in paths)
 
 
 def train(torch, rank, port, steps, record=None):
@@ -81,14 +87,14 @@ def train(torch, rank, port, steps, record=None):
 
 def work(variant, port, steps):
     """The second process."""
-    train(prepare(variant), 1, port, steps)
+    train(prepare(variant, 1), 1, port, steps)
     signal.pause()
 
 
 def main():
     record = Record(__doc__, variants=list(VARIANTS))
     variant = record.args.variant
-    torch = prepare(variant)
+    torch = prepare(variant, 0)
     if torch.cuda.device_count() < 2 and not may_share(variant):
         skip("it needs two GPUs")
     import multiprocessing
