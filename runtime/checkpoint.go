@@ -4,6 +4,7 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -121,9 +122,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 			return errors.Join(refit.CheckRemoved(images.Set), vet.Own(ctx, c.bundle, images))
 		})
 	}
-	if opts == nil {
-		opts = &options.CheckpointOptions{}
-	}
+	opts = cmp.Or(opts, new(options.CheckpointOptions))
 	for try := 1; ; try++ {
 		k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
 		k.q.Journal = &c.journal

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/exclusive"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/internal/helpers"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
@@ -143,7 +144,7 @@ func (c *container) hasGPU() (bool, error) {
 func (c *container) gpuOptions(node config.Node) gpustate.Options {
 	opts := gpustate.Options{Config: node, Request: c.request}
 	if !c.toolkit { // which may give more than the spec says
-		opts.Visible = gpustate.Visible(c.request)
+		opts.Visible = helpers.Visible(c.request)
 	}
 	return opts
 }

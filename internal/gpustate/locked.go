@@ -20,6 +20,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
+	"github.com/gpuckpt/gpuckpt/internal/helpers"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
@@ -58,9 +59,9 @@ const lockTries = 5
 
 // lockAll is lock, once more for those that came up meanwhile: candidates returns who is there now.
 // After the last try it leaves them for refuseUnlocked.
-func (l *locked) lockAll(ctx context.Context, helpers *helpers, tracers *tracers, pids []int, candidates func() ([]int, error), timeout time.Duration) error {
+func (l *locked) lockAll(ctx context.Context, by *helpers.Helpers, tracers *tracers, pids []int, candidates func() ([]int, error), timeout time.Duration) error {
 	for try := 1; ; try++ {
-		if err := l.lock(ctx, helpers, tracers, pids, timeout); err != nil || len(l.procs)+len(l.bystanders) == 0 {
+		if err := l.lock(ctx, by, tracers, pids, timeout); err != nil || len(l.procs)+len(l.bystanders) == 0 {
 			return err
 		}
 		now, err := candidates()
@@ -68,7 +69,7 @@ func (l *locked) lockAll(ctx context.Context, helpers *helpers, tracers *tracers
 			return nil
 		}
 		undo := context.WithoutCancel(ctx) // who has given up must not leave them locked
-		helper, herr := helpers.get(undo)
+		helper, herr := by.Get(undo)
 		if herr != nil {
 			return sequence.Join(err, herr)
 		}
@@ -89,14 +90,14 @@ func unlock(ctx context.Context, procs cuda.Group, parked *companion.Parked, hel
 }
 
 // lock finds the CUDA processes among pids and locks them, their companions first.
-func (l *locked) lock(ctx context.Context, helpers *helpers, tracers *tracers, pids []int, timeout time.Duration) error {
-	helper, err := l.find(ctx, helpers, pids)
+func (l *locked) lock(ctx context.Context, by *helpers.Helpers, tracers *tracers, pids []int, timeout time.Duration) error {
+	helper, err := l.find(ctx, by, pids)
 	if err != nil {
 		return err
 	}
-	if p, _ := l.unlisted(); p != nil && helpers.visible != nil { // it got a GPU past the spec
-		helpers.visible = nil
-		if helper, err = l.find(ctx, helpers, pids); err != nil {
+	if p, _ := l.unlisted(); p != nil && by.Visible != nil { // it got a GPU past the spec
+		by.Visible = nil
+		if helper, err = l.find(ctx, by, pids); err != nil {
 			return err
 		}
 	}
@@ -119,8 +120,8 @@ func (l *locked) lock(ctx context.Context, helpers *helpers, tracers *tracers, p
 }
 
 // find starts the helper and asks it for the GPUs and the processes.
-func (l *locked) find(ctx context.Context, helpers *helpers, pids []int) (helper *cuda.Helper, err error) {
-	if helper, l.info, err = helpers.begin(ctx, (*cuda.Helper).Info); err != nil {
+func (l *locked) find(ctx context.Context, by *helpers.Helpers, pids []int) (helper *cuda.Helper, err error) {
+	if helper, l.info, err = by.Begin(ctx, (*cuda.Helper).Info); err != nil {
 		return nil, err
 	}
 	l.procs, err = cuda.Find(ctx, helper, pids)
@@ -332,8 +333,8 @@ func (l *locked) measure(before [][]cuda.Range) error {
 // anySaved reports whether the driver still has one of the processes checkpointed after a step
 // whose undoing may have failed, or whether that is not known: RestoreInPlace is tried then, and
 // reports. The container is thawed.
-func (l *locked) anySaved(ctx context.Context, helpers *helpers) bool {
-	helper, err := helpers.get(ctx)
+func (l *locked) anySaved(ctx context.Context, by *helpers.Helpers) bool {
+	helper, err := by.Get(ctx)
 	if err != nil {
 		return true
 	}

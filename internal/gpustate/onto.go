@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/helpers"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
@@ -39,7 +40,7 @@ func (s *State) ChooseGPUs(ctx context.Context, names []string) (Move, error) {
 	had := s.had()
 	move, onto := Move{Had: had}, had
 	if names != nil {
-		all, err := s.helpers.allGPUs(ctx)
+		all, err := s.helpers.AllGPUs(ctx)
 		if err == nil {
 			onto, err = namedGPUs(all, names)
 		}
@@ -109,8 +110,8 @@ func listGPUs(gpus []cuda.GPU) string {
 // pairOnto returns where the state of each GPU goes: from those that the processes had to onto, in
 // their order, and from those that they only saw to what is left, since the driver wants a pair for
 // each that was seen (docs/gpus.md). It refuses GPUs of another model, or without room.
-func (l *locked) pairOnto(ctx context.Context, helpers *helpers, had, onto, seen []cuda.GPU) ([]cdi.Pair, error) {
-	helper, err := helpers.get(ctx)
+func (l *locked) pairOnto(ctx context.Context, by *helpers.Helpers, had, onto, seen []cuda.GPU) ([]cdi.Pair, error) {
+	helper, err := by.Get(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -168,8 +169,8 @@ func surveyed(gpus []cuda.GPU, survey cuda.Survey) (all []cdi.GPU) {
 }
 
 // restoreOnto restores to the GPUs of ChooseGPUs, by a helper in the container's namespaces.
-func (l *locked) restoreOnto(ctx context.Context, helpers *helpers, init int, onto []cdi.Pair) error {
-	inside, err := helpers.start(ctx, cuda.Options{Join: init})
+func (l *locked) restoreOnto(ctx context.Context, by *helpers.Helpers, init int, onto []cdi.Pair) error {
+	inside, err := by.Start(ctx, cuda.Options{Join: init})
 	if err != nil {
 		return err
 	}

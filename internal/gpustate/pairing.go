@@ -15,6 +15,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/helpers"
 )
 
 // pair decides where the checkpoint's GPUs go, or refuses. info is what the helper has said early
@@ -95,11 +96,11 @@ func (r *Restoration) onto(ctx context.Context, helper *cuda.Helper) error {
 			return err
 		}
 	}
-	inside, err := s.helpers.start(ctx, cuda.Options{Join: s.target.Init(), Visible: s.opts.Visible})
+	inside, err := s.helpers.Start(ctx, cuda.Options{Join: s.target.Init(), Visible: s.opts.Visible})
 	if err != nil {
 		return err
 	}
-	defer closeAsync(inside)
+	defer helpers.CloseAsync(inside)
 	tries := r.tries()
 	taken, err := s.procs.RestoreRemapped(ctx, inside, tries)
 	for pid, set := range taken {

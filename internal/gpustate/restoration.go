@@ -78,7 +78,7 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 	defer func() {
 		if err != nil {
 			r.letGo()
-			s.helpers.close()
+			s.helpers.Close()
 		}
 	}()
 	if held != nil {
@@ -86,7 +86,7 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 			return nil, err
 		}
 	}
-	helper, info, err := s.helpers.begin(ctx, (*cuda.Helper).InfoEarly)
+	helper, info, err := s.helpers.Begin(ctx, (*cuda.Helper).InfoEarly)
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +221,7 @@ func (r *Restoration) driven() cuda.Group {
 // find finds the processes of the metadata in the container.
 func (r *Restoration) find(ctx context.Context) error {
 	s := r.s
-	helper, err := s.helpers.get(ctx)
+	helper, err := s.helpers.Get(ctx)
 	if err != nil {
 		return err
 	}
@@ -273,7 +273,7 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	for _, p := range r.metadata.Processes {
 		bytes += p.Bytes
 	}
-	helper, err := s.helpers.get(ctx)
+	helper, err := s.helpers.Get(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -38,7 +38,7 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	if len(s.procs) > 0 {
-		helper, err := s.helpers.get(ctx)
+		helper, err := s.helpers.Get(ctx)
 		if err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func (s *State) Save(ctx context.Context, dir string, goesOn bool) (bytes uint64
 	if s.path == nil {
 		return 0, errors.New("save GPU state: Preflight has chosen no data path")
 	}
-	helper, err := s.helpers.get(ctx)
+	helper, err := s.helpers.Get(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -155,7 +155,7 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		s.phase = Locked
 		return nil
 	}
-	helper, err := s.helpers.get(ctx)
+	helper, err := s.helpers.Get(ctx)
 	if err != nil {
 		return err
 	}

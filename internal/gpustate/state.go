@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/helpers"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
@@ -72,16 +72,12 @@ type Options struct {
 	Visible []string
 }
 
-// Run starts a command and returns what waits for it, as cuda.Options.Run: a
-// program that reaps all its children passes its reaper.
-type Run = func(*exec.Cmd) (wait func() (int, error), err error)
-
 // State is the GPU state of one container. The package comment says which call is legal when.
 type State struct {
 	target  Target
 	phase   Phase
 	opts    Options
-	helpers helpers
+	helpers helpers.Helpers
 	tracers tracers
 
 	locked            // Unlock and Forget clear it
@@ -90,8 +86,8 @@ type State struct {
 
 // New returns the State of a container whose CUDA processes run, if it has any.
 // run starts helper and worker processes. It costs nothing.
-func New(target Target, run Run) *State {
-	return &State{target: target, helpers: helpers{run: run}, tracers: tracers{run: run}}
+func New(target Target, run helpers.Run) *State {
+	return &State{target: target, helpers: helpers.Helpers{Run: run}, tracers: tracers{run: run}}
 }
 
 // Phase returns where the state is.
@@ -108,7 +104,7 @@ func (s *State) require(doing string, phases ...Phase) error {
 // use makes the State go by the options of an operation.
 func (s *State) use(opts Options) {
 	s.opts = opts
-	s.helpers.node, s.helpers.visible = opts.Config, opts.Visible
+	s.helpers.Node, s.helpers.Visible = opts.Config, opts.Visible
 	s.tracers.node = opts.Config.Staging
 }
 
@@ -162,7 +158,7 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 		pids[i] = p.PID.Host
 	}
 	s.copyThreads = steer.CopyThreads(opts.Config.Staging.CopyThreads, s.target.Init(), pids, 1)
-	s.helpers.idleAfter(helperIdle)
+	s.helpers.IdleAfter(helpers.Idle)
 	return nil
 }
 
@@ -189,7 +185,7 @@ func (s *State) Unlock(ctx context.Context) error {
 	}
 	defer s.Close()
 	unlock := func() error {
-		helper, err := s.helpers.get(ctx)
+		helper, err := s.helpers.Get(ctx)
 		if err != nil {
 			return err
 		}
@@ -209,7 +205,7 @@ func (s *State) Unlock(ctx context.Context) error {
 // Close ends the helper and the tracer. The state stays, and a later call starts others.
 func (s *State) Close() {
 	s.tracers.close()
-	s.helpers.close()
+	s.helpers.Close()
 }
 
 // Forget gives the state up, for a container that has ended: also its memory.

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/charged"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/helpers"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
@@ -22,7 +23,7 @@ import (
 
 // tracers starts workers in the cgroup that pays for GPU state, and keeps one tracer.
 type tracers struct {
-	run     Run
+	run     helpers.Run
 	node    config.Staging
 	session *steer.Session // nil while nothing is traced or saved
 	sweep   bool           // a tracer died: something of it may be open in the processes
