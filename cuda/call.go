@@ -6,8 +6,10 @@ package cuda
 import (
 	"context"
 	"fmt"
+	"io"
 	"math"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
@@ -224,6 +226,8 @@ func refusal(q wire.Request, r wire.Reply) error {
 		return fmt.Errorf("%w: found version %s, need 570 or newer", ErrDriverTooOld, r.Text)
 	case wire.FaultModule:
 		return fmt.Errorf("%s: %w: %s", doing(q.Op, q.PID), ErrNotReported, r.Text)
+	case wire.FaultFile:
+		return fileError(q, r)
 	case wire.FaultInit:
 		op = opInit
 	default:
@@ -233,4 +237,15 @@ func refusal(q wire.Request, r wire.Reply) error {
 	}
 	result := Result(r.Code)
 	return &Error{Op: op, PID: q.PID, Result: result, Text: r.Text, Hint: hint(op, result)}
+}
+
+// fileError is the error of a copy whose file could not be read or written.
+func fileError(q wire.Request, r wire.Reply) error {
+	switch {
+	case r.Code != 0:
+		return fmt.Errorf("%s: %s: %w", doing(q.Op, 0), r.Text, syscall.Errno(r.Code))
+	case r.Short:
+		return fmt.Errorf("%s: %s: %w", doing(q.Op, 0), r.Text, io.ErrUnexpectedEOF)
+	}
+	return fmt.Errorf("%s: %s", doing(q.Op, 0), r.Text)
 }

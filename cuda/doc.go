@@ -19,6 +19,9 @@
 // crash in the driver, its memory and its threads stay out of the caller. The helper can enter a
 // container's namespaces, and then sees the GPUs as the container does (Options.Join).
 //
+// A Mover is such a program as well. It copies GPU memory that no process needs to have mapped, by its
+// descriptors, to files and back, beside a Checkpoint or a Restore of the processes.
+//
 // A thread of the driver inside the process serves the steps. In a frozen process at least the one
 // that Helper.RestoreThread names must run.
 package cuda

@@ -30,8 +30,8 @@ var (
 
 // Error is a call that the driver refused. Helper.State has the state then.
 type Error struct {
-	Op     string // "lock", "checkpoint", "restore", "unlock", "state", "restore-tid", "info" or "init"
-	PID    int    // as the helper's namespace counts; 0 for "info" and "init"
+	Op     string // "lock", "checkpoint", "restore", "unlock", "state", "restore-tid", "info", "init", "ready", "copy-out" or "copy-in"
+	PID    int    // as the helper's namespace counts; 0 where there is no process
 	Result Result
 	Text   string // the driver's words; empty: Result's
 	Hint   string // what it means here and what to do; may be empty
@@ -56,6 +56,12 @@ func doing(op string, pid int) string {
 		return "survey GPUs"
 	case wire.OpImported:
 		return fmt.Sprintf("look for GPU memory that process %d shares", pid)
+	case wire.OpReady:
+		return "make ready to copy GPU memory"
+	case wire.OpCopyOut:
+		return "copy GPU memory to a file"
+	case wire.OpCopyIn:
+		return "copy a file to GPU memory"
 	case opInit:
 		return "initialise CUDA"
 	}

@@ -74,18 +74,19 @@ func fakeHelper(manner string) {
 		unix.Close(worker.FD)
 		time.Sleep(time.Hour)
 	}
-	m := newMachine(arg)
+	driver := newMachine(arg)
 	client, err := worker.NewServer(wire.MaxMessage)
 	if err != nil {
 		panic(err)
 	}
 	for {
-		id, body, err := client.Next()
+		m, err := client.Next()
 		if err != nil {
 			return
 		}
+		id := m.ID
 		var q wire.Request
-		if err := worker.Decode(body, &q); err != nil {
+		if err := worker.Decode(m.Body, &q); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -116,7 +117,7 @@ func fakeHelper(manner string) {
 		case "unknown fault":
 			r.Fault = "tired"
 		case "machine":
-			r = m.serve(q)
+			r = driver.serve(q)
 		}
 		if err := client.Answer(id, r); err != nil {
 			panic(err)

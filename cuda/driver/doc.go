@@ -12,6 +12,9 @@
 // others at once. When the socket ends, the calls under way are given two minutes, since a call
 // that is cut off may leave its process out of step with the driver.
 //
+// A helper that is a mover (cuda.Mover) also has contexts: it copies GPU memory that lives by descriptors
+// to files and back, by several threads. No other helper has any, since a context takes memory of its GPU.
+//
 // libcuda.so.1 and libnvidia-ml.so.1 are loaded with dlopen: the program needs no driver to be
 // built or started. What it loaded after it has joined a container would come from there and run
 // with this program's rights. So both are loaded before, and neither net nor os/user may be

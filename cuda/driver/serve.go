@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -47,6 +48,7 @@ type server struct {
 	fault     *wire.Reply   // nil, or the answer to what needs that
 	facts     func() facts  // read once, when first asked for
 
+	mover mover
 	calls sync.WaitGroup
 	last  map[int]chan struct{} // by pid: closed when its newest call has ended
 }
@@ -55,7 +57,7 @@ type server struct {
 func (s *server) receive() error {
 	var open sync.Once
 	for {
-		id, body, err := s.client.Next()
+		m, err := s.client.Next()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -63,8 +65,8 @@ func (s *server) receive() error {
 			return fmt.Errorf("receive request: %w", err)
 		}
 		var q wire.Request
-		if err := worker.Decode(body, &q); err != nil {
-			return fmt.Errorf("request %d: %w", id, err)
+		if err := worker.Decode(m.Body, &q); err != nil {
+			return fmt.Errorf("request %d: %w", m.ID, err)
 		}
 		open.Do(func() { go s.open(q.Early) })
 		before, done := s.last[q.PID], make(chan struct{})
@@ -73,10 +75,11 @@ func (s *server) receive() error {
 		}
 		s.calls.Go(func() {
 			defer close(done)
+			defer m.Close()
 			if before != nil {
 				<-before
 			}
-			s.answer(id, q)
+			s.answer(m, q)
 		})
 	}
 }
@@ -95,28 +98,32 @@ func (s *server) open(early bool) {
 	close(s.opened)
 }
 
-func (s *server) answer(id uint64, q wire.Request) {
+func (s *server) answer(m worker.Message, q wire.Request) {
 	if q.Op == wire.OpInfo && !q.Fresh && !q.Early {
 		go s.facts() // while the driver is being loaded
 	}
-	if err := s.client.Answer(id, s.reply(q)); err != nil { // only a machine with hundreds of GPUs
-		_ = s.client.Answer(id, wire.Reply{Code: 999, Text: err.Error()})
+	r, files := s.reply(q, m.Files)
+	defer closeFiles(files)
+	if err := s.client.Answer(m.ID, r, files...); err != nil { // only a machine with hundreds of GPUs
+		_ = s.client.Answer(m.ID, wire.Reply{Code: 999, Text: err.Error()})
 	}
 }
 
-func (s *server) reply(q wire.Request) wire.Reply {
+func (s *server) reply(q wire.Request, files []*os.File) (wire.Reply, []*os.File) {
 	<-s.loaded
 	if q.Early && s.loadFault == nil {
 		if r, ok := infoEarly(s.facts()); ok {
-			return r
+			return r, nil
 		}
 	}
 	<-s.opened
 	switch {
 	case q.Op == wire.OpSurvey:
-		return survey() // NVML's, not CUDA's: it tells of drivers that CUDA refuses
+		return survey(), nil // NVML's, not CUDA's: it tells of drivers that CUDA refuses
 	case s.fault != nil:
-		return *s.fault
+		return *s.fault, nil
+	case q.Op == wire.OpReady || q.Op == wire.OpCopyOut || q.Op == wire.OpCopyIn:
+		return s.mover.copyMemory(q, files)
 	}
-	return serve(q, s.facts)
+	return serve(q, s.facts), nil
 }

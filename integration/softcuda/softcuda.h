@@ -143,7 +143,7 @@ struct allocation {
 	int export; // its memory file, once another process may map it or it has a handle; else -1
 	int views;     // of a handle: where vmm.c has it mapped
 	unsigned held; // of a handle: how often the program has it
-	CUmemAllocationProp prop; // of a handle that this process has made
+	CUmemAllocationProp prop; // of a handle; of an imported one only where it is
 };
 CUresult memory_allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address);
 // memory_host makes a handle of host memory, which is a file: an exporter's, or a new one if fd is -1.

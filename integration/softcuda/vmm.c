@@ -11,7 +11,9 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -288,6 +290,23 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	return gate_leave(CUDA_SUCCESS);
 }
 
+// maker returns the ordinal of the GPU that has the memory of a file; otherwise if that is not known.
+static int maker(int fd, int otherwise)
+{
+	char path[64], file[200], name[160] = "/memfd:";
+
+	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+	ssize_t n = readlink(path, file, sizeof file - 1);
+	file[n < 0 ? 0 : n] = '\0';
+	for (int i = 0; i < process.gpus; i++) {
+		gpu_memory_name(&process.gpu[i], name + strlen("/memfd:"), sizeof name - strlen("/memfd:"));
+		size_t length = strlen(name);
+		if (!strncmp(file, name, length) && (!file[length] || file[length] == ' '))
+			return i;
+	}
+	return otherwise;
+}
+
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type)
 {
 	CUresult r = gate_enter();
@@ -301,9 +320,15 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	if (fcntl((int)(intptr_t)os_handle, F_GET_SEALS) & F_SEAL_SEAL)
 		r = memory_host(owner(0), (int)(intptr_t)os_handle, (size_t)bytes, handle);
 	else
-		r = memory_import_handle(owner(c->ordinal), (int)(intptr_t)os_handle, (size_t)bytes, handle);
-	if (!r)
-		memory_handle(*handle)->held = 1;
+		r = memory_import_handle(owner(maker((int)(intptr_t)os_handle, c->ordinal)), (int)(intptr_t)os_handle, (size_t)bytes, handle);
+	if (!r) {
+		struct allocation *a = memory_handle(*handle);
+		a->held = 1;
+		a->prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+		a->prop.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, a->context->ordinal};
+		if (a->kind == KIND_HOST)
+			a->prop.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+	}
 	return gate_leave(r);
 }
 
@@ -325,7 +350,6 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 	return gate_leave(r);
 }
 
-// Of imported memory it is not known here what its exporter has said.
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
 {
 	CUresult r = gate_enter();

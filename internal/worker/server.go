@@ -39,24 +39,26 @@ func NewServer(most int) (*Server, error) {
 	return &Server{sock: os.NewFile(FD, "socket"), most: most}, nil
 }
 
-// Next waits for the next request. The error is io.EOF when the client's end is closed.
-func (s *Server) Next() (id uint64, body []byte, err error) {
-	id, body, err = readFrame(s.sock, s.most)
+// Next waits for the next request, whose files are the caller's. The error is io.EOF when the client's
+// end is closed.
+func (s *Server) Next() (Message, error) {
+	m, err := readFrame(s.sock, s.most)
 	if errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = io.EOF
 	}
-	return id, body, err
+	return m, err
 }
 
-// Answer answers a request. A client that is gone wants no answer: that is no error.
-func (s *Server) Answer(id uint64, answer any) error {
+// Answer answers a request. The client gets files of its own. A client that is gone wants no answer:
+// that is no error.
+func (s *Server) Answer(id uint64, answer any, files ...*os.File) error {
 	body, err := encode(answer, s.most)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_ = writeFrame(s.sock, id, body)
+	_ = writeFrame(s.sock, id, body, files)
 	return nil
 }
 
@@ -64,10 +66,10 @@ func (s *Server) Answer(id uint64, answer any) error {
 func Serve(most int, answer func(body []byte) any) {
 	s, err := NewServer(most)
 	for err == nil {
-		var id uint64
-		var body []byte
-		if id, body, err = s.Next(); err == nil {
-			err = s.Answer(id, answer(body))
+		var m Message
+		if m, err = s.Next(); err == nil {
+			err = s.Answer(m.ID, answer(m.Body))
+			m.Close()
 		}
 	}
 	if errors.Is(err, io.EOF) {

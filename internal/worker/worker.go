@@ -16,8 +16,9 @@
 // calls fail with Kind.Gone, which quotes its exit status and its last words. An answer that makes
 // no sense is Kind.Garbled, and the process is killed as well.
 //
-// The other side is a Server. A message is a frame of a length, a number and a value in JSON. Both
-// sides are of one build, so anything unknown in it is refused rather than guessed at.
+// The other side is a Server. A message is a frame of a length, a number and a value in JSON, and may
+// carry open files. Both sides are of one build, so anything unknown in it is refused rather than
+// guessed at.
 package worker
 
 import (
@@ -80,8 +81,9 @@ type Worker struct {
 }
 
 type call struct {
-	answer chan []byte // of capacity 1
-	limit  *time.Timer // kills the process
+	answer  chan Message // of capacity 1
+	dropped bool         // nobody waits for the answer; under Worker.mu
+	limit   *time.Timer  // kills the process
 }
 
 // Start starts a command as a worker. A nil run is exec.Cmd's Start and Wait.
@@ -233,50 +235,76 @@ func (w *Worker) Call(ctx context.Context, doing string, request, answer any, li
 }
 
 // CallWhile is Call with a limit that may end before its time, when nothing moves.
-func (w *Worker) CallWhile(ctx context.Context, doing string, request, answer any, limit Limit) (err error) {
+func (w *Worker) CallWhile(ctx context.Context, doing string, request, answer any, limit Limit) error {
+	files, err := w.CallFiles(ctx, doing, request, nil, answer, limit)
+	closeAll(files)
+	return err
+}
+
+// CallFiles is CallWhile that sends open files, at most MaxFiles, with the request. The process gets
+// files of its own. The files that come with the answer are the caller's; after an error there are
+// none.
+func (w *Worker) CallFiles(ctx context.Context, doing string, request any, send []*os.File, answer any, limit Limit) (got []*os.File, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("%s: %w", doing, err)
 		}
 	}()
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
 	body, err := encode(request, w.kind.MaxMessage)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	c := &call{answer: make(chan []byte, 1)}
-	if err := w.send(c, body, doing, limit); err != nil {
-		return err
+	if len(send) > MaxFiles {
+		return nil, fmt.Errorf("a message with %d files has more than %d", len(send), MaxFiles)
+	}
+	c := &call{answer: make(chan Message, 1)}
+	if err := w.send(c, body, send, doing, limit); err != nil {
+		return nil, err
 	}
 	select {
-	case body := <-c.answer:
-		return w.decode(body, answer)
+	case m := <-c.answer:
+		return w.decode(m, answer)
 	case <-ctx.Done():
-		return ctx.Err()
+		w.drop(c)
+		return nil, ctx.Err()
 	case <-w.down:
 	}
 	select {
-	case body := <-c.answer: // it came just before the process went
-		return w.decode(body, answer)
+	case m := <-c.answer: // it came just before the process went
+		return w.decode(m, answer)
 	default:
-		return w.err
+		return nil, w.err
+	}
+}
+
+// drop gives up the answer of a call.
+func (w *Worker) drop(c *call) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c.dropped = true
+	select {
+	case m := <-c.answer:
+		m.Close()
+	default:
 	}
 }
 
 // decode reads an answer. One that makes no sense is the end of the process.
-func (w *Worker) decode(body []byte, answer any) error {
-	err := Decode(body, answer)
-	if err != nil {
+func (w *Worker) decode(m Message, answer any) ([]*os.File, error) {
+	if err := Decode(m.Body, answer); err != nil {
+		m.Close()
 		err = fmt.Errorf("%w: %w", w.kind.Garbled, err)
 		w.fail(err)
+		return nil, err
 	}
-	return err
+	return m.Files, nil
 }
 
 // send makes a call known to read, starts its limit and writes its request.
-func (w *Worker) send(c *call, body []byte, doing string, limit Limit) error {
+func (w *Worker) send(c *call, body []byte, files []*os.File, doing string, limit Limit) error {
 	w.sending.Lock() // requests arrive in the order of their calls
 	defer w.sending.Unlock()
 	id, err := w.register(c, doing, limit)
@@ -284,7 +312,7 @@ func (w *Worker) send(c *call, body []byte, doing string, limit Limit) error {
 		return err
 	}
 	if err = w.sock.SetWriteDeadline(time.Now().Add(sendTimeout)); err == nil {
-		err = writeFrame(w.sock, id, body)
+		err = writeFrame(w.sock, id, body, files)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		w.fail(fmt.Errorf("%w: it takes no requests", w.kind.Hung))
@@ -361,7 +389,7 @@ func (w *Worker) fail(err error) {
 // read hands each answer to its call, until there are no more.
 func (w *Worker) read() {
 	for {
-		id, body, err := readFrame(w.sock, w.kind.MaxMessage)
+		m, err := readFrame(w.sock, w.kind.MaxMessage)
 		if errors.Is(err, errFrame) {
 			w.fail(fmt.Errorf("%w: %w", w.kind.Garbled, err))
 			return
@@ -371,15 +399,19 @@ func (w *Worker) read() {
 			return
 		}
 		w.mu.Lock()
-		c := w.calls[id]
-		delete(w.calls, id)
+		c := w.calls[m.ID]
+		delete(w.calls, m.ID)
+		if c == nil || c.dropped {
+			m.Close()
+		} else {
+			c.answer <- m
+		}
 		w.mu.Unlock()
 		if c == nil {
-			w.fail(fmt.Errorf("%w: answer %d to no request", w.kind.Garbled, id))
+			w.fail(fmt.Errorf("%w: answer %d to no request", w.kind.Garbled, m.ID))
 			return
 		}
 		c.limit.Stop()
-		c.answer <- body
 	}
 }
 

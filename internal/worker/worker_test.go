@@ -7,8 +7,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,6 +39,22 @@ func TestMain(m *testing.M) {
 			}
 			return e
 		})
+	case "files": // come back in the other order
+		s, err := NewServer(most)
+		for err == nil {
+			var m Message
+			if m, err = s.Next(); err != nil {
+				break
+			}
+			var e echo
+			if err = Decode(m.Body, &e); e.Text == "slowly" {
+				time.Sleep(500 * time.Millisecond)
+			}
+			slices.Reverse(m.Files)
+			err = errors.Join(err, s.Answer(m.ID, e, m.Files...))
+			m.Close()
+		}
+		os.Exit(0)
 	case "stay":
 		time.Sleep(time.Hour)
 	case "half":
@@ -223,13 +242,109 @@ func FuzzReadFrame(f *testing.F) {
 	f.Add([]byte{2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, '{', '}'})
 	f.Add([]byte("\x7fELF and so on"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		id, body, err := readFrame(bytes.NewReader(b), 64)
+		near, far := pair(t)
+		go func() {
+			far.Write(b)
+			far.Close()
+		}()
+		m, err := readFrame(near, 64)
+		near.Close() // ends the writer
 		if err != nil {
 			return
 		}
-		var again bytes.Buffer
-		if err := writeFrame(&again, id, body); err != nil || !bytes.HasPrefix(b, again.Bytes()) {
-			t.Errorf("%v became %v, %v", b, again.Bytes(), err)
+		from, to := pair(t)
+		if err := writeFrame(to, m.ID, m.Body, nil); err != nil {
+			t.Fatal(err)
+		}
+		to.Close()
+		again, err := io.ReadAll(from)
+		if err != nil || !bytes.HasPrefix(b, again) {
+			t.Errorf("%v became %v, %v", b, again, err)
 		}
 	})
+}
+
+// pair returns two ends of a socket.
+func pair(t *testing.T) (near, far *os.File) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.SetNonblock(fds[0], true) // so that deadlines work
+	near, far = os.NewFile(uintptr(fds[0]), "near"), os.NewFile(uintptr(fds[1]), "far")
+	t.Cleanup(func() {
+		near.Close()
+		far.Close()
+	})
+	return near, far
+}
+
+// withText returns a file with a text.
+func withText(t *testing.T, text string) *os.File {
+	t.Helper()
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if _, err := f.WriteString(text); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestFilesGoWithTheirMessages(t *testing.T) {
+	w := start(t, "files")
+	for _, count := range []int{0, 1, MaxFiles} {
+		var send []*os.File
+		for i := range count {
+			send = append(send, withText(t, fmt.Sprint("file ", i)))
+		}
+		var e echo
+		// A message that does not fit into the socket at once.
+		got, err := w.CallFiles(t.Context(), "swap", echo{strings.Repeat("x", most/2)}, send, &e, Limit{Most: 20 * time.Second})
+		if err != nil || len(got) != count || len(e.Text) != most/2 {
+			t.Fatalf("%d files went, %d came back with %d bytes: %v", count, len(got), len(e.Text), err)
+		}
+		for i, f := range got {
+			text := make([]byte, 20)
+			n, _ := f.ReadAt(text, 0)
+			if want := fmt.Sprint("file ", count-1-i); string(text[:n]) != want {
+				t.Errorf("file %d of %d has %q, want %q", i, count, text[:n], want)
+			}
+			f.Close()
+		}
+	}
+	if _, err := w.CallFiles(t.Context(), "swap", echo{}, make([]*os.File, MaxFiles+1), &echo{}, Limit{Most: time.Second}); err == nil {
+		t.Error("more files than a message carries were sent")
+	}
+}
+
+// Files of an answer that nobody waits for are closed: the other end of a socket sees it.
+func TestFilesThatNobodyWants(t *testing.T) {
+	w := start(t, "files")
+	for _, gone := range []bool{false, true} {
+		near, far := pair(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if gone {
+			time.AfterFunc(100*time.Millisecond, cancel)
+		}
+		var err error
+		if gone {
+			_, err = w.CallFiles(ctx, "swap", echo{"slowly"}, []*os.File{far}, &echo{}, Limit{Most: 20 * time.Second})
+		} else {
+			_, err = w.CallFiles(ctx, "swap", echo{"garbage"}, []*os.File{far}, &struct{}{}, Limit{Most: 20 * time.Second})
+			w = start(t, "files") // it was killed for it
+		}
+		if err == nil {
+			t.Fatalf("gone %v: no error", gone)
+		}
+		far.Close()
+		near.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if n, err := near.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("gone %v: the file is still open: %d, %v", gone, n, err)
+		}
+	}
 }

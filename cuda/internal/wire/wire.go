@@ -25,8 +25,15 @@ const DriverEnv = "_GPUCKPT_DRIVER_DIR"
 // VisibleEnv names CUDA's environment variable of the GPUs that a program is to see.
 const VisibleEnv = "CUDA_VISIBLE_DEVICES"
 
-// MaxMessage bounds a message in bytes. A reply with 64 GPUs needs about 16 KiB.
-const MaxMessage = 64 << 10
+// MaxMessage bounds a message in bytes. A reply with 64 GPUs needs about 16 KiB, a request with
+// MaxSpans 90 KiB at most.
+const MaxMessage = 128 << 10
+
+// MaxPieces and MaxSpans are how many of a request's are served at a time. A message carries 253 files.
+const (
+	MaxPieces = 64
+	MaxSpans  = 1024
+)
 
 // maxGPUs is how many GPUs a driver serves (NV_MAX_DEVICES).
 const maxGPUs = 32
@@ -42,6 +49,9 @@ const (
 	OpUnlock        = "unlock"
 	OpSurvey        = "survey"
 	OpImported      = "imported"
+	OpReady         = "ready"
+	OpCopyOut       = "copy-out"
+	OpCopyIn        = "copy-in"
 )
 
 // Request asks for one call of the driver.
@@ -53,6 +63,19 @@ type Request struct {
 	Fresh     bool   `json:"fresh,omitempty"`      // OpInfo: do not answer from memory
 	Early     bool   `json:"early,omitempty"`      // OpInfo: do not wait for the GPUs to come up, if NVML tells all
 	Minors    []int  `json:"minors,omitempty"`     // OpImported: the GPUs to look at, N of /dev/nvidiaN
+
+	GPU     string   `json:"gpu,omitempty"`     // OpReady, OpCopyIn: the UUID of the GPU that is to have the memory
+	Threads int      `json:"threads,omitempty"` // OpReady, OpCopyOut, OpCopyIn: how many copy; 0: one for each processor
+	Pieces  []uint64 `json:"pieces,omitempty"`  // OpCopyOut, OpCopyIn: bytes of each piece of memory, in their order
+	Offset  uint64   `json:"offset,omitempty"`  // OpCopyOut: where in the file the first piece goes
+	Spans   []Span   `json:"spans,omitempty"`   // OpCopyIn: what fills the pieces, in their order
+}
+
+// Span is a range of one of the files that come with a request.
+type Span struct {
+	File   int    `json:"file"` // counted from 0; -1: the bytes are zeros
+	Offset uint64 `json:"offset,omitempty"`
+	Bytes  uint64 `json:"bytes"`
 }
 
 // Pair moves what was on GPU Old to GPU New, both "GPU-" UUIDs.
@@ -67,6 +90,7 @@ const (
 	FaultTooOld   = "too-old"   // it has no checkpoint functions; Text is the version found
 	FaultInit     = "init"      // cuInit failed with Code
 	FaultModule   = "module"    // the kernel module could not be asked; Text is the step that failed
+	FaultFile     = "file"      // a file could not be read or written; Text is the step, Code the errno or 0
 )
 
 // Reply answers a request.
@@ -74,6 +98,7 @@ type Reply struct {
 	Fault string `json:"fault,omitempty"`
 	Code  int    `json:"code"`            // the CUresult
 	Text  string `json:"text,omitempty"`  // the driver's words for Code, or the fault's
+	Short bool   `json:"short,omitempty"` // FaultFile: the file has fewer bytes than the spans
 	Value int    `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id; OpImported: bytes
 
 	// Answer is a cuda.Info for OpInfo, a cuda.Survey for OpSurvey.
@@ -83,7 +108,7 @@ type Reply struct {
 // Check refuses whatever the helper could not carry out exactly as asked.
 func (q Request) Check() error {
 	switch q.Op {
-	case OpInfo, OpSurvey:
+	case OpInfo, OpSurvey, OpReady, OpCopyOut, OpCopyIn:
 		if q.PID != 0 {
 			return fmt.Errorf("%s takes no pid", q.Op)
 		}
@@ -109,6 +134,9 @@ func (q Request) Check() error {
 	if len(q.Minors) > maxGPUs || slices.ContainsFunc(q.Minors, func(n int) bool { return n < 0 || n > math.MaxUint16 }) {
 		return fmt.Errorf("minors %v are none", q.Minors)
 	}
+	if err := q.checkCopy(); err != nil {
+		return err
+	}
 	for _, p := range q.Pairs {
 		for _, uuid := range []string{p.Old, p.New} {
 			if _, err := ParseUUID(uuid); err != nil {
@@ -119,10 +147,49 @@ func (q Request) Check() error {
 	return nil
 }
 
+// checkCopy refuses copies that make no sense.
+func (q Request) checkCopy() error {
+	out, in := q.Op == OpCopyOut, q.Op == OpCopyIn
+	switch {
+	case q.Threads < 0 || q.Threads != 0 && !out && !in && q.Op != OpReady:
+		return fmt.Errorf("%s takes no %d threads", q.Op, q.Threads)
+	case q.GPU != "" && !in && q.Op != OpReady:
+		return fmt.Errorf("%s takes no GPU", q.Op)
+	case q.Offset != 0 && !out, len(q.Spans) != 0 && !in, len(q.Pieces) != 0 && !in && !out:
+		return fmt.Errorf("%s copies nothing", q.Op)
+	case len(q.Pieces) > MaxPieces || len(q.Spans) > MaxSpans:
+		return fmt.Errorf("%d pieces and %d spans are too many", len(q.Pieces), len(q.Spans))
+	}
+	if in || q.Op == OpReady {
+		if _, err := ParseUUID(q.GPU); err != nil {
+			return err
+		}
+	}
+	const most = math.MaxInt64 / (MaxSpans + 1) // so that no sum overflows
+	var memory, spans uint64
+	for _, bytes := range q.Pieces {
+		if memory += bytes; bytes == 0 || bytes > most {
+			return fmt.Errorf("a piece has %d bytes", bytes)
+		}
+	}
+	for _, s := range q.Spans {
+		if spans += s.Bytes; s.Bytes == 0 || s.Bytes > most || s.Offset > most || s.File < -1 || s.File >= MaxSpans {
+			return fmt.Errorf("file %d has no span of %d bytes at %d", s.File, s.Bytes, s.Offset)
+		}
+	}
+	if in && memory != spans {
+		return fmt.Errorf("%d bytes do not fill %d", spans, memory)
+	}
+	if q.Offset > most {
+		return fmt.Errorf("a file has no offset %d", q.Offset)
+	}
+	return nil
+}
+
 // Check refuses what no helper answers.
 func (r Reply) Check() error {
 	switch {
-	case r.Fault != "" && !slices.Contains([]string{FaultNoDriver, FaultTooOld, FaultInit, FaultModule}, r.Fault):
+	case r.Fault != "" && !slices.Contains([]string{FaultNoDriver, FaultTooOld, FaultInit, FaultModule, FaultFile}, r.Fault):
 		return fmt.Errorf("unknown fault %q", r.Fault)
 	case r.Code < 0:
 		return fmt.Errorf("code %d is none", r.Code)

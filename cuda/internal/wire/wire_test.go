@@ -30,6 +30,9 @@ func TestRequestsArriveAsSent(t *testing.T) {
 		{Op: OpRestore, PID: 7, Pairs: []Pair{{uuidA, uuidB}, {uuidB, uuidA}}},
 		{Op: OpUnlock, PID: 7},
 		{Op: OpImported, PID: 7, Minors: []int{0, 3}},
+		{Op: OpReady, GPU: uuidA, Threads: 4},
+		{Op: OpCopyOut, Threads: 2, Pieces: []uint64{2 << 20, 4 << 20}, Offset: 4096},
+		{Op: OpCopyIn, GPU: uuidA, Pieces: []uint64{2 << 20}, Spans: []Span{{File: 1, Offset: 4096, Bytes: 4096}, {File: -1, Bytes: 2<<20 - 4096}}},
 	} {
 		b, err := json.Marshal(q)
 		if err != nil {
@@ -46,26 +49,38 @@ func TestRequestsArriveAsSent(t *testing.T) {
 
 func TestRequestsThatAreRefused(t *testing.T) {
 	for name, s := range map[string]string{
-		"empty":              ``,
-		"not JSON":           `state 1`,
-		"unknown operation":  `{"op":"kill","pid":1}`,
-		"unknown field":      `{"op":"state","pid":1,"force":true}`,
-		"no pid":             `{"op":"state"}`,
-		"negative pid":       `{"op":"state","pid":-1}`,
-		"pid over 31 bits":   `{"op":"state","pid":2147483648}`,
-		"pid for info":       `{"op":"info","pid":1}`,
-		"fresh state":        `{"op":"state","pid":1,"fresh":true}`,
-		"early state":        `{"op":"state","pid":1,"early":true}`,
-		"timeout for unlock": `{"op":"unlock","pid":1,"timeout_ms":5}`,
-		"negative timeout":   `{"op":"lock","pid":1,"timeout_ms":-5}`,
-		"timeout over 49 d":  `{"op":"lock","pid":1,"timeout_ms":4294967296}`,
-		"pairs for lock":     `{"op":"lock","pid":1,"pairs":[{"old":"` + uuidA + `","new":"` + uuidB + `"}]}`,
-		"pair of no UUIDs":   `{"op":"restore","pid":1,"pairs":[{"old":"0","new":"1"}]}`,
-		"minors for lock":    `{"op":"lock","pid":1,"minors":[0]}`,
-		"negative minor":     `{"op":"imported","pid":1,"minors":[-1]}`,
-		"33 minors":          `{"op":"imported","pid":1,"minors":[` + strings.Repeat("0,", 32) + `0]}`,
-		"two values":         `{"op":"state","pid":1}{"op":"state","pid":1}`,
-		"rubbish behind":     `{"op":"state","pid":1} x`,
+		"empty":               ``,
+		"not JSON":            `state 1`,
+		"unknown operation":   `{"op":"kill","pid":1}`,
+		"unknown field":       `{"op":"state","pid":1,"force":true}`,
+		"no pid":              `{"op":"state"}`,
+		"negative pid":        `{"op":"state","pid":-1}`,
+		"pid over 31 bits":    `{"op":"state","pid":2147483648}`,
+		"pid for info":        `{"op":"info","pid":1}`,
+		"fresh state":         `{"op":"state","pid":1,"fresh":true}`,
+		"early state":         `{"op":"state","pid":1,"early":true}`,
+		"timeout for unlock":  `{"op":"unlock","pid":1,"timeout_ms":5}`,
+		"negative timeout":    `{"op":"lock","pid":1,"timeout_ms":-5}`,
+		"timeout over 49 d":   `{"op":"lock","pid":1,"timeout_ms":4294967296}`,
+		"pairs for lock":      `{"op":"lock","pid":1,"pairs":[{"old":"` + uuidA + `","new":"` + uuidB + `"}]}`,
+		"pair of no UUIDs":    `{"op":"restore","pid":1,"pairs":[{"old":"0","new":"1"}]}`,
+		"minors for lock":     `{"op":"lock","pid":1,"minors":[0]}`,
+		"negative minor":      `{"op":"imported","pid":1,"minors":[-1]}`,
+		"33 minors":           `{"op":"imported","pid":1,"minors":[` + strings.Repeat("0,", 32) + `0]}`,
+		"memory of a process": `{"op":"copy-out","pid":1,"pieces":[1]}`,
+		"threads for lock":    `{"op":"lock","pid":1,"threads":1}`,
+		"no threads":          `{"op":"copy-out","pieces":[1],"threads":-1}`,
+		"GPU for copy-out":    `{"op":"copy-out","pieces":[1],"gpu":"` + uuidA + `"}`,
+		"ready on no GPU":     `{"op":"ready"}`,
+		"copy-in to no GPU":   `{"op":"copy-in","gpu":"0"}`,
+		"a piece of nothing":  `{"op":"copy-out","pieces":[0]}`,
+		"a piece too large":   `{"op":"copy-out","pieces":[9223372036854775807]}`,
+		"65 pieces":           `{"op":"copy-out","pieces":[` + strings.Repeat("1,", 64) + `1]}`,
+		"spans for copy-out":  `{"op":"copy-out","pieces":[1],"spans":[{"file":0,"bytes":1}]}`,
+		"a span too short":    `{"op":"copy-in","gpu":"` + uuidA + `","pieces":[2],"spans":[{"file":0,"bytes":1}]}`,
+		"a file before all":   `{"op":"copy-in","gpu":"` + uuidA + `","pieces":[1],"spans":[{"file":-2,"bytes":1}]}`,
+		"two values":          `{"op":"state","pid":1}{"op":"state","pid":1}`,
+		"rubbish behind":      `{"op":"state","pid":1} x`,
 	} {
 		var q Request
 		if err := worker.Decode([]byte(s), &q); err == nil {
@@ -131,6 +146,12 @@ func FuzzDecodeRequest(f *testing.F) {
 		}
 		if len(q.Minors) == 0 {
 			q.Minors = nil
+		}
+		if len(q.Pieces) == 0 {
+			q.Pieces = nil
+		}
+		if len(q.Spans) == 0 {
+			q.Spans = nil
 		}
 		if !reflect.DeepEqual(q, back) {
 			t.Fatalf("%+v became %+v", q, back)

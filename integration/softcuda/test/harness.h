@@ -99,8 +99,11 @@ void test_habits(void);
 void test_ranks(void);
 void test_shared(void);
 void test_kept(void);
+void test_moved(void);
 
-// kept_program is what test_kept checkpoints; s is a socket to that.
+// kept_program is what test_kept and test_moved checkpoint, kept_mover what test_moved runs meanwhile; s is a socket
+// to that.
 __attribute__((noreturn)) void kept_program(int s);
+__attribute__((noreturn)) void kept_mover(int s);
 
 #endif

@@ -151,7 +151,7 @@ int main(int argc, char **argv)
 		{"faults", test_faults, true},          {"nvml", test_nvml, true},
 		{"remap", test_remap, false},           {"habits", test_habits, false},
 		{"ranks", test_ranks, false},           {"shared", test_shared, false},
-		{"kept", test_kept, false},
+		{"kept", test_kept, false},             {"moved", test_moved, false},
 	};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -162,6 +162,8 @@ int main(int argc, char **argv)
 	}
 	if (argc == 3 && !strcmp(argv[1], "--kept"))
 		kept_program(atoi(argv[2]));
+	if (argc == 3 && !strcmp(argv[1], "--mover"))
+		kept_mover(atoi(argv[2]));
 	if (argc > 2 && !strcmp(argv[1], "--real")) {
 		setenv("CONFORM_REAL", "1", 1);
 		real_driver = true;
