@@ -119,7 +119,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 				return err
 			}
 			images := criu.Open(r.Path)
-			return errors.Join(refit.CheckRemoved(images.Set), vet.Own(ctx, c.bundle, images))
+			return errors.Join(refit.CheckRemoved(images.Set), vet.Own(ctx, c.bundle, read, images))
 		})
 	}
 	opts = cmp.Or(opts, new(options.CheckpointOptions))
@@ -128,7 +128,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		k.q.Journal = &c.journal
 		err, stuck = k.run(ctx), k.q.Stuck
 		// A container that the client has paused stays so, and the other end of a connection with it.
-		if try == tries || c.paused || !errors.Is(err, admission.ErrTorn) {
+		if try == tries || c.paused || !errors.Is(err, admission.ErrTorn) && !errors.Is(err, refit.ErrUnsent) {
 			return err
 		}
 		log.G(ctx).WithError(err).WithField("try", try).Info("the container runs on for a moment, and is checkpointed again")
@@ -305,7 +305,7 @@ func (k *checkpointing) admit(ctx context.Context) (uint64, error) {
 	if _, err := rebindFiles(ctx, view.Node, file.Spec, dumped); err != nil {
 		return 0, fmt.Errorf("its own restore would refuse it: %w", err)
 	}
-	return 0, vet.Own(ctx, k.c.bundle, dumped)
+	return 0, vet.Own(ctx, k.c.bundle, k.read, dumped)
 }
 
 // drain copies what was kept on the GPUs, when the program runs.

@@ -62,7 +62,7 @@ var importImage = sync.OnceValues(func() ([]specs.Mount, error) {
 
 // specOf is what a program needs of its container, which lacks a name.
 func specOf(p programs.Program) harness.RunSpec {
-	spec := harness.RunSpec{OwnNetwork: p.Connected}
+	spec := harness.RunSpec{OwnNetwork: p.Connected, Annotations: p.Annotations}
 	if p.Shm > 0 {
 		spec.Amend = append(spec.Amend, oci.WithDevShmSize(p.Shm<<10))
 	}

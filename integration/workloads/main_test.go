@@ -16,6 +16,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,14 +101,24 @@ func await(ctx context.Context, t *testing.T, k *harness.Container, what string,
 	t.Helper()
 	for began := time.Now(); !so(); time.Sleep(50 * time.Millisecond) {
 		if ctx.Err() != nil {
-			t.Fatalf("%s: not within %v; it wrote:\n%s", what, time.Since(began).Round(time.Second), tail(k.Logs()))
+			t.Fatalf("%s: not within %v; it wrote:\n%s", what, time.Since(began).Round(time.Second), words(k.Logs()))
 		}
 		status, err := k.Status(t.Context())
 		if err != nil || status != "running" {
-			t.Fatalf("%s: the container is %q, error %v; it wrote:\n%s", what, status, err, tail(k.Logs()))
+			t.Fatalf("%s: the container is %q, error %v; it wrote:\n%s", what, status, err, words(k.Logs()))
 		}
 	}
 }
 
 // tail is the end of a text, some 4 KiB.
+// words is what a workload wrote beside its steps: the beginning, which has the first cause, and the end.
+func words(text string) string {
+	lines := slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return strings.HasPrefix(line, "step ") })
+	text = strings.Join(lines, "\n")
+	if len(text) > 8192 {
+		text = text[:4096] + "\n...\n" + tail(text)
+	}
+	return text
+}
+
 func tail(text string) string { return text[max(0, len(text)-4096):] }

@@ -127,6 +127,27 @@ func TestNotebook(t *testing.T) {
 	compare(ctx, t, result, travel, false, programs.Program{File: "notebook.py", Args: []string{"--device", "none"}, Connected: true})
 }
 
+// What is on its way between two processes, in queues that are full, comes back.
+func TestStreams(t *testing.T) {
+	result := results.Add(t)
+	needsPython(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	compare(ctx, t, result, travel, false, programs.Program{File: "streams.py", Connected: true})
+}
+
+// Where CRIU cannot keep packets away, a checkpoint is refused that has data to send within the container: CRIU would
+// fail to restore it.
+func TestUnsent(t *testing.T) {
+	result := results.Add(t)
+	needsPython(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	unlocked := map[string]string{"dev.gpuckpt.criu.network-lock": "skip"}
+	p := programs.Program{File: "streams.py", Connected: true, Annotations: unlocked}
+	compare(ctx, t, result, refused("not sent yet", "iptables"), false, p)
+}
+
 // compare runs a workload twice, one of them with a journey, and compares their steps. Both run at
 // once, which saves a minute where a program takes long to begin.
 func compare(ctx context.Context, t *testing.T, result *harness.TestResult, travel journey, cuda bool, p programs.Program) {

@@ -90,8 +90,7 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 		text += lines
 	}
 	if !isSet("network-lock") {
-		criu, _ := Find(r, s.View.CRIU.Path) // without one runc's own error says so
-		if lock := cachedNetworkLock(ctx, r, criu); lock != LockIptables {
+		if lock := s.networkLock(ctx, r); lock != LockIptables {
 			text += "network-lock " + lock + "\n"
 		}
 	}
@@ -125,6 +124,27 @@ func (s Settings) read() (base string, options map[string]any, err error) {
 		}
 	}
 	return base, options, nil
+}
+
+// networkLock returns the way that the shim chooses.
+func (s Settings) networkLock(ctx context.Context, r Runner) string {
+	criu, _ := Find(r, s.View.CRIU.Path) // without one runc's own error says so
+	return cachedNetworkLock(ctx, r, criu)
+}
+
+// LocksNetwork reports whether CRIU keeps packets away while it dumps and restores sockets.
+func (s Settings) LocksNetwork(ctx context.Context, r Runner) (bool, error) {
+	base, options, err := s.read()
+	if err != nil {
+		return false, err
+	}
+	if way, set := options["network-lock"]; set {
+		return way != LockSkip, nil
+	}
+	if way := optionValue(base, "network-lock"); way != "" {
+		return way != LockSkip, nil
+	}
+	return s.networkLock(ctx, r) != LockSkip, nil
 }
 
 // ConnectionsDecided reports whether somebody has said what becomes of established TCP connections,

@@ -89,6 +89,9 @@ func TestWriteSettings(t *testing.T) {
 			if got != test.want {
 				t.Errorf("got\n%swant\n%s", got, test.want)
 			}
+			if locks, err := settings.LocksNetwork(t.Context(), Shim{}); err != nil || locks == (optionValue(got, "network-lock") == LockSkip) {
+				t.Errorf("CRIU locks the network: %v, error %v, by\n%s", locks, err, got)
+			}
 		})
 	}
 }

@@ -66,7 +66,7 @@ func (a *area) networkLock(ctx context.Context, n *Node, path string) {
 	case criu.LockNftables:
 		a.ok("network lock", "nftables")
 	default:
-		a.add(Warning, "network lock", "neither iptables nor a CRIU with nftables", "packets that arrive at an established TCP connection during a dump may be lost", "apt-get install --yes iptables")
+		a.add(Warning, "network lock", "neither iptables nor a CRIU with nftables", "packets that arrive at an established TCP connection during a dump may be lost, and checkpoints may be refused because of one within the container", "apt-get install --yes iptables")
 	}
 }
 

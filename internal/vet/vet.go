@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -37,7 +38,14 @@ func Images(ctx context.Context, spec *specs.Spec, images *criu.Images, rootfs s
 
 // Own refuses a directory with images of a container, whose bundle is given, that a restore by the
 // container's own spec would refuse.
-func Own(ctx context.Context, dir string, images *criu.Images) error {
+func Own(ctx context.Context, dir string, read config.Source, images *criu.Images) error {
+	view, err := read()
+	if err == nil {
+		err = refit.CheckUnsent(ctx, images.Set, criu.Settings{Bundle: dir, View: view}, criu.Shim{})
+	}
+	if err != nil {
+		return err
+	}
 	file, err := bundle.Read(dir)
 	if err == nil {
 		err = Images(ctx, file.Spec, images, Rootfs(dir, file.Spec))
@@ -83,6 +91,9 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 		return nil, nil, err
 	}
 	dumped := criu.Open(from)
+	if err := refit.CheckUnsent(ctx, dumped.Set, settings, criu.Shim{}); err != nil {
+		return nil, nil, err
+	}
 	edit, err := refit.ForRestore(file.Spec, dumped.Set, settings)
 	if err != nil {
 		return nil, nil, err

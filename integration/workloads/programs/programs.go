@@ -33,6 +33,8 @@ type Program struct {
 	Connected bool
 	// Shm is how large its /dev/shm is, in MiB; 0 is what the client makes it, 64.
 	Shm int64
+	// Annotations are its container's.
+	Annotations map[string]string
 	// Refused are words of the error with which a checkpoint is refused; none where it is not.
 	Refused []string
 	// WayRound says what to do about a refusal.
