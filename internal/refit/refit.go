@@ -21,6 +21,7 @@ package refit
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -58,6 +59,9 @@ type Plan struct {
 	ends  map[end]bool        // of connections
 	own   map[netip.Addr]bool // addresses that sockets of the dump are bound to
 	names map[string]string   // new names of the driver's sockets, by the old ones
+
+	// Closed are the connections that come back closed, "127.0.0.1:80 10.0.0.1:1234", of what was edited.
+	Closed []string
 }
 
 // end is one end of a TCP connection.
@@ -119,6 +123,7 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 	case !isConnection(s):
 		p.move(s)
 	case p.place.Connections && (!p.inner(s) || !p.move(s)):
+		p.Closed = append(p.Closed, fmt.Sprint(source(s), " ", destination(s)))
 		closed := uint32(tcpClose)
 		s.State, s.SrcPort, s.DstPort = &closed, new(uint32), new(uint32)
 		s.SrcAddr, s.DstAddr = make([]uint32, len(s.SrcAddr)), make([]uint32, len(s.DstAddr))

@@ -69,10 +69,17 @@ func addresses(list ...string) (all []netip.Addr) {
 func edited(t *testing.T, place Place, files ...*fdinfo.FileEntry) (texts []string) {
 	t.Helper()
 	p := Make(place, files)
+	closed := 0
 	for _, f := range files {
 		if p.Edit(f); f.GetIsk() != nil {
 			texts = append(texts, text(f))
 		}
+		if f.GetIsk().GetState() == tcpClose {
+			closed++
+		}
+	}
+	if len(p.Closed) != closed {
+		t.Errorf("%d connections are closed, and the plan has %q", closed, p.Closed)
 	}
 	return texts
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 )
 
-// ForRestore returns the edit of a dump's images for a container that is restored by a spec, and by
+// ForRestore returns the plan for a dump's images and a container that is restored by a spec, and by
 // the options that its settings have.
-func ForRestore(spec *specs.Spec, dumped *image.Set, settings criu.Settings) (edit func(*image.Entry) error, err error) {
+func ForRestore(spec *specs.Spec, dumped *image.Set, settings criu.Settings) (*Plan, error) {
 	accept, err := settings.View.AcceptsChangedFiles()
 	if err != nil {
 		return nil, err
@@ -45,11 +45,7 @@ func ForRestore(spec *specs.Spec, dumped *image.Set, settings criu.Settings) (ed
 		return nil, err
 	}
 	place.Connections, place.Closed = !decided, closed
-	plan := Make(place, files)
-	return func(e *image.Entry) error {
-		plan.Edit(e.Message)
-		return nil
-	}, nil
+	return Make(place, files), nil
 }
 
 // each calls do with each mount and open file of a dump, and with its inventory.

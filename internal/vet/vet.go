@@ -7,7 +7,6 @@
 package vet
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -94,7 +93,7 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 	if err := refit.CheckUnsent(ctx, dumped.Set, settings, criu.Shim{}); err != nil {
 		return nil, nil, err
 	}
-	edit, err := refit.ForRestore(file.Spec, dumped.Set, settings)
+	fit, err := refit.ForRestore(file.Spec, dumped.Set, settings)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -103,7 +102,10 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 		return nil, nil, err
 	}
 	dumped.Parts = plan.Parts
-	images, err := dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error { return cmp.Or(edit(e), plan.Edit(e)) })
+	images, err := dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error {
+		fit.Edit(e.Message)
+		return plan.Edit(e)
+	})
 	if err == nil {
 		err = Images(ctx, file.Spec, criu.Open(images.Path()), Rootfs(settings.Bundle, file.Spec))
 	}
@@ -111,6 +113,9 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 		images.Close()
 		plan.Close()
 		return nil, nil, err
+	}
+	if n := len(fit.Closed); n > 0 {
+		log.G(ctx).WithField("connections", fit.Closed[:min(n, 16)]).Infof("%d TCP connections come back closed: the container has one end of each", n)
 	}
 	return images, plan, nil
 }

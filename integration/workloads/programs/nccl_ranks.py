@@ -13,6 +13,7 @@ With one GPU the two share it: over sockets each takes the other for a process o
 (NCCL_MULTI_RANK_GPU_ENABLE).
 """
 
+import faulthandler
 import os
 import signal
 import socket
@@ -31,6 +32,8 @@ def prepare(variant, rank):
     """Sets NCCL up, before CUDA starts, and returns torch."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the tests name one GPU
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_DEBUG", "WARN")
+    faulthandler.enable()
     # /dev/shm has 64 MiB with ctr, which is too little for two ranks with NCCL's usual buffers. Over
     # sockets it takes 34 MB for each rank even so.
     os.environ.update(VARIANTS[variant], NCCL_NVLS_ENABLE="0", NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_BUFFSIZE="1048576", NCCL_MAX_NCHANNELS="2")
