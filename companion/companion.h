@@ -101,12 +101,11 @@ CUresult memory_save(uint64_t *start, uint64_t *bytes);
 // still is.
 CUresult memory_restore(uint64_t start, uint64_t bytes);
 
-// memory_area returns host memory of so many bytes, by which the shim finds what is saved there: what it returned
-// before, if that is as large. NULL: there is none. memory_no_area gives it back, unless it is in use.
-char *memory_area(uint64_t bytes);
+// memory_no_area gives back the host memory of a memory_save that has failed, if there is some.
 void memory_no_area(void);
-// memory_keep gives all blocks back to the driver as memory_save does, and copies nothing. The area is in use then, if
-// there are any blocks: also on an error, when some of them may be given back.
+// memory_keep gives all blocks back to the driver as memory_save does, and copies nothing. The host memory, by which the
+// shim finds what is saved, is not to be written. *bytes is 0 if there are no blocks. On an error with bytes some of them
+// may be given back.
 CUresult memory_keep(uint64_t *start, uint64_t *bytes);
 
 // memory_imports returns how much memory of other processes' companions is mapped, in pieces.
@@ -164,35 +163,36 @@ void share_forked(void);
 
 // keep.c: memory is kept by descriptors that the shim holds while the process has none of it.
 enum { KEEP_BATCH = 32 }; // descriptors at a time: programs may have room for few
-// keep_export exports the next blocks, and writes how many descriptors there are; 0 after the last. It is
-// CUDA_ERROR_OUT_OF_MEMORY if a GPU has no room for its blocks once more, and CUDA_ERROR_NOT_SUPPORTED if one cannot be
-// exported. keep_offered closes what was written last: the shim has it.
-CUresult keep_export(int32_t fds[KEEP_BATCH], uint32_t *count);
+// keep_export exports the next blocks, and writes their sizes and how many descriptors there are; 0 after the last. It is
+// CUDA_ERROR_OUT_OF_MEMORY if a GPU has no room for another process's context, and CUDA_ERROR_NOT_SUPPORTED if a block
+// cannot be exported. keep_offered closes what was written last: the shim has it.
+CUresult keep_export(int32_t fds[KEEP_BATCH], uint64_t sizes[KEEP_BATCH], uint32_t *count);
 void keep_offered(void);
-// keep_forget forgets what was exported, and what was kept and is not mapped here.
+// keep_forget forgets what was exported, and what was kept and is not taken.
 void keep_forget(void);
 // keep_release gives the blocks to the driver, once all are exported; see memory_keep.
 CUresult keep_release(uint64_t *start, uint64_t *bytes);
 // keep_away reports whether the memory is nowhere but with the shim.
 bool keep_away(void);
-// keep_meet makes a pair of sockets, one of which is for the shim, by which it sends descriptors. *count is how many of
-// them were taken before.
+// keep_meet makes a pair of sockets, one of which is for the shim, by which it sends descriptors. *count is how many
+// pieces were taken before.
 CUresult keep_meet(int32_t *fd, uint32_t *count);
-// keep_take maps what one message of the shim's has: descriptors in the order of keep_export. *count is how many were
-// taken so far, also on an error.
-CUresult keep_take(uint32_t *count);
-// keep_return makes the blocks anew and fills them, when all is taken. The host memory, that of keep_release, is keep.c's
-// then. On an error none of the blocks is there.
+// keep_take fills the next blocks, which it makes, with what one message of the shim's has: sizes of pieces (uint64_t),
+// each with its descriptor. Nothing of the pieces is mapped or open afterwards. beside says that the GPU will have the
+// memory of the pieces for longer: it is CUDA_ERROR_OUT_OF_MEMORY then if a GPU has no room for all blocks and 1 GiB more,
+// and otherwise if it has none for the blocks of a piece. *count is how many pieces were taken so far. On an error none of
+// the message is; it can be sent again.
+CUresult keep_take(bool beside, uint32_t *count);
+// keep_return ends that, when all is taken. The host memory, that of keep_release or memory_save, is unmapped.
 CUresult keep_return(uint64_t start, uint64_t bytes);
-// keep_drain copies what is kept to the host memory, behind which the shim has put a file, and lets go of it. start and
-// bytes are those of keep_release, for memory that is nowhere else. On an error it is let go of as well, unless it is
-// nowhere else.
-CUresult keep_drain(uint64_t start, uint64_t bytes);
-// keep_drop lets go of what is kept. false: it is nowhere else.
-bool keep_drop(void);
-// keep_look drops what is kept if the shim has ended, and reports whether anything is.
+// keep_abandon gives the blocks back that were taken, if keep_return has not ended that, and forgets what was kept.
+void keep_abandon(void);
+// keep_look reports whether the GPU may still have the memory a second time, and closes the socket if not.
 bool keep_look(void);
-// keep_wait waits until nothing is kept, and reports whether there was something. It is for the program's threads.
+// keep_drop closes the socket.
+void keep_drop(void);
+// keep_wait waits while the GPU may have the memory a second time, and reports whether it had. It is for the program's
+// threads.
 bool keep_wait(void);
 // keep_forked is for a child.
 void keep_forked(void);

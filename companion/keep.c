@@ -3,18 +3,20 @@
 
 // GPU memory that stays on the GPU while the driver checkpoints the process. Memory of cuMemCreate lives for as long as
 // anybody has a descriptor of it open, whatever becomes of the process that made it (driver 580.159). So the blocks are
-// exported, the shim takes the descriptors, and the blocks are given back to the driver:
+// exported, the shim takes the descriptors, and the blocks are given back to the driver. On the way back the shim hands
+// descriptors over in pieces, which are the blocks' memory in the order of the blocks:
 //
-//	exported --keep_release--> away --keep_take--> mapped --keep_return--> mapped --keep_drain--> gone
+//	exported --keep_release--> away --keep_take, often--> taken --keep_return--> here
 //
 // Driver 580 never restores a process that was checkpointed with an import mapped. So the program does not get the kept
-// memory: its blocks are made anew and filled by a copy within the GPU, and what is kept is mapped at addresses of its
-// own until it is copied out. The program's threads run meanwhile, and may free the blocks.
+// memory: its blocks are made anew and filled by a copy within the GPU. A piece is mapped for that copy alone. Others may
+// have it for longer, while the program's threads run: keep_wait is for these.
+//
+// Pieces of a restored process are no blocks that were exported: one may begin and end within a block.
 
 #include "block.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -23,17 +25,9 @@
 #include <time.h>
 #include <unistd.h>
 
-// What a GPU must have free beside its blocks: the driver's own memory comes and goes in a checkpoint, and the program
-// may want some. A context has some hundreds of MiB.
+// What a GPU must have free beside what is asked for: a context has some hundreds of MiB, the driver's own memory comes
+// and goes in a checkpoint, and the program may want some.
 #define SPARE ((size_t)1 << 30)
-
-struct kept {
-	CUdeviceptr address; // 0 before it is taken
-	size_t bytes;
-	CUhandle handle;
-	CUcontext context;
-	CUdevice device;
-};
 
 // own is a descriptor that the program may have closed, and then have another file by the same number.
 struct own {
@@ -42,17 +36,24 @@ struct own {
 	ino_t ino;
 };
 
-static struct kept *all; // NULL when there is none
-static size_t count, exported, taken;
+// import is a piece that is mapped for a copy.
+struct import {
+	CUdeviceptr address;
+	uint64_t bytes;
+	CUhandle handle;
+	CUcontext context;
+};
+
+static bool begun; // keep_export was called
+static size_t exported;
 static int batch[KEEP_BATCH];
 static uint32_t batched;
 static struct own near = {.fd = -1}, far = {.fd = -1};
-static bool away;       // the memory is nowhere but with the shim
-static struct {
-	void *start;
-	size_t bytes;
-} host; // where it is copied out to, once the program has its memory again; bytes 0 for nowhere
-static uint32_t mapped; // some of it is mapped here: the program's threads look at it
+static bool away;          // the memory is nowhere but with the shim
+static bool handed;        // some of it may be back
+static uint64_t taken;     // bytes that are back, from the first block on
+static uint32_t pieces;    // in which they came
+static uint32_t elsewhere; // it is back, and the GPU may have it once more
 
 static struct {
 	CUresult (*CtxSetCurrent)(CUcontext);
@@ -138,26 +139,23 @@ void keep_offered(void)
 void keep_forget(void)
 {
 	keep_offered();
-	if (taken)
-		return;
-	free(all);
-	all = NULL;
-	count = exported = 0;
-	away = false;
+	begun = away = handed = false;
+	exported = 0;
+	taken = pieces = 0;
 }
 
-// room returns whether each GPU has as much memory free as its blocks take, and SPARE.
+// room returns whether each GPU with blocks has SPARE free, and what the blocks take that have no memory.
 static CUresult room(void)
 {
 	for (CUdevice d = 0; d < MAX_DEVICES; d++) {
 		size_t wanted = 0, has, whole;
 		CUcontext c = NULL;
 
-		for (size_t i = 0; i < count; i++) {
-			if (all[i].device != d)
+		for (struct block *b = blocks; b; b = b->next) {
+			if (!block_is_taken(b) || b->device != d)
 				continue;
-			wanted += all[i].bytes;
-			c = all[i].context;
+			wanted += b->mapped ? 0 : b->bytes;
+			c = b->context;
 		}
 		CUresult r = c ? cu.CtxSetCurrent(c) : CUDA_SUCCESS;
 		if (c && !r)
@@ -170,49 +168,35 @@ static CUresult room(void)
 	return CUDA_SUCCESS;
 }
 
-// list lists the blocks, if all can be kept, and has an area of their size.
-static CUresult list(void)
+static CUresult look(void)
 {
-	uint64_t bytes = memory_total();
-	CUresult r = CUDA_SUCCESS;
-	size_t n = 0;
-
-	for (struct block *b = blocks; b; b = b->next) {
+	if (!ready())
+		return CUDA_ERROR_NOT_SUPPORTED;
+	for (struct block *b = blocks; b; b = b->next)
 		if (block_is_taken(b) && !b->exportable)
 			return CUDA_ERROR_NOT_SUPPORTED;
-		n++;
-	}
-	if (!(all = calloc(n + 1, sizeof *all)))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	for (struct block *b = blocks; b; b = b->next)
-		if (block_is_taken(b))
-			all[count++] = (struct kept){.bytes = b->bytes, .context = b->context, .device = b->device};
-	if (!(r = room()) && count && !memory_area(bytes))
-		r = CUDA_ERROR_OUT_OF_MEMORY;
-	if (r)
-		keep_forget();
-	return r;
+	return room();
 }
 
-CUresult keep_export(int32_t fds[KEEP_BATCH], uint32_t *written)
+CUresult keep_export(int32_t fds[KEEP_BATCH], uint64_t sizes[KEEP_BATCH], uint32_t *written)
 {
 	CUresult r = CUDA_SUCCESS;
 	size_t i = 0;
 
 	*written = 0;
-	if (away || taken)
+	if (away)
 		return CUDA_ERROR_ILLEGAL_STATE;
-	if (!ready())
-		return CUDA_ERROR_NOT_SUPPORTED;
-	if (!all && (r = list()))
+	if (!begun && (r = look()))
 		return r;
-	for (struct block *b = blocks; b && !r && batched < KEEP_BATCH; b = b->next) {
+	begun = true;
+	for (struct block *b = blocks; b && batched < KEEP_BATCH; b = b->next) {
 		if (!block_is_taken(b) || i++ < exported)
 			continue;
 		int fd = -1;
 		r = cu.CtxSetCurrent(b->context);
 		if (r || (r = cu.Export(&fd, b->handle, CU_POSIX_FD, 0)))
 			break;
+		sizes[batched] = b->bytes;
 		batch[batched] = fds[batched] = fd;
 		batched++;
 		exported++;
@@ -223,9 +207,13 @@ CUresult keep_export(int32_t fds[KEEP_BATCH], uint32_t *written)
 
 CUresult keep_release(uint64_t *start, uint64_t *bytes)
 {
-	if (!all || exported != count)
+	size_t count = 0;
+
+	for (struct block *b = blocks; b; b = b->next)
+		count += block_is_taken(b);
+	if (!begun || exported != count)
 		return CUDA_ERROR_ILLEGAL_STATE;
-	copy_forget(); // nothing is copied to the area
+	copy_forget(); // nothing is copied here
 	CUresult r = memory_keep(start, bytes);
 	away = *bytes;
 	return r;
@@ -240,26 +228,26 @@ CUresult keep_meet(int32_t *fd, uint32_t *so_far)
 {
 	int pair[2];
 
-	if (!away)
-		return CUDA_ERROR_ILLEGAL_STATE;
+	if (!ready())
+		return CUDA_ERROR_NOT_SUPPORTED;
 	end(&near);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	near = own(pair[0]);
 	far = own(pair[1]);
 	*fd = pair[1];
-	*so_far = (uint32_t)taken;
+	*so_far = pieces;
 	return CUDA_SUCCESS;
 }
 
-// receive reads a message of so many bytes, which is there, with at most KEEP_BATCH descriptors.
-static bool receive(void *data, size_t bytes, int fds[KEEP_BATCH], size_t *n)
+// receive reads a message, which is there: the sizes of at most KEEP_BATCH pieces, and as many descriptors.
+static bool receive(uint64_t sizes[KEEP_BATCH], int fds[KEEP_BATCH], size_t *n)
 {
 	union {
 		struct cmsghdr header;
 		char room[CMSG_SPACE(sizeof(int) * KEEP_BATCH)];
 	} control;
-	struct iovec text = {data, bytes};
+	struct iovec text = {sizes, sizeof *sizes * KEEP_BATCH};
 	struct msghdr m = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
 
 	*n = 0;
@@ -271,14 +259,15 @@ static bool receive(void *data, size_t bytes, int fds[KEEP_BATCH], size_t *n)
 		*n = (h->cmsg_len - CMSG_LEN(0)) / sizeof *fds;
 		memcpy(fds, CMSG_DATA(h), *n * sizeof *fds);
 	}
-	return got == (ssize_t)bytes;
+	return *n && got == (ssize_t)(*n * sizeof *sizes) && !(m.msg_flags & (MSG_TRUNC | MSG_CTRUNC));
 }
 
-static CUresult take(struct kept *k, int fd)
+static CUresult import(struct import *k, const struct block *b, int fd)
 {
-	CUmemAccessDesc access = {{CU_DEVICE, k->device}, CU_READWRITE};
-	CUresult r = cu.CtxSetCurrent(k->context);
+	CUmemAccessDesc access = {{CU_DEVICE, b->device}, CU_READWRITE};
+	CUresult r = cu.CtxSetCurrent(b->context);
 
+	k->context = b->context;
 	if (r || (r = cu.Import(&k->handle, (void *)(intptr_t)fd, CU_POSIX_FD)))
 		return r;
 	if (!(r = cu.AddressReserve(&k->address, k->bytes, 0, 0, 0))) {
@@ -293,136 +282,125 @@ static CUresult take(struct kept *k, int fd)
 	return r;
 }
 
-CUresult keep_take(uint32_t *so_far)
+static void let_go(const struct import *k)
 {
-	int fds[KEEP_BATCH];
-	CUresult r = CUDA_SUCCESS;
-	size_t n;
-	char byte;
-
-	*so_far = (uint32_t)taken;
-	if (!away)
-		return CUDA_ERROR_ILLEGAL_STATE;
-	if (!receive(&byte, 1, fds, &n) || !n)
-		r = CUDA_ERROR_OPERATING_SYSTEM;
-	for (size_t i = 0; i < n; i++) {
-		if (!r && taken == count)
-			r = CUDA_ERROR_INVALID_VALUE;
-		if (!r && !(r = take(&all[taken], fds[i]))) {
-			taken++;
-			__atomic_store_n(&mapped, 1, __ATOMIC_SEQ_CST);
-		}
-		close(fds[i]);
-	}
-	*so_far = (uint32_t)taken;
-	return r;
+	if (cu.CtxSetCurrent(k->context))
+		return;
+	cu.Unmap(k->address, k->bytes);
+	cu.Release(k->handle);
+	cu.AddressFree(k->address, k->bytes);
 }
 
-static CUresult fill(void)
+// block_in returns the block with a byte of the memory, and where in the block that is.
+static struct block *block_in(uint64_t at, uint64_t *inside)
 {
-	CUresult r = CUDA_SUCCESS;
-	size_t i = 0;
+	struct block *b;
 
-	for (struct block *b = blocks; b && !r; b = b->next) {
-		if (!block_is_taken(b))
-			continue;
-		struct kept *k = &all[i++];
-		if (b->is_new && !(r = cu.CtxSetCurrent(b->context)))
-			r = cu.Copy(b->address, k->address, b->bytes, NULL);
+	for (b = blocks; b && (!block_is_taken(b) || at >= b->bytes); b = b->next)
+		at -= block_is_taken(b) ? b->bytes : 0;
+	*inside = at;
+	return b;
+}
+
+// spread begins to copy a piece to the blocks that it is of, from a byte of the memory on.
+static CUresult spread(const struct import *k, CUdevice device, uint64_t at)
+{
+	for (uint64_t done = 0, inside, n; done < k->bytes; done += n) {
+		struct block *b = block_in(at + done, &inside);
+		if (!b || b->device != device)
+			return CUDA_ERROR_INVALID_VALUE;
+		CUresult r = cu.CtxSetCurrent(b->context);
+		if (!r && !b->mapped)
+			r = block_have(b);
+		n = b->bytes - inside < k->bytes - done ? b->bytes - inside : k->bytes - done;
+		r = r ? r : cu.Copy(b->address + inside, k->address + done, n, NULL);
+		if (r)
+			return r;
 	}
-	return r ? r : memory_synchronize();
+	return CUDA_SUCCESS;
+}
+
+CUresult keep_take(bool beside, uint32_t *so_far)
+{
+	struct import imports[KEEP_BATCH];
+	uint64_t sizes[KEEP_BATCH], at = taken, inside;
+	int fds[KEEP_BATCH];
+	size_t n, has = 0;
+	CUresult r = receive(sizes, fds, &n) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+
+	handed = true;
+	r = r ? r : peers_allow();
+	if (!r && beside)
+		r = room();
+	for (size_t i = 0; i < n; i++) {
+		struct block *b = r ? NULL : block_in(at, &inside);
+		if (!r && !b)
+			r = CUDA_ERROR_INVALID_VALUE;
+		if (!r) {
+			imports[i].bytes = sizes[i];
+			r = import(&imports[i], b, fds[i]);
+			has += !r;
+		}
+		r = r ? r : spread(&imports[i], b->device, at);
+		at += r ? 0 : sizes[i];
+		close(fds[i]);
+	}
+	CUresult last = has ? memory_synchronize() : CUDA_SUCCESS;
+	r = r ? r : last;
+	while (has)
+		let_go(&imports[--has]);
+	if (!r) {
+		taken = at;
+		pieces += n;
+	}
+	*so_far = pieces;
+	return r;
 }
 
 CUresult keep_return(uint64_t start, uint64_t bytes)
 {
-	if (!away || taken != count)
+	// Less than all would be less than the program had.
+	if (!bytes || taken != bytes || memory_total() != bytes)
 		return CUDA_ERROR_ILLEGAL_STATE;
-	CUresult r = peers_allow();
-	if (!r && !(r = blocks_have()))
-		r = fill();
-	blocks_settle(!r);
-	if (!r) {
-		away = false;
-		host.start = (void *)start;
-		host.bytes = bytes;
-		madvise(host.start, bytes, MADV_DONTFORK); // no child has the shim's file mapped
-	}
-	return r;
+	munmap((void *)start, bytes);
+	away = handed = false;
+	taken = pieces = 0;
+	__atomic_store_n(&elsewhere, 1, __ATOMIC_SEQ_CST);
+	return CUDA_SUCCESS;
 }
 
-// let_go unmaps what is kept.
-static void let_go(void)
+void keep_abandon(void)
 {
-	for (size_t i = 0; i < taken; i++) {
-		struct kept *k = &all[i];
-		if (cu.CtxSetCurrent(k->context))
-			continue;
-		cu.Unmap(k->address, k->bytes);
-		cu.Release(k->handle);
-		cu.AddressFree(k->address, k->bytes);
-	}
-	taken = 0;
-	if (host.bytes)
-		munmap(host.start, host.bytes);
-	host.bytes = 0;
+	for (struct block *b = blocks; b && handed; b = b->next)
+		if (block_is_taken(b) && !cu.CtxSetCurrent(b->context))
+			block_give(b);
 	keep_forget();
+}
+
+void keep_drop(void)
+{
+	__atomic_store_n(&elsewhere, 0, __ATOMIC_SEQ_CST);
 	end(&near);
-	__atomic_store_n(&mapped, 0, __ATOMIC_SEQ_CST);
 }
 
-bool keep_drop(void)
+// is_elsewhere reports whether the GPU may have the memory once more: as long as the shim has its end of the sockets.
+static bool is_elsewhere(void)
 {
-	if (away)
+	char byte;
+
+	if (!__atomic_load_n(&elsewhere, __ATOMIC_SEQ_CST) || !is_there(&near))
 		return false;
-	if (taken)
-		let_go();
-	return true;
-}
-
-// copy_out copies what is kept to host memory.
-static CUresult copy_out(char *to, uint64_t bytes)
-{
-	uint64_t sum = 0;
-
-	for (size_t i = 0; i < count; i++)
-		sum += all[i].bytes;
-	if (!count || taken != count || bytes != sum)
-		return CUDA_ERROR_INVALID_VALUE;
-	struct piece *pieces = calloc(count, sizeof *pieces);
-	CUresult r = pieces ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-	char *at = to;
-	for (size_t i = 0; i < count && pieces; at += all[i++].bytes)
-		pieces[i] = (struct piece){all[i].context, all[i].address, at, all[i].bytes};
-	r = r ? r : copy_all(pieces, count, to, bytes, true);
-	copy_forget();
-	free(pieces);
-	return r;
-}
-
-CUresult keep_drain(uint64_t start, uint64_t bytes)
-{
-	if (!taken)
-		return CUDA_ERROR_ILLEGAL_STATE;
-	CUresult r = away ? copy_out((char *)start, bytes) : copy_out(host.start, host.bytes);
-	if (r && away)
-		return r;
-	let_go();
-	return r;
+	ssize_t n = recv(near.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
 bool keep_look(void)
 {
-	char byte;
+	bool is = is_elsewhere();
 
-	if (!taken || away)
-		return taken;
-	if (is_there(&near)) {
-		ssize_t n = recv(near.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-		if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR)))
-			return true;
-	}
-	let_go(); // nobody will ask for it
-	return false;
+	if (!is && __atomic_exchange_n(&elsewhere, 0, __ATOMIC_SEQ_CST))
+		end(&near);
+	return is;
 }
 
 bool keep_wait(void)
@@ -430,7 +408,7 @@ bool keep_wait(void)
 	struct timespec nap = {.tv_nsec = 2000000};
 	bool any = false;
 
-	while (__atomic_load_n(&mapped, __ATOMIC_SEQ_CST)) {
+	while (is_elsewhere()) {
 		any = true;
 		nanosleep(&nap, NULL);
 	}
@@ -441,11 +419,6 @@ void keep_forked(void)
 {
 	end(&near);
 	end(&far);
-	while (batched)
-		close(batch[--batched]);
-	all = NULL;
-	count = exported = taken = 0;
-	away = false;
-	host.bytes = 0;
-	mapped = 0;
+	keep_forget();
+	elsewhere = 0;
 }

@@ -722,7 +722,6 @@ static CUresult primary_retain(CUcontext *context, CUdevice d)
 static CUresult destroy(CUcontext c)
 {
 	CUresult (*real)(CUcontext) = companion_real("cuCtxDestroy_v2");
-	keep_wait(); // it is copied in the context
 	CUresult r = real ? real(c) : CUDA_ERROR_NOT_FOUND;
 
 	if (!r)
@@ -734,7 +733,6 @@ static CUresult primary_ended(const char *name, CUdevice d)
 {
 	CUresult (*real)(CUdevice) = companion_real(name);
 	CUresult (*state)(CUdevice, unsigned *, int *) = companion_real("cuDevicePrimaryCtxGetState");
-	keep_wait();
 	CUresult r = real ? real(d) : CUDA_ERROR_NOT_FOUND;
 	unsigned flags;
 	int active = 1;
@@ -991,10 +989,10 @@ static CUresult bring(char *host, uint64_t bytes)
 	return r;
 }
 
-static char *area; // of memory_area; NULL when there is none, or it is in use
+static char *area; // host memory that is not in use; NULL when there is none
 static uint64_t area_bytes;
 
-char *memory_area(uint64_t bytes)
+static char *area_of(uint64_t bytes)
 {
 	if (area && area_bytes == bytes)
 		return area;
@@ -1024,13 +1022,35 @@ static void use_area(uint64_t *start, uint64_t *bytes)
 	area = NULL;
 }
 
+// A huge page of x86-64: a file that is mapped to an area that begins with one can be read by huge pages.
+#define HUGE_PAGE ((size_t)2 << 20)
+
+// empty_area returns host memory in another form than area_of: the shim has a file for it by itself.
+static char *empty_area(uint64_t bytes)
+{
+	char *all = mmap(NULL, bytes + HUGE_PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	size_t before = -(uintptr_t)all % HUGE_PAGE;
+
+	if (all == MAP_FAILED)
+		return NULL;
+	if (before)
+		munmap(all, before);
+	munmap(all + before + bytes, HUGE_PAGE - before);
+	return all + before;
+}
+
 CUresult memory_keep(uint64_t *start, uint64_t *bytes)
 {
-	CUresult r = peers_end();
+	uint64_t total = memory_total();
+	char *host = total ? empty_area(total) : NULL;
+	CUresult r = total && !host ? CUDA_ERROR_OUT_OF_MEMORY : peers_end();
 
+	if (r && host)
+		munmap(host, total);
 	if (r)
 		return r;
-	use_area(start, bytes);
+	*start = (uint64_t)host;
+	*bytes = total;
 	for (struct block *b = blocks; b && !r; b = b->next) {
 		if (!block_is_taken(b))
 			continue;
@@ -1049,7 +1069,7 @@ static CUresult save(uint64_t *start, uint64_t *size)
 	*start = *size = 0;
 	if (!bytes)
 		return CUDA_SUCCESS;
-	char *host = memory_area(bytes);
+	char *host = area_of(bytes);
 	if (!host)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	struct piece *pieces = pieces_of(host, any, &count);

@@ -13,10 +13,10 @@
 //	                                saved --OPEN--> open
 //
 // A SAVE can keep the memory on the GPU instead, by descriptors that the shim holds (keep.c): KEEP as often as there are
-// descriptors, then RELEASE. The way back is MEET, TAKE as often as there are messages, and RETURN. What is kept is
-// copied out by DRAIN, while the program runs, or let go of by DROP.
+// descriptors, then RELEASE. The way back, also of what was saved otherwise, is MEET, TAKE as often as there are messages,
+// and RETURN.
 //
-//	parked --KEEP, RELEASE--> saved --MEET, TAKE, RETURN--> parked --OPEN--> open --DRAIN, DROP--> open
+//	parked --KEEP, RELEASE--> saved --MEET, TAKE, RETURN--> parked --OPEN--> open
 //
 // What processes share is taken down while they are parked, each step in all of them before the next:
 // LEAVE (what it imports goes), REST (nobody has what it exports, and nobody can ask for it), and the
@@ -35,8 +35,9 @@
 
 enum { OPEN = 0, PARKING = 1, PARKED = 2, SAVED = 3 };  // states
 enum { ASK_PARK = 1, ASK_SAVE, ASK_OPEN, ASK_BACK, ASK_LEAVE, ASK_REST, ASK_WAKE, ASK_JOIN,
-       ASK_KEEP, ASK_RELEASE, ASK_MEET, ASK_TAKE, ASK_RETURN, ASK_DRAIN, ASK_DROP, ASKS }; // requests
-enum { FROM_CHECKPOINT = 1 }; // argument of a BACK: what is saved is in the host memory, since the process was restored
+       ASK_KEEP, ASK_RELEASE, ASK_MEET, ASK_TAKE, ASK_RETURN, ASKS = 16 }; // requests
+enum { FROM_CHECKPOINT = 1 }; // argument of a BACK: the host memory has what was saved or kept
+enum { BESIDE = 1 };          // argument of a TAKE: see keep_take
 enum { IMPORTS = 1, EXPORTS = 2, APART = 4, UNKNOWN = 8 }; // how it shares memory: see describe
 enum { SIGNAL = 60 };                                   // one of the real-time signals
 enum { COPIERS = 7 };                                   // beside the thread itself; see copy.c
@@ -51,16 +52,17 @@ static struct {
 	uint32_t request;   // a number that counts up, times ASKS, and what is asked for
 	uint32_t answered;  // the request that result belongs to
 	int32_t result;     // a CUresult
-	uint32_t argument;  // of a PARK: its timeout in milliseconds; of a BACK: FROM_CHECKPOINT or 0
+	uint32_t argument;  // of a PARK: its timeout in milliseconds; of a BACK: FROM_CHECKPOINT or 0; of a TAKE: BESIDE or 0
 	uint32_t cancelled; // a PARK that is to be given up, whatever it waits for; a SAVE that is to be undone
 	uint32_t peers;     // parked or saved: how often a SAVE takes one GPU's access to another's memory
 	uint64_t start, bytes; // the host memory with what is saved; parked, the bytes that it will take
 	int32_t copiers[THREADS]; // their tids as tid's; 0 after the last
 	uint64_t cut;     // a number of the shim's, the same in all processes that are parked together
 	uint32_t sharing; // as of the last request
-	uint32_t count;   // of a KEEP: descriptors; of a MEET and a TAKE: those taken so far
+	uint32_t count;   // of a KEEP: descriptors; of a MEET and a TAKE: pieces taken so far
 	int32_t descriptors[KEEP_BATCH]; // of a KEEP or a MEET, open until the next request
-} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 5};
+	uint64_t sizes[KEEP_BATCH];      // of a KEEP, in bytes
+} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 6};
 
 static uint32_t load(const uint32_t *p)
 {
@@ -114,7 +116,7 @@ static CUresult park(uint32_t number)
 		companion_say("the program is linked to a function of the driver that the companion does not know: its memory is left to the driver");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
-	keep_drop(); // it must not be there in a checkpoint of the driver's, and calls may wait for it
+	keep_drop(); // calls may wait, and CRIU would find the socket
 	set_state(PARKING);
 	gate_close();
 	if (!gate_drain(load(&control.argument), &control.cancelled, number))
@@ -141,8 +143,8 @@ static CUresult park(uint32_t number)
 static CUresult bring_back(uint32_t from)
 {
 	if (keep_away() && from != FROM_CHECKPOINT)
-		return CUDA_ERROR_ILLEGAL_STATE; // the host memory has nothing of it
-	keep_forget();
+		return CUDA_ERROR_ILLEGAL_STATE; // the host memory may have nothing of it
+	keep_abandon();
 	memory_no_area();
 	if (load(&control.state) == SAVED) {
 		CUresult r = memory_restore(control.start, control.bytes);
@@ -176,7 +178,7 @@ static CUresult open_again(void)
 // returned has a program parked whose memory was kept.
 static CUresult returned(void)
 {
-	CUresult r = load(&control.state) == SAVED ? keep_return(control.start, control.bytes) : CUDA_ERROR_ILLEGAL_STATE;
+	CUresult r = keep_return(control.start, control.bytes);
 
 	if (r)
 		return r;
@@ -191,15 +193,11 @@ static CUresult obey(uint32_t request)
 	keep_offered();
 	switch (request % ASKS) {
 	case ASK_MEET:
-		return keep_meet(control.descriptors, &control.count);
+		return load(&control.state) == SAVED ? keep_meet(control.descriptors, &control.count) : CUDA_ERROR_ILLEGAL_STATE;
 	case ASK_TAKE:
-		return keep_take(&control.count);
+		return load(&control.state) == SAVED ? keep_take(load(&control.argument) == BESIDE, &control.count) : CUDA_ERROR_ILLEGAL_STATE;
 	case ASK_RETURN:
-		return returned();
-	case ASK_DRAIN:
-		return keep_drain(control.start, control.bytes);
-	case ASK_DROP:
-		return keep_drop() ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+		return load(&control.state) == SAVED ? returned() : CUDA_ERROR_ILLEGAL_STATE;
 	case ASK_PARK:
 		return park(request);
 	case ASK_SAVE:
@@ -224,7 +222,7 @@ static CUresult obey(uint32_t request)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	switch (request % ASKS) {
 	case ASK_KEEP:
-		return keep_export(control.descriptors, &control.count);
+		return keep_export(control.descriptors, control.sizes, &control.count);
 	case ASK_RELEASE:
 		control.start = control.bytes = 0;
 		r = keep_release(&control.start, &control.bytes);
@@ -245,7 +243,7 @@ static CUresult obey(uint32_t request)
 
 static void *work(void *arg)
 {
-	struct timespec look = {.tv_sec = 1}; // while a shim that ends leaves memory here
+	struct timespec look = {.tv_sec = 1}; // while the shim has its end of a socket
 	sigset_t wanted;
 
 	(void)arg;

@@ -146,7 +146,6 @@ type checkpointing struct {
 	images imagedir.Dir
 	opts   *options.CheckpointOptions
 
-	goesOn   bool             // when it is dumped
 	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
 	writer   *gpustate.Writer // of dump
@@ -163,7 +162,6 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 	}
 	defer func() { k.q.Save(context.WithoutCancel(ctx), k.c.bundle) }()
 	clientPaused := k.c.paused
-	k.goesOn = !clientPaused && !k.opts.Exit
 	var begin []sequence.Step
 	if !clientPaused {
 		begin = append(begin,
@@ -183,13 +181,14 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 		{Name: "write metadata", Do: k.writeMetadata, Completes: true},
 	}
 	var stuck error // stuck is that of the way back
-	if k.opts.Exit {
-		finish = append(finish, sequence.Step{Name: "stop", Do: k.stop})
-		err = k.q.Run(ctx, append(begin, finish...)...)
-	} else if err = k.q.Run(ctx, begin...); err == nil {
-		if k.writer.Kept() {
-			finish = slices.Insert(finish, 1, sequence.Step{Name: "drain GPU state", Do: k.drain})
-		}
+	if err = k.q.Run(ctx, begin...); err == nil && k.writer.Kept() {
+		finish = slices.Insert(finish, 1, sequence.Step{Name: "drain GPU state", Do: k.drain})
+	}
+	switch {
+	case err != nil:
+	case k.opts.Exit:
+		err = k.q.Run(ctx, append(finish, sequence.Step{Name: "stop", Do: k.stop})...)
+	default:
 		stuck, err = k.q.RunBeside(ctx, finish...)
 	}
 	switch {
@@ -247,7 +246,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 }
 
 func (k *checkpointing) save(ctx context.Context) (uint64, error) {
-	return k.c.gpu.Save(ctx, k.images.Path, k.goesOn)
+	return k.c.gpu.Save(ctx, k.images.Path, true)
 }
 
 // dump has CRIU dump what is left in the processes, and begins to write what was
@@ -308,10 +307,8 @@ func (k *checkpointing) admit(ctx context.Context) (uint64, error) {
 	return 0, vet.Own(ctx, k.c.bundle, k.read, dumped)
 }
 
-// drain copies what was kept on the GPUs, when the program runs.
-func (k *checkpointing) drain(ctx context.Context) (uint64, error) {
-	return k.writer.Drain(ctx, k.q.Returned())
-}
+// drain waits until what was kept on the GPUs is copied.
+func (k *checkpointing) drain(ctx context.Context) (uint64, error) { return k.writer.Drain(ctx) }
 
 // store waits until the files of the GPU state are complete.
 func (k *checkpointing) store(context.Context) (uint64, error) {

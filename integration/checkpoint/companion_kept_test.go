@@ -12,13 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// drained reports whether the last checkpoint in a directory kept GPU memory on the GPU and copied it out later.
+// drained reports whether the last checkpoint in a directory kept GPU memory on the GPU and had it copied beside the driver.
 func drained(t *testing.T, dir string) bool {
 	t.Helper()
 	m, err := images.ReadMetadata(dir)
@@ -26,6 +27,17 @@ func drained(t *testing.T, dir string) bool {
 		t.Fatal(err)
 	}
 	return slices.ContainsFunc(m.Phases, func(p images.Phase) bool { return p.Name == "drain GPU state" && p.Bytes > 0 })
+}
+
+// mover returns the process that copies memory for a shim, as the software GPU shows it; 0 for none.
+func mover(t *testing.T, shim int) int {
+	t.Helper()
+	for _, pid := range childrenOf(shim, "gpuckpt-cuda-helper") {
+		if keeps(t, pid) {
+			return pid
+		}
+	}
+	return 0
 }
 
 // keeps reports whether a process has memory mapped that is kept, as the software GPU shows it.
@@ -68,16 +80,16 @@ func keptInto(t *testing.T, k *harness.Container, dir string) {
 	t.Helper()
 	soft := gpu.Kind == harness.SoftwareGPU
 	if soft {
-		defer shared.SoftwareGPU(t, "out_delay_ms=20\n")()
+		defer shared.SoftwareGPU(t, "out_delay_ms=60\n")()
 	}
 	done := make(chan error, 1)
 	go func() { done <- checkpointTask(t, shared, k, dir) }()
-	pid, beside := k.MustPid(t), 0
+	shim, beside := shimOf(t, k), 0
 	for over := false; !over; {
-		during := soft && keeps(t, pid)
+		during := soft && mover(t, shim) != 0
 		k.Expect(t, "write 700", "wrote 700")
 		k.Expect(t, "write 300", "wrote 300")
-		if during && keeps(t, pid) {
+		if during && mover(t, shim) != 0 {
 			beside++
 		}
 		select {
@@ -150,27 +162,82 @@ func TestCompanionKeptUndone(t *testing.T) {
 	goesOn()
 }
 
-// A program that ends while its memory is copied: the checkpoint fails, says why, and leaves nothing.
+// whileCopied takes a checkpoint and does something while memory is copied.
+func whileCopied(t *testing.T, k *harness.Container, how harness.TaskCheckpoint, do func(mover int)) error {
+	t.Helper()
+	defer shared.SoftwareGPU(t, "out_delay_ms=500\n")()
+	done := make(chan error, 1)
+	go func() {
+		_, err := k.CheckpointTask(t.Context(), how)
+		done <- err
+	}()
+	shim, pid := shimOf(t, k), 0
+	harness.Within(t, "the copy", func() bool {
+		pid = mover(t, shim)
+		return pid != 0
+	})
+	do(pid)
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(time.Minute):
+		t.Fatal("the checkpoint does not end")
+		return nil
+	}
+}
+
+// A program that ends while its memory is copied: the checkpoint has what was there.
 func TestCompanionKeptEnded(t *testing.T) {
 	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3")
 	k.Expect(t, "verify", "bad=0")
-	shared.SoftwareGPU(t, "out_delay_ms=500\n")
 	dir := t.TempDir()
-	done := make(chan error, 1)
-	go func() { done <- checkpointTask(t, shared, k, dir) }()
-	pid := k.MustPid(t)
-	harness.Within(t, "the copy beside the program", func() bool { return keeps(t, pid) })
-	k.Expect(t, "verify", "bad=0")
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+	if err := whileCopied(t, k, harness.TaskCheckpoint{ImagePath: dir}, func(int) {
+		k.Expect(t, "verify", "bad=0")
+		if err := unix.Kill(k.MustPid(t), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case err := <-done:
-		harness.Says(t, err, "has ended before its GPU memory was copied")
-	case <-time.After(time.Minute):
-		t.Fatal("the checkpoint does not end")
+	harness.Within(t, "its end", func() bool {
+		status, err := k.Status(t.Context())
+		return err == nil && status == client.Stopped
+	})
+	ctr(t, shared, "tasks", "delete", k.ID)
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatal(err)
 	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("the checkpoint has left %v, %v", left, err)
+	k.Expect(t, "verify", "bad=0")
+}
+
+// Who copies dies in the middle: the checkpoint fails, says why, and leaves nothing. The program goes on with its memory,
+// also where it was to end. The next checkpoint is good.
+func TestCompanionMoverKilled(t *testing.T) {
+	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3")
+	k.Expect(t, "verify", "bad=0")
+	for _, exit := range []bool{false, true} {
+		dir := t.TempDir()
+		err := whileCopied(t, k, harness.TaskCheckpoint{ImagePath: dir, Exit: exit}, func(mover int) {
+			if err := unix.Kill(mover, unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		})
+		harness.Says(t, err, "drain GPU state", "copy the GPU memory of process", "killed")
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("the checkpoint has left %v, %v", left, err)
+		}
+		goesOn(t, k)
 	}
+	dir := t.TempDir()
+	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	if !drained(t, dir) {
+		t.Error("the memory was not kept")
+	}
+	endTask(t, shared, k)
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatal(err)
+	}
+	k.Expect(t, "verify", "bad=0")
 }

@@ -117,8 +117,8 @@ func TestProcessKilled(t *testing.T) {
 func killHelper(t *testing.T, shim int) {
 	t.Helper()
 	helpers := childrenOf(shim, "gpuckpt-cuda-helper")
-	if len(helpers) != 1 {
-		t.Fatalf("the shim has the helpers %v, want one", helpers)
+	if len(helpers) == 0 { // the first is there from the lock on; a mover may follow
+		t.Fatal("the shim has no helper")
 	}
 	if err := unix.Kill(helpers[0], unix.SIGKILL); err != nil {
 		t.Fatal(err)

@@ -355,8 +355,11 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 		return r;
 	if (!free_bytes || !total)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	struct config config;
+	config_load(&config);
 	*total = process.gpu[c->ordinal].total;
-	*free_bytes = *total - memory_in_use(c->ordinal);
+	size_t used = memory_in_use(c->ordinal) + config.taken;
+	*free_bytes = used < *total ? *total - used : 0;
 	return gate_leave(CUDA_SUCCESS);
 }
 

@@ -28,9 +28,9 @@ var errLost = errors.New("its GPU memory was kept on the GPU by a process that h
 // The control block of companion/worker.c.
 const (
 	magic      = "gpuckpt companion control block\x00"
-	version    = 5
+	version    = 6
 	copiers    = 8 // at most, and the thread that answers importers
-	controlLen = offDescriptors + 4*batch
+	controlLen = offSizes + 8*batch
 	alignment  = 64
 	// maxData bounds what is searched of a mapping; the library's data are some pages.
 	maxData = 1 << 20
@@ -52,6 +52,7 @@ const (
 	offCount     = 132
 
 	offDescriptors = 136
+	offSizes       = offDescriptors + 4*batch
 )
 
 type state uint32
@@ -77,8 +78,6 @@ const (
 	askMeet
 	askTake
 	askReturn
-	askDrain
-	askDrop
 
 	asks = 16 // a request is a number times this, and what is asked for
 )

@@ -62,13 +62,13 @@ func Threads(procs cuda.Group) (tids []int) {
 // Parked are processes whose calls of the driver wait at their companions' gates, and of which the
 // companions can save GPU memory, or GPUs' access to each other's memory.
 type Parked struct {
-	Procs cuda.Group
-	Bytes uint64       // of GPU memory that they can save
-	all   []*Companion // of each process
-	bytes []uint64     // of each
-	leave bool         // all of it to the driver
-	keep  bool         // on the GPUs
-	kept  *Kept        // by the last Save; nil if it is in areas
+	Procs  cuda.Group
+	Bytes  uint64       // of GPU memory that they can save
+	all    []*Companion // of each process
+	bytes  []uint64     // of each
+	leave  bool         // all of it to the driver
+	keeper *Keeper      // for memory that stays on the GPUs; nil: all is copied
+	kept   *Kept        // by the last Save; nil if it is in areas
 
 	shared  bool  // what they share is taken down
 	refusal error // it cannot be
@@ -183,7 +183,7 @@ func (p *Parked) Save(ctx context.Context, h *cuda.Helper, timeout time.Duration
 
 // save has the companions save or keep the memory of parked processes.
 func (p *Parked) save(ctx context.Context) (uint64, error) {
-	if p.keep {
+	if p.keeper != nil {
 		p.kept = p.export(ctx)
 	}
 	sizes, err := each(p.all, func(c *Companion) (uint64, error) {
@@ -199,10 +199,10 @@ func (p *Parked) save(ctx context.Context) (uint64, error) {
 // bringBack has all parked with their memory.
 func (p *Parked) bringBack(ctx context.Context) error {
 	if p.kept != nil {
+		p.kept.Close()
 		if err := p.kept.bringBack(ctx); err != nil {
 			return err
 		}
-		p.kept.drop(ctx)
 		p.kept = nil
 		return nil
 	}

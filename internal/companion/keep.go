@@ -20,48 +20,80 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
-// Kept is GPU memory of parked processes that stays on the GPUs while the driver checkpoints them: this process holds
-// the descriptors by which it lives.
-//
-//	Save --> away --Open--> returned --Drain--> gone
-//
-// Away, it is nowhere else. Returned, the programs run on copies of it, and it can be copied to files, or let go of:
-// both are of use once. All methods can be called on nil, and beside each other.
-type Kept struct {
-	all []*kept
+// Mover is what is needed of a cuda.Mover.
+type Mover interface {
+	CopyOut(ctx context.Context, memory []cuda.Memory, to *os.File, offset uint64, threads int) error
+	Kill()
+	Close() error
+}
 
+// Keeper is what Save needs to keep memory on the GPUs.
+type Keeper struct {
+	// Mover returns a mover, which is the Kept's then.
+	Mover func(context.Context) (Mover, error)
+	// File returns an empty file for so much memory of a process. The Kept has a duplicate.
+	File func(pid int, bytes uint64) (*os.File, error)
+	// Undo is called after File if the memory is not kept.
+	Undo func()
+}
+
+// Kept is GPU memory of parked processes that stays on the GPUs while the driver checkpoints them: this process holds
+// the descriptors by which it lives. A mover copies it to files meanwhile.
+//
+//	Save --> away --Open--> returned
+//
+// Away, it is nowhere else. All methods can be called on nil, and beside each other.
+type Kept struct {
+	all   []*kept
+	mover Mover
+
+	copied chan struct{} // closed when all is copied, or will not be; then err is set
+	err    error
+
+	back     sync.Mutex // one bringBack at a time
 	mu       sync.Mutex
-	wanted   bool          // somebody will drain it
-	returned bool          // the processes have their memory, and perhaps wait at the gate
-	open     chan struct{} // closed when they run on it
+	wanted   bool // somebody waits for the copy
+	returned bool // the processes have their memory, and perhaps wait at the gate
 }
 
 // kept is that of one process.
 type kept struct {
 	*Companion
-	files        []int // by which the memory lives; empty once it is returned
-	socket       int   // to the companion; -1 for none
-	start, bytes uint64
+	memory       []cuda.Memory // by which it lives, but for what the process has taken
+	given        uint32        // pieces that it has taken
+	socket       *os.File      // to the companion; nil for none
+	start, bytes uint64        // as the process has them once it is away
 
-	to      *os.File // where it is drained to
-	offset  uint64
-	drained bool
+	copies []cuda.Memory // duplicates of memory, for the mover
+	to     *os.File      // a duplicate
+	file   unix.Stat_t
 }
 
-// fromCheckpoint is the argument of an askBack to a process that was restored: what is kept is not with it.
-const fromCheckpoint = time.Millisecond
+const (
+	// fromCheckpoint is the argument of an askBack: what was saved or kept is in the file that is mapped to the area.
+	fromCheckpoint = time.Millisecond
+	// beside is the argument of an askTake: the GPU must have room for all of the memory once more.
+	beside = time.Millisecond
+)
 
-// batch is the most descriptors at a time.
-const batch = 32
+// batch is the most descriptors at a time, and batchBytes the most memory, unless one has more, where a GPU has no room
+// for all: so much it must have free.
+const (
+	batch      = 32
+	batchBytes = 1 << 30
+)
 
 // outOfMemory is CUDA_ERROR_OUT_OF_MEMORY.
 const outOfMemory = 2
 
-// Keep has the next Save keep the memory on the GPUs if it can; Open must follow before another Save. It can be
-// called on nil.
-func (p *Parked) Keep(wanted bool) {
+// CanKeep reports whether there is memory that a Save could keep. It can be called on nil.
+func (p *Parked) CanKeep() bool { return p != nil && !p.shared && !p.leave && p.Bytes > 0 }
+
+// Keep has Saves from now on keep the memory on the GPUs, if they can; nil: copy it. Open must follow before another Save
+// that keeps. It can be called on nil.
+func (p *Parked) Keep(by *Keeper) {
 	if p != nil {
-		p.keep = wanted && !p.shared && !p.leave && p.Bytes > 0
+		p.keeper = by
 	}
 }
 
@@ -73,18 +105,32 @@ func (p *Parked) Kept() *Kept {
 	return p.kept
 }
 
-// export exports the memory of all, or of none, which is nil.
+// export exports the memory of all, or of none, which is nil, and has the mover begin.
 func (p *Parked) export(ctx context.Context) *Kept {
-	k := &Kept{open: make(chan struct{})}
+	k := &Kept{copied: make(chan struct{})}
 	for _, c := range p.all {
-		k.all = append(k.all, &kept{Companion: c, socket: -1})
+		k.all = append(k.all, &kept{Companion: c})
 	}
-	err := k.each(func(m *kept) error { return m.export(ctx) })
+	err := k.each(func(m *kept) error {
+		err := m.export(ctx)
+		if err == nil && len(m.memory) > 0 {
+			err = m.prepare(p.keeper)
+		}
+		return err
+	})
 	if err == nil {
+		k.mover, err = p.keeper.Mover(ctx)
+	}
+	if err == nil {
+		go k.copy(ctx)
 		return k
 	}
 	log.G(ctx).WithError(err).Info("the GPU memory is copied while the program stands still: it cannot be kept on the GPU")
-	k.close()
+	for _, m := range k.all {
+		m.close()
+		m.endCopy()
+	}
+	p.keeper.Undo()
 	return nil
 }
 
@@ -98,24 +144,22 @@ func (k *Kept) each(do func(*kept) error) error {
 	return errors.Join(errs...)
 }
 
-func (k *Kept) close() {
-	for _, m := range k.all {
-		m.close()
-	}
-}
-
-func (m *kept) closeFiles() {
-	for _, fd := range m.files {
-		unix.Close(fd)
-	}
-	m.files = nil
+// closeMemory gives up this process's hold on the memory.
+func (m *kept) closeMemory() {
+	cuda.CloseMemory(m.memory)
+	m.memory = nil
 }
 
 func (m *kept) close() {
-	m.closeFiles()
-	if m.socket >= 0 {
-		unix.Close(m.socket)
-		m.socket = -1
+	m.closeMemory()
+	m.hangUp()
+}
+
+// hangUp ends the socket to the companion, which takes it that the GPU has the memory once.
+func (m *kept) hangUp() {
+	if m.socket != nil {
+		m.socket.Close()
+		m.socket = nil
 	}
 }
 
@@ -126,264 +170,299 @@ func (m *kept) export(ctx context.Context) error {
 		if err != nil || now.count == 0 {
 			return err
 		}
-		fds, err := m.descriptors(now.count)
-		m.files = append(m.files, fds...)
+		files, err := m.descriptors(now.count)
+		sizes := make([]byte, 8*len(files))
+		if err == nil {
+			err = access(m.PID, m.at+offSizes, sizes, false)
+		}
+		for i, f := range files {
+			m.memory = append(m.memory, cuda.Memory{File: f, Bytes: binary.LittleEndian.Uint64(sizes[8*i:])})
+		}
 		if err != nil {
 			return err
 		}
 	}
 }
 
-// descriptors returns duplicates of the descriptors that the companion offers, which are the caller's.
-func (m *kept) descriptors(count uint32) (fds []int, err error) {
-	if count > batch {
-		return nil, fmt.Errorf("the companion of process %d offers %d descriptors", m.PID, count)
-	}
-	data := make([]byte, 4*count)
-	if err := access(m.PID, m.at+offDescriptors, data, false); err != nil {
-		return nil, err
-	}
-	process, err := unix.PidfdOpen(m.PID, 0)
-	if err != nil {
-		return nil, fmt.Errorf("the companion of process %d: %w", m.PID, err)
-	}
-	defer unix.Close(process)
-	for ; len(data) > 0; data = data[4:] {
-		fd, err := unix.PidfdGetfd(process, int(binary.LittleEndian.Uint32(data)), 0)
+// prepare makes what the mover needs: descriptors and a file of its own, since the program may have its memory, and the
+// checkpoint may fail, before it is done.
+func (m *kept) prepare(by *Keeper) (err error) {
+	for _, piece := range m.memory {
+		f, err := duplicate(piece.File)
 		if err != nil {
-			return fds, fmt.Errorf("take a descriptor of process %d: %w", m.PID, err)
-		}
-		fds = append(fds, fd)
-	}
-	return fds, nil
-}
-
-// release has the driver have none of a process's memory, and returns the bytes.
-func (k *Kept) release(ctx context.Context, c *Companion) (uint64, error) {
-	m := k.all[slices.IndexFunc(k.all, func(m *kept) bool { return m.Companion == c })]
-	now, err := m.ask(ctx, "release the GPU memory of", askRelease, 0, patience)
-	m.start, m.bytes = now.start, now.bytes
-	return now.bytes, err
-}
-
-// send sends data with descriptors.
-func (m *kept) send(data []byte, fds ...int) error {
-	if err := unix.Sendmsg(m.socket, data, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT); err != nil {
-		return fmt.Errorf("send process %d its GPU memory: %w", m.PID, err)
-	}
-	return nil
-}
-
-// meet has a socket to the companion, and returns how many descriptors that has taken before.
-func (m *kept) meet(ctx context.Context) (taken uint32, err error) {
-	now, err := m.ask(ctx, "give back the GPU memory of", askMeet, 0, patience)
-	if err != nil {
-		return 0, err
-	}
-	fds, err := m.descriptors(1)
-	if err != nil {
-		return 0, err
-	}
-	if m.socket >= 0 {
-		unix.Close(m.socket)
-	}
-	m.socket = fds[0]
-	return now.count, nil
-}
-
-// giveBack has the process parked with its memory, a copy of what is kept, which it has mapped beside.
-func (m *kept) giveBack(ctx context.Context) error {
-	now, err := m.read()
-	if err != nil {
-		return err
-	}
-	if now.state != saved || len(m.files) == 0 {
-		_, err := m.ask(ctx, "bring back the GPU memory of", askBack, 0, patience)
-		return err
-	}
-	taken, err := m.meet(ctx)
-	if err != nil {
-		return err
-	}
-	for int(taken) < len(m.files) {
-		if err := m.send([]byte{0}, m.files[taken:min(int(taken)+batch, len(m.files))]...); err != nil {
 			return err
 		}
-		// It may have room for some of them.
-		now, err := m.ask(ctx, "give back the GPU memory of", askTake, 0, patience)
-		if err != nil && now.count <= taken {
-			return err
-		}
-		taken = max(now.count, taken+1)
+		m.copies = append(m.copies, cuda.Memory{File: f, Bytes: piece.Bytes})
+		m.bytes += piece.Bytes
 	}
-	now, err = m.ask(ctx, "copy the GPU memory of", askReturn, 0, patience)
-	if err != nil && now.result == outOfMemory && m.to != nil {
-		log.G(ctx).WithError(err).Warn("others have taken GPU memory meanwhile: the program stands still while it is copied")
-		if err = m.drain(ctx); err == nil {
-			_, err = m.ask(ctx, "bring back the GPU memory of", askBack, 0, patience)
-		}
-	}
-	return err
-}
-
-// drain copies what is kept to the file, by the process's mapping of it: the process gets no descriptor, by which
-// its program could make the file larger.
-func (m *kept) drain(ctx context.Context) error {
-	if m.drained || m.bytes == 0 {
-		return nil
-	}
-	if m.to == nil {
-		return fmt.Errorf("the GPU memory of process %d has no file", m.PID)
-	}
-	_, err := m.read() // whether it has ended
-	if err == nil {
-		err = m.mapsFile()
-	}
-	if err == nil {
-		_, err = m.ask(ctx, "copy out the GPU memory of", askDrain, 0, patience)
-	}
-	m.drained = err == nil
-	if proc.Ended(err) {
-		return fmt.Errorf("process %d has ended before its GPU memory was copied: the checkpoint is not complete: %w", m.PID, err)
-	}
-	return err
-}
-
-// mapsFile returns nil if the process has the file mapped where it saves its memory, so that what it writes there is
-// in the file.
-func (m *kept) mapsFile() error {
-	var file unix.Stat_t
-	if err := unix.Fstat(int(m.to.Fd()), &file); err != nil {
-		return err
-	}
-	all, err := proc.Maps(m.PID)
+	file, err := by.File(m.PID, m.bytes)
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(all, func(a proc.Mapping) bool {
-		return a.Start <= m.start && m.start+m.bytes <= a.End && a.Permissions == "rw-s" &&
-			a.Inode == file.Ino && a.Offset+m.start-a.Start == m.offset
-	}) {
-		return fmt.Errorf("process %d does not have the file of its GPU memory mapped at %#x: the checkpoint is not complete", m.PID, m.start)
+	if m.to, err = duplicate(file); err == nil {
+		err = unix.Fstat(int(m.to.Fd()), &m.file)
 	}
-	return nil
-}
-
-// bringBack has all processes parked with their memory. It can be called again.
-func (k *Kept) bringBack(ctx context.Context) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.returned {
-		return nil
-	}
-	err := k.each(func(m *kept) error {
-		err := m.giveBack(ctx)
-		if err == nil || proc.Ended(err) {
-			m.closeFiles()
-			return nil
-		}
-		return err
-	})
-	k.returned = err == nil
 	return err
 }
 
-// opened says that the processes run. What nobody wants is let go of.
-func (k *Kept) opened(ctx context.Context) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.isOpen() {
-		return
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("keep a file for GPU memory: %w", err)
 	}
-	close(k.open)
-	if !k.wanted {
-		k.drop(ctx)
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+func (m *kept) endCopy() {
+	cuda.CloseMemory(m.copies)
+	m.copies = nil
+	if m.to != nil {
+		m.to.Close()
+		m.to = nil
 	}
 }
 
-func (k *Kept) isOpen() bool {
+// copy has the mover copy all memory to the files. Then the memory is nobody's but the programs'.
+func (k *Kept) copy(ctx context.Context) {
+	for _, m := range k.all {
+		if k.err == nil && m.to != nil {
+			if k.err = k.mover.CopyOut(ctx, m.copies, m.to, 0, 0); k.err != nil {
+				k.err = fmt.Errorf("copy the GPU memory of process %d: %w", m.PID, k.err)
+			}
+		}
+		m.endCopy()
+	}
+	k.mu.Lock()
+	close(k.copied)
+	for _, m := range k.all {
+		if k.returned { // else bringBack does
+			m.hangUp()
+		}
+	}
+	k.mu.Unlock()
+	if err := k.mover.Close(); err != nil { // the driver takes 0.1 s or more to come down
+		log.G(ctx).WithError(err).Warn("end of the process that copied GPU memory")
+	}
+}
+
+func (k *Kept) isCopied() bool {
 	select {
-	case <-k.open:
+	case <-k.copied:
 		return true
 	default:
 		return false
 	}
 }
 
-// drop lets go of what is kept. A companion whose socket ends does so by itself.
-func (k *Kept) drop(ctx context.Context) {
-	err := k.each(func(m *kept) error {
-		defer m.close()
-		if m.drained || m.bytes == 0 {
-			return nil
-		}
-		_, err := m.ask(ctx, "let go of the kept GPU memory of", askDrop, 0, patience)
-		if proc.Ended(err) {
-			return nil
-		}
-		return err
-	})
+// descriptors returns duplicates of the descriptors that the companion offers, which are the caller's.
+func (c *Companion) descriptors(count uint32) (files []*os.File, err error) {
+	if count > batch {
+		return nil, fmt.Errorf("the companion of process %d offers %d descriptors", c.PID, count)
+	}
+	data := make([]byte, 4*count)
+	if err := access(c.PID, c.at+offDescriptors, data, false); err != nil {
+		return nil, err
+	}
+	process, err := unix.PidfdOpen(c.PID, 0)
 	if err != nil {
-		log.G(ctx).WithError(err).Warn("kept GPU memory")
+		return nil, fmt.Errorf("the companion of process %d: %w", c.PID, err)
 	}
+	defer unix.Close(process)
+	for ; len(data) > 0; data = data[4:] {
+		fd, err := unix.PidfdGetfd(process, int(binary.LittleEndian.Uint32(data)), 0)
+		if err != nil {
+			return files, fmt.Errorf("take a descriptor of process %d: %w", c.PID, err)
+		}
+		files = append(files, os.NewFile(uintptr(fd), "GPU memory"))
+	}
+	return files, nil
 }
 
-// Fills reports whether Drain makes a process write what it kept to the host memory at an address: to the file that is
-// mapped there, shared, before Open.
-func (k *Kept) Fills(pid int, start uint64) bool {
-	return k != nil && slices.ContainsFunc(k.all, func(m *kept) bool { return m.PID == pid && m.start == start && m.bytes > 0 })
+// release has the driver have none of a process's memory, and returns the bytes.
+func (k *Kept) release(ctx context.Context, c *Companion) (uint64, error) {
+	m := k.all[slices.IndexFunc(k.all, func(m *kept) bool { return m.Companion == c })]
+	now, err := m.ask(ctx, "release the GPU memory of", askRelease, 0, patience)
+	m.start = now.start
+	if err == nil && now.bytes != m.bytes {
+		err = fmt.Errorf("the companion of process %d has released %d bytes of GPU memory, and kept %d", m.PID, now.bytes, m.bytes)
+	}
+	return now.bytes, err
 }
 
-// Into says where Drain copies the memory of a process that saved it at an address: to a file, from an offset on. The
-// file must stay open until Close.
-func (k *Kept) Into(pid int, start uint64, file *os.File, offset uint64) {
-	if k == nil {
-		return
+// meet has a socket to the companion, which is the caller's, and returns how many pieces that has taken before.
+func (c *Companion) meet(ctx context.Context) (socket *os.File, taken uint32, err error) {
+	now, err := c.ask(ctx, "give back the GPU memory of", askMeet, 0, patience)
+	if err != nil {
+		return nil, 0, err
 	}
+	files, err := c.descriptors(1)
+	if err != nil {
+		return nil, 0, err
+	}
+	return files[0], now.count, nil
+}
+
+// take has a parked process whose memory is saved take the next pieces of it, at most a batch. What it
+// has taken it has copied.
+func (c *Companion) take(ctx context.Context, socket *os.File, memory []cuda.Memory, how time.Duration) (control, error) {
+	var sizes []byte
+	var fds []int
+	for _, piece := range memory {
+		sizes, fds = binary.LittleEndian.AppendUint64(sizes, piece.Bytes), append(fds, int(piece.File.Fd()))
+	}
+	if err := unix.Sendmsg(int(socket.Fd()), sizes, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT); err != nil {
+		return control{}, fmt.Errorf("send process %d its GPU memory: %w", c.PID, err)
+	}
+	return c.ask(ctx, "give back the GPU memory of", askTake, how, patience)
+}
+
+// ofBatch returns how many of the pieces are handed over at once where there is little room.
+func ofBatch(memory []cuda.Memory) (n int) {
+	for bytes := uint64(0); n < min(batch, len(memory)); n++ {
+		if bytes += memory[n].Bytes; n > 0 && bytes > batchBytes {
+			break
+		}
+	}
+	return n
+}
+
+// giveBack has the process parked with its memory. Where the GPU has no room for that beside what is kept, it waits for
+// the mover.
+func (m *kept) giveBack(ctx context.Context, k *Kept) error {
+	now, err := m.read()
+	if err != nil {
+		return err
+	}
+	if now.state != saved || len(m.memory) == 0 {
+		_, err := m.ask(ctx, "bring back the GPU memory of", askBack, 0, patience)
+		return err
+	}
+	now, err = m.takeAll(ctx, beside)
+	if err != nil && now.result == outOfMemory {
+		if !k.isCopied() {
+			log.G(ctx).WithError(err).Info("the program stands still while its GPU memory is copied: the GPU has no room for it twice")
+		}
+		<-k.copied
+		now, err = m.takeAll(ctx, 0)
+	}
+	if err != nil && now.result == outOfMemory && k.isCopied() && k.err == nil && m.mapsFile() {
+		log.G(ctx).WithError(err).Warn("others have taken GPU memory meanwhile: the program's is brought back from the checkpoint")
+		m.closeMemory()
+		_, err = m.ask(ctx, "bring back the GPU memory of", askBack, fromCheckpoint, patience)
+	}
+	return err
+}
+
+// takeAll hands all pieces over that the process has not taken, and gives up each when it has.
+func (m *kept) takeAll(ctx context.Context, how time.Duration) (now control, err error) {
+	m.hangUp()
+	var taken uint32
+	if m.socket, taken, err = m.meet(ctx); err != nil {
+		return now, err
+	}
+	for {
+		m.gone(taken)
+		if len(m.memory) == 0 {
+			break
+		}
+		n := min(batch, len(m.memory))
+		if how != beside {
+			n = ofBatch(m.memory)
+		}
+		if now, err = m.take(ctx, m.socket, m.memory[:n], how); err != nil {
+			return now, err
+		}
+		taken = now.count
+	}
+	return m.ask(ctx, "give back the GPU memory of", askReturn, 0, patience)
+}
+
+// gone gives up the pieces that the process has taken so far.
+func (m *kept) gone(taken uint32) {
+	n := min(int(max(taken, m.given)-m.given), len(m.memory))
+	cuda.CloseMemory(m.memory[:n])
+	m.memory, m.given = m.memory[n:], max(taken, m.given)
+}
+
+// mapsFile reports whether the process has the file mapped where its memory is saved.
+func (m *kept) mapsFile() bool {
+	all, err := proc.Maps(m.PID)
+	return err == nil && slices.ContainsFunc(all, func(a proc.Mapping) bool {
+		return a.Start <= m.start && m.start+m.bytes <= a.End && a.Inode == m.file.Ino && a.Offset == a.Start-m.start
+	})
+}
+
+// bringBack has all processes parked with their memory. It can be called again.
+func (k *Kept) bringBack(ctx context.Context) error {
+	k.back.Lock()
+	defer k.back.Unlock()
+	if k.returned {
+		return nil
+	}
+	err := k.each(func(m *kept) error {
+		if err := m.giveBack(ctx, k); err != nil && !proc.Ended(err) {
+			return err
+		}
+		m.closeMemory()
+		return nil
+	})
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.wanted = true
-	for _, m := range k.all {
-		if m.PID == pid && m.start == start {
-			m.to, m.offset = file, offset
+	k.returned = err == nil
+	if k.returned && k.isCopied() {
+		for _, m := range k.all {
+			m.hangUp()
 		}
+	}
+	return err
+}
+
+// Place returns where in a process the area of what it has kept is. It is valid while the process is parked.
+func (k *Kept) Place(pid int) (start uint64, ok bool) {
+	if k != nil {
+		for _, m := range k.all {
+			if m.PID == pid && m.bytes > 0 {
+				return m.start, true
+			}
+		}
+	}
+	return 0, false
+}
+
+// Want says that somebody waits for the copy, by Wait, and will call Close. What nobody wants when the programs run is
+// not copied any further.
+func (k *Kept) Want() {
+	if k != nil {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.wanted = true
 	}
 }
 
-// Drain waits until the programs run, or over is closed, and copies it out while the programs run; it returns the
-// bytes. On an error files may be there in part.
-func (k *Kept) Drain(ctx context.Context, over <-chan struct{}) (bytes uint64, err error) {
+// Wait waits until all memory is in the files, and returns the bytes. The programs may run meanwhile or not. On an error
+// files may be there in part, and the memory is as safe as before.
+func (k *Kept) Wait(ctx context.Context) (bytes uint64, err error) {
 	if k == nil {
 		return 0, nil
 	}
 	select {
-	case <-k.open:
-	case <-over:
+	case <-k.copied:
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	if !k.isOpen() {
-		return 0, errors.New("the GPU memory is not back: nothing can be copied")
-	}
-	ctx = context.WithoutCancel(ctx) // a companion that copies cannot be stopped
 	for _, m := range k.all {
 		bytes += m.bytes
 	}
-	return bytes, k.each(func(m *kept) error { return m.drain(ctx) })
+	return bytes, k.err
 }
 
-// Close lets go of what was not drained, when it is returned.
-func (k *Kept) Close(ctx context.Context) {
-	if k == nil {
+// Close ends the copy, if it is not done. The memory is as safe as before.
+func (k *Kept) Close() {
+	if k == nil || k.isCopied() {
 		return
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	wanted := k.wanted
-	k.wanted = false
-	if wanted && k.isOpen() {
-		k.drop(ctx)
-	}
+	k.mover.Kill()
+	<-k.copied
 }
 
 // Open is the function Open for processes of which some may be parked by p: also those whose memory is kept. It can be
@@ -394,21 +473,26 @@ func (p *Parked) Open(ctx context.Context, procs cuda.Group) error {
 	if k == nil {
 		return Open(ctx, procs)
 	}
-	err := k.bringBack(ctx)
-	if err == nil {
-		err = Open(ctx, procs)
+	k.mu.Lock()
+	wanted := k.wanted
+	k.mu.Unlock()
+	if !wanted {
+		k.Close()
 	}
-	if err == nil {
-		k.opened(ctx)
+	if err := k.bringBack(ctx); err != nil {
+		return err
 	}
-	return err
+	return Open(ctx, procs)
 }
 
 // Forget gives up what is kept, for processes that have ended. It can be called on nil.
 func (p *Parked) Forget() {
-	if k := p.Kept(); k != nil && !k.returned {
-		for _, m := range k.all {
-			m.close()
-		}
+	k := p.Kept()
+	if k == nil {
+		return
+	}
+	k.Close()
+	for _, m := range k.all {
+		m.close()
 	}
 }

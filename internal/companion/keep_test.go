@@ -7,6 +7,7 @@ package companion
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,10 +31,10 @@ type keeper struct {
 	out *bufio.Reader
 }
 
-func keeping(t *testing.T, mib int) *keeper {
+func keeping(t *testing.T, mib ...int) *keeper {
 	t.Helper()
 	dir := build(t)
-	cmd := exec.Command(filepath.Join(dir, "keeps"), fmt.Sprint(mib))
+	cmd := exec.Command(filepath.Join(dir, "keeps"), strings.Fields(strings.Trim(fmt.Sprint(mib), "[]"))...)
 	cmd.Env = append(os.Environ(), "LD_PRELOAD="+filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH="+dir, "SOFTCUDA_DEV="+dir)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -86,38 +88,78 @@ func (k *keeper) waits(request string) (answer <-chan string) {
 	return said
 }
 
-// kept parks the program with its memory kept, and nowhere else.
-func (k *keeper) kept(bytes uint64) *Parked {
+// copier is a mover that copies the software GPU's memory, which is files, when it is let: a false in let is its failure.
+type copier struct {
+	let    chan bool
+	killed chan struct{}
+	closed atomic.Bool
+}
+
+func newCopier() *copier { return &copier{let: make(chan bool, 1), killed: make(chan struct{})} }
+
+var errCopier = errors.New("the mover has failed")
+
+func (c *copier) CopyOut(_ context.Context, memory []cuda.Memory, to *os.File, offset uint64, _ int) error {
+	select {
+	case ok := <-c.let:
+		if !ok {
+			return errCopier
+		}
+	case <-c.killed:
+		return errCopier
+	}
+	for _, piece := range memory {
+		data := make([]byte, piece.Bytes)
+		if _, err := unix.Pread(int(piece.File.Fd()), data, 0); err != nil {
+			return err
+		}
+		if _, err := to.WriteAt(data, int64(offset)); err != nil {
+			return err
+		}
+		offset += piece.Bytes
+	}
+	return nil
+}
+
+func (c *copier) Kill() { close(c.killed) }
+
+func (c *copier) Close() error {
+	c.closed.Store(true)
+	return nil
+}
+
+// kept parks the program with its memory kept, and nowhere else. The copier is to copy it to the file.
+func (k *keeper) kept(bytes uint64, by *copier) (p *Parked, to *os.File) {
 	k.t.Helper()
 	p, err := Park(k.t.Context(), cuda.Group{k.process()}, time.Minute)
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	p.Keep(true)
-	if n, err := p.save(k.t.Context()); err != nil || n != bytes || p.Kept() == nil {
-		k.t.Fatalf("kept %d bytes: %v", n, err)
-	}
-	return p
-}
-
-// file is where what is kept is copied to, from an odd page on.
-func (k *keeper) file(p *Parked, bytes uint64) *os.File {
-	k.t.Helper()
-	f, err := os.Create(filepath.Join(k.t.TempDir(), "area"))
-	if err == nil {
-		err = f.Truncate(int64(bytes) + 4096)
-	}
+	to, err = os.Create(filepath.Join(k.t.TempDir(), "area"))
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	k.t.Cleanup(func() { f.Close() })
-	start := p.kept.all[0].start
-	if !p.Kept().Fills(k.pid, start) || p.Kept().Fills(k.pid, start+4096) {
-		k.t.Error("what is filled is not known")
+	k.t.Cleanup(func() { to.Close() })
+	p.Keep(&Keeper{
+		Mover: func(context.Context) (Mover, error) { return by, nil },
+		File: func(pid int, n uint64) (*os.File, error) {
+			if pid != k.pid || n != bytes {
+				k.t.Errorf("a file for %d bytes of process %d", n, pid)
+			}
+			return to, nil
+		},
+	})
+	if n, err := p.save(k.t.Context()); err != nil || n != bytes || p.Kept() == nil {
+		k.t.Fatalf("kept %d bytes: %v", n, err)
 	}
-	p.Kept().Into(k.pid, start, f, 4096)
-	k.says(fmt.Sprintf("map %d %d 4096 %s", start, bytes, f.Name()), "ok") // as the tracer does
-	return f
+	return p, to
+}
+
+// maps has the program's process map the file where its memory is saved, as the tracer does.
+func (k *keeper) maps(p *Parked, to *os.File) {
+	k.t.Helper()
+	m := p.kept.all[0]
+	k.says(fmt.Sprintf("map %d %d %s", m.start, m.bytes, to.Name()), "ok")
 }
 
 func (k *keeper) opens(p *Parked) {
@@ -136,195 +178,306 @@ func descriptors(t *testing.T, pid any) int {
 	return len(files)
 }
 
-// Memory that is kept is copied out as it was, while the program has its own, waits for room on the GPU, and for what it
-// would take away. It can be kept again. Nothing of it is left in either process.
+// has fails the test unless a file is so many of the byte.
+func has(t *testing.T, f *os.File, want byte, bytes int) {
+	t.Helper()
+	got, err := os.ReadFile(f.Name())
+	if err != nil || len(got) != bytes {
+		t.Fatalf("%d bytes: %v", len(got), err)
+	}
+	for at, b := range got {
+		if b != want {
+			t.Fatalf("byte %d is %d", at, b)
+		}
+	}
+}
+
+// Memory that is kept is copied out as it was, while the program has its own and waits for room on the GPU. It can be
+// kept again. Nothing of it is left in either process.
 func TestKept(t *testing.T) {
 	const bytes = 64 << 20
+	taken := takenMemory(t)
 	k := keeping(t, 64)
 	ours, theirs := descriptors(t, "self"), descriptors(t, k.pid)
-	for i, request := range []string{"alloc 1960", "end"} {
-		k.says(fmt.Sprint("set ", 7+i), "ok")
-		p := k.kept(bytes)
-		f := k.file(p, bytes)
+	for _, value := range []byte{7, 8} {
+		k.says(fmt.Sprint("set ", value), "ok")
+		by := newCopier()
+		p, f := k.kept(bytes, by)
+		p.Kept().Want()
 		k.opens(p)
-		k.says("is", fmt.Sprint(7+i))
+		k.says("is", fmt.Sprint(value))
 		k.says("set 99", "ok")
-		answer := k.waits(request)
-		if n, err := p.Kept().Drain(t.Context(), nil); err != nil || n != bytes {
-			t.Fatalf("drained %d bytes: %v", n, err)
+		if k.imported() {
+			t.Error("the program has what is kept")
+		}
+		taken(1900) // the software GPU does not count what is kept
+		answer := k.waits("alloc 100")
+		taken(0)
+		by.let <- true
+		if n, err := p.Kept().Wait(t.Context()); err != nil || n != bytes {
+			t.Fatalf("copied %d bytes: %v", n, err)
 		}
 		if got := <-answer; got != "ok" {
-			t.Errorf("%s: %s", request, got)
+			t.Errorf("more memory: %s", got)
 		}
-		p.Kept().Close(t.Context())
-		if i == 0 {
-			k.says("is", "99")
-		}
-		if k.imported() {
-			t.Error("it is mapped still")
-		}
-		got := make([]byte, 4096+bytes)
-		if _, err := f.ReadAt(got, 0); err != nil {
-			t.Fatal(err)
-		}
-		for at, b := range got {
-			if want := byte(7 + i); b != want && at >= 4096 || b != 0 && at < 4096 {
-				t.Fatalf("byte %d is %d", at, b)
-			}
-		}
+		p.Kept().Close()
+		k.says("is", "99")
+		has(t, f, value, bytes)
+		eventually(t, "the mover is ended", by.closed.Load)
 		f.Close()
 	}
 	if n := descriptors(t, "self"); n != ours {
 		t.Errorf("this process has %d descriptors, and had %d", n, ours)
 	}
-	if n := descriptors(t, k.pid); n > theirs {
-		t.Errorf("the program has %d descriptors, and had %d", n, theirs)
-	}
+	eventually(t, "its socket is closed", func() bool { return descriptors(t, k.pid) <= theirs })
 }
 
-// Others take the GPU's memory while a program's is kept: it is copied out and in, as without keeping.
-func TestKeptWithoutRoom(t *testing.T) {
-	const bytes = 64 << 20
+// takenMemory returns what has others take so many MiB of the GPU's 2 GiB, of programs that start later.
+func takenMemory(t *testing.T) func(mib int) {
+	t.Helper()
 	settings := filepath.Join(t.TempDir(), "settings")
 	t.Setenv("SOFTCUDA_CONF", settings)
-	k := keeping(t, 64)
-	k.says("set 6", "ok")
-	p := k.kept(bytes)
-	f := k.file(p, bytes)
-	if err := os.WriteFile(settings, []byte("taken_mib=1960\n"), 0o600); err != nil { // of 2 GiB
-		t.Fatal(err)
-	}
-	k.opens(p)
-	if k.imported() {
-		t.Error("there was room for the program's memory beside what was kept")
-	}
-	k.says("is", "6")
-	k.says("set 99", "ok")
-	if n, err := p.Kept().Drain(t.Context(), nil); err != nil || n != bytes {
-		t.Errorf("drained %d bytes: %v", n, err)
-	}
-	p.Kept().Close(t.Context())
-	got := make([]byte, bytes)
-	if _, err := f.ReadAt(got, 4096); err != nil {
-		t.Fatal(err)
-	}
-	for at, b := range got {
-		if b != 6 {
-			t.Fatalf("byte %d is %d", at, b)
+	return func(mib int) {
+		t.Helper()
+		if err := os.WriteFile(settings, fmt.Appendf(nil, "taken_mib=%d\n", mib), 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
-	k.says("is", "99")
 }
 
-// What is kept and not wanted any more goes: when nobody will drain it, when who would has ended, and when the program
-// is parked again.
-func TestKeptLetGo(t *testing.T) {
-	k := keeping(t, 8)
-	gone := func(how string) {
-		t.Helper()
-		for began := time.Now(); k.imported(); time.Sleep(10 * time.Millisecond) {
-			if time.Since(began) > 10*time.Second {
-				t.Fatalf("%s: it is mapped still", how)
-			}
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for began := time.Now(); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(began) > 10*time.Second {
+			t.Fatal(what + ": it is not so")
 		}
-		k.says("is", "5")
 	}
+}
+
+// Memory that the driver's checkpoint follows is copied before it is back, as for a container that ends: it comes back
+// by its descriptors all the same.
+func TestKeptCopiedFirst(t *testing.T) {
+	k := keeping(t, 16)
+	k.says("set 4", "ok")
+	by := newCopier()
+	by.let <- true
+	p, f := k.kept(16<<20, by)
+	if n, err := p.Kept().Wait(t.Context()); err != nil || n != 16<<20 {
+		t.Fatalf("copied %d bytes: %v", n, err)
+	}
+	has(t, f, 4, 16<<20)
+	k.opens(p)
+	k.says("is", "4")
+	by = newCopier()
+	p, _ = k.kept(16<<20, by)
+	p.Forget() // it ends with its checkpoint
+	if len(p.kept.all[0].memory) != 0 {
+		t.Error("memory of a container that has ended is kept")
+	}
+	eventually(t, "the mover is ended", by.closed.Load)
+}
+
+// The GPU has no room for the program's memory beside what is kept: it waits for the copy, and has it then. So it does if
+// the copy fails.
+func TestKeptWithoutRoom(t *testing.T) {
+	const bytes = 64 << 20
+	taken := takenMemory(t)
+	k := keeping(t, 64)
+	for _, ok := range []bool{true, false} {
+		k.says("set 6", "ok")
+		by := newCopier()
+		p, f := k.kept(bytes, by)
+		p.Kept().Want()
+		taken(1900)
+		back := make(chan error, 1)
+		go func() { back <- p.Open(t.Context(), cuda.Group{k.process()}) }()
+		select {
+		case err := <-back:
+			t.Fatalf("there was room for the program's memory beside what was kept: %v", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+		by.let <- ok
+		if err := <-back; err != nil {
+			t.Fatal(err)
+		}
+		k.says("is", "6")
+		n, err := p.Kept().Wait(t.Context())
+		if ok && (err != nil || n != bytes) || !ok && !errors.Is(err, errCopier) {
+			t.Errorf("copied %d bytes: %v", n, err)
+		}
+		if ok {
+			has(t, f, 6, bytes)
+		}
+		taken(0)
+	}
+}
+
+// There is no room even for a piece: the program's memory comes back from the file, once its process has that mapped.
+func TestKeptFromFile(t *testing.T) {
+	const bytes = 64 << 20
+	taken := takenMemory(t)
+	k := keeping(t, 64)
+	k.says("set 6", "ok")
+	by := newCopier()
+	by.let <- true
+	p, f := k.kept(bytes, by)
+	if _, err := p.Kept().Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	taken(1960) // 88 MiB are left, less than the memory and a piece of it
+	if err := p.Open(t.Context(), cuda.Group{k.process()}); err == nil {
+		t.Fatal("there was room for a second piece")
+	}
+	k.maps(p, f)
+	k.opens(p)
+	k.says("is", "6")
+}
+
+// What goes wrong with the copy costs the program nothing: a mover that fails, one that does not start, and an end
+// that nobody waits for.
+func TestKeptNotCopied(t *testing.T) {
+	k := keeping(t, 8)
 	k.says("set 5", "ok")
-	p := k.kept(8 << 20)
-	k.opens(p)
-	gone("nobody wants it")
-
-	p = k.kept(8 << 20)
-	k.file(p, 8<<20)
-	k.opens(p)
-	if !k.imported() {
-		t.Error("it was let go of early")
+	by := newCopier()
+	by.let <- false
+	p, _ := k.kept(8<<20, by)
+	if _, err := p.Kept().Wait(t.Context()); !errors.Is(err, errCopier) {
+		t.Errorf("copied: %v", err)
 	}
-	p.Kept().Close(t.Context())
-	gone("closed")
-
-	p = k.kept(8 << 20)
-	k.file(p, 8<<20)
 	k.opens(p)
-	p.kept.all[0].close() // as at the end of this process
-	gone("it has ended")
+	k.says("is", "5")
 
-	p = k.kept(8 << 20)
-	f := k.file(p, 8<<20)
-	k.opens(p)
-	again, err := Park(t.Context(), cuda.Group{k.process()}, time.Minute)
+	by = newCopier()
+	p, _ = k.kept(8<<20, by)
+	k.opens(p) // nobody wants the copy
+	if _, err := p.Kept().Wait(t.Context()); !errors.Is(err, errCopier) {
+		t.Errorf("copied: %v", err)
+	}
+	eventually(t, "the mover is ended", by.closed.Load)
+	k.says("is", "5")
+
+	p, err := Park(t.Context(), cuda.Group{k.process()}, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if k.imported() {
-		t.Error("a parked program has what is kept")
+	undone := 0
+	p.Keep(&Keeper{
+		Mover: func(context.Context) (Mover, error) { return nil, errCopier },
+		File:  func(int, uint64) (*os.File, error) { return os.CreateTemp(t.TempDir(), "") },
+		Undo:  func() { undone++ },
+	})
+	if n, err := p.save(t.Context()); err != nil || n != 8<<20 || p.Kept() != nil || undone != 1 {
+		t.Fatalf("%d bytes: %v", n, err)
 	}
-	k.opens(again)
-	if _, err := p.Kept().Drain(t.Context(), nil); err == nil {
-		t.Error("it was drained all the same")
-	}
-	f.Close()
-	gone("parked again")
+	k.opens(p)
+	k.says("is", "5")
 }
 
 // A program whose memory is kept does not go on without it: not by who does not know of it.
 func TestKeptElsewhere(t *testing.T) {
 	k := keeping(t, 8)
 	k.says("set 5", "ok")
-	p := k.kept(8 << 20)
+	p, _ := k.kept(8<<20, newCopier())
 	if err := Open(t.Context(), cuda.Group{k.process()}); !errors.Is(err, errLost) {
 		t.Errorf("opened without its memory: %v", err)
 	}
 	answer := k.waits("is")
-	// A pair of sockets that came to nothing, and descriptors that came one at a time.
+	// Pairs of sockets that came to nothing, one with a message.
 	m := p.kept.all[0]
 	for range 2 {
-		if _, err := m.meet(t.Context()); err != nil {
+		socket, taken, err := m.meet(t.Context())
+		if err != nil || taken != 0 {
+			t.Fatal(taken, err)
+		}
+		if err := unix.Sendmsg(int(socket.Fd()), make([]byte, 8), unix.UnixRights(int(m.memory[0].File.Fd())), nil, 0); err != nil {
 			t.Fatal(err)
 		}
+		socket.Close()
 	}
 	k.opens(p)
 	if got := <-answer; got != "5" {
 		t.Errorf("it has %s", got)
 	}
-	over := make(chan struct{})
-	close(over)
-	p = k.kept(8 << 20)
-	if _, err := p.Kept().Drain(t.Context(), over); err == nil {
-		t.Error("drained before it was back")
-	}
-	k.opens(p)
-	k.says("is", "5")
-	// What the program writes would be in no file.
-	p = k.kept(8 << 20)
-	f, err := os.Create(filepath.Join(t.TempDir(), "another"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	k.file(p, 8<<20)
-	p.kept.all[0].to = f
-	k.opens(p)
-	if _, err := p.Kept().Drain(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "does not have the file") {
-		t.Errorf("drained to a file that is not mapped: %v", err)
-	}
-	p.Kept().Close(t.Context())
-	k.says("is", "5")
-	p = k.kept(8 << 20)
-	k.file(p, 8<<20)
+
+	// Its end does not end the copy.
+	by := newCopier()
+	p, f := k.kept(8<<20, by)
+	p.Kept().Want()
 	if err := unix.Kill(k.pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(time.Millisecond) {
-		if c, err := Find(k.pid); c == nil && err == nil {
-			break
-		}
-	}
+	eventually(t, "it has ended", func() bool {
+		c, err := Find(k.pid)
+		return c == nil && err == nil
+	})
 	if err := p.Open(t.Context(), nil); err != nil {
 		t.Errorf("a process that has ended: %v", err)
 	}
-	if _, err := p.Kept().Drain(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "has ended before its GPU memory was copied") {
-		t.Errorf("drained: %v", err)
+	by.let <- true
+	if _, err := p.Kept().Wait(t.Context()); err != nil {
+		t.Errorf("copied: %v", err)
 	}
-	p.Kept().Close(t.Context())
+	has(t, f, 5, 8<<20)
+}
+
+// cut makes other pieces of memory: those of a restore do not end where blocks do.
+func cut(t *testing.T, memory []cuda.Memory, sizes ...uint64) (pieces []cuda.Memory) {
+	t.Helper()
+	var all []byte
+	for _, m := range memory {
+		data := make([]byte, m.Bytes)
+		if _, err := unix.Pread(int(m.File.Fd()), data, 0); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, data...)
+	}
+	for _, n := range sizes {
+		fd, err := unix.MemfdCreate("piece", unix.MFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), "piece")
+		t.Cleanup(func() { f.Close() })
+		if _, err := f.Write(all[:n]); err != nil {
+			t.Fatal(err)
+		}
+		pieces, all = append(pieces, cuda.Memory{File: f, Bytes: n}), all[n:]
+	}
+	return pieces
+}
+
+// A process takes pieces that begin and end within its blocks, and those that are right after some that are not.
+func TestTake(t *testing.T) {
+	k := keeping(t, 8, 12)
+	k.says("set 5", "ok")
+	p, _ := k.kept(20<<20, newCopier())
+	m := p.kept.all[0]
+	socket, _, err := m.meet(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	pieces := cut(t, m.memory, 6<<20, 4<<20, 10<<20)
+	must := func(memory []cuda.Memory, want uint32) {
+		t.Helper()
+		if now, err := m.take(t.Context(), socket, memory, 0); err != nil || now.count != want {
+			t.Fatalf("%d pieces are taken: %v", now.count, err)
+		}
+	}
+	must(pieces[:1], 1)
+	if _, err := m.ask(t.Context(), "return", askReturn, 0, patience); err == nil {
+		t.Error("a process returned without all of its memory")
+	}
+	for _, bad := range [][]cuda.Memory{{{File: pieces[1].File, Bytes: 16 << 20}}, {pieces[1], pieces[2], pieces[2]}} {
+		if now, err := m.take(t.Context(), socket, bad, 0); err == nil || now.count != 1 {
+			t.Errorf("%d pieces are taken: %v", now.count, err)
+		}
+	}
+	must(pieces[1:], 3)
+	if _, err := m.ask(t.Context(), "return", askReturn, 0, patience); err != nil {
+		t.Fatal(err)
+	}
+	m.closeMemory()
+	k.opens(p)
+	k.says("is", "5")
 }

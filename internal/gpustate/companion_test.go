@@ -4,6 +4,7 @@
 package gpustate
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
@@ -241,7 +244,7 @@ func (w *work) left(dir string, keep bool, meanwhile func()) *images.Metadata {
 	must(s.Unlock(ctx))
 	meanwhile()
 	if writer.Kept() {
-		bytes, err := writer.Drain(ctx, nil)
+		bytes, err := writer.Drain(ctx)
 		if must(err); bytes == 0 {
 			w.t.Error("nothing was drained")
 		}
@@ -286,5 +289,52 @@ func TestCompanionKept(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// smallDir is a directory in memory of so many bytes.
+func smallDir(t *testing.T, bytes int) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+// Others fill the directory between the look for room and the copy: the checkpoint fails and says so, and the program has
+// its memory, also if the container was to end.
+func TestCompanionKeptNoSpace(t *testing.T) {
+	if !steer.CanSteer {
+		t.Skip("a companion is for processors whose processes can be steered")
+	}
+	w := startWork(t, "12M", "LD_PRELOAD="+softDir+"/"+companion.LibraryName)
+	for _, stays := range []bool{true, false} {
+		s, dir := w.lock(), smallDir(t, 64<<20)
+		if err := s.Preflight(t.Context(), dir); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "others"), make([]byte, 56<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Save(t.Context(), dir, true); err != nil {
+			t.Fatal(err)
+		}
+		writer, err := s.Store(t.Context(), dir, stays)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := writer.Drain(t.Context()); !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("drained: %v", err)
+		}
+		writer.Close()
+		if err := s.RestoreInPlace(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.verify()
 	}
 }

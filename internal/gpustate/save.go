@@ -69,11 +69,12 @@ func (s *State) job() *Job {
 }
 
 // Save has the driver move the GPU state of all processes into their memory, and the data path take
-// it from there, and returns its bytes. dir is where Store or Spill will write it; "" for none. goesOn
-// says that RestoreInPlace, Unlock and Writer.Drain follow: what companions have may stay on the GPUs.
+// it from there, and returns its bytes. dir is where Store or Spill will write it; "" for none. soon
+// says that the container ends or has its state back soon, and that Writer.Drain follows: what companions
+// have may stay on the GPUs.
 // The container is frozen before and after; while it is thawed, every thread but the driver's is held.
 // On an error the state is where it was; if it could not be brought back, the State is Saved.
-func (s *State) Save(ctx context.Context, dir string, goesOn bool) (bytes uint64, err error) {
+func (s *State) Save(ctx context.Context, dir string, soon bool) (bytes uint64, err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
 		return 0, err
 	}
@@ -88,7 +89,8 @@ func (s *State) Save(ctx context.Context, dir string, goesOn bool) (bytes uint64
 	if err != nil {
 		return 0, err
 	}
-	s.parked.Keep(goesOn)
+	k := keep(ctx, s, dir, soon)
+	defer k.end()
 	defer s.target.CloseExecs()()
 	if err := s.target.RefuseStartingExecs(); err != nil {
 		return 0, err
@@ -96,6 +98,13 @@ func (s *State) Save(ctx context.Context, dir string, goesOn bool) (bytes uint64
 	err = s.tracers.held(ctx, s.target, s.procs, func(thaw func() error) error {
 		return s.save(ctx, helper, dir, thaw)
 	})
+	if err == nil {
+		kept := k.taken()
+		s.areas = append(kept, s.areas...)
+		for _, a := range kept {
+			s.sizes[a.Process] += a.Bytes
+		}
+	}
 	if err != nil && s.phase == Saved {
 		err = sequence.Join(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
 	}
@@ -135,7 +144,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
 		s.phase = Saved
 	}
-	if err == nil && bytesOf(areas) < taken {
+	if err == nil && s.parked.Kept() == nil && bytesOf(areas) < taken {
 		err = fmt.Errorf("the tracer that had the companion's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
 	}
 	if err != nil {

@@ -68,6 +68,11 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 	}
 	var areas []Area
 	count := make(map[int]int)
+	for _, p := range job.Processes {
+		if _, kept := job.Parked.Kept().Place(p.PID.Host); kept {
+			count[p.PID.NS] = 1 // see keeping
+		}
+	}
 	for _, s := range settled {
 		f, err := os.OpenFile(s.Path, os.O_RDWR, 0)
 		if err != nil {
@@ -101,8 +106,7 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 func (steered) Abort(job *Job) error { return job.Tracer.Abort() }
 
 // Restore maps the areas' files over the areas, each by a call in the driver's own thread, and
-// starts copy threads. What an area's digests tell to be zero stays the empty area. A companion can
-// write to an area of what it has kept on the GPUs.
+// starts copy threads. What an area's digests tell to be zero stays the empty area.
 func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(context.Context), error) {
 	var mappings []steer.Mapping
 	for _, a := range areas {
@@ -113,7 +117,6 @@ func (steered) Restore(ctx context.Context, job *Job, areas []Area) (func(contex
 		for _, e := range a.Extents() {
 			mappings = append(mappings, steer.Mapping{
 				PID: p.PID.Host, TID: p.RestoreThread.Host, Start: e.Start, Bytes: e.Bytes, Path: e.Path, Offset: e.Offset,
-				Shared: job.Parked.Kept().Fills(p.PID.Host, a.Start),
 			})
 		}
 	}

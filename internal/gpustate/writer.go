@@ -23,7 +23,6 @@ type Writer struct {
 	sizes  []uint64
 	worker *staging.Digester
 	kept   *companion.Kept // what the areas lack before Drain; nil for nothing
-	letGo  func()          // of what is kept
 	write  func()          // what is to be done still
 	stop   context.CancelFunc
 	done   chan struct{} // closed at the end; then the following are set
@@ -40,7 +39,7 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 	}
 	ctx = context.WithoutCancel(ctx)
 	w := &Writer{sizes: slices.Clone(s.sizes), kept: s.parked.Kept(), done: make(chan struct{})}
-	w.letGo = func() { w.kept.Close(ctx) }
+	w.kept.Want()
 	ctx, w.stop = context.WithCancel(ctx)
 	if len(s.areas) == 0 {
 		close(w.done)
@@ -59,7 +58,6 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 				return nil, fmt.Errorf("keep the GPU state's file: %w", err)
 			}
 			a.hold(os.NewFile(uintptr(fd), a.File))
-			w.kept.Into(s.procs[a.Process].PID.Host, a.Start, a.held, a.Offset)
 		}
 		w.areas = append(w.areas, a)
 	}
@@ -84,13 +82,12 @@ func (w *Writer) begin() {
 	}
 }
 
-// Kept reports whether GPU memory is still on the GPUs, and Drain must be called.
+// Kept reports whether GPU memory is on its way to the areas still, and Drain must be called.
 func (w *Writer) Kept() bool { return w.kept != nil }
 
-// Drain waits until the processes run again, or over is closed, copies what was kept to the areas while they run, and
-// has the areas written.
-func (w *Writer) Drain(ctx context.Context, over <-chan struct{}) (bytes uint64, err error) {
-	if bytes, err = w.kept.Drain(ctx, over); err == nil {
+// Drain waits until what was kept is in the areas, and has the areas written. It returns the bytes of what was kept.
+func (w *Writer) Drain(ctx context.Context) (bytes uint64, err error) {
+	if bytes, err = w.kept.Wait(ctx); err == nil {
 		w.begin()
 	}
 	return bytes, err
@@ -127,7 +124,7 @@ func (w *Writer) Close() {
 		return
 	}
 	w.stop()
-	w.letGo()
+	w.kept.Close()
 	if w.worker != nil {
 		w.worker.Kill()
 	}

@@ -119,13 +119,19 @@ func (k *Helpers) end() {
 
 // Start starts a helper that is not kept.
 func (k *Helpers) Start(ctx context.Context, opts cuda.Options) (*cuda.Helper, error) {
-	place, err := driverroot.Find(k.Node.DriverRoot, os.Getenv("LD_LIBRARY_PATH"), k.Node.CDISpecDirs)
+	opts, err := k.place(opts)
 	if err != nil {
 		return nil, err
 	}
-	opts.Path, opts.LibraryDir, opts.Run = k.Node.Helper, place.Dir, k.Run
-	opts.StallTimeout = time.Duration(k.Node.StallTimeout)
+	opts.Run = k.Run
 	return cuda.Start(ctx, opts)
+}
+
+// place adds where the helper and the driver are.
+func (k *Helpers) place(opts cuda.Options) (cuda.Options, error) {
+	place, err := driverroot.Find(k.Node.DriverRoot, os.Getenv("LD_LIBRARY_PATH"), k.Node.CDISpecDirs)
+	opts.Path, opts.LibraryDir, opts.StallTimeout = k.Node.Helper, place.Dir, time.Duration(k.Node.StallTimeout)
+	return opts, err
 }
 
 // startOutside starts a helper that brings up these GPUs only, and asks it for them; all of them

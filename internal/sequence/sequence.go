@@ -61,9 +61,8 @@ type Sequence struct {
 	operation string
 	id        string
 	began     time.Time
-	back      []Step        // those done that have an undo
-	spare     spare         // until the way back, or the end
-	returned  chan struct{} // closed when the way back of RunBeside is over
+	back      []Step // those done that have an undo
+	spare     spare  // until the way back, or the end
 
 	mu     sync.Mutex // steps may run beside the way back
 	phases []images.Phase
@@ -74,7 +73,7 @@ type Sequence struct {
 // New returns the sequence of an operation ("checkpoint", "restore", "suspend", "resume") on the
 // container of this id, which begins now.
 func New(operation, id string) *Sequence {
-	return &Sequence{operation: operation, id: id, began: time.Now(), returned: make(chan struct{})}
+	return &Sequence{operation: operation, id: id, began: time.Now()}
 }
 
 // Run takes the steps in order. When one fails, or the context has ended before it, Run goes back
@@ -119,7 +118,6 @@ func (q *Sequence) RunBeside(ctx context.Context, steps ...Step) (back, err erro
 		}
 	}()
 	back = q.goBack(ctx)
-	close(q.returned)
 	<-done
 	if err != nil {
 		q.back = results
@@ -129,9 +127,6 @@ func (q *Sequence) RunBeside(ctx context.Context, steps ...Step) (back, err erro
 }
 
 func takesResults(st Step) bool { return st.UntilComplete }
-
-// Returned returns a channel that is closed when the way back of RunBeside is over, well or not.
-func (q *Sequence) Returned() <-chan struct{} { return q.returned }
 
 // Began returns when the operation began.
 func (q *Sequence) Began() time.Time { return q.began }

@@ -102,7 +102,7 @@ func (fl *Filler) NewFile(path string, start, length uint64) (_ *File, err error
 	b := fl.newFile(path, start, length)
 	b.chunk = min(max(HugePage, b.size/fillChunks&^(HugePage-1)), maxFillChunk)
 	if path == "" {
-		if b.Handle, err = memoryFile(); err != nil {
+		if b.Handle, err = MemoryFile(); err != nil {
 			return nil, err
 		}
 	} else if b.Handle, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
@@ -135,7 +135,7 @@ func (b *File) checkSpace() error {
 	if err := unix.Fstatfs(int(b.Handle.Fd()), &st); err != nil {
 		return err
 	}
-	// A file system of no size, such as that of memoryFile, has all the memory.
+	// A file system of no size, such as that of MemoryFile, has all the memory.
 	if st.Blocks > 0 && st.Bavail*uint64(st.Bsize) < b.size {
 		return fmt.Errorf("%d bytes, and the file system has %d: %w", b.size, st.Bavail*uint64(st.Bsize), unix.ENOSPC)
 	}
@@ -293,11 +293,11 @@ func (b *File) WrittenBeyond(from uint64) (bool, error) {
 	return false, nil
 }
 
-// memoryFile makes a file of memory without a name, with huge pages for mappings that ask for them
+// MemoryFile makes a file of memory without a name, with huge pages for mappings that ask for them
 // by madvise. A memfd has huge pages only if the whole machine's shmem_enabled says so, which is
 // "never" by default; the driver takes twice as long to fill small pages. So the file is made in a
 // tmpfs of its own, which is mounted nowhere and goes with it. Else it is a memfd.
-func memoryFile() (*os.File, error) {
+func MemoryFile() (*os.File, error) {
 	if f, err := hugeFile(); err == nil {
 		return f, nil
 	}

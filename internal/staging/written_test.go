@@ -8,7 +8,7 @@ import "testing"
 // What the driver has written beyond what is filled is not thrown away; what filling
 // itself has left there is zeros.
 func TestWrittenBeyond(t *testing.T) {
-	f, err := memoryFile()
+	f, err := MemoryFile()
 	if err != nil {
 		t.Fatal(err)
 	}

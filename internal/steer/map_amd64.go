@@ -35,14 +35,10 @@ func mapAll(mappings []Mapping, step func(string)) error {
 	})...)
 }
 
-// openMapped opens a file for reading, which is enough for a private mapping, or for a shared one. It
-// refuses links, which a container may have put there, but for the kernel's to open files.
-func openMapped(path string, shared bool) (*os.File, error) {
-	flags := os.O_RDONLY
-	if shared {
-		flags = os.O_RDWR
-	}
-	flags |= unix.O_NONBLOCK // no FIFO is waited for either
+// openMapped opens a file for reading, which is enough for a private mapping. It refuses links, which
+// a container may have put there, but for the kernel's to open files.
+func openMapped(path string) (*os.File, error) {
+	flags := os.O_RDONLY | unix.O_NONBLOCK // no FIFO is waited for either
 	if descriptor, _ := filepath.Match("/proc/*/fd/*", path); !descriptor {
 		flags |= unix.O_NOFOLLOW
 	}
@@ -57,7 +53,7 @@ func mapInto(t *ptrace.Thread, mappings []Mapping) error {
 			}
 			continue
 		}
-		f, err := openMapped(m.Path, m.Shared)
+		f, err := openMapped(m.Path)
 		if err != nil {
 			return err
 		}
@@ -65,11 +61,7 @@ func mapInto(t *ptrace.Thread, mappings []Mapping) error {
 			f.Close()
 			return err
 		}
-		var flags uint64 = unix.MAP_PRIVATE | unix.MAP_NORESERVE
-		if m.Shared {
-			flags = unix.MAP_SHARED
-		}
-		err = t.MapFile(f, m.Start, m.Bytes, m.Offset, flags)
+		err = t.MapFile(f, m.Start, m.Bytes, m.Offset, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
 		f.Close()
 		if err != nil {
 			return err

@@ -108,8 +108,6 @@ type Mapping struct {
 	Bytes  uint64 `json:"bytes"`
 	Path   string `json:"path,omitempty"`
 	Offset uint64 `json:"offset"`
-	// Shared says that what the process writes there is written to the file.
-	Shared bool `json:"shared,omitempty"`
 }
 
 // Check is strict about what could hurt a process that is no target.
