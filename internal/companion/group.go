@@ -15,6 +15,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/containerd/log"
+
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
@@ -113,7 +115,7 @@ func park(ctx context.Context, procs cuda.Group, all []*Companion, timeout time.
 	if err == nil && len(p.all) > 0 {
 		return p, nil
 	}
-	if oerr := openAll(context.WithoutCancel(ctx), all, false); oerr != nil {
+	if oerr := openAll(context.WithoutCancel(ctx), all, nil); oerr != nil {
 		err = errors.Join(err, fmt.Errorf("on the way back: %w", oerr))
 	}
 	if err != nil && shares {
@@ -196,6 +198,17 @@ func (p *Parked) save(ctx context.Context) (uint64, error) {
 	return sumOf(sizes), err
 }
 
+// Has reports whether a process has saved or kept its memory at an address. It can be called on nil.
+func (p *Parked) Has(pid int, start uint64) bool {
+	return p != nil && slices.ContainsFunc(p.all, func(c *Companion) bool {
+		if c.PID != pid {
+			return false
+		}
+		now, err := c.read()
+		return err == nil && now.state == saved && now.start == start
+	})
+}
+
 // bringBack has all parked with their memory.
 func (p *Parked) bringBack(ctx context.Context) error {
 	if p.kept != nil {
@@ -227,7 +240,7 @@ func Open(ctx context.Context, procs cuda.Group) error {
 	if err != nil {
 		return err
 	}
-	return openAll(context.WithoutCancel(ctx), all, false)
+	return openAll(context.WithoutCancel(ctx), all, nil)
 }
 
 // Gate holds the threads of restored processes, as gpustate.Gate.
@@ -236,8 +249,13 @@ type Gate interface {
 	Hold(tid int) error
 }
 
-// OpenHeld is Open while a gate holds all threads of the processes.
-func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate) error {
+// Ready returns GPU memory with what a restored process has saved at an address, which is the caller's
+// then; nil for none.
+type Ready func(ctx context.Context, pid int, start, bytes uint64) []cuda.Memory
+
+// OpenHeld is Open while a gate holds all threads of the processes. A process for which no memory is
+// ready fills its own from the area.
+func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate, ready Ready) error {
 	all, err := of(procs)
 	if err != nil {
 		return err
@@ -255,7 +273,7 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate) error {
 			return err
 		}
 	}
-	if err := openAll(ctx, all, true); err != nil {
+	if err := openAll(ctx, all, ready); err != nil {
 		return err
 	}
 	for _, tid := range threads {
@@ -266,10 +284,11 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate) error {
 	return nil
 }
 
-// openAll opens those that are parked or saved. strict says that they are restored processes: one that ends, and memory
+// openAll opens those that are parked or saved. ready is not nil for restored processes: one that ends, and memory
 // that was lost with one, is an error. On an error those are open whose memory and sharing are back, and openAll can be
 // called again.
-func openAll(ctx context.Context, all []*Companion, strict bool) error {
+func openAll(ctx context.Context, all []*Companion, ready Ready) error {
+	strict := ready != nil
 	inAll := func(all []*Companion, do func(*Companion) error) error {
 		return inAll(all, func(c *Companion) error {
 			if err := do(c); strict || !proc.Ended(err) {
@@ -289,12 +308,11 @@ func openAll(ctx context.Context, all []*Companion, strict bool) error {
 		}
 		return err
 	})
-	var from time.Duration
-	if strict {
-		from = fromCheckpoint
-	}
 	err = errors.Join(err, inAll(closed, func(c *Companion) error {
-		_, err := c.ask(ctx, "bring back the GPU memory of", askBack, from, patience)
+		if strict {
+			return c.refill(ctx, ready)
+		}
+		_, err := c.ask(ctx, "bring back the GPU memory of", askBack, 0, patience)
 		return err
 	}))
 	if err == nil {
@@ -308,6 +326,44 @@ func openAll(ctx context.Context, all []*Companion, strict bool) error {
 		_, err = c.ask(ctx, "let go on", askOpen, 0, patience)
 		return err
 	}))
+}
+
+// refill has a restored process parked with its memory.
+func (c *Companion) refill(ctx context.Context, ready Ready) error {
+	now, err := c.read()
+	if err != nil {
+		return err
+	}
+	if now.state == saved && now.sharing == 0 {
+		if memory := ready(ctx, c.PID, now.start, now.bytes); len(memory) > 0 {
+			if err := c.takeReady(ctx, memory); err == nil || proc.Ended(err) {
+				return err
+			}
+			log.G(ctx).WithError(err).Warn("the process fills its GPU memory itself: it has not taken what was ready")
+		}
+	}
+	_, err = c.ask(ctx, "bring back the GPU memory of", askBack, fromCheckpoint, patience)
+	return err
+}
+
+// takeReady has a restored process take memory, and gives each piece up when it has.
+func (c *Companion) takeReady(ctx context.Context, memory []cuda.Memory) error {
+	defer func() { cuda.CloseMemory(memory) }()
+	socket, _, err := c.meet(ctx)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	for len(memory) > 0 {
+		n := ofBatch(memory)
+		if _, err := c.take(ctx, socket, memory[:n], 0); err != nil {
+			return err
+		}
+		cuda.CloseMemory(memory[:n])
+		memory = memory[n:]
+	}
+	_, err = c.ask(ctx, "give back the GPU memory of", askReturn, 0, patience)
+	return err
 }
 
 // settled returns what a companion says when it is busy with nothing, or parks: a park that was

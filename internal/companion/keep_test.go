@@ -7,6 +7,7 @@ package companion
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -480,4 +481,58 @@ func TestTake(t *testing.T) {
 	m.closeMemory()
 	k.opens(p)
 	k.says("is", "5")
+}
+
+// noGate holds no threads.
+type noGate struct{}
+
+func (noGate) Free(int) error { return nil }
+func (noGate) Hold(int) error { return nil }
+
+// A restored process takes memory that is ready. Where there is none, or not all of it can be taken, it has its memory from
+// the file. All descriptors are given up.
+func TestReady(t *testing.T) {
+	const mib = 1 << 20
+	for name, test := range map[string]struct {
+		sizes []uint64
+		want  string
+	}{
+		"all of it":     {[]uint64{6 * mib, 4 * mib, 10 * mib}, "5"},
+		"none":          {nil, "9"},
+		"too little":    {[]uint64{6 * mib, 4 * mib}, "9"},
+		"a wrong piece": {[]uint64{6 * mib, 16 * mib}, "9"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := keeping(t, 8, 12)
+			k.says("set 5", "ok")
+			p, f := k.kept(20*mib, newCopier())
+			if _, err := f.Write(bytes.Repeat([]byte{9}, 20*mib)); err != nil {
+				t.Fatal(err)
+			}
+			k.maps(p, f)
+			m := p.kept.all[0]
+			var pieces []cuda.Memory
+			for i, n := range test.sizes {
+				size := min(n, 10*mib) // that of the wrong piece is not what it has
+				pieces = append(pieces, cut(t, m.memory, size)[0])
+				pieces[i].Bytes = n
+			}
+			err := OpenHeld(t.Context(), cuda.Group{k.process()}, noGate{}, func(_ context.Context, pid int, start, n uint64) []cuda.Memory {
+				if pid != k.pid || start != m.start || n != 20*mib {
+					t.Errorf("%d bytes at %#x of process %d are asked for", n, start, pid)
+				}
+				return pieces
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			k.says("is", test.want)
+			for _, piece := range pieces {
+				if err := piece.File.Close(); !errors.Is(err, os.ErrClosed) {
+					t.Errorf("a descriptor is still open: %v", err)
+				}
+			}
+			p.Forget()
+		})
+	}
 }

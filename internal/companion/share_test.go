@@ -298,7 +298,7 @@ func testSharedWithTheDead(t *testing.T, way string) {
 			t.Fatal(err)
 		}
 		kill(importer)
-		if err := openAll(context.Background(), all, false); err != nil {
+		if err := openAll(context.Background(), all, nil); err != nil {
 			t.Error(err)
 		}
 		exporter.says("", "103")
@@ -313,10 +313,10 @@ func testSharedWithTheDead(t *testing.T, way string) {
 			t.Fatal(err)
 		}
 		kill(exporter)
-		if err := openAll(context.Background(), []*Companion{c}, true); !errors.Is(err, errGone) {
+		if err := openAll(context.Background(), []*Companion{c}, func(context.Context, int, uint64, uint64) []cuda.Memory { return nil }); !errors.Is(err, errGone) {
 			t.Errorf("got %v", err)
 		}
-		if err := openAll(context.Background(), []*Companion{c}, false); err != nil {
+		if err := openAll(context.Background(), []*Companion{c}, nil); err != nil {
 			t.Error(err)
 		}
 		importer.says("pid", strconv.Itoa(importer.pid))

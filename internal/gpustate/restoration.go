@@ -19,6 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/lanes"
+	"github.com/gpuckpt/gpuckpt/internal/prefill"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
@@ -30,12 +31,13 @@ import (
 //     if they lie where they will be read, and begin to compare their digests, since
 //     the reading takes memory bandwidth that the driver wants later. Decide where the
 //     GPUs go meanwhile.
-//  2. Load, before there are processes. It holds the files if Prepare has not.
+//  2. Load, before there are processes. It holds the files if Prepare has not, and begins to
+//     fill GPU memory that companions will take.
 //  3. CRIU restores the processes, and holds all of their threads.
 //  4. Map has the driver's own threads let go, and puts the areas back into the
 //     processes.
-//  5. Restore has the driver move the state to the GPUs, unlocks, and has the driver's
-//     threads held again. The program can then run.
+//  5. Restore has the driver move the state to the GPUs, unlocks, has companions take their
+//     memory, and has the driver's threads held again. The program can then run.
 //
 // After an error the container must end. Close is always called.
 type Restoration struct {
@@ -53,7 +55,8 @@ type Restoration struct {
 	checked  func() error      // waits for the digests, and returns the answer
 	stop     func()            // ends the check
 	done     func(context.Context)
-	lane     *lanes.Lane // from Load on, if there are areas
+	lane     *lanes.Lane   // from Load on, if there are areas
+	fill     *prefill.Fill // from Load on, if companions have areas
 }
 
 // Gate holds the threads of the restored processes until their GPU state is back: a thread of
@@ -145,9 +148,35 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 			log.G(ctx).WithError(err).Warn("restores at once do not share the processors")
 		}
 	}
+	if err := r.prefill(ctx); err != nil {
+		return err
+	}
 	s.path, r.gate = memoryFirst{}, gate // it reads what every data path's Store leaves
 	s.phase = Loaded
 	return nil
+}
+
+// prefill begins to make the memory of companions, if that is all on one GPU and its bytes are here.
+func (r *Restoration) prefill(ctx context.Context) error {
+	if r.arriving || r.granted != 1 || len(r.pairs) != 1 {
+		return nil
+	}
+	helper, err := r.s.helpers.Get(ctx)
+	if err == nil {
+		r.fill = prefill.Begin(ctx, &r.s.helpers, helper, r.pairs[0].New.UUID, imageAreas(r.areas), r.lane.AtOnce())
+	}
+	return err
+}
+
+// ready returns the memory of prefill for a process.
+func (r *Restoration) ready(ctx context.Context, pid int, start, bytes uint64) []cuda.Memory {
+	i := slices.IndexFunc(r.areas, func(a Area) bool {
+		return r.s.procs[a.Process].PID.Host == pid && a.Start == start && a.Bytes == bytes
+	})
+	if i < 0 {
+		return nil
+	}
+	return r.fill.Take(ctx, i)
 }
 
 // beginCheck begins to compare the digests of the areas: in a process of its own, or in this one
@@ -290,7 +319,7 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	if err := s.procs.Unlock(ctx, helper); err != nil {
 		return 0, err
 	}
-	if err := companion.OpenHeld(ctx, r.driven(), r.gate); err != nil {
+	if err := companion.OpenHeld(ctx, r.driven(), r.gate, r.ready); err != nil {
 		return 0, err
 	}
 	for _, p := range r.driven() {
@@ -319,6 +348,7 @@ func (r *Restoration) letGo() {
 		r.checker.Close()
 		r.checker = nil
 	}
+	r.fill.Close()
 	r.pinned.Close()
-	r.metadata, r.pinned, r.areas = nil, nil, nil
+	r.metadata, r.pinned, r.areas, r.fill = nil, nil, nil, nil
 }

@@ -104,6 +104,9 @@ func (s *State) Save(ctx context.Context, dir string, soon bool) (bytes uint64, 
 		for _, a := range kept {
 			s.sizes[a.Process] += a.Bytes
 		}
+		for i, a := range s.areas {
+			s.areas[i].Companion = s.parked.Has(s.procs[a.Process].PID.Host, a.Start)
+		}
 	}
 	if err != nil && s.phase == Saved {
 		err = sequence.Join(err, s.RestoreInPlace(context.WithoutCancel(ctx)))

@@ -1,0 +1,83 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package prefill
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+)
+
+// The spans of an area are its bytes, in order: from several files, of zeros where its digests tell so, and where no
+// file has any.
+func TestSpans(t *testing.T) {
+	const offset, block = 4096, images.BlockBytes
+	dir := t.TempDir()
+	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")
+	for path, size := range map[string]int64{one: offset + 2*block, two: block} {
+		if err := os.WriteFile(path, []byte(filepath.Base(path)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(path, size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := images.Area{
+		Start: 1 << 40, Bytes: 4*block + 4096, Offset: offset,
+		Digests: []string{"a", images.DigestBlock(make([]byte, block)), "c", "d", "e"},
+		Location: images.Location{
+			{Path: one, Bytes: offset + 2*block},
+			{Path: two, Offset: offset + 2*block, Bytes: block},
+		},
+	}
+	if !images.IsZeroBlock(a.Digests[1]) {
+		t.Fatal("the digest is not that of zeros")
+	}
+	spans, err := spansOf(&a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []struct {
+		file          string
+		offset, bytes uint64
+	}{
+		{one, offset, block}, {"", 0, block}, {two, 0, block}, {"", 0, block + 4096},
+	}
+	if len(spans) != len(want) {
+		t.Fatalf("spans: %+v", spans)
+	}
+	for i, s := range spans {
+		if s.Offset != want[i].offset || s.Bytes != want[i].bytes || (s.File == nil) != (want[i].file == "") || s.File != nil && s.File.Name() != want[i].file {
+			t.Errorf("span %d is %+v, want %+v", i, s, want[i])
+		}
+	}
+	text, err := io.ReadAll(io.NewSectionReader(spans[2].File, 0, 3))
+	if err != nil || !bytes.Equal(text, []byte("two")) {
+		t.Errorf("the file has %q: %v", text, err)
+	}
+}
+
+// What a checkpoint of others may have in the place of a file ends in an error.
+func TestFilesThatAreNone(t *testing.T) {
+	dir := t.TempDir()
+	fifo, link := filepath.Join(dir, "fifo"), filepath.Join(dir, "link")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{fifo, link, filepath.Join(dir, "missing"), dir} {
+		a := images.Area{Bytes: 4096, Location: images.Location{{Path: path, Bytes: 4096}}}
+		if spans, err := spansOf(&a); err == nil {
+			t.Errorf("%s: %+v", path, spans)
+		}
+	}
+}
