@@ -66,6 +66,10 @@ func (unclosed) Close() error { return nil }
 // at most without --ultra --long.
 const maxWindow = 128 << 20
 
+// readBytes is what is read of a layer at a time. Each read of containerd's store is a call, which takes 0.6 ms; a zstd
+// stream is read three bytes and then at most 128 KiB at a time.
+const readBytes = 1 << 20
+
 // Decompress reads a layer of any media type as a plain archive. With no media type
 // it goes by how the layer begins.
 //
@@ -81,7 +85,7 @@ func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 		}
 	}
 	if kind == "unknown" { // Docker's type for plain archives is also used for others
-		b := bufio.NewReader(r)
+		b := bufio.NewReaderSize(r, readBytes)
 		begin, _ := b.Peek(10) // shorter: it is none
 		kind = map[compression.Compression]string{compression.Gzip: "gzip", compression.Zstd: "zstd"}[compression.DetectCompression(begin)]
 		r = b
@@ -90,9 +94,9 @@ func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	case "":
 		return io.NopCloser(r), nil
 	case "gzip":
-		return gzip.NewReader(r)
+		return gzip.NewReader(bufio.NewReaderSize(r, readBytes))
 	case "zstd":
-		d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+		d, err := zstd.NewReader(bufio.NewReaderSize(r, readBytes), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
 		if err != nil {
 			return nil, err
 		}
