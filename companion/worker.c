@@ -43,7 +43,7 @@ enum { SIGNAL = 60 };                                   // one of the real-time 
 enum { COPIERS = 7 };                                   // beside the thread itself; see copy.c
 enum { THREADS = COPIERS + 1 };                         // and share.c's
 
-// The layout is known to internal/companion. The shim writes request, cancelled and argument.
+// The layout is known to internal/companion. The shim writes request, cancelled, argument, cut and in_area.
 static struct {
 	char magic[32];
 	uint32_t version;
@@ -62,6 +62,7 @@ static struct {
 	uint32_t count;   // of a KEEP: descriptors; of a MEET and a TAKE: pieces taken so far
 	int32_t descriptors[KEEP_BATCH]; // of a KEEP or a MEET, open until the next request
 	uint64_t sizes[KEEP_BATCH];      // of a KEEP, in bytes
+	uint32_t in_area; // the shim's, of what was kept: the host memory has it as well
 } control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 6};
 
 static uint32_t load(const uint32_t *p)
@@ -142,7 +143,7 @@ static CUresult park(uint32_t number)
 // bring_back has a saved program parked; one that is parked stays so.
 static CUresult bring_back(uint32_t from)
 {
-	if (keep_away() && from != FROM_CHECKPOINT)
+	if (keep_away() && from != FROM_CHECKPOINT && !load(&control.in_area))
 		return CUDA_ERROR_ILLEGAL_STATE; // the host memory may have nothing of it
 	keep_abandon();
 	memory_no_area();
@@ -225,6 +226,7 @@ static CUresult obey(uint32_t request)
 		return keep_export(control.descriptors, control.sizes, &control.count);
 	case ASK_RELEASE:
 		control.start = control.bytes = 0;
+		__atomic_store_n(&control.in_area, 0, __ATOMIC_SEQ_CST);
 		r = keep_release(&control.start, &control.bytes);
 		if (!r || control.bytes)
 			set_state(SAVED);

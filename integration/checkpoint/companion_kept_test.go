@@ -125,6 +125,25 @@ func TestCompanionKeptNoRoom(t *testing.T) {
 	k.Expect(t, "verify", "bad=0")
 }
 
+// Under a limit that leaves no room for the mover it is as without free GPU memory, and no worker is killed.
+func TestCompanionKeptUnderALimit(t *testing.T) {
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("a context on a real GPU takes more than the limit")
+	}
+	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3")
+	k.Expect(t, "verify", "bad=0")
+	shared.Configured(t, shared.Staging("mover", fmt.Sprintf("memory_limit = %d", 400<<20)))
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	if drained(t, dir) {
+		t.Error("there was room for a mover")
+	}
+	if log := shared.Log(); !strings.Contains(log, "a mover needs") {
+		t.Errorf("the log does not say why:\n%s", shared.LogTail(3000))
+	}
+	k.Expect(t, "verify", "bad=0")
+}
+
 // What fails after the memory was kept leaves the program with it, and the GPU without what was kept.
 func TestCompanionKeptUndone(t *testing.T) {
 	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "16M", "--chunks", "2")

@@ -193,7 +193,8 @@ func TestRecoverLetsGo(t *testing.T) {
 	}
 	shims := []int{shimOf(t, all[0]), shimOf(t, all[1]), shimOf(t, all[2])}
 	const locking = time.Second
-	undo := c.SoftwareGPU(t, fmt.Sprintf("lock_delay_ms=%d\n", locking.Milliseconds()))
+	// Memory that the companion keeps on the GPU would be lost with the shim: there is no room for that.
+	undo := c.SoftwareGPU(t, fmt.Sprintf("lock_delay_ms=%d\ntaken_mib=1500\n", locking.Milliseconds()))
 	dir, over := t.TempDir(), make(chan error, 1)
 	go func() { over <- checkpointTask(t, c, all[2], dir) }()
 	inCheckpoint(t, all[2])

@@ -30,7 +30,7 @@ const (
 	magic      = "gpuckpt companion control block\x00"
 	version    = 6
 	copiers    = 8 // at most, and the thread that answers importers
-	controlLen = offSizes + 8*batch
+	controlLen = offInArea + 4
 	alignment  = 64
 	// maxData bounds what is searched of a mapping; the library's data are some pages.
 	maxData = 1 << 20
@@ -53,6 +53,7 @@ const (
 
 	offDescriptors = 136
 	offSizes       = offDescriptors + 4*batch
+	offInArea      = offSizes + 8*batch
 )
 
 type state uint32

@@ -429,6 +429,20 @@ func (k *Kept) Place(pid int) (start uint64, ok bool) {
 	return 0, false
 }
 
+// InArea tells the processes that what is kept is in the files that they have mapped, where that is so: they do not
+// depend on this process then. It is to be called when the files are mapped, and when Wait has returned. The processes may
+// be frozen.
+func (k *Kept) InArea() {
+	if k == nil || !k.isCopied() || k.err != nil {
+		return
+	}
+	for _, m := range k.all {
+		if now, err := m.read(); err == nil && now.state == saved && m.bytes > 0 && m.mapsFile() {
+			_ = m.write(offInArea, 1) // it may have ended
+		}
+	}
+}
+
 // Want says that somebody waits for the copy, by Wait, and will call Close. What nobody wants when the programs run is
 // not copied any further.
 func (k *Kept) Want() {

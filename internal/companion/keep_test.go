@@ -332,6 +332,26 @@ func TestKeptFromFile(t *testing.T) {
 	k.maps(p, f)
 	k.opens(p)
 	k.says("is", "6")
+	taken(0)
+
+	// Without this process, if it has said so.
+	by = newCopier()
+	by.let <- true
+	p, f = k.kept(bytes, by)
+	p.Kept().InArea() // it is not so
+	if err := Open(t.Context(), cuda.Group{k.process()}); !errors.Is(err, errLost) {
+		t.Errorf("opened without its memory: %v", err)
+	}
+	if _, err := p.Kept().Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k.maps(p, f)
+	p.Kept().InArea()
+	p.Forget()
+	if err := Open(t.Context(), cuda.Group{k.process()}); err != nil {
+		t.Fatal(err)
+	}
+	k.says("is", "6")
 }
 
 // What goes wrong with the copy costs the program nothing: a mover that fails, one that does not start, and an end

@@ -42,7 +42,7 @@ func keep(ctx context.Context, s *State, dir string, soon bool) *keeping {
 	}
 	ctx, k.stop = context.WithCancel(context.WithoutCancel(ctx))
 	gpus := slices.DeleteFunc(uuidsOf(s.had()), func(uuid string) bool { return s.locked.use.byGPU != nil && s.locked.use.byGPU[uuid] == 0 })
-	k.mover = sync.OnceValues(func() (*cuda.Mover, error) { return s.helpers.Mover(ctx, gpus) })
+	k.mover = sync.OnceValues(func() (*cuda.Mover, error) { return s.helpers.Mover(ctx, gpus, s.locked.use.total()) })
 	go func() { _, _ = k.mover() }()
 	s.parked.Keep(&companion.Keeper{
 		Mover: func(context.Context) (companion.Mover, error) {

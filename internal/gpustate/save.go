@@ -192,6 +192,7 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		return err
 	})
 	if s.phase == Locked {
+		s.parked.Kept().InArea()
 		// The tracer has the areas' memory too. A client may leave the container
 		// paused for as long as it packs the images.
 		s.dropAreas()

@@ -88,6 +88,7 @@ func (w *Writer) Kept() bool { return w.kept != nil }
 // Drain waits until what was kept is in the areas, and has the areas written. It returns the bytes of what was kept.
 func (w *Writer) Drain(ctx context.Context) (bytes uint64, err error) {
 	if bytes, err = w.kept.Wait(ctx); err == nil {
+		w.kept.InArea()
 		w.begin()
 	}
 	return bytes, err

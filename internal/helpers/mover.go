@@ -6,17 +6,33 @@ package helpers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/charged"
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
+// moverMemory is what a mover takes of the cgroup of GPU state beside the pages of files, in bytes: pinned memory of 32
+// threads, 8 MiB each, and what CUDA has.
+const moverMemory = 512 << 20
+
 // Mover starts a mover for GPUs, by their UUIDs, and waits until it is ready to copy memory of the first with all
-// processors: see cuda.Mover.Ready. The pages of files that it makes are charged as GPU state is.
-func (k *Helpers) Mover(ctx context.Context, gpus []string) (*cuda.Mover, error) {
+// processors: see cuda.Mover.Ready. The pages of files that it makes are charged as GPU state is. It is an error if the cgroup has no
+// room for the mover beside GPU state of so many bytes.
+func (k *Helpers) Mover(ctx context.Context, gpus []string, state uint64) (*cuda.Mover, error) {
+	cgroup := ""
+	if k.Node.Staging.Cgroup != "" {
+		cgroup = "/" + k.Node.Staging.Cgroup
+	}
+	if room := host.Headroom(cgroup); room < state+moverMemory {
+		return nil, fmt.Errorf("a mover needs %d bytes beside %d of GPU state, and the cgroup of [staging] has room for %d: %w", uint64(moverMemory), state, room, unix.ENOMEM)
+	}
 	m, err := charged.Start(ctx, k.Run, k.Node.Staging, func(run worker.Run, cgroup *os.File) (*cuda.Mover, error) {
 		opts, err := k.place(cuda.Options{Visible: gpus})
 		if err != nil {

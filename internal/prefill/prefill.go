@@ -87,7 +87,7 @@ func (f *Fill) fill(ctx context.Context, all *helpers.Helpers, helper *cuda.Help
 	if i < 0 || info.GPUs[i].Free < need { // 0 is unknown
 		return fmt.Errorf("GPU %s has no room for it: %d bytes are needed", gpu, need)
 	}
-	mover, err := all.Mover(ctx, []string{gpu})
+	mover, err := all.Mover(ctx, []string{gpu}, 0)
 	if err != nil {
 		return err
 	}
