@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -79,8 +80,10 @@ func TestCompanionKept(t *testing.T) {
 func keptInto(t *testing.T, k *harness.Container, dir string) {
 	t.Helper()
 	soft := gpu.Kind == harness.SoftwareGPU
-	if soft {
-		defer shared.SoftwareGPU(t, "out_delay_ms=60\n")()
+	hurry := func() {}
+	if soft { // until the program has been seen at work beside the copy
+		hurry = sync.OnceFunc(shared.SoftwareGPU(t, "out_delay_ms=500\n"))
+		defer hurry()
 	}
 	done := make(chan error, 1)
 	go func() { done <- checkpointTask(t, shared, k, dir) }()
@@ -91,6 +94,7 @@ func keptInto(t *testing.T, k *harness.Container, dir string) {
 		k.Expect(t, "write 300", "wrote 300")
 		if during && mover(t, shim) != 0 {
 			beside++
+			hurry()
 		}
 		select {
 		case err := <-done:
