@@ -29,9 +29,12 @@ func sleeper(t *testing.T) int {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	// Between fork and exec it is still this program.
-	for end := time.Now().Add(30 * time.Second); Command(cmd.Process.Pid) != "sleep" && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
+	// Between fork and exec it is still this program. Its name comes first, its environment last.
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		env, err := Environment(cmd.Process.Pid)
+		if Command(cmd.Process.Pid) == "sleep" && err == nil && len(env) > 0 && env[0] != "" {
+			break
+		}
 	}
 	return cmd.Process.Pid
 }
