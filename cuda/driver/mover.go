@@ -108,6 +108,8 @@ func (m *mover) load() error {
 	if err := check(C.gk_memory_load()); err != nil {
 		return err
 	}
+	// containerd tells its shims to use two processors, and they their helpers. Copies want all.
+	runtime.GOMAXPROCS(max(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
 	m.loaded, m.contexts = true, make(map[C.int]unsafe.Pointer)
 	return nil
 }
