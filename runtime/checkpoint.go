@@ -28,6 +28,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/charged"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
@@ -138,30 +139,32 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 // tries is how often a checkpoint is tried that a moment's work of the program stood in the way of.
 const tries = 5
 
-// checkpointing is one checkpoint of a GPU container. Its steps leave their results
-// in it.
+// checkpointing is one checkpoint of a GPU container. Its steps leave their results in it.
 type checkpointing struct {
 	pausing
 	q      *sequence.Sequence
 	images imagedir.Dir
 	opts   *options.CheckpointOptions
+	next   companion.Next
 
 	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
 	writer   *gpustate.Writer // of dump
 }
 
-// run takes the steps. A checkpoint that ends the container is complete when the
-// container has ended. One that leaves it running goes the way back that a failure
-// takes, but keeps the files; meanwhile these are completed. So the container waits
-// for CRIU, not for the disk; and who waits for the files, whose metadata comes
-// last, does not wait for the driver.
+// run takes the steps. A checkpoint that ends the container is complete when the container has ended. One that
+// leaves it running goes the way back that a failure takes, but keeps the files; meanwhile these are completed. So
+// the container waits for CRIU, not for the disk; and who waits for the files, whose metadata comes last, does not
+// wait for the driver.
 func (k *checkpointing) run(ctx context.Context) (err error) {
 	if k.told, err = hooks.Read(k.c.annotations); err != nil {
 		return err
 	}
 	defer func() { k.q.Save(context.WithoutCancel(ctx), k.c.bundle) }()
 	clientPaused := k.c.paused
+	if k.next = companion.Waits; !clientPaused && !k.opts.Exit {
+		k.next = companion.GoesOn
+	}
 	var begin []sequence.Step
 	if !clientPaused {
 		begin = append(begin,
@@ -246,11 +249,10 @@ func (k *checkpointing) check(ctx context.Context) error {
 }
 
 func (k *checkpointing) save(ctx context.Context) (uint64, error) {
-	return k.c.gpu.Save(ctx, k.images.Path, true)
+	return k.c.gpu.Save(ctx, k.images.Path, k.next)
 }
 
-// dump has CRIU dump what is left in the processes, and begins to write what was
-// taken out of them: beside CRIU, and beside the way back.
+// dump has CRIU dump what is left in the processes, and begins to write what was taken out of them, beside CRIU.
 func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 	if err := imagedir.ClientWaits(k.images.Path); err != nil {
 		return 0, err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/journal"
@@ -132,7 +133,7 @@ func (k *suspending) removeSpillDir(ctx context.Context) error {
 }
 
 func (k *suspending) save(ctx context.Context) (_ uint64, err error) {
-	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), false)
+	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), companion.Suspended)
 	return k.bytes, err
 }
 

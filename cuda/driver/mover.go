@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
 )
 
@@ -25,6 +27,10 @@ const (
 	chunkBytes = 4 << 20
 	// maxCopiers bounds the pinned memory: 256 MiB.
 	maxCopiers = 32
+	// behind is how nice copies out are: beside them the driver checkpoints and restores the program, on one thread,
+	// and CRIU dumps it. At the same priority they took 0.7 s instead of 0.4 s (H200, 16 processors), in which a
+	// program that is left running stands still.
+	behind = 10
 )
 
 // mover copies GPU memory that lives by descriptors to files and back. Its contexts and its copiers
@@ -298,6 +304,9 @@ func chunksOf(memory []C.gk_memory) (chunks []chunk) {
 // copy carries out a job.
 func (m *mover) copy(copiers int, j *job) error {
 	return m.all(min(copiers, len(j.chunks)), func(c *copier) error {
+		if j.to != nil {
+			_ = unix.Setpriority(unix.PRIO_PROCESS, 0, behind) // of this thread
+		}
 		err := m.share(c, j)
 		if err != nil {
 			j.stopped.Store(true)

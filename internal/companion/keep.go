@@ -37,6 +37,18 @@ type Keeper struct {
 	Undo func()
 }
 
+// Next is what becomes of processes whose memory is saved.
+type Next int
+
+const (
+	// Suspended is for those whose memory stays out: nothing is kept.
+	Suspended Next = iota
+	// Waits is for those that end, or wait for their client.
+	Waits
+	// GoesOn is for those that have their memory back while it is copied.
+	GoesOn
+)
+
 // Kept is GPU memory of parked processes that stays on the GPUs while the driver checkpoints them: this process holds
 // the descriptors by which it lives. A mover copies it to files meanwhile.
 //

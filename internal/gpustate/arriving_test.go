@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/lanes"
 )
 
@@ -133,7 +134,7 @@ func (w *work) leave(dir string) *images.Metadata {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := s.Save(w.t.Context(), dir, false); err != nil {
+	if _, err := s.Save(w.t.Context(), dir, companion.Suspended); err != nil {
 		w.t.Fatal(err)
 	}
 	writer, err := s.Store(w.t.Context(), dir, false)

@@ -42,7 +42,7 @@ func TestCompanion(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				bytes, err := s.Save(t.Context(), to, false)
+				bytes, err := s.Save(t.Context(), to, companion.Suspended)
 				if err != nil || bytes != bytesOf(s.areas) || len(s.areas) != 2 {
 					t.Fatalf("saved %d bytes in %d areas: %v", bytes, len(s.areas), err)
 				}
@@ -104,12 +104,12 @@ func TestCompanionUndone(t *testing.T) {
 				if err := s.Preflight(t.Context(), dir); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := s.Save(t.Context(), dir, keep); err == nil || !strings.Contains(err.Error(), test.words) || s.Phase() != Locked {
+				if _, err := s.Save(t.Context(), dir, next(keep)); err == nil || !strings.Contains(err.Error(), test.words) || s.Phase() != Locked {
 					t.Fatalf("%v: %v", s.Phase(), err)
 				}
 				inject("")
 				for range 2 { // the second has the companion save what it has saved
-					if n, err := s.Save(t.Context(), memoryDir(t), keep); err != nil || n < 12<<20 || len(s.areas) != 2 {
+					if n, err := s.Save(t.Context(), memoryDir(t), next(keep)); err != nil || n < 12<<20 || len(s.areas) != 2 {
 						t.Fatalf("saved %d bytes in %d areas: %v", n, len(s.areas), err)
 					}
 					if err := s.RestoreInPlace(t.Context()); err != nil {
@@ -125,7 +125,7 @@ func TestCompanionUndone(t *testing.T) {
 				if err := s.Preflight(t.Context(), dir); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := s.Save(t.Context(), memoryDir(t), keep); err == nil {
+				if _, err := s.Save(t.Context(), memoryDir(t), next(keep)); err == nil {
 					t.Fatal("it did not fail")
 				}
 				inject("")
@@ -155,7 +155,7 @@ func TestCompanionWrittenThrough(t *testing.T) {
 	if err := s.parked.LeaveToDriver(true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Save(t.Context(), dir, false); err != nil || len(s.areas) != 1 || s.areas[0].Bytes < 12<<20 {
+	if _, err := s.Save(t.Context(), dir, companion.Suspended); err != nil || len(s.areas) != 1 || s.areas[0].Bytes < 12<<20 {
 		t.Fatalf("saved %d areas: %v", len(s.areas), err)
 	}
 	if err := s.RestoreInPlace(t.Context()); err != nil {
@@ -214,6 +214,14 @@ func (w *work) imports() (n int) {
 	return n
 }
 
+// next is what follows a Save that is to keep memory, or not.
+func next(keep bool) companion.Next {
+	if keep {
+		return companion.GoesOn
+	}
+	return companion.Suspended
+}
+
 // left checkpoints the process, which is left running, and returns the metadata. The memory of its companion
 // is kept on the GPU if keep: then the process runs beside the copy out, which meanwhile sees it.
 func (w *work) left(dir string, keep bool, meanwhile func()) *images.Metadata {
@@ -229,7 +237,7 @@ func (w *work) left(dir string, keep bool, meanwhile func()) *images.Metadata {
 	must(s.Preflight(ctx, dir))
 	m, err := s.Describe(time.Now())
 	must(err)
-	_, err = s.Save(ctx, dir, keep)
+	_, err = s.Save(ctx, dir, next(keep))
 	must(err)
 	if n := w.gpuFiles(); n != 0 {
 		w.t.Errorf("%d descriptors of GPU memory are left in the process", n)
@@ -318,7 +326,7 @@ func TestCompanionKeptNoSpace(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "others"), make([]byte, 56<<20), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Save(t.Context(), dir, true); err != nil {
+		if _, err := s.Save(t.Context(), dir, companion.Waits); err != nil {
 			t.Fatal(err)
 		}
 		writer, err := s.Store(t.Context(), dir, stays)

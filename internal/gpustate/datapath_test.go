@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
@@ -84,7 +85,7 @@ func TestCheckpointAndRestoreInPlace(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			bytes, err := s.Save(t.Context(), way.dir, false)
+			bytes, err := s.Save(t.Context(), way.dir, companion.Suspended)
 			if err != nil || s.Phase() != Saved || bytes < 12<<20 {
 				t.Fatalf("saved %d bytes, the state is %v: %v", bytes, s.Phase(), err)
 			}
@@ -137,7 +138,7 @@ func TestSpill(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.path = way.path
-			if _, err := s.Save(t.Context(), way.dir, false); err != nil {
+			if _, err := s.Save(t.Context(), way.dir, companion.Suspended); err != nil {
 				t.Fatal(err)
 			}
 			_, err := s.Spill(t.Context(), way.dir)
@@ -219,7 +220,7 @@ func TestPhases(t *testing.T) {
 	}
 	calls = map[string]func() error{
 		"Preflight": func() error { return s.Preflight(t.Context(), "") },
-		"Save":      func() error { _, err := s.Save(ctx, "", false); return err },
+		"Save":      func() error { _, err := s.Save(ctx, "", companion.Suspended); return err },
 		"Store":     calls["Store"],
 	}
 	for name, call := range calls {

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
+	"github.com/gpuckpt/gpuckpt/internal/helpers"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
@@ -29,11 +30,10 @@ type keeping struct {
 	areas []Area
 }
 
-// keep begins to start a mover, if soon and there is something that could be kept. The mover comes up beside the rest
-// of the Save.
-func keep(ctx context.Context, s *State, dir string, soon bool) *keeping {
+// keep begins to start a mover, if there is something that could be kept. It comes up beside the rest of the Save.
+func keep(ctx context.Context, s *State, helper *cuda.Helper, dir string, next companion.Next) *keeping {
 	k := &keeping{s: s}
-	if !soon || dir == "" || !s.parked.CanKeep() {
+	if next == companion.Suspended || dir == "" || !s.parked.CanKeep() {
 		s.parked.Keep(nil)
 		return k
 	}
@@ -42,7 +42,12 @@ func keep(ctx context.Context, s *State, dir string, soon bool) *keeping {
 	}
 	ctx, k.stop = context.WithCancel(context.WithoutCancel(ctx))
 	gpus := slices.DeleteFunc(uuidsOf(s.had()), func(uuid string) bool { return s.locked.use.byGPU != nil && s.locked.use.byGPU[uuid] == 0 })
-	k.mover = sync.OnceValues(func() (*cuda.Mover, error) { return s.helpers.Mover(ctx, gpus, s.locked.use.total()) })
+	use, calm := s.locked.use.byGPU, false
+	k.mover = sync.OnceValues(func() (*cuda.Mover, error) {
+		m, err := s.helpers.Mover(ctx, gpus, s.locked.use.total())
+		calm = err == nil && next == companion.GoesOn && helpers.RoomTwice(ctx, helper, use)
+		return m, err
+	})
 	go func() { _, _ = k.mover() }()
 	s.parked.Keep(&companion.Keeper{
 		Mover: func(context.Context) (companion.Mover, error) {
@@ -51,7 +56,7 @@ func keep(ctx context.Context, s *State, dir string, soon bool) *keeping {
 				return nil, err
 			}
 			k.got = true
-			return m, nil
+			return helpers.Pace(m, calm), nil
 		},
 		File: k.file, Undo: k.remove,
 	})

@@ -27,15 +27,13 @@ import (
 
 // Restoration brings the GPU state of a checkpoint into a new container:
 //
-//  1. Prepare, before anything of the container exists: hold the checkpoint's files,
-//     if they lie where they will be read, and begin to compare their digests, since
-//     the reading takes memory bandwidth that the driver wants later. Decide where the
-//     GPUs go meanwhile.
+//  1. Prepare, before anything of the container exists: hold the checkpoint's files, if they lie where they
+//     will be read, and begin to compare their digests, since the reading takes memory bandwidth that the
+//     driver wants later. Decide where the GPUs go meanwhile.
 //  2. Load, before there are processes. It holds the files if Prepare has not, and begins to
 //     fill GPU memory that companions will take.
 //  3. CRIU restores the processes, and holds all of their threads.
-//  4. Map has the driver's own threads let go, and puts the areas back into the
-//     processes.
+//  4. Map has the driver's own threads let go, and puts the areas back into the processes.
 //  5. Restore has the driver move the state to the GPUs, unlocks, has companions take their
 //     memory, and has the driver's threads held again. The program can then run.
 //

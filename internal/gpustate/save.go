@@ -16,16 +16,16 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
 // Preflight chooses the data path for a Save to dir. It refuses a Save while CUDA processes are not
-// locked, one of processes that share GPU memory, and one for which there is no room: in memory or,
-// if dir is not empty, in its file system. The room is an estimate: the driver leaves out what of
-// its own it can make again, and others take room meanwhile. If NVML does not report the use,
-// Preflight does not look for room. The container is frozen.
+// locked, one of processes that share GPU memory, and one for which there is no room: in memory or, if dir is not empty,
+// in its file system. The room is an estimate: the driver leaves out what of its own it can make again, and others take
+// room meanwhile. If NVML does not report the use, Preflight does not look for room. The container is frozen.
 func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
 		return err
@@ -68,13 +68,11 @@ func (s *State) job() *Job {
 	return &Job{Processes: s.procs, Parked: s.parked, Tracer: s.tracers.session, Use: s.locked.use.byPID, CopyThreads: s.copyThreads, Sweep: s.tracers.sweep}
 }
 
-// Save has the driver move the GPU state of all processes into their memory, and the data path take
-// it from there, and returns its bytes. dir is where Store or Spill will write it; "" for none. soon
-// says that the container ends or has its state back soon, and that Writer.Drain follows: what companions
-// have may stay on the GPUs.
-// The container is frozen before and after; while it is thawed, every thread but the driver's is held.
-// On an error the state is where it was; if it could not be brought back, the State is Saved.
-func (s *State) Save(ctx context.Context, dir string, soon bool) (bytes uint64, err error) {
+// Save has the driver move the GPU state of all processes into their memory, and the data path take it from there, and
+// returns its bytes. dir is where Store or Spill will write it; "" for none. The container is frozen before and after;
+// while it is thawed, every thread but the driver's is held. On an error the state is where it was; if it could not be
+// brought back, the State is Saved.
+func (s *State) Save(ctx context.Context, dir string, next companion.Next) (bytes uint64, err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
 		return 0, err
 	}
@@ -89,7 +87,7 @@ func (s *State) Save(ctx context.Context, dir string, soon bool) (bytes uint64, 
 	if err != nil {
 		return 0, err
 	}
-	k := keep(ctx, s, dir, soon)
+	k := keep(ctx, s, helper, dir, next)
 	defer k.end()
 	defer s.target.CloseExecs()()
 	if err := s.target.RefuseStartingExecs(); err != nil {

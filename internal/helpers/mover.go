@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -56,4 +58,34 @@ func (k *Helpers) Mover(ctx context.Context, gpus []string, state uint64) (*cuda
 		}
 	}
 	return m, nil
+}
+
+// Pace has a mover copy out on a quarter of the processors if calm. That is for a program that stands still until the
+// driver and CRIU are done, and does not wait for the mover: beside copies on all processors these took 1.1 s, and 0.85 s
+// beside slow ones (H200, 16 GiB).
+func Pace(m *cuda.Mover, calm bool) *Mover {
+	if calm {
+		return &Mover{m, max(1, runtime.NumCPU()/4)}
+	}
+	return &Mover{m, 0}
+}
+
+// Mover is a cuda.Mover with a pace.
+type Mover struct {
+	*cuda.Mover
+	threads int
+}
+
+// CopyOut is cuda.Mover's.
+func (m *Mover) CopyOut(ctx context.Context, memory []cuda.Memory, to *os.File, offset uint64, _ int) error {
+	return m.Mover.CopyOut(ctx, memory, to, offset, m.threads)
+}
+
+// RoomTwice reports whether each GPU has as much free as is in use there, by UUID: processes that go on need not wait
+// for a mover.
+func RoomTwice(ctx context.Context, helper *cuda.Helper, use map[string]uint64) bool {
+	info, err := helper.InfoNow(ctx)
+	return err == nil && use != nil && !slices.ContainsFunc(info.GPUs, func(g cuda.GPU) bool {
+		return g.Free < use[g.UUID] || g.Free == 0
+	})
 }
