@@ -52,19 +52,64 @@ func resident(t *testing.T, b []byte) []bool {
 	return there
 }
 
-// Memory is filled from anywhere in the file, across chunks; pages of zeros stay empty.
+// Memory is filled from anywhere in the file, across chunks; pages of zeros stay empty, and holes of the file too. It is
+// so from a disk and from memory.
 func TestFill(t *testing.T) {
+	for _, dir := range []string{t.TempDir(), memoryDir(t)} {
+		t.Run(filepath.Base(filepath.Dir(dir)), func(t *testing.T) { testFill(t, dir) })
+	}
+}
+
+func memoryDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "fill")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func blocksOf(t *testing.T, f *os.File) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks
+}
+
+func testFill(t *testing.T, dir string) {
+	t.Helper()
 	const pages = 2*chunkBytes/pageBytes + 100
+	isZero := func(i int) bool { return i%3 == 1 && i > 300 } // the first chunk has no holes
 	want := make([]byte, pages*pageBytes)
 	for i := range pages {
-		if i%3 != 1 {
+		if !isZero(i) {
 			copy(want[i*pageBytes:], bytes.Repeat([]byte{byte(i%250 + 1)}, pageBytes))
 		}
 	}
-	name := filepath.Join(t.TempDir(), "pages-1.img")
-	if err := os.WriteFile(name, append(make([]byte, 3*pageBytes), want...), 0o600); err != nil {
+	name := filepath.Join(dir, "pages-1.img")
+	file, err := os.Create(name)
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer file.Close()
+	for i := range pages {
+		if page := want[i*pageBytes : (i+1)*pageBytes]; page[0] != 0 {
+			if _, err := file.WriteAt(page, int64(i+3)*pageBytes); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	err = file.Truncate((3 + pages) * pageBytes)
+	if err == nil {
+		err = file.Sync() // blocks of a disk's file
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := blocksOf(t, file)
 	memory := mapMemory(t, pages, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
 	at := addressOf(memory)
 	const half = pages / 2 * pageBytes
@@ -74,12 +119,15 @@ func TestFill(t *testing.T) {
 		t.Fatalf("%d bytes, %v", n, err)
 	}
 	for i, there := range resident(t, memory) {
-		if there != (i%3 != 1) {
+		if there == isZero(i) {
 			t.Fatalf("page %d is there: %t", i, there)
 		}
 	}
 	if !bytes.Equal(memory, want) {
 		t.Error("the memory is not what the file has")
+	}
+	if now := blocksOf(t, file); now != blocks {
+		t.Errorf("the file has %d blocks, and had %d", now, blocks)
 	}
 	if n, err := fill(os.Getpid(), name, []Piece{{at, pageBytes, (pages + 3) * pageBytes}}); !errors.Is(err, images.ErrDamaged) {
 		t.Errorf("past the file's end: %d bytes, %v", n, err)
