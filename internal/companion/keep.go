@@ -93,6 +93,8 @@ const (
 const (
 	batch      = 32
 	batchBytes = 1 << 30
+	// maxPieces bounds what a program can have this process hold open: 512 GiB in pieces of 2 MiB.
+	maxPieces = 1 << 18
 )
 
 // outOfMemory is CUDA_ERROR_OUT_OF_MEMORY.
@@ -181,6 +183,9 @@ func (m *kept) export(ctx context.Context) error {
 		now, err := m.ask(ctx, "keep the GPU memory of", askKeep, 0, patience)
 		if err != nil || now.count == 0 {
 			return err
+		}
+		if len(m.memory) > maxPieces {
+			return fmt.Errorf("the companion of process %d offers more than %d pieces of GPU memory", m.PID, maxPieces)
 		}
 		files, err := m.descriptors(now.count)
 		sizes := make([]byte, 8*len(files))
@@ -383,6 +388,9 @@ func (m *kept) takeAll(ctx context.Context, how time.Duration) (now control, err
 		}
 		if now, err = m.take(ctx, m.socket, m.memory[:n], how); err != nil {
 			return now, err
+		}
+		if now.count != taken+uint32(n) { //nolint:gosec // a batch
+			return now, fmt.Errorf("process %d has taken %d pieces of its GPU memory, and was given %d", m.PID, now.count, taken+uint32(n)) //nolint:gosec // as above
 		}
 		taken = now.count
 	}
