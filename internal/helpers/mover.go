@@ -25,8 +25,8 @@ import (
 const moverMemory = 512 << 20
 
 // Mover starts a mover for GPUs, by their UUIDs, and waits until it is ready to copy memory of the first with all
-// processors: see cuda.Mover.Ready. The pages of files that it makes are charged as GPU state is. It is an error if the cgroup has no
-// room for the mover beside GPU state of so many bytes.
+// processors: see cuda.Mover.Ready. The pages of files that it makes are charged as GPU state is. It is an error if the
+// cgroup has no room for the mover beside GPU state of so many bytes.
 func (k *Helpers) Mover(ctx context.Context, gpus []string, state uint64) (*cuda.Mover, error) {
 	cgroup := ""
 	if k.Node.Staging.Cgroup != "" {
