@@ -53,11 +53,11 @@ func resident(t *testing.T, b []byte) []bool {
 }
 
 // Memory is filled from anywhere in the file, across chunks; pages of zeros stay empty, and holes of the file too. It is
-// so from a disk and from memory.
+// so from a disk, from memory, and from memory without holes, which is mapped.
 func TestFill(t *testing.T) {
-	for _, dir := range []string{t.TempDir(), memoryDir(t)} {
-		t.Run(filepath.Base(filepath.Dir(dir)), func(t *testing.T) { testFill(t, dir) })
-	}
+	t.Run("disk", func(t *testing.T) { testFill(t, t.TempDir(), true) })
+	t.Run("memory", func(t *testing.T) { testFill(t, memoryDir(t), true) })
+	t.Run("whole", func(t *testing.T) { testFill(t, memoryDir(t), false) })
 }
 
 func memoryDir(t *testing.T) string {
@@ -79,10 +79,10 @@ func blocksOf(t *testing.T, f *os.File) int64 {
 	return st.Blocks
 }
 
-func testFill(t *testing.T, dir string) {
+func testFill(t *testing.T, dir string, holes bool) {
 	t.Helper()
 	const pages = 2*chunkBytes/pageBytes + 100
-	isZero := func(i int) bool { return i%3 == 1 && i > 300 } // the first chunk has no holes
+	isZero := func(i int) bool { return i%3 == 1 && i > 300 } // the first chunk has none
 	want := make([]byte, pages*pageBytes)
 	for i := range pages {
 		if !isZero(i) {
@@ -95,8 +95,13 @@ func testFill(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	defer file.Close()
+	if !holes {
+		if _, err := file.Write(make([]byte, 3*pageBytes)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for i := range pages {
-		if page := want[i*pageBytes : (i+1)*pageBytes]; page[0] != 0 {
+		if page := want[i*pageBytes : (i+1)*pageBytes]; page[0] != 0 || !holes {
 			if _, err := file.WriteAt(page, int64(i+3)*pageBytes); err != nil {
 				t.Fatal(err)
 			}
@@ -125,6 +130,14 @@ func testFill(t *testing.T, dir string) {
 	}
 	if !bytes.Equal(memory, want) {
 		t.Error("the memory is not what the file has")
+	}
+	view, unmap, err := viewOf(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unmap()
+	if (view != nil) == holes {
+		t.Errorf("the file is mapped: %t", view != nil)
 	}
 	if now := blocksOf(t, file); now != blocks {
 		t.Errorf("the file has %d blocks, and had %d", now, blocks)
