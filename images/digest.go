@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sync/errgroup"
@@ -54,9 +55,16 @@ func DigestRead(bytes uint64, threads int, read func(p []byte, at uint64) error)
 	return blakePrefix + hex.EncodeToString(sum[:]), nil
 }
 
+// readBytes is what is read at once, in bytes: a processor's own cache has it.
+const readBytes = 1 << 20
+
+var readBuffers = sync.Pool{New: func() any { return new([readBytes]byte) }}
+
 // readInto has a hash digest so many bytes from a place on.
 func readInto(b *blake, from, bytes uint64, read func(p []byte, at uint64) error) error {
-	buf := make([]byte, min(1<<20, bytes))
+	space := readBuffers.Get().(*[readBytes]byte)
+	defer readBuffers.Put(space)
+	buf := space[:min(readBytes, bytes)]
 	for ; bytes > 0; bytes -= uint64(len(buf)) {
 		buf = buf[:min(uint64(len(buf)), bytes)]
 		if err := read(buf, from); err != nil {

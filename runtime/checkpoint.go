@@ -115,12 +115,13 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		if err != nil {
 			return err
 		}
-		return trust.Seal(ctx, read, r.Path, func() error {
-			if err := s.dump(ctx, c, r, read); err != nil || opts != nil && opts.Exit {
-				return err
+		return trust.Seal(ctx, read, r.Path, func() (map[string][]string, error) {
+			known, err := s.dump(ctx, c, r, read)
+			if err != nil || opts != nil && opts.Exit {
+				return known, err
 			}
 			images := criu.Open(r.Path)
-			return errors.Join(refit.CheckRemoved(images.Set), vet.Own(ctx, c.bundle, read, images))
+			return known, errors.Join(refit.CheckRemoved(images.Set), vet.Own(ctx, c.bundle, read, images))
 		})
 	}
 	opts = cmp.Or(opts, new(options.CheckpointOptions))
@@ -147,9 +148,10 @@ type checkpointing struct {
 	opts   *options.CheckpointOptions
 	next   companion.Next
 
-	sealer   *trust.Sealer    // of preflight
-	metadata *images.Metadata // of preflight
-	writer   *gpustate.Writer // of dump
+	sealer   *trust.Sealer       // of preflight
+	metadata *images.Metadata    // of preflight
+	writer   *gpustate.Writer    // of dump
+	known    map[string][]string // of dump: digests of images
 }
 
 // run takes the steps. A checkpoint that ends the container is complete when the container has ended. One that
@@ -277,7 +279,7 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 			k.writer.Close()
 		}
 	}()
-	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read); err != nil {
+	if k.known, err = k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read); err != nil {
 		return 0, err
 	}
 	if err := refit.CheckRemoved(criu.Open(k.images.Path).Set); err != nil {
@@ -323,7 +325,7 @@ func (k *checkpointing) store(context.Context) (uint64, error) {
 func (k *checkpointing) writeMetadata(ctx context.Context) (uint64, error) {
 	k.writer.Describe(k.metadata)
 	k.metadata.Phases = k.q.Phases()
-	return 0, k.sealer.Complete(ctx, k.images.Path, k.metadata)
+	return 0, k.sealer.Complete(ctx, k.images.Path, k.metadata, k.known)
 }
 
 // stop ends the container. It is frozen until then, so nothing runs in between.
@@ -340,25 +342,26 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 
 // dump runs runc's checkpoint with this shim's CRIU settings, and says what
 // CRIU had to say when it fails. A dump that has begun is not given up: CRIU has
-// code of its own in the processes then, and would go on without runc.
-func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, read config.Source) error {
+// code of its own in the processes then, and would go on without runc. The digests are those of images, by
+// name, that have been computed on the way.
+func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, read config.Source) (digests map[string][]string, err error) {
 	view, err := read()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if _, err := c.writeSettings(ctx, view); err != nil {
-		return err
+		return nil, err
 	}
 	programs, err := tmpfs.Install(c.bundle, r.Path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
 	if err = dumpLog.Remove(); err == nil {
 		err = imagedir.BeginDump(r.Path)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
 	goruntime.LockOSThread()
@@ -368,7 +371,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	watch := criu.StartWatch(ctx, false, time.Duration(view.CRIU.DumpTimeout))
 	_, err = s.TTRPCTaskService.Checkpoint(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
-		return sequence.Join(dumpLog.Explain(err), criu.EndDumps())
+		return nil, sequence.Join(dumpLog.Explain(err), criu.EndDumps())
 	}
 	return memory.Complete()
 }
@@ -391,7 +394,7 @@ func (s *Service) pastCRIU(ctx context.Context, c *container, r *taskAPI.Checkpo
 		err = typeurl.UnmarshalTo(r.Options, opts)
 	}
 	if err == nil && c.paused && !opts.Exit {
-		of.Least = view.Staging.LargeMemory()
+		of.Least, of.Digest = view.Staging.LargeMemory(), view.Signing.Key != ""
 	}
 	return pages.BeginDump(ctx, of)
 }

@@ -26,7 +26,7 @@ func manifestOf(t *testing.T) (m *seal.Manifest, dir, large string) {
 	if err := os.Truncate(large, 2*images.BlockBytes+5); err != nil {
 		t.Fatal(err)
 	}
-	if err := seal.Write(t.Context(), dir, s, nil); err != nil {
+	if err := seal.Write(t.Context(), dir, s, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	m, err := seal.Parse(read(t, filepath.Join(dir, seal.ManifestName)))

@@ -128,6 +128,9 @@ func (m *Manifest) digest(ctx context.Context, files []images.File) error {
 		}
 		digests := m.Files[at].Digests
 		for i := range digests {
+			if digests[i] != "" {
+				continue // it is known
+			}
 			group.Go(func() (err error) {
 				digests[i], err = digestBlock(ctx, f, i, threads)
 				return err

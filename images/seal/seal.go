@@ -130,8 +130,9 @@ func SignatureName(k Key) string { return ManifestName + "." + k.ID() + ".sig" }
 
 // Write makes the manifest of a checkpoint's directory, signs it and writes both into the
 // directory, in the place of a seal that is there. It refuses files of other users. others are files that will be there but
-// are not yet, by name, gpuckpt.json for one. On an error there is no seal.
-func Write(ctx context.Context, dir string, signer *Signer, others map[string][]byte) error {
+// are not yet, by name, gpuckpt.json for one. known are digests of files that nobody has written to since,
+// by name: these files are not read. On an error there is no seal.
+func Write(ctx context.Context, dir string, signer *Signer, others map[string][]byte, known map[string][]string) error {
 	files, err := images.ListDirs(dir)
 	if err == nil {
 		err = ownFiles(files)
@@ -146,10 +147,24 @@ func Write(ctx context.Context, dir string, signer *Signer, others map[string][]
 	for name, data := range others {
 		files = append(files, inMemory(name, data))
 	}
-	if files, err = Add(ctx, files, signer.Signature); err != nil {
+	m := list(files)
+	for i, f := range m.Files {
+		if digests := known[f.Name]; len(digests) == len(f.Digests) {
+			copy(m.Files[i].Digests, digests)
+		}
+	}
+	if err := m.digest(ctx, files); err != nil {
+		return fmt.Errorf("sign the checkpoint: %w", err)
+	}
+	manifest, err := m.Encode()
+	if err != nil {
+		return fmt.Errorf("sign the checkpoint: %w", err)
+	}
+	name, signature, err := signer.Signature(manifest)
+	if err != nil {
 		return err
 	}
-	return Save(dir, files)
+	return Save(dir, append(files, inMemory(ManifestName, manifest), inMemory(name, signature)))
 }
 
 // ownFiles refuses files of another user.

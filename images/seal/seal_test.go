@@ -5,6 +5,7 @@ package seal_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -82,7 +83,7 @@ func check(ctx context.Context, dir string, keys ...seal.Key) error {
 func sealed(t testing.TB, s *seal.Signer) string {
 	t.Helper()
 	dir := dump(t)
-	if err := seal.Write(t.Context(), dir, s, nil); err != nil {
+	if err := seal.Write(t.Context(), dir, s, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -157,6 +158,25 @@ func read(t testing.TB, path string) []byte {
 	return data
 }
 
+// Files whose digests are known are not read. Digests of another number of blocks are none.
+func TestKnownDigests(t *testing.T) {
+	s, dir := signer(t), dump(t)
+	name := "inventory.img"
+	known := images.DigestBlock([]byte("something else"))
+	for digests, want := range map[int]error{1: seal.ErrChanged, 2: nil} {
+		if err := seal.Write(t.Context(), dir, s, nil, map[string][]string{name: slices.Repeat([]string{known}, digests)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := check(t.Context(), dir, s.Key); !errors.Is(err, want) {
+			t.Errorf("%d digests: %v, want %v", digests, err, want)
+		}
+	}
+	right := map[string][]string{name: {images.DigestBlock(contents[name])}}
+	if err := cmp.Or(seal.Write(t.Context(), dir, s, nil, right), check(t.Context(), dir, s.Key)); err != nil {
+		t.Error(err)
+	}
+}
+
 // A file in which only a block far behind has changed, and one that is cut short while it
 // is read.
 func TestLargeFile(t *testing.T) {
@@ -166,7 +186,7 @@ func TestLargeFile(t *testing.T) {
 	if err := os.Truncate(path, 2*images.BlockBytes+5); err != nil {
 		t.Fatal(err)
 	}
-	if err := seal.Write(t.Context(), dir, s, nil); err != nil {
+	if err := seal.Write(t.Context(), dir, s, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	files, err := images.ListDirs(dir)
@@ -217,7 +237,7 @@ func TestWhoseSignature(t *testing.T) {
 	// Another checkpoint's signature, by the right key.
 	second := dump(t)
 	write(t, filepath.Join(second, "core-1.img"), []byte("CORE"))
-	if err := seal.Write(t.Context(), second, s, nil); err != nil {
+	if err := seal.Write(t.Context(), second, s, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	foreign := read(t, filepath.Join(second, name))
@@ -270,7 +290,7 @@ func TestSealedAgain(t *testing.T) {
 	old, s := signer(t), signer(t)
 	dir := sealed(t, old)
 	write(t, filepath.Join(dir, "core-1.img"), []byte("CORE"))
-	if err := seal.Write(t.Context(), dir, s, map[string][]byte{"gpuckpt.json": []byte("new")}); err != nil {
+	if err := seal.Write(t.Context(), dir, s, map[string][]byte{"gpuckpt.json": []byte("new")}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := check(t.Context(), dir, s.Key); !errors.Is(err, seal.ErrChanged) {
@@ -293,7 +313,7 @@ func TestFileOfAnother(t *testing.T) {
 	if err := os.Chown(path, 1000, 1000); err != nil {
 		t.Fatal(err)
 	}
-	if err := seal.Write(t.Context(), dir, signer(t), nil); err == nil || !strings.Contains(err.Error(), path) {
+	if err := seal.Write(t.Context(), dir, signer(t), nil, nil); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, seal.ManifestName)); !os.IsNotExist(err) {
@@ -485,7 +505,7 @@ func BenchmarkCheck(b *testing.B) {
 			if err := os.WriteFile(filepath.Join(dir, "pages-1.img"), bytes.Repeat([]byte("page"), int(size/4)), 0o600); err != nil {
 				b.Fatal(err)
 			}
-			if err := seal.Write(b.Context(), dir, s, nil); err != nil {
+			if err := seal.Write(b.Context(), dir, s, nil, nil); err != nil {
 				b.Fatal(err)
 			}
 			b.SetBytes(size)

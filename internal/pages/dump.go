@@ -27,6 +27,7 @@ type Dump struct {
 	list    string // the file that names what is left out
 	library string
 	worker  *Worker
+	digest  bool
 	taken   map[int]int // processes of which something is left out: as this process counts, and as they do
 }
 
@@ -38,6 +39,8 @@ type Dumping struct {
 	List, Library string
 	// Least is the memory that a mapping holds for it to be chosen, in bytes; 0 chooses none.
 	Least uint64
+	// Digest has Complete return digests.
+	Digest bool
 	// Init is the container's first process, Pids returns all.
 	Init  int
 	Pids  func() ([]int, error)
@@ -47,7 +50,7 @@ type Dumping struct {
 // BeginDump chooses mappings before CRIU dumps the processes. They must be frozen, from here on until
 // Complete has returned. If it fails, CRIU dumps all, and the log says so. Close must be called.
 func BeginDump(ctx context.Context, of Dumping) *Dump {
-	d := &Dump{ctx: ctx, dir: of.Images, list: of.List, library: of.Library, taken: make(map[int]int)}
+	d := &Dump{ctx: ctx, dir: of.Images, list: of.List, library: of.Library, digest: of.Digest, taken: make(map[int]int)}
 	if of.Least == 0 {
 		return d
 	}
@@ -137,21 +140,27 @@ func (d *Dump) Environment(ctx context.Context) context.Context {
 	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+d.library, "GPUCKPT_LEFT_OUT="+d.list)
 }
 
-// Complete puts into CRIU's images what CRIU has left out. On an error they are of no use.
-func (d *Dump) Complete() error {
+// Complete puts into CRIU's images what CRIU has left out. On an error they are of no use. It returns
+// the digests of the images that it has written, by name (images.DigestBlock of each block), if the
+// Dumping asks for them.
+func (d *Dump) Complete() (digests map[string][]string, err error) {
+	digests = make(map[string][]string)
 	for pid, number := range d.taken {
-		bytes, err := d.worker.merge(pid, number, d.dir)
+		done, err := d.worker.merge(pid, number, d.dir, d.digest)
 		if err != nil {
-			return fmt.Errorf("save the memory of process %s: %w", proc.Describe(pid), err)
+			return nil, fmt.Errorf("save the memory of process %s: %w", proc.Describe(pid), err)
 		}
-		entry := log.G(d.ctx).WithField("bytes", bytes)
-		if bytes == 0 {
+		if d.digest && done.Bytes > 0 {
+			digests[done.Name] = done.Digests
+		}
+		entry := log.G(d.ctx).WithField("bytes", done.Bytes)
+		if done.Bytes == 0 {
 			entry.Warnf("CRIU has dumped the memory of process %s by itself: it does not ask for pages as CRIU 4.2 does", proc.Describe(pid))
 		} else {
 			entry.Infof("the memory of process %s went past CRIU", proc.Describe(pid))
 		}
 	}
-	return nil
+	return digests, nil
 }
 
 // Close ends the dump. It can be called again.

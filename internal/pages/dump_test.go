@@ -6,16 +6,20 @@ package pages
 import (
 	"bytes"
 	"errors"
+	"io"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
@@ -145,11 +149,18 @@ func dumped(t *testing.T, dir string) (d *dumper, content []byte, page uint64) {
 
 // The images are then as CRIU would have made them: in order, and all memory where the pagemap says.
 func TestMerge(t *testing.T) {
+	for _, digest := range []bool{false, true} {
+		testMerge(t, digest)
+	}
+}
+
+func testMerge(t *testing.T, digest bool) {
+	t.Helper()
 	dir := t.TempDir()
 	d, content, page := dumped(t, dir)
-	n, err := d.merge(os.Getpid(), 7, dir)
-	if err != nil || n != uint64(len(content)) {
-		t.Fatalf("%d bytes, %v", n, err)
+	done, err := d.merge(os.Getpid(), 7, dir, digest)
+	if err != nil || done.Bytes != uint64(len(content)) || done.Name != "pages-3.img" {
+		t.Fatalf("%+v, %v", done, err)
 	}
 	_, runs, err := readRuns(image.Open(dir), "pagemap-7.img")
 	if err != nil {
@@ -169,8 +180,58 @@ func TestMerge(t *testing.T) {
 	if len(data) != 308*pageBytes || data[0] != 1 || data[305*pageBytes] != 6 || !bytes.Equal(data[5*pageBytes:305*pageBytes], content) {
 		t.Errorf("the memory is not where the pagemap says: %d bytes", len(data))
 	}
+	if want := []string{images.DigestBlock(data)}; digest && !slices.Equal(done.Digests, want) || !digest && done.Digests != nil {
+		t.Errorf("the digests are %v, want %v: %t", done.Digests, want, digest)
+	}
 	if left, err := filepath.Glob(filepath.Join(dir, temporary+"*")); err != nil || len(left) > 0 {
 		t.Errorf("left are %v, %v", left, err)
+	}
+}
+
+// An image of several blocks, of memory of the process and pages of CRIU's in turns, has all bytes and
+// the digests of what it has. One that cannot be read whole has neither.
+func TestMergedBlocks(t *testing.T) {
+	const part, parts = 1021, 17 // pages, in no step with what is copied at once, and more than a block
+	content := mapMemory(t, part*parts, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
+	for i := range len(content) / 512 {
+		content[i*512+i%512] = byte(i)
+	}
+	clear(content[3*part*pageBytes : 4*part*pageBytes])
+	dir := t.TempDir()
+	oldPath, path := filepath.Join(dir, "old"), filepath.Join(dir, "pages-1.img")
+	var criu []byte
+	var runs []memoryRun
+	for i := range uint64(parts) {
+		s := span{addressOf(content) + i*part*pageBytes, addressOf(content) + (i+1)*part*pageBytes}
+		r := memoryRun{span: s}
+		if i%3 == 1 {
+			r.entry, r.from = new(pagemap.PagemapEntry), uint64(len(criu))
+			criu = append(criu, content[i*part*pageBytes:(i+1)*part*pageBytes]...)
+		}
+		runs = append(runs, r)
+	}
+	if err := os.WriteFile(oldPath, criu, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	old, err := os.Open(oldPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	digests, err := writePagesOf(path, old, os.Getpid(), runs, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(path)
+	if err != nil || !bytes.Equal(got, content) {
+		t.Errorf("it has other bytes, or %v", err)
+	}
+	if want := []string{images.DigestBlock(content[:images.BlockBytes]), images.DigestBlock(content[images.BlockBytes:])}; !slices.Equal(digests, want) {
+		t.Errorf("the digests are %v, want %v", digests, want)
+	}
+	runs[16].entry, runs[16].from = new(pagemap.PagemapEntry), uint64(len(criu))
+	if digests, err := writePagesOf(path, old, os.Getpid(), runs, true); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("of a short image: %v, %v", digests, err)
 	}
 }
 
@@ -183,8 +244,8 @@ func TestMergeLeavesWhatCRIUHas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := d.merge(os.Getpid(), 7, dir); err != nil || n != 0 {
-		t.Errorf("%d bytes, %v", n, err)
+	if done, err := d.merge(os.Getpid(), 7, dir, true); err != nil || done.Bytes != 0 || done.Digests != nil {
+		t.Errorf("%+v, %v", done, err)
 	}
 	if after, err := os.ReadFile(filepath.Join(dir, "pagemap-7.img")); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the image has changed: %v", err)
@@ -197,8 +258,8 @@ func TestMergeOfAPart(t *testing.T) {
 	d, content, page := dumped(t, dir)
 	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(page+100, 2), run(page+298, 2))
 	writePages(t, dir, "pages-3.img", 4)
-	if n, err := d.merge(os.Getpid(), 7, dir); err != nil || n != 296*pageBytes {
-		t.Fatalf("%d bytes, %v", n, err)
+	if done, err := d.merge(os.Getpid(), 7, dir, true); err != nil || done.Bytes != 296*pageBytes {
+		t.Fatalf("%+v, %v", done, err)
 	}
 	_, runs, err := readRuns(image.Open(dir), "pagemap-7.img")
 	if err != nil {
@@ -226,7 +287,7 @@ func TestMergeRefuses(t *testing.T) {
 	dir := t.TempDir()
 	d, _, page := dumped(t, dir)
 	writeImage(t, dir, "mm-7.img", "MM", memory(mapping(page, 299)))
-	if n, err := d.merge(os.Getpid(), 7, dir); err == nil || !strings.Contains(err.Error(), "CRIU has dumped no mapping") {
-		t.Errorf("%d bytes, %v", n, err)
+	if done, err := d.merge(os.Getpid(), 7, dir, true); err == nil || !strings.Contains(err.Error(), "CRIU has dumped no mapping") {
+		t.Errorf("%+v, %v", done, err)
 	}
 }

@@ -131,13 +131,13 @@ func TestDumpWorkerKilled(t *testing.T) {
 			}
 			if killed {
 				stopped(t, d.worker)
-				if err := killIn(t, d.worker, d.Complete); !errors.Is(err, ErrWorkerGone) {
+				if err := killIn(t, d.worker, func() error { _, err := d.Complete(); return err }); !errors.Is(err, ErrWorkerGone) {
 					t.Errorf("the dump of a worker that was killed: %v", err)
 				}
 				if after := files(t, dir); after != before {
 					t.Errorf("the images are\n%s, before they were\n%s", after, before)
 				}
-			} else if err := d.Complete(); err != nil {
+			} else if _, err := d.Complete(); err != nil {
 				t.Error(err)
 			} else if info, err := os.Stat(filepath.Join(dir, "pages-3.img")); err != nil || info.Size() != programBytes+5*pageBytes {
 				t.Errorf("the next dump: %v, %v", info, err)

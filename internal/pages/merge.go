@@ -6,19 +6,23 @@ package pages
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/mapped"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
@@ -38,32 +42,34 @@ type memoryRun struct {
 }
 
 // merge puts into the images of a process what CRIU has left out, and returns its bytes. 0 is that
-// CRIU has left out nothing. CRIU's files stay as they were until the new ones take their place.
-func (d *dumper) merge(pid, number int, dir string) (uint64, error) {
+// CRIU has left out nothing. CRIU's files stay as they were until the new ones take their place. The
+// digests, if they are asked for, are those of the image with the name.
+func (d *dumper) merge(pid, number int, dir string, digest bool) (a answer, err error) {
 	name := fmt.Sprintf("pagemap-%d.img", number)
 	set := image.Open(dir)
 	if err := d.mapped(set, pid, number); err != nil {
-		return 0, err
+		return a, err
 	}
 	pages, runs, err := readRuns(set, name)
 	if err != nil {
-		return 0, err
+		return a, err
 	}
 	left, total := d.leftOut(pid, runs)
 	if len(left) == 0 {
-		return 0, nil
+		return a, nil
 	}
 	runs = append(runs, left...)
 	slices.SortStableFunc(runs, func(a, b memoryRun) int { return cmp.Compare(a.Start, b.Start) })
 	old, err := set.OpenFile(pages)
 	if err != nil {
-		return 0, err
+		return a, err
 	}
 	defer old.Close()
-	if err := writePagesOf(filepath.Join(dir, pages), old, pid, runs); err != nil {
-		return 0, err
+	if a.Digests, err = writePagesOf(filepath.Join(dir, pages), old, pid, runs, digest); err != nil {
+		return a, err
 	}
-	return total, writePagemap(dir, name, runs)
+	a.Bytes, a.Name = total, pages
+	return a, writePagemap(dir, name, runs)
 }
 
 // mapped refuses a dump that lacks a mapping of which something was left out.
@@ -133,49 +139,89 @@ func (d *dumper) leftOut(pid int, criu []memoryRun) (left []memoryRun, total uin
 	return left, total
 }
 
-// writePagesOf writes the memory of all runs in the place of CRIU's file. Pages of zeros become holes.
-func writePagesOf(path string, old *os.File, pid int, runs []memoryRun) error {
+// writePagesOf writes the memory of all runs in the place of CRIU's file, and returns the digests of
+// its blocks if they are asked for. Pages of zeros become holes.
+func writePagesOf(path string, old *os.File, pid int, runs []memoryRun, digest bool) (digests []string, err error) {
 	info, err := old.Stat()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var copied, taken []Piece // by where they are in CRIU's file, and in the process
-	at := uint64(0)
-	for _, r := range runs {
-		p := Piece{r.Start, r.End - r.Start, at}
-		if r.entry != nil {
-			p.Start = r.from
-			copied = append(copied, p)
-		} else {
-			taken = append(taken, p)
-		}
-		at += p.Bytes
+	image := newImage{old: old, pid: pid, runs: runs, offsets: make([]uint64, len(runs)+1)}
+	for i, r := range runs {
+		image.offsets[i+1] = image.offsets[i] + r.End - r.Start
 	}
-	return replace(path, info.Mode().Perm(), func(f *os.File) error {
-		to, err := newPagesFile(f, at, mapped.InMemory(f))
+	return digests, replace(path, info.Mode().Perm(), func(f *os.File) error {
+		bytes := image.offsets[len(runs)]
+		to, err := newPagesFile(f, bytes, mapped.InMemory(f))
 		if err != nil {
 			return err
 		}
 		defer to.close()
-		err = eachChunk(copied, func(p Piece, buf []byte) error {
-			if _, err := old.ReadAt(buf, int64(p.Start)); err != nil {
-				if errors.Is(err, io.EOF) {
-					err = io.ErrUnexpectedEOF
-				}
-				return fmt.Errorf("read %s: %w", old.Name(), err)
-			}
-			return to.write(buf, p.Offset)
-		})
-		if err != nil {
+		digests, err = image.write(to, bytes, digest)
+		return err
+	})
+}
+
+// newImage is what a new image of memory is made of.
+type newImage struct {
+	old     *os.File // CRIU's image
+	pid     int
+	runs    []memoryRun
+	offsets []uint64 // where each run is in the new image, and the end
+}
+
+// write copies the image's bytes, on all processors. With the digests a thread computes those of what
+// it copies while its processor's cache has the bytes: nobody reads the image again.
+func (m *newImage) write(to *pagesFile, bytes uint64, digest bool) ([]string, error) {
+	copyTo := func(buf []byte, at uint64) error {
+		if err := m.read(buf, at); err != nil {
 			return err
 		}
-		return eachChunk(taken, func(p Piece, buf []byte) error {
-			if err := readMemory(pid, p.Start, buf); err != nil {
+		return to.write(buf, at)
+	}
+	if !digest {
+		return nil, eachChunk([]Piece{{Bytes: bytes}}, func(p Piece, buf []byte) error { return copyTo(buf, p.Start) })
+	}
+	digests := make([]string, (bytes+images.BlockBytes-1)/images.BlockBytes)
+	group, ctx := errgroup.WithContext(context.Background())
+	group.SetLimit(runtime.NumCPU())
+	for i := range digests {
+		from := uint64(i) * images.BlockBytes
+		group.Go(func() (err error) {
+			digests[i], err = images.DigestRead(min(images.BlockBytes, bytes-from), runtime.NumCPU()/len(digests), func(buf []byte, at uint64) error {
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				return copyTo(buf, from+at)
+			})
+			return err
+		})
+	}
+	return digests, group.Wait()
+}
+
+// read reads bytes of the image at an offset, each from CRIU's image or from the process.
+func (m *newImage) read(buf []byte, at uint64) error {
+	i, found := slices.BinarySearch(m.offsets, at)
+	if !found {
+		i--
+	}
+	for ; len(buf) > 0; i++ {
+		r, skip := m.runs[i], at-m.offsets[i]
+		part := buf[:min(uint64(len(buf)), m.offsets[i+1]-at)]
+		if r.entry == nil {
+			if err := readMemory(m.pid, r.Start+skip, part); err != nil {
 				return err
 			}
-			return to.write(buf, p.Offset)
-		})
-	})
+		} else if _, err := m.old.ReadAt(part, int64(r.from+skip)); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return fmt.Errorf("read %s: %w", m.old.Name(), err)
+		}
+		buf, at = buf[len(part):], at+uint64(len(part))
+	}
+	return nil
 }
 
 // replace writes a file anew. On an error it is as it was, and nothing lies beside it.

@@ -60,14 +60,18 @@ type order struct {
 	// Spans of a scan, and what one must hold.
 	Spans []span `json:"spans,omitempty"`
 	Least uint64 `json:"least,omitempty"`
-	// Number of the process in the images of a merge.
-	Number int `json:"number,omitempty"`
+	// Number of the process in the images of a merge, and whether to return digests.
+	Number int  `json:"number,omitempty"`
+	Digest bool `json:"digest,omitempty"`
 }
 
 // answer is what a worker says to it.
 type answer struct {
 	Bytes uint64 `json:"bytes,omitempty"`
 	Spans []span `json:"spans,omitempty"`
+	// Digests of the blocks of the image that a merge has written, and its name.
+	Digests []string `json:"digests,omitempty"`
+	Name    string   `json:"name,omitempty"`
 }
 
 func (w *Worker) ask(doing string, o order) (answer, error) {
@@ -87,9 +91,8 @@ func (w *Worker) scan(pid int, spans []span, least uint64) ([]span, error) {
 }
 
 // merge puts what scan has found into the images in a directory.
-func (w *Worker) merge(pid, number int, dir string) (uint64, error) {
-	a, err := w.ask("copy into CRIU's images", order{Op: opMerge, PID: pid, Number: number, Path: dir})
-	return a.Bytes, err
+func (w *Worker) merge(pid, number int, dir string, digest bool) (answer, error) {
+	return w.ask("copy into CRIU's images", order{Op: opMerge, PID: pid, Number: number, Path: dir, Digest: digest})
 }
 
 func (d *dumper) do(o order) (a answer, err error) {
@@ -99,7 +102,7 @@ func (d *dumper) do(o order) (a answer, err error) {
 	case opScan:
 		a.Spans, err = d.scan(o.PID, o.Spans, o.Least)
 	case opMerge:
-		a.Bytes, err = d.merge(o.PID, o.Number, o.Path)
+		a, err = d.merge(o.PID, o.Number, o.Path, o.Digest)
 	default:
 		err = fmt.Errorf("unknown order %q", o.Op)
 	}

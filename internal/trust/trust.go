@@ -70,9 +70,9 @@ func ownDir(dir string) error {
 }
 
 // Complete signs the checkpoint in a directory and writes its gpuckpt.json, which makes it
-// complete. Without processes there is no GPU state: CRIU's images are all. On an error it is not
+// complete. known are digests of files of it, see seal.Write. Without processes there is no GPU state: CRIU's images are all. On an error it is not
 // complete.
-func (s *Sealer) Complete(ctx context.Context, dir string, m *images.Metadata) error {
+func (s *Sealer) Complete(ctx context.Context, dir string, m *images.Metadata, known map[string][]string) error {
 	if len(m.Processes) == 0 {
 		m = &images.Metadata{SchemaVersion: images.SchemaVersion, Created: s.began}
 	}
@@ -81,23 +81,24 @@ func (s *Sealer) Complete(ctx context.Context, dir string, m *images.Metadata) e
 			return nil
 		}
 		defer host.AllProcessors()()
-		return seal.Write(ctx, dir, s.signer, map[string][]byte{images.MetadataName: encoded})
+		return seal.Write(ctx, dir, s.signer, map[string][]byte{images.MetadataName: encoded}, known)
 	})
 }
 
 // CompletePlain is Complete for the checkpoint of a container without GPU state.
-func (s *Sealer) CompletePlain(ctx context.Context, dir string) error {
-	return s.Complete(ctx, dir, new(images.Metadata))
+func (s *Sealer) CompletePlain(ctx context.Context, dir string, known map[string][]string) error {
+	return s.Complete(ctx, dir, new(images.Metadata), known)
 }
 
 // Seal has a container without GPU state dumped into a directory, and signs what came of it.
-func Seal(ctx context.Context, read config.Source, dir string, dump func() error) error {
+func Seal(ctx context.Context, read config.Source, dir string, dump func() (known map[string][]string, err error)) error {
 	s, err := NewSealer(read, dir)
+	var known map[string][]string
 	if err == nil {
-		err = dump()
+		known, err = dump()
 	}
 	if err == nil {
-		err = s.CompletePlain(context.WithoutCancel(ctx), dir)
+		err = s.CompletePlain(context.WithoutCancel(ctx), dir, known)
 	}
 	return err
 }

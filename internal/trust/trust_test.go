@@ -39,7 +39,7 @@ func dump(t *testing.T, n config.Node) string {
 	write(t, filepath.Join(dir, "inventory.img"), "inventory")
 	sealer, err := NewSealer(source(n), dir)
 	if err == nil {
-		err = sealer.CompletePlain(t.Context(), dir)
+		err = sealer.CompletePlain(t.Context(), dir, nil)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +212,7 @@ func TestRest(t *testing.T) {
 	}
 	sealer, err := NewSealer(source(here), dir)
 	if err == nil {
-		err = sealer.CompletePlain(t.Context(), dir)
+		err = sealer.CompletePlain(t.Context(), dir, nil)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -272,7 +272,7 @@ func TestOldDigests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := seal.Write(t.Context(), dir, signer, nil); err != nil {
+	if err := seal.Write(t.Context(), dir, signer, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := Admit(t.Context(), source(n), dir, nil); !errors.Is(err, errOldDigests) || !errdefs.IsFailedPrecondition(err) {
