@@ -43,6 +43,12 @@ func (s Status) Number(name string) int {
 	return n
 }
 
+// Bytes returns the value of a line in kB, in bytes, 0 when it is none.
+func (s Status) Bytes(name string) uint64 {
+	n, _ := strconv.ParseUint(strings.TrimSuffix(s.Field(name), " kB"), 10, 54)
+	return n << 10
+}
+
 // Ended reports whether the thread has ended: it is a zombie or about to go.
 func (s Status) Ended() bool {
 	state := s.Field("State")
