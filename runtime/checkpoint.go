@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
@@ -27,10 +26,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/admission"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
-	"github.com/gpuckpt/gpuckpt/internal/charged"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/ending"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
@@ -40,6 +39,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
 	"github.com/gpuckpt/gpuckpt/internal/pages"
+	"github.com/gpuckpt/gpuckpt/internal/pastcriu"
 	"github.com/gpuckpt/gpuckpt/internal/refit"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
@@ -116,12 +116,16 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 			return err
 		}
 		return trust.Seal(ctx, read, r.Path, func() (map[string][]string, error) {
-			known, err := s.dump(ctx, c, r, read)
-			if err != nil || opts != nil && opts.Exit {
-				return known, err
+			var memory *pages.Dump // processes must stay frozen: nobody else may thaw or end them
+			if c.paused && (opts == nil || !opts.Exit) {
+				memory = pastCRIU(ctx, c, r.Path, read)
+				defer memory.Close()
+			}
+			if err := s.dump(ctx, c, r, read, memory); err != nil || opts != nil && opts.Exit {
+				return nil, err
 			}
 			images := criu.Open(r.Path)
-			return known, errors.Join(refit.CheckRemoved(images.Set), vet.Own(ctx, c.bundle, read, images))
+			return memory.Digests(), errors.Join(refit.CheckRemoved(images.Set), vet.Own(ctx, c.bundle, read, images))
 		})
 	}
 	opts = cmp.Or(opts, new(options.CheckpointOptions))
@@ -148,10 +152,10 @@ type checkpointing struct {
 	opts   *options.CheckpointOptions
 	next   companion.Next
 
-	sealer   *trust.Sealer       // of preflight
-	metadata *images.Metadata    // of preflight
-	writer   *gpustate.Writer    // of dump
-	known    map[string][]string // of dump: digests of images
+	sealer   *trust.Sealer    // of preflight
+	metadata *images.Metadata // of preflight
+	memory   *pages.Dump      // of save
+	writer   *gpustate.Writer // of dump
 }
 
 // run takes the steps. A checkpoint that ends the container is complete when the container has ended. One that
@@ -162,7 +166,10 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 	if k.told, err = hooks.Read(k.c.annotations); err != nil {
 		return err
 	}
-	defer func() { k.q.Save(context.WithoutCancel(ctx), k.c.bundle) }()
+	defer func() {
+		k.memory.Close()
+		k.q.Save(context.WithoutCancel(ctx), k.c.bundle)
+	}()
 	clientPaused := k.c.paused
 	if k.next = companion.Waits; !clientPaused && !k.opts.Exit {
 		k.next = companion.GoesOn
@@ -250,7 +257,10 @@ func (k *checkpointing) check(ctx context.Context) error {
 	return <-capable
 }
 
+// save saves the GPU state. The pages that dump fills are made meanwhile.
 func (k *checkpointing) save(ctx context.Context) (uint64, error) {
+	k.memory = pastCRIU(ctx, k.c, k.images.Path, k.read)
+	k.memory.MakeRoom()
 	return k.c.gpu.Save(ctx, k.images.Path, k.next)
 }
 
@@ -279,9 +289,10 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 			k.writer.Close()
 		}
 	}()
-	if k.known, err = k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read); err != nil {
+	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read, k.memory); err != nil {
 		return 0, err
 	}
+	k.memory.Close()
 	if err := refit.CheckRemoved(criu.Open(k.images.Path).Set); err != nil {
 		return 0, err
 	}
@@ -325,11 +336,12 @@ func (k *checkpointing) store(context.Context) (uint64, error) {
 func (k *checkpointing) writeMetadata(ctx context.Context) (uint64, error) {
 	k.writer.Describe(k.metadata)
 	k.metadata.Phases = k.q.Phases()
-	return 0, k.sealer.Complete(ctx, k.images.Path, k.metadata, k.known)
+	return 0, k.sealer.Complete(ctx, k.images.Path, k.metadata, k.memory.Digests())
 }
 
 // stop ends the container. It is frozen until then, so nothing runs in between.
 func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
+	defer ending.Help(ctx, k.c.pids)()
 	if err := k.s.kill(ctx, k.c); err != nil {
 		return 0, err
 	}
@@ -342,61 +354,40 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 
 // dump runs runc's checkpoint with this shim's CRIU settings, and says what
 // CRIU had to say when it fails. A dump that has begun is not given up: CRIU has
-// code of its own in the processes then, and would go on without runc. The digests are those of images, by
-// name, that have been computed on the way.
-func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, read config.Source) (digests map[string][]string, err error) {
+// code of its own in the processes then, and would go on without runc.
+func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, read config.Source, memory *pages.Dump) error {
 	view, err := read()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if _, err := c.writeSettings(ctx, view); err != nil {
-		return nil, err
+		return err
 	}
 	programs, err := tmpfs.Install(c.bundle, r.Path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
 	if err = dumpLog.Remove(); err == nil {
 		err = imagedir.BeginDump(r.Path)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
-	memory := s.pastCRIU(ctx, c, r, view)
-	defer memory.Close()
+	memory.Begin()
 	watch := criu.StartWatch(ctx, false, time.Duration(view.CRIU.DumpTimeout))
 	_, err = s.TTRPCTaskService.Checkpoint(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
-		return nil, sequence.Join(dumpLog.Explain(err), criu.EndDumps())
+		return sequence.Join(dumpLog.Explain(err), criu.EndDumps())
 	}
 	return memory.Complete()
 }
 
-// pastCRIU begins to take memory past CRIU. That needs processes that stay frozen: nobody else may
-// thaw or end them.
-func (s *Service) pastCRIU(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, view config.View) *pages.Dump {
-	of := pages.Dumping{
-		Images: r.Path, List: filepath.Join(c.bundle, "gpuckpt-left-out.txt"), Init: c.pid, Pids: c.pids,
-		Start: func() (*pages.Worker, error) {
-			return charged.Start(ctx, reap, view.Staging, pages.StartWorker)
-		},
-	}
-	opts := new(options.CheckpointOptions)
-	self, err := os.Executable()
-	if err == nil {
-		of.Library, err = criu.FindPlugin(self)
-	}
-	if err == nil && r.Options != nil {
-		err = typeurl.UnmarshalTo(r.Options, opts)
-	}
-	if err == nil && c.paused && !opts.Exit {
-		of.Least, of.Digest = view.Staging.LargeMemory(), view.Signing.Key != ""
-	}
-	return pages.BeginDump(ctx, of)
+func pastCRIU(ctx context.Context, c *container, dir string, read config.Source) *pages.Dump {
+	return pastcriu.New(ctx, pastcriu.Container{Bundle: c.bundle, Init: c.pid, Pids: c.pids, Run: reap}, dir, read)
 }
 
 // writeSettings writes the settings of CRIU: for a dump if the container has processes, else

@@ -48,10 +48,24 @@ func TestHostMemory(t *testing.T) {
 					r.MustRemove(t)
 					r = restore(t, shared, k.ID, ref, k.Port)
 					r.Expect(t, "verify", "bad=0,0")
+					if workload == "gpumemory" {
+						endsWith(t, r)
+					}
 				}
 				r.MustRemove(t)
 			}
 		})
+	}
+}
+
+// endsWith ends a container with a checkpoint, and fails the test unless the kernel got help with its memory.
+func endsWith(t *testing.T, k *harness.Container) {
+	t.Helper()
+	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: t.TempDir(), Exit: true}); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+	}
+	if !strings.Contains(shared.Log(), "helped to free the memory of 1 processes") {
+		t.Errorf("the kernel has freed the program's memory alone:\n%s", shared.LogTail(3000))
 	}
 }
 

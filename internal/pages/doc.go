@@ -10,8 +10,8 @@
 // is in them. When CRIU has restored the processes and holds their threads, Fill copies it into
 // them. Nothing of the program has run until then.
 //
-// The life of a Dump: the processes are frozen. BeginDump chooses mappings and writes a list of them.
-// With its Environment CRIU dumps the mappings, and nothing of what is in them (leave_out.c). Complete
+// The life of a Dump: while the driver works, MakeRoom begins to make the pages of the new images. Begin,
+// when the processes are frozen, chooses mappings and writes a list of them. With its Environment CRIU dumps the mappings, and nothing of what is in them (leave_out.c). Complete
 // then writes CRIU's images again with all memory. The processes are only read.
 //
 // A mapping is chosen if it is private, has no file, can be read and written, and holds enough

@@ -73,7 +73,7 @@ func TestScan(t *testing.T) {
 	if memory[8*pageBytes] != 0 {
 		t.Fatal("new memory is not empty")
 	}
-	d := &dumper{runs: make(map[int][]span), kept: make(map[int][]span)}
+	d := newDumper()
 	at := addressOf(memory)
 	all := []span{{at, at + 12*pageBytes}}
 	if kept, err := d.scan(os.Getpid(), all, 5*pageBytes); err != nil || len(kept) > 0 {
@@ -110,7 +110,10 @@ func TestNoWorkerForEmptyMappings(t *testing.T) {
 		of := Dumping{List: filepath.Join(t.TempDir(), "list"), Least: least, Init: os.Getpid()}
 		of.Pids = func() ([]int, error) { return []int{os.Getpid()}, nil }
 		of.Start = func() (*Worker, error) { started = true; return nil, errors.New("none is needed") }
-		BeginDump(t.Context(), of).Close()
+		d := NewDump(t.Context(), of)
+		d.MakeRoom()
+		d.Begin()
+		d.Close()
 		if started != want {
 			t.Errorf("at least %d bytes: a worker is started: %v", least, started)
 		}
@@ -137,7 +140,7 @@ func dumped(t *testing.T, dir string) (d *dumper, content []byte, page uint64) {
 	}
 	at := addressOf(content)
 	page = at / pageBytes
-	d = &dumper{runs: make(map[int][]span), kept: make(map[int][]span)}
+	d = newDumper()
 	if kept, err := d.scan(os.Getpid(), []span{{at, at + pages*pageBytes}}, least); err != nil || len(kept) != 1 {
 		t.Fatalf("kept %v, %v", kept, err)
 	}
@@ -218,7 +221,7 @@ func TestMergedBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer old.Close()
-	digests, err := writePagesOf(path, old, os.Getpid(), runs, true)
+	digests, err := writePagesOf(path, old, os.Getpid(), runs, nil, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +233,7 @@ func TestMergedBlocks(t *testing.T) {
 		t.Errorf("the digests are %v, want %v", digests, want)
 	}
 	runs[16].entry, runs[16].from = new(pagemap.PagemapEntry), uint64(len(criu))
-	if digests, err := writePagesOf(path, old, os.Getpid(), runs, true); !errors.Is(err, io.ErrUnexpectedEOF) {
+	if digests, err := writePagesOf(path, old, os.Getpid(), runs, nil, true); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("of a short image: %v, %v", digests, err)
 	}
 }

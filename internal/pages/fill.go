@@ -136,7 +136,8 @@ func isPlain(m proc.Mapping) bool {
 }
 
 // eachChunk calls do with parts of pieces, of chunkBytes at most, and a buffer as long, on all
-// processors.
+// processors. What is in one huge page is one thread's: two that touch a new one at once wait for each
+// other, or both clear one.
 func eachChunk(pieces []Piece, do func(p Piece, buf []byte) error) error {
 	buffers := sync.Pool{New: func() any { return new([chunkBytes]byte) }}
 	var group errgroup.Group
@@ -165,10 +166,10 @@ func eachChunk(pieces []Piece, do func(p Piece, buf []byte) error) error {
 	bytes := uint64(0)
 	for _, p := range pieces {
 		for at := uint64(0); at < p.Bytes; {
-			n := min(p.Bytes-at, chunkBytes-bytes)
+			n := min(p.Bytes-at, chunkBytes, hugePage-(p.Start+at)%hugePage)
 			batch = append(batch, Piece{p.Start + at, n, p.Offset + at})
 			at += n
-			if bytes += n; bytes == chunkBytes {
+			if bytes += n; bytes >= hugePage || (p.Start+at)%hugePage == 0 {
 				send(batch)
 				batch, bytes = nil, 0
 			}

@@ -115,29 +115,34 @@ func TestDumpWorkerKilled(t *testing.T) {
 	}
 	for number := range inside {
 		for _, killed := range []bool{true, false} {
-			dir := t.TempDir()
+			dir := tmpfs(t, "huge=advise")
 			writeImage(t, dir, fmt.Sprintf("mm-%d.img", number), "MM", memory(mapping(at/pageBytes, programBytes/pageBytes)))
 			writeImage(t, dir, fmt.Sprintf("pagemap-%d.img", number), "PAGEMAP", head(3), run(10, 5))
 			writePages(t, dir, "pages-3.img", 5)
 			before := files(t, dir)
 			list := filepath.Join(t.TempDir(), "list")
-			d := BeginDump(t.Context(), Dumping{
+			d := NewDump(t.Context(), Dumping{
 				Images: dir, List: list, Library: "/library.so", Least: programBytes, Init: pid,
 				Pids:  func() ([]int, error) { return []int{pid}, nil },
 				Start: func() (*Worker, error) { return StartWorker(nil, nil) },
 			})
+			d.MakeRoom()
+			if d.wait(); d.worker == nil {
+				t.Error("no room is made")
+			}
+			d.Begin()
 			if len(d.taken) != 1 {
 				t.Fatalf("of %d processes memory is left out, want one", len(d.taken))
 			}
 			if killed {
 				stopped(t, d.worker)
-				if err := killIn(t, d.worker, func() error { _, err := d.Complete(); return err }); !errors.Is(err, ErrWorkerGone) {
+				if err := killIn(t, d.worker, d.Complete); !errors.Is(err, ErrWorkerGone) {
 					t.Errorf("the dump of a worker that was killed: %v", err)
 				}
 				if after := files(t, dir); after != before {
 					t.Errorf("the images are\n%s, before they were\n%s", after, before)
 				}
-			} else if _, err := d.Complete(); err != nil {
+			} else if err := d.Complete(); err != nil {
 				t.Error(err)
 			} else if info, err := os.Stat(filepath.Join(dir, "pages-3.img")); err != nil || info.Size() != programBytes+5*pageBytes {
 				t.Errorf("the next dump: %v, %v", info, err)

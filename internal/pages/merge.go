@@ -65,10 +65,13 @@ func (d *dumper) merge(pid, number int, dir string, digest bool) (a answer, err 
 		return a, err
 	}
 	defer old.Close()
-	if a.Digests, err = writePagesOf(filepath.Join(dir, pages), old, pid, runs, digest); err != nil {
+	room := d.room[pid]
+	delete(d.room, pid)
+	defer room.close()
+	if a.Digests, err = writePagesOf(filepath.Join(dir, pages), old, pid, runs, room, digest); err != nil {
 		return a, err
 	}
-	a.Bytes, a.Name = total, pages
+	a.Bytes, a.Name, a.Ahead = total, pages, room.made()
 	return a, writePagemap(dir, name, runs)
 }
 
@@ -140,8 +143,8 @@ func (d *dumper) leftOut(pid int, criu []memoryRun) (left []memoryRun, total uin
 }
 
 // writePagesOf writes the memory of all runs in the place of CRIU's file, and returns the digests of
-// its blocks if they are asked for. Pages of zeros become holes.
-func writePagesOf(path string, old *os.File, pid int, runs []memoryRun, digest bool) (digests []string, err error) {
+// its blocks if they are asked for. Pages of zeros become holes. The room becomes the file, if there is one.
+func writePagesOf(path string, old *os.File, pid int, runs []memoryRun, room *room, digest bool) (digests []string, err error) {
 	info, err := old.Stat()
 	if err != nil {
 		return nil, err
@@ -150,7 +153,7 @@ func writePagesOf(path string, old *os.File, pid int, runs []memoryRun, digest b
 	for i, r := range runs {
 		image.offsets[i+1] = image.offsets[i] + r.End - r.Start
 	}
-	return digests, replace(path, info.Mode().Perm(), func(f *os.File) error {
+	return digests, replace(path, info.Mode().Perm(), room.take(), func(f *os.File) error {
 		bytes := image.offsets[len(runs)]
 		to, err := newPagesFile(f, bytes, mapped.InMemory(f))
 		if err != nil {
@@ -224,15 +227,23 @@ func (m *newImage) read(buf []byte, at uint64) error {
 	return nil
 }
 
-// replace writes a file anew. On an error it is as it was, and nothing lies beside it.
-func replace(path string, perm os.FileMode, write func(*os.File) error) error {
+// replace writes a file anew. It writes into unnamed, an empty file without a name that it closes, or makes
+// one if that is nil. On an error the file is as it was, and nothing lies beside it.
+func replace(path string, perm os.FileMode, unnamed *os.File, write func(*os.File) error) error {
 	name := filepath.Join(filepath.Dir(path), temporary+filepath.Base(path))
-	_ = os.Remove(name)                                                                // of a worker that was killed
-	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, perm) // to be mapped
-	if err != nil {
+	_ = os.Remove(name) // of a worker that was killed
+	f, err := unnamed, error(nil)
+	if f != nil {
+		err = f.Chmod(perm)
+	} else if f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, perm); err != nil { // to be mapped
 		return err
 	}
-	err = write(f)
+	if err == nil {
+		err = write(f)
+	}
+	if err == nil && unnamed != nil {
+		err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.AT_FDCWD, name, unix.AT_SYMLINK_FOLLOW)
+	}
 	if err = cmp.Or(err, f.Close()); err == nil {
 		err = os.Rename(name, path)
 	}
@@ -289,7 +300,7 @@ func writePagemap(dir, name string, runs []memoryRun) error {
 	if err != nil {
 		return err
 	}
-	return replace(path, info.Mode().Perm(), func(f *os.File) error {
+	return replace(path, info.Mode().Perm(), nil, func(f *os.File) error {
 		_, err := f.Write(b.Bytes())
 		return err
 	})

@@ -26,7 +26,7 @@ func TestReplace(t *testing.T) {
 		if fails != nil {
 			want = "old"
 		}
-		err := replace(path, 0o600, func(f *os.File) error {
+		err := replace(path, 0o600, nil, func(f *os.File) error {
 			if _, err := f.WriteString("new"); err != nil {
 				t.Error(err)
 			}

@@ -18,13 +18,19 @@ import (
 type pagesFile struct {
 	f     *os.File
 	mem   []byte // nil for a file that is written
+	made  bool   // the file has pages already, of zeros
 	unmap func()
 }
 
-// newPagesFile makes an empty file, open for reading and writing, as long as its pages are, and maps it
-// if that is asked for. close must be called.
+// newPagesFile makes a file without bytes in it, open for reading and writing, as long as its pages are,
+// and maps it if that is asked for. It may have pages of zeros. close must be called.
 func newPagesFile(f *os.File, bytes uint64, inMemory bool) (*pagesFile, error) {
 	p := &pagesFile{f: f, unmap: func() {}}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, err
+	}
+	p.made = st.Blocks > 0
 	if err := f.Truncate(int64(bytes)); err != nil || !inMemory || bytes == 0 {
 		return p, err
 	}
@@ -51,6 +57,11 @@ func (p *pagesFile) write(pages []byte, offset uint64) error {
 		used += to - from
 		return nil
 	})
+	if p.made && used <= len(pages)/2 {
+		if err := unix.Fallocate(int(p.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(offset), int64(len(pages))); err != nil {
+			return fmt.Errorf("make a hole in %s: %w", p.f.Name(), err)
+		}
+	}
 	return eachWritten(pages, func(from, to int) error {
 		at := offset + uint64(from)
 		if p.mem == nil || used <= len(pages)/2 {

@@ -71,9 +71,15 @@ func zeroFrame() (uint64, error) {
 type dumper struct {
 	runs map[int][]span // what was scanned of each process
 	kept map[int][]span // the spans that they are of
+	room map[int]*room  // of each process; nil where there is none to be made
 }
 
-// scan chooses those of the spans that hold enough memory, and remembers what they hold.
+func newDumper() *dumper {
+	return &dumper{runs: make(map[int][]span), kept: make(map[int][]span), room: make(map[int]*room)}
+}
+
+// scan chooses those of the spans that hold enough memory, and remembers what they hold, until the next
+// scan of the process.
 func (d *dumper) scan(pid int, spans []span, least uint64) ([]span, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/pagemap", pid))
 	if err != nil {
@@ -84,6 +90,8 @@ func (d *dumper) scan(pid int, spans []span, least uint64) ([]span, error) {
 	if err != nil {
 		return nil, err
 	}
+	delete(d.kept, pid)
+	delete(d.runs, pid)
 	for _, s := range spans {
 		runs, err := scan(f, s, zero)
 		if err != nil {

@@ -39,7 +39,7 @@ func IsWorker() bool { return kind.IsSelf() }
 
 // Main is a worker's whole life.
 func Main() {
-	d := &dumper{runs: make(map[int][]span), kept: make(map[int][]span)}
+	d := newDumper()
 	worker.Obey(kind, d.do)
 }
 
@@ -54,7 +54,7 @@ const (
 type order struct {
 	Op  string `json:"op"`
 	PID int    `json:"pid"`
-	// Path of the file that has the Pieces of a fill, or of the directory of a merge.
+	// Path of the file that has the Pieces of a fill, or of the directory of a scan and a merge.
 	Path   string  `json:"path,omitempty"`
 	Pieces []Piece `json:"pieces,omitempty"`
 	// Spans of a scan, and what one must hold.
@@ -72,6 +72,8 @@ type answer struct {
 	// Digests of the blocks of the image that a merge has written, and its name.
 	Digests []string `json:"digests,omitempty"`
 	Name    string   `json:"name,omitempty"`
+	// Ahead is how many bytes of the image's pages were made before the merge.
+	Ahead uint64 `json:"ahead,omitempty"`
 }
 
 func (w *Worker) ask(doing string, o order) (answer, error) {
@@ -84,9 +86,9 @@ func (w *Worker) fill(pid int, f *os.File, pieces []Piece) (uint64, error) {
 	return a.Bytes, err
 }
 
-// scan returns those of the spans that hold so much memory.
-func (w *Worker) scan(pid int, spans []span, least uint64) ([]span, error) {
-	a, err := w.ask("look for memory", order{Op: opScan, PID: pid, Spans: spans, Least: least})
+// scan returns those of the spans that hold so much memory, and begins to make room for it in a directory.
+func (w *Worker) scan(pid int, spans []span, least uint64, dir string) ([]span, error) {
+	a, err := w.ask("look for memory", order{Op: opScan, PID: pid, Spans: spans, Least: least, Path: dir})
 	return a.Spans, err
 }
 
@@ -100,7 +102,9 @@ func (d *dumper) do(o order) (a answer, err error) {
 	case opFill:
 		a.Bytes, err = fill(o.PID, o.Path, o.Pieces)
 	case opScan:
-		a.Spans, err = d.scan(o.PID, o.Spans, o.Least)
+		if a.Spans, err = d.scan(o.PID, o.Spans, o.Least); err == nil {
+			d.makeRoom(o.PID, o.Path)
+		}
 	case opMerge:
 		a, err = d.merge(o.PID, o.Number, o.Path, o.Digest)
 	default:
