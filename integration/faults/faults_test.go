@@ -47,6 +47,9 @@ func TestMain(m *testing.M) {
 			return err
 		}
 		shared, err = s.Start(harness.Options{Bins: bins, Env: []string{"GPUCKPT_FAULTS=" + steered.path}})
+		if err == nil && s.GPU.Kind == harness.SoftwareGPU {
+			err = shared.SetSoftwareGPU(slowMover)
+		}
 		if err == nil {
 			err = smallDisks()
 		}
@@ -107,8 +110,9 @@ const (
 	envKnown = "GPUCKPT_TEST_FAULTS_KNOWN"
 )
 
-// sample is how many cells are tried where nobody says how many.
-const sample = 14
+// sample is how many cells are tried where nobody says how many, and sampleKept how many of those are
+// of a program whose GPU memory is kept: the container of these takes longer.
+const sample, sampleKept = 14, 3
 
 // choose returns the cells to try, in an order in which any first part is spread over all of them,
 // and those that have the node for themselves last.
@@ -118,7 +122,9 @@ func choose(t *testing.T) []Cell {
 	switch want := os.Getenv(envCells); want {
 	case "all":
 	case "":
-		cells = cells[:min(sample, len(cells))]
+		kept, others := split(cells)
+		kept = kept[:min(sampleKept, len(kept))]
+		cells = append(others[:min(sample-len(kept), len(others))], kept...)
 	default:
 		var first, last int
 		if n, _ := fmt.Sscanf(want, "%d-%d", &first, &last); n == 1 {
@@ -176,45 +182,54 @@ func TestFaults(t *testing.T) {
 		}
 		end = time.Now().Add(budget)
 	}
-	work := make(chan Cell)
-	go func() {
-		defer close(work)
-		for _, c := range cells {
-			if session.Context().Err() != nil || !end.IsZero() && time.Now().After(end) {
-				return
-			}
-			work <- c
-		}
-	}()
 	var tried, wrong atomic.Int64
 	var lanes sync.WaitGroup
-	// All are there before the first fault, which may be one of all containers.
-	var all []*lane
-	for n := range lanesAtOnce(t) {
-		all = append(all, newLane(t, fmt.Sprintf("lane-%d-%d", rounds, n)))
-	}
-	rounds++
-	for _, l := range all {
-		lanes.Go(func() {
-			for c := range work {
-				began := time.Now()
-				ok := t.Run(c.String(), func(t *testing.T) {
-					session.Results.Add(t)
-					tried.Add(1)
-					l.try(t, c)
-				})
-				if l.lost {
-					t.Errorf("%s cannot be started anew: its walk ends", l.k.ID)
+	// tryAll has lanes try cells beside each other, in their order.
+	tryAll := func(cells []Cell, all []*lane) {
+		work := make(chan Cell)
+		go func() {
+			defer close(work)
+			for _, c := range cells {
+				if session.Context().Err() != nil || !end.IsZero() && time.Now().After(end) {
 					return
 				}
-				walk.note(t, c, ok, time.Since(began))
-				if !ok {
-					wrong.Add(1)
-					l.broken = true
-				}
+				work <- c
 			}
-		})
+		}()
+		for _, l := range all {
+			lanes.Go(func() {
+				for c := range work {
+					began := time.Now()
+					ok := t.Run(c.String(), func(t *testing.T) {
+						session.Results.Add(t)
+						tried.Add(1)
+						l.try(t, c)
+					})
+					if l.lost {
+						t.Errorf("%s cannot be started anew: its walk ends", l.k.ID)
+						return
+					}
+					walk.note(t, c, ok, time.Since(began))
+					if !ok {
+						wrong.Add(1)
+						l.broken = true
+					}
+				}
+			})
+		}
 	}
+	kept, others := split(cells)
+	// All are there before the first fault, which may be one of all containers.
+	var all, keeping []*lane
+	for n := range lanesAtOnce(t) {
+		all = append(all, newLane(t, fmt.Sprintf("lane-%d-%d", rounds, n), false))
+	}
+	if len(kept) > 0 {
+		keeping = append(keeping, newLane(t, fmt.Sprintf("lane-%d-kept", rounds), true))
+	}
+	rounds++
+	tryAll(kept, keeping)
+	tryAll(others, all)
 	lanes.Wait()
 	for _, p := range steered.unknown() {
 		t.Errorf("the table lacks the step %q of the operation %q, of which there is the %s", p.Step, p.Operation, p.Moment)
@@ -225,6 +240,18 @@ func TestFaults(t *testing.T) {
 	}
 	fmt.Printf("points x faults: %d of %d cells tried, %d points x %d faults, %d violations\n",
 		tried.Load(), len(Cells()), len(points), len(faults), wrong.Load())
+}
+
+// split returns the cells for a program whose GPU memory is kept, and the others.
+func split(cells []Cell) (kept, others []Cell) {
+	for _, c := range cells {
+		if c.Place.Scenario.Kept {
+			kept = append(kept, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	return kept, others
 }
 
 // lanesAtOnce is how many containers are used at once.
@@ -263,7 +290,7 @@ func (l *lane) try(t testing.TB, c Cell) {
 	if l.broken {
 		l.lost = true
 		_ = shared.Remove(t.Context(), l.k.ID)
-		next := newLane(t, fmt.Sprintf("%s-%d", strings.SplitN(l.k.ID, "-again", 2)[0]+"-again", l.life+1))
+		next := newLane(t, fmt.Sprintf("%s-%d", strings.SplitN(l.k.ID, "-again", 2)[0]+"-again", l.life+1), l.keeps)
 		next.life = l.life + 1
 		*l = *next
 	}
@@ -315,13 +342,16 @@ func (l *lane) try(t testing.TB, c Cell) {
 			t.Fatal(err)
 		}
 	}
+	if s.Paused {
+		if err := l.pause(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
 	dir := l.dirOfCell()
 	h := l.make(t, c, func(ctx context.Context, c *client.Client) error {
 		switch strings.TrimSuffix(s.Name, "-in-turn") {
-		case "checkpoint":
-			return l.checkpoint(ctx, c, dir, false)
-		case "checkpoint-stop":
-			return l.checkpoint(ctx, c, dir, true)
+		case "checkpoint", "checkpoint-stop", "checkpoint-kept", "checkpoint-kept-stop", "checkpoint-kept-paused", "checkpoint-kept-paused-stop":
+			return l.checkpoint(ctx, c, dir, s.Stops)
 		case "restore":
 			return l.restore(ctx, c, l.last)
 		case "suspend", "suspend-spill":
@@ -380,6 +410,7 @@ func (l *lane) judge(t testing.TB, c Cell, h *hit, before look, dir string) {
 	}
 	if h.missed.Load() {
 		t.Log("the process was not there, or gone before it was hit")
+		c.Outcome |= Through
 	}
 	if !h.reached.Load() {
 		t.Fatalf("the place was not reached; the operation's error: %v", h.err)
@@ -432,7 +463,7 @@ func (l *lane) judge(t testing.TB, c Cell, h *hit, before look, dir string) {
 		if through && !complete {
 			t.Errorf("the checkpoint is not complete: %v", err)
 		}
-		stops := c.Place.Scenario.Name == "checkpoint-stop" && complete
+		stops := c.Place.Scenario.Stops && complete
 		// A containerd that begins meanwhile forgets a task that has ended.
 		if status == client.Stopped || status == "" && stops { // it was to end with the checkpoint
 			if !stops {
@@ -475,12 +506,14 @@ func (l *lane) judge(t testing.TB, c Cell, h *hit, before look, dir string) {
 		}
 	}
 	if status, err := l.k.Status(t.Context()); err != nil || status == client.Paused {
-		if c.Outcome&Retry == 0 {
+		if c.Outcome&Retry == 0 && !c.Place.Scenario.Paused {
 			t.Errorf("the container is %s, error %v; want it to run", status, err)
 		}
 		if err := l.resumeByHand(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	} else if c.Place.Scenario.Paused && c.Fault.Name != "resume" {
+		t.Errorf("the container is %s, want it paused as it was", status)
 	} else if !through && c.Outcome&Retry != 0 && op != "restore" {
 		_ = l.resumeByHand(t.Context()) // it runs, and its calls of the driver may be blocked
 	}

@@ -38,6 +38,7 @@ var phases = []phase{
 	}},
 	{"save GPU state", func(p Place) bool { return taken(p, "checkpoint", "save GPU state") }},
 	{"dump", func(p Place) bool { return taken(p, "checkpoint", "dump") }},
+	{draining, func(p Place) bool { return taken(p, "checkpoint", drains) }},
 	{"way back: give GPU state back", func(p Place) bool { return p.After != "" && p.Step == "give GPU state back" }},
 	{"way back: all else", func(p Place) bool {
 		return p.After != "" && p.Step != "give GPU state back" && p.Scenario.Operation != "restore"
@@ -69,6 +70,7 @@ var kinds = []kind{
 	{"shim dies, crashes", []string{"SIGKILL-shim", "SIGSEGV-shim", "SIGKILL-shim-of"}},
 	{"CUDA helper", of(Helper)},
 	{"tracer, digester", of(Worker)},
+	{"mover", of(Mover)},
 	{"CRIU", of(CRIU)},
 	{"runc", of(Runc)},
 	{"containerd", append(of(Containerd), "SIGKILL-containerd-slow-end", "SIGKILL-containerd-of")},
@@ -80,7 +82,7 @@ var kinds = []kind{
 	{"a disk cannot be read or written", []string{"write-error", "read-error", "io-error", "block-writes", "block-reads"}},
 	{"no files, no pids", []string{"no-files", "no-pids"}},
 	{"no staging memory", []string{"no-memory"}},
-	{"hangs, stops, takes long", []string{"delay", "SIGSTOP-shim", "SIGSTOP-program", "SIGSTOP-helper", "SIGSTOP-worker", "SIGSTOP-runc", "SIGSTOP-CRIU", "SIGSTOP-containerd", "SIGSTOP", "hang-helper", "hang-worker", "hang-runc", "hang-CRIU", hangDriver, "hook-hangs"}},
+	{"hangs, stops, takes long", []string{"delay", "SIGSTOP-shim", "SIGSTOP-program", "SIGSTOP-helper", "SIGSTOP-worker", "SIGSTOP-mover", "SIGSTOP-runc", "SIGSTOP-CRIU", "SIGSTOP-containerd", "SIGSTOP", "hang-helper", "hang-worker", "hang-mover", "hang-runc", "hang-CRIU", hangDriver, "hook-hangs"}},
 	{"two at once", []string{"error-and-cancel", "SIGKILL-helper-and-worker", "SIGKILL-helper-and-containerd"}},
 }
 
@@ -103,6 +105,7 @@ type reason struct {
 
 // The names of phases and kinds that reasons are about.
 const (
+	draining = "drain GPU state, of a program with the companion"
 	inTurns  = "all, where it waits for its turn"
 	commands = "image, push, pull"
 )
@@ -112,12 +115,12 @@ var reasons = []reason{
 	{
 		"CRIU runs in a dump and in a restore only.",
 		[]string{"CRIU"},
-		[]string{"pause: lock, freeze", "preflight", "save GPU state", "way back: give GPU state back", "way back: all else", "store, metadata, stop", "suspend: save, spill", "suspended", "resume: choose, check, access, GPU state, run"},
+		[]string{"pause: lock, freeze", "preflight", "save GPU state", "way back: give GPU state back", "way back: all else", draining, "store, metadata, stop", "suspend: save, spill", "suspended", "resume: choose, check, access, GPU state, run"},
 	},
 	{
 		"runc runs in a pause, a dump, a restore and a thaw only.",
 		[]string{"runc"},
-		[]string{"preflight", "save GPU state", "way back: give GPU state back", "way back: all else", "store, metadata, stop", "suspend: save, spill", "suspended"},
+		[]string{"preflight", "save GPU state", "way back: give GPU state back", "way back: all else", draining, "store, metadata, stop", "suspend: save, spill", "suspended"},
 	},
 	{
 		"no tracer and no digester runs: the first is started to save GPU state, and the last ends with what it has digested.",
@@ -127,7 +130,16 @@ var reasons = []reason{
 	{
 		"no CUDA helper is needed. One may wait for an operation that follows, and ends by itself after half a minute.",
 		[]string{"CUDA helper"},
-		[]string{"way back: all else", "store, metadata, stop", "suspended"},
+		[]string{"way back: all else", draining, "store, metadata, stop", "suspended"},
+	},
+	{
+		"a mover copies from the end of **save GPU state** to that of **drain GPU state**. It is hit in the middle. That of a restore, without which the restore goes on, has tests of its own (TestCompanionPrefilled).",
+		[]string{"mover"},
+		[]string{
+			"pause: lock, freeze", "preflight", "save GPU state", "way back: give GPU state back", "way back: all else", "store, metadata, stop",
+			"restore: processes", "restore: cgroup, device nodes, inspect, memory", "restore: map, restore GPU state, run", "restore: way back",
+			"suspend: save, spill", "suspended", "resume: choose, check, access, GPU state, run", inTurns,
+		},
 	},
 	{
 		"nothing of a checkpoint or a spill is read or written there. The way back gives GPU state back from memory. What it removes on a disk that has failed before stays there and is no checkpoint.",
@@ -141,7 +153,7 @@ var reasons = []reason{
 	},
 	{
 		"these commands ask the shim for a checkpoint, whose faults are above, and move bytes of files. What happens to the container while they do so is tested by the death of its shim.",
-		[]string{"CRIU", "runc", "CUDA helper", "tracer, digester", "driver fails, hangs", "no staging memory", "pause, resume by others", "program dies, crashes", "task kill, delete"},
+		[]string{"CRIU", "runc", "CUDA helper", "tracer, digester", "mover", "driver fails, hangs", "no staging memory", "pause, resume by others", "program dies, crashes", "task kill, delete"},
 		[]string{commands},
 	},
 	{

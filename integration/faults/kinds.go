@@ -134,11 +134,19 @@ func Faults() []Fault {
 			},
 		},
 	}
+	// hit is what becomes of an operation that has lost a process. A mover that was gone is judged as missed. Only the
+	// software GPU has one that is slow enough to be hit.
+	hit := func(p Place, process string) Outcome {
+		if process == Mover {
+			return Back
+		}
+		return tried(p)
+	}
 	for _, victim := range Processes {
 		faults = append(faults, Fault{
 			Name: "SIGKILL-" + victim.Name, Words: victim.Words + " is killed",
-			Found: victim.Killed, Alone: victim.Name == Containerd,
-			Outcome: func(p Place) (Outcome, bool) { return tried(p), p.has(victim.Name) },
+			Found: victim.Killed, Alone: victim.Name == Containerd, SoftwareOnly: victim.Name == Mover,
+			Outcome: func(p Place) (Outcome, bool) { return hit(p, victim.Name), p.has(victim.Name) },
 		})
 	}
 	for _, victim := range Processes {
@@ -147,9 +155,9 @@ func Faults() []Fault {
 		}
 		faults = append(faults, Fault{
 			Name: "SIGSEGV-" + victim.Name, Words: victim.Words + " crashes (SIGSEGV)",
-			Found: "as if it was killed",
+			Found: "as if it was killed", SoftwareOnly: victim.Name == Mover,
 			Outcome: func(p Place) (Outcome, bool) {
-				return tried(p), p.Moment == "during" && p.has(victim.Name)
+				return hit(p, victim.Name), p.Moment == "during" && p.has(victim.Name)
 			},
 		})
 	}
@@ -160,7 +168,7 @@ func Faults() []Fault {
 			Outcome: func(p Place) (Outcome, bool) {
 				made := p.has(victim.Name)
 				if victim.Name == Program { // what is stopped stays so in a checkpoint
-					made = made && p.Moment != "during" && p.Scenario.Name != "checkpoint-stop"
+					made = made && p.Moment != "during" && !p.Scenario.Stops
 				}
 				if p.After != "" {
 					return Back, made
@@ -176,9 +184,9 @@ func Faults() []Fault {
 		faults = append(faults, Fault{
 			Name: "hang-" + victim.Name, Words: victim.Words + " does nothing any more",
 			Found: "it is ended when its time is over ([configuration.md](configuration.md#criu) for CRIU, a minute for another runc, `stall_timeout` for a driver that does nothing, half an hour for GPU memory that moves); then as if it was killed",
-			Alone: true,
+			Alone: true, SoftwareOnly: victim.Name == Mover,
 			Outcome: func(p Place) (Outcome, bool) {
-				outcome := tried(p)
+				outcome := hit(p, victim.Name)
 				if p.Scenario.Operation == "resume" {
 					outcome |= Retry // the helper is hit as late as in the unlock
 				}
@@ -356,6 +364,7 @@ const (
 	Program    = "program"
 	Helper     = "helper"
 	Worker     = "worker"
+	Mover      = "mover"
 	Runc       = "runc"
 	CRIU       = "CRIU"
 	Containerd = "containerd"
@@ -376,6 +385,7 @@ const (
 var Processes = []Process{
 	{Helper, "the CUDA helper", "another one is started, or it is as for a step that fails"},
 	{Worker, "the tracer or the digester", "as for a step that fails, or no harm is done"},
+	{Mover, "the mover", "the checkpoint fails; the program has its GPU memory, also one that was to end"},
 	{Runc, "runc", "as for a step that fails; what CRIU has begun is ended"},
 	{CRIU, "CRIU", "as for a step that fails; a restore leaves nothing"},
 	{Containerd, "containerd", "the operation is undone, or completed. The next containerd has the container as it is then"},
@@ -403,11 +413,15 @@ var during = map[string][]string{
 	CRIU:   {"dump", "restore processes"},
 	Helper: {"save GPU state", "restore GPU state", "give GPU state back"},
 	Worker: {"save GPU state", "spill", "map GPU state", "restore GPU state", "store GPU state"},
+	Mover:  {"dump", drains},
 }
 
 // has reports whether there is the process at a place.
 func (p Place) has(process string) bool {
 	s := p.Scenario
+	if process == Mover && !s.Kept {
+		return false
+	}
 	if p.Moment == "during" {
 		// The tracer of a resume, and the digester of what was spilled.
 		if s.Operation == "resume" && process == Worker {
@@ -436,7 +450,7 @@ func (p Place) has(process string) bool {
 	case "checkpoint " + Helper:
 		return p.between("pause", "dump", "end")
 	case "checkpoint " + Worker:
-		return p.between("save GPU state", "dump", "end")
+		return p.between("save GPU state", "dump", "end") || p.Step == drains
 	case "restore " + Helper:
 		return true
 	case "restore " + Worker:
@@ -473,6 +487,8 @@ func (p Place) writesDisk() bool {
 	switch p.Scenario.Name {
 	case "checkpoint", "checkpoint-stop":
 		return slices.Contains([]string{"save GPU state", "dump", "admit", "store GPU state", "write metadata"}, p.Step)
+	case "checkpoint-kept", "checkpoint-kept-stop":
+		return p.Step == drains
 	case "suspend-spill":
 		return slices.Contains([]string{"make spill directory", "save GPU state", "spill"}, p.Step)
 	}

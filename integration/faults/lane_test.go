@@ -48,6 +48,8 @@ type lane struct {
 	disk *disk
 	// pid is the program's, shim its shim's.
 	pid, shim int
+	// keeps says that its program has the companion, whose GPU memory is kept in a checkpoint.
+	keeps bool
 	// life counts the containers of the lane.
 	life int
 	// broken says that a fault has left what no next one can begin with.
@@ -57,9 +59,9 @@ type lane struct {
 }
 
 // newLane starts a container, and takes a checkpoint that all can go back to.
-func newLane(t testing.TB, id string) *lane {
+func newLane(t testing.TB, id string, keeps bool) *lane {
 	t.Helper()
-	l := &lane{dir: filepath.Join(shared.Dir(), id), count: 100}
+	l := &lane{dir: filepath.Join(shared.Dir(), id), count: 100, keeps: keeps}
 	if err := os.MkdirAll(l.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +73,12 @@ func newLane(t testing.TB, id string) *lane {
 		t.Fatal(err)
 	}
 	// It outlives the test, and goes with its containerd.
-	k, err := shared.Run(session.Context(), harness.Gpuwork(t, harness.RunSpec{ID: id, GPUs: []int{0}}, "counter"))
+	spec, workload := harness.RunSpec{ID: id, GPUs: []int{0}}, []string{"counter"}
+	if keeps { // pieces of memory that the companion makes, as large as such are at least
+		spec.Annotations = map[string]string{annotations.Companion: "true"}
+		workload = []string{"pattern", "--bytes", "8M", "--chunks", "2"}
+	}
+	k, err := shared.Run(session.Context(), harness.Gpuwork(t, spec, workload...))
 	if err != nil {
 		t.Fatal(errors.Join(err, unix.Unmount(l.dir, unix.MNT_DETACH)))
 	}
@@ -87,6 +94,9 @@ func (l *lane) counts(t testing.TB) {
 	t.Helper()
 	l.count++
 	l.k.Expect(t, "count", strconv.Itoa(l.count))
+	if l.keeps {
+		l.k.Expect(t, "verify", "bad=0")
+	}
 }
 
 // execs checks that a process can be exec'd into the container: none waits at the gate for ever.
@@ -281,6 +291,11 @@ func (l *lane) suspend(ctx context.Context, c *client.Client, spill string) erro
 
 func (l *lane) resume(ctx context.Context, c *client.Client) error {
 	return l.order(ctx, c, map[string]string{annotations.Suspend: "false"})
+}
+
+func (l *lane) pause(ctx context.Context) error {
+	_, err := shared.Client().TaskService().Pause(ctx, &tasks.PauseTaskRequest{ContainerID: l.k.ID})
+	return err
 }
 
 // resumeByHand does what the documents say: ctr tasks resume.

@@ -106,6 +106,20 @@ func helpers(shim int) (pids []int) {
 	return pids
 }
 
+// movers are the CUDA helpers of a shim that have a file of GPU state open below a directory: they copy
+// to it.
+func movers(shim int, dir string) (pids []int) {
+	children, _ := harness.Children(shim)
+	for _, pid := range children {
+		if nameOf(pid) == "gpuckpt-cuda-helper" && slices.ContainsFunc(openFiles(pid), func(name string) bool {
+			return strings.HasPrefix(name, dir) && strings.HasPrefix(filepath.Base(name), "gpu-")
+		}) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 // nameOf is the first word of a process's command line, without its directory.
 func nameOf(pid int) string {
 	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))

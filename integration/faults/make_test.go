@@ -356,7 +356,7 @@ var makers = map[string]func(*hit) string{
 }
 
 func init() {
-	for _, victim := range []string{Shim, Program, Helper, Worker, Runc, CRIU, Containerd} {
+	for _, victim := range []string{Shim, Program, Helper, Worker, Mover, Runc, CRIU, Containerd} {
 		makers["SIGKILL-"+victim] = func(h *hit) string {
 			h.signal(victim, unix.SIGKILL)
 			return ""
@@ -528,9 +528,12 @@ func (h *hit) fill(dir string, free int64) string {
 	return ""
 }
 
+// slowMover has a mover at work for as long as CRIU is, beside whatever else the software GPU is told.
+const slowMover = "out_delay_ms=1000\n"
+
 // gpu tells the software GPU something.
 func (h *hit) gpu(lines string) {
-	if err := shared.SetSoftwareGPU(lines); err != nil {
+	if err := shared.SetSoftwareGPU(slowMover + lines); err != nil {
 		h.t.Error(err)
 	}
 }
@@ -654,6 +657,8 @@ func (h *hit) victims(victim string) (pids []int) {
 		return one(h.program())
 	case Runc:
 		return one(childNamed(h.at.Pid, "runc"))
+	case Mover:
+		return movers(h.at.Pid, h.l.dir)
 	case CRIU:
 		return one(childNamed(childNamed(h.at.Pid, "runc"), "criu"))
 	}

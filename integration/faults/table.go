@@ -28,6 +28,7 @@ package faults
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Outcome is what is found after a fault. More than one bit: any of these.
@@ -62,6 +63,13 @@ type Scenario struct {
 	// InTurn says that the node has memory for one operation, and that another one has it at first. Of
 	// the steps only these are walked.
 	InTurn bool
+	// Kept says that the program has GPU memory of the companion, which is kept on the GPU and which a
+	// mover copies beside the rest. Only what is about the mover is walked, see kept.
+	Kept bool
+	// Paused says that the client has paused the container before.
+	Paused bool
+	// Stops says that the operation ends the container.
+	Stops bool
 }
 
 // Undo is a step of the way back.
@@ -82,6 +90,7 @@ func Scenarios() []Scenario {
 		"restore GPU state", "note", "open the gate", "tell restored",
 	}
 	resume := []string{"choose GPUs", "check spill", "give access", "give GPU state back", "thaw and unlock"}
+	keeps := []string{"dump", drains}
 	turn := func(middle string) []string { return []string{waits, middle, gives} }
 	return []Scenario{
 		{
@@ -90,7 +99,7 @@ func Scenarios() []Scenario {
 		},
 		{
 			Name: "checkpoint-stop", Words: "a checkpoint that ends the container", Operation: "checkpoint",
-			Steps: append(append(slices.Clip(begin), finish...), "stop"), Undos: back("store GPU state"), Completes: "write metadata",
+			Steps: append(append(slices.Clip(begin), finish...), "stop"), Undos: back("store GPU state"), Completes: "write metadata", Stops: true,
 		},
 		{Name: "restore", Words: "a restore", Operation: "restore", Steps: restore, Undos: []Undo{{"kill", "restore GPU state"}}},
 		{
@@ -126,11 +135,30 @@ func Scenarios() []Scenario {
 			Name: "resume-in-turn", Words: "a resume that waits for its turn", Operation: "resume",
 			Steps: turn("give GPU state back"), Completes: gives, InTurn: true,
 		},
+		{
+			Name: "checkpoint-kept", Words: "a checkpoint with the companion that leaves the container running", Operation: "checkpoint",
+			Steps: keeps, Kept: true,
+		},
+		{
+			Name: "checkpoint-kept-stop", Words: "a checkpoint with the companion that ends the container", Operation: "checkpoint",
+			Steps: keeps, Undos: []Undo{{"give GPU state back", drains}}, Kept: true, Stops: true,
+		},
+		{
+			Name: "checkpoint-kept-paused", Words: "a checkpoint with the companion of a container that the client has paused", Operation: "checkpoint",
+			Steps: keeps, Kept: true, Paused: true,
+		},
+		{
+			Name: "checkpoint-kept-paused-stop", Words: "a checkpoint with the companion that ends a container that the client has paused", Operation: "checkpoint",
+			Steps: keeps, Undos: []Undo{{"give GPU state back", drains}}, Kept: true, Paused: true, Stops: true,
+		},
 		{Name: "image", Words: "`gpuckpt checkpoint --image --leave-running`", Operation: Command, Steps: []string{"dump", "image"}},
 		{Name: "push", Words: "`gpuckpt image push`", Operation: Command, Steps: []string{"push"}},
 		{Name: "pull", Words: "`gpuckpt image pull`", Operation: Command, Steps: []string{"pull"}},
 	}
 }
+
+// drains is the step that waits for a mover.
+const drains = "drain GPU state"
 
 // The steps of a turn (internal/turns).
 const (
@@ -208,6 +236,8 @@ func Places() (all []Place) {
 				moments = []string{"during"} // the rest is walked without a turn
 			case s.InTurn:
 				moments = []string{"begin", "end"}
+			case s.Kept && step != drains:
+				moments = []string{"during"} // the rest is walked without a mover
 			}
 			for _, moment := range moments {
 				if step == "dump" && moment == "move" {
@@ -249,11 +279,20 @@ func inTurn(p Place, f Fault) bool {
 	return false
 }
 
+// kept reports whether a fault is made at a place of an operation that has a mover: the mover's own
+// while it copies, and all at the step that waits for it and on the way back from there.
+func kept(p Place, f Fault) bool {
+	return p.Moment != "during" || strings.HasSuffix(f.Name, "-"+Mover)
+}
+
 // Cells are all of them.
 func Cells() (all []Cell) {
 	for _, p := range Places() {
 		for _, f := range Faults() {
 			if p.Scenario.InTurn && !inTurn(p, f) {
+				continue
+			}
+			if p.Scenario.Kept && !kept(p, f) {
 				continue
 			}
 			if outcome, made := f.Outcome(p); made && f.Command == (p.Scenario.Operation == Command) {
