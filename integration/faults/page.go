@@ -59,8 +59,11 @@ const notMade = `
 - **A fault of the machine's hardware or of its kernel.**
 `
 
-// WalkPath is the log of the last walk, from the root of the repository.
-const WalkPath = "docs/results/2026-11-23-e59b635-software-faults/walk.txt"
+// WalkPaths are the logs of the last walk, from the root of the repository: of all, and of what the table has had since.
+var WalkPaths = []string{
+	"docs/results/2026-11-23-e59b635-software-faults/walk.txt",
+	"docs/results/2026-11-24-26b1a67-software-drain/walk.txt",
+}
 
 // Page returns docs/faults.md, with what a walk found.
 func Page(walk []Tried) string {
@@ -134,19 +137,24 @@ func Page(walk []Tried) string {
 // walkPart is what a walk found.
 func walkPart(walk []Tried) string {
 	var b strings.Builder
-	dir, _ := filepath.Split(strings.TrimPrefix(WalkPath, "docs/"))
+	var logs []string
+	for _, path := range WalkPaths {
+		dir := filepath.Dir(strings.TrimPrefix(path, "docs/"))
+		logs = append(logs, fmt.Sprintf("[%s](%s/)", filepath.Base(dir), dir))
+	}
 	fmt.Fprintf(&b, `
 ## The last walk
 
 `+"`make test-faults`"+` tries each fault at each place on the software GPU, and notes what came of it.
 This is the last walk, of the commits
-%s
-([its log](%s)).
+%s.
+Its logs are
+%s.
 Mended is what failed at first, by an error of the product or of the test, and then passed.
 
 | what goes wrong | cells | walked | passed | of them mended |
 |---|---|---|---|---|
-`, strings.Join(commits(walk), ", "), dir)
+`, strings.Join(commits(walk), ", "), strings.Join(logs, ",\n"))
 	for _, f := range Faults() {
 		fmt.Fprintf(&b, "| %s | %s |\n", f.Words, tallied(walk, func(c Cell) bool { return c.Fault.Name == f.Name }).row())
 	}

@@ -26,14 +26,18 @@ func main() {
 
 // page makes the page out of the table and the last walk; root is that of the repository.
 func page(root string) (string, error) {
-	log, err := os.Open(filepath.Join(root, faults.WalkPath))
-	if err != nil {
-		return "", err
-	}
-	defer log.Close()
-	walk, err := faults.ReadWalk(log)
-	if err != nil {
-		return "", err
+	var walk []faults.Tried
+	for _, path := range faults.WalkPaths {
+		log, err := os.Open(filepath.Join(root, path))
+		if err != nil {
+			return "", err
+		}
+		some, err := faults.ReadWalk(log)
+		log.Close()
+		if err != nil {
+			return "", err
+		}
+		walk = append(walk, some...)
 	}
 	return faults.Page(walk), nil
 }
