@@ -34,6 +34,8 @@ const (
 	alignment  = 64
 	// maxData bounds what is searched of a mapping; the library's data are some pages.
 	maxData = 1 << 20
+	// maxMappings bounds how many of its mappings are searched: it has one or two that are written to.
+	maxMappings = 16
 
 	offVersion   = 32
 	offTID       = 40
@@ -125,10 +127,15 @@ func Find(pid int) (*Companion, error) {
 	if err != nil {
 		return nil, err
 	}
+	searched := 0
 	for _, m := range mappings {
+		if searched == maxMappings {
+			break
+		}
 		if !strings.HasSuffix(strings.TrimSuffix(m.Path, " (deleted)"), "/"+LibraryName) || !strings.HasPrefix(m.Permissions, "rw") {
 			continue
 		}
+		searched++
 		data := make([]byte, min(m.End-m.Start, maxData))
 		if err := access(pid, m.Start, data, false); err != nil {
 			return nil, err

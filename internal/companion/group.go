@@ -84,7 +84,7 @@ type Parked struct {
 func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (p *Parked, err error) {
 	for had := 0; ; {
 		all, ferr := of(procs)
-		if ferr != nil || len(all) == had {
+		if ferr != nil || len(all) <= had { // not for ever: programs can have companions that come and go
 			return p, errors.Join(err, ferr)
 		}
 		// A program that has its companion from then on may import memory of one that is parked.
@@ -348,6 +348,8 @@ func (c *Companion) refill(ctx context.Context, ready Ready) error {
 
 // takeReady has a restored process take memory, and gives each piece up when it has.
 func (c *Companion) takeReady(ctx context.Context, memory []cuda.Memory) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	defer func() { cuda.CloseMemory(memory) }()
 	socket, _, err := c.meet(ctx)
 	if err != nil {
@@ -356,7 +358,8 @@ func (c *Companion) takeReady(ctx context.Context, memory []cuda.Memory) error {
 	defer socket.Close()
 	for len(memory) > 0 {
 		n := ofBatch(memory)
-		if _, err := c.take(ctx, socket, memory[:n], 0); err != nil {
+		_, err := c.take(ctx, socket, memory[:n], 0)
+		if err = inTime(ctx, "give back the GPU memory of", c.PID, err); err != nil {
 			return err
 		}
 		cuda.CloseMemory(memory[:n])

@@ -97,6 +97,12 @@ const (
 	maxPieces = 1 << 18
 )
 
+// A piece of GPU memory is a multiple of pieceUnit bytes, and at most maxPiece: the sum of all is a file's size.
+const (
+	pieceUnit = 2 << 20
+	maxPiece  = 1 << 40
+)
+
 // outOfMemory is CUDA_ERROR_OUT_OF_MEMORY.
 const outOfMemory = 2
 
@@ -126,7 +132,7 @@ func (p *Parked) export(ctx context.Context) *Kept {
 		k.all = append(k.all, &kept{Companion: c})
 	}
 	err := k.each(func(m *kept) error {
-		err := m.export(ctx)
+		err := m.export(ctx, maxPieces)
 		if err == nil && len(m.memory) > 0 {
 			err = m.prepare(p.keeper)
 		}
@@ -177,28 +183,34 @@ func (m *kept) hangUp() {
 	}
 }
 
-// export takes the descriptors of all blocks, a batch at a time.
-func (m *kept) export(ctx context.Context) error {
+// export takes the descriptors of all blocks, a batch at a time, and at most so many more than a batch.
+func (m *kept) export(ctx context.Context, most int) error {
+	const doing = "keep the GPU memory of"
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	for {
-		now, err := m.ask(ctx, "keep the GPU memory of", askKeep, 0, patience)
-		if err != nil || now.count == 0 {
+		now, err := m.ask(ctx, doing, askKeep, 0, patience)
+		if err = inTime(ctx, doing, m.PID, err); err != nil || now.count == 0 {
 			return err
 		}
-		if len(m.memory) > maxPieces {
-			return fmt.Errorf("the companion of process %d offers more than %d pieces of GPU memory", m.PID, maxPieces)
+		if len(m.memory) > most {
+			return fmt.Errorf("the companion of process %d offers more than %d pieces of GPU memory", m.PID, most)
 		}
-		files, err := m.descriptors(now.count)
-		sizes := make([]byte, 8*len(files))
-		if err == nil {
-			err = access(m.PID, m.at+offSizes, sizes, false)
-		}
-		for i, f := range files {
-			m.memory = append(m.memory, cuda.Memory{File: f, Bytes: binary.LittleEndian.Uint64(sizes[8*i:])})
-		}
+		memory, err := m.pieces(now.count)
+		m.memory = append(m.memory, memory...)
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// inTime returns err, or that a companion has had its time for something of several requests: an answer that comes after
+// the end of ctx is one.
+func inTime(ctx context.Context, doing string, pid int, err error) error {
+	if err == nil && ctx.Err() != nil {
+		err = fmt.Errorf("%s process %d: its companion is slow: %w", doing, pid, ctx.Err())
+	}
+	return err
 }
 
 // prepare makes what the mover needs: descriptors and a file of its own, since the program may have its memory, and the
@@ -271,30 +283,6 @@ func (k *Kept) isCopied() bool {
 	}
 }
 
-// descriptors returns duplicates of the descriptors that the companion offers, which are the caller's.
-func (c *Companion) descriptors(count uint32) (files []*os.File, err error) {
-	if count > batch {
-		return nil, fmt.Errorf("the companion of process %d offers %d descriptors", c.PID, count)
-	}
-	data := make([]byte, 4*count)
-	if err := access(c.PID, c.at+offDescriptors, data, false); err != nil {
-		return nil, err
-	}
-	process, err := unix.PidfdOpen(c.PID, 0)
-	if err != nil {
-		return nil, fmt.Errorf("the companion of process %d: %w", c.PID, err)
-	}
-	defer unix.Close(process)
-	for ; len(data) > 0; data = data[4:] {
-		fd, err := unix.PidfdGetfd(process, int(binary.LittleEndian.Uint32(data)), 0)
-		if err != nil {
-			return files, fmt.Errorf("take a descriptor of process %d: %w", c.PID, err)
-		}
-		files = append(files, os.NewFile(uintptr(fd), "GPU memory"))
-	}
-	return files, nil
-}
-
 // release has the driver have none of a process's memory, and returns the bytes.
 func (k *Kept) release(ctx context.Context, c *Companion) (uint64, error) {
 	m := k.all[slices.IndexFunc(k.all, func(m *kept) bool { return m.Companion == c })]
@@ -304,19 +292,6 @@ func (k *Kept) release(ctx context.Context, c *Companion) (uint64, error) {
 		err = fmt.Errorf("the companion of process %d has released %d bytes of GPU memory, and kept %d", m.PID, now.bytes, m.bytes)
 	}
 	return now.bytes, err
-}
-
-// meet has a socket to the companion, which is the caller's, and returns how many pieces that has taken before.
-func (c *Companion) meet(ctx context.Context) (socket *os.File, taken uint32, err error) {
-	now, err := c.ask(ctx, "give back the GPU memory of", askMeet, 0, patience)
-	if err != nil {
-		return nil, 0, err
-	}
-	files, err := c.descriptors(1)
-	if err != nil {
-		return nil, 0, err
-	}
-	return files[0], now.count, nil
 }
 
 // take has a parked process whose memory is saved take the next pieces of it, at most a batch. What it
@@ -372,6 +347,8 @@ func (m *kept) giveBack(ctx context.Context, k *Kept) error {
 
 // takeAll hands all pieces over that the process has not taken, and gives up each when it has.
 func (m *kept) takeAll(ctx context.Context, how time.Duration) (now control, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	m.hangUp()
 	var taken uint32
 	if m.socket, taken, err = m.meet(ctx); err != nil {
@@ -386,7 +363,8 @@ func (m *kept) takeAll(ctx context.Context, how time.Duration) (now control, err
 		if how != beside {
 			n = ofBatch(m.memory)
 		}
-		if now, err = m.take(ctx, m.socket, m.memory[:n], how); err != nil {
+		now, err = m.take(ctx, m.socket, m.memory[:n], how)
+		if err = inTime(ctx, "give back the GPU memory of", m.PID, err); err != nil {
 			return now, err
 		}
 		if now.count != taken+uint32(n) { //nolint:gosec // a batch
