@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
 )
 
 // EnvDir names the directory in which a session's instances keep their data.
@@ -64,9 +67,27 @@ func MainShared(run func() int, take func(*Session, *Containerd), left func(*Con
 	})
 }
 
+// keepInherited keeps from the programs that this one starts what it was started with beside its standard files. CRIU
+// dumps no process that has a lock of somebody else's, such as that of flock(1).
+func keepInherited() error {
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("look for inherited files: %w", err)
+	}
+	for _, f := range open {
+		if fd, err := strconv.Atoi(f.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
+}
+
 // session is Main without the end of the program.
 func session(ctx context.Context, run func() int, prepare func(*Session) error) (code int, err error) {
 	s := &Session{ctx: ctx}
+	if err := keepInherited(); err != nil {
+		return 1, err
+	}
 	if s.Bins, err = FindBins(); err != nil {
 		return 1, fmt.Errorf("%w; `make test` and `make test-kubernetes` set it", err)
 	}

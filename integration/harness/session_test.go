@@ -8,10 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // lenient notes the failure of a step instead of failing the test.
@@ -34,6 +37,33 @@ func failure(t *testing.T, step func(T)) (text string) {
 	}()
 	step(l)
 	return ""
+}
+
+// What a program of tests was started with is not passed on.
+func TestInherited(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "inherited")
+	fd, err := unix.Open(path, unix.O_CREAT|unix.O_RDWR, 0o600) // without O_CLOEXEC
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	passed := func() bool {
+		t.Helper()
+		out, err := exec.Command("ls", "-l", "/proc/self/fd").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return strings.Contains(string(out), path)
+	}
+	if !passed() {
+		t.Error("a file that is passed on is not seen")
+	}
+	if err := keepInherited(); err != nil {
+		t.Fatal(err)
+	}
+	if passed() {
+		t.Error("a file is passed on")
+	}
 }
 
 // softwareOnly has a session find the software GPU in a directory.
