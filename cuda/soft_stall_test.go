@@ -29,10 +29,8 @@ func TestSoftDriverHangs(t *testing.T) {
 				do(t, procs.Checkpoint(ctx, h))
 			}
 			do(t, os.WriteFile(file, []byte("hang="+step+"\n"), 0o600))
-			impatient := softHelper(t, dev, func(o *Options) {
-				o.CallTimeout, o.StallTimeout = 500*time.Millisecond, 500*time.Millisecond
-			})
-			do(t, func() error { _, err := impatient.Info(ctx); return err }()) // which takes a while
+			impatient := softHelper(t, dev, func(o *Options) { o.StallTimeout = 500 * time.Millisecond })
+			do(t, func() error { _, err := impatient.Info(ctx); return err }()) // it is up
 			within(t, func() {
 				if step == "checkpoint" {
 					err = procs.Checkpoint(ctx, impatient)
@@ -80,7 +78,7 @@ func TestSoftDriverWaitsForAnother(t *testing.T) {
 			dev, file := devices(t, 2), filepath.Join(t.TempDir(), "softcuda.conf")
 			do(t, os.WriteFile(file, nil, 0o600))
 			patient, ctx := softHelper(t, dev, nil), t.Context()
-			h := softHelper(t, dev, func(o *Options) { o.CallTimeout, o.StallTimeout = stall, stall })
+			h := softHelper(t, dev, func(o *Options) { o.StallTimeout = stall })
 			waits := start(t, dev, []string{"SOFTCUDA_CONF=" + file}, "counter")
 			works := start(t, dev, []string{"SOFTCUDA_PIECE_MS=1000"}, "counter")
 			all := []*work{waits, works}
@@ -96,7 +94,7 @@ func TestSoftDriverWaitsForAnother(t *testing.T) {
 				take = func(ctx context.Context, h *Helper) error { return procs.Restore(ctx, h, nil) }
 			}
 			do(t, os.WriteFile(file, []byte("hang="+step+"\n"), 0o600))
-			do(t, func() error { _, err := h.Info(ctx); return err }()) // which takes a while
+			do(t, func() error { _, err := h.Info(ctx); return err }()) // it is up
 			began := time.Now()
 			took := make(chan error, 1)
 			go func() { took <- take(ctx, h) }()
