@@ -316,7 +316,7 @@ func lingering(t *testing.T) int {
 	for err == nil {
 		_, err = unix.SendmsgN(fd, make([]byte, 1<<16), nil, nil, unix.MSG_DONTWAIT)
 	}
-	if err != unix.EAGAIN {
+	if !errors.Is(err, unix.EAGAIN) {
 		t.Fatal(err)
 	}
 	return fd
