@@ -77,11 +77,13 @@ struct block *block_here(size_t bytes);
 CUresult block_reserve(struct block *b);
 // block_at returns the block that the program has at an address by cuMemAlloc or cuIpcOpenMemHandle; NULL for none.
 struct block *block_at(CUdeviceptr p);
-// block_unknown notes that the program shares memory in a way that is not brought back.
-void block_unknown(void);
+// block_lost notes what the program has used that is not brought back. From then on the process has a thread that says so.
+void block_lost(enum lost what);
 
 // vmm.c: the functions that stand in for the driver's; NULL for none.
 void *vmm_override(const char *name);
+// foreign.c: as vmm_override.
+void *foreign_override(const char *name);
 // vmm_show maps a block's views, vmm_hide unmaps them. On an error of vmm_show none is mapped.
 CUresult vmm_show(struct block *b);
 CUresult vmm_hide(struct block *b);

@@ -113,8 +113,10 @@ uint32_t memory_imports(void);
 // memory_leave gives that memory back, and keeps its addresses. Its exporters must be in the cut of that
 // number and parked. On an error all of it is there as before.
 CUresult memory_leave(uint64_t cut);
-// memory_unknown reports whether the program shares GPU memory in a way that is not brought back.
-bool memory_unknown(void);
+// lost is what the program has used that is not brought back: ways to share, and host memory of cuMemCreate.
+enum lost { LOST_UNKNOWN = 8, LOST_HOST = 16 };
+// memory_lost returns all of it.
+uint32_t memory_lost(void);
 // memory_away reports whether some of it is still to come back.
 bool memory_away(void);
 // memory_join has that memory again from those who made it. Memory of a process that has ended is lost,

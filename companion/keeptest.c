@@ -1,9 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// keeptest MIB...: a program with the companion, on the software GPU, that has so much memory of cuMemAlloc, one or two
+// keeptest MIB...: a program with the companion, on the software GPU, that has so much memory of cuMemAlloc, at most two
 // pieces, and changes it or has more for a moment as stdin says: "set N" writes a byte all over, "is" answers it, "alloc
-// MIB" and "map ADDRESS BYTES FILE" (private) answer "ok" or an error. All by lines.
+// MIB", "share KIND" and "map ADDRESS BYTES FILE" (private) answer "ok" or an error. All by lines.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -19,15 +19,59 @@ typedef unsigned long long CUdeviceptr;
 
 #define CALL(name, parameters, arguments) ((int (*) parameters)dlsym(library, name)) arguments
 
+// share uses a way to share that the companion does not bring back.
+static int share(void *library, const char *kind)
+{
+	struct {
+		int type, types;
+		struct {
+			int type, id;
+		} location;
+		void *none;
+		unsigned char flags[8];
+	} fabric = {1, 8, {1, 0}, NULL, {0}};
+	struct handle {
+		char bytes[64];
+	} handle = {{0}};
+	unsigned long long memory;
+	void *object;
+	int r;
+
+	if (!strcmp(kind, "event"))
+		return CALL("cuIpcGetEventHandle", (struct handle *, void *), (&handle, NULL));
+	if (!strcmp(kind, "event-of-another"))
+		return CALL("cuIpcOpenEventHandle", (void **, struct handle), (&object, handle));
+	if (!strcmp(kind, "pool"))
+		return CALL("cuMemPoolExportToShareableHandle", (void *, void *, int, uint64_t), (&handle, NULL, 1, 0));
+	if (!strcmp(kind, "pool-of-another"))
+		return CALL("cuMemPoolImportFromShareableHandle", (void **, void *, int, uint64_t), (&object, NULL, 1, 0));
+	if (!strcmp(kind, "external-memory"))
+		return CALL("cuImportExternalMemory", (void **, void *), (&object, NULL));
+	if (!strcmp(kind, "external-semaphore"))
+		return CALL("cuImportExternalSemaphore", (void **, void *), (&object, NULL));
+	if (!strcmp(kind, "multicast"))
+		return CALL("cuMulticastCreate", (unsigned long long *, void *), (&memory, NULL));
+	if (!strcmp(kind, "host")) {
+		fabric.types = 0;
+		fabric.location.type = 3;
+		return CALL("cuMemCreate", (unsigned long long *, size_t, void *, uint64_t), (&memory, 2 << 20, &fabric, 0));
+	}
+	if (!strcmp(kind, "fabric")) {
+		r = CALL("cuMemCreate", (unsigned long long *, size_t, void *, uint64_t), (&memory, 2 << 20, &fabric, 0));
+		return r ? r : CALL("cuMemExportToShareableHandle", (void *, unsigned long long, int, uint64_t), (&handle, memory, 8, 0));
+	}
+	return -1;
+}
+
 int main(int argc, char **argv)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW), *context;
 	size_t bytes[2], count = (size_t)argc - 1, n, at;
 	CUdeviceptr memory[2], more;
-	char line[512], path[400];
+	char line[512], path[400], kind[32];
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (!library || !count || count > 2 || CALL("cuInit", (unsigned), (0)) ||
+	if (!library || count > 2 || CALL("cuInit", (unsigned), (0)) ||
 	    CALL("cuDevicePrimaryCtxRetain", (void **, int), (&context, 0)) || CALL("cuCtxSetCurrent", (void *), (context)))
 		return 1;
 	for (size_t i = 0; i < count; i++) {
@@ -44,6 +88,8 @@ int main(int argc, char **argv)
 		} else if (sscanf(line, "alloc %zu", &n) == 1) {
 			r = CALL("cuMemAlloc_v2", (CUdeviceptr *, size_t), (&more, n << 20));
 			r = r ? r : CALL("cuMemFree_v2", (CUdeviceptr), (more));
+		} else if (sscanf(line, "share %31s", kind) == 1) {
+			r = share(library, kind);
 		} else if (sscanf(line, "map %zu %zu %399s", &at, &n, path) == 3) {
 			int fd = open(path, O_RDONLY);
 			r = mmap((void *)at, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd, 0) == MAP_FAILED;

@@ -51,7 +51,7 @@ pthread_mutex_t blocks_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; // one cuIpcOpenMemHandle or Close at a time
 static pthread_mutex_t exporting = PTHREAD_MUTEX_INITIALIZER; // no handle ends while one is exported
 static uint64_t last_number; // of a block
-static bool unknown_sharing; // what the program has used that the companion does not bring back
+static uint32_t lost; // what the program has used that the companion does not bring back
 
 static struct {
 	CUresult (*MemAlloc)(CUdeviceptr *, size_t);
@@ -276,9 +276,10 @@ CUresult block_reserve(struct block *b)
 	return cu.AddressReserve(&b->address, b->bytes, 0, 0, 0);
 }
 
-void block_unknown(void)
+void block_lost(enum lost what)
 {
-	unknown_sharing = true;
+	__atomic_or_fetch(&lost, what, __ATOMIC_SEQ_CST);
+	block_ready();
 }
 
 static CUresult alloc(CUdeviceptr *address, size_t bytes)
@@ -786,6 +787,8 @@ void *memory_override(const char *name)
 		if (!strcmp(name, overrides[i].name))
 			return overrides[i].function;
 	void *function = vmm_override(name);
+	if (!function)
+		function = foreign_override(name);
 	return function ? function : route_override(name);
 }
 
@@ -818,9 +821,9 @@ uint32_t memory_imports(void)
 	return n;
 }
 
-bool memory_unknown(void)
+uint32_t memory_lost(void)
 {
-	return unknown_sharing;
+	return __atomic_load_n(&lost, __ATOMIC_SEQ_CST);
 }
 
 bool memory_away(void)

@@ -126,7 +126,11 @@ static CUresult create(CUhandle *handle, size_t bytes, const CUmemAllocationProp
 drivers: // whose error, if there is one, is the program's
 	free(b);
 	r = ANSWER(handle, bytes, prop, flags);
-	return r == CUDA_ERROR_OUT_OF_MEMORY && keep_wait() ? ANSWER(handle, bytes, prop, flags) : r;
+	if (r == CUDA_ERROR_OUT_OF_MEMORY && keep_wait())
+		r = ANSWER(handle, bytes, prop, flags);
+	if (!r && prop && prop->location.type != CU_DEVICE)
+		block_lost(LOST_HOST);
+	return r;
 }
 
 static void settle(struct block *b)
@@ -307,7 +311,7 @@ static CUresult multicast(CUhandle *handle, const void *prop)
 	CUresult r = ANSWER(handle, prop);
 
 	if (!r)
-		block_unknown();
+		block_lost(LOST_UNKNOWN);
 	return r;
 }
 
@@ -332,7 +336,7 @@ static CUresult export(void *shareable, CUhandle handle, int type, uint64_t flag
 	if (!b || type != CU_POSIX_FD || !shareable || flags) {
 		CUresult r = ANSWER(shareable, b ? b->handle : handle, type, flags);
 		if (!r && type != CU_POSIX_FD)
-			block_unknown();
+			block_lost(LOST_UNKNOWN);
 		return r;
 	}
 	if (block_is_import(b))
@@ -372,7 +376,7 @@ static CUresult import(CUhandle *handle, void *shareable, int type)
 	if (type != CU_POSIX_FD || pread((int)(intptr_t)shareable, &t, sizeof t, 0) != sizeof t || !share_known(&t)) {
 		r = ANSWER(handle, shareable, type);
 		if (!r && type != CU_POSIX_FD)
-			block_unknown();
+			block_lost(LOST_UNKNOWN);
 		return r;
 	}
 	if (!block_ready())

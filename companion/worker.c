@@ -38,7 +38,7 @@ enum { ASK_PARK = 1, ASK_SAVE, ASK_OPEN, ASK_BACK, ASK_LEAVE, ASK_REST, ASK_WAKE
        ASK_KEEP, ASK_RELEASE, ASK_MEET, ASK_TAKE, ASK_RETURN, ASKS = 16 }; // requests
 enum { FROM_CHECKPOINT = 1 }; // argument of a BACK: the host memory has what was saved or kept
 enum { BESIDE = 1 };          // argument of a TAKE: see keep_take
-enum { IMPORTS = 1, EXPORTS = 2, APART = 4, UNKNOWN = 8 }; // how it shares memory: see describe
+enum { IMPORTS = 1, EXPORTS = 2, APART = 4 }; // how it shares memory, beside enum lost: see describe
 enum { SIGNAL = 60 };                                   // one of the real-time signals
 enum { COPIERS = 7 };                                   // beside the thread itself; see copy.c
 enum { THREADS = COPIERS + 1 };                         // and share.c's
@@ -96,7 +96,7 @@ static void describe(void)
 
 	sharing |= share_listens() ? EXPORTS : 0;
 	sharing |= share_rests() || memory_away() ? APART : 0;
-	sharing |= memory_unknown() ? UNKNOWN : 0;
+	sharing |= memory_lost();
 	__atomic_store_n(&control.sharing, sharing, __ATOMIC_SEQ_CST);
 }
 

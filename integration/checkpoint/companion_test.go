@@ -158,7 +158,7 @@ func TestCompanionSharedUndone(t *testing.T) {
 func TestCompanionSharedRefused(t *testing.T) {
 	for way, words := range map[string][]string{
 		"ipc":  {"shares GPU memory", "NCCL_P2P_DISABLE=1"},
-		"host": {"share host memory", "NCCL_CUMEM_HOST_ENABLE=0"},
+		"host": {"has host memory of the driver", "NCCL_CUMEM_HOST_ENABLE=0"},
 	} {
 		spec := withCompanion()
 		spec.Ports = 2

@@ -86,7 +86,7 @@ typedef struct {
 } CUmemAccessDesc;
 enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
 enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST_NUMA = 3 };
-enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
+enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1, CU_MEM_HANDLE_TYPE_FABRIC = 8 };
 enum { CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 };
 
 typedef int CUprocessState;
@@ -201,6 +201,14 @@ CUDA_API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 CUDA_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle,
                                         unsigned int flags);
 CUDA_API CUresult cuIpcCloseMemHandle(CUdeviceptr address);
+CUDA_API CUresult cuIpcGetEventHandle(CUipcMemHandle *handle, void *event);
+CUDA_API CUresult cuIpcOpenEventHandle(void **event, CUipcMemHandle handle);
+CUDA_API CUresult cuMemPoolExportToShareableHandle(void *shareable, void *pool, int type, uint64_t flags);
+CUDA_API CUresult cuMemPoolImportFromShareableHandle(void **pool, void *shareable, int type,
+                                                     uint64_t flags);
+CUDA_API CUresult cuImportExternalMemory(void **memory, const void *what);
+CUDA_API CUresult cuImportExternalSemaphore(void **semaphore, const void *what);
+CUDA_API CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const void *prop);
 
 CUDA_API CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUDA_API CUresult cuModuleUnload(CUmodule module);

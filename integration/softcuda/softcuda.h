@@ -226,6 +226,11 @@ void checkpoint_forget_after_fork(void);
 CUresult timer_watch(CUdeviceptr address);
 void timer_forget(CUdeviceptr address);
 
+// foreign.c
+// foreign_share notes that the process shares something otherwise than by ipc.c and vmm.c.
+CUresult foreign_share(void);
+bool foreign_shared(void);
+
 // events.c: a thread that every lock needs, from the first context on
 CUresult events_start(void);
 void events_settle(void); // returns once the thread has run

@@ -281,7 +281,13 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	if (r)
 		return r;
 	struct allocation *a = memory_handle(handle);
-	if (!shareable || !a || !a->held || !(a->prop.requestedHandleTypes & type) || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
+	if (!shareable || !a || !a->held || !(a->prop.requestedHandleTypes & type) || flags)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+		memset(shareable, 0, sizeof(CUipcMemHandle)); // which is as large
+		return gate_leave(foreign_share());
+	}
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
 	int fd = fcntl(a->export, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0)

@@ -556,3 +556,31 @@ func TestReady(t *testing.T) {
 		})
 	}
 }
+
+// A program that shares what its companion does not bring back does so as without it, and is refused: also one that has no
+// memory of its companion's. It runs on with its memory.
+func TestForeign(t *testing.T) {
+	for _, kind := range []string{"event", "event-of-another", "pool", "pool-of-another", "external-memory", "external-semaphore", "multicast", "fabric", "host"} {
+		for _, mib := range [][]int{{8}, nil} {
+			t.Run(fmt.Sprint(kind, mib), func(t *testing.T) {
+				k := keeping(t, mib...)
+				k.says("set 5", "ok")
+				self := cuda.Group{k.process()}
+				p, err := Park(t.Context(), self, time.Minute)
+				if err != nil || (p == nil) != (mib == nil) {
+					t.Fatalf("%v before it shares: %v", p, err)
+				}
+				k.opens(p)
+				k.says("share "+kind, "ok")
+				p, err = Park(t.Context(), self, time.Minute)
+				if err == nil || p.Refusal() == nil || !strings.Contains(err.Error(), map[bool]string{false: "does not bring back", true: "NCCL_CUMEM_HOST_ENABLE=0"}[kind == "host"]) {
+					t.Fatalf("parked: %v, %v", err, p.Refusal())
+				}
+				if mib != nil {
+					k.says("is", "5")
+					k.says("set 6", "ok")
+				}
+			})
+		}
+	}
+}

@@ -28,6 +28,7 @@ const (
 	exports                     // other processes can ask for its memory
 	apart                       // the one or the other is taken down
 	unknown                     // it shares in a way that its companion does not bring back
+	hosts                       // it has host memory of cuMemCreate
 )
 
 // takeDown takes down what the parked processes share: first all imports, then what exporters answer by. A
@@ -40,7 +41,10 @@ func takeDown(ctx context.Context, all []*Companion) (shared bool, err error) {
 			return shared, err
 		}
 		if now.sharing&unknown != 0 {
-			return true, fmt.Errorf("process %d shares GPU memory by multicast or fabric handles, which its companion does not bring back", c.PID)
+			return true, fmt.Errorf("process %d shares GPU memory or events in a way that its companion does not bring back: events of CUDA IPC, pools, fabric handles, multicast, or external memory", c.PID)
+		}
+		if now.sharing&hosts != 0 {
+			return true, fmt.Errorf("process %d has host memory of the driver (cuMemCreate), which the driver does not restore: set NCCL_CUMEM_HOST_ENABLE=0 for NCCL", c.PID)
 		}
 		shared = shared || now.sharing&(imports|exports) != 0
 	}

@@ -1,0 +1,45 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What a program shares with other processes or other libraries in ways that the companion does not bring back: events
+// of CUDA IPC, pools, and memory and semaphores that others than CUDA have made. The driver does it as without the
+// companion. That it was done is noted, and a checkpoint refused.
+
+#include "block.h"
+
+#include <string.h>
+
+// NOTED is the driver's function, which is noted when it succeeds.
+#define NOTED(name, parameters, arguments)                                   \
+	static CUresult noted_##name parameters                              \
+	{                                                                    \
+		CUresult(*real) parameters = companion_real(#name);          \
+		CUresult r = real ? real arguments : CUDA_ERROR_NOT_FOUND;   \
+		if (!r)                                                      \
+			block_lost(LOST_UNKNOWN);                                     \
+		return r;                                                    \
+	}
+
+NOTED(cuIpcGetEventHandle, (void *handle, void *event), (handle, event))
+NOTED(cuIpcOpenEventHandle, (void **event, CUipcMemHandle handle), (event, handle)) // a handle of the same form
+NOTED(cuMemPoolExportToShareableHandle, (void *shareable, void *pool, int type, uint64_t flags), (shareable, pool, type, flags))
+NOTED(cuMemPoolImportFromShareableHandle, (void **pool, void *shareable, int type, uint64_t flags), (pool, shareable, type, flags))
+NOTED(cuImportExternalMemory, (void **memory, const void *what), (memory, what))
+NOTED(cuImportExternalSemaphore, (void **semaphore, const void *what), (semaphore, what))
+
+void *foreign_override(const char *name)
+{
+#define OF(name) {#name, noted_##name}
+	static const struct {
+		const char *name;
+		void *function;
+	} overrides[] = {
+		OF(cuIpcGetEventHandle), OF(cuIpcOpenEventHandle), OF(cuMemPoolExportToShareableHandle),
+		OF(cuMemPoolImportFromShareableHandle), OF(cuImportExternalMemory), OF(cuImportExternalSemaphore),
+	};
+
+	for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++)
+		if (!strcmp(name, overrides[i].name))
+			return overrides[i].function;
+	return NULL;
+}
