@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 
@@ -25,6 +26,34 @@ func CloseMemory(memory []Memory) {
 	for _, m := range memory {
 		m.File.Close()
 	}
+}
+
+// Parts are what a GPU has computed of memory that was copied: BLAKE3's chaining values of all MiB in their order, 32
+// bytes each, as in blocks of 64 MiB that begin with the first. It is nil if the GPU has not computed all.
+type Parts []byte
+
+const (
+	partBits  = 20
+	partValue = 32
+	maxParts  = 1 << 30 // bytes of all parts of a request
+)
+
+// partsOf collects the parts of several requests.
+type partsOf struct {
+	parts   Parts
+	missing bool
+}
+
+func (p *partsOf) add(parts Parts) {
+	p.parts = append(p.parts, parts...)
+	p.missing = p.missing || parts == nil
+}
+
+func (p *partsOf) of(bytes uint64) Parts {
+	if p.missing || uint64(len(p.parts)) != bytes>>partBits*partValue {
+		return nil
+	}
+	return p.parts
 }
 
 // Span is a range of a file. A nil File has zeros.
@@ -60,7 +89,7 @@ func (m *Mover) Close() error { return m.helper.Close() }
 // 0.13 s and some 550 MB of its memory, and 8 MiB of pinned memory for each of so many threads. CopyOut
 // and CopyIn do it themselves otherwise. threads is at most 32; 0: one for each processor.
 func (m *Mover) Ready(ctx context.Context, gpu string, threads int) error {
-	_, err := m.move(ctx, wire.Request{Op: wire.OpReady, GPU: gpu, Threads: threads}, nil)
+	_, _, err := m.move(ctx, wire.Request{Op: wire.OpReady, GPU: gpu, Threads: threads}, nil)
 	return err
 }
 
@@ -72,32 +101,38 @@ func (m *Mover) Ready(ctx context.Context, gpu string, threads int) error {
 // An error that satisfies errors.Is with a syscall.Errno is the file's: ENOSPC. An *Error is the
 // driver's: InvalidValue, say, for a descriptor that is none of such memory or a wrong size. After an
 // error the file has some of the memory; the memory is as it was.
-func (m *Mover) CopyOut(ctx context.Context, memory []Memory, to *os.File, offset uint64, threads int) error {
+func (m *Mover) CopyOut(ctx context.Context, memory []Memory, to *os.File, offset uint64, threads int) (Parts, error) {
+	var all partsOf
+	done := uint64(0)
 	for some := range slices.Chunk(memory, wire.MaxPieces) {
-		q := wire.Request{Op: wire.OpCopyOut, Offset: offset, Threads: threads}
+		q := wire.Request{Op: wire.OpCopyOut, Offset: offset + done, Threads: threads, Part: int(done >> partBits)}
 		var files []*os.File
 		for _, piece := range some {
 			q.Pieces, files = append(q.Pieces, piece.Bytes), append(files, piece.File)
-			offset += piece.Bytes
+			done += piece.Bytes
 		}
-		if _, err := m.move(ctx, q, append(files, to)); err != nil {
-			return err
+		_, parts, err := m.move(ctx, q, append(files, to))
+		if err != nil {
+			return nil, err
 		}
+		all.add(parts)
 	}
-	return nil
+	return all.of(done), nil
 }
 
 // CopyIn makes memory on a GPU, by its UUID, and fills it from the spans, one after the other. The
 // memory is in pieces of so many bytes, a multiple of 2 MiB as the sum of the spans is; the last may
 // be smaller. It lives by the descriptors, which are the caller's. What is a hole in a file is not
-// read. threads is as in Ready.
+// read. threads is as in Ready. The parts are of what the memory has then.
 //
 // The error is an *Error with the Result OutOfMemory if the GPU has no room. One that satisfies
 // errors.Is with io.ErrUnexpectedEOF or a syscall.Errno is a file's. After an error there is no memory.
-func (m *Mover) CopyIn(ctx context.Context, gpu string, piece uint64, from []Span, threads int) (memory []Memory, err error) {
+func (m *Mover) CopyIn(ctx context.Context, gpu string, piece uint64, from []Span, threads int) (memory []Memory, _ Parts, err error) {
 	if piece == 0 {
-		return nil, errors.New("bring GPU memory back: in pieces of no bytes")
+		return nil, nil, errors.New("bring GPU memory back: in pieces of no bytes")
 	}
+	var all partsOf
+	done := uint64(0)
 	defer func() {
 		if err != nil {
 			CloseMemory(memory)
@@ -105,7 +140,7 @@ func (m *Mover) CopyIn(ctx context.Context, gpu string, piece uint64, from []Spa
 		}
 	}()
 	for len(from) > 0 {
-		q := wire.Request{Op: wire.OpCopyIn, GPU: gpu, Threads: threads}
+		q := wire.Request{Op: wire.OpCopyIn, GPU: gpu, Threads: threads, Part: int(done >> partBits)}
 		var some []Span
 		some, from = split(from, piece*wire.MaxPieces)
 		sum, files := uint64(0), []*os.File(nil)
@@ -122,18 +157,20 @@ func (m *Mover) CopyIn(ctx context.Context, gpu string, piece uint64, from []Spa
 		for at := uint64(0); at < sum; at += piece {
 			q.Pieces = append(q.Pieces, min(piece, sum-at))
 		}
-		got, err := m.move(ctx, q, files)
+		got, parts, err := m.move(ctx, q, files)
 		for i, f := range got {
 			memory = append(memory, Memory{File: f, Bytes: q.Pieces[min(i, len(q.Pieces)-1)]})
 		}
 		if err != nil {
-			return memory, err
+			return memory, nil, err
 		}
 		if len(got) != len(q.Pieces) {
-			return memory, fmt.Errorf("%s: %w: %d pieces instead of %d", doing(q.Op, 0), ErrHelperGarbled, len(got), len(q.Pieces))
+			return memory, nil, fmt.Errorf("%s: %w: %d pieces instead of %d", doing(q.Op, 0), ErrHelperGarbled, len(got), len(q.Pieces))
 		}
+		all.add(parts)
+		done += sum
 	}
-	return memory, nil
+	return memory, all.of(done), nil
 }
 
 // split returns the spans of the first so many bytes, and the rest.
@@ -152,16 +189,27 @@ func split(spans []Span, bytes uint64) (first, rest []Span) {
 	return first, nil
 }
 
-// move carries out a request. The helper may stand still for a while when it does not work.
-func (m *Mover) move(ctx context.Context, q wire.Request, files []*os.File) ([]*os.File, error) {
+// move carries out a request, and returns the files of the answer and the parts. The helper may stand still for a while
+// when it does not work.
+func (m *Mover) move(ctx context.Context, q wire.Request, files []*os.File) ([]*os.File, Parts, error) {
 	doing := doing(q.Op, 0)
 	if err := q.Check(); err != nil {
-		return nil, fmt.Errorf("%s: %w", doing, err)
+		return nil, nil, fmt.Errorf("%s: %w", doing, err)
 	}
 	var r wire.Reply
 	got, err := m.helper.worker.CallFiles(ctx, doing, q, files, &r, m.helper.whileTheyWork([]int{m.Pid()}))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return got, refusal(q, r)
+	err = refusal(q, r)
+	var parts Parts
+	if r.Digested && len(got) > 0 {
+		last := got[len(got)-1]
+		got = got[:len(got)-1]
+		defer last.Close()
+		if err == nil {
+			parts, err = io.ReadAll(io.NewSectionReader(last, 0, maxParts))
+		}
+	}
+	return got, parts, err
 }

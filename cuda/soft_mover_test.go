@@ -5,6 +5,7 @@ package cuda
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"lukechampine.com/blake3"
+	"lukechampine.com/blake3/guts"
 )
 
 const mib = 1 << 20
@@ -71,8 +74,9 @@ func tmpfs(t *testing.T, size int) string {
 // filled makes memory of the bytes.
 func filled(t *testing.T, m *Mover, gpu int, piece uint64, data []byte) []Memory {
 	t.Helper()
-	memory, err := m.CopyIn(t.Context(), softUUID(gpu), piece, []Span{{File: holding(t, data), Bytes: uint64(len(data))}}, 0)
+	memory, parts, err := m.CopyIn(t.Context(), softUUID(gpu), piece, []Span{{File: holding(t, data), Bytes: uint64(len(data))}}, 0)
 	do(t, err)
+	digested(t, parts, data)
 	t.Cleanup(func() { CloseMemory(memory) })
 	return memory
 }
@@ -90,6 +94,42 @@ func has(t *testing.T, f *os.File, offset int64, want []byte) {
 			}
 		}
 	}
+}
+
+// digested fails the test unless the parts are what a GPU computes of the data: with them the blocks have the digests that
+// BLAKE3 has.
+func digested(t *testing.T, parts Parts, data []byte) {
+	t.Helper()
+	if len(parts) != len(data)/mib*partValue {
+		t.Fatalf("%d bytes have %d bytes of parts", len(data), len(parts))
+	}
+	const block = 64 * mib
+	for at := 0; at < len(data); at += block {
+		end := min(at+block, len(data))
+		root := parentOf(parts[at/mib*partValue : end/mib*partValue])
+		root.Flags |= guts.FlagRoot
+		got := guts.WordsToBytes(guts.CompressNode(root))
+		if want := blake3.Sum256(data[at:end]); !bytes.Equal(got[:32], want[:]) {
+			t.Fatalf("the block at %d has the digest %x, want %x", at, got[:32], want)
+		}
+	}
+}
+
+func parentOf(parts Parts) guts.Node {
+	left := partValue
+	for 2*left < len(parts) {
+		left *= 2
+	}
+	value := func(parts Parts) (value [8]uint32) {
+		if len(parts) > partValue {
+			return guts.ChainingValue(parentOf(parts))
+		}
+		for i := range value {
+			value[i] = binary.LittleEndian.Uint32(parts[4*i:])
+		}
+		return value
+	}
+	return guts.ParentNode(value(parts[:left]), value(parts[left:]), &guts.IV, 0)
 }
 
 // stored returns how many bytes of a file are stored.
@@ -115,7 +155,9 @@ func TestSoftMoverMovesMemory(t *testing.T) {
 	for name, dir := range map[string]string{"tmpfs": tmpfs(t, 256), "disk": t.TempDir()} {
 		for offset, threads := range map[uint64]int{0: 0, 4096: 1, 6 * mib: 3} {
 			f := empty(t, dir)
-			do(t, other.CopyOut(t.Context(), memory, f, offset, threads))
+			parts, err := other.CopyOut(t.Context(), memory, f, offset, threads)
+			do(t, err)
+			digested(t, parts, data)
 			has(t, f, int64(offset), data)
 			if size, most := stored(t, f), int64(38-8+6)*mib; offset%(2*mib) == 0 && size > most {
 				t.Errorf("%s: %d bytes are stored, want %d at most: zeros are holes", name, size, most)
@@ -126,7 +168,8 @@ func TestSoftMoverMovesMemory(t *testing.T) {
 	f := empty(t, t.TempDir())
 	_, err := f.WriteAt(noise(2, 50*mib), 0)
 	do(t, err)
-	do(t, other.CopyOut(t.Context(), memory, f, 4*mib, 0))
+	_, err = other.CopyOut(t.Context(), memory, f, 4*mib, 0)
+	do(t, err)
 	has(t, f, 4*mib, data) // the zeros are written over what was there
 }
 
@@ -144,14 +187,17 @@ func TestSoftMoverReadsSpans(t *testing.T) {
 		want = append(want, make([]byte, mib)...)
 		want = append(want, b[at:at+mib]...)
 	}
-	memory, err := m.CopyIn(t.Context(), softUUID(0), 2*mib, spans, 0)
+	memory, parts, err := m.CopyIn(t.Context(), softUUID(0), 2*mib, spans, 0)
 	do(t, err)
 	defer CloseMemory(memory)
+	digested(t, parts, want)
 	if len(memory) != 72 {
 		t.Fatalf("%d pieces", len(memory))
 	}
 	f := empty(t, tmpfs(t, 256))
-	do(t, m.CopyOut(t.Context(), memory, f, 0, 0))
+	parts, err = m.CopyOut(t.Context(), memory, f, 0, 0)
+	do(t, err)
+	digested(t, parts, want)
 	has(t, f, 0, want)
 	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", m.Pid()))
 	do(t, err)
@@ -165,7 +211,10 @@ func TestSoftMoverIsRefused(t *testing.T) {
 	m := softMover(t, dev, nil)
 	data := noise(5, 16*mib)
 	memory := filled(t, m, 0, 8*mib, data)
-	out := func(memory []Memory, to *os.File) error { return m.CopyOut(t.Context(), memory, to, 0, 0) }
+	out := func(memory []Memory, to *os.File) error {
+		_, err := m.CopyOut(t.Context(), memory, to, 0, 0)
+		return err
+	}
 
 	null, err := os.Open(os.DevNull)
 	do(t, err)
@@ -183,7 +232,7 @@ func TestSoftMoverIsRefused(t *testing.T) {
 	}
 
 	in := func(gpu string, spans ...Span) error {
-		memory, err := m.CopyIn(t.Context(), gpu, 512*mib, spans, 0)
+		memory, _, err := m.CopyIn(t.Context(), gpu, 512*mib, spans, 0)
 		if len(memory) > 0 {
 			t.Errorf("with error %v there are %d pieces", err, len(memory))
 		}
@@ -225,7 +274,9 @@ func TestSoftMoverIsKilled(t *testing.T) {
 	memory := filled(t, m, 0, 16*mib, data)
 	f := empty(t, tmpfs(t, 128))
 	time.AfterFunc(500*time.Millisecond, m.Kill)
-	wants(t, m.CopyOut(t.Context(), memory, f, 0, 1), ErrHelperGone)
-	do(t, softMover(t, dev, nil).CopyOut(t.Context(), memory, f, 0, 0))
+	_, err := m.CopyOut(t.Context(), memory, f, 0, 1)
+	wants(t, err, ErrHelperGone)
+	_, err = softMover(t, dev, nil).CopyOut(t.Context(), memory, f, 0, 0)
+	do(t, err)
 	has(t, f, 0, data)
 }

@@ -4,6 +4,7 @@
 package images
 
 import (
+	"math/bits"
 	"unsafe"
 
 	"lukechampine.com/blake3/guts"
@@ -136,6 +137,27 @@ func (b *blake) Sum() [32]byte {
 	root.Flags |= guts.FlagRoot
 	out := guts.WordsToBytes(guts.CompressNode(root))
 	return [32]byte(out[:])
+}
+
+// rootOf returns the digest of what has two or more subtrees of equal size, but for the last, by their values.
+func rootOf(values [][8]uint32) [32]byte {
+	root := parentOf(values)
+	root.Flags |= guts.FlagRoot
+	out := guts.WordsToBytes(guts.CompressNode(root))
+	return [32]byte(out[:])
+}
+
+// parentOf returns the node above subtrees: the left one of its children is as large as it can be.
+func parentOf(values [][8]uint32) guts.Node {
+	left := 1 << (bits.Len(uint(len(values)-1)) - 1)
+	return guts.ParentNode(valueOf(values[:left]), valueOf(values[left:]), &guts.IV, 0)
+}
+
+func valueOf(values [][8]uint32) [8]uint32 {
+	if len(values) == 1 {
+		return values[0]
+	}
+	return guts.ChainingValue(parentOf(values))
 }
 
 // The flags of compress16: of the blocks of a chunk, and of the one of a parent.

@@ -4,6 +4,7 @@
 package images
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -107,5 +108,45 @@ func BenchmarkDigestBlock(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// Blocks have the digests that BLAKE3 has by the values of their parts, as a GPU computes them. Parts that cannot be all, or
+// the only one of a block, tell nothing.
+func TestDigestsOfParts(t *testing.T) {
+	const part, units = 1 << 20, 1 << 20 / blakeUnit
+	random := rand.New(rand.NewPCG(5, 6))
+	all := make([]byte, BlockBytes+6*part)
+	for i := range all {
+		all[i] = byte(random.Uint32())
+	}
+	for _, parts := range []int{2, 3, 6, 31, 64, 66, 70} {
+		var values []byte
+		for i := range parts {
+			b := &blake{first: uint64(i%64) * units}
+			b.Write(all[i*part : (i+1)*part])
+			b.add(&b.last)
+			for _, word := range b.subtrees[6] {
+				values = binary.LittleEndian.AppendUint32(values, word)
+			}
+		}
+		var want []string
+		for block := range slices.Chunk(all[:parts*part], BlockBytes) {
+			want = append(want, DigestBlock(block))
+		}
+		if got := DigestsOfParts(uint64(parts*part), values); !slices.Equal(got, want) {
+			t.Errorf("%d parts: %v, want %v", parts, got, want)
+		}
+		for _, bytes := range []int{0, parts*part - 1, (parts - 1) * part, (parts + 1) * part} {
+			if got := DigestsOfParts(uint64(bytes), values); got != nil {
+				t.Errorf("%d bytes of %d parts: %v", bytes, parts, got)
+			}
+		}
+	}
+	if got := DigestsOfParts(part, make([]byte, 32)); got != nil {
+		t.Errorf("a block of one part: %v", got)
+	}
+	if got := DigestsOfParts(0, nil); got != nil {
+		t.Errorf("no block: %v", got)
 	}
 }

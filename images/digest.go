@@ -4,6 +4,7 @@
 package images
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"regexp"
 	"slices"
@@ -59,6 +60,29 @@ func DigestRead(bytes uint64, threads int, read func(p []byte, at uint64) error)
 const readBytes = 1 << 20
 
 var readBuffers = sync.Pool{New: func() any { return new([readBytes]byte) }}
+
+// DigestsOfParts returns the digests of blocks with so many bytes in all, of the chaining values of each MiB in its block,
+// in order and 32 bytes each: a GPU has computed them. It is nil where these cannot be all: each block has two parts or
+// more.
+func DigestsOfParts(bytes uint64, values []byte) (digests []string) {
+	const part, value = 1 << 20, 32
+	if bytes%part != 0 || uint64(len(values)) != bytes/part*value || bytes%BlockBytes == part {
+		return nil
+	}
+	for all := range slices.Chunk(values, BlockBytes/part*value) {
+		var parts [][8]uint32
+		for one := range slices.Chunk(all, value) {
+			var words [8]uint32
+			for i := range words {
+				words[i] = binary.LittleEndian.Uint32(one[4*i:])
+			}
+			parts = append(parts, words)
+		}
+		sum := rootOf(parts)
+		digests = append(digests, blakePrefix+hex.EncodeToString(sum[:]))
+	}
+	return digests
+}
 
 // readInto has a hash digest so many bytes from a place on.
 func readInto(b *blake, from, bytes uint64, read func(p []byte, at uint64) error) error {

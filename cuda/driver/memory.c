@@ -43,6 +43,9 @@ static struct {
 	int (*out)(void *, uint64_t, size_t, void *);
 	int (*in)(uint64_t, const void *, size_t, void *);
 	int (*set)(uint64_t, unsigned char, size_t, void *);
+	int (*module_load)(void **, const void *);
+	int (*module_function)(void **, void *, const char *);
+	int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 } cu;
 
 static const struct { const char *name; void *at; } symbols[] = {
@@ -66,6 +69,9 @@ static const struct { const char *name; void *at; } symbols[] = {
 	{ "cuMemcpyDtoHAsync_v2", &cu.out },
 	{ "cuMemcpyHtoDAsync_v2", &cu.in },
 	{ "cuMemsetD8Async", &cu.set },
+	{ "cuModuleLoadData", &cu.module_load },
+	{ "cuModuleGetFunction", &cu.module_function },
+	{ "cuLaunchKernel", &cu.launch },
 };
 
 int gk_memory_load(void)
@@ -163,3 +169,18 @@ int gk_wait(void *stream) { return cu.stream_wait(stream); }
 int gk_out(void *to, uint64_t from, size_t bytes, void *stream) { return cu.out(to, from, bytes, stream); }
 int gk_in(uint64_t to, const void *from, size_t bytes, void *stream) { return cu.in(to, from, bytes, stream); }
 int gk_zero(uint64_t to, size_t bytes, void *stream) { return cu.set(to, 0, bytes, stream); }
+
+int gk_compile(const char *text, const char *name, void **function)
+{
+	void *module;
+	int r = cu.module_load(&module, text);
+
+	return r ? r : cu.module_function(function, module, name);
+}
+
+int gk_digest(void *function, unsigned blocks, unsigned threads, uint64_t memory, void *results, uint32_t first, void *stream)
+{
+	void *arguments[] = { &memory, &results, &first };
+
+	return cu.launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL);
+}

@@ -46,4 +46,9 @@ int gk_out(void *to, uint64_t from, size_t bytes, void *stream);
 int gk_in(uint64_t to, const void *from, size_t bytes, void *stream);
 int gk_zero(uint64_t to, size_t bytes, void *stream);
 
+// gk_compile compiles PTX text, and returns one of its kernels. gk_digest begins it with so many blocks of threads: see
+// ptx.go.
+int gk_compile(const char *text, const char *name, void **function);
+int gk_digest(void *function, unsigned blocks, unsigned threads, uint64_t memory, void *results, uint32_t first, void *stream);
+
 #endif

@@ -42,6 +42,7 @@ type mover struct {
 	turn     sync.Mutex // one copy at a time
 	loaded   bool
 	contexts map[C.int]unsafe.Pointer // by the ordinals of their GPUs
+	kernels  map[C.int]*kernel        // as the contexts
 	copiers  []*copier
 }
 
@@ -93,18 +94,23 @@ func (m *mover) copyMemory(q wire.Request, files []*os.File) (wire.Reply, []*os.
 	runtime.LockOSThread() // a context is a thread's
 	defer runtime.UnlockOSThread()
 	var made []*os.File
+	digested := false
 	err := m.load()
 	if err == nil {
 		switch q.Op {
 		case wire.OpReady:
 			err = m.ready(q)
 		case wire.OpCopyOut:
-			err = m.copyOut(q, files)
+			made, err = m.copyOut(q, files)
+			digested = len(made) == 1
 		case wire.OpCopyIn:
 			made, err = m.copyIn(q, files)
+			digested = len(made) == len(q.Pieces)+1
 		}
 	}
-	return replyTo(err), made
+	reply := replyTo(err)
+	reply.Digested = digested
+	return reply, made
 }
 
 func (m *mover) load() error {
@@ -116,7 +122,7 @@ func (m *mover) load() error {
 	}
 	// containerd tells its shims to use two processors, and they their helpers. Copies want all.
 	runtime.GOMAXPROCS(max(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
-	m.loaded, m.contexts = true, make(map[C.int]unsafe.Pointer)
+	m.loaded, m.contexts, m.kernels = true, make(map[C.int]unsafe.Pointer), make(map[C.int]*kernel)
 	return nil
 }
 
@@ -128,6 +134,7 @@ func (m *mover) enter(ordinal C.int) error {
 			return err
 		}
 		m.contexts[ordinal] = context
+		m.compile(ordinal)
 	}
 	return check(C.gk_set_current(context))
 }
@@ -174,22 +181,23 @@ func (m *mover) all(count int, do func(*copier) error) error {
 	return errors.Join(errs...)
 }
 
-// copyOut copies the memory of a request, whose descriptors are files but for the last, to that.
-func (m *mover) copyOut(q wire.Request, files []*os.File) (err error) {
+// copyOut copies the memory of a request, whose descriptors are files but for the last, to that. It returns the file of
+// digests.values, if there is one.
+func (m *mover) copyOut(q wire.Request, files []*os.File) (made []*os.File, err error) {
 	if len(files) != len(q.Pieces)+1 {
-		return fmt.Errorf("%d pieces came with %d files", len(q.Pieces), len(files))
+		return nil, fmt.Errorf("%d pieces came with %d files", len(q.Pieces), len(files))
 	}
 	memory := make([]C.gk_memory, 0, len(q.Pieces))
 	defer func() { letGo(memory) }()
 	if len(m.contexts) == 0 {
 		if err := m.enter(0); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	only := C.int(-1)
 	for ordinal := range m.contexts {
 		if err := m.enter(ordinal); err != nil {
-			return err
+			return nil, err
 		}
 		if only = ordinal; len(m.contexts) > 1 {
 			only = -1
@@ -199,25 +207,29 @@ func (m *mover) copyOut(q wire.Request, files []*os.File) (err error) {
 	for i, bytes := range q.Pieces {
 		piece := C.gk_memory{bytes: C.uint64_t(bytes)}
 		if err := check(C.gk_import(C.int(files[i].Fd()), &piece, only)); err != nil {
-			return err
+			return nil, err
 		}
 		memory = append(memory, piece)
 		if err := m.enter(piece.ordinal); err != nil {
-			return err
+			return nil, err
 		}
 		if err := check(C.gk_map(&memory[i])); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	j := &job{chunks: chunksOf(memory)}
 	if j.to, err = openTarget(files[len(q.Pieces)], q.Offset, sumOf(q.Pieces)); err != nil {
-		return err
+		return nil, err
 	}
 	defer j.to.close()
-	return m.copy(copiersFor(q), j)
+	if j.digests, err = m.digest(memory, q.Part); err != nil {
+		return nil, err
+	}
+	err = m.copy(copiersFor(q), j)
+	return j.digests.added(nil, err)
 }
 
-// copyIn makes the memory of a request, fills it, and returns its descriptors.
+// copyIn makes the memory of a request, fills it, and returns its descriptors, and the file of digests.values.
 func (m *mover) copyIn(q wire.Request, files []*os.File) (made []*os.File, err error) {
 	ordinal, err := m.gpu(q)
 	if err != nil {
@@ -250,7 +262,8 @@ func (m *mover) copyIn(q wire.Request, files []*os.File) (made []*os.File, err e
 		}
 		made = append(made, os.NewFile(uintptr(fd), "GPU memory"))
 	}
-	return made, nil
+	digests, err := m.digest(memory, q.Part)
+	return digests.added(made, err)
 }
 
 func letGo(memory []C.gk_memory) {
@@ -278,6 +291,7 @@ type job struct {
 	next    atomic.Int64 // the chunk that nobody has taken
 	stopped atomic.Bool  // a copier has failed
 	to      *target
+	digests *digests // of what is copied out
 	from    *source
 }
 
@@ -336,6 +350,9 @@ func (m *mover) share(c *copier, j *job) (err error) {
 				return err
 			}
 			current = k.ordinal
+		}
+		if j.to != nil && j.to.holes && j.digests.areZeros(j.chunks[n].at, j.chunks[n].bytes) {
+			continue
 		}
 		s := &c.sides[turn]
 		if err := s.settle(j); err != nil {

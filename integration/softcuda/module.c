@@ -146,7 +146,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule modu
 	return gate_leave(CUDA_ERROR_NOT_FOUND);
 }
 
-// A kernel does the whole grid's work at once, so the grid's size does not matter.
+// A kernel does the whole grid's work at once.
 CUresult cuLaunchKernel(CUfunction function, unsigned int gridX, unsigned int gridY,
                         unsigned int gridZ, unsigned int blockX, unsigned int blockY,
                         unsigned int blockZ, unsigned int sharedBytes, CUstream stream,
@@ -160,5 +160,5 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int gridX, unsigned int gr
 		return gate_leave(CUDA_ERROR_INVALID_CONTEXT);
 	if (!function || !params || extra || !gridX || !gridY || !gridZ || !blockX || !blockY || !blockZ)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
-	return gate_leave(((const struct kernel *)function)->run(params));
+	return gate_leave(((const struct kernel *)function)->run(params, gridX));
 }

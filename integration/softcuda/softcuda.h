@@ -179,7 +179,7 @@ CUresult vmm_show(void);
 // kernels.c: what the software GPU can run, by the name of the PTX entry
 struct kernel {
 	const char *name;
-	CUresult (*run)(void **params);
+	CUresult (*run)(void **params, unsigned blocks); // does the work of the whole grid
 };
 const struct kernel *kernel_named(const char *name, size_t len);
 

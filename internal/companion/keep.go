@@ -22,7 +22,7 @@ import (
 
 // Mover is what is needed of a cuda.Mover.
 type Mover interface {
-	CopyOut(ctx context.Context, memory []cuda.Memory, to *os.File, offset uint64, threads int) error
+	CopyOut(ctx context.Context, memory []cuda.Memory, to *os.File) (cuda.Parts, error)
 	Kill()
 	Close() error
 }
@@ -79,6 +79,7 @@ type kept struct {
 	copies []cuda.Memory // duplicates of memory, for the mover
 	to     *os.File      // a duplicate
 	file   unix.Stat_t
+	parts  cuda.Parts // once copied
 }
 
 const (
@@ -255,7 +256,7 @@ func (m *kept) endCopy() {
 func (k *Kept) copy(ctx context.Context) {
 	for _, m := range k.all {
 		if k.err == nil && m.to != nil {
-			if k.err = k.mover.CopyOut(ctx, m.copies, m.to, 0, 0); k.err != nil {
+			if m.parts, k.err = k.mover.CopyOut(ctx, m.copies, m.to); k.err != nil {
 				k.err = fmt.Errorf("copy the GPU memory of process %d: %w", m.PID, k.err)
 			}
 		}
@@ -466,6 +467,16 @@ func (k *Kept) Wait(ctx context.Context) (bytes uint64, err error) {
 		bytes += m.bytes
 	}
 	return bytes, k.err
+}
+
+// Parts returns what the GPU has computed of what a process has kept, nil if it has not. Wait must have returned no error.
+func (k *Kept) Parts(pid int) cuda.Parts {
+	for _, m := range k.all {
+		if m.PID == pid {
+			return m.parts
+		}
+	}
+	return nil
 }
 
 // Close ends the copy, if it is not done. The memory is as safe as before.

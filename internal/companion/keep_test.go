@@ -100,26 +100,27 @@ func newCopier() *copier { return &copier{let: make(chan bool, 1), killed: make(
 
 var errCopier = errors.New("the mover has failed")
 
-func (c *copier) CopyOut(_ context.Context, memory []cuda.Memory, to *os.File, offset uint64, _ int) error {
+func (c *copier) CopyOut(_ context.Context, memory []cuda.Memory, to *os.File) (cuda.Parts, error) {
 	select {
 	case ok := <-c.let:
 		if !ok {
-			return errCopier
+			return nil, errCopier
 		}
 	case <-c.killed:
-		return errCopier
+		return nil, errCopier
 	}
+	offset := uint64(0)
 	for _, piece := range memory {
 		data := make([]byte, piece.Bytes)
 		if _, err := unix.Pread(int(piece.File.Fd()), data, 0); err != nil {
-			return err
+			return nil, err
 		}
 		if _, err := to.WriteAt(data, int64(offset)); err != nil {
-			return err
+			return nil, err
 		}
 		offset += piece.Bytes
 	}
-	return nil
+	return nil, nil
 }
 
 func (c *copier) Kill() { close(c.killed) }

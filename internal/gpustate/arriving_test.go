@@ -256,11 +256,12 @@ func TestGiveUpWhileArriving(t *testing.T) {
 	if n := other.AtOnce(); n != 2 {
 		t.Errorf("%d restores share the processors, want 2", n)
 	}
+	check := r.check
 	r.Close()
 	if n := other.AtOnce(); n != 1 {
 		t.Errorf("%d restores share the processors after one was given up, want 1", n)
 	}
-	if err := r.checked(); !errors.Is(err, context.Canceled) {
+	if err := check.Wait(); !errors.Is(err, context.Canceled) {
 		t.Errorf("the check ends with %v", err)
 	}
 }

@@ -98,6 +98,11 @@ type Area struct {
 	// the images if there is one; empty for the others.
 	Written []staging.Known
 
+	// Computed are the digests of its blocks as a GPU has computed them, nil if none has.
+	Computed []string
+
+	// keeper is the process that has kept it on the GPU; 0: none.
+	keeper int
 	// held keeps the bytes if the tracer dies, or if the file's directory goes
 	// because the client does. nil for an area that a name is enough for.
 	held *os.File

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -33,13 +32,8 @@ func TestHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(r.Close)
-		if err := r.checked(); err != nil {
+		if err := r.check.Wait(); err != nil {
 			t.Fatal(err)
-		}
-		select {
-		case <-r.checker.Done():
-		case <-time.After(time.Minute):
-			t.Fatal("the digester is there and has nothing to do")
 		}
 		return r
 	}
@@ -72,7 +66,7 @@ func TestHold(t *testing.T) {
 	if err := r.Load(t.Context(), checkpoint, openGate{}, opts); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.checked(); !errors.Is(err, errdefs.ErrDataLoss) {
+	if err := r.check.Wait(); !errors.Is(err, errdefs.ErrDataLoss) {
 		t.Errorf("a file that changed since its digest: %v", err)
 	}
 }

@@ -117,7 +117,8 @@ func (k *keeping) taken() []Area {
 	areas := k.areas
 	k.areas = nil
 	for i := range areas {
-		areas[i].Start, _ = k.s.parked.Kept().Place(k.s.procs[areas[i].Process].PID.Host)
+		areas[i].keeper = k.s.procs[areas[i].Process].PID.Host
+		areas[i].Start, _ = k.s.parked.Kept().Place(areas[i].keeper)
 	}
 	slices.SortFunc(areas, func(a, b Area) int { return a.Process - b.Process })
 	return areas

@@ -5,10 +5,8 @@ package gpustate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -17,12 +15,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
-	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/lanes"
 	"github.com/gpuckpt/gpuckpt/internal/prefill"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
+	"github.com/gpuckpt/gpuckpt/internal/verify"
 )
 
 // Restoration brings the GPU state of a checkpoint into a new container:
@@ -48,10 +46,9 @@ type Restoration struct {
 	metadata *images.Metadata
 	pinned   *staging.Pins
 	areas    []Area
-	arriving bool              // bytes of the areas are still arriving
-	checker  *staging.Digester // compares digests, and ends then; nil without areas, and while they arrive
-	checked  func() error      // waits for the digests, and returns the answer
-	stop     func()            // ends the check
+	arriving bool          // bytes of the areas are still arriving
+	check    *verify.Check // of the digests
+	later    []images.Area // whose digests are compared from Load on, by the GPU if it can
 	done     func(context.Context)
 	lane     *lanes.Lane   // from Load on, if there are areas
 	fill     *prefill.Fill // from Load on, if companions have areas
@@ -117,12 +114,21 @@ func (r *Restoration) hold(ctx context.Context, checkpoint *images.Checkpoint) (
 			r.arriving = r.arriving || a.Location.Arriving()
 		}
 	}
-	if err := r.beginCheck(ctx); err != nil {
+	now := imageAreas(r.areas)
+	if r.canPrefill() {
+		r.later = slices.DeleteFunc(slices.Clone(now), func(a images.Area) bool { return !a.Companion })
+		now = slices.DeleteFunc(now, func(a images.Area) bool { return a.Companion })
+	}
+	r.check = verify.New(ctx, r.s.tracers.digester)
+	if err := r.check.Begin(now); err != nil {
 		r.letGo()
 		return err
 	}
 	return nil
 }
+
+// canPrefill reports whether all GPU memory is of one GPU and its bytes are here.
+func (r *Restoration) canPrefill() bool { return !r.arriving && len(r.metadata.GPUs) == 1 }
 
 // Load holds the checkpoint's files, unless Prepare has and they are as they were. gate will hold the
 // processes' threads.
@@ -154,16 +160,17 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 	return nil
 }
 
-// prefill begins to make the memory of companions, if that is all on one GPU and its bytes are here.
+// prefill begins to make the memory of companions, if that is all on one GPU. The GPU digests it then.
 func (r *Restoration) prefill(ctx context.Context) error {
-	if r.arriving || r.granted != 1 || len(r.pairs) != 1 {
-		return nil
-	}
-	helper, err := r.s.helpers.Get(ctx)
-	if err == nil {
+	if r.canPrefill() && r.granted == 1 && len(r.pairs) == 1 {
+		helper, err := r.s.helpers.Get(ctx)
+		if err != nil {
+			return err
+		}
 		r.fill = prefill.Begin(ctx, &r.s.helpers, helper, r.pairs[0].New.UUID, imageAreas(r.areas), r.lane.AtOnce())
 	}
-	return err
+	r.check.BeginUnless(r.later, r.fill.Compared)
+	return nil
 }
 
 // ready returns the memory of prefill for a process.
@@ -175,40 +182,6 @@ func (r *Restoration) ready(ctx context.Context, pid int, start, bytes uint64) [
 		return nil
 	}
 	return r.fill.Take(ctx, i)
-}
-
-// beginCheck begins to compare the digests of the areas: in a process of its own, or in this one
-// if bytes are still arriving, because only this one is told of them.
-func (r *Restoration) beginCheck(ctx context.Context) (err error) {
-	answer := make(chan error, 1)
-	r.checked = sync.OnceValue(func() error { return <-answer })
-	ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx))
-	areas := r.areas // letGo takes them from r, and does not wait
-	switch {
-	case len(r.areas) == 0:
-		answer <- nil
-	case r.arriving:
-		go func() {
-			back := host.AllProcessors()
-			err := images.Check(ctx, imageAreas(areas), 0, nil)
-			back()
-			if errors.Is(err, images.ErrDamaged) {
-				err = fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
-			}
-			answer <- err
-		}()
-	default:
-		if r.checker, err = r.s.tracers.digester(ctx); err != nil {
-			return err
-		}
-		checker := r.checker
-		go func() {
-			err := checkDigests(checker, areas)
-			checker.Close() // nobody knows for how long the container is not started
-			answer <- err
-		}()
-	}
-	return nil
 }
 
 // Map finds the processes that CRIU has restored, puts the areas back into them, and returns their
@@ -223,7 +196,7 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 		_, err = s.tracers.started(ctx)
 	}
 	if err == nil && r.arriving { // what does not need the bytes is done
-		err = r.checked()
+		err = r.check.Wait()
 	}
 	if err != nil {
 		return 0, err
@@ -305,7 +278,7 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 		return 0, err
 	}
 	err = r.onto(ctx, helper)
-	if cerr := r.checked(); cerr != nil {
+	if cerr := r.check.Wait(); cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}
 	if err != nil {
@@ -338,15 +311,8 @@ func (r *Restoration) Close() {
 
 // letGo gives up what hold holds.
 func (r *Restoration) letGo() {
-	if r.stop != nil {
-		r.stop()
-	}
-	if r.checker != nil {
-		r.checker.Kill() // it may be reading still
-		r.checker.Close()
-		r.checker = nil
-	}
 	r.fill.Close()
+	r.check.Close()
 	r.pinned.Close()
-	r.metadata, r.pinned, r.areas, r.fill = nil, nil, nil, nil
+	r.metadata, r.pinned, r.areas, r.fill, r.check, r.later = nil, nil, nil, nil, nil, nil
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
-	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/verify"
 )
 
 // Preflight chooses the data path for a Save to dir. It refuses a Save while CUDA processes are not
@@ -255,15 +255,7 @@ func (s *State) CheckSpilled(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	defer worker.Close()
-	return bytesOf(s.areas), checkDigests(worker, s.areas)
-}
-
-// checkDigests has a worker compare the digests of all blocks.
-func checkDigests(worker *staging.Digester, areas []Area) error {
-	if err := worker.Check(imageAreas(areas)); err != nil {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
-	}
-	return nil
+	return bytesOf(s.areas), verify.Areas(worker, imageAreas(s.areas))
 }
 
 func imageAreas(areas []Area) (all []images.Area) {

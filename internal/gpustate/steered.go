@@ -150,7 +150,7 @@ func (p memoryFirst) Save(ctx context.Context, job *Job, dir string, checkpoint 
 func (memoryFirst) Store(_ context.Context, worker *staging.Digester, areas []Area, dir string, _ bool) ([][]string, error) {
 	files := ranges(areas)
 	for i, a := range areas {
-		files[i].To, files[i].Written = filepath.Join(dir, a.File), a.Written
+		files[i].To, files[i].Written, files[i].Computed = filepath.Join(dir, a.File), a.Written, a.Computed
 	}
 	return worker.Copy(files)
 }
@@ -167,7 +167,7 @@ func (p imageFile) Save(ctx context.Context, job *Job, dir string, checkpoint fu
 func (imageFile) Store(_ context.Context, worker *staging.Digester, areas []Area, _ string, stays bool) ([][]string, error) {
 	files := ranges(areas)
 	for i, a := range areas {
-		files[i].Punch, files[i].Written = !stays, a.Written
+		files[i].Punch, files[i].Written, files[i].Computed = !stays, a.Written, a.Computed
 	}
 	return worker.Digest(files)
 }

@@ -89,6 +89,11 @@ func (w *Writer) Kept() bool { return w.kept != nil }
 func (w *Writer) Drain(ctx context.Context) (bytes uint64, err error) {
 	if bytes, err = w.kept.Wait(ctx); err == nil {
 		w.kept.InArea()
+		for i, a := range w.areas {
+			if a.keeper != 0 {
+				w.areas[i].Computed = images.DigestsOfParts(a.Bytes, w.kept.Parts(a.keeper))
+			}
+		}
 		w.begin()
 	}
 	return bytes, err

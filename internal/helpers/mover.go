@@ -76,9 +76,9 @@ type Mover struct {
 	threads int
 }
 
-// CopyOut is cuda.Mover's.
-func (m *Mover) CopyOut(ctx context.Context, memory []cuda.Memory, to *os.File, offset uint64, _ int) error {
-	return m.Mover.CopyOut(ctx, memory, to, offset, m.threads)
+// CopyOut is cuda.Mover's, to the beginning of the file.
+func (m *Mover) CopyOut(ctx context.Context, memory []cuda.Memory, to *os.File) (cuda.Parts, error) {
+	return m.Mover.CopyOut(ctx, memory, to, 0, m.threads)
 }
 
 // RoomTwice reports whether each GPU has as much free as is in use there, by UUID: processes that go on need not wait

@@ -5,7 +5,7 @@
 // it from their checkpoint. That goes on beside CRIU and the driver, rather than behind them.
 //
 // The life of a Fill: Begin starts a mover, which makes the memory and ends. Take returns that of a
-// process, once all of it is there. Close gives up what nobody has taken. A Fill that fails costs time
+// process, once all of it is there. Compared tells whether the GPU has compared the digests. Close gives up what nobody has taken. A Fill that fails costs time
 // alone: the process's companion fills its memory itself.
 package prefill
 
@@ -42,6 +42,8 @@ type Fill struct {
 	done   chan struct{}   // closed at the end
 	mu     sync.Mutex      // several processes take their memory at once
 	memory [][]cuda.Memory // of each area; nil where there is none, or it is taken
+	// compared says, once done is closed, that the GPU has digested all of the memory, and each digest was right.
+	compared bool
 }
 
 // Begin begins to make memory on a GPU, by its UUID, with the bytes of the areas that companions have
@@ -94,13 +96,15 @@ func (f *Fill) fill(ctx context.Context, all *helpers.Helpers, helper *cuda.Help
 	defer func() { go mover.Close() }() // the driver takes 0.1 s to give up its context
 	defer context.AfterFunc(ctx, mover.Kill)()
 	f.memory = make([][]cuda.Memory, len(areas))
+	compared := true
 	for i, a := range areas {
 		if !a.Companion {
 			continue
 		}
 		spans, err := spansOf(&a)
+		var parts cuda.Parts
 		if err == nil {
-			f.memory[i], err = mover.CopyIn(ctx, gpu, piece, spans, threads)
+			f.memory[i], parts, err = mover.CopyIn(ctx, gpu, piece, spans, threads)
 		}
 		for _, s := range spans {
 			if s.File != nil {
@@ -110,7 +114,13 @@ func (f *Fill) fill(ctx context.Context, all *helpers.Helpers, helper *cuda.Help
 		if err != nil {
 			return err
 		}
+		digests := images.DigestsOfParts(a.Bytes, parts)
+		if digests != nil && !slices.Equal(digests, a.Digests) {
+			return fmt.Errorf("%s has other digests on the GPU than in the checkpoint", a.File)
+		}
+		compared = compared && digests != nil
 	}
+	f.compared = compared
 	return nil
 }
 
@@ -181,6 +191,16 @@ func (f *Fill) Take(ctx context.Context, area int) (memory []cuda.Memory) {
 		memory, f.memory[area] = f.memory[area], nil
 	}
 	return memory
+}
+
+// Compared waits until the memory is there, and reports whether the GPU has digested it and each digest was right. Else
+// others must compare them: where the driver cannot compile the kernel, or one was wrong. It can be called on nil.
+func (f *Fill) Compared() bool {
+	if f == nil {
+		return false
+	}
+	<-f.done
+	return f.compared
 }
 
 // Close ends the mover, and gives up what is not taken. It can be called on nil.

@@ -35,6 +35,9 @@ type FileRange struct {
 	// Written is what the write-behind knows of an area's blocks. For a copy, To exists
 	// already, with the blocks in it that are known.
 	Written []Known `json:"written,omitempty"`
+	// Computed are the digests of the blocks if the GPU that had them has computed them. Those of the first and of the last
+	// are computed again, and must be the same.
+	Computed []string `json:"computed,omitempty"`
 	// Disk says that this file is on a disk: a digest flushes it first, and reads it
 	// past the page cache.
 	Disk bool `json:"disk,omitempty"`
@@ -75,7 +78,10 @@ func digestAll(files []FileRange) ([][]string, error) {
 		if r.Disk {
 			return digestBlockOf(disk[b.file], b, r.Punch)
 		}
-		digest, _ := knownOf(r.Written, b.number).of(memory[b.file][b.from:b.to])
+		digest, _, err := r.digest(b.number, memory[b.file][b.from:b.to])
+		if err != nil {
+			return "", err
+		}
 		if !r.Punch || digest != images.ZeroBlockDigest {
 			return digest, nil
 		}
@@ -91,6 +97,21 @@ func digestAll(files []FileRange) ([][]string, error) {
 		return nil, err
 	}
 	return digests, syncAll(disk) // the holes
+}
+
+// digest returns the digest of a block, and whether it is as it was written.
+func (r *FileRange) digest(number int, content []byte) (digest string, same bool, err error) {
+	if number >= len(r.Computed) {
+		digest, same = knownOf(r.Written, number).of(content)
+		return digest, same, nil
+	}
+	digest = r.Computed[number]
+	if number == 0 || number == len(r.Computed)-1 {
+		if got := images.DigestBlock(content); got != digest {
+			return "", false, fmt.Errorf("block %d of %s has the digest %s, and on its GPU it had %s: the copy is wrong", number, r.Path, got, digest)
+		}
+	}
+	return digest, false, nil
 }
 
 func punch(f *os.File, from, to uint64) error {
@@ -164,18 +185,16 @@ func copyAll(files []FileRange) ([][]string, error) {
 	}
 	digests, err := eachBlock(files, runtime.NumCPU(), func(b block) (string, error) {
 		content := sources[b.file][b.from:b.to]
-		written := knownOf(files[b.file].Written, b.number)
-		digest, same := written.of(content)
-		if same {
-			return digest, nil
+		digest, same, err := files[b.file].digest(b.number, content)
+		if same || err != nil {
+			return digest, err
 		}
-		if written.Mark != "" {
+		if knownOf(files[b.file].Written, b.number).Mark != "" {
 			// Blocks that are zero now may have been written with something else.
 			if err := punch(to[b.file], b.from, b.to); err != nil {
 				return "", err
 			}
 		}
-		var err error
 		if mem := memory[b.file]; mem != nil {
 			err = fillBlock(mem, content, b.from)
 		} else {

@@ -68,6 +68,7 @@ type Request struct {
 	Threads int      `json:"threads,omitempty"` // OpReady, OpCopyOut, OpCopyIn: how many copy; 0: one for each processor
 	Pieces  []uint64 `json:"pieces,omitempty"`  // OpCopyOut, OpCopyIn: bytes of each piece of memory, in their order
 	Offset  uint64   `json:"offset,omitempty"`  // OpCopyOut: where in the file the first piece goes
+	Part    int      `json:"part,omitempty"`    // OpCopyOut, OpCopyIn: the number of the first MiB of the pieces in what is digested
 	Spans   []Span   `json:"spans,omitempty"`   // OpCopyIn: what fills the pieces, in their order
 }
 
@@ -99,7 +100,9 @@ type Reply struct {
 	Code  int    `json:"code"`            // the CUresult
 	Text  string `json:"text,omitempty"`  // the driver's words for Code, or the fault's
 	Short bool   `json:"short,omitempty"` // FaultFile: the file has fewer bytes than the spans
-	Value int    `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id; OpImported: bytes
+	// Digested says that the last file of an answer to OpCopyOut or OpCopyIn has the digests' values.
+	Digested bool `json:"digested,omitempty"`
+	Value    int  `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id; OpImported: bytes
 
 	// Answer is a cuda.Info for OpInfo, a cuda.Survey for OpSurvey.
 	Answer json.RawMessage `json:"answer,omitempty"`
@@ -155,7 +158,7 @@ func (q Request) checkCopy() error {
 		return fmt.Errorf("%s takes no %d threads", q.Op, q.Threads)
 	case q.GPU != "" && !in && q.Op != OpReady:
 		return fmt.Errorf("%s takes no GPU", q.Op)
-	case q.Offset != 0 && !out, len(q.Spans) != 0 && !in, len(q.Pieces) != 0 && !in && !out:
+	case q.Offset != 0 && !out, len(q.Spans) != 0 && !in, (len(q.Pieces) != 0 || q.Part != 0) && !in && !out:
 		return fmt.Errorf("%s copies nothing", q.Op)
 	case len(q.Pieces) > MaxPieces || len(q.Spans) > MaxSpans:
 		return fmt.Errorf("%d pieces and %d spans are too many", len(q.Pieces), len(q.Spans))
@@ -182,6 +185,9 @@ func (q Request) checkCopy() error {
 	}
 	if q.Offset > most {
 		return fmt.Errorf("a file has no offset %d", q.Offset)
+	}
+	if q.Part < 0 || q.Part > math.MaxInt32 {
+		return fmt.Errorf("nothing digested has %d MiB", q.Part)
 	}
 	return nil
 }
