@@ -51,7 +51,8 @@ type Restoration struct {
 	later    []images.Area // whose digests are compared from Load on, by the GPU if it can
 	done     func(context.Context)
 	lane     *lanes.Lane   // from Load on, if there are areas
-	fill     *prefill.Fill // from Load on, if companions have areas
+	warm     *prefill.Warm // from Prepare on, if companions have areas
+	fill     *prefill.Fill // from Load on, likewise
 }
 
 // Gate holds the threads of the restored processes until their GPU state is back: a thread of
@@ -95,9 +96,19 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 	if err := r.pair(ctx, helper, info, m, wanted); err != nil {
 		return nil, err
 	}
+	if r.pairsOne() {
+		var areas []images.Area
+		for _, p := range m.Processes {
+			areas = append(areas, p.Areas...)
+		}
+		r.warm = prefill.WarmUp(ctx, &s.helpers, r.pairs[0].New.UUID, areas)
+	}
 	s.phase = Prepared
 	return r, nil
 }
+
+// pairsOne reports whether all GPU memory goes from one GPU to one GPU.
+func (r *Restoration) pairsOne() bool { return r.granted == 1 && len(r.pairs) == 1 }
 
 // hold opens the checkpoint's files where they lie now, and begins to compare their digests. The
 // container may never be started: what it holds is a descriptor for each directory of the files,
@@ -162,12 +173,12 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 
 // prefill begins to make the memory of companions, if that is all on one GPU. The GPU digests it then.
 func (r *Restoration) prefill(ctx context.Context) error {
-	if r.canPrefill() && r.granted == 1 && len(r.pairs) == 1 {
+	if r.canPrefill() && r.pairsOne() {
 		helper, err := r.s.helpers.Get(ctx)
 		if err != nil {
 			return err
 		}
-		r.fill = prefill.Begin(ctx, &r.s.helpers, helper, r.pairs[0].New.UUID, imageAreas(r.areas), r.lane.AtOnce())
+		r.fill = prefill.Begin(ctx, &r.s.helpers, helper, r.pairs[0].New.UUID, imageAreas(r.areas), r.lane.AtOnce(), r.warm)
 	}
 	r.check.BeginUnless(r.later, r.fill.Compared)
 	return nil
@@ -311,6 +322,7 @@ func (r *Restoration) Close() {
 
 // letGo gives up what hold holds.
 func (r *Restoration) letGo() {
+	r.warm.Close()
 	r.fill.Close()
 	r.check.Close()
 	r.pinned.Close()
