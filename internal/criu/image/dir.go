@@ -4,10 +4,12 @@
 package image
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -102,7 +104,7 @@ func (d *Dir) Seal() error {
 			}
 		}
 		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC, Propagation: unix.MS_PRIVATE}
-		if err := unix.MountSetattr(d.tmpfs, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		if err := setWhenFree(d.tmpfs, &attr); err != nil {
 			return fmt.Errorf("make the directory with CRIU's images read-only: %w", err)
 		}
 		var err error
@@ -114,6 +116,17 @@ func (d *Dir) Seal() error {
 		}
 		return nil
 	})
+}
+
+// setWhenFree sets the attributes of a mount, whose files this process has closed. A process that it starts has them for a
+// moment more, until it executes its program: what they are open for writing in is busy.
+func setWhenFree(mount int, attr *unix.MountAttr) error {
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, attr)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 // Path returns the path of the sealed directory, for root and until Close.

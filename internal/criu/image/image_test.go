@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/cgroup"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
@@ -464,5 +465,22 @@ func TestBesideTheImages(t *testing.T) {
 		if k := KindOf(name); k == nil || k.form != leftOut {
 			t.Errorf("%s: %+v", name, k)
 		}
+	}
+}
+
+// A file of the directory that a process which is being started still has open is waited for.
+func TestDirIsBusy(t *testing.T) {
+	d, err := NewDir(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	fd, err := unix.Openat(d.tmpfs, "file", unix.O_WRONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(100*time.Millisecond, func() { unix.Close(fd) })
+	if err := d.Seal(); err != nil {
+		t.Error(err)
 	}
 }
