@@ -13,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,21 @@ type kernel struct {
 	function unsafe.Pointer
 	stream   unsafe.Pointer
 	err      error
+}
+
+// wait waits until the kernel is compiled, or it is enough.
+func (k *kernel) wait(enough chan struct{}) error {
+	select {
+	case <-k.done:
+		return k.err
+	default:
+	}
+	select {
+	case <-k.done:
+		return k.err
+	case <-enough:
+		return errLate
+	}
 }
 
 // compile begins to compile the kernel in a context, once.
@@ -54,8 +70,16 @@ func (m *mover) compile(ordinal C.int) {
 type digests struct {
 	first   int      // the number of the first part in what is digested
 	results []uint32 // pinned; the kernels write it: resultWords for each part
-	begun   chan error
+	ended   chan error
+	enough  chan struct{} // closed when kernels that are not compiled yet are not waited for
 }
+
+// grace is how long kernels that are still being compiled are waited for when the copy is over. Processors digest 2 GB in
+// that time (16 of them, H200's host).
+const grace = 50 * time.Millisecond
+
+// errLate says that the copy was over before a kernel was compiled.
+var errLate = errors.New("the kernel is not compiled yet")
 
 // digest begins to digest memory, whose first part has a number in what is digested. It returns at once: the kernels may
 // have to be compiled. The memory must stay mapped until values has returned. nil: it cannot be digested.
@@ -74,12 +98,12 @@ func (m *mover) digest(memory []C.gk_memory, first int) (*digests, error) {
 	if err := check(C.gk_buffer(&at, C.size_t(4*resultWords*parts))); err != nil {
 		return nil, err
 	}
-	d := &digests{first: first, results: unsafe.Slice((*uint32)(at), resultWords*parts), begun: make(chan error, 1)}
+	d := &digests{first: first, results: unsafe.Slice((*uint32)(at), resultWords*parts), ended: make(chan error, 1), enough: make(chan struct{})}
 	clear(d.results)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		d.begun <- m.launch(d, memory)
+		d.ended <- m.launch(d, memory)
 	}()
 	return d, nil
 }
@@ -90,8 +114,7 @@ func (m *mover) launch(d *digests, memory []C.gk_memory) error {
 	var busy []*kernel
 	for _, piece := range memory {
 		k := m.kernels[piece.ordinal]
-		<-k.done
-		err := k.err
+		err := k.wait(d.enough)
 		if err == nil {
 			err = check(C.gk_set_current(m.contexts[piece.ordinal]))
 		}
@@ -128,10 +151,14 @@ func (d *digests) areZeros(at uint64, bytes int) bool {
 	return true
 }
 
-// values waits for the digests, and returns a file with the values of all parts, 32 bytes each; nil: the GPU has not
-// digested all.
+// values waits for the digests if they have begun, and returns a file with the values of all parts, 32 bytes each; nil: the
+// GPU has not digested all.
 func (d *digests) values() (*os.File, error) {
-	if d == nil || <-d.begun != nil {
+	if d == nil {
+		return nil, nil
+	}
+	defer time.AfterFunc(grace, func() { close(d.enough) }).Stop()
+	if <-d.ended != nil {
 		return nil, nil
 	}
 	values := make([]byte, 0, len(d.results)/resultWords*32)

@@ -20,6 +20,7 @@ import (
 // What the log says of the memory of a program that is restored.
 const (
 	madeForIt = "GPU memory is made for the processes"
+	copied    = "the GPU memory that was kept is copied" // at its checkpoint
 	byItself  = "the processes fill their GPU memory themselves"
 )
 
@@ -76,8 +77,16 @@ func TestCompanionPrefilled(t *testing.T) {
 		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 	}
 	k.Expect(t, "verify", "bad=0")
-	if !soft {
+	if !soft { // it has so little memory copied before its driver has compiled the kernel that digests
 		return
+	}
+	for line := range strings.Lines(shared.Log()) {
+		if (strings.Contains(line, madeForIt) || strings.Contains(line, copied)) && !strings.Contains(line, "digested=true") {
+			t.Errorf("the GPU has not digested: %s", line)
+		}
+	}
+	if !strings.Contains(shared.Log(), copied) {
+		t.Error("nothing was copied at a checkpoint")
 	}
 
 	undo := shared.SoftwareGPU(t, room+"context_delay_ms=2000\n")
@@ -92,7 +101,7 @@ func TestCompanionPrefilled(t *testing.T) {
 		}
 	}, byItself)
 	undo()
-	shared.SoftwareGPU(t, "") // 2 GiB
+	shared.SoftwareGPU(t, "gpu0.memory_mib=1600\n")
 	again(func() {}, "has no room for it")
 }
 

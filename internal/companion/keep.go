@@ -254,11 +254,13 @@ func (m *kept) endCopy() {
 
 // copy has the mover copy all memory to the files. Then the memory is nobody's but the programs'.
 func (k *Kept) copy(ctx context.Context) {
+	began, bytes, digested := time.Now(), uint64(0), true
 	for _, m := range k.all {
 		if k.err == nil && m.to != nil {
 			if m.parts, k.err = k.mover.CopyOut(ctx, m.copies, m.to); k.err != nil {
 				k.err = fmt.Errorf("copy the GPU memory of process %d: %w", m.PID, k.err)
 			}
+			bytes, digested = bytes+m.bytes, digested && m.parts != nil
 		}
 		m.endCopy()
 	}
@@ -270,6 +272,9 @@ func (k *Kept) copy(ctx context.Context) {
 		}
 	}
 	k.mu.Unlock()
+	if k.err == nil {
+		log.G(ctx).WithField("bytes", bytes).WithField("took", time.Since(began)).WithField("digested", digested).Info("the GPU memory that was kept is copied")
+	}
 	if err := k.mover.Close(); err != nil { // the driver takes 0.1 s or more to come down
 		log.G(ctx).WithError(err).Warn("end of the process that copied GPU memory")
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -100,5 +101,40 @@ func TestKnownBlocks(t *testing.T) {
 	stop.Store(true)
 	if k := know(content, stop); k != (Known{}) {
 		t.Errorf("stopped: %v", k)
+	}
+}
+
+// What a GPU has computed is taken, but for the first and the last block, which must be as the file has them.
+func TestComputedBlocks(t *testing.T) {
+	const size = 2*images.BlockBytes + 2<<20
+	path := filepath.Join(t.TempDir(), "area")
+	content := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{4}).Read(content)
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	first, last := images.DigestBlock(content[:images.BlockBytes]), images.DigestBlock(content[2*images.BlockBytes:])
+	each := map[string]func(FileRange) ([][]string, error){
+		"digest": func(r FileRange) ([][]string, error) { return digestAll([]FileRange{r}) },
+		"copy": func(r FileRange) ([][]string, error) {
+			r.To = filepath.Join(t.TempDir(), "to")
+			digests, err := copyAll([]FileRange{r})
+			if got, rerr := os.ReadFile(r.To); err == nil && (rerr != nil || !bytes.Equal(got, content)) {
+				t.Errorf("the copy differs: %v", rerr)
+			}
+			return digests, err
+		},
+	}
+	for name, do := range each {
+		want := []string{first, "computed", last}
+		got, err := do(FileRange{Path: path, Bytes: size, Computed: want})
+		if err != nil || !slices.Equal(got[0], want) {
+			t.Errorf("%s: got %q, %v, want %q", name, got, err, want)
+		}
+		for _, computed := range [][]string{{last, "computed", last}, {first, "computed", first}} {
+			if _, err := do(FileRange{Path: path, Bytes: size, Computed: computed}); err == nil || !strings.Contains(err.Error(), "the copy is wrong") {
+				t.Errorf("%s: a GPU that had other bytes: %v", name, err)
+			}
+		}
 	}
 }
