@@ -5,7 +5,6 @@ package driver
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math/bits"
 	"slices"
 	"strconv"
@@ -286,6 +285,6 @@ func (g *gpu) at(address uint64, bytes int) []byte {
 			return room[address-base:][:bytes]
 		}
 	}
-	g.t.Fatal(fmt.Sprintf("nothing is at %#x", address))
+	g.t.Fatalf("nothing is at %#x", address)
 	return nil
 }

@@ -194,9 +194,9 @@ func (l *liar) receive() uint32 {
 // idle is a mover that copies nothing.
 type idle struct{}
 
-func (idle) CopyOut(context.Context, []cuda.Memory, *os.File, uint64, int) error { return nil }
-func (idle) Kill()                                                               {}
-func (idle) Close() error                                                        { return nil }
+func (idle) CopyOut(context.Context, []cuda.Memory, *os.File) (cuda.Parts, error) { return nil, nil }
+func (idle) Kill()                                                                {}
+func (idle) Close() error                                                         { return nil }
 
 // checkpointed takes a liar through a checkpoint that leaves it running, and returns what failed first.
 func checkpointed(t *testing.T) (err error) {
