@@ -52,6 +52,7 @@ var Others = []Elsewhere{
 	{Document: "kubernetes.md", Section: "Checkpoints as objects", Lines: `^helm `, Reason: "hack/release renders the chart with the agent by Helm's library, and compares it with deploy/agent, which TestObjects applies"},
 	{Document: "install.md", Section: "Make a release", Reason: "make test-release builds one, for minutes"},
 	{Document: "change-it.md", Section: "On a machine with a GPU", Reason: "it needs a real GPU"},
+	{Document: "companion.md", Section: "Measure it", Lines: `^python3 `, Reason: "it needs a real GPU, with PyTorch"},
 	{Document: "compatibility.md", Section: "Recipes: vLLM and SGLang", Reason: "it needs a real GPU, vLLM and SGLang, and models; the page says that it was not run"},
 	{Document: "doctor.md", Section: "For schedulers", Lines: `kubectl`, Reason: "it needs a cluster; the command before the pipe is run"},
 	{Document: "doctor.md", Section: "A machine with an H200", Reason: "what it printed is shown"},
