@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 // What is needed of cuda.h. Numbers and layouts are the driver's ABI.
 typedef int CUresult;
@@ -76,10 +77,16 @@ void companion_write(const char *text);
 bool companion_bypassed(void);
 
 // gate.c
-void gate_close(void);
+// gate_close closes the gate, also one that is closed. Who waits opens it if companion_cancelled(number).
+void gate_close(uint32_t number);
 void gate_open(void);
-// gate_drain waits until no call is under way. false: not in time, or *cancelled was set.
+// gate_turn lets in the calls that wait at the gate, which stays closed and must be drained. With wait it waits a
+// moment for one. false: there was none.
+bool gate_turn(bool wait);
+// gate_drain waits until no call is under way. false: not in time, or *cancelled was set to the number.
 bool gate_drain(unsigned timeout_ms, const uint32_t *cancelled, uint32_t number);
+// gate_since returns the nanoseconds since a time of CLOCK_MONOTONIC.
+int64_t gate_since(const struct timespec *begun);
 // gate_exempt lets the calls of this thread by for ever.
 void gate_exempt(void);
 // gate_forked is for a child: nobody waits, nothing is under way.

@@ -18,6 +18,9 @@
 //
 //	parked --KEEP, RELEASE--> saved --MEET, TAKE, RETURN--> parked --OPEN--> open
 //
+// A PASS lets a parked program make a few calls more, one of each thread at a time. It ends, parked, when their
+// work on the GPU does: which may wait for that of other processes.
+//
 // What processes share is taken down while they are parked, each step in all of them before the next:
 // LEAVE (what it imports goes), REST (nobody has what it exports, and nobody can ask for it), and the
 // other way round WAKE and JOIN, before OPEN.
@@ -35,7 +38,8 @@
 
 enum { OPEN = 0, PARKING = 1, PARKED = 2, SAVED = 3 };  // states
 enum { ASK_PARK = 1, ASK_SAVE, ASK_OPEN, ASK_BACK, ASK_LEAVE, ASK_REST, ASK_WAKE, ASK_JOIN,
-       ASK_KEEP, ASK_RELEASE, ASK_MEET, ASK_TAKE, ASK_RETURN, ASKS = 16 }; // requests
+       ASK_KEEP, ASK_RELEASE, ASK_MEET, ASK_TAKE, ASK_RETURN, ASK_PASS, ASKS = 16 }; // requests
+enum { TURNS = 1 << 12 };     // argument of a PASS: so many turns at most, and this times a timeout in milliseconds
 enum { FROM_CHECKPOINT = 1 }; // argument of a BACK: the host memory has what was saved or kept
 enum { BESIDE = 1 };          // argument of a TAKE: see keep_take
 enum { IMPORTS = 1, EXPORTS = 2, APART = 4 }; // how it shares memory, beside enum lost: see describe
@@ -52,14 +56,14 @@ static struct {
 	uint32_t request;   // a number that counts up, times ASKS, and what is asked for
 	uint32_t answered;  // the request that result belongs to
 	int32_t result;     // a CUresult
-	uint32_t argument;  // of a PARK: its timeout in milliseconds; of a BACK: FROM_CHECKPOINT or 0; of a TAKE: BESIDE or 0
-	uint32_t cancelled; // a PARK that is to be given up, whatever it waits for; a SAVE that is to be undone
+	uint32_t argument;  // of a PARK: its timeout in milliseconds; of a PASS: see TURNS; of a BACK: FROM_CHECKPOINT or 0; of a TAKE: BESIDE or 0
+	uint32_t cancelled; // a PARK or PASS that is to be given up, whatever it waits for; a SAVE that is to be undone
 	uint32_t peers;     // parked or saved: how often a SAVE takes one GPU's access to another's memory
 	uint64_t start, bytes; // the host memory with what is saved; parked, the bytes that it will take
 	int32_t copiers[THREADS]; // their tids as tid's; 0 after the last
 	uint64_t cut;     // a number of the shim's, the same in all processes that are parked together
 	uint32_t sharing; // as of the last request
-	uint32_t count;   // of a KEEP: descriptors; of a MEET and a TAKE: pieces taken so far
+	uint32_t count;   // of a KEEP: descriptors; of a MEET and a TAKE: pieces taken so far; of a PASS: turns with a call
 	int32_t descriptors[KEEP_BATCH]; // of a KEEP or a MEET, open until the next request
 	uint64_t sizes[KEEP_BATCH];      // of a KEEP, in bytes
 	uint32_t in_area; // the shim's, of what was kept: the host memory has it as well
@@ -100,32 +104,25 @@ static void describe(void)
 	__atomic_store_n(&control.sharing, sharing, __ATOMIC_SEQ_CST);
 }
 
-bool companion_cancelled(void) __attribute__((visibility("hidden")));
-bool companion_cancelled(void)
+bool companion_cancelled(uint32_t number) __attribute__((visibility("hidden")));
+bool companion_cancelled(uint32_t number)
 {
 	// In this order: park() looks whether it was cancelled after it has left PARKING.
-	return load(&control.cancelled) && load(&control.cancelled) == load(&control.request) && load(&control.state) == PARKING;
+	return load(&control.cancelled) == number && load(&control.request) == number && load(&control.state) == PARKING;
 }
 
-static CUresult park(uint32_t number)
+// drain waits for the calls that are under way, and for the work on the GPU.
+static CUresult drain(uint32_t timeout_ms, uint32_t number)
 {
-	CUresult r = CUDA_SUCCESS;
+	if (!gate_drain(timeout_ms, &control.cancelled, number))
+		return CUDA_ERROR_NOT_READY;
+	CUresult r = memory_synchronize();
+	return !r && load(&control.cancelled) == number ? CUDA_ERROR_NOT_READY : r;
+}
 
-	if (load(&control.state) != OPEN)
-		return CUDA_ERROR_ILLEGAL_STATE;
-	if (companion_bypassed()) {
-		companion_say("the program is linked to a function of the driver that the companion does not know: its memory is left to the driver");
-		return CUDA_ERROR_NOT_SUPPORTED;
-	}
-	keep_drop(); // calls may wait, and CRIU would find the socket
-	set_state(PARKING);
-	gate_close();
-	if (!gate_drain(load(&control.argument), &control.cancelled, number))
-		r = CUDA_ERROR_NOT_READY;
-	if (!r)
-		r = memory_synchronize();
-	if (!r && load(&control.cancelled) == number)
-		r = CUDA_ERROR_NOT_READY;
+// parked ends a PARK or a PASS whose drain has ended.
+static CUresult parked(CUresult r, uint32_t number)
+{
 	if (!r)
 		control.bytes = memory_total();
 	control.peers = memory_peers();
@@ -138,6 +135,45 @@ static CUresult park(uint32_t number)
 	if (r)
 		gate_open();
 	return r;
+}
+
+static CUresult park(uint32_t number)
+{
+	if (load(&control.state) != OPEN)
+		return CUDA_ERROR_ILLEGAL_STATE;
+	if (companion_bypassed()) {
+		companion_say("the program is linked to a function of the driver that the companion does not know: its memory is left to the driver");
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
+	keep_drop(); // calls may wait, and CRIU would find the socket
+	set_state(PARKING);
+	gate_close(number);
+	return parked(drain(load(&control.argument), number), number);
+}
+
+// The last turn of a PASS is one that has waited so long for other processes, or that has so much work: with the
+// next one the program might be as far ahead of the others again as it has just waited for.
+#define LONG_TURN_NS 5000000
+
+static CUresult pass(uint32_t number)
+{
+	uint32_t argument = load(&control.argument), turns = argument % TURNS;
+	CUresult r = CUDA_SUCCESS;
+	bool long_one = false;
+
+	if (share_rests() || memory_away())
+		return CUDA_ERROR_ILLEGAL_STATE;
+	control.count = 0;
+	gate_close(number);
+	set_state(PARKING);
+	while (!r && !long_one && control.count < turns && gate_turn(control.count)) {
+		struct timespec begun;
+		clock_gettime(CLOCK_MONOTONIC, &begun);
+		control.count++;
+		r = drain(argument / TURNS, number);
+		long_one = gate_since(&begun) > LONG_TURN_NS;
+	}
+	return parked(r, number);
 }
 
 // bring_back has a saved program parked; one that is parked stays so.
@@ -222,6 +258,8 @@ static CUresult obey(uint32_t request)
 	if (load(&control.state) != PARKED)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	switch (request % ASKS) {
+	case ASK_PASS:
+		return pass(request);
 	case ASK_KEEP:
 		return keep_export(control.descriptors, control.sizes, &control.count);
 	case ASK_RELEASE:

@@ -39,6 +39,7 @@ func build(t *testing.T) (dir string) {
 		{"make", "-s", "-C", "../../integration/workload", "OUT=" + dir, "all"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "direct"), "../../companion/test.c", "-ldl"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "keeps"), "../../companion/keeptest.c", "-ldl"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "gates"), "../../companion/gatetest.c", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "copies"), "../../companion/copytest.c", "-pthread"},
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
@@ -65,11 +66,13 @@ func TestLibrary(t *testing.T) {
 	dir := build(t)
 	t.Run("program", func(t *testing.T) { program(t, dir) })
 	t.Run("passes through", func(t *testing.T) { passesThrough(t, dir) })
-	t.Run("copies", func(t *testing.T) {
-		if out, err := exec.Command(filepath.Join(dir, "copies")).CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-	})
+	for _, name := range []string{"copies", "gates"} {
+		t.Run(name, func(t *testing.T) {
+			if out, err := exec.Command(filepath.Join(dir, name)).CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
 }
 
 // What a program sees of the driver with its companion. It says so on stderr, once, where it refuses.
