@@ -30,7 +30,7 @@ static const char usage[] =
 	"  memory  [--bytes N]               N bytes of host memory, a child, no CUDA\n"
 	"  gpumemory [--bytes N] [--gpu I]   the same with a GPU in use\n"
 	"  multi   --procs P [as pattern]    P of those, on ports P, P+1, ...\n"
-	"  ranks   --procs P [--gpus G] [--work US] [--ahead N]\n"
+	"  ranks   --procs P [--gpus G] [--work US] [--ahead N] [--share large --bytes N]\n"
 	"                                    P processes whose kernels wait for each other, all\n"
 	"                                    the time, on ports P, P+1, ...; process i computes\n"
 	"                                    i times US microseconds before N steps\n"

@@ -51,6 +51,12 @@ static uint64_t after(uint64_t sum, uint64_t step, int ranks)
 	return next;
 }
 
+// bytes_of returns how much memory of the GPU a rank has: with --share large as much as --bytes says.
+static size_t bytes_of(const struct options *o)
+{
+	return strcmp(o->share, "large") ? 2 * sizeof(uint64_t) : o->bytes;
+}
+
 static void *take_steps(void *arg)
 {
 	struct rank *r = arg;
@@ -58,7 +64,7 @@ static void *take_steps(void *arg)
 	long long work = 1000ll * r->options->work_us * r->index;
 	struct timespec pause = {.tv_sec = work / 1000000000, .tv_nsec = work % 1000000000};
 	struct gpu gpu = gpu_open(r->options->gpu);
-	CUdeviceptr on_gpu = gpu_register(board, 4096), state = gpu_alloc(2 * sizeof(uint64_t));
+	CUdeviceptr on_gpu = gpu_register(board, 4096), state = gpu_alloc(bytes_of(r->options));
 	uint64_t count = (uint64_t)ranks, number = (uint64_t)r->index, sum = 0;
 	void *params[] = {&on_gpu, &count, &number, &state};
 
@@ -86,7 +92,7 @@ static void answer(void *arg, const char *request, char *reply)
 	if (!strcmp(request, "info")) {
 		char uuid[41];
 		gpu_uuid(r->options->gpu, uuid);
-		snprintf(reply, UDP_TEXT, "pid=%d bytes=16 gpus=1 %s", getpid(), uuid);
+		snprintf(reply, UDP_TEXT, "pid=%d bytes=%zu gpus=1 %s", getpid(), bytes_of(r->options), uuid);
 	} else {
 		snprintf(reply, UDP_TEXT, "steps=%" PRIu64 " bad=%" PRIu64, atomic_load(&r->steps), atomic_load(&r->bad));
 	}

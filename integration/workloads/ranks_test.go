@@ -20,7 +20,7 @@ import (
 const envRanks = "GPUCKPT_TEST_RANKS"
 
 // Two ranks of a training over NCCL are locked in every try, while they take steps without a pause, and go
-// on. GPUCKPT_TEST_RANKS is how many tries.
+// on. GPUCKPT_TEST_RANKS is how many tries. With GPUCKPT_TEST_COMPANION none leaves the memory to the driver.
 func TestLockOverNCCL(t *testing.T) {
 	for _, name := range []string{"nccl-shm", "nccl-sockets"} {
 		t.Run(name, func(t *testing.T) {
@@ -52,6 +52,7 @@ func lockInTurn(ctx context.Context, t *testing.T, result *harness.TestResult, k
 	t.Helper()
 	count := func(words string) int { return strings.Count(linesWith(shared.Log(), "id="+k.ID+" "), words) }
 	begun := count("phase=lock") // of another container of this name
+	driver, turns := count("left to the driver"), count("they went on in turns")
 	var longest, all time.Duration
 	for try := range tries {
 		began := time.Now()
@@ -74,6 +75,12 @@ func lockInTurn(ctx context.Context, t *testing.T, result *harness.TestResult, k
 			t.Fatal(out, err)
 		}
 		await(ctx, t, k, "a step after the lock", func() bool { return parse(t, k.Logs()).last() > before+2 })
+	}
+	if os.Getenv(envCompanion) != "" {
+		if n := count("left to the driver") - driver; n > 0 {
+			t.Errorf("the memory was left to the driver %d times:\n%s", n, tail(linesWith(shared.Log(), "left to the driver")))
+		}
+		result.Number("in_turns_count", float64(count("they went on in turns")-turns))
 	}
 	t.Logf("%d locks, the longest in %v, on average in %v with ctr's pause", tries, longest, all/time.Duration(tries))
 	result.Number("locks_count", float64(tries))

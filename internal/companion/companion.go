@@ -81,6 +81,7 @@ const (
 	askMeet
 	askTake
 	askReturn
+	askPass
 
 	asks = 16 // a request is a number times this, and what is asked for
 )
@@ -88,9 +89,10 @@ const (
 // wake is the signal that a companion's thread waits for.
 const wake = unix.Signal(60)
 
-// The answers of a companion that is not let by something else than the driver: CUDA_ERROR_NOT_FOUND,
-// NOT_READY, NOT_PERMITTED, ILLEGAL_STATE.
+// The answers of a companion that is not let by something else than the driver: CUDA_ERROR_INVALID_VALUE,
+// ILLEGAL_STATE, NOT_FOUND, NOT_READY, NOT_PERMITTED.
 const (
+	invalidValue = 1
 	illegalState = 401
 	notFound     = 500
 	notReady     = 600
@@ -247,30 +249,35 @@ func (c *Companion) begin(what uint32, argument time.Duration) (request uint32, 
 	return request, unix.Tgkill(c.PID, c.TID, wake)
 }
 
+// answer returns what a companion says, and whether it has answered a request. An error without an answer is that of
+// a process that has ended.
+func (c *Companion) answer(doing string, request uint32) (now control, done bool, err error) {
+	if now, err = c.read(); err != nil || now.answered != request {
+		return now, false, err
+	}
+	switch {
+	case now.result == 0:
+		return now, true, nil
+	case now.result == notReady:
+		err = ErrBusy
+	case now.result == notFound && request%asks == askJoin:
+		err = errGone
+	case now.result == illegalState && request%asks == askBack:
+		err = errLost
+	case now.result == notPermitted:
+		err = errElsewhere
+	default:
+		return now, true, fmt.Errorf("%s process %d: the driver answers its companion with error %d", doing, c.PID, now.result)
+	}
+	return now, true, fmt.Errorf("%s process %d: %w", doing, c.PID, err)
+}
+
 // await waits for the answer to a request.
 func (c *Companion) await(ctx context.Context, doing string, request uint32) (control, error) {
 	for nap := 100 * time.Microsecond; ; nap = min(2*nap, 5*time.Millisecond) {
-		now, err := c.read()
-		if err != nil {
+		now, done, err := c.answer(doing, request)
+		if done || err != nil {
 			return now, err
-		}
-		if now.answered == request && now.result == notReady {
-			return now, fmt.Errorf("%s process %d: %w", doing, c.PID, ErrBusy)
-		}
-		if now.answered == request && now.result == notFound && request%asks == askJoin {
-			return now, fmt.Errorf("%s process %d: %w", doing, c.PID, errGone)
-		}
-		if now.answered == request && now.result == illegalState && request%asks == askBack {
-			return now, fmt.Errorf("%s process %d: %w", doing, c.PID, errLost)
-		}
-		if now.answered == request && now.result == notPermitted {
-			return now, fmt.Errorf("%s process %d: %w", doing, c.PID, errElsewhere)
-		}
-		if now.answered == request && now.result != 0 {
-			return now, fmt.Errorf("%s process %d: the driver answers its companion with error %d", doing, c.PID, now.result)
-		}
-		if now.answered == request {
-			return now, nil
 		}
 		select {
 		case <-time.After(nap):

@@ -96,9 +96,11 @@ func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (p *Park
 }
 
 func park(ctx context.Context, procs cuda.Group, all []*Companion, timeout time.Duration) (*Parked, error) {
-	parked, err := each(all, func(c *Companion) (control, error) {
-		return c.ask(ctx, "park", askPark, timeout/2, timeout/2+time.Second)
-	})
+	err := closeGates(ctx, all, timeout/2)
+	parked, rerr := each(all, (*Companion).read)
+	if err == nil {
+		err = rerr
+	}
 	p := new(Parked)
 	for i, c := range all {
 		at := slices.IndexFunc(procs, func(q cuda.Process) bool { return q.PID.Host == c.PID })
@@ -369,13 +371,19 @@ func (c *Companion) takeReady(ctx context.Context, memory []cuda.Memory) error {
 	return err
 }
 
-// settled returns what a companion says when it is busy with nothing, or parks: a park that was
-// cancelled opens the gate by itself, and may wait for the GPU as long as that works.
+// settled returns what a companion says when it is busy with nothing, or parks: a park that is
+// cancelled opens the gate by itself, and may wait for the GPU as long as that works. Who asked for it may have ended
+// before it was cancelled.
 func (c *Companion) settled(ctx context.Context) (control, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
 		now, err := c.read()
+		if err == nil && now.request != now.answered && now.state == parking {
+			if err = c.write(offCancelled, now.request); err == nil {
+				now, err = c.read() // it may have been done first
+			}
+		}
 		if err != nil || now.request == now.answered || now.state == parking {
 			return now, err
 		}

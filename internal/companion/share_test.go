@@ -77,23 +77,34 @@ func pair(t *testing.T, dir, way string) (exporter, importer rank) {
 	return exporter, importer
 }
 
+// freePorts returns the first of so many ports, one after the other.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+next:
+	for {
+		first := 0
+		for i := range n {
+			conn, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.1:%d", (first+i)*min(i, 1)))
+			if err != nil && i == 0 {
+				t.Fatal(err)
+			}
+			if err != nil {
+				continue next
+			}
+			defer conn.Close()
+			if i == 0 {
+				first = conn.LocalAddr().(*net.UDPAddr).Port
+			}
+		}
+		return first
+	}
+}
+
 // starting starts them, and returns when the first one is there.
 func starting(t *testing.T, dir, way string, env ...string) (exporter, importer rank) {
 	t.Helper()
 	var conns []net.Conn
-	port := 0
-	for port == 0 { // two ports one after the other
-		a, err := net.ListenPacket("udp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := a.LocalAddr().(*net.UDPAddr).Port
-		if b, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.1:%d", n+1)); err == nil {
-			port = n
-			b.Close()
-		}
-		a.Close()
-	}
+	port := freePorts(t, 2)
 	for i := range 2 {
 		conn, err := net.Dial("udp", fmt.Sprintf("127.0.0.1:%d", port+i))
 		if err != nil {

@@ -1,0 +1,73 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// stepsOf returns how many steps a rank has taken, and fails the test if the sum of one was wrong.
+func stepsOf(t *testing.T, k *harness.Container) (steps int) {
+	t.Helper()
+	var bad int
+	reply := k.Answer(t, "steps")
+	if _, err := fmt.Sscanf(reply, "steps=%d bad=%d", &steps, &bad); err != nil || bad != 0 {
+		t.Fatalf("a rank answers %q", reply)
+	}
+	return steps
+}
+
+// stepOn waits until each of four ranks has taken a step more.
+func stepOn(t *testing.T, k *harness.Container) {
+	t.Helper()
+	for n := range 4 {
+		before := stepsOf(t, k.Process(n))
+		for end := time.Now().Add(time.Minute); stepsOf(t, k.Process(n)) <= before; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("rank %d stands still after step %d\n%s", n, before, shared.LogTail(4000))
+			}
+		}
+	}
+}
+
+// Four ranks that wait for each other on their GPU, step after step, with the companion: they are paused,
+// checkpointed and restored, and their companions have the memory each time, not the driver. No step is lost or
+// taken twice. (internal/companion parks such ranks more often.)
+func TestCompanionRanks(t *testing.T) {
+	shared.Configured(t, "lock_timeout = \"1m\"\n") // for slow machines
+	spec := withCompanion()
+	spec.Ports = 4
+	k := shared.Work(t, spec, "ranks", "--procs", "4", "--work", "500", "--ahead", "3", "--share", "large", "--bytes", "4M")
+	logged := func(words string) int { return strings.Count(shared.Log(), words) }
+	inTurns, driver := logged("they went on in turns"), logged("left to the driver")
+	stepOn(t, k)
+	for range 6 {
+		ctr(t, shared, "tasks", "pause", k.ID)
+		ctr(t, shared, "tasks", "resume", k.ID)
+		stepOn(t, k)
+	}
+	for _, name := range []string{"1", "2"} {
+		ref := takeCheckpoint(t, shared, k, name)
+		stepOn(t, k) // left running
+		for i, p := range metadataOf(t, shared, ref).Processes {
+			if len(p.Areas) != 2 || p.Areas[0].Bytes != 4<<20 {
+				t.Errorf("process %d has %+v", i, p.Areas)
+			}
+		}
+		k.MustRemove(t)
+		k = restore(t, shared, k.ID, ref, k.Port)
+		stepOn(t, k)
+	}
+	if now := logged("left to the driver"); now != driver {
+		t.Errorf("the memory was left to the driver %d times\n%s", now-driver, shared.LogTail(4000))
+	}
+	if logged("they went on in turns") == inTurns {
+		t.Error("the ranks never had turns: they hardly wait for each other")
+	}
+}
