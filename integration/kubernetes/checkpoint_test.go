@@ -23,21 +23,21 @@ import (
 // in files of one directory, which checkpointctl reads; and the pod goes on.
 func TestCheckpoint(t *testing.T) {
 	result := results.Add(t)
-	pod := apply(t, shared, podName(t), counter{})
+	pod := apply(t, shared(t), podName(t), counter{})
 	expect(t, pod, counterPort, "101")
 	var archive string
 	if err := result.Time("checkpoint", func() (err error) {
-		archive, err = shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
+		archive, err = shared(t).Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
 		return err
 	}); err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+		t.Fatalf("%v\n%s", err, shared(t).LogTail(4000))
 	}
 	expect(t, pod, counterPort, "102")
-	if dir := filepath.Join(shared.Dir(), "kubelet", "checkpoints"); filepath.Dir(archive) != dir {
+	if dir := filepath.Join(shared(t).Dir(), "kubelet", "checkpoints"); filepath.Dir(archive) != dir {
 		t.Errorf("the archive is %s, not in %s", archive, dir)
 	}
 	holdsGPUState(t, archive)
-	show, err := shared.Output(t.Context(), "checkpointctl", "show", archive)
+	show, err := shared(t).Output(t.Context(), "checkpointctl", "show", archive)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,16 +80,16 @@ func TestStandaloneByName(t *testing.T) {
 // options: here it ends, and the kubelet leaves it so.
 func TestStopOnCheckpoint(t *testing.T) {
 	results.Add(t)
-	pod := apply(t, shared, podName(t), counter{
+	pod := apply(t, shared(t), podName(t), counter{
 		class: "gpuckpt-by-name", restart: "Never", annotations: map[string]string{"dev.gpuckpt.on-checkpoint": "stop"},
 	})
 	expect(t, pod, counterPort, "101")
-	archive, err := shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
+	archive, err := shared(t).Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+		t.Fatalf("%v\n%s", err, shared(t).LogTail(4000))
 	}
 	holdsGPUState(t, archive)
-	if _, err := shared.WaitFor(t.Context(), pod.Metadata.Name, func(pod node.Pod) bool { return pod.Status.Phase == "Failed" }); err != nil {
+	if _, err := shared(t).WaitFor(t.Context(), pod.Metadata.Name, func(pod node.Pod) bool { return pod.Status.Phase == "Failed" }); err != nil {
 		t.Error(err)
 	}
 }
@@ -97,18 +97,18 @@ func TestStopOnCheckpoint(t *testing.T) {
 // Two pods on one GPU are checkpointed at once.
 func TestTwoAtOnce(t *testing.T) {
 	results.Add(t)
-	pods := []node.Pod{apply(t, shared, podName(t)+"-a", counter{}), apply(t, shared, podName(t)+"-b", counter{})}
+	pods := []node.Pod{apply(t, shared(t), podName(t)+"-a", counter{}), apply(t, shared(t), podName(t)+"-b", counter{})}
 	var archives [2]string
 	var errs [2]error
 	var both sync.WaitGroup
 	for i, pod := range pods {
 		expect(t, pod, counterPort, "101")
-		both.Go(func() { archives[i], errs[i] = shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0) })
+		both.Go(func() { archives[i], errs[i] = shared(t).Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0) })
 	}
 	both.Wait()
 	for i, pod := range pods {
 		if errs[i] != nil {
-			t.Errorf("%v\n%s", errs[i], shared.LogTail(4000))
+			t.Errorf("%v\n%s", errs[i], shared(t).LogTail(4000))
 			continue
 		}
 		holdsGPUState(t, archives[i])
@@ -121,16 +121,16 @@ func TestTwoAtOnce(t *testing.T) {
 func TestTwiceAtOnce(t *testing.T) {
 	results.Add(t)
 	needs(t, "crictl")
-	softwareGPU(t, shared, "checkpoint_delay_ms=1500\n") // longer than one begins after the other
-	pod := apply(t, shared, podName(t), counter{})
+	softwareGPU(t, shared(t), "checkpoint_delay_ms=1500\n") // longer than one begins after the other
+	pod := apply(t, shared(t), podName(t), counter{})
 	expect(t, pod, counterPort, "101")
 	var archives [2]string
 	var errs [2]error
 	var both sync.WaitGroup
 	for i := range archives {
 		both.Go(func() {
-			archives[i] = filepath.Join(shared.Dir(), podName(t)+string(rune('a'+i))+".tar")
-			_, errs[i] = shared.Crictl(t.Context(), "checkpoint", "--export", archives[i], pod.Container("counter"))
+			archives[i] = filepath.Join(shared(t).Dir(), podName(t)+string(rune('a'+i))+".tar")
+			_, errs[i] = shared(t).Crictl(t.Context(), "checkpoint", "--export", archives[i], pod.Container("counter"))
 		})
 	}
 	both.Wait()
@@ -147,7 +147,7 @@ func TestTwiceAtOnce(t *testing.T) {
 		t.Errorf("%d of two checkpoints at once were made", made)
 	}
 	expect(t, pod, counterPort, "102")
-	if _, err := shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0); err != nil {
+	if _, err := shared(t).Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, pod, counterPort, "103")
@@ -158,8 +158,8 @@ func TestTwiceAtOnce(t *testing.T) {
 func TestSecondMeanwhile(t *testing.T) {
 	results.Add(t)
 	needs(t, "crictl")
-	softwareGPU(t, shared, "checkpoint_delay_ms=1500\n")
-	pod := apply(t, shared, podName(t), counter{})
+	softwareGPU(t, shared(t), "checkpoint_delay_ms=1500\n")
+	pod := apply(t, shared(t), podName(t), counter{})
 	expect(t, pod, counterPort, "101")
 	type answer struct {
 		archive string
@@ -167,17 +167,17 @@ func TestSecondMeanwhile(t *testing.T) {
 	}
 	first := make(chan answer, 1)
 	go func() {
-		archive, err := shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
+		archive, err := shared(t).Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
 		first <- answer{archive, err}
 	}()
-	paused(t, shared, pod)
-	_, err := shared.Crictl(t.Context(), "checkpoint", "--export", filepath.Join(shared.Dir(), "second.tar"), pod.Container("counter"))
+	paused(t, shared(t), pod)
+	_, err := shared(t).Crictl(t.Context(), "checkpoint", "--export", filepath.Join(shared(t).Dir(), "second.tar"), pod.Container("counter"))
 	if err == nil || !strings.Contains(err.Error(), "another checkpoint of the container is being made") {
 		t.Errorf("the second: %v", err)
 	}
 	got := <-first
 	if got.err != nil {
-		t.Fatalf("the first: %v\n%s", got.err, shared.LogTail(4000))
+		t.Fatalf("the first: %v\n%s", got.err, shared(t).LogTail(4000))
 	}
 	holdsGPUState(t, got.archive)
 	expect(t, pod, counterPort, "102")
@@ -187,11 +187,11 @@ func TestSecondMeanwhile(t *testing.T) {
 func TestCrictl(t *testing.T) {
 	results.Add(t)
 	needs(t, "crictl")
-	pod := apply(t, shared, podName(t), counter{})
+	pod := apply(t, shared(t), podName(t), counter{})
 	expect(t, pod, counterPort, "101")
-	archive := filepath.Join(shared.Dir(), "crictl.tar")
-	if _, err := shared.Crictl(t.Context(), "checkpoint", "--export", archive, pod.Container("counter")); err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+	archive := filepath.Join(shared(t).Dir(), "crictl.tar")
+	if _, err := shared(t).Crictl(t.Context(), "checkpoint", "--export", archive, pod.Container("counter")); err != nil {
+		t.Fatalf("%v\n%s", err, shared(t).LogTail(4000))
 	}
 	holdsGPUState(t, archive)
 	expect(t, pod, counterPort, "102")
@@ -200,10 +200,10 @@ func TestCrictl(t *testing.T) {
 // What is not there is not found.
 func TestUnknown(t *testing.T) {
 	results.Add(t)
-	pod := apply(t, shared, podName(t), counter{})
-	_, err := shared.Checkpoint(t.Context(), pod.Metadata.Name, "nobody", 0)
+	pod := apply(t, shared(t), podName(t), counter{})
+	_, err := shared(t).Checkpoint(t.Context(), pod.Metadata.Name, "nobody", 0)
 	isStatus(t, err, http.StatusNotFound, "container nobody does not exist")
-	_, err = shared.Checkpoint(t.Context(), "nobody", "counter", 0)
+	_, err = shared(t).Checkpoint(t.Context(), "nobody", "counter", 0)
 	isStatus(t, err, http.StatusNotFound, "pod does not exist")
 	expect(t, pod, counterPort, "101")
 }
@@ -212,9 +212,9 @@ func TestUnknown(t *testing.T) {
 // program with managed memory.
 func TestRefused(t *testing.T) {
 	results.Add(t)
-	pod := apply(t, shared, podName(t), counter{workload: "managed"})
+	pod := apply(t, shared(t), podName(t), counter{workload: "managed"})
 	expect(t, pod, counterPort, "101")
-	_, err := shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
+	_, err := shared(t).Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
 	isStatus(t, err, http.StatusInternalServerError, "not supported")
 	expect(t, pod, counterPort, "102")
 }
@@ -223,9 +223,9 @@ func TestRefused(t *testing.T) {
 // checkpoint is whole or has failed.
 func TestDeletedMeanwhile(t *testing.T) {
 	results.Add(t)
-	softwareGPU(t, shared, "checkpoint_delay_ms=1500\n")
+	softwareGPU(t, shared(t), "checkpoint_delay_ms=1500\n")
 	name := podName(t)
-	pod := apply(t, shared, name, counter{})
+	pod := apply(t, shared(t), name, counter{})
 	expect(t, pod, counterPort, "101")
 	type answer struct {
 		archive string
@@ -233,11 +233,11 @@ func TestDeletedMeanwhile(t *testing.T) {
 	}
 	done := make(chan answer, 1)
 	go func() {
-		archive, err := shared.Checkpoint(t.Context(), name, "counter", 0)
+		archive, err := shared(t).Checkpoint(t.Context(), name, "counter", 0)
 		done <- answer{archive, err}
 	}()
-	locked(t, shared, pod)
-	if _, err := shared.Kubectl(t.Context(), "delete", "pod", name, "--timeout=180s"); err != nil {
+	locked(t, shared(t), pod)
+	if _, err := shared(t).Kubectl(t.Context(), "delete", "pod", name, "--timeout=180s"); err != nil {
 		t.Fatal(err)
 	}
 	got := <-done
@@ -247,7 +247,7 @@ func TestDeletedMeanwhile(t *testing.T) {
 		t.Errorf("the kubelet answered %v", got.err)
 	}
 	t.Logf("the checkpoint: %v", got.err)
-	_, err := shared.Checkpoint(t.Context(), name, "counter", 0)
+	_, err := shared(t).Checkpoint(t.Context(), name, "counter", 0)
 	isStatus(t, err, http.StatusNotFound, "pod does not exist")
 }
 
@@ -282,16 +282,16 @@ func TestTimeout(t *testing.T) {
 // A client that hangs up ends the checkpoint, and the pod goes on.
 func TestHangUp(t *testing.T) {
 	results.Add(t)
-	softwareGPU(t, shared, "checkpoint_delay_ms=1500\n")
-	pod := apply(t, shared, podName(t), counter{})
+	softwareGPU(t, shared(t), "checkpoint_delay_ms=1500\n")
+	pod := apply(t, shared(t), podName(t), counter{})
 	expect(t, pod, counterPort, "101")
 	ctx, hangUp := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := shared.Checkpoint(ctx, pod.Metadata.Name, "counter", 0)
+		_, err := shared(t).Checkpoint(ctx, pod.Metadata.Name, "counter", 0)
 		done <- err
 	}()
-	locked(t, shared, pod)
+	locked(t, shared(t), pod)
 	hangUp()
 	if err := <-done; err == nil {
 		t.Error("the checkpoint was done before the client hung up")

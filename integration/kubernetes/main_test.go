@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -17,8 +18,6 @@ import (
 )
 
 var (
-	// shared serves every test that needs nothing special of its node.
-	shared  *node.Node
 	session *harness.Session
 	bins    harness.Bins
 	gpu     harness.GPU
@@ -31,14 +30,29 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	harness.Main(m.Run, func(s *harness.Session) (err error) {
+	harness.Main(m.Run, func(s *harness.Session) error {
 		session, bins, gpu, results = s, s.Bins, s.GPU, s.Results
-		if shared, err = newNode(s.Context(), node.Options{APIServer: true}); err == nil {
-			s.AtEnd(shared.Stop)
-		}
-		return err
+		return nil
 	})
 }
+
+// shared is the node of every test that needs nothing special of one. The first that wants it starts it.
+func shared(t *testing.T) *node.Node {
+	t.Helper()
+	n, err := startShared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+var startShared = sync.OnceValues(func() (*node.Node, error) {
+	n, err := newNode(session.Context(), node.Options{APIServer: true})
+	if err == nil {
+		session.AtEnd(n.Stop)
+	}
+	return n, err
+})
 
 // newNode starts one. What the shims leave on a machine goes with it.
 func newNode(ctx context.Context, opts node.Options) (*node.Node, error) {

@@ -144,10 +144,10 @@ func (k objects) make(t *testing.T, kind, name, spec string) {
 }
 
 // within waits until something is so, for minutes: a checkpoint on a machine that does much else takes
-// half of one.
+// half of one. Most look by kubectl, which takes a tenth of a second of a processor.
 func within(t *testing.T, what string, so func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(3 * time.Minute); !so(); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); !so(); time.Sleep(300 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: not within three minutes", what)
 		}

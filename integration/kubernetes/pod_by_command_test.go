@@ -28,7 +28,7 @@ func TestPodByCommand(t *testing.T) {
 				"resources": map[string]any{"limits": map[string]any{node.Resource: "1"}},
 			})
 		}
-		return apply(t, shared, name, counter{class: "gpuckpt", restart: "Never", annotations: annotations, pod: map[string]any{"containers": containers}})
+		return apply(t, shared(t), name, counter{class: "gpuckpt", restart: "Never", annotations: annotations, pod: map[string]any{"containers": containers}})
 	}
 	p := pod("trainer", nil, map[string]string{"first": harness.WorkloadImage, "second": harness.WorkloadImage})
 	expect(t, p, counterPort, "101")
@@ -51,18 +51,18 @@ func TestPodByCommand(t *testing.T) {
 	if node.PodNamespace != "default" {
 		t.Fatalf("the tests' pods are in %s", node.PodNamespace)
 	}
-	args := append(strings.Fields(line)[1:], "--address", shared.Address(), "--image-path", filepath.Join(shared.Dir(), "dumps"), "--quiet", "--json")
+	args := append(strings.Fields(line)[1:], "--address", shared(t).Address(), "--image-path", filepath.Join(shared(t).Dir(), "dumps"), "--quiet", "--json")
 	other := make([]string, len(args))
 	for i, a := range args {
 		other[i] = strings.Replace(a, "default/trainer", "default/nobody", 1)
 	}
-	_, err = shared.Output(t.Context(), "gpuckpt", other...)
+	_, err = shared(t).Output(t.Context(), "gpuckpt", other...)
 	harness.Says(t, err, "default/nobody")
 	expect(t, p, counterPort, "102")
 
-	out, err := shared.Output(t.Context(), "gpuckpt", args...)
+	out, err := shared(t).Output(t.Context(), "gpuckpt", args...)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+		t.Fatalf("%v\n%s", err, shared(t).LogTail(4000))
 	}
 	var made struct {
 		Containers []struct{ Name, Image string }
@@ -79,13 +79,13 @@ func TestPodByCommand(t *testing.T) {
 	}
 	for _, image := range images {
 		t.Cleanup(func() {
-			if err := shared.RemoveImage(t.Context(), image); err != nil {
+			if err := shared(t).RemoveImage(t.Context(), image); err != nil {
 				t.Log(err)
 			}
 		})
 	}
 	// Without --leave-running they have ended with their checkpoint.
-	if _, err := shared.WaitFor(t.Context(), "trainer", func(p node.Pod) bool { return p.Status.Phase == "Failed" }); err != nil {
+	if _, err := shared(t).WaitFor(t.Context(), "trainer", func(p node.Pod) bool { return p.Status.Phase == "Failed" }); err != nil {
 		t.Fatal(err)
 	}
 	r := pod("trainer-again", restoring, images)

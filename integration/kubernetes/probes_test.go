@@ -16,20 +16,20 @@ import (
 func TestSuspendedProbes(t *testing.T) {
 	results.Add(t)
 	name := podName(t)
-	pod := apply(t, shared, name, counter{restart: "Always", container: map[string]any{
+	pod := apply(t, shared(t), name, counter{restart: "Always", container: map[string]any{
 		"livenessProbe": map[string]any{"periodSeconds": 1, "failureThreshold": 3, "exec": map[string]any{"command": []string{"/usr/bin/gpuwork", "exit", "0"}}},
 	}})
 	expect(t, pod, counterPort, "101")
 	gpuckpt := func(verb string) {
 		t.Helper()
-		if _, err := shared.Output(t.Context(), "gpuckpt", verb, "--address", shared.Address(), "--namespace", node.Namespace, pod.Container("counter")); err != nil {
-			t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+		if _, err := shared(t).Output(t.Context(), "gpuckpt", verb, "--address", shared(t).Address(), "--namespace", node.Namespace, pod.Container("counter")); err != nil {
+			t.Fatalf("%v\n%s", err, shared(t).LogTail(3000))
 		}
 	}
 	gpuckpt("suspend")
 	said := ""
 	within(t, "the kubelet has probed more often than it tolerates failures", func() bool {
-		out, err := shared.Kubectl(t.Context(), "get", "events", "--field-selector", "involvedObject.name="+name+",reason=Unhealthy", "--output", `jsonpath={range .items[*]}{.count} {.message}{"\n"}{end}`)
+		out, err := shared(t).Kubectl(t.Context(), "get", "events", "--field-selector", "involvedObject.name="+name+",reason=Unhealthy", "--output", `jsonpath={range .items[*]}{.count} {.message}{"\n"}{end}`)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +46,7 @@ func TestSuspendedProbes(t *testing.T) {
 	t.Log(said)
 	gpuckpt("resume")
 	expect(t, pod, counterPort, "102")
-	now, err := shared.Pod(t.Context(), name)
+	now, err := shared(t).Pod(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}

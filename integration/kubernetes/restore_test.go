@@ -26,12 +26,12 @@ func surroundings(t *testing.T, name string) map[string]any {
 		{"create", "configmap", name, "--from-literal=key=config of " + name},
 		{"create", "serviceaccount", name},
 	} {
-		if _, err := shared.Kubectl(t.Context(), args...); err != nil {
+		if _, err := shared(t).Kubectl(t.Context(), args...); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
 			kind := args[1]
-			if _, err := shared.Kubectl(context.Background(), "delete", kind, name); err != nil {
+			if _, err := shared(t).Kubectl(context.Background(), "delete", kind, name); err != nil {
 				t.Error(err)
 			}
 		})
@@ -134,25 +134,25 @@ func testRestore(t *testing.T, hostNetwork bool) {
 			t.Fatal(err)
 		}
 	}
-	old := apply(t, shared, name+"-old", counter{hostNetwork: hostNetwork, port: port, pod: surroundings(t, name+"-old"), container: mounts})
+	old := apply(t, shared(t), name+"-old", counter{hostNetwork: hostNetwork, port: port, pod: surroundings(t, name+"-old"), container: mounts})
 	expect(t, old, port, "101")
-	archive, err := shared.Checkpoint(t.Context(), old.Metadata.Name, "counter", 0)
+	archive, err := shared(t).Checkpoint(t.Context(), old.Metadata.Name, "counter", 0)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+		t.Fatalf("%v\n%s", err, shared(t).LogTail(4000))
 	}
 	var ref string
-	if err := result.Time("build and push", func() error { ref = publish(t, shared, archive, name+":1"); return nil }); err != nil {
+	if err := result.Time("build and push", func() error { ref = publish(t, shared(t), archive, name+":1"); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if hostNetwork { // two cannot have one port
-		if _, err := shared.Kubectl(t.Context(), "delete", "pod", old.Metadata.Name); err != nil {
+		if _, err := shared(t).Kubectl(t.Context(), "delete", "pod", old.Metadata.Name); err != nil {
 			t.Fatal(err)
 		}
 	}
 
 	var pod node.Pod
 	if err := result.Time("run", func() error {
-		pod = apply(t, shared, name, counter{image: ref, annotations: restoring, hostNetwork: hostNetwork, port: port, pod: surroundings(t, name), container: probed})
+		pod = apply(t, shared(t), name, counter{image: ref, annotations: restoring, hostNetwork: hostNetwork, port: port, pod: surroundings(t, name), container: probed})
 		return nil
 	}); err != nil {
 		t.Fatal(err)
@@ -168,41 +168,41 @@ func testRestore(t *testing.T, hostNetwork bool) {
 	hasOwnSurroundings(t, pod)
 
 	t.Run("logs and exec", func(t *testing.T) {
-		if out, err := shared.Kubectl(t.Context(), "logs", name); err != nil || !strings.HasSuffix(strings.TrimSpace(out), "103") {
+		if out, err := shared(t).Kubectl(t.Context(), "logs", name); err != nil || !strings.HasSuffix(strings.TrimSpace(out), "103") {
 			t.Errorf("kubectl logs: %q, %v", out, err)
 		}
 		if !has("crictl") {
 			t.Log("crictl logs is not tested: crictl is not in the bundle")
-		} else if out, err := shared.Crictl(t.Context(), "logs", pod.Container("counter")); err != nil || !strings.HasSuffix(strings.TrimSpace(out), "103") {
+		} else if out, err := shared(t).Crictl(t.Context(), "logs", pod.Container("counter")); err != nil || !strings.HasSuffix(strings.TrimSpace(out), "103") {
 			t.Errorf("crictl logs: %q, %v", out, err)
 		}
-		if out, err := shared.Kubectl(t.Context(), "exec", name, "--", "/usr/bin/gpuwork", "echo", "inside"); err != nil || strings.TrimSpace(out) != "inside" {
+		if out, err := shared(t).Kubectl(t.Context(), "exec", name, "--", "/usr/bin/gpuwork", "echo", "inside"); err != nil || strings.TrimSpace(out) != "inside" {
 			t.Errorf("kubectl exec: %q, %v", out, err)
 		}
 	})
 	t.Run("checkpoint again", func(t *testing.T) {
 		archive, err := checkpointBetweenProbes(t, pod)
 		if err != nil {
-			t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+			t.Fatalf("%v\n%s", err, shared(t).LogTail(3000))
 		}
 		holdsGPUState(t, archive)
 		expect(t, pod, port, "104")
 	})
 	t.Run("crash", func(t *testing.T) {
-		if err := syscall.Kill(pidOf(t, shared, pod.Container("counter")), syscall.SIGKILL); err != nil {
+		if err := syscall.Kill(pidOf(t, shared(t), pod.Container("counter")), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		again, err := shared.WaitFor(t.Context(), name, func(p node.Pod) bool {
+		again, err := shared(t).WaitFor(t.Context(), name, func(p node.Pod) bool {
 			return p.Ready() && p.Status.ContainerStatuses[0].RestartCount == 1
 		})
 		if err != nil {
-			t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+			t.Fatalf("%v\n%s", err, shared(t).LogTail(4000))
 		}
 		expect(t, again, port, "102") // from the image again
 	})
 	t.Run("delete", func(t *testing.T) {
-		pid := pidOf(t, shared, current(t, name).Container("counter"))
-		if _, err := shared.Kubectl(t.Context(), "delete", "pod", name, "--timeout=60s"); err != nil {
+		pid := pidOf(t, shared(t), current(t, name).Container("counter"))
+		if _, err := shared(t).Kubectl(t.Context(), "delete", "pod", name, "--timeout=60s"); err != nil {
 			t.Fatal(err)
 		}
 		if err := syscall.Kill(pid, 0); err == nil {
@@ -216,7 +216,7 @@ func testRestore(t *testing.T, hostNetwork bool) {
 func checkpointBetweenProbes(t *testing.T, pod node.Pod) (archive string, err error) {
 	t.Helper()
 	for range 10 {
-		archive, err = shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
+		archive, err = shared(t).Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
 		if err == nil || !strings.Contains(err.Error(), "exec'd") {
 			return archive, err
 		}
@@ -228,7 +228,7 @@ func checkpointBetweenProbes(t *testing.T, pod node.Pod) (archive string, err er
 // current is the pod as the kubelet has it now.
 func current(t *testing.T, name string) node.Pod {
 	t.Helper()
-	pod, err := shared.Pod(t.Context(), name)
+	pod, err := shared(t).Pod(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func pidOf(t *testing.T, n *node.Node, container string) int {
 // nothing of the pod that it was.
 func hasOwnSurroundings(t *testing.T, pod node.Pod) {
 	t.Helper()
-	root := fmt.Sprintf("/proc/%d/root", pidOf(t, shared, pod.Container("counter")))
+	root := fmt.Sprintf("/proc/%d/root", pidOf(t, shared(t), pod.Container("counter")))
 	name := pod.Metadata.Name
 	for file, want := range map[string]string{
 		"/etc/secret/key": "secret of " + name,
@@ -266,7 +266,7 @@ func hasOwnSurroundings(t *testing.T, pod node.Pod) {
 		t.Errorf("its token is that of %s", who)
 	}
 	hosts, err := os.ReadFile(root + "/etc/hosts")
-	if err != nil || pod.Status.PodIP != shared.IP() && !strings.Contains(string(hosts), pod.Status.PodIP) {
+	if err != nil || pod.Status.PodIP != shared(t).IP() && !strings.Contains(string(hosts), pod.Status.PodIP) {
 		t.Errorf("/etc/hosts does not have %s: %q, %v", pod.Status.PodIP, hosts, err)
 	}
 	for _, file := range []string{"/dev/termination-log", "/cache"} {
@@ -280,21 +280,21 @@ func hasOwnSurroundings(t *testing.T, pod node.Pod) {
 func TestPullSecretNeeded(t *testing.T) {
 	results.Add(t)
 	name := podName(t)
-	old := apply(t, shared, name+"-old", counter{})
-	archive, err := shared.Checkpoint(t.Context(), old.Metadata.Name, "counter", 0)
+	old := apply(t, shared(t), name+"-old", counter{})
+	archive, err := shared(t).Checkpoint(t.Context(), old.Metadata.Name, "counter", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := counter{image: publish(t, shared, archive, name+":1"), annotations: restoring}
-	if err := shared.Apply(t.Context(), c.manifest(name)); err != nil {
+	c := counter{image: publish(t, shared(t), archive, name+":1"), annotations: restoring}
+	if err := shared(t).Apply(t.Context(), c.manifest(name)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := shared.Kubectl(context.Background(), "delete", "pod", name, "--timeout=60s"); err != nil {
+		if _, err := shared(t).Kubectl(context.Background(), "delete", "pod", name, "--timeout=60s"); err != nil {
 			t.Error(err)
 		}
 	})
-	pod, err := shared.WaitFor(t.Context(), name, func(p node.Pod) bool {
+	pod, err := shared(t).WaitFor(t.Context(), name, func(p node.Pod) bool {
 		for _, status := range p.Status.ContainerStatuses {
 			if w := status.State.Waiting; w != nil && strings.Contains(w.Reason, "Pull") {
 				return true
@@ -314,14 +314,14 @@ func TestPullSecretNeeded(t *testing.T) {
 func TestAfresh(t *testing.T) {
 	results.Add(t)
 	name := podName(t)
-	old := apply(t, shared, name+"-old", counter{})
+	old := apply(t, shared(t), name+"-old", counter{})
 	expect(t, old, counterPort, "101")
-	archive, err := shared.Checkpoint(t.Context(), old.Metadata.Name, "counter", 0)
+	archive, err := shared(t).Checkpoint(t.Context(), old.Metadata.Name, "counter", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod := apply(t, shared, name, counter{
-		image: publish(t, shared, archive, name+":1"),
+	pod := apply(t, shared(t), name, counter{
+		image: publish(t, shared(t), archive, name+":1"),
 		pod:   map[string]any{"imagePullSecrets": []any{map[string]any{"name": pullSecret}}},
 	})
 	expect(t, pod, counterPort, "101")
@@ -333,21 +333,21 @@ func TestPodImageOutsideAPod(t *testing.T) {
 	results.Add(t)
 	needs(t, "ctr")
 	name := podName(t)
-	pod := apply(t, shared, name, counter{})
-	archive, err := shared.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
+	pod := apply(t, shared(t), name, counter{})
+	archive, err := shared(t).Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ref := "gpuckpt.test/" + name + ":1"
-	if _, err := shared.Output(t.Context(), "gpuckpt", "image", "build", "kubernetes-archive:"+archive, ref, "--address", shared.Address(), "--namespace", node.Namespace, "--quiet"); err != nil {
+	if _, err := shared(t).Output(t.Context(), "gpuckpt", "image", "build", "kubernetes-archive:"+archive, ref, "--address", shared(t).Address(), "--namespace", node.Namespace, "--quiet"); err != nil {
 		t.Fatal(err)
 	}
 	for says, own := range map[string]bool{"the container has a network that the runtime makes": true, "the container has the host's network": false} {
-		_, err := shared.Run(t.Context(), harness.RunSpec{ID: name, Image: ref, GPUs: []int{0}, OwnNetwork: own, Annotations: restoring})
+		_, err := shared(t).Run(t.Context(), harness.RunSpec{ID: name, Image: ref, GPUs: []int{0}, OwnNetwork: own, Annotations: restoring})
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("own network %v: %v", own, err)
 		}
-		if err := shared.Remove(t.Context(), name); err != nil {
+		if err := shared(t).Remove(t.Context(), name); err != nil {
 			t.Error(err)
 		}
 	}

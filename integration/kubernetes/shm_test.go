@@ -28,16 +28,16 @@ func TestShm(t *testing.T) {
 	}{{"pod", secrets, nil}, {"volume", memory, mounted}} {
 		t.Run(test.name, func(t *testing.T) {
 			name := podName(t)
-			givePullSecret(t, shared)
-			old := apply(t, shared, name+"-old", counter{args: []string{"--shared", "/dev/shm/shared"}, pod: test.pod, container: test.container})
+			givePullSecret(t, shared(t))
+			old := apply(t, shared(t), name+"-old", counter{args: []string{"--shared", "/dev/shm/shared"}, pod: test.pod, container: test.container})
 			expect(t, old, counterPort, "101")
 			want := sharedFile(t, old)
-			archive, err := shared.Checkpoint(t.Context(), old.Metadata.Name, "counter", 0)
+			archive, err := shared(t).Checkpoint(t.Context(), old.Metadata.Name, "counter", 0)
 			if err != nil {
-				t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+				t.Fatalf("%v\n%s", err, shared(t).LogTail(4000))
 			}
-			ref := publish(t, shared, archive, name+":1")
-			pod := apply(t, shared, name, counter{image: ref, annotations: restoring, pod: test.pod, container: test.container})
+			ref := publish(t, shared(t), archive, name+":1")
+			pod := apply(t, shared(t), name, counter{image: ref, annotations: restoring, pod: test.pod, container: test.container})
 			expect(t, pod, counterPort, "102")
 			if !bytes.Equal(sharedFile(t, pod), want) {
 				t.Error("the file is another one")
@@ -49,7 +49,7 @@ func TestShm(t *testing.T) {
 // sharedFile returns the content of a pod's /dev/shm/shared.
 func sharedFile(t *testing.T, pod node.Pod) []byte {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/dev/shm/shared", pidOf(t, shared, pod.Container("counter"))))
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/dev/shm/shared", pidOf(t, shared(t), pod.Container("counter"))))
 	if err != nil {
 		t.Fatal(err)
 	}

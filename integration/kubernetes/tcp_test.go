@@ -14,7 +14,7 @@ import (
 // asks for it both are.
 func TestTCP(t *testing.T) {
 	results.Add(t)
-	peer, err := net.Listen("tcp", net.JoinHostPort(shared.IP(), "0"))
+	peer, err := net.Listen("tcp", net.JoinHostPort(shared(t).IP(), "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,27 +29,27 @@ func TestTCP(t *testing.T) {
 		}
 	}()
 	name := podName(t)
-	old := apply(t, shared, name+"-old", counter{workload: "loop", args: []string{"--interface", "eth0", "--peer", peer.Addr().String()}})
+	old := apply(t, shared(t), name+"-old", counter{workload: "loop", args: []string{"--interface", "eth0", "--peer", peer.Addr().String()}})
 	if got := ask(t, old, counterPort, "count"); got != "101 open peer open" {
 		t.Fatalf("it answers %q", got)
 	}
-	archive, err := shared.Checkpoint(t.Context(), old.Metadata.Name, "counter", 0)
+	archive, err := shared(t).Checkpoint(t.Context(), old.Metadata.Name, "counter", 0)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+		t.Fatalf("%v\n%s", err, shared(t).LogTail(4000))
 	}
 	if got := ask(t, old, counterPort, "count"); got != "102 open peer open" {
 		t.Errorf("after the checkpoint it answers %q", got)
 	}
-	ref := publish(t, shared, archive, name+":1")
+	ref := publish(t, shared(t), archive, name+":1")
 	secrets := map[string]any{"imagePullSecrets": []any{map[string]any{"name": pullSecret}}}
-	each := apply(t, shared, name+"-each", counter{image: ref, annotations: restoring, pod: secrets})
+	each := apply(t, shared(t), name+"-each", counter{image: ref, annotations: restoring, pod: secrets})
 	if got := ask(t, each, counterPort, "count"); got != "102 open peer closed" {
 		t.Errorf("in another pod it answers %q", got)
 	}
 	if each.Status.PodIP == old.Status.PodIP {
 		t.Errorf("both pods have the address %s", each.Status.PodIP)
 	}
-	closed := apply(t, shared, name+"-closed", counter{image: ref, pod: secrets, annotations: map[string]string{
+	closed := apply(t, shared(t), name+"-closed", counter{image: ref, pod: secrets, annotations: map[string]string{
 		"dev.gpuckpt.restore": "true", "dev.gpuckpt.criu.tcp-close": "true",
 	}})
 	if got := ask(t, closed, counterPort, "count"); got != "102 closed peer closed" {
