@@ -25,7 +25,7 @@ import (
 const (
 	// shortBytes is GPU memory for which there is no room in shortLimit, the
 	// staging cgroup's. shortBuffer is what it is to be written through by.
-	shortBytes  = 512 << 20
+	shortBytes  = 256 << 20
 	shortLimit  = 192 << 20
 	shortBuffer = 32 << 20
 	// shortPeak is what that may take: the buffer, and as much again for the

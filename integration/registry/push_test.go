@@ -74,7 +74,11 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 // checkpointed again; of the second image only what has changed is stored and
 // sent.
 func TestUnchangedGPUStateIsNotSentAgain(t *testing.T) {
-	const bytes = 1536 << 20 // 24 layers of 64 MiB: one is less than 5 %
+	layers := 24 // of 64 MiB: one is less than 5 %
+	if gpu.Kind == harness.SoftwareGPU {
+		layers = 10
+	}
+	bytes := layers * 64 << 20
 	s := serve(t, false)
 	c := session.Own(t, harness.Options{})
 	result := results.Add(t)
@@ -96,10 +100,10 @@ func TestUnchangedGPUStateIsNotSentAgain(t *testing.T) {
 	result.Number("gpu_reused_share", share)
 	result.Number("sent_bytes", float64(sent))
 	result.Number("image_bytes", float64(pushed.Bytes))
-	if share < 0.95 || float64(sent) > 0.06*float64(pushed.Bytes) {
-		t.Errorf("%.1f %% of the GPU state's bytes were in the registry, and %d bytes of %d were sent; want 95 %% and more", 100*share, sent, pushed.Bytes)
+	if want := 1 - 1.2/float64(layers); share < want || float64(sent) > 1.2*(1-want)*float64(pushed.Bytes) { // one layer was changed
+		t.Errorf("%.1f %% of the GPU state's bytes were in the registry, and %d bytes of %d were sent; want %.0f %% and more", 100*share, sent, pushed.Bytes, 100*want)
 	}
-	if again.GPUReusedBytes < again.GPUWrittenBytes*15 {
+	if again.GPUReusedBytes < again.GPUWrittenBytes*uint64(layers*5/8) {
 		t.Errorf("the second image's GPU layers: %d bytes written, %d were there", again.GPUWrittenBytes, again.GPUReusedBytes)
 	}
 	out := gpuckpt(t, c, "image", "inspect", second, "--previous", first)
@@ -111,7 +115,7 @@ func TestUnchangedGPUStateIsNotSentAgain(t *testing.T) {
 // What an interrupted push got across is not sent again, what an interrupted
 // pull fetched is not fetched again.
 func TestInterruptedTransfersGoOn(t *testing.T) {
-	const bytes = 512 << 20
+	const bytes = 384 << 20
 	s := serve(t, false)
 	c := session.Own(t, harness.Options{})
 	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", strconv.Itoa(bytes), "--chunks", "1", "--seed", "7")

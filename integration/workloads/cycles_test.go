@@ -82,7 +82,8 @@ func cycle(t *testing.T, result *harness.TestResult, cuda bool, cycles int, p pr
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(cycles)*5*time.Second)
 	defer cancel()
 	args := append(slices.Clone(p.Args), "--file", workFile, "--steps", "100000")
-	whole := start(t, cuda, harness.RunSpec{ID: harness.Name(t) + "-whole"}, p.File, args...)
+	// It stays before the other, and does not take a processor for itself.
+	whole := start(t, cuda, harness.RunSpec{ID: harness.Name(t) + "-whole"}, p.File, append(slices.Clone(args), "--pause", "0.01")...)
 	k := start(t, cuda, harness.RunSpec{ID: harness.Name(t)}, p.File, append(args, "--pause", "0.02")...)
 	steps := func(k *harness.Container) []step { return parse(t, readFile(t, k, workFile)).steps }
 	await(ctx, t, k, "the first steps", func() bool { return parse(t, k.Logs()).last() >= 5 })
