@@ -8,12 +8,14 @@ OUT    := .build
 BIN    := $(OUT)/bin
 PREFIX ?= /usr/local
 
-GOFLAGS_SMALL := -trimpath -ldflags "-s -w"
+GOFLAGS_SMALL := -ldflags "-s -w"
 # The system's directories and the tools that hack/setup built: what the tests run.
 TEST_ENV = GPUCKPT_BIN="$(abspath $(BIN)):$$(hack/setup --print-path)"
 
 # go.work is for people; what is made here is made from each module's go.mod alone.
 export GOWORK := off
+# What was compiled and tested is then found in Go's cache wherever the tree is.
+export GOFLAGS += -trimpath
 MODULES := . agent integration bench
 
 .DEFAULT_GOAL := help
