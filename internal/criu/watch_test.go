@@ -215,10 +215,11 @@ func TestWatchIdle(t *testing.T) {
 		if len(criu) != 1 {
 			t.Fatalf("runc has %v", criu)
 		}
-		w := startWatch(t.Context(), test.restoring, 200*time.Millisecond, 20*time.Millisecond)
+		// A program at work may wait for a processor for some hundred milliseconds.
+		w := startWatch(t.Context(), test.restoring, 600*time.Millisecond, 20*time.Millisecond)
 		ended, wait := false, 10*time.Second
 		if test.left {
-			wait = time.Second
+			wait = 2 * time.Second
 		}
 		for began := time.Now(); !ended && time.Since(began) < wait; time.Sleep(time.Millisecond) {
 			status, _ := proc.StatusOf(criu[0])
