@@ -4,8 +4,8 @@
 // A kernel that runs until a flag in pinned host memory is set, so that a lock of the process times
 // out, while a host thread goes on answering.
 //
-// Requests: "stop" ends the kernel, "state" answers spinning or idle, anything else a count kept in
-// host memory.
+// Requests: "stop" ends the kernel, "again" begins another when that has ended, "state" answers spinning
+// or idle, anything else a count kept in host memory.
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -52,6 +52,23 @@ static void *stop_later(void *arg)
 	return NULL;
 }
 
+static void start(void *(*run)(void *), void *arg)
+{
+	pthread_t thread;
+	if (pthread_create(&thread, NULL, run, arg) || pthread_detach(thread)) {
+		fprintf(stderr, "gpuwork: cannot start a thread\n");
+		exit(1);
+	}
+}
+
+// begin has the GPU run the kernel.
+static void begin(struct spinner *s)
+{
+	atomic_store(s->flag, 0);
+	atomic_store(&s->spinning, true);
+	start(spin, s);
+}
+
 static void answer(void *arg, const char *request, char *reply)
 {
 	struct spinner *s = arg;
@@ -59,19 +76,15 @@ static void answer(void *arg, const char *request, char *reply)
 	if (!strcmp(request, "stop")) {
 		atomic_store(s->flag, 1);
 		snprintf(reply, UDP_TEXT, "stopping");
+	} else if (!strcmp(request, "again")) {
+		bool idle = !atomic_load(&s->spinning);
+		if (idle)
+			begin(s);
+		snprintf(reply, UDP_TEXT, "%s", idle ? "spinning" : "still spinning");
 	} else if (!strcmp(request, "state")) {
 		snprintf(reply, UDP_TEXT, "%s", atomic_load(&s->spinning) ? "spinning" : "idle");
 	} else {
 		snprintf(reply, UDP_TEXT, "%" PRIu64, ++s->alive);
-	}
-}
-
-static void start(void *(*run)(void *), void *arg)
-{
-	pthread_t thread;
-	if (pthread_create(&thread, NULL, run, arg)) {
-		fprintf(stderr, "gpuwork: cannot start a thread\n");
-		exit(1);
 	}
 }
 
@@ -83,9 +96,7 @@ void run_spin(const struct options *o)
 	s.gpu = gpu_open(o->gpu);
 	s.seconds = o->seconds;
 	s.flag = gpu_alloc_pinned(sizeof *s.flag, &s.flag_on_gpu);
-	atomic_store(s.flag, 0);
-	atomic_store(&s.spinning, true);
-	start(spin, &s);
+	begin(&s);
 	if (s.seconds)
 		start(stop_later, &s);
 	udp_serve(socket, answer, &s);
