@@ -51,11 +51,16 @@ func WarmUp(ctx context.Context, all *helpers.Helpers, gpu string, areas []image
 	if bytes, _ := bytesOf(areas); bytes < least {
 		return nil
 	}
+	return warmFor(ctx, patience, func(ctx context.Context) (*cuda.Mover, error) { return all.Mover(ctx, []string{gpu}, 0) })
+}
+
+// warmFor is a mover that start starts, and that waits for so long.
+func warmFor(ctx context.Context, wait time.Duration, start func(context.Context) (*cuda.Mover, error)) *Warm {
 	w := &Warm{}
 	ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
-	w.mover = sync.OnceValues(func() (*cuda.Mover, error) { return all.Mover(ctx, []string{gpu}, 0) })
+	w.mover = sync.OnceValues(func() (*cuda.Mover, error) { return start(ctx) })
 	go func() { _, _ = w.mover() }()
-	w.timer = time.AfterFunc(patience, w.end)
+	w.timer = time.AfterFunc(wait, w.end)
 	return w
 }
 

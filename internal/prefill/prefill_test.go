@@ -5,13 +5,17 @@ package prefill
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
@@ -79,5 +83,63 @@ func TestFilesThatAreNone(t *testing.T) {
 		if spans, err := spansOf(&a); err == nil {
 			t.Errorf("%s: %+v", path, spans)
 		}
+	}
+}
+
+// A mover that comes up early is taken once, and ends if it is not: when it has waited for long enough, or is given up.
+func TestWarm(t *testing.T) {
+	none := errors.New("no mover")
+	// begin returns a mover that is never up, and what is closed when it was told to end.
+	begin := func(wait time.Duration) (*Warm, chan struct{}) {
+		ended := make(chan struct{})
+		return warmFor(t.Context(), wait, func(ctx context.Context) (*cuda.Mover, error) {
+			<-ctx.Done()
+			close(ended)
+			return nil, none
+		}), ended
+	}
+	within := func(ended chan struct{}) {
+		t.Helper()
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+			t.Fatal("it has not ended")
+		}
+	}
+
+	w, ended := begin(time.Hour)
+	mover := w.take()
+	if mover == nil || w.take() != nil {
+		t.Fatal("it can be taken never, or twice")
+	}
+	w.Close()
+	select {
+	case <-ended:
+		t.Fatal("it has ended though it was taken")
+	case <-time.After(50 * time.Millisecond):
+	}
+	w.stop()
+	if _, err := mover(); !errors.Is(err, none) {
+		t.Errorf("the mover: %v", err)
+	}
+
+	w, ended = begin(time.Hour)
+	w.Close()
+	within(ended)
+	w.Close()
+	if w.take() != nil {
+		t.Error("it can be taken though it was given up")
+	}
+
+	w, ended = begin(time.Millisecond)
+	within(ended)
+	if w.take() != nil {
+		t.Error("it can be taken though it has waited for long enough")
+	}
+
+	var nobody *Warm
+	nobody.Close()
+	if nobody.take() != nil {
+		t.Error("nobody has a mover")
 	}
 }
