@@ -96,7 +96,8 @@ func (m *Mover) Ready(ctx context.Context, gpu string, threads int) error {
 // CopyOut copies memory, piece after piece, to a file from an offset on, and makes the file as large
 // as that needs. Zeros stay holes if the file has nothing there yet. On a tmpfs the pages are huge
 // where it allows them to who asks (huge=advise). The memory may be on any GPUs that the helper sees,
-// and nobody should write to it meanwhile. threads is as in Ready.
+// and nobody should write to it meanwhile: the parts that CopyOut returns are of the memory, not of the file. threads is
+// as in Ready.
 //
 // An error that satisfies errors.Is with a syscall.Errno is the file's: ENOSPC. An *Error is the
 // driver's: InvalidValue, say, for a descriptor that is none of such memory or a wrong size. After an

@@ -102,8 +102,8 @@ func Areas(worker *staging.Digester, areas []images.Area) error {
 	return nil
 }
 
-// Wait returns when the digests of all areas so far are compared. The error is of the first that were wrong, or
-// context.Canceled after Close.
+// Wait returns when the digests of all areas so far are compared. The error is of the first that were wrong. After Close
+// it is any.
 func (c *Check) Wait() error { return c.group.Wait() }
 
 // Close ends the processes that are at work, and has the rest end. It can be called on nil.
