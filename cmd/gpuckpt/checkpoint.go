@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
@@ -98,6 +99,12 @@ fails, the image stays in containerd.`,
 				}
 				if err != nil {
 					return nil, "", err
+				}
+				if len(targets) == 1 {
+					if err := p.begin(ctx, client.ContentStore(), &o); err != nil {
+						return nil, "", err
+					}
+					defer p.Ahead.Close()
 				}
 				made, err := capture.Containers(ctx, client, targets, o)
 				if err != nil {
@@ -185,6 +192,18 @@ func (p *pushed) check(o *capture.Options) error {
 		return err
 	}
 	return confidential.MayPush(p.recipients)
+}
+
+// begin has the layers of the only image sent as they are made. Those that are to be encrypted are not: they are others.
+func (p *pushed) begin(ctx context.Context, store content.Provider, o *capture.Options) (err error) {
+	if p.to == "" || confidential.Encrypts(p.recipients) {
+		return nil
+	}
+	p.Progress = o.Progress
+	if p.Ahead, err = registry.Begin(ctx, store, p.to, p.Options); err == nil {
+		o.Build.Made = p.Ahead.Add
+	}
+	return err
 }
 
 // push sends the images that were made, and adds what it did to their answers.

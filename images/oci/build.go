@@ -70,6 +70,8 @@ type Options struct {
 
 	// Progress receives the step "image": the bytes of files that went into layers.
 	Progress images.Progress
+	// Made is called for each layer that is in the store, by several goroutines, and returns at once; nil: nobody asks.
+	Made func(ocispec.Descriptor)
 	// Discard removes the blobs of a build that fails, for a store without a garbage collector.
 	Discard bool
 }
@@ -177,10 +179,14 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 		if err := b.copyBlob(ctx, l.desc); err != nil {
 			return nil, fmt.Errorf("layer %s of the base image: %w", l.desc.Digest, err)
 		}
+		b.tell(l.desc)
 	}
 	rw, err := b.writable(ctx)
 	if err != nil {
 		return nil, err
+	}
+	for _, l := range rw {
+		b.tell(l.desc)
 	}
 	made, err := b.checkpointLayers(ctx, meta, previous)
 	if err != nil {
@@ -196,6 +202,12 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 	}
 	b.meter.End("built")
 	return &b.result, nil
+}
+
+func (b *builder) tell(d ocispec.Descriptor) {
+	if b.Made != nil {
+		b.Made(d)
+	}
 }
 
 // layer is a layer in the store.

@@ -79,7 +79,9 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 				return err
 			}
 			var err error
-			made[i], err = b.makeLayer(ctx, &plans[i], previous)
+			if made[i], err = b.makeLayer(ctx, &plans[i], previous); made[i] != nil && err == nil {
+				b.tell(made[i].desc)
+			}
 			return err
 		})
 	}

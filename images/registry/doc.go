@@ -42,6 +42,8 @@ type Options struct {
 	Stall time.Duration
 	// Progress receives the step "push" or "pull": bytes moved or found, and why one is retried.
 	Progress images.Progress
+	// Ahead has sent some of the blobs of a Push already, or sends them still; nil: it has not.
+	Ahead *Ahead
 }
 
 // The defaults of Options.

@@ -44,11 +44,12 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 	if err != nil {
 		return nil, err
 	}
-	pusher, err := newResolver(ctx, o).Pusher(ctx, ref)
-	if err != nil {
-		return nil, err
+	p := o.Ahead.pushFor(ref)
+	if p == nil {
+		if p, err = newPush(ctx, store, ref, o); err != nil {
+			return nil, err
+		}
 	}
-	p := &push{transfer: newTransfer("push", o), store: store, pusher: pusher}
 	for _, d := range slices.Concat(blobs, manifests) {
 		p.know(d)
 	}
@@ -110,6 +111,14 @@ type push struct {
 	*transfer
 	store  content.Provider
 	pusher remotes.Pusher
+}
+
+func newPush(ctx context.Context, store content.Provider, ref string, o Options) (*push, error) {
+	pusher, err := newResolver(ctx, o).Pusher(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return &push{transfer: newTransfer("push", o), store: store, pusher: pusher}, nil
 }
 
 func (p *push) send(ctx context.Context, d ocispec.Descriptor) error {

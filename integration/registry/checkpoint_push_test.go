@@ -4,13 +4,18 @@
 package registry
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
+
+	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
 // One command makes a checkpoint and sends it to a registry with a password. Where that fails, the
-// image stays in containerd, and the error says how to go on. What cannot be sent is refused before.
+// image stays in containerd, and the error says how to go on. What cannot be sent is refused before. Layers are sent
+// while others are made.
 func TestCheckpointPush(t *testing.T) {
 	results.Add(t)
 	s := serve(t, true)
@@ -32,6 +37,13 @@ func TestCheckpointPush(t *testing.T) {
 	}
 	k.Expect(t, "count", "103")
 
+	var early atomic.Bool // a blob was on its way before the image had its name
+	sending := func() {
+		if _, err := c.Client().ImageService().Get(context.WithoutCancel(t.Context()), ref); errdefs.IsNotFound(err) {
+			early.Store(true)
+		}
+	}
+	s.sending.Store(&sending)
 	out, errs, err := try(t, c, env, "checkpoint", k.ID, "--push", ref, "--json")
 	if err != nil {
 		t.Fatalf("%v\n%s%s\n%s", err, out, errs, c.LogTail(3000))
@@ -40,6 +52,9 @@ func TestCheckpointPush(t *testing.T) {
 		harness.CheckpointAnswer
 		Push harness.TransferAnswer
 	}](t, out)
+	if !early.Load() {
+		t.Error("nothing was sent before the image was complete")
+	}
 	if made.Push.Digest != made.Digest || made.Push.MovedBytes == 0 || s.sent.Load() < int64(made.Push.MovedBytes) {
 		t.Errorf("gpuckpt checkpoint answers %+v after the registry got %d bytes", made, s.sent.Load())
 	}

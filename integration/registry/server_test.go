@@ -41,6 +41,8 @@ type server struct {
 	// meddle is called with each part of a blob that is fetched, and where it is in the blob, if it
 	// is set. It may change the part, take its time, or cut the connection by an error.
 	meddle atomic.Pointer[func(r *http.Request, at int64, part []byte) error]
+	// sending is called when a blob begins to be sent, if it is set.
+	sending atomic.Pointer[func()]
 }
 
 // serve starts a registry that the test's end stops.
@@ -118,6 +120,9 @@ func serve(t *testing.T, authenticate bool) *server {
 	}
 	web := &http.Server{ReadHeaderTimeout: time.Minute, ErrorLog: nil, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPut || r.Method == http.MethodPatch {
+			if sending := s.sending.Load(); sending != nil && strings.Contains(r.URL.Path, "/blobs/") {
+				(*sending)()
+			}
 			r.Body = &through{ReadCloser: r.Body, s: s, count: &s.sent}
 		}
 		proxy.ServeHTTP(w, r)

@@ -41,6 +41,12 @@ func MayPush(recipients []string) error {
 	return err
 }
 
+// Encrypts reports whether Push will encrypt a plain image for anybody.
+func Encrypts(recipients []string) bool {
+	node, err := config.Load()
+	return err != nil || len(recipients) > 0 || len(node.Encryption.Recipients) > 0
+}
+
 var errNobody = fmt.Errorf("%w: name a public key with --encrypt, or in [encryption] recipients", ErrPlain)
 
 // Push is registry.Push of a source's image, which it encrypts before: for the recipients, files of
