@@ -57,7 +57,37 @@ enum {
 	CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY = 83,
 };
 
-enum { CU_MEM_ATTACH_GLOBAL = 1 };
+enum { CU_MEM_ATTACH_GLOBAL = 1, CU_MEM_ATTACH_HOST = 2, CU_MEM_ATTACH_SINGLE = 4 };
+enum { CU_DEVICE_CPU = -1, CU_DEVICE_INVALID = -2 };
+enum {
+	CU_MEM_ADVISE_SET_READ_MOSTLY = 1,
+	CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+	CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+	CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+	CU_MEM_ADVISE_SET_ACCESSED_BY,
+	CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+};
+enum {
+	CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY = 1,
+	CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION,
+	CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY,
+	CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION,
+	CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+	CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID,
+	CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
+	CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID,
+};
+enum {
+	CU_POINTER_ATTRIBUTE_CONTEXT = 1,
+	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+	CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
+	CU_POINTER_ATTRIBUTE_HOST_POINTER = 4,
+	CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
+	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+	CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
+	CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12,
+};
+enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
 enum { CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 enum { CU_MEMHOSTREGISTER_DEVICEMAP = 2 };
 enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
@@ -85,7 +115,13 @@ typedef struct {
 	int flags;
 } CUmemAccessDesc;
 enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
-enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST_NUMA = 3 };
+enum {
+	CU_MEM_LOCATION_TYPE_INVALID = 0,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_LOCATION_TYPE_HOST = 2,
+	CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
+	CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4,
+};
 enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1, CU_MEM_HANDLE_TYPE_FABRIC = 8 };
 enum { CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 };
 
@@ -174,6 +210,28 @@ CUDA_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUde
 CUDA_API CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes);
 CUDA_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
 CUDA_API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream);
+
+CUDA_API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr address);
+CUDA_API CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **data, CUdeviceptr address);
+CUDA_API CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, int advice, CUdevice device);
+CUDA_API CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, int advice, CUmemLocation location);
+CUDA_API CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice to, CUstream stream);
+CUDA_API CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation to,
+                                        unsigned int flags, CUstream stream);
+CUDA_API CUresult cuMemPrefetchBatchAsync(CUdeviceptr *addresses, size_t *bytes, size_t count,
+                                          CUmemLocation *to, size_t *from, size_t places,
+                                          unsigned long long flags, CUstream stream);
+CUDA_API CUresult cuMemDiscardBatchAsync(CUdeviceptr *addresses, size_t *bytes, size_t count,
+                                         unsigned long long flags, CUstream stream);
+CUDA_API CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *addresses, size_t *bytes, size_t count,
+                                                    CUmemLocation *to, size_t *from, size_t places,
+                                                    unsigned long long flags, CUstream stream);
+CUDA_API CUresult cuMemRangeGetAttribute(void *data, size_t bytes, int attribute, CUdeviceptr address,
+                                         size_t range);
+CUDA_API CUresult cuMemRangeGetAttributes(void **data, size_t *bytes, int *attributes, size_t count,
+                                          CUdeviceptr address, size_t range);
+CUDA_API CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr address, size_t bytes,
+                                         unsigned int flags);
 
 CUDA_API CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
                                                 int option);

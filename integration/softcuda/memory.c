@@ -27,6 +27,7 @@ struct pinned {
 	char *address;
 	size_t bytes;
 	bool registered; // the program's own memory
+	CUcontext context;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -73,6 +74,40 @@ bool memory_has_managed(void)
 	pthread_mutex_lock(&mutex);
 	for (struct allocation *a = allocations; a; a = a->next)
 		found |= a->kind == KIND_MANAGED;
+	pthread_mutex_unlock(&mutex);
+	return found;
+}
+
+CUresult memory_managed(CUdeviceptr address, size_t bytes, CUresult (*use)(struct advice *, void *), void *arg)
+{
+	CUresult r = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&mutex);
+	for (struct allocation *a = allocations; a; a = a->next)
+		if (a->kind == KIND_MANAGED && address >= a->address && address - a->address < a->bytes && bytes &&
+		    bytes <= a->bytes - (address - a->address))
+			r = use(&a->advice, arg);
+	pthread_mutex_unlock(&mutex);
+	return r;
+}
+
+bool memory_about(CUdeviceptr address, struct about *about)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&mutex);
+	for (struct allocation *a = allocations; a && !found; a = a->next) {
+		if (a->kind == KIND_HOST || a->kind == KIND_CONTEXT || address < a->address || address - a->address >= a->bytes)
+			continue;
+		*about = (struct about){a->address, a->bytes, a->context, a->kind == KIND_MANAGED, false};
+		found = true;
+	}
+	for (struct pinned *p = pinned; p && !found; p = p->next) {
+		if (address < (CUdeviceptr)p->address || address - (CUdeviceptr)p->address >= p->bytes)
+			continue;
+		*about = (struct about){(CUdeviceptr)p->address, p->bytes, p->context, false, true};
+		found = true;
+	}
 	pthread_mutex_unlock(&mutex);
 	return found;
 }
@@ -308,9 +343,25 @@ void memory_drop(struct allocation *a)
 	pthread_mutex_unlock(&mutex);
 }
 
+static void drop_pinned(struct pinned **link)
+{
+	struct pinned *p = *link;
+
+	*link = p->next;
+	if (!p->registered)
+		munmap(p->address, p->bytes);
+	free(p);
+}
+
 void memory_release_context(CUcontext context)
 {
 	pthread_mutex_lock(&mutex);
+	for (struct pinned **l = &pinned; *l;) {
+		if ((*l)->context == context)
+			drop_pinned(l);
+		else
+			l = &(*l)->next;
+	}
 	for (struct allocation **l = &allocations; *l;) {
 		if ((*l)->context == context)
 			drop(l);
@@ -378,7 +429,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flag
 	CUresult r = enter_context(&c);
 	if (r)
 		return r;
-	if (!flags)
+	if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
 	return gate_leave(memory_allocate(c, KIND_MANAGED, bytes, address));
 }
@@ -393,7 +444,7 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 }
 
 // pin makes host memory known to the GPU: the program's own, or new one at *address.
-static CUresult pin(char **address, size_t bytes, bool registered)
+static CUresult pin(CUcontext context, char **address, size_t bytes, bool registered)
 {
 	struct pinned *p = calloc(1, sizeof *p);
 	char *at = registered ? *address : MAP_FAILED;
@@ -404,9 +455,12 @@ static CUresult pin(char **address, size_t bytes, bool registered)
 		free(p);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	if (!registered) // which need not be zeros
+		memset(at, 0xa5, bytes < PAGE ? bytes : PAGE);
 	p->address = *address = at;
 	p->bytes = bytes;
 	p->registered = registered;
+	p->context = context;
 	pthread_mutex_lock(&mutex);
 	p->next = pinned;
 	pinned = p;
@@ -423,10 +477,7 @@ static CUresult unpin(const void *address, bool registered)
 		struct pinned *p = *l;
 		if (p->address != address || p->registered != registered)
 			continue;
-		*l = p->next;
-		if (!registered)
-			munmap(p->address, p->bytes);
-		free(p);
+		drop_pinned(l);
 		r = CUDA_SUCCESS;
 		break;
 	}
@@ -443,7 +494,7 @@ CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flags)
 	(void)flags; // portable, mapped and write-combined are all the same here
 	if (!address || !bytes)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
-	return gate_leave(pin((char **)address, bytes, false));
+	return gate_leave(pin(c, (char **)address, bytes, false));
 }
 
 CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags)
@@ -455,7 +506,7 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags)
 	(void)flags;
 	if (!address || !bytes)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
-	return gate_leave(pin((char **)&address, bytes, true));
+	return gate_leave(pin(c, (char **)&address, bytes, true));
 }
 
 CUresult cuMemHostUnregister(void *address)
@@ -555,7 +606,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr a
 	r = CUDA_ERROR_NOT_FOUND;
 	pthread_mutex_lock(&mutex);
 	for (struct allocation *a = allocations; a; a = a->next) {
-		if (a->kind != KIND_DEVICE || address < a->address || address - a->address >= a->bytes)
+		if ((a->kind != KIND_DEVICE && a->kind != KIND_MANAGED) || address < a->address || address - a->address >= a->bytes)
 			continue;
 		if (base)
 			*base = a->address;

@@ -134,6 +134,12 @@ bool peer_reaches(int from, int to);
 
 // memory.c: device memory, one mapping per allocation, at addresses of its own
 enum kind { KIND_DEVICE, KIND_MANAGED, KIND_CONTEXT, KIND_IMPORTED, KIND_HANDLE, KIND_HOST };
+// advice is what a program has said of managed memory; a location of type 0 is none.
+struct advice {
+	bool read_mostly;
+	CUmemLocation preferred, fetched;
+	bool accessed[MAX_GPUS + 1]; // the last is the host
+};
 struct allocation {
 	struct allocation *next;
 	CUdeviceptr address;
@@ -144,6 +150,7 @@ struct allocation {
 	int views;     // of a handle: where vmm.c has it mapped
 	unsigned held; // of a handle: how often the program has it
 	CUmemAllocationProp prop; // of a handle; of an imported one only where it is
+	struct advice advice;     // of managed memory
 };
 CUresult memory_allocate(CUcontext context, enum kind kind, size_t bytes, CUdeviceptr *address);
 // memory_host makes a handle of host memory, which is a file: an exporter's, or a new one if fd is -1.
@@ -152,6 +159,17 @@ void memory_release_context(CUcontext context);
 // memory_at is the host's view of device or pinned memory, NULL unless all of it is allocated.
 void *memory_at(CUdeviceptr address, size_t bytes);
 size_t memory_in_use(int ordinal);
+// memory_managed has an allocation of managed memory with these bytes written or read by use, which no other
+// call uses meanwhile. CUDA_ERROR_INVALID_VALUE: there is none.
+CUresult memory_managed(CUdeviceptr address, size_t bytes, CUresult (*use)(struct advice *, void *), void *arg);
+// memory_about tells about an allocation or pinned memory; false: there is none at that address.
+struct about {
+	CUdeviceptr base;
+	size_t bytes;
+	CUcontext context;
+	bool managed, host;
+};
+bool memory_about(CUdeviceptr address, struct about *about);
 // memory_ordinal is the GPU that an address is of; -1 for one that cuMemMap or the host has.
 int memory_ordinal(CUdeviceptr address);
 bool memory_has_managed(void);
@@ -170,6 +188,8 @@ CUresult memory_release_imported(CUdeviceptr address);
 struct allocation *memory_first(void);
 CUresult memory_map(struct allocation *a);
 void memory_unmap(struct allocation *a);
+
+// managed.c: what a program says and asks of managed memory, and asks of any address
 
 // vmm.c: where handles are mapped. vmm_hide unmaps all of them, and vmm_show maps them again.
 bool vmm_has(CUdeviceptr address, size_t bytes);

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Counters: each packet adds one and is answered with the new value. In a variable in device
-// memory, as in the demonstration of cuda-checkpoint on NVIDIA's blog; in managed memory; and in
-// host memory, for a container without CUDA. With a log each value is written to it.
+// memory, as in the demonstration of cuda-checkpoint on NVIDIA's blog; in managed memory, where the host counts
+// as well; and in host memory, for a container without CUDA. With a log each value is written to it.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -71,14 +71,40 @@ void run_peer(const struct options *o)
 	udp_serve(s, count_on_gpu, &near);
 }
 
+struct managed {
+	struct gpu gpu;
+	uint64_t *first, *last; // of the memory, as the host reads and writes it
+	uint64_t start;
+};
+
+// Each packet, the GPU counts the first word and the last, and the host the last once more.
+static void count_on_both(void *arg, const char *request, char *reply)
+{
+	struct managed *m = arg;
+
+	(void)request;
+	gpu_increment(&m->gpu, (CUdeviceptr)m->first);
+	gpu_increment(&m->gpu, (CUdeviceptr)m->last);
+	++*m->last;
+	if (*m->last - m->start == 2 * (*m->first - m->start))
+		say(*m->first, reply);
+	else
+		snprintf(reply, UDP_TEXT, "%" PRIu64 " by the GPU alone, %" PRIu64 " with the host", *m->first, *m->last);
+}
+
 void run_managed(const struct options *o)
 {
 	int s = udp_listen(o->port);
-	struct gpu g = gpu_open(o->gpu);
+	struct managed m = {.gpu = gpu_open(o->gpu), .start = o->start};
 
-	g.counter = gpu_alloc_managed(sizeof(uint64_t));
-	gpu_write(g.counter, o->start);
-	udp_serve(s, count_on_gpu, &g);
+	if (o->bytes < 2 * sizeof *m.first) {
+		fprintf(stderr, "gpuwork: managed takes at least 16 bytes\n");
+		exit(2);
+	}
+	m.first = (uint64_t *)gpu_alloc_managed(o->bytes);
+	m.last = m.first + o->bytes / sizeof *m.first - 1;
+	*m.first = *m.last = o->start;
+	udp_serve(s, count_on_both, &m);
 }
 
 void run_plain(const struct options *o)

@@ -101,6 +101,7 @@ void test_shared(void);
 void test_kept(void);
 void test_moved(void);
 void test_interrupted(void);
+void test_managed(void);
 
 // kept_program is what test_kept and test_moved checkpoint, kept_mover what test_moved runs meanwhile; s is a socket
 // to that.

@@ -152,7 +152,7 @@ int main(int argc, char **argv)
 		{"remap", test_remap, false},           {"habits", test_habits, false},
 		{"ranks", test_ranks, false},           {"shared", test_shared, false},
 		{"kept", test_kept, false},             {"moved", test_moved, false},
-		{"interrupted", test_interrupted, false},
+		{"interrupted", test_interrupted, false}, {"managed", test_managed, false},
 	};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
