@@ -77,6 +77,8 @@ struct block *block_here(size_t bytes);
 CUresult block_reserve(struct block *b);
 // block_at returns the block that the program has at an address by cuMemAlloc or cuIpcOpenMemHandle; NULL for none.
 struct block *block_at(CUdeviceptr p);
+// block_in_context calls a function with an address in a context, and then has the context again that was current.
+CUresult block_in_context(CUcontext c, CUresult (*call)(CUdeviceptr), CUdeviceptr p);
 // block_lost notes what the program has used that is not brought back. From then on the process has a thread that says so.
 void block_lost(enum lost what);
 
@@ -84,6 +86,20 @@ void block_lost(enum lost what);
 void *vmm_override(const char *name);
 // foreign.c: as vmm_override.
 void *foreign_override(const char *name);
+// managed.c: as vmm_override.
+void *managed_override(const char *name);
+// managed_has reports whether an address is in managed memory of the companion's.
+bool managed_has(CUdeviceptr p);
+// managed_free frees such memory that begins at an address, when nothing uses it any more. On an error it is there as
+// before. false: nothing begins there.
+bool managed_free(CUdeviceptr p, CUresult *r);
+// managed_range returns where such memory begins, and its bytes, where these are not NULL. false: there is none.
+bool managed_range(CUdeviceptr p, CUdeviceptr *base, size_t *bytes);
+// managed_attribute writes an attribute (CU_POINTER_ATTRIBUTE_*) of such memory over what the driver has answered for
+// pinned memory. false: the driver's answer is right, or there is no such memory.
+bool managed_attribute(CUdeviceptr p, int attribute, void *data);
+// managed_context_ended forgets the memory of a context, which the driver frees with it.
+void managed_context_ended(CUcontext c);
 // vmm_show maps a block's views, vmm_hide unmaps them. On an error of vmm_show none is mapped.
 CUresult vmm_show(struct block *b);
 CUresult vmm_hide(struct block *b);

@@ -8,6 +8,8 @@
 //	gate.c     the calls that are under way, and those that wait
 //	memory.c   GPU memory of the companion's own making, and what others' companions have made
 //	vmm.c      the same for memory that a program makes and imports by handles
+//	managed.c  managed memory, a little of it
+//	foreign.c  what is used of the driver and not brought back
 //	share.c    how the companions of two processes hand descriptors of memory to each other
 //	keep.c     the same memory, kept on the GPU by descriptors while the driver checkpoints
 //	copy.c     copies of it, by several threads
@@ -32,6 +34,7 @@ enum {
 	CUDA_SUCCESS = 0,
 	CUDA_ERROR_INVALID_VALUE = 1,
 	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_INVALID_DEVICE = 101,
 	CUDA_ERROR_OPERATING_SYSTEM = 304,
 	CUDA_ERROR_INVALID_CONTEXT = 201,
 	CUDA_ERROR_INVALID_HANDLE = 400,
@@ -134,6 +137,9 @@ CUresult memory_join(void);
 CUresult memory_export(uint64_t number, int *fd);
 // memory_exports reports whether there is a block of that number, which a checkpoint would save.
 bool memory_exports(uint64_t number);
+
+// managed_forked is for a child: it has no such memory.
+void managed_forked(void); // managed.c
 
 // share.c
 // A ticket is what a program has of cuIpcGetMemHandle for memory of the companion's, in the place of the

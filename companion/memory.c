@@ -348,17 +348,23 @@ CUresult block_end(struct block *b)
 	return r;
 }
 
-static CUresult in_context(CUcontext c, CUresult (*do_it)(void))
+CUresult block_in_context(CUcontext c, CUresult (*call)(CUdeviceptr), CUdeviceptr p)
 {
 	CUcontext before = NULL;
 	CUresult r = cu.CtxGetCurrent(&before);
 
 	if (r || (before != c && (r = cu.CtxSetCurrent(c))))
 		return r;
-	r = do_it();
+	r = call(p);
 	if (before != c)
 		cu.CtxSetCurrent(before);
 	return r;
+}
+
+static CUresult wait_for_gpu(CUdeviceptr p)
+{
+	(void)p;
+	return cu.CtxSynchronize();
 }
 
 // As the driver's, it waits until nothing uses the memory any more.
@@ -369,11 +375,13 @@ static CUresult free_memory(CUdeviceptr address)
 
 	if (b && block_is_import(b))
 		return CUDA_ERROR_INVALID_VALUE;
+	if (!b && managed_free(address, &r))
+		return r;
 	if (!b || b->address != address) {
 		CUresult (*real)(CUdeviceptr) = companion_real("cuMemFree_v2");
 		return real ? real(address) : CUDA_ERROR_NOT_FOUND;
 	}
-	if ((r = in_context(b->context, cu.CtxSynchronize)))
+	if ((r = block_in_context(b->context, wait_for_gpu, b->address)))
 		return r;
 	if (vmm_keeps(b))
 		return CUDA_SUCCESS;
@@ -385,6 +393,8 @@ static CUresult get_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr 
 	CUresult (*real)(CUdeviceptr *, size_t *, CUdeviceptr) = companion_real("cuMemGetAddressRange_v2");
 	struct block *b = block_at(p);
 
+	if (!b && managed_range(p, base, bytes))
+		return CUDA_SUCCESS;
 	if (!b)
 		return real ? real(base, bytes, p) : CUDA_ERROR_NOT_FOUND;
 	if (base)
@@ -420,7 +430,8 @@ static CUresult pointer_attribute(void *data, int attribute, CUdeviceptr p)
 
 	if (b && data && attribute_of(b, data, attribute))
 		return CUDA_SUCCESS;
-	return real ? real(data, attribute, p) : CUDA_ERROR_NOT_FOUND;
+	CUresult r = real ? real(data, attribute, p) : CUDA_ERROR_NOT_FOUND;
+	return managed_attribute(p, attribute, data) ? CUDA_SUCCESS : r;
 }
 
 static CUresult pointer_attributes(unsigned n, int *attributes, void **data, CUdeviceptr p)
@@ -429,8 +440,9 @@ static CUresult pointer_attributes(unsigned n, int *attributes, void **data, CUd
 	struct block *b = block_at(p);
 	CUresult r = real ? real(n, attributes, data, p) : CUDA_ERROR_NOT_FOUND;
 
-	for (unsigned i = 0; b && !r && i < n; i++)
-		attribute_of(b, data[i], attributes[i]);
+	for (unsigned i = 0; !r && i < n; i++)
+		if (!b || !attribute_of(b, data[i], attributes[i]))
+			managed_attribute(p, attributes[i], data[i]);
 	return r;
 }
 
@@ -451,6 +463,8 @@ static CUresult ipc_get(void *handle, CUdeviceptr p)
 	struct block *b = block_at(p);
 	struct ticket t;
 
+	if (!b && managed_has(p))
+		return CUDA_ERROR_INVALID_VALUE;
 	if (!b)
 		return real ? real(handle, p) : CUDA_ERROR_NOT_FOUND;
 	if (!handle || block_is_import(b))
@@ -542,7 +556,7 @@ static CUresult ipc_close(CUdeviceptr address)
 	pthread_mutex_lock(&opening);
 	if (b->opened > 1)
 		b->opened--;
-	else if (!(r = in_context(b->context, cu.CtxSynchronize)) && !vmm_keeps(b))
+	else if (!(r = block_in_context(b->context, wait_for_gpu, b->address)) && !vmm_keeps(b))
 		r = block_end(b);
 	pthread_mutex_unlock(&opening);
 	return r;
@@ -675,6 +689,7 @@ static void context_ended(CUcontext c)
 {
 	forget_peers(c, NULL);
 	forget_peers(NULL, c);
+	managed_context_ended(c);
 	for (;;) {
 		struct block *b;
 		pthread_mutex_lock(&blocks_mutex);
@@ -789,6 +804,8 @@ void *memory_override(const char *name)
 	void *function = vmm_override(name);
 	if (!function)
 		function = foreign_override(name);
+	if (!function)
+		function = managed_override(name);
 	return function ? function : route_override(name);
 }
 

@@ -315,6 +315,7 @@ static void forked(void)
 	set_state(OPEN);
 	share_forked();
 	keep_forked();
+	managed_forked();
 	companion_passive = true;
 	gate_forked();
 }

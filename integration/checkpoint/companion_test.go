@@ -172,6 +172,31 @@ func TestCompanionSharedRefused(t *testing.T) {
 	}
 }
 
+// Managed memory that host and GPU both count in: a little of it is left running, restored, and checkpointed once more as
+// the restored program's. More is refused, and runs on.
+func TestCompanionManaged(t *testing.T) {
+	k := shared.Work(t, withCompanion(), "managed", "--bytes", "64K")
+	k.Expect(t, "count", "101")
+	takeCheckpoint(t, shared, k, "managed-1")
+	k.Expect(t, "count", "102") // left running
+	second := takeCheckpoint(t, shared, k, "managed-2")
+	k.Expect(t, "count", "103")
+	k.MustRemove(t)
+	r := restore(t, shared, k.ID, second, k.Port)
+	r.Expect(t, "count", "103")
+	third := takeCheckpoint(t, shared, r, "managed-3")
+	r.MustRemove(t)
+	r = restore(t, shared, k.ID, third, k.Port)
+	r.Expect(t, "count", "104")
+	r.MustRemove(t)
+
+	large := shared.Work(t, withCompanion(), "managed", "--bytes", "4M")
+	large.Expect(t, "count", "101")
+	harness.Says(t, checkpointTask(t, shared, large, t.TempDir()), "CUDA_ERROR_NOT_SUPPORTED", "managed memory", annotations.Companion)
+	large.Expect(t, "count", "102")
+	large.MustRemove(t)
+}
+
 // A companion without memory of its own does nothing, and a container without the annotation has none.
 func TestCompanionWithoutWork(t *testing.T) {
 	for name, spec := range map[string]harness.RunSpec{"small": withCompanion(), "none": {GPUs: []int{0}}} {

@@ -35,9 +35,10 @@ func build(t *testing.T) (dir string) {
 	}
 	for _, args := range [][]string{
 		{"make", "-s", "-C", "../../companion", "OUT=" + dir},
-		{"make", "-s", "-C", "../../integration/softcuda", "OUT=" + dir, "all"},
+		{"make", "-s", "-C", "../../integration/softcuda", "OUT=" + dir, "all", dir + "/conform"},
 		{"make", "-s", "-C", "../../integration/workload", "OUT=" + dir, "all"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "direct"), "../../companion/test.c", "-ldl"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "manages"), "../../companion/managedtest.c", "-ldl", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "keeps"), "../../companion/keeptest.c", "-ldl"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "gates"), "../../companion/gatetest.c", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "copies"), "../../companion/copytest.c", "-pthread"},
@@ -55,16 +56,22 @@ func build(t *testing.T) (dir string) {
 	return dir
 }
 
-func preloaded(dir, program string, env ...string) (string, error) {
+// command is a program with the companion on the software GPU.
+func command(dir, program string, env ...string) *exec.Cmd {
 	cmd := exec.Command(program)
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LD_PRELOAD=" + filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH=" + dir, "SOFTCUDA_DEV=" + dir}, env...)
-	out, err := cmd.CombinedOutput()
+	return cmd
+}
+
+func preloaded(dir, program string, env ...string) (string, error) {
+	out, err := command(dir, program, env...).CombinedOutput()
 	return string(out), err
 }
 
 func TestLibrary(t *testing.T) {
 	dir := build(t)
 	t.Run("program", func(t *testing.T) { program(t, dir) })
+	t.Run("managed memory", func(t *testing.T) { managed(t, dir) })
 	t.Run("passes through", func(t *testing.T) { passesThrough(t, dir) })
 	for _, name := range []string{"copies", "gates"} {
 		t.Run(name, func(t *testing.T) {
@@ -72,6 +79,25 @@ func TestLibrary(t *testing.T) {
 				t.Errorf("%v: %s", err, out)
 			}
 		})
+	}
+}
+
+// Managed memory of the companion's is as the driver's, but that it is checkpointed, and there is not more of it than
+// the companion says. Without the companion, and where it is off, all of it is the driver's.
+func managed(t *testing.T, dir string) {
+	t.Helper()
+	const left = "gpuckpt companion: managed memory of more than 1 MiB at once, or of 64 MiB in all, is left to the driver, which refuses a checkpoint of it\n"
+	if out, err := preloaded(dir, filepath.Join(dir, "manages")); err != nil || out != left {
+		t.Errorf("%v: %s", err, out)
+	}
+	const off = "gpuckpt companion: GPUCKPT_COMPANION=off: it does nothing here\n"
+	if out, err := preloaded(dir, filepath.Join(dir, "manages"), "GPUCKPT_COMPANION=off"); err != nil || out != off {
+		t.Errorf("off: %v: %s", err, out)
+	}
+	cmd := command(dir, filepath.Join(dir, "conform"))
+	cmd.Args = append(cmd.Args, filepath.Join(dir, "gpuwork"), "managed")
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "ok    managed") {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 
