@@ -10,6 +10,8 @@ import (
 	"embed"
 	"slices"
 	"time"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // Sources are the programs' files.
@@ -96,7 +98,11 @@ var List = []Program{
 		WayRound: "share through host memory", GPU: 3, Host: 6, Limit: short,
 	},
 	{
+		Name: "managed-small", What: "managed memory in allocations of up to 1 MiB, with the companion", File: "managed.cu", Args: []string{"--parts", "small,"},
+		Annotations: map[string]string{annotations.Companion: "true"}, GPU: 2, Host: 4, Limit: short,
+	},
+	{
 		Name: "managed", What: "managed memory (`cudaMallocManaged`, UVM)", File: "managed.cu", Refused: []string{"managed memory"},
-		WayRound: "none: the driver refuses it", GPU: 2, Host: 4, Limit: short,
+		WayRound: "none: the driver refuses it; the companion takes over allocations of up to 1 MiB", GPU: 2, Host: 4, Limit: short,
 	},
 }
