@@ -12,7 +12,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/fault"
 )
 
-// Progress receives how far the steps of an operation are, one call at a time. It may be nil.
+// Progress receives how far the steps of an operation are, one call at a time for each step. It may be nil.
 type Progress func(Step)
 
 // Step is how far one step is: the building of an image, a push.

@@ -14,7 +14,8 @@ import (
 )
 
 // Ahead sends blobs of an image that is still being made. A Push to the same name with it in its Options waits for
-// these, and sends the rest. What could not be sent, the Push sends again, and says why it cannot.
+// these, and sends the rest. The first blob that cannot be sent ends it: the Push sends what is missing, or says why it
+// cannot.
 //
 // All methods can be called on nil.
 type Ahead struct {
@@ -27,7 +28,8 @@ type Ahead struct {
 }
 
 // Begin begins to send blobs to the registry that ref names, as Push does. store has each when it is added, for
-// as long as it takes to open it. Close must be called.
+// as long as it takes to open it. The Progress of options is called beside whatever makes the image. Close must be
+// called.
 func Begin(ctx context.Context, store content.Provider, ref string, options Options) (*Ahead, error) {
 	o := options.defaults()
 	p, err := newPush(ctx, store, ref, o)
@@ -39,27 +41,30 @@ func Begin(ctx context.Context, store content.Provider, ref string, options Opti
 	return a, nil
 }
 
-// Add sends a blob, and returns at once. It is no manifest: those go last.
+// Add sends a blob, once, and returns at once. It is no manifest: those go last.
 func (a *Ahead) Add(d ocispec.Descriptor) {
-	if a == nil || cimages.IsNonDistributable(d.MediaType) {
+	if a == nil || cimages.IsNonDistributable(d.MediaType) || !a.push.know(d) {
 		return
 	}
-	a.push.know(d)
 	a.sent.Go(func() {
 		select {
 		case a.slots <- struct{}{}:
 			defer func() { <-a.slots }()
-			_ = a.push.send(a.ctx, d) // Push will tell
+			if a.push.send(a.ctx, d) != nil {
+				a.stop() // Push will tell: each blob would be tried as often
+			}
 		case <-a.ctx.Done():
 		}
 	})
 }
 
-// pushFor returns what a Push to a name goes on with, once all blobs are sent; nil for nothing.
-func (a *Ahead) pushFor(ref string) *push {
+// pushFor returns what a Push to a name goes on with, once all blobs are sent; nil for nothing. The end of ctx ends what
+// is under way.
+func (a *Ahead) pushFor(ctx context.Context, ref string) *push {
 	if a == nil || a.ref != ref {
 		return nil
 	}
+	defer context.AfterFunc(ctx, a.stop)()
 	a.sent.Wait()
 	return a.push
 }

@@ -44,12 +44,13 @@ func Push(ctx context.Context, store content.Provider, ref string, image ocispec
 	if err != nil {
 		return nil, err
 	}
-	p := o.Ahead.pushFor(ref)
+	p := o.Ahead.pushFor(ctx, ref)
 	if p == nil {
 		if p, err = newPush(ctx, store, ref, o); err != nil {
 			return nil, err
 		}
 	}
+	p.store = store
 	for _, d := range slices.Concat(blobs, manifests) {
 		p.know(d)
 	}

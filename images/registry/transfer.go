@@ -37,14 +37,17 @@ type blob struct {
 	reached int64 // how far the progress has been told
 }
 
-func (t *transfer) know(d ocispec.Descriptor) {
+// know counts a blob, and reports whether it is new.
+func (t *transfer) know(d ocispec.Descriptor) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.blobs[d.Digest] == nil {
-		d.Size = max(d.Size, 0) // of a manifest that nobody has checked
-		t.blobs[d.Digest] = &blob{size: d.Size, gpu: d.Annotations[annotations.Layer] == oci.LayerGPU}
-		t.meter.Grow(d.Size)
+	if t.blobs[d.Digest] != nil {
+		return false
 	}
+	d.Size = max(d.Size, 0) // of a manifest that nobody has checked
+	t.blobs[d.Digest] = &blob{size: d.Size, gpu: d.Annotations[annotations.Layer] == oci.LayerGPU}
+	t.meter.Grow(d.Size)
+	return true
 }
 
 // reach counts progress beyond what is counted already: a retry begins before that.

@@ -93,6 +93,7 @@ func Push(ctx context.Context, src *convert.Source, target string, recipients []
 	if err != nil {
 		return "", nil, err
 	}
+	o.Ahead = nil // it has sent other blobs
 	result, err := registry.Push(ctx, both{store, src.Provider}, target, image, o)
 	return image.Digest, result, err
 }
