@@ -57,10 +57,9 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	if c == nil {
 		return s.TTRPCTaskService.Checkpoint(ctx, r)
 	}
-	if err := c.exclusive.Refuse(); err != nil {
+	if err := c.exclusive.Lock(&c.mu); err != nil {
 		return nil, toGRPC(err)
 	}
-	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.exclusive.Begin(c.paused)
 	ctx, began := c.logged(ctx), time.Now()

@@ -35,10 +35,9 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	if c == nil {
 		return s.TTRPCTaskService.Pause(ctx, r)
 	}
-	if err := c.exclusive.Refuse(); err != nil {
+	if err := c.exclusive.Lock(&c.mu); err != nil {
 		return nil, toGRPC(err)
 	}
-	c.mu.Lock()
 	defer c.mu.Unlock()
 	ctx = c.logged(ctx)
 	if c.suspended {

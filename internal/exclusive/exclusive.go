@@ -12,7 +12,7 @@
 // first goes on.
 //
 // The life of a Checkpoints, whose zero value is ready, during a pause: Begin and End around each
-// checkpoint, Claim in it, Keep before the container goes on. Refuse may be called at any time, the
+// checkpoint, Claim in it, Keep before the container goes on. Lock may be called at any time, the
 // others only by whoever has the container for itself.
 package exclusive
 
@@ -22,7 +22,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -55,13 +57,22 @@ func (e *Checkpoints) End(err error) {
 	e.running.Store(false)
 }
 
-// Refuse returns ErrOther while a checkpoint is made of a container that its client has paused. runc's
-// service would refuse a second client as well, but after the first is done.
-func (e *Checkpoints) Refuse() error {
-	if e.running.Load() {
-		return ErrOther
+// lookEvery is how often Lock looks whether a checkpoint has begun.
+const lookEvery = time.Millisecond
+
+// Lock locks the container's mutex, or returns ErrOther as soon as a checkpoint is made of a container
+// that its client has paused: also one that begins while Lock waits. runc's service would refuse a
+// second client as well, but after the first is done, and that one's directory would be taken away too
+// late to be made again.
+func (e *Checkpoints) Lock(container *sync.Mutex) error {
+	for ; ; time.Sleep(lookEvery) {
+		if e.running.Load() {
+			return ErrOther
+		}
+		if container.TryLock() {
+			return nil
+		}
 	}
-	return nil
 }
 
 // Claim notes the work directory of a checkpoint until the container goes on, and returns ErrOther for

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
+	"time"
 )
 
 // A second checkpoint with the work directory of the first is refused until the
@@ -34,27 +36,63 @@ func TestClaim(t *testing.T) {
 	e.Keep(t.Context()) // it is there
 }
 
-// While a checkpoint is made of a container that its client has paused, others are refused at once. What
-// a checkpoint has claimed that failed may be claimed again.
-func TestRefuse(t *testing.T) {
-	own := filepath.Join(t.TempDir(), "ctrd-checkpoint")
+// While a checkpoint is made of a container that its client has paused, others are refused at once: also one
+// that waits for the container already. One of a container that runs is waited for.
+func TestLock(t *testing.T) {
 	var e Checkpoints
+	var container sync.Mutex
+	others := make(chan error)
+	wait := func() {
+		err := e.Lock(&container)
+		if err == nil {
+			container.Unlock()
+		}
+		others <- err
+	}
+	container.Lock()
 	e.Begin(false)
-	if err := e.Refuse(); err != nil {
-		t.Errorf("of a container that runs: %v", err)
+	go wait()
+	select {
+	case err := <-others:
+		t.Errorf("beside a checkpoint of a container that runs: %v", err)
+	case <-time.After(20 * time.Millisecond):
 	}
 	e.End(nil)
+	container.Unlock()
+	if err := <-others; err != nil {
+		t.Errorf("after a checkpoint of a container that runs: %v", err)
+	}
+	container.Lock()
+	go wait()
+	select {
+	case err := <-others:
+		t.Errorf("before any checkpoint: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
 	e.Begin(true)
-	if err := e.Refuse(); !errors.Is(err, ErrOther) {
+	if err := <-others; !errors.Is(err, ErrOther) {
+		t.Errorf("while another checkpoint begins: %v", err)
+	}
+	go wait()
+	if err := <-others; !errors.Is(err, ErrOther) {
 		t.Errorf("beside another checkpoint: %v", err)
 	}
+	e.End(nil)
+	container.Unlock()
+	if err := e.Lock(&container); err != nil {
+		t.Errorf("after the other checkpoint: %v", err)
+	}
+}
+
+// What a checkpoint has claimed that failed may be claimed again.
+func TestClaimAgain(t *testing.T) {
+	own := filepath.Join(t.TempDir(), "ctrd-checkpoint")
+	var e Checkpoints
+	e.Begin(true)
 	if err := e.Claim(own); err != nil {
 		t.Error(err)
 	}
 	e.End(errors.New("on order"))
-	if err := e.Refuse(); err != nil {
-		t.Errorf("after the other checkpoint: %v", err)
-	}
 	if err := e.Claim(own); err != nil {
 		t.Errorf("what a failed checkpoint had claimed: %v", err)
 	}
