@@ -32,7 +32,7 @@ struct block {
 	CUcontext context; // that was current
 	bool mapped;
 	bool given;  // its handle has left the companion: it stays where it is
-	bool is_new; // bring has mapped it, and not filled it yet
+	bool is_new; // it is mapped, and not filled yet
 	bool exportable;    // the driver was told so when it was made
 	uint64_t number;    // in tickets of it; 0 before the first
 	struct ticket from; // of an import; its number is 0 otherwise
@@ -62,7 +62,7 @@ CUresult block_give(struct block *b);
 // block_is_taken reports whether a block's memory is saved and kept.
 bool block_is_taken(const struct block *b);
 // blocks_have maps the blocks that are taken and not mapped, and notes them as new: also on an error. blocks_settle
-// has them old, or gives them back.
+// has them old, or gives them back: what the driver does not take back stays new.
 CUresult blocks_have(void);
 void blocks_settle(bool stay);
 // peers_end ends what cuCtxEnablePeerAccess has allowed. On an error all of it is allowed. peers_allow allows it

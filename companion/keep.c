@@ -371,9 +371,13 @@ CUresult keep_return(uint64_t start, uint64_t bytes)
 
 void keep_abandon(void)
 {
-	for (struct block *b = blocks; b && handed; b = b->next)
-		if (block_is_taken(b) && !cu.CtxSetCurrent(b->context))
+	for (struct block *b = blocks; b && handed; b = b->next) {
+		if (!block_is_taken(b))
+			continue;
+		if (!cu.CtxSetCurrent(b->context))
 			block_give(b);
+		b->is_new = b->mapped; // it may be filled in part
+	}
 	keep_forget();
 }
 

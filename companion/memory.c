@@ -990,7 +990,7 @@ void blocks_settle(bool stay)
 	for (struct block *b = blocks; b; b = b->next) {
 		if (b->is_new && !stay)
 			block_give(b);
-		b->is_new = false;
+		b->is_new = b->is_new && !stay && b->mapped;
 	}
 }
 

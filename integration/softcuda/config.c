@@ -82,6 +82,8 @@ static void set(struct config *c, const char *key, const char *value)
 		c->out_delay_ms = (unsigned)strtoul(value, NULL, 10);
 	} else if (!strcmp(key, "taken_mib")) {
 		c->taken = strtoull(value, NULL, 10) << 20;
+	} else if (!strcmp(key, "unmap_code")) {
+		c->unmap_code = (CUresult)strtol(value, NULL, 10);
 	} else if (!strcmp(key, "hang")) {
 		int step = step_named(value, strlen(value));
 		if (step >= 0)

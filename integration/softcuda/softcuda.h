@@ -49,6 +49,7 @@ struct config {
 	unsigned piece_ms; // that each piece of a copy takes a processor longer
 	unsigned out_delay_ms; // before a cuMemcpyDtoHAsync
 	size_t taken; // bytes of each GPU's memory that others have
+	CUresult unmap_code; // the answer of each cuMemUnmap, which does nothing; 0: none
 	struct fault fail[STEPS];
 	struct fault gpu_fail[MAX_GPUS][STEPS]; // of processes with memory on it
 };

@@ -253,9 +253,13 @@ static CUresult change(CUdeviceptr address, size_t bytes, bool unmap, bool acces
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
+	struct config config;
 	CUresult r = gate_enter();
 	if (r)
 		return r;
+	config_load(&config);
+	if (config.unmap_code)
+		return gate_leave(config.unmap_code);
 	pthread_mutex_lock(&mutex);
 	r = change(address, bytes, true, false);
 	pthread_mutex_unlock(&mutex);

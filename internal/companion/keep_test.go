@@ -504,6 +504,42 @@ func TestTake(t *testing.T) {
 	k.says("is", "5")
 }
 
+// A block that is filled in part, and that the driver does not take back when the program's memory comes from the file
+// instead, is filled from there.
+func TestTakenInPart(t *testing.T) {
+	settings := filepath.Join(t.TempDir(), "settings")
+	t.Setenv("SOFTCUDA_CONF", settings)
+	k := keeping(t, 8)
+	p, f := k.kept(8<<20, newCopier())
+	if _, err := f.Write(bytes.Repeat([]byte{9}, 8<<20)); err != nil {
+		t.Fatal(err)
+	}
+	k.maps(p, f)
+	m := p.kept.all[0]
+	socket, _, err := m.meet(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	if _, err := m.take(t.Context(), socket, cut(t, m.memory, 2<<20), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(settings, []byte("unmap_code=999\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.ask(t.Context(), "bring back", askBack, fromCheckpoint, patience); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(settings); err != nil {
+		t.Fatal(err)
+	}
+	p.Forget()
+	if err := Open(t.Context(), cuda.Group{k.process()}); err != nil {
+		t.Fatal(err)
+	}
+	k.says("is", "9")
+}
+
 // noGate holds no threads.
 type noGate struct{}
 
