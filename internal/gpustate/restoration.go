@@ -323,8 +323,8 @@ func (r *Restoration) Close() {
 // letGo gives up what hold holds.
 func (r *Restoration) letGo() {
 	r.warm.Close()
+	r.check.Close() // or it would begin with what fill leaves to it
 	r.fill.Close()
-	r.check.Close()
 	r.pinned.Close()
 	r.metadata, r.pinned, r.areas, r.fill, r.check, r.later = nil, nil, nil, nil, nil, nil
 }

@@ -28,6 +28,7 @@ type Check struct {
 	stop    context.CancelFunc
 	start   func(context.Context) (*staging.Digester, error)
 	group   errgroup.Group
+	mu      sync.Mutex // none of workers begins once ctx has ended
 	workers sync.WaitGroup
 }
 
@@ -48,8 +49,8 @@ func (c *Check) Begin(areas []images.Area) error {
 	return err
 }
 
-// BeginUnless waits until somebody else may have compared the digests of areas, and begins if he has not. compared returns
-// when Close is called.
+// BeginUnless waits until somebody else may have compared the digests of areas, and begins if he has not. Close does not
+// wait for compared.
 func (c *Check) BeginUnless(areas []images.Area, compared func() bool) {
 	if len(areas) == 0 {
 		return
@@ -81,11 +82,18 @@ func (c *Check) begin(areas []images.Area) (compare func() error, err error) {
 			return err
 		}, nil
 	}
-	worker, err := c.start(c.ctx)
-	if err != nil {
+	c.mu.Lock()
+	if err := c.ctx.Err(); err != nil {
+		c.mu.Unlock()
 		return nil, err
 	}
 	c.workers.Add(1)
+	c.mu.Unlock()
+	worker, err := c.start(c.ctx)
+	if err != nil {
+		c.workers.Done()
+		return nil, err
+	}
 	return func() error {
 		defer c.workers.Done()
 		defer worker.Close() // nobody knows for how long the container is not started
@@ -106,10 +114,12 @@ func Areas(worker *staging.Digester, areas []images.Area) error {
 // it is any.
 func (c *Check) Wait() error { return c.group.Wait() }
 
-// Close ends the processes that are at work, and has the rest end. It can be called on nil.
+// Close ends the processes that are at work, and has the rest end. None is started afterwards. It can be called on nil.
 func (c *Check) Close() {
 	if c != nil {
+		c.mu.Lock()
 		c.stop()
+		c.mu.Unlock()
 		c.workers.Wait()
 	}
 }

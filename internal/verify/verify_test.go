@@ -111,6 +111,17 @@ func TestCheckEnds(t *testing.T) {
 	check.Close()
 	d.ended(t, 1)
 
+	// What others leave to it afterwards is not begun.
+	check = New(t.Context(), d.start)
+	left := make(chan struct{})
+	check.BeginUnless([]images.Area{area(t)}, func() bool { <-left; return false })
+	check.Close()
+	close(left)
+	if err := check.Wait(); err == nil {
+		t.Error("it has compared what was left to it after its end")
+	}
+	d.ended(t, 1)
+
 	none := errors.New("no digester")
 	check = New(t.Context(), func(context.Context) (*staging.Digester, error) { return nil, none })
 	defer check.Close()
