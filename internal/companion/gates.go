@@ -67,7 +67,7 @@ type gates struct {
 // gate is a process's, as its companion works it.
 type gate interface {
 	// park closes an open gate, and pass lets calls in at a closed one: both until their work is done. They
-	// return at once. The gate opens by itself if calls do not end within limit.
+	// return at once. The gate opens by itself if calls do not end within limit, which is a millisecond or more.
 	park(limit time.Duration) error
 	pass(turns uint32, limit time.Duration) error
 	// look reports whether the last of these is done, and the turns that had a call. If its error is ErrBusy the
@@ -180,7 +180,7 @@ func (g *gates) hold(ctx context.Context) error {
 // ask has those that are free parked, and returns how long they may wait for each other.
 func (g *gates) ask() (patience time.Duration, err error) {
 	for _, i := range g.in(free) {
-		if err := g.all[i].park(time.Until(g.until)); err != nil {
+		if err := g.all[i].park(g.left()); err != nil {
 			return 0, err
 		}
 		g.members[i] = member{state: waiting, since: time.Now(), stays: g.members[i].stays}
@@ -226,7 +226,7 @@ func (g *gates) round(ctx context.Context, turns uint32) (moved bool, err error)
 		if m.stays {
 			continue
 		}
-		if err := g.all[i].pass(turns, time.Until(g.until)); err != nil {
+		if err := g.all[i].pass(turns, g.left()); err != nil {
 			return false, err
 		}
 		*m = member{state: waiting, since: time.Now(), turn: true, begun: g.pauses, had: true}
@@ -273,6 +273,9 @@ func (g *gates) await(ctx context.Context, so func() bool) error {
 		}
 	}
 }
+
+// left is how long a request may take: it is never nothing, and a companion knows of no less.
+func (g *gates) left() time.Duration { return max(time.Until(g.until), time.Millisecond) }
 
 // settled reports whether nobody waits, or the time is over.
 func (g *gates) settled() bool { return len(g.in(waiting)) == 0 || time.Now().After(g.until) }
@@ -350,7 +353,7 @@ func (o *own) park(limit time.Duration) (err error) {
 }
 
 func (o *own) pass(turns uint32, limit time.Duration) (err error) {
-	limit = min(max(limit, time.Millisecond), longestPass)
+	limit = min(limit, longestPass)
 	o.request, err = o.c.begin(askPass, time.Duration(turns)*time.Millisecond+passUnit*limit.Truncate(time.Millisecond))
 	return err
 }

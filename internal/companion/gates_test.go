@@ -540,3 +540,24 @@ func TestRanksAreParkedAnew(t *testing.T) {
 		})
 	}
 }
+
+// asked notes for how long it was asked to park.
+type asked struct {
+	gate
+	limit time.Duration
+}
+
+func (a *asked) park(limit time.Duration) error {
+	a.limit = limit
+	return nil
+}
+
+// Processes that are asked anew when the time is just over are asked for a moment: a companion takes the number of
+// milliseconds as one without a sign, and less than none is weeks.
+func TestGatesAskForAMoment(t *testing.T) {
+	a := &asked{}
+	g := &gates{all: []gate{a}, until: time.Now().Add(-time.Second), members: make([]member, 1)}
+	if _, err := g.ask(); err != nil || a.limit != time.Millisecond {
+		t.Errorf("asked for %v: %v", a.limit, err)
+	}
+}
