@@ -46,7 +46,7 @@ struct import {
 
 static bool begun; // keep_export was called
 static size_t exported;
-static int batch[KEEP_BATCH];
+static struct own batch[KEEP_BATCH];
 static uint32_t batched;
 static struct own near = {.fd = -1}, far = {.fd = -1};
 static bool away;          // the memory is nowhere but with the shim
@@ -131,8 +131,8 @@ static void end(struct own *o)
 
 void keep_offered(void)
 {
-	while (batched) // the program's threads are held
-		close(batch[--batched]);
+	while (batched) // the program's threads were held, unless the shim has ended
+		end(&batch[--batched]);
 	end(&far);
 }
 
@@ -197,7 +197,8 @@ CUresult keep_export(int32_t fds[KEEP_BATCH], uint64_t sizes[KEEP_BATCH], uint32
 		if (r || (r = cu.Export(&fd, b->handle, CU_POSIX_FD, 0)))
 			break;
 		sizes[batched] = b->bytes;
-		batch[batched] = fds[batched] = fd;
+		batch[batched] = own(fd);
+		fds[batched] = fd;
 		batched++;
 		exported++;
 	}

@@ -3,7 +3,8 @@
 
 // keeptest MIB...: a program with the companion, on the software GPU, that has so much memory of cuMemAlloc, at most two
 // pieces, and changes it or has more for a moment as stdin says: "set N" writes a byte all over, "is" answers it, "alloc
-// MIB", "share KIND" and "map ADDRESS BYTES FILE" (private) answer "ok" or an error. All by lines.
+// MIB", "share KIND", "map ADDRESS BYTES FILE" (private) and "replace FD" (by another file) answer "ok" or an error. All by
+// lines.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -93,6 +94,10 @@ int main(int argc, char **argv)
 		} else if (sscanf(line, "map %zu %zu %399s", &at, &n, path) == 3) {
 			int fd = open(path, O_RDONLY);
 			r = mmap((void *)at, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd, 0) == MAP_FAILED;
+			close(fd);
+		} else if (sscanf(line, "replace %zu", &n) == 1) {
+			int fd = open("/dev/null", O_RDONLY);
+			r = dup2(fd, (int)n) < 0;
 			close(fd);
 		} else if (!strcmp(line, "is\n")) {
 			for (size_t i = 0; i < count && !r; i++) {

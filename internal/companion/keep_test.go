@@ -9,6 +9,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -440,6 +441,37 @@ func TestKeptElsewhere(t *testing.T) {
 		t.Errorf("copied: %v", err)
 	}
 	has(t, f, 5, 8<<20)
+}
+
+// A shim that ends when it was offered descriptors leaves them to the companion. By then a program that runs may have
+// closed one, and have another file by its number.
+func TestOfferedAndLeft(t *testing.T) {
+	k := keeping(t, 8, 12)
+	k.says("set 5", "ok")
+	p, err := Park(t.Context(), cuda.Group{k.process()}, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := p.all[0]
+	if now, err := c.ask(t.Context(), "keep", askKeep, 0, patience); err != nil || now.count != 2 {
+		t.Fatalf("%d pieces: %v", now.count, err)
+	}
+	data := make([]byte, 8)
+	if err := access(k.pid, c.at+offDescriptors, data, false); err != nil {
+		t.Fatal(err)
+	}
+	fds := []uint32{binary.LittleEndian.Uint32(data), binary.LittleEndian.Uint32(data[4:])}
+	k.says(fmt.Sprint("replace ", fds[0]), "ok")
+	if err := Open(t.Context(), cuda.Group{k.process()}); err != nil {
+		t.Fatal(err)
+	}
+	k.says("is", "5")
+	if file, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", k.pid, fds[0])); file != "/dev/null" {
+		t.Errorf("the companion has closed a file of the program's: %v", err)
+	}
+	if file, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", k.pid, fds[1])); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is open: %v", file, err)
+	}
 }
 
 // cut makes other pieces of memory: those of a restore do not end where blocks do.
