@@ -32,6 +32,7 @@ struct block {
 	CUcontext context; // that was current
 	bool mapped;
 	bool given;  // its handle has left the companion: it stays where it is
+	bool host;   // host memory, which is given as well; it has no context
 	bool is_new; // it is mapped, and not filled yet
 	bool exportable;    // the driver was told so when it was made
 	uint64_t number;    // in tickets of it; 0 before the first

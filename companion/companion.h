@@ -123,7 +123,8 @@ uint32_t memory_imports(void);
 // memory_leave gives that memory back, and keeps its addresses. Its exporters must be in the cut of that
 // number and parked. On an error all of it is there as before.
 CUresult memory_leave(uint64_t cut);
-// lost is what the program has used that is not brought back: ways to share, and host memory of cuMemCreate.
+// lost is what the program has used that is not brought back: ways to share, and host memory of cuMemCreate that it has
+// now or that others may have.
 enum lost { LOST_UNKNOWN = 8, LOST_HOST = 16 };
 // memory_lost returns all of it.
 uint32_t memory_lost(void);

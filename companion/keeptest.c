@@ -52,10 +52,13 @@ static int share(void *library, const char *kind)
 		return CALL("cuImportExternalSemaphore", (void **, void *), (&object, NULL));
 	if (!strcmp(kind, "multicast"))
 		return CALL("cuMulticastCreate", (unsigned long long *, void *), (&memory, NULL));
-	if (!strcmp(kind, "host")) {
-		fabric.types = 0;
+	if (!strncmp(kind, "host", strlen("host"))) {
+		fabric.types = 1;
 		fabric.location.type = 3;
-		return CALL("cuMemCreate", (unsigned long long *, size_t, void *, uint64_t), (&memory, 2 << 20, &fabric, 0));
+		r = CALL("cuMemCreate", (unsigned long long *, size_t, void *, uint64_t), (&memory, 2 << 20, &fabric, 0));
+		if (!r && !strcmp(kind, "host-exported"))
+			r = CALL("cuMemExportToShareableHandle", (void *, unsigned long long, int, uint64_t), (&handle, memory, 1, 0));
+		return r || !strcmp(kind, "host") ? r : CALL("cuMemRelease", (unsigned long long), (memory));
 	}
 	if (!strcmp(kind, "fabric")) {
 		r = CALL("cuMemCreate", (unsigned long long *, size_t, void *, uint64_t), (&memory, 2 << 20, &fabric, 0));

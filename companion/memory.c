@@ -25,8 +25,8 @@
 #include <unistd.h>
 
 // The driver gives memory by pieces of 2 MiB, and several small allocations share one. A handle has
-// pieces of its own: from 4 MiB on that wastes less than a third, at PyTorch's 20 MiB nothing.
-#define MIN_BYTES ((size_t)4 << 20)
+// pieces of its own. What would waste a third of them or more is the driver's; PyTorch and NCCL ask for whole pieces.
+#define MIN_BYTES ((size_t)2 << 20)
 
 enum { MAX_CONTEXTS = 256 };
 
@@ -252,7 +252,8 @@ CUresult block_give(struct block *b)
 
 void block_add(struct block *b)
 {
-	note_context(b->context, -1);
+	if (b->context)
+		note_context(b->context, -1);
 	pthread_mutex_lock(&blocks_mutex);
 	b->next = blocks;
 	blocks = b;
@@ -296,6 +297,8 @@ static CUresult alloc(CUdeviceptr *address, size_t bytes)
 		goto drivers;
 	b->asked = bytes;
 	b->bytes = (bytes + piece - 1) / piece * piece;
+	if (b->bytes - bytes >= b->bytes / 3)
+		goto drivers;
 	b->device = device;
 	b->visible = true;
 	if (cu.CtxGetCurrent(&b->context) || cu.AddressReserve(&b->address, b->bytes, 0, 0, 0))
@@ -840,7 +843,13 @@ uint32_t memory_imports(void)
 
 uint32_t memory_lost(void)
 {
-	return __atomic_load_n(&lost, __ATOMIC_SEQ_CST);
+	uint32_t all = __atomic_load_n(&lost, __ATOMIC_SEQ_CST);
+
+	pthread_mutex_lock(&blocks_mutex);
+	for (struct block *b = blocks; b; b = b->next)
+		all |= b->host ? LOST_HOST : 0;
+	pthread_mutex_unlock(&blocks_mutex);
+	return all;
 }
 
 bool memory_away(void)

@@ -95,6 +95,12 @@ static bool is_ours(const CUmemAllocationProp *p)
 	return p && p->type == CU_PINNED && p->location.type == CU_DEVICE && p->requestedHandleTypes & CU_POSIX_FD;
 }
 
+// is_host reports whether memory is the host's, by whichever of CUDA's names.
+static bool is_host(const CUmemAllocationProp *p)
+{
+	return p && p->location.type != CU_DEVICE;
+}
+
 static CUhandle hand_out(struct block *b)
 {
 	pthread_mutex_lock(&mutex);
@@ -103,6 +109,21 @@ static CUhandle hand_out(struct block *b)
 	pthread_mutex_unlock(&mutex);
 	block_add(b);
 	return b->id;
+}
+
+// note_host notes host memory by the driver's handle, and returns what the program has for a handle. The memory stays
+// the driver's, which does not restore it: a checkpoint is refused until the program has given it back. NCCL makes
+// such memory once to see whether it can, and has none of it between GPUs that reach each other.
+static CUhandle note_host(CUhandle handle, size_t bytes)
+{
+	struct block *b = block_ready() ? calloc(1, sizeof *b) : NULL;
+
+	if (!b) {
+		block_lost(LOST_HOST);
+		return handle;
+	}
+	*b = (struct block){.handle = handle, .bytes = bytes, .asked = bytes, .mapped = true, .given = true, .host = true};
+	return hand_out(b);
 }
 
 static CUresult create(CUhandle *handle, size_t bytes, const CUmemAllocationProp *prop, uint64_t flags)
@@ -128,8 +149,8 @@ drivers: // whose error, if there is one, is the program's
 	r = ANSWER(handle, bytes, prop, flags);
 	if (r == CUDA_ERROR_OUT_OF_MEMORY && keep_wait())
 		r = ANSWER(handle, bytes, prop, flags);
-	if (!r && prop && prop->location.type != CU_DEVICE)
-		block_lost(LOST_HOST);
+	if (!r && is_host(prop))
+		*handle = note_host(*handle, bytes);
 	return r;
 }
 
@@ -339,6 +360,12 @@ static CUresult export(void *shareable, CUhandle handle, int type, uint64_t flag
 			block_lost(LOST_UNKNOWN);
 		return r;
 	}
+	if (b->host) {
+		CUresult r = ANSWER(shareable, b->handle, type, flags);
+		if (!r) // others may have it when this process has it no more
+			block_lost(LOST_HOST);
+		return r;
+	}
 	if (block_is_import(b))
 		t = b->from;
 	else if (!block_ticket(b, &t))
@@ -369,6 +396,7 @@ static struct block *own(const struct ticket *t)
 static CUresult import(CUhandle *handle, void *shareable, int type)
 {
 	REAL("cuMemImportFromShareableHandle", CUhandle *, void *, int);
+	CUmemAllocationProp prop;
 	struct ticket t;
 	struct block *b;
 	CUresult r;
@@ -377,6 +405,8 @@ static CUresult import(CUhandle *handle, void *shareable, int type)
 		r = ANSWER(handle, shareable, type);
 		if (!r && type != CU_POSIX_FD)
 			block_lost(LOST_UNKNOWN);
+		else if (!r && properties(&prop, *handle) == CUDA_SUCCESS && is_host(&prop))
+			block_lost(LOST_HOST);
 		return r;
 	}
 	if (!block_ready())

@@ -3,7 +3,7 @@
 
 // Two processes that share device memory: by CUDA IPC, as PyTorch's multiprocessing does, or with
 // --share handle by an exported handle, as NCCL does. With --share host it is host memory, as NCCL's
-// is from 2.28 on. With --share large it is CUDA IPC of --bytes, and with handles an exported handle, which
+// is from 2.28 on. CUDA IPC is of 1 MiB, with --share large of --bytes, and with handles it is an exported handle, which
 // the first fills with a pattern; "verify" checks it, in either. The second is forked before any CUDA call, and has the next GPU of --gpus. Both
 // count in the memory of the first; "pid" is answered with the process's.
 //
@@ -26,7 +26,7 @@
 #include "udp.h"
 #include "workloads.h"
 
-enum { BYTES = 2 << 20, SEED = 1 };
+enum { BYTES = 2 << 20, SMALL = 1 << 20, SEED = 1 };
 
 static struct {
 	struct gpu gpu;
@@ -137,7 +137,7 @@ void run_ipc(const struct options *o)
 	bool host = !strcmp(o->share, "host"), by_handle = host || !strncmp(o->share, "handle", strlen("handle"));
 	CUipcMemHandle handle = {{0}};
 	bool filled = !strcmp(o->share, "large") || !strcmp(o->share, "handles");
-	size_t bytes = filled ? o->bytes : BYTES;
+	size_t bytes = filled ? o->bytes : by_handle ? BYTES : SMALL;
 	int pair[2], fd = -1;
 
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair))

@@ -629,7 +629,7 @@ func TestReady(t *testing.T) {
 // A program that shares what its companion does not bring back does so as without it, and is refused: also one that has no
 // memory of its companion's. It runs on with its memory.
 func TestForeign(t *testing.T) {
-	for _, kind := range []string{"event", "event-of-another", "pool", "pool-of-another", "external-memory", "external-semaphore", "multicast", "fabric", "host"} {
+	for _, kind := range []string{"event", "event-of-another", "pool", "pool-of-another", "external-memory", "external-semaphore", "multicast", "fabric", "host", "host-exported"} {
 		for _, mib := range [][]int{{8}, nil} {
 			t.Run(fmt.Sprint(kind, mib), func(t *testing.T) {
 				k := keeping(t, mib...)
@@ -642,7 +642,7 @@ func TestForeign(t *testing.T) {
 				k.opens(p)
 				k.says("share "+kind, "ok")
 				p, err = Park(t.Context(), self, time.Minute)
-				if err == nil || p.Refusal() == nil || !strings.Contains(err.Error(), map[bool]string{false: "does not bring back", true: "NCCL_CUMEM_HOST_ENABLE=0"}[kind == "host"]) {
+				if err == nil || p.Refusal() == nil || !strings.Contains(err.Error(), map[bool]string{false: "does not bring back", true: "NCCL_CUMEM_HOST_ENABLE=0"}[strings.HasPrefix(kind, "host")]) {
 					t.Fatalf("parked: %v, %v", err, p.Refusal())
 				}
 				if mib != nil {
@@ -652,4 +652,17 @@ func TestForeign(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A program that has had host memory of the driver for a moment is not refused: NCCL makes some once, to see whether it can.
+func TestHostForAMoment(t *testing.T) {
+	k := keeping(t, 8)
+	k.says("set 5", "ok")
+	k.says("share host-for-a-moment", "ok")
+	p, err := Park(t.Context(), cuda.Group{k.process()}, time.Minute)
+	if err != nil || p == nil || p.Refusal() != nil {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	k.opens(p)
+	k.says("is", "5")
 }
