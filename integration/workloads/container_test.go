@@ -72,6 +72,8 @@ func specOf(p programs.Program) harness.RunSpec {
 // envCompanion, if set, gives all programs the companion.
 const envCompanion = "GPUCKPT_TEST_COMPANION"
 
+func withEnvCompanion() bool { return os.Getenv(envCompanion) != "" }
+
 // start runs one of the programs in a container of the host's Python, with the
 // first GPU if cuda is set. It is removed when the test ends.
 //
@@ -96,7 +98,7 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 		spec.Args = append([]string{host.Executable, path.Join(hostroot.ProgramsDir, program)}, args...)
 	}
 	spec.Env = host.Env(gpu, cuda)
-	if cuda && os.Getenv(envCompanion) != "" {
+	if cuda && withEnvCompanion() {
 		spec.Annotations = maps.Clone(spec.Annotations)
 		if spec.Annotations == nil {
 			spec.Annotations = map[string]string{}

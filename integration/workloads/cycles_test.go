@@ -38,10 +38,6 @@ func (f footprint) values() map[string]float64 {
 // the first; "" of a quarter is no drift.
 func drift(values []float64) float64 {
 	quarter := max(1, len(values)/4)
-	median := func(part []float64) float64 {
-		part = slices.Sorted(slices.Values(part))
-		return part[len(part)/2]
-	}
 	first, last := median(values[:quarter]), median(values[len(values)-quarter:])
 	return last/first - 1
 }

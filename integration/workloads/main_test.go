@@ -40,6 +40,9 @@ var (
 func TestMain(m *testing.M) {
 	harness.Main(m.Run, func(s *harness.Session) (err error) {
 		gpu, results, atEnd = s.GPU, s.Results, s.AtEnd
+		if err := readSteps(); err != nil {
+			return err
+		}
 		if gpu.Kind != harness.RealGPU {
 			fmt.Println("NOT TESTED HERE: PyTorch. It needs a real GPU; its tests are skipped.")
 		}

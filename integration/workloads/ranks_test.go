@@ -16,8 +16,21 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
 )
 
-// envRanks is how often TestLockOverNCCL locks, as in integration/gpus.
+// envRanks is how often TestLockOverNCCL locks, as in integration/gpus, and TestRefusedOverNVLink is refused.
 const envRanks = "GPUCKPT_TEST_RANKS"
+
+func triesWanted(t *testing.T, usual int) int {
+	t.Helper()
+	text := os.Getenv(envRanks)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s: %v", envRanks, err)
+	}
+	return n
+}
 
 // Two ranks of a training over NCCL are locked in every try, while they take steps without a pause, and go
 // on. GPUCKPT_TEST_RANKS is how many tries. With GPUCKPT_TEST_COMPANION none leaves the memory to the driver.
@@ -28,13 +41,7 @@ func TestLockOverNCCL(t *testing.T) {
 			needsPyTorch(t)
 			p := programs.Named(name)
 			takeRoom(t, p.GPU, p.Host)
-			tries := 20
-			if text := os.Getenv(envRanks); text != "" {
-				var err error
-				if tries, err = strconv.Atoi(text); err != nil {
-					t.Fatalf("%s: %v", envRanks, err)
-				}
-			}
+			tries := triesWanted(t, 20)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(tries)*15*time.Second)
 			defer cancel()
 			spec := specOf(p)
@@ -76,7 +83,7 @@ func lockInTurn(ctx context.Context, t *testing.T, result *harness.TestResult, k
 		}
 		await(ctx, t, k, "a step after the lock", func() bool { return parse(t, k.Logs()).last() > before+2 })
 	}
-	if os.Getenv(envCompanion) != "" {
+	if withEnvCompanion() {
 		if n := count("left to the driver") - driver; n > 0 {
 			t.Errorf("the memory was left to the driver %d times:\n%s", n, tail(linesWith(shared.Log(), "left to the driver")))
 		}

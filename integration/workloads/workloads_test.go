@@ -25,11 +25,38 @@ import (
 )
 
 const (
-	workSteps = 200          // of each workload
 	workFile  = "/tmp/steps" // where it writes them, in the container's own layer
 	workPause = "0.06"       // seconds between two steps of one that is checkpointed
 	rounds    = 3            // of checkpoint, kill and restore
 )
+
+// envSteps is how many steps each workload takes, 200 if it is not set.
+const envSteps = "GPUCKPT_TEST_STEPS"
+
+// usualSteps are those that the programs' limits are for.
+const usualSteps = 200
+
+// workSteps is how many steps each workload takes.
+var workSteps = usualSteps
+
+// readSteps sets workSteps by the environment.
+func readSteps() error {
+	text := os.Getenv(envSteps)
+	if text == "" {
+		return nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 50 {
+		return fmt.Errorf("%s is %q, not a number of 50 or more", envSteps, text)
+	}
+	workSteps = n
+	return nil
+}
+
+// limitOf bounds a test of a program, with time for the steps beyond the usual ones.
+func limitOf(p programs.Program) time.Duration {
+	return p.Limit + time.Duration(max(0, workSteps-usualSteps))*500*time.Millisecond
+}
 
 // Workloads run beside each other as far as these GiB allow: of a GPU, and of the machine's memory,
 // in which their checkpoints are too. An H200 and its machine have somewhat more.
@@ -72,7 +99,7 @@ func TestWorkloads(t *testing.T) {
 			}
 			t.Parallel()
 			takeRoom(t, p.GPU, p.Host)
-			ctx, cancel := context.WithTimeout(t.Context(), p.Limit)
+			ctx, cancel := context.WithTimeout(t.Context(), limitOf(p))
 			defer cancel()
 			journey := travel
 			if p.Refused != nil {
@@ -177,7 +204,7 @@ func compare(ctx context.Context, t *testing.T, result *harness.TestResult, trav
 		t.Errorf("the digest is %s, that of an uninterrupted run %s", got.digest, want.digest)
 	}
 	t.Logf("%d steps and digest %s compared with an uninterrupted run", len(got.steps), got.digest)
-	result.Number("steps_count", workSteps)
+	result.Number("steps_count", float64(workSteps))
 }
 
 // skipUnable waits for a program's first step, and skips the test of one that ends and says that this
