@@ -58,6 +58,7 @@ func swap(ctx context.Context, t *testing.T, result *harness.TestResult, k *harn
 	first, second := gpu.Devices[0].UUID, gpu.Devices[1].UUID
 	annotate(ctx, t, k, cdi.PairsAnnotation, first+"="+second+","+second+"="+first)
 	steps := func() int { return parse(t, readFile(t, k, workFile)).last() }
+	await(ctx, t, k, "the first steps", func() bool { return parse(t, k.Logs()).last() > 0 }) // then there is the file
 	memory := memoryDir(t)
 	for round := range 2 {
 		at := workSteps * (round + 1) / 4
@@ -74,7 +75,8 @@ func swap(ctx context.Context, t *testing.T, result *harness.TestResult, k *harn
 		}
 		notePhases(t, result, k)
 		await(ctx, t, k, fmt.Sprintf("a step after restore %d", round+1), func() bool { return steps() > before+1 })
-		wantSwapped(t, on, gpusOf(ctx, t, k))
+		result.Number("swapped_processes_count", float64(wantSwapped(t, on, gpusOf(ctx, t, k))))
+		t.Log(linesWith(linesWith(shared.Log(), "id="+k.ID+" "), "GPU pairs"))
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
@@ -143,10 +145,10 @@ func gpusOf(ctx context.Context, t *testing.T, k *harness.Container) map[string]
 	return on
 }
 
-// wantSwapped checks that each process that was on one GPU is on the other one.
-func wantSwapped(t *testing.T, before, after map[string][]string) {
+// wantSwapped checks that each process that was on one GPU is on the other one, and returns how many of them
+// nvidia-smi listed both times.
+func wantSwapped(t *testing.T, before, after map[string][]string) (seen int) {
 	t.Helper()
-	seen := 0
 	for pid, was := range before {
 		is := after[pid]
 		if len(was) != 1 || len(is) != 1 {
@@ -158,7 +160,7 @@ func wantSwapped(t *testing.T, before, after map[string][]string) {
 			t.Errorf("process %s is on %s, as before", pid, is[0])
 		}
 	}
-	t.Logf("%d processes are on the other GPU by nvidia-smi's word, or have failed the test", seen)
+	return seen
 }
 
 // Ranks that share GPU memory over NVLink, without the companion: each checkpoint that is asked for is
