@@ -74,7 +74,7 @@ func cyclesWanted(t *testing.T, usual int) int {
 func cycle(t *testing.T, result *harness.TestResult, cuda bool, cycles int, p programs.Program) {
 	t.Helper()
 	t.Parallel()
-	takeRoom(t, p.GPU, p.Host)
+	takeRoom(t, gpuOf(p), p.Host)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(cycles)*5*time.Second)
 	defer cancel()
 	args := append(slices.Clone(p.Args), "--file", workFile, "--steps", "100000")

@@ -40,7 +40,7 @@ func TestLockOverNCCL(t *testing.T) {
 			result := results.Add(t)
 			needsPyTorch(t)
 			p := programs.Named(name)
-			takeRoom(t, p.GPU, p.Host)
+			takeRoom(t, gpuOf(p), p.Host)
 			tries := triesWanted(t, 20)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(tries)*15*time.Second)
 			defer cancel()

@@ -34,8 +34,8 @@ func needsTwoGPUs(t *testing.T) {
 	}
 }
 
-// Two ranks, a GPU each, are checkpointed, ended and restored with the GPUs swapped, and once more with
-// the GPUs swapped back. Their steps are those of a run that nobody interrupted.
+// Two ranks, a GPU each, are checkpointed, ended and restored with the GPUs swapped, three
+// times. Their steps are those of a run that nobody interrupted.
 func TestSwapped(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"nccl-shm", "nccl-sockets", "nccl-cumem-companion", "nccl-ipc-companion", "tensor-parallel"} {
@@ -44,7 +44,7 @@ func TestSwapped(t *testing.T) {
 			needsTwoGPUs(t)
 			t.Parallel()
 			p := programs.Named(name)
-			takeRoom(t, p.GPU, p.Host)
+			takeRoom(t, gpuOf(p), p.Host)
 			ctx, cancel := context.WithTimeout(t.Context(), limitOf(p))
 			defer cancel()
 			compare(ctx, t, result, swap, true, p)
@@ -52,7 +52,7 @@ func TestSwapped(t *testing.T) {
 	}
 }
 
-// swap is a journey on which the container's two GPUs change places at each of two restores.
+// swap is a journey on which the container's two GPUs change places at each restore.
 func swap(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container) *harness.Container {
 	t.Helper()
 	first, second := gpu.Devices[0].UUID, gpu.Devices[1].UUID
@@ -60,8 +60,8 @@ func swap(ctx context.Context, t *testing.T, result *harness.TestResult, k *harn
 	steps := func() int { return parse(t, readFile(t, k, workFile)).last() }
 	await(ctx, t, k, "the first steps", func() bool { return parse(t, k.Logs()).last() > 0 }) // then there is the file
 	memory := memoryDir(t)
-	for round := range 2 {
-		at := workSteps * (round + 1) / 4
+	for round := range rounds {
+		at := workSteps * (round + 1) / (rounds + 2)
 		await(ctx, t, k, fmt.Sprintf("step %d", at), func() bool { return steps() >= at })
 		before, on := steps(), gpusOf(ctx, t, k)
 		dir := filepath.Join(memory, strconv.Itoa(round))
@@ -174,7 +174,7 @@ func TestRefusedOverNVLink(t *testing.T) {
 				t.Skipf("%s is set", envCompanion)
 			}
 			p := programs.Named(name)
-			takeRoom(t, p.GPU, p.Host)
+			takeRoom(t, gpuOf(p), p.Host)
 			tries := triesWanted(t, 10)
 			ctx, cancel := context.WithTimeout(t.Context(), limitOf(p)+time.Duration(tries)*3*time.Second)
 			defer cancel()
@@ -220,7 +220,7 @@ func TestBandwidth(t *testing.T) {
 	result := results.Add(t)
 	needsTwoGPUs(t)
 	p := programs.Named("nccl-bandwidth")
-	takeRoom(t, p.GPU, p.Host)
+	takeRoom(t, gpuOf(p), p.Host)
 	ctx, cancel := context.WithTimeout(t.Context(), limitOf(p))
 	defer cancel()
 	spec := specOf(p)

@@ -44,6 +44,9 @@ type Program struct {
 	// GPU and Host are how much memory of a GPU, and of the machine with all checkpoints, a test
 	// of it takes at most, in GiB.
 	GPU, Host int64
+	// Alone programs have kernels that wait for each other on two GPUs, which no other program is to interrupt: driver
+	// 580 fails such a kernel after a restore (docs/limits.md). Nothing runs beside them.
+	Alone bool
 	// Limit bounds a test of it.
 	Limit time.Duration
 }
@@ -65,11 +68,11 @@ var withCompanion = map[string]string{annotations.Companion: "true"}
 var List = []Program{
 	{Name: "decoder", What: "decoder of Llama 3 8B's shape, KV cache, greedy tokens", File: "decoder.py", GPU: 38, Host: 44, Limit: long},
 	{
-		Name: "tensor-parallel", What: "decoder of Llama 3 8B's shape over two GPUs, NCCL in CUDA graphs, with the companion", File: "tensor_parallel.py",
+		Name: "tensor-parallel", What: "decoder of Llama 3 8B's shape over two GPUs, NCCL in CUDA graphs, with the companion", File: "tensor_parallel.py", Alone: true,
 		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withCompanion, GPU: 24, Host: 56, Limit: long,
 	},
 	{
-		Name: "tensor-parallel-ipc", What: "decoder of Llama 3 8B's shape over two GPUs, NCCL by CUDA IPC in CUDA graphs, with the companion", File: "tensor_parallel.py",
+		Name: "tensor-parallel-ipc", What: "decoder of Llama 3 8B's shape over two GPUs, NCCL by CUDA IPC in CUDA graphs, with the companion", File: "tensor_parallel.py", Alone: true,
 		Args: []string{"--variant", "ipc"}, Connected: true, Shm: 1024, Annotations: withCompanion, GPU: 24, Host: 56, Limit: long,
 	},
 	{Name: "compile", What: "`torch.compile`, default mode", File: "compiled.py", GPU: 3, Host: 28, Limit: long},
@@ -81,26 +84,26 @@ var List = []Program{
 	{Name: "multiprocessing", What: "Python `multiprocessing` beside CUDA", File: "processes.py", GPU: 2, Host: 12, Limit: short},
 	{Name: "ddp", What: "DDP, two processes on one GPU, gloo", File: "ddp.py", Connected: true, GPU: 4, Host: 14, Limit: short},
 	{Name: "nccl", What: "DDP, NCCL with one rank", File: "nccl.py", Connected: true, GPU: 3, Host: 10, Limit: short},
-	{Name: "nccl-shm", What: "DDP, NCCL with two ranks over shared host memory", File: "nccl_ranks.py", Args: []string{"--variant", "shm"}, Connected: true, GPU: 4, Host: 20, Limit: short},
-	{Name: "nccl-sockets", What: "DDP, NCCL with two ranks over sockets", File: "nccl_ranks.py", Args: []string{"--variant", "sockets"}, Connected: true, Shm: 1024, GPU: 4, Host: 20, Limit: short},
+	{Name: "nccl-shm", What: "DDP, NCCL with two ranks over shared host memory", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "shm"}, Connected: true, GPU: 4, Host: 20, Limit: short},
+	{Name: "nccl-sockets", What: "DDP, NCCL with two ranks over sockets", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "sockets"}, Connected: true, Shm: 1024, GPU: 4, Host: 20, Limit: short},
 	{
-		Name: "nccl-cumem", What: "DDP, NCCL with two ranks over NVLink, by exported handles", File: "nccl_ranks.py", Args: []string{"--variant", "cumem"}, Connected: true,
+		Name: "nccl-cumem", What: "DDP, NCCL with two ranks over NVLink, by exported handles", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "cumem"}, Connected: true,
 		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
 	},
 	{
-		Name: "nccl-ipc", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC", File: "nccl_ranks.py", Args: []string{"--variant", "ipc"}, Connected: true,
+		Name: "nccl-ipc", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "ipc"}, Connected: true,
 		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
 	},
 	{
-		Name: "nccl-cumem-companion", What: "DDP, NCCL with two ranks over NVLink, by exported handles, with the companion", File: "nccl_ranks.py",
+		Name: "nccl-cumem-companion", What: "DDP, NCCL with two ranks over NVLink, by exported handles, with the companion", File: "nccl_ranks.py", Alone: true,
 		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withCompanion, GPU: 4, Host: 20, Limit: short,
 	},
 	{
-		Name: "nccl-ipc-companion", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC, with the companion", File: "nccl_ranks.py",
+		Name: "nccl-ipc-companion", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC, with the companion", File: "nccl_ranks.py", Alone: true,
 		Args: []string{"--variant", "ipc"}, Connected: true, Shm: 1024, Annotations: withCompanion, GPU: 4, Host: 20, Limit: short,
 	},
 	{
-		Name: "nccl-bandwidth", What: "all-reduces of 1 GiB over NVLink, NCCL with two ranks, with the companion", File: "nccl_bandwidth.py",
+		Name: "nccl-bandwidth", What: "all-reduces of 1 GiB over NVLink, NCCL with two ranks, with the companion", File: "nccl_bandwidth.py", Alone: true,
 		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withCompanion, GPU: 8, Host: 24, Limit: long,
 	},
 	{Name: "jax", What: "JAX in training", File: "jax_training.py", Module: "jax", GPU: 4, Host: 8, Limit: short},
