@@ -81,6 +81,8 @@ func read(results fs.FS) (map[string]outcome, error) {
 			}
 			for _, test := range run.Tests {
 				name := prefix + test.Name
+				// A swap is the same journey, between two GPUs.
+				name = strings.Replace(name, swapped, workloads, 1)
 				// Dates are RFC 3339 in UTC: their order is that of the texts.
 				if known, ok := latest[name]; test.Outcome != harness.Skipped && (!ok || known.run.Date < run.Date) {
 					latest[name] = outcome{test, run, file}
@@ -90,6 +92,9 @@ func read(results fs.FS) (map[string]outcome, error) {
 	}
 	return latest, nil
 }
+
+// The tests of programs: each has the name of one behind it.
+const workloads, swapped = "TestWorkloads/", "TestSwapped/"
 
 // page is the document.
 func page(results fs.FS) ([]byte, error) {
@@ -102,7 +107,7 @@ func page(results fs.FS) ([]byte, error) {
 	var refused, notRun []programs.Program
 	b.WriteString("\n## Programs that travel\n\n" + tableHead)
 	for _, p := range programs.List {
-		switch o := latest["TestWorkloads/"+p.Name]; {
+		switch o := latest[workloads+p.Name]; {
 		case o.TestResult == nil:
 			notRun = append(notRun, p)
 		case p.Refused != nil:
@@ -114,7 +119,7 @@ func page(results fs.FS) ([]byte, error) {
 	b.WriteString(features)
 	b.WriteString("\n## Refused, and the program runs on\n\n| program | result | way round | GPU, driver | results |\n|---|---|---|---|---|\n")
 	for _, p := range refused {
-		o := latest["TestWorkloads/"+p.Name]
+		o := latest[workloads+p.Name]
 		result := "**not as it should be**"
 		if o.passed() {
 			result = "refused, runs on"
@@ -163,6 +168,9 @@ func row(b *bytes.Buffer, p programs.Program, o, kubelet outcome) {
 	if o.passed() {
 		result = "same"
 	}
+	if strings.HasPrefix(o.Name, swapped) {
+		result += ", GPUs swapped"
+	}
 	// Results from before it was noted are of containers that had the annotation.
 	if asked, noted := o.Numbers["tcp_established_count"]; p.Connected && (!noted || asked > 0) {
 		result += ", with `tcp-established`"
@@ -176,7 +184,11 @@ func row(b *bytes.Buffer, p programs.Program, o, kubelet outcome) {
 			state += bytes
 		}
 	}
-	fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", p.What, result, size(state), size(o.Numbers["image_bytes"]),
+	image := o.Numbers["image_bytes"]
+	if state == 0 && image == 0 { // a checkpoint into a directory
+		state, image = o.Numbers["checkpoint/save_GPU_state_bytes"], o.Numbers["checkpoint/dump_bytes"]
+	}
+	fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", p.What, result, size(state), size(image),
 		seconds(o.Times["checkpoint/whole"]), seconds(o.Times["restore/whole"]), byKubelet, machine(o.run), link(o))
 }
 

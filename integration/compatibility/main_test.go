@@ -70,6 +70,11 @@ func TestPage(t *testing.T) {
 	if got := line(t, files, jax); !strings.Contains(got, "| 1.2 s |  | same | H200") {
 		t.Errorf("with the kubelet it says\n%q", got)
 	}
+	files["h/workloads.json"] = results("2026-01-05T00:00:00Z", "real", "TestSwapped/jax", "passed")
+	if got := line(t, files, jax); !strings.HasPrefix(got, jax+" | same, GPUs swapped | ") {
+		t.Errorf("of a swap it says %q", got)
+	}
+	delete(files, "h/workloads.json")
 	delete(files, "b/workloads.json")
 	files["a/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestWorkloads/managed", "passed")
 	if got := line(t, files, "| managed"); !strings.Contains(got, "refused, runs on") {

@@ -44,8 +44,8 @@ type Program struct {
 	// GPU and Host are how much memory of a GPU, and of the machine with all checkpoints, a test
 	// of it takes at most, in GiB.
 	GPU, Host int64
-	// Alone programs have kernels that wait for each other on two GPUs, which no other program is to interrupt: driver
-	// 580 fails such a kernel after a restore (docs/limits.md). Nothing runs beside them.
+	// Alone programs have kernels that wait for each other on two GPUs. Nothing runs beside them: several such programs
+	// on the same GPUs failed when they were to be restored (docs/limits.md).
 	Alone bool
 	// Limit bounds a test of it.
 	Limit time.Duration
@@ -87,11 +87,11 @@ var List = []Program{
 	{Name: "nccl-shm", What: "DDP, NCCL with two ranks over shared host memory", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "shm"}, Connected: true, GPU: 4, Host: 20, Limit: short},
 	{Name: "nccl-sockets", What: "DDP, NCCL with two ranks over sockets", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "sockets"}, Connected: true, Shm: 1024, GPU: 4, Host: 20, Limit: short},
 	{
-		Name: "nccl-cumem", What: "DDP, NCCL with two ranks over NVLink, by exported handles", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "cumem"}, Connected: true,
+		Name: "nccl-cumem", What: "DDP, NCCL with two ranks over NVLink, by exported handles", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024,
 		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
 	},
 	{
-		Name: "nccl-ipc", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "ipc"}, Connected: true,
+		Name: "nccl-ipc", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "ipc"}, Connected: true, Shm: 1024,
 		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
 	},
 	{
