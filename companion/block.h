@@ -87,6 +87,10 @@ void block_lost(enum lost what);
 void *vmm_override(const char *name);
 // foreign.c: as vmm_override.
 void *foreign_override(const char *name);
+// events.c: as vmm_override.
+void *events_override(const char *name);
+// events_context_ended forgets the events of a context, which the driver ends with it.
+void events_context_ended(CUcontext c);
 // managed.c: as vmm_override.
 void *managed_override(const char *name);
 // managed_has reports whether an address is in managed memory of the companion's.

@@ -9,8 +9,9 @@
 //	memory.c   GPU memory of the companion's own making, and what others' companions have made
 //	vmm.c      the same for memory that a program makes and imports by handles
 //	managed.c  managed memory, a little of it
+//	events.c   events that processes share
 //	foreign.c  what is used of the driver and not brought back
-//	share.c    how the companions of two processes hand descriptors of memory to each other
+//	share.c    how the companions of two processes hand descriptors of memory to each other, and of events' words
 //	keep.c     the same memory, kept on the GPU by descriptors while the driver checkpoints
 //	copy.c     copies of it, by several threads
 //	worker.c   the thread that does what the shim asks for; the control block
@@ -139,6 +140,25 @@ CUresult memory_export(uint64_t number, int *fd);
 // memory_exports reports whether there is a block of that number, which a checkpoint would save.
 bool memory_exports(uint64_t number);
 
+// events.c: as memory's, of the words of events that processes share. All of this process's are complete when it is
+// parked, and are so again after that.
+// events_import reports whether words of other processes are mapped. events_leave unmaps them; events_away reports
+// whether some are still to come back. events_join has them again. Those of a process that has ended are complete from
+// then on, which is no error.
+bool events_import(void);
+CUresult events_leave(uint64_t cut);
+bool events_away(void);
+CUresult events_join(void);
+// events_export makes a descriptor of this process's words. events_exports reports whether it has some.
+CUresult events_export(int *fd);
+bool events_exports(void);
+// events_rest gives this process's words up, which nobody else has then. On an error they are there as before.
+// events_wake makes them anew.
+CUresult events_rest(void);
+CUresult events_wake(void);
+// events_forked is for a child: it has no events.
+void events_forked(void);
+
 // managed_forked is for a child: it has no such memory.
 void managed_forked(void); // managed.c
 
@@ -153,6 +173,7 @@ struct ticket {
 	uint64_t number;            // of the block, from 1 on
 	uint64_t bytes, asked;      // as in the block
 };
+#define SHARE_EVENTS UINT64_MAX // in the place of a block's number: the words of events
 enum { SHARE_OPEN = 1, SHARE_CLOSE = 2, SHARE_LEAVE = 3 };
 // share_ticket completes a ticket that has the number and the sizes, and has a thread answer for it.
 // false: it cannot.
@@ -165,6 +186,8 @@ bool share_own(const struct ticket *t);
 // CUDA_ERROR_NOT_FOUND if the exporter has ended or does not answer. An OPEN of the program's waits for an exporter
 // that is parked.
 CUresult share_ask(const struct ticket *t, int what, uint64_t cut, int *fd);
+// share_began returns when a process started, in the kernel's ticks, and 0 for one that has ended.
+uint64_t share_began(int32_t pid);
 // share_listens reports whether this process has tickets out.
 bool share_listens(void);
 // share_rest has nobody answer any more, and no descriptor open for it. It is CUDA_ERROR_NOT_PERMITTED, and nothing

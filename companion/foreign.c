@@ -1,8 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What a program shares with other processes or other libraries in ways that the companion does not bring back: events
-// of CUDA IPC, pools, and memory and semaphores that others than CUDA have made. The driver does it as without the
+// What a program shares with other processes or other libraries in ways that the companion does not bring back: pools,
+// and memory and semaphores that others than CUDA have made. The driver does it as without the
 // companion. That it was done is noted, and a checkpoint refused.
 
 #include "block.h"
@@ -20,8 +20,6 @@
 		return r;                                                    \
 	}
 
-NOTED(cuIpcGetEventHandle, (void *handle, void *event), (handle, event))
-NOTED(cuIpcOpenEventHandle, (void **event, CUipcMemHandle handle), (event, handle)) // a handle of the same form
 NOTED(cuMemPoolExportToShareableHandle, (void *shareable, void *pool, int type, uint64_t flags), (shareable, pool, type, flags))
 NOTED(cuMemPoolImportFromShareableHandle, (void **pool, void *shareable, int type, uint64_t flags), (pool, shareable, type, flags))
 NOTED(cuImportExternalMemory, (void **memory, const void *what), (memory, what))
@@ -34,8 +32,8 @@ void *foreign_override(const char *name)
 		const char *name;
 		void *function;
 	} overrides[] = {
-		OF(cuIpcGetEventHandle), OF(cuIpcOpenEventHandle), OF(cuMemPoolExportToShareableHandle),
-		OF(cuMemPoolImportFromShareableHandle), OF(cuImportExternalMemory), OF(cuImportExternalSemaphore),
+		OF(cuMemPoolExportToShareableHandle), OF(cuMemPoolImportFromShareableHandle), OF(cuImportExternalMemory),
+		OF(cuImportExternalSemaphore),
 	};
 
 	for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++)

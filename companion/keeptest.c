@@ -9,16 +9,41 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 typedef unsigned long long CUdeviceptr;
 
 #define CALL(name, parameters, arguments) ((int (*) parameters)dlsym(library, name)) arguments
+
+struct handle {
+	char bytes[64];
+};
+
+// drivers_event returns a handle of the software GPU's, of a process that has no companion.
+static struct handle drivers_event(void)
+{
+	struct {
+		char magic[8];
+		int pid, fd;
+	} is = {"softevt", 0, (int)syscall(SYS_memfd_create, "softcuda/cuda.shm.0", 0)};
+	struct handle handle = {{0}};
+
+	is.pid = fork();
+	if (!is.pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		pause();
+	}
+	memcpy(&handle, &is, sizeof is);
+	return handle;
+}
 
 // share uses a way to share that the companion does not bring back.
 static int share(void *library, const char *kind)
@@ -31,17 +56,19 @@ static int share(void *library, const char *kind)
 		void *none;
 		unsigned char flags[8];
 	} fabric = {1, 8, {1, 0}, NULL, {0}};
-	struct handle {
-		char bytes[64];
-	} handle = {{0}};
+	struct handle handle = {{0}};
 	unsigned long long memory;
 	void *object;
 	int r;
 
-	if (!strcmp(kind, "event"))
-		return CALL("cuIpcGetEventHandle", (struct handle *, void *), (&handle, NULL));
-	if (!strcmp(kind, "event-of-another"))
+	if (!strcmp(kind, "event")) { // which the driver makes where the GPU cannot do as the companion's need
+		r = CALL("cuEventCreate", (void **, unsigned), (&object, 6));
+		return r ? r : CALL("cuIpcGetEventHandle", (struct handle *, void *), (&handle, object));
+	}
+	if (!strcmp(kind, "event-of-another")) {
+		handle = drivers_event();
 		return CALL("cuIpcOpenEventHandle", (void **, struct handle), (&object, handle));
+	}
 	if (!strcmp(kind, "pool"))
 		return CALL("cuMemPoolExportToShareableHandle", (void *, void *, int, uint64_t), (&handle, NULL, 1, 0));
 	if (!strcmp(kind, "pool-of-another"))

@@ -693,6 +693,7 @@ static void context_ended(CUcontext c)
 	forget_peers(c, NULL);
 	forget_peers(NULL, c);
 	managed_context_ended(c);
+	events_context_ended(c);
 	for (;;) {
 		struct block *b;
 		pthread_mutex_lock(&blocks_mutex);
@@ -805,6 +806,8 @@ void *memory_override(const char *name)
 		if (!strcmp(name, overrides[i].name))
 			return overrides[i].function;
 	void *function = vmm_override(name);
+	if (!function)
+		function = events_override(name);
 	if (!function)
 		function = foreign_override(name);
 	if (!function)

@@ -180,7 +180,7 @@ void *companion_route(const char *name)
 // The driver adds _v2 and the like to the name by the version that is asked for.
 static CUresult wrap(CUresult r, const char *symbol, void **address)
 {
-	static const char *const suffixes[] = {"", "_v2", "_v3", "_v4"};
+	static const char *const suffixes[] = {"", "_v2", "_v3", "_v4", "_ptsz", "_v2_ptsz", "_ptds", "_v2_ptds"};
 	char name[128];
 	Dl_info info;
 
@@ -188,7 +188,7 @@ static CUresult wrap(CUresult r, const char *symbol, void **address)
 		return r;
 	// By what it is in the library, if that has it: cuMemAlloc is cuMemAlloc_v2 there.
 	for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
-		if (strlen(symbol) + 4 > sizeof name)
+		if (strlen(symbol) + sizeof "_v2_ptsz" > sizeof name)
 			return r;
 		strcpy(name, symbol);
 		strcat(name, suffixes[i]);

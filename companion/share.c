@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How the companions of two processes hand descriptors of GPU memory to each other. The exporter has a
+// How the companions of two processes hand descriptors of GPU memory, and of events' words, to each other. The exporter has a
 // socket of an abstract name, from its first ticket on, and a thread that answers there. There is one
 // request for each connection. The exporter counts who has its memory, by pids: a checkpoint must not
 // begin while somebody has it who is not in the cut.
@@ -43,7 +43,7 @@ struct request {
 	int32_t what;
 };
 
-// holder is a process that has a block of this one mapped.
+// holder is a process that has a block of this one mapped, or its events' words.
 struct holder {
 	struct holder *next;
 	uint64_t number;
@@ -119,8 +119,7 @@ static bool listen_again(void)
 	return true;
 }
 
-// began returns when a process started, and 0 for one that has ended.
-static uint64_t began(pid_t pid)
+uint64_t share_began(int32_t pid)
 {
 	char path[32], text[1024], *at;
 	uint64_t ticks = 0;
@@ -148,7 +147,7 @@ static uint64_t began(pid_t pid)
 // count notes that a process has a block once more, or once less. false: it has not.
 static bool count(uint64_t number, pid_t pid, bool more)
 {
-	uint64_t since = began(pid);
+	uint64_t since = share_began(pid);
 	struct holder **l;
 	bool done = false;
 
@@ -179,7 +178,7 @@ static bool has_holders(void)
 	pthread_mutex_lock(&mutex);
 	for (struct holder **l = &holders; *l;) {
 		struct holder *h = *l;
-		if (began(h->pid) == h->since) {
+		if (share_began(h->pid) == h->since) {
 			any = true;
 			l = &h->next;
 			continue;
@@ -218,20 +217,30 @@ static void limit(int s, int seconds)
 	setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 }
 
+static CUresult export(uint64_t number, int *fd)
+{
+	return number == SHARE_EVENTS ? events_export(fd) : memory_export(number, fd);
+}
+
+static bool has(uint64_t number)
+{
+	return number == SHARE_EVENTS ? events_exports() : memory_exports(number);
+}
+
 static CUresult obey(const struct request *q, pid_t pid, int *fd)
 {
 	CUresult r;
 
 	switch (q->what) {
 	case SHARE_OPEN:
-		if ((r = memory_export(q->ticket.number, fd)))
+		if ((r = export(q->ticket.number, fd)))
 			return r;
 		return count(q->ticket.number, pid, true) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	case SHARE_CLOSE:
 		count(q->ticket.number, pid, false);
 		return CUDA_SUCCESS;
 	case SHARE_LEAVE:
-		if (!q->cut || q->cut != worker_cut() || !memory_exports(q->ticket.number))
+		if (!q->cut || q->cut != worker_cut() || !has(q->ticket.number))
 			return CUDA_ERROR_NOT_PERMITTED;
 		return count(q->ticket.number, pid, false) ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
 	}
@@ -383,7 +392,7 @@ CUresult share_ask(const struct ticket *t, int what, uint64_t cut, int *fd)
 
 	// While this process is parked, its companion asks: exporters answer then, or have ended.
 	for (int naps = what == SHARE_OPEN && !worker_cut() ? NAPS : 0; !ask_once(&q, &r, &got); naps--) {
-		if (!naps || !began(t->pid)) {
+		if (!naps || !share_began(t->pid)) {
 			r = CUDA_ERROR_NOT_FOUND;
 			break;
 		}

@@ -21,7 +21,7 @@
 // A PASS lets a parked program make a few calls more, one of each thread at a time. It ends, parked, when their
 // work on the GPU does: which may wait for that of other processes.
 //
-// What processes share is taken down while they are parked, each step in all of them before the next:
+// What processes share, memory and events, is taken down while they are parked, each step in all of them before the next:
 // LEAVE (what it imports goes), REST (nobody has what it exports, and nobody can ask for it), and the
 // other way round WAKE and JOIN, before OPEN.
 
@@ -92,14 +92,20 @@ int32_t *worker_note_thread(void)
 	return NULL;
 }
 
+// is_apart reports whether something that is shared is taken down.
+static bool is_apart(void)
+{
+	return share_rests() || memory_away() || events_away();
+}
+
 // describe notes whether there are imports that are mapped, tickets, either of both that is taken down,
 // and what is not known.
 static void describe(void)
 {
-	uint32_t sharing = memory_imports() ? IMPORTS : 0;
+	uint32_t sharing = memory_imports() || events_import() ? IMPORTS : 0;
 
 	sharing |= share_listens() ? EXPORTS : 0;
-	sharing |= share_rests() || memory_away() ? APART : 0;
+	sharing |= is_apart() ? APART : 0;
 	sharing |= memory_lost();
 	__atomic_store_n(&control.sharing, sharing, __ATOMIC_SEQ_CST);
 }
@@ -161,7 +167,7 @@ static CUresult pass(uint32_t number)
 	CUresult r = CUDA_SUCCESS;
 	bool long_one = false;
 
-	if (share_rests() || memory_away())
+	if (is_apart())
 		return CUDA_ERROR_ILLEGAL_STATE;
 	control.count = 0;
 	gate_close(number);
@@ -203,7 +209,7 @@ static CUresult open_again(void)
 	}
 	keep_forget();
 	memory_no_area();
-	if (share_rests() || memory_away())
+	if (is_apart())
 		return CUDA_ERROR_ILLEGAL_STATE;
 	control.start = control.bytes = 0;
 	control.cut = 0;
@@ -221,6 +227,31 @@ static CUresult returned(void)
 		return r;
 	set_state(PARKED);
 	return bring_back(0);
+}
+
+static CUresult leave(void)
+{
+	CUresult r = events_leave(control.cut);
+
+	if (!r && (r = memory_leave(control.cut)))
+		events_join();
+	return r;
+}
+
+static CUresult join(void)
+{
+	CUresult r = events_join(), m = memory_join();
+
+	return r ? r : m;
+}
+
+static CUresult rest(void)
+{
+	CUresult r = share_rest();
+
+	if (!r && (r = events_rest()))
+		share_wake();
+	return r;
 }
 
 static CUresult obey(uint32_t request)
@@ -270,13 +301,14 @@ static CUresult obey(uint32_t request)
 			set_state(SAVED);
 		return r;
 	case ASK_LEAVE:
-		return memory_leave(control.cut);
+		return leave();
 	case ASK_REST:
-		return share_rest();
+		return rest();
 	case ASK_WAKE:
-		return share_wake();
+		r = events_wake();
+		return r ? r : share_wake();
 	case ASK_JOIN:
-		return memory_join();
+		return join();
 	}
 	return CUDA_ERROR_INVALID_VALUE;
 }
@@ -316,6 +348,7 @@ static void forked(void)
 	share_forked();
 	keep_forked();
 	managed_forked();
+	events_forked();
 	companion_passive = true;
 	gate_forked();
 }

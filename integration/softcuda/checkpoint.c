@@ -110,7 +110,12 @@ static CUresult lock(const struct config *config, unsigned timeout_ms)
 	if (r)
 		return r;
 	events_settle();
-	return gate_close(timeout_ms) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+	if (!gate_close(timeout_ms))
+		return CUDA_ERROR_NOT_READY;
+	if (streams_settle(timeout_ms))
+		return CUDA_SUCCESS;
+	gate_open();
+	return CUDA_ERROR_NOT_READY;
 }
 
 static CUresult unlock(const struct config *config)

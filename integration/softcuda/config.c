@@ -68,6 +68,8 @@ static void set(struct config *c, const char *key, const char *value)
 	} else if (!strcmp(key, "machine")) {
 		for (int i = 0; i < MAX_GPUS; i++)
 			snprintf(c->gpu[i].machine, sizeof c->gpu[i].machine, "%s", value);
+	} else if (!strcmp(key, "no_words")) {
+		c->no_words = !strcmp(value, "1");
 	} else if (!strcmp(key, "mute")) {
 		c->mute = !strcmp(value, "1");
 	} else if (!strcmp(key, "nvml_alone")) {

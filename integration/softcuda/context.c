@@ -218,39 +218,3 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 		return r;
 	return gate_leave(flags ? CUDA_ERROR_INVALID_VALUE : change_peer(peer, true));
 }
-
-// Kernels have ended when their launch returns, so there is nothing to wait for.
-CUresult cuCtxSynchronize(void)
-{
-	CUresult r = gate_enter();
-	if (r)
-		return r;
-	return gate_leave(context_current() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
-}
-
-// Streams are in order with everything else; one token stands for all.
-CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
-{
-	CUresult r = gate_enter();
-	if (r)
-		return r;
-	(void)flags;
-	if (!context_current() || !stream)
-		return gate_leave(stream ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE);
-	*stream = (CUstream)primary;
-	return gate_leave(CUDA_SUCCESS);
-}
-
-CUresult cuStreamSynchronize(CUstream stream)
-{
-	(void)stream;
-	return cuCtxSynchronize();
-}
-
-CUresult cuStreamDestroy_v2(CUstream stream)
-{
-	CUresult r = gate_enter();
-	if (r)
-		return r;
-	return gate_leave(stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
-}

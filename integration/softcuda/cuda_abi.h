@@ -33,6 +33,7 @@ enum {
 	CUDA_ERROR_LAUNCH_FAILED = 719,
 	CUDA_ERROR_NOT_PERMITTED = 800,
 	CUDA_ERROR_NOT_SUPPORTED = 801,
+	CUDA_ERROR_CAPTURED_EVENT = 907,
 	CUDA_ERROR_UNKNOWN = 999,
 };
 
@@ -42,6 +43,7 @@ typedef struct CUctx_st *CUcontext;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
 typedef struct {
 	unsigned char bytes[16];
 } CUuuid;
@@ -55,6 +57,7 @@ enum {
 	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
 	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 	CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY = 83,
+	CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS = 122,
 };
 
 enum { CU_MEM_ATTACH_GLOBAL = 1, CU_MEM_ATTACH_HOST = 2, CU_MEM_ATTACH_SINGLE = 4 };
@@ -90,6 +93,8 @@ enum {
 enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
 enum { CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 enum { CU_MEMHOSTREGISTER_DEVICEMAP = 2 };
+enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2, CU_EVENT_INTERPROCESS = 4 };
+enum { CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
 
 typedef struct {
@@ -259,8 +264,8 @@ CUDA_API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 CUDA_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle,
                                         unsigned int flags);
 CUDA_API CUresult cuIpcCloseMemHandle(CUdeviceptr address);
-CUDA_API CUresult cuIpcGetEventHandle(CUipcMemHandle *handle, void *event);
-CUDA_API CUresult cuIpcOpenEventHandle(void **event, CUipcMemHandle handle);
+CUDA_API CUresult cuIpcGetEventHandle(CUipcMemHandle *handle, CUevent event);
+CUDA_API CUresult cuIpcOpenEventHandle(CUevent *event, CUipcMemHandle handle);
 CUDA_API CUresult cuMemPoolExportToShareableHandle(void *shareable, void *pool, int type, uint64_t flags);
 CUDA_API CUresult cuMemPoolImportFromShareableHandle(void **pool, void *shareable, int type,
                                                      uint64_t flags);
@@ -280,6 +285,31 @@ CUDA_API CUresult cuLaunchKernel(CUfunction function, unsigned int gridX, unsign
 CUDA_API CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
 CUDA_API CUresult cuStreamSynchronize(CUstream stream);
 CUDA_API CUresult cuStreamDestroy_v2(CUstream stream);
+CUDA_API CUresult cuStreamQuery(CUstream stream);
+CUDA_API CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
+CUDA_API CUresult cuStreamEndCapture(CUstream stream, void **graph);
+CUDA_API CUresult cuStreamIsCapturing(CUstream stream, int *status);
+CUDA_API CUresult cuStreamIsCapturing_ptsz(CUstream stream, int *status);
+CUDA_API CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value,
+                                          unsigned int flags);
+CUDA_API CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value,
+                                         unsigned int flags);
+CUDA_API CUresult cuStreamWriteValue64_v2_ptsz(CUstream stream, CUdeviceptr address, uint64_t value,
+                                               unsigned int flags);
+CUDA_API CUresult cuStreamWaitValue64_v2_ptsz(CUstream stream, CUdeviceptr address, uint64_t value,
+                                              unsigned int flags);
+CUDA_API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags);
+CUDA_API CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned int flags);
+CUDA_API CUresult cuEventCreate(CUevent *event, unsigned int flags);
+CUDA_API CUresult cuEventDestroy_v2(CUevent event);
+CUDA_API CUresult cuEventRecord(CUevent event, CUstream stream);
+CUDA_API CUresult cuEventRecord_ptsz(CUevent event, CUstream stream);
+CUDA_API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags);
+CUDA_API CUresult cuEventQuery(CUevent event);
+CUDA_API CUresult cuEventSynchronize(CUevent event);
+CUDA_API CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to);
+CUDA_API CUresult cuGraphAddEventRecordNode(void **node, void *graph, const void *before, size_t count,
+                                            CUevent event);
 
 CUDA_API CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state);
 CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid);

@@ -86,6 +86,7 @@ CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice device)
 
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
+	struct config config;
 	CUresult r = enter_for(device, value);
 	if (r)
 		return r;
@@ -94,6 +95,10 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
 	case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
 		*value = 1;
+		break;
+	case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
+		config_load(&config);
+		*value = !config.no_words;
 		break;
 	case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
 		*value = process.gpu[device].minor + 1;

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Ways to share memory and events of which nothing is here but that they were used: each call succeeds in a context, and
+// Ways to share memory of which nothing is here but that they were used: each call succeeds in a context, and
 // what it returns can be used for nothing. A restore after a checkpoint of such a process fails, as ipc.c's: so it is
 // taken to be, and was not measured.
 
@@ -38,18 +38,6 @@ static CUresult share(void *result, size_t bytes)
 	memset(result, 0, bytes);
 	memcpy(result, &object, bytes < sizeof object ? bytes : sizeof object);
 	return gate_leave(foreign_share());
-}
-
-CUresult cuIpcGetEventHandle(CUipcMemHandle *handle, void *event)
-{
-	(void)event;
-	return share(handle, sizeof *handle);
-}
-
-CUresult cuIpcOpenEventHandle(void **event, CUipcMemHandle handle)
-{
-	(void)handle;
-	return share(event, sizeof *event);
 }
 
 CUresult cuMemPoolExportToShareableHandle(void *shareable, void *pool, int type, uint64_t flags)

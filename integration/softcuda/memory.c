@@ -398,6 +398,16 @@ static CUresult enter_context(CUcontext *context)
 	return *context ? CUDA_SUCCESS : gate_leave(CUDA_ERROR_INVALID_CONTEXT);
 }
 
+// enter_copy is enter_context for work that comes after what streams have.
+static CUresult enter_copy(CUcontext *context)
+{
+	CUresult r = enter_context(context);
+
+	if (!r)
+		streams_settle(0);
+	return r;
+}
+
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
 	CUcontext c;
@@ -543,7 +553,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 {
 	CUcontext c;
-	CUresult r = enter_context(&c);
+	CUresult r = enter_copy(&c);
 	if (r)
 		return r;
 	void *at = memory_at(to, bytes);
@@ -556,7 +566,7 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 {
 	CUcontext c;
-	CUresult r = enter_context(&c);
+	CUresult r = enter_copy(&c);
 	if (r)
 		return r;
 	void *at = memory_at(from, bytes);
@@ -586,7 +596,7 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
 	CUcontext c;
-	CUresult r = enter_context(&c);
+	CUresult r = enter_copy(&c);
 	if (r)
 		return r;
 	(void)stream;
@@ -621,7 +631,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr a
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes)
 {
 	CUcontext c;
-	CUresult r = enter_context(&c);
+	CUresult r = enter_copy(&c);
 	if (r)
 		return r;
 	void *at = memory_at(to, bytes);

@@ -160,5 +160,6 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int gridX, unsigned int gr
 		return gate_leave(CUDA_ERROR_INVALID_CONTEXT);
 	if (!function || !params || extra || !gridX || !gridY || !gridZ || !blockX || !blockY || !blockZ)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	streams_settle(0);
 	return gate_leave(((const struct kernel *)function)->run(params, gridX));
 }

@@ -42,6 +42,7 @@ struct config {
 	struct gpu gpu[MAX_GPUS];
 	bool nvml_alone;   // NVML does not have libcuda serve its process
 	bool mute;         // the kernel module does not tell whose memory a process has mapped
+	bool no_words;     // the GPUs do not wait for words of memory, or write them
 	unsigned timer_ms; // 0: no such thread (timer.c)
 	unsigned delay_ms[STEPS];
 	unsigned init_delay_ms, context_delay_ms; // that cuInit takes longer with its nodes open, and a new context
@@ -251,6 +252,10 @@ void timer_forget(CUdeviceptr address);
 // foreign_share notes that the process shares something otherwise than by ipc.c and vmm.c.
 CUresult foreign_share(void);
 bool foreign_shared(void);
+
+// streams.c
+// streams_settle waits until no work is pending: what a stream waits for is there. false: not in time; 0 waits for ever.
+bool streams_settle(unsigned timeout_ms);
 
 // events.c: a thread that every lock needs, from the first context on
 CUresult events_start(void);

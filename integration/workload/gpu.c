@@ -37,6 +37,12 @@
 	X(MemImport, cuMemImportFromShareableHandle)                \
 	X(IpcGetMemHandle, cuIpcGetMemHandle)                       \
 	X(IpcOpenMemHandle, cuIpcOpenMemHandle_v2)                  \
+	X(IpcGetEventHandle, cuIpcGetEventHandle)                   \
+	X(IpcOpenEventHandle, cuIpcOpenEventHandle)                 \
+	X(EventCreate, cuEventCreate)                               \
+	X(EventRecord, cuEventRecord)                               \
+	X(EventDestroy, cuEventDestroy_v2)                          \
+	X(StreamWaitEvent, cuStreamWaitEvent)                       \
 	X(MemcpyHtoD, cuMemcpyHtoD_v2)                              \
 	X(MemcpyDtoH, cuMemcpyDtoH_v2)                              \
 	X(ModuleLoadData, cuModuleLoadData)                         \
@@ -175,6 +181,38 @@ CUdeviceptr gpu_import(CUipcMemHandle handle)
 	CUdeviceptr p;
 	CHECK(IpcOpenMemHandle(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
 	return p;
+}
+
+CUevent gpu_event(CUipcMemHandle *handle)
+{
+	CUevent e;
+
+	CHECK(EventCreate(&e, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS));
+	gpu_record(e);
+	CHECK(IpcGetEventHandle(handle, e));
+	return e;
+}
+
+CUevent gpu_open_event(CUipcMemHandle handle)
+{
+	CUevent e;
+	CHECK(IpcOpenEventHandle(&e, handle));
+	return e;
+}
+
+void gpu_record(CUevent event)
+{
+	CHECK(EventRecord(event, NULL));
+}
+
+void gpu_wait_for(CUevent event)
+{
+	CHECK(StreamWaitEvent(NULL, event, 0));
+}
+
+void gpu_end_event(CUevent event)
+{
+	CHECK(EventDestroy(event));
 }
 
 static CUmemGenericAllocationHandle mapped; // the last

@@ -10,9 +10,14 @@
 // With --share handle "drop" gives the memory back, in each of the two, and "remake" has it again at the same
 // address: new in the first, with the value 1000, and imported once more in the second.
 //
+// With --share events it is as large, and the two take turns all the time: each has its GPU wait for the other one's
+// event, checks and adds to a word of the memory, and records its own event. The handle of a new event goes with each
+// eighth turn. "turns" is answered with their number, and how many words were wrong.
+//
 // With --procs 1 there is no second process: memory that is exported, and nobody imports.
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -20,6 +25,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "gpu.h"
@@ -36,6 +42,8 @@ static struct {
 	size_t bytes;
 	int ordinal;
 	int first, second; // sockets: of the first process, and of the second
+	CUdeviceptr turn;  // the word of the turns, after the pattern
+	uint64_t turns, wrong;
 } shared;
 
 static void run_pattern_kernel(CUfunction kernel)
@@ -74,6 +82,71 @@ static void remake(void)
 	close(fd);
 }
 
+// turn has the memory for one turn, after another's event and before one of its own.
+static void turn(CUevent theirs, CUevent mine)
+{
+	void *params[] = {&shared.turn};
+
+	gpu_wait_for(theirs);
+	uint64_t before = gpu_read(shared.turn);
+	gpu_launch(shared.gpu.increment, 1, 1, params);
+	gpu_record(mine);
+	// Both count: the other one has had each second turn.
+	uint64_t want = 2 * __atomic_load_n(&shared.turns, __ATOMIC_SEQ_CST) + (shared.first < 0);
+	if (before != want)
+		__atomic_add_fetch(&shared.wrong, 1, __ATOMIC_SEQ_CST);
+	__atomic_add_fetch(&shared.turns, 1, __ATOMIC_SEQ_CST);
+}
+
+enum { FRESH = 8, TURN_NS = 5000000 };
+
+// hear waits for a message of the other process's, and reports whether that lives.
+static bool hear(int s, CUipcMemHandle *handle)
+{
+	return recv(s, handle, sizeof *handle, MSG_WAITALL) == sizeof *handle;
+}
+
+static bool tell(int s, const CUipcMemHandle *handle)
+{
+	return send(s, handle, sizeof *handle, MSG_NOSIGNAL) == sizeof *handle;
+}
+
+// take_turns hands the memory over and has it back, until the other process ends. A message without a handle has bytes of 0.
+static void *take_turns(void *unused)
+{
+	static const CUipcMemHandle none;
+	const struct timespec nap = {.tv_nsec = TURN_NS};
+	int s = shared.first >= 0 ? shared.first : shared.second;
+	CUipcMemHandle handle;
+	CUevent theirs, mine;
+
+	(void)unused;
+	gpu_use(&shared.gpu);
+	mine = gpu_event(&handle);
+	if (!tell(s, &handle) || !hear(s, &handle))
+		return NULL;
+	theirs = gpu_open_event(handle);
+	for (uint64_t n = 0;; n++) {
+		if (n || shared.first < 0) {
+			if (!hear(s, &handle))
+				return NULL;
+			if (memcmp(&handle, &none, sizeof none)) {
+				gpu_end_event(theirs);
+				theirs = gpu_open_event(handle);
+			}
+		}
+		turn(theirs, mine);
+		nanosleep(&nap, NULL);
+		handle = none;
+		if (n % FRESH == FRESH - 1) { // the other one waits for it, and not for the last one
+			gpu_end_event(mine);
+			mine = gpu_event(&handle);
+		}
+		if (!tell(s, &handle))
+			return NULL;
+	}
+}
+
 static void answer(void *unused, const char *request, char *reply)
 {
 	(void)unused;
@@ -85,6 +158,8 @@ static void answer(void *unused, const char *request, char *reply)
 		snprintf(reply, UDP_TEXT, "%d", getpid());
 	else if (!strcmp(request, "drop") || !strcmp(request, "remake"))
 		snprintf(reply, UDP_TEXT, "done");
+	else if (!strcmp(request, "turns"))
+		snprintf(reply, UDP_TEXT, "turns=%" PRIu64 " wrong=%" PRIu64, __atomic_load_n(&shared.turns, __ATOMIC_SEQ_CST), __atomic_load_n(&shared.wrong, __ATOMIC_SEQ_CST));
 	else if (!strcmp(request, "verify") && shared.words)
 		snprintf(reply, UDP_TEXT, "bad=%" PRIu64, verify());
 	else
@@ -136,7 +211,8 @@ void run_ipc(const struct options *o)
 {
 	bool host = !strcmp(o->share, "host"), by_handle = host || !strncmp(o->share, "handle", strlen("handle"));
 	CUipcMemHandle handle = {{0}};
-	bool filled = !strcmp(o->share, "large") || !strcmp(o->share, "handles");
+	bool turns = !strcmp(o->share, "events"), filled = turns || !strcmp(o->share, "large") || !strcmp(o->share, "handles");
+	pthread_t thread;
 	size_t bytes = filled ? o->bytes : by_handle ? BYTES : SMALL;
 	int pair[2], fd = -1;
 
@@ -151,6 +227,7 @@ void run_ipc(const struct options *o)
 		shared.gpu = gpu_open(o->gpu);
 		shared.counter = host ? gpu_create_host(o->gpu, BYTES, &fd) : by_handle ? gpu_create(o->gpu, bytes, &fd) : gpu_alloc(bytes);
 		gpu_write(shared.counter, o->start);
+		gpu_write(shared.counter + bytes - sizeof(uint64_t), 0);
 		if (!by_handle)
 			handle = gpu_export(shared.counter);
 		if (o->procs > 1)
@@ -166,7 +243,8 @@ void run_ipc(const struct options *o)
 	}
 	shared.bytes = bytes;
 	if (filled) {
-		shared.words = bytes / sizeof(uint64_t) - 1;
+		shared.words = bytes / sizeof(uint64_t) - 2;
+		shared.turn = shared.counter + bytes - sizeof(uint64_t);
 		shared.bad = gpu_alloc(sizeof(uint64_t));
 		if (pid)
 			run_pattern_kernel(shared.gpu.fill);
@@ -176,7 +254,9 @@ void run_ipc(const struct options *o)
 	shared.first = pid ? pair[1] : -1;
 	shared.second = pair[0];
 	for (int i = 0; i < 2; i++)
-		if (!by_handle || host || o->procs == 1 || i == !pid)
+		if ((!by_handle && !turns) || host || o->procs == 1 || i == !pid)
 			close(pair[i]);
+	if (turns && pthread_create(&thread, NULL, take_turns, NULL))
+		fail("gpuwork: start a thread");
 	udp_serve(s, answer, NULL);
 }

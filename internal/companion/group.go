@@ -62,7 +62,7 @@ func Threads(procs cuda.Group) (tids []int) {
 }
 
 // Parked are processes whose calls of the driver wait at their companions' gates, and of which the
-// companions can save GPU memory, or GPUs' access to each other's memory.
+// companions can save GPU memory, or GPUs' access to each other's memory, or that others can ask for what they share.
 type Parked struct {
 	Procs  cuda.Group
 	Bytes  uint64       // of GPU memory that they can save
@@ -76,8 +76,8 @@ type Parked struct {
 	refusal error // it cannot be
 }
 
-// Park closes the gates of the processes' companions, and returns those that have something to save;
-// nil for none. Half of timeout is for the programs' calls and GPU work to end: the rest is left to those
+// Park closes the gates of the processes' companions, and returns those that have something to save or to
+// share; nil for none. Half of timeout is for the programs' calls and GPU work to end: the rest is left to those
 // who lock them if they wait for each other. If none has anything, and on an error, all companions are
 // open again, unless the error says that one could not be opened. What the processes share is taken down;
 // if it cannot be, a Parked is returned with the error, and it has a Refusal. The processes must not be frozen.
@@ -104,7 +104,8 @@ func park(ctx context.Context, procs cuda.Group, all []*Companion, timeout time.
 	p := new(Parked)
 	for i, c := range all {
 		at := slices.IndexFunc(procs, func(q cuda.Process) bool { return q.PID.Host == c.PID })
-		if bytes := parked[i].bytes; bytes > 0 || parked[i].peers > 0 {
+		// One that shares events alone has nothing to save, and must be parked all the same.
+		if bytes := parked[i].bytes; bytes > 0 || parked[i].peers > 0 || parked[i].sharing&exports != 0 {
 			p.Procs, p.all, p.bytes = append(p.Procs, procs[at]), append(p.all, c), append(p.bytes, bytes)
 			p.Bytes += bytes
 		}

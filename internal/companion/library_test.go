@@ -39,6 +39,7 @@ func build(t *testing.T) (dir string) {
 		{"make", "-s", "-C", "../../integration/workload", "OUT=" + dir, "all"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "direct"), "../../companion/test.c", "-ldl"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "manages"), "../../companion/managedtest.c", "-ldl", "-pthread"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "happens"), "../../companion/eventstest.c", "-ldl"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "keeps"), "../../companion/keeptest.c", "-ldl"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "gates"), "../../companion/gatetest.c", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "copies"), "../../companion/copytest.c", "-pthread"},
@@ -72,6 +73,7 @@ func TestLibrary(t *testing.T) {
 	dir := build(t)
 	t.Run("program", func(t *testing.T) { program(t, dir) })
 	t.Run("managed memory", func(t *testing.T) { managed(t, dir) })
+	t.Run("events", func(t *testing.T) { events(t, dir) })
 	t.Run("passes through", func(t *testing.T) { passesThrough(t, dir) })
 	for _, name := range []string{"copies", "gates"} {
 		t.Run(name, func(t *testing.T) {
@@ -94,11 +96,27 @@ func managed(t *testing.T, dir string) {
 	if out, err := preloaded(dir, filepath.Join(dir, "manages"), "GPUCKPT_COMPANION=off"); err != nil || out != off {
 		t.Errorf("off: %v: %s", err, out)
 	}
+	conforms(t, dir, "managed")
+}
+
+// conforms runs a test of the software GPU's with the companion.
+func conforms(t *testing.T, dir, test string) {
+	t.Helper()
 	cmd := command(dir, filepath.Join(dir, "conform"))
-	cmd.Args = append(cmd.Args, filepath.Join(dir, "gpuwork"), "managed")
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "ok    managed") {
+	cmd.Args = append(cmd.Args, filepath.Join(dir, "gpuwork"), test)
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "ok    "+test) {
 		t.Errorf("%v: %s", err, out)
 	}
+}
+
+// Events for other processes are as the driver's, but that they are no part of a graph.
+func events(t *testing.T, dir string) {
+	t.Helper()
+	const graph = "gpuckpt companion: an event that processes can share cannot be part of a graph, or of another context's work, here: start the program without dev.gpuckpt.companion\n"
+	if out, err := preloaded(dir, filepath.Join(dir, "happens")); err != nil || out != graph {
+		t.Errorf("%v: %s", err, out)
+	}
+	conforms(t, dir, "events")
 }
 
 // What a program sees of the driver with its companion. It says so on stderr, once, where it refuses.

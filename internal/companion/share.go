@@ -24,8 +24,8 @@ var errElsewhere = errors.New("GPU memory is shared with a process outside of th
 type sharing uint32
 
 const (
-	imports sharing = 1 << iota // it has memory of another process's mapped
-	exports                     // other processes can ask for its memory
+	imports sharing = 1 << iota // it has memory or events of another process's mapped
+	exports                     // other processes can ask for its memory and events
 	apart                       // the one or the other is taken down
 	unknown                     // it shares in a way that its companion does not bring back
 	hosts                       // it has host memory of cuMemCreate
@@ -41,7 +41,7 @@ func takeDown(ctx context.Context, all []*Companion) (shared bool, err error) {
 			return shared, err
 		}
 		if now.sharing&unknown != 0 {
-			return true, fmt.Errorf("process %d shares GPU memory or events in a way that its companion does not bring back: events of CUDA IPC, pools, fabric handles, multicast, or external memory", c.PID)
+			return true, fmt.Errorf("process %d shares GPU memory or events in a way that its companion does not bring back: pools, fabric handles, multicast, external memory, or events of CUDA IPC that the driver has made", c.PID)
 		}
 		if now.sharing&hosts != 0 {
 			return true, fmt.Errorf("process %d has host memory of the driver (cuMemCreate), which the driver does not restore: set NCCL_CUMEM_HOST_ENABLE=0 for NCCL", c.PID)

@@ -23,8 +23,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
-// ways are CUDA IPC of cuMemAlloc, and a descriptor of cuMemCreate.
-var ways = []string{"large", "handles"}
+// ways are CUDA IPC of cuMemAlloc, a descriptor of cuMemCreate, and the first with events.
+var ways = []string{"large", "handles", "events"}
 
 // rank is one of two processes that share GPU memory by their companions.
 type rank struct {
@@ -34,6 +34,14 @@ type rank struct {
 }
 
 func (r rank) says(request, want string) {
+	r.t.Helper()
+	if got := r.asked(request); want != "" && got != want {
+		r.t.Fatalf("%q: %q, want %q", request, got, want)
+	}
+}
+
+// asked returns what it answers.
+func (r rank) asked(request string) string {
 	r.t.Helper()
 	buf := make([]byte, 2048)
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
@@ -46,10 +54,10 @@ func (r rank) says(request, want string) {
 		if err != nil && time.Since(began) < 10*time.Second {
 			continue // it is not there yet
 		}
-		if got := strings.TrimRight(string(buf[:n]), "\x00\n"); err != nil || (want != "" && got != want) {
-			r.t.Fatalf("%q: %q, want %q: %v", request, got, want, err)
+		if err != nil {
+			r.t.Fatalf("%q: %v", request, err)
 		}
-		return
+		return strings.TrimRight(string(buf[:n]), "\x00\n")
 	}
 }
 
@@ -69,6 +77,37 @@ func (r rank) imported() bool {
 		}
 	}
 	return false
+}
+
+// maps reports whether the rank has a file mapped whose name has a text in it.
+func (r rank) maps(text string) bool {
+	r.t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", r.pid))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return strings.Contains(string(maps), text)
+}
+
+// takesTurns waits until the rank has had some turns more with the other one's events, all of them right. Every eighth
+// has a new event.
+func (r rank) takesTurns() {
+	r.t.Helper()
+	first := r.turns()
+	for began := time.Now(); r.turns() < first+20; time.Sleep(time.Millisecond) {
+		if time.Since(began) > 10*time.Second {
+			r.t.Fatal("the two take no turns any more")
+		}
+	}
+}
+
+func (r rank) turns() (n int) {
+	r.t.Helper()
+	wrong := 0
+	if _, err := fmt.Sscanf(r.asked("turns"), "turns=%d wrong=%d", &n, &wrong); err != nil || wrong != 0 {
+		r.t.Fatalf("%d of %d turns are wrong: %v", wrong, n, err)
+	}
+	return n
 }
 
 // pair starts two processes of which the second has memory of the first one mapped.
@@ -157,6 +196,7 @@ func testShared(t *testing.T, way string) {
 	exporter, importer := pair(t, build(t), way)
 	importer.says("verify", "bad=0")
 	both := cuda.Group{exporter.process(), importer.process()}
+	exporters := map[bool]int{false: 1, true: 2}[way == "events"] // each has an event for the other one
 	next := 103
 	count := func() {
 		t.Helper()
@@ -168,7 +208,7 @@ func testShared(t *testing.T, way string) {
 	}
 	for _, save := range []bool{false, true, true} {
 		p, err := Park(t.Context(), both, time.Minute)
-		if err != nil || p.Refusal() != nil || p.Bytes != 8<<20 || len(p.all) != 1 {
+		if err != nil || p.Refusal() != nil || p.Bytes != 8<<20 || len(p.all) != exporters {
 			t.Fatalf("parked %+v: %v", p, err)
 		}
 		if importer.imported() {
@@ -182,8 +222,13 @@ func testShared(t *testing.T, way string) {
 			t.Error("memory that is shared was left to the driver")
 		}
 		if save {
-			if _, err := p.all[0].ask(t.Context(), "save", askSave, 0, time.Minute); err != nil {
+			if err := step(t.Context(), p.all, "save", askSave); err != nil {
 				t.Fatal(err)
+			}
+		}
+		for _, r := range []rank{exporter, importer} {
+			if r.maps("gpuckpt-events") || r.maps("cuda.shm.") {
+				t.Error("something of an event is mapped still")
 			}
 		}
 		if err := Open(t.Context(), both); err != nil {
@@ -191,6 +236,12 @@ func testShared(t *testing.T, way string) {
 		}
 		if !importer.imported() {
 			t.Error("the memory is not mapped again")
+		}
+		if way == "events" {
+			exporter.takesTurns()
+			if !exporter.maps("gpuckpt-events") || exporter.maps("cuda.shm.") {
+				t.Error("the events are not the companion's")
+			}
 		}
 		count()
 	}
@@ -332,7 +383,9 @@ func testSharedWithTheDead(t *testing.T, way string) {
 		if err := openAll(context.Background(), []*Companion{c}, nil); err != nil {
 			t.Error(err)
 		}
-		importer.says("pid", strconv.Itoa(importer.pid))
+		if way != "events" { // whose next turn fails
+			importer.says("pid", strconv.Itoa(importer.pid))
+		}
 	})
 }
 

@@ -102,10 +102,13 @@ void test_kept(void);
 void test_moved(void);
 void test_interrupted(void);
 void test_managed(void);
+void test_events(void);
 
 // kept_program is what test_kept and test_moved checkpoint, kept_mover what test_moved runs meanwhile; s is a socket
 // to that.
 __attribute__((noreturn)) void kept_program(int s);
 __attribute__((noreturn)) void kept_mover(int s);
+// events_program is each of the two that test_events tells what to do, by a socket.
+__attribute__((noreturn)) void events_program(int s);
 
 #endif

@@ -153,6 +153,7 @@ int main(int argc, char **argv)
 		{"ranks", test_ranks, false},           {"shared", test_shared, false},
 		{"kept", test_kept, false},             {"moved", test_moved, false},
 		{"interrupted", test_interrupted, false}, {"managed", test_managed, false},
+		{"events", test_events, false},
 	};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -165,6 +166,8 @@ int main(int argc, char **argv)
 		kept_program(atoi(argv[2]));
 	if (argc == 3 && !strcmp(argv[1], "--mover"))
 		kept_mover(atoi(argv[2]));
+	if (argc == 3 && !strcmp(argv[1], "--events"))
+		events_program(atoi(argv[2]));
 	if (argc > 2 && !strcmp(argv[1], "--real")) {
 		setenv("CONFORM_REAL", "1", 1);
 		real_driver = true;
