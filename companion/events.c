@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 enum { BLOCKING_SYNC = 1, DISABLE_TIMING = 2, INTERPROCESS = 4 }; // CU_EVENT_*
+enum { RELAXED = 2 };             // CU_STREAM_CAPTURE_MODE_RELAXED
 enum { EXTERNAL = 1 };            // CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 enum { NON_BLOCKING = 1 };        // CU_STREAM_NON_BLOCKING
 enum { PORTABLE_DEVICEMAP = 3 };  // CU_MEMHOSTREGISTER_PORTABLE and _DEVICEMAP
@@ -109,6 +110,7 @@ static struct {
 	CUresult (*DevicePointer)(CUdeviceptr *, void *, unsigned);
 	CUresult (*StreamCreate)(CUstream *, unsigned);
 	CUresult (*StreamDestroy)(CUstream);
+	CUresult (*ExchangeCaptureMode)(int *);
 } cu;
 
 // Those of a stream, by what a stream of 0 is: the legacy one, or the thread's.
@@ -135,6 +137,7 @@ static const struct {
 	{"cuDeviceGetAttribute", &cu.Attribute, true}, {"cuMemHostRegister_v2", &cu.Register, true},
 	{"cuMemHostUnregister", &cu.Unregister, true}, {"cuMemHostGetDevicePointer_v2", &cu.DevicePointer, true},
 	{"cuStreamCreate", &cu.StreamCreate, true}, {"cuStreamDestroy_v2", &cu.StreamDestroy, true},
+	{"cuThreadExchangeStreamCaptureMode", &cu.ExchangeCaptureMode, false},
 	{"cuEventRecord", &legacy.Record, true}, {"cuEventRecordWithFlags", &legacy.RecordWithFlags, false},
 	{"cuStreamWaitEvent", &legacy.Wait, true}, {"cuStreamIsCapturing", &legacy.IsCapturing, true},
 	{"cuStreamWriteValue64_v2", &legacy.WriteValue, true}, {"cuStreamWaitValue64_v2", &legacy.WaitValue, true},
@@ -239,11 +242,18 @@ static bool hand_out(const struct event *e, CUevent *number)
 	return true;
 }
 
-// forget ends an event whose plain one is gone. The mutex is held.
-static void forget(struct event *e, uint32_t i)
+// leave_slot has an event not shared any more. The mutex is held.
+static void leave_slot(struct event *e)
 {
 	if (e->page == &own && own.words && own.words->slot[e->slot].owner == e->owner)
 		__atomic_store_n(&own.words->slot[e->slot].owner, 0, __ATOMIC_SEQ_CST);
+	e->page = NULL;
+}
+
+// forget ends an event whose plain one is gone. The mutex is held.
+static void forget(struct event *e, uint32_t i)
+{
+	leave_slot(e);
 	*e = (struct event){.used = false};
 	unused[unused_count++] = i;
 }
@@ -304,21 +314,33 @@ static struct slot *slot_of(const struct event *e)
 	return s && load(&s->owner) == e->owner ? s : NULL;
 }
 
+// change_mode returns how this thread's calls bear with captures before, in any thread: RELAXED is for calls that no
+// program makes, and that would end a capture.
+static int change_mode(int mode)
+{
+	if (cu.ExchangeCaptureMode)
+		cu.ExchangeCaptureMode(&mode);
+	return mode;
+}
+
 // device_of returns where the GPUs have the words.
 static CUresult device_of(struct page *p, CUdeviceptr *device)
 {
+	static pthread_mutex_t registering = PTHREAD_MUTEX_INITIALIZER; // others may be asked for the words meanwhile
 	CUcontext c = NULL;
 	CUresult r = CUDA_SUCCESS;
 
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&registering);
 	if (!p->context && !(r = cu.CtxGetCurrent(&c))) {
+		int mode = change_mode(RELAXED);
 		r = cu.Register(p->words, sizeof *p->words, PORTABLE_DEVICEMAP);
 		if (!r || r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) // as of a context that has ended
 			r = cu.DevicePointer(&p->device, p->words, 0);
 		p->context = r ? NULL : c;
+		change_mode(mode);
 	}
 	*device = p->device;
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&registering);
 	return r;
 }
 
@@ -356,7 +378,7 @@ static bool is_capturing(CUstream stream, const struct calls *calls)
 	return calls->IsCapturing && !calls->IsCapturing(stream, &status) && status;
 }
 
-// What a graph does with an event is not known when it is launched: other processes would not see its records.
+// A graph would have one number for all its launches.
 static CUresult in_graph(void)
 {
 	companion_say("an event that processes can share cannot be part of a graph, or of another context's work, here: start the program without dev.gpuckpt.companion");
@@ -538,8 +560,8 @@ static bool slot_for(struct event *e)
 	return false;
 }
 
-// share_record has the words say what was recorded before the event had a slot.
-static CUresult share_record(struct event *e)
+// tell_what_was has the words say what was recorded before the event had a slot.
+static CUresult tell_what_was(struct event *e)
 {
 	CUcontext before = NULL;
 	CUstream stream;
@@ -561,15 +583,21 @@ static CUresult share_record(struct event *e)
 
 static CUresult share_event(struct event *e)
 {
-	CUresult r = CUDA_SUCCESS;
-
 	pthread_mutex_lock(&mutex);
 	bool shared = e->page, can = shared || ((own.words || make_words()) && slot_for(e));
 	exports |= can;
 	pthread_mutex_unlock(&mutex);
-	if (!can)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return shared ? r : share_record(e);
+	if (!can || shared)
+		return can ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	int mode = change_mode(RELAXED);
+	CUresult r = tell_what_was(e);
+	change_mode(mode);
+	if (r) {
+		pthread_mutex_lock(&mutex);
+		leave_slot(e);
+		pthread_mutex_unlock(&mutex);
+	}
+	return r;
 }
 
 // An event's ticket has its slot and its owner where a block's has its sizes.

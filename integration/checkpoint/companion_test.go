@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -103,6 +104,60 @@ func TestCompanionShared(t *testing.T) {
 			both(r, 108)
 			r.MustRemove(t)
 		})
+	}
+}
+
+// Two processes that hand memory to each other all the time, by events of CUDA IPC that are new now and then: with the
+// companion they run on after a checkpoint, are restored, and are checkpointed and restored twice more. Without it they
+// are refused.
+func TestCompanionSharedEvents(t *testing.T) {
+	spec := withCompanion()
+	spec.Ports = 2
+	k := shared.Work(t, spec, "ipc", "--share", "events", "--bytes", "24M")
+	k.Expect(t, "count", "101")
+	takeTurns(t, k)
+	ref := takeCheckpoint(t, shared, k, "1")
+	takeTurns(t, k) // left running
+	bothCount(t, k, 102)
+	for i := range 3 {
+		next := 104 + 2*i
+		ref = takeCheckpoint(t, shared, k, strconv.Itoa(i+2))
+		k.MustRemove(t)
+		k = restore(t, shared, k.ID, ref, k.Port)
+		takeTurns(t, k)
+		bothCount(t, k, next)
+	}
+	k.MustRemove(t)
+
+	without := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc", "--share", "events", "--bytes", "24M")
+	without.Expect(t, "count", "101")
+	takeTurns(t, without)
+	harness.Says(t, checkpointTask(t, shared, without, t.TempDir()), "shares GPU memory")
+	takeTurns(t, without)
+	without.MustRemove(t)
+}
+
+// takeTurns waits until two processes have handed their memory to each other some times more, each time rightly.
+func takeTurns(t *testing.T, k *harness.Container) {
+	t.Helper()
+	for _, p := range []*harness.Container{k, k.Process(1)} {
+		first := -1
+		for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+			n, wrong := 0, 0
+			reply := p.Answer(t, "turns")
+			if _, err := fmt.Sscanf(reply, "turns=%d wrong=%d", &n, &wrong); err != nil || wrong != 0 {
+				t.Fatalf("%q: %v", reply, err)
+			}
+			if first < 0 {
+				first = n
+			}
+			if n >= first+20 {
+				break
+			}
+			if time.Since(began) > 30*time.Second {
+				t.Fatal("they take no turns any more: ", reply)
+			}
+		}
 	}
 }
 

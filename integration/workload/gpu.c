@@ -196,7 +196,11 @@ CUevent gpu_event(CUipcMemHandle *handle)
 CUevent gpu_open_event(CUipcMemHandle handle)
 {
 	CUevent e;
-	CHECK(IpcOpenEventHandle(&e, handle));
+	CUresult r = cu.IpcOpenEventHandle(&e, handle);
+
+	if (r == CUDA_ERROR_INVALID_HANDLE)
+		return NULL;
+	check(r, "IpcOpenEventHandle");
 	return e;
 }
 

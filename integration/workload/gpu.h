@@ -37,8 +37,8 @@ CUdeviceptr gpu_register(void *memory, size_t bytes);
 // gpu_export lets other processes map device memory; gpu_import maps another process's.
 CUipcMemHandle gpu_export(CUdeviceptr address);
 CUdeviceptr gpu_import(CUipcMemHandle handle);
-// gpu_event makes an event for other processes, and records it; gpu_open_event has another process's. Both are of the
-// GPU in use, whose work waits for an event with gpu_wait_for.
+// gpu_event makes an event for other processes, and records it; gpu_open_event has another process's, NULL if
+// that has ended. Both are of the GPU in use, whose work waits for an event with gpu_wait_for.
 CUevent gpu_event(CUipcMemHandle *handle);
 CUevent gpu_open_event(CUipcMemHandle handle);
 void gpu_record(CUevent event);

@@ -123,16 +123,16 @@ static void *take_turns(void *unused)
 	(void)unused;
 	gpu_use(&shared.gpu);
 	mine = gpu_event(&handle);
-	if (!tell(s, &handle) || !hear(s, &handle))
+	if (!tell(s, &handle) || !hear(s, &handle) || !(theirs = gpu_open_event(handle)))
 		return NULL;
-	theirs = gpu_open_event(handle);
 	for (uint64_t n = 0;; n++) {
 		if (n || shared.first < 0) {
 			if (!hear(s, &handle))
 				return NULL;
 			if (memcmp(&handle, &none, sizeof none)) {
 				gpu_end_event(theirs);
-				theirs = gpu_open_event(handle);
+				if (!(theirs = gpu_open_event(handle)))
+					return NULL;
 			}
 		}
 		turn(theirs, mine);

@@ -134,7 +134,7 @@ func (p *Parked) LeaveToDriver(leave bool) error {
 		return nil
 	}
 	p.leave = leave
-	if leave && p.shared {
+	if leave && p.shared && p.Bytes > 0 {
 		return fmt.Errorf("the processes share GPU memory by their companions, which need room in memory for it: checkpoint to a directory in memory, or raise the limit: %w", errdefs.ErrFailedPrecondition)
 	}
 	return nil

@@ -17,8 +17,8 @@ import (
 // errGone says that memory of a process that has ended was shared with another one, which has lost it.
 var errGone = errors.New("the process that shared GPU memory with it has ended, and that memory is lost")
 
-// errElsewhere says that memory is shared with a process that is not parked with this one.
-var errElsewhere = errors.New("GPU memory is shared with a process outside of the container, or with one that has no companion, or its owner has freed it")
+// errElsewhere says that memory or an event is shared with a process that is not parked with this one.
+var errElsewhere = errors.New("GPU memory or an event is shared with a process outside of the container, or with one that has no companion, or its owner has freed it")
 
 // sharing is how a program shares GPU memory by its companion.
 type sharing uint32
@@ -61,10 +61,10 @@ func takeDown(ctx context.Context, all []*Companion) (shared bool, err error) {
 	}); err != nil {
 		return true, err
 	}
-	if err := step(ctx, all, "unmap the GPU memory that is shared with", askLeave); err != nil {
+	if err := step(ctx, all, "unmap the GPU memory and events that are shared with", askLeave); err != nil {
 		return true, err
 	}
-	return true, step(ctx, all, "end the sharing of GPU memory by", askRest)
+	return true, step(ctx, all, "end the sharing of GPU memory and events by", askRest)
 }
 
 // together undoes takeDown: exporters answer, and then importers have their memory again. Memory that is
@@ -81,13 +81,13 @@ func together(ctx context.Context, all []*Companion, strict bool, inAll func([]*
 		})
 	}
 	if err := apartThen(func(c *Companion) error {
-		_, err := c.ask(ctx, "share again the GPU memory of", askWake, 0, patience)
+		_, err := c.ask(ctx, "share again the GPU memory and events of", askWake, 0, patience)
 		return err
 	}); err != nil {
 		return err
 	}
 	return apartThen(func(c *Companion) error {
-		_, err := c.ask(ctx, "map the GPU memory that is shared with", askJoin, 0, patience)
+		_, err := c.ask(ctx, "map the GPU memory and events that are shared with", askJoin, 0, patience)
 		if errors.Is(err, errGone) && !strict {
 			log.G(ctx).WithError(err).Warn("shared GPU memory is lost")
 			return nil
@@ -109,11 +109,11 @@ func inAll(all []*Companion, do func(*Companion) error) error {
 	return err
 }
 
-// Refusal returns why the processes cannot be checkpointed because of memory that they share by their
-// companions, or nil. It can be called on nil.
+// Refusal returns why the processes cannot be checkpointed because of memory or events that they share by
+// their companions, or nil. It can be called on nil.
 func (p *Parked) Refusal() error {
 	if p == nil || p.refusal == nil {
 		return nil
 	}
-	return fmt.Errorf("the processes share GPU memory by their companions, and it cannot be taken down now: %w: %w", p.refusal, errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("the processes share GPU memory or events by their companions, and that cannot be taken down now: %w: %w", p.refusal, errdefs.ErrFailedPrecondition)
 }

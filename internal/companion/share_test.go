@@ -154,7 +154,11 @@ func starting(t *testing.T, dir, way string, env ...string) (exporter, importer 
 		t.Cleanup(func() { conn.Close() })
 		conns = append(conns, conn)
 	}
-	cmd := exec.Command(filepath.Join(dir, "gpuwork"), "ipc", "--share", way, "--bytes", "8M", "--port", strconv.Itoa(port))
+	bytes := "8M"
+	if alone := strings.TrimSuffix(way, " alone"); alone != way { // the memory is the driver's
+		way, bytes = alone, "1M"
+	}
+	cmd := exec.Command(filepath.Join(dir, "gpuwork"), "ipc", "--share", way, "--bytes", bytes, "--port", strconv.Itoa(port))
 	cmd.Env = append(os.Environ(), "LD_PRELOAD="+filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH="+dir, "SOFTCUDA_DEV="+dir)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
@@ -245,6 +249,31 @@ func testShared(t *testing.T, way string) {
 		}
 		count()
 	}
+}
+
+// Processes that share events, and no memory of their companions', are parked as well, until they go on.
+func TestSharedEventsAlone(t *testing.T) {
+	exporter, importer := pair(t, build(t), "events alone")
+	both := cuda.Group{exporter.process(), importer.process()}
+	for range 3 {
+		exporter.takesTurns()
+		p, err := Park(t.Context(), both, time.Minute)
+		if err != nil || p == nil || len(p.all) != 2 || p.Bytes != 0 {
+			t.Fatalf("parked %+v: %v", p, err)
+		}
+		if err := p.LeaveToDriver(true); err != nil { // there is nothing to leave
+			t.Error(err)
+		}
+		for _, r := range []rank{exporter, importer} {
+			if r.maps("gpuckpt-events") {
+				t.Error("words are mapped still")
+			}
+		}
+		if err := Open(t.Context(), both); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exporter.takesTurns()
 }
 
 // Whoever took the sharing down may die at each step: Open is the way back from there.
