@@ -294,14 +294,15 @@ static CUresult create(CUevent *number, unsigned flags)
 
 static CUresult destroy(CUevent number)
 {
-	struct event *e = event_of(number);
-
 	ready();
 	if (!MEANT(number))
 		return CALL(cu.Destroy, number);
+	struct event *e = event_of(number);
 	CUresult r = CALL(cu.Destroy, e->plain);
+	if (r)
+		return r;
 	pthread_mutex_lock(&mutex);
-	if (!r && e->used)
+	if (e->used)
 		forget(e, (uint32_t)(uintptr_t)number);
 	pthread_mutex_unlock(&mutex);
 	return r;
@@ -461,12 +462,12 @@ static CUresult look_at(struct event *e, struct slot *s, uint64_t n)
 
 static CUresult query(CUevent number)
 {
-	struct event *e = event_of(number);
 	struct slot *s;
 
 	ready();
 	if (!MEANT(number))
 		return CALL(cu.Query, number);
+	struct event *e = event_of(number);
 	uint64_t n = others(e, &s);
 	return n ? look_at(e, s, n) : CALL(cu.Query, e->plain);
 }
@@ -477,13 +478,13 @@ enum { SPINS = 1000, NAP_NS = 50000 };
 static CUresult synchronize(CUevent number)
 {
 	struct timespec nap = {.tv_nsec = NAP_NS};
-	struct event *e = event_of(number);
 	struct slot *s;
 	CUresult r;
 
 	ready();
 	if (!MEANT(number))
 		return CALL(cu.Synchronize, number);
+	struct event *e = event_of(number);
 	uint64_t n = others(e, &s);
 	if (!n)
 		return CALL(cu.Synchronize, e->plain);
@@ -605,7 +606,6 @@ static const char magic[4] = {'g', 'p', 'c', 'e'};
 
 static CUresult get_handle(void *handle, CUevent number)
 {
-	struct event *e = event_of(number);
 	struct ticket t = {.number = SHARE_EVENTS};
 	CUresult r;
 
@@ -616,6 +616,7 @@ static CUresult get_handle(void *handle, CUevent number)
 			block_lost(LOST_UNKNOWN);
 		return r;
 	}
+	struct event *e = event_of(number);
 	if (!handle || !e->used || (e->page && e->page != &own))
 		return handle ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
 	if (!share_ticket(&t)) {
