@@ -23,7 +23,7 @@ func TestSoftSharesMemory(t *testing.T) {
 	alone, unshared := start(t, dev, nil, "counter"), start(t, dev, nil, "ipc", "--share", "handle", "--procs", "1")
 	alone.counts(101)
 	unshared.counts(101)
-	for _, way := range []string{"ipc", "handle"} {
+	for way, bytes := range map[string]uint64{"ipc": 1 << 20, "handle": 2 << 20} {
 		t.Run(way, func(t *testing.T) {
 			exporter := start(t, dev, nil, "ipc", "--share", way, "--gpus", "2") // the importer is on the other GPU
 			exporter.counts(101)
@@ -39,7 +39,7 @@ func TestSoftSharesMemory(t *testing.T) {
 				"alone":                    {alone.pid, []int{0, 1}, 0},
 				"nobody imports":           {unshared.pid, []int{0, 1}, 0},
 				"exporter":                 {exporter.pid, []int{0, 1}, 0},
-				"importer":                 {importer, []int{0, 1}, 2 << 20},
+				"importer":                 {importer, []int{0, 1}, bytes},
 				"importer, the other GPU":  {importer, []int{1}, 0},
 				"importer, no GPU at all":  {importer, nil, 0},
 				"a process that has ended": {1 << 22, []int{0}, 0},

@@ -255,7 +255,7 @@ func TestCompanionManaged(t *testing.T) {
 // A companion without memory of its own does nothing, and a container without the annotation has none.
 func TestCompanionWithoutWork(t *testing.T) {
 	for name, spec := range map[string]harness.RunSpec{"small": withCompanion(), "none": {GPUs: []int{0}}} {
-		k := shared.Work(t, spec, "pattern", "--bytes", "3M", "--chunks", "1")
+		k := shared.Work(t, spec, "pattern", "--bytes", "1M", "--chunks", "1")
 		k.Expect(t, "verify", "bad=0")
 		ref := takeCheckpoint(t, shared, k, "without-work-"+name)
 		companionArea(t, ref, 1)
