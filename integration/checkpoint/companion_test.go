@@ -116,12 +116,12 @@ func TestCompanionSharedEvents(t *testing.T) {
 	k := shared.Work(t, spec, "ipc", "--share", "events", "--bytes", "24M")
 	k.Expect(t, "count", "101")
 	takeTurns(t, k)
-	ref := takeCheckpoint(t, shared, k, "1")
+	takeCheckpoint(t, shared, k, "1")
 	takeTurns(t, k) // left running
 	bothCount(t, k, 102)
 	for i := range 3 {
 		next := 104 + 2*i
-		ref = takeCheckpoint(t, shared, k, strconv.Itoa(i+2))
+		ref := takeCheckpoint(t, shared, k, strconv.Itoa(i+2))
 		k.MustRemove(t)
 		k = restore(t, shared, k.ID, ref, k.Port)
 		takeTurns(t, k)

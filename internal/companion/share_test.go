@@ -155,7 +155,7 @@ func starting(t *testing.T, dir, way string, env ...string) (exporter, importer 
 		conns = append(conns, conn)
 	}
 	bytes := "8M"
-	if alone := strings.TrimSuffix(way, " alone"); alone != way { // the memory is the driver's
+	if alone, is := strings.CutSuffix(way, " alone"); is { // the memory is the driver's
 		way, bytes = alone, "1M"
 	}
 	cmd := exec.Command(filepath.Join(dir, "gpuwork"), "ipc", "--share", way, "--bytes", bytes, "--port", strconv.Itoa(port))
