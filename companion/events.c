@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Events that processes share (CU_EVENT_INTERPROCESS). The driver's own leave traces in a process until it ends, and it
-// restores none. So the driver has none of them here. The program has a number of the companion's for an event, which
+// restores none. So, if the program's environment has GPUCKPT_COMPANION_EVENTS=on, the driver has none here. The program has a number of the companion's for an event, which
 // stands for
 //
 //	an ordinary event of the driver's  for what this process records, waits for and asks for
@@ -147,11 +147,13 @@ static const struct {
 	{"cuStreamWaitValue64_v2_ptsz", &per_thread.WaitValue, true},
 };
 
-static bool complete, looked; // the driver has what is needed; that was looked for
+static bool complete, looked; // events are asked for, and the driver has what they need; that was looked for
 
 static void look(void)
 {
-	bool all = true;
+	// By request of the program's environment, until it has run on a GPU.
+	const char *set = getenv("GPUCKPT_COMPANION_EVENTS");
+	bool all = set && !strcmp(set, "on");
 
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
 		void *f = companion_real(functions[i].name);

@@ -109,10 +109,11 @@ func TestCompanionShared(t *testing.T) {
 
 // Two processes that hand memory to each other all the time, by events of CUDA IPC that are new now and then: with the
 // companion they run on after a checkpoint, are restored, and are checkpointed and restored twice more. Without it they
-// are refused.
+// are refused, and with it if they do not ask for events.
 func TestCompanionSharedEvents(t *testing.T) {
 	spec := withCompanion()
 	spec.Ports = 2
+	spec.Env = []string{"GPUCKPT_COMPANION_EVENTS=on"}
 	k := shared.Work(t, spec, "ipc", "--share", "events", "--bytes", "24M")
 	k.Expect(t, "count", "101")
 	takeTurns(t, k)
@@ -129,12 +130,21 @@ func TestCompanionSharedEvents(t *testing.T) {
 	}
 	k.MustRemove(t)
 
-	without := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc", "--share", "events", "--bytes", "24M")
-	without.Expect(t, "count", "101")
-	takeTurns(t, without)
-	harness.Says(t, checkpointTask(t, shared, without, t.TempDir()), "shares GPU memory")
-	takeTurns(t, without)
-	without.MustRemove(t)
+	spec.Env = nil
+	for _, spec := range []harness.RunSpec{spec, {GPUs: []int{0}, Ports: 2}} {
+		without := shared.Work(t, spec, "ipc", "--share", "events", "--bytes", "24M")
+		without.Expect(t, "count", "101")
+		takeTurns(t, without)
+		if err := checkpointTask(t, shared, without, t.TempDir()); err == nil {
+			t.Fatal("a checkpoint with events of the driver's was accepted")
+		} else if spec.Annotations == nil {
+			harness.Says(t, err, "shares GPU memory")
+		} else {
+			harness.Says(t, err, "does not bring back", "GPUCKPT_COMPANION_EVENTS=on")
+		}
+		takeTurns(t, without)
+		without.MustRemove(t)
+	}
 }
 
 // takeTurns waits until two processes have handed their memory to each other some times more, each time rightly.

@@ -639,11 +639,15 @@ func withoutWords(t *testing.T) {
 // A program that shares what its companion does not bring back does so as without it, and is refused: also one that has no
 // memory of its companion's. It runs on with its memory.
 func TestForeign(t *testing.T) {
-	for _, kind := range []string{"event", "event-of-another", "pool", "pool-of-another", "external-memory", "external-semaphore", "multicast", "fabric", "host", "host-exported"} {
+	const notAskedFor = "-not-asked-for"
+	for _, kind := range []string{"event", "event" + notAskedFor, "event-of-another", "pool", "pool-of-another", "external-memory", "external-semaphore", "multicast", "fabric", "host", "host-exported"} {
 		for _, mib := range [][]int{{8}, nil} {
 			t.Run(fmt.Sprint(kind, mib), func(t *testing.T) {
-				if kind == "event" {
+				switch kind {
+				case "event":
 					withoutWords(t)
+				case "event" + notAskedFor:
+					t.Setenv("GPUCKPT_COMPANION_EVENTS", "")
 				}
 				k := keeping(t, mib...)
 				k.says("set 5", "ok")
@@ -653,7 +657,7 @@ func TestForeign(t *testing.T) {
 					t.Fatalf("%v before it shares: %v", p, err)
 				}
 				k.opens(p)
-				k.says("share "+kind, "ok")
+				k.says("share "+strings.TrimSuffix(kind, notAskedFor), "ok")
 				p, err = Park(t.Context(), self, time.Minute)
 				if err == nil || p.Refusal() == nil || !strings.Contains(err.Error(), map[bool]string{false: "does not bring back", true: "NCCL_CUMEM_HOST_ENABLE=0"}[strings.HasPrefix(kind, "host")]) {
 					t.Fatalf("parked: %v, %v", err, p.Refusal())
