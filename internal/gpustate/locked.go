@@ -20,6 +20,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
+	"github.com/gpuckpt/gpuckpt/internal/gpus"
 	"github.com/gpuckpt/gpuckpt/internal/helpers"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
@@ -294,7 +295,7 @@ func (l *locked) had() (had []cuda.GPU) {
 
 // seen returns the GPUs that the processes could open, used or not.
 func (l *locked) seen(request cdi.Request) (seen []cuda.GPU) {
-	had := uuidsOf(l.had())
+	had := gpus.UUIDs(l.had())
 	for _, d := range l.info.GPUs {
 		if request.Grants(cdi.GPU{Minor: d.Minor}) || slices.Contains(had, d.UUID) {
 			seen = append(seen, d)
