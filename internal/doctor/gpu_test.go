@@ -113,7 +113,7 @@ func TestFacts(t *testing.T) {
 	node := OfNode(GPUs{Info: cuda.Info{CUDAVersion: "13.0"}, Survey: cuda.Survey{DriverVersion: "580.1", Devices: []cuda.Device{
 		{GPU: cuda.GPU{Name: "H200", Memory: 10, Free: 9}}, {GPU: cuda.GPU{Name: "H100", Memory: 5, Free: 5}}, {GPU: cuda.GPU{Name: "L4", Memory: 3, Free: 3}, MIG: new(true)},
 	}}}, Room{Memory: 100})
-	if want := (Facts{Schema: images.SchemaVersion, Driver: "580.1", CUDA: "13.0", Count: 2, Models: []string{"H100", "H200"}, Memory: 15, Free: 14, HostFree: 100}); !reflect.DeepEqual(node, want) {
+	if want := (Facts{Schema: images.LatestSchema, Driver: "580.1", CUDA: "13.0", Count: 2, Models: []string{"H100", "H200"}, Memory: 15, Free: 14, HostFree: 100}); !reflect.DeepEqual(node, want) {
 		t.Errorf("got %+v, want %+v", node, want)
 	}
 }

@@ -54,7 +54,7 @@ func OfCheckpoint(m *images.Metadata) Facts {
 
 // OfNode returns what a node has, as far as its GPUs can be used.
 func OfNode(g GPUs, r Room) Facts {
-	f := Facts{Schema: images.SchemaVersion, Driver: g.Survey.DriverVersion, CUDA: g.Info.CUDAVersion, HostFree: r.Memory}
+	f := Facts{Schema: images.LatestSchema, Driver: g.Survey.DriverVersion, CUDA: g.Info.CUDAVersion, HostFree: r.Memory}
 	for _, d := range g.Survey.Devices {
 		if unusable(d) != "" {
 			continue
