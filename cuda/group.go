@@ -258,7 +258,7 @@ func settle(ctx context.Context, h *Helper, pid int, limit worker.Limit) error {
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("wait for CUDA process %d, which is %v: %w", pid, s, ctx.Err())
+			return fmt.Errorf("wait for CUDA process %d, which is %v and which the driver does not let go of: end the container: %w", pid, s, ctx.Err())
 		}
 	}
 }

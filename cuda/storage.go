@@ -37,7 +37,7 @@ type Storage struct {
 	File func(p PID, number int) (*os.File, error)
 	// Room is how many bytes a checkpoint of a process makes room for before the driver is asked; 0 for none.
 	Room func(p PID) uint64
-	// GPUs are the UUIDs of the GPUs that the processes may have memory on. The mover has a context on each.
+	// GPUs are the UUIDs of the GPUs that a checkpointed process may have memory on. The mover has a context on each.
 	GPUs []string
 	// Start starts a mover. nil: a helper like the one that the step is asked of.
 	Start func(context.Context) (*Mover, error)
@@ -158,6 +158,12 @@ func (s *Storage) step(ctx context.Context, h *Helper, p PID, q wire.Request) er
 	}
 	o := &operation{s: s, h: h, p: p, q: q}
 	o.q.Custom, o.q.GPUs = true, s.GPUs
+	if kept, ok := s.kept[p]; ok {
+		o.q.GPUs = nil
+		for _, k := range kept {
+			o.q.GPUs = append(o.q.GPUs, o.goesTo(k.GPU))
+		}
+	}
 	err := o.run(ctx)
 	if err != nil && o.begun {
 		s.end(true)
@@ -187,7 +193,7 @@ func (o *operation) run(ctx context.Context) error {
 	if saves {
 		var err error
 		if file, err = o.room(ctx); err != nil {
-			return err
+			return fmt.Errorf("%s: %w", doing(o.q.Op, o.q.PID), err)
 		}
 	}
 	ctx = context.WithoutCancel(ctx)
@@ -207,7 +213,7 @@ func (o *operation) run(ctx context.Context) error {
 		_, err = o.call(ctx, wire.Request{Op: wire.OpComplete})
 	}
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", doing(o.q.Op, o.q.PID), err)
 	}
 	o.s.kept[o.p] = kept
 	return nil
@@ -216,11 +222,8 @@ func (o *operation) run(ctx context.Context) error {
 // room makes the first file, and makes room there for all memory of the process.
 func (o *operation) room(ctx context.Context) (*os.File, error) {
 	file, err := o.s.File(o.p, 0)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", doing(o.q.Op, o.q.PID), err)
-	}
-	if o.s.Room == nil {
-		return file, nil
+	if err != nil || o.s.Room == nil {
+		return file, err
 	}
 	if bytes := o.s.Room(o.p); bytes > 0 {
 		err = o.reserve(ctx, file, bytes)
@@ -261,7 +264,7 @@ func (o *operation) save(ctx context.Context, mapped []wire.Mapped, file *os.Fil
 		stored := Stored{GPU: g.GPU, Bytes: g.Bytes}
 		if i > 0 {
 			if file, err = o.s.File(o.p, i); err != nil {
-				return nil, fmt.Errorf("%s: %w", doing(o.q.Op, o.q.PID), err)
+				return nil, err
 			}
 		}
 		// The first had room for all, which the others take.
@@ -301,7 +304,7 @@ func (o *operation) fill(ctx context.Context, mapped []wire.Mapped, kept []Store
 			}
 		}
 		if at != stored.Pages() {
-			return nil, fmt.Errorf("%s: its files have %d bytes for %d of GPU %s", doing(o.q.Op, o.q.PID), at, stored.Bytes, stored.GPU)
+			return nil, fmt.Errorf("its files have %d bytes for %d of GPU %s", at, stored.Bytes, stored.GPU)
 		}
 	}
 	return now, nil
@@ -311,7 +314,7 @@ func (o *operation) fill(ctx context.Context, mapped []wire.Mapped, kept []Store
 // checkpoint had, and all else would be another program's memory.
 func (o *operation) places(mapped []wire.Mapped, kept []Stored) ([]int, error) {
 	if len(mapped) != len(kept) {
-		return nil, fmt.Errorf("%s: the driver wants the memory of %d GPUs, and that of %d is in files", doing(o.q.Op, o.q.PID), len(mapped), len(kept))
+		return nil, fmt.Errorf("the driver wants the memory of %d GPUs, and that of %d is in files", len(mapped), len(kept))
 	}
 	var places []int
 	for _, g := range mapped {
@@ -320,11 +323,11 @@ func (o *operation) places(mapped []wire.Mapped, kept []Stored) ([]int, error) {
 			at = 0
 		}
 		if at < 0 || slices.Contains(places, at) {
-			return nil, fmt.Errorf("%s: no file has the memory that the driver wants on GPU %s", doing(o.q.Op, o.q.PID), g.GPU)
+			return nil, fmt.Errorf("no file has the memory that the driver wants on GPU %s", g.GPU)
 		}
 		// Metadata has whole pages alone.
 		if g.Bytes != kept[at].Bytes && (g.Bytes+4095)&^4095 != kept[at].Bytes {
-			return nil, fmt.Errorf("%s: the driver wants %d bytes on GPU %s, and the checkpoint has %d", doing(o.q.Op, o.q.PID), g.Bytes, g.GPU, kept[at].Bytes)
+			return nil, fmt.Errorf("the driver wants %d bytes on GPU %s, and the checkpoint has %d", g.Bytes, g.GPU, kept[at].Bytes)
 		}
 		places = append(places, at)
 	}

@@ -24,7 +24,7 @@ struct fill_args { gk_pair *pairs; unsigned count, padding; operation **out; uin
 _Static_assert(sizeof(struct save_args) == 64, "CUcheckpointCheckpointArgs");
 _Static_assert(sizeof(struct fill_args) == 64, "CUcheckpointRestoreArgs");
 
-enum { CUDA_13_4 = 13040, NOT_SUPPORTED = 801, UNKNOWN = 999 };
+enum { CUDA_13_4 = 13040, NOT_SUPPORTED = 801, MOST = 1024 };
 
 static struct {
 	int looked; // 1: all are there, -1: the driver has no custom storage
@@ -71,19 +71,15 @@ int gk_custom(void)
 	return cu.looked > 0;
 }
 
-// begun is the result of a step that the driver has begun.
-static int begun(int r, operation *o, void **to)
-{
-	*to = o;
-	return r ? r : o && o->handle && (o->parts || !o->count) ? 0 : UNKNOWN;
-}
-
 int gk_custom_save(int pid, void **to)
 {
 	operation *o = NULL;
 	struct save_args args = { .out = &o };
 
-	return gk_custom() ? begun(cu.save(pid, &args), o, to) : NOT_SUPPORTED;
+	int r = gk_custom() ? cu.save(pid, &args) : NOT_SUPPORTED;
+
+	*to = o;
+	return r;
 }
 
 int gk_custom_fill(int pid, gk_pair *pairs, unsigned count, void **to)
@@ -91,12 +87,20 @@ int gk_custom_fill(int pid, gk_pair *pairs, unsigned count, void **to)
 	operation *o = NULL;
 	struct fill_args args = { .pairs = pairs, .count = count, .out = &o };
 
-	return gk_custom() ? begun(cu.fill(pid, &args), o, to) : NOT_SUPPORTED;
+	int r = gk_custom() ? cu.fill(pid, &args) : NOT_SUPPORTED;
+
+	*to = o;
+	return r;
 }
 
-unsigned gk_custom_count(void *o) { return ((operation *)o)->count; }
+int gk_custom_count(void *to)
+{
+	operation *o = to;
 
-int gk_custom_part(void *o, unsigned index, gk_memory *m, gk_uuid *gpu)
+	return o && o->handle && (o->parts || !o->count) && o->count <= MOST ? (int)o->count : -1;
+}
+
+int gk_custom_part(void *o, int index, gk_memory *m, gk_uuid *gpu)
 {
 	part *p = &((operation *)o)->parts[index];
 	void *context;

@@ -60,8 +60,12 @@ func (m *mover) begin(q wire.Request) ([]wire.Mapped, error) {
 		return nil, err
 	}
 	m.operation = o
+	count := C.gk_custom_count(o.handle)
+	if count < 0 {
+		return nil, begunError{errors.New("the driver does not say where the GPU memory is")}
+	}
 	all := []wire.Mapped{}
-	for i := range C.gk_custom_count(o.handle) {
+	for i := range count {
 		var piece C.gk_memory
 		var id C.gk_uuid
 		if err := check(C.gk_custom_part(o.handle, i, &piece, &id)); err != nil {
@@ -159,7 +163,7 @@ func reserve(q wire.Request, files []*os.File) error {
 			continue
 		}
 		if err != nil {
-			return fileError{"make room in the file", err}
+			return fileError{"have it in the file", err}
 		}
 		at += n
 	}

@@ -16,10 +16,10 @@ int gk_custom(void);
 // GPU that the memory is on. There is no way to give an operation up but the end of this process.
 int gk_custom_save(int pid, void **operation);
 int gk_custom_fill(int pid, gk_pair *pairs, unsigned count, void **operation);
-// gk_custom_count is how many GPUs the operation has memory of; gk_custom_part is that of one, without a handle. It
+// gk_custom_count is how many GPUs the operation has memory of, -1 if the driver has not said it; gk_custom_part is that of one, without a handle. It
 // leaves the context of the GPU with the calling thread.
-unsigned gk_custom_count(void *operation);
-int gk_custom_part(void *operation, unsigned index, gk_memory *m, gk_uuid *gpu);
+int gk_custom_count(void *operation);
+int gk_custom_part(void *operation, int index, gk_memory *m, gk_uuid *gpu);
 // gk_custom_complete ends the operation, also where it returns an error.
 int gk_custom_complete(void *operation);
 
