@@ -91,8 +91,14 @@ func (f *Files) Close() {
 	f.made = nil
 }
 
+// Saved is an area, and whether this process has its file open: what opens it then is a link in /proc.
+type Saved struct {
+	images.Area
+	Held bool
+}
+
 // Open returns a Storage that restores processes from their areas. done ends it, and can be called again.
-func Open(procs cuda.Group, areasOf func(place int) []images.Area) (s *cuda.Storage, done func(context.Context), err error) {
+func Open(procs cuda.Group, areasOf func(place int) []Saved) (s *cuda.Storage, done func(context.Context), err error) {
 	s = cuda.NewStorage(procs)
 	var files []*os.File
 	for i, p := range procs {
@@ -101,7 +107,11 @@ func Open(procs cuda.Group, areasOf func(place int) []images.Area) (s *cuda.Stor
 		}
 		stored := []cuda.Stored{}
 		for _, a := range areasOf(i) {
-			spans, serr := prefill.Spans(&a)
+			open := prefill.Open
+			if a.Held {
+				open = os.Open
+			}
+			spans, serr := prefill.Spans(&a.Area, open)
 			for _, span := range spans {
 				if span.File != nil && !slices.Contains(files, span.File) {
 					files = append(files, span.File)

@@ -49,10 +49,10 @@ func (customStorage) Store(ctx context.Context, worker *staging.Digester, areas 
 
 // Restore has the driver's restore of the processes, which follows, go by the areas' files.
 func (customStorage) Restore(_ context.Context, job *Job, areas []Area) (done func(context.Context), err error) {
-	job.Storage, done, err = customstorage.Open(job.Processes, func(process int) (all []images.Area) {
+	job.Storage, done, err = customstorage.Open(job.Processes, func(process int) (all []customstorage.Saved) {
 		for _, a := range areas {
 			if a.Process == process {
-				all = append(all, a.Area)
+				all = append(all, customstorage.Saved{Area: a.Area, Held: a.held != nil})
 			}
 		}
 		return all
