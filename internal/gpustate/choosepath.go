@@ -46,7 +46,7 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 		return nil, fmt.Errorf("%s, and it can be written through to a disk only where it is steered ([staging] steer, x86-64): free some: %w", short, errdefs.ErrResourceExhausted)
 	case known && short != "":
 		return nil, fmt.Errorf("%s, and %s is on a tmpfs, which is memory as well: free some, or choose a directory on a disk: %w", short, dir, errdefs.ErrResourceExhausted)
-	case custom && node.CustomStorage && short == "":
+	case custom && node.CustomStorage && known && short == "": // else a copy may fail when there is no way back
 		return customStorage{}, nil
 	case !steers:
 		return driverAlone{}, nil

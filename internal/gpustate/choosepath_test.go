@@ -93,9 +93,13 @@ func TestChoosePath(t *testing.T) {
 			test.want = driverAlone{}
 		}
 		staging.Steer, staging.CustomStorage = test.steer, test.wanted
-		if got, err := choosePath(staging, test.dir, nil, usage{}, test.has); err != nil || got != test.want {
+		if got, err := choosePath(staging, test.dir, nil, usage{byGPU: map[string]uint64{}}, test.has); err != nil || got != test.want {
 			t.Errorf("%+v: got %T, %v", test, got, err)
 		}
+	}
+	staging.Steer, staging.CustomStorage = false, true
+	if got, err := choosePath(staging, disk, nil, usage{}, true); err != nil || got != (driverAlone{}) {
+		t.Errorf("state of unknown size: got %T, %v", got, err)
 	}
 	// Memory that is short is written through to the disk, which custom storage does not do.
 	staging.Steer, staging.CustomStorage, staging.WhenShort = true, true, config.WriteThrough

@@ -67,6 +67,9 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 // job is what the data path works on now.
 func (s *State) job() *Job {
 	had := gpus.UUIDs(s.had())
+	if had == nil {
+		had = gpus.UUIDs(s.info.GPUs)
+	}
 	mover := func(ctx context.Context) (*cuda.Mover, error) { return s.helpers.Bare(ctx, had, s.locked.use.total()) }
 	return &Job{Processes: s.procs, Parked: s.parked, Tracer: s.tracers.session, Use: s.locked.use.byPID, CopyThreads: s.copyThreads, Sweep: s.tracers.sweep,
 		Mover: mover, GPUs: had}
