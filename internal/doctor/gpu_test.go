@@ -129,6 +129,8 @@ func TestMatch(t *testing.T) {
 		{"fits", func(*Facts, *Facts) {}, []want{{"checkpoint", "GPUs", OK, []string{"needs 2 of 4"}}, {"checkpoint", "free GPU memory", OK, []string{"7GiB of 30GiB"}}}},
 		{"schema", func(n, _ *Facts) { n.Schema = 2 }, []want{{"checkpoint", "schema", Failure, []string{"version 2"}}}},
 		{"driver", func(_, h *Facts) { h.Driver = "590.1" }, []want{{"checkpoint", "driver", Failure, []string{"580.1", "590.1"}}}},
+		{"custom storage", func(n, _ *Facts) { n.CustomStorage = true }, []want{{"checkpoint", "custom storage", Failure, []string{"this node's driver has none"}}}},
+		{"custom storage on both", func(n, h *Facts) { n.CustomStorage, h.CustomStorage = true, true }, []want{{"checkpoint", "GPUs", OK, nil}}},
 		{"count", func(n, _ *Facts) { n.Count = 5 }, []want{{"checkpoint", "GPUs", Failure, []string{"needs 5", "has 4"}}}},
 		{"model", func(_, h *Facts) { h.Models = []string{"H100"} }, []want{{"checkpoint", "model", Failure, []string{"H200", "H100"}}}},
 		{"memory", func(_, h *Facts) { h.Memory = 1 << 30 }, []want{{"checkpoint", "GPU memory", Failure, []string{"20GiB", "1GiB"}}}},
