@@ -407,7 +407,7 @@ func (c *copier) ready(context unsafe.Pointer, ordinal C.int, chunk C.uint64_t) 
 		s := &c.sides[i]
 		if s.buffer == nil {
 			var at unsafe.Pointer
-			if err := check(C.gk_buffer(&at, C.size_t(chunk))); err != nil {
+			if err := check(C.gk_buffer(&at, chunk)); err != nil {
 				return err
 			}
 			s.buffer, s.streams = unsafe.Slice((*byte)(at), int(chunk)), make(map[C.int]unsafe.Pointer)

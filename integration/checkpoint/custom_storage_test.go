@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -152,7 +153,7 @@ func TestCustomStorageMoverKilled(t *testing.T) {
 	k.Expect(t, "verify", "bad=0")
 	for _, exit := range []bool{false, true} {
 		dir := t.TempDir()
-		err := whileMapped(t, k, func(ctx context.Context) error {
+		err := whileMapped(t, k, "", func(ctx context.Context) error {
 			_, err := k.CheckpointTask(ctx, harness.TaskCheckpoint{ImagePath: dir, Exit: exit})
 			return err
 		})
@@ -168,11 +169,12 @@ func TestCustomStorageMoverKilled(t *testing.T) {
 	goesOn(t, k)
 }
 
-// whileMapped kills the mover when the driver has mapped memory there, which the software GPU has it copy slowly.
-func whileMapped(t *testing.T, k *harness.Container, do func(context.Context) error) error {
+// whileMapped kills the mover when the driver has mapped memory there, which the software GPU has it copy slowly. more is
+// what else the software GPU is told.
+func whileMapped(t *testing.T, k *harness.Container, more string, do func(context.Context) error) error {
 	t.Helper()
-	shared.SoftwareGPU(t, driver615+"out_delay_ms=1000\n")
-	defer shared.SoftwareGPU(t, driver615)
+	shared.SoftwareGPU(t, driver615+"out_delay_ms=1000\n"+more)
+	defer func() { shared.SoftwareGPU(t, driver615+more) }()
 	done := make(chan error, 1)
 	go func() { done <- do(t.Context()) }()
 	shim, pid := shimOf(t, k), 0
@@ -235,4 +237,51 @@ func TestCustomStorageMoverKilledInRestore(t *testing.T) {
 		t.Fatalf("%v\n%s", err, shared.LogTail(4000))
 	}
 	k.Expect(t, "verify", "bad=0")
+}
+
+// A driver that does not let go of a process whose mover has died: nobody can say that the program goes on. The error says
+// so, and the container can be ended.
+func TestCustomStorageStuck(t *testing.T) {
+	withCustomStorage(t, "")
+	shared.Configured(t, "stall_timeout = \"2s\"\n"+harness.AnyCheckpoint+shared.Staging("staging", "custom_storage = true\n"))
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+	k.Expect(t, "verify", "bad=0")
+	dir := t.TempDir()
+	err := whileMapped(t, k, "stuck=1\n", func(ctx context.Context) error {
+		_, err := k.CheckpointTask(ctx, harness.TaskCheckpoint{ImagePath: dir})
+		return err
+	})
+	harness.Says(t, err, "save GPU state", "which is checkpointing and which the driver does not let go of: end the container")
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("the checkpoint has left %v, %v", left, err)
+	}
+	endTask(t, shared, k)
+	nothingLeft(t, shared, k)
+}
+
+// Who copies dies while a program that is left running gets its memory back: the next try brings it back.
+func TestCustomStorageMoverKilledOnTheWayBack(t *testing.T) {
+	withCustomStorage(t, "")
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+	k.Expect(t, "verify", "bad=0")
+	shared.SoftwareGPU(t, driver615+"restore_delay_ms=2000\n")
+	dir := t.TempDir()
+	done := make(chan error, 1)
+	go func() { done <- checkpointTask(t, shared, k, dir) }()
+	shim, dumped := shimOf(t, k), "id="+k.ID+" operation=checkpoint phase=dump"
+	harness.Within(t, "the dump", func() bool { return strings.Contains(shared.Log(), dumped) })
+	var helpers []int // the first asks the driver for all else
+	harness.Within(t, "the mover", func() bool {
+		helpers = childrenOf(shim, "gpuckpt-cuda-helper")
+		return len(helpers) > 1
+	})
+	if err := unix.Kill(helpers[len(helpers)-1], unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil { // else it was the mover of the way out, which was about to end
+		harness.Says(t, err, "is complete", "give GPU state back", "CUDA helper is gone")
+	}
+	shared.SoftwareGPU(t, driver615)
+	goesOn(t, k)
+	isCustom(t, dir) // it is complete
 }

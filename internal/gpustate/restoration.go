@@ -50,7 +50,8 @@ type Restoration struct {
 	check    *verify.Check // of the digests
 	later    []images.Area // whose digests are compared from Load on, by the GPU if it can
 	done     func(context.Context)
-	storage  *cuda.Storage // from Map on, if GPU memory comes by custom storage
+	storage  *cuda.Storage // from Map on, if GPU memory comes by custom storage; end ends it
+	end      func()
 	lane     *lanes.Lane   // from Load on, if there are areas
 	warm     *prefill.Warm // from Prepare on, if companions have areas
 	fill     *prefill.Fill // from Load on, likewise
@@ -230,7 +231,9 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	}
 	job := s.job()
 	r.done, err = s.path.Restore(ctx, job, r.areas)
-	r.storage = job.Storage
+	if r.storage = job.Storage; r.storage != nil {
+		r.end = func() { r.done(context.WithoutCancel(ctx)) }
+	}
 	return bytesOf(r.areas), err
 }
 
@@ -333,7 +336,7 @@ func (r *Restoration) Close() {
 // letGo gives up what hold holds.
 func (r *Restoration) letGo() {
 	if r.storage != nil {
-		r.done(context.Background())
+		r.end()
 	}
 	r.warm.Close()
 	r.check.Close() // or it would begin with what fill leaves to it
