@@ -16,9 +16,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/worker"
 )
 
-// ErrNoCustomStorage reports that the driver has no custom storage, which is CUDA 13.4's.
-var ErrNoCustomStorage = errors.New("the NVIDIA driver has no custom storage (CUDA 13.4)")
-
 // Storage holds GPU memory of processes in files, by the driver's custom storage (CUDA 13.4, driver 615). The driver maps
 // all GPU memory of a process into a mover while it checkpoints or restores the process. The mover copies it out, or in,
 // and tells the driver that it is done. Then the process is checkpointed, or locked.
@@ -93,7 +90,8 @@ func (s *Storage) Through(h *Helper) *Helper {
 	return &through
 }
 
-// Out returns the memory of the processes that are checkpointed, and have it in files alone.
+// Out returns the memory of the processes that are checkpointed, and have it in files alone. After an error there may be
+// processes among them that are not.
 func (s *Storage) Out() map[PID][]Stored {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,12 +208,13 @@ func (o *operation) run(ctx context.Context) error {
 		err = o.unchanged(mapped, kept)
 	}
 	if err == nil {
+		// From here on the files have what the process has, or had: whether the driver completes it may not be known.
+		o.s.kept[o.p], o.s.out[o.p] = kept, true
 		_, err = o.call(ctx, wire.Request{Op: wire.OpComplete})
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing(o.q.Op, o.q.PID), err)
 	}
-	o.s.kept[o.p] = kept
 	return nil
 }
 

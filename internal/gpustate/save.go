@@ -152,6 +152,8 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	}
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
 		s.phase = Saved
+	} else if refused {
+		s.dropAreas() // the processes have all
 	}
 	if err == nil && s.parked.Kept() == nil && bytesOf(areas) < taken {
 		err = fmt.Errorf("the tracer that had the companion's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
