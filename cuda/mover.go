@@ -79,6 +79,14 @@ func StartMover(ctx context.Context, opts Options) (*Mover, error) {
 // Pid is the mover's process id.
 func (m *Mover) Pid() int { return m.helper.worker.Pid() }
 
+// host is the pid of the process that works; 0 if that is not known: Options.Join has it in a child.
+func (m *Mover) host() int {
+	if m.helper.opts.Join != 0 {
+		return 0
+	}
+	return m.Pid()
+}
+
 // Kill ends the mover at once: calls return ErrHelperGone. Close must still be called.
 func (m *Mover) Kill() { m.helper.worker.Kill() }
 
@@ -145,14 +153,8 @@ func (m *Mover) CopyIn(ctx context.Context, gpu string, piece uint64, from []Spa
 		var some []Span
 		some, from = split(from, piece*wire.MaxPieces)
 		sum, files := uint64(0), []*os.File(nil)
+		q.Spans, files = spansOf(some)
 		for _, s := range some {
-			at := -1
-			if s.File != nil {
-				if at = slices.Index(files, s.File); at < 0 {
-					at, files = len(files), append(files, s.File)
-				}
-			}
-			q.Spans = append(q.Spans, wire.Span{File: at, Offset: s.Offset, Bytes: s.Bytes})
 			sum += s.Bytes
 		}
 		for at := uint64(0); at < sum; at += piece {
@@ -172,6 +174,20 @@ func (m *Mover) CopyIn(ctx context.Context, gpu string, piece uint64, from []Spa
 		done += sum
 	}
 	return memory, all.of(done), nil
+}
+
+// spansOf returns spans as a request has them, and the files that go with it.
+func spansOf(spans []Span) (all []wire.Span, files []*os.File) {
+	for _, s := range spans {
+		at := -1
+		if s.File != nil {
+			if at = slices.Index(files, s.File); at < 0 {
+				at, files = len(files), append(files, s.File)
+			}
+		}
+		all = append(all, wire.Span{File: at, Offset: s.Offset, Bytes: s.Bytes})
+	}
+	return all, files
 }
 
 // split returns the spans of the first so many bytes, and the rest.
@@ -198,7 +214,7 @@ func (m *Mover) move(ctx context.Context, q wire.Request, files []*os.File) ([]*
 		return nil, nil, fmt.Errorf("%s: %w", doing, err)
 	}
 	var r wire.Reply
-	got, err := m.helper.worker.CallFiles(ctx, doing, q, files, &r, m.helper.whileTheyWork([]int{m.Pid()}))
+	got, err := m.helper.worker.CallFiles(ctx, doing, q, files, &r, m.helper.whileTheyWork([]int{m.host()}))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -18,7 +18,8 @@ import (
 )
 
 // Area is a range of a process's memory whose bytes are in files beside CRIU's images, where it is
-// empty. A restore maps the files over it. gpuckpt.json has all but the Location, which Open finds.
+// empty. A restore maps the files over it. With a GPU it is all memory of the process on that GPU, and a
+// restore copies it there. gpuckpt.json has all but the Location, which Open finds.
 type Area struct {
 	// File is the name of the area's file in a flat checkpoint, see AreaFile.
 	File string `json:"file"`
@@ -31,6 +32,8 @@ type Area struct {
 	// Companion reports that the companion in the process has saved the area: it is GPU memory of the
 	// program, nothing of the driver's, in the order of the program's blocks.
 	Companion bool `json:"companion,omitempty"`
+	// GPU is the UUID of the GPU whose memory it is, by custom storage: Start is 0. "" for memory of the process.
+	GPU string `json:"gpu,omitempty"`
 	// Location is where the bytes are.
 	Location Location `json:"-"`
 }

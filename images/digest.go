@@ -170,10 +170,13 @@ func ZeroBlockLike(like string) string {
 	return ZeroBlockDigest
 }
 
+var blakeForm = regexp.MustCompile(`^blake3:[0-9a-f]{64}$`)
+
 // digestForms match the digests of blocks, by schema version.
 var digestForms = map[int]*regexp.Regexp{
 	1: regexp.MustCompile(`^xxh3-128:[0-9a-f]{32}$`),
-	2: regexp.MustCompile(`^blake3:[0-9a-f]{64}$`),
+	2: blakeForm,
+	3: blakeForm,
 }
 
 // ProvesGPUState reports whether the metadata proves the bytes of GPU state to whoever trusts

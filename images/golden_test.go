@@ -42,6 +42,14 @@ func TestGoldenCheckpoints(t *testing.T) {
 		{"schema-1-later", want(1, xxh, "blake3:4667e98be76fc28aaf84a771f505b92a08c57b34b4bbccca885d048b478794e1", 7)},
 		// The first with BLAKE3 digests of GPU state.
 		{"schema-2", want(2, "blake3:85059312c2228de01464806f32a28f178785ff4e20df07d543dfc8b36d66705f", "blake3:2e1896fe6d5a59905000cc26c0bd7b58fe69194875cbed52e27cfbd742255b9c", 7)},
+		// The first with custom storage, made up: no driver that has it was at hand.
+		{"schema-3", func() *Metadata {
+			m := want(3, "blake3:85059312c2228de01464806f32a28f178785ff4e20df07d543dfc8b36d66705f", "blake3:f8bd8511f61be9517b4cbc9c2cb40b8ee2ff2e45d81d059ef05c5f7eb9bc776d", 7)
+			m.DriverVersion, m.CUDAVersion, m.Processes[0].CustomStorage = "615.71", "13.4", true
+			a := &m.Processes[0].Areas[0]
+			a.Start, a.Offset, a.GPU = 0, 0, uuid
+			return m
+		}()},
 	} {
 		t.Run(c.dir, func(t *testing.T) {
 			opened, err := Open(filepath.Join("testdata", c.dir))

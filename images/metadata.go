@@ -21,6 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,9 +32,13 @@ import (
 // MetadataName is the name of the metadata file inside a checkpoint directory.
 const MetadataName = "gpuckpt.json"
 
-// SchemaVersion is the version of the metadata that this package writes. It reads
-// versions 1 to this one. docs/format.md, "What may change how", says when it grows.
-const SchemaVersion = 2
+// SchemaVersion is the version of the metadata that this package writes, but for processes with
+// CustomStorage: theirs is LatestSchema, so that only a gpuckpt that knows them reads it. The package reads
+// versions 1 to LatestSchema. docs/format.md, "What may change how", says when they grow.
+const (
+	SchemaVersion = 2
+	LatestSchema  = 3
+)
 
 // maxMetadata bounds the file, in bytes. 64 MiB of state take 90: eight GPUs of 1.4 TiB fit.
 const maxMetadata = 16 << 20
@@ -46,6 +51,12 @@ var (
 	// ErrMalformed reports a gpuckpt.json that is damaged or not this project's.
 	ErrMalformed = errors.New("malformed " + MetadataName)
 )
+
+// HasCustomStorage reports whether custom storage has saved GPU memory: only a driver that has it can restore
+// the checkpoint.
+func (m *Metadata) HasCustomStorage() bool {
+	return slices.ContainsFunc(m.Processes, func(p Process) bool { return p.CustomStorage })
+}
 
 // Metadata is the content of gpuckpt.json. docs/format.md describes it for others.
 type Metadata struct {
@@ -93,6 +104,9 @@ type Process struct {
 	Bytes uint64 `json:"bytes"`
 	// RestoreThread is the driver's thread, counted as PID is, that maps the areas; 0: unknown.
 	RestoreThread int `json:"restoreThread,omitempty"`
+	// CustomStorage reports that the driver's custom storage (CUDA 13.4) has saved the GPU memory: the areas are of
+	// GPUs, and only the same restores the process, also if it had no memory.
+	CustomStorage bool `json:"customStorage,omitempty"`
 	// Areas hold the GPU state in files of their own. Without any it is in CRIU's images.
 	Areas []Area `json:"areas,omitempty"`
 }
@@ -166,8 +180,8 @@ func ParseMetadata(data []byte) (*Metadata, error) {
 	if version.SchemaVersion == nil {
 		return nil, fmt.Errorf("%w: schemaVersion is missing", ErrMalformed)
 	}
-	if v := *version.SchemaVersion; v < 1 || v > SchemaVersion {
-		return nil, fmt.Errorf("%w %d: this gpuckpt reads versions 1 to %d; restore with the gpuckpt that wrote the checkpoint, or a newer one", ErrSchema, v, SchemaVersion)
+	if v := *version.SchemaVersion; v < 1 || v > LatestSchema {
+		return nil, fmt.Errorf("%w %d: this gpuckpt reads versions 1 to %d; restore with the gpuckpt that wrote the checkpoint, or a newer one", ErrSchema, v, LatestSchema)
 	}
 	if err := checkSeal(data); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
@@ -208,8 +222,8 @@ func WriteMetadata(dir string, m *Metadata, before ...func(encoded []byte) error
 
 // EncodeMetadata checks m, sets its Digest and returns the bytes of its gpuckpt.json.
 func EncodeMetadata(m *Metadata) ([]byte, error) {
-	if m.SchemaVersion != SchemaVersion {
-		return nil, fmt.Errorf("schemaVersion is %d, not %d", m.SchemaVersion, SchemaVersion)
+	if m.SchemaVersion != SchemaVersion && m.SchemaVersion != LatestSchema {
+		return nil, fmt.Errorf("schemaVersion is %d, not %d or %d", m.SchemaVersion, SchemaVersion, LatestSchema)
 	}
 	if err := m.validate(); err != nil {
 		return nil, err
@@ -308,6 +322,9 @@ func (m *Metadata) validate() error {
 			return fmt.Errorf("process %d has the state %q", p.PID, p.State)
 		}
 		pids[p.PID] = true
+		if p.CustomStorage && m.SchemaVersion < LatestSchema {
+			return fmt.Errorf("process %d has custom storage, which schemaVersion %d does not know", p.PID, m.SchemaVersion)
+		}
 		if err := p.validateAreas(files, digestForms[m.SchemaVersion]); err != nil {
 			return err
 		}
@@ -339,12 +356,14 @@ func (p *Process) validateAreas(files map[string]bool, digests *regexp.Regexp) e
 			return fmt.Errorf("invalid or duplicate area file name %q", a.File)
 		case a.Bytes == 0 || (a.Start|a.Bytes|a.Offset)%pageBytes != 0 || end < a.Start || a.Offset+a.Bytes < a.Offset || a.Offset >= 2<<20:
 			return fmt.Errorf("area %s: %d bytes at %#x from offset %d are impossible", a.File, a.Bytes, a.Start, a.Offset)
+		case p.CustomStorage != (a.GPU != "") || p.CustomStorage && (a.Start|a.Offset != 0 || a.Companion || !slices.Contains(p.GPUs, a.GPU)):
+			return fmt.Errorf("area %s is not memory of a GPU that process %d could open, but of %q", a.File, p.PID, a.GPU)
 		case uint64(len(a.Digests)) != (a.Bytes+BlockBytes-1)/BlockBytes:
 			return fmt.Errorf("area %s: %d digests for %d bytes", a.File, len(a.Digests), a.Bytes)
 		}
 		files[a.File] = true
 		for _, b := range p.Areas[:i] {
-			if a.Start < b.Start+b.Bytes && b.Start < end {
+			if a.GPU == b.GPU && a.Start < b.Start+b.Bytes && b.Start < end {
 				return fmt.Errorf("areas %s and %s overlap", b.File, a.File)
 			}
 		}

@@ -18,7 +18,10 @@ import (
 	"lukechampine.com/blake3"
 )
 
-const uuid0 = "GPU-00000000-0000-4000-8000-000000000000"
+const (
+	uuid0 = "GPU-00000000-0000-4000-8000-000000000000"
+	uuid1 = "GPU-00000000-0000-4000-8000-000000000001"
+)
 
 var digest = "blake3:" + strings.Repeat("0a", 32)
 
@@ -112,7 +115,7 @@ func TestParseMetadataRefuses(t *testing.T) {
 		"empty":              {"", ErrMalformed},
 		"truncated":          {string(valid[:len(valid)/2]), ErrMalformed},
 		"no version":         {"{}", ErrMalformed},
-		"newer version":      {edit(`"schemaVersion": 2`, `"schemaVersion": 3, "new": true`), ErrSchema},
+		"newer version":      {edit(`"schemaVersion": 2`, `"schemaVersion": 4, "new": true`), ErrSchema},
 		"version 0":          {edit(`"schemaVersion": 2`, `"schemaVersion": 0`), ErrSchema},
 		"trailing text":      {string(valid) + "{}", ErrMalformed},
 		"negative bytes":     {edit(`"bytes": 134217728`, `"bytes": -1`), ErrMalformed},
@@ -214,4 +217,49 @@ func ExampleWriteMetadata() {
 	}
 	fmt.Println(m.DriverVersion, len(m.Processes))
 	// Output: 580.159.04 1
+}
+
+// custom is a checkpoint by custom storage of a process that could open two GPUs.
+func custom() *Metadata {
+	m := sample()
+	m.SchemaVersion = LatestSchema
+	m.GPUs = append(m.GPUs, GPU{UUID: uuid1, Name: "NVIDIA H200", Memory: 150_000_000_000, Index: 1})
+	p := &m.Processes[0]
+	p.GPUs, p.CustomStorage = append(p.GPUs, uuid1), true
+	p.Areas[0].Start, p.Areas[0].Offset, p.Areas[0].GPU = 0, 0, uuid0
+	p.Areas = append(p.Areas, Area{File: "gpu-1-1", Bytes: 4096, GPU: uuid1, Digests: []string{digest}})
+	return m
+}
+
+func TestCustomStorage(t *testing.T) {
+	if sample().HasCustomStorage() || !custom().HasCustomStorage() {
+		t.Error("custom storage is not told from others")
+	}
+	data, err := EncodeMetadata(custom())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ParseMetadata(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := custom().Processes; !reflect.DeepEqual(got.Processes, want) {
+		t.Errorf("got %+v, want %+v", got.Processes, want)
+	}
+	for name, change := range map[string]func(m *Metadata){
+		"a version that older ones read": func(m *Metadata) { m.SchemaVersion = SchemaVersion },
+		"an area of no GPU":              func(m *Metadata) { m.Processes[0].Areas[1].GPU = "" },
+		"an area of another GPU":         func(m *Metadata) { m.Processes[0].GPUs = m.Processes[0].GPUs[:1] },
+		"two areas of one GPU":           func(m *Metadata) { m.Processes[0].Areas[1].GPU = uuid0 },
+		"an area with an address":        func(m *Metadata) { m.Processes[0].Areas[0].Start = 4096 },
+		"an area with an offset":         func(m *Metadata) { m.Processes[0].Areas[0].Offset = 4096 },
+		"an area of a companion":         func(m *Metadata) { m.Processes[0].Areas[0].Companion = true },
+		"areas of GPUs without it":       func(m *Metadata) { m.Processes[0].CustomStorage = false },
+	} {
+		m := custom()
+		change(m)
+		if _, err := EncodeMetadata(m); err == nil {
+			t.Errorf("%s: written", name)
+		}
+	}
 }

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// chunkBytes is what a copier moves at a time: two buffers of this size are pinned for each.
+	// chunkBytes is what a copier moves at a time, but for custom storage: two buffers of this size are pinned for each.
 	chunkBytes = 4 << 20
 	// maxCopiers bounds the pinned memory: 256 MiB.
 	maxCopiers = 32
@@ -44,6 +44,9 @@ type mover struct {
 	contexts map[C.int]unsafe.Pointer // by the ordinals of their GPUs
 	kernels  map[C.int]*kernel        // as the contexts
 	copiers  []*copier
+	chunk    C.uint64_t // what a copier moves at a time
+
+	operation *operation // nil: no process's memory is mapped
 }
 
 // cuError is a CUresult that is not CUDA_SUCCESS.
@@ -94,22 +97,33 @@ func (m *mover) copyMemory(q wire.Request, files []*os.File) (wire.Reply, []*os.
 	runtime.LockOSThread() // a context is a thread's
 	defer runtime.UnlockOSThread()
 	var made []*os.File
+	var mapped []wire.Mapped
 	digested := false
 	err := m.load()
 	if err == nil {
 		switch q.Op {
 		case wire.OpReady:
 			err = m.ready(q)
+		case wire.OpReserve:
+			err = reserve(q, files)
+		case wire.OpCheckpoint, wire.OpRestore:
+			mapped, err = m.begin(q)
+		case wire.OpComplete:
+			err = m.complete()
 		case wire.OpCopyOut:
 			made, err = m.copyOut(q, files)
 			digested = len(made) == 1
 		case wire.OpCopyIn:
 			made, err = m.copyIn(q, files)
-			digested = len(made) == len(q.Pieces)+1
+			digested = len(made) == len(q.Pieces)+1 && q.Mapped == 0
 		}
 	}
 	reply := replyTo(err)
+	if mapped != nil {
+		reply = answer(mapped)
+	}
 	reply.Digested = digested
+	_, reply.Begun = errors.AsType[begunError](err)
 	return reply, made
 }
 
@@ -122,6 +136,7 @@ func (m *mover) load() error {
 	}
 	// containerd tells its shims to use two processors, and they their helpers. Copies want all.
 	runtime.GOMAXPROCS(max(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
+	m.chunk = chunkBytes
 	m.loaded, m.contexts, m.kernels = true, make(map[C.int]unsafe.Pointer), make(map[C.int]*kernel)
 	return nil
 }
@@ -153,7 +168,7 @@ func (m *mover) ready(q wire.Request) error {
 	if err != nil {
 		return err
 	}
-	return m.all(copiersFor(q), func(c *copier) error { return c.ready(m.contexts[ordinal], ordinal) })
+	return m.all(copiersFor(q), func(c *copier) error { return c.ready(m.contexts[ordinal], ordinal, m.chunk) })
 }
 
 func copiersFor(q wire.Request) int {
@@ -184,6 +199,9 @@ func (m *mover) all(count int, do func(*copier) error) error {
 // copyOut copies the memory of a request, whose descriptors are files but for the last, to that. It returns the file of
 // digests.values, if there is one.
 func (m *mover) copyOut(q wire.Request, files []*os.File) (made []*os.File, err error) {
+	if q.Mapped > 0 {
+		return m.mappedOut(q, files)
+	}
 	if len(files) != len(q.Pieces)+1 {
 		return nil, fmt.Errorf("%d pieces came with %d files", len(q.Pieces), len(files))
 	}
@@ -217,7 +235,7 @@ func (m *mover) copyOut(q wire.Request, files []*os.File) (made []*os.File, err 
 			return nil, err
 		}
 	}
-	j := &job{chunks: chunksOf(memory)}
+	j := &job{chunks: chunksOf(memory, m.chunk), behind: true}
 	if j.to, err = openTarget(files[len(q.Pieces)], q.Offset, sumOf(q.Pieces)); err != nil {
 		return nil, err
 	}
@@ -231,6 +249,9 @@ func (m *mover) copyOut(q wire.Request, files []*os.File) (made []*os.File, err 
 
 // copyIn makes the memory of a request, fills it, and returns its descriptors, and the file of digests.values.
 func (m *mover) copyIn(q wire.Request, files []*os.File) (made []*os.File, err error) {
+	if q.Mapped > 0 {
+		return nil, m.mappedIn(q, files)
+	}
 	ordinal, err := m.gpu(q)
 	if err != nil {
 		return nil, err
@@ -247,7 +268,7 @@ func (m *mover) copyIn(q wire.Request, files []*os.File) (made []*os.File, err e
 			return nil, err
 		}
 	}
-	j := &job{chunks: chunksOf(memory)}
+	j := &job{chunks: chunksOf(memory, m.chunk)}
 	if j.from, err = openSource(files, q.Spans); err != nil {
 		return nil, err
 	}
@@ -291,6 +312,7 @@ type job struct {
 	next    atomic.Int64 // the chunk that nobody has taken
 	stopped atomic.Bool  // a copier has failed
 	to      *target
+	behind  bool     // others work beside it
 	digests *digests // of what is copied out
 	from    *source
 }
@@ -303,11 +325,11 @@ type chunk struct {
 	at      uint64 // from the beginning of the first piece
 }
 
-func chunksOf(memory []C.gk_memory) (chunks []chunk) {
+func chunksOf(memory []C.gk_memory, most C.uint64_t) (chunks []chunk) {
 	at := uint64(0)
 	for _, piece := range memory {
-		for done := C.uint64_t(0); done < piece.bytes; done += chunkBytes {
-			n := min(chunkBytes, piece.bytes-done)
+		for done := C.uint64_t(0); done < piece.bytes; done += most {
+			n := min(most, piece.bytes-done)
 			chunks = append(chunks, chunk{piece.ordinal, piece.address + done, int(n), at})
 			at += uint64(n)
 		}
@@ -318,7 +340,7 @@ func chunksOf(memory []C.gk_memory) (chunks []chunk) {
 // copy carries out a job.
 func (m *mover) copy(copiers int, j *job) error {
 	return m.all(min(copiers, len(j.chunks)), func(c *copier) error {
-		if j.to != nil {
+		if j.behind {
 			_ = unix.Setpriority(unix.PRIO_PROCESS, 0, behind) // of this thread
 		}
 		err := m.share(c, j)
@@ -346,7 +368,7 @@ func (m *mover) share(c *copier, j *job) (err error) {
 			if err := c.settle(j); err != nil { // a stream is its context's
 				return err
 			}
-			if err := c.ready(m.contexts[k.ordinal], k.ordinal); err != nil {
+			if err := c.ready(m.contexts[k.ordinal], k.ordinal, m.chunk); err != nil {
 				return err
 			}
 			current = k.ordinal
@@ -377,7 +399,7 @@ type side struct {
 }
 
 // ready enters a context, and has buffers and streams of it.
-func (c *copier) ready(context unsafe.Pointer, ordinal C.int) error {
+func (c *copier) ready(context unsafe.Pointer, ordinal C.int, chunk C.uint64_t) error {
 	if err := check(C.gk_set_current(context)); err != nil {
 		return err
 	}
@@ -385,10 +407,10 @@ func (c *copier) ready(context unsafe.Pointer, ordinal C.int) error {
 		s := &c.sides[i]
 		if s.buffer == nil {
 			var at unsafe.Pointer
-			if err := check(C.gk_buffer(&at, chunkBytes)); err != nil {
+			if err := check(C.gk_buffer(&at, chunk)); err != nil {
 				return err
 			}
-			s.buffer, s.streams = unsafe.Slice((*byte)(at), chunkBytes), make(map[C.int]unsafe.Pointer)
+			s.buffer, s.streams = unsafe.Slice((*byte)(at), int(chunk)), make(map[C.int]unsafe.Pointer)
 		}
 		if s.streams[ordinal] == nil {
 			var stream unsafe.Pointer

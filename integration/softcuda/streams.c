@@ -1,9 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Streams, events, and what a stream waits for. One token stands for all streams: work is in order with everything
-// else, and is done when it is submitted. But a wait for a word or for another process's event that is not there yet is
-// left pending, and all that is submitted to a stream after it: the process's calls look at it again. Copies and
+// Streams, events, and what a stream waits for. A context is the token of all of its streams: work is in order with
+// everything else, and is done when it is submitted. But a wait for a word or for another process's event that is not
+// there yet is left pending, and all that is submitted to a stream after it: the process's calls look at it again. Copies and
 // kernels wait until nothing is pending.
 //
 // An event is two numbers: of the last record that was submitted, and of the last one that is done. Events that
@@ -51,7 +51,7 @@ struct pending {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *first, **last = &first;
 static bool capturing;
-static char token; // for each stream
+static char token; // a pointer that is not NULL
 
 static uint64_t load(const uint64_t *word)
 {
@@ -131,7 +131,17 @@ CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 	(void)flags;
 	if (r)
 		return r;
-	*stream = (CUstream)&token;
+	*stream = (CUstream)context_current();
+	return gate_leave(CUDA_SUCCESS);
+}
+
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+	CUresult r = enter(context);
+
+	if (r)
+		return r;
+	*context = stream ? (CUcontext)stream : context_current();
 	return gate_leave(CUDA_SUCCESS);
 }
 

@@ -31,20 +31,32 @@ import (
 func dataPaths(t *testing.T) map[string]way {
 	t.Helper()
 	ways := map[string]way{
-		"driver alone": {driverAlone{}, diskDir(t)},
-		"plain file":   {plainFile{}, diskDir(t)},
+		"driver alone":                {path: driverAlone{}, dir: diskDir(t)},
+		"plain file":                  {path: plainFile{}, dir: diskDir(t)},
+		"custom storage":              {path: customStorage{}, dir: diskDir(t), driver: "615.0-softcuda"},
+		"custom storage, image files": {path: customStorage{}, dir: memoryDir(t), driver: "615.0-softcuda"},
 	}
 	if steer.CanSteer {
-		ways["image file"] = way{imageFile{}, memoryDir(t)}
-		ways["memory, then disk"] = way{memoryFirst{}, diskDir(t)}
-		ways["write-through"] = way{writeThrough{window: staging.MinWindow}, diskDir(t)}
+		ways["image file"] = way{path: imageFile{}, dir: memoryDir(t)}
+		ways["memory, then disk"] = way{path: memoryFirst{}, dir: diskDir(t)}
+		ways["write-through"] = way{path: writeThrough{window: staging.MinWindow}, dir: diskDir(t)}
 	}
 	return ways
 }
 
 type way struct {
-	path DataPath
-	dir  string
+	path   DataPath
+	dir    string
+	driver string // the software GPU's; "" for its own
+}
+
+// start starts a process on a machine that has what the way needs.
+func (w way) start(t *testing.T) *work {
+	t.Helper()
+	if w.driver != "" {
+		t.Setenv("SOFTCUDA_DRIVER", w.driver)
+	}
+	return startWork(t, "12M")
 }
 
 func diskDir(t *testing.T) string {
@@ -75,7 +87,7 @@ func memoryDir(t *testing.T) string {
 func TestCheckpointAndRestoreInPlace(t *testing.T) {
 	for name, way := range dataPaths(t) {
 		t.Run(name, func(t *testing.T) {
-			w := startWork(t, "12M")
+			w := way.start(t)
 			s := w.lock()
 			if err := s.Preflight(t.Context(), way.dir); err != nil {
 				t.Fatal(err)
@@ -93,6 +105,9 @@ func TestCheckpointAndRestoreInPlace(t *testing.T) {
 				t.Fatalf("%d areas", len(s.areas))
 			}
 			for _, a := range s.areas {
+				if a.GPU != "" {
+					continue // it was never there
+				}
 				if n := w.memory(a.Start, a.Bytes); n > 0 {
 					t.Errorf("the process has %d bytes of GPU state still", n)
 				}
@@ -132,7 +147,7 @@ func TestCheckpointAndRestoreInPlace(t *testing.T) {
 func TestSpill(t *testing.T) {
 	for name, way := range dataPaths(t) {
 		t.Run(name, func(t *testing.T) {
-			w := startWork(t, "12M")
+			w := way.start(t)
 			s := w.lock()
 			if err := s.Preflight(t.Context(), way.dir); err != nil {
 				t.Fatal(err)

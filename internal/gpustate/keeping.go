@@ -13,6 +13,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
+	"github.com/gpuckpt/gpuckpt/internal/gpus"
 	"github.com/gpuckpt/gpuckpt/internal/helpers"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
@@ -41,10 +42,10 @@ func keep(ctx context.Context, s *State, helper *cuda.Helper, dir string, next c
 		k.dir = dir
 	}
 	ctx, k.stop = context.WithCancel(context.WithoutCancel(ctx))
-	gpus := slices.DeleteFunc(uuidsOf(s.had()), func(uuid string) bool { return s.locked.use.byGPU != nil && s.locked.use.byGPU[uuid] == 0 })
+	used := slices.DeleteFunc(gpus.UUIDs(s.had()), func(uuid string) bool { return s.locked.use.byGPU != nil && s.locked.use.byGPU[uuid] == 0 })
 	use, calm := s.locked.use.byGPU, false
 	k.mover = sync.OnceValues(func() (*cuda.Mover, error) {
-		m, err := s.helpers.Mover(ctx, gpus, s.locked.use.total())
+		m, err := s.helpers.Mover(ctx, used, s.locked.use.total())
 		calm = err == nil && next == companion.GoesOn && helpers.RoomTwice(ctx, helper, use)
 		return m, err
 	})

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
+	"github.com/gpuckpt/gpuckpt/internal/gpus"
 	"github.com/gpuckpt/gpuckpt/internal/helpers"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
@@ -294,7 +295,7 @@ func (l *locked) had() (had []cuda.GPU) {
 
 // seen returns the GPUs that the processes could open, used or not.
 func (l *locked) seen(request cdi.Request) (seen []cuda.GPU) {
-	had := uuidsOf(l.had())
+	had := gpus.UUIDs(l.had())
 	for _, d := range l.info.GPUs {
 		if request.Grants(cdi.GPU{Minor: d.Minor}) || slices.Contains(had, d.UUID) {
 			seen = append(seen, d)
@@ -325,6 +326,11 @@ func (l *locked) measure(before [][]cuda.Range) error {
 	for i := range l.procs {
 		for _, a := range cuda.NewRanges(before[i], after[i]) {
 			l.sizes[i] += a.Bytes()
+		}
+	}
+	for _, a := range l.areas {
+		if a.GPU != "" { // which was never there
+			l.sizes[a.Process] += a.Area.Bytes
 		}
 	}
 	return nil
@@ -376,6 +382,9 @@ func (l *locked) putBack(ctx context.Context, helper *cuda.Helper, job *Job) (do
 		return nil, err
 	}
 	for i := range l.areas {
+		if job.Storage != nil {
+			break
+		}
 		l.areas[i].inProcess = true // the process keeps the file
 		l.areas[i].release()
 	}

@@ -4,12 +4,10 @@
 package gpustate
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -17,8 +15,8 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/gpus"
 	"github.com/gpuckpt/gpuckpt/internal/helpers"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
 // Move is what a container gets and loses that resumes on other GPUs.
@@ -42,10 +40,10 @@ func (s *State) ChooseGPUs(ctx context.Context, names []string) (Move, error) {
 	if names != nil {
 		all, err := s.helpers.AllGPUs(ctx)
 		if err == nil {
-			onto, err = namedGPUs(all, names)
+			onto, err = gpus.Named(all, names)
 		}
 		if err == nil && len(onto) != len(had) {
-			err = fmt.Errorf("the container had %d GPUs, %s: name as many, not %d: %w", len(had), listGPUs(had), len(onto), errdefs.ErrInvalidArgument)
+			err = fmt.Errorf("the container had %d GPUs, %s: name as many, not %d: %w", len(had), gpus.List(had), len(onto), errdefs.ErrInvalidArgument)
 		}
 		if err != nil {
 			return Move{}, err
@@ -59,52 +57,10 @@ func (s *State) ChooseGPUs(ctx context.Context, names []string) (Move, error) {
 	s.onto = pairs
 	// A helper in the container's namespaces is not asked what the container has: its
 	// cgroup keeps it from no GPU, and NVIDIA's library makes the nodes that it misses.
-	if move.Grant = without(onto, seen); move.Grant != nil { // else it keeps what it has
-		move.Revoke = without(had, onto)
+	if move.Grant = gpus.Without(onto, seen); move.Grant != nil { // else it keeps what it has
+		move.Revoke = gpus.Without(had, onto)
 	}
 	return move, nil
-}
-
-func uuidsOf(gpus []cuda.GPU) (uuids []string) {
-	for _, d := range gpus {
-		uuids = append(uuids, d.UUID)
-	}
-	return uuids
-}
-
-// without returns the GPUs that are not among the others.
-func without(gpus, others []cuda.GPU) (left []cuda.GPU) {
-	out := uuidsOf(others)
-	for _, d := range gpus {
-		if !slices.Contains(out, d.UUID) {
-			left = append(left, d)
-		}
-	}
-	return left
-}
-
-// namedGPUs finds GPUs by UUID or by CUDA's index, each once.
-func namedGPUs(all []cuda.GPU, names []string) (found []cuda.GPU, err error) {
-	for _, name := range names {
-		i := slices.IndexFunc(all, func(d cuda.GPU) bool { return d.UUID == name || strconv.Itoa(d.Index) == name })
-		if i < 0 {
-			return nil, fmt.Errorf("this node has no GPU %s; it has %s: %w", name, listGPUs(all), errdefs.ErrNotFound)
-		}
-		if slices.Contains(uuidsOf(found), all[i].UUID) {
-			return nil, fmt.Errorf("GPU %s is named twice: %w", name, errdefs.ErrInvalidArgument)
-		}
-		found = append(found, all[i])
-	}
-	return found, nil
-}
-
-// listGPUs names GPUs for a person: "0 (GPU-…), 1 (GPU-…)".
-func listGPUs(gpus []cuda.GPU) string {
-	var names []string
-	for _, d := range gpus {
-		names = append(names, fmt.Sprintf("%d (%s)", d.Index, d.UUID))
-	}
-	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
 // pairOnto returns where the state of each GPU goes: from those that the processes had to onto, in
@@ -121,7 +77,7 @@ func (l *locked) pairOnto(ctx context.Context, by *helpers.Helpers, had, onto, s
 		if err != nil {
 			log.G(ctx).WithError(err).Warn("whether the GPUs have room is not known")
 		}
-		return surveyed(slices.Concat(onto, without(seen, onto)), survey), nil
+		return gpus.Surveyed(slices.Concat(onto, gpus.Without(seen, onto)), survey), nil
 	})
 	if errors.Is(err, cdi.ErrPairs) {
 		return nil, fmt.Errorf("%w: the container stays suspended; resume it again afterwards: %w", err, errdefs.ErrFailedPrecondition)
@@ -138,45 +94,25 @@ func (l *locked) requirement(had, onto, seen []cuda.GPU) (need cdi.Requirement, 
 		if bytes == 0 && len(had) == 1 {
 			bytes = bytesOf(l.areas) // NVML does not tell everywhere
 		}
-		need.GPUs = append(need.GPUs, gpuOf(d))
+		need.GPUs = append(need.GPUs, gpus.ForPairing(d))
 		need.Processes = append(need.Processes, cdi.ProcessUse{GPUs: []string{d.UUID}, Bytes: bytes})
 		pairs = append(pairs, d.UUID+"="+onto[i].UUID)
 	}
-	for _, d := range without(seen, had) {
-		need.GPUs = append(need.GPUs, gpuOf(d))
+	for _, d := range gpus.Without(seen, had) {
+		need.GPUs = append(need.GPUs, gpus.ForPairing(d))
 	}
 	return need, strings.Join(pairs, ",")
 }
 
-// surveyed returns GPUs with what NVML says of their memory; it may say nothing.
-func surveyed(gpus []cuda.GPU, survey cuda.Survey) (all []cdi.GPU) {
-	for _, d := range gpus {
-		gpu := gpuOf(d)
-		gpu.Free = 0
-		for _, v := range survey.Devices {
-			if v.UUID != d.UUID || v.Memory == 0 {
-				continue
-			}
-			var users []string
-			for _, u := range v.Users {
-				users = append(users, fmt.Sprintf("process %s has %s", proc.Describe(u.PID), size(u.Bytes)))
-			}
-			gpu.Free, gpu.Users = max(1, v.Free), strings.Join(users, ", ") // 0 is unknown
-		}
-		all = append(all, gpu)
-	}
-	return all
-}
-
 // restoreOnto restores to the GPUs of ChooseGPUs, by a helper in the container's namespaces.
-func (l *locked) restoreOnto(ctx context.Context, by *helpers.Helpers, init int, onto []cdi.Pair) error {
+func (l *locked) restoreOnto(ctx context.Context, by *helpers.Helpers, init int, onto []cdi.Pair, storage *cuda.Storage) error {
 	inside, err := by.Start(ctx, cuda.Options{Join: init})
 	if err != nil {
 		return err
 	}
 	defer inside.Close()
 	procs := l.procs.Living()
-	moved, err := procs.RestoreRemapped(ctx, inside, l.tries(onto))
+	moved, err := procs.RestoreRemapped(ctx, storage.Through(inside), l.tries(onto))
 	if err != nil && len(moved) > 0 {
 		return fmt.Errorf("%d of %d processes belong to the new GPUs now, so resume the container on these again: %w", len(moved), len(procs), err)
 	}
@@ -200,7 +136,7 @@ func (l *locked) tries(onto []cdi.Pair) map[int][][]cuda.Pair {
 		}
 		var sets, moved [][]cuda.Pair
 		for _, subset := range cdi.Subsets(onto, nil, open, used) {
-			set := cudaPairs(subset)
+			set := gpus.Pairs(subset)
 			stay := slices.Clone(set)
 			for i := range stay {
 				stay[i].Old = stay[i].New

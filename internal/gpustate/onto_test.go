@@ -13,26 +13,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/gpus"
 )
-
-func TestNamedGPUs(t *testing.T) {
-	all := []cuda.GPU{{UUID: "GPU-a", Index: 0}, {UUID: "GPU-b", Index: 1}}
-	for _, test := range []struct {
-		names []string
-		want  []cuda.GPU // nil: refused
-	}{
-		{[]string{"1"}, all[1:]},
-		{[]string{"GPU-b", "0"}, []cuda.GPU{all[1], all[0]}},
-		{[]string{"GPU-a", "0"}, nil},
-		{[]string{"2"}, nil},
-		{[]string{"GPU"}, nil},
-	} {
-		got, err := namedGPUs(all, test.names)
-		if (err != nil) != (test.want == nil) || !reflect.DeepEqual(got, test.want) {
-			t.Errorf("%q: got %v, error %v; want %v", test.names, got, err, test.want)
-		}
-	}
-}
 
 func TestRoomOnto(t *testing.T) {
 	a, b := cuda.GPU{UUID: "GPU-a", Name: "H", Index: 0, Memory: 100 << 20}, cuda.GPU{UUID: "GPU-b", Name: "H", Index: 1, Memory: 100 << 20}
@@ -65,7 +47,7 @@ func TestRoomOnto(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			l := &locked{use: usage{byGPU: test.use}, areas: []Area{{Area: images.Area{Bytes: test.area}}}}
 			need, decided := l.requirement(test.had, test.onto, test.had)
-			pairs, err := cdi.Pairs(need, surveyed(test.onto, survey), decided)
+			pairs, err := cdi.Pairs(need, gpus.Surveyed(test.onto, survey), decided)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Fatalf("error %v, want one that says %q", err, test.err)
@@ -115,11 +97,11 @@ func TestSeenGPUsArePaired(t *testing.T) {
 		{[]cuda.GPU{a, b}, []cuda.GPU{b, a}, []cuda.GPU{a, b}, "[{GPU-a GPU-b} {GPU-b GPU-a}]"},
 	} {
 		need, decided := new(locked).requirement(test.had, test.onto, test.seen)
-		pairs, err := cdi.Pairs(need, surveyed(slices.Concat(test.onto, without(test.seen, test.onto)), cuda.Survey{}), decided)
+		pairs, err := cdi.Pairs(need, gpus.Surveyed(slices.Concat(test.onto, gpus.Without(test.seen, test.onto)), cuda.Survey{}), decided)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := fmt.Sprint(cudaPairs(pairs)); got != test.want {
+		if got := fmt.Sprint(gpus.Pairs(pairs)); got != test.want {
 			t.Errorf("%v to %v: got %s, want %s", test.had, test.onto, got, test.want)
 		}
 	}

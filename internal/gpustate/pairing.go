@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -15,6 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/gpus"
 	"github.com/gpuckpt/gpuckpt/internal/helpers"
 )
 
@@ -30,14 +30,14 @@ func (r *Restoration) pair(ctx context.Context, helper *cuda.Helper, info cuda.I
 	}
 	early := true
 	var err error
-	r.pairs, err = cdi.PairWhenFree(ctx, requirementOf(m), wanted, func(ctx context.Context) (_ []cdi.GPU, err error) {
+	r.pairs, err = cdi.PairWhenFree(ctx, gpus.Required(m), wanted, func(ctx context.Context) (_ []cdi.GPU, err error) {
 		if !early {
 			if info, err = helper.InfoNow(ctx); err != nil {
 				return nil, err
 			}
 		}
 		early = false
-		granted := grantedGPUs(request, info)
+		granted := gpus.Granted(request, info)
 		r.granted = len(granted)
 		return granted, nil
 	})
@@ -53,37 +53,6 @@ func (r *Restoration) pair(ctx context.Context, helper *cuda.Helper, info cuda.I
 	return nil
 }
 
-// grantedGPUs returns those of this node's GPUs that a spec grants.
-func grantedGPUs(request cdi.Request, info cuda.Info) []cdi.GPU {
-	var granted []cdi.GPU
-	for i, g := range slices.Concat(info.Partitioned, info.GPUs) {
-		gpu := gpuOf(g)
-		gpu.MIG = i < len(info.Partitioned)
-		twice := slices.ContainsFunc(granted, func(have cdi.GPU) bool { return have.Minor == g.Minor })
-		if request.Grants(gpu) && !twice {
-			granted = append(granted, gpu)
-		}
-	}
-	return granted
-}
-
-// requirementOf returns what a checkpoint needs. The state of a process is known for
-// sure only where it is in files: Bytes has what else the driver maps as well.
-func requirementOf(m *images.Metadata) cdi.Requirement {
-	var need cdi.Requirement
-	for _, g := range m.GPUs {
-		need.GPUs = append(need.GPUs, cdi.GPU{UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index})
-	}
-	for _, p := range m.Processes {
-		use := cdi.ProcessUse{GPUs: p.GPUs}
-		for _, a := range p.Areas {
-			use.Bytes += a.Bytes
-		}
-		need.Processes = append(need.Processes, use)
-	}
-	return need
-}
-
 // same reports whether the container has the checkpoint's GPUs, and no others.
 func (r *Restoration) same() bool { return cdi.IsIdentity(r.pairs) && r.granted == len(r.pairs) }
 
@@ -92,7 +61,7 @@ func (r *Restoration) same() bool { return cdi.IsIdentity(r.pairs) && r.granted 
 func (r *Restoration) onto(ctx context.Context, helper *cuda.Helper) error {
 	s := r.s
 	if r.same() {
-		if err := s.procs.Restore(ctx, helper, nil); !cuda.IsDeviceMapRejected(err) {
+		if err := s.procs.Restore(ctx, r.storage.Through(helper), nil); !cuda.IsDeviceMapRejected(err) {
 			return err
 		}
 	}
@@ -102,7 +71,7 @@ func (r *Restoration) onto(ctx context.Context, helper *cuda.Helper) error {
 	}
 	defer helpers.CloseAsync(inside)
 	tries := r.tries()
-	taken, err := s.procs.RestoreRemapped(ctx, inside, tries)
+	taken, err := s.procs.RestoreRemapped(ctx, r.storage.Through(inside), tries)
 	for pid, set := range taken {
 		if pairs := tries[pid]; set < len(pairs) && pairs[set] != nil {
 			log.G(ctx).WithFields(log.Fields{"pid": pid, "pairs": pairs[set], "refused": set}).Info("GPU pairs taken by the driver")
@@ -124,7 +93,7 @@ func (r *Restoration) tries() map[int][][]cuda.Pair {
 			sets = append(sets, nil)
 		}
 		for _, set := range cdi.Subsets(r.pairs, p.GPUs, nil) {
-			sets = append(sets, cudaPairs(set))
+			sets = append(sets, gpus.Pairs(set))
 		}
 		if cdi.IsIdentity(r.pairs) && r.granted != len(r.pairs) {
 			sets = append(sets, nil)
@@ -132,23 +101,4 @@ func (r *Restoration) tries() map[int][][]cuda.Pair {
 		tries[p.PID] = sets
 	}
 	return tries
-}
-
-// The packages cuda, cdi and images do not know each other, and each has a GPU of its
-// own: the driver's, the one that is paired, and the one on disk.
-
-// gpuOf returns a GPU of this node as cdi describes it.
-func gpuOf(g cuda.GPU) cdi.GPU {
-	return cdi.GPU{
-		UUID: g.UUID, Name: g.Name, Memory: g.Memory, Index: g.Index, Minor: g.Minor,
-		PCIBusID: g.PCIBusID, Free: g.Free, VGPU: g.VGPU,
-	}
-}
-
-// cudaPairs returns pairs as the driver takes them.
-func cudaPairs(pairs []cdi.Pair) (all []cuda.Pair) {
-	for _, p := range pairs {
-		all = append(all, cuda.Pair{Old: p.Old.UUID, New: p.New.UUID})
-	}
-	return all
 }

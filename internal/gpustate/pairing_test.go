@@ -8,42 +8,8 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
-	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 )
-
-func TestGrantedGPUs(t *testing.T) {
-	info := cuda.Info{
-		GPUs: []cuda.GPU{
-			{UUID: "GPU-b", Minor: 1, Free: 7, VGPU: true}, {UUID: "GPU-a", Minor: 0}, {UUID: "GPU-instance", Minor: -1},
-		},
-		Partitioned: []cuda.GPU{{UUID: "GPU-m", Minor: 2}},
-	}
-	for _, test := range []struct {
-		request cdi.Request
-		want    string
-	}{
-		{cdi.Request{}, ""},
-		{cdi.Request{Minors: []int{0}}, "GPU-a"},
-		{cdi.Request{Minors: []int{1, 2, 5}}, "GPU-m(MIG) GPU-b(vGPU)"},
-		{cdi.Request{AllNodes: true}, "GPU-m(MIG) GPU-b(vGPU) GPU-a GPU-instance"},
-	} {
-		var got []string
-		for _, g := range grantedGPUs(test.request, info) {
-			word := g.UUID
-			if g.MIG {
-				word += "(MIG)"
-			}
-			if g.VGPU {
-				word += "(vGPU)"
-			}
-			got = append(got, word)
-		}
-		if text := strings.Join(got, " "); text != test.want {
-			t.Errorf("%+v grants %q, want %q", test.request, text, test.want)
-		}
-	}
-}
 
 func TestGPUTries(t *testing.T) {
 	pair := func(from, to string) cdi.Pair { return cdi.Pair{Old: cdi.GPU{UUID: from}, New: cdi.GPU{UUID: to}} }

@@ -60,6 +60,8 @@ static int call(const char *name, pid_t pid)
 {
 	int tid = 0;
 
+	if (!strncmp(name, "custom-", 7))
+		return custom_call(name + 7, pid);
 	if (!strcmp(name, "init"))
 		return cu.init(0);
 	if (!strcmp(name, "state")) // 10 and more are states
@@ -154,6 +156,7 @@ int main(int argc, char **argv)
 		{"kept", test_kept, false},             {"moved", test_moved, false},
 		{"interrupted", test_interrupted, false}, {"managed", test_managed, false},
 		{"events", test_events, false},
+		{"custom", test_custom, false},
 	};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
