@@ -137,12 +137,14 @@ CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
 {
-	CUresult r = enter(context);
+	CUresult r = gate_enter(); // a stream that is named needs no current context
 
 	if (r)
 		return r;
+	if (!context)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
 	*context = stream ? (CUcontext)stream : context_current();
-	return gate_leave(CUDA_SUCCESS);
+	return gate_leave(*context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
 }
 
 CUresult cuCtxSynchronize(void)
