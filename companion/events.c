@@ -149,11 +149,26 @@ static const struct {
 
 static bool complete, looked; // events are asked for, and the driver has what they need; that was looked for
 
+static bool wanted; // by the environment, as it was at first
+
+static void look_wanted(void)
+{
+	const char *set = getenv("GPUCKPT_COMPANION_EVENTS");
+	wanted = set && !strcmp(set, "on");
+}
+
+// asked_for reports whether the program's environment asks for events of the companion's: they have not run on a GPU.
+static bool asked_for(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, look_wanted);
+	return wanted;
+}
+
 static void look(void)
 {
-	// By request of the program's environment, until it has run on a GPU.
-	const char *set = getenv("GPUCKPT_COMPANION_EVENTS");
-	bool all = set && !strcmp(set, "on");
+	bool all = asked_for();
 
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
 		void *f = companion_real(functions[i].name);
@@ -778,20 +793,21 @@ void *events_override(const char *name)
 		const char *name;
 		void *function;
 	} overrides[] = {
+		{"cuIpcGetEventHandle", get_handle}, {"cuIpcOpenEventHandle", open_handle},
 		{"cuEventCreate", create}, {"cuEventDestroy_v2", destroy}, {"cuEventDestroy", destroy},
 		{"cuEventRecord", record}, {"cuEventRecord_ptsz", record_ptsz},
 		{"cuEventRecordWithFlags", record_flags}, {"cuEventRecordWithFlags_ptsz", record_flags_ptsz},
 		{"cuStreamWaitEvent", wait}, {"cuStreamWaitEvent_ptsz", wait_ptsz},
 		{"cuEventQuery", query}, {"cuEventSynchronize", synchronize},
 		{"cuEventElapsedTime", elapsed}, {"cuEventElapsedTime_v2", elapsed_v2},
-		{"cuIpcGetEventHandle", get_handle}, {"cuIpcOpenEventHandle", open_handle},
 		OF(cuGraphAddEventRecordNode), OF(cuGraphAddEventWaitNode), OF(cuGraphEventRecordNodeSetEvent),
 		OF(cuGraphEventWaitNodeSetEvent), OF(cuGraphExecEventRecordNodeSetEvent), OF(cuGraphExecEventWaitNodeSetEvent),
 		OF(cuGraphAddNode), OF(cuGraphAddNode_v2), OF(cuGraphNodeSetParams), OF(cuGraphExecNodeSetParams),
 		OF(cuCtxRecordEvent), OF(cuCtxWaitEvent), OF(cuGreenCtxRecordEvent), OF(cuGreenCtxWaitEvent),
 	};
 
-	for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++)
+	// The first two note that the driver shares an event. The others are for the companion's events alone.
+	for (size_t i = 0; i < sizeof overrides / sizeof *overrides && (i < 2 || asked_for()); i++)
 		if (!strcmp(name, overrides[i].name))
 			return overrides[i].function;
 	return NULL;

@@ -33,7 +33,7 @@ const (
 // envSteps is how many steps each workload takes, 200 if it is not set.
 const envSteps = "GPUCKPT_TEST_STEPS"
 
-// usualSteps are those that the programs' limits are for.
+// usualSteps is how many steps the programs' limits allow time for.
 const usualSteps = 200
 
 // workSteps is how many steps each workload takes.

@@ -76,8 +76,8 @@ type Parked struct {
 	refusal error // it cannot be
 }
 
-// Park closes the gates of the processes' companions, and returns those that have something to save or to
-// share; nil for none. Half of timeout is for the programs' calls and GPU work to end: the rest is left to those
+// Park closes the gates of the processes' companions, and returns the processes that have something to
+// save or to share; nil for none. Half of timeout is for the programs' calls and GPU work to end: the rest is left to those
 // who lock them if they wait for each other. If none has anything, and on an error, all companions are
 // open again, unless the error says that one could not be opened. What the processes share is taken down;
 // if it cannot be, a Parked is returned with the error, and it has a Refusal. The processes must not be frozen.
