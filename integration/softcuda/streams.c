@@ -303,6 +303,8 @@ CUresult cuEventRecordWithFlags(CUevent e, CUstream stream, unsigned int flags)
 		return r;
 	if (!e->context || e->context != context_current())
 		return gate_leave(CUDA_ERROR_INVALID_HANDLE);
+	if (capturing && e->flags & CU_EVENT_INTERPROCESS) // driver 580.159
+		return gate_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	if ((e->captured = capturing))
 		return gate_leave(CUDA_SUCCESS);
 	return gate_leave(submit(&e->numbers->done, __atomic_add_fetch(&e->numbers->recorded, 1, __ATOMIC_SEQ_CST), false));

@@ -60,15 +60,43 @@ void run_counter(const struct options *o)
 	udp_serve(s, count_on_gpu, &g);
 }
 
+struct peer {
+	struct gpu near;
+	CUdeviceptr small, large; // on the other GPU: the driver's memory, and with the companion its own
+	uint64_t large_words;
+};
+
+// Each packet, GPU 0 counts in the small memory, and in the first and the last word of the large one.
+static void count_on_peer(void *arg, const char *request, char *reply)
+{
+	struct peer *p = arg;
+	CUdeviceptr last = p->large + (p->large_words - 1) * sizeof(uint64_t);
+
+	(void)request;
+	gpu_increment(&p->near, p->small);
+	gpu_increment(&p->near, p->large);
+	gpu_increment(&p->near, last);
+	uint64_t small = gpu_read(p->small), large = gpu_read(p->large);
+	if (small == large && large == gpu_read(last))
+		say(small, reply);
+	else
+		snprintf(reply, UDP_TEXT, "%" PRIu64 " in the small memory, %" PRIu64 " in the large", small, large);
+}
+
 void run_peer(const struct options *o)
 {
 	int s = udp_listen(o->port);
-	struct gpu far = gpu_open(1), near = gpu_open(0); // which is in use from here on
+	struct gpu far = gpu_open(1);
+	struct peer p = {.large_words = (4 << 20) / sizeof(uint64_t)};
 
+	p.small = gpu_alloc(sizeof(uint64_t));
+	p.large = gpu_alloc(p.large_words * sizeof(uint64_t));
+	gpu_write(p.small, o->start);
+	gpu_write(p.large, o->start);
+	gpu_write(p.large + (p.large_words - 1) * sizeof(uint64_t), o->start);
+	p.near = gpu_open(0); // which is in use from here on
 	gpu_reach(&far);
-	near.counter = far.counter;
-	gpu_write(near.counter, o->start);
-	udp_serve(s, count_on_gpu, &near);
+	udp_serve(s, count_on_peer, &p);
 }
 
 struct managed {

@@ -24,7 +24,7 @@ static const char usage[] =
 	"  loop    [--start N] [--gpu I] [--interface I] [--peer ADDRESS:PORT]\n"
 	"                                    counter, and a TCP connection to itself, by the\n"
 	"                                    loopback address or that of I, and one to a peer\n"
-	"  peer    [--start N]               the same in memory of GPU 1, by a kernel of GPU 0\n"
+	"  peer    [--start N]               the same in two memories of GPU 1, by a kernel of GPU 0\n"
 	"  plain   [--start N]               the same in host memory, without CUDA\n"
 	"  pattern [--bytes N] [--chunks K] [--gpus G] [--gpu I] [--seed S] [--content C]\n"
 	"                                    N bytes of pattern on each of G GPUs; C is\n"
