@@ -1,9 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Events that processes share (CU_EVENT_INTERPROCESS). The driver's own leave traces in a process until it ends, and it
-// restores none. So, if the program's environment has GPUCKPT_COMPANION_EVENTS=on, the driver has none here. The program has a number of the companion's for an event, which
-// stands for
+// Events that processes share (CU_EVENT_INTERPROCESS). The driver's own leave traces in a process until it ends. So the
+// driver has none here, unless the program's environment has GPUCKPT_COMPANION_EVENTS=off. The program has a number of
+// the companion's for an event, which stands for
 //
 //	an ordinary event of the driver's  for what this process records, waits for and asks for
 //	a slot of words                    that processes share, once the event has a handle
@@ -147,18 +147,18 @@ static const struct {
 	{"cuStreamWaitValue64_v2_ptsz", &per_thread.WaitValue, true},
 };
 
-static bool complete, looked; // events are asked for, and the driver has what they need; that was looked for
+static bool complete, looked; // events are wanted, and the driver has what they need; that was looked for
 
 static bool wanted; // by the environment, as it was at first
 
 static void look_wanted(void)
 {
 	const char *set = getenv("GPUCKPT_COMPANION_EVENTS");
-	wanted = set && !strcmp(set, "on");
+	wanted = !set || strcmp(set, "off");
 }
 
-// asked_for reports whether the program's environment asks for events of the companion's: they have not run on a GPU.
-static bool asked_for(void)
+// are_wanted reports whether the program's environment does not refuse events of the companion's.
+static bool are_wanted(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -168,7 +168,7 @@ static bool asked_for(void)
 
 static void look(void)
 {
-	bool all = asked_for();
+	bool all = are_wanted();
 
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
 		void *f = companion_real(functions[i].name);
@@ -807,7 +807,7 @@ void *events_override(const char *name)
 	};
 
 	// The first two note that the driver shares an event. The others are for the companion's events alone.
-	for (size_t i = 0; i < sizeof overrides / sizeof *overrides && (i < 2 || asked_for()); i++)
+	for (size_t i = 0; i < sizeof overrides / sizeof *overrides && (i < 2 || are_wanted()); i++)
 		if (!strcmp(name, overrides[i].name))
 			return overrides[i].function;
 	return NULL;

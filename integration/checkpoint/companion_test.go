@@ -109,11 +109,10 @@ func TestCompanionShared(t *testing.T) {
 
 // Two processes that hand memory to each other all the time, by events of CUDA IPC that are new now and then: with the
 // companion they run on after a checkpoint, are restored, and are checkpointed and restored twice more. Without it they
-// are refused, and with it if they do not ask for events.
+// are refused, and with it if they have the driver make the events.
 func TestCompanionSharedEvents(t *testing.T) {
 	spec := withCompanion()
 	spec.Ports = 2
-	spec.Env = []string{"GPUCKPT_COMPANION_EVENTS=on"}
 	k := shared.Work(t, spec, "ipc", "--share", "events", "--bytes", "24M")
 	k.Expect(t, "count", "101")
 	takeTurns(t, k)
@@ -130,7 +129,7 @@ func TestCompanionSharedEvents(t *testing.T) {
 	}
 	k.MustRemove(t)
 
-	spec.Env = nil
+	spec.Env = []string{"GPUCKPT_COMPANION_EVENTS=off"}
 	for _, spec := range []harness.RunSpec{spec, {GPUs: []int{0}, Ports: 2}} {
 		without := shared.Work(t, spec, "ipc", "--share", "events", "--bytes", "24M")
 		without.Expect(t, "count", "101")
@@ -140,7 +139,7 @@ func TestCompanionSharedEvents(t *testing.T) {
 		} else if spec.Annotations == nil {
 			harness.Says(t, err, "shares GPU memory")
 		} else {
-			harness.Says(t, err, "does not bring back", "GPUCKPT_COMPANION_EVENTS=on")
+			harness.Says(t, err, "does not bring back", "GPUCKPT_COMPANION_EVENTS=off")
 		}
 		takeTurns(t, without)
 		without.MustRemove(t)

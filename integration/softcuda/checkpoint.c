@@ -399,6 +399,7 @@ static CUresult judge(bool whole)
 	if (later && *later != LATER)
 		whole = false;
 	map_later();
+	slice_restored();
 	if (whole)
 		return CUDA_SUCCESS;
 	state = CU_PROCESS_STATE_FAILED;

@@ -30,6 +30,15 @@ static void *reach(CUdeviceptr address, size_t bytes)
 	return peer_reaches(c ? c->ordinal : -1, memory_ordinal(address)) ? memory_at(address, bytes) : NULL;
 }
 
+// wait_a_little is for a kernel that waits; a GPU would take no CPU time either. false: the driver ends it.
+static bool wait_a_little(long ns)
+{
+	struct timespec pause = {.tv_nsec = ns};
+
+	nanosleep(&pause, NULL);
+	return !slice_lost(process.gpu[context_current()->ordinal].minor);
+}
+
 // increment(u64 *counter)
 static CUresult increment(void **params, unsigned blocks)
 {
@@ -78,9 +87,9 @@ static CUresult spin(void **params, unsigned blocks)
 	uint32_t *flag = reach(word_param(params, 0), sizeof *flag);
 	if (!flag)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
-	struct timespec pause = {.tv_nsec = 1000000};
 	while (!__atomic_load_n(flag, __ATOMIC_ACQUIRE))
-		nanosleep(&pause, NULL); // a GPU would take no CPU time either
+		if (!wait_a_little(1000000))
+			return CUDA_ERROR_LAUNCH_FAILED;
 	return CUDA_SUCCESS;
 }
 
@@ -96,12 +105,12 @@ static CUresult meet(void **params, unsigned blocks)
 	if (!board || !state || ranks > 64)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	uint64_t step = state[0] + 1, *words = board + 64 + 64 * (step & 1);
-	struct timespec pause = {.tv_nsec = 20000};
 	words[rank] = mix(state[1] + step + (rank << 32));
 	__atomic_store_n(&board[rank], step, __ATOMIC_RELEASE);
 	for (uint64_t i = 0; i < ranks; i++) {
 		while (__atomic_load_n(&board[i], __ATOMIC_ACQUIRE) < step)
-			nanosleep(&pause, NULL); // a GPU would take no CPU time either
+			if (!wait_a_little(20000))
+				return CUDA_ERROR_LAUNCH_FAILED;
 		state[1] += words[i];
 	}
 	state[0] = step;

@@ -161,5 +161,9 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int gridX, unsigned int gr
 	if (!function || !params || extra || !gridX || !gridY || !gridZ || !blockX || !blockY || !blockZ)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
 	streams_settle(0);
-	return gate_leave(((const struct kernel *)function)->run(params, gridX));
+	int minor = process.gpu[context_current()->ordinal].minor;
+	slice_begin(minor);
+	r = ((const struct kernel *)function)->run(params, gridX);
+	slice_end(minor);
+	return gate_leave(r);
 }

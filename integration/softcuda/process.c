@@ -82,6 +82,7 @@ static void in_child(void)
 	if (process.forked)
 		return;
 	gate_forget_after_fork();
+	slice_forget_after_fork();
 	checkpoint_forget_after_fork();
 }
 

@@ -211,6 +211,14 @@ struct kernel {
 };
 const struct kernel *kernel_named(const char *name, size_t len);
 
+// slice.c: a kernel runs between slice_begin and slice_end, on a GPU by its number. slice_lost tells one that runs
+// whether the driver ends it. slice_restored: from here on the process's kernels are not interrupted.
+void slice_begin(int minor);
+void slice_end(int minor);
+bool slice_lost(int minor);
+void slice_restored(void);
+void slice_forget_after_fork(void);
+
 // pattern of context images and of the fill kernel (splitmix64)
 uint64_t mix(uint64_t x);
 

@@ -8,8 +8,7 @@
 //
 // An event is two numbers: of the last record that was submitted, and of the last one that is done. Events that
 // processes share (CU_EVENT_INTERPROCESS) have them in a file that both map, whose name is as driver 580.159's in
-// /proc/PID/maps. The mapping stays when the event is destroyed: a refusal because of it stays with the driver. A
-// restore after a checkpoint of such a process fails (foreign.c).
+// /proc/PID/maps. The mapping stays when the event is destroyed: a refusal because of it stays with the driver.
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -380,7 +379,7 @@ CUresult cuIpcGetEventHandle(CUipcMemHandle *out, CUevent e)
 	h.fd = e->fd;
 	memset(out, 0, sizeof *out);
 	memcpy(out, &h, sizeof h);
-	return gate_leave(foreign_share());
+	return gate_leave(CUDA_SUCCESS);
 }
 
 CUresult cuIpcOpenEventHandle(CUevent *event, CUipcMemHandle in)
@@ -407,7 +406,7 @@ CUresult cuIpcOpenEventHandle(CUevent *event, CUipcMemHandle in)
 		free(e);
 	else
 		*event = e;
-	return gate_leave(r ? r : foreign_share());
+	return gate_leave(r);
 }
 
 // An event that is made part of a graph, of which nothing is here.

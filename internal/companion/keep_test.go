@@ -639,15 +639,15 @@ func withoutWords(t *testing.T) {
 // A program that shares what its companion does not bring back does so as without it, and is refused: also one that has no
 // memory of its companion's. It runs on with its memory.
 func TestForeign(t *testing.T) {
-	const notAskedFor = "-not-asked-for"
-	for _, kind := range []string{"event", "event" + notAskedFor, "event-of-another", "pool", "pool-of-another", "external-memory", "external-semaphore", "multicast", "fabric", "host", "host-exported"} {
+	const notWanted = "-not-wanted"
+	for _, kind := range []string{"event", "event" + notWanted, "event-of-another", "pool", "pool-of-another", "external-memory", "external-semaphore", "multicast", "fabric", "host", "host-exported"} {
 		for _, mib := range [][]int{{8}, nil} {
 			t.Run(fmt.Sprint(kind, mib), func(t *testing.T) {
 				switch kind {
 				case "event":
 					withoutWords(t)
-				case "event" + notAskedFor:
-					t.Setenv("GPUCKPT_COMPANION_EVENTS", "")
+				case "event" + notWanted:
+					t.Setenv("GPUCKPT_COMPANION_EVENTS", "off")
 				}
 				k := keeping(t, mib...)
 				k.says("set 5", "ok")
@@ -657,7 +657,7 @@ func TestForeign(t *testing.T) {
 					t.Fatalf("%v before it shares: %v", p, err)
 				}
 				k.opens(p)
-				k.says("share "+strings.TrimSuffix(kind, notAskedFor), "ok")
+				k.says("share "+strings.TrimSuffix(kind, notWanted), "ok")
 				p, err = Park(t.Context(), self, time.Minute)
 				if err == nil || p.Refusal() == nil || !strings.Contains(err.Error(), map[bool]string{false: "does not bring back", true: "NCCL_CUMEM_HOST_ENABLE=0"}[strings.HasPrefix(kind, "host")]) {
 					t.Fatalf("parked: %v, %v", err, p.Refusal())

@@ -15,7 +15,6 @@ import (
 
 // build builds the companion, its test program and the software GPU into a directory with device nodes.
 func TestMain(m *testing.M) {
-	os.Setenv("GPUCKPT_COMPANION_EVENTS", "on")
 	code := m.Run()
 	if built != "" {
 		os.RemoveAll(built)
@@ -114,7 +113,7 @@ func conforms(t *testing.T, dir, test string) {
 func events(t *testing.T, dir string) {
 	t.Helper()
 	const graph = "gpuckpt companion: an event that processes can share cannot be part of a graph, or of another context's work, here: start the program without dev.gpuckpt.companion\n"
-	if out, err := preloaded(dir, filepath.Join(dir, "happens"), "GPUCKPT_COMPANION_EVENTS=on"); err != nil || out != graph {
+	if out, err := preloaded(dir, filepath.Join(dir, "happens")); err != nil || out != graph {
 		t.Errorf("%v: %s", err, out)
 	}
 	conforms(t, dir, "events")

@@ -41,7 +41,7 @@ func takeDown(ctx context.Context, all []*Companion) (shared bool, err error) {
 			return shared, err
 		}
 		if now.sharing&unknown != 0 {
-			return true, fmt.Errorf("process %d shares GPU memory or events in a way that its companion does not bring back: pools, fabric handles, multicast, external memory, or events of CUDA IPC (GPUCKPT_COMPANION_EVENTS=on in its environment has the companion make these)", c.PID)
+			return true, fmt.Errorf("process %d shares GPU memory or events in a way that its companion does not bring back: pools, fabric handles, multicast, external memory, or events of CUDA IPC that the driver has made (as GPUCKPT_COMPANION_EVENTS=off in its environment has it)", c.PID)
 		}
 		if now.sharing&hosts != 0 {
 			return true, fmt.Errorf("process %d has host memory of the driver (cuMemCreate), which the driver does not restore: set NCCL_CUMEM_HOST_ENABLE=0 for NCCL", c.PID)

@@ -104,6 +104,7 @@ void test_shared(void);
 void test_kept(void);
 void test_moved(void);
 void test_interrupted(void);
+void test_slices(void);
 void test_managed(void);
 void test_events(void);
 void test_custom(void);

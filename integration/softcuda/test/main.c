@@ -154,7 +154,8 @@ int main(int argc, char **argv)
 		{"remap", test_remap, false},           {"habits", test_habits, false},
 		{"ranks", test_ranks, false},           {"shared", test_shared, false},
 		{"kept", test_kept, false},             {"moved", test_moved, false},
-		{"interrupted", test_interrupted, false}, {"managed", test_managed, false},
+		{"interrupted", test_interrupted, false}, {"slices", test_slices, false},
+		{"managed", test_managed, false},
 		{"events", test_events, false},
 		{"custom", test_custom, false},
 	};

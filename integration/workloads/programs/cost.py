@@ -98,13 +98,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", required=True, help="libgpuckpt.so")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=3600, help="no round is begun that would end later")
     parser.add_argument("--out", help="write the result to this file, as JSON")
     parser.add_argument("--turn", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.turn:
         return turn()
     turns = {"with": [], "without": []}
+    began = latest = time.time()
     for number in range(args.rounds + 1):
+        took, latest = time.time() - latest, time.time()
+        if number > 1 and latest + took > began + args.seconds:
+            break
         for which in ("with", "without") if number % 2 else ("without", "with"):
             env = dict(os.environ, BEGAN=str(time.time()))
             if which == "with":
@@ -124,7 +129,7 @@ def main():
         print(f"{name:30} {rows[name]['with_us']:12.1f} us  {rows[name]['without_us']:12.1f} us  {rows[name]['ratio']:.3f}  spread {rows[name]['spread']:.3f}")
     if args.out:
         gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False).stdout.strip()
-        result = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "gpu": gpu, "rounds": args.rounds, "rows": rows, "turns": turns}
+        result = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "gpu": gpu, "rounds": len(turns["with"]), "rows": rows, "turns": turns}
         with open(args.out, "w", encoding="utf-8") as out:
             json.dump(result, out, indent=1)
 

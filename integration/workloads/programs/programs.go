@@ -124,6 +124,10 @@ var List = []Program{
 		WayRound: "share through host memory", GPU: 3, Host: 6, Limit: short,
 	},
 	{
+		Name: "ipc-companion", What: "CUDA IPC (`torch.multiprocessing` with CUDA tensors), with the companion", File: "cuda_ipc.py",
+		Annotations: withCompanion, GPU: 3, Host: 8, Limit: short,
+	},
+	{
 		Name: "managed-small", What: "managed memory in allocations of up to 1 MiB, with the companion", File: "managed.cu", Args: []string{"--parts", "small,"},
 		Annotations: withCompanion, GPU: 2, Host: 4, Limit: short,
 	},
