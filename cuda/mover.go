@@ -107,14 +107,18 @@ func (m *Mover) Ready(ctx context.Context, gpu string, threads int) error {
 // and nobody should write to it meanwhile: the parts that CopyOut returns are of the memory, not of the file. threads is
 // as in Ready.
 //
+// digest false runs no kernel, and returns no parts. It is for memory of programs that run before the copy is done: after
+// a restore the driver (580) no longer interrupts their kernels for another process's, and ends one that a kernel has
+// waited for some 5 s (docs/limits.md).
+//
 // An error that satisfies errors.Is with a syscall.Errno is the file's: ENOSPC. An *Error is the
 // driver's: InvalidValue, say, for a descriptor that is none of such memory or a wrong size. After an
 // error the file has some of the memory; the memory is as it was.
-func (m *Mover) CopyOut(ctx context.Context, memory []Memory, to *os.File, offset uint64, threads int) (Parts, error) {
+func (m *Mover) CopyOut(ctx context.Context, memory []Memory, to *os.File, offset uint64, threads int, digest bool) (Parts, error) {
 	var all partsOf
 	done := uint64(0)
 	for some := range slices.Chunk(memory, wire.MaxPieces) {
-		q := wire.Request{Op: wire.OpCopyOut, Offset: offset + done, Threads: threads, Part: int(done >> partBits)}
+		q := wire.Request{Op: wire.OpCopyOut, Offset: offset + done, Threads: threads, NoKernel: !digest, Part: int(done >> partBits)}
 		var files []*os.File
 		for _, piece := range some {
 			q.Pieces, files = append(q.Pieces, piece.Bytes), append(files, piece.File)

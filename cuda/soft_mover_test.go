@@ -155,7 +155,7 @@ func TestSoftMoverMovesMemory(t *testing.T) {
 	for name, dir := range map[string]string{"tmpfs": tmpfs(t, 256), "disk": t.TempDir()} {
 		for offset, threads := range map[uint64]int{0: 0, 4096: 1, 6 * mib: 3} {
 			f := empty(t, dir)
-			parts, err := other.CopyOut(t.Context(), memory, f, offset, threads)
+			parts, err := other.CopyOut(t.Context(), memory, f, offset, threads, true)
 			do(t, err)
 			digested(t, parts, data)
 			has(t, f, int64(offset), data)
@@ -168,7 +168,7 @@ func TestSoftMoverMovesMemory(t *testing.T) {
 	f := empty(t, t.TempDir())
 	_, err := f.WriteAt(noise(2, 50*mib), 0)
 	do(t, err)
-	_, err = other.CopyOut(t.Context(), memory, f, 4*mib, 0)
+	_, err = other.CopyOut(t.Context(), memory, f, 4*mib, 0, true)
 	do(t, err)
 	has(t, f, 4*mib, data) // the zeros are written over what was there
 }
@@ -195,10 +195,15 @@ func TestSoftMoverReadsSpans(t *testing.T) {
 		t.Fatalf("%d pieces", len(memory))
 	}
 	f := empty(t, tmpfs(t, 256))
-	parts, err = m.CopyOut(t.Context(), memory, f, 0, 0)
+	parts, err = m.CopyOut(t.Context(), memory, f, 0, 0, true)
 	do(t, err)
 	digested(t, parts, want)
 	has(t, f, 0, want)
+	alone := empty(t, tmpfs(t, 256))
+	if parts, err = m.CopyOut(t.Context(), memory, alone, 0, 0, false); err != nil || parts != nil {
+		t.Errorf("a copy without kernels: %d bytes of digests, %v", len(parts), err)
+	}
+	has(t, alone, 0, want)
 	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", m.Pid()))
 	do(t, err)
 	if len(open) > 40 {
@@ -212,7 +217,7 @@ func TestSoftMoverIsRefused(t *testing.T) {
 	data := noise(5, 16*mib)
 	memory := filled(t, m, 0, 8*mib, data)
 	out := func(memory []Memory, to *os.File) error {
-		_, err := m.CopyOut(t.Context(), memory, to, 0, 0)
+		_, err := m.CopyOut(t.Context(), memory, to, 0, 0, true)
 		return err
 	}
 
@@ -274,9 +279,9 @@ func TestSoftMoverIsKilled(t *testing.T) {
 	memory := filled(t, m, 0, 16*mib, data)
 	f := empty(t, tmpfs(t, 128))
 	time.AfterFunc(500*time.Millisecond, m.Kill)
-	_, err := m.CopyOut(t.Context(), memory, f, 0, 1)
+	_, err := m.CopyOut(t.Context(), memory, f, 0, 1, true)
 	wants(t, err, ErrHelperGone)
-	_, err = softMover(t, dev, nil).CopyOut(t.Context(), memory, f, 0, 0)
+	_, err = softMover(t, dev, nil).CopyOut(t.Context(), memory, f, 0, 0, true)
 	do(t, err)
 	has(t, f, 0, data)
 }

@@ -110,6 +110,10 @@ func keptInto(t *testing.T, k *harness.Container, dir string) {
 	if soft && beside == 0 {
 		t.Error("the program has not changed its memory while that was copied")
 	}
+	log := shared.Log()
+	if last := log[strings.LastIndex(log, copied):]; !strings.Contains(last[:strings.IndexByte(last, '\n')], "digested=false") {
+		t.Error("the GPU had kernels of the mover beside the program, whose own are not interrupted for them after a restore")
+	}
 }
 
 // Without free GPU memory the program stands still while its memory is copied.

@@ -67,23 +67,25 @@ func (k *Helpers) Bare(ctx context.Context, gpus []string, state uint64) (*cuda.
 
 // Pace has a mover copy out on a quarter of the processors if calm. That is for a program that stands still until the
 // driver and CRIU are done, and does not wait for the mover: beside copies on all processors these took 1.1 s, and 0.85 s
-// beside slow ones (H200, 16 GiB).
+// beside slow ones (H200, 16 GiB). It runs no kernels, since the program's, which may be on the GPU by then, could not be
+// interrupted for them.
 func Pace(m *cuda.Mover, calm bool) *Mover {
 	if calm {
-		return &Mover{m, max(1, runtime.NumCPU()/4)}
+		return &Mover{m, max(1, runtime.NumCPU()/4), false}
 	}
-	return &Mover{m, 0}
+	return &Mover{m, 0, true}
 }
 
 // Mover is a cuda.Mover with a pace.
 type Mover struct {
 	*cuda.Mover
 	threads int
+	digest  bool
 }
 
 // CopyOut is cuda.Mover's, to the beginning of the file.
 func (m *Mover) CopyOut(ctx context.Context, memory []cuda.Memory, to *os.File) (cuda.Parts, error) {
-	return m.Mover.CopyOut(ctx, memory, to, 0, m.threads)
+	return m.Mover.CopyOut(ctx, memory, to, 0, m.threads, m.digest)
 }
 
 // RoomTwice reports whether each GPU has as much free as is in use there, by UUID: processes that go on need not wait

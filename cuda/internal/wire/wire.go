@@ -67,12 +67,13 @@ type Request struct {
 	Early     bool   `json:"early,omitempty"`      // OpInfo: do not wait for the GPUs to come up, if NVML tells all
 	Minors    []int  `json:"minors,omitempty"`     // OpImported: the GPUs to look at, N of /dev/nvidiaN
 
-	GPU     string   `json:"gpu,omitempty"`     // OpReady, OpCopyIn: the UUID of the GPU that is to have the memory
-	Threads int      `json:"threads,omitempty"` // OpReady, OpCopyOut, OpCopyIn: how many copy; 0: one for each processor
-	Pieces  []uint64 `json:"pieces,omitempty"`  // OpCopyOut, OpCopyIn: bytes of each piece of memory, in their order
-	Offset  uint64   `json:"offset,omitempty"`  // OpCopyOut: where in the file the first piece goes
-	Part    int      `json:"part,omitempty"`    // OpCopyOut, OpCopyIn: the number of the first MiB of the pieces in what is digested
-	Spans   []Span   `json:"spans,omitempty"`   // OpCopyIn: what fills the pieces, in their order
+	GPU      string   `json:"gpu,omitempty"`      // OpReady, OpCopyIn: the UUID of the GPU that is to have the memory
+	Threads  int      `json:"threads,omitempty"`  // OpReady, OpCopyOut, OpCopyIn: how many copy; 0: one for each processor
+	Pieces   []uint64 `json:"pieces,omitempty"`   // OpCopyOut, OpCopyIn: bytes of each piece of memory, in their order
+	NoKernel bool     `json:"noKernel,omitempty"` // OpCopyOut: the GPU runs nothing for it, and so digests nothing
+	Offset   uint64   `json:"offset,omitempty"`   // OpCopyOut: where in the file the first piece goes
+	Part     int      `json:"part,omitempty"`     // OpCopyOut, OpCopyIn: the number of the first MiB of the pieces in what is digested
+	Spans    []Span   `json:"spans,omitempty"`    // OpCopyIn: what fills the pieces, in their order
 
 	// Custom asks for a checkpoint or a restore by custom storage, which OpComplete ends. The reply has the memory that
 	// is mapped until then.
@@ -200,7 +201,7 @@ func (q Request) checkCopy() error {
 		return fmt.Errorf("%s takes no %d threads", q.Op, q.Threads)
 	case q.GPU != "" && !in && q.Op != OpReady:
 		return fmt.Errorf("%s takes no GPU", q.Op)
-	case q.Offset != 0 && !out && q.Mapped == 0, len(q.Spans) != 0 && !in,
+	case q.NoKernel && !out, q.Offset != 0 && !out && q.Mapped == 0, len(q.Spans) != 0 && !in,
 		len(q.Pieces) != 0 && !in && !out && q.Op != OpReserve, q.Part != 0 && !in && !out:
 		return fmt.Errorf("%s copies nothing", q.Op)
 	case len(q.Pieces) > MaxPieces || len(q.Spans) > MaxSpans:
