@@ -85,6 +85,23 @@ func TestCompanionPrefilled(t *testing.T) {
 			t.Errorf("the GPU has not digested: %s", line)
 		}
 	}
+
+	undo := shared.SoftwareGPU(t, room+"context_delay_ms=2000\n")
+	earlier := helpersOf(t) // some may be about to end
+	again(func() {
+		var helpers []int
+		harness.Within(t, "the mover", func() bool {
+			helpers = slices.DeleteFunc(helpersOf(t), func(pid int) bool { return slices.Contains(earlier, pid) })
+			return len(helpers) > 1
+		})
+		if err := unix.Kill(helpers[len(helpers)-1], unix.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}, byItself)
+	undo()
+	shared.SoftwareGPU(t, "gpu0.memory_mib=1600\n")
+	again(func() {}, "has no room for it")
+
 	dir = t.TempDir()
 	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
 		t.Fatal(err)
@@ -98,21 +115,6 @@ func TestCompanionPrefilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.Expect(t, "verify", "bad=0")
-
-	undo := shared.SoftwareGPU(t, room+"context_delay_ms=2000\n")
-	again(func() {
-		var helpers []int
-		harness.Within(t, "the mover", func() bool {
-			helpers = helpersOf(t)
-			return len(helpers) > 1
-		})
-		if err := unix.Kill(helpers[len(helpers)-1], unix.SIGKILL); err != nil {
-			t.Error(err)
-		}
-	}, byItself)
-	undo()
-	shared.SoftwareGPU(t, "gpu0.memory_mib=1600\n")
-	again(func() {}, "has no room for it")
 }
 
 // helpersOf returns the CUDA helpers of the shims, the last one last.

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Events that two processes share by CUDA IPC. The same with the companion preloaded (LD_PRELOAD=libgpuckpt.so), whose
-// events they are then: all here holds for both, but a capture and the checkpoint. Work that does not end by itself is a wait for a
-// word of the process's own.
+// events they are then: all here holds for both, but a capture and the checkpoint. Work that does not end by itself is a
+// wait for a word of the process's own.
 
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Two processes with a long kernel each on one GPU, which interrupts one kernel for the other all the
-// time: before one of them is checkpointed and restored, and after.
+// Two processes with a long kernel each on one GPU. It interrupts one kernel for the other all the time, until one of
+// them is checkpointed and restored. From then on the other one's waits until that one's ends.
 
 #include <signal.h>
 #include <stdlib.h>
