@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two processes that share a tensor on the GPU by CUDA IPC: torch.multiprocessing."""
 
-from workload import Record, say
+from workload import Record, flip_bit, say
 
 
 def add(requests, answers):
@@ -25,6 +25,7 @@ def main():
     tensor = torch.zeros(1 << 20, dtype=torch.int64, device="cuda")
     requests.put(tensor)
     say("PyTorch", torch.__version__)
+    record.guards(lambda: flip_bit(tensor))
     for number in range(record.steps):
         requests.put(number)
         theirs = answers.get(timeout=120)
