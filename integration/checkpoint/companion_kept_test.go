@@ -110,10 +110,19 @@ func keptInto(t *testing.T, k *harness.Container, dir string) {
 	if soft && beside == 0 {
 		t.Error("the program has not changed its memory while that was copied")
 	}
-	log := shared.Log()
-	if last := log[strings.LastIndex(log, copied):]; !strings.Contains(last[:strings.IndexByte(last, '\n')], "digested=false") {
-		t.Error("the GPU had kernels of the mover beside the program, whose own are not interrupted for them after a restore")
+	if line := lastCopy(); !strings.Contains(line, "digested=false") {
+		t.Errorf("the GPU had kernels of the mover beside the program, whose own are not interrupted for them after a restore: %q", line)
 	}
+}
+
+// lastCopy returns the log's last line about memory that was kept and is copied.
+func lastCopy() (last string) {
+	for line := range strings.Lines(shared.Log()) {
+		if strings.Contains(line, copied) {
+			last = line
+		}
+	}
+	return last
 }
 
 // Without free GPU memory the program stands still while its memory is copied.

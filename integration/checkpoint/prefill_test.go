@@ -106,9 +106,8 @@ func TestCompanionPrefilled(t *testing.T) {
 	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
 		t.Fatal(err)
 	}
-	log := shared.Log()
-	if at := strings.LastIndex(log, copied); at < 0 || !strings.Contains(log[at:at+strings.IndexByte(log[at:], '\n')], "digested=true") {
-		t.Error("the GPU has not digested what was copied for a checkpoint")
+	if line := lastCopy(); !strings.Contains(line, "digested=true") {
+		t.Errorf("the GPU has not digested what was copied for a checkpoint: %q", line)
 	}
 	ctr(t, shared, "tasks", "delete", k.ID)
 	if err := restoreTask(t, shared, k, dir); err != nil {

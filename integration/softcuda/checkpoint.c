@@ -55,7 +55,7 @@ void pause_ms(unsigned ms)
 		;
 }
 
-static long long now_ms(void)
+long long now_ms(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);

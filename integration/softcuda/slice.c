@@ -15,7 +15,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "softcuda.h"
@@ -24,20 +23,12 @@ enum { LIMIT_MS = 5000 };
 
 struct slice {
 	pthread_mutex_t mutex;
-	int kernels; // of this process that run
-	int socket;  // listens while they do
-	long since;  // when it began to
+	int kernels;     // of this process that run
+	int socket;      // listens while they do
+	long long since; // when it began to
 };
 static struct slice slices[MAX_GPUS] = {[0 ... MAX_GPUS - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}}; // by number
 static bool restored;
-
-static long now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 void slice_restored(void)
 {

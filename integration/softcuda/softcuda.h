@@ -69,8 +69,9 @@ bool config_has_checkpoint(const struct config *config);
 // config_has_custom_storage tells whether it is 615 or newer, unless that is switched off.
 bool config_has_custom_storage(const struct config *config);
 
-// pause_ms sleeps, also past signals.
+// pause_ms sleeps, also past signals. now_ms is a clock that nobody sets.
 void pause_ms(unsigned ms);
+long long now_ms(void);
 
 // gpus_visible lists the GPUs whose nodes this process can open, by number. -1: no driver, that is
 // no nvidiactl.

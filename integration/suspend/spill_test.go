@@ -256,3 +256,25 @@ func TestStarting(t *testing.T) {
 		k.Expect(t, "count", "101")
 	}
 }
+
+// Two processes that hand memory to each other by events of CUDA IPC go on after a suspension.
+func TestCompanionSharedEvents(t *testing.T) {
+	spec := harness.RunSpec{GPUs: []int{0}, Ports: 2, Annotations: map[string]string{"dev.gpuckpt.companion": "true"}}
+	k := shared.Work(t, spec, "ipc", "--share", "events", "--bytes", "24M")
+	turns := func() (n int) {
+		wrong := -1
+		reply := k.Process(1).Answer(t, "turns")
+		if _, err := fmt.Sscanf(reply, "turns=%d wrong=%d", &n, &wrong); err != nil || wrong != 0 {
+			t.Fatalf("%q: %v", reply, err)
+		}
+		return n
+	}
+	for range 2 {
+		before := turns()
+		harness.Within(t, "their turns", func() bool { return turns() > before+20 })
+		suspend(t, shared, k)
+		resume(t, shared, k)
+		before = turns()
+		harness.Within(t, "their turns after the suspension", func() bool { return turns() > before+20 })
+	}
+}

@@ -201,7 +201,9 @@ func (q Request) checkCopy() error {
 		return fmt.Errorf("%s takes no %d threads", q.Op, q.Threads)
 	case q.GPU != "" && !in && q.Op != OpReady:
 		return fmt.Errorf("%s takes no GPU", q.Op)
-	case q.NoKernel && !out, q.Offset != 0 && !out && q.Mapped == 0, len(q.Spans) != 0 && !in,
+	case q.NoKernel && (!out || q.Mapped != 0):
+		return fmt.Errorf("%s does not choose whether a kernel runs", q.Op)
+	case q.Offset != 0 && !out && q.Mapped == 0, len(q.Spans) != 0 && !in,
 		len(q.Pieces) != 0 && !in && !out && q.Op != OpReserve, q.Part != 0 && !in && !out:
 		return fmt.Errorf("%s copies nothing", q.Op)
 	case len(q.Pieces) > MaxPieces || len(q.Spans) > MaxSpans:

@@ -38,6 +38,7 @@ func TestRequestsArriveAsSent(t *testing.T) {
 		{Op: OpImported, PID: 7, Minors: []int{0, 3}},
 		{Op: OpReady, GPU: uuidA, Threads: 4},
 		{Op: OpCopyOut, Threads: 2, Pieces: []uint64{2 << 20, 4 << 20}, Offset: 4096},
+		{Op: OpCopyOut, Pieces: []uint64{2 << 20}, NoKernel: true},
 		{Op: OpCopyIn, GPU: uuidA, Pieces: []uint64{2 << 20}, Spans: []Span{{File: 1, Offset: 4096, Bytes: 4096}, {File: -1, Bytes: 2<<20 - 4096}}},
 	} {
 		b, err := json.Marshal(q)
@@ -90,6 +91,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		"GPU of no UUID":      `{"op":"checkpoint","pid":1,"custom":true,"gpus":["0"]}`,
 		"mapped and pieces":   `{"op":"copy-out","mapped":1,"pieces":[1]}`,
 		"mapped before all":   `{"op":"copy-out","mapped":-1}`,
+		"no kernel for ready": `{"op":"ready","gpu":"` + uuidA + `","noKernel":true}`,
+		"no kernel, mapped":   `{"op":"copy-out","mapped":1,"noKernel":true}`,
 		"mapped for lock":     `{"op":"lock","pid":1,"mapped":1}`,
 		"room for nothing":    `{"op":"reserve"}`,
 		"a process completed": `{"op":"complete","pid":1}`,
