@@ -34,8 +34,6 @@ type Info struct {
 	DriverVersion string `json:"driver_version"` // "580.159.03"; empty if unknown
 	CUDAVersion   string `json:"cuda_version"`   // "13.0": the newest that the driver serves
 	GPUs          []GPU  `json:"gpus"`
-	// CustomStorage reports whether the driver has custom storage (CUDA 13.4); see Storage.
-	CustomStorage bool `json:"custom_storage,omitempty"`
 	// Partitioned are the GPUs in MIG mode, by bus. CUDA shows instances of
 	// them at most, and the driver cannot restore to those. Index is NVML's.
 	Partitioned []GPU `json:"partitioned,omitempty"`
@@ -159,9 +157,6 @@ func (h *Helper) Restore(ctx context.Context, pid int, pairs []Pair) error {
 
 // copies sends a request whose call copies GPU memory by a thread of the process.
 func (h *Helper) copies(ctx context.Context, q wire.Request, limit worker.Limit) error {
-	if p, ok := h.storage.serves(h, q); ok {
-		return h.storage.step(ctx, h, p, q)
-	}
 	_, err := h.within(ctx, q, limit)
 	return err
 }

@@ -30,7 +30,7 @@ var (
 
 // Error is a call that the driver refused. Helper.State has the state then.
 type Error struct {
-	Op     string // "lock", "checkpoint", "restore", "unlock", "state", "restore-tid", "info", "init", "ready", "reserve", "copy-out", "copy-in" or "complete"
+	Op     string // "lock", "checkpoint", "restore", "unlock", "state", "restore-tid", "info", "init", "ready", "copy-out" or "copy-in"
 	PID    int    // as the helper's namespace counts; 0 where there is no process
 	Result Result
 	Text   string // the driver's words; empty: Result's
@@ -58,10 +58,6 @@ func doing(op string, pid int) string {
 		return fmt.Sprintf("look for GPU memory that process %d shares", pid)
 	case wire.OpReady:
 		return "make ready to copy GPU memory"
-	case wire.OpReserve:
-		return "make room for GPU memory"
-	case wire.OpComplete:
-		return "complete a step by custom storage"
 	case wire.OpCopyOut:
 		return "copy GPU memory to a file"
 	case wire.OpCopyIn:

@@ -212,7 +212,7 @@ func (g Group) undo(ctx context.Context, h *Helper, errs []error, before State, 
 			return err
 		}
 		defer fresh.Close()
-		h = h.storage.Through(fresh)
+		h = fresh
 	}
 	lost := map[PID]bool{} // whose call may still be under way in the process
 	for i, err := range errs {
@@ -244,11 +244,6 @@ func settle(ctx context.Context, h *Helper, pid int, limit worker.Limit) error {
 	if _, refused := errors.AsType[*Error](err); err != nil && !refused {
 		return err
 	}
-	if h.storage != nil { // who would have ended it is gone
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, h.opts.StallTimeout)
-		defer cancel()
-	}
 	// Newer drivers say so when they are still at it.
 	for {
 		s, err := h.State(ctx, pid)
@@ -258,7 +253,7 @@ func settle(ctx context.Context, h *Helper, pid int, limit worker.Limit) error {
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("wait for CUDA process %d, which is %v and which the driver does not let go of: end the container: %w", pid, s, ctx.Err())
+			return fmt.Errorf("wait for CUDA process %d: %w", pid, ctx.Err())
 		}
 	}
 }

@@ -39,8 +39,6 @@ type Helper struct {
 	opts   Options
 	cmd    *exec.Cmd
 	worker *worker.Worker
-
-	storage *Storage // nil: the driver keeps GPU memory in host memory of its process
 }
 
 // Start starts a helper within ctx. The first call reports whether there is a driver.

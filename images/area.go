@@ -18,8 +18,7 @@ import (
 )
 
 // Area is a range of a process's memory whose bytes are in files beside CRIU's images, where it is
-// empty. A restore maps the files over it. With a GPU it is all memory of the process on that GPU, and a
-// restore copies it there. gpuckpt.json has all but the Location, which Open finds.
+// empty. A restore maps the files over it. With a GPU it is all memory of the process on that GPU. gpuckpt.json has all but the Location, which Open finds.
 type Area struct {
 	// File is the name of the area's file in a flat checkpoint, see AreaFile.
 	File string `json:"file"`

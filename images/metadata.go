@@ -32,9 +32,9 @@ import (
 // MetadataName is the name of the metadata file inside a checkpoint directory.
 const MetadataName = "gpuckpt.json"
 
-// SchemaVersion is the version of the metadata that this package writes, but for processes with
-// CustomStorage: theirs is LatestSchema, so that only a gpuckpt that knows them reads it. The package reads
-// versions 1 to LatestSchema. docs/format.md, "What may change how", says when they grow.
+// SchemaVersion is the version of the metadata that this package writes. The package reads versions 1 to
+// LatestSchema, of which the last is that of processes with CustomStorage. docs/format.md, "What may change
+// how", says when they grow.
 const (
 	SchemaVersion = 2
 	LatestSchema  = 3
@@ -52,8 +52,8 @@ var (
 	ErrMalformed = errors.New("malformed " + MetadataName)
 )
 
-// HasCustomStorage reports whether custom storage has saved GPU memory: only a driver that has it can restore
-// the checkpoint.
+// HasCustomStorage reports whether the driver's custom storage has saved GPU memory: gpuckpt verifies such a
+// checkpoint, and does not restore it (docs/decisions/0040).
 func (m *Metadata) HasCustomStorage() bool {
 	return slices.ContainsFunc(m.Processes, func(p Process) bool { return p.CustomStorage })
 }
@@ -105,7 +105,7 @@ type Process struct {
 	// RestoreThread is the driver's thread, counted as PID is, that maps the areas; 0: unknown.
 	RestoreThread int `json:"restoreThread,omitempty"`
 	// CustomStorage reports that the driver's custom storage (CUDA 13.4) has saved the GPU memory: the areas are of
-	// GPUs, and only the same restores the process, also if it had no memory.
+	// GPUs. Nothing after commit cdc1ea6e writes it.
 	CustomStorage bool `json:"customStorage,omitempty"`
 	// Areas hold the GPU state in files of their own. Without any it is in CRIU's images.
 	Areas []Area `json:"areas,omitempty"`
@@ -222,8 +222,8 @@ func WriteMetadata(dir string, m *Metadata, before ...func(encoded []byte) error
 
 // EncodeMetadata checks m, sets its Digest and returns the bytes of its gpuckpt.json.
 func EncodeMetadata(m *Metadata) ([]byte, error) {
-	if m.SchemaVersion != SchemaVersion && m.SchemaVersion != LatestSchema {
-		return nil, fmt.Errorf("schemaVersion is %d, not %d or %d", m.SchemaVersion, SchemaVersion, LatestSchema)
+	if m.SchemaVersion != SchemaVersion {
+		return nil, fmt.Errorf("schemaVersion is %d, not %d", m.SchemaVersion, SchemaVersion)
 	}
 	if err := m.validate(); err != nil {
 		return nil, err

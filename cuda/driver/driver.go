@@ -27,7 +27,6 @@ func load() *wire.Reply {
 	if C.gk_can_checkpoint() == 0 {
 		return &wire.Reply{Fault: wire.FaultTooOld, Text: cmp.Or(driverVersion(), "unknown")}
 	}
-	hasCustomStorage() // looks
 	return nil
 }
 
@@ -70,16 +69,14 @@ func serve(q wire.Request, facts func() facts) wire.Reply {
 }
 
 func restore(q wire.Request) C.int {
-	pairs := pairsOf(q)
-	return C.gk_restore(C.int(q.PID), unsafe.SliceData(pairs), C.uint(len(pairs)))
-}
-
-// pairsOf returns the GPU pairs of a request; nil for none.
-func pairsOf(q wire.Request) (pairs []C.gk_pair) {
-	for _, p := range q.Pairs {
-		pairs = append(pairs, C.gk_pair{old_uuid: uuid(p.Old), new_uuid: uuid(p.New)})
+	if len(q.Pairs) == 0 {
+		return C.gk_restore(C.int(q.PID), nil, 0)
 	}
-	return pairs
+	pairs := make([]C.gk_pair, len(q.Pairs))
+	for i, p := range q.Pairs {
+		pairs[i] = C.gk_pair{old_uuid: uuid(p.Old), new_uuid: uuid(p.New)}
+	}
+	return C.gk_restore(C.int(q.PID), &pairs[0], C.uint(len(pairs)))
 }
 
 // imported asks the kernel module how much memory of others a process has mapped.
@@ -117,7 +114,6 @@ func info(known facts) wire.Reply {
 	found := cuda.Info{
 		DriverVersion: known.version,
 		CUDAVersion:   fmt.Sprintf("%d.%d", version/1000, version%1000/10),
-		CustomStorage: hasCustomStorage(),
 	}
 	if tooOld(found.DriverVersion) {
 		return wire.Reply{Fault: wire.FaultTooOld, Text: found.DriverVersion}

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// chunkBytes is what a copier moves at a time, but for custom storage: two buffers of this size are pinned for each.
+	// chunkBytes is what a copier moves at a time: two buffers of this size are pinned for each.
 	chunkBytes = 4 << 20
 	// maxCopiers bounds the pinned memory: 256 MiB.
 	maxCopiers = 32
@@ -44,9 +44,6 @@ type mover struct {
 	contexts map[C.int]unsafe.Pointer // by the ordinals of their GPUs
 	kernels  map[C.int]*kernel        // as the contexts
 	copiers  []*copier
-	chunk    C.uint64_t // what a copier moves at a time
-
-	operation *operation // nil: no process's memory is mapped
 }
 
 // cuError is a CUresult that is not CUDA_SUCCESS.
@@ -97,33 +94,22 @@ func (m *mover) copyMemory(q wire.Request, files []*os.File) (wire.Reply, []*os.
 	runtime.LockOSThread() // a context is a thread's
 	defer runtime.UnlockOSThread()
 	var made []*os.File
-	var mapped []wire.Mapped
 	digested := false
 	err := m.load()
 	if err == nil {
 		switch q.Op {
 		case wire.OpReady:
 			err = m.ready(q)
-		case wire.OpReserve:
-			err = reserve(q, files)
-		case wire.OpCheckpoint, wire.OpRestore:
-			mapped, err = m.begin(q)
-		case wire.OpComplete:
-			err = m.complete()
 		case wire.OpCopyOut:
 			made, err = m.copyOut(q, files)
 			digested = len(made) == 1
 		case wire.OpCopyIn:
 			made, err = m.copyIn(q, files)
-			digested = len(made) == len(q.Pieces)+1 && q.Mapped == 0
+			digested = len(made) == len(q.Pieces)+1
 		}
 	}
 	reply := replyTo(err)
-	if mapped != nil {
-		reply = answer(mapped)
-	}
 	reply.Digested = digested
-	_, reply.Begun = errors.AsType[begunError](err)
 	return reply, made
 }
 
@@ -136,7 +122,6 @@ func (m *mover) load() error {
 	}
 	// containerd tells its shims to use two processors, and they their helpers. Copies want all.
 	runtime.GOMAXPROCS(max(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
-	m.chunk = chunkBytes
 	m.loaded, m.contexts, m.kernels = true, make(map[C.int]unsafe.Pointer), make(map[C.int]*kernel)
 	return nil
 }
@@ -168,7 +153,7 @@ func (m *mover) ready(q wire.Request) error {
 	if err != nil {
 		return err
 	}
-	return m.all(copiersFor(q), func(c *copier) error { return c.ready(m.contexts[ordinal], ordinal, m.chunk) })
+	return m.all(copiersFor(q), func(c *copier) error { return c.ready(m.contexts[ordinal], ordinal) })
 }
 
 func copiersFor(q wire.Request) int {
@@ -199,9 +184,6 @@ func (m *mover) all(count int, do func(*copier) error) error {
 // copyOut copies the memory of a request, whose descriptors are files but for the last, to that. It returns the file of
 // digests.values, if there is one.
 func (m *mover) copyOut(q wire.Request, files []*os.File) (made []*os.File, err error) {
-	if q.Mapped > 0 {
-		return m.mappedOut(q, files)
-	}
 	if len(files) != len(q.Pieces)+1 {
 		return nil, fmt.Errorf("%d pieces came with %d files", len(q.Pieces), len(files))
 	}
@@ -235,7 +217,7 @@ func (m *mover) copyOut(q wire.Request, files []*os.File) (made []*os.File, err 
 			return nil, err
 		}
 	}
-	j := &job{chunks: chunksOf(memory, m.chunk), behind: true}
+	j := &job{chunks: chunksOf(memory)}
 	if j.to, err = openTarget(files[len(q.Pieces)], q.Offset, sumOf(q.Pieces)); err != nil {
 		return nil, err
 	}
@@ -251,9 +233,6 @@ func (m *mover) copyOut(q wire.Request, files []*os.File) (made []*os.File, err 
 
 // copyIn makes the memory of a request, fills it, and returns its descriptors, and the file of digests.values.
 func (m *mover) copyIn(q wire.Request, files []*os.File) (made []*os.File, err error) {
-	if q.Mapped > 0 {
-		return nil, m.mappedIn(q, files)
-	}
 	ordinal, err := m.gpu(q)
 	if err != nil {
 		return nil, err
@@ -270,7 +249,7 @@ func (m *mover) copyIn(q wire.Request, files []*os.File) (made []*os.File, err e
 			return nil, err
 		}
 	}
-	j := &job{chunks: chunksOf(memory, m.chunk)}
+	j := &job{chunks: chunksOf(memory)}
 	if j.from, err = openSource(files, q.Spans); err != nil {
 		return nil, err
 	}
@@ -314,7 +293,6 @@ type job struct {
 	next    atomic.Int64 // the chunk that nobody has taken
 	stopped atomic.Bool  // a copier has failed
 	to      *target
-	behind  bool     // others work beside it
 	digests *digests // of what is copied out
 	from    *source
 }
@@ -327,11 +305,11 @@ type chunk struct {
 	at      uint64 // from the beginning of the first piece
 }
 
-func chunksOf(memory []C.gk_memory, most C.uint64_t) (chunks []chunk) {
+func chunksOf(memory []C.gk_memory) (chunks []chunk) {
 	at := uint64(0)
 	for _, piece := range memory {
-		for done := C.uint64_t(0); done < piece.bytes; done += most {
-			n := min(most, piece.bytes-done)
+		for done := C.uint64_t(0); done < piece.bytes; done += chunkBytes {
+			n := min(chunkBytes, piece.bytes-done)
 			chunks = append(chunks, chunk{piece.ordinal, piece.address + done, int(n), at})
 			at += uint64(n)
 		}
@@ -342,7 +320,7 @@ func chunksOf(memory []C.gk_memory, most C.uint64_t) (chunks []chunk) {
 // copy carries out a job.
 func (m *mover) copy(copiers int, j *job) error {
 	return m.all(min(copiers, len(j.chunks)), func(c *copier) error {
-		if j.behind {
+		if j.to != nil {
 			_ = unix.Setpriority(unix.PRIO_PROCESS, 0, behind) // of this thread
 		}
 		err := m.share(c, j)
@@ -370,7 +348,7 @@ func (m *mover) share(c *copier, j *job) (err error) {
 			if err := c.settle(j); err != nil { // a stream is its context's
 				return err
 			}
-			if err := c.ready(m.contexts[k.ordinal], k.ordinal, m.chunk); err != nil {
+			if err := c.ready(m.contexts[k.ordinal], k.ordinal); err != nil {
 				return err
 			}
 			current = k.ordinal
@@ -401,7 +379,7 @@ type side struct {
 }
 
 // ready enters a context, and has buffers and streams of it.
-func (c *copier) ready(context unsafe.Pointer, ordinal C.int, chunk C.uint64_t) error {
+func (c *copier) ready(context unsafe.Pointer, ordinal C.int) error {
 	if err := check(C.gk_set_current(context)); err != nil {
 		return err
 	}
@@ -409,10 +387,10 @@ func (c *copier) ready(context unsafe.Pointer, ordinal C.int, chunk C.uint64_t) 
 		s := &c.sides[i]
 		if s.buffer == nil {
 			var at unsafe.Pointer
-			if err := check(C.gk_buffer(&at, chunk)); err != nil {
+			if err := check(C.gk_buffer(&at, chunkBytes)); err != nil {
 				return err
 			}
-			s.buffer, s.streams = unsafe.Slice((*byte)(at), int(chunk)), make(map[C.int]unsafe.Pointer)
+			s.buffer, s.streams = unsafe.Slice((*byte)(at), chunkBytes), make(map[C.int]unsafe.Pointer)
 		}
 		if s.streams[ordinal] == nil {
 			var stream unsafe.Pointer

@@ -96,7 +96,6 @@ func infoEarly(f facts) (_ wire.Reply, ok bool) {
 	seen := strings.Split(visible, ",")
 	return answer(cuda.Info{
 		DriverVersion: f.version,
-		CustomStorage: hasCustomStorage(),
 		GPUs:          list(f.gpus, func(d cuda.Device) bool { return !inMIG(d) && (!restricted || slices.Contains(seen, d.UUID)) }),
 		Partitioned:   partitioned(f.gpus),
 	}), true

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -123,7 +122,7 @@ func (s *server) reply(q wire.Request, files []*os.File) (wire.Reply, []*os.File
 		return survey(), nil // NVML's, not CUDA's: it tells of drivers that CUDA refuses
 	case s.fault != nil:
 		return *s.fault, nil
-	case q.Custom, slices.Contains([]string{wire.OpReady, wire.OpReserve, wire.OpCopyOut, wire.OpCopyIn, wire.OpComplete}, q.Op):
+	case q.Op == wire.OpReady || q.Op == wire.OpCopyOut || q.Op == wire.OpCopyIn:
 		return s.mover.copyMemory(q, files)
 	}
 	return serve(q, s.facts), nil

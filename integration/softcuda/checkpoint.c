@@ -7,11 +7,8 @@
 //
 // A step in any other state is CUDA_ERROR_ILLEGAL_STATE. A step that fails leaves the state as it
 // was, except a restore whose data came back changed: that process is FAILED for good.
-// With custom storage a checkpoint stays in CHECKPOINTING, and a restore in RESTORING, until the caller
-// is done with the memory (custom.c).
 
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -31,21 +28,12 @@ static size_t staged;
 // measured.
 static CUresult lost;
 
-// Custom storage: while CHECKPOINTED, away says that the caller of the checkpoint has the memory. While
-// CHECKPOINTING or RESTORING, the caller maps these blocks, and before are the GPUs to go back to.
-static bool away;
-static struct block *blocks;
-static size_t blocks_bytes; // of the list itself
-static struct gpu before[MAX_GPUS];
-
 void checkpoint_forget_after_fork(void)
 {
 	state = CU_PROCESS_STATE_RUNNING;
 	staging = NULL;
 	staged = 0;
 	lost = CUDA_SUCCESS;
-	away = false;
-	blocks = NULL;
 }
 
 void pause_ms(unsigned ms)
@@ -162,76 +150,6 @@ static void remember_seen(const struct config *config)
 	}
 }
 
-// forget_blocks ends the list for the caller.
-static void forget_blocks(void)
-{
-	if (blocks)
-		munmap(blocks, blocks_bytes);
-	blocks = NULL;
-}
-
-// list_blocks makes the list: the memory that the driver checkpoints, GPU by GPU.
-static CUresult list_blocks(struct reply *reply)
-{
-	size_t n = 0;
-
-	for (struct allocation *a = memory_first(); a; a = a->next)
-		n++;
-	blocks_bytes = (n + 1) * sizeof *blocks;
-	blocks = mmap(NULL, blocks_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (blocks == MAP_FAILED) {
-		blocks = NULL;
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	n = 0;
-	for (int i = 0; i < process.gpus; i++)
-		for (struct allocation *a = memory_first(); a; a = a->next)
-			if (a->context->ordinal == i && a->kind != KIND_IMPORTED && a->kind != KIND_HOST)
-				blocks[n++] = (struct block){process.gpu[i].uuid, a->address, a->bytes};
-	reply->blocks = (uintptr_t)blocks;
-	reply->count = n;
-	return CUDA_SUCCESS;
-}
-
-// note_lost sets lost as a checkpoint does.
-static void note_lost(void)
-{
-	lost = foreign_shared() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
-	for (struct allocation *a = memory_first(); a; a = a->next) {
-		if (a->kind == KIND_IMPORTED)
-			lost = CUDA_ERROR_INVALID_VALUE;
-		else if (a->kind == KIND_HOST) // shared or not: driver 580.159, measured
-			lost = CUDA_ERROR_UNKNOWN;
-		else if (memory_imported_from(a) && !lost)
-			lost = CUDA_ERROR_NOT_SUPPORTED;
-	}
-}
-
-// begin_checkpoint has the caller take the memory, which stays here until it is done.
-static CUresult begin_checkpoint(struct config *config, struct reply *reply)
-{
-	if (memory_has_managed())
-		return CUDA_ERROR_NOT_SUPPORTED;
-	CUresult r = injected(config, STEP_CHECKPOINT);
-	return r ? r : list_blocks(reply);
-}
-
-// end_checkpoint is the rest of it, when the caller has the memory.
-static CUresult end_checkpoint(void)
-{
-	note_lost(); // the caller is not counted among importers: it has opened no exported file
-	vmm_hide();
-	for (struct allocation *a = memory_first(); a; a = a->next)
-		memory_unmap(a);
-	peers_lose();
-	struct config config;
-	config_load(&config);
-	remember_seen(&config);
-	process_close();
-	away = true;
-	return CUDA_SUCCESS;
-}
-
 static CUresult checkpoint(struct config *config)
 {
 	size_t bytes = 0;
@@ -257,9 +175,15 @@ static CUresult checkpoint(struct config *config)
 	}
 	staging = to;
 	staged = bytes;
-	note_lost();
+	lost = foreign_shared() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 	vmm_hide();
 	for (struct allocation *a = memory_first(); a; a = a->next) {
+		if (a->kind == KIND_IMPORTED)
+			lost = CUDA_ERROR_INVALID_VALUE;
+		else if (a->kind == KIND_HOST) // shared or not: driver 580.159, measured
+			lost = CUDA_ERROR_UNKNOWN;
+		else if (memory_imported_from(a) && !lost)
+			lost = CUDA_ERROR_NOT_SUPPORTED;
 		if (a->kind != KIND_IMPORTED && a->kind != KIND_HOST) {
 			copy(config, STEP_CHECKPOINT, to, (char *)a->address, a->bytes);
 			to += a->bytes;
@@ -361,10 +285,10 @@ static bool intact(const struct allocation *a)
 	return true;
 }
 
-// bring_up opens the GPUs of a restore, and makes the memory there.
-static CUresult bring_up(struct config *config, const struct request *request)
+static CUresult restore(struct config *config, const struct request *request)
 {
-	struct gpu chosen[MAX_GPUS];
+	struct gpu chosen[MAX_GPUS], before[MAX_GPUS];
+	bool whole = true;
 
 	CUresult r = choose_gpus(config, request, chosen);
 	if (r || (r = lost))
@@ -377,25 +301,18 @@ static CUresult bring_up(struct config *config, const struct request *request)
 	if (r) {
 		process_close();
 		memcpy(process.gpu, before, sizeof before);
+		return r;
 	}
-	return r;
-}
-
-// take_down undoes bring_up.
-static void take_down(void)
-{
-	vmm_hide();
-	for (struct allocation *a = memory_first(); a; a = a->next)
-		memory_unmap(a);
-	process_close();
-	memcpy(process.gpu, before, sizeof before);
-}
-
-// judge ends a restore whose data is there.
-static CUresult judge(bool whole)
-{
-	for (struct allocation *a = memory_first(); a; a = a->next)
+	char *from = staging;
+	for (struct allocation *a = memory_first(); a; a = a->next) {
+		copy(config, STEP_RESTORE, (char *)a->address, from, a->bytes);
 		whole &= a->kind != KIND_CONTEXT || intact(a);
+		from += a->bytes;
+	}
+	if (staged)
+		munmap(staging, staged);
+	staging = NULL;
+	staged = 0;
 	if (later && *later != LATER)
 		whole = false;
 	map_later();
@@ -406,82 +323,12 @@ static CUresult judge(bool whole)
 	return CUDA_ERROR_UNKNOWN;
 }
 
-static CUresult restore(struct config *config, const struct request *request)
-{
-	CUresult r = bring_up(config, request);
-
-	if (r)
-		return r;
-	char *from = staging;
-	for (struct allocation *a = memory_first(); a; a = a->next) {
-		copy(config, STEP_RESTORE, (char *)a->address, from, a->bytes);
-		from += a->bytes;
-	}
-	if (staged)
-		munmap(staging, staged);
-	staging = NULL;
-	staged = 0;
-	return judge(true);
-}
-
-// begin_restore has the caller fill the memory.
-static CUresult begin_restore(struct config *config, const struct request *request, struct reply *reply)
-{
-	CUresult r = bring_up(config, request);
-
-	if (!r && (r = list_blocks(reply)))
-		take_down();
-	return r;
-}
-
-static bool in_the_middle(void)
-{
-	return state == CU_PROCESS_STATE_CHECKPOINTING || state == CU_PROCESS_STATE_RESTORING;
-}
-
-// complete is the caller's word that it is done with the memory.
-static CUresult complete(void)
-{
-	CUresult r;
-
-	if (!in_the_middle())
-		return CUDA_ERROR_ILLEGAL_STATE;
-	forget_blocks();
-	if (state == CU_PROCESS_STATE_CHECKPOINTING) {
-		if (!(r = end_checkpoint()))
-			state = CU_PROCESS_STATE_CHECKPOINTED;
-		return r;
-	}
-	away = false;
-	if (!(r = judge(true)))
-		state = CU_PROCESS_STATE_LOCKED;
-	return r;
-}
-
-// What the driver does when the caller has died is not documented, and was not measured. Here the step is undone: the
-// process keeps what it had, unless it is to be stuck.
-void checkpoint_settle(void)
-{
-	struct config config;
-
-	if (!in_the_middle() || flock(endpoint.reply[0], LOCK_EX | LOCK_NB))
-		return;
-	flock(endpoint.reply[0], LOCK_UN);
-	config_load(&config);
-	if (config.stuck)
-		return;
-	forget_blocks();
-	if (state == CU_PROCESS_STATE_RESTORING)
-		take_down();
-	state = state == CU_PROCESS_STATE_RESTORING ? CU_PROCESS_STATE_CHECKPOINTED : CU_PROCESS_STATE_LOCKED;
-}
-
 CUprocessState checkpoint_state(void)
 {
 	return state;
 }
 
-CUresult checkpoint_step(const struct request *request, struct reply *reply)
+CUresult checkpoint_step(const struct request *request)
 {
 	static const struct {
 		CUprocessState from, to;
@@ -494,8 +341,6 @@ CUresult checkpoint_step(const struct request *request, struct reply *reply)
 	struct config config;
 	CUresult r;
 
-	if (request->step == COMPLETE)
-		return complete();
 	if (request->step < 0 || request->step >= STEPS || request->pairs > MAX_GPUS ||
 	    request->visible > MAX_GPUS)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -507,23 +352,15 @@ CUresult checkpoint_step(const struct request *request, struct reply *reply)
 		r = lock(&config, request->timeout_ms);
 		break;
 	case STEP_CHECKPOINT:
-		r = request->custom ? begin_checkpoint(&config, reply) : checkpoint(&config);
+		r = checkpoint(&config);
 		break;
 	case STEP_RESTORE:
-		// What was taken by custom storage comes back by it, and nothing else does. Not measured.
-		if (!request->custom != !away)
-			return CUDA_ERROR_ILLEGAL_STATE;
-		r = request->custom ? begin_restore(&config, request, reply) : restore(&config, request);
+		r = restore(&config, request);
 		break;
 	default:
 		r = unlock(&config);
 	}
-	if (r)
-		return r;
-	state = steps[request->step].to;
-	if (request->custom && request->step == STEP_CHECKPOINT)
-		state = CU_PROCESS_STATE_CHECKPOINTING;
-	if (request->custom && request->step == STEP_RESTORE)
-		state = CU_PROCESS_STATE_RESTORING;
-	return CUDA_SUCCESS;
+	if (!r)
+		state = steps[request->step].to;
+	return r;
 }

@@ -70,10 +70,6 @@ static void set(struct config *c, const char *key, const char *value)
 			snprintf(c->gpu[i].machine, sizeof c->gpu[i].machine, "%s", value);
 	} else if (!strcmp(key, "no_words")) {
 		c->no_words = !strcmp(value, "1");
-	} else if (!strcmp(key, "custom_storage")) {
-		c->no_custom_storage = !strcmp(value, "0");
-	} else if (!strcmp(key, "stuck")) {
-		c->stuck = !strcmp(value, "1");
 	} else if (!strcmp(key, "mute")) {
 		c->mute = !strcmp(value, "1");
 	} else if (!strcmp(key, "nvml_alone")) {
@@ -168,8 +164,6 @@ void config_load(struct config *c)
 		const char *variable, *key;
 	} environment[] = {
 		{"SOFTCUDA_DRIVER", "driver"},
-		{"SOFTCUDA_CUSTOM_STORAGE", "custom_storage"},
-		{"SOFTCUDA_STUCK", "stuck"},
 		{"SOFTCUDA_FAIL", "fail"},
 		{"SOFTCUDA_HANG", "hang"},
 		{"SOFTCUDA_PIECE_MS", "piece_ms"},
@@ -207,10 +201,4 @@ bool config_has_checkpoint(const struct config *c)
 {
 	// driver >= 570: cuCheckpointProcess*, CUDA driver API, group CUDA_CHECKPOINT
 	return atoi(c->driver) >= 570;
-}
-
-bool config_has_custom_storage(const struct config *c)
-{
-	// driver >= 615: cuCheckpointOperationComplete, CUDA driver API of the preview of 13.4
-	return atoi(c->driver) >= 615 && !c->no_custom_storage;
 }

@@ -20,14 +20,6 @@ CUcontext context_current(void)
 	return current && current->alive ? current : NULL;
 }
 
-CUcontext context_primary(int ordinal)
-{
-	pthread_mutex_lock(&mutex);
-	CUcontext c = primary[ordinal].alive ? &primary[ordinal] : NULL;
-	pthread_mutex_unlock(&mutex);
-	return c;
-}
-
 static CUresult open_context(CUcontext c, int ordinal)
 {
 	enum { IMAGE_BYTES = 2 << 20 };

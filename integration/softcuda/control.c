@@ -33,9 +33,8 @@ static void *serve(void *unused)
 		if (n != sizeof request)
 			return NULL;
 		reply = (struct reply){.sequence = request.sequence};
-		checkpoint_settle();
 		if (request.step != ASK_STATE)
-			reply.result = checkpoint_step(&request, &reply);
+			reply.result = checkpoint_step(&request);
 		reply.state = checkpoint_state();
 		while (write(endpoint.reply[1], &reply, sizeof reply) < 0 && errno == EINTR)
 			;

@@ -3,7 +3,7 @@
 
 // The part of the CUDA driver's binary interface that the software GPU exports and the workloads
 // call: names, numbers and layouts as in the CUDA driver API manual of release 13.0 (groups
-// CUDA_TYPES and CUDA_CHECKPOINT), and of the preview of 13.4 for custom storage. Declared here because machines without a GPU have no cuda.h.
+// CUDA_TYPES and CUDA_CHECKPOINT). Declared here because machines without a GPU have no cuda.h.
 
 #ifndef GPUCKPT_CUDA_ABI_H
 #define GPUCKPT_CUDA_ABI_H
@@ -137,8 +137,6 @@ enum {
 	CU_PROCESS_STATE_LOCKED = 1,
 	CU_PROCESS_STATE_CHECKPOINTED = 2,
 	CU_PROCESS_STATE_FAILED = 3,
-	CU_PROCESS_STATE_CHECKPOINTING = 4, // CUDA 13.4, as the next
-	CU_PROCESS_STATE_RESTORING = 5,
 };
 
 // Every argument block is 64 bytes and its reserved bytes must be zero.
@@ -148,22 +146,8 @@ typedef struct {
 	uint64_t reserved1[7];
 } CUcheckpointLockArgs;
 
-// Custom storage, CUDA 13.4: the caller has the GPU memory until cuCheckpointOperationComplete.
-typedef struct CUcheckpointOperation_st *CUcheckpointOperationHandle;
 typedef struct {
-	CUdeviceptr devPtr; // of all memory that the process has on one GPU
-	size_t size;
-	CUstream stream; // of the GPU's primary context in the caller
-} CUcheckpointCustomStoragePerDeviceData;
-typedef struct {
-	CUcheckpointOperationHandle handle;
-	CUcheckpointCustomStoragePerDeviceData *perDeviceData;
-	unsigned int deviceCount;
-} CUcheckpointCustomStorageInfo;
-
-typedef struct {
-	CUcheckpointCustomStorageInfo **customStorageInfo_out; // reserved before CUDA 13.4
-	char reserved[64 - sizeof(CUcheckpointCustomStorageInfo **)];
+	uint64_t reserved[8];
 } CUcheckpointCheckpointArgs;
 
 typedef struct {
@@ -174,10 +158,7 @@ typedef struct {
 typedef struct {
 	CUcheckpointGpuPair *gpuPairs;
 	unsigned int gpuPairsCount;
-	unsigned int padding0;
-	CUcheckpointCustomStorageInfo **customStorageInfo_out; // as above
-	char reserved[64 - sizeof(CUcheckpointGpuPair *) - 2 * sizeof(unsigned int) -
-	              sizeof(CUcheckpointCustomStorageInfo **)];
+	char reserved[64 - sizeof(CUcheckpointGpuPair *) - sizeof(unsigned int)];
 } CUcheckpointRestoreArgs;
 
 typedef struct {
@@ -330,7 +311,6 @@ CUDA_API CUresult cuEventSynchronize(CUevent event);
 CUDA_API CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to);
 CUDA_API CUresult cuGraphAddEventRecordNode(void **node, void *graph, const void *before, size_t count,
                                             CUevent event);
-CUDA_API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
 
 CUDA_API CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state);
 CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid);
@@ -338,6 +318,5 @@ CUDA_API CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args);
 CUDA_API CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args);
 CUDA_API CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
 CUDA_API CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args);
-CUDA_API CUresult cuCheckpointOperationComplete(CUcheckpointOperationHandle handle);
 
 #endif

@@ -5,7 +5,6 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "softcuda.h"
 
@@ -68,24 +67,15 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **address, int cudaVersion
                              int *status)
 {
 	static const char *const suffixes[] = {"_v4", "_v2", ""};
-	enum { FOUND = 0, SYMBOL_NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };
+	enum { FOUND = 0, SYMBOL_NOT_FOUND = 1 };
 	static const char here = 0; // a function may be another library's, preloaded
 	Dl_info self;
 	char name[128];
 
-	(void)flags;
+	(void)cudaVersion, (void)flags;
 	if (!symbol || !address || !dladdr(&here, &self))
 		return CUDA_ERROR_INVALID_VALUE;
 	*address = NULL;
-	if (!strcmp(symbol, "cuCheckpointOperationComplete")) { // dlsym finds it in every driver here
-		struct config config;
-		config_load(&config);
-		if (!config_has_custom_storage(&config) || cudaVersion < 13040) {
-			if (status)
-				*status = config_has_custom_storage(&config) ? VERSION_NOT_SUFFICIENT : SYMBOL_NOT_FOUND;
-			return CUDA_ERROR_NOT_FOUND;
-		}
-	}
 	void *library = dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD);
 	for (size_t i = 0; library && !*address && i < sizeof suffixes / sizeof *suffixes; i++) {
 		snprintf(name, sizeof name, "%s%s", symbol, suffixes[i]);

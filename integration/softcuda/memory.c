@@ -385,7 +385,7 @@ void *memory_at(CUdeviceptr address, size_t bytes)
 		    bytes <= p->bytes - (address - (CUdeviceptr)p->address))
 			found = (void *)address;
 	pthread_mutex_unlock(&mutex);
-	return found || !(vmm_has(address, bytes) || custom_has(address, bytes)) ? found : (void *)address;
+	return found || !vmm_has(address, bytes) ? found : (void *)address;
 }
 
 // enter_context enters the gate and asks for a current context; on an error the gate has been left.

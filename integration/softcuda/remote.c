@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The cuCheckpointProcess calls, as made by another process. The restore thread's id is read out
+// The six cuCheckpointProcess calls, as made by another process. The restore thread's id is read out
 // of the target's memory, so that it is to be had of a stopped or frozen process too; the other
 // calls are sent to its control thread and wait for it, for ever if it is not let run, but no longer
 // than the process lives. All as seen on driver 580.159, the error codes too.
@@ -195,25 +195,8 @@ static CUresult await(const struct channel *c, uint64_t sequence, struct reply *
 	}
 }
 
-CUresult remote_hold(int pid, int *hold)
-{
-	struct endpoint target;
-	CUresult r = find(pid, &target);
-
-	*hold = -1;
-	if (r)
-		return r;
-	*hold = open_pipe(pid, target.reply[0], O_RDONLY | O_NONBLOCK);
-	if (*hold >= 0 && !flock(*hold, LOCK_EX | LOCK_NB))
-		return CUDA_SUCCESS;
-	r = *hold >= 0 && errno == EWOULDBLOCK ? CUDA_ERROR_ILLEGAL_STATE : CUDA_ERROR_OPERATING_SYSTEM;
-	if (*hold >= 0)
-		close(*hold);
-	*hold = -1;
-	return r;
-}
-
-CUresult remote_request(int pid, struct request *request, struct reply *answer)
+// send_request answers the step's result; state, if not NULL, gets the state after it.
+static CUresult send_request(int pid, struct request *request, CUprocessState *state)
 {
 	struct channel c;
 	struct reply reply;
@@ -229,40 +212,9 @@ CUresult remote_request(int pid, struct request *request, struct reply *answer)
 		r = CUDA_ERROR_OPERATING_SYSTEM;
 	else
 		r = await(&c, request->sequence, &reply);
-	if (!r)
-		*answer = reply;
-	channel_close(&c);
-	return r;
-}
-
-// send_request answers the step's result; state, if not NULL, gets the state after it.
-static CUresult send_request(int pid, struct request *request, CUprocessState *state)
-{
-	struct reply reply;
-	CUresult r = remote_request(pid, request, &reply);
-
 	if (!r && state)
 		*state = reply.state;
-	return r;
-}
-
-// send_custom sends a step that custom storage is wanted for, and maps the memory.
-static CUresult send_custom(int pid, struct request *request, CUcheckpointCustomStorageInfo **info)
-{
-	struct config config;
-	struct reply reply;
-	int hold;
-
-	config_load(&config);
-	if (!config_has_custom_storage(&config))
-		return CUDA_ERROR_INVALID_VALUE; // reserved bytes that are not zero
-	CUresult r = remote_hold(pid, &hold);
-	if (r)
-		return r;
-	request->custom = 1;
-	if (!(r = remote_request(pid, request, &reply)))
-		return custom_begin(pid, hold, &reply, info);
-	close(hold);
+	channel_close(&c);
 	return r;
 }
 
@@ -326,10 +278,8 @@ CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args
 {
 	struct request request = {.step = STEP_CHECKPOINT};
 
-	if (args && !all_zero(args->reserved, sizeof args->reserved))
+	if (args && !all_zero(args, sizeof *args))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (args && args->customStorageInfo_out)
-		return send_custom(pid, &request, args->customStorageInfo_out);
 	return send_request(pid, &request, NULL);
 }
 
@@ -366,14 +316,12 @@ CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args)
 
 	if (args) {
 		request.pairs = args->gpuPairsCount;
-		if (request.pairs > MAX_GPUS || (request.pairs && !args->gpuPairs) || args->padding0 ||
+		if (request.pairs > MAX_GPUS || (request.pairs && !args->gpuPairs) ||
 		    !all_zero(args->reserved, sizeof args->reserved))
 			return CUDA_ERROR_INVALID_VALUE;
 		if (request.pairs)
 			memcpy(request.pair, args->gpuPairs, request.pairs * sizeof *args->gpuPairs);
 	}
 	caller_view(&request);
-	if (args && args->customStorageInfo_out)
-		return send_custom(pid, &request, args->customStorageInfo_out);
 	return send_request(pid, &request, NULL);
 }

@@ -29,7 +29,7 @@ struct gpu {
 	char machine[64]; // whose GPU it is, where several stand in for one machine; may be empty
 };
 
-enum step { STEP_LOCK, STEP_CHECKPOINT, STEP_RESTORE, STEP_UNLOCK, STEPS, ASK_STATE = STEPS, COMPLETE };
+enum step { STEP_LOCK, STEP_CHECKPOINT, STEP_RESTORE, STEP_UNLOCK, STEPS, ASK_STATE = STEPS };
 
 struct fault {
 	CUresult code;  // CUDA_SUCCESS: no fault is injected
@@ -41,8 +41,6 @@ struct config {
 	int cuda_version; // 13000 is 13.0
 	struct gpu gpu[MAX_GPUS];
 	bool nvml_alone;   // NVML does not have libcuda serve its process
-	bool no_custom_storage; // also of a driver that is new enough
-	bool stuck;        // a process whose caller died before COMPLETE stays in the middle of the step
 	bool mute;         // the kernel module does not tell whose memory a process has mapped
 	bool no_words;     // the GPUs do not wait for words of memory, or write them
 	unsigned timer_ms; // 0: no such thread (timer.c)
@@ -66,8 +64,6 @@ void parse_uuid(const char *text, CUuuid *uuid);
 
 // config_has_checkpoint tells whether the configured driver is 570 or newer.
 bool config_has_checkpoint(const struct config *config);
-// config_has_custom_storage tells whether it is 615 or newer, unless that is switched off.
-bool config_has_custom_storage(const struct config *config);
 
 // pause_ms sleeps, also past signals. now_ms is a clock that nobody sets.
 void pause_ms(unsigned ms);
@@ -134,8 +130,6 @@ struct CUctx_st {
 	CUdeviceptr image;
 };
 CUcontext context_current(void);
-// context_primary is the primary context of a GPU, NULL while nobody has retained it.
-CUcontext context_primary(int ordinal);
 // peers_lose is for a checkpoint: kernels do not reach other GPUs' memory any more that they could.
 void peers_lose(void);
 // peer_reaches tells whether kernels of one GPU reach memory of another; -1 is any.
@@ -240,31 +234,12 @@ struct request {
 	uint32_t pairs, visible; // counts
 	CUcheckpointGpuPair pair[MAX_GPUS];
 	CUuuid seen[MAX_GPUS]; // the GPUs in the caller's view
-	int32_t custom;        // a checkpoint or restore by custom storage
 };
 struct reply {
 	uint64_t sequence;
 	int32_t result;
 	int32_t state; // after the step
-	uint64_t blocks, count; // custom storage: where the target has its list of blocks
 };
-// block is memory of a process that the caller is to map.
-struct block {
-	CUuuid gpu;
-	uint64_t address, bytes;
-};
-
-// remote_request sends a request, and fills in the reply.
-CUresult remote_request(int pid, struct request *request, struct reply *reply);
-// remote_hold returns a descriptor by which a process knows that the caller of an operation lives; -1 on error. An
-// operation that somebody has in hand is CUDA_ERROR_ILLEGAL_STATE.
-CUresult remote_hold(int pid, int *hold);
-
-// custom.c: the caller's side of custom storage
-// custom_begin maps the blocks of a step that a target has begun, and takes hold over.
-CUresult custom_begin(int pid, int hold, const struct reply *reply, CUcheckpointCustomStorageInfo **info);
-// custom_has tells whether memory is mapped by custom_begin.
-bool custom_has(CUdeviceptr address, size_t bytes);
 
 // control_start makes the channel and its thread, once, for cuInit.
 CUresult control_start(void);
@@ -273,10 +248,8 @@ CUresult thread_start(const char *name, void *(*run)(void *));
 void control_forget_after_fork(void);
 
 // checkpoint.c: runs on the control thread only
-CUresult checkpoint_step(const struct request *request, struct reply *reply);
+CUresult checkpoint_step(const struct request *request);
 CUprocessState checkpoint_state(void);
-// checkpoint_settle ends an operation whose caller has died.
-void checkpoint_settle(void);
 void checkpoint_forget_after_fork(void);
 
 // timer.c: a thread that reads an address now and then, if the configuration asks for it. It must

@@ -1,9 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Streams, events, and what a stream waits for. A context is the token of all of its streams: work is in order with
-// everything else, and is done when it is submitted. But a wait for a word or for another process's event that is not
-// there yet is left pending, and all that is submitted to a stream after it: the process's calls look at it again. Copies and
+// Streams, events, and what a stream waits for. One token stands for all streams: work is in order with everything
+// else, and is done when it is submitted. But a wait for a word or for another process's event that is not there yet is
+// left pending, and all that is submitted to a stream after it: the process's calls look at it again. Copies and
 // kernels wait until nothing is pending.
 //
 // An event is two numbers: of the last record that was submitted, and of the last one that is done. Events that
@@ -50,7 +50,7 @@ struct pending {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *first, **last = &first;
 static bool capturing;
-static char token; // a pointer that is not NULL
+static char token; // for each stream
 
 static uint64_t load(const uint64_t *word)
 {
@@ -130,20 +130,8 @@ CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 	(void)flags;
 	if (r)
 		return r;
-	*stream = (CUstream)context_current();
+	*stream = (CUstream)&token;
 	return gate_leave(CUDA_SUCCESS);
-}
-
-CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
-{
-	CUresult r = gate_enter(); // a stream that is named needs no current context
-
-	if (r)
-		return r;
-	if (!context)
-		return gate_leave(CUDA_ERROR_INVALID_VALUE);
-	*context = stream ? (CUcontext)stream : context_current();
-	return gate_leave(*context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
 }
 
 CUresult cuCtxSynchronize(void)

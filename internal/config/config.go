@@ -81,8 +81,6 @@ type Staging struct {
 	// Steer decides whether GPU state bypasses CRIU, in files of its own. Without, the driver fills
 	// memory of the container and CRIU dumps it.
 	Steer bool `toml:"steer"`
-	// CustomStorage has a driver that can (CUDA 13.4) give GPU memory to gpuckpt rather than to the program.
-	CustomStorage bool `toml:"custom_storage"`
 	// CopyThreads is how many threads copy GPU state in each process, the driver's own included; 0
 	// leaves the copying to the driver. Fewer processors have fewer.
 	CopyThreads int `toml:"copy_threads"`

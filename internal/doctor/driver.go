@@ -80,11 +80,7 @@ func CheckDriver(n *Node, g GPUs) []Check {
 		a.ok("libraries", "where the host's loader looks")
 	}
 	if g.InfoErr == nil {
-		custom := ""
-		if g.Info.CustomStorage {
-			custom = ", with custom storage"
-		}
-		a.ok("version", "%s, CUDA %s%s", version, g.Info.CUDAVersion, custom)
+		a.ok("version", "%s, CUDA %s", version, g.Info.CUDAVersion)
 	} else {
 		found, fix := n.driverFailure(g, version)
 		a.add(Failure, "version", found, "GPU containers can be neither checkpointed nor restored nor suspended", fix)

@@ -113,7 +113,7 @@ func TestFacts(t *testing.T) {
 	node := OfNode(GPUs{Info: cuda.Info{CUDAVersion: "13.0"}, Survey: cuda.Survey{DriverVersion: "580.1", Devices: []cuda.Device{
 		{GPU: cuda.GPU{Name: "H200", Memory: 10, Free: 9}}, {GPU: cuda.GPU{Name: "H100", Memory: 5, Free: 5}}, {GPU: cuda.GPU{Name: "L4", Memory: 3, Free: 3}, MIG: new(true)},
 	}}}, Room{Memory: 100})
-	if want := (Facts{Schema: images.LatestSchema, Driver: "580.1", CUDA: "13.0", Count: 2, Models: []string{"H100", "H200"}, Memory: 15, Free: 14, HostFree: 100}); !reflect.DeepEqual(node, want) {
+	if want := (Facts{Schema: images.SchemaVersion, Driver: "580.1", CUDA: "13.0", Count: 2, Models: []string{"H100", "H200"}, Memory: 15, Free: 14, HostFree: 100}); !reflect.DeepEqual(node, want) {
 		t.Errorf("got %+v, want %+v", node, want)
 	}
 }
@@ -129,8 +129,6 @@ func TestMatch(t *testing.T) {
 		{"fits", func(*Facts, *Facts) {}, []want{{"checkpoint", "GPUs", OK, []string{"needs 2 of 4"}}, {"checkpoint", "free GPU memory", OK, []string{"7GiB of 30GiB"}}}},
 		{"schema", func(n, _ *Facts) { n.Schema = 2 }, []want{{"checkpoint", "schema", Failure, []string{"version 2"}}}},
 		{"driver", func(_, h *Facts) { h.Driver = "590.1" }, []want{{"checkpoint", "driver", Failure, []string{"580.1", "590.1"}}}},
-		{"custom storage", func(n, _ *Facts) { n.CustomStorage = true }, []want{{"checkpoint", "custom storage", Failure, []string{"this node's driver has none"}}}},
-		{"custom storage on both", func(n, h *Facts) { n.CustomStorage, h.CustomStorage = true, true }, []want{{"checkpoint", "GPUs", OK, nil}}},
 		{"count", func(n, _ *Facts) { n.Count = 5 }, []want{{"checkpoint", "GPUs", Failure, []string{"needs 5", "has 4"}}}},
 		{"model", func(_, h *Facts) { h.Models = []string{"H100"} }, []want{{"checkpoint", "model", Failure, []string{"H200", "H100"}}}},
 		{"memory", func(_, h *Facts) { h.Memory = 1 << 30 }, []want{{"checkpoint", "GPU memory", Failure, []string{"20GiB", "1GiB"}}}},

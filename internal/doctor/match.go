@@ -25,8 +25,6 @@ type Facts struct {
 	Schema int
 	Driver string
 	CUDA   string
-	// CustomStorage says that the driver has it, or that the checkpoint needs it; annotations do not tell.
-	CustomStorage bool
 	// Count of GPUs, their products, and the sum of their memory in bytes; of a checkpoint: of the
 	// GPUs that it needs.
 	Count  int
@@ -42,7 +40,7 @@ type Facts struct {
 
 // OfCheckpoint returns what a checkpoint needs.
 func OfCheckpoint(m *images.Metadata) Facts {
-	f := Facts{Schema: m.SchemaVersion, Driver: m.DriverVersion, CUDA: m.CUDAVersion, Count: len(m.GPUs), CustomStorage: m.HasCustomStorage()}
+	f := Facts{Schema: m.SchemaVersion, Driver: m.DriverVersion, CUDA: m.CUDAVersion, Count: len(m.GPUs)}
 	for _, g := range m.GPUs {
 		f.Models = append(f.Models, g.Name)
 		f.Memory += g.Memory
@@ -56,7 +54,7 @@ func OfCheckpoint(m *images.Metadata) Facts {
 
 // OfNode returns what a node has, as far as its GPUs can be used.
 func OfNode(g GPUs, r Room) Facts {
-	f := Facts{Schema: images.LatestSchema, Driver: g.Survey.DriverVersion, CUDA: g.Info.CUDAVersion, CustomStorage: g.Info.CustomStorage, HostFree: r.Memory}
+	f := Facts{Schema: images.SchemaVersion, Driver: g.Survey.DriverVersion, CUDA: g.Info.CUDAVersion, HostFree: r.Memory}
 	for _, d := range g.Survey.Devices {
 		if unusable(d) != "" {
 			continue
@@ -132,9 +130,6 @@ func Match(need, have Facts) []Check {
 	a.either(need.Driver == have.Driver, "driver", need.Driver,
 		Failure, fmt.Sprintf("made with %s, and this node has %s", cmp.Or(need.Driver, "an unknown one"), cmp.Or(have.Driver, "none")),
 		"only the same driver can restore it", "# restore it on a node with driver "+cmp.Or(need.Driver, "of the same version"))
-	if need.CustomStorage && !have.CustomStorage {
-		a.add(Failure, "custom storage", "needs it, and this node's driver has none", "only the driver's custom storage (CUDA 13.4) can restore it", "# restore it on a node whose driver has it")
-	}
 	a.either(have.Count >= need.Count, "GPUs", fmt.Sprintf("needs %d of %d", need.Count, have.Count),
 		Failure, fmt.Sprintf("needs %d, and this node has %d", need.Count, have.Count), "its GPU state does not fit", "# restore it on a node with more GPUs")
 	if len(need.Models) > 0 {

@@ -23,8 +23,8 @@ const tracerMemory = 24 << 20
 
 // choosePath chooses the way that GPU state takes to dir, "" for memory only. It is an error if
 // memory is short and the state may not, or cannot, be written through to dir. State of unknown
-// size is written through where it may be. custom says that the driver has custom storage, and can use it.
-func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage, custom bool) (DataPath, error) {
+// size is written through where it may be.
+func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage) (DataPath, error) {
 	state, known := use.total(), use.byGPU != nil
 	short, room, err := memoryShort(node, state)
 	if err != nil {
@@ -46,8 +46,6 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 		return nil, fmt.Errorf("%s, and it can be written through to a disk only where it is steered ([staging] steer, x86-64): free some: %w", short, errdefs.ErrResourceExhausted)
 	case known && short != "":
 		return nil, fmt.Errorf("%s, and %s is on a tmpfs, which is memory as well: free some, or choose a directory on a disk: %w", short, dir, errdefs.ErrResourceExhausted)
-	case custom && node.CustomStorage && known && short == "": // else a copy may fail when there is no way back
-		return customStorage{}, nil
 	case !steers:
 		return driverAlone{}, nil
 	case dir != "" && staging.OnMemory(dir):

@@ -51,7 +51,7 @@ func TestChoosePathWithoutMemory(t *testing.T) {
 			if test.onDisk {
 				dir = "/proc" // which is no tmpfs, and not written to
 			}
-			path, err := choosePath(staging, dir, procs, use, false)
+			path, err := choosePath(staging, dir, procs, use)
 			switch {
 			case test.err == "" && err != nil:
 				t.Fatal(err)
@@ -74,38 +74,22 @@ func TestChoosePath(t *testing.T) {
 	staging.Cgroup = ""
 	disk := "/proc"
 	for _, test := range []struct {
-		steer, wanted, has bool // wanted: by the node's configuration; has: the driver has custom storage
-		dir                string
-		want               DataPath
+		steer bool
+		dir   string
+		want  DataPath
 	}{
-		{dir: disk, want: driverAlone{}},
-		{steer: true, dir: disk, want: memoryFirst{}},
-		{steer: true, want: memoryFirst{}},
-		{steer: true, dir: "/dev/shm", want: imageFile{}},
-		{steer: true, has: true, dir: disk, want: memoryFirst{}},
-		{steer: true, wanted: true, dir: disk, want: memoryFirst{}},
-		{steer: true, wanted: true, has: true, dir: disk, want: customStorage{}},
-		{wanted: true, has: true, dir: "/dev/shm", want: customStorage{}},
-		{wanted: true, has: true, want: customStorage{}},
-		{wanted: true, dir: disk, want: driverAlone{}},
+		{false, disk, driverAlone{}},
+		{true, disk, memoryFirst{}},
+		{true, "", memoryFirst{}},
+		{true, "/dev/shm", imageFile{}},
 	} {
-		if _, custom := test.want.(customStorage); !steer.CanSteer && !custom {
+		if !steer.CanSteer {
 			test.want = driverAlone{}
 		}
-		staging.Steer, staging.CustomStorage = test.steer, test.wanted
-		if got, err := choosePath(staging, test.dir, nil, usage{byGPU: map[string]uint64{}}, test.has); err != nil || got != test.want {
-			t.Errorf("%+v: got %T, %v", test, got, err)
+		staging.Steer = test.steer
+		if got, err := choosePath(staging, test.dir, nil, usage{}); err != nil || got != test.want {
+			t.Errorf("steer %v, %q: got %T, %v; want %T", test.steer, test.dir, got, err, test.want)
 		}
-	}
-	staging.Steer, staging.CustomStorage = false, true
-	if got, err := choosePath(staging, disk, nil, usage{}, true); err != nil || got != (driverAlone{}) {
-		t.Errorf("state of unknown size: got %T, %v", got, err)
-	}
-	// Memory that is short is written through to the disk, which custom storage does not do.
-	staging.Steer, staging.CustomStorage, staging.WhenShort = true, true, config.WriteThrough
-	got, err := choosePath(staging, disk, nil, usage{byGPU: map[string]uint64{"GPU-a": 1 << 60}}, true)
-	if _, custom := got.(customStorage); custom || err != nil == steer.CanSteer {
-		t.Errorf("short memory: got %T, %v", got, err)
 	}
 }
 

@@ -45,8 +45,7 @@ type DataPath interface {
 	// Restore puts the areas' bytes to where the driver will read them. The processes are
 	// checkpointed. The container is thawed, and held as in Save, or newly restored by CRIU with
 	// all of its threads running. done ends what Restore has started for the driver's sake; it is
-	// called after the driver has restored the processes, or has failed to. If Restore sets
-	// job.Storage, the areas have the only copy until then.
+	// called after the driver has restored the processes, or has failed to.
 	//
 	// On an error some areas may be in place. Restore can be called again.
 	Restore(ctx context.Context, job *Job, areas []Area) (done func(context.Context), err error)
@@ -86,11 +85,6 @@ type Job struct {
 	Use map[int]uint64
 	// CopyThreads is how many threads may copy in each process, see copyThreads.
 	CopyThreads int
-	// Mover starts a mover with the GPUs, by their UUIDs, that the processes have open.
-	Mover func(context.Context) (*cuda.Mover, error)
-	GPUs  []string
-	// Storage is set by a data path that has the driver checkpoint and restore the processes by custom storage.
-	Storage *cuda.Storage
 	// Sweep says that an earlier tracer died: something of it may be open in the processes.
 	Sweep bool
 }

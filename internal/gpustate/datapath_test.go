@@ -31,32 +31,20 @@ import (
 func dataPaths(t *testing.T) map[string]way {
 	t.Helper()
 	ways := map[string]way{
-		"driver alone":                {path: driverAlone{}, dir: diskDir(t)},
-		"plain file":                  {path: plainFile{}, dir: diskDir(t)},
-		"custom storage":              {path: customStorage{}, dir: diskDir(t), driver: "615.0-softcuda"},
-		"custom storage, image files": {path: customStorage{}, dir: memoryDir(t), driver: "615.0-softcuda"},
+		"driver alone": {driverAlone{}, diskDir(t)},
+		"plain file":   {plainFile{}, diskDir(t)},
 	}
 	if steer.CanSteer {
-		ways["image file"] = way{path: imageFile{}, dir: memoryDir(t)}
-		ways["memory, then disk"] = way{path: memoryFirst{}, dir: diskDir(t)}
-		ways["write-through"] = way{path: writeThrough{window: staging.MinWindow}, dir: diskDir(t)}
+		ways["image file"] = way{imageFile{}, memoryDir(t)}
+		ways["memory, then disk"] = way{memoryFirst{}, diskDir(t)}
+		ways["write-through"] = way{writeThrough{window: staging.MinWindow}, diskDir(t)}
 	}
 	return ways
 }
 
 type way struct {
-	path   DataPath
-	dir    string
-	driver string // the software GPU's; "" for its own
-}
-
-// start starts a process on a machine that has what the way needs.
-func (w way) start(t *testing.T) *work {
-	t.Helper()
-	if w.driver != "" {
-		t.Setenv("SOFTCUDA_DRIVER", w.driver)
-	}
-	return startWork(t, "12M")
+	path DataPath
+	dir  string
 }
 
 func diskDir(t *testing.T) string {
@@ -87,7 +75,7 @@ func memoryDir(t *testing.T) string {
 func TestCheckpointAndRestoreInPlace(t *testing.T) {
 	for name, way := range dataPaths(t) {
 		t.Run(name, func(t *testing.T) {
-			w := way.start(t)
+			w := startWork(t, "12M")
 			s := w.lock()
 			if err := s.Preflight(t.Context(), way.dir); err != nil {
 				t.Fatal(err)
@@ -105,9 +93,6 @@ func TestCheckpointAndRestoreInPlace(t *testing.T) {
 				t.Fatalf("%d areas", len(s.areas))
 			}
 			for _, a := range s.areas {
-				if a.GPU != "" {
-					continue // it was never there
-				}
 				if n := w.memory(a.Start, a.Bytes); n > 0 {
 					t.Errorf("the process has %d bytes of GPU state still", n)
 				}
@@ -147,7 +132,7 @@ func TestCheckpointAndRestoreInPlace(t *testing.T) {
 func TestSpill(t *testing.T) {
 	for name, way := range dataPaths(t) {
 		t.Run(name, func(t *testing.T) {
-			w := way.start(t)
+			w := startWork(t, "12M")
 			s := w.lock()
 			if err := s.Preflight(t.Context(), way.dir); err != nil {
 				t.Fatal(err)

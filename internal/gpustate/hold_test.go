@@ -7,12 +7,25 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
+
+// A checkpoint by custom storage, which earlier commits made, is read, and refused with what to do.
+func TestCustomStorageIsRefused(t *testing.T) {
+	checkpoint, err := images.Open("../../images/testdata/schema-3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = New(&work{}, runPlain).Prepare(t.Context(), checkpoint.Metadata, "", checkpoint, Options{})
+	if !errors.Is(err, errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "custom storage") {
+		t.Errorf("got %v", err)
+	}
+}
 
 // Digests are compared from Prepare on, by a process that ends when it is done. What changes between
 // Prepare and Load is compared again, and a restore that is given up holds no file.

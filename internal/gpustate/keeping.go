@@ -38,7 +38,7 @@ func keep(ctx context.Context, s *State, helper *cuda.Helper, dir string, next c
 		s.parked.Keep(nil)
 		return k
 	}
-	if _, memory := s.path.(imageFile); memory {
+	if staging.OnMemory(dir) { // where imageFile looks for them
 		k.dir = dir
 	}
 	ctx, k.stop = context.WithCancel(context.WithoutCancel(ctx))

@@ -328,11 +328,6 @@ func (l *locked) measure(before [][]cuda.Range) error {
 			l.sizes[i] += a.Bytes()
 		}
 	}
-	for _, a := range l.areas {
-		if a.GPU != "" { // which was never there
-			l.sizes[a.Process] += a.Area.Bytes
-		}
-	}
 	return nil
 }
 
@@ -382,9 +377,6 @@ func (l *locked) putBack(ctx context.Context, helper *cuda.Helper, job *Job) (do
 		return nil, err
 	}
 	for i := range l.areas {
-		if job.Storage != nil {
-			break
-		}
 		l.areas[i].inProcess = true // the process keeps the file
 		l.areas[i].release()
 	}

@@ -105,14 +105,14 @@ func (l *locked) requirement(had, onto, seen []cuda.GPU) (need cdi.Requirement, 
 }
 
 // restoreOnto restores to the GPUs of ChooseGPUs, by a helper in the container's namespaces.
-func (l *locked) restoreOnto(ctx context.Context, by *helpers.Helpers, init int, onto []cdi.Pair, storage *cuda.Storage) error {
+func (l *locked) restoreOnto(ctx context.Context, by *helpers.Helpers, init int, onto []cdi.Pair) error {
 	inside, err := by.Start(ctx, cuda.Options{Join: init})
 	if err != nil {
 		return err
 	}
 	defer inside.Close()
 	procs := l.procs.Living()
-	moved, err := procs.RestoreRemapped(ctx, storage.Through(inside), l.tries(onto))
+	moved, err := procs.RestoreRemapped(ctx, inside, l.tries(onto))
 	if err != nil && len(moved) > 0 {
 		return fmt.Errorf("%d of %d processes belong to the new GPUs now, so resume the container on these again: %w", len(moved), len(procs), err)
 	}

@@ -61,7 +61,7 @@ func (r *Restoration) same() bool { return cdi.IsIdentity(r.pairs) && r.granted 
 func (r *Restoration) onto(ctx context.Context, helper *cuda.Helper) error {
 	s := r.s
 	if r.same() {
-		if err := s.procs.Restore(ctx, r.storage.Through(helper), nil); !cuda.IsDeviceMapRejected(err) {
+		if err := s.procs.Restore(ctx, helper, nil); !cuda.IsDeviceMapRejected(err) {
 			return err
 		}
 	}
@@ -71,7 +71,7 @@ func (r *Restoration) onto(ctx context.Context, helper *cuda.Helper) error {
 	}
 	defer helpers.CloseAsync(inside)
 	tries := r.tries()
-	taken, err := s.procs.RestoreRemapped(ctx, r.storage.Through(inside), tries)
+	taken, err := s.procs.RestoreRemapped(ctx, inside, tries)
 	for pid, set := range taken {
 		if pairs := tries[pid]; set < len(pairs) && pairs[set] != nil {
 			log.G(ctx).WithFields(log.Fields{"pid": pid, "pairs": pairs[set], "refused": set}).Info("GPU pairs taken by the driver")

@@ -50,8 +50,6 @@ type Restoration struct {
 	check    *verify.Check // of the digests
 	later    []images.Area // whose digests are compared from Load on, by the GPU if it can
 	done     func(context.Context)
-	storage  *cuda.Storage // from Map on, if GPU memory comes by custom storage; end ends it
-	end      func()
 	lane     *lanes.Lane   // from Load on, if there are areas
 	warm     *prefill.Warm // from Prepare on, if companions have areas
 	fill     *prefill.Fill // from Load on, likewise
@@ -74,6 +72,9 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 	if err := s.require("prepare a restore", Unlocked); err != nil {
 		return nil, err
 	}
+	if m.HasCustomStorage() {
+		return nil, fmt.Errorf("the checkpoint has GPU memory by the driver's custom storage, which this gpuckpt does not restore: restore it with gpuckpt of commit cdc1ea6e: %w", errdefs.ErrFailedPrecondition)
+	}
 	s.use(opts)
 	r := &Restoration{s: s}
 	defer func() {
@@ -94,10 +95,6 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 	if info.DriverVersion != m.DriverVersion {
 		return nil, fmt.Errorf("the checkpoint was made with NVIDIA driver %s and this node has %s: restore it where the driver is the same: %w",
 			m.DriverVersion, info.DriverVersion, errdefs.ErrFailedPrecondition)
-	}
-	if m.HasCustomStorage() && !info.CustomStorage {
-		return nil, fmt.Errorf("the checkpoint has GPU memory by the driver's custom storage (CUDA 13.4), which driver %s does not have on this node: restore it where the driver has it: %w",
-			info.DriverVersion, errdefs.ErrFailedPrecondition)
 	}
 	if err := r.pair(ctx, helper, info, m, wanted); err != nil {
 		return nil, err
@@ -172,10 +169,7 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 	if err := r.prefill(ctx); err != nil {
 		return err
 	}
-	s.path, r.gate = memoryFirst{}, gate // it reads what every other data path's Store leaves
-	if r.metadata.HasCustomStorage() {
-		s.path = customStorage{}
-	}
+	s.path, r.gate = memoryFirst{}, gate // it reads what every data path's Store leaves
 	s.phase = Loaded
 	return nil
 }
@@ -226,14 +220,10 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 			return 0, err
 		}
 	}
-	if len(r.areas) == 0 && !r.metadata.HasCustomStorage() {
+	if len(r.areas) == 0 {
 		return 0, nil
 	}
-	job := s.job()
-	r.done, err = s.path.Restore(ctx, job, r.areas)
-	if r.storage = job.Storage; r.storage != nil {
-		r.end = func() { r.done(context.WithoutCancel(ctx)) }
-	}
+	r.done, err = s.path.Restore(ctx, s.job(), r.areas)
 	return bytesOf(r.areas), err
 }
 
@@ -335,12 +325,9 @@ func (r *Restoration) Close() {
 
 // letGo gives up what hold holds.
 func (r *Restoration) letGo() {
-	if r.storage != nil {
-		r.end()
-	}
 	r.warm.Close()
 	r.check.Close() // or it would begin with what fill leaves to it
 	r.fill.Close()
 	r.pinned.Close()
-	r.metadata, r.pinned, r.areas, r.fill, r.check, r.later, r.storage = nil, nil, nil, nil, nil, nil, nil
+	r.metadata, r.pinned, r.areas, r.fill, r.check, r.later = nil, nil, nil, nil, nil, nil
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
-	"github.com/gpuckpt/gpuckpt/internal/gpus"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 	"github.com/gpuckpt/gpuckpt/internal/verify"
@@ -59,20 +58,14 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 				size(state), dir, size(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
 		}
 	}
-	s.path, err = choosePath(s.opts.Config.Staging, dir, s.procs, s.locked.use, s.info.CustomStorage && s.parked == nil)
+	s.path, err = choosePath(s.opts.Config.Staging, dir, s.procs, s.locked.use)
 	_, through := s.path.(writeThrough) // a small buffer, which many threads at once would not keep to
 	return errors.Join(err, s.parked.LeaveToDriver(through))
 }
 
 // job is what the data path works on now.
 func (s *State) job() *Job {
-	had := gpus.UUIDs(s.had())
-	if had == nil {
-		had = gpus.UUIDs(s.info.GPUs)
-	}
-	mover := func(ctx context.Context) (*cuda.Mover, error) { return s.helpers.Bare(ctx, had, s.locked.use.total()) }
-	return &Job{Processes: s.procs, Parked: s.parked, Tracer: s.tracers.session, Use: s.locked.use.byPID, CopyThreads: s.copyThreads, Sweep: s.tracers.sweep,
-		Mover: mover, GPUs: had}
+	return &Job{Processes: s.procs, Parked: s.parked, Tracer: s.tracers.session, Use: s.locked.use.byPID, CopyThreads: s.copyThreads, Sweep: s.tracers.sweep}
 }
 
 // Save has the driver move the GPU state of all processes into their memory, and the data path take it from there, and
@@ -127,8 +120,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	var before [][]cuda.Range
 	var thawed, refused bool
 	var taken uint64 // by the companions
-	job := s.job()
-	areas, err := s.path.Save(ctx, job, dir, func() (err error) {
+	areas, err := s.path.Save(ctx, s.job(), dir, func() (err error) {
 		if err := thaw(); err != nil {
 			return err
 		}
@@ -139,7 +131,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 		if before, err = s.memory(); err != nil {
 			return err
 		}
-		if err := s.procs.Checkpoint(ctx, job.Storage.Through(helper)); err != nil {
+		if err := s.procs.Checkpoint(ctx, helper); err != nil {
 			refused = true
 			return err
 		}
@@ -148,12 +140,10 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	})
 	s.areas = areas
 	if err != nil && areas == nil && thawed {
-		err = sequence.Join(err, s.path.Abort(job))
+		err = sequence.Join(err, s.path.Abort(s.job()))
 	}
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
 		s.phase = Saved
-	} else if refused {
-		s.dropAreas() // the processes have all
 	}
 	if err == nil && s.parked.Kept() == nil && bytesOf(areas) < taken {
 		err = fmt.Errorf("the tracer that had the companion's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
@@ -184,15 +174,14 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		if err := thaw(); err != nil {
 			return err
 		}
-		job := s.job()
-		done, err := s.putBack(ctx, helper, job)
+		done, err := s.putBack(ctx, helper, s.job())
 		if err != nil {
 			return err
 		}
 		if s.onto == nil {
-			err = s.procs.Living().Restore(ctx, job.Storage.Through(helper), nil)
+			err = s.procs.Living().Restore(ctx, helper, nil)
 		} else {
-			err = s.restoreOnto(ctx, &s.helpers, s.target.Init(), s.onto, job.Storage)
+			err = s.restoreOnto(ctx, &s.helpers, s.target.Init(), s.onto)
 		}
 		done(ctx)
 		if err == nil {

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
@@ -23,7 +22,6 @@ type Writer struct {
 	areas  []Area // their files are duplicates
 	sizes  []uint64
 	worker *staging.Digester
-	custom bool            // custom storage has saved the processes
 	kept   *companion.Kept // what the areas lack before Drain; nil for nothing
 	write  func()          // what is to be done still
 	stop   context.CancelFunc
@@ -41,7 +39,6 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 	}
 	ctx = context.WithoutCancel(ctx)
 	w := &Writer{sizes: slices.Clone(s.sizes), kept: s.parked.Kept(), done: make(chan struct{})}
-	_, w.custom = s.path.(customStorage)
 	w.kept.Want()
 	ctx, w.stop = context.WithCancel(ctx)
 	if len(s.areas) == 0 {
@@ -116,11 +113,6 @@ func (w *Writer) Bytes() uint64 { return bytesOf(w.areas) }
 func (w *Writer) Describe(m *images.Metadata) {
 	for i, n := range w.sizes[:min(len(w.sizes), len(m.Processes))] {
 		m.Processes[i].Bytes = n
-	}
-	for i := range m.Processes {
-		if w.custom && m.Processes[i].State != cuda.Checkpointed.String() {
-			m.SchemaVersion, m.Processes[i].CustomStorage = images.LatestSchema, true
-		}
 	}
 	in := make([]uint64, len(m.Processes))
 	for i, a := range w.areas {

@@ -28,21 +28,6 @@ const moverMemory = 512 << 20
 // processors: see cuda.Mover.Ready. The pages of files that it makes are charged as GPU state is. It is an error if the
 // cgroup has no room for the mover beside GPU state of so many bytes.
 func (k *Helpers) Mover(ctx context.Context, gpus []string, state uint64) (*cuda.Mover, error) {
-	m, err := k.Bare(ctx, gpus, state)
-	if err != nil {
-		return nil, err
-	}
-	if len(gpus) > 0 {
-		if err := m.Ready(ctx, gpus[0], 0); err != nil {
-			m.Kill()
-			return nil, errors.Join(err, m.Close())
-		}
-	}
-	return m, nil
-}
-
-// Bare is Mover without waiting until the mover is ready.
-func (k *Helpers) Bare(ctx context.Context, gpus []string, state uint64) (*cuda.Mover, error) {
 	cgroup := ""
 	if k.Node.Staging.Cgroup != "" {
 		cgroup = "/" + k.Node.Staging.Cgroup
@@ -50,7 +35,7 @@ func (k *Helpers) Bare(ctx context.Context, gpus []string, state uint64) (*cuda.
 	if room := host.Headroom(cgroup); room < state+moverMemory {
 		return nil, fmt.Errorf("a mover needs %d bytes beside %d of GPU state, and the cgroup of [staging] has room for %d: %w", uint64(moverMemory), state, room, unix.ENOMEM)
 	}
-	return charged.Start(ctx, k.Run, k.Node.Staging, func(run worker.Run, cgroup *os.File) (*cuda.Mover, error) {
+	m, err := charged.Start(ctx, k.Run, k.Node.Staging, func(run worker.Run, cgroup *os.File) (*cuda.Mover, error) {
 		opts, err := k.place(cuda.Options{Visible: gpus})
 		if err != nil {
 			return nil, err
@@ -63,6 +48,16 @@ func (k *Helpers) Bare(ctx context.Context, gpus []string, state uint64) (*cuda.
 		}
 		return cuda.StartMover(ctx, opts)
 	})
+	if err != nil {
+		return nil, err
+	}
+	if len(gpus) > 0 {
+		if err := m.Ready(ctx, gpus[0], 0); err != nil {
+			m.Kill()
+			return nil, errors.Join(err, m.Close())
+		}
+	}
+	return m, nil
 }
 
 // Pace has a mover copy out on a quarter of the processors if calm. That is for a program that stands still until the

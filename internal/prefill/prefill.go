@@ -165,7 +165,7 @@ func (f *Fill) fill(ctx context.Context, start func() (*cuda.Mover, error), help
 		if !a.Companion {
 			continue
 		}
-		spans, err := Spans(&a, Open)
+		spans, err := spansOf(&a)
 		var parts cuda.Parts
 		if err == nil {
 			f.memory[i], parts, err = mover.CopyIn(ctx, gpu, piece, spans, threads)
@@ -188,9 +188,9 @@ func (f *Fill) fill(ctx context.Context, start func() (*cuda.Mover, error), help
 	return nil
 }
 
-// Spans returns an area's bytes. The files are the caller's, also after an error; a file may be there
+// spansOf returns an area's bytes. The files are the caller's, also after an error; a file may be there
 // several times.
-func Spans(a *images.Area, open func(path string) (*os.File, error)) (spans []cuda.Span, err error) {
+func spansOf(a *images.Area) (spans []cuda.Span, err error) {
 	at := a.Start
 	files := make(map[string]*os.File)
 	for _, e := range a.Extents() {
@@ -213,8 +213,8 @@ func Spans(a *images.Area, open func(path string) (*os.File, error)) (spans []cu
 	return spans, nil
 }
 
-// Open opens a file for Spans, and nothing else that a checkpoint of others may have there.
-func Open(path string) (*os.File, error) {
+// open opens a file, and nothing else that a checkpoint of others may have there.
+func open(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

@@ -44,7 +44,7 @@ func TestSpans(t *testing.T) {
 	if !images.IsZeroBlock(a.Digests[1]) {
 		t.Fatal("the digest is not that of zeros")
 	}
-	spans, err := Spans(&a, Open)
+	spans, err := spansOf(&a)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestFilesThatAreNone(t *testing.T) {
 	}
 	for _, path := range []string{fifo, link, filepath.Join(dir, "missing"), dir} {
 		a := images.Area{Bytes: 4096, Location: images.Location{{Path: path, Bytes: 4096}}}
-		if spans, err := Spans(&a, Open); err == nil {
+		if spans, err := spansOf(&a); err == nil {
 			t.Errorf("%s: %+v", path, spans)
 		}
 	}

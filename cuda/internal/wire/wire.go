@@ -8,7 +8,6 @@ package wire
 import (
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -53,8 +52,6 @@ const (
 	OpReady         = "ready"
 	OpCopyOut       = "copy-out"
 	OpCopyIn        = "copy-in"
-	OpReserve       = "reserve"
-	OpComplete      = "complete"
 )
 
 // Request asks for one call of the driver.
@@ -74,18 +71,6 @@ type Request struct {
 	Offset   uint64   `json:"offset,omitempty"`   // OpCopyOut: where in the file the first piece goes
 	Part     int      `json:"part,omitempty"`     // OpCopyOut, OpCopyIn: the number of the first MiB of the pieces in what is digested
 	Spans    []Span   `json:"spans,omitempty"`    // OpCopyIn: what fills the pieces, in their order
-
-	// Custom asks for a checkpoint or a restore by custom storage, which OpComplete ends. The reply has the memory that
-	// is mapped until then.
-	Custom bool     `json:"custom,omitempty"`
-	GPUs   []string `json:"gpus,omitempty"`   // Custom: the UUIDs of the GPUs that the memory may be on
-	Mapped int      `json:"mapped,omitempty"` // OpCopyOut, OpCopyIn: of which of the memory, from 1 on, in place of pieces
-}
-
-// Mapped is memory of a process on one GPU.
-type Mapped struct {
-	GPU   string `json:"gpu"` // its UUID
-	Bytes uint64 `json:"bytes"`
 }
 
 // Span is a range of one of the files that come with a request.
@@ -118,18 +103,16 @@ type Reply struct {
 	Short bool   `json:"short,omitempty"` // FaultFile: the file has fewer bytes than the spans
 	// Digested says that the last file of an answer to OpCopyOut or OpCopyIn has the digests' values.
 	Digested bool `json:"digested,omitempty"`
-	// Begun says that a step by custom storage failed when the driver had begun it.
-	Begun bool `json:"begun,omitempty"`
-	Value int  `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id; OpImported: bytes
+	Value    int  `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id; OpImported: bytes
 
-	// Answer is a cuda.Info for OpInfo, a cuda.Survey for OpSurvey, the []Mapped of a Custom request.
+	// Answer is a cuda.Info for OpInfo, a cuda.Survey for OpSurvey.
 	Answer json.RawMessage `json:"answer,omitempty"`
 }
 
 // Check refuses whatever the helper could not carry out exactly as asked.
 func (q Request) Check() error {
 	switch q.Op {
-	case OpInfo, OpSurvey, OpReady, OpCopyOut, OpCopyIn, OpReserve, OpComplete:
+	case OpInfo, OpSurvey, OpReady, OpCopyOut, OpCopyIn:
 		if q.PID != 0 {
 			return fmt.Errorf("%s takes no pid", q.Op)
 		}
@@ -155,9 +138,6 @@ func (q Request) Check() error {
 	if len(q.Minors) > maxGPUs || slices.ContainsFunc(q.Minors, func(n int) bool { return n < 0 || n > math.MaxUint16 }) {
 		return fmt.Errorf("minors %v are none", q.Minors)
 	}
-	if err := q.checkCustom(); err != nil {
-		return err
-	}
 	if err := q.checkCopy(); err != nil {
 		return err
 	}
@@ -171,28 +151,6 @@ func (q Request) Check() error {
 	return nil
 }
 
-// checkCustom refuses what makes no sense for custom storage.
-func (q Request) checkCustom() error {
-	switch {
-	case (q.Custom || len(q.GPUs) != 0) && q.Op != OpCheckpoint && q.Op != OpRestore, len(q.GPUs) != 0 && !q.Custom:
-		return fmt.Errorf("%s is not by custom storage", q.Op)
-	case len(q.GPUs) > maxGPUs:
-		return fmt.Errorf("%d GPUs are too many", len(q.GPUs))
-	case q.Mapped != 0 && q.Op != OpCopyOut && q.Op != OpCopyIn, q.Mapped < 0 || q.Mapped > maxGPUs:
-		return fmt.Errorf("%s takes no memory number %d", q.Op, q.Mapped)
-	case q.Mapped != 0 && (len(q.Pieces) != 0 || q.GPU != ""):
-		return fmt.Errorf("%s is of memory that is mapped, or of pieces", q.Op)
-	case q.Op == OpReserve && len(q.Pieces) != 1:
-		return errors.New("room is made for one piece")
-	}
-	for _, gpu := range q.GPUs {
-		if _, err := ParseUUID(gpu); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // checkCopy refuses copies that make no sense.
 func (q Request) checkCopy() error {
 	out, in := q.Op == OpCopyOut, q.Op == OpCopyIn
@@ -201,15 +159,14 @@ func (q Request) checkCopy() error {
 		return fmt.Errorf("%s takes no %d threads", q.Op, q.Threads)
 	case q.GPU != "" && !in && q.Op != OpReady:
 		return fmt.Errorf("%s takes no GPU", q.Op)
-	case q.NoKernel && (!out || q.Mapped != 0):
+	case q.NoKernel && !out:
 		return fmt.Errorf("%s does not choose whether a kernel runs", q.Op)
-	case q.Offset != 0 && !out && q.Mapped == 0, len(q.Spans) != 0 && !in,
-		len(q.Pieces) != 0 && !in && !out && q.Op != OpReserve, q.Part != 0 && !in && !out:
+	case q.Offset != 0 && !out, len(q.Spans) != 0 && !in, (len(q.Pieces) != 0 || q.Part != 0) && !in && !out:
 		return fmt.Errorf("%s copies nothing", q.Op)
 	case len(q.Pieces) > MaxPieces || len(q.Spans) > MaxSpans:
 		return fmt.Errorf("%d pieces and %d spans are too many", len(q.Pieces), len(q.Spans))
 	}
-	if in && q.Mapped == 0 || q.Op == OpReady {
+	if in || q.Op == OpReady {
 		if _, err := ParseUUID(q.GPU); err != nil {
 			return err
 		}
@@ -226,7 +183,7 @@ func (q Request) checkCopy() error {
 			return fmt.Errorf("file %d has no span of %d bytes at %d", s.File, s.Bytes, s.Offset)
 		}
 	}
-	if in && q.Mapped == 0 && memory != spans {
+	if in && memory != spans {
 		return fmt.Errorf("%d bytes do not fill %d", spans, memory)
 	}
 	if q.Offset > most {

@@ -83,9 +83,6 @@ void add_node(int minor); // nvidiaN, or nvidiactl for -1
 void remove_node(int minor);
 CUuuid uuid_of(int minor); // the default one
 
-// custom_call is a step by custom storage, of a caller that dies before it is done with the memory.
-int custom_call(const char *step, pid_t pid);
-
 // the tests
 void test_states(void);
 void test_memory(void);
@@ -107,7 +104,6 @@ void test_interrupted(void);
 void test_slices(void);
 void test_managed(void);
 void test_events(void);
-void test_custom(void);
 
 // kept_program is what test_kept and test_moved checkpoint, kept_mover what test_moved runs meanwhile; s is a socket
 // to that.

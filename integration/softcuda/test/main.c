@@ -60,8 +60,6 @@ static int call(const char *name, pid_t pid)
 {
 	int tid = 0;
 
-	if (!strncmp(name, "custom-", 7))
-		return custom_call(name + 7, pid);
 	if (!strcmp(name, "init"))
 		return cu.init(0);
 	if (!strcmp(name, "state")) // 10 and more are states
@@ -157,7 +155,6 @@ int main(int argc, char **argv)
 		{"interrupted", test_interrupted, false}, {"slices", test_slices, false},
 		{"managed", test_managed, false},
 		{"events", test_events, false},
-		{"custom", test_custom, false},
 	};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
