@@ -113,6 +113,15 @@ setup-kubernetes: compiler
 test-kubernetes: setup setup-kubernetes build agent testbeds ## Run the tests with a kubelet, crictl and nerdctl.
 	$(TEST_ENV) go -C integration test -p 1 -count=1 -timeout 30m ./kubernetes ./nerdctl
 
+# An older containerd in place of the pinned one: CONTAINERD=2.2 or 2.3. `make test` tries pods with each.
+CONTAINERD ?= 2.2
+.PHONY: test-containerd
+test-containerd: setup setup-kubernetes build agent testbeds ## Run the tests of stock clients with an older containerd: CONTAINERD=2.2.
+	@mkdir -p $(OUT)/containerd-$(CONTAINERD)
+	@for program in containerd ctr; do ln -sf "$$(hack/setup --print-path)/$$program-$(CONTAINERD)" $(OUT)/containerd-$(CONTAINERD)/$$program; done
+	GPUCKPT_BIN="$(abspath $(BIN)):$(abspath $(OUT))/containerd-$(CONTAINERD):$$(hack/setup --print-path)" \
+		go -C integration test -p 1 -count=1 -timeout 60m ./checkpoint ./suspend ./registry ./nerdctl
+
 # hack/setup gets no dockerd: DOCKER is the directory of one, and of docker.
 DOCKER ?= /usr/bin
 .PHONY: test-docker
@@ -213,13 +222,14 @@ SCRIPTS = .ci/run $(addprefix hack/release/,build clean-root whole/in-root) $(ad
 	$(wildcard hack/*.bash hack/recipes/*.bash)
 
 .PHONY: lint
-lint: rooms ## Run rooms, go mod tidy, go vet and golangci-lint on each module, shellcheck on the scripts.
-	@hack/setup golangci-lint shellcheck
+lint: rooms ## Run rooms, go mod tidy, go vet and golangci-lint on each module, shellcheck and actionlint on scripts and workflows.
+	@hack/setup golangci-lint shellcheck actionlint
 	@tools=$$(hack/setup --print-path); for module in $(MODULES); do \
 		echo "lint $$module"; \
 		(cd $$module && go mod tidy -diff && go vet ./... && "$$tools"/golangci-lint run ./...); \
 	done; \
-	echo "lint scripts"; "$$tools"/shellcheck -x $(SCRIPTS)
+	echo "lint scripts"; "$$tools"/shellcheck -x $(SCRIPTS); \
+	echo "lint workflows"; "$$tools"/actionlint
 
 # A requirement that the product gains or loses shows in the modules that import it.
 .PHONY: tidy
