@@ -6,6 +6,7 @@ package harness
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"syscall"
 
@@ -50,7 +51,7 @@ func restartApart(directories []string) error {
 		return fmt.Errorf("keep mounts apart: %w", err)
 	}
 	for _, dir := range directories {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+		if err := ownDirectory(dir); err != nil {
 			return err
 		}
 		if err := unix.Mount("gpuckpt-test", dir, "tmpfs", 0, "mode=755"); err != nil {
@@ -69,6 +70,24 @@ func restartApart(directories []string) error {
 		return err
 	}
 	return syscall.Exec(program, os.Args, os.Environ())
+}
+
+// ownDirectory makes a directory that the machine does not have, in this mount namespace alone.
+func ownDirectory(dir string) error {
+	there := dir
+	for {
+		if _, err := os.Stat(there); err == nil {
+			break
+		}
+		there = filepath.Dir(there)
+	}
+	if there == dir {
+		return nil
+	}
+	if _, err := Cover(there); err != nil {
+		return err
+	}
+	return os.MkdirAll(dir, 0o755)
 }
 
 // loopbackUp brings the loopback interface up, as it is on any machine.
