@@ -167,6 +167,7 @@ void config_load(struct config *c)
 	static const struct {
 		const char *variable, *key;
 	} environment[] = {
+		{"SOFTCUDA_MACHINE", "machine"},
 		{"SOFTCUDA_DRIVER", "driver"},
 		{"SOFTCUDA_CUSTOM_STORAGE", "custom_storage"},
 		{"SOFTCUDA_STUCK", "stuck"},
