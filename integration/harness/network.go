@@ -50,8 +50,9 @@ func restartApart(directories []string) error {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep mounts apart: %w", err)
 	}
+	covered := make(map[string]bool)
 	for _, dir := range directories {
-		if err := ownDirectory(dir); err != nil {
+		if err := ownDirectory(dir, covered); err != nil {
 			return err
 		}
 		if err := unix.Mount("gpuckpt-test", dir, "tmpfs", 0, "mode=755"); err != nil {
@@ -72,8 +73,9 @@ func restartApart(directories []string) error {
 	return syscall.Exec(program, os.Args, os.Environ())
 }
 
-// ownDirectory makes a directory that the machine does not have, in this mount namespace alone.
-func ownDirectory(dir string) error {
+// ownDirectory makes a directory that the machine does not have, in this mount namespace alone: below
+// an overlay, which covered notes.
+func ownDirectory(dir string, covered map[string]bool) error {
 	there := dir
 	for {
 		if _, err := os.Stat(there); err == nil {
@@ -84,8 +86,11 @@ func ownDirectory(dir string) error {
 	if there == dir {
 		return nil
 	}
-	if _, err := Cover(there); err != nil {
-		return err
+	if !covered[there] {
+		if _, err := Cover(there); err != nil {
+			return err
+		}
+		covered[there] = true
 	}
 	return os.MkdirAll(dir, 0o755)
 }
