@@ -307,8 +307,8 @@ func TestCompanionUndone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}}} {
-		for _, step := range []string{"lock", "checkpoint"} { // the companion has saved its memory before either
-			undo := shared.SoftwareGPU(t, step+"_delay_ms=500\n")
+		for _, delay := range []string{"lock_delay_ms=500", "checkpoint_delay_ms=20000"} { // the companion has saved its memory before either
+			undo := shared.SoftwareGPU(t, delay+"\n")
 			done := make(chan error, 1)
 			go func() { done <- k.Checkpoint(t.Context(), "killed:1") }()
 			inCheckpoint(t, k)

@@ -252,8 +252,12 @@ func TestTracerKilledInRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
+	hurry()
 	checkpointInto(t, shared, k, dir)
 	endTask(t, shared, k)
+	if gpu.Kind == harness.SoftwareGPU {
+		hurry = shared.SoftwareGPU(t, "restore_delay_ms=2000\n")
+	}
 	killed := 0
 	for try := 0; try < tries && killed == 0 && err == nil; try++ {
 		if try > 0 {
@@ -334,7 +338,10 @@ func TestShimKilledInCheckpoint(t *testing.T) {
 	} {
 		t.Run(when, func(t *testing.T) {
 			results.Add(t)
-			k, _ := slow(t)
+			k, hurry := slow(t)
+			if when == "dump" {
+				hurry()
+			}
 			pid, shim := k.MustPid(t), shimOf(t, k)
 			var workers []int
 			var err error

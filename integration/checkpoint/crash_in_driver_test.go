@@ -31,7 +31,7 @@ func slow(t *testing.T) (k *harness.Container, hurry func()) {
 	bytes := uint64(8 << 20)
 	hurry = func() {}
 	if gpu.Kind == harness.SoftwareGPU {
-		hurry = shared.SoftwareGPU(t, "checkpoint_delay_ms=500\nrestore_delay_ms=500\n")
+		hurry = shared.SoftwareGPU(t, "checkpoint_delay_ms=20000\n")
 	} else {
 		bytes = 16 << 30
 	}
@@ -81,8 +81,9 @@ func TestHelperKilled(t *testing.T) {
 // fails and the program goes on, which here means that it ends, as it always does
 // without one of its processes. Nothing stays frozen or held.
 func TestProcessKilled(t *testing.T) {
+	hurry := func() {}
 	if gpu.Kind == harness.SoftwareGPU {
-		shared.SoftwareGPU(t, "checkpoint_delay_ms=500\n")
+		hurry = shared.SoftwareGPU(t, "checkpoint_delay_ms=20000\n")
 	}
 	bytes := "8M"
 	if gpu.Kind == harness.RealGPU {
@@ -105,6 +106,7 @@ func TestProcessKilled(t *testing.T) {
 	if err := unix.Kill(pids[1], unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
+	hurry()
 	harness.Says(t, <-done, "save GPU state")
 	harness.Within(t, "the program ends", func() bool {
 		status, err := k.Status(t.Context())
@@ -231,8 +233,12 @@ func TestClientKilled(t *testing.T) {
 func TestHelperKilledInRestore(t *testing.T) {
 	results.Add(t)
 	k, hurry := slow(t)
+	hurry()
 	ref := takeCheckpoint(t, shared, k, "1")
 	k.MustRemove(t)
+	if gpu.Kind == harness.SoftwareGPU {
+		hurry = shared.SoftwareGPU(t, "restore_delay_ms=20000\n")
+	}
 
 	done := make(chan error, 1)
 	go func() {
@@ -256,14 +262,14 @@ func TestHelperKilledInRestore(t *testing.T) {
 		helper = helpers[0]
 		return true
 	})
-	time.Sleep(100 * time.Millisecond) // the driver is at work
+	time.Sleep(100 * time.Millisecond) // the driver is at work, or about to be
 	if err := unix.Kill(helper, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
+	hurry()
 	harness.Says(t, <-done, "restore GPU state", "CUDA helper is gone")
 	nothingRuns(t, shared, k)
 	k.MustRemove(t)
-	hurry()
 	r := restore(t, shared, k.ID, ref, k.Port)
 	goesOn(t, r)
 }

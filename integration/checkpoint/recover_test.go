@@ -89,14 +89,15 @@ func leftovers(t *testing.T, c *harness.Containerd, k *harness.Container) {
 // are in integration/faults.
 func TestShimKilledAtStep(t *testing.T) {
 	for _, test := range []struct{ step, soft string }{
-		{"save GPU state", "checkpoint_delay_ms=500\n"},
+		{"save GPU state", "checkpoint_delay_ms=20000\n"},
 		{"dump", "dump"},
-		{"resume", "unlock_delay_ms=500\n"},
+		{"resume", "unlock_delay_ms=20000\n"},
 	} {
 		t.Run(test.step, func(t *testing.T) {
 			results.Add(t)
+			hurry := func() {}
 			if test.step != "dump" {
-				shared.SoftwareGPU(t, test.soft)
+				hurry = shared.SoftwareGPU(t, test.soft)
 			}
 			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "64M")
 			k.Expect(t, "verify", "bad=0")
@@ -107,6 +108,7 @@ func TestShimKilledAtStep(t *testing.T) {
 			if err := unix.Kill(shim, unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
+			hurry()
 			harness.Says(t, <-done, "")
 			leftovers(t, shared, k)
 			if _, err := images.ReadMetadata(dir); err == nil {
@@ -130,7 +132,7 @@ func TestShimKilledAtStep(t *testing.T) {
 func TestShimKilledAtStepOfRestore(t *testing.T) {
 	for _, test := range []struct{ step, soft string }{
 		{"restore processes", ""},
-		{"restore GPU state", "restore_delay_ms=500\n"},
+		{"restore GPU state", "restore_delay_ms=20000\n"},
 	} {
 		t.Run(test.step, func(t *testing.T) {
 			results.Add(t)

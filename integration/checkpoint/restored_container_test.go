@@ -77,12 +77,12 @@ func TestRestoredContainer(t *testing.T) {
 func TestStatisticsDuringCheckpoint(t *testing.T) {
 	results.Add(t)
 	k, hurry := slow(t)
+	hurry()
 	ref := takeCheckpoint(t, shared, k, "1")
 	k.MustRemove(t)
-	hurry()
 	r := restore(t, shared, k.ID, ref, k.Port)
 	if gpu.Kind == harness.SoftwareGPU {
-		hurry = shared.SoftwareGPU(t, "checkpoint_delay_ms=2000\n")
+		hurry = shared.SoftwareGPU(t, "checkpoint_delay_ms=20000\n")
 	}
 	done := make(chan error, 1)
 	dir := t.TempDir()

@@ -25,7 +25,7 @@ const cdiDir = "/etc/cdi"
 // apart are directories that the documents' commands write to: in the tests each is an empty one of
 // their own.
 var apart = []string{
-	cdiDir, "/etc/gpuckpt", "/var/lib/gpuckpt", "/var/lib/node_exporter", "/var/lib/checkpoints", "/run/nerdctl", "/var/lib/nerdctl",
+	cdiDir, "/etc/cni", "/etc/gpuckpt", "/var/lib/gpuckpt", "/var/lib/node_exporter", "/var/lib/checkpoints", "/run/nerdctl", "/var/lib/nerdctl",
 }
 
 func TestMain(m *testing.M) {

@@ -6,6 +6,7 @@ package harness
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"syscall"
 
@@ -49,8 +50,9 @@ func restartApart(directories []string) error {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep mounts apart: %w", err)
 	}
+	covered := make(map[string]bool)
 	for _, dir := range directories {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+		if err := ownDirectory(dir, covered); err != nil {
 			return err
 		}
 		if err := unix.Mount("gpuckpt-test", dir, "tmpfs", 0, "mode=755"); err != nil {
@@ -69,6 +71,28 @@ func restartApart(directories []string) error {
 		return err
 	}
 	return syscall.Exec(program, os.Args, os.Environ())
+}
+
+// ownDirectory makes a directory that the machine does not have, in this mount namespace alone: below
+// an overlay, which covered notes.
+func ownDirectory(dir string, covered map[string]bool) error {
+	there := dir
+	for {
+		if _, err := os.Stat(there); err == nil {
+			break
+		}
+		there = filepath.Dir(there)
+	}
+	if there == dir {
+		return nil
+	}
+	if !covered[there] {
+		if _, err := Cover(there); err != nil {
+			return err
+		}
+		covered[there] = true
+	}
+	return os.MkdirAll(dir, 0o755)
 }
 
 // loopbackUp brings the loopback interface up, as it is on any machine.

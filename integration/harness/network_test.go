@@ -59,8 +59,7 @@ func TestInOwnNetwork(t *testing.T) {
 	if after, err := os.ReadFile(forwarding); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("net.ipv4.ip_forward was %q and is %q, %v", before, after, err)
 	}
-	left, err := os.ReadDir(dir)
-	if err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(left) > 0 {
 		t.Errorf("it leaves %v, %v", left, err)
 	}
 }

@@ -34,7 +34,11 @@ type canaries struct {
 	skipped map[string]bool // what changes by itself
 }
 
-// newCanaries makes them. The machine's own are looked at as well: /etc, its settings, its mounts.
+// covered are the directories of the machine's in which nothing may be written. Below their overlays is
+// what others write there meanwhile.
+var covered = map[string]*harness.Covered{"/etc": nil, "/var/spool": nil, "/usr/bin": nil, "/usr/sbin": nil, "/usr/local/bin": nil, "/root": nil, "/boot": nil, "/dev": nil}
+
+// newCanaries makes them. The machine's own are looked at as well: its directories, settings, mounts.
 func newCanaries(t *testing.T) *canaries {
 	t.Helper()
 	c := &canaries{dir: t.TempDir(), cgroup: "/gpuckpt-canary-" + filepath.Base(t.TempDir()) + fmt.Sprint(os.Getpid()), skipped: make(map[string]bool)}
@@ -94,6 +98,18 @@ func (c *canaries) keep(t *testing.T, between func()) {
 	t.Helper()
 	first := c.look()
 	between()
+	for dir := range covered { // where something is written that is seen
+		probe := filepath.Join(dir, "gpuckpt-canary")
+		if err := os.WriteFile(probe, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c.look()[probe] == "" {
+			t.Errorf("what is written in %s is not seen", dir)
+		}
+		if err := os.Remove(probe); err != nil {
+			t.Fatal(err)
+		}
+	}
 	c.before = c.look()
 	for name := range c.before {
 		if first[name] != c.before[name] {
@@ -101,7 +117,7 @@ func (c *canaries) keep(t *testing.T, between func()) {
 		}
 	}
 	// A canary that is not looked at says nothing.
-	for _, name := range []string{c.file(), "/etc/passwd", "mounts", "/proc/sys/kernel/core_pattern", fmt.Sprintf("process %d: status", c.pid)} {
+	for _, name := range []string{c.file(), "mounts", "/proc/sys/kernel/core_pattern", fmt.Sprintf("process %d: status", c.pid)} {
 		if c.before[name] == "" || c.skipped[name] {
 			t.Errorf("the canary %s is not looked at", name)
 		}
@@ -114,6 +130,9 @@ func (c *canaries) keep(t *testing.T, between func()) {
 }
 
 const apparmor = "/sys/kernel/security/apparmor/profiles"
+
+// loaded are profiles that the clients of other tests load.
+var loaded = regexp.MustCompile(`(?m)^(cri-containerd\.apparmor\.d|nerdctl-default|docker-default) .*\n`)
 
 // changed returns the canaries that are not as they were. What is so for a moment only, as a list that
 // is read while another restore mounts something, is looked at again.
@@ -153,26 +172,26 @@ var volatile = regexp.MustCompile(`^/proc/sys/(kernel/(random/|ns_last_pid|pty/n
 // look returns what the canaries are like, by names.
 func (c *canaries) look() map[string]string {
 	seen := make(map[string]string)
-	for _, root := range []string{c.dir, "/etc", "/var/spool", "/usr/local/bin"} {
-		_ = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
-			if err == nil {
-				seen[path] = status(path)
-			}
-			return nil
-		})
+	_ = filepath.WalkDir(c.dir, func(path string, _ fs.DirEntry, err error) error {
+		if err == nil {
+			seen[path] = status(path)
+		}
+		return nil
+	})
+	for dir, cover := range covered {
+		written, err := cover.Written()
+		if err != nil {
+			seen[dir] = err.Error()
+		}
+		for name, path := range written {
+			seen[filepath.Join(dir, name)] = status(path)
+		}
 	}
-	for _, dir := range []string{"/", "/root", "/root/.ssh", "/root/.bashrc", "/usr/bin", "/usr/sbin", "/usr/lib", "/boot"} {
-		seen[dir] = status(dir)
-	}
-	if nodes, err := os.ReadDir("/dev"); err == nil {
-		for _, n := range nodes {
-			var st unix.Stat_t
-			if n.Name() == "nvidia0" || n.Name() == "nvidia1" {
-				continue // integration/suspend makes and removes them meanwhile
-			}
-			if err := unix.Lstat("/dev/"+n.Name(), &st); err == nil {
-				seen["/dev/"+n.Name()] = fmt.Sprint(st.Mode, st.Uid, st.Gid, st.Rdev)
-			}
+	// Of these the overlays have no names: they are the machine's.
+	for _, dir := range []string{"/", "/usr/lib"} {
+		var st unix.Stat_t
+		if err := unix.Lstat(dir, &st); err == nil {
+			seen[dir] = fmt.Sprint(st.Ino, st.Mode, st.Uid, st.Gid)
 		}
 	}
 	_ = filepath.WalkDir("/proc/sys", func(path string, d fs.DirEntry, err error) error {
@@ -191,7 +210,7 @@ func (c *canaries) look() map[string]string {
 		seen["/proc/sysvipc/"+name] = string(data)
 	}
 	if data, err := os.ReadFile(apparmor); err == nil {
-		seen[apparmor] = string(data)
+		seen[apparmor] = loaded.ReplaceAllString(string(data), "")
 	}
 	seen["mounts"] = mounted("/proc/self/mountinfo")
 	c.lookAtProcess(seen)
@@ -260,8 +279,8 @@ func (c *canaries) lookAtCgroups(seen map[string]string) {
 		for _, f := range files {
 			path := filepath.Join(dir, f.Name())
 			var st unix.Stat_t
-			if err := unix.Lstat(path, &st); err != nil || f.IsDir() {
-				continue // cgroups of others come and go
+			if err := unix.Lstat(path, &st); err != nil || f.IsDir() || f.Name() == "cgroup.subtree_control" && slices.Contains(tops, dir) {
+				continue // cgroups of others come and go, and need controllers
 			}
 			text := fmt.Sprint(st.Mode, st.Uid, st.Gid)
 			if st.Mode&0o200 != 0 && st.Mode&0o400 != 0 && st.Mode&unix.S_IFMT == unix.S_IFREG && !counts.MatchString(f.Name()) {

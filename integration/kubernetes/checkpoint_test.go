@@ -123,7 +123,7 @@ func TestTwoAtOnce(t *testing.T) {
 func TestTwiceAtOnce(t *testing.T) {
 	results.Add(t)
 	needs(t, "crictl")
-	softwareGPU(t, shared(t), "checkpoint_delay_ms=1500\n") // longer than one begins after the other
+	hurry := softwareGPU(t, shared(t), "checkpoint_delay_ms=20000\n") // longer than one begins after the other
 	pod := apply(t, shared(t), podName(t), counter{})
 	expect(t, pod, counterPort, "101")
 	var archives [2]string
@@ -133,6 +133,7 @@ func TestTwiceAtOnce(t *testing.T) {
 		both.Go(func() {
 			archives[i] = filepath.Join(shared(t).Dir(), podName(t)+string(rune('a'+i))+".tar")
 			_, errs[i] = shared(t).Crictl(t.Context(), "checkpoint", "--export", archives[i], pod.Container("counter"))
+			hurry() // the first answer is the refusal
 		})
 	}
 	both.Wait()
@@ -164,7 +165,7 @@ func TestTwiceAtOnce(t *testing.T) {
 func TestSecondMeanwhile(t *testing.T) {
 	results.Add(t)
 	needs(t, "crictl")
-	softwareGPU(t, shared(t), "checkpoint_delay_ms=1500\n")
+	hurry := softwareGPU(t, shared(t), "checkpoint_delay_ms=20000\n")
 	pod := apply(t, shared(t), podName(t), counter{})
 	expect(t, pod, counterPort, "101")
 	type answer struct {
@@ -178,6 +179,7 @@ func TestSecondMeanwhile(t *testing.T) {
 	}()
 	paused(t, shared(t), pod)
 	_, err := shared(t).Crictl(t.Context(), "checkpoint", "--export", filepath.Join(shared(t).Dir(), "second.tar"), pod.Container("counter"))
+	hurry()
 	if err == nil || !strings.Contains(err.Error(), "another checkpoint of the container is being made") {
 		t.Errorf("the second: %v", err)
 	}
@@ -288,7 +290,7 @@ func TestTimeout(t *testing.T) {
 // A client that hangs up ends the checkpoint, and the pod goes on.
 func TestHangUp(t *testing.T) {
 	results.Add(t)
-	softwareGPU(t, shared(t), "checkpoint_delay_ms=1500\n")
+	hurry := softwareGPU(t, shared(t), "checkpoint_delay_ms=20000\n")
 	pod := apply(t, shared(t), podName(t), counter{})
 	expect(t, pod, counterPort, "101")
 	ctx, hangUp := context.WithCancel(t.Context())
@@ -302,6 +304,7 @@ func TestHangUp(t *testing.T) {
 	if err := <-done; err == nil {
 		t.Error("the checkpoint was done before the client hung up")
 	}
+	hurry()
 	expect(t, pod, counterPort, "102")
 }
 

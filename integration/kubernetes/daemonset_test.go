@@ -5,19 +5,15 @@ package kubernetes
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-
-	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/docs/commands"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -26,80 +22,6 @@ import (
 
 // nodeImage is the image that deploy/node names.
 const nodeImage = "ghcr.io/gpuckpt/node:0.0.0"
-
-// driverMounts lists the mount points below a directory that have files of the GPU driver.
-func driverMounts(t *testing.T, dir string) []string {
-	t.Helper()
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var points []string
-	for _, m := range mounts {
-		if m.Mountpoint != dir && slices.ContainsFunc(gpu.LibraryFiles(), func(file string) bool { return strings.HasPrefix(file, m.Mountpoint+"/") }) {
-			points = append(points, m.Mountpoint)
-		}
-	}
-	return points
-}
-
-// covered is a directory of the machine that this program, and all that it starts, sees below
-// another: what is written there does not reach the machine.
-type covered struct{ written, below string }
-
-func cover(t *testing.T, dir string) covered {
-	t.Helper()
-	tmp := t.TempDir()
-	mount := func(source, target, kind string, flags uintptr, options string) {
-		t.Helper()
-		if err := unix.Mount(source, target, kind, flags, options); err != nil {
-			t.Fatalf("mount %s: %v", target, err)
-		}
-		t.Cleanup(func() {
-			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
-				t.Errorf("unmount %s: %v", target, err)
-			}
-		})
-	}
-	mount("gpuckpt-test", tmp, "tmpfs", 0, "mode=755")
-	for _, sub := range []string{"upper", "work", "below"} {
-		if err := os.Mkdir(filepath.Join(tmp, sub), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	c := covered{filepath.Join(tmp, "upper"), filepath.Join(tmp, "below")}
-	mount(dir, c.below, "", unix.MS_BIND, "")
-	// An overlay shows no file system that is mounted below its directory. The driver's is needed.
-	drivers := driverMounts(t, dir)
-	kept := func(i int) string { return filepath.Join(tmp, fmt.Sprint("driver", i)) }
-	for i, point := range drivers {
-		if err := os.Mkdir(kept(i), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		mount(point, kept(i), "", unix.MS_BIND, "")
-	}
-	mount("gpuckpt-test", dir, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s/work", c.below, c.written, tmp))
-	for i, point := range drivers {
-		mount(kept(i), point, "", unix.MS_BIND, "")
-	}
-	return c
-}
-
-// more are the files and directories that were written and that the machine does not have.
-func (c covered) more(t *testing.T) map[string]bool {
-	t.Helper()
-	found := map[string]bool{}
-	if err := filepath.WalkDir(c.written, func(path string, _ fs.DirEntry, err error) error {
-		name := strings.TrimPrefix(path, c.written)
-		if _, serr := os.Lstat(c.below + name); serr != nil {
-			found[name] = true
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return found
-}
 
 // systemctl stands for systemd's on the node: it knows containerd's unit, and has the test restart it.
 const systemctl = `#!/bin/sh
@@ -119,26 +41,27 @@ esac
 func TestDaemonSet(t *testing.T) {
 	results.Add(t)
 	needs(t, "kube-controller-manager")
-	places := map[string]covered{}
-	for _, dir := range []string{"/etc", "/usr/local", "/var/lib"} {
-		places[dir] = cover(t, dir)
-	}
 	for _, dir := range []string{"/etc/kubernetes/node-feature-discovery", "/usr/local/bin"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	place := t.TempDir()
-	if err := os.WriteFile("/usr/local/bin/systemctl", fmt.Appendf(nil, systemctl, place), 0o755); err != nil {
-		t.Fatal(err)
-	}
 	program, err := bins.Path("containerd")
 	if err == nil {
-		err = os.Symlink(program, "/usr/local/bin/containerd")
+		err = errors.Join(
+			os.WriteFile("/usr/local/bin/systemctl", fmt.Appendf(nil, systemctl, place), 0o755),
+			os.Symlink(program, "/usr/local/bin/containerd"),
+		)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := errors.Join(os.Remove("/usr/local/bin/systemctl"), os.Remove("/usr/local/bin/containerd")); err != nil {
+			t.Error(err)
+		}
+	})
 
 	n := own(t, node.Options{
 		APIServer: true, Controllers: true, Runtime: "runc",
@@ -175,7 +98,9 @@ func TestDaemonSet(t *testing.T) {
 	}
 	before := map[string]map[string]bool{}
 	for dir, c := range places {
-		before[dir] = c.more(t)
+		if before[dir], err = c.New(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	config := read(t, n.ConfigPath())
 	kubectl("delete", "runtimeclass", "gpuckpt") // of the other tests
@@ -276,9 +201,13 @@ func TestDaemonSet(t *testing.T) {
 		t.Errorf("containerd's configuration is %s", now)
 	}
 	for dir, c := range places {
-		for name := range c.more(t) {
-			if !before[dir][name] && !strings.HasPrefix(name, "/cni") {
-				t.Errorf("left: %s%s", dir, name)
+		now, err := c.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range now {
+			if !before[dir][name] && !strings.HasPrefix(name, "cni") {
+				t.Errorf("left: %s/%s", dir, name)
 			}
 		}
 	}

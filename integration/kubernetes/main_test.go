@@ -24,9 +24,18 @@ var (
 	results *harness.Results
 )
 
+// places are the directories of the machine that these tests write to. CNI keeps what it has done in
+// /var/lib/cni, wherever a network's own is.
+var places = map[string]*harness.Covered{"/etc": nil, "/usr/local": nil, "/var/lib": nil}
+
 func TestMain(m *testing.M) {
-	// CNI keeps what it has done in that directory, wherever a network's own is.
-	if err := harness.InOwnNetwork("/var/lib/cni"); err != nil {
+	err := harness.InOwnNetwork()
+	for dir := range places {
+		if err == nil {
+			places[dir], err = harness.Cover(dir)
+		}
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

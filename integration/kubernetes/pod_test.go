@@ -146,13 +146,14 @@ func own(t *testing.T, opts node.Options) *node.Node {
 	return n
 }
 
-// softwareGPU tells the software GPU what to do differently until the test ends. A
-// real GPU cannot be told: there it does what it does.
-func softwareGPU(t *testing.T, n *node.Node, lines string) {
+// softwareGPU tells the software GPU what to do differently until the test ends, or
+// until undo is called. A real GPU cannot be told: there it does what it does.
+func softwareGPU(t *testing.T, n *node.Node, lines string) (undo func()) {
 	t.Helper()
 	if gpu.Kind == harness.SoftwareGPU {
-		n.SoftwareGPU(t, lines)
+		return n.SoftwareGPU(t, lines)
 	}
+	return func() {}
 }
 
 // ask asks the program of a pod and gives the answer, or fails the test.

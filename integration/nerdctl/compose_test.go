@@ -44,14 +44,7 @@ func TestCompose(t *testing.T) {
 	if err := errors.Join(os.WriteFile(filepath.Join(dir, "compose.yaml"), []byte(file), 0o600), os.WriteFile(hook, []byte("#!/bin/false\n"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if err := shared.SetShimConfig(fmt.Sprintf("cdi_spec_dirs = [%q]\n", filepath.Join(shared.Dir(), "cdi"))); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := shared.SetShimConfig(""); err != nil {
-			t.Error(err)
-		}
-	})
+	shared.Configured(t, fmt.Sprintf("cdi_spec_dirs = [%q]\n", filepath.Join(shared.Dir(), "cdi")))
 	t.Setenv("PATH", dir+":"+bins.SearchPath()+":"+os.Getenv("PATH"))
 	lines, err := commands.Of(document)
 	if err != nil {

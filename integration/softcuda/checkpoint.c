@@ -70,12 +70,15 @@ static void copy(struct config *config, enum step step, char *to, const char *fr
 	}
 }
 
-// injected is the fault that the configuration asks of this step, after its delay.
+// injected is the fault that the configuration asks of this step, after its delay, which the file of
+// the configuration can end.
 static CUresult injected(const struct config *config, enum step step)
 {
 	static unsigned done[STEPS];
+	struct config now = *config;
 
-	pause_ms(config->delay_ms[step]);
+	for (long long left, begin = now_ms(); (left = begin + now.delay_ms[step] - now_ms()) > 0; config_load(&now))
+		pause_ms(left < 20 ? (unsigned)left : 20);
 	const struct fault *fault = &config->fail[step];
 	for (int i = 0; i < process.gpus && !fault->code; i++)
 		if (memory_in_use(i))

@@ -163,6 +163,7 @@ void config_load(struct config *c)
 	static const struct {
 		const char *variable, *key;
 	} environment[] = {
+		{"SOFTCUDA_MACHINE", "machine"},
 		{"SOFTCUDA_DRIVER", "driver"},
 		{"SOFTCUDA_FAIL", "fail"},
 		{"SOFTCUDA_HANG", "hang"},

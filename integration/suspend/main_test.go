@@ -7,6 +7,8 @@
 package suspend
 
 import (
+	"fmt"
+	"os"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -22,6 +24,15 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	// Where TestUnseenGPU makes nodes.
+	err := harness.InOwnNetwork()
+	if err == nil {
+		_, err = harness.Cover("/dev")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	harness.MainShared(m.Run, func(s *harness.Session, c *harness.Containerd) {
 		session, shared, bins, gpu, results = s, c, s.Bins, s.GPU, s.Results
 	}, nil)

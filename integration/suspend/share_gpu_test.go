@@ -275,8 +275,7 @@ func nodes(t *testing.T, k *harness.Container, want ...string) {
 	}
 }
 
-// hostNodes makes the software GPUs' nodes in the machine's /dev, where a real
-// GPU's are.
+// hostNodes makes the software GPUs' nodes in /dev as these tests see it, where a real GPU's are.
 func hostNodes(t *testing.T) {
 	t.Helper()
 	dev := filepath.Join(shared.Dir(), "softgpu", "dev")

@@ -70,12 +70,8 @@ func (s *steering) begin(t *ptrace.Thread) (*unix.PtraceRegs, error) {
 	s.step("area found")
 	asked := r
 	r.R10 &^= unix.MAP_POPULATE
-	if r.Rdi == 0 {
-		at, err := alignedGap(s.target.PID, pages(r.Rsi))
-		if err != nil {
-			return nil, err
-		}
-		r.Rdi = at // a wish: the kernel may choose another place
+	if placed(&asked) {
+		r.Rsi = pages(r.Rsi) + staging.HugePage // of which trim keeps what begins at a huge page
 	}
 	if err := t.SetRegisters(&r); err != nil {
 		return nil, err
@@ -94,7 +90,7 @@ func (s *steering) finish(t *ptrace.Thread, asked *unix.PtraceRegs) error {
 		return err
 	}
 	// A system call leaves its arguments in their registers.
-	r.Rdi, r.R10 = asked.Rdi, asked.R10
+	r.Rsi, r.R10 = asked.Rsi, asked.R10
 	if err := t.SetRegisters(&r); err != nil {
 		return err
 	}
@@ -102,6 +98,11 @@ func (s *steering) finish(t *ptrace.Thread, asked *unix.PtraceRegs) error {
 	start, length := r.Rax, pages(asked.Rsi)
 	if int64(r.Rax) < 0 && int64(r.Rax) > -4096 {
 		return nil // the driver's own business
+	}
+	if placed(asked) {
+		if start, err = trim(t, start, length); err != nil {
+			return err
+		}
 	}
 	// One area is filled at a time: its resident pages show how far the driver is.
 	if s.filling != nil {

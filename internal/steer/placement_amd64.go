@@ -4,40 +4,46 @@
 package steer
 
 import (
-	"strings"
+	"fmt"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 )
 
-// alignedGap returns an address for a mapping of that many bytes, at the begin of a huge page of
-// the process, 0 if there is none. It is in the gap that the kernel would choose, the highest one
-// below a mapping that holds it.
+// placed reports whether the place of a staging area, as the driver asked for it, is chosen here.
+func placed(asked *unix.PtraceRegs) bool { return asked.Rdi == 0 && asked.Rsi < 1<<46 }
+
+// trim returns where an area of length bytes is placed: at the last huge page that begins in a new
+// mapping which is a huge page longer and begins at start. The thread's call returns that place, then
+// the rest is unmapped. After an error some of the rest is still mapped, without memory.
 //
 // Left alone, the kernel puts a staging area right below another mapping, at any page. The area's
 // address decides its offset in its file (staging.File.Offset), and the layers of a checkpoint
-// image are cut at the file's offsets. So two checkpoints would have no layer in common.
-func alignedGap(pid int, length uint64) (uint64, error) {
-	maps, err := proc.Maps(pid)
-	return gapIn(maps, length), err
-}
-
-// gapIn finds the place in a memory map.
-func gapIn(maps []proc.Mapping, length uint64) (at uint64) {
-	length = pages(length)
-	below := uint64(0) // the end of the mapping before
-	for _, m := range maps {
-		// The stack grows into the gap below it. The kernel's own mappings are
-		// near it, where it would put none of the program's.
-		kernels := strings.HasPrefix(m.Path, "[") && m.Path != "[heap]"
-		if top := m.Start &^ (staging.HugePage - 1); !kernels && below > 0 && top >= length {
-			if place := (top - length) &^ (staging.HugePage - 1); place >= below {
-				at = place
-			}
-		}
-		below = m.End
+// image are cut at the file's offsets. So two checkpoints would have no layer in common. Asked for
+// an address that was free a moment ago, the kernel finds it taken where another thread maps memory.
+func trim(t *ptrace.Thread, start, length uint64) (uint64, error) {
+	end := start + length + staging.HugePage
+	at := (start + staging.HugePage) &^ (staging.HugePage - 1)
+	r, err := t.Registers()
+	if err != nil {
+		return 0, err
 	}
-	return at
+	r.Rax = at // before anything is unmapped: this process may die at any step
+	if err := t.SetRegisters(&r); err != nil {
+		return 0, err
+	}
+	for _, rest := range [][2]uint64{{start, at}, {at + length, end}} {
+		if rest[0] == rest[1] {
+			continue
+		}
+		if _, err := t.Syscall(unix.SYS_MUNMAP, rest[0], rest[1]-rest[0]); err != nil {
+			return 0, fmt.Errorf("trim the area: %w", err)
+		}
+	}
+	return at, nil
 }
 
 // lonelyPlace returns an address for a mapping that is far from all others: in the middle of the

@@ -131,8 +131,8 @@ func fillAsTold(filler *staging.Filler) {
 }
 
 // beTarget answers orders on standard input, one a line, all in the first
-// thread: "map BYTES FLAGS" maps and fills an area, "sum" adds it up, and "set
-// AT VALUE" and "clear AT BYTES" change it. Another thread computes with vector registers meanwhile,
+// thread: "map BYTES FLAGS" maps and fills an area, "sum" adds it up, "set AT
+// VALUE" and "clear AT BYTES" change it, and "busy" has another thread map memory. Another thread computes with vector registers meanwhile,
 // a fifth of the time: many targets run at once, and the machine has other tests.
 func beTarget() {
 	go func() {
@@ -186,6 +186,13 @@ func beTarget() {
 			n, _ := strconv.Atoi(f[2])
 			clear(area[at : at+n])
 			fmt.Println("cleared")
+		case "busy": // another thread maps memory all the time, right below what is mapped
+			go func() {
+				for range 16 << 20 { // 16 TiB of addresses
+					_, _, _ = unix.RawSyscall6(unix.SYS_MMAP, 0, 1<<20, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE, ^uintptr(0), 0)
+				}
+			}()
+			fmt.Println("busy")
 		case "fds":
 			names, _ := os.ReadDir("/proc/self/fd")
 			fmt.Println(len(names))

@@ -91,6 +91,7 @@ static void make_devices(void)
 	if (!mkdtemp(dev_folder))
 		die("%s: %s", dev_folder, strerror(errno));
 	setenv("SOFTCUDA_DEV", dev_folder, 1);
+	setenv("SOFTCUDA_MACHINE", dev_folder, 1); // the memory that others use meanwhile is not of these GPUs
 	setenv("SOFTCUDA_CONF", "/nonexistent", 1); // the machine's own, if any, is not for tests
 	for (int i = -1; i < 2; i++)
 		add_node(i);
