@@ -201,7 +201,7 @@ func TestABaseThatIsACheckpointCountsWithoutIts(t *testing.T) {
 	for _, l := range image.Layers {
 		kinds = append(kinds, l.Kind)
 	}
-	if got := strings.Join(kinds, " "); got != "base rw rw gpu criu" {
+	if got := strings.Join(kinds, " "); got != "base rw rw anchor gpu criu" {
 		t.Errorf("the layers are %s", got)
 	}
 	m, _, err := manifestOf(t.Context(), store, second.Manifest)
