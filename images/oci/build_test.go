@@ -216,7 +216,7 @@ func TestABaseThatIsACheckpointCountsWithoutIts(t *testing.T) {
 	if err := json.Unmarshal(config["history"], &history); err != nil {
 		t.Fatal(err)
 	}
-	if len(history) != 6 { // of the base two, one of them empty, and one for each layer
+	if len(history) != 7 { // of the base two, one of them empty, and one for each layer
 		t.Errorf("history %v", history)
 	}
 	if !strings.Contains(string(config["config"]), "Healthcheck") {

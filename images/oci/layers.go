@@ -72,16 +72,16 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	}
 	plans = append(plans, last)
 	made := make([]*layer, len(plans))
-	g, ctx := errgroup.WithContext(ctx)
+	g, working := errgroup.WithContext(ctx)
 	g.SetLimit(b.Threads)
 	for i := range slices.Backward(plans) { // CRIU's layer takes longest, on one processor
 		b.meter.Grow(int64(plans[i].to - plans[i].from))
 		g.Go(func() error {
-			if err := ctx.Err(); err != nil {
+			if err := working.Err(); err != nil {
 				return err
 			}
 			var err error
-			if made[i], err = b.makeLayer(ctx, &plans[i], previous); made[i] != nil && err == nil {
+			if made[i], err = b.makeLayer(working, &plans[i], previous); made[i] != nil && err == nil {
 				b.tell(made[i].desc)
 			}
 			return err

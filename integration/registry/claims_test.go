@@ -100,13 +100,17 @@ func TestClaimedLayers(t *testing.T) {
 	for i, attack := range []struct {
 		name  string
 		under []mutate.Addendum
-	}{{name: "alone"}, {"with an anchor", []mutate.Addendum{anchor}}} {
+		says  string // of the attacker's pull
+	}{{name: "alone", says: "wrong diff id"}, {name: "with an anchor", under: []mutate.Addendum{anchor}}} {
 		t.Run(attack.name, func(t *testing.T) {
 			policy := layerOf(t, map[string]string{"etc/policy": "deny " + attack.name})
 			junk := claimed{layerOf(t, map[string]string{"x": "y"}), policy}
-			// A client that unpacks it itself sees that it is wrong.
 			err := pull(push(fmt.Sprintf("attacker:%d", i), base, append(attack.under, of("gpu", junk), of("criu", criu))...))
-			t.Logf("the attacker's pull: %v", err)
+			if attack.says != "" {
+				harness.Says(t, err, attack.says)
+			} else if err != nil {
+				t.Fatal(err) // whose bytes are fetched behind it
+			}
 			victim := push(fmt.Sprintf("victim:%d", i), base, mutate.Addendum{Layer: policy})
 			if err := pull(victim); err != nil {
 				t.Fatal(err)
@@ -161,7 +165,7 @@ func TestUsageByLabel(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil || seen != 2 {
+	if err != nil || seen < 2 {
 		t.Errorf("%d snapshots: %v", seen, err)
 	}
 }

@@ -278,7 +278,7 @@ func (s *Snapshotter) committed(ctx context.Context, target, parent string) (nam
 }
 
 // roots returns the directory of an active snapshot, and those of the layers below, the topmost
-// first.
+// first; of a view the latter, and an error.
 func roots(mounts []mount.Mount) (root string, below []string, err error) {
 	if len(mounts) == 1 && mounts[0].Type == "bind" {
 		return mounts[0].Source, nil, nil
@@ -294,7 +294,7 @@ func roots(mounts []mount.Mount) (root string, below []string, err error) {
 		}
 	}
 	if root == "" {
-		return "", nil, fmt.Errorf("overlayfs made a snapshot without a directory: %v", mounts)
+		return "", below, fmt.Errorf("overlayfs made a snapshot without a directory: %v", mounts)
 	}
 	return root, below, nil
 }
