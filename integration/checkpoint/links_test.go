@@ -5,6 +5,7 @@ package checkpoint
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -103,6 +104,44 @@ func mountedAt(t *testing.T, k *harness.Container, places []string) {
 	for _, place := range places {
 		if !slices.ContainsFunc(have, func(m *mountinfo.Info) bool { return m.Mountpoint == place }) {
 			t.Errorf("nothing is mounted at %s", place)
+		}
+	}
+}
+
+// A program may change what leads to its mounts. It is not checkpointed then, for its restore would
+// mount something else there, or at another place; and it goes on.
+func TestLinkChanged(t *testing.T) {
+	results.Add(t)
+	secret := specs.Mount{Type: "bind", Source: t.TempDir(), Destination: "/var/run/secrets", Options: []string{"rbind", "ro"}}
+	other := specs.Mount{Type: "bind", Source: t.TempDir(), Destination: "/srv/secrets", Options: []string{"rbind", "rw"}}
+	for name, gpus := range map[string][]int{"plain": nil, "gpu": {0}} {
+		for _, to := range []string{"/srv", "/tmp"} {
+			t.Run(name+filepath.Base(to), func(t *testing.T) {
+				program := "counter"
+				if gpus == nil {
+					program = "plain"
+				}
+				k := shared.Work(t, harness.RunSpec{GPUs: gpus, Mounts: []specs.Mount{secret, other}, CtrFlags: []string{"--cap-drop", "CAP_SYS_ADMIN"}}, program)
+				k.Expect(t, "count", "101")
+				link := "/proc/" + strconv.Itoa(k.MustPid(t)) + "/root/var/run"
+				if err := os.Remove(link); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Symlink(to, link); err != nil {
+					t.Fatal(err)
+				}
+				err := k.Checkpoint(t.Context(), "changed.test/"+harness.Name(t)+":1")
+				harness.Says(t, err, "a symbolic link that leads to one of the spec's mounts was changed", "/run/secrets")
+				k.Expect(t, "count", "102")
+				if err := errors.Join(os.Remove(link), os.Symlink("../run", link)); err != nil {
+					t.Fatal(err)
+				}
+				ref := takeCheckpoint(t, shared, k, "1")
+				k.MustRemove(t)
+				r := restore(t, shared, k.ID, ref, k.Port)
+				r.Expect(t, "count", "103")
+				mountedAt(t, r, []string{"/run/secrets", "/srv/secrets"})
+			})
 		}
 	}
 }
