@@ -393,8 +393,12 @@ func pastCRIU(ctx context.Context, c *container, dir string, read config.Source)
 // for a restore.
 func (c *container) writeSettings(ctx context.Context, view config.View) (criu.Settings, error) {
 	settings := criu.Settings{Bundle: c.bundle, View: view}
+	file, err := bundle.Read(c.bundle)
+	if err != nil {
+		return settings, err
+	}
+	_, settings.Outside = bundle.AtPlaces(file.Spec, bundle.RootOf(c.bundle, file.Spec))
 	var devices []specs.LinuxDevice
-	var err error
 	switch {
 	case c.pid > 0:
 		if devices, err = nodes.List(c.pid); err != nil {

@@ -58,7 +58,7 @@ const (
 
 // On the layers that a checkpoint adds to an image.
 const (
-	// Layer is "rw", "gpu" or "criu".
+	// Layer is "rw", "anchor", "gpu" or "criu".
 	Layer = "dev.gpuckpt.layer"
 	// Area and Offset are on layers with GPU state: the name of the area, and where
 	// in the area's file the layer begins, a decimal number.

@@ -164,7 +164,7 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	base, err := b.readBase(ctx)
+	base, err := b.readBase(ctx, LayerAnchor, LayerGPU, LayerCRIU)
 	if err != nil {
 		return nil, err
 	}

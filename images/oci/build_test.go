@@ -201,7 +201,7 @@ func TestABaseThatIsACheckpointCountsWithoutIts(t *testing.T) {
 	for _, l := range image.Layers {
 		kinds = append(kinds, l.Kind)
 	}
-	if got := strings.Join(kinds, " "); got != "base rw rw gpu criu" {
+	if got := strings.Join(kinds, " "); got != "base rw rw anchor gpu criu" {
 		t.Errorf("the layers are %s", got)
 	}
 	m, _, err := manifestOf(t.Context(), store, second.Manifest)
@@ -216,7 +216,7 @@ func TestABaseThatIsACheckpointCountsWithoutIts(t *testing.T) {
 	if err := json.Unmarshal(config["history"], &history); err != nil {
 		t.Fatal(err)
 	}
-	if len(history) != 6 { // of the base two, one of them empty, and one for each layer
+	if len(history) != 7 { // of the base two, one of them empty, and one for each layer
 		t.Errorf("history %v", history)
 	}
 	if !strings.Contains(string(config["config"]), "Healthcheck") {

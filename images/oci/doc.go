@@ -8,13 +8,14 @@
 // it. From then on it is an image like any other, and not changed again.
 //
 // Its layers, bottom up: those of the base image by their digests, one with the container's
-// writable files, those with the GPU state, and one with CRIU's images and gpuckpt.json.
+// writable files, an anchor, those with the GPU state, and one with CRIU's images and gpuckpt.json.
 // docs/images.md describes them for others.
 package oci
 
 // The kinds of layers, as the annotation annotations.Layer of a layer has them.
 const (
-	LayerRW   = "rw"
-	LayerGPU  = "gpu"
-	LayerCRIU = "criu"
+	LayerRW     = "rw"
+	LayerAnchor = "anchor"
+	LayerGPU    = "gpu"
+	LayerCRIU   = "criu"
 )

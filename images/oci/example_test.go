@@ -57,6 +57,6 @@ func ExampleBuild() {
 		fmt.Println("taken on:", gpu.Name)
 	}
 	// Output:
-	// 2 layers, 1 blocks of GPU state
+	// 3 layers, 1 blocks of GPU state
 	// taken on: NVIDIA H200
 }

@@ -43,7 +43,7 @@ type Layer struct {
 	MediaType string        `json:"mediaType"`
 	// Bytes as stored.
 	Bytes uint64 `json:"bytes"`
-	// Kind is LayerRW, LayerGPU, LayerCRIU, or "base".
+	// Kind is LayerRW, LayerAnchor, LayerGPU, LayerCRIU, or "base".
 	Kind string `json:"kind"`
 	// Area and Offset of a GPU layer.
 	Area   string `json:"area,omitempty"`

@@ -6,7 +6,9 @@ package oci
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -70,16 +72,16 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	}
 	plans = append(plans, last)
 	made := make([]*layer, len(plans))
-	g, ctx := errgroup.WithContext(ctx)
+	g, working := errgroup.WithContext(ctx)
 	g.SetLimit(b.Threads)
 	for i := range slices.Backward(plans) { // CRIU's layer takes longest, on one processor
 		b.meter.Grow(int64(plans[i].to - plans[i].from))
 		g.Go(func() error {
-			if err := ctx.Err(); err != nil {
+			if err := working.Err(); err != nil {
 				return err
 			}
 			var err error
-			if made[i], err = b.makeLayer(ctx, &plans[i], previous); made[i] != nil && err == nil {
+			if made[i], err = b.makeLayer(working, &plans[i], previous); made[i] != nil && err == nil {
 				b.tell(made[i].desc)
 			}
 			return err
@@ -89,12 +91,51 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		return nil, err
 	}
 	var layers []layer
+	if len(made) > 1 && slices.ContainsFunc(made[:len(made)-1], func(l *layer) bool { return l != nil }) {
+		anchor, err := b.anchor(ctx, made[len(made)-1].diffID)
+		if err != nil {
+			return nil, err
+		}
+		b.tell(anchor.desc)
+		layers = append(layers, *anchor)
+	}
 	for _, l := range made {
 		if l != nil {
 			layers = append(layers, *l)
 		}
 	}
 	return layers, nil
+}
+
+// Anchor returns the archive of the layer below GPU state, by the diff_id of the layer with CRIU's
+// images: an empty directory with that digest in its header. So the chain IDs of layers of GPU state
+// are those of this one checkpoint: no other image has them, whatever diff_ids an image claims.
+func Anchor(criu digest.Digest) ([]byte, error) {
+	var b bytes.Buffer
+	t := tar.NewWriter(&b)
+	h := tar.Header{
+		Typeflag: tar.TypeDir, Name: images.ImageDir + "/", Mode: 0o700, ModTime: time.Unix(0, 0),
+		PAXRecords: map[string]string{"GPUCKPT.criu": criu.String()},
+	}
+	err := errors.Join(t.WriteHeader(&h), t.Close())
+	return b.Bytes(), err
+}
+
+// anchor makes the layer of Anchor.
+func (b *builder) anchor(ctx context.Context, criu digest.Digest) (*layer, error) {
+	data, err := Anchor(criu)
+	if err != nil {
+		return nil, err
+	}
+	l, err := b.writeLayer(ctx, LayerAnchor, b.pack, func(w io.Writer) error {
+		_, err := w.Write(data)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.kind, l.desc.Annotations = LayerAnchor, map[string]string{annotations.Layer: LayerAnchor}
+	return l, nil
 }
 
 // criuPlan is the layer with CRIU's images. gpuckpt.json is its first file. done closes the files.

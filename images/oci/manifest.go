@@ -70,10 +70,10 @@ func readConfig(ctx context.Context, provider content.Provider, m *ocispec.Manif
 	return config, rootfs.DiffIDs, nil
 }
 
-// readBase reads the base image without the layers of a checkpoint that the container
+// readBase reads the base image without layers of some kinds, those of a checkpoint that the container
 // was restored from. Layers with writable files stay: the container's own writable
 // files are the difference to them.
-func (b *builder) readBase(ctx context.Context) (*base, error) {
+func (b *builder) readBase(ctx context.Context, without ...string) (*base, error) {
 	if b.Base.Digest == "" {
 		p := platforms.DefaultSpec()
 		raw := func(s string) json.RawMessage { return json.RawMessage(strconv.Quote(s)) }
@@ -89,7 +89,7 @@ func (b *builder) readBase(ctx context.Context) (*base, error) {
 	drop := make([]bool, len(m.Layers))
 	for i, d := range m.Layers {
 		kind := d.Annotations[annotations.Layer]
-		if drop[i] = kind == LayerGPU || kind == LayerCRIU; drop[i] {
+		if drop[i] = slices.Contains(without, kind); drop[i] {
 			continue
 		}
 		d.MediaType = ociType(d.MediaType)

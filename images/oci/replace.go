@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -17,7 +18,7 @@ import (
 )
 
 // Replace writes a checkpoint image with other files in place of gpuckpt.json, CRIU's images
-// and what lies beside them; all other layers stay. o.Base is the image; of the other
+// and what lies beside them; all other layers but the anchor stay. o.Base is the image; of the other
 // options Provider, Compression, Level, Progress and Discard count. It leaves on an error
 // what Build leaves.
 func Replace(ctx context.Context, store content.Store, o Options, files []images.File) (*Result, error) {
@@ -42,8 +43,9 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 	if err != nil {
 		return err
 	}
+	anchored := slices.IndexFunc(m.Layers, func(l ocispec.Descriptor) bool { return l.Annotations[annotations.Layer] == LayerAnchor })
 	for i, l := range m.Layers {
-		if i == top {
+		if i == top || i == anchored {
 			continue
 		}
 		if err := b.copyBlob(ctx, l); err != nil {
@@ -65,6 +67,13 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 	}
 	b.count(*made)
 	m.Layers[top], ids[top] = made.desc, made.diffID
+	if anchored >= 0 { // by CRIU's layer
+		if made, err = b.anchor(ctx, made.diffID); err != nil {
+			return err
+		}
+		b.count(*made)
+		m.Layers[anchored], ids[anchored] = made.desc, made.diffID
+	}
 	if config["rootfs"], err = json.Marshal(ocispec.RootFS{Type: "layers", DiffIDs: ids}); err != nil {
 		return err
 	}
@@ -79,7 +88,7 @@ func Below(ctx context.Context, store content.Store, image ocispec.Descriptor) (
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	base, err := b.readBase(ctx)
+	base, err := b.readBase(ctx, LayerGPU, LayerCRIU) // the anchor is below the layers of GPU state
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/opencontainers/go-digest"
+
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/seal"
 )
@@ -53,8 +55,10 @@ func TestReplace(t *testing.T) {
 	}
 	if before, err := Inspect(t.Context(), store, built.Manifest); err != nil {
 		t.Error(err)
-	} else if after, err := Inspect(t.Context(), store, signed.Manifest); err != nil || len(after.Layers) != len(before.Layers) || after.Layers[0] != before.Layers[0] {
+	} else if after, err := Inspect(t.Context(), store, signed.Manifest); err != nil || len(after.Layers) != len(before.Layers) || after.Layers[1] != before.Layers[1] {
 		t.Errorf("got %+v, %v", after, err)
+	} else if anchor, err := Anchor(after.Layers[2].DiffID); err != nil || after.Layers[0].DiffID != digest.FromBytes(anchor) || after.Layers[0] == before.Layers[0] {
+		t.Errorf("the anchor is %+v, %v", after.Layers[0], err)
 	}
 	for name, change := range map[string]func([]images.File) []images.File{
 		"a byte": func(files []images.File) []images.File {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -287,23 +288,23 @@ func TestVerifyRefusesOtherManifests(t *testing.T) {
 		"another driver":   func(m *ocispec.Manifest) { m.Annotations[annotations.Driver] = "1" },
 		"no cut":           func(m *ocispec.Manifest) { delete(m.Annotations, annotations.LayerBytes) },
 		"an odd cut":       func(m *ocispec.Manifest) { m.Annotations[annotations.LayerBytes] = "100000000" },
-		"another offset":   func(m *ocispec.Manifest) { m.Layers[0].Annotations[annotations.Offset] = "4096" },
-		"the same offset":  func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Offset] = "0" },
-		"another area":     func(m *ocispec.Manifest) { m.Layers[0].Annotations[annotations.Area] = "gpu-9-9" },
-		"two of CRIU":      func(m *ocispec.Manifest) { m.Layers[0].Annotations[annotations.Layer] = LayerCRIU },
-		"no annotation":    func(m *ocispec.Manifest) { m.Layers[0].Annotations = nil },
+		"another offset":   func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Offset] = "4096" },
+		"the same offset":  func(m *ocispec.Manifest) { m.Layers[2].Annotations[annotations.Offset] = "0" },
+		"another area":     func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Area] = "gpu-9-9" },
+		"two of CRIU":      func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Layer] = LayerCRIU },
+		"no annotation":    func(m *ocispec.Manifest) { m.Layers[1].Annotations = nil },
 		"a layer too few":  func(m *ocispec.Manifest) { m.Layers = m.Layers[1:] },
-		"another type":     func(m *ocispec.Manifest) { m.Layers[0].MediaType = "application/x" },
-		"another encoding": func(m *ocispec.Manifest) { m.Layers[0].MediaType = ocispec.MediaTypeImageLayerGzip },
-		"another size":     func(m *ocispec.Manifest) { m.Layers[0].Size++ },
-		"a bad digest":     func(m *ocispec.Manifest) { m.Layers[0].Digest = "sha256:../../etc/passwd" },
+		"another type":     func(m *ocispec.Manifest) { m.Layers[1].MediaType = "application/x" },
+		"another encoding": func(m *ocispec.Manifest) { m.Layers[1].MediaType = ocispec.MediaTypeImageLayerGzip },
+		"another size":     func(m *ocispec.Manifest) { m.Layers[1].Size++ },
+		"a bad digest":     func(m *ocispec.Manifest) { m.Layers[1].Digest = "sha256:../../etc/passwd" },
 	} {
 		t.Run(name, func(t *testing.T) { refuses(t, store, edited(edit), images.ErrDamaged) })
 	}
 	// The layers are all there, and one of GPU state is left out of the image.
-	config["rootfs"], err = json.Marshal(ocispec.RootFS{Type: "layers", DiffIDs: ids[1:]})
+	config["rootfs"], err = json.Marshal(ocispec.RootFS{Type: "layers", DiffIDs: slices.Delete(slices.Clone(ids), 1, 2)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	refuses(t, store, edited(func(m *ocispec.Manifest) { m.Layers = m.Layers[1:] }), images.ErrDamaged, "gpu-1-0 is damaged: block 0")
+	refuses(t, store, edited(func(m *ocispec.Manifest) { m.Layers = slices.Delete(m.Layers, 1, 2) }), images.ErrDamaged, "gpu-1-0 is damaged: block 0")
 }

@@ -46,10 +46,13 @@ type ImageSpec struct {
 // built-in search path finds them. The same files give the same digests.
 func BuildImage(ctx context.Context, spec ImageSpec) (v1.Image, error) {
 	t := newTree()
-	for _, dir := range []string{"dev", "etc", "proc", "root", "run", "sys", "tmp", "usr/bin", "usr/lib", "usr/lib64", "usr/sbin", "var/tmp"} {
+	for _, dir := range []string{"dev", "etc", "proc", "root", "run/lock", "sys", "tmp", "usr/bin", "usr/lib", "usr/lib64", "usr/sbin", "var/tmp"} {
 		t.addDir(dir)
 	}
-	maps.Copy(t.links, map[string]string{"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"})
+	maps.Copy(t.links, map[string]string{ // Debian's
+		"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin",
+		"var/run": "/run", "var/lock": "/run/lock", "etc/mtab": "../proc/self/mounts",
+	})
 	t.text["etc/passwd"] = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"
 	t.text["etc/group"] = "root:x:0:\nnogroup:x:65534:\n"
 	t.text["etc/hosts"] = "127.0.0.1 localhost\n"

@@ -64,7 +64,7 @@ func chosen(t *testing.T, nth int) func(imagetest.Change) bool {
 // was restored is as the spec has it (the shim inspects it), and nothing is left of it.
 func TestEveryField(t *testing.T) {
 	z := newZoo(t, checking)
-	restoreEach(t, z, chosen(t, 150), func(dir string) error { return vet.Images(t.Context(), z.spec, criu.Open(dir), "") })
+	restoreEach(t, z, chosen(t, 150), func(dir string) error { return vet.Images(t.Context(), z.spec, criu.Open(dir), t.TempDir()) })
 }
 
 // The same without the checks before CRIU, for what they refuse: CRIU's sandbox and the inspection

@@ -48,7 +48,7 @@ func TestEachRule(t *testing.T) {
 			if err := a.Apply(g.dir); err != nil {
 				t.Fatal(err)
 			}
-			if err := vet.Images(t.Context(), z.spec, criu.Open(g.dir), ""); a.Says != "" && (err == nil || !strings.Contains(err.Error(), a.Says)) {
+			if err := vet.Images(t.Context(), z.spec, criu.Open(g.dir), t.TempDir()); a.Says != "" && (err == nil || !strings.Contains(err.Error(), a.Says)) {
 				t.Errorf("with its rule: %v, want %q", err, a.Says)
 			}
 			if err := os.WriteFile(without, []byte(strings.ReplaceAll(a.Rule, ",", "\n")+"\n"), 0o600); err != nil {

@@ -259,7 +259,7 @@ func hasOwnSurroundings(t *testing.T, pod node.Pod) {
 			t.Errorf("%s is %q, %v; want %q", file, got, err, want)
 		}
 	}
-	token, err := os.ReadFile(root + "/var/run/secrets/kubernetes.io/serviceaccount/token")
+	token, err := os.ReadFile(root + "/run/secrets/kubernetes.io/serviceaccount/token")
 	if err != nil {
 		t.Error(err)
 	} else if who := subjectOf(t, string(token)); who != "system:serviceaccount:"+node.PodNamespace+":"+name {

@@ -36,6 +36,7 @@ var host = Host{
 		return ns.Path == "/proc/self/ns/"+file
 	},
 	HasFile: func(string) bool { return true },
+	Direct:  func(string) error { return nil },
 }
 
 // specOfTest is a spec as ctr makes it, in short.

@@ -67,7 +67,7 @@ var causes = []cause{
 	{[]string{"Can't lookup mount"},
 		"a file of the host is open in the container: send its output through the runtime, and mount by the spec"},
 	{[]string{"doesn't have a proper root mount"},
-		"something is mounted in the container outside of its spec: mount it by the spec"},
+		"something is mounted in the container outside of its spec, or a symbolic link that leads to one of the spec's mounts was changed: mount it by the spec, or change the link back"},
 	{[]string{"Locking network failed"},
 		"install nftables, or set network-lock = \"skip\" in [criu.options]"},
 	{[]string{"gpuckpt tmpfs", "does not fit"},

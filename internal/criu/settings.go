@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 )
 
@@ -38,6 +39,8 @@ type Settings struct {
 	Gate bool
 	// Sandbox is what CRIU sees of the host; nil for all of it.
 	Sandbox *Sandbox
+	// Outside are mounts from outside that runc tells CRIU nothing of.
+	Outside []bundle.Outside
 	// GhostLimit is the size up to which CRIU dumps a file that is open and has no name any more,
 	// in bytes; 0 leaves it to CRIU, which takes 1 MiB.
 	GhostLimit uint64
@@ -86,6 +89,17 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 		lines, err := config.CRIULines(name, options[name])
 		if err != nil {
 			return fmt.Errorf("CRIU option: %w: %w", err, errdefs.ErrInvalidArgument)
+		}
+		text += lines
+	}
+	for _, o := range s.Outside {
+		mount := o.Place + "]:" + o.Key // of a dump
+		if s.Gate {
+			mount = o.Key + "]:" + o.Source
+		}
+		lines, err := config.CRIULines("external", "mnt["+mount)
+		if err != nil {
+			return fmt.Errorf("tell CRIU of mount %s: %w", o.Place, err)
 		}
 		text += lines
 	}

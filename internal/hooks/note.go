@@ -12,7 +12,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -50,13 +49,11 @@ func WriteNote(pid int, bundleDir string) (Note, error) {
 	if err != nil {
 		return Note{}, err
 	}
-	note, err := writeNote(fmt.Sprintf("/proc/%d/root", pid), file.Spec)
+	rootfs := bundle.RootOf(bundleDir, file.Spec)
+	spec, _ := bundle.AtPlaces(file.Spec, rootfs)
+	note, err := writeNote(fmt.Sprintf("/proc/%d/root", pid), spec)
 	if errors.Is(err, unix.EROFS) {
 		// The same file system without the container's mounts, where it is not read-only.
-		rootfs := file.Spec.Root.Path
-		if !filepath.IsAbs(rootfs) {
-			rootfs = filepath.Join(bundleDir, rootfs)
-		}
 		note, err = writeNote(rootfs, nil)
 	}
 	if err != nil {

@@ -6,12 +6,12 @@ package inspect
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/containerd/errdefs"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
@@ -23,15 +23,8 @@ type Gate interface {
 }
 
 // Held checks the processes that a CRIU holds at the gate: the first one, those below it, and all
-// others in CRIU's cgroup, which is the container's. bundle is the container's.
-func Held(spec *specs.Spec, bundle string, first int, gate Gate) error {
-	rootfs := "rootfs"
-	if spec.Root != nil && spec.Root.Path != "" {
-		rootfs = spec.Root.Path
-	}
-	if !filepath.IsAbs(rootfs) {
-		rootfs = filepath.Join(bundle, rootfs)
-	}
+// others in CRIU's cgroup, which is the container's. dir is the container's bundle.
+func Held(spec *specs.Spec, dir string, first int, gate Gate) error {
 	criu, err := gate.CRIU()
 	if err != nil {
 		return err
@@ -61,7 +54,7 @@ func Held(spec *specs.Spec, bundle string, first int, gate Gate) error {
 	if err != nil {
 		return fmt.Errorf("read the cgroups of CRIU: %w", err)
 	}
-	err = Check(Restored{Spec: spec, Rootfs: rootfs, PIDs: pids, Cgroups: parseCgroups(string(text)), CRIU: criu}, Kernel())
+	err = Check(Restored{Spec: spec, Rootfs: bundle.RootOf(dir, spec), PIDs: pids, Cgroups: parseCgroups(string(text)), CRIU: criu}, Kernel())
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}

@@ -10,8 +10,8 @@
 // open and mapped files, and mounts. It refuses what a process could not have got by itself in a
 // container of the spec. The caller then ends the processes: none has executed an instruction.
 //
-// Check changes nothing and opens no file of the container's: it reads text files and links of
-// /proc, and asks for the status of files (statx).
+// Check changes nothing and opens no file of the container's: it reads text files of /proc, and links
+// there and in the container's root file system, and asks for the status of files (statx).
 package inspect
 
 import (
@@ -22,6 +22,8 @@ import (
 	"github.com/containerd/containerd/v2/pkg/cap"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/bundle"
 )
 
 // Restored is what Check looks at.
@@ -42,6 +44,7 @@ type Restored struct {
 // Check refuses restored processes that have more than the spec grants. The error names the process
 // and what it has.
 func Check(r Restored, system System) error {
+	r.Spec, _ = bundle.AtPlaces(r.Spec, r.Rootfs)
 	c := checker{Restored: r, System: system, allowance: allowanceOf(r.Spec)}
 	var err error
 	if c.host, err = system.readHost(r.CRIU); err != nil {

@@ -305,10 +305,17 @@ func TestCheck(t *testing.T) {
 			f.edit("100/mountinfo", "56 51", "57 50 0:64 / /mnt rw - tmpfs tmpfs rw\n56 51")
 		}, "mount /mnt of the restored container: it is not in the spec"},
 		{"mount of the spec at a link", func(f *fake, s *specs.Spec) {
+			f.link("rootfs/var/run", "/run")
 			f.edit("100/mountinfo", "56 51", "57 50 8:1 /usr /run/x rw - ext4 /dev/sda1 rw\n56 51")
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/var/run/x", Type: "bind", Source: "/usr"})
 		}, ""},
+		{"mount of the spec at another place than its link's", func(f *fake, s *specs.Spec) {
+			f.link("rootfs/var/run", "/srv")
+			f.edit("100/mountinfo", "56 51", "57 50 8:1 /usr /run/x rw - ext4 /dev/sda1 rw\n56 51")
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/var/run/x", Type: "bind", Source: "/usr"})
+		}, "mount /run/x of the restored container: it is not in the spec"},
 		{"mount of the spec at a link, writable", func(f *fake, s *specs.Spec) {
+			f.link("rootfs/var/run", "/run")
 			f.edit("100/mountinfo", "56 51", "57 50 8:1 /usr /run/x rw - ext4 /dev/sda1 rw\n56 51")
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/var/run/x", Type: "bind", Source: "/usr", Options: []string{"ro"}})
 		}, "mount /run/x of the restored container: it is not ro"},

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -126,12 +125,17 @@ func (a *arrival) storeCRIU() {
 	})
 }
 
-// inOrder reports whether an image has layers of GPU state, between the container's own and CRIU's
-// images, and all in the clear.
+// inOrder reports whether an image has layers of GPU state, between the anchor above the container's own
+// and CRIU's images, and all in the clear. GPU state is committed before its bytes are here: the
+// anchor's digest in its chain ID keeps it from being taken for a layer of another image.
 func inOrder(i *oci.Image) bool {
 	gpu := slices.IndexFunc(i.Layers, func(l oci.Layer) bool { return l.Kind == oci.LayerGPU })
 	if gpu <= 0 || i.Layers[len(i.Layers)-1].Kind != oci.LayerCRIU {
 		return false
+	}
+	anchor, err := oci.Anchor(i.Layers[len(i.Layers)-1].DiffID)
+	if err != nil || i.Layers[gpu-1].DiffID != digest.FromBytes(anchor) {
+		return false // of an earlier version, or somebody else's layers
 	}
 	for _, l := range i.Layers[gpu : len(i.Layers)-1] {
 		if l.Kind != oci.LayerGPU {
@@ -179,7 +183,7 @@ func (a *arrival) make(ctx context.Context, n int, key, parent string, labels ma
 	if err != nil {
 		return err
 	}
-	name := key + " arriving"
+	name := key + arrivingSuffix
 	defer func() {
 		if err != nil {
 			a.s.mu.Lock()
@@ -196,9 +200,7 @@ func (a *arrival) make(ctx context.Context, n int, key, parent string, labels ma
 	a.s.mu.Lock()
 	a.s.parts[name] = a
 	a.s.mu.Unlock()
-	committed := map[string]string{}
 	if p.Kind == oci.LayerGPU {
-		committed[rootLabel] = root
 		if err := p.Make(); err != nil {
 			return err
 		}
@@ -212,8 +214,7 @@ func (a *arrival) make(ctx context.Context, n int, key, parent string, labels ma
 	if err != nil {
 		return err
 	}
-	maps.Copy(committed, labels)
-	if err := a.s.Snapshotter.Commit(ctx, name, key, snapshots.WithLabels(committed)); err != nil {
+	if err := a.s.Snapshotter.Commit(ctx, name, key, snapshots.WithLabels(labels)); err != nil {
 		return err
 	}
 	if p.Kind == oci.LayerGPU {

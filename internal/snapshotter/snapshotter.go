@@ -19,10 +19,10 @@ package snapshotter
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -63,6 +63,7 @@ type Snapshotter struct {
 	arrivals map[string]*arrival // by arrivalKey
 	parts    map[string]*arrival // by the name of a snapshot that is not complete, or whose GPU state is not
 	declined map[string]time.Time
+	counted  map[string]string // directories of snapshots whose usage was asked for, by their names
 }
 
 // declineFor is how long an image whose registry did not answer here is left to containerd: as long
@@ -75,7 +76,7 @@ func Open(ctx context.Context, o Options) (*Snapshotter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the snapshots in %s: %w", o.Root, err)
 	}
-	s := &Snapshotter{Snapshotter: shots, o: o, arrivals: make(map[string]*arrival), parts: make(map[string]*arrival), declined: make(map[string]time.Time)}
+	s := &Snapshotter{Snapshotter: shots, o: o, arrivals: make(map[string]*arrival), parts: make(map[string]*arrival), declined: make(map[string]time.Time), counted: make(map[string]string)}
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := s.goOn(); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -203,6 +204,7 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	s.mu.Lock()
 	a := s.parts[key]
 	delete(s.parts, key)
+	delete(s.counted, key)
 	s.mu.Unlock()
 	if a != nil {
 		return a.drop(key)
@@ -219,21 +221,49 @@ func (s *Snapshotter) Cleanup(ctx context.Context) error {
 	return c.Cleanup(ctx)
 }
 
-// rootLabel is on a snapshot that was empty when it was committed: its directory.
-const rootLabel = "containerd.io/snapshot/dev.gpuckpt.root"
+// arrivingSuffix ends the name of a snapshot that was empty when it was committed. No image's layer and no
+// container can have such a name.
+const arrivingSuffix = " arriving"
 
 // Usage returns what a snapshot takes. overlayfs counts at the commit.
 func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, error) {
 	info, err := s.Stat(ctx, key)
+	if err != nil || info.Kind != snapshots.KindCommitted || !strings.HasSuffix(key, arrivingSuffix) {
+		return s.Snapshotter.Usage(ctx, key)
+	}
+	root, err := s.rootOf(ctx, key)
 	if err != nil {
 		return snapshots.Usage{}, err
 	}
-	root := info.Labels[rootLabel]
-	if root == "" || info.Kind != snapshots.KindCommitted || !strings.HasPrefix(root, s.o.Root+string(filepath.Separator)) {
-		return s.Snapshotter.Usage(ctx, key)
-	}
 	used, err := fs.DiskUsage(ctx, root)
 	return snapshots.Usage(used), err
+}
+
+// rootOf returns the directory of a committed snapshot, which overlayfs tells for the mounts of a view.
+func (s *Snapshotter) rootOf(ctx context.Context, key string) (root string, err error) {
+	s.mu.Lock()
+	root = s.counted[key]
+	s.mu.Unlock()
+	if root != "" {
+		return root, nil
+	}
+	view := key + " counted " + rand.Text()
+	mounts, err := s.Snapshotter.View(ctx, view, key)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, s.Snapshotter.Remove(context.WithoutCancel(ctx), view)) }()
+	root, below, err := roots(mounts)
+	if len(below) > 0 {
+		root, err = below[0], nil
+	}
+	if err != nil {
+		return "", err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counted[key] = root
+	return root, nil
 }
 
 // committed returns the name of a layer's snapshot, "" if there is none.
@@ -248,7 +278,7 @@ func (s *Snapshotter) committed(ctx context.Context, target, parent string) (nam
 }
 
 // roots returns the directory of an active snapshot, and those of the layers below, the topmost
-// first.
+// first; of a view the latter, and an error.
 func roots(mounts []mount.Mount) (root string, below []string, err error) {
 	if len(mounts) == 1 && mounts[0].Type == "bind" {
 		return mounts[0].Source, nil, nil
@@ -264,7 +294,7 @@ func roots(mounts []mount.Mount) (root string, below []string, err error) {
 		}
 	}
 	if root == "" {
-		return "", nil, fmt.Errorf("overlayfs made a snapshot without a directory: %v", mounts)
+		return "", below, fmt.Errorf("overlayfs made a snapshot without a directory: %v", mounts)
 	}
 	return root, below, nil
 }

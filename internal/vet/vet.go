@@ -9,7 +9,6 @@ package vet
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -26,7 +25,7 @@ import (
 )
 
 // Images refuses what a restore would refuse of a directory with images. rootfs is the container's
-// root file system, "" where it cannot be looked at.
+// root file system; "" where it cannot be looked at, and mounts are not compared.
 func Images(ctx context.Context, spec *specs.Spec, images *criu.Images, rootfs string) error {
 	d, err := images.Dump()
 	if err != nil {
@@ -47,7 +46,7 @@ func Own(ctx context.Context, dir string, read config.Source, images *criu.Image
 	}
 	file, err := bundle.Read(dir)
 	if err == nil {
-		err = Images(ctx, file.Spec, images, Rootfs(dir, file.Spec))
+		err = Images(ctx, file.Spec, images, bundle.RootOf(dir, file.Spec))
 	}
 	if err != nil {
 		return fmt.Errorf("its own restore would refuse it: %w", err)
@@ -63,6 +62,7 @@ func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Du
 	}
 	of := admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile, OOMScore: host.OOMScore(), DefaultNodes: host.DefaultNodes}
 	if rootfs != "" {
+		spec, _ = bundle.AtPlaces(spec, rootfs)
 		of.Direct = newPaths(spec, rootfs).direct
 	}
 	notes, err := admission.Check(spec, d, of)
@@ -107,7 +107,7 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 		return plan.Edit(e)
 	})
 	if err == nil {
-		err = Images(ctx, file.Spec, criu.Open(images.Path()), Rootfs(settings.Bundle, file.Spec))
+		err = Images(ctx, file.Spec, criu.Open(images.Path()), bundle.RootOf(settings.Bundle, file.Spec))
 	}
 	if err != nil {
 		images.Close()
@@ -118,16 +118,4 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 		log.G(ctx).WithField("connections", fit.Closed[:min(n, 16)]).Infof("%d TCP connections come back closed: the container has one end of each", n)
 	}
 	return images, plan, nil
-}
-
-// Rootfs returns where a container's root file system is mounted, by its bundle; "" if the spec has
-// none.
-func Rootfs(bundle string, spec *specs.Spec) string {
-	if spec.Root == nil {
-		return ""
-	}
-	if filepath.IsAbs(spec.Root.Path) {
-		return spec.Root.Path
-	}
-	return filepath.Join(bundle, spec.Root.Path)
 }
