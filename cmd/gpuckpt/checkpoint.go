@@ -216,7 +216,7 @@ func (p *pushed) push(ctx context.Context, dial convert.Dial, o *capture.Options
 	for i, m := range made {
 		// The images of several containers have different ends.
 		began, a := time.Now(), &transferAnswer{Image: p.to + strings.TrimPrefix(m.Image, o.Image)}
-		if err := sendImage(ctx, dial, m.Image, a, p.recipients, p.Options); err != nil {
+		if err := sendImage(ctx, dial, convert.InContainerd+":"+m.Image, a, p.recipients, p.Options); err != nil {
 			failed = append(failed, fmt.Errorf("%w\n%s is in containerd: `gpuckpt image push %s %s` sends it", err, m.Image, m.Image, a.Image))
 			continue
 		}

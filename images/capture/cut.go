@@ -221,24 +221,13 @@ func (all cut) dump(ctx context.Context, giveUp func()) error {
 
 // tag names the images, all or none.
 func (all cut) tag(ctx context.Context) error {
-	var undo []func(context.Context) error
-	for _, r := range all {
-		had, err := localstore.Find(ctx, r.client, r.Image)
-		back := func(ctx context.Context) error { return localstore.Tag(ctx, r.client, r.Image, had.Target) }
-		if errdefs.IsNotFound(err) {
-			back = func(ctx context.Context) error { return r.client.ImageService().Delete(ctx, r.Image) }
-			err = nil
-		}
+	for i, r := range all {
+		err := r.failed(localstore.Tag(ctx, r.client, r.Image, r.manifest))
 		if err == nil {
-			err = localstore.Tag(ctx, r.client, r.Image, r.manifest)
-		}
-		if err == nil {
-			undo = append(undo, back)
 			continue
 		}
-		err = r.failed(err)
-		for _, back := range undo {
-			err = errors.Join(err, back(context.WithoutCancel(ctx)))
+		for _, named := range all[:i] {
+			err = errors.Join(err, named.client.ImageService().Delete(context.WithoutCancel(ctx), named.Image))
 		}
 		return err
 	}

@@ -31,6 +31,9 @@ func (r *run) prepare(ctx context.Context, id string) error {
 	if err := localstore.CheckName(r.Image); err != nil {
 		return err
 	}
+	if err := localstore.CheckFree(ctx, r.client, r.Image, ""); err != nil {
+		return err
+	}
 	if err := r.Build.Check(); err != nil {
 		return err
 	}
