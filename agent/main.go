@@ -32,8 +32,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/tell"
 )
 
-const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
-
 func main() {
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "gpuckpt-agent:", err)
@@ -42,12 +40,9 @@ func main() {
 }
 
 func run() error {
-	n := node.Node{TokenFile: account + "token"}
+	var n node.Node
 	name := flag.String("node", os.Getenv("NODE_NAME"), "the node's name ($NODE_NAME)")
 	flag.StringVar(&n.Root, "root", "/host", "where the node's root is mounted")
-	flag.StringVar(&n.Kubelet, "kubelet", "https://"+os.Getenv("NODE_IP")+":10250", "the kubelet's address; $NODE_IP by default")
-	flag.StringVar(&n.CAFile, "kubelet-ca", account+"ca.crt", "authority of the kubelet's certificate")
-	flag.BoolVar(&n.Insecure, "kubelet-insecure", false, "ask a kubelet whose certificate nobody has signed")
 	flag.StringVar(&n.Containerd, "containerd", "/run/containerd/containerd.sock", "containerd's socket on the node")
 	flag.StringVar(&n.Program, "gpuckpt", "", "gpuckpt on the node (default: where it was installed)")
 	flag.BoolVar(&n.PlainHTTP, "plain-http", false, "talk HTTP to registries")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -26,11 +27,13 @@ type Target struct {
 	ID, Image string
 	// Previous is as in Options.
 	Previous string
+	// Made is called with each blob of the image, as oci.Options have it; nil: it is not.
+	Made func(ocispec.Descriptor)
 }
 
 // Containers takes checkpoints of several containers in one cut: none is dumped before all are locked
-// and frozen, and none runs on before all are dumped. It takes what Options say of one, except Image
-// and Previous, for each. ctx carries containerd's namespace.
+// and frozen, and none runs on before all are dumped. It takes what Options say of one, except Image,
+// Previous and Build.Made, for each. ctx carries containerd's namespace.
 //
 // On an error all containers are as before and there is no image, unless the error says that they
 // are complete.
@@ -60,7 +63,7 @@ func containersIn(ctx context.Context, c *client.Client, targets []Target, o Opt
 			return nil, fmt.Errorf("checkpoint %s as %s: one of the two is named twice: %w", t.ID, t.Image, errdefs.ErrInvalidArgument)
 		}
 		r := &run{Options: o, client: c, memory: memory / uint64(len(targets)), result: Result{Container: t.ID, Image: t.Image, Running: o.LeaveRunning}}
-		r.Image, r.Previous = t.Image, t.Previous
+		r.Image, r.Previous, r.Build.Made = t.Image, t.Previous, t.Made
 		if len(targets) > 1 && o.Progress != nil {
 			r.Progress = func(s images.Step) {
 				one.Lock()
