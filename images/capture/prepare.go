@@ -31,9 +31,6 @@ func (r *run) prepare(ctx context.Context, id string) error {
 	if err := localstore.CheckName(r.Image); err != nil {
 		return err
 	}
-	if err := localstore.CheckFree(ctx, r.client, r.Image, ""); err != nil {
-		return err
-	}
 	if err := r.Build.Check(); err != nil {
 		return err
 	}
@@ -75,6 +72,9 @@ func (r *run) prepare(ctx context.Context, id string) error {
 			return fmt.Errorf("the previous image %s: %w", r.Previous, err)
 		}
 		r.Build.Previous = &previous.Target
+	}
+	if err := localstore.CheckFree(ctx, r.client, r.Image, ""); err != nil {
+		return err
 	}
 	if r.Dir, err = filepath.Abs(r.Dir); err != nil { // containerd has another working directory
 		return err

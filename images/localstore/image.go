@@ -80,8 +80,14 @@ func Find(ctx context.Context, c *client.Client, name string) (images.Image, err
 	return found, nil
 }
 
-// ErrTaken says that a name belongs to another image already, which keeps it.
-var ErrTaken = errors.New("the name belongs to another image")
+// ErrTaken says that a name belongs to another image already, which keeps it. For errdefs it is
+// ErrAlreadyExists.
+var ErrTaken error = taken{errors.New("the name belongs to another image")}
+
+type taken struct{ error }
+
+// AlreadyExists is what errdefs looks for.
+func (taken) AlreadyExists() {}
 
 // CheckFree returns ErrTaken if another image than that of a digest has the name; an empty digest is
 // of none.
@@ -94,8 +100,8 @@ func CheckFree(ctx context.Context, c *client.Client, name string, digest digest
 		return err
 	}
 	namespace, _ := namespaces.Namespace(ctx)
-	return fmt.Errorf("name the image %s: %w, %s: choose another name, or remove that image first with `ctr --namespace %s images rm %s`: %w",
-		name, ErrTaken, found.Target.Digest, namespace, name, errdefs.ErrAlreadyExists)
+	return fmt.Errorf("name the image %s: %w, %s: choose another name, or remove that image first with `ctr --namespace %s images rm %s`",
+		name, ErrTaken, found.Target.Digest, namespace, name)
 }
 
 // Tag gives an image in containerd its name, in one step, and never takes the name from another image:

@@ -195,7 +195,7 @@ func (k objects) testCheckpoint(t *testing.T) {
 	}
 	t.Logf("%+v", made.Status.Containers)
 	expect(t, first, counterPort, "102") // it runs on
-	if left := k.ours(t); len(left) > 0 {
+	if left := k.ours(t, made.Status.Containers[0].Digest); len(left) > 0 {
 		t.Errorf("left are %q", left)
 	}
 	if left, err := filepath.Glob("/run/gpuckpt-agent-*"); err != nil || len(left) > 0 {
@@ -239,15 +239,15 @@ func (k objects) testCheckpoint(t *testing.T) {
 	expect(t, refused, counterPort, "103")
 }
 
-// ours returns the images of Checkpoints that the first node has.
-func (k objects) ours(t *testing.T) (names []string) {
+// ours returns the images of Checkpoints that the first node has, and those with these digests.
+func (k objects) ours(t *testing.T, digests ...string) (names []string) {
 	t.Helper()
 	list, err := k.n.Client().ImageService().List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, i := range list {
-		if strings.HasPrefix(i.Name, "gpuckpt.invalid/") {
+		if strings.HasPrefix(i.Name, "gpuckpt.invalid/") || slices.Contains(digests, i.Target.Digest.String()) {
 			names = append(names, i.Name)
 		}
 	}
