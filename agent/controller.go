@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,8 +27,14 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/node"
 )
 
-// unscheduled is how long a pod without a node is left alone.
-const unscheduled = 5 * time.Second
+const (
+	// unscheduled is how long a pod without a node is left alone.
+	unscheduled = 5 * time.Second
+	// next is how long until a Checkpoint is looked at again whose namespace has another one at work.
+	next = time.Second
+	// atOnce is how many namespaces have a Checkpoint at work.
+	atOnce = 16
+)
 
 // patience is how an API server is asked again that does not answer. After three minutes it is over.
 var patience = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 1.5, Steps: 18}
@@ -57,6 +64,28 @@ type controller struct {
 	node   string // its name
 	work   worker
 	now    func() time.Time
+
+	mu   sync.Mutex
+	busy map[string]bool // the namespaces that have a Checkpoint at work
+}
+
+// turn takes a namespace's turn. Each has one, so that a registry that does not answer keeps nobody else
+// waiting; ok is false if another Checkpoint of the namespace has it.
+func (c *controller) turn(namespace string) (end func(), ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy[namespace] {
+		return nil, false
+	}
+	if c.busy == nil {
+		c.busy = map[string]bool{}
+	}
+	c.busy[namespace] = true
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.busy, namespace)
+	}, true
 }
 
 // failure is an error with a reason for the condition.
@@ -85,9 +114,14 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		if err := c.direct.Get(ctx, r.NamespacedName, &k); err != nil || k.Status.Phase.Over() {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
-		// This agent does one after the other: another one has begun it and is gone.
+		// This agent is not at it: another one has begun it and is gone.
 		return ctrl.Result{}, c.end(ctx, &k, nil, failure{api.Interrupted, errors.Join(errors.New("the node's agent was restarted meanwhile; the pod runs on"), c.work.Recover(ctx))})
 	}
+	end, ok := c.turn(k.Namespace)
+	if !ok {
+		return ctrl.Result{RequeueAfter: next}, nil
+	}
+	defer end()
 	var pod corev1.Pod
 	err := c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod)
 	switch {

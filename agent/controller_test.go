@@ -257,6 +257,70 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
+// slow is a worker whose checkpoints of a namespace take until something is there.
+type slow struct {
+	*diary
+	namespace     string
+	begun, goesOn chan struct{}
+}
+
+func (s slow) Checkpoint(ctx context.Context, w node.Wanted) ([]node.Captured, error) {
+	if w.Namespace == s.namespace {
+		close(s.begun)
+		<-s.goesOn
+	}
+	return []node.Captured{{Name: "a", Image: w.Image, Push: &node.Pushed{Image: w.Target}}}, nil
+}
+
+// A registry that does not answer holds up the namespace that named it, and no other.
+func TestEachNamespaceHasATurn(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	var objects []client.Object
+	for _, name := range []string{"first/k", "first/later", "second/k"} {
+		namespace, name, _ := strings.Cut(name, "/")
+		objects = append(objects, &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: api.Spec{Pod: "pod-" + name, Repository: "r/job"}})
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "pod-" + name}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		objects = append(objects, pod)
+	}
+	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.Checkpoint{}).WithObjects(objects...).Build()
+	w := slow{&diary{}, "first", make(chan struct{}), make(chan struct{})}
+	r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", work: w, now: time.Now}
+	reconcile := func(namespace, name string) (again bool, phase api.Phase) {
+		t.Helper()
+		key := client.ObjectKey{Namespace: namespace, Name: name}
+		result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+		var k api.Checkpoint
+		if err := errors.Join(err, cluster.Get(t.Context(), key, &k)); err != nil {
+			t.Error(err)
+		}
+		return result.RequeueAfter > 0, k.Status.Phase
+	}
+	done := make(chan api.Phase)
+	go func() {
+		_, phase := reconcile("first", "k")
+		done <- phase
+	}()
+	<-w.begun
+	if again, phase := reconcile("second", "k"); again || phase != api.Succeeded {
+		t.Errorf("another namespace's is %q, again %t", phase, again)
+	}
+	if again, phase := reconcile("first", "later"); !again || phase != "" {
+		t.Errorf("the next one of the namespace is %q, again %t", phase, again)
+	}
+	close(w.goesOn)
+	if phase := <-done; phase != api.Succeeded {
+		t.Errorf("the first is %q", phase)
+	}
+	r.work = slow{&diary{}, "", nil, nil}
+	if again, phase := reconcile("first", "later"); again || phase != api.Succeeded {
+		t.Errorf("then it is %q, again %t", phase, again)
+	}
+}
+
 // What came of a Checkpoint is written also if the API server was away for a moment, and what it
 // refuses is not asked again.
 func TestAwayForAMoment(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	runner "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -93,7 +94,7 @@ func agent(m manager.Manager, n node.Node, name, hooks string) error {
 		client: m.GetClient(), direct: m.GetAPIReader(), events: m.GetEventRecorderFor("gpuckpt"), //nolint:staticcheck // the newer one has no messages
 		node: name, work: n, now: time.Now,
 	}
-	if err := ctrl.NewControllerManagedBy(m).Named("checkpoint").For(&api.Checkpoint{}).Complete(c); err != nil {
+	if err := ctrl.NewControllerManagedBy(m).Named("checkpoint").For(&api.Checkpoint{}).WithOptions(runner.Options{MaxConcurrentReconciles: atOnce}).Complete(c); err != nil {
 		return err
 	}
 	// A Checkpoint whose agent was killed may be over by now: the controller ends it while no agent is here.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -80,6 +81,10 @@ func Find(ctx context.Context, c *client.Client, name string) (images.Image, err
 	return found, nil
 }
 
+// Private begins the names of images that are here for a while. No registry is called so. CRI does
+// nothing about them: it would give them a second name, which stays.
+const Private = "gpuckpt.invalid/"
+
 // ErrTaken says that a name belongs to another image already, which keeps it. For errdefs it is
 // ErrAlreadyExists.
 var ErrTaken error = taken{errors.New("the name belongs to another image")}
@@ -107,8 +112,12 @@ func CheckFree(ctx context.Context, c *client.Client, name string, digest digest
 // Tag gives an image in containerd its name, in one step, and never takes the name from another image:
 // the error is ErrTaken then.
 func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Descriptor) error {
+	image := images.Image{Name: name, Target: target}
+	if strings.HasPrefix(name, Private) {
+		image.Labels = map[string]string{"io.cri-containerd.image": "managed"}
+	}
 	for {
-		_, err := c.ImageService().Create(ctx, images.Image{Name: name, Target: target})
+		_, err := c.ImageService().Create(ctx, image)
 		if err == nil {
 			return nil
 		}

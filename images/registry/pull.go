@@ -157,7 +157,7 @@ func (p *pull) Resolve(ctx context.Context, ref string) (string, ocispec.Descrip
 	if err == nil && p.check != nil {
 		err = p.check(ctx, found.Digest)
 	}
-	return "gpuckpt.invalid/Pull/" + digest.FromString(ref).Encoded() + ":1", found, err
+	return localstore.Private + "Pull/" + digest.FromString(ref).Encoded() + ":1", found, err
 }
 
 // observe sees each descriptor of the image, once its parent was read.
