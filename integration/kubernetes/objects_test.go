@@ -5,6 +5,7 @@ package kubernetes
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -200,6 +201,20 @@ func (k objects) testCheckpoint(t *testing.T) {
 	}
 	if left, err := filepath.Glob("/run/gpuckpt-agent-*"); err != nil || len(left) > 0 {
 		t.Errorf("left are %v, %v", left, err)
+	}
+	// Nor is there of an image that is removed by hand, though CRI has given it a second name.
+	where := []string{"--address", n.Address(), "--namespace", node.Namespace, "--json"}
+	out, err := n.Output(t.Context(), "gpuckpt", append([]string{"checkpoint", "--pod", "default/first", "counter", "--image", "gpuckpt.test/removed:1", "--leave-running", "--image-path", filepath.Join(n.Dir(), "dumps")}, where...)...)
+	var byHand struct{ Containers []struct{ Digest string } }
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &byHand)); err != nil || len(byHand.Containers) != 1 {
+		t.Fatalf("%v, %s", err, out)
+	}
+	within(t, "CRI has its own name for the image", func() bool { return len(k.ours(t, byHand.Containers[0].Digest)) == 2 })
+	if _, err := n.Output(t.Context(), "gpuckpt", append([]string{"rm", "gpuckpt.test/removed:1"}, where...)...); err != nil {
+		t.Fatal(err)
+	}
+	if left := k.ours(t, byHand.Containers[0].Digest); len(left) > 0 {
+		t.Errorf("left are %q", left)
 	}
 	// What is done on the node itself is told of the pod, too.
 	_, id, _ := strings.Cut(first.Status.ContainerStatuses[0].ContainerID, "://")
