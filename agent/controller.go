@@ -6,16 +6,18 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -25,8 +27,14 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/node"
 )
 
-// unscheduled is how long a pod without a node is left alone.
-const unscheduled = 5 * time.Second
+const (
+	// unscheduled is how long a pod without a node is left alone.
+	unscheduled = 5 * time.Second
+	// next is how long until a Checkpoint is looked at again whose namespace has another one at work.
+	next = time.Second
+	// atOnce is how many namespaces have a Checkpoint at work.
+	atOnce = 16
+)
 
 // patience is how an API server is asked again that does not answer. After three minutes it is over.
 var patience = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 1.5, Steps: 18}
@@ -42,12 +50,9 @@ func patiently(ctx context.Context, ask func() error) (err error) {
 
 // worker does the work on the node; a test has its own.
 type worker interface {
-	Checkpoint(ctx context.Context, namespace, pod, container string, seconds int64) (archive string, err error)
-	CheckpointPod(ctx context.Context, namespace, pod, image string, seconds int64) ([]node.Captured, error)
+	Checkpoint(ctx context.Context, w node.Wanted) ([]node.Captured, error)
 	Discard(ctx context.Context, image string) error
 	Recover(ctx context.Context) error
-	Build(ctx context.Context, archive, image string) (node.Built, error)
-	Push(ctx context.Context, image string, credentials []byte) (sent int64, err error)
 }
 
 // controller takes the Checkpoints of pods of its node from their making to their end.
@@ -59,6 +64,28 @@ type controller struct {
 	node   string // its name
 	work   worker
 	now    func() time.Time
+
+	mu   sync.Mutex
+	busy map[string]bool // the namespaces that have a Checkpoint at work
+}
+
+// turn takes a namespace's turn. Each has one, so that a registry that does not answer keeps nobody else
+// waiting; ok is false if another Checkpoint of the namespace has it.
+func (c *controller) turn(namespace string) (end func(), ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy[namespace] {
+		return nil, false
+	}
+	if c.busy == nil {
+		c.busy = map[string]bool{}
+	}
+	c.busy[namespace] = true
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.busy, namespace)
+	}, true
 }
 
 // failure is an error with a reason for the condition.
@@ -87,14 +114,19 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		if err := c.direct.Get(ctx, r.NamespacedName, &k); err != nil || k.Status.Phase.Over() {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
-		// This agent does one after the other: another one has begun it and is gone.
-		return ctrl.Result{}, c.end(ctx, &k, failure{api.Interrupted, errors.Join(errors.New("the node's agent was restarted meanwhile; the pod runs on"), c.work.Recover(ctx))})
+		// This agent is not at it: another one has begun it and is gone.
+		return ctrl.Result{}, c.end(ctx, &k, nil, failure{api.Interrupted, errors.Join(errors.New("the node's agent was restarted meanwhile; the pod runs on"), c.work.Recover(ctx))})
 	}
+	end, ok := c.turn(k.Namespace)
+	if !ok {
+		return ctrl.Result{RequeueAfter: next}, nil
+	}
+	defer end()
 	var pod corev1.Pod
 	err := c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod)
 	switch {
 	case apierrors.IsNotFound(err): // each node's agent says so, the first is heard
-		return ctrl.Result{}, c.end(ctx, &k, failure{"PodNotFound", fmt.Errorf("there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace)})
+		return ctrl.Result{}, c.end(ctx, &k, nil, failure{"PodNotFound", fmt.Errorf("there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace)})
 	case err != nil:
 		return ctrl.Result{}, err
 	case pod.Spec.NodeName == "":
@@ -107,10 +139,11 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	if err := c.client.Status().Update(ctx, &k); err != nil { // a conflict: it comes again
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{}, c.end(ctx, &k, c.checkpoint(ctx, &k, &pod))
+	return ctrl.Result{}, c.end(ctx, &k, &pod, c.checkpoint(ctx, &k, &pod))
 }
 
-// checkpoint checkpoints and pushes the pod's containers: several in one cut.
+// checkpoint checkpoints and pushes the pod's containers, in one cut. On the node the images have names
+// of ours: a name that the author of an object chose may be that of another's image.
 func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod) error {
 	var names []string
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) { // sidecars are among the first
@@ -125,22 +158,41 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, pod *cor
 	if err != nil {
 		return err
 	}
-	if len(names) > 1 {
-		if err := c.pod(ctx, k, k.Spec.Repository+":"+cmp.Or(k.Spec.Tag, k.Name), names, credentials); err != nil {
-			return err
-		}
-		names = nil
+	// No pod can name it: a repository of Kubernetes' is in small letters.
+	image := "gpuckpt.invalid/Checkpoint/" + string(k.UID) + ":1"
+	target := k.Spec.Repository + ":" + cmp.Or(k.Spec.Tag, k.Name)
+	if len(names) == 1 && len(pod.Spec.Containers) > 1 {
+		target += "-" + names[0]
 	}
-	for _, name := range names {
-		image := k.Spec.Repository + ":" + cmp.Or(k.Spec.Tag, k.Name)
-		if len(pod.Spec.Containers) > 1 {
-			image += "-" + name
+	made, err := c.work.Checkpoint(ctx, node.Wanted{
+		Namespace: pod.Namespace, Pod: pod.Name, Containers: names, Image: image, Target: target,
+		Credentials: credentials, Limit: time.Duration(k.Spec.TimeoutSeconds) * time.Second,
+	})
+	if err != nil {
+		return failure{"CheckpointFailed", err}
+	}
+	var failed []error
+	for _, m := range made {
+		if m.Push == nil {
+			err := fmt.Errorf("container %s: %s", m.Name, m.PushError)
+			if c.ends(ctx, pod) {
+				failed = append(failed, fmt.Errorf("%w; the pod ends, so its image stays on the node %s: there, gpuckpt image push --namespace k8s.io %s %s sends it",
+					err, c.node, m.Image, target+strings.TrimPrefix(m.Image, image)))
+				continue
+			}
+			failed = append(failed, err)
+		} else {
+			k.Status.Containers = append(k.Status.Containers, api.Container{
+				Name: m.Name, Image: m.Push.Image, Digest: m.Push.Digest, Bytes: m.Bytes, GPUBytes: m.GPUBytes, Pushed: m.Push.Moved,
+				Checkpoint: seconds(m.PausedSeconds), Build: seconds(m.BuildSeconds), Push: seconds(m.Push.Took),
+			})
 		}
-		done, err := c.container(ctx, k, name, image, credentials)
-		if err != nil {
-			return fmt.Errorf("container %s: %w", name, err)
+		if err := c.work.Discard(context.WithoutCancel(ctx), m.Image); err != nil {
+			failed = append(failed, err)
 		}
-		k.Status.Containers = append(k.Status.Containers, done)
+	}
+	if err := errors.Join(failed...); err != nil {
+		return failure{"PushFailed", err}
 	}
 	if k.Spec.LeaveRunning == nil || *k.Spec.LeaveRunning {
 		return nil
@@ -171,47 +223,28 @@ func (c *controller) credentials(ctx context.Context, k *api.Checkpoint) ([]byte
 	if !ok {
 		return nil, failure{"NoSecret", fmt.Errorf("the push secret %s has the type %s: it must be %s", secret.Name, secret.Type, corev1.SecretTypeDockerConfigJson)}
 	}
-	return data, nil
+	// Nothing else of it: programs that give credentials would run on the node, as root.
+	var config struct {
+		Auths map[string]json.RawMessage `json:"auths"`
+	}
+	if err := json.Unmarshal(data, &config); err != nil {
+		return nil, failure{"NoSecret", fmt.Errorf("read the push secret %s: %w", secret.Name, err)}
+	}
+	return json.Marshal(config)
 }
 
-// container takes one container from the checkpoint to the registry.
-func (c *controller) container(ctx context.Context, k *api.Checkpoint, name, image string, credentials []byte) (done api.Container, err error) {
-	done = api.Container{Name: name, Image: image}
-	began := c.now()
-	lap := func() metav1.Duration {
-		took := c.now().Sub(began)
-		began = began.Add(took)
-		return metav1.Duration{Duration: took.Round(time.Millisecond)}
-	}
-	archive, err := c.work.Checkpoint(ctx, k.Namespace, k.Spec.Pod, name, k.Spec.TimeoutSeconds)
-	if err != nil {
-		return done, failure{"CheckpointFailed", err}
-	}
-	done.Checkpoint = lap()
-	built, err := c.work.Build(ctx, archive, image)
-	if err != nil {
-		return done, failure{"BuildFailed", err}
-	}
-	done.Build = lap()
-	done.Digest, done.Bytes, done.GPUBytes = built.Digest, built.Bytes, built.GPUBytes
-	if done.Pushed, err = c.push(ctx, k, image, credentials); err != nil {
-		return done, failure{"PushFailed", err}
-	}
-	done.Push = lap()
-	return done, nil
+func seconds(s float64) metav1.Duration {
+	return metav1.Duration{Duration: time.Duration(s * float64(time.Second)).Round(time.Millisecond)}
 }
 
-// ends reports whether a Checkpoint is of a pod that ends, and was made for that.
-func ends(k *api.Checkpoint) bool { return k.Labels[api.EvictedLabel] != "" }
-
-// push sends an image to the registry, and takes it from the node. If the pod ends, and the image cannot
-// be sent, it is all that is left of the pod: it stays on the node, and the error says where.
-func (c *controller) push(ctx context.Context, k *api.Checkpoint, image string, credentials []byte) (sent int64, err error) {
-	sent, err = c.work.Push(ctx, image, credentials)
-	if err != nil && ends(k) {
-		return 0, fmt.Errorf("%w; the pod ends, so its image stays on the node %s: there, gpuckpt image push --namespace k8s.io %s sends it", err, c.node, image)
-	}
-	return sent, errors.Join(err, c.work.Discard(context.WithoutCancel(ctx), image))
+// ends reports whether a pod has ended, or is about to: an image that is not in the registry is then all
+// that is left of it. That is asked of the pod, and not of the Checkpoint, whose author may write
+// anything there.
+func (c *controller) ends(ctx context.Context, pod *corev1.Pod) bool {
+	ctx = context.WithoutCancel(ctx)
+	var now corev1.Pod
+	err := patiently(ctx, func() error { return c.direct.Get(ctx, client.ObjectKeyFromObject(pod), &now) })
+	return err != nil || now.UID != pod.UID || now.DeletionTimestamp != nil || now.Status.Phase == corev1.PodFailed || api.Ending(&now) != ""
 }
 
 // write writes the status of a Checkpoint. over says that somebody has said before what came of it.
@@ -231,8 +264,9 @@ func (c *controller) write(ctx context.Context, k *api.Checkpoint) (over bool, e
 	return over, err
 }
 
-// end says what came of a Checkpoint: in its status, and as an event of it.
-func (c *controller) end(ctx context.Context, k *api.Checkpoint, err error) error {
+// end says what came of a Checkpoint: in its status, as an event of it, and of the pod if that ends. pod
+// may be nil.
+func (c *controller) end(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod, err error) error {
 	ctx = context.WithoutCancel(ctx) // an agent that ends says so
 	now := metav1.NewTime(c.now())
 	condition := metav1.Condition{Type: api.Complete, Status: metav1.ConditionTrue, Reason: "Pushed", Message: "all is in the registry", ObservedGeneration: k.Generation}
@@ -252,8 +286,7 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, err error) erro
 		return client.IgnoreNotFound(err)
 	}
 	c.events.Event(k, kind, condition.Reason, condition.Message)
-	if uid := k.Labels[api.EvictedLabel]; uid != "" {
-		pod := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: k.Namespace, Name: k.Spec.Pod, UID: types.UID(uid)}
+	if pod != nil && api.Ending(pod) != "" {
 		c.events.Event(pod, kind, condition.Reason, fmt.Sprintf("the checkpoint %s before its end: %s", k.Name, condition.Message))
 	}
 	return nil

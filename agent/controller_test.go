@@ -42,29 +42,36 @@ func (d *diary) do(what string) error {
 	return nil
 }
 
-func (d *diary) Checkpoint(_ context.Context, namespace, pod, container string, _ int64) (string, error) {
-	return "/" + container + ".tar", d.do("checkpoint " + namespace + "/" + pod + "/" + container)
-}
+// ours is what the image of the Checkpoint k is called on the node.
+const ours = "gpuckpt.invalid/Checkpoint/uid-of-k:1"
 
-func (d *diary) CheckpointPod(_ context.Context, namespace, pod, image string, _ int64) ([]node.Captured, error) {
-	made := []node.Captured{{Name: "a", Image: image + "-a"}, {Name: "b", Image: image + "-b"}}
-	for i := range made {
-		made[i].Built = node.Built{Digest: "sha256:1", Bytes: 2, GPUBytes: 3}
+func (d *diary) Checkpoint(_ context.Context, w node.Wanted) (made []node.Captured, err error) {
+	names := strings.Join(w.Containers, ",")
+	if err := d.do("checkpoint " + w.Namespace + "/" + w.Pod + " " + names); err != nil {
+		return nil, err
 	}
-	return made, d.do("checkpoint " + namespace + "/" + pod + " as " + image)
+	if w.Image != ours {
+		return nil, errors.New("the image is called " + w.Image)
+	}
+	for _, name := range w.Containers {
+		end := "-" + name
+		if len(w.Containers) == 1 {
+			end = ""
+		}
+		m := node.Captured{Name: name, Image: w.Image + end, Bytes: 2, GPUBytes: 3}
+		if err := d.do("push " + w.Target + end + " " + string(w.Credentials)); err != nil {
+			m.PushError = err.Error()
+		} else {
+			m.Push = &node.Pushed{Image: w.Target + end, Digest: "sha256:1", Moved: 4}
+		}
+		made = append(made, m)
+	}
+	return made, nil
 }
 
 func (d *diary) Discard(_ context.Context, image string) error { return d.do("discard " + image) }
 
 func (d *diary) Recover(context.Context) error { return d.do("recover") }
-
-func (d *diary) Build(_ context.Context, archive, image string) (node.Built, error) {
-	return node.Built{Digest: "sha256:1", Bytes: 2, GPUBytes: 3}, d.do("build " + archive + " " + image)
-}
-
-func (d *diary) Push(_ context.Context, image string, credentials []byte) (int64, error) {
-	return 4, d.do("push " + image + " " + string(credentials))
-}
 
 func TestController(t *testing.T) {
 	pod := func(nodeName string, containers ...string) *corev1.Pod {
@@ -75,7 +82,7 @@ func TestController(t *testing.T) {
 		}
 		return p
 	}
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "registry"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte("{auths}")}}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "registry"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"credHelpers": {"r": "own"}, "credsStore": "own", "auths": {"r": {"auth": "eDp5"}}}`)}}
 	for _, c := range []struct {
 		name   string
 		pod    *corev1.Pod
@@ -86,30 +93,31 @@ func TestController(t *testing.T) {
 		phase  api.Phase
 		reason string
 		gone   bool // the pod
-		made   int  // images; 0: one for four things that it did
-		ends   bool // the pod ends, which the Checkpoint is made for
+		made   int  // images that are pushed; 0: one, of what has succeeded
+		ends   bool // the pod is evicted, and to be checkpointed before
+		label  bool // the Checkpoint's author says so
 	}{
 		{name: "one container", pod: pod("here", "a"), spec: api.Spec{PushSecret: "registry"},
-			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {auths}", "discard r/job:k"}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"checkpoint ns/pod a", `push r/job:k {"auths":{"r":{"auth":"eDp5"}}}`, "discard " + ours}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "all of two", pod: pod("here", "a", "b"),
-			did: []string{"checkpoint ns/pod as r/job:k", "push r/job:k-a {}", "discard r/job:k-a", "push r/job:k-b {}", "discard r/job:k-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
-		{name: "all of two, and one is refused", pod: pod("here", "a", "b"), fails: "checkpoint ns/pod as r/job:k",
-			did: []string{"checkpoint ns/pod as r/job:k"}, phase: api.Failed, reason: "CheckpointFailed"},
+			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard " + ours + "-a", "discard " + ours + "-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
+		{name: "all of two, and one is refused", pod: pod("here", "a", "b"), fails: "checkpoint ns/pod a,b",
+			did: []string{"checkpoint ns/pod a,b"}, phase: api.Failed, reason: "CheckpointFailed"},
 		{name: "all of two, and one cannot be pushed", pod: pod("here", "a", "b"), fails: "push r/job:k-a {}",
-			did: []string{"checkpoint ns/pod as r/job:k", "push r/job:k-a {}", "discard r/job:k-a", "discard r/job:k-b"}, phase: api.Failed, reason: "PushFailed"},
-		{name: "one of three has ended meanwhile", pod: pod("here", "a", "b", "c"),
-			did: []string{"checkpoint ns/pod as r/job:k", "discard r/job:k-a", "discard r/job:k-b"}, phase: api.Failed, reason: "CheckpointFailed"},
+			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard " + ours + "-a", "discard " + ours + "-b"}, phase: api.Failed, reason: "PushFailed", made: 1},
 		{name: "one of two", pod: pod("here", "a", "b"), spec: api.Spec{Container: "b"},
-			did: []string{"checkpoint ns/pod/b", "build /b.tar r/job:k-b", "push r/job:k-b {}", "discard r/job:k-b"}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"checkpoint ns/pod b", "push r/job:k-b {}", "discard " + ours}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "the pod goes", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)},
-			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {}", "discard r/job:k"}, phase: api.Succeeded, reason: "Pushed", gone: true},
+			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard " + ours}, phase: api.Succeeded, reason: "Pushed", gone: true},
 		{name: "a push that fails keeps the pod", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)}, fails: "push r/job:k {}",
-			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {}", "discard r/job:k"}, phase: api.Failed, reason: "PushFailed"},
+			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard " + ours}, phase: api.Failed, reason: "PushFailed"},
+		{name: "a label keeps no image", pod: pod("here", "a"), label: true, fails: "push r/job:k {}",
+			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard " + ours}, phase: api.Failed, reason: "PushFailed"},
 		{name: "a push that fails keeps the image of a pod that ends", pod: pod("here", "a"), ends: true, fails: "push r/job:k {}",
-			did: []string{"checkpoint ns/pod/a", "build /a.tar r/job:k", "push r/job:k {}"}, phase: api.Failed, reason: "PushFailed"},
+			did: []string{"checkpoint ns/pod a", "push r/job:k {}"}, phase: api.Failed, reason: "PushFailed"},
 		{name: "of two that end one can be pushed", pod: pod("here", "a", "b"), ends: true, fails: "push r/job:k-a {}",
-			did: []string{"checkpoint ns/pod as r/job:k", "push r/job:k-a {}", "push r/job:k-b {}", "discard r/job:k-b"}, phase: api.Failed, reason: "PushFailed"},
-		{name: "a checkpoint that is refused", pod: pod("here", "a"), fails: "checkpoint ns/pod/a", did: []string{"checkpoint ns/pod/a"}, phase: api.Failed, reason: "CheckpointFailed"},
+			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard " + ours + "-b"}, phase: api.Failed, reason: "PushFailed", made: 1},
+		{name: "a checkpoint that is refused", pod: pod("here", "a"), fails: "checkpoint ns/pod a", did: []string{"checkpoint ns/pod a"}, phase: api.Failed, reason: "CheckpointFailed"},
 		{name: "no secret", pod: pod("here", "a"), spec: api.Spec{PushSecret: "other"}, phase: api.Failed, reason: "NoSecret"},
 		{name: "no such container", pod: pod("here", "a"), spec: api.Spec{Container: "c"}, phase: api.Failed, reason: "NotRunning"},
 		{name: "no pod", phase: api.Failed, reason: "PodNotFound"},
@@ -125,9 +133,13 @@ func TestController(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.spec.Pod, c.spec.Repository = "pod", "r/job"
-			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}, Spec: c.spec, Status: c.before}
-			if c.ends {
+			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: c.spec, Status: c.before}
+			if c.label {
 				k.Labels = map[string]string{api.EvictedLabel: "1"}
+			}
+			if c.ends {
+				c.pod.Annotations = map[string]string{api.OnEviction: api.DoCheckpoint}
+				c.pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}
 			}
 			objects := []client.Object{k, secret.DeepCopy()}
 			if c.pod != nil {
@@ -153,8 +165,12 @@ func TestController(t *testing.T) {
 			if c.reason != "" && (said == nil || said.Reason != c.reason || len(k.Status.Conditions) != 1 || len(events.Events) != 1 && !c.ends) {
 				t.Errorf("its conditions are %+v, %d events", k.Status.Conditions, len(events.Events))
 			}
-			if c.phase == api.Succeeded && c.reason != "" && (len(k.Status.Containers) != cmp.Or(c.made, len(c.did)/4) || k.Status.Containers[0].Digest != "sha256:1" || k.Status.Containers[0].Pushed != 4) {
-				t.Errorf("%+v", k.Status.Containers)
+			want := c.made
+			if c.phase == api.Succeeded && c.reason != "" {
+				want = cmp.Or(want, 1)
+			}
+			if got := k.Status.Containers; len(got) != want || want > 0 && (!strings.HasPrefix(got[0].Image, "r/job:k") || got[0].Digest != "sha256:1" || got[0].Pushed != 4) {
+				t.Errorf("%+v", got)
 			}
 			if c.pod != nil {
 				err := cluster.Get(t.Context(), client.ObjectKeyFromObject(c.pod), &corev1.Pod{})
@@ -189,11 +205,11 @@ type busybody struct {
 	put func() error
 }
 
-func (b busybody) Checkpoint(ctx context.Context, namespace, pod, container string, seconds int64) (string, error) {
+func (b busybody) Checkpoint(ctx context.Context, w node.Wanted) ([]node.Captured, error) {
 	if err := b.put(); err != nil {
-		return "", err
+		return nil, err
 	}
-	return b.diary.Checkpoint(ctx, namespace, pod, container, seconds)
+	return b.diary.Checkpoint(ctx, w)
 }
 
 // What came of a Checkpoint is written also when somebody has changed the object meanwhile, and never
@@ -205,7 +221,7 @@ func TestConflicts(t *testing.T) {
 	}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
-	k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", Labels: map[string]string{api.EvictedLabel: "1"}}, Spec: api.Spec{Pod: "pod", Repository: "r/job", Tag: "current"}}
+	k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k", Labels: map[string]string{}}, Spec: api.Spec{Pod: "pod", Repository: "r/job", Tag: "current"}}
 	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
 	key := client.ObjectKeyFromObject(k)
 	d, events := &diary{}, record.NewFakeRecorder(10)
@@ -215,7 +231,7 @@ func TestConflicts(t *testing.T) {
 			return err
 		}
 		labelled := old.DeepCopy()
-		labelled.Labels["some"] = "body"
+		labelled.Labels = map[string]string{"some": "body"}
 		return cluster.Update(t.Context(), labelled)
 	}}}
 	reconcile := func() api.Checkpoint {
@@ -229,7 +245,7 @@ func TestConflicts(t *testing.T) {
 		}
 		return now
 	}
-	if now := reconcile(); now.Status.Phase != api.Succeeded || now.Labels["some"] != "body" || len(events.Events) != 2 { // one of the pod's
+	if now := reconcile(); now.Status.Phase != api.Succeeded || now.Labels["some"] != "body" || len(events.Events) != 1 {
 		t.Fatalf("%+v, %d events", now, len(events.Events))
 	}
 	if want := "push r/job:current {}"; !slices.Contains(d.did, want) {
@@ -238,6 +254,70 @@ func TestConflicts(t *testing.T) {
 	r.client = behind{cluster, &old}
 	if now := reconcile(); now.Status.Phase != api.Succeeded || len(now.Status.Conditions) != 1 {
 		t.Fatalf("%+v", now.Status)
+	}
+}
+
+// slow is a worker whose checkpoints of a namespace take until something is there.
+type slow struct {
+	*diary
+	namespace     string
+	begun, goesOn chan struct{}
+}
+
+func (s slow) Checkpoint(ctx context.Context, w node.Wanted) ([]node.Captured, error) {
+	if w.Namespace == s.namespace {
+		close(s.begun)
+		<-s.goesOn
+	}
+	return []node.Captured{{Name: "a", Image: w.Image, Push: &node.Pushed{Image: w.Target}}}, nil
+}
+
+// A registry that does not answer holds up the namespace that named it, and no other.
+func TestEachNamespaceHasATurn(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	var objects []client.Object
+	for _, name := range []string{"first/k", "first/later", "second/k"} {
+		namespace, name, _ := strings.Cut(name, "/")
+		objects = append(objects, &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: api.Spec{Pod: "pod-" + name, Repository: "r/job"}})
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "pod-" + name}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		objects = append(objects, pod)
+	}
+	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.Checkpoint{}).WithObjects(objects...).Build()
+	w := slow{&diary{}, "first", make(chan struct{}), make(chan struct{})}
+	r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", work: w, now: time.Now}
+	reconcile := func(namespace, name string) (again bool, phase api.Phase) {
+		t.Helper()
+		key := client.ObjectKey{Namespace: namespace, Name: name}
+		result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+		var k api.Checkpoint
+		if err := errors.Join(err, cluster.Get(t.Context(), key, &k)); err != nil {
+			t.Error(err)
+		}
+		return result.RequeueAfter > 0, k.Status.Phase
+	}
+	done := make(chan api.Phase)
+	go func() {
+		_, phase := reconcile("first", "k")
+		done <- phase
+	}()
+	<-w.begun
+	if again, phase := reconcile("second", "k"); again || phase != api.Succeeded {
+		t.Errorf("another namespace's is %q, again %t", phase, again)
+	}
+	if again, phase := reconcile("first", "later"); !again || phase != "" {
+		t.Errorf("the next one of the namespace is %q, again %t", phase, again)
+	}
+	close(w.goesOn)
+	if phase := <-done; phase != api.Succeeded {
+		t.Errorf("the first is %q", phase)
+	}
+	r.work = slow{&diary{}, "", nil, nil}
+	if again, phase := reconcile("first", "later"); again || phase != api.Succeeded {
+		t.Errorf("then it is %q, again %t", phase, again)
 	}
 }
 
@@ -267,7 +347,7 @@ func TestAwayForAMoment(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
 			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "registry"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte("{}")}}
-			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job", PushSecret: "registry", LeaveRunning: new(bool)}}
+			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job", PushSecret: "registry", LeaveRunning: new(bool)}}
 			told, reads, deletes := 0, 0, 0
 			away := func(n *int) error {
 				if *n++; *n <= c.times && c.times < 1000 {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	runner "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -32,8 +33,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/tell"
 )
 
-const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
-
 func main() {
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "gpuckpt-agent:", err)
@@ -42,12 +41,9 @@ func main() {
 }
 
 func run() error {
-	n := node.Node{TokenFile: account + "token"}
+	var n node.Node
 	name := flag.String("node", os.Getenv("NODE_NAME"), "the node's name ($NODE_NAME)")
 	flag.StringVar(&n.Root, "root", "/host", "where the node's root is mounted")
-	flag.StringVar(&n.Kubelet, "kubelet", "https://"+os.Getenv("NODE_IP")+":10250", "the kubelet's address; $NODE_IP by default")
-	flag.StringVar(&n.CAFile, "kubelet-ca", account+"ca.crt", "authority of the kubelet's certificate")
-	flag.BoolVar(&n.Insecure, "kubelet-insecure", false, "ask a kubelet whose certificate nobody has signed")
 	flag.StringVar(&n.Containerd, "containerd", "/run/containerd/containerd.sock", "containerd's socket on the node")
 	flag.StringVar(&n.Program, "gpuckpt", "", "gpuckpt on the node (default: where it was installed)")
 	flag.BoolVar(&n.PlainHTTP, "plain-http", false, "talk HTTP to registries")
@@ -98,7 +94,7 @@ func agent(m manager.Manager, n node.Node, name, hooks string) error {
 		client: m.GetClient(), direct: m.GetAPIReader(), events: m.GetEventRecorderFor("gpuckpt"), //nolint:staticcheck // the newer one has no messages
 		node: name, work: n, now: time.Now,
 	}
-	if err := ctrl.NewControllerManagedBy(m).Named("checkpoint").For(&api.Checkpoint{}).Complete(c); err != nil {
+	if err := ctrl.NewControllerManagedBy(m).Named("checkpoint").For(&api.Checkpoint{}).WithOptions(runner.Options{MaxConcurrentReconciles: atOnce}).Complete(c); err != nil {
 		return err
 	}
 	// A Checkpoint whose agent was killed may be over by now: the controller ends it while no agent is here.

@@ -53,7 +53,7 @@ type Spec struct {
 	PushSecret string `json:"pushSecret,omitempty"`
 	// LeaveRunning leaves the pod running; otherwise it is deleted when all is pushed. Nil is true.
 	LeaveRunning *bool `json:"leaveRunning,omitempty"`
-	// TimeoutSeconds bounds the checkpoint; 0: the kubelet's own limit, and none for several containers.
+	// TimeoutSeconds bounds the checkpoint, until its images are complete; 0: an hour.
 	TimeoutSeconds int64 `json:"timeoutSeconds,omitempty"`
 }
 

@@ -58,8 +58,8 @@ func (r *endings) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 	return ctrl.Result{}, nil
 }
 
-// left is how many seconds the pod has left, at least 1. 0 is the kubelet's own limit, for a pod that
-// nobody has deleted yet.
+// left is how many seconds the pod has left, at least 1. 0 is no limit of the pod's, which nobody has
+// deleted yet.
 func (r *endings) left(pod *corev1.Pod) int64 {
 	if pod.DeletionTimestamp == nil {
 		return 0

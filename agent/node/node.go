@@ -1,28 +1,29 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node is what the agent does on its node: it asks the kubelet for a checkpoint, and has the
-// node's own gpuckpt make an image of it and push that.
+// Package node is what the agent does on its node: it has the node's own gpuckpt take checkpoints of pods
+// and push them.
 package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// longest bounds a checkpoint that has no bound of its own, and a push.
+const longest = time.Hour
 
 // Node is the node that the agent runs on.
 type Node struct {
@@ -30,12 +31,6 @@ type Node struct {
 	Root string
 	// Program is the node's gpuckpt, as the node sees it; empty: where it was installed.
 	Program string
-	// Kubelet is https://ADDRESS:PORT, and TokenFile the token that it is asked with.
-	Kubelet, TokenFile string
-	// CAFile has the authority of the kubelet's certificate; Insecure asks a kubelet whose
-	// certificate nobody has signed.
-	CAFile   string
-	Insecure bool
 	// Containerd is the socket of the node's containerd, as the node sees it.
 	Containerd string
 	// PlainHTTP talks HTTP to registries.
@@ -44,155 +39,149 @@ type Node struct {
 	Env []string
 }
 
-// Checkpoint has the kubelet checkpoint a container, and returns the archive, as the node sees it.
-// seconds bounds it, 0 is the kubelet's own limit. On an error the container is as it was.
-func (n Node) Checkpoint(ctx context.Context, namespace, pod, container string, seconds int64) (archive string, err error) {
-	client, err := n.client()
-	if err != nil {
-		return "", err
-	}
-	defer client.CloseIdleConnections()
-	token, err := os.ReadFile(n.TokenFile)
-	if err != nil {
-		return "", fmt.Errorf("read the agent's token: %w", err)
-	}
-	address := n.Kubelet + "/checkpoint/" + url.PathEscape(namespace) + "/" + url.PathEscape(pod) + "/" + url.PathEscape(container)
-	if seconds > 0 {
-		address += fmt.Sprintf("?timeout=%d", seconds)
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, address, nil)
-	if err != nil {
-		return "", err
-	}
-	request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-	answer, err := client.Do(request)
-	if unknown := (x509.UnknownAuthorityError{}); errors.As(err, &unknown) {
-		return "", fmt.Errorf("ask the kubelet: %w: give the agent the authority of the kubelet's certificate (--kubelet-ca), or --kubelet-insecure", err)
-	}
-	if err != nil {
-		return "", fmt.Errorf("ask the kubelet: %w", err)
-	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
-	if err != nil {
-		return "", fmt.Errorf("ask the kubelet: %w", err)
-	}
-	if answer.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("the kubelet answered %s: %s", answer.Status, bytes.TrimSpace(body))
-	}
-	var made struct{ Items []string }
-	if err := json.Unmarshal(body, &made); err != nil || len(made.Items) != 1 {
-		return "", fmt.Errorf("the kubelet answered %q", body)
-	}
-	return made.Items[0], nil
-}
-
-func (n Node) client() (*http.Client, error) {
-	config := &tls.Config{InsecureSkipVerify: n.Insecure} //nolint:gosec // a flag asks for it
-	if !n.Insecure {
-		data, err := os.ReadFile(n.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("read the authority of the kubelet's certificate: %w", err)
-		}
-		config.RootCAs = x509.NewCertPool()
-		config.RootCAs.AppendCertsFromPEM(data)
-	}
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: config}}, nil
-}
-
-// Built is an image that was made of an archive.
-type Built struct {
-	Digest   string `json:"digest"`
-	Bytes    int64  `json:"bytes"`
-	GPUBytes int64  `json:"gpuBytes"`
-}
-
-// Build makes an image of an archive in the node's containerd, and removes the archive.
-func (n Node) Build(ctx context.Context, archive, image string) (b Built, err error) {
-	defer func() { err = errors.Join(err, os.Remove(filepath.Join(n.Root, archive))) }()
-	return b, n.gpuckpt(ctx, "", &b, "image", "build", "kubernetes-archive:"+archive, image)
+// Pushed is what a push did.
+type Pushed struct {
+	Image  string  `json:"image"`
+	Digest string  `json:"digest"`
+	Moved  int64   `json:"movedBytes"` // what the registry lacked
+	Took   float64 `json:"seconds"`
 }
 
 // Captured is the image that was made of a container of a pod.
 type Captured struct {
 	Name          string  `json:"name"`
 	Image         string  `json:"image"`
+	Bytes         int64   `json:"bytes"`
+	GPUBytes      int64   `json:"gpuBytes"`
 	PausedSeconds float64 `json:"pausedSeconds"`
 	BuildSeconds  float64 `json:"buildSeconds"`
-	Built
+	// Push is nil if the image could not be pushed; PushError says why.
+	Push      *Pushed `json:"push"`
+	PushError string  `json:"pushError"`
 }
 
-// CheckpointPod makes images of all running containers of a pod, in one cut; each is called as image
-// is, with "-" and the container's name behind. seconds bounds it, 0 is no bound. On an error all
-// containers are as they were, and there is no image.
-func (n Node) CheckpointPod(ctx context.Context, namespace, pod, image string, seconds int64) ([]Captured, error) {
-	if seconds > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(seconds)*time.Second)
-		defer cancel()
-	}
+// Wanted is what a checkpoint is asked for.
+type Wanted struct {
+	Namespace, Pod string
+	Containers     []string // by their names
+	// Image is what the image is called on the node, and Target where it is pushed to. Of several
+	// containers each has "-" and the container's name behind.
+	Image, Target string
+	// Credentials are the docker config.json to push with.
+	Credentials []byte
+	// Limit bounds the checkpoint; 0 is an hour.
+	Limit time.Duration
+}
+
+// Checkpoint makes images of containers of a pod, in one cut, and pushes them while they are made. The
+// images are in the node's containerd then, also those that could not be pushed. On an error all
+// containers are as they were, and there is no image, unless the error says that they are complete.
+func (n Node) Checkpoint(ctx context.Context, w Wanted) ([]Captured, error) {
+	bound, cancel := context.WithTimeout(ctx, cmp.Or(w.Limit, longest))
+	defer cancel()
 	var made struct{ Containers []Captured }
-	err := n.gpuckpt(ctx, "", &made, "checkpoint", "--pod", namespace+"/"+pod, "--image", image, "--leave-running")
-	return made.Containers, err
+	args := append([]string{"checkpoint", "--pod", w.Namespace + "/" + w.Pod, "--image", w.Image, "--push", w.Target, "--leave-running"}, w.Containers...)
+	if err := n.gpuckpt(bound, w.Credentials, &made, n.registry(args)...); err != nil && made.Containers == nil {
+		return nil, err
+	}
+	if bound.Err() == nil {
+		return made.Containers, nil
+	}
+	// The time was for the checkpoint. What is on its way to the registry goes on.
+	for i := range made.Containers {
+		m := &made.Containers[i]
+		if m.Push != nil {
+			continue
+		}
+		pushed, err := n.push(ctx, m.Image, w.Target+strings.TrimPrefix(m.Image, w.Image), w.Credentials)
+		if m.Push, m.PushError = pushed, ""; err != nil {
+			m.PushError = err.Error()
+		}
+	}
+	return made.Containers, nil
+}
+
+// push pushes an image that is in containerd. What is returned is nil on an error.
+func (n Node) push(ctx context.Context, image, target string, credentials []byte) (*Pushed, error) {
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
+	var pushed Pushed
+	if err := n.gpuckpt(ctx, credentials, &pushed, n.registry([]string{"image", "push", "containerd:" + image, target})...); err != nil {
+		return nil, err
+	}
+	return &pushed, nil
+}
+
+// registry adds to arguments how registries are talked to.
+func (n Node) registry(args []string) []string {
+	if n.PlainHTTP {
+		args = append(args, "--plain-http")
+	}
+	return args
 }
 
 // Discard removes an image from the node's containerd.
 func (n Node) Discard(ctx context.Context, image string) error {
-	return n.gpuckpt(ctx, "", nil, "rm", image)
+	return n.gpuckpt(ctx, nil, nil, "rm", image)
 }
 
 // Recover resumes what checkpoints that were killed with their agent have left paused.
 func (n Node) Recover(ctx context.Context) error {
-	return n.gpuckpt(ctx, "", nil, "recover")
+	return n.gpuckpt(ctx, nil, nil, "recover")
 }
 
-// Push pushes an image, with the credentials of a docker config.json. It returns the bytes that the
-// registry lacked.
-func (n Node) Push(ctx context.Context, image string, credentials []byte) (sent int64, err error) {
-	dir, err := os.MkdirTemp(filepath.Join(n.Root, "run"), "gpuckpt-agent-")
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), credentials, 0o600); err != nil {
-		return 0, err
-	}
-	args := []string{"image", "push", image}
-	if n.PlainHTTP {
-		args = append(args, "--plain-http")
-	}
-	var pushed struct{ MovedBytes int64 }
-	err = n.gpuckpt(ctx, strings.TrimPrefix(dir, filepath.Clean(n.Root)), &pushed, args...)
-	return pushed.MovedBytes, err
-}
-
-// gpuckpt runs the node's gpuckpt in the node's root.
-func (n Node) gpuckpt(ctx context.Context, dockerConfig string, answer any, args ...string) error {
+// gpuckpt runs the node's gpuckpt in the node's root. One that has failed at a part prints its answer
+// all the same. Of the node's own credentials for registries it has none.
+func (n Node) gpuckpt(ctx context.Context, credentials []byte, answer any, args ...string) error {
 	program, err := n.program()
 	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, program, append(args, "--json", "--address", n.Containerd, "--namespace", "k8s.io")...)
 	cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Chroot: n.Root}, "/"
-	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "DOCKER_CONFIG=" + dockerConfig}, n.Env...)
+	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, n.Env...)
+	cmd.Env = append(cmd.Env, "HOME=", "DOCKER_CONFIG=", "XDG_RUNTIME_DIR=", "XDG_CONFIG_HOME=")
+	if credentials != nil {
+		file, err := inMemory(credentials)
+		if err != nil {
+			return fmt.Errorf("hand over the credentials: %w", err)
+		}
+		defer file.Close()
+		cmd.ExtraFiles, cmd.Env = []*os.File{file}, append(cmd.Env, "REGISTRY_AUTH_FILE=/proc/self/fd/3")
+	}
 	// It undoes what it has begun, if it is not killed.
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, time.Minute
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
+	err = cmd.Run()
+	if err != nil {
 		var said struct{ Error string }
 		if json.Unmarshal(errs.Bytes(), &said) == nil && said.Error != "" {
-			return errors.New(said.Error)
+			err = errors.New(said.Error)
+		} else {
+			err = fmt.Errorf("gpuckpt %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(errs.Bytes()))
 		}
-		return fmt.Errorf("gpuckpt %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(errs.Bytes()))
 	}
-	if answer == nil {
-		return nil
+	if answer == nil || err != nil && out.Len() == 0 {
+		return err
 	}
-	if err := json.Unmarshal(out.Bytes(), answer); err != nil {
-		return fmt.Errorf("gpuckpt %s printed %q: %w", strings.Join(args, " "), out.Bytes(), err)
+	if jerr := json.Unmarshal(out.Bytes(), answer); jerr != nil {
+		return errors.Join(err, fmt.Errorf("gpuckpt %s printed %q: %w", strings.Join(args, " "), out.Bytes(), jerr))
 	}
-	return nil
+	return err
+}
+
+// inMemory returns a file of the data that no file system has, so that nothing of it is left behind.
+func inMemory(data []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("credentials", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "credentials")
+	if _, err := f.Write(data); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // program returns where gpuckpt install has put gpuckpt.

@@ -28,10 +28,12 @@ import (
 // dumpDirEnv names the directory for dumps in place of capture.DefaultDir.
 const dumpDirEnv = "GPUCKPT_IMAGE_PATH"
 
-// checkpointAnswer is what checkpoint prints as JSON of a container, cut of several.
+// checkpointAnswer is what checkpoint prints as JSON of a container, cut of several. Of a push there is
+// what it did, or why it failed.
 type checkpointAnswer struct {
 	*capture.Result
-	Push *transferAnswer `json:"push,omitempty"`
+	Push      *transferAnswer `json:"push,omitempty"`
+	PushError string          `json:"pushError,omitempty"`
 }
 
 type cut struct {
@@ -45,7 +47,7 @@ func checkpointCommand() *cobra.Command {
 	var pod, inMemory string
 	var p pushed
 	c := &cobra.Command{
-		Use:   "checkpoint CONTAINER... --image REF",
+		Use:   "checkpoint CONTAINER... | --pod POD [CONTAINER...] --image REF",
 		Short: "Make a checkpoint image of a running container",
 		Long: `Make a checkpoint image of a running container.
 
@@ -56,15 +58,16 @@ the container is as it was before, and there is no image.
 
 Several containers, or all of a pod (--pod), are taken in one cut: none is dumped before all
 are paused, none runs on before all are dumped, and if one fails all run on. The image of
-each has "-" and the container's name behind its tag.
+each has "-" and the container's name behind its tag. With --pod, CONTAINER is a name in the
+pod; one that is named alone has the tag as it is.
 
-With --push the image is sent to a registry as well, as "gpuckpt image push" does. If that
-fails, the image stays in containerd.`,
+With --push the image is sent to a registry as well, while it is made, as "gpuckpt image
+push" does. If that fails, the image stays in containerd.`,
 		Example: `  gpuckpt checkpoint job --image example.com/job:1 --leave-running
   gpuckpt checkpoint job --push registry.example.com/job:1
   gpuckpt checkpoint --namespace k8s.io --pod default/trainer --image registry.example.com/trainer:1`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if (len(args) > 0) == (pod != "") {
+			if len(args) == 0 && pod == "" {
 				return errors.New("name containers, or a pod with --pod")
 			}
 			return nil
@@ -79,7 +82,8 @@ fails, the image stays in containerd.`,
 			if o.InMemory, err = memoryFor(inMemory, cmd.Flags().Changed("image-path")); err != nil {
 				return err
 			}
-			return d.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
+			var notSent error // the answer has the images all the same
+			err = d.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
 				client, err := dial()
 				if err != nil {
 					return nil, "", err
@@ -88,7 +92,7 @@ fails, the image stays in containerd.`,
 				targets := []capture.Target{{Image: o.Image, Previous: b.previous}}
 				switch {
 				case pod != "":
-					targets, err = capture.Pod(ctx, client, pod, o.Image, b.previous)
+					targets, err = capture.Pod(ctx, client, pod, args, o.Image, b.previous)
 				case len(args) == 1:
 					targets[0].ID = args[0]
 				default:
@@ -100,11 +104,9 @@ fails, the image stays in containerd.`,
 				if err != nil {
 					return nil, "", err
 				}
-				if len(targets) == 1 {
-					if err := p.begin(ctx, client.ContentStore(), &o); err != nil {
-						return nil, "", err
-					}
-					defer p.Ahead.Close()
+				defer p.close()
+				if err := p.begin(ctx, client.ContentStore(), &o, targets); err != nil {
+					return nil, "", err
 				}
 				made, err := capture.Containers(ctx, client, targets, o)
 				if err != nil {
@@ -116,14 +118,13 @@ fails, the image stays in containerd.`,
 					words.WriteString(captured(m))
 					answers = append(answers, checkpointAnswer{Result: m})
 				}
-				if err := p.push(ctx, dial, &o, answers, &words); err != nil {
-					return nil, "", err
-				}
+				notSent = p.push(ctx, dial, &o, answers, &words)
 				if pod != "" || len(made) > 1 {
 					return cut{answers}, words.String(), nil
 				}
 				return answers[0], words.String(), nil
 			})
+			return errors.Join(err, notSent)
 		},
 	}
 	c.ValidArgsFunction = d.containers
@@ -132,7 +133,7 @@ fails, the image stays in containerd.`,
 	f := c.Flags()
 	p.flags(c)
 	f.StringVarP(&o.Image, "image", "i", "", "name of the image, example.com/job:1 (default: that of --push)")
-	f.StringVar(&pod, "pod", "", "all running containers of this pod of Kubernetes, NAME or NAMESPACE/NAME, in one cut")
+	f.StringVar(&pod, "pod", "", "all running containers of this pod of Kubernetes, NAME or NAMESPACE/NAME, in one cut, or those that are named")
 	f.BoolVar(&o.LeaveRunning, "leave-running", false, "let the container run on, as soon as the dump is complete and its GPU filled again")
 	f.BoolVar(&o.Unpack, "unpack", false, "unpack the image as well, so that whoever runs it on this node need not")
 	f.StringVar(&o.Dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), capture.DefaultDir),
@@ -174,6 +175,7 @@ type pushed struct {
 	to         string // "" for nowhere
 	recipients []string
 	registry.Options
+	ahead []*registry.Ahead // of each target; nil: nothing is sent before the images are complete
 }
 
 func (p *pushed) flags(c *cobra.Command) {
@@ -194,19 +196,41 @@ func (p *pushed) check(o *capture.Options) error {
 	return confidential.MayPush(p.recipients)
 }
 
-// begin has the layers of the only image sent as they are made. Those that are to be encrypted are not: they are others.
-func (p *pushed) begin(ctx context.Context, store content.Provider, o *capture.Options) (err error) {
+// begin has the layers of the images sent as they are made. Those that are to be encrypted are not: they are others.
+func (p *pushed) begin(ctx context.Context, store content.Provider, o *capture.Options, targets []capture.Target) error {
 	if p.to == "" || confidential.Encrypts(p.recipients) {
 		return nil
 	}
-	p.Progress = o.Progress
-	if p.Ahead, err = registry.Begin(ctx, store, p.to, p.Options); err == nil {
-		o.Build.Made = p.Ahead.Add
+	for i, t := range targets {
+		p.Progress = o.Progress
+		if len(targets) > 1 && o.Progress != nil {
+			p.Progress = func(s images.Step) {
+				s.Name = t.ID + " " + s.Name
+				o.Progress(s)
+			}
+		}
+		ahead, err := registry.Begin(ctx, store, p.target(o, t.Image), p.Options)
+		if err != nil {
+			return err
+		}
+		p.ahead, targets[i].Made = append(p.ahead, ahead), ahead.Add
 	}
-	return err
+	return nil
 }
 
-// push sends the images that were made, and adds what it did to their answers.
+func (p *pushed) close() {
+	for _, a := range p.ahead {
+		a.Close()
+	}
+}
+
+// target returns where an image is sent to: those of several containers have different ends.
+func (p *pushed) target(o *capture.Options, image string) string {
+	return p.to + strings.TrimPrefix(image, o.Image)
+}
+
+// push sends the images that were made, and adds what it did to their answers. The error is of all that
+// could not be sent.
 func (p *pushed) push(ctx context.Context, dial convert.Dial, o *capture.Options, made []checkpointAnswer, words *strings.Builder) error {
 	if p.to == "" {
 		return nil
@@ -214,9 +238,12 @@ func (p *pushed) push(ctx context.Context, dial convert.Dial, o *capture.Options
 	p.Progress = o.Progress
 	var failed []error
 	for i, m := range made {
-		// The images of several containers have different ends.
-		began, a := time.Now(), &transferAnswer{Image: p.to + strings.TrimPrefix(m.Image, o.Image)}
-		if err := sendImage(ctx, dial, m.Image, a, p.recipients, p.Options); err != nil {
+		began, a := time.Now(), &transferAnswer{Image: p.target(o, m.Image)}
+		if p.ahead != nil {
+			p.Ahead = p.ahead[i]
+		}
+		if err := sendImage(ctx, dial, convert.InContainerd+":"+m.Image, a, p.recipients, p.Options); err != nil {
+			made[i].PushError = err.Error()
 			failed = append(failed, fmt.Errorf("%w\n%s is in containerd: `gpuckpt image push %s %s` sends it", err, m.Image, m.Image, a.Image))
 			continue
 		}

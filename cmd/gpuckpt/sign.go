@@ -84,8 +84,8 @@ func signCommand() *cobra.Command {
 		Long: `Sign a checkpoint, so that nodes where the key counts restore it. Who signs vouches for
 all that is in it, like for a program that is to run as root on those nodes.
 
-A dump is signed where it lies. Anything else is written to DESTINATION, which may be the
-image's own name. --manifest prints what another program is to sign, --signature adds
+A dump is signed where it lies. Anything else is written to DESTINATION, in containerd by
+another name than the image's own. --manifest prints what another program is to sign, --signature adds
 what it has written:
 
   gpuckpt image sign --manifest PLACE >gpuckpt.manifest

@@ -94,7 +94,7 @@ type run struct {
 // Container takes a checkpoint of a container. ctx carries containerd's namespace. On an error the
 // container is as before and there is no image, unless the error says that it is complete.
 func Container(ctx context.Context, c *client.Client, id string, o Options) (*Result, error) {
-	all, err := Containers(ctx, c, []Target{{ID: id, Image: o.Image, Previous: o.Previous}}, o)
+	all, err := Containers(ctx, c, []Target{{ID: id, Image: o.Image, Previous: o.Previous, Made: o.Build.Made}}, o)
 	if err != nil {
 		return nil, err
 	}

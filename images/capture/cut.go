@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -26,11 +27,13 @@ type Target struct {
 	ID, Image string
 	// Previous is as in Options.
 	Previous string
+	// Made is called with each blob of the image, as oci.Options have it; nil: it is not.
+	Made func(ocispec.Descriptor)
 }
 
 // Containers takes checkpoints of several containers in one cut: none is dumped before all are locked
-// and frozen, and none runs on before all are dumped. It takes what Options say of one, except Image
-// and Previous, for each. ctx carries containerd's namespace.
+// and frozen, and none runs on before all are dumped. It takes what Options say of one, except Image,
+// Previous and Build.Made, for each. ctx carries containerd's namespace.
 //
 // On an error all containers are as before and there is no image, unless the error says that they
 // are complete.
@@ -60,7 +63,7 @@ func containersIn(ctx context.Context, c *client.Client, targets []Target, o Opt
 			return nil, fmt.Errorf("checkpoint %s as %s: one of the two is named twice: %w", t.ID, t.Image, errdefs.ErrInvalidArgument)
 		}
 		r := &run{Options: o, client: c, memory: memory / uint64(len(targets)), result: Result{Container: t.ID, Image: t.Image, Running: o.LeaveRunning}}
-		r.Image, r.Previous = t.Image, t.Previous
+		r.Image, r.Previous, r.Build.Made = t.Image, t.Previous, t.Made
 		if len(targets) > 1 && o.Progress != nil {
 			r.Progress = func(s images.Step) {
 				one.Lock()
@@ -221,24 +224,13 @@ func (all cut) dump(ctx context.Context, giveUp func()) error {
 
 // tag names the images, all or none.
 func (all cut) tag(ctx context.Context) error {
-	var undo []func(context.Context) error
-	for _, r := range all {
-		had, err := localstore.Find(ctx, r.client, r.Image)
-		back := func(ctx context.Context) error { return localstore.Tag(ctx, r.client, r.Image, had.Target) }
-		if errdefs.IsNotFound(err) {
-			back = func(ctx context.Context) error { return r.client.ImageService().Delete(ctx, r.Image) }
-			err = nil
-		}
+	for i, r := range all {
+		err := r.failed(localstore.Tag(ctx, r.client, r.Image, r.manifest))
 		if err == nil {
-			err = localstore.Tag(ctx, r.client, r.Image, r.manifest)
-		}
-		if err == nil {
-			undo = append(undo, back)
 			continue
 		}
-		err = r.failed(err)
-		for _, back := range undo {
-			err = errors.Join(err, back(context.WithoutCancel(ctx)))
+		for _, named := range all[:i] {
+			err = errors.Join(err, named.client.ImageService().Delete(context.WithoutCancel(ctx), named.Image))
 		}
 		return err
 	}

@@ -28,10 +28,11 @@ const (
 	labelKind      = "io.cri-containerd.kind"
 )
 
-// Pod returns the running containers of a pod of Kubernetes' by its name, or NAMESPACE/NAME, in the
-// order of their names. Their images are to be called as image and previous are, with "-" and the
-// container's name behind; an empty previous stays empty. ctx carries containerd's namespace.
-func Pod(ctx context.Context, c *client.Client, pod, image, previous string) ([]Target, error) {
+// Pod returns running containers of a pod of Kubernetes' by its name, or NAMESPACE/NAME, in the order of
+// their names: those that are named, or all. Their images are to be called as image and previous are,
+// with "-" and the container's name behind unless one is named alone; an empty previous stays empty.
+// ctx carries containerd's namespace. It is an error if one that is named does not run.
+func Pod(ctx context.Context, c *client.Client, pod string, names []string, image, previous string) ([]Target, error) {
 	filter := fmt.Sprintf("labels.%q==%q,labels.%q==container", labelPod, pod, labelKind)
 	if namespace, name, ok := strings.Cut(pod, "/"); ok {
 		filter = fmt.Sprintf("labels.%q==%q,labels.%q==%q,labels.%q==container", labelPod, name, labelNamespace, namespace, labelKind)
@@ -49,25 +50,35 @@ func Pod(ctx context.Context, c *client.Client, pod, image, previous string) ([]
 			return t.ID == k.ID && (t.Status == tasktypes.Status_RUNNING || t.Status == tasktypes.Status_PAUSED)
 		})
 	})
-	return podTargets(ctx, found, pod, image, previous)
+	return podTargets(ctx, found, pod, names, image, previous)
 }
 
 // podTargets makes the targets of a pod's running containers.
-func podTargets(ctx context.Context, found []containers.Container, pod, image, previous string) ([]Target, error) {
+func podTargets(ctx context.Context, found []containers.Container, pod string, names []string, image, previous string) ([]Target, error) {
+	namespace, _ := namespaces.Namespace(ctx)
 	if len(found) == 0 {
-		namespace, _ := namespaces.Namespace(ctx)
 		return nil, fmt.Errorf("no container of a pod %s runs in containerd's namespace %s of this node: %w", pod, namespace, errdefs.ErrNotFound)
 	}
 	slices.SortFunc(found, func(a, b containers.Container) int {
 		return strings.Compare(a.Labels[labelContainer], b.Labels[labelContainer])
 	})
+	for _, name := range names {
+		if !slices.ContainsFunc(found, func(k containers.Container) bool { return k.Labels[labelContainer] == name }) {
+			return nil, fmt.Errorf("no container %s of the pod %s runs in containerd's namespace %s of this node: %w", name, pod, namespace, errdefs.ErrNotFound)
+		}
+	}
 	targets := make([]Target, 0, len(found))
 	for _, k := range found {
 		if k.Labels[labelUID] != found[0].Labels[labelUID] {
 			return nil, fmt.Errorf("there are pods %s in the namespaces %s and %s: say which, as NAMESPACE/%s: %w",
 				pod, found[0].Labels[labelNamespace], k.Labels[labelNamespace], pod, errdefs.ErrInvalidArgument)
 		}
-		targets = append(targets, NewTarget(k.ID, k.Labels[labelContainer], image, previous))
+		switch name := k.Labels[labelContainer]; {
+		case len(names) == 1 && name == names[0]:
+			targets = append(targets, Target{ID: k.ID, Image: image, Previous: previous})
+		case len(names) == 0 || slices.Contains(names, name):
+			targets = append(targets, NewTarget(k.ID, name, image, previous))
+		}
 	}
 	return targets, nil
 }

@@ -73,6 +73,9 @@ func (r *run) prepare(ctx context.Context, id string) error {
 		}
 		r.Build.Previous = &previous.Target
 	}
+	if err := localstore.CheckFree(ctx, r.client, r.Image, ""); err != nil {
+		return err
+	}
 	if r.Dir, err = filepath.Abs(r.Dir); err != nil { // containerd has another working directory
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/atomicfile"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
 
@@ -28,6 +29,13 @@ var errNoName = errors.New("the image needs a name: write it after the path, PAT
 func (v *conversion) intoContainerd(ctx context.Context) error {
 	c, err := v.Dial.client()
 	if err != nil {
+		return err
+	}
+	var same digest.Digest // that a copy has, too
+	if v.src.Image != nil && v.Sign == nil {
+		same = v.src.Image.Digest
+	}
+	if err := localstore.CheckFree(ctx, c, v.to.Name, same); err != nil {
 		return err
 	}
 	return v.intoStore(ctx, c.ContentStore(), true, func(m ocispec.Descriptor) error { return localstore.Tag(ctx, c, v.to.Name, m) })

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -19,6 +20,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
 )
@@ -79,21 +81,56 @@ func Find(ctx context.Context, c *client.Client, name string) (images.Image, err
 	return found, nil
 }
 
-// Tag gives an image in containerd its name, in one step. Another image of that name loses it.
-func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Descriptor) (err error) {
+// Private begins the names of images that are here for a while. No registry is called so. CRI does
+// nothing about them: it would give them a second name, which stays.
+const Private = "gpuckpt.invalid/"
+
+// ErrTaken says that a name belongs to another image already, which keeps it. For errdefs it is
+// ErrAlreadyExists.
+var ErrTaken error = taken{errors.New("the name belongs to another image")}
+
+type taken struct{ error }
+
+// AlreadyExists is what errdefs looks for.
+func (taken) AlreadyExists() {}
+
+// CheckFree returns ErrTaken if another image than that of a digest has the name; an empty digest is
+// of none.
+func CheckFree(ctx context.Context, c *client.Client, name string, digest digest.Digest) error {
+	found, err := Find(ctx, c, name)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil || found.Target.Digest == digest {
+		return err
+	}
+	namespace, _ := namespaces.Namespace(ctx)
+	return fmt.Errorf("name the image %s: %w, %s: choose another name, or remove that image first with `ctr --namespace %s images rm %s`",
+		name, ErrTaken, found.Target.Digest, namespace, name)
+}
+
+// Tag gives an image in containerd its name, in one step, and never takes the name from another image:
+// the error is ErrTaken then.
+func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Descriptor) error {
 	image := images.Image{Name: name, Target: target}
+	if strings.HasPrefix(name, Private) {
+		image.Labels = map[string]string{"io.cri-containerd.image": "managed"}
+	}
 	for {
-		if _, err = c.ImageService().Create(ctx, image); !errdefs.IsAlreadyExists(err) {
-			break
+		_, err := c.ImageService().Create(ctx, image)
+		if err == nil {
+			return nil
 		}
-		if _, err = c.ImageService().Update(ctx, image, "target", "labels"); !errdefs.IsNotFound(err) { // removed in between
-			break
+		if !errdefs.IsAlreadyExists(err) {
+			return fmt.Errorf("name the image %s: %w", name, err)
+		}
+		if err := CheckFree(ctx, c, name, target.Digest); err != nil {
+			return err
+		}
+		if _, err := Find(ctx, c, name); !errdefs.IsNotFound(err) { // else it was removed in between
+			return err
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("name the image %s: %w", name, err)
-	}
-	return nil
 }
 
 // Unpack makes an image in containerd ready to run, unless it is. For a snapshotter that puts

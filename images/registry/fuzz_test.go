@@ -147,7 +147,7 @@ func look(t *testing.T, name string, o Options) {
 // fetchAll does what a Pull has containerd's library do.
 func fetchAll(t *testing.T, name string, o Options) {
 	ctx, o := t.Context(), o.defaults()
-	p := &pull{transfer: newTransfer("pull", o), Resolver: newResolver(ctx, o), slots: semaphore.NewWeighted(int64(o.Parallel))}
+	p := &pull{transfer: newTransfer("pull", o), Resolver: newResolver(ctx, o), ref: name, slots: semaphore.NewWeighted(int64(o.Parallel))}
 	full, desc, err := p.Resolve(ctx, name)
 	if err != nil {
 		return

@@ -28,9 +28,15 @@ import (
 const keepFor = 24 * time.Hour
 
 // Pull fetches an image into containerd and, with a snapshotter's name, unpacks it there while it
-// comes in. The image gets its name when it is complete. containerd keeps what a pull that fails
-// has fetched for a day, for the next pull of that name.
-func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, options Options) (_ client.Image, _ *Result, err error) {
+// comes in. The image gets its name when it is complete, unless another has it: then the error is
+// localstore.ErrTaken. containerd keeps what a pull that fails has fetched for a day, for the next pull
+// of that name.
+func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, options Options) (client.Image, *Result, error) {
+	return PullAs(ctx, c, ref, snapshotter, options, nil)
+}
+
+// PullAs is Pull of an image of which another is made: that one gets the name. A nil make makes none.
+func PullAs(ctx context.Context, c *client.Client, ref, snapshotter string, options Options, make func(context.Context, ocispec.Descriptor) (ocispec.Descriptor, error)) (_ client.Image, _ *Result, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("pull %s: %w", ref, err)
@@ -45,25 +51,43 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, option
 		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, end(err == nil)) }()
-	p := &pull{transfer: newTransfer("pull", o), Resolver: newResolver(ctx, o), slots: semaphore.NewWeighted(int64(o.Parallel))}
+	p := &pull{transfer: newTransfer("pull", o), Resolver: newResolver(ctx, o), ref: ref, slots: semaphore.NewWeighted(int64(o.Parallel))}
+	if make == nil {
+		p.check = func(ctx context.Context, found digest.Digest) error { return localstore.CheckFree(ctx, c, ref, found) }
+	}
 	opts := []client.RemoteOpt{client.WithResolver(p), client.WithImageHandlerWrapper(p.observe)}
 	if snapshotter != "" {
 		opts = append(opts, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
 			client.WithUnpackOpts([]client.UnpackOpt{client.WithUnpackLimiter(semaphore.NewWeighted(int64(runtime.NumCPU())))}))
 	}
-	var image client.Image
+	var fetched client.Image
 	err = o.attempts(ctx, p.meter, func() (err error) {
-		image, err = c.Pull(ctx, ref, opts...)
+		fetched, err = c.Pull(ctx, ref, opts...)
 		return err
 	})
 	if err != nil {
 		return nil, nil, explain(err, ref)
 	}
+	defer func() {
+		derr := c.ImageService().Delete(context.WithoutCancel(ctx), fetched.Name())
+		if !errdefs.IsNotFound(derr) { // another pull of the name has done so
+			err = errors.Join(err, derr)
+		}
+	}()
+	image := cimages.Image{Name: ref, Target: fetched.Target()}
+	if make != nil {
+		if image.Target, err = make(ctx, image.Target); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := localstore.Tag(ctx, c, ref, image.Target); err != nil {
+		return nil, nil, err
+	}
 	if err := end(true); err != nil {
 		return nil, nil, err
 	}
 	p.meter.End("pulled")
-	return image, p.result(), nil
+	return client.NewImage(c, image), p.result(), nil
 }
 
 // Lease keeps containerd from collecting what comes in. Each pull has a lease of its own, so that one
@@ -121,7 +145,19 @@ func hand(ctx context.Context, service leases.Manager, from, to leases.Lease) er
 type pull struct {
 	*transfer
 	remotes.Resolver
+	ref   string
+	check func(context.Context, digest.Digest) error // of what the registry has; nil: none
 	slots *semaphore.Weighted
+}
+
+// Resolve has containerd's client call the image by a name of ours, since it would take one from another
+// image. No registry has that name, and no pod can: repositories are in small letters.
+func (p *pull) Resolve(ctx context.Context, ref string) (string, ocispec.Descriptor, error) {
+	_, found, err := p.Resolver.Resolve(ctx, ref)
+	if err == nil && p.check != nil {
+		err = p.check(ctx, found.Digest)
+	}
+	return localstore.Private + "Pull/" + digest.FromString(ref).Encoded() + ":1", found, err
 }
 
 // observe sees each descriptor of the image, once its parent was read.
@@ -138,9 +174,9 @@ func (p *pull) observe(next cimages.Handler) cimages.Handler {
 	})
 }
 
-// Fetcher is the resolver's, wrapped.
-func (p *pull) Fetcher(ctx context.Context, ref string) (remotes.Fetcher, error) {
-	f, err := p.Resolver.Fetcher(ctx, ref)
+// Fetcher is the resolver's of the image's real name, wrapped.
+func (p *pull) Fetcher(ctx context.Context, _ string) (remotes.Fetcher, error) {
+	f, err := p.Resolver.Fetcher(ctx, p.ref)
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ func newResolver(ctx context.Context, o Options) remotes.Resolver {
 		hosts.DefaultScheme = "http"
 	}
 	return docker.NewResolver(docker.ResolverOptions{
-		Hosts:   config.ConfigureHosts(ctx, hosts),
+		Hosts:   guarded(config.ConfigureHosts(ctx, hosts)),
 		Tracker: docker.NewInMemoryTracker(),
 	})
 }

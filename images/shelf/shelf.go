@@ -140,20 +140,32 @@ func (r Rules) Obsolete(entries []Entry, now time.Time) (gone []Entry) {
 
 // Remove removes an image of that name, if it is a checkpoint image, and what of it no other image
 // needs. The error of another image is oci.ErrNotCheckpoint, of none errdefs.ErrNotFound.
-func Remove(ctx context.Context, c *client.Client, name string) error {
+//
+// CRI calls each image by its config's digest as well, and keeps that name: it goes with the last other.
+func Remove(ctx context.Context, c *client.Client, name string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("remove %s: %w", name, err)
+		}
+	}()
 	i, err := c.ImageService().Get(ctx, name)
-	if err == nil {
-		_, err = oci.Inspect(ctx, c.ContentStore(), i.Target)
+	if err != nil {
+		return err
 	}
+	image, err := oci.Inspect(ctx, c.ContentStore(), i.Target)
 	if errors.Is(err, oci.ErrNotCheckpoint) {
-		return fmt.Errorf("remove %s: %w; `ctr images rm` removes any image", name, err)
-	}
-	if err == nil {
-		// The digest: nobody removes what has got the name meanwhile.
-		err = c.ImageService().Delete(ctx, name, images.SynchronousDelete(), images.DeleteTarget(&i.Target))
+		return fmt.Errorf("%w; `ctr images rm` removes any image", err)
 	}
 	if err != nil {
-		return fmt.Errorf("remove %s: %w", name, err)
+		return err
 	}
-	return nil
+	same, err := c.ImageService().List(ctx, fmt.Sprintf("target.digest==%q", i.Target.Digest))
+	if err != nil {
+		return err
+	}
+	// The digest of each: nobody removes what has got the name meanwhile.
+	if id := image.Config.Digest.String(); len(same) == 2 && slices.ContainsFunc(same, func(s images.Image) bool { return s.Name == id && s.Name != name }) {
+		err = c.ImageService().Delete(ctx, id, images.DeleteTarget(&i.Target))
+	}
+	return errors.Join(err, c.ImageService().Delete(ctx, name, images.SynchronousDelete(), images.DeleteTarget(&i.Target)))
 }

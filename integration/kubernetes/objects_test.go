@@ -5,6 +5,7 @@ package kubernetes
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -16,13 +17,15 @@ import (
 	"testing"
 	"time"
 
+	ctdimages "github.com/containerd/containerd/v2/core/images"
+
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
 )
 
 // deploy/agent in a cluster of two nodes whose kubelets ask the API server who may what: objects have
-// GPU pods checkpointed by the agents' one right at kubelets, and pushed with a named secret; moved to
-// the other node; checkpointed before an eviction or the suspension of a Job; and by a schedule. What the driver refuses is told
+// GPU pods checkpointed without a right at kubelets, and pushed with a named secret; moved to the other
+// node; checkpointed before an eviction or the suspension of a Job; and by a schedule. What the driver refuses is told
 // by the objects, and the pods run on.
 func TestObjects(t *testing.T) {
 	results.Add(t)
@@ -84,7 +87,7 @@ func TestObjects(t *testing.T) {
 		may     map[string]string
 	}{
 		{"agent", map[string]string{
-			"create nodes --subresource=checkpoint": "yes", "create nodes --subresource=proxy": "no", "get nodes --subresource=proxy": "no",
+			"create nodes --subresource=checkpoint": "no", "create nodes --subresource=proxy": "no", "get nodes --subresource=proxy": "no",
 			"list secrets": "no", "create pods": "no", "create checkpoints.gpuckpt.dev": "no",
 		}},
 		{"controller", map[string]string{
@@ -103,6 +106,7 @@ func TestObjects(t *testing.T) {
 		}
 	}
 	t.Run("checkpoint", k.testCheckpoint)
+	t.Run("names", k.testNames)
 	t.Run("pair", k.testPair)
 	t.Run("migration", k.testMigration)
 	t.Run("schedule", k.testSchedule)
@@ -192,8 +196,25 @@ func (k objects) testCheckpoint(t *testing.T) {
 	}
 	t.Logf("%+v", made.Status.Containers)
 	expect(t, first, counterPort, "102") // it runs on
-	if left, err := filepath.Glob(filepath.Join(n.Dir(), "kubelet", "checkpoints", "*")); err != nil || len(left) > 0 {
+	if left := k.ours(t, made.Status.Containers[0].Digest); len(left) > 0 {
+		t.Errorf("left are %q", left)
+	}
+	if left, err := filepath.Glob("/run/gpuckpt-agent-*"); err != nil || len(left) > 0 {
 		t.Errorf("left are %v, %v", left, err)
+	}
+	// Nor is there of an image that is removed by hand, though CRI has given it a second name.
+	where := []string{"--address", n.Address(), "--namespace", node.Namespace, "--json"}
+	out, err := n.Output(t.Context(), "gpuckpt", append([]string{"checkpoint", "--pod", "default/first", "counter", "--image", "gpuckpt.test/removed:1", "--leave-running", "--image-path", filepath.Join(n.Dir(), "dumps")}, where...)...)
+	var byHand struct{ Containers []struct{ Digest string } }
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &byHand)); err != nil || len(byHand.Containers) != 1 {
+		t.Fatalf("%v, %s", err, out)
+	}
+	within(t, "CRI has its own name for the image", func() bool { return len(k.ours(t, byHand.Containers[0].Digest)) == 2 })
+	if _, err := n.Output(t.Context(), "gpuckpt", append([]string{"rm", "gpuckpt.test/removed:1"}, where...)...); err != nil {
+		t.Fatal(err)
+	}
+	if left := k.ours(t, byHand.Containers[0].Digest); len(left) > 0 {
+		t.Errorf("left are %q", left)
 	}
 	// What is done on the node itself is told of the pod, too.
 	_, id, _ := strings.Cut(first.Status.ContainerStatuses[0].ContainerID, "://")
@@ -233,6 +254,113 @@ func (k objects) testCheckpoint(t *testing.T) {
 	expect(t, refused, counterPort, "103")
 }
 
+// ours returns the images of Checkpoints that the first node has, and those with these digests.
+func (k objects) ours(t *testing.T, digests ...string) (names []string) {
+	t.Helper()
+	list, err := k.n.Client().ImageService().List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range list {
+		if strings.HasPrefix(i.Name, "gpuckpt.invalid/") || slices.Contains(digests, i.Target.Digest.String()) {
+			names = append(names, i.Name)
+		}
+	}
+	return names
+}
+
+// Who may make Checkpoints, or pods, may name any image as the one to push to. The node's image of that
+// name stays what it is, for containerd and for CRI, which the kubelet asks. What a label says changes
+// nothing, and what is kept of a pod that ends has a name that no pod can have.
+func (k objects) testNames(t *testing.T) {
+	const repository, tag = "registry.k8s.io/kube-proxy", "v1.36.0"
+	victim := repository + ":" + tag
+	workload, err := k.n.Client().ImageService().Get(t.Context(), harness.WorkloadImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.n.Client().ImageService().Create(t.Context(), ctdimages.Image{Name: victim, Target: workload.Target}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.n.RemoveImage(session.Context(), victim); err != nil {
+			t.Error(err)
+		}
+	})
+	status := func(name string) (string, error) { // by CRI
+		return k.n.Crictl(t.Context(), "inspecti", "--output", "go-template", "--template", "{{.status.id}}", name)
+	}
+	var before string
+	within(t, "CRI has the image", func() bool {
+		before, err = status(victim)
+		return err == nil
+	})
+	same := func() {
+		t.Helper()
+		found, err := k.n.Client().ImageService().Get(t.Context(), victim)
+		if err != nil || found.Target.Digest != workload.Target.Digest {
+			t.Errorf("the image is %s, %v; it was %s", found.Target.Digest, err, workload.Target.Digest)
+		}
+		if now, err := status(victim); err != nil || now != before {
+			t.Errorf("for CRI the image is %s, %v; it was %s", now, err, before)
+		}
+	}
+	failed := func(name string) string {
+		t.Helper()
+		k.kubectl(t, "wait", "--for=condition=Failed", "checkpoint/"+name, "--timeout=180s")
+		why := k.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.conditions[0].reason}: {.status.conditions[0].message}")
+		if !strings.HasPrefix(why, "PushFailed: ") {
+			t.Errorf("it says %s", why)
+		}
+		return why
+	}
+	c := k.ending("checkpoint", 300)
+	c.annotations = map[string]string{"gpuckpt.dev/on-deletion": "checkpoint", "gpuckpt.dev/repository": repository, "gpuckpt.dev/tag": tag}
+	thief := apply(t, k.n, "thief", c)
+	expect(t, thief, counterPort, "101")
+	if err := k.n.Apply(t.Context(), fmt.Sprintf(`{apiVersion: gpuckpt.dev/v1alpha1, kind: Checkpoint, metadata: {name: thief, labels: {gpuckpt.dev/evicted: %q}}, spec: {repository: %s, tag: %s, pod: thief}}`,
+		thief.Metadata.UID, repository, tag)); err != nil {
+		t.Fatal(err)
+	}
+	if why := failed("thief"); strings.Contains(why, "stays on the node") {
+		t.Errorf("it says %s", why)
+	}
+	same()
+	if left := k.ours(t); len(left) > 0 {
+		t.Errorf("left are %q", left)
+	}
+	expect(t, thief, counterPort, "102")
+
+	// The pod ends: its image stays, and can be sent by hand as the object says.
+	k.kubectl(t, "delete", "pod", "thief", "--timeout=180s")
+	why := failed("thief-" + thief.Metadata.UID[:8])
+	same()
+	kept := k.ours(t)
+	if len(kept) != 1 || !strings.Contains(why, "gpuckpt image push --namespace k8s.io "+kept[0]+" "+victim) {
+		t.Fatalf("kept are %q, and it says %s", kept, why)
+	}
+	if id, err := status(kept[0]); err == nil {
+		t.Errorf("a pod could name the image: CRI has %s", id)
+	}
+	credentials, err := k.n.Registry().Credentials()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), credentials, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	where := []string{"--address", k.n.Address(), "--namespace", node.Namespace}
+	saved := k.n.Registry().Host + "/saved:1"
+	if _, err := k.n.OutputEnv(t.Context(), []string{"DOCKER_CONFIG=" + dir}, "gpuckpt", append([]string{"image", "push", "--plain-http", kept[0], saved}, where...)...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.n.Output(t.Context(), "gpuckpt", append([]string{"rm", kept[0]}, where...)...); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, apply(t, k.n, "thief-again", counter{image: saved, annotations: restoring, pod: map[string]any{"imagePullSecrets": []any{map[string]any{"name": pullSecret}}}}), counterPort, "103")
+}
+
 // A pod of two programs that share a count is checkpointed in one cut.
 func (k objects) testPair(t *testing.T) {
 	n := k.n
@@ -259,6 +387,13 @@ func (k objects) testPair(t *testing.T) {
 	if len(images) != 2 || !strings.HasSuffix(images[0], ":pair-place0") || !strings.HasSuffix(images[1], ":pair-place1") {
 		t.Fatalf("made were %q", images)
 	}
+	// One of them alone has its name in the tag, too.
+	k.make(t, "Checkpoint", "one", "pod: pair, container: place1")
+	k.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/one", "--timeout=180s")
+	if image := k.kubectl(t, "get", "checkpoint", "one", "--output", "jsonpath={.status.containers[*].name} {.status.containers[*].image}"); image != "place1 "+k.n.Registry().Host+"/job:one-place1" {
+		t.Errorf("made was %s", image)
+	}
+	countOn(t, pair, 2)
 	k.kubectl(t, "delete", "pod", "pair")
 	countOn(t, inTurns("pair-again", restoring, images...), 2)
 }

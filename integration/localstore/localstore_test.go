@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/pkg/labels"
@@ -24,6 +25,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/gpuckpt/gpuckpt/images/localstore"
+	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
 // daemon is what containerd's content service is made of.
@@ -213,4 +215,44 @@ func TestForeign(t *testing.T) {
 	if _, err := localstore.Open(d.store, filepath.Join(d.root, "none"), d.known); err == nil {
 		t.Error("a directory that is not there was taken")
 	}
+}
+
+// An image keeps its name, whoever wants it for another.
+func TestNameIsKept(t *testing.T) {
+	ctx, d := newDaemon(t)
+	names := metadata.NewImageStore(d.db)
+	c, err := client.New("", client.WithServices(client.WithImageStore(names)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	const name = "registry.test/kube-proxy:1"
+	theirs, ours := describe([]byte("theirs")), describe([]byte("ours"))
+	theirs.MediaType, ours.MediaType = ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageManifest
+	has := func(want digest.Digest) {
+		t.Helper()
+		if found, err := localstore.Find(ctx, c, name); err != nil || found.Target.Digest != want {
+			t.Errorf("%s is %s, %v; want %s", name, found.Target.Digest, err, want)
+		}
+	}
+	for range 2 { // once more is nothing new
+		if err := errors.Join(localstore.CheckFree(ctx, c, name, theirs.Digest), localstore.Tag(ctx, c, name, theirs)); err != nil {
+			t.Fatal(err)
+		}
+		has(theirs.Digest)
+	}
+	for _, err := range []error{localstore.Tag(ctx, c, name, ours), localstore.CheckFree(ctx, c, name, ours.Digest), localstore.CheckFree(ctx, c, name, "")} {
+		if !errors.Is(err, localstore.ErrTaken) || !errdefs.IsAlreadyExists(err) {
+			t.Errorf("error %v", err)
+		}
+		harness.Says(t, err, theirs.Digest.String(), "ctr --namespace test images rm "+name)
+	}
+	has(theirs.Digest)
+	if err := names.Delete(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	if err := localstore.Tag(ctx, c, name, ours); err != nil {
+		t.Fatal(err)
+	}
+	has(ours.Digest)
 }

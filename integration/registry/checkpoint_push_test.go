@@ -5,6 +5,7 @@ package registry
 
 import (
 	"context"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -67,4 +68,62 @@ func TestCheckpointPush(t *testing.T) {
 	r.Expect(t, "verify", "bad=0")
 	r.Expect(t, "count", "104")
 	r.MustRemove(t)
+}
+
+// Those of several containers are sent while they are made, too. If they cannot be sent, the answer has
+// the images all the same, and why.
+func TestCutPush(t *testing.T) {
+	results.Add(t)
+	s := serve(t, true)
+	c := session.Own(t, harness.Options{})
+	var both []*harness.Container
+	for _, id := range []string{"one", "two"} {
+		k := c.Work(t, harness.RunSpec{ID: id, GPUs: []int{0}}, "counter")
+		k.Expect(t, "next", "101")
+		both = append(both, k)
+	}
+	type answer struct {
+		Containers []struct {
+			Image, Digest, PushError string
+			Push                     *struct{ Image, Digest string }
+		}
+	}
+	args := func(image string) []string {
+		return []string{"checkpoint", "one", "two", "--image", image, "--push", s.ref("cut:1"), "--leave-running", "--json"}
+	}
+	out, errs, err := try(t, c, nil, args("gpuckpt.test/cut:1")...) // without the password
+	made := decoded[answer](t, out).Containers
+	if err == nil || !strings.Contains(errs, "docker login") || len(made) != 2 {
+		t.Fatalf("%v\n%s%s", err, out, errs)
+	}
+	for _, m := range made {
+		if m.Push != nil || !strings.Contains(m.PushError, "docker login") {
+			t.Errorf("%+v", m)
+		}
+		if _, err := c.Client().ImageService().Get(t.Context(), m.Image); err != nil {
+			t.Errorf("the image did not stay: %v", err)
+		}
+	}
+	var early atomic.Bool // a blob was on its way before the images had their names
+	sending := func() {
+		if _, err := c.Client().ImageService().Get(context.WithoutCancel(t.Context()), "gpuckpt.test/cut:2-one"); errdefs.IsNotFound(err) {
+			early.Store(true)
+		}
+	}
+	s.sending.Store(&sending)
+	out, errs, err = try(t, c, dockerConfig(t, s.host, "test", testPassword), args("gpuckpt.test/cut:2")...)
+	if err != nil {
+		t.Fatalf("%v\n%s%s", err, out, errs)
+	}
+	for i, m := range decoded[answer](t, out).Containers {
+		if m.Push == nil || m.Push.Digest != m.Digest || m.Push.Image != s.ref("cut:1")+"-"+both[i].ID || m.PushError != "" {
+			t.Errorf("%+v", m)
+		}
+	}
+	if !early.Load() {
+		t.Error("nothing was sent before the images were complete")
+	}
+	for _, k := range both {
+		k.Expect(t, "next", "102")
+	}
 }

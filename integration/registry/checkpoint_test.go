@@ -193,8 +193,8 @@ func TestInterruptedCheckpoint(t *testing.T) {
 	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
 }
 
-// A container that was paused stays so, and an image of the name is replaced
-// only by a complete one.
+// A container that was paused stays so, and an image keeps its name: no checkpoint takes it, nor
+// anything else that makes an image.
 func TestPausedContainerStaysPaused(t *testing.T) {
 	k := start(t, shared, harness.RunSpec{}, "counter")
 	k.Expect(t, "next", "101")
@@ -212,20 +212,29 @@ func TestPausedContainerStaysPaused(t *testing.T) {
 	k.Expect(t, "next", "102")
 	first := asJSON[struct{ Image struct{ Digest string } }](t, shared, "image", "inspect", ref).Image.Digest
 	fails(t, shared, nil, []string{"no image gpuckpt.test/nothing:1"}, "checkpoint", k.ID, "--image", ref, "--previous", "gpuckpt.test/nothing:1")
-	made := asJSON[harness.CheckpointAnswer](t, shared, "checkpoint", k.ID, "--image", ref, "--previous", ref)
-	second := asJSON[struct{ Image struct{ Digest string } }](t, shared, "image", "inspect", ref).Image.Digest
-	if first == second || second != made.Digest {
-		t.Errorf("the image was %s, is %s, and the checkpoint %s", first, second, made.Digest)
+	taken := []string{"belongs to another image", first, "images rm " + ref}
+	fails(t, shared, nil, taken, "checkpoint", k.ID, "--image", ref, "--previous", ref)
+	k.Expect(t, "next", "103") // it was not touched
+	const second = "gpuckpt.test/paused:second"
+	made := asJSON[harness.CheckpointAnswer](t, shared, "checkpoint", k.ID, "--image", second, "--previous", ref)
+	dir := t.TempDir()
+	gpuckpt(t, shared, "image", "convert", second, "oci:"+dir)
+	gpuckpt(t, shared, "image", "convert", "oci:"+dir, second) // the same image
+	fails(t, shared, nil, taken, "image", "convert", "oci:"+dir, ref)
+	gpuckpt(t, shared, "image", "convert", second, "kubernetes-archive:"+filepath.Join(dir, "archive"))
+	fails(t, shared, nil, taken, "image", "build", "kubernetes-archive:"+filepath.Join(dir, "archive"), ref)
+	if now := asJSON[struct{ Image struct{ Digest string } }](t, shared, "image", "inspect", ref).Image.Digest; now != first || now == made.Digest {
+		t.Errorf("the image was %s, is %s, and the other %s", first, now, made.Digest)
 	}
 	k.MustRemove(t)
-	r := resume(t, shared, ref, k.Port)
-	r.Expect(t, "next", "103")
+	r := resume(t, shared, second, k.Port)
+	r.Expect(t, "next", "104")
 	// The checkpoint of what came from a checkpoint image is one again.
 	const later = "gpuckpt.test/paused:2"
-	gpuckpt(t, shared, "checkpoint", r.ID, "--image", later, "--previous", ref)
+	gpuckpt(t, shared, "checkpoint", r.ID, "--image", later, "--previous", second)
 	r.MustRemove(t)
 	r = resume(t, shared, later, k.Port)
-	r.Expect(t, "next", "104")
+	r.Expect(t, "next", "105")
 }
 
 func TestCheckpointRefuses(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -109,6 +110,47 @@ func TestUnchangedGPUStateIsNotSentAgain(t *testing.T) {
 	out := gpuckpt(t, c, "image", "inspect", second, "--previous", first)
 	if !strings.Contains(out, "GPU state unchanged") {
 		t.Errorf("gpuckpt image inspect --previous printed %s", out)
+	}
+}
+
+// A tag that has moved in the registry does not move on the node: neither a pull nor one that decrypts
+// takes the name from the image that is there. Nothing is left of either.
+func TestPullKeepsNames(t *testing.T) {
+	private, public := keyPair(t)
+	s := serve(t, false)
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "counter")
+	k.Expect(t, "next", "101")
+	ref := s.ref("job:1")
+	made := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", ref, "--leave-running")
+	gpuckpt(t, c, "image", "push", ref)
+	gpuckpt(t, c, "image", "pull", ref, "--snapshotter", c.Snapshotter()) // the same
+	moved := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", "gpuckpt.test/job:2")
+	gpuckpt(t, c, "image", "push", "gpuckpt.test/job:2", ref)
+	names := func(want digest.Digest) {
+		t.Helper()
+		list, err := c.Client().ImageService().List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range list {
+			if strings.HasPrefix(i.Name, "gpuckpt.invalid/") || i.Name == ref && i.Target.Digest != want {
+				t.Errorf("%s is %s", i.Name, i.Target.Digest)
+			}
+		}
+	}
+	taken := []string{"belongs to another image, " + made.Digest, "images rm " + ref}
+	fails(t, c, nil, taken, "image", "pull", ref)
+	names(digest.Digest(made.Digest))
+	gpuckpt(t, c, "image", "push", "--encrypt", public, "gpuckpt.test/job:2", ref)
+	fails(t, c, nil, taken, "image", "pull", ref, "--decrypt-key", private)
+	names(digest.Digest(made.Digest))
+	if _, err := c.Ctr(t.Context(), "images", "rm", ref); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // and once more, which is the same
+		gpuckpt(t, c, "image", "pull", ref, "--decrypt-key", private, "--snapshotter", c.Snapshotter())
+		names(digest.Digest(moved.Digest))
 	}
 }
 

@@ -18,18 +18,18 @@ import (
 func TestReport(t *testing.T) {
 	results.Add(t)
 	c := session.Own(t, harness.Options{})
-	const ref = "gpuckpt.test/report:1"
+	const ref, again = "gpuckpt.test/report:1", "gpuckpt.test/report:2"
 	k := start(t, c, harness.RunSpec{ID: "job"}, "pattern", "--bytes", session.Sizes(t)[0].Arg())
 	gpuckpt(t, c, "checkpoint", "job", "--image", ref, "--leave-running")
 	gpuckpt(t, c, "suspend", "job")
 	gpuckpt(t, c, "resume", "job")
-	gpuckpt(t, c, "checkpoint", "job", "--image", ref)
+	gpuckpt(t, c, "checkpoint", "job", "--image", again)
 	k.MustRemove(t)
-	k = start(t, c, harness.RunSpec{ID: "job", Image: ref, Port: k.Port, Args: []string{"gpuwork"}, Annotations: map[string]string{"dev.gpuckpt.restore": "true"}})
+	k = start(t, c, harness.RunSpec{ID: "job", Image: again, Port: k.Port, Args: []string{"gpuwork"}, Annotations: map[string]string{"dev.gpuckpt.restore": "true"}})
 	k.Answer(t, "info")
 	refused := start(t, c, harness.RunSpec{ID: "refused"}, "managed")
 	refused.Expect(t, "next", "101")
-	if _, _, err := try(t, c, nil, "checkpoint", "refused", "--image", "gpuckpt.test/report:2"); err == nil {
+	if _, _, err := try(t, c, nil, "checkpoint", "refused", "--image", "gpuckpt.test/report:3"); err == nil {
 		t.Error("a checkpoint of managed memory")
 	}
 	keep(t, "ps.txt", gpuckpt(t, c, "ps"))

@@ -14,7 +14,6 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
-	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -154,15 +153,16 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFil
 	if err := keys.FitAll(m); err != nil {
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
-	image, result, err := registry.Pull(ctx, c, ref, "", o)
-	if err != nil {
-		return nil, nil, err
+	image, result, err := registry.PullAs(ctx, c, ref, "", o, func(ctx context.Context, image ocispec.Descriptor) (plain ocispec.Descriptor, _ error) {
+		if image.Digest != found.Digest {
+			return plain, errors.New("the registry's image was replaced meanwhile: pull it again")
+		}
+		return crypt.Decrypt(ctx, c.ContentStore(), c.ContentStore(), image, keys, o.Progress)
+	})
+	if err != nil || snapshotter == "" {
+		return image, result, err
 	}
-	if image.Target().Digest != found.Digest {
-		return nil, nil, fmt.Errorf("pull %s: the registry's image was replaced meanwhile: pull it again", ref)
-	}
-	image, err = decrypt(ctx, c, image, keys, snapshotter, o)
-	if err != nil {
+	if err := localstore.Unpack(ctx, c, image, snapshotter); err != nil {
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	return image, result, nil
@@ -191,26 +191,4 @@ func Arrive(ctx context.Context, c *client.Client, ref, snapshotter string, o re
 		return nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	return image, nil
-}
-
-// decrypt has an image in containerd give its name to the decrypted one, and unpacks that. After an
-// error the name is that of the encrypted image.
-func decrypt(ctx context.Context, c *client.Client, image client.Image, keys *crypt.Keys, snapshotter string, o registry.Options) (_ client.Image, err error) {
-	leased, release, err := localstore.Lease(ctx, c)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, release()) }()
-	plain, err := crypt.Decrypt(leased, c.ContentStore(), c.ContentStore(), image.Target(), keys, o.Progress)
-	if err != nil {
-		return nil, err
-	}
-	if err := localstore.Tag(leased, c, image.Name(), plain); err != nil {
-		return nil, err
-	}
-	made := client.NewImage(c, cimages.Image{Name: image.Name(), Target: plain})
-	if snapshotter == "" {
-		return made, nil
-	}
-	return made, localstore.Unpack(leased, c, made, snapshotter)
 }
