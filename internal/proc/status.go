@@ -55,27 +55,24 @@ func (s Status) Ended() bool {
 	return strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
 }
 
-// Stopped reports whether a signal has stopped the thread (SIGSTOP, Ctrl-Z), or a tracer. The status
-// does not show it while a cgroup of version 1 has it frozen: see StoppedFrozen.
-func (s Status) Stopped() bool { return strings.HasPrefix(strings.ToUpper(s.Field("State")), "T") }
-
-// StoppedFrozen reports whether a thread of a frozen cgroup was stopped by a signal before. Version 1
-// shows such a thread as one that waits, and the place where it waits tells it. sure is false where the
-// kernel does not name the place clearly.
-func StoppedFrozen(pid, tid int) (stopped, sure bool) {
+// Stopped reports whether a signal (SIGSTOP, Ctrl-Z) or a tracer has stopped a thread. A frozen cgroup of
+// version 1 shows it as one that waits, and the place where it waits tells it. sure is false where the
+// kernel does not name the place clearly. A thread that has ended is not stopped.
+func Stopped(pid, tid int) (stopped, sure bool) {
 	status, err := ThreadStatus(pid, tid)
-	if err != nil || status.Ended() {
+	if Ended(err) {
 		return false, true
+	}
+	if strings.HasPrefix(strings.ToUpper(status.Field("State")), "T") {
+		return true, true
 	}
 	place, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/wchan", pid, tid))
-	switch text := string(place); {
-	case Ended(err):
-		return false, true
-	case status.Stopped(), strings.Contains(text, "do_signal_stop"):
+	text := string(place)
+	if strings.Contains(text, "do_signal_stop") {
 		return true, true
-	default: // a kernel that has do_signal_stop as a part of get_signal, or names no places
-		return false, err == nil && text != "" && text != "0" && !strings.Contains(text, "get_signal")
 	}
+	// A kernel may have it as a part of get_signal, or name no places.
+	return false, Ended(err) || err == nil && text != "" && text != "0" && !strings.Contains(text, "get_signal")
 }
 
 // Killed reports whether a SIGKILL waits for the thread. A thread in a frozen cgroup of version 1 has

@@ -64,7 +64,7 @@ func maybeStopped(processes []int) (threads []Thread, err error) {
 			return nil, err
 		}
 		for _, tid := range tids {
-			if stopped, sure := proc.StoppedFrozen(pid, tid); stopped || !sure {
+			if stopped, sure := proc.Stopped(pid, tid); stopped || !sure {
 				threads = append(threads, Thread{PID: pid, TID: tid})
 			}
 		}
