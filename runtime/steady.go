@@ -11,7 +11,6 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
-	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // steady has the container's processes frozen, so that CRIU can seize each of them, also those that are
@@ -46,12 +45,8 @@ func (c *container) steady() (back func(dump error) error, err error) {
 	if !frozen {
 		_, err = host.RetryFreeze(c.pid, func() (any, error) { return nil, cg.Freeze() })
 	}
-	var pids []int
 	if err == nil {
-		pids, err = cg.Pids()
-	}
-	if err == nil {
-		err = steer.Loosen(reap, pids)
+		err = cg.Loosen()
 	}
 	if err != nil {
 		return nil, back(err)

@@ -219,4 +219,3 @@ func TestOddNames(t *testing.T) {
 		})
 	}
 }
-

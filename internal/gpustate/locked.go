@@ -133,7 +133,7 @@ func refuseStopped(pids []int) error {
 			return err
 		}
 		for _, tid := range tids {
-			if stopped, _ := proc.Stopped(pid, tid); !stopped {
+			if !proc.Stopped(pid, tid) {
 				continue
 			}
 			status, _ := proc.ThreadStatus(pid, tid) // of one that is gone nothing traces

@@ -83,7 +83,7 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 	}
 	tracer, err := t.started(ctx)
 	if err == nil {
-		err = steer.Loosen(t.run, pids)
+		err = cgroup.Loosen()
 	}
 	if err == nil {
 		err = tracer.Hold(pids, drivers)

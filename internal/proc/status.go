@@ -56,23 +56,22 @@ func (s Status) Ended() bool {
 }
 
 // Stopped reports whether a signal (SIGSTOP, Ctrl-Z) or a tracer has stopped a thread. A frozen cgroup of
-// version 1 shows it as one that waits, and the place where it waits tells it. sure is false where the
-// kernel does not name the place clearly. A thread that has ended is not stopped.
-func Stopped(pid, tid int) (stopped, sure bool) {
+// version 1 shows a thread that a signal has stopped as one that sleeps (D), and the place where it
+// sleeps tells it: do_signal_stop, or get_signal in a kernel that has the one as a part of the other. It
+// is false for a thread that has ended, and where the kernel names no places.
+func Stopped(pid, tid int) bool {
 	status, err := ThreadStatus(pid, tid)
-	if Ended(err) {
-		return false, true
+	if err != nil {
+		return false
 	}
-	if strings.HasPrefix(strings.ToUpper(status.Field("State")), "T") {
-		return true, true
+	switch state := status.Field("State"); {
+	case strings.HasPrefix(strings.ToUpper(state), "T"):
+		return true
+	case !strings.HasPrefix(state, "D"):
+		return false
 	}
-	place, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/wchan", pid, tid))
-	text := string(place)
-	if strings.Contains(text, "do_signal_stop") {
-		return true, true
-	}
-	// A kernel may have it as a part of get_signal, or name no places.
-	return false, Ended(err) || err == nil && text != "" && text != "0" && !strings.Contains(text, "get_signal")
+	place, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/wchan", pid, tid)) // of one that has ended there is none
+	return strings.HasPrefix(string(place), "do_signal_stop") || strings.HasPrefix(string(place), "get_signal")
 }
 
 // Killed reports whether a SIGKILL waits for the thread. A thread in a frozen cgroup of version 1 has

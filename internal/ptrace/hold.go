@@ -158,11 +158,10 @@ func Seize(pid, tid, options int) error {
 	if err := isThread(pid, tid); err != nil {
 		return err
 	}
-	err := attach(tid, options)
-	if err == nil {
-		err = unix.PtraceInterrupt(tid)
-	}
-	if err == nil {
+	var err error
+	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(tid), 0, uintptr(options), 0, 0); errno != 0 {
+		err = errno
+	} else if err = unix.PtraceInterrupt(tid); err == nil {
 		// From here on its number cannot become another's.
 		if err := isThread(pid, tid); err != nil {
 			_ = AwaitInterrupt(tid)
@@ -189,42 +188,6 @@ func Seize(pid, tid, options int) error {
 		return fmt.Errorf("thread %d of process %d is traced by process %d (a debugger?): end it and try again", tid, pid, tracer)
 	}
 	return fmt.Errorf("seize thread %d of process %d: %w", tid, pid, err)
-}
-
-// attach makes the calling thread the tracer of a thread, which goes on.
-func attach(tid, options int) error {
-	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(tid), 0, uintptr(options), 0, 0); errno != 0 {
-		return errno
-	}
-	return nil
-}
-
-// stuckAfter is how long the seizure of a thread may take that can be seized.
-const stuckAfter = 200 * time.Millisecond
-
-// SeizeInVain seizes each thread by a thread of this process's own, lets it go where that succeeds,
-// and returns how many of the seizures hang. Only the end of this process ends these, by SIGKILL or
-// with its last thread, and then they let go as well: see the package.
-func SeizeInVain(threads []ThreadID) (stuck int) {
-	back := make(chan struct{}, len(threads))
-	for _, id := range threads {
-		go func() {
-			runtime.LockOSThread() // never unlocked: its end detaches
-			if isThread(id.PID, id.TID) == nil {
-				_ = attach(id.TID, 0) // one that has ended, or has a tracer, is for its next tracer to report
-			}
-			back <- struct{}{}
-		}()
-	}
-	late := time.After(stuckAfter)
-	for n := range threads {
-		select {
-		case <-back:
-		case <-late:
-			return len(threads) - n
-		}
-	}
-	return 0
 }
 
 // isThread refuses a thread that is not one of the process's. The error is ErrEnded if there is no

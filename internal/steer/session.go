@@ -41,7 +41,7 @@ func Start(run worker.Run, cgroup *os.File) (*Session, error) {
 // next instruction in user space when the cgroup is thawed. Copy threads that a dead tracer has
 // left are not held: they only wait for a copy, and end by themselves. On an error nothing is held.
 // A thread that another tracer (a debugger, strace, CRIU) has is an error that names it. With version 1
-// of cgroups, Loosen must come before.
+// of cgroups, host.Cgroup.Loosen must come before, or a stopped thread is waited for in vain.
 func (s *Session) Hold(processes, except []int) error {
 	_, err := s.call("hold threads", order{Op: opHold, Processes: processes, Except: except})
 	return err
@@ -128,7 +128,7 @@ func (s *Session) Close() error {
 func (s *Session) call(doing string, o order) (reply, error) {
 	within := worker.LongOrder
 	switch o.Op {
-	case opHold, opRelease, opSteer, opLoosen:
+	case opHold, opRelease, opSteer:
 		within = worker.ShortOrder
 	}
 	return worker.Order[reply](s.Worker, doing, o, within)

@@ -97,8 +97,6 @@ func (t *tracer) do(o order) (r reply, err error) {
 	case opStopCopy:
 		r.Notes, err = stopCopyThreads(t.copying, t.step)
 		t.copying = nil
-	case opLoosen:
-		r.Stuck = ptrace.SeizeInVain(o.Threads)
 	default:
 		err = fmt.Errorf("unknown order %q", o.Op)
 	}

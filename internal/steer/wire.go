@@ -22,7 +22,6 @@ const (
 	opMap       = "map"
 	opStartCopy = "start-copy"
 	opStopCopy  = "stop-copy"
-	opLoosen    = "loosen"
 )
 
 // order is a request to a tracer, which answers it with a reply.
@@ -35,7 +34,7 @@ type order struct {
 	Target Target `json:"target,omitzero"`
 	// Mappings of a map.
 	Mappings []Mapping `json:"mappings,omitempty"`
-	// Threads of a loosen; of a start-copy, one of each process, and the threads that copy in each.
+	// Threads of a start-copy, one of each process, and the threads that copy in each.
 	Threads     []Thread `json:"threads,omitempty"`
 	CopyThreads int      `json:"copyThreads,omitempty"`
 }
@@ -46,8 +45,6 @@ type reply struct {
 	Areas []Area `json:"areas,omitempty"`
 	// Notes are for the log: what was not recognised and left alone.
 	Notes []string `json:"notes,omitempty"`
-	// Stuck is how many threads of a loosen hold up who seizes them.
-	Stuck int `json:"stuck,omitempty"`
 }
 
 // Target is a thread of the driver's that will map a staging area.
