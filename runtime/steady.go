@@ -5,11 +5,13 @@ package runtime
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
@@ -42,6 +44,9 @@ func (c *container) steady() (back func(dump error) error, err error) {
 		}
 		return sequence.Join(dump, cg.Freeze(), cg.ThawIfKilled(c.pid))
 	}
+	if err := refuseTraced(cg); err != nil {
+		return nil, err
+	}
 	if !frozen {
 		_, err = host.RetryFreeze(c.pid, func() (any, error) { return nil, cg.Freeze() })
 	}
@@ -52,4 +57,23 @@ func (c *container) steady() (back func(dump error) error, err error) {
 		return nil, back(err)
 	}
 	return back, nil
+}
+
+// refuseTraced refuses a container with a process that somebody traces: CRIU would take its threads for
+// such as have ended, and look for them again until its time is over.
+func refuseTraced(cg *host.Cgroup) error {
+	pids, err := cg.Pids()
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		tids, _ := proc.Threads(pid) // one that is gone has none
+		for _, tid := range tids {
+			if status, err := proc.ThreadStatus(pid, tid); err == nil && status.Tracer() != 0 {
+				return fmt.Errorf("process %s is traced by process %s (a debugger?): end it and try again: %w",
+					proc.Describe(pid), proc.Describe(status.TracingProcess()), errdefs.ErrFailedPrecondition)
+			}
+		}
+	}
+	return nil
 }

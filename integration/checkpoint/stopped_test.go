@@ -6,10 +6,12 @@ package checkpoint
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -73,21 +75,26 @@ func TestStoppedProcess(t *testing.T) {
 
 func testStopped(t *testing.T, c *harness.Containerd, programs map[string]harness.RunSpec) {
 	for program, spec := range programs {
-		for _, paused := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, paused %v", program, paused), func(t *testing.T) {
+		for _, before := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, paused %v", program, before), func(t *testing.T) {
 				k := c.Work(t, spec, program)
+				paused := func(want bool) {
+					if c == shared { // else this program does not see the cgroup
+						isPaused(t, k, want)
+					}
+				}
 				k.Expect(t, "count", "101")
 				k.Process(1).Expect(t, "count", "101")
 				pid := stopChild(t, k)
 				dir := t.TempDir()
-				if paused {
+				if before {
 					ctr(t, c, "tasks", "pause", k.ID)
 					hurries(t, func() { checkpointInto(t, c, k, t.TempDir()) })
-					isPaused(t, k, true)
+					paused(true)
 				}
 				hurries(t, func() { checkpointInto(t, c, k, dir) })
-				isPaused(t, k, paused)
-				if paused {
+				paused(before)
+				if before {
 					ctr(t, c, "tasks", "resume", k.ID)
 				}
 				isStopped(t, pid)
@@ -162,25 +169,65 @@ func TestStoppedCUDAProcess(t *testing.T) {
 	k.Expect(t, "count", "103")
 }
 
-// A CRIU that fails leaves a container as it was that nobody had paused: it runs.
-func TestFailedDumpThaws(t *testing.T) {
+// A process that a debugger has is refused, at once and by its name, whether it runs or the debugger has
+// stopped it. The container runs on.
+func TestTracedProcess(t *testing.T) {
 	results.Add(t)
-	k := shared.Work(t, harness.RunSpec{}, "plainbeside")
-	k.Expect(t, "count", "101")
-	shim := shimOf(t, k)
-	err := killWhile(t, func() error { return checkpointTask(t, shared, k, t.TempDir()) }, func() int {
-		for _, runc := range childrenOf(shim, "runc") {
-			if criu := childOf(runc, "criu"); criu != 0 && tracerOf(k.MustPid(t)) != 0 {
-				return criu
-			}
+	for program, spec := range map[string]harness.RunSpec{"beside": {GPUs: []int{0}}, "plainbeside": {}} {
+		for _, stops := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, stopped %v", program, stops), func(t *testing.T) {
+				runtime.LockOSThread() // ptrace is the thread's
+				defer runtime.UnlockOSThread()
+				k := shared.Work(t, spec, program)
+				k.Expect(t, "count", "101")
+				pid := onlyChild(t, k)
+				if err := unix.PtraceSeize(pid); err != nil {
+					t.Fatal(err)
+				}
+				interrupt := func() {
+					if err := unix.PtraceInterrupt(pid); err != nil {
+						t.Fatal(err)
+					}
+					if _, err := unix.Wait4(pid, nil, unix.WALL, nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if stops {
+					interrupt()
+				}
+				var err error
+				hurries(t, func() { err = checkpointTask(t, shared, k, t.TempDir()) })
+				isPaused(t, k, false)
+				k.Expect(t, "count", "102")
+				if !stops {
+					interrupt()
+				}
+				if err := unix.PtraceDetach(pid); err != nil {
+					t.Fatal(err)
+				}
+				harness.Says(t, err, fmt.Sprint(pid), fmt.Sprintf("is traced by process %d", os.Getpid()), "a debugger")
+				checkpointInto(t, shared, k, t.TempDir())
+				k.Process(1).Expect(t, "count", "101")
+			})
 		}
-		return 0
-	})
-	if err == nil {
-		t.Fatal("the checkpoint has succeeded without its CRIU")
 	}
-	isPaused(t, k, false)
-	k.Expect(t, "count", "102")
+}
+
+// A CRIU that is killed leaves a container running that nobody had paused.
+func TestKilledInDumpWithoutCUDA(t *testing.T) {
+	results.Add(t)
+	for try := 0; ; try++ {
+		k := shared.Work(t, harness.RunSpec{}, "plainbeside")
+		k.Expect(t, "count", "101")
+		harness.Says(t, killInDump(t, k, func(_, criu int) int { return criu }), "CRIU was killed")
+		if status, err := k.Status(t.Context()); err != nil || status == client.Stopped && try < tries {
+			k.MustRemove(t) // it had CRIU's code in it: docs/limits.md
+			continue
+		}
+		isPaused(t, k, false)
+		k.Expect(t, "count", "102")
+		return
+	}
 }
 
 // Names that are no text, of a file and of the process, come out in words that can be seen, wherever

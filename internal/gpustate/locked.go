@@ -137,7 +137,7 @@ func refuseStopped(pids []int) error {
 				continue
 			}
 			status, _ := proc.ThreadStatus(pid, tid) // of one that is gone nothing traces
-			if tracer := status.Tracer(); tracer != 0 {
+			if tracer := status.TracingProcess(); tracer != 0 {
 				return fmt.Errorf("process %s uses a GPU, and process %s (a debugger?) has stopped it: end that one, and try again: %w",
 					proc.Describe(pid), proc.Describe(tracer), errdefs.ErrFailedPrecondition)
 			}

@@ -86,6 +86,14 @@ func (s Status) Killed() bool {
 	return false
 }
 
+// TracingProcess returns the process that traces the thread, 0 for none: Tracer may be any thread of it.
+func (s Status) TracingProcess() int {
+	if of, err := StatusOf(s.Tracer()); err == nil && s.Tracer() != 0 {
+		return of.Process()
+	}
+	return s.Tracer()
+}
+
 // Tracer returns the thread that traces the thread, 0 for none.
 func (s Status) Tracer() int { return s.Number("TracerPid") }
 
