@@ -376,11 +376,18 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
+	back, err := c.steady()
+	if err != nil {
+		return err
+	}
 	memory.Begin()
 	watch := criu.StartWatch(ctx, false, time.Duration(view.CRIU.DumpTimeout))
 	_, err = s.TTRPCTaskService.Checkpoint(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
-		return sequence.Join(dumpLog.Explain(err), criu.EndDumps())
+		return back(sequence.Join(dumpLog.Explain(err), criu.EndDumps()))
+	}
+	if err := back(nil); err != nil {
+		return err
 	}
 	return memory.Complete()
 }

@@ -43,7 +43,7 @@ func Register() {
 		ID:       "task",
 		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
 		InitFn: func(ic *plugin.InitContext) (any, error) {
-			publisher, err := ic.GetByID(plugins.EventPlugin, "publisher")
+			events, err := ic.GetByID(plugins.EventPlugin, "publisher")
 			if err != nil {
 				return nil, err
 			}
@@ -51,20 +51,20 @@ func Register() {
 			if err != nil {
 				return nil, err
 			}
-			return newService(ic.Context, publisher.(shim.Publisher), down.(shutdown.Service))
+			return newService(ic.Context, publisher{events.(shim.Publisher)}, down.(shutdown.Service))
 		},
 	})
 }
 
-func newService(ctx context.Context, publisher shim.Publisher, down shutdown.Service) (*Service, error) {
-	inner, err := task.NewTaskService(ctx, publisher, down)
+func newService(ctx context.Context, events shim.Publisher, down shutdown.Service) (*Service, error) {
+	inner, err := task.NewTaskService(ctx, events, down)
 	if err != nil {
 		return nil, err
 	}
 	return &Service{
 		TTRPCTaskService: inner,
-		oom:              host.NewOOMWatch(ctx, publisher),
-		announce:         announce.New(ctx, publisher),
+		oom:              host.NewOOMWatch(ctx, events),
+		announce:         announce.New(ctx, events),
 		containers:       make(map[string]*container),
 	}, nil
 }

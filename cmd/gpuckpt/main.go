@@ -26,6 +26,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/recovery/recovercmd"
 	"github.com/gpuckpt/gpuckpt/internal/snapshotter/snapshottercmd"
 	"github.com/gpuckpt/gpuckpt/internal/version"
+	"github.com/gpuckpt/gpuckpt/internal/visible"
 )
 
 func main() {
@@ -36,11 +37,15 @@ func main() {
 
 // run returns the exit status.
 func run(ctx context.Context, args []string) int {
+	stdout, stderr := visible.Writer(os.Stdout), visible.Writer(os.Stderr)
 	if len(args) > 0 && filepath.Base(args[0]) == "cuda-checkpoint" {
-		return cudatool.Utility(ctx, args[1:], os.Stdout, os.Stderr)
+		return cudatool.Utility(ctx, args[1:], stdout, stderr)
 	}
 	root := rootCommand()
 	root.SetArgs(args[1:])
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	log.L.Logger.SetOutput(stderr)
 	called := false
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		level, _ := c.Flags().GetString(logLevel)                                             // rootCommand has it
@@ -57,12 +62,12 @@ func run(ctx context.Context, args []string) int {
 		help = command.CommandPath() + " --help"
 	}
 	if f := command.Flags().Lookup("json"); f != nil && f.Value.String() == "true" || slices.Contains(args, "--json") {
-		_ = json.NewEncoder(os.Stderr).Encode(failure{message, help}) // there is no better place
+		_ = json.NewEncoder(stderr).Encode(failure{visible.Text(message), help}) // there is no better place
 		return 1
 	}
-	fmt.Fprintf(os.Stderr, "gpuckpt: %s\n", message)
+	fmt.Fprintf(stderr, "gpuckpt: %s\n", message)
 	if help != "" {
-		fmt.Fprintf(os.Stderr, "See '%s'.\n", help)
+		fmt.Fprintf(stderr, "See '%s'.\n", help)
 	}
 	return 1
 }

@@ -33,6 +33,7 @@ func TestOtherMachines(t *testing.T) {
 			t.Errorf("the container's cgroups are %s, error %v; want one of version 2", cgroups, err)
 		}
 		killedWhileFrozen(t, c, k)
+		testStopped(t, c, map[string]harness.RunSpec{"beside": {GPUs: []int{0}}, "plainbeside": {}})
 	})
 }
 

@@ -5,6 +5,7 @@
 // --preload do: the child keeps the parent's open files of the GPU, and can do nothing with them.
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -32,6 +33,61 @@ void run_forked(const struct options *o)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	mine.port++;
 	run_plain(&mine);
+}
+
+static void *idles(void *unused)
+{
+	for (;;)
+		pause();
+	return unused;
+}
+
+// A child that has nothing of a GPU, with a thread beside the one that counts.
+static void beside(const struct options *o)
+{
+	struct options mine = *o;
+	pthread_t thread;
+	pid_t pid = fork();
+
+	if (pid < 0) {
+		perror("gpuwork: fork");
+		exit(1);
+	}
+	if (pid)
+		return;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (pthread_create(&thread, NULL, idles, NULL))
+		abort();
+	mine.port++;
+	run_plain(&mine);
+}
+
+void run_beside(const struct options *o)
+{
+	beside(o);
+	run_counter(o);
+}
+
+void run_plainbeside(const struct options *o)
+{
+	beside(o);
+	run_plain(o);
+}
+
+// oddly has names that are no text: its own, and that of a file that it has open, which was removed and
+// has another name.
+void run_oddly(const struct options *o)
+{
+	static const char name[] = "/odd\x1b[31m\nlevel=fatal msg=forged \xff";
+
+	if (open(name, O_RDWR | O_CREAT, 0600) < 0 || link(name, "/even") || unlink(name)) {
+		perror("gpuwork: odd name");
+		exit(1);
+	}
+	prctl(PR_SET_NAME, "\xff\x1b[31m");
+	if (o->gpu < 0)
+		run_plain(o);
+	run_counter(o);
 }
 
 // A child lives for a moment.

@@ -39,6 +39,9 @@ static const char usage[] =
 	"  writer  --file PATH [--start N]   counter, and a thread that appends to PATH\n"
 	"  spin    [--seconds N]             a kernel that does not end by itself\n"
 	"  forked  [--start N] [--gpu I]     counter, and on port P+1 plain, in a child forked since\n"
+	"  beside, plainbeside               counter or plain, and on port P+1 plain, in a child of two\n"
+	"                                    threads that was forked before\n"
+	"  oddly   [--gpu I]                 counter, or with --gpu -1 plain, with names that are no text\n"
 	"  forking [--start N] [--gpu I]     counter; forks a child every 10 ms, which lives for 50 ms\n"
 	"  vforking [--start N] [--gpu I]    counter; vforks a child every 20 ms, which lives for 50 ms\n"
 	"  ipc     [--start N] [--gpu I] [--gpus G] [--share ipc|large|handle|handles|host] [--bytes N] [--procs 1]\n"
@@ -128,7 +131,7 @@ int main(int argc, char **argv)
 	} workloads[] = {
 		{"counter", run_counter}, {"peer", run_peer}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
-		{"forked", run_forked}, {"forking", run_forking}, {"vforking", run_vforking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo},
+		{"forked", run_forked}, {"beside", run_beside}, {"plainbeside", run_plainbeside}, {"oddly", run_oddly}, {"forking", run_forking}, {"vforking", run_vforking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
 		if (strcmp(what, workloads[i].name))

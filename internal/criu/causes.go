@@ -97,9 +97,7 @@ func firstCause(log io.Reader) (said, means string) {
 		line, err := lines.ReadString('\n')
 		if at := strings.Index(line, "Error ("); at >= 0 && !hasAny(line, harmless) {
 			line = strings.TrimSpace(line[at:])
-			// A name of a hostile image may be any bytes. The protocol to containerd takes UTF-8 alone,
-			// and the shim would end on others.
-			quoted := strings.ToValidUTF8(line[:min(len(line), quotedBytes)], "?")
+			quoted := line[:min(len(line), quotedBytes)]
 			if !hasAny(line, followers) {
 				if known := slices.IndexFunc(causes, func(c cause) bool { return hasAll(line, c.said) }); known >= 0 {
 					return quoted, causes[known].means

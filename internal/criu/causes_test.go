@@ -6,7 +6,6 @@ package criu
 import (
 	"strings"
 	"testing"
-	"unicode/utf8"
 )
 
 // Texts of CRIU 4.2's logs.
@@ -73,14 +72,4 @@ func FuzzFirstCause(f *testing.F) {
 			t.Errorf("quoted %q, which means %q", said, means)
 		}
 	})
-}
-
-// CRIU's log has names of images as they are, and a line is cut anywhere: what is quoted is text.
-func TestQuotedBytes(t *testing.T) {
-	for _, line := range []string{"Error (x.c:1): bind \xd1U: no\n", "Error (x.c:1): " + strings.Repeat("é", quotedBytes) + "\n"} {
-		said, _ := firstCause(strings.NewReader("(00.1) " + line))
-		if !utf8.ValidString(said) || !strings.HasPrefix(said, "Error (x.c:1): ") {
-			t.Errorf("%q is quoted as %q", line, said)
-		}
-	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/gpus"
 	"github.com/gpuckpt/gpuckpt/internal/helpers"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/sequence"
 )
 
@@ -92,6 +93,9 @@ func unlock(ctx context.Context, procs cuda.Group, parked *companion.Parked, hel
 
 // lock finds the CUDA processes among pids and locks them, their companions first.
 func (l *locked) lock(ctx context.Context, by *helpers.Helpers, tracers *tracers, pids []int, timeout time.Duration) error {
+	if err := refuseStopped(pids); err != nil {
+		return err
+	}
 	helper, err := l.find(ctx, by, pids)
 	if err != nil {
 		return err
@@ -118,6 +122,30 @@ func (l *locked) lock(ctx context.Context, by *helpers.Helpers, tracers *tracers
 		log.G(ctx).WithError(unknown).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
 	}
 	return err
+}
+
+// refuseStopped refuses processes that may use CUDA and that a signal or a tracer has stopped: the driver
+// works by a thread of theirs, and waits for it without end.
+func refuseStopped(pids []int) error {
+	for _, pid := range pids {
+		tids, err := ptrace.Threads(pid)
+		if err != nil {
+			return err
+		}
+		for _, tid := range tids {
+			if !proc.Stopped(pid, tid) {
+				continue
+			}
+			status, _ := proc.ThreadStatus(pid, tid) // of one that is gone nothing traces
+			if tracer := status.TracingProcess(); tracer != 0 {
+				return fmt.Errorf("process %s uses a GPU, and process %s (a debugger?) has stopped it: end that one, and try again: %w",
+					proc.Describe(pid), proc.Describe(tracer), errdefs.ErrFailedPrecondition)
+			}
+			return fmt.Errorf("process %s uses a GPU and is stopped (SIGSTOP, or Ctrl-Z at a terminal), and the driver would wait for it: let it go on (kill -CONT %d), and try again: %w",
+				proc.Describe(pid), pid, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
 }
 
 // find starts the helper and asks it for the GPUs and the processes.

@@ -134,6 +134,7 @@ func (w *work) RefuseStartingExecs() error  { return nil }
 func (w *work) Pids() ([]int, error)        { return []int{w.pid}, nil }
 func (w *work) Freeze() error               { return nil }
 func (w *work) Thaw() error                 { return nil }
+func (w *work) Loosen() error               { return nil }
 func (w *work) ThawIfKilled(int) error      { return nil }
 
 // runPlain starts a program whose parent waits for it.

@@ -37,6 +37,11 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 	if err := s.refuseUnlocked(candidates); err != nil {
 		return err
 	}
+	for _, p := range s.procs {
+		if err := refuseStopped([]int{p.PID.Host}); err != nil { // since the lock
+			return err
+		}
+	}
 	if len(s.procs) > 0 {
 		helper, err := s.helpers.Get(ctx)
 		if err != nil {

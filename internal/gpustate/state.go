@@ -57,6 +57,8 @@ type Cgroup interface {
 	Freeze() error
 	// Thaw lets all processes run.
 	Thaw() error
+	// Loosen makes sure that all threads can be seized while the cgroup is frozen.
+	Loosen() error
 	// ThawIfKilled thaws the cgroup if the container's first process has been
 	// killed, since nobody else will, and then returns an error that says so.
 	ThawIfKilled(first int) error

@@ -83,6 +83,9 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 	}
 	tracer, err := t.started(ctx)
 	if err == nil {
+		err = cgroup.Loosen()
+	}
+	if err == nil {
 		err = tracer.Hold(pids, drivers)
 	}
 	if err != nil {

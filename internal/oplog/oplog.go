@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/visible"
 )
 
 const (
@@ -53,6 +54,7 @@ func Append(dir string, e Entry) (err error) {
 			err = fmt.Errorf("write the log of operations: %w", err)
 		}
 	}()
+	e.Error = visible.Text(e.Error)
 	line, err := json.Marshal(e)
 	if err != nil {
 		return err

@@ -77,7 +77,7 @@ type answer struct {
 }
 
 func (w *Worker) ask(doing string, o order) (answer, error) {
-	return worker.Order[answer](w.Worker, doing, o)
+	return worker.Order[answer](w.Worker, doing, o, worker.LongOrder)
 }
 
 func (w *Worker) fill(pid int, f *os.File, pieces []Piece) (uint64, error) {

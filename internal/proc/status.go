@@ -55,6 +55,25 @@ func (s Status) Ended() bool {
 	return strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
 }
 
+// Stopped reports whether a signal (SIGSTOP, Ctrl-Z) or a tracer has stopped a thread. A frozen cgroup of
+// version 1 shows a thread that a signal has stopped as one that sleeps (D), and the place where it
+// sleeps tells it: do_signal_stop, or get_signal in a kernel that has the one as a part of the other. It
+// is false for a thread that has ended, and where the kernel names no places.
+func Stopped(pid, tid int) bool {
+	status, err := ThreadStatus(pid, tid)
+	if err != nil {
+		return false
+	}
+	switch state := status.Field("State"); {
+	case strings.HasPrefix(strings.ToUpper(state), "T"):
+		return true
+	case !strings.HasPrefix(state, "D"):
+		return false
+	}
+	place, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/wchan", pid, tid)) // of one that has ended there is none
+	return strings.HasPrefix(string(place), "do_signal_stop") || strings.HasPrefix(string(place), "get_signal")
+}
+
 // Killed reports whether a SIGKILL waits for the thread. A thread in a frozen cgroup of version 1 has
 // it until the cgroup is thawed.
 func (s Status) Killed() bool {
@@ -65,6 +84,14 @@ func (s Status) Killed() bool {
 		}
 	}
 	return false
+}
+
+// TracingProcess returns the process that traces the thread, 0 for none: Tracer may be any thread of it.
+func (s Status) TracingProcess() int {
+	if of, err := StatusOf(s.Tracer()); err == nil && s.Tracer() != 0 {
+		return of.Process()
+	}
+	return s.Tracer()
 }
 
 // Tracer returns the thread that traces the thread, 0 for none.

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/visible"
 )
 
 // plainEvery is how often a line says how far a step is, where there is no terminal.
@@ -37,13 +38,13 @@ type step struct {
 
 // New shows on standard error, or nowhere if quiet.
 func New(quiet bool) *Progress {
-	p := &Progress{out: os.Stderr, steps: make(map[string]*step)}
+	p := &Progress{out: visible.Writer(os.Stderr), steps: make(map[string]*step)}
 	switch {
 	case quiet:
 		p.out = io.Discard
 	case term.IsTerminal(int(os.Stderr.Fd())):
 		p.bars = mpb.New(mpb.WithOutput(os.Stderr), mpb.WithRefreshRate(150*time.Millisecond))
-		p.out = p.bars
+		p.out = visible.Writer(p.bars)
 	}
 	return p
 }
@@ -70,7 +71,7 @@ func (p *Progress) Show(now images.Step) {
 		s = &step{began: time.Now(), told: time.Now()}
 		if p.bars != nil {
 			s.bar = p.bars.AddBar(0,
-				mpb.PrependDecorators(decor.Name(now.Name, decor.WCSyncSpaceR)),
+				mpb.PrependDecorators(decor.Name(visible.Text(now.Name), decor.WCSyncSpaceR)),
 				mpb.AppendDecorators(
 					decor.CountersKibiByte("% .1f / % .1f", decor.WCSyncSpace),
 					decor.AverageSpeed(decor.SizeB1024(0), "% .1f", decor.WCSyncSpace),

@@ -177,11 +177,7 @@ func Seize(pid, tid, options int) error {
 	if proc.Ended(serr) || status.Ended() {
 		return ErrEnded
 	}
-	if tracer := status.Tracer(); tracer != 0 {
-		// The status names the thread that traces.
-		if of, serr := proc.StatusOf(tracer); serr == nil {
-			tracer = of.Process()
-		}
+	if tracer := status.TracingProcess(); tracer != 0 {
 		if tracer == os.Getpid() {
 			return fmt.Errorf("seize thread %d of process %d: %w", tid, pid, errHeldHere)
 		}

@@ -41,13 +41,13 @@ func StartDigester(run worker.Run, cgroup *os.File) (*Digester, error) {
 
 // Digest returns the digest of each block of each range (images.DigestBlock), in parallel.
 func (d *Digester) Digest(files []FileRange) ([][]string, error) {
-	return worker.Order[[][]string](d.Worker, "digest GPU state", request{Op: opDigest, Files: files})
+	return worker.Order[[][]string](d.Worker, "digest GPU state", request{Op: opDigest, Files: files}, worker.LongOrder)
 }
 
 // Copy copies ranges, which are memory, to the files To in parallel and flushes them, and returns
 // their digests as Digest does. On an error a To may be there in part.
 func (d *Digester) Copy(files []FileRange) ([][]string, error) {
-	return worker.Order[[][]string](d.Worker, "copy GPU state", request{Op: opCopy, Files: files})
+	return worker.Order[[][]string](d.Worker, "copy GPU state", request{Op: opCopy, Files: files}, worker.LongOrder)
 }
 
 // Check compares each block's digest. The error names the first wrong blocks, and their files.
@@ -56,7 +56,7 @@ func (d *Digester) Check(areas []images.Area) error {
 	for _, a := range areas {
 		q.Places = append(q.Places, a.Location)
 	}
-	_, err := worker.Order[[][]string](d.Worker, "check GPU state", q)
+	_, err := worker.Order[[][]string](d.Worker, "check GPU state", q, worker.LongOrder)
 	return err
 }
 

@@ -40,7 +40,8 @@ func Start(run worker.Run, cgroup *os.File) (*Session, error) {
 // asked to stop. The processes must be frozen by their cgroup: each thread then stops before its
 // next instruction in user space when the cgroup is thawed. Copy threads that a dead tracer has
 // left are not held: they only wait for a copy, and end by themselves. On an error nothing is held.
-// A thread that another tracer (a debugger, strace, CRIU) has is an error that names it.
+// A thread that another tracer (a debugger, strace, CRIU) has is an error that names it. With version 1
+// of cgroups, host.Cgroup.Loosen must come before, or a stopped thread is waited for in vain.
 func (s *Session) Hold(processes, except []int) error {
 	_, err := s.call("hold threads", order{Op: opHold, Processes: processes, Except: except})
 	return err
@@ -125,7 +126,12 @@ func (s *Session) Close() error {
 }
 
 func (s *Session) call(doing string, o order) (reply, error) {
-	return worker.Order[reply](s.Worker, doing, o)
+	within := worker.LongOrder
+	switch o.Op {
+	case opHold, opRelease, opSteer:
+		within = worker.ShortOrder
+	}
+	return worker.Order[reply](s.Worker, doing, o, within)
 }
 
 // IsTracer reports whether this process was started to be a tracer: main then calls only Main.

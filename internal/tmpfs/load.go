@@ -12,7 +12,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"strings"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -299,7 +298,7 @@ func settle(f *os.File, e *entry) error {
 		for name, value := range e.Xattrs {
 			err := unix.Setxattr(at, name, value, 0)
 			if err != nil && !errors.Is(err, unix.ENOTSUP) && !errors.Is(err, unix.EPERM) {
-				return fail("set "+strings.ToValidUTF8(name, "?")+" of", err)
+				return fail("set "+name+" of", err)
 			}
 		}
 	}

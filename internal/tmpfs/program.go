@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/tarname"
+	"github.com/gpuckpt/gpuckpt/internal/visible"
 )
 
 // The name that CRIU calls, and files beside it: what Main is to do, and the note that it has
@@ -132,7 +133,7 @@ func IsProgram() bool { return len(os.Args) > 1 && os.Args[0] == program }
 func Main() {
 	if err := run(os.Args[1:]); err != nil {
 		// "Error (" is what CRIU's errors begin with.
-		fmt.Fprintf(os.Stderr, "Error (gpuckpt tmpfs): %v\n", err)
+		fmt.Fprintf(os.Stderr, "Error (gpuckpt tmpfs): %s\n", visible.Text(err.Error())) // a line of CRIU's log
 		os.Exit(1)
 	}
 	os.Exit(0)

@@ -79,8 +79,12 @@ func Serve(most int, answer func(body []byte) any) {
 	os.Exit(1)
 }
 
-// orderTimeout bounds one order. The longest moves all GPU state: 64 GiB at 40 MB/s.
-const orderTimeout = 30 * time.Minute
+// LongOrder bounds an order that moves all GPU state: 64 GiB at 40 MB/s. ShortOrder bounds one that
+// moves nothing.
+const (
+	LongOrder  = 30 * time.Minute
+	ShortOrder = time.Minute
+)
 
 // outcome is the answer to an order. Some results come with an error.
 type outcome[R any] struct {
@@ -88,13 +92,13 @@ type outcome[R any] struct {
 	Result R      `json:"result"`
 }
 
-// Order has a worker that runs Obey carry out an order. It is not given up halfway: nobody would
-// know what it has done. The result is the worker's, also after an error of the order itself.
+// Order has a worker that runs Obey carry out an order, and kills it when the order takes longer than
+// within. It is not given up halfway: nobody would know what it has done. The result is the worker's, also after an error of the order itself.
 //
 //nolint:contextcheck // see above
-func Order[R any](w *Worker, doing string, order any) (R, error) {
+func Order[R any](w *Worker, doing string, order any, within time.Duration) (R, error) {
 	var a outcome[R]
-	if err := w.Call(context.Background(), doing, order, &a, fault.Bound(orderTimeout)); err != nil {
+	if err := w.Call(context.Background(), doing, order, &a, fault.Bound(within)); err != nil {
 		return *new(R), err
 	}
 	if a.Error != "" {

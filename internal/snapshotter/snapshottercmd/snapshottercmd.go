@@ -25,6 +25,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images/registry"
 	"github.com/gpuckpt/gpuckpt/internal/snapshotter"
+	"github.com/gpuckpt/gpuckpt/internal/visible/rpc"
 )
 
 const (
@@ -92,7 +93,10 @@ func serve(ctx context.Context, socket string, o snapshotter.Options) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, method grpc.UnaryHandler) (any, error) {
+		reply, err := method(ctx, request)
+		return reply, rpc.Error(err)
+	}))
 	snapshotsapi.RegisterSnapshotsServer(server, snapshotservice.FromSnapshotter(s))
 	defer context.AfterFunc(ctx, func() {
 		hard := time.AfterFunc(endLimit, server.Stop)
