@@ -25,13 +25,6 @@ type Gate interface {
 // Held checks the processes that a CRIU holds at the gate: the first one, those below it, and all
 // others in CRIU's cgroup, which is the container's. bundle is the container's.
 func Held(spec *specs.Spec, bundle string, first int, gate Gate) error {
-	rootfs := "rootfs"
-	if spec.Root != nil && spec.Root.Path != "" {
-		rootfs = spec.Root.Path
-	}
-	if !filepath.IsAbs(rootfs) {
-		rootfs = filepath.Join(bundle, rootfs)
-	}
 	criu, err := gate.CRIU()
 	if err != nil {
 		return err
@@ -44,14 +37,7 @@ func Held(spec *specs.Spec, bundle string, first int, gate Gate) error {
 	if err != nil {
 		return err
 	}
-	pids := []int{first}
-	for i := 0; i < len(pids); i++ {
-		for _, child := range proc.Children(pids[i]) {
-			if !slices.Contains(pids, child) {
-				pids = append(pids, child)
-			}
-		}
-	}
+	pids := below(first)
 	for _, pid := range others {
 		if pid != criu && !slices.Contains(pids, pid) {
 			pids = append(pids, pid)
@@ -61,8 +47,37 @@ func Held(spec *specs.Spec, bundle string, first int, gate Gate) error {
 	if err != nil {
 		return fmt.Errorf("read the cgroups of CRIU: %w", err)
 	}
-	err = Check(Restored{Spec: spec, Rootfs: rootfs, PIDs: pids, Cgroups: parseCgroups(string(text)), CRIU: criu}, Kernel())
-	if err != nil {
+	return check(Container{Spec: spec, PIDs: pids, Cgroups: parseCgroups(string(text)), CRIU: criu}, bundle)
+}
+
+// Frozen checks the processes of a container that are about to be dumped: the first one and those
+// below it. They must be frozen. Their cgroups are not compared, since a restore gives them its own.
+func Frozen(spec *specs.Spec, bundle string, first int) error {
+	return check(Container{Spec: spec, PIDs: below(first)}, bundle)
+}
+
+// below returns a process and those below it.
+func below(first int) []int {
+	pids := []int{first}
+	for i := 0; i < len(pids); i++ {
+		for _, child := range proc.Children(pids[i]) {
+			if !slices.Contains(pids, child) {
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids
+}
+
+func check(of Container, bundle string) error {
+	of.Rootfs = "rootfs"
+	if of.Spec.Root != nil && of.Spec.Root.Path != "" {
+		of.Rootfs = of.Spec.Root.Path
+	}
+	if !filepath.IsAbs(of.Rootfs) {
+		of.Rootfs = filepath.Join(bundle, of.Rootfs)
+	}
+	if err := Check(of, Kernel()); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -158,7 +159,10 @@ func (f *fake) system() System {
 	}
 	return System{
 		Proc: f.dir, Status: status,
-		Policy:   func(int) (uint32, error) { return unix.SCHED_NORMAL, nil },
+		Policy: func(int) (uint32, error) { return unix.SCHED_NORMAL, nil },
+		Mounts: func(pid int) ([]byte, error) {
+			return os.ReadFile(filepath.Join(f.dir, strconv.Itoa(pid), "mountinfo"))
+		},
 		Internal: func() (map[uint64]bool, error) { return map[uint64]bool{sharedMount: true}, nil },
 	}
 }
@@ -338,7 +342,7 @@ func TestCheck(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			f, spec := newFake(t), restricted()
 			test.change(f, spec)
-			err := Check(Restored{Spec: spec, Rootfs: filepath.Join(f.dir, "rootfs"), PIDs: []int{100, 101}, Cgroups: map[string]string{"memory": "/pods/job", "": "/pods/job"}, CRIU: 200}, f.system())
+			err := Check(Container{Spec: spec, Rootfs: filepath.Join(f.dir, "rootfs"), PIDs: []int{100, 101}, Cgroups: map[string]string{"memory": "/pods/job", "": "/pods/job"}, CRIU: 200}, f.system())
 			switch {
 			case test.refusal == "" && err != nil:
 				t.Errorf("refused: %v", err)
@@ -386,7 +390,7 @@ func TestKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := checker{Restored: Restored{Spec: &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}}, System: s, host: host, first: p}
+	c := checker{Container: Container{Spec: &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}}, System: s, host: host, first: p, tables: make(map[string][]mount)}
 	c.allowance = allowanceOf(c.Spec)
 	for _, f := range append(p.mapped, p.exe, p.cwd, p.root) {
 		if f.mount == 0 {
@@ -396,7 +400,11 @@ func TestKernel(t *testing.T) {
 	if err := c.places(p); err != nil {
 		t.Error(err)
 	}
-	if len(p.threads) == 0 || len(p.mounts) == 0 || len(p.limits) < 16 || len(p.namespaces) < 6 || len(p.mapped) == 0 {
-		t.Errorf("%d threads, %d mounts, %d limits, %d namespaces, %d mapped files", len(p.threads), len(p.mounts), len(p.limits), len(p.namespaces), len(p.mapped))
+	mounts, err := c.table(p)
+	if err != nil {
+		t.Error(err)
+	}
+	if len(p.threads) == 0 || len(mounts) == 0 || len(p.limits) < 16 || len(p.namespaces) < 6 || len(p.mapped) == 0 {
+		t.Errorf("%d threads, %d mounts, %d limits, %d namespaces, %d mapped files", len(p.threads), len(mounts), len(p.limits), len(p.namespaces), len(p.mapped))
 	}
 }

@@ -22,6 +22,10 @@ var pseudo = []string{"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts"
 // mounts compares the mounts of the container's first process with the spec's. With CAP_SYS_ADMIN a
 // container could have mounted what it likes, but nothing of the host's.
 func (c *checker) mounts() error {
+	mounts, err := c.table(c.first)
+	if err != nil {
+		return err
+	}
 	granted := make(map[string]bool)        // file systems, by device
 	bound := make(map[location]expectation) // the spec's bind mounts, by what they show
 	for _, s := range c.spec.Mounts {
@@ -31,7 +35,7 @@ func (c *checker) mounts() error {
 		}
 	}
 	var expected []expectation
-	for _, m := range c.first.mounts {
+	for _, m := range mounts {
 		e := c.expected(m)
 		if same, ok := bound[location{m.device, m.root}]; ok && !e.known {
 			e = same // at a link of the image's, such as /var/run
@@ -40,20 +44,21 @@ func (c *checker) mounts() error {
 			e.from, e.found = c.host.locate(c.System, e.source)
 			if e.found {
 				granted[e.from.device] = true
+				e.found = c.CRIU != 0
 			}
 		}
 		expected = append(expected, e)
 	}
 	fresh := make(map[string]bool) // file systems that the spec has made for the container
-	for i, m := range c.first.mounts {
+	for i, m := range mounts {
 		if e := expected[i]; e.own && m.kind == "tmpfs" {
 			if fresh[m.device] {
-				return fmt.Errorf("mount %s of the restored container: it is the file system of another mount, and in the spec one of its own", m.point)
+				return fmt.Errorf("mount %s of the %scontainer: it is the file system of another mount, and in the spec one of its own", m.point, c.restored)
 			}
 			fresh[m.device] = true
 		}
 		if err := c.mount(m, expected[i], granted); err != nil {
-			return fmt.Errorf("mount %s of the restored container: %w", m.point, err)
+			return fmt.Errorf("mount %s of the %scontainer: %w", m.point, c.restored, err)
 		}
 	}
 	return nil
@@ -176,7 +181,7 @@ func (c *checker) mount(m mount, e expectation, granted map[string]bool) error {
 
 // cgroupRoot refuses a mount of cgroups above the container's.
 func (c *checker) cgroupRoot(m mount) error {
-	if m.kind == "tmpfs" || m.root == "/" && m.kind == "cgroup2" && !c.ownsCgroups() {
+	if m.kind == "tmpfs" || m.root == "/" && m.kind == "cgroup2" && !c.ownsCgroups() || c.Cgroups == nil {
 		return nil
 	}
 	for _, at := range c.Cgroups {
