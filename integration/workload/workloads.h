@@ -18,6 +18,7 @@ __attribute__((noreturn)) void run_pattern(const struct options *o);
 __attribute__((noreturn)) void run_writer(const struct options *o);
 __attribute__((noreturn)) void run_spin(const struct options *o);
 __attribute__((noreturn)) void run_forked(const struct options *o);
+__attribute__((noreturn)) void run_twice(const struct options *o);
 __attribute__((noreturn)) void run_forking(const struct options *o);
 __attribute__((noreturn)) void run_vforking(const struct options *o);
 __attribute__((noreturn)) void run_ipc(const struct options *o);

@@ -40,7 +40,7 @@ type Container struct {
 	// /proc/PID/cgroup has them. A controller that is missing is not compared.
 	Cgroups map[string]string
 	// CRIU is the process that restored them, whose own file systems none of them may have; 0 for those
-	// that were not restored, of which a restore would look anew for the sources of the spec's mounts.
+	// that were not restored, whose mounts of the spec's are as runc made them.
 	CRIU int
 }
 
@@ -75,6 +75,9 @@ func Check(of Container, system System) error {
 	}
 	if c.first == nil {
 		return fmt.Errorf("inspect the %sprocesses: the first, %d, has ended", c.restored, of.PIDs[0])
+	}
+	if of.CRIU == 0 && c.first.root.link != "/" {
+		return fmt.Errorf("the container's first process, %d (%s), is in a chroot (%s), where CRIU does not see the container's mounts: start it by another program, such as an init", of.PIDs[0], c.first.name, c.first.root.link)
 	}
 	return c.mounts()
 }

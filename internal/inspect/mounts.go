@@ -44,13 +44,15 @@ func (c *checker) mounts() error {
 			e.from, e.found = c.host.locate(c.System, e.source)
 			if e.found {
 				granted[e.from.device] = true
-				e.found = c.CRIU != 0
 			}
 		}
 		expected = append(expected, e)
 	}
 	fresh := make(map[string]bool) // file systems that the spec has made for the container
 	for i, m := range mounts {
+		if c.CRIU == 0 && expected[i].known {
+			continue // a restore makes it anew, or has compared it in the images
+		}
 		if e := expected[i]; e.own && m.kind == "tmpfs" {
 			if fresh[m.device] {
 				return fmt.Errorf("mount %s of the %scontainer: it is the file system of another mount, and in the spec one of its own", m.point, c.restored)
@@ -181,7 +183,7 @@ func (c *checker) mount(m mount, e expectation, granted map[string]bool) error {
 
 // cgroupRoot refuses a mount of cgroups above the container's.
 func (c *checker) cgroupRoot(m mount) error {
-	if m.kind == "tmpfs" || m.root == "/" && m.kind == "cgroup2" && !c.ownsCgroups() || c.Cgroups == nil {
+	if m.kind == "tmpfs" || m.root == "/" && m.kind == "cgroup2" && !c.ownsCgroups() {
 		return nil
 	}
 	for _, at := range c.Cgroups {
