@@ -98,7 +98,7 @@ func TestInspectedBeforeItEnds(t *testing.T) {
 		{"first process in a chroot", "plain", "chroot", "is in a chroot (/srv/jail)", harness.RunSpec{}},
 		{"mounts of its own", "twice", "mounts", "on no mount of its own mount namespace", privileged},
 		{"mounts of its own beside a GPU", "forked", "mounts", "on no mount of its own mount namespace", withGPU},
-		{"packet socket", "twice", "packet", "packet", harness.RunSpec{Ports: 2}},
+		{"packet socket", "twice", "packet", "PACKETSK is not what a restore needs", harness.RunSpec{Ports: 2}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
