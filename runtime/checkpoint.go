@@ -401,8 +401,23 @@ func (k *checkpointing) writeMetadata(ctx context.Context) (uint64, error) {
 
 // stop ends the container. It is frozen until then, so nothing runs in between.
 func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
-	defer ending.Help(ctx, k.c.pids)()
-	if err := k.s.kill(ctx, k.c); err != nil {
+	view, err := k.read()
+	if err != nil {
+		return 0, err
+	}
+	keeps, err := criu.Settings{Bundle: k.c.bundle, View: view}.KeepsConnections()
+	if err != nil {
+		return 0, err
+	}
+	over := func(bool) {}
+	if keeps {
+		over = ending.Quiet(k.c.pids)
+	}
+	helped := ending.Help(ctx, k.c.pids)
+	err = k.s.kill(ctx, k.c)
+	helped()
+	over(err == nil)
+	if err != nil {
 		return 0, err
 	}
 	k.c.paused, k.c.told = false, nil
