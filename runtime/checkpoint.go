@@ -8,9 +8,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
+	"sync"
 	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
@@ -35,6 +37,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/inspect"
 	"github.com/gpuckpt/gpuckpt/internal/iouring"
 	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/nodes"
@@ -106,32 +109,15 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		return err
 	}
 	defer func() { end(ctx, c, stuck) }()
-	if !gpu {
-		err := imagedir.RequireEmpty(r.Path)
-		if err == nil && c.pid > 0 {
-			err = iouring.Refuse(c.pids)
-		}
-		if err != nil {
-			return err
-		}
-		return trust.Seal(ctx, read, r.Path, func() (map[string][]string, error) {
-			var memory *pages.Dump // processes must stay frozen: nobody else may thaw or end them
-			if c.paused && (opts == nil || !opts.Exit) {
-				memory = pastCRIU(ctx, c, r.Path, read)
-				defer memory.Close()
-			}
-			if err := s.dump(ctx, c, r, read, memory); err != nil || opts != nil && opts.Exit {
-				return nil, err
-			}
-			images := criu.Open(r.Path)
-			return memory.Digests(), errors.Join(refit.CheckRemoved(images.Set), vet.Own(ctx, c.bundle, read, images))
-		})
-	}
 	opts = cmp.Or(opts, new(options.CheckpointOptions))
 	for try := 1; ; try++ {
 		k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
-		k.q.Journal = &c.journal
-		err, stuck = k.run(ctx), k.q.Stuck
+		if gpu {
+			k.q.Journal = &c.journal
+			err, stuck = k.run(ctx), k.q.Stuck
+		} else {
+			err = k.withoutCUDA(ctx)
+		}
 		// A container that the client has paused stays so, and the other end of a connection with it.
 		if try == tries || c.paused || !errors.Is(err, admission.ErrTorn) && !errors.Is(err, refit.ErrUnsent) {
 			return err
@@ -143,7 +129,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 // tries is how often a checkpoint is tried that a moment's work of the program stood in the way of.
 const tries = 5
 
-// checkpointing is one checkpoint of a GPU container. Its steps leave their results in it.
+// checkpointing is one checkpoint of a container. Its steps leave their results in it.
 type checkpointing struct {
 	pausing
 	q      *sequence.Sequence
@@ -155,6 +141,67 @@ type checkpointing struct {
 	metadata *images.Metadata // of preflight
 	memory   *pages.Dump      // of save
 	writer   *gpustate.Writer // of dump
+}
+
+// withoutCUDA checkpoints a container that does not use CUDA, without the cost of steps. A container
+// that is to end stays frozen until its checkpoint is complete. After an error it runs on, or is
+// paused as it was, and nothing of the checkpoint is left.
+func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
+	if err := k.images.Prepare(); err != nil {
+		return err
+	}
+	if err := iouring.Refuse(k.c.pids); k.c.pid > 0 && err != nil {
+		return sequence.Join(err, k.images.Leave(ctx))
+	}
+	thaw, err := k.freeze()
+	if err != nil {
+		return sequence.Join(err, k.images.Leave(ctx))
+	}
+	defer func() { err = sequence.Join(err, thaw()) }()
+	err = trust.Seal(ctx, k.read, k.images.Path, func() (map[string][]string, error) {
+		k.memory = pastCRIU(ctx, k.c, k.images.Path, k.read)
+		defer k.memory.Close()
+		if err := k.dumpStaying(ctx); err != nil {
+			return nil, err
+		}
+		if !k.opts.Exit {
+			if err := thaw(); err != nil {
+				return nil, err
+			}
+		}
+		return k.memory.Digests(), vet.Own(ctx, k.c.bundle, k.read, criu.Open(k.images.Path))
+	})
+	switch {
+	case err != nil:
+		return sequence.Join(err, k.images.Leave(ctx))
+	case k.opts.Exit:
+		_, err = k.stop(context.WithoutCancel(ctx))
+	}
+	return err
+}
+
+// freeze freezes a container that its client has not paused, by its cgroup: runc takes longer for it
+// than CRIU for a small program. thaw may be called again, and when the container has ended.
+func (k *checkpointing) freeze() (thaw func() error, err error) {
+	if k.c.paused || k.c.pid == 0 { // one that does not run is runc's to refuse
+		return func() error { return nil }, nil
+	}
+	cg, err := host.CgroupOf(k.c.pid)
+	if err != nil {
+		return nil, err
+	}
+	thaw = sync.OnceValue(func() error {
+		k.c.frozen.Store(nil)
+		if err := cg.Thaw(); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	})
+	k.c.frozen.Store(cg) // nobody finds it by a process that has ended
+	if _, err := host.RetryFreeze(k.c.pid, func() (any, error) { return nil, cg.Freeze() }); err != nil {
+		return nil, sequence.Join(err, thaw())
+	}
+	return thaw, nil
 }
 
 // run takes the steps. A checkpoint that ends the container is complete when the container has ended. One that
@@ -272,14 +319,6 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 	if err := execs.Refuse(execed(k.c)); err != nil {
 		return 0, err
 	}
-	// CRIU must not end the container: that is a step of its own, once the
-	// checkpoint is complete on disk. Until then there is a way back.
-	stay := proto.Clone(k.opts).(*options.CheckpointOptions)
-	stay.Exit = false
-	encoded, err := typeurl.MarshalAnyToProto(stay)
-	if err != nil {
-		return 0, fmt.Errorf("encode checkpoint options: %w", err)
-	}
 	if k.writer, err = k.c.gpu.Store(ctx, k.images.Path, !k.opts.Exit); err != nil {
 		return 0, err
 	}
@@ -288,14 +327,36 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 			k.writer.Close()
 		}
 	}()
-	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read, k.memory); err != nil {
+	if err := k.dumpStaying(ctx); err != nil {
 		return 0, err
 	}
 	k.memory.Close()
-	if err := refit.CheckRemoved(criu.Open(k.images.Path).Set); err != nil {
-		return 0, err
-	}
 	return imagedir.Size(k.images.Path)
+}
+
+// dumpStaying has CRIU dump the processes, and refuses what their own restore would not restore. CRIU
+// does not end the container: that comes when the checkpoint is complete on disk. Until then there is
+// a way back.
+func (k *checkpointing) dumpStaying(ctx context.Context) error {
+	stay := proto.Clone(k.opts).(*options.CheckpointOptions)
+	stay.Exit = false
+	encoded, err := typeurl.MarshalAnyToProto(stay)
+	if err != nil {
+		return fmt.Errorf("encode checkpoint options: %w", err)
+	}
+	if k.c.pid > 0 {
+		file, err := bundle.Read(k.c.bundle)
+		if err == nil {
+			err = inspect.Frozen(file.Spec, k.c.bundle, k.c.pid)
+		}
+		if err != nil {
+			return fmt.Errorf("its own restore would refuse it: %w", err)
+		}
+	}
+	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read, k.memory); err != nil {
+		return err
+	}
+	return refit.CheckRemoved(criu.Open(k.images.Path).Set)
 }
 
 // endWriting ends what dump has begun.
@@ -340,8 +401,23 @@ func (k *checkpointing) writeMetadata(ctx context.Context) (uint64, error) {
 
 // stop ends the container. It is frozen until then, so nothing runs in between.
 func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
-	defer ending.Help(ctx, k.c.pids)()
-	if err := k.s.kill(ctx, k.c); err != nil {
+	view, err := k.read()
+	if err != nil {
+		return 0, err
+	}
+	keeps, err := criu.Settings{Bundle: k.c.bundle, View: view}.KeepsConnections()
+	if err != nil {
+		return 0, err
+	}
+	over := func(bool) {}
+	if keeps {
+		over = ending.Quiet(k.c.pids)
+	}
+	helped := ending.Help(ctx, k.c.pids)
+	err = k.s.kill(ctx, k.c)
+	helped()
+	over(err == nil)
+	if err != nil {
 		return 0, err
 	}
 	k.c.paused, k.c.told = false, nil

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -60,6 +61,42 @@ func TestConnections(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A container that ends with its checkpoint says nothing to the other end of a connection that is to stay open.
+func TestConnectionsAfterExit(t *testing.T) {
+	results.Add(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	annotations := map[string]string{"dev.gpuckpt.criu.tcp-established": "true"}
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Annotations: annotations}, "loop", "--peer", listener.Addr().String())
+	peer, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	hears := func(want string) {
+		t.Helper()
+		k.Expect(t, "count", want+" open peer open")
+		if err := peer.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := peer.Read(make([]byte, 1)); n != 1 || err != nil {
+			t.Errorf("at %s the peer has read %d bytes, %v", want, n, err)
+		}
+	}
+	hears("101")
+	dir := t.TempDir()
+	exitInto(t, k, dir)
+	ctr(t, shared, "tasks", "delete", k.ID)
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	hears("102")
+	hears("103")
 }
 
 // In a network namespace that the client made, as a pod's, the address is another one after a

@@ -18,21 +18,34 @@
 #include "gpu.h"
 #include "workloads.h"
 
-void run_forked(const struct options *o)
+// forked runs in the parent, and plain on the next port in a child.
+static _Noreturn void forked(const struct options *o, void (*run)(const struct options *))
 {
 	struct options mine = *o;
-
-	gpu_open(o->gpu); // the counter retains the same context
 	pid_t pid = fork();
+
 	if (pid < 0) {
 		perror("gpuwork: fork");
 		exit(1);
 	}
-	if (pid)
-		run_counter(o);
+	if (pid) {
+		mine.apart = NULL;
+		run(&mine);
+	}
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	mine.port++;
 	run_plain(&mine);
+}
+
+void run_forked(const struct options *o)
+{
+	gpu_open(o->gpu); // the counter retains the same context
+	forked(o, run_counter);
+}
+
+void run_twice(const struct options *o)
+{
+	forked(o, run_plain);
 }
 
 static void *idles(void *unused)

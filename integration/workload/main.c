@@ -25,7 +25,10 @@ static const char usage[] =
 	"                                    counter, and a TCP connection to itself, by the\n"
 	"                                    loopback address or that of I, and one to a peer\n"
 	"  peer    [--start N]               the same in two memories of GPU 1, by a kernel of GPU 0\n"
-	"  plain   [--start N]               the same in host memory, without CUDA\n"
+	"  plain   [--start N] [--apart chroot|mounts|packet]\n"
+	"                                    the same in host memory, without CUDA; with a root or\n"
+	"                                    mounts of its own, or a packet socket\n"
+	"  twice   [as plain]                plain, and on port P+1 a child, which is apart\n"
 	"  pattern [--bytes N] [--chunks K] [--gpus G] [--gpu I] [--seed S] [--content C]\n"
 	"                                    N bytes of pattern on each of G GPUs; C is\n"
 	"                                    pattern, zero or weights (bf16)\n"
@@ -38,7 +41,8 @@ static const char usage[] =
 	"                                    i times US microseconds before N steps\n"
 	"  writer  --file PATH [--start N]   counter, and a thread that appends to PATH\n"
 	"  spin    [--seconds N]             a kernel that does not end by itself\n"
-	"  forked  [--start N] [--gpu I]     counter, and on port P+1 plain, in a child forked since\n"
+	"  forked  [--start N] [--gpu I] [--apart A]\n"
+	"                                    counter, and on port P+1 plain, in a child forked since\n"
 	"  beside, plainbeside               counter or plain, and on port P+1 plain, in a child of two\n"
 	"                                    threads that was forked before\n"
 	"  oddly   [--gpu I]                 counter, or with --gpu -1 plain, with names that are no text\n"
@@ -53,7 +57,7 @@ static const char usage[] =
 	"                                    one of two that count in turns in PATH\n"
 	"  zoo                               one of every kind of file, timer and IPC object\n"
 	"any of these with --open PATH keeps that file open, with --shared PATH a new one of\n"
-	"8 MiB mapped, with --unlinked PATH the same without its name\n"
+	"8 MiB mapped, with --unlinked PATH the same without its name; with --unnamed DIR an unnamed file\n"
 	"gpuwork list: the GPUs that NVML shows, as nvidia-smi -L; try: uses each that CUDA shows, once\n"
 	"gpuwork sleep | exit CODE | echo TEXT... | cat | eat MIB | send HOST:PORT TEXT\n";
 
@@ -131,7 +135,7 @@ int main(int argc, char **argv)
 	} workloads[] = {
 		{"counter", run_counter}, {"peer", run_peer}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
-		{"forked", run_forked}, {"beside", run_beside}, {"plainbeside", run_plainbeside}, {"oddly", run_oddly}, {"forking", run_forking}, {"vforking", run_vforking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo},
+		{"forked", run_forked}, {"twice", run_twice}, {"beside", run_beside}, {"plainbeside", run_plainbeside}, {"oddly", run_oddly}, {"forking", run_forking}, {"vforking", run_vforking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
 		if (strcmp(what, workloads[i].name))

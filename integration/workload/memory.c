@@ -2,13 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Host memory of every kind that a checkpoint treats alike or not: large mappings, with pages of
-// zeros and pages that were never written, with huge pages, beside each other with other flags, that
+// zeros, pages that were never written and guards (MADV_GUARD_INSTALL), with huge pages, beside each other with other flags, that
 // cannot be written to, and that a child has from its parent. Each word says where it is.
 //
 // Requests: "verify" answers the number of words that are wrong, "bad=N", and the child's; "write S"
-// writes the large mappings again from the seed S; "where" the address of the first.
+// writes the large mappings again from the seed S; "where" the address of the first; "guards" how many
+// guards there are, 0 on a kernel before 6.13. A guard that can be touched is a word that is wrong.
 
 #include <inttypes.h>
+#include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -22,7 +25,11 @@
 #include "udp.h"
 #include "workloads.h"
 
-enum { PAGE = 4096, ZEROED = 7, UNTOUCHED = 11, SMALL = 16 << 20 };
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#endif
+
+enum { PAGE = 4096, ZEROED = 7, UNTOUCHED = 11, SMALL = 16 << 20, STACK = 256 << 10 };
 
 struct part {
 	unsigned char *at;
@@ -36,6 +43,8 @@ struct memory {
 	int n;
 	int ask, answer; // the child's pipes
 	int child;
+	unsigned char *stack; // of a thread, with a guard as glibc 2.42 makes it
+	size_t guards;
 };
 
 static unsigned char *map(size_t bytes)
@@ -63,13 +72,78 @@ static void fill(struct part *p)
 			((uint64_t *)p->at)[i] = word(p, i);
 }
 
+// is_guard reports whether a page is a guard: every second one of the first part that was never written.
+static int is_guard(const struct memory *m, const struct part *p, size_t page)
+{
+	return m->guards && p == &m->parts[0] && page % (2 * UNTOUCHED) == 5;
+}
+
+static sigjmp_buf touched;
+
+static void fault(int sig)
+{
+	siglongjmp(touched, sig);
+}
+
+// holds reports whether a touch of a page would end the program.
+static int holds(const volatile unsigned char *page)
+{
+	if (sigsetjmp(touched, 1))
+		return 1;
+	(void)*page;
+	return 0;
+}
+
 static size_t verify(const struct memory *m)
 {
-	size_t bad = 0;
-	for (int k = 0; k < m->n; k++)
-		for (size_t i = 0; i < m->parts[k].bytes / 8; i++)
-			bad += ((uint64_t *)m->parts[k].at)[i] != word(&m->parts[k], i);
+	size_t bad = m->guards && !holds(m->stack);
+	for (int k = 0; k < m->n; k++) {
+		const struct part *p = &m->parts[k];
+		for (size_t i = 0; i < p->bytes / 8; i++) {
+			if (is_guard(m, p, i * 8 / PAGE)) {
+				bad += !holds(p->at + i * 8);
+				i += PAGE / 8 - 1;
+			} else {
+				bad += ((uint64_t *)p->at)[i] != word(p, i);
+			}
+		}
+	}
 	return bad;
+}
+
+static void *waits(void *unused)
+{
+	for (;;)
+		pause();
+	return unused;
+}
+
+// add_guards makes pages of the first part guards, and a thread with one in its stack.
+static void add_guards(struct memory *m)
+{
+	const struct part *p = &m->parts[0];
+	struct sigaction action = {.sa_handler = fault};
+	pthread_attr_t attr;
+	pthread_t thread;
+
+	m->stack = map(STACK);
+	if (sigaction(SIGSEGV, &action, NULL) || pthread_attr_init(&attr) || pthread_attr_setstack(&attr, m->stack, STACK) ||
+	    pthread_create(&thread, &attr, waits, NULL)) {
+		perror("gpuwork: a thread");
+		exit(1);
+	}
+	if (madvise(m->stack, PAGE, MADV_GUARD_INSTALL))
+		return; // the kernel has none
+	m->guards = 1;
+	for (size_t page = 0; page < p->bytes / PAGE; page++) {
+		if (!is_guard(m, p, page))
+			continue;
+		if (madvise(p->at + page * PAGE, PAGE, MADV_GUARD_INSTALL)) {
+			perror("gpuwork: a guard");
+			exit(1);
+		}
+		m->guards++;
+	}
 }
 
 static struct part *add(struct memory *m, unsigned char *at, size_t bytes, int sparse)
@@ -91,6 +165,8 @@ static void answer(void *arg, const char *request, char *reply)
 			fill(&m->parts[k]);
 		}
 		snprintf(reply, UDP_TEXT, "wrote");
+	} else if (!strcmp(request, "guards")) {
+		snprintf(reply, UDP_TEXT, "%zu", m->guards);
 	} else if (!strcmp(request, "where")) {
 		snprintf(reply, UDP_TEXT, "%" PRIxPTR, (uintptr_t)m->parts[0].at);
 	} else if (write(m->ask, "?", 1) != 1 || read(m->answer, &childs, sizeof childs) != sizeof childs) {
@@ -155,6 +231,7 @@ static _Noreturn void run(const struct options *o)
 		exit(1);
 	}
 	m.parts[m.n++] = childs.parts[0];
+	add_guards(&m);
 	udp_serve(s, answer, &m);
 }
 

@@ -61,6 +61,17 @@ static void keep_mapped(const char *option, const char *path, int unnamed)
 		words[i] = (unsigned)i * 2654435761u;
 }
 
+// keep_unnamed makes a file in a directory that never has a name.
+static void keep_unnamed(const char *dir)
+{
+	int fd = open(dir, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+
+	if (fd < 0 || write(fd, "unnamed", 7) != 7) {
+		fprintf(stderr, "gpuwork: --unnamed %s: %s\n", dir, strerror(errno));
+		exit(2);
+	}
+}
+
 // keep_renamed makes a file of two names, PATH and PATH.other, opens it by the first and removes that.
 static void keep_renamed(const char *path)
 {
@@ -120,6 +131,8 @@ struct options options_parse(char **args)
 			o.peer = value;
 		else if (!strcmp(name, "--share"))
 			o.share = value;
+		else if (!strcmp(name, "--apart"))
+			o.apart = value;
 		else if (!strcmp(name, "--content"))
 			o.content = value;
 		else if (!strcmp(name, "--open"))
@@ -128,6 +141,8 @@ struct options options_parse(char **args)
 			keep_mapped(name, value, 1);
 		else if (!strcmp(name, "--shared"))
 			keep_mapped(name, value, 0);
+		else if (!strcmp(name, "--unnamed"))
+			keep_unnamed(value);
 		else if (!strcmp(name, "--renamed"))
 			keep_renamed(value);
 		else {

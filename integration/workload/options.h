@@ -12,6 +12,7 @@ struct options {
 	unsigned long long bytes, seed, start, host_bytes;
 	const char *file, *log, *interface, *peer;
 	const char *share;   // of ipc: "ipc" or "handle"
+	const char *apart;   // of plain: "chroot", "mounts" or "packet"
 	const char *content; // of pattern: "pattern", "zero" or "weights"
 };
 

@@ -21,6 +21,7 @@ __attribute__((noreturn)) void run_forked(const struct options *o);
 __attribute__((noreturn)) void run_beside(const struct options *o);
 __attribute__((noreturn)) void run_plainbeside(const struct options *o);
 __attribute__((noreturn)) void run_oddly(const struct options *o);
+__attribute__((noreturn)) void run_twice(const struct options *o);
 __attribute__((noreturn)) void run_forking(const struct options *o);
 __attribute__((noreturn)) void run_vforking(const struct options *o);
 __attribute__((noreturn)) void run_ipc(const struct options *o);

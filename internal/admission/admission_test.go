@@ -14,12 +14,16 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/creds"
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
+	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"github.com/checkpoint-restore/go-criu/v8/magic"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
@@ -319,4 +323,45 @@ func FuzzCheck(f *testing.F) {
 			t.Fatal("a process of the host's got through")
 		}
 	})
+}
+
+// Guards lie in mappings, behind all of them.
+func TestMaps(t *testing.T) {
+	const page, regular, guard = 4096, 1, 1 << 16
+	type vmas [][3]uint64 // first page, end, status
+	two := vmas{{10, 20, regular}, {20, 30, regular}, {40, 50, regular}}
+	for name, test := range map[string]struct {
+		vmas    vmas
+		refusal string
+	}{
+		"none":                    {two, ""},
+		"guards":                  {append(two[:3:3], [][3]uint64{{10, 11, guard}, {49, 50, guard}, {12, 13, guard}}...), ""},
+		"over neighbours":         {append(two[:3:3], [3]uint64{19, 21, guard}), ""},
+		"all of a mapping":        {append(two[:3:3], [3]uint64{40, 50, guard}), ""},
+		"over a hole":             {append(two[:3:3], [3]uint64{29, 41, guard}), "in no mapping"},
+		"behind its mapping":      {append(two[:3:3], [3]uint64{49, 51, guard}), "in no mapping"},
+		"of no page":              {append(two[:3:3], [3]uint64{12, 12, guard}), "no range of pages"},
+		"before its mapping":      {vmas{{10, 11, guard}, {10, 20, regular}}, "in no mapping"},
+		"a mapping behind guards": {append(two[:3:3], [][3]uint64{{10, 11, guard}, {60, 61, regular}}...), "overlaps"},
+		"a mapping that is one":   {append(two[:3:3], [3]uint64{60, 61, guard | regular}), "unknown kind"},
+	} {
+		m := new(mm.MmEntry)
+		for _, v := range test.vmas {
+			m.Vmas = append(m.Vmas, &vma.VmaEntry{Start: new(v[0] * page), End: new(v[1] * page), Status: new(uint32(v[2])), Fdflags: new(uint32(unix.O_TMPFILE &^ unix.O_DIRECTORY))})
+		}
+		if err := maps(m); (err == nil) != (test.refusal == "") || err != nil && !strings.Contains(err.Error(), test.refusal) {
+			t.Errorf("%s: error %v, want one with %q", name, err, test.refusal)
+		}
+	}
+}
+
+// A mark is what CAP_NET_RAW may set (Linux 5.17), or CAP_NET_ADMIN.
+func TestMark(t *testing.T) {
+	for capability, refused := range map[string]bool{"CAP_NET_RAW": false, "CAP_NET_ADMIN": false, "CAP_NET_BIND_SERVICE": true} {
+		spec := &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: []string{capability}}}}
+		e := &Entries{allowance: allowanceOf(spec, Host{})}
+		if err := e.socketOptions(&skopts.SkOptsEntry{SoMark: new(uint32(7))}); (err != nil) != refused {
+			t.Errorf("%s: error %v", capability, err)
+		}
+	}
 }

@@ -190,9 +190,11 @@ var messageOf = map[fdinfo.FdTypes]protoreflect.Name{
 	fdinfo.FdTypes_NS: "nsf", fdinfo.FdTypes_EXT: "ext", fdinfo.FdTypes_TIMERFD: "tfd", fdinfo.FdTypes_MEMFD: "memfd", fdinfo.FdTypes_PIDFD: "pidfd",
 }
 
-// fileFlags are what a descriptor can have (F_GETFL), and no flag that makes or cuts a file.
+// fileFlags are what a descriptor can have (F_GETFL), and no flag that makes or cuts a file; tmpFile is
+// the one of unnamed files (O_TMPFILE), which CRIU takes off and opens as removed ones.
 const fileFlags = unix.O_ACCMODE | unix.O_APPEND | unix.O_NONBLOCK | unix.O_DSYNC | unix.O_SYNC | unix.O_ASYNC | unix.O_DIRECT | 0o100000 |
 	unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NOATIME | unix.O_PATH | unix.O_CLOEXEC
+const tmpFile = unix.O_TMPFILE &^ unix.O_DIRECTORY
 
 func openFlags(flags uint32) error {
 	if more := flags &^ uint32(fileFlags); more != 0 {
@@ -211,7 +213,7 @@ func (e *Entries) regular(r *regfile.RegFileEntry) error {
 	if err := cleanPath(name); err != nil {
 		return err
 	}
-	if err := openFlags(r.GetFlags()); err != nil {
+	if err := openFlags(r.GetFlags() &^ tmpFile); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	m := e.mounts[uint32(r.GetMntId())]
@@ -390,25 +392,42 @@ const (
 	vsyscallPage = 0xffffffffff600000
 )
 
-// mapStatus are what a mapping can be (criu/include/image.h).
-const mapStatus = 0x1ffff&^0x10 | 1<<27 | 1<<28 | 1<<29
+// What a mapping can be (criu/include/image.h).
+const (
+	mapStatus = 0xffff&^0x10 | 1<<27 | 1<<28 | 1<<29
+	mapGuard  = 1 << 16 // no mapping, but pages of mappings that madvise(2) has made guards (MADV_GUARD_INSTALL)
+)
 
 // maps refuses mappings that overlap: CRIU's own code lies where the images leave room, and works
-// as root until it is done.
+// as root until it is done. Guards come behind all mappings, and lie within them.
 func maps(m *mm.MmEntry) error {
 	end := uint64(0)
+	var mapped [][2]uint64 // from and to; neighbours as one
 	for i, v := range m.GetVmas() {
+		from, to := v.GetStart(), v.GetEnd()
+		pages := from < to && to <= addressEnd && from%pageSize == 0 && to%pageSize == 0
 		switch {
+		case v.GetStatus() == mapGuard:
+			if !pages || !slices.ContainsFunc(mapped, func(in [2]uint64) bool { return in[0] <= from && to <= in[1] }) {
+				return fmt.Errorf("guard %d from %#x to %#x is in no mapping before it, or is no range of pages", i, from, to)
+			}
+			end = addressEnd
+			continue
 		case v.GetStatus()&^mapStatus != 0:
-			return fmt.Errorf("mapping %d at %#x is of an unknown kind (%#x)", i, v.GetStart(), v.GetStatus())
-		case v.GetStart() == vsyscallPage && v.GetEnd() == vsyscallPage+pageSize:
-		case v.GetStart() < end || v.GetStart() >= v.GetEnd() || v.GetEnd() > addressEnd || v.GetStart()%pageSize != 0 || v.GetEnd()%pageSize != 0:
-			return fmt.Errorf("mapping %d from %#x to %#x overlaps the one before, or is no range of pages", i, v.GetStart(), v.GetEnd())
+			return fmt.Errorf("mapping %d at %#x is of an unknown kind (%#x)", i, from, v.GetStatus())
+		case from == vsyscallPage && to == vsyscallPage+pageSize:
+		case from < end || !pages:
+			return fmt.Errorf("mapping %d from %#x to %#x overlaps the one before, or is no range of pages", i, from, to)
 		}
-		if err := openFlags(v.GetFdflags()); err != nil {
+		if err := openFlags(v.GetFdflags() &^ tmpFile); err != nil {
 			return fmt.Errorf("mapping %d: %w", i, err)
 		}
-		end = v.GetEnd()
+		if last := len(mapped) - 1; last >= 0 && from == end {
+			mapped[last][1] = to
+		} else {
+			mapped = append(mapped, [2]uint64{from, to})
+		}
+		end = to
 	}
 	return nil
 }

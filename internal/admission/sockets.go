@@ -52,12 +52,13 @@ func (e *Entries) firstPort() uint32 {
 // socketOptions compares options that only some may set (net/core/sock.c).
 func (e *Entries) socketOptions(o *skopts.SkOptsEntry) error {
 	admin := e.has(unix.CAP_NET_ADMIN)
+	raw := admin || e.has(unix.CAP_NET_RAW)
 	switch {
 	case o.GetSoPriority() > 6 && !admin:
 		return fmt.Errorf("it has the priority %d, and the spec no CAP_NET_ADMIN", o.GetSoPriority())
-	case o.GetSoMark() != 0 && !admin:
-		return fmt.Errorf("it has the mark %d, and the spec no CAP_NET_ADMIN", o.GetSoMark())
-	case o.GetSoBoundDev() != "" && !admin && !e.has(unix.CAP_NET_RAW):
+	case o.GetSoMark() != 0 && !raw:
+		return fmt.Errorf("it has the mark %d, and the spec no CAP_NET_RAW", o.GetSoMark())
+	case o.GetSoBoundDev() != "" && !raw:
 		return fmt.Errorf("it is bound to the device %q, and the spec has no CAP_NET_RAW", o.GetSoBoundDev())
 	}
 	return nil

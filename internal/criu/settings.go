@@ -168,6 +168,14 @@ func (s Settings) ConnectionsDecided() (bool, error) {
 	return decidesTCP(base, options), err
 }
 
+// KeepsConnections reports whether somebody has asked that all established TCP connections are restored
+// open, those to other programs too.
+func (s Settings) KeepsConnections() (bool, error) {
+	base, options, err := s.read()
+	asked, set := options["tcp-established"]
+	return asked == true || !set && hasOption(base, "tcp-established"), err
+}
+
 func decidesTCP(base string, options map[string]any) bool {
 	for _, name := range []string{"tcp-established", "tcp-close"} {
 		if _, set := options[name]; set || hasOption(base, name) {

@@ -201,3 +201,27 @@ func TestBase(t *testing.T) {
 		}
 	}
 }
+
+func TestKeepsConnections(t *testing.T) {
+	for _, test := range []struct {
+		base        string
+		annotations map[string]string
+		want        bool
+	}{
+		{"", nil, false},
+		{"", map[string]string{"dev.gpuckpt.criu.tcp-established": "true"}, true},
+		{"", map[string]string{"dev.gpuckpt.criu.tcp-close": "true"}, false},
+		{"tcp-established\n", nil, true},
+		{"tcp-established\n", map[string]string{"dev.gpuckpt.criu.tcp-established": "false"}, false},
+	} {
+		file := filepath.Join(t.TempDir(), "runc.conf")
+		if err := os.WriteFile(file, []byte(test.base), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		view := config.View{Annotations: map[string]string{"org.criu.config": file}}
+		maps.Copy(view.Annotations, test.annotations)
+		if got, err := (Settings{View: view}).KeepsConnections(); err != nil || got != test.want {
+			t.Errorf("%+v: %v, %v", test, got, err)
+		}
+	}
+}

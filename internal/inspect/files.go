@@ -14,10 +14,14 @@ import (
 )
 
 // places refuses a root, working directory, program, open or mapped file that does not lie on a
-// mount of the container's. Every file that a process opens by itself does.
+// mount of the process's mount namespace. Every file that a process opens by itself does.
 func (c *checker) places(p *process) error {
+	mounts, err := c.table(p)
+	if err != nil {
+		return err
+	}
 	own := make(map[uint64]mount)
-	for _, m := range p.mounts {
+	for _, m := range mounts {
 		own[m.id] = m
 	}
 	for _, f := range slices.Concat([]file{p.root, p.cwd, p.exe}, p.mapped, p.files) {
@@ -34,6 +38,9 @@ func (c *checker) places(p *process) error {
 			}
 			if f.emptyStdio() {
 				continue
+			}
+			if p.namespaces["mnt"] != c.first.namespaces["mnt"] {
+				return fmt.Errorf("its %s (%s) is on no mount of its own mount namespace, which is not the container's", f.name, f.link)
 			}
 			return fmt.Errorf("its %s (%s) is on no mount of the container", f.name, f.link)
 		}

@@ -37,14 +37,7 @@ func Held(spec *specs.Spec, dir string, first int, gate Gate) error {
 	if err != nil {
 		return err
 	}
-	pids := []int{first}
-	for i := 0; i < len(pids); i++ {
-		for _, child := range proc.Children(pids[i]) {
-			if !slices.Contains(pids, child) {
-				pids = append(pids, child)
-			}
-		}
-	}
+	pids := below(first)
 	for _, pid := range others {
 		if pid != criu && !slices.Contains(pids, pid) {
 			pids = append(pids, pid)
@@ -54,8 +47,31 @@ func Held(spec *specs.Spec, dir string, first int, gate Gate) error {
 	if err != nil {
 		return fmt.Errorf("read the cgroups of CRIU: %w", err)
 	}
-	err = Check(Restored{Spec: spec, Rootfs: bundle.RootOf(dir, spec), PIDs: pids, Cgroups: parseCgroups(string(text)), CRIU: criu}, Kernel())
-	if err != nil {
+	return check(Container{Spec: spec, PIDs: pids, Cgroups: parseCgroups(string(text)), CRIU: criu}, dir)
+}
+
+// Frozen checks the processes of a container that are about to be dumped: the first one and those
+// below it. They must be frozen. Their cgroups are not compared, since a restore gives them its own.
+func Frozen(spec *specs.Spec, dir string, first int) error {
+	return check(Container{Spec: spec, PIDs: below(first)}, dir)
+}
+
+// below returns a process and those below it.
+func below(first int) []int {
+	pids := []int{first}
+	for i := 0; i < len(pids); i++ {
+		for _, child := range proc.Children(pids[i]) {
+			if !slices.Contains(pids, child) {
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids
+}
+
+func check(of Container, dir string) error {
+	of.Rootfs = bundle.RootOf(dir, of.Spec)
+	if err := Check(of, Kernel()); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	return nil

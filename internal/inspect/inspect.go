@@ -10,11 +10,15 @@
 // open and mapped files, and mounts. It refuses what a process could not have got by itself in a
 // container of the spec. The caller then ends the processes: none has executed an instruction.
 //
+// Before a checkpoint ends a container, Frozen compares its processes in the same way: what a restore
+// would refuse is refused while they can still run on.
+//
 // Check changes nothing and opens no file of the container's: it reads text files of /proc, and links
 // there and in the container's root file system, and asks for the status of files (statx).
 package inspect
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -26,34 +30,38 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 )
 
-// Restored is what Check looks at.
-type Restored struct {
+// Container is what Check looks at.
+type Container struct {
 	// Spec is the container's, as runc has it.
 	Spec *specs.Spec
 	// Rootfs is the container's root file system on the host.
 	Rootfs string
-	// PIDs are the restored processes, the container's first one first.
+	// PIDs are its processes, the container's first one first.
 	PIDs []int
 	// Cgroups are the container's cgroups by controller, "" for the unified hierarchy, as
 	// /proc/PID/cgroup has them. A controller that is missing is not compared.
 	Cgroups map[string]string
-	// CRIU is the process that restored them, whose own file systems none of them may have; 0 for none.
+	// CRIU is the process that restored them, whose own file systems none of them may have; 0 for those
+	// that were not restored, whose mounts of the spec's are as runc made them.
 	CRIU int
 }
 
-// Check refuses restored processes that have more than the spec grants. The error names the process
-// and what it has.
-func Check(r Restored, system System) error {
-	r.Spec, _ = bundle.AtPlaces(r.Spec, r.Rootfs)
-	c := checker{Restored: r, System: system, allowance: allowanceOf(r.Spec)}
-	var err error
-	if c.host, err = system.readHost(r.CRIU); err != nil {
-		return fmt.Errorf("inspect the restored processes: %w", err)
+// Check refuses processes that have more than the spec grants. The error names the process and what
+// it has.
+func Check(of Container, system System) error {
+	of.Spec, _ = bundle.AtPlaces(of.Spec, of.Rootfs)
+	c := checker{Container: of, System: system, allowance: allowanceOf(of.Spec), tables: make(map[string][]mount)}
+	if of.CRIU != 0 {
+		c.restored = "restored "
 	}
-	for i, pid := range r.PIDs {
+	var err error
+	if c.host, err = system.readHost(of.CRIU); err != nil {
+		return fmt.Errorf("inspect the %sprocesses: %w", c.restored, err)
+	}
+	for i, pid := range of.PIDs {
 		p, err := system.read(pid)
 		if err != nil {
-			return fmt.Errorf("inspect restored process %d: %w", pid, err)
+			return fmt.Errorf("inspect %sprocess %d: %w", c.restored, pid, err)
 		}
 		if p.ended {
 			continue
@@ -65,21 +73,40 @@ func Check(r Restored, system System) error {
 			break
 		}
 		if err := c.process(p); err != nil {
-			return fmt.Errorf("restored process %d (%s): %w", pid, p.name, err)
+			return fmt.Errorf("%sprocess %d (%s): %w", c.restored, pid, p.name, err)
 		}
 	}
 	if c.first == nil {
-		return fmt.Errorf("inspect the restored processes: the first, %d, has ended", r.PIDs[0])
+		return fmt.Errorf("inspect the %sprocesses: the first, %d, has ended", c.restored, of.PIDs[0])
+	}
+	if of.CRIU == 0 && c.first.root.link != "/" {
+		return fmt.Errorf("the container's first process, %d (%s), is in a chroot (%s), where CRIU does not see the container's mounts: start it by another program, such as an init", of.PIDs[0], c.first.name, c.first.root.link)
 	}
 	return c.mounts()
 }
 
 type checker struct {
-	Restored
+	Container
 	System
 	allowance
-	host  *hostView
-	first *process
+	host     *hostView
+	first    *process
+	tables   map[string][]mount // by mount namespace
+	restored string             // what they are, in errors
+}
+
+// table returns the mounts of a process's mount namespace.
+func (c *checker) table(p *process) ([]mount, error) {
+	namespace := p.namespaces["mnt"]
+	if known, ok := c.tables[namespace]; ok {
+		return known, nil
+	}
+	text, err := c.System.Mounts(p.pid)
+	if err != nil {
+		return nil, fmt.Errorf("read its mounts: %w", err)
+	}
+	c.tables[namespace], err = parseMounts(bytes.NewReader(text))
+	return c.tables[namespace], err
 }
 
 // allowance is what a spec grants. Sets of capabilities have a bit each.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -158,7 +159,10 @@ func (f *fake) system() System {
 	}
 	return System{
 		Proc: f.dir, Status: status,
-		Policy:   func(int) (uint32, error) { return unix.SCHED_NORMAL, nil },
+		Policy: func(int) (uint32, error) { return unix.SCHED_NORMAL, nil },
+		Mounts: func(pid int) ([]byte, error) {
+			return os.ReadFile(filepath.Join(f.dir, strconv.Itoa(pid), "mountinfo"))
+		},
 		Internal: func() (map[uint64]bool, error) { return map[uint64]bool{sharedMount: true}, nil },
 	}
 }
@@ -258,6 +262,16 @@ func TestCheck(t *testing.T) {
 		{"cgroup of another name", func(f *fake, _ *specs.Spec) { f.edit("101/cgroup", "memory:/pods/job", "memory:/pods/job2") }, "cgroup /pods/job2"},
 
 		{"root", func(f *fake, _ *specs.Spec) { f.file("101/root", "/", 1) }, "its root (/) is on no mount"},
+		{"root below the container's", func(f *fake, _ *specs.Spec) {
+			f.file("101/root", "/srv/jail", rootMount)
+			f.write("101/mountinfo", "")
+		}, ""},
+		{"root of another mount namespace", func(f *fake, s *specs.Spec) {
+			f.link("101/ns/mnt", "mnt:[4712]")
+			f.write("101/mountinfo", "")
+			s.Process.Capabilities.Bounding = append(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
+			s.Process.NoNewPrivileges = false
+		}, "its root (/) is on no mount of its own mount namespace"},
 		{"working directory", func(f *fake, _ *specs.Spec) { f.file("101/cwd", "/", 1) }, "its cwd"},
 		{"program", func(f *fake, _ *specs.Spec) { f.file("101/exe", "/usr/sbin/criu", 1) }, "its exe (/usr/sbin/criu)"},
 		{"open file", func(f *fake, _ *specs.Spec) { f.file("101/fd/3", "/etc/shadow", 1) }, "its file 3 (/etc/shadow) is on no mount"},
@@ -345,7 +359,7 @@ func TestCheck(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			f, spec := newFake(t), restricted()
 			test.change(f, spec)
-			err := Check(Restored{Spec: spec, Rootfs: filepath.Join(f.dir, "rootfs"), PIDs: []int{100, 101}, Cgroups: map[string]string{"memory": "/pods/job", "": "/pods/job"}, CRIU: 200}, f.system())
+			err := Check(Container{Spec: spec, Rootfs: filepath.Join(f.dir, "rootfs"), PIDs: []int{100, 101}, Cgroups: map[string]string{"memory": "/pods/job", "": "/pods/job"}, CRIU: 200}, f.system())
 			switch {
 			case test.refusal == "" && err != nil:
 				t.Errorf("refused: %v", err)
@@ -353,6 +367,31 @@ func TestCheck(t *testing.T) {
 				t.Errorf("error %v, want one with %q", err, test.refusal)
 			}
 		})
+	}
+}
+
+// Processes that were not restored are compared as well, but for what a restore makes anew: their cgroups and the mounts
+// of the spec.
+func TestBeforeTheDump(t *testing.T) {
+	for name, test := range map[string]struct {
+		change  func(f *fake)
+		refusal string
+	}{
+		"as runc made it": {func(f *fake) {
+			f.edit("100/mountinfo", "0:5 /null /proc/kcore rw,nosuid - devtmpfs", "0:62 /null /proc/kcore rw - tmpfs")
+		}, ""},
+		"another source":      {func(f *fake) { f.edit("100/mountinfo", "/srv/data /data", "/srv/data//deleted /data") }, ""},
+		"a cgroup of its own": {func(f *fake) { f.edit("101/cgroup", "memory:/pods/job", "memory:/pods/other") }, ""},
+		"a user":              {func(f *fake) { f.edit("101/task/102/status", "Uid:	1000	1000", "Uid:	1000	0") }, "process 101 (worker): thread 102: it has the user id 0"},
+		"a mount":             {func(f *fake) { f.edit("100/mountinfo", "56 51", "57 50 0:64 / /mnt rw - tmpfs tmpfs rw\n56 51") }, "mount /mnt of the container: it is not in the spec"},
+		"a chroot":            {func(f *fake) { f.file("100/root", "/srv/jail", rootMount) }, "the container's first process, 100 (worker), is in a chroot (/srv/jail)"},
+	} {
+		f := newFake(t)
+		test.change(f)
+		err := Check(Container{Spec: restricted(), Rootfs: filepath.Join(f.dir, "rootfs"), PIDs: []int{100, 101}}, f.system())
+		if (err == nil) != (test.refusal == "") || err != nil && !strings.HasPrefix(err.Error(), test.refusal) {
+			t.Errorf("%s: error %v, want one that begins with %q", name, err, test.refusal)
+		}
 	}
 }
 
@@ -393,7 +432,7 @@ func TestKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := checker{Restored: Restored{Spec: &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}}, System: s, host: host, first: p}
+	c := checker{Container: Container{Spec: &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}}, System: s, host: host, first: p, tables: make(map[string][]mount)}
 	c.allowance = allowanceOf(c.Spec)
 	for _, f := range append(p.mapped, p.exe, p.cwd, p.root) {
 		if f.mount == 0 {
@@ -403,7 +442,11 @@ func TestKernel(t *testing.T) {
 	if err := c.places(p); err != nil {
 		t.Error(err)
 	}
-	if len(p.threads) == 0 || len(p.mounts) == 0 || len(p.limits) < 16 || len(p.namespaces) < 6 || len(p.mapped) == 0 {
-		t.Errorf("%d threads, %d mounts, %d limits, %d namespaces, %d mapped files", len(p.threads), len(p.mounts), len(p.limits), len(p.namespaces), len(p.mapped))
+	mounts, err := c.table(p)
+	if err != nil {
+		t.Error(err)
+	}
+	if len(p.threads) == 0 || len(mounts) == 0 || len(p.limits) < 16 || len(p.namespaces) < 6 || len(p.mapped) == 0 {
+		t.Errorf("%d threads, %d mounts, %d limits, %d namespaces, %d mapped files", len(p.threads), len(mounts), len(p.limits), len(p.namespaces), len(p.mapped))
 	}
 }

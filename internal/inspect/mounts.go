@@ -22,6 +22,10 @@ var pseudo = []string{"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts"
 // mounts compares the mounts of the container's first process with the spec's. With CAP_SYS_ADMIN a
 // container could have mounted what it likes, but nothing of the host's.
 func (c *checker) mounts() error {
+	mounts, err := c.table(c.first)
+	if err != nil {
+		return err
+	}
 	granted := make(map[string]bool) // file systems, by device
 	for _, s := range c.spec.Mounts {
 		if at, found := c.host.locate(c.System, s.Source); found && isBind(s) {
@@ -29,7 +33,7 @@ func (c *checker) mounts() error {
 		}
 	}
 	var expected []expectation
-	for _, m := range c.first.mounts {
+	for _, m := range mounts {
 		e := c.expected(m)
 		if e.source != "" {
 			e.from, e.found = c.host.locate(c.System, e.source)
@@ -40,15 +44,18 @@ func (c *checker) mounts() error {
 		expected = append(expected, e)
 	}
 	fresh := make(map[string]bool) // file systems that the spec has made for the container
-	for i, m := range c.first.mounts {
+	for i, m := range mounts {
+		if c.CRIU == 0 && expected[i].known {
+			continue // a restore makes it anew, or has compared it in the images
+		}
 		if e := expected[i]; e.own && m.kind == "tmpfs" {
 			if fresh[m.device] {
-				return fmt.Errorf("mount %s of the restored container: it is the file system of another mount, and in the spec one of its own", m.point)
+				return fmt.Errorf("mount %s of the %scontainer: it is the file system of another mount, and in the spec one of its own", m.point, c.restored)
 			}
 			fresh[m.device] = true
 		}
 		if err := c.mount(m, expected[i], granted); err != nil {
-			return fmt.Errorf("mount %s of the restored container: %w", m.point, err)
+			return fmt.Errorf("mount %s of the %scontainer: %w", m.point, c.restored, err)
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ package inspect
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
@@ -28,13 +30,16 @@ type System struct {
 	Status func(path string) (unix.Statx_t, error)
 	// Policy returns the scheduling policy of a thread.
 	Policy func(tid int) (uint32, error)
+	// Mounts returns the mountinfo of the mount namespace of a process. The process's own lacks what is
+	// not below its root.
+	Mounts func(pid int) ([]byte, error)
 	// Internal returns the ids of the kernel's own mounts, which the files of shared memory are on.
 	Internal func() (map[uint64]bool, error)
 }
 
 // Kernel is the running kernel.
 func Kernel() System {
-	return System{Proc: "/proc", Status: statx, Policy: policy, Internal: internalMounts}
+	return System{Proc: "/proc", Status: statx, Policy: policy, Mounts: mountsOf, Internal: internalMounts}
 }
 
 func statx(path string) (st unix.Statx_t, err error) {
@@ -44,6 +49,18 @@ func statx(path string) (st unix.Statx_t, err error) {
 		err = errors.New("the kernel does not name the mount of a file: it must be 5.8 or newer")
 	}
 	return st, err
+}
+
+func mountsOf(pid int) (text []byte, err error) {
+	root, err := os.OpenRoot("/proc") // the container's may be another
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	return text, host.InMountNamespace(pid, func() (err error) {
+		text, err = root.ReadFile(fmt.Sprintf("%d/task/%d/mountinfo", os.Getpid(), unix.Gettid()))
+		return err
+	})
 }
 
 func policy(tid int) (uint32, error) {
@@ -78,6 +95,7 @@ func internalMounts() (map[uint64]bool, error) {
 
 // process is what /proc has of a process.
 type process struct {
+	pid            int
 	name           string
 	ended          bool
 	threads        []thread
@@ -88,7 +106,6 @@ type process struct {
 	root, cwd, exe file
 	files          []file
 	mapped         []file
-	mounts         []mount
 	rawSockets     map[string]bool // by inode
 }
 
@@ -181,7 +198,7 @@ func (s System) read(pid int) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &process{name: proc.Status(status).Field("Name")}
+	p := &process{pid: pid, name: proc.Status(status).Field("Name")}
 	if p.ended = proc.Status(status).Ended(); p.ended {
 		return p, nil
 	}
@@ -252,7 +269,7 @@ var limitNames = map[string]string{
 // limitColumn is how wide the names are (fs/proc/base.c, proc_pid_limits).
 const limitColumn = 26
 
-// readKernel reads namespaces, maps of ids, cgroups, limits and mounts.
+// readKernel reads namespaces, maps of ids, cgroups and limits.
 func (s System) readKernel(dir string, p *process) (err error) {
 	if p.namespaces, err = s.readNamespaces(dir); err != nil {
 		return err
@@ -297,8 +314,7 @@ func (s System) readKernel(dir string, p *process) (err error) {
 			}
 		}
 	}
-	p.mounts, err = s.readMounts(dir)
-	return err
+	return nil
 }
 
 // parseCgroups returns the cgroups of /proc/PID/cgroup by controller, "" for the unified hierarchy.
@@ -332,12 +348,11 @@ func (s System) readNamespaces(dir string) (map[string]string, error) {
 }
 
 func (s System) readMounts(dir string) ([]mount, error) {
-	f, err := os.Open(filepath.Join(s.Proc, dir, "mountinfo"))
+	text, err := s.text(dir, "mountinfo")
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	return parseMounts(f)
+	return parseMounts(bytes.NewReader(text))
 }
 
 // parseMounts reads mountinfo, see proc_pid_mountinfo(5).

@@ -195,7 +195,13 @@ func (f Field) check(fd protoreflect.FieldDescriptor, v protoreflect.Value) erro
 	case f.May == In && slices.Contains(f.Numbers, n), f.May == Bits && n&^f.Numbers[0] == 0, f.May == Most && n <= f.Numbers[0]:
 		return nil
 	}
-	return fmt.Errorf("%s: %d is not what a restore needs (%s)", fd.FullName(), n, f.Why)
+	what := strconv.FormatUint(n, 10)
+	if fd.Kind() == protoreflect.EnumKind {
+		if value := fd.Enum().Values().ByNumber(v.Enum()); value != nil {
+			what = string(value.Name()) // PACKETSK
+		}
+	}
+	return fmt.Errorf("%s: %s is not what a restore needs (%s)", fd.FullName(), what, f.Why)
 }
 
 // number returns a value as a number; negative ones are huge.

@@ -85,6 +85,7 @@ struct scan {
 	uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
 };
 #define SCAN _IOWR('f', 16, struct scan)
+#define IS_GUARD (1 << 8) // a page that madvise(2) has made a guard: it is of the mapping, not of what is in it
 
 // scan asks the kernel for what is between the ranges.
 static int scan(int fd, int pid, struct scan *all)
@@ -123,7 +124,7 @@ EXPORTED int ioctl(int fd, unsigned long request, ...)
 	va_end(list);
 	if (request == SCAN) {
 		struct scan *s = arg;
-		int pid = s && !s->flags && !s->max_pages && s->vec_len ? pagemap_of(fd) : 0;
+		int pid = s && !s->flags && !s->max_pages && s->vec_len && !(s->category_mask & IS_GUARD) ? pagemap_of(fd) : 0;
 		if (pid)
 			return scan(fd, pid, s);
 	}

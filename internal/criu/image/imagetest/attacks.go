@@ -19,6 +19,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 )
@@ -123,6 +124,10 @@ func Attacks() []Attack {
 		{"S8: a shorter list of limits", "limits", "have no RLIMIT_NOFILE", true, "core-1.img", one(func(c *criucore.CoreEntry) bool { c.Tc.Rlimits.Rlimits = nil; return true })},
 		{"S8: a soft limit", "limits", "RLIMIT_NOFILE", false, "core-1.img", one(func(c *criucore.CoreEntry) bool { c.Tc.Rlimits.Rlimits[7].Cur = new(uint64(1 << 20)); return true })},
 		{"mappings over one another", "maps", "overlaps", false, "mm-1.img", one(func(m *mm.MmEntry) bool { m.Vmas[1].Start = m.Vmas[0].Start; return true })},
+		{"a guard in no mapping", "maps", "in no mapping", false, "mm-1.img", guard(func(v *vma.VmaEntry) { v.Start, v.End = new(uint64(4096)), new(uint64(8192)) })},
+		{"a guard of no pages", "maps", "no range of pages", false, "mm-1.img", guard(func(v *vma.VmaEntry) { v.Start = new(v.GetStart() + 1) })},
+		{"a guard that ends behind its mapping", "maps", "in no mapping", false, "mm-1.img", guard(func(v *vma.VmaEntry) { v.End = new(uint64(1 << 47)) })},
+		{"a guard that is a mapping", "maps", "unknown kind", false, "mm-1.img", guard(func(v *vma.VmaEntry) { v.Status = new(v.GetStatus() | 1) })},
 		{"a watch by handle", "inotify", "CAP_DAC_READ_SEARCH", false, "files.img", one(func(f *fdinfo.FileEntry) bool {
 			if f.Ify != nil {
 				f.Ify.Wd[0].FHandle.Path = nil
@@ -201,4 +206,15 @@ func moved(m *mnt.MntEntry) {
 
 func ghost(mode uint32) func([]proto.Message) bool {
 	return one(func(g *ghostfile.GhostFileEntry) bool { g.Mode = &mode; return true })
+}
+
+// guard adds a guard, of the first page of the first mapping until it is changed.
+func guard(change func(*vma.VmaEntry)) func([]proto.Message) bool {
+	return one(func(m *mm.MmEntry) bool {
+		v := proto.CloneOf(m.Vmas[0])
+		v.End, v.Status = new(v.GetStart()+4096), new(uint32(1<<16))
+		change(v)
+		m.Vmas = append(m.Vmas, v)
+		return true
+	})
 }

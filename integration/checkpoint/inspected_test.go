@@ -1,0 +1,171 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+)
+
+// eachWay takes a checkpoint of a container and restores it in each of the ways that clients have: as an image, from
+// which another container is made, and in place, after the request has ended the container.
+func eachWay(t *testing.T, k *harness.Container, check func(*testing.T, *harness.Container)) {
+	t.Helper()
+	check(t, k)
+	ref := takeCheckpoint(t, shared, k, "1")
+	k.MustRemove(t)
+	r := restore(t, shared, k.ID, ref, k.Port)
+	check(t, r)
+	dir := t.TempDir()
+	exitInto(t, r, dir)
+	ctr(t, shared, "tasks", "delete", r.ID)
+	if err := restoreTask(t, shared, r, dir); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	check(t, r)
+	isPaused(t, r, false)
+}
+
+// exitInto has a checkpoint into a directory end a container.
+func exitInto(t *testing.T, k *harness.Container, dir string) {
+	t.Helper()
+	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	if _, err := k.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refusedEachWay wants each kind of checkpoint refused in some words, and the container to run on as it did.
+func refusedEachWay(t *testing.T, k *harness.Container, goesOn func(), words ...string) {
+	t.Helper()
+	goesOn()
+	harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), words...)
+	isPaused(t, k, false)
+	goesOn()
+	for _, exit := range []bool{false, true} {
+		dir := filepath.Join(t.TempDir(), "images")
+		_, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: exit})
+		harness.Says(t, err, words...)
+		isPaused(t, k, false)
+		goesOn()
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("the directory of the images is left: %v", err)
+		}
+	}
+}
+
+// A server in a chroot goes there and back, beside a program without CUDA and one with.
+func TestChroot(t *testing.T) {
+	for workload, spec := range map[string]harness.RunSpec{"twice": {Ports: 2}, "forked": {GPUs: []int{0}, Ports: 2}} {
+		t.Run(workload, func(t *testing.T) {
+			results.Add(t)
+			k := shared.Work(t, spec, workload, "--apart", "chroot")
+			count := 100
+			eachWay(t, k, func(t *testing.T, k *harness.Container) {
+				t.Helper()
+				count++
+				for i := range 2 {
+					k.Process(i).Expect(t, "count", strconv.Itoa(count))
+				}
+				if root, err := os.Readlink(fmt.Sprintf("/proc/%d/root", childOf(k.MustPid(t), "gpuwork"))); err != nil || root != "/srv/jail" {
+					t.Errorf("its root is %s, %v", root, err)
+				}
+			})
+		})
+	}
+}
+
+// What a restore would refuse is refused before the container ends, whoever asks for the checkpoint: here what is found
+// in the processes alone, and what is found in the images.
+func TestInspectedBeforeItEnds(t *testing.T) {
+	privileged := harness.RunSpec{Ports: 2, CtrFlags: []string{"--privileged"}}
+	withGPU := privileged
+	withGPU.GPUs = []int{0}
+	for _, test := range []struct {
+		name, workload, apart, words string
+		spec                         harness.RunSpec
+	}{
+		{"first process in a chroot", "plain", "chroot", "is in a chroot (/srv/jail)", harness.RunSpec{}},
+		{"mounts of its own", "twice", "mounts", "on no mount of its own mount namespace", privileged},
+		{"mounts of its own beside a GPU", "forked", "mounts", "on no mount of its own mount namespace", withGPU},
+		{"packet socket", "twice", "packet", "PACKETSK is not what a restore needs", harness.RunSpec{Ports: 2}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			results.Add(t)
+			k := shared.Work(t, test.spec, test.workload, "--apart", test.apart)
+			count := 100
+			refusedEachWay(t, k, func() {
+				t.Helper()
+				count++
+				for i := range max(1, test.spec.Ports) {
+					k.Process(i).Expect(t, "count", strconv.Itoa(count))
+				}
+			}, test.words, "its own restore would refuse it")
+		})
+	}
+}
+
+// A file that never had a name goes there and back.
+func TestUnnamedFile(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{}, "plain", "--unnamed", "/tmp")
+	count := 100
+	eachWay(t, k, func(t *testing.T, k *harness.Container) {
+		t.Helper()
+		count++
+		k.Expect(t, "count", strconv.Itoa(count))
+		if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/fd/3", k.MustPid(t))); err != nil || string(text) != "unnamed" {
+			t.Errorf("the file has %q, %v", text, err)
+		}
+	})
+}
+
+// hasGuards reports whether the kernel has guard pages (Linux 6.13).
+func hasGuards(t *testing.T) bool {
+	mem, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(mem) }()
+	const guardInstall = 102
+	return unix.Madvise(mem, guardInstall) == nil
+}
+
+// Guard pages come back, in the stacks of threads, as glibc 2.42 makes them, and in memory that goes past CRIU: a touch
+// faults as it did.
+func TestGuardPages(t *testing.T) {
+	if !hasGuards(t) {
+		t.Skip("the kernel is older than 6.13")
+	}
+	for _, test := range []struct{ workload, bytes string }{
+		{"memory", "32M"},    // with CRIU
+		{"memory", "288M"},   // past CRIU, and more of them than it looks for at once
+		{"gpumemory", "32M"}, // beside a GPU
+	} {
+		t.Run(test.workload+"-"+test.bytes, func(t *testing.T) {
+			results.Add(t)
+			var spec harness.RunSpec
+			if test.workload == "gpumemory" {
+				spec.GPUs = []int{0}
+			}
+			k := shared.Work(t, spec, test.workload, "--bytes", test.bytes)
+			if k.Answer(t, "guards") == "0" {
+				t.Fatal("it has made no guards")
+			}
+			eachWay(t, k, func(t *testing.T, k *harness.Container) {
+				t.Helper()
+				k.Expect(t, "verify", "bad=0,0")
+			})
+		})
+	}
+}
