@@ -31,6 +31,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/ending"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
+	"github.com/gpuckpt/gpuckpt/internal/filelocks"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -109,7 +110,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if !gpu {
 		err := imagedir.RequireEmpty(r.Path)
 		if err == nil && c.pid > 0 {
-			err = iouring.Refuse(c.pids)
+			err = cmp.Or(iouring.Refuse(c.pids), filelocks.Refuse(c.pids))
 		}
 		if err != nil {
 			return err
@@ -244,7 +245,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := execs.Refuse(execed(k.c)); err != nil {
 		return err
 	}
-	if err := iouring.Refuse(k.c.pids); err != nil {
+	if err := cmp.Or(iouring.Refuse(k.c.pids), filelocks.Refuse(k.c.pids)); err != nil {
 		return err
 	}
 	if k.sealer, err = trust.NewSealer(k.read, k.images.Path); err != nil {

@@ -77,6 +77,9 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 	if !isSet("link-remap") {
 		options["link-remap"] = true
 	}
+	// Locks are dumped whatever the client says. A restore gives CRIU hardly any of them, see package
+	// filelocks.
+	options["file-locks"] = true
 	if !isSet("ghost-limit") && s.GhostLimit > 0 {
 		options["ghost-limit"] = int64(s.GhostLimit)
 	}

@@ -1,0 +1,332 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package filelocks gives restored processes the file locks that they were dumped with: POSIX locks,
+// flock, open file description locks and leases.
+//
+// CRIU dumps all of them. Its restore takes them too early: it closes a descriptor of each mapped
+// file after that, and a POSIX lock on a file goes with any descriptor of it that the process
+// closes (SQLite in WAL mode has both); a lease is broken by the next process that opens its file.
+// It also waits without an end for a lock that somebody else has taken.
+//
+// So CRIU does not get the locks (Locks.Take). Once it has restored all processes and holds each of
+// their threads at the gate (package criu), Locks.Restore has the processes themselves take them,
+// waits for none, and compares what the kernel lists then with the dump.
+//
+// A lease that is being broken is left to CRIU: it ends by itself within a minute.
+package filelocks
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+
+	filelock "github.com/checkpoint-restore/go-criu/v8/crit/images/file-lock"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/proc"
+)
+
+// Kinds of locks as CRIU has them (criu/include/file-lock.h), and the bit of the type of a lease that
+// is being broken.
+const (
+	posix    = 1
+	flock    = 2
+	ofd      = 4
+	lease    = 8
+	breaking = 4
+)
+
+// ofdSetlk is fcntl's F_OFD_SETLK (fcntl.h).
+const ofdSetlk = 37
+
+// maxLocks bounds the locks of a dump.
+const maxLocks = 100_000
+
+// Locks are what a dump lists.
+type Locks []*filelock.FileLockEntry
+
+// Take keeps an entry of a dump's images that is a lock, and reports whether it did: CRIU must not
+// get it.
+func (l *Locks) Take(entry proto.Message) (bool, error) {
+	e, ok := entry.(*filelock.FileLockEntry)
+	if !ok || e.GetFlag() == lease && e.GetType()&breaking != 0 {
+		return false, nil
+	}
+	if len(*l) == maxLocks {
+		return false, fmt.Errorf("%w: more than %d file locks", images.ErrDamaged, maxLocks)
+	}
+	*l = append(*l, e)
+	return true, nil
+}
+
+// Gate is where a CRIU holds restored processes: criu.Gate.
+type Gate interface {
+	// Call has a held thread make a system call.
+	Call(tid int, nr uint64, a, b, c uint64) error
+}
+
+// Restore has the processes take their locks. init is the container's first process, pids are all, as
+// this process counts. The error names the lock, its file and who has it now; some of the locks may
+// be taken then.
+func (l Locks) Restore(init int, pids func() ([]int, error), gate Gate) error {
+	if len(l) == 0 {
+		return nil
+	}
+	all, err := pids()
+	if err != nil {
+		return err
+	}
+	inside, err := proc.Inside(all, init)
+	if err != nil {
+		return err
+	}
+	for _, e := range l {
+		pid, found := inside[int(e.GetPid())]
+		if !found {
+			return fmt.Errorf("%w: a file lock is of process %d, which there is not", images.ErrDamaged, e.GetPid())
+		}
+		if err := take(pid, e, gate); err != nil {
+			return fmt.Errorf("process %s held a %s when it was dumped, and %w: %w", proc.Describe(pid), describe(pid, e), taken(pid, e, err), errdefs.ErrFailedPrecondition)
+		}
+	}
+	return l.compare(inside)
+}
+
+// take has a process take one lock.
+func take(pid int, e *filelock.FileLockEntry, gate Gate) error {
+	tid, err := living(pid)
+	if err != nil {
+		return err
+	}
+	kind, fd := uint64(e.GetType()), uint64(e.GetFd())
+	if kind != unix.F_RDLCK && kind != unix.F_WRLCK || e.GetFd() < 0 {
+		return fmt.Errorf("%w: it is of type %d, which the kernel does not have", images.ErrDamaged, kind)
+	}
+	switch e.GetFlag() {
+	case flock:
+		how := uint64(unix.LOCK_SH | unix.LOCK_NB)
+		if kind == unix.F_WRLCK {
+			how = unix.LOCK_EX | unix.LOCK_NB
+		}
+		return gate.Call(tid, unix.SYS_FLOCK, fd, how, 0)
+	case lease:
+		return gate.Call(tid, unix.SYS_FCNTL, fd, unix.F_SETLEASE, kind)
+	case posix, ofd:
+		command := uint64(unix.F_SETLK)
+		if e.GetFlag() == ofd {
+			command = ofdSetlk
+		}
+		var data [32]byte // struct flock: l_type, l_whence (SEEK_SET), l_start, l_len, l_pid
+		binary.NativeEndian.PutUint16(data[0:], uint16(kind))
+		binary.NativeEndian.PutUint64(data[8:], uint64(e.GetStart()))
+		binary.NativeEndian.PutUint64(data[16:], uint64(e.GetLen()))
+		return lend(pid, data[:], func(at uint64) error {
+			return gate.Call(tid, unix.SYS_FCNTL, fd, command, at)
+		})
+	}
+	return fmt.Errorf("%w: it is of kind %d, which CRIU does not have", images.ErrDamaged, e.GetFlag())
+}
+
+// living returns a thread of a process that can make a call: the first one may have ended.
+func living(pid int) (int, error) {
+	tids, err := proc.Threads(pid)
+	if err != nil {
+		return 0, err
+	}
+	for _, tid := range tids {
+		if status, err := proc.ThreadStatus(pid, tid); err == nil && !status.Ended() {
+			return tid, nil
+		}
+	}
+	return 0, fmt.Errorf("process %d has no thread", pid)
+}
+
+// lend has a process's memory hold data while do is called with its address. The process must
+// stand still.
+func lend(pid int, data []byte, do func(at uint64) error) error {
+	maps, err := proc.Maps(pid)
+	if err != nil {
+		return err
+	}
+	mem, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	was := make([]byte, len(data))
+	for _, m := range maps {
+		if m.Permissions != "rw-p" {
+			continue
+		}
+		if _, err := mem.ReadAt(was, int64(m.Start)); err != nil {
+			continue // a guard page, or beyond the end of a file
+		}
+		if _, err := mem.WriteAt(data, int64(m.Start)); err != nil {
+			continue
+		}
+		err := do(m.Start)
+		_, back := mem.WriteAt(was, int64(m.Start))
+		return errors.Join(err, back)
+	}
+	return fmt.Errorf("process %d has no memory to write to", pid)
+}
+
+// compare refuses processes that have not the locks that the dump lists, or others.
+func (l Locks) compare(inside map[int]int) error {
+	known := make(map[proc.Lock]bool)
+	for _, e := range l {
+		pid := inside[int(e.GetPid())]
+		held, err := proc.FileLocks(pid, int(e.GetFd()))
+		if err != nil {
+			return err
+		}
+		at := slices.IndexFunc(held, func(h proc.Lock) bool { return is(h, e) })
+		if at < 0 {
+			return fmt.Errorf("process %s held a %s when it was dumped, and does not hold it now: %w", proc.Describe(pid), describe(pid, e), errdefs.ErrFailedPrecondition)
+		}
+		known[held[at]] = true
+	}
+	held, err := proc.Locks()
+	if err != nil {
+		return err
+	}
+	for _, pid := range inside {
+		for _, h := range held {
+			if h.PID == pid && h.Mode != "BREAKING" && !known[h] {
+				return fmt.Errorf("process %s holds a %s on %s, which the dump does not list: %w", proc.Describe(pid), name(h), mapped(pid, h), errdefs.ErrFailedPrecondition)
+			}
+		}
+	}
+	return nil
+}
+
+// is reports whether a lock that is held is the one of a dump.
+func is(h proc.Lock, e *filelock.FileLockEntry) bool {
+	end := "EOF"
+	if e.GetLen() > 0 {
+		end = strconv.FormatInt(e.GetStart()+e.GetLen()-1, 10)
+	}
+	return h.Kind == kernelKinds[e.GetFlag()] && (h.Type == "WRITE") == (e.GetType() == unix.F_WRLCK) && h.Start == e.GetStart() && h.End == end
+}
+
+// kernelKinds are the kernel's names of CRIU's kinds, and people's names of these.
+var (
+	kernelKinds = map[uint32]string{posix: "POSIX", flock: "FLOCK", ofd: "OFDLCK", lease: "LEASE"}
+	names       = map[string]string{"POSIX": "POSIX lock", "FLOCK": "lock (flock)", "OFDLCK": "open file description lock", "LEASE": "lease"}
+)
+
+// name names a lock for a person: "write POSIX lock".
+func name(h proc.Lock) string {
+	of := names[h.Kind]
+	if of == "" {
+		of = h.Kind
+	}
+	if h.Type == "WRITE" {
+		return "write " + of
+	}
+	return "read " + of
+}
+
+// describe names a lock of a dump, and its file.
+func describe(pid int, e *filelock.FileLockEntry) string {
+	h := proc.Lock{Kind: kernelKinds[e.GetFlag()], Type: "READ"}
+	if e.GetType() == unix.F_WRLCK {
+		h.Type = "WRITE"
+	}
+	path, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, e.GetFd()))
+	if err != nil {
+		path = fmt.Sprintf("file %d", e.GetFd())
+	}
+	return name(h) + " on " + path
+}
+
+// taken says why a process did not get its lock: as a rule another program has it.
+func taken(pid int, e *filelock.FileLockEntry, err error) error {
+	if !errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("cannot take it again: %w", err)
+	}
+	by := "another program"
+	var st unix.Stat_t
+	held, lerr := proc.Locks()
+	if serr := unix.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, e.GetFd()), &st); serr == nil && lerr == nil {
+		device := fmt.Sprintf("%02x:%02x", unix.Major(st.Dev), unix.Minor(st.Dev))
+		for _, h := range held {
+			if h.Device == device && h.Inode == st.Ino && h.PID > 0 && h.PID != pid && (h.Kind == "LEASE") == (e.GetFlag() == lease) {
+				by = "process " + proc.Describe(h.PID)
+			}
+		}
+	}
+	if e.GetFlag() == lease {
+		by += " or an open descriptor of the file"
+	}
+	return fmt.Errorf("%s stands in its way now: end that, or restore once it has let go", by)
+}
+
+// mapped returns the name of the file of a lock, if the process maps it.
+func mapped(pid int, h proc.Lock) string {
+	maps, _ := proc.Maps(pid) // of a process that has ended there is none
+	for _, m := range maps {
+		if m.Device == h.Device && m.Inode == h.Inode {
+			return m.Path
+		}
+	}
+	return fmt.Sprintf("file %d of device %s", h.Inode, h.Device)
+}
+
+// Refuse refuses a container with a process that holds a lock by no descriptor: CRIU would lose it.
+// list returns the container's processes.
+func Refuse(list func() ([]int, error)) error {
+	var err error
+	for range 3 { // a program that runs may let go of a lock between two looks
+		if err = refuse(list); !errors.Is(err, errHidden) {
+			break
+		}
+	}
+	return err
+}
+
+var errHidden = errors.New("CRIU cannot dump a lock without an open descriptor: the program must keep the file open, or unmap it")
+
+func refuse(list func() ([]int, error)) error {
+	held, err := proc.Locks()
+	if err != nil {
+		return err
+	}
+	pids, err := list()
+	if err != nil && !proc.Ended(err) {
+		return err
+	}
+	held = slices.DeleteFunc(held, func(h proc.Lock) bool { return !slices.Contains(pids, h.PID) })
+	if len(held) == 0 {
+		return nil
+	}
+	known := make(map[proc.Lock]bool)
+	for _, pid := range pids {
+		files, err := proc.OpenFiles(pid, "")
+		if err != nil && !proc.Ended(err) {
+			return err
+		}
+		for fd := range files {
+			locks, err := proc.FileLocks(pid, fd)
+			if err != nil && !proc.Ended(err) {
+				return err
+			}
+			for _, h := range locks {
+				known[h] = true
+			}
+		}
+	}
+	for _, h := range held {
+		if !known[h] {
+			return fmt.Errorf("process %s holds a %s on %s, which it has not open: %w: %w", proc.Describe(h.PID), name(h), mapped(h.PID, h), errHidden, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
