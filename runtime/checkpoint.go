@@ -110,7 +110,9 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if !gpu {
 		err := imagedir.RequireEmpty(r.Path)
 		if err == nil && c.pid > 0 {
-			err = cmp.Or(iouring.Refuse(c.pids), filelocks.Refuse(c.pids))
+			if err = iouring.Refuse(c.pids); err == nil {
+				_, err = c.locks()
+			}
 		}
 		if err != nil {
 			return err
@@ -245,7 +247,10 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := execs.Refuse(execed(k.c)); err != nil {
 		return err
 	}
-	if err := cmp.Or(iouring.Refuse(k.c.pids), filelocks.Refuse(k.c.pids)); err != nil {
+	if err := iouring.Refuse(k.c.pids); err != nil {
+		return err
+	}
+	if _, err := k.c.locks(); err != nil {
 		return err
 	}
 	if k.sealer, err = trust.NewSealer(k.read, k.images.Path); err != nil {
@@ -377,13 +382,25 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
+	locks, err := c.locks()
+	if err != nil {
+		return err
+	}
 	memory.Begin()
 	watch := criu.StartWatch(ctx, false, time.Duration(view.CRIU.DumpTimeout))
 	_, err = s.TTRPCTaskService.Checkpoint(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
 		return sequence.Join(dumpLog.Explain(err), criu.EndDumps())
 	}
-	return memory.Complete()
+	return cmp.Or(locks.Complete(criu.Open(r.Path).Set), memory.Complete())
+}
+
+// locks returns the locks of the container's processes. It refuses one that a dump would lose.
+func (c *container) locks() (filelocks.Found, error) {
+	if c.pid == 0 {
+		return nil, nil
+	}
+	return filelocks.Find(c.pid, c.pids)
 }
 
 func pastCRIU(ctx context.Context, c *container, dir string, read config.Source) *pages.Dump {
@@ -406,6 +423,11 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 			return settings, err
 		}
 		settings.GhostLimit = host.MemoryLimit(c.pid)
+		locks, err := c.locks()
+		if err != nil {
+			return settings, err
+		}
+		settings.ReadsNoFile = locks.Break()
 	case c.restore != nil:
 		settings.Gate = true
 		settings.Sandbox = &criu.Sandbox{Spec: c.restore.gpus.Spec, Work: c.workDir, Programs: tmpfs.Programs(c.bundle), Root: filepath.Join(c.runcState, "criu-root"), Traces: c.restore.gpu != nil || tmpfs.Carries(c.restore.gpus.Spec)}

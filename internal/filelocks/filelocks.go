@@ -4,10 +4,10 @@
 // Package filelocks gives restored processes the file locks that they were dumped with: POSIX locks,
 // flock, open file description locks and leases.
 //
-// CRIU dumps all of them. Its restore takes them too early: it closes a descriptor of each mapped
-// file after that, and a POSIX lock on a file goes with any descriptor of it that the process
-// closes (SQLite in WAL mode has both); a lease is broken by the next process that opens its file.
-// It also waits without an end for a lock that somebody else has taken.
+// CRIU dumps them, but for some that Found.Complete adds. Its restore takes them too early: it closes
+// a descriptor of each mapped file after that, and a POSIX lock on a file goes with any descriptor of
+// it that the process closes (SQLite in WAL mode has both); a lease is broken by the next process that
+// opens its file. It also waits without an end for a lock that somebody else has taken.
 //
 // So CRIU does not get the locks (Locks.Take). Once it has restored all processes and holds each of
 // their threads at the gate (package criu), Locks.Restore has the processes themselves take them,
@@ -30,6 +30,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
@@ -280,53 +281,140 @@ func mapped(pid int, h proc.Lock) string {
 	return fmt.Sprintf("file %d of device %s", h.Inode, h.Device)
 }
 
-// Refuse refuses a container with a process that holds a lock by no descriptor: CRIU would lose it.
-// list returns the container's processes.
-func Refuse(list func() ([]int, error)) error {
-	var err error
+// Found are the locks that processes have by their descriptors.
+type Found map[int]map[int][]proc.Lock // by process and descriptor, as the process counts itself
+
+// Find lists the locks of a container's processes, as this process counts these; init is the first
+// one. It refuses a process that holds a lock by no descriptor: CRIU would lose it.
+func Find(init int, pids func() ([]int, error)) (found Found, err error) {
 	for range 3 { // a program that runs may let go of a lock between two looks
-		if err = refuse(list); !errors.Is(err, errHidden) {
+		if found, err = find(init, pids); !errors.Is(err, errHidden) {
 			break
 		}
 	}
-	return err
+	return found, err
 }
 
 var errHidden = errors.New("CRIU cannot dump a lock without an open descriptor: the program must keep the file open, or unmap it")
 
-func refuse(list func() ([]int, error)) error {
-	held, err := proc.Locks()
+func find(init int, list func() ([]int, error)) (Found, error) {
+	all, err := proc.Locks()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	pids, err := list()
+	if proc.Ended(err) {
+		return nil, nil
+	}
+	var inside map[int]int
+	if err == nil {
+		inside, err = proc.Inside(pids, init)
+	}
 	if err != nil && !proc.Ended(err) {
-		return err
+		return nil, err
 	}
-	held = slices.DeleteFunc(held, func(h proc.Lock) bool { return !slices.Contains(pids, h.PID) })
-	if len(held) == 0 {
-		return nil
-	}
-	known := make(map[proc.Lock]bool)
-	for _, pid := range pids {
+	found, known := make(Found), make(map[proc.Lock]bool)
+	for number, pid := range inside {
 		files, err := proc.OpenFiles(pid, "")
 		if err != nil && !proc.Ended(err) {
-			return err
+			return nil, err
 		}
+		found[number] = make(map[int][]proc.Lock)
 		for fd := range files {
-			locks, err := proc.FileLocks(pid, fd)
+			held, err := proc.FileLocks(pid, fd)
 			if err != nil && !proc.Ended(err) {
-				return err
+				return nil, err
 			}
-			for _, h := range locks {
+			for _, h := range held {
+				found[number][fd] = append(found[number][fd], h)
 				known[h] = true
 			}
 		}
 	}
-	for _, h := range held {
-		if !known[h] {
-			return fmt.Errorf("process %s holds a %s on %s, which it has not open: %w: %w", proc.Describe(h.PID), name(h), mapped(h.PID, h), errHidden, errdefs.ErrFailedPrecondition)
+	for _, h := range all {
+		if slices.Contains(pids, h.PID) && !known[h] {
+			return nil, fmt.Errorf("process %s holds a %s on %s, which it has not open: %w: %w", proc.Describe(h.PID), name(h), mapped(h.PID, h), errHidden, errdefs.ErrFailedPrecondition)
 		}
 	}
-	return nil
+	return found, nil
+}
+
+// Break reports whether a process that opens a file to read it, as CRIU does to find its build ID,
+// would break a lease.
+func (f Found) Break() bool {
+	for _, files := range f {
+		for _, held := range files {
+			if slices.ContainsFunc(held, func(h proc.Lock) bool { return h.Kind == "LEASE" && h.Type == "WRITE" }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Complete adds the locks that CRIU has left out to its images: POSIX locks of a process that has
+// inherited the descriptor from another one. CRIU takes them for the other's (criu/files.c,
+// discard_dup_locks_tail).
+func (f Found) Complete(dumped *image.Set) error {
+	type key struct {
+		pid  int
+		lock proc.Lock
+	}
+	listed := make(map[key]bool)
+	if dumped.Has(imageName) {
+		err := dumped.Each(imageName, func(e *image.Entry) error {
+			if m, ok := e.Message.(*filelock.FileLockEntry); ok {
+				for _, h := range f[int(m.GetPid())][int(m.GetFd())] {
+					if is(h, m) {
+						listed[key{int(m.GetPid()), h}] = true
+					}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	var missing []proto.Message
+	for pid, files := range f {
+		for fd, held := range files {
+			for _, h := range held {
+				if h.Kind != kernelKinds[posix] || listed[key{pid, h}] {
+					continue
+				}
+				listed[key{pid, h}] = true
+				e, err := entryOf(pid, fd, h)
+				if err != nil {
+					return err
+				}
+				missing = append(missing, e)
+			}
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return dumped.Append(imageName, missing...)
+}
+
+// imageName is CRIU's image of locks.
+const imageName = "filelocks.img"
+
+// entryOf returns the entry of a POSIX lock.
+func entryOf(pid, fd int, h proc.Lock) (*filelock.FileLockEntry, error) {
+	kind, length := uint32(unix.F_RDLCK), int64(0)
+	if h.Type == "WRITE" {
+		kind = unix.F_WRLCK
+	}
+	if h.End != "EOF" {
+		end, err := strconv.ParseInt(h.End, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("file lock %v: %w", h, err)
+		}
+		length = end + 1 - h.Start
+	}
+	return &filelock.FileLockEntry{
+		Flag: proto.Uint32(posix), Type: &kind, Pid: proto.Int32(int32(pid)), Fd: proto.Int32(int32(fd)), Start: proto.Int64(h.Start), Len: &length,
+	}, nil
 }

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/proc"
 )
 
@@ -183,14 +184,56 @@ func TestTaken(t *testing.T) {
 	}
 }
 
+// POSIX locks that CRIU has left out are added to its image, those that it has are not.
+func TestComplete(t *testing.T) {
+	dir := t.TempDir()
+	set := image.Open(dir)
+	_, fd := file(t)
+	for _, at := range []int64{10, 20} {
+		if err := unix.FcntlFlock(uintptr(fd), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 5}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, other := file(t)
+	if err := unix.Flock(other, unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	first, second := entry(t, posix, unix.F_WRLCK, fd, 10, 5), entry(t, posix, unix.F_WRLCK, fd, 20, 5)
+	if err := set.Append(imageName, first); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		found, err := Find(os.Getpid(), myself)
+		if err == nil {
+			err = found.Complete(set)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []proto.Message
+		if err := image.Open(dir).Each(imageName, func(e *image.Entry) error { got = append(got, e.Message); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if len(got) != 2 || !proto.Equal(got[0], first) || !proto.Equal(got[1], second) {
+			t.Errorf("the image has %v", got)
+		}
+	}
+	if _, err := unix.FcntlInt(uintptr(other), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := Find(os.Getpid(), myself); err != nil || !found.Break() {
+		t.Errorf("no lease in %v, %v", found, err)
+	}
+}
+
 // A lock that no descriptor has is refused before the dump.
-func TestRefuse(t *testing.T) {
+func TestHidden(t *testing.T) {
 	path, fd := file(t)
 	if err := unix.Flock(fd, unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	if err := Refuse(myself); err != nil {
-		t.Error(err)
+	if found, err := Find(os.Getpid(), myself); err != nil || found.Break() {
+		t.Errorf("%v, error %v", found, err)
 	}
 	if err := unix.Ftruncate(fd, 4096); err != nil {
 		t.Fatal(err)
@@ -201,7 +244,7 @@ func TestRefuse(t *testing.T) {
 	}
 	defer func() { _ = unix.Munmap(mapping); runtime.KeepAlive(mapping) }()
 	unix.Close(fd)
-	err = Refuse(myself)
+	_, err = Find(os.Getpid(), myself)
 	if err == nil || !strings.Contains(err.Error(), "holds a write lock (flock) on "+path+", which it has not open") {
 		t.Errorf("error %v", err)
 	}
