@@ -181,18 +181,24 @@ func lend(pid int, data []byte, do func(at uint64) error) error {
 
 // compare refuses processes that have not the locks that the dump lists, or others.
 func (l Locks) compare(inside map[int]int) error {
+	type descriptor struct{ pid, fd int }
+	files := make(map[descriptor]map[lock]proc.Lock)
 	known := make(map[proc.Lock]bool)
 	for _, e := range l {
 		pid := inside[int(e.GetPid())]
-		held, err := proc.FileLocks(pid, int(e.GetFd()))
-		if err != nil {
-			return err
+		d := descriptor{pid, int(e.GetFd())}
+		if files[d] == nil {
+			held, err := proc.FileLocks(pid, d.fd)
+			if err != nil {
+				return err
+			}
+			files[d] = byLock(held)
 		}
-		at := slices.IndexFunc(held, func(h proc.Lock) bool { return is(h, e) })
-		if at < 0 {
+		h, holds := files[d][lockOf(e)]
+		if !holds {
 			return fmt.Errorf("process %s held a %s when it was dumped, and does not hold it now: %w", proc.Describe(pid), describe(pid, e), errdefs.ErrFailedPrecondition)
 		}
-		known[held[at]] = true
+		known[h] = true
 	}
 	held, err := proc.Locks()
 	if err != nil {
@@ -208,13 +214,28 @@ func (l Locks) compare(inside map[int]int) error {
 	return nil
 }
 
-// is reports whether a lock that is held is the one of a dump.
-func is(h proc.Lock, e *filelock.FileLockEntry) bool {
-	end := "EOF"
+// lock is what the kernel and CRIU say alike of a lock that a descriptor has.
+type lock struct {
+	kind  string
+	write bool
+	start int64
+	end   string
+}
+
+func lockOf(e *filelock.FileLockEntry) lock {
+	l := lock{kernelKinds[e.GetFlag()], e.GetType() == unix.F_WRLCK, e.GetStart(), "EOF"}
 	if e.GetLen() > 0 {
-		end = strconv.FormatInt(e.GetStart()+e.GetLen()-1, 10)
+		l.end = strconv.FormatInt(e.GetStart()+e.GetLen()-1, 10)
 	}
-	return h.Kind == kernelKinds[e.GetFlag()] && (h.Type == "WRITE") == (e.GetType() == unix.F_WRLCK) && h.Start == e.GetStart() && h.End == end
+	return l
+}
+
+func byLock(held []proc.Lock) map[lock]proc.Lock {
+	by := make(map[lock]proc.Lock)
+	for _, h := range held {
+		by[lock{h.Kind, h.Type == "WRITE", h.Start, h.End}] = h
+	}
+	return by
 }
 
 // kernelKinds are the kernel's names of CRIU's kinds, and people's names of these.
@@ -282,7 +303,7 @@ func mapped(pid int, h proc.Lock) string {
 }
 
 // Found are the locks that processes have by their descriptors.
-type Found map[int]map[int][]proc.Lock // by process and descriptor, as the process counts itself
+type Found map[int]map[int]map[lock]proc.Lock // by process and descriptor, as the process counts itself
 
 // Find lists the locks of a container's processes, as this process counts these; init is the first
 // one. It refuses a process that holds a lock by no descriptor: CRIU would lose it.
@@ -313,23 +334,31 @@ func find(init int, list func() ([]int, error)) (Found, error) {
 	if err != nil && !proc.Ended(err) {
 		return nil, err
 	}
+	// As a rule there are none, and it takes time to look at each descriptor. A lease may be of a process
+	// that has ended.
+	if !slices.ContainsFunc(all, func(h proc.Lock) bool { return h.Kind == "LEASE" || slices.Contains(pids, h.PID) }) {
+		return nil, nil
+	}
 	found, known := make(Found), make(map[proc.Lock]bool)
 	for number, pid := range inside {
 		files, err := proc.OpenFiles(pid, "")
 		if err != nil && !proc.Ended(err) {
 			return nil, err
 		}
-		found[number] = make(map[int][]proc.Lock)
+		found[number] = make(map[int]map[lock]proc.Lock)
 		for fd := range files {
 			held, err := proc.FileLocks(pid, fd)
 			if err != nil && !proc.Ended(err) {
 				return nil, err
 			}
+			found[number][fd] = byLock(held)
 			for _, h := range held {
-				found[number][fd] = append(found[number][fd], h)
 				known[h] = true
 			}
 		}
+	}
+	if len(known) > maxLocks {
+		return nil, fmt.Errorf("the container holds more than %d file locks, which a restore refuses: %w", maxLocks, errdefs.ErrFailedPrecondition)
 	}
 	for _, h := range all {
 		if slices.Contains(pids, h.PID) && !known[h] {
@@ -344,8 +373,10 @@ func find(init int, list func() ([]int, error)) (Found, error) {
 func (f Found) Break() bool {
 	for _, files := range f {
 		for _, held := range files {
-			if slices.ContainsFunc(held, func(h proc.Lock) bool { return h.Kind == "LEASE" && h.Type == "WRITE" }) {
-				return true
+			for _, h := range held {
+				if h.Kind == "LEASE" && (h.Type == "WRITE" || h.Mode == "BREAKING") {
+					return true
+				}
 			}
 		}
 	}
@@ -364,10 +395,8 @@ func (f Found) Complete(dumped *image.Set) error {
 	if dumped.Has(imageName) {
 		err := dumped.Each(imageName, func(e *image.Entry) error {
 			if m, ok := e.Message.(*filelock.FileLockEntry); ok {
-				for _, h := range f[int(m.GetPid())][int(m.GetFd())] {
-					if is(h, m) {
-						listed[key{int(m.GetPid()), h}] = true
-					}
+				if h, holds := f[int(m.GetPid())][int(m.GetFd())][lockOf(m)]; holds {
+					listed[key{int(m.GetPid()), h}] = true
 				}
 			}
 			return nil
