@@ -26,7 +26,6 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 )
