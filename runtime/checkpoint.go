@@ -110,9 +110,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if !gpu {
 		err := imagedir.RequireEmpty(r.Path)
 		if err == nil && c.pid > 0 {
-			if err = iouring.Refuse(c.pids); err == nil {
-				_, err = c.locks()
-			}
+			err = iouring.Refuse(c.pids)
 		}
 		if err != nil {
 			return err
