@@ -33,6 +33,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/ending"
 	"github.com/gpuckpt/gpuckpt/internal/execs"
+	"github.com/gpuckpt/gpuckpt/internal/filelocks"
 	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
@@ -294,6 +295,9 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := iouring.Refuse(k.c.pids); err != nil {
 		return err
 	}
+	if _, err := k.c.locks(); err != nil {
+		return err
+	}
 	if k.sealer, err = trust.NewSealer(k.read, k.images.Path); err != nil {
 		return err
 	}
@@ -452,6 +456,10 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
+	locks, err := c.locks()
+	if err != nil {
+		return err
+	}
 	back, err := c.steady()
 	if err != nil {
 		return err
@@ -465,7 +473,15 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err := back(nil); err != nil {
 		return err
 	}
-	return memory.Complete()
+	return cmp.Or(locks.Complete(criu.Open(r.Path).Set), memory.Complete())
+}
+
+// locks returns the locks of the container's processes. It refuses one that a dump would lose.
+func (c *container) locks() (filelocks.Found, error) {
+	if c.pid == 0 {
+		return nil, nil
+	}
+	return filelocks.Find(c.pid, c.pids)
 }
 
 func pastCRIU(ctx context.Context, c *container, dir string, read config.Source) *pages.Dump {
@@ -488,6 +504,11 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 			return settings, err
 		}
 		settings.GhostLimit = host.MemoryLimit(c.pid)
+		locks, err := c.locks()
+		if err != nil {
+			return settings, err
+		}
+		settings.ReadsNoFile = locks.Break()
 	case c.restore != nil:
 		settings.Gate = true
 		settings.Sandbox = &criu.Sandbox{Spec: c.restore.gpus.Spec, Work: c.workDir, Programs: tmpfs.Programs(c.bundle), Root: filepath.Join(c.runcState, "criu-root"), Traces: c.restore.gpu != nil || tmpfs.Carries(c.restore.gpus.Spec)}

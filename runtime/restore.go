@@ -19,6 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/charged"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/filelocks"
 	"github.com/gpuckpt/gpuckpt/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/imagedir"
@@ -65,7 +66,8 @@ type restoring struct {
 	view    config.View
 	told    hooks.Hooks
 	images  *criu.Copy
-	memory  *pages.Plan // what of the images CRIU does not restore
+	memory  *pages.Plan     // what of the images CRIU does not restore
+	locks   filelocks.Locks // as well
 	gate    *criu.Gate
 	watch   *criu.Watch
 	within  time.Duration // that CRIU may take, from since on
@@ -147,7 +149,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
-	k.images, k.memory, err = vet.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
+	k.images, k.memory, k.locks, err = vet.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
 	if err == nil {
 		err = k.c.restore.rest.Need(k.memory.Parts)
 	}
@@ -217,9 +219,13 @@ func (k *restoring) awaitRunc() error {
 	return nil
 }
 
-// inspect compares what CRIU has restored, and holds, with the spec.
+// inspect compares what CRIU has restored, and holds, with the spec, and then has the processes take
+// their file locks.
 func (k *restoring) inspect(context.Context) (uint64, error) {
-	return 0, inspect.Held(k.c.restore.gpus.Spec, k.c.bundle, k.c.pid, k.gate)
+	if err := inspect.Held(k.c.restore.gpus.Spec, k.c.bundle, k.c.pid, k.gate); err != nil {
+		return 0, err
+	}
+	return 0, k.locks.Restore(k.c.pid, k.c.pids, k.gate)
 }
 
 // fillMemory gives the processes the memory that CRIU has left to this shim. No thread of theirs

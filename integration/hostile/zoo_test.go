@@ -26,7 +26,6 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/bundle"
 )
@@ -43,7 +42,7 @@ type zoo struct {
 // inZoo is how the container is run: with what a hardened pod has.
 func inZoo(id string) harness.RunSpec {
 	return harness.RunSpec{
-		ID: id, Args: []string{"gpuwork", "zoo"}, OwnNetwork: true, Annotations: map[string]string{annotations.CRIUPrefix + "file-locks": "true"}, CtrFlags: []string{"--seccomp"}, MemoryLimit: 256 << 20,
+		ID: id, Args: []string{"gpuwork", "zoo"}, OwnNetwork: true, CtrFlags: []string{"--seccomp"}, MemoryLimit: 256 << 20,
 		Mounts: []specs.Mount{{Type: "bind", Source: outside, Destination: "/zoo", Options: []string{"rbind", "ro"}}},
 		Amend:  []coci.SpecOpts{coci.WithCapabilities(nil), coci.WithNoNewPrivileges},
 	}

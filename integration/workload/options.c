@@ -145,6 +145,10 @@ struct options options_parse(char **args)
 			keep_unnamed(value);
 		else if (!strcmp(name, "--renamed"))
 			keep_renamed(value);
+		else if (!strcmp(name, "--locks"))
+			keep_locks(value);
+		else if (!strcmp(name, "--hidden-lock"))
+			keep_hidden_lock(value);
 		else {
 			fprintf(stderr, "gpuwork: unknown option %s\n", name);
 			exit(2);

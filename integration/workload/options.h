@@ -19,4 +19,8 @@ struct options {
 // options_parse ends the program with status 2 on an unknown or malformed option.
 struct options options_parse(char **args);
 
+// keep_locks and keep_hidden_lock lock files for the rest of the process's life.
+void keep_locks(const char *dir);
+void keep_hidden_lock(const char *path);
+
 #endif

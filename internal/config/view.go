@@ -93,7 +93,7 @@ func (v View) choose(key, node string, words ...string) (string, error) {
 // criuAnnotations are the options of CRIU that a container may set for itself. Others
 // (action-script, libdir, external) reach beyond the container, so only the node's file may.
 var criuAnnotations = []string{
-	"tcp-established", "tcp-close", "skip-in-flight", "file-locks", "link-remap",
+	"tcp-established", "tcp-close", "skip-in-flight", "link-remap",
 	"ghost-limit", "timeout", "network-lock",
 }
 

@@ -56,8 +56,6 @@ var causes = []cause{
 		"a program has io_uring mapped, which CRIU cannot dump: have it do without (" + withoutIOUring + ")"},
 	{[]string{"anon_inode:[io_uring]"},
 		"a program uses io_uring, which CRIU cannot dump: have it do without (" + withoutIOUring + ")"},
-	{[]string{"file locks are hold"},
-		"a program holds a file lock: annotation dev.gpuckpt.criu.file-locks=true dumps it"},
 	{[]string{"has bad size"},
 		"a file has changed since the checkpoint: restore it as it was; of a volume, annotation dev.gpuckpt.changed-files=accept takes it as it is"},
 	{[]string{"has bad mode"},

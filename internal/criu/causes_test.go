@@ -43,7 +43,6 @@ func TestFirstCause(t *testing.T) {
 		{name: "in flight", log: "Error (criu/sk-inet.c:185): inet: In-flight connection (l) for 2a\n", said: "Error", means: "criu.skip-in-flight=true"},
 		{name: "removed file", log: "Error (criu/files-reg.c:1122): Can't create link remap for /dev/shm/sem.mp-x. Use link-remap option.\n", said: "Error", means: "criu.link-remap=false"},
 		{name: "large removed file", log: "Error (criu/files-reg.c:1031): Can't dump ghost file /tmp/big of 2097152 size, increase limit\n", said: "Error", means: "criu.ghost-limit=BYTES"},
-		{name: "lock", log: "Error (criu/file-lock.c:110): Some file locks are hold by dumping tasks! You can try --file-locks to dump them.\n", said: "Error", means: "criu.file-locks=true"},
 		{name: "changed file", log: "Error (criu/files-reg.c:2175): File data/log has bad size 20 (expect 10)\n", said: "Error", means: "has changed since the checkpoint"},
 		{name: "disk", log: "Error (criu/bfd.c:132): bfd: Error flushing image: No space left on device\nError (criu/cr-dump.c:2128): Dumping FAILED.\n", said: "Error (criu/bfd.c:132)", means: "is full"},
 		{name: "tmpfs too small", log: "Error (gpuckpt tmpfs): /dev/shm: restore the content of a tmpfs: it does not fit: write a: no space left on device\n", said: "Error (gpuckpt tmpfs)", means: "a tmpfs is smaller"},

@@ -184,6 +184,26 @@ func (g *Gate) ask(what string, tid int) error {
 	return nil
 }
 
+// Call has a thread that CRIU holds make a system call, whose error it returns. The thread stands
+// still before and after, as it was.
+func (g *Gate) Call(tid int, nr uint64, a, b, c uint64) error {
+	if err := g.send(fmt.Sprintf("call %d %d %x %x %x", tid, nr, a, b, c)); err != nil {
+		return err
+	}
+	answer, err := g.receive()
+	if err != nil {
+		return err
+	}
+	var result int
+	if _, err := fmt.Sscanf(answer, "result %d", &result); err != nil {
+		return fmt.Errorf("have thread %d of a restored process make a call: %s", tid, strings.TrimPrefix(answer, "error "))
+	}
+	if result < 0 {
+		return unix.Errno(-result)
+	}
+	return nil
+}
+
 // Open opens the gate: CRIU lets all threads go and ends.
 func (g *Gate) Open() error { return g.send("go") }
 

@@ -41,6 +41,9 @@ type Settings struct {
 	Sandbox *Sandbox
 	// Outside are mounts from outside that runc tells CRIU nothing of.
 	Outside []bundle.Outside
+	// ReadsNoFile has CRIU open no file of the container's while it dumps, for the build ID that a
+	// restore would compare: this breaks a lease. A restore compares the sizes in any case.
+	ReadsNoFile bool
 	// GhostLimit is the size up to which CRIU dumps a file that is open and has no name any more,
 	// in bytes; 0 leaves it to CRIU, which takes 1 MiB.
 	GhostLimit uint64
@@ -76,6 +79,12 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 	// they were.
 	if !isSet("link-remap") {
 		options["link-remap"] = true
+	}
+	// Locks are dumped whatever the client says. A restore gives CRIU hardly any of them, see package
+	// filelocks.
+	options["file-locks"] = true
+	if s.ReadsNoFile {
+		options["file-validation"] = "filesize"
 	}
 	if !isSet("ghost-limit") && s.GhostLimit > 0 {
 		options["ghost-limit"] = int64(s.GhostLimit)

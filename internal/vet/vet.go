@@ -7,6 +7,7 @@
 package vet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/filelocks"
 	"github.com/gpuckpt/gpuckpt/internal/host"
 	"github.com/gpuckpt/gpuckpt/internal/pages"
 	"github.com/gpuckpt/gpuckpt/internal/refit"
@@ -83,26 +85,30 @@ func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Du
 
 // Copy writes the images of a directory again, for CRIU alone, as they fit the place of the restore
 // (package refit), and refuses what CRIU would read there if the container's spec, which is in the
-// bundle, does not grant it. The copies lack the memory of the plan. Both must be closed.
-func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Copy, _ *pages.Plan, err error) {
+// bundle, does not grant it. The copies lack the memory of the plan, and the locks. Copies and plan must
+// be closed.
+func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Copy, _ *pages.Plan, locks filelocks.Locks, err error) {
 	file, err := bundle.Read(settings.Bundle)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	dumped := criu.Open(from)
 	if err := refit.CheckUnsent(ctx, dumped.Set, settings, criu.Shim{}); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	fit, err := refit.ForRestore(file.Spec, dumped.Set, settings)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	plan, err := pages.NewPlan(dumped.Set, settings.View.Staging.LargeMemory())
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	dumped.Parts = plan.Parts
 	images, err := dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error {
+		if took, err := locks.Take(e.Message); err != nil || took {
+			return cmp.Or(err, image.ErrOmit)
+		}
 		fit.Edit(e.Message)
 		return plan.Edit(e)
 	})
@@ -112,10 +118,10 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 	if err != nil {
 		images.Close()
 		plan.Close()
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if n := len(fit.Closed); n > 0 {
 		log.G(ctx).WithField("connections", fit.Closed[:min(n, 16)]).Infof("%d TCP connections come back closed: the container has one end of each", n)
 	}
-	return images, plan, nil
+	return images, plan, locks, nil
 }

@@ -11,10 +11,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -59,6 +61,35 @@ func (s *Set) text(name string, k *Kind) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %s: %w", ErrRefused, name, err)
 	}
 	return data, nil
+}
+
+// Append adds entries to an image that has no data behind its entries, and makes the image if there is
+// none. After an error a part of an entry may be there.
+func (s *Set) Append(name string, messages ...proto.Message) error {
+	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	var data []byte
+	if st.Size() == 0 {
+		for _, word := range s.head(KindOf(name)) {
+			data = binary.LittleEndian.AppendUint32(data, word)
+		}
+	}
+	for _, m := range messages {
+		body, err := proto.Marshal(m)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		data = append(binary.LittleEndian.AppendUint32(data, uint32(len(body))), body...)
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
 }
 
 func (s *Set) copy(to *Dir, name string, edit func(*Entry) error) error {

@@ -30,6 +30,7 @@
 //   plugin: "restored PID"      once; PID is the container's first process
 //   shim:   "free TID"          let the thread run, untraced        plugin: "ok" or "error ..."
 //   shim:   "hold TID"          stop it again                       plugin: "ok" or "error ..."
+//   shim:   "call TID NR A B C" have it make a system call          plugin: "result N" or "error ..."
 //   shim:   "go"                CRIU lets all threads go            no answer
 // If the connection ends before "go", the plugin kills every process: without its GPU state the
 // program must not run.
@@ -79,6 +80,12 @@ typedef struct {
 
 // Weak: leave_out.c has this library loaded into programs that CRIU runs, too.
 extern int criu_get_image_dir(void) __attribute__((weak));
+// Of compel, which CRIU is linked with (compel/include/uapi/infect.h): only a tracer has a thread
+// make a call, and CRIU is that.
+extern void *compel_prepare(int pid) __attribute__((weak));
+extern int compel_mode_native(void *ctl) __attribute__((weak));
+extern int compel_syscall(void *ctl, int nr, long *ret, unsigned long a, unsigned long b, unsigned long c, unsigned long d,
+			  unsigned long e, unsigned long f) __attribute__((weak));
 extern void print_on_level(unsigned int level, const char *format, ...) __attribute__((weak, format(printf, 2, 3)));
 
 enum { LOG_ERROR = 1, LOG_WARN = 2, LOG_INFO = 3 }; // criu/include/log.h
@@ -354,6 +361,35 @@ static int hold_thread(int tid)
 	return -EINVAL;
 }
 
+// call_in has a thread that CRIU holds make a system call. The thread is as it was before.
+static int call_in(int tid, int nr, const unsigned long arg[3], long *result)
+{
+	static struct { // of the last thread: compel has no call that lets go of it
+		int tid;
+		void *ctl;
+	} last;
+	if (!compel_prepare || !compel_mode_native || !compel_syscall)
+		return -ENOSYS;
+	if (last.tid != tid) {
+		last.tid = 0;
+		last.ctl = compel_prepare(tid);
+		if (!last.ctl)
+			return -EIO;
+		last.tid = tid;
+	}
+	if (!compel_mode_native(last.ctl))
+		return -ENOEXEC; // a 32-bit program has other numbers
+	// A SIGSTOP that waits, which nothing can block, comes in between and is gone then.
+	for (int again = 0; again < 2; again++) {
+		siginfo_t stop;
+		if (!compel_syscall(last.ctl, nr, result, arg[0], arg[1], arg[2], 0, 0, 0))
+			return again && kill(tid, SIGSTOP) ? -errno : 0;
+		if (ptrace(PTRACE_GETSIGINFO, tid, NULL, &stop) || stop.si_signo != SIGSTOP)
+			break;
+	}
+	return -EIO;
+}
+
 static int wait_at_gate(int pid)
 {
 	int s = sandbox_missing() ? -1 : connect_gate();
@@ -366,7 +402,9 @@ static int wait_at_gate(int pid)
 	int state = GATE_BROKEN;
 	if (send(s, text, n, MSG_NOSIGNAL) == n) {
 		for (;;) {
-			int tid, err;
+			int tid, nr, err;
+			unsigned long arg[3];
+			long result = 0;
 			n = recv(s, text, sizeof(text) - 1, 0);
 			if (n < 0 && errno == EINTR)
 				continue;
@@ -381,9 +419,13 @@ static int wait_at_gate(int pid)
 				err = free_thread(tid);
 			else if (sscanf(text, "hold %d", &tid) == 1)
 				err = hold_thread(tid);
+			else if (sscanf(text, "call %d %d %lx %lx %lx", &tid, &nr, &arg[0], &arg[1], &arg[2]) == 5)
+				err = call_in(tid, nr, arg, &result);
 			else
 				err = -EINVAL;
-			if (err)
+			if (!err && !strncmp(text, "call ", 5))
+				n = snprintf(text, sizeof(text), "result %ld", result);
+			else if (err)
 				n = snprintf(text, sizeof(text), "error %s", strerror(-err));
 			else
 				n = snprintf(text, sizeof(text), "ok");

@@ -1,0 +1,76 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package proc
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Lock is a file lock or lease as the kernel lists it, see proc_locks(5).
+type Lock struct {
+	Kind string // "POSIX", "FLOCK", "OFDLCK" or "LEASE", and others
+	Mode string // "ADVISORY"; of a lease "ACTIVE" or "BREAKING"
+	Type string // "READ", "WRITE"; of a lease that is being broken what is to become of it, also "UNLCK"
+	// PID is the process that took the lock, -1 for an OFDLCK. It may have ended, and another may have
+	// the descriptor.
+	PID    int
+	Device string // of the file, "fd:00"
+	Inode  uint64
+	Start  int64
+	End    string // the last byte, "EOF" for all that follow
+}
+
+// Locks lists the locks of the machine, without those that programs wait for.
+func Locks() ([]Lock, error) {
+	text, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return nil, fmt.Errorf("list the file locks: %w", err)
+	}
+	return ParseLocks(string(text))
+}
+
+// FileLocks lists the locks that a process has by one of its descriptors.
+func FileLocks(pid, fd int) ([]Lock, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
+	if err != nil {
+		return nil, fmt.Errorf("list the locks of file %d of process %d: %w", fd, pid, err)
+	}
+	var lines strings.Builder
+	for line := range strings.Lines(string(text)) {
+		if lock, ok := strings.CutPrefix(line, "lock:\t"); ok {
+			lines.WriteString(lock)
+		}
+	}
+	return ParseLocks(lines.String())
+}
+
+// ParseLocks reads lines of /proc/locks, and leaves out the locks that programs wait for.
+func ParseLocks(text string) ([]Lock, error) {
+	var locks []Lock
+	for line := range strings.Lines(text) {
+		// 1: POSIX  ADVISORY  WRITE 359 00:13:11691 0 EOF
+		f := strings.Fields(line)
+		if len(f) > 1 && f[1] == "->" {
+			continue
+		}
+		if len(f) != 8 {
+			return nil, fmt.Errorf("line %q: not a file lock", line)
+		}
+		l := Lock{Kind: f[1], Mode: f[2], Type: f[3], End: f[7]}
+		colon := strings.LastIndexByte(f[5], ':')
+		var perr, ierr, serr error
+		l.PID, perr = strconv.Atoi(f[4])
+		l.Device = f[5][:max(colon, 0)]
+		l.Inode, ierr = strconv.ParseUint(f[5][colon+1:], 10, 64)
+		l.Start, serr = strconv.ParseInt(f[6], 10, 64)
+		if perr != nil || ierr != nil || serr != nil {
+			return nil, fmt.Errorf("line %q: not a file lock", line)
+		}
+		locks = append(locks, l)
+	}
+	return locks, nil
+}
