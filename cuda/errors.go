@@ -54,8 +54,10 @@ func doing(op string, pid int) string {
 		return "get CUDA devices"
 	case wire.OpSurvey:
 		return "survey GPUs"
-	case wire.OpImported:
+	case wire.OpMemoryOn:
 		return fmt.Sprintf("look for GPU memory that process %d shares", pid)
+	case wire.OpReaches:
+		return fmt.Sprintf("look for GPU memory that process %d has mapped for another GPU", pid)
 	case wire.OpReady:
 		return "make ready to copy GPU memory"
 	case wire.OpCopyOut:
@@ -76,6 +78,27 @@ func doing(op string, pid int) string {
 func (e *Error) Is(target error) bool {
 	return target == ErrNotCUDA && (e.Op == wire.OpState || e.Op == wire.OpRestoreThread) &&
 		(e.Result == NotInitialized || e.Result == InvalidValue)
+}
+
+// RestoreRefusal returns the driver's refusal of a restore that err has in it, also of one that was to
+// undo another step; nil if there is none.
+func RestoreRefusal(err error) *Error {
+	if refused, ok := err.(*Error); ok && refused.Op == wire.OpRestore {
+		return refused
+	}
+	var within []error
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		within = []error{e.Unwrap()}
+	case interface{ Unwrap() []error }:
+		within = e.Unwrap()
+	}
+	for _, e := range within {
+		if refused := RestoreRefusal(e); refused != nil {
+			return refused
+		}
+	}
+	return nil
 }
 
 // opInit is the Op of an Error when cuInit failed, which no request asks for.
