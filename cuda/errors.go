@@ -124,7 +124,7 @@ func hint(op string, r Result) string {
 		// Driver 580 on an H200, with managed memory: 801 the first time, 999 from then on.
 		return "if the driver has refused this process before, the reason it gave then holds still (managed memory, for one); it stays locked and runs on once unlocked"
 	case op == wire.OpRestore && r == InvalidValue:
-		return "GPU pairs must name every checkpointed GPU once and lead to different GPUs that are visible here"
+		return "GPU pairs must name every checkpointed GPU once and lead to different GPUs that are visible here; without pairs it means that the driver cannot restore the process"
 	case op == wire.OpRestore && r == NotSupported:
 		return "the GPUs visible here do not match those of the checkpoint (model, count, or seen from the wrong namespace)"
 	case op == wire.OpRestore && r == OutOfMemory:

@@ -110,6 +110,17 @@ func TestPeerAccessRefused(t *testing.T) {
 	}
 }
 
+// Where the companion's memory is left to the driver, because it is written through to a disk, the
+// companion does not help, and the program is refused.
+func TestPeerAccessWrittenThrough(t *testing.T) {
+	two(t)
+	shared.Configured(t, shared.Staging("short", fmt.Sprintf("memory_limit = %d\nbuffer = %d\nwhen_short = \"write-through\"", 48<<20, 16<<20)))
+	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Annotations: map[string]string{annotations.Companion: "true"}}, reaching["mappings"]...)
+	k.Expect(t, "count", "101")
+	harness.Says(t, checkpointInto(t, k, harness.DiskDir(t)), "reaches memory of one GPU from another", "its companion needs room in memory")
+	k.Expect(t, "count", "102")
+}
+
 // A child that was forked after CUDA began has the old GPU's file open, and goes on where there is
 // only another GPU.
 func TestForkedOnAnotherGPU(t *testing.T) {

@@ -87,7 +87,7 @@ void run_peer(const struct options *o)
 {
 	int s = udp_listen(o->port);
 	struct gpu far = gpu_open(1);
-	struct peer p = {.large_words = (4 << 20) / sizeof(uint64_t)};
+	struct peer p = {.large_words = o->bytes / sizeof(uint64_t)};
 	int mapped = !strcmp(o->share, "handle");
 
 	if (mapped) {

@@ -24,7 +24,7 @@ static const char usage[] =
 	"  loop    [--start N] [--gpu I] [--interface I] [--peer ADDRESS:PORT]\n"
 	"                                    counter, and a TCP connection to itself, by the\n"
 	"                                    loopback address or that of I, and one to a peer\n"
-	"  peer    [--start N] [--share handle]\n"
+	"  peer    [--start N] [--share handle] [--bytes N]\n"
 	"                                    the same in two memories of GPU 1, by a kernel of GPU 0;\n"
 	"                                    by cuCtxEnablePeerAccess, or mapped for both\n"
 	"  plain   [--start N]               the same in host memory, without CUDA\n"
