@@ -111,16 +111,29 @@ func (h *Helper) RestoreThread(ctx context.Context, pid int) (int, error) {
 	return r.Value, err
 }
 
-// Imported returns how many bytes of GPU memory a process has mapped that another process
-// allocated, by CUDA IPC or by handles of cuMemExportToShareableHandle. minors are the GPUs
-// to look at, N of /dev/nvidiaN: those that the process has open. The error is ErrNotReported
+// MemoryOn is what a process has of one GPU's memory, in bytes.
+type MemoryOn struct {
+	Own uint64 `json:"own"` // that it has allocated; none without a context there
+	// Imported is mapped, and another process allocated it: by CUDA IPC or by handles of
+	// cuMemExportToShareableHandle. The importer alone is known. Memory that a process exports and
+	// nobody imports is restored like any other (measured, driver 580).
+	Imported uint64 `json:"imported"`
+}
+
+// MemoryOn returns what a process has of GPUs' memory. minors are the GPUs to look at, N of
+// /dev/nvidiaN, in the answer's order: those that the process has open. The error is ErrNotReported
 // if the kernel module does not report it.
-//
-// The importer alone is known. Memory that a process exports and nobody imports is restored
-// like any other (measured, driver 580).
-func (h *Helper) Imported(ctx context.Context, pid int, minors []int) (bytes uint64, err error) {
-	r, err := h.do(ctx, wire.Request{Op: wire.OpImported, PID: pid, Minors: minors}, h.opts.CallTimeout)
-	return uint64(r.Value), err
+func (h *Helper) MemoryOn(ctx context.Context, pid int, minors []int) ([]MemoryOn, error) {
+	return ask[[]MemoryOn](ctx, h, wire.Request{Op: wire.OpMemoryOn, PID: pid, Minors: minors})
+}
+
+// Reaches returns whether a process reaches memory of one GPU from another: by
+// cuCtxEnablePeerAccess, or by memory that several GPUs may access. The helper must count pids as this
+// program does. The error is ErrNotReported if the kernel module does not tell. On a node with very many
+// clients of the module since its boot it takes seconds.
+func (h *Helper) Reaches(ctx context.Context, pid int) (bool, error) {
+	r, err := h.do(ctx, wire.Request{Op: wire.OpReaches, PID: pid}, h.opts.CallTimeout)
+	return r.Value != 0, err
 }
 
 // Lock takes a process from running to locked: it blocks further CUDA calls and waits until the

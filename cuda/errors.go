@@ -54,8 +54,10 @@ func doing(op string, pid int) string {
 		return "get CUDA devices"
 	case wire.OpSurvey:
 		return "survey GPUs"
-	case wire.OpImported:
+	case wire.OpMemoryOn:
 		return fmt.Sprintf("look for GPU memory that process %d shares", pid)
+	case wire.OpReaches:
+		return fmt.Sprintf("look for GPU memory that process %d has mapped for another GPU", pid)
 	case wire.OpReady:
 		return "make ready to copy GPU memory"
 	case wire.OpCopyOut:
@@ -76,6 +78,27 @@ func doing(op string, pid int) string {
 func (e *Error) Is(target error) bool {
 	return target == ErrNotCUDA && (e.Op == wire.OpState || e.Op == wire.OpRestoreThread) &&
 		(e.Result == NotInitialized || e.Result == InvalidValue)
+}
+
+// RestoreRefusal returns the driver's refusal of a restore that err has in it, also of one that was to
+// undo another step; nil if there is none.
+func RestoreRefusal(err error) *Error {
+	if refused, ok := err.(*Error); ok && refused.Op == wire.OpRestore {
+		return refused
+	}
+	var within []error
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		within = []error{e.Unwrap()}
+	case interface{ Unwrap() []error }:
+		within = e.Unwrap()
+	}
+	for _, e := range within {
+		if refused := RestoreRefusal(e); refused != nil {
+			return refused
+		}
+	}
+	return nil
 }
 
 // opInit is the Op of an Error when cuInit failed, which no request asks for.
@@ -101,7 +124,7 @@ func hint(op string, r Result) string {
 		// Driver 580 on an H200, with managed memory: 801 the first time, 999 from then on.
 		return "if the driver has refused this process before, the reason it gave then holds still (managed memory, for one); it stays locked and runs on once unlocked"
 	case op == wire.OpRestore && r == InvalidValue:
-		return "GPU pairs must name every checkpointed GPU once and lead to different GPUs that are visible here"
+		return "GPU pairs must name every checkpointed GPU once and lead to different GPUs that are visible here; without pairs it means that the driver cannot restore the process"
 	case op == wire.OpRestore && r == NotSupported:
 		return "the GPUs visible here do not match those of the checkpoint (model, count, or seen from the wrong namespace)"
 	case op == wire.OpRestore && r == OutOfMemory:

@@ -6,6 +6,7 @@ package cuda
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -97,6 +98,25 @@ func TestParsePairs(t *testing.T) {
 		a + "=" + b + "," + b + "=" + b, "0=1", "=" + b} {
 		if got, err := ParsePairs(bad); err == nil {
 			t.Errorf("%q was read as %v", bad, got)
+		}
+	}
+}
+
+// The driver's refusal of a restore is found wherever it is in an error, also beside others.
+func TestRestoreRefusal(t *testing.T) {
+	refused := &Error{Op: "restore", PID: 2, Result: InvalidValue}
+	other := &Error{Op: "checkpoint", PID: 1, Result: OutOfMemory}
+	for name, test := range map[string]struct {
+		err  error
+		want *Error
+	}{
+		"none":         {nil, nil},
+		"another step": {fmt.Errorf("save: %w", other), nil},
+		"alone":        {fmt.Errorf("give back: %w", refused), refused},
+		"on the way":   {fmt.Errorf("save: %w", fmt.Errorf("%w; undo: %w", other, sum([]error{ErrHelperGone, refused}))), refused},
+	} {
+		if got := RestoreRefusal(test.err); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 	}
 }

@@ -75,23 +75,36 @@ func InheritsDevices(pid int, others []int) (bool, error) {
 	return true, nil
 }
 
-// SharesMemory reports whether a process maps GPU memory of another process, or shares CUDA
-// events with one. The helper must count pids as this program does (no Options.Join). The
-// error is ErrNotReported if the driver cannot be asked.
+// Sharing is what a process may have that the driver checkpoints and does not restore.
+type Sharing struct {
+	// Others says that it maps GPU memory of another process, or shares CUDA events with one.
+	Others bool
+	// Reaches says that it reaches memory of one GPU from another; see Helper.Reaches.
+	Reaches bool
+}
+
+// SharingOf looks for what a process shares. The helper must count pids as this program does (no
+// Options.Join). The error is ErrNotReported if the driver cannot be asked.
 //
-// The kernel module knows the importer of memory; see Helper.Imported. For events the driver
-// maps a file into both processes (measured, driver 580): /dev/shm/cuda.shm.UID.PID.N with
-// the exporter's pid in hexadecimal digits.
-func SharesMemory(ctx context.Context, h *Helper, p Process) (bool, error) {
-	events, err := proc.HasMapped(p.PID.Host, "/cuda.shm.")
-	if err != nil && !proc.Ended(err) {
-		return false, fmt.Errorf("look for CUDA IPC in process %d: %w", p.PID.Host, err)
+// The kernel module knows the importer of memory; see MemoryOn. For events the driver maps a file into
+// both processes (measured, driver 580): /dev/shm/cuda.shm.UID.PID.N with the exporter's pid in
+// hexadecimal digits.
+func SharingOf(ctx context.Context, h *Helper, p Process) (s Sharing, err error) {
+	if s.Others, err = proc.HasMapped(p.PID.Host, "/cuda.shm."); err != nil && !proc.Ended(err) {
+		return s, fmt.Errorf("look for CUDA IPC in process %d: %w", p.PID.Host, err)
 	}
-	if events {
-		return true, nil
+	has, err := h.MemoryOn(ctx, p.PID.Host, p.GPUs)
+	gpus := 0 // with a context
+	for _, m := range has {
+		s.Others = s.Others || m.Imported > 0
+		if m.Own > 0 {
+			gpus++
+		}
 	}
-	imported, err := h.Imported(ctx, p.PID.Host, p.GPUs)
-	return imported != 0, err
+	if gpus > 1 && err == nil {
+		s.Reaches, err = h.Reaches(ctx, p.PID.Host)
+	}
+	return s, err
 }
 
 // Find returns those processes for which the driver answers, in the order of pids, without those

@@ -55,7 +55,8 @@ import (
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
 // straight to runc. After an error, and after a checkpoint that leaves the
 // container running, it is as it was before: running, or paused if the client
-// had paused it.
+// had paused it. If the driver does not give its GPU state back, it has ended, and
+// there is no checkpoint.
 func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskRequest) (*ptypes.Empty, error) {
 	c := s.container(r.ID)
 	if c == nil {
@@ -120,7 +121,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 			err = k.withoutCUDA(ctx)
 		}
 		// A container that the client has paused stays so, and the other end of a connection with it.
-		if try == tries || c.paused || !errors.Is(err, admission.ErrTorn) && !errors.Is(err, refit.ErrUnsent) {
+		if try == tries || c.paused || c.ended || !errors.Is(err, admission.ErrTorn) && !errors.Is(err, refit.ErrUnsent) {
 			return err
 		}
 		log.G(ctx).WithError(err).WithField("try", try).Info("the container runs on for a moment, and is checkpointed again")
@@ -231,7 +232,7 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 	}
 	begin = append(begin,
 		sequence.Step{Name: "preflight", Do: k.preflight, Back: "remove images", Undo: k.images.Leave, UntilComplete: true},
-		sequence.Step{Name: "save GPU state", Do: k.save, Back: "give GPU state back", Undo: k.c.gpu.RestoreInPlace},
+		sequence.Step{Name: "save GPU state", Do: k.save, Back: "give GPU state back", Undo: k.giveBack},
 		sequence.Step{Name: "dump", Do: k.dump, Back: "end writing", Undo: k.endWriting, UntilComplete: true},
 	)
 	finish := []sequence.Step{
@@ -256,6 +257,8 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 			log.G(ctx).Warnf("the client has given up its checkpoint: the container stays paused, as it was before, until somebody resumes it (ctr tasks resume %s)", k.c.id)
 		}
 		return sequence.Join(err, stuck)
+	case errors.Is(stuck, gpustate.ErrLost): // nor would it be given back to a restored container
+		return sequence.Join(stuck, k.images.Leave(context.WithoutCancel(ctx)))
 	case stuck != nil:
 		return fmt.Errorf("the checkpoint in %s is complete, but the container did not go on: %w", k.images.Path, stuck)
 	}
@@ -311,7 +314,8 @@ func (k *checkpointing) check(ctx context.Context) error {
 func (k *checkpointing) save(ctx context.Context) (uint64, error) {
 	k.memory = pastCRIU(ctx, k.c, k.images.Path, k.read)
 	k.memory.MakeRoom()
-	return k.c.gpu.Save(ctx, k.images.Path, k.next)
+	bytes, err := k.c.gpu.Save(ctx, k.images.Path, k.next)
+	return bytes, k.s.endLost(ctx, k.c, err)
 }
 
 // dump has CRIU dump what is left in the processes, and begins to write what was taken out of them, beside CRIU.
@@ -417,18 +421,40 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 	if keeps {
 		over = ending.Quiet(k.c.pids)
 	}
-	helped := ending.Help(ctx, k.c.pids)
-	err = k.s.kill(ctx, k.c)
-	helped()
+	err = k.s.endNow(ctx, k.c, "it has ended with its checkpoint")
 	over(err == nil)
-	if err != nil {
-		return 0, err
+	if err == nil {
+		log.G(ctx).Info("stopped after its checkpoint")
 	}
-	k.c.paused, k.c.told = false, nil
-	k.c.execs.End("it has ended with its checkpoint")
-	k.c.gpu.Forget()
-	log.G(ctx).Info("stopped after its checkpoint")
-	return 0, nil
+	return 0, err
+}
+
+// endNow kills a container, which may be frozen, and gives up its GPU state, also what of it is on a
+// disk. why is for those that want to exec in it. On an error it is as it was, or ends later.
+func (s *Service) endNow(ctx context.Context, c *container, why string) error {
+	defer ending.Help(ctx, c.pids)()
+	if err := s.kill(ctx, c); err != nil {
+		return err
+	}
+	c.ended, c.paused, c.suspended, c.told = true, false, false, nil
+	c.execs.End(why)
+	c.gpu.Forget()
+	c.removeSpill(ctx)
+	return nil
+}
+
+// endLost ends a container whose GPU state the driver does not give back: its processes could only
+// stay frozen for ever. The error says so then. Any other error is returned as it is, and nil.
+func (s *Service) endLost(ctx context.Context, c *container, err error) error {
+	if !errors.Is(err, gpustate.ErrLost) {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx)
+	log.G(ctx).WithError(err).Error("ending the container")
+	if kerr := s.endNow(ctx, c, gpustate.ErrLost.Error()); kerr != nil {
+		return sequence.Join(err, kerr)
+	}
+	return fmt.Errorf("the container has ended: %w", err)
 }
 
 // dump runs runc's checkpoint with this shim's CRIU settings, and says what
@@ -456,13 +482,13 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
-	locks, err := c.locks()
-	if err != nil {
-		return err
-	}
 	back, err := c.steady()
 	if err != nil {
 		return err
+	}
+	locks, err := c.locks()
+	if err != nil {
+		return back(err)
 	}
 	memory.Begin()
 	watch := criu.StartWatch(ctx, false, time.Duration(view.CRIU.DumpTimeout))

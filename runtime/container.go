@@ -74,6 +74,8 @@ type container struct {
 	// cgroup of a restored container, which runc's service does not know. It is
 	// asked for statistics in the middle of anything.
 	cgroup atomic.Pointer[host.Cgroup]
+	// ended is set when this service has ended the container, see endNow.
+	ended bool
 	// execs is the gate of exec'd processes.
 	execs execs.Gate
 }

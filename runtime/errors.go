@@ -17,12 +17,13 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/staging"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
 // toGRPC adds to an error the code that clients act upon: FailedPrecondition for what
-// the user must change (a program that is missing, too), DeadlineExceeded for a lock that
+// the user must change (a program that is missing, too), DataLoss for a container that has ended by it, DeadlineExceeded for a lock that
 // timed out, Unavailable for a helper that died. An error that has a code keeps it, and nil
 // stays nil.
 func toGRPC(err error) error {
@@ -33,6 +34,8 @@ func toGRPC(err error) error {
 	var program *fs.PathError
 	var code codes.Code
 	switch {
+	case errors.Is(err, gpustate.ErrLost):
+		code = codes.DataLoss
 	case errors.Is(err, context.Canceled):
 		code = codes.Canceled
 	case errors.Is(err, context.DeadlineExceeded):

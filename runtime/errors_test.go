@@ -19,6 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/steer"
 )
 
@@ -33,6 +34,7 @@ func TestToGRPC(t *testing.T) {
 		{&cuda.Error{Op: "lock", Result: cuda.NotReady}, codes.DeadlineExceeded},
 		{&cuda.Error{Op: "checkpoint", Result: cuda.NotSupported}, codes.FailedPrecondition},
 		{&cuda.Error{Op: "restore", Result: cuda.NotReady}, codes.FailedPrecondition},
+		{fmt.Errorf("%w: %w", gpustate.ErrLost, &cuda.Error{Op: "restore", Result: cuda.InvalidValue}), codes.DataLoss},
 		{cuda.ErrNoDriver, codes.FailedPrecondition},
 		{cuda.ErrDriverTooOld, codes.FailedPrecondition},
 		{images.ErrSchema, codes.FailedPrecondition},

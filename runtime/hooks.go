@@ -29,6 +29,9 @@ func (p *pausing) tellBefore(ctx context.Context) (uint64, error) {
 
 // tellAfter tells the program that it runs on.
 func (p *pausing) tellAfter(ctx context.Context) error {
+	if p.c.ended {
+		return nil
+	}
 	return p.told.AfterCheckpoint.Tell(ctx, program(p.s, p.c))
 }
 

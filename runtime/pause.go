@@ -61,8 +61,8 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 // Resume thaws the container and unlocks its CUDA processes. What is left of a
 // checkpoint whose way back failed is tried again first. On an error before
 // the thaw the container stays paused; on one after it, it runs with its CUDA
-// calls blocked, and Resume may be called again. It goes on when the client does
-// not wait for it.
+// calls blocked, and Resume may be called again. A container whose GPU state the driver does
+// not give back has ended. It goes on when the client does not wait for it.
 func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes.Empty, error) {
 	c := s.container(r.ID)
 	if c == nil {
@@ -75,8 +75,11 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 		return &ptypes.Empty{}, toGRPC((&resuming{s: s, c: c}).run(context.WithoutCancel(ctx)))
 	}
 	c.exclusive.Keep(ctx)
+	began := time.Now()
 	resp, err := s.resume(context.WithoutCancel(ctx), c)
-	end(ctx, c, err)
+	if end(ctx, c, err); errors.Is(err, gpustate.ErrLost) {
+		s.announce.Over(ctx, "resume", c.id, began, 0, err)
+	}
 	return resp, toGRPC(err)
 }
 
@@ -158,7 +161,15 @@ func (p *pausing) pause(ctx context.Context) (uint64, error) {
 	return 0, err
 }
 
+// giveBack brings saved GPU state back, or ends the container if the driver will never do so.
+func (p *pausing) giveBack(ctx context.Context) error {
+	return p.s.endLost(ctx, p.c, p.c.gpu.RestoreInPlace(ctx))
+}
+
 func (p *pausing) resume(ctx context.Context) error {
+	if p.c.ended {
+		return nil
+	}
 	_, err := p.s.resume(ctx, p.c)
 	return err
 }
@@ -209,7 +220,9 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 			c.goesOn(ctx)
 		}
 	}()
-	if err := c.gpu.RestoreInPlace(ctx); err != nil {
+	if err := s.endLost(ctx, c, c.gpu.RestoreInPlace(ctx)); errors.Is(err, gpustate.ErrLost) {
+		return nil, err
+	} else if err != nil {
 		return nil, fmt.Errorf("give the GPU state back (the container stays paused; resume it again to retry): %w", err)
 	}
 	c.removeSpill(ctx) // of a suspension whose way back failed

@@ -51,12 +51,16 @@ func beginAnyway(ctx context.Context, c *container, read config.Source, operatio
 func end(ctx context.Context, c *container, stuck error) {
 	state := ""
 	switch {
+	case c.ended:
 	case stuck != nil:
 		state = journal.Stuck
 	case c.suspended:
 		state = journal.Suspended
 	case c.paused:
 		state = journal.Paused
+	}
+	if state == journal.Stuck {
+		c.gpu.Stuck()
 	}
 	c.journal.End(ctx, state, stuck)
 }

@@ -5,6 +5,7 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -97,7 +98,7 @@ func (k *suspending) run(ctx context.Context) error {
 	if spill != "" {
 		steps = append(steps, sequence.Step{Name: "make spill directory", Do: k.makeSpillDir, Back: "remove spill directory", Undo: k.removeSpillDir})
 	}
-	steps = append(steps, sequence.Step{Name: "save GPU state", Do: k.save, Back: "give GPU state back", Undo: c.gpu.RestoreInPlace})
+	steps = append(steps, sequence.Step{Name: "save GPU state", Do: k.save, Back: "give GPU state back", Undo: k.giveBack})
 	if spill != "" {
 		steps = append(steps, sequence.Step{Name: "spill", Do: k.spill})
 	}
@@ -134,7 +135,7 @@ func (k *suspending) removeSpillDir(ctx context.Context) error {
 
 func (k *suspending) save(ctx context.Context) (_ uint64, err error) {
 	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), companion.Suspended)
-	return k.bytes, err
+	return k.bytes, k.s.endLost(ctx, k.c, err)
 }
 
 func (k *suspending) spill(ctx context.Context) (uint64, error) {
@@ -171,7 +172,7 @@ type resuming struct {
 
 // run returns a suspended container to GPUs, step by step: those named, or the ones that
 // it had. The container then runs, also if it was paused when it was suspended. On an
-// error it stays suspended, and can be resumed again.
+// error it stays suspended, and can be resumed again, or has ended, and the error says so.
 func (k *resuming) run(ctx context.Context) (err error) {
 	c, began := k.c, time.Now()
 	defer func() { k.s.announce.Over(ctx, "resume", c.id, began, 0, err) }()
@@ -208,12 +209,18 @@ func (k *resuming) grant(context.Context) (uint64, error) {
 }
 
 func (k *resuming) revoke(context.Context) error {
+	if k.c.ended {
+		return nil
+	}
 	return k.c.devices.Revoke(k.c.pid, nodePaths(k.move.Grant), nodePaths(k.move.Had))
 }
 
 func (k *resuming) restoreInPlace(ctx context.Context) (uint64, error) {
 	bytes := k.c.gpu.Facts().AreaBytes
-	err := k.c.gpu.RestoreInPlace(ctx)
+	err := k.s.endLost(ctx, k.c, k.c.gpu.RestoreInPlace(ctx))
+	if errors.Is(err, gpustate.ErrLost) {
+		return 0, err
+	}
 	if err != nil && k.c.gpu.Phase() != gpustate.Locked {
 		return 0, fmt.Errorf("the container stays suspended (resume it again to retry): %w", err)
 	}

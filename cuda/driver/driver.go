@@ -59,8 +59,10 @@ func serve(q wire.Request, facts func() facts) wire.Reply {
 		r = restore(q)
 	case wire.OpUnlock:
 		r = C.gk_unlock(C.int(q.PID))
-	case wire.OpImported:
-		return imported(q)
+	case wire.OpMemoryOn:
+		return memoryOn(q)
+	case wire.OpReaches:
+		return reaches(q)
 	}
 	if r != 0 {
 		return wire.Reply{Code: int(r), Text: text(r)} // the driver leaves value undefined
@@ -79,21 +81,35 @@ func restore(q wire.Request) C.int {
 	return C.gk_restore(C.int(q.PID), &pairs[0], C.uint(len(pairs)))
 }
 
-// imported asks the kernel module how much memory of others a process has mapped.
-func imported(q wire.Request) wire.Reply {
-	if len(q.Minors) == 0 {
-		return wire.Reply{}
+// memoryOn asks the kernel module what memory of each GPU a process has.
+func memoryOn(q wire.Request) wire.Reply {
+	found := make([]cuda.MemoryOn, len(q.Minors))
+	if len(found) == 0 {
+		return answer(found)
 	}
 	minors := make([]C.int, len(q.Minors))
 	for i, n := range q.Minors {
 		minors[i] = C.int(n)
 	}
-	var bytes C.uint64_t
+	has := make([]C.gk_memory_on, len(minors))
 	var why [256]C.char
-	if C.gk_imported(C.int(q.PID), &minors[0], C.int(len(minors)), &bytes, &why[0], C.size_t(len(why))) != 0 {
+	if C.gk_memory_of(C.int(q.PID), &minors[0], C.int(len(minors)), &has[0], &why[0], C.size_t(len(why))) != 0 {
 		return wire.Reply{Fault: wire.FaultModule, Text: C.GoString(&why[0])}
 	}
-	return wire.Reply{Value: int(bytes)}
+	for i, h := range has {
+		found[i] = cuda.MemoryOn{Own: uint64(h.own), Imported: uint64(h.imported)}
+	}
+	return answer(found)
+}
+
+// reaches asks the kernel module whether a process reaches memory of one GPU from another.
+func reaches(q wire.Request) wire.Reply {
+	var peers C.int
+	var why [256]C.char
+	if C.gk_reaches(C.int(q.PID), &peers, &why[0], C.size_t(len(why))) != 0 {
+		return wire.Reply{Fault: wire.FaultModule, Text: C.GoString(&why[0])}
+	}
+	return wire.Reply{Value: int(peers)}
 }
 
 // uuid converts a UUID that wire.Request.Check has checked.

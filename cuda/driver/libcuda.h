@@ -12,6 +12,7 @@
 
 typedef struct { unsigned char bytes[16]; } gk_uuid;               // CUuuid
 typedef struct { gk_uuid old_uuid, new_uuid; } gk_pair;            // CUcheckpointGpuPair
+typedef struct { uint64_t own, imported; } gk_memory_on;
 
 // gk_load loads libcuda.so.1. 0: done. -1: it does not load; why says why.
 int gk_load(char *why, size_t size);
@@ -33,10 +34,14 @@ int gk_checkpoint(int pid);
 int gk_restore(int pid, gk_pair *pairs, unsigned count);
 int gk_unlock(int pid);
 
-// gk_imported adds up how many bytes of the memory of the GPUs /dev/nvidiaN, N in minors[0..count),
-// a process has mapped that another process allocated. It opens the GPUs' nodes meanwhile. -1: the
-// kernel module does not report it; why says at which step. gk_load comes first.
-int gk_imported(int pid, const int *minors, int count, uint64_t *bytes, char *why, size_t size);
+// gk_memory_of tells how many bytes of the memory of the GPUs /dev/nvidiaN, N in minors[0..count), a process
+// has allocated, and how many it has mapped that another process allocated. It opens the GPUs' nodes
+// meanwhile. -1: the kernel module does not report it; why says at which step. gk_load comes first.
+int gk_memory_of(int pid, const int *minors, int count, gk_memory_on *has, char *why, size_t size);
+
+// gk_reaches tells in peers whether memory of one GPU is mapped for another in a process, or may be by
+// cuCtxEnablePeerAccess: 0 or 1. -1: as gk_memory_of.
+int gk_reaches(int pid, int *peers, char *why, size_t size);
 
 // gk_text gives the driver's words for a CUresult, or NULL.
 const char *gk_text(int result);

@@ -302,3 +302,66 @@ func processesOf(t *testing.T, c *harness.Containerd, k *harness.Container) map[
 	}
 	return found
 }
+
+// A driver that does not give a program's GPU state back ends the container, with that reason: nothing
+// stays paused, and of the checkpoint nothing is left. It says so at once, or when it refuses again.
+func TestDriverKeeps(t *testing.T) {
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("only the software GPU can be told to keep it")
+	}
+	const cannotDump = "/dev/cpu_dma_latency"
+	into := func(t *testing.T, k *harness.Container, dir string) error { return checkpointTask(t, shared, k, dir) }
+	image := func(t *testing.T, k *harness.Container, _ string) error { return k.Checkpoint(t.Context(), "kept:1") }
+	paused := func(t *testing.T, k *harness.Container, dir string) error {
+		ctr(t, shared, "tasks", "pause", k.ID)
+		return checkpointTask(t, shared, k, dir)
+	}
+	resumed := func(t *testing.T, k *harness.Container, dir string) error {
+		harness.Says(t, checkpointTask(t, shared, k, dir), "CUDA_ERROR_OPERATING_SYSTEM", "resume it again")
+		_, err := shared.Ctr(t.Context(), "tasks", "resume", k.ID)
+		return err
+	}
+	for name, test := range map[string]struct {
+		fail, result string
+		args         []string
+		checkpoint   func(t *testing.T, k *harness.Container, dir string) error
+	}{
+		"left running":           {"fail=restore:1", "CUDA_ERROR_INVALID_VALUE", nil, into},
+		"by ctr":                 {"fail=restore:999", "CUDA_ERROR_UNKNOWN", nil, image},
+		"paused":                 {"fail=restore:1", "CUDA_ERROR_INVALID_VALUE", nil, paused},
+		"resumed":                {"fail=restore:304", "CUDA_ERROR_OPERATING_SYSTEM", nil, resumed},
+		"CRIU fails":             {"fail=restore:1", "Can't dump file", []string{"--open", cannotDump}, into},
+		"one of two, on the way": {"gpu1.fail=checkpoint:2\ngpu0.fail=restore:1", "CUDA_ERROR_INVALID_VALUE", []string{"--procs", "2", "--gpus", "2"}, into},
+	} {
+		t.Run(name, func(t *testing.T) {
+			results.Add(t)
+			spec := harness.RunSpec{GPUs: []int{0}, CtrFlags: []string{"--device", cannotDump}}
+			work := "pattern"
+			if len(test.args) > 2 {
+				spec.GPUs, spec.Ports, work = []int{0, 1}, 2, "multi"
+			}
+			k := shared.Work(t, spec, append([]string{work, "--bytes", "8M"}, test.args...)...)
+			k.Expect(t, "verify", "bad=0")
+			if spec.Ports == 2 {
+				k.Process(1).Expect(t, "verify", "bad=0")
+			}
+			dir := t.TempDir()
+			undo := shared.SoftwareGPU(t, test.fail+"\n")
+			harness.Says(t, test.checkpoint(t, k, dir), "restore CUDA process", test.result, "the container has ended", "does not give it back")
+			undo()
+			harness.Within(t, "the task exits", func() bool {
+				status, err := k.Status(t.Context())
+				return err == nil && status == containerd.Stopped
+			})
+			nothingRuns(t, shared, k)
+			if left, err := os.ReadDir(dir); name != "resumed" && (err != nil || len(left) > 0) { // which was complete
+				t.Errorf("the checkpoint has left %v, %v", left, err)
+			}
+			if left, err := filepath.Glob(filepath.Join(shared.Records(), "*", k.ID+".json")); err != nil || len(left) > 0 {
+				t.Errorf("records are left: %v, %v", left, err)
+			}
+			ctr(t, shared, "tasks", "delete", k.ID)
+			nothingLeft(t, shared, k)
+		})
+	}
+}

@@ -56,31 +56,69 @@ func TestAnotherGPU(t *testing.T) {
 	}
 }
 
+// reaching are the ways by which a process's kernel on a GPU reaches the memory of another one: by
+// cuCtxEnablePeerAccess, and by memory that is mapped for both.
+var reaching = map[string][]string{"peer access": {"peer"}, "mappings": {"peer", "--share", "handle"}}
+
 // One process whose kernel on a GPU reaches the memory of another one, with the companion: it goes on
 // beside its checkpoint and after it, also with the two swapped.
 func TestPeerAccess(t *testing.T) {
-	result := two(t)
-	with := map[string]string{annotations.Companion: "true"}
-	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Annotations: with}, "peer")
+	for name, args := range reaching {
+		t.Run(name, func(t *testing.T) {
+			result := two(t)
+			with := map[string]string{annotations.Companion: "true"}
+			k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Annotations: with}, args...)
+			k.Expect(t, "count", "101")
+			dir := t.TempDir()
+			if err := checkpointInto(t, k, t.TempDir()); err != nil {
+				t.Fatal(err)
+			}
+			k.Expect(t, "count", "102")
+			if err := checkpointInto(t, k, dir); err != nil {
+				t.Fatal(err)
+			}
+			result.Phases(t, k)
+			k.Expect(t, "count", "103")
+			k.MustRemove(t)
+			swapped := given(uuid(0)+"="+uuid(1), uuid(1)+"="+uuid(0))
+			maps.Copy(swapped, with)
+			for _, how := range []map[string]string{with, swapped} {
+				k = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: how}, dir, k.Port)
+				k.Expect(t, "count", "103")
+				k.MustRemove(t)
+			}
+		})
+	}
+}
+
+// The same without the companion is refused, however often, before the driver is asked, and runs on.
+func TestPeerAccessRefused(t *testing.T) {
+	for name, args := range reaching {
+		t.Run(name, func(t *testing.T) {
+			two(t)
+			k := start(t, harness.RunSpec{GPUs: []int{0, 1}}, args...)
+			for try := range 20 {
+				k.Expect(t, "count", fmt.Sprint(101+try))
+				dir := t.TempDir()
+				harness.Says(t, checkpointInto(t, k, dir), "preflight", "gpuwork", "reaches memory of one GPU from another", annotations.Companion)
+				if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+					t.Fatalf("the checkpoint has left %v, %v", left, err)
+				}
+			}
+			k.Expect(t, "count", "121")
+		})
+	}
+}
+
+// Where the companion's memory is left to the driver, because it is written through to a disk, the
+// companion does not help, and the program is refused.
+func TestPeerAccessWrittenThrough(t *testing.T) {
+	two(t)
+	shared.Configured(t, shared.Staging("short", fmt.Sprintf("memory_limit = %d\nbuffer = %d\nwhen_short = \"write-through\"", 48<<20, 16<<20)))
+	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Annotations: map[string]string{annotations.Companion: "true"}}, reaching["mappings"]...)
 	k.Expect(t, "count", "101")
-	dir := t.TempDir()
-	if err := checkpointInto(t, k, t.TempDir()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Says(t, checkpointInto(t, k, harness.DiskDir(t)), "reaches memory of one GPU from another", "its companion needs room in memory")
 	k.Expect(t, "count", "102")
-	if err := checkpointInto(t, k, dir); err != nil {
-		t.Fatal(err)
-	}
-	result.Phases(t, k)
-	k.Expect(t, "count", "103")
-	k.MustRemove(t)
-	swapped := given(uuid(0)+"="+uuid(1), uuid(1)+"="+uuid(0))
-	maps.Copy(swapped, with)
-	for _, how := range []map[string]string{with, swapped} {
-		k = restored(t, result, harness.RunSpec{GPUs: []int{0, 1}, Annotations: how}, dir, k.Port)
-		k.Expect(t, "count", "103")
-		k.MustRemove(t)
-	}
 }
 
 // A child that was forked after CUDA began has the old GPU's file open, and goes on where there is

@@ -178,7 +178,7 @@ static CUresult checkpoint(struct config *config)
 	}
 	staging = to;
 	staged = bytes;
-	lost = foreign_shared() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+	lost = foreign_shared() ? CUDA_ERROR_NOT_SUPPORTED : vmm_reaches_exportable() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 	vmm_hide();
 	for (struct allocation *a = memory_first(); a; a = a->next) {
 		if (a->kind == KIND_IMPORTED)

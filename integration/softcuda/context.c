@@ -178,8 +178,8 @@ CUresult cuCtxGetDevice(CUdevice *device)
 }
 
 // What is allowed, by ordinals. A kernel here reaches the memory of all GPUs of its process, but for
-// what was allowed at a checkpoint: driver 580.159 loses that, and the kernel fails. Whether the access
-// counts as allowed then was not measured.
+// what was allowed at a checkpoint: driver 580.159 was seen to lose that, and the kernel to fail, on two
+// H200s. On two H100s it went on. Whether the access counts as allowed was not measured.
 static bool peer_allowed[MAX_GPUS][MAX_GPUS], peer_lost[MAX_GPUS][MAX_GPUS];
 
 void peers_lose(void)
@@ -201,6 +201,7 @@ static CUresult change_peer(CUcontext peer, bool allow)
 	if (peer_allowed[c->ordinal][peer->ordinal] == allow)
 		return allow ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
 	peer_allowed[c->ordinal][peer->ordinal] = allow;
+	endpoint.reach[0] += allow ? 1 : -1;
 	peer_lost[c->ordinal][peer->ordinal] = false;
 	return CUDA_SUCCESS;
 }

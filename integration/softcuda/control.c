@@ -87,7 +87,7 @@ void control_forget_after_fork(void)
 {
 	if (!endpoint.ready)
 		return;
-	endpoint.ready = 0;
+	endpoint.ready = endpoint.reach[0] = endpoint.reach[1] = 0;
 	close_pipe(endpoint.request);
 	close_pipe(endpoint.reply);
 }

@@ -177,11 +177,21 @@ size_t gpu_memory_used(const struct gpu *gpu, void (*each)(void *arg, int pid, s
 	return sum;
 }
 
-size_t gpu_memory_imported(const struct gpu *gpu, int pid)
+static size_t memory_of(const struct gpu *gpu, int pid, bool imported)
 {
 	char name[120] = "/memfd:", number[16];
 
 	gpu_memory_name(gpu, name + strlen(name), sizeof name - strlen(name));
 	snprintf(number, sizeof number, "%d", pid);
-	return held_by(number, name, true);
+	return held_by(number, name, imported);
+}
+
+size_t gpu_memory_of(const struct gpu *gpu, int pid)
+{
+	return memory_of(gpu, pid, false);
+}
+
+size_t gpu_memory_imported(const struct gpu *gpu, int pid)
+{
+	return memory_of(gpu, pid, true);
 }

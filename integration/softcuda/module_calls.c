@@ -1,8 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The few calls of NVIDIA's kernel module that tell which GPU memory of a process another process
-// made. The nodes here are other devices, which cannot answer them. A program finds these functions
+// The few calls of NVIDIA's kernel module that tell what memory of a GPU a process has, and which of it
+// another process made. The nodes here are other devices, which cannot answer them. A program finds these functions
 // where it looks up open and ioctl in libcuda.so.1, as the real driver's library would find the C
 // library's. Numbers and layouts: NVIDIA/open-gpu-kernel-modules, release 580.
 
@@ -18,7 +18,26 @@
 #include "softcuda.h"
 
 enum { NV_OK = 0, NV_ERR_INVALID_ARGUMENT = 0x1f, NV_ERR_INVALID_PARAM_STRUCT = 0x3b, NV_ERR_NOT_SUPPORTED = 0x56 };
-enum { ROOT = 0xc1d00001, DEVICE = 0x100, SUBDEVICE = 0x200 };
+enum { ROOT = 0xc1d00800, DEVICE = 0x100, SUBDEVICE = 0x200 };
+enum { NV_ERR_INVALID_CLIENT = 0x23, NV_ERR_OBJECT_NOT_FOUND = 0x57, P2P_API = 0x3982b7 };
+
+// The client of a process whose descriptor pidfd_getfd has returned last, and its number.
+static struct { int fd, pid; uint32_t client; } other = {.fd = -1};
+
+CUDA_API int pidfd_getfd(int pidfd, int fd, unsigned flags)
+{
+	char path[64], line[64];
+
+	other.fd = (int)syscall(SYS_pidfd_getfd, pidfd, fd, flags);
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
+	FILE *f = fopen(path, "re");
+	while (f && fgets(line, sizeof line, f))
+		sscanf(line, "Pid: %d", &other.pid);
+	if (f)
+		fclose(f);
+	other.client = 0xc1d00000u + (unsigned)other.pid % 0x800;
+	return other.fd;
+}
 
 struct card {
 	uint8_t valid;
@@ -98,15 +117,28 @@ static uint32_t memory_of(uint32_t object, struct pid_info *info)
 	config_load(&config);
 	if (minor >= MAX_GPUS || info->count != 1)
 		return NV_ERR_INVALID_ARGUMENT;
+	info->list[0].shared = gpu_memory_of(&config.gpu[minor], (int)info->list[0].pid);
 	info->list[0].imported = gpu_memory_imported(&config.gpu[minor], (int)info->list[0].pid);
 	return NV_OK;
 }
 
-static uint32_t control(struct control *c)
+// child answers for the only class of objects that is asked for.
+static uint32_t child(int fd, const struct control *c, const uint32_t *wanted)
+{
+	if (fd != other.fd || c->client != other.client || c->object != c->client || *wanted != c->client)
+		return NV_ERR_INVALID_CLIENT;
+	if (c->size != 12)
+		return NV_ERR_INVALID_PARAM_STRUCT;
+	return wanted[1] == P2P_API && remote_reaches(other.pid) ? NV_OK : NV_ERR_OBJECT_NOT_FOUND;
+}
+
+static uint32_t control(int fd, struct control *c)
 {
 	uint32_t *id = (uint32_t *)c->parameters;
 	struct config config;
 
+	if (c->command == 0xd05)
+		return child(fd, c, id);
 	config_load(&config);
 	switch (c->command) {
 	case 0x205:
@@ -140,7 +172,7 @@ CUDA_API int ioctl(int fd, unsigned long request, ...)
 		((struct alloc *)arg)->status = allocate(arg);
 		return 0;
 	case 0x2a:
-		((struct control *)arg)->status = control(arg);
+		((struct control *)arg)->status = control(fd, arg);
 		return 0;
 	}
 	return (int)syscall(SYS_ioctl, fd, request, arg);

@@ -94,6 +94,13 @@ static CUresult find(int pid, struct endpoint *found)
 	return CUDA_SUCCESS;
 }
 
+bool remote_reaches(int pid)
+{
+	struct endpoint target;
+
+	return !find(pid, &target) && target.reach[0] + target.reach[1] > 0;
+}
+
 static CUresult supported(void)
 {
 	struct config config;

@@ -92,6 +92,9 @@ void gpu_memory_name(const struct gpu *gpu, char *name, size_t len);
 // each, if not NULL, is told every process that holds some.
 size_t gpu_memory_used(const struct gpu *gpu, void (*each)(void *arg, int pid, size_t bytes), void *arg);
 
+// gpu_memory_of adds up what a process has of a GPU's memory that it made.
+size_t gpu_memory_of(const struct gpu *gpu, int pid);
+
 // gpu_memory_imported adds up what a process has mapped of a GPU's memory that another process made.
 size_t gpu_memory_imported(const struct gpu *gpu, int pid);
 
@@ -130,6 +133,9 @@ struct CUctx_st {
 	CUdeviceptr image;
 };
 CUcontext context_current(void);
+// remote_reaches tells whether another process's GPUs reach each other's memory.
+bool remote_reaches(int pid);
+
 // peers_lose is for a checkpoint: kernels do not reach other GPUs' memory any more that they could.
 void peers_lose(void);
 // peer_reaches tells whether kernels of one GPU reach memory of another; -1 is any.
@@ -195,6 +201,8 @@ void memory_unmap(struct allocation *a);
 // managed.c: what a program says and asks of managed memory, and asks of any address
 
 // vmm.c: where handles are mapped. vmm_hide unmaps all of them, and vmm_show maps them again.
+// vmm_reaches_exportable tells whether memory that could be exported is mapped for another GPU.
+bool vmm_reaches_exportable(void);
 bool vmm_has(CUdeviceptr address, size_t bytes);
 void vmm_hide(void);
 CUresult vmm_show(void);
@@ -224,6 +232,7 @@ struct endpoint {
 	int32_t ready;
 	int32_t pid, tid; // as in the process's own pid namespace
 	int32_t request[2], reply[2]; // pipes, both ends of each open in the process
+	int32_t reach[2]; // how often GPUs reach others' memory, by cuCtxEnablePeerAccess and by mappings
 };
 extern struct endpoint endpoint;
 

@@ -26,7 +26,7 @@ struct view {
 	struct view *next;
 	struct allocation *of;
 	CUdeviceptr address;
-	bool access;
+	unsigned reach; // the GPUs that may, by ordinals; 1 for host memory that the program may reach
 };
 
 struct range {
@@ -166,7 +166,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 // show maps a view, with or without access.
 static CUresult show(const struct view *v)
 {
-	int access = v->access ? PROT_READ | PROT_WRITE : PROT_NONE;
+	int access = v->reach ? PROT_READ | PROT_WRITE : PROT_NONE;
 
 	if (v->of->kind == KIND_IMPORTED)
 		access |= PROT_EXEC; // what gpu.c knows it by
@@ -225,7 +225,25 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 	return gate_leave(r);
 }
 
-static CUresult change(CUdeviceptr address, size_t bytes, bool unmap, bool access)
+// reaches_another tells whether memory of a GPU is mapped for another one.
+static bool reaches_another(const struct view *v)
+{
+	return v->of->kind != KIND_HOST && v->reach & ~(1u << v->of->context->ordinal);
+}
+
+static void allow(struct view *v, const CUmemAccessDesc *desc)
+{
+	unsigned bit = desc->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? 1u << (desc->location.id & 31) : 1;
+
+	endpoint.reach[1] -= reaches_another(v);
+	if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+		v->reach |= bit;
+	else
+		v->reach &= ~bit;
+	endpoint.reach[1] += reaches_another(v);
+}
+
+static CUresult change(CUdeviceptr address, size_t bytes, bool unmap, const CUmemAccessDesc *desc, size_t count)
 {
 	bool found = false;
 
@@ -237,12 +255,14 @@ static CUresult change(CUdeviceptr address, size_t bytes, bool unmap, bool acces
 		}
 		found = true;
 		if (!unmap) {
-			v->access = access;
+			for (size_t i = 0; i < count; i++)
+				allow(v, &desc[i]);
 			show(v);
 			l = &v->next;
 			continue;
 		}
 		*l = v->next;
+		endpoint.reach[1] -= reaches_another(v);
 		hide(v);
 		if (!--v->of->views && !v->of->held)
 			memory_drop(v->of);
@@ -261,7 +281,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 	if (config.unmap_code)
 		return gate_leave(config.unmap_code);
 	pthread_mutex_lock(&mutex);
-	r = change(address, bytes, true, false);
+	r = change(address, bytes, true, NULL, 0);
 	pthread_mutex_unlock(&mutex);
 	return gate_leave(r);
 }
@@ -274,7 +294,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
 	if (!desc || !count)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
 	pthread_mutex_lock(&mutex);
-	r = change(address, bytes, false, desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+	r = change(address, bytes, false, desc, count);
 	pthread_mutex_unlock(&mutex);
 	return gate_leave(r);
 }
@@ -378,9 +398,18 @@ bool vmm_has(CUdeviceptr address, size_t bytes)
 
 	pthread_mutex_lock(&mutex);
 	for (struct view *v = views; v; v = v->next)
-		found |= v->access && address >= v->address && address - v->address <= v->of->bytes &&
+		found |= v->reach && address >= v->address && address - v->address <= v->of->bytes &&
 		         bytes <= v->of->bytes - (address - v->address);
 	pthread_mutex_unlock(&mutex);
+	return found;
+}
+
+bool vmm_reaches_exportable(void)
+{
+	bool found = false;
+
+	for (struct view *v = views; v; v = v->next)
+		found |= reaches_another(v) && v->of->prop.requestedHandleTypes;
 	return found;
 }
 

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
@@ -173,6 +174,41 @@ func TestDriverFailsForOne(t *testing.T) {
 			shared.SoftwareGPU(t, "")
 			resume(t, shared, k)
 			verify()
+		})
+	}
+}
+
+// A driver that does not give a suspended program's GPU state back ends the container, with that reason: it
+// does not stay suspended for good.
+func TestDriverKeeps(t *testing.T) {
+	for name, spill := range map[string]bool{"memory": false, "disk": true} {
+		t.Run(name, func(t *testing.T) {
+			results.Add(t)
+			if gpu.Kind != harness.SoftwareGPU {
+				t.Skip("only the software GPU can be told to keep it")
+			}
+			dir := diskDir(t)
+			var flags []string
+			if spill {
+				flags = []string{"--spill", dir}
+			}
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "32M")
+			k.Expect(t, "verify", "bad=0")
+			suspend(t, shared, k, flags...)
+			shared.SoftwareGPU(t, "fail=restore:1\n")
+			harness.Says(t, gpuckpt(t, shared, "resume", k.ID), "restore CUDA process", "CUDA_ERROR_INVALID_VALUE", "the container has ended")
+			harness.Within(t, "the task exits", func() bool {
+				status, err := k.Status(t.Context())
+				return err == nil && status == client.Stopped
+			})
+			if left := spilledFiles(t, dir); len(left) > 0 {
+				t.Errorf("spilled files are left: %v", left)
+			}
+			if left, err := filepath.Glob(filepath.Join(shared.Records(), "*", k.ID+".json")); err != nil || len(left) > 0 {
+				t.Errorf("records are left: %v, %v", left, err)
+			}
+			harness.Within(t, "the host's memory is free", func() bool { return stagingMemory(t, "staging") < 16<<20 })
+			k.MustRemove(t)
 		})
 	}
 }

@@ -91,15 +91,22 @@ void run_peer(const struct options *o)
 {
 	int s = udp_listen(o->port);
 	struct gpu far = gpu_open(1);
-	struct peer p = {.large_words = (4 << 20) / sizeof(uint64_t)};
+	struct peer p = {.large_words = o->bytes / sizeof(uint64_t)};
+	int mapped = !strcmp(o->share, "handle");
 
-	p.small = gpu_alloc(sizeof(uint64_t));
-	p.large = gpu_alloc(p.large_words * sizeof(uint64_t));
+	if (mapped) {
+		p.small = gpu_create_for_both(1, 0, 2 << 20);
+		p.large = gpu_create_for_both(1, 0, p.large_words * sizeof(uint64_t));
+	} else {
+		p.small = gpu_alloc(sizeof(uint64_t));
+		p.large = gpu_alloc(p.large_words * sizeof(uint64_t));
+	}
 	gpu_write(p.small, o->start);
 	gpu_write(p.large, o->start);
 	gpu_write(p.large + (p.large_words - 1) * sizeof(uint64_t), o->start);
 	p.near = gpu_open(0); // which is in use from here on
-	gpu_reach(&far);
+	if (!mapped)
+		gpu_reach(&far);
 	udp_serve(s, count_on_peer, &p);
 }
 

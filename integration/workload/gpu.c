@@ -247,6 +247,22 @@ void gpu_drop(CUdeviceptr address, size_t bytes)
 	dropped = address;
 }
 
+CUdeviceptr gpu_create_for_both(int ordinal, int other, size_t bytes)
+{
+	CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal},
+	};
+	CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, other}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUmemGenericAllocationHandle handle;
+
+	CHECK(MemCreate(&handle, bytes, &prop, 0));
+	CUdeviceptr p = map(ordinal, bytes, handle, false);
+	CHECK(MemSetAccess(p, bytes, &access, 1));
+	return p;
+}
+
 static CUdeviceptr create(int ordinal, CUmemLocation where, size_t bytes, int *fd)
 {
 	CUmemAllocationProp prop = {

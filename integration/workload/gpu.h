@@ -48,6 +48,9 @@ void gpu_end_event(CUevent event);
 // gpu_map imports another process's. Both are for the GPU ordinal to use.
 CUdeviceptr gpu_create(int ordinal, size_t bytes, int *fd);
 CUdeviceptr gpu_map(int ordinal, size_t bytes, int fd);
+// gpu_create_for_both makes memory of GPU ordinal that the other one reaches too, as JAX and NCCL do: with a handle
+// that could be exported, and is not.
+CUdeviceptr gpu_create_for_both(int ordinal, int other, size_t bytes);
 // gpu_drop gives back the memory that either has mapped last. The next one is mapped at its address.
 void gpu_drop(CUdeviceptr address, size_t bytes);
 // gpu_create_host is gpu_create for host memory, which gpu_map_host imports.

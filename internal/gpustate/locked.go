@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/companion"
 	"github.com/gpuckpt/gpuckpt/internal/gpus"
 	"github.com/gpuckpt/gpuckpt/internal/helpers"
@@ -39,6 +40,7 @@ type locked struct {
 	parked *companion.Parked // with memory that Save has their companions save; nil for none
 	path   DataPath          // of Preflight
 	sizes  []uint64          // bytes of GPU state by place in procs; nil before Save
+	stuck  bool              // see Stuck
 	areas  []Area            // state that is not in the processes
 }
 
@@ -251,10 +253,11 @@ func (l *locked) refuseUnlocked(candidates []int) error {
 // programs started with cuda-checkpoint --launch-job. It refuses the others by itself.
 const sharesFrom = 610
 
-// refuseShared refuses processes that share GPU memory, by CUDA IPC or by exported handles: an older
-// driver checkpoints them and never restores them. It refuses also where the driver does not say
-// whether they share.
-func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper) error {
+// refuseShared refuses processes that share GPU memory, by CUDA IPC or by exported handles, and those
+// that reach memory of one GPU from another and have no companion, or whose companion's memory is left
+// to the driver: an older driver checkpoints them and never restores them. It refuses also where the driver does not say
+// what they have.
+func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper, leave bool) error {
 	major, _, _ := strings.Cut(l.info.DriverVersion, ".")
 	if n, err := strconv.Atoi(major); err == nil && n >= sharesFrom {
 		return nil
@@ -263,7 +266,7 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper) error {
 		return err
 	}
 	for _, p := range l.procs {
-		shares, err := cuda.SharesMemory(ctx, helper, p)
+		shares, err := cuda.SharingOf(ctx, helper, p)
 		if errors.Is(err, cuda.ErrNotReported) {
 			return fmt.Errorf("%w: gpuckpt does not know driver %s well enough to checkpoint with it: use one of 570 to 595: %w",
 				err, cmp.Or(l.info.DriverVersion, "of unknown version"), errdefs.ErrFailedPrecondition)
@@ -271,12 +274,32 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper) error {
 		if err != nil {
 			return err
 		}
-		if shares {
+		if shares.Others {
 			return fmt.Errorf("process %s shares GPU memory with another process (CUDA IPC, or an exported handle): driver %s would checkpoint it and never restore it; share through host memory (NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0 for NCCL), or use driver %d or newer and start the program with cuda-checkpoint --launch-job: %w",
 				proc.Describe(p.PID.Host), cmp.Or(l.info.DriverVersion, "of unknown version"), sharesFrom, errdefs.ErrFailedPrecondition)
 		}
+		if shares.Reaches {
+			if err := refuseReach(p.PID.Host, l.info.DriverVersion, leave); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+// refuseReach refuses a process that reaches memory of one GPU from another, unless its companion takes
+// that down.
+func refuseReach(pid int, driver string, leave bool) error {
+	c, err := companion.Find(pid)
+	if err != nil || c != nil && !leave {
+		return err
+	}
+	todo := "start the program with the annotation " + annotations.Companion + ", or let it see one GPU"
+	if c != nil {
+		todo = "its companion needs room in memory: checkpoint to a directory in memory, or raise the limit"
+	}
+	return fmt.Errorf("process %s reaches memory of one GPU from another (peer access: JAX with several GPUs, NCCL or PyTorch in one process): driver %s would checkpoint it and might never restore it; %s: %w",
+		proc.Describe(pid), cmp.Or(driver, "of unknown version"), todo, errdefs.ErrFailedPrecondition)
 }
 
 // refuseHostMemory refuses processes that share host memory by exported handles, as refuseShared does.
@@ -379,10 +402,35 @@ func (l *locked) anySaved(ctx context.Context, by *helpers.Helpers) bool {
 	return false
 }
 
+// ErrLost reports that the driver has taken the GPU state of a process and will not give it back. The
+// program cannot go on.
+var ErrLost = errors.New("the driver has the program's GPU state and does not give it back, so the program is lost")
+
+// judge adds ErrLost to the error of a restore to the GPUs that the processes had, if trying again is
+// of no use. Driver 580 refuses a process that it cannot restore with InvalidValue or Unknown, and
+// from then on with OperatingSystem (measured). It answers NotSupported too, and both also where a
+// GPU cannot be reached for the moment. Too little memory, for one, may be another matter later.
+func (l *locked) judge(err error) error {
+	refused := cuda.RestoreRefusal(err)
+	if refused == nil || errors.Is(err, ErrLost) || !slices.ContainsFunc(l.procs.Living(), func(p cuda.Process) bool { return p.PID.Host == refused.PID }) {
+		return err
+	}
+	switch refused.Result {
+	case cuda.InvalidValue, cuda.Unknown:
+	case cuda.NotSupported, cuda.OperatingSystem:
+		if !l.stuck {
+			return err
+		}
+	default:
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrLost, err)
+}
+
 // putBack has the data path put the areas back, once: what is in a process afterwards is the
 // driver's. If it fails for another process, it checkpoints this one again, to wherever it likes,
-// and something else may lie where the area was. A process that is not checkpointed any more is an
-// error: somebody has had the driver restore it by hand, from an area that was empty.
+// and something else may lie where the area was. A process that is not checkpointed any more is
+// lost: somebody has had the driver restore it by hand, from an area that was empty.
 func (l *locked) putBack(ctx context.Context, helper *cuda.Helper, job *Job) (done func(context.Context), err error) {
 	var areas []Area
 	living := l.procs.Living()
@@ -396,8 +444,8 @@ func (l *locked) putBack(ctx context.Context, helper *cuda.Helper, job *Job) (do
 			return nil, err
 		}
 		if state != cuda.Checkpointed {
-			return nil, fmt.Errorf("process %d is %v, though its GPU state is in a file: it was restored by hand from an empty area, and its GPU memory is lost; kill it: %w",
-				pid, state, errdefs.ErrDataLoss)
+			return nil, fmt.Errorf("process %d is %v, though its GPU state is in a file: it was restored by hand from an empty area: %w",
+				pid, state, ErrLost)
 		}
 		areas = append(areas, a)
 	}

@@ -42,12 +42,14 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 			return err
 		}
 	}
+	path, chosen := choosePath(s.opts.Config.Staging, dir, s.procs, s.locked.use)
+	_, through := path.(writeThrough) // a small buffer, which many threads at once would not keep to
 	if len(s.procs) > 0 {
 		helper, err := s.helpers.Get(ctx)
 		if err != nil {
 			return err
 		}
-		if err := s.refuseShared(ctx, helper); err != nil {
+		if err := s.refuseShared(ctx, helper, through); err != nil {
 			return err
 		}
 	}
@@ -63,9 +65,8 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 				size(state), dir, size(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
 		}
 	}
-	s.path, err = choosePath(s.opts.Config.Staging, dir, s.procs, s.locked.use)
-	_, through := s.path.(writeThrough) // a small buffer, which many threads at once would not keep to
-	return errors.Join(err, s.parked.LeaveToDriver(through))
+	s.path = path
+	return errors.Join(chosen, s.parked.LeaveToDriver(through))
 }
 
 // job is what the data path works on now.
@@ -76,7 +77,7 @@ func (s *State) job() *Job {
 // Save has the driver move the GPU state of all processes into their memory, and the data path take it from there, and
 // returns its bytes. dir is where Store or Spill will write it; "" for none. The container is frozen before and after;
 // while it is thawed, every thread but the driver's is held. On an error the state is where it was; if it could not be
-// brought back, the State is Saved.
+// brought back, the State is Saved, and the error an ErrLost where trying again is of no use.
 func (s *State) Save(ctx context.Context, dir string, next companion.Next) (bytes uint64, err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
 		return 0, err
@@ -111,7 +112,7 @@ func (s *State) Save(ctx context.Context, dir string, next companion.Next) (byte
 			s.areas[i].Companion = s.parked.Has(s.procs[a.Process].PID.Host, a.Start)
 		}
 	}
-	if err != nil && s.phase == Saved {
+	if err != nil && s.phase == Saved && !errors.Is(err, ErrLost) {
 		err = sequence.Join(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
 	}
 	for _, n := range s.sizes {
@@ -148,7 +149,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 		err = sequence.Join(err, s.path.Abort(s.job()))
 	}
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
-		s.phase = Saved
+		s.phase, err = Saved, s.judge(err)
 	}
 	if err == nil && s.parked.Kept() == nil && bytesOf(areas) < taken {
 		err = fmt.Errorf("the tracer that had the companion's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
@@ -161,7 +162,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 
 // RestoreInPlace has the driver move the GPU state, if any is saved, back to the GPUs: those it
 // came from, or those of ChooseGPUs. The container is frozen before and after, as in Save. On an
-// error the State stays as it was, and RestoreInPlace can be called again.
+// error the State stays as it was, and RestoreInPlace can be called again, unless it is an ErrLost.
 func (s *State) RestoreInPlace(ctx context.Context) error {
 	if s.phase != Saved && s.phase != Spilled {
 		return nil
@@ -184,7 +185,7 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 			return err
 		}
 		if s.onto == nil {
-			err = s.procs.Living().Restore(ctx, helper, nil)
+			err = s.judge(s.procs.Living().Restore(ctx, helper, nil))
 		} else {
 			err = s.restoreOnto(ctx, &s.helpers, s.target.Init(), s.onto)
 		}

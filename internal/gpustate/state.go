@@ -204,6 +204,10 @@ func (s *State) Unlock(ctx context.Context) error {
 	return nil
 }
 
+// Stuck says that the way back of an operation has failed, and that the container stays as it is. What
+// the driver refuses after that is lost.
+func (s *State) Stuck() { s.stuck = true }
+
 // Close ends the helper and the tracer. The state stays, and a later call starts others.
 func (s *State) Close() {
 	s.tracers.close()

@@ -48,7 +48,8 @@ const (
 	OpRestore       = "restore"
 	OpUnlock        = "unlock"
 	OpSurvey        = "survey"
-	OpImported      = "imported"
+	OpMemoryOn      = "memory-on"
+	OpReaches       = "reaches"
 	OpReady         = "ready"
 	OpCopyOut       = "copy-out"
 	OpCopyIn        = "copy-in"
@@ -62,7 +63,7 @@ type Request struct {
 	Pairs     []Pair `json:"pairs,omitempty"`      // OpRestore
 	Fresh     bool   `json:"fresh,omitempty"`      // OpInfo: do not answer from memory
 	Early     bool   `json:"early,omitempty"`      // OpInfo: do not wait for the GPUs to come up, if NVML tells all
-	Minors    []int  `json:"minors,omitempty"`     // OpImported: the GPUs to look at, N of /dev/nvidiaN
+	Minors    []int  `json:"minors,omitempty"`     // OpMemoryOn: the GPUs to look at, N of /dev/nvidiaN
 
 	GPU      string   `json:"gpu,omitempty"`      // OpReady, OpCopyIn: the UUID of the GPU that is to have the memory
 	Threads  int      `json:"threads,omitempty"`  // OpReady, OpCopyOut, OpCopyIn: how many copy; 0: one for each processor
@@ -103,9 +104,9 @@ type Reply struct {
 	Short bool   `json:"short,omitempty"` // FaultFile: the file has fewer bytes than the spans
 	// Digested says that the last file of an answer to OpCopyOut or OpCopyIn has the digests' values.
 	Digested bool `json:"digested,omitempty"`
-	Value    int  `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id; OpImported: bytes
+	Value    int  `json:"value,omitempty"` // OpState: the state; OpRestoreThread: the thread id; OpReaches: 1 if it does
 
-	// Answer is a cuda.Info for OpInfo, a cuda.Survey for OpSurvey.
+	// Answer is a cuda.Info for OpInfo, a cuda.Survey for OpSurvey, []cuda.MemoryOn for OpMemoryOn.
 	Answer json.RawMessage `json:"answer,omitempty"`
 }
 
@@ -116,7 +117,7 @@ func (q Request) Check() error {
 		if q.PID != 0 {
 			return fmt.Errorf("%s takes no pid", q.Op)
 		}
-	case OpState, OpRestoreThread, OpLock, OpCheckpoint, OpRestore, OpUnlock, OpImported:
+	case OpState, OpRestoreThread, OpLock, OpCheckpoint, OpRestore, OpUnlock, OpMemoryOn, OpReaches:
 		if q.PID <= 0 || q.PID > math.MaxInt32 {
 			return fmt.Errorf("pid %d is none", q.PID)
 		}
@@ -132,7 +133,7 @@ func (q Request) Check() error {
 	if len(q.Pairs) != 0 && q.Op != OpRestore {
 		return fmt.Errorf("%s takes no GPU pairs", q.Op)
 	}
-	if len(q.Minors) != 0 && q.Op != OpImported {
+	if len(q.Minors) != 0 && q.Op != OpMemoryOn {
 		return fmt.Errorf("%s takes no minors", q.Op)
 	}
 	if len(q.Minors) > maxGPUs || slices.ContainsFunc(q.Minors, func(n int) bool { return n < 0 || n > math.MaxUint16 }) {
