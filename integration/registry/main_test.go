@@ -41,6 +41,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if err := harness.InOwnNetwork("/var/lib/containers", "/var/tmp"); err != nil { // where skopeo writes
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	harness.MainShared(m.Run, func(s *harness.Session, c *harness.Containerd) {
 		session, shared, bins, gpu, results = s, c, s.Bins, s.GPU, s.Results
 	}, dumps)
