@@ -496,9 +496,6 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
 		return back(sequence.Join(dumpLog.Explain(err), criu.EndDumps()))
 	}
-	if err := back(nil); err != nil {
-		return err
-	}
 	return cmp.Or(locks.Complete(criu.Open(r.Path).Set), memory.Complete())
 }
 
