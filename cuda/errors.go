@@ -83,11 +83,11 @@ func (e *Error) Is(target error) bool {
 // RestoreRefusal returns the driver's refusal of a restore that err has in it, also of one that was to
 // undo another step; nil if there is none.
 func RestoreRefusal(err error) *Error {
-	if refused, ok := err.(*Error); ok && refused.Op == wire.OpRestore {
+	if refused, ok := err.(*Error); ok && refused.Op == wire.OpRestore { //nolint:errorlint // each error is looked at
 		return refused
 	}
 	var within []error
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // likewise
 	case interface{ Unwrap() error }:
 		within = []error{e.Unwrap()}
 	case interface{ Unwrap() []error }:

@@ -315,7 +315,7 @@ func (k *checkpointing) save(ctx context.Context) (uint64, error) {
 	k.memory = pastCRIU(ctx, k.c, k.images.Path, k.read)
 	k.memory.MakeRoom()
 	bytes, err := k.c.gpu.Save(ctx, k.images.Path, k.next)
-	return bytes, k.s.endLost(ctx, k.c, err)
+	return bytes, endLost(ctx, k.s, k.c, err)
 }
 
 // dump has CRIU dump what is left in the processes, and begins to write what was taken out of them, beside CRIU.
@@ -421,7 +421,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 	if keeps {
 		over = ending.Quiet(k.c.pids)
 	}
-	err = k.s.endNow(ctx, k.c, "it has ended with its checkpoint")
+	err = endNow(ctx, k.s, k.c, "it has ended with its checkpoint")
 	over(err == nil)
 	if err == nil {
 		log.G(ctx).Info("stopped after its checkpoint")
@@ -431,7 +431,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 
 // endNow kills a container, which may be frozen, and gives up its GPU state, also what of it is on a
 // disk. why is for those that want to exec in it. On an error it is as it was, or ends later.
-func (s *Service) endNow(ctx context.Context, c *container, why string) error {
+func endNow(ctx context.Context, s *Service, c *container, why string) error {
 	defer ending.Help(ctx, c.pids)()
 	if err := s.kill(ctx, c); err != nil {
 		return err
@@ -445,13 +445,13 @@ func (s *Service) endNow(ctx context.Context, c *container, why string) error {
 
 // endLost ends a container whose GPU state the driver does not give back: its processes could only
 // stay frozen for ever. The error says so then. Any other error is returned as it is, and nil.
-func (s *Service) endLost(ctx context.Context, c *container, err error) error {
+func endLost(ctx context.Context, s *Service, c *container, err error) error {
 	if !errors.Is(err, gpustate.ErrLost) {
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)
 	log.G(ctx).WithError(err).Error("ending the container")
-	if kerr := s.endNow(ctx, c, gpustate.ErrLost.Error()); kerr != nil {
+	if kerr := endNow(ctx, s, c, gpustate.ErrLost.Error()); kerr != nil {
 		return sequence.Join(err, kerr)
 	}
 	return fmt.Errorf("the container has ended: %w", err)

@@ -163,7 +163,7 @@ func (p *pausing) pause(ctx context.Context) (uint64, error) {
 
 // giveBack brings saved GPU state back, or ends the container if the driver will never do so.
 func (p *pausing) giveBack(ctx context.Context) error {
-	return p.s.endLost(ctx, p.c, p.c.gpu.RestoreInPlace(ctx))
+	return endLost(ctx, p.s, p.c, p.c.gpu.RestoreInPlace(ctx))
 }
 
 func (p *pausing) resume(ctx context.Context) error {
@@ -220,7 +220,7 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 			c.goesOn(ctx)
 		}
 	}()
-	if err := s.endLost(ctx, c, c.gpu.RestoreInPlace(ctx)); errors.Is(err, gpustate.ErrLost) {
+	if err := endLost(ctx, s, c, c.gpu.RestoreInPlace(ctx)); errors.Is(err, gpustate.ErrLost) {
 		return nil, err
 	} else if err != nil {
 		return nil, fmt.Errorf("give the GPU state back (the container stays paused; resume it again to retry): %w", err)

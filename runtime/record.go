@@ -59,8 +59,6 @@ func end(ctx context.Context, c *container, stuck error) {
 	case c.paused:
 		state = journal.Paused
 	}
-	if state == journal.Stuck {
-		c.gpu.Stuck()
-	}
+	c.gpu.Stuck = state == journal.Stuck
 	c.journal.End(ctx, state, stuck)
 }

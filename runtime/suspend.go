@@ -135,7 +135,7 @@ func (k *suspending) removeSpillDir(ctx context.Context) error {
 
 func (k *suspending) save(ctx context.Context) (_ uint64, err error) {
 	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), companion.Suspended)
-	return k.bytes, k.s.endLost(ctx, k.c, err)
+	return k.bytes, endLost(ctx, k.s, k.c, err)
 }
 
 func (k *suspending) spill(ctx context.Context) (uint64, error) {
@@ -217,7 +217,7 @@ func (k *resuming) revoke(context.Context) error {
 
 func (k *resuming) restoreInPlace(ctx context.Context) (uint64, error) {
 	bytes := k.c.gpu.Facts().AreaBytes
-	err := k.s.endLost(ctx, k.c, k.c.gpu.RestoreInPlace(ctx))
+	err := endLost(ctx, k.s, k.c, k.c.gpu.RestoreInPlace(ctx))
 	if errors.Is(err, gpustate.ErrLost) {
 		return 0, err
 	}

@@ -40,7 +40,6 @@ type locked struct {
 	parked *companion.Parked // with memory that Save has their companions save; nil for none
 	path   DataPath          // of Preflight
 	sizes  []uint64          // bytes of GPU state by place in procs; nil before Save
-	stuck  bool              // see Stuck
 	areas  []Area            // state that is not in the processes
 }
 
@@ -410,15 +409,15 @@ var ErrLost = errors.New("the driver has the program's GPU state and does not gi
 // of no use. Driver 580 refuses a process that it cannot restore with InvalidValue or Unknown, and
 // from then on with OperatingSystem (measured). It answers NotSupported too, and both also where a
 // GPU cannot be reached for the moment. Too little memory, for one, may be another matter later.
-func (l *locked) judge(err error) error {
+func judge(err error, procs cuda.Group, stuck bool) error {
 	refused := cuda.RestoreRefusal(err)
-	if refused == nil || errors.Is(err, ErrLost) || !slices.ContainsFunc(l.procs.Living(), func(p cuda.Process) bool { return p.PID.Host == refused.PID }) {
+	if refused == nil || errors.Is(err, ErrLost) || !slices.ContainsFunc(procs.Living(), func(p cuda.Process) bool { return p.PID.Host == refused.PID }) {
 		return err
 	}
 	switch refused.Result {
 	case cuda.InvalidValue, cuda.Unknown:
 	case cuda.NotSupported, cuda.OperatingSystem:
-		if !l.stuck {
+		if !stuck {
 			return err
 		}
 	default:

@@ -149,7 +149,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 		err = sequence.Join(err, s.path.Abort(s.job()))
 	}
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
-		s.phase, err = Saved, s.judge(err)
+		s.phase, err = Saved, judge(err, s.procs, s.Stuck)
 	}
 	if err == nil && s.parked.Kept() == nil && bytesOf(areas) < taken {
 		err = fmt.Errorf("the tracer that had the companion's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
@@ -185,7 +185,7 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 			return err
 		}
 		if s.onto == nil {
-			err = s.judge(s.procs.Living().Restore(ctx, helper, nil))
+			err = judge(s.procs.Living().Restore(ctx, helper, nil), s.procs, s.Stuck)
 		} else {
 			err = s.restoreOnto(ctx, &s.helpers, s.target.Init(), s.onto)
 		}

@@ -82,6 +82,10 @@ type State struct {
 	helpers helpers.Helpers
 	tracers tracers
 
+	// Stuck says that the way back of the last operation has failed, and that the container stays as it was
+	// left. What the driver refuses in the next one is lost.
+	Stuck bool
+
 	locked            // Unlock and Forget clear it
 	onto   []cdi.Pair // of ChooseGPUs; nil for the GPUs that the processes had
 }
@@ -203,10 +207,6 @@ func (s *State) Unlock(ctx context.Context) error {
 	s.phase, s.locked = Unlocked, locked{}
 	return nil
 }
-
-// Stuck says that the way back of an operation has failed, and that the container stays as it is. What
-// the driver refuses after that is lost.
-func (s *State) Stuck() { s.stuck = true }
 
 // Close ends the helper and the tracer. The state stays, and a later call starts others.
 func (s *State) Close() {
