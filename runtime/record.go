@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/burst"
 	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/internal/journal"
 	"github.com/gpuckpt/gpuckpt/internal/recovery"
 )
@@ -59,6 +60,6 @@ func end(ctx context.Context, c *container, stuck error) {
 	case c.paused:
 		state = journal.Paused
 	}
-	c.gpu.Stuck = state == journal.Stuck
+	c.gpu.Stuck = state == journal.Stuck && c.gpu.Phase() != gpustate.Unlocked // or a later undo has succeeded
 	c.journal.End(ctx, state, stuck)
 }
