@@ -47,7 +47,7 @@ build-faults: build
 	@[ "$$(uname -m)" != x86_64 ] || cp $(BIN)/libgpuckpt.so $(BIN)/faults/
 
 # Code that runs in the processes of others, kept as it is embedded: a test compares.
-internal/steer/copier/copier.bin: internal/steer/copier/copier.S
+internal/gpu/steer/copier/copier.bin: internal/gpu/steer/copier/copier.S
 	gcc -c -o $(@:.bin=.o) $<
 	objcopy -O binary -j .text $(@:.bin=.o) $@
 	rm $(@:.bin=.o)

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 )
 
 // containerSubject is a container, checkpointed through containerd's task API

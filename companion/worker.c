@@ -47,7 +47,7 @@ enum { SIGNAL = 60 };                                   // one of the real-time 
 enum { COPIERS = 7 };                                   // beside the thread itself; see copy.c
 enum { THREADS = COPIERS + 1 };                         // and share.c's
 
-// The layout is known to internal/companion. The shim writes request, cancelled, argument, cut and in_area.
+// The layout is known to internal/gpu/interposer. The shim writes request, cancelled, argument, cut and in_area.
 static struct {
 	char magic[32];
 	uint32_t version;

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
-	"github.com/gpuckpt/gpuckpt/internal/worker"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
 // GPU is one device that a helper sees.

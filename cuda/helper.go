@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
-	"github.com/gpuckpt/gpuckpt/internal/worker"
+	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
 // drainTimeout is how long the helper may go on without its client (package driver), and exit.

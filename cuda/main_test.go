@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
-	"github.com/gpuckpt/gpuckpt/internal/worker"
+	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
 // fakeEnv makes the test binary a helper that misbehaves as its value says.

@@ -3,7 +3,7 @@
 
 package cuda
 
-import "github.com/gpuckpt/gpuckpt/internal/proc"
+import "github.com/gpuckpt/gpuckpt/internal/node/proc"
 
 // Range is a range of a process's addresses, End excluded.
 type Range struct {

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 const someMaps = `55e4d1a00000-55e4d1a01000 r--p 00000000 fe:01 1234                       /bin/x

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
-	"github.com/gpuckpt/gpuckpt/internal/fault"
+	"github.com/gpuckpt/gpuckpt/internal/node/fault"
 )
 
 // HelperName is the file name of the helper program.

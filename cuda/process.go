@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // Process is a CUDA process as Find saw it.

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // The importer of another process's memory is known by the kernel module, on the GPU that the memory

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuckpt/gpuckpt/internal/worker"
+	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
 // refused fails the test unless the driver answered this code.

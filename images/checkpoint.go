@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/tarname"
+	"github.com/gpuckpt/gpuckpt/internal/node/tarname"
 )
 
 // ImageDir is the directory of the checkpoint in a checkpoint image, below its root.

@@ -9,7 +9,7 @@ import (
 	"io"
 	"sync"
 
-	"github.com/gpuckpt/gpuckpt/internal/fault"
+	"github.com/gpuckpt/gpuckpt/internal/node/fault"
 )
 
 // Progress receives how far the steps of an operation are, one call at a time for each step. It may be nil.

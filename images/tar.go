@@ -11,7 +11,7 @@ import (
 	"path"
 	"strings"
 
-	"github.com/gpuckpt/gpuckpt/internal/tarname"
+	"github.com/gpuckpt/gpuckpt/internal/node/tarname"
 )
 
 // maxTarEntries bounds the table of an archive. CRIU writes some twenty files a process.

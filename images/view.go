@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/mapped"
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
 )
 
 // view is a piece on a tmpfs, mapped: its bytes need not be copied to be digested.
@@ -59,13 +59,13 @@ func (r *AreaReader) view(offset, n uint64) []byte {
 // file is read, and an error shows then.
 func mapView(f *os.File, size uint64) (v view) {
 	var st unix.Stat_t
-	if !mapped.InMemory(f) || unix.Fstat(int(f.Fd()), &st) != nil {
+	if !mmapfile.InMemory(f) || unix.Fstat(int(f.Fd()), &st) != nil {
 		return v
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || uint64(st.Size) < size {
 		return v
 	}
-	mem, unmap, err := mapped.File(f, size, unix.PROT_READ)
+	mem, unmap, err := mmapfile.File(f, size, unix.PROT_READ)
 	if err != nil {
 		return v
 	}

@@ -26,30 +26,30 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/admission"
-	"github.com/gpuckpt/gpuckpt/internal/bundle"
-	"github.com/gpuckpt/gpuckpt/internal/companion"
-	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/ending"
-	"github.com/gpuckpt/gpuckpt/internal/execs"
-	"github.com/gpuckpt/gpuckpt/internal/filelocks"
-	"github.com/gpuckpt/gpuckpt/internal/gpustate"
-	"github.com/gpuckpt/gpuckpt/internal/hooks"
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/imagedir"
-	"github.com/gpuckpt/gpuckpt/internal/inspect"
-	"github.com/gpuckpt/gpuckpt/internal/iouring"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
-	"github.com/gpuckpt/gpuckpt/internal/nodes"
-	"github.com/gpuckpt/gpuckpt/internal/pages"
-	"github.com/gpuckpt/gpuckpt/internal/pastcriu"
-	"github.com/gpuckpt/gpuckpt/internal/refit"
-	"github.com/gpuckpt/gpuckpt/internal/sequence"
-	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
-	"github.com/gpuckpt/gpuckpt/internal/trust"
-	"github.com/gpuckpt/gpuckpt/internal/turns"
-	"github.com/gpuckpt/gpuckpt/internal/vet"
+	"github.com/gpuckpt/gpuckpt/internal/criu/adapt"
+	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
+	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
+	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
+	"github.com/gpuckpt/gpuckpt/internal/guard"
+	"github.com/gpuckpt/gpuckpt/internal/guard/admission"
+	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
+	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
+	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/execs"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/hostmemory"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/inspect"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/iouring"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/reaper"
 )
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
@@ -101,7 +101,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
 	}
-	turn, err := turns.TakeBy(ctx, turns.Who{Operation: "checkpoint", Container: c.id}, read)
+	turn, err := quota.TakeMemoryBy(ctx, quota.Who{Operation: "checkpoint", Container: c.id}, read)
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 			err = k.withoutCUDA(ctx)
 		}
 		// A container that the client has paused stays so, and the other end of a connection with it.
-		if try == tries || c.paused || c.ended || !errors.Is(err, admission.ErrTorn) && !errors.Is(err, refit.ErrUnsent) {
+		if try == tries || c.paused || c.ended || !errors.Is(err, admission.ErrTorn) && !errors.Is(err, adapt.ErrUnsent) {
 			return err
 		}
 		log.G(ctx).WithError(err).WithField("try", try).Info("the container runs on for a moment, and is checkpointed again")
@@ -137,7 +137,7 @@ type checkpointing struct {
 	q      *sequence.Sequence
 	images imagedir.Dir
 	opts   *options.CheckpointOptions
-	next   companion.Next
+	next   interposer.Next
 
 	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
@@ -171,7 +171,7 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 				return nil, err
 			}
 		}
-		return k.memory.Digests(), vet.Own(ctx, k.c.bundle, k.read, criu.Open(k.images.Path))
+		return k.memory.Digests(), guard.Own(ctx, k.c.bundle, k.read, criu.Open(k.images.Path))
 	})
 	switch {
 	case err != nil:
@@ -219,8 +219,8 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 		k.q.Save(context.WithoutCancel(ctx), k.c.bundle)
 	}()
 	clientPaused := k.c.paused
-	if k.next = companion.Waits; !clientPaused && !k.opts.Exit {
-		k.next = companion.GoesOn
+	if k.next = interposer.Waits; !clientPaused && !k.opts.Exit {
+		k.next = interposer.GoesOn
 	}
 	var begin []sequence.Step
 	if !clientPaused {
@@ -364,7 +364,7 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read, k.memory); err != nil {
 		return err
 	}
-	return refit.CheckRemoved(criu.Open(k.images.Path).Set)
+	return adapt.CheckRemoved(criu.Open(k.images.Path).Set)
 }
 
 // endWriting ends what dump has begun.
@@ -387,7 +387,7 @@ func (k *checkpointing) admit(ctx context.Context) (uint64, error) {
 	if _, err := rebindFiles(ctx, view.Node, file.Spec, dumped); err != nil {
 		return 0, fmt.Errorf("its own restore would refuse it: %w", err)
 	}
-	return 0, vet.Own(ctx, k.c.bundle, k.read, dumped)
+	return 0, guard.Own(ctx, k.c.bundle, k.read, dumped)
 }
 
 // drain waits until what was kept on the GPUs is copied.
@@ -419,7 +419,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 	}
 	over := func(bool) {}
 	if keeps {
-		over = ending.Quiet(k.c.pids)
+		over = reaper.Quiet(k.c.pids)
 	}
 	err = endNow(ctx, k.s, k.c, "it has ended with its checkpoint")
 	over(err == nil)
@@ -432,7 +432,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 // endNow kills a container, which may be frozen, and gives up its GPU state, also what of it is on a
 // disk. why is for those that want to exec in it. On an error it is as it was, or ends later.
 func endNow(ctx context.Context, s *Service, c *container, why string) error {
-	defer ending.Help(ctx, c.pids)()
+	defer reaper.Help(ctx, c.pids)()
 	if err := s.kill(ctx, c); err != nil {
 		return err
 	}
@@ -508,7 +508,7 @@ func (c *container) locks() (filelocks.Found, error) {
 }
 
 func pastCRIU(ctx context.Context, c *container, dir string, read config.Source) *pages.Dump {
-	return pastcriu.New(ctx, pastcriu.Container{Bundle: c.bundle, Init: c.pid, Pids: c.pids, Run: reap}, dir, read)
+	return hostmemory.New(ctx, hostmemory.Container{Bundle: c.bundle, Init: c.pid, Pids: c.pids, Run: reap}, dir, read)
 }
 
 // writeSettings writes the settings of CRIU: for a dump if the container has processes, else
@@ -523,7 +523,7 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 	var devices []specs.LinuxDevice
 	switch {
 	case c.pid > 0:
-		if devices, err = nodes.List(c.pid); err != nil {
+		if devices, err = devnode.List(c.pid); err != nil {
 			return settings, err
 		}
 		settings.GhostLimit = host.MemoryLimit(c.pid)

@@ -13,17 +13,17 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/feed"
-	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/exclusive"
-	"github.com/gpuckpt/gpuckpt/internal/execs"
-	"github.com/gpuckpt/gpuckpt/internal/gpustate"
-	"github.com/gpuckpt/gpuckpt/internal/helpers"
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
-	"github.com/gpuckpt/gpuckpt/internal/nodes"
-	"github.com/gpuckpt/gpuckpt/internal/staging"
-	"github.com/gpuckpt/gpuckpt/internal/trust"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
+	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/clientpause"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/cudahelper"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/execs"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
 )
 
 // container is what this service remembers of a container beyond what runc's
@@ -36,7 +36,7 @@ type container struct {
 	// runcState is where runc keeps the container's state.
 	runcState string
 	// devices is what the container may use.
-	devices nodes.Access
+	devices devnode.Access
 	// request is what the container's spec grants: the client's, before mounts
 	// are added to it for CRIU's sake. Empty where Create could not tell.
 	request cdi.Request
@@ -48,7 +48,7 @@ type container struct {
 	// criu is whether CRIU is there, and new enough.
 	criu criu.Checker
 
-	exclusive exclusive.Checkpoints
+	exclusive clientpause.Checkpoints
 	// journal has the record of what is being changed, for whoever finds it after a crash.
 	journal journal.Journal
 
@@ -97,7 +97,7 @@ type restoreState struct {
 	// gpu brings the GPU state back; nil for a checkpoint without GPU state.
 	gpu *gpustate.Restoration
 	// gpus is what the spec grants of GPUs.
-	gpus nodes.Restored
+	gpus devnode.Restored
 }
 
 // close ends what Create has begun for the restore.
@@ -146,7 +146,7 @@ func (c *container) hasGPU() (bool, error) {
 func (c *container) gpuOptions(node config.Node) gpustate.Options {
 	opts := gpustate.Options{Config: node, Request: c.request}
 	if !c.toolkit { // which may give more than the spec says
-		opts.Visible = helpers.Visible(c.request)
+		opts.Visible = cudahelper.Visible(c.request)
 	}
 	return opts
 }

@@ -23,15 +23,15 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/internal/bundle"
-	"github.com/gpuckpt/gpuckpt/internal/burst"
-	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/imagedir"
-	"github.com/gpuckpt/gpuckpt/internal/iouring"
-	"github.com/gpuckpt/gpuckpt/internal/suspension"
-	"github.com/gpuckpt/gpuckpt/internal/vet"
+	"github.com/gpuckpt/gpuckpt/internal/guard"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/gctune"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/iouring"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/suspension"
 )
 
 // Create creates a container. A restore is checked here, before anything of it
@@ -140,7 +140,7 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	if c.restore == nil {
 		return iouring.Deny(spec, view, hasGPU, nil)
 	}
-	burst.Begin()
+	gctune.Begin()
 	if err == nil {
 		_, err = c.restore.open()
 	}
@@ -168,7 +168,7 @@ func (c *container) fitRestore(ctx context.Context, spec *specs.Spec, view confi
 	if spec.Process != nil && len(spec.Process.Args) == 0 { // as of an image without a command
 		spec.Process.Args = []string{"restored"} // runc wants one, and starts none
 	}
-	return vet.Dump(ctx, spec, images, dump, "")
+	return guard.Dump(ctx, spec, images, dump, "")
 }
 
 // checkRestore refuses a checkpoint that cannot work here.

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpuckpt/gpuckpt/internal/visible/rpc"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible/rpc"
 )
 
 // UnaryServerInterceptor makes the text of all replies and errors visible, runc's service's too: a text

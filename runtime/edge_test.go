@@ -31,8 +31,8 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/announce"
-	"github.com/gpuckpt/gpuckpt/internal/oplog"
+	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/event"
 )
 
 // speaker is runc's service, with a text in each reply or an error.
@@ -84,7 +84,7 @@ func TestEveryByteAtEachEdge(t *testing.T) {
 
 	dir := t.TempDir()
 	published := make(chan proto.Message, 1)
-	announcer := announce.New(t.Context(), publisher{&listener{events: published}})
+	announcer := event.New(t.Context(), publisher{&listener{events: published}})
 	for b := range 256 {
 		bad := "name " + string([]byte{byte(b)}) + " of a file"
 		for _, c := range []struct {
@@ -117,9 +117,9 @@ func TestEveryByteAtEachEdge(t *testing.T) {
 			t.Fatalf("byte %#02x: the reply is %v, %v", b, r, err)
 		}
 		announcer.Over(t.Context(), "checkpoint", "x", time.Now(), 0, errors.New(bad))
-		event := (<-published).(*apievents.ContainerUpdate)
-		if !seen(event.Labels[announce.Error]) {
-			t.Fatalf("byte %#02x: the event is %q", b, event.Labels)
+		got := (<-published).(*apievents.ContainerUpdate)
+		if !seen(got.Labels[event.Error]) {
+			t.Fatalf("byte %#02x: the event is %q", b, got.Labels)
 		}
 		if err := oplog.Append(dir, oplog.Entry{Operation: "checkpoint", Container: "x", Failed: "dump", Error: bad}); err != nil {
 			t.Fatal(err)

@@ -18,9 +18,9 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/gpustate"
-	"github.com/gpuckpt/gpuckpt/internal/steer"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
 )
 
 func TestToGRPC(t *testing.T) {

@@ -13,11 +13,11 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
-	"github.com/gpuckpt/gpuckpt/internal/companion"
-	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/nodes"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
 )
 
 // fitSpec edits the spec before anything is created of it: GPUs that hooks would give
@@ -35,7 +35,7 @@ func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 	if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
 		return err
 	}
-	if err := companion.Put(spec, view); err != nil {
+	if err := interposer.Put(spec, view); err != nil {
 		return err
 	}
 	cdi.ResolveMounts(spec)
@@ -45,7 +45,7 @@ func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 	}
 	c.restore.gpus.Spec = spec
 	host.HookLoopback(spec)
-	if err := nodes.Refresh(spec); err != nil {
+	if err := devnode.Refresh(spec); err != nil {
 		return refused(err)
 	}
 	return nil

@@ -8,8 +8,8 @@ import (
 
 	"github.com/containerd/log"
 
-	"github.com/gpuckpt/gpuckpt/internal/hooks"
-	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 )
 
 // program returns the container's program, which its hooks tell of checkpoints and restores.

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
 // runcOptions returns the options of a Create request as runc's shim wants them.

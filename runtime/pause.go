@@ -18,13 +18,13 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/fault"
-	"github.com/gpuckpt/gpuckpt/internal/gpustate"
-	"github.com/gpuckpt/gpuckpt/internal/hooks"
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
-	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/fault"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 )
 
 // Pause locks the container's CUDA processes, if it has any, and freezes it.

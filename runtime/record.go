@@ -9,11 +9,11 @@ import (
 
 	"github.com/containerd/log"
 
-	"github.com/gpuckpt/gpuckpt/internal/burst"
-	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/gpustate"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
 	"github.com/gpuckpt/gpuckpt/internal/recovery"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/gctune"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
 )
 
 // begin writes the record of an operation, and flushes it, when what dead shims have left is out of
@@ -27,7 +27,7 @@ func begin(ctx context.Context, c *container, read config.Source, rec journal.Re
 
 // beginUnflushed is begin for an operation that flushes the record later.
 func beginUnflushed(ctx context.Context, c *container, read config.Source, rec journal.Record) error {
-	burst.Begin()
+	gctune.Begin()
 	view, err := read()
 	if err != nil {
 		return err

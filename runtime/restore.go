@@ -16,20 +16,20 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/charged"
-	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/filelocks"
-	"github.com/gpuckpt/gpuckpt/internal/hooks"
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/imagedir"
-	"github.com/gpuckpt/gpuckpt/internal/inspect"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
-	"github.com/gpuckpt/gpuckpt/internal/pages"
-	"github.com/gpuckpt/gpuckpt/internal/sequence"
-	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
-	"github.com/gpuckpt/gpuckpt/internal/turns"
-	"github.com/gpuckpt/gpuckpt/internal/vet"
+	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
+	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
+	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/guard"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
+	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
+	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/charged"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/inspect"
 )
 
 // Start starts a container or an exec'd process, or restores a container that was created from a
@@ -89,7 +89,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if k.told, err = hooks.Read(c.annotations); err != nil {
 		return nil, err
 	}
-	turn, err := turns.Take(ctx, turns.Who{Operation: "restore", Container: c.id}, k.view.Staging)
+	turn, err := quota.TakeMemory(ctx, quota.Who{Operation: "restore", Container: c.id}, k.view.Staging)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
-	k.images, k.memory, k.locks, err = vet.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
+	k.images, k.memory, k.locks, err = guard.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
 	if err == nil {
 		err = k.c.restore.rest.Need(k.memory.Parts)
 	}

@@ -14,9 +14,9 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/internal/bundle"
-	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/trust"
+	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
 // Running a checkpoint image restores it: a Create without a checkpoint looks for one

@@ -19,8 +19,8 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/containerd/typeurl/v2"
 
-	"github.com/gpuckpt/gpuckpt/internal/announce"
-	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/event"
 )
 
 // Service is the task service: runc's, embedded, with some calls overridden.
@@ -30,7 +30,7 @@ type Service struct {
 	taskAPI.TTRPCTaskService // runc's
 
 	oom      *host.OOMWatch
-	announce *announce.Announcer
+	announce *event.Announcer
 
 	mu         sync.Mutex
 	containers map[string]*container
@@ -64,7 +64,7 @@ func newService(ctx context.Context, events shim.Publisher, down shutdown.Servic
 	return &Service{
 		TTRPCTaskService: inner,
 		oom:              host.NewOOMWatch(ctx, events),
-		announce:         announce.New(ctx, events),
+		announce:         event.New(ctx, events),
 		containers:       make(map[string]*container),
 	}, nil
 }

@@ -8,9 +8,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
-	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 )
 
 // steady makes sure that CRIU can seize each process of a frozen container, also those that are stopped,

@@ -14,14 +14,14 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/internal/companion"
-	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/gpustate"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
-	"github.com/gpuckpt/gpuckpt/internal/sequence"
-	"github.com/gpuckpt/gpuckpt/internal/staging"
-	"github.com/gpuckpt/gpuckpt/internal/suspension"
-	"github.com/gpuckpt/gpuckpt/internal/turns"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
+	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
+	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/suspension"
 )
 
 // A suspended container is locked and frozen, and its GPU state is saved as for a
@@ -79,7 +79,7 @@ func (k *suspending) run(ctx context.Context) error {
 			return err
 		}
 	}
-	turn, err := turns.TakeBy(ctx, turns.Who{Operation: "suspend", Container: c.id}, k.read)
+	turn, err := quota.TakeMemoryBy(ctx, quota.Who{Operation: "suspend", Container: c.id}, k.read)
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (k *suspending) removeSpillDir(ctx context.Context) error {
 }
 
 func (k *suspending) save(ctx context.Context) (_ uint64, err error) {
-	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), companion.Suspended)
+	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), interposer.Suspended)
 	return k.bytes, endLost(ctx, k.s, k.c, err)
 }
 
@@ -176,7 +176,7 @@ type resuming struct {
 func (k *resuming) run(ctx context.Context) (err error) {
 	c, began := k.c, time.Now()
 	defer func() { k.s.announce.Over(ctx, "resume", c.id, began, 0, err) }()
-	turn, err := turns.TakeBy(ctx, turns.Who{Operation: "resume", Container: c.id}, config.For(c.annotations))
+	turn, err := quota.TakeMemoryBy(ctx, quota.Who{Operation: "resume", Container: c.id}, config.For(c.annotations))
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ import (
 const (
 	// namespace is containerd's for Kubernetes.
 	namespace = "k8s.io"
-	// prefix is that of the topics (internal/announce).
+	// prefix is that of the topics (runtime/internal/event).
 	prefix = "/gpuckpt/"
 	// longest is how long a message may be for the API server: 1,024 bytes.
 	longest = 1024

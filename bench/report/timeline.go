@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/timeline"
+	"github.com/gpuckpt/gpuckpt/internal/cli/oplogcmd/timeline"
 )
 
 // timeline draws the phases of one run of ours, of the largest size charted:

@@ -10,12 +10,12 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/gpuckpt/gpuckpt/internal/bootstrap"
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/pages"
-	"github.com/gpuckpt/gpuckpt/internal/staging"
-	"github.com/gpuckpt/gpuckpt/internal/steer"
-	"github.com/gpuckpt/gpuckpt/internal/version"
+	"github.com/gpuckpt/gpuckpt/cmd/containerd-shim-gpuckpt-v2/internal/bootstrap"
+	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
 	"github.com/gpuckpt/gpuckpt/runtime"
 )
 

@@ -10,7 +10,7 @@ import (
 	"os"
 
 	"github.com/gpuckpt/gpuckpt/cuda/driver"
-	"github.com/gpuckpt/gpuckpt/internal/version"
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
 func main() {

@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
-	"github.com/gpuckpt/gpuckpt/internal/version"
+	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
 func main() {

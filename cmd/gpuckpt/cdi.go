@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/internal/cudatool"
+	"github.com/gpuckpt/gpuckpt/internal/cli/cudatool"
 )
 
 func cdiCommand() *cobra.Command {

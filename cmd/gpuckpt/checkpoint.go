@@ -22,7 +22,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/registry"
-	"github.com/gpuckpt/gpuckpt/internal/confidential"
+	"github.com/gpuckpt/gpuckpt/internal/cli/encryption"
 )
 
 // dumpDirEnv names the directory for dumps in place of capture.DefaultDir.
@@ -193,12 +193,12 @@ func (p *pushed) check(o *capture.Options) error {
 	if err := localstore.CheckName(p.to); err != nil {
 		return err
 	}
-	return confidential.MayPush(p.recipients)
+	return encryption.MayPush(p.recipients)
 }
 
 // begin has the layers of the images sent as they are made. Those that are to be encrypted are not: they are others.
 func (p *pushed) begin(ctx context.Context, store content.Provider, o *capture.Options, targets []capture.Target) error {
-	if p.to == "" || confidential.Encrypts(p.recipients) {
+	if p.to == "" || encryption.Encrypts(p.recipients) {
 		return nil
 	}
 	for i, t := range targets {

@@ -23,7 +23,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
-	"github.com/gpuckpt/gpuckpt/internal/progress"
+	"github.com/gpuckpt/gpuckpt/internal/cli/progress"
 )
 
 // dialLimit bounds the wait for containerd's socket, completeLimit a shell's for a completion.

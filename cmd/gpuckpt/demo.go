@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuckpt/gpuckpt/internal/install/installcmd"
+	"github.com/gpuckpt/gpuckpt/internal/cli/installcmd"
 )
 
 func demoCommand() *cobra.Command {

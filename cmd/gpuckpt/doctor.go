@@ -21,8 +21,8 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
-	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/doctor"
+	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
 type doctorOptions struct {

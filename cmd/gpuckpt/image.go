@@ -13,9 +13,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/oci"
-	"github.com/gpuckpt/gpuckpt/images/seal"
-	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/trust"
+	"github.com/gpuckpt/gpuckpt/images/sign"
+	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
 const places = `A PLACE is
@@ -151,7 +151,7 @@ with --key, fail unless one of those keys has.
 
 // whose looks for a key that has signed the checkpoint, and words what it found.
 func (a *verifyAnswer) whose(keyFiles []string) (string, error) {
-	keys, err := seal.ReadKeys(keyFiles...)
+	keys, err := sign.ReadKeys(keyFiles...)
 	if err == nil && keyFiles == nil {
 		var node config.Node
 		if node, err = config.Load(); err == nil {
@@ -163,11 +163,11 @@ func (a *verifyAnswer) whose(keyFiles []string) (string, error) {
 	}
 	if a.Seal == nil || len(a.Seal.Signatures) == 0 {
 		if keyFiles != nil {
-			return "", seal.ErrUnsigned
+			return "", sign.ErrUnsigned
 		}
 		return "it is not signed", nil
 	}
-	a.Manifest = seal.Digest(a.Seal.Manifest)
+	a.Manifest = sign.Digest(a.Seal.Manifest)
 	words := "its manifest is " + a.Manifest
 	key, err := a.Seal.SignedBy(keys)
 	switch {

@@ -17,10 +17,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/catalog"
 	"github.com/gpuckpt/gpuckpt/images/convert"
-	"github.com/gpuckpt/gpuckpt/images/shelf"
-	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/trust"
+	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
 func lsCommand() *cobra.Command {
@@ -46,7 +46,7 @@ when, the size of what it adds to its base image, and the key that signed it if 
 }
 
 // shelf returns the checkpoint images in containerd.
-func (d *daemon) shelf(ctx context.Context, dial convert.Dial) (*client.Client, []shelf.Entry, error) {
+func (d *daemon) shelf(ctx context.Context, dial convert.Dial) (*client.Client, []catalog.Entry, error) {
 	node, err := config.Load()
 	if err != nil {
 		return nil, nil, err
@@ -59,14 +59,14 @@ func (d *daemon) shelf(ctx context.Context, dial convert.Dial) (*client.Client, 
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := shelf.List(ctx, c, keys)
+	found, err := catalog.List(ctx, c, keys)
 	if found == nil {
-		found = []shelf.Entry{} // for JSON
+		found = []catalog.Entry{} // for JSON
 	}
 	return c, found, err
 }
 
-func lsText(found []shelf.Entry, now time.Time) string {
+func lsText(found []catalog.Entry, now time.Time) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "IMAGE\tCONTAINER\tCREATED\tSIZE\tGPU STATE\tSIGNED BY")
@@ -125,7 +125,7 @@ is no checkpoint is refused.`,
 func remove(ctx context.Context, c *client.Client, names []string) (r removed, err error) {
 	r.Removed = []string{}
 	for _, name := range names {
-		if rerr := shelf.Remove(ctx, c, name); rerr != nil {
+		if rerr := catalog.Remove(ctx, c, name); rerr != nil {
 			err = errors.Join(err, rerr)
 			continue
 		}
@@ -136,7 +136,7 @@ func remove(ctx context.Context, c *client.Client, names []string) (r removed, e
 
 func pruneCommand() *cobra.Command {
 	var d daemon
-	var rules shelf.Rules
+	var rules catalog.Rules
 	var dry bool
 	c := &cobra.Command{
 		Use:   "prune",

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command gpuckpt is the operator's command line. Each sub-command is a file. Under the name
-// cuda-checkpoint it is a stand-in for NVIDIA's utility, see internal/cudatool/utility.go.
+// cuda-checkpoint it is a stand-in for NVIDIA's utility, see internal/cli/cudatool/utility.go.
 package main
 
 import (
@@ -20,13 +20,13 @@ import (
 	"github.com/containerd/log"
 	"github.com/spf13/cobra"
 
-	"github.com/gpuckpt/gpuckpt/internal/cudatool"
-	"github.com/gpuckpt/gpuckpt/internal/install/installcmd"
-	"github.com/gpuckpt/gpuckpt/internal/oplog/oplogcmd"
-	"github.com/gpuckpt/gpuckpt/internal/recovery/recovercmd"
-	"github.com/gpuckpt/gpuckpt/internal/snapshotter/snapshottercmd"
-	"github.com/gpuckpt/gpuckpt/internal/version"
-	"github.com/gpuckpt/gpuckpt/internal/visible"
+	"github.com/gpuckpt/gpuckpt/internal/cli/cudatool"
+	"github.com/gpuckpt/gpuckpt/internal/cli/installcmd"
+	"github.com/gpuckpt/gpuckpt/internal/cli/oplogcmd"
+	"github.com/gpuckpt/gpuckpt/internal/cli/recovercmd"
+	"github.com/gpuckpt/gpuckpt/internal/cli/snapshottercmd"
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 )
 
 func main() {

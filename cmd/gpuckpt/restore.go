@@ -35,8 +35,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/images/registry"
-	"github.com/gpuckpt/gpuckpt/internal/bundle"
-	"github.com/gpuckpt/gpuckpt/internal/confidential"
+	"github.com/gpuckpt/gpuckpt/internal/cli/encryption"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 )
 
 const (
@@ -179,9 +179,9 @@ func (o *restoreOptions) explain(from string, gpus int, err error) error {
 
 // arriving restores an image while it comes from its registry. gpus is how many its checkpoint has.
 func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, ref string) (_ client.Task, gpus int, err error) {
-	i, err := confidential.Arrive(ctx, c, ref, o.snapshotter, o.registry)
+	i, err := encryption.Arrive(ctx, c, ref, o.snapshotter, o.registry)
 	if errors.Is(err, arriving.ErrWhole) {
-		image, _, err := confidential.Pull(ctx, c, ref, o.snapshotter, nil, o.registry)
+		image, _, err := encryption.Pull(ctx, c, ref, o.snapshotter, nil, o.registry)
 		if err != nil {
 			return nil, 0, err
 		}

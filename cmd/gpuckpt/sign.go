@@ -15,9 +15,9 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
-	"github.com/gpuckpt/gpuckpt/images/seal"
-	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/trust"
+	"github.com/gpuckpt/gpuckpt/images/sign"
+	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
 func keyCommand() *cobra.Command {
@@ -62,7 +62,7 @@ Other nodes restore this node's checkpoints once the output is a file NAME.pub i
 }
 
 // nodeSigner returns the node's key, which it makes if there is none.
-func nodeSigner() (*seal.Signer, error) {
+func nodeSigner() (*sign.Signer, error) {
 	node, err := config.Load()
 	if err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func nodeSigner() (*seal.Signer, error) {
 	if node.Signing.Key == "" {
 		return nil, fmt.Errorf("this node has no key: [signing] key in %s is empty", config.Path)
 	}
-	return seal.ReadOrMakeSigner(node.Signing.Key)
+	return sign.ReadOrMakeSigner(node.Signing.Key)
 }
 
 func signCommand() *cobra.Command {
@@ -132,7 +132,7 @@ what it has written:
 }
 
 // signWith returns what makes a signature: a key, or a file that has it.
-func signWith(key, signature string) (seal.Sign, error) {
+func signWith(key, signature string) (sign.Sign, error) {
 	if signature == "" {
 		if key == "" {
 			s, err := nodeSigner()
@@ -141,7 +141,7 @@ func signWith(key, signature string) (seal.Sign, error) {
 			}
 			return s.Signature, nil
 		}
-		s, err := seal.ReadSigner(key)
+		s, err := sign.ReadSigner(key)
 		if err != nil {
 			return nil, err
 		}
@@ -152,7 +152,7 @@ func signWith(key, signature string) (seal.Sign, error) {
 		return nil, err
 	}
 	name := strings.TrimSuffix(filepath.Base(signature), filepath.Ext(signature))
-	return func([]byte) (string, []byte, error) { return seal.ManifestName + "." + name + ".sig", data, nil }, nil
+	return func([]byte) (string, []byte, error) { return sign.ManifestName + "." + name + ".sig", data, nil }, nil
 }
 
 // printManifest prints the manifest of a checkpoint, its own or one made for it.
@@ -168,7 +168,7 @@ func (d *daemon) printManifest(cmd *cobra.Command, place string) error {
 			return nil, "", err
 		}
 		defer joinClose(&err, files)
-		_, manifest, err := seal.WithManifest(ctx, files.Files)
+		_, manifest, err := sign.WithManifest(ctx, files.Files)
 		return map[string]string{"manifest": string(manifest)}, string(manifest), err
 	})
 }

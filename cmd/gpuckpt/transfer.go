@@ -16,8 +16,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/registry"
-	"github.com/gpuckpt/gpuckpt/internal/confidential"
-	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/cli/encryption"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
 type transferFlags struct {
@@ -79,7 +79,7 @@ func sendImage(ctx context.Context, dial convert.Dial, from string, a *transferA
 	if src.Image == nil {
 		return fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", from, registry.ErrNotPushable)
 	}
-	if a.Digest, a.Result, err = confidential.Push(ctx, src, a.Image, recipients, o); err != nil {
+	if a.Digest, a.Result, err = encryption.Push(ctx, src, a.Image, recipients, o); err != nil {
 		return fmt.Errorf("push %s: %w", from, err)
 	}
 	return nil
@@ -144,7 +144,7 @@ containerd.`,
 						return err
 					}
 				}
-				image, result, err := confidential.Pull(ctx, c, args[0], snapshotter, keys, t.Options)
+				image, result, err := encryption.Pull(ctx, c, args[0], snapshotter, keys, t.Options)
 				if err != nil {
 					return err
 				}

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
-	"github.com/gpuckpt/gpuckpt/internal/version"
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
 // manCommand is for whoever packs the program.

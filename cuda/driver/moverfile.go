@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
-	"github.com/gpuckpt/gpuckpt/internal/mapped"
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
 )
 
 // unitBytes is a huge page of a file, and what is a hole or is not.
@@ -46,10 +46,10 @@ func openTarget(file *os.File, offset, bytes uint64) (*target, error) {
 	}
 	data, err := unix.Seek(int(file.Fd()), int64(offset), unix.SEEK_DATA)
 	t.holes = errors.Is(err, unix.ENXIO) || err == nil && uint64(data) >= end
-	if bytes == 0 || !mapped.InMemory(file) {
+	if bytes == 0 || !mmapfile.InMemory(file) {
 		return t, nil
 	}
-	if t.view, t.unmap, err = mapped.File(file, end, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	if t.view, t.unmap, err = mmapfile.File(file, end, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return nil, fileError{"map the file", err}
 	}
 	_ = unix.Madvise(t.view, unix.MADV_HUGEPAGE) // a kernel without them has small pages
@@ -85,7 +85,7 @@ func (t *target) put(data []byte, offset uint64) error {
 		if len(data) == unitBytes {
 			t.makeHuge(offset)
 		}
-		if mapped.Populate(t.view[offset&^(page-1):to]) == nil {
+		if mmapfile.Populate(t.view[offset&^(page-1):to]) == nil {
 			copy(t.view[offset:to], data)
 			return nil
 		}
@@ -106,11 +106,11 @@ func (t *target) put(data []byte, offset uint64) error {
 func (t *target) makeHuge(offset uint64) {
 	unit := t.view[offset : offset+unitBytes]
 	t.looks.Do(func() {
-		_ = mapped.Populate(unit[:os.Getpagesize()])
+		_ = mmapfile.Populate(unit[:os.Getpagesize()])
 		hole, err := unix.Seek(int(t.file.Fd()), int64(offset), unix.SEEK_HOLE)
 		t.small = err == nil && uint64(hole) < offset+unitBytes
 	})
-	if t.small && mapped.Populate(unit[:os.Getpagesize()]) == nil {
+	if t.small && mmapfile.Populate(unit[:os.Getpagesize()]) == nil {
 		_ = unix.Madvise(unit, unix.MADV_COLLAPSE)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
-	"github.com/gpuckpt/gpuckpt/internal/worker"
+	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
 // drain is how long calls under way may go on after the client has gone.

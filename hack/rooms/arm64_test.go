@@ -9,21 +9,27 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"io/fs"
 	"path"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 )
 
 // Packages with files for amd64 define all that they use on arm64 too, which only a release builds.
 func TestArm64(t *testing.T) {
-	split, err := filepath.Glob("../../internal/*/*_amd64.go")
-	if err != nil {
-		t.Fatal(err)
-	}
 	dirs := make(map[string]bool)
-	for _, file := range split {
-		dirs[filepath.Dir(file)] = true
+	for _, tree := range []string{"internal", "runtime", "images"} {
+		err := filepath.WalkDir(filepath.Join("../..", tree), func(file string, _ fs.DirEntry, err error) error {
+			if strings.HasSuffix(file, "_amd64.go") {
+				dirs[filepath.Dir(file)] = true
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	if len(dirs) < 2 {
 		t.Errorf("only %d packages have files for amd64", len(dirs))

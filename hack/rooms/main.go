@@ -1,11 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Rooms prints how large each package of the product is and what it imports of this
-// module, and fails if the house has lost its walls: a package with too many files or
-// lines, a type with too many methods, an import that points up (docs/change-it.md).
-// It counts Go files without tests, those of other architectures included. Integration,
-// bench, hack and docs are not the product.
+// Rooms prints the product's packages: the lines of each, the names that it exports, and what it
+// imports of this module. Rooms fails if the house has lost its walls (docs/change-it.md): a package
+// that lies outside of the only package that imports it, too many folders under internal/, an import
+// that points up, or a package that exports too many names.
+// Go files without tests count, those of other architectures included. Integration, bench, hack and
+// docs are not the product, but they count as importers.
 //
 //	go run ./hack/rooms [-report]
 package main
@@ -29,9 +30,8 @@ import (
 )
 
 const (
-	maxFiles   = 20
-	maxLines   = 2500
-	maxMethods = 20
+	maxFolders = 8  // directly under internal/
+	maxNames   = 70 // exported by a package: functions, types, variables and constants
 )
 
 // room is a package.
@@ -40,12 +40,14 @@ type room struct {
 	GoFiles, CgoFiles []string
 	IgnoredGoFiles    []string
 	Imports           []string
+	TestImports       []string
+	XTestImports      []string
 	Module            struct{ Path string }
 
-	name                  string // the import path within the module
-	files, lines, methods int
-	widest                string   // the type with the most methods
-	ours                  []string // names of the rooms that it imports
+	name         string   // the import path within the module
+	lines, names int      // names: those that it exports
+	ours         []string // the rooms that it imports
+	importers    []string // what imports it, of all modules
 }
 
 func main() {
@@ -71,24 +73,69 @@ func run(w io.Writer) ([]string, error) {
 		return nil, err
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "package\tfiles\tlines\twidest type\timports")
-	files, lines := 0, 0
+	fmt.Fprintln(table, "package\tlines\tnames\timported by\timports")
+	lines := 0
 	for _, r := range rooms {
-		fmt.Fprintf(table, "%s\t%d\t%d\t%s %d\t%s\n", r.name, r.files, r.lines, r.widest, r.methods, strings.Join(r.ours, " "))
-		files, lines = files+r.files, lines+r.lines
+		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%s\n", r.name, r.lines, r.names, len(r.importers), strings.Join(r.ours, " "))
+		lines += r.lines
 	}
-	fmt.Fprintf(table, "total of %d packages\t%d\t%d\n", len(rooms), files, lines)
+	fmt.Fprintf(table, "total of %d packages\t%d\n", len(rooms), lines)
 	return check(rooms), table.Flush()
 }
 
-// list finds the product's rooms in the module of the working directory.
+// list finds the product's rooms in the module of the working directory, and what imports them in
+// the modules below it.
 func list() ([]room, error) {
+	all, err := goList(".")
+	if err != nil {
+		return nil, err
+	}
+	var rooms []room
+	importers := make(map[string][]string)
+	for _, r := range all {
+		r.name = strings.TrimPrefix(r.ImportPath, r.Module.Path+"/")
+		for _, path := range r.Imports {
+			if name, ok := strings.CutPrefix(path, r.Module.Path+"/"); ok {
+				r.ours = append(r.ours, name)
+				importers[name] = append(importers[name], r.name)
+			}
+		}
+		if top, _, _ := strings.Cut(r.name, "/"); top == "hack" || top == "docs" {
+			continue
+		}
+		if err := r.measure(); err != nil {
+			return nil, err
+		}
+		rooms = append(rooms, r)
+	}
+	for _, module := range modules {
+		others, err := goList(module)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range others {
+			for _, path := range slices.Concat(r.Imports, r.TestImports, r.XTestImports) {
+				if name, ok := strings.CutPrefix(path, rooms[0].Module.Path+"/"); ok && !slices.Contains(importers[name], module) {
+					importers[name] = append(importers[name], module)
+				}
+			}
+		}
+	}
+	for i := range rooms {
+		rooms[i].importers = importers[rooms[i].name]
+	}
+	return rooms, nil
+}
+
+// goList returns the packages of a module.
+func goList(dir string) ([]room, error) {
 	cmd := exec.Command("go", "list", "-json", "./...")
+	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOWORK=off")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
+		return nil, fmt.Errorf("go list in %s: %w", dir, err)
 	}
 	var rooms []room
 	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
@@ -98,25 +145,13 @@ func list() ([]room, error) {
 		} else if err != nil {
 			return nil, fmt.Errorf("read the output of go list: %w", err)
 		}
-		r.name = strings.TrimPrefix(r.ImportPath, r.Module.Path+"/")
-		if top, _, _ := strings.Cut(r.name, "/"); top == "hack" || top == "docs" {
-			continue
-		}
-		for _, path := range r.Imports {
-			if name, ok := strings.CutPrefix(path, r.Module.Path+"/"); ok {
-				r.ours = append(r.ours, name)
-			}
-		}
-		if err := r.measure(); err != nil {
-			return nil, err
-		}
 		rooms = append(rooms, r)
 	}
 }
 
-// measure counts files, lines and methods.
+// measure counts lines and exported names, a name of several architectures once.
 func (r *room) measure() error {
-	methods := make(map[string]map[string]bool) // of each type, by name: once for all architectures
+	names := make(map[string]bool)
 	for _, name := range slices.Concat(r.GoFiles, r.CgoFiles, r.IgnoredGoFiles) {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
@@ -126,62 +161,63 @@ func (r *room) measure() error {
 		if err != nil {
 			return err
 		}
-		r.files++
 		r.lines += bytes.Count(data, []byte("\n"))
 		file, err := parser.ParseFile(token.NewFileSet(), path, data, parser.SkipObjectResolution)
 		if err != nil {
 			return err
 		}
 		for _, d := range file.Decls {
-			f, ok := d.(*ast.FuncDecl)
-			if !ok || f.Recv == nil {
-				continue
+			for _, id := range declared(d) {
+				if id.IsExported() {
+					names[id.Name] = true
+				}
 			}
-			typ := receiver(f.Recv.List[0].Type)
-			if methods[typ] == nil {
-				methods[typ] = make(map[string]bool)
-			}
-			methods[typ][f.Name.Name] = true
 		}
 	}
-	for typ, names := range methods {
-		if len(names) > r.methods || len(names) == r.methods && typ < r.widest {
-			r.widest, r.methods = typ, len(names)
-		}
-	}
+	r.names = len(names)
 	return nil
 }
 
-// receiver returns the name of a method's type.
-func receiver(e ast.Expr) string {
-	switch e := e.(type) {
-	case *ast.StarExpr:
-		return receiver(e.X)
-	case *ast.IndexExpr:
-		return receiver(e.X)
-	case *ast.IndexListExpr:
-		return receiver(e.X)
-	case *ast.Ident:
-		return e.Name
+// declared returns the names that a declaration gives to its package: methods are none.
+func declared(d ast.Decl) (names []*ast.Ident) {
+	switch d := d.(type) {
+	case *ast.FuncDecl:
+		if d.Recv == nil {
+			names = append(names, d.Name)
+		}
+	case *ast.GenDecl:
+		for _, s := range d.Specs {
+			switch s := s.(type) {
+			case *ast.TypeSpec:
+				names = append(names, s.Name)
+			case *ast.ValueSpec:
+				names = append(names, s.Names...)
+			}
+		}
 	}
-	return "?"
+	return names
 }
 
 // check returns every wall that is down.
 func check(rooms []room) (faults []string) {
 	byName := make(map[string]room)
+	folders := make(map[string]bool)
 	for _, r := range rooms {
 		byName[r.name] = r
+		if below, ok := strings.CutPrefix(r.name, "internal/"); ok {
+			top, _, _ := strings.Cut(below, "/")
+			folders[top] = true
+		}
+	}
+	if len(folders) > maxFolders {
+		faults = append(faults, fmt.Sprintf("internal/ has %d folders, at most %d; a package lies below its owner", len(folders), maxFolders))
 	}
 	for _, r := range rooms {
-		if r.files > maxFiles {
-			faults = append(faults, fmt.Sprintf("%s has %d files, at most %d; divide the package", r.name, r.files, maxFiles))
+		if r.names > maxNames {
+			faults = append(faults, fmt.Sprintf("%s exports %d names, at most %d; divide the package", r.name, r.names, maxNames))
 		}
-		if r.lines > maxLines {
-			faults = append(faults, fmt.Sprintf("%s has %d lines, at most %d; divide the package", r.name, r.lines, maxLines))
-		}
-		if r.methods > maxMethods {
-			faults = append(faults, fmt.Sprintf("%s.%s has %d methods, at most %d; divide the type", r.name, r.widest, r.methods, maxMethods))
+		if owner := r.owner(); owner != "" {
+			faults = append(faults, fmt.Sprintf("%s is imported by %s alone; move it below %s/internal", r.name, owner, owner))
 		}
 		for _, to := range r.ours {
 			if why := refused(r.name, to, byName); why != "" {
@@ -192,24 +228,59 @@ func check(rooms []room) (faults []string) {
 	return faults
 }
 
+// owner returns the only importer of a room that does not lie inside of it, or nothing. Programs own
+// nothing of internal/cli, which divides the command line into rooms, and other modules own nothing.
+func (r room) owner() string {
+	if len(r.importers) != 1 || !strings.Contains("/"+r.name, "/internal/") {
+		return ""
+	}
+	owner := r.importers[0]
+	if strings.HasPrefix(r.name, owner+"/") || strings.HasPrefix(r.name, "internal/cli/") && strings.HasPrefix(owner, "cmd/") ||
+		slices.Contains(modules, owner) {
+		return ""
+	}
+	return owner
+}
+
+// modules are those that import the product besides itself.
+var modules = []string{"agent", "bench", "integration"}
+
 // libraries are the trees that others import by themselves: they know nothing above
 // them, nor each other.
 var libraries = []string{"cuda", "cdi", "images"}
 
+// floors are the storeys of the house, from the top: a room imports rooms of its own floor and of
+// those below. The libraries lie below all, and import leaves alone.
+var floors = [][]string{
+	{"cmd"},
+	{"runtime", "internal/cli"},
+	{"internal/recovery"},
+	{"internal/gpu", "internal/guard"},
+	{"internal/criu", "internal/operation"},
+	{"internal/node"},
+	libraries,
+}
+
+// floor returns the storey of a room; -1 if it is on none.
+func floor(name string) int {
+	return slices.IndexFunc(floors, func(rooms []string) bool {
+		return slices.ContainsFunc(rooms, func(room string) bool { return name == room || strings.HasPrefix(name, room+"/") })
+	})
+}
+
 // refused returns why a room must not import another one; nothing if it may.
-// The floors: cmd, runtime, internal/*, the libraries, and internal/* that imports
-// nothing above itself (a leaf).
 func refused(from, to string, rooms map[string]room) string {
 	fromTop, _, _ := strings.Cut(from, "/")
 	toTop, _, _ := strings.Cut(to, "/")
 	switch {
-	case toTop == "cmd":
+	case floor(from) < 0:
+		return "the room is on no floor: hack/rooms has the list"
+	case toTop == "cmd" && !strings.HasPrefix(to, from+"/"):
 		return "nothing imports a program"
-	case fromTop == "cmd":
-		return ""
-	case toTop == "runtime":
-		return "the import points up: only programs import the runtime"
 	case !slices.Contains(libraries, fromTop):
+		if floor(to) < floor(from) {
+			return "the import points up"
+		}
 		return ""
 	case toTop == fromTop:
 		if fromTop == "images" && from == "images" && !strings.HasPrefix(to, "images/internal/") {
@@ -224,8 +295,8 @@ func refused(from, to string, rooms map[string]room) string {
 	return ""
 }
 
-// isLeaf reports whether a room of internal/ imports nothing of this module but leaves.
+// isLeaf reports whether a room of internal/node imports nothing of this module but leaves.
 func isLeaf(name string, rooms map[string]room) bool {
-	return strings.HasPrefix(name, "internal/") &&
+	return strings.HasPrefix(name, "internal/node/") &&
 		!slices.ContainsFunc(rooms[name].ours, func(to string) bool { return !isLeaf(to, rooms) })
 }

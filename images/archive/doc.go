@@ -26,7 +26,7 @@ import (
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 var (
@@ -55,4 +55,4 @@ type Contents struct {
 }
 
 // rootFile reports whether a file at an archive's root stays with the checkpoint in an image.
-func rootFile(name string) bool { return seal.Describes(name) }
+func rootFile(name string) bool { return sign.Describes(name) }

@@ -15,7 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // dumpPrefix begins the names of the dumps' directories, like those of containerd's: by it the shim

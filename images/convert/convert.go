@@ -25,7 +25,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
-	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // Options say how a checkpoint is converted.
@@ -41,7 +41,7 @@ type Options struct {
 	MustBuild bool
 	// Sign, if set, has the checkpoint signed on its way. An image is then not copied: it
 	// gets another layer in place of the one with CRIU's images, and another digest.
-	Sign seal.Sign
+	Sign sign.Sign
 	// Progress receives the steps "image" or "copy", "unpack", "verify" and "archive".
 	Progress images.Progress
 }

@@ -14,14 +14,14 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/oci"
-	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // errOldDigests refuses to sign what a signature could not cover.
 var errOldDigests = errors.New("its GPU state has digests that prove nothing (schema version 1): take the checkpoint again")
 
 // SignDump signs a dump where it lies. On an error it is as it was, or has no signature.
-func SignDump(ctx context.Context, dir string, sign seal.Sign) error {
+func SignDump(ctx context.Context, dir string, with sign.Sign) error {
 	c, err := OpenDump(dir)
 	if err != nil {
 		return err
@@ -35,11 +35,11 @@ func SignDump(ctx context.Context, dir string, sign seal.Sign) error {
 			return err
 		}
 	}
-	files, err := seal.Add(ctx, c.Files, sign)
+	files, err := sign.Add(ctx, c.Files, with)
 	if err != nil {
 		return err
 	}
-	if err := seal.Save(dir, files); err != nil || !plain {
+	if err := sign.Save(dir, files); err != nil || !plain {
 		return err
 	}
 	return images.WriteMetadata(dir, c.Metadata)
@@ -66,7 +66,7 @@ func (v *conversion) signed(ctx context.Context, c *images.Checkpoint) (*images.
 		return nil, err
 	}
 	signed := *with
-	signed.Files, err = seal.Add(ctx, with.Files, v.Sign)
+	signed.Files, err = sign.Add(ctx, with.Files, v.Sign)
 	return &signed, err
 }
 
@@ -77,7 +77,7 @@ func (v *conversion) signImage(ctx context.Context, store content.Store, o oci.O
 		return none, err
 	}
 	v.atEnd(files.Close)
-	if files.Files, err = seal.Add(ctx, files.Files, v.Sign); err != nil {
+	if files.Files, err = sign.Add(ctx, files.Files, v.Sign); err != nil {
 		return none, err
 	}
 	o.Base, o.Provider = *v.src.Image, v.src.Provider

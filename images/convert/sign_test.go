@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // A dump of runc's, which has no gpuckpt.json, is signed where it lies, by one key and by
@@ -20,9 +20,9 @@ func TestSignDump(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "inventory.img"), []byte("inventory"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var keys []seal.Key
+	var keys []sign.Key
 	for _, name := range []string{"a", "b"} {
-		signer, err := seal.ReadOrMakeSigner(filepath.Join(t.TempDir(), name))
+		signer, err := sign.ReadOrMakeSigner(filepath.Join(t.TempDir(), name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,11 +35,11 @@ func TestSignDump(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := seal.Read(checkpoint.Files)
+	s, err := sign.Read(checkpoint.Files)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := seal.Parse(s.Manifest)
+	m, err := sign.Parse(s.Manifest)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestSignDump(t *testing.T) {
 		t.Error(err)
 	}
 	for _, k := range keys {
-		if _, err := s.SignedBy([]seal.Key{k}); err != nil {
+		if _, err := s.SignedBy([]sign.Key{k}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -55,7 +55,7 @@ func TestSignDump(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "inventory.img"), []byte("Inventory"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	signer, err := seal.ReadOrMakeSigner(filepath.Join(t.TempDir(), "c"))
+	signer, err := sign.ReadOrMakeSigner(filepath.Join(t.TempDir(), "c"))
 	if err == nil {
 		err = SignDump(t.Context(), dir, signer.Signature)
 	}
@@ -65,10 +65,10 @@ func TestSignDump(t *testing.T) {
 	if checkpoint, err = images.Open(dir); err != nil {
 		t.Fatal(err)
 	}
-	if s, err = seal.Read(checkpoint.Files); err != nil {
+	if s, err = sign.Read(checkpoint.Files); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.SignedBy(keys); !errors.Is(err, seal.ErrUntrusted) {
+	if _, err := s.SignedBy(keys); !errors.Is(err, sign.ErrUntrusted) {
 		t.Errorf("the keys of before vouch for other files: %v", err)
 	}
 	if err := SignDump(t.Context(), "../testdata/schema-1", signer.Signature); !errors.Is(err, errOldDigests) {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/oci"
-	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // Verify reads every byte of a checkpoint, see oci.Verify; of a source that is no image there are no
@@ -23,12 +23,12 @@ func (s *Source) Verify(ctx context.Context, progress images.Progress) (*oci.Rep
 		r.Blocks += len(a.Digests)
 	}
 	var err error
-	if r.Seal, err = seal.Read(s.Checkpoint.Files); r.Seal != nil {
-		var m *seal.Manifest
-		if m, err = seal.Parse(r.Seal.Manifest); err == nil {
+	if r.Seal, err = sign.Read(s.Checkpoint.Files); r.Seal != nil {
+		var m *sign.Manifest
+		if m, err = sign.Parse(r.Seal.Manifest); err == nil {
 			err = m.Check(ctx, s.Checkpoint.Files)
 		}
-	} else if errors.Is(err, seal.ErrUnsigned) {
+	} else if errors.Is(err, sign.ErrUnsigned) {
 		err = nil
 	}
 	if err != nil {

@@ -13,14 +13,14 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // An image that is signed afterwards keeps its layers of GPU state. A file that is not what
 // was signed is found in it, and so is one too many.
 func TestReplace(t *testing.T) {
 	store := newLayout(t)
-	signer, err := seal.ReadOrMakeSigner(filepath.Join(t.TempDir(), "signing.key"))
+	signer, err := sign.ReadOrMakeSigner(filepath.Join(t.TempDir(), "signing.key"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func TestReplace(t *testing.T) {
 	if r, err := Verify(t.Context(), store, built.Manifest, nil); err != nil || r.Seal != nil {
 		t.Fatalf("an image that is not signed: %+v, %v", r, err)
 	}
-	files, err := seal.Add(t.Context(), checkpoint.Files, signer.Signature)
+	files, err := sign.Add(t.Context(), checkpoint.Files, signer.Signature)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestReplace(t *testing.T) {
 	if err != nil || r.Seal == nil {
 		t.Fatalf("got %+v, %v", r, err)
 	}
-	if _, err := r.Seal.SignedBy([]seal.Key{signer.Key}); err != nil {
+	if _, err := r.Seal.SignedBy([]sign.Key{signer.Key}); err != nil {
 		t.Error(err)
 	}
 	if before, err := Inspect(t.Context(), store, built.Manifest); err != nil {
@@ -77,7 +77,7 @@ func TestReplace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Verify(t.Context(), store, forged.Manifest, nil); !errors.Is(err, seal.ErrChanged) {
+		if _, err := Verify(t.Context(), store, forged.Manifest, nil); !errors.Is(err, sign.ErrChanged) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}

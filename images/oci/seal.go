@@ -12,14 +12,14 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // ReadSeal reads the manifest and the signatures of a checkpoint image, nil if it has no signature.
 // Nothing is compared with the manifest. It reads the layer with CRIU's images up to the last of
 // them: all of it where there is none.
-func ReadSeal(ctx context.Context, provider content.Provider, image *Image) (*seal.Seal, error) {
-	found := &seal.Seal{Signatures: map[string][]byte{}}
+func ReadSeal(ctx context.Context, provider content.Provider, image *Image) (*sign.Seal, error) {
+	found := &sign.Seal{Signatures: map[string][]byte{}}
 	for _, l := range image.Layers {
 		if l.Kind != LayerCRIU {
 			continue
@@ -34,7 +34,7 @@ func ReadSeal(ctx context.Context, provider content.Provider, image *Image) (*se
 	return found, nil
 }
 
-func readSeal(ctx context.Context, provider content.Provider, l Layer, found *seal.Seal) error {
+func readSeal(ctx context.Context, provider content.Provider, l Layer, found *sign.Seal) error {
 	r, err := OpenLayer(ctx, provider, l.Descriptor(), nil)
 	if err != nil {
 		return err
@@ -42,14 +42,14 @@ func readSeal(ctx context.Context, provider content.Provider, l Layer, found *se
 	defer r.Close()
 	enough := errors.New("enough")
 	err = images.ReadLayer(r, func(name string, _ int64, r io.Reader) error {
-		if !seal.IsSeal(name) {
+		if !sign.IsSeal(name) {
 			if len(found.Signatures) > 0 { // they lie side by side
 				return enough
 			}
 			return nil
 		}
 		data, err := io.ReadAll(io.LimitReader(r, maxDocument))
-		if name == seal.ManifestName {
+		if name == sign.ManifestName {
 			found.Manifest = data
 		} else {
 			found.Signatures[name] = data

@@ -25,7 +25,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // Report is what Verify has read.
@@ -37,7 +37,7 @@ type Report struct {
 	GPUBytes uint64 `json:"gpuBytes"`
 	// Seal is the checkpoint's, whose manifest is right; nil without one. Nobody has asked
 	// whose its signatures are.
-	Seal *seal.Seal `json:"-"`
+	Seal *sign.Seal `json:"-"`
 }
 
 // maxDocument bounds manifests and configs, in bytes. Registries take 4 MiB.
@@ -348,7 +348,7 @@ func (v *verifier) archive(raw io.Reader, mediaType string, plain digest.Digeste
 
 // readCRIU reads the layer with CRIU's images and gpuckpt.json.
 func (v *verifier) readCRIU(r io.Reader) error {
-	var sealed seal.Collector
+	var sealed sign.Collector
 	err := images.ReadLayer(r, func(name string, size int64, r io.Reader) error {
 		if images.IsAreaFile(name) {
 			return fmt.Errorf("%w: %s is not in a layer of its own", images.ErrDamaged, name)

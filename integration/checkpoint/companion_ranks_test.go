@@ -39,7 +39,7 @@ func stepOn(t *testing.T, k *harness.Container, ranks int) {
 
 // Ranks that wait for each other, a GPU each, step after step, with the companion: they are paused,
 // checkpointed and restored, and their companions have the memory each time, not the driver. No step is lost or
-// taken twice. (internal/companion parks such ranks more often.)
+// taken twice. (internal/gpu/interposer parks such ranks more often.)
 func TestCompanionRanks(t *testing.T) {
 	shared.Configured(t, "lock_timeout = \"1m\"\n") // for slow machines
 	ranks := min(4, len(gpu.Devices))

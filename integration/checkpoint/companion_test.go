@@ -16,8 +16,8 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/companion"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // withCompanion is a container with the companion and a GPU.
@@ -273,7 +273,7 @@ func TestCompanionWithoutWork(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if has := strings.Contains(string(maps), companion.InContainer); has != (name == "small") {
+		if has := strings.Contains(string(maps), interposer.InContainer); has != (name == "small") {
 			t.Errorf("%s: the program has the companion: %v", name, has)
 		}
 		k.MustRemove(t)

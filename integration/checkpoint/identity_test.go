@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // keepsIdentity checkpoints a program that counts, removes it and restores it. has is asked of the process before and after, and must answer the same.

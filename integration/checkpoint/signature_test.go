@@ -15,7 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -91,7 +91,7 @@ func TestSignature(t *testing.T) {
 					}
 					swapped(t, e.Name(), data)
 					switch e.Name() {
-					case seal.ManifestName, signature:
+					case sign.ManifestName, signature:
 						refused(t, "no signature of the checkpoint is by a key that counts here", signature)
 					default:
 						refused(t, "it is not what was signed", e.Name())
@@ -116,7 +116,7 @@ func TestSignature(t *testing.T) {
 				refused(t, "the checkpoint is not signed", "gpuckpt image sign")
 			})
 			t.Run("no manifest", func(t *testing.T) {
-				swapped(t, seal.ManifestName, nil)
+				swapped(t, sign.ManifestName, nil)
 				refused(t, "the checkpoint is not signed")
 			})
 			theirs := func(name string) []byte {
@@ -132,7 +132,7 @@ func TestSignature(t *testing.T) {
 			})
 			t.Run("another checkpoint's manifest and signature", func(t *testing.T) {
 				swapped(t, signature, theirs(signature))
-				swapped(t, seal.ManifestName, theirs(seal.ManifestName))
+				swapped(t, sign.ManifestName, theirs(sign.ManifestName))
 				refused(t, "it is not what was signed")
 			})
 			t.Run("another node", func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestSignature(t *testing.T) {
 				refused(t, "no key counts here")
 			})
 			// A key that was replaced counts as long as its public half is kept.
-			s, err := seal.ReadSigner(shared.SigningKey())
+			s, err := sign.ReadSigner(shared.SigningKey())
 			if err != nil {
 				t.Fatal(err)
 			}

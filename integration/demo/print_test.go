@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 )
 
 func TestCommand(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/doctor"
+	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
 )
 
 // On a node where checkpoints work there is no failure, and a line for each

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/doctor"
+	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
 )
 
 // A driver that lies where no loader looks, as that of the GPU Operator does, is found by the

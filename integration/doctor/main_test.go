@@ -16,7 +16,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/doctor"
+	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
 )
 
 var (

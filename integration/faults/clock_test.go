@@ -15,19 +15,19 @@ import (
 
 // wallClock are the files of the product with times of the wall clock, and what for. None waits by one.
 var wallClock = map[string]string{
-	"agent/cluster/schedule.go":     "schedules of people",
-	"cmd/gpuckpt/ps.go":             "shown",
-	"images/checkpoint.go":          "when a checkpoint was taken",
-	"images/oci/layers.go":          "a file's time in an archive",
-	"images/oci/manifest.go":        "when a checkpoint was taken",
-	"internal/criu/log.go":          "which logs are the newest",
-	"internal/criu/networklock.go":  "whether a program is another one than before",
-	"internal/gpustate/describe.go": "when a checkpoint was taken",
-	"internal/hooks/note.go":        "when a container was restored, for its program",
-	"internal/journal/journal.go":   "when an operation began, for people",
-	"internal/sequence/sequence.go": "when an operation began, in the log",
-	"internal/trust/trust.go":       "how long it took, in the log",
-	"internal/version/version.go":   "when a release was built",
+	"agent/cluster/schedule.go":               "schedules of people",
+	"cmd/gpuckpt/ps.go":                       "shown",
+	"images/checkpoint.go":                    "when a checkpoint was taken",
+	"images/oci/layers.go":                    "a file's time in an archive",
+	"images/oci/manifest.go":                  "when a checkpoint was taken",
+	"internal/criu/log.go":                    "which logs are the newest",
+	"internal/criu/networklock.go":            "whether a program is another one than before",
+	"runtime/internal/gpustate/describe.go":   "when a checkpoint was taken",
+	"runtime/internal/hooks/note.go":          "when a container was restored, for its program",
+	"internal/operation/journal/journal.go":   "when an operation began, for people",
+	"internal/operation/sequence/sequence.go": "when an operation began, in the log",
+	"internal/guard/trust/trust.go":           "how long it took, in the log",
+	"internal/node/version/version.go":        "when a release was built",
 }
 
 var (

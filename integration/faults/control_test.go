@@ -13,13 +13,13 @@ import (
 	"sync"
 )
 
-// point is what a program says that stands at one, see internal/fault.
+// point is what a program says that stands at one, see internal/node/fault.
 type point struct {
 	Operation, Step, Moment, Container string
 	Pid                                int
 }
 
-// over is the step at whose end an operation is over (internal/fault).
+// over is the step at whose end an operation is over (internal/node/fault).
 const over = "over"
 
 // control is where programs that were built for it ask at each point.

@@ -395,11 +395,11 @@ func turnLimit() int64 {
 	return 64 << 20
 }
 
-// takeTurn claims all memory of [staging], as the shim of another container does (internal/turns), until
+// takeTurn claims all memory of [staging], as the shim of another container does (internal/operation/quota), until
 // giveTurn.
 func (h *hit) takeTurn() {
-	name := strings.ReplaceAll(strings.Trim(shared.StagingCgroup("turns"), "/"), "/", ":")
-	dir := filepath.Join("/run/gpuckpt/turns", name)
+	name := "memory" + strings.ReplaceAll(filepath.Clean("/"+shared.StagingCgroup("turns")), "/", ":")
+	dir := filepath.Join("/run/gpuckpt/quota", name)
 	f, err := os.Create(filepath.Join(dir, "claim-of-the-test"))
 	if errors.Is(err, os.ErrNotExist) {
 		if err = os.MkdirAll(dir, 0o700); err == nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image/imagetest"
-	"github.com/gpuckpt/gpuckpt/internal/vet"
+	"github.com/gpuckpt/gpuckpt/internal/guard"
 )
 
 // Which changes are tried: "all", every nth ("50", or "50:3" for others), or those that an expression
@@ -64,7 +64,7 @@ func chosen(t *testing.T, nth int) func(imagetest.Change) bool {
 // was restored is as the spec has it (the shim inspects it), and nothing is left of it.
 func TestEveryField(t *testing.T) {
 	z := newZoo(t, checking)
-	restoreEach(t, z, chosen(t, 150), func(dir string) error { return vet.Images(t.Context(), z.spec, criu.Open(dir), t.TempDir()) })
+	restoreEach(t, z, chosen(t, 150), func(dir string) error { return guard.Images(t.Context(), z.spec, criu.Open(dir), t.TempDir()) })
 }
 
 // The same without the checks before CRIU, for what they refuse: CRIU's sandbox and the inspection

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image/imagetest"
-	"github.com/gpuckpt/gpuckpt/internal/vet"
+	"github.com/gpuckpt/gpuckpt/internal/guard"
 )
 
 // without is the file of the rules that the shim that believes images leaves out; no file leaves out all.
@@ -48,7 +48,7 @@ func TestEachRule(t *testing.T) {
 			if err := a.Apply(g.dir); err != nil {
 				t.Fatal(err)
 			}
-			if err := vet.Images(t.Context(), z.spec, criu.Open(g.dir), t.TempDir()); a.Says != "" && (err == nil || !strings.Contains(err.Error(), a.Says)) {
+			if err := guard.Images(t.Context(), z.spec, criu.Open(g.dir), t.TempDir()); a.Says != "" && (err == nil || !strings.Contains(err.Error(), a.Says)) {
 				t.Errorf("with its rule: %v, want %q", err, a.Says)
 			}
 			if err := os.WriteFile(without, []byte(strings.ReplaceAll(a.Rule, ",", "\n")+"\n"), 0o600); err != nil {

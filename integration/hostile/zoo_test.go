@@ -27,7 +27,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 )
 
 // zoo is a dump of a container whose program has one of everything, and the files that the container

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/install"
+	"github.com/gpuckpt/gpuckpt/internal/cli/installcmd/install"
 )
 
 const config = "/etc/containerd/config.toml"

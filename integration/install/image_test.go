@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/install"
+	"github.com/gpuckpt/gpuckpt/internal/cli/installcmd/install"
 )
 
 // docs/install.md's way to install from the image once: the container writes to the node's root, asks

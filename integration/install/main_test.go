@@ -18,7 +18,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/install"
+	"github.com/gpuckpt/gpuckpt/internal/cli/installcmd/install"
 )
 
 var (

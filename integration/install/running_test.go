@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/install"
+	"github.com/gpuckpt/gpuckpt/internal/cli/installcmd/install"
 )
 
 // A node with containers: the installation restarts containerd, and a container that runs and one

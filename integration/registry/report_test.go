@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
-	"github.com/gpuckpt/gpuckpt/internal/oplog"
+	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 )
 
 // What the shims have done, and what failed, is in the log of operations: as metrics, as a list, as

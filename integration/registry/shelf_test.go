@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/gpuckpt/gpuckpt/images/shelf"
+	"github.com/gpuckpt/gpuckpt/images/catalog"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -22,7 +22,7 @@ func TestShelf(t *testing.T) {
 	for _, name := range names {
 		gpuckpt(t, c, "checkpoint", "job", "--image", name, "--leave-running")
 	}
-	list := func() (found []shelf.Entry, images []string) {
+	list := func() (found []catalog.Entry, images []string) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(gpuckpt(t, c, "ls", "--json")), &found); err != nil {
 			t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuckpt/gpuckpt/images/seal"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -66,7 +66,7 @@ func TestCosign(t *testing.T) {
 
 	// What the node signed lies in the image.
 	save("node.pub", "key", "show")
-	save(seal.ManifestName, "image", "sign", "--manifest", ref)
+	save(sign.ManifestName, "image", "sign", "--manifest", ref)
 	gpuckpt(t, shared, "image", "verify", "--key", at("node.pub"), ref)
 	gpuckpt(t, shared, "image", "convert", ref, "kubernetes-archive:"+at("job.tar"))
 	if out, err := exec.CommandContext(t.Context(), "tar", "-xf", at("job.tar"), "-C", work, "--wildcards", "checkpoint/*.sig").CombinedOutput(); err != nil {
@@ -76,14 +76,14 @@ func TestCosign(t *testing.T) {
 	if err != nil || len(signatures) != 1 {
 		t.Fatalf("signatures %v, %v", signatures, err)
 	}
-	cosign("verify-blob", "--key", "node.pub", "--signature", signatures[0], "--insecure-ignore-tlog", seal.ManifestName)
+	cosign("verify-blob", "--key", "node.pub", "--signature", signatures[0], "--insecure-ignore-tlog", sign.ManifestName)
 
 	// Another node, where cosign's key counts.
 	cosign("generate-key-pair")
 	elsewhere(t, at("cosign.pub"))
 	harness.Says(t, tryResume(t, ref, k.Port), "no signature of the checkpoint is by a key that counts here", "gpuckpt image sign", "[restore] keys")
 	fails(t, shared, nil, []string{"no signature"}, "image", "verify", "--key", at("cosign.pub"), ref)
-	cosign("sign-blob", "--key", "cosign.key", "--tlog-upload=false", "--yes", "--output-signature", "cosign.sig", seal.ManifestName)
+	cosign("sign-blob", "--key", "cosign.key", "--tlog-upload=false", "--yes", "--output-signature", "cosign.sig", sign.ManifestName)
 	copied := asJSON[harness.CheckpointAnswer](t, shared, "image", "sign", "--signature", at("cosign.sig"), ref, signed)
 	if copied.GPUReusedBytes == 0 || copied.GPUWrittenBytes != 0 {
 		t.Errorf("to sign an image, layers of GPU state were written: %+v", copied)

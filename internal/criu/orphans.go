@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/bundle"
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // killTimeout bounds the wait for processes that were killed: SIGKILL needs no more

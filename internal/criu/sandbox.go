@@ -14,8 +14,8 @@ import (
 	"github.com/containerd/containerd/v2/pkg/cap"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
 // sandboxName is the directory in the bundle that CRIU mounts its root on. The mounts are CRIU's

@@ -16,8 +16,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/internal/bundle"
-	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
 // SettingsName is the file in the bundle that runc hands to CRIU.

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/internal/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
 func TestWriteSettings(t *testing.T) {

@@ -14,9 +14,9 @@ import (
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/config"
-	"github.com/gpuckpt/gpuckpt/internal/fault"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/fault"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // Why a killed process must not block the shim

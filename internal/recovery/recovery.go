@@ -31,15 +31,15 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/companion"
-	"github.com/gpuckpt/gpuckpt/internal/config"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/driverroot"
-	"github.com/gpuckpt/gpuckpt/internal/host"
-	"github.com/gpuckpt/gpuckpt/internal/imagedir"
-	"github.com/gpuckpt/gpuckpt/internal/journal"
-	"github.com/gpuckpt/gpuckpt/internal/proc"
-	"github.com/gpuckpt/gpuckpt/internal/staging"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/driverroot"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
 )
 
 // Report is what became of one record.
@@ -239,7 +239,7 @@ func unlock(ctx context.Context, node config.Node, pids []int, saving bool) (n i
 	if err := locked.Unlock(ctx, helper); err != nil {
 		return len(locked), err
 	}
-	return len(locked), companion.Open(ctx, found)
+	return len(locked), interposer.Open(ctx, found)
 }
 
 // remove removes what the operation has left of files, directories and mounts. dir has the records.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuckpt/gpuckpt/internal/worker"
+	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
 const (

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
 // Dir is a directory that CRIU reads images from and nobody else sees: it is a tmpfs in a mount

@@ -37,8 +37,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/seal"
-	"github.com/gpuckpt/gpuckpt/internal/tmpfs"
+	"github.com/gpuckpt/gpuckpt/images/sign"
+	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 )
 
 // form is how a file is laid out.
@@ -155,7 +155,7 @@ func ghostEntry(n int) proto.Message {
 
 // KindOf returns the kind of a file by its name; nil for a file that is not known.
 func KindOf(name string) *Kind {
-	if images.IsAreaFile(name) || seal.IsSeal(name) || seal.Describes(name) {
+	if images.IsAreaFile(name) || sign.IsSeal(name) || sign.Describes(name) {
 		return &Kind{form: leftOut}
 	}
 	kinds := Kinds()

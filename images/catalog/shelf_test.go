@@ -1,0 +1,44 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestObsolete(t *testing.T) {
+	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	at := func(image, container string, hours int) Entry {
+		return Entry{Image: image, Container: container, Created: now.Add(-time.Duration(hours) * time.Hour)}
+	}
+	entries := []Entry{at("a3", "a", 3), at("a1", "a", 1), at("b5", "b", 5), at("a2", "a", 2), at("x9", "", 9)}
+	used := at("a8", "a", 8)
+	used.Used = true
+	entries = append(entries, used)
+	for _, c := range []struct {
+		name  string
+		rules Rules
+		gone  []string
+	}{
+		{"one of each container", Rules{Keep: 1}, []string{"a2", "a3"}},
+		{"by age alone", Rules{OlderThan: 3 * time.Hour}, []string{"a3", "b5", "x9"}},
+		{"both must let it go", Rules{Keep: 2, OlderThan: 3 * time.Hour}, []string{"a3"}},
+		{"of one container", Rules{Container: "b"}, []string{"b5"}},
+		{"more than there are", Rules{Keep: 9}, nil},
+	} {
+		var gone []string
+		for _, e := range c.rules.Obsolete(entries, now) {
+			gone = append(gone, e.Image)
+		}
+		slices.Sort(gone)
+		if !slices.Equal(gone, c.gone) {
+			t.Errorf("%s: %v would go, want %v", c.name, gone, c.gone)
+		}
+	}
+	if entries[0].Image != "a3" {
+		t.Error("the entries have another order now")
+	}
+}

@@ -1,0 +1,194 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package encryption moves checkpoint images to registries and back as the node's configuration
+// wants it: encrypted, for whom, decrypted with which keys, or refused where they are plain.
+package encryption
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images/arriving"
+	"github.com/gpuckpt/gpuckpt/images/convert"
+	"github.com/gpuckpt/gpuckpt/images/crypt"
+	"github.com/gpuckpt/gpuckpt/images/layout"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
+	"github.com/gpuckpt/gpuckpt/images/registry"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+)
+
+// ErrPlain refuses a checkpoint that is not encrypted where the node's configuration wants it so.
+var ErrPlain = errors.New("the checkpoint is not encrypted, and [encryption] required in " + config.Path + " is true")
+
+// MayPush refuses, before there is a checkpoint, what Push would refuse of any plain one. The error is
+// ErrPlain.
+func MayPush(recipients []string) error {
+	node, err := config.Load()
+	if err == nil && node.Encryption.Required && len(recipients) == 0 && len(node.Encryption.Recipients) == 0 {
+		err = errNobody
+	}
+	return err
+}
+
+// Encrypts reports whether Push will encrypt a plain image for anybody.
+func Encrypts(recipients []string) bool {
+	node, err := config.Load()
+	return err != nil || len(recipients) > 0 || len(node.Encryption.Recipients) > 0
+}
+
+var errNobody = fmt.Errorf("%w: name a public key with --encrypt, or in [encryption] recipients", ErrPlain)
+
+// Push is registry.Push of a source's image, which it encrypts before: for the recipients, files of
+// public keys, or where there are none, for those of the node's configuration. It returns the digest
+// of what it sent. The error is ErrPlain where the configuration wants encryption and has nobody to
+// encrypt for.
+func Push(ctx context.Context, src *convert.Source, target string, recipients []string, o registry.Options) (_ digest.Digest, _ *registry.Result, err error) {
+	node, err := config.Load()
+	if err != nil {
+		return "", nil, err
+	}
+	m, err := crypt.Manifest(ctx, src.Provider, *src.Image)
+	if err != nil {
+		return "", nil, err
+	}
+	state := crypt.StateOf(m)
+	if len(recipients) == 0 && state == crypt.Plain {
+		recipients = node.Encryption.Recipients
+	}
+	switch {
+	case len(recipients) > 0 && state == crypt.Encrypted:
+		return "", nil, errors.New("it is encrypted already: push it without --encrypt, or pull it decrypted first")
+	case len(recipients) == 0 && state == crypt.Plain && node.Encryption.Required:
+		return "", nil, errNobody
+	case len(recipients) == 0:
+		result, err := registry.Push(ctx, src.Provider, target, *src.Image, o)
+		return src.Image.Digest, result, err
+	}
+	readers, err := crypt.ReadRecipients(recipients...)
+	if err != nil {
+		return "", nil, err
+	}
+	// Large files: /tmp is often memory.
+	dir, err := os.MkdirTemp(cmp.Or(os.Getenv("TMPDIR"), "/var/tmp"), "gpuckpt-encrypt-")
+	if err != nil {
+		return "", nil, fmt.Errorf("make a directory for the encrypted layers: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	store, err := layout.Open(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	image, err := crypt.Encrypt(ctx, src.Provider, store, *src.Image, readers, o.Progress)
+	if err != nil {
+		return "", nil, err
+	}
+	o.Ahead = nil // it has sent other blobs
+	result, err := registry.Push(ctx, both{store, src.Provider}, target, image, o)
+	return image.Digest, result, err
+}
+
+// both reads what is in the first store, and else in the second.
+type both struct{ first, second content.InfoReaderProvider }
+
+func (b both) ReaderAt(ctx context.Context, d ocispec.Descriptor) (content.ReaderAt, error) {
+	if r, err := b.first.ReaderAt(ctx, d); !errdefs.IsNotFound(err) {
+		return r, err
+	}
+	return b.second.ReaderAt(ctx, d)
+}
+
+func (b both) Info(ctx context.Context, d digest.Digest) (content.Info, error) {
+	if info, err := b.first.Info(ctx, d); !errdefs.IsNotFound(err) {
+		return info, err
+	}
+	return b.second.Info(ctx, d)
+}
+
+// Pull is registry.Pull, which also decrypts: with the keys of these files, or where there are none, with
+// those of the node's configuration. An image that is encrypted is left to containerd's stream
+// processors if there is no key at all. The error is ErrPlain where the configuration wants encryption.
+func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFiles []string, o registry.Options) (client.Image, *registry.Result, error) {
+	node, err := config.Load()
+	if err != nil {
+		return nil, nil, err
+	}
+	from, found, err := registry.Documents(ctx, ref, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := crypt.Manifest(ctx, from, found)
+	if err != nil {
+		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	if crypt.StateOf(m) == crypt.Plain && node.Encryption.Required {
+		return nil, nil, fmt.Errorf("pull %s: %w", ref, ErrPlain)
+	}
+	if !crypt.NeedsKey(m) {
+		return registry.Pull(ctx, c, ref, snapshotter, o)
+	}
+	keys, err := crypt.ReadKeys(keyFiles...)
+	if err == nil && keyFiles == nil {
+		keys, err = crypt.ReadKeys(node.Encryption.DecryptionKeys...)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	if keys.None() {
+		image, result, err := registry.Pull(ctx, c, ref, snapshotter, o)
+		if err != nil {
+			err = fmt.Errorf("%w\nthe image is encrypted: name a private key with --decrypt-key or in [encryption] decryption_keys, or have containerd decrypt it", err)
+		}
+		return image, result, err
+	}
+	if err := keys.FitAll(m); err != nil {
+		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	image, result, err := registry.PullAs(ctx, c, ref, "", o, func(ctx context.Context, image ocispec.Descriptor) (plain ocispec.Descriptor, _ error) {
+		if image.Digest != found.Digest {
+			return plain, errors.New("the registry's image was replaced meanwhile: pull it again")
+		}
+		return crypt.Decrypt(ctx, c.ContentStore(), c.ContentStore(), image, keys, o.Progress)
+	})
+	if err != nil || snapshotter == "" {
+		return image, result, err
+	}
+	if err := localstore.Unpack(ctx, c, image, snapshotter); err != nil {
+		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	return image, result, nil
+}
+
+// Arrive is arriving.Begin, which refuses what Pull refuses. The error is arriving.ErrWhole for an
+// image that is encrypted.
+func Arrive(ctx context.Context, c *client.Client, ref, snapshotter string, o registry.Options) (*arriving.Image, error) {
+	node, err := config.Load()
+	if err != nil {
+		return nil, err
+	}
+	image, err := arriving.Begin(ctx, c, ref, snapshotter, o, func(from content.Provider, found ocispec.Descriptor) error {
+		m, err := crypt.Manifest(ctx, from, found)
+		switch {
+		case err != nil:
+			return err
+		case crypt.NeedsKey(m):
+			return fmt.Errorf("it is encrypted: %w", arriving.ErrWhole)
+		case crypt.StateOf(m) == crypt.Plain && node.Encryption.Required:
+			return ErrPlain
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	return image, nil
+}

@@ -1,0 +1,279 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package install puts a release of gpuckpt on a node and takes it off again.
+//
+// The life of an installation: Install copies the programs below a prefix, each by rename, so that
+// containers that run keep the shim they have. It then has containerd's configuration name the
+// shim, and asks containerd itself whether the configuration means what it meant before, with the
+// runtime added. What it did is in a record, which the next Install and Uninstall read. A failure
+// leaves containerd's configuration as it was. Only Restart makes containerd read it.
+package install
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
+)
+
+const (
+	// ShimName is the file name of the shim.
+	ShimName = "containerd-shim-gpuckpt-v2"
+	// recordFile is where the record is, below the root.
+	recordFile = "/var/lib/gpuckpt/installed.json"
+)
+
+// ErrInUse is the error of an Uninstall while containers run with the shim.
+var ErrInUse = errors.New("containers still run with gpuckpt's shim")
+
+// Options are what to install where. All paths but Root and Source are as the node sees them.
+type Options struct {
+	// Root is where the node's root is mounted, "/" on the node itself.
+	Root string
+	// Source is the directory of a release, with bin and lib. If it is the prefix, as a package has
+	// it, nothing is copied.
+	Source string
+	// Prefix is the directory to install below. Empty: the source, if it is /usr or one of Prefixes,
+	// else that of the last installation, else the first of Prefixes that can be written and
+	// executed from.
+	Prefix string
+	// Config is containerd's configuration. Empty: that of k3s or RKE2 where there is one, else
+	// /etc/containerd/config.toml.
+	Config string
+	// Containerd is the program that is asked about Config. Empty: the first in the usual
+	// directories.
+	Containerd string
+	// WithoutContainerd leaves containerd's configuration alone: ctr and nerdctl need none.
+	WithoutContainerd bool
+	// Restart restarts containerd if its configuration has changed, by the command RestartCommand
+	// or, without one, by systemctl.
+	Restart        bool
+	RestartCommand string
+	// Record is the file of the record. Empty: the usual one.
+	Record string
+	// Force uninstalls while containers run with the shim.
+	Force bool
+}
+
+// Prefixes are where programs go, by preference. Some systems mount /usr read-only.
+var Prefixes = []string{"/usr/local", "/opt/gpuckpt", "/home/kubernetes/bin/gpuckpt", "/var/lib/gpuckpt"}
+
+// Result is what was done.
+type Result struct {
+	Version string `json:"version"`
+	Prefix  string `json:"prefix"`
+	// Changed are the files that were written or removed.
+	Changed []string `json:"changed"`
+	// Config is the file that makes containerd know the runtime, "" for none.
+	Config string `json:"config,omitempty"`
+	// Restart is whether containerd must be restarted to read its configuration, and was not.
+	Restart bool `json:"restart"`
+}
+
+// record is what Install has done, for the next Install and for Uninstall.
+type record struct {
+	Version string   `json:"version"`
+	Prefix  string   `json:"prefix"`
+	Files   []string `json:"files"` // copied
+	Dirs    []string `json:"dirs"`  // made
+	Edits   []edit   `json:"edits"` // files of containerd and of the node, in order
+}
+
+// Install installs a release. It may be called again, with the same release or another. On an error
+// containerd's configuration is as it was; programs may have been replaced.
+func Install(ctx context.Context, o Options) (result Result, err error) {
+	defer wrap(&err, "install gpuckpt")
+	o.Root, o.Record = filepath.Clean(o.Root), cmp.Or(o.Record, recordFile)
+	old, err := o.readRecord()
+	if err != nil {
+		return Result{}, err
+	}
+	if o.Prefix == "" {
+		if o.Prefix, err = o.choosePrefix(old); err != nil {
+			return Result{}, err
+		}
+	}
+	now := record{Version: version.Short(), Prefix: o.Prefix, Edits: old.Edits, Dirs: old.Dirs}
+	result = Result{Version: now.Version, Prefix: o.Prefix}
+	if o.at(o.Prefix) != o.Source {
+		if now.Files, err = o.copyTree(&now, &result); err != nil {
+			return result, err
+		}
+	}
+	changes := newChanges(o, &now, &result)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, changes.rollback(), o.writeRecord(&now))
+		}
+	}()
+	before := len(result.Changed)
+	if !o.WithoutContainerd {
+		if result.Config, err = o.configure(ctx, changes); err != nil {
+			return result, err
+		}
+	}
+	result.Restart = len(result.Changed) > before
+	if err := o.writeFeatures(ctx, changes); err != nil {
+		return result, err
+	}
+	if err := o.writeRecord(&now); err != nil {
+		return result, err
+	}
+	if o.Restart && result.Restart {
+		if err := o.restart(ctx); err != nil {
+			// containerd may have died of what is new: it gets back what it had.
+			return result, errors.Join(err, changes.rollback(), o.restart(ctx))
+		}
+		result.Restart = false
+	}
+	// Files of the version before that this one does not have go last.
+	for _, file := range old.Files {
+		if !slices.Contains(now.Files, file) {
+			if err := os.Remove(o.at(file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return result, err
+			}
+			result.Changed = append(result.Changed, file)
+		}
+	}
+	return result, nil
+}
+
+// Uninstall takes off what Install put on. Without a record it does nothing. An error may leave a
+// part; Uninstall may be called again.
+func Uninstall(ctx context.Context, o Options) (result Result, err error) {
+	defer wrap(&err, "uninstall gpuckpt")
+	o.Root, o.Record = filepath.Clean(o.Root), cmp.Or(o.Record, recordFile)
+	old, err := o.readRecord()
+	if err != nil || old.Prefix == "" {
+		return Result{}, err
+	}
+	result = Result{Version: old.Version, Prefix: old.Prefix}
+	shim := filepath.Join(old.Prefix, "bin", ShimName)
+	if pids := o.running(shim); len(pids) > 0 && !o.Force && len(old.Files) > 0 {
+		return result, fmt.Errorf("%w (pid %s): remove them first, or use --force: then they run on, but can be neither checkpointed nor resumed", ErrInUse, strings.Join(pids, ", "))
+	}
+	if err := newChanges(o, &old, &result).undo(); err != nil {
+		return result, err
+	}
+	result.Restart = slices.ContainsFunc(result.Changed, func(f string) bool { return !strings.Contains(f, featuresDir) })
+	if o.Restart && result.Restart {
+		if err := o.restart(ctx); err != nil {
+			return result, err
+		}
+		result.Restart = false
+	}
+	for _, file := range old.Files {
+		if err := os.Remove(o.at(file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return result, err
+		}
+		result.Changed = append(result.Changed, file)
+	}
+	if err := os.Remove(o.at(o.Record)); err != nil {
+		return result, err
+	}
+	for _, dir := range slices.Backward(old.Dirs) { // the innermost first
+		_ = os.Remove(o.at(dir)) // others may have put files there
+	}
+	return result, nil
+}
+
+func wrap(err *error, doing string) {
+	if *err != nil {
+		*err = fmt.Errorf("%s: %w", doing, *err)
+	}
+}
+
+// at returns where a path of the node is for this program.
+func (o Options) at(path string) string { return filepath.Join(o.Root, path) }
+
+func (o Options) readRecord() (r record, err error) {
+	data, err := os.ReadFile(o.at(o.Record))
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("read what is installed: %s: %w", o.at(o.Record), err)
+	}
+	return r, nil
+}
+
+func (o Options) writeRecord(r *record) error {
+	if err := r.makeDirs(o.Root, filepath.Dir(o.Record)); err != nil {
+		return err
+	}
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return replaceFile(o.at(o.Record), data, 0o644)
+}
+
+// choosePrefix returns the source where that is a prefix already, as a package's is; else the
+// prefix of the last installation, or the first that can be used.
+func (o Options) choosePrefix(old record) (string, error) {
+	if o.Root == "/" && (o.Source == "/usr" || slices.Contains(Prefixes, o.Source)) {
+		return o.Source, nil
+	}
+	if old.Prefix != "" {
+		return old.Prefix, nil
+	}
+	var why []error
+	for _, prefix := range Prefixes {
+		err := o.usable(prefix)
+		if err == nil {
+			return prefix, nil
+		}
+		why = append(why, err)
+	}
+	return "", fmt.Errorf("no directory can be written and executed from; name one with --prefix: %w", errors.Join(why...))
+}
+
+// usable reports why a directory, or the nearest parent that exists, cannot have programs.
+func (o Options) usable(dir string) error {
+	dir = o.at(dir)
+	for ; dir != o.Root; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); err == nil {
+			break
+		}
+	}
+	f, err := os.CreateTemp(dir, ".gpuckpt-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.WriteString("#!/bin/false\n")
+	if err = errors.Join(err, f.Chmod(0o700), f.Close()); err != nil {
+		return err
+	}
+	// On a file system that is mounted noexec nothing can be run; ETXTBSY and the exit status of
+	// false are no obstacles.
+	if err := exec.Command(f.Name()).Run(); errors.Is(err, syscall.EACCES) {
+		return err
+	}
+	return nil
+}
+
+// running returns the pids of processes that run a program.
+func (o Options) running(program string) (pids []string) {
+	links, _ := filepath.Glob(o.at("/proc/[0-9]*/exe"))
+	for _, link := range links {
+		if exe, err := os.Readlink(link); err == nil && strings.TrimSuffix(exe, " (deleted)") == program {
+			pids = append(pids, filepath.Base(filepath.Dir(link)))
+		}
+	}
+	return pids
+}

@@ -1,0 +1,117 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package progress shows how far the steps of a command are.
+package progress
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+	"golang.org/x/term"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible"
+)
+
+// plainEvery is how often a line says how far a step is, where there is no terminal.
+const plainEvery = 10 * time.Second
+
+// Progress shows how far the steps of a command are: bars on a terminal, lines elsewhere.
+type Progress struct {
+	out   io.Writer
+	bars  *mpb.Progress // nil without a terminal
+	mu    sync.Mutex
+	steps map[string]*step // those that have not ended
+}
+
+type step struct {
+	began, told time.Time
+	bar         *mpb.Bar
+}
+
+// New shows on standard error, or nowhere if quiet.
+func New(quiet bool) *Progress {
+	p := &Progress{out: visible.Writer(os.Stderr), steps: make(map[string]*step)}
+	switch {
+	case quiet:
+		p.out = io.Discard
+	case term.IsTerminal(int(os.Stderr.Fd())):
+		p.bars = mpb.New(mpb.WithOutput(os.Stderr), mpb.WithRefreshRate(150*time.Millisecond))
+		p.out = visible.Writer(p.bars)
+	}
+	return p
+}
+
+// Wait ends the display. Bars of steps that have not ended stay as they are.
+func (p *Progress) Wait() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bars == nil {
+		return
+	}
+	for _, s := range p.steps {
+		s.bar.Abort(false)
+	}
+	p.bars.Wait()
+}
+
+// Show is an images.Progress.
+func (p *Progress) Show(now images.Step) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.steps[now.Name]
+	if s == nil {
+		s = &step{began: time.Now(), told: time.Now()}
+		if p.bars != nil {
+			s.bar = p.bars.AddBar(0,
+				mpb.PrependDecorators(decor.Name(visible.Text(now.Name), decor.WCSyncSpaceR)),
+				mpb.AppendDecorators(
+					decor.CountersKibiByte("% .1f / % .1f", decor.WCSyncSpace),
+					decor.AverageSpeed(decor.SizeB1024(0), "% .1f", decor.WCSyncSpace),
+					decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO, decor.WCSyncSpace), "done"),
+				))
+		}
+		p.steps[now.Name] = s
+	}
+	if now.Ended {
+		delete(p.steps, now.Name)
+	}
+	switch {
+	case now.Note != "" && !now.Ended:
+		fmt.Fprintf(p.out, "%s: %s\n", now.Name, now.Note)
+	case s.bar != nil && now.Ended:
+		s.bar.SetTotal(int64(now.Done), true)
+	case s.bar != nil:
+		s.bar.SetTotal(int64(now.Total), false)
+		s.bar.SetCurrent(int64(now.Done))
+	case now.Ended:
+		fmt.Fprintf(p.out, "%s: %s in %s\n", now.Name, now.Note, time.Since(s.began).Round(10*time.Millisecond))
+	case time.Since(s.told) >= plainEvery:
+		s.told = time.Now()
+		fmt.Fprintf(p.out, "%s: %s\n", now.Name, rate(now, time.Since(s.began)))
+	}
+}
+
+// rate says how far a step is: bytes, rate, and the time left at that rate.
+func rate(s images.Step, took time.Duration) string {
+	rate := float64(s.Done) / max(took.Seconds(), 1e-3)
+	text := size(float64(s.Done))
+	if s.Total > 0 {
+		text += " of " + size(float64(s.Total))
+	}
+	text += ", " + size(rate) + "/s"
+	if s.Done < s.Total && rate > 0 {
+		text += fmt.Sprintf(", %s left", time.Duration(float64(s.Total-s.Done)/rate*float64(time.Second)).Round(time.Second))
+	}
+	return text
+}
+
+// size words a number of bytes.
+func size(bytes float64) string { return units.BytesSize(bytes) }

@@ -1,0 +1,214 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package adapt changes what CRIU's images say of open files where the place of a restore is not
+// that of the dump.
+//
+// CRIU has one switch for all TCP connections, open or closed, and one for all files whose size has
+// changed: none. The right answer differs from file to file. So a Plan is made of all open files
+// of a dump (Make), and then edits the entry of each (Edit), before CRIU reads it:
+//
+//   - A TCP connection stays open if both of its ends are among the files: gloo, ZMQ, a program's
+//     own server. Its other end would be elsewhere otherwise, and knows nothing of the restore: it
+//     becomes a socket without a connection, as CRIU's own switch makes it.
+//   - A socket that has the old pod's address gets the new one's.
+//   - The socket of NVIDIA's driver gets a name that nobody has taken.
+//   - A file that is open for appending may have grown. Another file on a volume may have changed
+//     if the node or the container says so.
+//
+// Nothing else of an entry is changed. The package reads no file and trusts no entry.
+package adapt
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
+	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+)
+
+// Place is where a dump is restored.
+type Place struct {
+	// Connections has the Plan decide which TCP connections stay open. Without it all are left as
+	// they are.
+	Connections bool
+	// Closed reports whether the dump has no state of connections (CRIU's option tcp-close): with
+	// Connections none stays open then.
+	Closed bool
+	// Addresses are those of the network namespace that the processes come into. None: it is made
+	// with the container, and nobody knows them yet; there is the loopback interface.
+	Addresses []netip.Addr
+	// Moves reports whether sockets of an address that is not among Addresses get one that is: in a
+	// pod's network, not in the host's.
+	Moves bool
+	// Shared reports whether other programs may be in the network namespace: it is not made with the
+	// container.
+	Shared bool
+	// Volumes are the mounts of the dump, by their number, on which a file may have changed.
+	Volumes map[int32]bool
+}
+
+// Plan is what is to be changed.
+type Plan struct {
+	place Place
+	ends  map[end]bool        // of connections
+	own   map[netip.Addr]bool // addresses that sockets of the dump are bound to
+	names map[string]string   // new names of the driver's sockets, by the old ones
+
+	// Closed are the connections that come back closed, "127.0.0.1:80 10.0.0.1:1234", of what was edited.
+	Closed []string
+}
+
+// end is one end of a TCP connection.
+type end struct {
+	namespace uint32
+	from, to  netip.AddrPort
+}
+
+// tcpClose is the state of a socket without a connection, tcpListen that of one that listens
+// (include/net/tcp_states.h).
+const (
+	tcpClose  = 7
+	tcpListen = 10
+)
+
+// Make returns a plan for all open files of a dump.
+func Make(place Place, files []*fdinfo.FileEntry) *Plan {
+	p := &Plan{place: place, ends: make(map[end]bool), own: make(map[netip.Addr]bool), names: make(map[string]string)}
+	for _, f := range files {
+		s := f.GetIsk()
+		if s == nil {
+			continue
+		}
+		from, to := source(s), destination(s)
+		if isConnection(s) && !place.Closed {
+			p.ends[end{s.GetNsId(), from, to}] = true
+		}
+		if from.Addr().IsValid() && !everywhere(from.Addr()) {
+			p.own[from.Addr()] = true
+		}
+	}
+	return p
+}
+
+// Edit changes an entry of the dump, if it is of a kind that the plan is about.
+func (p *Plan) Edit(entry proto.Message) {
+	switch e := entry.(type) {
+	case *fdinfo.FileEntry:
+		p.file(e)
+	case *inventory.InventoryEntry:
+		if p.place.Connections {
+			e.TcpClose = nil // CRIU would insist on its own switch
+		}
+	}
+}
+
+func (p *Plan) file(f *fdinfo.FileEntry) {
+	if r := f.GetReg(); r != nil && r.Size != nil {
+		if r.GetFlags()&unix.O_APPEND != 0 || p.place.Volumes[r.GetMntId()] {
+			r.Size = nil // CRIU compares no size then
+		}
+	}
+	if u := f.GetUsk(); u != nil {
+		p.name(u)
+	}
+	s := f.GetIsk()
+	switch {
+	case s == nil:
+	case !isConnection(s):
+		p.move(s)
+	case p.place.Connections && (!p.inner(s) || !p.move(s)):
+		p.Closed = append(p.Closed, fmt.Sprint(source(s), " ", destination(s)))
+		closed := uint32(tcpClose)
+		s.State, s.SrcPort, s.DstPort = &closed, new(uint32), new(uint32)
+		s.SrcAddr, s.DstAddr = make([]uint32, len(s.SrcAddr)), make([]uint32, len(s.DstAddr))
+	}
+}
+
+// inner reports whether both ends of a connection are in the dump.
+func (p *Plan) inner(s *skinet.InetSkEntry) bool {
+	return p.ends[end{s.GetNsId(), destination(s), source(s)}]
+}
+
+// move gives a socket the addresses that it has here, and reports whether there are such.
+func (p *Plan) move(s *skinet.InetSkEntry) bool {
+	from, ok := p.here(source(s).Addr())
+	if !ok {
+		return false
+	}
+	to := destination(s).Addr()
+	if p.own[to] {
+		if to, ok = p.here(to); !ok {
+			return false
+		}
+	}
+	put(s.SrcAddr, from)
+	put(s.DstAddr, to)
+	return true
+}
+
+// here returns the address that takes the place of one of the dump's, if there is any.
+func (p *Plan) here(old netip.Addr) (netip.Addr, bool) {
+	if !old.IsValid() || everywhere(old) || slices.Contains(p.place.Addresses, old) {
+		return old, true
+	}
+	if !p.place.Moves {
+		return old, false
+	}
+	var found []netip.Addr
+	for _, a := range p.place.Addresses {
+		if a.Is4() == old.Is4() && a.IsGlobalUnicast() {
+			found = append(found, a)
+		}
+	}
+	if len(found) != 1 {
+		return old, false // none, or nobody knows which
+	}
+	return found[0], true
+}
+
+// everywhere reports whether an address means the same in every network.
+func everywhere(a netip.Addr) bool { return a.IsLoopback() || a.IsUnspecified() || a.IsMulticast() }
+
+func isConnection(s *skinet.InetSkEntry) bool {
+	return s.GetProto() == unix.IPPROTO_TCP && s.GetDstPort() != 0 && s.GetState() != tcpListen
+}
+
+func source(s *skinet.InetSkEntry) netip.AddrPort {
+	return netip.AddrPortFrom(address(s.SrcAddr), uint16(s.GetSrcPort()))
+}
+
+func destination(s *skinet.InetSkEntry) netip.AddrPort {
+	return netip.AddrPortFrom(address(s.DstAddr), uint16(s.GetDstPort()))
+}
+
+// address returns an address as CRIU has it: its bytes, as words of this machine. An IPv4 address
+// in an IPv6 socket is an IPv4 address. It is invalid for another number of words.
+func address(words []uint32) netip.Addr {
+	b := make([]byte, 0, 16)
+	for _, w := range words {
+		b = binary.LittleEndian.AppendUint32(b, w)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a.Unmap()
+}
+
+// put is the inverse of address, in the form that the words have.
+func put(words []uint32, a netip.Addr) {
+	if !a.IsValid() || address(words) == a {
+		return
+	}
+	b := a.AsSlice()
+	if len(words) == 4 {
+		all := a.As16() // of an IPv4 address the form that an IPv6 socket has
+		b = all[:]
+	}
+	for i := range min(len(words), len(b)/4) {
+		words[i] = binary.LittleEndian.Uint32(b[4*i:])
+	}
+}

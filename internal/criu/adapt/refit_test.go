@@ -1,0 +1,184 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package adapt
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
+	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+)
+
+// wordsOf returns an address as CRIU writes it for a socket of a family.
+func wordsOf(a netip.Addr, v6 bool) (words []uint32) {
+	b := a.AsSlice()
+	if v6 {
+		all := a.As16()
+		b = all[:]
+	}
+	for ; len(b) > 0; b = b[4:] {
+		words = append(words, binary.LittleEndian.Uint32(b))
+	}
+	return words
+}
+
+// socket returns the entry of a socket, "10.0.0.1:80 10.0.0.2:1234"; one without a second address
+// listens. An IPv4 address that is written as IPv6 is in an IPv6 socket.
+func socket(kind uint32, from, to string) *fdinfo.FileEntry {
+	src, dst := netip.MustParseAddrPort(from), netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	state := uint32(tcpListen)
+	v6 := src.Addr().Is6()
+	if v6 {
+		dst = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
+	}
+	if to != "" {
+		dst, state = netip.MustParseAddrPort(to), 1
+		v6 = v6 || dst.Addr().Is6()
+	}
+	return &fdinfo.FileEntry{Isk: &skinet.InetSkEntry{
+		Proto: new(kind), State: &state, NsId: new(uint32(9)),
+		SrcPort: new(uint32(src.Port())), SrcAddr: wordsOf(src.Addr(), v6),
+		DstPort: new(uint32(dst.Port())), DstAddr: wordsOf(dst.Addr(), v6),
+	}}
+}
+
+func text(f *fdinfo.FileEntry) string {
+	s := f.GetIsk()
+	if s.GetState() == tcpClose {
+		return fmt.Sprintf("closed %d %d %d %d", s.GetSrcPort(), s.GetDstPort(), s.SrcAddr, s.DstAddr)
+	}
+	return fmt.Sprintf("%s %s in %d words", source(s), destination(s), len(s.SrcAddr))
+}
+
+func addresses(list ...string) (all []netip.Addr) {
+	all = []netip.Addr{}
+	for _, a := range list {
+		all = append(all, netip.MustParseAddr(a))
+	}
+	return all
+}
+
+// edited returns the entries after a Plan of all of them has edited each.
+func edited(t *testing.T, place Place, files ...*fdinfo.FileEntry) (texts []string) {
+	t.Helper()
+	p := Make(place, files)
+	closed := 0
+	for _, f := range files {
+		if p.Edit(f); f.GetIsk() != nil {
+			texts = append(texts, text(f))
+		}
+		if f.GetIsk().GetState() == tcpClose {
+			closed++
+		}
+	}
+	if len(p.Closed) != closed {
+		t.Errorf("%d connections are closed, and the plan has %q", closed, p.Closed)
+	}
+	return texts
+}
+
+func TestConnections(t *testing.T) {
+	const tcp, udp = unix.IPPROTO_TCP, unix.IPPROTO_UDP
+	moved := Place{Connections: true, Moves: true, Addresses: addresses("127.0.0.1", "::1", "10.0.0.9", "fe80::1", "fd00::9")}
+	elsewhere := moved
+	elsewhere.Moves = false
+	two := moved
+	two.Addresses = addresses("10.0.0.8", "10.0.0.9")
+	for _, test := range []struct {
+		name  string
+		place Place
+		files []*fdinfo.FileEntry
+		want  []string
+	}{
+		{"loopback", moved, []*fdinfo.FileEntry{socket(tcp, "127.0.0.1:80", "127.0.0.1:5000"), socket(tcp, "127.0.0.1:5000", "127.0.0.1:80")},
+			[]string{"127.0.0.1:80 127.0.0.1:5000 in 1 words", "127.0.0.1:5000 127.0.0.1:80 in 1 words"}},
+		{"one end", moved, []*fdinfo.FileEntry{socket(tcp, "127.0.0.1:80", "127.0.0.1:5000")}, []string{"closed 0 0 [0] [0]"}},
+		{"another port", moved, []*fdinfo.FileEntry{socket(tcp, "127.0.0.1:80", "127.0.0.1:5000"), socket(tcp, "127.0.0.1:5001", "127.0.0.1:80")},
+			[]string{"closed 0 0 [0] [0]", "closed 0 0 [0] [0]"}},
+		{"elsewhere", moved, []*fdinfo.FileEntry{socket(tcp, "10.0.0.1:5000", "93.184.216.34:443")}, []string{"closed 0 0 [0] [0]"}},
+		{"the pod's address", moved, []*fdinfo.FileEntry{socket(tcp, "10.0.0.1:80", "10.0.0.1:5000"), socket(tcp, "10.0.0.1:5000", "10.0.0.1:80"), socket(tcp, "10.0.0.1:80", "")},
+			[]string{"10.0.0.9:80 10.0.0.9:5000 in 1 words", "10.0.0.9:5000 10.0.0.9:80 in 1 words", "10.0.0.9:80 0.0.0.0:0 in 1 words"}},
+		{"the same address", moved, []*fdinfo.FileEntry{socket(tcp, "10.0.0.9:80", "10.0.0.9:5000"), socket(tcp, "10.0.0.9:5000", "10.0.0.9:80")},
+			[]string{"10.0.0.9:80 10.0.0.9:5000 in 1 words", "10.0.0.9:5000 10.0.0.9:80 in 1 words"}},
+		{"IPv6", moved, []*fdinfo.FileEntry{socket(tcp, "[fd00::1]:80", "[fd00::1]:5000"), socket(tcp, "[fd00::1]:5000", "[fd00::1]:80")},
+			[]string{"[fd00::9]:80 [fd00::9]:5000 in 4 words", "[fd00::9]:5000 [fd00::9]:80 in 4 words"}},
+		{"one end in an IPv6 socket", moved, []*fdinfo.FileEntry{socket(tcp, "[::ffff:10.0.0.1]:80", "[::ffff:10.0.0.1]:5000"), socket(tcp, "10.0.0.1:5000", "10.0.0.1:80")},
+			[]string{"10.0.0.9:80 10.0.0.9:5000 in 4 words", "10.0.0.9:5000 10.0.0.9:80 in 1 words"}},
+		{"a host's address that is not here", elsewhere, []*fdinfo.FileEntry{socket(tcp, "10.0.0.1:80", "10.0.0.1:5000"), socket(tcp, "10.0.0.1:5000", "10.0.0.1:80")},
+			[]string{"closed 0 0 [0] [0]", "closed 0 0 [0] [0]"}},
+		{"a forged end elsewhere", elsewhere, []*fdinfo.FileEntry{socket(tcp, "10.0.0.9:22", "10.0.0.7:5000"), socket(tcp, "10.0.0.7:5000", "10.0.0.9:22")},
+			[]string{"closed 0 0 [0] [0]", "closed 0 0 [0] [0]"}},
+		{"two new addresses", two, []*fdinfo.FileEntry{socket(tcp, "10.0.0.1:80", "10.0.0.1:5000"), socket(tcp, "10.0.0.1:5000", "10.0.0.1:80"), socket(tcp, "10.0.0.1:80", "")},
+			[]string{"closed 0 0 [0] [0]", "closed 0 0 [0] [0]", "10.0.0.1:80 0.0.0.0:0 in 1 words"}},
+		{"a namespace that is made", Place{Connections: true, Moves: true}, []*fdinfo.FileEntry{socket(tcp, "10.0.0.1:80", "10.0.0.1:5000"), socket(tcp, "10.0.0.1:5000", "10.0.0.1:80"), socket(tcp, "[::1]:80", "[::1]:81"), socket(tcp, "[::1]:81", "[::1]:80")},
+			[]string{"closed 0 0 [0] [0]", "closed 0 0 [0] [0]", "[::1]:80 [::1]:81 in 4 words", "[::1]:81 [::1]:80 in 4 words"}},
+		{"without a state", Place{Connections: true, Closed: true}, []*fdinfo.FileEntry{socket(tcp, "127.0.0.1:80", "127.0.0.1:81"), socket(tcp, "127.0.0.1:81", "127.0.0.1:80")},
+			[]string{"closed 0 0 [0] [0]", "closed 0 0 [0] [0]"}},
+		{"left as they are", Place{}, []*fdinfo.FileEntry{socket(tcp, "10.0.0.1:5000", "93.184.216.34:443")}, []string{"10.0.0.1:5000 93.184.216.34:443 in 1 words"}},
+		{"datagrams", moved, []*fdinfo.FileEntry{socket(udp, "10.0.0.1:53", "8.8.8.8:53"), socket(udp, "10.0.0.1:53", "10.0.0.1:54"), socket(udp, "0.0.0.0:53", ""), socket(udp, "239.1.1.1:53", "")},
+			[]string{"10.0.0.9:53 8.8.8.8:53 in 1 words", "10.0.0.9:53 10.0.0.9:54 in 1 words", "0.0.0.0:53 0.0.0.0:0 in 1 words", "239.1.1.1:53 0.0.0.0:0 in 1 words"}},
+	} {
+		for i, got := range edited(t, test.place, test.files...) {
+			if got != test.want[i] {
+				t.Errorf("%s: socket %d is %s, want %s", test.name, i, got, test.want[i])
+			}
+		}
+	}
+}
+
+// The ends of a connection are in one network namespace.
+func TestOtherNamespace(t *testing.T) {
+	a, b := socket(unix.IPPROTO_TCP, "127.0.0.1:80", "127.0.0.1:5000"), socket(unix.IPPROTO_TCP, "127.0.0.1:5000", "127.0.0.1:80")
+	b.Isk.NsId = new(uint32(10))
+	for _, got := range edited(t, Place{Connections: true}, a, b) {
+		if got != "closed 0 0 [0] [0]" {
+			t.Errorf("a connection between namespaces is %s", got)
+		}
+	}
+}
+
+// CRIU compares the size of a file that did not grow by appending, unless it may have changed.
+func TestSizes(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		flags  uint32
+		mount  int32
+		forget bool
+	}{
+		{"read", unix.O_RDONLY, 1, false},
+		{"read and append", unix.O_RDWR | unix.O_APPEND, 1, true},
+		{"write", unix.O_WRONLY, 1, false},
+		{"write on a volume that may have changed", unix.O_WRONLY, 2, true},
+		{"read on a volume that may have changed", unix.O_RDONLY, 2, true},
+	} {
+		f := &fdinfo.FileEntry{Reg: &regfile.RegFileEntry{Flags: &test.flags, MntId: &test.mount, Size: new(uint64(7))}}
+		edited(t, Place{Volumes: map[int32]bool{2: true}}, f)
+		if forgotten := f.GetReg().Size == nil; forgotten != test.forget {
+			t.Errorf("%s: the size is forgotten: %v", test.name, forgotten)
+		}
+	}
+}
+
+// An entry of any content is edited without a panic.
+func FuzzEdit(f *testing.F) {
+	good, err := proto.MarshalOptions{AllowPartial: true}.Marshal(socket(unix.IPPROTO_TCP, "10.0.0.1:80", "10.0.0.1:80"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		e := new(fdinfo.FileEntry)
+		if err := (proto.UnmarshalOptions{AllowPartial: true}).Unmarshal(data, e); err != nil {
+			return
+		}
+		place := Place{Connections: true, Moves: true, Addresses: addresses("10.0.0.9", "fd00::9")}
+		Make(place, []*fdinfo.FileEntry{e}).Edit(e)
+	})
+}

@@ -1,0 +1,449 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package filelocks gives restored processes the file locks that they were dumped with: POSIX locks,
+// flock, open file description locks and leases.
+//
+// CRIU dumps them, but for some that Found.Complete adds. Its restore takes them too early: it closes
+// a descriptor of each mapped file after that, and a POSIX lock on a file goes with any descriptor of
+// it that the process closes (SQLite in WAL mode has both); a lease is broken by the next process that
+// opens its file. It also waits without an end for a lock that somebody else has taken.
+//
+// So CRIU does not get the locks (Locks.Take). Once it has restored all processes and holds each of
+// their threads at the gate (package criu), Locks.Restore has the processes themselves take them,
+// waits for none, and compares what the kernel lists then with the dump.
+//
+// A lease that is being broken is left to CRIU: it ends by itself within a minute.
+package filelocks
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+
+	filelock "github.com/checkpoint-restore/go-criu/v8/crit/images/file-lock"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+// Kinds of locks as CRIU has them (criu/include/file-lock.h), and the bit of the type of a lease that
+// is being broken.
+const (
+	posix    = 1
+	flock    = 2
+	ofd      = 4
+	lease    = 8
+	breaking = 4
+)
+
+// ofdSetlk is fcntl's F_OFD_SETLK (fcntl.h).
+const ofdSetlk = 37
+
+// maxLocks bounds the locks of a dump.
+const maxLocks = 100_000
+
+// Locks are what a dump lists.
+type Locks []*filelock.FileLockEntry
+
+// Take keeps an entry of a dump's images that is a lock, and reports whether it did: CRIU must not
+// get it.
+func (l *Locks) Take(entry proto.Message) (bool, error) {
+	e, ok := entry.(*filelock.FileLockEntry)
+	if !ok || e.GetFlag() == lease && e.GetType()&breaking != 0 {
+		return false, nil
+	}
+	if len(*l) == maxLocks {
+		return false, fmt.Errorf("%w: more than %d file locks", images.ErrDamaged, maxLocks)
+	}
+	*l = append(*l, e)
+	return true, nil
+}
+
+// Gate is where a CRIU holds restored processes: criu.Gate.
+type Gate interface {
+	// Call has a held thread make a system call.
+	Call(tid int, nr uint64, a, b, c uint64) error
+}
+
+// Restore has the processes take their locks. init is the container's first process, pids are all, as
+// this process counts. The error names the lock, its file and who has it now; some of the locks may
+// be taken then.
+func (l Locks) Restore(init int, pids func() ([]int, error), gate Gate) error {
+	if len(l) == 0 {
+		return nil
+	}
+	all, err := pids()
+	if err != nil {
+		return err
+	}
+	inside, err := proc.Inside(all, init)
+	if err != nil {
+		return err
+	}
+	for _, e := range l {
+		pid, found := inside[int(e.GetPid())]
+		if !found {
+			return fmt.Errorf("%w: a file lock is of process %d, which there is not", images.ErrDamaged, e.GetPid())
+		}
+		if err := take(pid, e, gate); err != nil {
+			return fmt.Errorf("process %s held a %s when it was dumped, and %w: %w", proc.Describe(pid), describe(pid, e), taken(pid, e, err), errdefs.ErrFailedPrecondition)
+		}
+	}
+	return l.compare(inside)
+}
+
+// take has a process take one lock.
+func take(pid int, e *filelock.FileLockEntry, gate Gate) error {
+	tid, err := living(pid)
+	if err != nil {
+		return err
+	}
+	kind, fd := uint64(e.GetType()), uint64(e.GetFd())
+	if kind != unix.F_RDLCK && kind != unix.F_WRLCK || e.GetFd() < 0 {
+		return fmt.Errorf("%w: it is of type %d, which the kernel does not have", images.ErrDamaged, kind)
+	}
+	switch e.GetFlag() {
+	case flock:
+		how := uint64(unix.LOCK_SH | unix.LOCK_NB)
+		if kind == unix.F_WRLCK {
+			how = unix.LOCK_EX | unix.LOCK_NB
+		}
+		return gate.Call(tid, unix.SYS_FLOCK, fd, how, 0)
+	case lease:
+		return gate.Call(tid, unix.SYS_FCNTL, fd, unix.F_SETLEASE, kind)
+	case posix, ofd:
+		command := uint64(unix.F_SETLK)
+		if e.GetFlag() == ofd {
+			command = ofdSetlk
+		}
+		var data [32]byte // struct flock: l_type, l_whence (SEEK_SET), l_start, l_len, l_pid
+		binary.NativeEndian.PutUint16(data[0:], uint16(kind))
+		binary.NativeEndian.PutUint64(data[8:], uint64(e.GetStart()))
+		binary.NativeEndian.PutUint64(data[16:], uint64(e.GetLen()))
+		return lend(pid, data[:], func(at uint64) error {
+			return gate.Call(tid, unix.SYS_FCNTL, fd, command, at)
+		})
+	}
+	return fmt.Errorf("%w: it is of kind %d, which CRIU does not have", images.ErrDamaged, e.GetFlag())
+}
+
+// living returns a thread of a process that can make a call: the first one may have ended.
+func living(pid int) (int, error) {
+	tids, err := proc.Threads(pid)
+	if err != nil {
+		return 0, err
+	}
+	for _, tid := range tids {
+		if status, err := proc.ThreadStatus(pid, tid); err == nil && !status.Ended() {
+			return tid, nil
+		}
+	}
+	return 0, fmt.Errorf("process %d has no thread", pid)
+}
+
+// lend has a process's memory hold data while do is called with its address. The process must
+// stand still.
+func lend(pid int, data []byte, do func(at uint64) error) error {
+	maps, err := proc.Maps(pid)
+	if err != nil {
+		return err
+	}
+	mem, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	was := make([]byte, len(data))
+	for _, m := range maps {
+		if m.Permissions != "rw-p" {
+			continue
+		}
+		if _, err := mem.ReadAt(was, int64(m.Start)); err != nil {
+			continue // a guard page, or beyond the end of a file
+		}
+		if _, err := mem.WriteAt(data, int64(m.Start)); err != nil {
+			continue
+		}
+		err := do(m.Start)
+		_, back := mem.WriteAt(was, int64(m.Start))
+		return errors.Join(err, back)
+	}
+	return fmt.Errorf("process %d has no memory to write to", pid)
+}
+
+// compare refuses processes that have not the locks that the dump lists, or others.
+func (l Locks) compare(inside map[int]int) error {
+	type descriptor struct{ pid, fd int }
+	files := make(map[descriptor]map[lock]proc.Lock)
+	known := make(map[proc.Lock]bool)
+	for _, e := range l {
+		pid := inside[int(e.GetPid())]
+		d := descriptor{pid, int(e.GetFd())}
+		if files[d] == nil {
+			held, err := proc.FileLocks(pid, d.fd)
+			if err != nil {
+				return err
+			}
+			files[d] = byLock(held)
+		}
+		h, holds := files[d][lockOf(e)]
+		if !holds {
+			return fmt.Errorf("process %s held a %s when it was dumped, and does not hold it now: %w", proc.Describe(pid), describe(pid, e), errdefs.ErrFailedPrecondition)
+		}
+		known[h] = true
+	}
+	held, err := proc.Locks()
+	if err != nil {
+		return err
+	}
+	for _, pid := range inside {
+		for _, h := range held {
+			if h.PID == pid && h.Mode != "BREAKING" && !known[h] {
+				return fmt.Errorf("process %s holds a %s on %s, which the dump does not list: %w", proc.Describe(pid), name(h), mapped(pid, h), errdefs.ErrFailedPrecondition)
+			}
+		}
+	}
+	return nil
+}
+
+// lock is what the kernel and CRIU say alike of a lock that a descriptor has.
+type lock struct {
+	kind  string
+	write bool
+	start int64
+	end   string
+}
+
+func lockOf(e *filelock.FileLockEntry) lock {
+	l := lock{kernelKinds[e.GetFlag()], e.GetType() == unix.F_WRLCK, e.GetStart(), "EOF"}
+	if e.GetLen() > 0 {
+		l.end = strconv.FormatInt(e.GetStart()+e.GetLen()-1, 10)
+	}
+	return l
+}
+
+func byLock(held []proc.Lock) map[lock]proc.Lock {
+	by := make(map[lock]proc.Lock)
+	for _, h := range held {
+		by[lock{h.Kind, h.Type == "WRITE", h.Start, h.End}] = h
+	}
+	return by
+}
+
+// kernelKinds are the kernel's names of CRIU's kinds, and people's names of these.
+var (
+	kernelKinds = map[uint32]string{posix: "POSIX", flock: "FLOCK", ofd: "OFDLCK", lease: "LEASE"}
+	names       = map[string]string{"POSIX": "POSIX lock", "FLOCK": "lock (flock)", "OFDLCK": "open file description lock", "LEASE": "lease"}
+)
+
+// name names a lock for a person: "write POSIX lock".
+func name(h proc.Lock) string {
+	of := names[h.Kind]
+	if of == "" {
+		of = h.Kind
+	}
+	if h.Type == "WRITE" {
+		return "write " + of
+	}
+	return "read " + of
+}
+
+// describe names a lock of a dump, and its file.
+func describe(pid int, e *filelock.FileLockEntry) string {
+	h := proc.Lock{Kind: kernelKinds[e.GetFlag()], Type: "READ"}
+	if e.GetType() == unix.F_WRLCK {
+		h.Type = "WRITE"
+	}
+	path, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, e.GetFd()))
+	if err != nil {
+		path = fmt.Sprintf("file %d", e.GetFd())
+	}
+	return name(h) + " on " + path
+}
+
+// taken says why a process did not get its lock: as a rule another program has it.
+func taken(pid int, e *filelock.FileLockEntry, err error) error {
+	if !errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("cannot take it again: %w", err)
+	}
+	by := "another program"
+	var st unix.Stat_t
+	held, lerr := proc.Locks()
+	if serr := unix.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, e.GetFd()), &st); serr == nil && lerr == nil {
+		device := fmt.Sprintf("%02x:%02x", unix.Major(st.Dev), unix.Minor(st.Dev))
+		for _, h := range held {
+			if h.Device == device && h.Inode == st.Ino && h.PID > 0 && h.PID != pid && (h.Kind == "LEASE") == (e.GetFlag() == lease) {
+				by = "process " + proc.Describe(h.PID)
+			}
+		}
+	}
+	if e.GetFlag() == lease {
+		by += " or an open descriptor of the file"
+	}
+	return fmt.Errorf("%s stands in its way now: end that, or restore once it has let go", by)
+}
+
+// mapped returns the name of the file of a lock, if the process maps it.
+func mapped(pid int, h proc.Lock) string {
+	maps, _ := proc.Maps(pid) // of a process that has ended there is none
+	for _, m := range maps {
+		if m.Device == h.Device && m.Inode == h.Inode {
+			return m.Path
+		}
+	}
+	return fmt.Sprintf("file %d of device %s", h.Inode, h.Device)
+}
+
+// Found are the locks that processes have by their descriptors.
+type Found map[int]map[int]map[lock]proc.Lock // by process and descriptor, as the process counts itself
+
+// Find lists the locks of a container's processes, as this process counts these; init is the first
+// one. It refuses a process that holds a lock by no descriptor: CRIU would lose it.
+func Find(init int, pids func() ([]int, error)) (found Found, err error) {
+	for range 3 { // a program that runs may let go of a lock between two looks
+		if found, err = find(init, pids); !errors.Is(err, errHidden) {
+			break
+		}
+	}
+	return found, err
+}
+
+var errHidden = errors.New("CRIU cannot dump a lock without an open descriptor: the program must keep the file open, or unmap it")
+
+func find(init int, list func() ([]int, error)) (Found, error) {
+	all, err := proc.Locks()
+	if err != nil {
+		return nil, err
+	}
+	pids, err := list()
+	if proc.Ended(err) {
+		return nil, nil
+	}
+	var inside map[int]int
+	if err == nil {
+		inside, err = proc.Inside(pids, init)
+	}
+	if err != nil && !proc.Ended(err) {
+		return nil, err
+	}
+	// As a rule there are none, and it takes time to look at each descriptor. A lease may be of a process
+	// that has ended.
+	if !slices.ContainsFunc(all, func(h proc.Lock) bool { return h.Kind == "LEASE" || slices.Contains(pids, h.PID) }) {
+		return nil, nil
+	}
+	found, known := make(Found), make(map[proc.Lock]bool)
+	for number, pid := range inside {
+		files, err := proc.OpenFiles(pid, "")
+		if err != nil && !proc.Ended(err) {
+			return nil, err
+		}
+		found[number] = make(map[int]map[lock]proc.Lock)
+		for fd := range files {
+			held, err := proc.FileLocks(pid, fd)
+			if err != nil && !proc.Ended(err) {
+				return nil, err
+			}
+			found[number][fd] = byLock(held)
+			for _, h := range held {
+				known[h] = true
+			}
+		}
+	}
+	if len(known) > maxLocks {
+		return nil, fmt.Errorf("the container holds more than %d file locks, which a restore refuses: %w", maxLocks, errdefs.ErrFailedPrecondition)
+	}
+	for _, h := range all {
+		if slices.Contains(pids, h.PID) && !known[h] {
+			return nil, fmt.Errorf("process %s holds a %s on %s, which it has not open: %w: %w", proc.Describe(h.PID), name(h), mapped(h.PID, h), errHidden, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return found, nil
+}
+
+// Break reports whether a process that opens a file to read it, as CRIU does to find its build ID,
+// would break a lease.
+func (f Found) Break() bool {
+	for _, files := range f {
+		for _, held := range files {
+			for _, h := range held {
+				if h.Kind == "LEASE" && (h.Type == "WRITE" || h.Mode == "BREAKING") {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// Complete adds the locks that CRIU has left out to its images: POSIX locks of a process that has
+// inherited the descriptor from another one. CRIU takes them for the other's (criu/files.c,
+// discard_dup_locks_tail).
+func (f Found) Complete(dumped *image.Set) error {
+	type key struct {
+		pid  int
+		lock proc.Lock
+	}
+	listed := make(map[key]bool)
+	if dumped.Has(imageName) {
+		err := dumped.Each(imageName, func(e *image.Entry) error {
+			if m, ok := e.Message.(*filelock.FileLockEntry); ok {
+				if h, holds := f[int(m.GetPid())][int(m.GetFd())][lockOf(m)]; holds {
+					listed[key{int(m.GetPid()), h}] = true
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	var missing []proto.Message
+	for pid, files := range f {
+		for fd, held := range files {
+			for _, h := range held {
+				if h.Kind != kernelKinds[posix] || listed[key{pid, h}] {
+					continue
+				}
+				listed[key{pid, h}] = true
+				e, err := entryOf(pid, fd, h)
+				if err != nil {
+					return err
+				}
+				missing = append(missing, e)
+			}
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return dumped.Append(imageName, missing...)
+}
+
+// imageName is CRIU's image of locks.
+const imageName = "filelocks.img"
+
+// entryOf returns the entry of a POSIX lock.
+func entryOf(pid, fd int, h proc.Lock) (*filelock.FileLockEntry, error) {
+	kind, length := uint32(unix.F_RDLCK), int64(0)
+	if h.Type == "WRITE" {
+		kind = unix.F_WRLCK
+	}
+	if h.End != "EOF" {
+		end, err := strconv.ParseInt(h.End, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("file lock %v: %w", h, err)
+		}
+		length = end + 1 - h.Start
+	}
+	return &filelock.FileLockEntry{
+		Flag: proto.Uint32(posix), Type: &kind, Pid: proto.Int32(int32(pid)), Fd: proto.Int32(int32(fd)), Start: proto.Int64(h.Start), Len: &length,
+	}, nil
+}

@@ -1,0 +1,239 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pages
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+// Fill copies the memory of the chosen mappings into the restored processes, and returns its bytes.
+// No thread of them may run. init is the container's first process, pids are all, as this process
+// counts. On an error any part may be there.
+func (p *Plan) Fill(start Start, init int, pids func() ([]int, error)) (filled uint64, err error) {
+	if len(p.tasks) == 0 {
+		return 0, nil
+	}
+	all, err := pids()
+	if err != nil {
+		return 0, err
+	}
+	inside, err := proc.Inside(all, init)
+	if err != nil {
+		return 0, err
+	}
+	w, err := start()
+	if err != nil {
+		return 0, err
+	}
+	defer w.Close()
+	for _, t := range p.tasks {
+		pid, found := inside[t.pid]
+		if !found {
+			return filled, fmt.Errorf("fill the memory of process %d: %w", t.pid, errNoProcess)
+		}
+		n, err := w.fill(pid, t.file, t.pieces)
+		if filled += n; err != nil {
+			return filled, fmt.Errorf("fill the memory of process %d: %w", t.pid, err)
+		}
+	}
+	return filled, nil
+}
+
+// chunkBytes is what is copied at once, in bytes: a processor's own cache has it.
+const chunkBytes = 1 << 20
+
+// blockBytes is the unit of stat(2)'s number of blocks.
+const blockBytes = 512
+
+// fill copies pieces of a file into a process.
+func fill(pid int, path string, pieces []Piece) (uint64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	// Nothing is changed that CRIU has not restored as plain memory of the process's own.
+	spans, err := plainMemory(pid)
+	if err != nil {
+		return 0, err
+	}
+	total := uint64(0)
+	for _, p := range pieces {
+		if p.Start+p.Bytes < p.Start || !covers(spans, span{p.Start, p.Start + p.Bytes}) {
+			return 0, fmt.Errorf("%w: from %#x, %d bytes are not memory of its own", images.ErrDamaged, p.Start, p.Bytes)
+		}
+		total += p.Bytes
+	}
+	view, unmap, err := viewOf(f)
+	if err != nil {
+		return 0, err
+	}
+	defer unmap()
+	return total, eachChunk(pieces, func(p Piece, buf []byte) error {
+		end := p.Offset + p.Bytes
+		if p.Offset <= end && end <= uint64(len(view)) {
+			return writeMemory(pid, p.Start, view[p.Offset:end])
+		}
+		if _, err := f.ReadAt(buf, int64(p.Offset)); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = fmt.Errorf("%w: %s is truncated", images.ErrDamaged, path)
+			}
+			return err
+		}
+		return writeMemory(pid, p.Start, buf)
+	})
+}
+
+// viewOf maps a file that is in memory, so that the kernel copies out of it: 16 GiB took 0.9 s so, and 1.3 s with a read
+// into a buffer before (H200, 8 threads). nil is any other file, and one with holes: a look at a mapped hole would make
+// a page of the file. SEEK_HOLE for each piece would find the holes, and passes each page until the next one: a file
+// of many pieces took 9 s instead of 0.05 s so.
+func viewOf(f *os.File) (view []byte, unmap func(), err error) {
+	st, err := f.Stat()
+	if err != nil || st.Size() == 0 || !mmapfile.InMemory(f) {
+		return nil, func() {}, err
+	}
+	if has := st.Sys().(*syscall.Stat_t).Blocks * blockBytes; has < st.Size() {
+		return nil, func() {}, nil
+	}
+	view, unmap, err = mmapfile.File(f, uint64(st.Size()), unix.PROT_READ)
+	if err != nil {
+		return nil, func() {}, fmt.Errorf("map %s: %w", f.Name(), err)
+	}
+	return view, unmap, nil
+}
+
+// plainMemory returns the private mappings without a file that a process can read and write.
+func plainMemory(pid int) (spans []span, err error) {
+	maps, err := proc.Maps(pid)
+	for _, m := range maps {
+		if isPlain(m) {
+			spans = append(spans, span{m.Start, m.End})
+		}
+	}
+	return spans, err
+}
+
+func isPlain(m proc.Mapping) bool {
+	return strings.HasPrefix(m.Permissions, "rw") && m.Permissions[3] == 'p' && m.Inode == 0 &&
+		(m.Path == "" || m.Path == "[heap]" || strings.HasPrefix(m.Path, "[anon:"))
+}
+
+// eachChunk calls do with parts of pieces, of chunkBytes at most, and a buffer as long, on all
+// processors. What is in one huge page is one thread's: two that touch a new one at once wait for each
+// other, or both clear one.
+func eachChunk(pieces []Piece, do func(p Piece, buf []byte) error) error {
+	buffers := sync.Pool{New: func() any { return new([chunkBytes]byte) }}
+	var group errgroup.Group
+	group.SetLimit(runtime.NumCPU())
+	var failed sync.Once
+	stop := make(chan struct{})
+	send := func(batch []Piece) {
+		group.Go(func() error {
+			buf := buffers.Get().(*[chunkBytes]byte)
+			defer buffers.Put(buf)
+			for _, p := range batch {
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				if err := do(p, buf[:p.Bytes]); err != nil {
+					failed.Do(func() { close(stop) })
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	var batch []Piece
+	bytes := uint64(0)
+	for _, p := range pieces {
+		for at := uint64(0); at < p.Bytes; {
+			n := min(p.Bytes-at, chunkBytes, hugePage-(p.Start+at)%hugePage)
+			batch = append(batch, Piece{p.Start + at, n, p.Offset + at})
+			at += n
+			if bytes += n; bytes >= hugePage || (p.Start+at)%hugePage == 0 {
+				send(batch)
+				batch, bytes = nil, 0
+			}
+		}
+	}
+	send(batch)
+	return group.Wait()
+}
+
+var zeros [pageBytes]byte
+
+// writeMemory writes whole pages into a process. Pages of zeros are left out: what CRIU has mapped
+// is empty.
+func writeMemory(pid int, start uint64, data []byte) error {
+	const most = 512 // of the kernel's 1024 ranges
+	var local []unix.Iovec
+	var remote []unix.RemoteIovec
+	left := 0
+	flush := func() error {
+		if left == 0 {
+			return nil
+		}
+		n, err := unix.ProcessVMWritev(pid, local, remote, 0)
+		switch {
+		case err != nil:
+			return fmt.Errorf("write %d bytes at %#x of process %s (is its memory limit too low?): %w", left, remote[0].Base, proc.Describe(pid), err)
+		case n != left:
+			return fmt.Errorf("write %d bytes at %#x of process %s (is its memory limit too low?): the kernel has written %d", left, remote[0].Base, proc.Describe(pid), n)
+		}
+		local, remote, left = local[:0], remote[:0], 0
+		return nil
+	}
+	err := eachWritten(data, func(from, to int) error {
+		var v unix.Iovec
+		v.Base = &data[from]
+		v.SetLen(to - from)
+		local = append(local, v)
+		remote = append(remote, unix.RemoteIovec{Base: uintptr(start) + uintptr(from), Len: to - from})
+		if left += to - from; len(local) == most {
+			return flush()
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return flush()
+}
+
+// eachWritten calls do with each run of pages that are not zeros.
+func eachWritten(data []byte, do func(from, to int) error) error {
+	for at := 0; at < len(data); {
+		if bytes.Equal(data[at:at+pageBytes], zeros[:]) {
+			at += pageBytes
+			continue
+		}
+		end := at + pageBytes
+		for end < len(data) && !bytes.Equal(data[end:end+pageBytes], zeros[:]) {
+			end += pageBytes
+		}
+		if err := do(at, end); err != nil {
+			return err
+		}
+		at = end
+	}
+	return nil
+}

@@ -1,0 +1,127 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pages
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/worker"
+)
+
+// ErrWorkerGone says that the process that copies memory ended before it was asked to.
+var ErrWorkerGone = errors.New("process that copies memory ended early")
+
+var kind = worker.Kind{
+	Name: "memory worker", Self: "gpuckpt-memory", MaxMessage: 256 << 20,
+	Gone: ErrWorkerGone, Hung: ErrWorkerGone, Garbled: ErrWorkerGone,
+}
+
+// Worker is a process that copies memory, one call at a time.
+type Worker struct{ *worker.Worker }
+
+// Start starts a Worker.
+type Start func() (*Worker, error)
+
+// StartWorker starts a worker, in a cgroup if one is given: see worker.StartSelf.
+func StartWorker(run worker.Run, cgroup *os.File) (*Worker, error) {
+	w, err := worker.StartSelf(kind, run, cgroup)
+	if err != nil {
+		return nil, err
+	}
+	return &Worker{w}, nil
+}
+
+// IsWorker reports whether this process is such a worker: main then only calls Main.
+func IsWorker() bool { return kind.IsSelf() }
+
+// Main is a worker's whole life.
+func Main() {
+	d := newDumper()
+	worker.Obey(kind, d.do)
+}
+
+// The operations of a worker.
+const (
+	opFill  = "fill"
+	opScan  = "scan"
+	opMerge = "merge"
+)
+
+// order is what a worker is asked for.
+type order struct {
+	Op  string `json:"op"`
+	PID int    `json:"pid"`
+	// Path of the file that has the Pieces of a fill, or of the directory of a scan and a merge.
+	Path   string  `json:"path,omitempty"`
+	Pieces []Piece `json:"pieces,omitempty"`
+	// Spans of a scan, and what one must hold.
+	Spans []span `json:"spans,omitempty"`
+	Least uint64 `json:"least,omitempty"`
+	// Number of the process in the images of a merge, and whether to return digests.
+	Number int  `json:"number,omitempty"`
+	Digest bool `json:"digest,omitempty"`
+}
+
+// answer is what a worker says to it.
+type answer struct {
+	Bytes uint64 `json:"bytes,omitempty"`
+	Spans []span `json:"spans,omitempty"`
+	// Digests of the blocks of the image that a merge has written, and its name.
+	Digests []string `json:"digests,omitempty"`
+	Name    string   `json:"name,omitempty"`
+	// Ahead is how many bytes of the image's pages were made before the merge.
+	Ahead uint64 `json:"ahead,omitempty"`
+}
+
+func (w *Worker) ask(doing string, o order) (answer, error) {
+	return worker.Order[answer](w.Worker, doing, o, worker.LongOrder)
+}
+
+func (w *Worker) fill(pid int, f *os.File, pieces []Piece) (uint64, error) {
+	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
+	a, err := w.ask("copy "+f.Name(), order{Op: opFill, PID: pid, Path: path, Pieces: pieces})
+	return a.Bytes, err
+}
+
+// scan returns those of the spans that hold so much memory, and begins to make room for it in a directory.
+func (w *Worker) scan(pid int, spans []span, least uint64, dir string) ([]span, error) {
+	a, err := w.ask("look for memory", order{Op: opScan, PID: pid, Spans: spans, Least: least, Path: dir})
+	return a.Spans, err
+}
+
+// merge puts what scan has found into the images in a directory.
+func (w *Worker) merge(pid, number int, dir string, digest bool) (answer, error) {
+	return w.ask("copy into CRIU's images", order{Op: opMerge, PID: pid, Number: number, Path: dir, Digest: digest})
+}
+
+func (d *dumper) do(o order) (a answer, err error) {
+	switch o.Op {
+	case opFill:
+		a.Bytes, err = fill(o.PID, o.Path, o.Pieces)
+	case opScan:
+		if a.Spans, err = d.scan(o.PID, o.Spans, o.Least); err == nil {
+			d.makeRoom(o.PID, o.Path)
+		}
+	case opMerge:
+		a, err = d.merge(o.PID, o.Number, o.Path, o.Digest)
+	default:
+		err = fmt.Errorf("unknown order %q", o.Op)
+	}
+	return a, err
+}
+
+// Check refuses what is not in pages.
+func (o *order) Check() error {
+	if o.PID <= 0 {
+		return fmt.Errorf("order: %d is no process", o.PID)
+	}
+	for _, p := range o.Pieces {
+		if p.Bytes == 0 || (p.Start|p.Bytes|p.Offset)%pageBytes != 0 {
+			return fmt.Errorf("order: %d bytes at %#x from offset %d are not in pages", p.Bytes, p.Start, p.Offset)
+		}
+	}
+	return nil
+}

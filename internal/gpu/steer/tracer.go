@@ -1,0 +1,104 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"github.com/gpuckpt/gpuckpt/internal/gpu/ptrace"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
+	"github.com/gpuckpt/gpuckpt/internal/node/worker"
+)
+
+type tracer struct {
+	tuning
+	hold  *ptrace.Hold
+	steer []*steering
+	// copying are the processes with copy threads.
+	copying []copying
+	// kept are the files of committed areas, open for those who know this process's descriptors.
+	kept []*os.File
+}
+
+// tuning is what tests change of a tracer.
+type tuning struct {
+	// step is called after all that a tracer does to a thread. A test ends the tracer there.
+	step   func(string)
+	filler *staging.Filler
+	// throttledArea is the smallest area, in bytes, whose driver is kept behind the
+	// filling when copy threads copy to it: smaller areas are filled first.
+	throttledArea uint64
+	// untracedArea is the smallest area, in bytes, during whose copy system calls are let by, and
+	// untracedLeft what is left of it when they are traced again: the driver may map another area
+	// then. The bus takes 5 ms for untracedLeft.
+	untracedArea, untracedLeft uint64
+}
+
+func usualTuning() tuning {
+	return tuning{
+		step: func(string) {}, filler: staging.NewFiller(),
+		throttledArea: 1 << 30, untracedArea: 1 << 30, untracedLeft: 256 << 20,
+	}
+}
+
+// Each hold and each steering has a thread of its own, whose end detaches what it traced. The
+// process's first thread, which ends only with the process, must not be one. Go promises that the
+// first goroutine is on the first thread only until main begins: the tracer locks it there.
+func init() {
+	if IsTracer() {
+		runtime.LockOSThread()
+	}
+}
+
+// Main is a tracer's whole life: it carries out orders until its socket ends.
+func Main() { serve(usualTuning()) }
+
+func serve(how tuning) {
+	t := tracer{tuning: how}
+	worker.Obey(kind, t.do)
+}
+
+func (t *tracer) do(o order) (r reply, err error) {
+	switch o.Op {
+	case opHold:
+		if t.hold != nil {
+			return r, errors.New("threads are held already")
+		}
+		t.hold, err = ptrace.HoldThreads(o.Processes, o.Except, isCopyThread)
+	case opRelease:
+		if t.hold == nil {
+			return r, errors.New("no threads are held")
+		}
+		t.hold.Release()
+		t.hold = nil
+	case opSteer:
+		var s *steering
+		if s, err = steer(o.Target, t.tuning); err == nil {
+			t.steer = append(t.steer, s)
+		}
+	case opStop:
+		r.Areas, err = stop(t.steer)
+	case opCommit:
+		r, t.kept, err = commit(t.steer, t.kept)
+		t.steer = nil
+	case opAbort:
+		err = abort(t.steer)
+		t.steer = nil
+	case opMap:
+		err = mapAll(o.Mappings, t.step)
+	case opStartCopy:
+		var more []copying
+		more, r.Notes = startCopyThreads(o.Threads, o.CopyThreads, t.step)
+		t.copying = append(t.copying, more...)
+	case opStopCopy:
+		r.Notes, err = stopCopyThreads(t.copying, t.step)
+		t.copying = nil
+	default:
+		err = fmt.Errorf("unknown order %q", o.Op)
+	}
+	return r, err
+}

@@ -1,0 +1,8 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !race
+
+package guard
+
+const raceDetector = false

@@ -1,0 +1,114 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/guard/admission"
+)
+
+// contents compares what is in the tmpfs mounts of a dump.
+func contents(from *criu.Images, d *criu.Dump, with *admission.Entries) error {
+	if image.Without("content of tmpfs") {
+		return nil
+	}
+	for _, m := range d.Mounts {
+		name := fmt.Sprintf("tmpfs-dev-%d.tar.gz.img", m.GetRootDev())
+		if mnt.Fstype(m.GetFstype()) != mnt.Fstype_TMPFS || m.GetRoot() != "/" || !from.Has(name) {
+			continue
+		}
+		f, err := from.OpenFile(name)
+		if err != nil {
+			return err
+		}
+		err = tmpfs.Walk(f, func(file string, mode, uid, gid uint32) error {
+			return with.Content(path.Join(m.GetMountpoint(), file), mode, uid, gid)
+		})
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// paths looks at the paths of a container's files before the container is there. CRIU opens files by
+// the names that the kernel gave it: there is no symbolic link in them. A link that an image brings
+// could lead CRIU, which is root, to what another process of the host has.
+type paths struct {
+	rootfs string
+	binds  map[string]string // sources by destinations
+	dirs   map[string]error  // directories that were looked at
+}
+
+func newPaths(spec *specs.Spec, rootfs string) *paths {
+	p := &paths{rootfs, make(map[string]string), make(map[string]error)}
+	for _, m := range spec.Mounts {
+		source := ""
+		for _, o := range m.Options {
+			if o == "bind" || o == "rbind" {
+				source = m.Source
+			}
+		}
+		if m.Type == "bind" {
+			source = m.Source
+		}
+		p.binds[path.Clean("/"+m.Destination)] = source // "" for a file system that is not there yet
+	}
+	return p
+}
+
+// direct refuses a path with a symbolic link on its way, in the root file system and in what is
+// bound into the container.
+func (p *paths) direct(name string) error {
+	dir := path.Dir(name)
+	err, known := p.dirs[dir]
+	if !known {
+		err = p.look(dir)
+		p.dirs[dir] = err
+	}
+	return err
+}
+
+func (p *paths) look(dir string) error {
+	root, rest := p.rootfs, dir
+	for at := dir; at != "/"; at = path.Dir(at) {
+		if source, mounted := p.binds[at]; mounted {
+			if source == "" {
+				return nil
+			}
+			root, rest = source, strings.TrimPrefix(dir, at)
+			break
+		}
+	}
+	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return nil // a file that is bound, or none: CRIU says so
+	}
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", root, err)
+	}
+	defer unix.Close(fd)
+	found, err := unix.Openat2(fd, "./"+rest, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	switch {
+	case err == nil:
+		unix.Close(found)
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
+		return fmt.Errorf("there is a symbolic link on the way to it")
+	}
+	return nil
+}

@@ -1,0 +1,292 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package trust decides whose checkpoints a node restores, and signs the node's own.
+//
+// The node's key is made when it is first needed. Sealer reads it before a checkpoint
+// begins, and its Seal signs the checkpoint as the last thing before it is complete. Admit
+// is the first that looks at a checkpoint in a restore: before it has returned, nobody has
+// parsed any byte of it. A Rest compares the memory of processes, which nobody parses, meanwhile and
+// before a program runs. See docs/secure.md.
+package trust
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/feed"
+	"github.com/gpuckpt/gpuckpt/images/sign"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+)
+
+// Sealer signs checkpoints with the node's key.
+type Sealer struct {
+	signer *sign.Signer // nil: the node signs nothing
+	began  time.Time
+}
+
+// NewSealer reads the node's key, or makes it if there is none. The checkpoint begins now. dir is
+// where it will be; it need not be there. One in which others could exchange files is refused: they
+// could have files of theirs signed.
+func NewSealer(read config.Source, dir string) (*Sealer, error) {
+	began := time.Now().UTC()
+	view, err := read()
+	if err != nil || view.Signing.Key == "" {
+		return &Sealer{began: began}, err
+	}
+	signer, err := sign.ReadOrMakeSigner(view.Signing.Key)
+	if err != nil {
+		return nil, fmt.Errorf("the key that signs this node's checkpoints: %w ([signing] key in %s; \"\" signs nothing): %w", err, config.Path, errdefs.ErrFailedPrecondition)
+	}
+	return &Sealer{signer, began}, ownDir(dir)
+}
+
+// ownDir refuses a directory in which others can exchange files. In one with the sticky bit they
+// can add some: seal.Write refuses those.
+func ownDir(dir string) error {
+	st, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at the directory for the images: %w", err)
+	}
+	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 && st.Mode()&os.ModeSticky == 0 {
+		return fmt.Errorf("others than root can write to %s, and what is there will be signed: choose a directory of root's own, mode 0755 or less, or sign nothing ([signing] key): %w", dir, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// Complete signs the checkpoint in a directory and writes its gpuckpt.json, which makes it
+// complete. known are digests of files of it, see seal.Write. Without processes there is no GPU state: CRIU's images are all. On an error it is not
+// complete.
+func (s *Sealer) Complete(ctx context.Context, dir string, m *images.Metadata, known map[string][]string) error {
+	if len(m.Processes) == 0 {
+		m = &images.Metadata{SchemaVersion: images.SchemaVersion, Created: s.began}
+	}
+	return images.WriteMetadata(dir, m, func(encoded []byte) error {
+		if s.signer == nil {
+			return nil
+		}
+		defer host.AllProcessors()()
+		return sign.Write(ctx, dir, s.signer, map[string][]byte{images.MetadataName: encoded}, known)
+	})
+}
+
+// CompletePlain is Complete for the checkpoint of a container without GPU state.
+func (s *Sealer) CompletePlain(ctx context.Context, dir string, known map[string][]string) error {
+	return s.Complete(ctx, dir, new(images.Metadata), known)
+}
+
+// Seal has a container without GPU state dumped into a directory, and signs what came of it.
+func Seal(ctx context.Context, read config.Source, dir string, dump func() (known map[string][]string, err error)) error {
+	s, err := NewSealer(read, dir)
+	var known map[string][]string
+	if err == nil {
+		known, err = dump()
+	}
+	if err == nil {
+		err = s.CompletePlain(context.WithoutCancel(ctx), dir, known)
+	}
+	return err
+}
+
+// OpenImage opens the checkpoint of an unpacked image, as images.OpenImage does, unless the node's
+// policy does not let it in. dirs is what images.ImageDirs returned of roots. A container of the
+// image that is to start from the beginning gets no checkpoint, and the reason. For rest see Rest.
+func OpenImage(ctx context.Context, read config.Source, dirs, roots []string, rest *Rest) (_ *images.Checkpoint, afresh string, err error) {
+	view, err := read()
+	if err != nil {
+		return nil, "", err
+	}
+	if afresh, err = view.StartsAfresh(); err != nil || afresh != "" {
+		return nil, afresh, err
+	}
+	if err := admit(ctx, read, true, dirs, rest); err != nil {
+		return nil, "", err
+	}
+	found, err := images.OpenImage(roots...)
+	return found, "", err
+}
+
+// OpenUnpacked is OpenImage for an image of which a snapshotter may still fetch GPU state. The source,
+// nil if all is here, is to be closed after the restore.
+func OpenUnpacked(ctx context.Context, read config.Source, dirs, roots []string, rest *Rest) (_ *images.Checkpoint, _ *feed.Source, afresh string, err error) {
+	source, serr := feed.Beside(dirs) // before anything is read: it goes when all is here
+	found, afresh, err := OpenImage(ctx, read, dirs, roots, rest)
+	if err == nil && afresh == "" {
+		err = serr
+	}
+	if err != nil || afresh != "" {
+		source.Close()
+		return nil, nil, afresh, err
+	}
+	if source != nil {
+		source.Set(found)
+	}
+	return found, source, "", nil
+}
+
+// OpenArriving is OpenImage for an image whose GPU state is still arriving, which can only be
+// restored. It returns nil if nothing arrives in dir. The source is to be closed after the restore.
+func OpenArriving(ctx context.Context, read config.Source, dir string, rest *Rest) (*images.Checkpoint, *feed.Source, error) {
+	source, err := feed.Open(dir)
+	if source == nil || err != nil {
+		return nil, nil, err
+	}
+	found, err := openArriving(ctx, read, source.Roots, rest)
+	if err != nil {
+		source.Close()
+		return nil, nil, err
+	}
+	source.Set(found)
+	return found, source, nil
+}
+
+func openArriving(ctx context.Context, read config.Source, roots []string, rest *Rest) (*images.Checkpoint, error) {
+	dirs, err := images.ImageDirs(roots...)
+	if err != nil {
+		return nil, err
+	}
+	if len(dirs) == 0 {
+		return nil, fmt.Errorf("%w in the image that arrives", images.ErrNoMetadata)
+	}
+	found, afresh, err := OpenImage(ctx, read, dirs, roots, rest)
+	if afresh != "" {
+		err = fmt.Errorf("the image is restored while it arrives, and may not be: %s: %w", afresh, errdefs.ErrFailedPrecondition)
+	}
+	return found, err
+}
+
+// AdmitImage refuses the checkpoint of an image that the node's policy does not let in.
+// dirs is what images.ImageDirs returned.
+func AdmitImage(ctx context.Context, read config.Source, dirs ...string) error {
+	return admit(ctx, read, true, dirs, nil)
+}
+
+// Admit refuses a checkpoint that the client names and that the node's policy does not let
+// in. For rest see Rest.
+func Admit(ctx context.Context, read config.Source, dir string, rest *Rest) error {
+	return admit(ctx, read, false, []string{dir}, rest)
+}
+
+func admit(ctx context.Context, read config.Source, image bool, dirs []string, rest *Rest) error {
+	view, err := read()
+	if err != nil {
+		return err
+	}
+	signed := view.Restore.NeedsSignature()
+	listed := image && view.Restore.ListsDigests() // then the manifest counts, signed or not
+	if !signed && !listed {
+		if !image {
+			return nil
+		}
+		return view.AllowsImage("")
+	}
+	files, err := images.ListDirs(dirs...)
+	if err != nil {
+		return err
+	}
+	s, err := sign.Read(files)
+	switch {
+	case err != nil && (signed || !errors.Is(err, sign.ErrUnsigned)):
+		return refused(dirs[0], err)
+	case s == nil:
+		return view.AllowsImage("")
+	}
+	entry := log.G(ctx)
+	if signed {
+		keys, err := Keys(view.Node)
+		if err != nil {
+			return err
+		}
+		key, err := s.SignedBy(keys)
+		if err != nil {
+			return refused(dirs[0], fmt.Errorf("%w: it has %s; %s", err, strings.Join(s.Names(), ", "), words(keys)))
+		}
+		entry = entry.WithField("key", key.Name)
+	}
+	if image {
+		if err := view.AllowsImage(sign.Digest(s.Manifest)); err != nil {
+			return err
+		}
+	}
+	m, err := sign.Parse(s.Manifest)
+	if err != nil {
+		return err
+	}
+	began, back := time.Now(), host.AllProcessors()
+	later, err := m.CheckNow(ctx, files, rest.takes)
+	back()
+	if err != nil {
+		return err
+	}
+	meta, err := images.ReadMetadata(dirs[0])
+	switch {
+	case err == nil && !meta.ProvesGPUState():
+		return refused(dirs[0], errOldDigests)
+	case err != nil && !errors.Is(err, images.ErrNoMetadata):
+		return err
+	}
+	right := func() { entry.WithField("took", time.Since(began)).Info("the checkpoint is what was signed") }
+	if later == nil {
+		right()
+		return nil
+	}
+	rest.begin(later, right)
+	return nil
+}
+
+// errOldDigests refuses a checkpoint whose signature does not cover its GPU state.
+var errOldDigests = errors.New("its GPU state has digests that prove nothing (schema version 1)")
+
+// refused says what can be done about a checkpoint that no key has signed.
+func refused(dir string, err error) error {
+	return fmt.Errorf("%s: %w; if you trust it like root on this node, sign it (gpuckpt image sign), or let the key of the node that made it count ([restore] keys in %s): %w",
+		dir, err, config.Path, errdefs.ErrFailedPrecondition)
+}
+
+// words names keys for a person.
+func words(keys []sign.Key) string {
+	if len(keys) == 0 {
+		return "no key counts here"
+	}
+	var names []string
+	for _, k := range keys {
+		names = append(names, k.ID()+" of "+k.Name)
+	}
+	slices.Sort(names)
+	return "the keys that count are " + strings.Join(slices.Compact(names), ", ")
+}
+
+// Keys returns the keys whose signatures count on a node: the node's own, if it is there,
+// and those of [restore] keys.
+func Keys(node config.Node) ([]sign.Key, error) {
+	keys, err := sign.ReadKeys(node.Restore.Keys...)
+	if err != nil {
+		return nil, fmt.Errorf("[restore] keys in %s: %w: %w", config.Path, err, errdefs.ErrFailedPrecondition)
+	}
+	if node.Signing.Key == "" {
+		return keys, nil
+	}
+	own, err := sign.ReadSigner(node.Signing.Key)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return keys, nil
+	case err != nil:
+		return nil, fmt.Errorf("[signing] key in %s: %w: %w", config.Path, err, errdefs.ErrFailedPrecondition)
+	}
+	return append([]sign.Key{own.Key}, keys...), nil
+}

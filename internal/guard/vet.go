@@ -1,0 +1,127 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package guard says whether a dump may be restored into a container, and makes what CRIU restores it
+// from. It brings together what is known of the images (criu/image), of the spec (admission) and of
+// this machine (host).
+package guard
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/adapt"
+	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
+	"github.com/gpuckpt/gpuckpt/internal/guard/admission"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+)
+
+// Images refuses what a restore would refuse of a directory with images. rootfs is the container's
+// root file system; "" where it cannot be looked at, and mounts are not compared.
+func Images(ctx context.Context, spec *specs.Spec, images *criu.Images, rootfs string) error {
+	d, err := images.Dump()
+	if err != nil {
+		return err
+	}
+	return Dump(ctx, spec, images, d, rootfs)
+}
+
+// Own refuses a directory with images of a container, whose bundle is given, that a restore by the
+// container's own spec would refuse.
+func Own(ctx context.Context, dir string, read config.Source, images *criu.Images) error {
+	view, err := read()
+	if err == nil {
+		err = adapt.CheckUnsent(ctx, images.Set, criu.Settings{Bundle: dir, View: view}, criu.Shim{})
+	}
+	if err != nil {
+		return err
+	}
+	file, err := bundle.Read(dir)
+	if err == nil {
+		err = Images(ctx, file.Spec, images, bundle.RootOf(dir, file.Spec))
+	}
+	if err != nil {
+		return fmt.Errorf("its own restore would refuse it: %w", err)
+	}
+	return nil
+}
+
+// Dump refuses a restore of a dump, which was read from the images, that asks for more than the
+// container's spec.
+func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string) error {
+	if spec.Process == nil || spec.Linux == nil {
+		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
+	}
+	of := admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile, OOMScore: host.OOMScore(), DefaultNodes: host.DefaultNodes}
+	if rootfs != "" {
+		spec, _ = bundle.AtPlaces(spec, rootfs)
+		of.Direct = newPaths(spec, rootfs).direct
+	}
+	notes, err := admission.Check(spec, d, of)
+	if err == nil {
+		entries := admission.EntriesOf(spec, d, of)
+		if err = contents(images, d, entries); err == nil {
+			err = images.All(entries.Check)
+		}
+	}
+	for _, n := range notes {
+		log.G(ctx).Warn(n)
+	}
+	if err != nil {
+		return fmt.Errorf("the checkpoint does not fit the container's spec: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// Copy writes the images of a directory again, for CRIU alone, as they fit the place of the restore
+// (package refit), and refuses what CRIU would read there if the container's spec, which is in the
+// bundle, does not grant it. The copies lack the memory of the plan, and the locks. Copies and plan must
+// be closed.
+func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Copy, _ *pages.Plan, locks filelocks.Locks, err error) {
+	file, err := bundle.Read(settings.Bundle)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	dumped := criu.Open(from)
+	if err := adapt.CheckUnsent(ctx, dumped.Set, settings, criu.Shim{}); err != nil {
+		return nil, nil, nil, err
+	}
+	fit, err := adapt.ForRestore(file.Spec, dumped.Set, settings)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	plan, err := pages.NewPlan(dumped.Set, settings.View.Staging.LargeMemory())
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	dumped.Parts = plan.Parts
+	images, err := dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error {
+		if took, err := locks.Take(e.Message); err != nil || took {
+			return cmp.Or(err, image.ErrOmit)
+		}
+		fit.Edit(e.Message)
+		return plan.Edit(e)
+	})
+	if err == nil {
+		err = Images(ctx, file.Spec, criu.Open(images.Path()), bundle.RootOf(settings.Bundle, file.Spec))
+	}
+	if err != nil {
+		images.Close()
+		plan.Close()
+		return nil, nil, nil, err
+	}
+	if n := len(fit.Closed); n > 0 {
+		log.G(ctx).WithField("connections", fit.Closed[:min(n, 16)]).Infof("%d TCP connections come back closed: the container has one end of each", n)
+	}
+	return images, plan, locks, nil
+}

@@ -1,0 +1,378 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config is what an operator and a user decide: the node's TOML file, and the annotations
+// of a container, which come before it.
+//
+// An operation on a container (create and restore, pause, checkpoint, suspend) has one Source,
+// which reads the file once, when somebody first asks. So an edit of the file needs no restart, and
+// an operation never goes by halves of two files.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// Env names a file in place of Path, in containerd's environment, which its shims inherit.
+const Env = "GPUCKPT_CONFIG"
+
+// Path is the node's file. It need not exist.
+const Path = "/etc/gpuckpt/config.toml"
+
+// ErrInvalid is the error of a file that cannot be used.
+var ErrInvalid = errors.New("gpuckpt configuration")
+
+// Node is the node's file; docs/configuration.md describes it.
+type Node struct {
+	// Helper is gpuckpt-cuda-helper's path. Empty: beside the shim, then in $PATH.
+	Helper string `toml:"helper"`
+	// DriverRoot is the directory of the driver's libraries. Empty: package driverroot finds it.
+	DriverRoot string `toml:"driver_root"`
+	// LockTimeout is how long the work that a process has submitted to its GPUs may take. CRIU's
+	// CUDA plugin has the same default, 10 s.
+	LockTimeout Duration `toml:"lock_timeout"`
+	// StallTimeout is how long the driver may do nothing while it moves GPU memory, before it is taken
+	// for hung.
+	StallTimeout Duration `toml:"stall_timeout"`
+	// OnCheckpoint is Keep or Stop, for a checkpoint whose request does not decide.
+	OnCheckpoint string `toml:"on_checkpoint"`
+	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a container.
+	LogDir string `toml:"log_dir"`
+	// StateDir keeps a record of each container that is being changed, for the case that its shim or
+	// the node dies. It must be on a disk.
+	StateDir string `toml:"state_dir"`
+	// CDISpecDirs are the directories of the node's CDI specifications. A later one overrides an
+	// earlier one, as in containerd's configuration.
+	CDISpecDirs []string   `toml:"cdi_spec_dirs"`
+	Checkpoint  Checkpoint `toml:"checkpoint"`
+	Staging     Staging    `toml:"staging"`
+	Restore     Restore    `toml:"restore"`
+	Signing     Signing    `toml:"signing"`
+	Encryption  Encryption `toml:"encryption"`
+	CRIU        CRIU       `toml:"criu"`
+}
+
+// Checkpoint is the section [checkpoint]: what becomes of processes that are exec'd into a
+// container, which no checkpoint can have.
+type Checkpoint struct {
+	// ExecWait is how long a checkpoint waits for them to end.
+	ExecWait Duration `toml:"exec_wait"`
+	// ExecHold is how long a new one waits for the container to go on.
+	ExecHold Duration `toml:"exec_hold"`
+	// Shells decides what becomes of those with a terminal: Refuse or End.
+	Shells string `toml:"shells"`
+}
+
+// The bounds of [staging].
+const (
+	MaxCopyThreads = 32       // the highest number of threads that can copy in a process
+	MinBuffer      = 16 << 20 // the least memory, in bytes, through which a process's state is written
+)
+
+// Staging is the section [staging]: where GPU state goes on its way.
+type Staging struct {
+	// Steer decides whether GPU state bypasses CRIU, in files of its own. Without, the driver fills
+	// memory of the container and CRIU dumps it.
+	Steer bool `toml:"steer"`
+	// CopyThreads is how many threads copy GPU state in each process, the driver's own included; 0
+	// leaves the copying to the driver. Fewer processors have fewer.
+	CopyThreads int `toml:"copy_threads"`
+	// Cgroup is what the memory for GPU state is charged to, a path from the root of the memory
+	// hierarchy. Empty: the cgroup of containerd's shims.
+	Cgroup string `toml:"cgroup"`
+	// MemoryLimit bounds that cgroup, in bytes; 0 leaves it as it is.
+	MemoryLimit int64 `toml:"memory_limit"`
+	// WhenShort decides what becomes of a checkpoint whose GPU state does not fit in memory:
+	// Refuse, WriteThrough or Driver.
+	WhenShort string `toml:"when_short"`
+	// Memory is how much memory of its own, in bytes, a mapping holds that is copied past CRIU; 0
+	// leaves all to CRIU.
+	Memory int64 `toml:"memory"`
+	// Buffer is the memory, in bytes, through which state is written to a disk.
+	Buffer int64 `toml:"buffer"`
+}
+
+// Encryption is the section [encryption]: checkpoints in registries. The shim does not use it.
+type Encryption struct {
+	// Recipients are files or directories of public keys that pushed checkpoints are encrypted for.
+	Recipients []string `toml:"recipients"`
+	// DecryptionKeys are files or directories of private keys that pulled images are decrypted with.
+	DecryptionKeys []string `toml:"decryption_keys"`
+	// Required refuses to push or to pull a checkpoint that is not encrypted.
+	Required bool `toml:"required"`
+}
+
+// CRIU is the section [criu].
+type CRIU struct {
+	// Path of the criu to use, absolute and of that name; its directory comes first in $PATH, where
+	// runc looks. Empty: the one of this release, in ../lib/gpuckpt/criu, else that of $PATH.
+	Path string `toml:"path"`
+	// PluginDir has criu's plugins. A cuda_plugin.so there is kept from acting a second time.
+	PluginDir string `toml:"plugin_dir"`
+	// RestoreTimeout is how long CRIU may take to restore the processes of a container without
+	// memory; criu.Patience adds to it.
+	RestoreTimeout Duration `toml:"restore_timeout"`
+	// DumpTimeout is how long CRIU and runc may do nothing while they dump a container.
+	DumpTimeout Duration `toml:"dump_timeout"`
+	// Options are lines for CRIU's configuration file, by the names of its command line: true, a
+	// string, a number, or a list of strings.
+	Options map[string]any `toml:"options"`
+}
+
+// The values of on_checkpoint.
+const (
+	Keep = "keep" // the container continues
+	Stop = "stop" // the container ends
+)
+
+// Accept is the other value of [restore] changed_files.
+const Accept = "accept"
+
+// End is the other value of [checkpoint] shells.
+const End = "end"
+
+// The values of when_short.
+const (
+	Refuse       = "refuse"
+	WriteThrough = "write-through" // to the disk, as the driver fills
+	// Driver heeds the host's memory alone: what the staging cgroup lacks is left to CRIU.
+	Driver = "driver"
+)
+
+// Duration reads "10s".
+type Duration time.Duration
+
+// UnmarshalText reads a Go duration.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err != nil {
+		return err
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// Default returns the configuration of a node without a file.
+func Default() Node {
+	return Node{
+		LockTimeout:  Duration(10 * time.Second),
+		StallTimeout: Duration(time.Minute),
+		OnCheckpoint: Keep,
+		LogDir:       "/var/log/gpuckpt",
+		StateDir:     "/var/lib/gpuckpt/records",
+		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
+		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
+		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Memory: 64 << 20, Buffer: 1 << 30},
+		Restore:      Restore{Policy: Signed, Keys: []string{"/etc/gpuckpt/keys"}, Images: []string{}, ChangedFiles: Refuse},
+		Signing:      Signing{Key: "/var/lib/gpuckpt/signing.key"},
+		Encryption:   Encryption{Recipients: []string{}, DecryptionKeys: []string{"/etc/containerd/ocicrypt/keys"}},
+		CRIU:         CRIU{RestoreTimeout: Duration(2 * time.Minute), DumpTimeout: Duration(2 * time.Minute)},
+	}
+}
+
+// Load reads the node's file, or the one that Env names. All errors are ErrInvalid.
+func Load() (Node, error) {
+	path, named := os.LookupEnv(Env)
+	if !named {
+		path = Path
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) && !named {
+		return Default().withBundled(), nil
+	}
+	if err != nil {
+		return Node{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	node, err := parse(data)
+	if err != nil {
+		return Node{}, fmt.Errorf("%w: %s: %w", ErrInvalid, path, err)
+	}
+	return node.withBundled(), nil
+}
+
+// withBundled returns the configuration with the criu of the release that this program belongs to,
+// if there is one and the file names none.
+func (n Node) withBundled() Node {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	bundled := filepath.Join(filepath.Dir(self), "..", "lib", "gpuckpt", "criu", "criu")
+	if _, missing := os.Stat(bundled); err == nil && missing == nil && n.CRIU.Path == "" {
+		n.CRIU.Path = bundled
+	}
+	return n
+}
+
+// parse is strict: a setting that it does not know is an error.
+func parse(data []byte) (Node, error) {
+	node := Default()
+	if err := Decode(data, &node); err != nil {
+		return Node{}, err
+	}
+	return node, node.check()
+}
+
+func (n *Node) check() error {
+	if time.Duration(n.LockTimeout) < time.Millisecond { // the driver counts in these; "10" alone is 10 ns
+		return fmt.Errorf("lock_timeout is %v; it must be 1ms or more, and a text with its unit, such as \"10s\"", time.Duration(n.LockTimeout))
+	}
+	if time.Duration(n.StallTimeout) < time.Second { // the kernel counts a process's time in hundredths of one
+		return fmt.Errorf("stall_timeout is %v; it must be 1s or more, and a text with its unit, such as \"60s\"", time.Duration(n.StallTimeout))
+	}
+	if n.DriverRoot != "" && !filepath.IsAbs(n.DriverRoot) {
+		return fmt.Errorf("driver_root is %q; it must be an absolute path, such as /run/nvidia/driver", n.DriverRoot)
+	}
+	if !filepath.IsAbs(n.StateDir) {
+		return fmt.Errorf("state_dir is %q; it must be an absolute path, such as /var/lib/gpuckpt/records", n.StateDir)
+	}
+	if err := oneOf(n.OnCheckpoint, Keep, Stop); err != nil {
+		return fmt.Errorf("on_checkpoint %w", err)
+	}
+	if err := n.Checkpoint.check(); err != nil {
+		return fmt.Errorf("[checkpoint] %w", err)
+	}
+	if err := n.Staging.check(); err != nil {
+		return fmt.Errorf("[staging] %w", err)
+	}
+	if err := n.Restore.check(); err != nil {
+		return fmt.Errorf("[restore] %w", err)
+	}
+	if err := n.Signing.check(); err != nil {
+		return fmt.Errorf("[signing] %w", err)
+	}
+	if path := n.CRIU.Path; path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "criu") {
+		return fmt.Errorf("[criu] path is %q; it must be an absolute path that ends in /criu, the name that runc looks for", path)
+	}
+	if n.CRIU.DumpTimeout <= 0 {
+		return fmt.Errorf("[criu] dump_timeout is %v; it must be more than 0", time.Duration(n.CRIU.DumpTimeout))
+	}
+	if n.CRIU.RestoreTimeout <= 0 {
+		return fmt.Errorf("[criu] restore_timeout is %v; it must be more than 0", time.Duration(n.CRIU.RestoreTimeout))
+	}
+	for name, value := range n.CRIU.Options {
+		if _, err := CRIULines(name, value); err != nil {
+			return fmt.Errorf("[criu.options]: %w", err)
+		}
+	}
+	return nil
+}
+
+func (c *Checkpoint) check() error {
+	if c.ExecWait < 0 || c.ExecHold < 0 {
+		return errors.New("exec_wait and exec_hold must not be negative")
+	}
+	if err := oneOf(c.Shells, Refuse, End); err != nil {
+		return fmt.Errorf("shells %w", err)
+	}
+	return nil
+}
+
+// LargeMemory returns the memory that a mapping holds, in bytes, for it to be copied past CRIU; 0 if
+// none is.
+func (s *Staging) LargeMemory() uint64 {
+	if !s.Steer {
+		return 0
+	}
+	return uint64(max(s.Memory, 0))
+}
+
+func (s *Staging) check() error {
+	if s.Cgroup != "" && !filepath.IsLocal(s.Cgroup) {
+		return fmt.Errorf("cgroup is %q; it must be a path from the root of the hierarchy, without a leading slash", s.Cgroup)
+	}
+	if s.MemoryLimit < 0 || s.MemoryLimit > 0 && s.Cgroup == "" {
+		return fmt.Errorf("memory_limit is %d; it must not be negative, and needs a cgroup", s.MemoryLimit)
+	}
+	if n := s.CopyThreads; n < 0 || n > MaxCopyThreads {
+		return fmt.Errorf("copy_threads is %d; it must be from 0 to %d", n, MaxCopyThreads)
+	}
+	if err := oneOf(s.WhenShort, Refuse, WriteThrough, Driver); err != nil {
+		return fmt.Errorf("when_short %w", err)
+	}
+	if s.Memory < 0 {
+		return fmt.Errorf("memory is %d; it must not be negative", s.Memory)
+	}
+	if s.Buffer < MinBuffer {
+		return fmt.Errorf("buffer is %d; it must be %d or more", s.Buffer, MinBuffer)
+	}
+	return nil
+}
+
+// oneOf refuses a value that is none of the words.
+func oneOf(value string, words ...string) error {
+	if slices.Contains(words, value) {
+		return nil
+	}
+	last := len(words) - 1
+	return fmt.Errorf("is %q; it must be \"%s\" or %q", value, strings.Join(words[:last], `", "`), words[last])
+}
+
+var optionForm = regexp.MustCompile(`^[a-z0-9-]+$`)
+
+// CRIULines returns an option of CRIU as lines of its configuration file, see criu(8),
+// "CONFIGURATION FILES"; false has none. No value brings a line that sets another option.
+func CRIULines(name string, value any) (string, error) {
+	if !optionForm.MatchString(name) {
+		return "", fmt.Errorf("%q is not a name of an option of CRIU", name)
+	}
+	switch v := value.(type) {
+	case bool:
+		if v {
+			return name + "\n", nil
+		}
+		return "", nil
+	case int64:
+		return fmt.Sprintf("%s %d\n", name, v), nil
+	case string:
+		if v == "" || strings.ContainsAny(v, "\"'#\\") || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			return "", fmt.Errorf("%s: value %q is empty or has quotes, '#', a backslash or control characters", name, v)
+		}
+		if strings.Contains(v, " ") {
+			v = `"` + v + `"`
+		}
+		return name + " " + v + "\n", nil
+	case []any:
+		var b strings.Builder
+		for _, each := range v {
+			s, ok := each.(string)
+			if !ok {
+				return "", fmt.Errorf("%s: a list may hold strings only, not %v", name, each)
+			}
+			lines, err := CRIULines(name, s)
+			if err != nil {
+				return "", err
+			}
+			b.WriteString(lines)
+		}
+		return b.String(), nil
+	}
+	return "", fmt.Errorf("%s: value %v is neither true, false, a string, a whole number nor a list of strings", name, value)
+}
+
+// Decode decodes TOML strictly: its error names the settings that into does not have.
+func Decode(data []byte, into any) error {
+	dec := toml.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(into)
+	var strict *toml.StrictMissingError
+	if !errors.As(err, &strict) {
+		return err
+	}
+	var names []string
+	for _, each := range strict.Errors {
+		row, _ := each.Position()
+		names = append(names, fmt.Sprintf("%s (line %d)", strings.Join(each.Key(), "."), row))
+	}
+	return fmt.Errorf("unknown setting %s", strings.Join(names, ", "))
+}

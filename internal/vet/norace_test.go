@@ -1,8 +1,0 @@
-// Copyright The gpuckpt Authors.
-// SPDX-License-Identifier: Apache-2.0
-
-//go:build !race
-
-package vet
-
-const raceDetector = false

@@ -1,9 +1,0 @@
-// Copyright The gpuckpt Authors.
-// SPDX-License-Identifier: Apache-2.0
-
-//go:build race
-
-package vet
-
-// raceDetector reports whether the tests run with the race detector.
-const raceDetector = true

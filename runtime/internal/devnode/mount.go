@@ -1,0 +1,159 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package devnode
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// openFromRoot opens a directory by its path from the thread's root.
+func openFromRoot(dir string) (int, error) {
+	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(root)
+	return openBeneath(root, strings.TrimPrefix(path.Clean(dir), "/"))
+}
+
+// tree is a mount that is not attached anywhere.
+type tree struct {
+	at string // where it is to be
+	fd int
+}
+
+// flagsOf returns the options of a mount of the spec that bar something (mount_setattr(2)).
+func flagsOf(m specs.Mount) (flags uint64) {
+	for option, flag := range map[string]uint64{
+		"ro": unix.MOUNT_ATTR_RDONLY, "nosuid": unix.MOUNT_ATTR_NOSUID, "nodev": unix.MOUNT_ATTR_NODEV, "noexec": unix.MOUNT_ATTR_NOEXEC,
+	} {
+		if slices.Contains(m.Options, option) {
+			flags |= flag
+		}
+	}
+	return flags
+}
+
+// openTree makes a tree of a bind mount of the spec, with its options.
+func openTree(m specs.Mount) (tree, error) {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, m.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	if err != nil {
+		return tree{}, fmt.Errorf("mount %s: %w", m.Source, err)
+	}
+	attr := unix.MountAttr{Attr_set: flagsOf(m), Propagation: unix.MS_PRIVATE}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		unix.Close(fd)
+		return tree{}, fmt.Errorf("mount %s: %w", m.Source, err)
+	}
+	return tree{path.Clean(m.Destination), fd}, nil
+}
+
+// bar gives the mount at a path the flags that CRIU leaves out: it takes a second mount of the same
+// directory or file for one that has the flags of the first (do_bind_mount_v2 in CRIU's mount-v2.c),
+// though it has bound it anew from outside, without flags. A path at which nothing is mounted is left
+// to the inspection.
+func bar(at string, flags uint64) error {
+	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	fd, err := unix.Openat2(root, at, inRoot())
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	mounted, err := isMount(fd)
+	if err != nil || !mounted {
+		return err
+	}
+	return unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: flags})
+}
+
+// inRoot follows links in the image's directories, as runc does, but never out of the container.
+func inRoot() *unix.OpenHow {
+	return &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
+}
+
+// isMount reports whether an open file is where something is mounted.
+func isMount(fd int) (bool, error) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &st)
+	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, err
+}
+
+// missing returns those of the spec's mounts at whose destinations nothing is mounted in the thread's
+// mount namespace.
+func missing(mounts []specs.Mount) (found []specs.Mount, err error) {
+	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(root)
+	for _, m := range mounts {
+		mounted := false
+		at, err := unix.Openat2(root, m.Destination, inRoot())
+		if err == nil {
+			mounted, err = isMount(at)
+			unix.Close(at)
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return nil, fmt.Errorf("look for mount %s in the container: %w", m.Destination, err)
+		}
+		if !mounted {
+			found = append(found, m)
+		}
+	}
+	return found, nil
+}
+
+// mount attaches the tree in the thread's mount namespace, unless something is mounted there.
+func (t tree) mount() error {
+	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	target, err := unix.Openat2(root, t.at, inRoot())
+	if errors.Is(err, unix.ENOENT) {
+		if err := placeholder(root, t.at); err != nil {
+			return err
+		}
+		target, err = unix.Openat2(root, t.at, inRoot())
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(target)
+	if mounted, err := isMount(target); err != nil || mounted {
+		return err
+	}
+	return unix.MoveMount(t.fd, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// placeholder makes an empty file to mount on, in a directory that runc has prepared, or /dev.
+func placeholder(root int, at string) error {
+	dir, err := unix.Openat2(root, path.Dir(at), &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	fd, err := unix.Openat(dir, path.Base(at), unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}

@@ -1,0 +1,46 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package devnode
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+func TestRefresh(t *testing.T) {
+	spec := new(specs.Spec)
+	const text = `{"linux": {
+		"devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195}, {"path": "/dev/nvidia-uvm", "type": "c", "major": 511, "minor": 0}, {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}],
+		"resources": {"devices": [{"allow": false, "access": "rwm"}, {"allow": true, "type": "c", "major": 195, "minor": 0}, {"allow": true, "type": "c", "major": 511, "minor": 0}, {"allow": true, "type": "c", "major": 511, "minor": 1}]}}}`
+	if err := json.Unmarshal([]byte(text), spec); err != nil {
+		t.Fatal(err)
+	}
+	if err := refresh(spec, func(path string) (device, error) {
+		if path != "/dev/nvidia-uvm" {
+			t.Errorf("asked for %s, whose numbers are the same everywhere", path)
+		}
+		return device{major: 235, minor: 0}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	got := ""
+	for _, d := range spec.Linux.Devices {
+		got += fmt.Sprintf("%s %d:%d ", d.Path, d.Major, d.Minor)
+	}
+	for _, rule := range spec.Linux.Resources.Devices[1:] {
+		got += fmt.Sprintf("allow %d:%d ", *rule.Major, *rule.Minor)
+	}
+	if want := "/dev/nvidia0 195:0 /dev/nvidia-uvm 235:0 /dev/fuse 10:229 allow 195:0 allow 235:0 allow 511:1 "; got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+	err := refresh(spec, func(path string) (device, error) { return device{}, fmt.Errorf("%s: %w", path, os.ErrNotExist) })
+	if err == nil || !strings.Contains(err.Error(), "/dev/nvidia-uvm") || !strings.Contains(err.Error(), "nvidia-modprobe") {
+		t.Errorf("a node that this machine has not: %v", err)
+	}
+}

@@ -1,0 +1,167 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package devnode
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+)
+
+// devDir is a /dev of a container, and a descriptor of it.
+func devDir(t *testing.T) (string, int) {
+	t.Helper()
+	dir := t.TempDir()
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return dir, fd
+}
+
+func nullNode(path string) specs.LinuxDevice {
+	return specs.LinuxDevice{Path: path, Type: "c", Major: 1, Minor: 3}
+}
+
+func TestMakeNode(t *testing.T) {
+	dir, fd := devDir(t)
+	mode, id := os.FileMode(0o640), uint32(65534)
+	with := nullNode("/dev/nvidia-caps/nvidia-cap1")
+	with.FileMode, with.UID, with.GID = &mode, &id, &id
+	for _, d := range []specs.LinuxDevice{nullNode("/dev/nvidia0"), nullNode("/dev/nvidia0"), with} {
+		if err := makeNode(fd, d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(name string, major, minor, mode, owner uint32) {
+		t.Helper()
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, name), &st); err != nil {
+			t.Fatal(err)
+		}
+		if st.Mode != unix.S_IFCHR|mode || unix.Major(st.Rdev) != major || unix.Minor(st.Rdev) != minor || st.Uid != owner || st.Gid != owner {
+			t.Errorf("%s: mode %o, %d:%d, owner %d:%d", name, st.Mode, unix.Major(st.Rdev), unix.Minor(st.Rdev), st.Uid, st.Gid)
+		}
+	}
+	check("nvidia0", 1, 3, 0o666, 0)
+	check("nvidia-caps/nvidia-cap1", 1, 3, 0o640, 65534)
+
+	// The node of another machine, and whatever else is there, is replaced.
+	other := nullNode("/dev/nvidia0")
+	other.Minor = 5
+	if err := makeNode(fd, other); err != nil {
+		t.Fatal(err)
+	}
+	check("nvidia0", 1, 5, 0o666, 0)
+	if err := os.WriteFile(filepath.Join(dir, "nvidia1"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := makeNode(fd, nullNode("/dev/nvidia1")); err != nil {
+		t.Fatal(err)
+	}
+	check("nvidia1", 1, 3, 0o666, 0)
+	if err := makeNode(fd, nullNode("/elsewhere/nvidia1")); err == nil {
+		t.Error("a node outside /dev was made")
+	}
+}
+
+// A container that puts symbolic links into its /dev gets no file changed
+// outside of it.
+func TestNodesFollowNoLinks(t *testing.T) {
+	dir, fd := devDir(t)
+	outside := t.TempDir()
+	victim := filepath.Join(outside, "nvidia-cap1")
+	if err := os.WriteFile(victim, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for link, target := range map[string]string{"nvidia0": victim, "nvidia-caps": outside} {
+		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := makeNode(fd, nullNode("/dev/nvidia0")); err != nil {
+		t.Fatal(err)
+	}
+	if err := makeNode(fd, nullNode("/dev/nvidia-caps/nvidia-cap2")); err == nil {
+		t.Error("a directory that is a link was followed")
+	}
+	if err := (&Restored{Spec: &specs.Spec{}}).removeNodes(fd); err == nil {
+		t.Error("a directory that is a link was listed")
+	}
+	if data, err := os.ReadFile(victim); err != nil || string(data) != "precious" {
+		t.Errorf("the file outside: %q, error %v", data, err)
+	}
+	if entries, err := os.ReadDir(outside); err != nil || len(entries) != 1 {
+		t.Errorf("outside: %v, error %v", entries, err)
+	}
+}
+
+func TestRemoveNodes(t *testing.T) {
+	dir, fd := devDir(t)
+	for _, path := range []string{"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap1", "/dev/null"} {
+		if err := makeNode(fd, nullNode(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := Restored{
+		Spec:    &specs.Spec{Mounts: []specs.Mount{{Destination: "/dev/nvidia2"}, {Destination: "/dev/nvidia0"}}},
+		Devices: []specs.LinuxDevice{nullNode("/dev/nvidiactl")},
+		Stray:   []string{"/dev/nvidia0"},
+	}
+	if err := p.removeNodes(fd); err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			left = append(left, filepath.Base(path))
+		}
+		return err
+	})
+	if want := []string{"null", "nvidia2", "nvidiactl"}; err != nil || !slices.Equal(left, want) {
+		t.Errorf("left are %v, error %v; want %v", left, err, want)
+	}
+}
+
+// What is mounted already is not mounted again, wherever the container's links lead.
+func TestMissing(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"mounted", "plain"} {
+		if err := os.WriteFile(at(name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("mounted", at("link")); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	err := host.InNewMountNamespace(func() error {
+		if err := unix.Mount("/dev/null", at("mounted"), "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
+		var mounts []specs.Mount
+		for _, name := range []string{"mounted", "plain", "link", "none"} {
+			mounts = append(mounts, specs.Mount{Destination: at(name)})
+		}
+		found, err := missing(mounts)
+		for _, m := range found {
+			names = append(names, filepath.Base(m.Destination))
+		}
+		return err
+	})
+	if want := []string{"plain", "none"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("missing are %v, error %v; want %v", names, err, want)
+	}
+}

@@ -1,0 +1,131 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustate
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
+)
+
+// DataPath is a way for GPU state to leave processes and to come back. The driver moves the state
+// between the GPUs and the memory of each process; a data path decides what that memory is, and
+// where its bytes go.
+//
+// To add one: implement DataPath in a file of its own, and return it from choosePath. A data path
+// keeps nothing between calls that an Area can carry.
+type DataPath interface {
+	// Save takes the state of job's processes out of them. The container is frozen when Save is
+	// called, and every thread but the driver's is held. Save prepares the processes, calls
+	// checkpoint once, which thaws the container and has the driver checkpoint all processes, and
+	// takes the areas. dir is the directory that Store will write to; "" for none. An area that
+	// Save leaves in a process needs no entry: the driver finds it there, and CRIU dumps it.
+	//
+	// On an error with no areas the bytes are still in the processes, and the State calls Abort if
+	// the container is thawed. On an error with areas the processes may lack these, and the State
+	// calls Restore with them.
+	Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error)
+
+	// Store makes each area a complete file in dir, called Area.File, with the bytes of the area
+	// from Area.Offset, and returns the digests of each area's blocks (images.DigestBlock). It runs
+	// beside CRIU and beside Restore: it must change neither the areas' bytes nor the processes.
+	// worker is a process that can be killed and is charged for the memory; it traces nothing.
+	// stays says that Restore will read the areas after Store, or meanwhile.
+	//
+	// On an error, and when ctx ends, files may be there in part.
+	Store(ctx context.Context, worker *staging.Digester, areas []Area, dir string, stays bool) (digests [][]string, err error)
+
+	// Restore puts the areas' bytes to where the driver will read them. The processes are
+	// checkpointed. The container is thawed, and held as in Save, or newly restored by CRIU with
+	// all of its threads running. done ends what Restore has started for the driver's sake; it is
+	// called after the driver has restored the processes, or has failed to.
+	//
+	// On an error some areas may be in place. Restore can be called again.
+	Restore(ctx context.Context, job *Job, areas []Area) (done func(context.Context), err error)
+
+	// Abort ends a Save that has failed and has returned no areas: the processes keep all bytes,
+	// and nothing of the data path stays in them. The container is thawed.
+	Abort(job *Job) error
+}
+
+// driverAlone leaves the state in memory of the processes, which CRIU dumps. There are no areas.
+type driverAlone struct{}
+
+func (driverAlone) Save(_ context.Context, _ *Job, _ string, checkpoint func() error) ([]Area, error) {
+	return nil, checkpoint()
+}
+
+func (driverAlone) Store(context.Context, *staging.Digester, []Area, string, bool) ([][]string, error) {
+	return nil, nil
+}
+
+func (driverAlone) Restore(context.Context, *Job, []Area) (func(context.Context), error) {
+	return func(context.Context) {}, nil
+}
+
+func (driverAlone) Abort(*Job) error { return nil }
+
+// Job is what a DataPath works on.
+type Job struct {
+	// Processes are the container's CUDA processes by their pid in it. One with the
+	// State cuda.Checkpointed is somebody else's: it must not be touched.
+	Processes cuda.Group
+	// Parked are those of them whose companions save GPU memory when Save calls checkpoint; nil for none.
+	Parked *interposer.Parked
+	// Tracer can stop the driver's threads and call the kernel in them.
+	Tracer *steer.Session
+	// Use is the GPU memory of each process in bytes, by pid; nil if not known.
+	Use map[int]uint64
+	// CopyThreads is how many threads may copy in each process, see copyThreads.
+	CopyThreads int
+	// Sweep says that an earlier tracer died: something of it may be open in the processes.
+	Sweep bool
+}
+
+// Area is GPU state of one process, and where it is. Digests are nil while they are not known.
+type Area struct {
+	images.Area
+	// Process is the process's place in Job.Processes.
+	Process int
+	// Written is what is known of the blocks that are digested, and in the file among
+	// the images if there is one; empty for the others.
+	Written []staging.Known
+
+	// Computed are the digests of its blocks as a GPU has computed them, nil if none has.
+	Computed []string
+
+	// keeper is the process that has kept it on the GPU; 0: none.
+	keeper int
+	// held keeps the bytes if the tracer dies, or if the file's directory goes
+	// because the client does. nil for an area that a name is enough for.
+	held *os.File
+	// inProcess says that the process has the bytes again.
+	inProcess bool
+}
+
+// hold makes an open file the area's Location.
+func (a *Area) hold(f *os.File) {
+	a.held = f
+	a.Area = a.In(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()))
+}
+
+func (a *Area) release() {
+	if a.held != nil {
+		a.held.Close()
+		a.held = nil
+	}
+}
+
+func bytesOf(areas []Area) (bytes uint64) {
+	for _, a := range areas {
+		bytes += a.Bytes
+	}
+	return bytes
+}

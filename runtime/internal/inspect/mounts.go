@@ -1,0 +1,195 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+)
+
+// pseudo are file systems of the kernel, one for all or one for each namespace: a mount of one of
+// them shows no file of the host's disks.
+var pseudo = []string{"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts", "mqueue", "securityfs", "debugfs", "tracefs", "bpf", "fusectl", "configfs", "binfmt_misc", "pstore", "efivarfs"}
+
+// mounts compares the mounts of the container's first process with the spec's. With CAP_SYS_ADMIN a
+// container could have mounted what it likes, but nothing of the host's.
+func (c *checker) mounts() error {
+	mounts, err := c.table(c.first)
+	if err != nil {
+		return err
+	}
+	granted := make(map[string]bool) // file systems, by device
+	for _, s := range c.spec.Mounts {
+		if at, found := c.host.locate(c.System, s.Source); found && isBind(s) {
+			granted[at.device] = true
+		}
+	}
+	var expected []expectation
+	for _, m := range mounts {
+		e := c.expected(m)
+		if e.source != "" {
+			e.from, e.found = c.host.locate(c.System, e.source)
+			if e.found {
+				granted[e.from.device] = true
+			}
+		}
+		expected = append(expected, e)
+	}
+	fresh := make(map[string]bool) // file systems that the spec has made for the container
+	for i, m := range mounts {
+		if c.CRIU == 0 && expected[i].known {
+			continue // a restore makes it anew, or has compared it in the images
+		}
+		if e := expected[i]; e.own && m.kind == "tmpfs" {
+			if fresh[m.device] {
+				return fmt.Errorf("mount %s of the %scontainer: it is the file system of another mount, and in the spec one of its own", m.point, c.restored)
+			}
+			fresh[m.device] = true
+		}
+		if err := c.mount(m, expected[i], granted); err != nil {
+			return fmt.Errorf("mount %s of the %scontainer: %w", m.point, c.restored, err)
+		}
+	}
+	return nil
+}
+
+// expectation is what the spec has at a mount's path.
+type expectation struct {
+	known  bool
+	source string   // of a bind mount, on the host
+	from   location // where it lies
+	found  bool     // whether that is known
+	kinds  []string // types of a mount that is no bind mount
+	flags  []string // options that it must have
+	part   string   // for a read-only path of /proc or /sys: the path in that file system
+	cgroup bool
+	own    bool // a file system of its own
+}
+
+// consolePath is where runc mounts the terminal of a container that has one.
+const consolePath = "/dev/console"
+
+func (c *checker) expected(m mount) expectation {
+	if m.point == "/" {
+		e := expectation{known: true, source: c.Rootfs}
+		if c.spec.Root != nil && c.spec.Root.Readonly {
+			e.flags = []string{"ro"}
+		}
+		return e
+	}
+	for _, s := range slices.Backward(c.spec.Mounts) {
+		to := path.Clean("/" + s.Destination)
+		isCgroup := strings.HasPrefix(s.Type, "cgroup")
+		switch {
+		case to != m.point && (!isCgroup || !strings.HasPrefix(m.point, to+"/")):
+		case isCgroup:
+			return expectation{known: true, kinds: []string{"cgroup", "cgroup2", "tmpfs"}, cgroup: true, flags: flagsOf(s, m.kind == "tmpfs")}
+		case isBind(s):
+			return expectation{known: true, source: s.Source, flags: flagsOf(s, false)}
+		default:
+			return expectation{known: true, kinds: []string{s.Type}, flags: flagsOf(s, false), own: true}
+		}
+	}
+	if slices.Contains(host.DefaultNodes, m.point) || slices.ContainsFunc(c.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return path.Clean(d.Path) == m.point }) {
+		return expectation{known: true, source: m.point}
+	}
+	if slices.ContainsFunc(c.spec.Linux.MaskedPaths, func(p string) bool { return path.Clean(p) == m.point }) {
+		if m.kind == "tmpfs" {
+			return expectation{known: true, kinds: []string{"tmpfs"}, flags: []string{"ro"}}
+		}
+		return expectation{known: true, source: "/dev/null"}
+	}
+	if slices.ContainsFunc(c.spec.Linux.ReadonlyPaths, func(p string) bool { return path.Clean(p) == m.point }) {
+		e := expectation{known: true, kinds: []string{m.kind}, flags: []string{"ro"}}
+		for _, top := range []string{"/proc", "/sys"} {
+			if part, ok := strings.CutPrefix(m.point, top+"/"); ok {
+				e.kinds, e.part = []string{strings.Replace(top[1:], "sys", "sysfs", 1)}, "/"+part
+			}
+		}
+		return e
+	}
+	if m.point == consolePath && c.spec.Process.Terminal {
+		return expectation{known: true, kinds: []string{"devpts"}, part: m.root}
+	}
+	return expectation{}
+}
+
+func isBind(s specs.Mount) bool {
+	return s.Type == "bind" || slices.Contains(s.Options, "bind") || slices.Contains(s.Options, "rbind")
+}
+
+// flagsOf returns the options of a spec's mount that must hold.
+func flagsOf(s specs.Mount, writable bool) (flags []string) {
+	for _, f := range []string{"ro", "nosuid", "nodev", "noexec"} {
+		if slices.Contains(s.Options, f) && (f != "ro" || !writable) {
+			flags = append(flags, f)
+		}
+	}
+	return flags
+}
+
+func (c *checker) mount(m mount, e expectation, granted map[string]bool) error {
+	admin := c.has(unix.CAP_SYS_ADMIN)
+	if !e.known {
+		switch {
+		case !admin:
+			return fmt.Errorf("it is not in the spec (type %s), and the spec has no CAP_SYS_ADMIN", m.kind)
+		case !slices.Contains(pseudo, m.kind) && c.host.devices[m.device] && !granted[m.device]:
+			return fmt.Errorf("it is of a file system of the host's (%s, type %s) that the spec does not mount", m.device, m.kind)
+		}
+		return nil
+	}
+	if e.found && (m.device != e.from.device || m.root != e.from.root) {
+		return fmt.Errorf("it is %s of the file system %s (type %s), and in the spec %s of %s", m.root, m.device, m.kind, e.from.root, e.from.device)
+	}
+	if len(e.kinds) > 0 && !slices.Contains(e.kinds, m.kind) {
+		return fmt.Errorf("it is of the type %s, and in the spec %s", m.kind, e.kinds[0])
+	}
+	switch {
+	case e.source != "":
+	case e.cgroup:
+		if err := c.cgroupRoot(m); err != nil {
+			return err
+		}
+	case m.root != "/" && m.root != e.part:
+		return fmt.Errorf("it is %s of a file system of the type %s, not all of it", m.root, m.kind)
+	}
+	if c.host.devices[m.device] && e.source == "" && !slices.Contains(pseudo, m.kind) {
+		return fmt.Errorf("it is a file system of the host's (%s, type %s), and in the spec a new one", m.device, m.kind)
+	}
+	if admin {
+		return nil // which may change the options
+	}
+	for _, f := range e.flags {
+		if !m.is(f) {
+			return fmt.Errorf("it is not %s, as the spec has it", f)
+		}
+	}
+	return nil
+}
+
+// cgroupRoot refuses a mount of cgroups above the container's.
+func (c *checker) cgroupRoot(m mount) error {
+	if m.kind == "tmpfs" || m.root == "/" && m.kind == "cgroup2" && !c.ownsCgroups() {
+		return nil
+	}
+	for _, at := range c.Cgroups {
+		if m.root == at {
+			return nil
+		}
+	}
+	return fmt.Errorf("it is the cgroup %s, which is not the container's", m.root)
+}
+
+// ownsCgroups reports whether the spec has a cgroup namespace for the container.
+func (c *checker) ownsCgroups() bool {
+	return slices.ContainsFunc(c.spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.CgroupNamespace })
+}

@@ -1,0 +1,61 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reaper
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Quiet has frozen processes that are about to be killed say nothing to the other ends of their TCP
+// connections, as where CRIU ends what it dumps (TCP_REPAIR): a restore opens the connections again.
+// over is called once, with whether the processes were killed; if not, the connections are as before.
+func Quiet(pids func() ([]int, error)) (over func(killed bool)) {
+	var sockets []int
+	all, _ := pids()
+	for _, pid := range all {
+		sockets = append(sockets, quiet(pid)...)
+	}
+	return func(killed bool) {
+		for _, s := range sockets {
+			if !killed {
+				_ = unix.SetsockoptInt(s, unix.IPPROTO_TCP, unix.TCP_REPAIR, 0)
+			}
+			_ = unix.Close(s)
+		}
+	}
+}
+
+// quiet returns the sockets of a process that take the option: TCP's that do not listen.
+func quiet(pid int) (sockets []int) {
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil // it has ended
+	}
+	defer unix.Close(process)
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		link, _ := os.Readlink(filepath.Join(dir, e.Name()))
+		n, err := strconv.Atoi(e.Name())
+		if err != nil || !strings.HasPrefix(link, "socket:") {
+			continue
+		}
+		s, err := unix.PidfdGetfd(process, n, 0)
+		if err != nil {
+			continue
+		}
+		if unix.SetsockoptInt(s, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1) == nil {
+			sockets = append(sockets, s)
+		} else {
+			_ = unix.Close(s)
+		}
+	}
+	return sockets
+}
