@@ -30,12 +30,12 @@ compiler:
 	@hack/compiler
 
 .PHONY: build
-build: compiler ## Build the shim, its helpers, CRIU's plugin, the companion and the command line into .build/bin.
+build: compiler ## Build the shim, its helpers, CRIU's plugin, the interposer and the command line into .build/bin.
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/containerd-shim-gpuckpt-v2 ./cmd/gpuckpt ./cmd/gpuckpt-tmpfs
 	CGO_ENABLED=1 go build $(GOFLAGS_SMALL) -o $(BIN)/ ./cmd/gpuckpt-cuda-helper
 	gcc -Wall -Wextra -Werror -O2 -fPIC -shared -fvisibility=hidden -s -o $(BIN)/gpuckpt_criu.so internal/criu/plugin/*.c
-	@[ "$$(uname -m)" != x86_64 ] || $(MAKE) -s -C companion OUT=$(abspath $(BIN))
+	@[ "$$(uname -m)" != x86_64 ] || $(MAKE) -s -C interposer OUT=$(abspath $(BIN))
 	@ln -sf gpuckpt $(BIN)/cuda-checkpoint
 
 # The same with the points at which a test makes faults; never installed.

@@ -55,8 +55,8 @@ func startContainer(ctx context.Context, c *harness.Containerd, method, id, imag
 		// runc's must be told.
 		spec.Annotations = map[string]string{"org.criu.config": c.CRIUConfigPath()}
 	}
-	if method == report.Companion {
-		spec.Annotations = map[string]string{annotations.Companion: "true"}
+	if method == report.Interposer {
+		spec.Annotations = map[string]string{annotations.Interposer: "true"}
 	}
 	if w.Shm > 0 {
 		spec.Amend = []oci.SpecOpts{oci.WithDevShmSize(int64(w.Shm>>10) + 1<<10)}

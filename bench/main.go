@@ -102,7 +102,7 @@ func parse(args []string) (*command, error) {
 		fmt.Fprintf(set.Output(), "usage: bench [OPTIONS]           measure\n       bench --out DIR FILE...  draw results files, merged\n\n")
 		set.PrintDefaults()
 	}
-	methods := set.String("methods", "ours,criugpu,stock", "what to compare; steered is ours without copy_threads, bycriu ours with CRIU moving the host memory, companion ours with dev.gpuckpt.companion, criugpu CRIU with its own plugin, stock runc's shim with CUDA steps by hand")
+	methods := set.String("methods", "ours,criugpu,stock", "what to compare; steered is ours without copy_threads, bycriu ours with CRIU moving the host memory, interposer ours with dev.gpuckpt.interposer, criugpu CRIU with its own plugin, stock runc's shim with CUDA steps by hand")
 	sizes := set.String("sizes", "16MiB,64MiB,256MiB", "GPU memory of each process; a list, or none for no such cases")
 	procs := set.String("procs", "1", "CUDA processes; a list")
 	procsSizes := set.String("procs-sizes", "", "sizes for cases of more than one process; default --sizes")
@@ -150,7 +150,7 @@ func parse(args []string) (*command, error) {
 		*to, err = oneOf(name, list, known...)
 		errs = append(errs, err)
 	}
-	words(&cmd.methods, "methods", *methods, report.Ours, report.Steered, report.ByCRIU, report.Companion, report.CRIUPlugin, report.Stock)
+	words(&cmd.methods, "methods", *methods, report.Ours, report.Steered, report.ByCRIU, report.Interposer, report.CRIUPlugin, report.Stock)
 	words(&cmd.contents, "content", *contents, report.ContentPattern, report.ContentZero, report.ContentWeights)
 	words(&cmd.media, "media", *media, report.OnTmpfs, report.OnDisk)
 	words(&cmd.imageCases, "image-cases", *imageCases, caseNone, caseZstd, caseRegistry, caseMany, caseWays)

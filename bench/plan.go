@@ -15,7 +15,7 @@ import (
 
 // isOurs reports whether a method is this project's shim.
 func isOurs(method string) bool {
-	return method == report.Ours || method == report.Steered || method == report.Companion || method == report.ByCRIU
+	return method == report.Ours || method == report.Steered || method == report.Interposer || method == report.ByCRIU
 }
 
 // planned is a shape and the methods it is measured with, in turns.

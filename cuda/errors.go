@@ -119,7 +119,7 @@ func hint(op string, r Result) string {
 	case op == wire.OpLock && r == NotReady:
 		return "work was still running on the GPU when the timeout ended; the process runs on: retry with a longer timeout"
 	case op == wire.OpCheckpoint && r == NotSupported:
-		return "it uses managed memory (cudaMallocManaged, UVM), of which dev.gpuckpt.companion takes over allocations of up to 1 MiB, or another feature that this driver cannot checkpoint; it stays locked and runs on once unlocked"
+		return "it uses managed memory (cudaMallocManaged, UVM), of which dev.gpuckpt.interposer takes over allocations of up to 1 MiB, or another feature that this driver cannot checkpoint; it stays locked and runs on once unlocked"
 	case op == wire.OpCheckpoint && r == Unknown:
 		// Driver 580 on an H200, with managed memory: 801 the first time, 999 from then on.
 		return "if the driver has refused this process before, the reason it gave then holds still (managed memory, for one); it stays locked and runs on once unlocked"

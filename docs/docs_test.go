@@ -297,7 +297,10 @@ func literal(e ast.Expr) (string, bool) {
 	return "", false
 }
 
-// A page of decisions is short, numbered and in the index.
+// status is the line of a decision that says whether and since when it stands.
+var status = regexp.MustCompile(`\nStatus: (stands|replaced|withdrawn)[^#]*2026-\d\d-\d\d`)
+
+// A page of decisions is short, numbered, in the index, and says whether and since when it stands.
 func TestDecisions(t *testing.T) {
 	texts := documents(t)
 	index := texts["decisions/README.md"]
@@ -306,11 +309,14 @@ func TestDecisions(t *testing.T) {
 		if !ok || name == "README.md" {
 			continue
 		}
-		if lines := strings.Count(text, "\n"); lines > 40 {
-			t.Errorf("%s has %d lines, at most 40", path, lines)
+		if lines := strings.Count(text, "\n"); lines > 45 {
+			t.Errorf("%s has %d lines, at most 45", path, lines)
 		}
 		if number, _, _ := strings.Cut(name, "-"); !strings.HasPrefix(text, "# "+number+" ") {
 			t.Errorf("%s does not begin with # %s", path, number)
+		}
+		if !status.MatchString(text) {
+			t.Errorf("%s has no line \"Status: …\" with a date", path)
 		}
 		if !strings.Contains(index, "("+name+")") {
 			t.Errorf("decisions/README.md does not list %s", name)

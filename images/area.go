@@ -28,9 +28,9 @@ type Area struct {
 	Offset uint64 `json:"offset"`
 	// Digests are the digests of the range's blocks of BlockBytes, by DigestBlock.
 	Digests []string `json:"digests"`
-	// Companion reports that the companion in the process has saved the area: it is GPU memory of the
+	// Interposer reports that the interposer in the process has saved the area: it is GPU memory of the
 	// program, nothing of the driver's, in the order of the program's blocks.
-	Companion bool `json:"companion,omitempty"`
+	Interposer bool `json:"companion,omitempty"`
 	// GPU is the UUID of the GPU whose memory it is, by custom storage: Start is 0. "" for memory of the process.
 	GPU string `json:"gpu,omitempty"`
 	// Location is where the bytes are.

@@ -248,7 +248,7 @@ func TestCustomStorage(t *testing.T) {
 		"two areas of one GPU":           func(m *Metadata) { m.Processes[0].Areas[1].GPU = uuid0 },
 		"an area with an address":        func(m *Metadata) { m.Processes[0].Areas[0].Start = 4096 },
 		"an area with an offset":         func(m *Metadata) { m.Processes[0].Areas[0].Offset = 4096 },
-		"an area of a companion":         func(m *Metadata) { m.Processes[0].Areas[0].Companion = true },
+		"an area of an interposer":       func(m *Metadata) { m.Processes[0].Areas[0].Interposer = true },
 		"areas of GPUs without it":       func(m *Metadata) { m.Processes[0].CustomStorage = false },
 	} {
 		m := custom()

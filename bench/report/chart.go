@@ -27,7 +27,7 @@ var methodStyles = []struct {
 }{
 	{Ours, "gpuckpt", color.RGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}, draw.CircleGlyph{}},
 	{Steered, "gpuckpt, copy_threads = 0", color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff}, draw.PyramidGlyph{}},
-	{Companion, "gpuckpt with the companion", color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff}, draw.CrossGlyph{}},
+	{Interposer, "gpuckpt with the interposer", color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff}, draw.CrossGlyph{}},
 	{CRIUPlugin, "CRIU with its CUDA plugin", color.RGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}, draw.TriangleGlyph{}},
 	{Stock, "runc's shim, CUDA steps by hand", color.RGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff}, draw.BoxGlyph{}},
 }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 
@@ -62,6 +63,9 @@ type Results struct {
 	HugePages map[string]string `json:"hugePages,omitempty"`
 }
 
+// companion is the method Interposer by the name that it had until November 2026.
+var companion = regexp.MustCompile(`("method":\s*)"companion"`)
+
 // Read reads and merges result files, which must be of one commit, one
 // driver and one model of GPU.
 func Read(paths []string) (*Results, error) {
@@ -71,6 +75,7 @@ func Read(paths []string) (*Results, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read results: %w", err)
 		}
+		data = companion.ReplaceAll(data, []byte(`${1}"`+Interposer+`"`))
 		r := new(Results)
 		if err := json.Unmarshal(data, r); err != nil {
 			return nil, fmt.Errorf("read results %s: %w", path, err)
@@ -234,7 +239,7 @@ func (g group) of(method string, number func(Run) float64) spread {
 // methods are those of the group that have runs, ours first.
 func (g group) methods() []string {
 	var present []string
-	for _, m := range []string{Ours, Steered, ByCRIU, Companion, CRIUPlugin, Stock} {
+	for _, m := range []string{Ours, Steered, ByCRIU, Interposer, CRIUPlugin, Stock} {
 		if len(g.runs[m]) > 0 {
 			present = append(present, m)
 		}

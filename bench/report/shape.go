@@ -15,8 +15,8 @@ const (
 	Steered = "steered"
 	// ByCRIU is ours with [staging] memory = 0: CRIU moves the host memory by itself.
 	ByCRIU = "bycriu"
-	// Companion is ours, with the annotation dev.gpuckpt.companion.
-	Companion = "companion"
+	// Interposer is ours, with the annotation dev.gpuckpt.interposer.
+	Interposer = "interposer"
 	// CRIUPlugin is CRIU with its own CUDA plugin, without a container.
 	CRIUPlugin = "criugpu"
 	// Stock is runc's shim, with the CUDA steps taken by hand before and after.

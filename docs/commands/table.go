@@ -29,7 +29,7 @@ var Others = []Elsewhere{
 	{Document: "cli.md", Section: "As cuda-checkpoint", Lines: `^ln -s `, Reason: "it writes into the system; make has such a link in .build/bin, which the test of the other lines runs"},
 	{Document: "operate.md", Section: "What was done, and how long it took", Lines: `^ctr events `, Test: "integration/suspend/events_test.go:TestEvents"},
 	{Document: "nerdctl.md", Section: "Compose", Test: "integration/nerdctl/compose_test.go:TestCompose"},
-	{Document: "companion.md", Section: "Use it", Test: "integration/checkpoint/companion_test.go:TestCompanion"},
+	{Document: "interposer.md", Section: "Use it", Test: "integration/checkpoint/interposer_test.go:TestInterposer"},
 	{Document: "docker.md", Test: "integration/docker/docker_test.go:TestDocker"}, // make test-docker
 	{Document: "kubernetes.md", Section: "From nothing to a restored pod in ten commands", Test: "integration/kubernetes/documented_test.go:TestDocument"},
 	{Document: "kubernetes.md", Section: "Nodes by a DaemonSet", Lines: `^kubectl `, Test: "integration/kubernetes/daemonset_test.go:TestDaemonSet"},
@@ -52,7 +52,7 @@ var Others = []Elsewhere{
 	{Document: "kubernetes.md", Section: "Checkpoints as objects", Lines: `^helm `, Reason: "hack/release renders the chart with the agent by Helm's library, and compares it with deploy/agent, which TestObjects applies"},
 	{Document: "install.md", Section: "Make a release", Reason: "make test-release builds one, for minutes"},
 	{Document: "change-it.md", Section: "On a machine with a GPU", Reason: "it needs a real GPU"},
-	{Document: "companion.md", Section: "Measure it", Lines: `^python3 `, Reason: "it needs a real GPU, with PyTorch"},
+	{Document: "interposer.md", Section: "Measure it", Lines: `^python3 `, Reason: "it needs a real GPU, with PyTorch"},
 	{Document: "compatibility.md", Section: "Recipes: vLLM and SGLang", Reason: "it needs a real GPU, vLLM and SGLang, and models; the page says that it was not run"},
 	{Document: "doctor.md", Section: "For schedulers", Lines: `kubectl`, Reason: "it needs a cluster; the command before the pipe is run"},
 	{Document: "doctor.md", Section: "A machine with an H200", Reason: "what it printed is shown"},

@@ -24,7 +24,9 @@ const (
 	WhenShort = "dev.gpuckpt.when-short"
 	// IOUring decides about io_uring, which CRIU cannot dump: "allow", or "deny", the default.
 	IOUring = "dev.gpuckpt.io-uring"
-	// Companion has a container's programs load the companion, "true" (package companion).
+	// Interposer has a container's programs load the interposer, "true" (package interposer).
+	Interposer = "dev.gpuckpt.interposer"
+	// Companion is the name that Interposer had until November 2026: specs of older checkpoints have it.
 	Companion = "dev.gpuckpt.companion"
 	// Shells decides for a container what [checkpoint] shells decides for the node: "refuse" a
 	// checkpoint while somebody has a shell in the container, or "end" the shell.

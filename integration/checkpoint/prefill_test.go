@@ -27,13 +27,13 @@ const (
 // A program's memory is made and filled by another process while CRIU and the driver restore the program: in pieces that
 // begin and end within the program's. The restored program is checkpointed and restored as before. Where the other process
 // fails, or the GPU has no room, the program has its memory all the same.
-func TestCompanionPrefilled(t *testing.T) {
+func TestInterposerPrefilled(t *testing.T) {
 	soft := gpu.Kind == harness.SoftwareGPU
 	const room = "gpu0.memory_mib=8192\n"
 	if soft {
 		shared.SoftwareGPU(t, room)
 	}
-	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "136M", "--chunks", "34", "--seed", "7")
+	k := shared.Work(t, withInterposer(), "pattern", "--bytes", "136M", "--chunks", "34", "--seed", "7")
 	k.Expect(t, "verify", "bad=0")
 	dir := t.TempDir()
 	// again ends the program and restores it, beside meanwhile, and fails the test unless the log says so.
@@ -60,7 +60,7 @@ func TestCompanionPrefilled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if areas := m.Processes[0].Areas; len(areas) != 2 || !areas[0].Companion || areas[1].Companion {
+		if areas := m.Processes[0].Areas; len(areas) != 2 || !areas[0].Interposer || areas[1].Interposer {
 			t.Fatalf("areas: %+v", areas)
 		}
 		again(func() {}, madeForIt)

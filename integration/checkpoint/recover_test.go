@@ -184,7 +184,7 @@ func TestRecoverLetsGo(t *testing.T) {
 	c := session.Own(t, harness.Options{})
 	var all []*harness.Container
 	var pids []int
-	for i, spec := range []harness.RunSpec{{GPUs: []int{0}}, withCompanion(), withCompanion()} { // the last one within its checkpoint
+	for i, spec := range []harness.RunSpec{{GPUs: []int{0}}, withInterposer(), withInterposer()} { // the last one within its checkpoint
 		spec.ID = harness.Name(t) + strconv.Itoa(i)
 		k := c.Work(t, spec, "pattern", "--bytes", "16M")
 		k.Expect(t, "verify", "bad=0")
@@ -195,7 +195,7 @@ func TestRecoverLetsGo(t *testing.T) {
 	}
 	shims := []int{shimOf(t, all[0]), shimOf(t, all[1]), shimOf(t, all[2])}
 	const locking = time.Second
-	// Memory that the companion keeps on the GPU would be lost with the shim: there is no room for that.
+	// Memory that the interposer keeps on the GPU would be lost with the shim: there is no room for that.
 	undo := c.SoftwareGPU(t, fmt.Sprintf("lock_delay_ms=%d\ntaken_mib=1500\n", locking.Milliseconds()))
 	dir, over := t.TempDir(), make(chan error, 1)
 	go func() { over <- checkpointTask(t, c, all[2], dir) }()

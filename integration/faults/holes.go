@@ -105,7 +105,7 @@ type reason struct {
 
 // The names of phases and kinds that reasons are about.
 const (
-	draining = "drain GPU state, of a program with the companion"
+	draining = "drain GPU state, of a program with the interposer"
 	inTurns  = "all, where it waits for its turn"
 	commands = "image, push, pull"
 )
@@ -133,7 +133,7 @@ var reasons = []reason{
 		[]string{"way back: all else", draining, "store, metadata, stop", "suspended"},
 	},
 	{
-		"a mover copies from the end of **save GPU state** to that of **drain GPU state**. It is hit in the middle. That of a restore, without which the restore goes on, has tests of its own (TestCompanionPrefilled).",
+		"a mover copies from the end of **save GPU state** to that of **drain GPU state**. It is hit in the middle. That of a restore, without which the restore goes on, has tests of its own (TestInterposerPrefilled).",
 		[]string{"mover"},
 		[]string{
 			"pause: lock, freeze", "preflight", "save GPU state", "way back: give GPU state back", "way back: all else", "store, metadata, stop",

@@ -48,7 +48,7 @@ type lane struct {
 	disk *disk
 	// pid is the program's, shim its shim's.
 	pid, shim int
-	// keeps says that its program has the companion, whose GPU memory is kept in a checkpoint.
+	// keeps says that its program has the interposer, whose GPU memory is kept in a checkpoint.
 	keeps bool
 	// life counts the containers of the lane.
 	life int
@@ -74,8 +74,8 @@ func newLane(t testing.TB, id string, keeps bool) *lane {
 	}
 	// It outlives the test, and goes with its containerd.
 	spec, workload := harness.RunSpec{ID: id, GPUs: []int{0}}, []string{"counter"}
-	if keeps { // pieces of memory that the companion makes, as large as such are at least
-		spec.Annotations = map[string]string{annotations.Companion: "true"}
+	if keeps { // pieces of memory that the interposer makes, as large as such are at least
+		spec.Annotations = map[string]string{annotations.Interposer: "true"}
 		workload = []string{"pattern", "--bytes", "8M", "--chunks", "2"}
 	}
 	k, err := shared.Run(session.Context(), harness.Gpuwork(t, spec, workload...))

@@ -63,7 +63,7 @@ type Scenario struct {
 	// InTurn says that the node has memory for one operation, and that another one has it at first. Of
 	// the steps only these are walked.
 	InTurn bool
-	// Kept says that the program has GPU memory of the companion, which is kept on the GPU and which a
+	// Kept says that the program has GPU memory of the interposer, which is kept on the GPU and which a
 	// mover copies beside the rest. Only what is about the mover is walked, see kept.
 	Kept bool
 	// Paused says that the client has paused the container before.
@@ -136,19 +136,19 @@ func Scenarios() []Scenario {
 			Steps: turn("give GPU state back"), Completes: gives, InTurn: true,
 		},
 		{
-			Name: "checkpoint-kept", Words: "a checkpoint with the companion that leaves the container running", Operation: "checkpoint",
+			Name: "checkpoint-kept", Words: "a checkpoint with the interposer that leaves the container running", Operation: "checkpoint",
 			Steps: keeps, Kept: true,
 		},
 		{
-			Name: "checkpoint-kept-stop", Words: "a checkpoint with the companion that ends the container", Operation: "checkpoint",
+			Name: "checkpoint-kept-stop", Words: "a checkpoint with the interposer that ends the container", Operation: "checkpoint",
 			Steps: keeps, Undos: []Undo{{"give GPU state back", drains}}, Kept: true, Stops: true,
 		},
 		{
-			Name: "checkpoint-kept-paused", Words: "a checkpoint with the companion of a container that the client has paused", Operation: "checkpoint",
+			Name: "checkpoint-kept-paused", Words: "a checkpoint with the interposer of a container that the client has paused", Operation: "checkpoint",
 			Steps: keeps, Kept: true, Paused: true,
 		},
 		{
-			Name: "checkpoint-kept-paused-stop", Words: "a checkpoint with the companion that ends a container that the client has paused", Operation: "checkpoint",
+			Name: "checkpoint-kept-paused-stop", Words: "a checkpoint with the interposer that ends a container that the client has paused", Operation: "checkpoint",
 			Steps: keeps, Undos: []Undo{{"give GPU state back", drains}}, Kept: true, Paused: true, Stops: true,
 		},
 		{Name: "image", Words: "`gpuckpt checkpoint --image --leave-running`", Operation: Command, Steps: []string{"dump", "image"}},

@@ -60,13 +60,13 @@ func TestAnotherGPU(t *testing.T) {
 // cuCtxEnablePeerAccess, and by memory that is mapped for both.
 var reaching = map[string][]string{"peer access": {"peer"}, "mappings": {"peer", "--share", "handle"}}
 
-// One process whose kernel on a GPU reaches the memory of another one, with the companion: it goes on
+// One process whose kernel on a GPU reaches the memory of another one, with the interposer: it goes on
 // beside its checkpoint and after it, also with the two swapped.
 func TestPeerAccess(t *testing.T) {
 	for name, args := range reaching {
 		t.Run(name, func(t *testing.T) {
 			result := two(t)
-			with := map[string]string{annotations.Companion: "true"}
+			with := map[string]string{annotations.Interposer: "true"}
 			k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Annotations: with}, args...)
 			k.Expect(t, "count", "101")
 			dir := t.TempDir()
@@ -91,7 +91,7 @@ func TestPeerAccess(t *testing.T) {
 	}
 }
 
-// The same without the companion is refused, however often, before the driver is asked, and runs on.
+// The same without the interposer is refused, however often, before the driver is asked, and runs on.
 func TestPeerAccessRefused(t *testing.T) {
 	for name, args := range reaching {
 		t.Run(name, func(t *testing.T) {
@@ -100,7 +100,7 @@ func TestPeerAccessRefused(t *testing.T) {
 			for try := range 20 {
 				k.Expect(t, "count", fmt.Sprint(101+try))
 				dir := t.TempDir()
-				harness.Says(t, checkpointInto(t, k, dir), "preflight", "gpuwork", "reaches memory of one GPU from another", annotations.Companion)
+				harness.Says(t, checkpointInto(t, k, dir), "preflight", "gpuwork", "reaches memory of one GPU from another", annotations.Interposer)
 				if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 					t.Fatalf("the checkpoint has left %v, %v", left, err)
 				}
@@ -110,14 +110,14 @@ func TestPeerAccessRefused(t *testing.T) {
 	}
 }
 
-// Where the companion's memory is left to the driver, because it is written through to a disk, the
-// companion does not help, and the program is refused.
+// Where the interposer's memory is left to the driver, because it is written through to a disk, the
+// interposer does not help, and the program is refused.
 func TestPeerAccessWrittenThrough(t *testing.T) {
 	two(t)
 	shared.Configured(t, shared.Staging("short", fmt.Sprintf("memory_limit = %d\nbuffer = %d\nwhen_short = \"write-through\"", 48<<20, 16<<20)))
-	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Annotations: map[string]string{annotations.Companion: "true"}}, reaching["mappings"]...)
+	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Annotations: map[string]string{annotations.Interposer: "true"}}, reaching["mappings"]...)
 	k.Expect(t, "count", "101")
-	harness.Says(t, checkpointInto(t, k, harness.DiskDir(t)), "reaches memory of one GPU from another", "its companion needs room in memory")
+	harness.Says(t, checkpointInto(t, k, harness.DiskDir(t)), "reaches memory of one GPU from another", "its interposer needs room in memory")
 	k.Expect(t, "count", "102")
 }
 

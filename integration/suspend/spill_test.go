@@ -183,15 +183,15 @@ func TestSpillDamaged(t *testing.T) {
 	k.Expect(t, "verify", "bad=0")
 }
 
-// The same with a companion, whose memory is spilled beside the driver's; and without a spill.
-func TestCompanion(t *testing.T) {
-	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Annotations: map[string]string{"dev.gpuckpt.companion": "true"}}, "pattern", "--bytes", "16M", "--chunks", "2")
+// The same with an interposer, whose memory is spilled beside the driver's; and without a spill.
+func TestInterposer(t *testing.T) {
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Annotations: map[string]string{"dev.gpuckpt.interposer": "true"}}, "pattern", "--bytes", "16M", "--chunks", "2")
 	k.Expect(t, "verify", "bad=0")
 	dir := diskDir(t)
 	for _, flags := range [][]string{{"--spill", dir}, nil} {
 		suspend(t, shared, k, flags...)
 		if files := spilledFiles(t, dir); flags != nil && len(files) != 2 {
-			t.Errorf("on the disk are %v, want the companion's state and the driver's", files)
+			t.Errorf("on the disk are %v, want the interposer's state and the driver's", files)
 		}
 		resume(t, shared, k)
 		k.Expect(t, "verify", "bad=0")
@@ -199,11 +199,11 @@ func TestCompanion(t *testing.T) {
 	}
 }
 
-// Two processes that share GPU memory by their companions are suspended and resumed.
-func TestCompanionShared(t *testing.T) {
+// Two processes that share GPU memory by their interposers are suspended and resumed.
+func TestInterposerShared(t *testing.T) {
 	for name, up := range map[string]bool{"up": true, "starting": false} {
 		t.Run(name, func(t *testing.T) {
-			spec := harness.RunSpec{GPUs: []int{0}, Ports: 2, Annotations: map[string]string{"dev.gpuckpt.companion": "true"}}
+			spec := harness.RunSpec{GPUs: []int{0}, Ports: 2, Annotations: map[string]string{"dev.gpuckpt.interposer": "true"}}
 			spec.Env = []string{"SOFTCUDA_CONTEXT_DELAY_MS=400"} // as with a real one, the second process is up later
 			k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "8M")
 			t.Cleanup(func() { sayShim(t) })
@@ -258,8 +258,8 @@ func TestStarting(t *testing.T) {
 }
 
 // Two processes that hand memory to each other by events of CUDA IPC go on after a suspension.
-func TestCompanionSharedEvents(t *testing.T) {
-	spec := harness.RunSpec{GPUs: []int{0}, Ports: 2, Annotations: map[string]string{"dev.gpuckpt.companion": "true"}}
+func TestInterposerSharedEvents(t *testing.T) {
+	spec := harness.RunSpec{GPUs: []int{0}, Ports: 2, Annotations: map[string]string{"dev.gpuckpt.interposer": "true"}}
 	k := shared.Work(t, spec, "ipc", "--share", "events", "--bytes", "24M")
 	turns := func() (n int) {
 		wrong := -1

@@ -66,7 +66,7 @@ void run_counter(const struct options *o)
 
 struct peer {
 	struct gpu near;
-	CUdeviceptr small, large; // on the other GPU: the driver's memory, and with the companion its own
+	CUdeviceptr small, large; // on the other GPU: the driver's memory, and with the interposer its own
 	uint64_t large_words;
 };
 

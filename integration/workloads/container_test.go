@@ -69,10 +69,10 @@ func specOf(p programs.Program) harness.RunSpec {
 	return spec
 }
 
-// envCompanion, if set, gives all programs the companion.
-const envCompanion = "GPUCKPT_TEST_COMPANION"
+// envInterposer, if set, gives all programs the interposer.
+const envInterposer = "GPUCKPT_TEST_INTERPOSER"
 
-func withEnvCompanion() bool { return os.Getenv(envCompanion) != "" }
+func withEnvInterposer() bool { return os.Getenv(envInterposer) != "" }
 
 // start runs one of the programs in a container of the host's Python, with the
 // first GPU if cuda is set. It is removed when the test ends.
@@ -98,12 +98,12 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 		spec.Args = append([]string{host.Executable, path.Join(hostroot.ProgramsDir, program)}, args...)
 	}
 	spec.Env = host.Env(gpu, cuda)
-	if cuda && withEnvCompanion() {
+	if cuda && withEnvInterposer() {
 		spec.Annotations = maps.Clone(spec.Annotations)
 		if spec.Annotations == nil {
 			spec.Annotations = map[string]string{}
 		}
-		spec.Annotations[annotations.Companion] = "true"
+		spec.Annotations[annotations.Interposer] = "true"
 	}
 	if cuda {
 		for _, path := range nodesHere(t) {

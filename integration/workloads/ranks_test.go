@@ -33,7 +33,7 @@ func triesWanted(t *testing.T, usual int) int {
 }
 
 // Two ranks of a training over NCCL are locked in every try, while they take steps without a pause, and go
-// on. GPUCKPT_TEST_RANKS is how many tries. With GPUCKPT_TEST_COMPANION none leaves the memory to the driver.
+// on. GPUCKPT_TEST_RANKS is how many tries. With GPUCKPT_TEST_INTERPOSER none leaves the memory to the driver.
 func TestLockOverNCCL(t *testing.T) {
 	for _, name := range []string{"nccl-shm", "nccl-sockets"} {
 		t.Run(name, func(t *testing.T) {
@@ -83,7 +83,7 @@ func lockInTurn(ctx context.Context, t *testing.T, result *harness.TestResult, k
 		}
 		await(ctx, t, k, "a step after the lock", func() bool { return parse(t, k.Logs()).last() > before+2 })
 	}
-	if withEnvCompanion() {
+	if withEnvInterposer() {
 		if n := count("left to the driver") - driver; n > 0 {
 			t.Errorf("the memory was left to the driver %d times:\n%s", n, tail(linesWith(shared.Log(), "left to the driver")))
 		}

@@ -164,8 +164,8 @@ func (r *remote) hasPyTorch(t *testing.T) {
 		r.has.CtrFlags = append(r.has.CtrFlags, "--device", path)
 	}
 	r.device, r.cdi = harness.CDIKind+"=all", cdiOfNodes(t, paths)
-	if os.Getenv(envCompanion) != "" {
-		r.has.Annotations = map[string]string{annotations.Companion: "true"}
+	if os.Getenv(envInterposer) != "" {
+		r.has.Annotations = map[string]string{annotations.Interposer: "true"}
 	}
 }
 

@@ -38,7 +38,7 @@ func needsTwoGPUs(t *testing.T) {
 // times. Their steps are those of a run that nobody interrupted.
 func TestSwapped(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"nccl-shm", "nccl-sockets", "nccl-cumem-companion", "nccl-ipc-companion", "tensor-parallel"} {
+	for _, name := range []string{"nccl-shm", "nccl-sockets", "nccl-cumem-interposer", "nccl-ipc-interposer", "tensor-parallel"} {
 		t.Run(name, func(t *testing.T) {
 			result := results.Add(t)
 			needsTwoGPUs(t)
@@ -163,15 +163,15 @@ func wantSwapped(t *testing.T, before, after map[string][]string) (seen int) {
 	return seen
 }
 
-// Ranks that share GPU memory over NVLink, without the companion: each checkpoint that is asked for is
+// Ranks that share GPU memory over NVLink, without the interposer: each checkpoint that is asked for is
 // refused, and the program has the steps of a run that nobody disturbed. GPUCKPT_TEST_RANKS is how many.
 func TestRefusedOverNVLink(t *testing.T) {
 	for _, name := range []string{"nccl-cumem", "nccl-ipc"} {
 		t.Run(name, func(t *testing.T) {
 			result := results.Add(t)
 			needsTwoGPUs(t)
-			if withEnvCompanion() {
-				t.Skipf("%s is set", envCompanion)
+			if withEnvInterposer() {
+				t.Skipf("%s is set", envInterposer)
 			}
 			p := programs.Named(name)
 			takeRoom(t, gpuOf(p), p.Host)

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Events that two processes share by CUDA IPC. The same with the companion preloaded (LD_PRELOAD=libgpuckpt.so), whose
+// Events that two processes share by CUDA IPC. The same with the interposer preloaded (LD_PRELOAD=libgpuckpt.so), whose
 // events they are then: all here holds for both, but a capture and the checkpoint. Work that does not end by itself is a
 // wait for a word of the process's own.
 
@@ -197,7 +197,7 @@ static void end_program(struct program p)
 void test_events(void)
 {
 	const char *preload = getenv("LD_PRELOAD");
-	bool companion = preload && strstr(preload, "libgpuckpt.so");
+	bool interposer = preload && strstr(preload, "libgpuckpt.so");
 	struct program a = begin_program(), b = begin_program();
 
 	all(a, "b");
@@ -226,14 +226,14 @@ void test_events(void)
 	WANT(tell(a, 't'), CUDA_ERROR_INVALID_HANDLE);
 	WANT(tell(b, 't'), CUDA_ERROR_INVALID_HANDLE);
 	WANT(tell(b, 'g') != CUDA_SUCCESS, true);
-	WANT(tell(a, 'C'), companion ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	WANT(tell(a, 'C'), interposer ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	all(b, "ws");
 	all(a, "r");
 	all(b, "d");
 	all(a, "dcrg");
 	all(b, "o");
 	waits_for(b, "w", a, "r");
-	if (!companion) { // both are checkpointed, and restored in place
+	if (!interposer) { // both are checkpointed, and restored in place
 		WANT(lock(a.pid, 10000), CUDA_SUCCESS);
 		WANT(lock(b.pid, 10000), CUDA_SUCCESS);
 		WANT(cu.checkpoint(a.pid, NULL), CUDA_SUCCESS);

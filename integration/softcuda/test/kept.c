@@ -3,7 +3,7 @@
 
 // GPU memory that a process exports, unmaps and releases: it lives on by the descriptor that another process has, while
 // the driver checkpoints its maker, which imports it again afterwards. With an import mapped a process is checkpointed
-// and never restored. What the companion relies on (../../../companion/keep.c). Another process can have the memory
+// and never restored. What the interposer relies on (../../../interposer/keep.c). Another process can have the memory
 // meanwhile, and make other memory that takes its place. What the mover relies on (../../../cuda/driver/mover.go).
 
 #include <dlfcn.h>

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Managed memory: what a program has, and is told, of 64 KiB of it. The same with the companion preloaded
+// Managed memory: what a program has, and is told, of 64 KiB of it. The same with the interposer preloaded
 // (LD_PRELOAD=libgpuckpt.so), whose memory it is then: all here holds for both, but the checkpoint.
 
 #include <dlfcn.h>
@@ -32,7 +32,7 @@ static bool has(const char *name)
 	return dlsym(dlopen("libcuda.so.1", RTLD_NOW), name) != NULL;
 }
 
-static bool with_companion(void)
+static bool with_interposer(void)
 {
 	const char *preload = getenv("LD_PRELOAD");
 
@@ -186,7 +186,7 @@ static void places(void)
 	WANT(F(cuMemPrefetchAsync_v2)(p, BYTES, host, 0, stream), CUDA_SUCCESS);
 	WANT(asked(p, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE), CU_MEM_LOCATION_TYPE_HOST);
 	WANT(F(cuMemPrefetchAsync_v2)(p, BYTES, gpu, 1, stream), CUDA_ERROR_INVALID_VALUE);
-	// One that is the driver's, with the companion as well, is among them.
+	// One that is the driver's, with the interposer as well, is among them.
 	WANT(F(cuMemAllocManaged)(&large, sizes[2], CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
 	all[0] = p, all[1] = p2, all[2] = large;
 	if (has("cuMemPrefetchBatchAsync")) {
@@ -221,13 +221,13 @@ static void with_its_context(void)
 	WANT(F(cuMemFree_v2)(p) != CUDA_SUCCESS, true);
 }
 
-// The driver refuses a checkpoint of its own; the companion's comes back at its address, with what is in it.
+// The driver refuses a checkpoint of its own; the interposer's comes back at its address, with what is in it.
 static void checkpointed(void)
 {
 	struct target t = start("managed --bytes 64K", "");
 
 	want_reply(t, "", "101");
-	if (with_companion()) {
+	if (with_interposer()) {
 		want_cycle(t.pid);
 		want_reply(t, "", "102");
 		want_cycle(t.pid);

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Memory that two processes share by an exported handle, and give back before they are checkpointed: they
-// are restored, and share new memory at the same addresses. What the companion relies on (../../../companion).
+// are restored, and share new memory at the same addresses. What the interposer relies on (../../../interposer).
 
 #include <stdio.h>
 

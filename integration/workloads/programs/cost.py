@@ -1,6 +1,6 @@
 # Copyright The gpuckpt Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the companion costs a program that is not checkpointed: the same work with it and without, in turns.
+"""What the interposer costs a program that is not checkpointed: the same work with it and without, in turns.
 
     python3 cost.py --library .build/bin/libgpuckpt.so --out cost.json
 
@@ -8,7 +8,7 @@ Each turn is a process of its own: its start until CUDA works, steps of training
 a loop without pauses, steps of greedy decoding by small kernels and by a CUDA graph, launches of an empty
 kernel, and an all-reduce of one rank. All turns have the same four processors. A turn's time is the
 least of its batches: what else the machine does only adds to it. A row has the median of the turns, and the
-ratio; "spread" is how far those without the companion are apart, as a ratio: what is less cannot be seen.
+ratio; "spread" is how far those without the interposer are apart, as a ratio: what is less cannot be seen.
 """
 
 import argparse
@@ -116,7 +116,7 @@ def main():
                 env["LD_PRELOAD"] = os.path.abspath(args.library)
             done = subprocess.run([sys.executable, __file__, "--library", args.library, "--turn"], env=env, capture_output=True, text=True, check=False)
             if done.returncode:
-                sys.exit(f"{which} the companion: {done.stderr[-2000:]}")
+                sys.exit(f"{which} the interposer: {done.stderr[-2000:]}")
             if number:  # the first round finds nothing in the page cache
                 turns[which].append(json.loads(done.stdout.splitlines()[-1]))
     rows = {}

@@ -3,7 +3,7 @@
 
 /*
  * Managed memory (UVM), which host and GPU write in turns. A checkpoint of it is refused, but for a little of it
- * (--parts small,) with the companion.
+ * (--parts small,) with the interposer.
  */
 
 #include "kernels.cuh"

@@ -61,19 +61,19 @@ const (
 	long  = 6 * time.Minute
 )
 
-// withCompanion annotates a container that gets the companion.
-var withCompanion = map[string]string{annotations.Companion: "true"}
+// withInterposer annotates a container that gets the interposer.
+var withInterposer = map[string]string{annotations.Interposer: "true"}
 
 // List is all of them. Those that take long come first, so that the others run beside them.
 var List = []Program{
 	{Name: "decoder", What: "decoder of Llama 3 8B's shape, KV cache, greedy tokens", File: "decoder.py", GPU: 38, Host: 44, Limit: long},
 	{
-		Name: "tensor-parallel", What: "decoder of Llama 3 8B's shape over two GPUs, NCCL in CUDA graphs, with the companion", File: "tensor_parallel.py", Alone: true,
-		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withCompanion, GPU: 24, Host: 56, Limit: long,
+		Name: "tensor-parallel", What: "decoder of Llama 3 8B's shape over two GPUs, NCCL in CUDA graphs, with the interposer", File: "tensor_parallel.py", Alone: true,
+		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withInterposer, GPU: 24, Host: 56, Limit: long,
 	},
 	{
-		Name: "tensor-parallel-ipc", What: "decoder of Llama 3 8B's shape over two GPUs, NCCL by CUDA IPC in CUDA graphs, with the companion", File: "tensor_parallel.py", Alone: true,
-		Args: []string{"--variant", "ipc"}, Connected: true, Shm: 1024, Annotations: withCompanion, GPU: 24, Host: 56, Limit: long,
+		Name: "tensor-parallel-ipc", What: "decoder of Llama 3 8B's shape over two GPUs, NCCL by CUDA IPC in CUDA graphs, with the interposer", File: "tensor_parallel.py", Alone: true,
+		Args: []string{"--variant", "ipc"}, Connected: true, Shm: 1024, Annotations: withInterposer, GPU: 24, Host: 56, Limit: long,
 	},
 	{Name: "compile", What: "`torch.compile`, default mode", File: "compiled.py", GPU: 3, Host: 28, Limit: long},
 	{Name: "reduce-overhead", What: "`torch.compile`, `reduce-overhead`", File: "compiled.py", Args: []string{"--variant", "reduce-overhead"}, GPU: 3, Host: 28, Limit: long},
@@ -95,16 +95,16 @@ var List = []Program{
 		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
 	},
 	{
-		Name: "nccl-cumem-companion", What: "DDP, NCCL with two ranks over NVLink, by exported handles, with the companion", File: "nccl_ranks.py", Alone: true,
-		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withCompanion, GPU: 4, Host: 20, Limit: short,
+		Name: "nccl-cumem-interposer", What: "DDP, NCCL with two ranks over NVLink, by exported handles, with the interposer", File: "nccl_ranks.py", Alone: true,
+		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withInterposer, GPU: 4, Host: 20, Limit: short,
 	},
 	{
-		Name: "nccl-ipc-companion", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC, with the companion", File: "nccl_ranks.py", Alone: true,
-		Args: []string{"--variant", "ipc"}, Connected: true, Shm: 1024, Annotations: withCompanion, GPU: 4, Host: 20, Limit: short,
+		Name: "nccl-ipc-interposer", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC, with the interposer", File: "nccl_ranks.py", Alone: true,
+		Args: []string{"--variant", "ipc"}, Connected: true, Shm: 1024, Annotations: withInterposer, GPU: 4, Host: 20, Limit: short,
 	},
 	{
-		Name: "nccl-bandwidth", What: "all-reduces of 1 GiB over NVLink, NCCL with two ranks, with the companion", File: "nccl_bandwidth.py", Alone: true,
-		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withCompanion, GPU: 8, Host: 24, Limit: long,
+		Name: "nccl-bandwidth", What: "all-reduces of 1 GiB over NVLink, NCCL with two ranks, with the interposer", File: "nccl_bandwidth.py", Alone: true,
+		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withInterposer, GPU: 8, Host: 24, Limit: long,
 	},
 	{Name: "jax", What: "JAX in training", File: "jax_training.py", Module: "jax", GPU: 4, Host: 8, Limit: short},
 	{Name: "jax-inference", What: "JAX inference, KV cache, preallocated memory", File: "jax_inference.py", Module: "jax", GPU: 10, Host: 14, Limit: short},
@@ -124,15 +124,15 @@ var List = []Program{
 		WayRound: "share through host memory", GPU: 3, Host: 6, Limit: short,
 	},
 	{
-		Name: "ipc-companion", What: "CUDA IPC (`torch.multiprocessing` with CUDA tensors), with the companion", File: "cuda_ipc.py",
-		Annotations: withCompanion, GPU: 3, Host: 8, Limit: short,
+		Name: "ipc-interposer", What: "CUDA IPC (`torch.multiprocessing` with CUDA tensors), with the interposer", File: "cuda_ipc.py",
+		Annotations: withInterposer, GPU: 3, Host: 8, Limit: short,
 	},
 	{
-		Name: "managed-small", What: "managed memory in allocations of up to 1 MiB, with the companion", File: "managed.cu", Args: []string{"--parts", "small,"},
-		Annotations: withCompanion, GPU: 2, Host: 4, Limit: short,
+		Name: "managed-small", What: "managed memory in allocations of up to 1 MiB, with the interposer", File: "managed.cu", Args: []string{"--parts", "small,"},
+		Annotations: withInterposer, GPU: 2, Host: 4, Limit: short,
 	},
 	{
 		Name: "managed", What: "managed memory (`cudaMallocManaged`, UVM)", File: "managed.cu", Refused: []string{"managed memory"},
-		WayRound: "none: the driver refuses it; the companion takes over allocations of up to 1 MiB", GPU: 2, Host: 4, Limit: short,
+		WayRound: "none: the driver refuses it; the interposer takes over allocations of up to 1 MiB", GPU: 2, Host: 4, Limit: short,
 	},
 }

@@ -18,9 +18,9 @@ import (
 // Descriptors of a program's. It can offer any that it has, and be gone by the time that this process closes its own:
 // the last close of a file may wait for a server of the program's choice. So the kind of each is looked at first.
 
-// pieces returns GPU memory that the companion offers: of each the descriptor, which is the caller's, and the size.
+// pieces returns GPU memory that the interposer offers: of each the descriptor, which is the caller's, and the size.
 // On an error there may be some.
-func (c *Companion) pieces(count uint32) (memory []cuda.Memory, err error) {
+func (c *Interposer) pieces(count uint32) (memory []cuda.Memory, err error) {
 	files, err := c.descriptors(count, mayBeMemory)
 	sizes := make([]byte, 8*len(files))
 	if err == nil {
@@ -30,14 +30,14 @@ func (c *Companion) pieces(count uint32) (memory []cuda.Memory, err error) {
 		bytes := binary.LittleEndian.Uint64(sizes[8*i:])
 		memory = append(memory, cuda.Memory{File: f, Bytes: bytes})
 		if err == nil && (bytes == 0 || bytes%pieceUnit != 0 || bytes > maxPiece) {
-			err = fmt.Errorf("the companion of process %d offers %d bytes as a piece of GPU memory", c.PID, bytes)
+			err = fmt.Errorf("the interposer of process %d offers %d bytes as a piece of GPU memory", c.PID, bytes)
 		}
 	}
 	return memory, err
 }
 
-// meet has a socket to the companion, which is the caller's, and returns how many pieces that has taken before.
-func (c *Companion) meet(ctx context.Context) (socket *os.File, taken uint32, err error) {
+// meet has a socket to the interposer, which is the caller's, and returns how many pieces that has taken before.
+func (c *Interposer) meet(ctx context.Context) (socket *os.File, taken uint32, err error) {
 	now, err := c.ask(ctx, "give back the GPU memory of", askMeet, 0, patience)
 	if err != nil {
 		return nil, 0, err
@@ -49,11 +49,11 @@ func (c *Companion) meet(ctx context.Context) (socket *os.File, taken uint32, er
 	return files[0], now.count, nil
 }
 
-// descriptors returns duplicates of the descriptors that the companion offers, which are the caller's: also on an error.
+// descriptors returns duplicates of the descriptors that the interposer offers, which are the caller's: also on an error.
 // All satisfy is.
-func (c *Companion) descriptors(count uint32, is func(fd int) bool) (files []*os.File, err error) {
+func (c *Interposer) descriptors(count uint32, is func(fd int) bool) (files []*os.File, err error) {
 	if count > batch {
-		return nil, fmt.Errorf("the companion of process %d offers %d descriptors", c.PID, count)
+		return nil, fmt.Errorf("the interposer of process %d offers %d descriptors", c.PID, count)
 	}
 	data := make([]byte, 4*count)
 	if err := access(c.PID, c.at+offDescriptors, data, false); err != nil {
@@ -61,7 +61,7 @@ func (c *Companion) descriptors(count uint32, is func(fd int) bool) (files []*os
 	}
 	process, err := unix.PidfdOpen(c.PID, 0)
 	if err != nil {
-		return nil, fmt.Errorf("the companion of process %d: %w", c.PID, err)
+		return nil, fmt.Errorf("the interposer of process %d: %w", c.PID, err)
 	}
 	defer unix.Close(process)
 	for ; len(data) > 0; data = data[4:] {
@@ -72,7 +72,7 @@ func (c *Companion) descriptors(count uint32, is func(fd int) bool) (files []*os
 		}
 		if !is(fd) {
 			go unix.Close(fd) //nolint:errcheck // and wait for it, maybe
-			return files, fmt.Errorf("the companion of process %d offers its descriptor %d, which is of another kind", c.PID, number)
+			return files, fmt.Errorf("the interposer of process %d offers its descriptor %d, which is of another kind", c.PID, number)
 		}
 		files = append(files, os.NewFile(uintptr(fd), "GPU memory"))
 	}

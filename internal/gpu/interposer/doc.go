@@ -2,15 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package interposer talks to libgpuckpt.so, a library that a container with the annotation
-// annotations.Companion has loaded into its programs: the companion of each. Put puts it there.
+// annotations.Interposer has loaded into its programs: the interposer of each. Put puts it there.
 //
-// The companion makes the program's larger GPU memory itself, so that it can give the memory back to
+// The interposer makes the program's larger GPU memory itself, so that it can give the memory back to
 // the driver and have it again at the same addresses. The life of that memory in a checkpoint:
 //
 //		open --Park--> parked --Save--> saved --Open--> open
 //
 //	  - open: the program's calls reach the driver.
-//	  - parked: the program's calls of the driver wait at the companion's gate, and its GPU work is done.
+//	  - parked: the program's calls of the driver wait at the interposer's gate, and its GPU work is done.
 //	  - saved: the GPU memory is in host memory of the process, and the driver has none of it.
 //
 // Park is for before the driver's lock, and Save for the moment before its checkpoint, when it is known

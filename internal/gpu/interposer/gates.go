@@ -18,12 +18,12 @@ const (
 	// grace is how long the others' work may take before those that are parked go on in turns: as long as the
 	// driver's lock has in package cuda. Most processes that do not wait for each other are parked in it.
 	grace = 30 * time.Millisecond
-	// breath is how long the others have after each round of turns. A companion sees the end of work within
+	// breath is how long the others have after each round of turns. An interposer sees the end of work within
 	// 0.1 ms, unless the machine is busy.
 	breath = 2 * time.Millisecond
 	// longBreath is the longest time between two rounds in which no process had a call to make.
 	longBreath = 5 * time.Millisecond
-	// opening is how long a companion may take to open its gate, which is a moment.
+	// opening is how long an interposer may take to open its gate, which is a moment.
 	opening = 10 * time.Second
 	// shortestTry is how long processes wait at least before all gates are opened for their sake.
 	shortestTry = 500 * time.Millisecond
@@ -41,7 +41,7 @@ const (
 //
 //	free --park--> waiting --its work is done--> held --pass--> waiting
 //
-// In a turn each thread that waits at the gate makes one call, and the companion waits for its work. So a process
+// In a turn each thread that waits at the gate makes one call, and the interposer waits for its work. So a process
 // that gets ahead of the others stops by itself, at the first step that they do not take part in yet. A request
 // has one turn at first, and twice as many each time that the others still wait: those of a long way do not lead
 // past a place near its begin.
@@ -64,7 +64,7 @@ type gates struct {
 	opened  int           // how often all were let go
 }
 
-// gate is a process's, as its companion works it.
+// gate is a process's, as its interposer works it.
 type gate interface {
 	// park closes an open gate, and pass lets calls in at a closed one: both until their work is done. They
 	// return at once. The gate opens by itself if calls do not end within limit, which is a millisecond or more.
@@ -78,8 +78,8 @@ type gate interface {
 	open() error
 }
 
-// errNoTurns says that a companion is older than this shim.
-var errNoTurns = errors.New("the companion knows of no turns")
+// errNoTurns says that an interposer is older than this shim.
+var errNoTurns = errors.New("the interposer knows of no turns")
 
 type member struct {
 	state memberState
@@ -87,7 +87,7 @@ type member struct {
 	turn  bool          // it waits for the work of a turn
 	begun time.Duration // the pauses before that
 	had   bool          // it had a turn after the others began to wait
-	stays bool          // its companion knows of no turns
+	stays bool          // its interposer knows of no turns
 }
 
 type memberState int
@@ -274,7 +274,7 @@ func (g *gates) await(ctx context.Context, so func() bool) error {
 	}
 }
 
-// left is how long a request may take: it is never nothing, and a companion knows of no less.
+// left is how long a request may take: it is never nothing, and an interposer knows of no less.
 func (g *gates) left() time.Duration { return max(time.Until(g.until), time.Millisecond) }
 
 // settled reports whether nobody waits, or the time is over.
@@ -314,9 +314,9 @@ func (g *gates) anyIn(state memberState, who []int) bool {
 	return false
 }
 
-// closeGates parks the programs of companions within limit. On an error those that are not parked are open, or a
-// companion has not answered in a second more.
-func closeGates(ctx context.Context, all []*Companion, limit time.Duration) error {
+// closeGates parks the programs of interposers within limit. On an error those that are not parked are open, or a
+// interposer has not answered in a second more.
+func closeGates(ctx context.Context, all []*Interposer, limit time.Duration) error {
 	g := &gates{}
 	for _, c := range all {
 		g.all = append(g.all, &own{c: c})
@@ -341,9 +341,9 @@ func closeGates(ctx context.Context, all []*Companion, limit time.Duration) erro
 	return err
 }
 
-// own is the gate of a companion.
+// own is the gate of an interposer.
 type own struct {
-	c       *Companion
+	c       *Interposer
 	request uint32 // the last one
 }
 

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// job is ranks whose kernels wait for each other's, with a companion each, in the time of a synctest bubble. A rank
+// job is ranks whose kernels wait for each other's, with an interposer each, in the time of a synctest bubble. A rank
 // is a thread that makes calls, and a GPU that runs what these submit, in their order.
 type job struct {
 	// next is a rank's next call, and how long the rank computes on its processor before it.
@@ -23,7 +23,7 @@ type job struct {
 	changed *sync.Cond
 	ranks   []*modelRank
 	ended   bool
-	wrong   string // what a real companion would never do
+	wrong   string // what a real interposer would never do
 }
 
 // call is a kernel, or without any of these a wait for all of them.
@@ -481,7 +481,7 @@ func (l *lost) look() (bool, uint32, error) {
 	return false, 0, l.err
 }
 
-// older is the gate of a companion that knows of no turns.
+// older is the gate of an interposer that knows of no turns.
 type older struct {
 	*modelRank
 	asked bool
@@ -552,7 +552,7 @@ func (a *asked) park(limit time.Duration) error {
 	return nil
 }
 
-// Processes that are asked anew when the time is just over are asked for a moment: a companion takes the number of
+// Processes that are asked anew when the time is just over are asked for a moment: an interposer takes the number of
 // milliseconds as one without a sign, and less than none is weeks.
 func TestGatesAskForAMoment(t *testing.T) {
 	a := &asked{}

@@ -21,8 +21,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-// of returns the companions of the processes that may be taken through steps.
-func of(procs cuda.Group) (all []*Companion, err error) {
+// of returns the interposers of the processes that may be taken through steps.
+func of(procs cuda.Group) (all []*Interposer, err error) {
 	for _, p := range procs.Living() {
 		if p.State == cuda.Checkpointed { // somebody else's
 			continue
@@ -44,8 +44,8 @@ func of(procs cuda.Group) (all []*Companion, err error) {
 // eventThread is the name of the driver's thread without which it locks no process.
 const eventThread = "cuda-EvtHandlr"
 
-// Threads returns, by their tids, the threads of the processes that must run while their companions
-// save: the companions' own, and the driver's for the lock.
+// Threads returns, by their tids, the threads of the processes that must run while their interposers
+// save: the interposers' own, and the driver's for the lock.
 func Threads(procs cuda.Group) (tids []int) {
 	all, _ := of(procs) // who cannot be found does nothing
 	for _, c := range all {
@@ -61,33 +61,33 @@ func Threads(procs cuda.Group) (tids []int) {
 	return tids
 }
 
-// Parked are processes whose calls of the driver wait at their companions' gates, and of which the
-// companions can save GPU memory, or GPUs' access to each other's memory, or that others can ask for what they share.
+// Parked are processes whose calls of the driver wait at their interposers' gates, and of which the
+// interposers can save GPU memory, or GPUs' access to each other's memory, or that others can ask for what they share.
 type Parked struct {
 	Procs  cuda.Group
-	Bytes  uint64       // of GPU memory that they can save
-	all    []*Companion // of each process
-	bytes  []uint64     // of each
-	leave  bool         // all of it to the driver
-	keeper *Keeper      // for memory that stays on the GPUs; nil: all is copied
-	kept   *Kept        // by the last Save; nil if it is in areas
+	Bytes  uint64        // of GPU memory that they can save
+	all    []*Interposer // of each process
+	bytes  []uint64      // of each
+	leave  bool          // all of it to the driver
+	keeper *Keeper       // for memory that stays on the GPUs; nil: all is copied
+	kept   *Kept         // by the last Save; nil if it is in areas
 
 	shared  bool  // what they share is taken down
 	refusal error // it cannot be
 }
 
-// Park closes the gates of the processes' companions, and returns the processes that have something to
+// Park closes the gates of the processes' interposers, and returns the processes that have something to
 // save or to share; nil for none. Half of timeout is for the programs' calls and GPU work to end: the rest is left to those
-// who lock them if they wait for each other. If none has anything, and on an error, all companions are
+// who lock them if they wait for each other. If none has anything, and on an error, all interposers are
 // open again, unless the error says that one could not be opened. What the processes share is taken down;
 // if it cannot be, a Parked is returned with the error, and it has a Refusal. The processes must not be frozen.
 func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (p *Parked, err error) {
 	for had := 0; ; {
 		all, ferr := of(procs)
-		if ferr != nil || len(all) <= had { // not for ever: programs can have companions that come and go
+		if ferr != nil || len(all) <= had { // not for ever: programs can have interposers that come and go
 			return p, errors.Join(err, ferr)
 		}
-		// A program that has its companion from then on may import memory of one that is parked.
+		// A program that has its interposer from then on may import memory of one that is parked.
 		if p, err = park(ctx, procs, all, timeout); !errors.Is(err, errElsewhere) {
 			return p, err
 		}
@@ -95,9 +95,9 @@ func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (p *Park
 	}
 }
 
-func park(ctx context.Context, procs cuda.Group, all []*Companion, timeout time.Duration) (*Parked, error) {
+func park(ctx context.Context, procs cuda.Group, all []*Interposer, timeout time.Duration) (*Parked, error) {
 	err := closeGates(ctx, all, timeout/2)
-	parked, rerr := each(all, (*Companion).read)
+	parked, rerr := each(all, (*Interposer).read)
 	if err == nil {
 		err = rerr
 	}
@@ -135,26 +135,26 @@ func (p *Parked) LeaveToDriver(leave bool) error {
 	}
 	p.leave = leave
 	if leave && p.shared && p.Bytes > 0 {
-		return fmt.Errorf("the processes share GPU memory by their companions, which need room in memory for it: checkpoint to a directory in memory, or raise the limit: %w", errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("the processes share GPU memory by their interposers, which need room in memory for it: checkpoint to a directory in memory, or raise the limit: %w", errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
 
-// Saver returns the thread that will map the host memory of a process's companion, if it will save any.
+// Saver returns the thread that will map the host memory of a process's interposer, if it will save any.
 func (p *Parked) Saver(pid int) (tid int, ok bool) {
 	if p == nil || p.leave {
 		return 0, false
 	}
-	i := slices.IndexFunc(p.all, func(c *Companion) bool { return c.PID == pid })
+	i := slices.IndexFunc(p.all, func(c *Interposer) bool { return c.PID == pid })
 	if i < 0 || p.bytes[i] == 0 {
 		return 0, false
 	}
 	return p.all[i].TID, true
 }
 
-// Save has the companions save the GPU memory, unless it is left to the driver, and returns the bytes.
+// Save has the interposers save the GPU memory, unless it is left to the driver, and returns the bytes.
 // It can be called on nil. The processes come locked by the
-// driver and leave so: for the companions' sake they are unlocked meanwhile. All threads but those of
+// driver and leave so: for the interposers' sake they are unlocked meanwhile. All threads but those of
 // Threads must be held. What was saved before is saved anew.
 //
 // On an error the memory is back on the GPUs and the processes are locked, unless the error says that
@@ -186,12 +186,12 @@ func (p *Parked) Save(ctx context.Context, h *cuda.Helper, timeout time.Duration
 	return 0, err
 }
 
-// save has the companions save or keep the memory of parked processes.
+// save has the interposers save or keep the memory of parked processes.
 func (p *Parked) save(ctx context.Context) (uint64, error) {
 	if p.keeper != nil {
 		p.kept = p.export(ctx)
 	}
-	sizes, err := each(p.all, func(c *Companion) (uint64, error) {
+	sizes, err := each(p.all, func(c *Interposer) (uint64, error) {
 		if p.kept != nil {
 			return p.kept.release(ctx, c)
 		}
@@ -203,7 +203,7 @@ func (p *Parked) save(ctx context.Context) (uint64, error) {
 
 // Has reports whether a process has saved or kept its memory at an address. It can be called on nil.
 func (p *Parked) Has(pid int, start uint64) bool {
-	return p != nil && slices.ContainsFunc(p.all, func(c *Companion) bool {
+	return p != nil && slices.ContainsFunc(p.all, func(c *Interposer) bool {
 		if c.PID != pid {
 			return false
 		}
@@ -234,7 +234,7 @@ func (p *Parked) Lock(ctx context.Context, h *cuda.Helper, timeout time.Duration
 	return loose.Lock(ctx, h, timeout)
 }
 
-// Open has the companions of processes bring GPU memory back, where it is saved, and let the programs'
+// Open has the interposers of processes bring GPU memory back, where it is saved, and let the programs'
 // calls reach the driver. One that is open is left alone. On an error programs wait at the gate, with
 // their memory safe, and Open can be called again. The processes must be unlocked, and not frozen. Open
 // ignores the end of ctx.
@@ -263,7 +263,7 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate, ready Ready) err
 	if err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(c *Companion) bool {
+	all = slices.DeleteFunc(all, func(c *Interposer) bool {
 		now, err := c.read()
 		return err == nil && now.state == open
 	})
@@ -290,10 +290,10 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate, ready Ready) err
 // openAll opens those that are parked or saved. ready is not nil for restored processes: one that ends, and memory
 // that was lost with one, is an error. On an error those are open whose memory and sharing are back, and openAll can be
 // called again.
-func openAll(ctx context.Context, all []*Companion, ready Ready) error {
+func openAll(ctx context.Context, all []*Interposer, ready Ready) error {
 	strict := ready != nil
-	inAll := func(all []*Companion, do func(*Companion) error) error {
-		return inAll(all, func(c *Companion) error {
+	inAll := func(all []*Interposer, do func(*Interposer) error) error {
+		return inAll(all, func(c *Interposer) error {
 			if err := do(c); strict || !proc.Ended(err) {
 				return err
 			}
@@ -301,8 +301,8 @@ func openAll(ctx context.Context, all []*Companion, ready Ready) error {
 		})
 	}
 	var mutex sync.Mutex
-	var closed []*Companion
-	err := inAll(all, func(c *Companion) error {
+	var closed []*Interposer
+	err := inAll(all, func(c *Interposer) error {
 		now, err := c.settled(ctx)
 		if err == nil && (now.state == parked || now.state == saved) {
 			mutex.Lock()
@@ -311,7 +311,7 @@ func openAll(ctx context.Context, all []*Companion, ready Ready) error {
 		}
 		return err
 	})
-	err = errors.Join(err, inAll(closed, func(c *Companion) error {
+	err = errors.Join(err, inAll(closed, func(c *Interposer) error {
 		if strict {
 			return c.refill(ctx, ready)
 		}
@@ -321,7 +321,7 @@ func openAll(ctx context.Context, all []*Companion, ready Ready) error {
 	if err == nil {
 		err = together(ctx, closed, strict, inAll)
 	}
-	return errors.Join(err, inAll(closed, func(c *Companion) error {
+	return errors.Join(err, inAll(closed, func(c *Interposer) error {
 		now, err := c.read()
 		if err != nil || now.state != parked || now.sharing&apart != 0 {
 			return err
@@ -332,7 +332,7 @@ func openAll(ctx context.Context, all []*Companion, ready Ready) error {
 }
 
 // refill has a restored process parked with its memory.
-func (c *Companion) refill(ctx context.Context, ready Ready) error {
+func (c *Interposer) refill(ctx context.Context, ready Ready) error {
 	now, err := c.read()
 	if err != nil {
 		return err
@@ -350,7 +350,7 @@ func (c *Companion) refill(ctx context.Context, ready Ready) error {
 }
 
 // takeReady has a restored process take memory, and gives each piece up when it has.
-func (c *Companion) takeReady(ctx context.Context, memory []cuda.Memory) error {
+func (c *Interposer) takeReady(ctx context.Context, memory []cuda.Memory) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	defer func() { cuda.CloseMemory(memory) }()
@@ -372,10 +372,10 @@ func (c *Companion) takeReady(ctx context.Context, memory []cuda.Memory) error {
 	return err
 }
 
-// settled returns what a companion says when it is busy with nothing, or parks: a park that is
+// settled returns what an interposer says when it is busy with nothing, or parks: a park that is
 // cancelled opens the gate by itself, and may wait for the GPU as long as that works. Who asked for it may have ended
 // before it was cancelled.
-func (c *Companion) settled(ctx context.Context) (control, error) {
+func (c *Interposer) settled(ctx context.Context) (control, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
@@ -391,13 +391,13 @@ func (c *Companion) settled(ctx context.Context) (control, error) {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			return now, fmt.Errorf("the companion of process %d is still busy: %w", c.PID, ctx.Err())
+			return now, fmt.Errorf("the interposer of process %d is still busy: %w", c.PID, ctx.Err())
 		}
 	}
 }
 
 // each calls do for all at once.
-func each[T any](all []*Companion, do func(c *Companion) (T, error)) ([]T, error) {
+func each[T any](all []*Interposer, do func(c *Interposer) (T, error)) ([]T, error) {
 	values, errs := make([]T, len(all)), make([]error, len(all))
 	var group sync.WaitGroup
 	for i, c := range all {

@@ -70,10 +70,10 @@ type Kept struct {
 
 // kept is that of one process.
 type kept struct {
-	*Companion
+	*Interposer
 	memory       []cuda.Memory // by which it lives, but for what the process has taken
 	given        uint32        // pieces that it has taken
-	socket       *os.File      // to the companion; nil for none
+	socket       *os.File      // to the interposer; nil for none
 	start, bytes uint64        // as the process has them once it is away
 
 	copies []cuda.Memory // duplicates of memory, for the mover
@@ -130,7 +130,7 @@ func (p *Parked) Kept() *Kept {
 func (p *Parked) export(ctx context.Context) *Kept {
 	k := &Kept{copied: make(chan struct{})}
 	for _, c := range p.all {
-		k.all = append(k.all, &kept{Companion: c})
+		k.all = append(k.all, &kept{Interposer: c})
 	}
 	err := k.each(func(m *kept) error {
 		err := m.export(ctx, maxPieces)
@@ -176,7 +176,7 @@ func (m *kept) close() {
 	m.hangUp()
 }
 
-// hangUp ends the socket to the companion, which takes it that the GPU has the memory once.
+// hangUp ends the socket to the interposer, which takes it that the GPU has the memory once.
 func (m *kept) hangUp() {
 	if m.socket != nil {
 		m.socket.Close()
@@ -195,7 +195,7 @@ func (m *kept) export(ctx context.Context, most int) error {
 			return err
 		}
 		if len(m.memory) > most {
-			return fmt.Errorf("the companion of process %d offers more than %d pieces of GPU memory", m.PID, most)
+			return fmt.Errorf("the interposer of process %d offers more than %d pieces of GPU memory", m.PID, most)
 		}
 		memory, err := m.pieces(now.count)
 		m.memory = append(m.memory, memory...)
@@ -205,11 +205,11 @@ func (m *kept) export(ctx context.Context, most int) error {
 	}
 }
 
-// inTime returns err, or that a companion has had its time for something of several requests: an answer that comes after
+// inTime returns err, or that an interposer has had its time for something of several requests: an answer that comes after
 // the end of ctx is one.
 func inTime(ctx context.Context, doing string, pid int, err error) error {
 	if err == nil && ctx.Err() != nil {
-		err = fmt.Errorf("%s process %d: its companion is slow: %w", doing, pid, ctx.Err())
+		err = fmt.Errorf("%s process %d: its interposer is slow: %w", doing, pid, ctx.Err())
 	}
 	return err
 }
@@ -290,19 +290,19 @@ func (k *Kept) isCopied() bool {
 }
 
 // release has the driver have none of a process's memory, and returns the bytes.
-func (k *Kept) release(ctx context.Context, c *Companion) (uint64, error) {
-	m := k.all[slices.IndexFunc(k.all, func(m *kept) bool { return m.Companion == c })]
+func (k *Kept) release(ctx context.Context, c *Interposer) (uint64, error) {
+	m := k.all[slices.IndexFunc(k.all, func(m *kept) bool { return m.Interposer == c })]
 	now, err := m.ask(ctx, "release the GPU memory of", askRelease, 0, patience)
 	m.start = now.start
 	if err == nil && now.bytes != m.bytes {
-		err = fmt.Errorf("the companion of process %d has released %d bytes of GPU memory, and kept %d", m.PID, now.bytes, m.bytes)
+		err = fmt.Errorf("the interposer of process %d has released %d bytes of GPU memory, and kept %d", m.PID, now.bytes, m.bytes)
 	}
 	return now.bytes, err
 }
 
 // take has a parked process whose memory is saved take the next pieces of it, at most a batch. What it
 // has taken it has copied.
-func (c *Companion) take(ctx context.Context, socket *os.File, memory []cuda.Memory, how time.Duration) (control, error) {
+func (c *Interposer) take(ctx context.Context, socket *os.File, memory []cuda.Memory, how time.Duration) (control, error) {
 	var sizes []byte
 	var fds []int
 	for _, piece := range memory {

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
-// keeper is a program with GPU memory by its companion, ../../companion/keeptest.c.
+// keeper is a program with GPU memory by its interposer, ../../interposer/keeptest.c.
 type keeper struct {
 	rank
 	in  io.Writer
@@ -443,7 +443,7 @@ func TestKeptElsewhere(t *testing.T) {
 	has(t, f, 5, 8<<20)
 }
 
-// A shim that ends when it was offered descriptors leaves them to the companion. By then a program that runs may have
+// A shim that ends when it was offered descriptors leaves them to the interposer. By then a program that runs may have
 // closed one, and have another file by its number.
 func TestOfferedAndLeft(t *testing.T) {
 	k := keeping(t, 8, 12)
@@ -467,7 +467,7 @@ func TestOfferedAndLeft(t *testing.T) {
 	}
 	k.says("is", "5")
 	if file, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", k.pid, fds[0])); file != "/dev/null" {
-		t.Errorf("the companion has closed a file of the program's: %v", err)
+		t.Errorf("the interposer has closed a file of the program's: %v", err)
 	}
 	if file, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", k.pid, fds[1])); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is open: %v", file, err)
@@ -636,8 +636,8 @@ func withoutWords(t *testing.T) {
 	t.Setenv("SOFTCUDA_CONF", file)
 }
 
-// A program that shares what its companion does not bring back does so as without it, and is refused: also one that has no
-// memory of its companion's. It runs on with its memory.
+// A program that shares what its interposer does not bring back does so as without it, and is refused: also one that has no
+// memory of its interposer's. It runs on with its memory.
 func TestForeign(t *testing.T) {
 	const notWanted = "-not-wanted"
 	for _, kind := range []string{"event", "event" + notWanted, "event-of-another", "pool", "pool-of-another", "external-memory", "external-semaphore", "multicast", "fabric", "host", "host-exported"} {
@@ -647,7 +647,7 @@ func TestForeign(t *testing.T) {
 				case "event":
 					withoutWords(t)
 				case "event" + notWanted:
-					t.Setenv("GPUCKPT_COMPANION_EVENTS", "off")
+					t.Setenv("GPUCKPT_INTERPOSER_EVENTS", "off")
 				}
 				k := keeping(t, mib...)
 				k.says("set 5", "ok")

@@ -25,10 +25,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 )
 
-// liar is a companion in this process. It answers as an honest one of some pieces of GPU memory, but for what lie
+// liar is an interposer in this process. It answers as an honest one of some pieces of GPU memory, but for what lie
 // changes: a word of the control block, or a result.
 type liar struct {
-	*Companion
+	*Interposer
 	t      *testing.T
 	block  []byte
 	mu     sync.Mutex
@@ -58,8 +58,8 @@ func lying(t *testing.T, pieces int, lie func(l *liar, what uint32, result *uint
 		}
 	}
 	var err error
-	if l.Companion, err = Find(os.Getpid()); l.Companion == nil || err != nil {
-		t.Fatal(l.Companion, err)
+	if l.Interposer, err = Find(os.Getpid()); l.Interposer == nil || err != nil {
+		t.Fatal(l.Interposer, err)
 	}
 	over, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -241,7 +241,7 @@ func checkpointed(t *testing.T) (err error) {
 	return err
 }
 
-// soon fails the test if something takes long: nothing that a companion answers at once may.
+// soon fails the test if something takes long: nothing that an interposer answers at once may.
 func soon(t *testing.T, do func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -322,7 +322,7 @@ func lingering(t *testing.T) int {
 	return fd
 }
 
-// What a companion offers that is no GPU memory is refused, and all that was taken is given up.
+// What an interposer offers that is no GPU memory is refused, and all that was taken is given up.
 func TestOffers(t *testing.T) {
 	const none = 1 << 20
 	plain, err := os.Open("/proc/self/status")
@@ -375,7 +375,7 @@ func TestOffers(t *testing.T) {
 			})
 			none := noneLeft(t)
 			soon(t, func() {
-				m := &kept{Companion: l.Companion}
+				m := &kept{Interposer: l.Interposer}
 				if err := m.export(t.Context(), 100); err == nil || !strings.Contains(err.Error(), test.want) {
 					t.Errorf("got %v, want %q", err, test.want)
 				}
@@ -393,7 +393,7 @@ func TestOffers(t *testing.T) {
 			}
 		})
 		soon(t, func() {
-			m := &kept{Companion: l.Companion}
+			m := &kept{Interposer: l.Interposer}
 			// The program has closed its own as soon as it is taken, as far as who takes it can tell.
 			kinds := 0
 			_, err := m.ask(t.Context(), "keep", askKeep, 0, patience)
@@ -418,7 +418,7 @@ func TestOffers(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		soon(t, func() {
-			m := &kept{Companion: l.Companion}
+			m := &kept{Interposer: l.Interposer}
 			if err := m.export(ctx, maxPieces); ctx.Err() == nil {
 				t.Errorf("it ended before its time: %v", err)
 			}
@@ -427,7 +427,7 @@ func TestOffers(t *testing.T) {
 	})
 }
 
-// A companion that lies about what it has back gets an error, and the rest of its memory is given up with it.
+// An interposer that lies about what it has back gets an error, and the rest of its memory is given up with it.
 func TestLies(t *testing.T) {
 	count := func(n uint32) func(*liar, *uint32) { return func(l *liar, _ *uint32) { l.set(offCount, n) } }
 	r, w, err := os.Pipe()
@@ -459,8 +459,8 @@ func TestLies(t *testing.T) {
 			for unix.Sendto(l.pair[1], make([]byte, 1<<12), unix.MSG_DONTWAIT, nil) == nil {
 			}
 		}, "resource temporarily unavailable"},
-		{"is refused", askTake, func(_ *liar, result *uint32) { *result = 1 }, "answers its companion with error 1"},
-		{"has no room, always", askTake, func(_ *liar, result *uint32) { *result = outOfMemory }, "answers its companion with error 2"},
+		{"is refused", askTake, func(_ *liar, result *uint32) { *result = 1 }, "answers its interposer with error 1"},
+		{"has no room, always", askTake, func(_ *liar, result *uint32) { *result = outOfMemory }, "answers its interposer with error 2"},
 		{"has its memory elsewhere, always", askPark, func(_ *liar, result *uint32) { *result = notPermitted }, errElsewhere.Error()},
 		{"cannot return", askReturn, func(_ *liar, result *uint32) { *result = 999 }, "error 999"},
 	} {
@@ -482,7 +482,7 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// A container's companions come and go, each time that they are asked to park: first there is one, then there are two,
+// A container's interposers come and go, each time that they are asked to park: first there is one, then there are two,
 // then one again.
 func TestComesAndGoes(t *testing.T) {
 	const other = "GPUCKPT_TEST_LIAR" // a process that does what it is told
@@ -544,7 +544,7 @@ func TestComesAndGoes(t *testing.T) {
 	}
 }
 
-// A program has its companion's library mapped as often as it likes: it is searched for a control block in the first ones.
+// A program has its interposer's library mapped as often as it likes: it is searched for a control block in the first ones.
 func TestManyMappings(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), LibraryName))
 	if err != nil {
@@ -620,7 +620,7 @@ func TestRestless(t *testing.T) {
 	none()
 }
 
-// FuzzLiar takes a companion through a checkpoint that lies at each answer: a byte that says in how many fields, and two
+// FuzzLiar takes an interposer through a checkpoint that lies at each answer: a byte that says in how many fields, and two
 // for each field. It costs neither much time nor a descriptor.
 func FuzzLiar(f *testing.F) {
 	f.Add([]byte{})

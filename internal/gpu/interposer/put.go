@@ -16,7 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
-// LibraryName is the companion's file name, and InContainer where a container has it: in the root, where
+// LibraryName is the interposer's file name, and InContainer where a container has it: in the root, where
 // no read-only mount is in the way of making a file to mount it on.
 const (
 	LibraryName = "libgpuckpt.so"
@@ -25,11 +25,11 @@ const (
 
 const preload = "LD_PRELOAD="
 
-// Put has the programs of a container load the companion, if the container's annotations ask for it: a
+// Put has the programs of a container load the interposer, if the container's annotations ask for it: a
 // bind mount in the spec, and LD_PRELOAD, after what is there already. A container without the
-// annotation is left as it is. It is an error if this installation has no companion.
+// annotation is left as it is. It is an error if this installation has no interposer.
 func Put(spec *specs.Spec, view config.View) error {
-	wanted, err := view.HasCompanion()
+	wanted, err := view.HasInterposer()
 	if err != nil || !wanted || spec.Process == nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func Put(spec *specs.Spec, view config.View) error {
 	return nil
 }
 
-// find returns the companion's path: beside this program, or in ../lib/gpuckpt.
+// find returns the interposer's path: beside this program, or in ../lib/gpuckpt.
 func find() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -73,6 +73,6 @@ func find() (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("find the companion: no %s in %s or %s: install gpuckpt anew, or start the container without the annotation",
+	return "", fmt.Errorf("find the interposer: no %s in %s or %s: install gpuckpt anew, or start the container without the annotation",
 		LibraryName, dir, filepath.Join(dir, "..", "lib", "gpuckpt"))
 }

@@ -21,12 +21,12 @@ import (
 func view(value string) config.View {
 	v := config.View{Node: config.Default()}
 	if value != "" {
-		v.Annotations = map[string]string{annotations.Companion: value}
+		v.Annotations = map[string]string{annotations.Interposer: value}
 	}
 	return v
 }
 
-// installed puts a companion beside the test's own program.
+// installed puts an interposer beside the test's own program.
 func installed(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -68,7 +68,7 @@ func TestPut(t *testing.T) {
 	}
 }
 
-// Nothing is changed without the annotation, with another value, or where there is no companion.
+// Nothing is changed without the annotation, with another value, or where there is no interposer.
 func TestPutNothing(t *testing.T) {
 	for value, want := range map[string]error{"": nil, "false": nil, "yes": errdefs.ErrInvalidArgument} {
 		spec := &specs.Spec{Process: &specs.Process{Env: []string{"A=b"}}}
@@ -80,6 +80,6 @@ func TestPutNothing(t *testing.T) {
 		}
 	}
 	if err := Put(&specs.Spec{Process: &specs.Process{}}, view("true")); err == nil {
-		t.Error("a companion was found where there is none")
+		t.Error("an interposer was found where there is none")
 	}
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // ranking starts processes on the software GPU whose kernels wait for each other's, step after step. Each has its
-// memory by its companion. A later rank computes for so much longer before its steps, of which there are so many
+// memory by its interposer. A later rank computes for so much longer before its steps, of which there are so many
 // between two waits. Their parent ends all when one ends.
 func ranking(t *testing.T, n int, compute time.Duration, ahead int) (all []rank, procs cuda.Group, parent int) {
 	t.Helper()
@@ -104,13 +104,13 @@ func TestSoftRanksAreParked(t *testing.T) {
 	}{{2, 1, 2 * time.Millisecond}, {2, 20, 0}, {4, 3, 500 * time.Microsecond}} {
 		t.Run(fmt.Sprintf("%d ranks, %d ahead", test.n, test.ahead), func(t *testing.T) {
 			all, procs, _ := ranking(t, test.n, test.compute, test.ahead)
-			companions, err := of(procs)
-			if err != nil || len(companions) != test.n {
-				t.Fatalf("%d companions: %v", len(companions), err)
+			interposers, err := of(procs)
+			if err != nil || len(interposers) != test.n {
+				t.Fatalf("%d interposers: %v", len(interposers), err)
 			}
 			// Asked once, one of them is still waiting when the time is over: else they do not wait for each other.
 			for tries := 0; ; tries++ {
-				_, err := each(companions, func(c *Companion) (control, error) {
+				_, err := each(interposers, func(c *Interposer) (control, error) {
 					return c.ask(t.Context(), "park", askPark, 100*time.Millisecond, time.Minute)
 				})
 				if oerr := Open(t.Context(), procs); oerr != nil {
@@ -168,7 +168,7 @@ func isOpen(t *testing.T, procs cuda.Group) {
 	t.Helper()
 	all, err := of(procs)
 	if err != nil || len(all) != len(procs) {
-		t.Fatalf("%d companions: %v", len(all), err)
+		t.Fatalf("%d interposers: %v", len(all), err)
 	}
 	for _, c := range all {
 		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -184,7 +184,7 @@ func isOpen(t *testing.T, procs cuda.Group) {
 }
 
 // stuck returns when one of two ranks is parked and the other waits for it.
-func stuck(t *testing.T, procs cuda.Group) (behind *Companion) {
+func stuck(t *testing.T, procs cuda.Group) (behind *Interposer) {
 	t.Helper()
 	all, err := of(procs)
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 // ways are CUDA IPC of cuMemAlloc, a descriptor of cuMemCreate, and the first with events.
 var ways = []string{"large", "handles", "events"}
 
-// rank is one of two processes that share GPU memory by their companions.
+// rank is one of two processes that share GPU memory by their interposers.
 type rank struct {
 	t    *testing.T
 	pid  int
@@ -219,7 +219,7 @@ func testShared(t *testing.T, way string) {
 			t.Error("the memory is mapped still")
 		}
 		sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", exporter.pid))
-		if err != nil || strings.Contains(string(sockets), "@gpuckpt-companion-") {
+		if err != nil || strings.Contains(string(sockets), "@gpuckpt-interposer-") {
 			t.Errorf("the exporter has its socket still: %v", err)
 		}
 		if err := p.LeaveToDriver(true); err == nil {
@@ -244,14 +244,14 @@ func testShared(t *testing.T, way string) {
 		if way == "events" {
 			exporter.takesTurns()
 			if !exporter.maps("gpuckpt-events") || exporter.maps("cuda.shm.") {
-				t.Error("the events are not the companion's")
+				t.Error("the events are not the interposer's")
 			}
 		}
 		count()
 	}
 }
 
-// Processes that share events, and no memory of their companions', are parked as well, until they go on.
+// Processes that share events, and no memory of their interposers', are parked as well, until they go on.
 func TestSharedEventsAlone(t *testing.T) {
 	exporter, importer := pair(t, build(t), "events alone")
 	both := cuda.Group{exporter.process(), importer.process()}
@@ -287,7 +287,7 @@ func TestSharedHalfWay(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := inAll(all, func(c *Companion) error {
+			if err := inAll(all, func(c *Interposer) error {
 				if err := access(c.PID, c.at+offCut, []byte{1, 2, 3, 4, 5, 6, 7, 8}, true); err != nil {
 					return err
 				}
@@ -406,10 +406,10 @@ func testSharedWithTheDead(t *testing.T, way string) {
 			t.Fatal(err)
 		}
 		kill(exporter)
-		if err := openAll(context.Background(), []*Companion{c}, func(context.Context, int, uint64, uint64) []cuda.Memory { return nil }); !errors.Is(err, errGone) {
+		if err := openAll(context.Background(), []*Interposer{c}, func(context.Context, int, uint64, uint64) []cuda.Memory { return nil }); !errors.Is(err, errGone) {
 			t.Errorf("got %v", err)
 		}
-		if err := openAll(context.Background(), []*Companion{c}, nil); err != nil {
+		if err := openAll(context.Background(), []*Interposer{c}, nil); err != nil {
 			t.Error(err)
 		}
 		if way != "events" { // whose next turn fails
@@ -493,12 +493,12 @@ func TestSharedMeanwhile(t *testing.T) {
 	}
 }
 
-// asks returns when a rank has a companion, which it has from its import on, and a moment later.
+// asks returns when a rank has an interposer, which it has from its import on, and a moment later.
 func (r rank) asks() {
 	r.t.Helper()
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		if c, err := Find(r.pid); err != nil || time.Since(began) > 10*time.Second {
-			r.t.Fatalf("it has no companion: %v", err)
+			r.t.Fatalf("it has no interposer: %v", err)
 		} else if c != nil {
 			time.Sleep(50 * time.Millisecond)
 			return

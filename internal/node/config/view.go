@@ -60,9 +60,13 @@ func (v View) AcceptsChangedFiles() (bool, error) {
 	return want == Accept, err
 }
 
-// HasCompanion reports whether the container's programs load the companion.
-func (v View) HasCompanion() (bool, error) {
-	want, err := v.choose(annotations.Companion, "false", "true", "false")
+// HasInterposer reports whether the container's programs load the interposer.
+func (v View) HasInterposer() (bool, error) {
+	key := annotations.Interposer
+	if _, old := v.Annotations[annotations.Companion]; old {
+		key = annotations.Companion
+	}
+	want, err := v.choose(key, "false", "true", "false")
 	return want == "true", err
 }
 

@@ -77,7 +77,7 @@ type Job struct {
 	// Processes are the container's CUDA processes by their pid in it. One with the
 	// State cuda.Checkpointed is somebody else's: it must not be touched.
 	Processes cuda.Group
-	// Parked are those of them whose companions save GPU memory when Save calls checkpoint; nil for none.
+	// Parked are those of them whose interposers save GPU memory when Save calls checkpoint; nil for none.
 	Parked *interposer.Parked
 	// Tracer can stop the driver's threads and call the kernel in them.
 	Tracer *steer.Session

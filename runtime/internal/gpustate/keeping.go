@@ -18,7 +18,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate/internal/gpulist"
 )
 
-// keeping has the companions keep GPU memory on the GPUs in a Save, and a mover copy it to areas: the first of each
+// keeping has the interposers keep GPU memory on the GPUs in a Save, and a mover copy it to areas: the first of each
 // process that has some.
 type keeping struct {
 	s     *State

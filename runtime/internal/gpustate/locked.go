@@ -37,7 +37,7 @@ type locked struct {
 	use         usage
 	copyThreads int
 
-	parked *interposer.Parked // with memory that Save has their companions save; nil for none
+	parked *interposer.Parked // with memory that Save has their interposers save; nil for none
 	path   DataPath           // of Preflight
 	sizes  []uint64           // bytes of GPU state by place in procs; nil before Save
 	areas  []Area             // state that is not in the processes
@@ -84,7 +84,7 @@ func (l *locked) lockAll(ctx context.Context, by *cudahelper.Helpers, tracers *t
 	}
 }
 
-// unlock unlocks those that have not ended, and has their companions bring back what they took.
+// unlock unlocks those that have not ended, and has their interposers bring back what they took.
 func unlock(ctx context.Context, procs cuda.Group, parked *interposer.Parked, helper *cuda.Helper) error {
 	if err := procs.Living().Unlock(ctx, helper); err != nil {
 		return err
@@ -92,7 +92,7 @@ func unlock(ctx context.Context, procs cuda.Group, parked *interposer.Parked, he
 	return parked.Open(ctx, procs)
 }
 
-// lock finds the CUDA processes among pids and locks them, their companions first.
+// lock finds the CUDA processes among pids and locks them, their interposers first.
 func (l *locked) lock(ctx context.Context, by *cudahelper.Helpers, tracers *tracers, pids []int, timeout time.Duration) error {
 	if err := refuseStopped(pids); err != nil {
 		return err
@@ -253,7 +253,7 @@ func (l *locked) refuseUnlocked(candidates []int) error {
 const sharesFrom = 610
 
 // refuseShared refuses processes that share GPU memory, by CUDA IPC or by exported handles, and those
-// that reach memory of one GPU from another and have no companion, or whose companion's memory is left
+// that reach memory of one GPU from another and have no interposer, or whose interposer's memory is left
 // to the driver: an older driver checkpoints them and never restores them. It refuses also where the driver does not say
 // what they have.
 func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper, leave bool) error {
@@ -286,16 +286,16 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper, leave bo
 	return nil
 }
 
-// refuseReach refuses a process that reaches memory of one GPU from another, unless its companion takes
+// refuseReach refuses a process that reaches memory of one GPU from another, unless its interposer takes
 // that down.
 func refuseReach(pid int, driver string, leave bool) error {
 	c, err := interposer.Find(pid)
 	if err != nil || c != nil && !leave {
 		return err
 	}
-	todo := "start the program with the annotation " + annotations.Companion + ", or let it see one GPU"
+	todo := "start the program with the annotation " + annotations.Interposer + ", or let it see one GPU"
 	if c != nil {
-		todo = "its companion needs room in memory: checkpoint to a directory in memory, or raise the limit"
+		todo = "its interposer needs room in memory: checkpoint to a directory in memory, or raise the limit"
 	}
 	return fmt.Errorf("process %s reaches memory of one GPU from another (peer access: JAX with several GPUs, NCCL or PyTorch in one process): driver %s would checkpoint it and might never restore it; %s: %w",
 		proc.Describe(pid), cmp.Or(driver, "of unknown version"), todo, errdefs.ErrFailedPrecondition)

@@ -48,7 +48,7 @@ var buildSoft = sync.OnceValue(func() error {
 	for _, args := range [][]string{
 		{"make", "-s", "-C", "../../../integration/softcuda", "OUT=" + softDir, "all"},
 		{"make", "-s", "-C", "../../../integration/workload", "OUT=" + softDir, "all"},
-		{"make", "-s", "-C", "../../../companion", "OUT=" + softDir},
+		{"make", "-s", "-C", "../../../interposer", "OUT=" + softDir},
 		{"go", "build", "-o", filepath.Join(softDir, cuda.HelperName), "../../../cmd/" + cuda.HelperName},
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {

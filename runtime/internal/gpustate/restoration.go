@@ -29,10 +29,10 @@ import (
 //     will be read, and begin to compare their digests, since the reading takes memory bandwidth that the
 //     driver wants later. Decide where the GPUs go meanwhile.
 //  2. Load, before there are processes. It holds the files if Prepare has not, and begins to
-//     fill GPU memory that companions will take.
+//     fill GPU memory that interposers will take.
 //  3. CRIU restores the processes, and holds all of their threads.
 //  4. Map has the driver's own threads let go, and puts the areas back into the processes.
-//  5. Restore has the driver move the state to the GPUs, unlocks, has companions take their
+//  5. Restore has the driver move the state to the GPUs, unlocks, has interposers take their
 //     memory, and has the driver's threads held again. The program can then run.
 //
 // After an error the container must end. Close is always called.
@@ -51,7 +51,7 @@ type Restoration struct {
 	later    []images.Area      // whose digests are compared from Load on, by the GPU if it can
 	done     func(context.Context)
 	share    *quota.Processors // from Load on, if there are areas
-	warm     *mover.Warm       // from Prepare on, if companions have areas
+	warm     *mover.Warm       // from Prepare on, if interposers have areas
 	fill     *mover.Fill       // from Load on, likewise
 }
 
@@ -130,8 +130,8 @@ func (r *Restoration) hold(ctx context.Context, checkpoint *images.Checkpoint) (
 	}
 	now := imageAreas(r.areas)
 	if r.canPrefill() {
-		r.later = slices.DeleteFunc(slices.Clone(now), func(a images.Area) bool { return !a.Companion })
-		now = slices.DeleteFunc(now, func(a images.Area) bool { return a.Companion })
+		r.later = slices.DeleteFunc(slices.Clone(now), func(a images.Area) bool { return !a.Interposer })
+		now = slices.DeleteFunc(now, func(a images.Area) bool { return a.Interposer })
 	}
 	r.check = digestcheck.New(ctx, r.s.tracers.digester)
 	if err := r.check.Begin(now); err != nil {
@@ -174,7 +174,7 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 	return nil
 }
 
-// prefill begins to make the memory of companions, if that is all on one GPU. The GPU digests it then.
+// prefill begins to make the memory of interposers, if that is all on one GPU. The GPU digests it then.
 func (r *Restoration) prefill(ctx context.Context) error {
 	if r.canPrefill() && r.pairsOne() {
 		helper, err := r.s.helpers.Get(ctx)

@@ -109,7 +109,7 @@ func (s *State) Save(ctx context.Context, dir string, next interposer.Next) (byt
 			s.sizes[a.Process] += a.Bytes
 		}
 		for i, a := range s.areas {
-			s.areas[i].Companion = s.parked.Has(s.procs[a.Process].PID.Host, a.Start)
+			s.areas[i].Interposer = s.parked.Has(s.procs[a.Process].PID.Host, a.Start)
 		}
 	}
 	if err != nil && s.phase == Saved && !errors.Is(err, ErrLost) {
@@ -125,7 +125,7 @@ func (s *State) Save(ctx context.Context, dir string, next interposer.Next) (byt
 func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw func() error) error {
 	var before [][]cuda.Range
 	var thawed, refused bool
-	var taken uint64 // by the companions
+	var taken uint64 // by the interposers
 	areas, err := s.path.Save(ctx, s.job(), dir, func() (err error) {
 		if err := thaw(); err != nil {
 			return err
@@ -152,7 +152,7 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 		s.phase, err = Saved, judge(err, s.procs, s.Stuck)
 	}
 	if err == nil && s.parked.Kept() == nil && bytesOf(areas) < taken {
-		err = fmt.Errorf("the tracer that had the companion's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
+		err = fmt.Errorf("the tracer that had the interposer's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
 	}
 	if err != nil {
 		return err

@@ -43,14 +43,14 @@ func (t *tracers) digester(ctx context.Context) (*staging.Digester, error) {
 	return charged.Start(ctx, t.run, t.node, staging.StartDigester)
 }
 
-// park has the companions of processes close their gates; nil: there is nothing that they will save.
+// park has the interposers of processes close their gates; nil: there is nothing that they will save.
 func (t *tracers) park(ctx context.Context, procs cuda.Group, timeout time.Duration) *interposer.Parked {
 	if !t.node.Steer || !steer.CanSteer {
 		return nil
 	}
 	parked, err := interposer.Park(ctx, procs, timeout)
 	if err != nil {
-		log.G(ctx).WithError(err).Warn("the companion's GPU memory is left to the driver")
+		log.G(ctx).WithError(err).Warn("the interposer's GPU memory is left to the driver")
 	}
 	return parked
 }

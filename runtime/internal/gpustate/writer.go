@@ -120,7 +120,7 @@ func (w *Writer) Describe(m *images.Metadata) {
 		p := &m.Processes[a.Process]
 		p.Areas = append(p.Areas, a.Area)
 		in[a.Process] += a.Area.Bytes
-		p.Bytes = max(p.Bytes, in[a.Process]) // a companion's areas are not the driver's
+		p.Bytes = max(p.Bytes, in[a.Process]) // an interposer's areas are not the driver's
 	}
 }
 

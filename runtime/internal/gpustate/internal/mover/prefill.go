@@ -6,7 +6,7 @@
 //
 // WarmUp starts a mover before it is needed. The life of a Fill: Begin has a mover make the memory and end. Take returns that of a
 // process, once all of it is there. Compared tells whether the GPU has compared the digests. Close gives up what nobody has taken. A Fill that fails costs time
-// alone: the process's companion fills its memory itself.
+// alone: the process's interposer fills its memory itself.
 package mover
 
 import (
@@ -32,7 +32,7 @@ const (
 	// spare is what a GPU must have free beside the memory of all processes, when the mover has its context (some 550 MB):
 	// a piece, and what the driver takes for a moment.
 	spare = 3 << 29
-	// least is the memory for which a mover is started. A companion copies less in a few milliseconds.
+	// least is the memory for which a mover is started. An interposer copies less in a few milliseconds.
 	least = 64 << 20
 	// patience is how long a mover that is up waits. It has a context on the GPU, and the container may never be started.
 	patience = 10 * time.Second
@@ -45,7 +45,7 @@ type Warm struct {
 	timer *time.Timer                 // whoever stops it has the mover
 }
 
-// WarmUp begins to start a mover for a GPU, by its UUID, for areas that companions have saved. It ends if Begin does not
+// WarmUp begins to start a mover for a GPU, by its UUID, for areas that interposers have saved. It ends if Begin does not
 // come within 10 s. It returns nil if there is too little to be made.
 func WarmUp(ctx context.Context, all *cudahelper.Helpers, gpu string, areas []images.Area) *Warm {
 	if bytes, _ := bytesOf(areas); bytes < least {
@@ -89,10 +89,10 @@ func (w *Warm) end() {
 	}()
 }
 
-// bytesOf returns the bytes of the areas that companions have saved, and of the others.
+// bytesOf returns the bytes of the areas that interposers have saved, and of the others.
 func bytesOf(areas []images.Area) (bytes, others uint64) {
 	for _, a := range areas {
-		if a.Companion {
+		if a.Interposer {
 			bytes += a.Bytes
 		} else {
 			others += a.Bytes
@@ -111,7 +111,7 @@ type Fill struct {
 	compared bool
 }
 
-// Begin begins to make memory on a GPU, by its UUID, with the bytes of the areas that companions have
+// Begin begins to make memory on a GPU, by its UUID, with the bytes of the areas that interposers have
 // saved; the others are counted as what else the processes will have there. It returns nil if there is too
 // little to be made. No byte of the areas may be arriving still. helper is asked for the room, and atOnce
 // restores share the processors. warm is of WarmUp for the same GPU, or nil.
@@ -162,7 +162,7 @@ func (f *Fill) fill(ctx context.Context, start func() (*cuda.Mover, error), help
 	f.memory = make([][]cuda.Memory, len(areas))
 	compared := true
 	for i, a := range areas {
-		if !a.Companion {
+		if !a.Interposer {
 			continue
 		}
 		spans, err := spansOf(&a)

@@ -1,14 +1,14 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How the companions of two processes hand descriptors of GPU memory, and of events' words, to each other. The exporter has a
+// How the interposers of two processes hand descriptors of GPU memory, and of events' words, to each other. The exporter has a
 // socket of an abstract name, from its first ticket on, and a thread that answers there. There is one
 // request for each connection. The exporter counts who has its memory, by pids: a checkpoint must not
 // begin while somebody has it who is not in the cut.
 //
 // Parked, the thread rests, and its socket is closed: there is nothing of it for CRIU to restore.
 
-#include "companion.h"
+#include "interposer.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -78,7 +78,7 @@ static void store(uint32_t *p, uint32_t value)
 
 static socklen_t name_of(const unsigned char id[16], struct sockaddr_un *a)
 {
-	static const char digits[] = "0123456789abcdef", prefix[] = "gpuckpt-companion-";
+	static const char digits[] = "0123456789abcdef", prefix[] = "gpuckpt-interposer-";
 	char *at = a->sun_path + 1;
 
 	memset(a, 0, sizeof *a);
@@ -390,7 +390,7 @@ CUresult share_ask(const struct ticket *t, int what, uint64_t cut, int *fd)
 	CUresult r;
 	int got = -1;
 
-	// While this process is parked, its companion asks: exporters answer then, or have ended.
+	// While this process is parked, its interposer asks: exporters answer then, or have ended.
 	for (int naps = what == SHARE_OPEN && !worker_cut() ? NAPS : 0; !ask_once(&q, &r, &got); naps--) {
 		if (!naps || !share_began(t->pid)) {
 			r = CUDA_ERROR_NOT_FOUND;

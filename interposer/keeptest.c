@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// keeptest MIB...: a program with the companion, on the software GPU, that has so much memory of cuMemAlloc, at most two
+// keeptest MIB...: a program with the interposer, on the software GPU, that has so much memory of cuMemAlloc, at most two
 // pieces, and changes it or has more for a moment as stdin says: "set N" writes a byte all over, "is" answers it, "alloc
 // MIB", "share KIND", "map ADDRESS BYTES FILE" (private) and "replace FD" (by another file) answer "ok" or an error. All by
 // lines.
@@ -27,7 +27,7 @@ struct handle {
 	char bytes[64];
 };
 
-// drivers_event returns a handle of the software GPU's, of a process that has no companion.
+// drivers_event returns a handle of the software GPU's, of a process that has no interposer.
 static struct handle drivers_event(void)
 {
 	struct {
@@ -45,7 +45,7 @@ static struct handle drivers_event(void)
 	return handle;
 }
 
-// share uses a way to share that the companion does not bring back.
+// share uses a way to share that the interposer does not bring back.
 static int share(void *library, const char *kind)
 {
 	struct {
@@ -61,7 +61,7 @@ static int share(void *library, const char *kind)
 	void *object;
 	int r;
 
-	if (!strcmp(kind, "event")) { // which the driver makes where the GPU cannot do as the companion's need
+	if (!strcmp(kind, "event")) { // which the driver makes where the GPU cannot do as the interposer's need
 		r = CALL("cuEventCreate", (void **, unsigned), (&object, 6));
 		return r ? r : CALL("cuIpcGetEventHandle", (struct handle *, void *), (&handle, object));
 	}

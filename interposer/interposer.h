@@ -1,23 +1,23 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The rooms of the companion.
+// The rooms of the interposer.
 //
 //	thunks.S   before each function of the driver: counts its calls, holds them at the gate
 //	route.c    which function of the driver is behind which thunk; dlsym, cuGetProcAddress
 //	gate.c     the calls that are under way, and those that wait
-//	memory.c   GPU memory of the companion's own making, and what others' companions have made
+//	memory.c   GPU memory of the interposer's own making, and what others' interposers have made
 //	vmm.c      the same for memory that a program makes and imports by handles
 //	managed.c  managed memory, a little of it
 //	events.c   events that processes share
 //	foreign.c  what is used of the driver and not brought back
-//	share.c    how the companions of two processes hand descriptors of memory to each other, and of events' words
+//	share.c    how the interposers of two processes hand descriptors of memory to each other, and of events' words
 //	keep.c     the same memory, kept on the GPU by descriptors while the driver checkpoints
 //	copy.c     copies of it, by several threads
 //	worker.c   the thread that does what the shim asks for; the control block
 
-#ifndef GPUCKPT_COMPANION_H
-#define GPUCKPT_COMPANION_H
+#ifndef GPUCKPT_INTERPOSER_H
+#define GPUCKPT_INTERPOSER_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -64,24 +64,24 @@ typedef struct {
 } CUipcMemHandle;
 
 // route.c
-// companion_real returns the driver's function of that name, NULL if it has none.
-void *companion_real(const char *name);
-// companion_passive says that the companion does nothing in this process.
-extern bool companion_passive;
-// companion_say writes a line to stderr, once for each place that calls it.
-#define companion_say(text)                                                     \
+// interposer_real returns the driver's function of that name, NULL if it has none.
+void *interposer_real(const char *name);
+// interposer_passive says that the interposer does nothing in this process.
+extern bool interposer_passive;
+// interposer_say writes a line to stderr, once for each place that calls it.
+#define interposer_say(text)                                                     \
 	do {                                                                    \
 		static bool said;                                               \
 		if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))        \
-			companion_write("gpuckpt companion: " text "\n");       \
+			interposer_write("gpuckpt interposer: " text "\n");       \
 	} while (0)
-void companion_write(const char *text);
-// companion_bypassed reports whether an object in this process is linked to a function of the driver
+void interposer_write(const char *text);
+// interposer_bypassed reports whether an object in this process is linked to a function of the driver
 // that is unknown here, whose calls would not wait at the gate.
-bool companion_bypassed(void);
+bool interposer_bypassed(void);
 
 // gate.c
-// gate_close closes the gate, also one that is closed. Who waits opens it if companion_cancelled(number).
+// gate_close closes the gate, also one that is closed. Who waits opens it if interposer_cancelled(number).
 void gate_close(uint32_t number);
 void gate_open(void);
 // gate_turn lets in the calls that wait at the gate, which stays closed and must be drained. With wait it waits a
@@ -119,7 +119,7 @@ void memory_no_area(void);
 // may be given back.
 CUresult memory_keep(uint64_t *start, uint64_t *bytes);
 
-// memory_imports returns how much memory of other processes' companions is mapped, in pieces.
+// memory_imports returns how much memory of other processes' interposers is mapped, in pieces.
 uint32_t memory_imports(void);
 // memory_leave gives that memory back, and keeps its addresses. Its exporters must be in the cut of that
 // number and parked. On an error all of it is there as before.
@@ -163,7 +163,7 @@ void events_forked(void);
 void managed_forked(void); // managed.c
 
 // share.c
-// A ticket is what a program has of cuIpcGetMemHandle for memory of the companion's, in the place of the
+// A ticket is what a program has of cuIpcGetMemHandle for memory of the interposer's, in the place of the
 // driver's handle. Who has it may map the memory, as with the driver's.
 struct ticket {
 	char magic[4];
@@ -178,7 +178,7 @@ enum { SHARE_OPEN = 1, SHARE_CLOSE = 2, SHARE_LEAVE = 3 };
 // share_ticket completes a ticket that has the number and the sizes, and has a thread answer for it.
 // false: it cannot.
 bool share_ticket(struct ticket *t);
-// share_known reports whether bytes are a companion's ticket, share_own whether it is this process's.
+// share_known reports whether bytes are an interposer's ticket, share_own whether it is this process's.
 bool share_known(const struct ticket *t);
 bool share_own(const struct ticket *t);
 // share_ask asks a ticket's exporter. OPEN: for a descriptor, which is the caller's then. CLOSE: nothing,
@@ -259,7 +259,7 @@ void copy_forget(void);
 bool worker_start(void);
 // worker_cut returns the number of the cut that this process is parked for; 0 for none.
 uint64_t worker_cut(void);
-// worker_note_thread returns where the shim looks for the tid of one more thread of the companion's; NULL: there
+// worker_note_thread returns where the shim looks for the tid of one more thread of the interposer's; NULL: there
 // is no room.
 int32_t *worker_note_thread(void);
 

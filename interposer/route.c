@@ -5,7 +5,7 @@
 // to it, by dlsym, and by cuGetProcAddress, which they have from one of the first two. CUDA's runtime
 // library, static or not, uses dlsym and then cuGetProcAddress.
 
-#include "companion.h"
+#include "interposer.h"
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -14,11 +14,11 @@
 #include <string.h>
 #include <unistd.h>
 
-extern const char companion_thunks[], companion_thunks_end[];
+extern const char interposer_thunks[], interposer_thunks_end[];
 extern void *dlvsym(void *, const char *, const char *) __attribute__((weak));
 extern int dl_iterate_phdr(int (*)(struct dl_phdr_info *, size_t, void *), void *) __attribute__((weak));
 
-bool companion_passive;
+bool interposer_passive;
 
 static const char *const direct[] = {
 #define DIRECT(name) #name,
@@ -35,13 +35,13 @@ static const char *const quiet[] = {
 
 // What each thunk calls. The first DIRECTS have names, and are looked up at their first call.
 static void *targets[THUNKS];
-static void *reals[THUNKS]; // the driver's function, where the target is the companion's
+static void *reals[THUNKS]; // the driver's function, where the target is the interposer's
 static unsigned used = DIRECTS;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void *(*libc_dlsym)(void *, const char *);
 
-void companion_write(const char *text)
+void interposer_write(const char *text)
 {
 	ssize_t n = write(2, text, strlen(text));
 	(void)n;
@@ -50,7 +50,7 @@ void companion_write(const char *text)
 static void *no_dlsym(void *handle, const char *name)
 {
 	(void)handle, (void)name;
-	companion_say("this C library has no dlvsym: start the program without the companion");
+	interposer_say("this C library has no dlvsym: start the program without the interposer");
 	return NULL;
 }
 
@@ -86,7 +86,7 @@ static void *driver(void)
 	return handle;
 }
 
-void *companion_real(const char *name)
+void *interposer_real(const char *name)
 {
 	void *found = NULL;
 
@@ -102,20 +102,20 @@ static CUresult missing(void)
 
 static bool is_thunk(const void *p)
 {
-	return (const char *)p >= companion_thunks && (const char *)p < companion_thunks_end;
+	return (const char *)p >= interposer_thunks && (const char *)p < interposer_thunks_end;
 }
 
-void *companion_target(uint32_t thunk) __attribute__((visibility("hidden")));
-void *companion_target(uint32_t thunk)
+void *interposer_target(uint32_t thunk) __attribute__((visibility("hidden")));
+void *interposer_target(uint32_t thunk)
 {
 	void *target = __atomic_load_n(&targets[thunk], __ATOMIC_ACQUIRE);
 
 	if (target || thunk >= DIRECTS)
 		return target;
-	void *real = companion_real(direct[thunk]);
+	void *real = interposer_real(direct[thunk]);
 	if (!real)
 		return missing;
-	target = companion_passive ? NULL : memory_override(direct[thunk]);
+	target = interposer_passive ? NULL : memory_override(direct[thunk]);
 	reals[thunk] = real;
 	__atomic_store_n(&targets[thunk], target ? target : real, __ATOMIC_RELEASE);
 	return targets[thunk];
@@ -134,27 +134,27 @@ static void *thunk_for(const char *name, void *real)
 {
 	void *override, *thunk = real;
 
-	if (companion_passive || is_thunk(real) || is_quiet(name))
+	if (interposer_passive || is_thunk(real) || is_quiet(name))
 		return real;
 	for (unsigned i = 0; i < DIRECTS; i++)
-		if (!strcmp(name, direct[i]) && companion_real(name) == real)
-			return (void *)(companion_thunks + 16 * (size_t)i);
+		if (!strcmp(name, direct[i]) && interposer_real(name) == real)
+			return (void *)(interposer_thunks + 16 * (size_t)i);
 	override = memory_override(name);
 	pthread_mutex_lock(&mutex);
 	for (unsigned i = 0; i < used; i++) {
 		if (reals[i] == real && (targets[i] != real) == (override != NULL)) {
-			thunk = (void *)(companion_thunks + 16 * (size_t)i);
+			thunk = (void *)(interposer_thunks + 16 * (size_t)i);
 			goto out;
 		}
 	}
 	if (used == THUNKS) {
-		companion_passive = true; // a call past the gate would reach memory that is not there
-		companion_say("the program uses more functions of the driver than the companion has room for: it does nothing here");
+		interposer_passive = true; // a call past the gate would reach memory that is not there
+		interposer_say("the program uses more functions of the driver than the interposer has room for: it does nothing here");
 		goto out;
 	}
 	reals[used] = real;
 	__atomic_store_n(&targets[used], override ? override : real, __ATOMIC_RELEASE);
-	thunk = (void *)(companion_thunks + 16 * (size_t)used++);
+	thunk = (void *)(interposer_thunks + 16 * (size_t)used++);
 out:
 	pthread_mutex_unlock(&mutex);
 	return thunk;
@@ -168,9 +168,9 @@ static void *our_dlsym(void *handle, const char *name)
 	return is_driver(real) ? thunk_for(name, real) : real;
 }
 
-// companion_route returns the function that answers a dlsym of that name.
-void *companion_route(const char *name) __attribute__((visibility("hidden")));
-void *companion_route(const char *name)
+// interposer_route returns the function that answers a dlsym of that name.
+void *interposer_route(const char *name) __attribute__((visibility("hidden")));
+void *interposer_route(const char *name)
 {
 	void *(*libc)(void *, const char *) = find_dlsym();
 
@@ -192,7 +192,7 @@ static CUresult wrap(CUresult r, const char *symbol, void **address)
 			return r;
 		strcpy(name, symbol);
 		strcat(name, suffixes[i]);
-		if (companion_real(name) == *address) {
+		if (interposer_real(name) == *address) {
 			*address = thunk_for(name, *address);
 			return r;
 		}
@@ -206,13 +206,13 @@ static CUresult wrap(CUresult r, const char *symbol, void **address)
 
 static CUresult get_proc_address(const char *symbol, void **address, int version, uint64_t flags)
 {
-	CUresult (*real)(const char *, void **, int, uint64_t) = companion_real("cuGetProcAddress");
+	CUresult (*real)(const char *, void **, int, uint64_t) = interposer_real("cuGetProcAddress");
 	return real ? wrap(real(symbol, address, version, flags), symbol, address) : CUDA_ERROR_NOT_FOUND;
 }
 
 static CUresult get_proc_address_v2(const char *symbol, void **address, int version, uint64_t flags, int *status)
 {
-	CUresult (*real)(const char *, void **, int, uint64_t, int *) = companion_real("cuGetProcAddress_v2");
+	CUresult (*real)(const char *, void **, int, uint64_t, int *) = interposer_real("cuGetProcAddress_v2");
 	return real ? wrap(real(symbol, address, version, flags, status), symbol, address) : CUDA_ERROR_NOT_FOUND;
 }
 
@@ -265,14 +265,14 @@ static int unknown(struct dl_phdr_info *info, size_t size, void *arg)
 			const char *name = strings + symbols[s].st_name;
 			if (!s || symbols[s].st_shndx != SHN_UNDEF || name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z')
 				continue;
-			if (!is_known(name) && companion_real(name))
+			if (!is_known(name) && interposer_real(name))
 				return 1;
 		}
 	}
 	return 0;
 }
 
-bool companion_bypassed(void)
+bool interposer_bypassed(void)
 {
 	return !dl_iterate_phdr || dl_iterate_phdr(unknown, NULL);
 }

@@ -59,8 +59,8 @@ func keeps(t *testing.T, pid int) bool {
 // A program that is left running changes its GPU memory while what it had is copied: it has what it wrote, and the
 // checkpoint what was there when it stood still. Its restored self is checkpointed as well. It has more pieces of
 // memory than descriptors are handed over at a time.
-func TestCompanionKept(t *testing.T) {
-	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "136M", "--chunks", "34", "--seed", "7")
+func TestInterposerKept(t *testing.T) {
+	k := shared.Work(t, withInterposer(), "pattern", "--bytes", "136M", "--chunks", "34", "--seed", "7")
 	k.Expect(t, "count", "101")
 	for next := 102; next < 104; next++ {
 		keptInto(t, k, t.TempDir())
@@ -126,9 +126,9 @@ func lastCopy() (last string) {
 }
 
 // Without free GPU memory the program stands still while its memory is copied.
-func TestCompanionKeptNoRoom(t *testing.T) {
+func TestInterposerKeptNoRoom(t *testing.T) {
 	undo := shared.SoftwareGPU(t, "gpu0.memory_mib=1040\n")
-	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3")
+	k := shared.Work(t, withInterposer(), "pattern", "--bytes", "24M", "--chunks", "3")
 	k.Expect(t, "verify", "bad=0")
 	dir := t.TempDir()
 	checkpointInto(t, shared, k, dir)
@@ -143,11 +143,11 @@ func TestCompanionKeptNoRoom(t *testing.T) {
 }
 
 // Under a limit that leaves no room for the mover it is as without free GPU memory, and no worker is killed.
-func TestCompanionKeptUnderALimit(t *testing.T) {
+func TestInterposerKeptUnderALimit(t *testing.T) {
 	if gpu.Kind != harness.SoftwareGPU {
 		t.Skip("a context on a real GPU takes more than the limit")
 	}
-	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3")
+	k := shared.Work(t, withInterposer(), "pattern", "--bytes", "24M", "--chunks", "3")
 	k.Expect(t, "verify", "bad=0")
 	shared.Configured(t, shared.Staging("mover", fmt.Sprintf("memory_limit = %d", 400<<20)))
 	dir := t.TempDir()
@@ -162,8 +162,8 @@ func TestCompanionKeptUnderALimit(t *testing.T) {
 }
 
 // What fails after the memory was kept leaves the program with it, and the GPU without what was kept.
-func TestCompanionKeptUndone(t *testing.T) {
-	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "16M", "--chunks", "2")
+func TestInterposerKeptUndone(t *testing.T) {
+	k := shared.Work(t, withInterposer(), "pattern", "--bytes", "16M", "--chunks", "2")
 	k.Expect(t, "verify", "bad=0")
 	goesOn := func() {
 		t.Helper()
@@ -190,7 +190,7 @@ func TestCompanionKeptUndone(t *testing.T) {
 	goesOn()
 	k.MustRemove(t)
 
-	spec := withCompanion()
+	spec := withInterposer()
 	spec.CtrFlags = []string{"--device", "/dev/cpu_dma_latency"} // CRIU cannot dump it
 	k = shared.Work(t, spec, "pattern", "--bytes", "16M", "--chunks", "2", "--open", "/dev/cpu_dma_latency")
 	k.Expect(t, "verify", "bad=0")
@@ -223,8 +223,8 @@ func whileCopied(t *testing.T, k *harness.Container, how harness.TaskCheckpoint,
 }
 
 // A program that ends while its memory is copied: the checkpoint has what was there.
-func TestCompanionKeptEnded(t *testing.T) {
-	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3")
+func TestInterposerKeptEnded(t *testing.T) {
+	k := shared.Work(t, withInterposer(), "pattern", "--bytes", "24M", "--chunks", "3")
 	k.Expect(t, "verify", "bad=0")
 	dir := t.TempDir()
 	if err := whileCopied(t, k, harness.TaskCheckpoint{ImagePath: dir}, func(int) {
@@ -248,8 +248,8 @@ func TestCompanionKeptEnded(t *testing.T) {
 
 // Who copies dies in the middle: the checkpoint fails, says why, and leaves nothing. The program goes on with its memory,
 // also where it was to end. The next checkpoint is good.
-func TestCompanionMoverKilled(t *testing.T) {
-	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "24M", "--chunks", "3")
+func TestInterposerMoverKilled(t *testing.T) {
+	k := shared.Work(t, withInterposer(), "pattern", "--bytes", "24M", "--chunks", "3")
 	k.Expect(t, "verify", "bad=0")
 	for _, exit := range []bool{false, true} {
 		dir := t.TempDir()

@@ -5,15 +5,15 @@
 // calls that are under way, and holds new ones while the gate is closed. All registers and the stack
 // are the function's own, so it needs not be known what arguments it has.
 //
-//	thunk i -> common -> companion_enter(i, return address) -> the function -> after -> companion_leave()
+//	thunk i -> common -> interposer_enter(i, return address) -> the function -> after -> interposer_leave()
 
 	.text
-	.hidden companion_enter, companion_leave, companion_route
-	.globl companion_thunks, companion_thunks_end
-	.hidden companion_thunks, companion_thunks_end
+	.hidden interposer_enter, interposer_leave, interposer_route
+	.globl interposer_thunks, interposer_thunks_end
+	.hidden interposer_thunks, interposer_thunks_end
 
 	.balign 16
-companion_thunks:
+interposer_thunks:
 	.set i, 0
 	.rept THUNKS
 	.balign 16
@@ -22,7 +22,7 @@ companion_thunks:
 	.set i, i + 1
 	.endr
 	.balign 16
-companion_thunks_end:
+interposer_thunks_end:
 
 // The stack has the thunk's number and above it the return address. Its pointer is a multiple of 16.
 	.type common, @function
@@ -44,9 +44,9 @@ common:
 	movups %xmm7, 112(%rsp)
 	mov 176(%rsp), %rdi
 	mov 184(%rsp), %rsi
-	call companion_enter
+	call interposer_enter
 	mov %rax, %r11 // the function
-	mov %rdx, %r10 // 1: companion_leave is to be called after it
+	mov %rdx, %r10 // 1: interposer_leave is to be called after it
 	movups (%rsp), %xmm0
 	movups 16(%rsp), %xmm1
 	movups 32(%rsp), %xmm2
@@ -72,12 +72,12 @@ common:
 after:
 	sub $8, %rsp // for the return address
 	push %rax
-	call companion_leave
+	call interposer_leave
 	mov %rax, 8(%rsp)
 	pop %rax
 	ret
 
-// dlsym, in the place of the C library's: which one answers is the matter of companion_route. The C
+// dlsym, in the place of the C library's: which one answers is the matter of interposer_route. The C
 // library's is jumped to, because it asks who its caller is.
 	.globl dlsym
 	.type dlsym, @function
@@ -86,15 +86,15 @@ dlsym:
 	push %rsi
 	sub $8, %rsp
 	mov %rsi, %rdi
-	call companion_route
+	call interposer_route
 	add $8, %rsp
 	pop %rsi
 	pop %rdi
 	jmp *%rax
 
-// The functions that programs are linked to directly: companion.c has the names in the same order.
+// The functions that programs are linked to directly: interposer.c has the names in the same order.
 	.set i, 0
-#define DIRECT(name) .globl name; .type name, @function; .set name, companion_thunks + 16 * i; .set i, i + 1;
+#define DIRECT(name) .globl name; .type name, @function; .set name, interposer_thunks + 16 * i; .set i, i + 1;
 #include "direct.inc"
 
 	.section .note.GNU-stack, "", @progbits

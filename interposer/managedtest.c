@@ -1,9 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A program with the companion preloaded, on the software GPU: which managed memory is the companion's. Managed memory
-// of that driver's has addresses in the GPU's range, that of the companion's has not. Where the companion is off
-// (GPUCKPT_COMPANION=off), all is the driver's. Ends with 0, or says what is wrong.
+// A program with the interposer preloaded, on the software GPU: which managed memory is the interposer's. Managed memory
+// of that driver's has addresses in the GPU's range, that of the interposer's has not. Where the interposer is off
+// (GPUCKPT_INTERPOSER=off), all is the driver's. Ends with 0, or says what is wrong.
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -36,7 +36,7 @@ static bool is_drivers(CUdeviceptr p)
 	return p >> 40 >= 16 && p >> 40 < 32; // integration/softcuda/memory.c
 }
 
-// make makes memory that must be the companion's or the driver's, and is zeros.
+// make makes memory that must be the interposer's or the driver's, and is zeros.
 static CUdeviceptr make(size_t bytes, bool drivers)
 {
 	CUdeviceptr p = 0;
@@ -154,7 +154,7 @@ static void by_contexts(void *create, void *destroy)
 
 int main(void)
 {
-	const char *set = getenv("GPUCKPT_COMPANION");
+	const char *set = getenv("GPUCKPT_INTERPOSER");
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);
 	CUdeviceptr none = 0;
 

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // GPU memory that a program makes by cuMemCreate so that other processes can import it, and what it
-// imports from them. The program has numbers of the companion's for handles, and for descriptors files
+// imports from them. The program has numbers of the interposer's for handles, and for descriptors files
 // with a ticket (share.c). So the driver's can be others after a checkpoint.
 //
-// The companion has such memory mapped once more, at an address of its own, from which it is saved.
+// The interposer has such memory mapped once more, at an address of its own, from which it is saved.
 
 #include "block.h"
 
@@ -22,7 +22,7 @@
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // one of the program's calls at a time
 static CUhandle last_id = ID_BASE;
 
-#define REAL(name, ...) CUresult (*real)(__VA_ARGS__) = companion_real(name)
+#define REAL(name, ...) CUresult (*real)(__VA_ARGS__) = interposer_real(name)
 #define ANSWER(...) (real ? real(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
 static struct block *block_of(CUhandle id)
@@ -67,7 +67,7 @@ CUresult vmm_hide(struct block *b)
 static CUresult show(struct block *b)
 {
 	REAL("cuMemMap", CUdeviceptr, size_t, size_t, CUhandle, uint64_t);
-	CUresult (*access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t) = companion_real("cuMemSetAccess");
+	CUresult (*access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t) = interposer_real("cuMemSetAccess");
 	CUresult r = CUDA_SUCCESS;
 
 	for (struct view *v = b->views; v && !r; v = v->next) {

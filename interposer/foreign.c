@@ -1,9 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What a program shares with other processes or other libraries in ways that the companion does not bring back: pools,
+// What a program shares with other processes or other libraries in ways that the interposer does not bring back: pools,
 // and memory and semaphores that others than CUDA have made. The driver does it as without the
-// companion. That it was done is noted, and a checkpoint refused.
+// interposer. That it was done is noted, and a checkpoint refused.
 
 #include "block.h"
 
@@ -13,7 +13,7 @@
 #define NOTED(name, parameters, arguments)                                   \
 	static CUresult noted_##name parameters                              \
 	{                                                                    \
-		CUresult(*real) parameters = companion_real(#name);          \
+		CUresult(*real) parameters = interposer_real(#name);          \
 		CUresult r = real ? real arguments : CUDA_ERROR_NOT_FOUND;   \
 		if (!r)                                                      \
 			block_lost(LOST_UNKNOWN);                                     \

@@ -25,7 +25,7 @@
 // LEAVE (what it imports goes), REST (nobody has what it exports, and nobody can ask for it), and the
 // other way round WAKE and JOIN, before OPEN.
 
-#include "companion.h"
+#include "interposer.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -67,7 +67,7 @@ static struct {
 	int32_t descriptors[KEEP_BATCH]; // of a KEEP or a MEET, open until the next request
 	uint64_t sizes[KEEP_BATCH];      // of a KEEP, in bytes
 	uint32_t in_area; // the shim's, of what was kept: the host memory has it as well
-} control __attribute__((aligned(64))) = {.magic = "gpuckpt companion control block", .version = 6};
+} control __attribute__((aligned(64))) = {.magic = "gpuckpt interposer control page", .version = 6};
 
 static uint32_t load(const uint32_t *p)
 {
@@ -110,8 +110,8 @@ static void describe(void)
 	__atomic_store_n(&control.sharing, sharing, __ATOMIC_SEQ_CST);
 }
 
-bool companion_cancelled(uint32_t number) __attribute__((visibility("hidden")));
-bool companion_cancelled(uint32_t number)
+bool interposer_cancelled(uint32_t number) __attribute__((visibility("hidden")));
+bool interposer_cancelled(uint32_t number)
 {
 	// In this order: park() looks whether it was cancelled after it has left PARKING.
 	return load(&control.cancelled) == number && load(&control.request) == number && load(&control.state) == PARKING;
@@ -147,8 +147,8 @@ static CUresult park(uint32_t number)
 {
 	if (load(&control.state) != OPEN)
 		return CUDA_ERROR_ILLEGAL_STATE;
-	if (companion_bypassed()) {
-		companion_say("the program is linked to a function of the driver that the companion does not know: its memory is left to the driver");
+	if (interposer_bypassed()) {
+		interposer_say("the program is linked to a function of the driver that the interposer does not know: its memory is left to the driver");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 	keep_drop(); // calls may wait, and CRIU would find the socket
@@ -320,7 +320,7 @@ static void *work(void *arg)
 
 	(void)arg;
 	gate_exempt();
-	prctl(PR_SET_NAME, "gpuckpt-compan");
+	prctl(PR_SET_NAME, "gpuckpt-interp");
 	control.pid = getpid();
 	sigemptyset(&wanted);
 	sigaddset(&wanted, SIGNAL);
@@ -349,7 +349,7 @@ static void forked(void)
 	keep_forked();
 	managed_forked();
 	events_forked();
-	companion_passive = true;
+	interposer_passive = true;
 	gate_forked();
 }
 

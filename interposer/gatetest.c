@@ -21,16 +21,16 @@
 
 enum { MAX_CALLERS = 4, ROUNDS = 150, SECONDS_10 = 10000 };
 
-bool companion_passive;
+bool interposer_passive;
 static uint32_t calls[MAX_CALLERS], cancelled, stop;
 
-void *companion_target(uint32_t thunk)
+void *interposer_target(uint32_t thunk)
 {
 	(void)thunk;
 	return NULL;
 }
 
-bool companion_cancelled(uint32_t number)
+bool interposer_cancelled(uint32_t number)
 {
 	return load(&cancelled) == number;
 }
@@ -40,10 +40,10 @@ static void *call(void *arg)
 	uint32_t *mine = arg, number = (uint32_t)(mine - calls);
 
 	while (!load(&stop)) {
-		WANT(companion_enter(0, 1).leave == 1);
-		WANT(companion_enter(0, 2).leave == 0); // a call within the call
+		WANT(interposer_enter(0, 1).leave == 1);
+		WANT(interposer_enter(0, 2).leave == 0); // a call within the call
 		add(mine, 1);
-		WANT(companion_leave() == 1);
+		WANT(interposer_leave() == 1);
 		for (uint32_t i = 0; i < number * 50; i++) // what a program does between two calls
 			__asm__ volatile("pause");
 	}

@@ -87,7 +87,7 @@ static CUresult set_async(CUdeviceptr to, unsigned char value, size_t bytes, CUs
 
 static bool has_set = true;
 
-void *companion_real(const char *name)
+void *interposer_real(const char *name)
 {
 	static const struct {
 		const char *name;

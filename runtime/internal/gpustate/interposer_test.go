@@ -20,11 +20,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 )
 
-// A process with a companion: its memory is taken before the driver's checkpoint, is an area of the checkpoint
+// A process with an interposer: its memory is taken before the driver's checkpoint, is an area of the checkpoint
 // as the driver's is, and comes back, again and again.
-func TestCompanion(t *testing.T) {
+func TestInterposer(t *testing.T) {
 	if !steer.CanSteer {
-		t.Skip("a companion is for processors whose processes can be steered")
+		t.Skip("an interposer is for processors whose processes can be steered")
 	}
 	for name, place := range map[string]func(*testing.T) string{"disk": diskDir, "memory": memoryDir} {
 		t.Run(name, func(t *testing.T) {
@@ -32,7 +32,7 @@ func TestCompanion(t *testing.T) {
 			for range 2 {
 				s := w.lock()
 				if s.parked == nil || s.parked.Bytes != 12<<20 {
-					t.Fatalf("the companion has parked %+v", s.parked)
+					t.Fatalf("the interposer has parked %+v", s.parked)
 				}
 				to := place(t)
 				if err := s.Preflight(t.Context(), to); err != nil {
@@ -78,10 +78,10 @@ func TestCompanion(t *testing.T) {
 }
 
 // Whatever fails of a Save, the program has its memory and its lock as before, and the next Save is good:
-// also in the same pause, and of memory that the companion has saved or kept already.
-func TestCompanionUndone(t *testing.T) {
+// also in the same pause, and of memory that the interposer has saved or kept already.
+func TestInterposerUndone(t *testing.T) {
 	if !steer.CanSteer {
-		t.Skip("a companion is for processors whose processes can be steered")
+		t.Skip("an interposer is for processors whose processes can be steered")
 	}
 	for _, test := range []struct{ fault, words string }{
 		{"fail=unlock:304:1", "unlock"},
@@ -108,7 +108,7 @@ func TestCompanionUndone(t *testing.T) {
 					t.Fatalf("%v: %v", s.Phase(), err)
 				}
 				inject("")
-				for range 2 { // the second has the companion save what it has saved
+				for range 2 { // the second has the interposer save what it has saved
 					if n, err := s.Save(t.Context(), memoryDir(t), next(keep)); err != nil || n < 12<<20 || len(s.areas) != 2 {
 						t.Fatalf("saved %d bytes in %d areas: %v", n, len(s.areas), err)
 					}
@@ -142,9 +142,9 @@ func TestCompanionUndone(t *testing.T) {
 }
 
 // What is written through to a disk is the driver's alone.
-func TestCompanionWrittenThrough(t *testing.T) {
+func TestInterposerWrittenThrough(t *testing.T) {
 	if !steer.CanSteer {
-		t.Skip("a companion is for processors whose processes can be steered")
+		t.Skip("an interposer is for processors whose processes can be steered")
 	}
 	w := startWork(t, "12M", "LD_PRELOAD="+softDir+"/"+interposer.LibraryName)
 	s, dir := w.lock(), diskDir(t)
@@ -222,7 +222,7 @@ func next(keep bool) interposer.Next {
 	return interposer.Suspended
 }
 
-// left checkpoints the process, which is left running, and returns the metadata. The memory of its companion
+// left checkpoints the process, which is left running, and returns the metadata. The memory of its interposer
 // is kept on the GPU if keep: then the process runs beside the copy out, which meanwhile sees it.
 func (w *work) left(dir string, keep bool, meanwhile func()) *images.Metadata {
 	w.t.Helper()
@@ -263,11 +263,11 @@ func (w *work) left(dir string, keep bool, meanwhile func()) *images.Metadata {
 	return m
 }
 
-// Memory of a companion that is kept on the GPU while the driver checkpoints: the process runs on with all of it, has
+// Memory of an interposer that is kept on the GPU while the driver checkpoints: the process runs on with all of it, has
 // no more of it when it is copied, and the checkpoint has what was there at the cut, not what came after.
-func TestCompanionKept(t *testing.T) {
+func TestInterposerKept(t *testing.T) {
 	if !steer.CanSteer {
-		t.Skip("a companion is for processors whose processes can be steered")
+		t.Skip("an interposer is for processors whose processes can be steered")
 	}
 	for name, place := range map[string]func(*testing.T) string{"disk": diskDir, "memory": memoryDir} {
 		t.Run(name, func(t *testing.T) {
@@ -313,9 +313,9 @@ func smallDir(t *testing.T, bytes int) string {
 
 // Others fill the directory between the look for room and the copy: the checkpoint fails and says so, and the program has
 // its memory, also if the container was to end.
-func TestCompanionKeptNoSpace(t *testing.T) {
+func TestInterposerKeptNoSpace(t *testing.T) {
 	if !steer.CanSteer {
-		t.Skip("a companion is for processors whose processes can be steered")
+		t.Skip("an interposer is for processors whose processes can be steered")
 	}
 	w := startWork(t, "12M", "LD_PRELOAD="+softDir+"/"+interposer.LibraryName)
 	for _, stays := range []bool{true, false} {

@@ -1,8 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A program with the companion preloaded, on the software GPU: what the driver's functions answer for the
-// companion's memory and for the driver's own, by each way that a program has to the driver.
+// A program with the interposer preloaded, on the software GPU: what the driver's functions answer for the
+// interposer's memory and for the driver's own, by each way that a program has to the driver.
 // Answers nothing and ends with 0, or says what is wrong.
 
 #define _GNU_SOURCE
@@ -78,7 +78,7 @@ int main(void)
 	WANT(!CALL(int, alloc, (CUdeviceptr *, size_t), (&large, 5 * MIB)));
 	WANT(!CALL(int, alloc, (CUdeviceptr *, size_t), (&small, 64 * KIB)));
 	WANT(CALL(int, alloc, (CUdeviceptr *, size_t), (&other, (size_t)1 << 50)) == 2);
-	// Memory of the companion's is answered for as the driver does for its own.
+	// Memory of the interposer's is answered for as the driver does for its own.
 	WANT(!CALL(int, range, (CUdeviceptr *, size_t *, CUdeviceptr), (&base, &size, large + 5 * MIB - 1)));
 	WANT(base == large && size == 5 * MIB);
 	WANT(!CALL(int, range, (CUdeviceptr *, size_t *, CUdeviceptr), (&base, &size, small + 1)) && base == small);

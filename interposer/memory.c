@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// GPU memory of the companion's own making. What a program has by cuMemAlloc, from MIN_BYTES on, is a
+// GPU memory of the interposer's own making. What a program has by cuMemAlloc, from MIN_BYTES on, is a
 // handle of cuMemCreate, mapped at an address that was reserved for it. So the memory can be given back
 // and had again, and the address stays.
 //
@@ -51,7 +51,7 @@ pthread_mutex_t blocks_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; // one cuIpcOpenMemHandle or Close at a time
 static pthread_mutex_t exporting = PTHREAD_MUTEX_INITIALIZER; // no handle ends while one is exported
 static uint64_t last_number; // of a block
-static uint32_t lost; // what the program has used that the companion does not bring back
+static uint32_t lost; // what the program has used that the interposer does not bring back
 
 static struct {
 	CUresult (*MemAlloc)(CUdeviceptr *, size_t);
@@ -100,31 +100,31 @@ static bool is_known;
 
 static void look(void)
 {
-	const char *set = getenv("GPUCKPT_COMPANION");
+	const char *set = getenv("GPUCKPT_INTERPOSER");
 	int version = 0;
 
 	if (set && !strcmp(set, "off")) {
-		companion_say("GPUCKPT_COMPANION=off: it does nothing here");
+		interposer_say("GPUCKPT_INTERPOSER=off: it does nothing here");
 		return;
 	}
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-		void *f = companion_real(functions[i].name);
+		void *f = interposer_real(functions[i].name);
 		if (!f) {
-			companion_say("the driver lacks a function that the companion needs: it does nothing here");
+			interposer_say("the driver lacks a function that the interposer needs: it does nothing here");
 			return;
 		}
 		memcpy(functions[i].function, &f, sizeof f);
 	}
 	if (!copy_ready()) {
-		companion_say("the driver lacks a function that the companion needs: it does nothing here");
+		interposer_say("the driver lacks a function that the interposer needs: it does nothing here");
 		return;
 	}
 	if (cu.DriverGetVersion(&version) || version < 12000 || version >= 14000) {
-		companion_say("the driver is none of CUDA 12 or 13: it does nothing here");
+		interposer_say("the driver is none of CUDA 12 or 13: it does nothing here");
 		return;
 	}
 	if (!worker_start()) {
-		companion_say("there is no thread for it: it does nothing here");
+		interposer_say("there is no thread for it: it does nothing here");
 		return;
 	}
 	is_known = true;
@@ -316,7 +316,7 @@ static CUresult alloc(CUdeviceptr *address, size_t bytes)
 
 drivers: // whose error, if there is one, is the program's
 	free(b);
-	CUresult (*real)(CUdeviceptr *, size_t) = companion_real("cuMemAlloc_v2");
+	CUresult (*real)(CUdeviceptr *, size_t) = interposer_real("cuMemAlloc_v2");
 	r = real ? real(address, bytes) : CUDA_ERROR_NOT_FOUND;
 	return r == CUDA_ERROR_OUT_OF_MEMORY && keep_wait() ? real(address, bytes) : r;
 }
@@ -381,7 +381,7 @@ static CUresult free_memory(CUdeviceptr address)
 	if (!b && managed_free(address, &r))
 		return r;
 	if (!b || b->address != address) {
-		CUresult (*real)(CUdeviceptr) = companion_real("cuMemFree_v2");
+		CUresult (*real)(CUdeviceptr) = interposer_real("cuMemFree_v2");
 		return real ? real(address) : CUDA_ERROR_NOT_FOUND;
 	}
 	if ((r = block_in_context(b->context, wait_for_gpu, b->address)))
@@ -393,7 +393,7 @@ static CUresult free_memory(CUdeviceptr address)
 
 static CUresult get_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr p)
 {
-	CUresult (*real)(CUdeviceptr *, size_t *, CUdeviceptr) = companion_real("cuMemGetAddressRange_v2");
+	CUresult (*real)(CUdeviceptr *, size_t *, CUdeviceptr) = interposer_real("cuMemGetAddressRange_v2");
 	struct block *b = block_at(p);
 
 	if (!b && managed_range(p, base, bytes))
@@ -428,7 +428,7 @@ static bool attribute_of(const struct block *b, void *data, int attribute)
 
 static CUresult pointer_attribute(void *data, int attribute, CUdeviceptr p)
 {
-	CUresult (*real)(void *, int, CUdeviceptr) = companion_real("cuPointerGetAttribute");
+	CUresult (*real)(void *, int, CUdeviceptr) = interposer_real("cuPointerGetAttribute");
 	struct block *b = block_at(p);
 
 	if (b && data && attribute_of(b, data, attribute))
@@ -439,7 +439,7 @@ static CUresult pointer_attribute(void *data, int attribute, CUdeviceptr p)
 
 static CUresult pointer_attributes(unsigned n, int *attributes, void **data, CUdeviceptr p)
 {
-	CUresult (*real)(unsigned, int *, void **, CUdeviceptr) = companion_real("cuPointerGetAttributes");
+	CUresult (*real)(unsigned, int *, void **, CUdeviceptr) = interposer_real("cuPointerGetAttributes");
 	struct block *b = block_at(p);
 	CUresult r = real ? real(n, attributes, data, p) : CUDA_ERROR_NOT_FOUND;
 
@@ -461,7 +461,7 @@ bool block_ticket(struct block *b, struct ticket *t)
 
 static CUresult ipc_get(void *handle, CUdeviceptr p)
 {
-	CUresult (*real)(void *, CUdeviceptr) = companion_real("cuIpcGetMemHandle");
+	CUresult (*real)(void *, CUdeviceptr) = interposer_real("cuIpcGetMemHandle");
 
 	struct block *b = block_at(p);
 	struct ticket t;
@@ -473,7 +473,7 @@ static CUresult ipc_get(void *handle, CUdeviceptr p)
 	if (!handle || block_is_import(b))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!block_ticket(b, &t)) {
-		companion_say("CUDA IPC (cuIpcGetMemHandle) cannot share memory of the companion's here: start the program without dev.gpuckpt.companion");
+		interposer_say("CUDA IPC (cuIpcGetMemHandle) cannot share memory of the interposer's here: start the program without dev.gpuckpt.interposer");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 	memcpy(handle, &t, sizeof t);
@@ -520,7 +520,7 @@ static CUresult map_import(CUdeviceptr *address, const struct ticket *t, CUconte
 // A handle that is opened once more has the address that it has.
 static CUresult ipc_open(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
 {
-	CUresult (*real)(CUdeviceptr *, CUipcMemHandle, unsigned) = companion_real("cuIpcOpenMemHandle_v2");
+	CUresult (*real)(CUdeviceptr *, CUipcMemHandle, unsigned) = interposer_real("cuIpcOpenMemHandle_v2");
 	CUcontext c = NULL;
 	struct ticket t;
 	CUresult r;
@@ -548,7 +548,7 @@ static CUresult ipc_open(CUdeviceptr *address, CUipcMemHandle handle, unsigned f
 
 static CUresult ipc_close(CUdeviceptr address)
 {
-	CUresult (*real)(CUdeviceptr) = companion_real("cuIpcCloseMemHandle");
+	CUresult (*real)(CUdeviceptr) = interposer_real("cuIpcCloseMemHandle");
 	struct block *b = address ? block_at(address) : NULL;
 	CUresult r = CUDA_SUCCESS;
 
@@ -567,7 +567,7 @@ static CUresult ipc_close(CUdeviceptr address)
 
 static CUresult range_handle(void *handle, CUdeviceptr p, size_t bytes, int type, unsigned long long flags)
 {
-	CUresult (*real)(void *, CUdeviceptr, size_t, int, unsigned long long) = companion_real("cuMemGetHandleForAddressRange");
+	CUresult (*real)(void *, CUdeviceptr, size_t, int, unsigned long long) = interposer_real("cuMemGetHandleForAddressRange");
 	struct block *b = block_at(p), *view = vmm_block(p);
 	CUresult r = real ? real(handle, p, bytes, type, flags) : CUDA_ERROR_NOT_FOUND;
 
@@ -583,7 +583,7 @@ static void note_peer(CUcontext from, CUcontext to)
 	struct peer *p = calloc(1, sizeof *p);
 
 	if (!p) {
-		companion_say("no memory to note cuCtxEnablePeerAccess: kernels that need it fail after a restore");
+		interposer_say("no memory to note cuCtxEnablePeerAccess: kernels that need it fail after a restore");
 		return;
 	}
 	p->from = from;
@@ -612,7 +612,7 @@ static void forget_peers(CUcontext from, CUcontext to)
 
 static CUresult disable_peer(CUcontext peer)
 {
-	CUresult (*real)(CUcontext) = companion_real("cuCtxDisablePeerAccess");
+	CUresult (*real)(CUcontext) = interposer_real("cuCtxDisablePeerAccess");
 	CUresult r = real ? real(peer) : CUDA_ERROR_NOT_FOUND;
 	CUcontext c;
 
@@ -623,7 +623,7 @@ static CUresult disable_peer(CUcontext peer)
 
 CUresult peers_allow(void)
 {
-	CUresult (*enable)(CUcontext, unsigned) = companion_real("cuCtxEnablePeerAccess");
+	CUresult (*enable)(CUcontext, unsigned) = interposer_real("cuCtxEnablePeerAccess");
 	CUresult first = CUDA_SUCCESS;
 
 	for (struct peer *p = peers; p; p = p->next) {
@@ -639,7 +639,7 @@ CUresult peers_allow(void)
 
 CUresult peers_end(void)
 {
-	CUresult (*disable)(CUcontext) = companion_real("cuCtxDisablePeerAccess");
+	CUresult (*disable)(CUcontext) = interposer_real("cuCtxDisablePeerAccess");
 	CUresult r = CUDA_SUCCESS;
 
 	for (struct peer *p = peers; p && !r; p = p->next) {
@@ -663,7 +663,7 @@ uint32_t memory_peers(void)
 
 static CUresult enable_peer(CUcontext peer, unsigned flags)
 {
-	CUresult (*real)(CUcontext, unsigned) = companion_real("cuCtxEnablePeerAccess");
+	CUresult (*real)(CUcontext, unsigned) = interposer_real("cuCtxEnablePeerAccess");
 	CUresult r = real ? real(peer, flags) : CUDA_ERROR_NOT_FOUND;
 	CUdevice here, there;
 	CUcontext c;
@@ -719,7 +719,7 @@ static void context_ended(CUcontext c)
 #define CREATED(name, symbol, parameters, arguments)                             \
 	static CUresult name parameters                                          \
 	{                                                                        \
-		CUresult(*real) parameters = companion_real(symbol);             \
+		CUresult(*real) parameters = interposer_real(symbol);             \
 		CUresult r = real ? real arguments : CUDA_ERROR_NOT_FOUND;       \
 		if (!r && context)                                               \
 			note_context(*context, -1);                              \
@@ -731,7 +731,7 @@ CREATED(create_v4, "cuCtxCreate_v4", (CUcontext *context, void *p, unsigned f, C
 
 static CUresult primary_retain(CUcontext *context, CUdevice d)
 {
-	CUresult (*real)(CUcontext *, CUdevice) = companion_real("cuDevicePrimaryCtxRetain");
+	CUresult (*real)(CUcontext *, CUdevice) = interposer_real("cuDevicePrimaryCtxRetain");
 	CUresult r = real ? real(context, d) : CUDA_ERROR_NOT_FOUND;
 
 	if (!r)
@@ -741,7 +741,7 @@ static CUresult primary_retain(CUcontext *context, CUdevice d)
 
 static CUresult destroy(CUcontext c)
 {
-	CUresult (*real)(CUcontext) = companion_real("cuCtxDestroy_v2");
+	CUresult (*real)(CUcontext) = interposer_real("cuCtxDestroy_v2");
 	CUresult r = real ? real(c) : CUDA_ERROR_NOT_FOUND;
 
 	if (!r)
@@ -751,8 +751,8 @@ static CUresult destroy(CUcontext c)
 
 static CUresult primary_ended(const char *name, CUdevice d)
 {
-	CUresult (*real)(CUdevice) = companion_real(name);
-	CUresult (*state)(CUdevice, unsigned *, int *) = companion_real("cuDevicePrimaryCtxGetState");
+	CUresult (*real)(CUdevice) = interposer_real(name);
+	CUresult (*state)(CUdevice, unsigned *, int *) = interposer_real("cuDevicePrimaryCtxGetState");
 	CUresult r = real ? real(d) : CUDA_ERROR_NOT_FOUND;
 	unsigned flags;
 	int active = 1;
@@ -875,7 +875,7 @@ CUresult memory_join(void)
 		r = r ? r : block_have(b);
 		b->away = r && r != CUDA_ERROR_NOT_FOUND;
 		if (r == CUDA_ERROR_NOT_FOUND)
-			companion_say("the process that shared GPU memory with this one has ended: that memory is lost");
+			interposer_say("the process that shared GPU memory with this one has ended: that memory is lost");
 		if (r && (!first || first == CUDA_ERROR_NOT_FOUND))
 			first = r;
 	}

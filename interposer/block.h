@@ -1,12 +1,12 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What memory.c and vmm.c share: a block is GPU memory of the companion's.
+// What memory.c and vmm.c share: a block is GPU memory of the interposer's.
 
 #ifndef GPUCKPT_BLOCK_H
 #define GPUCKPT_BLOCK_H
 
-#include "companion.h"
+#include "interposer.h"
 
 #include <pthread.h>
 
@@ -31,7 +31,7 @@ struct block {
 	CUdevice device;
 	CUcontext context; // that was current
 	bool mapped;
-	bool given;  // its handle has left the companion: it stays where it is
+	bool given;  // its handle has left the interposer: it stays where it is
 	bool host;   // host memory, which is given as well; it has no context
 	bool is_new; // it is mapped, and not filled yet
 	bool exportable;    // the driver was told so when it was made
@@ -93,7 +93,7 @@ void *events_override(const char *name);
 void events_context_ended(CUcontext c);
 // managed.c: as vmm_override.
 void *managed_override(const char *name);
-// managed_has reports whether an address is in managed memory of the companion's.
+// managed_has reports whether an address is in managed memory of the interposer's.
 bool managed_has(CUdeviceptr p);
 // managed_free frees such memory that begins at an address, when nothing uses it any more. On an error it is there as
 // before. false: nothing begins there.

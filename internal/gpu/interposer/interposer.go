@@ -19,15 +19,15 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-// ErrBusy says that a companion could not park its program: calls or GPU work did not end in time.
+// ErrBusy says that an interposer could not park its program: calls or GPU work did not end in time.
 var ErrBusy = errors.New("its calls or its work on the GPU did not end in time")
 
 // errLost says that the GPU memory of a process was kept by a shim that has ended meanwhile.
 var errLost = errors.New("its GPU memory was kept on the GPU by a process that has ended, and is lost")
 
-// The control block of companion/worker.c.
+// The control block of interposer/worker.c.
 const (
-	magic      = "gpuckpt companion control block\x00"
+	magic      = "gpuckpt interposer control page\x00"
 	version    = 6
 	copiers    = 8 // at most, and the thread that answers importers
 	controlLen = offInArea + 4
@@ -86,10 +86,10 @@ const (
 	asks = 16 // a request is a number times this, and what is asked for
 )
 
-// wake is the signal that a companion's thread waits for.
+// wake is the signal that an interposer's thread waits for.
 const wake = unix.Signal(60)
 
-// The answers of a companion that is not let by something else than the driver: CUDA_ERROR_INVALID_VALUE,
+// The answers of an interposer that is not let by something else than the driver: CUDA_ERROR_INVALID_VALUE,
 // ILLEGAL_STATE, NOT_FOUND, NOT_READY, NOT_PERMITTED.
 const (
 	invalidValue = 1
@@ -102,8 +102,8 @@ const (
 // patience bounds the wait for an answer that copies memory; a driver that hangs ends it.
 const patience = 10 * time.Minute
 
-// Companion is one in a process, by the pid and tid that this process counts.
-type Companion struct {
+// Interposer is one in a process, by the pid and tid that this process counts.
+type Interposer struct {
 	PID, TID int
 	Copiers  []int  // its other threads, which work when it does
 	at       uint64 // the control block
@@ -120,8 +120,8 @@ type control struct {
 	start, bytes      uint64
 }
 
-// Find returns the companion of a process, nil if it has none or one that has made no GPU memory.
-func Find(pid int) (*Companion, error) {
+// Find returns the interposer of a process, nil if it has none or one that has made no GPU memory.
+func Find(pid int) (*Interposer, error) {
 	mappings, err := proc.Maps(pid)
 	if proc.Ended(err) {
 		return nil, nil
@@ -151,7 +151,7 @@ func Find(pid int) (*Companion, error) {
 	return nil, nil
 }
 
-func at(pid int, place uint64, data []byte) (*Companion, error) {
+func at(pid int, place uint64, data []byte) (*Interposer, error) {
 	inside := int32(binary.LittleEndian.Uint32(data[offTID:])) //nolint:gosec // as it is written
 	if inside <= 0 {
 		return nil, nil
@@ -160,12 +160,12 @@ func at(pid int, place uint64, data []byte) (*Companion, error) {
 		if state(binary.LittleEndian.Uint32(data[offState:])) == open {
 			return nil, nil // its memory is left to the driver
 		}
-		return nil, fmt.Errorf("the companion of process %d is of version %d, and this shim's of %d", pid, v, version)
+		return nil, fmt.Errorf("the interposer of process %d is of version %d, and this shim's of %d", pid, v, version)
 	}
-	c := &Companion{PID: pid, at: place}
+	c := &Interposer{PID: pid, at: place}
 	var err error
 	if c.TID, err = proc.ThreadInside(pid, int(inside)); err != nil {
-		return nil, fmt.Errorf("the companion of process %d: %w", pid, err)
+		return nil, fmt.Errorf("the interposer of process %d: %w", pid, err)
 	}
 	for i := range copiers {
 		inside := int32(binary.LittleEndian.Uint32(data[offCopiers+4*i:])) //nolint:gosec // as it is written
@@ -174,7 +174,7 @@ func at(pid int, place uint64, data []byte) (*Companion, error) {
 		}
 		tid, err := proc.ThreadInside(pid, int(inside))
 		if err != nil {
-			return nil, fmt.Errorf("the companion of process %d: %w", pid, err)
+			return nil, fmt.Errorf("the interposer of process %d: %w", pid, err)
 		}
 		c.Copiers = append(c.Copiers, tid)
 	}
@@ -182,7 +182,7 @@ func at(pid int, place uint64, data []byte) (*Companion, error) {
 }
 
 // threads returns all of them.
-func (c *Companion) threads() []int { return append([]int{c.TID}, c.Copiers...) }
+func (c *Interposer) threads() []int { return append([]int{c.TID}, c.Copiers...) }
 
 // access reads or writes a process's memory.
 func access(pid int, at uint64, data []byte, write bool) error {
@@ -204,12 +204,12 @@ func access(pid int, at uint64, data []byte, write bool) error {
 		err = unix.ESRCH // the memory of a process that has ended is empty
 	}
 	if err != nil {
-		return fmt.Errorf("the companion of process %d: %w", pid, err)
+		return fmt.Errorf("the interposer of process %d: %w", pid, err)
 	}
 	return nil
 }
 
-func (c *Companion) read() (control, error) {
+func (c *Interposer) read() (control, error) {
 	var data [controlLen]byte
 	if err := access(c.PID, c.at, data[:], false); err != nil {
 		return control{}, err
@@ -223,18 +223,18 @@ func (c *Companion) read() (control, error) {
 	}, nil
 }
 
-func (c *Companion) write(offset int, value uint32) error {
+func (c *Interposer) write(offset int, value uint32) error {
 	return access(c.PID, c.at+uint64(offset), binary.LittleEndian.AppendUint32(nil, value), true) //nolint:gosec // small
 }
 
 // begin writes a request and wakes the thread.
-func (c *Companion) begin(what uint32, argument time.Duration) (request uint32, err error) {
+func (c *Interposer) begin(what uint32, argument time.Duration) (request uint32, err error) {
 	now, err := c.read()
 	if err != nil {
 		return 0, err
 	}
 	if now.request != now.answered {
-		return 0, fmt.Errorf("the companion of process %d is busy with an earlier request: %w", c.PID, ErrBusy)
+		return 0, fmt.Errorf("the interposer of process %d is busy with an earlier request: %w", c.PID, ErrBusy)
 	}
 	request = (now.request&^(asks-1) + asks) | what
 	if request == what { // 0 would be no number
@@ -249,9 +249,9 @@ func (c *Companion) begin(what uint32, argument time.Duration) (request uint32, 
 	return request, unix.Tgkill(c.PID, c.TID, wake)
 }
 
-// answer returns what a companion says, and whether it has answered a request. An error without an answer is that of
+// answer returns what an interposer says, and whether it has answered a request. An error without an answer is that of
 // a process that has ended.
-func (c *Companion) answer(doing string, request uint32) (now control, done bool, err error) {
+func (c *Interposer) answer(doing string, request uint32) (now control, done bool, err error) {
 	if now, err = c.read(); err != nil || now.answered != request {
 		return now, false, err
 	}
@@ -267,13 +267,13 @@ func (c *Companion) answer(doing string, request uint32) (now control, done bool
 	case now.result == notPermitted:
 		err = errElsewhere
 	default:
-		return now, true, fmt.Errorf("%s process %d: the driver answers its companion with error %d", doing, c.PID, now.result)
+		return now, true, fmt.Errorf("%s process %d: the driver answers its interposer with error %d", doing, c.PID, now.result)
 	}
 	return now, true, fmt.Errorf("%s process %d: %w", doing, c.PID, err)
 }
 
 // await waits for the answer to a request.
-func (c *Companion) await(ctx context.Context, doing string, request uint32) (control, error) {
+func (c *Interposer) await(ctx context.Context, doing string, request uint32) (control, error) {
 	for nap := 100 * time.Microsecond; ; nap = min(2*nap, 5*time.Millisecond) {
 		now, done, err := c.answer(doing, request)
 		if done || err != nil {
@@ -282,14 +282,14 @@ func (c *Companion) await(ctx context.Context, doing string, request uint32) (co
 		select {
 		case <-time.After(nap):
 		case <-ctx.Done():
-			return now, fmt.Errorf("%s process %d: its companion does not answer: %w", doing, c.PID, ctx.Err())
+			return now, fmt.Errorf("%s process %d: its interposer does not answer: %w", doing, c.PID, ctx.Err())
 		}
 	}
 }
 
 // ask is begin and await; a request that has not been answered in time is cancelled, and then given a
 // little longer.
-func (c *Companion) ask(ctx context.Context, doing string, what uint32, argument, limit time.Duration) (control, error) {
+func (c *Interposer) ask(ctx context.Context, doing string, what uint32, argument, limit time.Duration) (control, error) {
 	request, err := c.begin(what, argument)
 	if err != nil {
 		return control{}, err

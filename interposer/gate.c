@@ -8,7 +8,7 @@
 // A turn lets those in that wait at this moment, and nobody who comes later. A call that waits is
 // counted by the turn that it came in, so that who drains the gate waits for all that a turn has let in.
 
-#include "companion.h"
+#include "interposer.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -33,8 +33,8 @@ static __thread uintptr_t back __attribute__((tls_model("initial-exec")));
 #define NEXT_CALL_NS 1000000
 #define NEXT_LOOK_NS 50000
 
-void *companion_target(uint32_t thunk);    // route.c
-bool companion_cancelled(uint32_t number); // worker.c
+void *interposer_target(uint32_t thunk);    // route.c
+bool interposer_cancelled(uint32_t number); // worker.c
 
 static uint32_t load(const uint32_t *p)
 {
@@ -65,7 +65,7 @@ static bool wait_outside(void)
 		mine = now;
 	}
 	while ((number = load(&closed)) && load(&turn) == mine) {
-		if (!companion_cancelled(number))
+		if (!interposer_cancelled(number))
 			syscall(SYS_futex, &turn, FUTEX_WAIT_PRIVATE, mine, &look, NULL, 0);
 		else if (__atomic_compare_exchange_n(&closed, &number, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
 			wake(); // the worker may be busy with the driver
@@ -80,15 +80,15 @@ static bool wait_outside(void)
 
 struct entered {
 	void *function;
-	uint64_t leave; // whether companion_leave is to be called
+	uint64_t leave; // whether interposer_leave is to be called
 };
 
-struct entered companion_enter(uint64_t thunk, uintptr_t caller) __attribute__((visibility("hidden")));
-struct entered companion_enter(uint64_t thunk, uintptr_t caller)
+struct entered interposer_enter(uint64_t thunk, uintptr_t caller) __attribute__((visibility("hidden")));
+struct entered interposer_enter(uint64_t thunk, uintptr_t caller)
 {
-	struct entered e = {companion_target((uint32_t)thunk), 0};
+	struct entered e = {interposer_target((uint32_t)thunk), 0};
 
-	if (calling || companion_passive)
+	if (calling || interposer_passive)
 		return e;
 	for (;;) {
 		add(&inside, 1);
@@ -104,8 +104,8 @@ struct entered companion_enter(uint64_t thunk, uintptr_t caller)
 	return e;
 }
 
-uintptr_t companion_leave(void) __attribute__((visibility("hidden")));
-uintptr_t companion_leave(void)
+uintptr_t interposer_leave(void) __attribute__((visibility("hidden")));
+uintptr_t interposer_leave(void)
 {
 	calling = false;
 	// A child of fork has none inside, and may come back from a call of its parent's.

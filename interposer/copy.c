@@ -6,13 +6,13 @@
 // page: H200, driver 580). So several threads copy by way of pinned buffers, each with a stream of its
 // own: while the GPU moves one buffer, the thread moves the other.
 //
-// The copiers are there from the companion's start on, since the shim lets only threads that it knows
+// The copiers are there from the interposer's start on, since the shim lets only threads that it knows
 // run while GPU memory comes back. They wait for work without the driver.
 //
 // What was zeros when it was copied out is not read on the way back: the GPU makes it. A KV cache is mostly
 // zeros, and in the checkpoint's file they are holes, which a read would fill with pages.
 
-#include "companion.h"
+#include "interposer.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -86,7 +86,7 @@ static int copiers;
 bool copy_ready(void)
 {
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-		void *f = companion_real(functions[i].name);
+		void *f = interposer_real(functions[i].name);
 		memcpy(functions[i].function, &f, sizeof f);
 	}
 	return cu.SetCurrent && cu.Out && cu.In;

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Events that processes share (CU_EVENT_INTERPROCESS). The driver's own leave traces in a process until it ends. So the
-// driver has none here, unless the program's environment has GPUCKPT_COMPANION_EVENTS=off. The program has a number of
-// the companion's for an event, which stands for
+// driver has none here, unless the program's environment has GPUCKPT_INTERPOSER_EVENTS=off. The program has a number of
+// the interposer's for an event, which stands for
 //
 //	an ordinary event of the driver's  for what this process records, waits for and asks for
 //	a slot of words                    that processes share, once the event has a handle
@@ -153,11 +153,11 @@ static bool wanted; // by the environment, as it was at first
 
 static void look_wanted(void)
 {
-	const char *set = getenv("GPUCKPT_COMPANION_EVENTS");
+	const char *set = getenv("GPUCKPT_INTERPOSER_EVENTS");
 	wanted = !set || strcmp(set, "off");
 }
 
-// are_wanted reports whether the program's environment does not refuse events of the companion's.
+// are_wanted reports whether the program's environment does not refuse events of the interposer's.
 static bool are_wanted(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -171,7 +171,7 @@ static void look(void)
 	bool all = are_wanted();
 
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-		void *f = companion_real(functions[i].name);
+		void *f = interposer_real(functions[i].name);
 		memcpy(functions[i].function, &f, sizeof f);
 		all &= f || !functions[i].needed;
 	}
@@ -399,7 +399,7 @@ static bool is_capturing(CUstream stream, const struct calls *calls)
 // A graph would have one number for all its launches.
 static CUresult in_graph(void)
 {
-	companion_say("an event that processes can share cannot be part of a graph, or of another context's work, here: start the program without dev.gpuckpt.companion");
+	interposer_say("an event that processes can share cannot be part of a graph, or of another context's work, here: start the program without dev.gpuckpt.interposer");
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -520,7 +520,7 @@ static CUresult elapsed(float *ms, CUevent from, CUevent to)
 
 static CUresult elapsed_v2(float *ms, CUevent from, CUevent to)
 {
-	CUresult (*real)(float *, CUevent, CUevent) = companion_real("cuEventElapsedTime_v2");
+	CUresult (*real)(float *, CUevent, CUevent) = interposer_real("cuEventElapsedTime_v2");
 	return CALL(real, ms, drivers(from), drivers(to));
 }
 
@@ -637,7 +637,7 @@ static CUresult get_handle(void *handle, CUevent number)
 	if (!handle || !e->used || (e->page && e->page != &own))
 		return handle ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
 	if (!share_ticket(&t)) {
-		companion_say("CUDA IPC (cuIpcGetEventHandle) cannot share an event here: start the program without dev.gpuckpt.companion");
+		interposer_say("CUDA IPC (cuIpcGetEventHandle) cannot share an event here: start the program without dev.gpuckpt.interposer");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 	if ((r = share_event(e)))
@@ -753,7 +753,7 @@ static CUresult open_handle(CUevent *number, CUipcMemHandle handle)
 #define IN_GRAPH(name, parameters, arguments, event)                              \
 	static CUresult graph_##name parameters                                   \
 	{                                                                         \
-		CUresult(*real) parameters = companion_real(#name);               \
+		CUresult(*real) parameters = interposer_real(#name);               \
 		if (MEANT(event))                                                 \
 			return in_graph();                                        \
 		return real ? real arguments : CUDA_ERROR_NOT_FOUND;              \
@@ -806,7 +806,7 @@ void *events_override(const char *name)
 		OF(cuCtxRecordEvent), OF(cuCtxWaitEvent), OF(cuGreenCtxRecordEvent), OF(cuGreenCtxWaitEvent),
 	};
 
-	// The first two note that the driver shares an event. The others are for the companion's events alone.
+	// The first two note that the driver shares an event. The others are for the interposer's events alone.
 	for (size_t i = 0; i < sizeof overrides / sizeof *overrides && (i < 2 || are_wanted()); i++)
 		if (!strcmp(name, overrides[i].name))
 			return overrides[i].function;
@@ -870,7 +870,7 @@ CUresult events_join(void)
 			continue;
 		CUresult r = attach(p);
 		if (r == CUDA_ERROR_NOT_FOUND) {
-			companion_say("the process that shared events with this one has ended: they are complete from now on");
+			interposer_say("the process that shared events with this one has ended: they are complete from now on");
 			r = CUDA_SUCCESS;
 		}
 		p->away = r;

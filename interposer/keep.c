@@ -89,7 +89,7 @@ static const struct {
 static bool ready(void)
 {
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-		void *f = companion_real(functions[i].name);
+		void *f = interposer_real(functions[i].name);
 		if (!f)
 			return false;
 		memcpy(functions[i].function, &f, sizeof f);

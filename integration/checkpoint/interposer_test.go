@@ -20,24 +20,24 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-// withCompanion is a container with the companion and a GPU.
-func withCompanion() harness.RunSpec {
-	return harness.RunSpec{GPUs: []int{0}, Annotations: map[string]string{annotations.Companion: "true"}}
+// withInterposer is a container with the interposer and a GPU.
+func withInterposer() harness.RunSpec {
+	return harness.RunSpec{GPUs: []int{0}, Annotations: map[string]string{annotations.Interposer: "true"}}
 }
 
-// companionArea checks that the last checkpoint of a process has GPU state by the companion, and by the
+// interposerArea checks that the last checkpoint of a process has GPU state by the interposer, and by the
 // driver.
-func companionArea(t *testing.T, ref string, want int) {
+func interposerArea(t *testing.T, ref string, want int) {
 	t.Helper()
 	if areas := metadataOf(t, shared, ref).Processes[0].Areas; len(areas) != want {
 		t.Errorf("%s has %d areas, want %d", ref, len(areas), want)
 	}
 }
 
-// A program whose memory its companion makes, above the threshold and below: it runs on, is restored,
+// A program whose memory its interposer makes, above the threshold and below: it runs on, is restored,
 // checkpointed once more as the restored program that it is, and every bit is right each time.
-func TestCompanion(t *testing.T) {
-	spec := withCompanion()
+func TestInterposer(t *testing.T) {
+	spec := withInterposer()
 	dirs := []string{"/opt", "/usr/local"} // the library needs none of them
 	if gpu.Kind == harness.RealGPU {
 		dirs = dirs[:1] // the driver's files may be mounted below the other
@@ -49,7 +49,7 @@ func TestCompanion(t *testing.T) {
 	k.Expect(t, "verify", "bad=0")
 	k.Expect(t, "count", "101") // in memory of a module's
 	first := takeCheckpoint(t, shared, k, "1")
-	companionArea(t, first, 2)
+	interposerArea(t, first, 2)
 	k.Expect(t, "count", "102")
 	k.Expect(t, "verify", "bad=0") // it was left running
 	k.Expect(t, "write 250", "wrote 250")
@@ -60,7 +60,7 @@ func TestCompanion(t *testing.T) {
 	r.Expect(t, "verify", "bad=0")
 	r.Expect(t, "write 900", "wrote 900")
 	third := takeCheckpoint(t, shared, r, "3")
-	companionArea(t, third, 2)
+	interposerArea(t, third, 2)
 	r.Expect(t, "verify", "bad=0")
 	r.MustRemove(t)
 	for _, ref := range []string{third, first} {
@@ -70,17 +70,17 @@ func TestCompanion(t *testing.T) {
 	}
 }
 
-// Two processes that share GPU memory by CUDA IPC or by a handle, with the companion: they run on after a checkpoint, are
+// Two processes that share GPU memory by CUDA IPC or by a handle, with the interposer: they run on after a checkpoint, are
 // restored, checkpointed once more as the restored programs that they are, and suspended. The memory is
 // saved once, by the process that made it. In one case the two have a GPU each, if there are two.
-func TestCompanionShared(t *testing.T) {
+func TestInterposerShared(t *testing.T) {
 	for _, test := range []struct {
 		way  string
 		gpus []int
 	}{{"large", []int{0}}, {"handles", allGPUs()}} {
 		t.Run(fmt.Sprint(test.way, " ", len(test.gpus)), func(t *testing.T) {
 			used := test.gpus
-			spec := withCompanion()
+			spec := withInterposer()
 			spec.GPUs, spec.Ports = used, 2
 			k := shared.Work(t, spec, "ipc", "--share", test.way, "--bytes", "24M", "--gpus", strconv.Itoa(len(used)))
 			k.Expect(t, "count", "101")
@@ -108,10 +108,10 @@ func TestCompanionShared(t *testing.T) {
 }
 
 // Two processes that hand memory to each other all the time, by events of CUDA IPC that are new now and then: with the
-// companion they run on after a checkpoint, are restored, and are checkpointed and restored twice more. Without it they
+// interposer they run on after a checkpoint, are restored, and are checkpointed and restored twice more. Without it they
 // are refused, and with it if they have the driver make the events.
-func TestCompanionSharedEvents(t *testing.T) {
-	spec := withCompanion()
+func TestInterposerSharedEvents(t *testing.T) {
+	spec := withInterposer()
 	spec.Ports = 2
 	k := shared.Work(t, spec, "ipc", "--share", "events", "--bytes", "24M")
 	k.Expect(t, "count", "101")
@@ -129,7 +129,7 @@ func TestCompanionSharedEvents(t *testing.T) {
 	}
 	k.MustRemove(t)
 
-	spec.Env = []string{"GPUCKPT_COMPANION_EVENTS=off"}
+	spec.Env = []string{"GPUCKPT_INTERPOSER_EVENTS=off"}
 	for _, spec := range []harness.RunSpec{spec, {GPUs: []int{0}, Ports: 2}} {
 		without := shared.Work(t, spec, "ipc", "--share", "events", "--bytes", "24M")
 		without.Expect(t, "count", "101")
@@ -139,7 +139,7 @@ func TestCompanionSharedEvents(t *testing.T) {
 		} else if spec.Annotations == nil {
 			harness.Says(t, err, "shares GPU memory")
 		} else {
-			harness.Says(t, err, "does not bring back", "GPUCKPT_COMPANION_EVENTS=off")
+			harness.Says(t, err, "does not bring back", "GPUCKPT_INTERPOSER_EVENTS=off")
 		}
 		takeTurns(t, without)
 		without.MustRemove(t)
@@ -171,8 +171,8 @@ func takeTurns(t *testing.T, k *harness.Container) {
 }
 
 // A process that is on its way to memory of one that is checkpointed has it then.
-func TestCompanionSharedStarting(t *testing.T) {
-	spec := withCompanion()
+func TestInterposerSharedStarting(t *testing.T) {
+	spec := withInterposer()
 	spec.Ports = 2
 	spec.Env = []string{"SOFTCUDA_CONTEXT_DELAY_MS=400"}
 	k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "8M")
@@ -195,12 +195,12 @@ func bothCount(t *testing.T, k *harness.Container, next int) {
 	k.Process(1).Expect(t, "verify", "bad=0")
 }
 
-// Failures on the way leave processes that share GPU memory by their companions as they were.
-func TestCompanionSharedUndone(t *testing.T) {
+// Failures on the way leave processes that share GPU memory by their interposers as they were.
+func TestInterposerSharedUndone(t *testing.T) {
 	if gpu.Kind != harness.SoftwareGPU {
 		t.Skip("a real driver makes no faults on demand")
 	}
-	spec := withCompanion()
+	spec := withInterposer()
 	spec.Ports = 2
 	k := shared.Work(t, spec, "ipc", "--share", "large", "--bytes", "8M")
 	k.Expect(t, "count", "101")
@@ -217,14 +217,14 @@ func TestCompanionSharedUndone(t *testing.T) {
 	bothCount(t, k, next)
 }
 
-// What the companion does not make itself is refused as without it: CUDA IPC of memory below its threshold,
+// What the interposer does not make itself is refused as without it: CUDA IPC of memory below its threshold,
 // and host memory.
-func TestCompanionSharedRefused(t *testing.T) {
+func TestInterposerSharedRefused(t *testing.T) {
 	for way, words := range map[string][]string{
 		"ipc":  {"shares GPU memory", "NCCL_P2P_DISABLE=1"},
 		"host": {"has host memory of the driver", "NCCL_CUMEM_HOST_ENABLE=0"},
 	} {
-		spec := withCompanion()
+		spec := withInterposer()
 		spec.Ports = 2
 		k := shared.Work(t, spec, "ipc", "--share", way)
 		k.Expect(t, "count", "101")
@@ -238,8 +238,8 @@ func TestCompanionSharedRefused(t *testing.T) {
 
 // Managed memory that host and GPU both count in: a little of it is left running, restored, and checkpointed once more as
 // the restored program's. More is refused, and runs on.
-func TestCompanionManaged(t *testing.T) {
-	k := shared.Work(t, withCompanion(), "managed", "--bytes", "64K")
+func TestInterposerManaged(t *testing.T) {
+	k := shared.Work(t, withInterposer(), "managed", "--bytes", "64K")
 	k.Expect(t, "count", "101")
 	takeCheckpoint(t, shared, k, "managed-1")
 	k.Expect(t, "count", "102") // left running
@@ -254,27 +254,27 @@ func TestCompanionManaged(t *testing.T) {
 	r.Expect(t, "count", "104")
 	r.MustRemove(t)
 
-	large := shared.Work(t, withCompanion(), "managed", "--bytes", "4M")
+	large := shared.Work(t, withInterposer(), "managed", "--bytes", "4M")
 	large.Expect(t, "count", "101")
-	harness.Says(t, checkpointTask(t, shared, large, t.TempDir()), "CUDA_ERROR_NOT_SUPPORTED", "managed memory", annotations.Companion)
+	harness.Says(t, checkpointTask(t, shared, large, t.TempDir()), "CUDA_ERROR_NOT_SUPPORTED", "managed memory", annotations.Interposer)
 	large.Expect(t, "count", "102")
 	large.MustRemove(t)
 }
 
-// A companion without memory of its own does nothing, and a container without the annotation has none.
-func TestCompanionWithoutWork(t *testing.T) {
-	for name, spec := range map[string]harness.RunSpec{"small": withCompanion(), "none": {GPUs: []int{0}}} {
+// An interposer without memory of its own does nothing, and a container without the annotation has none.
+func TestInterposerWithoutWork(t *testing.T) {
+	for name, spec := range map[string]harness.RunSpec{"small": withInterposer(), "none": {GPUs: []int{0}}} {
 		k := shared.Work(t, spec, "pattern", "--bytes", "1M", "--chunks", "1")
 		k.Expect(t, "verify", "bad=0")
 		ref := takeCheckpoint(t, shared, k, "without-work-"+name)
-		companionArea(t, ref, 1)
+		interposerArea(t, ref, 1)
 		k.Expect(t, "verify", "bad=0")
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", k.MustPid(t)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if has := strings.Contains(string(maps), interposer.InContainer); has != (name == "small") {
-			t.Errorf("%s: the program has the companion: %v", name, has)
+			t.Errorf("%s: the program has the interposer: %v", name, has)
 		}
 		k.MustRemove(t)
 	}
@@ -282,11 +282,11 @@ func TestCompanionWithoutWork(t *testing.T) {
 
 // Failures on the way, and the death of who works for the shim, cost the program nothing: it runs on with
 // its memory, and the next checkpoint is good.
-func TestCompanionUndone(t *testing.T) {
+func TestInterposerUndone(t *testing.T) {
 	if gpu.Kind != harness.SoftwareGPU {
 		t.Skip("a real driver makes no faults on demand")
 	}
-	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "16M", "--chunks", "2")
+	k := shared.Work(t, withInterposer(), "pattern", "--bytes", "16M", "--chunks", "2")
 	k.Expect(t, "verify", "bad=0") // it uses CUDA from here on
 	for _, test := range []struct{ name, soft, words string }{
 		{"lock", "fail=lock:304:1\n", "lock"},
@@ -307,7 +307,7 @@ func TestCompanionUndone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}}} {
-		for _, delay := range []string{"lock_delay_ms=500", "checkpoint_delay_ms=20000"} { // the companion has saved its memory before either
+		for _, delay := range []string{"lock_delay_ms=500", "checkpoint_delay_ms=20000"} { // the interposer has saved its memory before either
 			undo := shared.SoftwareGPU(t, delay+"\n")
 			done := make(chan error, 1)
 			go func() { done <- k.Checkpoint(t.Context(), "killed:1") }()
@@ -320,14 +320,14 @@ func TestCompanionUndone(t *testing.T) {
 			goesOn(t, k)
 		}
 	}
-	companionArea(t, takeCheckpoint(t, shared, k, "undone"), 2)
+	interposerArea(t, takeCheckpoint(t, shared, k, "undone"), 2)
 	goesOn(t, k)
 }
 
 // A pause alone moves no GPU memory and keeps the program off the GPU. Checkpoints in one pause, also after
-// one that failed, have the companion's memory each.
-func TestCompanionPaused(t *testing.T) {
-	k := shared.Work(t, withCompanion(), "pattern", "--bytes", "16M", "--chunks", "2")
+// one that failed, have the interposer's memory each.
+func TestInterposerPaused(t *testing.T) {
+	k := shared.Work(t, withInterposer(), "pattern", "--bytes", "16M", "--chunks", "2")
 	k.Expect(t, "verify", "bad=0")
 	before := resident(t, k.MustPid(t))
 	ctr(t, shared, "tasks", "pause", k.ID)
@@ -350,7 +350,7 @@ func TestCompanionPaused(t *testing.T) {
 	checkpointInto(t, shared, k, t.TempDir())
 	ctr(t, shared, "tasks", "resume", k.ID)
 	goesOn(t, k)
-	companionArea(t, takeCheckpoint(t, shared, k, "paused"), 2)
+	interposerArea(t, takeCheckpoint(t, shared, k, "paused"), 2)
 	goesOn(t, k)
 }
 

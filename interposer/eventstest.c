@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A program with the companion preloaded, on the software GPU, that has events for other processes: what two processes
+// A program with the interposer preloaded, on the software GPU, that has events for other processes: what two processes
 // do with them is a test of the software GPU's. Says one thing, that such an event cannot be part of a graph, and ends
 // with 0, or says what is wrong.
 
@@ -62,7 +62,7 @@ int main(void)
 	WANT(!CALL(by_name("cuDevicePrimaryCtxRetain"), (void **, int), (&context, 0)));
 	WANT(!CALL(by_name("cuCtxSetCurrent"), (void *), (context)));
 	WANT(!CALL(by_name("cuStreamCreate"), (void **, unsigned), (&stream, 1)));
-	// Only an event for other processes is the companion's.
+	// Only an event for other processes is the interposer's.
 	WANT(!is_ours(plain = new_event(ORDINARY)) && is_ours(event = new_event(INTERPROCESS)));
 	WANT(CALL(create, (void **, unsigned), (NULL, INTERPROCESS)) == 1);
 	WANT(CALL(get, (void *, void *), (NULL, event)) == 1);

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapped puts a control block into this process as a companion has one, and returns its bytes, which the
+// mapped puts a control block into this process as an interposer has one, and returns its bytes, which the
 // test then changes at will: what a container could do.
 func mapped(t *testing.T) []byte {
 	t.Helper()
@@ -48,7 +48,7 @@ func mapped(t *testing.T) []byte {
 
 func TestFind(t *testing.T) {
 	if c, err := Find(os.Getpid()); c != nil || err != nil {
-		t.Fatalf("a process without a companion has %v, %v", c, err)
+		t.Fatalf("a process without an interposer has %v, %v", c, err)
 	}
 	block := mapped(t)
 	tid := binary.LittleEndian.Uint32(block[offTID:])
@@ -59,7 +59,7 @@ func TestFind(t *testing.T) {
 		state      state
 		none, says bool
 	}{
-		{name: "a companion", tid: tid, version: version},
+		{name: "an interposer", tid: tid, version: version},
 		{name: "without a thread", version: version, none: true},
 		{name: "a negative thread", tid: 1 << 31, version: version, none: true},
 		{name: "a thread of another process", tid: uint32(os.Getppid()), version: version, none: true, says: true},
@@ -78,7 +78,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A companion that does not answer, or answers what it likes, costs the time that it was given.
+// An interposer that does not answer, or answers what it likes, costs the time that it was given.
 func TestAnswers(t *testing.T) {
 	block := mapped(t)
 	c, err := Find(os.Getpid())

@@ -37,16 +37,16 @@ func stepOn(t *testing.T, k *harness.Container, ranks int) {
 	}
 }
 
-// Ranks that wait for each other, a GPU each, step after step, with the companion: they are paused,
-// checkpointed and restored, and their companions have the memory each time, not the driver. No step is lost or
+// Ranks that wait for each other, a GPU each, step after step, with the interposer: they are paused,
+// checkpointed and restored, and their interposers have the memory each time, not the driver. No step is lost or
 // taken twice. (internal/gpu/interposer parks such ranks more often.)
-func TestCompanionRanks(t *testing.T) {
+func TestInterposerRanks(t *testing.T) {
 	shared.Configured(t, "lock_timeout = \"1m\"\n") // for slow machines
 	ranks := min(4, len(gpu.Devices))
 	if ranks < 2 {
 		t.Skip("one GPU: the driver does not interrupt the kernels of processes that it has restored, so these would wait for each other for ever")
 	}
-	spec := withCompanion()
+	spec := withInterposer()
 	spec.Ports = ranks
 	spec.GPUs = nil
 	for n := range ranks {

@@ -162,9 +162,9 @@ static bool take(CUdeviceptr p, struct range *taken)
 // here notes the current context and its GPU. false: there is none, or one that has no managed memory.
 static bool here(struct range *g)
 {
-	CUresult (*current)(CUcontext *) = companion_real("cuCtxGetCurrent");
-	CUresult (*device)(CUdevice *) = companion_real("cuCtxGetDevice");
-	CUresult (*attribute)(int *, int, CUdevice) = companion_real("cuDeviceGetAttribute");
+	CUresult (*current)(CUcontext *) = interposer_real("cuCtxGetCurrent");
+	CUresult (*device)(CUdevice *) = interposer_real("cuCtxGetDevice");
+	CUresult (*attribute)(int *, int, CUdevice) = interposer_real("cuDeviceGetAttribute");
 	int has = 0;
 
 	return current && device && attribute && !current(&g->context) && g->context && !device(&g->device) &&
@@ -173,7 +173,7 @@ static bool here(struct range *g)
 
 static CUresult free_host(CUdeviceptr p)
 {
-	CUresult (*real)(void *) = companion_real("cuMemFreeHost");
+	CUresult (*real)(void *) = interposer_real("cuMemFreeHost");
 
 	return real ? real((void *)p) : CUDA_ERROR_NOT_FOUND;
 }
@@ -181,7 +181,7 @@ static CUresult free_host(CUdeviceptr p)
 // As the driver's cuMemFree, it waits until nothing uses the memory any more.
 static CUresult wait_and_free(CUdeviceptr p)
 {
-	CUresult (*wait)(void) = companion_real("cuCtxSynchronize");
+	CUresult (*wait)(void) = interposer_real("cuCtxSynchronize");
 	CUresult r = wait ? wait() : CUDA_ERROR_NOT_FOUND;
 
 	return r ? r : free_host(p);
@@ -190,8 +190,8 @@ static CUresult wait_and_free(CUdeviceptr p)
 // make makes pinned host memory that GPUs have at the host's address. It is zeros, as managed memory is at first.
 static bool make(struct range *g)
 {
-	CUresult (*host)(void **, size_t, unsigned) = companion_real("cuMemHostAlloc");
-	CUresult (*device)(CUdeviceptr *, void *, unsigned) = companion_real("cuMemHostGetDevicePointer_v2");
+	CUresult (*host)(void **, size_t, unsigned) = interposer_real("cuMemHostAlloc");
+	CUresult (*device)(CUdeviceptr *, void *, unsigned) = interposer_real("cuMemHostGetDevicePointer_v2");
 	void *p = NULL;
 
 	if (!host || !device || host(&p, g->bytes, HOST_PORTABLE | HOST_DEVICEMAP))
@@ -207,7 +207,7 @@ static bool make(struct range *g)
 
 static CUresult alloc(CUdeviceptr *address, size_t bytes, unsigned flags)
 {
-	CUresult (*real)(CUdeviceptr *, size_t, unsigned) = companion_real("cuMemAllocManaged");
+	CUresult (*real)(CUdeviceptr *, size_t, unsigned) = interposer_real("cuMemAllocManaged");
 	struct range g = {.bytes = bytes};
 
 	if (!block_ready())
@@ -221,7 +221,7 @@ static CUresult alloc(CUdeviceptr *address, size_t bytes, unsigned flags)
 	}
 	CUresult r = real ? real(address, bytes, flags) : CUDA_ERROR_NOT_FOUND; // whose error is the program's
 	if (!r)
-		companion_say("managed memory of more than 1 MiB at once, or of 64 MiB in all, is left to the driver, which refuses a checkpoint of it");
+		interposer_say("managed memory of more than 1 MiB at once, or of 64 MiB in all, is left to the driver, which refuses a checkpoint of it");
 	return r;
 }
 
@@ -315,7 +315,7 @@ static CUmemLocation location_of(CUdevice device)
 // settle has a location as it is answered for. It is an error if there is none such.
 static CUresult settle(CUmemLocation *l)
 {
-	CUresult (*devices)(int *) = companion_real("cuDeviceGetCount");
+	CUresult (*devices)(int *) = interposer_real("cuDeviceGetCount");
 	unsigned node = 0;
 	int n = 0;
 
@@ -437,7 +437,7 @@ static CUresult attach(unsigned flags)
 #define OURS(symbol, bytes, what, parameters, arguments)                               \
 	static CUresult our_##symbol parameters                                        \
 	{                                                                              \
-		CUresult(*real) parameters = companion_real(#symbol);                  \
+		CUresult(*real) parameters = interposer_real(#symbol);                  \
 		CUresult r = CUDA_ERROR_INVALID_VALUE;                                 \
 		pthread_mutex_lock(&mutex);                                            \
 		struct range *g = at(p);                                               \
@@ -557,7 +557,7 @@ static CUresult discard_all(discard_batch *real, struct batch b, uint64_t flags,
 	static CUresult our_##symbol(CUdeviceptr *p, size_t *bytes, size_t n, CUmemLocation *locations,             \
 	                             size_t *from, size_t froms, uint64_t flags, CUstream s)                        \
 	{                                                                                                           \
-		prefetch_batch *real = companion_real(#symbol);                                                     \
+		prefetch_batch *real = interposer_real(#symbol);                                                     \
 		struct batch b = {p, bytes, n, locations, from, froms, true, !flags && !is_legacy(s, per_thread)};  \
 		if (!real)                                                                                          \
 			return CUDA_ERROR_NOT_FOUND;                                                                \
@@ -566,7 +566,7 @@ static CUresult discard_all(discard_batch *real, struct batch b, uint64_t flags,
 #define DISCARD(symbol, per_thread)                                                                                 \
 	static CUresult our_##symbol(CUdeviceptr *p, size_t *bytes, size_t n, uint64_t flags, CUstream s)           \
 	{                                                                                                           \
-		discard_batch *real = companion_real(#symbol);                                                      \
+		discard_batch *real = interposer_real(#symbol);                                                      \
 		struct batch b = {.p = p, .bytes = bytes, .count = n, .legal = !flags && !is_legacy(s, per_thread)}; \
 		if (!real)                                                                                          \
 			return CUDA_ERROR_NOT_FOUND;                                                                \
