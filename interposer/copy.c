@@ -12,7 +12,7 @@
 // What was zeros when it was copied out is not read on the way back: the GPU makes it. A KV cache is mostly
 // zeros, and in the checkpoint's file they are holes, which a read would fill with pages.
 
-#include "interposer.h"
+#include "driver.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -29,40 +29,6 @@
 #define CHUNK ((size_t)4 << 20)
 // What is zeros or not: a piece of memory of cuMemCreate.
 #define UNIT ((size_t)2 << 20)
-
-static struct {
-	CUresult (*SetCurrent)(CUcontext);
-	CUresult (*Out)(void *, CUdeviceptr, size_t);
-	CUresult (*In)(CUdeviceptr, const void *, size_t);
-	// The rest may be missing.
-	CUresult (*HostAlloc)(void **, size_t, unsigned);
-	CUresult (*FreeHost)(void *);
-	CUresult (*StreamCreate)(CUstream *, unsigned);
-	CUresult (*StreamSynchronize)(CUstream);
-	CUresult (*StreamDestroy)(CUstream);
-	CUresult (*OutAsync)(void *, CUdeviceptr, size_t, CUstream);
-	CUresult (*InAsync)(CUdeviceptr, const void *, size_t, CUstream);
-	CUresult (*SetAsync)(CUdeviceptr, unsigned char, size_t, CUstream);
-	CUresult (*CaptureMode)(int *);
-} cu;
-
-static const struct {
-	const char *name;
-	void *function;
-} functions[] = {
-	{"cuCtxSetCurrent", &cu.SetCurrent},
-	{"cuMemcpyDtoH_v2", &cu.Out},
-	{"cuMemcpyHtoD_v2", &cu.In},
-	{"cuMemHostAlloc", &cu.HostAlloc},
-	{"cuMemFreeHost", &cu.FreeHost},
-	{"cuStreamCreate", &cu.StreamCreate},
-	{"cuStreamSynchronize", &cu.StreamSynchronize},
-	{"cuStreamDestroy_v2", &cu.StreamDestroy},
-	{"cuMemcpyDtoHAsync_v2", &cu.OutAsync},
-	{"cuMemcpyHtoDAsync_v2", &cu.InAsync},
-	{"cuMemsetD8Async", &cu.SetAsync},
-	{"cuThreadExchangeStreamCaptureMode", &cu.CaptureMode},
-};
 
 // One job at a time, which all copiers and its caller work on.
 static struct {
@@ -83,15 +49,6 @@ static struct {
 static uint32_t round_number; // counts jobs up; copiers wait for it to change
 static int copiers;
 
-bool copy_ready(void)
-{
-	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-		void *f = interposer_real(functions[i].name);
-		memcpy(functions[i].function, &f, sizeof f);
-	}
-	return cu.SetCurrent && cu.Out && cu.In;
-}
-
 // A side is one of a thread's two buffers, and what it is doing.
 struct side {
 	CUstream stream;
@@ -106,7 +63,7 @@ static void zeros_begin(const char *base, size_t bytes)
 	free(zeros.are);
 	zeros.base = base;
 	zeros.count = bytes / UNIT;
-	zeros.are = cu.SetAsync ? calloc(zeros.count + 1, sizeof *zeros.are) : NULL;
+	zeros.are = driver_serves(ZEROS) ? calloc(zeros.count + 1, sizeof *zeros.are) : NULL;
 }
 
 // zeros_look notes which whole units of some host memory, of which there is a copy, are zeros.
@@ -135,7 +92,7 @@ static bool zeros_all(const char *host, size_t bytes)
 
 static CUresult settle(struct side *s)
 {
-	CUresult r = s->stream ? cu.StreamSynchronize(s->stream) : CUDA_SUCCESS;
+	CUresult r = s->stream ? driver.cuStreamSynchronize(s->stream) : CUDA_SUCCESS;
 
 	if (!r && s->host) {
 		memcpy(s->host, s->buffer, s->bytes);
@@ -148,28 +105,28 @@ static CUresult settle(struct side *s)
 static void end_stream(struct side *s)
 {
 	if (s->stream)
-		cu.StreamDestroy(s->stream);
+		driver.cuStreamDestroy_v2(s->stream);
 	s->stream = NULL;
 }
 
 // begin has a side move bytes, or moves them itself where there is no stream or no buffer.
 static CUresult begin(struct side *s, char *host, CUdeviceptr device, size_t bytes)
 {
-	if (job.streams && !s->buffer && cu.HostAlloc((void **)&s->buffer, CHUNK, 1)) // CU_MEMHOSTALLOC_PORTABLE
+	if (job.streams && !s->buffer && driver.cuMemHostAlloc((void **)&s->buffer, CHUNK, 1)) // CU_MEMHOSTALLOC_PORTABLE
 		s->buffer = NULL;
-	if (job.streams && !s->stream && cu.StreamCreate(&s->stream, 1)) // CU_STREAM_NON_BLOCKING
+	if (job.streams && !s->stream && driver.cuStreamCreate(&s->stream, 1)) // CU_STREAM_NON_BLOCKING
 		s->stream = NULL;
 	if (!s->buffer || !s->stream)
-		return job.out ? cu.Out(host, device, bytes) : cu.In(device, host, bytes);
+		return job.out ? driver.cuMemcpyDtoH_v2(host, device, bytes) : driver.cuMemcpyHtoD_v2(device, host, bytes);
 	if (job.out) {
 		s->host = host;
 		s->bytes = bytes;
-		return cu.OutAsync(s->buffer, device, bytes, s->stream);
+		return driver.cuMemcpyDtoHAsync_v2(s->buffer, device, bytes, s->stream);
 	}
 	if (zeros_all(host, bytes))
-		return cu.SetAsync(device, 0, bytes, s->stream);
+		return driver.cuMemsetD8Async(device, 0, bytes, s->stream);
 	memcpy(s->buffer, host, bytes);
-	return cu.InAsync(device, s->buffer, bytes, s->stream);
+	return driver.cuMemcpyHtoDAsync_v2(device, s->buffer, bytes, s->stream);
 }
 
 // share copies chunks until there are none.
@@ -182,8 +139,7 @@ static void share(void)
 	CUresult r = CUDA_SUCCESS, last;
 	int relaxed = 2; // CU_STREAM_CAPTURE_MODE_RELAXED: a capture of the program's goes on beside this
 
-	if (cu.CaptureMode)
-		cu.CaptureMode(&relaxed);
+	driver.cuThreadExchangeStreamCaptureMode(&relaxed);
 
 	while (!r && !__atomic_load_n(&job.result, __ATOMIC_RELAXED) && (n = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED)) < job.chunks) {
 		for (; n - first >= (p->bytes + CHUNK - 1) / CHUNK; p++)
@@ -194,7 +150,7 @@ static void share(void)
 				r = r ? r : last;
 				end_stream(&sides[i]);
 			}
-			if (r || (r = cu.SetCurrent(p->context)))
+			if (r || (r = driver.cuCtxSetCurrent(p->context)))
 				break;
 			current = p->context;
 		}
@@ -208,7 +164,7 @@ static void share(void)
 		r = r ? r : last;
 		end_stream(&sides[i]);
 		if (sides[i].buffer)
-			cu.FreeHost(sides[i].buffer);
+			driver.cuMemFreeHost(sides[i].buffer);
 	}
 	if (r) {
 		CUresult none = CUDA_SUCCESS;
@@ -276,7 +232,7 @@ CUresult copy_all(const struct piece *pieces, size_t count, const char *host, si
 	for (size_t i = 0; i < count; i++)
 		job.chunks += (pieces[i].bytes + CHUNK - 1) / CHUNK;
 	job.out = out;
-	job.streams = cu.HostAlloc && cu.FreeHost && cu.StreamCreate && cu.StreamSynchronize && cu.StreamDestroy && cu.OutAsync && cu.InAsync;
+	job.streams = driver_serves(STREAMS);
 	job.result = CUDA_SUCCESS;
 	__atomic_store_n(&job.busy, (uint32_t)copiers, __ATOMIC_SEQ_CST);
 	__atomic_add_fetch(&round_number, 1, __ATOMIC_SEQ_CST);

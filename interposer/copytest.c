@@ -4,6 +4,7 @@
 // Copies between "GPU" memory, which is this program's, and host memory: what was zeros on the way out is not
 // read on the way back, and everything else is. Answers nothing and ends with 0, or says what is wrong.
 
+#include "driver.c"
 #include "copy.c"
 
 #include <stdio.h>
@@ -17,7 +18,7 @@
 		}                                                               \
 	} while (0)
 
-enum { BLOCKS = 3, BLOCK = 6 << 20 }; // a chunk and a half each
+enum { PIECES = 3, BLOCK = 6 << 20 }; // a chunk and a half each
 
 void gate_exempt(void)
 {
@@ -106,42 +107,43 @@ void *interposer_real(const char *name)
 
 int main(void)
 {
-	char *device = aligned_alloc(UNIT, BLOCKS * BLOCK), *was = malloc(BLOCKS * BLOCK);
-	char *host = mmap(NULL, BLOCKS * BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	struct piece pieces[BLOCKS];
+	char *device = aligned_alloc(UNIT, PIECES * BLOCK), *was = malloc(PIECES * BLOCK);
+	char *host = mmap(NULL, PIECES * BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct piece pieces[PIECES];
 
-	WANT(copy_ready());
-	for (int i = 0; i < BLOCKS; i++)
+	driver_look();
+	WANT(driver_serves(COPIES | STREAMS | ZEROS));
+	for (int i = 0; i < PIECES; i++)
 		pieces[i] = (struct piece){NULL, (CUdeviceptr)(device + i * BLOCK), host + i * BLOCK, BLOCK};
 	// The second block is zeros. Of the first a unit in the middle is, and of the last all but a byte.
-	memset(device, 0, BLOCKS * BLOCK);
+	memset(device, 0, PIECES * BLOCK);
 	memset(device, 7, UNIT);
 	memset(device + 2 * UNIT, 8, UNIT);
-	device[BLOCKS * BLOCK - 1] = 9;
-	memcpy(was, device, BLOCKS * BLOCK);
+	device[PIECES * BLOCK - 1] = 9;
+	memcpy(was, device, PIECES * BLOCK);
 
-	WANT(!copy_all(pieces, BLOCKS, host, BLOCKS * BLOCK, true));
-	WANT(!memcmp(host, was, BLOCKS * BLOCK));
-	memset(device, 1, BLOCKS * BLOCK);
+	WANT(!copy_all(pieces, PIECES, host, PIECES * BLOCK, true));
+	WANT(!memcmp(host, was, PIECES * BLOCK));
+	memset(device, 1, PIECES * BLOCK);
 	WANT(!mprotect(host + BLOCK, BLOCK, PROT_NONE)); // a read of it ends the program
-	WANT(!copy_all(pieces, BLOCKS, host, BLOCKS * BLOCK, false));
-	WANT(!memcmp(device, was, BLOCKS * BLOCK));
+	WANT(!copy_all(pieces, PIECES, host, PIECES * BLOCK, false));
+	WANT(!memcmp(device, was, PIECES * BLOCK));
 
 	// The first block alone, as after a failure on the way.
 	memset(device, 1, BLOCK);
-	WANT(!copy_all(pieces, 1, host, BLOCKS * BLOCK, false));
+	WANT(!copy_all(pieces, 1, host, PIECES * BLOCK, false));
 	WANT(!memcmp(device, was, BLOCK));
 
 	// Of other host memory nothing is known, nor by a driver without the function.
 	for (int i = 0; i < 2; i++) {
-		WANT(!mprotect(host, BLOCKS * BLOCK, PROT_READ | PROT_WRITE));
+		WANT(!mprotect(host, PIECES * BLOCK, PROT_READ | PROT_WRITE));
 		has_set = !i;
-		WANT(copy_ready());
+		look();
 		if (i)
-			WANT(!copy_all(pieces, BLOCKS, host, BLOCKS * BLOCK, true));
-		memset(host, 5, BLOCKS * BLOCK);
-		WANT(!copy_all(pieces, BLOCKS, host, (i ? BLOCKS : BLOCKS - 1) * BLOCK, false));
-		WANT(device[BLOCK] == 5 && device[BLOCKS * BLOCK - 1] == 5);
+			WANT(!copy_all(pieces, PIECES, host, PIECES * BLOCK, true));
+		memset(host, 5, PIECES * BLOCK);
+		WANT(!copy_all(pieces, PIECES, host, (i ? PIECES : PIECES - 1) * BLOCK, false));
+		WANT(device[BLOCK] == 5 && device[PIECES * BLOCK - 1] == 5);
 	}
 	return 0;
 }

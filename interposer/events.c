@@ -22,6 +22,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/memfd.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,6 @@ enum { PORTABLE_DEVICEMAP = 3 };  // CU_MEMHOSTREGISTER_PORTABLE and _DEVICEMAP
 enum { WAIT_VALUE_GEQ = 0, WRITE_VALUE_DEFAULT = 0 };
 enum { CAN_USE_64_BIT_STREAM_MEM_OPS = 122 }; // CU_DEVICE_ATTRIBUTE_*, from CUDA 12 on
 enum { CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712 };
-typedef struct CUevent_st *CUevent;
 
 // A record's number is written to one of so many places: those of records in different streams that are under way at
 // once would overtake each other in one.
@@ -83,7 +83,7 @@ struct event {
 #define MEANT(e) ((uintptr_t)(e) >> 32 == TAG)
 enum { CHUNK = 1024, CHUNKS = 4096 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // of all that follows
+// LOCK_EVENTS is of all that follows.
 static struct event *chunks[CHUNKS];
 static uint32_t count, *unused, unused_count, unused_room;
 static struct page *imports, own;
@@ -92,26 +92,6 @@ static struct stat own_file;
 static bool exports; // there is a handle, so own has words unless they are taken down
 static uint64_t last_owner;
 static struct event none; // what a number stands for that is no event: the driver's answer is the program's
-
-static struct {
-	CUresult (*Create)(CUevent *, unsigned);
-	CUresult (*Destroy)(CUevent);
-	CUresult (*Query)(CUevent);
-	CUresult (*Synchronize)(CUevent);
-	CUresult (*Elapsed)(float *, CUevent, CUevent);
-	CUresult (*GetHandle)(void *, CUevent);
-	CUresult (*OpenHandle)(CUevent *, CUipcMemHandle);
-	CUresult (*CtxGetCurrent)(CUcontext *);
-	CUresult (*CtxSetCurrent)(CUcontext);
-	CUresult (*CtxGetDevice)(CUdevice *);
-	CUresult (*Attribute)(int *, int, CUdevice);
-	CUresult (*Register)(void *, size_t, unsigned);
-	CUresult (*Unregister)(void *);
-	CUresult (*DevicePointer)(CUdeviceptr *, void *, unsigned);
-	CUresult (*StreamCreate)(CUstream *, unsigned);
-	CUresult (*StreamDestroy)(CUstream);
-	CUresult (*ExchangeCaptureMode)(int *);
-} cu;
 
 // Those of a stream, by what a stream of 0 is: the legacy one, or the thread's.
 struct calls {
@@ -124,29 +104,6 @@ struct calls {
 };
 static struct calls legacy, per_thread;
 
-static const struct {
-	const char *name;
-	void *function;
-	bool needed;
-} functions[] = {
-	{"cuEventCreate", &cu.Create, true}, {"cuEventDestroy_v2", &cu.Destroy, true},
-	{"cuEventQuery", &cu.Query, true}, {"cuEventSynchronize", &cu.Synchronize, true},
-	{"cuEventElapsedTime", &cu.Elapsed, false}, {"cuIpcGetEventHandle", &cu.GetHandle, true},
-	{"cuIpcOpenEventHandle", &cu.OpenHandle, true}, {"cuCtxGetCurrent", &cu.CtxGetCurrent, true},
-	{"cuCtxSetCurrent", &cu.CtxSetCurrent, true}, {"cuCtxGetDevice", &cu.CtxGetDevice, true},
-	{"cuDeviceGetAttribute", &cu.Attribute, true}, {"cuMemHostRegister_v2", &cu.Register, true},
-	{"cuMemHostUnregister", &cu.Unregister, true}, {"cuMemHostGetDevicePointer_v2", &cu.DevicePointer, true},
-	{"cuStreamCreate", &cu.StreamCreate, true}, {"cuStreamDestroy_v2", &cu.StreamDestroy, true},
-	{"cuThreadExchangeStreamCaptureMode", &cu.ExchangeCaptureMode, false},
-	{"cuEventRecord", &legacy.Record, true}, {"cuEventRecordWithFlags", &legacy.RecordWithFlags, false},
-	{"cuStreamWaitEvent", &legacy.Wait, true}, {"cuStreamIsCapturing", &legacy.IsCapturing, true},
-	{"cuStreamWriteValue64_v2", &legacy.WriteValue, true}, {"cuStreamWaitValue64_v2", &legacy.WaitValue, true},
-	{"cuEventRecord_ptsz", &per_thread.Record, true}, {"cuEventRecordWithFlags_ptsz", &per_thread.RecordWithFlags, false},
-	{"cuStreamWaitEvent_ptsz", &per_thread.Wait, true}, {"cuStreamIsCapturing_ptsz", &per_thread.IsCapturing, true},
-	{"cuStreamWriteValue64_v2_ptsz", &per_thread.WriteValue, true},
-	{"cuStreamWaitValue64_v2_ptsz", &per_thread.WaitValue, true},
-};
-
 static bool complete, looked; // events are wanted, and the driver has what they need; that was looked for
 
 static bool wanted; // by the environment, as it was at first
@@ -157,8 +114,7 @@ static void look_wanted(void)
 	wanted = !set || strcmp(set, "off");
 }
 
-// are_wanted reports whether the program's environment does not refuse events of the interposer's.
-static bool are_wanted(void)
+bool events_wanted(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -168,14 +124,11 @@ static bool are_wanted(void)
 
 static void look(void)
 {
-	bool all = are_wanted();
-
-	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-		void *f = interposer_real(functions[i].name);
-		memcpy(functions[i].function, &f, sizeof f);
-		all &= f || !functions[i].needed;
-	}
-	complete = all;
+	legacy = (struct calls){driver.cuEventRecord, driver.cuEventRecordWithFlags, driver.cuStreamWaitEvent,
+	                        driver.cuStreamIsCapturing, driver.cuStreamWriteValue64_v2, driver.cuStreamWaitValue64_v2};
+	per_thread = (struct calls){driver.cuEventRecord_ptsz, driver.cuEventRecordWithFlags_ptsz, driver.cuStreamWaitEvent_ptsz,
+	                            driver.cuStreamIsCapturing_ptsz, driver.cuStreamWriteValue64_v2_ptsz, driver.cuStreamWaitValue64_v2_ptsz};
+	complete = events_wanted() && driver_serves(EVENTS);
 	__atomic_store_n(&looked, true, __ATOMIC_RELEASE);
 }
 
@@ -186,9 +139,6 @@ static void ready(void)
 	if (!__atomic_load_n(&looked, __ATOMIC_ACQUIRE))
 		pthread_once(&once, look);
 }
-
-// CALL is the driver's function with these arguments.
-#define CALL(f, ...) ((f) ? (f)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
 static uint64_t load(const uint64_t *p)
 {
@@ -221,7 +171,7 @@ static CUevent drivers(CUevent e)
 	return MEANT(e) ? event_of(e)->plain : e;
 }
 
-// take finds a place for an event. The mutex is held. -1: there is none.
+// take finds a place for an event. The lock is held. -1: there is none.
 static int64_t take(void)
 {
 	if (unused_count)
@@ -245,7 +195,7 @@ static int64_t take(void)
 	return count++;
 }
 
-// hand_out has a number for an event. The mutex is held. false: there is no room.
+// hand_out has a number for an event. The lock is held. false: there is no room.
 static bool hand_out(const struct event *e, CUevent *number)
 {
 	int64_t i = take();
@@ -259,7 +209,7 @@ static bool hand_out(const struct event *e, CUevent *number)
 	return true;
 }
 
-// leave_slot has an event not shared any more. The mutex is held.
+// leave_slot has an event not shared any more. The lock is held.
 static void leave_slot(struct event *e)
 {
 	if (e->page == &own && own.words && own.words->slot[e->slot].owner == e->owner)
@@ -267,7 +217,7 @@ static void leave_slot(struct event *e)
 	e->page = NULL;
 }
 
-// forget ends an event whose plain one is gone. The mutex is held.
+// forget ends an event whose plain one is gone. The lock is held.
 static void forget(struct event *e, uint32_t i)
 {
 	leave_slot(e);
@@ -278,8 +228,8 @@ static void forget(struct event *e, uint32_t i)
 // plain_event makes the driver's part of an event in the current context.
 static CUresult plain_event(struct event *e, unsigned flags)
 {
-	CUresult r = cu.CtxGetCurrent(&e->context);
-	return r ? r : cu.Create(&e->plain, flags);
+	CUresult r = driver.cuCtxGetCurrent(&e->context);
+	return r ? r : driver.cuEventCreate(&e->plain, flags);
 }
 
 // can reports whether the current context's GPU waits for words and writes them.
@@ -288,7 +238,7 @@ static bool can(void)
 	CUdevice device;
 	int has = 0;
 
-	return complete && !cu.CtxGetDevice(&device) && !cu.Attribute(&has, CAN_USE_64_BIT_STREAM_MEM_OPS, device) && has && block_ready();
+	return complete && !driver.cuCtxGetDevice(&device) && !driver.cuDeviceGetAttribute(&has, CAN_USE_64_BIT_STREAM_MEM_OPS, device) && has && block_ready();
 }
 
 static CUresult create(CUevent *number, unsigned flags)
@@ -297,15 +247,15 @@ static CUresult create(CUevent *number, unsigned flags)
 
 	ready();
 	if (!number || (flags & (INTERPROCESS | DISABLE_TIMING)) != (INTERPROCESS | DISABLE_TIMING) || !can())
-		return CALL(cu.Create, number, flags);
+		return driver.cuEventCreate(number, flags);
 	CUresult r = plain_event(&e, flags & ~INTERPROCESS);
 	if (r)
 		return r;
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	bool has = hand_out(&e, number);
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 	if (!has)
-		cu.Destroy(e.plain);
+		driver.cuEventDestroy_v2(e.plain);
 	return has ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -313,15 +263,15 @@ static CUresult destroy(CUevent number)
 {
 	ready();
 	if (!MEANT(number))
-		return CALL(cu.Destroy, number);
+		return driver.cuEventDestroy_v2(number);
 	struct event *e = event_of(number);
-	CUresult r = CALL(cu.Destroy, e->plain);
+	CUresult r = driver.cuEventDestroy_v2(e->plain);
 	if (r)
 		return r;
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	if (e->used)
 		forget(e, (uint32_t)(uintptr_t)number);
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 	return r;
 }
 
@@ -336,29 +286,27 @@ static struct slot *slot_of(const struct event *e)
 // program makes, and that would end a capture.
 static int change_mode(int mode)
 {
-	if (cu.ExchangeCaptureMode)
-		cu.ExchangeCaptureMode(&mode);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	return mode;
 }
 
 // device_of returns where the GPUs have the words.
 static CUresult device_of(struct page *p, CUdeviceptr *device)
 {
-	static pthread_mutex_t registering = PTHREAD_MUTEX_INITIALIZER; // others may be asked for the words meanwhile
 	CUcontext c = NULL;
 	CUresult r = CUDA_SUCCESS;
 
-	pthread_mutex_lock(&registering);
-	if (!p->context && !(r = cu.CtxGetCurrent(&c))) {
+	lock(LOCK_REGISTERING); // others may be asked for the words meanwhile
+	if (!p->context && !(r = driver.cuCtxGetCurrent(&c))) {
 		int mode = change_mode(RELAXED);
-		r = cu.Register(p->words, sizeof *p->words, PORTABLE_DEVICEMAP);
+		r = driver.cuMemHostRegister_v2(p->words, sizeof *p->words, PORTABLE_DEVICEMAP);
 		if (!r || r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) // as of a context that has ended
-			r = cu.DevicePointer(&p->device, p->words, 0);
+			r = driver.cuMemHostGetDevicePointer_v2(&p->device, p->words, 0);
 		p->context = r ? NULL : c;
 		change_mode(mode);
 	}
 	*device = p->device;
-	pthread_mutex_unlock(&registering);
+	unlock(LOCK_REGISTERING);
 	return r;
 }
 
@@ -393,7 +341,7 @@ static bool is_capturing(CUstream stream, const struct calls *calls)
 {
 	int status = 0;
 
-	return calls->IsCapturing && !calls->IsCapturing(stream, &status) && status;
+	return !calls->IsCapturing(stream, &status) && status;
 }
 
 // A graph would have one number for all its launches.
@@ -410,7 +358,7 @@ static CUresult record_with(CUevent number, CUstream stream, unsigned flags, boo
 
 	if (captures && flags & EXTERNAL)
 		return in_graph();
-	CUresult r = has_flags ? CALL(calls->RecordWithFlags, e->plain, stream, flags) : CALL(calls->Record, e->plain, stream);
+	CUresult r = has_flags ? calls->RecordWithFlags(e->plain, stream, flags) : calls->Record(e->plain, stream);
 	if (r)
 		return r;
 	e->captured = captures;
@@ -442,7 +390,7 @@ static CUresult wait_with(CUstream stream, CUevent number, unsigned flags, const
 	if (captures && flags & EXTERNAL)
 		return in_graph();
 	if (!n || captures)
-		return CALL(calls->Wait, stream, e->plain, flags);
+		return calls->Wait(stream, e->plain, flags);
 	if (is_done(s, n))
 		return CUDA_SUCCESS;
 	CUresult r = place_of(e, s, n, &place);
@@ -453,17 +401,17 @@ static CUresult wait_with(CUstream stream, CUevent number, unsigned flags, const
 	static CUresult record##suffix(CUevent e, CUstream s)                                  \
 	{                                                                                      \
 		ready();                                                                       \
-		return MEANT(e) ? record_with(e, s, 0, false, calls) : CALL((calls)->Record, e, s); \
+		return MEANT(e) ? record_with(e, s, 0, false, calls) : (calls)->Record(e, s); \
 	}                                                                                      \
 	static CUresult record_flags##suffix(CUevent e, CUstream s, unsigned flags)            \
 	{                                                                                      \
 		ready();                                                                       \
-		return MEANT(e) ? record_with(e, s, flags, true, calls) : CALL((calls)->RecordWithFlags, e, s, flags); \
+		return MEANT(e) ? record_with(e, s, flags, true, calls) : (calls)->RecordWithFlags(e, s, flags); \
 	}                                                                                      \
 	static CUresult wait##suffix(CUstream s, CUevent e, unsigned flags)                    \
 	{                                                                                      \
 		ready();                                                                       \
-		return MEANT(e) ? wait_with(s, e, flags, calls) : CALL((calls)->Wait, s, e, flags); \
+		return MEANT(e) ? wait_with(s, e, flags, calls) : (calls)->Wait(s, e, flags); \
 	}
 IN_STREAMS(, &legacy)
 IN_STREAMS(_ptsz, &per_thread)
@@ -473,7 +421,7 @@ static CUresult look_at(struct event *e, struct slot *s, uint64_t n)
 {
 	if (is_done(s, n))
 		return CUDA_SUCCESS;
-	CUresult r = cu.Query(e->plain);
+	CUresult r = driver.cuEventQuery(e->plain);
 	return r ? r : CUDA_ERROR_NOT_READY;
 }
 
@@ -483,10 +431,10 @@ static CUresult query(CUevent number)
 
 	ready();
 	if (!MEANT(number))
-		return CALL(cu.Query, number);
+		return driver.cuEventQuery(number);
 	struct event *e = event_of(number);
 	uint64_t n = others(e, &s);
-	return n ? look_at(e, s, n) : CALL(cu.Query, e->plain);
+	return n ? look_at(e, s, n) : driver.cuEventQuery(e->plain);
 }
 
 // How a processor waits for another process's GPU: it looks often at first, and then now and then.
@@ -500,11 +448,11 @@ static CUresult synchronize(CUevent number)
 
 	ready();
 	if (!MEANT(number))
-		return CALL(cu.Synchronize, number);
+		return driver.cuEventSynchronize(number);
 	struct event *e = event_of(number);
 	uint64_t n = others(e, &s);
 	if (!n)
-		return CALL(cu.Synchronize, e->plain);
+		return driver.cuEventSynchronize(e->plain);
 	for (int i = 0; i < SPINS && !is_done(s, n); i++)
 		sched_yield();
 	while ((r = look_at(e, s, n)) == CUDA_ERROR_NOT_READY)
@@ -515,16 +463,15 @@ static CUresult synchronize(CUevent number)
 static CUresult elapsed(float *ms, CUevent from, CUevent to)
 {
 	ready();
-	return CALL(cu.Elapsed, ms, drivers(from), drivers(to));
+	return driver.cuEventElapsedTime(ms, drivers(from), drivers(to));
 }
 
 static CUresult elapsed_v2(float *ms, CUevent from, CUevent to)
 {
-	CUresult (*real)(float *, CUevent, CUevent) = interposer_real("cuEventElapsedTime_v2");
-	return CALL(real, ms, drivers(from), drivers(to));
+	return driver.cuEventElapsedTime_v2(ms, drivers(from), drivers(to));
 }
 
-// make_words makes this process's own. The mutex is held.
+// make_words makes this process's own. The lock is held.
 static bool make_words(void)
 {
 	int fd = (int)syscall(SYS_memfd_create, "gpuckpt-events", MFD_CLOEXEC);
@@ -555,7 +502,7 @@ static bool is_own(void)
 	return own_fd >= 0 && !fstat(own_fd, &now) && now.st_dev == own_file.st_dev && now.st_ino == own_file.st_ino;
 }
 
-// slot_for finds a slot for an event. The mutex is held. false: all have one.
+// slot_for finds a slot for an event. The lock is held. false: all have one.
 static bool slot_for(struct event *e)
 {
 	static uint32_t next;
@@ -583,37 +530,37 @@ static CUresult tell_what_was(struct event *e)
 {
 	CUcontext before = NULL;
 	CUstream stream;
-	CUresult r = cu.Query(e->plain);
+	CUresult r = driver.cuEventQuery(e->plain);
 
 	if (r != CUDA_ERROR_NOT_READY)
 		return r;
-	if ((r = cu.CtxGetCurrent(&before)) || (before != e->context && (r = cu.CtxSetCurrent(e->context))))
+	if ((r = driver.cuCtxGetCurrent(&before)) || (before != e->context && (r = driver.cuCtxSetCurrent(e->context))))
 		return r;
-	if (!(r = cu.StreamCreate(&stream, NON_BLOCKING))) {
+	if (!(r = driver.cuStreamCreate(&stream, NON_BLOCKING))) {
 		if (!(r = legacy.Wait(stream, e->plain, 0)))
 			r = tell(e, slot_of(e), stream, &legacy);
-		cu.StreamDestroy(stream); // when its work is done
+		driver.cuStreamDestroy_v2(stream); // when its work is done
 	}
 	if (before != e->context)
-		cu.CtxSetCurrent(before);
+		driver.cuCtxSetCurrent(before);
 	return r;
 }
 
 static CUresult share_event(struct event *e)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	bool shared = e->page, can = shared || ((own.words || make_words()) && slot_for(e));
 	exports |= can;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 	if (!can || shared)
 		return can ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	int mode = change_mode(RELAXED);
 	CUresult r = tell_what_was(e);
 	change_mode(mode);
 	if (r) {
-		pthread_mutex_lock(&mutex);
+		lock(LOCK_EVENTS);
 		leave_slot(e);
-		pthread_mutex_unlock(&mutex);
+		unlock(LOCK_EVENTS);
 	}
 	return r;
 }
@@ -628,7 +575,7 @@ static CUresult get_handle(void *handle, CUevent number)
 
 	ready();
 	if (!MEANT(number)) {
-		r = CALL(cu.GetHandle, handle, number);
+		r = driver.cuIpcGetEventHandle(handle, number);
 		if (!r)
 			block_lost(LOST_UNKNOWN);
 		return r;
@@ -675,8 +622,8 @@ static CUresult detach(struct page *p)
 
 	if (!p->words)
 		return r;
-	if (p->context && !(r = cu.CtxSetCurrent(p->context)))
-		r = cu.Unregister(p->words);
+	if (p->context && !(r = driver.cuCtxSetCurrent(p->context)))
+		r = driver.cuMemHostUnregister(p->words);
 	if (r)
 		return r;
 	p->context = NULL;
@@ -688,11 +635,10 @@ static CUresult detach(struct page *p)
 // page_of has the words mapped that a ticket is of.
 static CUresult page_of(const struct ticket *t, struct page **page)
 {
-	static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; // an exporter may take its time
 	CUresult r = CUDA_SUCCESS;
 	struct page *p;
 
-	pthread_mutex_lock(&opening);
+	lock(LOCK_ATTACHING); // an exporter may take its time
 	for (p = imports; p; p = p->next)
 		if (p->words && !memcmp(p->from.exporter, t->exporter, sizeof t->exporter) && !memcmp(p->from.key, t->key, sizeof t->key))
 			break;
@@ -704,13 +650,13 @@ static CUresult page_of(const struct ticket *t, struct page **page)
 		if (r) {
 			free(p);
 		} else {
-			pthread_mutex_lock(&mutex);
+			lock(LOCK_EVENTS);
 			p->next = imports;
 			imports = p;
-			pthread_mutex_unlock(&mutex);
+			unlock(LOCK_EVENTS);
 		}
 	}
-	pthread_mutex_unlock(&opening);
+	unlock(LOCK_ATTACHING);
 	*page = r ? NULL : p;
 	return r;
 }
@@ -724,7 +670,7 @@ static CUresult open_handle(CUevent *number, CUipcMemHandle handle)
 	ready();
 	memcpy(&t, &handle, sizeof t);
 	if (memcmp(t.magic, magic, sizeof magic)) {
-		r = CALL(cu.OpenHandle, number, handle);
+		r = driver.cuIpcOpenEventHandle(number, handle);
 		if (!r)
 			block_lost(LOST_UNKNOWN);
 		return r;
@@ -741,11 +687,11 @@ static CUresult open_handle(CUevent *number, CUipcMemHandle handle)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if ((r = plain_event(&e, DISABLE_TIMING)))
 		return r;
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	bool has = hand_out(&e, number);
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 	if (!has)
-		cu.Destroy(e.plain);
+		driver.cuEventDestroy_v2(e.plain);
 	return has ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -753,10 +699,7 @@ static CUresult open_handle(CUevent *number, CUipcMemHandle handle)
 #define IN_GRAPH(name, parameters, arguments, event)                              \
 	static CUresult graph_##name parameters                                   \
 	{                                                                         \
-		CUresult(*real) parameters = interposer_real(#name);               \
-		if (MEANT(event))                                                 \
-			return in_graph();                                        \
-		return real ? real arguments : CUDA_ERROR_NOT_FOUND;              \
+		return MEANT(event) ? in_graph() : driver.name arguments;         \
 	}
 
 // What CUgraphNodeParams has of nodes of events.
@@ -786,46 +729,40 @@ IN_GRAPH(cuCtxWaitEvent, (CUcontext c, CUevent e), (c, e), e)
 IN_GRAPH(cuGreenCtxRecordEvent, (void *c, CUevent e), (c, e), e)
 IN_GRAPH(cuGreenCtxWaitEvent, (void *c, CUevent e), (c, e), e)
 
-void *events_override(const char *name)
-{
-#define OF(name) {#name, graph_##name}
-	static const struct {
-		const char *name;
-		void *function;
-	} overrides[] = {
-		{"cuIpcGetEventHandle", get_handle}, {"cuIpcOpenEventHandle", open_handle},
-		{"cuEventCreate", create}, {"cuEventDestroy_v2", destroy}, {"cuEventDestroy", destroy},
-		{"cuEventRecord", record}, {"cuEventRecord_ptsz", record_ptsz},
-		{"cuEventRecordWithFlags", record_flags}, {"cuEventRecordWithFlags_ptsz", record_flags_ptsz},
-		{"cuStreamWaitEvent", wait}, {"cuStreamWaitEvent_ptsz", wait_ptsz},
-		{"cuEventQuery", query}, {"cuEventSynchronize", synchronize},
-		{"cuEventElapsedTime", elapsed}, {"cuEventElapsedTime_v2", elapsed_v2},
-		OF(cuGraphAddEventRecordNode), OF(cuGraphAddEventWaitNode), OF(cuGraphEventRecordNodeSetEvent),
-		OF(cuGraphEventWaitNodeSetEvent), OF(cuGraphExecEventRecordNodeSetEvent), OF(cuGraphExecEventWaitNodeSetEvent),
-		OF(cuGraphAddNode), OF(cuGraphAddNode_v2), OF(cuGraphNodeSetParams), OF(cuGraphExecNodeSetParams),
-		OF(cuCtxRecordEvent), OF(cuCtxWaitEvent), OF(cuGreenCtxRecordEvent), OF(cuGreenCtxWaitEvent),
-	};
+// That the driver shares an event is noted in any case.
+const struct override shared_events_overrides[] = {
+	{"cuIpcGetEventHandle", get_handle}, {"cuIpcOpenEventHandle", open_handle},
+	{NULL, NULL},
+};
 
-	// The first two note that the driver shares an event. The others are for the interposer's events alone.
-	for (size_t i = 0; i < sizeof overrides / sizeof *overrides && (i < 2 || are_wanted()); i++)
-		if (!strcmp(name, overrides[i].name))
-			return overrides[i].function;
-	return NULL;
-}
+#define OF(name) {#name, graph_##name}
+const struct override events_overrides[] = {
+	{"cuEventCreate", create}, {"cuEventDestroy_v2", destroy}, {"cuEventDestroy", destroy},
+	{"cuEventRecord", record}, {"cuEventRecord_ptsz", record_ptsz},
+	{"cuEventRecordWithFlags", record_flags}, {"cuEventRecordWithFlags_ptsz", record_flags_ptsz},
+	{"cuStreamWaitEvent", wait}, {"cuStreamWaitEvent_ptsz", wait_ptsz},
+	{"cuEventQuery", query}, {"cuEventSynchronize", synchronize},
+	{"cuEventElapsedTime", elapsed}, {"cuEventElapsedTime_v2", elapsed_v2},
+	OF(cuGraphAddEventRecordNode), OF(cuGraphAddEventWaitNode), OF(cuGraphEventRecordNodeSetEvent),
+	OF(cuGraphEventWaitNodeSetEvent), OF(cuGraphExecEventRecordNodeSetEvent), OF(cuGraphExecEventWaitNodeSetEvent),
+	OF(cuGraphAddNode), OF(cuGraphAddNode_v2), OF(cuGraphNodeSetParams), OF(cuGraphExecNodeSetParams),
+	OF(cuCtxRecordEvent), OF(cuCtxWaitEvent), OF(cuGreenCtxRecordEvent), OF(cuGreenCtxWaitEvent),
+	{NULL, NULL},
+};
 
 CUresult events_export(int *fd)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	*fd = own.words && is_own() ? fcntl(own_fd, F_DUPFD_CLOEXEC, 0) : -1;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 	return *fd < 0 ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
 }
 
 bool events_exports(void)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	bool has = own.words;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 	return has;
 }
 
@@ -833,10 +770,10 @@ bool events_import(void)
 {
 	struct page *p;
 
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	for (p = imports; p && !p->words; p = p->next)
 		;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 	return p;
 }
 
@@ -844,21 +781,21 @@ bool events_away(void)
 {
 	struct page *p;
 
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	for (p = imports; p && !p->away; p = p->next)
 		;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 	return p;
 }
 
 // complete_all notes that the events of a page are: who is parked has no work.
 static void complete_all(const struct page *p)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	for (uint32_t i = 0; i < count; i++)
 		if (at(i)->page == p)
 			at(i)->last = 0;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 }
 
 CUresult events_join(void)
@@ -926,22 +863,22 @@ CUresult events_rest(void)
 
 CUresult events_wake(void)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	bool has = !exports || own.words || make_words();
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 	return has ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void events_context_ended(CUcontext c)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_EVENTS);
 	for (struct page *p = imports; p; p = p->next)
 		p->context = p->context == c ? NULL : p->context;
 	own.context = own.context == c ? NULL : own.context;
 	for (uint32_t i = 0; i < count; i++)
 		if (at(i)->used && at(i)->context == c)
 			forget(at(i), i);
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_EVENTS);
 }
 
 void events_forked(void)
@@ -949,6 +886,8 @@ void events_forked(void)
 	if (is_own())
 		close(own_fd);
 	own_fd = -1;
-	count = 0;
+	own = (struct page){.words = NULL}; // which were not mapped here
+	imports = NULL;
+	count = unused_count = 0;
 	memset(chunks, 0, sizeof chunks);
 }

@@ -13,8 +13,7 @@
 #define NOTED(name, parameters, arguments)                                   \
 	static CUresult noted_##name parameters                              \
 	{                                                                    \
-		CUresult(*real) parameters = interposer_real(#name);          \
-		CUresult r = real ? real arguments : CUDA_ERROR_NOT_FOUND;   \
+		CUresult r = driver.name arguments;                          \
 		if (!r)                                                      \
 			block_lost(LOST_UNKNOWN);                                     \
 		return r;                                                    \
@@ -25,19 +24,9 @@ NOTED(cuMemPoolImportFromShareableHandle, (void **pool, void *shareable, int typ
 NOTED(cuImportExternalMemory, (void **memory, const void *what), (memory, what))
 NOTED(cuImportExternalSemaphore, (void **semaphore, const void *what), (semaphore, what))
 
-void *foreign_override(const char *name)
-{
 #define OF(name) {#name, noted_##name}
-	static const struct {
-		const char *name;
-		void *function;
-	} overrides[] = {
-		OF(cuMemPoolExportToShareableHandle), OF(cuMemPoolImportFromShareableHandle), OF(cuImportExternalMemory),
-		OF(cuImportExternalSemaphore),
-	};
-
-	for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++)
-		if (!strcmp(name, overrides[i].name))
-			return overrides[i].function;
-	return NULL;
-}
+const struct override foreign_overrides[] = {
+	OF(cuMemPoolExportToShareableHandle), OF(cuMemPoolImportFromShareableHandle), OF(cuImportExternalMemory),
+	OF(cuImportExternalSemaphore),
+	{NULL, NULL},
+};

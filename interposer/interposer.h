@@ -5,10 +5,18 @@
 //
 //	thunks.S   before each function of the driver: counts its calls, holds them at the gate
 //	route.c    which function of the driver is behind which thunk; dlsym, cuGetProcAddress
+//	driver.c   the driver's functions
+//	lock.c     all locks
 //	gate.c     the calls that are under way, and those that wait
-//	memory.c   GPU memory of the interposer's own making, and what others' interposers have made
+//	override.c which functions of the interposer's stand in for the driver's
+//	block.c    GPU memory of the interposer's own making
+//	alloc.c    the program's functions for it
+//	ipc.c      what other processes have of it, and what of theirs is here
 //	vmm.c      the same for memory that a program makes and imports by handles
 //	managed.c  managed memory, a little of it
+//	peers.c    which GPU's kernels reach which GPU's memory
+//	contexts.c the program's contexts
+//	save.c     all of the memory copied to host memory and given back, and brought back
 //	events.c   events that processes share
 //	foreign.c  what is used of the driver and not brought back
 //	share.c    how the interposers of two processes hand descriptors of memory to each other, and of events' words
@@ -63,8 +71,29 @@ typedef struct {
 	char bytes[64];
 } CUipcMemHandle;
 
+// lock.c
+// All locks of the interposer's are these, so that none is forgotten at a fork. Who has one may take one that comes later.
+enum lock {
+	LOCK_IMPORTING,   // one cuIpcOpenMemHandle or Close at a time
+	LOCK_HANDLES,     // one call at a time for memory that the program has handles of
+	LOCK_EXPORTING,   // no handle of the driver's ends while one is exported
+	LOCK_BLOCKS,      // see block.h
+	LOCK_MANAGED,     // of managed memory
+	LOCK_ATTACHING,   // one cuIpcOpenEventHandle at a time
+	LOCK_REGISTERING, // of words of events with the driver
+	LOCK_EVENTS,      // of the lists of events and words
+	LOCK_HOLDERS,     // of who has memory of this process
+	LOCK_THUNKS,      // of thunks
+	LOCK_MEETING,     // of the socket that the shim has the other end of
+	LOCKS,
+};
+void lock(enum lock);
+void unlock(enum lock);
+// locks_forked is for a child: a thread of the parent's may have had any.
+void locks_forked(void);
+
 // route.c
-// interposer_real returns the driver's function of that name, NULL if it has none.
+// interposer_real looks the driver's function of that name up; NULL if it has none. What is called is in driver.h.
 void *interposer_real(const char *name);
 // interposer_passive says that the interposer does nothing in this process.
 extern bool interposer_passive;
@@ -96,14 +125,21 @@ void gate_exempt(void);
 // gate_forked is for a child: nobody waits, nothing is under way.
 void gate_forked(void);
 
-// memory.c: the functions that stand in for the driver's; NULL for none. They run inside the gate.
-void *memory_override(const char *name);
+// override.c
+// override_of returns the function that stands in for the driver's of a name, NULL for none. It runs inside the gate.
+void *override_of(const char *name);
+
+// What the worker asks for of memory.
+// contexts.c
 // memory_synchronize waits for the GPU work of all contexts.
 CUresult memory_synchronize(void);
+// save.c
 // memory_total returns how many bytes memory_save would copy.
 uint64_t memory_total(void);
+// peers.c
 // memory_peers returns how many contexts' access to others' memory memory_save would end.
 uint32_t memory_peers(void);
+// save.c
 // memory_save copies the GPU memory to new host memory and gives it back to the driver; the addresses
 // stay reserved. The driver loses what cuCtxEnablePeerAccess has allowed (580, measured), so that is
 // ended as well. On an error all of it is there as before.
@@ -119,16 +155,19 @@ void memory_no_area(void);
 // may be given back.
 CUresult memory_keep(uint64_t *start, uint64_t *bytes);
 
+// ipc.c
 // memory_imports returns how much memory of other processes' interposers is mapped, in pieces.
 uint32_t memory_imports(void);
 // memory_leave gives that memory back, and keeps its addresses. Its exporters must be in the cut of that
 // number and parked. On an error all of it is there as before.
 CUresult memory_leave(uint64_t cut);
+// block.c
 // lost is what the program has used that is not brought back: ways to share, and host memory of cuMemCreate that it has
 // now or that others may have.
 enum lost { LOST_UNKNOWN = 8, LOST_HOST = 16 };
 // memory_lost returns all of it.
 uint32_t memory_lost(void);
+// ipc.c
 // memory_away reports whether some of it is still to come back.
 bool memory_away(void);
 // memory_join has that memory again from those who made it. Memory of a process that has ended is lost,
@@ -243,8 +282,6 @@ struct piece {
 	char *host;
 	size_t bytes;
 };
-// copy_ready looks for the driver's functions. false: it lacks one that is needed.
-bool copy_ready(void);
 // copy_start starts at most so many copiers, and writes their tids. There must be pthread_create.
 void copy_start(int32_t *tids, int most);
 // copy_all copies all pieces out of the GPU's memory or into it, and returns the first error. Pieces are

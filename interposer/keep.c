@@ -48,54 +48,12 @@ static bool begun; // keep_export was called
 static size_t exported;
 static struct own batch[KEEP_BATCH];
 static uint32_t batched;
-static struct own near = {.fd = -1}, far = {.fd = -1};
+static struct own near = {.fd = -1}, far = {.fd = -1}; // LOCK_MEETING is of the first: the program's threads look at it
 static bool away;          // the memory is nowhere but with the shim
 static bool handed;        // some of it may be back
 static uint64_t taken;     // bytes that are back, from the first block on
 static uint32_t pieces;    // in which they came
 static uint32_t elsewhere; // it is back, and the GPU may have it once more
-
-static struct {
-	CUresult (*CtxSetCurrent)(CUcontext);
-	CUresult (*GetInfo)(size_t *, size_t *);
-	CUresult (*AddressReserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, uint64_t);
-	CUresult (*AddressFree)(CUdeviceptr, size_t);
-	CUresult (*Release)(CUhandle);
-	CUresult (*Map)(CUdeviceptr, size_t, size_t, CUhandle, uint64_t);
-	CUresult (*Unmap)(CUdeviceptr, size_t);
-	CUresult (*SetAccess)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
-	CUresult (*Export)(void *, CUhandle, int, uint64_t);
-	CUresult (*Import)(CUhandle *, void *, int);
-	CUresult (*Copy)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
-} cu;
-
-static const struct {
-	const char *name;
-	void *function;
-} functions[] = {
-	{"cuCtxSetCurrent", &cu.CtxSetCurrent},
-	{"cuMemGetInfo_v2", &cu.GetInfo},
-	{"cuMemAddressReserve", &cu.AddressReserve},
-	{"cuMemAddressFree", &cu.AddressFree},
-	{"cuMemRelease", &cu.Release},
-	{"cuMemMap", &cu.Map},
-	{"cuMemUnmap", &cu.Unmap},
-	{"cuMemSetAccess", &cu.SetAccess},
-	{"cuMemExportToShareableHandle", &cu.Export},
-	{"cuMemImportFromShareableHandle", &cu.Import},
-	{"cuMemcpyDtoDAsync_v2", &cu.Copy},
-};
-
-static bool ready(void)
-{
-	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-		void *f = interposer_real(functions[i].name);
-		if (!f)
-			return false;
-		memcpy(functions[i].function, &f, sizeof f);
-	}
-	return true;
-}
 
 // By a system call: an older C library has no such function.
 static bool file_of(int fd, struct stat *st)
@@ -157,9 +115,9 @@ static CUresult room(void)
 			wanted += b->mapped ? 0 : b->bytes;
 			c = b->context;
 		}
-		CUresult r = c ? cu.CtxSetCurrent(c) : CUDA_SUCCESS;
+		CUresult r = c ? driver.cuCtxSetCurrent(c) : CUDA_SUCCESS;
 		if (c && !r)
-			r = cu.GetInfo(&has, &whole);
+			r = driver.cuMemGetInfo_v2(&has, &whole);
 		if (c && !r && (has < wanted || has - wanted < SPARE))
 			r = CUDA_ERROR_OUT_OF_MEMORY;
 		if (r)
@@ -170,7 +128,7 @@ static CUresult room(void)
 
 static CUresult look(void)
 {
-	if (!ready())
+	if (!driver_serves(KEEPING))
 		return CUDA_ERROR_NOT_SUPPORTED;
 	for (struct block *b = blocks; b; b = b->next)
 		if (block_is_taken(b) && !b->exportable)
@@ -193,8 +151,8 @@ CUresult keep_export(int32_t fds[KEEP_BATCH], uint64_t sizes[KEEP_BATCH], uint32
 		if (!block_is_taken(b) || i++ < exported)
 			continue;
 		int fd = -1;
-		r = cu.CtxSetCurrent(b->context);
-		if (r || (r = cu.Export(&fd, b->handle, CU_POSIX_FD, 0)))
+		r = driver.cuCtxSetCurrent(b->context);
+		if (r || (r = driver.cuMemExportToShareableHandle(&fd, b->handle, CU_POSIX_FD, 0)))
 			break;
 		sizes[batched] = b->bytes;
 		batch[batched] = own(fd);
@@ -229,12 +187,14 @@ CUresult keep_meet(int32_t *fd, uint32_t *so_far)
 {
 	int pair[2];
 
-	if (!ready())
+	if (!driver_serves(KEEPING))
 		return CUDA_ERROR_NOT_SUPPORTED;
-	end(&near);
+	keep_drop();
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
 		return CUDA_ERROR_OPERATING_SYSTEM;
+	lock(LOCK_MEETING);
 	near = own(pair[0]);
+	unlock(LOCK_MEETING);
 	far = own(pair[1]);
 	*fd = pair[1];
 	*so_far = pieces;
@@ -266,30 +226,30 @@ static bool receive(uint64_t sizes[KEEP_BATCH], int fds[KEEP_BATCH], size_t *n)
 static CUresult import(struct import *k, const struct block *b, int fd)
 {
 	CUmemAccessDesc access = {{CU_DEVICE, b->device}, CU_READWRITE};
-	CUresult r = cu.CtxSetCurrent(b->context);
+	CUresult r = driver.cuCtxSetCurrent(b->context);
 
 	k->context = b->context;
-	if (r || (r = cu.Import(&k->handle, (void *)(intptr_t)fd, CU_POSIX_FD)))
+	if (r || (r = driver.cuMemImportFromShareableHandle(&k->handle, (void *)(intptr_t)fd, CU_POSIX_FD)))
 		return r;
-	if (!(r = cu.AddressReserve(&k->address, k->bytes, 0, 0, 0))) {
-		if (!(r = cu.Map(k->address, k->bytes, 0, k->handle, 0))) {
-			if (!(r = cu.SetAccess(k->address, k->bytes, &access, 1)))
+	if (!(r = driver.cuMemAddressReserve(&k->address, k->bytes, 0, 0, 0))) {
+		if (!(r = driver.cuMemMap(k->address, k->bytes, 0, k->handle, 0))) {
+			if (!(r = driver.cuMemSetAccess(k->address, k->bytes, &access, 1)))
 				return r;
-			cu.Unmap(k->address, k->bytes);
+			driver.cuMemUnmap(k->address, k->bytes);
 		}
-		cu.AddressFree(k->address, k->bytes);
+		driver.cuMemAddressFree(k->address, k->bytes);
 	}
-	cu.Release(k->handle);
+	driver.cuMemRelease(k->handle);
 	return r;
 }
 
 static void let_go(const struct import *k)
 {
-	if (cu.CtxSetCurrent(k->context))
+	if (driver.cuCtxSetCurrent(k->context))
 		return;
-	cu.Unmap(k->address, k->bytes);
-	cu.Release(k->handle);
-	cu.AddressFree(k->address, k->bytes);
+	driver.cuMemUnmap(k->address, k->bytes);
+	driver.cuMemRelease(k->handle);
+	driver.cuMemAddressFree(k->address, k->bytes);
 }
 
 // block_in returns the block with a byte of the memory, and where in the block that is.
@@ -310,11 +270,11 @@ static CUresult spread(const struct import *k, CUdevice device, uint64_t at)
 		struct block *b = block_in(at + done, &inside);
 		if (!b || b->device != device)
 			return CUDA_ERROR_INVALID_VALUE;
-		CUresult r = cu.CtxSetCurrent(b->context);
+		CUresult r = driver.cuCtxSetCurrent(b->context);
 		if (!r && !b->mapped)
 			r = block_have(b);
 		n = b->bytes - inside < k->bytes - done ? b->bytes - inside : k->bytes - done;
-		r = r ? r : cu.Copy(b->address + inside, k->address + done, n, NULL);
+		r = r ? r : driver.cuMemcpyDtoDAsync_v2(b->address + inside, k->address + done, n, NULL);
 		if (r)
 			return r;
 	}
@@ -375,7 +335,7 @@ void keep_abandon(void)
 	for (struct block *b = blocks; b && handed; b = b->next) {
 		if (!block_is_taken(b))
 			continue;
-		if (!cu.CtxSetCurrent(b->context))
+		if (!driver.cuCtxSetCurrent(b->context))
 			block_give(b);
 		b->is_new = b->mapped; // it may be filled in part
 	}
@@ -384,27 +344,34 @@ void keep_abandon(void)
 
 void keep_drop(void)
 {
+	lock(LOCK_MEETING);
 	__atomic_store_n(&elsewhere, 0, __ATOMIC_SEQ_CST);
 	end(&near);
+	unlock(LOCK_MEETING);
 }
 
 // is_elsewhere reports whether the GPU may have the memory once more: as long as the shim has its end of the sockets.
 static bool is_elsewhere(void)
 {
 	char byte;
+	ssize_t n = 0;
 
-	if (!__atomic_load_n(&elsewhere, __ATOMIC_SEQ_CST) || !is_there(&near))
+	if (!__atomic_load_n(&elsewhere, __ATOMIC_SEQ_CST))
 		return false;
-	ssize_t n = recv(near.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-	return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
+	lock(LOCK_MEETING);
+	if (is_there(&near))
+		n = recv(near.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	bool is = n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
+	unlock(LOCK_MEETING);
+	return is;
 }
 
 bool keep_look(void)
 {
 	bool is = is_elsewhere();
 
-	if (!is && __atomic_exchange_n(&elsewhere, 0, __ATOMIC_SEQ_CST))
-		end(&near);
+	if (!is && __atomic_load_n(&elsewhere, __ATOMIC_SEQ_CST))
+		keep_drop();
 	return is;
 }
 

@@ -5,11 +5,10 @@
 // which the driver does checkpoint, and brings back at its address. The host and all GPUs reach it there, as managed
 // memory. It never moves to a GPU: advice and prefetches are noted and answered for, and nothing else.
 //
-// The functions here run inside the gate. The mutex is never held across a call that waits for the GPU.
+// The functions here run inside the gate. The lock is never held across a call that waits for the GPU.
 
 #include "block.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -47,7 +46,7 @@ struct range {
 	bool host;                        // it does as well
 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+// LOCK_MANAGED is of these.
 static struct range *ranges; // by address
 static size_t count, room;
 static size_t in_use; // bytes of whole pages, also of what is about to be made
@@ -72,7 +71,7 @@ static size_t after(CUdeviceptr p)
 	return low;
 }
 
-// at returns the range that an address is in, NULL for none. The mutex is held until it is used no more.
+// at returns the range that an address is in, NULL for none. The lock is held until it is used no more.
 static struct range *at(CUdeviceptr p)
 {
 	size_t n = after(p);
@@ -83,9 +82,9 @@ static struct range *at(CUdeviceptr p)
 
 static bool is_ours(CUdeviceptr p)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_MANAGED);
 	bool ours = at(p) != NULL;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_MANAGED);
 	return ours;
 }
 
@@ -112,34 +111,34 @@ static bool reserve_room(void)
 // begin counts bytes as in use. false: there are too many.
 static bool begin(size_t bytes)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_MANAGED);
 	bool may = bytes <= MOST && pages(bytes) <= MOST_IN_ALL - in_use;
 	in_use += may ? pages(bytes) : 0;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_MANAGED);
 	return may;
 }
 
 static void end(size_t bytes)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_MANAGED);
 	in_use -= pages(bytes);
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_MANAGED);
 }
 
 static bool put(struct range g)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_MANAGED);
 	bool may = reserve_room();
 	if (may) {
 		size_t n = after(g.address);
 		memmove(&ranges[n + 1], &ranges[n], (count++ - n) * sizeof *ranges);
 		ranges[n] = g;
 	}
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_MANAGED);
 	return may;
 }
 
-// remove_range is for who holds the mutex.
+// remove_range is for who holds the lock.
 static void remove_range(struct range *g)
 {
 	memmove(g, g + 1, (size_t)(&ranges[--count] - g) * sizeof *ranges);
@@ -148,41 +147,35 @@ static void remove_range(struct range *g)
 // take removes the range that begins at an address. What it has in use stays counted.
 static bool take(CUdeviceptr p, struct range *taken)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_MANAGED);
 	struct range *g = at(p);
 	bool found = g && g->address == p;
 	if (found) {
 		*taken = *g;
 		remove_range(g);
 	}
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_MANAGED);
 	return found;
 }
 
 // here notes the current context and its GPU. false: there is none, or one that has no managed memory.
 static bool here(struct range *g)
 {
-	CUresult (*current)(CUcontext *) = interposer_real("cuCtxGetCurrent");
-	CUresult (*device)(CUdevice *) = interposer_real("cuCtxGetDevice");
-	CUresult (*attribute)(int *, int, CUdevice) = interposer_real("cuDeviceGetAttribute");
 	int has = 0;
 
-	return current && device && attribute && !current(&g->context) && g->context && !device(&g->device) &&
-	       !attribute(&has, DEVICE_MANAGED_MEMORY, g->device) && has;
+	return !driver.cuCtxGetCurrent(&g->context) && g->context && !driver.cuCtxGetDevice(&g->device) &&
+	       !driver.cuDeviceGetAttribute(&has, DEVICE_MANAGED_MEMORY, g->device) && has;
 }
 
 static CUresult free_host(CUdeviceptr p)
 {
-	CUresult (*real)(void *) = interposer_real("cuMemFreeHost");
-
-	return real ? real((void *)p) : CUDA_ERROR_NOT_FOUND;
+	return driver.cuMemFreeHost((void *)p);
 }
 
 // As the driver's cuMemFree, it waits until nothing uses the memory any more.
 static CUresult wait_and_free(CUdeviceptr p)
 {
-	CUresult (*wait)(void) = interposer_real("cuCtxSynchronize");
-	CUresult r = wait ? wait() : CUDA_ERROR_NOT_FOUND;
+	CUresult r = driver.cuCtxSynchronize();
 
 	return r ? r : free_host(p);
 }
@@ -190,13 +183,11 @@ static CUresult wait_and_free(CUdeviceptr p)
 // make makes pinned host memory that GPUs have at the host's address. It is zeros, as managed memory is at first.
 static bool make(struct range *g)
 {
-	CUresult (*host)(void **, size_t, unsigned) = interposer_real("cuMemHostAlloc");
-	CUresult (*device)(CUdeviceptr *, void *, unsigned) = interposer_real("cuMemHostGetDevicePointer_v2");
 	void *p = NULL;
 
-	if (!host || !device || host(&p, g->bytes, HOST_PORTABLE | HOST_DEVICEMAP))
+	if (driver.cuMemHostAlloc(&p, g->bytes, HOST_PORTABLE | HOST_DEVICEMAP))
 		return false;
-	if (!device(&g->address, p, 0) && g->address == (CUdeviceptr)p) {
+	if (!driver.cuMemHostGetDevicePointer_v2(&g->address, p, 0) && g->address == (CUdeviceptr)p) {
 		memset(p, 0, g->bytes);
 		if (put(*g))
 			return true;
@@ -207,11 +198,10 @@ static bool make(struct range *g)
 
 static CUresult alloc(CUdeviceptr *address, size_t bytes, unsigned flags)
 {
-	CUresult (*real)(CUdeviceptr *, size_t, unsigned) = interposer_real("cuMemAllocManaged");
 	struct range g = {.bytes = bytes};
 
 	if (!block_ready())
-		return real ? real(address, bytes, flags) : CUDA_ERROR_NOT_FOUND;
+		return driver.cuMemAllocManaged(address, bytes, flags);
 	if (address && bytes && (flags == ATTACH_GLOBAL || flags == ATTACH_HOST) && here(&g) && begin(bytes)) {
 		if (make(&g)) {
 			*address = g.address;
@@ -219,7 +209,7 @@ static CUresult alloc(CUdeviceptr *address, size_t bytes, unsigned flags)
 		}
 		end(bytes);
 	}
-	CUresult r = real ? real(address, bytes, flags) : CUDA_ERROR_NOT_FOUND; // whose error is the program's
+	CUresult r = driver.cuMemAllocManaged(address, bytes, flags); // whose error is the program's
 	if (!r)
 		interposer_say("managed memory of more than 1 MiB at once, or of 64 MiB in all, is left to the driver, which refuses a checkpoint of it");
 	return r;
@@ -241,13 +231,13 @@ bool managed_free(CUdeviceptr p, CUresult *r)
 
 bool managed_range(CUdeviceptr p, CUdeviceptr *base, size_t *bytes)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_MANAGED);
 	const struct range *g = at(p);
 	if (g && base)
 		*base = g->address;
 	if (g && bytes)
 		*bytes = g->bytes;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_MANAGED);
 	return g != NULL;
 }
 
@@ -256,7 +246,7 @@ bool managed_attribute(CUdeviceptr p, int attribute, void *data)
 	const unsigned type = MEMORY_TYPE_DEVICE;
 	bool known = true;
 
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_MANAGED);
 	const struct range *g = data ? at(p) : NULL;
 	switch (g ? attribute : 0) {
 	case POINTER_CONTEXT:
@@ -280,7 +270,7 @@ bool managed_attribute(CUdeviceptr p, int attribute, void *data)
 	default:
 		known = false;
 	}
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_MANAGED);
 	return known;
 }
 
@@ -291,19 +281,18 @@ bool managed_has(CUdeviceptr p)
 
 void managed_context_ended(CUcontext c)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_MANAGED);
 	for (size_t i = count; i-- > 0;) {
 		if (ranges[i].context != c)
 			continue;
 		in_use -= pages(ranges[i].bytes);
 		remove_range(&ranges[i]);
 	}
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_MANAGED);
 }
 
 void managed_forked(void)
 {
-	mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; // a thread of the parent's may have had it
 	count = in_use = 0;
 }
 
@@ -315,13 +304,12 @@ static CUmemLocation location_of(CUdevice device)
 // settle has a location as it is answered for. It is an error if there is none such.
 static CUresult settle(CUmemLocation *l)
 {
-	CUresult (*devices)(int *) = interposer_real("cuDeviceGetCount");
 	unsigned node = 0;
 	int n = 0;
 
 	switch (l->type) {
 	case ON_DEVICE:
-		if (devices && !devices(&n) && l->id >= 0 && l->id < n && n <= MAX_DEVICES)
+		if (!driver.cuDeviceGetCount(&n) && l->id >= 0 && l->id < n && n <= MAX_DEVICES)
 			return CUDA_SUCCESS;
 		return CUDA_ERROR_INVALID_DEVICE;
 	case ON_NEAREST_NODE:
@@ -437,14 +425,13 @@ static CUresult attach(unsigned flags)
 #define OURS(symbol, bytes, what, parameters, arguments)                               \
 	static CUresult our_##symbol parameters                                        \
 	{                                                                              \
-		CUresult(*real) parameters = interposer_real(#symbol);                  \
 		CUresult r = CUDA_ERROR_INVALID_VALUE;                                 \
-		pthread_mutex_lock(&mutex);                                            \
+		lock(LOCK_MANAGED);                                            \
 		struct range *g = at(p);                                               \
 		if (g && within(g, p, bytes))                                          \
 			r = what;                                                      \
-		pthread_mutex_unlock(&mutex);                                          \
-		return g ? r : real ? real arguments : CUDA_ERROR_NOT_FOUND;           \
+		unlock(LOCK_MANAGED);                                          \
+		return g ? r : driver.symbol arguments;                                \
 	}
 
 OURS(cuMemAdvise, n, advise(g, advice, location_of(device)), (CUdeviceptr p, size_t n, int advice, CUdevice device), (p, n, advice, device))
@@ -466,7 +453,7 @@ ATTACH(cuStreamAttachMemAsync_ptsz)
 OURS(cuMemRangeGetAttribute, n, answer(g, data, bytes, attribute), (void *data, size_t bytes, int attribute, CUdeviceptr p, size_t n), (data, bytes, attribute, p, n))
 OURS(cuMemRangeGetAttributes, n, answers(g, data, sizes, attributes, attributes_count), (void **data, size_t *sizes, int *attributes, size_t attributes_count, CUdeviceptr p, size_t n), (data, sizes, attributes, attributes_count, p, n))
 
-OURS(cuMemFreeHost, 1, CUDA_ERROR_INVALID_VALUE, (CUdeviceptr p), (p)) // cuMemFree frees it
+OURS(cuMemFreeHost, 1, CUDA_ERROR_INVALID_VALUE, (CUdeviceptr p), ((void *)p)) // cuMemFree frees it
 
 // batch is what the batches have in common. Of a discard there are no locations.
 struct batch {
@@ -511,11 +498,11 @@ static CUmemLocation location_in(const struct batch *b, size_t i)
 // do_ours does an operation of a batch on a range of ours. false: it is the driver's.
 static bool do_ours(const struct batch *b, size_t i, CUresult *r)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_MANAGED);
 	struct range *g = at(b->p[i]);
 	if (g)
 		*r = !within(g, b->p[i], b->bytes[i]) ? CUDA_ERROR_INVALID_VALUE : b->prefetches ? prefetch(g, location_in(b, i)) : CUDA_SUCCESS;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_MANAGED);
 	return g != NULL;
 }
 
@@ -557,20 +544,14 @@ static CUresult discard_all(discard_batch *real, struct batch b, uint64_t flags,
 	static CUresult our_##symbol(CUdeviceptr *p, size_t *bytes, size_t n, CUmemLocation *locations,             \
 	                             size_t *from, size_t froms, uint64_t flags, CUstream s)                        \
 	{                                                                                                           \
-		prefetch_batch *real = interposer_real(#symbol);                                                     \
 		struct batch b = {p, bytes, n, locations, from, froms, true, !flags && !is_legacy(s, per_thread)};  \
-		if (!real)                                                                                          \
-			return CUDA_ERROR_NOT_FOUND;                                                                \
-		return any_ours(&b) ? prefetch_all(real, b, flags, s) : real(p, bytes, n, locations, from, froms, flags, s); \
+		return any_ours(&b) ? prefetch_all(driver.symbol, b, flags, s) : driver.symbol(p, bytes, n, locations, from, froms, flags, s); \
 	}
 #define DISCARD(symbol, per_thread)                                                                                 \
 	static CUresult our_##symbol(CUdeviceptr *p, size_t *bytes, size_t n, uint64_t flags, CUstream s)           \
 	{                                                                                                           \
-		discard_batch *real = interposer_real(#symbol);                                                      \
 		struct batch b = {.p = p, .bytes = bytes, .count = n, .legal = !flags && !is_legacy(s, per_thread)}; \
-		if (!real)                                                                                          \
-			return CUDA_ERROR_NOT_FOUND;                                                                \
-		return any_ours(&b) ? discard_all(real, b, flags, s) : real(p, bytes, n, flags, s);                 \
+		return any_ours(&b) ? discard_all(driver.symbol, b, flags, s) : driver.symbol(p, bytes, n, flags, s);                 \
 	}
 BATCH(cuMemPrefetchBatchAsync, false)
 BATCH(cuMemPrefetchBatchAsync_ptsz, true)
@@ -579,22 +560,12 @@ BATCH(cuMemDiscardAndPrefetchBatchAsync_ptsz, true)
 DISCARD(cuMemDiscardBatchAsync, false)
 DISCARD(cuMemDiscardBatchAsync_ptsz, true)
 
-void *managed_override(const char *name)
-{
 #define OF(name) {#name, our_##name}
-	static const struct {
-		const char *name;
-		void *function;
-	} overrides[] = {
-		{"cuMemAllocManaged", alloc}, OF(cuMemFreeHost), OF(cuMemAdvise), OF(cuMemAdvise_v2),
-		OF(cuMemPrefetchAsync), OF(cuMemPrefetchAsync_ptsz), OF(cuMemPrefetchAsync_v2), OF(cuMemPrefetchAsync_v2_ptsz),
-		OF(cuStreamAttachMemAsync), OF(cuStreamAttachMemAsync_ptsz), OF(cuMemRangeGetAttribute), OF(cuMemRangeGetAttributes),
-		OF(cuMemPrefetchBatchAsync), OF(cuMemPrefetchBatchAsync_ptsz), OF(cuMemDiscardAndPrefetchBatchAsync),
-		OF(cuMemDiscardAndPrefetchBatchAsync_ptsz), OF(cuMemDiscardBatchAsync), OF(cuMemDiscardBatchAsync_ptsz),
-	};
-
-	for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++)
-		if (!strcmp(name, overrides[i].name))
-			return overrides[i].function;
-	return NULL;
-}
+const struct override managed_overrides[] = {
+	{"cuMemAllocManaged", alloc}, OF(cuMemFreeHost), OF(cuMemAdvise), OF(cuMemAdvise_v2),
+	OF(cuMemPrefetchAsync), OF(cuMemPrefetchAsync_ptsz), OF(cuMemPrefetchAsync_v2), OF(cuMemPrefetchAsync_v2_ptsz),
+	OF(cuStreamAttachMemAsync), OF(cuStreamAttachMemAsync_ptsz), OF(cuMemRangeGetAttribute), OF(cuMemRangeGetAttributes),
+	OF(cuMemPrefetchBatchAsync), OF(cuMemPrefetchBatchAsync_ptsz), OF(cuMemDiscardAndPrefetchBatchAsync),
+	OF(cuMemDiscardAndPrefetchBatchAsync_ptsz), OF(cuMemDiscardBatchAsync), OF(cuMemDiscardBatchAsync_ptsz),
+	{NULL, NULL},
+};

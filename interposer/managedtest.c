@@ -31,9 +31,15 @@ static int (*alloc)(CUdeviceptr *, size_t, unsigned), (*release)(CUdeviceptr), (
 static int (*current)(void *);
 static void *context;
 
+// As in integration/softcuda/memory.c.
+#ifndef FIRST_ADDRESS
+#define FIRST_ADDRESS 0x100000000000
+#define SPAN_BITS 40
+#endif
+
 static bool is_drivers(CUdeviceptr p)
 {
-	return p >> 40 >= 16 && p >> 40 < 32; // integration/softcuda/memory.c
+	return p >= FIRST_ADDRESS && (p - FIRST_ADDRESS) >> SPAN_BITS < 16;
 }
 
 // make makes memory that must be the interposer's or the driver's, and is zeros.

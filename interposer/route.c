@@ -5,12 +5,11 @@
 // to it, by dlsym, and by cuGetProcAddress, which they have from one of the first two. CUDA's runtime
 // library, static or not, uses dlsym and then cuGetProcAddress.
 
-#include "interposer.h"
+#include "block.h"
 
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
-#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -33,11 +32,10 @@ static const char *const quiet[] = {
 #undef QUIET
 };
 
-// What each thunk calls. The first DIRECTS have names, and are looked up at their first call.
+// What each thunk calls; LOCK_THUNKS is for those that have no names. The first DIRECTS have names, and are looked up at their first call.
 static void *targets[THUNKS];
 static void *reals[THUNKS]; // the driver's function, where the target is the interposer's
 static unsigned used = DIRECTS;
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void *(*libc_dlsym)(void *, const char *);
 
@@ -77,7 +75,7 @@ static bool is_driver(void *address)
 	return !strncmp(base ? base + 1 : info.dli_fname, "libcuda.so", 10);
 }
 
-static void *driver(void)
+static void *library(void)
 {
 	static void *handle;
 
@@ -90,8 +88,8 @@ void *interposer_real(const char *name)
 {
 	void *found = NULL;
 
-	if (driver())
-		found = find_dlsym()(driver(), name);
+	if (library())
+		found = find_dlsym()(library(), name);
 	return is_driver(found) ? found : NULL;
 }
 
@@ -115,7 +113,7 @@ void *interposer_target(uint32_t thunk)
 	void *real = interposer_real(direct[thunk]);
 	if (!real)
 		return missing;
-	target = interposer_passive ? NULL : memory_override(direct[thunk]);
+	target = interposer_passive ? NULL : override_of(direct[thunk]);
 	reals[thunk] = real;
 	__atomic_store_n(&targets[thunk], target ? target : real, __ATOMIC_RELEASE);
 	return targets[thunk];
@@ -139,8 +137,8 @@ static void *thunk_for(const char *name, void *real)
 	for (unsigned i = 0; i < DIRECTS; i++)
 		if (!strcmp(name, direct[i]) && interposer_real(name) == real)
 			return (void *)(interposer_thunks + 16 * (size_t)i);
-	override = memory_override(name);
-	pthread_mutex_lock(&mutex);
+	override = override_of(name);
+	lock(LOCK_THUNKS);
 	for (unsigned i = 0; i < used; i++) {
 		if (reals[i] == real && (targets[i] != real) == (override != NULL)) {
 			thunk = (void *)(interposer_thunks + 16 * (size_t)i);
@@ -156,7 +154,7 @@ static void *thunk_for(const char *name, void *real)
 	__atomic_store_n(&targets[used], override ? override : real, __ATOMIC_RELEASE);
 	thunk = (void *)(interposer_thunks + 16 * (size_t)used++);
 out:
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_THUNKS);
 	return thunk;
 }
 
@@ -206,22 +204,18 @@ static CUresult wrap(CUresult r, const char *symbol, void **address)
 
 static CUresult get_proc_address(const char *symbol, void **address, int version, uint64_t flags)
 {
-	CUresult (*real)(const char *, void **, int, uint64_t) = interposer_real("cuGetProcAddress");
-	return real ? wrap(real(symbol, address, version, flags), symbol, address) : CUDA_ERROR_NOT_FOUND;
+	return wrap(driver.cuGetProcAddress(symbol, address, version, flags), symbol, address);
 }
 
 static CUresult get_proc_address_v2(const char *symbol, void **address, int version, uint64_t flags, int *status)
 {
-	CUresult (*real)(const char *, void **, int, uint64_t, int *) = interposer_real("cuGetProcAddress_v2");
-	return real ? wrap(real(symbol, address, version, flags, status), symbol, address) : CUDA_ERROR_NOT_FOUND;
+	return wrap(driver.cuGetProcAddress_v2(symbol, address, version, flags, status), symbol, address);
 }
 
-void *route_override(const char *name)
-{
-	if (!strcmp(name, "cuGetProcAddress_v2"))
-		return get_proc_address_v2;
-	return strcmp(name, "cuGetProcAddress") ? NULL : get_proc_address;
-}
+const struct override route_overrides[] = {
+	{"cuGetProcAddress", get_proc_address}, {"cuGetProcAddress_v2", get_proc_address_v2},
+	{NULL, NULL},
+};
 
 static bool is_known(const char *name)
 {

@@ -52,8 +52,7 @@ struct holder {
 	unsigned times;
 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // of holders and the start
-static struct holder *holders;
+static struct holder *holders; // LOCK_HOLDERS is of these, and of the start
 static unsigned char self[16], key[16];
 static bool started;
 static int listener = -1;
@@ -151,7 +150,7 @@ static bool count(uint64_t number, pid_t pid, bool more)
 	struct holder **l;
 	bool done = false;
 
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_HOLDERS);
 	for (l = &holders; *l && !((*l)->number == number && (*l)->pid == pid && (*l)->since == since); l = &(*l)->next)
 		;
 	struct holder *h = *l;
@@ -167,7 +166,7 @@ static bool count(uint64_t number, pid_t pid, bool more)
 			free(h);
 		}
 	}
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_HOLDERS);
 	return done;
 }
 
@@ -175,7 +174,7 @@ static bool has_holders(void)
 {
 	bool any = false;
 
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_HOLDERS);
 	for (struct holder **l = &holders; *l;) {
 		struct holder *h = *l;
 		if (share_began(h->pid) == h->since) {
@@ -186,7 +185,7 @@ static bool has_holders(void)
 		*l = h->next;
 		free(h);
 	}
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_HOLDERS);
 	return any;
 }
 
@@ -321,9 +320,9 @@ static bool start(void)
 
 bool share_ticket(struct ticket *t)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_HOLDERS);
 	bool can = started || start();
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_HOLDERS);
 	memcpy(t->magic, magic, sizeof magic);
 	t->pid = getpid();
 	memcpy(t->exporter, self, sizeof self);

@@ -19,20 +19,17 @@
 
 #define ID_BASE ((CUhandle)0x67706b74 << 32) // no address, as the driver's are
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // one of the program's calls at a time
 static CUhandle last_id = ID_BASE;
 
-#define REAL(name, ...) CUresult (*real)(__VA_ARGS__) = interposer_real(name)
-#define ANSWER(...) (real ? real(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
 static struct block *block_of(CUhandle id)
 {
 	struct block *b;
 
-	pthread_mutex_lock(&blocks_mutex);
+	lock(LOCK_BLOCKS);
 	for (b = blocks; b && (b->id != id || !id); b = b->next)
 		;
-	pthread_mutex_unlock(&blocks_mutex);
+	unlock(LOCK_BLOCKS);
 	return b;
 }
 
@@ -40,12 +37,12 @@ struct block *vmm_block(CUdeviceptr p)
 {
 	struct block *found = NULL;
 
-	pthread_mutex_lock(&blocks_mutex);
+	lock(LOCK_BLOCKS);
 	for (struct block *b = blocks; b && !found; b = b->next)
 		for (struct view *v = b->views; v && !found; v = v->next)
 			if (p >= v->address && p - v->address < v->bytes)
 				found = b;
-	pthread_mutex_unlock(&blocks_mutex);
+	unlock(LOCK_BLOCKS);
 	return found;
 }
 
@@ -53,11 +50,10 @@ static CUresult show(struct block *b);
 
 CUresult vmm_hide(struct block *b)
 {
-	REAL("cuMemUnmap", CUdeviceptr, size_t);
 	CUresult r = CUDA_SUCCESS;
 
 	for (struct view *v = b->views; v && !r; v = v->next)
-		if (v->shown && !(r = ANSWER(v->address, v->bytes)))
+		if (v->shown && !(r = driver.cuMemUnmap(v->address, v->bytes)))
 			v->shown = false;
 	if (r)
 		show(b);
@@ -66,16 +62,14 @@ CUresult vmm_hide(struct block *b)
 
 static CUresult show(struct block *b)
 {
-	REAL("cuMemMap", CUdeviceptr, size_t, size_t, CUhandle, uint64_t);
-	CUresult (*access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t) = interposer_real("cuMemSetAccess");
 	CUresult r = CUDA_SUCCESS;
 
 	for (struct view *v = b->views; v && !r; v = v->next) {
-		if (v->shown || (r = ANSWER(v->address, v->bytes, v->offset, b->handle, v->flags)))
+		if (v->shown || (r = driver.cuMemMap(v->address, v->bytes, v->offset, b->handle, v->flags)))
 			continue;
 		v->shown = true;
 		if (v->count)
-			r = access ? access(v->address, v->bytes, v->access, v->count) : CUDA_ERROR_NOT_FOUND;
+			r = driver.cuMemSetAccess(v->address, v->bytes, v->access, v->count);
 	}
 	return r;
 }
@@ -101,14 +95,14 @@ static bool is_host(const CUmemAllocationProp *p)
 	return p && p->location.type != CU_DEVICE;
 }
 
-static CUhandle hand_out(struct block *b)
+// name has a number for a block that is not in the list yet, and that the program is to hold.
+static struct block *name(struct block *b)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_HANDLES);
 	b->id = ++last_id;
 	b->held = 1;
-	pthread_mutex_unlock(&mutex);
-	block_add(b);
-	return b->id;
+	unlock(LOCK_HANDLES);
+	return b;
 }
 
 // note_host notes host memory by the driver's handle, and returns what the program has for a handle. The memory stays
@@ -123,32 +117,32 @@ static CUhandle note_host(CUhandle handle, size_t bytes)
 		return handle;
 	}
 	*b = (struct block){.handle = handle, .bytes = bytes, .asked = bytes, .mapped = true, .given = true, .host = true};
-	return hand_out(b);
+	block_add(name(b));
+	return b->id;
 }
 
 static CUresult create(CUhandle *handle, size_t bytes, const CUmemAllocationProp *prop, uint64_t flags)
 {
-	REAL("cuMemCreate", CUhandle *, size_t, const CUmemAllocationProp *, uint64_t);
 	struct block *b = NULL;
 	CUresult r;
 
 	if (!block_ready() || !handle || !bytes || flags || !is_ours(prop) || !(b = block_here(bytes)) || b->device != prop->location.id || block_reserve(b))
 		goto drivers;
 	b->prop = *prop;
-	r = block_have(b);
+	r = block_have(name(b));
 	if (r == CUDA_ERROR_OUT_OF_MEMORY && keep_wait())
 		r = block_have(b);
 	if (!r) {
-		*handle = hand_out(b);
+		*handle = b->id;
 		return r;
 	}
 	block_end(b);
 	b = NULL;
 drivers: // whose error, if there is one, is the program's
 	free(b);
-	r = ANSWER(handle, bytes, prop, flags);
+	r = driver.cuMemCreate(handle, bytes, prop, flags);
 	if (r == CUDA_ERROR_OUT_OF_MEMORY && keep_wait())
-		r = ANSWER(handle, bytes, prop, flags);
+		r = driver.cuMemCreate(handle, bytes, prop, flags);
 	if (!r && is_host(prop))
 		*handle = note_host(*handle, bytes);
 	return r;
@@ -162,48 +156,48 @@ static void settle(struct block *b)
 
 bool vmm_keeps(struct block *b)
 {
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_HANDLES);
 	bool keeps = b->held || b->views;
+	lock(LOCK_BLOCKS);
 	b->visible = b->visible && !keeps;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_BLOCKS);
+	unlock(LOCK_HANDLES);
 	return keeps;
 }
 
 static CUresult release(CUhandle handle)
 {
-	REAL("cuMemRelease", CUhandle);
 	CUresult r = CUDA_SUCCESS;
 
-	pthread_mutex_lock(&mutex);
+	lock(LOCK_HANDLES);
 	struct block *b = block_of(handle);
 	if (b && !b->held)
 		r = CUDA_ERROR_INVALID_VALUE;
 	else if (b)
 		b->held--, settle(b);
-	pthread_mutex_unlock(&mutex);
-	return b ? r : ANSWER(handle);
+	unlock(LOCK_HANDLES);
+	return b ? r : driver.cuMemRelease(handle);
 }
 
 static CUresult map(CUdeviceptr address, size_t bytes, size_t offset, CUhandle handle, uint64_t flags)
 {
-	REAL("cuMemMap", CUdeviceptr, size_t, size_t, CUhandle, uint64_t);
 	struct block *b = block_of(handle);
 	struct view *v = b ? calloc(1, sizeof *v) : NULL;
 
 	if (!b)
-		return ANSWER(address, bytes, offset, handle, flags);
+		return driver.cuMemMap(address, bytes, offset, handle, flags);
 	if (!v)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*v = (struct view){.address = address, .bytes = bytes, .offset = offset, .flags = flags, .shown = true};
-	pthread_mutex_lock(&mutex);
-	CUresult r = b->mapped ? ANSWER(address, bytes, offset, b->handle, flags) : CUDA_ERROR_INVALID_VALUE;
+	lock(LOCK_HANDLES);
+	CUresult r = b->mapped ? driver.cuMemMap(address, bytes, offset, b->handle, flags) : CUDA_ERROR_INVALID_VALUE;
 	if (!r) {
-		pthread_mutex_lock(&blocks_mutex);
+		lock(LOCK_BLOCKS);
 		v->next = b->views;
 		b->views = v;
-		pthread_mutex_unlock(&blocks_mutex);
+		unlock(LOCK_BLOCKS);
 	}
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_HANDLES);
 	if (r)
 		free(v);
 	return r;
@@ -214,7 +208,7 @@ static unsigned forget_views(CUdeviceptr address, size_t bytes)
 {
 	unsigned n = 0;
 
-	pthread_mutex_lock(&blocks_mutex);
+	lock(LOCK_BLOCKS);
 	for (struct block *b = blocks; b; b = b->next) {
 		for (struct view **l = &b->views; *l;) {
 			struct view *v = *l;
@@ -227,7 +221,7 @@ static unsigned forget_views(CUdeviceptr address, size_t bytes)
 			n++;
 		}
 	}
-	pthread_mutex_unlock(&blocks_mutex);
+	unlock(LOCK_BLOCKS);
 	return n;
 }
 
@@ -242,24 +236,23 @@ static struct block *unused(void)
 {
 	struct block *b;
 
-	pthread_mutex_lock(&blocks_mutex);
+	lock(LOCK_BLOCKS);
 	for (b = blocks; b && !(b->id && !b->held && !b->views && !b->visible); b = b->next)
 		;
-	pthread_mutex_unlock(&blocks_mutex);
+	unlock(LOCK_BLOCKS);
 	return b;
 }
 
 static CUresult unmap(CUdeviceptr address, size_t bytes)
 {
-	REAL("cuMemUnmap", CUdeviceptr, size_t);
 	struct block *b;
 
-	pthread_mutex_lock(&mutex);
-	CUresult r = is_lost(address) ? CUDA_SUCCESS : ANSWER(address, bytes);
+	lock(LOCK_HANDLES);
+	CUresult r = is_lost(address) ? CUDA_SUCCESS : driver.cuMemUnmap(address, bytes);
 	if (!r && forget_views(address, bytes))
 		while ((b = unused()) && !block_end(b))
 			;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_HANDLES);
 	return r;
 }
 
@@ -277,59 +270,56 @@ static void note_access(struct view *v, const CUmemAccessDesc *desc)
 
 static CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *desc, size_t count)
 {
-	REAL("cuMemSetAccess", CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
 
-	pthread_mutex_lock(&mutex);
-	CUresult r = ANSWER(address, bytes, desc, count);
-	pthread_mutex_lock(&blocks_mutex);
+	lock(LOCK_HANDLES);
+	CUresult r = driver.cuMemSetAccess(address, bytes, desc, count);
+	lock(LOCK_BLOCKS);
 	for (struct block *b = blocks; b && !r; b = b->next)
 		for (struct view *v = b->views; v; v = v->next)
 			for (size_t i = 0; i < count && v->address < address + bytes && address < v->address + v->bytes; i++)
 				note_access(v, &desc[i]);
-	pthread_mutex_unlock(&blocks_mutex);
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_BLOCKS);
+	unlock(LOCK_HANDLES);
 	return r;
 }
 
 static CUresult retain(CUhandle *handle, void *p)
 {
-	REAL("cuMemRetainAllocationHandle", CUhandle *, void *);
 	struct block *b = vmm_block((CUdeviceptr)p);
 
 	b = b ? b : block_at((CUdeviceptr)p);
 	if (!b || !handle)
-		return ANSWER(handle, p);
-	pthread_mutex_lock(&mutex);
+		return driver.cuMemRetainAllocationHandle(handle, p);
+	lock(LOCK_HANDLES);
+	lock(LOCK_BLOCKS);
 	b->id = b->id ? b->id : ++last_id;
+	unlock(LOCK_BLOCKS);
 	b->held++;
 	*handle = b->id;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_HANDLES);
 	return CUDA_SUCCESS;
 }
 
 static CUresult properties(CUmemAllocationProp *prop, CUhandle handle)
 {
-	REAL("cuMemGetAllocationPropertiesFromHandle", CUmemAllocationProp *, CUhandle);
 	struct block *b = block_of(handle);
 
-	return ANSWER(prop, b ? b->handle : handle);
+	return driver.cuMemGetAllocationPropertiesFromHandle(prop, b ? b->handle : handle);
 }
 
 static CUresult bind(CUhandle multicast, size_t to, CUhandle handle, size_t from, size_t bytes, uint64_t flags)
 {
-	REAL("cuMulticastBindMem", CUhandle, size_t, CUhandle, size_t, size_t, uint64_t);
 	struct block *b = block_of(handle);
-	CUresult r = ANSWER(multicast, to, b ? b->handle : handle, from, bytes, flags);
+	CUresult r = driver.cuMulticastBindMem(multicast, to, b ? b->handle : handle, from, bytes, flags);
 
 	if (!r && b)
-		b->given = true;
+		block_is_given(b);
 	return r;
 }
 
 static CUresult multicast(CUhandle *handle, const void *prop)
 {
-	REAL("cuMulticastCreate", CUhandle *, const void *);
-	CUresult r = ANSWER(handle, prop);
+	CUresult r = driver.cuMulticastCreate(handle, prop);
 
 	if (!r)
 		block_lost(LOST_UNKNOWN);
@@ -350,18 +340,17 @@ static int file_of(const struct ticket *t)
 
 static CUresult export(void *shareable, CUhandle handle, int type, uint64_t flags)
 {
-	REAL("cuMemExportToShareableHandle", void *, CUhandle, int, uint64_t);
 	struct block *b = block_of(handle);
 	struct ticket t = {.number = 0};
 
 	if (!b || type != CU_POSIX_FD || !shareable || flags) {
-		CUresult r = ANSWER(shareable, b ? b->handle : handle, type, flags);
+		CUresult r = driver.cuMemExportToShareableHandle(shareable, b ? b->handle : handle, type, flags);
 		if (!r && type != CU_POSIX_FD)
 			block_lost(LOST_UNKNOWN);
 		return r;
 	}
 	if (b->host) {
-		CUresult r = ANSWER(shareable, b->handle, type, flags);
+		CUresult r = driver.cuMemExportToShareableHandle(shareable, b->handle, type, flags);
 		if (!r) // others may have it when this process has it no more
 			block_lost(LOST_HOST);
 		return r;
@@ -382,27 +371,26 @@ static struct block *own(const struct ticket *t)
 {
 	struct block *b;
 
-	pthread_mutex_lock(&mutex);
-	pthread_mutex_lock(&blocks_mutex);
+	lock(LOCK_HANDLES);
+	lock(LOCK_BLOCKS);
 	for (b = blocks; b && !(b->id && b->number == t->number); b = b->next)
 		;
-	pthread_mutex_unlock(&blocks_mutex);
+	unlock(LOCK_BLOCKS);
 	if (b)
 		b->held++;
-	pthread_mutex_unlock(&mutex);
+	unlock(LOCK_HANDLES);
 	return b;
 }
 
 static CUresult import(CUhandle *handle, void *shareable, int type)
 {
-	REAL("cuMemImportFromShareableHandle", CUhandle *, void *, int);
 	CUmemAllocationProp prop;
 	struct ticket t;
 	struct block *b;
 	CUresult r;
 
 	if (type != CU_POSIX_FD || pread((int)(intptr_t)shareable, &t, sizeof t, 0) != sizeof t || !share_known(&t)) {
-		r = ANSWER(handle, shareable, type);
+		r = driver.cuMemImportFromShareableHandle(handle, shareable, type);
 		if (!r && type != CU_POSIX_FD)
 			block_lost(LOST_UNKNOWN);
 		else if (!r && properties(&prop, *handle) == CUDA_SUCCESS && is_host(&prop))
@@ -421,29 +409,19 @@ static CUresult import(CUhandle *handle, void *shareable, int type)
 	if (!(b = block_here(t.bytes)))
 		return CUDA_ERROR_INVALID_CONTEXT;
 	b->from = t;
-	if ((r = block_have(b))) {
+	if ((r = block_have(name(b)))) {
 		free(b);
 		return r == CUDA_ERROR_NOT_FOUND ? CUDA_ERROR_INVALID_VALUE : r;
 	}
-	*handle = hand_out(b);
+	*handle = b->id;
 	return r;
 }
 
-void *vmm_override(const char *name)
-{
-	static const struct {
-		const char *name;
-		void *function;
-	} overrides[] = {
-		{"cuMemCreate", create}, {"cuMemRelease", release}, {"cuMemMap", map}, {"cuMemUnmap", unmap},
-		{"cuMemSetAccess", set_access}, {"cuMemRetainAllocationHandle", retain},
-		{"cuMemGetAllocationPropertiesFromHandle", properties}, {"cuMulticastCreate", multicast},
-		{"cuMulticastBindMem", bind}, {"cuMemExportToShareableHandle", export},
-		{"cuMemImportFromShareableHandle", import},
-	};
-
-	for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++)
-		if (!strcmp(name, overrides[i].name))
-			return overrides[i].function;
-	return NULL;
-}
+const struct override vmm_overrides[] = {
+	{"cuMemCreate", create}, {"cuMemRelease", release}, {"cuMemMap", map}, {"cuMemUnmap", unmap},
+	{"cuMemSetAccess", set_access}, {"cuMemRetainAllocationHandle", retain},
+	{"cuMemGetAllocationPropertiesFromHandle", properties}, {"cuMulticastCreate", multicast},
+	{"cuMulticastBindMem", bind}, {"cuMemExportToShareableHandle", export},
+	{"cuMemImportFromShareableHandle", import},
+	{NULL, NULL},
+};

@@ -47,8 +47,8 @@ enum { SIGNAL = 60 };                                   // one of the real-time 
 enum { COPIERS = 7 };                                   // beside the thread itself; see copy.c
 enum { THREADS = COPIERS + 1 };                         // and share.c's
 
-// The layout is known to internal/gpu/interposer. The shim writes request, cancelled, argument, cut and in_area.
-static struct {
+// The shim reads the block, and writes request, cancelled, argument, cut and in_area.
+static struct control {
 	char magic[32];
 	uint32_t version;
 	int32_t pid, tid;   // in the process's pid namespace; 0 before there is a thread
@@ -68,6 +68,32 @@ static struct {
 	uint64_t sizes[KEEP_BATCH];      // of a KEEP, in bytes
 	uint32_t in_area; // the shim's, of what was kept: the host memory has it as well
 } control __attribute__((aligned(64))) = {.magic = "gpuckpt interposer control page", .version = 6};
+
+// What the shim knows of it, in internal/gpu/interposer/interposer.go.
+#define AT(offset, field) _Static_assert(offsetof(struct control, field) == (offset), #field)
+AT(0, magic);
+AT(32, version);
+AT(40, tid);
+AT(44, state);
+AT(48, request);
+AT(52, answered);
+AT(56, result);
+AT(60, argument);
+AT(64, cancelled);
+AT(68, peers);
+AT(72, start);
+AT(80, bytes);
+AT(88, copiers);
+AT(120, cut);
+AT(128, sharing);
+AT(132, count);
+AT(136, descriptors);
+AT(264, sizes);
+AT(520, in_area);
+_Static_assert(THREADS == 8 && KEEP_BATCH == 32 && ASKS == 16 && TURNS == 4096, "what it counts by");
+_Static_assert(PARKING == 1 && PARKED == 2 && SAVED == 3, "states");
+_Static_assert(ASK_PARK == 1 && ASK_OPEN == 3 && ASK_JOIN == 8 && ASK_TAKE == 12 && ASK_PASS == 14, "requests");
+_Static_assert(IMPORTS == 1 && EXPORTS == 2 && APART == 4 && LOST_UNKNOWN == 8 && LOST_HOST == 16, "how it shares");
 
 static uint32_t load(const uint32_t *p)
 {
@@ -342,6 +368,7 @@ static void *work(void *arg)
 // A child of fork has no worker, and no CUDA.
 static void forked(void)
 {
+	locks_forked();
 	control.pid = control.tid = 0;
 	memset(control.copiers, 0, sizeof control.copiers);
 	set_state(OPEN);

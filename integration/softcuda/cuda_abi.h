@@ -252,6 +252,7 @@ CUDA_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
 CUDA_API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes);
 CUDA_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *desc,
                                  size_t count);
+CUDA_API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address);
 CUDA_API CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                                int type, uint64_t flags);
 CUDA_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,

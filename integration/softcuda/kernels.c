@@ -27,7 +27,8 @@ static uint64_t word_param(void **params, int i)
 static void *reach(CUdeviceptr address, size_t bytes)
 {
 	CUcontext c = context_current();
-	return peer_reaches(c ? c->ordinal : -1, memory_ordinal(address)) ? memory_at(address, bytes) : NULL;
+	bool reaches = peer_reaches(c ? c->ordinal : -1, memory_ordinal(address)) && (!c || vmm_reaches(c->ordinal, address));
+	return reaches ? memory_at(address, bytes) : NULL;
 }
 
 // wait_a_little is for a kernel that waits; a GPU would take no CPU time either. false: the driver ends it.

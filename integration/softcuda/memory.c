@@ -18,9 +18,14 @@
 #define PAGE ((size_t)4096)
 
 // Device addresses: 1 TiB for each ordinal from 16 TiB up, far below where Linux on x86-64 and
-// arm64 places libraries, stacks and position-independent programs.
-#define BASE ((CUdeviceptr)0x100000000000)
-#define SPAN ((CUdeviceptr)1 << 40)
+// arm64 places libraries, stacks and position-independent programs. Sanitizers want that for themselves, and
+// leave less.
+#ifndef FIRST_ADDRESS
+#define FIRST_ADDRESS 0x100000000000
+#define SPAN_BITS 40
+#endif
+#define BASE ((CUdeviceptr)FIRST_ADDRESS)
+#define SPAN ((CUdeviceptr)1 << SPAN_BITS)
 
 struct pinned {
 	struct pinned *next;

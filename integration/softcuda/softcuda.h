@@ -204,6 +204,8 @@ void memory_unmap(struct allocation *a);
 // vmm_reaches_exportable tells whether memory that could be exported is mapped for another GPU.
 bool vmm_reaches_exportable(void);
 bool vmm_has(CUdeviceptr address, size_t bytes);
+// vmm_reaches tells whether kernels of a GPU reach an address, as far as it is such memory's.
+bool vmm_reaches(int ordinal, CUdeviceptr address);
 void vmm_hide(void);
 CUresult vmm_show(void);
 

@@ -20,7 +20,9 @@
 #include "softcuda.h"
 
 #define GRANULARITY ((size_t)2 << 20)
-#define BASE ((CUdeviceptr)0x302000000) // as driver 580; below all addresses of memory.c
+#ifndef FIRST_RESERVED // see memory.c
+#define FIRST_RESERVED 0x302000000 // as driver 580; below all addresses of memory.c
+#endif
 
 struct view {
 	struct view *next;
@@ -40,7 +42,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct CUctx_st owners[MAX_GPUS];
 static struct view *views;
 static struct range *ranges;
-static CUdeviceptr next_address = BASE;
+static CUdeviceptr next_address = FIRST_RESERVED;
 
 static bool usable(const CUmemAllocationProp *p)
 {
@@ -293,10 +295,46 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
 		return r;
 	if (!desc || !count)
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	for (size_t i = 0; i < count; i++)
+		if (desc[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && (desc[i].location.id < 0 || desc[i].location.id >= process.gpus))
+			return gate_leave(CUDA_ERROR_INVALID_DEVICE);
 	pthread_mutex_lock(&mutex);
 	r = change(address, bytes, false, desc, count);
 	pthread_mutex_unlock(&mutex);
 	return gate_leave(r);
+}
+
+static struct view *view_at(CUdeviceptr address)
+{
+	struct view *v;
+
+	for (v = views; v && (address < v->address || address - v->address >= v->of->bytes); v = v->next)
+		;
+	return v;
+}
+
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE || location->id < 0 || location->id >= process.gpus)
+		return gate_leave(CUDA_ERROR_INVALID_VALUE);
+	pthread_mutex_lock(&mutex);
+	struct view *v = view_at(address);
+	if (v)
+		*flags = v->reach >> location->id & 1 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
+	pthread_mutex_unlock(&mutex);
+	return gate_leave(v ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+bool vmm_reaches(int ordinal, CUdeviceptr address)
+{
+	pthread_mutex_lock(&mutex);
+	struct view *v = view_at(address);
+	bool reaches = !v || v->of->kind == KIND_HOST || v->reach >> ordinal & 1;
+	pthread_mutex_unlock(&mutex);
+	return reaches;
 }
 
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type, uint64_t flags)

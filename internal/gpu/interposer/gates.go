@@ -348,13 +348,12 @@ type own struct {
 }
 
 func (o *own) park(limit time.Duration) (err error) {
-	o.request, err = o.c.begin(askPark, limit)
+	o.request, err = o.c.begin(askPark, within(limit))
 	return err
 }
 
 func (o *own) pass(turns uint32, limit time.Duration) (err error) {
-	limit = min(limit, longestPass)
-	o.request, err = o.c.begin(askPass, time.Duration(turns)*time.Millisecond+passUnit*limit.Truncate(time.Millisecond))
+	o.request, err = o.c.begin(askPass, argument(turns)+passUnit*within(min(limit, longestPass)))
 	return err
 }
 

@@ -227,8 +227,14 @@ func (c *Interposer) write(offset int, value uint32) error {
 	return access(c.PID, c.at+uint64(offset), binary.LittleEndian.AppendUint32(nil, value), true) //nolint:gosec // small
 }
 
+// argument is what comes with a request: see each ask.
+type argument uint32
+
+// within is the argument of an askPark: how long it may take.
+func within(limit time.Duration) argument { return argument(limit.Milliseconds()) } //nolint:gosec // minutes at most
+
 // begin writes a request and wakes the thread.
-func (c *Interposer) begin(what uint32, argument time.Duration) (request uint32, err error) {
+func (c *Interposer) begin(what uint32, with argument) (request uint32, err error) {
 	now, err := c.read()
 	if err != nil {
 		return 0, err
@@ -240,7 +246,7 @@ func (c *Interposer) begin(what uint32, argument time.Duration) (request uint32,
 	if request == what { // 0 would be no number
 		request += asks
 	}
-	if err := c.write(offArgument, uint32(argument.Milliseconds())); err != nil { //nolint:gosec // minutes at most
+	if err := c.write(offArgument, uint32(with)); err != nil {
 		return 0, err
 	}
 	if err := c.write(offRequest, request); err != nil {
@@ -289,8 +295,8 @@ func (c *Interposer) await(ctx context.Context, doing string, request uint32) (c
 
 // ask is begin and await; a request that has not been answered in time is cancelled, and then given a
 // little longer.
-func (c *Interposer) ask(ctx context.Context, doing string, what uint32, argument, limit time.Duration) (control, error) {
-	request, err := c.begin(what, argument)
+func (c *Interposer) ask(ctx context.Context, doing string, what uint32, with argument, limit time.Duration) (control, error) {
+	request, err := c.begin(what, with)
 	if err != nil {
 		return control{}, err
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -86,7 +87,7 @@ func TestAnswers(t *testing.T) {
 		t.Fatalf("%v, %v", c, err)
 	}
 	word := func(at int) uint32 { return binary.LittleEndian.Uint32(block[at:]) }
-	if _, err := c.ask(t.Context(), "park", askPark, time.Second, time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := c.ask(t.Context(), "park", askPark, within(time.Second), time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("not answered: %v", err)
 	}
 	request := word(offRequest)
@@ -113,5 +114,22 @@ func TestAnswers(t *testing.T) {
 	binary.LittleEndian.PutUint32(block[offAnswered:], 1<<32-1)
 	if request, err := c.begin(askOpen, 0); err != nil || request != asks|askOpen {
 		t.Errorf("request %#x, %v", request, err)
+	}
+}
+
+// The offsets are those that the interposer's own assertions name.
+func TestLayout(t *testing.T) {
+	source, err := os.ReadFile("../../../interposer/worker.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for field, at := range map[string]int{
+		"version": offVersion, "tid": offTID, "state": offState, "request": offRequest, "answered": offAnswered, "result": offResult,
+		"argument": offArgument, "cancelled": offCancelled, "peers": offPeers, "start": offStart, "bytes": offBytes, "copiers": offCopiers,
+		"cut": offCut, "sharing": offSharing, "count": offCount, "descriptors": offDescriptors, "sizes": offSizes, "in_area": offInArea,
+	} {
+		if want := fmt.Sprintf("AT(%d, %s);", at, field); !strings.Contains(string(source), want) {
+			t.Errorf("worker.c lacks %s", want)
+		}
 	}
 }

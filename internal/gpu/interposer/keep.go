@@ -84,9 +84,9 @@ type kept struct {
 
 const (
 	// fromCheckpoint is the argument of an askBack: what was saved or kept is in the file that is mapped to the area.
-	fromCheckpoint = time.Millisecond
+	fromCheckpoint argument = 1
 	// beside is the argument of an askTake: the GPU must have room for all of the memory once more.
-	beside = time.Millisecond
+	beside argument = 1
 )
 
 // batch is the most descriptors at a time, and batchBytes the most memory, unless one has more, where a GPU has no room
@@ -302,7 +302,7 @@ func (k *Kept) release(ctx context.Context, c *Interposer) (uint64, error) {
 
 // take has a parked process whose memory is saved take the next pieces of it, at most a batch. What it
 // has taken it has copied.
-func (c *Interposer) take(ctx context.Context, socket *os.File, memory []cuda.Memory, how time.Duration) (control, error) {
+func (c *Interposer) take(ctx context.Context, socket *os.File, memory []cuda.Memory, how argument) (control, error) {
 	var sizes []byte
 	var fds []int
 	for _, piece := range memory {
@@ -352,7 +352,7 @@ func (m *kept) giveBack(ctx context.Context, k *Kept) error {
 }
 
 // takeAll hands all pieces over that the process has not taken, and gives up each when it has.
-func (m *kept) takeAll(ctx context.Context, how time.Duration) (now control, err error) {
+func (m *kept) takeAll(ctx context.Context, how argument) (now control, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	m.hangUp()

@@ -37,7 +37,7 @@ func keeping(t *testing.T, mib ...int) *keeper {
 	t.Helper()
 	dir := build(t)
 	cmd := exec.Command(filepath.Join(dir, "keeps"), strings.Fields(strings.Trim(fmt.Sprint(mib), "[]"))...)
-	cmd.Env = append(os.Environ(), "LD_PRELOAD="+filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH="+dir, "SOFTCUDA_DEV="+dir)
+	cmd.Env = append(os.Environ(), environment(dir)...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

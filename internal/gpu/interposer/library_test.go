@@ -6,10 +6,14 @@
 package interposer
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -33,17 +37,25 @@ func build(t *testing.T) (dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	soft := []string{"make", "-s", "-C", "../../../integration/softcuda", "OUT=" + dir, "all", dir + "/conform"}
+	if sanitizer != "" {
+		soft = append(soft, "CFLAGS=-O2 -std=gnu17 -D_GNU_SOURCE "+strings.Join(addresses[sanitizer], " "))
+	}
 	for _, args := range [][]string{
-		{"make", "-s", "-C", "../../../interposer", "OUT=" + dir},
-		{"make", "-s", "-C", "../../../integration/softcuda", "OUT=" + dir, "all", dir + "/conform"},
+		{"make", "-s", "-C", "../../../interposer", "OUT=" + dir, "SANITIZE=" + sanitizer},
+		soft,
 		{"make", "-s", "-C", "../../../integration/workload", "OUT=" + dir, "all"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "direct"), "../../../interposer/test.c", "-ldl"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "manages"), "../../../interposer/managedtest.c", "-ldl", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "happens"), "../../../interposer/eventstest.c", "-ldl"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "keeps"), "../../../interposer/keeptest.c", "-ldl"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "threads"), "../../../interposer/threadstest.c", "-ldl", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "gates"), "../../../interposer/gatetest.c", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "copies"), "../../../interposer/copytest.c", "-pthread"},
 	} {
+		if sanitizer != "" && args[0] == "gcc" {
+			args = slices.Concat(args, addresses[sanitizer], []string{"-g", "-fsanitize=" + sanitizer, "-fno-sanitize-recover=all"})
+		}
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%s (a C compiler and make are needed): %v\n%s", strings.Join(args, " "), err, out)
 		}
@@ -60,9 +72,45 @@ func build(t *testing.T) (dir string) {
 // command is a program with the interposer on the software GPU.
 func command(dir, program string, env ...string) *exec.Cmd {
 	cmd := exec.Command(program)
-	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LD_PRELOAD=" + filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH=" + dir, "SOFTCUDA_DEV=" + dir}, env...)
+	cmd.Env = slices.Concat([]string{"PATH=" + os.Getenv("PATH")}, environment(dir), env)
 	return cmd
 }
+
+func environment(dir string) []string {
+	return append([]string{"LD_PRELOAD=" + runtimes() + filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH=" + dir, "SOFTCUDA_DEV=" + dir}, sanitizerOptions...)
+}
+
+// sanitizer is what the interposer and the C programs of these tests are built with, "thread" or "address,undefined";
+// "" for none. What it finds ends a program, and so fails a test.
+var sanitizer = os.Getenv("GPUCKPT_SANITIZER")
+
+// addresses have the software GPU's memory where the sanitizer has nothing of its own.
+var addresses = map[string][]string{
+	"thread":            {"-DFIRST_ADDRESS=0x1000000000", "-DSPAN_BITS=34"},
+	"address,undefined": {"-DFIRST_ADDRESS=0x120000000000", "-DSPAN_BITS=40", "-DFIRST_RESERVED=0x110000000000"},
+}
+
+var sanitizerOptions = []string{
+	"TSAN_OPTIONS=halt_on_error=1:die_after_fork=0",
+	"ASAN_OPTIONS=detect_leaks=0",
+	"UBSAN_OPTIONS=print_stacktrace=1",
+}
+
+// runtimes returns what is to be preloaded before the interposer, for programs that are built without a sanitizer.
+var runtimes = sync.OnceValue(func() (paths string) {
+	for name := range strings.SplitSeq(sanitizer, ",") {
+		library := map[string]string{"thread": "libtsan.so", "address": "libasan.so", "undefined": "libubsan.so"}[name]
+		if library == "" {
+			continue
+		}
+		out, err := exec.Command("gcc", "-print-file-name="+library).Output()
+		if err != nil {
+			panic(err)
+		}
+		paths += strings.TrimSpace(string(out)) + ":"
+	}
+	return paths
+})
 
 func preloaded(dir, program string, env ...string) (string, error) {
 	out, err := command(dir, program, env...).CombinedOutput()
@@ -74,10 +122,15 @@ func TestLibrary(t *testing.T) {
 	t.Run("program", func(t *testing.T) { program(t, dir) })
 	t.Run("managed memory", func(t *testing.T) { managed(t, dir) })
 	t.Run("events", func(t *testing.T) { events(t, dir) })
+	for _, name := range []string{"peers", "ends", "forks"} {
+		t.Run("threads, "+name, func(t *testing.T) { threads(t, dir, name) })
+	}
 	t.Run("passes through", func(t *testing.T) { passesThrough(t, dir) })
 	for _, name := range []string{"copies", "gates"} {
 		t.Run(name, func(t *testing.T) {
-			if out, err := exec.Command(filepath.Join(dir, name)).CombinedOutput(); err != nil {
+			cmd := exec.Command(filepath.Join(dir, name))
+			cmd.Env = sanitizerOptions
+			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
 		})
@@ -117,6 +170,22 @@ func events(t *testing.T, dir string) {
 		t.Errorf("%v: %s", err, out)
 	}
 	conforms(t, dir, "events")
+}
+
+// threads runs a part of threadstest.c, with eight GPUs.
+func threads(t *testing.T, dir, name string) {
+	t.Helper()
+	nodes := t.TempDir()
+	for i := range 8 {
+		if err := errors.Join(os.WriteFile(filepath.Join(nodes, fmt.Sprintf("nvidia%d", i)), nil, 0o600), os.WriteFile(filepath.Join(nodes, "nvidiactl"), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := command(dir, filepath.Join(dir, "threads"), "SOFTCUDA_DEV="+nodes)
+	cmd.Args = append(cmd.Args, name)
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 // What a program sees of the driver with its interposer. It says so on stderr, once, where it refuses.

@@ -31,7 +31,7 @@ func ranking(t *testing.T, n int, compute time.Duration, ahead int) (all []rank,
 	port := freePorts(t, n)
 	cmd := exec.Command(filepath.Join(dir, "gpuwork"), "ranks", "--procs", strconv.Itoa(n), "--share", "large", "--bytes", "4M",
 		"--work", fmt.Sprint(compute.Microseconds()), "--ahead", strconv.Itoa(ahead), "--port", strconv.Itoa(port))
-	cmd.Env = append(os.Environ(), "LD_PRELOAD="+filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH="+dir, "SOFTCUDA_DEV="+dir)
+	cmd.Env = append(os.Environ(), environment(dir)...)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestSoftRanksAreParked(t *testing.T) {
 			// Asked once, one of them is still waiting when the time is over: else they do not wait for each other.
 			for tries := 0; ; tries++ {
 				_, err := each(interposers, func(c *Interposer) (control, error) {
-					return c.ask(t.Context(), "park", askPark, 100*time.Millisecond, time.Minute)
+					return c.ask(t.Context(), "park", askPark, within(100*time.Millisecond), time.Minute)
 				})
 				if oerr := Open(t.Context(), procs); oerr != nil {
 					t.Fatal(oerr)
@@ -192,7 +192,7 @@ func stuck(t *testing.T, procs cuda.Group) (behind *Interposer) {
 	}
 	for range 200 {
 		for _, c := range all {
-			if _, err := c.begin(askPark, time.Minute); err != nil {
+			if _, err := c.begin(askPark, within(time.Minute)); err != nil {
 				t.Fatal(err)
 			}
 		}

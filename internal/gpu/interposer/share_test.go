@@ -159,7 +159,7 @@ func starting(t *testing.T, dir, way string, env ...string) (exporter, importer 
 		way, bytes = alone, "1M"
 	}
 	cmd := exec.Command(filepath.Join(dir, "gpuwork"), "ipc", "--share", way, "--bytes", bytes, "--port", strconv.Itoa(port))
-	cmd.Env = append(os.Environ(), "LD_PRELOAD="+filepath.Join(dir, LibraryName), "LD_LIBRARY_PATH="+dir, "SOFTCUDA_DEV="+dir)
+	cmd.Env = append(os.Environ(), environment(dir)...)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -291,7 +291,7 @@ func TestSharedHalfWay(t *testing.T) {
 				if err := access(c.PID, c.at+offCut, []byte{1, 2, 3, 4, 5, 6, 7, 8}, true); err != nil {
 					return err
 				}
-				_, err := c.ask(t.Context(), "park", askPark, time.Second, time.Minute)
+				_, err := c.ask(t.Context(), "park", askPark, within(time.Second), time.Minute)
 				return err
 			}); err != nil {
 				t.Fatal(err)

@@ -1,0 +1,251 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// A program with the interposer preloaded, on several software GPUs, whose threads make calls at once: what it is named
+// for on the command line. Ends with 0, or says what is wrong. Under a ThreadSanitizer races end it.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef unsigned long long CUdeviceptr;
+
+#define WANT(what)                                                              \
+	do {                                                                    \
+		if (!(what)) {                                                  \
+			fprintf(stderr, "line %d: %s is not so\n", __LINE__, #what); \
+			exit(1);                                                \
+		}                                                               \
+	} while (0)
+
+enum { MIB = 1 << 20, MAX_GPUS = 8, MOST = 400 };
+
+static int (*alloc)(CUdeviceptr *, size_t), (*release)(CUdeviceptr), (*current)(void *), (*enable)(void *, unsigned);
+static int (*create)(void **, unsigned, int), (*destroy)(void *), (*retain)(void **, int), (*end)(int);
+static int (*access_of)(unsigned long long *, const int[2], CUdeviceptr), (*attribute)(void *, int, CUdeviceptr);
+static int (*new_event)(void **, unsigned), (*end_event)(void *), (*managed)(CUdeviceptr *, size_t, unsigned);
+static int (*new_handle)(unsigned long long *, size_t, const void *, uint64_t), (*end_handle)(unsigned long long);
+static void *contexts[MAX_GPUS];
+static int gpus;
+static pthread_barrier_t ready;
+static uint32_t stop;
+
+static void start(pthread_t *thread, void *(*run)(void *), void *arg)
+{
+	WANT(!pthread_create(thread, NULL, run, arg));
+}
+
+static bool stopped(void)
+{
+	return __atomic_load_n(&stop, __ATOMIC_SEQ_CST);
+}
+
+// Peers.
+
+static int target; // the GPU that others are to reach
+static CUdeviceptr all[MOST];
+static int count;
+
+static void *allocate(void *arg)
+{
+	(void)arg;
+	WANT(!current(contexts[target]));
+	pthread_barrier_wait(&ready);
+	for (count = 0; count < MOST && !stopped(); count++)
+		WANT(!alloc(&all[count], 2 * MIB));
+	return NULL;
+}
+
+static void *reach(void *gpu)
+{
+	WANT(!current(contexts[(intptr_t)gpu]));
+	pthread_barrier_wait(&ready);
+	WANT(!enable(contexts[target], 0));
+	return NULL;
+}
+
+// Threads that enable access to a GPU while another one allocates there: all GPUs reach all memory.
+static void peers(void)
+{
+	pthread_t threads[MAX_GPUS], allocator;
+
+	for (target = 0; target < gpus; target++) {
+		stop = 0;
+		WANT(!pthread_barrier_init(&ready, NULL, (unsigned)gpus));
+		start(&allocator, allocate, NULL);
+		for (intptr_t i = 0; i < gpus; i++)
+			if (i != target)
+				start(&threads[i], reach, (void *)i);
+		for (int i = 0; i < gpus; i++)
+			WANT(i == target || !pthread_join(threads[i], NULL));
+		__atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
+		WANT(!pthread_join(allocator, NULL));
+		for (int i = 0; i < count; i++) {
+			for (int gpu = 0; gpu < gpus; gpu++) {
+				unsigned long long flags = 0;
+				WANT(!access_of(&flags, (int[]){1, gpu}, all[i]));
+				WANT(flags == 3);
+			}
+			WANT(!release(all[i]));
+		}
+	}
+}
+
+// Contexts.
+
+static void *make_contexts(void *arg)
+{
+	(void)arg;
+	for (int i = 0; i < 100; i++) {
+		void *c;
+		CUdeviceptr p;
+		WANT(!create(&c, 0, 0) && !alloc(&p, 2 * MIB) && !destroy(c));
+	}
+	return NULL;
+}
+
+static void *make_primaries(void *gpu)
+{
+	for (int i = 0; i < 100; i++) {
+		void *c;
+		CUdeviceptr p;
+		WANT(!retain(&c, (int)(intptr_t)gpu) && !current(c) && !alloc(&p, 2 * MIB) && !end((int)(intptr_t)gpu));
+		WANT(access_of(&(unsigned long long){0}, (int[]){1, 0}, p)); // it went with its context
+	}
+	return NULL;
+}
+
+// Threads that make and end contexts, primary ones too.
+static void ends(void)
+{
+	pthread_t threads[3];
+
+	WANT(!end(1) && !end(2)); // what main has retained
+	start(&threads[0], make_contexts, NULL);
+	start(&threads[1], make_primaries, (void *)1);
+	start(&threads[2], make_primaries, (void *)2);
+	for (int i = 0; i < 3; i++)
+		WANT(!pthread_join(threads[i], NULL));
+}
+
+// Forks.
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { FORKS = 10 }; // of a process whose page tables are large
+#else
+enum { FORKS = 200 };
+#endif
+
+static struct {
+	int type, types, where, id;
+	void *metadata;
+	char flags[8];
+} exportable = {1, 1, 1, 0, NULL, {0}};
+
+static void *allocate_and_free(void *arg)
+{
+	(void)arg;
+	WANT(!current(contexts[0]));
+	while (!stopped()) {
+		unsigned long long handle;
+		CUdeviceptr p;
+		void *event;
+		WANT(!alloc(&p, 2 * MIB) && !release(p));
+		WANT(!new_handle(&handle, 2 * MIB, &exportable, 0) && !end_handle(handle));
+		WANT(!new_event(&event, 6) && !end_event(event));
+		WANT(!managed(&p, 64, 1) && !release(p));
+	}
+	return NULL;
+}
+
+static void *look(void *arg)
+{
+	void *context;
+
+	(void)arg;
+	while (!stopped())
+		WANT(!attribute(&context, 1, all[0]) && context == contexts[0]);
+	return NULL;
+}
+
+// in_a_child returns its exit status. It has no CUDA, and says so: it waits for no lock that a thread of its parent's had.
+static int in_a_child(void *event, unsigned long long handle)
+{
+	void *context;
+	CUdeviceptr p;
+
+	alarm(10);
+	if (alloc(&p, 2 * MIB) != 3 || managed(&p, 64, 1) != 3 || new_event(&event, 6) != 3 || new_handle(&handle, 2 * MIB, &exportable, 0) != 3)
+		return 1;
+	attribute(&context, 1, all[0]); // the interposer's answer or the driver's
+	return release(all[0]) != 3 || end_event(event) != 3 || current(contexts[0]) != 3 ? 2 : end_handle(1) != 3;
+}
+
+static void forks(void)
+{
+	pthread_t threads[4];
+	unsigned long long handle;
+	void *event;
+
+	for (count = 0; count < MOST; count++)
+		WANT(!alloc(&all[count], 2 * MIB));
+	WANT(!new_event(&event, 6) && !new_handle(&handle, 2 * MIB, &exportable, 0));
+	for (int i = 0; i < 4; i++)
+		start(&threads[i], i % 2 ? look : allocate_and_free, NULL);
+	for (int i = 0; i < FORKS; i++) {
+		int status = -1;
+		pid_t child = fork();
+		if (!child)
+			_exit(in_a_child(event, handle));
+		WANT(waitpid(child, &status, 0) == child);
+		if (status)
+			fprintf(stderr, "child %d ends with %#x\n", i, status);
+		WANT(!status);
+	}
+	__atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
+	for (int i = 0; i < 4; i++)
+		WANT(!pthread_join(threads[i], NULL));
+}
+
+static void *library;
+
+static void *by_name(const char *name)
+{
+	void *f = dlsym(library, name);
+
+	WANT(f);
+	return f;
+}
+
+int main(int argc, char **argv)
+{
+	library = dlopen("libcuda.so.1", RTLD_NOW);
+	WANT(library && argc == 2);
+	int (*init)(unsigned) = by_name("cuInit"), (*devices)(int *) = by_name("cuDeviceGetCount");
+	alloc = by_name("cuMemAlloc_v2"), release = by_name("cuMemFree_v2"), current = by_name("cuCtxSetCurrent");
+	enable = by_name("cuCtxEnablePeerAccess"), create = by_name("cuCtxCreate_v2"), destroy = by_name("cuCtxDestroy_v2");
+	retain = by_name("cuDevicePrimaryCtxRetain"), end = by_name("cuDevicePrimaryCtxRelease_v2");
+	access_of = by_name("cuMemGetAccess"), attribute = by_name("cuPointerGetAttribute");
+	new_event = by_name("cuEventCreate"), end_event = by_name("cuEventDestroy_v2"), managed = by_name("cuMemAllocManaged");
+	new_handle = by_name("cuMemCreate"), end_handle = by_name("cuMemRelease");
+	WANT(!init(0) && !devices(&gpus) && gpus >= 3 && gpus <= MAX_GPUS);
+	for (int i = 0; i < gpus; i++)
+		WANT(!retain(&contexts[i], i));
+	WANT(!current(contexts[0]));
+	if (!strcmp(argv[1], "peers"))
+		peers();
+	else if (!strcmp(argv[1], "ends"))
+		ends();
+	else if (!strcmp(argv[1], "forks"))
+		forks();
+	else
+		return 1;
+	return 0;
+}
