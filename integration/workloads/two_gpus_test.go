@@ -38,7 +38,7 @@ func needsTwoGPUs(t *testing.T) {
 // times. Their steps are those of a run that nobody interrupted.
 func TestSwapped(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"nccl-shm", "nccl-sockets", "nccl-cumem-interposer", "nccl-ipc-interposer", "tensor-parallel"} {
+	for _, name := range []string{"nccl-shm", "nccl-sockets", "nccl-cumem-interposer", "nccl-ipc-interposer", "tensor-parallel", "jax-two-gpus-interposer"} {
 		t.Run(name, func(t *testing.T) {
 			result := results.Add(t)
 			needsTwoGPUs(t)
@@ -163,10 +163,10 @@ func wantSwapped(t *testing.T, before, after map[string][]string) (seen int) {
 	return seen
 }
 
-// Ranks that share GPU memory over NVLink, without the interposer: each checkpoint that is asked for is
+// Ranks that share GPU memory over NVLink, and a process that reaches one GPU's memory from another, without the interposer: each checkpoint that is asked for is
 // refused, and the program has the steps of a run that nobody disturbed. GPUCKPT_TEST_RANKS is how many.
 func TestRefusedOverNVLink(t *testing.T) {
-	for _, name := range []string{"nccl-cumem", "nccl-ipc"} {
+	for _, name := range []string{"nccl-cumem", "nccl-ipc", "jax-two-gpus"} {
 		t.Run(name, func(t *testing.T) {
 			result := results.Add(t)
 			needsTwoGPUs(t)

@@ -108,6 +108,14 @@ var List = []Program{
 	},
 	{Name: "jax", What: "JAX in training", File: "jax_training.py", Module: "jax", GPU: 4, Host: 8, Limit: short},
 	{Name: "jax-inference", What: "JAX inference, KV cache, preallocated memory", File: "jax_inference.py", Module: "jax", GPU: 10, Host: 14, Limit: short},
+	{
+		Name: "jax-two-gpus", What: "JAX over two GPUs in one process", File: "jax_two_gpus.py", Module: "jax", Alone: true, Connected: true, Shm: 1024,
+		Refused: []string{"reaches memory of one GPU from another"}, WayRound: "the interposer, or one GPU", GPU: 10, Host: 20, Limit: short,
+	},
+	{
+		Name: "jax-two-gpus-interposer", What: "JAX over two GPUs in one process, with the interposer", File: "jax_two_gpus.py", Module: "jax", Alone: true, Connected: true, Shm: 1024,
+		Annotations: withInterposer, GPU: 10, Host: 30, Limit: short,
+	},
 	{Name: "graphs", What: "CUDA graphs of PyTorch", File: "graphs.py", GPU: 2, Host: 8, Limit: short},
 	{Name: "amp", What: "AMP and `GradScaler`", File: "amp.py", GPU: 2, Host: 8, Limit: short},
 	{Name: "expandable", What: "`expandable_segments`", File: "allocators.py", Args: []string{"--variant", "expandable"}, GPU: 4, Host: 10, Limit: short},
