@@ -145,6 +145,12 @@ static uint64_t load(const uint64_t *p)
 	return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
 
+// page_of_event returns the page that an event has a slot on, NULL for none. It gets one while other threads use it.
+static struct page *page_of_event(const struct event *e)
+{
+	return __atomic_load_n(&e->page, __ATOMIC_ACQUIRE);
+}
+
 static void raise_to(uint64_t *p, uint64_t n)
 {
 	uint64_t now = load(p);
@@ -214,7 +220,7 @@ static void leave_slot(struct event *e)
 {
 	if (e->page == &own && own.words && own.words->slot[e->slot].owner == e->owner)
 		__atomic_store_n(&own.words->slot[e->slot].owner, 0, __ATOMIC_SEQ_CST);
-	e->page = NULL;
+	__atomic_store_n(&e->page, NULL, __ATOMIC_RELEASE);
 }
 
 // forget ends an event whose plain one is gone. The lock is held.
@@ -278,7 +284,8 @@ static CUresult destroy(CUevent number)
 // slot_of returns the slot of an event that is shared; NULL for none: its exporter has destroyed it, or has ended.
 static struct slot *slot_of(const struct event *e)
 {
-	struct slot *s = e->page && e->page->words ? &e->page->words->slot[e->slot] : NULL;
+	struct page *p = page_of_event(e);
+	struct slot *s = p && p->words ? &p->words->slot[e->slot] : NULL;
 	return s && load(&s->owner) == e->owner ? s : NULL;
 }
 
@@ -332,7 +339,7 @@ static CUresult tell(struct event *e, struct slot *s, CUstream stream, const str
 		raise_to(&s->done[n % RING], n);
 		return r;
 	}
-	e->last = n;
+	__atomic_store_n(&e->last, n, __ATOMIC_SEQ_CST);
 	raise_to(&s->recorded, n);
 	return CUDA_SUCCESS;
 }
@@ -361,7 +368,7 @@ static CUresult record_with(CUevent number, CUstream stream, unsigned flags, boo
 	CUresult r = has_flags ? calls->RecordWithFlags(e->plain, stream, flags) : calls->Record(e->plain, stream);
 	if (r)
 		return r;
-	e->captured = captures;
+	__atomic_store_n(&e->captured, captures, __ATOMIC_RELAXED);
 	struct slot *s = captures ? NULL : slot_of(e);
 	return s ? tell(e, s, stream, calls) : CUDA_SUCCESS;
 }
@@ -369,9 +376,9 @@ static CUresult record_with(CUevent number, CUstream stream, unsigned flags, boo
 // others returns the number of another process's record that is the event's last one; 0 if there is none.
 static uint64_t others(const struct event *e, struct slot **s)
 {
-	*s = e->captured ? NULL : slot_of(e);
+	*s = __atomic_load_n(&e->captured, __ATOMIC_RELAXED) ? NULL : slot_of(e);
 	uint64_t n = *s ? load(&(*s)->recorded) : 0;
-	return n == e->last ? 0 : n;
+	return n == load(&e->last) ? 0 : n;
 }
 
 static bool is_done(struct slot *s, uint64_t n)
@@ -516,9 +523,8 @@ static bool slot_for(struct event *e)
 		s->recorded = 0;
 		e->slot = at;
 		e->owner = ++last_owner;
-		e->last = 0;
-		e->page = &own;
 		__atomic_store_n(&s->owner, e->owner, __ATOMIC_SEQ_CST);
+		__atomic_store_n(&e->page, &own, __ATOMIC_RELEASE);
 		next = at + 1;
 		return true;
 	}
@@ -581,7 +587,7 @@ static CUresult get_handle(void *handle, CUevent number)
 		return r;
 	}
 	struct event *e = event_of(number);
-	if (!handle || !e->used || (e->page && e->page != &own))
+	if (!handle || !e->used || (page_of_event(e) && page_of_event(e) != &own))
 		return handle ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
 	if (!share_ticket(&t)) {
 		interposer_say("CUDA IPC (cuIpcGetEventHandle) cannot share an event here: start the program without dev.gpuckpt.interposer");
