@@ -77,7 +77,7 @@ func zoo(t testing.TB) (string, *specs.Spec) {
 	if err := json.Unmarshal(data, spec); err != nil {
 		t.Fatal(err)
 	}
-	if data, err = os.ReadFile("../seccomp/testdata/containerd.json"); err == nil {
+	if data, err = os.ReadFile("admission/internal/seccomp/testdata/containerd.json"); err == nil {
 		err = json.Unmarshal(data, spec.Linux.Seccomp)
 	}
 	if err != nil {

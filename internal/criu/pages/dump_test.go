@@ -40,7 +40,7 @@ func compile(t *testing.T, name string, args ...string) string {
 // A program that the library is loaded into does not see the pages that are left out, in either way
 // of looking; one that has no list sees all.
 func TestLeaveOut(t *testing.T) {
-	sources, err := filepath.Glob("../criu/plugin/*.c")
+	sources, err := filepath.Glob("../plugin/*.c")
 	if err != nil {
 		t.Fatal(err)
 	}
