@@ -50,10 +50,10 @@ func TestSoftDriverHangs(t *testing.T) {
 // A copy that is slow and moves goes on for much longer than StallTimeout.
 func TestSoftDriverIsSlow(t *testing.T) {
 	t.Parallel()
-	const stall = 500 * time.Millisecond
+	const stall = 1500 * time.Millisecond // longer than a busy machine takes for a step
 	dev := devices(t, 1)
 	h, ctx := softHelper(t, dev, func(o *Options) { o.StallTimeout = stall }), t.Context()
-	w := start(t, dev, []string{"SOFTCUDA_PIECE_MS=1000"}, "counter") // of several pieces
+	w := start(t, dev, []string{"SOFTCUDA_PIECE_MS=3000"}, "counter") // of several pieces
 	w.counts(101)
 	procs, err := Find(ctx, h, []int{w.pid})
 	do(t, err)
@@ -74,13 +74,13 @@ func TestSoftDriverWaitsForAnother(t *testing.T) {
 	for _, step := range []string{"checkpoint", "restore"} {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
-			const stall = 500 * time.Millisecond
+			const stall = 1500 * time.Millisecond // longer than a busy machine takes for a step
 			dev, file := devices(t, 2), filepath.Join(t.TempDir(), "softcuda.conf")
 			do(t, os.WriteFile(file, nil, 0o600))
 			patient, ctx := softHelper(t, dev, nil), t.Context()
 			h := softHelper(t, dev, func(o *Options) { o.StallTimeout = stall })
 			waits := start(t, dev, []string{"SOFTCUDA_CONF=" + file}, "counter")
-			works := start(t, dev, []string{"SOFTCUDA_PIECE_MS=1000"}, "counter")
+			works := start(t, dev, []string{"SOFTCUDA_PIECE_MS=3000"}, "counter")
 			all := []*work{waits, works}
 			for _, w := range all {
 				w.counts(101)

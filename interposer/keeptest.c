@@ -36,10 +36,14 @@ static struct handle drivers_event(void)
 	} is = {"softevt", 0, (int)syscall(SYS_memfd_create, "softcuda/cuda.shm.0", 0)};
 	struct handle handle = {{0}};
 
+	pid_t parent = getpid();
+
 	is.pid = fork();
 	if (!is.pid) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		pause();
+		if (getppid() == parent) // else it has ended before the call
+			pause();
+		_exit(0);
 	}
 	memcpy(&handle, &is, sizeof is);
 	return handle;
