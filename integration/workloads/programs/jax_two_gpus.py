@@ -9,6 +9,7 @@ at the start, as JAX does by default, though less of it.
 import os
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.05")
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the tests name one GPU
 
 import jax
 import jax.numpy as jnp
