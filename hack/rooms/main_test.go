@@ -50,7 +50,7 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	many := rooms
-	for _, name := range strings.Split("abcdefghi", "") {
+	for name := range strings.SplitSeq("abcdefghi", "") {
 		many = append(many, room{name: "internal/" + name})
 	}
 	if faults := check(many); len(faults) != 1 || !strings.Contains(faults[0], "folders") {

@@ -444,6 +444,6 @@ func entryOf(pid, fd int, h proc.Lock) (*filelock.FileLockEntry, error) {
 		length = end + 1 - h.Start
 	}
 	return &filelock.FileLockEntry{
-		Flag: proto.Uint32(posix), Type: &kind, Pid: proto.Int32(int32(pid)), Fd: proto.Int32(int32(fd)), Start: proto.Int64(h.Start), Len: &length,
+		Flag: proto.Uint32(posix), Type: &kind, Pid: new(int32(pid)), Fd: new(int32(fd)), Start: new(h.Start), Len: &length,
 	}, nil
 }

@@ -82,7 +82,7 @@ func entry(t *testing.T, flag, kind uint32, fd int, start, bytes int64) *fileloc
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &filelock.FileLockEntry{Flag: &flag, Type: &kind, Pid: proto.Int32(int32(pid)), Fd: proto.Int32(int32(fd)), Start: &start, Len: &bytes}
+	return &filelock.FileLockEntry{Flag: &flag, Type: &kind, Pid: new(int32(pid)), Fd: new(int32(fd)), Start: &start, Len: &bytes}
 }
 
 // Locks of each kind are taken, with their ranges, and CRIU gets none but a lease that breaks.
