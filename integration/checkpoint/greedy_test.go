@@ -6,7 +6,9 @@ package checkpoint
 import (
 	"fmt"
 	"os"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -40,4 +42,32 @@ func TestHookWritesMuch(t *testing.T) {
 		t.Errorf("192 MiB of a hook's output took %d MiB of the shim", more>>20)
 	}
 	k.Expect(t, "count", "102")
+}
+
+// greedy runs one of the programs of greedy.c, and waits until it is ready.
+func greedy(t *testing.T, args ...string) *harness.Container {
+	t.Helper()
+	k, err := shared.Run(t.Context(), harness.RunSpec{ID: harness.Name(t), MemoryLimit: 256 << 20, OwnNetwork: true, Args: append([]string{"gpuwork"}, args...)})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	k.RemoveAtEnd(t)
+	harness.Within(t, "the program is ready", func() bool { return strings.Contains(k.Logs(), "ready") })
+	return k
+}
+
+// A program with very many mappings of a file with a long path costs the shim no memory for each.
+func TestManyMappings(t *testing.T) {
+	results.Add(t)
+	k := greedy(t, "map", "10000", "1")
+	began := time.Now()
+	more := mostMemory(t, shimOf(t, k), func() {
+		if err := checkpointTask(t, shared, k, t.TempDir()); err != nil {
+			t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+		}
+	})
+	t.Logf("the checkpoint took %v", time.Since(began))
+	if more > 64<<20 {
+		t.Errorf("20,000 mappings took %d MiB of the shim", more>>20)
+	}
 }
