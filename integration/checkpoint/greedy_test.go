@@ -6,6 +6,7 @@ package checkpoint
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -69,5 +70,37 @@ func TestManyMappings(t *testing.T) {
 	t.Logf("the checkpoint took %v", time.Since(began))
 	if more > 64<<20 {
 		t.Errorf("20,000 mappings took %d MiB of the shim", more>>20)
+	}
+}
+
+// A dump of processes that share memory since a fork is refused before anything is written, where it is
+// far more than the container has, or than there is room for. One of a few processes is not.
+func TestForkedMemory(t *testing.T) {
+	disk := func(t *testing.T) string { return harness.DiskDir(t) }
+	for _, test := range []struct {
+		name, mib, children string
+		dir                 func(*testing.T) string
+		says                []string // none for a checkpoint that is made
+	}{
+		{"few", "24", "16", disk, nil},
+		{"many", "64", "36", disk, []string{"the memory of its 37 processes takes 2.3", "and the container takes"}},
+		{"no room", "24", "2", func(t *testing.T) string { return smallDir(t, "disk", 64) }, []string{"the memory of its 3 processes takes 7", "has room for", "free some, or choose another directory"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			results.Add(t)
+			k, dir := greedy(t, "fork", test.mib, test.children), filepath.Join(test.dir(t), "images")
+			err := checkpointTask(t, shared, k, dir)
+			if test.says == nil {
+				if err != nil {
+					t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+				}
+				return
+			}
+			harness.Says(t, err, test.says...)
+			if left, err := os.ReadDir(dir); len(left) > 0 {
+				t.Errorf("%v are left, %v", left, err)
+			}
+			isPaused(t, k, false)
+		})
 	}
 }

@@ -22,11 +22,12 @@ static void wait_with(int children)
 	for (int i = 0; i < children; i++) {
 		pid_t pid = fork();
 		if (pid < 0)
-			perror("gpuwork: fork");
-		if (pid == 0)
+			exit(1);
+		if (pid == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
-		if (pid <= 0)
-			break;
+			for (;;)
+				pause();
+		}
 	}
 	puts("ready");
 	for (;;)
