@@ -52,7 +52,7 @@ func (g Group) SharedHostMemory() (one, other int, err error) {
 // sharedFrames returns the pages of the driver's host memory in a process that other processes have
 // mapped as well.
 func sharedFrames(pid int) (map[uint64]bool, error) {
-	mappings, err := proc.Maps(pid)
+	mappings, err := proc.Maps(pid, isHostMemory)
 	if err != nil {
 		return nil, err
 	}
@@ -63,9 +63,6 @@ func sharedFrames(pid int) (map[uint64]bool, error) {
 	defer pagemap.Close()
 	frames, page := make(map[uint64]bool), uint64(os.Getpagesize())
 	for _, m := range mappings {
-		if !isHostMemory(m) {
-			continue
-		}
 		entries := make([]byte, (m.End-m.Start)/page*8)
 		n, err := pagemap.ReadAt(entries, int64(m.Start/page*8))
 		if err != nil && !errors.Is(err, io.EOF) { // it has ended
@@ -86,6 +83,6 @@ func sharedFrames(pid int) (map[uint64]bool, error) {
 }
 
 // isHostMemory reports whether a mapping is of host memory of the driver that can be written to.
-func isHostMemory(m proc.Mapping) bool {
+func isHostMemory(m *proc.Mapping) bool {
 	return strings.HasPrefix(m.Path, "/dev/nvidiactl") && strings.HasPrefix(m.Permissions, "rw") && strings.HasSuffix(m.Permissions, "s")
 }

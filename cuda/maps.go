@@ -17,18 +17,20 @@ func (r Range) Bytes() uint64 { return r.End - r.Start }
 // AnonymousRanges returns the private anonymous rw-p ranges of a process, ascending, without heap,
 // stack and others that the kernel names. The driver puts GPU memory into a new one.
 func AnonymousRanges(pid int) ([]Range, error) {
-	mappings, err := proc.Maps(pid)
+	mappings, err := proc.Maps(pid, isAnonymous)
 	if err != nil {
 		return nil, err
 	}
-	return anonymous(mappings), nil
+	return ranges(mappings), nil
 }
 
-func anonymous(mappings []proc.Mapping) (ranges []Range) {
+func isAnonymous(m *proc.Mapping) bool {
+	return m.Permissions == "rw-p" && m.Inode == 0 && m.Path == ""
+}
+
+func ranges(mappings []proc.Mapping) (ranges []Range) {
 	for _, m := range mappings {
-		if m.Permissions == "rw-p" && m.Inode == 0 && m.Path == "" {
-			ranges = append(ranges, Range{m.Start, m.End})
-		}
+		ranges = append(ranges, Range{m.Start, m.End})
 	}
 	return ranges
 }

@@ -27,11 +27,11 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 `
 
 func TestOnlyUnnamedPrivateAnonymousRangesCount(t *testing.T) {
-	mappings, err := proc.ParseMaps(strings.NewReader(someMaps))
+	mappings, err := proc.ParseMaps(strings.NewReader(someMaps), isAnonymous)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := anonymous(mappings)
+	got := ranges(mappings)
 	want := []Range{{0x7f0000000000, 0x7f0400000000}, {0x7f0800000000, 0x7f0800001000}}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %x, want %x", got, want)
@@ -91,11 +91,11 @@ func FuzzParseMaps(f *testing.F) {
 	f.Add(someMaps)
 	f.Add("0-1 rw-p 0 0 0\n1-2 rw-p 0 0 0")
 	f.Fuzz(func(t *testing.T, s string) {
-		mappings, err := proc.ParseMaps(strings.NewReader(s))
+		mappings, err := proc.ParseMaps(strings.NewReader(s), isAnonymous)
 		if err != nil {
 			return
 		}
-		areas := anonymous(mappings)
+		areas := ranges(mappings)
 		var last uint64
 		for _, a := range areas {
 			if a.Start >= a.End || a.Start < last {

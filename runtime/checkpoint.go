@@ -42,6 +42,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
 	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/burden"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/execs"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
@@ -160,6 +161,11 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 		return sequence.Join(err, k.images.Leave(ctx))
 	}
 	defer func() { err = sequence.Join(err, thaw()) }()
+	if k.c.pid > 0 {
+		if err := burden.Refuse(k.c.pid, k.c.pids, k.images.Path); err != nil {
+			return sequence.Join(err, k.images.Leave(ctx))
+		}
+	}
 	err = trust.Seal(ctx, k.read, k.images.Path, func() (map[string][]string, error) {
 		k.memory = pastCRIU(ctx, k.c, k.images.Path, k.read)
 		defer k.memory.Close()
@@ -296,6 +302,9 @@ func (k *checkpointing) check(ctx context.Context) error {
 		return err
 	}
 	if err := iouring.Refuse(k.c.pids); err != nil {
+		return err
+	}
+	if err := burden.Refuse(k.c.pid, k.c.pids, k.images.Path); err != nil {
 		return err
 	}
 	if _, err := k.c.locks(); err != nil {

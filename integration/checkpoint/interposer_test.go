@@ -361,5 +361,5 @@ func resident(t *testing.T, pid int) (bytes uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return uint64(status.Number("VmRSS")) << 10 //nolint:gosec // as the kernel writes it
+	return status.Bytes("VmRSS")
 }

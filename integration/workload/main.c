@@ -61,6 +61,8 @@ static const char usage[] =
 	"any of these with --open PATH keeps that file open, with --shared PATH a new one of\n"
 	"8 MiB mapped, with --unlinked PATH the same without its name; with --unnamed DIR an unnamed file\n"
 	"gpuwork list: the GPUs that NVML shows, as nvidia-smi -L; try: uses each that CUDA shows, once\n"
+	"gpuwork print MIB: writes that much and fails; fork MIB N: that much memory, which N children have\n"
+	"as well; map N CHILDREN: N mappings of a file with a long path\n"
 	"gpuwork sleep | exit CODE | echo TEXT... | cat | eat MIB | send HOST:PORT TEXT\n";
 
 static int echo(char **words)
@@ -124,6 +126,12 @@ int main(int argc, char **argv)
 		return cat();
 	if (!strcmp(what, "eat") && n == 1)
 		return eat(atoi(rest[0]));
+	if (!strcmp(what, "print") && n == 1)
+		return print_much(atoi(rest[0]));
+	if (!strcmp(what, "fork") && n == 2)
+		return fork_much(atoi(rest[0]), atoi(rest[1]));
+	if (!strcmp(what, "map") && n == 2)
+		return map_much(atoi(rest[0]), atoi(rest[1]));
 	if (!strcmp(what, "send") && n == 2)
 		return udp_ask(rest[0], rest[1]);
 	if (!strcmp(what, "list") && n == 0)

@@ -46,4 +46,11 @@ int run_each(const struct options *o, void (*run)(const struct options *, int));
 int list_gpus(void);
 int try_gpus(void);
 
+// print_much writes that much and a line, and returns 3. fork_much has that much memory,
+// and children that inherit it; map_much has mappings of a file with a long path, and children. These
+// two do not return, or return 1.
+int print_much(int mib);
+int fork_much(int mib, int children);
+int map_much(int mappings, int children);
+
 #endif

@@ -152,7 +152,7 @@ func living(pid int) (int, error) {
 // lend has a process's memory hold data while do is called with its address. The process must
 // stand still.
 func lend(pid int, data []byte, do func(at uint64) error) error {
-	maps, err := proc.Maps(pid)
+	maps, err := proc.Maps(pid, func(m *proc.Mapping) bool { return proc.AllMappings(m) && m.Permissions == "rw-p" })
 	if err != nil {
 		return err
 	}
@@ -163,9 +163,6 @@ func lend(pid int, data []byte, do func(at uint64) error) error {
 	defer mem.Close()
 	was := make([]byte, len(data))
 	for _, m := range maps {
-		if m.Permissions != "rw-p" {
-			continue
-		}
 		if _, err := mem.ReadAt(was, int64(m.Start)); err != nil {
 			continue // a guard page, or beyond the end of a file
 		}
@@ -293,11 +290,9 @@ func taken(pid int, e *filelock.FileLockEntry, err error) error {
 
 // mapped returns the name of the file of a lock, if the process maps it.
 func mapped(pid int, h proc.Lock) string {
-	maps, _ := proc.Maps(pid) // of a process that has ended there is none
-	for _, m := range maps {
-		if m.Device == h.Device && m.Inode == h.Inode {
-			return m.Path
-		}
+	m, found, _ := proc.FindMapping(pid, func(m *proc.Mapping) bool { return m.Device == h.Device && m.Inode == h.Inode })
+	if found { // of a process that has ended there is none
+		return m.Path
 	}
 	return fmt.Sprintf("file %d of device %s", h.Inode, h.Device)
 }

@@ -130,7 +130,7 @@ func (d *Dump) choose() (chosen map[int][]span, err error) {
 		if err != nil {
 			return nil, err
 		}
-		maps, err := proc.Maps(pid)
+		maps, err := proc.Maps(pid, func(m *proc.Mapping) bool { return m.End-m.Start >= d.of.Least })
 		if err != nil {
 			return nil, err
 		}
@@ -138,7 +138,7 @@ func (d *Dump) choose() (chosen map[int][]span, err error) {
 		for _, m := range maps {
 			s := span{m.Start, m.End}
 			known[s]++
-			if holds >= d.of.Least && isPlain(m) && s.End-s.Start >= d.of.Least {
+			if holds >= d.of.Least && isPlain(&m) {
 				may[pid] = append(may[pid], s)
 			}
 		}

@@ -121,16 +121,14 @@ func viewOf(f *os.File) (view []byte, unmap func(), err error) {
 
 // plainMemory returns the private mappings without a file that a process can read and write.
 func plainMemory(pid int) (spans []span, err error) {
-	maps, err := proc.Maps(pid)
+	maps, err := proc.Maps(pid, isPlain)
 	for _, m := range maps {
-		if isPlain(m) {
-			spans = append(spans, span{m.Start, m.End})
-		}
+		spans = append(spans, span{m.Start, m.End})
 	}
 	return spans, err
 }
 
-func isPlain(m proc.Mapping) bool {
+func isPlain(m *proc.Mapping) bool {
 	return strings.HasPrefix(m.Permissions, "rw") && m.Permissions[3] == 'p' && m.Inode == 0 &&
 		(m.Path == "" || m.Path == "[heap]" || strings.HasPrefix(m.Path, "[anon:"))
 }

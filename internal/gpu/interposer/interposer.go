@@ -120,24 +120,23 @@ type control struct {
 	start, bytes      uint64
 }
 
+// isData reports whether a mapping is of the library's data. It takes the path from it.
+func isData(m *proc.Mapping) bool {
+	library := strings.HasSuffix(strings.TrimSuffix(m.Path, " (deleted)"), "/"+LibraryName)
+	m.Path = ""
+	return library && strings.HasPrefix(m.Permissions, "rw")
+}
+
 // Find returns the interposer of a process, nil if it has none or one that has made no GPU memory.
 func Find(pid int) (*Interposer, error) {
-	mappings, err := proc.Maps(pid)
+	mappings, err := proc.Maps(pid, isData)
 	if proc.Ended(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	searched := 0
-	for _, m := range mappings {
-		if searched == maxMappings {
-			break
-		}
-		if !strings.HasSuffix(strings.TrimSuffix(m.Path, " (deleted)"), "/"+LibraryName) || !strings.HasPrefix(m.Permissions, "rw") {
-			continue
-		}
-		searched++
+	for _, m := range mappings[:min(len(mappings), maxMappings)] {
 		data := make([]byte, min(m.End-m.Start, maxData))
 		if err := access(pid, m.Start, data, false); err != nil {
 			return nil, err

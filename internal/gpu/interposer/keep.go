@@ -390,10 +390,10 @@ func (m *kept) gone(taken uint32) {
 
 // mapsFile reports whether the process has the file mapped where its memory is saved.
 func (m *kept) mapsFile() bool {
-	all, err := proc.Maps(m.PID)
-	return err == nil && slices.ContainsFunc(all, func(a proc.Mapping) bool {
+	_, found, err := proc.FindMapping(m.PID, func(a *proc.Mapping) bool {
 		return a.Start <= m.start && m.start+m.bytes <= a.End && a.Inode == m.file.Ino && a.Offset == a.Start-m.start
 	})
+	return err == nil && found
 }
 
 // bringBack has all processes parked with their memory. It can be called again.

@@ -95,20 +95,27 @@ const maxCode = 256 << 20
 // findGadgets looks for a "syscall; ret" and a "mov $15, %rax; syscall" in a process's
 // code, in libraries with the C library in their name first.
 func findGadgets(pid int, mem io.ReaderAt) (call, back uint64, err error) {
-	maps, err := proc.Maps(pid)
+	maps, err := proc.Maps(pid, func(m *proc.Mapping) bool {
+		code := m.Permissions == "r-xp" && m.Path != "[vsyscall]"
+		m.Path = codeIn[rank(*m)]
+		return code
+	})
 	if err != nil {
 		return 0, 0, err
 	}
 	return gadgetsIn(maps, mem)
 }
 
+// codeIn are parts of the paths of what is searched, the first first: the C library has both, the
+// vdso and the program itself are next best.
+var codeIn = []string{"/libc.so", "/libc-", "/ld-musl", ""}
+
+func rank(m proc.Mapping) int {
+	return slices.IndexFunc(codeIn, func(name string) bool { return strings.Contains(m.Path, name) })
+}
+
 // gadgetsIn reads each mapping of code once, and no more than maxCode of all.
 func gadgetsIn(maps []proc.Mapping, mem io.ReaderAt) (call, back uint64, err error) {
-	// The C library has both; the vdso and the program itself are next best.
-	rank := func(m proc.Mapping) int {
-		return slices.IndexFunc([]string{"/libc.so", "/libc-", "/ld-musl", ""}, func(name string) bool { return strings.Contains(m.Path, name) })
-	}
-	maps = slices.DeleteFunc(slices.Clone(maps), func(m proc.Mapping) bool { return m.Permissions != "r-xp" || m.Path == "[vsyscall]" })
 	slices.SortStableFunc(maps, func(a, b proc.Mapping) int { return rank(a) - rank(b) })
 	left := uint64(maxCode)
 	for _, m := range maps {

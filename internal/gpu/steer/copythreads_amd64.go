@@ -161,7 +161,7 @@ func isCopierPage(mem *os.File, at uint64) bool {
 
 // place makes the pages.
 func (c *copyThreads) place(t *ptrace.Thread, original uint64) error {
-	maps, err := proc.Maps(t.PID)
+	maps, err := proc.Maps(t.PID, proc.AllMappings)
 	if err != nil {
 		return err
 	}

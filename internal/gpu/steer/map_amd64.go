@@ -102,7 +102,6 @@ func mapsFile(pid int, b *stagingArea) error {
 
 // mappedAt returns a process's mapping that has this place, or the zero Mapping.
 func mappedAt(pid int, at, length uint64) (proc.Mapping, error) {
-	maps, err := proc.Maps(pid)
-	m, _ := findMapping(maps, func(m proc.Mapping) bool { return m.Start == at && m.End == at+length })
+	m, _, err := proc.FindMapping(pid, func(m *proc.Mapping) bool { return m.Start == at && m.End == at+length })
 	return m, err
 }

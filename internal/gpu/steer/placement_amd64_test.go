@@ -15,7 +15,7 @@ import (
 // mappings parses a memory map.
 func mappings(t *testing.T, text string) []proc.Mapping {
 	t.Helper()
-	maps, err := proc.ParseMaps(strings.NewReader(text))
+	maps, err := proc.ParseMaps(strings.NewReader(text), proc.AllMappings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
 		}
 	}
 	// Of this process, and free.
-	maps, err := proc.Maps(os.Getpid())
+	maps, err := proc.Maps(os.Getpid(), proc.AllMappings)
 	if err != nil {
 		t.Fatal(err)
 	}

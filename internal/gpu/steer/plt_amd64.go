@@ -48,13 +48,12 @@ var tables = []elf.SectionType{elf.SHT_DYNSYM, elf.SHT_GNU_VERSYM, elf.SHT_GNU_V
 // memcpyPLTEntry finds the word by which a process's CUDA driver calls memcpy, and
 // its value: the address of the C library's memcpy, once it was called.
 func memcpyPLTEntry(pid int, mem io.ReaderAt) (entry, value uint64, err error) {
-	maps, err := proc.Maps(pid)
+	library, ok, err := proc.FindMapping(pid, func(m *proc.Mapping) bool {
+		return m.Offset == 0 && strings.HasPrefix(filepath.Base(m.Path), driverLibrary)
+	})
 	if err != nil {
 		return 0, 0, err
 	}
-	library, ok := findMapping(maps, func(m proc.Mapping) bool {
-		return m.Offset == 0 && strings.HasPrefix(filepath.Base(m.Path), driverLibrary)
-	})
 	if !ok {
 		return 0, 0, fmt.Errorf("it has no %s mapped", driverLibrary)
 	}
@@ -69,7 +68,10 @@ func memcpyPLTEntry(pid int, mem io.ReaderAt) (entry, value uint64, err error) {
 		return 0, 0, fmt.Errorf("%s: %w", library.Path, err)
 	}
 	entry = library.Start + offset
-	at, ok := findMapping(maps, func(m proc.Mapping) bool { return entry >= m.Start && entry < m.End && m.End-entry >= 8 })
+	at, ok, err := proc.FindMapping(pid, func(m *proc.Mapping) bool { return entry >= m.Start && entry < m.End && m.End-entry >= 8 })
+	if err != nil {
+		return 0, 0, err
+	}
 	if !ok || entry%8 != 0 || !strings.HasPrefix(at.Permissions, "rw") {
 		return 0, 0, fmt.Errorf("%s: its pointer to memcpy, at %#x, cannot be written", library.Path, entry)
 	}
@@ -79,20 +81,14 @@ func memcpyPLTEntry(pid int, mem io.ReaderAt) (entry, value uint64, err error) {
 	}
 	value = binary.LittleEndian.Uint64(word)
 	// Not called yet, it points into the library itself.
-	to, ok := findMapping(maps, func(m proc.Mapping) bool { return value >= m.Start && value < m.End })
+	to, ok, err := proc.FindMapping(pid, func(m *proc.Mapping) bool { return value >= m.Start && value < m.End })
+	if err != nil {
+		return 0, 0, err
+	}
 	if !ok || !strings.HasPrefix(to.Permissions, "r-x") || to.Path == library.Path {
 		return 0, 0, fmt.Errorf("%s: its pointer to memcpy, %#x, is to no function of another library", library.Path, value)
 	}
 	return entry, value, nil
-}
-
-// findMapping returns the first mapping that is wanted, or the zero Mapping.
-func findMapping(maps []proc.Mapping, wanted func(proc.Mapping) bool) (proc.Mapping, bool) {
-	i := slices.IndexFunc(maps, wanted)
-	if i < 0 {
-		return proc.Mapping{}, false
-	}
-	return maps[i], true
 }
 
 // pltEntryIn returns the place, from where a library's file begins in memory, of the word by which

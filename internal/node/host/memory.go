@@ -108,6 +108,21 @@ func MemoryLimit(pid int) uint64 {
 	return min(limit, machine.Totalram*uint64(machine.Unit))
 }
 
+// MemoryUsage returns how much memory is charged to the cgroup of a process, in bytes. It is not known
+// without the controller.
+func MemoryUsage(pid int) (bytes uint64, known bool) {
+	root, controller, usage := "/sys/fs/cgroup/memory", "memory", "memory.usage_in_bytes"
+	if cgroups.Mode() == cgroups.Unified {
+		root, controller, usage = unifiedRoot, "", "memory.current"
+	}
+	cgroup, err := proc.CgroupPath(pid, controller)
+	if err != nil {
+		return 0, false
+	}
+	bytes, err = fscommon.GetCgroupParamUint(filepath.Join(root, cgroup), usage)
+	return bytes, err == nil
+}
+
 // isLimit reports whether the limit of a cgroup is that one. The kernel keeps whole pages.
 func isLimit(cgroup string, limit int64) bool {
 	root, file := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"

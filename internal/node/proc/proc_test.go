@@ -111,7 +111,7 @@ func TestNobody(t *testing.T) {
 	for name, read := range map[string]func(int) error{
 		"Threads":   func(pid int) error { _, err := Threads(pid); return err },
 		"Arguments": func(pid int) error { _, err := Arguments(pid); return err },
-		"Maps":      func(pid int) error { _, err := Maps(pid); return err },
+		"Maps":      func(pid int) error { _, err := Maps(pid, AllMappings); return err },
 	} {
 		if err := read(nobody); !Ended(err) {
 			t.Errorf("%s: error %v", name, err)

@@ -191,7 +191,11 @@ func (l *locked) bystandersAmong(pids []int) (all []bystander, err error) {
 		if !holds {
 			continue
 		}
-		mappings, err := proc.Maps(pid)
+		mappings, err := proc.Maps(pid, func(m *proc.Mapping) bool {
+			device := strings.HasPrefix(m.Path, "/dev/nvidia")
+			m.Path = ""
+			return device
+		})
 		if proc.Ended(err) {
 			continue
 		}
@@ -200,9 +204,7 @@ func (l *locked) bystandersAmong(pids []int) (all []bystander, err error) {
 		}
 		var mapped strings.Builder
 		for _, m := range mappings {
-			if strings.HasPrefix(m.Path, "/dev/nvidia") {
-				fmt.Fprintf(&mapped, "%x-%x ", m.Start, m.End)
-			}
+			fmt.Fprintf(&mapped, "%x-%x ", m.Start, m.End)
 		}
 		all = append(all, bystander{pid, mapped.String()})
 	}

@@ -6,6 +6,9 @@ package hooks
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -25,11 +28,11 @@ type Container struct {
 	ID, Bundle string
 }
 
-// hookID is the id of the process that a hook is, hookOutput the file in the bundle for what it
+// hookID is the id of the process that a hook is, hookOutput the pipe in the bundle for what it
 // writes. A container has one hook at a time.
 const (
 	hookID     = "gpuckpt-hook"
-	hookOutput = "gpuckpt-hook.log"
+	hookOutput = "gpuckpt-hook.out"
 )
 
 // specType is how containerd's clients name the type of an exec'd process.
@@ -52,9 +55,13 @@ func (c Container) Run(ctx context.Context, command []string) (status int, outpu
 		return 0, "", err
 	}
 	to := filepath.Join(c.Bundle, hookOutput)
-	defer os.Remove(to)
+	outputEnd, err := tailOf(to)
+	if err != nil {
+		return 0, "", fmt.Errorf("make a pipe for the hook's output: %w", err)
+	}
+	defer func() { output = outputEnd() }()
 	if _, err := c.Task.Exec(ctx, &taskAPI.ExecProcessRequest{
-		ID: c.ID, ExecID: hookID, Spec: &anypb.Any{TypeUrl: specType, Value: spec}, Stdout: "file://" + to, Stderr: "file://" + to,
+		ID: c.ID, ExecID: hookID, Spec: &anypb.Any{TypeUrl: specType, Value: spec}, Stdout: to, Stderr: to,
 	}); err != nil {
 		return 0, "", errgrpc.ToNative(err)
 	}
@@ -75,12 +82,55 @@ func (c Container) Run(ctx context.Context, command []string) (status int, outpu
 	if err == nil {
 		err = derr
 	}
-	text, _ := os.ReadFile(to) // without it the error says less
-	return int(ended.GetExitStatus()), string(text[max(0, len(text)-hookTail):]), errgrpc.ToNative(err)
+	return int(ended.GetExitStatus()), "", errgrpc.ToNative(err)
 }
 
 // hookTail is how much of a hook's output its error has, in bytes.
 const hookTail = 400
+
+// drainTime bounds the wait for a writer that has not closed the pipe when the hook has ended.
+const drainTime = time.Second
+
+// tailOf makes a pipe at a path and reads it. A hook may write any amount, so only the last hookTail
+// bytes are kept, and nothing of it reaches a disk or the node's memory. end removes the pipe and
+// returns these bytes. After an error there is no pipe.
+func tailOf(path string) (end func() string, err error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a shim that has crashed
+		return nil, err
+	}
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		return nil, err
+	}
+	r, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, errors.Join(err, os.Remove(path))
+	}
+	w, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0) // without a writer it is at its end
+	if err != nil {
+		return nil, errors.Join(err, r.Close(), os.Remove(path))
+	}
+	read := make(chan string)
+	go func() {
+		var tail []byte
+		buf := make([]byte, 32<<10)
+		for {
+			n, err := r.Read(buf)
+			tail = append(tail, buf[:n]...)
+			tail = append(tail[:0], tail[max(0, len(tail)-hookTail):]...)
+			if err != nil {
+				read <- string(tail)
+				return
+			}
+		}
+	}()
+	return func() string {
+		_ = w.Close()
+		_ = r.SetReadDeadline(time.Now().Add(drainTime))
+		text := <-read
+		_, _ = r.Close(), os.Remove(path) // or the next hook says why not
+		return text
+	}, nil
+}
 
 // Signal is that of Program.
 func (c Container) Signal(ctx context.Context, signal unix.Signal) error {

@@ -52,6 +52,10 @@ type Program interface {
 // defaultTimeout is that of a hook without an annotation for it.
 const defaultTimeout = 30 * time.Second
 
+// longest bounds the time that a container's annotation gives a hook: other containers may wait for
+// this one's turn, and their clients for them.
+const longest = 10 * time.Minute
+
 // What is added to the name of a hook's annotation, and the values of onFailure.
 const (
 	timeout   = ".timeout"
@@ -94,8 +98,8 @@ func Read(container map[string]string) (Hooks, error) {
 func (h *Hook) set(what, value string) (err error) {
 	switch what {
 	case timeout:
-		if h.Timeout, err = time.ParseDuration(value); err != nil || h.Timeout <= 0 {
-			return errors.New(`it must be a time, such as "10s"`)
+		if h.Timeout, err = time.ParseDuration(value); err != nil || h.Timeout <= 0 || h.Timeout > longest {
+			return fmt.Errorf(`it must be a time, such as "10s", and %v at most`, longest)
 		}
 	case onFailure:
 		if value != refuse && value != logged {

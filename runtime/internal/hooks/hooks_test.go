@@ -41,6 +41,7 @@ func TestRead(t *testing.T) {
 		{map[string]string{before + ".timeout": "1s"}, Hooks{}, "no annotation " + before},
 		{map[string]string{before: "x", before + ".timeout": "1"}, Hooks{}, "a time, such as"},
 		{map[string]string{before: "x", before + ".timeout": "-1s"}, Hooks{}, "a time, such as"},
+		{map[string]string{before: "x", before + ".timeout": "1000h"}, Hooks{}, "10m0s at most"},
 		{map[string]string{before: "x", before + ".on-failure": "ignore"}, Hooks{}, `"refuse" or "log"`},
 		{map[string]string{after: "x", after + ".on-failure": "refuse"}, Hooks{}, `can only be "log"`},
 		{map[string]string{before: " "}, Hooks{}, "must be a command"},

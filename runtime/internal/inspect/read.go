@@ -432,22 +432,24 @@ func (s System) readMapped(dir string, p *process) error {
 		return err
 	}
 	defer in.Close()
-	maps, err := proc.ParseMaps(in)
-	if err != nil {
-		return err
-	}
 	type id struct {
 		device string
 		inode  uint64
 		path   string
 	}
 	seen := make(map[id]bool)
-	for _, m := range maps {
+	maps, err := proc.ParseMaps(in, func(m *proc.Mapping) bool {
 		key := id{m.Device, m.Inode, m.Path}
 		if m.Inode == 0 || seen[key] {
-			continue
+			return false
 		}
 		seen[key] = true
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	for _, m := range maps {
 		f, err := s.readFile("mapped file", filepath.Join(dir, "map_files", fmt.Sprintf("%x-%x", m.Start, m.End)))
 		if err != nil {
 			return err

@@ -1,0 +1,106 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+// mostMemory returns how much more memory a process had at its peak, in bytes, while do ran.
+func mostMemory(t *testing.T, pid int, do func()) uint64 {
+	t.Helper()
+	before := resident(t, pid)
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0); err != nil { // forgets the peak: proc_pid_clear_refs(5)
+		t.Fatal(err)
+	}
+	do()
+	status, err := proc.StatusOf(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peak := status.Bytes("VmHWM")
+	t.Logf("the shim had %d MiB, and %d at its peak", before>>20, peak>>20)
+	return peak - min(peak, before)
+}
+
+// A hook that writes without end costs neither the shim nor the node memory, and its error has the end.
+func TestHookWritesMuch(t *testing.T) {
+	results.Add(t)
+	k := hooked(t, map[string]string{beforeCheckpoint: "gpuwork print 192"})
+	more := mostMemory(t, shimOf(t, k), func() {
+		harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "hook before-checkpoint", "status 3", `and the end of it`)
+	})
+	if more > 64<<20 {
+		t.Errorf("192 MiB of a hook's output took %d MiB of the shim", more>>20)
+	}
+	k.Expect(t, "count", "102")
+}
+
+// greedy runs one of the programs of greedy.c, and waits until it is ready.
+func greedy(t *testing.T, args ...string) *harness.Container {
+	t.Helper()
+	k, err := shared.Run(t.Context(), harness.RunSpec{ID: harness.Name(t), MemoryLimit: 256 << 20, OwnNetwork: true, Args: append([]string{"gpuwork"}, args...)})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	k.RemoveAtEnd(t)
+	harness.Within(t, "the program is ready", func() bool { return strings.Contains(k.Logs(), "ready") })
+	return k
+}
+
+// A program with very many mappings of a file with a long path costs the shim no memory for each.
+func TestManyMappings(t *testing.T) {
+	results.Add(t)
+	k := greedy(t, "map", "10000", "1")
+	began := time.Now()
+	more := mostMemory(t, shimOf(t, k), func() {
+		if err := checkpointTask(t, shared, k, t.TempDir()); err != nil {
+			t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+		}
+	})
+	t.Logf("the checkpoint took %v", time.Since(began))
+	if more > 64<<20 {
+		t.Errorf("20,000 mappings took %d MiB of the shim", more>>20)
+	}
+}
+
+// A dump of processes that share memory since a fork is refused before anything is written, where it is
+// far more than the container has, or than there is room for. One of a few processes is not.
+func TestForkedMemory(t *testing.T) {
+	disk := func(t *testing.T) string { return harness.DiskDir(t) }
+	for _, test := range []struct {
+		name, mib, children string
+		dir                 func(*testing.T) string
+		says                []string // none for a checkpoint that is made
+	}{
+		{"few", "24", "16", disk, nil},
+		{"many", "64", "36", disk, []string{"the memory of its 37 processes takes 2.3", "and the container takes"}},
+		{"no room", "24", "2", func(t *testing.T) string { return smallDir(t, "disk", 64) }, []string{"the memory of its 3 processes takes 7", "has room for", "free some, or choose another directory"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			results.Add(t)
+			k, dir := greedy(t, "fork", test.mib, test.children), filepath.Join(test.dir(t), "images")
+			err := checkpointTask(t, shared, k, dir)
+			if test.says == nil {
+				if err != nil {
+					t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+				}
+				return
+			}
+			harness.Says(t, err, test.says...)
+			if left, err := os.ReadDir(dir); len(left) > 0 {
+				t.Errorf("%v are left, %v", left, err)
+			}
+			isPaused(t, k, false)
+		})
+	}
+}
