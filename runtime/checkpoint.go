@@ -417,10 +417,11 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	over := func(bool) {}
+	prepare := reaper.Reusable
 	if keeps {
-		over = reaper.Quiet(k.c.pids)
+		prepare = reaper.Quiet
 	}
+	over := prepare(k.c.pids)
 	err = endNow(ctx, k.s, k.c, "it has ended with its checkpoint")
 	over(err == nil)
 	if err == nil {

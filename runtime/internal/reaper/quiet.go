@@ -17,23 +17,34 @@ import (
 // connections, as where CRIU ends what it dumps (TCP_REPAIR): a restore opens the connections again.
 // over is called once, with whether the processes were killed; if not, the connections are as before.
 func Quiet(pids func() ([]int, error)) (over func(killed bool)) {
+	return each(pids, unix.IPPROTO_TCP, unix.TCP_REPAIR)
+}
+
+// Reusable has the TCP connections of such processes end as ever, but leave their ports to a restore at
+// once: for a minute the kernel keeps a port whose socket had no SO_REUSEADDR from everybody.
+func Reusable(pids func() ([]int, error)) (over func(killed bool)) {
+	return each(pids, unix.SOL_SOCKET, unix.SO_REUSEADDR)
+}
+
+// each switches an option on, of the sockets that lack it.
+func each(pids func() ([]int, error), level, option int) (over func(killed bool)) {
 	var sockets []int
 	all, _ := pids()
 	for _, pid := range all {
-		sockets = append(sockets, quiet(pid)...)
+		sockets = append(sockets, switched(pid, level, option)...)
 	}
 	return func(killed bool) {
 		for _, s := range sockets {
 			if !killed {
-				_ = unix.SetsockoptInt(s, unix.IPPROTO_TCP, unix.TCP_REPAIR, 0)
+				_ = unix.SetsockoptInt(s, level, option, 0)
 			}
 			_ = unix.Close(s)
 		}
 	}
 }
 
-// quiet returns the sockets of a process that take the option: TCP's that do not listen.
-func quiet(pid int) (sockets []int) {
+// switched returns the TCP sockets of a process that take an option which they lack.
+func switched(pid, level, option int) (sockets []int) {
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil // it has ended
@@ -51,7 +62,9 @@ func quiet(pid int) (sockets []int) {
 		if err != nil {
 			continue
 		}
-		if unix.SetsockoptInt(s, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1) == nil {
+		protocol, _ := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		is, err := unix.GetsockoptInt(s, level, option)
+		if protocol == unix.IPPROTO_TCP && err == nil && is == 0 && unix.SetsockoptInt(s, level, option, 1) == nil {
 			sockets = append(sockets, s)
 		} else {
 			_ = unix.Close(s)
