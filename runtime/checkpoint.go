@@ -42,13 +42,13 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
 	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/denied"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/execs"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hostmemory"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/inspect"
-	"github.com/gpuckpt/gpuckpt/runtime/internal/iouring"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/reaper"
 )
 
@@ -152,7 +152,7 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 	if err := k.images.Prepare(); err != nil {
 		return err
 	}
-	if err := iouring.Refuse(k.c.pids); k.c.pid > 0 && err != nil {
+	if err := denied.Refuse(k.c.pids); k.c.pid > 0 && err != nil {
 		return sequence.Join(err, k.images.Leave(ctx))
 	}
 	thaw, err := k.freeze()
@@ -295,7 +295,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := execs.Refuse(execed(k.c)); err != nil {
 		return err
 	}
-	if err := iouring.Refuse(k.c.pids); err != nil {
+	if err := denied.Refuse(k.c.pids); err != nil {
 		return err
 	}
 	if _, err := k.c.locks(); err != nil {

@@ -4,13 +4,9 @@
 package reaper
 
 import (
-	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
-
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // Quiet has frozen processes that are about to be killed say nothing to the other ends of their TCP
@@ -45,30 +41,13 @@ func each(pids func() ([]int, error), level, option int) (over func(killed bool)
 
 // switched returns the TCP sockets of a process that take an option which they lack.
 func switched(pid, level, option int) (sockets []int) {
-	process, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil // it has ended
-	}
-	defer unix.Close(process)
-	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, _ := os.ReadDir(dir)
-	for _, e := range entries {
-		link, _ := os.Readlink(filepath.Join(dir, e.Name()))
-		n, err := strconv.Atoi(e.Name())
-		if err != nil || !strings.HasPrefix(link, "socket:") {
-			continue
-		}
-		s, err := unix.PidfdGetfd(process, n, 0)
-		if err != nil {
-			continue
-		}
-		protocol, _ := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	_ = proc.EachSocket(pid, func(s, protocol int) bool { // on an error it has ended
 		is, err := unix.GetsockoptInt(s, level, option)
-		if protocol == unix.IPPROTO_TCP && err == nil && is == 0 && unix.SetsockoptInt(s, level, option, 1) == nil {
+		takes := protocol == unix.IPPROTO_TCP && err == nil && is == 0 && unix.SetsockoptInt(s, level, option, 1) == nil
+		if takes {
 			sockets = append(sockets, s)
-		} else {
-			_ = unix.Close(s)
 		}
-	}
+		return takes
+	})
 	return sockets
 }
