@@ -4,6 +4,7 @@
 package host
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
@@ -38,7 +39,7 @@ func TestFreePorts(t *testing.T) {
 			for _, a := range []net.Addr{near.LocalAddr(), near.RemoteAddr()} {
 				ports[netip.MustParseAddrPort(a.String()).Port()] = true
 			}
-			if _, err := bound(port); err != unix.EADDRINUSE {
+			if _, err := bound(port); !errors.Is(err, unix.EADDRINUSE) {
 				t.Fatalf("before, the port is %v: the test shows nothing", err)
 			}
 			if err := FreePorts("", ports); err != nil {
@@ -49,7 +50,7 @@ func TestFreePorts(t *testing.T) {
 				t.Errorf("the port is not free: %v", err)
 			}
 			unix.Close(s)
-			if _, err := bound(other); err != unix.EADDRINUSE {
+			if _, err := bound(other); !errors.Is(err, unix.EADDRINUSE) {
 				t.Errorf("another port: %v", err)
 			}
 			if _, err := far.Write([]byte("x")); err != nil {
