@@ -43,13 +43,13 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/burden"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/denied"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/execs"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hostmemory"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/inspect"
-	"github.com/gpuckpt/gpuckpt/runtime/internal/iouring"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/reaper"
 )
 
@@ -153,7 +153,7 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 	if err := k.images.Prepare(); err != nil {
 		return err
 	}
-	if err := iouring.Refuse(k.c.pids); k.c.pid > 0 && err != nil {
+	if err := denied.Refuse(k.c.pids); k.c.pid > 0 && err != nil {
 		return sequence.Join(err, k.images.Leave(ctx))
 	}
 	thaw, err := k.freeze()
@@ -301,7 +301,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := execs.Refuse(execed(k.c)); err != nil {
 		return err
 	}
-	if err := iouring.Refuse(k.c.pids); err != nil {
+	if err := denied.Refuse(k.c.pids); err != nil {
 		return err
 	}
 	if err := burden.Refuse(k.c.pid, k.c.pids, k.images.Path); err != nil {
@@ -426,10 +426,11 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	over := func(bool) {}
+	prepare := reaper.Reusable
 	if keeps {
-		over = reaper.Quiet(k.c.pids)
+		prepare = reaper.Quiet
 	}
+	over := prepare(k.c.pids)
 	err = endNow(ctx, k.s, k.c, "it has ended with its checkpoint")
 	over(err == nil)
 	if err == nil {

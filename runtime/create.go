@@ -29,8 +29,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/denied"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gctune"
-	"github.com/gpuckpt/gpuckpt/runtime/internal/iouring"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/suspension"
 )
 
@@ -138,7 +138,7 @@ func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
 	}
 	view, hasGPU := config.View{Annotations: c.annotations}, len(c.request.Sources) > 0
 	if c.restore == nil {
-		return iouring.Deny(spec, view, hasGPU, nil)
+		return denied.Deny(spec, view, hasGPU, nil)
 	}
 	gctune.Begin()
 	if err == nil {
@@ -162,7 +162,7 @@ func (c *container) fitRestore(ctx context.Context, spec *specs.Spec, view confi
 	if err != nil {
 		return err
 	}
-	if err := iouring.Deny(spec, view, hasGPU, dump); err != nil {
+	if err := denied.Deny(spec, view, hasGPU, dump); err != nil {
 		return err
 	}
 	if spec.Process != nil && len(spec.Process.Args) == 0 { // as of an image without a command

@@ -9,11 +9,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// A container with a GPU has no io_uring, which CRIU cannot dump, and is checkpointed and restored.
+// A container with a GPU has no io_uring and no MPTCP, which CRIU cannot dump, and is checkpointed and restored.
 func TestNoIOUring(t *testing.T) {
 	results.Add(t)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "ring")
 	k.Expect(t, "ring", "ENOSYS")
+	k.Expect(t, "mptcp", "EPROTONOSUPPORT")
 	k.Expect(t, "count", "101")
 	ref := takeCheckpoint(t, shared, k, "1")
 	k.MustRemove(t)
@@ -28,6 +29,7 @@ func TestNoIOUringInProfile(t *testing.T) {
 	results.Add(t)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, CtrFlags: []string{"--seccomp"}}, "ring")
 	k.Expect(t, "ring", "ENOSYS")
+	k.Expect(t, "mptcp", "EPROTONOSUPPORT")
 	k.Expect(t, "count", "101")
 	ref := takeCheckpoint(t, shared, k, "1")
 	k.MustRemove(t)

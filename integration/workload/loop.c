@@ -7,6 +7,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <inttypes.h>
 #include <netinet/in.h>
@@ -24,6 +25,7 @@ struct loop {
 	struct gpu gpu;
 	int near, far; // the connection's ends
 	int peer;      // or -1
+	int listener;  // each request accepts one connection, if there is any, which stays open
 };
 
 static void fail(const char *what)
@@ -64,6 +66,7 @@ static int connect_peer(const char *peer)
 	return s;
 }
 
+// make_connection connects to a listener without SO_REUSEADDR, as NCCL's are, which stays.
 static void make_connection(struct loop *l, const char *interface)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -72,7 +75,7 @@ static void make_connection(struct loop *l, const char *interface)
 
 	if (interface)
 		address.sin_addr = address_of(interface);
-	if (listener < 0 || bind(listener, (struct sockaddr *)&address, size) || listen(listener, 1) ||
+	if (listener < 0 || bind(listener, (struct sockaddr *)&address, size) || listen(listener, 8) ||
 	    getsockname(listener, (struct sockaddr *)&address, &size))
 		fail("listen");
 	l->near = socket(AF_INET, SOCK_STREAM, 0);
@@ -81,7 +84,9 @@ static void make_connection(struct loop *l, const char *interface)
 	l->far = accept(listener, NULL, NULL);
 	if (l->far < 0)
 		fail("accept");
-	close(listener);
+	if (fcntl(listener, F_SETFL, O_NONBLOCK))
+		fail("fcntl");
+	l->listener = listener;
 }
 
 static void count(void *arg, const char *request, char *reply)
@@ -92,6 +97,7 @@ static void count(void *arg, const char *request, char *reply)
 		   recv(l->far, &back, sizeof back, MSG_WAITALL) == sizeof back && back == value;
 
 	(void)request;
+	(void)!accept(l->listener, NULL, NULL);
 	int n = snprintf(reply, UDP_TEXT, "%" PRIu64 " %s", value, open ? "open" : "closed");
 	if (l->peer >= 0)
 		snprintf(reply + n, UDP_TEXT - n, " peer %s", send(l->peer, "x", 1, MSG_NOSIGNAL) == 1 ? "open" : "closed");

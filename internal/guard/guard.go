@@ -120,6 +120,9 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 		plan.Close()
 		return nil, nil, nil, err
 	}
+	if err := fit.FreePorts(); err != nil {
+		log.G(ctx).WithError(err).Warn("a port may be taken for a minute by connections that have ended")
+	}
 	if n := len(fit.Closed); n > 0 {
 		log.G(ctx).WithField("connections", fit.Closed[:min(n, 16)]).Infof("%d TCP connections come back closed: the container has one end of each", n)
 	}

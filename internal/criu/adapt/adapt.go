@@ -30,6 +30,8 @@ import (
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
 // Place is where a dump is restored.
@@ -49,6 +51,8 @@ type Place struct {
 	// Shared reports whether other programs may be in the network namespace: it is not made with the
 	// container.
 	Shared bool
+	// Network is the path of a network namespace that is Shared; "" is the host's.
+	Network string
 	// Volumes are the mounts of the dump, by their number, on which a file may have changed.
 	Volumes map[int32]bool
 }
@@ -62,6 +66,9 @@ type Plan struct {
 
 	// Closed are the connections that come back closed, "127.0.0.1:80 10.0.0.1:1234", of what was edited.
 	Closed []string
+
+	// ports are those that sockets of TCP come back with, of what was edited.
+	ports map[uint16]bool
 }
 
 // end is one end of a TCP connection.
@@ -79,7 +86,7 @@ const (
 
 // Make returns a plan for all open files of a dump.
 func Make(place Place, files []*fdinfo.FileEntry) *Plan {
-	p := &Plan{place: place, ends: make(map[end]bool), own: make(map[netip.Addr]bool), names: make(map[string]string)}
+	p := &Plan{place: place, ends: make(map[end]bool), own: make(map[netip.Addr]bool), names: make(map[string]string), ports: make(map[uint16]bool)}
 	for _, f := range files {
 		s := f.GetIsk()
 		if s == nil {
@@ -128,6 +135,19 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 		s.State, s.SrcPort, s.DstPort = &closed, new(uint32), new(uint32)
 		s.SrcAddr, s.DstAddr = make([]uint32, len(s.SrcAddr)), make([]uint32, len(s.DstAddr))
 	}
+	if s.GetProto() == unix.IPPROTO_TCP && s.GetSrcPort() != 0 {
+		p.ports[uint16(s.GetSrcPort())] = true
+	}
+}
+
+// FreePorts ends what is left of the connections of programs that have ended, the checkpointed one
+// above all, at the ports of what was edited. CRIU could not bind these ports otherwise. On an error
+// some may be taken.
+func (p *Plan) FreePorts() error {
+	if !p.place.Shared || len(p.ports) == 0 {
+		return nil
+	}
+	return host.FreePorts(p.place.Network, p.ports)
 }
 
 // inner reports whether both ends of a connection are in the dump.

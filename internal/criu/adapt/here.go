@@ -21,17 +21,17 @@ func Here(spec *specs.Spec, mounts []*mnt.MntEntry, accept bool) (place Place, e
 			}
 		}
 	}
-	path, made := "", false // without a namespace of its own the container has the host's
+	made := false // without a namespace of its own the container has the host's
 	if spec.Linux != nil {
 		for _, ns := range spec.Linux.Namespaces {
 			if ns.Type == specs.NetworkNamespace {
-				path, made = ns.Path, ns.Path == ""
+				place.Network, made = ns.Path, ns.Path == ""
 				place.Moves = !made && !host.OwnsNamespace(ns)
 			}
 		}
 	}
 	if place.Shared = !made; !made {
-		place.Addresses, err = host.Addresses(path)
+		place.Addresses, err = host.Addresses(place.Network)
 	}
 	return place, err
 }

@@ -13,27 +13,33 @@ import (
 
 // Addresses returns the addresses of all interfaces in a network namespace, by its path; "" is the
 // shim's own.
-func Addresses(namespace string) ([]netip.Addr, error) {
+func Addresses(namespace string) (found []netip.Addr, err error) {
+	err = inNetwork(namespace, func() (err error) {
+		found, err = addresses()
+		return err
+	})
+	return found, err
+}
+
+// inNetwork calls a function in a network namespace, by its path; "" is the shim's own.
+func inNetwork(namespace string, do func() error) error {
 	if namespace == "" {
-		return addresses()
+		return do()
 	}
 	ns, err := unix.Open(namespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open the network namespace %s: %w", namespace, err)
+		return fmt.Errorf("open the network namespace %s: %w", namespace, err)
 	}
 	defer unix.Close(ns)
-	var found []netip.Addr
 	done := make(chan error, 1)
 	go onThread(func() {
 		if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
 			done <- fmt.Errorf("enter the network namespace %s: %w", namespace, err)
 			return
 		}
-		var err error
-		found, err = addresses()
-		done <- err
+		done <- do()
 	})
-	return found, <-done
+	return <-done
 }
 
 // addresses returns those of the thread's network namespace.

@@ -132,13 +132,25 @@ func newRules(profile *specs.LinuxSeccomp) (*rules, error) {
 				}
 				for by, calls := range multiplexed {
 					if n, ok := calls[name]; ok {
-						r.add(key{uint32(a.info.SyscallNames[by]), a.token}, is, []specs.LinuxSeccompArg{{Value: n, Op: specs.OpEqualTo}})
+						r.add(key{uint32(a.info.SyscallNames[by]), a.token}, is, multiplexedArgs(n, s.Args))
 					}
 				}
 			}
 		}
 	}
 	return r, nil
+}
+
+// multiplexedArgs returns the conditions of a rule for a multiplexed call: libseccomp puts its number in
+// the place of a first argument, and leaves conditions for the others (arch-x86.c, x86_rule_add).
+func multiplexedArgs(number uint64, args []specs.LinuxSeccompArg) []specs.LinuxSeccompArg {
+	all := []specs.LinuxSeccompArg{{Value: number, Op: specs.OpEqualTo}}
+	for _, a := range args {
+		if a.Index != 0 {
+			all = append(all, a)
+		}
+	}
+	return all
 }
 
 // add adds a rule. One with two conditions for the same argument is two rules (runc, matchCall).

@@ -1,16 +1,20 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package iouring
+package denied
 
 import (
 	"errors"
+	"os"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
@@ -77,5 +81,56 @@ func TestDeny(t *testing.T) {
 	view := config.View{Annotations: map[string]string{annotations.IOUring: "yes"}}
 	if err := Deny(&specs.Spec{Linux: &specs.Linux{}}, view, true, nil); !errors.Is(err, errdefs.ErrInvalidArgument) {
 		t.Errorf("another word: %v", err)
+	}
+}
+
+// MPTCP gets its own answer, whatever allows socket; no profile allows a call that it did not allow.
+func TestDenyMPTCP(t *testing.T) {
+	allow := func(args []specs.LinuxSeccompArg, names ...string) specs.LinuxSyscall {
+		return specs.LinuxSyscall{Names: names, Action: specs.ActAllow, Args: args}
+	}
+	family := []specs.LinuxSeccompArg{{Index: 0, Value: unix.AF_VSOCK, Op: specs.OpNotEqual}}
+	other := specs.LinuxSeccompArg{Index: protocol, Value: 262, Op: specs.OpNotEqual}
+	for name, test := range map[string]struct{ rules, want []specs.LinuxSyscall }{
+		"by name":        {[]specs.LinuxSyscall{allow(nil, "read", "socket", "write")}, []specs.LinuxSyscall{allow(nil, "read", "write"), allow([]specs.LinuxSeccompArg{other}, "socket")}},
+		"by family":      {[]specs.LinuxSyscall{allow(family, "socket")}, []specs.LinuxSyscall{allow([]specs.LinuxSeccompArg{family[0], other}, "socket")}},
+		"of other calls": {[]specs.LinuxSyscall{allow(nil, "read")}, []specs.LinuxSyscall{allow(nil, "read")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := &specs.Spec{Linux: &specs.Linux{Seccomp: &specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: slices.Clone(test.rules)}}}
+			for range 2 { // the second time it is there
+				if err := Deny(spec, config.View{}, false, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := slices.DeleteFunc(spec.Linux.Seccomp.Syscalls, func(s specs.LinuxSyscall) bool { return s.Names[0] == setup })
+			last := got[len(got)-1]
+			if last.Names[0] != "socket" || last.Action != specs.ActErrno || *last.ErrnoRet != uint(unix.EPROTONOSUPPORT) || last.Args[0].Value != 262 {
+				t.Errorf("the last rule is %+v", last)
+			}
+			if !reflect.DeepEqual(got[:len(got)-1], test.want) {
+				t.Errorf("the others are %+v, want %+v", got, test.want)
+			}
+		})
+	}
+	own := []specs.LinuxSyscall{allow([]specs.LinuxSeccompArg{other}, "socket")}
+	spec := &specs.Spec{Linux: &specs.Linux{Seccomp: &specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: own}}}
+	if err := Deny(spec, config.View{}, true, nil); err != nil || !reflect.DeepEqual(spec.Linux.Seccomp.Syscalls[:1], own) {
+		t.Errorf("a profile about protocols becomes %+v, %v", spec.Linux.Seccomp, err)
+	}
+}
+
+func TestRefuseMPTCP(t *testing.T) {
+	self := func() ([]int, error) { return []int{os.Getpid()}, nil }
+	if err := Refuse(self); err != nil {
+		t.Fatal(err)
+	}
+	s, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP)
+	if err != nil {
+		t.Skipf("this kernel has no MPTCP: %v", err)
+	}
+	defer unix.Close(s)
+	if err := Refuse(self); !errors.Is(err, errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "GODEBUG=multipathtcp=0") {
+		t.Errorf("with an MPTCP socket: %v", err)
 	}
 }

@@ -1,0 +1,131 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package denied keeps io_uring and MPTCP out of containers that may be checkpointed: CRIU cannot dump
+// them. Programs do without where the kernel has neither, so they are told that it has neither. Go asks
+// for an MPTCP socket whenever it listens.
+package denied
+
+import (
+	"fmt"
+	goruntime "runtime"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/guard/admission"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+const setup = "io_uring_setup"
+
+// The argument of socket(2) that is the protocol.
+const protocol = 2
+
+// Deny has the spec's seccomp profile answer io_uring_setup with ENOSYS, unless the container
+// is to have it or the profile has a rule of its own for it; and socket with EPROTONOSUPPORT for MPTCP,
+// unless the profile has a rule for protocols. A container with GPUs and without a profile gets one with
+// these rules alone. dump is what a restore is made of, nil for a fresh start. The error is that of the
+// annotation.
+func Deny(spec *specs.Spec, view config.View, hasGPU bool, dump *criu.Dump) error {
+	allowed, err := view.AllowsIOUring()
+	if err != nil || allowed || spec.Linux == nil {
+		return err
+	}
+	profile := spec.Linux.Seccomp
+	if profile == nil {
+		// Processes without a filter cannot be restored into a spec with one.
+		if !hasGPU || dump != nil && !admission.Filtered(dump) {
+			return nil
+		}
+		profile = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Architectures: allArchitectures()}
+	}
+	if dump == nil { // the processes of a dump may have a filter without the rule
+		denyMPTCP(profile)
+	}
+	spec.Linux.Seccomp = profile
+	names := func(s specs.LinuxSyscall) bool { return slices.Contains(s.Names, setup) }
+	if slices.ContainsFunc(profile.Syscalls, names) {
+		return nil
+	}
+	enosys := uint(unix.ENOSYS)
+	profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{Names: []string{setup}, Action: specs.ActErrno, ErrnoRet: &enosys})
+	return nil
+}
+
+// denyMPTCP adds the rule, and has those that allow socket allow other protocols alone: of rules that
+// both fit a call, libseccomp does not say which one counts.
+func denyMPTCP(profile *specs.LinuxSeccomp) {
+	mptcp := specs.LinuxSeccompArg{Index: protocol, Value: unix.IPPROTO_MPTCP, Op: specs.OpEqualTo}
+	other := mptcp
+	other.Op = specs.OpNotEqual
+	var rules []specs.LinuxSyscall
+	for _, rule := range profile.Syscalls {
+		about := slices.Contains(rule.Names, "socket")
+		if about && (slices.ContainsFunc(rule.Args, func(a specs.LinuxSeccompArg) bool { return a.Index == protocol }) || len(rule.Args) > 1) {
+			return // it is about protocols, or runc may make a rule of each argument
+		}
+		if !about || rule.Action == profile.DefaultAction {
+			rules = append(rules, rule)
+			continue
+		}
+		if rest := slices.DeleteFunc(slices.Clone(rule.Names), func(n string) bool { return n == "socket" }); len(rest) > 0 {
+			others := rule
+			others.Names = rest
+			rules = append(rules, others)
+		}
+		rule.Names, rule.Args = []string{"socket"}, append(slices.Clone(rule.Args), other)
+		rules = append(rules, rule)
+	}
+	unsupported := uint(unix.EPROTONOSUPPORT)
+	profile.Syscalls = append(rules, specs.LinuxSyscall{Names: []string{"socket"}, Action: specs.ActErrno, ErrnoRet: &unsupported, Args: []specs.LinuxSeccompArg{mptcp}})
+}
+
+// allArchitectures returns those whose programs this machine runs: libseccomp kills a process that
+// makes a call of an architecture that its filter does not name.
+func allArchitectures() []specs.Arch {
+	switch goruntime.GOARCH {
+	case "amd64":
+		return []specs.Arch{specs.ArchX86_64, specs.ArchX86, specs.ArchX32}
+	case "arm64":
+		return []specs.Arch{specs.ArchAARCH64, specs.ArchARM}
+	}
+	return nil
+}
+
+// Refuse refuses a container with a process that has io_uring open or mapped, or an MPTCP socket. list
+// returns its processes; one that has ended is not refused.
+func Refuse(list func() ([]int, error)) error {
+	const file = "anon_inode:[io_uring]"
+	pids, err := list()
+	if err != nil && !proc.Ended(err) {
+		return err
+	}
+	for _, pid := range pids {
+		uses, err := proc.HasOpen(pid, file)
+		if err == nil && !uses {
+			uses, err = proc.HasMapped(pid, file)
+		}
+		mptcp := false
+		if err == nil && !uses {
+			mptcp, err = proc.HasSocket(pid, unix.IPPROTO_MPTCP)
+		}
+		if err != nil && !proc.Ended(err) {
+			return err
+		}
+		if mptcp {
+			return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: have it use TCP (a Go program with the environment GODEBUG=multipathtcp=0): %w",
+				proc.Describe(pid), errdefs.ErrFailedPrecondition)
+		}
+		if uses {
+			return fmt.Errorf("process %s uses io_uring, which CRIU cannot dump: remove the container's annotation %s=allow, or have the program do without: %w",
+				proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
