@@ -83,6 +83,8 @@ type Job struct {
 	Tracer *steer.Session
 	// Use is the GPU memory of each process in bytes, by pid; nil if not known.
 	Use map[int]uint64
+	// Memory is that of all GPUs that the processes have open, in bytes.
+	Memory uint64
 	// CopyThreads is how many threads may copy in each process, see copyThreads.
 	CopyThreads int
 	// Sweep says that an earlier tracer died: something of it may be open in the processes.

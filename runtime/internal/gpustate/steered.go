@@ -31,7 +31,7 @@ func (steered) save(ctx context.Context, job *Job, target steer.Target, strict b
 			continue
 		}
 		t := target
-		t.PID, t.Name = p.PID.Host, images.AreaPrefix(p.PID.NS)
+		t.PID, t.Name, t.Most = p.PID.Host, images.AreaPrefix(p.PID.NS), most(job.Use[p.PID.Host], job.Memory)
 		if tid, ok := job.Parked.Saver(t.PID); ok {
 			t.TID = tid
 			if err := job.Tracer.Steer(t); err != nil {
@@ -57,6 +57,19 @@ func (steered) save(ctx context.Context, job *Job, target steer.Target, strict b
 		return nil, err
 	}
 	return take(ctx, job)
+}
+
+// most is the largest host memory, in bytes, that the driver asks for to save a process that uses so
+// much GPU memory, of so much that its GPUs have. The driver's own counts as used, and it leaves out
+// of that what it can make again; an eighth more is for what came up since the survey.
+func most(use, memory uint64) uint64 {
+	if use == 0 { // not known
+		use = memory
+	}
+	if use == 0 {
+		return 0
+	}
+	return use + max(use/8, 64<<20)
 }
 
 // take takes the steered areas out of their processes. It opens their files first: a tracer that
