@@ -290,6 +290,7 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper, leave bo
 // that down.
 func refuseReach(pid int, driver string, leave bool) error {
 	c, err := interposer.Find(pid)
+	defer c.Close()
 	if err != nil || c != nil && !leave {
 		return err
 	}
