@@ -179,14 +179,15 @@ func (s *steering) back(t *ptrace.Thread, start, length uint64) error {
 	return nil
 }
 
-// mapArea maps an area's file over it. On an error the file is gone.
+// mapArea maps an area's file over it. On an error the file is gone, but for a mapping that may be there.
 func (s *steering) mapArea(t *ptrace.Thread, b *stagingArea) (err error) {
 	s.step("file made")
 	if b.before, err = sharedMemory(s.target.PID); err == nil {
 		err = t.MapFile(b.Handle, b.Start, b.Length, b.Offset, unix.MAP_SHARED)
 	}
 	if err != nil {
-		b.Remove()
+		b.Unlink()
+		b.Handle.Close()
 		return err
 	}
 	s.step("file mapped")

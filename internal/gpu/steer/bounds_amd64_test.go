@@ -31,7 +31,7 @@ func TestAreasAreBounded(t *testing.T) {
 				t.Errorf("the target got %q", got)
 			}
 			if dir != "" {
-				if err := s.Abort(); err == nil || !strings.Contains(err.Error(), "needs 268435456 at most") {
+				if _, err := s.Abort(); err == nil || !strings.Contains(err.Error(), "needs 268435456 at most") {
 					t.Errorf("got %v, want that it is too much", err)
 				}
 				if left, _ := os.ReadDir(dir); len(left) != 0 {

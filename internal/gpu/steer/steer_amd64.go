@@ -306,7 +306,8 @@ func stop(all []*steering) (areas []Area, err error) {
 // commit ends all steering, at once, and adds the areas' files to kept.
 func commit(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error) {
 	if _, err := stop(all); err != nil {
-		return r, kept, errors.Join(err, abort(all))
+		_, kept, aerr := abort(all, kept)
+		return r, kept, errors.Join(err, aerr)
 	}
 	for _, s := range all {
 		close(s.empty)
@@ -317,8 +318,9 @@ func commit(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error)
 		r.Notes = append(r.Notes, s.notes...)
 		s.removeReserved()
 		for _, b := range s.areas {
-			if !b.emptied {
-				b.Remove()
+			if !b.emptied { // the process needs what is in it
+				b.Unlink()
+				kept = append(kept, b.Handle)
 				continue
 			}
 			if w := b.WriteThrough(); w != nil && w.Undropped() != nil {
@@ -333,8 +335,9 @@ func commit(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error)
 	return r, kept, err
 }
 
-// abort ends all steering and gives up the files' names.
-func abort(all []*steering) (err error) {
+// abort ends all steering and gives up the files' names. It adds the areas' files to kept: the processes
+// may need what is in them.
+func abort(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error) {
 	for _, s := range all {
 		close(s.aborted)
 		s.end()
@@ -344,8 +347,10 @@ func abort(all []*steering) (err error) {
 		err = errors.Join(err, s.err)
 		s.removeReserved()
 		for _, b := range s.areas {
-			b.Remove()
+			b.Unlink()
+			kept = append(kept, b.Handle)
+			r.Areas = append(r.Areas, b.describe(s.target.PID))
 		}
 	}
-	return err
+	return r, kept, err
 }

@@ -40,9 +40,9 @@ type order struct {
 	CopyThreads int      `json:"copyThreads,omitempty"`
 }
 
-// reply is a tracer's answer. A commit that fails half-way has Areas and Notes as well.
+// reply is a tracer's answer. A commit or an abort that fails has Areas and Notes as well.
 type reply struct {
-	// Areas of a stop or a commit.
+	// Areas of a stop, a commit or an abort.
 	Areas []Area `json:"areas,omitempty"`
 	// Notes are for the log: what was not recognised and left alone.
 	Notes []string `json:"notes,omitempty"`

@@ -153,7 +153,8 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	})
 	s.areas = areas
 	if err != nil && areas == nil && thawed {
-		err = sequence.Join(err, s.path.Abort(s.job()))
+		lent, aerr := s.path.Abort(s.job())
+		s.lent, err = append(s.lent, lent...), sequence.Join(err, aerr)
 	}
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
 		s.phase, err = Saved, judge(err, s.procs, s.Stuck)

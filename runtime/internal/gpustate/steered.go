@@ -89,8 +89,8 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 	for _, s := range settled {
 		f, err := os.OpenFile(s.Path, os.O_RDWR, 0)
 		if err != nil {
-			for i := range areas {
-				areas[i].release()
+			for _, a := range areas {
+				a.held.file.Close() // the process needs what is in it
 			}
 			return nil, fmt.Errorf("keep the staging area's file: %w", err)
 		}
@@ -116,7 +116,15 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 }
 
 // Abort ends the steering.
-func (steered) Abort(job *Job) error { return job.Tracer.Abort() }
+func (steered) Abort(job *Job) (lent []*Lent, err error) {
+	areas, err := job.Tracer.Abort()
+	for _, a := range areas {
+		if f, ferr := os.OpenFile(a.Path, os.O_RDWR, 0); ferr == nil { // else the tracer has ended
+			lent = append(lent, lend(f))
+		}
+	}
+	return lent, err
+}
 
 // Restore maps the areas' files over the areas, each by a call in the driver's own thread, and
 // starts copy threads. What an area's digests tell to be zero stays the empty area.
