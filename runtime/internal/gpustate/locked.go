@@ -291,9 +291,12 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper, leave bo
 // that down.
 func refuseReach(pid int, driver string, leave bool) error {
 	c, err := interposer.Find(pid)
-	defer c.Close()
-	if err != nil || c != nil && !leave {
+	if err != nil {
 		return err
+	}
+	defer c.Close()
+	if c != nil && !leave {
+		return nil
 	}
 	todo := "start the program with the annotation " + annotations.Interposer + ", or let it see one GPU"
 	if c != nil {
