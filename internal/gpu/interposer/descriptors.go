@@ -24,7 +24,7 @@ func (c *Interposer) pieces(count uint32) (memory []cuda.Memory, err error) {
 	files, err := c.descriptors(count, mayBeMemory)
 	sizes := make([]byte, 8*len(files))
 	if err == nil {
-		err = access(c.PID, c.at+offSizes, sizes, false)
+		err = c.process.access(c.at+offSizes, sizes, false)
 	}
 	for i, f := range files {
 		bytes := binary.LittleEndian.Uint64(sizes[8*i:])
@@ -56,17 +56,12 @@ func (c *Interposer) descriptors(count uint32, is func(fd int) bool) (files []*o
 		return nil, fmt.Errorf("the interposer of process %d offers %d descriptors", c.PID, count)
 	}
 	data := make([]byte, 4*count)
-	if err := access(c.PID, c.at+offDescriptors, data, false); err != nil {
+	if err := c.process.access(c.at+offDescriptors, data, false); err != nil {
 		return nil, err
 	}
-	process, err := unix.PidfdOpen(c.PID, 0)
-	if err != nil {
-		return nil, fmt.Errorf("the interposer of process %d: %w", c.PID, err)
-	}
-	defer unix.Close(process)
 	for ; len(data) > 0; data = data[4:] {
 		number := binary.LittleEndian.Uint32(data)
-		fd, err := unix.PidfdGetfd(process, int(number), 0)
+		fd, err := unix.PidfdGetfd(int(c.process.fd.Fd()), int(number), 0)
 		if err != nil {
 			return files, fmt.Errorf("take a descriptor of process %d: %w", c.PID, err)
 		}

@@ -32,6 +32,7 @@ func of(procs cuda.Group) (all []*Interposer, err error) {
 			continue
 		}
 		if err != nil {
+			closeAll(all)
 			return nil, err
 		}
 		if c != nil {
@@ -48,6 +49,7 @@ const eventThread = "cuda-EvtHandlr"
 // save: the interposers' own, and the driver's for the lock.
 func Threads(procs cuda.Group) (tids []int) {
 	all, _ := of(procs) // who cannot be found does nothing
+	defer closeAll(all)
 	for _, c := range all {
 		tids = append(tids, c.threads()...)
 		threads, _ := proc.Threads(c.PID)
@@ -243,6 +245,7 @@ func Open(ctx context.Context, procs cuda.Group) error {
 	if err != nil {
 		return err
 	}
+	defer closeAll(all)
 	return openAll(context.WithoutCancel(ctx), all, nil)
 }
 
@@ -263,6 +266,7 @@ func OpenHeld(ctx context.Context, procs cuda.Group, gate Gate, ready Ready) err
 	if err != nil {
 		return err
 	}
+	defer closeAll(all)
 	all = slices.DeleteFunc(all, func(c *Interposer) bool {
 		now, err := c.read()
 		return err == nil && now.state == open

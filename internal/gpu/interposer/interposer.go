@@ -9,8 +9,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -107,6 +105,7 @@ type Interposer struct {
 	PID, TID int
 	Copiers  []int  // its other threads, which work when it does
 	at       uint64 // the control block
+	process  *process
 }
 
 // control is what a control block says.
@@ -127,30 +126,47 @@ func isData(m *proc.Mapping) bool {
 	return library && strings.HasPrefix(m.Permissions, "rw")
 }
 
-// Find returns the interposer of a process, nil if it has none or one that has made no GPU memory.
-func Find(pid int) (*Interposer, error) {
-	mappings, err := proc.Maps(pid, isData)
+// Find returns the interposer of a process, nil if it has none or one that has made no GPU memory. It
+// stays that of this process, whatever becomes of the process's number. Close it, or leave that to the
+// collector of garbage.
+func Find(pid int) (c *Interposer, err error) {
+	p, err := openProcess(pid)
+	if err == nil {
+		c, err = blockOf(pid, p)
+	}
+	if err == nil && c != nil && !p.lives() { // all that was read by the number is of this process, or c is not used
+		err = unix.ESRCH
+	}
+	if err == nil && c != nil {
+		return c, nil
+	}
+	p.close()
 	if proc.Ended(err) {
 		return nil, nil
 	}
+	return nil, err
+}
+
+func blockOf(pid int, p *process) (*Interposer, error) {
+	mappings, err := proc.Maps(pid, isData)
 	if err != nil {
 		return nil, err
 	}
 	for _, m := range mappings[:min(len(mappings), maxMappings)] {
 		data := make([]byte, min(m.End-m.Start, maxData))
-		if err := access(pid, m.Start, data, false); err != nil {
+		if err := p.access(m.Start, data, false); err != nil {
 			return nil, err
 		}
 		for i := 0; i+controlLen <= len(data); i += alignment {
 			if bytes.HasPrefix(data[i:], []byte(magic)) {
-				return at(pid, m.Start+uint64(i), data[i:])
+				return at(pid, p, m.Start+uint64(i), data[i:])
 			}
 		}
 	}
 	return nil, nil
 }
 
-func at(pid int, place uint64, data []byte) (*Interposer, error) {
+func at(pid int, p *process, place uint64, data []byte) (*Interposer, error) {
 	inside := int32(binary.LittleEndian.Uint32(data[offTID:])) //nolint:gosec // as it is written
 	if inside <= 0 {
 		return nil, nil
@@ -161,7 +177,7 @@ func at(pid int, place uint64, data []byte) (*Interposer, error) {
 		}
 		return nil, fmt.Errorf("the interposer of process %d is of version %d, and this shim's of %d", pid, v, version)
 	}
-	c := &Interposer{PID: pid, at: place}
+	c := &Interposer{PID: pid, at: place, process: p}
 	var err error
 	if c.TID, err = proc.ThreadInside(pid, int(inside)); err != nil {
 		return nil, fmt.Errorf("the interposer of process %d: %w", pid, err)
@@ -180,37 +196,25 @@ func at(pid int, place uint64, data []byte) (*Interposer, error) {
 	return c, nil
 }
 
+// Close lets go of the process. It can be called on nil.
+func (c *Interposer) Close() {
+	if c != nil {
+		c.process.close()
+	}
+}
+
+func closeAll(all []*Interposer) {
+	for _, c := range all {
+		c.Close()
+	}
+}
+
 // threads returns all of them.
 func (c *Interposer) threads() []int { return append([]int{c.TID}, c.Copiers...) }
 
-// access reads or writes a process's memory.
-func access(pid int, at uint64, data []byte, write bool) error {
-	flags := os.O_RDONLY
-	if write {
-		flags = os.O_WRONLY
-	}
-	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), flags, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if write {
-		_, err = f.WriteAt(data, int64(at)) //nolint:gosec // an address of user space
-	} else {
-		_, err = f.ReadAt(data, int64(at)) //nolint:gosec // an address of user space
-	}
-	if errors.Is(err, io.EOF) {
-		err = unix.ESRCH // the memory of a process that has ended is empty
-	}
-	if err != nil {
-		return fmt.Errorf("the interposer of process %d: %w", pid, err)
-	}
-	return nil
-}
-
 func (c *Interposer) read() (control, error) {
 	var data [controlLen]byte
-	if err := access(c.PID, c.at, data[:], false); err != nil {
+	if err := c.process.access(c.at, data[:], false); err != nil {
 		return control{}, err
 	}
 	number := func(at int) uint32 { return binary.LittleEndian.Uint32(data[at:]) }
@@ -223,7 +227,7 @@ func (c *Interposer) read() (control, error) {
 }
 
 func (c *Interposer) write(offset int, value uint32) error {
-	return access(c.PID, c.at+uint64(offset), binary.LittleEndian.AppendUint32(nil, value), true) //nolint:gosec // small
+	return c.process.access(c.at+uint64(offset), binary.LittleEndian.AppendUint32(nil, value), true) //nolint:gosec // small
 }
 
 // argument is what comes with a request: see each ask.
@@ -251,7 +255,7 @@ func (c *Interposer) begin(what uint32, with argument) (request uint32, err erro
 	if err := c.write(offRequest, request); err != nil {
 		return 0, err
 	}
-	return request, unix.Tgkill(c.PID, c.TID, wake)
+	return request, c.process.signal(c.TID, wake)
 }
 
 // answer returns what an interposer says, and whether it has answered a request. An error without an answer is that of

@@ -457,7 +457,7 @@ func TestOfferedAndLeft(t *testing.T) {
 		t.Fatalf("%d pieces: %v", now.count, err)
 	}
 	data := make([]byte, 8)
-	if err := access(k.pid, c.at+offDescriptors, data, false); err != nil {
+	if err := c.process.access(c.at+offDescriptors, data, false); err != nil {
 		t.Fatal(err)
 	}
 	fds := []uint32{binary.LittleEndian.Uint32(data), binary.LittleEndian.Uint32(data[4:])}

@@ -57,7 +57,7 @@ func takeDown(ctx context.Context, all []*Interposer) (shared bool, err error) {
 	}
 	number := binary.LittleEndian.Uint64(cut) | 1 // 0 would be none
 	if err := inAll(all, func(c *Interposer) error {
-		return access(c.PID, c.at+offCut, binary.LittleEndian.AppendUint64(nil, number), true)
+		return c.process.access(c.at+offCut, binary.LittleEndian.AppendUint64(nil, number), true)
 	}); err != nil {
 		return true, err
 	}

@@ -288,7 +288,7 @@ func TestSharedHalfWay(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := inAll(all, func(c *Interposer) error {
-				if err := access(c.PID, c.at+offCut, []byte{1, 2, 3, 4, 5, 6, 7, 8}, true); err != nil {
+				if err := c.process.access(c.at+offCut, []byte{1, 2, 3, 4, 5, 6, 7, 8}, true); err != nil {
 					return err
 				}
 				_, err := c.ask(t.Context(), "park", askPark, within(time.Second), time.Minute)

@@ -107,7 +107,7 @@ func seizeAll(processes, except []int, leave func(pid, tid int) bool) error {
 					done[tid] = true
 					continue
 				}
-				if err := Seize(pid, tid, 0); err != nil && !errors.Is(err, ErrEnded) {
+				if err := Seize(pid, tid, New); err != nil && !errors.Is(err, ErrEnded) {
 					return err
 				}
 				done[tid], fresh = true, true
@@ -142,6 +142,10 @@ type ThreadID struct {
 	PID int `json:"pid"`
 	TID int `json:"tid"`
 }
+
+// New is the option of PTRACE_SEIZE by which new threads and children of a thread are seized as well, by
+// the same tracer, before their first instruction, and stand still.
+const New = unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK
 
 // ErrEnded says that a thread has ended, or is a zombie: it executes nothing.
 var ErrEnded = errors.New("thread has ended")

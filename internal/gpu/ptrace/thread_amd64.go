@@ -40,6 +40,7 @@ var errNoGadget = errors.New("no system call and signal return found in its code
 type Thread struct {
 	PID, TID int
 	Mem      *os.File // /proc/PID/mem
+	Options  int      // of its tracing, beside PTRACE_O_TRACESYSGOOD; calls do without
 
 	step    func(string) // called after everything that is done to the thread
 	call    uint64       // the address of a "syscall; ret"
@@ -183,11 +184,16 @@ func (t *Thread) run(code, nr uint64, prepare func(scratch uint64) ([]byte, [6]u
 	if was.Cs != longMode {
 		return 0, fmt.Errorf("it runs 32-bit code (code segment %#x)", was.Cs)
 	}
+	if t.Options != 0 { // a thread that is made by a call of ours runs
+		if err := unix.PtraceSetOptions(t.TID, unix.PTRACE_O_TRACESYSGOOD); err != nil {
+			return 0, fmt.Errorf("set options of tracing: %w", err)
+		}
+	}
+	// A filter of the program's applies to what the program does by itself.
+	defer func() { _ = unix.PtraceSetOptions(t.TID, unix.PTRACE_O_TRACESYSGOOD|t.Options) }() // or it has ended
 	if err := suspendSeccomp(t.PID, t.TID); err != nil {
 		return 0, err
 	}
-	// A filter of the program's applies to what the program does by itself.
-	defer func() { _ = unix.PtraceSetOptions(t.TID, unix.PTRACE_O_TRACESYSGOOD) }() // or it has ended
 	to := was
 	restart(&to)
 	if err := t.restartSequence(&to); err != nil {

@@ -259,15 +259,21 @@ func (b *File) Path() string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b.Handle.Fd())
 }
 
-// Remove gives up the file, its name and its memory.
+// Remove gives up the file, its name and its memory, also that which a process may have mapped.
 func (b *File) Remove() {
+	b.Unlink()
+	_ = b.Handle.Truncate(0)
+	b.Handle.Close()
+}
+
+// Unlink gives up the file's name, and leaves what is in the file to who has it open or mapped.
+func (b *File) Unlink() {
 	b.cancel.Store(true)
 	<-b.filled
 	b.behind.remove()
 	if b.name != "" {
 		_ = os.Remove(b.name)
 	}
-	b.Handle.Close()
 }
 
 // WrittenBeyond reports whether the area has more than zeros from a point of its file on.

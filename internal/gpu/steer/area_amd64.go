@@ -67,6 +67,10 @@ func (s *steering) begin(t *ptrace.Thread) (*unix.PtraceRegs, error) {
 		}
 		return nil, nil
 	}
+	if most := s.exceeded(pages(r.Rsi)); most != nil && s.target.Window == 0 {
+		// The container pays for it, and CRIU dumps it.
+		return nil, most
+	}
 	s.step("area found")
 	asked := r
 	r.R10 &^= unix.MAP_POPULATE
@@ -78,6 +82,19 @@ func (s *steering) begin(t *ptrace.Thread) (*unix.PtraceRegs, error) {
 	}
 	s.step("populate dropped")
 	return &asked, nil
+}
+
+// exceeded returns an error if an area more would be more than the GPUs can have for the process. The
+// thread runs the program's own C library, so what it asks for is not always what the driver needs.
+func (s *steering) exceeded(bytes uint64) error {
+	total := bytes
+	for _, b := range s.areas {
+		total += b.Length
+	}
+	if s.target.Most == 0 || total >= bytes && total <= s.target.Most {
+		return nil
+	}
+	return fmt.Errorf("it asks for %d bytes of host memory, of %d in all, and the GPU memory that it uses needs %d at most", bytes, total, s.target.Most)
 }
 
 // pages is what the kernel maps for a length in bytes.
@@ -162,14 +179,15 @@ func (s *steering) back(t *ptrace.Thread, start, length uint64) error {
 	return nil
 }
 
-// mapArea maps an area's file over it. On an error the file is gone.
+// mapArea maps an area's file over it. On an error the file is gone, but for a mapping that may be there.
 func (s *steering) mapArea(t *ptrace.Thread, b *stagingArea) (err error) {
 	s.step("file made")
 	if b.before, err = sharedMemory(s.target.PID); err == nil {
 		err = t.MapFile(b.Handle, b.Start, b.Length, b.Offset, unix.MAP_SHARED)
 	}
 	if err != nil {
-		b.Remove()
+		b.Unlink()
+		b.Handle.Close()
 		return err
 	}
 	s.step("file mapped")
@@ -206,6 +224,9 @@ func (s *steering) backThrough(t *ptrace.Thread, start, length uint64) error {
 }
 
 func (s *steering) mapThrough(t *ptrace.Thread, start, length uint64) (*stagingArea, error) {
+	if err := s.exceeded(length); err != nil {
+		return nil, err
+	}
 	if s.reserved == nil {
 		if err := s.reserve(length); err != nil {
 			return nil, err

@@ -123,7 +123,7 @@ func TestCopyThreadsAborted(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.expect("map", want)
-	if err := s.Abort(); err != nil {
+	if _, err := s.Abort(); err != nil {
 		t.Fatal(err)
 	}
 	g.untouched()

@@ -176,7 +176,7 @@ func TestWriteBehindAborted(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.ask(mapOrder(stagingFlags))
-	if err := s.Abort(); err != nil {
+	if _, err := s.Abort(); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 0 {

@@ -77,11 +77,11 @@ func (s *Session) Commit() (areas []Area, notes []string, err error) {
 	return r.Areas, r.Notes, err
 }
 
-// Abort ends all steering and leaves the steered areas in the processes. It removes the names of
-// their files; the content stays with the processes.
-func (s *Session) Abort() error {
-	_, err := s.call("give up staging areas", order{Op: opAbort})
-	return err
+// Abort ends all steering and leaves the steered areas in the processes, and returns them. It removes the
+// names of their files; the content stays with the processes. On an error there may be areas.
+func (s *Session) Abort() ([]Area, error) {
+	r, err := s.call("give up staging areas", order{Op: opAbort})
+	return r.Areas, err
 }
 
 // Map maps files over areas, several processes' at once, by calls in the threads named, which must

@@ -45,6 +45,8 @@ type steering struct {
 
 	child chan os.Signal // SIGCHLD, which announces a stop
 
+	made []int // threads and processes that the thread has made, which stand still
+
 	end     func() // closes stop, once
 	leaving bool   // the thread was interrupted for the end
 
@@ -83,11 +85,12 @@ func steer(target Target, how tuning) (*steering, error) {
 		}
 		defer close(s.done)
 		defer signal.Stop(s.child)
-		err := ptrace.Seize(target.PID, target.TID, unix.PTRACE_O_TRACESYSGOOD)
+		err := ptrace.Seize(target.PID, target.TID, unix.PTRACE_O_TRACESYSGOOD|ptrace.New)
 		var t *ptrace.Thread
 		if err == nil {
 			t, err = ptrace.OpenThread(target.PID, target.TID, s.step)
 			if err == nil {
+				t.Options = ptrace.New
 				defer t.Close()
 			} else if target.Window == 0 {
 				// The driver does without; CRIU dumps the area as ever.
@@ -122,13 +125,20 @@ func (s *steering) follow(t *ptrace.Thread) error {
 			return err
 		}
 		deliver := 0
+		made := status>>16 == unix.PTRACE_EVENT_CLONE || status>>16 == unix.PTRACE_EVENT_FORK || status>>16 == unix.PTRACE_EVENT_VFORK
 		if s.throttled() && t != nil {
-			atCall := status.StopSignal() == ptrace.SyscallStop && !inside
+			atCall := made || status.StopSignal() == ptrace.SyscallStop && !inside
 			if err := s.keepBehind(t, atCall); err != nil {
 				return err
 			}
 		}
 		switch sig := status.StopSignal(); {
+		case made:
+			var tid uint
+			if tid, err = unix.PtraceGetEventMsg(s.target.TID); err == nil {
+				s.made = append(s.made, int(tid)) //nolint:gosec // a thread's number
+				s.note("the driver's thread has made thread or process %d, which is held", tid)
+			}
 		case sig == ptrace.SyscallStop && !inside:
 			inside = true
 			if t != nil {
@@ -188,6 +198,9 @@ func (s *steering) next() (unix.WaitStatus, error) {
 			return 0, ptrace.ErrEnded
 		case pid != 0:
 			return status, nil
+		}
+		for _, tid := range s.made { // one that is killed is not gone before its tracer has waited for it
+			_, _ = unix.Wait4(tid, nil, unix.WALL|unix.WNOHANG, nil)
 		}
 		stop := s.stop
 		if s.leaving {
@@ -306,7 +319,8 @@ func stop(all []*steering) (areas []Area, err error) {
 // commit ends all steering, at once, and adds the areas' files to kept.
 func commit(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error) {
 	if _, err := stop(all); err != nil {
-		return r, kept, errors.Join(err, abort(all))
+		_, kept, aerr := abort(all, kept)
+		return r, kept, errors.Join(err, aerr)
 	}
 	for _, s := range all {
 		close(s.empty)
@@ -317,8 +331,9 @@ func commit(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error)
 		r.Notes = append(r.Notes, s.notes...)
 		s.removeReserved()
 		for _, b := range s.areas {
-			if !b.emptied {
-				b.Remove()
+			if !b.emptied { // the process needs what is in it
+				b.Unlink()
+				kept = append(kept, b.Handle)
 				continue
 			}
 			if w := b.WriteThrough(); w != nil && w.Undropped() != nil {
@@ -333,8 +348,9 @@ func commit(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error)
 	return r, kept, err
 }
 
-// abort ends all steering and gives up the files' names.
-func abort(all []*steering) (err error) {
+// abort ends all steering and gives up the files' names. It adds the areas' files to kept: the processes
+// may need what is in them.
+func abort(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error) {
 	for _, s := range all {
 		close(s.aborted)
 		s.end()
@@ -344,8 +360,10 @@ func abort(all []*steering) (err error) {
 		err = errors.Join(err, s.err)
 		s.removeReserved()
 		for _, b := range s.areas {
-			b.Remove()
+			b.Unlink()
+			kept = append(kept, b.Handle)
+			r.Areas = append(r.Areas, b.describe(s.target.PID))
 		}
 	}
-	return err
+	return r, kept, err
 }

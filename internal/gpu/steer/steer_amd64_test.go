@@ -223,7 +223,7 @@ func TestAbortedArea(t *testing.T) {
 	if files, _ := os.ReadDir(dir); len(files) != 1 {
 		t.Fatalf("got files %v, want one", files)
 	}
-	if err := s.Abort(); err != nil {
+	if _, err := s.Abort(); err != nil {
 		t.Fatal(err)
 	}
 	if got := g.ask("sum"); got != sum {
@@ -440,7 +440,7 @@ func TestTracerDiesAtEachStep(t *testing.T) {
 			swept++
 		}
 		g.ask("sum")
-		if err := next.Abort(); err != nil {
+		if _, err := next.Abort(); err != nil {
 			t.Fatalf("step %d: %v", n, err)
 		}
 		if now := openFiles(t, g.pid()); !slices.Equal(now, files) {

@@ -23,7 +23,7 @@ type (
 func steer(Target, tuning) (*steering, error)                          { return nil, errCannotSteer }
 func mapAll([]Mapping, func(string)) error                             { return errCannotSteer }
 func stop([]*steering) ([]Area, error)                                 { return nil, nil }
-func abort([]*steering) error                                          { return nil }
+func abort(_ []*steering, kept []*os.File) (reply, []*os.File, error)  { return reply{}, kept, nil }
 func isCopyThread(int, int) bool                                       { return false }
 func commit(_ []*steering, kept []*os.File) (reply, []*os.File, error) { return reply{}, kept, nil }
 

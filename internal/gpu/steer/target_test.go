@@ -132,7 +132,7 @@ func fillAsTold(filler *staging.Filler) {
 
 // beTarget answers orders on standard input, one a line, all in the first
 // thread: "map BYTES FLAGS" maps and fills an area, "sum" adds it up, "set AT
-// VALUE" and "clear AT BYTES" change it, and "busy" has another thread map memory. Another thread computes with vector registers meanwhile,
+// VALUE" and "clear AT BYTES" change it, "child SIGNAL" makes a child that counts, and "busy" has another thread map memory. Another thread computes with vector registers meanwhile,
 // a fifth of the time: many targets run at once, and the machine has other tests.
 func beTarget() {
 	go func() {
@@ -150,6 +150,11 @@ func beTarget() {
 		}
 	}()
 	var area []byte
+	page, err := unix.Mmap(-1, 0, staging.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
+	if err != nil {
+		panic(err)
+	}
+	counter := (*atomic.Uint64)(unsafe.Pointer(&page[0]))
 	buf := make([]byte, 256)
 	for {
 		n, _, errno := unix.RawSyscall(unix.SYS_READ, 0, uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
@@ -193,6 +198,11 @@ func beTarget() {
 				}
 			}()
 			fmt.Println("busy")
+		case "child": // SIGNAL: a child that shares all descriptors and counts
+			signal, _ := strconv.Atoi(f[1])
+			fmt.Println(count(counter, uintptr(signal)))
+		case "count":
+			fmt.Println(counter.Load())
 		case "fds":
 			names, _ := os.ReadDir("/proc/self/fd")
 			fmt.Println(len(names))
@@ -217,4 +227,21 @@ func fill(b []byte) {
 
 func sumOf(b []byte) uint64 {
 	return uint64(crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+}
+
+// count makes a child that counts until this process ends, and returns its number.
+//
+//go:norace
+func count(counter *atomic.Uint64, signal uintptr) uintptr {
+	child, _, errno := unix.RawSyscall6(unix.SYS_CLONE, unix.CLONE_FILES|signal, 0, 0, 0, 0, 0)
+	if errno != 0 {
+		return 0
+	}
+	if child == 0 {
+		unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0)
+		for {
+			counter.Add(1)
+		}
+	}
+	return child
 }

@@ -20,7 +20,7 @@ type tracer struct {
 	steer []*steering
 	// copying are the processes with copy threads.
 	copying []copying
-	// kept are the files of committed areas, open for those who know this process's descriptors.
+	// kept are the files of areas whose steering has ended, open for those who know this process's descriptors.
 	kept []*os.File
 }
 
@@ -86,7 +86,7 @@ func (t *tracer) do(o order) (r reply, err error) {
 		r, t.kept, err = commit(t.steer, t.kept)
 		t.steer = nil
 	case opAbort:
-		err = abort(t.steer)
+		r, t.kept, err = abort(t.steer, t.kept)
 		t.steer = nil
 	case opMap:
 		err = mapAll(o.Mappings, t.step)

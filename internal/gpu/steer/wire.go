@@ -40,9 +40,9 @@ type order struct {
 	CopyThreads int      `json:"copyThreads,omitempty"`
 }
 
-// reply is a tracer's answer. A commit that fails half-way has Areas and Notes as well.
+// reply is a tracer's answer. A commit or an abort that fails has Areas and Notes as well.
 type reply struct {
-	// Areas of a stop or a commit.
+	// Areas of a stop, a commit or an abort.
 	Areas []Area `json:"areas,omitempty"`
 	// Notes are for the log: what was not recognised and left alone.
 	Notes []string `json:"notes,omitempty"`
@@ -67,6 +67,9 @@ type Target struct {
 	// Reserve is the space in Dir, in bytes, that is reserved before the driver is asked
 	// for anything. With a Window only.
 	Reserve uint64 `json:"reserve,omitempty"`
+	// Most is how many bytes the thread's areas may have in all: what the driver has said that the
+	// process uses. A larger one is left to the thread, and refused with a Window. 0: not known.
+	Most uint64 `json:"most,omitempty"`
 	// CopyThreads is the number of threads that copy, the driver's own among them, see
 	// StartCopyThreads; 0 leaves it to the driver. None with a Window: they would get too far ahead
 	// of what bounds it.

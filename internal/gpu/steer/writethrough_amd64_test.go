@@ -251,7 +251,7 @@ func TestNoRoomToWriteThrough(t *testing.T) {
 	if got := g.ask(fmt.Sprintf("map %d %d", largeBytes, stagingFlags)); got != "mmap cannot allocate memory" {
 		t.Errorf("the target got %q", got)
 	}
-	if err := s.Abort(); err == nil || !strings.Contains(err.Error(), "no space left") {
+	if _, err := s.Abort(); err == nil || !strings.Contains(err.Error(), "no space left") {
 		t.Errorf("got %v, want no space left", err)
 	}
 	noFiles()

@@ -7,6 +7,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
@@ -50,9 +53,10 @@ type DataPath interface {
 	// On an error some areas may be in place. Restore can be called again.
 	Restore(ctx context.Context, job *Job, areas []Area) (done func(context.Context), err error)
 
-	// Abort ends a Save that has failed and has returned no areas: the processes keep all bytes,
-	// and nothing of the data path stays in them. The container is thawed.
-	Abort(job *Job) error
+	// Abort ends a Save that has failed and has returned no areas: the processes keep all bytes. It
+	// returns the files that these are in, which must have them until the processes are unlocked.
+	// The container is thawed.
+	Abort(job *Job) ([]*Lent, error)
 }
 
 // driverAlone leaves the state in memory of the processes, which CRIU dumps. There are no areas.
@@ -70,7 +74,7 @@ func (driverAlone) Restore(context.Context, *Job, []Area) (func(context.Context)
 	return func(context.Context) {}, nil
 }
 
-func (driverAlone) Abort(*Job) error { return nil }
+func (driverAlone) Abort(*Job) ([]*Lent, error) { return nil, nil }
 
 // Job is what a DataPath works on.
 type Job struct {
@@ -83,6 +87,8 @@ type Job struct {
 	Tracer *steer.Session
 	// Use is the GPU memory of each process in bytes, by pid; nil if not known.
 	Use map[int]uint64
+	// Memory is that of all GPUs that the processes have open, in bytes.
+	Memory uint64
 	// CopyThreads is how many threads may copy in each process, see copyThreads.
 	CopyThreads int
 	// Sweep says that an earlier tracer died: something of it may be open in the processes.
@@ -105,22 +111,54 @@ type Area struct {
 	keeper int
 	// held keeps the bytes if the tracer dies, or if the file's directory goes
 	// because the client does. nil for an area that a name is enough for.
-	held *os.File
+	held *Lent
 	// inProcess says that the process has the bytes again.
 	inProcess bool
 }
 
+// Lent is an open file that a process has, or had, mapped. Its owners share it.
+type Lent struct {
+	file   *os.File
+	owners atomic.Int32
+}
+
+func lend(f *os.File) *Lent {
+	l := &Lent{file: f}
+	l.owners.Store(1)
+	return l
+}
+
+// release gives the file up for one owner. When the last one does, and no name leads to the file, it has
+// no content any more: a program may have kept a mapping or a descriptor of it, for which nobody pays.
+func (l *Lent) release() {
+	if l == nil || l.owners.Add(-1) > 0 {
+		return
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(l.file.Fd()), &st); err == nil && st.Nlink == 0 {
+		_ = l.file.Truncate(0)
+	}
+	l.file.Close()
+}
+
 // hold makes an open file the area's Location.
 func (a *Area) hold(f *os.File) {
-	a.held = f
+	a.held = lend(f)
 	a.Area = a.In(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()))
 }
 
-func (a *Area) release() {
+// share returns the area for one more owner of its file.
+func (a *Area) share() Area {
 	if a.held != nil {
-		a.held.Close()
-		a.held = nil
+		a.held.owners.Add(1)
 	}
+	return *a
+}
+
+// release gives up the area's file. Neither the process nor its driver needs what is in it.
+func (a *Area) release() {
+	a.held.release()
+	a.held = nil
 }
 
 func bytesOf(areas []Area) (bytes uint64) {

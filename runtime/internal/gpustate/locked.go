@@ -41,6 +41,7 @@ type locked struct {
 	path   DataPath           // of Preflight
 	sizes  []uint64           // bytes of GPU state by place in procs; nil before Save
 	areas  []Area             // state that is not in the processes
+	lent   []*Lent            // files that the processes read from until they are unlocked
 }
 
 // usage is GPU memory in bytes as NVML counts it; the maps are nil if it is not known.
@@ -292,8 +293,12 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper, leave bo
 // that down.
 func refuseReach(pid int, driver string, leave bool) error {
 	c, err := interposer.Find(pid)
-	if err != nil || c != nil && !leave {
+	if err != nil {
 		return err
+	}
+	defer c.Close()
+	if c != nil && !leave {
+		return nil
 	}
 	todo := "start the program with the annotation " + annotations.Interposer + ", or let it see one GPU"
 	if c != nil {
@@ -454,16 +459,28 @@ func (l *locked) putBack(ctx context.Context, helper *cuda.Helper, job *Job) (do
 		return nil, err
 	}
 	for i := range l.areas {
-		l.areas[i].inProcess = true // the process keeps the file
-		l.areas[i].release()
+		l.areas[i].inProcess = true
 	}
 	return done, nil
 }
 
-// dropAreas forgets the areas, whose bytes are with the processes or, complete, in an image.
+// dropAreas forgets the areas, whose bytes are on the GPUs or, complete, in an image. An interposer
+// reads its own until it is open.
 func (l *locked) dropAreas() {
 	for i := range l.areas {
+		if a := &l.areas[i]; a.Interposer && a.held != nil {
+			l.lent = append(l.lent, a.held)
+			continue
+		}
 		l.areas[i].release()
 	}
 	l.areas = nil
+}
+
+// giveUp ends what was lent to processes, which are unlocked or have ended.
+func (l *locked) giveUp() {
+	for _, f := range l.lent {
+		f.release()
+	}
+	l.lent = nil
 }

@@ -86,7 +86,7 @@ func (plainFile) Restore(_ context.Context, job *Job, areas []Area) (func(contex
 	return func(context.Context) {}, nil
 }
 
-func (plainFile) Abort(*Job) error { return nil }
+func (plainFile) Abort(*Job) ([]*Lent, error) { return nil, nil }
 
 // memoryOf calls do with the memory of a process.
 func memoryOf(p cuda.Process, do func(*os.File) error) error {

@@ -71,7 +71,14 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 
 // job is what the data path works on now.
 func (s *State) job() *Job {
-	return &Job{Processes: s.procs, Parked: s.parked, Tracer: s.tracers.session, Use: s.locked.use.byPID, CopyThreads: s.copyThreads, Sweep: s.tracers.sweep}
+	memory := uint64(0)
+	for _, g := range s.had() {
+		memory += g.Memory
+	}
+	return &Job{
+		Processes: s.procs, Parked: s.parked, Tracer: s.tracers.session, Use: s.locked.use.byPID, Memory: memory,
+		CopyThreads: s.copyThreads, Sweep: s.tracers.sweep,
+	}
 }
 
 // Save has the driver move the GPU state of all processes into their memory, and the data path take it from there, and
@@ -146,7 +153,8 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	})
 	s.areas = areas
 	if err != nil && areas == nil && thawed {
-		err = sequence.Join(err, s.path.Abort(s.job()))
+		lent, aerr := s.path.Abort(s.job())
+		s.lent, err = append(s.lent, lent...), sequence.Join(err, aerr)
 	}
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
 		s.phase, err = Saved, judge(err, s.procs, s.Stuck)

@@ -204,6 +204,7 @@ func (s *State) Unlock(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.giveUp()
 	s.phase, s.locked = Unlocked, locked{}
 	return nil
 }
@@ -218,6 +219,7 @@ func (s *State) Close() {
 func (s *State) Forget() {
 	s.Close()
 	s.dropAreas()
+	s.giveUp()
 	s.parked.Forget()
 	s.phase, s.locked = Unlocked, locked{}
 }

@@ -31,7 +31,7 @@ func (steered) save(ctx context.Context, job *Job, target steer.Target, strict b
 			continue
 		}
 		t := target
-		t.PID, t.Name = p.PID.Host, images.AreaPrefix(p.PID.NS)
+		t.PID, t.Name, t.Most = p.PID.Host, images.AreaPrefix(p.PID.NS), most(job.Use[p.PID.Host], job.Memory)
 		if tid, ok := job.Parked.Saver(t.PID); ok {
 			t.TID = tid
 			if err := job.Tracer.Steer(t); err != nil {
@@ -59,6 +59,19 @@ func (steered) save(ctx context.Context, job *Job, target steer.Target, strict b
 	return take(ctx, job)
 }
 
+// most is the largest host memory, in bytes, that the driver asks for to save a process that uses so
+// much GPU memory, of so much that its GPUs have. The driver's own counts as used, and it leaves out
+// of that what it can make again; an eighth more is for what came up since the survey.
+func most(use, memory uint64) uint64 {
+	if use == 0 { // not known
+		use = memory
+	}
+	if use == 0 {
+		return 0
+	}
+	return use + max(use/8, 64<<20)
+}
+
 // take takes the steered areas out of their processes. It opens their files first: a tracer that
 // ends meanwhile, killed for its memory, say, takes nothing with it.
 func take(ctx context.Context, job *Job) ([]Area, error) {
@@ -76,8 +89,8 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 	for _, s := range settled {
 		f, err := os.OpenFile(s.Path, os.O_RDWR, 0)
 		if err != nil {
-			for i := range areas {
-				areas[i].release()
+			for _, a := range areas {
+				a.held.file.Close() // the process needs what is in it
 			}
 			return nil, fmt.Errorf("keep the staging area's file: %w", err)
 		}
@@ -103,7 +116,15 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 }
 
 // Abort ends the steering.
-func (steered) Abort(job *Job) error { return job.Tracer.Abort() }
+func (steered) Abort(job *Job) (lent []*Lent, err error) {
+	areas, err := job.Tracer.Abort()
+	for _, a := range areas {
+		if f, ferr := os.OpenFile(a.Path, os.O_RDWR, 0); ferr == nil { // else the tracer has ended
+			lent = append(lent, lend(f))
+		}
+	}
+	return lent, err
+}
 
 // Restore maps the areas' files over the areas, each by a call in the driver's own thread, and
 // starts copy threads. What an area's digests tell to be zero stays the empty area.

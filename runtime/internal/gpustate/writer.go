@@ -5,11 +5,7 @@ package gpustate
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
@@ -51,15 +47,8 @@ func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, e
 			w.Close()
 		}
 	}()
-	for _, a := range s.areas {
-		if a.held != nil {
-			fd, err := unix.FcntlInt(a.held.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-			if err != nil {
-				return nil, fmt.Errorf("keep the GPU state's file: %w", err)
-			}
-			a.hold(os.NewFile(uintptr(fd), a.File))
-		}
-		w.areas = append(w.areas, a)
+	for i := range s.areas {
+		w.areas = append(w.areas, s.areas[i].share())
 	}
 	if w.worker, err = s.tracers.digester(ctx); err != nil {
 		return nil, err
