@@ -31,7 +31,7 @@ func hostile(t *testing.T, source string) string {
 // lent returns the shared mappings that a process has of files without a name, and the memory of these.
 func lent(t *testing.T, pid int) (mappings int, bytes int64) {
 	t.Helper()
-	all, err := proc.Maps(pid)
+	all, err := proc.Maps(pid, func(*proc.Mapping) bool { return true })
 	if err != nil {
 		t.Fatal(err)
 	}
