@@ -109,7 +109,7 @@ func TestChooseWindow(t *testing.T) {
 // Host memory for GPU state has a bound by what the driver says, or by the GPUs.
 func TestMost(t *testing.T) {
 	for _, test := range []struct{ use, memory, want uint64 }{
-		{use: 32 << 20, memory: 1 << 40, want: 96 << 20},
+		{use: 32 << 20, memory: 1 << 40, want: 1<<30 + 32<<20},
 		{use: 16 << 30, memory: 1 << 40, want: 18 << 30},
 		{memory: 16 << 30, want: 18 << 30},
 		{want: 0},

@@ -61,7 +61,8 @@ func (steered) save(ctx context.Context, job *Job, target steer.Target, strict b
 
 // most is the largest host memory, in bytes, that the driver asks for to save a process that uses so
 // much GPU memory, of so much that its GPUs have. The driver's own counts as used, and it leaves out
-// of that what it can make again; an eighth more is for what came up since the survey.
+// of that what it can make again. An eighth more is for what came up since the survey, and a GiB for a
+// context: a process that had just begun was surveyed with 17 MB and saved with 553 MB (H100, driver 580).
 func most(use, memory uint64) uint64 {
 	if use == 0 { // not known
 		use = memory
@@ -69,7 +70,7 @@ func most(use, memory uint64) uint64 {
 	if use == 0 {
 		return 0
 	}
-	return use + max(use/8, 64<<20)
+	return use + max(use/8, 1<<30)
 }
 
 // take takes the steered areas out of their processes. It opens their files first: a tracer that

@@ -140,6 +140,8 @@ func (c *checker) mount(m mount, e expectation, granted map[string]bool) error {
 	admin := c.has(unix.CAP_SYS_ADMIN)
 	if !e.known {
 		switch {
+		case !admin && c.CRIU == 0:
+			return fmt.Errorf("it is not in the spec (type %s): a symbolic link that leads to one of the spec's mounts was changed, or somebody has mounted it from outside; undo that", m.kind)
 		case !admin:
 			return fmt.Errorf("it is not in the spec (type %s), and the spec has no CAP_SYS_ADMIN", m.kind)
 		case !slices.Contains(pseudo, m.kind) && c.host.devices[m.device] && !granted[m.device]:
