@@ -127,9 +127,9 @@ func TestChartAgent(t *testing.T) {
 			t.Errorf("no %q in\n%s", word, controller)
 		}
 	}
-	text := render(t, "{agent: {enabled: true, containerd: /c.sock, kubeletCA: /ca.crt, kubeletInsecure: true, hooks: 'localhost:1', args: [--plain-http]}, image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}")["agent-daemonset.yaml"]
+	text := render(t, "{agent: {enabled: true, containerd: /c.sock, hooks: 'localhost:1', args: [--plain-http]}, image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}")["agent-daemonset.yaml"]
 	canonical(t, text)
-	for _, word := range []string{"--containerd=/c.sock", "--kubelet-ca=/host/ca.crt", "--kubelet-insecure", "--hooks=localhost:1", `"--plain-http"`, `image: "r.example/node:9"`, "name: s"} {
+	for _, word := range []string{"--containerd=/c.sock", "--hooks=localhost:1", `"--plain-http"`, `image: "r.example/node:9"`, "name: s"} {
 		if !strings.Contains(text, word) {
 			t.Errorf("no %q in\n%s", word, text)
 		}
