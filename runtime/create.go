@@ -122,7 +122,7 @@ func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *
 
 // flushWithin bounds the wait for an event of a Create that has failed: a containerd that has asked for
 // it takes it at once.
-const flushWithin = 2 * time.Second
+const flushWithin = 10 * time.Second
 
 // fit makes the container's spec fit this node, and a restore fit the spec, or
 // refuses it. What is granted is compared last, with the spec as it will be.
