@@ -325,8 +325,8 @@ static CUresult place_of(const struct event *e, const struct slot *s, uint64_t n
 	return r;
 }
 
-// tell has the GPU write the next number when the work is done that a stream has now.
-static CUresult tell(struct event *e, struct slot *s, CUstream stream, const struct calls *calls)
+// next_number has the GPU write the next number when the work is done that a stream has now. LOCK_TELLING is held.
+static CUresult next_number(struct event *e, struct slot *s, CUstream stream, const struct calls *calls)
 {
 	uint64_t n = __atomic_add_fetch(&s->given, 1, __ATOMIC_SEQ_CST);
 	CUdeviceptr place;
@@ -342,6 +342,16 @@ static CUresult tell(struct event *e, struct slot *s, CUstream stream, const str
 	__atomic_store_n(&e->last, n, __ATOMIC_SEQ_CST);
 	raise_to(&s->recorded, n);
 	return CUDA_SUCCESS;
+}
+
+// tell has streams get numbers in the order in which threads take them: a stream would wait for ever for a number that
+// comes behind in it.
+static CUresult tell(struct event *e, struct slot *s, CUstream stream, const struct calls *calls)
+{
+	lock(LOCK_TELLING);
+	CUresult r = next_number(e, s, stream, calls);
+	unlock(LOCK_TELLING);
+	return r;
 }
 
 static bool is_capturing(CUstream stream, const struct calls *calls)

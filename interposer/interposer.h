@@ -80,6 +80,7 @@ enum lock {
 	LOCK_BLOCKS,      // see block.h
 	LOCK_MANAGED,     // of managed memory
 	LOCK_ATTACHING,   // one cuIpcOpenEventHandle at a time
+	LOCK_TELLING,     // one record of an event that is shared at a time
 	LOCK_REGISTERING, // of words of events with the driver
 	LOCK_EVENTS,      // of the lists of events and words
 	LOCK_HOLDERS,     // of who has memory of this process

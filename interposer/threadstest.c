@@ -32,6 +32,8 @@ static int (*create)(void **, unsigned, int), (*destroy)(void *), (*retain)(void
 static int (*access_of)(unsigned long long *, const int[2], CUdeviceptr), (*attribute)(void *, int, CUdeviceptr);
 static int (*new_event)(void **, unsigned), (*end_event)(void *), (*managed)(CUdeviceptr *, size_t, unsigned);
 static int (*new_handle)(unsigned long long *, size_t, const void *, uint64_t), (*end_handle)(unsigned long long);
+static int (*record)(void *, void *), (*query)(void *), (*waits)(void *, void *, unsigned), (*finish)(void *);
+static int (*new_stream)(void **, unsigned), (*get_handle)(void *, void *);
 static void *contexts[MAX_GPUS];
 static int gpus;
 static pthread_barrier_t ready;
@@ -135,6 +137,50 @@ static void ends(void)
 		WANT(!pthread_join(threads[i], NULL));
 }
 
+// Events.
+
+static void *common;
+static unsigned char ticket[64];
+
+static void *use(void *stream)
+{
+	WANT(!current(contexts[0]));
+	for (int i = 0; i < 50; i++) {
+		pthread_barrier_wait(&ready);
+		WANT(!record(common, stream));
+		int r = query(common);
+		WANT(!r || r == 600);
+		WANT(!waits(stream, common, 0));
+		for (int more = 0; more < 20; more++) // than the numbers that may be under way in the words of an event
+			WANT(!record(common, stream));
+		WANT(!finish(common));
+		pthread_barrier_wait(&ready);
+	}
+	return NULL;
+}
+
+// Threads that record, wait for and ask for one event, while another one shares it.
+static void events(void)
+{
+	pthread_t threads[3];
+	void *stream;
+
+	WANT(!pthread_barrier_init(&ready, NULL, 4));
+	for (int i = 0; i < 3; i++) {
+		WANT(!new_stream(&stream, 1));
+		start(&threads[i], use, stream);
+	}
+	for (int i = 0; i < 50; i++) {
+		WANT(!new_event(&common, 6));
+		pthread_barrier_wait(&ready);
+		WANT(!get_handle(ticket, common) && !memcmp(ticket, "gpce", 4));
+		pthread_barrier_wait(&ready);
+		WANT(!end_event(common));
+	}
+	for (int i = 0; i < 3; i++)
+		WANT(!pthread_join(threads[i], NULL));
+}
+
 // Forks.
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -234,6 +280,8 @@ int main(int argc, char **argv)
 	retain = by_name("cuDevicePrimaryCtxRetain"), end = by_name("cuDevicePrimaryCtxRelease_v2");
 	access_of = by_name("cuMemGetAccess"), attribute = by_name("cuPointerGetAttribute");
 	new_event = by_name("cuEventCreate"), end_event = by_name("cuEventDestroy_v2"), managed = by_name("cuMemAllocManaged");
+	record = by_name("cuEventRecord"), query = by_name("cuEventQuery"), waits = by_name("cuStreamWaitEvent");
+	finish = by_name("cuEventSynchronize"), new_stream = by_name("cuStreamCreate"), get_handle = by_name("cuIpcGetEventHandle");
 	new_handle = by_name("cuMemCreate"), end_handle = by_name("cuMemRelease");
 	WANT(!init(0) && !devices(&gpus) && gpus >= 3 && gpus <= MAX_GPUS);
 	for (int i = 0; i < gpus; i++)
@@ -243,6 +291,8 @@ int main(int argc, char **argv)
 		peers();
 	else if (!strcmp(argv[1], "ends"))
 		ends();
+	else if (!strcmp(argv[1], "events"))
+		events();
 	else if (!strcmp(argv[1], "forks"))
 		forks();
 	else

@@ -40,11 +40,12 @@ struct handle {
 _Static_assert(sizeof(struct handle) <= sizeof(CUipcMemHandle), "the handle is too small");
 static const char magic[8] = "softevt";
 
-// pending is work that is not done yet: a word that is to be so large, or that becomes so.
+// pending is work that is not done yet: a word that is to be so large, that becomes so, or that becomes so unless it is
+// larger: a later record of another thread or process may be done before this one.
 struct pending {
 	struct pending *next;
 	uint64_t *word, value;
-	bool waits;
+	enum effect { WAITS, WRITES, RAISES } what;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -60,10 +61,12 @@ static uint64_t load(const uint64_t *word)
 // progress does what can be done, and tells whether nothing is pending. The mutex is held.
 static bool progress(void)
 {
-	while (first && (!first->waits || load(first->word) >= first->value)) {
+	while (first && (first->what != WAITS || load(first->word) >= first->value)) {
 		struct pending *s = first;
-		if (!s->waits)
+		if (s->what == WRITES)
 			__atomic_store_n(s->word, s->value, __ATOMIC_SEQ_CST);
+		for (uint64_t now; s->what == RAISES && (now = load(s->word)) < s->value;)
+			__atomic_compare_exchange_n(s->word, &now, s->value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 		if (!(first = s->next))
 			last = &first;
 		free(s);
@@ -79,14 +82,15 @@ static bool idle(void)
 	return is;
 }
 
-static CUresult submit(uint64_t *word, uint64_t value, bool waits)
+// submit has work done behind all that is pending. counter, unless NULL, gives the value: one more than it was.
+static CUresult submit(uint64_t *word, uint64_t value, uint64_t *counter, enum effect what)
 {
 	struct pending *s = calloc(1, sizeof *s);
 
 	if (!s)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*s = (struct pending){NULL, word, value, waits};
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&mutex); // or who waits for the counter's number could come before who writes it
+	*s = (struct pending){NULL, word, counter ? __atomic_add_fetch(counter, 1, __ATOMIC_SEQ_CST) : value, what};
 	*last = s;
 	last = &s->next;
 	progress();
@@ -200,7 +204,7 @@ CUresult cuStreamIsCapturing(CUstream stream, int *status)
 	return gate_leave(CUDA_SUCCESS);
 }
 
-static CUresult value(CUdeviceptr address, uint64_t number, unsigned flags, bool waits)
+static CUresult value(CUdeviceptr address, uint64_t number, unsigned flags, enum effect what)
 {
 	CUresult r = enter(&token);
 
@@ -209,19 +213,19 @@ static CUresult value(CUdeviceptr address, uint64_t number, unsigned flags, bool
 	uint64_t *word = memory_at(address, sizeof *word);
 	if (!word || address % sizeof *word || flags) // greater or equal, and a write with its barrier
 		return gate_leave(CUDA_ERROR_INVALID_VALUE);
-	return gate_leave(capturing ? CUDA_SUCCESS : submit(word, number, waits));
+	return gate_leave(capturing ? CUDA_SUCCESS : submit(word, number, NULL, what));
 }
 
 CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t number, unsigned int flags)
 {
 	(void)stream;
-	return value(address, number, flags, false);
+	return value(address, number, flags, WRITES);
 }
 
 CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t number, unsigned int flags)
 {
 	(void)stream;
-	return value(address, number, flags, true);
+	return value(address, number, flags, WAITS);
 }
 
 // share_numbers puts an event's numbers into a file; fd is one of another process, or -1.
@@ -294,7 +298,7 @@ CUresult cuEventRecordWithFlags(CUevent e, CUstream stream, unsigned int flags)
 		return gate_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	if ((e->captured = capturing))
 		return gate_leave(CUDA_SUCCESS);
-	return gate_leave(submit(&e->numbers->done, __atomic_add_fetch(&e->numbers->recorded, 1, __ATOMIC_SEQ_CST), false));
+	return gate_leave(submit(&e->numbers->done, 0, &e->numbers->recorded, RAISES));
 }
 
 CUresult cuEventRecord(CUevent e, CUstream stream)
@@ -351,7 +355,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent e, unsigned int flags)
 	(void)stream, (void)flags;
 	if (r || capturing)
 		return r ? r : gate_leave(CUDA_SUCCESS);
-	return gate_leave(submit(&e->numbers->done, load(&e->numbers->recorded), true));
+	return gate_leave(submit(&e->numbers->done, load(&e->numbers->recorded), NULL, WAITS));
 }
 
 CUresult cuIpcGetEventHandle(CUipcMemHandle *out, CUevent e)
