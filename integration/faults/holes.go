@@ -4,7 +4,6 @@
 package faults
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -188,53 +187,4 @@ func whyNone(k kind, ph phase) (at []int) {
 		}
 	}
 	return at
-}
-
-// holes is the part of the page with the table of phases and kinds.
-func holes() string {
-	var b strings.Builder
-	b.WriteString("| |")
-	for _, k := range kinds {
-		fmt.Fprintf(&b, " %s |", k.words)
-	}
-	b.WriteString("\n|---|" + strings.Repeat("---|", len(kinds)) + "\n")
-	for _, ph := range phases {
-		fmt.Fprintf(&b, "| %s |", ph.words)
-		for _, k := range kinds {
-			if n := counts(k, ph); n > 0 {
-				fmt.Fprintf(&b, " %d |", n)
-			} else {
-				for _, at := range whyNone(k, ph) {
-					fmt.Fprintf(&b, " %c |", 'a'+at)
-				}
-			}
-		}
-		b.WriteString("\n")
-	}
-	b.WriteString("\n")
-	for i, r := range reasons {
-		b.WriteString(wrapped(fmt.Sprintf("- %c: %s", 'a'+i, r.why)))
-	}
-	return b.String()
-}
-
-// wrapped breaks the text of an item of a list into lines of at most 100 columns.
-func wrapped(text string) string {
-	var b strings.Builder
-	line := 0
-	for i, word := range strings.Fields(text) {
-		switch {
-		case i == 0:
-		case line+1+len(word) > 100:
-			b.WriteString("\n ")
-			line = 1
-			fallthrough
-		default:
-			b.WriteString(" ")
-			line++
-		}
-		b.WriteString(word)
-		line += len(word)
-	}
-	return b.String() + "\n"
 }

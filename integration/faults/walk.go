@@ -69,15 +69,13 @@ func Unknown(cells []Cell, walk []Tried) []Cell {
 }
 
 // tally is what came of some cells.
-type tally struct{ cells, walked, passed, mended int }
+type tally struct{ cells, walked, passed int }
 
-// tallied counts the cells that belong to something, and what a walk found of them. Mended is one that
-// passed after it had failed.
+// tallied counts the cells that belong to something, and what a walk found of them at last.
 func tallied(walk []Tried, belongs func(Cell) bool) (n tally) {
-	failed, last := make(map[string]bool), make(map[string]bool)
+	last := make(map[string]bool)
 	for _, r := range walk {
 		last[r.Cell] = r.Passed
-		failed[r.Cell] = failed[r.Cell] || !r.Passed
 	}
 	for _, c := range Cells() {
 		if !belongs(c) {
@@ -90,16 +88,9 @@ func tallied(walk []Tried, belongs func(Cell) bool) (n tally) {
 		}
 		if passed {
 			n.passed++
-			if failed[c.String()] {
-				n.mended++
-			}
 		}
 	}
 	return n
-}
-
-func (n tally) row() string {
-	return fmt.Sprintf("%d | %d | %d | %d", n.cells, n.walked, n.passed, n.mended)
 }
 
 // commits are those that a walk was made with, the first that was used first.
